@@ -1,0 +1,3 @@
+//! The uiw program.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! One file each, the smallest thing that works: see the `[[example]]` entries.

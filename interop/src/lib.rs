@@ -1,0 +1,1 @@
+//! Referees that share no code with uiw: RFC vectors, tshark, siw captures.

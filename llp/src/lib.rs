@@ -1,0 +1,1 @@
+//! Lower-layer protocol: byte streams behind one trait.

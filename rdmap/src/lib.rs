@@ -1,0 +1,1 @@
+//! RDMAP (RFC 5040, RFC 7306): messages, stream rules, Terminate. No I/O.
