@@ -1,0 +1,260 @@
+//! Completion queues.
+
+use crate::driver::Driver;
+use crate::error::{Error, Result};
+use crate::event::AsyncEvent;
+use crate::notify::{EventQueue, Wake, Wakes, register};
+use crate::qp::SendReport;
+use crate::wc::{Wc, WcStatus};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+
+/// What raises the next event of a completion queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Arm {
+    /// Nothing.
+    #[default]
+    None,
+    /// A completion of a solicited receive, or one in error.
+    Solicited,
+    /// Any completion.
+    Any,
+}
+
+/// Completion events of one or more queues: `ibv_comp_channel`.
+pub type CompChannel = EventQueue<Weak<Cq>>;
+
+/// Options of a completion queue.
+#[derive(Clone, Default)]
+pub struct CqOptions {
+    /// Where its events go.
+    pub channel: Option<Arc<CompChannel>>,
+    /// Whether completions carry the time.
+    pub timestamps: bool,
+}
+
+pub(crate) struct Cqe {
+    pub(crate) wc: Wc,
+    /// Raises an event even when only solicited ones were asked for.
+    pub(crate) solicited: bool,
+    /// Tells the send queue that the application has seen everything up to this request.
+    pub(crate) report: Option<(Arc<SendReport>, u32)>,
+}
+
+/// A completion queue: a ring of fixed depth. A completion that finds it full is lost; the queue then raises
+/// [`AsyncEvent::CqError`] and its queue pairs enter the error state.
+pub struct Cq {
+    num: u32,
+    driver: Arc<Driver>,
+    options: CqOptions,
+    inner: Mutex<Inner>,
+    /// Copy of the ring's length that a poller reads without the lock.
+    queued: AtomicUsize,
+    /// Queue pairs that complete here.
+    users: AtomicU32,
+    this: Weak<Cq>,
+}
+
+struct Inner {
+    ring: VecDeque<Cqe>,
+    depth: usize,
+    arm: Arm,
+    overflowed: bool,
+    wakers: Vec<Waker>,
+}
+
+impl Cq {
+    pub(crate) fn new(driver: Arc<Driver>, num: u32, depth: u32, options: CqOptions) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            num,
+            driver,
+            options,
+            inner: Mutex::new(Inner {
+                ring: VecDeque::new(),
+                depth: depth as usize,
+                arm: Arm::None,
+                overflowed: false,
+                wakers: Vec::new(),
+            }),
+            queued: AtomicUsize::new(0),
+            users: AtomicU32::new(0),
+            this: this.clone(),
+        })
+    }
+
+    /// Its number on the device.
+    pub fn num(&self) -> u32 {
+        self.num
+    }
+
+    /// Completions it holds at most.
+    pub fn depth(&self) -> u32 {
+        u32::try_from(self.inner.lock().depth).unwrap_or(u32::MAX)
+    }
+
+    /// The channel given at creation.
+    pub fn channel(&self) -> Option<&Arc<CompChannel>> {
+        self.options.channel.as_ref()
+    }
+
+    /// Queue pairs that complete here.
+    pub fn users(&self) -> u32 {
+        self.users.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn add_user(&self) {
+        self.users.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn remove_user(&self) {
+        self.users.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Changes the depth; completions in the queue stay.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] when more completions are queued than `depth`, [`Error::Zero`].
+    pub fn resize(&self, depth: u32) -> Result<()> {
+        self.driver.limits().check("completion queue depth", depth.into(), self.driver.limits().max_cqe.into())?;
+        let mut inner = self.inner.lock();
+        if inner.ring.len() > depth as usize {
+            return Err(Error::Limit {
+                what: "queued completions",
+                asked: inner.ring.len() as u64,
+                limit: depth.into(),
+            });
+        }
+        inner.depth = depth as usize;
+        Ok(())
+    }
+
+    /// Takes up to `max` completions, oldest first; each goes to `each`. Returns how many.
+    ///
+    /// When none is queued, the caller's thread drives the device once (`ARCHITECTURE.md`, "Progress").
+    pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
+        let taken = self.pop(max, &mut each);
+        if taken > 0 {
+            return taken;
+        }
+        self.driver.poll_progress();
+        self.pop(max, &mut each)
+    }
+
+    /// As [`Cq::poll_with`], appended to `out`.
+    pub fn poll(&self, out: &mut Vec<Wc>, max: usize) -> usize {
+        self.poll_with(max, |wc| out.push(wc))
+    }
+
+    /// Takes completions without driving the device.
+    pub(crate) fn pop(&self, max: usize, each: &mut impl FnMut(Wc)) -> usize {
+        if self.queued.load(Ordering::Acquire) == 0 {
+            return 0;
+        }
+        let mut inner = self.inner.lock();
+        let count = max.min(inner.ring.len());
+        for cqe in inner.ring.drain(..count) {
+            if let Some((report, seq)) = cqe.report {
+                report.seen(seq);
+            }
+            each(cqe.wc);
+        }
+        self.queued.store(inner.ring.len(), Ordering::Release);
+        count
+    }
+
+    /// Asks for one event at the next completion (`ibv_req_notify_cq`). Poll once more after arming: what completed before
+    /// raises no event.
+    pub fn arm(&self, arm: Arm) {
+        {
+            let mut inner = self.inner.lock();
+            // Arming for any completion is not weakened by a later arming for solicited ones.
+            if inner.arm != Arm::Any {
+                inner.arm = arm;
+            }
+        }
+        self.driver.armed();
+    }
+
+    /// Ready when at least one completion is queued.
+    pub fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.queued.load(Ordering::Acquire) > 0 {
+            return Poll::Ready(());
+        }
+        let mut inner = self.inner.lock();
+        if !inner.ring.is_empty() {
+            return Poll::Ready(());
+        }
+        register(&mut inner.wakers, cx.waker());
+        Poll::Pending
+    }
+
+    /// Completions queued now.
+    pub fn len(&self) -> usize {
+        self.queued.load(Ordering::Acquire)
+    }
+
+    /// Whether no completion is queued.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        &self.driver
+    }
+
+    /// Adds a completion. False when the queue has overflowed: then the caller's queue pair enters the error state.
+    pub(crate) fn push(&self, mut cqe: Cqe, wakes: &mut Wakes) -> bool {
+        if self.options.timestamps {
+            cqe.wc.timestamp_ns = monotonic_ns();
+        }
+        let mut inner = self.inner.lock();
+        if inner.ring.len() >= inner.depth {
+            let first = !std::mem::replace(&mut inner.overflowed, true);
+            drop(inner);
+            if first {
+                tracing::error!(cq = self.num, "completion queue overflow");
+                self.driver.async_event(AsyncEvent::CqError { cq: self.num }, wakes);
+            }
+            return false;
+        }
+        let fires = match inner.arm {
+            Arm::None => false,
+            Arm::Any => true,
+            Arm::Solicited => cqe.solicited || cqe.wc.status != WcStatus::Success,
+        };
+        inner.ring.push_back(cqe);
+        self.queued.store(inner.ring.len(), Ordering::Release);
+        for waker in inner.wakers.drain(..) {
+            wakes.push(Wake::Waker(waker));
+        }
+        if fires {
+            inner.arm = Arm::None;
+            drop(inner);
+            if let Some(channel) = &self.options.channel {
+                channel.push(self.this.clone(), wakes);
+            }
+        }
+        true
+    }
+
+    /// Removes the completions of a queue pair that is being destroyed.
+    pub(crate) fn forget_qp(&self, qp_num: u32) {
+        let mut inner = self.inner.lock();
+        inner.ring.retain(|cqe| cqe.wc.qp_num != qp_num);
+        self.queued.store(inner.ring.len(), Ordering::Release);
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        self.driver.counts.release_cq();
+    }
+}
+
+fn monotonic_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}

@@ -1,0 +1,222 @@
+//! What the holder of the driver's lock works on: the stack, the streams, their timers.
+
+use crate::cm::ListenerSlot;
+use crate::driver::{Driver, Pool, TimerKind, Timers};
+use crate::notify::Wakes;
+use crate::qp::Conn;
+use llp::{Event, Stack, Token};
+use slab::Slab;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Octets that one read asks for; also the size of the receive staging that all streams share.
+pub(crate) const RX_STAGING: usize = 256 << 10;
+/// Up to this many streams a pump reads them directly; with more it asks the stack which have something.
+const DIRECT_STREAMS: usize = 4;
+/// With few streams the stack is still asked every so many pumps: listeners, connects, hang-ups.
+const ASK_EVERY: u32 = 32;
+
+pub(crate) enum Slot {
+    Listener(ListenerSlot),
+    Conn(Box<Conn>),
+    /// Out of the slab while its stream is served.
+    Lent,
+}
+
+pub(crate) struct Core {
+    pub(crate) stack: Box<dyn Stack>,
+    slots: Slab<(u32, Slot)>,
+    generation: u32,
+    /// Streams in Full Operation: candidates for direct reading.
+    established: Vec<Token>,
+    /// Slots that only the stack's events move: listeners and streams in set-up.
+    others: usize,
+    pub(crate) timers: Timers,
+    pub(crate) wakes: Wakes,
+    pub(crate) pool: Pool,
+    staging: Vec<u8>,
+    events: Vec<Event>,
+    pumps: u32,
+}
+
+/// What a stream needs of the core while it is served.
+pub(crate) struct Env<'a> {
+    pub(crate) driver: &'a Arc<Driver>,
+    pub(crate) now: Instant,
+    pub(crate) timers: &'a mut Timers,
+    pub(crate) wakes: &'a mut Wakes,
+    pub(crate) pool: &'a mut Pool,
+    pub(crate) staging: &'a mut [u8],
+}
+
+impl Core {
+    pub(crate) fn new(stack: Box<dyn Stack>, held_limit: usize) -> Self {
+        Self {
+            stack,
+            slots: Slab::new(),
+            generation: 0,
+            established: Vec::new(),
+            others: 0,
+            timers: Timers::default(),
+            wakes: Wakes::default(),
+            pool: Pool::new(held_limit),
+            staging: vec![0; RX_STAGING],
+            events: Vec::new(),
+            pumps: 0,
+        }
+    }
+
+    /// A token for a slot that `fill` makes; the token names this slot and no later one at the same place.
+    pub(crate) fn insert<E>(
+        &mut self,
+        fill: impl FnOnce(&mut dyn Stack, Token) -> Result<Slot, E>,
+    ) -> Result<Token, E> {
+        self.generation = self.generation.wrapping_add(1);
+        let generation = self.generation;
+        let entry = self.slots.vacant_entry();
+        let token = Token(entry.key() as u64 | u64::from(generation) << 32);
+        let slot = fill(&mut *self.stack, token)?;
+        entry.insert((generation, slot));
+        self.others += 1;
+        Ok(token)
+    }
+
+    fn slot(&mut self, token: Token) -> Option<&mut Slot> {
+        let (generation, slot) = self.slots.get_mut(token.0 as u32 as usize)?;
+        (u64::from(*generation) == token.0 >> 32).then_some(slot)
+    }
+
+    pub(crate) fn listener(&mut self, token: Token) -> Option<&mut ListenerSlot> {
+        match self.slot(token)? {
+            Slot::Listener(listener) => Some(listener),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn remove(&mut self, token: Token) -> Option<Slot> {
+        self.slot(token)?;
+        let (_, slot) = self.slots.remove(token.0 as u32 as usize);
+        match self.established.iter().position(|t| *t == token) {
+            Some(at) => drop(self.established.swap_remove(at)),
+            None => self.others -= 1,
+        }
+        Some(slot)
+    }
+
+    /// Runs `serve` on a connection; afterwards the connection is settled: removed when it is over.
+    pub(crate) fn with_conn<R>(
+        &mut self,
+        driver: &Arc<Driver>,
+        token: Token,
+        serve: impl FnOnce(&mut Conn, &mut Env<'_>) -> R,
+    ) -> Option<R> {
+        let slot = self.slot(token)?;
+        let Slot::Conn(_) = slot else { return None };
+        let Slot::Conn(mut conn) = std::mem::replace(slot, Slot::Lent) else { return None };
+        let was_established = conn.is_established();
+        let now = self.stack.now();
+        let mut env = Env {
+            driver,
+            now,
+            timers: &mut self.timers,
+            wakes: &mut self.wakes,
+            pool: &mut self.pool,
+            staging: &mut self.staging,
+        };
+        let result = serve(&mut conn, &mut env);
+        if conn.is_over() {
+            conn.let_go(&mut env);
+            self.remove(token);
+        } else {
+            if !was_established && conn.is_established() {
+                self.established.push(token);
+                self.others -= 1;
+            }
+            if let Some(slot) = self.slot(token) {
+                *slot = Slot::Conn(conn);
+            }
+        }
+        Some(result)
+    }
+
+    /// Serves the streams that rang.
+    pub(crate) fn serve_ready(&mut self, driver: &Arc<Driver>) -> usize {
+        let ready = driver.take_ready();
+        for token in &ready {
+            self.with_conn(driver, *token, Conn::on_doorbell);
+        }
+        ready.len()
+    }
+
+    /// One round for all: receive before send, each stream with a budget. Returns how much was done.
+    pub(crate) fn pump(&mut self, driver: &Arc<Driver>) -> usize {
+        let mut work = self.serve_ready(driver);
+        self.pumps = self.pumps.wrapping_add(1);
+        let direct = self.established.len() <= DIRECT_STREAMS && !self.established.is_empty();
+        if direct && self.pumps % ASK_EVERY != 0 {
+            for at in 0..self.established.len() {
+                let Some(token) = self.established.get(at).copied() else { break };
+                work += usize::from(self.with_conn(driver, token, Conn::on_readable).unwrap_or(false));
+            }
+        } else {
+            work += self.serve_events(driver);
+        }
+        work + self.serve_timers(driver)
+    }
+
+    /// Whether only an answer of the stack can tell of news: used before sleeping.
+    pub(crate) fn serve_events(&mut self, driver: &Arc<Driver>) -> usize {
+        let mut events = std::mem::take(&mut self.events);
+        events.clear();
+        if let Err(error) = self.stack.poll(&mut events) {
+            tracing::error!(%error, "the stack cannot be polled");
+        }
+        for event in &events {
+            self.serve_event(driver, *event);
+        }
+        let count = events.len();
+        self.events = events;
+        count
+    }
+
+    fn serve_event(&mut self, driver: &Arc<Driver>, event: Event) {
+        match self.slot(event.token) {
+            Some(Slot::Conn(_)) => {
+                self.with_conn(driver, event.token, |conn, env| conn.on_event(event, env));
+            }
+            Some(Slot::Listener(_)) => crate::cm::accept_all(self, driver, event.token),
+            _ => {}
+        }
+    }
+
+    fn serve_timers(&mut self, driver: &Arc<Driver>) -> usize {
+        let Some(next) = self.timers.next() else { return 0 };
+        let now = self.stack.now();
+        if next > now {
+            return 0;
+        }
+        let mut count = 0;
+        while let Some((token, kind)) = self.timers.due(now) {
+            self.with_conn(driver, token, |conn, env| conn.on_timer(kind, env));
+            count += 1;
+        }
+        count
+    }
+
+    /// Every connection's token.
+    pub(crate) fn connections(&self) -> Vec<Token> {
+        self.slots
+            .iter()
+            .filter(|(_, (_, slot))| matches!(slot, Slot::Conn(_)))
+            .map(|(key, (generation, _))| Token(key as u64 | u64::from(*generation) << 32))
+            .collect()
+    }
+}
+
+impl Env<'_> {
+    pub(crate) fn after(&mut self, wait: std::time::Duration, token: Token, kind: TimerKind) -> Instant {
+        let at = self.now + wait;
+        self.timers.add(at, token, kind);
+        at
+    }
+}

@@ -1,0 +1,224 @@
+//! The driver: the one place where the streams of a device make progress.
+//!
+//! Everything a stream owns lives in [`Core`], behind one lock that the data path only ever *tries* to take: whoever gets it
+//! pumps for all, whoever does not leaves a note in `pending`, which the holder reads after letting go. So no post and no
+//! poll ever waits for another thread's system call, and no flush is lost.
+
+mod core;
+mod park;
+mod pool;
+mod progress;
+mod timers;
+
+pub(crate) use self::core::{Core, Env, RX_STAGING, Slot};
+pub(crate) use pool::Pool;
+pub(crate) use timers::{TIMER_KINDS, TimerKind, Timers};
+
+use crate::error::{Error, Result};
+use crate::event::AsyncEvent;
+use crate::notify::{EventQueue, Wakes};
+use crate::options::{Limits, Progress};
+use crate::qp::QpInner;
+use llp::{Stack, Token};
+use parking_lot::{Mutex, MutexGuard};
+use progress::Sleepers;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Counts of a device's objects against its limits.
+#[derive(Default)]
+pub(crate) struct Counts {
+    qp: AtomicU32,
+    cq: AtomicU32,
+    srq: AtomicU32,
+    pd: AtomicU32,
+}
+
+macro_rules! counted {
+    ($take:ident, $release:ident, $field:ident, $limit:ident, $what:literal) => {
+        pub(crate) fn $take(&self, limits: &Limits) -> Result<()> {
+            let before = self.$field.fetch_add(1, Ordering::AcqRel);
+            if before >= limits.$limit {
+                self.$field.fetch_sub(1, Ordering::AcqRel);
+                return Err(Error::Limit {
+                    what: $what,
+                    asked: u64::from(before) + 1,
+                    limit: limits.$limit.into(),
+                });
+            }
+            Ok(())
+        }
+        pub(crate) fn $release(&self) {
+            self.$field.fetch_sub(1, Ordering::AcqRel);
+        }
+    };
+}
+
+impl Counts {
+    counted!(take_qp, release_qp, qp, max_qp, "number of queue pairs");
+    counted!(take_cq, release_cq, cq, max_cq, "number of completion queues");
+    counted!(take_srq, release_srq, srq, max_srq, "number of shared receive queues");
+    counted!(take_pd, release_pd, pd, max_pd, "number of protection domains");
+}
+
+impl Limits {
+    pub(crate) fn check(&self, what: &'static str, asked: u64, limit: u64) -> Result<()> {
+        if asked == 0 {
+            return Err(Error::Zero { what });
+        }
+        if asked > limit {
+            return Err(Error::Limit { what, asked, limit });
+        }
+        Ok(())
+    }
+}
+
+pub(crate) struct Driver {
+    core: Mutex<Core>,
+    /// Streams with something to do: posts, receives for a stalled stream.
+    ready: Mutex<Vec<Token>>,
+    /// Set after `ready` was extended; read by the holder of `core` after letting go.
+    pending: AtomicBool,
+    pub(crate) table: Arc<mem::Table>,
+    pub(crate) counts: Counts,
+    limits: Limits,
+    pub(crate) qps: Mutex<HashMap<u32, Weak<QpInner>>>,
+    events: EventQueue<AsyncEvent>,
+    sleepers: Sleepers,
+    next_num: AtomicU32,
+    next_stream: std::sync::atomic::AtomicU64,
+}
+
+impl Driver {
+    pub(crate) fn start(stack: Box<dyn Stack>, limits: Limits, progress: Progress) -> Result<Arc<Self>> {
+        let table = mem::Table::new(mem::Limits { max_entries: limits.max_mr, ..mem::Limits::default() });
+        let sleepers = Sleepers::new(stack.wait_fd(), progress)?;
+        let driver = Arc::new(Self {
+            core: Mutex::new(Core::new(stack, limits.max_held_octets)),
+            ready: Mutex::default(),
+            pending: AtomicBool::new(false),
+            table,
+            counts: Counts::default(),
+            limits,
+            qps: Mutex::default(),
+            events: EventQueue::default(),
+            sleepers,
+            next_num: AtomicU32::new(1),
+            next_stream: std::sync::atomic::AtomicU64::new(1),
+        });
+        if progress == Progress::Thread {
+            progress::spawn(&driver)?;
+        }
+        Ok(driver)
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// A number for an object that has no meaning on the wire.
+    pub(crate) fn next_num(&self) -> u32 {
+        self.next_num.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The identity of one stream: never used again.
+    pub(crate) fn next_stream(&self) -> mem::StreamId {
+        mem::StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(crate) fn events(&self) -> &EventQueue<AsyncEvent> {
+        &self.events
+    }
+
+    pub(crate) fn async_event(&self, event: AsyncEvent, wakes: &mut Wakes) {
+        tracing::debug!(?event, "asynchronous event");
+        self.events.push(event, wakes);
+    }
+
+    /// Puts a stream on the list of those with something to do.
+    pub(crate) fn ring(&self, token: Token) {
+        self.ready.lock().push(token);
+        self.pending.store(true, Ordering::SeqCst);
+    }
+
+    /// Takes the core, waiting for it: control path only.
+    pub(crate) fn lock(self: &Arc<Self>) -> Busy<'_> {
+        Busy { driver: self, core: Some(self.core.lock()) }
+    }
+
+    fn try_lock(self: &Arc<Self>) -> Option<Busy<'_>> {
+        self.core.try_lock().map(|core| Busy { driver: self, core: Some(core) })
+    }
+
+    /// Pumps once if nobody else does.
+    pub(crate) fn try_pump(self: &Arc<Self>) -> bool {
+        let Some(mut busy) = self.try_lock() else { return false };
+        busy.pump();
+        true
+    }
+
+    /// Pumps only the streams that rang, without looking at the network: what a post does.
+    pub(crate) fn try_flush(self: &Arc<Self>) -> bool {
+        let Some(mut busy) = self.try_lock() else { return false };
+        busy.flush();
+        true
+    }
+
+    fn take_ready(&self) -> Vec<Token> {
+        if !self.pending.swap(false, Ordering::SeqCst) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *self.ready.lock())
+    }
+}
+
+/// The core, held. Letting go gives the wake-ups that were collected and serves what others left in `pending` meanwhile.
+pub(crate) struct Busy<'a> {
+    driver: &'a Arc<Driver>,
+    core: Option<MutexGuard<'a, Core>>,
+}
+
+impl Busy<'_> {
+    /// The core and what its streams need of the device.
+    pub(crate) fn parts(&mut self) -> (&mut Core, &Arc<Driver>) {
+        match &mut self.core {
+            Some(core) => (core, self.driver),
+            None => unreachable!("the core is held until drop"),
+        }
+    }
+
+    /// One round: streams that rang, what the network has, timers.
+    pub(crate) fn pump(&mut self) -> usize {
+        let (core, driver) = self.parts();
+        core.pump(driver)
+    }
+
+    fn flush(&mut self) {
+        let (core, driver) = self.parts();
+        core.serve_ready(driver);
+    }
+
+    fn release(&mut self) {
+        if let Some(mut core) = self.core.take() {
+            let mut wakes = std::mem::take(&mut core.wakes);
+            let next_timer = core.timers.next();
+            drop(core);
+            self.driver.sleepers.timer_at(next_timer);
+            wakes.give();
+        }
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.release();
+        // A post that found the core busy left its note before its try; so either that try succeeds or the note is seen here.
+        while self.driver.pending.load(Ordering::SeqCst) {
+            let Some(core) = self.driver.core.try_lock() else { return };
+            self.core = Some(core);
+            self.flush();
+            self.release();
+        }
+    }
+}

@@ -1,0 +1,364 @@
+//! Who drives when: the scheme of `ARCHITECTURE.md`, "Progress".
+//!
+//! A thread that waits in our own calls sleeps in the stack's descriptor itself and drives when it wakes: no second thread
+//! stands between an arrival and its receiver. It is the *leader*; others wait on their own parkers and take over when it
+//! leaves. While somebody polls (a fresh *lease*) the background thread sleeps on a timer; while there is a leader it follows;
+//! else it leads. When all is idle everybody sleeps without a time-out.
+
+use crate::driver::Driver;
+use crate::driver::park::Parker;
+use crate::error::{Error, Result};
+use crate::options::Progress;
+use parking_lot::Mutex;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// How long after a poll the caller is trusted to poll again.
+const LEASE: Duration = Duration::from_micros(200);
+/// Within this time after a sleep in our own wait, arming a queue is taken as the prelude of the next one.
+const OWN_WAIT_HABIT: Duration = Duration::from_millis(10);
+/// Posts that wait for company wait at most this long.
+const DEFER: Duration = Duration::from_micros(50);
+/// The background thread looks this often whether the leader has changed before it stops looking.
+const FOLLOW_TICKS: u32 = 10;
+
+const NEVER: u64 = u64::MAX;
+
+#[derive(Default)]
+enum Leader {
+    #[default]
+    None,
+    Background,
+    App(Arc<Parker>),
+}
+
+#[derive(Default)]
+struct Roles {
+    leader: Leader,
+    /// Changes whenever an application thread begins to lead.
+    epoch: u64,
+    /// Threads that wait without leading.
+    followers: Vec<Arc<Parker>>,
+    /// The background thread follows without a timer: whoever stops leading must wake it.
+    background_parked: bool,
+}
+
+pub(crate) struct Sleepers(Arc<Shared>);
+
+struct Shared {
+    base: Instant,
+    set: Option<Arc<OwnedFd>>,
+    background: Arc<Parker>,
+    roles: Mutex<Roles>,
+    /// Nanoseconds since `base` until which somebody is trusted to poll.
+    lease: AtomicU64,
+    /// When the last thread slept in our own wait.
+    own_wait: AtomicU64,
+    /// The next deadline of any stream.
+    timer: AtomicU64,
+    /// Posts wait for company.
+    deferred: AtomicBool,
+    stop: AtomicBool,
+    manual: bool,
+}
+
+impl Sleepers {
+    pub(crate) fn new(set: Option<Arc<OwnedFd>>, progress: Progress) -> Result<Self> {
+        Ok(Self(Arc::new(Shared {
+            base: Instant::now(),
+            set,
+            background: Arc::new(Parker::new()?),
+            roles: Mutex::default(),
+            lease: AtomicU64::new(0),
+            own_wait: AtomicU64::new(0),
+            timer: AtomicU64::new(NEVER),
+            deferred: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            manual: progress == Progress::Manual,
+        })))
+    }
+
+    /// The streams' next deadline, as the pump left it.
+    pub(crate) fn timer_at(&self, next: Option<Instant>) {
+        let shared = &self.0;
+        let at = next.map_or(NEVER, |at| shared.since_base(at));
+        let before = shared.timer.swap(at, Ordering::SeqCst);
+        if at < before && !shared.manual {
+            shared.wake_sleeper();
+        }
+    }
+}
+
+impl Drop for Sleepers {
+    fn drop(&mut self) {
+        self.0.stop.store(true, Ordering::SeqCst);
+        self.0.background.notify();
+    }
+}
+
+impl Shared {
+    fn since_base(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.base).as_nanos()).unwrap_or(NEVER - 1)
+    }
+
+    fn now(&self) -> u64 {
+        self.since_base(Instant::now())
+    }
+
+    fn instant(&self, ns: u64) -> Option<Instant> {
+        (ns != NEVER).then(|| self.base + Duration::from_nanos(ns))
+    }
+
+    /// Wakes the thread whose sleep the streams depend on.
+    fn wake_sleeper(&self) {
+        let roles = self.roles.lock();
+        match &roles.leader {
+            Leader::App(parker) => parker.notify(),
+            Leader::Background | Leader::None => self.background.notify(),
+        }
+    }
+
+    /// Makes the calling thread the leader if no other application thread leads.
+    fn lead(&self, parker: &Arc<Parker>) -> bool {
+        let mut roles = self.roles.lock();
+        match roles.leader {
+            Leader::App(_) => {
+                roles.followers.push(Arc::clone(parker));
+                return false;
+            }
+            // Both may sleep in the set for a moment; the background thread finds out when it wakes.
+            Leader::Background => self.background.notify(),
+            Leader::None => {}
+        }
+        roles.leader = Leader::App(Arc::clone(parker));
+        roles.epoch += 1;
+        true
+    }
+
+    /// The calling thread stops leading: another follower takes over, or the background thread when the lease ends.
+    fn leave(&self) {
+        let now = self.now();
+        self.own_wait.store(now, Ordering::Relaxed);
+        self.lease.store(now + nanos(LEASE), Ordering::SeqCst);
+        let mut roles = self.roles.lock();
+        roles.leader = Leader::None;
+        if let Some(next) = roles.followers.pop() {
+            next.notify();
+        }
+        if std::mem::take(&mut roles.background_parked) {
+            self.background.notify();
+        }
+    }
+
+    fn unfollow(&self, parker: &Arc<Parker>) {
+        self.roles.lock().followers.retain(|p| !Arc::ptr_eq(p, parker));
+    }
+}
+
+const fn nanos(wait: Duration) -> u64 {
+    wait.as_nanos() as u64
+}
+
+impl Driver {
+    /// What a poll that found nothing does: renews the lease and drives once. Never blocks.
+    pub(crate) fn poll_progress(self: &Arc<Self>) {
+        let shared = &self.sleepers.0;
+        shared.lease.store(shared.now() + nanos(LEASE), Ordering::Relaxed);
+        self.try_pump();
+    }
+
+    /// A completion queue was armed: the application is about to sleep, perhaps in a poll of its own, and must not wait out
+    /// its own lease.
+    pub(crate) fn armed(self: &Arc<Self>) {
+        self.try_flush();
+        let shared = &self.sleepers.0;
+        if shared.manual {
+            return;
+        }
+        let now = shared.now();
+        if now.saturating_sub(shared.own_wait.load(Ordering::Relaxed)) < nanos(OWN_WAIT_HABIT) {
+            return;
+        }
+        if shared.lease.swap(0, Ordering::SeqCst) > now {
+            shared.background.notify();
+        }
+    }
+
+    /// Posts wait for more of their kind, at most [`DEFER`].
+    pub(crate) fn deferred(&self) {
+        let shared = &self.sleepers.0;
+        if !shared.manual && !shared.deferred.swap(true, Ordering::SeqCst) {
+            shared.background.notify();
+        }
+    }
+
+    /// Runs `poll` until it is ready or `deadline` has passed, driving the device meanwhile.
+    pub(crate) fn block_on<T>(
+        self: &Arc<Self>,
+        deadline: Option<Instant>,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Option<T> {
+        let parker = match Parker::current() {
+            Ok(parker) => parker,
+            Err(error) => {
+                tracing::error!(%error, "no descriptor to sleep on: spinning");
+                return self.spin_on(deadline, poll);
+            }
+        };
+        let waker = Waker::from(Arc::clone(&parker));
+        let mut cx = Context::from_waker(&waker);
+        loop {
+            parker.reset();
+            if let Poll::Ready(value) = poll(&mut cx) {
+                return Some(value);
+            }
+            self.try_pump();
+            if parker.is_notified() {
+                continue;
+            }
+            if deadline.is_some_and(|at| Instant::now() >= at) {
+                return None;
+            }
+            self.sleep(&parker, deadline);
+        }
+    }
+
+    fn spin_on<T>(
+        self: &Arc<Self>,
+        deadline: Option<Instant>,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Option<T> {
+        let mut cx = Context::from_waker(Waker::noop());
+        loop {
+            if let Poll::Ready(value) = poll(&mut cx) {
+                return Some(value);
+            }
+            self.try_pump();
+            if deadline.is_some_and(|at| Instant::now() >= at) {
+                return None;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn sleep(self: &Arc<Self>, parker: &Arc<Parker>, deadline: Option<Instant>) {
+        let shared = &self.sleepers.0;
+        if shared.manual {
+            std::thread::yield_now();
+            return;
+        }
+        if !shared.lead(parker) {
+            parker.sleep(None, deadline);
+            shared.unfollow(parker);
+            return;
+        }
+        // Whoever rang before we led may have seen nobody to wake.
+        if !self.pending.load(Ordering::SeqCst) {
+            let timer = shared.instant(shared.timer.load(Ordering::SeqCst));
+            let until = match (timer, deadline) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+            if parker.sleep(shared.set.as_ref().map(|fd| fd.as_fd()), until) {
+                self.pump_events();
+            }
+        }
+        shared.leave();
+    }
+
+    /// A pump that asks the stack: after its descriptor was readable.
+    fn pump_events(self: &Arc<Self>) {
+        if let Some(mut busy) = self.try_lock() {
+            let (core, driver) = busy.parts();
+            core.serve_events(driver);
+            core.pump(driver);
+        }
+    }
+}
+
+/// Starts the background thread. It ends with the driver.
+pub(crate) fn spawn(driver: &Arc<Driver>) -> Result<()> {
+    let shared = Arc::clone(&driver.sleepers.0);
+    let driver = Arc::downgrade(driver);
+    std::thread::Builder::new()
+        .name("uiw-driver".into())
+        .spawn(move || background(&shared, &driver))
+        .map_err(Error::io("starting the driver thread"))?;
+    Ok(())
+}
+
+fn background(shared: &Shared, driver: &Weak<Driver>) {
+    let mut followed = (0u64, 0u32);
+    while !shared.stop.load(Ordering::SeqCst) {
+        shared.background.reset();
+        if shared.deferred.load(Ordering::SeqCst) {
+            std::thread::sleep(DEFER);
+            shared.deferred.store(false, Ordering::SeqCst);
+            pump(driver, false);
+        } else if let Some(wait) = follow(shared, &mut followed) {
+            shared.background.sleep(None, wait);
+        } else {
+            lead(shared, driver);
+        }
+    }
+}
+
+/// How long the background thread stays out of the way: `None` = it leads, `Some(None)` = until woken.
+fn follow(shared: &Shared, followed: &mut (u64, u32)) -> Option<Option<Instant>> {
+    let now = shared.now();
+    let lease = shared.lease.load(Ordering::SeqCst);
+    let mut roles = shared.roles.lock();
+    if matches!(roles.leader, Leader::App(_)) {
+        if followed.0 == roles.epoch {
+            followed.1 += 1;
+        } else {
+            *followed = (roles.epoch, 0);
+        }
+        if followed.1 > FOLLOW_TICKS {
+            roles.background_parked = true;
+            return Some(None);
+        }
+        return Some(shared.instant(now + nanos(LEASE)));
+    }
+    if lease > now {
+        return Some(shared.instant(lease));
+    }
+    roles.leader = Leader::Background;
+    None
+}
+
+fn lead(shared: &Shared, driver: &Weak<Driver>) {
+    let idle = match driver.upgrade() {
+        Some(driver) => !driver.pending.load(Ordering::SeqCst),
+        None => return,
+    };
+    let mut readable = false;
+    if idle && !shared.deferred.load(Ordering::SeqCst) {
+        let timer = shared.instant(shared.timer.load(Ordering::SeqCst));
+        readable = shared.background.sleep(shared.set.as_ref().map(|fd| fd.as_fd()), timer);
+    }
+    let mine = {
+        let mut roles = shared.roles.lock();
+        let mine = matches!(roles.leader, Leader::Background);
+        if mine {
+            roles.leader = Leader::None;
+        }
+        mine
+    };
+    // With a fresh lease the arrival belongs to the thread that polls; with another leader, to it.
+    if mine && shared.lease.load(Ordering::SeqCst) <= shared.now() {
+        pump(driver, readable);
+    }
+}
+
+fn pump(driver: &Weak<Driver>, ask: bool) {
+    let Some(driver) = driver.upgrade() else { return };
+    if ask {
+        driver.pump_events();
+    } else {
+        driver.try_pump();
+    }
+}

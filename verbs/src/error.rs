@@ -1,0 +1,210 @@
+//! Errors of calls (as opposed to errors of requests, which arrive as completions).
+
+use crate::qp::QpState;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Why a call was refused or failed. One variant per rule.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A limit of the device would be passed.
+    #[error("{what} {asked} is over the limit of {limit}")]
+    Limit {
+        /// The quantity.
+        what: &'static str,
+        /// Value asked for.
+        asked: u64,
+        /// Largest value.
+        limit: u64,
+    },
+    /// An argument must not be zero.
+    #[error("{what} must not be zero")]
+    Zero {
+        /// The quantity.
+        what: &'static str,
+    },
+    /// Registration was refused.
+    #[error(transparent)]
+    Register(#[from] mem::RegisterError),
+    /// Deregistration was refused.
+    #[error(transparent)]
+    Deregister(#[from] mem::DeregisterError),
+    /// Objects of different protection domains or devices were mixed.
+    #[error("{what} belongs to another {of}")]
+    Foreign {
+        /// The object.
+        what: &'static str,
+        /// Protection domain or device.
+        of: &'static str,
+    },
+    /// An object is still in use by others.
+    #[error("{what} is still used by {users} other object(s)")]
+    Busy {
+        /// The object.
+        what: &'static str,
+        /// How many.
+        users: usize,
+    },
+    /// The queue pair is in the wrong state.
+    #[error("{what} is not possible in state {state:?}")]
+    State {
+        /// The call.
+        what: &'static str,
+        /// The queue pair's state.
+        state: QpState,
+    },
+    /// No such transition (verbs state diagram).
+    #[error("no transition from {from:?} to {to:?}")]
+    Transition {
+        /// Present state.
+        from: QpState,
+        /// State asked for.
+        to: QpState,
+    },
+    /// The queue pair already has a connection.
+    #[error("queue pair {qp_num} already has a connection")]
+    AlreadyConnected {
+        /// Its number.
+        qp_num: u32,
+    },
+    /// The connection is gone.
+    #[error("the connection is gone")]
+    NotConnected,
+    /// A start-up parameter is illegal.
+    #[error(transparent)]
+    Startup(#[from] mpa::startup::ConfigError),
+    /// The peer's start-up frame is illegal.
+    #[error("{peer}: {source}")]
+    PeerStartup {
+        /// The peer.
+        peer: SocketAddr,
+        /// The rule.
+        source: mpa::startup::StartupError,
+    },
+    /// The peer rejected the connection.
+    #[error("{peer} rejected the connection ({} octets of private data)", private_data.len())]
+    Rejected {
+        /// The peer.
+        peer: SocketAddr,
+        /// Its private data.
+        private_data: Vec<u8>,
+    },
+    /// Nobody listens there.
+    #[error("{peer} refused the connection: nobody listens on that port")]
+    Refused {
+        /// The peer.
+        peer: SocketAddr,
+    },
+    /// No answer in time.
+    #[error("{peer} did not answer within {after:?}")]
+    TimedOut {
+        /// The peer.
+        peer: SocketAddr,
+        /// The time-out.
+        after: Duration,
+    },
+    /// The connection broke while being set up.
+    #[error("{peer}: connection lost during set-up: {source}")]
+    Lost {
+        /// The peer.
+        peer: SocketAddr,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// The peer closed while the connection was being set up.
+    #[error("{peer} closed the connection before its MPA Reply; it may not speak iWARP on that port")]
+    ClosedInStartup {
+        /// The peer.
+        peer: SocketAddr,
+    },
+    /// The peer cannot do what the request needs.
+    #[error("the peer does not offer {what}")]
+    Unsupported {
+        /// The extension.
+        what: &'static str,
+    },
+    /// Posting past the end of a queue.
+    #[error("{queue} queue is full at {depth} requests")]
+    QueueFull {
+        /// Which queue.
+        queue: &'static str,
+        /// Its depth.
+        depth: u32,
+    },
+    /// Too many elements in one request.
+    #[error("{given} scatter/gather elements, at most {max}")]
+    TooManySges {
+        /// Elements given.
+        given: usize,
+        /// Elements allowed.
+        max: u32,
+    },
+    /// Inline data longer than agreed.
+    #[error("{given} octets inline, at most {max}")]
+    InlineTooLong {
+        /// Octets given.
+        given: u64,
+        /// Octets allowed.
+        max: u32,
+    },
+    /// A message longer than 2^32 - 1 octets.
+    #[error("message of {given} octets, at most 4294967295")]
+    MessageTooLong {
+        /// Octets given.
+        given: u64,
+    },
+    /// An atomic's local element is not eight octets.
+    #[error("an atomic needs 8 local octets, got {given}")]
+    AtomicLength {
+        /// Octets given.
+        given: u64,
+    },
+    /// A flag does not go with the operation.
+    #[error("{what}")]
+    BadFlags {
+        /// The rule.
+        what: &'static str,
+    },
+    /// An offset leaves the memory.
+    #[error("range {offset}..{end} leaves memory of {len} octets")]
+    OutOfRange {
+        /// First octet.
+        offset: u64,
+        /// End.
+        end: u64,
+        /// Octets there are.
+        len: u64,
+    },
+    /// The call may not be made on this kind of object.
+    #[error("{0}")]
+    Misuse(&'static str),
+}
+
+/// Result of a call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+}
+
+/// A chain of posts stopped at request `index`; those before it were accepted.
+#[derive(Debug, thiserror::Error)]
+#[error("request {index} of the chain: {error}")]
+pub struct PostError {
+    /// Position of the refused request in the chain.
+    pub index: usize,
+    /// Why.
+    pub error: Error,
+}

@@ -1,0 +1,49 @@
+//! Asynchronous events: what happened to an object outside of any request.
+
+use crate::wc::WireReason;
+
+/// Something that happened to an object of the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AsyncEvent {
+    /// The completion queue overflowed; completions were lost and its queue pairs are in error.
+    CqError {
+        /// Its number.
+        cq: u32,
+    },
+    /// A fatal error of a connection; `reason` says what, in the wire's terms where it has one.
+    QpFatal {
+        /// Queue pair number.
+        qp_num: u32,
+        /// The wire's reason.
+        reason: Option<WireReason>,
+    },
+    /// The peer sent something that may not be sent.
+    QpRequestError {
+        /// Queue pair number.
+        qp_num: u32,
+        /// The wire's reason.
+        reason: Option<WireReason>,
+    },
+    /// The peer touched memory it may not touch.
+    QpAccessError {
+        /// Queue pair number.
+        qp_num: u32,
+        /// The wire's reason.
+        reason: Option<WireReason>,
+    },
+    /// The send queue is drained: the transition to SQD is complete.
+    SqDrained {
+        /// Queue pair number.
+        qp_num: u32,
+    },
+    /// The last receive that a queue pair in error had taken from a shared receive queue has been returned.
+    LastWqeReached {
+        /// Queue pair number.
+        qp_num: u32,
+    },
+    /// The shared receive queue fell below its limit.
+    SrqLimitReached {
+        /// Its number.
+        srq: u32,
+    },
+}

@@ -1,0 +1,241 @@
+//! Telling sleepers: queues of events with an optional descriptor, and wake-ups that wait until every lock is released.
+
+use crate::error::{Error, Result};
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Waker};
+
+/// A wake-up that is due. Collected while locks are held, given after the last one is released.
+pub(crate) enum Wake {
+    /// A sleeping thread or task.
+    Waker(Waker),
+    /// One token for a descriptor.
+    Fd(Arc<Tokens>),
+}
+
+/// Wake-ups that are due.
+#[derive(Default)]
+pub(crate) struct Wakes(Vec<Wake>);
+
+impl Wakes {
+    pub(crate) fn push(&mut self, wake: Wake) {
+        self.0.push(wake);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Gives every wake-up. No lock of the engine may be held: a waker runs foreign code.
+    pub(crate) fn give(&mut self) {
+        for wake in self.0.drain(..) {
+            match wake {
+                Wake::Waker(waker) => waker.wake(),
+                Wake::Fd(tokens) => tokens.give(),
+            }
+        }
+    }
+}
+
+/// An event descriptor in semaphore mode that holds one token for each queued event.
+///
+/// It exists only once somebody asked for it: ten thousand idle connections hold no descriptors besides their sockets.
+#[derive(Default)]
+pub(crate) struct Tokens {
+    fd: OnceLock<OwnedFd>,
+    /// Events taken before their token was written: that many tokens are not written any more.
+    taken_early: Mutex<u32>,
+}
+
+impl Tokens {
+    fn open(&self, queued: u32) -> Result<&OwnedFd> {
+        if let Some(fd) = self.fd.get() {
+            return Ok(fd);
+        }
+        let fd = eventfd(queued, EventfdFlags::SEMAPHORE | EventfdFlags::CLOEXEC)
+            .map_err(std::io::Error::from)
+            .map_err(Error::io("eventfd"))?;
+        Ok(self.fd.get_or_init(|| fd))
+    }
+
+    fn give(&self) {
+        let Some(fd) = self.fd.get() else { return };
+        let mut early = self.taken_early.lock();
+        if *early > 0 {
+            *early -= 1;
+        } else {
+            // A semaphore of 2^64 - 2 tokens cannot overflow; the write cannot fail on a live descriptor.
+            let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Takes the token of an event just popped, or notes that its token need not be written.
+    fn take(&self) {
+        let Some(fd) = self.fd.get() else { return };
+        let mut early = self.taken_early.lock();
+        // The descriptor may be blocking (the application decides); RWF_NOWAIT reads without blocking either way.
+        let mut token = [0u8; 8];
+        let read = rustix::io::preadv2(
+            fd,
+            &mut [std::io::IoSliceMut::new(&mut token)],
+            u64::MAX,
+            rustix::io::ReadWriteFlags::NOWAIT,
+        );
+        if matches!(read, Err(Errno::AGAIN)) {
+            *early += 1;
+        }
+    }
+}
+
+/// A queue of events with three ways to wait for them: a waker, a descriptor, or polling.
+pub struct EventQueue<T> {
+    inner: Mutex<Inner<T>>,
+    tokens: Arc<Tokens>,
+}
+
+struct Inner<T> {
+    items: VecDeque<T>,
+    wakers: Vec<Waker>,
+}
+
+impl<T> Default for EventQueue<T> {
+    fn default() -> Self {
+        Self {
+            inner: Mutex::new(Inner { items: VecDeque::new(), wakers: Vec::new() }),
+            tokens: Arc::default(),
+        }
+    }
+}
+
+impl<T> EventQueue<T> {
+    pub(crate) fn push(&self, item: T, wakes: &mut Wakes) {
+        let mut inner = self.inner.lock();
+        inner.items.push_back(item);
+        if self.tokens.fd.get().is_some() {
+            wakes.push(Wake::Fd(Arc::clone(&self.tokens)));
+        }
+        for waker in inner.wakers.drain(..) {
+            wakes.push(Wake::Waker(waker));
+        }
+    }
+
+    /// The oldest event, if there is one.
+    pub fn try_pop(&self) -> Option<T> {
+        let mut inner = self.inner.lock();
+        let item = inner.items.pop_front()?;
+        self.tokens.take();
+        Some(item)
+    }
+
+    /// The oldest event, or a wake-up when there is one.
+    pub fn poll_pop(&self, cx: &mut Context<'_>) -> Poll<T> {
+        let mut inner = self.inner.lock();
+        if let Some(item) = inner.items.pop_front() {
+            self.tokens.take();
+            return Poll::Ready(item);
+        }
+        register(&mut inner.wakers, cx.waker());
+        Poll::Pending
+    }
+
+    /// Removes the events for which `gone` says so, with their tokens, and returns them.
+    pub fn remove_if(&self, mut gone: impl FnMut(&T) -> bool) -> Vec<T> {
+        let mut inner = self.inner.lock();
+        let mut removed = Vec::new();
+        let mut kept = VecDeque::with_capacity(inner.items.len());
+        for item in inner.items.drain(..) {
+            if gone(&item) {
+                self.tokens.take();
+                removed.push(item);
+            } else {
+                kept.push_back(item);
+            }
+        }
+        inner.items = kept;
+        removed
+    }
+
+    /// Events queued.
+    pub fn len(&self) -> usize {
+        self.inner.lock().items.len()
+    }
+
+    /// Whether no event is queued.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A descriptor that is readable while events are queued, one token an event; [`EventQueue::try_pop`] takes the token.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the process has no descriptor left.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>> {
+        let inner = self.inner.lock();
+        let queued = u32::try_from(inner.items.len()).unwrap_or(u32::MAX);
+        self.tokens.open(queued).map(AsFd::as_fd)
+    }
+}
+
+/// Adds `waker` unless one that wakes the same task is there.
+pub(crate) fn register(wakers: &mut Vec<Waker>, waker: &Waker) {
+    if !wakers.iter().any(|known| known.will_wake(waker)) {
+        wakers.push(waker.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, poll};
+
+    fn readable(fd: BorrowedFd<'_>) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+        poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    }
+
+    #[test]
+    fn descriptor_holds_one_token_an_event() {
+        let queue = EventQueue::default();
+        let mut wakes = Wakes::default();
+        queue.push(1, &mut wakes);
+        let fd = queue.fd().unwrap();
+        assert!(readable(fd), "the event queued before the descriptor existed counts");
+        queue.push(2, &mut wakes);
+        wakes.give();
+        assert_eq!(queue.try_pop(), Some(1));
+        assert!(readable(fd));
+        assert_eq!(queue.try_pop(), Some(2));
+        assert!(!readable(fd));
+        assert_eq!(queue.try_pop(), None);
+    }
+
+    #[test]
+    fn event_taken_before_its_token_leaves_no_token_behind() {
+        let queue = EventQueue::default();
+        let fd = queue.fd().unwrap();
+        let mut wakes = Wakes::default();
+        queue.push(7, &mut wakes);
+        assert_eq!(queue.try_pop(), Some(7));
+        wakes.give();
+        assert!(!readable(fd));
+    }
+
+    #[test]
+    fn removed_events_take_their_tokens_along() {
+        let queue = EventQueue::default();
+        let fd = queue.fd().unwrap();
+        let mut wakes = Wakes::default();
+        for i in 0..4 {
+            queue.push(i, &mut wakes);
+        }
+        wakes.give();
+        assert_eq!(queue.remove_if(|i| i % 2 == 0), [0, 2]);
+        assert_eq!(queue.try_pop(), Some(1));
+        assert_eq!(queue.try_pop(), Some(3));
+        assert!(!readable(fd));
+    }
+}

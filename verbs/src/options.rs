@@ -1,0 +1,163 @@
+//! What a user can set: per device, per listener and per connection.
+
+use llp::StreamOptions;
+use mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
+use std::time::Duration;
+
+/// How large the FPDUs are that we send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FpduSize {
+    /// Large towards our own peers, what a TCP segment carries towards others (RFC 5044 section 5).
+    #[default]
+    Auto,
+    /// What a TCP segment carries.
+    Segment,
+    /// As large as MPA allows (64,768 octets of ULPDU), whatever the segment.
+    Large,
+    /// A MULPDU of this many octets, between 128 and 64,768.
+    Fixed(u16),
+}
+
+/// Whether uiw peers may recognise each other (ARCHITECTURE.md, "Our own peers").
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recognition {
+    /// Say hello in the first FPDU; extensions are on where both agree.
+    #[default]
+    On,
+    /// Say nothing; no extensions.
+    Off,
+    /// Say nothing; the peer is known to do RFC 7306 (immediate data and atomics), as some NICs are.
+    Assume,
+}
+
+/// Options of one connection, or of every connection of a listener.
+#[derive(Clone, Debug)]
+pub struct ConnOptions {
+    /// Highest MPA revision.
+    pub revision: Revision,
+    /// Ask for CRC32C. It is on if either side asks; there is no way to refuse (RFC 5044 section 7.1).
+    pub crc: bool,
+    /// Ask the peer to put Markers into what it sends us.
+    pub markers: bool,
+    /// Peer-to-peer mode (RFC 6581 section 9.2): either side may send first.
+    pub peer_to_peer: bool,
+    /// RTR kinds offered.
+    pub rtr: RtrKinds,
+    /// Reads and atomics the peer may have outstanding here.
+    pub ird: u16,
+    /// Reads and atomics we may have outstanding there.
+    pub ord: u16,
+    /// FPDU size policy.
+    pub fpdu: FpduSize,
+    /// Recognition of our own peers.
+    pub recognition: Recognition,
+    /// Copies every source before its CRC is computed, for callers that rewrite buffers in flight.
+    pub stable_tx: bool,
+    /// Time for TCP and MPA set-up together.
+    pub startup_timeout: Duration,
+    /// How long an inbound Send may wait for a receive before the stream is terminated; zero = not at all.
+    pub no_receive_timeout: Duration,
+    /// How long an orderly close may take before the connection is cut.
+    pub close_timeout: Duration,
+    /// Falls back to MPA revision 1 when a peer closes on revision 2 before any Reply octet.
+    pub fallback: bool,
+    /// The TCP connection.
+    pub stream: StreamOptions,
+}
+
+impl Default for ConnOptions {
+    fn default() -> Self {
+        Self {
+            revision: Revision::Two,
+            crc: true,
+            markers: false,
+            peer_to_peer: true,
+            rtr: RtrKinds::ALL,
+            ird: 128,
+            ord: 128,
+            fpdu: FpduSize::Auto,
+            recognition: Recognition::On,
+            stable_tx: false,
+            startup_timeout: Duration::from_secs(10),
+            no_receive_timeout: Duration::from_secs(1),
+            close_timeout: Duration::from_secs(5),
+            fallback: true,
+            stream: StreamOptions::default(),
+        }
+    }
+}
+
+impl ConnOptions {
+    pub(crate) fn mpa(&self) -> MpaConfig {
+        MpaConfig {
+            revision: self.revision,
+            crc: self.crc,
+            want_markers: self.markers,
+            peer_to_peer: self.peer_to_peer,
+            rtr: self.rtr,
+            ird: self.ird,
+            ord: self.ord,
+        }
+    }
+}
+
+/// Who moves the octets of a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Progress {
+    /// The caller's thread when it polls, posts or waits; a background thread when it does not.
+    #[default]
+    Thread,
+    /// Only calls of [`crate::Device::pump`]: for simulated links and for embedding into a loop of one's own.
+    Manual,
+}
+
+/// Limits of a device; the defaults are no smaller than those of the Linux siw driver.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// Requests in one send or receive queue.
+    pub max_qp_wr: u32,
+    /// Elements of one request.
+    pub max_sge: u32,
+    /// Entries of one completion queue.
+    pub max_cqe: u32,
+    /// Registered regions and windows together.
+    pub max_mr: u32,
+    /// Protection domains.
+    pub max_pd: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Requests in one shared receive queue.
+    pub max_srq_wr: u32,
+    /// Octets of inline data.
+    pub max_inline: u32,
+    /// IRD and ORD.
+    pub max_rd_atomic: u16,
+    /// Connections in set-up at one listener.
+    pub max_half_open: u32,
+    /// Octets held for partly received FPDUs and stalled streams of all connections together.
+    pub max_held_octets: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_qp: 102_400,
+            max_qp_wr: 32_768,
+            max_sge: 32,
+            max_cqe: 3_276_800,
+            max_mr: 1_024_000,
+            max_pd: 102_400,
+            max_cq: 102_400,
+            max_srq: 102_400,
+            max_srq_wr: 327_680,
+            max_inline: 1024,
+            max_rd_atomic: 0x3FFE,
+            max_half_open: 1024,
+            max_held_octets: 256 << 20,
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Protection domains.
+
+use crate::driver::Driver;
+use std::sync::Arc;
+
+/// A protection domain: memory and queue pairs of the same domain may work together, others not (RFC 5040 section 2.1).
+///
+/// Clones name the same domain; it lives as long as anything in it.
+#[derive(Clone)]
+pub struct Pd(Arc<PdInner>);
+
+struct PdInner {
+    id: mem::PdId,
+    driver: Arc<Driver>,
+}
+
+impl Pd {
+    pub(crate) fn new(driver: Arc<Driver>) -> Self {
+        let id = mem::PdId(driver.next_num());
+        Self(Arc::new(PdInner { id, driver }))
+    }
+
+    pub(crate) fn id(&self) -> mem::PdId {
+        self.0.id
+    }
+
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        &self.0.driver
+    }
+
+    /// Its number on the device.
+    #[must_use]
+    pub fn num(&self) -> u32 {
+        self.0.id.0
+    }
+
+    /// Objects that keep it alive, this handle not counted.
+    #[must_use]
+    pub fn users(&self) -> usize {
+        Arc::strong_count(&self.0) - 1
+    }
+}
+
+impl PartialEq for Pd {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Drop for PdInner {
+    fn drop(&mut self) {
+        self.driver.counts.release_pd();
+    }
+}

@@ -1,0 +1,479 @@
+//! The queue pair as the application holds it.
+
+use crate::cq::{Cq, Cqe};
+use crate::driver::Driver;
+use crate::error::{Error, PostError, Result};
+use crate::notify::Wakes;
+use crate::pd::Pd;
+use crate::qp::send_queue::{SendQueue, SqLimits, SqMode};
+use crate::qp::{QpState, RecvQueue, RecvWqe};
+use crate::srq::Srq;
+use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
+use crate::wr::{RecvWr, SendOp, SendWr, Sge};
+use llp::Token;
+use mem::{Access, StreamId};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Capacities of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpCap {
+    /// Requests in the send queue.
+    pub max_send_wr: u32,
+    /// Requests in the receive queue; ignored with a shared one.
+    pub max_recv_wr: u32,
+    /// Elements of one send request.
+    pub max_send_sge: u32,
+    /// Elements of one receive.
+    pub max_recv_sge: u32,
+    /// Octets of inline data.
+    pub max_inline: u32,
+}
+
+impl Default for QpCap {
+    fn default() -> Self {
+        Self { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 16, max_recv_sge: 16, max_inline: 256 }
+    }
+}
+
+/// What a queue pair is made of.
+#[derive(Clone)]
+pub struct QpInit {
+    /// Where send requests complete.
+    pub send_cq: Arc<Cq>,
+    /// Where receives complete.
+    pub recv_cq: Arc<Cq>,
+    /// A shared receive queue instead of one of its own.
+    pub srq: Option<Arc<Srq>>,
+    /// Capacities.
+    pub cap: QpCap,
+    /// Every send request produces a completion.
+    pub signal_all: bool,
+}
+
+/// What can be set and queried of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpAttr {
+    /// State.
+    pub state: QpState,
+    /// Rights of peers on this queue pair; memory needs them too.
+    pub access: Access,
+    /// Reads and atomics we may have outstanding.
+    pub ord: u16,
+    /// Reads and atomics the peer may have outstanding.
+    pub ird: u16,
+    /// Capacities.
+    pub cap: QpCap,
+}
+
+pub(crate) enum RecvSource {
+    Own(Mutex<RecvQueue>),
+    Shared(Arc<Srq>),
+}
+
+/// Shared by the application's handle and the stream.
+pub(crate) struct QpInner {
+    pub(crate) num: u32,
+    pub(crate) driver: Arc<Driver>,
+    pub(crate) pd: Pd,
+    pub(crate) send_cq: Arc<Cq>,
+    pub(crate) recv_cq: Arc<Cq>,
+    pub(crate) sq: Mutex<SendQueue>,
+    pub(crate) rq: RecvSource,
+    /// Written with the core held.
+    state: AtomicU8,
+    cap: QpCap,
+    pub(crate) attrs: Mutex<Attrs>,
+}
+
+pub(crate) struct Attrs {
+    pub(crate) access: Access,
+    pub(crate) ord: u16,
+    pub(crate) ird: u16,
+    pub(crate) conn: Option<Token>,
+    pub(crate) stream: StreamId,
+}
+
+/// A queue pair. Dropping it cuts its connection; what was posted is forgotten.
+pub struct Qp(pub(crate) Arc<QpInner>);
+
+impl Qp {
+    pub(crate) fn create(pd: &Pd, init: QpInit) -> Result<Self> {
+        let driver = Arc::clone(pd.driver());
+        let limits = driver.limits();
+        let cap = init.cap;
+        limits.check("send queue depth", cap.max_send_wr.max(1).into(), limits.max_qp_wr.into())?;
+        limits.check("receive queue depth", cap.max_recv_wr.max(1).into(), limits.max_qp_wr.into())?;
+        limits.check("send elements", cap.max_send_sge.max(1).into(), limits.max_sge.into())?;
+        limits.check("receive elements", cap.max_recv_sge.max(1).into(), limits.max_sge.into())?;
+        limits.check("inline octets", cap.max_inline.max(1).into(), limits.max_inline.into())?;
+        for cq in [&init.send_cq, &init.recv_cq] {
+            if !Arc::ptr_eq(cq.driver(), &driver) {
+                return Err(Error::Foreign { what: "completion queue", of: "device" });
+            }
+        }
+        if let Some(srq) = &init.srq
+            && !Arc::ptr_eq(srq.pd().driver(), &driver)
+        {
+            return Err(Error::Foreign { what: "shared receive queue", of: "device" });
+        }
+        driver.counts.take_qp(limits)?;
+        let num = unused_num(&driver);
+        let sq_limits = SqLimits {
+            depth: cap.max_send_wr,
+            max_sge: cap.max_send_sge,
+            max_inline: cap.max_inline,
+            signal_all: init.signal_all,
+        };
+        init.send_cq.add_user();
+        init.recv_cq.add_user();
+        let rq = match init.srq {
+            Some(srq) => {
+                srq.add_user();
+                RecvSource::Shared(srq)
+            }
+            None => RecvSource::Own(Mutex::new(RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge))),
+        };
+        let max_rd_atomic = limits.max_rd_atomic;
+        let stream = driver.next_stream();
+        let inner = Arc::new(QpInner {
+            num,
+            pd: pd.clone(),
+            send_cq: init.send_cq,
+            recv_cq: init.recv_cq,
+            sq: Mutex::new(SendQueue::new(sq_limits, num)),
+            rq,
+            state: AtomicU8::new(QpState::Init as u8),
+            cap,
+            attrs: Mutex::new(Attrs {
+                access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+                ord: max_rd_atomic,
+                ird: max_rd_atomic,
+                conn: None,
+                stream,
+            }),
+            driver,
+        });
+        inner.driver.qps.lock().insert(num, Arc::downgrade(&inner));
+        Ok(Self(inner))
+    }
+
+    /// Its number: 24 bits, random, unique on the device.
+    #[must_use]
+    pub fn num(&self) -> u32 {
+        self.0.num
+    }
+
+    /// Its protection domain.
+    #[must_use]
+    pub fn pd(&self) -> &Pd {
+        &self.0.pd
+    }
+
+    /// Its state now.
+    #[must_use]
+    pub fn state(&self) -> QpState {
+        self.0.state()
+    }
+
+    /// Posts send requests in order, one doorbell for all.
+    ///
+    /// # Safety
+    /// For every accepted request the memory of its elements stays registered memory that nobody writes (sources) or touches
+    /// (targets of Reads and atomics) until its completion was taken from the queue, or the queue pair was dropped. Regions
+    /// with remote rights may be touched at any time; what arrives is then unspecified, nothing else. With
+    /// [`crate::SendFlags::INLINE`] the elements' `addr` are readable addresses of this process during the call.
+    ///
+    /// # Errors
+    /// [`PostError`] names the first refused request; those before it are posted.
+    pub unsafe fn post_send<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = SendWr<'a>>,
+    ) -> std::result::Result<(), PostError> {
+        self.0.post_send(wrs)
+    }
+
+    /// Posts receives in order.
+    ///
+    /// # Safety
+    /// The memory of every accepted receive is touched by nobody else until its completion was taken, or the queue pair was
+    /// dropped.
+    ///
+    /// # Errors
+    /// [`PostError`] names the first refused receive; those before it are posted.
+    pub unsafe fn post_recv<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = RecvWr<'a>>,
+    ) -> std::result::Result<(), PostError> {
+        self.0.post_recv(wrs)
+    }
+
+    /// What was set, and the state it is really in.
+    #[must_use]
+    pub fn query(&self) -> QpAttr {
+        let attrs = self.0.attrs.lock();
+        QpAttr {
+            state: self.0.state(),
+            access: attrs.access,
+            ord: attrs.ord,
+            ird: attrs.ird,
+            cap: self.0.cap,
+        }
+    }
+
+    /// Sets the rights of peers on this queue pair.
+    pub fn set_access(&self, access: Access) {
+        self.0.attrs.lock().access = access;
+    }
+
+    /// Moves the queue pair to another state (verbs state diagram).
+    ///
+    /// RTS is reached by a connection only; from SQD it resumes the send queue. ERR ends the connection with a Terminate and
+    /// flushes; RESET forgets everything and makes the queue pair new.
+    ///
+    /// # Errors
+    /// [`Error::Transition`]; [`Error::NotConnected`] for RTS without a connection.
+    pub fn modify(&self, to: QpState) -> Result<()> {
+        crate::qp::teardown::modify(&self.0, to)
+    }
+
+    /// Starts the orderly close: what was posted is sent, then FIN both ways, then ERR and the flush (`rdma_disconnect`).
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`].
+    pub fn disconnect(&self) -> Result<()> {
+        crate::qp::teardown::disconnect(&self.0)
+    }
+
+    /// The device's driver works for this queue pair once, if nobody else drives.
+    pub fn progress(&self) {
+        self.0.driver.try_pump();
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        crate::qp::teardown::destroy(&self.0);
+    }
+}
+
+/// A number that no living queue pair has. Random, so that a number from a former life is met by nobody.
+fn unused_num(driver: &Driver) -> u32 {
+    let qps = driver.qps.lock();
+    loop {
+        let num = getrandom::u32().unwrap_or_else(|_| driver.next_num()) & 0x00FF_FFFF;
+        // 0 and 1 are special queue pairs in verbs.
+        if num > 1 && !qps.contains_key(&num) {
+            return num;
+        }
+    }
+}
+
+impl QpInner {
+    pub(crate) fn state(&self) -> QpState {
+        QpState::from_raw(self.state.load(Ordering::Acquire))
+    }
+
+    /// The core must be held: the stream is the only one that relies on a state not changing.
+    pub(crate) fn set_state(&self, state: QpState) {
+        let before = self.state.swap(state as u8, Ordering::AcqRel);
+        if before != state as u8 {
+            tracing::debug!(qp = self.num, from = %QpState::from_raw(before), to = %state, "queue pair state");
+        }
+    }
+
+    pub(crate) fn conn(&self) -> Option<Token> {
+        self.attrs.lock().conn
+    }
+
+    pub(crate) fn stream(&self) -> StreamId {
+        self.attrs.lock().stream
+    }
+
+    pub(crate) fn cap(&self) -> &QpCap {
+        &self.cap
+    }
+
+    fn post_send<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = SendWr<'a>>,
+    ) -> std::result::Result<(), PostError> {
+        let mut wakes = Wakes::default();
+        let mut sq = self.sq.lock();
+        let at_once = sq.all_seen();
+        let mut posted = 0usize;
+        let mut result = Ok(());
+        for (index, wr) in wrs.into_iter().enumerate() {
+            if let Err(error) = self.post_one(&mut sq, &wr) {
+                result = Err(PostError { index, error });
+                break;
+            }
+            posted = index + 1;
+        }
+        if sq.mode == SqMode::Flushing {
+            self.flush_sends(&mut sq, None, &mut wakes);
+        }
+        let mode = sq.mode;
+        // A chain is its own company: it goes out at its end.
+        let go = at_once || posted > 1 || sq.unpumped >= EAGER_OCTETS;
+        if mode == SqMode::Running && posted > 0 && go {
+            sq.unpumped = 0;
+        }
+        drop(sq);
+        wakes.give();
+        if posted > 0
+            && mode == SqMode::Running
+            && let Some(token) = self.conn()
+        {
+            self.driver.ring(token);
+            if go {
+                self.driver.try_flush();
+            } else {
+                self.driver.deferred();
+            }
+        }
+        result
+    }
+
+    fn post_one(&self, sq: &mut SendQueue, wr: &SendWr<'_>) -> Result<()> {
+        if sq.mode == SqMode::Closed {
+            return Err(Error::State { what: "posting a send", state: self.state() });
+        }
+        if let SendOp::Read { .. } | SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } = wr.op
+            && self.attrs.lock().ord == 0
+        {
+            return Err(Error::Unsupported { what: "Reads or atomics: ORD was negotiated to 0" });
+        }
+        sq.post(wr, copy_inline)
+    }
+
+    fn post_recv<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = RecvWr<'a>>,
+    ) -> std::result::Result<(), PostError> {
+        let RecvSource::Own(rq) = &self.rq else {
+            let error = Error::Misuse("this queue pair takes its receives from a shared receive queue: post there");
+            return Err(PostError { index: 0, error });
+        };
+        let mut wakes = Wakes::default();
+        let mut rq = rq.lock();
+        let mut result = Ok(());
+        for (index, wr) in wrs.into_iter().enumerate() {
+            let posted = if rq.closed {
+                Err(Error::State { what: "posting a receive", state: self.state() })
+            } else {
+                rq.post(&wr)
+            };
+            if let Err(error) = posted {
+                result = Err(PostError { index, error });
+                break;
+            }
+        }
+        if rq.flushing {
+            self.flush_receives(&mut rq, None, &mut wakes);
+        }
+        let waiting = std::mem::take(&mut rq.waiting);
+        drop(rq);
+        wakes.give();
+        for token in &waiting {
+            self.driver.ring(*token);
+        }
+        if !waiting.is_empty() {
+            self.driver.try_flush();
+        }
+        result
+    }
+
+    /// Ends every posted send as flushed. Returns false when a completion queue overflowed.
+    pub(crate) fn flush_sends(
+        &self,
+        sq: &mut SendQueue,
+        reason: Option<WireReason>,
+        wakes: &mut Wakes,
+    ) {
+        sq.flush(reason, |cqe| {
+            self.send_cq.push(cqe, wakes);
+        });
+    }
+
+    pub(crate) fn flush_receives(
+        &self,
+        rq: &mut RecvQueue,
+        reason: Option<WireReason>,
+        wakes: &mut Wakes,
+    ) {
+        rq.flushing = true;
+        while let Some(wqe) = rq.take() {
+            self.complete_recv(wqe.wr_id, WcStatus::Flushed, reason, wakes);
+            rq.recycle(wqe);
+        }
+    }
+
+    /// A receive that ended without a message.
+    pub(crate) fn complete_recv(
+        &self,
+        wr_id: u64,
+        status: WcStatus,
+        reason: Option<WireReason>,
+        wakes: &mut Wakes,
+    ) {
+        let wc = Wc {
+            wr_id,
+            status,
+            opcode: WcOpcode::Recv,
+            byte_len: 0,
+            imm: None,
+            invalidated: None,
+            qp_num: self.num,
+            reason,
+            timestamp_ns: 0,
+        };
+        self.recv_cq.push(Cqe { wc, solicited: true, report: None }, wakes);
+    }
+
+    /// Takes the oldest receive, or notes `token` as waiting for one.
+    pub(crate) fn take_recv(&self, token: Token, wakes: &mut Wakes) -> Option<RecvWqe> {
+        match &self.rq {
+            RecvSource::Own(rq) => {
+                let mut rq = rq.lock();
+                let wqe = rq.take();
+                if wqe.is_none() && !rq.waiting.contains(&token) {
+                    rq.waiting.push(token);
+                }
+                wqe
+            }
+            RecvSource::Shared(srq) => srq.take(token, wakes),
+        }
+    }
+
+    pub(crate) fn recycle_recv(&self, wqe: RecvWqe) {
+        match &self.rq {
+            RecvSource::Own(rq) => rq.lock().recycle(wqe),
+            RecvSource::Shared(srq) => srq.recycle(wqe),
+        }
+    }
+}
+
+/// Octets posted that make a burst worth a system call of its own.
+const EAGER_OCTETS: u64 = 64 << 10;
+
+impl Drop for QpInner {
+    fn drop(&mut self) {
+        self.driver.counts.release_qp();
+        self.send_cq.remove_user();
+        self.recv_cq.remove_user();
+        if let RecvSource::Shared(srq) = &self.rq {
+            srq.remove_user();
+        }
+    }
+}
+
+/// Copies inline data out of the caller's memory.
+fn copy_inline(sges: &[Sge], out: &mut Vec<u8>) {
+    for sge in sges {
+        // SAFETY: `post_send` demands that inline elements are readable addresses of this process during the call; the
+        // octets are copied as raw memory, no reference to them is made.
+        unsafe { mem::append_raw(sge.addr as *const u8, sge.length as usize, out) };
+    }
+}

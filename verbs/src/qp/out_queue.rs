@@ -1,0 +1,189 @@
+//! Octets on their way to TCP: staged ones and registered memory, in stream order, with FPDU borders.
+//!
+//! What TCP does not take at once stays here, so a partial write costs nothing and an FPDU is never spliced: a Terminate goes
+//! behind the FPDU whose first octet is on the wire.
+
+use mem::{Gone, IoVec, Span};
+use std::collections::VecDeque;
+use std::io;
+
+/// Pieces one system call is given.
+const MAX_PIECES: usize = 256;
+
+enum Piece {
+    /// `staging[start..end]`.
+    Staged { start: usize, end: usize },
+    /// Registered memory.
+    Memory(Span),
+}
+
+impl Piece {
+    fn len(&self) -> usize {
+        match self {
+            Self::Staged { start, end } => end - start,
+            Self::Memory(span) => span.len() as usize,
+        }
+    }
+}
+
+/// Why octets could not be given to TCP.
+pub(crate) enum SendError {
+    /// The region was deregistered while an FPDU that needs it was half on the wire.
+    Gone(Gone),
+    Io(io::Error),
+}
+
+/// The out queue of one stream. Positions count octets since the connection began.
+#[derive(Default)]
+pub(crate) struct OutQueue {
+    pub(crate) staging: Vec<u8>,
+    pieces: VecDeque<Piece>,
+    /// Octets of the first piece that are sent.
+    skip: usize,
+    queued: u64,
+    sent: u64,
+    /// End positions of FPDUs not sent whole.
+    ends: VecDeque<u64>,
+    /// End position of the last FPDU sent whole: beyond it, the next one is started.
+    border: u64,
+}
+
+impl OutQueue {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queued == self.sent
+    }
+
+    /// Octets waiting.
+    pub(crate) fn waiting(&self) -> u64 {
+        self.queued - self.sent
+    }
+
+    pub(crate) fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Position behind the last queued octet.
+    pub(crate) fn queued(&self) -> u64 {
+        self.queued
+    }
+
+    /// Position behind the last octet that TCP took.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Queues what was appended to `staging` since `start`.
+    pub(crate) fn push_staged(&mut self, start: usize) {
+        let end = self.staging.len();
+        self.queued += (end - start) as u64;
+        match self.pieces.back_mut() {
+            Some(Piece::Staged { end: last, .. }) if *last == start => *last = end,
+            _ => self.pieces.push_back(Piece::Staged { start, end }),
+        }
+    }
+
+    pub(crate) fn push_memory(&mut self, span: Span) {
+        self.queued += u64::from(span.len());
+        self.pieces.push_back(Piece::Memory(span));
+    }
+
+    /// An FPDU (or startup frame) ends at the present end.
+    pub(crate) fn end_fpdu(&mut self) {
+        self.ends.push_back(self.queued);
+    }
+
+    /// Gives TCP what it takes. True when nothing is left, false when TCP is full.
+    pub(crate) fn send(&mut self, stream: &mut dyn llp::Stream) -> Result<bool, SendError> {
+        while !self.is_empty() {
+            match self.send_some(stream) {
+                Ok(0) => return Ok(false),
+                Ok(count) => self.advance(count),
+                Err(SendError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        self.staging.clear();
+        Ok(true)
+    }
+
+    fn send_some(&mut self, stream: &mut dyn llp::Stream) -> Result<usize, SendError> {
+        let count = self.pieces.len().min(MAX_PIECES);
+        if let (1, Some(Piece::Staged { start, end })) = (count, self.pieces.front()) {
+            let octets = &self.staging[start + self.skip..*end];
+            return stream.send(&[IoVec::from(octets)]).map_err(SendError::Io);
+        }
+        let mut pins = Vec::with_capacity(count);
+        for piece in self.pieces.iter().take(count) {
+            pins.push(match piece {
+                Piece::Memory(span) => Some(span.pin().map_err(SendError::Gone)?),
+                Piece::Staged { .. } => None,
+            });
+        }
+        let mut vecs = Vec::with_capacity(count);
+        for (at, (piece, pin)) in self.pieces.iter().zip(&pins).enumerate() {
+            let skip = if at == 0 { self.skip } else { 0 };
+            vecs.push(match (piece, pin) {
+                (Piece::Staged { start, end }, _) => IoVec::from(&self.staging[start + skip..*end]),
+                (Piece::Memory(span), Some(pin)) => pin.io_vec(skip..span.len() as usize),
+                (Piece::Memory(_), None) => unreachable!("every memory piece was pinned above"),
+            });
+        }
+        stream.send(&vecs).map_err(SendError::Io)
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.sent += count as u64;
+        let mut left = count + self.skip;
+        while let Some(piece) = self.pieces.front() {
+            if left < piece.len() {
+                break;
+            }
+            left -= piece.len();
+            self.pieces.pop_front();
+        }
+        self.skip = left;
+        while let Some(end) = self.ends.front().copied().filter(|end| *end <= self.sent) {
+            self.border = end;
+            self.ends.pop_front();
+        }
+    }
+
+    /// Drops every FPDU of which no octet is with TCP and copies the rest of the one that is half sent, so that nothing here
+    /// refers to registered memory any more. False when that memory is gone: then the FPDU cannot be finished.
+    pub(crate) fn keep_started(&mut self) -> bool {
+        let started_end = match self.ends.front() {
+            Some(end) if self.sent > self.border => *end,
+            _ => self.sent,
+        };
+        let mut rest = Vec::new();
+        let mut left = (started_end - self.sent) as usize;
+        let mut whole = true;
+        for (at, piece) in self.pieces.iter().enumerate() {
+            let skip = if at == 0 { self.skip } else { 0 };
+            let take = left.min(piece.len() - skip);
+            if take == 0 {
+                break;
+            }
+            match piece {
+                Piece::Staged { start, .. } => {
+                    rest.extend_from_slice(&self.staging[start + skip..start + skip + take]);
+                }
+                Piece::Memory(span) => match span.pin() {
+                    Ok(pin) => pin.copy_to_vec(skip..skip + take, &mut rest),
+                    Err(_) => whole = false,
+                },
+            }
+            left -= take;
+        }
+        self.pieces.clear();
+        self.skip = 0;
+        self.ends.clear();
+        self.staging = rest;
+        self.queued = self.sent;
+        if !self.staging.is_empty() {
+            self.push_staged(0);
+            self.end_fpdu();
+        }
+        whole
+    }
+}

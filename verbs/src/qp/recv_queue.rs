@@ -1,0 +1,96 @@
+//! Receive queues, of one queue pair or shared.
+
+use crate::error::Error;
+use crate::wr::{RecvWr, Sge};
+use std::collections::VecDeque;
+
+/// A posted receive.
+#[derive(Default)]
+pub(crate) struct RecvWqe {
+    pub(crate) wr_id: u64,
+    pub(crate) sges: Vec<Sge>,
+    /// Octets it takes.
+    pub(crate) len: u32,
+}
+
+/// A FIFO of posted receives.
+pub(crate) struct RecvQueue {
+    ring: VecDeque<RecvWqe>,
+    /// Emptied requests, kept for their allocations.
+    spare: Vec<RecvWqe>,
+    depth: u32,
+    max_sge: u32,
+    /// Posting is an error (RESET).
+    pub(crate) closed: bool,
+    /// Posted receives are flushed at once (ERR).
+    pub(crate) flushing: bool,
+    /// Streams that read nothing until a receive is posted.
+    pub(crate) waiting: Vec<llp::Token>,
+}
+
+impl RecvQueue {
+    pub(crate) fn new(depth: u32, max_sge: u32) -> Self {
+        Self {
+            ring: VecDeque::new(),
+            spare: Vec::new(),
+            depth,
+            max_sge,
+            closed: false,
+            flushing: false,
+            waiting: Vec::new(),
+        }
+    }
+
+    pub(crate) fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), Error> {
+        if self.ring.len() >= self.depth as usize {
+            return Err(Error::QueueFull { queue: "receive", depth: self.depth });
+        }
+        if wr.sges.len() > self.max_sge as usize {
+            return Err(Error::TooManySges { given: wr.sges.len(), max: self.max_sge });
+        }
+        let len: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        let mut wqe = self.spare.pop().unwrap_or_default();
+        wqe.wr_id = wr.wr_id;
+        // A receive longer than any message takes any message.
+        wqe.len = u32::try_from(len).unwrap_or(u32::MAX);
+        wqe.sges.clear();
+        wqe.sges.extend(wr.sges.iter().filter(|sge| sge.length > 0));
+        self.ring.push_back(wqe);
+        Ok(())
+    }
+
+    pub(crate) fn take(&mut self) -> Option<RecvWqe> {
+        self.ring.pop_front()
+    }
+
+    pub(crate) fn recycle(&mut self, wqe: RecvWqe) {
+        if self.spare.len() < 1024 {
+            self.spare.push(wqe);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ring.len()
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    pub(crate) fn set_depth(&mut self, depth: u32) -> Result<(), Error> {
+        if self.ring.len() > depth as usize {
+            return Err(Error::Limit {
+                what: "posted receives",
+                asked: self.ring.len() as u64,
+                limit: depth.into(),
+            });
+        }
+        self.depth = depth;
+        Ok(())
+    }
+
+    pub(crate) fn reset(&mut self) {
+        self.ring.clear();
+        self.flushing = false;
+    }
+}

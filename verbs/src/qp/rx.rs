@@ -1,0 +1,592 @@
+//! The receiving half of the data path: octets to FPDUs (`mpa`), segments (`ddp`), messages (`rdmap`), memory (`mem`) and
+//! completions. Read from top to bottom, it is the way of one FPDU.
+//!
+//! CRC before placement (RFC 5044 section 6): every function below `consume` is given a [`Verified`] or works on what one
+//! vouched for.
+
+use crate::cq::Cqe;
+use crate::driver::{Env, TimerKind};
+use crate::qp::read_queue::{OutstandingKind, Owed, OwedKind, QuotedSegment};
+use crate::qp::{Conn, Down, QpInner, RecvWqe};
+use crate::wc::{Wc, WcOpcode, WcStatus};
+use crate::wr::Sge;
+use ddp::{Header, STag, Tagged, Untagged, UntaggedError, UntaggedRx};
+use mem::{Access, IoVecMut, Right};
+use mpa::rx::{FpduRx, Step, Verified};
+use rdmap::{AtomicRequest, AtomicResponse, Fault, Inbound, ReadRequest, StreamRx, Terminate};
+use std::io;
+use std::sync::Arc;
+
+/// Reads of the socket in one pump, each of up to the staging's size: the stream's budget.
+const READS_PER_PUMP: usize = 4;
+/// Longest message on the engine's own queues: a Terminate or an Atomic Request of 52 octets, with room to see a longer one.
+const CONTROL_LEN: u32 = 52;
+
+/// What a stream remembers between FPDUs it receives.
+pub(crate) struct Rx {
+    pub(crate) fpdu: FpduRx,
+    pub(crate) rdmap: StreamRx,
+    /// Untagged queues: Send, Read Request, Terminate, Atomic Response.
+    queues: [UntaggedRx; 4],
+    /// The message that queues 1 to 3 are receiving, as far as it is here.
+    control: [u8; CONTROL_LEN as usize],
+    /// The receive that the present Send fills.
+    recv: Option<RecvWqe>,
+    /// A verified segment that waits for a receive.
+    parked: Option<Vec<u8>>,
+    /// Octets of the present Write so far, and of the last one that was whole.
+    write_len: u32,
+    last_write_len: u32,
+    /// The peer's first FPDU was received and found valid.
+    pub(crate) first_seen: bool,
+    /// Nothing but RTR messages came so far: a hello may still come.
+    only_rtr: bool,
+    /// Octets counted against the driver's pool.
+    pub(crate) counted: usize,
+}
+
+impl Rx {
+    pub(crate) fn new(crc: bool, markers: bool) -> Self {
+        Self {
+            fpdu: FpduRx::new(crc, markers),
+            rdmap: StreamRx::new(rdmap::Extensions::default()),
+            // RFC 5041 section 5.1: the first message on each queue has MSN 1.
+            queues: [UntaggedRx::new(1), UntaggedRx::new(1), UntaggedRx::new(1), UntaggedRx::new(1)],
+            control: [0; CONTROL_LEN as usize],
+            recv: None,
+            parked: None,
+            write_len: 0,
+            last_write_len: 0,
+            first_seen: false,
+            only_rtr: true,
+            counted: 0,
+        }
+    }
+
+    /// Whether the stream is not read because a Send waits for a receive.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.parked.is_some()
+    }
+
+    pub(crate) fn drop_parked(&mut self) {
+        self.parked = None;
+    }
+
+    /// The receive of a Send that will not be finished.
+    pub(crate) fn take_recv(&mut self) -> Option<RecvWqe> {
+        self.recv.take()
+    }
+}
+
+impl Conn {
+    /// Reads what the stream has, within its budget. True when octets came.
+    pub(super) fn receive(&mut self, env: &mut Env<'_>) -> Result<bool, Down> {
+        if self.fin.received {
+            return Ok(false);
+        }
+        if let Some(parked) = self.rx.parked.take() {
+            if !self.segment(&parked, env)? {
+                self.rx.parked = Some(parked);
+                return Ok(false);
+            }
+            self.deadlines[TimerKind::NoReceive as usize] = None;
+        }
+        if self.inbox.is_empty() && !env.pool.has_room(crate::driver::RX_STAGING) {
+            self.set_timer(TimerKind::Retry, std::time::Duration::from_millis(1), env);
+            self.want(false, !self.out.is_empty())?;
+            return Ok(false);
+        }
+        let staging = std::mem::take(&mut env.staging);
+        let result = self.receive_into(staging, env);
+        env.staging = staging;
+        result
+    }
+
+    fn receive_into(&mut self, staging: &mut [u8], env: &mut Env<'_>) -> Result<bool, Down> {
+        let mut have = self.inbox.len();
+        staging[..have].copy_from_slice(&self.inbox);
+        let mut work = false;
+        if have > 0 {
+            // Octets that came with the Reply, or behind a segment that was parked.
+            have = self.consume_front(staging, have, env)?;
+        }
+        for _ in 0..READS_PER_PUMP {
+            if self.rx.is_stalled() {
+                break;
+            }
+            let room = staging.len() - have;
+            let got = match self.stream.recv(&mut [IoVecMut::from(&mut staging[have..])]) {
+                Ok(0) => {
+                    self.fin.received = true;
+                    if have > 0 {
+                        return Err(Down::FinInsideFpdu { octets: have });
+                    }
+                    break;
+                }
+                Ok(got) => got,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(Down::Lost(error)),
+            };
+            work = true;
+            have = self.consume_front(staging, have + got, env)?;
+            if got < room {
+                break;
+            }
+        }
+        self.hold(&staging[..have], env);
+        Ok(work)
+    }
+
+    /// Makes FPDUs of `staging[..have]` and moves the rest to the front. Returns the octets left.
+    fn consume_front(&mut self, staging: &mut [u8], have: usize, env: &mut Env<'_>) -> Result<usize, Down> {
+        let used = self.consume(&mut staging[..have], env)?;
+        staging.copy_within(used..have, 0);
+        Ok(have - used)
+    }
+
+    /// Keeps octets until the next pump.
+    fn hold(&mut self, rest: &[u8], env: &mut Env<'_>) {
+        if rest.is_empty() {
+            if self.inbox.capacity() > 0 {
+                env.pool.give(std::mem::take(&mut self.inbox));
+            }
+        } else {
+            if self.inbox.capacity() == 0 {
+                self.inbox = env.pool.take();
+            }
+            self.inbox.clear();
+            self.inbox.extend_from_slice(rest);
+        }
+        let counted = rest.len() + self.rx.parked.as_ref().map_or(0, Vec::len);
+        env.pool.count(self.rx.counted, counted);
+        self.rx.counted = counted;
+    }
+
+    fn consume(&mut self, octets: &mut [u8], env: &mut Env<'_>) -> Result<usize, Down> {
+        let mut at = 0;
+        loop {
+            let fpdu = match self.rx.fpdu.next(&mut octets[at..]) {
+                Ok(Step::Fpdu(fpdu)) => fpdu,
+                Ok(Step::NeedMore { .. }) => return Ok(at),
+                Err(error) => return Err(self.fault(Fault::from_fpdu(&error), None)),
+            };
+            let Verified { .. } = fpdu.proof;
+            let ulpdu = &octets[at + fpdu.ulpdu.start..at + fpdu.ulpdu.end];
+            at += fpdu.consumed;
+            if !self.segment(ulpdu, env)? {
+                self.park(ulpdu, env)?;
+                return Ok(at);
+            }
+        }
+    }
+
+    /// One verified DDP segment. False when it must wait for a receive.
+    fn segment(&mut self, ulpdu: &[u8], env: &mut Env<'_>) -> Result<bool, Down> {
+        let (header, header_len) = match Header::parse(ulpdu) {
+            Ok(parsed) => parsed,
+            Err(error) => return Err(self.fault(Fault::from(error), Some(QuotedSegment::new(ulpdu, 18)))),
+        };
+        let quoted = || QuotedSegment::new(ulpdu, header_len);
+        let inbound = match self.rx.rdmap.admit(&header) {
+            Ok(inbound) => inbound,
+            Err(error) => return Err(self.fault(Fault::from(error), Some(quoted()))),
+        };
+        let payload = &ulpdu[header_len..];
+        match (header, inbound) {
+            (Header::Tagged(tagged), Inbound::Write) => {
+                self.write(&tagged, payload, env).map_err(|fault| self.fault(fault, Some(quoted())))?;
+            }
+            (Header::Tagged(tagged), _) => self.read_response(&tagged, payload, &quoted, env)?,
+            (Header::Untagged(untagged), Inbound::Send { .. } | Inbound::Immediate { .. }) => {
+                if !self.send(&untagged, inbound, payload, &quoted, env)? {
+                    return Ok(false);
+                }
+            }
+            (Header::Untagged(untagged), _) => self.control(&untagged, inbound, payload, &quoted, env)?,
+        }
+        self.valid_fpdu(env);
+        Ok(true)
+    }
+
+    /// A valid FPDU was taken.
+    fn valid_fpdu(&mut self, env: &mut Env<'_>) {
+        if self.rx.first_seen {
+            return;
+        }
+        self.rx.first_seen = true;
+        // RFC 5044 section 7.1.1: from now on the responder may send.
+        self.tx.hold = false;
+        self.deadlines[TimerKind::Hello as usize] = None;
+        if self.initiator && self.peer.is_open() && self.tx.rtr_answered() {
+            self.peer.give_up();
+            self.peer_known();
+        }
+        self.cm.first_fpdu(env.wakes);
+    }
+
+    /// A segment of an RDMA Write (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
+    fn write(&mut self, header: &Tagged, payload: &[u8], env: &mut Env<'_>) -> Result<(), Fault> {
+        if payload.is_empty() {
+            // STag and TO of an empty Write are not checked; our own peers say hello there.
+            let first = self.rx.only_rtr && !self.initiator || self.initiator;
+            let before = self.peer.known;
+            if let Some(answer) = self.peer.on_empty_write(header.stag, header.to, first) {
+                self.tx.greeting = Some(answer);
+            }
+            if self.peer.known != before {
+                self.peer_known();
+            }
+        } else {
+            self.rx.only_rtr = false;
+            let qp = self.qp.as_ref().ok_or(Fault::LocalCatastrophic)?;
+            let len = payload.len() as u32;
+            if !qp.attrs.lock().access.contains(Access::REMOTE_WRITE) {
+                return Err(Fault::remote_write_right());
+            }
+            let span = env
+                .driver
+                .table
+                .remote(header.stag, self.rx_stream(qp), qp.pd.id(), header.to, len, Right::Write)
+                .map_err(|error| Down::write_fault(&error))?;
+            let pin = span.pin().map_err(|_| Fault::tagged_invalid_stag())?;
+            pin.copy_from(0, payload);
+        }
+        self.rx.write_len = self.rx.write_len.wrapping_add(payload.len() as u32);
+        if header.last {
+            self.rx.last_write_len = std::mem::take(&mut self.rx.write_len);
+        }
+        Ok(())
+    }
+
+    fn rx_stream(&self, qp: &QpInner) -> mem::StreamId {
+        qp.stream()
+    }
+
+    /// A segment of a Send or of Immediate Data on queue 0. False when no receive is posted.
+    fn send(
+        &mut self,
+        header: &Untagged,
+        inbound: Inbound,
+        payload: &[u8],
+        quoted: &dyn Fn() -> QuotedSegment,
+        env: &mut Env<'_>,
+    ) -> Result<bool, Down> {
+        let len = payload.len() as u32;
+        let refuse = |conn: &Self, error: UntaggedError| conn.fault(Fault::from(error), Some(quoted()));
+        // Order and offset first: a segment that may not be here must not take a receive.
+        if let Err(error) = self.rx.queues[0].check(header, len, Some(u32::MAX)) {
+            return Err(refuse(self, error));
+        }
+        if self.is_rtr_send(header, &inbound, payload) {
+            self.rx.queues[0].placed(header, 0);
+            return Ok(true);
+        }
+        let Some(qp) = self.qp.clone() else { return Err(self.fault(Fault::LocalCatastrophic, None)) };
+        if self.rx.recv.is_none() {
+            self.rx.recv = qp.take_recv(self.token, env.wakes);
+        }
+        let Some(recv) = &self.rx.recv else { return Ok(false) };
+        self.rx.only_rtr = false;
+        let immediate = matches!(inbound, Inbound::Immediate { .. });
+        let room = if immediate { 8 } else { recv.len };
+        let place = match self.rx.queues[0].check(header, len, Some(room)) {
+            Ok(place) => place,
+            Err(error) => {
+                if matches!(error, UntaggedError::TooLong { .. }) && !immediate {
+                    self.end_recv(&qp, WcStatus::LocalLength, env);
+                }
+                return Err(refuse(self, error));
+            }
+        };
+        if immediate {
+            self.rx.control[place.offset as usize..place.offset as usize + payload.len()]
+                .copy_from_slice(payload);
+        } else if scatter(&qp, &env.driver.table, &recv.sges, place.offset, payload).is_err() {
+            self.end_recv(&qp, WcStatus::LocalProtection, env);
+            return Err(self.fault(Fault::LocalCatastrophic, None));
+        }
+        if let Some(delivered) = self.rx.queues[0].placed(header, len) {
+            self.deliver(&qp, inbound, delivered.len, quoted, env)?;
+        }
+        Ok(true)
+    }
+
+    /// RFC 6581 section 9.2: a zero-length Send as the initiator's first FPDU is the RTR message; the engine takes it.
+    fn is_rtr_send(&self, header: &Untagged, inbound: &Inbound, payload: &[u8]) -> bool {
+        let rtr = !self.initiator
+            && !self.rx.first_seen
+            && self.options.rtr.send
+            && self.negotiated.as_ref().is_some_and(|n| n.peer_to_peer);
+        rtr && payload.is_empty()
+            && header.last
+            && matches!(inbound, Inbound::Send { solicited: false, invalidate: None, imm: None })
+    }
+
+    fn end_recv(&mut self, qp: &QpInner, status: WcStatus, env: &mut Env<'_>) {
+        if let Some(recv) = self.rx.recv.take() {
+            qp.complete_recv(recv.wr_id, status, None, env.wakes);
+            qp.recycle_recv(recv);
+        }
+    }
+
+    /// A whole message on queue 0: its receive completes.
+    fn deliver(
+        &mut self,
+        qp: &Arc<QpInner>,
+        inbound: Inbound,
+        len: u32,
+        quoted: &dyn Fn() -> QuotedSegment,
+        env: &mut Env<'_>,
+    ) -> Result<(), Down> {
+        let (solicited, imm, invalidate, immediate) = match inbound {
+            Inbound::Send { solicited, invalidate, imm } => (solicited, imm, invalidate, false),
+            Inbound::Immediate { solicited } => {
+                if len != 8 {
+                    return Err(self.fault(Fault::RemoteOperationUnspecified, Some(quoted())));
+                }
+                let [a, b, c, d, ..] = self.rx.control;
+                (solicited, Some(u32::from_be_bytes([a, b, c, d])), None, true)
+            }
+            _ => return Ok(()),
+        };
+        if let Some(stag) = invalidate
+            && env.driver.table.invalidate_remote(stag, qp.stream(), qp.pd.id()).is_err()
+        {
+            return Err(self.fault(Fault::cannot_invalidate(), Some(quoted())));
+        }
+        let Some(recv) = self.rx.recv.take() else { return Ok(()) };
+        let wc = Wc {
+            wr_id: recv.wr_id,
+            status: WcStatus::Success,
+            opcode: if immediate { WcOpcode::RecvWriteImm } else { WcOpcode::Recv },
+            byte_len: if immediate { self.rx.last_write_len } else { len },
+            imm,
+            invalidated: invalidate.map(|stag| stag.0),
+            qp_num: qp.num,
+            reason: None,
+            timestamp_ns: 0,
+        };
+        qp.recycle_recv(recv);
+        if qp.recv_cq.push(Cqe { wc, solicited, report: None }, env.wakes) {
+            Ok(())
+        } else {
+            Err(Down::CqOverflow)
+        }
+    }
+
+    /// A segment of the engine's own queues: Read Request, Atomic Request, Terminate, Atomic Response.
+    fn control(
+        &mut self,
+        header: &Untagged,
+        inbound: Inbound,
+        payload: &[u8],
+        quoted: &dyn Fn() -> QuotedSegment,
+        env: &mut Env<'_>,
+    ) -> Result<(), Down> {
+        let len = payload.len() as u32;
+        let queue = &mut self.rx.queues[header.qn as usize & 3];
+        let place = match queue.check(header, len, Some(CONTROL_LEN)) {
+            Ok(place) => place.offset as usize,
+            Err(error) => return Err(self.fault(Fault::from(error), Some(quoted()))),
+        };
+        self.rx.control[place..place + payload.len()].copy_from_slice(payload);
+        let Some(message) = queue.placed(header, len) else { return Ok(()) };
+        let octets = self.rx.control;
+        let octets = &octets[..message.len as usize];
+        let malformed = |conn: &Self| conn.fault(Fault::RemoteOperationUnspecified, Some(quoted()));
+        match inbound {
+            Inbound::ReadRequest => {
+                let request = ReadRequest::parse(octets).map_err(|_| malformed(self))?;
+                if request.len > 0 || self.rx.first_seen {
+                    self.rx.only_rtr = false;
+                }
+                self.owe(OwedKind::Read(request), quoted())
+            }
+            Inbound::AtomicRequest => {
+                self.rx.only_rtr = false;
+                let request = AtomicRequest::parse(octets).map_err(|_| malformed(self))?;
+                self.owe(OwedKind::Atomic(request), quoted())
+            }
+            Inbound::AtomicResponse => {
+                let response = AtomicResponse::parse(octets).map_err(|_| malformed(self))?;
+                self.atomic_response(&response, quoted, env)
+            }
+            _ => Err(Down::Terminated(Terminate::parse(octets).map_err(|_| malformed(self))?)),
+        }
+    }
+
+    /// A Read or atomic of the peer's joins the queue of what is owed; the sending half answers it.
+    fn owe(&mut self, kind: OwedKind, segment: QuotedSegment) -> Result<(), Down> {
+        if !self.reads.may_owe() {
+            // More than the IRD that was agreed: queue 1 has no buffer for it (RFC 5041 section 7.1).
+            let msn = self.rx.queues[1].expected_msn().wrapping_sub(1);
+            return Err(self.fault(Fault::from(UntaggedError::NoBuffer { msn }), Some(segment)));
+        }
+        self.reads.owed.push_back(Owed { kind, segment });
+        Ok(())
+    }
+
+    /// A segment of the answer to our oldest Read.
+    fn read_response(
+        &mut self,
+        header: &Tagged,
+        payload: &[u8],
+        quoted: &dyn Fn() -> QuotedSegment,
+        env: &mut Env<'_>,
+    ) -> Result<(), Down> {
+        let len = payload.len() as u32;
+        let sink = self.reads.sink;
+        let (seq, done) = {
+            let Some(front) = self.reads.outstanding.front_mut() else {
+                return Err(self.fault(Fault::tagged_invalid_stag(), Some(quoted())));
+            };
+            let OutstandingKind::Read { sink_to, len: wanted, received } = &mut front.kind else {
+                return Err(self.fault(Fault::tagged_invalid_stag(), Some(quoted())));
+            };
+            let expected_to = *sink_to + u64::from(*received);
+            // RFC 5040 section 5.2.1: an empty answer's STag and TO are not checked.
+            let checked = *wanted > 0 || len > 0;
+            let fault = if checked && header.stag != sink {
+                Some(Fault::tagged_invalid_stag())
+            } else if checked && (header.to != expected_to || len > *wanted - *received) {
+                Some(Fault::tagged_base_or_bounds())
+            } else if header.last != (*received + len == *wanted) {
+                Some(Fault::tagged_base_or_bounds())
+            } else {
+                None
+            };
+            if let Some(fault) = fault {
+                return Err(self.fault(fault, Some(quoted())));
+            }
+            let offset = *received;
+            *received += len;
+            let Some(qp) = &self.qp else { return Err(Down::Asked) };
+            if len > 0 && scatter(qp, &env.driver.table, &front.sges, offset, payload).is_err() {
+                let seq = front.seq;
+                return Err(Down::Local { seq, status: WcStatus::LocalProtection });
+            }
+            (front.seq, header.last)
+        };
+        if done {
+            self.answered(seq, env)?;
+        }
+        Ok(())
+    }
+
+    fn atomic_response(
+        &mut self,
+        response: &AtomicResponse,
+        quoted: &dyn Fn() -> QuotedSegment,
+        env: &mut Env<'_>,
+    ) -> Result<(), Down> {
+        let matches = self
+            .reads
+            .outstanding
+            .front()
+            .is_some_and(|o| o.kind == OutstandingKind::Atomic { request_id: response.request_id });
+        let (true, Some(front), Some(qp)) = (matches, self.reads.outstanding.front(), &self.qp) else {
+            return Err(self.fault(Fault::unexpected_opcode(), Some(quoted())));
+        };
+        let seq = front.seq;
+        // The value is a number of this machine's, as `ibv_post_send` documents it.
+        let value = response.original.to_ne_bytes();
+        if scatter(qp, &env.driver.table, &front.sges, 0, &value).is_err() {
+            return Err(Down::Local { seq, status: WcStatus::LocalProtection });
+        }
+        self.answered(seq, env)
+    }
+
+    /// The oldest Read or atomic has its answer.
+    fn answered(&mut self, seq: Option<u32>, env: &mut Env<'_>) -> Result<(), Down> {
+        let front = self.reads.outstanding.pop_front();
+        let (Some(front), Some(qp)) = (front, &self.qp) else { return Ok(()) };
+        let Some(seq) = seq else {
+            self.tx.rtr_was_answered();
+            return Ok(());
+        };
+        let mut status = WcStatus::Success;
+        if let Some(stag) = front.invalidate
+            && env.driver.table.invalidate_local(stag, qp.stream(), qp.pd.id()).is_err()
+        {
+            status = WcStatus::LocalProtection;
+        }
+        let mut sq = qp.sq.lock();
+        sq.done(seq, status);
+        drop(sq);
+        if status == WcStatus::Success { self.retire(env) } else { Err(Down::Local { seq: Some(seq), status }) }
+    }
+
+    /// Keeps a segment until a receive is posted, and the stream unread.
+    fn park(&mut self, ulpdu: &[u8], env: &mut Env<'_>) -> Result<(), Down> {
+        if self.options.no_receive_timeout.is_zero() {
+            self.rx.parked = Some(ulpdu.to_vec());
+            return Err(self.no_receive_in_time());
+        }
+        self.rx.parked = Some(ulpdu.to_vec());
+        self.set_timer(TimerKind::NoReceive, self.options.no_receive_timeout, env);
+        Ok(())
+    }
+
+    /// No receive was posted for the parked segment in time (RFC 5041 section 7.1: 1/2/02).
+    pub(super) fn no_receive_in_time(&mut self) -> Down {
+        let parked = self.rx.parked.take().unwrap_or_default();
+        let msn = self.rx.queues[0].expected_msn();
+        self.fault(Fault::from(UntaggedError::NoBuffer { msn }), Some(QuotedSegment::new(&parked, Untagged::LEN)))
+    }
+
+    /// Reads and forgets, while closing. True when octets came.
+    pub(super) fn discard(&mut self) -> bool {
+        let mut scratch = [0u8; 16 << 10];
+        let mut work = false;
+        for _ in 0..READS_PER_PUMP {
+            match self.stream.recv(&mut [IoVecMut::from(&mut scratch[..])]) {
+                Ok(0) => {
+                    self.fin.received = true;
+                    break;
+                }
+                Ok(_) => work = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    self.fin.received = true;
+                    self.fin.sent = true;
+                    break;
+                }
+            }
+        }
+        work
+    }
+}
+
+/// Places `payload` at octet `offset` of a message whose memory is `sges`.
+fn scatter(
+    qp: &QpInner,
+    table: &mem::Table,
+    sges: &[Sge],
+    offset: u32,
+    payload: &[u8],
+) -> Result<(), mem::LocalError> {
+    let mut skip = u64::from(offset);
+    let mut rest = payload;
+    for sge in sges {
+        if rest.is_empty() {
+            break;
+        }
+        let room = u64::from(sge.length);
+        if skip >= room {
+            skip -= room;
+            continue;
+        }
+        let take = (room - skip).min(rest.len() as u64) as usize;
+        let (now, later) = rest.split_at(take);
+        let span = table.local(sge.lkey, qp.pd.id(), sge.addr.wrapping_add(skip), take as u32, true)?;
+        span.pin().map_err(|_| mem::LocalError::InvalidLkey { lkey: sge.lkey })?.copy_from(0, now);
+        rest = later;
+        skip = 0;
+    }
+    Ok(())
+}
+
+/// The STag that never resolves, for the sink of Reads.
+pub(crate) fn sink_stag(table: &mem::Table) -> STag {
+    table.reserve()
+}

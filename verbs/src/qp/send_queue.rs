@@ -1,0 +1,390 @@
+//! The send queue: requests in the order they were posted, from the application's call to the completion.
+//!
+//! Three positions cut the ring: requests in front of `next` were given to the stream, those behind it wait. A request leaves
+//! the front when it is done, so completions come in posting order whatever the answers' order was.
+
+use crate::cq::Cqe;
+use crate::error::Error;
+use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
+use crate::wr::{SendFlags, SendOp, SendWr, Sge};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// How far the application has seen the queue's completions.
+#[derive(Default)]
+pub(crate) struct SendReport(AtomicU32);
+
+impl SendReport {
+    /// The application has taken the completion of request `seq` (and with it all before).
+    pub(crate) fn seen(&self, seq: u32) {
+        self.0.store(seq.wrapping_add(1), Ordering::Release);
+    }
+
+    fn next_unseen(&self) -> u32 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// What the queue does with requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SqMode {
+    /// Posting is an error: RESET, INIT, RTR.
+    Closed,
+    /// RTS.
+    Running,
+    /// SQD: requests are taken and wait.
+    Paused,
+    /// ERR: requests are taken and flushed at once.
+    Flushing,
+}
+
+/// Where a request stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WqeState {
+    Posted,
+    /// Every octet was given to the stream's out queue; for a Read or atomic, the request was.
+    Built,
+    Done,
+}
+
+pub(crate) struct Wqe {
+    pub(crate) wr_id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) flags: SendFlags,
+    pub(crate) sges: Vec<Sge>,
+    pub(crate) inline: Vec<u8>,
+    /// Octets of the message.
+    pub(crate) len: u32,
+    pub(crate) state: WqeState,
+    pub(crate) status: WcStatus,
+}
+
+impl Wqe {
+    fn opcode(&self) -> WcOpcode {
+        match self.op {
+            SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::Write,
+            SendOp::Send | SendOp::SendInvalidate { .. } | SendOp::SendImm { .. } => WcOpcode::Send,
+            SendOp::Read { .. } => WcOpcode::Read,
+            SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+            SendOp::CmpSwap { .. } => WcOpcode::CmpSwap,
+            SendOp::LocalInvalidate { .. } => WcOpcode::LocalInvalidate,
+            SendOp::Bind(_) => WcOpcode::Bind,
+            SendOp::FastRegister(_) => WcOpcode::FastRegister,
+        }
+    }
+}
+
+/// Limits of a send queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SqLimits {
+    pub(crate) depth: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) max_inline: u32,
+    pub(crate) signal_all: bool,
+}
+
+pub(crate) struct SendQueue {
+    ring: VecDeque<Wqe>,
+    /// Emptied requests, kept for their allocations: the data path does not allocate once the queue was full once.
+    spare: Vec<Wqe>,
+    limits: SqLimits,
+    /// Sequence number of the front of the ring.
+    front: u32,
+    /// First request that was not given to the stream, counted from the front.
+    next: usize,
+    pub(crate) mode: SqMode,
+    qp_num: u32,
+    report: Arc<SendReport>,
+    /// Octets of requests that no pump has seen yet.
+    pub(crate) unpumped: u64,
+}
+
+impl SendQueue {
+    pub(crate) fn new(limits: SqLimits, qp_num: u32) -> Self {
+        Self {
+            ring: VecDeque::new(),
+            spare: Vec::new(),
+            limits,
+            front: 0,
+            next: 0,
+            mode: SqMode::Closed,
+            qp_num,
+            report: Arc::default(),
+            unpumped: 0,
+        }
+    }
+
+    /// Whether every request posted so far was reported to the application.
+    pub(crate) fn all_seen(&self) -> bool {
+        self.report.next_unseen() == self.front.wrapping_add(self.len())
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        // The ring is bounded by a u32 depth.
+        u32::try_from(self.ring.len()).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ring.is_empty()
+    }
+
+    /// Checks a request against the rules of posting and appends it. `inline` reads the caller's memory.
+    pub(crate) fn post(
+        &mut self,
+        wr: &SendWr<'_>,
+        inline: impl FnOnce(&[Sge], &mut Vec<u8>),
+    ) -> Result<(), Error> {
+        if self.len() >= self.limits.depth {
+            return Err(Error::QueueFull { queue: "send", depth: self.limits.depth });
+        }
+        let len = self.check(wr)?;
+        let mut wqe = self.spare.pop().unwrap_or_else(|| Wqe {
+            wr_id: 0,
+            op: SendOp::Send,
+            flags: SendFlags::empty(),
+            sges: Vec::new(),
+            inline: Vec::new(),
+            len: 0,
+            state: WqeState::Posted,
+            status: WcStatus::Success,
+        });
+        wqe.wr_id = wr.wr_id;
+        wqe.op = wr.op;
+        wqe.flags = wr.flags;
+        wqe.len = len;
+        wqe.state = WqeState::Posted;
+        wqe.status = WcStatus::Success;
+        wqe.sges.clear();
+        wqe.inline.clear();
+        if wr.flags.contains(SendFlags::INLINE) {
+            inline(wr.sges, &mut wqe.inline);
+        } else {
+            wqe.sges.extend(wr.sges.iter().filter(|sge| sge.length > 0));
+        }
+        self.unpumped += u64::from(len) + 32;
+        self.ring.push_back(wqe);
+        Ok(())
+    }
+
+    fn check(&self, wr: &SendWr<'_>) -> Result<u32, Error> {
+        if wr.sges.len() > self.limits.max_sge as usize {
+            return Err(Error::TooManySges { given: wr.sges.len(), max: self.limits.max_sge });
+        }
+        let len: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        // DDP counts a message's octets in 32 bits (RFC 5041 section 4.3, MO).
+        let len32 = u32::try_from(len).map_err(|_| Error::MessageTooLong { given: len })?;
+        if wr.flags.contains(SendFlags::INLINE) {
+            if wr.op.writes_locally() || wr.op.is_local() {
+                return Err(Error::BadFlags { what: "inline data goes with Write and Send only" });
+            }
+            if len > u64::from(self.limits.max_inline) {
+                return Err(Error::InlineTooLong { given: len, max: self.limits.max_inline });
+            }
+        }
+        if matches!(wr.op, SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. }) && len != 8 {
+            return Err(Error::AtomicLength { given: len });
+        }
+        Ok(len32)
+    }
+
+    /// The next request that the stream has not been given, with its sequence number.
+    pub(crate) fn next_wqe(&self) -> Option<(u32, &Wqe)> {
+        let wqe = self.ring.get(self.next)?;
+        Some((self.front.wrapping_add(u32::try_from(self.next).unwrap_or(u32::MAX)), wqe))
+    }
+
+    pub(crate) fn has_next(&self) -> bool {
+        self.next < self.ring.len()
+    }
+
+    /// The next request was given to the stream whole.
+    pub(crate) fn advance(&mut self) {
+        self.ring[self.next].state = WqeState::Built;
+        self.next += 1;
+    }
+
+    /// The request `seq`, if it has not left the ring.
+    pub(crate) fn get(&self, seq: u32) -> Option<&Wqe> {
+        self.ring.get(seq.wrapping_sub(self.front) as usize)
+    }
+
+    fn get_mut(&mut self, seq: u32) -> Option<&mut Wqe> {
+        self.ring.get_mut(seq.wrapping_sub(self.front) as usize)
+    }
+
+    /// Request `seq` is over.
+    pub(crate) fn done(&mut self, seq: u32, status: WcStatus) {
+        if let Some(wqe) = self.get_mut(seq) {
+            wqe.state = WqeState::Done;
+            wqe.status = status;
+        }
+    }
+
+    /// Whether a built request `seq` is finished once its octets are with TCP.
+    pub(crate) fn done_when_sent(&self, seq: u32) -> bool {
+        self.get(seq).is_some_and(|wqe| !wqe.op.needs_ord())
+    }
+
+    /// Takes the requests that are over off the front; `complete` gets their completions in order.
+    pub(crate) fn retire(&mut self, reason: Option<WireReason>, mut complete: impl FnMut(Cqe)) {
+        while self.ring.front().is_some_and(|wqe| wqe.state == WqeState::Done) {
+            self.retire_front(reason, &mut complete);
+        }
+    }
+
+    fn retire_front(&mut self, reason: Option<WireReason>, complete: &mut impl FnMut(Cqe)) {
+        let Some(wqe) = self.ring.pop_front() else { return };
+        let seq = self.front;
+        self.front = self.front.wrapping_add(1);
+        self.next = self.next.saturating_sub(1);
+        let signaled = self.limits.signal_all || wqe.flags.contains(SendFlags::SIGNALED);
+        if signaled || wqe.status != WcStatus::Success {
+            complete(Cqe {
+                wc: Wc {
+                    wr_id: wqe.wr_id,
+                    status: wqe.status,
+                    opcode: wqe.opcode(),
+                    byte_len: wqe.len,
+                    imm: None,
+                    invalidated: None,
+                    qp_num: self.qp_num,
+                    reason: if wqe.status == WcStatus::Success { None } else { reason },
+                    timestamp_ns: 0,
+                },
+                solicited: false,
+                report: Some((Arc::clone(&self.report), seq)),
+            });
+        } else if self.report.next_unseen() == seq {
+            // Nobody will be told of this one: it counts as seen when all before it were.
+            self.report.seen(seq);
+        }
+        if self.spare.len() < 1024 {
+            self.spare.push(wqe);
+        }
+    }
+
+    /// The oldest request without an end.
+    pub(crate) fn oldest_open(&self) -> Option<u32> {
+        let at = self.ring.iter().position(|wqe| wqe.state != WqeState::Done)?;
+        Some(self.front.wrapping_add(u32::try_from(at).unwrap_or(u32::MAX)))
+    }
+
+    /// The oldest request that the stream was given in part or whole and that has no end.
+    pub(crate) fn oldest_started(&self) -> Option<u32> {
+        self.oldest_open()
+    }
+
+    /// Ends everything that has no end yet as flushed and retires all of it. From now on posted requests are flushed too.
+    pub(crate) fn flush(&mut self, reason: Option<WireReason>, mut complete: impl FnMut(Cqe)) {
+        self.mode = SqMode::Flushing;
+        for wqe in &mut self.ring {
+            if wqe.state != WqeState::Done {
+                wqe.state = WqeState::Done;
+                wqe.status = WcStatus::Flushed;
+            }
+        }
+        self.next = self.ring.len();
+        self.retire(reason, &mut complete);
+    }
+
+    /// Forgets everything without completions: the transition to RESET.
+    pub(crate) fn reset(&mut self) {
+        self.front = self.front.wrapping_add(self.len());
+        self.ring.clear();
+        self.next = 0;
+        self.mode = SqMode::Closed;
+        self.report.0.store(self.front, Ordering::Release);
+        self.unpumped = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue(depth: u32) -> SendQueue {
+        let limits = SqLimits { depth, max_sge: 2, max_inline: 16, signal_all: false };
+        SendQueue::new(limits, 7)
+    }
+
+    fn send(wr_id: u64, flags: SendFlags) -> SendWr<'static> {
+        SendWr { wr_id, op: SendOp::Send, sges: &[], flags }
+    }
+
+    fn completions(queue: &mut SendQueue) -> Vec<(u64, WcStatus)> {
+        let mut out = Vec::new();
+        queue.retire(None, |cqe| out.push((cqe.wc.wr_id, cqe.wc.status)));
+        out
+    }
+
+    #[test]
+    fn completes_in_posting_order() {
+        let mut queue = queue(4);
+        for id in 0..3 {
+            queue.post(&send(id, SendFlags::SIGNALED), |_, _| ()).unwrap();
+            queue.advance();
+        }
+        queue.done(1, WcStatus::Success);
+        queue.done(2, WcStatus::Success);
+        assert!(completions(&mut queue).is_empty());
+        queue.done(0, WcStatus::Success);
+        assert_eq!(completions(&mut queue).iter().map(|c| c.0).collect::<Vec<_>>(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn refuses_what_the_limits_forbid() {
+        let mut queue = queue(1);
+        let sges = [Sge { addr: 0, length: 9, lkey: 1 }; 3];
+        let wr = |n: usize, flags| SendWr { wr_id: 0, op: SendOp::Send, sges: &sges[..n], flags };
+        assert!(matches!(
+            queue.post(&wr(3, SendFlags::empty()), |_, _| ()),
+            Err(Error::TooManySges { given: 3, max: 2 })
+        ));
+        assert!(matches!(
+            queue.post(&wr(2, SendFlags::INLINE), |_, _| ()),
+            Err(Error::InlineTooLong { given: 18, max: 16 })
+        ));
+        queue.post(&wr(1, SendFlags::INLINE), |_, out| out.extend_from_slice(&[1; 9])).unwrap();
+        assert!(matches!(
+            queue.post(&wr(0, SendFlags::empty()), |_, _| ()),
+            Err(Error::QueueFull { depth: 1, .. })
+        ));
+    }
+
+    #[test]
+    fn unsignaled_requests_retire_silently_and_errors_do_not() {
+        let mut queue = queue(4);
+        for id in 0..3 {
+            queue.post(&send(id, SendFlags::empty()), |_, _| ()).unwrap();
+            queue.advance();
+        }
+        queue.done(0, WcStatus::Success);
+        assert!(completions(&mut queue).is_empty());
+        queue.done(1, WcStatus::RemoteAccess);
+        let mut out = completions(&mut queue);
+        queue.flush(None, |cqe| out.push((cqe.wc.wr_id, cqe.wc.status)));
+        assert_eq!(out, [(1, WcStatus::RemoteAccess), (2, WcStatus::Flushed)]);
+    }
+
+    #[test]
+    fn knows_whether_the_application_has_seen_all() {
+        let mut queue = queue(4);
+        assert!(queue.all_seen());
+        queue.post(&send(1, SendFlags::SIGNALED), |_, _| ()).unwrap();
+        queue.advance();
+        assert!(!queue.all_seen());
+        queue.done(0, WcStatus::Success);
+        let mut report = None;
+        queue.retire(None, |cqe| report = cqe.report);
+        assert!(!queue.all_seen(), "completed, but not taken by the application");
+        let (report, seq) = report.unwrap();
+        report.seen(seq);
+        assert!(queue.all_seen());
+        queue.post(&send(2, SendFlags::empty()), |_, _| ()).unwrap();
+        queue.advance();
+        queue.done(1, WcStatus::Success);
+        queue.retire(None, |_| ());
+        assert!(queue.all_seen(), "an unsignaled request that retired after all were seen");
+    }
+}

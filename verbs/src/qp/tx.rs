@@ -1,0 +1,718 @@
+//! The sending half of the data path: requests (`send_queue`) and owed answers (`read_queue`) to messages (`rdmap`), segments
+//! (`ddp`), FPDUs (`mpa`) and octets for TCP (`llp`). Read from top to bottom, it is the way of one request.
+//!
+//! Large payloads go from registered memory by iovec; small ones, and all with Markers, are built in one piece. Memory that a
+//! peer may write, and the source of a Read Response (which may legally change at any moment), is copied before its CRC is
+//! computed: an FPDU's octets never change between CRC and wire.
+
+use crate::driver::Env;
+use crate::qp::out_queue::SendError;
+use crate::qp::peer::Greeting;
+use crate::qp::read_queue::{Outstanding, OutstandingKind, OwedKind, QuotedSegment};
+use crate::qp::send_queue::{SqMode, Wqe};
+use crate::qp::{Conn, Down, Phase, QpInner};
+use crate::wc::WcStatus;
+use crate::wr::{Remote, SendFlags, SendOp, Sge};
+use ddp::{Header, STag};
+use mem::{Access, Right, Span};
+use mpa::crc::Crc32c;
+use mpa::startup::Rtr;
+use mpa::tx::FpduTx;
+use rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Extensions, Fault, Opcode, ReadRequest};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Octets given to TCP in one call, about.
+const BATCH: u64 = 256 << 10;
+/// Pieces of memory in one call; each FPDU by iovec takes three.
+const BATCH_PIECES: usize = 200;
+/// Staging of one stream.
+const STAGING: usize = 192 << 10;
+/// Rounds of build and send in one pump: the stream's budget.
+const ROUNDS: usize = 4;
+/// From this payload on an FPDU goes by iovec; below, three iovecs cost more than the copy.
+const GATHER_MIN: u32 = 8 << 10;
+
+/// What a stream remembers between FPDUs it sends.
+pub(crate) struct Tx {
+    fpdu: FpduTx,
+    /// Largest ULPDU.
+    pub(crate) mulpdu: usize,
+    /// Next MSN of queues 0 to 3.
+    msn: [u32; 4],
+    /// The message that is being cut into FPDUs.
+    message: Option<Message>,
+    /// Requests whose last octet lies at these positions: they complete when TCP has taken it.
+    marks: VecDeque<(u64, u32)>,
+    /// Nothing may be sent: a responder before the initiator's first FPDU.
+    pub(crate) hold: bool,
+    /// A zero-length Write to be sent before anything else.
+    pub(crate) greeting: Option<Greeting>,
+    /// A Read or Send RTR message to be sent first of all.
+    pub(crate) rtr: Option<Rtr>,
+    /// An RTR Read waits for its answer.
+    rtr_unanswered: bool,
+    /// Whose turn it is when both requests and answers are due.
+    answers_turn: bool,
+    spans: Vec<Span>,
+}
+
+/// A message being sent.
+struct Message {
+    header: MessageHeader,
+    total: u32,
+    offset: u32,
+    source: Source,
+    /// The request that is built when this message is.
+    ends: Option<u32>,
+}
+
+#[derive(Clone, Copy)]
+enum MessageHeader {
+    Tagged { opcode: Opcode, stag: STag, to: u64 },
+    Untagged { opcode: Opcode, qn: u32, msn: u32, ulp32: u32, solicited: bool },
+}
+
+enum Source {
+    Empty,
+    /// The elements (or inline octets) of request `seq`.
+    Request {
+        seq: u32,
+        sge: usize,
+        sge_offset: u32,
+    },
+    /// A header that is all of the message.
+    Octets {
+        octets: [u8; 52],
+    },
+    /// The memory of an owed Read: checked again for every segment.
+    Owed(ReadRequest),
+}
+
+impl Tx {
+    pub(crate) fn new(crc: bool, markers: bool) -> Self {
+        Self {
+            fpdu: FpduTx::new(crc, markers),
+            mulpdu: mpa::MIN_MULPDU,
+            // RFC 5041 section 5.1: the first message on each queue has MSN 1.
+            msn: [1; 4],
+            message: None,
+            marks: VecDeque::new(),
+            hold: false,
+            greeting: None,
+            rtr: None,
+            rtr_unanswered: false,
+            answers_turn: false,
+            spans: Vec::new(),
+        }
+    }
+
+    pub(crate) fn rtr_answered(&self) -> bool {
+        !self.rtr_unanswered
+    }
+
+    pub(crate) fn rtr_was_answered(&mut self) {
+        self.rtr_unanswered = false;
+    }
+
+    fn next_msn(&mut self, qn: u32) -> u32 {
+        let msn = &mut self.msn[qn as usize & 3];
+        let now = *msn;
+        *msn = msn.wrapping_add(1);
+        now
+    }
+
+    fn untagged(&mut self, opcode: Opcode, qn: u32, ulp32: u32) -> MessageHeader {
+        MessageHeader::Untagged { opcode, qn, msn: self.next_msn(qn), ulp32, solicited: false }
+    }
+
+    /// Forgets what is not on the wire: the queue pair is in error.
+    pub(super) fn abandon(&mut self) {
+        self.message = None;
+        self.marks.clear();
+        self.greeting = None;
+        self.rtr = None;
+    }
+
+    fn is_idle(&self) -> bool {
+        self.message.is_none() && self.greeting.is_none() && self.rtr.is_none()
+    }
+}
+
+impl Message {
+    fn octets(header: MessageHeader, message: &[u8], ends: Option<u32>) -> Self {
+        let mut octets = [0; 52];
+        octets[..message.len()].copy_from_slice(message);
+        Self { header, total: message.len() as u32, offset: 0, source: Source::Octets { octets }, ends }
+    }
+
+    fn empty(header: MessageHeader) -> Self {
+        Self { header, total: 0, offset: 0, source: Source::Empty, ends: None }
+    }
+
+    fn of_request(header: MessageHeader, seq: u32, wqe: &Wqe, ends: bool) -> Self {
+        let source = Source::Request { seq, sge: 0, sge_offset: 0 };
+        Self { header, total: wqe.len, offset: 0, source, ends: ends.then_some(seq) }
+    }
+
+    /// The DDP header of the next segment with `len` octets of payload.
+    fn segment_header(&self, len: u32) -> Header {
+        let last = self.offset + len == self.total;
+        match self.header {
+            MessageHeader::Tagged { opcode, stag, to } => Header::Tagged(rdmap::tagged_header(
+                opcode,
+                stag,
+                to.wrapping_add(u64::from(self.offset)),
+                last,
+            )),
+            MessageHeader::Untagged { opcode, qn, msn, ulp32, solicited } => {
+                let mut header = rdmap::untagged_header(opcode, qn, msn, self.offset, last, ulp32);
+                if solicited {
+                    header.rsvd_ulp |= rdmap::SEND_IMM_SOLICITED;
+                }
+                Header::Untagged(header)
+            }
+        }
+    }
+
+    fn header_len(&self) -> usize {
+        match self.header {
+            MessageHeader::Tagged { .. } => ddp::Tagged::LEN,
+            MessageHeader::Untagged { .. } => ddp::Untagged::LEN,
+        }
+    }
+}
+
+impl Conn {
+    /// Sends what is due, within the stream's budget and as far as TCP takes it.
+    pub(super) fn transmit(&mut self, env: &mut Env<'_>) -> Result<(), Down> {
+        let open = matches!(self.phase, Phase::Open);
+        let mut full = false;
+        let mut more = false;
+        for round in 0..ROUNDS {
+            if open {
+                self.build(env)?;
+            }
+            if self.out.is_empty() {
+                break;
+            }
+            full = !self.out.send(&mut *self.stream).map_err(|error| match error {
+                SendError::Gone(_) => Down::Cut,
+                SendError::Io(error) => Down::Lost(error),
+            })?;
+            self.note_sent(env)?;
+            if full {
+                break;
+            }
+            more = round + 1 == ROUNDS;
+        }
+        if self.out.is_empty() && self.out.staging.capacity() > 0 {
+            env.pool.give(std::mem::take(&mut self.out.staging));
+        }
+        self.close_when_done(env)?;
+        let read = !self.rx.is_stalled() && !self.fin.received;
+        self.want(read, full || more)
+    }
+
+    /// Cuts messages into FPDUs until the batch is full or nothing is due.
+    fn build(&mut self, env: &mut Env<'_>) -> Result<(), Down> {
+        if self.out.staging.capacity() == 0 {
+            self.out.staging = env.pool.take();
+        }
+        while self.out.waiting() < BATCH
+            && self.out.pieces() < BATCH_PIECES
+            && self.out.staging.len() < STAGING
+        {
+            if self.tx.message.is_none() {
+                self.tx.message = self.next_message(env)?;
+            }
+            let Some(mut message) = self.tx.message.take() else { break };
+            let last = self.fpdu(&mut message, env)?;
+            if !last {
+                self.tx.message = Some(message);
+            } else if let Some(seq) = message.ends {
+                self.request_built(seq);
+            }
+        }
+        // Local requests may have finished without an octet.
+        self.retire(env)
+    }
+
+    /// The whole of request `seq` is queued.
+    fn request_built(&mut self, seq: u32) {
+        let Some(qp) = &self.qp else { return };
+        let mut sq = qp.sq.lock();
+        sq.advance();
+        if sq.done_when_sent(seq) {
+            self.tx.marks.push_back((self.out.queued(), seq));
+        }
+    }
+
+    /// One FPDU of `message`. True when it was the last.
+    fn fpdu(&mut self, message: &mut Message, env: &mut Env<'_>) -> Result<bool, Down> {
+        let room = u32::try_from(self.tx.mulpdu - message.header_len()).unwrap_or(u32::MAX);
+        let len = room.min(message.total - message.offset);
+        let header = message.segment_header(len);
+        let mut spans = std::mem::take(&mut self.tx.spans);
+        let start = self.out.staging.len();
+        self.out.staging.extend_from_slice(&[0; 2]);
+        let at = self.out.staging.len();
+        self.out.staging.resize(at + header.len(), 0);
+        header.emit(&mut self.out.staging[at..]);
+        self.payload(message, len, &mut spans, env)?;
+        if self.by_iovec(len, &spans) {
+            self.gather(start, header.len(), len, &mut spans);
+        } else {
+            for span in spans.drain(..) {
+                let Ok(pin) = span.pin() else { return Err(self.source_gone(message)) };
+                pin.copy_to_vec(0..span.len() as usize, &mut self.out.staging);
+            }
+            self.tx.fpdu.seal(&mut self.out.staging, start);
+            self.out.push_staged(start);
+        }
+        self.out.end_fpdu();
+        self.tx.spans = spans;
+        message.offset += len;
+        Ok(message.offset == message.total)
+    }
+
+    /// Finds the next `len` octets of payload: small fixed ones go to staging, memory to `spans`.
+    fn payload(
+        &mut self,
+        message: &mut Message,
+        len: u32,
+        spans: &mut Vec<Span>,
+        env: &Env<'_>,
+    ) -> Result<(), Down> {
+        if len == 0 {
+            return Ok(());
+        }
+        let from = message.offset as usize..(message.offset + len) as usize;
+        match &mut message.source {
+            Source::Empty => Ok(()),
+            Source::Octets { octets } => {
+                self.out.staging.extend_from_slice(&octets[from]);
+                Ok(())
+            }
+            Source::Owed(request) => {
+                let to = request.source_to.wrapping_add(u64::from(message.offset));
+                let span = self.owed_memory(request.source_stag, to, len, Right::Read, env)?;
+                spans.push(span);
+                Ok(())
+            }
+            Source::Request { seq, sge, sge_offset } => {
+                let Some(qp) = &self.qp else { return Err(Down::Asked) };
+                let sq = qp.sq.lock();
+                let Some(wqe) = sq.get(*seq) else { return Err(Down::Asked) };
+                if wqe.flags.contains(SendFlags::INLINE) {
+                    self.out.staging.extend_from_slice(&wqe.inline[from]);
+                    return Ok(());
+                }
+                let gathered = gather_spans(qp, &env.driver.table, &wqe.sges, (sge, sge_offset), len, spans);
+                gathered.map_err(|_| Down::Local { seq: Some(*seq), status: WcStatus::LocalProtection })
+            }
+        }
+    }
+
+    fn source_gone(&self, message: &Message) -> Down {
+        match message.source {
+            Source::Request { seq, .. } => {
+                Down::Local { seq: Some(seq), status: WcStatus::LocalProtection }
+            }
+            _ => match self.reads.owed.front() {
+                Some(owed) => self.fault(Fault::remote_invalid_stag(), Some(owed.segment.clone())),
+                None => Down::Asked,
+            },
+        }
+    }
+
+    fn by_iovec(&self, len: u32, spans: &[Span]) -> bool {
+        len >= GATHER_MIN
+            && !self.tx.fpdu.markers()
+            && !self.options.stable_tx
+            && spans.iter().all(|span| !span.is_shared())
+    }
+
+    /// Queues header, memory, and PAD with CRC as pieces.
+    fn gather(&mut self, start: usize, header_len: usize, len: u32, spans: &mut Vec<Span>) {
+        let ulpdu_len = (header_len + len as usize) as u16;
+        self.out.staging[start..start + 2].copy_from_slice(&FpduTx::header(ulpdu_len));
+        let mut crc = Crc32c::new();
+        if self.tx.fpdu.crc_on() {
+            crc = crc.update(&self.out.staging[start..]);
+        }
+        self.out.push_staged(start);
+        for span in spans.drain(..) {
+            if self.tx.fpdu.crc_on()
+                && let Ok(pin) = span.pin()
+            {
+                // A region that goes away now is met again when the octets are sent.
+                crc = pin.fold(0..span.len() as usize, crc, Crc32c::update);
+            }
+            self.out.push_memory(span);
+        }
+        let trailer = self.tx.fpdu.trailer(ulpdu_len, crc);
+        let start = self.out.staging.len();
+        self.out.staging.extend_from_slice(trailer.as_slice());
+        self.out.push_staged(start);
+    }
+
+    /// The next message in line: RTR and hello first, then answers and requests by turns.
+    fn next_message(&mut self, env: &mut Env<'_>) -> Result<Option<Message>, Down> {
+        if self.tx.hold {
+            return Ok(None);
+        }
+        if let Some(rtr) = self.tx.rtr.take() {
+            return Ok(Some(self.rtr_message(rtr)));
+        }
+        if let Some(Greeting { stag, to }) = self.tx.greeting.take() {
+            return Ok(Some(Message::empty(MessageHeader::Tagged { opcode: Opcode::Write, stag, to })));
+        }
+        self.tx.answers_turn = !self.tx.answers_turn;
+        if self.tx.answers_turn {
+            if let Some(message) = self.next_answer(env)? {
+                return Ok(Some(message));
+            }
+            self.next_request(env)
+        } else {
+            if let Some(message) = self.next_request(env)? {
+                return Ok(Some(message));
+            }
+            self.next_answer(env)
+        }
+    }
+
+    /// RFC 6581 section 9.2: the initiator's zero-length Read or Send.
+    fn rtr_message(&mut self, rtr: Rtr) -> Message {
+        if rtr == Rtr::Send {
+            let header = self.tx.untagged(Opcode::Send, rdmap::QN_SEND, 0);
+            return Message::empty(header);
+        }
+        self.tx.rtr_unanswered = true;
+        self.ask_read(None, Remote::default(), Vec::new(), 0, None)
+    }
+
+    /// A Read Request, and its place among the outstanding ones.
+    fn ask_read(
+        &mut self,
+        seq: Option<u32>,
+        remote: Remote,
+        sges: Vec<Sge>,
+        len: u32,
+        invalidate: Option<STag>,
+    ) -> Message {
+        let sink_to = self.reads.next_sink_to();
+        let header = self.tx.untagged(Opcode::ReadRequest, rdmap::QN_READ, 0);
+        let request = ReadRequest {
+            sink_stag: self.reads.sink,
+            sink_to,
+            len,
+            source_stag: STag(remote.rkey),
+            source_to: remote.addr,
+        };
+        let kind = OutstandingKind::Read { sink_to, len, received: 0 };
+        self.reads.outstanding.push_back(Outstanding { seq, msn: header.msn(), kind, sges, invalidate });
+        Message::octets(header, &request.emit(), seq)
+    }
+
+    /// The answer that is owed longest.
+    fn next_answer(&mut self, env: &Env<'_>) -> Result<Option<Message>, Down> {
+        let Some(owed) = self.reads.owed.front() else { return Ok(None) };
+        let message = match &owed.kind {
+            OwedKind::Read(request) => {
+                let header = MessageHeader::Tagged {
+                    opcode: Opcode::ReadResponse,
+                    stag: request.sink_stag,
+                    to: request.sink_to,
+                };
+                Message {
+                    header,
+                    total: request.len,
+                    offset: 0,
+                    source: Source::Owed(*request),
+                    ends: None,
+                }
+            }
+            OwedKind::Atomic(request) => {
+                let request = *request;
+                let original = self.execute(&request, env)?;
+                let response = AtomicResponse { request_id: request.request_id, original };
+                let header = self.tx.untagged(Opcode::AtomicResponse, rdmap::QN_ATOMIC_RESPONSE, 0);
+                Message::octets(header, &response.emit(), None)
+            }
+        };
+        // The credit is free as soon as the answer is under way: the peer cannot use it before it has the answer. What a
+        // later segment may have to quote stays with the message.
+        if let Source::Owed(_) = message.source {
+            if message.total > 0 {
+                self.tx_quote(owed_segment(&self.reads));
+            }
+        }
+        self.reads.owed.pop_front();
+        Ok(Some(message))
+    }
+
+    fn tx_quote(&mut self, segment: Option<QuotedSegment>) {
+        self.reads.answering = segment;
+    }
+
+    /// Executes an atomic, in its turn behind earlier Reads (RFC 7306 section 5.4).
+    fn execute(&self, request: &AtomicRequest, env: &Env<'_>) -> Result<u64, Down> {
+        let span = self.owed_memory(request.stag, request.to, 8, Right::Atomic, env)?;
+        let segment = || self.reads.owed.front().map(|owed| owed.segment.clone());
+        let Ok(pin) = span.pin() else {
+            return Err(self.fault(Fault::remote_invalid_stag(), segment()));
+        };
+        pin.atomic_u64(0, |old| request.apply(old)).map_err(|_| self.fault(Fault::unaligned_atomic(), segment()))
+    }
+
+    /// Memory that the peer asks for, if it may.
+    fn owed_memory(
+        &self,
+        stag: STag,
+        to: u64,
+        len: u32,
+        right: Right,
+        env: &Env<'_>,
+    ) -> Result<Span, Down> {
+        let Some(qp) = &self.qp else { return Err(Down::Asked) };
+        let segment = || {
+            let waiting = || self.reads.owed.front().map(|owed| owed.segment.clone());
+            self.reads.answering.clone().or_else(waiting)
+        };
+        let needed = if matches!(right, Right::Atomic) { Access::REMOTE_ATOMIC } else { Access::REMOTE_READ };
+        if !qp.attrs.lock().access.contains(needed) {
+            return Err(self.fault(Fault::remote_access_rights(), segment()));
+        }
+        env.driver
+            .table
+            .remote(stag, qp.stream(), qp.pd.id(), to, len, right)
+            .map_err(|error| self.fault(Down::read_fault(&error), segment()))
+    }
+
+    /// The next request of the send queue that may start.
+    fn next_request(&mut self, env: &mut Env<'_>) -> Result<Option<Message>, Down> {
+        let Some(qp) = self.qp.clone() else { return Ok(None) };
+        loop {
+            let mut sq = qp.sq.lock();
+            sq.unpumped = 0;
+            if sq.mode != SqMode::Running {
+                return Ok(None);
+            }
+            let Some((seq, wqe)) = sq.next_wqe() else { return Ok(None) };
+            let fenced = wqe.flags.contains(SendFlags::FENCE) && !self.reads.outstanding.is_empty();
+            let no_credit = wqe.op.needs_ord() && !self.reads.may_ask();
+            if fenced || no_credit {
+                return Ok(None);
+            }
+            if !wqe.op.is_local() {
+                if let Some(what) = missing(&wqe.op, self.peer.features().extensions()) {
+                    if self.peer.is_open() {
+                        return Ok(None);
+                    }
+                    tracing::warn!(parent: &self.span, what, "the peer does not offer what a request needs");
+                    return Err(Down::Local { seq: Some(seq), status: WcStatus::LocalQpOperation });
+                }
+                return Ok(Some(self.start(seq, wqe)));
+            }
+            let status = execute_local(&qp, &env.driver.table, &wqe.op);
+            sq.advance();
+            if status != WcStatus::Success {
+                return Err(Down::Local { seq: Some(seq), status });
+            }
+            sq.done(seq, status);
+        }
+    }
+
+    /// The first (mostly the only) message of a request.
+    fn start(&mut self, seq: u32, wqe: &Wqe) -> Message {
+        let solicited = wqe.flags.contains(SendFlags::SOLICITED);
+        match wqe.op {
+            SendOp::Write { remote } => Message::of_request(tagged_write(remote), seq, wqe, true),
+            SendOp::WriteImm { remote, imm } => {
+                let write = Message::of_request(tagged_write(remote), seq, wqe, false);
+                self.reads.immediate_next = Some((seq, imm, solicited));
+                write
+            }
+            SendOp::Send => {
+                let opcode = if solicited { Opcode::SendSe } else { Opcode::Send };
+                Message::of_request(self.tx.untagged(opcode, rdmap::QN_SEND, 0), seq, wqe, true)
+            }
+            SendOp::SendInvalidate { stag } => {
+                let opcode = if solicited { Opcode::SendSeInvalidate } else { Opcode::SendInvalidate };
+                Message::of_request(self.tx.untagged(opcode, rdmap::QN_SEND, stag.0), seq, wqe, true)
+            }
+            SendOp::SendImm { imm } => {
+                let msn = self.tx.next_msn(rdmap::QN_SEND);
+                let header = MessageHeader::Untagged {
+                    opcode: Opcode::SendImm,
+                    qn: rdmap::QN_SEND,
+                    msn,
+                    ulp32: imm,
+                    solicited,
+                };
+                Message::of_request(header, seq, wqe, true)
+            }
+            SendOp::Read { remote, invalidate } => {
+                self.ask_read(Some(seq), remote, wqe.sges.clone(), wqe.len, invalidate)
+            }
+            SendOp::FetchAdd { remote, add, mask } => {
+                let op = (AtomicOp::FetchAdd, add, mask, 0, u64::MAX);
+                self.ask_atomic(seq, wqe, remote, op)
+            }
+            SendOp::CmpSwap { remote, compare, compare_mask, swap, swap_mask } => {
+                let op = (AtomicOp::CmpSwap, swap, swap_mask, compare, compare_mask);
+                self.ask_atomic(seq, wqe, remote, op)
+            }
+            SendOp::LocalInvalidate { .. } | SendOp::Bind(_) | SendOp::FastRegister(_) => {
+                unreachable!("local requests send nothing")
+            }
+        }
+    }
+
+    fn ask_atomic(
+        &mut self,
+        seq: u32,
+        wqe: &Wqe,
+        remote: Remote,
+        (op, data, mask, compare, compare_mask): (AtomicOp, u64, u64, u64, u64),
+    ) -> Message {
+        let request_id = self.reads.next_request_id();
+        let header = self.tx.untagged(Opcode::AtomicRequest, rdmap::QN_READ, 0);
+        let request = AtomicRequest {
+            op,
+            request_id,
+            stag: STag(remote.rkey),
+            to: remote.addr,
+            data,
+            mask,
+            compare,
+            compare_mask,
+        };
+        let kind = OutstandingKind::Atomic { request_id };
+        let sges = wqe.sges.clone();
+        self.reads.outstanding.push_back(Outstanding {
+            seq: Some(seq),
+            msn: header.msn(),
+            kind,
+            sges,
+            invalidate: None,
+        });
+        Message::octets(header, &request.emit(), Some(seq))
+    }
+
+    /// TCP has taken octets: requests whose last one it was are done.
+    fn note_sent(&mut self, env: &mut Env<'_>) -> Result<(), Down> {
+        let sent = self.out.sent();
+        if self.tx.marks.front().is_none_or(|(end, _)| *end > sent) {
+            return Ok(());
+        }
+        let Some(qp) = self.qp.clone() else { return Ok(()) };
+        let mut sq = qp.sq.lock();
+        while let Some((_, seq)) = self.tx.marks.front().copied().filter(|(end, _)| *end <= sent) {
+            sq.done(seq, WcStatus::Success);
+            self.tx.marks.pop_front();
+        }
+        drop(sq);
+        self.retire(env)
+    }
+
+    /// Completes the requests that are over.
+    pub(super) fn retire(&mut self, env: &mut Env<'_>) -> Result<(), Down> {
+        let Some(qp) = &self.qp else { return Ok(()) };
+        let mut room = true;
+        qp.sq.lock().retire(None, |cqe| room &= qp.send_cq.push(cqe, env.wakes));
+        if room { Ok(()) } else { Err(Down::CqOverflow) }
+    }
+
+    /// Whether all that was asked for is sent and answered.
+    pub(super) fn is_drained(&self) -> bool {
+        let sends_left = self.qp.as_ref().is_some_and(|qp| {
+            let sq = qp.sq.lock();
+            sq.mode == SqMode::Running && sq.has_next()
+        });
+        !sends_left
+            && self.tx.is_idle()
+            && self.tx.marks.is_empty()
+            && self.out.is_empty()
+            && self.reads.outstanding.is_empty()
+            && self.reads.owed.is_empty()
+    }
+
+    /// Whether the peer, which has closed its half, has got every answer.
+    pub(super) fn owes_nothing(&self) -> bool {
+        self.reads.owed.is_empty() && self.tx.message.is_none() && self.out.is_empty()
+    }
+}
+
+impl MessageHeader {
+    fn msn(&self) -> u32 {
+        match self {
+            Self::Tagged { .. } => 0,
+            Self::Untagged { msn, .. } => *msn,
+        }
+    }
+}
+
+fn tagged_write(remote: Remote) -> MessageHeader {
+    MessageHeader::Tagged { opcode: Opcode::Write, stag: STag(remote.rkey), to: remote.addr }
+}
+
+/// The extension that `op` needs and the peer does not have.
+fn missing(op: &SendOp, peer: Extensions) -> Option<&'static str> {
+    match op {
+        SendOp::WriteImm { .. } if !peer.immediate => Some("immediate data (RFC 7306)"),
+        SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if !peer.atomic => Some("atomics (RFC 7306)"),
+        SendOp::SendImm { .. } if !peer.send_imm => Some("Send with immediate (a uiw extension)"),
+        _ => None,
+    }
+}
+
+/// Requests that touch only the table of STags.
+fn execute_local(qp: &Arc<QpInner>, table: &mem::Table, op: &SendOp) -> WcStatus {
+    let pd = qp.pd.id();
+    match op {
+        SendOp::LocalInvalidate { stag } => match table.invalidate_local(*stag, qp.stream(), pd) {
+            Ok(()) => WcStatus::Success,
+            Err(_) => WcStatus::LocalProtection,
+        },
+        SendOp::Bind(bind) => match crate::mr::bind(table, bind, pd, qp.stream()) {
+            Ok(()) => WcStatus::Success,
+            Err(_) => WcStatus::MwBind,
+        },
+        SendOp::FastRegister(reg) => match crate::mr::fast_register(table, reg, pd, qp.stream()) {
+            Ok(()) => WcStatus::Success,
+            Err(_) => WcStatus::LocalProtection,
+        },
+        _ => WcStatus::LocalQpOperation,
+    }
+}
+
+/// The next `len` octets of a request's elements, from where the last segment ended.
+fn gather_spans(
+    qp: &QpInner,
+    table: &mem::Table,
+    sges: &[Sge],
+    (at, at_offset): (&mut usize, &mut u32),
+    len: u32,
+    spans: &mut Vec<Span>,
+) -> Result<(), mem::LocalError> {
+    let mut left = len;
+    while left > 0 {
+        let Some(sge) = sges.get(*at) else { break };
+        let take = left.min(sge.length - *at_offset);
+        let addr = sge.addr.wrapping_add(u64::from(*at_offset));
+        spans.push(table.local(sge.lkey, qp.pd.id(), addr, take, false)?);
+        left -= take;
+        *at_offset += take;
+        if *at_offset == sge.length {
+            *at += 1;
+            *at_offset = 0;
+        }
+    }
+    Ok(())
+}
+
+fn owed_segment(reads: &crate::qp::read_queue::ReadQueues) -> Option<QuotedSegment> {
+    reads.owed.front().map(|owed| owed.segment.clone())
+}

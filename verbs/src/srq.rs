@@ -1,0 +1,163 @@
+//! Shared receive queues.
+
+use crate::driver::Driver;
+use crate::error::{Error, PostError, Result};
+use crate::event::AsyncEvent;
+use crate::notify::Wakes;
+use crate::pd::Pd;
+use crate::qp::{RecvQueue, RecvWqe};
+use crate::wr::RecvWr;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Limits of a shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqAttr {
+    /// Receives it holds at most.
+    pub max_wr: u32,
+    /// Elements of one receive.
+    pub max_sge: u32,
+    /// Raises [`AsyncEvent::SrqLimitReached`] once when fewer receives are posted; 0 = never.
+    pub limit: u32,
+}
+
+/// A receive queue that several queue pairs take from.
+pub struct Srq {
+    num: u32,
+    pd: Pd,
+    driver: Arc<Driver>,
+    max_sge: u32,
+    queue: Mutex<RecvQueue>,
+    limit: AtomicU32,
+    users: AtomicU32,
+}
+
+impl Srq {
+    pub(crate) fn new(driver: Arc<Driver>, pd: Pd, num: u32, attr: SrqAttr) -> Self {
+        Self {
+            num,
+            pd,
+            driver,
+            max_sge: attr.max_sge,
+            queue: Mutex::new(RecvQueue::new(attr.max_wr, attr.max_sge)),
+            limit: AtomicU32::new(attr.limit),
+            users: AtomicU32::new(0),
+        }
+    }
+
+    /// Its number on the device.
+    pub fn num(&self) -> u32 {
+        self.num
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    /// Queue pairs that take from it.
+    pub fn users(&self) -> u32 {
+        self.users.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn add_user(&self) {
+        self.users.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn remove_user(&self) {
+        self.users.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Posts receives in order.
+    ///
+    /// # Errors
+    /// [`PostError`] names the first refused one; those before it are posted.
+    pub fn post_recv<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = RecvWr<'a>>,
+    ) -> std::result::Result<(), PostError> {
+        let mut queue = self.queue.lock();
+        let mut result = Ok(());
+        for (index, wr) in wrs.into_iter().enumerate() {
+            if let Err(error) = queue.post(&wr) {
+                result = Err(PostError { index, error });
+                break;
+            }
+        }
+        let waiting = std::mem::take(&mut queue.waiting);
+        drop(queue);
+        for token in &waiting {
+            self.driver.ring(*token);
+        }
+        if !waiting.is_empty() {
+            self.driver.try_pump();
+        }
+        result
+    }
+
+    /// Changes depth or limit.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] when more receives are posted than the new depth, or a limit above the depth.
+    pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
+        let mut queue = self.queue.lock();
+        if let Some(max_wr) = max_wr {
+            self.driver.limits().check("shared receive queue depth", max_wr.into(), self.driver.limits().max_srq_wr.into())?;
+            queue.set_depth(max_wr)?;
+        }
+        if let Some(limit) = limit {
+            if limit > queue.depth() {
+                return Err(Error::Limit {
+                    what: "shared receive queue limit",
+                    asked: limit.into(),
+                    limit: queue.depth().into(),
+                });
+            }
+            self.limit.store(limit, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    /// Its limits as they are now; the limit is 0 once the event was raised.
+    pub fn query(&self) -> SrqAttr {
+        SrqAttr {
+            max_wr: self.queue.lock().depth(),
+            max_sge: self.max_sge,
+            limit: self.limit.load(Ordering::Acquire),
+        }
+    }
+
+    /// Takes the oldest receive, or notes `token` as waiting for one.
+    pub(crate) fn take(&self, token: llp::Token, wakes: &mut Wakes) -> Option<RecvWqe> {
+        let mut queue = self.queue.lock();
+        let Some(wqe) = queue.take() else {
+            if !queue.waiting.contains(&token) {
+                queue.waiting.push(token);
+            }
+            return None;
+        };
+        let left = queue.len();
+        drop(queue);
+        let limit = self.limit.load(Ordering::Acquire) as usize;
+        if left < limit
+            && self
+                .limit
+                .compare_exchange(limit as u32, 0, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
+        {
+            self.driver.async_event(AsyncEvent::SrqLimitReached { srq: self.num }, wakes);
+        }
+        Some(wqe)
+    }
+
+    pub(crate) fn recycle(&self, wqe: RecvWqe) {
+        self.queue.lock().recycle(wqe);
+    }
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        self.driver.counts.release_srq();
+    }
+}

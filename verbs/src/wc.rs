@@ -1,0 +1,154 @@
+//! Work completions: how a request ended.
+
+use std::fmt;
+
+/// Status of a completion; the values of `ibv_wc_status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum WcStatus {
+    /// Done.
+    Success = 0,
+    /// A message did not fit the receive, or the send was longer than a message may be.
+    LocalLength = 1,
+    /// The queue pair could not execute the request, for instance because the peer lacks the extension it needs.
+    LocalQpOperation = 2,
+    /// A local element names no valid region, leaves it, or lacks the right.
+    LocalProtection = 4,
+    /// Flushed: the queue pair had entered the error state.
+    Flushed = 5,
+    /// A bind was refused.
+    MwBind = 6,
+    /// The peer's answer did not fit the request.
+    BadResponse = 7,
+    /// Access to local memory by the peer failed.
+    LocalAccess = 8,
+    /// The peer called the request invalid.
+    RemoteInvalidRequest = 9,
+    /// The peer refused access to its memory.
+    RemoteAccess = 10,
+    /// The peer could not execute the request.
+    RemoteOperation = 11,
+    /// The connection was lost with the request unanswered.
+    RetryExceeded = 12,
+    /// The peer had no receive posted in time.
+    RnrRetryExceeded = 13,
+    /// The peer aborted.
+    RemoteAborted = 16,
+    /// A fatal error of the stream.
+    Fatal = 19,
+    /// Anything else.
+    General = 21,
+}
+
+impl WcStatus {
+    /// The status in plain words.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Success => "success",
+            Self::LocalLength => "local length error",
+            Self::LocalQpOperation => "local queue pair operation error",
+            Self::LocalProtection => "local protection error",
+            Self::Flushed => "flushed: the queue pair was in error",
+            Self::MwBind => "memory window bind error",
+            Self::BadResponse => "bad response from the peer",
+            Self::LocalAccess => "local access error",
+            Self::RemoteInvalidRequest => "the peer called the request invalid",
+            Self::RemoteAccess => "the peer refused access to its memory",
+            Self::RemoteOperation => "the peer could not execute the request",
+            Self::RetryExceeded => "connection lost",
+            Self::RnrRetryExceeded => "the peer had no receive posted",
+            Self::RemoteAborted => "the peer aborted",
+            Self::Fatal => "fatal stream error",
+            Self::General => "general error",
+        }
+    }
+}
+
+impl fmt::Display for WcStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.words())
+    }
+}
+
+/// What completed; the values of `ibv_wc_opcode` where it has one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum WcOpcode {
+    /// A Send of any form.
+    Send = 0,
+    /// An RDMA Write, with or without immediate.
+    Write = 1,
+    /// An RDMA Read.
+    Read = 2,
+    /// A CmpSwap.
+    CmpSwap = 3,
+    /// A FetchAdd.
+    FetchAdd = 4,
+    /// A window bind.
+    Bind = 5,
+    /// A local invalidate.
+    LocalInvalidate = 6,
+    /// A fast-register.
+    FastRegister = 7,
+    /// A receive, taken by a Send.
+    Recv = 128,
+    /// A receive, taken by Immediate Data behind a Write.
+    RecvWriteImm = 129,
+}
+
+/// The wire's reason behind an error status: the codes of a Terminate message (RFC 5040 section 4.8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WireReason {
+    /// Whether the peer sent it (otherwise we did).
+    pub from_peer: bool,
+    /// Layer: 0 RDMAP, 1 DDP, 2 LLP.
+    pub layer: u8,
+    /// Error type.
+    pub etype: u8,
+    /// Error code.
+    pub code: u8,
+}
+
+impl WireReason {
+    /// As one number for `vendor_err`: 0x8000 from the peer, then layer, type, code.
+    #[must_use]
+    pub fn vendor_err(self) -> u32 {
+        u32::from(self.from_peer) << 16
+            | u32::from(self.layer) << 12
+            | u32::from(self.etype) << 8
+            | u32::from(self.code)
+    }
+}
+
+impl fmt::Display for WireReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let who = if self.from_peer { "the peer" } else { "this end" };
+        let Self { layer, etype, code, .. } = *self;
+        let reason = rdmap::terminate_words(layer, etype, code);
+        write!(f, "{who} terminated the stream: {reason} (layer {layer}, type {etype}, code {code:#04x})")
+    }
+}
+
+/// A work completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wc {
+    /// The number given when posting.
+    pub wr_id: u64,
+    /// How it ended. Unless `Success`, only `wr_id`, `qp_num` and `reason` mean anything.
+    pub status: WcStatus,
+    /// What ended.
+    pub opcode: WcOpcode,
+    /// Octets received or read.
+    pub byte_len: u32,
+    /// The immediate that came along.
+    pub imm: Option<u32>,
+    /// The STag of ours that the peer invalidated.
+    pub invalidated: Option<u32>,
+    /// The queue pair.
+    pub qp_num: u32,
+    /// The wire's reason, where an error has one.
+    pub reason: Option<WireReason>,
+    /// Monotonic nanoseconds at completion; 0 unless the queue was created with timestamps.
+    pub timestamp_ns: u64,
+}

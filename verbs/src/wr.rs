@@ -1,0 +1,192 @@
+//! Work requests: what an application asks a queue pair to do.
+
+use crate::mr::RemoteMr;
+use bitflags::bitflags;
+use ddp::STag;
+use mem::Access;
+
+/// One scatter/gather element: `length` octets at `addr` in the region named by `lkey`.
+///
+/// `addr` is a virtual address, or an offset for a zero-based region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sge {
+    /// Tagged offset of the first octet.
+    pub addr: u64,
+    /// Octets.
+    pub length: u32,
+    /// The region's STag.
+    pub lkey: u32,
+}
+
+bitflags! {
+    /// Flags of a send work request; the values of `ibv_send_flags`.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct SendFlags: u32 {
+        /// Starts only when every earlier Read and atomic of this queue pair has completed.
+        const FENCE = 1;
+        /// Produces a completion (on a queue pair created without `sq_sig_all`).
+        const SIGNALED = 2;
+        /// Raises a solicited event at the receiver.
+        const SOLICITED = 4;
+        /// The data is copied while posting; the memory need not be registered and is free at return.
+        const INLINE = 8;
+    }
+}
+
+/// What a send work request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendOp {
+    /// RDMA Write (RFC 5040 section 4.4).
+    Write {
+        /// The peer's memory.
+        remote: Remote,
+    },
+    /// RDMA Write followed by Immediate Data (RFC 7306 section 6).
+    WriteImm {
+        /// The peer's memory.
+        remote: Remote,
+        /// The immediate, as the application's number.
+        imm: u32,
+    },
+    /// Send (RFC 5040 section 4.3).
+    Send,
+    /// Send with Invalidate: the peer's STag is invalidated before its receive completes.
+    SendInvalidate {
+        /// The peer's STag.
+        stag: STag,
+    },
+    /// Send with immediate: an extension between uiw peers (RDMAP opcode 15).
+    SendImm {
+        /// The immediate.
+        imm: u32,
+    },
+    /// RDMA Read into the local elements (RFC 5040 section 4.4).
+    Read {
+        /// The peer's memory.
+        remote: Remote,
+        /// Invalidate this STag of ours when the Read has completed.
+        invalidate: Option<STag>,
+    },
+    /// FetchAdd (RFC 7306 section 5.2): the old value lands in the local element.
+    FetchAdd {
+        /// Eight aligned octets of the peer's.
+        remote: Remote,
+        /// What to add.
+        add: u64,
+        /// A one marks the top bit of a field; its carry is dropped. 0 = one 64-bit field.
+        mask: u64,
+    },
+    /// CmpSwap (RFC 7306 section 5.3): the old value lands in the local element.
+    CmpSwap {
+        /// Eight aligned octets of the peer's.
+        remote: Remote,
+        /// Value compared with.
+        compare: u64,
+        /// Bits that are compared.
+        compare_mask: u64,
+        /// Value stored on a match.
+        swap: u64,
+        /// Bits that are stored.
+        swap_mask: u64,
+    },
+    /// Invalidates a type 2 window or fast-register STag of ours.
+    LocalInvalidate {
+        /// The STag.
+        stag: STag,
+    },
+    /// Binds a memory window.
+    Bind(Bind),
+    /// Gives a fast-register STag its memory.
+    FastRegister(FastRegister),
+}
+
+/// A place in the peer's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Remote {
+    /// Tagged offset.
+    pub addr: u64,
+    /// The peer's STag.
+    pub rkey: u32,
+}
+
+impl From<RemoteMr> for Remote {
+    fn from(mr: RemoteMr) -> Self {
+        Self { addr: mr.addr, rkey: mr.rkey }
+    }
+}
+
+/// Arguments of a window bind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bind {
+    /// The window's present STag.
+    pub window: STag,
+    /// The STag it has afterwards: same index; type 2 takes the consumer's key octet from here, type 1 is given one.
+    pub new_stag: STag,
+    /// The region under it.
+    pub region: STag,
+    /// First octet, in the region's tagged offsets.
+    pub addr: u64,
+    /// Octets; 0 revokes a type 1 window.
+    pub length: u64,
+    /// Rights of the window.
+    pub access: Access,
+}
+
+/// Arguments of a fast-register request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FastRegister {
+    /// The STag with the consumer's key octet.
+    pub stag: STag,
+    /// The region whose memory it names.
+    pub region: STag,
+    /// First octet, in the region's tagged offsets.
+    pub addr: u64,
+    /// Octets.
+    pub length: u64,
+    /// Tagged offset of its first octet as peers see it.
+    pub base: u64,
+    /// Rights.
+    pub access: Access,
+}
+
+/// A request for the send queue.
+#[derive(Clone, Copy, Debug)]
+pub struct SendWr<'a> {
+    /// The application's own number, returned with the completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub op: SendOp,
+    /// Local memory: source of Write and Send, target of Read and atomics.
+    pub sges: &'a [Sge],
+    /// Flags.
+    pub flags: SendFlags,
+}
+
+/// A request for a receive queue.
+#[derive(Clone, Copy, Debug)]
+pub struct RecvWr<'a> {
+    /// The application's own number, returned with the completion.
+    pub wr_id: u64,
+    /// Where an inbound Send is placed.
+    pub sges: &'a [Sge],
+}
+
+impl SendOp {
+    /// Whether its local elements are written (Read, atomics) instead of read.
+    #[must_use]
+    pub const fn writes_locally(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::FetchAdd { .. } | Self::CmpSwap { .. })
+    }
+
+    /// Whether it takes one of the ORD credits until its answer has come.
+    #[must_use]
+    pub const fn needs_ord(&self) -> bool {
+        self.writes_locally()
+    }
+
+    /// Whether it never leaves this machine.
+    #[must_use]
+    pub const fn is_local(&self) -> bool {
+        matches!(self, Self::LocalInvalidate { .. } | Self::Bind(_) | Self::FastRegister(_))
+    }
+}
