@@ -91,6 +91,14 @@ pub enum Error {
         /// The rule.
         source: mpa::startup::StartupError,
     },
+    /// The peer's Reply asks for what we cannot do; it was told so by a Terminate.
+    #[error("{peer} accepted, but {refusal}")]
+    PeerRefusal {
+        /// The peer.
+        peer: SocketAddr,
+        /// The rule.
+        refusal: mpa::startup::StartupRefusal,
+    },
     /// The peer rejected the connection.
     #[error("{peer} rejected the connection ({} octets of private data)", private_data.len())]
     Rejected {

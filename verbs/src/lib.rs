@@ -1,1 +1,45 @@
-//! iWARP verbs: device, PD, MR, CQ, QP, connection manager; blocking, async and raw.
+//! iWARP verbs in user space: devices, protection domains, memory, queues, queue pairs, and the connection manager.
+//!
+//! ```text
+//!   application            engine                                        wire
+//!   post_send  ─► send_queue ─► qp/tx: rdmap ─► ddp ─► mpa ─► out_queue ─► llp
+//!   poll_cq    ◄─ cq ◄─ qp/rx: mem ◄─ rdmap ◄─ ddp ◄─ mpa ◄─ staging    ◄─ llp
+//! ```
+//!
+//! The types at this level are the *raw layer*: one to one with verbs, with the memory rules in the hands of the caller
+//! ([`Qp::post_send`] is `unsafe`). Nobody's thread is needed: the caller's drives while it polls, posts or waits, a background
+//! thread when it does not.
+
+mod cq;
+mod device;
+mod driver;
+mod error;
+mod event;
+mod mr;
+mod notify;
+mod options;
+mod pd;
+mod qp;
+mod srq;
+mod wc;
+mod wr;
+
+pub mod cm;
+
+pub use cq::{Arm, CompChannel, Cq, CqOptions};
+pub use device::{Device, DeviceOptions};
+pub use error::{Error, PostError, Result};
+pub use event::AsyncEvent;
+pub use mr::{FastMr, RawMr, RawMw, RemoteMr};
+pub use notify::EventQueue;
+pub use options::{ConnOptions, FpduSize, Limits, Progress, Recognition};
+pub use pd::Pd;
+pub use qp::{Qp, QpAttr, QpCap, QpInit, QpState};
+pub use srq::{Srq, SrqAttr};
+pub use wc::{Wc, WcOpcode, WcStatus, WireReason};
+pub use wr::{Bind, FastRegister, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge};
+
+pub use ddp::STag;
+pub use llp::StreamOptions;
+pub use mem::{Access, Memory, WindowType};
+pub use mpa::startup::{Negotiated, Revision, Rtr, RtrKinds};

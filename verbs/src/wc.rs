@@ -125,7 +125,7 @@ impl fmt::Display for WireReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let who = if self.from_peer { "the peer" } else { "this end" };
         let Self { layer, etype, code, .. } = *self;
-        let reason = rdmap::terminate_words(layer, etype, code);
+        let reason = rdmap::TerminateReason::from_codes(layer, etype, code);
         write!(f, "{who} terminated the stream: {reason} (layer {layer}, type {etype}, code {code:#04x})")
     }
 }

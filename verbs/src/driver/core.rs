@@ -37,6 +37,8 @@ pub(crate) struct Core {
     staging: Vec<u8>,
     events: Vec<Event>,
     pumps: u32,
+    /// Connections that are over. They are dropped after the lock: what they hold may run foreign code or lock again.
+    pub(crate) trash: Vec<Box<Conn>>,
 }
 
 /// What a stream needs of the core while it is served.
@@ -63,6 +65,7 @@ impl Core {
             staging: vec![0; RX_STAGING],
             events: Vec::new(),
             pumps: 0,
+            trash: Vec::new(),
         }
     }
 
@@ -79,6 +82,20 @@ impl Core {
         entry.insert((generation, slot));
         self.others += 1;
         Ok(token)
+    }
+
+    /// A token for a slot that is filled later, by [`Core::fill`].
+    pub(crate) fn reserve(&mut self) -> Token {
+        self.generation = self.generation.wrapping_add(1);
+        let key = self.slots.insert((self.generation, Slot::Lent));
+        self.others += 1;
+        Token(key as u64 | u64::from(self.generation) << 32)
+    }
+
+    pub(crate) fn fill(&mut self, token: Token, slot: Slot) {
+        if let Some(place) = self.slot(token) {
+            *place = slot;
+        }
     }
 
     fn slot(&mut self, token: Token) -> Option<&mut Slot> {
@@ -124,9 +141,17 @@ impl Core {
             staging: &mut self.staging,
         };
         let result = serve(&mut conn, &mut env);
+        if std::mem::take(&mut conn.wants_reconnect) {
+            let peer = conn.stream.peer_addr();
+            match self.stack.connect(None, peer, &conn.options.stream, token) {
+                Ok(stream) => conn.reconnected(stream),
+                Err(source) => conn.give_up_startup(crate::error::Error::Lost { peer, source }, &mut env),
+            }
+        }
         if conn.is_over() {
             conn.let_go(&mut env);
             self.remove(token);
+            self.trash.push(conn);
         } else {
             if !was_established && conn.is_established() {
                 self.established.push(token);

@@ -202,8 +202,10 @@ impl Busy<'_> {
     fn release(&mut self) {
         if let Some(mut core) = self.core.take() {
             let mut wakes = std::mem::take(&mut core.wakes);
+            let trash = std::mem::take(&mut core.trash);
             let next_timer = core.timers.next();
             drop(core);
+            drop(trash);
             self.driver.sleepers.timer_at(next_timer);
             wakes.give();
         }

@@ -1,6 +1,6 @@
 //! One stream, from the TCP connect to the last FIN: everything the driver owns of a connection.
 
-use crate::cm::CmSide;
+use crate::cm::{CmSide, HalfOpen};
 use crate::driver::{Env, TimerKind};
 use crate::options::{ConnOptions, FpduSize};
 use crate::qp::out_queue::OutQueue;
@@ -71,6 +71,12 @@ pub(crate) struct Conn {
     pub(crate) private_data: Vec<u8>,
     pub(crate) deadlines: [Option<Instant>; crate::driver::TIMER_KINDS],
     pub(crate) hello_left: u8,
+    /// Counted by the listener while in set-up.
+    pub(crate) half_open: Option<HalfOpen>,
+    /// Revision 2 was tried and closed upon.
+    pub(crate) fell_back: bool,
+    /// A new TCP connection is wanted for the fall-back.
+    pub(crate) wants_reconnect: bool,
     interest: Interest,
     pub(crate) span: tracing::Span,
 }
@@ -106,6 +112,9 @@ impl Conn {
             private_data: Vec::new(),
             deadlines: [None; crate::driver::TIMER_KINDS],
             hello_left: 0,
+            half_open: None,
+            fell_back: false,
+            wants_reconnect: false,
             interest: Interest { read: true, write: initiator },
             span,
             stream,
@@ -123,7 +132,9 @@ impl Conn {
 
     /// Full Operation begins; `octets` behind the startup frame stay in the inbox.
     pub(crate) fn open(&mut self, negotiated: Negotiated, env: &mut Env<'_>) {
+        self.half_open = None;
         self.tx = Tx::new(negotiated.crc, negotiated.markers_tx);
+        self.tx.starts_at(self.out.queued());
         self.rx = Rx::new(negotiated.crc, negotiated.markers_rx);
         self.reads.ird = negotiated.ird;
         self.reads.ord = negotiated.ord;
@@ -290,8 +301,13 @@ impl Conn {
         Ok(())
     }
 
-    pub(crate) fn wants_read(&self) -> bool {
-        self.interest.read
+    /// The fall-back's TCP connection takes the place of the first.
+    pub(crate) fn reconnected(&mut self, stream: Box<dyn Stream>) {
+        self.stream = stream;
+        self.phase = Phase::Connecting;
+        self.out = OutQueue::default();
+        self.inbox.clear();
+        self.interest = Interest { read: true, write: true };
     }
 
     /// The connection is removed: what it held goes back.
@@ -301,6 +317,7 @@ impl Conn {
         env.pool.give(std::mem::take(&mut self.inbox));
         env.pool.give(std::mem::take(&mut self.out.staging));
         self.rx.drop_parked();
+        env.driver.table.release(self.reads.sink);
     }
 
     /// Octets that count against the pool.

@@ -472,8 +472,8 @@ impl Drop for QpInner {
 /// Copies inline data out of the caller's memory.
 fn copy_inline(sges: &[Sge], out: &mut Vec<u8>) {
     for sge in sges {
-        // SAFETY: `post_send` demands that inline elements are readable addresses of this process during the call; the
-        // octets are copied as raw memory, no reference to them is made.
-        unsafe { mem::append_raw(sge.addr as *const u8, sge.length as usize, out) };
+        // SAFETY: `post_send` demands that inline elements are readable addresses of this process during the call.
+        let octets = unsafe { mem::IoVec::from_raw(sge.addr as *const u8, sge.length as usize) };
+        octets.append_to(out);
     }
 }

@@ -19,6 +19,7 @@ mod tx;
 pub(crate) use conn::{Conn, Phase};
 pub(crate) use handle::QpInner;
 pub use handle::{Qp, QpAttr, QpCap, QpInit};
+pub(crate) use out_queue::SendError;
 pub(crate) use peer::Peer;
 pub(crate) use recv_queue::{RecvQueue, RecvWqe};
 pub(crate) use send_queue::{SendReport, SqMode};

@@ -21,7 +21,7 @@ impl Piece {
     fn len(&self) -> usize {
         match self {
             Self::Staged { start, end } => end - start,
-            Self::Memory(span) => span.len() as usize,
+            Self::Memory(span) => span.len(),
         }
     }
 }
@@ -83,7 +83,7 @@ impl OutQueue {
     }
 
     pub(crate) fn push_memory(&mut self, span: Span) {
-        self.queued += u64::from(span.len());
+        self.queued += span.len() as u64;
         self.pieces.push_back(Piece::Memory(span));
     }
 
@@ -124,7 +124,7 @@ impl OutQueue {
             let skip = if at == 0 { self.skip } else { 0 };
             vecs.push(match (piece, pin) {
                 (Piece::Staged { start, end }, _) => IoVec::from(&self.staging[start + skip..*end]),
-                (Piece::Memory(span), Some(pin)) => pin.io_vec(skip..span.len() as usize),
+                (Piece::Memory(span), Some(pin)) => pin.io_vec(skip..span.len()),
                 (Piece::Memory(_), None) => unreachable!("every memory piece was pinned above"),
             });
         }

@@ -7,13 +7,14 @@
 use crate::cq::Cqe;
 use crate::driver::{Env, TimerKind};
 use crate::qp::read_queue::{OutstandingKind, Owed, OwedKind, QuotedSegment};
+use crate::qp::teardown::{fpdu_fault, write_fault};
 use crate::qp::{Conn, Down, QpInner, RecvWqe};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::Sge;
-use ddp::{Header, STag, Tagged, Untagged, UntaggedError, UntaggedRx};
+use ddp::{Header, Tagged, TaggedError, Untagged, UntaggedError, UntaggedRx};
 use mem::{Access, IoVecMut, Right};
 use mpa::rx::{FpduRx, Step, Verified};
-use rdmap::{AtomicRequest, AtomicResponse, Fault, Inbound, ReadRequest, StreamRx, Terminate};
+use rdmap::{AtomicRequest, AtomicResponse, Fault, Inbound, Operation, Protection, ReadRequest, StreamRx, Terminate};
 use std::io;
 use std::sync::Arc;
 
@@ -168,9 +169,9 @@ impl Conn {
             let fpdu = match self.rx.fpdu.next(&mut octets[at..]) {
                 Ok(Step::Fpdu(fpdu)) => fpdu,
                 Ok(Step::NeedMore { .. }) => return Ok(at),
-                Err(error) => return Err(self.fault(Fault::from_fpdu(&error), None)),
+                Err(error) => return Err(self.fault(fpdu_fault(&error), None)),
             };
-            let Verified { .. } = fpdu.proof;
+            let _: Verified = fpdu.proof;
             let ulpdu = &octets[at + fpdu.ulpdu.start..at + fpdu.ulpdu.end];
             at += fpdu.consumed;
             if !self.segment(ulpdu, env)? {
@@ -241,14 +242,14 @@ impl Conn {
             let qp = self.qp.as_ref().ok_or(Fault::LocalCatastrophic)?;
             let len = payload.len() as u32;
             if !qp.attrs.lock().access.contains(Access::REMOTE_WRITE) {
-                return Err(Fault::remote_write_right());
+                return Err(TaggedError::AccessRights { stag: header.stag }.into());
             }
             let span = env
                 .driver
                 .table
-                .remote(header.stag, self.rx_stream(qp), qp.pd.id(), header.to, len, Right::Write)
-                .map_err(|error| Down::write_fault(&error))?;
-            let pin = span.pin().map_err(|_| Fault::tagged_invalid_stag())?;
+                .remote(header.stag, qp.stream(), qp.pd.id(), header.to, len, Right::Write)
+                .map_err(|error| write_fault(&error))?;
+            let pin = span.pin().map_err(|_| TaggedError::InvalidStag { stag: header.stag })?;
             pin.copy_from(0, payload);
         }
         self.rx.write_len = self.rx.write_len.wrapping_add(payload.len() as u32);
@@ -256,10 +257,6 @@ impl Conn {
             self.rx.last_write_len = std::mem::take(&mut self.rx.write_len);
         }
         Ok(())
-    }
-
-    fn rx_stream(&self, qp: &QpInner) -> mem::StreamId {
-        qp.stream()
     }
 
     /// A segment of a Send or of Immediate Data on queue 0. False when no receive is posted.
@@ -342,7 +339,7 @@ impl Conn {
             Inbound::Send { solicited, invalidate, imm } => (solicited, imm, invalidate, false),
             Inbound::Immediate { solicited } => {
                 if len != 8 {
-                    return Err(self.fault(Fault::RemoteOperationUnspecified, Some(quoted())));
+                    return Err(self.fault(Operation::Unspecified.into(), Some(quoted())));
                 }
                 let [a, b, c, d, ..] = self.rx.control;
                 (solicited, Some(u32::from_be_bytes([a, b, c, d])), None, true)
@@ -352,7 +349,7 @@ impl Conn {
         if let Some(stag) = invalidate
             && env.driver.table.invalidate_remote(stag, qp.stream(), qp.pd.id()).is_err()
         {
-            return Err(self.fault(Fault::cannot_invalidate(), Some(quoted())));
+            return Err(self.fault(Protection::CannotInvalidate { stag }.into(), Some(quoted())));
         }
         let Some(recv) = self.rx.recv.take() else { return Ok(()) };
         let wc = Wc {
@@ -393,7 +390,7 @@ impl Conn {
         let Some(message) = queue.placed(header, len) else { return Ok(()) };
         let octets = self.rx.control;
         let octets = &octets[..message.len as usize];
-        let malformed = |conn: &Self| conn.fault(Fault::RemoteOperationUnspecified, Some(quoted()));
+        let malformed = |conn: &Self| conn.fault(Operation::Unspecified.into(), Some(quoted()));
         match inbound {
             Inbound::ReadRequest => {
                 let request = ReadRequest::parse(octets).map_err(|_| malformed(self))?;
@@ -411,7 +408,10 @@ impl Conn {
                 let response = AtomicResponse::parse(octets).map_err(|_| malformed(self))?;
                 self.atomic_response(&response, quoted, env)
             }
-            _ => Err(Down::Terminated(Terminate::parse(octets).map_err(|_| malformed(self))?)),
+            _ => {
+                let (terminate, origin) = Terminate::parse_any(octets).map_err(|_| malformed(self))?;
+                Err(Down::Terminated(Box::new(terminate), origin))
+            }
         }
     }
 
@@ -435,28 +435,29 @@ impl Conn {
         env: &mut Env<'_>,
     ) -> Result<(), Down> {
         let len = payload.len() as u32;
+        let (stag, to) = (header.stag, header.to);
         let sink = self.reads.sink;
         let (seq, done) = {
             let Some(front) = self.reads.outstanding.front_mut() else {
-                return Err(self.fault(Fault::tagged_invalid_stag(), Some(quoted())));
+                return Err(self.fault(TaggedError::InvalidStag { stag: header.stag }.into(), Some(quoted())));
             };
             let OutstandingKind::Read { sink_to, len: wanted, received } = &mut front.kind else {
-                return Err(self.fault(Fault::tagged_invalid_stag(), Some(quoted())));
+                return Err(self.fault(TaggedError::InvalidStag { stag: header.stag }.into(), Some(quoted())));
             };
             let expected_to = *sink_to + u64::from(*received);
             // RFC 5040 section 5.2.1: an empty answer's STag and TO are not checked.
             let checked = *wanted > 0 || len > 0;
             let fault = if checked && header.stag != sink {
-                Some(Fault::tagged_invalid_stag())
+                Some(TaggedError::InvalidStag { stag })
             } else if checked && (header.to != expected_to || len > *wanted - *received) {
-                Some(Fault::tagged_base_or_bounds())
+                Some(TaggedError::BaseOrBounds { stag, to, len })
             } else if header.last != (*received + len == *wanted) {
-                Some(Fault::tagged_base_or_bounds())
+                Some(TaggedError::BaseOrBounds { stag, to, len })
             } else {
                 None
             };
             if let Some(fault) = fault {
-                return Err(self.fault(fault, Some(quoted())));
+                return Err(self.fault(fault.into(), Some(quoted())));
             }
             let offset = *received;
             *received += len;
@@ -485,7 +486,7 @@ impl Conn {
             .front()
             .is_some_and(|o| o.kind == OutstandingKind::Atomic { request_id: response.request_id });
         let (true, Some(front), Some(qp)) = (matches, self.reads.outstanding.front(), &self.qp) else {
-            return Err(self.fault(Fault::unexpected_opcode(), Some(quoted())));
+            return Err(self.fault(Operation::Unspecified.into(), Some(quoted())));
         };
         let seq = front.seq;
         // The value is a number of this machine's, as `ibv_post_send` documents it.
@@ -584,9 +585,4 @@ fn scatter(
         skip = 0;
     }
     Ok(())
-}
-
-/// The STag that never resolves, for the sink of Reads.
-pub(crate) fn sink_stag(table: &mem::Table) -> STag {
-    table.reserve()
 }

@@ -31,10 +31,8 @@ impl SendReport {
 pub(crate) enum SqMode {
     /// Posting is an error: RESET, INIT, RTR.
     Closed,
-    /// RTS.
+    /// RTS, and SQD: there, requests from `stop` on wait.
     Running,
-    /// SQD: requests are taken and wait.
-    Paused,
     /// ERR: requests are taken and flushed at once.
     Flushing,
 }
@@ -94,6 +92,8 @@ pub(crate) struct SendQueue {
     /// First request that was not given to the stream, counted from the front.
     next: usize,
     pub(crate) mode: SqMode,
+    /// Requests from this sequence number on are not given to the stream (SQD).
+    stop: Option<u32>,
     qp_num: u32,
     report: Arc<SendReport>,
     /// Octets of requests that no pump has seen yet.
@@ -109,6 +109,7 @@ impl SendQueue {
             front: 0,
             next: 0,
             mode: SqMode::Closed,
+            stop: None,
             qp_num,
             report: Arc::default(),
             unpumped: 0,
@@ -123,10 +124,6 @@ impl SendQueue {
     pub(crate) fn len(&self) -> u32 {
         // The ring is bounded by a u32 depth.
         u32::try_from(self.ring.len()).unwrap_or(u32::MAX)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.ring.is_empty()
     }
 
     /// Checks a request against the rules of posting and appends it. `inline` reads the caller's memory.
@@ -191,11 +188,30 @@ impl SendQueue {
     /// The next request that the stream has not been given, with its sequence number.
     pub(crate) fn next_wqe(&self) -> Option<(u32, &Wqe)> {
         let wqe = self.ring.get(self.next)?;
-        Some((self.front.wrapping_add(u32::try_from(self.next).unwrap_or(u32::MAX)), wqe))
+        let seq = self.next_seq();
+        (self.stop != Some(seq)).then_some((seq, wqe))
+    }
+
+    fn next_seq(&self) -> u32 {
+        self.front.wrapping_add(u32::try_from(self.next).unwrap_or(u32::MAX))
     }
 
     pub(crate) fn has_next(&self) -> bool {
-        self.next < self.ring.len()
+        self.next_wqe().is_some()
+    }
+
+    /// Requests posted from now on wait (an orderly close sends what was posted before).
+    pub(crate) fn stop_at_end(&mut self) {
+        self.stop.get_or_insert(self.front.wrapping_add(u32::try_from(self.ring.len()).unwrap_or(u32::MAX)));
+    }
+
+    /// Requests that were not begun wait.
+    pub(crate) fn stop_after(&mut self, begun: bool) {
+        self.stop = Some(self.next_seq().wrapping_add(u32::from(begun)));
+    }
+
+    pub(crate) fn resume(&mut self) {
+        self.stop = None;
     }
 
     /// The next request was given to the stream whole.
@@ -270,11 +286,6 @@ impl SendQueue {
         Some(self.front.wrapping_add(u32::try_from(at).unwrap_or(u32::MAX)))
     }
 
-    /// The oldest request that the stream was given in part or whole and that has no end.
-    pub(crate) fn oldest_started(&self) -> Option<u32> {
-        self.oldest_open()
-    }
-
     /// Ends everything that has no end yet as flushed and retires all of it. From now on posted requests are flushed too.
     pub(crate) fn flush(&mut self, reason: Option<WireReason>, mut complete: impl FnMut(Cqe)) {
         self.mode = SqMode::Flushing;
@@ -293,6 +304,7 @@ impl SendQueue {
         self.front = self.front.wrapping_add(self.len());
         self.ring.clear();
         self.next = 0;
+        self.stop = None;
         self.mode = SqMode::Closed;
         self.report.0.store(self.front, Ordering::Release);
         self.unpumped = 0;

@@ -8,7 +8,8 @@
 use crate::driver::Env;
 use crate::qp::out_queue::SendError;
 use crate::qp::peer::Greeting;
-use crate::qp::read_queue::{Outstanding, OutstandingKind, OwedKind, QuotedSegment};
+use crate::qp::read_queue::{Outstanding, OutstandingKind, Owed, OwedKind, QuotedSegment};
+use crate::qp::teardown::read_fault;
 use crate::qp::send_queue::{SqMode, Wqe};
 use crate::qp::{Conn, Down, Phase, QpInner};
 use crate::wc::WcStatus;
@@ -18,7 +19,7 @@ use mem::{Access, Right, Span};
 use mpa::crc::Crc32c;
 use mpa::startup::Rtr;
 use mpa::tx::FpduTx;
-use rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Extensions, Fault, Opcode, ReadRequest};
+use rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Extensions, Opcode, Operation, Protection, ReadRequest};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -36,6 +37,8 @@ const GATHER_MIN: u32 = 8 << 10;
 /// What a stream remembers between FPDUs it sends.
 pub(crate) struct Tx {
     fpdu: FpduTx,
+    /// Position of the out queue at which Full Operation began.
+    base: u64,
     /// Largest ULPDU.
     pub(crate) mulpdu: usize,
     /// Next MSN of queues 0 to 3.
@@ -65,12 +68,15 @@ struct Message {
     source: Source,
     /// The request that is built when this message is.
     ends: Option<u32>,
+    /// The Immediate Data message that follows this Write: request, immediate, solicited.
+    then: Option<(u32, u32, bool)>,
 }
 
 #[derive(Clone, Copy)]
 enum MessageHeader {
     Tagged { opcode: Opcode, stag: STag, to: u64 },
-    Untagged { opcode: Opcode, qn: u32, msn: u32, ulp32: u32, solicited: bool },
+    Untagged { opcode: Opcode, qn: u32, msn: u32, ulp32: u32 },
+    SendImm { msn: u32, imm: u32, solicited: bool },
 }
 
 enum Source {
@@ -85,14 +91,15 @@ enum Source {
     Octets {
         octets: [u8; 52],
     },
-    /// The memory of an owed Read: checked again for every segment.
-    Owed(ReadRequest),
+    /// The memory of an owed Read, checked for every segment; the request's own segment is what a Terminate quotes.
+    Owed { request: ReadRequest, asked: QuotedSegment },
 }
 
 impl Tx {
     pub(crate) fn new(crc: bool, markers: bool) -> Self {
         Self {
             fpdu: FpduTx::new(crc, markers),
+            base: 0,
             mulpdu: mpa::MIN_MULPDU,
             // RFC 5041 section 5.1: the first message on each queue has MSN 1.
             msn: [1; 4],
@@ -123,11 +130,17 @@ impl Tx {
     }
 
     fn untagged(&mut self, opcode: Opcode, qn: u32, ulp32: u32) -> MessageHeader {
-        MessageHeader::Untagged { opcode, qn, msn: self.next_msn(qn), ulp32, solicited: false }
+        MessageHeader::Untagged { opcode, qn, msn: self.next_msn(qn), ulp32 }
     }
 
-    /// Forgets what is not on the wire: the queue pair is in error.
-    pub(super) fn abandon(&mut self) {
+    /// Full Operation begins behind the startup frame: Markers count from `at`.
+    pub(crate) fn starts_at(&mut self, at: u64) {
+        self.base = at;
+    }
+
+    /// Forgets what is not on the wire: the queue pair is in error. The stream goes on (with a Terminate) at `position`.
+    pub(super) fn abandon(&mut self, position: u64) {
+        self.fpdu.rewind(position.saturating_sub(self.base));
         self.message = None;
         self.marks.clear();
         self.greeting = None;
@@ -143,16 +156,16 @@ impl Message {
     fn octets(header: MessageHeader, message: &[u8], ends: Option<u32>) -> Self {
         let mut octets = [0; 52];
         octets[..message.len()].copy_from_slice(message);
-        Self { header, total: message.len() as u32, offset: 0, source: Source::Octets { octets }, ends }
+        Self { header, total: message.len() as u32, offset: 0, source: Source::Octets { octets }, ends, then: None }
     }
 
     fn empty(header: MessageHeader) -> Self {
-        Self { header, total: 0, offset: 0, source: Source::Empty, ends: None }
+        Self { header, total: 0, offset: 0, source: Source::Empty, ends: None, then: None }
     }
 
     fn of_request(header: MessageHeader, seq: u32, wqe: &Wqe, ends: bool) -> Self {
         let source = Source::Request { seq, sge: 0, sge_offset: 0 };
-        Self { header, total: wqe.len, offset: 0, source, ends: ends.then_some(seq) }
+        Self { header, total: wqe.len, offset: 0, source, ends: ends.then_some(seq), then: None }
     }
 
     /// The DDP header of the next segment with `len` octets of payload.
@@ -165,12 +178,11 @@ impl Message {
                 to.wrapping_add(u64::from(self.offset)),
                 last,
             )),
-            MessageHeader::Untagged { opcode, qn, msn, ulp32, solicited } => {
-                let mut header = rdmap::untagged_header(opcode, qn, msn, self.offset, last, ulp32);
-                if solicited {
-                    header.rsvd_ulp |= rdmap::SEND_IMM_SOLICITED;
-                }
-                Header::Untagged(header)
+            MessageHeader::Untagged { opcode, qn, msn, ulp32 } => {
+                Header::Untagged(rdmap::untagged_header(opcode, qn, msn, self.offset, last, ulp32))
+            }
+            MessageHeader::SendImm { msn, imm, solicited } => {
+                Header::Untagged(rdmap::send_imm_header(msn, self.offset, last, imm, solicited))
             }
         }
     }
@@ -178,7 +190,7 @@ impl Message {
     fn header_len(&self) -> usize {
         match self.header {
             MessageHeader::Tagged { .. } => ddp::Tagged::LEN,
-            MessageHeader::Untagged { .. } => ddp::Untagged::LEN,
+            MessageHeader::Untagged { .. } | MessageHeader::SendImm { .. } => ddp::Untagged::LEN,
         }
     }
 }
@@ -230,12 +242,23 @@ impl Conn {
             let last = self.fpdu(&mut message, env)?;
             if !last {
                 self.tx.message = Some(message);
+            } else if let Some((seq, imm, solicited)) = message.then {
+                self.tx.message = Some(self.immediate(seq, imm, solicited));
             } else if let Some(seq) = message.ends {
                 self.request_built(seq);
             }
         }
         // Local requests may have finished without an octet.
         self.retire(env)
+    }
+
+    /// The second half of a Write with immediate (RFC 7306 section 6): the immediate in the first four of eight octets.
+    fn immediate(&mut self, seq: u32, imm: u32, solicited: bool) -> Message {
+        let opcode = if solicited { Opcode::ImmediateSe } else { Opcode::Immediate };
+        let header = self.tx.untagged(opcode, rdmap::QN_SEND, 0);
+        let mut octets = [0; 8];
+        octets[..4].copy_from_slice(&imm.to_be_bytes());
+        Message::octets(header, &octets, Some(seq))
     }
 
     /// The whole of request `seq` is queued.
@@ -265,7 +288,7 @@ impl Conn {
         } else {
             for span in spans.drain(..) {
                 let Ok(pin) = span.pin() else { return Err(self.source_gone(message)) };
-                pin.copy_to_vec(0..span.len() as usize, &mut self.out.staging);
+                pin.copy_to_vec(0..span.len(), &mut self.out.staging);
             }
             self.tx.fpdu.seal(&mut self.out.staging, start);
             self.out.push_staged(start);
@@ -294,10 +317,10 @@ impl Conn {
                 self.out.staging.extend_from_slice(&octets[from]);
                 Ok(())
             }
-            Source::Owed(request) => {
+            Source::Owed { request, asked } => {
                 let to = request.source_to.wrapping_add(u64::from(message.offset));
-                let span = self.owed_memory(request.source_stag, to, len, Right::Read, env)?;
-                spans.push(span);
+                let memory = (request.source_stag, to, len);
+                spans.push(self.owed_memory(memory, Right::Read, asked, env)?);
                 Ok(())
             }
             Source::Request { seq, sge, sge_offset } => {
@@ -319,10 +342,11 @@ impl Conn {
             Source::Request { seq, .. } => {
                 Down::Local { seq: Some(seq), status: WcStatus::LocalProtection }
             }
-            _ => match self.reads.owed.front() {
-                Some(owed) => self.fault(Fault::remote_invalid_stag(), Some(owed.segment.clone())),
-                None => Down::Asked,
-            },
+            Source::Owed { ref request, ref asked } => {
+                let stag = request.source_stag;
+                self.fault(Protection::InvalidStag { stag }.into(), Some(asked.clone()))
+            }
+            Source::Empty | Source::Octets { .. } => Down::Asked,
         }
     }
 
@@ -347,7 +371,7 @@ impl Conn {
                 && let Ok(pin) = span.pin()
             {
                 // A region that goes away now is met again when the octets are sent.
-                crc = pin.fold(0..span.len() as usize, crc, Crc32c::update);
+                crc = pin.fold(0..span.len(), crc, Crc32c::update);
             }
             self.out.push_memory(span);
         }
@@ -415,79 +439,58 @@ impl Conn {
         Message::octets(header, &request.emit(), seq)
     }
 
-    /// The answer that is owed longest.
+    /// The answer that is owed longest. Its credit is free as soon as it is under way: the peer cannot use the credit before
+    /// it has the answer.
     fn next_answer(&mut self, env: &Env<'_>) -> Result<Option<Message>, Down> {
-        let Some(owed) = self.reads.owed.front() else { return Ok(None) };
-        let message = match &owed.kind {
+        let Some(Owed { kind, segment: asked }) = self.reads.owed.pop_front() else { return Ok(None) };
+        match kind {
             OwedKind::Read(request) => {
-                let header = MessageHeader::Tagged {
-                    opcode: Opcode::ReadResponse,
-                    stag: request.sink_stag,
-                    to: request.sink_to,
-                };
-                Message {
-                    header,
+                let (stag, to) = (request.sink_stag, request.sink_to);
+                Ok(Some(Message {
+                    header: MessageHeader::Tagged { opcode: Opcode::ReadResponse, stag, to },
                     total: request.len,
                     offset: 0,
-                    source: Source::Owed(*request),
+                    source: Source::Owed { request, asked },
                     ends: None,
-                }
+                    then: None,
+                }))
             }
             OwedKind::Atomic(request) => {
-                let request = *request;
-                let original = self.execute(&request, env)?;
+                let original = self.execute(&request, &asked, env)?;
                 let response = AtomicResponse { request_id: request.request_id, original };
                 let header = self.tx.untagged(Opcode::AtomicResponse, rdmap::QN_ATOMIC_RESPONSE, 0);
-                Message::octets(header, &response.emit(), None)
-            }
-        };
-        // The credit is free as soon as the answer is under way: the peer cannot use it before it has the answer. What a
-        // later segment may have to quote stays with the message.
-        if let Source::Owed(_) = message.source {
-            if message.total > 0 {
-                self.tx_quote(owed_segment(&self.reads));
+                Ok(Some(Message::octets(header, &response.emit(), None)))
             }
         }
-        self.reads.owed.pop_front();
-        Ok(Some(message))
-    }
-
-    fn tx_quote(&mut self, segment: Option<QuotedSegment>) {
-        self.reads.answering = segment;
     }
 
     /// Executes an atomic, in its turn behind earlier Reads (RFC 7306 section 5.4).
-    fn execute(&self, request: &AtomicRequest, env: &Env<'_>) -> Result<u64, Down> {
-        let span = self.owed_memory(request.stag, request.to, 8, Right::Atomic, env)?;
-        let segment = || self.reads.owed.front().map(|owed| owed.segment.clone());
-        let Ok(pin) = span.pin() else {
-            return Err(self.fault(Fault::remote_invalid_stag(), segment()));
-        };
-        pin.atomic_u64(0, |old| request.apply(old)).map_err(|_| self.fault(Fault::unaligned_atomic(), segment()))
+    fn execute(&self, request: &AtomicRequest, asked: &QuotedSegment, env: &Env<'_>) -> Result<u64, Down> {
+        let stag = request.stag;
+        let span = self.owed_memory((stag, request.to, 8), Right::Atomic, asked, env)?;
+        let refuse = |fault| self.fault(fault, Some(asked.clone()));
+        let pin = span.pin().map_err(|_| refuse(Protection::InvalidStag { stag }.into()))?;
+        // RFC 7306 section 5.2: an address that is not 64-bit aligned is refused and the memory left alone.
+        pin.atomic_u64(0, |old| request.apply(old)).map_err(|_| refuse(Operation::Catastrophic.into()))
     }
 
     /// Memory that the peer asks for, if it may.
     fn owed_memory(
         &self,
-        stag: STag,
-        to: u64,
-        len: u32,
+        (stag, to, len): (STag, u64, u32),
         right: Right,
+        asked: &QuotedSegment,
         env: &Env<'_>,
     ) -> Result<Span, Down> {
         let Some(qp) = &self.qp else { return Err(Down::Asked) };
-        let segment = || {
-            let waiting = || self.reads.owed.front().map(|owed| owed.segment.clone());
-            self.reads.answering.clone().or_else(waiting)
-        };
         let needed = if matches!(right, Right::Atomic) { Access::REMOTE_ATOMIC } else { Access::REMOTE_READ };
         if !qp.attrs.lock().access.contains(needed) {
-            return Err(self.fault(Fault::remote_access_rights(), segment()));
+            return Err(self.fault(Protection::AccessRights { stag }.into(), Some(asked.clone())));
         }
         env.driver
             .table
             .remote(stag, qp.stream(), qp.pd.id(), to, len, right)
-            .map_err(|error| self.fault(Down::read_fault(&error), segment()))
+            .map_err(|error| self.fault(read_fault(&error), Some(asked.clone())))
     }
 
     /// The next request of the send queue that may start.
@@ -530,8 +533,8 @@ impl Conn {
         match wqe.op {
             SendOp::Write { remote } => Message::of_request(tagged_write(remote), seq, wqe, true),
             SendOp::WriteImm { remote, imm } => {
-                let write = Message::of_request(tagged_write(remote), seq, wqe, false);
-                self.reads.immediate_next = Some((seq, imm, solicited));
+                let mut write = Message::of_request(tagged_write(remote), seq, wqe, false);
+                write.then = Some((seq, imm, solicited));
                 write
             }
             SendOp::Send => {
@@ -544,14 +547,7 @@ impl Conn {
             }
             SendOp::SendImm { imm } => {
                 let msn = self.tx.next_msn(rdmap::QN_SEND);
-                let header = MessageHeader::Untagged {
-                    opcode: Opcode::SendImm,
-                    qn: rdmap::QN_SEND,
-                    msn,
-                    ulp32: imm,
-                    solicited,
-                };
-                Message::of_request(header, seq, wqe, true)
+                Message::of_request(MessageHeader::SendImm { msn, imm, solicited }, seq, wqe, true)
             }
             SendOp::Read { remote, invalidate } => {
                 self.ask_read(Some(seq), remote, wqe.sges.clone(), wqe.len, invalidate)
@@ -625,6 +621,29 @@ impl Conn {
         if room { Ok(()) } else { Err(Down::CqOverflow) }
     }
 
+    /// Whether a request is half built.
+    pub(super) fn is_inside_request(&self) -> bool {
+        self.tx.message.as_ref().is_some_and(|m| m.ends.is_some() || m.then.is_some())
+    }
+
+    /// Whether every request that was begun is over: SQD is reached.
+    pub(super) fn has_no_request_open(&self) -> bool {
+        !self.is_inside_request() && self.tx.marks.is_empty() && self.reads.outstanding.is_empty()
+    }
+
+    /// A segment of the engine's own, queued behind everything.
+    pub(super) fn send_control(&mut self, header: &Header, payload: &[u8]) {
+        let start = self.out.staging.len();
+        self.out.staging.extend_from_slice(&[0; 2]);
+        let at = self.out.staging.len();
+        self.out.staging.resize(at + header.len(), 0);
+        header.emit(&mut self.out.staging[at..]);
+        self.out.staging.extend_from_slice(payload);
+        self.tx.fpdu.seal(&mut self.out.staging, start);
+        self.out.push_staged(start);
+        self.out.end_fpdu();
+    }
+
     /// Whether all that was asked for is sent and answered.
     pub(super) fn is_drained(&self) -> bool {
         let sends_left = self.qp.as_ref().is_some_and(|qp| {
@@ -649,7 +668,7 @@ impl MessageHeader {
     fn msn(&self) -> u32 {
         match self {
             Self::Tagged { .. } => 0,
-            Self::Untagged { msn, .. } => *msn,
+            Self::Untagged { msn, .. } | Self::SendImm { msn, .. } => *msn,
         }
     }
 }
@@ -711,8 +730,4 @@ fn gather_spans(
         }
     }
     Ok(())
-}
-
-fn owed_segment(reads: &crate::qp::read_queue::ReadQueues) -> Option<QuotedSegment> {
-    reads.owed.front().map(|owed| owed.segment.clone())
 }

@@ -1,0 +1,333 @@
+//! Listeners and the requests they bring.
+
+use crate::cm::{CmChannel, CmSide, ConnId};
+use crate::driver::{Core, Driver, Slot, TimerKind};
+use crate::error::{Error, Result};
+use crate::options::ConnOptions;
+use crate::qp::{Conn, Phase, Qp, QpState};
+use llp::{ListenOptions, Token};
+use mpa::startup::{Request, Responder};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The driver's side of a listener.
+pub(crate) struct ListenerSlot {
+    listener: Box<dyn llp::Listener>,
+    options: Arc<ConnOptions>,
+    channel: Arc<CmChannel>,
+    /// Connections in set-up.
+    half_open: Arc<AtomicU32>,
+}
+
+/// A port on which peers may connect. Dropping it closes the port; requests not decided yet are rejected.
+pub struct Listener {
+    driver: Arc<Driver>,
+    token: Token,
+    local: SocketAddr,
+}
+
+impl Listener {
+    /// Listens on `local`; a port of 0 takes a free one. Requests come as events on `channel`; `options` are those of every
+    /// connection unless [`ConnRequest::accept`] is given others.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the address cannot be had, [`Error::Limit`].
+    pub fn bind(
+        device: &crate::Device,
+        local: SocketAddr,
+        backlog: u32,
+        options: &Arc<ConnOptions>,
+        channel: &Arc<CmChannel>,
+    ) -> Result<Self> {
+        let driver = Arc::clone(device.driver());
+        super::check_options(driver.limits().max_rd_atomic, options)?;
+        let mut busy = driver.lock();
+        let (core, _) = busy.parts();
+        let mut bound = local;
+        let token = core.insert(|stack, token| {
+            let listen = ListenOptions { backlog, stream: options.stream.clone() };
+            let listener = stack.listen(local, &listen, token).map_err(Error::io("listening"))?;
+            bound = listener.local_addr();
+            Ok::<_, Error>(Slot::Listener(ListenerSlot {
+                listener,
+                options: Arc::clone(options),
+                channel: Arc::clone(channel),
+                half_open: Arc::default(),
+            }))
+        })?;
+        drop(busy);
+        Ok(Self { driver, token, local: bound })
+    }
+
+    /// The address it listens on.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let mut busy = self.driver.lock();
+        let (core, _) = busy.parts();
+        let slot = core.remove(self.token);
+        // The slot may hold the last reference to a channel with requests in it, which lock the core when dropped.
+        drop(busy);
+        drop(slot);
+    }
+}
+
+/// Takes every connection that waits at a listener.
+pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
+    loop {
+        let limit = driver.limits().max_half_open;
+        let Some(slot) = core.listener(token) else { return };
+        let (options, channel) = (Arc::clone(&slot.options), Arc::clone(&slot.channel));
+        let half_open = HalfOpen::new(&slot.half_open);
+        if half_open.count() > limit {
+            tracing::warn!(limit, "too many connections in set-up: the newest is cut");
+            drop_one(slot);
+            continue;
+        }
+        let Ok(sink) = driver.table.reserve() else { return };
+        let id = ConnId(driver.next_stream().0);
+        match accept_one(core, token, id, sink, options, channel, half_open) {
+            Ok(conn) => {
+                core.with_conn(driver, conn, |conn, env| {
+                    conn.set_timer(TimerKind::Startup, conn.options.startup_timeout, env);
+                    conn.on_startup_event(env);
+                });
+            }
+            Err(error) => {
+                driver.table.release(sink);
+                if error.kind() != io::ErrorKind::WouldBlock {
+                    // Out of descriptors, or a peer that is gone already: the listener goes on.
+                    tracing::warn!(%error, "accepting failed");
+                }
+                return;
+            }
+        }
+    }
+}
+
+fn drop_one(slot: &mut ListenerSlot) {
+    if let Ok(mut stream) = slot.listener.accept(Token(u64::MAX)) {
+        stream.abort();
+    }
+}
+
+fn accept_one(
+    core: &mut Core,
+    listener: Token,
+    id: ConnId,
+    sink: ddp::STag,
+    options: Arc<ConnOptions>,
+    channel: Arc<CmChannel>,
+    half_open: HalfOpen,
+) -> io::Result<Token> {
+    // The slot is filled in two steps, as the listener lives in the same slab.
+    let token = core.reserve();
+    let accepted = match core.listener(listener) {
+        Some(slot) => slot.listener.accept(token),
+        None => Err(io::ErrorKind::WouldBlock.into()),
+    };
+    match accepted {
+        Ok(stream) => {
+            let phase = Phase::AwaitRequest(Box::new(Responder::new(options.mpa())));
+            let cm = CmSide::new(id, channel);
+            let mut conn = Conn::new(token, stream, phase, options, cm, sink);
+            conn.half_open = Some(half_open);
+            core.fill(token, Slot::Conn(Box::new(conn)));
+            Ok(token)
+        }
+        Err(error) => {
+            core.remove(token);
+            Err(error)
+        }
+    }
+}
+
+/// Counts one connection in set-up while it lives.
+pub(crate) struct HalfOpen(Arc<AtomicU32>);
+
+impl HalfOpen {
+    fn new(count: &Arc<AtomicU32>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(count))
+    }
+
+    fn count(&self) -> u32 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for HalfOpen {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A peer that wants to connect. Dropping it rejects without private data.
+pub struct ConnRequest {
+    driver: Arc<Driver>,
+    token: Token,
+    id: ConnId,
+    local: SocketAddr,
+    peer: SocketAddr,
+    private_data: Vec<u8>,
+    ird: Option<u16>,
+    ord: Option<u16>,
+    revision: u8,
+    max_reply: usize,
+    options: Arc<ConnOptions>,
+    decided: bool,
+}
+
+impl ConnRequest {
+    pub(super) fn new(
+        driver: Arc<Driver>,
+        token: Token,
+        id: ConnId,
+        (local, peer): (SocketAddr, SocketAddr),
+        request: &Request,
+        options: Arc<ConnOptions>,
+    ) -> Self {
+        Self {
+            driver,
+            token,
+            id,
+            local,
+            peer,
+            private_data: request.private_data().to_vec(),
+            ird: request.ird(),
+            ord: request.ord(),
+            revision: request.revision(),
+            max_reply: request.max_reply_private_data(),
+            options,
+            decided: false,
+        }
+    }
+
+    /// The connection-to-be.
+    #[must_use]
+    pub fn id(&self) -> ConnId {
+        self.id
+    }
+
+    /// Our address.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The peer's address.
+    #[must_use]
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// The peer's private data.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// The peer's IRD and ORD, where its Request says them.
+    #[must_use]
+    pub fn peer_ird_ord(&self) -> Option<(u16, u16)> {
+        self.ird.zip(self.ord)
+    }
+
+    /// The Request's MPA revision.
+    #[must_use]
+    pub fn revision(&self) -> u8 {
+        self.revision
+    }
+
+    /// Octets of private data that the Reply can carry.
+    #[must_use]
+    pub fn max_reply_private_data(&self) -> usize {
+        self.max_reply
+    }
+
+    /// The listener's options.
+    #[must_use]
+    pub fn options(&self) -> &Arc<ConnOptions> {
+        &self.options
+    }
+
+    /// Accepts with `qp`. [`crate::cm::CmEventKind::Established`] follows on the listener's channel.
+    ///
+    /// # Errors
+    /// As [`crate::cm::connect`]; [`Error::NotConnected`] when the peer has gone away.
+    pub fn accept(
+        mut self,
+        qp: &Qp,
+        options: Option<&Arc<ConnOptions>>,
+        private_data: &[u8],
+    ) -> Result<ConnId> {
+        let options = Arc::clone(options.unwrap_or(&self.options));
+        super::check_options(self.driver.limits().max_rd_atomic, &options)?;
+        let inner = Arc::clone(&qp.0);
+        if !Arc::ptr_eq(&inner.driver, &self.driver) {
+            return Err(Error::Foreign { what: "queue pair", of: "device" });
+        }
+        let driver = Arc::clone(&self.driver);
+        let mut busy = driver.lock();
+        let (core, driver) = busy.parts();
+        let state = inner.state();
+        if !matches!(state, QpState::Init | QpState::Rtr) {
+            return Err(Error::State { what: "accepting", state });
+        }
+        if inner.conn().is_some() {
+            return Err(Error::AlreadyConnected { qp_num: inner.num });
+        }
+        inner.attrs.lock().conn = Some(self.token);
+        let accepted = core
+            .with_conn(driver, self.token, |conn, env| conn.accept(&inner, &options, private_data, env))
+            .unwrap_or(Err(Error::NotConnected));
+        match accepted {
+            Ok(()) => {
+                self.decided = true;
+                Ok(self.id)
+            }
+            Err(error) => {
+                inner.attrs.lock().conn = None;
+                drop(busy);
+                Err(error)
+            }
+        }
+    }
+
+    /// Rejects, with private data for the peer.
+    ///
+    /// # Errors
+    /// [`Error::Startup`] for private data that is too long, [`Error::NotConnected`] when the peer has gone away.
+    pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
+        self.decided = true;
+        self.reject_now(private_data)
+    }
+
+    fn reject_now(&self, private_data: &[u8]) -> Result<()> {
+        let mut busy = self.driver.lock();
+        let (core, driver) = busy.parts();
+        core.with_conn(driver, self.token, |conn, env| conn.reject(private_data, env))
+            .unwrap_or(Err(Error::NotConnected))
+    }
+}
+
+impl Drop for ConnRequest {
+    fn drop(&mut self) {
+        if !self.decided {
+            let _ = self.reject_now(&[]);
+        }
+    }
+}
+
+impl std::fmt::Debug for ConnRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ConnRequest").field("id", &self.id).field("peer", &self.peer).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,211 @@
+//! The connection manager: listen, connect, accept, reject. Events come through a [`CmChannel`]; nothing blocks.
+
+mod listener;
+mod startup;
+
+pub(crate) use listener::{HalfOpen, ListenerSlot, accept_all};
+pub use listener::{ConnRequest, Listener};
+
+use crate::driver::{Slot, TimerKind};
+use crate::error::{Error, Result};
+use crate::notify::{EventQueue, Wakes};
+use crate::options::ConnOptions;
+use crate::qp::{Conn, Phase, Qp, QpState};
+use crate::wc::WireReason;
+use mpa::startup::{Initiator, Negotiated};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// One end of one connection, for telling events apart. Never used again on its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnId(pub u64);
+
+/// Where the events of connections go: `rdma_event_channel`.
+pub type CmChannel = EventQueue<CmEvent>;
+
+/// Something that happened to a connection or a listener.
+#[derive(Debug)]
+pub struct CmEvent {
+    /// Which connection; of a [`CmEventKind::ConnectRequest`], the connection-to-be.
+    pub id: ConnId,
+    /// What.
+    pub kind: CmEventKind,
+}
+
+/// What happened.
+#[derive(Debug)]
+pub enum CmEventKind {
+    /// A peer wants to connect.
+    ConnectRequest(ConnRequest),
+    /// The connection stands.
+    Established(ConnInfo),
+    /// The connection could not be set up: refused, rejected, timed out, or the peer speaks something else.
+    Failed(Error),
+    /// The connection has ended.
+    Disconnected(Ending),
+}
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// The Terminate behind it.
+    pub reason: Option<WireReason>,
+    /// Whether both sides closed in order, or the application wanted it.
+    pub orderly: bool,
+}
+
+/// A standing connection.
+#[derive(Clone, Debug)]
+pub struct ConnInfo {
+    /// Our address.
+    pub local: SocketAddr,
+    /// The peer's address.
+    pub peer: SocketAddr,
+    /// What start-up agreed on.
+    pub negotiated: Negotiated,
+    /// The peer's private data.
+    pub private_data: Vec<u8>,
+}
+
+/// Where the events of one connection go, and which were given.
+pub(crate) struct CmSide {
+    pub(crate) id: ConnId,
+    channel: Arc<CmChannel>,
+    told: Told,
+    /// Given when the peer's first FPDU is here: a responder in peer-to-peer mode waits for the RTR message.
+    waiting: Option<ConnInfo>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    Established,
+    Ended,
+}
+
+impl CmSide {
+    pub(crate) fn new(id: ConnId, channel: Arc<CmChannel>) -> Self {
+        Self { id, channel, told: Told::Nothing, waiting: None }
+    }
+
+    pub(crate) fn tell(&self, kind: CmEventKind, wakes: &mut Wakes) {
+        self.channel.push(CmEvent { id: self.id, kind }, wakes);
+    }
+
+    fn established(&mut self, info: ConnInfo, wakes: &mut Wakes) {
+        self.told = Told::Established;
+        self.tell(CmEventKind::Established(info), wakes);
+    }
+
+    fn established_with_first_fpdu(&mut self, info: ConnInfo) {
+        self.waiting = Some(info);
+    }
+
+    pub(crate) fn first_fpdu(&mut self, wakes: &mut Wakes) {
+        if let Some(info) = self.waiting.take() {
+            self.established(info, wakes);
+        }
+    }
+
+    /// Nobody is told anything more.
+    fn forget(&mut self) {
+        self.told = Told::Ended;
+    }
+
+    fn failed(&mut self, error: Error, wakes: &mut Wakes) {
+        if self.told == Told::Nothing {
+            self.told = Told::Ended;
+            self.tell(CmEventKind::Failed(error), wakes);
+        }
+    }
+
+    /// The stream has ended.
+    pub(crate) fn ended(&mut self, ending: Ending, wakes: &mut Wakes) {
+        match self.told {
+            Told::Established => self.tell(CmEventKind::Disconnected(ending), wakes),
+            Told::Nothing => self.tell(CmEventKind::Failed(Error::NotConnected), wakes),
+            Told::Ended => {}
+        }
+        self.told = Told::Ended;
+    }
+}
+
+/// Connects `qp` to `peer`. The outcome is an event on `channel`: [`CmEventKind::Established`] or [`CmEventKind::Failed`].
+///
+/// Private data is at most 512 octets at MPA revision 1 and 508 at revision 2.
+///
+/// # Errors
+/// [`Error::Startup`] for illegal options or private data that is too long, [`Error::State`] unless the queue pair is in INIT
+/// or RTR, [`Error::AlreadyConnected`], [`Error::Io`] when no connection can be begun.
+pub fn connect(
+    qp: &Qp,
+    local: Option<SocketAddr>,
+    peer: SocketAddr,
+    options: &Arc<ConnOptions>,
+    private_data: &[u8],
+    channel: &Arc<CmChannel>,
+) -> Result<ConnId> {
+    let inner = &qp.0;
+    check_options(inner.driver.limits().max_rd_atomic, options)?;
+    Initiator::new(options.mpa(), private_data)?;
+    let mut busy = inner.driver.lock();
+    let (core, driver) = busy.parts();
+    let state = inner.state();
+    if !matches!(state, QpState::Init | QpState::Rtr) {
+        return Err(Error::State { what: "connecting", state });
+    }
+    if inner.conn().is_some() {
+        return Err(Error::AlreadyConnected { qp_num: inner.num });
+    }
+    let sink = driver.table.reserve()?;
+    let id = ConnId(driver.next_stream().0);
+    let cm = CmSide::new(id, Arc::clone(channel));
+    let opened = core.insert(|stack, token| {
+        let stream = stack
+            .connect(local, peer, &options.stream, token)
+            .map_err(|source| startup::connect_error(peer, source))?;
+        let mut conn = Conn::new(token, stream, Phase::Connecting, Arc::clone(options), cm, sink);
+        conn.qp = Some(Arc::clone(inner));
+        conn.private_data = private_data.to_vec();
+        Ok(Slot::Conn(Box::new(conn)))
+    });
+    let token = match opened {
+        Ok(token) => token,
+        Err(error) => {
+            driver.table.release(sink);
+            return Err(error);
+        }
+    };
+    inner.attrs.lock().conn = Some(token);
+    core.with_conn(driver, token, |conn, env| {
+        conn.set_timer(TimerKind::Startup, conn.options.startup_timeout, env);
+    });
+    Ok(id)
+}
+
+/// Gives up a connection that is being set up; nothing happens to one that stands. The queue pair is free again.
+pub fn abandon(qp: &Qp) {
+    let inner = &qp.0;
+    let mut busy = inner.driver.lock();
+    let (core, driver) = busy.parts();
+    if let Some(token) = inner.conn() {
+        core.with_conn(driver, token, |conn, env| {
+            if !conn.is_established() {
+                conn.give_up_startup(Error::NotConnected, env);
+            }
+        });
+    }
+}
+
+fn check_options(max_rd_atomic: u16, options: &ConnOptions) -> Result<()> {
+    for (what, asked) in [("IRD", options.ird), ("ORD", options.ord)] {
+        // 0x3FFF means "not negotiated" (RFC 6581 section 9.1): legal, and bounded by the device's own limit.
+        if asked > max_rd_atomic && asked != 0x3FFF {
+            return Err(Error::Limit { what, asked: asked.into(), limit: max_rd_atomic.into() });
+        }
+    }
+    if options.startup_timeout.is_zero() {
+        return Err(Error::Zero { what: "start-up time-out" });
+    }
+    Ok(())
+}

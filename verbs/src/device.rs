@@ -1,0 +1,171 @@
+//! The device: a driver and everything made on it.
+
+use crate::cq::{Cq, CqOptions};
+use crate::driver::Driver;
+use crate::error::{Error, Result};
+use crate::event::AsyncEvent;
+use crate::mr::{FastMr, RawMr, RawMw};
+use crate::notify::EventQueue;
+use crate::options::{Limits, Progress};
+use crate::pd::Pd;
+use crate::qp::{Qp, QpInit};
+use crate::srq::{Srq, SrqAttr};
+use llp::Stack;
+use mem::{Access, Memory, WindowType};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+/// An iWARP device in this process, with a driver (and by default a background thread) of its own. Clones are the same device.
+#[derive(Clone)]
+pub struct Device(Arc<Driver>);
+
+/// How a device is opened.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceOptions {
+    /// Limits.
+    pub limits: Limits,
+    /// Who makes progress.
+    pub progress: Progress,
+}
+
+impl Device {
+    /// A device on the kernel's TCP.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the process has no descriptors or threads left.
+    pub fn open() -> Result<Self> {
+        let stack = llp::tcp::TcpStack::new().map_err(Error::io("opening the TCP stack"))?;
+        Self::with_stack(Box::new(stack), DeviceOptions::default())
+    }
+
+    /// A device on any byte-stream stack.
+    ///
+    /// # Errors
+    /// As [`Device::open`].
+    pub fn with_stack(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Self> {
+        Ok(Self(Driver::start(stack, options.limits, options.progress)?))
+    }
+
+    pub(crate) fn driver(&self) -> &Arc<Driver> {
+        &self.0
+    }
+
+    /// Its limits.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        self.0.limits()
+    }
+
+    /// A new protection domain.
+    ///
+    /// # Errors
+    /// [`Error::Limit`].
+    pub fn alloc_pd(&self) -> Result<Pd> {
+        self.0.counts.take_pd(self.0.limits())?;
+        Ok(Pd::new(Arc::clone(&self.0)))
+    }
+
+    /// A completion queue of `depth` entries.
+    ///
+    /// # Errors
+    /// [`Error::Zero`], [`Error::Limit`].
+    pub fn create_cq(&self, depth: u32, options: CqOptions) -> Result<Arc<Cq>> {
+        let limits = self.0.limits();
+        limits.check("completion queue depth", depth.into(), limits.max_cqe.into())?;
+        self.0.counts.take_cq(limits)?;
+        Ok(Cq::new(Arc::clone(&self.0), self.0.next_num(), depth, options))
+    }
+
+    /// The device's asynchronous events.
+    #[must_use]
+    pub fn async_events(&self) -> &EventQueue<AsyncEvent> {
+        self.0.events()
+    }
+
+    /// Drives once; returns how much was done. With [`Progress::Manual`] nothing else does.
+    pub fn pump(&self) -> usize {
+        let mut busy = self.0.lock();
+        busy.pump()
+    }
+
+    /// Tagged offsets of peers may be checked less strictly: a peer may invalidate plain regions with Send with Invalidate, as
+    /// siw allows and RFC 5040 section 8.1.1 forbids. Off by default.
+    pub fn set_lenient_invalidate(&self, on: bool) {
+        self.0.table.set_lenient_invalidate(on);
+    }
+
+    /// Runs a future to its end on this thread, driving the device while it waits: the sleeper is the driver.
+    pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        loop {
+            if let Some(output) = self.0.block_on(None, |cx| future.as_mut().poll(cx)) {
+                return output;
+            }
+        }
+    }
+
+    /// As [`Device::block_on`], for at most `timeout`; `None` when it has passed.
+    pub fn block_on_for<F: Future>(&self, timeout: Duration, future: F) -> Option<F::Output> {
+        let mut future = pin!(future);
+        self.0.block_on(Instant::now().checked_add(timeout), |cx| future.as_mut().poll(cx))
+    }
+
+    /// As [`Device::block_on`] for a poll function, until `deadline`.
+    pub fn wait<T>(
+        &self,
+        deadline: Option<Instant>,
+        poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Option<T> {
+        self.0.block_on(deadline, poll)
+    }
+}
+
+impl Pd {
+    /// Registers memory; `base` is the tagged offset of its first octet, for peers and for elements of ours.
+    ///
+    /// # Errors
+    /// [`Error::Register`].
+    pub fn register(&self, memory: Memory, base: u64, access: Access) -> Result<RawMr> {
+        RawMr::register(self, memory, base, access)
+    }
+
+    /// A memory window, bound to nothing.
+    ///
+    /// # Errors
+    /// [`Error::Register`] when the device has no STag left.
+    pub fn alloc_window(&self, kind: WindowType) -> Result<RawMw> {
+        RawMw::alloc(self, kind)
+    }
+
+    /// An STag for fast-register requests of at most `max_len` octets.
+    ///
+    /// # Errors
+    /// [`Error::Register`] when the device has no STag left.
+    pub fn alloc_fast(&self, max_len: u64) -> Result<FastMr> {
+        FastMr::alloc(self, max_len)
+    }
+
+    /// A queue pair, in INIT.
+    ///
+    /// # Errors
+    /// [`Error::Limit`], [`Error::Foreign`] for queues of another device.
+    pub fn create_qp(&self, init: QpInit) -> Result<Qp> {
+        Qp::create(self, init)
+    }
+
+    /// A shared receive queue.
+    ///
+    /// # Errors
+    /// [`Error::Zero`], [`Error::Limit`].
+    pub fn create_srq(&self, attr: SrqAttr) -> Result<Arc<Srq>> {
+        let driver = self.driver();
+        let limits = driver.limits();
+        limits.check("shared receive queue depth", attr.max_wr.into(), limits.max_srq_wr.into())?;
+        limits.check("receive elements", attr.max_sge.max(1).into(), limits.max_sge.into())?;
+        driver.counts.take_srq(limits)?;
+        Ok(Arc::new(Srq::new(Arc::clone(driver), self.clone(), driver.next_num(), attr)))
+    }
+}

@@ -1,0 +1,252 @@
+//! Memory regions and windows of a protection domain.
+
+use crate::error::Result;
+use crate::pd::Pd;
+use crate::wr::{Bind, FastRegister};
+use ddp::STag;
+use mem::{Access, BindError, FastRegisterError, Memory, PdId, Region, Rereg, StreamId, Table, Window, WindowType};
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// A peer's memory, as it is told to us: send it in a message of your own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteMr {
+    /// Tagged offset of the first octet.
+    pub addr: u64,
+    /// STag.
+    pub rkey: u32,
+    /// Octets.
+    pub len: u64,
+}
+
+impl RemoteMr {
+    /// Octets of [`RemoteMr::to_bytes`].
+    pub const LEN: usize = 20;
+
+    /// For a message: address, length, key, all big-endian.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        out[..8].copy_from_slice(&self.addr.to_be_bytes());
+        out[8..16].copy_from_slice(&self.len.to_be_bytes());
+        out[16..].copy_from_slice(&self.rkey.to_be_bytes());
+        out
+    }
+
+    /// The reverse of [`RemoteMr::to_bytes`]; `None` unless there are exactly 20 octets.
+    #[must_use]
+    pub fn from_bytes(octets: &[u8]) -> Option<Self> {
+        let octets: &[u8; Self::LEN] = octets.try_into().ok()?;
+        let (addr, rest) = octets.split_first_chunk::<8>()?;
+        let (len, rest) = rest.split_first_chunk::<8>()?;
+        let (rkey, _) = rest.split_first_chunk::<4>()?;
+        Some(Self {
+            addr: u64::from_be_bytes(*addr),
+            len: u64::from_be_bytes(*len),
+            rkey: u32::from_be_bytes(*rkey),
+        })
+    }
+
+    /// Part of it.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfRange`].
+    pub fn slice(self, range: std::ops::Range<u64>) -> Result<Self> {
+        if range.start > range.end || range.end > self.len {
+            return Err(crate::Error::OutOfRange { offset: range.start, end: range.end, len: self.len });
+        }
+        Ok(Self {
+            addr: self.addr.wrapping_add(range.start),
+            rkey: self.rkey,
+            len: range.end - range.start,
+        })
+    }
+}
+
+/// A registered region, `ibv_mr`. Dropping it deregisters.
+pub struct RawMr {
+    pd: Mutex<Pd>,
+    region: Mutex<Arc<Region>>,
+    gone: bool,
+}
+
+impl RawMr {
+    pub(crate) fn register(pd: &Pd, memory: Memory, base: u64, access: Access) -> Result<Self> {
+        let region = pd.driver().table.register(pd.id(), memory, base, access)?;
+        Ok(Self { pd: Mutex::new(pd.clone()), region: Mutex::new(region), gone: false })
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> Pd {
+        self.pd.lock().clone()
+    }
+
+    /// The region as it is now.
+    pub fn region(&self) -> Arc<Region> {
+        Arc::clone(&self.region.lock())
+    }
+
+    /// Key for scatter/gather elements of ours.
+    pub fn lkey(&self) -> u32 {
+        self.region.lock().lkey()
+    }
+
+    /// Key for peers: the same STag. It opens nothing unless the region has a remote right.
+    pub fn rkey(&self) -> u32 {
+        self.region.lock().stag().0
+    }
+
+    /// Tagged offset of the first octet.
+    pub fn addr(&self) -> u64 {
+        self.region.lock().base()
+    }
+
+    /// Octets.
+    pub fn len(&self) -> usize {
+        self.region.lock().len()
+    }
+
+    /// Whether it has no octets.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All of it, for a peer.
+    pub fn remote(&self) -> RemoteMr {
+        let region = self.region.lock();
+        RemoteMr { addr: region.base(), rkey: region.stag().0, len: region.len() as u64 }
+    }
+
+    /// Changes protection domain, memory or rights (`ibv_rereg_mr`). The keys change.
+    ///
+    /// # Errors
+    /// The region is as before.
+    pub fn rereg(
+        &self,
+        pd: Option<&Pd>,
+        memory: Option<(Memory, u64)>,
+        access: Option<Access>,
+    ) -> std::result::Result<(), mem::ReregError> {
+        let mut own_pd = self.pd.lock();
+        let mut region = self.region.lock();
+        let change = Rereg { pd: pd.map(Pd::id), memory, access };
+        *region = own_pd.driver().table.rereg(region.stag(), change)?;
+        if let Some(pd) = pd {
+            *own_pd = pd.clone();
+        }
+        Ok(())
+    }
+
+    /// Deregisters; when it has returned, no octet is touched any more.
+    ///
+    /// # Errors
+    /// [`crate::Error::Deregister`] while windows are bound; the region stays.
+    pub fn deregister(mut self) -> std::result::Result<(), (crate::Error, Self)> {
+        let driver = Arc::clone(self.pd.lock().driver());
+        let stag = self.region.lock().stag();
+        match driver.table.deregister(stag) {
+            Ok(()) => {
+                self.gone = true;
+                Ok(())
+            }
+            Err(error) => Err((error.into(), self)),
+        }
+    }
+}
+
+impl Drop for RawMr {
+    fn drop(&mut self) {
+        if !self.gone {
+            let stag = self.region.get_mut().stag();
+            let _ = self.pd.get_mut().driver().table.deregister(stag);
+        }
+    }
+}
+
+/// A memory window, `ibv_mw`. Dropping it revokes what it opened.
+pub struct RawMw {
+    pd: Pd,
+    window: Arc<Window>,
+    kind: WindowType,
+}
+
+impl RawMw {
+    pub(crate) fn alloc(pd: &Pd, kind: WindowType) -> Result<Self> {
+        let window = pd.driver().table.alloc_window(pd.id(), kind)?;
+        Ok(Self { pd: pd.clone(), window, kind })
+    }
+
+    /// Its protection domain.
+    #[must_use]
+    pub fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    /// Its type.
+    #[must_use]
+    pub fn kind(&self) -> WindowType {
+        self.kind
+    }
+
+    /// Its STag now.
+    #[must_use]
+    pub fn stag(&self) -> STag {
+        self.window.stag()
+    }
+}
+
+impl Drop for RawMw {
+    fn drop(&mut self) {
+        self.pd.driver().table.dealloc(&self.window);
+    }
+}
+
+/// A fast-register STag. Dropping it ends what it names.
+pub struct FastMr {
+    pd: Pd,
+    entry: Arc<mem::Entry>,
+}
+
+impl FastMr {
+    pub(crate) fn alloc(pd: &Pd, max_len: u64) -> Result<Self> {
+        Ok(Self { pd: pd.clone(), entry: pd.driver().table.alloc_fast(pd.id(), max_len)? })
+    }
+
+    /// Its STag now.
+    #[must_use]
+    pub fn stag(&self) -> STag {
+        self.entry.stag()
+    }
+}
+
+impl Drop for FastMr {
+    fn drop(&mut self) {
+        self.pd.driver().table.dealloc(&self.entry);
+    }
+}
+
+/// Executes a bind request.
+pub(crate) fn bind(table: &Table, bind: &Bind, pd: PdId, stream: StreamId) -> std::result::Result<STag, BindError> {
+    let window = table.entry(bind.window).ok_or(BindError::NotAWindow { stag: bind.window })?;
+    if window.pd() != pd {
+        return Err(BindError::ProtectionDomain { window: window.pd(), region: pd });
+    }
+    let region = table.region(bind.region).ok_or(BindError::NotARegion { stag: bind.region })?;
+    let key = Some(bind.new_stag.key());
+    table.bind(&window, &region, Some(stream), bind.addr, bind.length, bind.access, key)
+}
+
+/// Executes a fast-register request.
+pub(crate) fn fast_register(
+    table: &Table,
+    request: &FastRegister,
+    pd: PdId,
+    stream: StreamId,
+) -> std::result::Result<(), FastRegisterError> {
+    let stag = request.stag;
+    let entry = table.entry(stag).filter(|entry| entry.pd() == pd);
+    let entry = entry.ok_or(FastRegisterError::NotFastRegister { stag })?;
+    let source = (request.region, request.addr, request.length);
+    table.fast_register_within(&entry, source, request.base, request.access, Some(stream), stag.key())?;
+    Ok(())
+}
