@@ -53,7 +53,7 @@ fn seal(tx: &mut FpduTx, ulpdu: &[u8]) -> Vec<u8> {
 fn by_walking(position: u64, ulpdu: &[u8], crc: bool, markers: bool) -> Vec<u8> {
     let mut words = (ulpdu.len() as u16).to_be_bytes().to_vec();
     words.extend_from_slice(ulpdu);
-    while words.len() % 4 != 0 {
+    while !words.len().is_multiple_of(4) {
         words.push(0);
     }
     let mut wire = Vec::new();
