@@ -404,6 +404,10 @@ fn every_set_of_rtr_kinds_at_both_ends() {
             assert!(request.peer_to_peer && reply.peer_to_peer);
             assert_eq!(RtrKinds::from(request), asked);
             assert!(initiator.peer_to_peer && responder.peer_to_peer);
+            assert_eq!(
+                (initiator.rtr_kinds, responder.rtr_kinds),
+                (RtrKinds::from(reply), RtrKinds::from(reply))
+            );
             let common = asked.intersect(supported);
             if common.is_empty() {
                 assert_eq!(RtrKinds::from(reply), supported, "it has to offer something");
