@@ -79,9 +79,12 @@ pub struct Negotiated {
     pub ord: u16,
     /// The peer-to-peer model: the initiator's provider sends the first FPDU by itself.
     pub peer_to_peer: bool,
-    /// The initiator's first FPDU. As initiator, we send this before anything else. As responder, `Some` when
-    /// only one kind is possible; any of the kinds offered may come.
+    /// The initiator's first FPDU. As initiator, we send this before anything else. As responder, `Some` if
+    /// only one kind is possible.
     pub rtr: Option<Rtr>,
+    /// The kinds of RTR the responder offered: whichever of them may be the first FPDU. None without the
+    /// peer-to-peer model.
+    pub rtr_kinds: RtrKinds,
 }
 
 /// A value of our own against the peer's limit on it; "not negotiated" leaves ours alone.
