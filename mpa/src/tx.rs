@@ -34,6 +34,12 @@ impl FpduTx {
         self.position
     }
 
+    /// The octets behind `position` were never given to TCP: the next FPDU stands there. For a sender that drops FPDUs it has
+    /// built but not begun to send, because a Terminate comes instead.
+    pub const fn rewind(&mut self, position: u64) {
+        self.position = position;
+    }
+
     /// Whether the peer wants Markers.
     #[must_use]
     pub const fn markers(&self) -> bool {

@@ -118,7 +118,11 @@ impl Cq {
     /// # Errors
     /// [`Error::Limit`] when more completions are queued than `depth`, [`Error::Zero`].
     pub fn resize(&self, depth: u32) -> Result<()> {
-        self.driver.limits().check("completion queue depth", depth.into(), self.driver.limits().max_cqe.into())?;
+        self.driver.limits().check(
+            "completion queue depth",
+            depth.into(),
+            self.driver.limits().max_cqe.into(),
+        )?;
         let mut inner = self.inner.lock();
         if inner.ring.len() > depth as usize {
             return Err(Error::Limit {

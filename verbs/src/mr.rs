@@ -4,7 +4,9 @@ use crate::error::Result;
 use crate::pd::Pd;
 use crate::wr::{Bind, FastRegister};
 use ddp::STag;
-use mem::{Access, BindError, FastRegisterError, Memory, PdId, Region, Rereg, StreamId, Table, Window, WindowType};
+use mem::{
+    Access, BindError, FastRegisterError, Memory, PdId, Region, Rereg, StreamId, Table, Window, WindowType,
+};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -55,11 +57,7 @@ impl RemoteMr {
         if range.start > range.end || range.end > self.len {
             return Err(crate::Error::OutOfRange { offset: range.start, end: range.end, len: self.len });
         }
-        Ok(Self {
-            addr: self.addr.wrapping_add(range.start),
-            rkey: self.rkey,
-            len: range.end - range.start,
-        })
+        Ok(Self { addr: self.addr.wrapping_add(range.start), rkey: self.rkey, len: range.end - range.start })
     }
 }
 
@@ -226,7 +224,12 @@ impl Drop for FastMr {
 }
 
 /// Executes a bind request.
-pub(crate) fn bind(table: &Table, bind: &Bind, pd: PdId, stream: StreamId) -> std::result::Result<STag, BindError> {
+pub(crate) fn bind(
+    table: &Table,
+    bind: &Bind,
+    pd: PdId,
+    stream: StreamId,
+) -> std::result::Result<STag, BindError> {
     let window = table.entry(bind.window).ok_or(BindError::NotAWindow { stag: bind.window })?;
     if window.pd() != pd {
         return Err(BindError::ProtectionDomain { window: window.pd(), region: pd });
@@ -246,7 +249,10 @@ pub(crate) fn fast_register(
     let stag = request.stag;
     let entry = table.entry(stag).filter(|entry| entry.pd() == pd);
     let entry = entry.ok_or(FastRegisterError::NotFastRegister { stag })?;
-    let source = (request.region, request.addr, request.length);
-    table.fast_register_within(&entry, source, request.base, request.access, Some(stream), stag.key())?;
+    let len = usize::try_from(request.length).unwrap_or(usize::MAX);
+    // SAFETY: the request came through `Qp::post_send`, whose caller vouches for the memory of a fast-register request until
+    // its STag is invalidated or freed.
+    let memory = unsafe { Memory::borrowed(request.addr as *mut u8, len) }.shared();
+    table.fast_register(&entry, memory, request.base, request.access, Some(stream), stag.key())?;
     Ok(())
 }

@@ -26,10 +26,6 @@ impl Wakes {
         self.0.push(wake);
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Gives every wake-up. No lock of the engine may be held: a waker runs foreign code.
     pub(crate) fn give(&mut self) {
         for wake in self.0.drain(..) {

@@ -103,7 +103,11 @@ impl Srq {
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         let mut queue = self.queue.lock();
         if let Some(max_wr) = max_wr {
-            self.driver.limits().check("shared receive queue depth", max_wr.into(), self.driver.limits().max_srq_wr.into())?;
+            self.driver.limits().check(
+                "shared receive queue depth",
+                max_wr.into(),
+                self.driver.limits().max_srq_wr.into(),
+            )?;
             queue.set_depth(max_wr)?;
         }
         if let Some(limit) = limit {
@@ -141,10 +145,7 @@ impl Srq {
         drop(queue);
         let limit = self.limit.load(Ordering::Acquire) as usize;
         if left < limit
-            && self
-                .limit
-                .compare_exchange(limit as u32, 0, Ordering::AcqRel, Ordering::Acquire)
-                .is_ok()
+            && self.limit.compare_exchange(limit as u32, 0, Ordering::AcqRel, Ordering::Acquire).is_ok()
         {
             self.driver.async_event(AsyncEvent::SrqLimitReached { srq: self.num }, wakes);
         }

@@ -132,18 +132,17 @@ pub struct Bind {
     pub access: Access,
 }
 
-/// Arguments of a fast-register request.
+/// Arguments of a fast-register request. The memory must stay valid until the STag is invalidated or freed: part of the contract
+/// of [`crate::Qp::post_send`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FastRegister {
     /// The STag with the consumer's key octet.
     pub stag: STag,
-    /// The region whose memory it names.
-    pub region: STag,
-    /// First octet, in the region's tagged offsets.
+    /// Address of the first octet in this process.
     pub addr: u64,
     /// Octets.
     pub length: u64,
-    /// Tagged offset of its first octet as peers see it.
+    /// Tagged offset of the first octet as peers see it.
     pub base: u64,
     /// Rights.
     pub access: Access,

@@ -3,8 +3,8 @@
 mod listener;
 mod startup;
 
-pub(crate) use listener::{HalfOpen, ListenerSlot, accept_all};
 pub use listener::{ConnRequest, Listener};
+pub(crate) use listener::{HalfOpen, ListenerSlot, accept_all};
 
 use crate::driver::{Slot, TimerKind};
 use crate::error::{Error, Result};

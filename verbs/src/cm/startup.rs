@@ -62,7 +62,7 @@ impl Conn {
         let result = match sent {
             Ok(all) => self.want(true, !all),
             Err(crate::qp::SendError::Io(error)) => Err(Down::Lost(error)),
-            Err(crate::qp::SendError::Gone(_)) => Err(Down::Cut),
+            Err(crate::qp::SendError::Gone) => Err(Down::Cut),
         };
         if let Err(Down::Lost(source)) = result {
             self.startup_lost(source, env);
@@ -152,12 +152,7 @@ impl Conn {
     }
 
     fn info(&self, negotiated: Negotiated, private_data: Vec<u8>) -> ConnInfo {
-        ConnInfo {
-            local: self.stream.local_addr(),
-            peer: self.stream.peer_addr(),
-            negotiated,
-            private_data,
-        }
+        ConnInfo { local: self.stream.local_addr(), peer: self.stream.peer_addr(), negotiated, private_data }
     }
 
     fn enter_rts(&mut self, negotiated: Negotiated, env: &mut Env<'_>) {

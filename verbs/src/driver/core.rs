@@ -227,15 +227,6 @@ impl Core {
         }
         count
     }
-
-    /// Every connection's token.
-    pub(crate) fn connections(&self) -> Vec<Token> {
-        self.slots
-            .iter()
-            .filter(|(_, (_, slot))| matches!(slot, Slot::Conn(_)))
-            .map(|(key, (generation, _))| Token(key as u64 | u64::from(*generation) << 32))
-            .collect()
-    }
 }
 
 impl Env<'_> {

@@ -183,7 +183,8 @@ impl Qp {
     /// For every accepted request the memory of its elements stays registered memory that nobody writes (sources) or touches
     /// (targets of Reads and atomics) until its completion was taken from the queue, or the queue pair was dropped. Regions
     /// with remote rights may be touched at any time; what arrives is then unspecified, nothing else. With
-    /// [`crate::SendFlags::INLINE`] the elements' `addr` are readable addresses of this process during the call.
+    /// [`crate::SendFlags::INLINE`] the elements' `addr` are readable addresses of this process during the call. Memory named by a
+    /// [`crate::FastRegister`] stays valid until its STag is invalidated or freed.
     ///
     /// # Errors
     /// [`PostError`] names the first refused request; those before it are posted.
@@ -291,14 +292,7 @@ impl QpInner {
         self.attrs.lock().stream
     }
 
-    pub(crate) fn cap(&self) -> &QpCap {
-        &self.cap
-    }
-
-    fn post_send<'a>(
-        &self,
-        wrs: impl IntoIterator<Item = SendWr<'a>>,
-    ) -> std::result::Result<(), PostError> {
+    fn post_send<'a>(&self, wrs: impl IntoIterator<Item = SendWr<'a>>) -> std::result::Result<(), PostError> {
         let mut wakes = Wakes::default();
         let mut sq = self.sq.lock();
         let at_once = sq.all_seen();
@@ -348,12 +342,10 @@ impl QpInner {
         sq.post(wr, copy_inline)
     }
 
-    fn post_recv<'a>(
-        &self,
-        wrs: impl IntoIterator<Item = RecvWr<'a>>,
-    ) -> std::result::Result<(), PostError> {
+    fn post_recv<'a>(&self, wrs: impl IntoIterator<Item = RecvWr<'a>>) -> std::result::Result<(), PostError> {
         let RecvSource::Own(rq) = &self.rq else {
-            let error = Error::Misuse("this queue pair takes its receives from a shared receive queue: post there");
+            let error =
+                Error::Misuse("this queue pair takes its receives from a shared receive queue: post there");
             return Err(PostError { index: 0, error });
         };
         let mut wakes = Wakes::default();
@@ -386,23 +378,13 @@ impl QpInner {
     }
 
     /// Ends every posted send as flushed. Returns false when a completion queue overflowed.
-    pub(crate) fn flush_sends(
-        &self,
-        sq: &mut SendQueue,
-        reason: Option<WireReason>,
-        wakes: &mut Wakes,
-    ) {
+    pub(crate) fn flush_sends(&self, sq: &mut SendQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
         sq.flush(reason, |cqe| {
             self.send_cq.push(cqe, wakes);
         });
     }
 
-    pub(crate) fn flush_receives(
-        &self,
-        rq: &mut RecvQueue,
-        reason: Option<WireReason>,
-        wakes: &mut Wakes,
-    ) {
+    pub(crate) fn flush_receives(&self, rq: &mut RecvQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
         rq.flushing = true;
         while let Some(wqe) = rq.take() {
             self.complete_recv(wqe.wr_id, WcStatus::Flushed, reason, wakes);

@@ -3,7 +3,7 @@
 //! What TCP does not take at once stays here, so a partial write costs nothing and an FPDU is never spliced: a Terminate goes
 //! behind the FPDU whose first octet is on the wire.
 
-use mem::{Gone, IoVec, Span};
+use mem::{IoVec, Span};
 use std::collections::VecDeque;
 use std::io;
 
@@ -29,7 +29,7 @@ impl Piece {
 /// Why octets could not be given to TCP.
 pub(crate) enum SendError {
     /// The region was deregistered while an FPDU that needs it was half on the wire.
-    Gone(Gone),
+    Gone,
     Io(io::Error),
 }
 
@@ -115,7 +115,7 @@ impl OutQueue {
         let mut pins = Vec::with_capacity(count);
         for piece in self.pieces.iter().take(count) {
             pins.push(match piece {
-                Piece::Memory(span) => Some(span.pin().map_err(SendError::Gone)?),
+                Piece::Memory(span) => Some(span.pin().map_err(|_| SendError::Gone)?),
                 Piece::Staged { .. } => None,
             });
         }

@@ -14,7 +14,9 @@ use crate::wr::Sge;
 use ddp::{Header, Tagged, TaggedError, Untagged, UntaggedError, UntaggedRx};
 use mem::{Access, IoVecMut, Right};
 use mpa::rx::{FpduRx, Step, Verified};
-use rdmap::{AtomicRequest, AtomicResponse, Fault, Inbound, Operation, Protection, ReadRequest, StreamRx, Terminate};
+use rdmap::{
+    AtomicRequest, AtomicResponse, Fault, Inbound, Operation, Protection, ReadRequest, StreamRx, Terminate,
+};
 use std::io;
 use std::sync::Arc;
 
@@ -514,7 +516,11 @@ impl Conn {
         let mut sq = qp.sq.lock();
         sq.done(seq, status);
         drop(sq);
-        if status == WcStatus::Success { self.retire(env) } else { Err(Down::Local { seq: Some(seq), status }) }
+        if status == WcStatus::Success {
+            self.retire(env)
+        } else {
+            Err(Down::Local { seq: Some(seq), status })
+        }
     }
 
     /// Keeps a segment until a receive is posted, and the stream unread.
@@ -532,7 +538,10 @@ impl Conn {
     pub(super) fn no_receive_in_time(&mut self) -> Down {
         let parked = self.rx.parked.take().unwrap_or_default();
         let msn = self.rx.queues[0].expected_msn();
-        self.fault(Fault::from(UntaggedError::NoBuffer { msn }), Some(QuotedSegment::new(&parked, Untagged::LEN)))
+        self.fault(
+            Fault::from(UntaggedError::NoBuffer { msn }),
+            Some(QuotedSegment::new(&parked, Untagged::LEN)),
+        )
     }
 
     /// Reads and forgets, while closing. True when octets came.

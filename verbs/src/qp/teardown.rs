@@ -63,7 +63,7 @@ impl Conn {
         let reason = wire_reason(&down, terminate.as_ref());
         let named = self.named_request(&down);
         self.complete_all(named, reason, env);
-        self.raise(&down, reason, env.wakes, env);
+        self.raise(&down, reason, env);
         self.phase = Phase::Closing;
         self.cm.ended(Ending { reason, orderly: matches!(down, Down::Closed | Down::Asked) }, env.wakes);
         if let Some(terminate) = terminate {
@@ -189,7 +189,7 @@ impl Conn {
         env.driver.table.unbind_stream(qp.stream());
     }
 
-    fn raise(&self, down: &Down, reason: Option<WireReason>, wakes: &mut Wakes, env: &Env<'_>) {
+    fn raise(&self, down: &Down, reason: Option<WireReason>, env: &mut Env<'_>) {
         let Some(qp) = &self.qp else { return };
         let qp_num = qp.num;
         let event = match down {
@@ -198,7 +198,7 @@ impl Conn {
             Down::Closed | Down::Asked => return,
             _ => AsyncEvent::QpFatal { qp_num, reason },
         };
-        env.driver.async_event(event, wakes);
+        env.driver.async_event(event, env.wakes);
     }
 
     /// Moves an orderly close on: FIN when all is sent, the end when both FINs are through.

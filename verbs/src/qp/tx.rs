@@ -9,8 +9,8 @@ use crate::driver::Env;
 use crate::qp::out_queue::SendError;
 use crate::qp::peer::Greeting;
 use crate::qp::read_queue::{Outstanding, OutstandingKind, Owed, OwedKind, QuotedSegment};
-use crate::qp::teardown::read_fault;
 use crate::qp::send_queue::{SqMode, Wqe};
+use crate::qp::teardown::read_fault;
 use crate::qp::{Conn, Down, Phase, QpInner};
 use crate::wc::WcStatus;
 use crate::wr::{Remote, SendFlags, SendOp, Sge};
@@ -19,7 +19,9 @@ use mem::{Access, Right, Span};
 use mpa::crc::Crc32c;
 use mpa::startup::Rtr;
 use mpa::tx::FpduTx;
-use rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Extensions, Opcode, Operation, Protection, ReadRequest};
+use rdmap::{
+    AtomicOp, AtomicRequest, AtomicResponse, Extensions, Opcode, Operation, Protection, ReadRequest,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -92,7 +94,10 @@ enum Source {
         octets: [u8; 52],
     },
     /// The memory of an owed Read, checked for every segment; the request's own segment is what a Terminate quotes.
-    Owed { request: ReadRequest, asked: QuotedSegment },
+    Owed {
+        request: ReadRequest,
+        asked: QuotedSegment,
+    },
 }
 
 impl Tx {
@@ -156,7 +161,14 @@ impl Message {
     fn octets(header: MessageHeader, message: &[u8], ends: Option<u32>) -> Self {
         let mut octets = [0; 52];
         octets[..message.len()].copy_from_slice(message);
-        Self { header, total: message.len() as u32, offset: 0, source: Source::Octets { octets }, ends, then: None }
+        Self {
+            header,
+            total: message.len() as u32,
+            offset: 0,
+            source: Source::Octets { octets },
+            ends,
+            then: None,
+        }
     }
 
     fn empty(header: MessageHeader) -> Self {
@@ -209,7 +221,7 @@ impl Conn {
                 break;
             }
             full = !self.out.send(&mut *self.stream).map_err(|error| match error {
-                SendError::Gone(_) => Down::Cut,
+                SendError::Gone => Down::Cut,
                 SendError::Io(error) => Down::Lost(error),
             })?;
             self.note_sent(env)?;
@@ -339,9 +351,7 @@ impl Conn {
 
     fn source_gone(&self, message: &Message) -> Down {
         match message.source {
-            Source::Request { seq, .. } => {
-                Down::Local { seq: Some(seq), status: WcStatus::LocalProtection }
-            }
+            Source::Request { seq, .. } => Down::Local { seq: Some(seq), status: WcStatus::LocalProtection },
             Source::Owed { ref request, ref asked } => {
                 let stag = request.source_stag;
                 self.fault(Protection::InvalidStag { stag }.into(), Some(asked.clone()))
@@ -696,7 +706,7 @@ fn execute_local(qp: &Arc<QpInner>, table: &mem::Table, op: &SendOp) -> WcStatus
             Err(_) => WcStatus::LocalProtection,
         },
         SendOp::Bind(bind) => match crate::mr::bind(table, bind, pd, qp.stream()) {
-            Ok(()) => WcStatus::Success,
+            Ok(_) => WcStatus::Success,
             Err(_) => WcStatus::MwBind,
         },
         SendOp::FastRegister(reg) => match crate::mr::fast_register(table, reg, pd, qp.stream()) {
