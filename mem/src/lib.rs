@@ -1,1 +1,52 @@
 //! Registered memory: the one place where a handle (STag, offset, length) becomes a pointer.
+//!
+//! A [`Table`] (one per device) knows every STag that stands for memory: regions, memory windows and
+//! fast-register STags. The engine asks it per segment ([`Table::remote`] for a peer, [`Table::local`] for a
+//! scatter/gather element of ours) and gets a [`Span`]: a checked handle that still holds no address. Only
+//! while a span is pinned ([`Span::pin`]) do addresses exist, and a region is not gone before its last pin is.
+//!
+//! # Memory a peer can reach is never a Rust reference
+//! The peer's Write is executed by code of this very process, in whatever thread drives the engine, while the
+//! program looks at the same octets. That race is legal between an RNIC and a program; between two threads of
+//! one Rust program it is undefined behaviour, unless both sides use atomic accesses. Hence:
+//!
+//! * **Shared** memory ([`Span::is_shared`]): every copy is made of relaxed atomic accesses of naturally aligned
+//!   words, and the last octets of a copy become visible last, since programs spin on them.
+//! * **Exclusive** memory: somebody who wrote `unsafe` ([`Memory::borrowed`], [`Memory::exclusive`]) promised
+//!   that an in-flight buffer belongs to the engine; there a copy is `memcpy` and [`Pinned::fold`] copies nothing.
+//!
+//! # Who may do what with an STag
+//! | | who reaches it | a peer may invalidate it | the program may invalidate it |
+//! |---|---|---|---|
+//! | region | all streams of its PD | no ([`Table::set_lenient_invalidate`]) | no, deregister it |
+//! | window, type 1 | all streams of its PD | no | no, bind it anew or with length zero |
+//! | window, type 2 | the one stream it is bound to | yes, that stream's | yes, on that stream |
+//! | fast-register, for one stream | that stream | yes, that stream's | yes |
+//! | fast-register, PD-wide | all streams of its PD | no (lenient: yes) | yes |
+//!
+//! RFC 5040 8.1.1 item 7: "An RNIC MUST ensure that a Remote Peer is not able to invalidate an STag enabled for
+//! remote access, if the STag is shared on multiple streams."
+
+mod access;
+mod copy;
+mod error;
+mod gate;
+mod iovec;
+mod memory;
+mod region;
+mod span;
+mod table;
+
+pub use access::{Access, PdId, Right, StreamId, WindowType};
+#[doc(hidden)]
+pub use copy::bench;
+pub use ddp::STag;
+pub use error::{
+    BindError, DeregisterError, FastRegisterError, Gone, InvalidateError, LocalError, RegisterError,
+    RemoteError, ReregError, Unaligned,
+};
+pub use iovec::{IoVec, IoVecMut};
+pub use memory::Memory;
+pub use region::Region;
+pub use span::{Pinned, Span};
+pub use table::{Entry, EntryKind, Limits, Rereg, Table, Window};

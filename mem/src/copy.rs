@@ -1,0 +1,324 @@
+//! Copies between private octets and shared memory: relaxed atomic accesses of naturally aligned words.
+//!
+//! A race with the program (or with another stream that writes to the same place) is legal in RDMA and must not be
+//! undefined behaviour here. Words are aligned on the shared side, so that a naturally aligned field of 2, 4 or 8
+//! octets is never seen torn; the private side is read and written unaligned. The last word is stored with release
+//! ordering after all others: whoever sees it sees the rest.
+//!
+//! Accesses of different sizes to the same octets are outside of the letter of the C++ memory model; every target of
+//! ours gives them the meaning that the caches give them.
+
+use core::sync::atomic::{
+    AtomicU8, AtomicU16, AtomicU32, AtomicU64,
+    Ordering::{self, Relaxed, Release},
+};
+
+/// From this length on x86-64 copies with `rep movsb`.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const STRING_FROM: usize = 512;
+
+const WORD: usize = 8;
+
+/// Stores one aligned piece of 1, 2, 4 or 8 octets.
+///
+/// # Safety
+/// `src` is readable and `dst` writable for `size` octets, and `dst` is a multiple of `size`.
+#[inline(always)]
+unsafe fn store_piece(dst: *mut u8, src: *const u8, size: usize, order: Ordering) {
+    // SAFETY: the caller vouches for both ranges and for the alignment; all other accesses to `dst` are atomic.
+    unsafe {
+        match size {
+            1 => AtomicU8::from_ptr(dst).store(src.read(), order),
+            2 => AtomicU16::from_ptr(dst.cast()).store(src.cast::<u16>().read_unaligned(), order),
+            4 => AtomicU32::from_ptr(dst.cast()).store(src.cast::<u32>().read_unaligned(), order),
+            _ => AtomicU64::from_ptr(dst.cast()).store(src.cast::<u64>().read_unaligned(), order),
+        }
+    }
+}
+
+/// Loads one aligned piece of 1, 2, 4 or 8 octets.
+///
+/// # Safety
+/// `src` is readable and `dst` writable for `size` octets, and `src` is a multiple of `size`.
+#[inline(always)]
+unsafe fn load_piece(dst: *mut u8, src: *const u8, size: usize) {
+    let src = src.cast_mut();
+    // SAFETY: the caller vouches for both ranges and for the alignment; all other accesses to `src` are atomic.
+    unsafe {
+        match size {
+            1 => dst.write(AtomicU8::from_ptr(src).load(Relaxed)),
+            2 => dst.cast::<u16>().write_unaligned(AtomicU16::from_ptr(src.cast()).load(Relaxed)),
+            4 => dst.cast::<u32>().write_unaligned(AtomicU32::from_ptr(src.cast()).load(Relaxed)),
+            _ => dst.cast::<u64>().write_unaligned(AtomicU64::from_ptr(src.cast()).load(Relaxed)),
+        }
+    }
+}
+
+/// Largest aligned piece at address `at` that is not longer than `left` (which is not 0).
+#[inline(always)]
+fn piece(at: usize, left: usize) -> usize {
+    let aligned = 1 << at.trailing_zeros().min(3);
+    let fits = 1 << left.ilog2().min(3);
+    if aligned < fits { aligned } else { fits }
+}
+
+/// Copies private octets into shared memory; the last aligned piece becomes visible last.
+///
+/// # Safety
+/// `src` is readable and not written meanwhile, `dst` is writable, both for `len` octets, and they do not overlap.
+/// Whoever else accesses `dst` meanwhile does so atomically (or is the kernel, a device or another process).
+#[inline]
+pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) {
+    let mut at = 0;
+    // SAFETY: every access below lies in `at..len`, and the pieces are aligned by construction.
+    unsafe {
+        while at < len && !dst.addr().wrapping_add(at).is_multiple_of(WORD) {
+            let size = piece(dst.addr() + at, len - at);
+            let order = if at + size == len { Release } else { Relaxed };
+            store_piece(dst.add(at), src.add(at), size, order);
+            at += size;
+        }
+        if at == len {
+            return;
+        }
+        // What follows the bulk is at least one word or a ragged edge: the piece that is published last.
+        let bulk = (len - at - 1) / WORD * WORD;
+        store_words(dst.add(at), src.add(at), bulk);
+        at += bulk;
+        while at < len {
+            let size = piece(dst.addr() + at, len - at);
+            let order = if at + size == len { Release } else { Relaxed };
+            store_piece(dst.add(at), src.add(at), size, order);
+            at += size;
+        }
+    }
+}
+
+/// Copies shared memory into private octets.
+///
+/// # Safety
+/// `src` is readable, `dst` is writable and nobody else's, both for `len` octets, and they do not overlap. Whoever
+/// writes `src` meanwhile does so atomically (or is the kernel, a device or another process).
+#[inline]
+pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) {
+    let mut at = 0;
+    // SAFETY: every access below lies in `at..len`, and the pieces are aligned by construction.
+    unsafe {
+        while at < len && !src.addr().wrapping_add(at).is_multiple_of(WORD) {
+            let size = piece(src.addr() + at, len - at);
+            load_piece(dst.add(at), src.add(at), size);
+            at += size;
+        }
+        let bulk = (len - at) / WORD * WORD;
+        load_words(dst.add(at), src.add(at), bulk);
+        at += bulk;
+        while at < len {
+            let size = piece(src.addr() + at, len - at);
+            load_piece(dst.add(at), src.add(at), size);
+            at += size;
+        }
+    }
+}
+
+/// `len` is a multiple of eight, `dst` is aligned.
+///
+/// # Safety
+/// As for [`store`].
+#[inline(always)]
+unsafe fn store_words(dst: *mut u8, src: *const u8, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if len >= STRING_FROM {
+        // SAFETY: the caller's promise.
+        return unsafe { string_move(dst, src, len) };
+    }
+    // SAFETY: the caller's promise; word after word inside of `len`.
+    unsafe { store_loop(dst, src, len) }
+}
+
+/// `len` is a multiple of eight, `src` is aligned.
+///
+/// # Safety
+/// As for [`load`].
+#[inline(always)]
+unsafe fn load_words(dst: *mut u8, src: *const u8, len: usize) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if len >= STRING_FROM {
+        // SAFETY: the caller's promise.
+        return unsafe { string_move(dst, src, len) };
+    }
+    // SAFETY: the caller's promise; word after word inside of `len`.
+    unsafe { load_loop(dst, src, len) }
+}
+
+/// # Safety
+/// As for [`store_words`].
+#[inline(always)]
+unsafe fn store_loop(dst: *mut u8, src: *const u8, len: usize) {
+    let mut at = 0;
+    // SAFETY: the caller's promise; word after word inside of `len`.
+    unsafe {
+        while at + 4 * WORD <= len {
+            store_piece(dst.add(at), src.add(at), WORD, Relaxed);
+            store_piece(dst.add(at + 8), src.add(at + 8), WORD, Relaxed);
+            store_piece(dst.add(at + 16), src.add(at + 16), WORD, Relaxed);
+            store_piece(dst.add(at + 24), src.add(at + 24), WORD, Relaxed);
+            at += 4 * WORD;
+        }
+        while at < len {
+            store_piece(dst.add(at), src.add(at), WORD, Relaxed);
+            at += WORD;
+        }
+    }
+}
+
+/// # Safety
+/// As for [`load_words`].
+#[inline(always)]
+unsafe fn load_loop(dst: *mut u8, src: *const u8, len: usize) {
+    let mut at = 0;
+    // SAFETY: the caller's promise; word after word inside of `len`.
+    unsafe {
+        while at + 4 * WORD <= len {
+            load_piece(dst.add(at), src.add(at), WORD);
+            load_piece(dst.add(at + 8), src.add(at + 8), WORD);
+            load_piece(dst.add(at + 16), src.add(at + 16), WORD);
+            load_piece(dst.add(at + 24), src.add(at + 24), WORD);
+            at += 4 * WORD;
+        }
+        while at < len {
+            load_piece(dst.add(at), src.add(at), WORD);
+            at += WORD;
+        }
+    }
+}
+
+/// The processor's own copy. The compiler does not look into it, so it is as racy as a device's DMA and no more: its
+/// stores may come in any order, but none comes after the stores that follow it (Intel SDM volume 1, 7.3.9.3).
+///
+/// # Safety
+/// As for [`store`] or [`load`].
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline(always)]
+unsafe fn string_move(dst: *mut u8, src: *const u8, len: usize) {
+    // SAFETY: reads `len` octets at `src`, writes `len` at `dst`, which the caller vouches for. The direction flag is
+    // clear by the calling convention.
+    unsafe {
+        core::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rdi") dst => _,
+            inout("rsi") src => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// For `examples/copy_speed.rs` alone: each way of copying by itself.
+#[doc(hidden)]
+pub mod bench {
+    /// The shared copy as it is used.
+    pub fn shared(dst: &mut [u8], src: &[u8]) {
+        assert_eq!(dst.len(), src.len());
+        // SAFETY: two slices of one length.
+        unsafe { super::store(dst.as_mut_ptr(), src.as_ptr(), src.len()) }
+    }
+
+    /// The shared copy the other way as it is used.
+    pub fn shared_load(dst: &mut [u8], src: &[u8]) {
+        assert_eq!(dst.len(), src.len());
+        // SAFETY: two slices of one length.
+        unsafe { super::load(dst.as_mut_ptr(), src.as_ptr(), src.len()) }
+    }
+
+    /// Only words. The length must be a multiple of eight, `dst` aligned.
+    pub fn words(dst: &mut [u8], src: &[u8]) {
+        assert!(
+            dst.len() == src.len() && src.len().is_multiple_of(8) && dst.as_ptr().addr().is_multiple_of(8)
+        );
+        // SAFETY: two slices of one length, a multiple of eight, the destination aligned.
+        unsafe { super::store_loop(dst.as_mut_ptr(), src.as_ptr(), src.len()) }
+    }
+
+    /// Only `rep movsb`.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    pub fn string(dst: &mut [u8], src: &[u8]) {
+        assert_eq!(dst.len(), src.len());
+        // SAFETY: two slices of one length.
+        unsafe { super::string_move(dst.as_mut_ptr(), src.as_ptr(), src.len()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every alignment of both sides, every length around the edges: the right octets and no others.
+    #[test]
+    fn copies_exactly() {
+        let lens: Vec<usize> =
+            (0..80).chain([511, 512, 513, 519, 520, 521, 527, 528, 529, 1000, 4097]).collect();
+        let source: Vec<u8> = (0..5000u32).map(|i| (i * 7 + i / 251) as u8).collect();
+        for &len in &lens {
+            for from in 0..9 {
+                for to in 0..9 {
+                    let mut stored = vec![0xAAu8; len + 24];
+                    let mut loaded = vec![0xAAu8; len + 24];
+                    // SAFETY: both ranges lie in their vectors.
+                    unsafe {
+                        store(stored.as_mut_ptr().add(to), source.as_ptr().add(from), len);
+                        load(loaded.as_mut_ptr().add(to), source.as_ptr().add(from), len);
+                    }
+                    for got in [&stored, &loaded] {
+                        assert_eq!(
+                            &got[to..to + len],
+                            &source[from..from + len],
+                            "len {len} from {from} to {to}"
+                        );
+                        assert!(got[..to].iter().chain(&got[to + len..]).all(|&o| o == 0xAA));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_are_aligned_and_fit() {
+        for at in 0..32usize {
+            for left in 1..40usize {
+                let size = piece(at, left);
+                assert!(size <= left && at.is_multiple_of(size) && matches!(size, 1 | 2 | 4 | 8));
+                assert!(size == 8 || !at.is_multiple_of(size * 2) || size * 2 > left, "not the largest");
+            }
+        }
+    }
+
+    /// Who sees the last octet of a copy sees all of it.
+    #[test]
+    fn last_octets_last() {
+        use std::sync::atomic::{AtomicU8, Ordering::Acquire};
+        const LEN: usize = 777;
+        let shared: Vec<AtomicU8> = (0..LEN).map(|_| AtomicU8::new(0)).collect();
+        std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                let mut torn = 0;
+                for round in 1..=100u8 {
+                    while shared[LEN - 1].load(Acquire) != round {
+                        std::thread::yield_now();
+                    }
+                    torn += shared.iter().filter(|o| o.load(Relaxed) != round).count();
+                    shared[1].store(0, Release);
+                }
+                torn
+            });
+            for round in 1..=100u8 {
+                let source = [round; LEN];
+                // SAFETY: `shared` is LEN octets, and its other accesses are atomic.
+                unsafe { store(shared.as_ptr().cast_mut().cast(), source.as_ptr(), LEN) };
+                while shared[1].load(Acquire) != 0 {
+                    std::thread::yield_now();
+                }
+            }
+            assert_eq!(watcher.join().unwrap(), 0);
+        });
+    }
+}

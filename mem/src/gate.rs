@@ -1,0 +1,150 @@
+//! Counts the pins of a region and keeps its end waiting for them.
+
+use core::sync::atomic::{
+    AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+use std::thread;
+
+use parking_lot::{Condvar, Mutex};
+
+/// Low 32 bits: pins held. Next 31: windows bound. Top bit: revoked. One word, so that "no pin after revocation"
+/// and "no window bound while deregistering" need no lock: all changes have one order.
+const PIN: u64 = 1;
+const PINS: u64 = WINDOW - 1;
+const WINDOW: u64 = 1 << 32;
+const REVOKED: u64 = 1 << 63;
+
+/// Longest busy wait of [`Gate::drain`] before it yields, and before it parks. A pin lasts for one copy or one
+/// non-blocking system call, so the first few microseconds nearly always suffice.
+const SPINS: u32 = 200;
+const YIELDS: u32 = 50;
+
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    state: AtomicU64,
+    parked: Mutex<()>,
+    drained: Condvar,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CloseError {
+    Closed,
+    WindowsBound(u32),
+}
+
+impl Gate {
+    /// Takes a pin. False: revoked, there is none.
+    pub(crate) fn enter(&self) -> bool {
+        // Acquire pairs with nothing of ours; it keeps the accesses made under the pin behind it.
+        if self.state.fetch_add(PIN, Acquire) & REVOKED == 0 {
+            return true;
+        }
+        self.leave();
+        false
+    }
+
+    /// Gives a pin back. Release: the accesses made under it happen before `drain` returns.
+    pub(crate) fn leave(&self) {
+        let before = self.state.fetch_sub(PIN, Release);
+        debug_assert!(before & PINS != 0, "a pin was given back twice");
+        if before & REVOKED != 0 && before & PINS == PIN {
+            // Taking the lock orders this wake-up behind the waiter's look at the count.
+            drop(self.parked.lock());
+            self.drained.notify_all();
+        }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.state.load(Relaxed) & REVOKED == 0
+    }
+
+    pub(crate) fn pins(&self) -> u32 {
+        (self.state.load(Relaxed) & PINS) as u32
+    }
+
+    /// A window is bound to this region: its end must wait. False: the region has ended already.
+    pub(crate) fn add_window(&self) -> bool {
+        self.state.fetch_update(Relaxed, Relaxed, |s| (s & REVOKED == 0).then_some(s + WINDOW)).is_ok()
+    }
+
+    pub(crate) fn remove_window(&self) {
+        let before = self.state.fetch_sub(WINDOW, Release);
+        debug_assert!(before & !REVOKED >= WINDOW, "a window was unbound twice");
+    }
+
+    /// Revokes: no pin is given from now on. Those held are waited for with [`Gate::drain`].
+    pub(crate) fn close(&self) -> Result<(), CloseError> {
+        let outcome = self.state.fetch_update(Acquire, Acquire, |s| {
+            (s & REVOKED == 0 && s & !REVOKED < WINDOW).then_some(s | REVOKED)
+        });
+        match outcome {
+            Ok(_) => Ok(()),
+            Err(s) if s & REVOKED != 0 => Err(CloseError::Closed),
+            Err(s) => Err(CloseError::WindowsBound(((s & !REVOKED) >> 32) as u32)),
+        }
+    }
+
+    /// Waits until no pin is held. Afterwards no octet is touched through this gate any more.
+    pub(crate) fn drain(&self) {
+        debug_assert!(!self.is_open());
+        for turn in 0..SPINS + YIELDS {
+            if self.state.load(Acquire) & PINS == 0 {
+                return;
+            }
+            if turn < SPINS { core::hint::spin_loop() } else { thread::yield_now() }
+        }
+        let mut parked = self.parked.lock();
+        while self.state.load(Acquire) & PINS != 0 {
+            self.drained.wait(&mut parked);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{sync::Arc, time::Duration};
+
+    #[test]
+    fn no_pin_after_close() {
+        let gate = Gate::default();
+        assert!(gate.enter());
+        assert_eq!(gate.pins(), 1);
+        assert_eq!(gate.close(), Ok(()));
+        assert!(!gate.enter());
+        assert_eq!(gate.pins(), 1, "a refused pin leaves no trace");
+        assert_eq!(gate.close(), Err(CloseError::Closed));
+        gate.leave();
+        gate.drain();
+    }
+
+    #[test]
+    fn windows_keep_it_open() {
+        let gate = Gate::default();
+        assert!(gate.add_window() && gate.add_window());
+        assert_eq!(gate.close(), Err(CloseError::WindowsBound(2)));
+        assert!(gate.enter());
+        gate.remove_window();
+        gate.remove_window();
+        assert_eq!(gate.close(), Ok(()));
+        assert!(!gate.add_window());
+        gate.leave();
+        gate.drain();
+    }
+
+    #[test]
+    fn drain_parks_and_wakes() {
+        let gate = Arc::new(Gate::default());
+        assert!(gate.enter());
+        gate.close().unwrap();
+        let waiter = thread::spawn({
+            let gate = gate.clone();
+            move || gate.drain()
+        });
+        thread::sleep(Duration::from_millis(30));
+        assert!(!waiter.is_finished());
+        gate.leave();
+        waiter.join().unwrap();
+    }
+}

@@ -1,0 +1,214 @@
+//! Scatter/gather elements for the system calls of the LLP.
+
+use core::{fmt, marker::PhantomData, ops::Range};
+
+use crate::copy;
+
+/// Octets to send: an address and a length that hold for `'a`. They may be memory that a peer or the program changes
+/// meanwhile, so there is no way to get a slice of them.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct IoVec<'a> {
+    raw: libc::iovec,
+    _octets: PhantomData<&'a [u8]>,
+}
+
+/// Octets to receive into: an address and a length that hold for `'a`.
+#[repr(transparent)]
+pub struct IoVecMut<'a> {
+    raw: libc::iovec,
+    _octets: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> IoVec<'a> {
+    /// # Safety
+    /// The octets are readable for `'a`; whoever writes them meanwhile does so atomically, or is the kernel.
+    pub unsafe fn from_raw(at: *const u8, len: usize) -> Self {
+        Self { raw: libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len }, _octets: PhantomData }
+    }
+
+    /// Octets.
+    pub fn len(&self) -> usize {
+        self.raw.iov_len
+    }
+
+    /// True if there is no octet.
+    pub fn is_empty(&self) -> bool {
+        self.raw.iov_len == 0
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn sub(&self, range: Range<usize>) -> Self {
+        check(&range, self.len());
+        let at: *mut u8 = self.raw.iov_base.cast();
+        // SAFETY: `range` is inside of the octets that hold for `'a`.
+        unsafe { Self::from_raw(at.add(range.start), range.len()) }
+    }
+
+    /// Copies all octets to the front of `to`.
+    ///
+    /// # Panics
+    /// If `to` is shorter.
+    pub fn copy_to(&self, to: &mut [u8]) {
+        assert!(to.len() >= self.len(), "{} octets do not fit into {}", self.len(), to.len());
+        // SAFETY: our octets are readable and changed only atomically; `to` is a private slice, long enough.
+        unsafe { copy::load(to.as_mut_ptr(), self.raw.iov_base.cast(), self.len()) }
+    }
+
+    /// Appends all octets to `to`.
+    pub fn append_to(&self, to: &mut Vec<u8>) {
+        // SAFETY: our octets are readable and changed only atomically.
+        unsafe { append(to, self.raw.iov_base.cast(), self.len()) }
+    }
+
+    /// The elements as the system calls want them.
+    pub fn as_libc(list: &[Self]) -> *const libc::iovec {
+        list.as_ptr().cast()
+    }
+
+    /// Octets of all elements.
+    pub fn total(list: &[Self]) -> usize {
+        list.iter().map(Self::len).sum()
+    }
+}
+
+impl<'a> IoVecMut<'a> {
+    /// # Safety
+    /// The octets are writable for `'a`; whoever else accesses them meanwhile does so atomically, or is the kernel.
+    pub unsafe fn from_raw(at: *mut u8, len: usize) -> Self {
+        Self { raw: libc::iovec { iov_base: at.cast(), iov_len: len }, _octets: PhantomData }
+    }
+
+    /// Octets.
+    pub fn len(&self) -> usize {
+        self.raw.iov_len
+    }
+
+    /// True if there is no octet.
+    pub fn is_empty(&self) -> bool {
+        self.raw.iov_len == 0
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn sub(&mut self, range: Range<usize>) -> IoVecMut<'_> {
+        check(&range, self.len());
+        let at: *mut u8 = self.raw.iov_base.cast();
+        // SAFETY: `range` is inside of the octets that hold for `'a`, and the whole is borrowed meanwhile.
+        unsafe { IoVecMut::from_raw(at.add(range.start), range.len()) }
+    }
+
+    /// Copies `from` to the front.
+    ///
+    /// # Panics
+    /// If `from` is longer than this.
+    pub fn copy_from(&mut self, from: &[u8]) {
+        assert!(from.len() <= self.len(), "{} octets do not fit into {}", from.len(), self.len());
+        // SAFETY: our octets are writable and otherwise accessed only atomically; `from` is a slice.
+        unsafe { copy::store(self.raw.iov_base.cast(), from.as_ptr(), from.len()) }
+    }
+
+    /// The same octets, to be read.
+    pub fn as_io_vec(&self) -> IoVec<'_> {
+        // SAFETY: what may be written may be read.
+        unsafe { IoVec::from_raw(self.raw.iov_base.cast(), self.len()) }
+    }
+
+    /// The elements as the system calls want them.
+    pub fn as_libc(list: &mut [Self]) -> *mut libc::iovec {
+        list.as_mut_ptr().cast()
+    }
+
+    /// Octets of all elements.
+    pub fn total(list: &[Self]) -> usize {
+        list.iter().map(Self::len).sum()
+    }
+}
+
+impl<'a> From<&'a [u8]> for IoVec<'a> {
+    fn from(octets: &'a [u8]) -> Self {
+        // SAFETY: nobody writes a borrowed slice.
+        unsafe { Self::from_raw(octets.as_ptr(), octets.len()) }
+    }
+}
+
+impl<'a> From<&'a mut [u8]> for IoVecMut<'a> {
+    fn from(octets: &'a mut [u8]) -> Self {
+        // SAFETY: nobody else has a mutably borrowed slice.
+        unsafe { Self::from_raw(octets.as_mut_ptr(), octets.len()) }
+    }
+}
+
+impl fmt::Debug for IoVec<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IoVec({} octets)", self.len())
+    }
+}
+
+impl fmt::Debug for IoVecMut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IoVecMut({} octets)", self.len())
+    }
+}
+
+pub(crate) fn check(range: &Range<usize>, len: usize) {
+    assert!(range.start <= range.end && range.end <= len, "{range:?} is not inside of {len} octets");
+}
+
+/// Appends `len` shared octets to a vector.
+///
+/// # Safety
+/// As for [`copy::load`], as to `from`.
+pub(crate) unsafe fn append(to: &mut Vec<u8>, from: *const u8, len: usize) {
+    to.reserve(len);
+    let spare = to.spare_capacity_mut().as_mut_ptr();
+    // SAFETY: `reserve` made room for `len` octets, which are set before they count.
+    unsafe {
+        copy::load(spare.cast(), from, len);
+        to.set_len(to.len() + len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_there_and_back() {
+        let source = *b"0123456789";
+        let io = IoVec::from(&source[..]);
+        assert_eq!((io.len(), io.is_empty()), (10, false));
+        let mut out = vec![b'x'];
+        io.sub(2..5).append_to(&mut out);
+        assert_eq!(out, b"x234");
+        let mut sink = [b'.'; 6];
+        let mut to = IoVecMut::from(&mut sink[..]);
+        to.sub(1..4).copy_from(b"ab");
+        let mut seen = [0; 6];
+        to.as_io_vec().copy_to(&mut seen);
+        assert_eq!(&seen, b".ab...");
+        assert_eq!(IoVec::total(&[io, io.sub(0..0), io.sub(9..10)]), 11);
+    }
+
+    #[test]
+    fn layout_is_the_systems() {
+        assert_eq!(size_of::<IoVec<'_>>(), size_of::<libc::iovec>());
+        let octets = [1u8, 2, 3];
+        let list = [IoVec::from(&octets[..2]), IoVec::from(&octets[2..])];
+        // SAFETY: two elements lie there.
+        let raw = unsafe { core::slice::from_raw_parts(IoVec::as_libc(&list), 2) };
+        assert_eq!((raw[0].iov_len, raw[1].iov_len), (2, 1));
+        assert_eq!(raw[1].iov_base.addr(), octets.as_ptr().addr() + 2);
+    }
+
+    #[test]
+    #[should_panic(expected = "is not inside of 3 octets")]
+    fn no_part_beyond_the_end() {
+        IoVec::from(&[1u8, 2, 3][..]).sub(1..4);
+    }
+}

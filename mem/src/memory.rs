@@ -1,0 +1,176 @@
+//! What a region is made of: octets of ours, of a buffer kept alive, or of a caller who vouches for them.
+
+use core::{any::Any, fmt, ptr::NonNull};
+use std::io;
+
+/// Octets to register. Dropped with the last region, window or span that stands on them.
+pub struct Memory {
+    at: NonNull<u8>,
+    len: usize,
+    /// In-flight buffers belong to the engine: somebody promised so with `unsafe`.
+    exclusive: bool,
+    _keep: Keep,
+}
+
+/// Never read: kept for its drop.
+enum Keep {
+    Owned(#[expect(dead_code, reason = "kept for its drop")] Pages),
+    Borrowed,
+    Buffer(#[expect(dead_code, reason = "kept for its drop")] Box<dyn Any + Send>),
+}
+
+// SAFETY: `Memory` is an address, a length and a `Send` owner. It touches no octet itself; whoever does (the copies
+// of this crate) uses atomic accesses, or stands under the promise of `exclusive`.
+unsafe impl Send for Memory {}
+// SAFETY: as above; `&Memory` gives away the address and nothing else (`Keep` is never looked at).
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// `len` zeroed octets on pages of their own.
+    ///
+    /// # Errors
+    /// The system's, if it has no memory.
+    pub fn owned(len: usize) -> io::Result<Self> {
+        let pages = Pages::map(len)?;
+        Ok(Self { at: pages.at, len, exclusive: false, _keep: Keep::Owned(pages) })
+    }
+
+    /// The `len` octets at `at`, which belong to the caller. Exclusive unless it is registered with rights that
+    /// let a peer reach it, or [`Memory::shared`] is said.
+    ///
+    /// # Safety
+    /// * All octets stay readable, and writable if LOCAL_WRITE is granted, until the region has been deregistered
+    ///   (and every span and window of it with it). A program in C that unmaps them earlier gets a fault in a copy
+    ///   or EFAULT from a system call.
+    /// * While they are in flight (an unfinished work request names them) nobody else writes them, nor reads what a
+    ///   receive or a Read places, unless the region is shared; then everybody uses atomic accesses.
+    pub unsafe fn borrowed(at: *mut u8, len: usize) -> Self {
+        let at = NonNull::new(at).unwrap_or(NonNull::dangling());
+        Self { at, len, exclusive: true, _keep: Keep::Borrowed }
+    }
+
+    /// The `len` octets at `at`, which `keep` owns and which live at that address until `keep` is dropped.
+    ///
+    /// # Safety
+    /// As for [`Memory::borrowed`], as long as `keep` lives.
+    pub unsafe fn buffer(keep: Box<dyn Any + Send>, at: *mut u8, len: usize) -> Self {
+        let at = NonNull::new(at).unwrap_or(NonNull::dangling());
+        Self { at, len, exclusive: true, _keep: Keep::Buffer(keep) }
+    }
+
+    /// Takes the promise back (or never relies on it): all copies are atomic. For callers that may register the same
+    /// octets twice, once for peers and once not, as C programs do.
+    pub fn shared(mut self) -> Self {
+        self.exclusive = false;
+        self
+    }
+
+    /// Copies of it may be plain `memcpy`, unless it is registered with rights that let a peer reach it.
+    ///
+    /// # Safety
+    /// While an unfinished work request names octets of it, nobody else writes these, nor reads what a receive or a
+    /// Read places, and no two work requests in flight place into the same octets.
+    pub unsafe fn exclusive(mut self) -> Self {
+        self.exclusive = true;
+        self
+    }
+
+    /// Octets.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if there is no octet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Address of the first octet.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.at.as_ptr()
+    }
+
+    pub(crate) fn is_exclusive(&self) -> bool {
+        self.exclusive
+    }
+}
+
+impl From<Vec<u8>> for Memory {
+    /// The vector's octets (not its spare capacity).
+    fn from(mut octets: Vec<u8>) -> Self {
+        let (at, len) = (octets.as_mut_ptr(), octets.len());
+        // SAFETY: a vector's octets stay where they are when the vector is moved, and nobody else has it now.
+        unsafe { Self::buffer(Box::new(octets), at, len) }.shared()
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self._keep {
+            Keep::Owned(_) => "owned",
+            Keep::Borrowed => "borrowed",
+            Keep::Buffer(_) => "buffer",
+        };
+        write!(f, "{} octets at {:p} ({kind})", self.len, self.at)
+    }
+}
+
+/// An anonymous mapping: page-aligned, and zeroed by the kernel when first touched.
+struct Pages {
+    at: NonNull<u8>,
+    len: usize,
+}
+
+impl Pages {
+    fn map(len: usize) -> io::Result<Self> {
+        if len == 0 {
+            return Ok(Self { at: NonNull::dangling(), len });
+        }
+        let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new anonymous mapping at an address of the kernel's choice changes nothing that exists.
+        let at = unsafe { libc::mmap(core::ptr::null_mut(), len, prot, flags, -1, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { at: NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len })
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if self.len != 0 {
+            // SAFETY: `map` made exactly this mapping, and this is its only owner.
+            unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn owned_is_page_aligned_and_zeroed() {
+        let memory = Memory::owned(10_000).unwrap();
+        assert_eq!(memory.as_ptr().addr() % 4096, 0);
+        assert_eq!(memory.len(), 10_000);
+        // SAFETY: nobody else has this memory.
+        let octets = unsafe { core::slice::from_raw_parts(memory.as_ptr(), memory.len()) };
+        assert!(octets.iter().all(|&o| o == 0));
+        assert!(Memory::owned(0).unwrap().is_empty());
+        assert!(Memory::owned(usize::MAX / 2).is_err());
+    }
+
+    #[test]
+    fn a_buffer_lives_as_long_as_its_memory() {
+        let owner = Arc::new(vec![7u8; 16]);
+        let weak = Arc::downgrade(&owner);
+        let at = owner.as_ptr().cast_mut();
+        // SAFETY: the `Arc` keeps the vector, and nothing is written.
+        let memory = unsafe { Memory::buffer(Box::new(owner), at, 16) };
+        assert!(weak.upgrade().is_some());
+        drop(memory);
+        assert!(weak.upgrade().is_none());
+    }
+}

@@ -1,0 +1,247 @@
+//! A range of tagged offsets that stands for octets: a region, the binding of a window, a fast registration.
+
+use core::{fmt, ptr::NonNull};
+use std::sync::Arc;
+
+use ddp::STag;
+
+use crate::{
+    Access, LocalError, Memory, PdId, RegisterError, Span, StreamId,
+    gate::{CloseError, Gate},
+};
+
+/// What an STag stands for while it is valid. It never changes: to re-register, to bind or to register fast makes
+/// another one, and the old one is revoked.
+pub struct Region {
+    stag: STag,
+    pd: PdId,
+    access: Access,
+    /// The only stream that may use it; `None` = all streams of the protection domain.
+    stream: Option<StreamId>,
+    /// The base given, before ZERO_BASED made it 0.
+    origin: u64,
+    /// TO of the first octet.
+    base: u64,
+    at: NonNull<u8>,
+    len: usize,
+    shared: bool,
+    memory: Arc<Memory>,
+    /// The region a window is bound to.
+    parent: Option<Arc<Self>>,
+    gate: Gate,
+}
+
+// SAFETY: `at` points into `memory`, which is `Send` and kept alive by this; everything else is `Send`.
+unsafe impl Send for Region {}
+// SAFETY: `&Region` hands out the address, never access to the octets; pins are counted atomically.
+unsafe impl Sync for Region {}
+
+/// Where a range of tagged offsets fails to lie inside of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RangeError {
+    Wrap,
+    Bounds,
+}
+
+/// All that is needed to make a region of its own memory.
+pub(crate) struct Plan {
+    pub(crate) pd: PdId,
+    pub(crate) access: Access,
+    pub(crate) stream: Option<StreamId>,
+    pub(crate) origin: u64,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) all_shared: bool,
+}
+
+impl Plan {
+    /// The rules of `ibv_reg_mr(3)`, and that every octet has a TO which RFC 5041 7.1 lets a peer name.
+    pub(crate) fn check(&self) -> Result<(), RegisterError> {
+        if self.access.changes_memory() && !self.access.contains(Access::LOCAL_WRITE) {
+            return Err(RegisterError::RemoteWriteNeedsLocalWrite { access: self.access });
+        }
+        let (base, len) = (self.base(), self.memory.len() as u64);
+        base.checked_add(len).ok_or(RegisterError::TooHigh { base, len })?;
+        Ok(())
+    }
+
+    fn base(&self) -> u64 {
+        if self.access.contains(Access::ZERO_BASED) { 0 } else { self.origin }
+    }
+
+    /// The region; [`Plan::check`] has passed.
+    pub(crate) fn build(self, stag: STag) -> Arc<Region> {
+        let at = NonNull::new(self.memory.as_ptr()).unwrap_or(NonNull::dangling());
+        Arc::new(Region {
+            stag,
+            pd: self.pd,
+            access: self.access,
+            stream: self.stream,
+            origin: self.origin,
+            base: self.base(),
+            at,
+            len: self.memory.len(),
+            shared: self.all_shared || self.access.is_peer_reachable() || !self.memory.is_exclusive(),
+            memory: self.memory,
+            parent: None,
+            gate: Gate::default(),
+        })
+    }
+}
+
+impl Region {
+    /// Its key on the wire.
+    pub fn stag(&self) -> STag {
+        self.stag
+    }
+
+    /// Its key in a scatter/gather element of ours: the same number.
+    pub fn lkey(&self) -> u32 {
+        self.stag.0
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> PdId {
+        self.pd
+    }
+
+    /// Its rights.
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// The only stream that may use it; `None` = all streams of the protection domain.
+    pub fn stream(&self) -> Option<StreamId> {
+        self.stream
+    }
+
+    /// TO of the first octet.
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Octets.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if there is no octet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Address of the first octet. Whoever uses it answers for the memory being there and for racing with peers.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.at.as_ptr()
+    }
+
+    /// True if a peer can reach it, or nobody promised exclusive use: every access must be atomic.
+    pub fn is_shared(&self) -> bool {
+        self.shared
+    }
+
+    /// False after deregistration, invalidation or another binding.
+    pub fn is_live(&self) -> bool {
+        self.gate.is_open()
+    }
+
+    /// Pins held at this moment, for diagnostics.
+    pub fn pins(&self) -> u32 {
+        self.gate.pins()
+    }
+
+    /// The `len` octets from `offset` (counted from the first octet, whatever its TO), for the program itself.
+    ///
+    /// # Errors
+    /// [`LocalError::OutOfRange`].
+    pub fn span(self: &Arc<Self>, offset: usize, len: usize) -> Result<Span, LocalError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(Span::new(self.clone(), offset, len)),
+            _ => Err(LocalError::OutOfRange { lkey: self.lkey(), addr: offset as u64, len: len as u64 }),
+        }
+    }
+
+    /// Offset of the first octet. RFC 5041 7.1: "The TO falls in the range of legal offsets registered for the STag",
+    /// so does the sum with the length, and "a 64-bit unsigned sum [..] does not wrap".
+    pub(crate) fn locate(&self, to: u64, len: u64) -> Result<usize, RangeError> {
+        let end = to.checked_add(len).ok_or(RangeError::Wrap)?;
+        let offset = to.checked_sub(self.base).ok_or(RangeError::Bounds)?;
+        // `base + len` does not wrap: `Plan::check`.
+        if end > self.base + self.len as u64 {
+            return Err(RangeError::Bounds);
+        }
+        Ok(offset as usize)
+    }
+
+    /// A window onto `len` octets from `offset` of this region.
+    pub(crate) fn window(
+        self: &Arc<Self>,
+        stag: STag,
+        stream: Option<StreamId>,
+        offset: usize,
+        len: usize,
+        access: Access,
+    ) -> Arc<Self> {
+        assert!(offset <= self.len && len <= self.len - offset, "the range was checked by `locate`");
+        let origin = self.base + offset as u64;
+        // SAFETY: `offset` is inside of the region, or right behind it.
+        let at = unsafe { self.at.add(offset) };
+        Arc::new(Self {
+            stag,
+            pd: self.pd,
+            access,
+            stream,
+            origin,
+            base: if access.contains(Access::ZERO_BASED) { 0 } else { origin },
+            at,
+            len,
+            shared: true,
+            memory: self.memory.clone(),
+            parent: Some(self.clone()),
+            gate: Gate::default(),
+        })
+    }
+
+    /// What a re-registration keeps.
+    pub(crate) fn plan(&self) -> Plan {
+        Plan {
+            pd: self.pd,
+            access: self.access,
+            stream: self.stream,
+            origin: self.origin,
+            memory: self.memory.clone(),
+            all_shared: self.shared && !self.access.is_peer_reachable(),
+        }
+    }
+
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// Revokes the binding of a window or a fast registration and waits for its pins.
+    pub(crate) fn retire(&self) {
+        match self.gate.close() {
+            // Nobody binds a window to these, and each is taken out of the table once.
+            Ok(()) => {}
+            Err(CloseError::Closed | CloseError::WindowsBound(_)) => return,
+        }
+        self.gate.drain();
+        if let Some(parent) = &self.parent {
+            parent.gate.remove_window();
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region")
+            .field("stag", &self.stag)
+            .field("pd", &self.pd.0)
+            .field("access", &self.access)
+            .field("stream", &self.stream)
+            .field("base", &format_args!("{:#x}", self.base))
+            .field("len", &self.len)
+            .field("shared", &self.shared)
+            .field("live", &self.is_live())
+            .finish_non_exhaustive()
+    }
+}

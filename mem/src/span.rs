@@ -1,0 +1,251 @@
+//! A checked part of a region, and the pin under which its octets may be touched.
+
+use core::{
+    fmt,
+    mem::MaybeUninit,
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering},
+};
+use std::sync::Arc;
+
+use ddp::STag;
+
+use crate::{
+    Gone, IoVec, IoVecMut, Region, Unaligned, copy,
+    iovec::{append, check},
+};
+
+/// Shared octets pass through the stack in blocks of this size on their way to a checksum: large enough that the
+/// checksum's start-up does not count, small enough to stay in the first-level cache.
+const FOLD_BLOCK: usize = 4096;
+
+/// Octets of a region that passed every check. It holds no address: those exist under a [`Pinned`].
+#[derive(Clone)]
+pub struct Span {
+    region: Arc<Region>,
+    offset: usize,
+    len: usize,
+}
+
+impl Span {
+    pub(crate) fn new(region: Arc<Region>, offset: usize, len: usize) -> Self {
+        debug_assert!(offset + len <= region.len());
+        Self { region, offset, len }
+    }
+
+    /// Octets.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if there is no octet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The STag it was resolved from.
+    pub fn stag(&self) -> STag {
+        self.region.stag()
+    }
+
+    /// The region, window binding or fast registration it is part of.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// True if a peer can reach the region, or nobody promised exclusive use ([`Region::is_shared`]).
+    pub fn is_shared(&self) -> bool {
+        self.region.is_shared()
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn sub(&self, range: Range<usize>) -> Self {
+        check(&range, self.len);
+        Self { region: self.region.clone(), offset: self.offset + range.start, len: range.len() }
+    }
+
+    /// Keeps the region from ending until the pin is dropped. Deregistration and invalidation wait for that, so a pin
+    /// is held for one copy or one non-blocking system call, and its thread revokes nothing meanwhile.
+    ///
+    /// # Errors
+    /// [`Gone`], if the region has ended.
+    pub fn pin(&self) -> Result<Pinned<'_>, Gone> {
+        if self.region.gate().enter() { Ok(Pinned { span: self }) } else { Err(Gone { stag: self.stag() }) }
+    }
+}
+
+impl fmt::Debug for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Span({}, {} + {})", self.region.stag(), self.offset, self.len)
+    }
+}
+
+/// A pinned span: its octets stay where they are until this is dropped. Offsets count from the start of the span.
+#[must_use]
+pub struct Pinned<'a> {
+    span: &'a Span,
+}
+
+impl Pinned<'_> {
+    /// Octets.
+    pub fn len(&self) -> usize {
+        self.span.len
+    }
+
+    /// True if there is no octet.
+    pub fn is_empty(&self) -> bool {
+        self.span.len == 0
+    }
+
+    /// Address of the octet at `range.start`, after the check that all of `range` is inside.
+    fn at(&self, range: &Range<usize>) -> *mut u8 {
+        check(range, self.span.len);
+        // SAFETY: the span lies in its region and `range` in the span.
+        unsafe { self.span.region.as_ptr().add(self.span.offset + range.start) }
+    }
+
+    /// The octets of `range`, to be sent by a system call.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn io_vec(&self, range: Range<usize>) -> IoVec<'_> {
+        // SAFETY: the pin keeps the octets there as long as the result; they are changed only atomically, or stand
+        // under the promise of exclusive memory.
+        unsafe { IoVec::from_raw(self.at(&range), range.len()) }
+    }
+
+    /// The octets of `range`, to be received into by a system call.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn io_vec_mut(&self, range: Range<usize>) -> IoVecMut<'_> {
+        // SAFETY: as for `io_vec`; every write through an `IoVecMut` is atomic or the kernel's.
+        unsafe { IoVecMut::from_raw(self.at(&range), range.len()) }
+    }
+
+    /// Copies octets out, from `offset` on, as many as `dst` holds.
+    ///
+    /// # Panics
+    /// If these are not inside.
+    pub fn copy_to(&self, offset: usize, dst: &mut [u8]) {
+        let src = self.at(&(offset..offset.saturating_add(dst.len())));
+        // SAFETY: `at` checked the range, the pin keeps it, and `dst` is a private slice. Exclusive: the promise of
+        // `Memory::exclusive` keeps everybody else away.
+        unsafe {
+            if self.span.is_shared() {
+                copy::load(dst.as_mut_ptr(), src, dst.len());
+            } else {
+                dst.as_mut_ptr().copy_from_nonoverlapping(src, dst.len());
+            }
+        }
+    }
+
+    /// Appends the octets of `range` to `dst`.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn copy_to_vec(&self, range: Range<usize>, dst: &mut Vec<u8>) {
+        let src = self.at(&range);
+        // SAFETY: `at` checked the range and the pin keeps it. Exclusive: nobody writes it meanwhile, so for that time
+        // it is a slice.
+        unsafe {
+            if self.span.is_shared() {
+                append(dst, src, range.len());
+            } else {
+                dst.extend_from_slice(core::slice::from_raw_parts(src, range.len()));
+            }
+        }
+    }
+
+    /// Copies `src` in at `offset`. In shared memory the last octets become visible last.
+    ///
+    /// # Panics
+    /// If it does not fit.
+    pub fn copy_from(&self, offset: usize, src: &[u8]) {
+        let dst = self.at(&(offset..offset.saturating_add(src.len())));
+        // SAFETY: `at` checked the range, the pin keeps it, and `src` is a slice: no memory a peer reaches, so they do
+        // not overlap. Exclusive: the promise of `Memory::exclusive` keeps everybody else away.
+        unsafe {
+            if self.span.is_shared() {
+                copy::store(dst, src.as_ptr(), src.len());
+            } else {
+                dst.copy_from_nonoverlapping(src.as_ptr(), src.len());
+            }
+        }
+    }
+
+    /// Folds `f` over the octets of `range`, block by block, for checksums. Shared octets are copied block by block
+    /// first: they may change while `f` looks at them.
+    ///
+    /// # Panics
+    /// If `range` is not inside.
+    pub fn fold<T>(&self, range: Range<usize>, init: T, mut f: impl FnMut(T, &[u8]) -> T) -> T {
+        let src = self.at(&range);
+        if !self.span.is_shared() {
+            // SAFETY: `at` checked the range, the pin keeps it, and nobody writes exclusive memory in flight.
+            return f(init, unsafe { core::slice::from_raw_parts(src, range.len()) });
+        }
+        let mut block = [const { MaybeUninit::<u8>::uninit() }; FOLD_BLOCK];
+        let mut folded = init;
+        let mut done = 0;
+        while done < range.len() {
+            let len = FOLD_BLOCK.min(range.len() - done);
+            // SAFETY: `done + len` is inside of the range; the first `len` octets of the block are set here.
+            let octets = unsafe {
+                copy::load(block.as_mut_ptr().cast(), src.add(done), len);
+                core::slice::from_raw_parts(block.as_ptr().cast(), len)
+            };
+            folded = f(folded, octets);
+            done += len;
+        }
+        folded
+    }
+
+    /// Replaces the eight octets at `offset`, as a number in the machine's own octet order, by `f` of them, at once for
+    /// every thread of this process. `f` may be called several times. Returns the number that was replaced.
+    ///
+    /// # Errors
+    /// [`Unaligned`], if the address is no multiple of eight; nothing is changed then (RFC 7306 5.1.1, 5.1.2).
+    ///
+    /// # Panics
+    /// If the eight octets are not inside.
+    pub fn atomic_u64(&self, offset: usize, mut f: impl FnMut(u64) -> u64) -> Result<u64, Unaligned> {
+        let cell = self.atomic_cell(offset)?;
+        // Total order with other atomics, and with the copies before and behind in this stream.
+        Ok(cell
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |old| Some(f(old)))
+            .unwrap_or_else(|old| old))
+    }
+
+    /// The eight octets at `offset` as an atomic number, coherent with the atomic operations of peers.
+    ///
+    /// # Errors
+    /// [`Unaligned`], if the address is no multiple of eight.
+    ///
+    /// # Panics
+    /// If the eight octets are not inside.
+    pub fn atomic_cell(&self, offset: usize) -> Result<&AtomicU64, Unaligned> {
+        let at: *mut u64 = self.at(&(offset..offset.saturating_add(8))).cast();
+        if !at.is_aligned() {
+            return Err(Unaligned { address: at.addr() });
+        }
+        // SAFETY: aligned, inside, kept by the pin as long as the result; other accesses are atomic, or kept away by
+        // the promise of exclusive memory.
+        Ok(unsafe { AtomicU64::from_ptr(at) })
+    }
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        self.span.region.gate().leave();
+    }
+}
+
+impl fmt::Debug for Pinned<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pinned({:?})", self.span)
+    }
+}

@@ -1,0 +1,352 @@
+//! From STag to region: the table of one device.
+//!
+//! An STag is 24 random bits of index and 8 bits of key. The index chooses one of a few shards and is its own hash
+//! there: it came from the system's random source, so a peer that guesses STags cannot make buckets long. A look-up
+//! is one uncontended read lock and one probe; memory grows with the number of entries, not with the index space.
+
+mod entry;
+mod index;
+mod invalidate;
+#[cfg(test)]
+mod tests;
+
+use core::{
+    hash::{BuildHasherDefault, Hasher},
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
+use std::{collections::HashMap, sync::Arc};
+
+use ddp::STag;
+use parking_lot::{Mutex, RwLock};
+
+use crate::{
+    Access, DeregisterError, LocalError, Memory, PdId, Region, RegisterError, RemoteError, ReregError, Right,
+    Span, StreamId,
+    gate::CloseError,
+    region::{Plan, RangeError},
+};
+pub use entry::{Entry, EntryKind, Window};
+use index::Indexes;
+
+/// More shards than cores that drive progress on the machines we know: two drivers rarely meet on one lock.
+const SHARDS: usize = 32;
+
+/// Bounds of a table, fixed when it is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most STags at a time: regions, windows, fast-register STags and reserved ones together. At most 2^22 are given,
+    /// so that a guessed index is wrong three times out of four even then.
+    pub max_entries: u32,
+}
+
+impl Limits {
+    /// The largest bound that has an effect.
+    pub const MAX_ENTRIES: u32 = 1 << 22;
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_entries: 1 << 20 }
+    }
+}
+
+/// What is to change when a region is re-registered; `None` = as it was (`ibv_rereg_mr(3)`).
+#[derive(Debug, Default)]
+pub struct Rereg {
+    /// Another protection domain.
+    pub pd: Option<PdId>,
+    /// Other memory, and the TO of its first octet.
+    pub memory: Option<(Memory, u64)>,
+    /// Other rights.
+    pub access: Option<Access>,
+}
+
+/// All memory keys of one device.
+pub struct Table {
+    shards: [Shard; SHARDS],
+    /// Locked before a shard, never after one.
+    indexes: Mutex<Indexes>,
+    /// Indexes of what is bound to each stream. Locked alone.
+    streams: Mutex<HashMap<StreamId, Vec<u32>>>,
+    lenient: AtomicBool,
+    all_shared: AtomicBool,
+}
+
+/// Own cache lines: a lock that one core takes does not slow down another core's.
+#[derive(Default)]
+#[repr(align(128))]
+struct Shard(RwLock<HashMap<u32, Slot, BuildHasherDefault<IndexHasher>>>);
+
+/// What an index stands for.
+enum Slot {
+    Region(Arc<Region>),
+    /// A window or a fast-register STag, and what it stands for now; `None` = the invalid state.
+    Entry(Arc<Entry>, Option<Arc<Region>>),
+    /// Never resolves.
+    Reserved,
+    /// A region between its old and its new registration.
+    Changing,
+}
+
+/// The index is random already; a multiplication spreads it over the bits that the map looks at.
+#[derive(Default)]
+struct IndexHasher(u64);
+
+impl Hasher for IndexHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, octets: &[u8]) {
+        for &octet in octets {
+            self.write_u32(u32::from(octet));
+        }
+    }
+
+    fn write_u32(&mut self, index: u32) {
+        self.0 = (self.0 ^ u64::from(index)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+}
+
+const fn index_of(stag: STag) -> u32 {
+    stag.0 >> 8
+}
+
+const fn stag_of(index: u32, key: u8) -> STag {
+    STag(index << 8 | key as u32)
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new(limits: Limits) -> Arc<Self> {
+        Arc::new(Self {
+            shards: Default::default(),
+            indexes: Mutex::new(Indexes::new(limits.max_entries.min(Limits::MAX_ENTRIES))),
+            streams: Mutex::default(),
+            lenient: AtomicBool::new(false),
+            all_shared: AtomicBool::new(false),
+        })
+    }
+
+    /// Lets a peer invalidate what RFC 5040 8.1.1 item 7 protects, regions and PD-wide fast-register STags, as the
+    /// Linux siw driver does. Off at first.
+    pub fn set_lenient_invalidate(&self, on: bool) {
+        self.lenient.store(on, Relaxed);
+    }
+
+    /// Treats every region registered from now on as shared: for programs that may register octets twice, with rights
+    /// for peers and without. Off at first.
+    pub fn set_all_shared(&self, on: bool) {
+        self.all_shared.store(on, Relaxed);
+    }
+
+    /// STags given at present.
+    pub fn len(&self) -> usize {
+        self.indexes.lock().given() as usize
+    }
+
+    /// True if no STag is given.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Registers memory: `base` is the TO of its first octet (without effect with [`Access::ZERO_BASED`]). The STag has
+    /// a random index and key octet 0.
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub fn register(
+        &self,
+        pd: PdId,
+        memory: Memory,
+        base: u64,
+        access: Access,
+    ) -> Result<Arc<Region>, RegisterError> {
+        let plan = self.plan(pd, memory, base, access, None);
+        plan.check()?;
+        self.insert(|index| {
+            let region = plan.build(stag_of(index, 0));
+            (Slot::Region(region.clone()), region)
+        })
+    }
+
+    /// Changes protection domain, memory or rights of a region. Its index stays, its key octet is the next one, so the
+    /// old STag is stale. Waits until no pin of the old one is held.
+    ///
+    /// # Errors
+    /// [`ReregError`]; the region is as it was then.
+    pub fn rereg(&self, stag: STag, change: Rereg) -> Result<Arc<Region>, ReregError> {
+        let invalid = ReregError::InvalidStag { stag };
+        let shard = self.shard(stag);
+        let (old, plan) = {
+            let mut slots = shard.0.write();
+            let slot = slots.get_mut(&index_of(stag)).ok_or(invalid)?;
+            let Slot::Region(old) = slot else { return Err(invalid) };
+            if old.stag() != stag {
+                return Err(invalid);
+            }
+            let mut plan = old.plan();
+            plan.pd = change.pd.unwrap_or(plan.pd);
+            plan.access = change.access.unwrap_or(plan.access);
+            if let Some((memory, base)) = change.memory {
+                (plan.memory, plan.origin) = (Arc::new(memory), base);
+                plan.all_shared = self.all_shared.load(Relaxed);
+            }
+            plan.check()?;
+            match old.gate().close() {
+                // Invalidated by a peer (lenient): to register it again is the way back.
+                Ok(()) | Err(CloseError::Closed) => {}
+                Err(CloseError::WindowsBound(windows)) => {
+                    return Err(ReregError::WindowsBound { stag, windows });
+                }
+            }
+            let old = old.clone();
+            *slot = Slot::Changing;
+            (old, plan)
+        };
+        old.gate().drain();
+        let new = plan.build(stag_of(index_of(stag), (stag.0 as u8).wrapping_add(1)));
+        shard.0.write().insert(index_of(stag), Slot::Region(new.clone()));
+        Ok(new)
+    }
+
+    /// Ends a region (or a fast-register STag). Waits until no pin is held; afterwards no octet of it is touched. The
+    /// calling thread must hold no pin of it.
+    ///
+    /// # Errors
+    /// [`DeregisterError`]; nothing is changed then.
+    pub fn deregister(&self, stag: STag) -> Result<(), DeregisterError> {
+        let invalid = DeregisterError::InvalidStag { stag };
+        let region = {
+            let mut indexes = self.indexes.lock();
+            let mut slots = self.shard(stag).0.write();
+            match slots.get(&index_of(stag)) {
+                Some(Slot::Region(region)) if region.stag() == stag => {
+                    match region.gate().close() {
+                        Ok(()) | Err(CloseError::Closed) => {}
+                        Err(CloseError::WindowsBound(windows)) => {
+                            return Err(DeregisterError::WindowsBound { stag, windows });
+                        }
+                    }
+                    let region = region.clone();
+                    slots.remove(&index_of(stag));
+                    indexes.give_back(index_of(stag));
+                    region
+                }
+                Some(Slot::Entry(entry, _)) if entry.stag() == stag && entry.is_fast() => {
+                    let entry = entry.clone();
+                    drop((slots, indexes));
+                    return if self.dealloc(&entry) { Ok(()) } else { Err(invalid) };
+                }
+                _ => return Err(invalid),
+            }
+        };
+        region.gate().drain();
+        Ok(())
+    }
+
+    /// An STag that never resolves, for the sinks of our own Reads: what arrives for them is matched elsewhere.
+    ///
+    /// # Errors
+    /// [`RegisterError::TooManyEntries`], [`RegisterError::NoEntropy`].
+    pub fn reserve(&self) -> Result<STag, RegisterError> {
+        self.insert(|index| (Slot::Reserved, stag_of(index, 0)))
+    }
+
+    /// Gives back what [`Table::reserve`] gave. False: it is not a reserved STag.
+    pub fn release(&self, stag: STag) -> bool {
+        let mut indexes = self.indexes.lock();
+        let mut slots = self.shard(stag).0.write();
+        let reserved = matches!(slots.get(&index_of(stag)), Some(Slot::Reserved));
+        if reserved {
+            slots.remove(&index_of(stag));
+            indexes.give_back(index_of(stag));
+        }
+        reserved
+    }
+
+    /// A peer's access to `len` octets from `to`, asked for by `stream` of protection domain `pd`. The order of checks
+    /// is that of RFC 5041 7.1: validity, association, wrap, range; then the right (RFC 5040 7). A segment of no octets
+    /// is not to be checked (RFC 5041 5.2), so it is not to be asked for.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub fn remote(
+        &self,
+        stag: STag,
+        stream: StreamId,
+        pd: PdId,
+        to: u64,
+        len: u32,
+        right: Right,
+    ) -> Result<Span, RemoteError> {
+        let slots = self.shard(stag).0.read();
+        let region = match slots.get(&index_of(stag)) {
+            Some(Slot::Region(region) | Slot::Entry(_, Some(region)))
+                if region.stag() == stag && region.is_live() =>
+            {
+                region
+            }
+            _ => return Err(RemoteError::InvalidStag { stag }),
+        };
+        if region.pd() != pd || region.stream().is_some_and(|only| only != stream) {
+            return Err(RemoteError::NotAssociated { stag, stream, pd });
+        }
+        let offset = region.locate(to, u64::from(len)).map_err(|error| match error {
+            RangeError::Wrap => RemoteError::ToWrap { stag, to, len },
+            RangeError::Bounds => RemoteError::BaseOrBounds { stag, to, len },
+        })?;
+        if !region.access().contains(right.flag()) {
+            return Err(RemoteError::AccessRights { stag, right, access: region.access() });
+        }
+        Ok(Span::new(region.clone(), offset, len as usize))
+    }
+
+    /// A scatter/gather element of ours: `len` octets from `addr`, to be written if `write`. With `len` 0 the address is
+    /// not looked at (an element of no octets names nothing), the key is.
+    ///
+    /// # Errors
+    /// [`LocalError`].
+    pub fn local(&self, lkey: u32, pd: PdId, addr: u64, len: u32, write: bool) -> Result<Span, LocalError> {
+        let stag = STag(lkey);
+        let slots = self.shard(stag).0.read();
+        let region = match slots.get(&index_of(stag)) {
+            Some(Slot::Region(region)) if region.stag() == stag && region.is_live() => region,
+            Some(Slot::Entry(entry, Some(region))) if entry.is_fast() && region.stag() == stag => region,
+            _ => return Err(LocalError::InvalidLkey { lkey }),
+        };
+        if region.pd() != pd {
+            return Err(LocalError::ProtectionDomain { lkey, owner: region.pd(), pd });
+        }
+        if write && !region.access().contains(Access::LOCAL_WRITE) {
+            return Err(LocalError::NotWritable { lkey });
+        }
+        let offset = if len == 0 { Ok(0) } else { region.locate(addr, u64::from(len)) }
+            .map_err(|_| LocalError::OutOfRange { lkey, addr, len: u64::from(len) })?;
+        Ok(Span::new(region.clone(), offset, len as usize))
+    }
+
+    fn shard(&self, stag: STag) -> &Shard {
+        &self.shards[index_of(stag) as usize % SHARDS]
+    }
+
+    fn plan(&self, pd: PdId, memory: Memory, base: u64, access: Access, stream: Option<StreamId>) -> Plan {
+        let all_shared = self.all_shared.load(Relaxed);
+        Plan { pd, access, stream, origin: base, memory: Arc::new(memory), all_shared }
+    }
+
+    /// Puts what `make` makes under a new random index.
+    fn insert<T>(&self, make: impl FnOnce(u32) -> (Slot, T)) -> Result<T, RegisterError> {
+        let mut indexes = self.indexes.lock();
+        let index = indexes.take(|index| self.shard(stag_of(index, 0)).0.read().contains_key(&index))?;
+        let (slot, made) = make(index);
+        self.shard(stag_of(index, 0)).0.write().insert(index, slot);
+        Ok(made)
+    }
+}
+
+impl core::fmt::Debug for Table {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Table").field("given", &self.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,306 @@
+//! STags whose meaning changes during their life: memory windows and fast-register STags.
+
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::Arc;
+
+use ddp::STag;
+
+use super::{Slot, Table, index_of, stag_of};
+use crate::{
+    Access, BindError, FastRegisterError, Memory, PdId, Region, RegisterError, StreamId, WindowType,
+};
+
+/// A memory window or a fast-register STag: an index for as long as it is allocated, and a key octet that changes.
+/// It is ended by [`Table::dealloc`]; to drop it does nothing.
+#[derive(Debug)]
+pub struct Entry {
+    index: u32,
+    pd: PdId,
+    kind: EntryKind,
+    /// Written under the shard's lock.
+    key: AtomicU8,
+}
+
+/// A memory window.
+pub type Window = Entry;
+
+/// What an [`Entry`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A memory window.
+    Window(WindowType),
+    /// A fast-register STag (`IB_WR_REG_MR`).
+    Fast {
+        /// Most octets it may stand for.
+        max_len: u64,
+    },
+}
+
+impl Entry {
+    /// Its present value. Whether it is valid is another question.
+    pub fn stag(&self) -> STag {
+        stag_of(self.index, self.key.load(Relaxed))
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> PdId {
+        self.pd
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> EntryKind {
+        self.kind
+    }
+
+    pub(super) fn is_fast(&self) -> bool {
+        matches!(self.kind, EntryKind::Fast { .. })
+    }
+
+    /// For error messages.
+    pub(super) fn what(&self) -> &'static str {
+        match self.kind {
+            EntryKind::Window(WindowType::One) => "type 1 memory window",
+            EntryKind::Window(WindowType::Two) => "type 2 memory window",
+            EntryKind::Fast { .. } => "fast-register STag shared by the streams of its PD",
+        }
+    }
+}
+
+impl Table {
+    /// Allocates a memory window, unbound.
+    ///
+    /// # Errors
+    /// [`RegisterError::TooManyEntries`], [`RegisterError::NoEntropy`].
+    pub fn alloc_window(&self, pd: PdId, kind: WindowType) -> Result<Arc<Window>, RegisterError> {
+        self.alloc(pd, EntryKind::Window(kind))
+    }
+
+    /// Allocates a fast-register STag, in the invalid state, for at most `max_len` octets.
+    ///
+    /// # Errors
+    /// [`RegisterError::TooManyEntries`], [`RegisterError::NoEntropy`].
+    pub fn alloc_fast(&self, pd: PdId, max_len: u64) -> Result<Arc<Entry>, RegisterError> {
+        self.alloc(pd, EntryKind::Fast { max_len })
+    }
+
+    fn alloc(&self, pd: PdId, kind: EntryKind) -> Result<Arc<Entry>, RegisterError> {
+        self.insert(|index| {
+            let entry = Arc::new(Entry { index, pd, kind, key: AtomicU8::new(0) });
+            (Slot::Entry(entry.clone(), None), entry)
+        })
+    }
+
+    /// Ends a window or a fast-register STag; what it stood for is revoked first, as [`Table::deregister`] does. False:
+    /// it was ended before.
+    pub fn dealloc(&self, entry: &Entry) -> bool {
+        let now = {
+            let mut indexes = self.indexes.lock();
+            let mut slots = self.shard(entry.stag()).0.write();
+            let now = match slots.get_mut(&entry.index) {
+                Some(Slot::Entry(found, now)) if core::ptr::eq(&**found, entry) => now.take(),
+                _ => return false,
+            };
+            slots.remove(&entry.index);
+            indexes.give_back(entry.index);
+            now
+        };
+        self.retire(now);
+        true
+    }
+
+    /// Binds a window to `len` octets from tagged offset `to` of `region`, with remote rights `access`
+    /// (`ibv_bind_mw(3)`). Gives the new STag.
+    ///
+    /// Type 1: `stream` and `key` have no effect; the key octet is the next one; what was bound is revoked; `len` 0 only
+    /// revokes. Type 2: bound to `stream`; `key` is the new key octet (`None`: the next one).
+    ///
+    /// # Errors
+    /// [`BindError`]; nothing is changed then.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "a bind has that many attributes, as in struct ibv_mw_bind_info"
+    )]
+    pub fn bind(
+        &self,
+        window: &Window,
+        region: &Arc<Region>,
+        stream: Option<StreamId>,
+        to: u64,
+        len: u64,
+        access: Access,
+        key: Option<u8>,
+    ) -> Result<STag, BindError> {
+        let stag = window.stag();
+        let (stream, key) = match (window.kind, len) {
+            (EntryKind::Fast { .. }, _) => return Err(BindError::NotAWindow { stag }),
+            (EntryKind::Window(WindowType::One), 0) => return self.unbind(window),
+            (EntryKind::Window(WindowType::One), _) => (None, None),
+            (EntryKind::Window(WindowType::Two), 0) => return Err(BindError::ZeroLength { stag }),
+            (EntryKind::Window(WindowType::Two), _) => {
+                (Some(stream.ok_or(BindError::StreamMissing { stag })?), key)
+            }
+        };
+        let offset = check_bind(window, region, to, len, access)?;
+        self.hold_for_window(region)?;
+        let bound = self.set(window, key, |slot, new| {
+            let Slot::Entry(_, now) = slot else { return Err(BindError::NotAWindow { stag }) };
+            if now.is_some() && window.kind == EntryKind::Window(WindowType::Two) {
+                return Err(BindError::AlreadyBound { stag });
+            }
+            Ok(now.replace(region.window(new, stream, offset, len as usize, access)))
+        });
+        match bound.unwrap_or(Err(BindError::NotAWindow { stag })) {
+            Ok((new, before)) => {
+                self.note(stream, window.index);
+                self.retire(before);
+                Ok(new)
+            }
+            Err(error) => {
+                region.gate().remove_window();
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a fast-register STag valid: `memory` from TO `base` on, with rights `access` and key octet `key`. With
+    /// `stream`, it may be used, and invalidated remotely, on that stream alone; without, it is PD-wide and no peer may
+    /// invalidate it (RFC 5040 8.1.1 item 7).
+    ///
+    /// # Errors
+    /// [`FastRegisterError`]; nothing is changed then.
+    pub fn fast_register(
+        &self,
+        entry: &Entry,
+        memory: Memory,
+        base: u64,
+        access: Access,
+        stream: Option<StreamId>,
+        key: u8,
+    ) -> Result<Arc<Region>, FastRegisterError> {
+        let stag = entry.stag();
+        let len = memory.len() as u64;
+        match entry.kind {
+            EntryKind::Window(_) => return Err(FastRegisterError::NotFastRegister { stag }),
+            EntryKind::Fast { max_len } if len > max_len => {
+                return Err(FastRegisterError::TooLong { stag, len, max: max_len });
+            }
+            EntryKind::Fast { .. } => {}
+        }
+        // Windows are bound to regions only.
+        let plan = self.plan(entry.pd, memory, base, access.difference(Access::MW_BIND), stream);
+        plan.check()?;
+        let set = self.set(entry, Some(key), |slot, new| match slot {
+            Slot::Entry(_, now @ None) => Ok(now.insert(plan.build(new)).clone()),
+            _ => Err(FastRegisterError::AlreadyValid { stag }),
+        });
+        let (_, region) = set.unwrap_or(Err(FastRegisterError::NotFastRegister { stag }))?;
+        self.note(stream, entry.index);
+        Ok(region)
+    }
+
+    /// A stream is gone: what is bound to it (type 2 windows, fast registrations for it alone) is invalidated.
+    pub fn unbind_stream(&self, stream: StreamId) {
+        for index in self.streams.lock().remove(&stream).unwrap_or_default() {
+            let mut slots = self.shard(stag_of(index, 0)).0.write();
+            let bound = match slots.get_mut(&index) {
+                Some(Slot::Entry(_, now)) => now.take_if(|region| region.stream() == Some(stream)),
+                _ => None,
+            };
+            drop(slots);
+            if let Some(region) = bound {
+                region.retire();
+            }
+        }
+    }
+
+    /// Revokes the binding of a type 1 window; the key octet changes.
+    fn unbind(&self, window: &Window) -> Result<STag, BindError> {
+        let stag = window.stag();
+        let set = self.set(window, None, |slot, _| match slot {
+            Slot::Entry(_, now) => Ok(now.take()),
+            _ => Err(BindError::NotAWindow { stag }),
+        });
+        let (new, before) = set.unwrap_or(Err(BindError::NotAWindow { stag }))?;
+        self.retire(before);
+        Ok(new)
+    }
+
+    /// Gives `change` the slot of `entry` and the STag it is to have; that becomes its STag if `change` succeeds.
+    /// `None`: the entry was deallocated.
+    fn set<T, E>(
+        &self,
+        entry: &Entry,
+        key: Option<u8>,
+        change: impl FnOnce(&mut Slot, STag) -> Result<T, E>,
+    ) -> Option<Result<(STag, T), E>> {
+        let mut slots = self.shard(entry.stag()).0.write();
+        let slot = slots.get_mut(&entry.index)?;
+        if !matches!(slot, Slot::Entry(found, _) if core::ptr::eq(&**found, entry)) {
+            return None;
+        }
+        let key = key.unwrap_or(entry.key.load(Relaxed).wrapping_add(1));
+        let new = stag_of(entry.index, key);
+        Some(change(slot, new).map(|made| {
+            entry.key.store(key, Relaxed);
+            (new, made)
+        }))
+    }
+
+    /// Keeps `region` from being deregistered, if it is a plain live region of this table.
+    fn hold_for_window(&self, region: &Arc<Region>) -> Result<(), BindError> {
+        let stag = region.stag();
+        let slots = self.shard(stag).0.read();
+        match slots.get(&index_of(stag)) {
+            Some(Slot::Region(found)) if Arc::ptr_eq(found, region) && region.gate().add_window() => Ok(()),
+            _ => Err(BindError::NotARegion { stag }),
+        }
+    }
+
+    /// Remembers what is bound to a stream.
+    fn note(&self, stream: Option<StreamId>, index: u32) {
+        if let Some(stream) = stream {
+            self.streams.lock().entry(stream).or_default().push(index);
+        }
+    }
+
+    /// Revokes what was taken out of a slot, waits for its pins, and forgets that it was bound to a stream.
+    pub(super) fn retire(&self, region: Option<Arc<Region>>) {
+        let Some(region) = region else { return };
+        region.retire();
+        if let Some(stream) = region.stream() {
+            let mut streams = self.streams.lock();
+            if let Some(bound) = streams.get_mut(&stream) {
+                if let Some(at) = bound.iter().position(|&index| index == index_of(region.stag())) {
+                    bound.swap_remove(at);
+                }
+                if bound.is_empty() {
+                    streams.remove(&stream);
+                }
+            }
+        }
+    }
+}
+
+/// The rules of `ibv_bind_mw(3)` that concern window, region and range. Gives the offset in the region.
+fn check_bind(
+    window: &Window,
+    region: &Region,
+    to: u64,
+    len: u64,
+    access: Access,
+) -> Result<usize, BindError> {
+    let stag = region.stag();
+    if region.pd() != window.pd {
+        return Err(BindError::ProtectionDomain { window: window.pd, region: region.pd() });
+    }
+    if !region.access().contains(Access::MW_BIND) {
+        return Err(BindError::NoBindRight { stag });
+    }
+    if !Access::REMOTE.union(Access::ZERO_BASED).contains(access) {
+        return Err(BindError::Access { access });
+    }
+    if access.changes_memory() && !region.access().contains(Access::LOCAL_WRITE) {
+        return Err(BindError::RegionNotWritable { stag, access });
+    }
+    region.locate(to, len).map_err(|_| BindError::OutOfRange { stag, to, len })
+}
