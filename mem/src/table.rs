@@ -5,6 +5,7 @@
 //! is one uncontended read lock and one probe; memory grows with the number of entries, not with the index space.
 
 mod entry;
+mod find;
 mod index;
 mod invalidate;
 #[cfg(test)]
