@@ -128,7 +128,7 @@ impl Pd {
     ///
     /// # Errors
     /// [`Error::Register`].
-    pub fn register(&self, memory: Memory, base: u64, access: Access) -> Result<RawMr> {
+    pub fn register_raw(&self, memory: Memory, base: u64, access: Access) -> Result<RawMr> {
         RawMr::register(self, memory, base, access)
     }
 

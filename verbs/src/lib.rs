@@ -10,6 +10,7 @@
 //! ([`Qp::post_send`] is `unsafe`). Nobody's thread is needed: the caller's drives while it polls, posts or waits, a background
 //! thread when it does not.
 
+mod api;
 mod cq;
 mod device;
 mod driver;
@@ -24,8 +25,13 @@ mod srq;
 mod wc;
 mod wr;
 
+pub mod blocking;
 pub mod cm;
 
+pub use api::{
+    ConnSettings, Connection, Done, Grant, Incoming, IoBuf, IoBufMut, Listener, Message, Mr, Op, SharedMr,
+    WcError,
+};
 pub use cq::{Arm, CompChannel, Cq, CqOptions};
 pub use device::{Device, DeviceOptions};
 pub use error::{Error, PostError, Result};

@@ -258,7 +258,7 @@ impl ConnRequest {
         &self.options
     }
 
-    /// Accepts with `qp`. [`crate::cm::CmEventKind::Established`] follows on the listener's channel.
+    /// Accepts with `qp`. [`crate::cm::CmEventKind::Established`] follows on `channel`, or else the listener's.
     ///
     /// # Errors
     /// As [`crate::cm::connect`]; [`Error::NotConnected`] when the peer has gone away.
@@ -267,6 +267,7 @@ impl ConnRequest {
         qp: &Qp,
         options: Option<&Arc<ConnOptions>>,
         private_data: &[u8],
+        channel: Option<&Arc<CmChannel>>,
     ) -> Result<ConnId> {
         let options = Arc::clone(options.unwrap_or(&self.options));
         super::check_options(self.driver.limits().max_rd_atomic, &options)?;
@@ -286,7 +287,12 @@ impl ConnRequest {
         }
         inner.attrs.lock().conn = Some(self.token);
         let accepted = core
-            .with_conn(driver, self.token, |conn, env| conn.accept(&inner, &options, private_data, env))
+            .with_conn(driver, self.token, |conn, env| {
+                if let Some(channel) = channel {
+                    conn.cm.migrate(channel);
+                }
+                conn.accept(&inner, &options, private_data, env)
+            })
             .unwrap_or(Err(Error::NotConnected));
         match accepted {
             Ok(()) => {

@@ -107,6 +107,11 @@ impl CmSide {
         }
     }
 
+    /// Later events go to another channel.
+    fn migrate(&mut self, channel: &Arc<CmChannel>) {
+        self.channel = Arc::clone(channel);
+    }
+
     /// Nobody is told anything more.
     fn forget(&mut self) {
         self.told = Told::Ended;

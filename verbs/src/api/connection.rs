@@ -1,0 +1,324 @@
+//! Connections.
+
+use crate::api::buf::{IoBuf, IoBufMut, Mr};
+use crate::api::message::Message;
+use crate::api::op::{Op, WcError};
+use crate::api::router::{AnyBuffer, Request, Ring, Router};
+use crate::cm::{self, CmChannel, CmEvent, CmEventKind, ConnInfo, Ending};
+use crate::cq::CqOptions;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::mr::RemoteMr;
+use crate::options::ConnOptions;
+use crate::pd::Pd;
+use crate::qp::{Qp, QpCap, QpInit};
+use crate::wc::Wc;
+use crate::wr::{Remote, SendFlags, SendOp, Sge};
+use ddp::STag;
+use mem::{Access, Memory};
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// What a connection of the safe API is made with.
+#[derive(Clone, Debug)]
+pub struct ConnSettings {
+    /// The connection's options.
+    pub options: ConnOptions,
+    /// Private data for the peer: at most 512 octets at MPA revision 1, 508 at revision 2.
+    pub private_data: Vec<u8>,
+    /// Requests that may be under way; further ones wait.
+    pub send_depth: u32,
+    /// Receives kept posted.
+    pub recv_depth: u32,
+    /// Octets of each receive: the longest message that the peer may send.
+    pub recv_size: u32,
+}
+
+impl Default for ConnSettings {
+    fn default() -> Self {
+        Self {
+            options: ConnOptions::default(),
+            private_data: Vec::new(),
+            send_depth: 128,
+            recv_depth: 32,
+            recv_size: 16 << 10,
+        }
+    }
+}
+
+/// A connection: a queue pair whose completions find their way back to the operations.
+///
+/// Clones are the same connection. When the last clone and the last operation under way are gone it is closed; what was sent
+/// before arrives.
+#[derive(Clone)]
+pub struct Connection {
+    router: Arc<Router>,
+    pd: Pd,
+}
+
+/// A queue pair with its receives posted, not connected yet.
+pub(super) struct Half {
+    router: Arc<Router>,
+    pd: Pd,
+}
+
+impl Half {
+    pub(super) fn new(device: &Device, pd: &Pd, settings: &ConnSettings) -> Result<Self> {
+        let limits = device.limits();
+        limits.check("send depth", settings.send_depth.into(), limits.max_qp_wr.into())?;
+        limits.check("receive depth", settings.recv_depth.into(), limits.max_qp_wr.into())?;
+        limits.check("receive size", settings.recv_size.into(), u32::MAX.into())?;
+        let cq = device.create_cq(settings.send_depth + settings.recv_depth, CqOptions::default())?;
+        let cap =
+            QpCap { max_send_wr: settings.send_depth, max_recv_wr: settings.recv_depth, ..QpCap::default() };
+        let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
+        let qp = pd.create_qp(QpInit { send_cq, recv_cq, srq: None, cap, signal_all: true })?;
+        let len = settings.recv_depth as usize * settings.recv_size as usize;
+        let memory = Memory::owned(len).map_err(Error::io("allocating receive buffers"))?;
+        // SAFETY: a slot of this memory is read (through a `Message`) only while no receive names it.
+        let memory = unsafe { memory.exclusive() };
+        let memory = pd.register_raw(memory, 0, Access::LOCAL_WRITE)?;
+        let ring = Ring { memory, size: settings.recv_size, depth: settings.recv_depth };
+        let channel = Arc::new(CmChannel::default());
+        let router = Router::new(device.clone(), qp, cq, settings.send_depth, ring, channel)?;
+        Ok(Self { router, pd: pd.clone() })
+    }
+
+    pub(super) fn qp(&self) -> &Qp {
+        self.router.qp()
+    }
+
+    pub(super) fn channel(&self) -> &Arc<CmChannel> {
+        &self.router.channel
+    }
+
+    /// Waits until the connection stands.
+    pub(super) async fn established(self) -> Result<Connection> {
+        let abandon = Abandon(Some(&self.router));
+        let event = poll_fn(|cx| self.router.channel.poll_pop(cx)).await;
+        match event {
+            CmEvent { kind: CmEventKind::Established(info), .. } => {
+                let _ = self.router.info.set(info);
+            }
+            CmEvent { kind: CmEventKind::Failed(error), .. } => return Err(error),
+            CmEvent { .. } => return Err(Error::NotConnected),
+        }
+        abandon.forget();
+        Ok(Connection { router: Arc::clone(&self.router), pd: self.pd.clone() })
+    }
+}
+
+/// A connect future that is dropped gives its connection up.
+struct Abandon<'a>(Option<&'a Arc<Router>>);
+
+impl Abandon<'_> {
+    fn forget(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Abandon<'_> {
+    fn drop(&mut self) {
+        if let Some(router) = self.0 {
+            cm::abandon(router.qp());
+        }
+    }
+}
+
+impl Connection {
+    /// Connects to `peer`.
+    ///
+    /// # Errors
+    /// [`Error::Refused`], [`Error::Rejected`], [`Error::TimedOut`], [`Error::PeerStartup`] and the like: each says in one line
+    /// who did what. [`Error::Startup`] for illegal settings.
+    pub async fn connect(
+        device: &Device,
+        pd: &Pd,
+        peer: SocketAddr,
+        settings: &ConnSettings,
+    ) -> Result<Self> {
+        let half = Half::new(device, pd, settings)?;
+        let options = Arc::new(settings.options.clone());
+        cm::connect(half.qp(), None, peer, &options, &settings.private_data, half.channel())?;
+        half.established().await
+    }
+
+    /// Sends the buffer as one message.
+    pub fn send<B: IoBuf>(&self, buffer: Mr<B>) -> Op<B> {
+        self.start(SendOp::Send, buffer)
+    }
+
+    /// Sends the buffer as one message that raises a solicited event at a peer that asked for those.
+    pub fn send_solicited<B: IoBuf>(&self, buffer: Mr<B>) -> Op<B> {
+        self.start_with(SendOp::Send, SendFlags::SOLICITED, buffer)
+    }
+
+    /// Sends the buffer and invalidates `stag` of the peer's before its receive completes.
+    pub fn send_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: u32) -> Op<B> {
+        self.start(SendOp::SendInvalidate { stag: STag(stag) }, buffer)
+    }
+
+    /// Sends the buffer with an immediate: between uiw peers only.
+    pub fn send_imm<B: IoBuf>(&self, buffer: Mr<B>, imm: u32) -> Op<B> {
+        self.start(SendOp::SendImm { imm }, buffer)
+    }
+
+    /// Writes the buffer into the peer's memory. The peer's application learns nothing of it; completion says that TCP has it.
+    pub fn write<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr) -> Op<B> {
+        self.start_remote(buffer, to, |remote| SendOp::Write { remote })
+    }
+
+    /// Writes the buffer into the peer's memory, then tells the peer with an immediate (RFC 7306).
+    pub fn write_imm<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> Op<B> {
+        self.start_remote(buffer, to, |remote| SendOp::WriteImm { remote, imm })
+    }
+
+    /// Reads the peer's memory into the buffer.
+    pub fn read<B: IoBufMut>(&self, buffer: Mr<B>, from: RemoteMr) -> Op<B> {
+        self.start_remote(buffer, from, |remote| SendOp::Read { remote, invalidate: None })
+    }
+
+    /// Sends a copy of `message`: no registered memory needed.
+    ///
+    /// # Errors
+    /// [`WcError`].
+    pub async fn send_copy(&self, message: &[u8]) -> std::result::Result<Wc, WcError> {
+        let op = self.send(self.pd.register(message.to_vec()).map_err(|(error, _)| error)?);
+        op.await.0
+    }
+
+    /// Adds to eight octets of the peer's; returns what they were (RFC 7306).
+    ///
+    /// # Errors
+    /// [`WcError`].
+    pub async fn fetch_add(&self, at: RemoteMr, add: u64) -> std::result::Result<u64, WcError> {
+        self.atomic(at, |remote| SendOp::FetchAdd { remote, add, mask: 0 }).await
+    }
+
+    /// Replaces eight octets of the peer's by `swap` if they are `compare`; returns what they were (RFC 7306).
+    ///
+    /// # Errors
+    /// [`WcError`].
+    pub async fn compare_swap(
+        &self,
+        at: RemoteMr,
+        compare: u64,
+        swap: u64,
+    ) -> std::result::Result<u64, WcError> {
+        let all = u64::MAX;
+        self.atomic(at, |remote| SendOp::CmpSwap { remote, compare, compare_mask: all, swap, swap_mask: all })
+            .await
+    }
+
+    async fn atomic(
+        &self,
+        at: RemoteMr,
+        op: impl FnOnce(Remote) -> SendOp,
+    ) -> std::result::Result<u64, WcError> {
+        let buffer = self.pd.register(vec![0u8; 8]).map_err(|(error, _)| error)?;
+        let (result, buffer) = self.start(op(at.slice(0..8)?.into()), buffer).await;
+        result?;
+        let mut octets = [0; 8];
+        octets.copy_from_slice(buffer.bytes());
+        Ok(u64::from_ne_bytes(octets))
+    }
+
+    /// The next message. Dropping the future loses nothing: the message stays queued.
+    ///
+    /// # Errors
+    /// [`WcError`] when the connection has ended.
+    pub async fn recv(&self) -> std::result::Result<Message, WcError> {
+        let wc = poll_fn(|cx| self.router.poll_message(cx)).await?;
+        Ok(Message::new(Arc::clone(&self.router), wc))
+    }
+
+    /// What start-up agreed on, and the peer's private data.
+    ///
+    /// # Panics
+    /// Never: a connection is made when it stands.
+    #[must_use]
+    pub fn info(&self) -> &ConnInfo {
+        match self.router.info.get() {
+            Some(info) => info,
+            None => unreachable!("set before the connection is handed out"),
+        }
+    }
+
+    /// The connection's protection domain.
+    #[must_use]
+    pub fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    /// The queue pair underneath.
+    #[must_use]
+    pub fn qp(&self) -> &Qp {
+        self.router.qp()
+    }
+
+    /// Closes in order: what was posted before is sent, then both sides close. Returns how it ended.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`] when the connection is gone already.
+    pub async fn disconnect(&self) -> Result<Ending> {
+        self.router.qp().disconnect()?;
+        Ok(self.ended().await)
+    }
+
+    /// Waits until the connection has ended, from whichever side.
+    pub async fn ended(&self) -> Ending {
+        poll_fn(|cx| self.router.poll_ended(cx)).await
+    }
+
+    /// A request without memory.
+    pub(super) fn local_request(
+        &self,
+        op: SendOp,
+    ) -> impl Future<Output = std::result::Result<Wc, WcError>> + use<> {
+        let request = Request { op, sges: Vec::new(), flags: SendFlags::empty() };
+        let router = Arc::clone(&self.router);
+        let ticket = router.submit(request, Box::new(()));
+        async move { poll_fn(|cx| router.poll_op(ticket, cx)).await.0 }
+    }
+
+    fn start<B: IoBuf>(&self, op: SendOp, buffer: Mr<B>) -> Op<B> {
+        self.start_with(op, SendFlags::empty(), buffer)
+    }
+
+    fn start_with<B: IoBuf>(&self, op: SendOp, flags: SendFlags, buffer: Mr<B>) -> Op<B> {
+        let sge = if buffer.pd() == self.pd {
+            buffer.sge()
+        } else {
+            Err(Error::Foreign { what: "buffer", of: "protection domain" })
+        };
+        self.submit(op, flags, sge, buffer)
+    }
+
+    fn start_remote<B: IoBuf>(
+        &self,
+        buffer: Mr<B>,
+        remote: RemoteMr,
+        op: impl FnOnce(Remote) -> SendOp,
+    ) -> Op<B> {
+        match remote.slice(0..buffer.len() as u64) {
+            Ok(remote) => self.start(op(remote.into()), buffer),
+            Err(error) => self.submit(SendOp::Send, SendFlags::empty(), Err(error), buffer),
+        }
+    }
+
+    fn submit<B: IoBuf>(&self, op: SendOp, flags: SendFlags, sge: Result<Sge>, buffer: Mr<B>) -> Op<B> {
+        let buffer: AnyBuffer = Box::new(buffer);
+        let ticket = match sge {
+            Ok(sge) => self.router.submit(Request { op, sges: vec![sge], flags }, buffer),
+            Err(error) => self.router.submit_failed(error, buffer),
+        };
+        Op::new(Arc::clone(&self.router), ticket)
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connection").field("info", &self.router.info.get()).finish_non_exhaustive()
+    }
+}

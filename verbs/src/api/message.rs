@@ -1,0 +1,65 @@
+//! Received messages.
+
+use crate::api::router::{Router, is_write_imm};
+use crate::wc::Wc;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// A received message, in its receive buffer. Dropping it posts the buffer again; while messages are kept, as many receives
+/// fewer are posted.
+pub struct Message {
+    router: Arc<Router>,
+    wc: Wc,
+}
+
+impl Message {
+    pub(super) fn new(router: Arc<Router>, wc: Wc) -> Self {
+        Self { router, wc }
+    }
+
+    /// The immediate that came along.
+    #[must_use]
+    pub fn imm(&self) -> Option<u32> {
+        self.wc.imm
+    }
+
+    /// The STag of ours that the peer invalidated with this message.
+    #[must_use]
+    pub fn invalidated(&self) -> Option<u32> {
+        self.wc.invalidated
+    }
+
+    /// For the immediate of a Write: how many octets the Write had. `None` for a Send.
+    #[must_use]
+    pub fn write_len(&self) -> Option<u32> {
+        is_write_imm(&self.wc).then_some(self.wc.byte_len)
+    }
+}
+
+impl Deref for Message {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let ring = &self.router.ring;
+        let len = if is_write_imm(&self.wc) { 0 } else { self.wc.byte_len.min(ring.size) };
+        let start = self.wc.wr_id as usize * ring.size as usize;
+        let region = ring.memory.region();
+        // SAFETY: slot `wr_id` lies inside the ring's memory, which lives as long as the router held here; no peer has a right
+        // on it, and the engine writes it only while its receive is posted, which is not before this message is dropped. The
+        // memory was zeroed at the start, so every octet is initialised.
+        unsafe { std::slice::from_raw_parts(region.as_ptr().add(start), len as usize) }
+    }
+}
+
+impl Drop for Message {
+    fn drop(&mut self) {
+        // Refused only when the queue pair is in error: then nobody needs the receive.
+        let _ = self.router.post_slot(self.wc.wr_id as u32);
+    }
+}
+
+impl std::fmt::Debug for Message {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Message").field("len", &self.len()).field("imm", &self.imm()).finish_non_exhaustive()
+    }
+}

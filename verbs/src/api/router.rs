@@ -1,0 +1,349 @@
+//! From completions back to the operations and receives they belong to.
+//!
+//! One completion queue a connection, drained by whoever polls an operation and by the waker that the engine calls after a
+//! push; the drained completions wake the tasks concerned. Buffers live here from post to completion, so a future that is
+//! dropped or forgotten never frees memory in flight.
+
+use crate::api::op::WcError;
+use crate::cm::{CmChannel, CmEventKind, ConnInfo, Ending};
+use crate::cq::Cq;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::mr::RawMr;
+use crate::qp::Qp;
+use crate::wc::{Wc, WcOpcode, WcStatus};
+use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
+use parking_lot::Mutex;
+use slab::Slab;
+use std::any::Any;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+
+/// Buffers of any type.
+pub(super) type AnyBuffer = Box<dyn Any + Send>;
+/// How an operation ended, and its buffer.
+pub(super) type OpDone = (std::result::Result<Wc, WcError>, AnyBuffer);
+
+/// A request that may have to wait for room in the send queue.
+pub(super) struct Request {
+    pub(super) op: SendOp,
+    pub(super) sges: Vec<Sge>,
+    pub(super) flags: SendFlags,
+}
+
+enum State {
+    /// Not posted: waits for room.
+    Waiting(Request),
+    Posted,
+    /// Posted, and nobody waits for it any more.
+    Detached,
+    Done(std::result::Result<Wc, WcError>),
+}
+
+struct Slot {
+    state: State,
+    buffer: AnyBuffer,
+    waker: Option<Waker>,
+}
+
+/// The operations of a connection.
+pub(super) struct Ops {
+    slots: Slab<Slot>,
+    /// Room in the send queue.
+    room: u32,
+    /// Operations that wait for room, first come first served.
+    waiting: VecDeque<usize>,
+}
+
+/// Received messages.
+struct Inbox {
+    messages: VecDeque<Wc>,
+    wakers: Vec<Waker>,
+    /// Receives were flushed: no message will come.
+    closed: Option<WcError>,
+}
+
+/// The receive buffers of a connection: one block, one slot a receive.
+pub(super) struct Ring {
+    pub(super) memory: RawMr,
+    pub(super) size: u32,
+    pub(super) depth: u32,
+}
+
+pub(super) struct Router {
+    device: Device,
+    /// Dropped before the buffers: the engine lets go first.
+    qp: Qp,
+    cq: Arc<Cq>,
+    ops: Mutex<Ops>,
+    inbox: Mutex<Inbox>,
+    /// One drain at a time keeps messages in order.
+    draining: Mutex<()>,
+    pub(super) ring: Ring,
+    pub(super) channel: Arc<CmChannel>,
+    pub(super) info: std::sync::OnceLock<ConnInfo>,
+    ending: Mutex<Option<Ending>>,
+    notifier: Waker,
+}
+
+/// What the engine wakes when a completion is pushed.
+struct Notifier(Weak<Router>);
+
+impl Wake for Notifier {
+    fn wake(self: Arc<Self>) {
+        if let Some(router) = self.0.upgrade() {
+            router.drain();
+        }
+    }
+}
+
+impl Router {
+    pub(super) fn new(
+        device: Device,
+        qp: Qp,
+        cq: Arc<Cq>,
+        room: u32,
+        ring: Ring,
+        channel: Arc<CmChannel>,
+    ) -> Result<Arc<Self>> {
+        let router = Arc::new_cyclic(|this: &Weak<Self>| Self {
+            device,
+            qp,
+            cq,
+            ops: Mutex::new(Ops { slots: Slab::new(), room, waiting: VecDeque::new() }),
+            inbox: Mutex::new(Inbox { messages: VecDeque::new(), wakers: Vec::new(), closed: None }),
+            draining: Mutex::new(()),
+            ring,
+            channel,
+            info: std::sync::OnceLock::new(),
+            ending: Mutex::new(None),
+            notifier: Waker::from(Arc::new(Notifier(this.clone()))),
+        });
+        for slot in 0..router.ring.depth {
+            router.post_slot(slot)?;
+        }
+        // Registers the notifier.
+        router.drain();
+        Ok(router)
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    pub(super) fn qp(&self) -> &Qp {
+        &self.qp
+    }
+
+    pub(super) fn peer(&self) -> SocketAddr {
+        self.info.get().map_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)), |info| info.peer)
+    }
+
+    /// Posts the receive of ring slot `slot`.
+    pub(super) fn post_slot(&self, slot: u32) -> Result<()> {
+        let Ring { memory, size, .. } = &self.ring;
+        let addr = memory.addr() + u64::from(slot) * u64::from(*size);
+        let sge = Sge { addr, length: *size, lkey: memory.lkey() };
+        let wr = RecvWr { wr_id: slot.into(), sges: &[sge] };
+        // SAFETY: the ring's memory lives as long as the router, which outlives the queue pair's use of it (`qp` is dropped
+        // first); the slot is read through a `Message` only while its receive is not posted.
+        unsafe { self.qp.post_recv([wr]) }.map_err(|refused| refused.error)
+    }
+
+    /// Takes an operation in: posts it if there is room, else lets it wait.
+    pub(super) fn submit(self: &Arc<Self>, request: Request, buffer: AnyBuffer) -> u64 {
+        let mut ops = self.ops.lock();
+        let key = ops.slots.insert(Slot { state: State::Waiting(request), buffer, waker: None });
+        ops.waiting.push_back(key);
+        self.post_waiting(&mut ops);
+        key as u64
+    }
+
+    /// Takes an operation in that failed before it was posted.
+    pub(super) fn submit_failed(&self, error: Error, buffer: AnyBuffer) -> u64 {
+        let state = State::Done(Err(WcError::Refused(error)));
+        self.ops.lock().slots.insert(Slot { state, buffer, waker: None }) as u64
+    }
+
+    /// Posts waiting operations while there is room.
+    fn post_waiting(&self, ops: &mut Ops) {
+        while ops.room > 0
+            && let Some(key) = ops.waiting.pop_front()
+        {
+            let Some(slot) = ops.slots.get_mut(key) else { continue };
+            let State::Waiting(request) = &slot.state else { continue };
+            let wr = SendWr {
+                wr_id: SEND | key as u64,
+                op: request.op,
+                sges: &request.sges,
+                flags: request.flags | SendFlags::SIGNALED,
+            };
+            // SAFETY: the elements lie in `slot.buffer`, an `Mr` that stays in this slot until the completion was taken (or
+            // the queue pair was dropped, which happens before the slots are); nobody can reach its octets meanwhile. Inline
+            // data lies in the slot's buffer too.
+            match unsafe { self.qp.post_send([wr]) } {
+                Ok(()) => {
+                    slot.state = State::Posted;
+                    ops.room -= 1;
+                }
+                Err(refused) => {
+                    slot.state = State::Done(Err(WcError::Refused(refused.error)));
+                    if let Some(waker) = slot.waker.take() {
+                        waker.wake();
+                    }
+                }
+            }
+        }
+    }
+
+    pub(super) fn poll_op(&self, ticket: u64, cx: &mut Context<'_>) -> Poll<OpDone> {
+        let mut ops = self.ops.lock();
+        if let Some(done) = ops.take_done(ticket) {
+            return Poll::Ready(done);
+        }
+        if let Some(slot) = ops.slots.get_mut(ticket as usize) {
+            slot.waker = Some(cx.waker().clone());
+        }
+        drop(ops);
+        // The completion may be in the queue already; draining also renews the notifier.
+        self.drain();
+        match self.ops.lock().take_done(ticket) {
+            Some(done) => Poll::Ready(done),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Nobody waits for the operation any more.
+    pub(super) fn detach(&self, ticket: u64) {
+        let mut ops = self.ops.lock();
+        let Some(slot) = ops.slots.get_mut(ticket as usize) else { return };
+        match slot.state {
+            State::Posted => {
+                slot.state = State::Detached;
+                slot.waker = None;
+            }
+            State::Waiting(_) | State::Done(_) | State::Detached => {
+                let slot = ops.slots.remove(ticket as usize);
+                drop(ops);
+                drop(slot);
+            }
+        }
+    }
+
+    /// The oldest message.
+    pub(super) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<std::result::Result<Wc, WcError>> {
+        self.drain();
+        let mut inbox = self.inbox.lock();
+        if let Some(wc) = inbox.messages.pop_front() {
+            return Poll::Ready(Ok(wc));
+        }
+        if let Some(WcError::Completed { status, reason, peer }) = &inbox.closed {
+            return Poll::Ready(Err(WcError::Completed { status: *status, reason: *reason, peer: *peer }));
+        }
+        crate::notify::register(&mut inbox.wakers, cx.waker());
+        drop(inbox);
+        // A completion pushed between the drain and the registration has called the notifier, which found no waker.
+        self.drain();
+        match self.inbox.lock().messages.pop_front() {
+            Some(wc) => Poll::Ready(Ok(wc)),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Moves completions to where they belong, until none is left and the notifier is registered.
+    fn drain(&self) {
+        let mut due = Vec::new();
+        {
+            let _one = self.draining.lock();
+            loop {
+                self.cq.pop(usize::MAX, &mut |wc| self.route(wc, &mut due));
+                let mut cx = Context::from_waker(&self.notifier);
+                if self.cq.poll_ready(&mut cx).is_pending() {
+                    break;
+                }
+            }
+        }
+        for waker in due {
+            waker.wake();
+        }
+    }
+
+    fn route(&self, wc: Wc, due: &mut Vec<Waker>) {
+        if wc.wr_id & SEND != 0 {
+            self.send_done(wc, due);
+        } else if wc.status == WcStatus::Success {
+            let mut inbox = self.inbox.lock();
+            inbox.messages.push_back(wc);
+            due.append(&mut inbox.wakers);
+        } else {
+            let mut inbox = self.inbox.lock();
+            let (status, reason, peer) = (wc.status, wc.reason, self.peer());
+            inbox.closed.get_or_insert(WcError::Completed { status, reason, peer });
+            due.append(&mut inbox.wakers);
+        }
+    }
+
+    fn send_done(&self, wc: Wc, due: &mut Vec<Waker>) {
+        let key = (wc.wr_id & !SEND) as usize;
+        let mut ops = self.ops.lock();
+        ops.room += 1;
+        let peer = self.peer();
+        let mut free = None;
+        if let Some(slot) = ops.slots.get_mut(key) {
+            if matches!(slot.state, State::Detached) {
+                free = ops.slots.try_remove(key);
+            } else {
+                let result = match wc.status {
+                    WcStatus::Success => Ok(wc),
+                    status => Err(WcError::Completed { status, reason: wc.reason, peer }),
+                };
+                slot.state = State::Done(result);
+                due.extend(slot.waker.take());
+            }
+        }
+        self.post_waiting(&mut ops);
+        drop(ops);
+        // The buffer's region is deregistered outside of the lock.
+        drop(free);
+    }
+
+    /// How the connection ended, once it has.
+    pub(super) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<Ending> {
+        if let Some(ending) = *self.ending.lock() {
+            return Poll::Ready(ending);
+        }
+        loop {
+            match self.channel.poll_pop(cx) {
+                Poll::Ready(event) => {
+                    if let CmEventKind::Disconnected(ending) = event.kind {
+                        *self.ending.lock() = Some(ending);
+                        return Poll::Ready(ending);
+                    }
+                }
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+}
+
+/// Marks completions of sends among the `wr_id`s.
+const SEND: u64 = 1 << 63;
+
+impl Ops {
+    fn take_done(&mut self, ticket: u64) -> Option<OpDone> {
+        let key = ticket as usize;
+        if !matches!(self.slots.get(key)?.state, State::Done(_)) {
+            return None;
+        }
+        let slot = self.slots.try_remove(key)?;
+        let State::Done(result) = slot.state else { return None };
+        Some((result, slot.buffer))
+    }
+}
+
+/// Whether a message is Immediate Data behind a Write.
+pub(super) fn is_write_imm(wc: &Wc) -> bool {
+    wc.opcode == WcOpcode::RecvWriteImm
+}

@@ -1,0 +1,166 @@
+//! Memory that peers reach: never a slice, only copies in and out and atomics.
+
+use crate::api::connection::Connection;
+use crate::error::{Error, Result};
+use crate::mr::{RawMr, RawMw, RemoteMr};
+use crate::pd::Pd;
+use crate::wr::{Bind, SendOp};
+use mem::{Access, Memory, WindowType};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Zeroed memory of the engine's that peers may be let into.
+#[derive(Clone)]
+pub struct SharedMr(Arc<RawMr>);
+
+impl Pd {
+    /// `len` zeroed octets that peers may reach with `access` (any of the `REMOTE_*` rights; local ones are implied). With none,
+    /// peers get in through a [`Grant`] only.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when there is no memory, [`Error::Register`].
+    pub fn share(&self, len: usize, access: Access) -> Result<SharedMr> {
+        let memory = Memory::owned(len).map_err(Error::io("allocating shared memory"))?;
+        let access = access | Access::LOCAL_WRITE | Access::MW_BIND;
+        let base = memory.as_ptr() as u64;
+        Ok(SharedMr(Arc::new(self.register_raw(memory, base, access)?)))
+    }
+}
+
+impl SharedMr {
+    /// Octets.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn check(&self, offset: u64, len: u64) -> Result<()> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len() => Ok(()),
+            end => Err(Error::OutOfRange { offset, end: end.unwrap_or(u64::MAX), len: self.len() }),
+        }
+    }
+
+    fn span(&self, offset: u64, len: u64) -> Result<mem::Span> {
+        self.check(offset, len)?;
+        let out_of_range = Error::OutOfRange { offset, end: offset + len, len: self.len() };
+        self.0.region().span(offset as usize, len as usize).map_err(|_| out_of_range)
+    }
+
+    /// Copies octets out. A peer may be writing them: each octet is then the old or the new one.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
+        let span = self.span(offset, dst.len() as u64)?;
+        if let Ok(pin) = span.pin() {
+            pin.copy_to(0, dst);
+        }
+        Ok(())
+    }
+
+    /// Copies octets in; the last ones become visible last.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
+        let span = self.span(offset, src.len() as u64)?;
+        if let Ok(pin) = span.pin() {
+            pin.copy_from(0, src);
+        }
+        Ok(())
+    }
+
+    /// Octets `range`, copied out.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn to_vec(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        self.check(range.start, range.end.saturating_sub(range.start))?;
+        let mut out = vec![0; range.end.saturating_sub(range.start) as usize];
+        self.read(range.start, &mut out)?;
+        Ok(out)
+    }
+
+    /// Replaces the eight aligned octets at `offset` by what `f` makes of them, atomically with respect to peers' FetchAdd and
+    /// CmpSwap. Returns the old value. The number is in this machine's octet order.
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`]; [`Error::Misuse`] when `offset` is not a multiple of eight.
+    pub fn update_u64(&self, offset: u64, f: impl FnMut(u64) -> u64) -> Result<u64> {
+        let span = self.span(offset, 8)?;
+        let misaligned = Error::Misuse("an atomic needs an offset that is a multiple of 8");
+        let Ok(pin) = span.pin() else { return Err(Error::NotConnected) };
+        pin.atomic_u64(0, f).map_err(|_| misaligned)
+    }
+
+    /// The number in the eight aligned octets at `offset`.
+    ///
+    /// # Errors
+    /// As [`SharedMr::update_u64`].
+    pub fn load_u64(&self, offset: u64) -> Result<u64> {
+        self.update_u64(offset, |now| now)
+    }
+
+    /// What a peer must know to reach octets `range`: for every connection of the protection domain, with the rights given to
+    /// [`Pd::share`].
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`].
+    pub fn remote(&self, range: Range<u64>) -> Result<RemoteMr> {
+        self.0.remote().slice(range)
+    }
+
+    /// Opens octets `range` with `access` to the peer of one connection only. Dropping the [`Grant`] closes them again; the key
+    /// is of no use to anybody else (RFC 5042 section 5).
+    ///
+    /// # Errors
+    /// [`Error::OutOfRange`], [`Error::Register`]; [`Error::NotConnected`] when the connection ends meanwhile.
+    pub async fn grant(&self, connection: &Connection, range: Range<u64>, access: Access) -> Result<Grant> {
+        let remote = self.remote(range)?;
+        let window = connection.pd().alloc_window(WindowType::Two)?;
+        let before = window.stag();
+        let new_stag = ddp::STag::from_parts(before.index(), before.key().wrapping_add(1));
+        let bind = Bind {
+            window: before,
+            new_stag,
+            region: ddp::STag(self.0.rkey()),
+            addr: remote.addr,
+            length: remote.len,
+            access,
+        };
+        connection.local_request(SendOp::Bind(bind)).await.map_err(|_| Error::NotConnected)?;
+        Ok(Grant {
+            remote: RemoteMr { rkey: window.stag().0, ..remote },
+            _window: window,
+            _memory: self.clone(),
+        })
+    }
+}
+
+impl std::fmt::Debug for SharedMr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SharedMr").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+/// A window on shared memory for the peer of one connection. Dropping it revokes the key.
+pub struct Grant {
+    remote: RemoteMr,
+    _window: RawMw,
+    _memory: SharedMr,
+}
+
+impl Grant {
+    /// What the peer must know.
+    #[must_use]
+    pub fn remote(&self) -> RemoteMr {
+        self.remote
+    }
+}

@@ -1,0 +1,151 @@
+//! The safe API for programs without a runtime: the same names, every call waits on its own thread and drives the device
+//! meanwhile.
+
+use crate::cm::{ConnInfo, Ending};
+use crate::{
+    ConnOptions, ConnSettings, Device, Error, IoBuf, IoBufMut, Message, Mr, Op, Pd, RemoteMr, Result, Wc,
+    WcError,
+};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// A connection whose calls wait. [`Op`]s of it can be collected and waited for later with [`Op::wait`].
+#[derive(Clone, Debug)]
+pub struct Connection {
+    device: Device,
+    inner: crate::Connection,
+}
+
+impl Connection {
+    /// Connects to `peer`.
+    ///
+    /// # Errors
+    /// As [`crate::Connection::connect`].
+    pub fn connect(device: &Device, pd: &Pd, peer: SocketAddr, settings: &ConnSettings) -> Result<Self> {
+        let inner = device.block_on(crate::Connection::connect(device, pd, peer, settings))?;
+        Ok(Self { device: device.clone(), inner })
+    }
+
+    /// Sends the buffer as one message.
+    pub fn send<B: IoBuf>(&self, buffer: Mr<B>) -> Op<B> {
+        self.inner.send(buffer)
+    }
+
+    /// Writes the buffer into the peer's memory.
+    pub fn write<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr) -> Op<B> {
+        self.inner.write(buffer, to)
+    }
+
+    /// Reads the peer's memory into the buffer.
+    pub fn read<B: IoBufMut>(&self, buffer: Mr<B>, from: RemoteMr) -> Op<B> {
+        self.inner.read(buffer, from)
+    }
+
+    /// Sends a copy of `message` and waits until TCP has it.
+    ///
+    /// # Errors
+    /// [`WcError`].
+    pub fn send_copy(&self, message: &[u8]) -> std::result::Result<Wc, WcError> {
+        self.device.block_on(self.inner.send_copy(message))
+    }
+
+    /// Adds to eight octets of the peer's; returns what they were.
+    ///
+    /// # Errors
+    /// [`WcError`].
+    pub fn fetch_add(&self, at: RemoteMr, add: u64) -> std::result::Result<u64, WcError> {
+        self.device.block_on(self.inner.fetch_add(at, add))
+    }
+
+    /// Replaces eight octets of the peer's by `swap` if they are `compare`; returns what they were.
+    ///
+    /// # Errors
+    /// [`WcError`].
+    pub fn compare_swap(&self, at: RemoteMr, compare: u64, swap: u64) -> std::result::Result<u64, WcError> {
+        self.device.block_on(self.inner.compare_swap(at, compare, swap))
+    }
+
+    /// Waits for the next message, at most `timeout` (`None` = for ever). `Ok(None)` when the time has passed.
+    ///
+    /// # Errors
+    /// [`WcError`] when the connection has ended.
+    pub fn recv_timeout(&self, timeout: Option<Duration>) -> std::result::Result<Option<Message>, WcError> {
+        match timeout {
+            None => self.recv().map(Some),
+            Some(timeout) => self.device.block_on_for(timeout, self.inner.recv()).transpose(),
+        }
+    }
+
+    /// Waits for the next message.
+    ///
+    /// # Errors
+    /// [`WcError`] when the connection has ended.
+    pub fn recv(&self) -> std::result::Result<Message, WcError> {
+        self.device.block_on(self.inner.recv())
+    }
+
+    /// What start-up agreed on, and the peer's private data.
+    #[must_use]
+    pub fn info(&self) -> &ConnInfo {
+        self.inner.info()
+    }
+
+    /// Closes in order and waits until both sides have.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`] when the connection is gone already.
+    pub fn disconnect(&self) -> Result<Ending> {
+        self.device.block_on(self.inner.disconnect())
+    }
+
+    /// Waits until the connection has ended.
+    #[must_use]
+    pub fn ended(&self) -> Ending {
+        self.device.block_on(self.inner.ended())
+    }
+
+    /// The asynchronous face of the same connection.
+    #[must_use]
+    pub fn into_async(self) -> crate::Connection {
+        self.inner
+    }
+}
+
+/// A port on which peers may connect.
+pub struct Listener {
+    device: Device,
+    inner: crate::Listener,
+}
+
+impl Listener {
+    /// Listens on `local`.
+    ///
+    /// # Errors
+    /// As [`crate::Listener::bind`].
+    pub fn bind(device: &Device, local: SocketAddr, options: &ConnOptions) -> Result<Self> {
+        Ok(Self { device: device.clone(), inner: crate::Listener::bind(device, local, options)? })
+    }
+
+    /// The address it listens on.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.inner.local_addr()
+    }
+
+    /// Waits for a peer and accepts it.
+    ///
+    /// # Errors
+    /// As [`crate::Incoming::accept`].
+    pub fn accept(&self, pd: &Pd, settings: &ConnSettings) -> Result<Connection> {
+        let inner = self.device.block_on(async { self.inner.accept().await.accept(pd, settings).await })?;
+        Ok(Connection { device: self.device.clone(), inner })
+    }
+
+    /// Waits for a peer, at most `timeout`; the caller decides.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`] when none came in time.
+    pub fn incoming(&self, timeout: Duration) -> Result<crate::Incoming> {
+        self.device.block_on_for(timeout, self.inner.accept()).ok_or(Error::NotConnected)
+    }
+}
