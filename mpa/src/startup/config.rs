@@ -87,9 +87,9 @@ pub struct Negotiated {
     pub rtr_kinds: RtrKinds,
 }
 
-/// A value of our own against the peer's limit on it; "not negotiated" leaves ours alone.
-pub(super) fn at_most(ours: u16, peer_limit: u16) -> u16 {
-    if peer_limit == NOT_NEGOTIATED { ours } else { ours.min(peer_limit) }
+/// Our ORD against the peer's IRD. [`NOT_NEGOTIATED`] is the largest value there is, so it leaves ours alone.
+pub(super) fn at_most(ord: u16, peer_ird: u16) -> u16 {
+    ord.min(peer_ird)
 }
 
 /// The enhanced data that says this.
