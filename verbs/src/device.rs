@@ -123,6 +123,12 @@ impl Device {
     }
 }
 
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device").finish_non_exhaustive()
+    }
+}
+
 impl Pd {
     /// Registers memory; `base` is the tagged offset of its first octet, for peers and for elements of ours.
     ///

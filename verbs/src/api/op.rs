@@ -1,7 +1,7 @@
 //! Operations under way.
 
 use crate::api::buf::{IoBuf, Mr};
-use crate::api::router::{Ops, Router};
+use crate::api::router::Router;
 use crate::error::Error;
 use crate::wc::{Wc, WcStatus, WireReason};
 use std::any::Any;

@@ -20,7 +20,7 @@ use mpa::crc::Crc32c;
 use mpa::startup::Rtr;
 use mpa::tx::FpduTx;
 use rdmap::{
-    AtomicOp, AtomicRequest, AtomicResponse, Extensions, Opcode, Operation, Protection, ReadRequest,
+    AtomicOp, AtomicRequest, AtomicResponse, Extensions, Opcode, Protection, RdmapError, ReadRequest,
 };
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -481,7 +481,8 @@ impl Conn {
         let refuse = |fault| self.fault(fault, Some(asked.clone()));
         let pin = span.pin().map_err(|_| refuse(Protection::InvalidStag { stag }.into()))?;
         // RFC 7306 section 5.2: an address that is not 64-bit aligned is refused and the memory left alone.
-        pin.atomic_u64(0, |old| request.apply(old)).map_err(|_| refuse(Operation::Catastrophic.into()))
+        pin.atomic_u64(0, |old| request.apply(old))
+            .map_err(|_| refuse(RdmapError::AtomicUnaligned { stag, to: request.to }.into()))
     }
 
     /// Memory that the peer asks for, if it may.

@@ -1,0 +1,68 @@
+//! Every operation once over the kernel's TCP, both ends in one process.
+use std::net::SocketAddr;
+use verbs::blocking::{Connection, Listener};
+use verbs::{Access, ConnOptions, ConnSettings, Device};
+
+fn any() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+fn pair(settings: &ConnSettings) -> ((Device, Connection), (Device, Connection)) {
+    let server = Device::open().unwrap();
+    let listener = Listener::bind(&server, any(), &settings.options).unwrap();
+    let addr = listener.local_addr();
+    let theirs = settings.clone();
+    let thread = std::thread::spawn(move || {
+        let pd = server.alloc_pd().unwrap();
+        let connection = listener.accept(&pd, &theirs).unwrap();
+        (server, connection)
+    });
+    let client = Device::open().unwrap();
+    let pd = client.alloc_pd().unwrap();
+    let connection = Connection::connect(&client, &pd, addr, settings).unwrap();
+    ((client, connection), thread.join().unwrap())
+}
+
+#[test]
+fn every_operation_moves_its_octets() {
+    let ((_c, client), (_s, server)) = pair(&ConnSettings::default());
+    let cpd = client.clone().into_async().pd().clone();
+    let spd = server.clone().into_async().pd().clone();
+    client.send_copy(b"hello").unwrap();
+    assert_eq!(&*server.recv().unwrap(), b"hello");
+    server.send_copy(b"hello yourself").unwrap();
+    assert_eq!(&*client.recv().unwrap(), b"hello yourself");
+    let shared =
+        spd.share(1 << 20, Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC).unwrap();
+    let remote = shared.remote(0..1 << 20).unwrap();
+    let data: Vec<u8> = (0..1u32 << 20).map(|i| (i * 7 >> 3) as u8).collect();
+    let (result, mr) = client.write(cpd.register(data.clone()).unwrap(), remote).wait();
+    result.unwrap();
+    let (result, back) = client.read(cpd.register(vec![0u8; 1 << 20]).unwrap(), remote).wait();
+    result.unwrap();
+    assert!(back.bytes() == data);
+    drop(mr);
+    assert_eq!(shared.to_vec(0..1 << 20).unwrap(), data);
+    let at = remote.slice(8..16).unwrap();
+    shared.update_u64(8, |_| 40).unwrap();
+    assert_eq!(client.fetch_add(at, 2).unwrap(), 40);
+    assert_eq!(client.compare_swap(at, 42, 7).unwrap(), 42);
+    assert_eq!(shared.load_u64(8).unwrap(), 7);
+    let client = client.into_async();
+    let small = cpd.register(vec![5u8; 100]).unwrap();
+    client.write_imm(small, remote, 0xDEAD_BEEF).wait().0.unwrap();
+    let message = server.recv().unwrap();
+    assert_eq!((message.imm(), message.write_len()), (Some(0xDEAD_BEEF), Some(100)));
+    client.send_imm(cpd.register(vec![6u8; 10]).unwrap(), 77).wait().0.unwrap();
+    let message = server.recv().unwrap();
+    assert_eq!((message.imm(), &*message), (Some(77), &[6u8; 10][..]));
+}
+
+#[test]
+fn orderly_close_is_seen_by_both() {
+    let ((_c, client), (_s, server)) =
+        pair(&ConnSettings { options: ConnOptions::default(), ..ConnSettings::default() });
+    let thread = std::thread::spawn(move || server.ended());
+    assert!(client.disconnect().unwrap().orderly);
+    assert!(thread.join().unwrap().orderly);
+}
