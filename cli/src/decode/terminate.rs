@@ -1,0 +1,1 @@
+//! Terminates in words, those of siw as well.
