@@ -5,7 +5,7 @@ use mpa::MAX_ULPDU;
 use mpa::wire::startup::{Frame, FrameKind};
 use rdmap::{Opcode, ReadRequest};
 
-use super::event::{Crc, Departure, Event, Fpdu, Negotiated};
+use super::event::{Crc, Event, Fpdu, Negotiated};
 use super::framing::{Cut, Framing};
 use super::message::{Outstanding, Tracker};
 use super::reassembly::Chunk;
@@ -86,8 +86,12 @@ impl Connection {
                         buffer.extend(octets);
                         self.startup(side, out);
                     }
-                    Phase::Waiting(buffer) if buffer.len() + octets.len() <= MAX_WAITING => buffer.extend(octets),
-                    Phase::Waiting(_) => self.end(side, "the peer's startup frame is not in the capture", out),
+                    Phase::Waiting(buffer) if buffer.len() + octets.len() <= MAX_WAITING => {
+                        buffer.extend(octets);
+                    }
+                    Phase::Waiting(_) => {
+                        self.end(side, "the peer's startup frame is not in the capture", out);
+                    }
                     Phase::Full(framing) => {
                         framing.push(&octets);
                         self.fpdus(side, out);
@@ -183,7 +187,7 @@ impl Connection {
     fn request(&mut self, side: Side, frame: Frame, out: &mut Findings) {
         if self.initiator.is_some() {
             let what = "both ends sent an MPA Request: two initiators";
-            out.push((side, Departure::new("RFC 5044 7.1.2", what)));
+            out.push((side, Event::departure("RFC 5044 7.1.2", what)));
             self.end(side, what, out);
             self.end(other(side), what, out);
             return;
@@ -196,7 +200,7 @@ impl Connection {
     fn reply(&mut self, side: Side, frame: Frame, out: &mut Findings) {
         if self.initiator == Some(side) || self.frames[other(side)].as_ref().is_some_and(is_reply) {
             let what = "both ends sent an MPA Reply: two responders";
-            out.push((side, Departure::new("RFC 5044 7.1.2", what)));
+            out.push((side, Event::departure("RFC 5044 7.1.2", what)));
             self.end(side, what, out);
             self.end(other(side), what, out);
             return;
@@ -211,7 +215,10 @@ impl Connection {
     pub(super) fn request_was_missed(&mut self, side: Side, out: &mut Findings) {
         let Some(reply) = self.frames[side].as_ref().filter(|frame| is_reply(frame)) else { return };
         let (agreement, initiator) = (Agreement::without_request(reply), other(side));
-        out.push((initiator, Event::NotFollowed { position: 0, why: "the MPA Request is not in the capture".into() }));
+        out.push((
+            initiator,
+            Event::NotFollowed { position: 0, why: "the MPA Request is not in the capture".into() },
+        ));
         self.initiator = Some(initiator);
         self.begin(agreement, out);
     }
@@ -219,7 +226,9 @@ impl Connection {
     /// Both frames are there: how Full Operation runs, if it does.
     fn agree(&mut self, out: &mut Findings) {
         let Some(initiator) = self.initiator else { return };
-        let (Some(request), Some(reply)) = (&self.frames[initiator], &self.frames[other(initiator)]) else { return };
+        let (Some(request), Some(reply)) = (&self.frames[initiator], &self.frames[other(initiator)]) else {
+            return;
+        };
         let responder = other(initiator);
         startup::judge_pair(request, reply, |departure| out.push((responder, departure)));
         if reply.reject {
@@ -229,21 +238,24 @@ impl Connection {
                     && !buffer.is_empty()
                 {
                     let what = format!("{} octets around a rejecting Reply", buffer.len());
-                    out.push((side, Departure::new("RFC 5044 7.1.2", what)));
+                    out.push((side, Event::departure("RFC 5044 7.1.2", what)));
                 }
                 self.halves[side].phase = Phase::Ended;
             }
             return;
         }
         let limit = |frame: &Frame| {
-            frame.enhanced.map(|enhanced| enhanced.ird).filter(|ird| *ird != mpa::wire::startup::NOT_NEGOTIATED)
+            frame
+                .enhanced
+                .map(|enhanced| enhanced.ird)
+                .filter(|ird| *ird != mpa::wire::startup::NOT_NEGOTIATED)
         };
         let (of_request, of_reply) = (limit(request), limit(reply));
         if let Phase::Waiting(buffer) = &self.halves[initiator].phase
             && !buffer.is_empty()
         {
             let what = format!("{} octets from the initiator before the Reply", buffer.len());
-            out.push((initiator, Departure::new("RFC 5044 7.1.2", what)));
+            out.push((initiator, Event::departure("RFC 5044 7.1.2", what)));
         }
         let agreement = Agreement::of(request, reply);
         self.halves[initiator].asked.limit = of_reply;
@@ -295,7 +307,7 @@ impl Connection {
         let mut departures = cut.departures;
         if cut.ulpdu.len() > MAX_ULPDU {
             let what = format!("a ULPDU of {} octets, {MAX_ULPDU} are the most", cut.ulpdu.len());
-            departures.push(Departure::new("RFC 5044 4.1", what));
+            departures.push(Event::departure("RFC 5044 4.1", what));
         }
         // What the capture lacks is zero here: it must not be taken for what was sent.
         let known = cut.unknown.as_ref().map_or(cut.ulpdu.len(), |unknown| unknown.start);
@@ -303,7 +315,7 @@ impl Connection {
         let complete = known == cut.ulpdu.len();
         let parsed = match segment::parse(&cut.ulpdu, &mut Vec::new()) {
             Ok(parsed) if headers.len() >= parsed.header.len() => segment::parse(&cut.ulpdu, &mut departures),
-            Ok(_) => Err(Departure::new("capture", "the DDP header of this FPDU is not in the capture")),
+            Ok(_) => Err(Event::departure("capture", "the DDP header of this FPDU is not in the capture")),
             Err(departure) => Err(departure),
         };
         let record = Fpdu {
@@ -351,10 +363,11 @@ impl Connection {
     fn judge_turn(&self, side: Side, out: &mut Findings) {
         let Some(initiator) = self.initiator else { return };
         let first = self.halves[side].fpdus == 0;
-        let silent = self.halves[initiator].fpdus == 0 && matches!(self.halves[initiator].phase, Phase::Full(_));
+        let silent =
+            self.halves[initiator].fpdus == 0 && matches!(self.halves[initiator].phase, Phase::Full(_));
         if side != initiator && first && silent {
             let what = "the responder's first FPDU comes before the initiator's first one";
-            out.push((side, Departure::new("RFC 5044 7.1.2", what)));
+            out.push((side, Event::departure("RFC 5044 7.1.2", what)));
         }
     }
 
@@ -377,7 +390,7 @@ impl Connection {
                 parsed.payload.len(),
                 if agreed.is_empty() { "nothing".into() } else { agreed.join(", ") }
             );
-            out.push((side, Departure::new("RFC 6581 9.2", what)));
+            out.push((side, Event::departure("RFC 6581 9.2", what)));
         }
     }
 }

@@ -26,11 +26,9 @@ pub struct Record {
 /// Decimal seconds with all nine digits, as a string: a JSON number would lose the last ones.
 fn seconds<S: serde::Serializer>(time: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
     match time {
-        Some(time) => serializer.collect_str(&format_args!(
-            "{}.{:09}",
-            time / 1_000_000_000,
-            time % 1_000_000_000
-        )),
+        Some(time) => {
+            serializer.collect_str(&format_args!("{}.{:09}", time / 1_000_000_000, time % 1_000_000_000))
+        }
         None => serializer.serialize_none(),
     }
 }
@@ -211,8 +209,8 @@ pub struct Departure {
     pub what: String,
 }
 
-impl Departure {
-    pub(super) fn new(rule: &'static str, what: impl Into<String>) -> Event {
-        Event::Departure(Self { rule, what: what.into() })
+impl Event {
+    pub(super) fn departure(rule: &'static str, what: impl Into<String>) -> Self {
+        Self::Departure(Departure { rule, what: what.into() })
     }
 }

@@ -45,10 +45,15 @@ struct Flow {
 #[derive(Debug)]
 enum State {
     /// From the SYN on, until the first octets of either direction tell.
-    Watching { openings: [Vec<u8>; 2] },
+    Watching {
+        openings: [Vec<u8>; 2],
+    },
     /// Not iWARP so far; RFC 5044 section 7.1.3 allows other traffic before the startup frames.
     Ignored,
-    Iwarp { id: u32, connection: Box<Connection> },
+    Iwarp {
+        id: u32,
+        connection: Box<Connection>,
+    },
     /// Over; what still comes is repeated.
     Done,
 }
@@ -66,7 +71,9 @@ impl Flows {
             self.repeated += flow.finish("the next connection of these ports begins", at, sink);
             *flow = Flow::new(key);
         }
-        flow.segment(side, segment, &mut self.connections, &mut |flow, findings| flow.report(findings, at, sink));
+        flow.segment(side, segment, &mut self.connections, &mut |flow, findings| {
+            flow.report(findings, at, sink);
+        });
         if flow.is_over() {
             self.repeated += flow.finish("FIN", at, sink);
         } else if segment.rst && matches!(flow.state, State::Iwarp { .. }) {
@@ -145,7 +152,10 @@ impl Flow {
         for chunk in chunks {
             let mut findings = Findings::new();
             self.chunk(side, chunk, connections, &mut findings);
-            if missed && let State::Iwarp { connection, .. } = &mut self.state && connection.has_frame(side) {
+            if missed
+                && let State::Iwarp { connection, .. } = &mut self.state
+                && connection.has_frame(side)
+            {
                 connection.request_was_missed(side, &mut findings);
                 missed = false;
             }

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use mpa::{FpduRx, MAX_FPDU_ON_WIRE, MIN_FPDU, Step, crc32c, pad_len};
 
-use super::event::{Crc, Departure, Event};
+use super::event::{Crc, Event};
 
 const MARKER_INTERVAL: u64 = 512;
 const MARKER_LEN: usize = 4;
@@ -88,7 +88,9 @@ impl Framing {
     pub(super) fn next(&mut self) -> Result<Option<Cut>, BoundaryLost> {
         let position = self.position();
         let lead = if self.rx.markers() && position.is_multiple_of(MARKER_INTERVAL) { MARKER_LEN } else { 0 };
-        if self.buffer.len() >= lead + LENGTH_LEN && self.overlap(position, &(lead..lead + LENGTH_LEN)).is_some() {
+        if self.buffer.len() >= lead + LENGTH_LEN
+            && self.overlap(position, &(lead..lead + LENGTH_LEN)).is_some()
+        {
             return Err(BoundaryLost { position });
         }
         // First what tells the length, then just the FPDU: the copies stay small.
@@ -134,7 +136,14 @@ impl Framing {
         markers
     }
 
-    fn judge(&self, position: u64, ulpdu: &[u8], start: usize, consumed: usize, markers: &[(usize, u16)]) -> Cut {
+    fn judge(
+        &self,
+        position: u64,
+        ulpdu: &[u8],
+        start: usize,
+        consumed: usize,
+        markers: &[(usize, u16)],
+    ) -> Cut {
         let whole = &self.buffer[..consumed];
         let markers = &markers[..markers.partition_point(|(at, _)| *at < consumed)];
         let (covered, field) = whole.split_at(consumed - CRC_LEN);
@@ -150,11 +159,15 @@ impl Framing {
         if crc == Crc::Bad {
             let computed = crc32c(covered);
             let what = format!("CRC is {crc_field:#010x}, computed {computed:#010x}");
-            departures.push(Departure::new("RFC 5044 4.4", what));
+            departures.push(Event::departure("RFC 5044 4.4", what));
         }
-        if crc == Crc::Off && crc_field != 0 && self.overlap(position, &(consumed - CRC_LEN..consumed)).is_none() {
-            let what = format!("CRCs are off, yet the CRC field holds {crc_field:#010x} (allowed, to be ignored)");
-            departures.push(Departure::new("RFC 5044 7.1.1", what));
+        if crc == Crc::Off
+            && crc_field != 0
+            && self.overlap(position, &(consumed - CRC_LEN..consumed)).is_none()
+        {
+            let what =
+                format!("CRCs are off, yet the CRC field holds {crc_field:#010x} (allowed, to be ignored)");
+            departures.push(Event::departure("RFC 5044 7.1.1", what));
         }
         self.judge_markers(position, whole, markers, &mut departures);
         if !damaged {
@@ -173,9 +186,16 @@ impl Framing {
         Cut { position, ulpdu: ulpdu.to_vec(), crc, crc_field, markers: count, unknown, departures }
     }
 
-    fn judge_markers(&self, position: u64, whole: &[u8], markers: &[(usize, u16)], departures: &mut Vec<Event>) {
+    fn judge_markers(
+        &self,
+        position: u64,
+        whole: &[u8],
+        markers: &[(usize, u16)],
+        departures: &mut Vec<Event>,
+    ) {
         for &(at, expected) in markers {
-            let Some([r0, r1, high, low]) = whole.get(at..).and_then(|octets| octets.first_chunk()).copied() else {
+            let Some([r0, r1, high, low]) = whole.get(at..).and_then(|octets| octets.first_chunk()).copied()
+            else {
                 continue;
             };
             if self.overlap(position, &(at..at + MARKER_LEN)).is_some() {
@@ -185,11 +205,13 @@ impl Framing {
             let place = position + at as u64;
             if reserved != 0 {
                 let what = format!("the Marker at octet {place} has {reserved:#06x} in its reserved field");
-                departures.push(Departure::new("RFC 5044 4.3", what));
+                departures.push(Event::departure("RFC 5044 4.3", what));
             }
             if pointer != expected {
-                let what = format!("the Marker at octet {place} points {pointer} octets back, the FPDU begins {expected} back");
-                departures.push(Departure::new("RFC 5044 4.3", what));
+                let what = format!(
+                    "the Marker at octet {place} points {pointer} octets back, the FPDU begins {expected} back"
+                );
+                departures.push(Event::departure("RFC 5044 4.3", what));
             }
         }
     }
@@ -207,11 +229,12 @@ impl Framing {
 
 /// PAD stands between ULPDU and CRC; a Marker may stand anywhere there.
 fn judge_pad(whole: &[u8], ulpdu_len: usize, markers: &[(usize, u16)], departures: &mut Vec<Event>) {
-    let is_marker = |at: usize| markers.iter().any(|(marker, _)| (*marker..*marker + MARKER_LEN).contains(&at));
+    let is_marker =
+        |at: usize| markers.iter().any(|(marker, _)| (*marker..*marker + MARKER_LEN).contains(&at));
     let before_crc = (0..whole.len() - CRC_LEN).rev().filter(|at| !is_marker(*at));
     let pad: Vec<u8> = before_crc.take(pad_len(ulpdu_len)).map(|at| whole[at]).collect();
     if pad.iter().any(|octet| *octet != 0) {
         let pad: Vec<u8> = pad.into_iter().rev().collect();
-        departures.push(Departure::new("RFC 5044 4.1", format!("PAD is {pad:02x?}, not zero")));
+        departures.push(Event::departure("RFC 5044 4.1", format!("PAD is {pad:02x?}, not zero")));
     }
 }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use ddp::{Header, STag, Tagged, Untagged};
 use rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 
-use super::event::{Departure, Event, Message};
+use super::event::{Event, Message};
 use super::segment::{Parsed, has_invalidate, name};
 use super::terminate;
 
@@ -111,19 +111,25 @@ impl Tracker {
     ) {
         if self.terminated {
             let what = format!("{} after a Terminate", name(parsed.opcode));
-            out.push(Departure::new("RFC 5040 5.4", what));
+            out.push(Event::departure("RFC 5040 5.4", what));
         }
         match parsed.header {
             Header::Tagged(header) => self.tagged(&header, parsed, peers, out),
             Header::Untagged(header) => {
                 let Some(message) = self.untagged(&header, parsed, out) else { return };
-                self.terminated |= parsed.opcode == Opcode::Terminate as u8;
+                self.terminated |= parsed.opcode == Opcode::Terminate.raw();
                 finished(parsed.opcode, &message, own, peers, out);
             }
         }
     }
 
-    fn tagged(&mut self, header: &Tagged, parsed: &Parsed<'_>, peers: &mut Outstanding, out: &mut Vec<Event>) {
+    fn tagged(
+        &mut self,
+        header: &Tagged,
+        parsed: &Parsed<'_>,
+        peers: &mut Outstanding,
+        out: &mut Vec<Event>,
+    ) {
         let length = parsed.payload.len() as u64;
         let mut message = match self.tagged.take() {
             Some(message) if continues(&message, header, parsed.opcode, out) => message,
@@ -134,13 +140,15 @@ impl Tracker {
         };
         message.segments += 1;
         message.length += length;
-        if parsed.opcode == Opcode::ReadResponse as u8 {
+        if parsed.opcode == Opcode::ReadResponse.raw() {
             read_response(&message, header, length, peers, out);
         }
         if header.last {
             let details = match message.length {
                 0 => String::new(),
-                length => format!("to STag {} TO {:#x}, {length} octets", message.first.stag, message.first.to),
+                length => {
+                    format!("to STag {} TO {:#x}, {length} octets", message.first.stag, message.first.to)
+                }
             };
             out.push(Event::Message(Message {
                 name: name(message.opcode),
@@ -156,10 +164,15 @@ impl Tracker {
     }
 
     /// The message, when this was its last segment.
-    fn untagged(&mut self, header: &Untagged, parsed: &Parsed<'_>, out: &mut Vec<Event>) -> Option<UntaggedMessage> {
+    fn untagged(
+        &mut self,
+        header: &Untagged,
+        parsed: &Parsed<'_>,
+        out: &mut Vec<Event>,
+    ) -> Option<UntaggedMessage> {
         let queue = usize::try_from(header.qn).ok().and_then(|qn| self.queues.get_mut(qn));
         let Some(queue) = queue else {
-            out.push(Departure::new("RFC 5040 4.1", format!("there is no queue {}", header.qn)));
+            out.push(Event::departure("RFC 5040 4.1", format!("there is no queue {}", header.qn)));
             return None;
         };
         let mut message = match queue.current.take() {
@@ -167,13 +180,14 @@ impl Tracker {
             before => {
                 if let Some(before) = before {
                     let (old, new) = (before.first.msn, header.msn);
-                    let what = format!("MSN {new} on queue {} before the last segment of MSN {old}", header.qn);
-                    out.push(Departure::new("RFC 5041 4.3", what));
+                    let what =
+                        format!("MSN {new} on queue {} before the last segment of MSN {old}", header.qn);
+                    out.push(Event::departure("RFC 5041 4.3", what));
                 } else if let Some(expected) = queue.expected
                     && expected != header.msn
                 {
                     let what = format!("MSN {} on queue {}, {expected} is due", header.msn, header.qn);
-                    out.push(Departure::new("RFC 5041 4.3", what));
+                    out.push(Event::departure("RFC 5041 4.3", what));
                 }
                 let next_mo = queue.expected.map(|_| 0);
                 UntaggedMessage { first: *header, next_mo, segments: 0, length: 0, head: Vec::new() }
@@ -199,16 +213,20 @@ fn take(message: &mut UntaggedMessage, header: &Untagged, payload: &[u8], out: &
         && next != mo
     {
         let what = format!("MO {mo} in MSN {} on queue {}, {next} is due", header.msn, header.qn);
-        out.push(Departure::new("RFC 5041 5.2", what));
+        out.push(Event::departure("RFC 5041 5.2", what));
     }
     let first = &message.first;
     if (first.rsvd_ulp, first.rsvd_ulp32) != (header.rsvd_ulp, header.rsvd_ulp32) {
-        let what = format!("RsvdULP differs between the segments of MSN {} on queue {}", header.msn, header.qn);
-        out.push(Departure::new("RFC 5041 4.3", what));
+        let what =
+            format!("RsvdULP differs between the segments of MSN {} on queue {}", header.msn, header.qn);
+        out.push(Event::departure("RFC 5041 4.3", what));
     }
     let end = mo + payload.len() as u64;
     if end > u64::from(u32::MAX) {
-        out.push(Departure::new("RFC 5041 5.2", format!("a message of at least {end} octets, 2^32 - 1 are the most")));
+        out.push(Event::departure(
+            "RFC 5041 5.2",
+            format!("a message of at least {end} octets, 2^32 - 1 are the most"),
+        ));
     }
     if mo == message.head.len() as u64 && message.head.len() < HEAD {
         message.head.extend(payload.iter().take(HEAD - message.head.len()));
@@ -229,14 +247,14 @@ fn continues(message: &TaggedMessage, header: &Tagged, opcode: u8, out: &mut Vec
                 name(message.opcode),
                 message.first.stag
             );
-            out.push(Departure::new("RFC 5041 4.2", what));
+            out.push(Event::departure("RFC 5041 4.2", what));
         }
         return false;
     }
     let due = message.first.to.wrapping_add(message.length);
     if header.to != due && !message.partial {
         let what = format!("TO {:#x} in a message to STag {}, {due:#x} is due", header.to, header.stag);
-        out.push(Departure::new("RFC 5041 5.2", what));
+        out.push(Event::departure("RFC 5041 5.2", what));
     }
     true
 }
@@ -254,22 +272,26 @@ fn read_response(
         read.and_then(|at| Some((at, *asked.requests.get(at)?)))
     else {
         if !asked.uncertain && message.segments == 1 {
-            out.push(Departure::new("RFC 5040 5.2.2", "an RDMA Read Response that nobody asked for"));
+            out.push(Event::departure("RFC 5040 5.2.2", "an RDMA Read Response that nobody asked for"));
         }
         return;
     };
     if !asked.uncertain {
-        if message.segments == 1 && (length > 0 || !header.last) && (header.stag, header.to) != (sink_stag, sink_to) {
+        if message.segments == 1
+            && (length > 0 || !header.last)
+            && (header.stag, header.to) != (sink_stag, sink_to)
+        {
             let what = format!(
                 "RDMA Read Response to STag {} TO {:#x}, its request named STag {sink_stag} TO {sink_to:#x}",
                 header.stag, header.to
             );
-            out.push(Departure::new("RFC 5040 4.4", what));
+            out.push(Event::departure("RFC 5040 4.4", what));
         }
         let whole = u64::from(len);
         if !message.partial && (message.length > whole || header.last && message.length != whole) {
-            let what = format!("RDMA Read Response of {} octets, its request asked for {whole}", message.length);
-            out.push(Departure::new("RFC 5040 5.2.1", what));
+            let what =
+                format!("RDMA Read Response of {} octets, its request asked for {whole}", message.length);
+            out.push(Event::departure("RFC 5040 5.2.1", what));
         }
     }
     if header.last {
@@ -290,7 +312,7 @@ fn finished(
         && message.length != expected
     {
         let what = format!("{} of {} octets, it has {expected}", name(opcode), message.length);
-        out.push(Departure::new("RFC 5040 4.2", what));
+        out.push(Event::departure("RFC 5040 4.2", what));
     }
     let mut terminate = None;
     let details = match known {
@@ -336,14 +358,14 @@ fn atomic_request(head: &[u8], own: &mut Outstanding, out: &mut Vec<Event>) -> S
     let request = match AtomicRequest::parse(head) {
         Ok(request) => request,
         Err(error) => {
-            out.push(Departure::new("RFC 7306 5", error.to_string()));
+            out.push(Event::departure("RFC 7306 5", error.to_string()));
             return "unreadable".into();
         }
     };
     own.add(Request::Atomic { request_id: request.request_id }, out);
     let (id, stag, to) = (request.request_id, request.stag, request.to);
     if to % 8 != 0 {
-        out.push(Departure::new("RFC 7306 5", format!("an Atomic at TO {to:#x}, not a multiple of 8")));
+        out.push(Event::departure("RFC 7306 5", format!("an Atomic at TO {to:#x}, not a multiple of 8")));
     }
     match request.op {
         AtomicOp::FetchAdd => format!("FetchAdd {id} at STag {stag} TO {to:#x}: adds {:#x}", request.data),
@@ -363,7 +385,10 @@ fn atomic_response(head: &[u8], peers: &mut Outstanding, out: &mut Vec<Event>) -
         }
         None if peers.uncertain => {}
         None => {
-            out.push(Departure::new("RFC 7306 5.2", format!("an Atomic Response to request {id}, which nobody made")));
+            out.push(Event::departure(
+                "RFC 7306 5.2",
+                format!("an Atomic Response to request {id}, which nobody made"),
+            ));
         }
     }
     format!("to request {id}: the value was {:#x}", response.original)
@@ -378,8 +403,9 @@ impl Outstanding {
             && !self.uncertain
             && self.requests.len() > usize::from(limit)
         {
-            let what = format!("{} Reads and Atomics outstanding, the peer's IRD is {limit}", self.requests.len());
-            out.push(Departure::new("RFC 5040 6.1", what));
+            let what =
+                format!("{} Reads and Atomics outstanding, the peer's IRD is {limit}", self.requests.len());
+            out.push(Event::departure("RFC 5040 6.1", what));
         }
     }
 }

@@ -84,7 +84,9 @@ impl Summary {
     fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.connections == 0 {
-            reasons.push("no MPA Request or Reply Frame in the capture: capture from the connection's start on".into());
+            reasons.push(
+                "no MPA Request or Reply Frame in the capture: capture from the connection's start on".into(),
+            );
         }
         if self.missing_octets > 0 {
             reasons.push(format!("{} octets are missing from the capture", self.missing_octets));
@@ -95,7 +97,9 @@ impl Summary {
         for link in &self.unknown_links {
             reasons.push(format!("link type {link} is not understood"));
         }
-        reasons.extend(self.capture_error.iter().map(|error| format!("the capture could not be read on: {error}")));
+        reasons.extend(
+            self.capture_error.iter().map(|error| format!("the capture could not be read on: {error}")),
+        );
         reasons
     }
 }
@@ -113,7 +117,8 @@ impl fmt::Display for Summary {
             self.crc_good, self.crc_bad, self.crc_off, self.crc_unknown
         )?;
         if !self.messages.is_empty() {
-            let messages: Vec<_> = self.messages.iter().map(|(name, count)| format!("{count} {name}")).collect();
+            let messages: Vec<_> =
+                self.messages.iter().map(|(name, count)| format!("{count} {name}")).collect();
             writeln!(f, "messages: {}", messages.join(", "))?;
         }
         for (count, what) in [
@@ -152,7 +157,10 @@ impl<'a> Printer<'a> {
     pub(super) fn record(&mut self, record: &Record) {
         self.start = self.start.or(record.time);
         let wanted = !self.quiet
-            || matches!(record.event, Event::Departure(_) | Event::Missing { .. } | Event::NotFollowed { .. });
+            || matches!(
+                record.event,
+                Event::Departure(_) | Event::Missing { .. } | Event::NotFollowed { .. }
+            );
         if !wanted || self.failed.is_some() {
             return;
         }

@@ -1,9 +1,9 @@
 //! One DDP segment by itself: its header, what RDMAP carries in it, and what is wrong with it alone.
 
 use ddp::{Header, HeaderError};
-use rdmap::{Control, Opcode, QN_ATOMIC_RESPONSE, QN_READ, QN_SEND, QN_TERMINATE};
+use rdmap::{Control, Opcode};
 
-use super::event::{Departure, Event, Segment};
+use super::event::{Event, Segment};
 
 /// Rsvd in the DDP control octet.
 const DDP_RESERVED: u8 = 0x3c;
@@ -11,14 +11,7 @@ const DDP_RESERVED: u8 = 0x3c;
 const RDMAP_RESERVED: u8 = 0x30;
 /// RDMAP version of RFC 5040; 0 is the RDMA Consortium's.
 const RDMAP_VERSION: u8 = 1;
-const OPCODE_EXPERIMENTAL: u8 = 15;
-
-/// Where a message of some OpCode belongs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Tagged,
-    Queue(u32),
-}
+const OPCODE_EXPERIMENTAL: u8 = Opcode::SendImm.raw();
 
 /// A segment that could be read.
 #[derive(Clone, Copy, Debug)]
@@ -70,12 +63,12 @@ pub(super) fn parse<'a>(ulpdu: &'a [u8], departures: &mut Vec<Event>) -> Result<
             HeaderError::Version { .. } => "RFC 5041 4.1",
             _ => "RFC 5041 4.4",
         };
-        Departure::new(rule, error.to_string())
+        Event::departure(rule, error.to_string())
     })?;
     let reserved = ulpdu.first().copied().unwrap_or_default() & DDP_RESERVED;
     if reserved != 0 {
         let what = format!("reserved bits {reserved:#04x} of the DDP control octet are set");
-        departures.push(Departure::new("RFC 5041 4.1", what));
+        departures.push(Event::departure("RFC 5041 4.1", what));
     }
     let payload = ulpdu.get(length..).unwrap_or_default();
     let parsed = Parsed { header, opcode: header.rsvd_ulp() & 0x0f, payload };
@@ -89,19 +82,22 @@ fn judge_control(parsed: &Parsed<'_>, departures: &mut Vec<Event>) {
     let reserved = parsed.header.rsvd_ulp() & RDMAP_RESERVED;
     match control.version {
         RDMAP_VERSION => {}
-        0 => departures.push(Departure::new("RFC 5040 4.1", "RDMAP version 0, the RDMA Consortium's")),
-        other => departures.push(Departure::new("RFC 5040 4.1", format!("unknown RDMAP version {other}"))),
+        0 => departures.push(Event::departure("RFC 5040 4.1", "RDMAP version 0, the RDMA Consortium's")),
+        other => departures.push(Event::departure("RFC 5040 4.1", format!("unknown RDMAP version {other}"))),
     }
     if reserved != 0 && parsed.opcode != OPCODE_EXPERIMENTAL {
         let what = format!("reserved bits {reserved:#04x} of the RDMAP control octet are set");
-        departures.push(Departure::new("RFC 5040 4.1", what));
+        departures.push(Event::departure("RFC 5040 4.1", what));
     }
     match parsed.opcode {
         OPCODE_EXPERIMENTAL => {
-            departures.push(Departure::new("RFC 6580 4", "OpCode 15 is for experiments (uiw: Send with immediate)"));
+            departures.push(Event::departure(
+                "RFC 6580 4",
+                "OpCode 15 is for experiments (uiw: Send with immediate)",
+            ));
         }
         opcode if Opcode::from_raw(opcode).is_none() => {
-            departures.push(Departure::new("RFC 5040 4.1", format!("unknown OpCode {opcode}")));
+            departures.push(Event::departure("RFC 5040 4.1", format!("unknown OpCode {opcode}")));
         }
         _ => {}
     }
@@ -109,18 +105,18 @@ fn judge_control(parsed: &Parsed<'_>, departures: &mut Vec<Event>) {
 
 /// Tagged or not, which queue, and what stands in the Invalidate STag field.
 fn judge_place(parsed: &Parsed<'_>, departures: &mut Vec<Event>) {
-    let Some(place) = place(parsed.opcode) else { return };
-    let name = name(parsed.opcode);
-    match (place, &parsed.header) {
-        (Place::Tagged, Header::Untagged(_)) => {
-            departures.push(Departure::new("RFC 5040 4.1", format!("{name} in an untagged segment")));
+    let Some(opcode) = Opcode::from_raw(parsed.opcode) else { return };
+    let name = opcode.name();
+    match (opcode.queue(), &parsed.header) {
+        (None, Header::Untagged(_)) => {
+            departures.push(Event::departure("RFC 5040 4.1", format!("{name} in an untagged segment")));
         }
-        (Place::Queue(_), Header::Tagged(_)) => {
-            departures.push(Departure::new("RFC 5040 4.1", format!("{name} in a tagged segment")));
+        (Some(_), Header::Tagged(_)) => {
+            departures.push(Event::departure("RFC 5040 4.1", format!("{name} in a tagged segment")));
         }
-        (Place::Queue(queue), Header::Untagged(header)) if header.qn != queue => {
+        (Some(queue), Header::Untagged(header)) if header.qn != queue => {
             let what = format!("{name} on queue {}, it belongs on queue {queue}", header.qn);
-            departures.push(Departure::new("RFC 5040 4.1", what));
+            departures.push(Event::departure("RFC 5040 4.1", what));
         }
         _ => {}
     }
@@ -129,19 +125,10 @@ fn judge_place(parsed: &Parsed<'_>, departures: &mut Vec<Event>) {
         && !has_invalidate(parsed.opcode)
         && parsed.opcode != OPCODE_EXPERIMENTAL
     {
-        let what = format!("{name} has {:#010x} where an Invalidate STag would stand, not zero", header.rsvd_ulp32);
-        departures.push(Departure::new("RFC 5040 4.1", what));
+        let what =
+            format!("{name} has {:#010x} where an Invalidate STag would stand, not zero", header.rsvd_ulp32);
+        departures.push(Event::departure("RFC 5040 4.1", what));
     }
-}
-
-fn place(opcode: u8) -> Option<Place> {
-    Some(match Opcode::from_raw(opcode)? {
-        Opcode::Write | Opcode::ReadResponse => Place::Tagged,
-        Opcode::ReadRequest | Opcode::AtomicRequest => Place::Queue(QN_READ),
-        Opcode::Terminate => Place::Queue(QN_TERMINATE),
-        Opcode::AtomicResponse => Place::Queue(QN_ATOMIC_RESPONSE),
-        _ => Place::Queue(QN_SEND),
-    })
 }
 
 /// Send with Invalidate, Send with Solicited Event and Invalidate.
@@ -151,20 +138,5 @@ pub(super) fn has_invalidate(opcode: u8) -> bool {
 
 /// The OpCode in the RFCs' words.
 pub(super) fn name(opcode: u8) -> &'static str {
-    match Opcode::from_raw(opcode) {
-        Some(Opcode::Write) => "RDMA Write",
-        Some(Opcode::ReadRequest) => "RDMA Read Request",
-        Some(Opcode::ReadResponse) => "RDMA Read Response",
-        Some(Opcode::Send) => "Send",
-        Some(Opcode::SendInvalidate) => "Send with Invalidate",
-        Some(Opcode::SendSe) => "Send with Solicited Event",
-        Some(Opcode::SendSeInvalidate) => "Send with Solicited Event and Invalidate",
-        Some(Opcode::Terminate) => "Terminate",
-        Some(Opcode::Immediate) => "Immediate Data",
-        Some(Opcode::ImmediateSe) => "Immediate Data with Solicited Event",
-        Some(Opcode::AtomicRequest) => "Atomic Request",
-        Some(Opcode::AtomicResponse) => "Atomic Response",
-        Some(Opcode::SendImm) => "Send with immediate (experimental)",
-        _ => "unknown OpCode",
-    }
+    Opcode::from_raw(opcode).map_or("unknown OpCode", Opcode::name)
 }

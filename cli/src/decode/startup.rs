@@ -3,7 +3,7 @@
 use mpa::wire::startup::{Enhanced, Frame, FrameKind, NOT_NEGOTIATED};
 use rdmap::Opcode;
 
-use super::event::{Departure, Event, Startup};
+use super::event::{Event, Startup};
 
 /// The bit in Res by which siw offers FPDUs larger than a TCP segment ("GSO expected").
 const SIW_GSO: u8 = 0x08;
@@ -103,36 +103,37 @@ pub(super) fn judge(frame: &Frame, mut report: impl FnMut(Event)) {
     let mut reserved = frame.reserved;
     if reserved & SIW_GSO != 0 && frame.revision >= LATEST_REVISION {
         reserved &= !SIW_GSO;
-        report(Departure::new("RFC 6581 6", "reserved bit 0x08 is set: siw's offer of large FPDUs"));
+        report(Event::departure("RFC 6581 6", "reserved bit 0x08 is set: siw's offer of large FPDUs"));
     }
     if reserved != 0 {
-        report(Departure::new("RFC 5044 7.1.1", format!("reserved bits {reserved:#04x} are set")));
+        report(Event::departure("RFC 5044 7.1.1", format!("reserved bits {reserved:#04x} are set")));
     }
     if frame.kind == FrameKind::Request && frame.reject {
-        report(Departure::new("RFC 5044 7.1.1", "R is set in a Request"));
+        report(Event::departure("RFC 5044 7.1.1", "R is set in a Request"));
     }
     match frame.revision {
-        0 => report(Departure::new("RFC 5044 7.1.1", "revision 0, the RDMA Consortium's")),
+        0 => report(Event::departure("RFC 5044 7.1.1", "revision 0, the RDMA Consortium's")),
         1 | 2 => {}
-        other => report(Departure::new("RFC 6581 6", format!("unknown revision {other}"))),
+        other => report(Event::departure("RFC 6581 6", format!("unknown revision {other}"))),
     }
     if let Some(enhanced) = &frame.enhanced
         && !enhanced.peer_to_peer
         && (enhanced.rtr_send || enhanced.rtr_write || enhanced.rtr_read)
     {
-        report(Departure::new("RFC 6581 9.2", "an RTR kind is set without peer-to-peer (A)"));
+        report(Event::departure("RFC 6581 9.2", "an RTR kind is set without peer-to-peer (A)"));
     }
 }
 
 /// What is wrong with a Reply to this Request.
 pub(super) fn judge_pair(request: &Frame, reply: &Frame, mut report: impl FnMut(Event)) {
     if reply.revision != request.revision {
-        let what = format!("a Reply of revision {} to a Request of revision {}", reply.revision, request.revision);
-        report(Departure::new("RFC 5044 7.1.1", what));
+        let what =
+            format!("a Reply of revision {} to a Request of revision {}", reply.revision, request.revision);
+        report(Event::departure("RFC 5044 7.1.1", what));
     }
     match (&request.enhanced, &reply.enhanced) {
-        (Some(_), None) => report(Departure::new("RFC 6581 10", "a Reply without S to a Request with S")),
-        (None, Some(_)) => report(Departure::new("RFC 6581 10", "a Reply with S to a Request without S")),
+        (Some(_), None) => report(Event::departure("RFC 6581 10", "a Reply without S to a Request with S")),
+        (None, Some(_)) => report(Event::departure("RFC 6581 10", "a Reply with S to a Request without S")),
         (Some(asked), Some(offered)) if !reply.reject => judge_enhanced(asked, offered, report),
         _ => {}
     }
@@ -140,15 +141,17 @@ pub(super) fn judge_pair(request: &Frame, reply: &Frame, mut report: impl FnMut(
 
 fn judge_enhanced(asked: &Enhanced, offered: &Enhanced, mut report: impl FnMut(Event)) {
     if asked.peer_to_peer != offered.peer_to_peer {
-        let what = format!("A is {} in the Request and {} in the Reply", asked.peer_to_peer, offered.peer_to_peer);
-        report(Departure::new("RFC 6581 9.2", what));
+        let what =
+            format!("A is {} in the Request and {} in the Reply", asked.peer_to_peer, offered.peer_to_peer);
+        report(Event::departure("RFC 6581 9.2", what));
     }
     if offered.peer_to_peer && !(offered.rtr_send || offered.rtr_write || offered.rtr_read) {
-        report(Departure::new("RFC 6581 9.2", "a Reply with A and no RTR kind"));
+        report(Event::departure("RFC 6581 9.2", "a Reply with A and no RTR kind"));
     }
-    let exceeds = |value: u16, limit: u16| value != NOT_NEGOTIATED && limit != NOT_NEGOTIATED && value > limit;
+    let exceeds =
+        |value: u16, limit: u16| value != NOT_NEGOTIATED && limit != NOT_NEGOTIATED && value > limit;
     if exceeds(offered.ord, asked.ird) {
         let what = format!("the responder's ORD {} is above the initiator's IRD {}", offered.ord, asked.ird);
-        report(Departure::new("RFC 6581 9.1", what));
+        report(Event::departure("RFC 6581 9.1", what));
     }
 }

@@ -90,7 +90,9 @@ pub enum Error {
         magic: u32,
     },
     /// A packet of an interface that the capture does not describe.
-    #[error("the packet block at octet {offset} is of interface {interface}, of which there is no description")]
+    #[error(
+        "the packet block at octet {offset} is of interface {interface}, of which there is no description"
+    )]
     Interface {
         /// Where the block begins, in octets from the start of the file.
         offset: u64,
@@ -161,7 +163,11 @@ struct Source<R> {
 impl<R: Read> Source<R> {
     /// Fills `to`, or says that the file ended in `what`.
     fn exact(&mut self, to: &mut [u8], what: &'static str) -> Result<(), Error> {
-        if self.exact_or_end(to, what)? { Ok(()) } else { Err(Error::Truncated { offset: self.offset, what }) }
+        if self.exact_or_end(to, what)? {
+            Ok(())
+        } else {
+            Err(Error::Truncated { offset: self.offset, what })
+        }
     }
 
     /// As [`Self::exact`], with `false` when the file ends just here.

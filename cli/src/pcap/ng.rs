@@ -89,7 +89,7 @@ impl Section {
         };
         self.interfaces.clear();
         let length = self.order.u32([l0, l1, l2, l3]);
-        let rest = checked(length, 16, offset, "section header")?;
+        let rest = checked(length, 12, offset, "section header")?;
         source.octets(rest, offset, "section header")?;
         Ok(())
     }
@@ -109,7 +109,8 @@ impl Section {
         let link = LinkType(self.order.u16_at(body, 0).unwrap_or_default().into());
         let snapshot_length = self.order.u32_at(body, 4).unwrap_or_default();
         let mut interface = Interface { link, snapshot_length, resolution: 1_000_000, offset: 0 };
-        for (code, value) in Options { order: self.order, rest: body.get(8..).unwrap_or_default() } {
+        let options = Options { order: self.order, rest: body.get(8..).unwrap_or_default() };
+        for (code, value) in options {
             match (code, value) {
                 (OPTION_TSRESOL, &[resolution, ..]) => interface.resolution = units_per_second(resolution),
                 (OPTION_TSOFFSET, value) => {

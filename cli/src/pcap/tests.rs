@@ -93,7 +93,8 @@ fn pcapng_with_two_interfaces_and_two_sections() {
         file.extend(section(other));
         file.extend(interface(other, 113, &[]));
         file.extend(block(other, 3, &[&numbers(other, &[1])[..], b"q"].concat()));
-        let seen: Vec<_> = packets(&file).unwrap().into_iter().map(|p| (p.time, p.link.0, p.octets)).collect();
+        let seen: Vec<_> =
+            packets(&file).unwrap().into_iter().map(|p| (p.time, p.link.0, p.octets)).collect();
         let expected = [
             (Some(3000), 1, b"xy".to_vec()),
             (Some(3), 101, b"xy".to_vec()),
