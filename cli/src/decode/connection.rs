@@ -1,14 +1,14 @@
 //! One iWARP connection: startup frames, then both directions of Full Operation.
 
-use ddp::Header;
 use mpa::MAX_ULPDU;
 use mpa::wire::startup::{Frame, FrameKind};
-use rdmap::{Opcode, ReadRequest};
+use rdmap::Opcode;
 
 use super::event::{Crc, Event, Fpdu, Negotiated};
 use super::framing::{Cut, Framing};
-use super::message::{Outstanding, Tracker};
+use super::message::Tracker;
 use super::reassembly::Chunk;
+use super::requests::Outstanding;
 use super::segment::{self, Parsed};
 use super::startup::{self, Agreement};
 
@@ -329,7 +329,7 @@ impl Connection {
         out.push((side, Event::Fpdu(record)));
         out.extend(departures.into_iter().map(|departure| (side, departure)));
         match parsed {
-            Ok(parsed) if cut.crc != Crc::Bad && (complete || !has_own_header(parsed.opcode)) => {
+            Ok(parsed) if cut.crc != Crc::Bad && (complete || !parsed.has_own_header()) => {
                 self.judge_rtr(side, &parsed, out);
                 self.message(side, &parsed, out);
             }
@@ -381,7 +381,7 @@ impl Connection {
         if opcode == Some(Opcode::Terminate) {
             return;
         }
-        let sent = opcode.filter(|_| is_zero_length(parsed)).and_then(startup::Rtr::of);
+        let sent = opcode.filter(|_| parsed.is_zero_length()).and_then(startup::Rtr::of);
         if !sent.is_some_and(|rtr| agreement.rtr.contains(&rtr)) {
             let agreed: Vec<_> = agreement.rtr.iter().map(|rtr| rtr.name()).collect();
             let what = format!(
@@ -397,29 +397,4 @@ impl Connection {
 
 fn is_reply(frame: &Frame) -> bool {
     frame.kind == FrameKind::Reply
-}
-
-fn is_zero_length(parsed: &Parsed<'_>) -> bool {
-    match (Opcode::from_raw(parsed.opcode), &parsed.header) {
-        (Some(Opcode::ReadRequest), Header::Untagged(_)) => {
-            ReadRequest::parse(parsed.payload).is_ok_and(|request| request.len == 0)
-        }
-        _ => parsed.header.last() && parsed.payload.is_empty(),
-    }
-}
-
-/// Messages whose payload RDMAP itself reads.
-fn has_own_header(opcode: u8) -> bool {
-    !matches!(
-        Opcode::from_raw(opcode),
-        Some(
-            Opcode::Write
-                | Opcode::ReadResponse
-                | Opcode::Send
-                | Opcode::SendInvalidate
-                | Opcode::SendSe
-                | Opcode::SendSeInvalidate
-                | Opcode::SendImm
-        )
-    )
 }

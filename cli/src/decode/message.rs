@@ -2,12 +2,11 @@
 //!
 //! A receiver stops at the first error. A decoder says what is wrong, takes the peer's word and goes on.
 
-use std::collections::VecDeque;
-
 use ddp::{Header, STag, Tagged, Untagged};
 use rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 
 use super::event::{Event, Message};
+use super::requests::{Outstanding, Request, ResponseSoFar};
 use super::segment::{Parsed, has_invalidate, name};
 use super::terminate;
 
@@ -15,25 +14,6 @@ use super::terminate;
 const QUEUES: usize = 4;
 /// The longest header that a message has of its own is the Terminate's with everything in it: 52 octets.
 const HEAD: usize = 128;
-/// Reads and Atomics that are remembered: twice as many as IRD can say.
-const MAX_OUTSTANDING: usize = 32_768;
-
-/// A Read or an Atomic that waits for its response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Request {
-    Read { sink_stag: STag, sink_to: u64, len: u32 },
-    Atomic { request_id: u32 },
-}
-
-/// What one end has asked the other for.
-#[derive(Debug, Default)]
-pub(super) struct Outstanding {
-    requests: VecDeque<Request>,
-    /// The peer's IRD, when its startup frame told it.
-    pub(super) limit: Option<u16>,
-    /// A hole or a wrong CRC may hide a request or a response.
-    uncertain: bool,
-}
 
 /// One direction's messages.
 #[derive(Debug)]
@@ -68,6 +48,19 @@ struct TaggedMessage {
     length: u64,
     /// Part of it was in a hole.
     partial: bool,
+}
+
+impl TaggedMessage {
+    fn response(&self, last: bool) -> ResponseSoFar {
+        ResponseSoFar {
+            stag: self.first.stag,
+            to: self.first.to,
+            length: self.length,
+            segments: self.segments,
+            last,
+            partial: self.partial,
+        }
+    }
 }
 
 impl Tracker {
@@ -141,7 +134,7 @@ impl Tracker {
         message.segments += 1;
         message.length += length;
         if parsed.opcode == Opcode::ReadResponse.raw() {
-            read_response(&message, header, length, peers, out);
+            peers.read_response(&message.response(header.last), out);
         }
         if header.last {
             let details = match message.length {
@@ -259,46 +252,6 @@ fn continues(message: &TaggedMessage, header: &Tagged, opcode: u8, out: &mut Vec
     true
 }
 
-/// A segment of a Read Response against the oldest Read that waits.
-fn read_response(
-    message: &TaggedMessage,
-    header: &Tagged,
-    length: u64,
-    asked: &mut Outstanding,
-    out: &mut Vec<Event>,
-) {
-    let read = asked.requests.iter().position(|request| matches!(request, Request::Read { .. }));
-    let Some((at, Request::Read { sink_stag, sink_to, len })) =
-        read.and_then(|at| Some((at, *asked.requests.get(at)?)))
-    else {
-        if !asked.uncertain && message.segments == 1 {
-            out.push(Event::departure("RFC 5040 5.2.2", "an RDMA Read Response that nobody asked for"));
-        }
-        return;
-    };
-    if !asked.uncertain {
-        if message.segments == 1
-            && (length > 0 || !header.last)
-            && (header.stag, header.to) != (sink_stag, sink_to)
-        {
-            let what = format!(
-                "RDMA Read Response to STag {} TO {:#x}, its request named STag {sink_stag} TO {sink_to:#x}",
-                header.stag, header.to
-            );
-            out.push(Event::departure("RFC 5040 4.4", what));
-        }
-        let whole = u64::from(len);
-        if !message.partial && (message.length > whole || header.last && message.length != whole) {
-            let what =
-                format!("RDMA Read Response of {} octets, its request asked for {whole}", message.length);
-            out.push(Event::departure("RFC 5040 5.2.1", what));
-        }
-    }
-    if header.last {
-        asked.requests.remove(at);
-    }
-}
-
 /// A whole untagged message: its own header is read, Reads and Atomics are noted.
 fn finished(
     opcode: u8,
@@ -378,34 +331,6 @@ fn atomic_request(head: &[u8], own: &mut Outstanding, out: &mut Vec<Event>) -> S
 fn atomic_response(head: &[u8], peers: &mut Outstanding, out: &mut Vec<Event>) -> String {
     let Ok(response) = AtomicResponse::parse(head) else { return "not whole".into() };
     let id = response.request_id;
-    let at = peers.requests.iter().position(|request| *request == Request::Atomic { request_id: id });
-    match at {
-        Some(at) => {
-            peers.requests.remove(at);
-        }
-        None if peers.uncertain => {}
-        None => {
-            out.push(Event::departure(
-                "RFC 7306 5.2",
-                format!("an Atomic Response to request {id}, which nobody made"),
-            ));
-        }
-    }
+    peers.atomic_response(id, out);
     format!("to request {id}: the value was {:#x}", response.original)
-}
-
-impl Outstanding {
-    fn add(&mut self, request: Request, out: &mut Vec<Event>) {
-        if self.requests.len() < MAX_OUTSTANDING {
-            self.requests.push_back(request);
-        }
-        if let Some(limit) = self.limit
-            && !self.uncertain
-            && self.requests.len() > usize::from(limit)
-        {
-            let what =
-                format!("{} Reads and Atomics outstanding, the peer's IRD is {limit}", self.requests.len());
-            out.push(Event::departure("RFC 5040 6.1", what));
-        }
-    }
 }

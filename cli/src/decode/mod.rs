@@ -18,6 +18,7 @@ mod message;
 mod output;
 mod packet;
 mod reassembly;
+mod requests;
 mod segment;
 mod startup;
 mod terminate;

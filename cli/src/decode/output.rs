@@ -242,7 +242,7 @@ fn fpdu_text(fpdu: &Fpdu) -> String {
         count => format!(", {count} Markers"),
     };
     let segment = fpdu.segment.as_ref().map_or_else(|| "no DDP segment".into(), segment_text);
-    format!("FPDU at {} of {}+2, {crc}{markers}: {segment}", fpdu.position, fpdu.ulpdu_length)
+    format!("FPDU at {}, ULPDU of {}, {crc}{markers}: {segment}", fpdu.position, fpdu.ulpdu_length)
 }
 
 fn segment_text(segment: &Segment) -> String {

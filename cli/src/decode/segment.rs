@@ -1,7 +1,7 @@
 //! One DDP segment by itself: its header, what RDMAP carries in it, and what is wrong with it alone.
 
 use ddp::{Header, HeaderError};
-use rdmap::{Control, Opcode};
+use rdmap::{Control, Opcode, ReadRequest};
 
 use super::event::{Event, Segment};
 
@@ -50,6 +50,32 @@ impl Parsed<'_> {
             }
         }
         record
+    }
+
+    /// A message of no octets, or a Read of none.
+    pub(super) fn is_zero_length(&self) -> bool {
+        match (Opcode::from_raw(self.opcode), &self.header) {
+            (Some(Opcode::ReadRequest), Header::Untagged(_)) => {
+                ReadRequest::parse(self.payload).is_ok_and(|request| request.len == 0)
+            }
+            _ => self.header.last() && self.payload.is_empty(),
+        }
+    }
+
+    /// Whether RDMAP itself reads the payload, which is then not the ULP's.
+    pub(super) fn has_own_header(&self) -> bool {
+        !matches!(
+            Opcode::from_raw(self.opcode),
+            Some(
+                Opcode::Write
+                    | Opcode::ReadResponse
+                    | Opcode::Send
+                    | Opcode::SendInvalidate
+                    | Opcode::SendSe
+                    | Opcode::SendSeInvalidate
+                    | Opcode::SendImm
+            )
+        )
     }
 }
 

@@ -130,6 +130,8 @@ pub(super) fn judge_pair(request: &Frame, reply: &Frame, mut report: impl FnMut(
         let what =
             format!("a Reply of revision {} to a Request of revision {}", reply.revision, request.revision);
         report(Event::departure("RFC 5044 7.1.1", what));
+        // An older revision has no S.
+        return;
     }
     match (&request.enhanced, &reply.enhanced) {
         (Some(_), None) => report(Event::departure("RFC 6581 10", "a Reply without S to a Request with S")),

@@ -19,12 +19,11 @@ pub(super) fn describe(octets: &[u8], out: &mut Vec<Event>) -> (String, Option<T
     judge(octets, &terminate, origin, out);
     let (layer, etype, code) = (terminate.layer, terminate.etype, terminate.code);
     let reason = terminate.reason().to_string();
-    let mut text = format!("{layer}/{etype}/{code:#04x} {reason}");
+    let mut text = reason.clone();
     if origin == Origin::Ambiguous
         && let Ok(other) = rdmap::Terminate::parse_siw(octets)
     {
-        let (layer, etype, code) = (other.layer, other.etype, other.code);
-        text += &format!(" (from siw: {layer}/{etype}/{code:#04x} {})", other.reason());
+        text += &format!(" (if siw sent it: {})", other.reason());
     }
     text += &terminate.segment_len.map(|length| format!(", segment of {length} octets")).unwrap_or_default();
     text += &terminate.ddp_header.as_ref().map(quoted).unwrap_or_default();
