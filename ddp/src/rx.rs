@@ -164,9 +164,9 @@ pub enum UntaggedError {
     /// The segments of a message disagree on what it is (section 4.3). DDP has no code for it.
     #[error("RsvdULP {got:#04x} in a message that began with {was:#04x}")]
     RsvdUlpChanged {
-        /// RsvdULP[0:7] so far.
+        /// RsvdULP\[0:7\] so far.
         was: u8,
-        /// RsvdULP[0:7] of the segment.
+        /// RsvdULP\[0:7\] of the segment.
         got: u8,
     },
     /// Code 5 as well: a message has less than 2^32 octets (section 5.2).

@@ -219,3 +219,28 @@ fn remove_markers(fpdu: &mut [u8], layout: &Layout, wanted: usize) {
         fpdu.copy_within(from..from + len, layout.lead + to);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FpduTx;
+    use alloc::vec::Vec;
+
+    /// Long after the TCP sequence numbers have wrapped, Markers still stand 512 octets apart.
+    // [test:RFC5044-4.3-04]
+    #[test]
+    fn positions_past_2_to_32() {
+        let position = (1 << 32) - 256;
+        let mut tx = FpduTx::at(position);
+        let mut rx = FpduRx { position, ..FpduRx::new(true, true) };
+        for len in [500, 0, 1200, 17] {
+            let mut buf: Vec<u8> = (0..len + 2).map(|n| n as u8).collect();
+            let expected = buf[2..].to_vec();
+            tx.seal(&mut buf, 0);
+            let Ok(Step::Fpdu(fpdu)) = rx.next(&mut buf) else { panic!("{len} octets") };
+            assert_eq!(buf[fpdu.ulpdu], expected);
+        }
+        assert!(rx.position() > 1 << 32);
+        assert_eq!(rx.position(), tx.position());
+    }
+}

@@ -134,3 +134,35 @@ fn insert_markers(octets: &mut [u8], layout: &Layout, len: usize) {
         octets[..MARKER_LEN].copy_from_slice(&marker::emit(0));
     }
 }
+
+#[cfg(test)]
+impl FpduTx {
+    /// CRCs and Markers on, far into the stream.
+    pub(crate) const fn at(position: u64) -> Self {
+        Self { crc: true, markers: true, position }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // [test:RFC5044-4.3-02] [test:RFC5044-4.3-04]
+    #[test]
+    fn a_marker_at_2_to_32() {
+        let mut tx = FpduTx::at((1 << 32) - 8);
+        let mut buf = Vec::from([0xEE; 12]);
+        tx.seal(&mut buf, 0);
+        assert_eq!(
+            buf[..16],
+            [0, 10, 0xEE, 0xEE, 0xEE, 0xEE, 0xEE, 0xEE, 0, 0, 0, 8, 0xEE, 0xEE, 0xEE, 0xEE]
+        );
+        assert_eq!((buf.len(), tx.position()), (20, (1 << 32) + 12));
+    }
+
+    #[test]
+    #[should_panic = "two octets are due"]
+    fn the_length_needs_its_room() {
+        FpduTx::new(true, false).seal(&mut Vec::from([0; 5]), 4);
+    }
+}

@@ -23,9 +23,9 @@ use super::{L, control};
 pub struct Untagged {
     /// L: the last segment of its message.
     pub last: bool,
-    /// RsvdULP[0:7], carried for the ULP; the same in all segments of a message.
+    /// RsvdULP\[0:7\], carried for the ULP; the same in all segments of a message.
     pub rsvd_ulp: u8,
-    /// RsvdULP[8:39], carried for the ULP; the same in all segments of a message.
+    /// RsvdULP\[8:39\], carried for the ULP; the same in all segments of a message.
     pub rsvd_ulp32: u32,
     /// Queue Number.
     pub qn: u32,

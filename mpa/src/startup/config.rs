@@ -79,14 +79,17 @@ pub struct Negotiated {
     pub ord: u16,
     /// The peer-to-peer model: the initiator's provider sends the first FPDU by itself.
     pub peer_to_peer: bool,
-    /// The initiator's first FPDU. As initiator, we send this before anything else. As responder, `Some` when
-    /// only one kind is possible; any of the kinds offered may come.
+    /// The initiator's first FPDU. As initiator, we send this before anything else. As responder, `Some` if
+    /// only one kind is possible.
     pub rtr: Option<Rtr>,
+    /// The kinds of RTR the responder offered: whichever of them may be the first FPDU. None without the
+    /// peer-to-peer model.
+    pub rtr_kinds: RtrKinds,
 }
 
-/// A value of our own against the peer's limit on it; "not negotiated" leaves ours alone.
-pub(super) fn at_most(ours: u16, peer_limit: u16) -> u16 {
-    if peer_limit == NOT_NEGOTIATED { ours } else { ours.min(peer_limit) }
+/// Our ORD against the peer's IRD. [`NOT_NEGOTIATED`] is the largest value there is, so it leaves ours alone.
+pub(super) fn at_most(ord: u16, peer_ird: u16) -> u16 {
+    ord.min(peer_ird)
 }
 
 /// The enhanced data that says this.

@@ -120,6 +120,7 @@ impl Initiator {
             ord: self.config.ord,
             peer_to_peer: false,
             rtr: None,
+            rtr_kinds: RtrKinds::NONE,
         };
         let terminate = reply.enhanced.and_then(|enhanced| self.adopt(enhanced, &mut negotiated).err());
         Ok(Outcome::Accepted {
@@ -140,7 +141,8 @@ impl Initiator {
             return Err(StartupRefusal::InsufficientIrd { ours, needed });
         }
         if negotiated.peer_to_peer {
-            let common = self.config.rtr.intersect(RtrKinds::from(reply)).with_reads(negotiated.ord);
+            negotiated.rtr_kinds = RtrKinds::from(reply);
+            let common = self.config.rtr.intersect(negotiated.rtr_kinds).with_reads(negotiated.ord);
             negotiated.rtr = Some(common.preferred().ok_or(StartupRefusal::NoMatchingRtr)?);
         }
         Ok(())

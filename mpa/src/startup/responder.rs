@@ -73,6 +73,7 @@ impl Responder {
             ord: config.ord,
             peer_to_peer: request.peer_to_peer(),
             rtr: None,
+            rtr_kinds: RtrKinds::NONE,
         };
         let enhanced = match request.frame.enhanced {
             Some(asked) => Some(answer(asked, config, &mut negotiated)?),
@@ -128,6 +129,7 @@ fn answer(asked: Enhanced, config: &Config, negotiated: &mut Negotiated) -> Resu
             negotiated.ird = negotiated.ird.max(1);
         }
         negotiated.rtr = sole(offered);
+        negotiated.rtr_kinds = offered;
     }
     let not_negotiated_or = |asked: u16, ours: u16| if asked == NOT_NEGOTIATED { asked } else { ours };
     let ird = not_negotiated_or(asked.ord, negotiated.ird);

@@ -61,7 +61,7 @@ impl FrameKind {
         }
     }
 
-    /// The kind of the frame that `input` begins, as soon as its first eleven octets tell.
+    /// The kind of the frame that `input` begins, as soon as its first ten octets tell.
     ///
     /// # Errors
     /// [`FrameError::BadKey`] at the first octet that fits neither Key.
