@@ -7,6 +7,7 @@ pub mod tshark;
 use std::env;
 use std::fs::OpenOptions;
 use std::io::Write as _;
+use std::panic::Location;
 use std::path::{Path, PathBuf};
 
 /// Names the file to which a test that cannot run appends a line; set by `cargo xtask test`.
@@ -19,6 +20,7 @@ pub const SKIP_LOG: &str = "UIW_SKIP_LOG";
 /// assert!(shell.is_absolute());
 /// ```
 #[must_use = "without the program the test must return"]
+#[track_caller]
 pub fn require(program: &str) -> Option<PathBuf> {
     let found = find(program);
     if found.is_none() {
@@ -32,10 +34,9 @@ pub fn require(program: &str) -> Option<PathBuf> {
 /// libtest has no such verdict and counts the test as passed. The note goes to the file that [`SKIP_LOG`]
 /// names, where `cargo xtask test` finds it and counts the test as skipped; the line on standard output is for
 /// whoever reads along.
+#[track_caller]
 pub fn skip(capability: &str) {
-    // libtest names a test's thread after the test.
-    let thread = std::thread::current();
-    let line = format!("{}: {capability}\n", thread.name().unwrap_or("unnamed test"));
+    let line = format!("{}: {capability}\n", current_test());
     print!("SKIPPED: {line}");
     if let Some(log) = env::var_os(SKIP_LOG) {
         let file = OpenOptions::new().create(true).append(true).open(&log);
@@ -50,6 +51,18 @@ pub fn skip(capability: &str) {
 #[must_use]
 pub fn data(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("data").join(path)
+}
+
+/// libtest names a test's thread after the test, unless it runs one test at a time.
+#[track_caller]
+fn current_test() -> String {
+    match std::thread::current().name() {
+        Some(name) if name != "main" => name.to_owned(),
+        _ => {
+            let place = Location::caller();
+            format!("test at {}:{}", place.file(), place.line())
+        }
+    }
 }
 
 fn find(program: &str) -> Option<PathBuf> {

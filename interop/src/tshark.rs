@@ -92,8 +92,9 @@ pub struct Tshark {
 impl Tshark {
     /// tshark if it is here; otherwise the calling test is noted as skipped and must return.
     #[must_use]
+    #[track_caller]
     pub fn require() -> Option<Self> {
-        crate::require("tshark").map(|program| Self { program })
+        Some(Self { program: crate::require("tshark")? })
     }
 
     /// Dissects a capture file of any format tshark reads.
