@@ -176,6 +176,12 @@ fn private_data_too_long_cannot_be_followed() {
 #[test]
 fn who_speaks_first() {
     Talk::started(true).fpdu(SERVER, &send(1, b"")).departs("the responder's first FPDU comes before");
+    let mut talk = Talk::new();
+    talk.say(CLIENT, &frame(FrameKind::Request, true).emit());
+    let mut talk = talk.fpdu(CLIENT, &send(1, b"too early"));
+    talk.say(SERVER, &frame(FrameKind::Reply, true).emit());
+    talk.departs("36 octets from the initiator before the Reply");
+    assert_eq!(of_type(&talk.records(), "fpdu").len(), 1);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! `uiw decode` on captures that were changed or made up.
 
+mod command;
 mod departures;
 mod garbage;
 mod packets;

@@ -153,6 +153,29 @@ fn a_packet_that_is_cut_short_costs_its_payload_only() {
 }
 
 #[test]
+fn any_payload_may_be_cut() {
+    let segments = segments_of(VECTORS);
+    let (whole, _) = decode(&capture_of(&segments, Link::Ethernet));
+    let departures = of_type(&whole, "departure").len();
+    let long = |segment: &Segment| segment.payload.len() > 40 && !segment.payload.starts_with(b"MPA ID");
+    let long: Vec<_> = (0..segments.len()).filter(|n| long(&segments[*n])).collect();
+    assert!(long.len() > 10);
+    for cut in long {
+        let packets = segments.iter().enumerate().map(|(n, segment)| {
+            let mut packet = packet(segment, Link::Ethernet);
+            // A Marker, the length and the longest DDP header stay.
+            packet.truncate(if n == cut { 54 + 24 } else { packet.len() });
+            packet
+        });
+        let (records, summary) = decode(&capture(1, packets));
+        assert_eq!(summary.fpdus, 64, "packet {cut}");
+        assert_eq!(summary.missing_octets, segments[cut].payload.len() as u64 - 24);
+        let found = of_type(&records, "departure");
+        assert!(found.len() <= departures, "packet {cut}: {found:?}");
+    }
+}
+
+#[test]
 fn a_lost_fpdu_ends_its_direction_and_no_other() {
     let mut segments = segments_of("siw/rping-crc-on.pcap");
     let data: Vec<_> = (0..segments.len())
