@@ -1,3 +1,30 @@
-//! cargo xtask.
+//! Chores of the workspace: `cargo xtask --help`.
 
-fn main() {}
+mod packages;
+mod process;
+mod report;
+mod test;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Chores of the workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Run every check and every test; the last line on stdout is `N passed, N failed, N skipped`.
+    Test(test::Options),
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().chore {
+        Chore::Test(options) => test::run(&options),
+    }
+}

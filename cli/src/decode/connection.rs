@@ -1,0 +1,400 @@
+//! One iWARP connection: startup frames, then both directions of Full Operation.
+
+use mpa::MAX_ULPDU;
+use mpa::wire::startup::{Frame, FrameKind};
+use rdmap::Opcode;
+
+use super::event::{Crc, Event, Fpdu, Negotiated};
+use super::framing::{Cut, Framing};
+use super::message::Tracker;
+use super::reassembly::Chunk;
+use super::requests::Outstanding;
+use super::segment::{self, Parsed};
+use super::startup::{self, Agreement};
+
+/// One of the two ends, 0 or 1. Also the direction that this end sends in.
+pub(super) type Side = usize;
+
+pub(super) const fn other(side: Side) -> Side {
+    1 - side
+}
+
+/// Octets kept of a direction whose peer's startup frame has not come yet.
+const MAX_WAITING: usize = 1 << 20;
+
+/// What was found, and in which direction.
+pub(super) type Findings = Vec<(Side, Event)>;
+
+/// A connection from its first startup frame on.
+#[derive(Debug)]
+pub(super) struct Connection {
+    frames: [Option<Frame>; 2],
+    initiator: Option<Side>,
+    agreement: Option<Agreement>,
+    halves: [Half; 2],
+}
+
+/// One direction.
+#[derive(Debug)]
+struct Half {
+    phase: Phase,
+    /// Octets since the direction's startup frame began, holes included.
+    position: u64,
+    fpdus: u64,
+    tracker: Tracker,
+    /// What the sender of this direction has asked the other end for.
+    asked: Outstanding,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Octets of a startup frame.
+    Startup(Vec<u8>),
+    /// The frame was read; what follows it, until the peer's frame tells how to read it.
+    Waiting(Vec<u8>),
+    Full(Framing),
+    /// Nothing more can be decoded, which was reported.
+    Ended,
+}
+
+impl Connection {
+    pub(super) fn new() -> Self {
+        let half = || Half {
+            phase: Phase::Startup(Vec::new()),
+            position: 0,
+            fpdus: 0,
+            tracker: Tracker::new(),
+            asked: Outstanding::default(),
+        };
+        Self { frames: [None, None], initiator: None, agreement: None, halves: [half(), half()] }
+    }
+
+    /// Whether the frame that this side opened with was seen whole.
+    pub(super) fn has_frame(&self, side: Side) -> bool {
+        self.frames[side].is_some()
+    }
+
+    /// The next piece of a direction's stream. The first one begins with the direction's startup frame.
+    pub(super) fn feed(&mut self, side: Side, chunk: Chunk, out: &mut Findings) {
+        let half = &mut self.halves[side];
+        let position = half.position;
+        match chunk {
+            Chunk::Octets(octets) => {
+                half.position += octets.len() as u64;
+                match &mut half.phase {
+                    Phase::Startup(buffer) => {
+                        buffer.extend(octets);
+                        self.startup(side, out);
+                    }
+                    Phase::Waiting(buffer) if buffer.len() + octets.len() <= MAX_WAITING => {
+                        buffer.extend(octets);
+                    }
+                    Phase::Waiting(_) => {
+                        self.end(side, "the peer's startup frame is not in the capture", out);
+                    }
+                    Phase::Full(framing) => {
+                        framing.push(&octets);
+                        self.fpdus(side, out);
+                    }
+                    Phase::Ended => {}
+                }
+            }
+            Chunk::Missing(octets) => {
+                half.position += octets;
+                if !matches!(half.phase, Phase::Ended) {
+                    out.push((side, Event::Missing { position, octets }));
+                }
+                self.missing(side, octets, out);
+            }
+        }
+    }
+
+    /// The end of a direction, by FIN, RST or the end of the capture: `how` says which.
+    pub(super) fn close(&mut self, side: Side, how: &str, out: &mut Findings) {
+        let half = &self.halves[side];
+        let what = match &half.phase {
+            Phase::Startup(buffer) if !buffer.is_empty() => {
+                Some(format!("{how} after {} octets of a startup frame", buffer.len()))
+            }
+            Phase::Waiting(buffer) if !buffer.is_empty() => {
+                let why = format!("the peer's startup frame is not in the capture ({how})");
+                self.end(side, &why, out);
+                return;
+            }
+            Phase::Full(framing) if framing.pending() > 0 => {
+                Some(format!("{how} after {} octets of an FPDU", framing.pending()))
+            }
+            Phase::Full(_) => half.tracker.unfinished().map(|message| format!("{how}: {message}")),
+            _ => None,
+        };
+        if let Some(what) = what {
+            out.push((side, Event::Closed { what }));
+        }
+    }
+
+    /// Nothing more of this direction can be decoded.
+    pub(super) fn end(&mut self, side: Side, why: &str, out: &mut Findings) {
+        let half = &mut self.halves[side];
+        let pending = match &half.phase {
+            Phase::Startup(buffer) | Phase::Waiting(buffer) => buffer.len() as u64,
+            Phase::Full(framing) => framing.pending() as u64,
+            Phase::Ended => return,
+        };
+        let position = half.position.saturating_sub(pending);
+        half.phase = Phase::Ended;
+        out.push((side, Event::NotFollowed { position, why: why.into() }));
+    }
+
+    fn missing(&mut self, side: Side, octets: u64, out: &mut Findings) {
+        let half = &mut self.halves[side];
+        match &mut half.phase {
+            Phase::Startup(_) => self.end(side, "octets of its startup frame are missing", out),
+            Phase::Waiting(_) => self.end(side, "octets are missing before the peer's startup frame", out),
+            Phase::Full(framing) => match framing.push_lost(octets) {
+                Ok(()) => self.fpdus(side, out),
+                Err(lost) => self.boundary_lost(side, lost.position, out),
+            },
+            Phase::Ended => {}
+        }
+    }
+
+    fn boundary_lost(&mut self, side: Side, position: u64, out: &mut Findings) {
+        let why = format!("the length of the FPDU at octet {position} of Full Operation is missing");
+        self.end(side, &why, out);
+    }
+
+    /// Reads the direction's startup frame when it is whole.
+    fn startup(&mut self, side: Side, out: &mut Findings) {
+        let Phase::Startup(buffer) = &mut self.halves[side].phase else { return };
+        let (frame, length) = match Frame::parse(buffer) {
+            Ok(Some(found)) => found,
+            Ok(None) => return,
+            Err(error) => {
+                self.end(side, &error.to_string(), out);
+                return;
+            }
+        };
+        let rest = buffer.split_off(length);
+        self.halves[side].phase = Phase::Waiting(rest);
+        out.push((side, Event::Startup(startup::record(&frame))));
+        startup::judge(&frame, |departure| out.push((side, departure)));
+        match frame.kind {
+            FrameKind::Request => self.request(side, frame, out),
+            FrameKind::Reply => self.reply(side, frame, out),
+        }
+    }
+
+    fn request(&mut self, side: Side, frame: Frame, out: &mut Findings) {
+        if self.initiator.is_some() {
+            let what = "both ends sent an MPA Request: two initiators";
+            out.push((side, Event::departure("RFC 5044 7.1.2", what)));
+            self.end(side, what, out);
+            self.end(other(side), what, out);
+            return;
+        }
+        self.initiator = Some(side);
+        self.frames[side] = Some(frame);
+        self.agree(out);
+    }
+
+    fn reply(&mut self, side: Side, frame: Frame, out: &mut Findings) {
+        if self.initiator == Some(side) || self.frames[other(side)].as_ref().is_some_and(is_reply) {
+            let what = "both ends sent an MPA Reply: two responders";
+            out.push((side, Event::departure("RFC 5044 7.1.2", what)));
+            self.end(side, what, out);
+            self.end(other(side), what, out);
+            return;
+        }
+        self.initiator = Some(other(side));
+        self.frames[side] = Some(frame);
+        self.agree(out);
+    }
+
+    /// The Reply of `side` came mid-stream and acknowledges all that its peer sent before: what the peer sends
+    /// next is Full Operation, though its Request is not in the capture.
+    pub(super) fn request_was_missed(&mut self, side: Side, out: &mut Findings) {
+        let Some(reply) = self.frames[side].as_ref().filter(|frame| is_reply(frame)) else { return };
+        let (agreement, initiator) = (Agreement::without_request(reply), other(side));
+        out.push((
+            initiator,
+            Event::NotFollowed { position: 0, why: "the MPA Request is not in the capture".into() },
+        ));
+        self.initiator = Some(initiator);
+        self.begin(agreement, out);
+    }
+
+    /// Both frames are there: how Full Operation runs, if it does.
+    fn agree(&mut self, out: &mut Findings) {
+        let Some(initiator) = self.initiator else { return };
+        let (Some(request), Some(reply)) = (&self.frames[initiator], &self.frames[other(initiator)]) else {
+            return;
+        };
+        let responder = other(initiator);
+        startup::judge_pair(request, reply, |departure| out.push((responder, departure)));
+        if reply.reject {
+            // No Full Operation follows; whatever does is not iWARP.
+            for side in [initiator, responder] {
+                if let Phase::Waiting(buffer) = &self.halves[side].phase
+                    && !buffer.is_empty()
+                {
+                    let what = format!("{} octets around a rejecting Reply", buffer.len());
+                    out.push((side, Event::departure("RFC 5044 7.1.2", what)));
+                }
+                self.halves[side].phase = Phase::Ended;
+            }
+            return;
+        }
+        let limit = |frame: &Frame| {
+            frame
+                .enhanced
+                .map(|enhanced| enhanced.ird)
+                .filter(|ird| *ird != mpa::wire::startup::NOT_NEGOTIATED)
+        };
+        let (of_request, of_reply) = (limit(request), limit(reply));
+        if let Phase::Waiting(buffer) = &self.halves[initiator].phase
+            && !buffer.is_empty()
+        {
+            let what = format!("{} octets from the initiator before the Reply", buffer.len());
+            out.push((initiator, Event::departure("RFC 5044 7.1.2", what)));
+        }
+        let agreement = Agreement::of(request, reply);
+        self.halves[initiator].asked.limit = of_reply;
+        self.halves[responder].asked.limit = of_request;
+        self.begin(agreement, out);
+    }
+
+    fn begin(&mut self, agreement: Agreement, out: &mut Findings) {
+        let Some(initiator) = self.initiator else { return };
+        let responder = other(initiator);
+        out.push((
+            responder,
+            Event::Negotiated(Negotiated {
+                crc: agreement.crc,
+                markers_from_initiator: agreement.markers_from_initiator,
+                markers_from_responder: agreement.markers_from_responder,
+                rtr: agreement.rtr.iter().map(|rtr| rtr.name()).collect(),
+            }),
+        ));
+        for (side, markers) in
+            [(initiator, agreement.markers_from_initiator), (responder, agreement.markers_from_responder)]
+        {
+            let mut framing = Framing::new(agreement.crc, markers);
+            match &mut self.halves[side].phase {
+                Phase::Waiting(buffer) | Phase::Startup(buffer) => framing.push(buffer),
+                Phase::Full(_) | Phase::Ended => continue,
+            }
+            self.halves[side].phase = Phase::Full(framing);
+        }
+        self.agreement = Some(agreement);
+        self.fpdus(initiator, out);
+        self.fpdus(responder, out);
+    }
+
+    /// All FPDUs that are whole.
+    fn fpdus(&mut self, side: Side, out: &mut Findings) {
+        loop {
+            let Phase::Full(framing) = &mut self.halves[side].phase else { return };
+            match framing.next() {
+                Ok(Some(cut)) => self.fpdu(side, cut, out),
+                Ok(None) => return,
+                Err(lost) => return self.boundary_lost(side, lost.position, out),
+            }
+        }
+    }
+
+    fn fpdu(&mut self, side: Side, cut: Cut, out: &mut Findings) {
+        self.judge_turn(side, out);
+        let mut departures = cut.departures;
+        if cut.ulpdu.len() > MAX_ULPDU {
+            let what = format!("a ULPDU of {} octets, {MAX_ULPDU} are the most", cut.ulpdu.len());
+            departures.push(Event::departure("RFC 5044 4.1", what));
+        }
+        // What the capture lacks is zero here: it must not be taken for what was sent.
+        let known = cut.unknown.as_ref().map_or(cut.ulpdu.len(), |unknown| unknown.start);
+        let headers = cut.ulpdu.get(..known).unwrap_or_default();
+        let complete = known == cut.ulpdu.len();
+        let parsed = match segment::parse(&cut.ulpdu, &mut Vec::new()) {
+            Ok(parsed) if headers.len() >= parsed.header.len() => segment::parse(&cut.ulpdu, &mut departures),
+            Ok(_) => Err(Event::departure("capture", "the DDP header of this FPDU is not in the capture")),
+            Err(departure) => Err(departure),
+        };
+        let record = Fpdu {
+            position: cut.position,
+            ulpdu_length: u16::try_from(cut.ulpdu.len()).unwrap_or(u16::MAX),
+            markers: cut.markers,
+            crc: cut.crc,
+            crc_field: cut.crc_field,
+            segment: parsed.as_ref().ok().map(Parsed::record),
+        };
+        out.push((side, Event::Fpdu(record)));
+        out.extend(departures.into_iter().map(|departure| (side, departure)));
+        match parsed {
+            Ok(parsed) if cut.crc != Crc::Bad && (complete || !parsed.has_own_header()) => {
+                self.judge_rtr(side, &parsed, out);
+                self.message(side, &parsed, out);
+            }
+            Ok(_) => self.lose(side),
+            Err(departure) => {
+                out.push((side, departure));
+                self.lose(side);
+            }
+        }
+        self.halves[side].fpdus += 1;
+    }
+
+    fn message(&mut self, side: Side, parsed: &Parsed<'_>, out: &mut Findings) {
+        let mut events = Vec::new();
+        let (half, peer) = self.both(side);
+        half.tracker.segment(parsed, &mut half.asked, &mut peer.asked, &mut events);
+        out.extend(events.into_iter().map(|event| (side, event)));
+    }
+
+    fn lose(&mut self, side: Side) {
+        let (half, peer) = self.both(side);
+        half.tracker.lose(&mut half.asked, &mut peer.asked);
+    }
+
+    fn both(&mut self, side: Side) -> (&mut Half, &mut Half) {
+        let [zero, one] = &mut self.halves;
+        if side == 0 { (zero, one) } else { (one, zero) }
+    }
+
+    /// The responder must have received an FPDU before it sends one.
+    fn judge_turn(&self, side: Side, out: &mut Findings) {
+        let Some(initiator) = self.initiator else { return };
+        let first = self.halves[side].fpdus == 0;
+        let silent =
+            self.halves[initiator].fpdus == 0 && matches!(self.halves[initiator].phase, Phase::Full(_));
+        if side != initiator && first && silent {
+            let what = "the responder's first FPDU comes before the initiator's first one";
+            out.push((side, Event::departure("RFC 5044 7.1.2", what)));
+        }
+    }
+
+    /// In the peer-to-peer model the initiator's first FPDU is a zero-length message of an agreed kind.
+    fn judge_rtr(&self, side: Side, parsed: &Parsed<'_>, out: &mut Findings) {
+        let Some(agreement) = &self.agreement else { return };
+        if self.initiator != Some(side) || self.halves[side].fpdus > 0 || !agreement.peer_to_peer {
+            return;
+        }
+        let opcode = Opcode::from_raw(parsed.opcode);
+        if opcode == Some(Opcode::Terminate) {
+            return;
+        }
+        let sent = opcode.filter(|_| parsed.is_zero_length()).and_then(startup::Rtr::of);
+        if !sent.is_some_and(|rtr| agreement.rtr.contains(&rtr)) {
+            let agreed: Vec<_> = agreement.rtr.iter().map(|rtr| rtr.name()).collect();
+            let what = format!(
+                "the initiator's first FPDU is a {} with {} octets; agreed as RTR: {}",
+                segment::name(parsed.opcode),
+                parsed.payload.len(),
+                if agreed.is_empty() { "nothing".into() } else { agreed.join(", ") }
+            );
+            out.push((side, Event::departure("RFC 6581 9.2", what)));
+        }
+    }
+}
+
+fn is_reply(frame: &Frame) -> bool {
+    frame.kind == FrameKind::Reply
+}

@@ -1,0 +1,216 @@
+//! What the decoder found, as values: printed as text or as JSON by [`super::output`].
+
+use std::net::SocketAddr;
+
+use serde::Serialize;
+
+/// Something that was found, with where and when.
+#[derive(Clone, Debug, Serialize)]
+pub struct Record {
+    /// Nanoseconds since 1970, when the capture has the time.
+    #[serde(serialize_with = "seconds")]
+    pub time: Option<u64>,
+    /// The packet that completed it, counted from 1.
+    pub packet: u64,
+    /// The iWARP connection, counted from 1 in the order of their startup frames.
+    pub connection: u32,
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// To whom.
+    pub to: SocketAddr,
+    /// What it is.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// Decimal seconds with all nine digits, as a string: a JSON number would lose the last ones.
+fn seconds<S: serde::Serializer>(time: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
+    match time {
+        Some(time) => {
+            serializer.collect_str(&format_args!("{}.{:09}", time / 1_000_000_000, time % 1_000_000_000))
+        }
+        None => serializer.serialize_none(),
+    }
+}
+
+/// One finding. In JSON the field `type` names the variant.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Event {
+    /// An MPA Request or Reply Frame.
+    Startup(Startup),
+    /// Both startup frames were seen: how Full Operation runs.
+    Negotiated(Negotiated),
+    /// A whole FPDU.
+    Fpdu(Fpdu),
+    /// The last segment of an RDMAP message came.
+    Message(Message),
+    /// Something that an RFC does not allow, or that this peer does in its own way.
+    Departure(Departure),
+    /// Octets of the TCP stream that are not in the capture.
+    Missing {
+        /// Octets of the direction before the hole, counted from its startup frame.
+        position: u64,
+        /// Octets in the hole.
+        octets: u64,
+    },
+    /// From here on the direction cannot be decoded.
+    NotFollowed {
+        /// Octets of the direction before, counted from its startup frame.
+        position: u64,
+        /// Why.
+        why: String,
+    },
+    /// The direction's end, when something that began is not complete.
+    Closed {
+        /// What is incomplete.
+        what: String,
+    },
+}
+
+/// An MPA startup frame.
+#[derive(Clone, Debug, Serialize)]
+pub struct Startup {
+    /// `request` or `reply`.
+    pub frame: &'static str,
+    /// Rev.
+    pub revision: u8,
+    /// M.
+    pub markers: bool,
+    /// C.
+    pub crc: bool,
+    /// R.
+    pub reject: bool,
+    /// IRD and ORD with S = 1.
+    pub ird: Option<u16>,
+    /// As `ird`.
+    pub ord: Option<u16>,
+    /// Octets of Private Data without the enhanced data.
+    pub private_data_length: usize,
+    /// All of it in one line.
+    #[serde(skip)]
+    pub text: String,
+}
+
+/// What both startup frames together mean.
+#[derive(Clone, Debug, Serialize)]
+pub struct Negotiated {
+    /// CRCs are in use, in both directions.
+    pub crc: bool,
+    /// The initiator's FPDUs hold Markers.
+    pub markers_from_initiator: bool,
+    /// The responder's FPDUs hold Markers.
+    pub markers_from_responder: bool,
+    /// The kinds of RTR that both ends offered; empty without the peer-to-peer model.
+    pub rtr: Vec<&'static str>,
+}
+
+/// What became of an FPDU's CRC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Crc {
+    /// It matches.
+    Good,
+    /// It does not match.
+    Bad,
+    /// CRCs are not in use on this connection.
+    Off,
+    /// Octets of the FPDU are not in the capture.
+    Unknown,
+}
+
+/// An FPDU and the DDP segment in it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Fpdu {
+    /// Octets of Full Operation before it.
+    pub position: u64,
+    /// ULPDU_Length.
+    pub ulpdu_length: u16,
+    /// Markers in it.
+    pub markers: u16,
+    /// What became of the CRC.
+    pub crc: Crc,
+    /// The CRC field, as a number.
+    pub crc_field: u32,
+    /// The segment's header; `None` when the ULPDU has none that can be read.
+    #[serde(flatten)]
+    pub segment: Option<Segment>,
+}
+
+/// A DDP segment's header with the RDMAP control octet.
+#[derive(Clone, Debug, Serialize)]
+pub struct Segment {
+    /// T.
+    pub tagged: bool,
+    /// L.
+    pub last: bool,
+    /// The RDMAP OpCode, as a number.
+    pub opcode: u8,
+    /// What the OpCode is called.
+    pub name: &'static str,
+    /// Tagged: where the payload goes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stag: Option<u32>,
+    /// Tagged: TO.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tagged_offset: Option<u64>,
+    /// Untagged: queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qn: Option<u32>,
+    /// Untagged: MSN.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub msn: Option<u32>,
+    /// Untagged: MO.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mo: Option<u32>,
+    /// Octets behind the DDP header.
+    pub payload_length: usize,
+}
+
+/// An RDMAP message, put together from its segments.
+#[derive(Clone, Debug, Serialize)]
+pub struct Message {
+    /// What its OpCode is called.
+    pub name: &'static str,
+    /// The OpCode, as a number.
+    pub opcode: u8,
+    /// Octets behind the DDP headers, of all its segments.
+    pub length: u64,
+    /// DDP segments.
+    pub segments: u64,
+    /// What its own header says, in words.
+    pub details: String,
+    /// A Terminate's meaning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub terminate: Option<Terminate>,
+}
+
+/// A Terminate, normalised: the RFC's numbers, also when siw sent them its own way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Terminate {
+    /// 0 RDMAP, 1 DDP, 2 LLP.
+    pub layer: u8,
+    /// Error Type.
+    pub etype: u8,
+    /// Error Code.
+    pub code: u8,
+    /// What that means.
+    pub reason: String,
+    /// `rfc`, `siw` (nibbles swapped) or `ambiguous`.
+    pub layout: &'static str,
+}
+
+/// Something an RFC does not allow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Departure {
+    /// The rule's place, such as `RFC 5041 5.3`.
+    pub rule: &'static str,
+    /// What is against it.
+    pub what: String,
+}
+
+impl Event {
+    pub(super) fn departure(rule: &'static str, what: impl Into<String>) -> Self {
+        Self::Departure(Departure { rule, what: what.into() })
+    }
+}

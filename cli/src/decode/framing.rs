@@ -1,0 +1,240 @@
+//! One direction's FPDUs, also when the capture lacks some of their octets or a CRC is wrong.
+//!
+//! [`FpduRx`] stops for good at the first invalid FPDU, as RFC 5044 section 8 demands of a receiver. Here the
+//! rest is wanted as well. So the FPDUs are cut with CRCs off and with every Marker set right in a copy; the
+//! CRC and the Markers are then judged on the octets as they came.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use mpa::{FpduRx, MAX_FPDU_ON_WIRE, MIN_FPDU, Step, crc32c, pad_len};
+
+use super::event::{Crc, Event};
+
+const MARKER_INTERVAL: u64 = 512;
+const MARKER_LEN: usize = 4;
+const LENGTH_LEN: usize = 2;
+const CRC_LEN: usize = 4;
+
+/// What one direction of Full Operation carries.
+#[derive(Debug)]
+pub(super) struct Framing {
+    rx: FpduRx,
+    crc: bool,
+    /// Octets from the position of `rx` on. Those not in the capture are zero.
+    buffer: Vec<u8>,
+    /// Positions of octets that are not in the capture, in order.
+    lost: VecDeque<Range<u64>>,
+    /// No FPDU can end before the buffer has this many octets.
+    at_least: usize,
+}
+
+/// A whole FPDU.
+#[derive(Debug)]
+pub(super) struct Cut {
+    pub(super) position: u64,
+    pub(super) ulpdu: Vec<u8>,
+    pub(super) crc: Crc,
+    pub(super) crc_field: u32,
+    pub(super) markers: u16,
+    /// The parts of `ulpdu` that are not known, joined to one.
+    pub(super) unknown: Option<Range<usize>>,
+    pub(super) departures: Vec<Event>,
+}
+
+/// The FPDU boundaries are lost: the length field of the FPDU at this position is not in the capture.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct BoundaryLost {
+    pub(super) position: u64,
+}
+
+impl Framing {
+    pub(super) fn new(crc: bool, markers: bool) -> Self {
+        Self { rx: FpduRx::new(false, markers), crc, buffer: Vec::new(), lost: VecDeque::new(), at_least: 0 }
+    }
+
+    /// Octets of Full Operation in FPDUs that were given out.
+    pub(super) fn position(&self) -> u64 {
+        self.rx.position()
+    }
+
+    /// Octets of an FPDU that is not complete.
+    pub(super) fn pending(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// The next octets of the direction.
+    pub(super) fn push(&mut self, octets: &[u8]) {
+        self.buffer.extend_from_slice(octets);
+    }
+
+    /// The next octets of the direction are not in the capture.
+    ///
+    /// # Errors
+    /// So many that the start of an FPDU must be among them.
+    pub(super) fn push_lost(&mut self, octets: u64) -> Result<(), BoundaryLost> {
+        let start = self.position() + self.buffer.len() as u64;
+        let length = usize::try_from(octets).ok().filter(|length| *length <= MAX_FPDU_ON_WIRE);
+        let Some(length) = length else { return Err(BoundaryLost { position: self.position() }) };
+        self.buffer.resize(self.buffer.len() + length, 0);
+        self.lost.push_back(start..start + octets);
+        Ok(())
+    }
+
+    /// The next FPDU; `None` when it is not complete yet.
+    ///
+    /// # Errors
+    /// Its length is not in the capture.
+    pub(super) fn next(&mut self) -> Result<Option<Cut>, BoundaryLost> {
+        let position = self.position();
+        let lead = if self.rx.markers() && position.is_multiple_of(MARKER_INTERVAL) { MARKER_LEN } else { 0 };
+        if self.buffer.len() >= lead + LENGTH_LEN
+            && self.overlap(position, &(lead..lead + LENGTH_LEN)).is_some()
+        {
+            return Err(BoundaryLost { position });
+        }
+        // First what tells the length, then just the FPDU: the copies stay small.
+        self.at_least = self.at_least.max(lead + MIN_FPDU);
+        while let Some(front) = self.buffer.get(..self.at_least) {
+            let mut copy = front.to_vec();
+            let markers = self.set_markers(position, lead, &mut copy);
+            match self.rx.next(&mut copy) {
+                Ok(Step::Fpdu(fpdu)) => {
+                    let ulpdu = copy.get(fpdu.ulpdu.clone()).unwrap_or_default();
+                    let cut = self.judge(position, ulpdu, fpdu.ulpdu.start, fpdu.consumed, &markers);
+                    self.buffer.drain(..fpdu.consumed);
+                    self.at_least = 0;
+                    let end = self.position();
+                    self.lost.retain(|lost| lost.end > end);
+                    return Ok(Some(cut));
+                }
+                Ok(Step::NeedMore { at_least }) if at_least > self.at_least => self.at_least = at_least,
+                // With CRCs off and all Markers right nothing else can come.
+                Ok(Step::NeedMore { .. }) | Err(_) => return Err(BoundaryLost { position }),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Sets the Markers in `copy` to what they must be if the FPDU at its front were the only one. Those that
+    /// stand beyond its end are looked at when it is their turn.
+    fn set_markers(&self, position: u64, lead: usize, copy: &mut [u8]) -> Vec<(usize, u16)> {
+        if !self.rx.markers() {
+            return Vec::new();
+        }
+        let first = (MARKER_INTERVAL - position % MARKER_INTERVAL) % MARKER_INTERVAL;
+        let interval = MARKER_INTERVAL as usize;
+        let mut markers = Vec::new();
+        for at in (first as usize..copy.len()).step_by(interval) {
+            let pointer = if at < lead { Some(0) } else { u16::try_from(at - lead).ok() };
+            if let (Some(pointer), Some(marker)) = (pointer, copy.get_mut(at..at + MARKER_LEN)) {
+                let [high, low] = pointer.to_be_bytes();
+                marker.copy_from_slice(&[0, 0, high, low]);
+                markers.push((at, pointer));
+            }
+        }
+        markers
+    }
+
+    fn judge(
+        &self,
+        position: u64,
+        ulpdu: &[u8],
+        start: usize,
+        consumed: usize,
+        markers: &[(usize, u16)],
+    ) -> Cut {
+        let whole = &self.buffer[..consumed];
+        let markers = &markers[..markers.partition_point(|(at, _)| *at < consumed)];
+        let (covered, field) = whole.split_at(consumed - CRC_LEN);
+        let crc_field = field.first_chunk().map_or(0, |field| u32::from_le_bytes(*field));
+        let damaged = self.overlap(position, &(0..consumed)).is_some();
+        let crc = match (self.crc, damaged) {
+            (false, _) => Crc::Off,
+            (true, true) => Crc::Unknown,
+            (true, false) if crc32c(covered) == crc_field => Crc::Good,
+            (true, false) => Crc::Bad,
+        };
+        let mut departures = Vec::new();
+        if crc == Crc::Bad {
+            let computed = crc32c(covered);
+            let what = format!("CRC is {crc_field:#010x}, computed {computed:#010x}");
+            departures.push(Event::departure("RFC 5044 4.4", what));
+        }
+        if crc == Crc::Off
+            && crc_field != 0
+            && self.overlap(position, &(consumed - CRC_LEN..consumed)).is_none()
+        {
+            let what =
+                format!("CRCs are off, yet the CRC field holds {crc_field:#010x} (allowed, to be ignored)");
+            departures.push(Event::departure("RFC 5044 7.1.1", what));
+        }
+        self.judge_markers(position, whole, markers, &mut departures);
+        if !damaged {
+            judge_pad(whole, ulpdu.len(), markers, &mut departures);
+        }
+        // Where the ULPDU lies in the copy and where it lay on the wire differ by the Markers before each octet.
+        let unknown = self.overlap(position, &(0..consumed)).map(|lost| {
+            let inner = |at: usize| {
+                let before = markers.iter().filter(|(marker, _)| *marker >= start && *marker < at).count();
+                at.saturating_sub(start).saturating_sub(before * MARKER_LEN)
+            };
+            inner(lost.start)..inner(lost.end).min(ulpdu.len())
+        });
+        let unknown = unknown.filter(|unknown| !unknown.is_empty());
+        let count = u16::try_from(markers.len()).unwrap_or(u16::MAX);
+        Cut { position, ulpdu: ulpdu.to_vec(), crc, crc_field, markers: count, unknown, departures }
+    }
+
+    fn judge_markers(
+        &self,
+        position: u64,
+        whole: &[u8],
+        markers: &[(usize, u16)],
+        departures: &mut Vec<Event>,
+    ) {
+        for &(at, expected) in markers {
+            let Some([r0, r1, high, low]) = whole.get(at..).and_then(|octets| octets.first_chunk()).copied()
+            else {
+                continue;
+            };
+            if self.overlap(position, &(at..at + MARKER_LEN)).is_some() {
+                continue;
+            }
+            let (reserved, pointer) = (u16::from_be_bytes([r0, r1]), u16::from_be_bytes([high, low]));
+            let place = position + at as u64;
+            if reserved != 0 {
+                let what = format!("the Marker at octet {place} has {reserved:#06x} in its reserved field");
+                departures.push(Event::departure("RFC 5044 4.3", what));
+            }
+            if pointer != expected {
+                let what = format!(
+                    "the Marker at octet {place} points {pointer} octets back, the FPDU begins {expected} back"
+                );
+                departures.push(Event::departure("RFC 5044 4.3", what));
+            }
+        }
+    }
+
+    /// The octets of an FPDU at `position` that are not in the capture: the smallest range that has them all.
+    fn overlap(&self, position: u64, range: &Range<usize>) -> Option<Range<usize>> {
+        let (start, end) = (position + range.start as u64, position + range.end as u64);
+        let mut within = self.lost.iter().filter(|lost| lost.start < end && lost.end > start);
+        let first = within.next()?;
+        let last = within.next_back().unwrap_or(first);
+        let local = |at: u64| usize::try_from(at - position).unwrap_or(usize::MAX);
+        Some(local(first.start.max(start))..local(last.end.min(end)))
+    }
+}
+
+/// PAD stands between ULPDU and CRC; a Marker may stand anywhere there.
+fn judge_pad(whole: &[u8], ulpdu_len: usize, markers: &[(usize, u16)], departures: &mut Vec<Event>) {
+    let is_marker =
+        |at: usize| markers.iter().any(|(marker, _)| (*marker..*marker + MARKER_LEN).contains(&at));
+    let before_crc = (0..whole.len() - CRC_LEN).rev().filter(|at| !is_marker(*at));
+    let pad: Vec<u8> = before_crc.take(pad_len(ulpdu_len)).map(|at| whole[at]).collect();
+    if pad.iter().any(|octet| *octet != 0) {
+        let pad: Vec<u8> = pad.into_iter().rev().collect();
+        departures.push(Event::departure("RFC 5044 4.1", format!("PAD is {pad:02x?}, not zero")));
+    }
+}

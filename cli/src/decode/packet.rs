@@ -1,0 +1,120 @@
+//! From a captured packet to its TCP segment.
+
+use std::net::{IpAddr, SocketAddr};
+
+use etherparse::{
+    EtherType, LaxIpPayloadSlice, LaxNetSlice, LaxSlicedPacket, TcpSlice, TransportSlice, ether_type,
+    ip_number,
+};
+
+use crate::pcap::{LinkType, Packet};
+
+/// A TCP segment as it was captured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Segment<'a> {
+    pub(super) from: SocketAddr,
+    pub(super) to: SocketAddr,
+    pub(super) sequence: u32,
+    /// `None` without the ACK flag.
+    pub(super) acknowledgment: Option<u32>,
+    pub(super) syn: bool,
+    pub(super) fin: bool,
+    pub(super) rst: bool,
+    pub(super) payload: &'a [u8],
+    /// Octets of payload that the packet had and the capture has not (its snapshot length cut them off).
+    pub(super) cut: u32,
+}
+
+/// What a packet is to us.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Content<'a> {
+    Tcp(Segment<'a>),
+    /// An IP fragment of a TCP segment; fragments are not put together.
+    Fragment,
+    /// TCP whose header is damaged or cut off.
+    BrokenTcp,
+    /// A link type that is not understood.
+    UnknownLink(LinkType),
+    Other,
+}
+
+/// Finds the TCP segment in a packet.
+pub(super) fn parse(packet: &Packet) -> Content<'_> {
+    let octets = packet.octets.as_slice();
+    let sliced = match packet.link {
+        LinkType::ETHERNET => LaxSlicedPacket::from_ethernet(octets).ok(),
+        LinkType::RAW | LinkType::RAW_12 | LinkType::RAW_14 | LinkType::IPV4 | LinkType::IPV6 => ip(octets),
+        // The address family differs between systems; the version field of IP does not.
+        LinkType::NULL | LinkType::LOOP => octets.get(4..).and_then(ip),
+        // Protocol number at 14 of 16 octets.
+        LinkType::LINUX_SLL => cooked(octets, 14, 16),
+        // Protocol number at 0 of 20 octets.
+        LinkType::LINUX_SLL2 => cooked(octets, 0, 20),
+        other => return Content::UnknownLink(other),
+    };
+    sliced.map_or(Content::Other, |sliced| content(&sliced))
+}
+
+fn ip(octets: &[u8]) -> Option<LaxSlicedPacket<'_>> {
+    LaxSlicedPacket::from_ip(octets).ok()
+}
+
+fn cooked(octets: &[u8], protocol_at: usize, header: usize) -> Option<LaxSlicedPacket<'_>> {
+    let protocol = u16::from_be_bytes(*octets.get(protocol_at..)?.first_chunk()?);
+    let payload = octets.get(header..)?;
+    match EtherType(protocol) {
+        ether_type::IPV4 | ether_type::IPV6 => ip(payload),
+        other => Some(LaxSlicedPacket::from_ether_type(other, payload)),
+    }
+}
+
+fn content<'a>(sliced: &LaxSlicedPacket<'a>) -> Content<'a> {
+    let Some((source, destination, payload, announced)) = sliced.net.as_ref().and_then(addresses) else {
+        return Content::Other;
+    };
+    if payload.ip_number != ip_number::TCP {
+        return Content::Other;
+    }
+    if payload.fragmented {
+        return Content::Fragment;
+    }
+    let Some(TransportSlice::Tcp(tcp)) = &sliced.transport else { return Content::BrokenTcp };
+    let missing = if payload.incomplete { announced.saturating_sub(payload.payload.len()) } else { 0 };
+    Content::Tcp(segment(tcp, source, destination, missing))
+}
+
+/// Both addresses, the IP payload, and its length as the IP header announces it.
+fn addresses<'a, 'b>(net: &'b LaxNetSlice<'a>) -> Option<(IpAddr, IpAddr, &'b LaxIpPayloadSlice<'a>, usize)> {
+    match net {
+        LaxNetSlice::Ipv4(ip) => {
+            let header = ip.header();
+            let extensions = ip.extensions().auth.map_or(0, |auth| auth.slice().len());
+            let before = header.slice().len() + extensions;
+            let announced = usize::from(header.total_len()).saturating_sub(before);
+            let (source, destination) = (header.source_addr().into(), header.destination_addr().into());
+            Some((source, destination, ip.payload(), announced))
+        }
+        LaxNetSlice::Ipv6(ip) => {
+            let header = ip.header();
+            let extensions = ip.extensions().slice().len();
+            let announced = usize::from(header.payload_length()).saturating_sub(extensions);
+            let (source, destination) = (header.source_addr().into(), header.destination_addr().into());
+            Some((source, destination, ip.payload(), announced))
+        }
+        LaxNetSlice::Arp(_) => None,
+    }
+}
+
+fn segment<'a>(tcp: &TcpSlice<'a>, source: IpAddr, destination: IpAddr, missing: usize) -> Segment<'a> {
+    Segment {
+        from: SocketAddr::new(source, tcp.source_port()),
+        to: SocketAddr::new(destination, tcp.destination_port()),
+        sequence: tcp.sequence_number(),
+        acknowledgment: tcp.ack().then(|| tcp.acknowledgment_number()),
+        syn: tcp.syn(),
+        fin: tcp.fin(),
+        rst: tcp.rst(),
+        payload: tcp.payload(),
+        cut: u32::try_from(missing).unwrap_or(u32::MAX),
+    }
+}

@@ -1,0 +1,262 @@
+//! One direction of a TCP connection: captured segments in, the octet stream out.
+//!
+//! ```text
+//!               next                held back, out of order
+//!                ▼                 ┌──────┐      ┌────┐
+//! ───delivered───┼─────missing─────┤ held ├──────┤held│
+//!                                  └──────┘      └────┘
+//! ```
+//! What the capture lacks shows as [`Chunk::Missing`], at the latest when [`MAX_HELD`] octets wait behind it.
+
+use std::collections::BTreeMap;
+
+/// Octets held back behind a hole before the hole counts as missing from the capture.
+pub(super) const MAX_HELD: usize = 4 << 20;
+
+/// What a held segment costs besides its octets: many tiny ones must not take much memory either.
+const HELD_COST: usize = 128;
+
+/// Segments that begin further than this from the expected sequence number are of another connection's life.
+const WINDOW: u64 = 1 << 30;
+
+/// A piece of the stream, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Chunk {
+    Octets(Vec<u8>),
+    /// So many octets are not in the capture.
+    Missing(u64),
+}
+
+/// One direction.
+#[derive(Debug)]
+pub(super) struct Stream {
+    /// Octets of the stream already given out; sequence numbers are compared with its low 32 bits + `first`.
+    delivered: u64,
+    /// The sequence number of the stream's first octet.
+    first: u32,
+    held: BTreeMap<u64, Held>,
+    held_octets: usize,
+    /// Octets that came once more.
+    pub(super) repeated: u64,
+}
+
+#[derive(Debug)]
+struct Held {
+    octets: Vec<u8>,
+    cut: u32,
+}
+
+impl Stream {
+    /// The stream whose first octet has the sequence number `first`.
+    pub(super) fn new(first: u32) -> Self {
+        Self { delivered: 0, first, held: BTreeMap::new(), held_octets: 0, repeated: 0 }
+    }
+
+    /// The sequence number of the first octet.
+    pub(super) fn first(&self) -> u32 {
+        self.first
+    }
+
+    /// Whether all octets before this sequence number were given out, and none after.
+    pub(super) fn is_next(&self, sequence: u32) -> bool {
+        self.distance(sequence) == 0
+    }
+
+    /// Whether a segment with this sequence number can belong to the stream as it stands now.
+    pub(super) fn is_near(&self, sequence: u32) -> bool {
+        self.distance(sequence).unsigned_abs() < WINDOW
+    }
+
+    /// Takes a segment: its sequence number, its payload and how much of it the capture cut off.
+    pub(super) fn push(&mut self, sequence: u32, payload: &[u8], cut: u32, out: &mut Vec<Chunk>) {
+        if (payload.is_empty() && cut == 0) || !self.is_near(sequence) {
+            return;
+        }
+        let distance = self.distance(sequence);
+        let behind = usize::try_from(distance.min(0).unsigned_abs()).unwrap_or(usize::MAX);
+        self.repeated += behind.min(payload.len()) as u64;
+        let fresh = payload.get(behind..).unwrap_or_default();
+        // How far the octets that are not there reach past what was delivered.
+        let old_cut = behind.saturating_sub(payload.len());
+        let cut = cut.saturating_sub(u32::try_from(old_cut).unwrap_or(u32::MAX));
+        if fresh.is_empty() && cut == 0 {
+            return;
+        }
+        match u64::try_from(distance) {
+            Ok(ahead) if ahead > 0 => self.hold(self.delivered + ahead, fresh, cut),
+            _ => {
+                self.deliver(fresh.to_vec(), cut, out);
+                self.release(out);
+            }
+        }
+        while self.held_octets > MAX_HELD {
+            self.give_up_hole(out);
+        }
+    }
+
+    /// The end of the capture or of the connection: all that is held comes out, with the holes between.
+    pub(super) fn finish(&mut self, out: &mut Vec<Chunk>) {
+        while !self.held.is_empty() {
+            self.give_up_hole(out);
+        }
+    }
+
+    /// Sequence number minus expected sequence number, as a signed number.
+    fn distance(&self, sequence: u32) -> i64 {
+        // The low 32 bits of the position are what the sequence number counts.
+        let expected = self.first.wrapping_add(self.delivered as u32);
+        i64::from(sequence.wrapping_sub(expected).cast_signed())
+    }
+
+    fn deliver(&mut self, octets: Vec<u8>, cut: u32, out: &mut Vec<Chunk>) {
+        self.delivered += octets.len() as u64 + u64::from(cut);
+        if !octets.is_empty() {
+            out.push(Chunk::Octets(octets));
+        }
+        if cut > 0 {
+            out.push(Chunk::Missing(cut.into()));
+        }
+    }
+
+    /// Of two segments with the same start the longer one is kept.
+    fn hold(&mut self, position: u64, octets: &[u8], cut: u32) {
+        let length = |octets: usize, cut: u32| (octets, cut);
+        let fresh = Held { octets: octets.to_vec(), cut };
+        match self.held.get(&position) {
+            Some(old) if length(old.octets.len(), old.cut) >= length(octets.len(), cut) => {
+                self.repeated += octets.len() as u64;
+            }
+            _ => {
+                self.held_octets += octets.len() + HELD_COST;
+                if let Some(old) = self.held.insert(position, fresh) {
+                    self.held_octets -= old.octets.len() + HELD_COST;
+                    self.repeated += old.octets.len() as u64;
+                }
+            }
+        }
+    }
+
+    /// Gives out what is held and now in order.
+    fn release(&mut self, out: &mut Vec<Chunk>) {
+        while let Some(entry) = self.held.first_entry()
+            && *entry.key() <= self.delivered
+        {
+            let position = *entry.key();
+            let mut held = entry.remove();
+            self.held_octets -= held.octets.len() + HELD_COST;
+            let overlap = usize::try_from(self.delivered - position).unwrap_or(usize::MAX);
+            let known = overlap.min(held.octets.len());
+            self.repeated += known as u64;
+            let old_cut = u32::try_from(overlap - known).unwrap_or(u32::MAX);
+            held.octets.drain(..known);
+            self.deliver(held.octets, held.cut.saturating_sub(old_cut), out);
+        }
+    }
+
+    fn give_up_hole(&mut self, out: &mut Vec<Chunk>) {
+        if let Some((&position, _)) = self.held.first_key_value() {
+            let hole = position.saturating_sub(self.delivered);
+            if hole > 0 {
+                out.push(Chunk::Missing(hole));
+                self.delivered = position;
+            }
+            self.release(out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn run(first: u32, segments: &[(u32, &[u8])]) -> (Vec<Chunk>, u64) {
+        let mut stream = Stream::new(first);
+        let mut out = Vec::new();
+        for (sequence, payload) in segments {
+            stream.push(*sequence, payload, 0, &mut out);
+        }
+        stream.finish(&mut out);
+        (joined(out), stream.repeated)
+    }
+
+    fn joined(chunks: Vec<Chunk>) -> Vec<Chunk> {
+        let mut out: Vec<Chunk> = Vec::new();
+        for chunk in chunks {
+            match (out.last_mut(), chunk) {
+                (Some(Chunk::Octets(before)), Chunk::Octets(more)) => before.extend(more),
+                (_, chunk) => out.push(chunk),
+            }
+        }
+        out
+    }
+
+    fn octets(text: &str) -> Chunk {
+        Chunk::Octets(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn out_of_order_over_the_wrap() {
+        let (chunks, repeated) = run(u32::MAX - 1, &[(1, b"de"), (u32::MAX - 1, b"abc"), (3, b"f")]);
+        assert_eq!(chunks, [octets("abcdef")]);
+        assert_eq!(repeated, 0);
+    }
+
+    #[test]
+    fn retransmissions_and_overlaps() {
+        let (chunks, repeated) = run(10, &[(10, b"abcd"), (10, b"abcd"), (12, b"cdef"), (9, b"X")]);
+        assert_eq!(chunks, [octets("abcdef")]);
+        assert_eq!(repeated, 7);
+    }
+
+    #[test]
+    fn holes_are_counted() {
+        let (chunks, _) = run(0, &[(0, b"ab"), (5, b"f"), (9, b"j")]);
+        assert_eq!(chunks, [octets("ab"), Chunk::Missing(3), octets("f"), Chunk::Missing(3), octets("j")]);
+    }
+
+    #[test]
+    fn cut_packets_are_holes() {
+        let mut stream = Stream::new(0);
+        let mut out = Vec::new();
+        stream.push(0, b"ab", 3, &mut out);
+        stream.push(2, b"", 3, &mut out);
+        stream.push(5, b"f", 0, &mut out);
+        assert_eq!(out, [octets("ab"), Chunk::Missing(3), octets("f")]);
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut stream = Stream::new(0);
+        let mut out = Vec::new();
+        for n in 0..100_u32 {
+            stream.push(10 + n * 100_000, &vec![0; 100_000], 0, &mut out);
+            assert!(stream.held_octets <= MAX_HELD);
+        }
+        assert_eq!(out.first(), Some(&Chunk::Missing(10)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_cutting_and_order_gives_the_stream(
+            first in any::<u32>(),
+            text in proptest::collection::vec(any::<u8>(), 1..200),
+            pieces in proptest::collection::vec((0..200_usize, 1..50_usize), 0..60),
+        ) {
+            // Every octet comes at least once: the pieces in any order, then all single octets backwards.
+            let mut stream = Stream::new(first);
+            let mut out = Vec::new();
+            let mut push = |from: usize, to: usize| {
+                let sequence = first.wrapping_add(u32::try_from(from).unwrap());
+                stream.push(sequence, &text[from..to], 0, &mut out);
+            };
+            for (from, length) in pieces {
+                let from = from % text.len();
+                push(from, (from + length).min(text.len()));
+            }
+            (0..text.len()).rev().for_each(|at| push(at, at + 1));
+            prop_assert_eq!(joined(out), [Chunk::Octets(text)]);
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Reads and Atomics that wait for their responses.
+
+use std::collections::VecDeque;
+
+use ddp::STag;
+
+use super::event::Event;
+
+/// Reads and Atomics that are remembered: twice as many as IRD can say.
+const MAX_OUTSTANDING: usize = 32_768;
+
+/// A Read or an Atomic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Request {
+    Read { sink_stag: STag, sink_to: u64, len: u32 },
+    Atomic { request_id: u32 },
+}
+
+/// What one end has asked the other for.
+#[derive(Debug, Default)]
+pub(super) struct Outstanding {
+    requests: VecDeque<Request>,
+    /// The peer's IRD, when its startup frame told it.
+    pub(super) limit: Option<u16>,
+    /// A hole or a wrong CRC may hide a request or a response: nothing is held against anybody from then on.
+    pub(super) uncertain: bool,
+}
+
+/// A Read Response so far, its latest segment included.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ResponseSoFar {
+    /// Where its first segment goes.
+    pub(super) stag: STag,
+    pub(super) to: u64,
+    pub(super) length: u64,
+    pub(super) segments: u64,
+    pub(super) last: bool,
+    /// Part of it was in a hole.
+    pub(super) partial: bool,
+}
+
+impl Outstanding {
+    pub(super) fn add(&mut self, request: Request, out: &mut Vec<Event>) {
+        if self.requests.len() < MAX_OUTSTANDING {
+            self.requests.push_back(request);
+        }
+        let count = self.requests.len();
+        if let Some(limit) = self.limit
+            && !self.uncertain
+            && count > usize::from(limit)
+        {
+            let what = format!("{count} Reads and Atomics outstanding, the peer's IRD is {limit}");
+            out.push(Event::departure("RFC 5040 6.1", what));
+        }
+    }
+
+    /// Holds a Read Response against the oldest Read that waits, which its last segment ends.
+    pub(super) fn read_response(&mut self, response: &ResponseSoFar, out: &mut Vec<Event>) {
+        let reads = self.requests.iter().enumerate().find_map(|(at, request)| match *request {
+            Request::Read { sink_stag, sink_to, len } => Some((at, sink_stag, sink_to, u64::from(len))),
+            Request::Atomic { .. } => None,
+        });
+        let Some((at, sink_stag, sink_to, asked)) = reads else {
+            if !self.uncertain && response.segments == 1 {
+                out.push(Event::departure("RFC 5040 5.2.2", "an RDMA Read Response that nobody asked for"));
+            }
+            return;
+        };
+        let ResponseSoFar { stag, to, length, segments, last, partial } = *response;
+        // In a tagged segment without payload STag and TO mean nothing (RFC 5041 section 5.2).
+        if !self.uncertain && segments == 1 && length > 0 && (stag, to) != (sink_stag, sink_to) {
+            let what = format!(
+                "RDMA Read Response to STag {stag} TO {to:#x}, its request named STag {sink_stag} TO {sink_to:#x}"
+            );
+            out.push(Event::departure("RFC 5040 4.4", what));
+        }
+        if !self.uncertain && !partial && (length > asked || last && length != asked) {
+            let what = format!("RDMA Read Response of {length} octets, its request asked for {asked}");
+            out.push(Event::departure("RFC 5040 5.2.1", what));
+        }
+        if last {
+            self.requests.remove(at);
+        }
+    }
+
+    pub(super) fn atomic_response(&mut self, request_id: u32, out: &mut Vec<Event>) {
+        let at = self.requests.iter().position(|request| *request == Request::Atomic { request_id });
+        if let Some(at) = at {
+            self.requests.remove(at);
+        } else if !self.uncertain {
+            let what = format!("an Atomic Response to request {request_id}, which nobody made");
+            out.push(Event::departure("RFC 7306 5.2", what));
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! One DDP segment by itself: its header, what RDMAP carries in it, and what is wrong with it alone.
+
+use ddp::{Header, HeaderError};
+use rdmap::{Control, Opcode, ReadRequest};
+
+use super::event::{Event, Segment};
+
+/// Rsvd in the DDP control octet.
+const DDP_RESERVED: u8 = 0x3c;
+/// Rsv in the RDMAP control octet.
+const RDMAP_RESERVED: u8 = 0x30;
+/// RDMAP version of RFC 5040; 0 is the RDMA Consortium's.
+const RDMAP_VERSION: u8 = 1;
+const OPCODE_EXPERIMENTAL: u8 = Opcode::SendImm.raw();
+
+/// A segment that could be read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parsed<'a> {
+    pub(super) header: Header,
+    /// The OpCode as a number; it may be none that is assigned.
+    pub(super) opcode: u8,
+    pub(super) payload: &'a [u8],
+}
+
+impl Parsed<'_> {
+    /// The header for the FPDU's record.
+    pub(super) fn record(&self) -> Segment {
+        let mut record = Segment {
+            tagged: false,
+            last: self.header.last(),
+            opcode: self.opcode,
+            name: name(self.opcode),
+            stag: None,
+            tagged_offset: None,
+            qn: None,
+            msn: None,
+            mo: None,
+            payload_length: self.payload.len(),
+        };
+        match &self.header {
+            Header::Tagged(header) => {
+                record.tagged = true;
+                record.stag = Some(header.stag.0);
+                record.tagged_offset = Some(header.to);
+            }
+            Header::Untagged(header) => {
+                record.qn = Some(header.qn);
+                record.msn = Some(header.msn);
+                record.mo = Some(header.mo);
+            }
+        }
+        record
+    }
+
+    /// A message of no octets, or a Read of none.
+    pub(super) fn is_zero_length(&self) -> bool {
+        match (Opcode::from_raw(self.opcode), &self.header) {
+            (Some(Opcode::ReadRequest), Header::Untagged(_)) => {
+                ReadRequest::parse(self.payload).is_ok_and(|request| request.len == 0)
+            }
+            _ => self.header.last() && self.payload.is_empty(),
+        }
+    }
+
+    /// Whether RDMAP itself reads the payload, which is then not the ULP's.
+    pub(super) fn has_own_header(&self) -> bool {
+        !matches!(
+            Opcode::from_raw(self.opcode),
+            Some(
+                Opcode::Write
+                    | Opcode::ReadResponse
+                    | Opcode::Send
+                    | Opcode::SendInvalidate
+                    | Opcode::SendSe
+                    | Opcode::SendSeInvalidate
+                    | Opcode::SendImm
+            )
+        )
+    }
+}
+
+/// Reads a ULPDU. Departures that do not stop the reading go to `departures`.
+///
+/// # Errors
+/// The departure that leaves nothing to read.
+pub(super) fn parse<'a>(ulpdu: &'a [u8], departures: &mut Vec<Event>) -> Result<Parsed<'a>, Event> {
+    let (header, length) = Header::parse(ulpdu).map_err(|error| {
+        let rule = match error {
+            HeaderError::Version { .. } => "RFC 5041 4.1",
+            _ => "RFC 5041 4.4",
+        };
+        Event::departure(rule, error.to_string())
+    })?;
+    let reserved = ulpdu.first().copied().unwrap_or_default() & DDP_RESERVED;
+    if reserved != 0 {
+        let what = format!("reserved bits {reserved:#04x} of the DDP control octet are set");
+        departures.push(Event::departure("RFC 5041 4.1", what));
+    }
+    let payload = ulpdu.get(length..).unwrap_or_default();
+    let parsed = Parsed { header, opcode: header.rsvd_ulp() & 0x0f, payload };
+    judge_control(&parsed, departures);
+    judge_place(&parsed, departures);
+    Ok(parsed)
+}
+
+fn judge_control(parsed: &Parsed<'_>, departures: &mut Vec<Event>) {
+    let control = Control::parse(parsed.header.rsvd_ulp());
+    let reserved = parsed.header.rsvd_ulp() & RDMAP_RESERVED;
+    match control.version {
+        RDMAP_VERSION => {}
+        0 => departures.push(Event::departure("RFC 5040 4.1", "RDMAP version 0, the RDMA Consortium's")),
+        other => departures.push(Event::departure("RFC 5040 4.1", format!("unknown RDMAP version {other}"))),
+    }
+    if reserved != 0 && parsed.opcode != OPCODE_EXPERIMENTAL {
+        let what = format!("reserved bits {reserved:#04x} of the RDMAP control octet are set");
+        departures.push(Event::departure("RFC 5040 4.1", what));
+    }
+    match parsed.opcode {
+        OPCODE_EXPERIMENTAL => {
+            departures.push(Event::departure(
+                "RFC 6580 4",
+                "OpCode 15 is for experiments (uiw: Send with immediate)",
+            ));
+        }
+        opcode if Opcode::from_raw(opcode).is_none() => {
+            departures.push(Event::departure("RFC 5040 4.1", format!("unknown OpCode {opcode}")));
+        }
+        _ => {}
+    }
+}
+
+/// Tagged or not, which queue, and what stands in the Invalidate STag field.
+fn judge_place(parsed: &Parsed<'_>, departures: &mut Vec<Event>) {
+    let Some(opcode) = Opcode::from_raw(parsed.opcode) else { return };
+    let name = opcode.name();
+    match (opcode.queue(), &parsed.header) {
+        (None, Header::Untagged(_)) => {
+            departures.push(Event::departure("RFC 5040 4.1", format!("{name} in an untagged segment")));
+        }
+        (Some(_), Header::Tagged(_)) => {
+            departures.push(Event::departure("RFC 5040 4.1", format!("{name} in a tagged segment")));
+        }
+        (Some(queue), Header::Untagged(header)) if header.qn != queue => {
+            let what = format!("{name} on queue {}, it belongs on queue {queue}", header.qn);
+            departures.push(Event::departure("RFC 5040 4.1", what));
+        }
+        _ => {}
+    }
+    if let Header::Untagged(header) = &parsed.header
+        && header.rsvd_ulp32 != 0
+        && !has_invalidate(parsed.opcode)
+        && parsed.opcode != OPCODE_EXPERIMENTAL
+    {
+        let what =
+            format!("{name} has {:#010x} where an Invalidate STag would stand, not zero", header.rsvd_ulp32);
+        departures.push(Event::departure("RFC 5040 4.1", what));
+    }
+}
+
+/// Send with Invalidate, Send with Solicited Event and Invalidate.
+pub(super) fn has_invalidate(opcode: u8) -> bool {
+    matches!(Opcode::from_raw(opcode), Some(Opcode::SendInvalidate | Opcode::SendSeInvalidate))
+}
+
+/// The OpCode in the RFCs' words.
+pub(super) fn name(opcode: u8) -> &'static str {
+    Opcode::from_raw(opcode).map_or("unknown OpCode", Opcode::name)
+}

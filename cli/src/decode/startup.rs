@@ -1,0 +1,159 @@
+//! MPA startup frames: what they say, what is wrong with them, what both together mean.
+
+use mpa::wire::startup::{Enhanced, Frame, FrameKind, NOT_NEGOTIATED};
+use rdmap::Opcode;
+
+use super::event::{Event, Startup};
+
+/// The bit in Res by which siw offers FPDUs larger than a TCP segment ("GSO expected").
+const SIW_GSO: u8 = 0x08;
+/// The latest revision of MPA (RFC 6581).
+const LATEST_REVISION: u8 = 2;
+
+/// A kind of RTR indication (RFC 6581 section 9.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rtr {
+    Write,
+    Read,
+    Send,
+}
+
+impl Rtr {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Write => "zero-length RDMA Write",
+            Self::Read => "zero-length RDMA Read",
+            Self::Send => "zero-length Send",
+        }
+    }
+
+    /// The kind that a zero-length message of this OpCode is.
+    pub(super) const fn of(opcode: Opcode) -> Option<Self> {
+        match opcode {
+            Opcode::Write => Some(Self::Write),
+            Opcode::ReadRequest => Some(Self::Read),
+            Opcode::Send => Some(Self::Send),
+            _ => None,
+        }
+    }
+}
+
+/// What both startup frames together mean.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Agreement {
+    pub(super) crc: bool,
+    pub(super) markers_from_initiator: bool,
+    pub(super) markers_from_responder: bool,
+    pub(super) peer_to_peer: bool,
+    pub(super) rtr: Vec<Rtr>,
+}
+
+impl Agreement {
+    /// C of either frame turns CRCs on; M of each frame is for the other direction.
+    pub(super) fn of(request: &Frame, reply: &Frame) -> Self {
+        let (asked, offered) = (request.enhanced.unwrap_or_default(), reply.enhanced.unwrap_or_default());
+        let peer_to_peer = asked.peer_to_peer && offered.peer_to_peer;
+        let mut rtr = Vec::new();
+        if peer_to_peer {
+            let in_both = |has: fn(&Enhanced) -> bool| has(&asked) && has(&offered);
+            rtr.extend(in_both(|e| e.rtr_write).then_some(Rtr::Write));
+            rtr.extend(in_both(|e| e.rtr_read).then_some(Rtr::Read));
+            rtr.extend(in_both(|e| e.rtr_send).then_some(Rtr::Send));
+        }
+        Self {
+            crc: request.crc || reply.crc,
+            markers_from_initiator: reply.markers,
+            markers_from_responder: request.markers,
+            peer_to_peer,
+            rtr,
+        }
+    }
+
+    /// With the Reply alone: CRCs as it says, no Markers from the responder, no RTR expected.
+    pub(super) fn without_request(reply: &Frame) -> Self {
+        Self {
+            crc: reply.crc,
+            markers_from_initiator: reply.markers,
+            markers_from_responder: false,
+            peer_to_peer: false,
+            rtr: Vec::new(),
+        }
+    }
+}
+
+pub(super) fn record(frame: &Frame) -> Startup {
+    Startup {
+        frame: match frame.kind {
+            FrameKind::Request => "request",
+            FrameKind::Reply => "reply",
+        },
+        revision: frame.revision,
+        markers: frame.markers,
+        crc: frame.crc,
+        reject: frame.reject,
+        ird: frame.enhanced.map(|enhanced| enhanced.ird),
+        ord: frame.enhanced.map(|enhanced| enhanced.ord),
+        private_data_length: frame.private_data.len(),
+        text: frame.to_string(),
+    }
+}
+
+/// What is wrong with a frame by itself.
+pub(super) fn judge(frame: &Frame, mut report: impl FnMut(Event)) {
+    let mut reserved = frame.reserved;
+    if reserved & SIW_GSO != 0 && frame.revision >= LATEST_REVISION {
+        reserved &= !SIW_GSO;
+        report(Event::departure("RFC 6581 6", "reserved bit 0x08 is set: siw's offer of large FPDUs"));
+    }
+    if reserved != 0 {
+        report(Event::departure("RFC 5044 7.1.1", format!("reserved bits {reserved:#04x} are set")));
+    }
+    if frame.kind == FrameKind::Request && frame.reject {
+        report(Event::departure("RFC 5044 7.1.1", "R is set in a Request"));
+    }
+    match frame.revision {
+        0 => report(Event::departure("RFC 5044 7.1.1", "revision 0, the RDMA Consortium's")),
+        1 | 2 => {}
+        other => report(Event::departure("RFC 6581 6", format!("unknown revision {other}"))),
+    }
+    if let Some(enhanced) = &frame.enhanced
+        && !enhanced.peer_to_peer
+        && (enhanced.rtr_send || enhanced.rtr_write || enhanced.rtr_read)
+    {
+        report(Event::departure("RFC 6581 9.2", "an RTR kind is set without peer-to-peer (A)"));
+    }
+}
+
+/// What is wrong with a Reply to this Request.
+pub(super) fn judge_pair(request: &Frame, reply: &Frame, mut report: impl FnMut(Event)) {
+    if reply.revision != request.revision {
+        let what =
+            format!("a Reply of revision {} to a Request of revision {}", reply.revision, request.revision);
+        report(Event::departure("RFC 5044 7.1.1", what));
+        // An older revision has no S.
+        return;
+    }
+    match (&request.enhanced, &reply.enhanced) {
+        (Some(_), None) => report(Event::departure("RFC 6581 10", "a Reply without S to a Request with S")),
+        (None, Some(_)) => report(Event::departure("RFC 6581 10", "a Reply with S to a Request without S")),
+        (Some(asked), Some(offered)) if !reply.reject => judge_enhanced(asked, offered, report),
+        _ => {}
+    }
+}
+
+fn judge_enhanced(asked: &Enhanced, offered: &Enhanced, mut report: impl FnMut(Event)) {
+    if asked.peer_to_peer != offered.peer_to_peer {
+        let what =
+            format!("A is {} in the Request and {} in the Reply", asked.peer_to_peer, offered.peer_to_peer);
+        report(Event::departure("RFC 6581 9.2", what));
+    }
+    if offered.peer_to_peer && !(offered.rtr_send || offered.rtr_write || offered.rtr_read) {
+        report(Event::departure("RFC 6581 9.2", "a Reply with A and no RTR kind"));
+    }
+    let exceeds =
+        |value: u16, limit: u16| value != NOT_NEGOTIATED && limit != NOT_NEGOTIATED && value > limit;
+    if exceeds(offered.ord, asked.ird) {
+        let what = format!("the responder's ORD {} is above the initiator's IRD {}", offered.ord, asked.ird);
+        report(Event::departure("RFC 6581 9.1", what));
+    }
+}

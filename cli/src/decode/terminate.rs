@@ -1,0 +1,83 @@
+//! Terminates in words, those of siw as well.
+
+use rdmap::{HeaderCopy, Origin};
+
+use super::event::{Event, Terminate};
+
+/// Reserved bits of the Terminate Control: third octet, fourth octet (RFC 5040 section 4.8, Figure 8).
+const RESERVED: [u8; 2] = [0x1f, 0xff];
+
+/// A Terminate's octets behind the DDP header: in words, and by its numbers.
+pub(super) fn describe(octets: &[u8], out: &mut Vec<Event>) -> (String, Option<Terminate>) {
+    let (terminate, origin) = match rdmap::Terminate::parse_any(octets) {
+        Ok(found) => found,
+        Err(error) => {
+            out.push(Event::departure("RFC 5040 4.8", error.to_string()));
+            return ("not whole".into(), None);
+        }
+    };
+    judge(octets, &terminate, origin, out);
+    let (layer, etype, code) = (terminate.layer, terminate.etype, terminate.code);
+    let reason = terminate.reason().to_string();
+    let mut text = reason.clone();
+    if origin == Origin::Ambiguous
+        && let Ok(other) = rdmap::Terminate::parse_siw(octets)
+    {
+        text += &format!(" (if siw sent it: {})", other.reason());
+    }
+    text += &terminate.segment_len.map(|length| format!(", segment of {length} octets")).unwrap_or_default();
+    text += &terminate.ddp_header.as_ref().map(quoted).unwrap_or_default();
+    if let Some(read) = &terminate.read_request {
+        text += &format!(
+            ", Read Request of {} octets from STag {} TO {:#x}",
+            read.len, read.source_stag, read.source_to
+        );
+    }
+    let layout = match origin {
+        Origin::Rfc => "rfc",
+        Origin::Siw => "siw",
+        Origin::Ambiguous => "ambiguous",
+    };
+    (text, Some(Terminate { layer, etype, code, reason, layout }))
+}
+
+fn judge(octets: &[u8], terminate: &rdmap::Terminate, origin: Origin, out: &mut Vec<Event>) {
+    let control = octets.first_chunk::<4>().copied().unwrap_or_default();
+    if origin == Origin::Siw {
+        let what = "a Terminate as siw writes it: Layer and EType swapped, M, D and R in the low bits";
+        out.push(Event::departure("RFC 5040 4.8", what));
+    } else if control[2] & RESERVED[0] != 0 || control[3] & RESERVED[1] != 0 {
+        let what = format!("reserved bits {:02x?} of the Terminate Control are set", &control[2..]);
+        out.push(Event::departure("RFC 5040 4.8", what));
+    }
+    if !terminate.reason().is_known() {
+        let (layer, etype, code) = (terminate.layer, terminate.etype, terminate.code);
+        let what = format!("a Terminate with a reason no RFC has: {layer}/{etype}/{code:#04x}");
+        out.push(Event::departure("RFC 5040 4.8", what));
+    }
+    judge_parts(control[2], terminate, origin, out);
+}
+
+/// What M, D and R announce must be there.
+fn judge_parts(bits: u8, terminate: &rdmap::Terminate, origin: Origin, out: &mut Vec<Event>) {
+    let [m, d, r] = if origin == Origin::Siw { [0x01, 0x02, 0x04] } else { [0x80, 0x40, 0x20] };
+    for (bit, name, there) in [
+        (m, "M without a DDP Segment Length", terminate.segment_len.is_some()),
+        (d, "D without a Terminated DDP Header", terminate.ddp_header.is_some()),
+        (r, "R without a Terminated RDMA Header", terminate.read_request.is_some()),
+    ] {
+        if bits & bit != 0 && !there {
+            out.push(Event::departure("RFC 5040 4.8", name));
+        }
+    }
+}
+
+fn quoted(header: &HeaderCopy) -> String {
+    match header.header() {
+        Ok(ddp::Header::Tagged(header)) => format!(", of STag {} TO {:#x}", header.stag, header.to),
+        Ok(ddp::Header::Untagged(header)) => {
+            format!(", of QN {} MSN {} MO {}", header.qn, header.msn, header.mo)
+        }
+        Err(error) => format!(", of a {error}"),
+    }
+}

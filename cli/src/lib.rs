@@ -1,0 +1,4 @@
+//! The parts of the `uiw` program that are useful without its command line.
+
+pub mod decode;
+pub mod pcap;

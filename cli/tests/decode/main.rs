@@ -1,0 +1,7 @@
+//! `uiw decode` on captures that were changed or made up.
+
+mod command;
+mod departures;
+mod garbage;
+mod packets;
+mod transport;

@@ -1,0 +1,242 @@
+//! However TCP and the capture carry the octets, the findings are the same; what is missing is named.
+
+use crate::packets::{
+    ACK, FIN, Link, SYN, Segment, capture, capture_of, decode, essence, of_type, packet, segments_of,
+};
+
+const VECTORS: &str = "vectors/vectors.pcap";
+
+/// What is found in all of these segments.
+fn found(segments: &[Segment]) -> Vec<(u64, String, serde_json::Value)> {
+    essence(&decode(&capture_of(segments, Link::Ethernet)).0)
+}
+
+fn with_payload(segment: &Segment, at: usize, length: usize) -> Segment {
+    let sequence = segment.sequence.wrapping_add(u32::try_from(at).unwrap());
+    Segment { sequence, payload: segment.payload[at..at + length].to_vec(), ..segment.clone() }
+}
+
+#[test]
+fn every_link_type_and_ip_version() {
+    let segments = segments_of(VECTORS);
+    let expected = found(&segments);
+    assert!(!expected.is_empty());
+    for link in Link::ALL {
+        let (records, summary) = decode(&capture_of(&segments, link));
+        assert!(summary.followed(), "{link:?}: {summary}");
+        assert_eq!(essence(&records), expected, "{link:?}");
+    }
+}
+
+#[test]
+fn one_octet_a_segment() {
+    let segments = segments_of(VECTORS);
+    let single: Vec<_> = segments
+        .iter()
+        .flat_map(|segment| match segment.payload.len() {
+            0 => vec![segment.clone()],
+            length => (0..length).map(|at| with_payload(segment, at, 1)).collect(),
+        })
+        .collect();
+    assert_eq!(found(&single), found(&segments));
+}
+
+#[test]
+fn repeated_overlapping_and_out_of_order() {
+    let segments = segments_of(VECTORS);
+    let mut shuffled = Vec::new();
+    for segment in &segments {
+        let length = segment.payload.len();
+        if length > 4 {
+            // The end first, then the middle, then all of it, then the front once more.
+            shuffled.push(with_payload(segment, length - 2, 2));
+            shuffled.push(with_payload(segment, 1, length - 2));
+            shuffled.push(segment.clone());
+            shuffled.push(with_payload(segment, 0, 3));
+        } else {
+            shuffled.push(segment.clone());
+        }
+    }
+    let (records, summary) = decode(&capture_of(&shuffled, Link::Ethernet));
+    assert!(summary.followed(), "{summary}");
+    assert!(summary.repeated_octets > 0);
+    assert_eq!(essence(&records), found(&segments));
+}
+
+#[test]
+fn sequence_numbers_wrap() {
+    let mut segments = segments_of("siw/rping-4k-crc-on.pcap");
+    let expected = found(&segments);
+    let client = segments[0].from;
+    let first = segments[0].sequence;
+    // The client's Request begins right before the wrap.
+    let shift = |number: u32| number.wrapping_sub(first).wrapping_sub(30);
+    for segment in &mut segments {
+        if segment.from == client {
+            segment.sequence = shift(segment.sequence);
+        } else {
+            segment.acknowledgment = shift(segment.acknowledgment);
+        }
+    }
+    assert_eq!(found(&segments), expected);
+}
+
+#[test]
+fn without_the_handshake() {
+    let segments = segments_of(VECTORS);
+    let mid_stream: Vec<_> = segments.iter().filter(|segment| segment.flags & SYN == 0).cloned().collect();
+    assert_eq!(found(&mid_stream), found(&segments));
+}
+
+#[test]
+fn other_traffic_before_the_startup_frames() {
+    let mut segments = segments_of("siw/tool-send.pcap");
+    let expected = found(&segments);
+    let at = segments.iter().position(|segment| !segment.payload.is_empty()).unwrap();
+    let greeting = b"HELLO\r\n".to_vec();
+    for segment in &mut segments[at..] {
+        if segment.from == segments_of("siw/tool-send.pcap")[0].from {
+            segment.sequence = segment.sequence.wrapping_add(7);
+        } else {
+            segment.acknowledgment = segment.acknowledgment.wrapping_add(7);
+        }
+    }
+    let mut hello = segments[at].clone();
+    (hello.sequence, hello.payload) = (hello.sequence.wrapping_sub(7), greeting);
+    segments.insert(at, hello);
+    assert_eq!(found(&segments), expected);
+}
+
+#[test]
+fn without_the_request_the_replys_word_is_taken() {
+    let segments = segments_of("siw/rping-crc-on.pcap");
+    let request = segments.iter().position(|segment| segment.payload.starts_with(b"MPA ID Req")).unwrap();
+    let (records, summary) = decode(&capture_of(&segments[request + 1..], Link::Ethernet));
+    assert_eq!((summary.fpdus, summary.crc_good), (21, 21));
+    let not_followed = of_type(&records, "not_followed");
+    assert_eq!(not_followed.len(), 1);
+    assert_eq!(not_followed[0]["why"], "the MPA Request is not in the capture");
+    assert!(!summary.followed());
+}
+
+#[test]
+fn without_the_reply_nothing_can_be_decoded() {
+    let segments = segments_of("siw/rping-crc-on.pcap");
+    let one_way: Vec<_> =
+        segments.iter().filter(|segment| segment.from == segments[0].from).cloned().collect();
+    let (records, summary) = decode(&capture_of(&one_way, Link::Ethernet));
+    assert_eq!(summary.fpdus, 0);
+    assert!(!summary.followed());
+    assert_eq!(of_type(&records, "not_followed")[0]["position"], 24);
+}
+
+#[test]
+fn a_packet_that_is_cut_short_costs_its_payload_only() {
+    let segments = segments_of(VECTORS);
+    let long = segments.iter().position(|segment| segment.payload.len() > 1100).unwrap();
+    let packets = segments.iter().enumerate().map(|(n, segment)| {
+        let mut packet = packet(segment, Link::Ethernet);
+        if n == long {
+            packet.truncate(200);
+        }
+        packet
+    });
+    let (records, summary) = decode(&capture(1, packets));
+    let (whole, _) = decode(&capture_of(&segments, Link::Ethernet));
+    assert_eq!((summary.fpdus, summary.crc_unknown), (64, 1));
+    assert_eq!(summary.missing_octets, segments[long].payload.len() as u64 - (200 - 54));
+    assert!(!summary.followed());
+    let messages = |records: &[serde_json::Value]| {
+        essence(records).into_iter().filter(|found| found.2["type"] == "message").collect::<Vec<_>>()
+    };
+    assert_eq!(messages(&records), messages(&whole));
+}
+
+#[test]
+fn any_payload_may_be_cut() {
+    let segments = segments_of(VECTORS);
+    let (whole, _) = decode(&capture_of(&segments, Link::Ethernet));
+    let departures = of_type(&whole, "departure").len();
+    let long = |segment: &Segment| segment.payload.len() > 40 && !segment.payload.starts_with(b"MPA ID");
+    let long: Vec<_> = (0..segments.len()).filter(|n| long(&segments[*n])).collect();
+    assert!(long.len() > 10);
+    for cut in long {
+        let packets = segments.iter().enumerate().map(|(n, segment)| {
+            let mut packet = packet(segment, Link::Ethernet);
+            // A Marker, the length and the longest DDP header stay.
+            packet.truncate(if n == cut { 54 + 24 } else { packet.len() });
+            packet
+        });
+        let (records, summary) = decode(&capture(1, packets));
+        assert_eq!(summary.fpdus, 64, "packet {cut}");
+        assert_eq!(summary.missing_octets, segments[cut].payload.len() as u64 - 24);
+        let found = of_type(&records, "departure");
+        assert!(found.len() <= departures, "packet {cut}: {found:?}");
+    }
+}
+
+#[test]
+fn a_lost_fpdu_ends_its_direction_and_no_other() {
+    let mut segments = segments_of("siw/rping-crc-on.pcap");
+    let data: Vec<_> = (0..segments.len())
+        .filter(|n| segments[*n].from == segments[0].from && !segments[*n].payload.is_empty())
+        .collect();
+    segments.remove(data[2]);
+    let (records, summary) = decode(&capture_of(&segments, Link::Ethernet));
+    assert_eq!(summary.not_followed, 1);
+    assert_eq!(of_type(&records, "missing").len(), 1);
+    // The Request, one FPDU; what comes after the hole has no known beginning.
+    assert_eq!(of_type(&records, "not_followed")[0]["position"], 24 + 40);
+    assert!(summary.fpdus > 10, "{summary}");
+}
+
+#[test]
+fn ports_are_used_again() {
+    let first = segments_of("siw/tool-send.pcap");
+    let again = first.iter().map(|segment| Segment {
+        sequence: segment.sequence.wrapping_add(1_000_000),
+        acknowledgment: segment.acknowledgment.wrapping_add(1_000_000),
+        ..segment.clone()
+    });
+    let both: Vec<_> = first.iter().cloned().chain(again).collect();
+    let (_, summary) = decode(&capture_of(&both, Link::Ethernet));
+    assert_eq!((summary.connections, summary.fpdus), (2, 10));
+    assert!(summary.followed(), "{summary}");
+}
+
+#[test]
+fn fin_within_an_fpdu_is_told() {
+    let mut segments = segments_of("siw/tool-send.pcap");
+    let last = segments.iter().rposition(|segment| segment.payload.len() > 20).unwrap();
+    segments[last].payload.truncate(10);
+    segments[last].flags |= FIN;
+    segments.truncate(last + 1);
+    let (records, _) = decode(&capture_of(&segments, Link::Ethernet));
+    let closed = of_type(&records, "closed");
+    assert_eq!(closed[0]["what"], "the capture ends after 10 octets of an FPDU");
+}
+
+#[test]
+fn fragments_are_reported() {
+    let segments = segments_of("siw/tool-send.pcap");
+    let mut fragment = packet(&segments[4], Link::Ethernet);
+    fragment[14 + 6] = 0x20;
+    let packets = segments.iter().map(|segment| packet(segment, Link::Ethernet)).chain([fragment]);
+    assert_eq!(decode(&capture(1, packets)).1.fragments, 1);
+}
+
+#[test]
+fn not_iwarp_at_all() {
+    let segment = |payload: &[u8]| Segment {
+        from: ([10, 0, 0, 1], 40_000),
+        to: ([10, 0, 0, 2], 80),
+        sequence: 1,
+        acknowledgment: 1,
+        flags: ACK,
+        payload: payload.to_vec(),
+    };
+    let (records, summary) = decode(&capture_of(&[segment(b"GET / HTTP/1.1\r\n")], Link::Ethernet));
+    assert!(records.is_empty());
+    assert!(!summary.followed());
+    assert!(summary.to_string().contains("no MPA Request or Reply Frame"), "{summary}");
+}

@@ -1,0 +1,277 @@
+//! tshark's view of a capture, one record per FPDU.
+//!
+//! Known to be wrong in tshark 4.0: it assumes Markers in both directions when either end asked for them, it
+//! sizes the header quoted in a Terminate by the error type instead of the T bit, and its payload heuristics
+//! call short Sends malformed. The heuristics are switched off here.
+
+use std::ffi::OsStr;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::{env, io};
+
+use quick_xml::events::{BytesStart, Event};
+
+/// What tshark says of a CRC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Crc {
+    /// Checked, and right.
+    Good,
+    /// Checked, and wrong.
+    Bad,
+    /// Not checked: the startup frames switched CRCs off.
+    Unchecked,
+}
+
+/// An FPDU as tshark dissects it. Fields that tshark does not show are `None`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fpdu {
+    /// The packet that completes it, from 1.
+    pub packet: u64,
+    /// ULPDU_Length.
+    pub ulpdu_length: Option<u16>,
+    /// What became of the CRC.
+    pub crc: Crc,
+    /// The CRC field's octets as a big-endian number, as tshark prints it.
+    pub crc_field: Option<u32>,
+    /// Markers in it.
+    pub markers: u32,
+    /// T.
+    pub tagged: Option<bool>,
+    /// L.
+    pub last: Option<bool>,
+    /// RDMAP OpCode.
+    pub opcode: Option<u8>,
+    /// Tagged: STag.
+    pub stag: Option<u32>,
+    /// Tagged: TO.
+    pub tagged_offset: Option<u64>,
+    /// Untagged: QN.
+    pub qn: Option<u32>,
+    /// Untagged: MSN.
+    pub msn: Option<u32>,
+    /// Untagged: MO.
+    pub mo: Option<u32>,
+    /// tshark gave up in it.
+    pub malformed: bool,
+}
+
+/// What tshark found in a capture.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dissection {
+    /// FPDUs, in the order of their last octets.
+    pub fpdus: Vec<Fpdu>,
+    /// MPA Request Frames.
+    pub requests: usize,
+    /// MPA Reply Frames.
+    pub replies: usize,
+    /// Packets with a part that tshark calls malformed.
+    pub malformed: usize,
+}
+
+/// Why there is no dissection.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// tshark could not be started or waited for.
+    #[error("tshark: {0}")]
+    Io(#[from] io::Error),
+    /// It ended with an error.
+    #[error("tshark ended with {0}")]
+    Status(std::process::ExitStatus),
+    /// Its output is not the XML it should be.
+    #[error("tshark's output: {0}")]
+    Output(#[from] quick_xml::Error),
+}
+
+/// The tshark of this machine.
+#[derive(Clone, Debug)]
+pub struct Tshark {
+    program: PathBuf,
+}
+
+impl Tshark {
+    /// tshark if it is here; otherwise the calling test is noted as skipped and must return.
+    #[must_use]
+    #[track_caller]
+    pub fn require() -> Option<Self> {
+        Some(Self { program: crate::require("tshark")? })
+    }
+
+    /// Dissects a capture file of any format tshark reads.
+    ///
+    /// # Errors
+    /// tshark fails, or says what cannot be understood.
+    pub fn dissect(&self, capture: &Path) -> Result<Dissection, Error> {
+        let mut child = Command::new(&self.program)
+            .args([OsStr::new("-r"), capture.as_os_str()])
+            .args(["-n", "-T", "pdml", "-J", "frame iwarp_mpa iwarp_ddp_rdmap _ws.malformed"])
+            .args(["--disable-protocol", "rpcordma", "--disable-protocol", "smb_direct"])
+            .args(["-o", "tcp.desegment_tcp_streams:TRUE", "-o", "tcp.reassemble_out_of_order:TRUE"])
+            // The user's own preferences must not change the verdict.
+            .env("XDG_CONFIG_HOME", env::temp_dir().join("uiw-no-such-folder"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()?;
+        let output = child.stdout.take().map(|output| read(BufReader::new(output)));
+        let status = child.wait()?;
+        if !status.success() {
+            return Err(Error::Status(status));
+        }
+        output.unwrap_or_else(|| Ok(Dissection::default()))
+    }
+}
+
+/// Reads PDML: `<packet>`, in it `<proto name>`, in it nested `<field name showname show value>`.
+fn read(pdml: impl io::BufRead) -> Result<Dissection, Error> {
+    let mut reader = quick_xml::Reader::from_reader(pdml);
+    let mut walk = Walk::default();
+    let mut buffer = Vec::new();
+    loop {
+        buffer.clear();
+        match reader.read_event_into(&mut buffer)? {
+            Event::Start(element) | Event::Empty(element) => walk.element(&element)?,
+            Event::Eof => return Ok(walk.found),
+            _ => {}
+        }
+    }
+}
+
+#[derive(Default)]
+struct Walk {
+    found: Dissection,
+    packet: u64,
+    /// FPDUs that were complete before this packet.
+    before: usize,
+    malformed: bool,
+}
+
+impl Walk {
+    fn element(&mut self, element: &BytesStart<'_>) -> Result<(), Error> {
+        match element.name().as_ref() {
+            "packet" => {
+                self.packet += 1;
+                self.before = self.found.fpdus.len();
+                self.malformed = false;
+            }
+            "proto" | "field" => {
+                let [mut name, mut showname, mut show] = [const { String::new() }; 3];
+                for attribute in element.attributes() {
+                    let attribute = attribute.map_err(quick_xml::Error::from)?;
+                    let field = match attribute.key.as_ref() {
+                        "name" => &mut name,
+                        "showname" => &mut showname,
+                        "show" => &mut show,
+                        _ => continue,
+                    };
+                    *field = attribute.value.into_owned();
+                }
+                self.field(&name, &showname, &show);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn field(&mut self, name: &str, showname: &str, show: &str) {
+        match name {
+            "iwarp_mpa.req" => self.found.requests += 1,
+            "iwarp_mpa.rep" => self.found.replies += 1,
+            "iwarp_mpa.fpdu" => self.found.fpdus.push(Fpdu::new(self.packet)),
+            "_ws.malformed" => self.malformed(),
+            _ => {
+                if let Some(fpdu) = self.found.fpdus.get_mut(self.before..).and_then(<[Fpdu]>::last_mut) {
+                    fpdu.field(name, showname, show);
+                }
+            }
+        }
+    }
+
+    fn malformed(&mut self) {
+        if !std::mem::replace(&mut self.malformed, true) {
+            self.found.malformed += 1;
+        }
+        if let Some(fpdu) = self.found.fpdus.get_mut(self.before..).and_then(<[Fpdu]>::last_mut) {
+            fpdu.malformed = true;
+        }
+    }
+}
+
+impl Fpdu {
+    fn new(packet: u64) -> Self {
+        Self {
+            packet,
+            ulpdu_length: None,
+            crc: Crc::Unchecked,
+            crc_field: None,
+            markers: 0,
+            tagged: None,
+            last: None,
+            opcode: None,
+            stag: None,
+            tagged_offset: None,
+            qn: None,
+            msn: None,
+            mo: None,
+            malformed: false,
+        }
+    }
+
+    fn field(&mut self, name: &str, showname: &str, show: &str) {
+        let number = number(show);
+        match name {
+            "iwarp_mpa.ulpdulength" => self.ulpdu_length = number.and_then(|n| n.try_into().ok()),
+            "iwarp_mpa.crc" => self.crc_field = number.and_then(|n| n.try_into().ok()),
+            "iwarp_mpa.crc_check" => {
+                self.crc_field = number.and_then(|n| n.try_into().ok());
+                self.crc = if showname.contains("(Good CRC32)") { Crc::Good } else { Crc::Bad };
+            }
+            "iwarp_mpa.marker_fpduptr" => self.markers += 1,
+            "iwarp_ddp.tagged_flag" => self.tagged = number.map(|n| n != 0),
+            "iwarp_ddp.last_flag" => self.last = number.map(|n| n != 0),
+            "iwarp_rdma.opcode" => self.opcode = number.and_then(|n| n.try_into().ok()),
+            "iwarp_ddp.stag" => self.stag = number.and_then(|n| n.try_into().ok()),
+            "iwarp_ddp.tagged_offset" => self.tagged_offset = number,
+            "iwarp_ddp.qn" => self.qn = number.and_then(|n| n.try_into().ok()),
+            "iwarp_ddp.msn" => self.msn = number.and_then(|n| n.try_into().ok()),
+            "iwarp_ddp.mo" => self.mo = number.and_then(|n| n.try_into().ok()),
+            _ => {}
+        }
+    }
+}
+
+/// `18`, `0x12`; flags are `0` and `1` or, in newer versions, words.
+fn number(show: &str) -> Option<u64> {
+    match show.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => match show {
+            "True" => Some(1),
+            "False" => Some(0),
+            digits => digits.parse().ok(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_two_fpdus_of_one_packet() {
+        let pdml = r#"<?xml version="1.0"?><pdml><packet><proto name="frame"/></packet><packet>
+            <proto name="iwarp_mpa"><field name="iwarp_mpa.fpdu" showname="FPDU" show="">
+              <field name="iwarp_mpa.ulpdulength" show="18"/>
+              <field name="iwarp_mpa.crc_check" showname="CRC check: 0x587be8c4 (Good CRC32)" show="0x587be8c4"/>
+            </field></proto>
+            <proto name="iwarp_ddp_rdmap"><field name="iwarp_ddp.tagged_flag" show="0"/>
+              <field name="iwarp_ddp.msn" show="7"/><field name="iwarp_rdma.opcode" show="0x03"/></proto>
+            <proto name="iwarp_mpa"><field name="iwarp_mpa.fpdu" show=""/></proto>
+            <proto name="_ws.malformed"/></packet></pdml>"#;
+        let found = read(pdml.as_bytes()).unwrap();
+        let [first, second] = found.fpdus.as_slice() else { panic!("{found:?}") };
+        assert_eq!((first.packet, first.ulpdu_length, first.crc), (2, Some(18), Crc::Good));
+        assert_eq!((first.tagged, first.msn, first.opcode), (Some(false), Some(7), Some(3)));
+        assert_eq!((first.malformed, second.malformed, found.malformed), (false, true, 1));
+        assert_eq!(second.crc, Crc::Unchecked);
+    }
+}

@@ -1,0 +1,5 @@
+//! Referees: uiw's decoder against captures and programs that share no code with it.
+
+mod captures;
+mod decoded;
+mod tshark;

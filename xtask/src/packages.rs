@@ -1,0 +1,100 @@
+//! The programs that tests need and the Debian packages they come from.
+
+use std::env;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::process::{self, End};
+
+/// A program that some tests cannot run without.
+pub(crate) struct Need {
+    program: &'static str,
+    package: &'static str,
+    tests: &'static str,
+}
+
+/// Which test needs what. Everything else needs Cargo alone.
+pub(crate) const NEEDS: &[Need] = &[
+    Need { program: "tshark", package: "tshark", tests: "interop: referees tshark::*" },
+    Need { program: "ip", package: "iproute2", tests: "interop: tests with network namespaces" },
+];
+
+/// The longest that one apt-get call may take.
+const APT_CAP: Duration = Duration::from_secs(600);
+
+/// Installs what is missing, if this machine lets us; says what stays missing and which tests that costs.
+pub(crate) fn install(deadline: Instant) {
+    let missing = missing();
+    if missing.is_empty() {
+        return;
+    }
+    match why_not() {
+        Some(reason) => eprintln!("xtask: not installing packages: {reason}"),
+        None => apt(&missing, deadline),
+    }
+    for need in self::missing() {
+        eprintln!(
+            "xtask: no `{}` here (Debian package {}): skipping {}",
+            need.program, need.package, need.tests
+        );
+    }
+}
+
+fn missing() -> Vec<&'static Need> {
+    NEEDS.iter().filter(|need| !on_path(need.program)).collect()
+}
+
+fn why_not() -> Option<&'static str> {
+    if !on_path("apt-get") {
+        Some("no apt-get")
+    } else if !rustix::process::geteuid().is_root() {
+        Some("not root")
+    } else {
+        None
+    }
+}
+
+fn apt(needs: &[&Need], deadline: Instant) {
+    let mut packages: Vec<&str> = needs.iter().map(|need| need.package).collect();
+    packages.dedup();
+    eprintln!("xtask: installing {}", packages.join(" "));
+    let update = apt_get(&["update"], deadline);
+    // An update that failed may still have left lists good enough to install from.
+    if update != End::Success {
+        eprintln!("xtask: apt-get update: {update:?}");
+    }
+    let install = [&["install", "-y", "--no-install-recommends"], packages.as_slice()].concat();
+    let install = apt_get(&install, deadline);
+    if install != End::Success {
+        eprintln!("xtask: apt-get install: {install:?}");
+    }
+}
+
+/// No question can be asked: no terminal on stdin, no debconf front end, old configuration files stay.
+fn apt_get(args: &[&str], deadline: Instant) -> End {
+    let mut command = Command::new("apt-get");
+    command
+        .args(["-q", "-o", "DPkg::Lock::Timeout=120", "-o", "Dpkg::Options::=--force-confold"])
+        .args(args)
+        .env("DEBIAN_FRONTEND", "noninteractive");
+    let deadline = deadline.min(Instant::now() + APT_CAP);
+    process::run(&mut command, deadline).unwrap_or_else(|error| End::Failure(error.to_string()))
+}
+
+fn on_path(program: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/sbin"].map(|folder| Path::new(folder).to_path_buf());
+    env::split_paths(&path).chain(system).any(|folder| folder.join(program).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_programs() {
+        assert!(on_path("sh"));
+        assert!(!on_path("no-program-has-this-name"));
+    }
+}

@@ -1,0 +1,188 @@
+//! Child processes in a process group of their own, ended at a deadline with everything they started.
+
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// How often a waiting loop looks at the child.
+const TICK: Duration = Duration::from_millis(100);
+/// How long a child that has exited may leave its output open (a process it forgot) before the group is ended.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// The process group that is running now, for the interrupt handler; 0 = none.
+static CURRENT: AtomicI32 = AtomicI32::new(0);
+
+/// How a child ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Exit code 0.
+    Success,
+    /// Another exit code, or a signal.
+    Failure(String),
+    /// The deadline came first; the whole process group was killed.
+    TimedOut,
+}
+
+/// Ends the running process group when the user interrupts, so that nothing is left behind.
+pub(crate) fn handle_interrupts() {
+    let installed = ctrlc::set_handler(|| {
+        kill_group(CURRENT.load(Ordering::SeqCst));
+        std::process::exit(130);
+    });
+    if let Err(error) = installed {
+        eprintln!("xtask: interrupts will not be passed on: {error}");
+    }
+}
+
+/// Runs a command with our stdout and stderr until it ends or `deadline` comes.
+pub(crate) fn run(command: &mut Command, deadline: Instant) -> io::Result<End> {
+    let mut child = Group::spawn(command.stdin(Stdio::null()))?;
+    child.wait(deadline)
+}
+
+/// Runs a command and hands every line of its stdout to `line` as it comes.
+pub(crate) fn run_lines(
+    command: &mut Command,
+    deadline: Instant,
+    mut line: impl FnMut(&str),
+) -> io::Result<End> {
+    let mut group = Group::spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
+    let lines = group.lines();
+    let mut exited: Option<(Instant, End)> = None;
+    loop {
+        match lines.recv_timeout(TICK) {
+            Ok(text) => line(&text),
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        if Instant::now() >= deadline {
+            group.kill();
+            return Ok(End::TimedOut);
+        }
+        match &exited {
+            None => exited = group.child.try_wait()?.map(|status| (Instant::now() + GRACE, end(status))),
+            Some((until, _)) if Instant::now() >= *until => break,
+            Some(_) => {}
+        }
+    }
+    match exited {
+        Some((_, end)) => Ok(end),
+        None => group.wait(deadline),
+    }
+}
+
+/// A child and all it starts. What is left of the group is killed on drop.
+struct Group {
+    child: Child,
+    id: i32,
+}
+
+impl Group {
+    fn spawn(command: &mut Command) -> io::Result<Self> {
+        let child = command.process_group(0).spawn()?;
+        let id = i32::try_from(child.id()).unwrap_or(0);
+        CURRENT.store(id, Ordering::SeqCst);
+        Ok(Self { child, id })
+    }
+
+    fn lines(&mut self) -> mpsc::Receiver<String> {
+        let (sender, receiver) = mpsc::channel();
+        if let Some(stdout) = self.child.stdout.take() {
+            std::thread::spawn(move || read_lines(BufReader::new(stdout), &sender));
+        }
+        receiver
+    }
+
+    fn wait(&mut self, deadline: Instant) -> io::Result<End> {
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(end(status));
+            }
+            if Instant::now() >= deadline {
+                self.kill();
+                return Ok(End::TimedOut);
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    fn kill(&mut self) {
+        kill_group(self.id);
+        // Reaps the child; it is dead, so this does not wait.
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        kill_group(self.id);
+        CURRENT.store(0, Ordering::SeqCst);
+    }
+}
+
+fn kill_group(id: i32) {
+    if id > 0
+        && let Some(pid) = Pid::from_raw(id)
+    {
+        // The only possible failure is that the group is already gone.
+        let _ = kill_process_group(pid, Signal::KILL);
+    }
+}
+
+fn end(status: ExitStatus) -> End {
+    if status.success() { End::Success } else { End::Failure(status.to_string()) }
+}
+
+/// Lines with any octets in them: what is not UTF-8 is replaced.
+fn read_lines(mut from: impl BufRead, to: &mpsc::Sender<String>) {
+    let mut octets = Vec::new();
+    while let Ok(1..) = from.read_until(b'\n', &mut octets) {
+        let text = String::from_utf8_lossy(&octets);
+        if to.send(text.trim_end_matches(['\n', '\r']).to_owned()).is_err() {
+            return;
+        }
+        octets.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    fn in_secs(seconds: u64) -> Instant {
+        Instant::now() + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn lines_and_success() {
+        let mut lines = Vec::new();
+        let end = run_lines(&mut shell("echo a; echo b"), in_secs(20), |l| lines.push(l.to_owned())).unwrap();
+        assert_eq!(end, End::Success);
+        assert_eq!(lines, ["a", "b"]);
+    }
+
+    #[test]
+    fn failure_has_its_code() {
+        let end = run(&mut shell("exit 3"), in_secs(20)).unwrap();
+        assert_eq!(end, End::Failure("exit status: 3".into()));
+    }
+
+    #[test]
+    fn deadline_ends_grandchildren_too() {
+        let started = Instant::now();
+        let end = run_lines(&mut shell("sleep 60 & sleep 60"), started + Duration::from_millis(300), |_| {});
+        assert_eq!(end.unwrap(), End::TimedOut);
+        assert!(started.elapsed() < Duration::from_secs(20));
+    }
+}

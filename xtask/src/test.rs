@@ -1,0 +1,194 @@
+//! `cargo xtask test`: every check and every test, one score.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::packages;
+use crate::process::{self, End};
+use crate::report::{Parser, Skip, Tally};
+
+/// The longest that everything together may take.
+const CAP: Duration = Duration::from_secs(45 * 60);
+/// Names the file in which a test that cannot run says so.
+const SKIP_LOG: &str = "UIW_SKIP_LOG";
+
+/// What `cargo xtask test` can be told.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Steps: fmt, clippy, doc, no_std (each counts as one test), then `cargo test --workspace`.
+Programs that tests need are installed with apt-get when run as root; without them the tests that need them
+are counted as skipped. Everything is ended after 45 minutes. Exit code 1 when something failed.")]
+pub(crate) struct Options {
+    /// Only steps and tests whose name contains this
+    #[arg(long, value_name = "SUBSTR")]
+    only: Option<String>,
+    /// Install nothing; tests whose programs are missing are skipped
+    #[arg(long)]
+    no_install: bool,
+}
+
+/// A check that is not a test function. It counts as one test.
+struct Step {
+    name: &'static str,
+    /// The Cargo subcommand that may not be installed.
+    component: Option<&'static str>,
+    args: &'static [&'static str],
+    env: &'static [(&'static str, &'static str)],
+}
+
+const STEPS: &[Step] = &[
+    Step { name: "fmt", component: Some("fmt"), args: &["fmt", "--all", "--check"], env: &[] },
+    Step {
+        name: "clippy",
+        component: Some("clippy"),
+        args: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
+        env: &[],
+    },
+    Step {
+        name: "doc",
+        component: None,
+        args: &["doc", "--no-deps", "--workspace"],
+        env: &[("RUSTDOCFLAGS", "-Dwarnings")],
+    },
+    Step {
+        name: "no_std",
+        component: None,
+        args: &["build", "-p", "uiw-mpa", "-p", "uiw-ddp", "-p", "uiw-rdmap", "--no-default-features"],
+        env: &[],
+    },
+];
+
+/// Runs everything; the score is the last line on stdout.
+pub(crate) fn run(options: &Options) -> ExitCode {
+    let deadline = Instant::now() + CAP;
+    process::handle_interrupts();
+    if !options.no_install {
+        packages::install(deadline);
+    }
+    let mut total = Tally::default();
+    let mut failed = Vec::new();
+    for step in STEPS.iter().filter(|step| wanted(options, step.name)) {
+        let tally = run_step(step, deadline);
+        if tally.failed > 0 {
+            failed.push(step.name.to_owned());
+        }
+        total.add(tally);
+    }
+    if !STEPS.iter().any(|step| options.only.as_deref() == Some(step.name)) {
+        let (tally, names) = run_tests(options, deadline);
+        total.add(tally);
+        failed.extend(names);
+    }
+    for name in &failed {
+        println!("FAILED: {name}");
+    }
+    println!("{total}");
+    if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn wanted(options: &Options, name: &str) -> bool {
+    options.only.as_deref().is_none_or(|only| name.contains(only))
+}
+
+fn run_step(step: &Step, deadline: Instant) -> Tally {
+    println!("== {}: cargo {}", step.name, step.args.join(" "));
+    if let Some(component) = step.component
+        && !has_component(component)
+    {
+        println!("SKIPPED: {}: cargo {component}", step.name);
+        return Tally { skipped: 1, ..Tally::default() };
+    }
+    let mut command = cargo();
+    command.args(step.args).envs(step.env.iter().copied());
+    match process::run(&mut command, deadline) {
+        Ok(End::Success) => Tally { passed: 1, ..Tally::default() },
+        Ok(end) => {
+            println!("{}: {end:?}", step.name);
+            Tally { failed: 1, ..Tally::default() }
+        }
+        Err(error) => {
+            println!("{}: cannot run cargo: {error}", step.name);
+            Tally { failed: 1, ..Tally::default() }
+        }
+    }
+}
+
+/// All test binaries and documentation tests. A build that fails, or the cap, is one failure more.
+fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
+    println!("== test: cargo test --workspace --no-fail-fast");
+    let log = SkipLog::new();
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--no-fail-fast"]).env(SKIP_LOG, &log.path);
+    if let Some(only) = &options.only {
+        command.args(["--", only]);
+    }
+    let mut parser = Parser::default();
+    let end = process::run_lines(&mut command, deadline, |line| {
+        println!("{line}");
+        parser.line(line);
+    });
+    let skips = log.read();
+    for skip in &skips {
+        println!("SKIPPED: {}: {}", skip.test, skip.missing);
+    }
+    let mut score = parser.finish(&skips);
+    let more = match end {
+        Ok(End::Success) => None,
+        // Cargo's exit code says again what the tests' own lines said.
+        Ok(End::Failure(_)) if score.tally.failed > 0 => None,
+        Ok(End::Failure(how)) => Some(format!("cargo test: {how}")),
+        Ok(End::TimedOut) => {
+            Some(format!("cargo test: not done {} minutes after the start", CAP.as_secs() / 60))
+        }
+        Err(error) => Some(format!("cargo test: {error}")),
+    };
+    if let Some(more) = more {
+        score.tally.failed += 1;
+        score.failed.push(more);
+    }
+    (score.tally, score.failed)
+}
+
+/// The Cargo that runs us, in the workspace's folder.
+fn cargo() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(workspace());
+    command
+}
+
+fn workspace() -> PathBuf {
+    let here = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&here).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+fn has_component(component: &str) -> bool {
+    let status = cargo().args([component, "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// The file in which tests report what they miss; removed on drop.
+struct SkipLog {
+    path: PathBuf,
+}
+
+impl SkipLog {
+    fn new() -> Self {
+        let path = env::temp_dir().join(format!("uiw-skipped-{}.log", std::process::id()));
+        // A leftover of an earlier process with this id would count tests of another run.
+        let _ = fs::remove_file(&path);
+        Self { path }
+    }
+
+    fn read(&self) -> Vec<Skip> {
+        Skip::read_log(&fs::read_to_string(&self.path).unwrap_or_default())
+    }
+}
+
+impl Drop for SkipLog {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
