@@ -18,6 +18,7 @@ use slab::Slab;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -79,8 +80,10 @@ pub(super) struct Router {
     cq: Arc<Cq>,
     ops: Mutex<Ops>,
     inbox: Mutex<Inbox>,
-    /// One drain at a time keeps messages in order.
-    draining: Mutex<()>,
+    /// Held while draining and while posting. A post may complete requests at once and so call the notifier on this very
+    /// thread: the notifier finds the gate closed, leaves a note in `again`, and whoever holds the gate drains once more.
+    gate: Mutex<()>,
+    again: AtomicBool,
     pub(super) ring: Ring,
     pub(super) channel: Arc<CmChannel>,
     pub(super) info: std::sync::OnceLock<ConnInfo>,
@@ -114,7 +117,8 @@ impl Router {
             cq,
             ops: Mutex::new(Ops { slots: Slab::new(), room, waiting: VecDeque::new() }),
             inbox: Mutex::new(Inbox { messages: VecDeque::new(), wakers: Vec::new(), closed: None }),
-            draining: Mutex::new(()),
+            gate: Mutex::new(()),
+            again: AtomicBool::new(false),
             ring,
             channel,
             info: std::sync::OnceLock::new(),
@@ -154,10 +158,18 @@ impl Router {
 
     /// Takes an operation in: posts it if there is room, else lets it wait.
     pub(super) fn submit(self: &Arc<Self>, request: Request, buffer: AnyBuffer) -> u64 {
-        let mut ops = self.ops.lock();
-        let key = ops.slots.insert(Slot { state: State::Waiting(request), buffer, waker: None });
-        ops.waiting.push_back(key);
-        self.post_waiting(&mut ops);
+        let gate = self.gate.lock();
+        let key = {
+            let mut ops = self.ops.lock();
+            let key = ops.slots.insert(Slot { state: State::Waiting(request), buffer, waker: None });
+            ops.waiting.push_back(key);
+            self.post_waiting(&mut ops);
+            key
+        };
+        drop(gate);
+        if self.again.load(Ordering::SeqCst) {
+            self.drain();
+        }
         key as u64
     }
 
@@ -167,7 +179,7 @@ impl Router {
         self.ops.lock().slots.insert(Slot { state, buffer, waker: None }) as u64
     }
 
-    /// Posts waiting operations while there is room.
+    /// Posts waiting operations while there is room. The gate is held.
     fn post_waiting(&self, ops: &mut Ops) {
         while ops.room > 0
             && let Some(key) = ops.waiting.pop_front()
@@ -255,18 +267,33 @@ impl Router {
     /// Moves completions to where they belong, until none is left and the notifier is registered.
     fn drain(&self) {
         let mut due = Vec::new();
+        self.again.store(true, Ordering::SeqCst);
+        // The holder of the gate looks at `again` after opening it, so a failed try loses nothing.
+        while self.again.load(Ordering::SeqCst)
+            && let Some(gate) = self.gate.try_lock()
         {
-            let _one = self.draining.lock();
-            loop {
-                self.cq.pop(usize::MAX, &mut |wc| self.route(wc, &mut due));
-                let mut cx = Context::from_waker(&self.notifier);
-                if self.cq.poll_ready(&mut cx).is_pending() {
-                    break;
-                }
+            while self.again.swap(false, Ordering::SeqCst) {
+                self.drain_once(&mut due);
             }
+            drop(gate);
         }
         for waker in due {
             waker.wake();
+        }
+    }
+
+    fn drain_once(&self, due: &mut Vec<Waker>) {
+        let mut wcs = Vec::new();
+        loop {
+            // The queue's lock is let go before requests are posted in turn.
+            self.cq.pop(usize::MAX, &mut |wc| wcs.push(wc));
+            for wc in wcs.drain(..) {
+                self.route(wc, due);
+            }
+            let mut cx = Context::from_waker(&self.notifier);
+            if self.cq.poll_ready(&mut cx).is_pending() {
+                break;
+            }
         }
     }
 
