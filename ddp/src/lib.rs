@@ -1,1 +1,27 @@
-//! DDP (RFC 5041): tagged and untagged segments, placement rules. No I/O.
+//! DDP, direct data placement: [RFC 5041]. **No I/O, no clock, no unsafe code**; `no_std`.
+//!
+//! A DDP segment is one ULPDU of the layer below: a header that says where its payload belongs, and the payload.
+//!
+//! ```text
+//!   ULPDU ──▶ Header::parse ──▶ Tagged:   STag, TO ──────▶ the ULP's Tagged Buffers (wherever those are kept)
+//!                          └──▶ Untagged: QN, MSN, MO ───▶ UntaggedRx::check ─▶ place ─▶ UntaggedRx::placed
+//!
+//!   message ──▶ segments ──▶ Header::emit ──▶ ULPDU
+//! ```
+//!
+//! Payload never passes through this crate: it says what may be placed where, the caller places.
+//!
+//! [RFC 5041]: https://www.rfc-editor.org/rfc/rfc5041
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+pub mod rx;
+pub mod segment;
+mod stag;
+pub mod wire;
+
+pub use rx::{Delivered, Placement, TaggedError, UntaggedError, UntaggedRx};
+pub use segment::{Segment, Segments, segments};
+pub use stag::STag;
+pub use wire::{Header, HeaderError, Tagged, Untagged};

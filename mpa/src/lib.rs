@@ -1,1 +1,44 @@
-//! MPA (RFC 5044, RFC 6581): startup frames, FPDUs, Markers, CRC32C. No I/O.
+//! MPA, the framing that carries DDP segments over a TCP byte stream: [RFC 5044] with the enhanced
+//! connection establishment of [RFC 6581]. **No I/O, no clock, no unsafe code**; `no_std` + `alloc`.
+//!
+//! ```text
+//!   TCP stream                                                             DDP
+//!   ──────────                                                             ───
+//!   MPA Request ─────▶ Responder::request ─▶ Request ─▶ accept / reject
+//!   MPA Reply  ◀───── (octets of accept)                └─▶ Negotiated
+//!                      Initiator::request / reply ──────────▶ Negotiated
+//!
+//!   FPDU FPDU ... ───▶ FpduRx::next ───▶ Fpdu { ulpdu, proof: Verified } ──▶ segment
+//!   FPDU FPDU ... ◀─── FpduTx::seal / header + trailer ◀──────────────────── segment
+//! ```
+//!
+//! A connection starts with one Request and one Reply ([`startup`], formats in [`wire`]); what they agree on
+//! is a [`startup::Negotiated`]. After that each direction is a sequence of FPDUs of its own: one
+//! [`rx::FpduRx`] for what arrives, one [`tx::FpduTx`] for what leaves.
+//!
+//! Buffers belong to the caller everywhere; in steady state nothing is allocated.
+//!
+//! # Features
+//! `std` (on by default) takes CRC32C from `crc-fast`, which uses the widest vector instructions the machine
+//! has. Without it a table-driven CRC serves any target. Nothing else changes.
+//!
+//! [RFC 5044]: https://www.rfc-editor.org/rfc/rfc5044
+//! [RFC 6581]: https://www.rfc-editor.org/rfc/rfc6581
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod crc;
+mod marker;
+pub mod rx;
+mod size;
+pub mod startup;
+pub mod tx;
+pub mod wire;
+
+pub use crc::{Crc32c, crc32c};
+pub use rx::{Fpdu, FpduError, FpduRx, Step, Verified};
+pub use size::{MAX_FPDU_ON_WIRE, MAX_ULPDU, MIN_FPDU, MIN_MULPDU, fpdu_len, mulpdu, pad_len};
+pub use tx::{FpduTx, Trailer};

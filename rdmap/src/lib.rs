@@ -1,1 +1,39 @@
-//! RDMAP (RFC 5040, RFC 7306): messages, stream rules, Terminate. No I/O.
+//! RDMAP, the protocol of Sends, Writes and Reads: [RFC 5040], with the atomics and immediate data of
+//! [RFC 7306]. **No I/O, no clock, no unsafe code**; `no_std` + `alloc`.
+//!
+//! ```text
+//!   ddp::Header ──▶ StreamRx::admit ──▶ Inbound: what the segment is, now that it may be here
+//!                          │
+//!                          └▶ RdmapError ─┐
+//!   ddp errors, mpa errors, protection ───┴▶ Fault ──▶ Terminate ──▶ the one message that may still be sent
+//!
+//!   Opcode ──▶ untagged_header / tagged_header ──▶ ddp::Header
+//! ```
+//!
+//! [`wire`] has the formats, [`StreamRx`] the rules of a stream, [`Fault`] the one table that says which error
+//! becomes which Terminate.
+//!
+//! [RFC 5040]: https://www.rfc-editor.org/rfc/rfc5040
+//! [RFC 7306]: https://www.rfc-editor.org/rfc/rfc7306
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod fault;
+mod opcode;
+mod reason;
+pub mod stream;
+pub mod wire;
+
+pub use fault::{DdpFault, Fault, MpaFault, Operation, Protection, Quoted};
+pub use opcode::{Opcode, QN_ATOMIC_RESPONSE, QN_READ, QN_SEND, QN_TERMINATE};
+pub use reason::TerminateReason;
+pub use stream::{
+    Extensions, Inbound, RdmapError, StreamRx, send_imm_header, tagged_header, untagged_header,
+};
+pub use wire::{
+    AtomicOp, AtomicRequest, AtomicResponse, Control, FormatError, HeaderCopy, ImmediateData, Origin,
+    ReadRequest, Terminate, TerminateTooShort,
+};

@@ -1,0 +1,336 @@
+//! What may be placed: the checks of RFC 5041 section 7.1.
+//!
+//! TCP is an ordered LLP, so segments arrive in the order in which they were sent: of a queue only the message
+//! in progress, or else the next one, can be valid, and of that only the next octet.
+
+use crate::STag;
+use crate::wire::Untagged;
+
+/// One untagged queue of one stream, receiving: which message and which octet of it comes next.
+///
+/// For each segment call [`check`](Self::check), place the payload, then call [`placed`](Self::placed).
+///
+/// ```
+/// # use ddp::{Delivered, Placement, Untagged, UntaggedRx};
+/// let mut queue = UntaggedRx::new(1);
+/// let first = Untagged { last: false, rsvd_ulp: 0x43, rsvd_ulp32: 0, qn: 0, msn: 1, mo: 0 };
+/// assert_eq!(queue.check(&first, 100, Some(150)), Ok(Placement { offset: 0 }));
+/// assert_eq!(queue.placed(&first, 100), None);
+/// let second = Untagged { last: true, mo: 100, ..first };
+/// assert_eq!(queue.check(&second, 50, Some(150)), Ok(Placement { offset: 100 }));
+/// assert_eq!(queue.placed(&second, 50), Some(Delivered { msn: 1, len: 150 }));
+/// ```
+#[derive(Clone, Debug)]
+pub struct UntaggedRx {
+    msn: u32,
+    /// Of the message in progress; `None` between messages.
+    message: Option<Message>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Message {
+    received: u32,
+    rsvd_ulp: u8,
+}
+
+/// Where the payload of a segment goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// Octets from the start of the message's buffer.
+    pub offset: u32,
+}
+
+/// A message that is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delivered {
+    /// Its Message Sequence Number.
+    pub msn: u32,
+    /// Its length in octets.
+    pub len: u32,
+}
+
+impl UntaggedRx {
+    /// A queue whose next message is `first_msn`: 1 on a new stream.
+    #[must_use]
+    pub const fn new(first_msn: u32) -> Self {
+        Self { msn: first_msn, message: None }
+    }
+
+    /// The MSN of the message in progress, or else of the next.
+    #[must_use]
+    pub const fn expected_msn(&self) -> u32 {
+        self.msn
+    }
+
+    /// Whether a message has begun and not ended.
+    #[must_use]
+    pub const fn in_progress(&self) -> bool {
+        self.message.is_some()
+    }
+
+    /// Octets of the message in progress placed so far.
+    #[must_use]
+    pub fn received(&self) -> u32 {
+        self.message.map_or(0, |message| message.received)
+    }
+
+    /// Whether a segment with `len` octets of payload may be placed into the message's buffer of `buffer`
+    /// octets, and where. `None`: no buffer is posted. A message without octets needs a buffer too.
+    ///
+    /// # Errors
+    /// The first rule broken, in this order: MSN, buffer, MO, RsvdULP, length.
+    #[inline]
+    pub fn check(
+        &self,
+        header: &Untagged,
+        len: u32,
+        buffer: Option<u32>,
+    ) -> Result<Placement, UntaggedError> {
+        if header.msn != self.msn {
+            return Err(UntaggedError::MsnRange { expected: self.msn, got: header.msn });
+        }
+        let Some(buffer) = buffer else { return Err(UntaggedError::NoBuffer { msn: header.msn }) };
+        let received = self.received();
+        if header.mo != received {
+            return Err(UntaggedError::Mo { expected: received, got: header.mo });
+        }
+        // Only the octet that says what the message is: the other 32 bits are, for most messages, to be ignored.
+        if let Some(Message { rsvd_ulp, .. }) = self.message
+            && rsvd_ulp != header.rsvd_ulp
+        {
+            return Err(UntaggedError::RsvdUlpChanged { was: rsvd_ulp, got: header.rsvd_ulp });
+        }
+        let end = received.checked_add(len).ok_or(UntaggedError::MessageTooLong { mo: received, len })?;
+        if end > buffer {
+            return Err(UntaggedError::TooLong { message: end, buffer });
+        }
+        Ok(Placement { offset: received })
+    }
+
+    /// Counts the payload of a checked segment as placed. `Some` when that completes the message.
+    #[inline]
+    pub fn placed(&mut self, header: &Untagged, len: u32) -> Option<Delivered> {
+        let received = self.received().wrapping_add(len);
+        if !header.last {
+            self.message = Some(Message { received, rsvd_ulp: header.rsvd_ulp });
+            return None;
+        }
+        let delivered = Delivered { msn: self.msn, len: received };
+        self.message = None;
+        self.msn = self.msn.wrapping_add(1);
+        Some(delivered)
+    }
+}
+
+/// A segment that must not be placed into an Untagged Buffer (RFC 5041 section 7.2, type 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UntaggedError {
+    /// Code 1: the stream has no such queue.
+    #[error("invalid queue number {qn}")]
+    InvalidQn {
+        /// QN of the segment.
+        qn: u32,
+    },
+    /// Code 2: the message has no buffer.
+    #[error("no buffer for message {msn}")]
+    NoBuffer {
+        /// MSN of the segment.
+        msn: u32,
+    },
+    /// Code 3: not the message that comes next.
+    #[error("MSN {got} where {expected} is due")]
+    MsnRange {
+        /// The MSN that is due.
+        expected: u32,
+        /// MSN of the segment.
+        got: u32,
+    },
+    /// Code 4: not the octet that comes next.
+    #[error("MO {got} where {expected} is due")]
+    Mo {
+        /// Octets of the message so far.
+        expected: u32,
+        /// MO of the segment.
+        got: u32,
+    },
+    /// Code 5: the message does not fit its buffer.
+    #[error("message of at least {message} octets for a buffer of {buffer}")]
+    TooLong {
+        /// Octets of the message with this segment.
+        message: u32,
+        /// Octets of the buffer.
+        buffer: u32,
+    },
+    /// The segments of a message disagree on what it is (section 4.3). DDP has no code for it.
+    #[error("RsvdULP {got:#04x} in a message that began with {was:#04x}")]
+    RsvdUlpChanged {
+        /// RsvdULP\[0:7\] so far.
+        was: u8,
+        /// RsvdULP\[0:7\] of the segment.
+        got: u8,
+    },
+    /// Code 5 as well: a message has less than 2^32 octets (section 5.2).
+    #[error("message of 2^32 octets or more: {len} at MO {mo}")]
+    MessageTooLong {
+        /// MO of the segment.
+        mo: u32,
+        /// Octets of its payload.
+        len: u32,
+    },
+}
+
+/// A segment that must not be placed into a Tagged Buffer (RFC 5041 section 7.2, type 1).
+///
+/// None of these applies to a segment without payload: its STag and TO are not checked (section 5.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TaggedError {
+    /// Code 0: there is no such Tagged Buffer, or not any more.
+    #[error("invalid STag {stag}")]
+    InvalidStag {
+        /// STag of the segment.
+        stag: STag,
+    },
+    /// Code 0 too, as there is none of its own: the Tagged Buffer does not allow placement (the second check of
+    /// section 7.1).
+    #[error("STag {stag} gives no right to write")]
+    AccessRights {
+        /// STag of the segment.
+        stag: STag,
+    },
+    /// Code 1: the payload does not lie within the Tagged Buffer.
+    #[error("TO {to:#x} with {len} octets is outside STag {stag}")]
+    BaseOrBounds {
+        /// STag of the segment.
+        stag: STag,
+        /// TO of the segment.
+        to: u64,
+        /// Octets of its payload.
+        len: u32,
+    },
+    /// Code 2: the Tagged Buffer is another stream's.
+    #[error("STag {stag} is not associated with this stream")]
+    NotAssociated {
+        /// STag of the segment.
+        stag: STag,
+    },
+    /// Code 3: TO and length add up to more than 64 bits.
+    #[error("TO {to:#x} with {len} octets wraps")]
+    ToWrap {
+        /// STag of the segment.
+        stag: STag,
+        /// TO of the segment.
+        to: u64,
+        /// Octets of its payload.
+        len: u32,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEND: Untagged = Untagged { last: true, rsvd_ulp: 0x43, rsvd_ulp32: 0, qn: 0, msn: 1, mo: 0 };
+
+    /// A queue of which `octets` of a message have come.
+    fn amid(msn: u32, octets: u32) -> UntaggedRx {
+        let mut queue = UntaggedRx::new(msn);
+        queue.placed(&Untagged { last: false, msn, ..SEND }, octets);
+        queue
+    }
+
+    // [test:RFC5041-4.3-08] [test:RFC5041-4.3-09] [test:RFC5041-4.3-10]
+    #[test]
+    fn msn_counts_messages_and_wraps_to_zero() {
+        let mut queue = UntaggedRx::new(0xFFFF_FFFE);
+        for msn in [0xFFFF_FFFE, 0xFFFF_FFFF, 0, 1] {
+            let segment = Untagged { msn, ..SEND };
+            assert_eq!(queue.expected_msn(), msn);
+            assert_eq!(queue.check(&segment, 5, Some(5)), Ok(Placement { offset: 0 }));
+            assert_eq!(queue.placed(&segment, 5), Some(Delivered { msn, len: 5 }));
+        }
+        assert_eq!(UntaggedRx::new(1).check(&SEND, 5, Some(5)), Ok(Placement { offset: 0 }));
+    }
+
+    // [test:RFC5041-7.1-10] [test:RFC5041-5.3-06]
+    #[test]
+    fn only_the_next_message_is_in_range() {
+        let queue = UntaggedRx::new(7);
+        for got in [0, 1, 6, 8, 0xFFFF_FFFF] {
+            let error = queue.check(&Untagged { msn: got, ..SEND }, 5, Some(64));
+            assert_eq!(error, Err(UntaggedError::MsnRange { expected: 7, got }));
+        }
+        let duplicate = queue.check(&Untagged { msn: 6, ..SEND }, 0, None);
+        assert_eq!(duplicate, Err(UntaggedError::MsnRange { expected: 7, got: 6 }), "even without octets");
+    }
+
+    // [test:RFC5041-7.1-03] [test:RFC5040-5.3-10]
+    #[test]
+    fn a_message_needs_a_buffer() {
+        let queue = UntaggedRx::new(1);
+        assert_eq!(queue.check(&SEND, 5, None), Err(UntaggedError::NoBuffer { msn: 1 }));
+        assert_eq!(queue.check(&SEND, 0, None), Err(UntaggedError::NoBuffer { msn: 1 }));
+        assert_eq!(queue.check(&SEND, 0, Some(0)), Ok(Placement { offset: 0 }));
+    }
+
+    // [test:RFC5041-7.1-08]
+    #[test]
+    fn mo_is_what_came_so_far() {
+        let queue = amid(1, 100);
+        for got in [0, 99, 101, u32::MAX] {
+            let error = queue.check(&Untagged { mo: got, ..SEND }, 5, Some(64_000));
+            assert_eq!(error, Err(UntaggedError::Mo { expected: 100, got }));
+        }
+        assert_eq!(queue.check(&Untagged { mo: 100, ..SEND }, 5, Some(105)), Ok(Placement { offset: 100 }));
+        let late_start = UntaggedRx::new(1).check(&Untagged { mo: 4, ..SEND }, 5, Some(64));
+        assert_eq!(late_start, Err(UntaggedError::Mo { expected: 0, got: 4 }));
+    }
+
+    // [test:RFC5041-7.1-09] [test:RFC5040-5.3-04]
+    #[test]
+    fn a_message_ends_within_its_buffer() {
+        let queue = amid(1, 100);
+        let segment = Untagged { mo: 100, ..SEND };
+        assert!(queue.check(&segment, 28, Some(128)).is_ok());
+        assert!(queue.check(&segment, 28, Some(4096)).is_ok());
+        let error = queue.check(&segment, 29, Some(128));
+        assert_eq!(error, Err(UntaggedError::TooLong { message: 129, buffer: 128 }));
+    }
+
+    // [test:RFC5041-5.2-02]
+    #[test]
+    fn a_message_has_less_than_2_to_32_octets() {
+        let queue = amid(1, u32::MAX - 3);
+        let segment = Untagged { mo: u32::MAX - 3, ..SEND };
+        assert_eq!(queue.check(&segment, 3, Some(u32::MAX)), Ok(Placement { offset: u32::MAX - 3 }));
+        let error = queue.check(&segment, 4, Some(u32::MAX));
+        assert_eq!(error, Err(UntaggedError::MessageTooLong { mo: u32::MAX - 3, len: 4 }));
+        assert_eq!(amid(1, u32::MAX - 3).placed(&segment, 3), Some(Delivered { msn: 1, len: u32::MAX }));
+    }
+
+    #[test]
+    fn segments_agree_on_what_the_message_is() {
+        let queue = amid(1, 100);
+        let error = queue.check(&Untagged { mo: 100, rsvd_ulp: 0x45, ..SEND }, 5, Some(128));
+        assert_eq!(error, Err(UntaggedError::RsvdUlpChanged { was: 0x43, got: 0x45 }));
+        let ignored = queue.check(&Untagged { mo: 100, rsvd_ulp32: 9, ..SEND }, 5, Some(128));
+        assert!(ignored.is_ok());
+    }
+
+    // [test:RFC5041-5.4-02] [test:RFC5041-5.4-06]
+    #[test]
+    fn delivered_with_the_last_segment_only() {
+        let mut queue = UntaggedRx::new(1);
+        for mo in [0, 10, 20] {
+            let segment = Untagged { mo, last: false, ..SEND };
+            assert_eq!(queue.check(&segment, 10, Some(64)), Ok(Placement { offset: mo }));
+            assert_eq!(queue.placed(&segment, 10), None);
+            assert!(queue.in_progress());
+        }
+        // An empty last segment is odd, yet legal.
+        let end = Untagged { mo: 30, ..SEND };
+        assert!(queue.check(&end, 0, Some(64)).is_ok());
+        assert_eq!(queue.placed(&end, 0), Some(Delivered { msn: 1, len: 30 }));
+        assert!(!queue.in_progress());
+        assert_eq!((queue.received(), queue.expected_msn()), (0, 2));
+    }
+}

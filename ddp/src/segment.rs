@@ -1,0 +1,119 @@
+//! Cutting a message into segments (RFC 5041 section 5.2).
+
+use core::iter::FusedIterator;
+
+/// A segment's share of its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Octets of the message before it: its MO, or what its TO adds to the message's first.
+    pub offset: u32,
+    /// Octets of its payload.
+    pub len: u32,
+    /// L: nothing of the message comes after it.
+    pub last: bool,
+}
+
+/// The segments of a message, in increasing offset. See [`segments`].
+#[derive(Clone, Debug)]
+pub struct Segments {
+    total: u32,
+    max_payload: u32,
+    /// Offset of the next segment; `None` after the last.
+    next: Option<u32>,
+}
+
+/// Cuts a message of `total` octets into segments with at most `max_payload` octets each. A message without
+/// octets is exactly one segment.
+///
+/// A `max_payload` of 0 counts as 1.
+///
+/// ```
+/// # use ddp::{Segment, segments};
+/// let cut: Vec<_> = segments(10, 4).map(|s| (s.offset, s.len, s.last)).collect();
+/// assert_eq!(cut, [(0, 4, false), (4, 4, false), (8, 2, true)]);
+/// assert_eq!(segments(0, 4).count(), 1);
+/// ```
+#[must_use]
+pub const fn segments(total: u32, max_payload: u32) -> Segments {
+    let max_payload = if max_payload == 0 { 1 } else { max_payload };
+    Segments { total, max_payload, next: Some(0) }
+}
+
+impl Iterator for Segments {
+    type Item = Segment;
+
+    #[inline]
+    fn next(&mut self) -> Option<Segment> {
+        let offset = self.next?;
+        let left = self.total - offset;
+        let last = left <= self.max_payload;
+        let len = left.min(self.max_payload);
+        self.next = if last { None } else { Some(offset + len) };
+        Some(Segment { offset, len, last })
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let count =
+            self.next.map_or(0, |offset| (self.total - offset).div_ceil(self.max_payload).max(1) as usize);
+        (count, Some(count))
+    }
+}
+
+impl ExactSizeIterator for Segments {}
+impl FusedIterator for Segments {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // [test:RFC5041-5.2-08] [test:RFC5040-5.1-09] [test:RFC5040-5.3-09]
+    #[test]
+    fn an_empty_message_is_one_last_segment() {
+        let mut cut = segments(0, 1400);
+        assert_eq!(cut.len(), 1);
+        assert_eq!(cut.next(), Some(Segment { offset: 0, len: 0, last: true }));
+        assert_eq!(cut.next(), None);
+    }
+
+    // [test:RFC5041-4.1-03] [test:RFC5041-4.1-04] [test:RFC5041-4.1-05] [test:RFC5041-4.1-06]
+    // [test:RFC5041-4.3-13] [test:RFC5041-5.2-01a] [test:RFC5041-5.2-01b] [test:RFC5041-5.2-03]
+    // [test:RFC5041-5.2-05] [test:RFC5041-5.3-03]
+    #[test]
+    fn segments_cover_the_message_in_order() {
+        for total in 0..300 {
+            for max_payload in 1..40 {
+                let (mut expected_offset, mut ended) = (0, false);
+                let cut = segments(total, max_payload);
+                assert_eq!(cut.len(), cut.clone().count());
+                for segment in cut {
+                    assert!(!ended, "nothing after the last");
+                    assert_eq!(segment.offset, expected_offset);
+                    assert!(segment.len <= max_payload);
+                    expected_offset += segment.len;
+                    ended = segment.last;
+                }
+                assert!(ended && expected_offset == total);
+            }
+        }
+    }
+
+    // [test:RFC5041-5.2-02]
+    #[test]
+    fn the_longest_message() {
+        let cut = segments(u32::MAX, 64_750);
+        assert_eq!(cut.len(), 66_332);
+        let (mut sum, mut last) = (0u64, None);
+        for segment in cut {
+            sum += u64::from(segment.len);
+            last = Some(segment);
+        }
+        assert_eq!(sum, u64::from(u32::MAX));
+        assert!(last.is_some_and(|segment| segment.last && segment.len == 35_045));
+        assert_eq!(segments(u32::MAX, u32::MAX).len(), 1);
+    }
+
+    #[test]
+    fn a_maximum_of_zero_does_not_loop() {
+        assert_eq!(segments(3, 0).count(), 3);
+    }
+}

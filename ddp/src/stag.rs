@@ -1,0 +1,43 @@
+//! Steering Tags.
+
+use core::fmt;
+
+/// A Steering Tag: the name of a Tagged Buffer (RFC 5041 section 4.2).
+///
+/// On the wire it is 32 bits without structure. Verbs divide it into an index of 24 bits, which the device
+/// chooses, and a key of 8 bits, which the consumer may choose.
+///
+/// ```
+/// # use ddp::STag;
+/// let stag = STag::from_parts(0x0012_34A5, 0x01);
+/// assert_eq!((stag.index(), stag.key()), (0x12_34A5, 1));
+/// assert_eq!(stag.to_string(), "0x1234a501");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct STag(pub u32);
+
+impl STag {
+    /// The STag of an index, whose low 24 bits count, and a key.
+    #[must_use]
+    pub const fn from_parts(index: u32, key: u8) -> Self {
+        Self(index << 8 | key as u32)
+    }
+
+    /// The upper 24 bits.
+    #[must_use]
+    pub const fn index(self) -> u32 {
+        self.0 >> 8
+    }
+
+    /// The lower 8 bits.
+    #[must_use]
+    pub const fn key(self) -> u8 {
+        self.0 as u8
+    }
+}
+
+impl fmt::Display for STag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#010x}", self.0)
+    }
+}

@@ -1,0 +1,223 @@
+//! The DDP headers (RFC 5041 section 4).
+//!
+//! Both begin with the DDP control octet:
+//!
+//! ```text
+//!  0 1 2 3 4 5 6 7
+//! +-+-+-+-+-+-+-+-+
+//! |T|L| Rsvd  |DV |
+//! +-+-+-+-+-+-+-+-+
+//! ```
+//!
+//! T: tagged; L: last segment of its message; Rsvd: sent as zero, not checked; DV: version, 1.
+
+mod tagged;
+mod untagged;
+
+pub use tagged::Tagged;
+pub use untagged::Untagged;
+
+/// The version of DDP in RFC 5041.
+pub const VERSION: u8 = 1;
+
+const T: u8 = 0x80;
+const L: u8 = 0x40;
+const DV: u8 = 0x03;
+
+/// The header of a DDP segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Header {
+    /// T = 1: the payload goes where STag and TO say.
+    Tagged(Tagged),
+    /// T = 0: the payload goes into the buffer that queue and MSN say.
+    Untagged(Untagged),
+}
+
+impl Header {
+    /// Octets of the longest header.
+    pub const MAX_LEN: usize = Untagged::LEN;
+
+    /// Reads the header `segment` begins with, and tells how many octets it takes; the payload is the rest.
+    ///
+    /// # Errors
+    /// If the version is not 1 or the segment ends within the header.
+    #[inline]
+    pub fn parse(segment: &[u8]) -> Result<(Self, usize), HeaderError> {
+        let Some(&control) = segment.first() else {
+            return Err(HeaderError::TooShort { len: 0, needed: Tagged::LEN });
+        };
+        let (tagged, version) = (control & T != 0, control & DV);
+        if version != VERSION {
+            return Err(HeaderError::Version { tagged, version });
+        }
+        let too_short = |needed| HeaderError::TooShort { len: segment.len(), needed };
+        if tagged {
+            let octets = segment.first_chunk().ok_or(too_short(Tagged::LEN))?;
+            Ok((Self::Tagged(Tagged::parse(octets)), Tagged::LEN))
+        } else {
+            let octets = segment.first_chunk().ok_or(too_short(Untagged::LEN))?;
+            Ok((Self::Untagged(Untagged::parse(octets)), Untagged::LEN))
+        }
+    }
+
+    /// Writes the header to the front of `out` and tells how many octets it took.
+    ///
+    /// # Panics
+    /// If `out` is shorter than [`len`](Self::len).
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        match self {
+            Self::Tagged(header) => out[..Tagged::LEN].copy_from_slice(&header.emit()),
+            Self::Untagged(header) => out[..Untagged::LEN].copy_from_slice(&header.emit()),
+        }
+        self.len()
+    }
+
+    /// Octets on the wire: 14 or 18.
+    #[inline]
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a header is never empty")]
+    pub const fn len(&self) -> usize {
+        match self {
+            Self::Tagged(_) => Tagged::LEN,
+            Self::Untagged(_) => Untagged::LEN,
+        }
+    }
+
+    /// L: the last segment of its message.
+    #[inline]
+    #[must_use]
+    pub const fn last(&self) -> bool {
+        match self {
+            Self::Tagged(header) => header.last,
+            Self::Untagged(header) => header.last,
+        }
+    }
+
+    /// The first octet DDP carries for its ULP; both headers have it at the same place.
+    #[inline]
+    #[must_use]
+    pub const fn rsvd_ulp(&self) -> u8 {
+        match self {
+            Self::Tagged(header) => header.rsvd_ulp,
+            Self::Untagged(header) => header.rsvd_ulp,
+        }
+    }
+}
+
+impl From<Tagged> for Header {
+    fn from(header: Tagged) -> Self {
+        Self::Tagged(header)
+    }
+}
+
+impl From<Untagged> for Header {
+    fn from(header: Untagged) -> Self {
+        Self::Untagged(header)
+    }
+}
+
+/// Why octets are no DDP segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeaderError {
+    /// The segment ends within its header. RFC 5041 has no code for that.
+    #[error("DDP segment of {len} octets, its header takes {needed}")]
+    TooShort {
+        /// Octets of the segment.
+        len: usize,
+        /// Octets of the header.
+        needed: usize,
+    },
+    /// DV is not 1 (RFC 5041 section 7.2: code 4 of type 1, or code 6 of type 2).
+    #[error("DDP version {version}")]
+    Version {
+        /// T of the segment.
+        tagged: bool,
+        /// Its DV.
+        version: u8,
+    },
+}
+
+/// The DDP control octet.
+const fn control(tagged: bool, last: bool) -> u8 {
+    (if tagged { T } else { 0 }) | (if last { L } else { 0 }) | VERSION
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::STag;
+
+    const WRITE: [u8; 14] = [0xC1, 0x40, 0x12, 0x34, 0xA5, 0x01, 0, 0, 0x7F, 0xFF, 0, 0, 0x10, 0x08];
+    const SEND: [u8; 18] =
+        [0x41, 0x44, 0xA, 0xB, 0xC, 0xD, 0, 0, 0, 2, 0x80, 0, 0, 1, 0xFF, 0xFF, 0xFF, 0xFC];
+
+    // [test:RFC5041-4.2-01] [test:RFC5041-4.1-01] [test:RFC5041-4.1-11]
+    #[test]
+    fn tagged_octets() {
+        let header = Tagged { last: true, rsvd_ulp: 0x40, stag: STag(0x1234_A501), to: 0x7FFF_0000_1008 };
+        assert_eq!(Header::parse(&WRITE), Ok((header.into(), 14)));
+        assert_eq!(header.emit(), WRITE);
+        assert_eq!(Tagged { last: false, ..header }.emit()[0], 0x81);
+    }
+
+    // [test:RFC5041-4.3-01] [test:RFC5041-4.1-02] [test:RFC5041-4.1-11]
+    #[test]
+    fn untagged_octets() {
+        let header = Untagged {
+            last: true,
+            rsvd_ulp: 0x44,
+            rsvd_ulp32: 0x0A0B_0C0D,
+            qn: 2,
+            msn: 0x8000_0001,
+            mo: 0xFFFF_FFFC,
+        };
+        assert_eq!(Header::parse(&SEND), Ok((header.into(), 18)));
+        assert_eq!(header.emit(), SEND);
+        assert_eq!(Untagged { last: false, ..header }.emit()[0], 0x01);
+    }
+
+    #[test]
+    fn emit_takes_the_front_of_the_buffer() {
+        let mut out = [0xEE; 20];
+        let (header, len) = Header::parse(&WRITE).unwrap();
+        assert_eq!(header.emit(&mut out), len);
+        assert_eq!((&out[..14], &out[14..]), (&WRITE[..], &[0xEE; 6][..]));
+    }
+
+    // [test:RFC5041-4.1-10]
+    #[test]
+    fn reserved_bits_are_not_checked_and_sent_as_zero() {
+        for octets in [&WRITE[..], &SEND[..]] {
+            let mut set = [0; 18];
+            let set = &mut set[..octets.len()];
+            set.copy_from_slice(octets);
+            set[0] |= 0x3C;
+            assert_eq!(Header::parse(set), Header::parse(octets));
+        }
+        assert_eq!((control(true, true), control(false, false)), (0xC1, 0x01));
+    }
+
+    // [test:RFC5041-4.1-12] [test:RFC5041-6.2.2-04]
+    #[test]
+    fn other_versions_are_refused() {
+        for version in [0, 2, 3] {
+            for (octets, tagged) in [(&WRITE[..], true), (&SEND[..], false)] {
+                let mut other = [0; 18];
+                other[..octets.len()].copy_from_slice(octets);
+                other[0] = other[0] & !DV | version;
+                assert_eq!(Header::parse(&other), Err(HeaderError::Version { tagged, version }));
+            }
+        }
+    }
+
+    #[test]
+    fn every_truncation_is_refused() {
+        for octets in [&WRITE[..], &SEND[..]] {
+            for len in 0..octets.len() {
+                let needed = if len == 0 { Tagged::LEN } else { octets.len() };
+                assert_eq!(Header::parse(&octets[..len]), Err(HeaderError::TooShort { len, needed }));
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! CRC32C as MPA uses it (RFC 5044 section 4.4, by way of iSCSI's digests).
+
+/// A CRC32C (Castagnoli) that is being computed, piece by piece.
+///
+/// It is a plain value: [`update`](Self::update) takes and returns it, so a CRC over a common prefix can be
+/// kept and continued several ways.
+///
+/// ```
+/// use mpa::Crc32c;
+/// let whole = Crc32c::new().update(b"123456789").finish();
+/// assert_eq!(whole, 0xE306_9283);
+/// assert_eq!(Crc32c::new().update(b"1234").update(b"56789").finish(), whole);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Crc32c {
+    /// The register, reflected, before the final exclusive-or.
+    register: u32,
+}
+
+/// The register starts as all ones, and is inverted at the end.
+const ALL_ONES: u32 = 0xFFFF_FFFF;
+
+impl Crc32c {
+    /// The CRC of no octets.
+    pub const fn new() -> Self {
+        Self { register: ALL_ONES }
+    }
+
+    /// Continues over `octets`.
+    #[inline]
+    pub fn update(self, octets: &[u8]) -> Self {
+        // The one-shot entry point is the faster one (3 against 5 ns for 20 octets), and most FPDUs are one piece.
+        let register = if self.register == ALL_ONES {
+            engine::one_shot(octets) ^ ALL_ONES
+        } else {
+            engine::extend(self.register, octets)
+        };
+        Self { register }
+    }
+
+    /// The CRC as a number.
+    #[must_use]
+    pub const fn finish(self) -> u32 {
+        self.register ^ ALL_ONES
+    }
+
+    /// The CRC as it stands in the CRC field of an FPDU: least significant octet first (RFC 5044 Figure 5).
+    #[must_use]
+    pub const fn finish_wire(self) -> [u8; 4] {
+        self.finish().to_le_bytes()
+    }
+}
+
+impl Default for Crc32c {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The CRC32C of `octets`, fast for short inputs as well.
+///
+/// ```
+/// assert_eq!(mpa::crc32c(b"123456789"), 0xE306_9283);
+/// ```
+#[inline]
+#[must_use]
+pub fn crc32c(octets: &[u8]) -> u32 {
+    engine::one_shot(octets)
+}
+
+#[cfg(feature = "std")]
+mod engine {
+    use crc_fast::{CrcAlgorithm, Digest};
+
+    #[inline]
+    pub(super) fn one_shot(octets: &[u8]) -> u32 {
+        crc_fast::crc32_iscsi(octets)
+    }
+
+    #[inline]
+    pub(super) fn extend(register: u32, octets: &[u8]) -> u32 {
+        let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(register));
+        digest.update(octets);
+        digest.get_state() as u32
+    }
+}
+
+#[cfg(not(feature = "std"))]
+mod engine {
+    use crc::{CRC_32_ISCSI, Crc, Table};
+
+    static CASTAGNOLI: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISCSI);
+
+    pub(super) fn one_shot(octets: &[u8]) -> u32 {
+        CASTAGNOLI.checksum(octets)
+    }
+
+    pub(super) fn extend(register: u32, octets: &[u8]) -> u32 {
+        // `digest_with_initial` takes the register unreflected and reflects it itself.
+        let mut digest = CASTAGNOLI.digest_with_initial(register.reverse_bits());
+        digest.update(octets);
+        digest.finalize() ^ super::ALL_ONES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    /// RFC 3720 B.4 (the text RFC 5044 4.4 refers to): input, CRC field as sent.
+    // [test:RFC5044-4.4-12]
+    #[test]
+    fn iscsi_examples() {
+        let ascending: Vec<u8> = (0..32).collect();
+        let descending: Vec<u8> = (0..32).rev().collect();
+        let examples: [(&[u8], [u8; 4]); 5] = [
+            (&[0; 32], [0xAA, 0x36, 0x91, 0x8A]),
+            (&[0xFF; 32], [0x43, 0xAB, 0xA8, 0x62]),
+            (&ascending, [0x4E, 0x79, 0xDD, 0x46]),
+            (&descending, [0x5C, 0xDB, 0x3F, 0x11]),
+            (&[], [0, 0, 0, 0]),
+        ];
+        for (octets, field) in examples {
+            assert_eq!(Crc32c::new().update(octets).finish_wire(), field);
+            assert_eq!(crc32c(octets).to_le_bytes(), field);
+        }
+    }
+
+    /// The definition, bit by bit.
+    fn by_definition(octets: &[u8]) -> u32 {
+        let mut register = ALL_ONES;
+        for octet in octets {
+            register ^= u32::from(*octet);
+            for _ in 0..8 {
+                register = if register & 1 == 1 { register >> 1 ^ 0x82F6_3B78 } else { register >> 1 };
+            }
+        }
+        !register
+    }
+
+    // [test:RFC5044-4.4-12]
+    #[test]
+    fn any_cut_gives_the_same_crc() {
+        let octets: Vec<u8> = (0..700u32).map(|n| (n * 7 % 251) as u8).collect();
+        for len in [0, 1, 2, 3, 4, 15, 16, 17, 44, 63, 64, 65, 127, 128, 129, 255, 256, 257, 700] {
+            let whole = by_definition(&octets[..len]);
+            assert_eq!(crc32c(&octets[..len]), whole, "{len} octets");
+            for cut in 0..=len {
+                let (head, tail) = octets[..len].split_at(cut);
+                assert_eq!(
+                    Crc32c::new().update(head).update(tail).finish(),
+                    whole,
+                    "{len} octets cut at {cut}"
+                );
+            }
+        }
+    }
+}

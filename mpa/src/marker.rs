@@ -1,0 +1,137 @@
+//! Where the Markers of an FPDU stand (RFC 5044 section 4.3).
+//!
+//! ```text
+//!  0                   1                   2                   3
+//!  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |           RESERVED            |            FPDUPTR            |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! ```
+//!
+//! A Marker stands at every 512th octet of Full Operation in its direction, the first one before the first
+//! FPDU. FPDUs are multiples of four octets long, so a Marker never splits ULPDU_Length or the CRC field. A
+//! Marker that falls between two FPDUs belongs to the second.
+
+/// Octets of a Marker.
+pub(crate) const MARKER_LEN: usize = 4;
+
+/// Octets of the stream from one Marker to the next.
+const INTERVAL: usize = 512;
+
+/// Octets of FPDU between two Markers.
+pub(crate) const STRIDE: usize = INTERVAL - MARKER_LEN;
+
+/// The Markers of one FPDU that starts at a known position of the stream.
+///
+/// ```text
+///  lead                first        STRIDE            STRIDE
+/// ┌────┬──────────────────────┬────┬─────────────┬────┬───────╌╌
+/// │ M? │ ULPDU_Length ULPDU.. │ M  │ ..ULPDU..   │ M  │ ..
+/// └────┴──────────────────────┴────┴─────────────┴────┴───────╌╌
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// Octets of the Marker right before ULPDU_Length: 4, or 0 when there is none.
+    pub(crate) lead: usize,
+    /// Octets of FPDU before the first Marker behind ULPDU_Length: 4..=508.
+    first: usize,
+    /// Markers behind ULPDU_Length.
+    inner: usize,
+    /// Octets of the FPDU without its Markers.
+    fpdu_len: usize,
+}
+
+impl Layout {
+    /// `position`: octets of Full Operation before this FPDU; `fpdu_len`: its octets without Markers.
+    #[inline]
+    pub(crate) fn new(position: u64, fpdu_len: usize) -> Self {
+        let past_marker = (position % INTERVAL as u64) as usize;
+        let (lead, first) = if past_marker == 0 { (MARKER_LEN, STRIDE) } else { (0, INTERVAL - past_marker) };
+        // A Marker right behind the CRC field is the next FPDU's: only those with FPDU octets behind them count.
+        let inner = fpdu_len.saturating_sub(first).div_ceil(STRIDE);
+        Self { lead, first, inner, fpdu_len }
+    }
+
+    /// Octets on the wire, all Markers included.
+    #[inline]
+    pub(crate) fn wire_len(&self) -> usize {
+        self.lead + self.fpdu_len + MARKER_LEN * self.inner
+    }
+
+    /// Markers behind ULPDU_Length.
+    #[inline]
+    pub(crate) fn inner(&self) -> usize {
+        self.inner
+    }
+
+    /// Octets of FPDU before inner Marker `n` (0-based).
+    #[inline]
+    pub(crate) fn fpdu_offset(&self, n: usize) -> usize {
+        self.first + STRIDE * n
+    }
+
+    /// Octets from ULPDU_Length to the first octet of inner Marker `n`: its FPDUPTR.
+    #[inline]
+    pub(crate) fn pointer(&self, n: usize) -> usize {
+        self.first + INTERVAL * n
+    }
+}
+
+/// The octets of a Marker.
+#[inline]
+pub(crate) fn emit(pointer: u16) -> [u8; MARKER_LEN] {
+    let [high, low] = pointer.to_be_bytes();
+    [0, 0, high, low]
+}
+
+/// The FPDUPTR of a Marker; the reserved half is ignored, and the low two bits count as zero.
+#[inline]
+pub(crate) fn parse(marker: [u8; MARKER_LEN]) -> u16 {
+    u16::from_be_bytes([marker[2], marker[3]]) & !0b11
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec::Vec;
+
+    /// Walks the stream word by word, as the RFC tells it.
+    fn by_walking(position: u64, fpdu_len: usize) -> (usize, Vec<usize>) {
+        let (mut at, mut lead, mut pointers) = (position, 0, Vec::new());
+        if at % 512 == 0 {
+            (at, lead) = (at + 4, 4);
+        }
+        let (start, mut left) = (at, fpdu_len);
+        while left > 0 {
+            if at % 512 == 0 {
+                pointers.push((at - start) as usize);
+            } else {
+                left -= 4;
+            }
+            at += 4;
+        }
+        (lead, pointers)
+    }
+
+    // [test:RFC5044-4.3-03] [test:RFC5044-4.3-07] [test:RFC5044-4.3-08]
+    #[test]
+    fn layout_agrees_with_walking_the_stream() {
+        let near_wrap = (1u64 << 32) - 512;
+        for position in (0..1024).chain(near_wrap..near_wrap + 1024).step_by(4) {
+            for fpdu_len in (8..2200).step_by(4).chain([64_776, 65_544]) {
+                let (lead, pointers) = by_walking(position, fpdu_len);
+                let layout = Layout::new(position, fpdu_len);
+                let found: Vec<_> = (0..layout.inner()).map(|n| layout.pointer(n)).collect();
+                assert_eq!((layout.lead, found), (lead, pointers), "at {position}, {fpdu_len} octets");
+                assert_eq!(layout.wire_len(), lead + fpdu_len + 4 * layout.inner());
+            }
+        }
+    }
+
+    // [test:RFC5044-4.2-02] [test:RFC5044-4.2-03b] [test:RFC5044-4.3-06]
+    #[test]
+    fn reserved_bits_are_ignored() {
+        assert_eq!(parse([0xFF, 0xFF, 0x01, 0xFF]), 0x01FC);
+        assert_eq!(emit(0x01FC), [0, 0, 0x01, 0xFC]);
+    }
+}

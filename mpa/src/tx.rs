@@ -1,0 +1,168 @@
+//! Sending FPDUs: around each ULPDU its length, PAD, Markers and CRC (RFC 5044 section 4).
+
+use alloc::vec::Vec;
+
+use crate::crc::{Crc32c, crc32c};
+use crate::marker::{self, Layout, MARKER_LEN};
+use crate::size::{CRC_LEN, LENGTH_LEN, MAX_ULPDU, fpdu_len, pad_len};
+
+/// The send framing of one direction.
+///
+/// Two ways lead to the same octets:
+/// * [`seal`](Self::seal) completes an FPDU that was built in a buffer;
+/// * [`header`](Self::header) and [`trailer`](Self::trailer) are what stands around a ULPDU that is sent from
+///   where it lies. Not with Markers, which stand in its middle.
+///
+/// FPDUs must reach the stream in the order of the calls.
+#[derive(Debug)]
+pub struct FpduTx {
+    crc: bool,
+    markers: bool,
+    position: u64,
+}
+
+impl FpduTx {
+    /// The direction at the first octet behind the startup frame, with what was negotiated for it.
+    #[must_use]
+    pub const fn new(crc: bool, markers: bool) -> Self {
+        Self { crc, markers, position: 0 }
+    }
+
+    /// Octets of Full Operation framed so far.
+    #[must_use]
+    pub const fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Whether the peer wants Markers.
+    #[must_use]
+    pub const fn markers(&self) -> bool {
+        self.markers
+    }
+
+    /// Whether CRCs are computed. Without, the CRC field is sent as zero.
+    #[must_use]
+    pub const fn crc_on(&self) -> bool {
+        self.crc
+    }
+
+    /// Makes an FPDU of `buf[start..]`: two octets to be overwritten, then the ULPDU up to the end. The buffer
+    /// grows by PAD, Markers and CRC.
+    ///
+    /// # Panics
+    /// If the two octets are missing or the ULPDU is longer than [`MAX_ULPDU`].
+    pub fn seal(&mut self, buf: &mut Vec<u8>, start: usize) {
+        let len = buf.len().saturating_sub(start);
+        assert!(len >= LENGTH_LEN, "two octets are due in front of the ULPDU");
+        let ulpdu_len = len - LENGTH_LEN;
+        assert!(ulpdu_len <= MAX_ULPDU, "ULPDU of {ulpdu_len} octets");
+        buf[start..start + LENGTH_LEN].copy_from_slice(&Self::header(ulpdu_len as u16));
+        if self.markers {
+            let layout = Layout::new(self.position, fpdu_len(ulpdu_len));
+            buf.resize(start + layout.wire_len() - CRC_LEN, 0);
+            insert_markers(&mut buf[start..], &layout, len + pad_len(ulpdu_len));
+        } else {
+            buf.extend_from_slice(&[0; 3][..pad_len(ulpdu_len)]);
+        }
+        let crc = if self.crc { crc32c(&buf[start..]) } else { 0 };
+        buf.extend_from_slice(&crc.to_le_bytes());
+        self.position += (buf.len() - start) as u64;
+    }
+
+    /// ULPDU_Length as it stands in front of a ULPDU of `ulpdu_len` octets.
+    #[inline]
+    #[must_use]
+    pub const fn header(ulpdu_len: u16) -> [u8; LENGTH_LEN] {
+        ulpdu_len.to_be_bytes()
+    }
+
+    /// PAD and CRC behind a ULPDU of `ulpdu_len` octets. `crc` has gone over ULPDU_Length and the ULPDU; with
+    /// CRCs off its value does not matter.
+    ///
+    /// # Panics
+    /// With Markers on: use [`seal`](Self::seal).
+    #[inline]
+    #[must_use]
+    pub fn trailer(&mut self, ulpdu_len: u16, crc: Crc32c) -> Trailer {
+        assert!(!self.markers, "Markers stand in the ULPDU");
+        let ulpdu_len = usize::from(ulpdu_len);
+        let pad = pad_len(ulpdu_len);
+        let mut octets = [0; Trailer::MAX_LEN];
+        if self.crc {
+            let crc = crc.update(&octets[..pad]).finish_wire();
+            octets[pad..pad + CRC_LEN].copy_from_slice(&crc);
+        }
+        self.position += fpdu_len(ulpdu_len) as u64;
+        Trailer { octets, len: (pad + CRC_LEN) as u8 }
+    }
+}
+
+/// PAD and CRC: the end of an FPDU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trailer {
+    octets: [u8; Self::MAX_LEN],
+    len: u8,
+}
+
+impl Trailer {
+    /// The most octets there can be.
+    pub const MAX_LEN: usize = 3 + CRC_LEN;
+
+    /// The octets.
+    #[inline]
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.octets[..usize::from(self.len)]
+    }
+}
+
+/// Opens a gap for every Marker and fills it. `octets` has the room; its first `len` octets are FPDU (with
+/// PAD, without CRC).
+fn insert_markers(octets: &mut [u8], layout: &Layout, len: usize) {
+    // From the back, so that each octet moves once.
+    let mut end = len;
+    for n in (0..layout.inner()).rev() {
+        let from = layout.fpdu_offset(n);
+        let marker = layout.lead + layout.pointer(n);
+        octets.copy_within(from..end, marker + MARKER_LEN);
+        // MAX_ULPDU is such that no pointer overflows.
+        octets[marker..marker + MARKER_LEN].copy_from_slice(&marker::emit(layout.pointer(n) as u16));
+        end = from;
+    }
+    if layout.lead != 0 {
+        octets.copy_within(..end, layout.lead);
+        octets[..MARKER_LEN].copy_from_slice(&marker::emit(0));
+    }
+}
+
+#[cfg(test)]
+impl FpduTx {
+    /// CRCs and Markers on, far into the stream.
+    pub(crate) const fn at(position: u64) -> Self {
+        Self { crc: true, markers: true, position }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // [test:RFC5044-4.3-02] [test:RFC5044-4.3-04]
+    #[test]
+    fn a_marker_at_2_to_32() {
+        let mut tx = FpduTx::at((1 << 32) - 8);
+        let mut buf = Vec::from([0xEE; 12]);
+        tx.seal(&mut buf, 0);
+        assert_eq!(
+            buf[..16],
+            [0, 10, 0xEE, 0xEE, 0xEE, 0xEE, 0xEE, 0xEE, 0, 0, 0, 8, 0xEE, 0xEE, 0xEE, 0xEE]
+        );
+        assert_eq!((buf.len(), tx.position()), (20, (1 << 32) + 12));
+    }
+
+    #[test]
+    #[should_panic = "two octets are due"]
+    fn the_length_needs_its_room() {
+        FpduTx::new(true, false).seal(&mut Vec::from([0; 5]), 4);
+    }
+}

@@ -1,0 +1,426 @@
+//! FPDUs against RFC 5044: its figures, a second encoder that walks the stream word by word, and streams that
+//! are cut anywhere or damaged.
+
+use mpa::{Crc32c, Fpdu, FpduError, FpduRx, FpduTx, MAX_ULPDU, MIN_FPDU, Step, crc32c, fpdu_len};
+use proptest::prelude::*;
+
+/// The FPDU of RFC 5044 Figure 5, with the Marker before it.
+const FIGURE_5: &[u8] = &[
+    0x00, 0x00, 0x00, 0x00, // Marker
+    0x00, 0x2A, 0x41, 0x43, // length, DDP control, RDMAP control
+    0x00, 0x00, 0x00, 0x00, // reserved
+    0x00, 0x00, 0x00, 0x00, // QN
+    0x00, 0x00, 0x00, 0x01, // MSN
+    0x00, 0x00, 0x00, 0x00, // MO
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, // data
+    0x52, 0x23, 0x99, 0x83, // CRC32C
+];
+
+/// The FPDU of RFC 5044 Figure 6, the second of its stream, behind 492 octets.
+const FIGURE_6: &[u8] = &[
+    0x00, 0x2A, 0x41, 0x43, // length, DDP control, RDMAP control
+    0x00, 0x00, 0x00, 0x00, // reserved
+    0x00, 0x00, 0x00, 0x00, // QN
+    0x00, 0x00, 0x00, 0x02, // MSN
+    0x00, 0x00, 0x00, 0x00, // MO
+    0x00, 0x00, 0x00, 0x14, // Marker
+    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, // data
+    0x84, 0x92, 0x58, 0x98, // CRC32C
+];
+
+/// The ULPDU of both figures.
+fn figure_ulpdu(msn: u8) -> Vec<u8> {
+    let mut ulpdu = vec![0; 42];
+    ulpdu[..2].copy_from_slice(&[0x41, 0x43]);
+    ulpdu[13] = msn;
+    ulpdu
+}
+
+/// Octets that differ from place to place.
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n * 7 + n / 251) as u8).collect()
+}
+
+/// What `seal` makes of a ULPDU.
+fn seal(tx: &mut FpduTx, ulpdu: &[u8]) -> Vec<u8> {
+    let mut buf = vec![0xEE; 2];
+    buf.extend_from_slice(ulpdu);
+    tx.seal(&mut buf, 0);
+    buf
+}
+
+/// An FPDU at `position` of its stream, word by word as RFC 5044 section 4 tells it.
+fn by_walking(position: u64, ulpdu: &[u8], crc: bool, markers: bool) -> Vec<u8> {
+    let mut words = (ulpdu.len() as u16).to_be_bytes().to_vec();
+    words.extend_from_slice(ulpdu);
+    while !words.len().is_multiple_of(4) {
+        words.push(0);
+    }
+    let mut wire = Vec::new();
+    let at = |wire: &Vec<u8>| position + wire.len() as u64;
+    if markers && at(&wire).is_multiple_of(512) {
+        wire.extend_from_slice(&[0; 4]);
+    }
+    let start = at(&wire);
+    for word in words.chunks(4) {
+        if markers && at(&wire).is_multiple_of(512) && at(&wire) != start {
+            wire.extend_from_slice(&[0, 0]);
+            wire.extend_from_slice(&((at(&wire) - 2 - start) as u16).to_be_bytes());
+        }
+        wire.extend_from_slice(word);
+    }
+    if markers && at(&wire).is_multiple_of(512) {
+        wire.extend_from_slice(&[0, 0]);
+        wire.extend_from_slice(&((at(&wire) - 2 - start) as u16).to_be_bytes());
+    }
+    let field = if crc { crc32c(&wire) } else { 0 };
+    wire.extend_from_slice(&field.to_le_bytes());
+    wire
+}
+
+/// The one FPDU that `octets` are.
+fn receive(rx: &mut FpduRx, octets: &mut [u8]) -> Fpdu {
+    match rx.next(octets).unwrap() {
+        Step::Fpdu(fpdu) => fpdu,
+        more => panic!("{more:?} of {}", octets.len()),
+    }
+}
+
+// [test:RFC5044-4.1-01] [test:RFC5044-4.2-01] [test:RFC5044-4.3-07] [test:RFC5044-4.4-12] [test:RFC5044-4.4-15]
+// [test:RFC5044-4.4-16]
+#[test]
+fn figure_5() {
+    assert_eq!(seal(&mut FpduTx::new(true, true), &figure_ulpdu(1)), FIGURE_5);
+    let mut octets = FIGURE_5.to_vec();
+    let fpdu = receive(&mut FpduRx::new(true, true), &mut octets);
+    assert_eq!((fpdu.consumed, &octets[fpdu.ulpdu]), (52, &figure_ulpdu(1)[..]));
+}
+
+// [test:RFC5044-4.3-02] [test:RFC5044-4.3-03] [test:RFC5044-4.4-14] [test:RFC5044-4.3-11]
+#[test]
+fn figure_6() {
+    let (mut tx, mut rx) = (FpduTx::new(true, true), FpduRx::new(true, true));
+    let mut before = seal(&mut tx, &[0; 482]);
+    assert_eq!(before.len(), 492);
+    receive(&mut rx, &mut before);
+
+    assert_eq!(seal(&mut tx, &figure_ulpdu(2)), FIGURE_6);
+    let mut octets = FIGURE_6.to_vec();
+    let fpdu = receive(&mut rx, &mut octets);
+    assert_eq!((fpdu.consumed, &octets[fpdu.ulpdu]), (52, &figure_ulpdu(2)[..]));
+    assert_eq!((tx.position(), rx.position()), (544, 544));
+}
+
+/// Every place of a Marker within an FPDU: before it, in the header, in the data, in the PAD's word, before the
+/// CRC, right behind it.
+// [test:RFC5044-4.1-02] [test:RFC5044-4.2-03a] [test:RFC5044-4.3-01] [test:RFC5044-4.3-05] [test:RFC5044-4.3-08]
+// [test:RFC5044-4.3-09a] [test:RFC5044-4.3-09b] [test:RFC5044-4.4-11] [test:RFC5044-4.4-13] [test:RFC5044-3-01]
+#[test]
+fn any_length_at_any_position() {
+    for (crc, markers) in [(true, true), (false, true), (true, false), (false, false)] {
+        for first in (0..=600).step_by(4).map(|octets| octets + 2) {
+            for len in (0..24).chain(490..530).chain([1014, 1024, 1500]) {
+                let (mut tx, mut rx) = (FpduTx::new(crc, markers), FpduRx::new(crc, markers));
+                receive(&mut rx, &mut seal(&mut tx, &pattern(first)));
+                let ulpdu = pattern(len);
+                let expected = by_walking(tx.position(), &ulpdu, crc, markers);
+                let mut octets = seal(&mut tx, &ulpdu);
+                assert_eq!(octets, expected, "{len} octets behind {first}, CRC {crc}, Markers {markers}");
+                let fpdu = receive(&mut rx, &mut octets);
+                assert_eq!(fpdu.consumed, expected.len());
+                assert_eq!(octets[fpdu.ulpdu], ulpdu);
+            }
+        }
+    }
+}
+
+// [test:RFC5044-3-05] [test:RFC5044-3-06a] [test:RFC5044-A.4-01]
+#[test]
+fn the_largest_ulpdu_at_every_position() {
+    let ulpdu = pattern(MAX_ULPDU);
+    for first in (0..=512).step_by(4).map(|octets| octets + 2) {
+        let (mut tx, mut rx) = (FpduTx::new(true, true), FpduRx::new(true, true));
+        receive(&mut rx, &mut seal(&mut tx, &pattern(first)));
+        let mut octets = seal(&mut tx, &ulpdu);
+        let fpdu = receive(&mut rx, &mut octets);
+        assert!(octets[fpdu.ulpdu] == ulpdu, "behind {first}");
+    }
+}
+
+#[test]
+#[should_panic = "ULPDU of 64769 octets"]
+fn a_larger_ulpdu_is_not_sent() {
+    seal(&mut FpduTx::new(true, false), &pattern(MAX_ULPDU + 1));
+}
+
+/// A peer may send all that ULPDU_Length can say. The Markers past what FPDUPTR can say are not looked at.
+#[test]
+fn a_larger_ulpdu_is_taken() {
+    let ulpdu = pattern(65_535);
+    for markers in [false, true] {
+        let mut octets = by_walking(0, &ulpdu, true, markers);
+        assert!(octets.len() <= mpa::MAX_FPDU_ON_WIRE);
+        let fpdu = receive(&mut FpduRx::new(true, markers), &mut octets);
+        assert!(octets[fpdu.ulpdu] == ulpdu);
+    }
+}
+
+// [test:RFC5044-4.4-11] [test:RFC5044-4.4-12]
+#[test]
+fn header_and_trailer_are_what_seal_writes() {
+    for crc in [true, false] {
+        let (mut contiguous, mut gathered) = (FpduTx::new(crc, false), FpduTx::new(crc, false));
+        for len in (0..300).chain([1454, 65_000 - 232]) {
+            let ulpdu = pattern(len);
+            let header = FpduTx::header(len as u16);
+            let (front, back) = ulpdu.split_at(len / 3);
+            let sum = Crc32c::new().update(&header).update(front).update(back);
+            let trailer = gathered.trailer(len as u16, sum);
+            let pieces = [&header[..], &ulpdu, trailer.as_slice()].concat();
+            assert_eq!(pieces, seal(&mut contiguous, &ulpdu), "{len} octets, CRC {crc}");
+            assert_eq!(contiguous.position(), gathered.position());
+        }
+    }
+}
+
+#[test]
+fn seal_leaves_what_stands_before() {
+    let mut tx = FpduTx::new(true, true);
+    let mut buf = Vec::new();
+    let mut expected = Vec::new();
+    for len in [0, 30, 700, 1, 508, 4] {
+        expected.extend(by_walking(expected.len() as u64, &pattern(len), true, true));
+        let start = buf.len();
+        buf.extend_from_slice(&[0xEE; 2]);
+        buf.extend(pattern(len));
+        tx.seal(&mut buf, start);
+    }
+    assert_eq!(buf, expected);
+    assert_eq!(tx.position(), expected.len() as u64);
+}
+
+/// One octet more at a time. There is no FPDU before it is whole, `at_least` never asks for too much, and the
+/// octets are not touched.
+// [test:RFC5044-6-09] [test:RFC5044-5.1-05] [test:RFC5044-5.2-01] [test:RFC5044-6-06] [test:RFC5044-4.3-10]
+// [test:RFC5044-3-07]
+#[test]
+fn octet_by_octet() {
+    for (crc, markers) in [(true, true), (false, true), (true, false), (false, false)] {
+        let ulpdus: Vec<_> = [0, 1, 18, 480, 3, 42, 1442, 2, 900, 0].into_iter().map(pattern).collect();
+        let mut tx = FpduTx::new(crc, markers);
+        let stream: Vec<_> = ulpdus.iter().flat_map(|ulpdu| seal(&mut tx, ulpdu)).collect();
+
+        let mut rx = FpduRx::new(crc, markers);
+        let (mut buffer, mut received) = (Vec::new(), Vec::new());
+        for octet in stream {
+            buffer.push(octet);
+            let before = buffer.clone();
+            match rx.next(&mut buffer).unwrap() {
+                Step::NeedMore { at_least } => {
+                    assert!(at_least > buffer.len());
+                    assert_eq!(buffer, before);
+                }
+                Step::Fpdu(fpdu) => {
+                    assert_eq!(fpdu.consumed, buffer.len(), "found with its last octet");
+                    received.push(buffer[fpdu.ulpdu].to_vec());
+                    buffer.clear();
+                }
+            }
+        }
+        assert_eq!(received, ulpdus, "CRC {crc}, Markers {markers}");
+        assert_eq!(rx.position(), tx.position());
+    }
+}
+
+#[test]
+fn at_least_is_exact_once_the_length_is_known() {
+    for markers in [false, true] {
+        let octets = seal(&mut FpduTx::new(true, markers), &pattern(1000));
+        let mut rx = FpduRx::new(true, markers);
+        let lead = if markers { 4 } else { 0 };
+        assert_eq!(rx.next(&mut []), Ok(Step::NeedMore { at_least: lead + MIN_FPDU }));
+        let whole = Step::NeedMore { at_least: octets.len() };
+        assert_eq!(rx.next(&mut octets[..lead + 2].to_vec()), Ok(whole));
+    }
+}
+
+/// Several FPDUs in one read, and a part of the next.
+#[test]
+fn fpdus_that_came_together() {
+    let mut tx = FpduTx::new(true, true);
+    let mut stream: Vec<u8> = (0..20).flat_map(|n| seal(&mut tx, &pattern(n * 37))).collect();
+    let end = stream.len() - 1;
+    let mut rx = FpduRx::new(true, true);
+    let (mut at, mut count) = (0, 0);
+    while let Step::Fpdu(fpdu) = rx.next(&mut stream[at..end]).unwrap() {
+        assert_eq!(stream[at..][fpdu.ulpdu], pattern(count * 37));
+        (at, count) = (at + fpdu.consumed, count + 1);
+    }
+    assert_eq!(count, 19, "the last one lacks an octet");
+}
+
+/// Any one bit: in a Marker, the length, the data, the PAD or the CRC.
+// [test:RFC5044-4.4-17] [test:RFC5044-4.4-18] [test:RFC5044-4.4-19] [test:RFC5044-4.4-20] [test:RFC5044-6-01]
+// [test:RFC5044-6-04] [test:RFC5044-8-03] [test:RFC5044-7.1.1-11]
+#[test]
+fn no_flipped_bit_gets_through() {
+    let good = seal(&mut FpduTx::new(true, true), &pattern(521));
+    for bit in 0..good.len() * 8 {
+        let mut octets = good.clone();
+        octets[bit / 8] ^= 1 << (bit % 8);
+        match FpduRx::new(true, true).next(&mut octets) {
+            Err(FpduError::Crc { position: 0, computed, received }) => assert_ne!(computed, received),
+            Ok(Step::NeedMore { at_least }) => {
+                assert!((32..48).contains(&bit), "only a length can ask for more");
+                assert!(at_least > good.len());
+            }
+            other => panic!("bit {bit}: {other:?}"),
+        }
+    }
+}
+
+// [test:RFC5044-4.1-03] [test:RFC5044-7.1.1-10] [test:RFC5044-7.1.1-12] [test:RFC5044-4.4-05] [test:RFC5044-4.4-09]
+#[test]
+fn without_crcs_the_field_may_be_anything() {
+    for markers in [false, true] {
+        for field in [[0; 4], [0xDE, 0xAD, 0xBE, 0xEF], [0xFF; 4]] {
+            let mut octets = seal(&mut FpduTx::new(false, markers), &pattern(41));
+            let end = octets.len();
+            octets[end - 4..].copy_from_slice(&field);
+            let fpdu = receive(&mut FpduRx::new(false, markers), &mut octets);
+            assert_eq!(octets[fpdu.ulpdu], pattern(41));
+        }
+    }
+}
+
+/// `octets` with a right CRC.
+fn with_crc(mut octets: Vec<u8>) -> Vec<u8> {
+    let end = octets.len() - 4;
+    let crc = crc32c(&octets[..end]);
+    octets[end..].copy_from_slice(&crc.to_le_bytes());
+    octets
+}
+
+// [test:RFC5044-4.1-02]
+#[test]
+fn pad_is_not_looked_at() {
+    let mut octets = seal(&mut FpduTx::new(true, false), &pattern(39));
+    octets[41..44].copy_from_slice(&[0xFF; 3]);
+    let fpdu = receive(&mut FpduRx::new(true, false), &mut with_crc(octets));
+    assert_eq!(fpdu.ulpdu, 2..41);
+}
+
+// [test:RFC5044-8-04] [test:RFC5044-8-05] [test:RFC5044-5.2-02a]
+#[test]
+fn a_marker_that_points_elsewhere() {
+    let good = seal(&mut FpduTx::new(true, true), &pattern(1100));
+    for (at, expected) in [(0, 0), (512, 508), (1024, 1020)] {
+        for found in [0, 4, 504, 508, 512, 1016, 1020, 0xFFFC] {
+            let mut octets = good.clone();
+            octets[at + 2..at + 4].copy_from_slice(&u16::to_be_bytes(found));
+            let mut octets = with_crc(octets);
+            let outcome = FpduRx::new(true, true).next(&mut octets);
+            if found == expected {
+                assert!(matches!(outcome, Ok(Step::Fpdu(_))));
+            } else {
+                assert_eq!(outcome, Err(FpduError::Marker { position: at as u64, expected, found }));
+            }
+        }
+    }
+}
+
+// [test:RFC5044-4.2-02] [test:RFC5044-4.2-03b] [test:RFC5044-4.3-06]
+#[test]
+fn reserved_bits_of_a_marker_are_not_looked_at() {
+    let mut octets = seal(&mut FpduTx::new(true, true), &pattern(1100));
+    for at in [0, 512, 1024] {
+        octets[at..at + 2].copy_from_slice(&[0xFF; 2]);
+        octets[at + 3] |= 0b11;
+    }
+    let mut octets = with_crc(octets);
+    let fpdu = receive(&mut FpduRx::new(true, true), &mut octets);
+    assert_eq!(octets[fpdu.ulpdu], pattern(1100));
+}
+
+/// The wrong Marker is looked for only once the CRC is known to be right.
+// [test:RFC5044-8-04]
+#[test]
+fn a_crc_error_comes_before_a_marker_error() {
+    let mut octets = seal(&mut FpduTx::new(true, true), &pattern(600));
+    octets[515] ^= 4;
+    let outcome = FpduRx::new(true, true).next(&mut octets);
+    assert!(matches!(outcome, Err(FpduError::Crc { .. })), "{outcome:?}");
+}
+
+// [test:RFC5044-8-11]
+#[test]
+fn nothing_is_passed_after_an_error() {
+    for markers in [false, true] {
+        let mut tx = FpduTx::new(true, markers);
+        let (first, second) = (seal(&mut tx, &pattern(30)), seal(&mut tx, &pattern(40)));
+        let mut rx = FpduRx::new(true, markers);
+        let mut bad = first.clone();
+        *bad.last_mut().unwrap() ^= 1;
+        let error = rx.next(&mut bad).unwrap_err();
+        assert_eq!(rx.next(&mut first.clone()), Err(error));
+        assert_eq!(rx.next(&mut second.clone()), Err(error));
+        assert_eq!(rx.next(&mut []), Err(error));
+        assert_eq!(rx.position(), 0);
+        assert!(rx.take_direct(30).is_none());
+    }
+}
+
+// [test:RFC5044-6-01]
+#[test]
+fn direct_placement_only_where_nothing_is_to_be_checked() {
+    for (crc, markers) in [(true, false), (false, true), (true, true)] {
+        assert!(FpduRx::new(crc, markers).take_direct(100).is_none());
+    }
+    let mut rx = FpduRx::new(false, false);
+    assert!(rx.take_direct(101).is_some());
+    assert_eq!(rx.position(), fpdu_len(101) as u64);
+}
+
+proptest! {
+    /// Whatever comes: no panic, and no claim to octets that are not there.
+    #[test]
+    fn garbage(octets in prop::collection::vec(any::<u8>(), 0..2000), crc: bool, markers: bool) {
+        let mut rx = FpduRx::new(crc, markers);
+        let (mut octets, mut at) = (octets, 0);
+        while let Ok(Step::Fpdu(fpdu)) = rx.next(&mut octets[at..]) {
+            prop_assert!(fpdu.consumed >= MIN_FPDU && fpdu.ulpdu.end + 4 <= fpdu.consumed);
+            at += fpdu.consumed;
+            prop_assert!(at <= octets.len());
+            prop_assert_eq!(rx.position(), at as u64);
+        }
+    }
+
+    /// However the stream is cut into reads, the same ULPDUs come out.
+    // [test:RFC5044-5.1-05] [test:RFC5044-A.4-01]
+    #[test]
+    fn cut_anywhere(
+        lengths in prop::collection::vec(0..1600usize, 1..12),
+        reads in prop::collection::vec(1..700usize, 1..40),
+        crc: bool,
+        markers: bool,
+    ) {
+        let mut tx = FpduTx::new(crc, markers);
+        let stream: Vec<_> = lengths.iter().flat_map(|len| seal(&mut tx, &pattern(*len))).collect();
+        let (mut rx, mut buffer, mut received, mut at) = (FpduRx::new(crc, markers), Vec::new(), Vec::new(), 0);
+        for read in reads.iter().cycle() {
+            let end = stream.len().min(at + read);
+            buffer.extend_from_slice(&stream[at..end]);
+            at = end;
+            while let Step::Fpdu(fpdu) = rx.next(&mut buffer).unwrap() {
+                received.push(fpdu.ulpdu.len());
+                prop_assert_eq!(&buffer[fpdu.ulpdu.clone()], &pattern(fpdu.ulpdu.len())[..]);
+                buffer.drain(..fpdu.consumed);
+            }
+            if at == stream.len() {
+                break;
+            }
+        }
+        prop_assert!(buffer.is_empty());
+        prop_assert_eq!(received, lengths);
+    }
+}

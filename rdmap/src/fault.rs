@@ -1,0 +1,287 @@
+//! From an error of any layer to the Terminate that reports it.
+
+use ddp::{HeaderError, STag, TaggedError, UntaggedError};
+
+use crate::TerminateReason;
+use crate::stream::RdmapError;
+use crate::wire::{FormatError, HeaderCopy, ReadRequest, Terminate};
+
+/// Why a stream ends, by the layer that found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// MPA, or TCP below it.
+    #[error("MPA: {0}")]
+    Mpa(MpaFault),
+    /// DDP.
+    #[error("DDP: {0}")]
+    Ddp(DdpFault),
+    /// RDMAP: a message that must not be there.
+    #[error("RDMAP: {0}")]
+    Rdmap(#[from] RdmapError),
+    /// RDMAP: the peer may not do that to our memory. Only for Read Requests, Atomic Requests and invalidation;
+    /// what is wrong with a tagged segment is DDP's to say.
+    #[error("RDMAP: {0}")]
+    RemoteProtection(#[from] Protection),
+    /// RDMAP: an error that has no name.
+    #[error("RDMAP: {0}")]
+    RemoteOperation(#[from] Operation),
+    /// Our own, not associated with any message of the peer.
+    #[error("local catastrophic error")]
+    LocalCatastrophic,
+    /// The responder's ORD is above our IRD (RFC 6581 section 9.1).
+    #[error("insufficient IRD resources")]
+    InsufficientIrd,
+    /// No RTR kind in common (RFC 6581 section 9.2).
+    #[error("no matching RTR option")]
+    NoMatchingRtr,
+    /// Any other error of ours while the connection is established (RFC 6581 section 9.3).
+    #[error("local catastrophic error while connecting")]
+    StartupLocal,
+}
+
+/// What MPA reports (RFC 5044 section 8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MpaFault {
+    /// Code 1: TCP is closed, reset, timed out or half-closed by the peer.
+    #[error("TCP connection closed, terminated or lost")]
+    LlpClosed,
+    /// Code 2: an FPDU's CRC is wrong.
+    #[error("CRC error")]
+    Crc,
+    /// Code 3: a Marker and the ULPDU_Lengths disagree.
+    #[error("Marker and ULPDU_Length disagree")]
+    Marker,
+    /// Code 4: a startup frame is wrong. It is never sent: there is no Full Operation to send it in.
+    #[error("invalid Request or Reply frame")]
+    StartupFrame,
+}
+
+/// What DDP reports (RFC 5041 section 7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DdpFault {
+    /// The header cannot be read.
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+    /// A tagged segment must not be placed.
+    #[error(transparent)]
+    Tagged(#[from] TaggedError),
+    /// An untagged segment must not be placed.
+    #[error(transparent)]
+    Untagged(#[from] UntaggedError),
+    /// Our own.
+    #[error("local catastrophic error")]
+    LocalCatastrophic,
+}
+
+/// What a peer may not do to our memory (RFC 5040 section 4.8, Remote Protection Error).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Protection {
+    /// There is no such Tagged Buffer, or not any more.
+    #[error("invalid STag {stag}")]
+    InvalidStag {
+        /// The STag named.
+        stag: STag,
+    },
+    /// Some octets lie outside.
+    #[error("TO {to:#x} with {len} octets is outside STag {stag}")]
+    BaseOrBounds {
+        /// The STag named.
+        stag: STag,
+        /// The first octet.
+        to: u64,
+        /// Octets.
+        len: u32,
+    },
+    /// The Tagged Buffer is not open for this operation.
+    #[error("STag {stag} gives no right to that")]
+    AccessRights {
+        /// The STag named.
+        stag: STag,
+    },
+    /// The Tagged Buffer is another stream's.
+    #[error("STag {stag} is not associated with this stream")]
+    NotAssociated {
+        /// The STag named.
+        stag: STag,
+    },
+    /// TO and length add up to more than 64 bits.
+    #[error("TO {to:#x} with {len} octets wraps")]
+    ToWrap {
+        /// The STag named.
+        stag: STag,
+        /// The first octet.
+        to: u64,
+        /// Octets.
+        len: u32,
+    },
+    /// The peer may not invalidate it.
+    #[error("STag {stag} cannot be invalidated")]
+    CannotInvalidate {
+        /// The STag named.
+        stag: STag,
+    },
+    /// Anything else.
+    #[error("unspecified protection error")]
+    Unspecified,
+}
+
+/// Errors on a message that have no better name (RFC 5040 section 4.8, Remote Operation Error).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Operation {
+    /// This stream cannot go on.
+    #[error("catastrophic error of this stream")]
+    Catastrophic,
+    /// No stream can go on.
+    #[error("catastrophic error, global")]
+    GlobalCatastrophic,
+    /// Anything else.
+    #[error("unspecified error")]
+    Unspecified,
+}
+
+impl From<MpaFault> for Fault {
+    fn from(fault: MpaFault) -> Self {
+        Self::Mpa(fault)
+    }
+}
+
+/// Every cause DDP knows is one of [`DdpFault`].
+macro_rules! from_ddp {
+    ($($error:ty),*) => {$(
+        impl From<$error> for Fault {
+            fn from(error: $error) -> Self {
+                Self::Ddp(error.into())
+            }
+        }
+    )*};
+}
+from_ddp!(DdpFault, HeaderError, TaggedError, UntaggedError);
+
+impl From<FormatError> for Fault {
+    fn from(error: FormatError) -> Self {
+        Self::Rdmap(error.into())
+    }
+}
+
+/// The segment at fault, for the Terminate to quote.
+#[derive(Clone, Copy, Debug)]
+pub struct Quoted<'a> {
+    /// Octets of the DDP segment, header included: its ULPDU_Length.
+    pub segment_len: u16,
+    /// The segment's header, or the segment from its first octet on.
+    pub header: &'a [u8],
+    /// If it is a Read Request, the octets behind the DDP header.
+    pub read_request: Option<&'a [u8]>,
+}
+
+impl Fault {
+    /// The row of the table of Terminates. This is the one place that decides it.
+    #[must_use]
+    pub const fn reason(&self) -> TerminateReason {
+        match self {
+            Self::Mpa(fault) => match fault {
+                MpaFault::LlpClosed => TerminateReason::LlpClosed,
+                MpaFault::Crc => TerminateReason::LlpCrc,
+                MpaFault::Marker => TerminateReason::LlpMarker,
+                MpaFault::StartupFrame => TerminateReason::LlpStartupFrame,
+            },
+            Self::Ddp(fault) => ddp_reason(fault),
+            Self::Rdmap(error) => rdmap_reason(error),
+            Self::RemoteProtection(protection) => match protection {
+                Protection::InvalidStag { .. } => TerminateReason::ProtectionInvalidStag,
+                Protection::BaseOrBounds { .. } => TerminateReason::ProtectionBaseOrBounds,
+                Protection::AccessRights { .. } => TerminateReason::ProtectionAccessRights,
+                Protection::NotAssociated { .. } => TerminateReason::ProtectionNotAssociated,
+                Protection::ToWrap { .. } => TerminateReason::ProtectionToWrap,
+                // The code is listed under two types. Figure 10 has Sends with Invalidate cause this one.
+                Protection::CannotInvalidate { .. } => TerminateReason::ProtectionCannotInvalidate,
+                Protection::Unspecified => TerminateReason::ProtectionUnspecified,
+            },
+            Self::RemoteOperation(operation) => match operation {
+                Operation::Catastrophic => TerminateReason::StreamCatastrophic,
+                Operation::GlobalCatastrophic => TerminateReason::GlobalCatastrophic,
+                Operation::Unspecified => TerminateReason::OperationUnspecified,
+            },
+            Self::LocalCatastrophic => TerminateReason::LocalCatastrophic,
+            Self::InsufficientIrd => TerminateReason::LlpInsufficientIrd,
+            Self::NoMatchingRtr => TerminateReason::LlpNoMatchingRtr,
+            Self::StartupLocal => TerminateReason::LlpLocalCatastrophic,
+        }
+    }
+
+    /// Layer, Error Type and Error Code of the Terminate.
+    #[must_use]
+    pub const fn codes(&self) -> (u8, u8, u8) {
+        self.reason().codes()
+    }
+
+    /// The Terminate to send. What it quotes goes by RFC 5040 Figure 10; a header that was cut short is not quoted.
+    #[must_use]
+    pub fn terminate(&self, quoted: Option<Quoted<'_>>) -> Terminate {
+        let mut terminate = Terminate::new(self.reason());
+        let (quotes_ddp, quotes_rdma) = match (terminate.layer, terminate.etype) {
+            // Local catastrophic errors, of RDMAP and of DDP.
+            (0 | 1, 0) => (false, false),
+            // Remote protection errors; the RDMA header only if it is a Read Request's.
+            (0, 1) => (true, true),
+            // Remote operation errors, and DDP's.
+            (0 | 1, _) => (true, false),
+            // The LLP.
+            _ => (false, false),
+        };
+        let Some(quoted) = quoted.filter(|_| quotes_ddp) else { return terminate };
+        let Some(header) = HeaderCopy::new(quoted.header) else { return terminate };
+        terminate.segment_len = Some(quoted.segment_len);
+        terminate.ddp_header = Some(header);
+        if quotes_rdma {
+            terminate.read_request = quoted.read_request.and_then(|octets| ReadRequest::parse(octets).ok());
+        }
+        terminate
+    }
+}
+
+const fn ddp_reason(fault: &DdpFault) -> TerminateReason {
+    match fault {
+        // DDP has no code for a segment shorter than its header.
+        DdpFault::LocalCatastrophic | DdpFault::Header(HeaderError::TooShort { .. }) => {
+            TerminateReason::DdpLocalCatastrophic
+        }
+        DdpFault::Header(HeaderError::Version { tagged: true, .. }) => TerminateReason::TaggedVersion,
+        DdpFault::Header(HeaderError::Version { tagged: false, .. }) => TerminateReason::UntaggedVersion,
+        DdpFault::Tagged(error) => match error {
+            TaggedError::InvalidStag { .. } | TaggedError::AccessRights { .. } => {
+                TerminateReason::TaggedInvalidStag
+            }
+            TaggedError::BaseOrBounds { .. } => TerminateReason::TaggedBaseOrBounds,
+            TaggedError::NotAssociated { .. } => TerminateReason::TaggedNotAssociated,
+            TaggedError::ToWrap { .. } => TerminateReason::TaggedToWrap,
+        },
+        DdpFault::Untagged(error) => match error {
+            UntaggedError::InvalidQn { .. } => TerminateReason::UntaggedInvalidQn,
+            UntaggedError::NoBuffer { .. } => TerminateReason::UntaggedNoBuffer,
+            UntaggedError::MsnRange { .. } => TerminateReason::UntaggedMsnRange,
+            UntaggedError::Mo { .. } => TerminateReason::UntaggedMo,
+            UntaggedError::TooLong { .. } | UntaggedError::MessageTooLong { .. } => {
+                TerminateReason::UntaggedTooLong
+            }
+            // DDP need not notice; to RDMAP it is another message within the first.
+            UntaggedError::RsvdUlpChanged { .. } => TerminateReason::UnexpectedOpcode,
+        },
+    }
+}
+
+const fn rdmap_reason(error: &RdmapError) -> TerminateReason {
+    match error {
+        RdmapError::Version { .. } => TerminateReason::RdmapVersion,
+        RdmapError::InvalidQn { .. } => TerminateReason::UntaggedInvalidQn,
+        RdmapError::UnexpectedOpcode { .. }
+        | RdmapError::WrongBuffer { .. }
+        | RdmapError::AfterTerminate { .. }
+        | RdmapError::UnexpectedReadResponse { .. }
+        | RdmapError::UnexpectedAtomicResponse { .. }
+        | RdmapError::Format(FormatError::AtomicCode { .. }) => TerminateReason::UnexpectedOpcode,
+        // RFC 7306 section 8.2 names this code.
+        RdmapError::AtomicUnaligned { .. } => TerminateReason::StreamCatastrophic,
+        RdmapError::Format(FormatError::Length { .. }) => TerminateReason::OperationUnspecified,
+    }
+}

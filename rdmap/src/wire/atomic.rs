@@ -1,0 +1,244 @@
+//! Atomic Operation Request and Response Headers (RFC 7306 section 5.2, Figures 4 and 6).
+//!
+//! ```text
+//!  0                   1                   2                   3
+//!  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                      Reserved (Not Used)              |AOpCode|
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                       Request Identifier                      |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                          Remote STag                          |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                  Remote Tagged Offset (64 bits)               |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                   Add or Swap Data (64 bits)                  |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                   Add or Swap Mask (64 bits)                  |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                     Compare Data (64 bits)                    |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                     Compare Mask (64 bits)                    |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//!
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                    Original Request Identifier                |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |               Original Remote Data Value (64 bits)            |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! ```
+
+use ddp::STag;
+
+use super::{FormatError, exactly, u32_at, u64_at};
+use crate::Opcode;
+
+/// Which atomic operation. Who supports one has to support both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum AtomicOp {
+    /// Adds, field by field.
+    FetchAdd = 0,
+    /// Compares and, if equal, swaps, both under a mask.
+    CmpSwap = 2,
+}
+
+/// An atomic operation on 64 bits of the responder's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AtomicRequest {
+    /// What to do.
+    pub op: AtomicOp,
+    /// Chosen by the requester; the Response repeats it.
+    pub request_id: u32,
+    /// The responder's buffer.
+    pub stag: STag,
+    /// Where in the responder's buffer; what it stands for must be 64-bit aligned.
+    pub to: u64,
+    /// The number to add, or the value to swap in.
+    pub data: u64,
+    /// FetchAdd: the top bit of each field, 0 for one field of 64 bits. CmpSwap: the bits to replace.
+    pub mask: u64,
+    /// CmpSwap: the value expected. FetchAdd: sent as zero, ignored.
+    pub compare: u64,
+    /// CmpSwap: the bits compared. FetchAdd: sent as all ones, ignored.
+    pub compare_mask: u64,
+}
+
+impl AtomicRequest {
+    /// Octets on the wire.
+    pub const LEN: usize = 52;
+
+    /// A FetchAdd.
+    #[must_use]
+    pub const fn fetch_add(request_id: u32, stag: STag, to: u64, data: u64, mask: u64) -> Self {
+        let op = AtomicOp::FetchAdd;
+        Self { op, request_id, stag, to, data, mask, compare: 0, compare_mask: u64::MAX }
+    }
+
+    /// A CmpSwap of all 64 bits.
+    #[must_use]
+    pub const fn cmp_swap(request_id: u32, stag: STag, to: u64, compare: u64, swap: u64) -> Self {
+        let (op, mask) = (AtomicOp::CmpSwap, u64::MAX);
+        Self { op, request_id, stag, to, data: swap, mask, compare, compare_mask: mask }
+    }
+
+    /// Reads the octets behind the DDP header. The reserved bits are ignored.
+    ///
+    /// # Errors
+    /// If they are not exactly 52, or the operation is neither of the two.
+    pub fn parse(octets: &[u8]) -> Result<Self, FormatError> {
+        let octets: &[u8; Self::LEN] = exactly(Opcode::AtomicRequest, octets)?;
+        let op = match octets[3] & 0x0F {
+            0 => AtomicOp::FetchAdd,
+            2 => AtomicOp::CmpSwap,
+            code => return Err(FormatError::AtomicCode { code }),
+        };
+        Ok(Self {
+            op,
+            request_id: u32_at(octets, 4),
+            stag: STag(u32_at(octets, 8)),
+            to: u64_at(octets, 12),
+            data: u64_at(octets, 20),
+            mask: u64_at(octets, 28),
+            compare: u64_at(octets, 36),
+            compare_mask: u64_at(octets, 44),
+        })
+    }
+
+    /// The octets. A FetchAdd goes out with Compare Data and Compare Mask as the RFC wants them.
+    #[must_use]
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let (compare, compare_mask) = match self.op {
+            AtomicOp::FetchAdd => (0, u64::MAX),
+            AtomicOp::CmpSwap => (self.compare, self.compare_mask),
+        };
+        let mut octets = [0; Self::LEN];
+        octets[3] = self.op as u8;
+        octets[4..8].copy_from_slice(&self.request_id.to_be_bytes());
+        octets[8..12].copy_from_slice(&self.stag.0.to_be_bytes());
+        octets[12..20].copy_from_slice(&self.to.to_be_bytes());
+        octets[20..28].copy_from_slice(&self.data.to_be_bytes());
+        octets[28..36].copy_from_slice(&self.mask.to_be_bytes());
+        octets[36..44].copy_from_slice(&compare.to_be_bytes());
+        octets[44..].copy_from_slice(&compare_mask.to_be_bytes());
+        octets
+    }
+
+    /// What memory holds after the operation, if it held `old` before (RFC 7306 sections 5.1.1 and 5.1.2). `old`
+    /// is in the responder's byte order, as are the fields of this.
+    #[must_use]
+    pub const fn apply(&self, old: u64) -> u64 {
+        match self.op {
+            // With the top bit of each field taken out, no carry leaves its field; the top bits add without carry.
+            AtomicOp::FetchAdd => {
+                let below = (old & !self.mask).wrapping_add(self.data & !self.mask);
+                below ^ ((old ^ self.data) & self.mask)
+            }
+            AtomicOp::CmpSwap if (self.compare ^ old) & self.compare_mask == 0 => {
+                old & !self.mask | self.data & self.mask
+            }
+            AtomicOp::CmpSwap => old,
+        }
+    }
+}
+
+/// What the responder's memory held before an atomic operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AtomicResponse {
+    /// That of the Request.
+    pub request_id: u32,
+    /// The 64 bits before the operation, whether it changed them or not.
+    pub original: u64,
+}
+
+impl AtomicResponse {
+    /// Octets on the wire. RFC 7306 section 4 speaks of 32; Figure 6 has these.
+    pub const LEN: usize = 12;
+
+    /// Reads the octets behind the DDP header.
+    ///
+    /// # Errors
+    /// If they are not exactly 12.
+    pub fn parse(octets: &[u8]) -> Result<Self, FormatError> {
+        let octets: &[u8; Self::LEN] = exactly(Opcode::AtomicResponse, octets)?;
+        Ok(Self { request_id: u32_at(octets, 0), original: u64_at(octets, 4) })
+    }
+
+    /// The octets.
+    #[must_use]
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let mut octets = [0; Self::LEN];
+        octets[..4].copy_from_slice(&self.request_id.to_be_bytes());
+        octets[4..].copy_from_slice(&self.original.to_be_bytes());
+        octets
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REQUEST: AtomicRequest = AtomicRequest {
+        op: AtomicOp::CmpSwap,
+        request_id: 0x0506_0708,
+        stag: STag(0x090A_0B0C),
+        to: 0x0D0E_0F10_1112_1314,
+        data: 0x1516_1718_191A_1B1C,
+        mask: 0x1D1E_1F20_2122_2324,
+        compare: 0x2526_2728_292A_2B2C,
+        compare_mask: 0x2D2E_2F30_3132_3334,
+    };
+
+    fn octets() -> [u8; 52] {
+        let mut octets = core::array::from_fn(|n| n as u8 + 1);
+        octets[..4].copy_from_slice(&[0, 0, 0, 2]);
+        octets
+    }
+
+    #[test]
+    fn request_octets_in_their_places() {
+        assert_eq!(AtomicRequest::parse(&octets()), Ok(REQUEST));
+        assert_eq!(REQUEST.emit(), octets());
+        let mut reserved = octets();
+        reserved[..4].copy_from_slice(&[0xFF, 0xFF, 0xFF, 0xF2]);
+        assert_eq!(AtomicRequest::parse(&reserved), Ok(REQUEST), "reserved bits are ignored");
+        for len in (0..60).filter(|len| *len != 52) {
+            let error = AtomicRequest::parse(&[0; 60][..len]);
+            assert_eq!(error, Err(FormatError::Length { message: Opcode::AtomicRequest, len, needed: 52 }));
+        }
+    }
+
+    #[test]
+    fn fetch_add_compares_nothing() {
+        let request = AtomicRequest { op: AtomicOp::FetchAdd, ..REQUEST }.emit();
+        assert_eq!(request[3], 0);
+        assert_eq!((&request[36..44], &request[44..]), (&[0; 8][..], &[0xFF; 8][..]));
+    }
+
+    // [test:RFC7306-5.2.1-01] [test:RFC7306-5.2.1-08] [test:RFC7306-5-03]
+    #[test]
+    fn two_operations_and_no_other() {
+        for code in 0..16 {
+            let mut octets = octets();
+            octets[3] = code;
+            match AtomicRequest::parse(&octets) {
+                Ok(request) => assert_eq!(request.op as u8, code),
+                Err(error) => {
+                    assert!(code != 0 && code != 2);
+                    assert_eq!(error, FormatError::AtomicCode { code });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn response_octets_in_their_places() {
+        let octets = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+        let response = AtomicResponse { request_id: 0x0102_0304, original: 0x0506_0708_090A_0B0C };
+        assert_eq!(AtomicResponse::parse(&octets), Ok(response));
+        assert_eq!(response.emit(), octets);
+        for len in (0..40).filter(|len| *len != 12) {
+            assert!(AtomicResponse::parse(&[0; 40][..len]).is_err());
+        }
+    }
+}

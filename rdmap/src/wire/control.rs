@@ -1,0 +1,64 @@
+//! The RDMAP control octet, which DDP carries as the first octet of RsvdULP (RFC 5040 section 4.1, Figure 3).
+//!
+//! ```text
+//!  0 1 2 3 4 5 6 7
+//! +-+-+-+-+-+-+-+-+
+//! |RV |Rsv|OpCode |
+//! +-+-+-+-+-+-+-+-+
+//! ```
+
+use super::VERSION;
+use crate::Opcode;
+
+/// The control octet as it stands on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Control {
+    /// RV: 1 by RFC 5040.
+    pub version: u8,
+    /// Rsv, two bits: sent as zero and ignored. In a [`Opcode::SendImm`], [`SOLICITED`](Self::SOLICITED) may be set.
+    pub rsv: u8,
+    /// The raw opcode, four bits; see [`Opcode::from_raw`].
+    pub opcode: u8,
+}
+
+impl Control {
+    /// The bit of `rsv` that makes a [`Opcode::SendImm`] solicited. Ends that agreed on that message agreed on
+    /// this bit of it.
+    pub const SOLICITED: u8 = 0b01;
+
+    /// The octet of a message.
+    #[must_use]
+    pub const fn new(opcode: Opcode) -> Self {
+        Self { version: VERSION, rsv: 0, opcode: opcode.raw() }
+    }
+
+    /// Takes the octet apart.
+    #[inline]
+    #[must_use]
+    pub const fn parse(octet: u8) -> Self {
+        Self { version: octet >> 6, rsv: octet >> 4 & 0b11, opcode: octet & 0x0F }
+    }
+
+    /// The octet.
+    #[inline]
+    #[must_use]
+    pub const fn emit(self) -> u8 {
+        self.version << 6 | (self.rsv & 0b11) << 4 | self.opcode & 0x0F
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // [test:RFC5040-4.1-02] [test:RFC5040-4.1-09] [test:RFC5040-4.1-10] [test:RFC5040-4.1-11] [test:RFC7306-4.1-02]
+    #[test]
+    fn bits_in_their_places() {
+        assert_eq!(Control::new(Opcode::SendSeInvalidate).emit(), 0x46);
+        assert_eq!(Control::parse(0x46), Control { version: 1, rsv: 0, opcode: 6 });
+        assert_eq!(Control::parse(0xBF), Control { version: 2, rsv: 3, opcode: 15 });
+        for octet in 0..=255 {
+            assert_eq!(Control::parse(octet).emit(), octet);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! Immediate Data (RFC 7306 section 6.3): the payload of the message is these eight octets.
+//!
+//! ```text
+//!  0                   1                   2                   3
+//!  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                                                               |
+//! +                         Immediate Data                        +
+//! |                                                               |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! ```
+
+use super::{FormatError, exactly};
+use crate::Opcode;
+
+/// Eight octets for the ULP at the other end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ImmediateData(pub [u8; Self::LEN]);
+
+impl ImmediateData {
+    /// Octets on the wire.
+    pub const LEN: usize = 8;
+
+    /// Reads the octets behind the DDP header.
+    ///
+    /// # Errors
+    /// If they are not exactly eight, which the receiver must check (RFC 7306 section 6.3).
+    pub fn parse(octets: &[u8]) -> Result<Self, FormatError> {
+        exactly(Opcode::Immediate, octets).map(|octets| Self(*octets))
+    }
+
+    /// The octets.
+    #[must_use]
+    pub const fn emit(&self) -> [u8; Self::LEN] {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // [test:RFC7306-6.3-06] [test:RFC7306-6.3-08]
+    #[test]
+    fn exactly_eight_octets() {
+        let data = ImmediateData([1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(ImmediateData::parse(&data.emit()), Ok(data));
+        for len in (0..20).filter(|len| *len != 8) {
+            let error = ImmediateData::parse(&[0; 20][..len]);
+            assert_eq!(error, Err(FormatError::Length { message: Opcode::Immediate, len, needed: 8 }));
+        }
+    }
+}

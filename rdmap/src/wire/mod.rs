@@ -1,0 +1,55 @@
+//! The RDMAP headers (RFC 5040 section 4, RFC 7306 section 5 and 6). They follow the DDP header, except for the
+//! control octet, which is within it.
+
+mod atomic;
+mod control;
+mod immediate;
+mod read_request;
+mod terminate;
+
+pub use atomic::{AtomicOp, AtomicRequest, AtomicResponse};
+pub use control::Control;
+pub use immediate::ImmediateData;
+pub use read_request::ReadRequest;
+pub use terminate::{HeaderCopy, Origin, Terminate, TerminateTooShort};
+
+use crate::Opcode;
+
+/// The version of RDMAP in RFC 5040. Version 0 is the RDMA Consortium's.
+pub const VERSION: u8 = 1;
+
+/// Why the octets of a message are not what its opcode says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// A message of fixed length has another one.
+    #[error("{message} of {len} octets instead of {needed}")]
+    Length {
+        /// The message.
+        message: Opcode,
+        /// Octets behind the DDP header.
+        len: usize,
+        /// Octets there should be.
+        needed: usize,
+    },
+    /// An Atomic Request with a code that RFC 7306 section 5.2.1 does not have.
+    #[error("Atomic Operation Code {code}")]
+    AtomicCode {
+        /// AOpCode, four bits.
+        code: u8,
+    },
+}
+
+/// A message of exactly `N` octets.
+fn exactly<const N: usize>(message: Opcode, octets: &[u8]) -> Result<&[u8; N], FormatError> {
+    octets.try_into().map_err(|_| FormatError::Length { message, len: octets.len(), needed: N })
+}
+
+/// The big-endian 32 bits at `at`.
+fn u32_at<const N: usize>(octets: &[u8; N], at: usize) -> u32 {
+    u32::from_be_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]])
+}
+
+/// The big-endian 64 bits at `at`.
+fn u64_at<const N: usize>(octets: &[u8; N], at: usize) -> u64 {
+    u64::from(u32_at(octets, at)) << 32 | u64::from(u32_at(octets, at + 4))
+}

@@ -1,0 +1,104 @@
+//! The RDMA Read Request Header (RFC 5040 section 4.4, Figure 6).
+//!
+//! ```text
+//!  0                   1                   2                   3
+//!  0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                     Data Sink STag (SinkSTag)                 |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                                                               |
+//! +                  Data Sink Tagged Offset (SinkTO)             +
+//! |                                                               |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                  RDMA Read Message Size (RDMARDSZ)            |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                     Data Source STag (SrcSTag)                |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! |                                                               |
+//! +                  Data Source Tagged Offset (SrcTO)            +
+//! |                                                               |
+//! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
+//! ```
+
+use ddp::STag;
+
+use super::{FormatError, exactly, u32_at, u64_at};
+use crate::Opcode;
+
+/// What to read, and where it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReadRequest {
+    /// The requester's buffer; the Response repeats it without interpretation.
+    pub sink_stag: STag,
+    /// Where in the requester's buffer; the Response starts with it.
+    pub sink_to: u64,
+    /// Octets to read. With 0, source STag and TO must not be validated.
+    pub len: u32,
+    /// The responder's buffer.
+    pub source_stag: STag,
+    /// Where in the responder's buffer.
+    pub source_to: u64,
+}
+
+impl ReadRequest {
+    /// Octets on the wire.
+    pub const LEN: usize = 28;
+
+    /// Reads the octets behind the DDP header.
+    ///
+    /// # Errors
+    /// If they are not exactly 28.
+    pub fn parse(octets: &[u8]) -> Result<Self, FormatError> {
+        exactly(Opcode::ReadRequest, octets).map(Self::from_octets)
+    }
+
+    pub(super) fn from_octets(octets: &[u8; Self::LEN]) -> Self {
+        Self {
+            sink_stag: STag(u32_at(octets, 0)),
+            sink_to: u64_at(octets, 4),
+            len: u32_at(octets, 12),
+            source_stag: STag(u32_at(octets, 16)),
+            source_to: u64_at(octets, 20),
+        }
+    }
+
+    /// The octets.
+    #[must_use]
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let mut octets = [0; Self::LEN];
+        octets[..4].copy_from_slice(&self.sink_stag.0.to_be_bytes());
+        octets[4..12].copy_from_slice(&self.sink_to.to_be_bytes());
+        octets[12..16].copy_from_slice(&self.len.to_be_bytes());
+        octets[16..20].copy_from_slice(&self.source_stag.0.to_be_bytes());
+        octets[20..].copy_from_slice(&self.source_to.to_be_bytes());
+        octets
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // [test:RFC5040-4.4-01]
+    #[test]
+    fn octets_in_their_places() {
+        let octets: [u8; 28] = core::array::from_fn(|n| n as u8 + 1);
+        let request = ReadRequest {
+            sink_stag: STag(0x0102_0304),
+            sink_to: 0x0506_0708_090A_0B0C,
+            len: 0x0D0E_0F10,
+            source_stag: STag(0x1112_1314),
+            source_to: 0x1516_1718_191A_1B1C,
+        };
+        assert_eq!(ReadRequest::parse(&octets), Ok(request));
+        assert_eq!(request.emit(), octets);
+    }
+
+    #[test]
+    fn other_lengths_are_refused() {
+        for len in (0..40).filter(|len| *len != 28) {
+            let error = ReadRequest::parse(&[0; 40][..len]);
+            assert_eq!(error, Err(FormatError::Length { message: Opcode::ReadRequest, len, needed: 28 }));
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The rules of a stream: every opcode, on every kind of buffer and queue, with and without extensions.
+
+use ddp::{Header, STag, Tagged, Untagged};
+use rdmap::*;
+
+const ALL: Extensions = Extensions { immediate: true, atomic: true, send_imm: true };
+const NONE: Extensions = Extensions { immediate: false, atomic: false, send_imm: false };
+
+fn tagged(octet: u8) -> Header {
+    Header::Tagged(Tagged { last: true, rsvd_ulp: octet, stag: STag(1), to: 2 })
+}
+
+fn untagged(octet: u8, qn: u32, word: u32) -> Header {
+    Header::Untagged(Untagged { last: true, rsvd_ulp: octet, rsvd_ulp32: word, qn, msn: 1, mo: 0 })
+}
+
+fn admit(extensions: Extensions, header: &Header) -> Result<Inbound, RdmapError> {
+    StreamRx::new(extensions).admit(header)
+}
+
+fn send(solicited: bool, invalidate: Option<u32>, imm: Option<u32>) -> Inbound {
+    Inbound::Send { solicited, invalidate: invalidate.map(STag), imm }
+}
+
+/// What each opcode is where it belongs, the word of RsvdULP being 9.
+fn table() -> [(u8, Option<u32>, Inbound); 13] {
+    [
+        (0, None, Inbound::Write),
+        (1, Some(1), Inbound::ReadRequest),
+        (2, None, Inbound::ReadResponse),
+        (3, Some(0), send(false, None, None)),
+        (4, Some(0), send(false, Some(9), None)),
+        (5, Some(0), send(true, None, None)),
+        (6, Some(0), send(true, Some(9), None)),
+        (7, Some(2), Inbound::Terminate),
+        (8, Some(0), Inbound::Immediate { solicited: false }),
+        (9, Some(0), Inbound::Immediate { solicited: true }),
+        (10, Some(1), Inbound::AtomicRequest),
+        (11, Some(3), Inbound::AtomicResponse),
+        (15, Some(0), send(false, None, Some(9))),
+    ]
+}
+
+// [test:RFC5040-4.1-05] [test:RFC5040-4.1-12] [test:RFC5040-4.1-13] [test:RFC7306-4.1-04] [test:RFC5040-7.2-02]
+// [test:RFC5040-5.2.1-06] [test:RFC5040-5.3-07] [test:RFC7306-5.2-01] [test:RFC7306-5.2-02] [test:RFC7306-6.3-05]
+#[test]
+fn messages_belong_where_figure_4_has_them() {
+    for (raw, home, inbound) in table() {
+        let opcode = Opcode::from_raw(raw).unwrap();
+        let places = [None, Some(0), Some(1), Some(2), Some(3)];
+        for place in places {
+            let header = place.map_or(tagged(0x40 | raw), |qn| untagged(0x40 | raw, qn, 9));
+            let outcome = admit(ALL, &header);
+            if place == home {
+                assert_eq!(outcome, Ok(inbound));
+            } else {
+                let error =
+                    RdmapError::WrongBuffer { opcode, tagged: place.is_none(), qn: place.unwrap_or(0) };
+                assert_eq!(outcome, Err(error));
+            }
+        }
+    }
+}
+
+// [test:RFC5040-7.2-02] [test:RFC5040-7.2-07] [test:RFC7306-8.2-03]
+#[test]
+fn opcodes_that_are_not_there_or_not_agreed_on() {
+    for raw in [12, 13, 14] {
+        assert_eq!(admit(ALL, &tagged(0x40 | raw)), Err(RdmapError::UnexpectedOpcode { opcode: raw }));
+        assert_eq!(
+            admit(ALL, &untagged(0x40 | raw, 0, 0)),
+            Err(RdmapError::UnexpectedOpcode { opcode: raw })
+        );
+    }
+    let only = [
+        (8, Extensions { immediate: true, ..NONE }),
+        (9, Extensions { immediate: true, ..NONE }),
+        (10, Extensions { atomic: true, ..NONE }),
+        (11, Extensions { atomic: true, ..NONE }),
+        (15, Extensions { send_imm: true, ..NONE }),
+    ];
+    for (raw, enough) in only {
+        let qn = Opcode::from_raw(raw).unwrap().queue().unwrap();
+        let header = untagged(0x40 | raw, qn, 0);
+        assert!(admit(enough, &header).is_ok());
+        let without = [
+            NONE,
+            Extensions { immediate: !enough.immediate, atomic: !enough.atomic, send_imm: !enough.send_imm },
+        ];
+        for extensions in without {
+            let refused = match admit(extensions, &header) {
+                Err(RdmapError::UnexpectedOpcode { opcode }) => opcode == raw,
+                // Without atomics there is no queue 3 either.
+                Err(RdmapError::InvalidQn { qn: 3 }) => raw == 11,
+                _ => false,
+            };
+            assert!(refused, "opcode {raw} with {extensions:?}");
+        }
+    }
+}
+
+#[test]
+fn extensions_may_be_agreed_on_later() {
+    let mut stream = StreamRx::new(NONE);
+    let header = untagged(0x48, 0, 0);
+    assert!(stream.admit(&header).is_err());
+    stream.set_extensions(ALL);
+    assert_eq!(stream.admit(&header), Ok(Inbound::Immediate { solicited: false }));
+    assert_eq!(stream.extensions(), ALL);
+}
+
+// [test:RFC5040-7.2-03] [test:RFC5040-7.2-08] [test:RFC7306-8.2-04]
+#[test]
+fn other_versions() {
+    for version in [0, 2, 3] {
+        for (raw, home, _) in table() {
+            let octet = version << 6 | raw;
+            let header = home.map_or(tagged(octet), |qn| untagged(octet, qn, 9));
+            assert_eq!(admit(ALL, &header), Err(RdmapError::Version { got: version }));
+        }
+    }
+}
+
+// [test:RFC5040-4.1-10]
+#[test]
+fn reserved_bits_are_ignored() {
+    for (raw, home, inbound) in table().into_iter().filter(|row| row.0 != 15) {
+        let header = home.map_or(tagged(0x70 | raw), |qn| untagged(0x70 | raw, qn, 9));
+        assert_eq!(admit(ALL, &header), Ok(inbound));
+    }
+}
+
+// [test:RFC5041-7.1-02]
+#[test]
+fn queues_that_are_not_there() {
+    for qn in [4, 5, 0x0100_0000, u32::MAX] {
+        for raw in 0..16 {
+            assert_eq!(admit(ALL, &untagged(0x40 | raw, qn, 0)), Err(RdmapError::InvalidQn { qn }));
+        }
+    }
+    assert_eq!(admit(NONE, &untagged(0x43, 3, 0)), Err(RdmapError::InvalidQn { qn: 3 }));
+}
+
+// [test:RFC5040-5.4-05] [test:RFC5040-5.4-08]
+#[test]
+fn nothing_after_the_terminate() {
+    let mut stream = StreamRx::new(ALL);
+    assert!(stream.admit(&untagged(0x43, 0, 0)).is_ok());
+    assert!(!stream.terminated());
+    assert_eq!(stream.admit(&untagged(0x47, 2, 0)), Ok(Inbound::Terminate));
+    assert!(stream.terminated());
+    for (raw, home, _) in table() {
+        let header = home.map_or(tagged(0x40 | raw), |qn| untagged(0x40 | raw, qn, 9));
+        assert_eq!(stream.admit(&header), Err(RdmapError::AfterTerminate { opcode: raw }));
+    }
+}
+
+// [test:RFC5040-4.1-01] [test:RFC5040-4.1-03] [test:RFC5040-4.1-04] [test:RFC5040-4.1-08] [test:RFC7306-4.1-01]
+#[test]
+fn headers_made_here_are_admitted_here() {
+    for (raw, home, inbound) in table() {
+        let opcode = Opcode::from_raw(raw).unwrap();
+        let header: Header = match home {
+            None => tagged_header(opcode, STag(0x1234), 0x5678, true).into(),
+            Some(qn) => untagged_header(opcode, qn, 7, 8, true, 9).into(),
+        };
+        let mut octets = [0; Header::MAX_LEN];
+        let len = header.emit(&mut octets);
+        let expected = if home.is_some() { 0x41 } else { 0xC1 };
+        assert_eq!(octets[..2], [expected, 0x40 | raw]);
+        assert_eq!(Header::parse(&octets[..len]), Ok((header, len)));
+        assert_eq!(admit(ALL, &header), Ok(inbound));
+    }
+}
+
+#[test]
+fn a_send_with_immediate_may_be_solicited() {
+    for solicited in [false, true] {
+        let header = send_imm_header(3, 100, true, 0xFEED, solicited);
+        assert_eq!(
+            header,
+            Untagged {
+                rsvd_ulp: header.rsvd_ulp,
+                ..untagged_header(Opcode::SendImm, 0, 3, 100, true, 0xFEED)
+            }
+        );
+        assert_eq!(admit(ALL, &header.into()), Ok(send(solicited, None, Some(0xFEED))));
+    }
+}

@@ -1,0 +1,279 @@
+//! Terminates: what is quoted, what is read from other makes, and what is made of garbage.
+
+use ddp::{HeaderError, STag, TaggedError, UntaggedError};
+use proptest::prelude::*;
+use rdmap::*;
+
+/// A Send's header, with its payload behind.
+const SEND: &[u8] = &[0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, b'h', b'i'];
+/// A Write's header, with its payload behind.
+const WRITE: &[u8] = &[0xC1, 0x40, 0xBA, 0xDB, 0xAD, 0, 0, 0, 0, 0, 0, 0, 0, 0, b'h', b'i'];
+/// A Read Request's header and the Read Request.
+const READ: (&[u8], ReadRequest) = (
+    &[0x41, 0x41, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0],
+    ReadRequest {
+        sink_stag: STag(0x0BAD_CA02),
+        sink_to: 0x1000,
+        len: 64,
+        source_stag: STag(0x00C0_FF03),
+        source_to: 0x2000,
+    },
+);
+
+/// One fault of every kind, and its codes by the RFCs.
+fn faults() -> Vec<(Fault, (u8, u8, u8))> {
+    let (stag, to, len) = (STag(5), 6, 7);
+    let tagged = |error: TaggedError, code| (Fault::from(error), (1, 1, code));
+    let untagged = |error: UntaggedError, code| (Fault::from(error), (1, 2, code));
+    let protection = |fault: Protection, code| (Fault::from(fault), (0, 1, code));
+    let rdmap = |error: RdmapError, code| (Fault::from(error), (0, 2, code));
+    vec![
+        (MpaFault::LlpClosed.into(), (2, 0, 1)),
+        (MpaFault::Crc.into(), (2, 0, 2)),
+        (MpaFault::Marker.into(), (2, 0, 3)),
+        (MpaFault::StartupFrame.into(), (2, 0, 4)),
+        (Fault::StartupLocal, (2, 0, 5)),
+        (Fault::InsufficientIrd, (2, 0, 6)),
+        (Fault::NoMatchingRtr, (2, 0, 7)),
+        (Fault::LocalCatastrophic, (0, 0, 0)),
+        (DdpFault::LocalCatastrophic.into(), (1, 0, 0)),
+        (HeaderError::TooShort { len: 3, needed: 18 }.into(), (1, 0, 0)),
+        (HeaderError::Version { tagged: true, version: 0 }.into(), (1, 1, 4)),
+        (HeaderError::Version { tagged: false, version: 2 }.into(), (1, 2, 6)),
+        tagged(TaggedError::InvalidStag { stag }, 0),
+        tagged(TaggedError::AccessRights { stag }, 0),
+        tagged(TaggedError::BaseOrBounds { stag, to, len }, 1),
+        tagged(TaggedError::NotAssociated { stag }, 2),
+        tagged(TaggedError::ToWrap { stag, to, len }, 3),
+        untagged(UntaggedError::InvalidQn { qn: 9 }, 1),
+        untagged(UntaggedError::NoBuffer { msn: 1 }, 2),
+        untagged(UntaggedError::MsnRange { expected: 1, got: 2 }, 3),
+        untagged(UntaggedError::Mo { expected: 0, got: 4 }, 4),
+        untagged(UntaggedError::TooLong { message: 9, buffer: 8 }, 5),
+        untagged(UntaggedError::MessageTooLong { mo: 9, len: 8 }, 5),
+        (UntaggedError::RsvdUlpChanged { was: 0x43, got: 0x44 }.into(), (0, 2, 6)),
+        (RdmapError::InvalidQn { qn: 4 }.into(), (1, 2, 1)),
+        rdmap(RdmapError::Version { got: 2 }, 5),
+        rdmap(RdmapError::UnexpectedOpcode { opcode: 12 }, 6),
+        rdmap(RdmapError::WrongBuffer { opcode: Opcode::Send, tagged: true, qn: 0 }, 6),
+        rdmap(RdmapError::AfterTerminate { opcode: 3 }, 6),
+        rdmap(RdmapError::UnexpectedReadResponse { stag, to }, 6),
+        rdmap(RdmapError::UnexpectedAtomicResponse { request_id: 1 }, 6),
+        rdmap(FormatError::AtomicCode { code: 1 }.into(), 6),
+        rdmap(RdmapError::AtomicUnaligned { stag, to }, 7),
+        rdmap(FormatError::Length { message: Opcode::ReadRequest, len: 27, needed: 28 }.into(), 0xFF),
+        protection(Protection::InvalidStag { stag }, 0),
+        protection(Protection::BaseOrBounds { stag, to, len }, 1),
+        protection(Protection::AccessRights { stag }, 2),
+        protection(Protection::NotAssociated { stag }, 3),
+        protection(Protection::ToWrap { stag, to, len }, 4),
+        protection(Protection::CannotInvalidate { stag }, 9),
+        protection(Protection::Unspecified, 0xFF),
+        (Operation::Catastrophic.into(), (0, 2, 7)),
+        (Operation::GlobalCatastrophic.into(), (0, 2, 8)),
+        (Operation::Unspecified.into(), (0, 2, 0xFF)),
+    ]
+}
+
+// [test:RFC5040-4.8-03] [test:RFC5041-7.2-01] [test:RFC5040-5.3-15] [test:RFC7306-8.2-07] [test:RFC6581-9.1-09]
+// [test:RFC6581-9.2-11] [test:RFC6581-9.3-01] [test:RFC7306-5.2.1-08]
+#[test]
+fn every_fault_has_its_codes() {
+    for (fault, codes) in faults() {
+        assert_eq!(fault.codes(), codes, "{fault}");
+        assert!(fault.reason().is_known());
+    }
+}
+
+/// RFC 5040 Figure 10, the three columns: quotes the DDP header, quotes the Read Request.
+fn figure_10((layer, etype, _): (u8, u8, u8)) -> (bool, bool) {
+    match (layer, etype) {
+        (0 | 1, 0) | (2, _) => (false, false),
+        (0, 1) => (true, true),
+        _ => (true, false),
+    }
+}
+
+// [test:RFC5040-4.8-01] [test:RFC5040-4.8-02] [test:RFC5040-4.8-04] [test:RFC5040-4.8-05] [test:RFC5040-4.8-06]
+// [test:RFC5040-4.8-07] [test:RFC5040-4.8-08] [test:RFC5040-4.8-09] [test:RFC5040-4.8-10] [test:RFC5040-4.8-11]
+// [test:RFC5040-7.1-04] [test:RFC5041-7.1-18]
+#[test]
+fn what_is_quoted_goes_by_figure_10() {
+    let read_octets = READ.1.emit();
+    for (fault, codes) in faults() {
+        let first_two = [codes.0 << 4 | codes.1, codes.2];
+        for (segment, header_len, read) in
+            [(SEND, 18, None), (WRITE, 14, None), (READ.0, 18, Some(&read_octets[..]))]
+        {
+            let quoted = Quoted { segment_len: 0x1234, header: segment, read_request: read };
+            let octets = fault.terminate(Some(quoted)).emit();
+            let mut expected = first_two.to_vec();
+            let (ddp, rdma) = figure_10(codes);
+            let rdma = read.filter(|_| rdma);
+            expected.push(if ddp { 0xC0 } else { 0 } | if rdma.is_some() { 0x20 } else { 0 });
+            expected.push(0);
+            if ddp {
+                expected.extend_from_slice(&[0x12, 0x34]);
+                expected.extend_from_slice(&segment[..header_len]);
+            }
+            expected.extend_from_slice(rdma.unwrap_or(&[]));
+            assert_eq!(octets, expected, "{fault}");
+            assert!(octets.len() <= Terminate::MAX_LEN);
+        }
+        // RFC 5040 section 7.1, rule 1: not associated with an incoming message.
+        assert_eq!(fault.terminate(None).emit(), [first_two[0], first_two[1], 0, 0]);
+    }
+}
+
+/// A header that came cut short cannot be quoted.
+#[test]
+fn no_half_header_is_quoted() {
+    let fault = Fault::from(UntaggedError::InvalidQn { qn: 9 });
+    for len in 0..18 {
+        let quoted = Quoted { segment_len: len as u16, header: &SEND[..len], read_request: None };
+        assert_eq!(fault.terminate(Some(quoted)).emit(), [0x12, 1, 0, 0]);
+    }
+    let fault = Fault::from(Protection::Unspecified);
+    let quoted = Quoted { segment_len: 45, header: READ.0, read_request: Some(&[0; 27]) };
+    assert_eq!(fault.terminate(Some(quoted)).read_request, None);
+}
+
+/// Every combination of M, D and R comes back as it was.
+#[test]
+fn octets_and_back() {
+    let headers = [None, HeaderCopy::new(SEND), HeaderCopy::new(WRITE)];
+    for segment_len in [None, Some(0x1234)] {
+        for ddp_header in headers {
+            for read_request in [None, Some(READ.1)] {
+                let terminate =
+                    Terminate { layer: 1, etype: 2, code: 3, segment_len, ddp_header, read_request };
+                let octets = terminate.emit();
+                assert_eq!(Terminate::parse(&octets), Ok(terminate));
+                assert_eq!(Terminate::parse_any(&octets), Ok((terminate, Origin::Rfc)));
+            }
+        }
+    }
+}
+
+/// Some peers set R without a Read Request behind it, and some announce what TCP's end cut off.
+#[test]
+fn bits_that_announce_more_than_there_is() {
+    let whole = Terminate {
+        layer: 0,
+        etype: 1,
+        code: 0,
+        segment_len: Some(46),
+        ddp_header: HeaderCopy::new(READ.0),
+        read_request: Some(READ.1),
+    };
+    let octets = whole.emit();
+    assert_eq!(octets.len(), 52);
+    for len in 0..octets.len() {
+        let parsed = Terminate::parse(&octets[..len]);
+        if len < 4 {
+            assert_eq!(parsed, Err(TerminateTooShort { len }));
+            continue;
+        }
+        let expected = Terminate {
+            segment_len: whole.segment_len.filter(|_| len >= 6),
+            ddp_header: whole.ddp_header.filter(|_| len >= 24),
+            read_request: None,
+            ..whole
+        };
+        assert_eq!(parsed, Ok(expected), "{len} octets");
+    }
+    let longer = [&octets[..], &[0xFF; 9]].concat();
+    assert_eq!(Terminate::parse(&longer), Ok(whole));
+}
+
+/// The quoted header's own T bit says how long it is, whatever the Error Type.
+#[test]
+fn a_tagged_header_under_an_untagged_error() {
+    let octets = [&[0x12, 0x05, 0xC0, 0, 0, 16][..], &WRITE[..14]].concat();
+    let header = Terminate::parse(&octets).unwrap().ddp_header.unwrap();
+    assert_eq!(header.as_slice(), &WRITE[..14]);
+    assert!(matches!(header.header(), Ok(ddp::Header::Tagged(_))));
+}
+
+/// Terminates of the Linux siw driver, octets behind the DDP header as seen on the wire: what siw means by them,
+/// and whether that can be told from the RFC's way of writing.
+#[test]
+fn terminates_of_siw() {
+    let seen: [(&str, TerminateReason, Origin); 17] = [
+        ("21060000", TerminateReason::UntaggedVersion, Origin::Siw),
+        ("20050000", TerminateReason::RdmapVersion, Origin::Ambiguous),
+        ("20060000", TerminateReason::UnexpectedOpcode, Origin::Ambiguous),
+        ("210303000010414300000000000000000000000500000000", TerminateReason::UntaggedMsnRange, Origin::Siw),
+        ("210403000010414300000000000000000000000100000008", TerminateReason::UntaggedMo, Origin::Siw),
+        ("210103000010414300000000000000030000000100000000", TerminateReason::UntaggedInvalidQn, Origin::Siw),
+        ("210203000040414300000000000000000000000100000000", TerminateReason::UntaggedNoBuffer, Origin::Siw),
+        ("110003000020c140deadbe000000000000001000", TerminateReason::TaggedInvalidStag, Origin::Siw),
+        (
+            "100007000000414100000000000000010000004000000000\
+             00000001000000000000200000000040deadbe000000000000001000",
+            TerminateReason::ProtectionInvalidStag,
+            Origin::Siw,
+        ),
+        (
+            "200703000000414100000000000000010000000300000000",
+            TerminateReason::StreamCatastrophic,
+            Origin::Siw,
+        ),
+        ("010003000020c142000000010000000000001000", TerminateReason::DdpLocalCatastrophic, Origin::Siw),
+        (
+            "2009030000104144deadbe00000000000000000100000000",
+            TerminateReason::OperationCannotInvalidate,
+            Origin::Siw,
+        ),
+        ("02030000", TerminateReason::LlpMarker, Origin::Siw),
+        ("02020000", TerminateReason::LlpCrc, Origin::Siw),
+        ("02060000", TerminateReason::LlpInsufficientIrd, Origin::Ambiguous),
+        ("02070000", TerminateReason::LlpNoMatchingRtr, Origin::Ambiguous),
+        ("11010000", TerminateReason::TaggedBaseOrBounds, Origin::Rfc),
+    ];
+    for (hex, reason, origin) in seen {
+        let octets: Vec<_> =
+            (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
+        let siw = Terminate::parse_siw(&octets).unwrap();
+        assert_eq!(siw.reason(), reason, "{hex}");
+        assert_eq!(siw.ddp_header.is_some(), octets.len() > 4, "{hex}");
+        assert_eq!(siw.read_request.is_some(), octets.len() == 52, "{hex}");
+        let (best, found) = Terminate::parse_any(&octets).unwrap();
+        assert_eq!(found, origin, "{hex}");
+        assert_eq!(Terminate::looks_like_siw(&octets), origin == Origin::Siw);
+        let expected = if origin == Origin::Siw { siw } else { Terminate::parse(&octets).unwrap() };
+        assert_eq!(best, expected);
+    }
+}
+
+/// A Terminate of ours never looks like one of siw's.
+#[test]
+fn ours_are_not_taken_for_siws() {
+    let read_octets = READ.1.emit();
+    for (fault, _) in faults() {
+        let quoted = Quoted { segment_len: 46, header: READ.0, read_request: Some(&read_octets) };
+        for quoted in [None, Some(quoted)] {
+            assert!(!Terminate::looks_like_siw(&fault.terminate(quoted).emit()), "{fault}");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn garbage(octets in prop::collection::vec(any::<u8>(), 0..80)) {
+        let parsed = Terminate::parse(&octets);
+        prop_assert_eq!(parsed.is_ok(), octets.len() >= 4);
+        prop_assert_eq!(Terminate::parse_siw(&octets).is_ok(), octets.len() >= 4);
+        if let Ok(terminate) = parsed {
+            // What is taken is what is there: written again it is the front of what came, bits aside.
+            let again = terminate.emit();
+            prop_assert!(again.len() <= octets.len().max(6));
+            prop_assert_eq!(&again[..2], &octets[..2]);
+            prop_assert_eq!(again[2] & !octets[2], 0);
+            prop_assert_eq!(Terminate::parse(&again), Ok(terminate));
+        }
+        let _ = Terminate::parse_any(&octets).map(|(terminate, _)| terminate.to_string());
+        let _ = ReadRequest::parse(&octets);
+        let _ = ImmediateData::parse(&octets);
+    }
+}

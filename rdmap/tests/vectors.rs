@@ -1,0 +1,475 @@
+//! The wire vectors of `interop/data/vectors`: made by a generator that shares no code with these crates, and
+//! dissected by Wireshark. Every octet is parsed and built again, through all three layers.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use ddp::{Header, STag, Tagged, TaggedError, Untagged, UntaggedRx};
+use mpa::startup::{Config, Initiator, Outcome, Responder, Revision};
+use mpa::wire::startup::{Enhanced, Frame, FrameKind};
+use mpa::{Fpdu, FpduError, FpduRx, FpduTx, Step};
+use rdmap::*;
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Conversation {
+    negotiated: Option<Agreed>,
+    frames: Vec<WireFrame>,
+}
+
+#[derive(Deserialize)]
+#[serde(default)]
+#[derive(Default)]
+struct Agreed {
+    markers_initiator_to_responder: bool,
+    markers_responder_to_initiator: bool,
+    crc: Option<bool>,
+}
+
+#[derive(Deserialize)]
+struct WireFrame {
+    kind: String,
+    dir: String,
+    note: String,
+    hex: String,
+    rdma_message: Option<String>,
+    stream_offset: Option<u64>,
+    ulpdu_hex: Option<String>,
+    crc: Option<WireCrc>,
+    fields: Vec<Field>,
+}
+
+#[derive(Deserialize)]
+struct WireCrc {
+    wire_hex: String,
+}
+
+#[derive(Deserialize)]
+struct Field {
+    name: String,
+    hex: String,
+}
+
+#[derive(Deserialize)]
+struct Negatives {
+    vectors: Vec<Negative>,
+}
+
+#[derive(Deserialize)]
+struct Negative {
+    name: String,
+    hex: String,
+    expect: Expect,
+    #[serde(default)]
+    markers: bool,
+    phase: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Expect {
+    terminate: Option<Codes>,
+    any_of: Option<Vec<Self>>,
+    close: Option<bool>,
+}
+
+#[derive(Deserialize, PartialEq, Debug)]
+struct Codes {
+    layer: u8,
+    etype: u8,
+    code: u8,
+}
+
+#[derive(Deserialize)]
+struct Sums {
+    vectors: Vec<Sum>,
+}
+
+#[derive(Deserialize)]
+struct Sum {
+    name: String,
+    data_hex: String,
+    crc_wire_hex: String,
+}
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../interop/data/vectors")
+}
+
+fn read<T: for<'a> Deserialize<'a>>(name: &str) -> T {
+    let text = std::fs::read_to_string(folder().join(name)).unwrap();
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn conversations() -> Vec<(String, Conversation)> {
+    let names =
+        std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<_> = names
+        .filter(|name| name.starts_with(|c: char| c.is_ascii_digit()) && name.ends_with(".json"))
+        .collect();
+    names.sort();
+    assert_eq!(names.len(), 22);
+    names.into_iter().map(|name| (name.clone(), read(&name))).collect()
+}
+
+fn unhex(hex: &str) -> Vec<u8> {
+    (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
+}
+
+/// The fields of a frame as numbers or octets, from the vector's own list.
+struct Fields<'a>(BTreeMap<&'a str, Vec<u8>>);
+
+impl<'a> Fields<'a> {
+    /// A field that Markers cut in pieces is put together.
+    fn of(frame: &'a WireFrame) -> Self {
+        let mut fields: BTreeMap<_, Vec<u8>> = BTreeMap::new();
+        for field in &frame.fields {
+            fields.entry(field.name.as_str()).or_default().extend(unhex(&field.hex));
+        }
+        Self(fields)
+    }
+
+    fn octets(&self, name: &str) -> &[u8] {
+        self.0.get(name).map_or(&[], |octets| octets)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        let octets = self.0.get(name).unwrap_or_else(|| panic!("{name}"));
+        octets.iter().fold(0, |number, octet| number << 8 | u64::from(*octet))
+    }
+
+    fn word(&self, name: &str) -> u32 {
+        self.number(name) as u32
+    }
+
+    fn stag(&self, name: &str) -> STag {
+        STag(self.word(name))
+    }
+}
+
+#[test]
+fn crc32c_values() {
+    let sums: Sums = read("crc32c.json");
+    for sum in sums.vectors {
+        let crc = mpa::crc32c(&unhex(&sum.data_hex)).to_le_bytes();
+        assert_eq!(crc[..], unhex(&sum.crc_wire_hex), "{}", sum.name);
+    }
+}
+
+/// Each startup frame from its fields, octet for octet, and back.
+#[test]
+fn startup_frames() {
+    let mut count = 0;
+    for (name, conversation) in conversations() {
+        for frame in conversation.frames.iter().filter(|frame| frame.kind != "fpdu") {
+            let (fields, octets) = (Fields::of(frame), unhex(&frame.hex));
+            let flags = fields.word("mpa.flags");
+            let expected = Frame {
+                kind: if frame.kind == "mpa_request" { FrameKind::Request } else { FrameKind::Reply },
+                markers: flags & 0x80 != 0,
+                crc: flags & 0x40 != 0,
+                reject: flags & 0x20 != 0,
+                enhanced: fields.has("mpa.enh.ird").then(|| {
+                    let (ird, ord) = (fields.word("mpa.enh.ird"), fields.word("mpa.enh.ord"));
+                    Enhanced {
+                        peer_to_peer: ird & 0x8000 != 0,
+                        rtr_send: ird & 0x4000 != 0,
+                        rtr_write: ord & 0x8000 != 0,
+                        rtr_read: ord & 0x4000 != 0,
+                        ird: ird as u16 & 0x3FFF,
+                        ord: ord as u16 & 0x3FFF,
+                    }
+                }),
+                reserved: (flags & 0x0F) as u8,
+                revision: fields.word("mpa.rev") as u8,
+                private_data: fields.octets("mpa.private_data").to_vec(),
+            };
+            assert_eq!(Frame::parse(&octets), Ok(Some((expected.clone(), octets.len()))), "{name}");
+            assert_eq!(expected.emit(), octets, "{name}");
+            count += 1;
+        }
+    }
+    assert_eq!(count, 44);
+}
+
+/// Both ends come to what the vector says was negotiated.
+#[test]
+fn negotiations() {
+    for (name, conversation) in conversations() {
+        let [request, reply] = [0, 1].map(|n| unhex(&conversation.frames[n].hex));
+        let (sent, _) = Frame::parse(&request).unwrap().unwrap();
+        let enhanced = sent.enhanced.unwrap_or_default();
+        let config = Config {
+            revision: if sent.enhanced.is_some() { Revision::Two } else { Revision::One },
+            crc: sent.crc,
+            want_markers: sent.markers,
+            peer_to_peer: enhanced.peer_to_peer,
+            rtr: enhanced.into(),
+            ird: enhanced.ird,
+            ord: enhanced.ord,
+        };
+        let initiator = Initiator::new(config, &sent.private_data).unwrap();
+        // Revision 2 without S is legal and of no use; we do not send it.
+        let unenhanced_two = sent.revision == 2 && sent.enhanced.is_none();
+        assert_eq!(initiator.request() == request, !unenhanced_two, "{name}");
+        let mut responder = Responder::new(Config::default());
+        let (consumed, seen) = responder.request(&request).unwrap().unwrap();
+        assert_eq!((consumed, seen.frame), (request.len(), sent));
+        if unenhanced_two {
+            continue;
+        }
+        let (consumed, outcome) = initiator.reply(&reply).unwrap().unwrap();
+        assert_eq!(consumed, reply.len(), "{name}");
+        match (outcome, conversation.negotiated.unwrap_or_default()) {
+            (Outcome::Rejected { .. }, Agreed { crc: None, .. }) => {}
+            (Outcome::Accepted { negotiated, .. }, agreed) => {
+                assert_eq!(Some(negotiated.crc), agreed.crc, "{name}");
+                assert_eq!(negotiated.markers_tx, agreed.markers_initiator_to_responder, "{name}");
+                assert_eq!(negotiated.markers_rx, agreed.markers_responder_to_initiator, "{name}");
+            }
+            (outcome, _) => panic!("{name}: {outcome:?}"),
+        }
+    }
+}
+
+/// The DDP header a frame's fields describe.
+fn header_of(fields: &Fields<'_>) -> Header {
+    let control = fields.word("ddp.control");
+    let (last, rsvd_ulp) = (control & 0x40 != 0, fields.word("rdmap.control") as u8);
+    if control & 0x80 != 0 {
+        Tagged { last, rsvd_ulp, stag: fields.stag("ddp.stag"), to: fields.number("ddp.to") }.into()
+    } else {
+        let [rsvd_ulp32, qn, msn, mo] =
+            ["rdmap.inval_stag", "ddp.qn", "ddp.msn", "ddp.mo"].map(|name| fields.word(name));
+        Untagged { last, rsvd_ulp, rsvd_ulp32, qn, msn, mo }.into()
+    }
+}
+
+/// What stands behind the DDP header, built from the fields; and checked to parse as such.
+fn body_of(fields: &Fields<'_>, inbound: Inbound) -> Vec<u8> {
+    match inbound {
+        Inbound::ReadRequest => {
+            let request = ReadRequest {
+                sink_stag: fields.stag("rdmap.rr.sink_stag"),
+                sink_to: fields.number("rdmap.rr.sink_to"),
+                len: fields.word("rdmap.rr.rdmardsz"),
+                source_stag: fields.stag("rdmap.rr.src_stag"),
+                source_to: fields.number("rdmap.rr.src_to"),
+            };
+            assert_eq!(ReadRequest::parse(&request.emit()), Ok(request));
+            request.emit().to_vec()
+        }
+        Inbound::AtomicRequest => {
+            let request = AtomicRequest {
+                op: match fields.word("atomic.reserved_aopcode") {
+                    0 => AtomicOp::FetchAdd,
+                    2 => AtomicOp::CmpSwap,
+                    other => panic!("{other}"),
+                },
+                request_id: fields.word("atomic.request_id"),
+                stag: fields.stag("atomic.remote_stag"),
+                to: fields.number("atomic.remote_to"),
+                data: fields.number("atomic.add_or_swap_data"),
+                mask: fields.number("atomic.add_or_swap_mask"),
+                compare: fields.number("atomic.compare_data"),
+                compare_mask: fields.number("atomic.compare_mask"),
+            };
+            assert_eq!(AtomicRequest::parse(&request.emit()), Ok(request));
+            request.emit().to_vec()
+        }
+        Inbound::AtomicResponse => {
+            let request_id = fields.word("atomic.original_request_id");
+            let response = AtomicResponse { request_id, original: fields.number("atomic.original_value") };
+            assert_eq!(AtomicResponse::parse(&response.emit()), Ok(response));
+            response.emit().to_vec()
+        }
+        Inbound::Immediate { .. } => {
+            let data = ImmediateData::parse(fields.octets("immediate.data")).unwrap();
+            data.emit().to_vec()
+        }
+        Inbound::Terminate => {
+            let types = fields.word("term.layer_etype") as u8;
+            let terminate = Terminate {
+                layer: types >> 4,
+                etype: types & 0x0F,
+                code: fields.word("term.error_code") as u8,
+                segment_len: fields
+                    .has("term.ddp_segment_length")
+                    .then(|| fields.word("term.ddp_segment_length") as u16),
+                ddp_header: HeaderCopy::new(fields.octets("term.ddp_header")),
+                read_request: ReadRequest::parse(fields.octets("term.rdma_header")).ok(),
+            };
+            let octets = terminate.emit();
+            assert_eq!(Terminate::parse_any(&octets).unwrap().0, terminate);
+            assert!(terminate.reason().is_known());
+            octets
+        }
+        Inbound::Write | Inbound::ReadResponse | Inbound::Send { .. } => fields.octets("payload").to_vec(),
+    }
+}
+
+/// The FPDU built of `ulpdu`, with the CRC field as the vector has it where CRCs are off.
+fn sealed(tx: &mut FpduTx, ulpdu: &[u8], frame: &WireFrame) -> Vec<u8> {
+    let mut octets = [&[0; 2], ulpdu].concat();
+    tx.seal(&mut octets, 0);
+    if !tx.crc_on() {
+        let end = octets.len() - 4;
+        octets[end..].copy_from_slice(&unhex(&frame.crc.as_ref().unwrap().wire_hex));
+    }
+    octets
+}
+
+/// Every FPDU of every conversation, through MPA, DDP and RDMAP, both ways.
+// [test:RFC5040-4.1-02] [test:RFC5040-4.2-01] [test:RFC5040-4.4-01] [test:RFC5040-4.8-01] [test:RFC5041-4.2-01]
+// [test:RFC5041-4.3-01] [test:RFC5044-4.1-01] [test:RFC7306-4.1-01]
+#[test]
+fn fpdus() {
+    let mut count = 0;
+    for (name, conversation) in conversations() {
+        let agreed = conversation.negotiated.unwrap_or_default();
+        let crc = agreed.crc.unwrap_or(true);
+        for (direction, markers) in
+            [("I>R", agreed.markers_initiator_to_responder), ("R>I", agreed.markers_responder_to_initiator)]
+        {
+            let (mut tx, mut rx) = (FpduTx::new(crc, markers), FpduRx::new(crc, markers));
+            let mut stream = StreamRx::new(Extensions { immediate: true, atomic: true, send_imm: false });
+            for frame in
+                conversation.frames.iter().filter(|frame| frame.kind == "fpdu" && frame.dir == direction)
+            {
+                let what = format!("{name}: {}", frame.note);
+                let mut octets = unhex(&frame.hex);
+                assert_eq!(Some(rx.position()), frame.stream_offset, "{what}");
+                let Ok(Step::Fpdu(Fpdu { consumed, ulpdu, .. })) = rx.next(&mut octets) else {
+                    panic!("{what}")
+                };
+                assert_eq!(consumed, octets.len(), "{what}");
+                let ulpdu = &octets[ulpdu];
+                assert_eq!(ulpdu, unhex(frame.ulpdu_hex.as_ref().unwrap()), "{what}");
+
+                let fields = Fields::of(frame);
+                let (header, len) = Header::parse(ulpdu).unwrap();
+                assert_eq!(header, header_of(&fields), "{what}");
+                let inbound = match stream.admit(&header) {
+                    Ok(inbound) => inbound,
+                    // Two conversations are about a Terminate, and have its cause before it.
+                    Err(error) => {
+                        let offending = ["reserved", "RDMA Read Response"];
+                        assert!(
+                            offending.contains(&frame.rdma_message.as_deref().unwrap()),
+                            "{what}: {error}"
+                        );
+                        Inbound::Write
+                    }
+                };
+                let mut built = vec![0; len];
+                header.emit(&mut built);
+                built.extend(body_of(&fields, inbound));
+                assert_eq!(built, ulpdu, "{what}");
+                assert_eq!(sealed(&mut tx, &built, frame), unhex(&frame.hex), "{what}");
+                count += 1;
+            }
+        }
+    }
+    assert_eq!(count, 69);
+}
+
+// ---------------------------------------------------------------- what has to be refused
+
+/// The receiver the negative vectors are for: one receive buffer of 64 octets, one Tagged Buffer of 64 octets
+/// that may be read and written.
+const BUFFER: u32 = 64;
+
+/// What a receiver reports about a frame; `Err(None)` stands for closing at startup.
+fn verdict(vector: &Negative) -> Result<(), Option<Fault>> {
+    let mut octets = unhex(&vector.hex);
+    if vector.phase.as_deref() == Some("startup") {
+        let as_reply = Initiator::new(Config::default(), b"").unwrap().reply(&octets);
+        let as_request = Responder::new(Config::default()).request(&octets);
+        let refused =
+            if vector.name == "mpa-request-as-reply" { as_reply.is_err() } else { as_request.is_err() };
+        return if refused { Err(None) } else { Ok(()) };
+    }
+    let fpdu = match FpduRx::new(true, vector.markers).next(&mut octets) {
+        Ok(Step::Fpdu(fpdu)) => fpdu,
+        Ok(more) => panic!("{}: {more:?}", vector.name),
+        Err(FpduError::Crc { .. }) => return Err(Some(MpaFault::Crc.into())),
+        Err(FpduError::Marker { .. }) => return Err(Some(MpaFault::Marker.into())),
+    };
+    dispatch(&vector.name, &octets[fpdu.ulpdu]).map_err(Some)
+}
+
+fn dispatch(name: &str, ulpdu: &[u8]) -> Result<(), Fault> {
+    let (header, len) = Header::parse(ulpdu)?;
+    let payload = &ulpdu[len..];
+    let inbound =
+        StreamRx::new(Extensions { immediate: true, atomic: true, send_imm: false }).admit(&header)?;
+    match header {
+        Header::Tagged(Tagged { stag, to, .. }) => {
+            let len = payload.len() as u32;
+            let end = to.checked_add(len.into()).ok_or(TaggedError::ToWrap { stag, to, len })?;
+            if name == "tagged-invalid-stag" {
+                return Err(TaggedError::InvalidStag { stag }.into());
+            }
+            if end > BUFFER.into() {
+                return Err(TaggedError::BaseOrBounds { stag, to, len }.into());
+            }
+        }
+        Header::Untagged(header) => {
+            let buffer = match header.qn {
+                QN_SEND => (name != "send-no-buffer").then_some(BUFFER),
+                _ => Some(AtomicRequest::LEN as u32),
+            };
+            UntaggedRx::new(1).check(&header, payload.len() as u32, buffer)?;
+        }
+    }
+    match inbound {
+        Inbound::ReadRequest => {
+            let ReadRequest { source_stag: stag, source_to: to, len, .. } = ReadRequest::parse(payload)?;
+            let end = to.checked_add(len.into()).ok_or(Protection::ToWrap { stag, to, len })?;
+            if end > BUFFER.into() {
+                return Err(Protection::BaseOrBounds { stag, to, len }.into());
+            }
+        }
+        Inbound::AtomicRequest => {
+            let AtomicRequest { stag, to, .. } = AtomicRequest::parse(payload)?;
+            if !to.is_multiple_of(8) {
+                return Err(RdmapError::AtomicUnaligned { stag, to }.into());
+            }
+        }
+        Inbound::Send { invalidate: Some(stag), .. } => {
+            return Err(Protection::CannotInvalidate { stag }.into());
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn meets(expect: &Expect, fault: Option<&Fault>) -> bool {
+    if let Some(any_of) = &expect.any_of {
+        return any_of.iter().any(|expect| meets(expect, fault));
+    }
+    match (&expect.terminate, fault) {
+        (Some(expected), Some(fault)) => {
+            let (layer, etype, code) = fault.codes();
+            *expected == Codes { layer, etype, code }
+        }
+        (None, None) => expect.close == Some(true),
+        _ => false,
+    }
+}
+
+// [test:RFC5041-7.2-01] [test:RFC5040-4.8-03] [test:RFC5041-7.1-02] [test:RFC5041-7.1-03] [test:RFC5041-7.1-10]
+#[test]
+fn negatives() {
+    let negatives: Negatives = read("negative.json");
+    assert_eq!(negatives.vectors.len(), 27);
+    for vector in negatives.vectors {
+        match verdict(&vector) {
+            Ok(()) => panic!("{} was accepted", vector.name),
+            Err(fault) => assert!(meets(&vector.expect, fault.as_ref()), "{}: {fault:?}", vector.name),
+        }
+    }
+}
