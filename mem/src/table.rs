@@ -109,14 +109,6 @@ impl Hasher for IndexHasher {
     }
 }
 
-const fn index_of(stag: STag) -> u32 {
-    stag.0 >> 8
-}
-
-const fn stag_of(index: u32, key: u8) -> STag {
-    STag(index << 8 | key as u32)
-}
-
 impl Table {
     /// An empty table.
     pub fn new(limits: Limits) -> Arc<Self> {
@@ -166,7 +158,7 @@ impl Table {
         let plan = self.plan(pd, memory, base, access, None);
         plan.check()?;
         self.insert(|index| {
-            let region = plan.build(stag_of(index, 0));
+            let region = plan.build(STag::from_parts(index, 0));
             (Slot::Region(region.clone()), region)
         })
     }
@@ -181,7 +173,7 @@ impl Table {
         let shard = self.shard(stag);
         let (old, plan) = {
             let mut slots = shard.0.write();
-            let slot = slots.get_mut(&index_of(stag)).ok_or(invalid)?;
+            let slot = slots.get_mut(&stag.index()).ok_or(invalid)?;
             let Slot::Region(old) = slot else { return Err(invalid) };
             if old.stag() != stag {
                 return Err(invalid);
@@ -206,8 +198,8 @@ impl Table {
             (old, plan)
         };
         old.gate().drain();
-        let new = plan.build(stag_of(index_of(stag), (stag.0 as u8).wrapping_add(1)));
-        shard.0.write().insert(index_of(stag), Slot::Region(new.clone()));
+        let new = plan.build(STag::from_parts(stag.index(), stag.key().wrapping_add(1)));
+        shard.0.write().insert(stag.index(), Slot::Region(new.clone()));
         Ok(new)
     }
 
@@ -221,7 +213,7 @@ impl Table {
         let region = {
             let mut indexes = self.indexes.lock();
             let mut slots = self.shard(stag).0.write();
-            match slots.get(&index_of(stag)) {
+            match slots.get(&stag.index()) {
                 Some(Slot::Region(region)) if region.stag() == stag => {
                     match region.gate().close() {
                         Ok(()) | Err(CloseError::Closed) => {}
@@ -230,8 +222,8 @@ impl Table {
                         }
                     }
                     let region = region.clone();
-                    slots.remove(&index_of(stag));
-                    indexes.give_back(index_of(stag));
+                    slots.remove(&stag.index());
+                    indexes.give_back(stag.index());
                     region
                 }
                 Some(Slot::Entry(entry, _)) if entry.stag() == stag && entry.is_fast() => {
@@ -251,17 +243,17 @@ impl Table {
     /// # Errors
     /// [`RegisterError::TooManyEntries`], [`RegisterError::NoEntropy`].
     pub fn reserve(&self) -> Result<STag, RegisterError> {
-        self.insert(|index| (Slot::Reserved, stag_of(index, 0)))
+        self.insert(|index| (Slot::Reserved, STag::from_parts(index, 0)))
     }
 
     /// Gives back what [`Table::reserve`] gave. False: it is not a reserved STag.
     pub fn release(&self, stag: STag) -> bool {
         let mut indexes = self.indexes.lock();
         let mut slots = self.shard(stag).0.write();
-        let reserved = matches!(slots.get(&index_of(stag)), Some(Slot::Reserved));
+        let reserved = matches!(slots.get(&stag.index()), Some(Slot::Reserved));
         if reserved {
-            slots.remove(&index_of(stag));
-            indexes.give_back(index_of(stag));
+            slots.remove(&stag.index());
+            indexes.give_back(stag.index());
         }
         reserved
     }
@@ -282,7 +274,7 @@ impl Table {
         right: Right,
     ) -> Result<Span, RemoteError> {
         let slots = self.shard(stag).0.read();
-        let region = match slots.get(&index_of(stag)) {
+        let region = match slots.get(&stag.index()) {
             Some(Slot::Region(region) | Slot::Entry(_, Some(region)))
                 if region.stag() == stag && region.is_live() =>
             {
@@ -311,7 +303,7 @@ impl Table {
     pub fn local(&self, lkey: u32, pd: PdId, addr: u64, len: u32, write: bool) -> Result<Span, LocalError> {
         let stag = STag(lkey);
         let slots = self.shard(stag).0.read();
-        let region = match slots.get(&index_of(stag)) {
+        let region = match slots.get(&stag.index()) {
             Some(Slot::Region(region)) if region.stag() == stag && region.is_live() => region,
             Some(Slot::Entry(entry, Some(region))) if entry.is_fast() && region.stag() == stag => region,
             _ => return Err(LocalError::InvalidLkey { lkey }),
@@ -328,7 +320,7 @@ impl Table {
     }
 
     fn shard(&self, stag: STag) -> &Shard {
-        &self.shards[index_of(stag) as usize % SHARDS]
+        &self.shards[stag.index() as usize % SHARDS]
     }
 
     fn plan(&self, pd: PdId, memory: Memory, base: u64, access: Access, stream: Option<StreamId>) -> Plan {
@@ -339,9 +331,10 @@ impl Table {
     /// Puts what `make` makes under a new random index.
     fn insert<T>(&self, make: impl FnOnce(u32) -> (Slot, T)) -> Result<T, RegisterError> {
         let mut indexes = self.indexes.lock();
-        let index = indexes.take(|index| self.shard(stag_of(index, 0)).0.read().contains_key(&index))?;
+        let index =
+            indexes.take(|index| self.shard(STag::from_parts(index, 0)).0.read().contains_key(&index))?;
         let (slot, made) = make(index);
-        self.shard(stag_of(index, 0)).0.write().insert(index, slot);
+        self.shard(STag::from_parts(index, 0)).0.write().insert(index, slot);
         Ok(made)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ddp::STag;
 
-use super::{Slot, Table, index_of, stag_of};
+use super::{Slot, Table};
 use crate::{
     Access, BindError, FastRegisterError, Memory, PdId, Region, RegisterError, StreamId, WindowType,
 };
@@ -39,7 +39,7 @@ pub enum EntryKind {
 impl Entry {
     /// Its present value. Whether it is valid is another question.
     pub fn stag(&self) -> STag {
-        stag_of(self.index, self.key.load(Relaxed))
+        STag::from_parts(self.index, self.key.load(Relaxed))
     }
 
     /// Its protection domain.
@@ -201,7 +201,7 @@ impl Table {
     /// A stream is gone: what is bound to it (type 2 windows, fast registrations for it alone) is invalidated.
     pub fn unbind_stream(&self, stream: StreamId) {
         for index in self.streams.lock().remove(&stream).unwrap_or_default() {
-            let mut slots = self.shard(stag_of(index, 0)).0.write();
+            let mut slots = self.shard(STag::from_parts(index, 0)).0.write();
             let bound = match slots.get_mut(&index) {
                 Some(Slot::Entry(_, now)) => now.take_if(|region| region.stream() == Some(stream)),
                 _ => None,
@@ -239,7 +239,7 @@ impl Table {
             return None;
         }
         let key = key.unwrap_or(entry.key.load(Relaxed).wrapping_add(1));
-        let new = stag_of(entry.index, key);
+        let new = STag::from_parts(entry.index, key);
         Some(change(slot, new).map(|made| {
             entry.key.store(key, Relaxed);
             (new, made)
@@ -250,7 +250,7 @@ impl Table {
     fn hold_for_window(&self, region: &Arc<Region>) -> Result<(), BindError> {
         let stag = region.stag();
         let slots = self.shard(stag).0.read();
-        match slots.get(&index_of(stag)) {
+        match slots.get(&stag.index()) {
             Some(Slot::Region(found)) if Arc::ptr_eq(found, region) && region.gate().add_window() => Ok(()),
             _ => Err(BindError::NotARegion { stag }),
         }
@@ -270,7 +270,7 @@ impl Table {
         if let Some(stream) = region.stream() {
             let mut streams = self.streams.lock();
             if let Some(bound) = streams.get_mut(&stream) {
-                if let Some(at) = bound.iter().position(|&index| index == index_of(region.stag())) {
+                if let Some(at) = bound.iter().position(|&index| index == region.stag().index()) {
                     bound.swap_remove(at);
                 }
                 if bound.is_empty() {

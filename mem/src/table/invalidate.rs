@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ddp::STag;
 
-use super::{Entry, EntryKind, Slot, Table, index_of};
+use super::{Entry, EntryKind, Slot, Table};
 use crate::{InvalidateError, PdId, Region, StreamId, WindowType, gate::CloseError};
 
 impl Table {
@@ -17,7 +17,7 @@ impl Table {
     /// [`InvalidateError`]; nothing is changed then.
     pub fn invalidate_local(&self, stag: STag, stream: StreamId, pd: PdId) -> Result<(), InvalidateError> {
         let mut slots = self.shard(stag).0.write();
-        let before = match slots.get_mut(&index_of(stag)) {
+        let before = match slots.get_mut(&stag.index()) {
             Some(Slot::Entry(entry, now)) if entry.stag() == stag => {
                 if entry.pd() != pd {
                     return Err(InvalidateError::NotAssociated { stag, stream, pd });
@@ -46,7 +46,7 @@ impl Table {
     pub fn invalidate_remote(&self, stag: STag, stream: StreamId, pd: PdId) -> Result<(), InvalidateError> {
         let lenient = self.lenient.load(Relaxed);
         let mut slots = self.shard(stag).0.write();
-        let before = match slots.get_mut(&index_of(stag)) {
+        let before = match slots.get_mut(&stag.index()) {
             Some(Slot::Entry(entry, now)) => {
                 let Some(region) = now.as_ref().filter(|region| region.stag() == stag) else {
                     return Err(InvalidateError::InvalidStag { stag });

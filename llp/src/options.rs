@@ -1,0 +1,147 @@
+//! Options of streams and listeners, and what a stream tells about itself.
+
+use std::{fmt, io, time::Duration};
+
+/// Options of a stream. What a stack has no means for, it ignores.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// Congestion control by the system's name, such as `cubic` or `bbr`; `None` = the system's default.
+    pub congestion: Option<String>,
+    /// Probes on an idle connection.
+    pub keep_alive: Option<KeepAlive>,
+    /// How long sent octets may stay unacknowledged, or the peer's window closed, until the connection is given up.
+    pub user_timeout: Option<Duration>,
+    /// Octets of the send buffer; `None` = the system grows it as needed.
+    pub send_buffer: Option<usize>,
+    /// Octets of the receive buffer; `None` = the system grows it as needed.
+    pub recv_buffer: Option<usize>,
+    /// Name of the only interface to use.
+    pub interface: Option<String>,
+    /// Several listeners on one port share its connections (SO_REUSEPORT).
+    pub reuse_port: bool,
+    /// A listener on `[::]` takes no IPv4 connections.
+    pub v6_only: bool,
+}
+
+impl Default for StreamOptions {
+    /// A dead peer is noticed within 30 s, on an idle connection as well: an unanswered probe after 10 s and again
+    /// after 20 s, when the user time-out counts it as dead.
+    fn default() -> Self {
+        Self {
+            congestion: None,
+            keep_alive: Some(KeepAlive::default()),
+            user_timeout: Some(Duration::from_secs(20)),
+            send_buffer: None,
+            recv_buffer: None,
+            interface: None,
+            reuse_port: false,
+            v6_only: false,
+        }
+    }
+}
+
+/// Probes on an idle connection. With a user time-out as well, that decides when the peer is dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeepAlive {
+    /// Idle time before the first probe. Whole seconds, at least one.
+    pub idle: Duration,
+    /// Time between probes. Whole seconds, at least one.
+    pub interval: Duration,
+    /// Unanswered probes until the peer counts as dead.
+    pub count: u32,
+}
+
+impl Default for KeepAlive {
+    fn default() -> Self {
+        Self { idle: Duration::from_secs(10), interval: Duration::from_secs(10), count: 3 }
+    }
+}
+
+/// Options of a listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenOptions {
+    /// Connections that may wait to be accepted.
+    pub backlog: u32,
+    /// Options of the accepted streams.
+    pub stream: StreamOptions,
+}
+
+impl Default for ListenOptions {
+    fn default() -> Self {
+        Self { backlog: 1024, stream: StreamOptions::default() }
+    }
+}
+
+/// An option that the system does not take; inside of an `io::Error` of kind `InvalidInput`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OptionError {
+    /// No such congestion control, or not for this user.
+    #[error("congestion control `{name}` is not available here; available: {available}")]
+    Congestion {
+        /// What was asked for.
+        name: String,
+        /// What the system offers.
+        available: String,
+    },
+    /// No such interface, or not for this user.
+    #[error("cannot bind to interface `{name}`: {reason}")]
+    Interface {
+        /// What was asked for.
+        name: String,
+        /// The system's words.
+        reason: String,
+    },
+}
+
+impl From<OptionError> for io::Error {
+    fn from(error: OptionError) -> Self {
+        Self::new(io::ErrorKind::InvalidInput, error)
+    }
+}
+
+/// How a connection is doing, as far as the stack knows.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct StreamInfo {
+    /// Smoothed round-trip time in microseconds.
+    pub rtt_us: Option<u32>,
+    /// Its mean deviation in microseconds.
+    pub rtt_var_us: Option<u32>,
+    /// Least round-trip time seen, in microseconds.
+    pub min_rtt_us: Option<u32>,
+    /// Congestion window in segments.
+    pub cwnd: Option<u32>,
+    /// Segments sent again since the beginning.
+    pub retransmits: Option<u32>,
+    /// Segments in flight.
+    pub unacked: Option<u32>,
+    /// Octets taken by `send` that were not sent even once.
+    pub not_sent: Option<u32>,
+    /// Octets of a segment that we send.
+    pub emss: Option<u32>,
+    /// Octets of a packet on this path.
+    pub path_mtu: Option<u32>,
+    /// Octets the peer acknowledged.
+    pub octets_acked: Option<u64>,
+    /// Octets that came.
+    pub octets_received: Option<u64>,
+    /// Recent throughput in octets per second.
+    pub delivery_rate: Option<u64>,
+    /// Congestion control.
+    pub congestion: Option<String>,
+}
+
+impl fmt::Display for StreamInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let number = |n: Option<u32>| n.map_or_else(|| "?".to_owned(), |n| n.to_string());
+        write!(
+            f,
+            "rtt {} us, cwnd {}, unacked {}, retransmits {}, EMSS {}, {}",
+            number(self.rtt_us),
+            number(self.cwnd),
+            number(self.unacked),
+            number(self.retransmits),
+            number(self.emss),
+            self.congestion.as_deref().unwrap_or("?"),
+        )
+    }
+}

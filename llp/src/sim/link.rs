@@ -1,0 +1,86 @@
+//! What can be said about one direction between two addresses.
+
+use std::time::Duration;
+
+/// One direction. Faults count the octets of each connection by themselves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Time from `send` until the octets can be received.
+    pub latency: Duration,
+    /// Octets that may be under way or unread at the receiver; `send` blocks at so many.
+    pub capacity: usize,
+    /// Octets that one `send` takes.
+    pub send_split: Split,
+    /// Octets that one `recv` gives.
+    pub recv_split: Split,
+    /// Nothing arrives any more; nothing is lost.
+    pub stalled: bool,
+    /// The connection is reset at both ends once so many octets were sent; the receiver gets them all before.
+    pub cut_at: Option<u64>,
+    /// The receiver sees a FIN behind so many octets; what is sent after them vanishes.
+    pub fin_at: Option<u64>,
+    /// What [`Stream::emss`](crate::Stream::emss) tells.
+    pub emss: usize,
+}
+
+impl Default for Link {
+    /// No latency, no fault, 256 KiB, the EMSS of Ethernet.
+    fn default() -> Self {
+        Self {
+            latency: Duration::ZERO,
+            capacity: 256 * 1024,
+            send_split: Split::Whole,
+            recv_split: Split::Whole,
+            stalled: false,
+            cut_at: None,
+            fin_at: None,
+            emss: 1448,
+        }
+    }
+}
+
+/// How many octets a call transfers at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Split {
+    /// As many as there are.
+    #[default]
+    Whole,
+    /// So many (at least one).
+    Fixed(usize),
+    /// Another number each time, from 1 to this one.
+    Random(usize),
+}
+
+impl Split {
+    /// The most octets of the next call.
+    pub(crate) fn next(self, random: &mut Random) -> usize {
+        match self {
+            Self::Whole => usize::MAX,
+            Self::Fixed(max) => max.max(1),
+            Self::Random(max) => 1 + random.below(max.max(1)),
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
+#[derive(Clone, Debug)]
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ z >> 31
+    }
+
+    /// 0..bound; a bias of bound / 2^64.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        ((u128::from(self.next()) * bound as u128) >> 64) as usize
+    }
+}

@@ -1,0 +1,307 @@
+use std::{io::ErrorKind, net::Ipv4Addr};
+
+use super::*;
+
+const A: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+const B: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+const LISTENER: Token = Token(1);
+const CLIENT: Token = Token(2);
+const SERVER: Token = Token(3);
+const MS: Duration = Duration::from_millis(1);
+
+struct Pair {
+    network: Network,
+    a: SimStack,
+    b: SimStack,
+    client: Box<dyn Stream>,
+    server: Box<dyn Stream>,
+    listener: Box<dyn Listener>,
+}
+
+impl Pair {
+    fn new() -> Self {
+        Self::with(1, Link::default())
+    }
+
+    fn with(seed: u64, link: Link) -> Self {
+        let network = Network::new(seed);
+        network.set_default_link(link);
+        let (mut a, mut b) = (network.stack(A), network.stack(B));
+        let mut listener = b.listen((B, 0).into(), &ListenOptions::default(), LISTENER).unwrap();
+        let mut client = a.connect(None, listener.local_addr(), &StreamOptions::default(), CLIENT).unwrap();
+        while network.step() {}
+        assert!(client.connect_result().unwrap());
+        let server = listener.accept(SERVER).unwrap();
+        Self { network, a, b, client, server, listener }
+    }
+}
+
+fn events(stack: &mut SimStack) -> Vec<(u64, bool, bool)> {
+    let mut events = Vec::new();
+    stack.poll(&mut events).unwrap();
+    events.iter().map(|e| (e.token.0, e.readable, e.writable)).collect()
+}
+
+fn send(stream: &mut dyn Stream, octets: &[u8]) -> io::Result<usize> {
+    stream.send(&[IoVec::from(octets)])
+}
+
+fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
+    let mut octets = vec![0; len];
+    let n = stream.recv(&mut [IoVecMut::from(&mut octets[..])])?;
+    octets.truncate(n);
+    Ok(octets)
+}
+
+fn kind<T>(result: io::Result<T>) -> ErrorKind {
+    result.map(drop).expect_err("an error was due").kind()
+}
+
+#[test]
+fn a_connection_takes_its_round_trips() {
+    let network = Network::new(1);
+    network.set_default_link(Link { latency: 5 * MS, ..Link::default() });
+    let (mut a, mut b) = (network.stack(A), network.stack(B));
+    let began = network.now();
+    let mut listener = b.listen((B, 4791).into(), &ListenOptions::default(), LISTENER).unwrap();
+    let mut client = a.connect(None, (B, 4791).into(), &StreamOptions::default(), CLIENT).unwrap();
+    assert_eq!(kind(send(&mut *client, b"early")), ErrorKind::WouldBlock);
+    assert_eq!(kind(recv(&mut *client, 1)), ErrorKind::WouldBlock);
+    network.advance(9 * MS);
+    assert!(!client.connect_result().unwrap());
+    assert_eq!((events(&mut a), events(&mut b)), (vec![], vec![]));
+    assert_eq!(a.deadline(), Some(began + 10 * MS));
+    network.advance(MS);
+    assert_eq!(events(&mut a), [(2, false, true)]);
+    assert!(client.connect_result().unwrap());
+    assert_eq!(kind(listener.accept(SERVER)), ErrorKind::WouldBlock);
+    assert!(network.step());
+    assert_eq!(network.now(), began + 15 * MS);
+    assert_eq!(events(&mut b), [(1, true, false)]);
+    let server = listener.accept(SERVER).unwrap();
+    assert_eq!(events(&mut b), []);
+    assert_eq!((server.peer_addr(), server.local_addr()), (client.local_addr(), client.peer_addr()));
+    assert!(!network.step() && network.next_event().is_none());
+    assert!(a.wait_fd().is_none() && a.deadline().is_none());
+}
+
+#[test]
+fn nobody_listens_or_the_queue_is_full() {
+    let network = Network::new(1);
+    let (mut a, mut b) = (network.stack(A), network.stack(B));
+    let options = StreamOptions::default();
+    let mut none = a.connect(None, (B, 1).into(), &options, CLIENT).unwrap();
+    assert_eq!(events(&mut a), [(2, true, true)]);
+    for _ in 0..2 {
+        assert_eq!(kind(none.connect_result()), ErrorKind::ConnectionRefused);
+    }
+    let listen = ListenOptions { backlog: 1, ..ListenOptions::default() };
+    let listener = b.listen((B, 7).into(), &listen, LISTENER).unwrap();
+    let mut first = a.connect(None, (B, 7).into(), &options, CLIENT).unwrap();
+    let mut second = a.connect(None, (B, 7).into(), &options, CLIENT).unwrap();
+    assert!(first.connect_result().unwrap());
+    assert_eq!(kind(second.connect_result()), ErrorKind::ConnectionRefused);
+    // A listener that goes resets what nobody accepted.
+    drop(listener);
+    assert_eq!(kind(recv(&mut *first, 1)), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn addresses_are_checked() {
+    let network = Network::new(1);
+    let mut b = network.stack(B);
+    let options = ListenOptions::default();
+    let any = b.listen((Ipv4Addr::UNSPECIFIED, 7).into(), &options, LISTENER).unwrap();
+    assert_eq!(any.local_addr(), (B, 7).into());
+    assert_eq!(kind(b.listen((B, 7).into(), &options, LISTENER)), ErrorKind::AddrInUse);
+    assert_eq!(kind(b.listen((A, 7).into(), &options, LISTENER)), ErrorKind::AddrNotAvailable);
+    drop(any);
+    let again = b.listen((B, 7).into(), &options, LISTENER).unwrap();
+    let one = b.listen((B, 0).into(), &options, LISTENER).unwrap();
+    let two = b.listen((B, 0).into(), &options, LISTENER).unwrap();
+    assert!(one.local_addr() != two.local_addr() && one.local_addr() != again.local_addr());
+}
+
+#[test]
+fn octets_travel_in_order_and_in_time() {
+    let Pair { network, mut a, mut b, mut client, mut server, listener: _listener } =
+        Pair::with(1, Link { latency: 2 * MS, ..Link::default() });
+    assert_eq!(client.send(&[&b"one "[..], b"two"].map(IoVec::from)).unwrap(), 7);
+    network.advance(MS);
+    // A faster link does not let later octets overtake.
+    network.set_link(A, B, Link::default());
+    send(&mut *client, b" three").unwrap();
+    assert_eq!(events(&mut b), []);
+    network.advance(MS);
+    assert_eq!(events(&mut b), [(3, true, false)]);
+    assert_eq!(recv(&mut *server, 5).unwrap(), b"one t");
+    assert_eq!(events(&mut b), [(3, true, false)], "level-triggered");
+    assert_eq!(recv(&mut *server, 50).unwrap(), b"wo three");
+    assert_eq!(kind(recv(&mut *server, 50)), ErrorKind::WouldBlock);
+    server.set_interest(Interest::BOTH).unwrap();
+    assert_eq!(events(&mut b), [(3, false, true)]);
+    client.set_interest(Interest::NONE).unwrap();
+    assert_eq!(events(&mut a), []);
+    let info = client.info();
+    assert_eq!((info.octets_acked, info.rtt_us, info.emss), (Some(13), Some(2000), Some(1448)));
+    assert_eq!(server.info().octets_received, Some(13));
+}
+
+#[test]
+fn a_full_pipe_blocks() {
+    let Pair { mut a, mut client, mut server, .. } = Pair::with(1, Link { capacity: 10, ..Link::default() });
+    assert_eq!(send(&mut *client, &[1; 8]).unwrap(), 8);
+    assert_eq!(send(&mut *client, &[2; 8]).unwrap(), 2);
+    assert_eq!(kind(send(&mut *client, &[3; 8])), ErrorKind::WouldBlock);
+    assert_eq!(events(&mut a), []);
+    assert_eq!(recv(&mut *server, 9).unwrap().len(), 9);
+    assert_eq!(events(&mut a), [(2, false, true)]);
+    assert_eq!(send(&mut *client, &[3; 80]).unwrap(), 9);
+}
+
+#[test]
+fn splits() {
+    let link = Link { send_split: Split::Fixed(1), recv_split: Split::Fixed(3), ..Link::default() };
+    let Pair { mut client, mut server, .. } = Pair::with(1, link);
+    for octet in b"12345" {
+        assert_eq!(send(&mut *client, &[*octet, 0, 0]).unwrap(), 1);
+    }
+    assert_eq!(recv(&mut *server, 50).unwrap(), b"123");
+    assert_eq!(recv(&mut *server, 1).unwrap(), b"4");
+    let random = Link { send_split: Split::Random(9), ..Link::default() };
+    let lens = |seed| {
+        let mut pair = Pair::with(seed, random.clone());
+        (0..40).map(|_| send(&mut *pair.client, &[0; 100]).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(lens(7), lens(7));
+    assert_ne!(lens(7), lens(8));
+    assert!(lens(7).iter().all(|len| (1..=9).contains(len)));
+    assert!((1..=9).all(|len| lens(7).contains(&len)), "{:?}", lens(7));
+}
+
+#[test]
+fn a_stall_keeps_everything() {
+    let Pair { network, mut client, mut server, .. } = Pair::with(1, Link { latency: MS, ..Link::default() });
+    network.stall(A, B, true);
+    send(&mut *client, b"kept").unwrap();
+    client.shutdown().unwrap();
+    network.advance(100 * MS);
+    assert!(!network.step());
+    assert_eq!(kind(recv(&mut *server, 9)), ErrorKind::WouldBlock);
+    send(&mut *server, b"back").unwrap();
+    network.advance(MS);
+    assert_eq!(recv(&mut *client, 9).unwrap(), b"back", "the other direction goes on");
+    network.stall(A, B, false);
+    assert_eq!(recv(&mut *server, 9).unwrap(), b"kept");
+    assert_eq!(recv(&mut *server, 9).unwrap(), b"");
+}
+
+#[test]
+fn a_cut_resets_behind_its_octet() {
+    let Pair { network, mut a, mut b, mut client, mut server, .. } = Pair::new();
+    network.change_link(A, B, |link| link.cut_at = Some(5));
+    assert_eq!(send(&mut *client, b"123").unwrap(), 3);
+    assert_eq!(send(&mut *client, b"45678").unwrap(), 2);
+    assert_eq!(kind(send(&mut *client, b"678")), ErrorKind::ConnectionReset);
+    assert_eq!(kind(recv(&mut *client, 1)), ErrorKind::ConnectionReset);
+    assert_eq!(events(&mut a), [(2, true, true)]);
+    assert_eq!(events(&mut b), [(3, true, true)]);
+    assert_eq!(recv(&mut *server, 9).unwrap(), b"12345");
+    assert_eq!(kind(recv(&mut *server, 9)), ErrorKind::ConnectionReset);
+    assert_eq!(kind(send(&mut *server, b"x")), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_cut_at_once_and_at_zero() {
+    let Pair { network, mut client, mut server, .. } = Pair::new();
+    network.cut(B, A);
+    assert_eq!(kind(recv(&mut *client, 1)), ErrorKind::ConnectionReset);
+    assert_eq!(kind(send(&mut *server, b"x")), ErrorKind::ConnectionReset);
+    let Pair { mut client, mut server, .. } = Pair::with(1, Link { cut_at: Some(0), ..Link::default() });
+    assert_eq!(kind(send(&mut *client, b"x")), ErrorKind::ConnectionReset);
+    assert_eq!(kind(recv(&mut *server, 1)), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_fin_at_an_octet_hides_the_rest() {
+    let Pair { network, mut client, mut server, .. } = Pair::new();
+    network.change_link(A, B, |link| link.fin_at = Some(4));
+    assert_eq!(send(&mut *client, b"123456").unwrap(), 6);
+    assert_eq!(send(&mut *client, b"789").unwrap(), 3);
+    assert_eq!(recv(&mut *server, 9).unwrap(), b"1234");
+    assert_eq!(recv(&mut *server, 9).unwrap(), b"");
+}
+
+#[test]
+fn shutdown_abort_and_drop() {
+    let Pair { mut client, mut server, .. } = Pair::new();
+    send(&mut *client, b"last").unwrap();
+    client.shutdown().unwrap();
+    client.shutdown().unwrap();
+    assert_eq!(kind(send(&mut *client, b"x")), ErrorKind::BrokenPipe);
+    assert_eq!(recv(&mut *server, 9).unwrap(), b"last");
+    assert_eq!(recv(&mut *server, 9).unwrap(), b"");
+    send(&mut *server, b"reply").unwrap();
+    assert_eq!(recv(&mut *client, 9).unwrap(), b"reply");
+    server.abort();
+    assert_eq!(kind(recv(&mut *client, 1)), ErrorKind::ConnectionReset);
+    assert_eq!(kind(recv(&mut *server, 1)), ErrorKind::NotConnected);
+    assert_eq!(kind(server.shutdown()), ErrorKind::NotConnected);
+
+    let Pair { mut client, server, .. } = Pair::new();
+    drop(server);
+    assert_eq!(recv(&mut *client, 1).unwrap(), b"", "a clean close is a FIN");
+    let Pair { mut b, mut client, server, .. } = Pair::new();
+    send(&mut *client, b"unread").unwrap();
+    assert_eq!(events(&mut b), [(3, true, false)]);
+    drop(server);
+    assert_eq!(kind(recv(&mut *client, 1)), ErrorKind::ConnectionReset, "octets were thrown away");
+}
+
+#[test]
+fn octets_for_a_closed_end_are_answered_with_a_reset() {
+    let Pair { network, mut a, mut client, server, .. } = Pair::new();
+    drop(server);
+    send(&mut *client, b"nobody").unwrap();
+    while network.step() {}
+    assert_eq!(events(&mut a), [(2, true, true)]);
+    assert_eq!(kind(send(&mut *client, b"x")), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn an_attempt_given_up_does_not_stay() {
+    let network = Network::new(1);
+    network.set_default_link(Link { latency: MS, ..Link::default() });
+    let (mut a, mut b) = (network.stack(A), network.stack(B));
+    let mut listener = b.listen((B, 7).into(), &ListenOptions::default(), LISTENER).unwrap();
+    drop(a.connect(None, (B, 7).into(), &StreamOptions::default(), CLIENT).unwrap());
+    while network.step() {}
+    assert_eq!(kind(listener.accept(SERVER)), ErrorKind::WouldBlock, "given up before it arrived");
+    let late = a.connect(None, (B, 7).into(), &StreamOptions::default(), CLIENT).unwrap();
+    network.advance(MS);
+    drop(late);
+    while network.step() {}
+    let mut server = listener.accept(SERVER).unwrap();
+    assert_eq!(kind(recv(&mut *server, 1)), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn nothing_is_left_of_closed_connections() {
+    let Pair { network, client, server, listener, .. } = Pair::new();
+    assert_eq!(network.lock().ends(), 2);
+    drop(client);
+    drop(server);
+    drop(listener);
+    assert_eq!(network.lock().ends(), 0);
+}
+
+#[test]
+fn two_stacks_may_share_an_address() {
+    let network = Network::new(1);
+    let (mut one, mut two) = (network.stack(A), network.stack(A));
+    let mut listener = two.listen((A, 7).into(), &ListenOptions::default(), LISTENER).unwrap();
+    let _client = one.connect(None, (A, 7).into(), &StreamOptions::default(), CLIENT).unwrap();
+    assert_eq!(events(&mut two), [(1, true, false)]);
+    assert_eq!(events(&mut one), [(2, false, true)]);
+    listener.accept(SERVER).unwrap();
+}

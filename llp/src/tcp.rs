@@ -1,0 +1,159 @@
+//! The kernel's TCP: non-blocking sockets in one level-triggered epoll set.
+
+mod setup;
+mod stream;
+mod syscall;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    io,
+    mem::MaybeUninit,
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    time::Instant,
+};
+
+use rustix::{
+    event::{Timespec, epoll},
+    io::Errno,
+    net::{SocketFlags, accept_with},
+};
+
+use crate::{Event, Interest, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+pub use stream::TcpStream;
+
+/// Events taken by one poll. Epoll puts a ready descriptor that was told to the end of its list, so with more than
+/// this many ready ones each has its turn.
+const EVENTS: usize = 256;
+
+/// The kernel's TCP. One epoll set, which is what [`Stack::wait_fd`] gives.
+#[derive(Debug)]
+pub struct TcpStack {
+    epoll: Arc<OwnedFd>,
+}
+
+impl TcpStack {
+    /// A stack with an empty epoll set.
+    ///
+    /// # Errors
+    /// The system's: out of descriptors.
+    pub fn new() -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(Self { epoll: Arc::new(epoll) })
+    }
+}
+
+impl Stack for TcpStack {
+    fn listen(
+        &mut self,
+        local: SocketAddr,
+        options: &ListenOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Listener>> {
+        let socket = setup::listener(local, options)?;
+        let local = setup::local_addr(&socket)?;
+        epoll::add(&self.epoll, &socket, data(token), flags(Interest::READ))?;
+        tracing::debug!(%local, "listening");
+        Ok(Box::new(TcpListener { socket: socket.into(), epoll: self.epoll.clone(), local }))
+    }
+
+    fn connect(
+        &mut self,
+        local: Option<SocketAddr>,
+        peer: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        let socket = setup::connecting(local, peer, options)?;
+        let local = setup::local_addr(&socket)?;
+        tracing::debug!(%local, %peer, "connecting");
+        Ok(Box::new(TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (local, peer))?))
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
+        let ready = match epoll::wait(&self.epoll, &mut ready[..], Some(&at_once)) {
+            Ok((ready, _)) => ready,
+            // A signal: whatever is ready is still so at the next poll.
+            Err(Errno::INTR) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        events.extend(ready.iter().map(|ready| {
+            let flags = ready.flags;
+            let broken = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
+            Event {
+                token: Token(ready.data.u64()),
+                readable: broken || flags.contains(epoll::EventFlags::IN),
+                writable: broken || flags.contains(epoll::EventFlags::OUT),
+            }
+        }));
+        Ok(())
+    }
+
+    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
+        Some(self.epoll.clone())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+}
+
+fn data(token: Token) -> epoll::EventData {
+    epoll::EventData::new_u64(token.0)
+}
+
+fn flags(interest: Interest) -> epoll::EventFlags {
+    let mut flags = epoll::EventFlags::empty();
+    flags.set(epoll::EventFlags::IN, interest.read);
+    flags.set(epoll::EventFlags::OUT, interest.write);
+    flags
+}
+
+/// A listening socket in the epoll set of its stack.
+#[derive(Debug)]
+struct TcpListener {
+    socket: OwnedFd,
+    epoll: Arc<OwnedFd>,
+    local: SocketAddr,
+}
+
+impl Listener for TcpListener {
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
+        let socket = loop {
+            match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => break socket2::Socket::from(socket),
+                // Aborted by its peer while it waited here, or a signal: the next one.
+                Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
+        let local = setup::local_addr(&socket)?;
+        // ENOTCONN: reset by its peer already. The stream will say so when it is read.
+        let peer = setup::peer_addr(&socket).unwrap_or(local);
+        tracing::debug!(%local, %peer, "accepted");
+        Ok(Box::new(TcpStream::accepted(socket, &self.epoll, token, (local, peer))?))
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+}
+
+impl Drop for TcpListener {
+    fn drop(&mut self) {
+        // Another process may hold a copy of the descriptor (fork), which would keep it in the set.
+        let _ = epoll::delete(&self.epoll, &self.socket);
+    }
+}

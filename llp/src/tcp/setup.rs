@@ -1,0 +1,101 @@
+//! Making sockets with their options.
+
+use std::{fs, io, net::SocketAddr};
+
+use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
+
+use crate::{ListenOptions, OptionError, StreamOptions};
+
+/// A listening socket. Accepted sockets inherit its options.
+pub(super) fn listener(local: SocketAddr, options: &ListenOptions) -> io::Result<Socket> {
+    let socket = socket(local)?;
+    // A restarted server listens at once, although connections of its predecessor are in TIME-WAIT.
+    socket.set_reuse_address(true)?;
+    socket.set_reuse_port(options.stream.reuse_port)?;
+    if local.is_ipv6() {
+        socket.set_only_v6(options.stream.v6_only)?;
+    }
+    apply(&socket, &options.stream)?;
+    socket.bind(&local.into())?;
+    socket.listen(options.backlog.min(i32::MAX as u32) as i32)?;
+    Ok(socket)
+}
+
+/// A socket that has begun to connect.
+pub(super) fn connecting(
+    local: Option<SocketAddr>,
+    peer: SocketAddr,
+    options: &StreamOptions,
+) -> io::Result<Socket> {
+    let socket = socket(peer)?;
+    apply(&socket, options)?;
+    if let Some(local) = local {
+        socket.set_reuse_address(local.port() != 0)?;
+        socket.bind(&local.into())?;
+    }
+    match socket.connect(&peer.into()) {
+        Ok(()) => Ok(socket),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => Ok(socket),
+        Err(error) => Err(error),
+    }
+}
+
+fn socket(address: SocketAddr) -> io::Result<Socket> {
+    // CLOEXEC is set by `new`, in the same system call.
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// Buffers first: they decide the window scale, which is fixed when the connection is made.
+fn apply(socket: &Socket, options: &StreamOptions) -> io::Result<()> {
+    if let Some(octets) = options.send_buffer {
+        socket.set_send_buffer_size(octets)?;
+    }
+    if let Some(octets) = options.recv_buffer {
+        socket.set_recv_buffer_size(octets)?;
+    }
+    // FPDUs are written whole; nothing that follows would be worth waiting for.
+    socket.set_tcp_nodelay(true)?;
+    if let Some(probes) = options.keep_alive {
+        let probes = TcpKeepalive::new()
+            .with_time(probes.idle)
+            .with_interval(probes.interval)
+            .with_retries(probes.count);
+        socket.set_tcp_keepalive(&probes)?;
+    }
+    socket.set_tcp_user_timeout(options.user_timeout)?;
+    if let Some(name) = &options.interface {
+        socket
+            .bind_device(Some(name.as_bytes()))
+            .map_err(|error| OptionError::Interface { name: name.clone(), reason: error.to_string() })?;
+    }
+    if let Some(name) = &options.congestion {
+        socket
+            .set_tcp_congestion(name.as_bytes())
+            .map_err(|_| OptionError::Congestion { name: name.clone(), available: congestion_controls() })?;
+    }
+    Ok(())
+}
+
+/// What the system offers to every user, or else what it has.
+fn congestion_controls() -> String {
+    ["allowed", "available"]
+        .iter()
+        .find_map(|which| {
+            fs::read_to_string(format!("/proc/sys/net/ipv4/tcp_{which}_congestion_control")).ok()
+        })
+        .map_or_else(|| "unknown".to_owned(), |names| names.trim().to_owned())
+}
+
+pub(super) fn local_addr(socket: &Socket) -> io::Result<SocketAddr> {
+    socket.local_addr()?.as_socket().ok_or_else(not_ip)
+}
+
+pub(super) fn peer_addr(socket: &Socket) -> io::Result<SocketAddr> {
+    socket.peer_addr()?.as_socket().ok_or_else(not_ip)
+}
+
+fn not_ip() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "not an IP address")
+}

@@ -1,0 +1,208 @@
+//! One connection of the kernel's TCP.
+
+use std::{
+    cell::Cell,
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+use mem::{IoVec, IoVecMut};
+use rustix::event::epoll;
+use socket2::Socket;
+
+use super::{data, flags, setup, syscall};
+use crate::{Interest, Stream, StreamInfo, Token, no_octets};
+
+/// The kernel's segment size is asked for again with every so many questions: it changes with the path MTU, which is
+/// rare, and asking costs a system call.
+const EMSS_EVERY: u32 = 256;
+
+/// RFC 9293 3.7.1: what is assumed of an unknown path (IPv4).
+const EMSS_DEFAULT: usize = 536;
+
+/// A connection of the kernel's TCP.
+#[derive(Debug)]
+pub struct TcpStream {
+    /// `None` after an abort.
+    socket: Option<Socket>,
+    epoll: Arc<OwnedFd>,
+    token: Token,
+    interest: Interest,
+    connection: Connection,
+    local: SocketAddr,
+    peer: SocketAddr,
+    emss: Cell<usize>,
+    /// Questions for the EMSS since the kernel was asked.
+    asked: Cell<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Connection {
+    Pending,
+    Made,
+    /// The kernel tells an error once; we tell it as often as asked.
+    Failed(i32),
+}
+
+impl TcpStream {
+    pub(super) fn new(
+        socket: Socket,
+        epoll: &Arc<OwnedFd>,
+        token: Token,
+        interest: Interest,
+        (local, peer): (SocketAddr, SocketAddr),
+    ) -> io::Result<Self> {
+        epoll::add(epoll, &socket, data(token), flags(interest))?;
+        Ok(Self {
+            socket: Some(socket),
+            epoll: epoll.clone(),
+            token,
+            interest,
+            connection: Connection::Pending,
+            local,
+            peer,
+            emss: Cell::new(EMSS_DEFAULT),
+            asked: Cell::new(EMSS_EVERY),
+        })
+    }
+
+    pub(super) fn accepted(
+        socket: Socket,
+        epoll: &Arc<OwnedFd>,
+        token: Token,
+        addresses: (SocketAddr, SocketAddr),
+    ) -> io::Result<Self> {
+        let mut stream = Self::new(socket, epoll, token, Interest::READ, addresses)?;
+        stream.connection = Connection::Made;
+        Ok(stream)
+    }
+
+    fn socket(&self) -> io::Result<&Socket> {
+        self.socket.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Another process may hold a copy of the descriptor (fork), which would keep it in the set.
+    fn leave_set(&self) {
+        if let Some(socket) = &self.socket {
+            let _ = epoll::delete(&self.epoll, socket);
+        }
+    }
+}
+
+impl Stream for TcpStream {
+    fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+        match syscall::send(self.socket()?.as_fd(), bufs) {
+            Ok(0) => Err(no_octets()),
+            sent => sent,
+        }
+    }
+
+    fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        match syscall::recv(self.socket()?.as_fd(), bufs) {
+            Ok(0) if IoVecMut::total(bufs) == 0 => Err(no_octets()),
+            received => received,
+        }
+    }
+
+    fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
+        if interest != self.interest {
+            epoll::modify(&self.epoll, self.socket()?, data(self.token), flags(interest))?;
+            self.interest = interest;
+        }
+        Ok(())
+    }
+
+    fn connect_result(&mut self) -> io::Result<bool> {
+        let socket = self.socket()?;
+        match self.connection {
+            Connection::Made => return Ok(true),
+            Connection::Failed(errno) => return Err(io::Error::from_raw_os_error(errno)),
+            Connection::Pending => {}
+        }
+        if let Some(error) = socket.take_error()? {
+            self.connection = Connection::Failed(error.raw_os_error().unwrap_or(libc::EIO));
+            return Err(error);
+        }
+        match setup::peer_addr(socket) {
+            Ok(_) => {
+                // Without a local address given, the kernel may have known ours only now.
+                self.local = setup::local_addr(socket)?;
+                self.connection = Connection::Made;
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn shutdown(&mut self) -> io::Result<()> {
+        self.socket()?.shutdown(std::net::Shutdown::Write)
+    }
+
+    fn abort(&mut self) {
+        self.leave_set();
+        if let Some(socket) = self.socket.take() {
+            // Linger of zero seconds: close discards what was not sent and sends a RST.
+            if let Err(error) = socket.set_linger(Some(Duration::ZERO)) {
+                tracing::debug!(%error, "abort becomes a plain close");
+            }
+        }
+    }
+
+    fn emss(&self) -> usize {
+        if self.asked.get() >= EMSS_EVERY {
+            self.asked.set(0);
+            // TCP_MAXSEG gives what TCP_INFO calls tcpi_snd_mss at half the cost.
+            if let Some(Ok(mss @ 1..)) = self.socket.as_ref().map(Socket::tcp_mss) {
+                self.emss.set(mss as usize);
+            }
+        }
+        self.asked.set(self.asked.get() + 1);
+        self.emss.get()
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn peer_addr(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn info(&self) -> StreamInfo {
+        let Some(socket) = &self.socket else { return StreamInfo::default() };
+        let Ok(info) = syscall::tcp_info(socket.as_fd()) else { return StreamInfo::default() };
+        let congestion = socket.tcp_congestion().ok().map(|name| {
+            let end = name.iter().position(|&o| o == 0).unwrap_or(name.len());
+            String::from_utf8_lossy(&name[..end]).into_owned()
+        });
+        StreamInfo {
+            rtt_us: Some(info.tcpi_rtt),
+            rtt_var_us: Some(info.tcpi_rttvar),
+            min_rtt_us: Some(info.tcpi_min_rtt),
+            cwnd: Some(info.tcpi_snd_cwnd),
+            retransmits: Some(info.tcpi_total_retrans),
+            unacked: Some(info.tcpi_unacked),
+            not_sent: Some(info.tcpi_notsent_bytes),
+            emss: Some(info.tcpi_snd_mss),
+            path_mtu: Some(info.tcpi_pmtu),
+            octets_acked: Some(info.tcpi_bytes_acked),
+            octets_received: Some(info.tcpi_bytes_received),
+            delivery_rate: Some(info.tcpi_delivery_rate),
+            congestion,
+        }
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl Drop for TcpStream {
+    fn drop(&mut self) {
+        self.leave_set();
+    }
+}

@@ -1,0 +1,87 @@
+//! The system calls that take addresses of registered memory, and TCP_INFO. All unsafe code of the kernel's TCP.
+
+use std::{
+    io,
+    mem::MaybeUninit,
+    os::fd::{AsRawFd, BorrowedFd},
+};
+
+use mem::{IoVec, IoVecMut};
+
+/// Most elements a call takes (UIO_MAXIOV); the rest waits for the next call.
+const MAX_ELEMENTS: usize = 1024;
+
+/// Sends from the front of `bufs`.
+pub(super) fn send(fd: BorrowedFd<'_>, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+    let bufs = &bufs[..bufs.len().min(MAX_ELEMENTS)];
+    let (fd, elements) = (fd.as_raw_fd(), IoVec::as_libc(bufs));
+    if let [_] = bufs {
+        // SAFETY: `elements` points to the one element of `bufs`, whose octets hold during the call.
+        return retry(|| unsafe {
+            let only = *elements;
+            libc::send(fd, only.iov_base, only.iov_len, libc::MSG_NOSIGNAL)
+        });
+    }
+    let message = message(elements.cast_mut(), bufs.len());
+    // SAFETY: `message` names the elements of `bufs`, which the call only reads; their octets hold during the call.
+    retry(|| unsafe { libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL) })
+}
+
+/// Receives into `bufs`.
+pub(super) fn recv(fd: BorrowedFd<'_>, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    let count = bufs.len().min(MAX_ELEMENTS);
+    let (fd, elements) = (fd.as_raw_fd(), IoVecMut::as_libc(bufs));
+    if count == 1 {
+        // SAFETY: `elements` points to the one element of `bufs`, whose octets hold during the call.
+        return retry(|| unsafe {
+            let only = *elements;
+            libc::recv(fd, only.iov_base, only.iov_len, 0)
+        });
+    }
+    let mut message = message(elements, count);
+    // SAFETY: `message` names the elements of `bufs`, whose octets hold during the call.
+    retry(|| unsafe { libc::recvmsg(fd, &mut message, 0) })
+}
+
+fn message(elements: *mut libc::iovec, count: usize) -> libc::msghdr {
+    // SAFETY: null pointers and zero lengths are a valid msghdr: no address, no control message.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_iov = elements;
+    message.msg_iovlen = count as _;
+    message
+}
+
+fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        match call() {
+            n if n >= 0 => return Ok(n as usize),
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.raw_os_error() != Some(libc::EINTR) {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+/// TCP_INFO. An older kernel fills less of it; the rest is zero.
+pub(super) fn tcp_info(fd: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
+    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
+    let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the call writes at most `len` octets, the size of `info`.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &mut len,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a structure of integers, zeroed before.
+    Ok(unsafe { info.assume_init() })
+}

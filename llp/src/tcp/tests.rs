@@ -1,0 +1,324 @@
+use std::{
+    io::ErrorKind,
+    net::{Ipv4Addr, Ipv6Addr},
+    thread,
+    time::Duration,
+};
+
+use mem::{IoVec, IoVecMut};
+use socket2::SockRef;
+
+use super::*;
+use crate::{OptionError, is_memory_fault};
+
+const LISTENER: Token = Token(1);
+const CLIENT: Token = Token(2);
+const SERVER: Token = Token(3);
+
+/// Two connected ends in one stack.
+struct Pair {
+    stack: TcpStack,
+    client: Box<dyn Stream>,
+    server: Box<dyn Stream>,
+    _listener: Box<dyn Listener>,
+}
+
+impl Pair {
+    fn new() -> Self {
+        Self::with(Ipv4Addr::LOCALHOST.into(), &StreamOptions::default())
+    }
+
+    fn with(ip: std::net::IpAddr, options: &StreamOptions) -> Self {
+        let mut stack = TcpStack::new().unwrap();
+        let listen = ListenOptions { stream: options.clone(), ..ListenOptions::default() };
+        let mut listener = stack.listen(SocketAddr::new(ip, 0), &listen, LISTENER).unwrap();
+        let mut client = stack.connect(None, listener.local_addr(), options, CLIENT).unwrap();
+        wait(&mut stack, |e| e.token == LISTENER && e.readable);
+        let server = listener.accept(SERVER).unwrap();
+        wait(&mut stack, |e| e.token == CLIENT && e.writable);
+        assert!(client.connect_result().unwrap());
+        Self { stack, client, server, _listener: listener }
+    }
+}
+
+/// Polls until an event fits; all events of that poll.
+fn wait(stack: &mut TcpStack, fits: impl Fn(&Event) -> bool) -> Vec<Event> {
+    for _ in 0..2000 {
+        let mut events = Vec::new();
+        stack.poll(&mut events).unwrap();
+        if events.iter().any(&fits) {
+            return events;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    panic!("no such event within 2 s");
+}
+
+fn quiet(stack: &mut TcpStack) {
+    let mut events = Vec::new();
+    stack.poll(&mut events).unwrap();
+    assert_eq!(events, []);
+}
+
+fn send(stream: &mut dyn Stream, octets: &[u8]) -> io::Result<usize> {
+    stream.send(&[IoVec::from(octets)])
+}
+
+/// Receives until `len` octets are there, the end, or an error.
+fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    for _ in 0..2000 {
+        let mut block = vec![0; len - all.len()];
+        match stream.recv(&mut [IoVecMut::from(&mut block[..])]) {
+            Ok(0) => return Ok(all),
+            Ok(n) => all.extend_from_slice(&block[..n]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(Duration::from_millis(1)),
+            Err(error) => return Err(error),
+        }
+        if all.len() == len {
+            return Ok(all);
+        }
+    }
+    panic!("{} of {len} octets within 2 s", all.len());
+}
+
+#[test]
+fn octets_pass_gathered_and_scattered() {
+    let mut pair = Pair::new();
+    let bufs = [&b"one "[..], b"", b"two ", b"three"].map(IoVec::from);
+    assert_eq!(pair.client.send(&bufs).unwrap(), 13);
+    wait(&mut pair.stack, |e| e.token == SERVER && e.readable);
+    let (mut a, mut b) = ([0; 5], [0; 20]);
+    let mut into = [IoVecMut::from(&mut a[..]), IoVecMut::from(&mut b[..])];
+    assert_eq!(pair.server.recv(&mut into).unwrap(), 13);
+    assert_eq!(pair.server.recv(&mut into).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!((&a[..], &b[..8]), (&b"one t"[..], &b"wo three"[..]));
+    assert_eq!(send(&mut *pair.server, b"back").unwrap(), 4);
+    assert_eq!(recv(&mut *pair.client, 4).unwrap(), b"back");
+}
+
+#[test]
+fn no_octets_is_no_fin() {
+    let mut pair = Pair::new();
+    assert_eq!(pair.client.send(&[]).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(send(&mut *pair.client, b"").unwrap_err().kind(), ErrorKind::InvalidInput);
+    send(&mut *pair.server, b"x").unwrap();
+    wait(&mut pair.stack, |e| e.token == CLIENT && e.writable);
+    assert_eq!(pair.client.recv(&mut []).unwrap_err().kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn more_elements_than_a_call_takes() {
+    let mut pair = Pair::new();
+    let octets: Vec<u8> = (0..3000u32).map(|i| i as u8).collect();
+    let bufs: Vec<IoVec<'_>> = octets.chunks(1).map(IoVec::from).collect();
+    assert_eq!(pair.client.send(&bufs).unwrap(), 1024);
+    assert_eq!(pair.client.send(&bufs[1024..]).unwrap(), 1024);
+    assert_eq!(pair.client.send(&bufs[2048..]).unwrap(), 952);
+    assert_eq!(recv(&mut *pair.server, 100).unwrap(), octets[..100]);
+    let mut rest = vec![0; 2900];
+    let mut into: Vec<IoVecMut<'_>> = rest.chunks_mut(1).map(IoVecMut::from).collect();
+    wait(&mut pair.stack, |e| e.token == SERVER && e.readable);
+    assert_eq!(pair.server.recv(&mut into).unwrap(), 1024);
+}
+
+#[test]
+fn interest_is_level_triggered() {
+    let mut pair = Pair::new();
+    pair.client.set_interest(Interest::NONE).unwrap();
+    send(&mut *pair.client, b"x").unwrap();
+    for _ in 0..3 {
+        let events = wait(&mut pair.stack, |e| e.token == SERVER);
+        assert_eq!(events, [Event { token: SERVER, readable: true, writable: false }]);
+    }
+    pair.server.set_interest(Interest::NONE).unwrap();
+    quiet(&mut pair.stack);
+    pair.server.set_interest(Interest::BOTH).unwrap();
+    let events = wait(&mut pair.stack, |e| e.token == SERVER);
+    assert_eq!(events, [Event { token: SERVER, readable: true, writable: true }]);
+}
+
+#[test]
+fn a_full_buffer_blocks_and_clears() {
+    let options =
+        StreamOptions { send_buffer: Some(16_384), recv_buffer: Some(16_384), ..StreamOptions::default() };
+    let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
+    pair.client.set_interest(Interest::NONE).unwrap();
+    let block = vec![7; 65_536];
+    let mut sent = 0;
+    let error = loop {
+        match send(&mut *pair.client, &block) {
+            Ok(n) => sent += n,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+    assert!(sent < 10_000_000, "{sent} octets in a small buffer");
+    pair.server.set_interest(Interest::NONE).unwrap();
+    pair.client.set_interest(Interest::WRITE).unwrap();
+    quiet(&mut pair.stack);
+    assert_eq!(recv(&mut *pair.server, sent).unwrap().len(), sent);
+    wait(&mut pair.stack, |e| e.token == CLIENT && e.writable);
+}
+
+#[test]
+fn fin_then_the_other_way_still_works() {
+    let mut pair = Pair::new();
+    send(&mut *pair.client, b"last").unwrap();
+    pair.client.shutdown().unwrap();
+    assert_eq!(recv(&mut *pair.server, 10).unwrap(), b"last");
+    assert_eq!(recv(&mut *pair.server, 10).unwrap(), b"");
+    send(&mut *pair.server, b"reply").unwrap();
+    assert_eq!(recv(&mut *pair.client, 5).unwrap(), b"reply");
+    assert_eq!(send(&mut *pair.client, b"x").unwrap_err().kind(), ErrorKind::BrokenPipe);
+}
+
+#[test]
+fn abort_resets() {
+    let mut pair = Pair::new();
+    pair.server.set_interest(Interest::NONE).unwrap();
+    pair.client.abort();
+    let events = wait(&mut pair.stack, |e| e.token == SERVER);
+    assert_eq!(
+        events,
+        [Event { token: SERVER, readable: true, writable: true }],
+        "errors come without interest"
+    );
+    assert_eq!(recv(&mut *pair.server, 1).unwrap_err().kind(), ErrorKind::ConnectionReset);
+    assert_eq!(send(&mut *pair.client, b"x").unwrap_err().kind(), ErrorKind::NotConnected);
+    assert_eq!(pair.client.shutdown().unwrap_err().kind(), ErrorKind::NotConnected);
+    assert_eq!(pair.client.connect_result().unwrap_err().kind(), ErrorKind::NotConnected);
+    assert!(pair.client.fd().is_none());
+    pair.client.abort();
+}
+
+#[test]
+fn a_dropped_stream_tells_nothing_more() {
+    let Pair { mut stack, client, server, _listener } = Pair::new();
+    drop(client);
+    wait(&mut stack, |e| e.token == SERVER && e.readable);
+    drop(server);
+    quiet(&mut stack);
+}
+
+#[test]
+fn refused_and_said_so_twice() {
+    let mut stack = TcpStack::new().unwrap();
+    let free = {
+        let listen = ListenOptions::default();
+        stack.listen((Ipv4Addr::LOCALHOST, 0).into(), &listen, LISTENER).unwrap().local_addr()
+    };
+    let mut client = stack.connect(None, free, &StreamOptions::default(), CLIENT).unwrap();
+    wait(&mut stack, |e| e.token == CLIENT && e.writable);
+    for _ in 0..2 {
+        assert_eq!(client.connect_result().unwrap_err().kind(), ErrorKind::ConnectionRefused);
+    }
+}
+
+#[test]
+fn undecided_while_nobody_answers() {
+    // A listener's full queue drops SYNs: the attempt stays undecided.
+    let mut stack = TcpStack::new().unwrap();
+    let listen = ListenOptions { backlog: 0, ..ListenOptions::default() };
+    let listener = stack.listen((Ipv4Addr::LOCALHOST, 0).into(), &listen, LISTENER).unwrap();
+    let peer = listener.local_addr();
+    let mut clients: Vec<_> = (0..3)
+        .map(|i| stack.connect(None, peer, &StreamOptions::default(), Token(10 + i)).unwrap())
+        .collect();
+    thread::sleep(Duration::from_millis(50));
+    assert!(!clients[2].connect_result().unwrap());
+    clients[2].abort();
+}
+
+#[test]
+fn ipv6_and_a_given_local_address() {
+    let options = StreamOptions { v6_only: true, ..StreamOptions::default() };
+    let mut pair = Pair::with(Ipv6Addr::LOCALHOST.into(), &options);
+    assert_eq!(pair.client.local_addr(), pair.server.peer_addr());
+    assert_eq!(pair.client.peer_addr(), pair.server.local_addr());
+    let local = SocketAddr::from((Ipv4Addr::new(127, 0, 0, 9), 0));
+    let mut listener =
+        pair.stack.listen((Ipv4Addr::LOCALHOST, 0).into(), &ListenOptions::default(), LISTENER).unwrap();
+    let client =
+        pair.stack.connect(Some(local), listener.local_addr(), &StreamOptions::default(), CLIENT).unwrap();
+    wait(&mut pair.stack, |e| e.token == LISTENER && e.readable);
+    let server = listener.accept(SERVER).unwrap();
+    assert_eq!(server.peer_addr().ip(), local.ip());
+    assert_eq!(server.peer_addr(), client.local_addr());
+    assert_eq!(listener.accept(SERVER).map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
+}
+
+#[test]
+fn defaults_reach_both_ends() {
+    let pair = Pair::new();
+    for stream in [&pair.client, &pair.server] {
+        let fd = stream.fd().unwrap();
+        let socket = SockRef::from(&fd);
+        assert!(
+            socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap() && socket.nonblocking().unwrap()
+        );
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(20)));
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(10));
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(10));
+        assert_eq!(socket.tcp_keepalive_retries().unwrap(), 3);
+        assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        assert!(stream.emss() > 1000, "loopback segments are large, not {}", stream.emss());
+        let info = stream.info();
+        assert_eq!(info.emss, Some(stream.emss() as u32));
+        assert!(info.congestion.is_some() && info.rtt_us.is_some(), "{info}");
+    }
+}
+
+#[test]
+fn congestion_control_by_name() {
+    let options = StreamOptions { congestion: Some("reno".into()), ..StreamOptions::default() };
+    let pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
+    assert_eq!(pair.client.info().congestion.as_deref(), Some("reno"));
+    assert_eq!(pair.server.info().congestion.as_deref(), Some("reno"));
+    let mut stack = TcpStack::new().unwrap();
+    let options = StreamOptions { congestion: Some("nonsuch".into()), ..StreamOptions::default() };
+    let error = stack
+        .connect(None, pair.client.peer_addr(), &options, CLIENT)
+        .map(drop)
+        .expect_err("no such algorithm");
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    let inner = error.get_ref().and_then(|e| e.downcast_ref::<OptionError>()).unwrap();
+    let OptionError::Congestion { name, available } = inner else { panic!("{inner}") };
+    assert_eq!(name, "nonsuch");
+    assert!(available.contains("reno"), "{available}");
+}
+
+#[test]
+fn unmapped_memory_is_told_apart() {
+    let mut pair = Pair::new();
+    // SAFETY: nothing in this process touches the octets; the kernel finds page 0 unmapped and says so.
+    let nowhere = unsafe { IoVec::from_raw(std::ptr::without_provenance(16), 4096) };
+    let error = pair.client.send(&[nowhere]).unwrap_err();
+    assert!(is_memory_fault(&error), "{error}");
+    // What stands before a hole may be given up with it, but then nothing of it was sent.
+    match pair.client.send(&[IoVec::from(&b"good"[..]), nowhere]) {
+        Ok(sent) => assert_eq!(recv(&mut *pair.server, 4).unwrap(), b"good"[..sent]),
+        Err(error) => assert!(is_memory_fault(&error), "{error}"),
+    }
+    send(&mut *pair.client, b"more").unwrap();
+    wait(&mut pair.stack, |e| e.token == SERVER && e.readable);
+    // SAFETY: as above.
+    let mut nowhere = unsafe { IoVecMut::from_raw(std::ptr::without_provenance_mut(16), 4096) };
+    let error = pair.server.recv(std::slice::from_mut(&mut nowhere)).unwrap_err();
+    assert!(is_memory_fault(&error), "{error}");
+    assert_eq!(recv(&mut *pair.server, 4).unwrap(), b"more", "nothing was lost");
+}
+
+#[test]
+fn the_epoll_descriptor_is_ready_with_the_stack() {
+    let mut pair = Pair::new();
+    pair.client.set_interest(Interest::READ).unwrap();
+    let epoll = pair.stack.wait_fd().unwrap();
+    let ready = || {
+        let mut fds = [rustix::event::PollFd::new(&epoll, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 })).unwrap() == 1
+    };
+    assert!(!ready());
+    send(&mut *pair.server, b"x").unwrap();
+    assert!(ready());
+}
