@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use ddp::STag;
 
-use super::{Entry, Slot, Table, index_of};
+use super::{Entry, Slot, Table};
 use crate::Region;
 
 impl Table {
     /// The live region with exactly this STag; not what a window or a fast-register STag stands for.
     pub fn region(&self, stag: STag) -> Option<Arc<Region>> {
-        match self.shard(stag).0.read().get(&index_of(stag)) {
+        match self.shard(stag).0.read().get(&stag.index()) {
             Some(Slot::Region(region)) if region.stag() == stag && region.is_live() => Some(region.clone()),
             _ => None,
         }
@@ -18,7 +18,7 @@ impl Table {
 
     /// The window or fast-register STag with this index, whatever its key octet is now.
     pub fn entry(&self, stag: STag) -> Option<Arc<Entry>> {
-        match self.shard(stag).0.read().get(&index_of(stag)) {
+        match self.shard(stag).0.read().get(&stag.index()) {
             Some(Slot::Entry(entry, _)) => Some(entry.clone()),
             _ => None,
         }
