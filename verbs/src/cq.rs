@@ -55,7 +55,7 @@ pub struct Cq {
     queued: AtomicUsize,
     /// Queue pairs that complete here.
     users: AtomicU32,
-    this: Weak<Cq>,
+    this: Weak<Self>,
 }
 
 struct Inner {

@@ -38,6 +38,7 @@ pub(crate) struct Core {
     events: Vec<Event>,
     pumps: u32,
     /// Connections that are over. They are dropped after the lock: what they hold may run foreign code or lock again.
+    #[expect(clippy::vec_box, reason = "connections live boxed in their slots")]
     pub(crate) trash: Vec<Box<Conn>>,
 }
 
@@ -178,7 +179,7 @@ impl Core {
         let mut work = self.serve_ready(driver);
         self.pumps = self.pumps.wrapping_add(1);
         let direct = self.established.len() <= DIRECT_STREAMS && !self.established.is_empty();
-        if direct && self.pumps % ASK_EVERY != 0 {
+        if direct && !self.pumps.is_multiple_of(ASK_EVERY) {
             for at in 0..self.established.len() {
                 let Some(token) = self.established.get(at).copied() else { break };
                 work += usize::from(self.with_conn(driver, token, Conn::on_readable).unwrap_or(false));

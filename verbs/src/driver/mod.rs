@@ -92,7 +92,7 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn start(stack: Box<dyn Stack>, limits: Limits, progress: Progress) -> Result<Arc<Self>> {
-        let table = mem::Table::new(mem::Limits { max_entries: limits.max_mr, ..mem::Limits::default() });
+        let table = mem::Table::new(mem::Limits { max_entries: limits.max_mr });
         let sleepers = Sleepers::new(stack.wait_fd(), progress)?;
         let driver = Arc::new(Self {
             core: Mutex::new(Core::new(stack, limits.max_held_octets)),
