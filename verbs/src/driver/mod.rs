@@ -12,6 +12,8 @@ mod timers;
 
 pub(crate) use self::core::{Core, Env, RX_STAGING, Slot};
 pub(crate) use pool::Pool;
+#[cfg(feature = "tokio")]
+pub(crate) use progress::TaskLead;
 pub(crate) use timers::{TIMER_KINDS, TimerKind, Timers};
 
 use crate::error::{Error, Result};

@@ -32,7 +32,8 @@ enum Leader {
     #[default]
     None,
     Background,
-    App(Arc<Parker>),
+    /// An application's thread or task, and how it is woken.
+    App(Waker),
 }
 
 #[derive(Default)]
@@ -116,7 +117,7 @@ impl Shared {
     fn wake_sleeper(&self) {
         let roles = self.roles.lock();
         match &roles.leader {
-            Leader::App(parker) => parker.notify(),
+            Leader::App(waker) => waker.wake_by_ref(),
             Leader::Background | Leader::None => self.background.notify(),
         }
     }
@@ -124,16 +125,21 @@ impl Shared {
     /// Makes the calling thread the leader if no other application thread leads.
     fn lead(&self, parker: &Arc<Parker>) -> bool {
         let mut roles = self.roles.lock();
+        if self.take_lead(&mut roles, || Waker::from(Arc::clone(parker))) {
+            return true;
+        }
+        roles.followers.push(Arc::clone(parker));
+        false
+    }
+
+    fn take_lead(&self, roles: &mut Roles, waker: impl FnOnce() -> Waker) -> bool {
         match roles.leader {
-            Leader::App(_) => {
-                roles.followers.push(Arc::clone(parker));
-                return false;
-            }
+            Leader::App(_) => return false,
             // Both may sleep in the set for a moment; the background thread finds out when it wakes.
             Leader::Background => self.background.notify(),
             Leader::None => {}
         }
-        roles.leader = Leader::App(Arc::clone(parker));
+        roles.leader = Leader::App(waker());
         roles.epoch += 1;
         true
     }
@@ -263,19 +269,50 @@ impl Driver {
                 (a, b) => a.or(b),
             };
             if parker.sleep(shared.set.as_ref().map(|fd| fd.as_fd()), until) {
-                self.pump_events();
+                let _ = self.pump_events();
             }
         }
         shared.leave();
     }
 
-    /// A pump that asks the stack: after its descriptor was readable.
-    fn pump_events(self: &Arc<Self>) {
-        if let Some(mut busy) = self.try_lock() {
-            let (core, driver) = busy.parts();
-            core.serve_events(driver);
-            core.pump(driver);
-        }
+    /// A pump that asks the stack: after its descriptor was readable. True when the stack may have more.
+    pub(crate) fn pump_events(self: &Arc<Self>) -> bool {
+        let Some(mut busy) = self.try_lock() else { return true };
+        let (core, driver) = busy.parts();
+        let events = core.serve_events(driver);
+        core.pump(driver);
+        events > 0
+    }
+}
+
+/// A task that leads in the place of a thread: a runtime's reactor waits for the stack's descriptor.
+#[cfg(feature = "tokio")]
+pub(crate) struct TaskLead(Arc<Shared>);
+
+#[cfg(feature = "tokio")]
+impl TaskLead {
+    /// Leads if no other application thread or task does.
+    pub(crate) fn try_new(driver: &Driver, waker: impl FnOnce() -> Waker) -> Option<Self> {
+        let shared = &driver.sleepers.0;
+        let taken = shared.take_lead(&mut shared.roles.lock(), waker);
+        taken.then(|| Self(Arc::clone(shared)))
+    }
+
+    /// The descriptor to wait for.
+    pub(crate) fn set(&self) -> Option<Arc<OwnedFd>> {
+        self.0.set.clone()
+    }
+
+    /// The streams' next deadline.
+    pub(crate) fn timer(&self) -> Option<Instant> {
+        self.0.instant(self.0.timer.load(Ordering::SeqCst))
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl Drop for TaskLead {
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }
 
@@ -357,7 +394,7 @@ fn lead(shared: &Shared, driver: &Weak<Driver>) {
 fn pump(driver: &Weak<Driver>, ask: bool) {
     let Some(driver) = driver.upgrade() else { return };
     if ask {
-        driver.pump_events();
+        let _ = driver.pump_events();
     } else {
         driver.try_pump();
     }
