@@ -40,7 +40,8 @@ pub async fn drive(device: Device) -> io::Result<()> {
     let lead = TaskLead::try_new(driver, || Waker::from(Arc::clone(&nudge)));
     let lead = lead.ok_or(io::ErrorKind::ResourceBusy)?;
     let set = lead.set().ok_or(io::ErrorKind::Unsupported)?;
-    let set = AsyncFd::register_with_interest(set, Interest::READABLE)?;
+    // SAFETY: the descriptor is owned by the `Arc` inside the `AsyncFd`, so it stays open and the same until it is deregistered.
+    let set = unsafe { AsyncFd::register_with_interest(set, Interest::READABLE)? };
     loop {
         let timer = lead.timer().map(Instant::from_std);
         let deadline = async {
