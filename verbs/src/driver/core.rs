@@ -25,6 +25,8 @@ pub(crate) enum Slot {
 
 pub(crate) struct Core {
     pub(crate) stack: Box<dyn Stack>,
+    /// The time at the start of this pump.
+    now: Instant,
     slots: Slab<(u32, Slot)>,
     generation: u32,
     /// Streams in Full Operation: candidates for direct reading.
@@ -55,6 +57,7 @@ pub(crate) struct Env<'a> {
 impl Core {
     pub(crate) fn new(stack: Box<dyn Stack>, held_limit: usize) -> Self {
         Self {
+            now: stack.now(),
             stack,
             slots: Slab::new(),
             generation: 0,
@@ -68,6 +71,11 @@ impl Core {
             pumps: 0,
             trash: Vec::new(),
         }
+    }
+
+    /// Brings the time up to date: once a pump or a call of the control path.
+    pub(crate) fn look_at_clock(&mut self) {
+        self.now = self.stack.now();
     }
 
     /// A token for a slot that `fill` makes; the token names this slot and no later one at the same place.
@@ -132,10 +140,9 @@ impl Core {
         let Slot::Conn(_) = slot else { return None };
         let Slot::Conn(mut conn) = std::mem::replace(slot, Slot::Lent) else { return None };
         let was_established = conn.is_established();
-        let now = self.stack.now();
         let mut env = Env {
             driver,
-            now,
+            now: self.now,
             timers: &mut self.timers,
             wakes: &mut self.wakes,
             pool: &mut self.pool,
@@ -176,6 +183,7 @@ impl Core {
 
     /// One round for all: receive before send, each stream with a budget. Returns how much was done.
     pub(crate) fn pump(&mut self, driver: &Arc<Driver>) -> usize {
+        self.look_at_clock();
         let mut work = self.serve_ready(driver);
         self.pumps = self.pumps.wrapping_add(1);
         let direct = self.established.len() <= DIRECT_STREAMS && !self.established.is_empty();
@@ -217,7 +225,7 @@ impl Core {
 
     fn serve_timers(&mut self, driver: &Arc<Driver>) -> usize {
         let Some(next) = self.timers.next() else { return 0 };
-        let now = self.stack.now();
+        let now = self.now;
         if next > now {
             return 0;
         }

@@ -146,7 +146,9 @@ impl Driver {
 
     /// Takes the core, waiting for it: control path only.
     pub(crate) fn lock(self: &Arc<Self>) -> Busy<'_> {
-        Busy { driver: self, core: Some(self.core.lock()) }
+        let mut core = self.core.lock();
+        core.look_at_clock();
+        Busy { driver: self, core: Some(core) }
     }
 
     fn try_lock(self: &Arc<Self>) -> Option<Busy<'_>> {
