@@ -1,1 +1,10 @@
-//! One file each, the smallest thing that works: see the `[[example]]` entries.
+//! One file each, the smallest thing that works; run one with `cargo run -p uiw-examples --example send_recv`.
+//!
+//! | example | shows |
+//! |---|---|
+//! | `send_recv` | two ends, one message each way |
+//! | `write` | RDMA Write into memory the peer opened for one connection only |
+//! | `read` | RDMA Read of memory the peer shares, and an atomic on it |
+//! | `pingpong` | round trips on the raw layer, one thread polling |
+//! | `async_echo` | an echo server and its client as tokio tasks, tokio driving the device |
+//! | `embed` | the protocol crates alone, over a byte stream of your own: no socket, no thread |

@@ -1,1 +1,380 @@
-//! Later.
+//! Faults on top of any stack: odd-sized reads and writes, flipped bits, cuts, half-closes, spurious `WouldBlock`.
+//! Everything follows from a seed and from octet positions, nothing from time.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeSet,
+    fmt, io,
+    net::SocketAddr,
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+    time::Instant,
+};
+
+use mem::{IoVec, IoVecMut};
+use parking_lot::Mutex;
+
+pub use crate::sim::Split;
+use crate::{
+    Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo, StreamOptions, Token, no_octets,
+    sim::Random,
+};
+
+/// What goes wrong on one stream. Positions count the octets of one direction of that stream, from 0.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Faults {
+    /// Octets that one `send` takes.
+    pub send_split: Split,
+    /// Octets that one `recv` gives.
+    pub recv_split: Split,
+    /// Octets changed on their way out.
+    pub flip_sent: Vec<Flip>,
+    /// Octets changed on their way in.
+    pub flip_received: Vec<Flip>,
+    /// The connection is reset once so many octets were sent.
+    pub cut_sent: Option<u64>,
+    /// The connection is reset once so many octets were received.
+    pub cut_received: Option<u64>,
+    /// A FIN follows so many octets sent; `send` says `BrokenPipe` from then on.
+    pub fin_sent: Option<u64>,
+    /// Every so many calls of `send`, and of `recv`, one says `WouldBlock` without need. 1 would be for ever: it counts
+    /// as 2.
+    pub would_block_every: Option<u32>,
+}
+
+/// Changes one octet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flip {
+    /// Its position.
+    pub octet: u64,
+    /// Its bits to turn over.
+    pub mask: u8,
+}
+
+/// How a stream came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// By [`Stack::connect`].
+    Connected,
+    /// By [`Listener::accept`].
+    Accepted,
+}
+
+/// A stack whose streams have faults.
+#[derive(Debug)]
+pub struct FaultStack<S> {
+    inner: S,
+    shared: Shared,
+}
+
+/// What stack, listeners and streams have in common.
+#[derive(Clone)]
+struct Shared(Arc<Mutex<Common>>);
+
+struct Common {
+    /// The faults of the next stream, by its role and its number (from 0).
+    plan: Box<dyn FnMut(Role, u64) -> Faults + Send>,
+    streams: u64,
+    random: Random,
+    /// Streams we cut: the stack below knows no event for them.
+    cut: BTreeSet<Token>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Shared")
+    }
+}
+
+impl<S: Stack> FaultStack<S> {
+    /// All streams have these faults; random choices follow from `seed`.
+    pub fn new(inner: S, seed: u64, faults: Faults) -> Self {
+        Self::with(inner, seed, move |_, _| faults.clone())
+    }
+
+    /// Each stream has the faults that `plan` says, given its role and its number (from 0).
+    pub fn with(inner: S, seed: u64, plan: impl FnMut(Role, u64) -> Faults + Send + 'static) -> Self {
+        let common =
+            Common { plan: Box::new(plan), streams: 0, random: Random::new(seed), cut: BTreeSet::new() };
+        Self { inner, shared: Shared(Arc::new(Mutex::new(common))) }
+    }
+}
+
+impl Shared {
+    fn wrap(&self, inner: Box<dyn Stream>, role: Role, token: Token) -> Box<dyn Stream> {
+        let mut common = self.0.lock();
+        let number = common.streams;
+        common.streams += 1;
+        let faults = (common.plan)(role, number);
+        drop(common);
+        Box::new(FaultStream {
+            inner,
+            token,
+            faults,
+            shared: self.clone(),
+            sent: 0,
+            received: 0,
+            calls: [0; 2],
+            end: None,
+        })
+    }
+}
+
+impl<S: Stack> Stack for FaultStack<S> {
+    fn listen(
+        &mut self,
+        local: SocketAddr,
+        options: &ListenOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Listener>> {
+        let inner = self.inner.listen(local, options, token)?;
+        Ok(Box::new(FaultListener { inner, shared: self.shared.clone() }))
+    }
+
+    fn connect(
+        &mut self,
+        local: Option<SocketAddr>,
+        peer: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        let inner = self.inner.connect(local, peer, options, token)?;
+        Ok(self.shared.wrap(inner, Role::Connected, token))
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        self.inner.poll(events)?;
+        let common = self.shared.0.lock();
+        events.extend(common.cut.iter().map(|&token| Event { token, readable: true, writable: true }));
+        Ok(())
+    }
+
+    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
+        self.inner.wait_fd()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        if self.shared.0.lock().cut.is_empty() { self.inner.deadline() } else { Some(self.now()) }
+    }
+
+    fn now(&self) -> Instant {
+        self.inner.now()
+    }
+}
+
+struct FaultListener {
+    inner: Box<dyn Listener>,
+    shared: Shared,
+}
+
+impl Listener for FaultListener {
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
+        let inner = self.inner.accept(token)?;
+        Ok(self.shared.wrap(inner, Role::Accepted, token))
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.inner.local_addr()
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.fd()
+    }
+}
+
+struct FaultStream {
+    inner: Box<dyn Stream>,
+    token: Token,
+    faults: Faults,
+    shared: Shared,
+    sent: u64,
+    received: u64,
+    /// Calls of `send` and `recv`.
+    calls: [u32; 2],
+    /// What every call says after a cut, and `send` after a FIN.
+    end: Option<End>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Cut,
+    Fin,
+}
+
+impl FaultStream {
+    /// Whether this call of `send` (0) or `recv` (1) is to block.
+    fn blocks(&mut self, which: usize) -> bool {
+        self.calls[which] = self.calls[which].wrapping_add(1);
+        self.faults.would_block_every.is_some_and(|every| self.calls[which].is_multiple_of(every.max(2)))
+    }
+
+    fn split(&self, split: Split) -> usize {
+        split.next(&mut self.shared.0.lock().random)
+    }
+
+    fn cut(&mut self) {
+        self.inner.abort();
+        self.end = Some(End::Cut);
+        self.shared.0.lock().cut.insert(self.token);
+    }
+
+    /// Faults that stand right behind the octets sent and received so far.
+    fn apply_position(&mut self) {
+        let reached = |at: Option<u64>, position| at.is_some_and(|at| position >= at);
+        if self.end != Some(End::Cut)
+            && (reached(self.faults.cut_sent, self.sent) || reached(self.faults.cut_received, self.received))
+        {
+            self.cut();
+        }
+        if self.end.is_none() && reached(self.faults.fin_sent, self.sent) && self.inner.shutdown().is_ok() {
+            self.end = Some(End::Fin);
+        }
+    }
+}
+
+/// Octets from `position` until `at`; none if it is passed.
+fn until(at: impl IntoIterator<Item = u64>, position: u64) -> usize {
+    let next = at.into_iter().filter(|&at| at > position).min();
+    next.map_or(usize::MAX, |at| usize::try_from(at - position).unwrap_or(usize::MAX))
+}
+
+fn first<'a>(bufs: &[IoVec<'a>], mut len: usize) -> Vec<IoVec<'a>> {
+    let mut list = Vec::with_capacity(bufs.len());
+    for buf in bufs {
+        let part = buf.len().min(len);
+        list.push(buf.sub(0..part));
+        len -= part;
+    }
+    list
+}
+
+impl Stream for FaultStream {
+    fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+        self.apply_position();
+        match self.end {
+            Some(End::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
+            Some(End::Fin) => return Err(io::ErrorKind::BrokenPipe.into()),
+            None => {}
+        }
+        if IoVec::total(bufs) == 0 {
+            return Err(no_octets());
+        }
+        if self.blocks(0) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let flips = self.faults.flip_sent.iter();
+        let mask =
+            flips.clone().filter(|flip| flip.octet == self.sent).fold(0, |mask, flip| mask ^ flip.mask);
+        let sent = if mask != 0 {
+            // The octet to change goes alone, from a copy: the program's own memory stays as it is.
+            let octet = first(bufs, 1).into_iter().find(|buf| !buf.is_empty()).map(|buf| {
+                let mut octet = [0];
+                buf.copy_to(&mut octet);
+                [octet[0] ^ mask]
+            });
+            self.inner.send(&[IoVec::from(&octet.unwrap_or_default()[..])])?
+        } else {
+            let stops = flips.map(|flip| flip.octet).chain(self.faults.cut_sent).chain(self.faults.fin_sent);
+            let len = until(stops, self.sent).min(self.split(self.faults.send_split));
+            if len >= IoVec::total(bufs) {
+                self.inner.send(bufs)?
+            } else {
+                self.inner.send(&first(bufs, len))?
+            }
+        };
+        self.sent += sent as u64;
+        self.apply_position();
+        Ok(sent)
+    }
+
+    fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        self.apply_position();
+        if self.end == Some(End::Cut) {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        if IoVecMut::total(bufs) == 0 {
+            return Err(no_octets());
+        }
+        if self.blocks(1) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let mut left = until(self.faults.cut_received, self.received).min(self.split(self.faults.recv_split));
+        let mut list = Vec::with_capacity(bufs.len());
+        for buf in bufs.iter_mut() {
+            let part = buf.len().min(left);
+            list.push(buf.sub(0..part));
+            left -= part;
+        }
+        let received = self.inner.recv(&mut list)?;
+        let mut at = self.received;
+        let end = at + received as u64;
+        for buf in list {
+            let here = at..end.min(at + buf.len() as u64);
+            flip(buf, &here, &self.faults.flip_received);
+            at = here.end;
+        }
+        self.received = end;
+        self.apply_position();
+        Ok(received)
+    }
+
+    fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
+        if self.end == Some(End::Cut) { Ok(()) } else { self.inner.set_interest(interest) }
+    }
+
+    fn connect_result(&mut self) -> io::Result<bool> {
+        if self.end == Some(End::Cut) { Ok(true) } else { self.inner.connect_result() }
+    }
+
+    fn shutdown(&mut self) -> io::Result<()> {
+        match self.end {
+            Some(End::Cut) => Err(io::ErrorKind::NotConnected.into()),
+            Some(End::Fin) => Ok(()),
+            None => self.inner.shutdown(),
+        }
+    }
+
+    fn abort(&mut self) {
+        self.inner.abort();
+        self.shared.0.lock().cut.remove(&self.token);
+    }
+
+    fn emss(&self) -> usize {
+        self.inner.emss()
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.inner.local_addr()
+    }
+
+    fn peer_addr(&self) -> SocketAddr {
+        self.inner.peer_addr()
+    }
+
+    fn info(&self) -> StreamInfo {
+        self.inner.info()
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.fd()
+    }
+}
+
+impl Drop for FaultStream {
+    fn drop(&mut self) {
+        self.shared.0.lock().cut.remove(&self.token);
+    }
+}
+
+/// Changes octets of a buffer that holds the positions `here`.
+fn flip(mut buf: IoVecMut<'_>, here: &std::ops::Range<u64>, flips: &[Flip]) {
+    for flip in flips.iter().filter(|flip| here.contains(&flip.octet)) {
+        let at = (flip.octet - here.start) as usize;
+        let mut octet = [0];
+        let mut place = buf.sub(at..at + 1);
+        place.as_io_vec().copy_to(&mut octet);
+        place.copy_from(&[octet[0] ^ flip.mask]);
+    }
+}

@@ -38,6 +38,7 @@ use mem::{IoVec, IoVecMut};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo, StreamOptions, Token};
+pub(crate) use link::Random;
 pub use link::{Link, Split};
 use world::{EndId, ListenerId, World};
 

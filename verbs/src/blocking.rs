@@ -99,9 +99,14 @@ impl Connection {
     }
 
     /// Waits until the connection has ended.
-    #[must_use]
     pub fn ended(&self) -> Ending {
         self.device.block_on(self.inner.ended())
+    }
+
+    /// The asynchronous face of the same connection.
+    #[must_use]
+    pub fn as_async(&self) -> &crate::Connection {
+        &self.inner
     }
 
     /// The asynchronous face of the same connection.

@@ -55,7 +55,7 @@ pub struct Cq {
     queued: AtomicUsize,
     /// Queue pairs that complete here.
     users: AtomicU32,
-    this: Weak<Cq>,
+    this: Weak<Self>,
 }
 
 struct Inner {
@@ -139,6 +139,7 @@ impl Cq {
     ///
     /// When none is queued, the caller's thread drives the device once (`ARCHITECTURE.md`, "Progress").
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
+        self.driver.note_poll();
         let taken = self.pop(max, &mut each);
         if taken > 0 {
             return taken;

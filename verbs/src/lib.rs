@@ -27,6 +27,8 @@ mod wr;
 
 pub mod blocking;
 pub mod cm;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 
 pub use api::{
     ConnSettings, Connection, Done, Grant, Incoming, IoBuf, IoBufMut, Listener, Message, Mr, Op, SharedMr,

@@ -131,7 +131,7 @@ impl Conn {
                 self.give_up_startup(Error::Rejected { peer, private_data }, env);
             }
             Outcome::Accepted { negotiated, private_data, terminate, .. } => {
-                let info = self.info(negotiated.clone(), private_data);
+                let info = self.info(negotiated, private_data);
                 self.enter_rts(negotiated, env);
                 match terminate {
                     None => {
@@ -195,7 +195,7 @@ impl Conn {
         let Phase::Decision(decision) = &self.phase else { return Err(Error::NotConnected) };
         let (responder, request) = &**decision;
         let (reply, negotiated) = responder.accept(request, &options.mpa(), private_data)?;
-        let info = self.info(negotiated.clone(), request.private_data().to_vec());
+        let info = self.info(negotiated, request.private_data().to_vec());
         self.options = Arc::clone(options);
         self.peer = crate::qp::Peer::new(false, options.recognition, 0);
         self.qp = Some(Arc::clone(qp));

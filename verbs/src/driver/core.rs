@@ -25,6 +25,8 @@ pub(crate) enum Slot {
 
 pub(crate) struct Core {
     pub(crate) stack: Box<dyn Stack>,
+    /// The time at the start of this pump.
+    now: Instant,
     slots: Slab<(u32, Slot)>,
     generation: u32,
     /// Streams in Full Operation: candidates for direct reading.
@@ -38,6 +40,7 @@ pub(crate) struct Core {
     events: Vec<Event>,
     pumps: u32,
     /// Connections that are over. They are dropped after the lock: what they hold may run foreign code or lock again.
+    #[expect(clippy::vec_box, reason = "connections live boxed in their slots")]
     pub(crate) trash: Vec<Box<Conn>>,
 }
 
@@ -54,6 +57,7 @@ pub(crate) struct Env<'a> {
 impl Core {
     pub(crate) fn new(stack: Box<dyn Stack>, held_limit: usize) -> Self {
         Self {
+            now: stack.now(),
             stack,
             slots: Slab::new(),
             generation: 0,
@@ -67,6 +71,11 @@ impl Core {
             pumps: 0,
             trash: Vec::new(),
         }
+    }
+
+    /// Brings the time up to date: once a pump or a call of the control path.
+    pub(crate) fn look_at_clock(&mut self) {
+        self.now = self.stack.now();
     }
 
     /// A token for a slot that `fill` makes; the token names this slot and no later one at the same place.
@@ -131,10 +140,9 @@ impl Core {
         let Slot::Conn(_) = slot else { return None };
         let Slot::Conn(mut conn) = std::mem::replace(slot, Slot::Lent) else { return None };
         let was_established = conn.is_established();
-        let now = self.stack.now();
         let mut env = Env {
             driver,
-            now,
+            now: self.now,
             timers: &mut self.timers,
             wakes: &mut self.wakes,
             pool: &mut self.pool,
@@ -175,10 +183,11 @@ impl Core {
 
     /// One round for all: receive before send, each stream with a budget. Returns how much was done.
     pub(crate) fn pump(&mut self, driver: &Arc<Driver>) -> usize {
+        self.look_at_clock();
         let mut work = self.serve_ready(driver);
         self.pumps = self.pumps.wrapping_add(1);
         let direct = self.established.len() <= DIRECT_STREAMS && !self.established.is_empty();
-        if direct && self.pumps % ASK_EVERY != 0 {
+        if direct && !self.pumps.is_multiple_of(ASK_EVERY) {
             for at in 0..self.established.len() {
                 let Some(token) = self.established.get(at).copied() else { break };
                 work += usize::from(self.with_conn(driver, token, Conn::on_readable).unwrap_or(false));
@@ -216,7 +225,7 @@ impl Core {
 
     fn serve_timers(&mut self, driver: &Arc<Driver>) -> usize {
         let Some(next) = self.timers.next() else { return 0 };
-        let now = self.stack.now();
+        let now = self.now;
         if next > now {
             return 0;
         }

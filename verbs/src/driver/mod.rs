@@ -12,6 +12,8 @@ mod timers;
 
 pub(crate) use self::core::{Core, Env, RX_STAGING, Slot};
 pub(crate) use pool::Pool;
+#[cfg(feature = "tokio")]
+pub(crate) use progress::TaskLead;
 pub(crate) use timers::{TIMER_KINDS, TimerKind, Timers};
 
 use crate::error::{Error, Result};
@@ -92,7 +94,7 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn start(stack: Box<dyn Stack>, limits: Limits, progress: Progress) -> Result<Arc<Self>> {
-        let table = mem::Table::new(mem::Limits { max_entries: limits.max_mr, ..mem::Limits::default() });
+        let table = mem::Table::new(mem::Limits { max_entries: limits.max_mr });
         let sleepers = Sleepers::new(stack.wait_fd(), progress)?;
         let driver = Arc::new(Self {
             core: Mutex::new(Core::new(stack, limits.max_held_octets)),
@@ -144,7 +146,9 @@ impl Driver {
 
     /// Takes the core, waiting for it: control path only.
     pub(crate) fn lock(self: &Arc<Self>) -> Busy<'_> {
-        Busy { driver: self, core: Some(self.core.lock()) }
+        let mut core = self.core.lock();
+        core.look_at_clock();
+        Busy { driver: self, core: Some(core) }
     }
 
     fn try_lock(self: &Arc<Self>) -> Option<Busy<'_>> {

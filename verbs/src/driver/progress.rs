@@ -2,7 +2,7 @@
 //!
 //! A thread that waits in our own calls sleeps in the stack's descriptor itself and drives when it wakes: no second thread
 //! stands between an arrival and its receiver. It is the *leader*; others wait on their own parkers and take over when it
-//! leaves. While somebody polls (a fresh *lease*) the background thread sleeps on a timer; while there is a leader it follows;
+//! leaves. While somebody polls the background thread sleeps on a timer (the pollers' *lease*); while there is a leader it follows;
 //! else it leads. When all is idle everybody sleeps without a time-out.
 
 use crate::driver::Driver;
@@ -16,8 +16,11 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// How long after a poll the caller is trusted to poll again.
+/// The background thread looks this often, at first, whether somebody still polls. An arrival at an application that stopped
+/// polling without arming waits at most two looks.
 const LEASE: Duration = Duration::from_micros(200);
+/// Under steady polling it looks ever less often, down to this: a look costs the pollers some microseconds of a core.
+const MAX_LEASE: Duration = Duration::from_millis(1);
 /// Within this time after a sleep in our own wait, arming a queue is taken as the prelude of the next one.
 const OWN_WAIT_HABIT: Duration = Duration::from_millis(10);
 /// Posts that wait for company wait at most this long.
@@ -32,7 +35,8 @@ enum Leader {
     #[default]
     None,
     Background,
-    App(Arc<Parker>),
+    /// An application's thread or task, and how it is woken.
+    App(Waker),
 }
 
 #[derive(Default)]
@@ -53,8 +57,8 @@ struct Shared {
     set: Option<Arc<OwnedFd>>,
     background: Arc<Parker>,
     roles: Mutex<Roles>,
-    /// Nanoseconds since `base` until which somebody is trusted to poll.
-    lease: AtomicU64,
+    /// Somebody polled since the background thread looked last. A flag and not a time: a poll must not read the clock.
+    polled: AtomicBool,
     /// When the last thread slept in our own wait.
     own_wait: AtomicU64,
     /// The next deadline of any stream.
@@ -72,7 +76,7 @@ impl Sleepers {
             set,
             background: Arc::new(Parker::new()?),
             roles: Mutex::default(),
-            lease: AtomicU64::new(0),
+            polled: AtomicBool::new(false),
             own_wait: AtomicU64::new(0),
             timer: AtomicU64::new(NEVER),
             deferred: AtomicBool::new(false),
@@ -116,7 +120,7 @@ impl Shared {
     fn wake_sleeper(&self) {
         let roles = self.roles.lock();
         match &roles.leader {
-            Leader::App(parker) => parker.notify(),
+            Leader::App(waker) => waker.wake_by_ref(),
             Leader::Background | Leader::None => self.background.notify(),
         }
     }
@@ -124,25 +128,29 @@ impl Shared {
     /// Makes the calling thread the leader if no other application thread leads.
     fn lead(&self, parker: &Arc<Parker>) -> bool {
         let mut roles = self.roles.lock();
+        if self.take_lead(&mut roles, || Waker::from(Arc::clone(parker))) {
+            return true;
+        }
+        roles.followers.push(Arc::clone(parker));
+        false
+    }
+
+    fn take_lead(&self, roles: &mut Roles, waker: impl FnOnce() -> Waker) -> bool {
         match roles.leader {
-            Leader::App(_) => {
-                roles.followers.push(Arc::clone(parker));
-                return false;
-            }
+            Leader::App(_) => return false,
             // Both may sleep in the set for a moment; the background thread finds out when it wakes.
             Leader::Background => self.background.notify(),
             Leader::None => {}
         }
-        roles.leader = Leader::App(Arc::clone(parker));
+        roles.leader = Leader::App(waker());
         roles.epoch += 1;
         true
     }
 
     /// The calling thread stops leading: another follower takes over, or the background thread when the lease ends.
     fn leave(&self) {
-        let now = self.now();
-        self.own_wait.store(now, Ordering::Relaxed);
-        self.lease.store(now + nanos(LEASE), Ordering::SeqCst);
+        self.own_wait.store(self.now(), Ordering::Relaxed);
+        self.polled.store(true, Ordering::SeqCst);
         let mut roles = self.roles.lock();
         roles.leader = Leader::None;
         if let Some(next) = roles.followers.pop() {
@@ -163,11 +171,18 @@ const fn nanos(wait: Duration) -> u64 {
 }
 
 impl Driver {
-    /// What a poll that found nothing does: renews the lease and drives once. Never blocks.
+    /// What a poll that found nothing does: drives once. Never blocks.
     pub(crate) fn poll_progress(self: &Arc<Self>) {
-        let shared = &self.sleepers.0;
-        shared.lease.store(shared.now() + nanos(LEASE), Ordering::Relaxed);
         self.try_pump();
+    }
+
+    /// Somebody polls and is trusted to poll again soon: the background thread keeps out of the way.
+    pub(crate) fn note_poll(&self) {
+        let polled = &self.sleepers.0.polled;
+        // Read first: the line is shared with other pollers.
+        if !polled.load(Ordering::Relaxed) {
+            polled.store(true, Ordering::Relaxed);
+        }
     }
 
     /// A completion queue was armed: the application is about to sleep, perhaps in a poll of its own, and must not wait out
@@ -182,7 +197,8 @@ impl Driver {
         if now.saturating_sub(shared.own_wait.load(Ordering::Relaxed)) < nanos(OWN_WAIT_HABIT) {
             return;
         }
-        if shared.lease.swap(0, Ordering::SeqCst) > now {
+        shared.polled.store(false, Ordering::SeqCst);
+        if matches!(shared.roles.lock().leader, Leader::None) {
             shared.background.notify();
         }
     }
@@ -263,19 +279,51 @@ impl Driver {
                 (a, b) => a.or(b),
             };
             if parker.sleep(shared.set.as_ref().map(|fd| fd.as_fd()), until) {
-                self.pump_events();
+                let _ = self.pump_events();
             }
         }
         shared.leave();
     }
 
-    /// A pump that asks the stack: after its descriptor was readable.
-    fn pump_events(self: &Arc<Self>) {
-        if let Some(mut busy) = self.try_lock() {
-            let (core, driver) = busy.parts();
-            core.serve_events(driver);
-            core.pump(driver);
-        }
+    /// A pump that asks the stack: after its descriptor was readable. True when the stack may have more.
+    pub(crate) fn pump_events(self: &Arc<Self>) -> bool {
+        let Some(mut busy) = self.try_lock() else { return true };
+        let (core, driver) = busy.parts();
+        core.look_at_clock();
+        let events = core.serve_events(driver);
+        core.pump(driver);
+        events > 0
+    }
+}
+
+/// A task that leads in the place of a thread: a runtime's reactor waits for the stack's descriptor.
+#[cfg(feature = "tokio")]
+pub(crate) struct TaskLead(Arc<Shared>);
+
+#[cfg(feature = "tokio")]
+impl TaskLead {
+    /// Leads if no other application thread or task does.
+    pub(crate) fn try_new(driver: &Driver, waker: impl FnOnce() -> Waker) -> Option<Self> {
+        let shared = &driver.sleepers.0;
+        let taken = shared.take_lead(&mut shared.roles.lock(), waker);
+        taken.then(|| Self(Arc::clone(shared)))
+    }
+
+    /// The descriptor to wait for.
+    pub(crate) fn set(&self) -> Option<Arc<OwnedFd>> {
+        self.0.set.clone()
+    }
+
+    /// The streams' next deadline.
+    pub(crate) fn timer(&self) -> Option<Instant> {
+        self.0.instant(self.0.timer.load(Ordering::SeqCst))
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl Drop for TaskLead {
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }
 
@@ -291,14 +339,14 @@ pub(crate) fn spawn(driver: &Arc<Driver>) -> Result<()> {
 }
 
 fn background(shared: &Shared, driver: &Weak<Driver>) {
-    let mut followed = (0u64, 0u32);
+    let mut habits = Habits::default();
     while !shared.stop.load(Ordering::SeqCst) {
         shared.background.reset();
         if shared.deferred.load(Ordering::SeqCst) {
             std::thread::sleep(DEFER);
             shared.deferred.store(false, Ordering::SeqCst);
             pump(driver, false);
-        } else if let Some(wait) = follow(shared, &mut followed) {
+        } else if let Some(wait) = follow(shared, &mut habits) {
             shared.background.sleep(None, wait);
         } else {
             lead(shared, driver);
@@ -307,27 +355,35 @@ fn background(shared: &Shared, driver: &Weak<Driver>) {
 }
 
 /// How long the background thread stays out of the way: `None` = it leads, `Some(None)` = until woken.
-fn follow(shared: &Shared, followed: &mut (u64, u32)) -> Option<Option<Instant>> {
-    let now = shared.now();
-    let lease = shared.lease.load(Ordering::SeqCst);
+fn follow(shared: &Shared, habits: &mut Habits) -> Option<Option<Instant>> {
+    let polled = shared.polled.swap(false, Ordering::SeqCst);
     let mut roles = shared.roles.lock();
-    if matches!(roles.leader, Leader::App(_)) {
-        if followed.0 == roles.epoch {
-            followed.1 += 1;
-        } else {
-            *followed = (roles.epoch, 0);
-        }
-        if followed.1 > FOLLOW_TICKS {
+    let led = matches!(roles.leader, Leader::App(_));
+    if led && habits.epoch == roles.epoch {
+        habits.same_leader += 1;
+        if habits.same_leader > FOLLOW_TICKS {
             roles.background_parked = true;
             return Some(None);
         }
-        return Some(shared.instant(now + nanos(LEASE)));
+    } else {
+        habits.epoch = roles.epoch;
+        habits.same_leader = 0;
     }
-    if lease > now {
-        return Some(shared.instant(lease));
+    if led || polled {
+        habits.lease = (habits.lease * 2).clamp(LEASE, MAX_LEASE);
+        return Some(Some(Instant::now() + habits.lease));
     }
+    habits.lease = Duration::ZERO;
     roles.leader = Leader::Background;
     None
+}
+
+/// What the background thread has seen while it kept out of the way.
+#[derive(Default)]
+struct Habits {
+    epoch: u64,
+    same_leader: u32,
+    lease: Duration,
 }
 
 fn lead(shared: &Shared, driver: &Weak<Driver>) {
@@ -348,8 +404,8 @@ fn lead(shared: &Shared, driver: &Weak<Driver>) {
         }
         mine
     };
-    // With a fresh lease the arrival belongs to the thread that polls; with another leader, to it.
-    if mine && shared.lease.load(Ordering::SeqCst) <= shared.now() {
+    // While somebody polls the arrival belongs to the thread that polls; with another leader, to it.
+    if mine && !shared.polled.load(Ordering::SeqCst) {
         pump(driver, readable);
     }
 }
@@ -357,7 +413,7 @@ fn lead(shared: &Shared, driver: &Weak<Driver>) {
 fn pump(driver: &Weak<Driver>, ask: bool) {
     let Some(driver) = driver.upgrade() else { return };
     if ask {
-        driver.pump_events();
+        let _ = driver.pump_events();
     } else {
         driver.try_pump();
     }

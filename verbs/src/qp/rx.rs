@@ -231,7 +231,7 @@ impl Conn {
     fn write(&mut self, header: &Tagged, payload: &[u8], env: &mut Env<'_>) -> Result<(), Fault> {
         if payload.is_empty() {
             // STag and TO of an empty Write are not checked; our own peers say hello there.
-            let first = self.rx.only_rtr && !self.initiator || self.initiator;
+            let first = self.initiator || self.rx.only_rtr;
             let before = self.peer.known;
             if let Some(answer) = self.peer.on_empty_write(header.stag, header.to, first) {
                 self.tx.greeting = Some(answer);
@@ -451,9 +451,9 @@ impl Conn {
             let checked = *wanted > 0 || len > 0;
             let fault = if checked && header.stag != sink {
                 Some(TaggedError::InvalidStag { stag })
-            } else if checked && (header.to != expected_to || len > *wanted - *received) {
-                Some(TaggedError::BaseOrBounds { stag, to, len })
-            } else if header.last != (*received + len == *wanted) {
+            } else if checked && (to != expected_to || len > *wanted - *received)
+                || header.last != (*received + len == *wanted)
+            {
                 Some(TaggedError::BaseOrBounds { stag, to, len })
             } else {
                 None

@@ -39,11 +39,14 @@ impl QpState {
     #[must_use]
     pub const fn may_become(self, to: Self) -> bool {
         use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
-        match (self, to) {
-            (_, Reset | Err) => true,
-            (Reset | Init, Init) | (Init, Rtr) | (Rtr | Rts | Sqd | Sqe, Rts) | (Rts | Sqd, Sqd) => true,
-            _ => false,
-        }
+        matches!(
+            (self, to),
+            (_, Reset | Err)
+                | (Reset | Init, Init)
+                | (Init, Rtr)
+                | (Rtr | Rts | Sqd | Sqe, Rts)
+                | (Rts | Sqd, Sqd)
+        )
     }
 }
 

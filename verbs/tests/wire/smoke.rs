@@ -35,7 +35,7 @@ fn every_operation_moves_its_octets() {
     let shared =
         spd.share(1 << 20, Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC).unwrap();
     let remote = shared.remote(0..1 << 20).unwrap();
-    let data: Vec<u8> = (0..1u32 << 20).map(|i| (i * 7 >> 3) as u8).collect();
+    let data: Vec<u8> = (0..1u32 << 20).map(|i| ((i * 7) >> 3) as u8).collect();
     let (result, mr) = client.write(cpd.register(data.clone()).unwrap(), remote).wait();
     result.unwrap();
     let (result, back) = client.read(cpd.register(vec![0u8; 1 << 20]).unwrap(), remote).wait();

@@ -1,0 +1,38 @@
+//! RDMA Read of memory the server shares, and a FetchAdd on it, while the server's application sleeps.
+
+use std::error::Error;
+use std::thread;
+use verbs::blocking::{Connection, Listener};
+use verbs::{Access, ConnSettings, Device, RemoteMr, WcError};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let device = Device::open()?;
+    let settings = ConnSettings::default();
+    let listener = Listener::bind(&device, "127.0.0.1:0".parse()?, &settings.options)?;
+    let address = listener.local_addr();
+
+    let server = thread::spawn(move || -> Result<u64, WcError> {
+        let pd = device.alloc_pd()?;
+        let memory = pd.share(4096, Access::REMOTE_READ | Access::REMOTE_ATOMIC)?;
+        memory.write(8, b"what the server wrote")?;
+        let connection = listener.accept(&pd, &ConnSettings::default())?;
+        connection.send_copy(&memory.remote(0..4096)?.to_bytes())?;
+        connection.ended();
+        Ok(memory.load_u64(0)?)
+    });
+
+    let device = Device::open()?;
+    let pd = device.alloc_pd()?;
+    let connection = Connection::connect(&device, &pd, address, &settings)?;
+    let source = RemoteMr::from_bytes(&connection.recv()?).ok_or("not an address")?;
+
+    let buffer = pd.register(vec![0; 21]).map_err(|(error, _)| error)?;
+    let (result, buffer) = connection.read(buffer, source.slice(8..29)?).wait();
+    result?;
+    println!("read {:?}", String::from_utf8_lossy(buffer.bytes()));
+
+    let before = connection.fetch_add(source.slice(0..8)?, 5)?;
+    connection.disconnect()?;
+    println!("the counter was {before}, now is {}", server.join().map_err(|_| "panic")??);
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! The pcapng file format (draft-ietf-opsawg-pcapng), as far as it is written here. Numbers in the machine's order.
+
+use std::time::Duration;
+
+const SECTION: u32 = 0x0A0D_0D0A;
+const INTERFACE: u32 = 1;
+const ENHANCED_PACKET: u32 = 6;
+const BYTE_ORDER: u32 = 0x1A2B_3C4D;
+/// Packets begin with an IP header (LINKTYPE_RAW).
+const LINK_RAW: u16 = 101;
+const OPT_END: u16 = 0;
+const IF_NAME: u16 = 2;
+const IF_TSRESOL: u16 = 9;
+const EPB_FLAGS: u16 = 2;
+
+/// Section Header Block.
+pub(super) fn section(out: &mut Vec<u8>) {
+    block(out, SECTION, |out| {
+        put32(out, BYTE_ORDER);
+        put16(out, 1);
+        put16(out, 0);
+        out.extend_from_slice(&u64::MAX.to_ne_bytes()); // section length: not known
+    });
+}
+
+/// Interface Description Block: raw IP, times in nanoseconds.
+pub(super) fn interface(out: &mut Vec<u8>, name: &str) {
+    block(out, INTERFACE, |out| {
+        put16(out, LINK_RAW);
+        put16(out, 0);
+        put32(out, 0); // no limit to packets
+        option(out, IF_NAME, name.as_bytes());
+        option(out, IF_TSRESOL, &[9]);
+        option(out, OPT_END, &[]);
+    });
+}
+
+/// Enhanced Packet Block. `fill` appends the packet.
+pub(super) fn packet(
+    out: &mut Vec<u8>,
+    interface: u32,
+    time: Duration,
+    outgoing: bool,
+    fill: impl FnOnce(&mut Vec<u8>),
+) {
+    block(out, ENHANCED_PACKET, |out| {
+        let time = time.as_nanos() as u64;
+        put32(out, interface);
+        put32(out, (time >> 32) as u32);
+        put32(out, time as u32);
+        let lengths = out.len();
+        out.extend_from_slice(&[0; 8]);
+        fill(out);
+        let len = ((out.len() - lengths - 8) as u32).to_ne_bytes();
+        out[lengths..lengths + 4].copy_from_slice(&len);
+        out[lengths + 4..lengths + 8].copy_from_slice(&len);
+        pad(out);
+        option(out, EPB_FLAGS, &u32::to_ne_bytes(if outgoing { 2 } else { 1 }));
+        option(out, OPT_END, &[]);
+    });
+}
+
+/// A block begins at the start of `out` or behind a block, so that padding is right.
+fn block(out: &mut Vec<u8>, kind: u32, body: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    put32(out, kind);
+    put32(out, 0);
+    body(out);
+    let len = (out.len() - start + 4) as u32;
+    out[start + 4..start + 8].copy_from_slice(&len.to_ne_bytes());
+    put32(out, len);
+}
+
+fn option(out: &mut Vec<u8>, code: u16, value: &[u8]) {
+    put16(out, code);
+    put16(out, value.len() as u16);
+    out.extend_from_slice(value);
+    pad(out);
+}
+
+fn pad(out: &mut Vec<u8>) {
+    out.resize(out.len().next_multiple_of(4), 0);
+}
+
+fn put16(out: &mut Vec<u8>, value: u16) {
+    out.extend_from_slice(&value.to_ne_bytes());
+}
+
+fn put32(out: &mut Vec<u8>, value: u32) {
+    out.extend_from_slice(&value.to_ne_bytes());
+}

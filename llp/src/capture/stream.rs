@@ -1,0 +1,222 @@
+//! A stream, and the conversation that is written down for it.
+
+use std::{io, net::SocketAddr, os::fd::BorrowedFd};
+
+use mem::{IoVec, IoVecMut};
+
+use super::{
+    Tap,
+    packet::{self, ACK, FIN, Header, MAX_PAYLOAD, PSH, RST, SYN},
+};
+use crate::{Interest, Stream, StreamInfo};
+
+pub(super) struct CaptureStream {
+    inner: Box<dyn Stream>,
+    tap: Tap,
+    initiator: bool,
+    /// The handshake was written.
+    begun: bool,
+    /// A RST was written, or FINs of both sides.
+    ended: bool,
+    /// Next sequence numbers.
+    ours: u32,
+    theirs: u32,
+    our_fin: bool,
+    their_fin: bool,
+}
+
+impl CaptureStream {
+    pub(super) fn connecting(inner: Box<dyn Stream>, tap: Tap) -> Self {
+        Self::new(inner, tap, true)
+    }
+
+    pub(super) fn accepted(inner: Box<dyn Stream>, tap: Tap) -> Self {
+        let mut stream = Self::new(inner, tap, false);
+        stream.begin();
+        stream
+    }
+
+    fn new(inner: Box<dyn Stream>, tap: Tap, initiator: bool) -> Self {
+        Self {
+            inner,
+            tap,
+            initiator,
+            begun: false,
+            ended: false,
+            ours: 0,
+            theirs: 0,
+            our_fin: false,
+            their_fin: false,
+        }
+    }
+
+    /// Writes one segment and counts it.
+    fn write(&mut self, outgoing: bool, flags: u8, len: usize, payload: impl FnOnce(&mut Vec<u8>)) {
+        let (local, peer) = (self.inner.local_addr(), self.inner.peer_addr());
+        let (from, to, seq, ack) = if outgoing {
+            (local, peer, self.ours, self.theirs)
+        } else {
+            (peer, local, self.theirs, self.ours)
+        };
+        let ack = if flags & ACK == 0 { 0 } else { ack };
+        let header = Header { from, to, seq, ack, flags };
+        self.tap.sink.packet(self.tap.interface, self.tap.now(), outgoing, |out| {
+            packet::emit(out, &header, payload);
+        });
+        let counted = len as u32 + u32::from(flags & (SYN | FIN) != 0);
+        let next = if outgoing { &mut self.ours } else { &mut self.theirs };
+        *next = next.wrapping_add(counted);
+    }
+
+    fn control(&mut self, outgoing: bool, flags: u8) {
+        self.write(outgoing, flags, 0, |_| {});
+    }
+
+    /// The handshake.
+    fn begin(&mut self) {
+        if !std::mem::replace(&mut self.begun, true) {
+            self.control(self.initiator, SYN);
+            self.control(!self.initiator, SYN | ACK);
+            self.control(self.initiator, ACK);
+        }
+    }
+
+    fn fin(&mut self, outgoing: bool) {
+        let seen = if outgoing { &mut self.our_fin } else { &mut self.their_fin };
+        if !std::mem::replace(seen, true) && !self.ended {
+            self.control(outgoing, FIN | ACK);
+            if self.our_fin && self.their_fin {
+                self.control(!outgoing, ACK);
+                self.end();
+            }
+        }
+    }
+
+    fn reset(&mut self, outgoing: bool) {
+        if self.begun && !self.ended {
+            self.control(outgoing, RST | ACK);
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        self.ended = true;
+        // An error stays with the sink.
+        let _ = self.tap.sink.flush();
+    }
+
+    fn note_error(&mut self, error: &io::Error) {
+        if error.kind() == io::ErrorKind::ConnectionReset {
+            self.reset(false);
+        }
+    }
+
+    /// The first `total` octets of `bufs`.
+    fn octets<'a>(&mut self, outgoing: bool, bufs: impl Iterator<Item = IoVec<'a>>, total: usize) {
+        self.begin();
+        let mut left = total;
+        let mut segment: Vec<IoVec<'a>> = Vec::new();
+        let mut len = 0;
+        for buf in bufs {
+            let mut at = 0;
+            let end = buf.len().min(left);
+            left -= end;
+            while at < end {
+                let part = (end - at).min(MAX_PAYLOAD - len);
+                segment.push(buf.sub(at..at + part));
+                at += part;
+                len += part;
+                if len == MAX_PAYLOAD {
+                    self.segment(outgoing, &mut segment, &mut len);
+                }
+            }
+        }
+        if len > 0 {
+            self.segment(outgoing, &mut segment, &mut len);
+        }
+    }
+
+    fn segment(&mut self, outgoing: bool, parts: &mut Vec<IoVec<'_>>, len: &mut usize) {
+        self.write(outgoing, PSH | ACK, *len, |out| parts.iter().for_each(|part| part.append_to(out)));
+        parts.clear();
+        *len = 0;
+    }
+}
+
+impl Stream for CaptureStream {
+    fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+        let sent = self.inner.send(bufs).inspect_err(|error| self.note_error(error))?;
+        self.octets(true, bufs.iter().copied(), sent);
+        Ok(sent)
+    }
+
+    fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        let received = self.inner.recv(bufs).inspect_err(|error| self.note_error(error))?;
+        if received == 0 {
+            self.begin();
+            self.fin(false);
+        } else {
+            self.octets(false, bufs.iter().map(IoVecMut::as_io_vec), received);
+        }
+        Ok(received)
+    }
+
+    fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
+        self.inner.set_interest(interest)
+    }
+
+    fn connect_result(&mut self) -> io::Result<bool> {
+        match self.inner.connect_result() {
+            Ok(true) => {
+                self.begin();
+                Ok(true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && !self.begun && !self.ended => {
+                self.control(true, SYN);
+                self.control(false, RST | ACK);
+                self.end();
+                Err(error)
+            }
+            other => other,
+        }
+    }
+
+    fn shutdown(&mut self) -> io::Result<()> {
+        self.inner.shutdown()?;
+        self.fin(true);
+        Ok(())
+    }
+
+    fn abort(&mut self) {
+        self.inner.abort();
+        self.reset(true);
+    }
+
+    fn emss(&self) -> usize {
+        self.inner.emss()
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.inner.local_addr()
+    }
+
+    fn peer_addr(&self) -> SocketAddr {
+        self.inner.peer_addr()
+    }
+
+    fn info(&self) -> StreamInfo {
+        self.inner.info()
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.fd()
+    }
+}
+
+impl Drop for CaptureStream {
+    fn drop(&mut self) {
+        if self.begun {
+            self.fin(true);
+        }
+    }
+}

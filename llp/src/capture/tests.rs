@@ -1,0 +1,303 @@
+use std::{net::Ipv4Addr, process::Command};
+
+use mem::{IoVec, IoVecMut};
+
+use super::*;
+use crate::{
+    sim::{Link, Network},
+    tcp::TcpStack,
+};
+
+const IP: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
+
+/// A sink whose octets can be looked at.
+#[derive(Clone, Default)]
+struct Shared(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(octets);
+        Ok(octets.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One TCP segment as found in the file.
+#[derive(Debug, PartialEq)]
+struct Segment {
+    outgoing: bool,
+    ports: (u16, u16),
+    seq: u32,
+    ack: u32,
+    flags: u8,
+    payload: Vec<u8>,
+}
+
+fn u32_at(octets: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes(octets[at..at + 4].try_into().unwrap())
+}
+
+fn be32(octets: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(octets[at..at + 4].try_into().unwrap())
+}
+
+/// Reads a file of ours back, checking the structure of its blocks; segments of one interface, with their times.
+fn read(file: &[u8], interface: u32) -> Vec<(u64, Segment)> {
+    let mut segments = Vec::new();
+    let mut at = 0;
+    while at < file.len() {
+        let len = u32_at(file, at + 4) as usize;
+        assert!(len.is_multiple_of(4) && u32_at(file, at + len - 4) as usize == len);
+        let block = &file[at..at + len];
+        if u32_at(block, 0) == 6 && u32_at(block, 8) == interface {
+            let captured = u32_at(block, 20) as usize;
+            assert_eq!(u32_at(block, 24) as usize, captured);
+            let flags_at = 28 + captured.next_multiple_of(4);
+            let packet = &block[28..28 + captured];
+            assert_eq!(usize::from(u16::from_be_bytes([packet[2], packet[3]])), captured);
+            let tcp = &packet[20..];
+            let segment = Segment {
+                outgoing: u32_at(block, flags_at + 4) == 2,
+                ports: (u16::from_be_bytes([tcp[0], tcp[1]]), u16::from_be_bytes([tcp[2], tcp[3]])),
+                seq: be32(tcp, 4),
+                ack: be32(tcp, 8),
+                flags: tcp[13],
+                payload: tcp[usize::from(tcp[12] >> 4) * 4..].to_vec(),
+            };
+            segments.push((u64::from(u32_at(block, 12)) << 32 | u64::from(u32_at(block, 16)), segment));
+        }
+        at += len;
+    }
+    segments
+}
+
+/// (outgoing, flags, seq, ack, payload length) of all segments.
+fn brief(file: &Shared, interface: u32) -> Vec<(bool, u8, u32, u32, usize)> {
+    let segments = read(&file.0.lock(), interface);
+    segments.iter().map(|(_, s)| (s.outgoing, s.flags, s.seq, s.ack, s.payload.len())).collect()
+}
+
+struct Pair<S> {
+    stack: CaptureStack<S>,
+    client: Box<dyn Stream>,
+    server: Box<dyn Stream>,
+}
+
+fn pair<S: Stack>(inner: S, sink: &Arc<PcapSink>) -> Pair<S> {
+    let mut stack = CaptureStack::new(inner, sink.clone(), "both ends");
+    let mut listener = stack.listen((IP, 0).into(), &ListenOptions::default(), Token(1)).unwrap();
+    let mut client = stack.connect(None, listener.local_addr(), &StreamOptions::default(), Token(2)).unwrap();
+    while !client.connect_result().unwrap() {}
+    let server = loop {
+        match listener.accept(Token(3)) {
+            Ok(server) => break server,
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+        }
+    };
+    Pair { stack, client, server }
+}
+
+fn send(stream: &mut dyn Stream, octets: &[u8]) {
+    let mut sent = 0;
+    while sent < octets.len() {
+        sent += stream.send(&[IoVec::from(&octets[sent..sent]), IoVec::from(&octets[sent..])]).unwrap();
+    }
+}
+
+/// Receives until `len` octets are there or the end.
+fn recv(stream: &mut dyn Stream, len: usize) -> Vec<u8> {
+    let mut all = vec![0; len];
+    let mut at = 0;
+    while at < len {
+        match stream.recv(&mut [IoVecMut::from(&mut all[at..])]) {
+            Ok(0) => break,
+            Ok(n) => at += n,
+            Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+        }
+    }
+    all.truncate(at);
+    all
+}
+
+/// One end on each side of a sim network, so that each interface holds one view.
+#[test]
+fn a_conversation_from_both_sides() {
+    let file = Shared::default();
+    let sink = PcapSink::new(Box::new(file.clone())).unwrap();
+    let network = Network::new(1);
+    let mut a = CaptureStack::new(network.stack(IP), sink.clone(), "a");
+    let mut b = CaptureStack::new(network.stack(IP), sink.clone(), "b");
+    let mut listener = b.listen((IP, 4791).into(), &ListenOptions::default(), Token(1)).unwrap();
+    let mut client = a.connect(None, (IP, 4791).into(), &StreamOptions::default(), Token(2)).unwrap();
+    assert!(client.connect_result().unwrap());
+    assert!(client.connect_result().unwrap(), "asked twice, written once");
+    let mut server = listener.accept(Token(3)).unwrap();
+    send(&mut *client, b"hello");
+    assert_eq!(recv(&mut *server, 5), b"hello");
+    send(&mut *server, b"hi");
+    assert_eq!(recv(&mut *client, 2), b"hi");
+    client.shutdown().unwrap();
+    assert_eq!(recv(&mut *server, 1), b"");
+    assert_eq!(recv(&mut *server, 1), b"");
+    drop(server);
+    assert_eq!(recv(&mut *client, 1), b"");
+    sink.flush().unwrap();
+    let of_a = [
+        (true, SYN, 0, 0, 0),
+        (false, SYN | ACK, 0, 1, 0),
+        (true, ACK, 1, 1, 0),
+        (true, PSH | ACK, 1, 1, 5),
+        (false, PSH | ACK, 1, 6, 2),
+        (true, FIN | ACK, 6, 3, 0),
+        (false, FIN | ACK, 3, 7, 0),
+        (true, ACK, 7, 4, 0),
+    ];
+    assert_eq!(brief(&file, 0), of_a);
+    let of_b: Vec<_> = of_a.iter().map(|&(out, flags, seq, ack, len)| (!out, flags, seq, ack, len)).collect();
+    assert_eq!(brief(&file, 1), of_b);
+    let segments = read(&file.0.lock(), 0);
+    assert_eq!(segments[3].1.payload, b"hello");
+    assert_eq!(segments[4].1.ports, (4791, client.local_addr().port()));
+}
+
+use packet::{ACK, FIN, PSH, RST, SYN};
+
+#[test]
+fn long_transfers_are_cut_into_segments() {
+    let file = Shared::default();
+    let sink = PcapSink::new(Box::new(file.clone())).unwrap();
+    let network = Network::new(1);
+    let Pair { mut client, server: _server, .. } = pair(network.stack(IP), &sink);
+    let octets: Vec<u8> = (0..150_000u32).map(|i| i as u8).collect();
+    assert_eq!(client.send(&[IoVec::from(&octets[..100]), IoVec::from(&octets[100..])]).unwrap(), 150_000);
+    sink.flush().unwrap();
+    let data: Vec<_> = read(&file.0.lock(), 0).into_iter().filter(|(_, s)| !s.payload.is_empty()).collect();
+    assert_eq!(
+        data.iter().map(|(_, s)| (s.seq, s.payload.len())).collect::<Vec<_>>(),
+        [(1, 65_000), (65_001, 65_000), (130_001, 20_000)]
+    );
+    assert_eq!(data.iter().flat_map(|(_, s)| s.payload.clone()).collect::<Vec<_>>(), octets);
+}
+
+#[test]
+fn resets_and_refusals() {
+    let file = Shared::default();
+    let sink = PcapSink::new(Box::new(file.clone())).unwrap();
+    let network = Network::new(1);
+    let Pair { mut stack, mut client, mut server } = pair(network.stack(IP), &sink);
+    client.abort();
+    client.abort();
+    let mut octet = [0];
+    assert!(server.recv(&mut [IoVecMut::from(&mut octet[..])]).is_err());
+    drop((client, server));
+    let resets: Vec<_> = brief(&file, 0).into_iter().filter(|s| s.1 & RST != 0).collect();
+    assert_eq!(resets, [(true, RST | ACK, 1, 1, 0), (false, RST | ACK, 1, 1, 0)]);
+    let written = brief(&file, 0).len();
+    let mut refused = stack.connect(None, (IP, 9).into(), &StreamOptions::default(), Token(9)).unwrap();
+    assert!(refused.connect_result().is_err() && refused.connect_result().is_err());
+    drop(refused);
+    assert_eq!(brief(&file, 0)[written..], [(true, SYN, 0, 0, 0), (false, RST | ACK, 0, 1, 0)]);
+}
+
+#[test]
+fn times_are_those_of_the_stack() {
+    let file = Shared::default();
+    let sink = PcapSink::new(Box::new(file.clone())).unwrap();
+    let network = Network::new(1);
+    network.set_default_link(Link::default());
+    let Pair { mut stack, mut client, server: _server } = pair(network.stack(IP), &sink);
+    for _ in 0..2 {
+        network.advance(Duration::from_secs(100));
+        stack.poll(&mut Vec::new()).unwrap();
+        send(&mut *client, b"x");
+    }
+    sink.flush().unwrap();
+    let times: Vec<u64> =
+        read(&file.0.lock(), 0).iter().filter(|(_, s)| s.payload == b"x").map(|(t, _)| *t).collect();
+    assert_eq!(times[1] - times[0], 100_000_000_000);
+}
+
+#[test]
+fn a_failing_file_fails_no_stream() {
+    struct Full;
+    impl Write for Full {
+        fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+            if octets.len() > 1000 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(octets.len()) }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let sink = PcapSink::new(Box::new(Full)).unwrap();
+    let network = Network::new(1);
+    let Pair { mut client, mut server, .. } = pair(network.stack(IP), &sink);
+    for _ in 0..10 {
+        send(&mut *client, &[1; 100_000]);
+        assert_eq!(recv(&mut *server, 100_000).len(), 100_000);
+    }
+    assert_eq!(sink.flush().unwrap_err().kind(), io::ErrorKind::StorageFull);
+}
+
+/// Wireshark shares no code with us: what does it make of the file? Skipped where it is not installed.
+#[test]
+fn tshark_reads_it() {
+    if Command::new("tshark").arg("--version").output().is_err() {
+        eprintln!("tshark is not installed: skipped");
+        return;
+    }
+    let path = std::env::temp_dir().join(format!("llp-capture-{}.pcapng", std::process::id()));
+    let sink = PcapSink::create(&path).unwrap();
+    // The server's end alone: no packet is there twice.
+    let mut server_side = CaptureStack::new(TcpStack::new().unwrap(), sink.clone(), "server");
+    let mut client_side = TcpStack::new().unwrap();
+    let mut listener = server_side.listen((IP, 0).into(), &ListenOptions::default(), Token(1)).unwrap();
+    let mut client =
+        client_side.connect(None, listener.local_addr(), &StreamOptions::default(), Token(2)).unwrap();
+    while !client.connect_result().unwrap() {}
+    let mut server = listener.accept(Token(3)).unwrap();
+    let octets: Vec<u8> = (0..200_000u32).map(|i| (i >> 3) as u8).collect();
+    send(&mut *client, &octets[..70_000]);
+    assert_eq!(recv(&mut *server, 70_000).len(), 70_000);
+    send(&mut *server, b"answer");
+    client.shutdown().unwrap();
+    assert_eq!(recv(&mut *server, 1), b"");
+    drop(server);
+    drop((listener, server_side, sink));
+    let out = Command::new("tshark")
+        .args(["-r".as_ref(), path.as_os_str()])
+        .args(["-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE"])
+        .args([
+            "-T",
+            "fields",
+            "-E",
+            "separator=;",
+            "-e",
+            "frame.interface_name",
+            "-e",
+            "tcp.checksum.status",
+        ])
+        .args([
+            "-e",
+            "ip.checksum.status",
+            "-e",
+            "tcp.analysis.flags",
+            "-e",
+            "_ws.malformed",
+            "-e",
+            "tcp.len",
+        ])
+        .output()
+        .unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let lines = String::from_utf8(out.stdout).unwrap();
+    let mut total = 0;
+    for line in lines.lines() {
+        let len = line.strip_prefix("server;1;1;;;").unwrap_or_else(|| panic!("{line}\n{lines}"));
+        total += len.parse::<usize>().unwrap();
+    }
+    assert_eq!(total, 70_006, "{lines}");
+}

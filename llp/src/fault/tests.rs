@@ -1,0 +1,164 @@
+use std::{io::ErrorKind, net::Ipv4Addr};
+
+use super::*;
+use crate::{sim::Network, tcp::TcpStack};
+
+const IP: Ipv4Addr = Ipv4Addr::LOCALHOST;
+const LISTENER: Token = Token(1);
+const CLIENT: Token = Token(2);
+const SERVER: Token = Token(3);
+
+struct Pair {
+    stack: FaultStack<Box<dyn Stack>>,
+    client: Box<dyn Stream>,
+    server: Box<dyn Stream>,
+    _listener: Box<dyn Listener>,
+}
+
+/// The connecting end has the faults.
+fn pair_on(inner: Box<dyn Stack>, faults: Faults) -> Pair {
+    let plan = move |role, number| {
+        assert_eq!(number, u64::from(role == Role::Accepted));
+        if role == Role::Connected { faults.clone() } else { Faults::default() }
+    };
+    let mut stack = FaultStack::with(inner, 5, plan);
+    let mut listener = stack.listen((IP, 0).into(), &ListenOptions::default(), LISTENER).unwrap();
+    let mut client = stack.connect(None, listener.local_addr(), &StreamOptions::default(), CLIENT).unwrap();
+    let server = loop {
+        match listener.accept(SERVER) {
+            Ok(server) => break server,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+    };
+    while !client.connect_result().unwrap() {}
+    Pair { stack, client, server, _listener: listener }
+}
+
+fn pair(faults: Faults) -> Pair {
+    pair_on(Box::new(Network::new(1).stack(IP)), faults)
+}
+
+fn send(stream: &mut dyn Stream, octets: &[u8]) -> io::Result<usize> {
+    // Two elements, one of them empty, so that positions fall into the second.
+    stream.send(&[IoVec::from(&octets[..0]), IoVec::from(octets)])
+}
+
+fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
+    let mut octets = vec![0; len];
+    let (a, b) = octets.split_at_mut(len / 2);
+    let n = stream.recv(&mut [IoVecMut::from(a), IoVecMut::from(b)])?;
+    octets.truncate(n);
+    Ok(octets)
+}
+
+fn kind<T>(result: io::Result<T>) -> ErrorKind {
+    result.map(drop).expect_err("an error was due").kind()
+}
+
+#[test]
+fn none_changes_nothing() {
+    let Pair { mut client, mut server, .. } = pair(Faults::default());
+    assert_eq!(send(&mut *client, b"whole").unwrap(), 5);
+    assert_eq!(recv(&mut *server, 9).unwrap(), b"whole");
+    assert_eq!(kind(send(&mut *client, b"")), ErrorKind::InvalidInput);
+    client.shutdown().unwrap();
+    assert_eq!(recv(&mut *server, 9).unwrap(), b"");
+}
+
+#[test]
+fn splits() {
+    let faults = Faults { send_split: Split::Fixed(2), recv_split: Split::Fixed(3), ..Faults::default() };
+    let Pair { mut client, mut server, .. } = pair(faults);
+    assert_eq!(send(&mut *client, b"12345").unwrap(), 2);
+    send(&mut *server, b"abcdefg").unwrap();
+    assert_eq!(recv(&mut *client, 9).unwrap(), b"abc");
+    assert_eq!(recv(&mut *client, 2).unwrap(), b"de");
+    assert_eq!(recv(&mut *server, 9).unwrap(), b"12");
+}
+
+#[test]
+fn flipped_bits_both_ways() {
+    let flips =
+        vec![Flip { octet: 0, mask: 1 }, Flip { octet: 3, mask: 0x80 }, Flip { octet: 7, mask: 0xFF }];
+    let faults = Faults { flip_sent: flips.clone(), flip_received: flips, ..Faults::default() };
+    let Pair { mut client, mut server, .. } = pair(faults);
+    let octets = [0u8; 10];
+    let mut sent = 0;
+    while sent < octets.len() {
+        sent += send(&mut *client, &octets[sent..]).unwrap();
+    }
+    let changed = [1, 0, 0, 0x80, 0, 0, 0, 0xFF, 0, 0];
+    assert_eq!(recv(&mut *server, 10).unwrap(), changed);
+    send(&mut *server, &octets).unwrap();
+    let mut got = recv(&mut *client, 5).unwrap();
+    got.extend(recv(&mut *client, 20).unwrap());
+    assert_eq!(got, changed);
+}
+
+#[test]
+fn a_cut_after_octets_sent() {
+    let faults = Faults { cut_sent: Some(4), ..Faults::default() };
+    let Pair { mut stack, mut client, mut server, .. } = pair(faults);
+    assert_eq!(send(&mut *client, b"123456").unwrap(), 4);
+    let mut events = Vec::new();
+    stack.poll(&mut events).unwrap();
+    assert!(events.contains(&Event { token: CLIENT, readable: true, writable: true }), "{events:?}");
+    assert_eq!(stack.deadline(), Some(stack.now()));
+    assert_eq!(kind(send(&mut *client, b"56")), ErrorKind::ConnectionReset);
+    assert_eq!(kind(recv(&mut *client, 1)), ErrorKind::ConnectionReset);
+    assert_eq!(recv(&mut *server, 9).unwrap(), b"1234");
+    assert_eq!(kind(recv(&mut *server, 9)), ErrorKind::ConnectionReset);
+    drop((client, server));
+    events.clear();
+    stack.poll(&mut events).unwrap();
+    assert_eq!(events, []);
+}
+
+#[test]
+fn a_cut_after_octets_received() {
+    let Pair { mut client, mut server, .. } = pair(Faults { cut_received: Some(3), ..Faults::default() });
+    send(&mut *server, b"12345").unwrap();
+    assert_eq!(recv(&mut *client, 9).unwrap(), b"123");
+    assert_eq!(kind(recv(&mut *client, 9)), ErrorKind::ConnectionReset);
+    assert_eq!(kind(send(&mut *server, b"x")), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn a_fin_after_octets_sent() {
+    let Pair { mut client, mut server, .. } = pair(Faults { fin_sent: Some(3), ..Faults::default() });
+    assert_eq!(send(&mut *client, b"12345").unwrap(), 3);
+    assert_eq!(kind(send(&mut *client, b"45")), ErrorKind::BrokenPipe);
+    assert_eq!(recv(&mut *server, 9).unwrap(), b"123");
+    assert_eq!(recv(&mut *server, 9).unwrap(), b"");
+    send(&mut *server, b"back").unwrap();
+    assert_eq!(recv(&mut *client, 9).unwrap(), b"back");
+}
+
+#[test]
+fn needless_would_block() {
+    let Pair { mut client, .. } = pair(Faults { would_block_every: Some(3), ..Faults::default() });
+    let outcomes: Vec<bool> = (0..9).map(|_| send(&mut *client, b"x").is_ok()).collect();
+    assert_eq!(outcomes, [true, true, false, true, true, false, true, true, false]);
+}
+
+#[test]
+fn on_the_kernels_tcp() {
+    let faults = Faults { send_split: Split::Random(3), cut_sent: Some(20), ..Faults::default() };
+    let Pair { mut client, mut server, .. } = pair_on(Box::new(TcpStack::new().unwrap()), faults);
+    let mut sent = 0;
+    let error = loop {
+        match send(&mut *client, &[1; 30]) {
+            Ok(n) => sent += n,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((sent, error.kind()), (20, ErrorKind::ConnectionReset));
+    let error = loop {
+        match recv(&mut *server, 9) {
+            Ok(octets) => assert!(!octets.is_empty()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}

@@ -1,0 +1,68 @@
+//! tokio's reactor as the driver of a device (feature `tokio`).
+//!
+//! The safe API needs no runtime: its futures are woken by whoever drives, by default the device's background thread. Under
+//! tokio that is one thread hop an arrival; [`drive`] takes it away.
+
+use crate::Device;
+use crate::driver::TaskLead;
+use std::io;
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+/// Rounds without giving other tasks a turn.
+const ROUNDS: usize = 16;
+
+struct Nudge(Notify);
+
+impl Wake for Nudge {
+    fn wake(self: Arc<Self>) {
+        self.0.notify_one();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.0.notify_one();
+    }
+}
+
+/// Drives `device` from the runtime this future is spawned on, until it is dropped or aborted. Meanwhile the background thread
+/// sleeps. Never resolves unless the runtime cannot wait for the device's descriptor.
+///
+/// # Errors
+/// The system's, when the descriptor cannot be registered; [`io::ErrorKind::Unsupported`] for a stack without one (a simulated
+/// link); [`io::ErrorKind::ResourceBusy`] when another task or thread drives already.
+pub async fn drive(device: Device) -> io::Result<()> {
+    let driver = device.driver();
+    let nudge = Arc::new(Nudge(Notify::new()));
+    let lead = TaskLead::try_new(driver, || Waker::from(Arc::clone(&nudge)));
+    let lead = lead.ok_or(io::ErrorKind::ResourceBusy)?;
+    let set = lead.set().ok_or(io::ErrorKind::Unsupported)?;
+    // SAFETY: the descriptor is owned by the `Arc` inside the `AsyncFd`, so it stays open and the same until it is deregistered.
+    let set = unsafe { AsyncFd::register_with_interest(set, Interest::READABLE)? };
+    loop {
+        let timer = lead.timer().map(Instant::from_std);
+        let deadline = async {
+            match timer {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            ready = set.readable() => {
+                let mut ready = ready?;
+                // The descriptor is watched edge-triggered: it may only be called quiet when the stack has nothing more.
+                let quiet = (0..ROUNDS).any(|_| !driver.pump_events());
+                if quiet {
+                    ready.clear_ready();
+                } else {
+                    tokio::task::yield_now().await;
+                }
+            }
+            () = nudge.0.notified() => { driver.try_pump(); }
+            () = deadline => { driver.try_pump(); }
+        }
+    }
+}
