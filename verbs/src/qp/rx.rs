@@ -310,12 +310,12 @@ impl Conn {
         Ok(true)
     }
 
-    /// RFC 6581 section 9.2: a zero-length Send as the initiator's first FPDU is the RTR message; the engine takes it.
+    /// RFC 6581 section 9.2: a zero-length Send as the initiator's first FPDU is the RTR message, where our Reply offered that
+    /// kind; the engine takes it.
     fn is_rtr_send(&self, header: &Untagged, inbound: &Inbound, payload: &[u8]) -> bool {
         let rtr = !self.initiator
             && !self.rx.first_seen
-            && self.options.rtr.send
-            && self.negotiated.as_ref().is_some_and(|n| n.peer_to_peer);
+            && self.negotiated.as_ref().is_some_and(|n| n.peer_to_peer && n.rtr_kinds.send);
         rtr && payload.is_empty()
             && header.last
             && matches!(inbound, Inbound::Send { solicited: false, invalidate: None, imm: None })
