@@ -525,6 +525,9 @@ impl Conn {
 
     /// Keeps a segment until a receive is posted, and the stream unread.
     fn park(&mut self, ulpdu: &[u8], env: &mut Env<'_>) -> Result<(), Down> {
+        // It was received and found valid; that we have no receive must not keep our own half waiting.
+        self.rx.only_rtr = false;
+        self.valid_fpdu(env);
         if self.options.no_receive_timeout.is_zero() {
             self.rx.parked = Some(ulpdu.to_vec());
             return Err(self.no_receive_in_time());
