@@ -152,8 +152,11 @@ impl Conn {
             // RFC 5044 section 7.1.1: nothing before the initiator's first FPDU was received and validated.
             self.tx.hold = true;
         }
+        // A responder in peer-to-peer mode waits for the RTR message, inside the same time-out.
+        if self.initiator || !negotiated.peer_to_peer {
+            self.deadlines[TimerKind::Startup as usize] = None;
+        }
         self.negotiated = Some(negotiated);
-        self.deadlines[TimerKind::Startup as usize] = None;
         self.phase = Phase::Open;
     }
 

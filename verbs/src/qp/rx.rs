@@ -219,6 +219,7 @@ impl Conn {
         self.rx.first_seen = true;
         // RFC 5044 section 7.1.1: from now on the responder may send.
         self.tx.hold = false;
+        self.deadlines[TimerKind::Startup as usize] = None;
         self.deadlines[TimerKind::Hello as usize] = None;
         if self.initiator && self.peer.is_open() && self.tx.rtr_answered() {
             self.peer.give_up();
