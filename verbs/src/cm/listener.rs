@@ -1,6 +1,6 @@
 //! Listeners and the requests they bring.
 
-use crate::cm::{CmChannel, CmSide, ConnId};
+use crate::cm::{CmChannel, CmEventKind, CmSide, ConnId};
 use crate::driver::{Core, Driver, Slot, TimerKind};
 use crate::error::{Error, Result};
 use crate::options::ConnOptions;
@@ -71,11 +71,20 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let mut busy = self.driver.lock();
-        let (core, _) = busy.parts();
+        let (core, driver) = busy.parts();
         let slot = core.remove(self.token);
-        // The slot may hold the last reference to a channel with requests in it, which lock the core when dropped.
+        let ours = |conn: &Conn| conn.half_open.as_ref().is_some_and(|half| half.listener == self.token);
+        for token in core.conns(ours) {
+            core.with_conn(driver, token, Conn::listener_closed);
+        }
+        // Requests lock the core when dropped.
         drop(busy);
-        drop(slot);
+        if let Some(Slot::Listener(slot)) = slot {
+            let token = self.token;
+            drop(slot.channel.remove_if(
+                |event| matches!(&event.kind, CmEventKind::ConnectRequest(r) if r.listener == Some(token)),
+            ));
+        }
     }
 }
 
@@ -85,7 +94,7 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
         let limit = driver.limits().max_half_open;
         let Some(slot) = core.listener(token) else { return };
         let (options, channel) = (Arc::clone(&slot.options), Arc::clone(&slot.channel));
-        let half_open = HalfOpen::new(&slot.half_open);
+        let half_open = HalfOpen::new(&slot.half_open, token);
         if half_open.count() > limit {
             if drop_one(slot) {
                 tracing::warn!(limit, "too many connections in set-up: the newest is cut");
@@ -153,22 +162,25 @@ fn accept_one(
 }
 
 /// Counts one connection in set-up while it lives.
-pub(crate) struct HalfOpen(Arc<AtomicU32>);
+pub(crate) struct HalfOpen {
+    count: Arc<AtomicU32>,
+    listener: Token,
+}
 
 impl HalfOpen {
-    fn new(count: &Arc<AtomicU32>) -> Self {
+    fn new(count: &Arc<AtomicU32>, listener: Token) -> Self {
         count.fetch_add(1, Ordering::AcqRel);
-        Self(Arc::clone(count))
+        Self { count: Arc::clone(count), listener }
     }
 
     fn count(&self) -> u32 {
-        self.0.load(Ordering::Acquire)
+        self.count.load(Ordering::Acquire)
     }
 }
 
 impl Drop for HalfOpen {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        self.count.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -176,6 +188,7 @@ impl Drop for HalfOpen {
 pub struct ConnRequest {
     driver: Arc<Driver>,
     token: Token,
+    listener: Option<Token>,
     id: ConnId,
     local: SocketAddr,
     peer: SocketAddr,
@@ -191,7 +204,7 @@ pub struct ConnRequest {
 impl ConnRequest {
     pub(super) fn new(
         driver: Arc<Driver>,
-        token: Token,
+        (token, half_open): (Token, Option<&HalfOpen>),
         id: ConnId,
         (local, peer): (SocketAddr, SocketAddr),
         request: &Request,
@@ -200,6 +213,7 @@ impl ConnRequest {
         Self {
             driver,
             token,
+            listener: half_open.map(|half| half.listener),
             id,
             local,
             peer,

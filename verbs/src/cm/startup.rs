@@ -168,7 +168,7 @@ impl Conn {
         let Phase::Decision(decision) = &self.phase else { return };
         let request = ConnRequest::new(
             Arc::clone(env.driver),
-            self.token,
+            (self.token, self.half_open.as_ref()),
             self.cm.id,
             (self.stream.local_addr(), self.stream.peer_addr()),
             &decision.1,
@@ -227,6 +227,13 @@ impl Conn {
             self.finish(env);
         }
         Ok(())
+    }
+
+    /// The listener is gone: a peer that has not said what it wants is not asked any more.
+    pub(super) fn listener_closed(&mut self, env: &mut Env<'_>) {
+        if matches!(self.phase, Phase::AwaitRequest(_)) {
+            self.give_up_startup(Error::NotConnected, env);
+        }
     }
 
     /// The peer closed before the start-up was over.
