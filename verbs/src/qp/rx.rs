@@ -370,11 +370,13 @@ impl Conn {
             return Err(self.fault(Protection::CannotInvalidate { stag }.into(), Some(quoted())));
         }
         let Some(recv) = self.rx.recv.take() else { return Ok(()) };
+        // An immediate counts the Write in front of it, not one that was followed by something else.
+        let write_len = std::mem::take(&mut self.rx.last_write_len);
         let wc = Wc {
             wr_id: recv.wr_id,
             status: WcStatus::Success,
             opcode: if immediate { WcOpcode::RecvWriteImm } else { WcOpcode::Recv },
-            byte_len: if immediate { self.rx.last_write_len } else { len },
+            byte_len: if immediate { write_len } else { len },
             imm,
             invalidated: invalidate.map(|stag| stag.0),
             qp_num: qp.num,
