@@ -437,6 +437,10 @@ impl Conn {
 
     /// A Read or atomic of the peer's joins the queue of what is owed; the sending half answers it.
     fn owe(&mut self, kind: OwedKind, segment: QuotedSegment) -> Result<(), Down> {
+        if self.fin.sent {
+            // Our half is closed; the peer learns from the FIN that no answer comes.
+            return Ok(());
+        }
         if !self.reads.may_owe() {
             // More than the IRD that was agreed: queue 1 has no buffer for it (RFC 5041 section 7.1).
             let msn = self.rx.queues[1].expected_msn().wrapping_sub(1);
