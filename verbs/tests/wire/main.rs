@@ -5,3 +5,4 @@ mod data;
 mod peer;
 mod smoke;
 mod startup;
+mod semantics;

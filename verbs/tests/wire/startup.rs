@@ -63,6 +63,7 @@ fn refused(octets: &[u8]) {
     assert!(!next.startup_frame().reject);
 }
 
+// [test:RFC5044-7.1.1-02] [test:RFC5044-7.1.1-16] [test:RFC5044-7.1.1-18] [test:RFC5044-7.1.2-04] [test:RFC5044-7.1.2-12] [test:RFC5044-7.1.2-15]
 #[test]
 fn responder_closes_on_frames_that_are_none() {
     refused(&request(3).emit());
@@ -79,6 +80,7 @@ fn responder_closes_on_frames_that_are_none() {
     refused(&long);
 }
 
+// [test:RFC5044-7.1.1-19] [test:RFC5044-7.1.1-17]
 #[test]
 fn private_data_of_every_size_arrives() {
     for (revision, s, max) in [(1, false, 512), (2, false, 512), (2, true, 508)] {
@@ -163,6 +165,7 @@ fn octets_glued_behind_the_request_wait() {
     assert_eq!(end.received_ok(1).byte_len, 5);
 }
 
+// [test:RFC5044-7.1.2-14]
 #[test]
 fn rejection_carries_private_data_both_ways() {
     let end = End::new();
@@ -206,6 +209,7 @@ fn listener_that_is_dropped_rejects_requests_nobody_took() {
     assert!(silent.to_the_end().is_empty());
 }
 
+// [test:RFC5044-7.1.2-16]
 #[test]
 fn responder_gives_up_on_a_silent_initiator() {
     let end = End::new();
@@ -219,6 +223,7 @@ fn responder_gives_up_on_a_silent_initiator() {
 }
 
 /// Each octet of a slow loris does not buy more time.
+// [test:RFC5044-7.1.2-20]
 #[test]
 fn octets_do_not_extend_the_startup_timeout() {
     let end = End::new();
@@ -257,6 +262,7 @@ fn half_open_connections_are_bounded_and_the_listener_lives() {
     second.raw(&request(1).emit());
     end.accept(end.request());
     assert!(!second.startup_frame().reject);
+    end.established();
     drop(first);
     let mut fourth = Peer::connect(listener.local_addr());
     fourth.raw(&request(1).emit());
@@ -303,6 +309,7 @@ fn initiator_that_leaves_in_the_middle_is_forgotten() {
     assert_eq!(end.qp.state(), QpState::Init);
 }
 
+// [test:RFC6581-9.1-02] [test:RFC6581-9.1-04] [test:RFC6581-9.1-11] [test:RFC6581-9.1-13]
 #[test]
 fn responder_negotiates_ird_and_ord() {
     // (their IRD, their ORD) -> (our IRD, our ORD) with 4 and 4 of our own.
@@ -327,7 +334,7 @@ fn responder_negotiates_ird_and_ord() {
     }
 }
 
-// [test:RFC5044-7.1.3-01]
+// [test:RFC5044-7.1.2-11]
 #[test]
 fn responder_holds_its_fpdus_until_the_initiators_first() {
     for asked in [request(1), with(request(2), enhanced(4, 4))] {
@@ -379,6 +386,7 @@ fn a_first_send_that_meets_no_receive_is_a_valid_first_fpdu() {
     assert_eq!(end.received_ok(1).byte_len, 5);
 }
 
+// [test:RFC6581-9.2-04] [test:RFC6581-9.2-05]
 #[test]
 fn rtr_of_every_kind_as_responder() {
     for kinds in [WRITE, READ, SEND, RtrKinds::ALL] {
@@ -439,10 +447,11 @@ fn responder_gives_up_on_a_missing_rtr() {
 
 // ---------------------------------------------------------------- initiator
 
+// [test:RFC5044-7.1.1-01] [test:RFC5044-7.1.1-13] [test:RFC5044-7.1.1-14] [test:RFC6581-9.2-01] [test:RFC6581-9.2-02]
 #[test]
 fn requests_say_what_the_options_say() {
-    let port = Port::new();
     let case = |options: ConnOptions, data: &[u8]| -> Frame {
+        let port = Port::new();
         let end = End::new();
         end.connect_with(port.addr(), &options, data).unwrap();
         port.accept().startup_frame()
@@ -507,6 +516,7 @@ fn reply_fails(octets: &[u8]) -> Error {
     error
 }
 
+// [test:RFC5044-7.1.1-04] [test:RFC5044-7.1.2-08] [test:RFC5044-7.1.2-15]
 #[test]
 fn replies_that_are_none() {
     for octets in [
@@ -617,6 +627,7 @@ fn fall_back_happens_inside_the_same_timeout() {
     assert!(second.to_the_end().is_empty());
 }
 
+// [test:RFC6581-9.1-07]
 #[test]
 fn initiator_scales_its_ord_down() {
     let end = End::new();
@@ -626,7 +637,7 @@ fn initiator_scales_its_ord_down() {
     assert_eq!((attr.ird, attr.ord), (8, 3));
 }
 
-// [test:RFC6581-9.1-09]
+// [test:RFC6581-9.1-08] [test:RFC6581-9.1-09]
 #[test]
 fn insufficient_ird_is_terminated() {
     let end = End::new();
@@ -639,6 +650,7 @@ fn insufficient_ird_is_terminated() {
     assert!(matches!(end.failed(), Error::PeerRefusal { .. }));
 }
 
+// [test:RFC6581-9.2-10] [test:RFC6581-9.2-11]
 #[test]
 fn no_matching_rtr_is_terminated() {
     let end = End::new();
@@ -652,6 +664,7 @@ fn no_matching_rtr_is_terminated() {
     assert!(matches!(end.failed(), Error::PeerRefusal { .. }));
 }
 
+// [test:RFC6581-9.2-09]
 #[test]
 fn rtr_of_every_kind_as_initiator() {
     for (offered, opcode) in [
@@ -701,6 +714,7 @@ fn initiator_without_rtr_sends_when_told() {
 
 // ---------------------------------------------------------------- CRC and Markers
 
+// [test:RFC5044-7.1.1-08] [test:RFC5044-7.1.1-09] [test:RFC5044-7.1.1-11] [test:RFC5044-7.1.1-06] [test:RFC5044-7.1.1-07]
 #[test]
 fn crc_is_on_if_either_asks_and_markers_go_each_way() {
     for ours in [false, true] {
@@ -756,6 +770,7 @@ fn exchange_open(end: &End, peer: &mut Peer) {
     end.sent_ok(2);
 }
 
+// [test:RFC5044-7.1.1-10] [test:RFC5044-7.1.1-12]
 #[test]
 fn with_crc_off_the_field_is_not_looked_at() {
     let end = End::new();
