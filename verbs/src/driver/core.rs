@@ -161,7 +161,9 @@ impl Core {
         let result = serve(&mut conn, &mut env);
         if std::mem::take(&mut conn.wants_reconnect) {
             let peer = conn.stream.peer_addr();
-            match self.stack.connect(None, peer, &conn.options.stream, token) {
+            let mut local = conn.stream.local_addr();
+            local.set_port(0);
+            match self.stack.connect(Some(local), peer, &conn.options.stream, token) {
                 Ok(stream) => conn.reconnected(stream),
                 Err(source) => conn.give_up_startup(crate::error::Error::Lost { peer, source }, &mut env),
             }
