@@ -1,7 +1,8 @@
 //! The data path against a scripted peer: what may come, what may not, and what the wire and the application are told.
 
 use crate::common::{
-    ALL, End, Make, fill, initiator, memory, next_wc, pattern, peek, plain, responder, responder_opt, responder_with,
+    ALL, End, Make, fill, initiator, memory, next_wc, pattern, peek, plain, responder, responder_opt,
+    responder_with,
 };
 use crate::peer::{
     Peer, Segment, enhanced, read_request, request, tagged, terminate, terminate_of, untagged, with,
@@ -11,7 +12,8 @@ use rdmap::{AtomicRequest, AtomicResponse, Opcode};
 use serde_json::Value;
 use std::time::Duration;
 use verbs::{
-    Access, AsyncEvent, ConnOptions, QpState, Recognition, RecvWr, Remote, SendOp, SrqAttr, WcOpcode, WcStatus,
+    Access, AsyncEvent, ConnOptions, QpState, Recognition, RecvWr, Remote, SendOp, SrqAttr, WcOpcode,
+    WcStatus,
 };
 
 fn read(remote: Remote) -> SendOp {
@@ -39,7 +41,8 @@ fn octets(vector: &Value) -> Vec<u8> {
 fn adapted(vector: &Value, end: &End, peer: &mut Peer) -> Vec<u8> {
     let octets = octets(vector);
     let name = vector["name"].as_str().unwrap();
-    if !["tagged-bounds", "tagged-to-wrap", "read-bounds", "read-to-wrap", "atomic-unaligned"].contains(&name) {
+    if !["tagged-bounds", "tagged-to-wrap", "read-bounds", "read-to-wrap", "atomic-unaligned"].contains(&name)
+    {
         return octets;
     }
     let theirs = [0x1234_A501u32, 0x00C0_FF03].map(u32::to_be_bytes);
@@ -485,7 +488,13 @@ fn many_fpdus_in_one_write_and_one_octet_at_a_time() {
             end.recv(i.into(), u64::from(i) * 64, 64);
             let payload = vec![i as u8; i as usize];
             octets.extend(peer.seal(&untagged(Opcode::Send, 0, i + 1, 0, true, 0, &payload)));
-            octets.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr() + 9000, true, &payload)));
+            octets.extend(peer.seal(&tagged(
+                Opcode::Write,
+                end.mr.rkey(),
+                end.mr.addr() + 9000,
+                true,
+                &payload,
+            )));
         }
         for part in octets.chunks(chunk.min(octets.len())) {
             peer.raw(part);
@@ -708,7 +717,10 @@ fn immediate_data_and_atomics_from_a_peer() {
     let atomic = AtomicRequest::fetch_add(0x77, STag(end.mr.rkey()), end.mr.addr() + 8, 2, 0);
     peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic.emit()));
     let answer = peer.expect_fpdu();
-    assert_eq!((answer.opcode(), answer.untagged().qn, answer.untagged().msn), (Opcode::AtomicResponse, 3, 1));
+    assert_eq!(
+        (answer.opcode(), answer.untagged().qn, answer.untagged().msn),
+        (Opcode::AtomicResponse, 3, 1)
+    );
     let answer = AtomicResponse::parse(answer.payload()).unwrap();
     assert_eq!((answer.request_id, answer.original), (0x77, 40));
     assert_eq!(peek(&end.mr, 8, 8), 42u64.to_ne_bytes());

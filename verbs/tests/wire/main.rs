@@ -3,6 +3,7 @@
 mod common;
 mod data;
 mod peer;
+mod progress;
+mod semantics;
 mod smoke;
 mod startup;
-mod semantics;

@@ -4,9 +4,9 @@ use crate::common::{ALL, End, Make, fill, memory, next_wc, pair, pair_of, patter
 use std::sync::Arc;
 use std::time::Duration;
 use verbs::{
-    Access, Arm, AsyncEvent, Bind, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, Error, FastRegister,
-    QpCap, QpInit, QpState, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge, SrqAttr, WcOpcode, WcStatus,
-    WindowType,
+    Access, Arm, AsyncEvent, Bind, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, Error,
+    FastRegister, QpCap, QpInit, QpState, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge, SrqAttr,
+    WcOpcode, WcStatus, WindowType,
 };
 
 fn read(remote: Remote) -> SendOp {
@@ -32,8 +32,13 @@ fn scatter_and_gather_with_empty_elements() {
     assert!(got[..expected.len()] == expected);
     a.sent_ok(1);
     a.post(2, SendOp::Write { remote: b.remote(8000) }, &sges, SendFlags::SIGNALED).unwrap();
-    a.post(3, read(b.remote(8000)), &[a.sge(20_000, 7), a.sge(0, 0), a.sge(30_000, 1293)], SendFlags::SIGNALED)
-        .unwrap();
+    a.post(
+        3,
+        read(b.remote(8000)),
+        &[a.sge(20_000, 7), a.sge(0, 0), a.sge(30_000, 1293)],
+        SendFlags::SIGNALED,
+    )
+    .unwrap();
     a.sent_ok(2);
     a.sent_ok(3);
     assert!(peek(&b.mr, 8000, expected.len()) == expected);
@@ -65,7 +70,8 @@ fn refused_posts_name_their_place_in_the_chain() {
     let three = [sge[0]; 3];
     let wr = |wr_id, sges| SendWr { wr_id, op: read(Remote::default()), sges, flags: SendFlags::SIGNALED };
     // SAFETY: the memory of the elements lives as long as the queue pair.
-    let refused = unsafe { a.qp.post_send([wr(1, &sge[..]), wr(2, &sge), wr(3, &three), wr(4, &sge)]) }.unwrap_err();
+    let refused =
+        unsafe { a.qp.post_send([wr(1, &sge[..]), wr(2, &sge), wr(3, &three), wr(4, &sge)]) }.unwrap_err();
     assert_eq!(refused.index, 2);
     assert!(matches!(refused.error, Error::TooManySges { given: 3, max: 2 }));
     // SAFETY: as above.
@@ -89,11 +95,13 @@ fn unsignaled_requests_complete_silently_and_free_the_queue() {
         for i in 0..7 {
             a.post(i, SendOp::Write { remote: b.remote(0) }, &[a.sge(0, 8)], SendFlags::empty()).unwrap();
         }
-        a.post(100 + round, SendOp::Write { remote: b.remote(0) }, &[a.sge(0, 8)], SendFlags::SIGNALED).unwrap();
+        a.post(100 + round, SendOp::Write { remote: b.remote(0) }, &[a.sge(0, 8)], SendFlags::SIGNALED)
+            .unwrap();
         a.sent_ok(100 + round);
     }
     // An error is reported whether signaled or not.
-    a.post(7, SendOp::Write { remote: b.remote(0) }, &[Sge { lkey: 1, ..a.sge(0, 8) }], SendFlags::empty()).unwrap();
+    a.post(7, SendOp::Write { remote: b.remote(0) }, &[Sge { lkey: 1, ..a.sge(0, 8) }], SendFlags::empty())
+        .unwrap();
     let wc = a.sent();
     assert_eq!((wc.wr_id, wc.status), (7, WcStatus::LocalProtection));
 }
@@ -540,10 +548,14 @@ fn ipv6_wildcard_and_many_listeners() {
     client.established();
     for (listen, host) in [("[::1]:0", "::1"), ("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "::1")] {
         let server = End::new();
-        let bound = verbs::cm::Listener::bind(&server.device, listen.parse().unwrap(), 8, &options, &server.channel);
+        let bound =
+            verbs::cm::Listener::bind(&server.device, listen.parse().unwrap(), 8, &options, &server.channel);
         let Ok(listener) = bound else { continue };
         let client = End::new();
-        client.connect((host.parse::<std::net::IpAddr>().unwrap(), listener.local_addr().port()).into(), &options);
+        client.connect(
+            (host.parse::<std::net::IpAddr>().unwrap(), listener.local_addr().port()).into(),
+            &options,
+        );
         let request = server.request();
         assert_eq!(request.local_addr().ip().to_string(), host);
         server.accept(request);
@@ -556,7 +568,8 @@ fn ipv6_wildcard_and_many_listeners() {
 fn two_hundred_connections_at_once() {
     let server = Device::open().unwrap();
     let client = Device::open().unwrap();
-    let listener = verbs::blocking::Listener::bind(&server, crate::common::loopback(), &ConnOptions::default()).unwrap();
+    let listener =
+        verbs::blocking::Listener::bind(&server, crate::common::loopback(), &ConnOptions::default()).unwrap();
     let addr = listener.local_addr();
     let settings = ConnSettings { recv_depth: 4, recv_size: 256, ..ConnSettings::default() };
     let theirs = settings.clone();
@@ -572,8 +585,9 @@ fn two_hundred_connections_at_once() {
         }
     });
     let pd = client.alloc_pd().unwrap();
-    let all: Vec<_> =
-        (0..200).map(|_| verbs::blocking::Connection::connect(&client, &pd, addr, &settings).unwrap()).collect();
+    let all: Vec<_> = (0..200)
+        .map(|_| verbs::blocking::Connection::connect(&client, &pd, addr, &settings).unwrap())
+        .collect();
     for (i, connection) in all.iter().enumerate() {
         connection.send_copy(format!("number {i}").as_bytes()).unwrap();
     }
