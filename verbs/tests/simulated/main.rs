@@ -1,0 +1,5 @@
+//! Two ends on a simulated link with a virtual clock: every operation, however the link cuts the octets up.
+
+mod link;
+mod splits;
+mod timers;
