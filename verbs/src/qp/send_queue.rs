@@ -225,6 +225,18 @@ impl SendQueue {
         self.ring.get(seq.wrapping_sub(self.front) as usize)
     }
 
+    /// Takes the elements of request `seq` along, for the place where its answer is awaited.
+    pub(crate) fn take_sges(&mut self, seq: u32) -> Vec<Sge> {
+        self.get_mut(seq).map(|wqe| std::mem::take(&mut wqe.sges)).unwrap_or_default()
+    }
+
+    /// Gives the elements back: their allocation serves a later request.
+    pub(crate) fn return_sges(&mut self, seq: u32, sges: Vec<Sge>) {
+        if let Some(wqe) = self.get_mut(seq) {
+            wqe.sges = sges;
+        }
+    }
+
     fn get_mut(&mut self, seq: u32) -> Option<&mut Wqe> {
         self.ring.get_mut(seq.wrapping_sub(self.front) as usize)
     }
