@@ -301,11 +301,14 @@ impl SendQueue {
     /// Ends everything that has no end yet as flushed and retires all of it. From now on posted requests are flushed too.
     pub(crate) fn flush(&mut self, reason: Option<WireReason>, mut complete: impl FnMut(Cqe)) {
         self.mode = SqMode::Flushing;
+        let mut failed = false;
         for wqe in &mut self.ring {
-            if wqe.state != WqeState::Done {
+            // A Write behind a Read that failed may have been sent; nobody was told, and nothing succeeds behind a failure.
+            if wqe.state != WqeState::Done || failed {
                 wqe.state = WqeState::Done;
                 wqe.status = WcStatus::Flushed;
             }
+            failed |= wqe.status != WcStatus::Success;
         }
         self.next = self.ring.len();
         self.retire(reason, &mut complete);
@@ -389,6 +392,22 @@ mod tests {
         let mut out = completions(&mut queue);
         queue.flush(None, |cqe| out.push((cqe.wc.wr_id, cqe.wc.status)));
         assert_eq!(out, [(1, WcStatus::RemoteAccess), (2, WcStatus::Flushed)]);
+    }
+
+    #[test]
+    fn nothing_succeeds_behind_a_failure() {
+        let mut queue = queue(4);
+        for id in 0..4 {
+            queue.post(&send(id, SendFlags::SIGNALED), |_, _| ()).unwrap();
+            queue.advance();
+        }
+        queue.done(0, WcStatus::Success);
+        queue.done(1, WcStatus::RemoteAccess);
+        queue.done(3, WcStatus::Success);
+        let mut out = Vec::new();
+        queue.flush(None, |cqe| out.push(cqe.wc.status));
+        let flushed = WcStatus::Flushed;
+        assert_eq!(out, [WcStatus::Success, WcStatus::RemoteAccess, flushed, flushed]);
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! Two devices on one simulated network, driven by one thread.
 
-use std::future::Future;
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use llp::sim::{Link, Network};
-use verbs::{ConnSettings, Connection, Device, DeviceOptions, Listener, Pd, Progress};
+use verbs::{ConnSettings, Connection, Device, DeviceOptions, Listener, Pd, Progress, Result};
 
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
@@ -72,18 +73,47 @@ impl Simulation {
     }
 
     /// Both ends of one connection.
-    pub(crate) fn connect(&self, settings: &ConnSettings) -> ((Pd, Connection), (Pd, Connection)) {
+    pub(crate) fn connect(&self, settings: &ConnSettings) -> (End, End) {
+        let (client, server) = self.try_connect(settings);
+        (client.unwrap(), server.unwrap())
+    }
+
+    /// Both ends of a connection that may not come to be. The server's is none when the client never reached it.
+    pub(crate) fn try_connect(&self, settings: &ConnSettings) -> (Result<End>, Option<End>) {
         let (client_pd, server_pd) = (self.client.alloc_pd().unwrap(), self.server.alloc_pd().unwrap());
         let listener =
             Listener::bind(&self.server, SocketAddr::new(SERVER, 4791), &settings.options).unwrap();
         let address = listener.local_addr();
+        let tried = Cell::new(false);
         let (client, server) = self.run(
-            async { Connection::connect(&self.client, &client_pd, address, settings).await.unwrap() },
-            async { listener.accept().await.accept(&server_pd, settings).await.unwrap() },
+            async {
+                let connected = Connection::connect(&self.client, &client_pd, address, settings).await;
+                tried.set(true);
+                connected
+            },
+            async {
+                let mut accepting = pin!(async {
+                    let incoming = listener.accept().await;
+                    incoming.accept(&server_pd, settings).await.ok()
+                });
+                // A client that failed may never have been heard of: its time is over then.
+                let patience = Duration::from_secs(20);
+                let start = self.network.now();
+                poll_fn(|cx| match accepting.as_mut().poll(cx) {
+                    Poll::Pending if tried.get() && self.network.now() - start > patience => {
+                        Poll::Ready(None)
+                    }
+                    polled => polled,
+                })
+                .await
+            },
         );
-        ((client_pd, client), (server_pd, server))
+        (client.map(|c| (client_pd, c)), server.map(|s| (server_pd, s)))
     }
 }
+
+/// One end of a connection.
+pub(crate) type End = (Pd, Connection);
 
 fn poll_once<F: Future>(future: Pin<&mut F>, done: &mut Option<F::Output>) {
     if done.is_none()
