@@ -105,10 +105,8 @@ fn conversation(from: usize, at: u64, fin: bool) -> Option<Outcome> {
             }
         },
         async {
-            if let Some((pd, connection)) = &server_end {
-                if client_end.is_ok() {
-                    server(connection, pd).await;
-                }
+            if let (Some((pd, connection)), Ok(_)) = (&server_end, &client_end) {
+                server(connection, pd).await;
             }
         },
     );
