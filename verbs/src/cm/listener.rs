@@ -87,9 +87,11 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
         let (options, channel) = (Arc::clone(&slot.options), Arc::clone(&slot.channel));
         let half_open = HalfOpen::new(&slot.half_open);
         if half_open.count() > limit {
-            tracing::warn!(limit, "too many connections in set-up: the newest is cut");
-            drop_one(slot);
-            continue;
+            if drop_one(slot) {
+                tracing::warn!(limit, "too many connections in set-up: the newest is cut");
+                continue;
+            }
+            return;
         }
         let Ok(sink) = driver.table.reserve() else { return };
         let id = ConnId(driver.next_stream().0);
@@ -112,10 +114,11 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
     }
 }
 
-fn drop_one(slot: &mut ListenerSlot) {
-    if let Ok(mut stream) = slot.listener.accept(Token(u64::MAX)) {
-        stream.abort();
-    }
+/// Cuts the next connection that waits. False when there is none.
+fn drop_one(slot: &mut ListenerSlot) -> bool {
+    let Ok(mut stream) = slot.listener.accept(Token(u64::MAX)) else { return false };
+    stream.abort();
+    true
 }
 
 fn accept_one(

@@ -253,11 +253,16 @@ impl Conn {
     }
 
     pub(crate) fn startup_timed_out(&mut self, env: &mut Env<'_>) {
-        if self.is_established() {
-            return;
+        let error = Error::TimedOut { peer: self.stream.peer_addr(), after: self.options.startup_timeout };
+        match self.phase {
+            Phase::Open => {
+                // The RTR message did not come.
+                self.cm.failed(error, env.wakes);
+                self.fall(Down::Lost(io::ErrorKind::TimedOut.into()), env);
+            }
+            Phase::Closing | Phase::Over => {}
+            _ => self.give_up_startup(error, env),
         }
-        let peer = self.stream.peer_addr();
-        self.give_up_startup(Error::TimedOut { peer, after: self.options.startup_timeout }, env);
     }
 
     /// Ends a connection that never stood.

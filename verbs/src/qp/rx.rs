@@ -6,6 +6,7 @@
 
 use crate::cq::Cqe;
 use crate::driver::{Env, TimerKind};
+use crate::qp::conn::HELLO_PATIENCE;
 use crate::qp::read_queue::{OutstandingKind, Owed, OwedKind, QuotedSegment};
 use crate::qp::teardown::{fpdu_fault, write_fault};
 use crate::qp::{Conn, Down, QpInner, RecvWqe};
@@ -195,6 +196,7 @@ impl Conn {
             Err(error) => return Err(self.fault(Fault::from(error), Some(quoted()))),
         };
         let payload = &ulpdu[header_len..];
+        let rtr_answered = self.tx.rtr_answered();
         match (header, inbound) {
             (Header::Tagged(tagged), Inbound::Write) => {
                 self.write(&tagged, payload, env).map_err(|fault| self.fault(fault, Some(quoted())))?;
@@ -207,24 +209,35 @@ impl Conn {
             }
             (Header::Untagged(untagged), _) => self.control(&untagged, inbound, payload, &quoted, env)?,
         }
-        self.valid_fpdu(env);
+        self.valid_fpdu(rtr_answered == self.tx.rtr_answered(), env);
         Ok(true)
     }
 
-    /// A valid FPDU was taken.
-    fn valid_fpdu(&mut self, env: &mut Env<'_>) {
+    /// A valid FPDU was taken; `tells` unless it is the answer to our RTR Read, behind which the answer to the hello may come.
+    fn valid_fpdu(&mut self, tells: bool, env: &mut Env<'_>) {
+        if self.peer.is_open() {
+            self.judge_peer(tells, env);
+        }
         if self.rx.first_seen {
             return;
         }
         self.rx.first_seen = true;
         // RFC 5044 section 7.1.1: from now on the responder may send.
         self.tx.hold = false;
-        self.deadlines[TimerKind::Hello as usize] = None;
-        if self.initiator && self.peer.is_open() && self.tx.rtr_answered() {
+        self.deadlines[TimerKind::Startup as usize] = None;
+        self.cm.first_fpdu(env.wakes);
+    }
+
+    /// What an FPDU without hello or answer says of the peer: anything but RTR messages makes it a foreign one.
+    fn judge_peer(&mut self, tells: bool, env: &mut Env<'_>) {
+        let foreign = if self.initiator { tells } else { !self.rx.only_rtr };
+        if foreign {
+            self.deadlines[TimerKind::Hello as usize] = None;
             self.peer.give_up();
             self.peer_known();
+        } else if !self.rx.first_seen {
+            self.set_timer(TimerKind::Hello, HELLO_PATIENCE, env);
         }
-        self.cm.first_fpdu(env.wakes);
     }
 
     /// A segment of an RDMA Write (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
@@ -238,6 +251,9 @@ impl Conn {
             }
             if self.peer.known != before {
                 self.peer_known();
+            } else if !self.initiator {
+                // One of ours would have said hello in it.
+                self.rx.only_rtr = false;
             }
         } else {
             self.rx.only_rtr = false;
@@ -310,12 +326,12 @@ impl Conn {
         Ok(true)
     }
 
-    /// RFC 6581 section 9.2: a zero-length Send as the initiator's first FPDU is the RTR message; the engine takes it.
+    /// RFC 6581 section 9.2: a zero-length Send as the initiator's first FPDU is the RTR message, where our Reply offered that
+    /// kind; the engine takes it.
     fn is_rtr_send(&self, header: &Untagged, inbound: &Inbound, payload: &[u8]) -> bool {
         let rtr = !self.initiator
             && !self.rx.first_seen
-            && self.options.rtr.send
-            && self.negotiated.as_ref().is_some_and(|n| n.peer_to_peer);
+            && self.negotiated.as_ref().is_some_and(|n| n.peer_to_peer && n.rtr_kinds.send);
         rtr && payload.is_empty()
             && header.last
             && matches!(inbound, Inbound::Send { solicited: false, invalidate: None, imm: None })
@@ -526,6 +542,9 @@ impl Conn {
 
     /// Keeps a segment until a receive is posted, and the stream unread.
     fn park(&mut self, ulpdu: &[u8], env: &mut Env<'_>) -> Result<(), Down> {
+        // It was received and found valid; that we have no receive must not keep our own half waiting.
+        self.rx.only_rtr = false;
+        self.valid_fpdu(true, env);
         if self.options.no_receive_timeout.is_zero() {
             self.rx.parked = Some(ulpdu.to_vec());
             return Err(self.no_receive_in_time());

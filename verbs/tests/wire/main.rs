@@ -1,0 +1,7 @@
+//! The engine against a scripted peer, octet by octet, and against itself.
+
+mod common;
+mod data;
+mod peer;
+mod smoke;
+mod startup;
