@@ -536,6 +536,7 @@ impl Conn {
             status = WcStatus::LocalProtection;
         }
         let mut sq = qp.sq.lock();
+        sq.return_sges(seq, front.sges);
         sq.done(seq, status);
         drop(sq);
         if status == WcStatus::Success {

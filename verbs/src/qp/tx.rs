@@ -8,7 +8,7 @@
 use crate::driver::Env;
 use crate::qp::out_queue::SendError;
 use crate::qp::peer::Greeting;
-use crate::qp::read_queue::{Outstanding, OutstandingKind, Owed, OwedKind, QuotedSegment};
+use crate::qp::read_queue::{OutstandingKind, Owed, OwedKind, QuotedSegment};
 use crate::qp::send_queue::{SqMode, Wqe};
 use crate::qp::teardown::read_fault;
 use crate::qp::{Conn, Down, Phase, QpInner};
@@ -423,18 +423,11 @@ impl Conn {
             return Message::empty(header);
         }
         self.tx.rtr_unanswered = true;
-        self.ask_read(None, Remote::default(), Vec::new(), 0, None)
+        self.ask_read(None, Remote::default(), 0, None)
     }
 
     /// A Read Request, and its place among the outstanding ones.
-    fn ask_read(
-        &mut self,
-        seq: Option<u32>,
-        remote: Remote,
-        sges: Vec<Sge>,
-        len: u32,
-        invalidate: Option<STag>,
-    ) -> Message {
+    fn ask_read(&mut self, seq: Option<u32>, remote: Remote, len: u32, invalidate: Option<STag>) -> Message {
         let sink_to = self.reads.next_sink_to();
         let header = self.tx.untagged(Opcode::ReadRequest, rdmap::QN_READ, 0);
         let request = ReadRequest {
@@ -445,7 +438,7 @@ impl Conn {
             source_to: remote.addr,
         };
         let kind = OutstandingKind::Read { sink_to, len, received: 0 };
-        self.reads.outstanding.push_back(Outstanding { seq, msn: header.msn(), kind, sges, invalidate });
+        self.reads.ask(seq, header.msn(), kind, invalidate);
         Message::octets(header, &request.emit(), seq)
     }
 
@@ -527,7 +520,12 @@ impl Conn {
                     tracing::warn!(parent: &self.span, what, "the peer does not offer what a request needs");
                     return Err(Down::Local { seq: Some(seq), status: WcStatus::LocalQpOperation });
                 }
-                return Ok(Some(self.start(seq, wqe)));
+                let awaits_answer = wqe.op.needs_ord();
+                let message = self.start(seq, wqe);
+                if awaits_answer && let Some(asked) = self.reads.outstanding.back_mut() {
+                    asked.sges = sq.take_sges(seq);
+                }
+                return Ok(Some(message));
             }
             let status = execute_local(&qp, &env.driver.table, &wqe.op);
             sq.advance();
@@ -560,16 +558,14 @@ impl Conn {
                 let msn = self.tx.next_msn(rdmap::QN_SEND);
                 Message::of_request(MessageHeader::SendImm { msn, imm, solicited }, seq, wqe, true)
             }
-            SendOp::Read { remote, invalidate } => {
-                self.ask_read(Some(seq), remote, wqe.sges.clone(), wqe.len, invalidate)
-            }
+            SendOp::Read { remote, invalidate } => self.ask_read(Some(seq), remote, wqe.len, invalidate),
             SendOp::FetchAdd { remote, add, mask } => {
                 let op = (AtomicOp::FetchAdd, add, mask, 0, u64::MAX);
-                self.ask_atomic(seq, wqe, remote, op)
+                self.ask_atomic(seq, remote, op)
             }
             SendOp::CmpSwap { remote, compare, compare_mask, swap, swap_mask } => {
                 let op = (AtomicOp::CmpSwap, swap, swap_mask, compare, compare_mask);
-                self.ask_atomic(seq, wqe, remote, op)
+                self.ask_atomic(seq, remote, op)
             }
             SendOp::LocalInvalidate { .. } | SendOp::Bind(_) | SendOp::FastRegister(_) => {
                 unreachable!("local requests send nothing")
@@ -580,7 +576,6 @@ impl Conn {
     fn ask_atomic(
         &mut self,
         seq: u32,
-        wqe: &Wqe,
         remote: Remote,
         (op, data, mask, compare, compare_mask): (AtomicOp, u64, u64, u64, u64),
     ) -> Message {
@@ -597,14 +592,7 @@ impl Conn {
             compare_mask,
         };
         let kind = OutstandingKind::Atomic { request_id };
-        let sges = wqe.sges.clone();
-        self.reads.outstanding.push_back(Outstanding {
-            seq: Some(seq),
-            msn: header.msn(),
-            kind,
-            sges,
-            invalidate: None,
-        });
+        self.reads.ask(Some(seq), header.msn(), kind, None);
         Message::octets(header, &request.emit(), Some(seq))
     }
 
