@@ -304,7 +304,9 @@ impl SendQueue {
         let mut failed = false;
         for wqe in &mut self.ring {
             // A Write behind a Read that failed may have been sent; nobody was told, and nothing succeeds behind a failure.
-            if wqe.state != WqeState::Done || failed {
+            // The failure that a Terminate names keeps its status wherever it stands.
+            let open = wqe.state != WqeState::Done;
+            if open || failed && wqe.status == WcStatus::Success {
                 wqe.state = WqeState::Done;
                 wqe.status = WcStatus::Flushed;
             }
