@@ -153,12 +153,12 @@ fn negative_vectors_of_the_startup_close() {
             peer.startup_frame();
             peer.raw(&octets(vector));
             end.failed();
-            assert!(peer.to_the_end().is_empty());
+            assert!(peer.rest().is_empty());
         } else {
             let listener = end.listen(&plain());
             let mut peer = Peer::connect(listener.local_addr());
             peer.raw(&octets(vector));
-            assert!(peer.to_the_end().is_empty(), "{name}");
+            assert!(peer.rest().is_empty(), "{name}");
         }
     }
 }
@@ -374,7 +374,8 @@ fn ord_holds_reads_back_and_answers_let_them_go() {
 
 #[test]
 fn sends_out_of_order_or_out_of_place() {
-    let cases: [(&str, &[(u32, u32, bool, &[u8])], (u8, u8, u8)); 6] = [
+    type Segments = &'static [(u32, u32, bool, &'static [u8])];
+    let cases: [(&str, Segments, (u8, u8, u8)); 6] = [
         ("gap", &[(1, 0, true, b"a"), (3, 0, true, b"b")], (1, 2, 3)),
         ("again", &[(1, 0, true, b"a"), (1, 0, true, b"b")], (1, 2, 3)),
         ("MO not 0", &[(1, 1, true, b"a")], (1, 2, 4)),

@@ -254,7 +254,7 @@ impl Peer {
     }
 
     /// Whatever comes until the end of the stream.
-    pub(crate) fn to_the_end(&mut self) -> Vec<u8> {
+    pub(crate) fn rest(&mut self) -> Vec<u8> {
         while self.more() {}
         std::mem::take(&mut self.inbox)
     }
