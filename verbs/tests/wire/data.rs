@@ -606,8 +606,18 @@ fn fin_with_reads_owed_gets_the_answers() {
 /// is finished, then the Terminate follows in the same framing.
 #[test]
 fn terminate_behind_a_message_in_flight_keeps_the_framing() {
-    for (markers, crc, fixed) in [(false, true, 0), (true, true, 0), (false, false, 0), (true, true, 1000)] {
-        let end = End::made(Make { memory: 8 << 20, ..Make::default() });
+    let private = Access::LOCAL_WRITE;
+    for (markers, crc, fixed, access) in [
+        (false, true, 0, ALL),
+        (true, true, 0, ALL),
+        (false, false, 0, ALL),
+        (true, true, 1000, ALL),
+        // By iovec from memory that no peer reaches.
+        (false, true, 0, private),
+        (false, false, 20_000, private),
+        (true, false, 0, private),
+    ] {
+        let end = End::made(Make { memory: 8 << 20, access, ..Make::default() });
         let data = pattern(8 << 20);
         fill(&end.mr, 0, &data);
         let mut asked = with(request(2), enhanced(4, 4));
@@ -766,4 +776,82 @@ fn reads_that_come_behind_our_fin_do_not_spoil_the_close() {
     peer.fin();
     assert!(end.ended().orderly);
     assert!(end.device.async_events().is_empty());
+}
+
+#[test]
+fn ird_of_zero_takes_no_reads() {
+    let end = End::new();
+    let mut peer = responder_opt(&end, &ConnOptions { ird: 0, ..plain() });
+    peer.read(end.mr.rkey(), end.mr.addr(), 8);
+    peer.expect_terminate(1, 2, 2);
+}
+
+#[test]
+fn second_terminate_and_octets_behind_it_are_ignored() {
+    let end = End::new();
+    let mut peer = responder(&end);
+    let mut octets = peer.seal(&terminate(0, 0, 0));
+    octets.extend(peer.seal(&terminate(1, 1, 0)));
+    octets.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr(), true, b"late")));
+    octets.extend([0xFF; 100]);
+    peer.raw(&octets);
+    peer.fin();
+    let reason = end.ended().reason.unwrap();
+    assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, 0, 0, 0));
+    peer.expect_close();
+    assert_eq!(peek(&end.mr, 0, 4), [0; 4]);
+    end.async_event();
+    end.nothing_more();
+}
+
+#[test]
+fn lenient_invalidation_is_a_switch() {
+    let end = End::new();
+    end.device.set_lenient_invalidate(true);
+    end.recv(1, 0, 64);
+    let mut peer = responder(&end);
+    peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, end.mr.rkey(), b""));
+    // The receive lies in the region that is gone, but the message is empty.
+    assert_eq!(end.received_ok(1).invalidated, Some(end.mr.rkey()));
+    peer.write(end.mr.rkey(), end.mr.addr(), b"x");
+    peer.expect_terminate(1, 1, 0);
+}
+
+#[test]
+fn local_receive_memory_that_is_wrong_is_our_error() {
+    let end = End::new();
+    end.try_recv(1, &[verbs::Sge { addr: 0x1000, length: 64, lkey: 0x1234 }]).unwrap();
+    let mut peer = responder(&end);
+    peer.send(b"x");
+    peer.expect_terminate(0, 0, 0);
+    assert_eq!(end.received().status, WcStatus::LocalProtection);
+    // So is a Read's sink; the peer is not told what it is.
+    let end = End::new();
+    let mut peer = initiator(&end);
+    let sge = [verbs::Sge { lkey: 0x1234, ..end.sge(0, 4) }];
+    end.post(1, read(Remote::default()), &sge, verbs::SendFlags::SIGNALED).unwrap();
+    let segment = peer.expect_fpdu();
+    if segment.opcode() == Opcode::ReadRequest {
+        let asked = segment.read_request();
+        peer.fpdu(&tagged(Opcode::ReadResponse, asked.sink_stag.0, asked.sink_to, true, b"data"));
+        peer.expect_terminate(0, 0, 0);
+    }
+    assert_eq!(end.sent().status, WcStatus::LocalProtection);
+}
+
+/// With the peer's half closed nothing is lost of what TCP has: what was not begun is flushed.
+#[test]
+fn fin_of_the_peer_ends_in_order() {
+    let end = End::new();
+    for id in 0..3 {
+        end.recv(id, 0, 64);
+    }
+    let mut peer = responder(&end);
+    peer.send(b"last words");
+    peer.fin();
+    assert_eq!(end.received_ok(0).byte_len, 10);
+    assert_eq!([end.received().wr_id, end.received().wr_id], [1, 2]);
+    assert!(end.ended().orderly);
+    peer.expect_close();
+    end.nothing_more();
 }

@@ -636,3 +636,73 @@ fn stopped_peer_is_cut_after_the_close_timeout() {
     assert!(!end.ended().orderly);
     assert_ne!(next_wc(&end.device, &end.scq).status, WcStatus::Success);
 }
+
+#[test]
+fn request_outlives_its_listener() {
+    let (a, b) = (End::new(), End::new());
+    let options = ConnOptions::default();
+    let listener = b.listen(&options);
+    a.connect(listener.local_addr(), &options);
+    let request = b.request();
+    drop(listener);
+    b.accept(request);
+    a.established();
+    b.established();
+}
+
+#[test]
+fn large_messages_from_private_memory() {
+    for stable_tx in [false, true] {
+        let options = ConnOptions { stable_tx, ..ConnOptions::default() };
+        let private = || End::made(Make { memory: 3 << 20, access: Access::LOCAL_WRITE, ..Make::default() });
+        let (a, b) = pair_of(private(), private(), &options);
+        let data = pattern(3 << 20);
+        fill(&a.mr, 0, &data);
+        b.try_recv(1, &[b.sge(0, 1 << 20), b.sge(1 << 20, 2 << 20)]).unwrap();
+        let sges = [a.sge(0, 100_001), a.sge(100_001, 3), a.sge(100_004, (3 << 20) - 100_004)];
+        a.post(1, SendOp::Send, &sges, SendFlags::SIGNALED).unwrap();
+        assert_eq!(b.received_ok(1).byte_len, 3 << 20);
+        a.sent_ok(1);
+        assert!(peek(&b.mr, 0, 3 << 20) == data);
+    }
+}
+
+#[test]
+fn queues_of_no_depth() {
+    let cap = QpCap { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
+    let a = End::made(Make { cap, ..Make::default() });
+    assert!(matches!(a.try_recv(1, &[]).unwrap_err().error, Error::QueueFull { depth: 0, .. }));
+    let (a, _b) = pair_of(a, End::new(), &ConnOptions::default());
+    assert!(a.post(1, SendOp::Send, &[], SendFlags::SIGNALED).is_err());
+}
+
+#[test]
+fn closing_queue_pair_is_not_drained_or_resumed() {
+    let (a, b) = pair();
+    for i in 0..30 {
+        b.recv(i, i * 64, 64);
+    }
+    // The Read holds the close open; what stands behind it is still sent.
+    a.op(1, read(b.remote(0)), 0, 64);
+    for i in 2..30 {
+        a.send(i, 0, 8);
+    }
+    a.qp.disconnect().unwrap();
+    let _ = a.qp.modify(QpState::Sqd);
+    let _ = a.qp.modify(QpState::Rts);
+    for i in 1..30 {
+        a.sent_ok(i);
+    }
+    assert!(a.ended().orderly && b.ended().orderly);
+}
+
+#[test]
+fn receive_completion_queue_overflow() {
+    let (a, b) = pair_of(End::new(), End::made(Make { cqe: 1, ..Make::default() }), &ConnOptions::default());
+    for i in 0..3 {
+        b.recv(i, 0, 64);
+        a.send(i, 0, 4);
+    }
+    assert_eq!(b.async_event(), AsyncEvent::CqError { cq: b.rcq.num() });
+    assert!(!b.ended().orderly);
+}
