@@ -55,14 +55,7 @@ pub(crate) struct Make {
 
 impl Default for Make {
     fn default() -> Self {
-        Self {
-            cap: QpCap::default(),
-            signal_all: true,
-            srq: None,
-            memory: 64 << 10,
-            access: ALL,
-            cqe: 1024,
-        }
+        Self { cap: QpCap::default(), signal_all: true, srq: None, memory: 64 << 10, access: ALL, cqe: 1024 }
     }
 }
 
@@ -147,7 +140,13 @@ impl End {
         Sge { addr: self.mr.addr() + offset, length, lkey: self.mr.lkey() }
     }
 
-    pub(crate) fn post(&self, wr_id: u64, op: SendOp, sges: &[Sge], flags: SendFlags) -> Result<(), PostError> {
+    pub(crate) fn post(
+        &self,
+        wr_id: u64,
+        op: SendOp,
+        sges: &[Sge],
+        flags: SendFlags,
+    ) -> Result<(), PostError> {
         // SAFETY: tests keep the memory of what they post, and look at it only through copies.
         unsafe { self.qp.post_send([SendWr { wr_id, op, sges, flags }]) }
     }

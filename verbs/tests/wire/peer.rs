@@ -288,13 +288,8 @@ pub(crate) fn untagged(
 }
 
 pub(crate) fn read_request(msn: u32, source: u32, to: u64, len: u32) -> Vec<u8> {
-    let request = ReadRequest {
-        sink_stag: STag(0x51),
-        sink_to: 0x1000,
-        len,
-        source_stag: STag(source),
-        source_to: to,
-    };
+    let request =
+        ReadRequest { sink_stag: STag(0x51), sink_to: 0x1000, len, source_stag: STag(source), source_to: to };
     untagged(Opcode::ReadRequest, 1, msn, 0, true, 0, &request.emit())
 }
 

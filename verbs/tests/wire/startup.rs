@@ -466,7 +466,10 @@ fn illegal_options_fail_before_a_connection_is_begun() {
     let end = End::new();
     let try_ = |options: ConnOptions, data: &[u8]| end.connect_with(port.addr(), &options, data);
     assert!(matches!(try_(plain(), &[0; 509]), Err(Error::Startup(_))));
-    assert!(matches!(try_(ConnOptions { revision: Revision::One, ..plain() }, &[0; 513]), Err(Error::Startup(_))));
+    assert!(matches!(
+        try_(ConnOptions { revision: Revision::One, ..plain() }, &[0; 513]),
+        Err(Error::Startup(_))
+    ));
     assert!(matches!(try_(p2p(RtrKinds::NONE), b""), Err(Error::Startup(_))));
     assert!(try_(ConnOptions { ird: 0x4000, ..plain() }, b"").is_err());
     assert!(matches!(
@@ -857,8 +860,7 @@ fn two_of_ours_know_each_other_without_rtr_and_at_revision_1() {
 fn the_answer_to_an_rtr_read_does_not_make_a_peer_foreign() {
     // What one of ours answers, learnt from one of ours: hello in, answer out.
     let teacher = End::new();
-    let (mut oracle, _) =
-        responder_with(&teacher, &recognising(), &with(request(2), enhanced(4, 4)));
+    let (mut oracle, _) = responder_with(&teacher, &recognising(), &with(request(2), enhanced(4, 4)));
     let options = ConnOptions { peer_to_peer: true, rtr: READ, ..recognising() };
     let end = End::new();
     let (mut peer, _) = initiator_opt(&end, &options, |_| with(reply(2), asks(READ)));
