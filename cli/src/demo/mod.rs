@@ -19,7 +19,7 @@ use crate::exit::Failure;
 use way::WAYS;
 
 /// Octets that one line moves at least: short files are moved several times.
-const AT_LEAST: u64 = 64 << 20;
+const AT_LEAST: u64 = 512 << 20;
 /// Largest file: it is held in memory a few times.
 const MAX_FILE: u64 = 1 << 30;
 
