@@ -1,4 +1,6 @@
 //! The parts of the `uiw` program that are useful without its command line.
 
 pub mod decode;
+pub mod demo;
+pub mod exit;
 pub mod pcap;
