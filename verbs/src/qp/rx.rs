@@ -32,8 +32,8 @@ pub(crate) struct Rx {
     pub(crate) rdmap: StreamRx,
     /// Untagged queues: Send, Read Request, Terminate, Atomic Response.
     queues: [UntaggedRx; 4],
-    /// The message that queues 1 to 3 are receiving, as far as it is here.
-    control: [u8; CONTROL_LEN as usize],
+    /// The message that each of these queues is receiving, as far as it is here; of queue 0, Immediate Data only.
+    control: [[u8; CONTROL_LEN as usize]; 4],
     /// The receive that the present Send fills.
     recv: Option<RecvWqe>,
     /// A verified segment that waits for a receive.
@@ -56,7 +56,7 @@ impl Rx {
             rdmap: StreamRx::new(rdmap::Extensions::default()),
             // RFC 5041 section 5.1: the first message on each queue has MSN 1.
             queues: [UntaggedRx::new(1), UntaggedRx::new(1), UntaggedRx::new(1), UntaggedRx::new(1)],
-            control: [0; CONTROL_LEN as usize],
+            control: [[0; CONTROL_LEN as usize]; 4],
             recv: None,
             parked: None,
             write_len: 0,
@@ -314,7 +314,7 @@ impl Conn {
             }
         };
         if immediate {
-            self.rx.control[place.offset as usize..place.offset as usize + payload.len()]
+            self.rx.control[0][place.offset as usize..place.offset as usize + payload.len()]
                 .copy_from_slice(payload);
         } else if scatter(&qp, &env.driver.table, &recv.sges, place.offset, payload).is_err() {
             self.end_recv(&qp, WcStatus::LocalProtection, env);
@@ -359,7 +359,7 @@ impl Conn {
                 if len != 8 {
                     return Err(self.fault(Operation::Unspecified.into(), Some(quoted())));
                 }
-                let [a, b, c, d, ..] = self.rx.control;
+                let [a, b, c, d, ..] = self.rx.control[0];
                 (solicited, Some(u32::from_be_bytes([a, b, c, d])), None, true)
             }
             _ => return Ok(()),
@@ -401,14 +401,15 @@ impl Conn {
         env: &mut Env<'_>,
     ) -> Result<(), Down> {
         let len = payload.len() as u32;
-        let queue = &mut self.rx.queues[header.qn as usize & 3];
+        let qn = header.qn as usize & 3;
+        let queue = &mut self.rx.queues[qn];
         let place = match queue.check(header, len, Some(CONTROL_LEN)) {
             Ok(place) => place.offset as usize,
             Err(error) => return Err(self.fault(Fault::from(error), Some(quoted()))),
         };
-        self.rx.control[place..place + payload.len()].copy_from_slice(payload);
+        self.rx.control[qn][place..place + payload.len()].copy_from_slice(payload);
         let Some(message) = queue.placed(header, len) else { return Ok(()) };
-        let octets = self.rx.control;
+        let octets = self.rx.control[qn];
         let octets = &octets[..message.len as usize];
         let malformed = |conn: &Self| conn.fault(Operation::Unspecified.into(), Some(quoted()));
         match inbound {
