@@ -394,7 +394,8 @@ impl Conn {
     /// The next message in line: RTR and hello first, then answers and requests by turns.
     fn next_message(&mut self, env: &mut Env<'_>) -> Result<Option<Message>, Down> {
         if self.tx.hold {
-            return Ok(None);
+            // Only requests that never leave this machine.
+            return self.next_request(env);
         }
         if let Some(rtr) = self.tx.rtr.take() {
             return Ok(Some(self.rtr_message(rtr)));
@@ -509,7 +510,8 @@ impl Conn {
             let Some((seq, wqe)) = sq.next_wqe() else { return Ok(None) };
             let fenced = wqe.flags.contains(SendFlags::FENCE) && !self.reads.outstanding.is_empty();
             let no_credit = wqe.op.needs_ord() && !self.reads.may_ask();
-            if fenced || no_credit {
+            let held = self.tx.hold && !wqe.op.is_local();
+            if fenced || no_credit || held {
                 return Ok(None);
             }
             if !wqe.op.is_local() {
