@@ -855,3 +855,20 @@ fn fin_of_the_peer_ends_in_order() {
     peer.expect_close();
     end.nothing_more();
 }
+
+/// Segments of different queues may alternate, each message in pieces.
+#[test]
+fn messages_of_two_queues_in_alternating_pieces() {
+    let end = End::new();
+    end.recv(1, 0, 64);
+    fill(&end.mr, 100, b"read");
+    let mut peer = responder_opt(&end, &assumed());
+    let request = read_request(1, end.mr.rkey(), end.mr.addr() + 100, 4);
+    let body = &request[18..];
+    peer.fpdu(&untagged(Opcode::Immediate, 0, 1, 0, false, 0, &[1, 2, 3, 4]));
+    peer.fpdu(&untagged(Opcode::ReadRequest, 1, 1, 0, false, 0, &body[..10]));
+    peer.fpdu(&untagged(Opcode::Immediate, 0, 1, 4, true, 0, &[5, 6, 7, 8]));
+    peer.fpdu(&untagged(Opcode::ReadRequest, 1, 1, 10, true, 0, &body[10..]));
+    assert_eq!(end.received_ok(1).imm, Some(0x0102_0304));
+    assert_eq!(peer.expect_fpdu().payload(), b"read");
+}

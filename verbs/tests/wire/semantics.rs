@@ -706,3 +706,28 @@ fn receive_completion_queue_overflow() {
     assert_eq!(b.async_event(), AsyncEvent::CqError { cq: b.rcq.num() });
     assert!(!b.ended().orderly);
 }
+
+/// A responder that may not send yet may bind.
+#[test]
+fn local_requests_do_not_wait_for_the_peer() {
+    let end = End::new();
+    let asked = crate::peer::request(1);
+    let (mut peer, _) = crate::common::responder_with(&end, &plain(), &asked);
+    end.established();
+    let window = end.pd.alloc_window(WindowType::Two).unwrap();
+    let bind = Bind {
+        window: window.stag(),
+        new_stag: new_key(window.stag(), 1),
+        region: STag(end.mr.rkey()),
+        addr: end.mr.addr(),
+        length: 64,
+        access: Access::REMOTE_READ,
+    };
+    end.post(1, SendOp::Bind(bind), &[], SendFlags::SIGNALED).unwrap();
+    end.sent_ok(1);
+    end.send(2, 0, 8);
+    peer.expect_silence(30);
+    peer.empty_write();
+    peer.expect_fpdu();
+    end.sent_ok(2);
+}
