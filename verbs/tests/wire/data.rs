@@ -75,7 +75,11 @@ fn vector_end() -> End {
     end
 }
 
-// [test:RFC5041-7.1-04]
+// [test:RFC5041-7.1-02] [test:RFC5041-7.1-08] [test:RFC5041-7.1-10] [test:RFC5041-7.1-14]
+// [test:RFC5041-7.1-15] [test:RFC5041-7.1-16] [test:RFC5041-7.1-17] [test:RFC5041-7.2-01]
+// [test:RFC5040-7.1-04] [test:RFC5040-7.1-05] [test:RFC5040-7.2-02] [test:RFC5040-7.2-03]
+// [test:RFC5040-7.2-04] [test:RFC5044-6-01] [test:RFC5044-6-04] [test:RFC5044-8-03] [test:RFC5044-8-12]
+// [test:RFC7306-5.1.1-02a] [test:RFC7306-5.1.1-03b]
 #[test]
 fn negative_vectors_behind_a_good_fpdu_are_terminated() {
     for vector in vectors().iter().filter(|v| v["phase"].is_null()) {
@@ -117,6 +121,7 @@ fn negative_vectors_behind_a_good_fpdu_are_terminated() {
     }
 }
 
+// [test:RFC5044-7.1.2-11]
 #[test]
 fn negative_vectors_as_first_fpdu_of_an_initiator_are_silently_closed() {
     for vector in vectors().iter().filter(|v| v["phase"].is_null()) {
@@ -141,6 +146,7 @@ fn negative_vectors_as_first_fpdu_of_an_initiator_are_silently_closed() {
     }
 }
 
+// [test:RFC5044-8-09] [test:RFC5044-7.1.1-18]
 #[test]
 fn negative_vectors_of_the_startup_close() {
     for vector in vectors().iter().filter(|v| v["phase"] == "startup") {
@@ -166,6 +172,8 @@ fn negative_vectors_of_the_startup_close() {
 // ---------------------------------------------------------------- access of the peer
 
 /// What a peer must not write, with the code for a Write and for a Read.
+// [test:RFC5040-7.2-09] [test:RFC5040-7.2-11] [test:RFC5040-7.2-12] [test:RFC5040-7.2-13]
+// [test:RFC5040-8.1.1-04] [test:RFC5041-7.1-12] [test:RFC5041-7.1-18] [test:RFC5041-8.3.1-04]
 #[test]
 fn access_that_is_not_given() {
     type Case = (&'static str, fn(&End) -> (u32, u64, u32), (u8, u8, u8), (u8, u8, u8));
@@ -196,6 +204,7 @@ fn access_that_is_not_given() {
     }
 }
 
+// [test:RFC5040-8.1.1-02] [test:RFC5041-8.2-01] [test:RFC5041-8.3.1-02]
 #[test]
 fn rights_and_protection_domains_are_checked() {
     for (access, op) in [
@@ -233,7 +242,7 @@ fn rights_and_protection_domains_are_checked() {
     peer.expect_terminate(1, 1, 0);
 }
 
-// [test:RFC5041-5.2-06]
+// [test:RFC5041-5.2-10] [test:RFC5040-5.2.1-16] [test:RFC5040-5.2.1-17]
 #[test]
 fn zero_length_accesses_are_not_checked() {
     let end = End::new();
@@ -257,6 +266,8 @@ fn zero_length_region_gives_no_access() {
     }
 }
 
+// [test:RFC5040-5.2.1-09] [test:RFC5040-5.2.1-13] [test:RFC5040-5.2.2-06] [test:RFC5040-6.1-02]
+// [test:RFC5040-6.1-05]
 #[test]
 fn reads_within_ird_are_answered_in_order_and_one_more_is_refused() {
     let end = End::new();
@@ -351,6 +362,7 @@ fn read_responses_that_answer_nothing() {
     assert!(matches!((told.layer, told.etype, told.code), (1, 1, 0) | (0, 2, 6)));
 }
 
+// [test:RFC5040-6.1-03] [test:RFC5040-6.1-04] [test:RFC5040-5.5-15]
 #[test]
 fn ord_holds_reads_back_and_answers_let_them_go() {
     let end = End::new();
@@ -372,6 +384,7 @@ fn ord_holds_reads_back_and_answers_let_them_go() {
 
 // ---------------------------------------------------------------- untagged messages
 
+// [test:RFC5041-7.1-08] [test:RFC5041-7.1-10]
 #[test]
 fn sends_out_of_order_or_out_of_place() {
     type Segments = &'static [(u32, u32, bool, &'static [u8])];
@@ -397,6 +410,7 @@ fn sends_out_of_order_or_out_of_place() {
     }
 }
 
+// [test:RFC5041-7.1-09]
 #[test]
 fn message_longer_than_its_receive() {
     for split in [false, true] {
@@ -438,6 +452,7 @@ fn send_without_receive_stalls_and_goes_on() {
     assert_eq!(peer.expect_fpdu().payload(), b"later");
 }
 
+// [test:RFC5041-7.1-03]
 #[test]
 fn send_without_receive_is_terminated_in_the_end_or_at_once() {
     for wait in [0, 60] {
@@ -479,6 +494,7 @@ fn shared_receive_queue_stalls_and_goes_on_for_each_stream() {
 
 // ---------------------------------------------------------------- framing
 
+// [test:RFC5040-5.3-05] [test:RFC5041-5.4-06] [test:RFC5044-6-09]
 #[test]
 fn many_fpdus_in_one_write_and_one_octet_at_a_time() {
     for chunk in [usize::MAX, 1, 7] {
@@ -522,6 +538,7 @@ fn largest_fpdu_is_taken_and_tagged_may_interleave_with_untagged() {
     assert!(peek(&end.mr, 0, 64_700) == data);
 }
 
+// [test:RFC5041-5.2-03] [test:RFC5041-5.2-07]
 #[test]
 fn what_we_send_fits_segments_and_the_options() {
     for (size, max) in [(verbs::FpduSize::Fixed(300), 300), (verbs::FpduSize::Large, mpa::MAX_ULPDU)] {
@@ -547,6 +564,7 @@ fn what_we_send_fits_segments_and_the_options() {
 
 // ---------------------------------------------------------------- ends
 
+// [test:RFC5044-8-02] [test:RFC5041-6.2.2-02]
 #[test]
 fn fin_inside_an_fpdu() {
     let end = End::new();
@@ -560,6 +578,7 @@ fn fin_inside_an_fpdu() {
     assert!(!end.ended().orderly);
 }
 
+// [test:RFC5041-6.2.2-02] [test:RFC5040-6.2.1-02]
 #[test]
 fn reset_by_the_peer() {
     let end = End::new();
@@ -579,6 +598,7 @@ fn reset_by_the_peer() {
     end.nothing_more();
 }
 
+// [test:RFC5041-6.2.1-03]
 #[test]
 fn fin_with_reads_owed_gets_the_answers() {
     let end = End::made(Make { memory: 4 << 20, ..Make::default() });
@@ -604,6 +624,8 @@ fn fin_with_reads_owed_gets_the_answers() {
 
 /// A long message is on its way when the peer, which has stopped reading, breaks a rule: the FPDU that is half on the wire
 /// is finished, then the Terminate follows in the same framing.
+// [test:RFC5040-5.4-02] [test:RFC5040-5.4-03] [test:RFC5040-5.4-08] [test:RFC5040-6.2.1-04]
+// [test:RFC5040-6.1-01]
 #[test]
 fn terminate_behind_a_message_in_flight_keeps_the_framing() {
     let private = Access::LOCAL_WRITE;
@@ -658,6 +680,7 @@ fn terminate_behind_a_message_in_flight_keeps_the_framing() {
     }
 }
 
+// [test:RFC5040-5.4-07] [test:RFC5040-6.2.1-02] [test:RFC5040-5.5-11]
 #[test]
 fn terminate_names_a_read_and_the_others_flush_in_order_once() {
     for (siw, codes, status) in [
@@ -715,6 +738,7 @@ fn terminate_between_two_segments_of_a_message() {
 
 // ---------------------------------------------------------------- RFC 7306
 
+// [test:RFC7306-5-05]
 #[test]
 fn immediate_data_and_atomics_from_a_peer() {
     let end = End::new();
@@ -786,6 +810,7 @@ fn ird_of_zero_takes_no_reads() {
     peer.expect_terminate(1, 2, 2);
 }
 
+// [test:RFC5041-7.1-19]
 #[test]
 fn second_terminate_and_octets_behind_it_are_ignored() {
     let end = End::new();

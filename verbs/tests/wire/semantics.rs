@@ -227,6 +227,7 @@ fn shared_receive_queue_limit() {
     assert_eq!(srq.users(), 1);
 }
 
+// [test:RFC5040-8.1.1-07]
 #[test]
 fn deregistration_under_traffic() {
     let (a, b) = pair();
@@ -258,6 +259,7 @@ fn new_key(stag: STag, key: u8) -> STag {
     STag::from_parts(stag.index(), key)
 }
 
+// [test:RFC5040-8.1.1-06] [test:RFC5041-8.3.1-06]
 #[test]
 fn windows_of_both_types() {
     for kind in [WindowType::One, WindowType::Two] {
@@ -287,6 +289,7 @@ fn windows_of_both_types() {
     }
 }
 
+// [test:RFC5040-5.3-15] [test:RFC5040-8.1.1-08]
 #[test]
 fn window_of_type_2_is_invalidated_by_a_send_and_belongs_to_one_stream() {
     let (a, b) = pair();
@@ -321,6 +324,7 @@ fn window_of_type_2_is_invalidated_by_a_send_and_belongs_to_one_stream() {
     assert_eq!(b.received().status, WcStatus::Flushed);
 }
 
+// [test:RFC5040-8.1.1-05] [test:RFC5041-8.3.1-05]
 #[test]
 fn window_that_is_destroyed_is_revoked() {
     let (a, b) = pair();
@@ -455,6 +459,7 @@ fn queue_pair_is_new_after_reset() {
     a.received_ok(2);
 }
 
+// [test:RFC5041-6.2.1-01a] [test:RFC5040-5.5-09]
 #[test]
 fn disconnect_sends_what_was_posted() {
     let (a, b) = pair();

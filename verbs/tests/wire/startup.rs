@@ -413,6 +413,7 @@ fn rtr_of_every_kind_as_responder() {
 }
 
 /// A zero-length Send where a Write was agreed is a message of the application's.
+// [test:RFC5040-5.3-10]
 #[test]
 fn zero_length_send_that_is_no_rtr_takes_a_receive() {
     let end = End::new();
@@ -433,7 +434,7 @@ fn responder_gives_up_on_a_missing_rtr() {
 
 // ---------------------------------------------------------------- initiator
 
-// [test:RFC5044-7.1.1-01] [test:RFC5044-7.1.1-13] [test:RFC5044-7.1.1-14] [test:RFC6581-9.2-01] [test:RFC6581-9.2-02]
+// [test:RFC5044-7.1.1-01] [test:RFC5044-7.1.1-14] [test:RFC6581-9.2-01] [test:RFC6581-9.2-02]
 #[test]
 fn requests_say_what_the_options_say() {
     let case = |options: ConnOptions, data: &[u8]| -> Frame {
