@@ -6,6 +6,7 @@
 //! computed: an FPDU's octets never change between CRC and wire.
 
 use crate::driver::Env;
+use crate::qp::message::{Message, MessageHeader, Source, tagged_write};
 use crate::qp::out_queue::SendError;
 use crate::qp::peer::Greeting;
 use crate::qp::read_queue::{OutstandingKind, Owed, OwedKind, QuotedSegment};
@@ -62,44 +63,6 @@ pub(crate) struct Tx {
     spans: Vec<Span>,
 }
 
-/// A message being sent.
-struct Message {
-    header: MessageHeader,
-    total: u32,
-    offset: u32,
-    source: Source,
-    /// The request that is built when this message is.
-    ends: Option<u32>,
-    /// The Immediate Data message that follows this Write: request, immediate, solicited.
-    then: Option<(u32, u32, bool)>,
-}
-
-#[derive(Clone, Copy)]
-enum MessageHeader {
-    Tagged { opcode: Opcode, stag: STag, to: u64 },
-    Untagged { opcode: Opcode, qn: u32, msn: u32, ulp32: u32 },
-    SendImm { msn: u32, imm: u32, solicited: bool },
-}
-
-enum Source {
-    Empty,
-    /// The elements (or inline octets) of request `seq`.
-    Request {
-        seq: u32,
-        sge: usize,
-        sge_offset: u32,
-    },
-    /// A header that is all of the message.
-    Octets {
-        octets: [u8; 52],
-    },
-    /// The memory of an owed Read, checked for every segment; the request's own segment is what a Terminate quotes.
-    Owed {
-        request: ReadRequest,
-        asked: QuotedSegment,
-    },
-}
-
 impl Tx {
     pub(crate) fn new(crc: bool, markers: bool) -> Self {
         Self {
@@ -154,56 +117,6 @@ impl Tx {
 
     fn is_idle(&self) -> bool {
         self.message.is_none() && self.greeting.is_none() && self.rtr.is_none()
-    }
-}
-
-impl Message {
-    fn octets(header: MessageHeader, message: &[u8], ends: Option<u32>) -> Self {
-        let mut octets = [0; 52];
-        octets[..message.len()].copy_from_slice(message);
-        Self {
-            header,
-            total: message.len() as u32,
-            offset: 0,
-            source: Source::Octets { octets },
-            ends,
-            then: None,
-        }
-    }
-
-    fn empty(header: MessageHeader) -> Self {
-        Self { header, total: 0, offset: 0, source: Source::Empty, ends: None, then: None }
-    }
-
-    fn of_request(header: MessageHeader, seq: u32, wqe: &Wqe, ends: bool) -> Self {
-        let source = Source::Request { seq, sge: 0, sge_offset: 0 };
-        Self { header, total: wqe.len, offset: 0, source, ends: ends.then_some(seq), then: None }
-    }
-
-    /// The DDP header of the next segment with `len` octets of payload.
-    fn segment_header(&self, len: u32) -> Header {
-        let last = self.offset + len == self.total;
-        match self.header {
-            MessageHeader::Tagged { opcode, stag, to } => Header::Tagged(rdmap::tagged_header(
-                opcode,
-                stag,
-                to.wrapping_add(u64::from(self.offset)),
-                last,
-            )),
-            MessageHeader::Untagged { opcode, qn, msn, ulp32 } => {
-                Header::Untagged(rdmap::untagged_header(opcode, qn, msn, self.offset, last, ulp32))
-            }
-            MessageHeader::SendImm { msn, imm, solicited } => {
-                Header::Untagged(rdmap::send_imm_header(msn, self.offset, last, imm, solicited))
-            }
-        }
-    }
-
-    fn header_len(&self) -> usize {
-        match self.header {
-            MessageHeader::Tagged { .. } => ddp::Tagged::LEN,
-            MessageHeader::Untagged { .. } | MessageHeader::SendImm { .. } => ddp::Untagged::LEN,
-        }
     }
 }
 
@@ -663,19 +576,6 @@ impl Conn {
     pub(super) fn owes_nothing(&self) -> bool {
         self.reads.owed.is_empty() && self.tx.message.is_none() && self.out.is_empty()
     }
-}
-
-impl MessageHeader {
-    fn msn(&self) -> u32 {
-        match self {
-            Self::Tagged { .. } => 0,
-            Self::Untagged { msn, .. } | Self::SendImm { msn, .. } => *msn,
-        }
-    }
-}
-
-fn tagged_write(remote: Remote) -> MessageHeader {
-    MessageHeader::Tagged { opcode: Opcode::Write, stag: STag(remote.rkey), to: remote.addr }
 }
 
 /// The extension that `op` needs and the peer does not have.
