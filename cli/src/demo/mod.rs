@@ -74,8 +74,8 @@ pub fn run(args: &Args, device: &Device) -> Result<(), Failure> {
         println!("{:<36} {:>8}  {:>10}  {:>10}  {:>6}", "way", "verified", "Gbit/s", "raw TCP", "ratio");
     }
     let mut failed = 0;
-    for number in 0..WAYS.len() {
-        progress(&format!("{}/{} {}", number + 1, WAYS.len(), WAYS[number].name));
+    for (number, way) in WAYS.iter().enumerate() {
+        progress(&format!("{}/{} {}", number + 1, WAYS.len(), way.name));
         let line = one_line(device, &peer, number, &file, passes);
         progress("");
         failed += usize::from(!line.verified);

@@ -102,7 +102,14 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
             }
             return;
         }
-        let Ok(sink) = driver.table.reserve() else { return };
+        let sink = match driver.table.reserve() {
+            Ok(sink) => sink,
+            Err(error) if drop_one(slot) => {
+                tracing::warn!(%error, "a connection is cut");
+                continue;
+            }
+            Err(_) => return,
+        };
         let id = ConnId(driver.next_stream().0);
         match accept_one(core, token, id, sink, options, channel, half_open) {
             Ok(conn) => {

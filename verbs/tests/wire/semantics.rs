@@ -208,7 +208,8 @@ fn shared_receive_queue_limit() {
     let b = End::make(&device, &pd, Make { srq: Some(srq.clone()), ..Make::default() });
     let (a, b) = pair_of(End::new(), b, &ConnOptions::default());
     let sge = [b.sge(0, 64)];
-    srq.post_recv((0..4).map(|wr_id| RecvWr { wr_id, sges: &sge })).unwrap();
+    // SAFETY: the region lives to the end of the test, and nobody else touches it.
+    unsafe { srq.post_recv((0..4).map(|wr_id| RecvWr { wr_id, sges: &sge })) }.unwrap();
     srq.modify(None, Some(3)).unwrap();
     assert!(srq.modify(None, Some(9)).is_err());
     a.send(1, 0, 4);
