@@ -102,23 +102,52 @@ fn nothing_is_written_after_reregistration() {
     );
 }
 
+/// `revoke` does not return before the pin is given back, while new look-ups and pins fail at once.
+fn waits_for_a_pin(stag: STag, to: u64, table: &Table, revoke: impl FnOnce() + Send) {
+    let span = write(table, stag, to, 10).unwrap();
+    let pinned = span.pin().unwrap();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(revoke);
+        thread::sleep(Duration::from_millis(20));
+        let early = waiter.is_finished();
+        let refused = write(table, stag, to, 1).is_err() && span.pin().is_err();
+        pinned.copy_from(0, b"still here");
+        drop(pinned);
+        waiter.join().unwrap();
+        assert!(!early && refused);
+    });
+}
+
+// [test:RFC5040-8.1.1-07] [test:RFC5041-8.3.1-07]
 #[test]
-fn deregistration_waits_for_a_pin() {
+fn every_revocation_waits_for_pins() {
     let table = table();
     let region = plain(&table);
-    let span = region.span(0, 100).unwrap();
-    let pinned = span.pin().unwrap();
-    let waiter = thread::spawn({
-        let (table, stag) = (table.clone(), region.stag());
-        move || table.deregister(stag)
+    let one = table.alloc_window(PD, WindowType::One).unwrap();
+    let two = table.alloc_window(PD, WindowType::Two).unwrap();
+    let bind = |window, len, key| {
+        table.bind(window, &region, Some(STREAM), BASE, len, Access::REMOTE_WRITE, key).unwrap()
+    };
+    let bound = bind(&one, 10, None);
+    waits_for_a_pin(bound, BASE, &table, || drop(bind(&one, 20, None)));
+    waits_for_a_pin(one.stag(), BASE, &table, || drop(bind(&one, 0, None)));
+    let bound = bind(&one, 10, None);
+    waits_for_a_pin(bound, BASE, &table, || assert!(table.dealloc(&one)));
+    let bound = bind(&two, 10, Some(1));
+    waits_for_a_pin(bound, BASE, &table, || table.invalidate_local(bound, STREAM, PD).unwrap());
+    let bound = bind(&two, 10, Some(2));
+    waits_for_a_pin(bound, BASE, &table, || table.invalidate_remote(bound, STREAM, PD).unwrap());
+    let bound = bind(&two, 10, Some(3));
+    waits_for_a_pin(bound, BASE, &table, || table.unbind_stream(STREAM));
+    let mut new = None;
+    waits_for_a_pin(region.stag(), BASE, &table, || {
+        new = Some(table.rereg(region.stag(), Rereg::default()).unwrap().stag());
     });
-    thread::sleep(Duration::from_millis(30));
-    assert!(!waiter.is_finished());
-    // New look-ups and pins fail at once; the pin that is held works on.
-    assert!(write(&table, region.stag(), BASE, 1).is_err() && span.pin().is_err());
-    pinned.copy_from(0, b"still here");
-    drop(pinned);
-    waiter.join().unwrap().unwrap();
+    let stag = new.unwrap();
+    waits_for_a_pin(stag, BASE, &table, || table.deregister(stag).unwrap());
+    table.set_lenient_invalidate(true);
+    let stag = plain(&table).stag();
+    waits_for_a_pin(stag, BASE, &table, || table.invalidate_remote(stag, STREAM, PD).unwrap());
 }
 
 #[test]
