@@ -1,10 +1,11 @@
 //! Speed of the copies into and out of shared memory, beside `memcpy`: the ground for the threshold in `src/copy.rs`.
+//! Then what it takes to place one segment, beside the copy.
 //!
 //! `cargo run --release -p uiw-mem --example copy_speed`
 
 use std::{hint::black_box, time::Instant};
 
-use mem::bench;
+use mem::{Access, Limits, Memory, PdId, Right, StreamId, Table, bench};
 
 /// Octets copied for one figure.
 const WORK: usize = 1 << 30;
@@ -41,6 +42,26 @@ fn main() {
             println!();
         }
     }
+    println!();
+    for entries in [1, 1000, 100_000] {
+        println!("{:>7} entries: {:.0} ns to look up, pin and place 64 octets", entries, placing(entries));
+    }
+}
+
+fn placing(entries: usize) -> f64 {
+    let table = Table::new(Limits::default());
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let regions: Vec<_> = (0..entries)
+        .map(|_| table.register(PdId(1), Memory::from(vec![0; 64]), 0, access).expect("within the bounds"))
+        .collect();
+    let times = 4_000_000;
+    let began = Instant::now();
+    for turn in 0..times {
+        let stag = regions[turn % entries].stag();
+        let span = table.remote(stag, StreamId(1), PdId(1), 0, 64, Right::Write).expect("legal");
+        span.pin().expect("live").copy_from(0, black_box(&[7; 64]));
+    }
+    began.elapsed().as_nanos() as f64 / times as f64
 }
 
 fn rate(copy: Copy, dst: &mut [u8], src: &[u8]) -> f64 {

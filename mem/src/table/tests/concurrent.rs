@@ -129,8 +129,8 @@ fn every_revocation_waits_for_pins() {
         table.bind(window, &region, Some(STREAM), BASE, len, Access::REMOTE_WRITE, key).unwrap()
     };
     let bound = bind(&one, 10, None);
-    waits_for_a_pin(bound, BASE, &table, || drop(bind(&one, 20, None)));
-    waits_for_a_pin(one.stag(), BASE, &table, || drop(bind(&one, 0, None)));
+    waits_for_a_pin(bound, BASE, &table, || _ = bind(&one, 20, None));
+    waits_for_a_pin(one.stag(), BASE, &table, || _ = bind(&one, 0, None));
     let bound = bind(&one, 10, None);
     waits_for_a_pin(bound, BASE, &table, || assert!(table.dealloc(&one)));
     let bound = bind(&two, 10, Some(1));
