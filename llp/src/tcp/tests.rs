@@ -1,5 +1,5 @@
 use std::{
-    io::ErrorKind,
+    io::{ErrorKind, Read as _},
     net::{Ipv4Addr, Ipv6Addr},
     thread,
     time::Duration,
@@ -347,8 +347,8 @@ fn without_descriptors_connections_are_cut_and_the_listener_lives() {
         hoard.push(descriptor);
     }
     let refused = listener.accept(Token(2)).err().unwrap();
-    assert_eq!(refused.kind(), std::io::ErrorKind::WouldBlock, "nobody waits any more: {refused}");
-    let cut = std::io::Read::read(&mut unlucky, &mut [0]);
+    assert_eq!(refused.kind(), ErrorKind::WouldBlock, "nobody waits any more: {refused}");
+    let cut = unlucky.read(&mut [0]);
     assert!(matches!(cut, Ok(0) | Err(_)), "{cut:?}");
     drop(hoard);
     let _lucky = std::net::TcpStream::connect(listener.local_addr()).unwrap();
