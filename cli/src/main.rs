@@ -1,26 +1,95 @@
 //! The uiw program.
 
-use std::process::ExitCode;
+mod args;
+mod child;
+mod fail;
+mod link;
+mod mailbox;
+mod memory;
+mod open;
+mod perf;
+mod ping;
+mod serve;
+mod service;
+mod stop;
+mod text;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use fail::{EXIT_CODES, Exit, Failure, Result};
+use open::{Global, Opener};
+use std::process::ExitCode;
 use uiw_cli::decode;
 
 /// iWARP in user space.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "uiw", version, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    #[command(flatten)]
+    global: Global,
 }
 
 #[derive(Subcommand)]
 enum Command {
+    /// A known-good peer: echo, rping and perf server in one
+    #[command(after_help = EXIT_CODES)]
+    Serve(serve::Args),
+    /// Round trips, each verified
+    #[command(after_help = EXIT_CODES)]
+    Ping(ping::Args),
+    /// Throughput and latency, alone or beside raw TCP
+    #[command(after_help = EXIT_CODES)]
+    Perf(perf::Args),
     /// Show the iWARP traffic in a packet capture
     Decode(decode::Args),
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
-        Command::Decode(args) => decode::run(&args),
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return wrong_arguments(&error),
+    };
+    let result = match cli.command {
+        Command::Decode(args) => return decode::run(&args),
+        command => run(&command, &cli.global),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{failure}");
+            failure.exit.into()
+        }
     }
+}
+
+fn run(command: &Command, global: &Global) -> Result<()> {
+    let opener = Opener::new(global)?;
+    match command {
+        Command::Serve(args) => serve::run(&opener, args),
+        Command::Ping(args) => ping::run(&opener, args),
+        Command::Perf(args) => perf::run(&opener, args),
+        Command::Decode(_) => Ok(()),
+    }
+}
+
+/// Help and version are no errors; anything else is one line.
+fn wrong_arguments(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() || error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    {
+        let _ = error.print();
+        return if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
+    }
+    let text = error.to_string();
+    let mut why: Vec<&str> = Vec::new();
+    for line in text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:")) {
+        // Tips and the list of possible values are part of the reason.
+        why.push(line.strip_prefix("error: ").unwrap_or(line));
+    }
+    let commands: Vec<_> = Cli::command().get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    let named = std::env::args().skip(1).find(|word| commands.contains(word));
+    let help = named.map_or_else(|| "uiw --help".to_owned(), |name| format!("uiw {name} --help"));
+    let failure = Failure::usage("command line", why.join(" "), format!("see `{help}`"));
+    eprintln!("{failure}");
+    failure.exit.into()
 }
