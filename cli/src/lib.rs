@@ -1,6 +1,4 @@
 //! The parts of the `uiw` program that are useful without its command line.
 
 pub mod decode;
-pub mod demo;
-pub mod exit;
 pub mod pcap;

@@ -1,83 +1,103 @@
 //! The uiw program.
 
-use std::path::PathBuf;
-use std::process::ExitCode;
-use std::sync::Arc;
+mod args;
+mod child;
+mod demo;
+mod fail;
+mod link;
+mod mailbox;
+mod memory;
+mod open;
+mod perf;
+mod ping;
+mod serve;
+mod service;
+mod stop;
+mod text;
 
-use clap::{Parser, Subcommand};
-use llp::capture::{CaptureStack, PcapSink};
-use llp::tcp::TcpStack;
-use uiw_cli::exit::Failure;
-use uiw_cli::{decode, demo};
-use verbs::{Device, DeviceOptions};
+use clap::{CommandFactory, Parser, Subcommand};
+use fail::{EXIT_CODES, Exit, Failure, Result};
+use open::{Global, Opener};
+use std::process::ExitCode;
+use uiw_cli::decode;
 
 /// iWARP in user space.
-///
-/// Results go to standard output, progress to standard error on a terminal only.
-///
-/// Exit codes: 0 done and verified; 1 it ran and the verdict is bad (data differ, a capture cannot be followed); 2 wrong arguments or
-/// files; 3 no connection (refused, rejected, no answer); 4 the connection broke or the peer broke a rule.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "uiw", version, after_help = EXIT_CODES)]
 struct Cli {
-    /// Captures every connection to this file (pcapng), for Wireshark.
-    #[arg(long, global = true, value_name = "FILE")]
-    pcap: Option<PathBuf>,
-    /// Says on standard error what happens; twice for more. `UIW_LOG` takes a filter instead.
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
-    verbose: u8,
     #[command(subcommand)]
     command: Command,
+    #[command(flatten)]
+    global: Global,
 }
 
 #[derive(Subcommand)]
 enum Command {
+    /// Two processes move a file in every way the protocol knows, each verified, beside raw TCP
+    #[command(after_help = EXIT_CODES)]
     Demo(demo::Args),
     #[command(hide = true)]
     DemoPeer(demo::peer::Args),
+    /// A known-good peer: echo, rping and perf server in one
+    #[command(after_help = EXIT_CODES)]
+    Serve(serve::Args),
+    /// Round trips, each verified
+    #[command(after_help = EXIT_CODES)]
+    Ping(ping::Args),
+    /// Throughput and latency, alone or beside raw TCP
+    #[command(after_help = EXIT_CODES)]
+    Perf(perf::Args),
     /// Show the iWARP traffic in a packet capture
     Decode(decode::Args),
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    start_log(cli.verbose);
-    let run = |command: &dyn Fn(&Device) -> Result<(), Failure>| match with_device(cli.pcap.as_ref(), command)
-    {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return wrong_arguments(&error),
     };
-    match &cli.command {
-        Command::Demo(args) => run(&|device| demo::run(args, device)),
-        Command::DemoPeer(args) => run(&|device| demo::peer::run(args, device)),
-        Command::Decode(args) => decode::run(args),
+    let result = match cli.command {
+        Command::Decode(args) => return decode::run(&args),
+        command => run(&command, &cli.global),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{failure}");
+            failure.exit.into()
+        }
     }
 }
 
-fn start_log(verbose: u8) {
-    use tracing_subscriber::EnvFilter;
-    let level = match verbose {
-        0 => "error",
-        1 => "info",
-        _ => "debug",
-    };
-    let filter = EnvFilter::try_from_env("UIW_LOG").unwrap_or_else(|_| EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+fn run(command: &Command, global: &Global) -> Result<()> {
+    let opener = Opener::new(global)?;
+    match command {
+        Command::Demo(args) => demo::run(&opener, args),
+        Command::DemoPeer(args) => demo::peer::run(&opener, args),
+        Command::Serve(args) => serve::run(&opener, args),
+        Command::Ping(args) => ping::run(&opener, args),
+        Command::Perf(args) => perf::run(&opener, args),
+        Command::Decode(_) => Ok(()),
+    }
 }
 
-/// Runs a command with a device, captured if wanted; the capture is complete afterwards.
-fn with_device(
-    pcap: Option<&PathBuf>,
-    command: &dyn Fn(&Device) -> Result<(), Failure>,
-) -> Result<(), Failure> {
-    let Some(path) = pcap else { return command(&Device::open()?) };
-    let cannot = |error: std::io::Error| Failure::Usage(format!("{}: {error}", path.display()));
-    let sink = PcapSink::create(path).map_err(cannot)?;
-    let stack = TcpStack::new().map_err(cannot)?;
-    let stack = CaptureStack::new(stack, Arc::clone(&sink), "uiw");
-    let device = Device::with_stack(Box::new(stack), DeviceOptions::default())?;
-    let result = command(&device);
-    drop(device);
-    sink.flush().map_err(cannot)?;
-    result
+/// Help and version are no errors; anything else is one line.
+fn wrong_arguments(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() || error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    {
+        let _ = error.print();
+        return if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
+    }
+    let text = error.to_string();
+    let mut why: Vec<&str> = Vec::new();
+    for line in text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:")) {
+        // Tips and the list of possible values are part of the reason.
+        why.push(line.strip_prefix("error: ").unwrap_or(line));
+    }
+    let commands: Vec<_> = Cli::command().get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+    let named = std::env::args().skip(1).find(|word| commands.contains(word));
+    let help = named.map_or_else(|| "uiw --help".to_owned(), |name| format!("uiw {name} --help"));
+    let failure = Failure::usage("command line", why.join(" "), format!("see `{help}`"));
+    eprintln!("{failure}");
+    failure.exit.into()
 }

@@ -42,7 +42,7 @@ pub use mr::{FastMr, RawMr, RawMw, RemoteMr};
 pub use notify::EventQueue;
 pub use options::{ConnOptions, FpduSize, Limits, Progress, Recognition};
 pub use pd::Pd;
-pub use qp::{Qp, QpAttr, QpCap, QpInit, QpState};
+pub use qp::{Path, Qp, QpAttr, QpCap, QpInit, QpState};
 pub use srq::{Srq, SrqAttr};
 pub use wc::{Wc, WcOpcode, WcStatus, WireReason};
 pub use wr::{Bind, FastRegister, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge};

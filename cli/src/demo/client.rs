@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use verbs::{Connection, Device, Mr, Op as Operation, Pd, RemoteMr};
 
-use crate::exit::Failure;
+use crate::fail::{Failure, Result};
 
 use super::way::{CHUNK, Op, WAYS, Way};
+use super::{broken, differs};
 
 /// Operations under way.
 const DEPTH: usize = 8;
@@ -28,15 +29,16 @@ pub(super) async fn run(
     number: usize,
     file: &[u8],
     passes: u32,
-) -> Result<Moved, Failure> {
+) -> Result<Moved> {
     let way = &WAYS[number];
     let mut settings = way.settings();
     settings.private_data = vec![number as u8];
     let pd = device.alloc_pd()?;
-    let connection = Connection::connect(device, &pd, peer, &settings).await?;
+    let connection = Connection::connect(device, &pd, peer, &settings)
+        .await
+        .map_err(|error| Failure::connecting(peer, &error))?;
     let hello = connection.recv().await?;
-    let remote =
-        RemoteMr::from_bytes(&hello).ok_or(Failure::Broken("the peer's greeting is damaged".into()))?;
+    let remote = RemoteMr::from_bytes(&hello).ok_or(broken("the peer's greeting is damaged"))?;
     drop(hello);
     let mut mover =
         Mover { connection: &connection, pd: &pd, way, remote, under_way: VecDeque::new(), count: 0 };
@@ -65,7 +67,7 @@ struct Mover<'a> {
 
 impl Mover<'_> {
     /// The file in registered pieces; for Reads, room for it.
-    fn buffers(&self, file: &[u8]) -> Result<Vec<Mr<Vec<u8>>>, Failure> {
+    fn buffers(&self, file: &[u8]) -> Result<Vec<Mr<Vec<u8>>>> {
         let read = self.way.op == Op::Read;
         file.chunks(CHUNK)
             .map(|chunk| {
@@ -76,7 +78,7 @@ impl Mover<'_> {
     }
 
     /// The whole file once. The buffers come back in order.
-    async fn pass(&mut self, buffers: Vec<Mr<Vec<u8>>>) -> Result<Vec<Mr<Vec<u8>>>, Failure> {
+    async fn pass(&mut self, buffers: Vec<Mr<Vec<u8>>>) -> Result<Vec<Mr<Vec<u8>>>> {
         let mut back = Vec::with_capacity(buffers.len());
         let pieces = buffers.len();
         let mut offset = 0;
@@ -97,7 +99,7 @@ impl Mover<'_> {
         }
         if self.way.op == Op::SendInvalidate {
             let next = self.connection.recv().await?;
-            self.remote = RemoteMr::from_bytes(&next).ok_or(Failure::Broken("a key is damaged".into()))?;
+            self.remote = RemoteMr::from_bytes(&next).ok_or(broken("a key is damaged"))?;
         }
         if self.way.op == Op::Atomics {
             self.reset_counter(pieces as u64).await?;
@@ -105,16 +107,16 @@ impl Mover<'_> {
         Ok(back)
     }
 
-    async fn oldest(&mut self) -> Result<Mr<Vec<u8>>, Failure> {
+    async fn oldest(&mut self) -> Result<Mr<Vec<u8>>> {
         let Some(op) = self.under_way.pop_front() else {
-            return Err(Failure::Broken("nothing is under way".into()));
+            return Err(broken("nothing is under way"));
         };
         let (result, buffer) = op.await;
         result?;
         Ok(buffer)
     }
 
-    fn start(&mut self, buffer: Mr<Vec<u8>>, offset: u64, last: bool) -> Result<Operation<Vec<u8>>, Failure> {
+    fn start(&mut self, buffer: Mr<Vec<u8>>, offset: u64, last: bool) -> Result<Operation<Vec<u8>>> {
         let connection = self.connection;
         let target = self.remote.slice(offset..self.remote.len).map_err(Failure::from);
         Ok(match self.way.op {
@@ -136,32 +138,32 @@ impl Mover<'_> {
     }
 
     /// The counter behind the file says which piece is next: a FetchAdd takes it.
-    fn counter(&self) -> Result<RemoteMr, Failure> {
+    fn counter(&self) -> Result<RemoteMr> {
         Ok(self.remote.slice(self.remote.len - 8..self.remote.len)?)
     }
 
-    async fn claim(&self, piece: u64) -> Result<(), Failure> {
+    async fn claim(&self, piece: u64) -> Result<()> {
         let claimed = self.connection.fetch_add(self.counter()?, 1).await?;
         if claimed == piece {
             return Ok(());
         }
-        Err(Failure::Verdict(format!("FetchAdd gave {claimed} in place of {piece}")))
+        Err(differs(format!("FetchAdd gave {claimed} in place of {piece}")))
     }
 
-    async fn reset_counter(&self, pieces: u64) -> Result<(), Failure> {
+    async fn reset_counter(&self, pieces: u64) -> Result<()> {
         let was = self.connection.compare_swap(self.counter()?, pieces, 0).await?;
         if was == pieces {
             return Ok(());
         }
-        Err(Failure::Verdict(format!("CmpSwap found {was} in place of {pieces}")))
+        Err(differs(format!("CmpSwap found {was} in place of {pieces}")))
     }
 
     /// Tells the peer that all is sent, and waits until it has arrived.
-    async fn arrived(&self, start: Instant) -> Result<Duration, Failure> {
+    async fn arrived(&self, start: Instant) -> Result<Duration> {
         self.connection.send_copy(b"end").await?;
         let answer = self.connection.recv().await?;
         if *answer != *b"arrived" {
-            return Err(Failure::Broken("the peer's answer is damaged".into()));
+            return Err(broken("the peer's answer is damaged"));
         }
         Ok(start.elapsed())
     }

@@ -4,7 +4,7 @@ mod client;
 mod raw;
 mod way;
 
-pub mod peer;
+pub(crate) mod peer;
 
 use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::net::SocketAddr;
@@ -15,7 +15,8 @@ use std::time::Duration;
 use serde::Serialize;
 use verbs::Device;
 
-use crate::exit::Failure;
+use crate::fail::{Failure, Result};
+use crate::open::Opener;
 use way::WAYS;
 
 /// Octets that one line moves at least: short files are moved several times.
@@ -25,7 +26,7 @@ const MAX_FILE: u64 = 1 << 30;
 
 /// Moves a file between two processes in every way the protocol knows, each verified octet for octet, beside raw TCP
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The file; without one, the program moves its own executable.
     file: Option<PathBuf>,
     /// One JSON object a line instead of the table.
@@ -51,19 +52,17 @@ struct Line {
 /// Runs the demo.
 ///
 /// # Errors
-/// [`Failure::Verdict`] unless every line was verified; [`Failure::Usage`] when the file cannot be read.
-pub fn run(args: &Args, device: &Device) -> Result<(), Failure> {
+/// Unless every line was verified.
+pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let own = std::env::current_exe()
-        .map_err(|error| Failure::Usage(format!("the program does not find its own executable: {error}")))?;
+        .map_err(|error| Failure::local("finding the program's own executable", error))?;
     let path = args.file.clone().unwrap_or_else(|| own.clone());
     let file = read_file(&path)?;
     if file.is_empty() {
-        return Err(Failure::Usage(format!(
-            "{}: the file is empty: choose one with octets in it",
-            path.display()
-        )));
+        return Err(Failure::usage(path.display(), "the file is empty", "name one with octets in it"));
     }
     let passes = u32::try_from(AT_LEAST.div_ceil(file.len() as u64)).unwrap_or(u32::MAX).min(4096);
+    let device = &opener.device()?;
     let peer = Peer::start(&own, &path, args.corrupt)?;
     if !args.json {
         println!(
@@ -83,7 +82,7 @@ pub fn run(args: &Args, device: &Device) -> Result<(), Failure> {
     }
     drop(peer);
     if failed > 0 {
-        return Err(Failure::Verdict(format!("{failed} of {} lines were not verified", WAYS.len())));
+        return Err(differs(format!("{failed} of {} lines were not verified", WAYS.len())));
     }
     Ok(())
 }
@@ -94,7 +93,7 @@ fn one_line(device: &Device, peer: &Peer, number: usize, file: &[u8], passes: u3
     let patience = Duration::from_secs(60);
     let moved = device
         .block_on_for(patience, client::run(device, peer.iwarp, number, file, passes))
-        .unwrap_or_else(|| Err(Failure::Broken(format!("not done after {patience:?}"))));
+        .unwrap_or_else(|| Err(broken(format!("not done after {patience:?}"))));
     let way = WAYS[number].name;
     match moved {
         Ok(moved) => {
@@ -127,10 +126,10 @@ fn gbit(octets: u64, time: Duration) -> f64 {
     octets as f64 * 8e-9 / time.as_secs_f64().max(1e-9)
 }
 
-fn print(line: &Line, json: bool) -> Result<(), Failure> {
+fn print(line: &Line, json: bool) -> Result<()> {
     let mut out = std::io::stdout().lock();
     let written = if json {
-        let text = serde_json::to_string(line).map_err(|error| Failure::Broken(error.to_string()))?;
+        let text = serde_json::to_string(line).map_err(|error| broken(error.to_string()))?;
         writeln!(out, "{text}")
     } else {
         let verdict = if line.verified { "yes" } else { "NO" };
@@ -144,7 +143,7 @@ fn print(line: &Line, json: bool) -> Result<(), Failure> {
             line.error.as_ref().map(|error| format!("  {error}")).unwrap_or_default(),
         )
     };
-    written.map_err(|error| Failure::Usage(format!("standard output: {error}")))
+    written.map_err(|error| Failure::local("standard output", error))
 }
 
 /// A line that is overwritten, on a terminal only.
@@ -156,12 +155,13 @@ fn progress(what: &str) {
     }
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>, Failure> {
-    let cannot = |error: std::io::Error| Failure::Usage(format!("{}: {error}", path.display()));
+fn read_file(path: &Path) -> Result<Vec<u8>> {
+    let cannot =
+        |error: std::io::Error| Failure::usage(path.display(), error, "name a file that can be read");
     let len = std::fs::metadata(path).map_err(cannot)?.len();
     if len > MAX_FILE {
-        let line = format!("{}: {len} octets, at most {MAX_FILE}: choose a smaller file", path.display());
-        return Err(Failure::Usage(line));
+        let why = format!("{len} octets, at most {MAX_FILE}");
+        return Err(Failure::usage(path.display(), why, "name a smaller file"));
     }
     std::fs::read(path).map_err(cannot)
 }
@@ -174,13 +174,13 @@ struct Peer {
 }
 
 impl Peer {
-    fn start(own: &Path, file: &Path, corrupt: Option<usize>) -> Result<Self, Failure> {
+    fn start(own: &Path, file: &Path, corrupt: Option<usize>) -> Result<Self> {
         let mut command = Command::new(own);
         command.arg("demo-peer").arg(file).stdin(Stdio::piped()).stdout(Stdio::piped());
         if let Some(number) = corrupt {
             command.arg("--corrupt").arg(number.to_string());
         }
-        let cannot = |what: String| Failure::Broken(format!("starting the second process: {what}"));
+        let cannot = |what: String| Failure::local("starting the second process", what);
         let mut child = command.spawn().map_err(|error| cannot(error.to_string()))?;
         let mut line = String::new();
         if let Some(out) = child.stdout.take() {
@@ -203,4 +203,14 @@ impl Drop for Peer {
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
+}
+
+/// The peer, or this end, did what the demo does not.
+fn broken(why: impl std::fmt::Display) -> Failure {
+    Failure::lost("demo", why)
+}
+
+/// Something is not as it was sent.
+fn differs(why: impl std::fmt::Display) -> Failure {
+    Failure::differs("demo", why)
 }

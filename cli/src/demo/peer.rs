@@ -6,14 +6,15 @@ use std::path::PathBuf;
 
 use verbs::{Access, Connection, Device, Grant, Incoming, Listener, Message, SharedMr};
 
-use crate::exit::Failure;
+use crate::fail::{Failure, Result};
+use crate::open::Opener;
 
-use super::raw;
 use super::way::{Op, WAYS, Way};
+use super::{broken, raw};
 
 /// Arguments of the hidden command.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The file.
     file: PathBuf,
     /// Damages one octet of what arrives in this line of the table: shows that the demo notices.
@@ -25,10 +26,11 @@ pub struct Args {
 ///
 /// # Errors
 /// [`Failure`].
-pub fn run(args: &Args, device: &Device) -> Result<(), Failure> {
+pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
+    let device = &opener.device()?;
     let file = super::read_file(&args.file)?;
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let tcp = TcpListener::bind(any).map_err(|error| Failure::Usage(format!("listening on TCP: {error}")))?;
+    let tcp = TcpListener::bind(any).map_err(|error| Failure::local("listening on TCP", error))?;
     let tcp_port = tcp.local_addr().map_or(0, |at| at.port());
     std::thread::spawn(move || raw::sink(&tcp));
     // The listener asks for nothing: each way's own options are given when it is accepted.
@@ -54,13 +56,7 @@ pub fn run(args: &Args, device: &Device) -> Result<(), Failure> {
     }
 }
 
-async fn serve(
-    device: &Device,
-    incoming: Incoming,
-    way: &Way,
-    file: &[u8],
-    damage: bool,
-) -> Result<(), Failure> {
+async fn serve(device: &Device, incoming: Incoming, way: &Way, file: &[u8], damage: bool) -> Result<()> {
     let pd = device.alloc_pd()?;
     let memory = pd.share(file.len().next_multiple_of(8) + 16, rights(way.op))?;
     if way.op == Op::Read {
@@ -107,13 +103,13 @@ fn rights(op: Op) -> Access {
 }
 
 /// Takes messages until the client says that all is sent, and tells it that it has arrived.
-async fn wait_for_end(connection: &Connection) -> Result<(), Failure> {
+async fn wait_for_end(connection: &Connection) -> Result<()> {
     let mut writes = 0u32;
     loop {
         let message = connection.recv().await?;
         if message.write_len().is_some() {
             if message.imm() != Some(writes) {
-                return Err(Failure::Broken(format!("immediate {:?} in place of {writes}", message.imm())));
+                return Err(broken(format!("immediate {:?} in place of {writes}", message.imm())));
             }
             writes += 1;
         } else if *message == *b"end" {
@@ -131,7 +127,7 @@ async fn gather(
     op: Op,
     len: usize,
     mut window: Option<Grant>,
-) -> Result<Vec<u8>, Failure> {
+) -> Result<Vec<u8>> {
     let mut file = vec![0; len];
     let (mut at, mut chunk) = (0, 0u32);
     loop {
@@ -141,11 +137,11 @@ async fn gather(
             return Ok(file);
         }
         if op == Op::SendImm && message.imm() != Some(chunk) {
-            return Err(Failure::Broken(format!("immediate {:?} in place of {chunk}", message.imm())));
+            return Err(broken(format!("immediate {:?} in place of {chunk}", message.imm())));
         }
         let room = len - at;
         if message.len() > room {
-            return Err(Failure::Broken(format!("{} octets where {room} are left", message.len())));
+            return Err(broken(format!("{} octets where {room} are left", message.len())));
         }
         file[at..at + message.len()].copy_from_slice(&message);
         at += message.len();
@@ -156,7 +152,7 @@ async fn gather(
         at = 0;
         if let Some(ended) = &window {
             if message.invalidated() != Some(ended.remote().rkey) {
-                return Err(Failure::Broken("the last Send of a pass did not invalidate the window".into()));
+                return Err(broken("the last Send of a pass did not invalidate the window"));
             }
             let next = memory.grant(connection, 0..memory.len(), Access::REMOTE_WRITE).await?;
             connection.send_copy(&next.remote().to_bytes()).await?;

@@ -5,6 +5,7 @@ use crate::driver::Driver;
 use crate::error::{Error, PostError, Result};
 use crate::notify::Wakes;
 use crate::pd::Pd;
+use crate::qp::peer::Known;
 use crate::qp::send_queue::{SendQueue, SqLimits, SqMode};
 use crate::qp::{QpState, RecvQueue, RecvWqe};
 use crate::srq::Srq;
@@ -65,6 +66,19 @@ pub struct QpAttr {
     pub ird: u16,
     /// Capacities.
     pub cap: QpCap,
+}
+
+/// How the octets of a standing connection travel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// Octets a TCP segment carries (RFC 5044 section 5.1).
+    pub emss: usize,
+    /// Octets of the longest ULPDU we send.
+    pub max_ulpdu: usize,
+    /// Whether the peer turned out to be one of ours; false until its answer is here.
+    pub uiw_peer: bool,
+    /// What TCP says.
+    pub stream: llp::StreamInfo,
 }
 
 pub(crate) enum RecvSource {
@@ -245,6 +259,20 @@ impl Qp {
     /// [`Error::NotConnected`].
     pub fn disconnect(&self) -> Result<()> {
         crate::qp::teardown::disconnect(&self.0)
+    }
+
+    /// How the octets of its connection travel now; `None` without a connection.
+    #[must_use]
+    pub fn path(&self) -> Option<Path> {
+        let token = self.0.conn()?;
+        let mut busy = self.0.driver.lock();
+        let (core, driver) = busy.parts();
+        core.with_conn(driver, token, |conn, _| Path {
+            emss: conn.stream.emss(),
+            max_ulpdu: conn.tx.mulpdu,
+            uiw_peer: matches!(conn.peer.known, Known::Ours(_)),
+            stream: conn.stream.info(),
+        })
     }
 
     /// The device's driver works for this queue pair once, if nobody else drives.

@@ -19,7 +19,7 @@ mod tx;
 
 pub(crate) use conn::{Conn, Phase};
 pub(crate) use handle::QpInner;
-pub use handle::{Qp, QpAttr, QpCap, QpInit};
+pub use handle::{Path, Qp, QpAttr, QpCap, QpInit};
 pub(crate) use out_queue::SendError;
 pub(crate) use peer::Peer;
 pub(crate) use recv_queue::{RecvQueue, RecvWqe};

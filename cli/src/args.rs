@@ -1,0 +1,235 @@
+//! Arguments that several commands share.
+
+use crate::fail::{Failure, Result};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::str::FromStr;
+use verbs::{ConnOptions, FpduSize};
+
+/// rping's port, and so the one of `uiw serve`.
+pub(crate) const DEFAULT_PORT: u16 = 7174;
+
+/// A switch with words for both positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Switch {
+    /// On
+    On,
+    /// Off
+    Off,
+}
+
+impl Switch {
+    pub(crate) fn is_on(self) -> bool {
+        self == Self::On
+    }
+}
+
+/// How large FPDUs are: `auto`, `segment`, `large` or a MULPDU in octets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Fpdu(pub(crate) FpduSize);
+
+impl FromStr for Fpdu {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        Ok(Self(match text {
+            "auto" => FpduSize::Auto,
+            "segment" => FpduSize::Segment,
+            "large" => FpduSize::Large,
+            number => match number.parse() {
+                Ok(size) if (mpa::MIN_MULPDU..=mpa::MAX_ULPDU).contains(&usize::from(size)) => {
+                    FpduSize::Fixed(size)
+                }
+                _ => return Err("expected auto, segment, large or 128 to 64768 octets".to_owned()),
+            },
+        }))
+    }
+}
+
+impl TryFrom<String> for Fpdu {
+    type Error = String;
+
+    fn try_from(text: String) -> std::result::Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Fpdu> for String {
+    fn from(fpdu: Fpdu) -> Self {
+        fpdu.to_string()
+    }
+}
+
+impl fmt::Display for Fpdu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            FpduSize::Auto => f.write_str("auto"),
+            FpduSize::Segment => f.write_str("segment"),
+            FpduSize::Large => f.write_str("large"),
+            FpduSize::Fixed(size) => write!(f, "{size}"),
+        }
+    }
+}
+
+/// Options of a connection.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct ConnArgs {
+    /// CRC32C on every FPDU
+    #[arg(long, value_name = "on|off", default_value = "on")]
+    pub(crate) crc: Switch,
+    /// Ask for Markers, both ways where the peer is `uiw serve`
+    #[arg(long)]
+    pub(crate) markers: bool,
+    /// FPDU size: auto (large between our own), segment, large, or a MULPDU in octets
+    #[arg(long, value_name = "SIZE", default_value = "auto")]
+    pub(crate) fpdu: Fpdu,
+    /// Copy every source before its CRC is computed
+    #[arg(long)]
+    pub(crate) stable_tx: bool,
+    /// Congestion control of TCP, such as cubic or bbr
+    #[arg(long, value_name = "NAME")]
+    pub(crate) congestion: Option<String>,
+}
+
+impl ConnArgs {
+    pub(crate) fn wishes(&self) -> Wishes {
+        Wishes {
+            crc: self.crc.is_on(),
+            markers: self.markers,
+            fpdu: self.fpdu,
+            stable_tx: self.stable_tx,
+            congestion: self.congestion.clone(),
+        }
+    }
+}
+
+/// Options of a connection as its other end is told them, to do the same in its direction.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Wishes {
+    pub(crate) crc: bool,
+    pub(crate) markers: bool,
+    pub(crate) fpdu: Fpdu,
+    pub(crate) stable_tx: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) congestion: Option<String>,
+}
+
+impl Default for Wishes {
+    fn default() -> Self {
+        Self { crc: true, markers: false, fpdu: Fpdu::default(), stable_tx: false, congestion: None }
+    }
+}
+
+impl Wishes {
+    pub(crate) fn options(&self) -> ConnOptions {
+        let mut options = ConnOptions {
+            crc: self.crc,
+            markers: self.markers,
+            fpdu: self.fpdu.0,
+            stable_tx: self.stable_tx,
+            ..ConnOptions::default()
+        };
+        options.stream.congestion.clone_from(&self.congestion);
+        options
+    }
+}
+
+/// A number of octets: `4096`, `64K`, `8M`.
+pub(crate) fn octets(text: &str) -> std::result::Result<u32, String> {
+    let (digits, unit) = match text.char_indices().next_back() {
+        Some((at, 'k' | 'K')) => (&text[..at], 1 << 10),
+        Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),
+        _ => (text, 1),
+    };
+    let number: u32 = digits.parse().map_err(|_| "expected octets, such as 4096, 64K or 8M".to_owned())?;
+    number.checked_mul(unit).ok_or_else(|| "at most 4095M".to_owned())
+}
+
+/// Seconds, possibly broken.
+pub(crate) fn seconds(text: &str) -> std::result::Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err("expected seconds between 0 and 86400".to_owned()),
+    }
+}
+
+/// The address of `HOST[:PORT]`.
+pub(crate) fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
+    if let Ok(address) = host.parse::<SocketAddr>() {
+        return Ok(address);
+    }
+    if let Ok(ip) = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, port));
+    }
+    let (name, port) = match host.rsplit_once(':') {
+        None => (host, port),
+        Some((name, digits)) => match digits.parse() {
+            Ok(port) => (name, port),
+            Err(_) => {
+                return Err(Failure::usage(host, "the port is no number up to 65535", "write HOST:PORT"));
+            }
+        },
+    };
+    let unknown = |why: &dyn fmt::Display| {
+        Failure::new(crate::fail::Exit::Unreachable, host, why, "check the name, or use an address")
+    };
+    let mut addresses = (name, port).to_socket_addrs().map_err(|error| unknown(&error))?;
+    addresses.next().ok_or_else(|| unknown(&"the name has no address"))
+}
+
+/// The address of `--listen`: `ADDR:PORT`, `ADDR`, `:PORT` (all addresses) or `PORT` (this machine only).
+pub(crate) fn listen(text: &str) -> std::result::Result<SocketAddr, String> {
+    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return Ok(address);
+    }
+    if let Ok(ip) = text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
+        return Ok(SocketAddr::new(ip, DEFAULT_PORT));
+    }
+    if let Some(port) = text.strip_prefix(':').and_then(|digits| digits.parse().ok()) {
+        return Ok(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port));
+    }
+    match text.parse() {
+        Ok(port) => Ok(SocketAddr::new(loopback, port)),
+        Err(_) => {
+            Err("expected ADDR:PORT, ADDR, :PORT (all addresses) or PORT (this machine only)".to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn octets_take_units() {
+        assert_eq!(octets("12"), Ok(12));
+        assert_eq!(octets("64k"), Ok(65_536));
+        assert_eq!(octets("8M"), Ok(8 << 20));
+        assert!(octets("8G").is_err() && octets("").is_err() && octets("5000M").is_err());
+    }
+
+    #[test]
+    fn addresses_with_and_without_port() {
+        assert_eq!(resolve("127.0.0.1", 5).unwrap(), "127.0.0.1:5".parse().unwrap());
+        assert_eq!(resolve("[::1]:6", 5).unwrap(), "[::1]:6".parse().unwrap());
+        assert_eq!(resolve("::1", 5).unwrap(), "[::1]:5".parse().unwrap());
+        assert_eq!(resolve("localhost:99999", 5).unwrap_err().exit, crate::fail::Exit::Usage);
+        assert_eq!(listen(":7"), Ok("[::]:7".parse().unwrap()));
+        assert_eq!(listen("7"), Ok("127.0.0.1:7".parse().unwrap()));
+        assert!(listen("no").is_err());
+    }
+
+    #[test]
+    fn fpdu_sizes() {
+        assert_eq!("1424".parse(), Ok(Fpdu(FpduSize::Fixed(1424))));
+        assert!("127".parse::<Fpdu>().is_err() && "65000".parse::<Fpdu>().is_err());
+        for text in ["auto", "segment", "large", "128"] {
+            assert_eq!(text.parse::<Fpdu>().unwrap().to_string(), text);
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! How a command ends: its exit code, and one line that says what failed, why, and what to do.
+
+use std::fmt;
+use std::process::ExitCode;
+use verbs::{Error, Wc, WcStatus};
+
+/// Exit codes of every command. The text is part of `--help`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Exit {
+    /// The run itself failed: octets differ, or this machine lacks something.
+    Failed = 1,
+    /// The command line is wrong.
+    Usage = 2,
+    /// No connection: refused, unreachable, timed out, rejected, or the peer does not speak iWARP.
+    Unreachable = 3,
+    /// The peer misbehaved, or the connection was lost.
+    Lost = 4,
+}
+
+/// The exit codes for `--help`.
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes:
+  0  done, and everything verified
+  1  the run failed: octets differ, or this machine lacks something
+  2  the command line is wrong
+  3  no connection: refused, unreachable, timed out, rejected, or the peer does not speak iWARP
+  4  the peer misbehaved, or the connection was lost
+
+Environment:
+  UIW_LOG  what to log on standard error, for instance `debug` or `verbs=trace`";
+
+/// Why a command ended. Printed as `uiw: what: why: fix`.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) exit: Exit,
+    what: String,
+    why: String,
+    fix: String,
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;
+
+impl Failure {
+    pub(crate) fn new(
+        exit: Exit,
+        what: impl fmt::Display,
+        why: impl fmt::Display,
+        fix: impl fmt::Display,
+    ) -> Self {
+        // One line, whatever the parts bring along.
+        let line =
+            |part: &dyn fmt::Display| part.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        Self { exit, what: line(&what), why: line(&why), fix: line(&fix) }
+    }
+
+    pub(crate) fn usage(what: impl fmt::Display, why: impl fmt::Display, fix: impl fmt::Display) -> Self {
+        Self::new(Exit::Usage, what, why, fix)
+    }
+
+    /// Something on this machine.
+    pub(crate) fn local(what: impl fmt::Display, why: impl fmt::Display) -> Self {
+        Self::new(Exit::Failed, what, why, "see UIW_LOG=debug for what went before")
+    }
+
+    /// The peer did what it must not, or went away.
+    pub(crate) fn lost(what: impl fmt::Display, why: impl fmt::Display) -> Self {
+        Self::new(Exit::Lost, what, why, "look at the peer's messages, or at `--pcap FILE` with `uiw decode`")
+    }
+
+    /// Octets differ.
+    pub(crate) fn differs(what: impl fmt::Display, why: impl fmt::Display) -> Self {
+        Self::new(Exit::Failed, what, why, "keep the octets of the run with `--pcap FILE` and report it")
+    }
+
+    /// A connection could not be set up.
+    pub(crate) fn connecting(to: impl fmt::Display, error: &Error) -> Self {
+        let what = format!("connecting to {to}");
+        let no = |why: String, fix: &str| Self::new(Exit::Unreachable, &what, why, fix);
+        match error {
+            Error::Refused { .. } => no(
+                "nobody listens on that port".into(),
+                "start `uiw serve --listen ADDR:PORT` there, or name its port",
+            ),
+            Error::TimedOut { after, .. } => {
+                no(format!("no answer within {after:?}"), "check the address and firewalls on the way")
+            }
+            Error::Rejected { .. } => {
+                no("the peer rejected the connection".into(), "look at the peer's messages")
+            }
+            Error::ClosedInStartup { .. } => no(
+                "the peer closed before its MPA Reply".into(),
+                "check that an iWARP program listens on that port",
+            ),
+            Error::PeerStartup { source, .. } => {
+                no(format!("illegal start-up frame: {source}"), "check that an iWARP program listens there")
+            }
+            Error::Startup(error) => Self::usage(what, error, "change the options of the connection"),
+            Error::Io { source, .. } | Error::Lost { source, .. } => {
+                no(source.to_string(), "check the address and the route to it")
+            }
+            error => no(error.to_string(), "see `uiw --help` and UIW_LOG=debug"),
+        }
+    }
+
+    /// A request that ended in error.
+    pub(crate) fn completion(peer: impl fmt::Display, wc: &Wc) -> Self {
+        let why = match (wc.reason, wc.status) {
+            (Some(reason), _) => reason.to_string(),
+            (None, WcStatus::Flushed) => "the connection ended before the work was done".to_owned(),
+            (None, status) => status.to_string(),
+        };
+        Self::lost(peer, why)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::local("preparing", error)
+    }
+}
+
+impl From<verbs::WcError> for Failure {
+    fn from(error: verbs::WcError) -> Self {
+        match error {
+            verbs::WcError::Refused(error) => error.into(),
+            error => Self::lost("an operation", error),
+        }
+    }
+}
+
+impl From<verbs::PostError> for Failure {
+    fn from(error: verbs::PostError) -> Self {
+        Self::local("posting", error)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "uiw: {}: {}: {}", self.what, self.why, self.fix)
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_one_line() {
+        let failure = Failure::usage("a\nb", " c \n d", "e");
+        assert_eq!(failure.to_string(), "uiw: a b: c d: e");
+    }
+
+    #[test]
+    fn refused_and_timed_out_are_3() {
+        let peer = "192.0.2.1:9".parse().unwrap();
+        for error in
+            [Error::Refused { peer }, Error::TimedOut { peer, after: std::time::Duration::from_secs(1) }]
+        {
+            assert_eq!(Failure::connecting("192.0.2.1:9", &error).exit, Exit::Unreachable);
+        }
+    }
+}

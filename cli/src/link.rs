@@ -1,0 +1,254 @@
+//! One connection on the raw layer: a queue pair, the queue where it completes, and ways to wait for that queue.
+
+use crate::fail::{Failure, Result};
+use crate::stop::Stop;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+use verbs::cm::{self, CmChannel, CmEventKind, ConnInfo, ConnRequest};
+use verbs::{
+    ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, SendFlags, SendOp, SendWr,
+    Sge, Srq, Wc, WcStatus,
+};
+
+/// Set in the number of every receive: the opcode of a completion in error means nothing.
+pub(crate) const RECV: u64 = 1 << 63;
+/// Octets that go inline at most.
+pub(crate) const MAX_INLINE: u32 = 1024;
+/// Polls that find nothing before a spinning thread lets others have its core.
+const SPINS: u32 = 2000;
+
+/// How a thread waits for completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// Polling all the time.
+    Spin,
+    /// Asleep in the device.
+    Sleep,
+}
+
+/// Depths of a connection's queues.
+#[derive(Clone)]
+pub(crate) struct Depths {
+    pub(crate) send: u32,
+    pub(crate) recv: u32,
+    pub(crate) sges: u32,
+    pub(crate) srq: Option<Arc<Srq>>,
+}
+
+impl Depths {
+    pub(crate) fn new(send: u32, recv: u32) -> Self {
+        Self { send, recv, sges: 1, srq: None }
+    }
+}
+
+/// A queue pair that is not connected: post its receives, then connect or accept.
+pub(crate) struct Half {
+    pub(crate) device: Device,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) qp: Qp,
+    channel: Arc<CmChannel>,
+}
+
+/// A standing connection.
+pub(crate) struct Link {
+    pub(crate) device: Device,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) qp: Qp,
+    pub(crate) info: ConnInfo,
+    channel: Arc<CmChannel>,
+}
+
+impl Half {
+    pub(crate) fn new(device: &Device, pd: &Pd, depths: &Depths) -> Result<Self> {
+        let cq = device.create_cq(depths.send + depths.recv + 16, CqOptions::default())?;
+        Self::on(device, pd, &cq, depths)
+    }
+
+    /// As [`Half::new`], completing in `cq`.
+    pub(crate) fn on(device: &Device, pd: &Pd, cq: &Arc<Cq>, depths: &Depths) -> Result<Self> {
+        let cap = QpCap {
+            max_send_wr: depths.send,
+            max_recv_wr: depths.recv,
+            max_send_sge: depths.sges,
+            max_recv_sge: depths.sges,
+            max_inline: MAX_INLINE,
+        };
+        let qp = pd.create_qp(QpInit {
+            send_cq: Arc::clone(cq),
+            recv_cq: Arc::clone(cq),
+            srq: depths.srq.clone(),
+            cap,
+            signal_all: false,
+        })?;
+        let channel = Arc::new(CmChannel::default());
+        Ok(Self { device: device.clone(), pd: pd.clone(), cq: Arc::clone(cq), qp, channel })
+    }
+
+    pub(crate) fn connect(
+        self,
+        peer: SocketAddr,
+        options: &ConnOptions,
+        private_data: &[u8],
+    ) -> Result<Link> {
+        let options = Arc::new(options.clone());
+        cm::connect(&self.qp, None, peer, &options, private_data, &self.channel)
+            .map_err(|error| Failure::connecting(peer, &error))?;
+        self.established(peer, Until::NEVER)
+    }
+
+    pub(crate) fn accept(
+        self,
+        request: ConnRequest,
+        options: &ConnOptions,
+        private_data: &[u8],
+        until: Until<'_>,
+    ) -> Result<Link> {
+        let peer = request.peer_addr();
+        let options = Arc::new(options.clone());
+        request
+            .accept(&self.qp, Some(&options), private_data, Some(&self.channel))
+            .map_err(|error| Failure::lost(format!("accepting {peer}"), error))?;
+        self.established(peer, until)
+    }
+
+    fn established(self, peer: SocketAddr, until: Until<'_>) -> Result<Link> {
+        let event = self.device.wait(until.deadline, |cx| match until.stop.map(|stop| stop.poll(cx)) {
+            Some(Poll::Ready(())) => Poll::Ready(None),
+            _ => self.channel.poll_pop(cx).map(|event| Some(event.kind)),
+        });
+        let info = match event.flatten() {
+            Some(CmEventKind::Established(info)) => info,
+            Some(CmEventKind::Failed(error)) => return Err(Failure::connecting(peer, &error)),
+            _ => return Err(Failure::lost(peer, "the connection ended while it was set up")),
+        };
+        let Self { device, pd, cq, qp, channel } = self;
+        Ok(Link { device, pd, cq, qp, info, channel })
+    }
+}
+
+/// Receives of the slots `slots`, one element (or none) each.
+pub(crate) fn post_recvs(qp: &Qp, slots: impl IntoIterator<Item = (u64, Option<Sge>)>) -> Result<()> {
+    for (slot, sge) in slots {
+        let sges = sge.as_slice();
+        // SAFETY: the commands look at a receive's part of a buffer only after its completion (`crate::memory::Buffer`).
+        unsafe { qp.post_recv([RecvWr { wr_id: RECV | slot, sges }]) }?;
+    }
+    Ok(())
+}
+
+/// Posts one request.
+pub(crate) fn post(qp: &Qp, wr_id: u64, op: SendOp, sges: &[Sge], flags: SendFlags) -> Result<()> {
+    // SAFETY: elements lie in a `crate::memory::Buffer`, whose parts the commands touch only after the completion; inline ones
+    // are addresses of octets that are borrowed or owned by the caller during this call.
+    unsafe { qp.post_send([SendWr { wr_id, op, sges, flags }]) }?;
+    Ok(())
+}
+
+/// Posts a Send of a copy of `octets`, at most [`MAX_INLINE`] of them.
+pub(crate) fn send_copy(qp: &Qp, wr_id: u64, octets: &[u8]) -> Result<()> {
+    let sge = Sge { addr: octets.as_ptr() as u64, length: octets.len() as u32, lkey: 0 };
+    post(qp, wr_id, SendOp::Send, &[sge], SendFlags::SIGNALED | SendFlags::INLINE)
+}
+
+/// Takes up to `max` completions from `cq`, waiting for the first. None are taken when `stop` is set or `deadline` has passed.
+pub(crate) fn completions(
+    device: &Device,
+    cq: &Cq,
+    wait: Wait,
+    until: Until<'_>,
+    max: usize,
+    mut each: impl FnMut(Wc),
+) -> usize {
+    let mut empty = 0u32;
+    loop {
+        let taken = cq.poll_with(max, &mut each);
+        if taken > 0 || until.is_over() {
+            return taken;
+        }
+        match wait {
+            Wait::Sleep => {
+                device.wait(until.deadline, |cx| match until.stop.map(|stop| stop.poll(cx)) {
+                    Some(Poll::Ready(())) => Poll::Ready(()),
+                    _ => cq.poll_ready(cx),
+                });
+            }
+            Wait::Spin if empty > SPINS => std::thread::yield_now(),
+            Wait::Spin => {
+                empty += 1;
+                std::hint::spin_loop();
+            }
+        }
+    }
+}
+
+/// What ends a wait early.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Until<'a> {
+    pub(crate) stop: Option<&'a Stop>,
+    pub(crate) deadline: Option<Instant>,
+}
+
+impl<'a> Until<'a> {
+    pub(crate) const NEVER: Self = Self { stop: None, deadline: None };
+
+    pub(crate) fn stop(stop: &'a Stop) -> Self {
+        Self { stop: Some(stop), deadline: None }
+    }
+
+    pub(crate) fn deadline(at: Instant) -> Self {
+        Self { stop: None, deadline: Some(at) }
+    }
+
+    fn is_over(&self) -> bool {
+        self.stop.is_some_and(Stop::is_set) || self.deadline.is_some_and(|at| Instant::now() >= at)
+    }
+}
+
+impl Link {
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.info.peer
+    }
+
+    /// The next completion, which is no error; `None` when `until` came first.
+    pub(crate) fn next(&self, wait: Wait, until: Until<'_>) -> Result<Option<Wc>> {
+        let mut next = None;
+        // One at a time: nothing is left over for a caller who ends in between.
+        completions(&self.device, &self.cq, wait, until, 1, |wc| next = Some(wc));
+        match next {
+            Some(wc) if wc.status != WcStatus::Success => Err(self.failure(&wc)),
+            next => Ok(next),
+        }
+    }
+
+    /// Whether the peer closed in order: how most connections of a server end.
+    pub(crate) fn ended_in_order(&self, wc: &Wc) -> bool {
+        wc.status == WcStatus::Flushed
+            && wc.reason.is_none()
+            && self.ending(Duration::from_secs(1)) == Some(true)
+    }
+
+    fn ending(&self, patience: Duration) -> Option<bool> {
+        let deadline = Instant::now().checked_add(patience);
+        let event = self.device.wait(deadline, |cx| self.channel.poll_pop(cx));
+        match event?.kind {
+            CmEventKind::Disconnected(ending) => Some(ending.orderly),
+            _ => None,
+        }
+    }
+
+    /// What to say of a completion in error.
+    pub(crate) fn failure(&self, wc: &Wc) -> Failure {
+        Failure::completion(self.peer(), wc)
+    }
+
+    /// Closes in order; waits a moment for the peer to do so too.
+    pub(crate) fn close(self) {
+        if self.qp.state() == QpState::Rts && self.qp.disconnect().is_ok() {
+            let _ = self.ending(Duration::from_secs(2));
+        }
+    }
+}

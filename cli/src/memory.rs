@@ -1,0 +1,117 @@
+//! Registered memory of the commands.
+
+use crate::fail::{Failure, Result};
+use std::ops::Range;
+use verbs::{Access, Memory, Pd, RawMr, Remote, RemoteMr, Sge};
+
+/// Octets of the engine's that requests name. The commands copy in and out of a part only while no request of theirs names it;
+/// what a peer may write at any time is registered shared and copied atomically by the engine.
+pub(crate) struct Buffer {
+    mr: RawMr,
+    len: usize,
+}
+
+impl Buffer {
+    /// Memory that no peer reaches: sources, and places of receives and Reads.
+    pub(crate) fn exclusive(pd: &Pd, len: usize) -> Result<Self> {
+        let memory = owned(len)?;
+        // SAFETY: requests that place into it name distinct parts, and the commands look at a part (through `read`, `write` and
+        // `differs`) only after they have taken the completion of the request that named it.
+        let memory = unsafe { memory.exclusive() };
+        Self::register(pd, memory, len, Access::LOCAL_WRITE)
+    }
+
+    /// Memory that peers reach with `access`.
+    pub(crate) fn shared(pd: &Pd, len: usize, access: Access) -> Result<Self> {
+        Self::register(pd, owned(len)?, len, access | Access::LOCAL_WRITE)
+    }
+
+    fn register(pd: &Pd, memory: Memory, len: usize, access: Access) -> Result<Self> {
+        let base = memory.as_ptr() as u64;
+        let mr = pd.register_raw(memory, base, access)?;
+        let buffer = Self { mr, len };
+        buffer.clear()?;
+        Ok(buffer)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn sge(&self, range: Range<usize>) -> Sge {
+        let length = u32::try_from(range.len()).unwrap_or(u32::MAX);
+        Sge { addr: self.mr.addr() + range.start as u64, length, lkey: self.mr.lkey() }
+    }
+
+    pub(crate) fn remote(&self) -> RemoteMr {
+        RemoteMr { len: self.len as u64, ..self.mr.remote() }
+    }
+
+    /// Octets `range` by our own address: for inline requests.
+    pub(crate) fn address(&self, range: Range<usize>) -> Sge {
+        let length = u32::try_from(range.len()).unwrap_or(u32::MAX);
+        Sge { addr: self.mr.region().as_ptr() as u64 + range.start as u64, length, lkey: 0 }
+    }
+
+    /// Zeroes all of it (and touches its pages).
+    pub(crate) fn clear(&self) -> Result<()> {
+        let zeros = [0; 64 << 10];
+        let mut at = 0;
+        while at < self.len {
+            let len = zeros.len().min(self.len - at);
+            self.write(at, &zeros[..len])?;
+            at += len;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write(&self, offset: usize, octets: &[u8]) -> Result<()> {
+        let span = self.span(offset, octets.len())?;
+        let pin = span.pin().map_err(gone)?;
+        pin.copy_from(0, octets);
+        Ok(())
+    }
+
+    pub(crate) fn read(&self, offset: usize, octets: &mut [u8]) -> Result<()> {
+        let span = self.span(offset, octets.len())?;
+        let pin = span.pin().map_err(gone)?;
+        pin.copy_to(0, octets);
+        Ok(())
+    }
+
+    /// Where octets from `offset` on differ from `expected`, counted from there.
+    pub(crate) fn differs(&self, offset: usize, expected: &[u8]) -> Result<Option<usize>> {
+        let mut block = vec![0; (64 << 10).min(expected.len())];
+        for (index, want) in expected.chunks(block.len().max(1)).enumerate() {
+            let at = index * block.len();
+            let got = &mut block[..want.len()];
+            self.read(offset + at, got)?;
+            if got != want {
+                let first = got.iter().zip(want).position(|(a, b)| a != b).unwrap_or_default();
+                return Ok(Some(at + first));
+            }
+        }
+        Ok(None)
+    }
+
+    pub(crate) fn stag(&self) -> verbs::STag {
+        verbs::STag(self.mr.rkey())
+    }
+
+    fn span(&self, offset: usize, len: usize) -> Result<mem::Span> {
+        self.mr.region().span(offset, len).map_err(|error| Failure::local("reaching memory", error))
+    }
+}
+
+fn owned(len: usize) -> Result<Memory> {
+    Memory::owned(len).map_err(|error| Failure::local(format!("allocating {len} octets"), error))
+}
+
+fn gone(error: mem::Gone) -> Failure {
+    Failure::local("reaching memory", error)
+}
+
+/// A place in the peer's memory, `offset` octets into `mr`.
+pub(crate) fn at(mr: RemoteMr, offset: u64) -> Remote {
+    Remote { addr: mr.addr + offset, rkey: mr.rkey }
+}

@@ -1,0 +1,203 @@
+//! `uiw perf --compare`: ours and raw TCP in alternating slices, each on a new connection, and raw TCP against raw TCP between
+//! them, which tells how much of a difference is noise.
+
+use super::plan::Plan;
+use super::raw::{Client, Measured};
+use super::run::{Outcome, Run};
+use crate::fail::{Failure, Result};
+use crate::text::Progress;
+use hdrhistogram::Histogram;
+use std::net::SocketAddr;
+use std::time::Duration;
+use verbs::{Device, Pd};
+
+/// Sizes of raw writes and reads that are tried; the faster one is compared with.
+const RAW_SIZES: [u32; 2] = [64_000, 256 << 10];
+/// Slices for that choice.
+const TRIES: usize = 5;
+
+/// Median and quartiles.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Quartiles {
+    pub(crate) median: f64,
+    pub(crate) q1: f64,
+    pub(crate) q3: f64,
+}
+
+impl Quartiles {
+    pub(crate) fn of(mut values: Vec<f64>) -> Self {
+        values.sort_unstable_by(f64::total_cmp);
+        let at = |part: f64| {
+            let place = part * values.len().saturating_sub(1) as f64;
+            let (low, high) = (values.get(place.floor() as usize), values.get(place.ceil() as usize));
+            let (low, high) = (low.copied().unwrap_or_default(), high.copied().unwrap_or_default());
+            low + (high - low) * place.fract()
+        };
+        Self { median: at(0.5), q1: at(0.25), q3: at(0.75) }
+    }
+}
+
+/// Processor time an octet, in nanoseconds (of a round trip, in a ping-pong).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cpu {
+    pub(crate) client: f64,
+    pub(crate) server: f64,
+}
+
+/// The comparison.
+#[derive(Clone, Debug)]
+pub(crate) struct Comparison {
+    pub(crate) slices: usize,
+    pub(crate) slice_seconds: f64,
+    /// Octets of a raw write and read.
+    pub(crate) raw_size: u32,
+    /// Octets a second, or round trip in microseconds (median of a slice).
+    pub(crate) ours: Quartiles,
+    pub(crate) raw: Quartiles,
+    /// Ours over raw, slice by slice.
+    pub(crate) ratio: Quartiles,
+    /// Raw over raw.
+    pub(crate) noise: Quartiles,
+    pub(crate) cpu_ours: Cpu,
+    pub(crate) cpu_raw: Cpu,
+    /// The last slice of ours, for what it says of the path.
+    pub(crate) last: Outcome,
+}
+
+/// One slice: the figure that is compared, and what it cost.
+struct Slice {
+    figure: f64,
+    units: f64,
+    cpu_client_ns: u64,
+    cpu_server_ns: u64,
+}
+
+/// Measures `slices` times.
+pub(crate) fn compare(
+    device: &Device,
+    pd: &Pd,
+    peer: SocketAddr,
+    plan: &Plan,
+    slices: usize,
+    progress: &mut Progress,
+) -> Result<Comparison> {
+    let (raw, _raw_link) = Client::open(device, pd, peer, plan.wishes.congestion.as_deref())?;
+    let bench = Bench { device, pd, peer, plan, raw };
+    let raw_size = bench.raw_size()?;
+    let mut last = None;
+    let (mut ours, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..slices {
+        progress.show(|| format!("comparing with raw TCP: slice {} of {slices}", round + 1));
+        // Whoever comes first in one round comes last in another: nobody always follows the same neighbour.
+        for step in 0..3 {
+            match (round + step) % 3 {
+                0 => first.push(bench.raw_slice(raw_size)?),
+                1 => {
+                    let (slice, outcome) = bench.our_slice()?;
+                    ours.push(slice);
+                    last = Some(outcome);
+                }
+                _ => second.push(bench.raw_slice(raw_size)?),
+            }
+        }
+    }
+    progress.clear();
+    let Some(last) = last else {
+        return Err(Failure::usage("--slices 0", "nothing to compare", "ask for some"));
+    };
+    let figures = |slices: &[Slice]| slices.iter().map(|slice| slice.figure).collect::<Vec<_>>();
+    let ratio =
+        |a: &[Slice], b: &[Slice]| Quartiles::of(a.iter().zip(b).map(|(a, b)| a.figure / b.figure).collect());
+    Ok(Comparison {
+        slices,
+        slice_seconds: plan.time.as_secs_f64(),
+        raw_size,
+        ours: Quartiles::of(figures(&ours)),
+        raw: Quartiles::of(figures(&first)),
+        ratio: ratio(&ours, &first),
+        noise: ratio(&second, &first),
+        cpu_ours: cpu(&ours),
+        cpu_raw: cpu(&first),
+        last,
+    })
+}
+
+struct Bench<'a> {
+    device: &'a Device,
+    pd: &'a Pd,
+    peer: SocketAddr,
+    plan: &'a Plan,
+    raw: Client,
+}
+
+impl Bench<'_> {
+    fn our_slice(&self) -> Result<(Slice, Outcome)> {
+        let outcome = Run::connect(self.device, self.pd, self.peer, self.plan)?.measure(|_, _| {})?;
+        let (figure, units) = match &outcome.round_trips {
+            Some(histogram) => (us_at(histogram, 0.5), histogram.len() as f64),
+            None => (outcome.rate(), outcome.octets as f64),
+        };
+        let (cpu_client_ns, cpu_server_ns) = (outcome.cpu_client_ns, outcome.cpu_server_ns);
+        Ok((Slice { figure, units, cpu_client_ns, cpu_server_ns }, outcome))
+    }
+
+    fn raw_slice(&self, size: u32) -> Result<Slice> {
+        let mut figure = None;
+        let measured = if self.plan.latency {
+            let mut histogram =
+                Histogram::<u64>::new(3).map_err(|error| Failure::local("histogram", error))?;
+            let measured = self.raw.ping_pong(self.plan.wait, size, self.plan.time, |took| {
+                histogram.saturating_record(took.as_nanos() as u64);
+            })?;
+            figure = Some((us_at(&histogram, 0.5), histogram.len() as f64));
+            measured
+        } else {
+            self.raw.slice(self.plan.to_server(), size, self.plan.time)?
+        };
+        let Measured { octets, cpu_client_ns, cpu_server_ns, .. } = measured;
+        let (figure, units) = figure.unwrap_or((measured.rate(), octets as f64));
+        Ok(Slice { figure, units, cpu_client_ns, cpu_server_ns })
+    }
+
+    /// The octets of a raw write: those of a message in a ping-pong, else what is fastest here.
+    fn raw_size(&self) -> Result<u32> {
+        if self.plan.latency {
+            return Ok(self.plan.size);
+        }
+        let mut rates = RAW_SIZES.map(|size| (size, Vec::new()));
+        for _ in 0..TRIES {
+            for (size, rates) in &mut rates {
+                rates.push(self.raw.slice(self.plan.to_server(), *size, self.plan.time)?.rate());
+            }
+        }
+        let best = rates
+            .map(|(size, rates)| (size, Quartiles::of(rates).median))
+            .into_iter()
+            .max_by(|a, b| a.1.total_cmp(&b.1));
+        Ok(best.map_or(RAW_SIZES[0], |(size, _)| size))
+    }
+}
+
+/// A quantile of a histogram of nanoseconds, in microseconds.
+pub(crate) fn us_at(histogram: &Histogram<u64>, quantile: f64) -> f64 {
+    Duration::from_nanos(histogram.value_at_quantile(quantile)).as_secs_f64() * 1e6
+}
+
+fn cpu(slices: &[Slice]) -> Cpu {
+    let units: f64 = slices.iter().map(|slice| slice.units).sum();
+    let sum = |cost: fn(&Slice) -> u64| slices.iter().map(cost).sum::<u64>() as f64 / units.max(1.0);
+    Cpu { client: sum(|slice| slice.cpu_client_ns), server: sum(|slice| slice.cpu_server_ns) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quartiles_of_few_and_many() {
+        assert_eq!(Quartiles::of(vec![]), Quartiles::default());
+        assert_eq!(Quartiles::of(vec![2.0]), Quartiles { median: 2.0, q1: 2.0, q3: 2.0 });
+        assert_eq!(Quartiles::of(vec![4.0, 1.0, 3.0, 2.0, 5.0]), Quartiles { median: 3.0, q1: 2.0, q3: 4.0 });
+        assert_eq!(Quartiles::of(vec![1.0, 2.0]).median, 1.5);
+    }
+}

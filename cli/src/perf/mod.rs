@@ -1,0 +1,169 @@
+//! `uiw perf`: throughput and latency, alone or beside raw TCP.
+
+mod compare;
+mod lane;
+pub(crate) mod pattern;
+mod plan;
+pub(crate) mod raw;
+mod report;
+mod run;
+
+use crate::args::{ConnArgs, DEFAULT_PORT, octets, resolve, seconds};
+use crate::child::Server;
+use crate::fail::{Failure, Result};
+use crate::open::Opener;
+use crate::serve;
+use crate::service::Op;
+use crate::text::{self, Progress};
+use plan::Plan;
+use run::Run;
+use std::net::SocketAddr;
+use verbs::{Device, Pd};
+
+/// Slices of a comparison, and their length in seconds.
+const SLICES: usize = 31;
+const SLICE_SECONDS: f64 = 0.2;
+
+/// Options of `uiw perf`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// A `uiw perf serve` or `uiw serve`; with --compare it may be left out: a process of its own on this machine
+    #[arg(value_name = "HOST[:PORT]", required_unless_present = "compare")]
+    host: Option<String>,
+    /// What to measure
+    #[arg(long, value_enum, default_value = "write")]
+    op: Op,
+    /// Octets of a message, such as 64, 64K, 1M
+    #[arg(short, long, default_value = "64K", value_parser = octets)]
+    size: u32,
+    /// Every power of two from 2 octets to 8 MiB
+    #[arg(long, conflicts_with = "size")]
+    sweep: bool,
+    /// Connections at a time
+    #[arg(long, default_value_t = 1)]
+    connections: u32,
+    /// Messages under way on a connection [default: as many as have 4 MiB together, 2 to 128]
+    #[arg(long)]
+    depth: Option<u32>,
+    /// Seconds of a measurement
+    #[arg(long, default_value = "2", value_parser = seconds)]
+    seconds: f64,
+    /// Messages of a measurement on each connection; ends it before its time
+    #[arg(long)]
+    iterations: Option<u64>,
+    /// Check every octet (what is checked costs time)
+    #[arg(long)]
+    validate: bool,
+    /// One message in so many asks for a completion [default: a quarter of the depth, at most 16]
+    #[arg(long, value_name = "N")]
+    signal_every: Option<u32>,
+    /// Messages posted with one call
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    chain: u32,
+    /// Ping-pong: round trips instead of throughput
+    #[arg(long)]
+    latency: bool,
+    /// Sleep until something completes (throughput does so by itself)
+    #[arg(long)]
+    wait: bool,
+    /// Poll all the time (latency does so by itself)
+    #[arg(long, conflicts_with = "wait")]
+    spin: bool,
+    /// Beside raw TCP, in slices
+    #[arg(long, conflicts_with_all = ["sweep", "iterations", "connections"])]
+    compare: bool,
+    /// Slices of a comparison
+    #[arg(long, value_name = "N", default_value_t = SLICES, requires = "compare", hide = true)]
+    slices: usize,
+    /// One JSON object a result
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    conn: ConnArgs,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+enum Command {
+    /// Serve measurements (the same as `uiw serve`)
+    Serve(serve::Args),
+}
+
+impl Args {
+    fn waits(&self) -> bool {
+        if self.latency { self.wait } else { !self.spin }
+    }
+}
+
+/// Runs `uiw perf`.
+pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
+    if let Some(Command::Serve(args)) = &args.command {
+        return serve::run(opener, args);
+    }
+    let device = opener.device()?;
+    let pd = device.alloc_pd()?;
+    let (peer, _server) = match &args.host {
+        Some(host) => (resolve(host, DEFAULT_PORT)?, None),
+        None => {
+            let server = Server::start(&["perf", "serve", "--listen", "127.0.0.1:0", "--until-stdin-ends"])?;
+            (server.address(), Some(server))
+        }
+    };
+    if args.compare { compare(&device, &pd, peer, args) } else { measure(&device, &pd, peer, args) }
+}
+
+fn sizes(args: &Args) -> Vec<u32> {
+    if args.sweep && !args.op.is_atomic() {
+        (1..=23).map(|power| 1 << power).collect()
+    } else {
+        vec![args.size]
+    }
+}
+
+fn measure(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()> {
+    let mut progress = Progress::new();
+    let mut headed = false;
+    // All plans before the first measurement: a wrong one ends the command at once.
+    let plans = sizes(args).into_iter().map(|size| Plan::new(args, size)).collect::<Result<Vec<_>>>()?;
+    for plan in plans {
+        let outcome = Run::connect(device, pd, peer, &plan)?.measure(|octets, elapsed| {
+            progress.show(|| {
+                let rate = text::rate(octets as f64 / elapsed.as_secs_f64().max(1e-9));
+                format!("{} octets: {rate} after {:.1} s", plan.size, elapsed.as_secs_f64())
+            });
+        })?;
+        progress.clear();
+        if args.json {
+            text::json(&report::result(&plan, &outcome));
+            continue;
+        }
+        if !std::mem::replace(&mut headed, true) {
+            text::line(report::heading(&plan, &outcome));
+            text::line(report::columns(&plan));
+        }
+        text::line(report::row(&plan, &outcome));
+    }
+    Ok(())
+}
+
+fn compare(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()> {
+    if args.op.is_atomic() && !args.latency {
+        let why = "raw TCP has nothing to compare the throughput of atomics with";
+        return Err(Failure::usage(format!("--compare --op {}", args.op), why, "add --latency"));
+    }
+    let mut plan = Plan::new(args, args.size)?;
+    plan.time = std::time::Duration::from_secs_f64(SLICE_SECONDS);
+    let mut progress = Progress::new();
+    let comparison = compare::compare(device, pd, peer, &plan, args.slices, &mut progress)?;
+    if args.json {
+        text::json(&report::comparison(&plan, &comparison));
+        return Ok(());
+    }
+    text::line(report::heading(&plan, &comparison.last));
+    for line in report::comparison_lines(&plan, &comparison) {
+        text::line(line);
+    }
+    Ok(())
+}

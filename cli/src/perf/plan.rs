@@ -1,0 +1,123 @@
+//! What is to be measured, checked once.
+
+use super::Args;
+use crate::args::Wishes;
+use crate::fail::{Failure, Result};
+use crate::link::Wait;
+use crate::serve::perf::{MAX_DEPTH, MAX_MEMORY, MAX_SIZE};
+use crate::service::{Op, PerfOrder};
+use std::time::Duration;
+
+/// Octets under way that fill any path this program is likely to meet, when nothing else is said.
+const AUTO_OCTETS: u32 = 4 << 20;
+
+/// One measurement.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) op: Op,
+    pub(crate) size: u32,
+    pub(crate) depth: u32,
+    pub(crate) chain: u32,
+    pub(crate) signal_every: u32,
+    pub(crate) connections: u32,
+    pub(crate) latency: bool,
+    pub(crate) wait: Wait,
+    pub(crate) validate: bool,
+    pub(crate) wishes: Wishes,
+    pub(crate) time: Duration,
+    /// Messages on each connection; `None` = as many as the time allows.
+    pub(crate) iterations: Option<u64>,
+}
+
+impl Plan {
+    pub(crate) fn new(args: &Args, size: u32) -> Result<Self> {
+        let op = args.op;
+        let size = if op.is_atomic() { 8 } else { size };
+        let depth = if args.latency { 1 } else { args.depth.unwrap_or_else(|| auto_depth(size, args.chain)) };
+        let plan = Self {
+            op,
+            size,
+            depth,
+            chain: args.chain,
+            signal_every: args.signal_every.unwrap_or_else(|| (depth / 4).clamp(1, 16)),
+            connections: args.connections,
+            latency: args.latency,
+            wait: if args.waits() { Wait::Sleep } else { Wait::Spin },
+            validate: args.validate,
+            wishes: args.conn.wishes(),
+            time: Duration::from_secs_f64(args.seconds),
+            iterations: args.iterations,
+        };
+        plan.check()?;
+        Ok(plan)
+    }
+
+    fn check(&self) -> Result<()> {
+        let wrong = |what: String, why: String| Err(Failure::usage(what, why, "see `uiw perf --help`"));
+        let Self { size, depth, chain, signal_every, connections, .. } = *self;
+        if size == 0 || size > MAX_SIZE {
+            return wrong(format!("--size {size}"), format!("a message has 1 to {MAX_SIZE} octets"));
+        }
+        if depth == 0 || depth > MAX_DEPTH {
+            return wrong(format!("--depth {depth}"), format!("1 to {MAX_DEPTH} messages can be under way"));
+        }
+        if chain == 0 || chain > depth {
+            return wrong(
+                format!("--chain {chain}"),
+                format!("a chain has 1 message to the depth of {depth}"),
+            );
+        }
+        if signal_every == 0 || signal_every > depth {
+            let why = format!("every 1st to {depth}th message can be signaled at a depth of {depth}");
+            return wrong(format!("--signal-every {signal_every}"), why);
+        }
+        if connections == 0 || connections > 512 {
+            return wrong(format!("--connections {connections}"), "1 to 512 connections".into());
+        }
+        if u64::from(self.slots()) * u64::from(size) > MAX_MEMORY {
+            let why =
+                format!("{} messages of {size} octets need more than {MAX_MEMORY} octets", self.slots());
+            return wrong(format!("--depth {depth}"), why);
+        }
+        if self.latency && connections > 1 {
+            return wrong("--latency".into(), "a ping-pong has one connection".into());
+        }
+        if self.latency && self.op == Op::Write && self.wait == Wait::Sleep {
+            let why = "nothing wakes a sleeper for a plain Write".into();
+            return wrong("--latency --wait --op write".into(), why);
+        }
+        Ok(())
+    }
+
+    /// Messages that lie side by side in memory. Writes may all go to one place, unless they are looked at.
+    pub(crate) fn slots(&self) -> u32 {
+        match self.op {
+            Op::Write | Op::WriteImm | Op::Send if !self.validate => 1,
+            _ => self.depth,
+        }
+    }
+
+    pub(crate) fn order(&self, back: Option<(u64, u32)>) -> PerfOrder {
+        PerfOrder {
+            op: self.op,
+            size: self.size,
+            slots: self.slots(),
+            depth: self.depth,
+            latency: self.latency,
+            sleep: self.wait == Wait::Sleep,
+            validate: self.validate,
+            back,
+            wishes: self.wishes.clone(),
+        }
+    }
+
+    /// Whether octets go from the client to the server.
+    pub(crate) fn to_server(&self) -> bool {
+        self.op != Op::Read
+    }
+}
+
+/// A depth that keeps the path full and the end of a run short.
+fn auto_depth(size: u32, chain: u32) -> u32 {
+    (AUTO_OCTETS / size.max(1)).clamp(2, 128).max(chain)
+}

@@ -1,0 +1,386 @@
+//! Raw TCP beside a measurement: the same machines, the same processes, the same kind of thread, as fast as sockets get.
+
+use crate::fail::{Failure, Result};
+use crate::link::{Depths, Half, Until, Wait};
+use crate::service::{RawReply, Service};
+use crate::stop::Stop;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+use verbs::cm::ConnRequest;
+use verbs::{ConnOptions, Device, Pd};
+
+/// Largest buffer of a reader or writer.
+const MAX_BUFFER: u32 = 4 << 20;
+/// A peer that stops in the middle.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a raw connection does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The client writes until it is done.
+    ToServer,
+    /// The server writes for a time.
+    ToClient,
+    /// Messages there and back; both ends poll.
+    PingPongSpin,
+    /// Messages there and back; both ends block.
+    PingPongBlock,
+}
+
+/// The first octets on a raw connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Header {
+    kind: Kind,
+    /// Octets of the buffer, or of a message.
+    buffer: u32,
+    /// How long the server writes.
+    millis: u32,
+    /// Congestion control by name, padded with zeros.
+    congestion: [u8; 16],
+}
+
+impl Header {
+    const LEN: usize = 25;
+
+    fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        out[0] = self.kind as u8;
+        out[1..5].copy_from_slice(&self.buffer.to_be_bytes());
+        out[5..9].copy_from_slice(&self.millis.to_be_bytes());
+        out[9..].copy_from_slice(&self.congestion);
+        out
+    }
+
+    fn from_bytes(octets: &[u8; Self::LEN]) -> Option<Self> {
+        let kind = match octets[0] {
+            0 => Kind::ToServer,
+            1 => Kind::ToClient,
+            2 => Kind::PingPongSpin,
+            3 => Kind::PingPongBlock,
+            _ => return None,
+        };
+        let number = |at: usize| octets[at..at + 4].iter().fold(0, |n, &octet| n << 8 | u32::from(octet));
+        let buffer = number(1);
+        let mut congestion = [0; 16];
+        congestion.copy_from_slice(&octets[9..]);
+        (1..=MAX_BUFFER).contains(&buffer).then_some(Self { kind, buffer, millis: number(5), congestion })
+    }
+}
+
+/// Processor time of this process so far.
+pub(crate) fn cpu_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
+/// Serves raw connections as long as the iWARP connection stands that asked for them.
+pub(crate) fn serve(device: &Device, pd: &Pd, stop: &Stop, request: ConnRequest) -> Result<()> {
+    let peer = request.peer_addr();
+    let failed = |error: io::Error| Failure::local(format!("raw TCP for {peer}"), error);
+    let listener = TcpListener::bind((request.local_addr().ip(), 0)).map_err(failed)?;
+    let port = listener.local_addr().map_err(failed)?.port();
+    let reply = serde_json::to_vec(&RawReply { port }).unwrap_or_default();
+    let half = Half::new(device, pd, &Depths::new(1, 1))?;
+    crate::link::post_recvs(&half.qp, [(0, None)])?;
+    let link = half.accept(request, &ConnOptions::default(), &reply, Until::stop(stop))?;
+    std::thread::scope(|scope| {
+        scope.spawn(|| accept_all(&listener, peer));
+        // The connection says nothing more; its end is what is waited for.
+        let _ = link.next(Wait::Sleep, Until::stop(stop));
+        // Ends the other thread's accept.
+        let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
+    });
+    Ok(())
+}
+
+fn accept_all(listener: &TcpListener, peer: SocketAddr) {
+    while let Ok((stream, from)) = listener.accept() {
+        if from.ip() != peer.ip() {
+            continue;
+        }
+        if let Err(error) = serve_one(stream) {
+            tracing::info!(%peer, %error, "raw connection");
+        }
+    }
+}
+
+fn serve_one(mut stream: TcpStream) -> io::Result<()> {
+    prepare(&stream)?;
+    let mut header = [0; Header::LEN];
+    stream.read_exact(&mut header)?;
+    let Some(header) = Header::from_bytes(&header) else { return Err(io::ErrorKind::InvalidData.into()) };
+    set_congestion(&stream, &header.congestion)?;
+    let before = cpu_ns();
+    let mut buffer = vec![0x5A; header.buffer as usize];
+    match header.kind {
+        Kind::ToServer => while stream.read(&mut buffer)? > 0 {},
+        Kind::ToClient => {
+            write_until(&mut stream, &buffer, Instant::now() + Duration::from_millis(header.millis.into()))?;
+        }
+        Kind::PingPongSpin => {
+            stream.set_nonblocking(true)?;
+            while read_spinning(&mut stream, &mut buffer)? {
+                write_spinning(&mut stream, &buffer)?;
+            }
+            stream.set_nonblocking(false)?;
+        }
+        Kind::PingPongBlock => {
+            while read_message(&mut stream, &mut buffer)? {
+                stream.write_all(&buffer)?;
+            }
+        }
+    }
+    stream.write_all(&(cpu_ns() - before).to_be_bytes())
+}
+
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))
+}
+
+fn set_congestion(stream: &TcpStream, name: &[u8; 16]) -> io::Result<()> {
+    let end = name.iter().position(|&octet| octet == 0).unwrap_or(name.len());
+    match std::str::from_utf8(&name[..end]) {
+        Ok("") => Ok(()),
+        Ok(name) => Ok(rustix::net::sockopt::set_tcp_congestion(stream, name)?),
+        Err(_) => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
+fn write_until(stream: &mut TcpStream, buffer: &[u8], deadline: Instant) -> io::Result<u64> {
+    let mut octets = 0;
+    loop {
+        stream.write_all(buffer)?;
+        octets += buffer.len() as u64;
+        if Instant::now() >= deadline {
+            return Ok(octets);
+        }
+    }
+}
+
+/// One whole message; false at the end of the stream.
+fn read_message(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> {
+    let mut got = 0;
+    while got < buffer.len() {
+        match stream.read(&mut buffer[got..])? {
+            0 => return Ok(false),
+            n => got += n,
+        }
+    }
+    Ok(true)
+}
+
+fn read_spinning(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> {
+    let mut got = 0;
+    let mut empty = 0u32;
+    while got < buffer.len() {
+        match stream.read(&mut buffer[got..]) {
+            Ok(0) => return Ok(false),
+            Ok(n) => got += n,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => relax(&mut empty),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+fn write_spinning(stream: &mut TcpStream, mut octets: &[u8]) -> io::Result<()> {
+    let mut full = 0u32;
+    while !octets.is_empty() {
+        match stream.write(octets) {
+            Ok(n) => octets = &octets[n..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => relax(&mut full),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Keeps the last octets of a stream: what stands behind the data.
+fn keep_last(last: &mut [u8; 8], octets: &[u8]) {
+    let new = octets.len().min(last.len());
+    last.copy_within(new.., 0);
+    last[8 - new..].copy_from_slice(&octets[octets.len() - new..]);
+}
+
+/// As our own pollers do: spin, then let others have the core.
+fn relax(times: &mut u32) {
+    *times += 1;
+    if *times > 2000 {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}
+
+/// What a raw connection measured.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Measured {
+    pub(crate) octets: u64,
+    pub(crate) seconds: f64,
+    pub(crate) cpu_client_ns: u64,
+    pub(crate) cpu_server_ns: u64,
+}
+
+impl Measured {
+    pub(crate) fn rate(&self) -> f64 {
+        self.octets as f64 / self.seconds
+    }
+}
+
+/// The client's side: where the server's raw port is.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    server: SocketAddr,
+    congestion: [u8; 16],
+}
+
+impl Client {
+    /// Asks `peer` for a raw port. The connection returned must live as long as the client.
+    pub(crate) fn open(
+        device: &Device,
+        pd: &Pd,
+        peer: SocketAddr,
+        congestion: Option<&str>,
+    ) -> Result<(Self, crate::link::Link)> {
+        let half = Half::new(device, pd, &Depths::new(1, 1))?;
+        let link = half.connect(peer, &ConnOptions::default(), &Service::Raw.private_data())?;
+        let reply: RawReply = serde_json::from_slice(&link.info.private_data)
+            .map_err(|_| Failure::lost(peer, "accepted, but is no `uiw serve`"))?;
+        let mut name = [0; 16];
+        for (to, from) in name.iter_mut().zip(congestion.unwrap_or_default().bytes()) {
+            *to = from;
+        }
+        Ok((Self { server: SocketAddr::new(peer.ip(), reply.port), congestion: name }, link))
+    }
+
+    fn connect(&self, kind: Kind, buffer: u32, time: Duration) -> io::Result<TcpStream> {
+        let mut stream = TcpStream::connect(self.server)?;
+        prepare(&stream)?;
+        set_congestion(&stream, &self.congestion)?;
+        let millis = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+        stream.write_all(&Header { kind, buffer, millis, congestion: self.congestion }.to_bytes())?;
+        Ok(stream)
+    }
+
+    fn failed(&self, error: io::Error) -> Failure {
+        Failure::lost(format!("raw TCP to {}", self.server), error)
+    }
+
+    /// One slice of throughput on a new connection.
+    pub(crate) fn slice(&self, to_server: bool, buffer: u32, time: Duration) -> Result<Measured> {
+        self.try_slice(to_server, buffer, time).map_err(|error| self.failed(error))
+    }
+
+    fn try_slice(&self, to_server: bool, buffer: u32, time: Duration) -> io::Result<Measured> {
+        let kind = if to_server { Kind::ToServer } else { Kind::ToClient };
+        let mut octets = vec![0xA5; buffer as usize];
+        let mut stream = self.connect(kind, buffer, time)?;
+        let (cpu, start) = (cpu_ns(), Instant::now());
+        let mut moved = 0;
+        let mut answer = [0; 8];
+        if to_server {
+            moved = write_until(&mut stream, &octets, start + time)?;
+            stream.shutdown(std::net::Shutdown::Write)?;
+            stream.read_exact(&mut answer)?;
+        } else {
+            loop {
+                match stream.read(&mut octets)? {
+                    0 => break,
+                    n => {
+                        moved += n as u64;
+                        keep_last(&mut answer, &octets[..n]);
+                    }
+                }
+            }
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(Measured {
+            octets: moved,
+            seconds,
+            cpu_client_ns: cpu_ns() - cpu,
+            cpu_server_ns: u64::from_be_bytes(answer),
+        })
+    }
+
+    /// Round trips of `size` octets for `time`, each given to `each`.
+    pub(crate) fn ping_pong(
+        &self,
+        wait: Wait,
+        size: u32,
+        time: Duration,
+        each: impl FnMut(Duration),
+    ) -> Result<Measured> {
+        self.try_ping_pong(wait, size, time, each).map_err(|error| self.failed(error))
+    }
+
+    fn try_ping_pong(
+        &self,
+        wait: Wait,
+        size: u32,
+        time: Duration,
+        mut each: impl FnMut(Duration),
+    ) -> io::Result<Measured> {
+        let spin = wait == Wait::Spin;
+        let kind = if spin { Kind::PingPongSpin } else { Kind::PingPongBlock };
+        let mut stream = self.connect(kind, size, time)?;
+        stream.set_nonblocking(spin)?;
+        let mut octets = vec![0; size as usize];
+        let (cpu, start) = (cpu_ns(), Instant::now());
+        let mut rounds = 0u64;
+        let mut now = start;
+        while now < start + time {
+            if spin {
+                write_spinning(&mut stream, &octets)?;
+            } else {
+                stream.write_all(&octets)?;
+            }
+            let whole = if spin {
+                read_spinning(&mut stream, &mut octets)?
+            } else {
+                read_message(&mut stream, &mut octets)?
+            };
+            if !whole {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let then = Instant::now();
+            each(then - now);
+            now = then;
+            rounds += 1;
+        }
+        let cpu_client_ns = cpu_ns() - cpu;
+        stream.set_nonblocking(false)?;
+        stream.shutdown(std::net::Shutdown::Write)?;
+        let mut answer = [0; 8];
+        stream.read_exact(&mut answer)?;
+        let octets = rounds * u64::from(size);
+        let seconds = (now - start).as_secs_f64();
+        Ok(Measured { octets, seconds, cpu_client_ns, cpu_server_ns: u64::from_be_bytes(answer) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_octets_are_kept_however_they_come() {
+        let stream: Vec<u8> = (0..100).collect();
+        for step in [1, 3, 8, 9, 64] {
+            let mut last = [0; 8];
+            stream.chunks(step).for_each(|octets| keep_last(&mut last, octets));
+            assert_eq!(last, stream[92..], "in steps of {step}");
+        }
+    }
+
+    #[test]
+    fn header_comes_back() {
+        let mut congestion = [0; 16];
+        congestion[..3].copy_from_slice(b"bbr");
+        let header = Header { kind: Kind::PingPongBlock, buffer: 64_000, millis: 200, congestion };
+        assert_eq!(Header::from_bytes(&header.to_bytes()), Some(header));
+        assert_eq!(Header::from_bytes(&[9; Header::LEN]), None);
+    }
+}

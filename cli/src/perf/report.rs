@@ -1,0 +1,200 @@
+//! Results, for people and for programs.
+
+use super::compare::{Comparison, Cpu, Quartiles, us_at};
+use super::plan::Plan;
+use super::run::Outcome;
+use crate::link::Wait;
+use crate::text;
+use serde_json::{Value, json};
+
+/// What a program needs to interpret a figure.
+fn context(plan: &Plan, outcome: &Outcome) -> Value {
+    let mut value = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "peer": outcome.peer.to_string(),
+        "op": plan.op,
+        "size": plan.size,
+        "connections": plan.connections,
+        "depth": plan.depth,
+        "chain": plan.chain,
+        "signal_every": plan.signal_every,
+        "wait": plan.wait == Wait::Sleep,
+        "validated": plan.validate,
+        "crc": plan.wishes.crc,
+        "markers": plan.wishes.markers,
+        "fpdu": plan.wishes.fpdu,
+        "stable_tx": plan.wishes.stable_tx,
+        "cores": std::thread::available_parallelism().map_or(0, usize::from),
+        "kernel": kernel(),
+    });
+    if let Some(path) = &outcome.path {
+        value["emss"] = path.emss.into();
+        value["path_mtu"] = path.stream.path_mtu.into();
+        value["fpdu_octets"] = mpa::fpdu_len(path.max_ulpdu).into();
+        value["congestion"] = path.stream.congestion.clone().into();
+        value["retransmits"] = path.stream.retransmits.into();
+        value["uiw_peer"] = path.uiw_peer.into();
+    }
+    value
+}
+
+/// The line that heads a table: what the figures were measured with.
+pub(crate) fn heading(plan: &Plan, outcome: &Outcome) -> String {
+    let on = |on: bool| if on { "on" } else { "off" };
+    let path = outcome.path.as_ref().map_or_else(String::new, |path| {
+        let mtu = path.stream.path_mtu.map_or_else(|| "?".to_owned(), |mtu| mtu.to_string());
+        format!(
+            ", MTU {mtu}, EMSS {}, FPDU up to {}, {}",
+            path.emss,
+            mpa::fpdu_len(path.max_ulpdu),
+            path.stream.congestion.as_deref().unwrap_or("?"),
+        )
+    });
+    format!(
+        "{} to {}: CRC {}, Markers {}{path}; {} cores, Linux {}",
+        plan.op,
+        outcome.peer,
+        on(plan.wishes.crc),
+        on(plan.wishes.markers),
+        std::thread::available_parallelism().map_or(0, usize::from),
+        kernel(),
+    )
+}
+
+fn kernel() -> String {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease");
+    release.map_or_else(|_| "?".to_owned(), |text| text.trim().to_owned())
+}
+
+/// The columns' names.
+pub(crate) fn columns(plan: &Plan) -> String {
+    if plan.latency {
+        format!(
+            "{:>9} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+            "octets", "rounds", "min us", "avg", "p50", "p90", "p99", "p99.9", "max"
+        )
+    } else {
+        format!(
+            "{:>9} {:>12} {:>12} {:>13} {:>11} {:>11}",
+            "octets", "messages", "throughput", "messages/s", "cpu ns/oct", "at server"
+        )
+    }
+}
+
+/// One line of the table.
+pub(crate) fn row(plan: &Plan, outcome: &Outcome) -> String {
+    if let Some(histogram) = &outcome.round_trips {
+        let us = |quantile| us_at(histogram, quantile);
+        return format!(
+            "{:>9} {:>10} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>9.1} {:>9.1}",
+            plan.size,
+            histogram.len(),
+            us(0.0),
+            histogram.mean() / 1e3,
+            us(0.5),
+            us(0.9),
+            us(0.99),
+            us(0.999),
+            us(1.0),
+        );
+    }
+    let octets = outcome.octets.max(1) as f64;
+    format!(
+        "{:>9} {:>12} {:>12} {:>13} {:>11.3} {:>11.3}",
+        plan.size,
+        text::grouped(outcome.messages),
+        text::rate(outcome.rate()),
+        text::grouped((outcome.messages as f64 / outcome.seconds) as u64),
+        outcome.cpu_client_ns as f64 / octets,
+        outcome.cpu_server_ns as f64 / octets,
+    )
+}
+
+/// One object a result.
+pub(crate) fn result(plan: &Plan, outcome: &Outcome) -> Value {
+    let mut value = context(plan, outcome);
+    value["type"] = "result".into();
+    value["mode"] = if plan.latency { "latency" } else { "throughput" }.into();
+    value["messages"] = outcome.messages.into();
+    value["octets"] = outcome.octets.into();
+    value["seconds"] = outcome.seconds.into();
+    let octets = outcome.octets.max(1) as f64;
+    value["cpu_ns_per_octet"] = json!({
+        "client": outcome.cpu_client_ns as f64 / octets,
+        "server": outcome.cpu_server_ns as f64 / octets,
+    });
+    match &outcome.round_trips {
+        Some(histogram) => {
+            let us = |quantile| us_at(histogram, quantile);
+            value["round_trip_us"] = json!({
+                "min": us(0.0), "avg": histogram.mean() / 1e3, "p50": us(0.5), "p90": us(0.9), "p99": us(0.99),
+                "p99_9": us(0.999), "max": us(1.0),
+            });
+        }
+        None => {
+            value["octets_per_second"] = outcome.rate().into();
+            value["messages_per_second"] = (outcome.messages as f64 / outcome.seconds).into();
+        }
+    }
+    value
+}
+
+fn quartiles(quartiles: &Quartiles) -> Value {
+    json!({"median": quartiles.median, "q1": quartiles.q1, "q3": quartiles.q3})
+}
+
+fn costs(cpu: &Cpu) -> Value {
+    json!({"client": cpu.client, "server": cpu.server})
+}
+
+/// The object of a comparison.
+pub(crate) fn comparison(plan: &Plan, comparison: &Comparison) -> Value {
+    let mut value = context(plan, &comparison.last);
+    value["type"] = "comparison".into();
+    value["mode"] = if plan.latency { "latency" } else { "throughput" }.into();
+    value["slices"] = comparison.slices.into();
+    value["slice_seconds"] = comparison.slice_seconds.into();
+    value["raw_size"] = comparison.raw_size.into();
+    let (unit, cpu_unit) = if plan.latency {
+        ("round_trip_us_p50", "cpu_ns_per_round_trip")
+    } else {
+        ("octets_per_second", "cpu_ns_per_octet")
+    };
+    value[unit] = json!({"uiw": quartiles(&comparison.ours), "raw": quartiles(&comparison.raw)});
+    value["ratio_of"] = format!("{unit}, uiw / raw").into();
+    value["ratio"] = quartiles(&comparison.ratio);
+    value["noise"] = quartiles(&comparison.noise);
+    value[cpu_unit] = json!({"uiw": costs(&comparison.cpu_ours), "raw": costs(&comparison.cpu_raw)});
+    value
+}
+
+/// The comparison for people.
+pub(crate) fn comparison_lines(plan: &Plan, comparison: &Comparison) -> Vec<String> {
+    let Comparison { ours, raw, ratio, noise, cpu_ours, cpu_raw, .. } = comparison;
+    let figure = |quartiles: &Quartiles| {
+        if plan.latency { text::micros(quartiles.median) } else { text::rate(quartiles.median) }
+    };
+    let unit = if plan.latency { "round trip" } else { "octet" };
+    let better = if plan.latency { "less is better" } else { "more is better" };
+    let line = |name: String, quartiles: &Quartiles, cpu: &Cpu| {
+        format!(
+            "  {name:<34} {:>12}   cpu {:.3} ns a {unit} here, {:.3} at the server",
+            figure(quartiles),
+            cpu.client,
+            cpu.server
+        )
+    };
+    let of = |quartiles: &Quartiles| {
+        format!("{:.3} (quartiles {:.3} to {:.3})", quartiles.median, quartiles.q1, quartiles.q3)
+    };
+    vec![
+        format!(
+            "{} slices of {} s each, every one on a new connection, medians:",
+            comparison.slices, comparison.slice_seconds
+        ),
+        line(format!("uiw {}, {} octets", plan.op, plan.size), ours, cpu_ours),
+        line(format!("raw TCP, {} octets a call", comparison.raw_size), raw, cpu_raw),
+        format!("  ratio uiw / raw ({better})     {}", of(ratio)),
+        format!("  noise raw / raw                    {}", of(noise)),
+    ]
+}

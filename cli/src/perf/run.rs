@@ -1,0 +1,229 @@
+//! A measurement from its first message to its last.
+
+use super::lane::Lane;
+use super::plan::Plan;
+use super::raw::cpu_ns;
+use crate::fail::{Failure, Result};
+use crate::link::{Until, completions};
+use crate::service::{Op, Stats};
+use hdrhistogram::Histogram;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use verbs::{Cq, CqOptions, Device, Path, Pd, Wc};
+
+/// How long the end of a run may take: what is under way, and the server's last word.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What was measured.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    pub(crate) messages: u64,
+    pub(crate) octets: u64,
+    pub(crate) seconds: f64,
+    pub(crate) cpu_client_ns: u64,
+    pub(crate) cpu_server_ns: u64,
+    pub(crate) path: Option<Path>,
+    pub(crate) peer: SocketAddr,
+    /// Round trips in nanoseconds.
+    pub(crate) round_trips: Option<Histogram<u64>>,
+}
+
+impl Outcome {
+    pub(crate) fn rate(&self) -> f64 {
+        self.octets as f64 / self.seconds
+    }
+}
+
+/// Connections that stand, ready to measure.
+pub(crate) struct Run {
+    device: Device,
+    cq: Arc<Cq>,
+    plan: Plan,
+    lanes: Vec<Lane>,
+    batch: Vec<Wc>,
+    /// Empty Sends whose completion is outstanding.
+    marks: usize,
+}
+
+impl Run {
+    pub(crate) fn connect(device: &Device, pd: &Pd, peer: SocketAddr, plan: &Plan) -> Result<Self> {
+        let depth = plan.connections * (plan.depth + 16);
+        let cq = device.create_cq(depth, CqOptions::default())?;
+        let lanes = (0..u64::from(plan.connections))
+            .map(|index| Lane::connect(device, pd, &cq, index, peer, plan))
+            .collect::<Result<_>>()?;
+        Ok(Self {
+            device: device.clone(),
+            cq,
+            plan: plan.clone(),
+            lanes,
+            batch: Vec::with_capacity(64),
+            marks: 0,
+        })
+    }
+
+    /// Takes completions, waiting for the first.
+    fn take(&mut self, until: Until<'_>) -> Result<usize> {
+        let Self { device, cq, plan, batch, .. } = self;
+        let taken = completions(device, cq, plan.wait, until, 64, |wc| batch.push(wc));
+        for wc in self.batch.drain(..) {
+            let Some(lane) = self.lanes.get_mut(Lane::index_of(&wc)) else { continue };
+            if lane.completion(&wc)? {
+                self.marks -= 1;
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Asks every server thread for statistics and waits for all.
+    fn stats(&mut self) -> Result<Vec<Stats>> {
+        for lane in &mut self.lanes {
+            lane.ask()?;
+        }
+        self.marks = self.lanes.len();
+        let deadline = Instant::now() + PATIENCE;
+        while self.marks > 0 || self.lanes.iter().any(|lane| lane.stats.is_none()) {
+            if self.take(Until::deadline(deadline))? == 0 {
+                return Err(Failure::lost(self.lanes[0].link.peer(), "did not finish the run in a minute"));
+            }
+        }
+        Ok(self.lanes.iter().filter_map(|lane| lane.stats).collect())
+    }
+
+    /// Measures, showing the octets so far to `progress`.
+    pub(crate) fn measure(mut self, mut progress: impl FnMut(u64, Duration)) -> Result<Outcome> {
+        let before = self.stats()?;
+        let cpu = cpu_ns();
+        let start = Instant::now();
+        let mut round_trips = None;
+        if self.plan.latency {
+            let mut histogram = Histogram::new(3).map_err(|error| Failure::local("histogram", error))?;
+            self.ping_pong(start, &mut histogram)?;
+            round_trips = Some(histogram);
+        } else {
+            self.stream(start, &mut progress)?;
+        }
+        let mut seconds = start.elapsed().as_secs_f64();
+        let after = self.stats()?;
+        if !self.plan.latency {
+            // The last octet has arrived when the server says so.
+            seconds = start.elapsed().as_secs_f64();
+        }
+        let cpu_client_ns = cpu_ns() - cpu;
+        self.verify(&after)?;
+        let messages = self.lanes.iter().map(|lane| lane.posted).sum();
+        let first = &self.lanes[0].link;
+        let outcome = Outcome {
+            messages,
+            octets: messages * u64::from(self.plan.size),
+            seconds,
+            cpu_client_ns,
+            cpu_server_ns: after[0].cpu_ns.saturating_sub(before[0].cpu_ns),
+            path: first.qp.path(),
+            peer: first.peer(),
+            round_trips,
+        };
+        for lane in self.lanes {
+            lane.link.close();
+        }
+        Ok(outcome)
+    }
+
+    fn stream(&mut self, start: Instant, progress: &mut impl FnMut(u64, Duration)) -> Result<()> {
+        let limit = self.plan.iterations.unwrap_or(u64::MAX);
+        let (depth, chain) = (u64::from(self.plan.depth), u64::from(self.plan.chain));
+        loop {
+            let elapsed = start.elapsed();
+            let running = elapsed < self.plan.time;
+            let mut waiting = false;
+            for lane in &mut self.lanes {
+                while running && lane.posted < limit {
+                    let count = chain.min(limit - lane.posted);
+                    if lane.in_flight() + count > depth {
+                        break;
+                    }
+                    lane.post(count as u32)?;
+                }
+                waiting |= lane.in_flight() > 0;
+            }
+            if !running || self.lanes.iter().all(|lane| lane.posted >= limit) {
+                break;
+            }
+            if waiting {
+                self.take(Until::NEVER)?;
+            }
+            progress(
+                self.lanes.iter().map(|lane| lane.done).sum::<u64>() * u64::from(self.plan.size),
+                elapsed,
+            );
+        }
+        Ok(())
+    }
+
+    fn ping_pong(&mut self, start: Instant, histogram: &mut Histogram<u64>) -> Result<()> {
+        let limit = self.plan.iterations.unwrap_or(u64::MAX);
+        let mut now = start;
+        while now - start < self.plan.time && self.lanes[0].posted < limit {
+            self.lanes[0].ping()?;
+            while !self.answered()? {
+                self.take_for_answer()?;
+            }
+            let then = Instant::now();
+            histogram.saturating_record((then - now).as_nanos() as u64);
+            now = then;
+        }
+        Ok(())
+    }
+
+    /// Polls once where memory tells of the answer; otherwise waits for a completion.
+    fn take_for_answer(&mut self) -> Result<()> {
+        let until = if self.plan.op == Op::Write { Until::deadline(Instant::now()) } else { Until::NEVER };
+        self.take(until).map(drop)
+    }
+
+    fn answered(&self) -> Result<bool> {
+        let lane = &self.lanes[0];
+        Ok(match self.plan.op {
+            Op::Write => lane.written_back()? && lane.in_flight() == 0,
+            Op::Send | Op::WriteImm => lane.answers == lane.posted && lane.in_flight() == 0,
+            Op::Read | Op::FetchAdd | Op::CmpSwap => lane.in_flight() == 0,
+        })
+    }
+
+    fn verify(&mut self, stats: &[Stats]) -> Result<()> {
+        if !self.plan.validate {
+            return Ok(());
+        }
+        if matches!(self.plan.op, Op::Write | Op::WriteImm) && !self.plan.latency {
+            self.read_back()?;
+        }
+        for (lane, stats) in self.lanes.iter().zip(stats) {
+            let wrong = lane.wrong + stats.wrong;
+            if wrong > 0 {
+                let why = format!("{wrong} of {} messages had wrong octets", lane.posted);
+                return Err(Failure::differs(lane.link.peer(), why));
+            }
+            if self.plan.op == Op::Send && stats.messages != lane.posted {
+                let why = format!("{} messages were sent, {} arrived", lane.posted, stats.messages);
+                return Err(Failure::differs(lane.link.peer(), why));
+            }
+        }
+        Ok(())
+    }
+
+    fn read_back(&mut self) -> Result<()> {
+        let Self { device, cq, plan, lanes, .. } = self;
+        for lane in lanes {
+            lane.read_back(|lane| {
+                let mut next = None;
+                completions(device, cq, plan.wait, Until::NEVER, 1, |wc| next = Some(wc));
+                match next {
+                    Some(wc) => lane.completion(&wc).map(drop),
+                    None => Ok(()),
+                }
+            })?;
+        }
+        Ok(())
+    }
+}

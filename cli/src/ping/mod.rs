@@ -1,0 +1,270 @@
+//! `uiw ping`: round trips, each with its octets checked.
+
+pub(crate) mod rping;
+
+use crate::args::{ConnArgs, DEFAULT_PORT, octets, resolve, seconds};
+use crate::fail::{Failure, Result};
+use crate::link::{Depths, Half, Until, Wait, post};
+use crate::mailbox::{Event, Mailbox};
+use crate::memory::{Buffer, at};
+use crate::open::Opener;
+use crate::service::{PingOrder, Service};
+use crate::stop::Stop;
+use crate::text;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use verbs::{RemoteMr, SendFlags, SendOp};
+
+/// Octets of a ping at most.
+const MAX_SIZE: u32 = 16 << 20;
+
+/// Options of `uiw ping`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The peer: `uiw serve`, or with --rping any rping server
+    #[arg(value_name = "HOST[:PORT]")]
+    host: String,
+    /// Round trips; 0 = until Ctrl-C
+    #[arg(short, long, default_value_t = 5)]
+    count: u64,
+    /// Octets of a message, such as 64, 4K, 1M
+    #[arg(short, long, default_value = "64", value_parser = octets)]
+    size: u32,
+    /// Seconds between round trips
+    #[arg(short, long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
+    interval: f64,
+    /// What goes there and back: a Send and its echo, a Write and a Read of the same octets, or a Read
+    #[arg(long, value_enum, default_value = "send")]
+    op: PingOp,
+    /// Speak the stock rping's messages
+    #[arg(long, conflicts_with = "op")]
+    rping: bool,
+    /// Poll for answers, instead of sleeping until they come
+    #[arg(long)]
+    spin: bool,
+    /// One JSON object a round trip and one at the end
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    conn: ConnArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum PingOp {
+    /// A Send and its echo
+    Send,
+    /// An RDMA Write and an RDMA Read of the same octets
+    Write,
+    /// An RDMA Read
+    Read,
+}
+
+/// One round trip after the other.
+trait Rounds {
+    /// Makes round trip `round` and checks its octets.
+    fn round(&mut self, round: u64) -> Result<()>;
+    /// Closes in order.
+    fn close(self: Box<Self>);
+}
+
+/// Runs `uiw ping`.
+pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
+    if args.size == 0 || args.size > MAX_SIZE {
+        return Err(Failure::usage(
+            format!("--size {}", args.size),
+            format!("a ping has 1 to {MAX_SIZE} octets"),
+            "choose a size in between",
+        ));
+    }
+    let peer = resolve(&args.host, DEFAULT_PORT)?;
+    let stop = Stop::on_signal()?;
+    let mut rounds: Box<dyn Rounds> = if args.rping {
+        Box::new(rping::Client::connect(opener, peer, args.size, wait(args), &args.conn.wishes().options())?)
+    } else {
+        Box::new(Pinger::connect(opener, peer, args)?)
+    };
+    let mut times = Vec::new();
+    let mut round = 0;
+    let begun = Instant::now();
+    while (args.count == 0 || round < args.count) && !stop.is_set() {
+        let start = Instant::now();
+        rounds.round(round)?;
+        let took = start.elapsed();
+        times.push(took);
+        report(args, peer, round, took);
+        round += 1;
+        pause(args, begun, round, &stop);
+    }
+    rounds.close();
+    summary(args, peer, times);
+    Ok(())
+}
+
+fn wait(args: &Args) -> Wait {
+    if args.spin { Wait::Spin } else { Wait::Sleep }
+}
+
+/// Sleeps until round `round` is due, in steps short enough for Ctrl-C.
+fn pause(args: &Args, begun: Instant, round: u64, stop: &Stop) {
+    if round == args.count {
+        return;
+    }
+    let due = begun + Duration::from_secs_f64(args.interval * round as f64);
+    while !stop.is_set() {
+        let left = due.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        std::thread::sleep(left.min(Duration::from_millis(50)));
+    }
+}
+
+fn report(args: &Args, peer: SocketAddr, round: u64, took: Duration) {
+    let us = took.as_secs_f64() * 1e6;
+    if args.json {
+        text::json(&json!({"type": "round", "round": round, "octets": args.size, "us": us}));
+    } else if args.interval > 0.0 || args.count <= 20 && args.count > 0 {
+        text::line(format!("{} octets to {peer} and back: round {round}, {}", args.size, text::micros(us)));
+    }
+}
+
+fn summary(args: &Args, peer: SocketAddr, mut times: Vec<Duration>) {
+    if times.is_empty() {
+        return;
+    }
+    times.sort_unstable();
+    let us = |time: Duration| time.as_secs_f64() * 1e6;
+    let at = |part: f64| us(times[((times.len() - 1) as f64 * part).round() as usize]);
+    let avg = times.iter().copied().map(us).sum::<f64>() / times.len() as f64;
+    let (min, p50, p99, max) = (at(0.0), at(0.5), at(0.99), at(1.0));
+    let op = if args.rping { "rping".to_owned() } else { format!("{:?}", args.op).to_lowercase() };
+    if args.json {
+        text::json(&json!({
+            "type": "summary", "peer": peer.to_string(), "op": op, "octets": args.size, "rounds": times.len(),
+            "verified": true, "crc": args.conn.crc.is_on(),
+            "us": {"min": min, "avg": avg, "p50": p50, "p99": p99, "max": max},
+        }));
+        return;
+    }
+    text::line(format!(
+        "{} round trips ({op}, {} octets), all verified: min {}, avg {}, p50 {}, p99 {}, max {}",
+        times.len(),
+        args.size,
+        text::micros(min),
+        text::micros(avg),
+        text::micros(p50),
+        text::micros(p99),
+        text::micros(max),
+    ));
+}
+
+/// The octets of round `round`: different every time.
+fn pattern(round: u64, size: usize) -> Vec<u8> {
+    (0..size as u64).map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ round.wrapping_mul(167)) as u8).collect()
+}
+
+/// Pings `uiw serve`.
+struct Pinger {
+    op: PingOp,
+    wait: Wait,
+    size: usize,
+    mailbox: Mailbox,
+    /// First half what goes out, second half what is read back.
+    data: Buffer,
+    open: RemoteMr,
+}
+
+/// Numbers of the requests.
+const OUT: u64 = 1;
+const BACK: u64 = 2;
+
+impl Pinger {
+    fn connect(opener: &Opener, peer: SocketAddr, args: &Args) -> Result<Self> {
+        let device = opener.device()?;
+        let pd = device.alloc_pd()?;
+        let size = args.size as usize;
+        let data = Buffer::exclusive(&pd, size * 2)?;
+        let half = Half::new(&device, &pd, &Depths::new(8, 4))?;
+        let wishes = args.conn.wishes();
+        let order = Service::Ping(PingOrder { size: args.size, wishes: wishes.clone() });
+        let mailbox = Mailbox::connect(half, (4, args.size), peer, &wishes.options(), &order.private_data())?;
+        let open = RemoteMr::from_bytes(&mailbox.link.info.private_data).ok_or_else(|| {
+            Failure::lost(peer, "accepted, but is no `uiw serve` (a stock rping server wants --rping)")
+        })?;
+        let pinger = Self { op: args.op, wait: wait(args), size, mailbox, data, open };
+        if pinger.op == PingOp::Read {
+            pinger.data.write(0, &pattern(0, size))?;
+            pinger.write()?;
+        }
+        Ok(pinger)
+    }
+
+    fn write(&self) -> Result<()> {
+        self.post(OUT, SendOp::Write { remote: at(self.open, 0) }, 0..self.size)?;
+        if self.mailbox.sent(OUT, self.wait, Until::NEVER)? { Ok(()) } else { Err(self.gone()) }
+    }
+
+    fn post(&self, wr_id: u64, op: SendOp, range: std::ops::Range<usize>) -> Result<()> {
+        post(&self.mailbox.link.qp, wr_id, op, &[self.data.sge(range)], SendFlags::SIGNALED)
+    }
+
+    fn gone(&self) -> Failure {
+        Failure::lost(self.mailbox.link.peer(), "closed the connection")
+    }
+
+    fn echo(&self) -> Result<Vec<u8>> {
+        self.post(OUT, SendOp::Send, 0..self.size)?;
+        // The echo may be here before the completion of its Send.
+        let (mut out, mut back) = (false, None);
+        while !out || back.is_none() {
+            match self.mailbox.next(self.wait, Until::NEVER)?.ok_or_else(|| self.gone())? {
+                Event::Sent(_) => out = true,
+                Event::Message { slot, len } => {
+                    back = Some(self.mailbox.octets(slot, len)?);
+                    self.mailbox.repost(slot)?;
+                }
+            }
+        }
+        Ok(back.unwrap_or_default())
+    }
+
+    fn read_back(&self) -> Result<()> {
+        let remote = at(self.open, 0);
+        self.post(BACK, SendOp::Read { remote, invalidate: None }, self.size..self.size * 2)?;
+        if self.mailbox.sent(BACK, self.wait, Until::NEVER)? { Ok(()) } else { Err(self.gone()) }
+    }
+}
+
+impl Rounds for Pinger {
+    fn round(&mut self, round: u64) -> Result<()> {
+        // A Read gets what was written before the first round.
+        let octets = pattern(if self.op == PingOp::Read { 0 } else { round }, self.size);
+        if self.op == PingOp::Send {
+            self.data.write(0, &octets)?;
+            return check(self.mailbox.link.peer(), round, &self.echo()?, &octets);
+        }
+        self.data.write(self.size, &vec![0; self.size])?;
+        if self.op == PingOp::Write {
+            self.data.write(0, &octets)?;
+            self.post(OUT, SendOp::Write { remote: at(self.open, 0) }, 0..self.size)?;
+        }
+        self.read_back()?;
+        let mut back = vec![0; self.size];
+        self.data.read(self.size, &mut back)?;
+        check(self.mailbox.link.peer(), round, &back, &octets)
+    }
+
+    fn close(self: Box<Self>) {
+        self.mailbox.link.close();
+    }
+}
+
+fn check(peer: SocketAddr, round: u64, got: &[u8], want: &[u8]) -> Result<()> {
+    if got == want {
+        return Ok(());
+    }
+    let first = got.iter().zip(want).position(|(a, b)| a != b).unwrap_or(got.len().min(want.len()));
+    let why = format!("round {round} came back different from octet {first} on ({} octets)", got.len());
+    Err(Failure::differs(peer, why))
+}

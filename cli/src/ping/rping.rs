@@ -1,0 +1,178 @@
+//! rping's protocol (librdmacm's `rping`): the client describes its source, the server reads it; the client describes its sink,
+//! the server writes the octets back.
+
+use super::Rounds;
+use crate::fail::{Failure, Result};
+use crate::link::{Depths, Half, Until, Wait, send_copy};
+use crate::mailbox::{Event, Mailbox};
+use crate::memory::Buffer;
+use crate::open::Opener;
+use std::net::SocketAddr;
+use verbs::{Access, ConnOptions, Remote, RemoteMr};
+
+/// Octets of rping's buffers at most.
+pub(crate) const MAX_SIZE: u32 = 64 << 10;
+
+/// `struct rping_rdma_info`: a buffer, as one end tells the other. All big-endian.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Info {
+    /// Tagged offset.
+    pub(crate) buf: u64,
+    /// STag.
+    pub(crate) rkey: u32,
+    /// Octets.
+    pub(crate) size: u32,
+}
+
+impl Info {
+    /// Octets of the message.
+    pub(crate) const LEN: usize = 16;
+
+    pub(crate) fn from_bytes(message: &[u8]) -> Option<Self> {
+        let message: &[u8; Self::LEN] = message.try_into().ok()?;
+        let (buf, rest) = message.split_first_chunk::<8>()?;
+        let (rkey, rest) = rest.split_first_chunk::<4>()?;
+        let (size, _) = rest.split_first_chunk::<4>()?;
+        Some(Self {
+            buf: u64::from_be_bytes(*buf),
+            rkey: u32::from_be_bytes(*rkey),
+            size: u32::from_be_bytes(*size),
+        })
+    }
+
+    pub(crate) fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        out[..8].copy_from_slice(&self.buf.to_be_bytes());
+        out[8..12].copy_from_slice(&self.rkey.to_be_bytes());
+        out[12..].copy_from_slice(&self.size.to_be_bytes());
+        out
+    }
+
+    /// Whether it can be a buffer of rping's, and is not sixteen octets of something else.
+    pub(crate) fn is_plausible(&self) -> bool {
+        self.rkey != 0
+            && (1..=MAX_SIZE).contains(&self.size)
+            && self.buf.checked_add(self.size.into()).is_some()
+    }
+
+    pub(crate) fn remote(&self) -> Remote {
+        Remote { addr: self.buf, rkey: self.rkey }
+    }
+}
+
+impl From<RemoteMr> for Info {
+    fn from(mr: RemoteMr) -> Self {
+        Self { buf: mr.addr, rkey: mr.rkey, size: u32::try_from(mr.len).unwrap_or(u32::MAX) }
+    }
+}
+
+/// rping's octets of round `round`: "rdma-ping-N: ", then printing characters that begin one later every round, then NUL.
+pub(crate) fn pattern(round: u64, size: usize) -> Vec<u8> {
+    const FIRST: u8 = b'A';
+    const LAST: u8 = b'z';
+    let span = u64::from(LAST - FIRST) + 1;
+    let head = format!("rdma-ping-{round}: ");
+    let start = (round % span) as u8;
+    let tail = (0..).map(|i: u64| FIRST + ((u64::from(start) + i) % span) as u8);
+    let mut out: Vec<u8> = head.bytes().chain(tail.take(size)).take(size).collect();
+    if let Some(last) = out.last_mut() {
+        *last = 0;
+    }
+    out
+}
+
+/// rping's client.
+pub(super) struct Client {
+    wait: Wait,
+    size: usize,
+    mailbox: Mailbox,
+    source: Buffer,
+    sink: Buffer,
+}
+
+impl Client {
+    pub(super) fn connect(
+        opener: &Opener,
+        peer: SocketAddr,
+        size: u32,
+        wait: Wait,
+        options: &ConnOptions,
+    ) -> Result<Self> {
+        if size > MAX_SIZE {
+            return Err(Failure::usage(
+                format!("--size {size}"),
+                format!("rping's limit is {MAX_SIZE} octets"),
+                "choose a smaller size, or ping without --rping",
+            ));
+        }
+        let device = opener.device()?;
+        let pd = device.alloc_pd()?;
+        let source = Buffer::shared(&pd, size as usize, Access::REMOTE_READ)?;
+        let sink = Buffer::shared(&pd, size as usize, Access::REMOTE_WRITE)?;
+        let half = Half::new(&device, &pd, &Depths::new(8, 4))?;
+        let mailbox = Mailbox::connect(half, (4, Info::LEN as u32), peer, options, &[])?;
+        Ok(Self { wait, size: size as usize, mailbox, source, sink })
+    }
+
+    /// Describes a buffer, and waits until the server has dealt with it.
+    fn hand_over(&self, buffer: &Buffer) -> Result<()> {
+        send_copy(&self.mailbox.link.qp, 0, &Info::from(buffer.remote()).to_bytes())?;
+        loop {
+            match self.mailbox.next(self.wait, Until::NEVER)? {
+                None => return Err(Failure::lost(self.mailbox.link.peer(), "closed the connection")),
+                Some(Event::Sent(_)) => {}
+                Some(Event::Message { slot, len }) => {
+                    self.mailbox.repost(slot)?;
+                    if len == Info::LEN {
+                        return Ok(());
+                    }
+                    let why = format!("sent {len} octets where an rping server sends {}", Info::LEN);
+                    return Err(Failure::lost(self.mailbox.link.peer(), why));
+                }
+            }
+        }
+    }
+}
+
+impl Rounds for Client {
+    fn round(&mut self, round: u64) -> Result<()> {
+        let octets = pattern(round, self.size);
+        self.sink.clear()?;
+        self.source.write(0, &octets)?;
+        self.hand_over(&self.source)?;
+        self.hand_over(&self.sink)?;
+        let mut back = vec![0; self.size];
+        self.sink.read(0, &mut back)?;
+        super::check(self.mailbox.link.peer(), round, &back, &octets)
+    }
+
+    fn close(self: Box<Self>) {
+        self.mailbox.link.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pattern_is_rpings() {
+        assert_eq!(pattern(0, 24), b"rdma-ping-0: ABCDEFGHIJ\0");
+        assert_eq!(pattern(2, 24), b"rdma-ping-2: CDEFGHIJKL\0");
+        // 58 characters from 'A' to 'z'; then it begins again.
+        assert_eq!(pattern(57, 18), b"rdma-ping-57: zAB\0");
+        assert_eq!(pattern(58, 18), b"rdma-ping-58: ABC\0");
+        assert_eq!(pattern(1, 5), b"rdma\0");
+    }
+
+    #[test]
+    fn info_is_three_numbers_in_network_order() {
+        let info = Info { buf: 0x0102_0304_0506_0708, rkey: 0x0A0B_0C0D, size: 64 };
+        let octets = info.to_bytes();
+        assert_eq!(octets, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 0, 0, 0, 64]);
+        assert_eq!(Info::from_bytes(&octets), Some(info));
+        assert!(info.is_plausible());
+        assert!(!Info::default().is_plausible());
+        assert_eq!(Info::from_bytes(&octets[1..]), None);
+    }
+}

@@ -1,0 +1,95 @@
+//! Peers that say nothing of what they want: stock `rping` and echo clients. A first message that is rping's description of a
+//! buffer makes this rping's server; anything else is echoed.
+
+use super::{Server, ping};
+use crate::fail::{Failure, Result};
+use crate::link::{Until, Wait, post, send_copy};
+use crate::mailbox::{Event, Mailbox};
+use crate::memory::Buffer;
+use crate::ping::rping::{Info, MAX_SIZE};
+use verbs::cm::ConnRequest;
+use verbs::{SendFlags, SendOp};
+
+/// Octets of a message that is echoed, at most.
+const ECHO_SIZE: u32 = 64 << 10;
+const READ: u64 = 1 << 32;
+const GO_AHEAD: u64 = 2 << 32;
+const WRITE: u64 = 3 << 32;
+
+pub(super) fn serve(server: &Server, request: ConnRequest) -> Result<()> {
+    let mailbox = ping::accept(server, request, ECHO_SIZE, &server.wishes.options(), &[])?;
+    let until = Until::stop(&server.stop);
+    let Some(Event::Message { slot, len }) = mailbox.next(Wait::Sleep, until)? else {
+        mailbox.link.close();
+        return Ok(());
+    };
+    match Info::from_bytes(&mailbox.octets(slot, len)?).filter(Info::is_plausible) {
+        Some(source) => {
+            mailbox.repost(slot)?;
+            let rping = Rping { server, data: Buffer::exclusive(&server.pd, MAX_SIZE as usize)?, mailbox };
+            rping.rounds(source)?;
+            rping.mailbox.link.close();
+            Ok(())
+        }
+        None => {
+            ping::send_back(&mailbox, slot, len)?;
+            ping::echo(server, mailbox)
+        }
+    }
+}
+
+/// rping's server: reads the client's source and says so, writes it to the client's sink and says so.
+struct Rping<'a> {
+    server: &'a Server,
+    mailbox: Mailbox,
+    data: Buffer,
+}
+
+impl Rping<'_> {
+    fn rounds(&self, mut source: Info) -> Result<()> {
+        loop {
+            let remote = source.remote();
+            let op = SendOp::Read { remote, invalidate: None };
+            if !self.step(READ, op, source)? {
+                return Ok(());
+            }
+            let Some(sink) = self.info()? else { return Ok(()) };
+            if !self.step(WRITE, SendOp::Write { remote: sink.remote() }, sink)? {
+                return Ok(());
+            }
+            source = match self.info()? {
+                Some(info) => info,
+                None => return Ok(()),
+            };
+        }
+    }
+
+    /// One transfer, and the message that tells the client to go ahead: rping looks at its length only.
+    fn step(&self, wr_id: u64, op: SendOp, info: Info) -> Result<bool> {
+        if info.size > MAX_SIZE {
+            let why = format!("describes a buffer of {} octets; rping's limit is {MAX_SIZE}", info.size);
+            return Err(Failure::lost(self.mailbox.link.peer(), why));
+        }
+        let until = Until::stop(&self.server.stop);
+        let qp = &self.mailbox.link.qp;
+        post(qp, wr_id, op, &[self.data.sge(0..info.size as usize)], SendFlags::SIGNALED)?;
+        if !self.mailbox.sent(wr_id, Wait::Sleep, until)? {
+            return Ok(false);
+        }
+        send_copy(qp, GO_AHEAD, &Info::default().to_bytes())?;
+        Ok(true)
+    }
+
+    /// The client's next description; `None` when it has closed.
+    fn info(&self) -> Result<Option<Info>> {
+        let until = Until::stop(&self.server.stop);
+        let Some(message) = self.mailbox.message(Wait::Sleep, until)? else { return Ok(None) };
+        match Info::from_bytes(&message) {
+            Some(info) => Ok(Some(info)),
+            None => {
+                let why = format!("sent {} octets where rping sends {}", message.len(), Info::LEN);
+                Err(Failure::lost(self.mailbox.link.peer(), why))
+            }
+        }
+    }
+}

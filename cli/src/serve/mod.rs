@@ -1,0 +1,155 @@
+//! `uiw serve`: a known-good peer. One thread accepts; each connection has a thread of its own, which sleeps in the device.
+
+mod foreign;
+pub(crate) mod perf;
+mod ping;
+
+use crate::args::{ConnArgs, Wishes, listen};
+use crate::fail::{Exit, Failure, Result};
+use crate::open::Opener;
+use crate::perf::raw;
+use crate::service::Service;
+use crate::stop::Stop;
+use crate::text;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::thread::JoinHandle;
+use verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
+use verbs::{Device, Error, Pd};
+
+/// Connections at a time.
+const MAX_SESSIONS: usize = 1024;
+/// Connections that TCP may complete before we take them.
+const BACKLOG: u32 = 1024;
+
+/// Options of `uiw serve` and `uiw perf serve`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Where to listen: ADDR:PORT, ADDR, :PORT (all addresses) or PORT (this machine only); port 0 takes a free one
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7174", value_parser = listen)]
+    listen: SocketAddr,
+    #[command(flatten)]
+    conn: ConnArgs,
+    /// End when standard input does
+    #[arg(long, hide = true)]
+    until_stdin_ends: bool,
+}
+
+/// Runs until Ctrl-C.
+pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
+    let stop = Stop::on_signal()?;
+    if args.until_stdin_ends {
+        stop.on_stdin_end();
+    }
+    serve(&opener.device()?, args.listen, &args.conn.wishes(), &stop)
+}
+
+/// What all connections share.
+struct Server {
+    device: Device,
+    pd: Pd,
+    stop: Arc<Stop>,
+    /// For peers that do not say what they want.
+    wishes: Wishes,
+    sessions: AtomicUsize,
+}
+
+fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>) -> Result<()> {
+    let channel = Arc::new(CmChannel::default());
+    let options = Arc::new(wishes.options());
+    let listener = Listener::bind(device, address, BACKLOG, &options, &channel)
+        .map_err(|error| cannot_listen(address, &error))?;
+    announce(listener.local_addr());
+    let server = Arc::new(Server {
+        device: device.clone(),
+        pd: device.alloc_pd()?,
+        stop: Arc::clone(stop),
+        wishes: wishes.clone(),
+        sessions: AtomicUsize::new(0),
+    });
+    let threads: Mutex<Vec<JoinHandle<()>>> = Mutex::default();
+    loop {
+        let event = device.wait(None, |cx| match stop.poll(cx) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => channel.poll_pop(cx).map(Some),
+        });
+        let Some(event) = event.flatten() else { break };
+        let mut threads = threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.retain(|thread| !thread.is_finished());
+        match event.kind {
+            CmEventKind::ConnectRequest(request) => threads.extend(begin(&server, request)),
+            CmEventKind::Failed(error) => tracing::info!(%error, "a connection came to nothing"),
+            CmEventKind::Established(_) | CmEventKind::Disconnected(_) => {}
+        }
+    }
+    drop(listener);
+    for thread in threads.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        let _ = thread.join();
+    }
+    Ok(())
+}
+
+fn cannot_listen(address: SocketAddr, error: &Error) -> Failure {
+    let why = match error {
+        Error::Io { source, .. } => source.to_string(),
+        error => error.to_string(),
+    };
+    Failure::new(
+        Exit::Failed,
+        format!("listening on {address}"),
+        why,
+        "choose another address with `--listen`, or port 0 for a free one",
+    )
+}
+
+fn announce(address: SocketAddr) {
+    text::line(format!("listening on {address}"));
+    if !address.ip().is_loopback() {
+        eprintln!("uiw: {address}: the wire is not encrypted: use a tunnel on networks you do not trust");
+    }
+}
+
+/// Starts the thread of a connection.
+fn begin(server: &Arc<Server>, request: ConnRequest) -> Option<JoinHandle<()>> {
+    let peer = request.peer_addr();
+    if server.sessions.fetch_add(1, Ordering::AcqRel) >= MAX_SESSIONS {
+        server.sessions.fetch_sub(1, Ordering::AcqRel);
+        eprintln!("uiw: {peer}: rejected: {MAX_SESSIONS} connections are served already");
+        let _ = request.reject(b"busy");
+        return None;
+    }
+    let own = Arc::clone(server);
+    let spawned = std::thread::Builder::new().name(format!("uiw-{}", peer.port())).spawn(move || {
+        let service = Service::of(request.private_data());
+        tracing::info!(%peer, ?service, "connection");
+        match session(&own, request, service) {
+            Ok(()) => tracing::info!(%peer, "connection over"),
+            Err(failure) => eprintln!("{failure}"),
+        }
+        own.sessions.fetch_sub(1, Ordering::AcqRel);
+    });
+    match spawned {
+        Ok(thread) => Some(thread),
+        Err(error) => {
+            server.sessions.fetch_sub(1, Ordering::AcqRel);
+            eprintln!("uiw: {peer}: no thread for the connection: {error}");
+            None
+        }
+    }
+}
+
+fn session(server: &Server, request: ConnRequest, service: Service) -> Result<()> {
+    match service {
+        Service::Ping(order) => ping::serve(server, request, &order),
+        Service::Perf(order) => perf::serve(server, request, &order),
+        Service::Raw => raw::serve(&server.device, &server.pd, &server.stop, request),
+        Service::Foreign => foreign::serve(server, request),
+        Service::Unknown(name) => {
+            let peer = request.peer_addr();
+            let _ = request.reject(b"unknown uiw service");
+            Err(Failure::lost(peer, format!("asks for `{name}`, which this version does not have")))
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The server of `uiw perf`: memory for Writes, Reads and atomics, receives for Sends, answers for ping-pong. An empty Send is
+//! answered with statistics; it marks the beginning and the end of a run.
+
+use super::Server;
+use crate::fail::{Failure, Result};
+use crate::link::{
+    Depths, Half, Link, MAX_INLINE, RECV, Until, Wait, completions, post, post_recvs, send_copy,
+};
+use crate::memory::Buffer;
+use crate::perf::{pattern, raw::cpu_ns};
+use crate::service::{Op, PerfOrder, PerfReply, Stats};
+use verbs::cm::ConnRequest;
+use verbs::{Access, Remote, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
+
+/// Octets of memory that one client gets, for Writes and Reads and again for receives.
+pub(crate) const MAX_MEMORY: u64 = 512 << 20;
+/// Octets of a message at most.
+pub(crate) const MAX_SIZE: u32 = 64 << 20;
+/// Messages under way at most.
+pub(crate) const MAX_DEPTH: u32 = 4096;
+/// Numbers of requests that nobody waits for.
+const STATS: u64 = 1 << 40;
+const PONG: u64 = 2 << 40;
+
+pub(super) fn serve(server: &Server, request: ConnRequest, order: &PerfOrder) -> Result<()> {
+    let peer = request.peer_addr();
+    if let Err(why) = check(order) {
+        let _ = request.reject(why.as_bytes());
+        return Err(Failure::lost(peer, why));
+    }
+    let mut session = Session::new(server, request, order)?;
+    if order.latency && order.op == Op::Write { session.answer_writes(server) } else { session.run(server) }?;
+    session.link.close();
+    Ok(())
+}
+
+fn check(order: &PerfOrder) -> std::result::Result<(), String> {
+    let memory = u64::from(order.size) * u64::from(order.slots);
+    if order.size == 0 || order.size > MAX_SIZE || order.slots == 0 || memory > MAX_MEMORY {
+        return Err(format!("asks for {} messages of {} octets", order.slots, order.size));
+    }
+    if order.depth == 0 || order.depth > MAX_DEPTH {
+        return Err(format!("asks for {} messages under way", order.depth));
+    }
+    Ok(())
+}
+
+struct Session {
+    link: Link,
+    order: PerfOrder,
+    size: usize,
+    /// What the peer writes and reads.
+    open: Buffer,
+    /// What it sends; a slot a receive. Empty when receives take no octets.
+    ring: Option<Buffer>,
+    slots: u64,
+    stats: Stats,
+    /// Slots to be posted again.
+    again: Vec<u64>,
+}
+
+impl Session {
+    fn new(server: &Server, request: ConnRequest, order: &PerfOrder) -> Result<Self> {
+        let size = order.size as usize;
+        let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let open = Buffer::shared(&server.pd, (size * order.slots as usize).max(8), access)?;
+        if order.validate && order.op == Op::Read {
+            for slot in 0..order.slots as usize {
+                open.write(slot * size, &pattern::message(slot as u64, size))?;
+            }
+        }
+        let wanted = if order.op.takes_receives() { u64::from(order.depth) * 2 + 16 } else { 16 };
+        let (slots, ring) = if order.op == Op::Send {
+            let slots = wanted.min(MAX_MEMORY / size as u64).max(4);
+            (slots, Some(Buffer::exclusive(&server.pd, size * slots as usize)?))
+        } else {
+            (wanted, None)
+        };
+        let depths = Depths::new(64, u32::try_from(slots).unwrap_or(u32::MAX));
+        let half = Half::new(&server.device, &server.pd, &depths)?;
+        let receive = |slot: u64| (slot, ring.as_ref().map(|ring| slot_of(ring, slot, size, size)));
+        post_recvs(&half.qp, (0..slots).map(receive))?;
+        let remote = open.remote();
+        let reply = PerfReply { addr: remote.addr, rkey: remote.rkey, len: remote.len };
+        let reply = serde_json::to_vec(&reply).unwrap_or_default();
+        let link = half.accept(request, &order.wishes.options(), &reply, Until::stop(&server.stop))?;
+        let stats = Stats::default();
+        Ok(Self { link, order: order.clone(), size, open, ring, slots, stats, again: Vec::new() })
+    }
+
+    fn wait(&self) -> Wait {
+        // Beside a ping-pong the server sleeps: what it waits for are messages in a row, or nothing at all.
+        if self.order.latency && !self.order.sleep && self.order.op.takes_receives() {
+            Wait::Spin
+        } else {
+            Wait::Sleep
+        }
+    }
+
+    /// Serves until the client closes.
+    fn run(&mut self, server: &Server) -> Result<()> {
+        let wait = self.wait();
+        let mut batch = Vec::with_capacity(64);
+        loop {
+            let until = Until::stop(&server.stop);
+            completions(&self.link.device, &self.link.cq, wait, until, 64, |wc| batch.push(wc));
+            if batch.is_empty() {
+                return Ok(());
+            }
+            for wc in batch.drain(..) {
+                if !self.completion(&wc)? {
+                    return Ok(());
+                }
+            }
+            self.post_again()?;
+        }
+    }
+
+    /// False when the client has closed in order.
+    fn completion(&mut self, wc: &Wc) -> Result<bool> {
+        if wc.status != WcStatus::Success {
+            return if self.link.ended_in_order(wc) { Ok(false) } else { Err(self.link.failure(wc)) };
+        }
+        let slot = wc.wr_id & !RECV;
+        if wc.wr_id & RECV == 0 {
+            // An answer is out: the slot that it was sent from.
+            if slot < self.slots && self.order.op == Op::Send {
+                self.again.push(slot);
+            }
+            return Ok(true);
+        }
+        if wc.opcode == WcOpcode::Recv && wc.byte_len == 0 {
+            self.again.push(slot);
+            self.answer_stats()?;
+            return Ok(true);
+        }
+        self.stats.messages += 1;
+        if self.order.validate
+            && let Some(ring) = &self.ring
+        {
+            let expected = pattern::message(self.stats.messages - 1, self.size);
+            let right = wc.byte_len as usize == self.size
+                && ring.differs(slot as usize * self.size, &expected)?.is_none();
+            self.stats.wrong += u64::from(!right);
+        }
+        if !self.order.latency {
+            self.again.push(slot);
+            return Ok(true);
+        }
+        self.answer(slot, wc.byte_len as usize)?;
+        Ok(true)
+    }
+
+    /// Answers a message with one of its kind.
+    fn answer(&mut self, slot: u64, len: usize) -> Result<()> {
+        let qp = &self.link.qp;
+        match &self.ring {
+            Some(ring) => {
+                let sge = slot_of(ring, slot, self.size, len);
+                let (sge, flags) = inline(ring, sge, slot as usize * self.size, len);
+                post(qp, slot, SendOp::Send, &[sge], SendFlags::SIGNALED | flags)
+            }
+            None => {
+                self.again.push(slot);
+                self.write_back(true)
+            }
+        }
+    }
+
+    /// Writes the first slot into the client's memory.
+    fn write_back(&self, with_immediate: bool) -> Result<()> {
+        let Some((addr, rkey)) = self.order.back else {
+            return Err(Failure::lost(self.link.peer(), "wants answers, but told of no memory for them"));
+        };
+        let remote = Remote { addr, rkey };
+        let op = if with_immediate { SendOp::WriteImm { remote, imm: 0 } } else { SendOp::Write { remote } };
+        let (sge, flags) = inline(&self.open, self.open.sge(0..self.size), 0, self.size);
+        post(&self.link.qp, PONG, op, &[sge], SendFlags::SIGNALED | flags)
+    }
+
+    /// Answers Writes that nothing but their last octet tells of.
+    fn answer_writes(&mut self, server: &Server) -> Result<()> {
+        let (mut seen, mut empty) = (0u8, 0u32);
+        let mut last = [0u8];
+        let mut batch = Vec::with_capacity(16);
+        while !server.stop.is_set() {
+            self.link.cq.poll_with(16, |wc| batch.push(wc));
+            for wc in batch.drain(..) {
+                if !self.completion(&wc)? {
+                    return Ok(());
+                }
+            }
+            self.post_again()?;
+            self.open.read(self.size - 1, &mut last)?;
+            if last[0] != seen {
+                seen = last[0];
+                empty = 0;
+                self.write_back(false)?;
+            } else if empty > 2000 {
+                std::thread::yield_now();
+            } else {
+                empty += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn answer_stats(&self) -> Result<()> {
+        let stats = Stats { cpu_ns: cpu_ns(), ..self.stats };
+        let octets = serde_json::to_vec(&stats).unwrap_or_default();
+        send_copy(&self.link.qp, STATS, &octets)
+    }
+
+    fn post_again(&mut self) -> Result<()> {
+        let (ring, size) = (&self.ring, self.size);
+        let receive = |slot: u64| (slot, ring.as_ref().map(|ring| slot_of(ring, slot, size, size)));
+        post_recvs(&self.link.qp, self.again.drain(..).map(receive))
+    }
+}
+
+fn slot_of(ring: &Buffer, slot: u64, size: usize, len: usize) -> Sge {
+    let start = slot as usize * size;
+    ring.sge(start..start + len)
+}
+
+/// Short messages of a ping-pong go inline.
+pub(crate) fn inline(buffer: &Buffer, sge: Sge, start: usize, len: usize) -> (Sge, SendFlags) {
+    if len <= (MAX_INLINE as usize).min(256) {
+        (buffer.address(start..start + len), SendFlags::INLINE)
+    } else {
+        (sge, SendFlags::empty())
+    }
+}

@@ -1,0 +1,58 @@
+//! The peer of `uiw ping`: every message comes back; memory stands open to Writes and Reads.
+
+use super::Server;
+use crate::fail::{Failure, Result};
+use crate::link::{Depths, Half, Until, Wait, post};
+use crate::mailbox::{Event, Mailbox};
+use crate::memory::Buffer;
+use crate::service::PingOrder;
+use verbs::cm::ConnRequest;
+use verbs::{Access, ConnOptions, SendFlags, SendOp};
+
+/// Receives kept posted.
+const SLOTS: u32 = 16;
+/// Octets of a message at most.
+pub(crate) const MAX_SIZE: u32 = 16 << 20;
+
+pub(super) fn serve(server: &Server, request: ConnRequest, order: &PingOrder) -> Result<()> {
+    let peer = request.peer_addr();
+    if order.size > MAX_SIZE {
+        let _ = request.reject(b"message too long");
+        return Err(Failure::lost(peer, format!("asks for messages of {} octets", order.size)));
+    }
+    let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let open = Buffer::shared(&server.pd, order.size.max(1) as usize, access)?;
+    let reply = open.remote().to_bytes();
+    let mailbox = accept(server, request, order.size, &order.wishes.options(), &reply)?;
+    echo(server, mailbox)
+}
+
+/// Accepts with receives of `size` octets.
+pub(super) fn accept(
+    server: &Server,
+    request: ConnRequest,
+    size: u32,
+    options: &ConnOptions,
+    reply: &[u8],
+) -> Result<Mailbox> {
+    let half = Half::new(&server.device, &server.pd, &Depths::new(SLOTS * 2, SLOTS))?;
+    Mailbox::accept(half, (SLOTS, size), request, options, reply, Until::stop(&server.stop))
+}
+
+/// Sends back what comes, until the peer closes.
+pub(super) fn echo(server: &Server, mailbox: Mailbox) -> Result<()> {
+    while let Some(event) = mailbox.next(Wait::Sleep, Until::stop(&server.stop))? {
+        match event {
+            // The echo is out: its slot may be used again.
+            Event::Sent(slot) => mailbox.repost(slot)?,
+            Event::Message { slot, len } => send_back(&mailbox, slot, len)?,
+        }
+    }
+    mailbox.link.close();
+    Ok(())
+}
+
+/// Sends a message back from where it lies; its slot is the request's number.
+pub(super) fn send_back(mailbox: &Mailbox, slot: u64, len: usize) -> Result<()> {
+    post(&mailbox.link.qp, slot, SendOp::Send, &[mailbox.sge(slot, len)], SendFlags::SIGNALED)
+}

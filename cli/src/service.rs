@@ -1,0 +1,203 @@
+//! What a client of `uiw serve` wants: it says so in the private data of its MPA Request. Anything else is a peer of somebody
+//! else's making, which gets what its first message asks for (`serve::foreign`).
+
+use crate::args::Wishes;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::fmt;
+
+const PING: &[u8] = b"uiw-ping/1 ";
+const PERF: &[u8] = b"uiw-perf/1 ";
+const RAW: &[u8] = b"uiw-raw/1 ";
+
+/// What a client asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Service {
+    /// Echo and memory for Writes and Reads.
+    Ping(PingOrder),
+    /// One measurement.
+    Perf(PerfOrder),
+    /// A port for raw TCP beside the measurements.
+    Raw,
+    /// The peer knows nothing of us.
+    Foreign,
+    /// One of ours, of a version that this program does not understand.
+    Unknown(String),
+}
+
+/// The order of `uiw ping`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PingOrder {
+    /// Longest message.
+    pub(crate) size: u32,
+    pub(crate) wishes: Wishes,
+}
+
+/// The order of `uiw perf`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PerfOrder {
+    pub(crate) op: Op,
+    /// Octets of a message.
+    pub(crate) size: u32,
+    /// Messages that the memory for Writes and Reads holds side by side.
+    pub(crate) slots: u32,
+    /// Messages under way at a time.
+    pub(crate) depth: u32,
+    /// Ping-pong: every message is answered by one of its kind.
+    pub(crate) latency: bool,
+    /// Wait for completions asleep, not polling.
+    pub(crate) sleep: bool,
+    pub(crate) validate: bool,
+    /// The client's memory, for the answers to Writes: tagged offset and STag.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) back: Option<(u64, u32)>,
+    pub(crate) wishes: Wishes,
+}
+
+/// What a measurement is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Op {
+    /// RDMA Write
+    Write,
+    /// RDMA Write with immediate
+    WriteImm,
+    /// RDMA Read
+    Read,
+    /// Send
+    Send,
+    /// Atomic FetchAdd on eight octets
+    #[value(alias = "atomic")]
+    FetchAdd,
+    /// Atomic CmpSwap on eight octets
+    CmpSwap,
+}
+
+impl Op {
+    pub(crate) fn is_atomic(self) -> bool {
+        matches!(self, Self::FetchAdd | Self::CmpSwap)
+    }
+
+    /// Whether the peer's receives are used up.
+    pub(crate) fn takes_receives(self) -> bool {
+        matches!(self, Self::Send | Self::WriteImm)
+    }
+}
+
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Write => "write",
+            Self::WriteImm => "write-imm",
+            Self::Read => "read",
+            Self::Send => "send",
+            Self::FetchAdd => "fetch-add",
+            Self::CmpSwap => "cmp-swap",
+        })
+    }
+}
+
+/// The server's private data in its Reply to a perf client.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct PerfReply {
+    pub(crate) addr: u64,
+    pub(crate) rkey: u32,
+    pub(crate) len: u64,
+}
+
+/// The server's private data in its Reply to a client that wants raw TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RawReply {
+    pub(crate) port: u16,
+}
+
+/// What the server answers to an empty Send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Stats {
+    /// Processor time of its process so far.
+    pub(crate) cpu_ns: u64,
+    /// Messages received.
+    pub(crate) messages: u64,
+    /// Messages whose octets were wrong.
+    pub(crate) wrong: u64,
+}
+
+impl Service {
+    /// What a Request with this private data asks for.
+    pub(crate) fn of(private_data: &[u8]) -> Self {
+        if private_data.starts_with(RAW) {
+            return Self::Raw;
+        }
+        let known =
+            parse(private_data, PING).map(Self::Ping).or_else(|| parse(private_data, PERF).map(Self::Perf));
+        match known {
+            Some(service) => service,
+            None if private_data.starts_with(b"uiw-") => {
+                let end = private_data.iter().position(|&octet| octet == b' ').unwrap_or(private_data.len());
+                Self::Unknown(private_data[..end].escape_ascii().to_string())
+            }
+            None => Self::Foreign,
+        }
+    }
+
+    /// The private data that asks for it.
+    pub(crate) fn private_data(&self) -> Vec<u8> {
+        match self {
+            Self::Ping(order) => with_json(PING, order),
+            Self::Perf(order) => with_json(PERF, order),
+            Self::Raw => RAW.to_vec(),
+            Self::Foreign | Self::Unknown(_) => Vec::new(),
+        }
+    }
+}
+
+fn parse<T: DeserializeOwned>(private_data: &[u8], tag: &[u8]) -> Option<T> {
+    serde_json::from_slice(private_data.strip_prefix(tag)?).ok()
+}
+
+fn with_json(tag: &[u8], order: &impl Serialize) -> Vec<u8> {
+    let mut out = tag.to_vec();
+    // Plain numbers and words: writing them to memory cannot fail.
+    let _ = serde_json::to_writer(&mut out, order);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn perf() -> PerfOrder {
+        PerfOrder {
+            op: Op::WriteImm,
+            size: u32::MAX,
+            slots: u32::MAX,
+            depth: u32::MAX,
+            latency: false,
+            sleep: false,
+            validate: false,
+            back: Some((u64::MAX, u32::MAX)),
+            wishes: Wishes { congestion: Some("a-long-congestion".into()), ..Wishes::default() },
+        }
+    }
+
+    #[test]
+    fn orders_come_back_and_fit_private_data() {
+        let orders = [
+            Service::Ping(PingOrder { size: 9, wishes: Wishes::default() }),
+            Service::Perf(perf()),
+            Service::Raw,
+        ];
+        for order in orders {
+            let private_data = order.private_data();
+            assert!(private_data.len() <= 508, "{} octets", private_data.len());
+            assert_eq!(Service::of(&private_data), order);
+        }
+    }
+
+    #[test]
+    fn foreign_and_unknown_private_data() {
+        assert_eq!(Service::of(b""), Service::Foreign);
+        assert_eq!(Service::of(b"hello"), Service::Foreign);
+        assert_eq!(Service::of(b"uiw-perf/2 {}"), Service::Unknown("uiw-perf/2".into()));
+        assert_eq!(Service::of(b"uiw-ping/1 garbage"), Service::Unknown("uiw-ping/1".into()));
+    }
+}

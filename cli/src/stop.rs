@@ -1,0 +1,75 @@
+//! Ending on Ctrl-C, or when a parent process goes away.
+
+use crate::fail::{Failure, Result};
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// Set once; wakes everybody who waits.
+#[derive(Default)]
+pub(crate) struct Stop {
+    set: AtomicBool,
+    wakers: Mutex<Vec<Waker>>,
+}
+
+impl Stop {
+    /// One that Ctrl-C, SIGTERM and SIGHUP set.
+    pub(crate) fn on_signal() -> Result<Arc<Self>> {
+        let stop = Arc::new(Self::default());
+        let signalled = Arc::clone(&stop);
+        ctrlc::set_handler(move || signalled.set())
+            .map_err(|error| Failure::local("catching Ctrl-C", error))?;
+        Ok(stop)
+    }
+
+    /// Also set when standard input ends: whoever started this process holds the other end.
+    pub(crate) fn on_stdin_end(self: &Arc<Self>) {
+        let stop = Arc::clone(self);
+        std::thread::spawn(move || {
+            let mut octets = [0; 64];
+            while matches!(std::io::stdin().read(&mut octets), Ok(1..)) {}
+            stop.set();
+        });
+    }
+
+    pub(crate) fn set(&self) {
+        self.set.store(true, Ordering::SeqCst);
+        let wakers = std::mem::take(&mut *self.wakers.lock().unwrap_or_else(PoisonError::into_inner));
+        for waker in wakers {
+            waker.wake();
+        }
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.set.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_set() {
+            return Poll::Ready(());
+        }
+        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        if !wakers.iter().any(|known| known.will_wake(cx.waker())) {
+            wakers.push(cx.waker().clone());
+        }
+        drop(wakers);
+        // Set between the look and the note: the setter may have missed the note.
+        if self.is_set() { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_is_seen_by_those_who_look_before_and_after() {
+        let stop = Stop::default();
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(stop.poll(&mut cx).is_pending());
+        stop.set();
+        assert!(stop.poll(&mut cx).is_ready());
+        assert!(stop.is_set());
+    }
+}

@@ -1,0 +1,92 @@
+//! Numbers and tables for people.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// Octets a second, in GB/s, MB/s or kB/s.
+pub(crate) fn rate(octets_per_second: f64) -> String {
+    match octets_per_second {
+        r if r >= 1e9 => format!("{:.2} GB/s", r / 1e9),
+        r if r >= 1e6 => format!("{:.1} MB/s", r / 1e6),
+        r => format!("{:.1} kB/s", r / 1e3),
+    }
+}
+
+/// A number with a separator every three digits.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Microseconds.
+pub(crate) fn micros(us: f64) -> String {
+    if us >= 10_000.0 { format!("{:.2} ms", us / 1000.0) } else { format!("{us:.1} us") }
+}
+
+/// One line on standard error that is overwritten; silent unless that is a terminal.
+pub(crate) struct Progress {
+    on: bool,
+    last: Option<Instant>,
+}
+
+impl Progress {
+    pub(crate) fn new() -> Self {
+        Self { on: std::io::stderr().is_terminal(), last: None }
+    }
+
+    /// Shows `text`, at most ten times a second.
+    pub(crate) fn show(&mut self, text: impl FnOnce() -> String) {
+        if !self.on || self.last.is_some_and(|at| at.elapsed() < Duration::from_millis(100)) {
+            return;
+        }
+        self.last = Some(Instant::now());
+        eprint!("\r\x1b[K{}", text());
+        let _ = std::io::stderr().flush();
+    }
+
+    /// Removes the line, before something else is printed.
+    pub(crate) fn clear(&mut self) {
+        if self.last.take().is_some() {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// Prints a line; a closed pipe is no error of ours, and ends nothing that still has to be verified.
+pub(crate) fn line(text: impl AsRef<str>) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{}", text.as_ref());
+    let _ = out.flush();
+}
+
+/// Prints `value` as one line of JSON.
+pub(crate) fn json(value: &serde_json::Value) {
+    line(value.to_string());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_for_people() {
+        assert_eq!(grouped(0), "0");
+        assert_eq!(grouped(1_234_567), "1,234,567");
+        assert_eq!(rate(5.07e9), "5.07 GB/s");
+        assert_eq!(rate(12_345.0), "12.3 kB/s");
+        assert_eq!(micros(12.34), "12.3 us");
+    }
+}
