@@ -85,14 +85,18 @@ impl Sleepers {
         })))
     }
 
-    /// The streams' next deadline, as the pump left it.
-    pub(crate) fn timer_at(&self, next: Option<Instant>) {
+    /// The streams' next deadline, as the pump left it; the core is held. True when a sleeper must be woken, as it is earlier
+    /// than the one before.
+    pub(crate) fn timer_at(&self, next: Option<Instant>) -> bool {
         let shared = &self.0;
         let at = next.map_or(NEVER, |at| shared.since_base(at));
         let before = shared.timer.swap(at, Ordering::SeqCst);
-        if at < before && !shared.manual {
-            shared.wake_sleeper();
-        }
+        at < before && !shared.manual
+    }
+
+    /// Wakes the thread whose sleep the streams depend on.
+    pub(crate) fn wake(&self) {
+        self.0.wake_sleeper();
     }
 }
 
@@ -226,6 +230,8 @@ impl Driver {
         };
         let waker = Waker::from(Arc::clone(&parker));
         let mut cx = Context::from_waker(&waker);
+        // The thread may be inside another wait, whose wake-ups are forgotten here: it looks again.
+        let _outer = NotifyOnDrop(&parker);
         loop {
             parker.reset();
             if let Poll::Ready(value) = poll(&mut cx) {
@@ -278,8 +284,13 @@ impl Driver {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
             };
-            if parker.sleep(shared.set.as_ref().map(|fd| fd.as_fd()), until) {
-                let _ = self.pump_events();
+            if parker.sleep(shared.set.as_ref().map(|fd| fd.as_fd()), until)
+                && let Some(mut busy) = self.try_lock()
+            {
+                busy.ask();
+                // Wakers run foreign code, which may wait in its turn: it must find the lead free.
+                shared.leave();
+                return;
             }
         }
         shared.leave();
@@ -288,11 +299,16 @@ impl Driver {
     /// A pump that asks the stack: after its descriptor was readable. True when the stack may have more.
     pub(crate) fn pump_events(self: &Arc<Self>) -> bool {
         let Some(mut busy) = self.try_lock() else { return true };
-        let (core, driver) = busy.parts();
-        core.look_at_clock();
-        let events = core.serve_events(driver);
-        core.pump(driver);
-        events > 0
+        busy.ask() > 0
+    }
+}
+
+/// Wakes a thread's own parker when its wait is over, however it ends.
+struct NotifyOnDrop<'a>(&'a Parker);
+
+impl Drop for NotifyOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.notify();
     }
 }
 
