@@ -28,6 +28,12 @@ const DEFER: Duration = Duration::from_micros(50);
 /// The background thread looks this often whether the leader has changed before it stops looking.
 const FOLLOW_TICKS: u32 = 10;
 
+/// After octets moved, a driving thread looks again for this long before it sleeps: what belongs together comes within it, and
+/// a sleep and its wake-up cost as much.
+const LINGER: Duration = Duration::from_micros(20);
+/// Looks in one go; then roles and the driver's life are looked at again.
+const LINGER_LOOKS: usize = 256;
+
 const NEVER: u64 = u64::MAX;
 
 #[derive(Default)]
@@ -165,6 +171,19 @@ impl Shared {
         }
     }
 
+    /// Whether a thread or task of the application leads.
+    fn is_led(&self) -> bool {
+        matches!(self.roles.lock().leader, Leader::App(_))
+    }
+
+    /// Whether this very thread leads already: it waits inside another wait of its own, in a waker or a future.
+    fn is_led_by(&self, parker: &Arc<Parker>) -> bool {
+        match &self.roles.lock().leader {
+            Leader::App(waker) => waker.data() == Arc::as_ptr(parker).cast(),
+            Leader::Background | Leader::None => false,
+        }
+    }
+
     fn unfollow(&self, parker: &Arc<Parker>) {
         self.roles.lock().followers.retain(|p| !Arc::ptr_eq(p, parker));
     }
@@ -232,19 +251,26 @@ impl Driver {
         let mut cx = Context::from_waker(&waker);
         // The thread may be inside another wait, whose wake-ups are forgotten here: it looks again.
         let _outer = NotifyOnDrop(&parker);
+        // Led from the first sleep to the return: handing the lead over at every wake-up would wake two threads for each.
+        let mut lead = None;
         loop {
             parker.reset();
             if let Poll::Ready(value) = poll(&mut cx) {
                 return Some(value);
             }
-            self.try_pump();
+            let moved = self.try_pump() > 0;
             if parker.is_notified() {
+                continue;
+            }
+            // A follower does not linger: one thread that drives is enough.
+            if moved && (lead.is_some() || !self.sleepers.0.is_led()) {
+                self.linger(|| parker.is_notified());
                 continue;
             }
             if deadline.is_some_and(|at| Instant::now() >= at) {
                 return None;
             }
-            self.sleep(&parker, deadline);
+            self.sleep(&parker, deadline, &mut lead);
         }
     }
 
@@ -266,16 +292,24 @@ impl Driver {
         }
     }
 
-    fn sleep(self: &Arc<Self>, parker: &Arc<Parker>, deadline: Option<Instant>) {
-        let shared = &self.sleepers.0;
+    fn sleep<'a>(
+        self: &'a Arc<Self>,
+        parker: &Arc<Parker>,
+        deadline: Option<Instant>,
+        lead: &mut Option<Lead<'a>>,
+    ) {
+        let shared = &*self.sleepers.0;
         if shared.manual {
             std::thread::yield_now();
             return;
         }
-        if !shared.lead(parker) {
-            parker.sleep(None, deadline);
-            shared.unfollow(parker);
-            return;
+        if lead.is_none() && !shared.is_led_by(parker) {
+            if !shared.lead(parker) {
+                parker.sleep(None, deadline);
+                shared.unfollow(parker);
+                return;
+            }
+            *lead = Some(Lead(shared));
         }
         // Whoever rang before we led may have seen nobody to wake.
         if !self.pending.load(Ordering::SeqCst) {
@@ -284,22 +318,39 @@ impl Driver {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
             };
-            if parker.sleep(shared.set.as_ref().map(|fd| fd.as_fd()), until)
-                && let Some(mut busy) = self.try_lock()
-            {
-                busy.ask();
-                // Wakers run foreign code, which may wait in its turn: it must find the lead free.
-                shared.leave();
-                return;
+            let readable = parker.sleep(shared.set.as_ref().map(|fd| fd.as_fd()), until);
+            if readable && self.pump_events().is_none() {
+                // Somebody else drives at the moment; the set stays readable until he has served it.
+                parker.sleep(None, Some(Instant::now() + LEASE));
             }
         }
-        shared.leave();
     }
 
-    /// A pump that asks the stack: after its descriptor was readable. True when the stack may have more.
-    pub(crate) fn pump_events(self: &Arc<Self>) -> bool {
-        let Some(mut busy) = self.try_lock() else { return true };
-        busy.ask() > 0
+    /// Pumps on while octets move, and [`LINGER`] longer, until `stop`.
+    fn linger(self: &Arc<Self>, stop: impl Fn() -> bool) {
+        if self.sleepers.0.manual {
+            return;
+        }
+        let mut last = Instant::now();
+        for _ in 0..LINGER_LOOKS {
+            if stop() {
+                return;
+            }
+            if self.try_pump() > 0 {
+                last = Instant::now();
+            } else if last.elapsed() >= LINGER {
+                return;
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// A pump that asks the stack: after its descriptor was readable. `Some(true)` when the stack may have more, none when
+    /// another thread drives.
+    pub(crate) fn pump_events(self: &Arc<Self>) -> Option<bool> {
+        let mut busy = self.try_lock()?;
+        Some(busy.ask() > 0)
     }
 }
 
@@ -309,6 +360,15 @@ struct NotifyOnDrop<'a>(&'a Parker);
 impl Drop for NotifyOnDrop<'_> {
     fn drop(&mut self) {
         self.0.notify();
+    }
+}
+
+/// The lead of a thread, until dropped.
+struct Lead<'a>(&'a Shared);
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }
 
@@ -361,7 +421,7 @@ fn background(shared: &Shared, driver: &Weak<Driver>) {
         if shared.deferred.load(Ordering::SeqCst) {
             std::thread::sleep(DEFER);
             shared.deferred.store(false, Ordering::SeqCst);
-            pump(driver, false);
+            drive(shared, driver, false);
         } else if let Some(wait) = follow(shared, &mut habits) {
             shared.background.sleep(None, wait);
         } else {
@@ -422,15 +482,17 @@ fn lead(shared: &Shared, driver: &Weak<Driver>) {
     };
     // While somebody polls the arrival belongs to the thread that polls; with another leader, to it.
     if mine && !shared.polled.load(Ordering::SeqCst) {
-        pump(driver, readable);
+        drive(shared, driver, readable);
     }
 }
 
-fn pump(driver: &Weak<Driver>, ask: bool) {
+fn drive(shared: &Shared, driver: &Weak<Driver>, readable: bool) {
     let Some(driver) = driver.upgrade() else { return };
-    if ask {
-        let _ = driver.pump_events();
-    } else {
+    if !readable {
         driver.try_pump();
+    } else if driver.pump_events().is_some() {
+        driver.linger(|| shared.polled.load(Ordering::SeqCst) || shared.is_led());
+    } else {
+        shared.background.sleep(None, Some(Instant::now() + LEASE));
     }
 }
