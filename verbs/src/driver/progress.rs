@@ -69,6 +69,8 @@ struct Shared {
     own_wait: AtomicU64,
     /// The next deadline of any stream.
     timer: AtomicU64,
+    /// The leader sleeps in the set. Awake for long, it runs foreign code and does not drive: the background thread helps out.
+    leader_sleeps: AtomicBool,
     /// Posts wait for company.
     deferred: AtomicBool,
     stop: AtomicBool,
@@ -85,6 +87,7 @@ impl Sleepers {
             polled: AtomicBool::new(false),
             own_wait: AtomicU64::new(0),
             timer: AtomicU64::new(NEVER),
+            leader_sleeps: AtomicBool::new(false),
             deferred: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             manual: progress == Progress::Manual,
@@ -184,6 +187,14 @@ impl Shared {
         }
     }
 
+    /// The leader is about to drive, and then to run foreign code: the background thread watches it again.
+    fn leader_awake(&self) {
+        self.leader_sleeps.store(false, Ordering::SeqCst);
+        if std::mem::take(&mut self.roles.lock().background_parked) {
+            self.background.notify();
+        }
+    }
+
     fn unfollow(&self, parker: &Arc<Parker>) {
         self.roles.lock().followers.retain(|p| !Arc::ptr_eq(p, parker));
     }
@@ -262,13 +273,13 @@ impl Driver {
             if parker.is_notified() {
                 continue;
             }
+            if deadline.is_some_and(|at| Instant::now() >= at) {
+                return None;
+            }
             // A follower does not linger: one thread that drives is enough.
             if moved && (lead.is_some() || !self.sleepers.0.is_led()) {
                 self.linger(|| parker.is_notified());
                 continue;
-            }
-            if deadline.is_some_and(|at| Instant::now() >= at) {
-                return None;
             }
             self.sleep(&parker, deadline, &mut lead);
         }
@@ -318,7 +329,9 @@ impl Driver {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
             };
+            shared.leader_sleeps.store(true, Ordering::SeqCst);
             let readable = parker.sleep(shared.set.as_ref().map(|fd| fd.as_fd()), until);
+            shared.leader_awake();
             if readable && self.pump_events().is_none() {
                 // Somebody else drives at the moment; the set stays readable until he has served it.
                 parker.sleep(None, Some(Instant::now() + LEASE));
@@ -382,6 +395,10 @@ impl TaskLead {
     pub(crate) fn try_new(driver: &Driver, waker: impl FnOnce() -> Waker) -> Option<Self> {
         let shared = &driver.sleepers.0;
         let taken = shared.take_lead(&mut shared.roles.lock(), waker);
+        if taken {
+            // Its runtime's reactor sleeps in its place.
+            shared.leader_sleeps.store(true, Ordering::SeqCst);
+        }
         taken.then(|| Self(Arc::clone(shared)))
     }
 
@@ -423,6 +440,9 @@ fn background(shared: &Shared, driver: &Weak<Driver>) {
             shared.deferred.store(false, Ordering::SeqCst);
             drive(shared, driver, false);
         } else if let Some(wait) = follow(shared, &mut habits) {
+            if habits.helps {
+                drive(shared, driver, false);
+            }
             shared.background.sleep(None, wait);
         } else {
             lead(shared, driver);
@@ -435,7 +455,11 @@ fn follow(shared: &Shared, habits: &mut Habits) -> Option<Option<Instant>> {
     let polled = shared.polled.swap(false, Ordering::SeqCst);
     let mut roles = shared.roles.lock();
     let led = matches!(roles.leader, Leader::App(_));
-    if led && habits.epoch == roles.epoch {
+    let awake = led && !shared.leader_sleeps.load(Ordering::SeqCst);
+    // Awake at two looks in a row: it may be busy with something else.
+    habits.helps = awake && std::mem::replace(&mut habits.leader_awake, awake);
+    habits.leader_awake = awake;
+    if led && habits.epoch == roles.epoch && !awake {
         habits.same_leader += 1;
         if habits.same_leader > FOLLOW_TICKS {
             roles.background_parked = true;
@@ -459,6 +483,10 @@ fn follow(shared: &Shared, habits: &mut Habits) -> Option<Option<Instant>> {
 struct Habits {
     epoch: u64,
     same_leader: u32,
+    /// The leader was awake at the last look.
+    leader_awake: bool,
+    /// The leader does not seem to drive.
+    helps: bool,
     lease: Duration,
 }
 

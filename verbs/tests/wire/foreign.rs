@@ -74,6 +74,33 @@ fn a_waker_may_wait() {
     assert!(message && waited < Duration::from_secs(3), "nobody drove for {waited:?}");
 }
 
+#[test]
+fn a_future_that_waits_for_another_thread_does_not_keep_it_from_its_messages() {
+    let (a, b) = (Device::open().unwrap(), Device::open().unwrap());
+    let ((first, first_peer), (second, second_peer)) = (connected(&a, &b), connected(&a, &b));
+    let (tell, told) = mpsc::channel();
+    let begun = Instant::now();
+    let waited = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            first_peer.send_copy(b"wake").unwrap();
+            std::thread::sleep(Duration::from_millis(200));
+            second_peer.send_copy(b"message").unwrap();
+        });
+        scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            tell.send(second.recv_timeout(Some(Duration::from_secs(5))).unwrap().is_some()).unwrap();
+        });
+        // This thread drives when the other begins to wait, and then does not for a while.
+        a.block_on(async {
+            first.as_async().recv().await.unwrap();
+            assert!(told.recv().unwrap());
+        });
+        begun.elapsed()
+    });
+    assert!(waited < Duration::from_secs(3), "nobody drove for {waited:?}");
+}
+
 /// Begins a connection with a short time-out when dropped.
 struct ConnectsWhenDropped(Arc<(End, Port)>);
 
