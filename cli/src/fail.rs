@@ -120,6 +120,15 @@ impl From<Error> for Failure {
     }
 }
 
+impl From<verbs::WcError> for Failure {
+    fn from(error: verbs::WcError) -> Self {
+        match error {
+            verbs::WcError::Refused(error) => error.into(),
+            error => Self::lost("an operation", error),
+        }
+    }
+}
+
 impl From<verbs::PostError> for Failure {
     fn from(error: verbs::PostError) -> Self {
         Self::local("posting", error)

@@ -2,6 +2,7 @@
 
 mod args;
 mod child;
+mod demo;
 mod fail;
 mod link;
 mod mailbox;
@@ -32,6 +33,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Two processes move a file in every way the protocol knows, each verified, beside raw TCP
+    #[command(after_help = EXIT_CODES)]
+    Demo(demo::Args),
+    #[command(hide = true)]
+    DemoPeer(demo::peer::Args),
     /// A known-good peer: echo, rping and perf server in one
     #[command(after_help = EXIT_CODES)]
     Serve(serve::Args),
@@ -66,6 +72,8 @@ fn main() -> ExitCode {
 fn run(command: &Command, global: &Global) -> Result<()> {
     let opener = Opener::new(global)?;
     match command {
+        Command::Demo(args) => demo::run(&opener, args),
+        Command::DemoPeer(args) => demo::peer::run(&opener, args),
         Command::Serve(args) => serve::run(&opener, args),
         Command::Ping(args) => ping::run(&opener, args),
         Command::Perf(args) => perf::run(&opener, args),

@@ -16,7 +16,7 @@ use std::{
 };
 
 use rustix::{
-    event::{Timespec, epoll},
+    event::{EventfdFlags, Timespec, epoll, eventfd},
     io::Errno,
     net::{SocketFlags, accept_with},
 };
@@ -56,7 +56,8 @@ impl Stack for TcpStack {
         let local = setup::local_addr(&socket)?;
         epoll::add(&self.epoll, &socket, data(token), flags(Interest::READ))?;
         tracing::debug!(%local, "listening");
-        Ok(Box::new(TcpListener { socket: socket.into(), epoll: self.epoll.clone(), local }))
+        let (socket, epoll) = (socket.into(), self.epoll.clone());
+        Ok(Box::new(TcpListener { socket, epoll, local, spare: spare() }))
     }
 
     fn connect(
@@ -123,6 +124,24 @@ struct TcpListener {
     socket: OwnedFd,
     epoll: Arc<OwnedFd>,
     local: SocketAddr,
+    /// Given up when the process has no descriptor left, to take the connections that wait and cut them: unanswered they
+    /// would keep the listener readable, and the peers hoping.
+    spare: Option<OwnedFd>,
+}
+
+impl TcpListener {
+    /// Cuts the oldest waiting connection, if one waits: without a descriptor the system does not even say so.
+    fn cut_one(&mut self) -> Result<(), Errno> {
+        drop(self.spare.take());
+        let cut = accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).map(drop);
+        self.spare = spare();
+        cut
+    }
+}
+
+/// A descriptor of no use but to be closed.
+fn spare() -> Option<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC).ok()
 }
 
 impl Listener for TcpListener {
@@ -132,6 +151,10 @@ impl Listener for TcpListener {
                 Ok(socket) => break socket2::Socket::from(socket),
                 // Aborted by its peer while it waited here, or a signal: the next one.
                 Err(Errno::CONNABORTED | Errno::INTR | Errno::PROTO) => {}
+                Err(Errno::MFILE | Errno::NFILE) => {
+                    self.cut_one()?;
+                    tracing::warn!("no descriptor left: a connection is cut");
+                }
                 Err(error) => return Err(error.into()),
             }
         };

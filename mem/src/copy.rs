@@ -13,9 +13,18 @@ use core::sync::atomic::{
     Ordering::{self, Relaxed, Release},
 };
 
-/// From this length on x86-64 copies with `rep movsb`.
+/// From this length on x86-64 copies with `rep movsb`. `examples/copy_speed.rs` on an AMD EPYC (Zen 5, fsrm), GB/s:
+///
+/// | octets | memcpy | words | rep movsb | store as it is |
+/// |---|---|---|---|---|
+/// | 64 | 47 | 28 | 14 | 17 |
+/// | 512 | 159 | 56 | 41 | 50 |
+/// | 1024 | 169 | 42 | 85 | 70 |
+/// | 4096 | 152 | 66 | 148 | 153 |
+/// | 65,536 | 134 | 60 | 136 | 133 |
+/// | 1,048,576 | 62 | 37 | 74 | 48 to 70 |
 #[cfg(all(target_arch = "x86_64", not(miri)))]
-const STRING_FROM: usize = 512;
+const STRING_FROM: usize = 1024;
 
 const WORD: usize = 8;
 
@@ -256,7 +265,7 @@ mod tests {
     #[test]
     fn copies_exactly() {
         let lens: Vec<usize> =
-            (0..80).chain([511, 512, 513, 519, 520, 521, 527, 528, 529, 1000, 4097]).collect();
+            (0..80).chain([511, 512, 1000, 1023, 1024, 1025, 1031, 1032, 1033, 1040, 1041, 4097]).collect();
         let source: Vec<u8> = (0..5000u32).map(|i| (i * 7 + i / 251) as u8).collect();
         for &len in &lens {
             for from in 0..9 {

@@ -107,6 +107,11 @@ impl Pinned<'_> {
         unsafe { self.span.region.as_ptr().add(self.span.offset + range.start) }
     }
 
+    #[cfg(test)]
+    pub(crate) fn at_for_test(&self) -> usize {
+        self.at(&(0..self.len())).addr()
+    }
+
     /// The octets of `range`, to be sent by a system call.
     ///
     /// # Panics

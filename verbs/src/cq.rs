@@ -44,8 +44,8 @@ pub(crate) struct Cqe {
     pub(crate) report: Option<(Arc<SendReport>, u32)>,
 }
 
-/// A completion queue: a ring of fixed depth. A completion that finds it full is lost; the queue then raises
-/// [`AsyncEvent::CqError`] and its queue pairs enter the error state.
+/// A completion queue: a ring of fixed depth. A completion that finds it full is lost: the queue raises
+/// [`AsyncEvent::CqError`] once, and every queue pair that loses a completion enters the error state.
 pub struct Cq {
     num: u32,
     driver: Arc<Driver>,

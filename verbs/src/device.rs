@@ -11,10 +11,12 @@ use crate::pd::Pd;
 use crate::qp::{Qp, QpInit};
 use crate::srq::{Srq, SrqAttr};
 use llp::Stack;
+use llp::capture::{CaptureStack, PcapSink};
 use mem::{Access, Memory, WindowType};
+use parking_lot::Mutex;
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -32,13 +34,18 @@ pub struct DeviceOptions {
 }
 
 impl Device {
-    /// A device on the kernel's TCP.
+    /// A device on the kernel's TCP. With the environment variable `UIW_PCAP` every connection is captured to the file it names,
+    /// for Wireshark.
     ///
     /// # Errors
-    /// [`Error::Io`] when the process has no descriptors or threads left.
+    /// [`Error::Io`] when the process has no descriptors or threads left, or the capture cannot be written.
     pub fn open() -> Result<Self> {
         let stack = llp::tcp::TcpStack::new().map_err(Error::io("opening the TCP stack"))?;
-        Self::with_stack(Box::new(stack), DeviceOptions::default())
+        let stack: Box<dyn Stack> = match capture_wanted()? {
+            Some(sink) => Box::new(CaptureStack::new(stack, sink, "uiw")),
+            None => Box::new(stack),
+        };
+        Self::with_stack(stack, DeviceOptions::default())
     }
 
     /// A device on any byte-stream stack.
@@ -121,6 +128,19 @@ impl Device {
     ) -> Option<T> {
         self.0.block_on(deadline, poll)
     }
+}
+
+/// The capture that `UIW_PCAP` names: one file a process, complete when the last device is gone.
+fn capture_wanted() -> Result<Option<Arc<PcapSink>>> {
+    static SINK: Mutex<Weak<PcapSink>> = Mutex::new(Weak::new());
+    let Some(path) = std::env::var_os("UIW_PCAP").filter(|path| !path.is_empty()) else { return Ok(None) };
+    let mut sink = SINK.lock();
+    if let Some(sink) = sink.upgrade() {
+        return Ok(Some(sink));
+    }
+    let new = PcapSink::create(path).map_err(Error::io("creating the capture named by UIW_PCAP"))?;
+    *sink = Arc::downgrade(&new);
+    Ok(Some(new))
 }
 
 impl std::fmt::Debug for Device {

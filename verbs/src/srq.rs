@@ -71,9 +71,13 @@ impl Srq {
 
     /// Posts receives in order.
     ///
+    /// # Safety
+    /// As for [`crate::Qp::post_recv`]: the memory of every accepted receive is touched by nobody else until its completion was
+    /// taken, or the queue and its queue pairs are gone.
+    ///
     /// # Errors
     /// [`PostError`] names the first refused one; those before it are posted.
-    pub fn post_recv<'a>(
+    pub unsafe fn post_recv<'a>(
         &self,
         wrs: impl IntoIterator<Item = RecvWr<'a>>,
     ) -> std::result::Result<(), PostError> {

@@ -2,4 +2,5 @@
 
 mod captures;
 mod decoded;
+mod live;
 mod tshark;

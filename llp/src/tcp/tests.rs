@@ -1,5 +1,5 @@
 use std::{
-    io::ErrorKind,
+    io::{ErrorKind, Read as _},
     net::{Ipv4Addr, Ipv6Addr},
     thread,
     time::Duration,
@@ -321,4 +321,40 @@ fn the_epoll_descriptor_is_ready_with_the_stack() {
     assert!(!ready());
     send(&mut *pair.server, b"x").unwrap();
     assert!(ready());
+}
+
+/// In a process of its own: the limit of descriptors holds for all of it.
+#[test]
+fn without_descriptors_connections_are_cut_and_the_listener_lives() {
+    const CHILD: &str = "UIW_LLP_NO_DESCRIPTORS";
+    if std::env::var_os(CHILD).is_none() {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "tcp::tests::without_descriptors_connections_are_cut_and_the_listener_lives"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let limit = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    let mut stack = TcpStack::new().unwrap();
+    let any = "127.0.0.1:0".parse().unwrap();
+    let mut listener = stack.listen(any, &ListenOptions::default(), Token(1)).unwrap();
+    let mut unlucky = std::net::TcpStream::connect(listener.local_addr()).unwrap();
+    let mut hoard = Vec::new();
+    while let Some(descriptor) = spare() {
+        hoard.push(descriptor);
+    }
+    let refused = listener.accept(Token(2)).err().unwrap();
+    assert_eq!(refused.kind(), ErrorKind::WouldBlock, "nobody waits any more: {refused}");
+    let cut = unlucky.read(&mut [0]);
+    assert!(matches!(cut, Ok(0) | Err(_)), "{cut:?}");
+    drop(hoard);
+    let _lucky = std::net::TcpStream::connect(listener.local_addr()).unwrap();
+    let mut events = Vec::new();
+    while events.is_empty() {
+        stack.poll(&mut events).unwrap();
+    }
+    listener.accept(Token(3)).unwrap();
 }

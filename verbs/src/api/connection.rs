@@ -159,6 +159,11 @@ impl Connection {
         self.start(SendOp::SendInvalidate { stag: STag(stag) }, buffer)
     }
 
+    /// Both: invalidates `stag` of the peer's and raises a solicited event.
+    pub fn send_solicited_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: u32) -> Op<B> {
+        self.start_with(SendOp::SendInvalidate { stag: STag(stag) }, SendFlags::SOLICITED, buffer)
+    }
+
     /// Sends the buffer with an immediate: between uiw peers only.
     pub fn send_imm<B: IoBuf>(&self, buffer: Mr<B>, imm: u32) -> Op<B> {
         self.start(SendOp::SendImm { imm }, buffer)
@@ -172,6 +177,17 @@ impl Connection {
     /// Writes the buffer into the peer's memory, then tells the peer with an immediate (RFC 7306).
     pub fn write_imm<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> Op<B> {
         self.start_remote(buffer, to, |remote| SendOp::WriteImm { remote, imm })
+    }
+
+    /// As [`Connection::write_imm`], and raises a solicited event.
+    pub fn write_imm_solicited<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> Op<B> {
+        match to.slice(0..buffer.len() as u64) {
+            Ok(remote) => {
+                let op = SendOp::WriteImm { remote: remote.into(), imm };
+                self.start_with(op, SendFlags::SOLICITED, buffer)
+            }
+            Err(error) => self.submit(SendOp::Send, SendFlags::empty(), Err(error), buffer),
+        }
     }
 
     /// Reads the peer's memory into the buffer.

@@ -1,6 +1,6 @@
 //! Listeners and the requests they bring.
 
-use crate::cm::{CmChannel, CmSide, ConnId};
+use crate::cm::{CmChannel, CmEventKind, CmSide, ConnId};
 use crate::driver::{Core, Driver, Slot, TimerKind};
 use crate::error::{Error, Result};
 use crate::options::ConnOptions;
@@ -71,11 +71,20 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let mut busy = self.driver.lock();
-        let (core, _) = busy.parts();
+        let (core, driver) = busy.parts();
         let slot = core.remove(self.token);
-        // The slot may hold the last reference to a channel with requests in it, which lock the core when dropped.
+        let ours = |conn: &Conn| conn.half_open.as_ref().is_some_and(|half| half.listener == self.token);
+        for token in core.conns(ours) {
+            core.with_conn(driver, token, Conn::listener_closed);
+        }
+        // Requests lock the core when dropped.
         drop(busy);
-        drop(slot);
+        if let Some(Slot::Listener(slot)) = slot {
+            let token = self.token;
+            drop(slot.channel.remove_if(
+                |event| matches!(&event.kind, CmEventKind::ConnectRequest(r) if r.listener == Some(token)),
+            ));
+        }
     }
 }
 
@@ -85,13 +94,22 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
         let limit = driver.limits().max_half_open;
         let Some(slot) = core.listener(token) else { return };
         let (options, channel) = (Arc::clone(&slot.options), Arc::clone(&slot.channel));
-        let half_open = HalfOpen::new(&slot.half_open);
+        let half_open = HalfOpen::new(&slot.half_open, token);
         if half_open.count() > limit {
-            tracing::warn!(limit, "too many connections in set-up: the newest is cut");
-            drop_one(slot);
-            continue;
+            if drop_one(slot) {
+                tracing::warn!(limit, "too many connections in set-up: the newest is cut");
+                continue;
+            }
+            return;
         }
-        let Ok(sink) = driver.table.reserve() else { return };
+        let sink = match driver.table.reserve() {
+            Ok(sink) => sink,
+            Err(error) if drop_one(slot) => {
+                tracing::warn!(%error, "a connection is cut");
+                continue;
+            }
+            Err(_) => return,
+        };
         let id = ConnId(driver.next_stream().0);
         match accept_one(core, token, id, sink, options, channel, half_open) {
             Ok(conn) => {
@@ -112,10 +130,11 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
     }
 }
 
-fn drop_one(slot: &mut ListenerSlot) {
-    if let Ok(mut stream) = slot.listener.accept(Token(u64::MAX)) {
-        stream.abort();
-    }
+/// Cuts the next connection that waits. False when there is none.
+fn drop_one(slot: &mut ListenerSlot) -> bool {
+    let Ok(mut stream) = slot.listener.accept(Token(u64::MAX)) else { return false };
+    stream.abort();
+    true
 }
 
 fn accept_one(
@@ -150,22 +169,25 @@ fn accept_one(
 }
 
 /// Counts one connection in set-up while it lives.
-pub(crate) struct HalfOpen(Arc<AtomicU32>);
+pub(crate) struct HalfOpen {
+    count: Arc<AtomicU32>,
+    listener: Token,
+}
 
 impl HalfOpen {
-    fn new(count: &Arc<AtomicU32>) -> Self {
+    fn new(count: &Arc<AtomicU32>, listener: Token) -> Self {
         count.fetch_add(1, Ordering::AcqRel);
-        Self(Arc::clone(count))
+        Self { count: Arc::clone(count), listener }
     }
 
     fn count(&self) -> u32 {
-        self.0.load(Ordering::Acquire)
+        self.count.load(Ordering::Acquire)
     }
 }
 
 impl Drop for HalfOpen {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        self.count.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -173,6 +195,7 @@ impl Drop for HalfOpen {
 pub struct ConnRequest {
     driver: Arc<Driver>,
     token: Token,
+    listener: Option<Token>,
     id: ConnId,
     local: SocketAddr,
     peer: SocketAddr,
@@ -188,7 +211,7 @@ pub struct ConnRequest {
 impl ConnRequest {
     pub(super) fn new(
         driver: Arc<Driver>,
-        token: Token,
+        (token, half_open): (Token, Option<&HalfOpen>),
         id: ConnId,
         (local, peer): (SocketAddr, SocketAddr),
         request: &Request,
@@ -197,6 +220,7 @@ impl ConnRequest {
         Self {
             driver,
             token,
+            listener: half_open.map(|half| half.listener),
             id,
             local,
             peer,

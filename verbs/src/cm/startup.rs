@@ -168,7 +168,7 @@ impl Conn {
         let Phase::Decision(decision) = &self.phase else { return };
         let request = ConnRequest::new(
             Arc::clone(env.driver),
-            self.token,
+            (self.token, self.half_open.as_ref()),
             self.cm.id,
             (self.stream.local_addr(), self.stream.peer_addr()),
             &decision.1,
@@ -229,6 +229,13 @@ impl Conn {
         Ok(())
     }
 
+    /// The listener is gone: a peer that has not said what it wants is not asked any more.
+    pub(super) fn listener_closed(&mut self, env: &mut Env<'_>) {
+        if matches!(self.phase, Phase::AwaitRequest(_)) {
+            self.give_up_startup(Error::NotConnected, env);
+        }
+    }
+
     /// The peer closed before the start-up was over.
     fn on_startup_fin(&mut self, env: &mut Env<'_>) {
         let peer = self.stream.peer_addr();
@@ -253,11 +260,16 @@ impl Conn {
     }
 
     pub(crate) fn startup_timed_out(&mut self, env: &mut Env<'_>) {
-        if self.is_established() {
-            return;
+        let error = Error::TimedOut { peer: self.stream.peer_addr(), after: self.options.startup_timeout };
+        match self.phase {
+            Phase::Open => {
+                // The RTR message did not come.
+                self.cm.failed(error, env.wakes);
+                self.fall(Down::Lost(io::ErrorKind::TimedOut.into()), env);
+            }
+            Phase::Closing | Phase::Over => {}
+            _ => self.give_up_startup(error, env),
         }
-        let peer = self.stream.peer_addr();
-        self.give_up_startup(Error::TimedOut { peer, after: self.options.startup_timeout }, env);
     }
 
     /// Ends a connection that never stood.

@@ -119,6 +119,16 @@ impl Core {
         }
     }
 
+    /// The connections for which `which` says so.
+    pub(crate) fn conns(&self, which: impl Fn(&Conn) -> bool) -> Vec<Token> {
+        let token = |key: usize, generation: u32| Token(key as u64 | u64::from(generation) << 32);
+        let found = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
+            Slot::Conn(conn) if which(conn) => Some(token(key, *generation)),
+            _ => None,
+        });
+        found.collect()
+    }
+
     pub(crate) fn remove(&mut self, token: Token) -> Option<Slot> {
         self.slot(token)?;
         let (_, slot) = self.slots.remove(token.0 as u32 as usize);
@@ -151,7 +161,9 @@ impl Core {
         let result = serve(&mut conn, &mut env);
         if std::mem::take(&mut conn.wants_reconnect) {
             let peer = conn.stream.peer_addr();
-            match self.stack.connect(None, peer, &conn.options.stream, token) {
+            let mut local = conn.stream.local_addr();
+            local.set_port(0);
+            match self.stack.connect(Some(local), peer, &conn.options.stream, token) {
                 Ok(stream) => conn.reconnected(stream),
                 Err(source) => conn.give_up_startup(crate::error::Error::Lost { peer, source }, &mut env),
             }

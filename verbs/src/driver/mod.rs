@@ -177,6 +177,9 @@ impl Driver {
     }
 }
 
+/// Rounds that a thread serves posts of others after its own work.
+const SERVE_OTHERS: usize = 8;
+
 /// The core, held. Letting go gives the wake-ups that were collected and serves what others left in `pending` meanwhile.
 pub(crate) struct Busy<'a> {
     driver: &'a Arc<Driver>,
@@ -220,11 +223,16 @@ impl Drop for Busy<'_> {
     fn drop(&mut self) {
         self.release();
         // A post that found the core busy left its note before its try; so either that try succeeds or the note is seen here.
-        while self.driver.pending.load(Ordering::SeqCst) {
+        for _ in 0..SERVE_OTHERS {
+            if !self.driver.pending.load(Ordering::SeqCst) {
+                return;
+            }
             let Some(core) = self.driver.core.try_lock() else { return };
             self.core = Some(core);
             self.flush();
             self.release();
         }
+        // Others post faster than this thread can serve them: it has work of its own.
+        self.driver.deferred();
     }
 }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const HELLO_REPEATS: u8 = 5;
 const HELLO_EVERY: Duration = Duration::from_millis(50);
 /// After this time without an answer a peer is foreign.
-const HELLO_PATIENCE: Duration = Duration::from_millis(1000);
+pub(super) const HELLO_PATIENCE: Duration = Duration::from_millis(1000);
 
 /// How far a connection is.
 pub(crate) enum Phase {
@@ -152,8 +152,11 @@ impl Conn {
             // RFC 5044 section 7.1.1: nothing before the initiator's first FPDU was received and validated.
             self.tx.hold = true;
         }
+        // A responder in peer-to-peer mode waits for the RTR message, inside the same time-out.
+        if self.initiator || !negotiated.peer_to_peer {
+            self.deadlines[TimerKind::Startup as usize] = None;
+        }
         self.negotiated = Some(negotiated);
-        self.deadlines[TimerKind::Startup as usize] = None;
         self.phase = Phase::Open;
     }
 
@@ -222,10 +225,10 @@ impl Conn {
     }
 
     fn on_hello_timer(&mut self, env: &mut Env<'_>) {
-        if self.rx.first_seen || !matches!(self.phase, Phase::Open) {
+        if !matches!(self.phase, Phase::Open) {
             return;
         }
-        if self.hello_left > 0 {
+        if self.hello_left > 0 && !self.rx.first_seen {
             self.hello_left -= 1;
             self.tx.greeting = Some(self.peer.hello());
             let patience = HELLO_PATIENCE.saturating_sub(HELLO_EVERY * u32::from(HELLO_REPEATS));

@@ -6,6 +6,7 @@
 
 mod conn;
 mod handle;
+mod message;
 mod out_queue;
 mod peer;
 mod read_queue;

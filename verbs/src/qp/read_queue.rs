@@ -104,6 +104,17 @@ impl ReadQueues {
         self.outstanding.len() < usize::from(self.ord)
     }
 
+    /// A request of ours goes out; its elements are added by the send queue.
+    pub(crate) fn ask(
+        &mut self,
+        seq: Option<u32>,
+        msn: u32,
+        kind: OutstandingKind,
+        invalidate: Option<STag>,
+    ) {
+        self.outstanding.push_back(Outstanding { seq, msn, kind, sges: Vec::new(), invalidate });
+    }
+
     pub(crate) fn may_owe(&self) -> bool {
         self.owed.len() < usize::from(self.ird)
     }

@@ -6,6 +6,7 @@
 
 use crate::cq::Cqe;
 use crate::driver::{Env, TimerKind};
+use crate::qp::conn::HELLO_PATIENCE;
 use crate::qp::read_queue::{OutstandingKind, Owed, OwedKind, QuotedSegment};
 use crate::qp::teardown::{fpdu_fault, write_fault};
 use crate::qp::{Conn, Down, QpInner, RecvWqe};
@@ -31,8 +32,8 @@ pub(crate) struct Rx {
     pub(crate) rdmap: StreamRx,
     /// Untagged queues: Send, Read Request, Terminate, Atomic Response.
     queues: [UntaggedRx; 4],
-    /// The message that queues 1 to 3 are receiving, as far as it is here.
-    control: [u8; CONTROL_LEN as usize],
+    /// The message that each of these queues is receiving, as far as it is here; of queue 0, Immediate Data only.
+    control: [[u8; CONTROL_LEN as usize]; 4],
     /// The receive that the present Send fills.
     recv: Option<RecvWqe>,
     /// A verified segment that waits for a receive.
@@ -55,7 +56,7 @@ impl Rx {
             rdmap: StreamRx::new(rdmap::Extensions::default()),
             // RFC 5041 section 5.1: the first message on each queue has MSN 1.
             queues: [UntaggedRx::new(1), UntaggedRx::new(1), UntaggedRx::new(1), UntaggedRx::new(1)],
-            control: [0; CONTROL_LEN as usize],
+            control: [[0; CONTROL_LEN as usize]; 4],
             recv: None,
             parked: None,
             write_len: 0,
@@ -195,6 +196,7 @@ impl Conn {
             Err(error) => return Err(self.fault(Fault::from(error), Some(quoted()))),
         };
         let payload = &ulpdu[header_len..];
+        let rtr_answered = self.tx.rtr_answered();
         match (header, inbound) {
             (Header::Tagged(tagged), Inbound::Write) => {
                 self.write(&tagged, payload, env).map_err(|fault| self.fault(fault, Some(quoted())))?;
@@ -207,24 +209,35 @@ impl Conn {
             }
             (Header::Untagged(untagged), _) => self.control(&untagged, inbound, payload, &quoted, env)?,
         }
-        self.valid_fpdu(env);
+        self.valid_fpdu(rtr_answered == self.tx.rtr_answered(), env);
         Ok(true)
     }
 
-    /// A valid FPDU was taken.
-    fn valid_fpdu(&mut self, env: &mut Env<'_>) {
+    /// A valid FPDU was taken; `tells` unless it is the answer to our RTR Read, behind which the answer to the hello may come.
+    fn valid_fpdu(&mut self, tells: bool, env: &mut Env<'_>) {
+        if self.peer.is_open() {
+            self.judge_peer(tells, env);
+        }
         if self.rx.first_seen {
             return;
         }
         self.rx.first_seen = true;
         // RFC 5044 section 7.1.1: from now on the responder may send.
         self.tx.hold = false;
-        self.deadlines[TimerKind::Hello as usize] = None;
-        if self.initiator && self.peer.is_open() && self.tx.rtr_answered() {
+        self.deadlines[TimerKind::Startup as usize] = None;
+        self.cm.first_fpdu(env.wakes);
+    }
+
+    /// What an FPDU without hello or answer says of the peer: anything but RTR messages makes it a foreign one.
+    fn judge_peer(&mut self, tells: bool, env: &mut Env<'_>) {
+        let foreign = if self.initiator { tells } else { !self.rx.only_rtr };
+        if foreign {
+            self.deadlines[TimerKind::Hello as usize] = None;
             self.peer.give_up();
             self.peer_known();
+        } else if !self.rx.first_seen {
+            self.set_timer(TimerKind::Hello, HELLO_PATIENCE, env);
         }
-        self.cm.first_fpdu(env.wakes);
     }
 
     /// A segment of an RDMA Write (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
@@ -238,6 +251,9 @@ impl Conn {
             }
             if self.peer.known != before {
                 self.peer_known();
+            } else if !self.initiator {
+                // One of ours would have said hello in it.
+                self.rx.only_rtr = false;
             }
         } else {
             self.rx.only_rtr = false;
@@ -298,7 +314,7 @@ impl Conn {
             }
         };
         if immediate {
-            self.rx.control[place.offset as usize..place.offset as usize + payload.len()]
+            self.rx.control[0][place.offset as usize..place.offset as usize + payload.len()]
                 .copy_from_slice(payload);
         } else if scatter(&qp, &env.driver.table, &recv.sges, place.offset, payload).is_err() {
             self.end_recv(&qp, WcStatus::LocalProtection, env);
@@ -310,12 +326,12 @@ impl Conn {
         Ok(true)
     }
 
-    /// RFC 6581 section 9.2: a zero-length Send as the initiator's first FPDU is the RTR message; the engine takes it.
+    /// RFC 6581 section 9.2: a zero-length Send as the initiator's first FPDU is the RTR message, where our Reply offered that
+    /// kind; the engine takes it.
     fn is_rtr_send(&self, header: &Untagged, inbound: &Inbound, payload: &[u8]) -> bool {
         let rtr = !self.initiator
             && !self.rx.first_seen
-            && self.options.rtr.send
-            && self.negotiated.as_ref().is_some_and(|n| n.peer_to_peer);
+            && self.negotiated.as_ref().is_some_and(|n| n.peer_to_peer && n.rtr_kinds.send);
         rtr && payload.is_empty()
             && header.last
             && matches!(inbound, Inbound::Send { solicited: false, invalidate: None, imm: None })
@@ -343,7 +359,7 @@ impl Conn {
                 if len != 8 {
                     return Err(self.fault(Operation::Unspecified.into(), Some(quoted())));
                 }
-                let [a, b, c, d, ..] = self.rx.control;
+                let [a, b, c, d, ..] = self.rx.control[0];
                 (solicited, Some(u32::from_be_bytes([a, b, c, d])), None, true)
             }
             _ => return Ok(()),
@@ -354,11 +370,13 @@ impl Conn {
             return Err(self.fault(Protection::CannotInvalidate { stag }.into(), Some(quoted())));
         }
         let Some(recv) = self.rx.recv.take() else { return Ok(()) };
+        // An immediate counts the Write in front of it, not one that was followed by something else.
+        let write_len = std::mem::take(&mut self.rx.last_write_len);
         let wc = Wc {
             wr_id: recv.wr_id,
             status: WcStatus::Success,
             opcode: if immediate { WcOpcode::RecvWriteImm } else { WcOpcode::Recv },
-            byte_len: if immediate { self.rx.last_write_len } else { len },
+            byte_len: if immediate { write_len } else { len },
             imm,
             invalidated: invalidate.map(|stag| stag.0),
             qp_num: qp.num,
@@ -383,14 +401,15 @@ impl Conn {
         env: &mut Env<'_>,
     ) -> Result<(), Down> {
         let len = payload.len() as u32;
-        let queue = &mut self.rx.queues[header.qn as usize & 3];
+        let qn = header.qn as usize & 3;
+        let queue = &mut self.rx.queues[qn];
         let place = match queue.check(header, len, Some(CONTROL_LEN)) {
             Ok(place) => place.offset as usize,
             Err(error) => return Err(self.fault(Fault::from(error), Some(quoted()))),
         };
-        self.rx.control[place..place + payload.len()].copy_from_slice(payload);
+        self.rx.control[qn][place..place + payload.len()].copy_from_slice(payload);
         let Some(message) = queue.placed(header, len) else { return Ok(()) };
-        let octets = self.rx.control;
+        let octets = self.rx.control[qn];
         let octets = &octets[..message.len as usize];
         let malformed = |conn: &Self| conn.fault(Operation::Unspecified.into(), Some(quoted()));
         match inbound {
@@ -419,6 +438,10 @@ impl Conn {
 
     /// A Read or atomic of the peer's joins the queue of what is owed; the sending half answers it.
     fn owe(&mut self, kind: OwedKind, segment: QuotedSegment) -> Result<(), Down> {
+        if self.fin.sent {
+            // Our half is closed; the peer learns from the FIN that no answer comes.
+            return Ok(());
+        }
         if !self.reads.may_owe() {
             // More than the IRD that was agreed: queue 1 has no buffer for it (RFC 5041 section 7.1).
             let msn = self.rx.queues[1].expected_msn().wrapping_sub(1);
@@ -514,6 +537,7 @@ impl Conn {
             status = WcStatus::LocalProtection;
         }
         let mut sq = qp.sq.lock();
+        sq.return_sges(seq, front.sges);
         sq.done(seq, status);
         drop(sq);
         if status == WcStatus::Success {
@@ -525,6 +549,9 @@ impl Conn {
 
     /// Keeps a segment until a receive is posted, and the stream unread.
     fn park(&mut self, ulpdu: &[u8], env: &mut Env<'_>) -> Result<(), Down> {
+        // It was received and found valid; that we have no receive must not keep our own half waiting.
+        self.rx.only_rtr = false;
+        self.valid_fpdu(true, env);
         if self.options.no_receive_timeout.is_zero() {
             self.rx.parked = Some(ulpdu.to_vec());
             return Err(self.no_receive_in_time());

@@ -225,6 +225,18 @@ impl SendQueue {
         self.ring.get(seq.wrapping_sub(self.front) as usize)
     }
 
+    /// Takes the elements of request `seq` along, for the place where its answer is awaited.
+    pub(crate) fn take_sges(&mut self, seq: u32) -> Vec<Sge> {
+        self.get_mut(seq).map(|wqe| std::mem::take(&mut wqe.sges)).unwrap_or_default()
+    }
+
+    /// Gives the elements back: their allocation serves a later request.
+    pub(crate) fn return_sges(&mut self, seq: u32, sges: Vec<Sge>) {
+        if let Some(wqe) = self.get_mut(seq) {
+            wqe.sges = sges;
+        }
+    }
+
     fn get_mut(&mut self, seq: u32) -> Option<&mut Wqe> {
         self.ring.get_mut(seq.wrapping_sub(self.front) as usize)
     }
@@ -289,11 +301,16 @@ impl SendQueue {
     /// Ends everything that has no end yet as flushed and retires all of it. From now on posted requests are flushed too.
     pub(crate) fn flush(&mut self, reason: Option<WireReason>, mut complete: impl FnMut(Cqe)) {
         self.mode = SqMode::Flushing;
+        let mut failed = false;
         for wqe in &mut self.ring {
-            if wqe.state != WqeState::Done {
+            // A Write behind a Read that failed may have been sent; nobody was told, and nothing succeeds behind a failure.
+            // The failure that a Terminate names keeps its status wherever it stands.
+            let open = wqe.state != WqeState::Done;
+            if open || failed && wqe.status == WcStatus::Success {
                 wqe.state = WqeState::Done;
                 wqe.status = WcStatus::Flushed;
             }
+            failed |= wqe.status != WcStatus::Success;
         }
         self.next = self.ring.len();
         self.retire(reason, &mut complete);
@@ -377,6 +394,22 @@ mod tests {
         let mut out = completions(&mut queue);
         queue.flush(None, |cqe| out.push((cqe.wc.wr_id, cqe.wc.status)));
         assert_eq!(out, [(1, WcStatus::RemoteAccess), (2, WcStatus::Flushed)]);
+    }
+
+    #[test]
+    fn nothing_succeeds_behind_a_failure() {
+        let mut queue = queue(4);
+        for id in 0..4 {
+            queue.post(&send(id, SendFlags::SIGNALED), |_, _| ()).unwrap();
+            queue.advance();
+        }
+        queue.done(0, WcStatus::Success);
+        queue.done(1, WcStatus::RemoteAccess);
+        queue.done(3, WcStatus::Success);
+        let mut out = Vec::new();
+        queue.flush(None, |cqe| out.push(cqe.wc.status));
+        let flushed = WcStatus::Flushed;
+        assert_eq!(out, [WcStatus::Success, WcStatus::RemoteAccess, flushed, flushed]);
     }
 
     #[test]

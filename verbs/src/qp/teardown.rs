@@ -297,18 +297,29 @@ pub(super) fn modify(qp: &Arc<QpInner>, to: QpState) -> Result<()> {
         QpState::Rtr => qp.set_state(QpState::Rtr),
         QpState::Rts => {
             let token = token.ok_or(Error::NotConnected)?;
-            qp.sq.lock().resume();
-            qp.set_state(QpState::Rts);
-            core.with_conn(driver, token, |c, env| {
+            let resumed = core.with_conn(driver, token, |c, env| {
+                // Neither one that is being set up nor one that is being closed.
+                if !matches!(c.phase, Phase::Open) || c.fin.wanted {
+                    return false;
+                }
+                qp.sq.lock().resume();
+                qp.set_state(QpState::Rts);
                 c.draining = false;
                 c.serve_sends(env);
+                true
             });
+            if resumed != Some(true) {
+                return Err(Error::NotConnected);
+            }
         }
         QpState::Sqd => {
             qp.set_state(QpState::Sqd);
             let token = token.ok_or(Error::NotConnected)?;
             core.with_conn(driver, token, |c, env| {
-                qp.sq.lock().stop_after(c.is_inside_request());
+                // An orderly close sends what was posted before it.
+                if !c.fin.wanted {
+                    qp.sq.lock().stop_after(c.is_inside_request());
+                }
                 c.draining = true;
                 c.serve_sends(env);
             });

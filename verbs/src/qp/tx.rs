@@ -6,9 +6,10 @@
 //! computed: an FPDU's octets never change between CRC and wire.
 
 use crate::driver::Env;
+use crate::qp::message::{Message, MessageHeader, Source, tagged_write};
 use crate::qp::out_queue::SendError;
 use crate::qp::peer::Greeting;
-use crate::qp::read_queue::{Outstanding, OutstandingKind, Owed, OwedKind, QuotedSegment};
+use crate::qp::read_queue::{OutstandingKind, Owed, OwedKind, QuotedSegment};
 use crate::qp::send_queue::{SqMode, Wqe};
 use crate::qp::teardown::read_fault;
 use crate::qp::{Conn, Down, Phase, QpInner};
@@ -60,44 +61,6 @@ pub(crate) struct Tx {
     /// Whose turn it is when both requests and answers are due.
     answers_turn: bool,
     spans: Vec<Span>,
-}
-
-/// A message being sent.
-struct Message {
-    header: MessageHeader,
-    total: u32,
-    offset: u32,
-    source: Source,
-    /// The request that is built when this message is.
-    ends: Option<u32>,
-    /// The Immediate Data message that follows this Write: request, immediate, solicited.
-    then: Option<(u32, u32, bool)>,
-}
-
-#[derive(Clone, Copy)]
-enum MessageHeader {
-    Tagged { opcode: Opcode, stag: STag, to: u64 },
-    Untagged { opcode: Opcode, qn: u32, msn: u32, ulp32: u32 },
-    SendImm { msn: u32, imm: u32, solicited: bool },
-}
-
-enum Source {
-    Empty,
-    /// The elements (or inline octets) of request `seq`.
-    Request {
-        seq: u32,
-        sge: usize,
-        sge_offset: u32,
-    },
-    /// A header that is all of the message.
-    Octets {
-        octets: [u8; 52],
-    },
-    /// The memory of an owed Read, checked for every segment; the request's own segment is what a Terminate quotes.
-    Owed {
-        request: ReadRequest,
-        asked: QuotedSegment,
-    },
 }
 
 impl Tx {
@@ -154,56 +117,6 @@ impl Tx {
 
     fn is_idle(&self) -> bool {
         self.message.is_none() && self.greeting.is_none() && self.rtr.is_none()
-    }
-}
-
-impl Message {
-    fn octets(header: MessageHeader, message: &[u8], ends: Option<u32>) -> Self {
-        let mut octets = [0; 52];
-        octets[..message.len()].copy_from_slice(message);
-        Self {
-            header,
-            total: message.len() as u32,
-            offset: 0,
-            source: Source::Octets { octets },
-            ends,
-            then: None,
-        }
-    }
-
-    fn empty(header: MessageHeader) -> Self {
-        Self { header, total: 0, offset: 0, source: Source::Empty, ends: None, then: None }
-    }
-
-    fn of_request(header: MessageHeader, seq: u32, wqe: &Wqe, ends: bool) -> Self {
-        let source = Source::Request { seq, sge: 0, sge_offset: 0 };
-        Self { header, total: wqe.len, offset: 0, source, ends: ends.then_some(seq), then: None }
-    }
-
-    /// The DDP header of the next segment with `len` octets of payload.
-    fn segment_header(&self, len: u32) -> Header {
-        let last = self.offset + len == self.total;
-        match self.header {
-            MessageHeader::Tagged { opcode, stag, to } => Header::Tagged(rdmap::tagged_header(
-                opcode,
-                stag,
-                to.wrapping_add(u64::from(self.offset)),
-                last,
-            )),
-            MessageHeader::Untagged { opcode, qn, msn, ulp32 } => {
-                Header::Untagged(rdmap::untagged_header(opcode, qn, msn, self.offset, last, ulp32))
-            }
-            MessageHeader::SendImm { msn, imm, solicited } => {
-                Header::Untagged(rdmap::send_imm_header(msn, self.offset, last, imm, solicited))
-            }
-        }
-    }
-
-    fn header_len(&self) -> usize {
-        match self.header {
-            MessageHeader::Tagged { .. } => ddp::Tagged::LEN,
-            MessageHeader::Untagged { .. } | MessageHeader::SendImm { .. } => ddp::Untagged::LEN,
-        }
     }
 }
 
@@ -394,7 +307,8 @@ impl Conn {
     /// The next message in line: RTR and hello first, then answers and requests by turns.
     fn next_message(&mut self, env: &mut Env<'_>) -> Result<Option<Message>, Down> {
         if self.tx.hold {
-            return Ok(None);
+            // Only requests that never leave this machine.
+            return self.next_request(env);
         }
         if let Some(rtr) = self.tx.rtr.take() {
             return Ok(Some(self.rtr_message(rtr)));
@@ -423,18 +337,11 @@ impl Conn {
             return Message::empty(header);
         }
         self.tx.rtr_unanswered = true;
-        self.ask_read(None, Remote::default(), Vec::new(), 0, None)
+        self.ask_read(None, Remote::default(), 0, None)
     }
 
     /// A Read Request, and its place among the outstanding ones.
-    fn ask_read(
-        &mut self,
-        seq: Option<u32>,
-        remote: Remote,
-        sges: Vec<Sge>,
-        len: u32,
-        invalidate: Option<STag>,
-    ) -> Message {
+    fn ask_read(&mut self, seq: Option<u32>, remote: Remote, len: u32, invalidate: Option<STag>) -> Message {
         let sink_to = self.reads.next_sink_to();
         let header = self.tx.untagged(Opcode::ReadRequest, rdmap::QN_READ, 0);
         let request = ReadRequest {
@@ -445,7 +352,7 @@ impl Conn {
             source_to: remote.addr,
         };
         let kind = OutstandingKind::Read { sink_to, len, received: 0 };
-        self.reads.outstanding.push_back(Outstanding { seq, msn: header.msn(), kind, sges, invalidate });
+        self.reads.ask(seq, header.msn(), kind, invalidate);
         Message::octets(header, &request.emit(), seq)
     }
 
@@ -516,7 +423,8 @@ impl Conn {
             let Some((seq, wqe)) = sq.next_wqe() else { return Ok(None) };
             let fenced = wqe.flags.contains(SendFlags::FENCE) && !self.reads.outstanding.is_empty();
             let no_credit = wqe.op.needs_ord() && !self.reads.may_ask();
-            if fenced || no_credit {
+            let held = self.tx.hold && !wqe.op.is_local();
+            if fenced || no_credit || held {
                 return Ok(None);
             }
             if !wqe.op.is_local() {
@@ -527,7 +435,12 @@ impl Conn {
                     tracing::warn!(parent: &self.span, what, "the peer does not offer what a request needs");
                     return Err(Down::Local { seq: Some(seq), status: WcStatus::LocalQpOperation });
                 }
-                return Ok(Some(self.start(seq, wqe)));
+                let awaits_answer = wqe.op.needs_ord();
+                let message = self.start(seq, wqe);
+                if awaits_answer && let Some(asked) = self.reads.outstanding.back_mut() {
+                    asked.sges = sq.take_sges(seq);
+                }
+                return Ok(Some(message));
             }
             let status = execute_local(&qp, &env.driver.table, &wqe.op);
             sq.advance();
@@ -560,16 +473,14 @@ impl Conn {
                 let msn = self.tx.next_msn(rdmap::QN_SEND);
                 Message::of_request(MessageHeader::SendImm { msn, imm, solicited }, seq, wqe, true)
             }
-            SendOp::Read { remote, invalidate } => {
-                self.ask_read(Some(seq), remote, wqe.sges.clone(), wqe.len, invalidate)
-            }
+            SendOp::Read { remote, invalidate } => self.ask_read(Some(seq), remote, wqe.len, invalidate),
             SendOp::FetchAdd { remote, add, mask } => {
                 let op = (AtomicOp::FetchAdd, add, mask, 0, u64::MAX);
-                self.ask_atomic(seq, wqe, remote, op)
+                self.ask_atomic(seq, remote, op)
             }
             SendOp::CmpSwap { remote, compare, compare_mask, swap, swap_mask } => {
                 let op = (AtomicOp::CmpSwap, swap, swap_mask, compare, compare_mask);
-                self.ask_atomic(seq, wqe, remote, op)
+                self.ask_atomic(seq, remote, op)
             }
             SendOp::LocalInvalidate { .. } | SendOp::Bind(_) | SendOp::FastRegister(_) => {
                 unreachable!("local requests send nothing")
@@ -580,7 +491,6 @@ impl Conn {
     fn ask_atomic(
         &mut self,
         seq: u32,
-        wqe: &Wqe,
         remote: Remote,
         (op, data, mask, compare, compare_mask): (AtomicOp, u64, u64, u64, u64),
     ) -> Message {
@@ -597,14 +507,7 @@ impl Conn {
             compare_mask,
         };
         let kind = OutstandingKind::Atomic { request_id };
-        let sges = wqe.sges.clone();
-        self.reads.outstanding.push_back(Outstanding {
-            seq: Some(seq),
-            msn: header.msn(),
-            kind,
-            sges,
-            invalidate: None,
-        });
+        self.reads.ask(Some(seq), header.msn(), kind, None);
         Message::octets(header, &request.emit(), Some(seq))
     }
 
@@ -673,19 +576,6 @@ impl Conn {
     pub(super) fn owes_nothing(&self) -> bool {
         self.reads.owed.is_empty() && self.tx.message.is_none() && self.out.is_empty()
     }
-}
-
-impl MessageHeader {
-    fn msn(&self) -> u32 {
-        match self {
-            Self::Tagged { .. } => 0,
-            Self::Untagged { msn, .. } | Self::SendImm { msn, .. } => *msn,
-        }
-    }
-}
-
-fn tagged_write(remote: Remote) -> MessageHeader {
-    MessageHeader::Tagged { opcode: Opcode::Write, stag: STag(remote.rkey), to: remote.addr }
 }
 
 /// The extension that `op` needs and the peer does not have.

@@ -1,0 +1,59 @@
+//! Every example runs alone, and says what it should.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Cargo builds examples beside the tests.
+fn example(name: &str) -> PathBuf {
+    let mut path = std::env::current_exe().unwrap();
+    path.pop();
+    path.pop();
+    path.join("examples").join(name)
+}
+
+fn runs(name: &str, says: &str) {
+    let output = Command::new(example(name)).output().unwrap();
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{name}: {out}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(out.contains(says), "{name} does not say {says:?}: {out}");
+}
+
+#[test]
+fn send_recv() {
+    runs("send_recv", "client got \"and good day to you\"");
+}
+
+#[test]
+fn write() {
+    runs("write", "the server saw them: true");
+}
+
+#[test]
+fn read() {
+    runs("read", "the counter was 0, now is 5");
+}
+
+#[test]
+fn pingpong() {
+    runs("pingpong", "10000 round trips");
+}
+
+#[test]
+fn async_echo() {
+    runs("async_echo", "three came back");
+}
+
+#[test]
+fn embed() {
+    runs("embed", "message 1 delivered, 26 octets");
+}
+
+/// The README's first program is the example, word for word.
+#[test]
+fn readme_shows_send_recv() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let readme = std::fs::read_to_string(root.join("../README.md")).unwrap();
+    let example = std::fs::read_to_string(root.join("send_recv.rs")).unwrap();
+    let body = &example[example.find("use std::error::Error;").unwrap()..];
+    assert!(readme.contains(body), "README.md and examples/send_recv.rs have parted");
+}

@@ -1,0 +1,6 @@
+//! Two ends on a simulated link with a virtual clock: every operation, however the link cuts the octets up.
+
+mod cuts;
+mod link;
+mod splits;
+mod timers;

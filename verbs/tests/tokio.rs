@@ -1,0 +1,65 @@
+//! A device driven by tokio's reactor.
+
+use std::net::SocketAddr;
+
+use verbs::{ConnOptions, ConnSettings, Connection, Device, Listener};
+
+async fn echo(connection: Connection) {
+    while let Ok(message) = connection.recv().await {
+        if connection.send_copy(&message).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn tasks_talk_while_tokio_drives() {
+    let (client, server) = (Device::open().unwrap(), Device::open().unwrap());
+    let drivers = [&client, &server].map(|device| tokio::spawn(verbs::tokio::drive(device.clone())));
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let listener = Listener::bind(&server, any, &ConnOptions::default()).unwrap();
+    let address = listener.local_addr();
+    tokio::spawn(async move {
+        let pd = server.alloc_pd().unwrap();
+        loop {
+            let incoming = listener.accept().await;
+            tokio::spawn(echo(incoming.accept(&pd, &ConnSettings::default()).await.unwrap()));
+        }
+    });
+    let pd = client.alloc_pd().unwrap();
+    let tasks = (0..8u8).map(|number| {
+        let (client, pd) = (client.clone(), pd.clone());
+        tokio::spawn(async move {
+            let settings = ConnSettings::default();
+            let connection = Connection::connect(&client, &pd, address, &settings).await.unwrap();
+            for round in 0..100u8 {
+                let sent = [number, round];
+                connection.send_copy(&sent).await.unwrap();
+                assert_eq!(*connection.recv().await.unwrap(), sent);
+            }
+            connection.disconnect().await.unwrap();
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+    for driver in drivers {
+        assert!(!driver.is_finished(), "it drives until it is told to stop");
+        driver.abort();
+    }
+}
+
+#[tokio::test]
+async fn only_one_task_drives() {
+    let device = Device::open().unwrap();
+    let first = tokio::spawn(verbs::tokio::drive(device.clone()));
+    tokio::task::yield_now().await;
+    let refused = verbs::tokio::drive(device.clone()).await.unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ResourceBusy);
+    first.abort();
+    let _ = first.await;
+    let again = tokio::spawn(verbs::tokio::drive(device));
+    tokio::task::yield_now().await;
+    assert!(!again.is_finished());
+    again.abort();
+}

@@ -1,0 +1,322 @@
+//! Our own end of a test: a queue pair with everything it needs, on a device of its own.
+
+use crate::peer::{PATIENCE, Peer, enhanced, reply, request, with};
+use mpa::wire::startup::Frame;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+use verbs::cm::{self, CmChannel, CmEventKind, ConnInfo, ConnRequest, Ending};
+use verbs::{
+    Access, AsyncEvent, ConnOptions, Cq, CqOptions, Device, Error, Memory, Pd, PostError, Qp, QpCap, QpInit,
+    RawMr, Recognition, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcStatus,
+};
+
+pub(crate) const ALL: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
+    .union(Access::MW_BIND);
+
+pub(crate) fn loopback() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+/// Options towards a scripted peer: client-server, nothing of our own on the wire.
+pub(crate) fn plain() -> ConnOptions {
+    ConnOptions {
+        peer_to_peer: false,
+        recognition: Recognition::Off,
+        ird: 4,
+        ord: 4,
+        close_timeout: Duration::from_secs(2),
+        ..ConnOptions::default()
+    }
+}
+
+pub(crate) struct End {
+    pub(crate) qp: Qp,
+    pub(crate) device: Device,
+    pub(crate) pd: Pd,
+    pub(crate) scq: Arc<Cq>,
+    pub(crate) rcq: Arc<Cq>,
+    pub(crate) channel: Arc<CmChannel>,
+    pub(crate) mr: RawMr,
+}
+
+pub(crate) struct Make {
+    pub(crate) cap: QpCap,
+    pub(crate) signal_all: bool,
+    pub(crate) srq: Option<Arc<Srq>>,
+    pub(crate) memory: usize,
+    pub(crate) access: Access,
+    pub(crate) cqe: u32,
+}
+
+impl Default for Make {
+    fn default() -> Self {
+        Self { cap: QpCap::default(), signal_all: true, srq: None, memory: 64 << 10, access: ALL, cqe: 1024 }
+    }
+}
+
+pub(crate) fn memory(pd: &Pd, len: usize, access: Access) -> RawMr {
+    let memory = Memory::owned(len).unwrap();
+    let base = memory.as_ptr() as u64;
+    pd.register_raw(memory, base, access).unwrap()
+}
+
+pub(crate) fn fill(mr: &RawMr, offset: usize, octets: &[u8]) {
+    mr.region().span(offset, octets.len()).unwrap().pin().unwrap().copy_from(0, octets);
+}
+
+pub(crate) fn peek(mr: &RawMr, offset: usize, len: usize) -> Vec<u8> {
+    let mut out = vec![0; len];
+    mr.region().span(offset, len).unwrap().pin().unwrap().copy_to(0, &mut out);
+    out
+}
+
+pub(crate) fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + (i >> 8) * 7) as u8).collect()
+}
+
+pub(crate) fn next_event(device: &Device, channel: &CmChannel) -> CmEventKind {
+    device.wait(Some(Instant::now() + PATIENCE), |cx| channel.poll_pop(cx)).expect("an event").kind
+}
+
+pub(crate) fn next_request(device: &Device, channel: &CmChannel) -> ConnRequest {
+    match next_event(device, channel) {
+        CmEventKind::ConnectRequest(request) => request,
+        other => panic!("{other:?}"),
+    }
+}
+
+pub(crate) fn next_wc(device: &Device, cq: &Cq) -> Wc {
+    let mut out = Vec::new();
+    let got = device.wait(Some(Instant::now() + PATIENCE), |cx| {
+        if cq.poll(&mut out, 1) == 1 {
+            return Poll::Ready(());
+        }
+        cq.poll_ready(cx).map(|()| ())
+    });
+    got.expect("a completion");
+    if out.is_empty() {
+        assert_eq!(cq.poll(&mut out, 1), 1);
+    }
+    out[0]
+}
+
+impl End {
+    pub(crate) fn new() -> Self {
+        Self::on(&Device::open().unwrap())
+    }
+
+    pub(crate) fn on(device: &Device) -> Self {
+        let pd = device.alloc_pd().unwrap();
+        Self::make(device, &pd, Make::default())
+    }
+
+    pub(crate) fn made(make: Make) -> Self {
+        let device = Device::open().unwrap();
+        let pd = device.alloc_pd().unwrap();
+        Self::make(&device, &pd, make)
+    }
+
+    pub(crate) fn make(device: &Device, pd: &Pd, make: Make) -> Self {
+        let scq = device.create_cq(make.cqe, CqOptions::default()).unwrap();
+        let rcq = device.create_cq(make.cqe, CqOptions::default()).unwrap();
+        let init = QpInit {
+            send_cq: Arc::clone(&scq),
+            recv_cq: Arc::clone(&rcq),
+            srq: make.srq,
+            cap: make.cap,
+            signal_all: make.signal_all,
+        };
+        let qp = pd.create_qp(init).unwrap();
+        let mr = memory(pd, make.memory, make.access);
+        Self { qp, device: device.clone(), pd: pd.clone(), scq, rcq, channel: Arc::default(), mr }
+    }
+
+    pub(crate) fn sge(&self, offset: u64, length: u32) -> Sge {
+        Sge { addr: self.mr.addr() + offset, length, lkey: self.mr.lkey() }
+    }
+
+    pub(crate) fn post(
+        &self,
+        wr_id: u64,
+        op: SendOp,
+        sges: &[Sge],
+        flags: SendFlags,
+    ) -> Result<(), PostError> {
+        // SAFETY: tests keep the memory of what they post, and look at it only through copies.
+        unsafe { self.qp.post_send([SendWr { wr_id, op, sges, flags }]) }
+    }
+
+    pub(crate) fn send(&self, wr_id: u64, offset: u64, length: u32) {
+        self.post(wr_id, SendOp::Send, &[self.sge(offset, length)], SendFlags::SIGNALED).unwrap();
+    }
+
+    pub(crate) fn op(&self, wr_id: u64, op: SendOp, offset: u64, length: u32) {
+        self.post(wr_id, op, &[self.sge(offset, length)], SendFlags::SIGNALED).unwrap();
+    }
+
+    pub(crate) fn recv(&self, wr_id: u64, offset: u64, length: u32) {
+        self.try_recv(wr_id, &[self.sge(offset, length)]).unwrap();
+    }
+
+    pub(crate) fn try_recv(&self, wr_id: u64, sges: &[Sge]) -> Result<(), PostError> {
+        // SAFETY: as in `post`.
+        unsafe { self.qp.post_recv([RecvWr { wr_id, sges }]) }
+    }
+
+    pub(crate) fn sent(&self) -> Wc {
+        next_wc(&self.device, &self.scq)
+    }
+
+    pub(crate) fn received(&self) -> Wc {
+        next_wc(&self.device, &self.rcq)
+    }
+
+    /// The next send completion is `wr_id` with success.
+    pub(crate) fn sent_ok(&self, wr_id: u64) -> Wc {
+        let wc = self.sent();
+        assert_eq!((wc.wr_id, wc.status), (wr_id, WcStatus::Success), "{wc:?}");
+        wc
+    }
+
+    pub(crate) fn received_ok(&self, wr_id: u64) -> Wc {
+        let wc = self.received();
+        assert_eq!((wc.wr_id, wc.status), (wr_id, WcStatus::Success), "{wc:?}");
+        wc
+    }
+
+    pub(crate) fn async_event(&self) -> AsyncEvent {
+        let until = Some(Instant::now() + PATIENCE);
+        self.device.wait(until, |cx| self.device.async_events().poll_pop(cx)).expect("an asynchronous event")
+    }
+
+    pub(crate) fn event(&self) -> CmEventKind {
+        next_event(&self.device, &self.channel)
+    }
+
+    pub(crate) fn established(&self) -> ConnInfo {
+        match self.event() {
+            CmEventKind::Established(info) => info,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn failed(&self) -> Error {
+        match self.event() {
+            CmEventKind::Failed(error) => error,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn ended(&self) -> Ending {
+        match self.event() {
+            CmEventKind::Disconnected(ending) => ending,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn connect(&self, to: SocketAddr, options: &ConnOptions) {
+        self.connect_with(to, options, b"").unwrap();
+    }
+
+    pub(crate) fn connect_with(
+        &self,
+        to: SocketAddr,
+        options: &ConnOptions,
+        private_data: &[u8],
+    ) -> Result<(), Error> {
+        cm::connect(&self.qp, None, to, &Arc::new(options.clone()), private_data, &self.channel).map(drop)
+    }
+
+    pub(crate) fn listen(&self, options: &ConnOptions) -> cm::Listener {
+        cm::Listener::bind(&self.device, loopback(), 64, &Arc::new(options.clone()), &self.channel).unwrap()
+    }
+
+    pub(crate) fn request(&self) -> ConnRequest {
+        next_request(&self.device, &self.channel)
+    }
+
+    pub(crate) fn accept(&self, request: ConnRequest) {
+        request.accept(&self.qp, None, b"", None).unwrap();
+    }
+
+    pub(crate) fn remote(&self, offset: u64) -> verbs::Remote {
+        verbs::Remote { addr: self.mr.addr() + offset, rkey: self.mr.rkey() }
+    }
+
+    /// Nothing more is reported: neither completions nor events.
+    pub(crate) fn nothing_more(&self) {
+        for _ in 0..20 {
+            self.device.pump();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let mut out = Vec::new();
+        self.scq.poll(&mut out, 16);
+        self.rcq.poll(&mut out, 16);
+        assert!(out.is_empty(), "{out:?}");
+        assert!(self.channel.is_empty(), "{:?}", self.channel.try_pop());
+        assert!(self.device.async_events().is_empty(), "{:?}", self.device.async_events().try_pop());
+    }
+}
+
+/// A responder of ours towards a scripted initiator, in Full Operation; the initiator has not sent an FPDU.
+pub(crate) fn responder_with(end: &End, options: &ConnOptions, request: &Frame) -> (Peer, Frame) {
+    let listener = end.listen(options);
+    let mut peer = Peer::connect(listener.local_addr());
+    peer.raw(&request.emit());
+    end.accept(end.request());
+    let reply = peer.startup_frame();
+    peer.full(reply.crc || request.crc, reply.markers, request.markers);
+    (peer, reply)
+}
+
+/// As [`responder_with`] with plain options and the first FPDU through.
+pub(crate) fn responder(end: &End) -> Peer {
+    responder_opt(end, &plain())
+}
+
+pub(crate) fn responder_opt(end: &End, options: &ConnOptions) -> Peer {
+    let (mut peer, _) = responder_with(end, options, &with(request(2), enhanced(4, 4)));
+    end.established();
+    peer.empty_write();
+    peer
+}
+
+/// An initiator of ours towards a scripted responder, in Full Operation.
+pub(crate) fn initiator(end: &End) -> Peer {
+    initiator_opt(end, &plain(), |_| with(reply(2), enhanced(4, 4))).0
+}
+
+pub(crate) fn initiator_opt(
+    end: &End,
+    options: &ConnOptions,
+    answer: impl FnOnce(&Frame) -> Frame,
+) -> (Peer, Frame) {
+    let port = crate::peer::Port::new();
+    end.connect(port.addr(), options);
+    let mut peer = port.accept();
+    let request = peer.startup_frame();
+    let reply = answer(&request);
+    peer.raw(&reply.emit());
+    peer.full(reply.crc || request.crc, request.markers, reply.markers);
+    end.established();
+    (peer, request)
+}
+
+/// Two ends of ours, each on a device of its own, connected.
+pub(crate) fn pair() -> (End, End) {
+    pair_of(End::new(), End::new(), &ConnOptions::default())
+}
+
+pub(crate) fn pair_of(client: End, server: End, options: &ConnOptions) -> (End, End) {
+    let listener = server.listen(options);
+    client.connect(listener.local_addr(), options);
+    server.accept(server.request());
+    client.established();
+    server.established();
+    (client, server)
+}

@@ -1,0 +1,900 @@
+//! The data path against a scripted peer: what may come, what may not, and what the wire and the application are told.
+
+use crate::common::{
+    ALL, End, Make, fill, initiator, memory, next_wc, pattern, peek, plain, responder, responder_opt,
+    responder_with,
+};
+use crate::peer::{
+    Peer, Segment, enhanced, read_request, request, tagged, terminate, terminate_of, untagged, with,
+};
+use ddp::STag;
+use rdmap::{AtomicRequest, AtomicResponse, Opcode};
+use serde_json::Value;
+use std::time::Duration;
+use verbs::{
+    Access, AsyncEvent, ConnOptions, QpState, Recognition, RecvWr, Remote, SendOp, SrqAttr, WcOpcode,
+    WcStatus,
+};
+
+fn read(remote: Remote) -> SendOp {
+    SendOp::Read { remote, invalidate: None }
+}
+
+fn assumed() -> ConnOptions {
+    ConnOptions { recognition: Recognition::Assume, ..plain() }
+}
+
+// ---------------------------------------------------------------- the negative vectors
+
+fn vectors() -> Vec<Value> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../interop/data/vectors/negative.json");
+    let all: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    all["vectors"].as_array().unwrap().clone()
+}
+
+fn octets(vector: &Value) -> Vec<u8> {
+    let hex = vector["hex"].as_str().unwrap().as_bytes();
+    hex.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
+}
+
+/// The vector as this connection would carry it: with the STag of a 64-octet region where it names one of the vectors' own.
+fn adapted(vector: &Value, end: &End, peer: &mut Peer) -> Vec<u8> {
+    let octets = octets(vector);
+    let name = vector["name"].as_str().unwrap();
+    if !["tagged-bounds", "tagged-to-wrap", "read-bounds", "read-to-wrap", "atomic-unaligned"].contains(&name)
+    {
+        return octets;
+    }
+    let theirs = [0x1234_A501u32, 0x00C0_FF03].map(u32::to_be_bytes);
+    let at = octets.windows(4).position(|window| theirs.iter().any(|stag| stag == window)).unwrap();
+    let len = usize::from(u16::from_be_bytes([octets[0], octets[1]]));
+    let mut ulpdu = octets[2..2 + len].to_vec();
+    ulpdu[at - 2..at + 2].copy_from_slice(&end.mr.rkey().to_be_bytes());
+    if name == "atomic-unaligned" {
+        ulpdu[at + 2..at + 10].copy_from_slice(&1u64.to_be_bytes());
+    }
+    peer.seal(&ulpdu)
+}
+
+fn expectations(expect: &Value) -> Vec<Option<(u8, u8, u8)>> {
+    if let Some(any) = expect["any_of"].as_array() {
+        return any.iter().flat_map(expectations).collect();
+    }
+    let terminate = &expect["terminate"];
+    if terminate.is_null() {
+        return vec![None];
+    }
+    let field = |name: &str| u8::try_from(terminate[name].as_u64().unwrap()).unwrap();
+    vec![Some((field("layer"), field("etype"), field("code")))]
+}
+
+/// A responder with 64 octets of memory at TO 0.
+fn vector_end() -> End {
+    let mut end = End::new();
+    end.mr = end.pd.register_raw(verbs::Memory::owned(64).unwrap(), 0, ALL).unwrap();
+    end
+}
+
+// [test:RFC5041-7.1-02] [test:RFC5041-7.1-08] [test:RFC5041-7.1-10] [test:RFC5041-7.1-14]
+// [test:RFC5041-7.1-15] [test:RFC5041-7.1-16] [test:RFC5041-7.1-17] [test:RFC5041-7.2-01]
+// [test:RFC5040-7.1-04] [test:RFC5040-7.1-05] [test:RFC5040-7.2-02] [test:RFC5040-7.2-03]
+// [test:RFC5040-7.2-04] [test:RFC5044-6-01] [test:RFC5044-6-04] [test:RFC5044-8-03] [test:RFC5044-8-12]
+// [test:RFC7306-5.1.1-02a] [test:RFC7306-5.1.1-03b]
+#[test]
+fn negative_vectors_behind_a_good_fpdu_are_terminated() {
+    for vector in vectors().iter().filter(|v| v["phase"].is_null()) {
+        let name = vector["name"].as_str().unwrap();
+        let markers = vector["markers"].as_bool().unwrap_or(false);
+        if markers {
+            // These are the stream's first octets: the next test has them.
+            continue;
+        }
+        let end = vector_end();
+        if name != "send-no-buffer" {
+            end.recv(1, 0, 64);
+        }
+        let options = ConnOptions { no_receive_timeout: Duration::from_millis(50), ..assumed() };
+        let mut peer = responder_opt(&end, &options);
+        let octets = adapted(vector, &end, &mut peer);
+        peer.raw(&octets);
+        let got = peer.next().map(|segment| {
+            let terminate = terminate_of(&segment);
+            (terminate.layer, terminate.etype, terminate.code)
+        });
+        assert!(expectations(&vector["expect"]).contains(&got), "{name}: {got:?}");
+        if got.is_some() {
+            peer.expect_close();
+        }
+        let reason = end.ended().reason.map(|r| (r.from_peer, r.layer, r.etype, r.code));
+        assert_eq!(reason, got.map(|(l, e, c)| (false, l, e, c)), "{name}");
+        assert_eq!(end.qp.state(), QpState::Err);
+        if name != "send-no-buffer" {
+            assert_eq!(end.received().wr_id, 1);
+        }
+        let event = end.async_event();
+        assert!(
+            matches!(event, AsyncEvent::QpRequestError { .. } | AsyncEvent::QpAccessError { .. }),
+            "{name}: {event:?}"
+        );
+        drop(peer);
+        end.nothing_more();
+    }
+}
+
+// [test:RFC5044-7.1.2-11]
+#[test]
+fn negative_vectors_as_first_fpdu_of_an_initiator_are_silently_closed() {
+    for vector in vectors().iter().filter(|v| v["phase"].is_null()) {
+        let name = vector["name"].as_str().unwrap();
+        if name == "send-no-buffer" {
+            continue;
+        }
+        let end = vector_end();
+        end.recv(1, 0, 64);
+        let markers = vector["markers"].as_bool().unwrap_or(false);
+        let options = ConnOptions { markers, ..assumed() };
+        let (mut peer, _) = responder_with(&end, &options, &with(request(2), enhanced(4, 4)));
+        end.established();
+        let octets = if markers { octets(vector) } else { adapted(vector, &end, &mut peer) };
+        peer.raw(&octets);
+        if matches!(name, "read-bounds" | "read-to-wrap" | "atomic-unaligned") {
+            // The request itself is a valid FPDU; what it asks for is refused when its turn comes.
+            terminate_of(&peer.next().unwrap());
+        }
+        peer.expect_close();
+        assert!(!end.ended().orderly, "{name}");
+    }
+}
+
+// [test:RFC5044-8-09] [test:RFC5044-7.1.1-18]
+#[test]
+fn negative_vectors_of_the_startup_close() {
+    for vector in vectors().iter().filter(|v| v["phase"] == "startup") {
+        let name = vector["name"].as_str().unwrap();
+        let end = End::new();
+        if name == "mpa-request-as-reply" {
+            let port = crate::peer::Port::new();
+            end.connect(port.addr(), &plain());
+            let mut peer = port.accept();
+            peer.startup_frame();
+            peer.raw(&octets(vector));
+            end.failed();
+            assert!(peer.rest().is_empty());
+        } else {
+            let listener = end.listen(&plain());
+            let mut peer = Peer::connect(listener.local_addr());
+            peer.raw(&octets(vector));
+            assert!(peer.rest().is_empty(), "{name}");
+        }
+    }
+}
+
+// ---------------------------------------------------------------- access of the peer
+
+/// What a peer must not write, with the code for a Write and for a Read.
+// [test:RFC5040-7.2-09] [test:RFC5040-7.2-11] [test:RFC5040-7.2-12] [test:RFC5040-7.2-13]
+// [test:RFC5040-8.1.1-04] [test:RFC5041-7.1-12] [test:RFC5041-7.1-18] [test:RFC5041-8.3.1-04]
+#[test]
+fn access_that_is_not_given() {
+    type Case = (&'static str, fn(&End) -> (u32, u64, u32), (u8, u8, u8), (u8, u8, u8));
+    let cases: [Case; 5] = [
+        ("wrong STag", |e| (e.mr.rkey() ^ 0xFF00, e.mr.addr(), 8), (1, 1, 0), (0, 1, 0)),
+        ("wrong key", |e| (e.mr.rkey() ^ 1, e.mr.addr(), 8), (1, 1, 0), (0, 1, 0)),
+        ("one past the end", |e| (e.mr.rkey(), e.mr.addr() + e.mr.len() as u64 - 7, 8), (1, 1, 1), (0, 1, 1)),
+        ("before the start", |e| (e.mr.rkey(), e.mr.addr() - 1, 8), (1, 1, 1), (0, 1, 1)),
+        ("wrap", |e| (e.mr.rkey(), u64::MAX - 3, 8), (1, 1, 3), (0, 1, 4)),
+    ];
+    for (name, at, for_write, for_read) in cases {
+        let end = End::new();
+        let (stag, to, len) = at(&end);
+        let before = peek(&end.mr, 0, end.mr.len());
+        let mut peer = responder(&end);
+        peer.write(stag, to, &vec![0xAA; len as usize]);
+        let told = peer.expect_terminate(for_write.0, for_write.1, for_write.2);
+        let quoted = told.ddp_header.unwrap().header().unwrap();
+        assert!(matches!(quoted, ddp::Header::Tagged(t) if t.stag.0 == stag && t.to == to), "{name}");
+        assert!(matches!(end.async_event(), AsyncEvent::QpAccessError { .. }));
+        assert!(peek(&end.mr, 0, end.mr.len()) == before, "{name}: memory was touched");
+        let end = End::new();
+        let (stag, to, len) = at(&end);
+        let mut peer = responder(&end);
+        peer.read(stag, to, len);
+        let told = peer.expect_terminate(for_read.0, for_read.1, for_read.2);
+        assert_eq!(told.read_request.unwrap().source_to, to, "{name}");
+    }
+}
+
+// [test:RFC5040-8.1.1-02] [test:RFC5041-8.2-01] [test:RFC5041-8.3.1-02]
+#[test]
+fn rights_and_protection_domains_are_checked() {
+    for (access, op) in [
+        (Access::LOCAL_WRITE | Access::REMOTE_READ, "write"),
+        (Access::LOCAL_WRITE | Access::REMOTE_WRITE, "read"),
+        (Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ, "atomic"),
+    ] {
+        let end = End::made(Make { access, ..Make::default() });
+        let mut peer = responder_opt(&end, &assumed());
+        let (stag, to) = (end.mr.rkey(), end.mr.addr());
+        match op {
+            "write" => peer.write(stag, to, b"x"),
+            "read" => peer.read(stag, to, 1),
+            _ => {
+                let atomic = AtomicRequest::fetch_add(1, STag(stag), to, 1, 0);
+                peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic.emit()));
+            }
+        }
+        let codes = terminate_of(&peer.expect_fpdu());
+        let expected = if op == "write" { (1, 1, 0) } else { (0, 1, 2) };
+        assert_eq!((codes.layer, codes.etype, codes.code), expected, "{op}");
+    }
+    // A region of another protection domain, and the queue pair's own rights.
+    let end = End::new();
+    let other = memory(&end.device.alloc_pd().unwrap(), 64, ALL);
+    let mut peer = responder(&end);
+    peer.write(other.rkey(), other.addr(), b"x");
+    let told = terminate_of(&peer.expect_fpdu());
+    assert!(matches!((told.layer, told.etype, told.code), (1, 1, 0 | 2)), "{told:?}");
+    assert_eq!(peek(&other, 0, 1), [0]);
+    let end = End::new();
+    end.qp.set_access(Access::empty());
+    let mut peer = responder(&end);
+    peer.write(end.mr.rkey(), end.mr.addr(), b"x");
+    peer.expect_terminate(1, 1, 0);
+}
+
+// [test:RFC5041-5.2-10] [test:RFC5040-5.2.1-16] [test:RFC5040-5.2.1-17]
+#[test]
+fn zero_length_accesses_are_not_checked() {
+    let end = End::new();
+    let mut peer = responder(&end);
+    peer.write(0xBAD_BAD, u64::MAX, b"");
+    peer.read(0xBAD_BAD, u64::MAX, 0);
+    let response = peer.expect_fpdu();
+    assert_eq!((response.opcode(), response.payload().len()), (Opcode::ReadResponse, 0));
+    assert_eq!(end.qp.state(), QpState::Rts);
+}
+
+#[test]
+fn zero_length_region_gives_no_access() {
+    let end = End::new();
+    if let Ok(memory) = verbs::Memory::owned(0)
+        && let Ok(empty) = end.pd.register_raw(memory, 0, ALL)
+    {
+        let mut peer = responder(&end);
+        peer.write(empty.rkey(), 0, b"x");
+        peer.expect_terminate(1, 1, 1);
+    }
+}
+
+// [test:RFC5040-5.2.1-09] [test:RFC5040-5.2.1-13] [test:RFC5040-5.2.2-06] [test:RFC5040-6.1-02]
+// [test:RFC5040-6.1-05]
+#[test]
+fn reads_within_ird_are_answered_in_order_and_one_more_is_refused() {
+    let end = End::new();
+    fill(&end.mr, 0, &pattern(4096));
+    let mut peer = responder(&end);
+    let mut octets = Vec::new();
+    for i in 0..4u32 {
+        let ulpdu = read_request(i + 1, end.mr.rkey(), end.mr.addr() + u64::from(i) * 1000, 1000);
+        octets.extend(peer.seal(&ulpdu));
+    }
+    peer.raw(&octets);
+    for i in 0..4usize {
+        let segment = peer.expect_fpdu();
+        assert_eq!(segment.opcode(), Opcode::ReadResponse);
+        assert!(segment.payload() == &pattern(4096)[i * 1000..(i + 1) * 1000]);
+        assert!(segment.header.last());
+    }
+    let mut octets = Vec::new();
+    for i in 4..10u32 {
+        octets.extend(peer.seal(&read_request(i + 1, end.mr.rkey(), end.mr.addr(), 8)));
+    }
+    peer.raw(&octets);
+    loop {
+        let segment = peer.expect_fpdu();
+        if segment.opcode() != Opcode::ReadResponse {
+            let told = terminate_of(&segment);
+            assert_eq!((told.layer, told.etype, told.code), (1, 2, 2));
+            break;
+        }
+    }
+}
+
+// ---------------------------------------------------------------- answers to our Reads
+
+fn read_of_16(end: &End) -> (Peer, Segment) {
+    let mut peer = initiator(end);
+    end.op(1, read(Remote { addr: 5, rkey: 6 }), 0, 16);
+    let asked = peer.expect_fpdu();
+    let request = asked.read_request();
+    assert_eq!((request.len, request.source_stag.0, request.source_to), (16, 6, 5));
+    (peer, asked)
+}
+
+#[test]
+fn read_response_in_pieces() {
+    let end = End::new();
+    let (mut peer, asked) = read_of_16(&end);
+    let request = asked.read_request();
+    let (stag, to) = (request.sink_stag.0, request.sink_to);
+    peer.fpdu(&tagged(Opcode::ReadResponse, stag, to, false, b"01234567"));
+    peer.fpdu(&tagged(Opcode::ReadResponse, stag, to + 8, true, b"89abcdef"));
+    assert_eq!(end.sent_ok(1).byte_len, 16);
+    assert_eq!(peek(&end.mr, 0, 16), b"0123456789abcdef");
+}
+
+#[test]
+fn read_responses_that_answer_nothing() {
+    type Answer = fn(u32, u64) -> Vec<u8>;
+    let cases: [(&str, Answer, (u8, u8, u8)); 7] = [
+        ("STag", |s, t| tagged(Opcode::ReadResponse, s ^ 0x100, t, true, &[7; 16]), (1, 1, 0)),
+        ("TO", |s, t| tagged(Opcode::ReadResponse, s, t + 1, true, &[7; 16]), (1, 1, 1)),
+        ("too long", |s, t| tagged(Opcode::ReadResponse, s, t, true, &[7; 17]), (1, 1, 1)),
+        ("L missing", |s, t| tagged(Opcode::ReadResponse, s, t, false, &[7; 16]), (1, 1, 1)),
+        ("L early", |s, t| tagged(Opcode::ReadResponse, s, t, true, &[7; 15]), (1, 1, 1)),
+        ("a Write to the sink", |s, t| tagged(Opcode::Write, s, t, true, &[7; 16]), (1, 1, 0)),
+        (
+            "an atomic's answer",
+            |_, _| {
+                let answer = AtomicResponse { request_id: 0, original: 0 };
+                untagged(Opcode::AtomicResponse, 3, 1, 0, true, 0, &answer.emit())
+            },
+            (1, 2, 1),
+        ),
+    ];
+    for (name, answer, (layer, etype, code)) in cases {
+        let end = End::new();
+        let (mut peer, asked) = read_of_16(&end);
+        let request = asked.read_request();
+        peer.fpdu(&answer(request.sink_stag.0, request.sink_to));
+        let told = peer.expect_terminate(layer, etype, code);
+        assert!(told.read_request.is_none(), "{name}");
+        let wc = end.sent();
+        assert_eq!(wc.wr_id, 1);
+        assert_ne!(wc.status, WcStatus::Success, "{name}");
+        assert_eq!(peek(&end.mr, 0, 17), [0; 17], "{name}");
+    }
+    // Nobody asked at all.
+    let end = End::new();
+    let mut peer = initiator(&end);
+    peer.fpdu(&tagged(Opcode::ReadResponse, 1, 1, true, b"x"));
+    let told = terminate_of(&peer.expect_fpdu());
+    assert!(matches!((told.layer, told.etype, told.code), (1, 1, 0) | (0, 2, 6)));
+}
+
+// [test:RFC5040-6.1-03] [test:RFC5040-6.1-04] [test:RFC5040-5.5-15]
+#[test]
+fn ord_holds_reads_back_and_answers_let_them_go() {
+    let end = End::new();
+    let mut peer = initiator(&end);
+    for id in 0..6 {
+        end.op(id, read(Remote { addr: id, rkey: 1 }), 0, 4);
+    }
+    let mut asked: Vec<_> = (0..4).map(|_| peer.expect_fpdu().read_request()).collect();
+    peer.expect_silence(50);
+    for id in 0..6usize {
+        let request = asked[id];
+        peer.fpdu(&tagged(Opcode::ReadResponse, request.sink_stag.0, request.sink_to, true, b"data"));
+        end.sent_ok(id as u64);
+        if id < 2 {
+            asked.push(peer.expect_fpdu().read_request());
+        }
+    }
+}
+
+// ---------------------------------------------------------------- untagged messages
+
+// [test:RFC5041-7.1-08] [test:RFC5041-7.1-10]
+#[test]
+fn sends_out_of_order_or_out_of_place() {
+    type Segments = &'static [(u32, u32, bool, &'static [u8])];
+    let cases: [(&str, Segments, (u8, u8, u8)); 6] = [
+        ("gap", &[(1, 0, true, b"a"), (3, 0, true, b"b")], (1, 2, 3)),
+        ("again", &[(1, 0, true, b"a"), (1, 0, true, b"b")], (1, 2, 3)),
+        ("MO not 0", &[(1, 1, true, b"a")], (1, 2, 4)),
+        ("MO behind", &[(1, 0, false, b"ab"), (1, 1, true, b"c")], (1, 2, 4)),
+        ("MO beyond", &[(1, 0, false, b"ab"), (1, 3, true, b"c")], (1, 2, 4)),
+        ("next before last", &[(1, 0, false, b"ab"), (2, 0, true, b"c")], (1, 2, 3)),
+    ];
+    for (name, segments, (layer, etype, code)) in cases {
+        let end = End::new();
+        for id in 0..4 {
+            end.recv(id, id * 100, 64);
+        }
+        let mut peer = responder(&end);
+        for (msn, mo, last, payload) in segments {
+            peer.fpdu(&untagged(Opcode::Send, 0, *msn, *mo, *last, 0, payload));
+        }
+        let told = peer.expect_terminate(layer, etype, code);
+        assert!(told.ddp_header.is_some(), "{name}");
+    }
+}
+
+// [test:RFC5041-7.1-09]
+#[test]
+fn message_longer_than_its_receive() {
+    for split in [false, true] {
+        let end = End::new();
+        end.recv(1, 0, 16);
+        end.recv(2, 100, 16);
+        let mut peer = responder(&end);
+        if split {
+            peer.fpdu(&untagged(Opcode::Send, 0, 1, 0, false, 0, &[1; 10]));
+            peer.fpdu(&untagged(Opcode::Send, 0, 1, 10, true, 0, &[2; 7]));
+        } else {
+            peer.send(&[1; 17]);
+        }
+        peer.expect_terminate(1, 2, 5);
+        let wc = end.received();
+        assert_eq!((wc.wr_id, wc.status), (1, WcStatus::LocalLength));
+        let wc = end.received();
+        assert_eq!((wc.wr_id, wc.status), (2, WcStatus::Flushed));
+        assert_eq!(peek(&end.mr, 16, 4), [0; 4]);
+    }
+}
+
+#[test]
+fn send_without_receive_stalls_and_goes_on() {
+    let end = End::new();
+    let options = ConnOptions { no_receive_timeout: Duration::from_secs(30), ..plain() };
+    let mut peer = responder_opt(&end, &options);
+    peer.send(b"one");
+    peer.send(b"two");
+    peer.write(end.mr.rkey(), end.mr.addr() + 1000, b"later");
+    peer.expect_silence(50);
+    end.recv(1, 0, 64);
+    assert_eq!(end.received_ok(1).byte_len, 3);
+    end.recv(2, 100, 64);
+    end.received_ok(2);
+    assert_eq!(peek(&end.mr, 0, 3), b"one");
+    assert_eq!(peek(&end.mr, 100, 3), b"two");
+    peer.read(end.mr.rkey(), end.mr.addr() + 1000, 5);
+    assert_eq!(peer.expect_fpdu().payload(), b"later");
+}
+
+// [test:RFC5041-7.1-03]
+#[test]
+fn send_without_receive_is_terminated_in_the_end_or_at_once() {
+    for wait in [0, 60] {
+        let end = End::new();
+        let options = ConnOptions { no_receive_timeout: Duration::from_millis(wait), ..plain() };
+        let mut peer = responder_opt(&end, &options);
+        peer.send(b"one");
+        let told = peer.expect_terminate(1, 2, 2);
+        assert!(told.ddp_header.is_some());
+        assert!(matches!(end.async_event(), AsyncEvent::QpRequestError { .. }));
+    }
+}
+
+#[test]
+fn shared_receive_queue_stalls_and_goes_on_for_each_stream() {
+    let device = verbs::Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let srq = pd.create_srq(SrqAttr { max_wr: 16, max_sge: 1, limit: 0 }).unwrap();
+    let make = || Make { srq: Some(srq.clone()), ..Make::default() };
+    let (a, b) = (End::make(&device, &pd, make()), End::make(&device, &pd, make()));
+    let options = ConnOptions { no_receive_timeout: Duration::from_secs(30), ..plain() };
+    let (mut pa, mut pb) = (responder_opt(&a, &options), responder_opt(&b, &options));
+    pa.send(b"a");
+    pb.send(b"b");
+    pa.expect_silence(40);
+    for id in [1, 2] {
+        let sge = [a.sge(id * 100, 64)];
+        // SAFETY: the region lives to the end of the test, and nobody else touches it.
+        unsafe { srq.post_recv([RecvWr { wr_id: id, sges: &sge }]) }.unwrap();
+    }
+    let mut got = [a.received().wr_id, b.received().wr_id];
+    got.sort_unstable();
+    assert_eq!(got, [1, 2]);
+    let options = ConnOptions { no_receive_timeout: Duration::from_millis(40), ..plain() };
+    let c = End::make(&device, &pd, make());
+    let mut pc = responder_opt(&c, &options);
+    pc.send(b"c");
+    pc.expect_terminate(1, 2, 2);
+}
+
+// ---------------------------------------------------------------- framing
+
+// [test:RFC5040-5.3-05] [test:RFC5041-5.4-06] [test:RFC5044-6-09]
+#[test]
+fn many_fpdus_in_one_write_and_one_octet_at_a_time() {
+    for chunk in [usize::MAX, 1, 7] {
+        let end = End::new();
+        let mut peer = responder(&end);
+        let mut octets = Vec::new();
+        for i in 0..40u32 {
+            end.recv(i.into(), u64::from(i) * 64, 64);
+            let payload = vec![i as u8; i as usize];
+            octets.extend(peer.seal(&untagged(Opcode::Send, 0, i + 1, 0, true, 0, &payload)));
+            octets.extend(peer.seal(&tagged(
+                Opcode::Write,
+                end.mr.rkey(),
+                end.mr.addr() + 9000,
+                true,
+                &payload,
+            )));
+        }
+        for part in octets.chunks(chunk.min(octets.len())) {
+            peer.raw(part);
+        }
+        for i in 0..40 {
+            assert_eq!(end.received_ok(i).byte_len, i as u32);
+        }
+        assert_eq!(peek(&end.mr, 39 * 64, 39), [39; 39]);
+    }
+}
+
+#[test]
+fn largest_fpdu_is_taken_and_tagged_may_interleave_with_untagged() {
+    let end = End::made(Make { memory: 256 << 10, ..Make::default() });
+    end.recv(1, 0, 128 << 10);
+    let mut peer = responder(&end);
+    let data = pattern(64_700);
+    peer.fpdu(&untagged(Opcode::Send, 0, 1, 0, false, 0, &data));
+    peer.write(end.mr.rkey(), end.mr.addr() + (200 << 10), b"between");
+    peer.read(end.mr.rkey(), end.mr.addr() + (200 << 10), 7);
+    peer.fpdu(&untagged(Opcode::Send, 0, 1, 64_700, true, 0, b"end"));
+    assert_eq!(end.received_ok(1).byte_len, 64_703);
+    assert_eq!(peer.expect_fpdu().payload(), b"between");
+    assert!(peek(&end.mr, 0, 64_700) == data);
+}
+
+// [test:RFC5041-5.2-03] [test:RFC5041-5.2-07]
+#[test]
+fn what_we_send_fits_segments_and_the_options() {
+    for (size, max) in [(verbs::FpduSize::Fixed(300), 300), (verbs::FpduSize::Large, mpa::MAX_ULPDU)] {
+        let end = End::made(Make { memory: 256 << 10, ..Make::default() });
+        let data = pattern(200_000);
+        fill(&end.mr, 0, &data);
+        let mut peer = responder_opt(&end, &ConnOptions { fpdu: size, ..plain() });
+        end.op(1, SendOp::Write { remote: Remote { addr: 77, rkey: 9 } }, 0, 200_000);
+        let mut got = Vec::new();
+        loop {
+            let segment = peer.expect_fpdu();
+            assert!(segment.ulpdu.len() <= max);
+            assert_eq!(segment.tagged().to, 77 + got.len() as u64);
+            got.extend_from_slice(segment.payload());
+            if segment.header.last() {
+                break;
+            }
+        }
+        assert!(got == data);
+        end.sent_ok(1);
+    }
+}
+
+// ---------------------------------------------------------------- ends
+
+// [test:RFC5044-8-02] [test:RFC5041-6.2.2-02]
+#[test]
+fn fin_inside_an_fpdu() {
+    let end = End::new();
+    end.recv(1, 0, 64);
+    let mut peer = responder(&end);
+    let octets = peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"data"));
+    peer.raw(&octets[..octets.len() - 1]);
+    peer.fin();
+    peer.expect_terminate(2, 0, 1);
+    assert_eq!(end.received().status, WcStatus::Flushed);
+    assert!(!end.ended().orderly);
+}
+
+// [test:RFC5041-6.2.2-02] [test:RFC5040-6.2.1-02]
+#[test]
+fn reset_by_the_peer() {
+    let end = End::new();
+    end.recv(1, 0, 64);
+    let mut peer = initiator(&end);
+    end.op(2, read(Remote::default()), 0, 8);
+    end.op(3, read(Remote::default()), 0, 8);
+    peer.expect_fpdu();
+    peer.reset();
+    let wc = end.sent();
+    assert_eq!((wc.wr_id, wc.status), (2, WcStatus::RetryExceeded));
+    let wc = end.sent();
+    assert_eq!((wc.wr_id, wc.status), (3, WcStatus::Flushed));
+    assert_eq!(end.received().status, WcStatus::Flushed);
+    assert!(!end.ended().orderly);
+    assert!(matches!(end.async_event(), AsyncEvent::QpFatal { .. }));
+    end.nothing_more();
+}
+
+// [test:RFC5041-6.2.1-03]
+#[test]
+fn fin_with_reads_owed_gets_the_answers() {
+    let end = End::made(Make { memory: 4 << 20, ..Make::default() });
+    let data = pattern(4 << 20);
+    fill(&end.mr, 0, &data);
+    let mut peer = responder(&end);
+    peer.read(end.mr.rkey(), end.mr.addr(), 4 << 20);
+    peer.read(end.mr.rkey(), end.mr.addr(), 5);
+    peer.fin();
+    let mut got = Vec::new();
+    loop {
+        let segment = peer.expect_fpdu();
+        got.extend_from_slice(segment.payload());
+        if segment.header.last() {
+            break;
+        }
+    }
+    assert!(got == data);
+    assert_eq!(peer.expect_fpdu().payload(), &data[..5]);
+    peer.expect_close();
+    assert!(end.ended().orderly);
+}
+
+/// A long message is on its way when the peer, which has stopped reading, breaks a rule: the FPDU that is half on the wire
+/// is finished, then the Terminate follows in the same framing.
+// [test:RFC5040-5.4-02] [test:RFC5040-5.4-03] [test:RFC5040-5.4-08] [test:RFC5040-6.2.1-04]
+// [test:RFC5040-6.1-01]
+#[test]
+fn terminate_behind_a_message_in_flight_keeps_the_framing() {
+    let private = Access::LOCAL_WRITE;
+    for (markers, crc, fixed, access) in [
+        (false, true, 0, ALL),
+        (true, true, 0, ALL),
+        (false, false, 0, ALL),
+        (true, true, 1000, ALL),
+        // By iovec from memory that no peer reaches.
+        (false, true, 0, private),
+        (false, false, 20_000, private),
+        (true, false, 0, private),
+    ] {
+        let end = End::made(Make { memory: 8 << 20, access, ..Make::default() });
+        let data = pattern(8 << 20);
+        fill(&end.mr, 0, &data);
+        let mut asked = with(request(2), enhanced(4, 4));
+        (asked.markers, asked.crc) = (markers, crc);
+        let fpdu = if fixed == 0 { verbs::FpduSize::Large } else { verbs::FpduSize::Fixed(fixed) };
+        let options = ConnOptions { crc, fpdu, ..plain() };
+        let (mut peer, _) = responder_with(&end, &options, &asked);
+        end.established();
+        peer.empty_write();
+        end.op(1, SendOp::Write { remote: Remote::default() }, 0, 8 << 20);
+        end.op(2, SendOp::Write { remote: Remote::default() }, 0, 8);
+        // TCP is full when pumping moves nothing any more.
+        for _ in 0..50 {
+            end.device.pump();
+        }
+        peer.fpdu(&untagged(Opcode::Send, 0, 9, 0, true, 0, b"garbage"));
+        assert!(!end.ended().orderly);
+        let mut got = 0;
+        loop {
+            let segment = peer.expect_fpdu();
+            if segment.opcode() == Opcode::Terminate {
+                let told = terminate_of(&segment);
+                assert_eq!((told.layer, told.etype, told.code), (1, 2, 3));
+                break;
+            }
+            assert!(segment.payload() == &data[got..got + segment.payload().len()]);
+            got += segment.payload().len();
+            assert!(got < data.len());
+        }
+        peer.expect_close();
+        let (first, second) = (end.sent(), end.sent());
+        assert_eq!((first.wr_id, second.wr_id), (1, 2));
+        assert_eq!(second.status, WcStatus::Flushed);
+        assert_ne!(first.status, WcStatus::Success);
+        assert!(matches!(end.async_event(), AsyncEvent::QpRequestError { .. }));
+        drop(peer);
+        end.nothing_more();
+    }
+}
+
+// [test:RFC5040-5.4-07] [test:RFC5040-6.2.1-02] [test:RFC5040-5.5-11]
+#[test]
+fn terminate_names_a_read_and_the_others_flush_in_order_once() {
+    for (siw, codes, status) in [
+        (false, (0, 1, 0), WcStatus::RemoteAccess),
+        (false, (1, 2, 2), WcStatus::RnrRetryExceeded),
+        (false, (0, 2, 6), WcStatus::RemoteInvalidRequest),
+        (false, (0, 0, 0), WcStatus::RemoteAborted),
+        (true, (0, 1, 2), WcStatus::RemoteAccess),
+    ] {
+        let end = End::new();
+        end.recv(50, 0, 8);
+        end.recv(51, 0, 8);
+        let mut peer = initiator(&end);
+        for id in 1..=3 {
+            end.op(id, read(Remote::default()), 0, 8);
+        }
+        let asked: Vec<_> = (0..3).map(|_| peer.expect_fpdu()).collect();
+        let (layer, etype, code) = codes;
+        let mut octets = vec![layer << 4 | etype, code, 0xE0, 0, 0, 46];
+        if siw {
+            octets[0] = etype << 4 | layer;
+            octets[2] = 7;
+        }
+        octets.extend_from_slice(&asked[1].ulpdu);
+        peer.fpdu(&untagged(Opcode::Terminate, 2, 1, 0, true, 0, &octets));
+        let got: Vec<_> = (0..3).map(|_| end.sent()).map(|wc| (wc.wr_id, wc.status)).collect();
+        assert_eq!(got, [(1, WcStatus::Flushed), (2, status), (3, WcStatus::Flushed)], "{siw} {codes:?}");
+        assert_eq!([end.received().wr_id, end.received().wr_id], [50, 51]);
+        let reason = end.ended().reason.unwrap();
+        assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, layer, etype, code));
+        end.async_event();
+        peer.expect_close();
+        // What comes behind a Terminate is nobody's.
+        let late = peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"late"));
+        let _ = std::io::Write::write(&mut peer.tcp, &late);
+        end.nothing_more();
+    }
+}
+
+#[test]
+fn terminate_between_two_segments_of_a_message() {
+    let end = End::new();
+    end.recv(1, 0, 64);
+    let mut peer = responder(&end);
+    peer.fpdu(&untagged(Opcode::Send, 0, 1, 0, false, 0, b"half"));
+    peer.fpdu(&terminate(0, 0, 0));
+    let wc = end.received();
+    assert_eq!((wc.wr_id, wc.status), (1, WcStatus::Flushed));
+    peer.expect_close();
+    end.ended();
+    end.async_event();
+    drop(peer);
+    end.nothing_more();
+}
+
+// ---------------------------------------------------------------- RFC 7306
+
+// [test:RFC7306-5-05]
+#[test]
+fn immediate_data_and_atomics_from_a_peer() {
+    let end = End::new();
+    end.recv(1, 0, 64);
+    let mut peer = responder_opt(&end, &assumed());
+    fill(&end.mr, 8, &40u64.to_ne_bytes());
+    peer.write(end.mr.rkey(), end.mr.addr() + 500, &[9; 77]);
+    peer.fpdu(&untagged(Opcode::ImmediateSe, 0, 1, 0, true, 0, &[1, 2, 3, 4, 0, 0, 0, 0]));
+    let wc = end.received_ok(1);
+    assert_eq!((wc.opcode, wc.imm, wc.byte_len), (WcOpcode::RecvWriteImm, Some(0x0102_0304), 77));
+    let atomic = AtomicRequest::fetch_add(0x77, STag(end.mr.rkey()), end.mr.addr() + 8, 2, 0);
+    peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic.emit()));
+    let answer = peer.expect_fpdu();
+    assert_eq!(
+        (answer.opcode(), answer.untagged().qn, answer.untagged().msn),
+        (Opcode::AtomicResponse, 3, 1)
+    );
+    let answer = AtomicResponse::parse(answer.payload()).unwrap();
+    assert_eq!((answer.request_id, answer.original), (0x77, 40));
+    assert_eq!(peek(&end.mr, 8, 8), 42u64.to_ne_bytes());
+    // Immediate Data is eight octets, no more and no less.
+    end.recv(2, 0, 64);
+    peer.fpdu(&untagged(Opcode::Immediate, 0, 2, 0, true, 0, &[1, 2, 3, 4]));
+    assert!(matches!(terminate_of(&peer.expect_fpdu()).layer, 0 | 1));
+    assert_eq!(next_wc(&end.device, &end.rcq).status, WcStatus::Flushed);
+}
+
+#[test]
+fn immediate_data_without_the_extension_is_unexpected() {
+    let end = End::new();
+    end.recv(1, 0, 64);
+    let mut peer = responder(&end);
+    peer.fpdu(&untagged(Opcode::Immediate, 0, 1, 0, true, 0, &[0; 8]));
+    peer.expect_terminate(0, 2, 6);
+}
+
+/// The byte count belongs to the Write that the immediate follows, not to one long ago.
+#[test]
+fn immediate_without_a_write_of_its_own_counts_no_octets() {
+    let end = End::new();
+    for id in 0..3 {
+        end.recv(id, id * 64, 64);
+    }
+    let mut peer = responder_opt(&end, &assumed());
+    peer.write(end.mr.rkey(), end.mr.addr() + 500, &[9; 77]);
+    peer.send(b"x");
+    peer.fpdu(&untagged(Opcode::Immediate, 0, 2, 0, true, 0, &[0; 8]));
+    end.received_ok(0);
+    assert_eq!(end.received_ok(1).byte_len, 0);
+}
+
+#[test]
+fn reads_that_come_behind_our_fin_do_not_spoil_the_close() {
+    let end = End::new();
+    let mut peer = responder(&end);
+    end.qp.disconnect().unwrap();
+    peer.expect_close();
+    peer.read(end.mr.rkey(), end.mr.addr(), 8);
+    peer.fin();
+    assert!(end.ended().orderly);
+    assert!(end.device.async_events().is_empty());
+}
+
+#[test]
+fn ird_of_zero_takes_no_reads() {
+    let end = End::new();
+    let mut peer = responder_opt(&end, &ConnOptions { ird: 0, ..plain() });
+    peer.read(end.mr.rkey(), end.mr.addr(), 8);
+    peer.expect_terminate(1, 2, 2);
+}
+
+// [test:RFC5041-7.1-19]
+#[test]
+fn second_terminate_and_octets_behind_it_are_ignored() {
+    let end = End::new();
+    let mut peer = responder(&end);
+    let mut octets = peer.seal(&terminate(0, 0, 0));
+    octets.extend(peer.seal(&terminate(1, 1, 0)));
+    octets.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr(), true, b"late")));
+    octets.extend([0xFF; 100]);
+    peer.raw(&octets);
+    peer.fin();
+    let reason = end.ended().reason.unwrap();
+    assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, 0, 0, 0));
+    peer.expect_close();
+    assert_eq!(peek(&end.mr, 0, 4), [0; 4]);
+    end.async_event();
+    end.nothing_more();
+}
+
+#[test]
+fn lenient_invalidation_is_a_switch() {
+    let end = End::new();
+    end.device.set_lenient_invalidate(true);
+    end.recv(1, 0, 64);
+    let mut peer = responder(&end);
+    peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, end.mr.rkey(), b""));
+    // The receive lies in the region that is gone, but the message is empty.
+    assert_eq!(end.received_ok(1).invalidated, Some(end.mr.rkey()));
+    peer.write(end.mr.rkey(), end.mr.addr(), b"x");
+    peer.expect_terminate(1, 1, 0);
+}
+
+#[test]
+fn local_receive_memory_that_is_wrong_is_our_error() {
+    let end = End::new();
+    end.try_recv(1, &[verbs::Sge { addr: 0x1000, length: 64, lkey: 0x1234 }]).unwrap();
+    let mut peer = responder(&end);
+    peer.send(b"x");
+    peer.expect_terminate(0, 0, 0);
+    assert_eq!(end.received().status, WcStatus::LocalProtection);
+    // So is a Read's sink; the peer is not told what it is.
+    let end = End::new();
+    let mut peer = initiator(&end);
+    let sge = [verbs::Sge { lkey: 0x1234, ..end.sge(0, 4) }];
+    end.post(1, read(Remote::default()), &sge, verbs::SendFlags::SIGNALED).unwrap();
+    let segment = peer.expect_fpdu();
+    if segment.opcode() == Opcode::ReadRequest {
+        let asked = segment.read_request();
+        peer.fpdu(&tagged(Opcode::ReadResponse, asked.sink_stag.0, asked.sink_to, true, b"data"));
+        peer.expect_terminate(0, 0, 0);
+    }
+    assert_eq!(end.sent().status, WcStatus::LocalProtection);
+}
+
+/// With the peer's half closed nothing is lost of what TCP has: what was not begun is flushed.
+#[test]
+fn fin_of_the_peer_ends_in_order() {
+    let end = End::new();
+    for id in 0..3 {
+        end.recv(id, 0, 64);
+    }
+    let mut peer = responder(&end);
+    peer.send(b"last words");
+    peer.fin();
+    assert_eq!(end.received_ok(0).byte_len, 10);
+    assert_eq!([end.received().wr_id, end.received().wr_id], [1, 2]);
+    assert!(end.ended().orderly);
+    peer.expect_close();
+    end.nothing_more();
+}
+
+/// Segments of different queues may alternate, each message in pieces.
+#[test]
+fn messages_of_two_queues_in_alternating_pieces() {
+    let end = End::new();
+    end.recv(1, 0, 64);
+    fill(&end.mr, 100, b"read");
+    let mut peer = responder_opt(&end, &assumed());
+    let request = read_request(1, end.mr.rkey(), end.mr.addr() + 100, 4);
+    let body = &request[18..];
+    peer.fpdu(&untagged(Opcode::Immediate, 0, 1, 0, false, 0, &[1, 2, 3, 4]));
+    peer.fpdu(&untagged(Opcode::ReadRequest, 1, 1, 0, false, 0, &body[..10]));
+    peer.fpdu(&untagged(Opcode::Immediate, 0, 1, 4, true, 0, &[5, 6, 7, 8]));
+    peer.fpdu(&untagged(Opcode::ReadRequest, 1, 1, 10, true, 0, &body[10..]));
+    assert_eq!(end.received_ok(1).imm, Some(0x0102_0304));
+    assert_eq!(peer.expect_fpdu().payload(), b"read");
+}

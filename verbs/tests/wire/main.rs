@@ -1,0 +1,9 @@
+//! The engine against a scripted peer, octet by octet, and against itself.
+
+mod common;
+mod data;
+mod peer;
+mod progress;
+mod semantics;
+mod smoke;
+mod startup;

@@ -1,0 +1,328 @@
+//! A peer that speaks MPA octet by octet over a plain socket: it says exactly what a test tells it to, right or wrong.
+
+use ddp::{Header, STag, Tagged, Untagged};
+use mpa::rx::{FpduRx, Step};
+use mpa::tx::FpduTx;
+use mpa::wire::startup::{Enhanced, Frame, FrameKind};
+use rdmap::{Opcode, ReadRequest, Terminate};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Longer than anything takes that happens at all.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) struct Peer {
+    pub(crate) tcp: TcpStream,
+    pub(crate) tx: FpduTx,
+    pub(crate) rx: FpduRx,
+    inbox: Vec<u8>,
+    pub(crate) msn: [u32; 4],
+}
+
+/// A received segment.
+#[derive(Clone, Debug)]
+pub(crate) struct Segment {
+    pub(crate) header: Header,
+    pub(crate) ulpdu: Vec<u8>,
+}
+
+impl Segment {
+    pub(crate) fn opcode(&self) -> Opcode {
+        Opcode::from_raw(self.header.rsvd_ulp() & 15).unwrap()
+    }
+
+    pub(crate) fn payload(&self) -> &[u8] {
+        &self.ulpdu[self.header.len()..]
+    }
+
+    pub(crate) fn tagged(&self) -> Tagged {
+        let Header::Tagged(tagged) = self.header else { panic!("untagged: {self:?}") };
+        tagged
+    }
+
+    pub(crate) fn untagged(&self) -> Untagged {
+        let Header::Untagged(untagged) = self.header else { panic!("tagged: {self:?}") };
+        untagged
+    }
+
+    pub(crate) fn is_empty_write(&self) -> bool {
+        self.opcode() == Opcode::Write && self.payload().is_empty()
+    }
+
+    pub(crate) fn read_request(&self) -> ReadRequest {
+        assert_eq!(self.opcode(), Opcode::ReadRequest, "{self:?}");
+        ReadRequest::parse(self.payload()).unwrap()
+    }
+}
+
+/// A startup frame without enhanced data.
+pub(crate) fn frame(kind: FrameKind, revision: u8, private_data: &[u8]) -> Frame {
+    Frame {
+        kind,
+        markers: false,
+        crc: true,
+        reject: false,
+        enhanced: None,
+        reserved: 0,
+        revision,
+        private_data: private_data.to_vec(),
+    }
+}
+
+pub(crate) fn request(revision: u8) -> Frame {
+    frame(FrameKind::Request, revision, b"")
+}
+
+pub(crate) fn reply(revision: u8) -> Frame {
+    frame(FrameKind::Reply, revision, b"")
+}
+
+/// Enhanced data without the peer-to-peer model.
+pub(crate) fn enhanced(ird: u16, ord: u16) -> Enhanced {
+    Enhanced { ird, ord, ..Enhanced::default() }
+}
+
+pub(crate) fn with(mut frame: Frame, enhanced: Enhanced) -> Frame {
+    frame.enhanced = Some(enhanced);
+    frame
+}
+
+impl Peer {
+    pub(crate) fn new(tcp: TcpStream) -> Self {
+        tcp.set_nodelay(true).unwrap();
+        tcp.set_read_timeout(Some(PATIENCE)).unwrap();
+        tcp.set_write_timeout(Some(PATIENCE)).unwrap();
+        let (tx, rx) = (FpduTx::new(true, false), FpduRx::new(true, false));
+        Self { tcp, tx, rx, inbox: Vec::new(), msn: [1; 4] }
+    }
+
+    pub(crate) fn connect(to: SocketAddr) -> Self {
+        Self::new(TcpStream::connect(to).unwrap())
+    }
+
+    /// Full Operation begins.
+    pub(crate) fn full(&mut self, crc: bool, markers_tx: bool, markers_rx: bool) {
+        self.tx = FpduTx::new(crc, markers_tx);
+        self.rx = FpduRx::new(crc, markers_rx);
+    }
+
+    pub(crate) fn raw(&mut self, octets: &[u8]) {
+        self.tcp.write_all(octets).unwrap();
+    }
+
+    /// The FPDU of `ulpdu`, not sent.
+    pub(crate) fn seal(&mut self, ulpdu: &[u8]) -> Vec<u8> {
+        let mut octets = vec![0, 0];
+        octets.extend_from_slice(ulpdu);
+        self.tx.seal(&mut octets, 0);
+        octets
+    }
+
+    pub(crate) fn fpdu(&mut self, ulpdu: &[u8]) {
+        let octets = self.seal(ulpdu);
+        self.raw(&octets);
+    }
+
+    fn next_msn(&mut self, qn: u32) -> u32 {
+        let msn = &mut self.msn[qn as usize];
+        *msn = msn.wrapping_add(1);
+        msn.wrapping_sub(1)
+    }
+
+    pub(crate) fn send(&mut self, payload: &[u8]) {
+        let msn = self.next_msn(0);
+        self.fpdu(&untagged(Opcode::Send, 0, msn, 0, true, 0, payload));
+    }
+
+    pub(crate) fn write(&mut self, stag: u32, to: u64, payload: &[u8]) {
+        self.fpdu(&tagged(Opcode::Write, stag, to, true, payload));
+    }
+
+    pub(crate) fn empty_write(&mut self) {
+        self.write(1, 0, b"");
+    }
+
+    pub(crate) fn read(&mut self, source: u32, to: u64, len: u32) {
+        let msn = self.next_msn(1);
+        self.fpdu(&read_request(msn, source, to, len));
+    }
+
+    pub(crate) fn fin(&mut self) {
+        self.tcp.shutdown(std::net::Shutdown::Write).unwrap();
+    }
+
+    /// Ends with a reset.
+    pub(crate) fn reset(self) {
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        // SAFETY: `linger` is a live value of the option's type and size.
+        let done = unsafe {
+            libc::setsockopt(
+                std::os::fd::AsRawFd::as_raw_fd(&self.tcp),
+                libc::SOL_SOCKET,
+                libc::SO_LINGER,
+                (&raw const linger).cast(),
+                size_of::<libc::linger>() as u32,
+            )
+        };
+        assert_eq!(done, 0);
+    }
+
+    /// More octets; `false` at the end of the stream.
+    fn more(&mut self) -> bool {
+        let mut octets = [0; 65536];
+        loop {
+            match self.tcp.read(&mut octets) {
+                Ok(0) => return false,
+                Ok(got) => {
+                    self.inbox.extend_from_slice(&octets[..got]);
+                    return true;
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return false,
+                Err(error) => panic!("nothing came: {error}"),
+            }
+        }
+    }
+
+    pub(crate) fn startup_frame(&mut self) -> Frame {
+        loop {
+            if let Some((frame, used)) = Frame::parse(&self.inbox).unwrap() {
+                self.inbox.drain(..used);
+                return frame;
+            }
+            assert!(self.more(), "closed before a start-up frame");
+        }
+    }
+
+    /// The next FPDU, or `None` when the stream has ended between two.
+    pub(crate) fn next(&mut self) -> Option<Segment> {
+        loop {
+            match self.rx.next(&mut self.inbox).expect("a well-formed FPDU") {
+                Step::Fpdu(fpdu) => {
+                    let ulpdu = self.inbox[fpdu.ulpdu].to_vec();
+                    self.inbox.drain(..fpdu.consumed);
+                    let (header, _) = Header::parse(&ulpdu).expect("a DDP header");
+                    return Some(Segment { header, ulpdu });
+                }
+                Step::NeedMore { .. } => {
+                    if !self.more() {
+                        assert!(self.inbox.is_empty(), "ended inside an FPDU: {:02x?}", self.inbox);
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The next FPDU that is no hello.
+    pub(crate) fn expect_fpdu(&mut self) -> Segment {
+        loop {
+            let segment = self.next().expect("an FPDU, not the end");
+            if !segment.is_empty_write() {
+                return segment;
+            }
+        }
+    }
+
+    /// A Terminate with these codes, nothing but hellos in front and the end behind.
+    pub(crate) fn expect_terminate(&mut self, layer: u8, etype: u8, code: u8) -> Terminate {
+        let segment = self.expect_fpdu();
+        let terminate = terminate_of(&segment);
+        assert_eq!((terminate.layer, terminate.etype, terminate.code), (layer, etype, code), "{terminate:?}");
+        self.expect_close();
+        terminate
+    }
+
+    /// The end of the stream, without another FPDU.
+    pub(crate) fn expect_close(&mut self) {
+        if let Some(segment) = self.next() {
+            panic!("an FPDU instead of the end: {segment:?}");
+        }
+    }
+
+    /// Nothing comes for `millis`, and the stream stays open.
+    pub(crate) fn expect_silence(&mut self, millis: u64) {
+        assert!(self.inbox.is_empty(), "{:02x?}", self.inbox);
+        self.tcp.set_read_timeout(Some(Duration::from_millis(millis))).unwrap();
+        let mut octet = [0; 64];
+        match self.tcp.read(&mut octet) {
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            other => panic!("not silent: {other:?} {octet:02x?}"),
+        }
+        self.tcp.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+
+    /// Whatever comes until the end of the stream.
+    pub(crate) fn rest(&mut self) -> Vec<u8> {
+        while self.more() {}
+        std::mem::take(&mut self.inbox)
+    }
+}
+
+pub(crate) fn terminate_of(segment: &Segment) -> Terminate {
+    assert_eq!(segment.opcode(), Opcode::Terminate, "{segment:?}");
+    let header = segment.untagged();
+    assert_eq!((header.qn, header.msn, header.mo, header.last), (2, 1, 0, true));
+    Terminate::parse(segment.payload()).unwrap()
+}
+
+pub(crate) fn tagged(opcode: Opcode, stag: u32, to: u64, last: bool, payload: &[u8]) -> Vec<u8> {
+    let mut ulpdu = rdmap::tagged_header(opcode, STag(stag), to, last).emit().to_vec();
+    ulpdu.extend_from_slice(payload);
+    ulpdu
+}
+
+pub(crate) fn untagged(
+    opcode: Opcode,
+    qn: u32,
+    msn: u32,
+    mo: u32,
+    last: bool,
+    ulp: u32,
+    payload: &[u8],
+) -> Vec<u8> {
+    let mut ulpdu = rdmap::untagged_header(opcode, qn, msn, mo, last, ulp).emit().to_vec();
+    ulpdu.extend_from_slice(payload);
+    ulpdu
+}
+
+pub(crate) fn read_request(msn: u32, source: u32, to: u64, len: u32) -> Vec<u8> {
+    let request =
+        ReadRequest { sink_stag: STag(0x51), sink_to: 0x1000, len, source_stag: STag(source), source_to: to };
+    untagged(Opcode::ReadRequest, 1, msn, 0, true, 0, &request.emit())
+}
+
+pub(crate) fn terminate(layer: u8, etype: u8, code: u8) -> Vec<u8> {
+    untagged(Opcode::Terminate, 2, 1, 0, true, 0, &[layer << 4 | etype, code, 0, 0])
+}
+
+/// A port on which scripted peers wait for our connects.
+pub(crate) struct Port(TcpListener);
+
+impl Port {
+    pub(crate) fn new() -> Self {
+        Self(TcpListener::bind("127.0.0.1:0").unwrap())
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.0.local_addr().unwrap()
+    }
+
+    pub(crate) fn accept(&self) -> Peer {
+        Peer::new(self.0.accept().unwrap().0)
+    }
+
+    /// Whether nobody comes for `millis`.
+    pub(crate) fn is_quiet(&self, millis: u64) -> bool {
+        self.0.set_nonblocking(true).unwrap();
+        let until = Instant::now() + Duration::from_millis(millis);
+        while Instant::now() < until {
+            if self.0.accept().is_ok() {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
+    }
+}

@@ -1,0 +1,422 @@
+//! Who moves the octets: nothing waits for a call that does not come, and nothing spins.
+
+use crate::common::{End, Make, fill, loopback, memory, pair, pair_of, peek};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use verbs::blocking::{Connection, Listener};
+use verbs::{
+    Access, Arm, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, QpCap, QpInit, RecvWr, Remote,
+    SendFlags, SendOp, SendWr, Sge,
+};
+
+struct Notified {
+    end: End,
+    channel: Arc<CompChannel>,
+}
+
+fn notified() -> Notified {
+    let mut end = End::new();
+    let channel: Arc<CompChannel> = Arc::default();
+    let cq =
+        end.device.create_cq(256, CqOptions { channel: Some(channel.clone()), timestamps: false }).unwrap();
+    let init = QpInit {
+        send_cq: end.scq.clone(),
+        recv_cq: cq.clone(),
+        srq: None,
+        cap: QpCap::default(),
+        signal_all: true,
+    };
+    end.qp = end.pd.create_qp(init).unwrap();
+    end.rcq = cq;
+    Notified { end, channel }
+}
+
+/// Ping-pong between two threads that sleep in an epoll set of their own: poll until empty, arm, poll again, sleep. A wake-up
+/// that is lost once ends it.
+fn event_driven_ping_pong(edge: bool, rounds: u64) {
+    let (a, b) = (notified(), notified());
+    let (ac, bc) = (a.channel, b.channel);
+    let (a, b) = pair_of(a.end, b.end, &ConnOptions::default());
+    let play = move |end: End, channel: Arc<CompChannel>, serves: bool| {
+        // SAFETY: plain system calls on live descriptors, with live buffers.
+        let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        assert!(set >= 0);
+        let events = libc::EPOLLIN as u32 | if edge { libc::EPOLLET as u32 } else { 0 };
+        let mut event = libc::epoll_event { events, u64: 0 };
+        let fd = channel.fd().unwrap();
+        // SAFETY: as above.
+        let added =
+            unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd.as_fd().as_raw_fd(), &raw mut event) };
+        assert_eq!(added, 0);
+        for i in 0..64 {
+            end.recv(i, 0, 64);
+        }
+        if serves {
+            end.send(0, 100, 8);
+        }
+        let mut got = 0;
+        let mut out = Vec::new();
+        while got < rounds {
+            out.clear();
+            end.scq.poll(&mut out, 16);
+            out.clear();
+            if end.rcq.poll(&mut out, 16) == 0 {
+                end.rcq.arm(Arm::Any);
+                if end.rcq.poll(&mut out, 16) == 0 {
+                    // SAFETY: as above.
+                    let ready = unsafe { libc::epoll_wait(set, &raw mut event, 1, 20_000) };
+                    assert_eq!(ready, 1, "no event within 20 s in round {got}");
+                    while channel.try_pop().is_some() {}
+                    continue;
+                }
+            }
+            for wc in &out {
+                assert_eq!(wc.status, verbs::WcStatus::Success);
+                got += 1;
+                end.recv(wc.wr_id, 0, 64);
+                if !serves || got < rounds {
+                    end.send(got, 100, 8);
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe { libc::close(set) };
+        end
+    };
+    let other = std::thread::spawn(move || play(b, bc, false));
+    let a = play(a, ac, true);
+    let b = other.join().unwrap();
+    drop((a, b));
+}
+
+#[test]
+fn no_wake_up_is_lost_level_triggered() {
+    event_driven_ping_pong(false, 10_000);
+}
+
+#[test]
+fn no_wake_up_is_lost_edge_triggered() {
+    event_driven_ping_pong(true, 10_000);
+}
+
+#[test]
+fn several_pollers_share_a_queue() {
+    let (a, b) = pair();
+    let total = 4000u64;
+    let taken = AtomicU64::new(0);
+    let sum = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut out = Vec::new();
+                while taken.load(Ordering::SeqCst) < total {
+                    out.clear();
+                    let got = b.rcq.poll(&mut out, 3);
+                    for wc in &out {
+                        sum.fetch_add(wc.wr_id, Ordering::SeqCst);
+                        if wc.wr_id + 100 < total {
+                            b.recv(wc.wr_id + 100, 0, 64);
+                        }
+                    }
+                    taken.fetch_add(got as u64, Ordering::SeqCst);
+                }
+            });
+        }
+        for i in 0..100 {
+            b.recv(i, 0, 64);
+        }
+        for i in 0..total {
+            a.send(i, 0, 16);
+            a.sent_ok(i);
+        }
+    });
+    assert_eq!(sum.load(Ordering::SeqCst), total * (total - 1) / 2, "each once");
+}
+
+#[test]
+fn a_sleeping_application_serves_its_peer() {
+    let (a, b) = pair();
+    fill(&b.mr, 0, b"served");
+    // `b` makes no call any more.
+    a.op(1, SendOp::Read { remote: b.remote(0), invalidate: None }, 100, 6);
+    a.sent_ok(1);
+    assert_eq!(peek(&a.mr, 100, 6), b"served");
+    a.op(2, SendOp::Write { remote: b.remote(50) }, 100, 6);
+    a.op(3, SendOp::FetchAdd { remote: b.remote(64), add: 5, mask: 0 }, 200, 8);
+    a.sent_ok(2);
+    a.sent_ok(3);
+    assert_eq!(peek(&b.mr, 50, 6), b"served");
+}
+
+/// Posts that wait for company go out without any further call of the poster's.
+#[test]
+fn deferred_posts_go_out_by_themselves() {
+    let (a, b) = pair();
+    for i in 0..100 {
+        b.recv(i, 0, 64);
+    }
+    for i in 0..100 {
+        a.send(i, 0, 16);
+    }
+    for i in 0..100 {
+        b.received_ok(i);
+    }
+}
+
+fn connections(settings: &ConnSettings) -> (Device, Connection, Device, Connection) {
+    let server = Device::open().unwrap();
+    let listener = Listener::bind(&server, loopback(), &settings.options).unwrap();
+    let addr = listener.local_addr();
+    let theirs = settings.clone();
+    let thread = std::thread::spawn(move || {
+        let pd = server.alloc_pd().unwrap();
+        let connection = listener.accept(&pd, &theirs).unwrap();
+        (server, connection)
+    });
+    let client = Device::open().unwrap();
+    let pd = client.alloc_pd().unwrap();
+    let connection = Connection::connect(&client, &pd, addr, settings).unwrap();
+    let (server, theirs) = thread.join().unwrap();
+    (client, connection, server, theirs)
+}
+
+#[test]
+fn blocked_receivers_are_woken() {
+    let (_a, client, _b, server) = connections(&ConnSettings::default());
+    let counted = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while let Ok(message) = server.recv() {
+                    assert_eq!(&*message, b"wake up");
+                    counted.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        for _ in 0..300 {
+            client.send_copy(b"wake up").unwrap();
+        }
+        assert!(client.disconnect().unwrap().orderly);
+    });
+    assert_eq!(counted.load(Ordering::SeqCst), 300);
+}
+
+#[test]
+fn receive_with_a_timeout_returns_each_time() {
+    let (_a, client, _b, server) = connections(&ConnSettings::default());
+    for _ in 0..5 {
+        assert!(server.recv_timeout(Some(Duration::from_millis(5))).unwrap().is_none());
+    }
+    client.send_copy(b"x").unwrap();
+    assert!(server.recv_timeout(Some(Duration::from_secs(20))).unwrap().is_some());
+}
+
+#[test]
+fn dropped_operations_detach_and_leak_nothing() {
+    struct Counted(Vec<u8>, #[expect(dead_code, reason = "counts how many are alive")] Arc<()>);
+    // SAFETY: a vector's heap block stays where it is and belongs to the vector.
+    unsafe impl verbs::IoBuf for Counted {
+        fn as_ptr(&self) -> *const u8 {
+            self.0.as_ptr()
+        }
+        fn len(&self) -> usize {
+            self.0.len()
+        }
+    }
+    // SAFETY: as above; a unique vector may be written.
+    unsafe impl verbs::IoBufMut for Counted {
+        fn as_mut_ptr(&mut self) -> *mut u8 {
+            self.0.as_mut_ptr()
+        }
+    }
+    let alive = Arc::new(());
+    let settings = ConnSettings { send_depth: 4, ..ConnSettings::default() };
+    let (_a, client, _b, server) = connections(&settings);
+    let spd = server.clone().into_async().pd().clone();
+    let shared = spd.share(1 << 20, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
+    let remote = shared.remote(0..1 << 16).unwrap();
+    let pd = client.clone().into_async().pd().clone();
+    for i in 0..40 {
+        let buffer = || pd.register(Counted(vec![i; 1 << 16], alive.clone())).map_err(|(e, _)| e).unwrap();
+        drop(client.read(buffer(), remote));
+        drop(client.write(buffer(), remote));
+    }
+    let (result, buffer) = client
+        .read(pd.register(Counted(vec![0; 16], alive.clone())).map_err(|(e, _)| e).unwrap(), remote)
+        .wait();
+    result.unwrap();
+    drop(buffer);
+    let until = Instant::now() + crate::peer::PATIENCE;
+    while Arc::strong_count(&alive) > 1 {
+        assert!(Instant::now() < until, "{} buffers left", Arc::strong_count(&alive) - 1);
+        let _ = client.recv_timeout(Some(Duration::from_millis(1)));
+    }
+    // A connect future that is dropped gives its queue pair and socket back.
+    let port = crate::peer::Port::new();
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let settings = ConnSettings::default();
+    let connect = verbs::Connection::connect(&device, &pd, port.addr(), &settings);
+    assert!(device.block_on_for(Duration::from_millis(30), connect).is_none());
+    let mut peer = port.accept();
+    peer.startup_frame();
+    assert!(peer.rest().is_empty());
+}
+
+#[test]
+fn operations_wait_for_room_and_all_complete() {
+    let settings = ConnSettings { send_depth: 2, ..ConnSettings::default() };
+    let (_a, client, _b, server) = connections(&settings);
+    let pd = client.clone().into_async().pd().clone();
+    let ops: Vec<_> = (0..50u8).map(|i| client.send(pd.register(vec![i; 100]).unwrap())).collect();
+    for i in 0..50u8 {
+        assert_eq!(&*server.recv().unwrap(), &[i; 100]);
+    }
+    for op in ops {
+        op.wait().0.unwrap();
+    }
+}
+
+#[test]
+fn a_thousand_connections_on_one_driver() {
+    let server = Device::open().unwrap();
+    let client = Device::open().unwrap();
+    let options = Arc::new(ConnOptions::default());
+    let (sc, cc) = (Arc::default(), Arc::default());
+    let listener = verbs::cm::Listener::bind(&server, loopback(), 4096, &options, &sc).unwrap();
+    let make = |device: &Device| {
+        let pd = device.alloc_pd().unwrap();
+        let cq = device.create_cq(2048, CqOptions::default()).unwrap();
+        let mr = memory(&pd, 4096, crate::common::ALL);
+        let qps: Vec<_> = (0..1000)
+            .map(|_| {
+                let (send_cq, recv_cq) = (cq.clone(), cq.clone());
+                let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
+                let qp =
+                    pd.create_qp(QpInit { send_cq, recv_cq, srq: None, cap, signal_all: false }).unwrap();
+                let sges = [Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() }];
+                // SAFETY: nobody looks at the memory but through copies, and it outlives the queue pairs.
+                unsafe { qp.post_recv([RecvWr { wr_id: 1, sges: &sges }]) }.unwrap();
+                qp
+            })
+            .collect();
+        (cq, qps, mr)
+    };
+    let (scq, sqps, smr) = make(&server);
+    let (ccq, cqps, cmr) = make(&client);
+    for chunk in 0..10 {
+        for qp in &cqps[chunk * 100..][..100] {
+            verbs::cm::connect(qp, None, listener.local_addr(), &options, b"", &cc).unwrap();
+        }
+        for qp in &sqps[chunk * 100..][..100] {
+            let request = loop {
+                match crate::common::next_event(&server, &sc) {
+                    verbs::cm::CmEventKind::ConnectRequest(request) => break request,
+                    verbs::cm::CmEventKind::Established(_) => {}
+                    other => panic!("{other:?}"),
+                }
+            };
+            request.accept(qp, None, b"", None).unwrap();
+        }
+        for _ in 0..100 {
+            let event = crate::common::next_event(&client, &cc);
+            assert!(matches!(event, verbs::cm::CmEventKind::Established(_)), "{event:?}");
+        }
+    }
+    let ping = |qps: &[verbs::Qp], mr: &verbs::RawMr| {
+        for qp in qps {
+            let sges = [Sge { addr: mr.addr() + 1000, length: 64, lkey: mr.lkey() }];
+            let wr = SendWr { wr_id: 2, op: SendOp::Send, sges: &sges, flags: SendFlags::empty() };
+            // SAFETY: as above.
+            unsafe { qp.post_send([wr]) }.unwrap();
+        }
+    };
+    ping(&cqps, &cmr);
+    for _ in 0..1000 {
+        assert_eq!(crate::common::next_wc(&server, &scq).status, verbs::WcStatus::Success);
+    }
+    ping(&sqps, &smr);
+    for _ in 0..1000 {
+        assert_eq!(crate::common::next_wc(&client, &ccq).status, verbs::WcStatus::Success);
+    }
+    drop((cqps, sqps));
+}
+
+/// Processor time of the threads of this process named `uiw-driver` that serve an idle device pair.
+fn driver_time(threads: &[u32]) -> Duration {
+    let mut ticks = 0u64;
+    for thread in threads {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).unwrap_or_default();
+        ticks += stat.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0);
+    }
+    Duration::from_nanos(ticks)
+}
+
+/// An idle connection costs nothing. Other tests run in this process, so the measurement is made in one of its own.
+#[test]
+fn idle_process_takes_no_processor_time() {
+    if std::env::var_os("UIW_IDLE").is_none() {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "progress::idle_process_takes_no_processor_time", "--nocapture"])
+            .env("UIW_IDLE", "1")
+            // Its report must not be taken for one of this process.
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        return;
+    }
+    let (a, b) = pair();
+    b.recv(1, 0, 64);
+    a.send(1, 0, 8);
+    b.received_ok(1);
+    a.sent_ok(1);
+    b.rcq.arm(Arm::Any);
+    std::thread::sleep(Duration::from_millis(1200));
+    let threads: Vec<u32> = std::fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
+        .collect();
+    let before = driver_time(&threads);
+    std::thread::sleep(Duration::from_secs(2));
+    let used = driver_time(&threads) - before;
+    assert!(used < Duration::from_millis(20), "{used:?}");
+}
+
+/// A stream that stalls for want of a receive holds up no other.
+#[test]
+fn a_stalled_stream_holds_up_no_other() {
+    let server = Device::open().unwrap();
+    let client = Device::open().unwrap();
+    let options = ConnOptions { no_receive_timeout: Duration::from_secs(60), ..ConnOptions::default() };
+    let make = Make::default;
+    let (a1, b1) = pair_of(
+        End::make(&client, &client.alloc_pd().unwrap(), make()),
+        End::make(&server, &server.alloc_pd().unwrap(), make()),
+        &options,
+    );
+    let (a2, b2) = pair_of(
+        End::make(&client, &client.alloc_pd().unwrap(), make()),
+        End::make(&server, &server.alloc_pd().unwrap(), make()),
+        &options,
+    );
+    for i in 0..20 {
+        a1.send(i, 0, 60_000);
+    }
+    for i in 0..50 {
+        b2.recv(i, 0, 64);
+        a2.send(i, 0, 64);
+        b2.received_ok(i);
+        a2.op(1000, SendOp::Read { remote: Remote { ..b2.remote(0) }, invalidate: None }, 0, 64);
+        a2.sent_ok(i);
+        a2.sent_ok(1000);
+    }
+    for i in 0..20 {
+        b1.recv(i, 0, 64_000);
+        assert_eq!(b1.received_ok(i).byte_len, 60_000);
+    }
+    for i in 0..20 {
+        a1.sent_ok(i);
+    }
+}

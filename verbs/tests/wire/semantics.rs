@@ -1,0 +1,741 @@
+//! What verbs promise, between two ends of ours.
+
+use crate::common::{ALL, End, Make, fill, memory, next_wc, pair, pair_of, pattern, peek, plain};
+use std::sync::Arc;
+use std::time::Duration;
+use verbs::{
+    Access, Arm, AsyncEvent, Bind, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, Error,
+    FastRegister, QpCap, QpInit, QpState, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge, SrqAttr,
+    WcOpcode, WcStatus, WindowType,
+};
+
+fn read(remote: Remote) -> SendOp {
+    SendOp::Read { remote, invalidate: None }
+}
+
+#[test]
+fn scatter_and_gather_with_empty_elements() {
+    let (a, b) = pair();
+    let data = pattern(1600);
+    fill(&a.mr, 0, &data);
+    let sges: Vec<Sge> = (0..16).map(|i| a.sge(i * 100, if i % 5 == 2 { 0 } else { 100 })).collect();
+    let expected: Vec<u8> =
+        (0..16).filter(|i| i % 5 != 2).flat_map(|i| data[i * 100..(i + 1) * 100].to_vec()).collect();
+    let into: Vec<Sge> = (0..16).map(|i| b.sge(i * 200, if i % 3 == 1 { 0 } else { 130 })).collect();
+    b.try_recv(1, &into).unwrap();
+    a.post(1, SendOp::Send, &sges, SendFlags::SIGNALED).unwrap();
+    assert_eq!(b.received_ok(1).byte_len as usize, expected.len());
+    let mut got = Vec::new();
+    for i in (0..16).filter(|i| i % 3 != 1) {
+        got.extend(peek(&b.mr, i * 200, 130));
+    }
+    assert!(got[..expected.len()] == expected);
+    a.sent_ok(1);
+    a.post(2, SendOp::Write { remote: b.remote(8000) }, &sges, SendFlags::SIGNALED).unwrap();
+    a.post(
+        3,
+        read(b.remote(8000)),
+        &[a.sge(20_000, 7), a.sge(0, 0), a.sge(30_000, 1293)],
+        SendFlags::SIGNALED,
+    )
+    .unwrap();
+    a.sent_ok(2);
+    a.sent_ok(3);
+    assert!(peek(&b.mr, 8000, expected.len()) == expected);
+    assert!(peek(&a.mr, 20_000, 7) == expected[..7] && peek(&a.mr, 30_000, 1293) == expected[7..]);
+    // Inline: several elements, one empty, of memory that nobody registered and that changes at once.
+    let mut text = *b"inline data";
+    b.recv(9, 0, 64);
+    {
+        let at = text.as_mut_ptr() as u64;
+        let sges = [
+            Sge { addr: at, length: 3, lkey: 0 },
+            Sge { addr: at, length: 0, lkey: 7 },
+            Sge { addr: at + 3, length: 8, lkey: 0 },
+        ];
+        a.post(4, SendOp::Send, &sges, SendFlags::SIGNALED | SendFlags::INLINE).unwrap();
+    }
+    text.fill(0);
+    b.received_ok(9);
+    assert_eq!(peek(&b.mr, 0, 11), b"inline data");
+}
+
+#[test]
+fn refused_posts_name_their_place_in_the_chain() {
+    let cap = QpCap { max_send_wr: 4, max_recv_wr: 2, max_send_sge: 2, max_inline: 16, ..QpCap::default() };
+    let small = || End::made(Make { cap, ..Make::default() });
+    let (a, _peer) = (small(), ());
+    let mut peer = crate::common::initiator(&a);
+    let sge = [a.sge(0, 8)];
+    let three = [sge[0]; 3];
+    let wr = |wr_id, sges| SendWr { wr_id, op: read(Remote::default()), sges, flags: SendFlags::SIGNALED };
+    // SAFETY: the memory of the elements lives as long as the queue pair.
+    let refused =
+        unsafe { a.qp.post_send([wr(1, &sge[..]), wr(2, &sge), wr(3, &three), wr(4, &sge)]) }.unwrap_err();
+    assert_eq!(refused.index, 2);
+    assert!(matches!(refused.error, Error::TooManySges { given: 3, max: 2 }));
+    // SAFETY: as above.
+    let refused = unsafe { a.qp.post_send((0..5).map(|i| wr(i, &sge[..]))) }.unwrap_err();
+    assert_eq!(refused.index, 2);
+    assert!(matches!(refused.error, Error::QueueFull { depth: 4, .. }));
+    for _ in 0..4 {
+        peer.expect_fpdu().read_request();
+    }
+    a.recv(1, 0, 8);
+    a.recv(2, 0, 8);
+    assert!(matches!(a.try_recv(3, &[]).unwrap_err().error, Error::QueueFull { depth: 2, .. }));
+}
+
+#[test]
+fn unsignaled_requests_complete_silently_and_free_the_queue() {
+    let cap = QpCap { max_send_wr: 8, ..QpCap::default() };
+    let make = Make { cap, signal_all: false, ..Make::default() };
+    let (a, b) = pair_of(End::made(make), End::new(), &ConnOptions::default());
+    for round in 0..20 {
+        for i in 0..7 {
+            a.post(i, SendOp::Write { remote: b.remote(0) }, &[a.sge(0, 8)], SendFlags::empty()).unwrap();
+        }
+        a.post(100 + round, SendOp::Write { remote: b.remote(0) }, &[a.sge(0, 8)], SendFlags::SIGNALED)
+            .unwrap();
+        a.sent_ok(100 + round);
+    }
+    // An error is reported whether signaled or not.
+    a.post(7, SendOp::Write { remote: b.remote(0) }, &[Sge { lkey: 1, ..a.sge(0, 8) }], SendFlags::empty())
+        .unwrap();
+    let wc = a.sent();
+    assert_eq!((wc.wr_id, wc.status), (7, WcStatus::LocalProtection));
+}
+
+#[test]
+fn fence_waits_for_reads() {
+    let a = End::new();
+    let mut peer = crate::common::initiator(&a);
+    a.op(1, read(Remote::default()), 0, 4);
+    a.post(2, SendOp::Send, &[a.sge(0, 4)], SendFlags::FENCE | SendFlags::SIGNALED).unwrap();
+    let asked = peer.expect_fpdu().read_request();
+    peer.expect_silence(50);
+    let answer =
+        crate::peer::tagged(rdmap::Opcode::ReadResponse, asked.sink_stag.0, asked.sink_to, true, b"abcd");
+    peer.fpdu(&answer);
+    assert_eq!(peer.expect_fpdu().payload(), b"abcd", "the fenced Send carries what the Read brought");
+    a.sent_ok(1);
+    a.sent_ok(2);
+}
+
+#[test]
+fn completion_queue_overflow_is_an_event_and_an_error() {
+    let (a, b) = pair_of(End::made(Make { cqe: 2, ..Make::default() }), End::new(), &ConnOptions::default());
+    for i in 0..3 {
+        a.op(i, SendOp::Write { remote: b.remote(0) }, 0, 8);
+        a.device.pump();
+    }
+    assert_eq!(a.async_event(), AsyncEvent::CqError { cq: a.scq.num() });
+    a.ended();
+    assert_eq!(a.qp.state(), QpState::Err);
+    assert!(b.ended().reason.unwrap().from_peer);
+}
+
+#[test]
+fn completion_queue_can_be_resized() {
+    let (a, b) = pair_of(End::made(Make { cqe: 2, ..Make::default() }), End::new(), &ConnOptions::default());
+    a.scq.resize(16).unwrap();
+    for i in 0..10 {
+        a.op(i, SendOp::Write { remote: b.remote(0) }, 0, 8);
+    }
+    while a.scq.len() < 10 {
+        a.device.pump();
+    }
+    assert!(matches!(a.scq.resize(9), Err(Error::Limit { .. })));
+    a.scq.resize(10).unwrap();
+    for i in 0..10 {
+        a.sent_ok(i);
+    }
+    assert!(a.scq.resize(0).is_err());
+}
+
+fn with_channel(device: &Device) -> (End, Arc<CompChannel>) {
+    let channel: Arc<CompChannel> = Arc::default();
+    let pd = device.alloc_pd().unwrap();
+    let mut end = End::make(device, &pd, Make::default());
+    let rcq = device.create_cq(64, CqOptions { channel: Some(channel.clone()), timestamps: true }).unwrap();
+    let init = QpInit {
+        send_cq: end.scq.clone(),
+        recv_cq: rcq.clone(),
+        srq: None,
+        cap: QpCap::default(),
+        signal_all: true,
+    };
+    end.qp = pd.create_qp(init).unwrap();
+    end.rcq = rcq;
+    (end, channel)
+}
+
+#[test]
+fn notification_of_any_or_only_solicited() {
+    let (b, channel) = with_channel(&Device::open().unwrap());
+    let (a, b) = pair_of(End::new(), b, &ConnOptions::default());
+    for i in 0..6 {
+        b.recv(i, i * 64, 64);
+    }
+    b.rcq.arm(Arm::Solicited);
+    a.send(1, 0, 4);
+    assert!(b.received_ok(0).timestamp_ns > 0);
+    assert!(channel.is_empty());
+    a.post(2, SendOp::Send, &[a.sge(0, 4)], SendFlags::SOLICITED | SendFlags::SIGNALED).unwrap();
+    let cq = b.device.wait(None, |cx| channel.poll_pop(cx)).unwrap();
+    assert!(Arc::ptr_eq(&cq.upgrade().unwrap(), &b.rcq));
+    b.received_ok(1);
+    // Not armed: no event.
+    a.send(3, 0, 4);
+    b.received_ok(2);
+    assert!(channel.is_empty());
+    b.rcq.arm(Arm::Any);
+    b.rcq.arm(Arm::Solicited);
+    a.send(4, 0, 4);
+    b.device.wait(None, |cx| channel.poll_pop(cx)).unwrap();
+    b.received_ok(3);
+    // An error is solicited.
+    b.rcq.arm(Arm::Solicited);
+    drop(a);
+    b.device.wait(None, |cx| channel.poll_pop(cx)).unwrap();
+}
+
+#[test]
+fn shared_receive_queue_limit() {
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let srq = pd.create_srq(SrqAttr { max_wr: 8, max_sge: 1, limit: 0 }).unwrap();
+    let b = End::make(&device, &pd, Make { srq: Some(srq.clone()), ..Make::default() });
+    let (a, b) = pair_of(End::new(), b, &ConnOptions::default());
+    let sge = [b.sge(0, 64)];
+    // SAFETY: the region lives to the end of the test, and nobody else touches it.
+    unsafe { srq.post_recv((0..4).map(|wr_id| RecvWr { wr_id, sges: &sge })) }.unwrap();
+    srq.modify(None, Some(3)).unwrap();
+    assert!(srq.modify(None, Some(9)).is_err());
+    a.send(1, 0, 4);
+    b.received_ok(0);
+    assert!(device.async_events().is_empty());
+    a.send(2, 0, 4);
+    b.received_ok(1);
+    assert_eq!(b.async_event(), AsyncEvent::SrqLimitReached { srq: srq.num() });
+    assert_eq!(srq.query().limit, 0);
+    a.send(3, 0, 4);
+    b.received_ok(2);
+    assert!(device.async_events().is_empty(), "once");
+    assert!(b.try_recv(9, &[]).is_err(), "receives go to the shared queue");
+    b.qp.modify(QpState::Err).unwrap();
+    assert_eq!(b.async_event(), AsyncEvent::LastWqeReached { qp_num: b.qp.num() });
+    assert_eq!(srq.users(), 1);
+}
+
+// [test:RFC5040-8.1.1-07]
+#[test]
+fn deregistration_under_traffic() {
+    let (a, b) = pair();
+    let target = memory(&b.pd, 1 << 20, ALL);
+    let remote = Remote { addr: target.addr(), rkey: target.rkey() };
+    let big = memory(&a.pd, 1 << 20, ALL);
+    let sge = [Sge { addr: big.addr(), length: 1 << 20, lkey: big.lkey() }];
+    for i in 0..20 {
+        a.post(i, SendOp::Write { remote }, &sge, SendFlags::SIGNALED).unwrap();
+    }
+    a.device.pump();
+    target.deregister().map_err(|(e, _)| e).unwrap();
+    let reason = a.ended().reason;
+    if let Some(reason) = reason {
+        assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, 1, 1, 0));
+    }
+    // And the source's, towards a peer that lives.
+    let (a, b) = pair();
+    let source = memory(&a.pd, 8 << 20, Access::LOCAL_WRITE);
+    let target = memory(&b.pd, 8 << 20, ALL);
+    let remote = Remote { addr: target.addr(), rkey: target.rkey() };
+    let sge = [Sge { addr: source.addr(), length: 8 << 20, lkey: source.lkey() }];
+    a.post(1, SendOp::Write { remote }, &sge, SendFlags::SIGNALED).unwrap();
+    source.deregister().map_err(|(e, _)| e).unwrap();
+    let _ = a.sent();
+}
+
+fn new_key(stag: STag, key: u8) -> STag {
+    STag::from_parts(stag.index(), key)
+}
+
+// [test:RFC5040-8.1.1-06] [test:RFC5041-8.3.1-06]
+#[test]
+fn windows_of_both_types() {
+    for kind in [WindowType::One, WindowType::Two] {
+        let (a, b) = pair();
+        let window = b.pd.alloc_window(kind).unwrap();
+        let bind = Bind {
+            window: window.stag(),
+            new_stag: new_key(window.stag(), window.stag().key().wrapping_add(1)),
+            region: STag(b.mr.rkey()),
+            addr: b.mr.addr() + 100,
+            length: 50,
+            access: Access::REMOTE_WRITE,
+        };
+        b.post(1, SendOp::Bind(bind), &[], SendFlags::SIGNALED).unwrap();
+        assert_eq!(b.sent_ok(1).opcode, WcOpcode::Bind);
+        let remote = Remote { addr: b.mr.addr() + 100, rkey: window.stag().0 };
+        a.op(1, SendOp::Write { remote }, 0, 50);
+        a.sent_ok(1);
+        // A window gives no more than its own right and range.
+        a.op(2, read(remote), 0, 8);
+        let wc = a.sent();
+        assert_eq!((wc.wr_id, wc.status), (2, WcStatus::RemoteAccess), "{kind:?}");
+    }
+}
+
+// [test:RFC5040-5.3-15] [test:RFC5040-8.1.1-08]
+#[test]
+fn window_of_type_2_is_invalidated_by_a_send_and_belongs_to_one_stream() {
+    let (a, b) = pair();
+    let window = b.pd.alloc_window(WindowType::Two).unwrap();
+    let stag = new_key(window.stag(), 0x77);
+    let bind = Bind {
+        window: window.stag(),
+        new_stag: stag,
+        region: STag(b.mr.rkey()),
+        addr: b.mr.addr(),
+        length: 64,
+        access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+    };
+    b.post(1, SendOp::Bind(bind), &[], SendFlags::SIGNALED).unwrap();
+    b.sent_ok(1);
+    assert_eq!(window.stag(), stag);
+    let remote = Remote { addr: b.mr.addr(), rkey: stag.0 };
+    a.op(1, read(remote), 0, 64);
+    a.sent_ok(1);
+    b.recv(5, 1000, 64);
+    a.op(2, SendOp::SendInvalidate { stag }, 0, 4);
+    assert_eq!(b.received_ok(5).invalidated, Some(stag.0));
+    a.sent_ok(2);
+    a.op(3, read(remote), 0, 64);
+    assert_eq!(a.sent().status, WcStatus::RemoteAccess);
+    // A plain region is not the peer's to invalidate.
+    let (a, b) = pair();
+    b.recv(5, 1000, 64);
+    a.op(2, SendOp::SendInvalidate { stag: STag(b.mr.rkey()) }, 0, 4);
+    let reason = b.ended().reason.unwrap();
+    assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (false, 0, 1, 9));
+    assert_eq!(b.received().status, WcStatus::Flushed);
+}
+
+// [test:RFC5040-8.1.1-05] [test:RFC5041-8.3.1-05]
+#[test]
+fn window_that_is_destroyed_is_revoked() {
+    let (a, b) = pair();
+    let window = b.pd.alloc_window(WindowType::Two).unwrap();
+    let stag = new_key(window.stag(), 3);
+    let bind = Bind {
+        window: window.stag(),
+        new_stag: stag,
+        region: STag(b.mr.rkey()),
+        addr: b.mr.addr(),
+        length: 64,
+        access: Access::REMOTE_READ,
+    };
+    b.post(1, SendOp::Bind(bind), &[], SendFlags::SIGNALED).unwrap();
+    b.sent_ok(1);
+    drop(window);
+    a.op(3, read(Remote { addr: b.mr.addr(), rkey: stag.0 }), 0, 8);
+    assert_eq!(a.sent().status, WcStatus::RemoteAccess);
+}
+
+#[test]
+fn fast_register_and_both_kinds_of_local_invalidate() {
+    let (a, b) = pair();
+    let fast = b.pd.alloc_fast(4096).unwrap();
+    let stag = new_key(fast.stag(), 9);
+    let register = FastRegister {
+        stag,
+        addr: b.mr.addr(),
+        length: 4096,
+        base: 0x10_0000,
+        access: Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE,
+    };
+    b.post(1, SendOp::FastRegister(register), &[], SendFlags::SIGNALED).unwrap();
+    b.sent_ok(1);
+    fill(&a.mr, 0, b"fast");
+    let remote = Remote { addr: 0x10_0000, rkey: stag.0 };
+    a.op(1, SendOp::Write { remote }, 0, 4);
+    a.op(2, read(remote), 100, 4);
+    a.sent_ok(1);
+    a.sent_ok(2);
+    assert_eq!(peek(&b.mr, 0, 4), b"fast");
+    // As sink of a Read that invalidates it.
+    fill(&a.mr, 500, b"back");
+    let sink = [Sge { addr: 0x10_0000, length: 4, lkey: stag.0 }];
+    let op = SendOp::Read { remote: a.remote(500), invalidate: Some(stag) };
+    b.post(2, op, &sink, SendFlags::SIGNALED).unwrap();
+    b.sent_ok(2);
+    assert_eq!(peek(&b.mr, 0, 4), b"back");
+    let again = FastRegister { stag: new_key(stag, 10), ..register };
+    b.post(3, SendOp::FastRegister(again), &[], SendFlags::SIGNALED).unwrap();
+    b.sent_ok(3);
+    b.post(4, SendOp::LocalInvalidate { stag: again.stag }, &[], SendFlags::SIGNALED).unwrap();
+    b.sent_ok(4);
+    a.op(3, SendOp::Write { remote: Remote { addr: 0x10_0000, rkey: again.stag.0 } }, 0, 4);
+    let reason = a.ended().reason.unwrap();
+    assert_eq!((reason.layer, reason.etype, reason.code), (1, 1, 0));
+}
+
+#[test]
+fn every_transition() {
+    let end = End::new();
+    let send = || end.post(1, SendOp::Send, &[], SendFlags::SIGNALED).map_err(|e| e.error);
+    assert_eq!(end.qp.state(), QpState::Init);
+    assert!(matches!(send(), Err(Error::State { .. })));
+    for to in [QpState::Rts, QpState::Sqd, QpState::Sqe] {
+        assert!(matches!(end.qp.modify(to), Err(Error::Transition { .. })), "{to}");
+    }
+    end.qp.modify(QpState::Rtr).unwrap();
+    assert!(matches!(end.qp.modify(QpState::Rts), Err(Error::NotConnected)));
+    assert_eq!(end.qp.state(), QpState::Rtr);
+    assert!(matches!(send(), Err(Error::State { .. })));
+    // A connection that is not there yet does not make it RTS either.
+    let port = crate::peer::Port::new();
+    end.connect(port.addr(), &plain());
+    let mut peer = port.accept();
+    peer.startup_frame();
+    assert!(matches!(end.qp.modify(QpState::Rts), Err(Error::NotConnected)));
+    assert_eq!(end.qp.state(), QpState::Rtr);
+    end.qp.modify(QpState::Err).unwrap();
+    end.failed();
+    send().unwrap();
+    assert_eq!(end.sent().status, WcStatus::Flushed);
+    end.recv(2, 0, 8);
+    assert_eq!(end.received().status, WcStatus::Flushed);
+    for to in [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd] {
+        assert!(end.qp.modify(to).is_err());
+    }
+    end.qp.modify(QpState::Reset).unwrap();
+    assert!(end.try_recv(1, &[]).is_err());
+    assert!(send().is_err());
+    end.qp.modify(QpState::Init).unwrap();
+    end.recv(3, 0, 8);
+}
+
+#[test]
+fn drained_queue_resumes() {
+    let (a, b) = pair();
+    b.recv(1, 0, 64);
+    b.recv(2, 100, 64);
+    a.send(1, 0, 8);
+    a.sent_ok(1);
+    a.qp.modify(QpState::Sqd).unwrap();
+    assert_eq!(a.async_event(), AsyncEvent::SqDrained { qp_num: a.qp.num() });
+    a.send(2, 0, 8);
+    b.received_ok(1);
+    a.nothing_more();
+    // Receiving goes on while the send queue is drained.
+    a.recv(7, 0, 8);
+    b.send(9, 0, 8);
+    a.received_ok(7);
+    a.qp.modify(QpState::Rts).unwrap();
+    a.sent_ok(2);
+    b.received_ok(2);
+}
+
+#[test]
+fn queue_pair_is_new_after_reset() {
+    let (a, b) = pair();
+    a.recv(1, 0, 8);
+    a.qp.modify(QpState::Reset).unwrap();
+    a.qp.modify(QpState::Init).unwrap();
+    b.ended();
+    a.ended();
+    assert!(a.rcq.is_empty() && a.scq.is_empty());
+    let (a, c) = pair_of(a, End::new(), &ConnOptions::default());
+    c.recv(1, 0, 8);
+    a.send(5, 0, 8);
+    a.sent_ok(5);
+    c.received_ok(1);
+    a.recv(2, 0, 8);
+    c.send(6, 0, 8);
+    a.received_ok(2);
+}
+
+// [test:RFC5041-6.2.1-01a] [test:RFC5040-5.5-09]
+#[test]
+fn disconnect_sends_what_was_posted() {
+    let (a, b) = pair();
+    for i in 0..50 {
+        b.recv(i, i * 64, 64);
+    }
+    for i in 0..50 {
+        a.send(i, 0, 64);
+    }
+    a.op(50, read(b.remote(0)), 0, 64);
+    a.qp.disconnect().unwrap();
+    a.post(51, SendOp::Send, &[], SendFlags::SIGNALED).unwrap();
+    for i in 0..=50 {
+        a.sent_ok(i);
+    }
+    assert_eq!(a.sent().status, WcStatus::Flushed);
+    for i in 0..50 {
+        b.received_ok(i);
+    }
+    assert!(a.ended().orderly && b.ended().orderly);
+    assert_eq!((a.qp.state(), b.qp.state()), (QpState::Err, QpState::Err));
+    assert!(a.device.async_events().is_empty() && b.device.async_events().is_empty());
+    // Both at once.
+    let (a, b) = pair();
+    let _ = (a.qp.disconnect(), b.qp.disconnect());
+    assert!(a.ended().orderly && b.ended().orderly);
+}
+
+#[test]
+fn everything_may_be_dropped_in_any_order_with_traffic() {
+    for order in 0..6 {
+        let (a, b) = pair();
+        for i in 0..20 {
+            b.recv(i, 0, 64);
+            a.op(i, SendOp::Write { remote: b.remote(0) }, 0, 60_000);
+            a.op(100 + i, read(b.remote(0)), 0, 60_000);
+        }
+        let End { qp, device, pd, scq, rcq, channel, mr } = a;
+        match order {
+            0 => drop((mr, pd, scq, rcq, channel, device, qp)),
+            1 => drop((qp, device, channel, rcq, scq, pd, mr)),
+            2 => drop((device, mr, qp, scq, pd, rcq, channel)),
+            3 => drop((scq, rcq, mr, pd, device, channel, qp)),
+            4 => {
+                drop(b);
+                drop((qp, device, pd, scq, rcq, channel, mr));
+                continue;
+            }
+            _ => drop((channel, pd, qp, mr, device, rcq, scq)),
+        }
+        b.ended();
+    }
+}
+
+#[test]
+fn queue_pairs_are_counted_and_given_back() {
+    let device = Device::open().unwrap();
+    let limit = verbs::Limits { max_qp: 2, max_cq: 4, max_pd: 3, ..verbs::Limits::default() };
+    let options = verbs::DeviceOptions { limits: limit, ..verbs::DeviceOptions::default() };
+    drop(device);
+    let device = Device::with_stack(Box::new(llp::tcp::TcpStack::new().unwrap()), options).unwrap();
+    for _ in 0..4 {
+        let (a, b) = (End::on(&device), End::on(&device));
+        assert!(device.create_cq(1, CqOptions::default()).is_err());
+        let (a, b) = pair_of(a, b, &ConnOptions::default());
+        assert!(matches!(
+            a.pd.create_qp(QpInit {
+                send_cq: a.scq.clone(),
+                recv_cq: a.rcq.clone(),
+                srq: None,
+                cap: QpCap::default(),
+                signal_all: true
+            }),
+            Err(Error::Limit { .. })
+        ));
+        drop((a, b));
+    }
+}
+
+#[test]
+fn ipv6_wildcard_and_many_listeners() {
+    let server = End::new();
+    let options = Arc::new(ConnOptions::default());
+    let bind = |addr: &str| {
+        verbs::cm::Listener::bind(&server.device, addr.parse().unwrap(), 8, &options, &server.channel)
+    };
+    let listeners: Vec<_> = (0..100).map(|_| bind("127.0.0.1:0").unwrap()).collect();
+    let client = End::new();
+    client.connect(listeners[77].local_addr(), &options);
+    server.accept(server.request());
+    client.established();
+    for (listen, host) in [("[::1]:0", "::1"), ("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "::1")] {
+        let server = End::new();
+        let bound =
+            verbs::cm::Listener::bind(&server.device, listen.parse().unwrap(), 8, &options, &server.channel);
+        let Ok(listener) = bound else { continue };
+        let client = End::new();
+        client.connect(
+            (host.parse::<std::net::IpAddr>().unwrap(), listener.local_addr().port()).into(),
+            &options,
+        );
+        let request = server.request();
+        assert_eq!(request.local_addr().ip().to_string(), host);
+        server.accept(request);
+        client.established();
+        server.established();
+    }
+}
+
+#[test]
+fn two_hundred_connections_at_once() {
+    let server = Device::open().unwrap();
+    let client = Device::open().unwrap();
+    let listener =
+        verbs::blocking::Listener::bind(&server, crate::common::loopback(), &ConnOptions::default()).unwrap();
+    let addr = listener.local_addr();
+    let settings = ConnSettings { recv_depth: 4, recv_size: 256, ..ConnSettings::default() };
+    let theirs = settings.clone();
+    let thread = std::thread::spawn(move || {
+        let pd = server.alloc_pd().unwrap();
+        let all: Vec<_> = (0..200).map(|_| listener.accept(&pd, &theirs).unwrap()).collect();
+        for connection in &all {
+            let message = connection.recv().unwrap().to_vec();
+            connection.send_copy(&message).unwrap();
+        }
+        for connection in &all {
+            connection.ended();
+        }
+    });
+    let pd = client.alloc_pd().unwrap();
+    let all: Vec<_> = (0..200)
+        .map(|_| verbs::blocking::Connection::connect(&client, &pd, addr, &settings).unwrap())
+        .collect();
+    for (i, connection) in all.iter().enumerate() {
+        connection.send_copy(format!("number {i}").as_bytes()).unwrap();
+    }
+    for (i, connection) in all.iter().enumerate() {
+        assert_eq!(&*connection.recv().unwrap(), format!("number {i}").as_bytes());
+    }
+    drop(all);
+    thread.join().unwrap();
+}
+
+#[test]
+fn last_octets_become_visible_last() {
+    let (a, b) = pair();
+    for len in [8usize, 9, 64, 1000, 5000] {
+        fill(&b.mr, 0, &vec![0; len]);
+        fill(&a.mr, 0, &vec![0xEE; len]);
+        a.op(1, SendOp::Write { remote: b.remote(0) }, 0, len as u32);
+        while peek(&b.mr, len - 1, 1) != [0xEE] {
+            std::thread::yield_now();
+        }
+        assert!(peek(&b.mr, 0, len).iter().all(|o| *o == 0xEE), "{len}");
+        a.sent_ok(1);
+    }
+}
+
+#[test]
+fn write_with_immediate_counts_its_octets() {
+    let (a, b) = pair();
+    for (i, len) in [0u32, 1, 1000, 60_000].into_iter().enumerate() {
+        b.recv(i as u64, 0, 0);
+        a.op(1, SendOp::WriteImm { remote: b.remote(0), imm: 7 + len }, 0, len);
+        let wc = b.received_ok(i as u64);
+        assert_eq!((wc.byte_len, wc.imm, wc.opcode), (len, Some(7 + len), WcOpcode::RecvWriteImm));
+        a.sent_ok(1);
+    }
+}
+
+#[test]
+fn stopped_peer_is_cut_after_the_close_timeout() {
+    let end = End::new();
+    let options = ConnOptions { close_timeout: Duration::from_millis(100), ..plain() };
+    let mut peer = crate::common::responder_opt(&end, &options);
+    end.op(1, read(Remote::default()), 0, 8);
+    peer.expect_fpdu();
+    end.qp.disconnect().unwrap();
+    assert!(!end.ended().orderly);
+    assert_ne!(next_wc(&end.device, &end.scq).status, WcStatus::Success);
+}
+
+#[test]
+fn request_outlives_its_listener() {
+    let (a, b) = (End::new(), End::new());
+    let options = ConnOptions::default();
+    let listener = b.listen(&options);
+    a.connect(listener.local_addr(), &options);
+    let request = b.request();
+    drop(listener);
+    b.accept(request);
+    a.established();
+    b.established();
+}
+
+#[test]
+fn large_messages_from_private_memory() {
+    for stable_tx in [false, true] {
+        let options = ConnOptions { stable_tx, ..ConnOptions::default() };
+        let private = || End::made(Make { memory: 3 << 20, access: Access::LOCAL_WRITE, ..Make::default() });
+        let (a, b) = pair_of(private(), private(), &options);
+        let data = pattern(3 << 20);
+        fill(&a.mr, 0, &data);
+        b.try_recv(1, &[b.sge(0, 1 << 20), b.sge(1 << 20, 2 << 20)]).unwrap();
+        let sges = [a.sge(0, 100_001), a.sge(100_001, 3), a.sge(100_004, (3 << 20) - 100_004)];
+        a.post(1, SendOp::Send, &sges, SendFlags::SIGNALED).unwrap();
+        assert_eq!(b.received_ok(1).byte_len, 3 << 20);
+        a.sent_ok(1);
+        assert!(peek(&b.mr, 0, 3 << 20) == data);
+    }
+}
+
+#[test]
+fn queues_of_no_depth() {
+    let cap = QpCap { max_send_wr: 0, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
+    let a = End::made(Make { cap, ..Make::default() });
+    assert!(matches!(a.try_recv(1, &[]).unwrap_err().error, Error::QueueFull { depth: 0, .. }));
+    let (a, _b) = pair_of(a, End::new(), &ConnOptions::default());
+    assert!(a.post(1, SendOp::Send, &[], SendFlags::SIGNALED).is_err());
+}
+
+#[test]
+fn closing_queue_pair_is_not_drained_or_resumed() {
+    let a = End::new();
+    let mut peer = crate::common::initiator(&a);
+    // ORD is 4: two of the Reads have not begun when the close does.
+    for id in 0..6 {
+        a.op(id, read(Remote::default()), 0, 4);
+    }
+    let mut asked: Vec<_> = (0..4).map(|_| peer.expect_fpdu().read_request()).collect();
+    a.qp.disconnect().unwrap();
+    a.qp.modify(QpState::Sqd).unwrap();
+    assert!(matches!(a.qp.modify(QpState::Rts), Err(Error::NotConnected)));
+    assert_eq!(a.qp.state(), QpState::Sqd);
+    for id in 0..6usize {
+        let (opcode, sink) = (rdmap::Opcode::ReadResponse, asked[id]);
+        peer.fpdu(&crate::peer::tagged(opcode, sink.sink_stag.0, sink.sink_to, true, b"data"));
+        a.sent_ok(id as u64);
+        if id < 2 {
+            asked.push(peer.expect_fpdu().read_request());
+        }
+    }
+    peer.expect_close();
+    peer.fin();
+    assert!(a.ended().orderly);
+}
+
+#[test]
+fn receive_completion_queue_overflow() {
+    let (a, b) = pair_of(End::new(), End::made(Make { cqe: 1, ..Make::default() }), &ConnOptions::default());
+    for i in 0..3 {
+        b.recv(i, 0, 64);
+        a.send(i, 0, 4);
+    }
+    assert_eq!(b.async_event(), AsyncEvent::CqError { cq: b.rcq.num() });
+    assert!(!b.ended().orderly);
+}
+
+/// A responder that may not send yet may bind.
+#[test]
+fn local_requests_do_not_wait_for_the_peer() {
+    let end = End::new();
+    let asked = crate::peer::request(1);
+    let (mut peer, _) = crate::common::responder_with(&end, &plain(), &asked);
+    end.established();
+    let window = end.pd.alloc_window(WindowType::Two).unwrap();
+    let bind = Bind {
+        window: window.stag(),
+        new_stag: new_key(window.stag(), 1),
+        region: STag(end.mr.rkey()),
+        addr: end.mr.addr(),
+        length: 64,
+        access: Access::REMOTE_READ,
+    };
+    end.post(1, SendOp::Bind(bind), &[], SendFlags::SIGNALED).unwrap();
+    end.sent_ok(1);
+    end.send(2, 0, 8);
+    peer.expect_silence(30);
+    peer.empty_write();
+    peer.expect_fpdu();
+    end.sent_ok(2);
+}

@@ -1,0 +1,941 @@
+//! MPA start-up, both roles (RFC 5044 section 7.1, RFC 6581).
+
+use crate::common::{End, Make, initiator_opt, pair_of, plain, responder_with};
+use crate::peer::{Peer, Port, enhanced, frame, reply, request, tagged, untagged, with};
+use mpa::startup::RtrKinds;
+use mpa::wire::startup::{Enhanced, Frame, FrameKind};
+use rdmap::Opcode;
+use std::time::Duration;
+use verbs::{ConnOptions, Error, QpState, Recognition, Revision, SendFlags, SendOp};
+
+fn p2p(rtr: RtrKinds) -> ConnOptions {
+    ConnOptions { peer_to_peer: true, rtr, ..plain() }
+}
+
+fn asks(kinds: RtrKinds) -> Enhanced {
+    Enhanced {
+        peer_to_peer: true,
+        rtr_send: kinds.send,
+        rtr_write: kinds.write,
+        rtr_read: kinds.read,
+        ..enhanced(4, 4)
+    }
+}
+
+const WRITE: RtrKinds = RtrKinds { write: true, ..RtrKinds::NONE };
+const READ: RtrKinds = RtrKinds { read: true, ..RtrKinds::NONE };
+const SEND: RtrKinds = RtrKinds { send: true, ..RtrKinds::NONE };
+
+// ---------------------------------------------------------------- responder
+
+#[test]
+fn responder_answers_each_revision_in_kind() {
+    for (asked, expected_s) in [
+        (request(0), false),
+        (request(1), false),
+        (request(2), false),
+        (with(request(2), enhanced(3, 2)), true),
+    ] {
+        let end = End::new();
+        let (mut peer, reply) = responder_with(&end, &plain(), &asked);
+        assert_eq!((reply.revision, reply.enhanced.is_some()), (asked.revision, expected_s));
+        assert_eq!((reply.kind, reply.reject, reply.reserved), (FrameKind::Reply, false, 0));
+        let info = end.established();
+        assert_eq!(info.negotiated.revision, asked.revision);
+        end.recv(1, 0, 64);
+        peer.send(b"works");
+        assert_eq!(end.received_ok(1).byte_len, 5);
+    }
+}
+
+fn refused(octets: &[u8]) {
+    let end = End::new();
+    let listener = end.listen(&plain());
+    let mut peer = Peer::connect(listener.local_addr());
+    peer.raw(octets);
+    assert!(peer.rest().is_empty(), "nothing may be answered");
+    assert!(end.channel.is_empty());
+    // The listener goes on.
+    let mut next = Peer::connect(listener.local_addr());
+    next.raw(&request(1).emit());
+    end.accept(end.request());
+    assert!(!next.startup_frame().reject);
+}
+
+// [test:RFC5044-7.1.1-02] [test:RFC5044-7.1.1-16] [test:RFC5044-7.1.1-18] [test:RFC5044-7.1.2-04] [test:RFC5044-7.1.2-12] [test:RFC5044-7.1.2-15]
+#[test]
+fn responder_closes_on_frames_that_are_none() {
+    refused(&request(3).emit());
+    refused(&request(129).emit());
+    refused(b"GET / HTTP/1.1\r\n");
+    refused(&reply(1).emit());
+    let mut late = request(1).emit();
+    late[15] ^= 1;
+    refused(&late);
+    let mut long = request(1).emit();
+    long[18..20].copy_from_slice(&513u16.to_be_bytes());
+    refused(&long);
+    long[18..20].copy_from_slice(&65535u16.to_be_bytes());
+    refused(&long);
+}
+
+// [test:RFC5044-7.1.1-19] [test:RFC5044-7.1.1-17]
+#[test]
+fn private_data_of_every_size_arrives() {
+    for (revision, s, max) in [(1, false, 512), (2, false, 512), (2, true, 508)] {
+        for len in [0, 1, 252, 256, max] {
+            let end = End::new();
+            let listener = end.listen(&plain());
+            let mut peer = Peer::connect(listener.local_addr());
+            let data = crate::common::pattern(len);
+            let mut asked = frame(FrameKind::Request, revision, &data);
+            asked.enhanced = s.then(|| enhanced(1, 1));
+            peer.raw(&asked.emit());
+            let request = end.request();
+            assert_eq!(request.private_data(), data);
+            assert_eq!(request.max_reply_private_data(), max);
+            assert_eq!(request.revision(), revision);
+            request.accept(&end.qp, None, &data, None).unwrap();
+            assert_eq!(peer.startup_frame().private_data, data);
+        }
+    }
+}
+
+#[test]
+fn request_in_single_octets() {
+    let end = End::new();
+    let listener = end.listen(&plain());
+    let mut peer = Peer::connect(listener.local_addr());
+    for octet in with(frame(FrameKind::Request, 2, b"pieces"), enhanced(1, 1)).emit() {
+        peer.raw(&[octet]);
+    }
+    let request = end.request();
+    assert_eq!(request.private_data(), b"pieces");
+    end.accept(request);
+    assert!(!peer.startup_frame().reject);
+}
+
+#[test]
+fn reply_in_single_octets_with_the_first_fpdu_behind_it() {
+    let end = End::new();
+    let port = Port::new();
+    end.connect(port.addr(), &plain());
+    let mut peer = port.accept();
+    peer.startup_frame();
+    end.recv(1, 0, 64);
+    let mut octets = with(frame(FrameKind::Reply, 2, b"x"), enhanced(1, 1)).emit();
+    octets.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"glued")));
+    for octet in octets {
+        peer.raw(&[octet]);
+    }
+    assert_eq!(end.established().private_data, b"x");
+    assert_eq!(end.received_ok(1).byte_len, 5);
+}
+
+#[test]
+fn octets_glued_behind_the_reply_are_full_operation() {
+    let end = End::new();
+    let port = Port::new();
+    end.recv(1, 0, 64);
+    end.connect(port.addr(), &plain());
+    let mut peer = port.accept();
+    peer.startup_frame();
+    let mut octets = with(reply(2), enhanced(1, 1)).emit();
+    octets.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"glued")));
+    octets.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr() + 100, true, b"write")));
+    peer.raw(&octets);
+    end.established();
+    assert_eq!(end.received_ok(1).byte_len, 5);
+    assert_eq!(crate::common::peek(&end.mr, 0, 5), b"glued");
+}
+
+/// Not legal for the initiator, but harmless: the octets wait for the decision.
+#[test]
+fn octets_glued_behind_the_request_wait() {
+    let end = End::new();
+    let listener = end.listen(&plain());
+    let mut peer = Peer::connect(listener.local_addr());
+    let mut octets = request(1).emit();
+    octets.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"early")));
+    peer.raw(&octets);
+    end.recv(1, 0, 64);
+    end.accept(end.request());
+    assert!(!peer.startup_frame().reject);
+    assert_eq!(end.received_ok(1).byte_len, 5);
+}
+
+// [test:RFC5044-7.1.2-14]
+#[test]
+fn rejection_carries_private_data_both_ways() {
+    let end = End::new();
+    let listener = end.listen(&plain());
+    for revision in [1, 2] {
+        let mut peer = Peer::connect(listener.local_addr());
+        peer.raw(&frame(FrameKind::Request, revision, b"please").emit());
+        let request = end.request();
+        assert_eq!(request.private_data(), b"please");
+        request.reject(b"no").unwrap();
+        let reply = peer.startup_frame();
+        assert_eq!((reply.reject, &*reply.private_data, reply.revision), (true, &b"no"[..], revision));
+        assert!(peer.rest().is_empty());
+    }
+    // A request that is dropped is rejected too.
+    let mut peer = Peer::connect(listener.local_addr());
+    peer.raw(&request(1).emit());
+    drop(end.request());
+    assert!(peer.startup_frame().reject);
+}
+
+#[test]
+fn listener_that_is_dropped_rejects_requests_nobody_took() {
+    let end = End::new();
+    let channel = std::sync::Arc::default();
+    let options = std::sync::Arc::new(plain());
+    let listener =
+        verbs::cm::Listener::bind(&end.device, crate::common::loopback(), 8, &options, &channel).unwrap();
+    let mut peer = Peer::connect(listener.local_addr());
+    peer.raw(&request(1).emit());
+    while channel.is_empty() {
+        end.device.pump();
+    }
+    let mut silent = Peer::connect(listener.local_addr());
+    drop(listener);
+    drop(channel);
+    assert!(peer.startup_frame().reject);
+    peer.tcp.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    assert!(peer.rest().is_empty());
+    silent.tcp.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    assert!(silent.rest().is_empty());
+}
+
+// [test:RFC5044-7.1.2-16]
+#[test]
+fn responder_gives_up_on_a_silent_initiator() {
+    let end = End::new();
+    let options = ConnOptions { startup_timeout: Duration::from_millis(100), ..plain() };
+    let listener = end.listen(&options);
+    let mut silent = Peer::connect(listener.local_addr());
+    let mut half = Peer::connect(listener.local_addr());
+    half.raw(&request(1).emit()[..19]);
+    assert!(silent.rest().is_empty());
+    assert!(half.rest().is_empty());
+}
+
+/// Each octet of a slow loris does not buy more time.
+// [test:RFC5044-7.1.2-20]
+#[test]
+fn octets_do_not_extend_the_startup_timeout() {
+    let end = End::new();
+    let options = ConnOptions { startup_timeout: Duration::from_millis(100), ..plain() };
+    let listener = end.listen(&options);
+    let mut peer = Peer::connect(listener.local_addr());
+    peer.tcp.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    let octets = frame(FrameKind::Request, 1, &[0; 400]).emit();
+    for octet in octets {
+        use std::io::{Read, Write};
+        if peer.tcp.write_all(&[octet]).is_err() {
+            return;
+        }
+        match peer.tcp.read(&mut [0; 16]) {
+            Ok(0) => return,
+            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return,
+            _ => {}
+        }
+    }
+    panic!("still open after 420 octets of 20 ms each");
+}
+
+#[test]
+fn half_open_connections_are_bounded_and_the_listener_lives() {
+    let stack = Box::new(llp::tcp::TcpStack::new().unwrap());
+    let limits = verbs::Limits { max_half_open: 2, ..verbs::Limits::default() };
+    let options = verbs::DeviceOptions { limits, ..verbs::DeviceOptions::default() };
+    let device = verbs::Device::with_stack(stack, options).unwrap();
+    let end = End::on(&device);
+    let listener = end.listen(&plain());
+    let first = Peer::connect(listener.local_addr());
+    let mut second = Peer::connect(listener.local_addr());
+    // Each takes the driver's lock: two set-ups hang, the device does not.
+    let mut third = Peer::connect(listener.local_addr());
+    assert!(third.rest().is_empty());
+    second.raw(&request(1).emit());
+    end.accept(end.request());
+    assert!(!second.startup_frame().reject);
+    end.established();
+    drop(first);
+    let mut fourth = Peer::connect(listener.local_addr());
+    fourth.raw(&request(1).emit());
+    end.request().reject(b"").unwrap();
+    assert!(fourth.startup_frame().reject);
+}
+
+#[test]
+fn initiator_that_leaves_in_the_middle_is_forgotten() {
+    let end = End::new();
+    let listener = end.listen(&plain());
+    let mut gone = Peer::connect(listener.local_addr());
+    gone.raw(&request(1).emit()[..10]);
+    gone.reset();
+    let mut left = Peer::connect(listener.local_addr());
+    left.raw(&request(1).emit()[..10]);
+    left.fin();
+    assert!(left.rest().is_empty());
+    // Resets while the application thinks.
+    let mut impatient = Peer::connect(listener.local_addr());
+    impatient.raw(&request(1).emit());
+    let request_ = end.request();
+    impatient.reset();
+    for _ in 0..20 {
+        end.device.pump();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let probe = End::on(&end.device);
+    assert!(matches!(request_.accept(&probe.qp, None, b"", None), Err(Error::NotConnected)));
+    assert_eq!(probe.qp.state(), QpState::Init);
+    assert_eq!(end.qp.state(), QpState::Init);
+}
+
+// [test:RFC6581-9.1-02] [test:RFC6581-9.1-04] [test:RFC6581-9.1-11] [test:RFC6581-9.1-13]
+#[test]
+fn responder_negotiates_ird_and_ord() {
+    // (their IRD, their ORD) -> (our IRD, our ORD) with 4 and 4 of our own.
+    for ((ird, ord), expected, on_the_wire) in [
+        ((4, 4), (4, 4), (4, 4)),
+        ((0, 0), (4, 0), (4, 0)),
+        ((2, 1), (4, 2), (4, 2)),
+        ((100, 100), (4, 4), (4, 4)),
+        ((0x3FFF, 0x3FFF), (4, 4), (0x3FFF, 0x3FFF)),
+    ] {
+        let end = End::new();
+        let (_peer, reply) = responder_with(&end, &plain(), &with(request(2), enhanced(ird, ord)));
+        let got = reply.enhanced.unwrap();
+        assert_eq!((got.ird, got.ord), on_the_wire, "asked {ird}/{ord}");
+        let info = end.established();
+        assert_eq!((info.negotiated.ird, info.negotiated.ord), expected);
+        assert_eq!((end.qp.query().ird, end.qp.query().ord), expected);
+        if expected.1 == 0 {
+            let op = SendOp::Read { remote: verbs::Remote::default(), invalidate: None };
+            assert!(end.post(1, op, &[end.sge(0, 8)], SendFlags::SIGNALED).is_err());
+        }
+    }
+}
+
+// [test:RFC5044-7.1.2-11]
+#[test]
+fn responder_holds_its_fpdus_until_the_initiators_first() {
+    for asked in [request(1), with(request(2), enhanced(4, 4))] {
+        let end = End::new();
+        let (mut peer, _) = responder_with(&end, &plain(), &asked);
+        end.established();
+        end.send(1, 0, 10);
+        end.op(2, SendOp::Write { remote: verbs::Remote::default() }, 0, 0);
+        peer.expect_silence(100);
+        peer.empty_write();
+        assert_eq!(peer.next().unwrap().opcode(), Opcode::Send);
+        assert_eq!(peer.next().unwrap().opcode(), Opcode::Write);
+        end.sent_ok(1);
+        end.sent_ok(2);
+    }
+}
+
+#[test]
+fn responder_whose_first_fpdu_is_invalid_says_nothing() {
+    for bad in [0usize, 1] {
+        let end = End::new();
+        let (mut peer, _) = responder_with(&end, &plain(), &request(1));
+        end.established();
+        end.send(7, 0, 10);
+        let mut octets = peer.seal(&tagged(Opcode::Write, 1, 0, true, b""));
+        if bad == 0 {
+            *octets.last_mut().unwrap() ^= 1;
+        } else {
+            octets = peer.seal(&tagged(Opcode::Write, 1, 0, true, b"data"));
+        }
+        peer.raw(&octets);
+        peer.expect_close();
+        assert_ne!(end.sent().status, verbs::WcStatus::Success);
+    }
+}
+
+#[test]
+fn a_first_send_that_meets_no_receive_is_a_valid_first_fpdu() {
+    let end = End::new();
+    let options = ConnOptions { peer_to_peer: true, ..plain() };
+    let asked = with(request(2), asks(WRITE));
+    let (mut peer, _) = responder_with(&end, &options, &asked);
+    // A peer-to-peer application posts its receives when it hears of the connection.
+    peer.send(b"first");
+    end.established();
+    end.send(1, 0, 4);
+    assert_eq!(peer.expect_fpdu().opcode(), Opcode::Send);
+    end.recv(1, 0, 64);
+    assert_eq!(end.received_ok(1).byte_len, 5);
+}
+
+// [test:RFC6581-9.2-04] [test:RFC6581-9.2-05]
+#[test]
+fn rtr_of_every_kind_as_responder() {
+    for kinds in [WRITE, READ, SEND, RtrKinds::ALL] {
+        for sent in [Opcode::Write, Opcode::ReadRequest, Opcode::Send] {
+            let fits = match sent {
+                Opcode::Write => kinds.write,
+                Opcode::ReadRequest => kinds.read,
+                _ => kinds.send,
+            };
+            if !fits {
+                continue;
+            }
+            let end = End::new();
+            end.recv(1, 0, 64);
+            let (mut peer, reply) = responder_with(&end, &p2p(RtrKinds::ALL), &with(request(2), asks(kinds)));
+            let got = reply.enhanced.unwrap();
+            assert!(got.peer_to_peer);
+            assert_eq!((got.rtr_write, got.rtr_read, got.rtr_send), (kinds.write, kinds.read, kinds.send));
+            assert!(end.channel.is_empty(), "not before the RTR message");
+            match sent {
+                Opcode::Write => peer.empty_write(),
+                Opcode::ReadRequest => {
+                    peer.read(0xBAD, 1, 0);
+                    let response = peer.expect_fpdu();
+                    assert_eq!(response.opcode(), Opcode::ReadResponse);
+                    assert_eq!((response.tagged().stag.0, response.tagged().to), (0x51, 0x1000));
+                    assert!(response.payload().is_empty() && response.header.last());
+                }
+                _ => peer.send(b""),
+            }
+            end.established();
+            peer.send(b"data");
+            assert_eq!(end.received_ok(1).byte_len, 4, "the RTR message took no receive");
+            end.send(1, 0, 3);
+            assert_eq!(peer.expect_fpdu().untagged().msn, 1);
+        }
+    }
+}
+
+/// A zero-length Send where a Write was agreed is a message of the application's.
+// [test:RFC5040-5.3-10]
+#[test]
+fn zero_length_send_that_is_no_rtr_takes_a_receive() {
+    let end = End::new();
+    end.recv(1, 0, 64);
+    let (mut peer, _) = responder_with(&end, &p2p(RtrKinds::ALL), &with(request(2), asks(WRITE)));
+    peer.send(b"");
+    assert_eq!(end.received_ok(1).byte_len, 0);
+}
+
+#[test]
+fn responder_gives_up_on_a_missing_rtr() {
+    let end = End::new();
+    let options = ConnOptions { startup_timeout: Duration::from_millis(200), ..p2p(RtrKinds::ALL) };
+    let (mut peer, _) = responder_with(&end, &options, &with(request(2), asks(WRITE)));
+    assert!(matches!(end.failed(), Error::TimedOut { .. }));
+    peer.expect_close();
+}
+
+// ---------------------------------------------------------------- initiator
+
+// [test:RFC5044-7.1.1-01] [test:RFC5044-7.1.1-14] [test:RFC6581-9.2-01] [test:RFC6581-9.2-02]
+#[test]
+fn requests_say_what_the_options_say() {
+    let case = |options: ConnOptions, data: &[u8]| -> Frame {
+        let port = Port::new();
+        let end = End::new();
+        end.connect_with(port.addr(), &options, data).unwrap();
+        port.accept().startup_frame()
+    };
+    let two = case(ConnOptions { ird: 7, ord: 9, ..ConnOptions::default() }, b"abc");
+    assert_eq!((two.revision, two.crc, two.markers, two.reject, two.reserved), (2, true, false, false, 0));
+    let data = two.enhanced.unwrap();
+    assert!(data.peer_to_peer && data.rtr_send && data.rtr_write && data.rtr_read);
+    assert_eq!((data.ird, data.ord, &*two.private_data), (7, 9, &b"abc"[..]));
+    let one = case(ConnOptions { revision: Revision::One, crc: false, markers: true, ..plain() }, &[7; 512]);
+    assert_eq!((one.revision, one.crc, one.markers, one.enhanced), (1, false, true, None));
+    assert_eq!(one.private_data, [7; 512]);
+    assert_eq!(case(plain(), &[1; 508]).private_data, [1; 508]);
+    let unsure = case(ConnOptions { ird: 0x3FFF, ord: 0x3FFF, ..plain() }, b"");
+    assert_eq!(unsure.enhanced, Some(enhanced(0x3FFF, 0x3FFF)));
+}
+
+#[test]
+fn illegal_options_fail_before_a_connection_is_begun() {
+    let port = Port::new();
+    let end = End::new();
+    let try_ = |options: ConnOptions, data: &[u8]| end.connect_with(port.addr(), &options, data);
+    assert!(matches!(try_(plain(), &[0; 509]), Err(Error::Startup(_))));
+    assert!(matches!(
+        try_(ConnOptions { revision: Revision::One, ..plain() }, &[0; 513]),
+        Err(Error::Startup(_))
+    ));
+    assert!(matches!(try_(p2p(RtrKinds::NONE), b""), Err(Error::Startup(_))));
+    assert!(try_(ConnOptions { ird: 0x4000, ..plain() }, b"").is_err());
+    assert!(matches!(
+        try_(ConnOptions { startup_timeout: Duration::ZERO, ..plain() }, b""),
+        Err(Error::Zero { .. })
+    ));
+    assert!(port.is_quiet(30));
+    assert_eq!(end.qp.state(), QpState::Init);
+}
+
+#[test]
+fn nobody_listens() {
+    let addr = { Port::new().addr() };
+    let end = End::new();
+    end.connect(addr, &plain());
+    assert!(matches!(end.failed(), Error::Refused { .. }));
+    assert_eq!(end.qp.state(), QpState::Init);
+    // The queue pair may try again.
+    let port = Port::new();
+    end.connect(port.addr(), &plain());
+    let mut peer = port.accept();
+    peer.startup_frame();
+    peer.raw(&with(reply(2), enhanced(1, 1)).emit());
+    end.established();
+}
+
+fn reply_fails(octets: &[u8]) -> Error {
+    let end = End::new();
+    let port = Port::new();
+    end.connect(port.addr(), &plain());
+    let mut peer = port.accept();
+    peer.startup_frame();
+    peer.raw(octets);
+    let error = end.failed();
+    assert!(peer.rest().is_empty());
+    assert!(port.is_quiet(20), "no fall-back after an octet");
+    assert_eq!(end.qp.state(), QpState::Init);
+    error
+}
+
+// [test:RFC5044-7.1.1-04] [test:RFC5044-7.1.2-08] [test:RFC5044-7.1.2-15]
+#[test]
+fn replies_that_are_none() {
+    for octets in [
+        request(2).emit(),
+        b"HTTP/1.1 400 Bad Request\r\n".to_vec(),
+        with(reply(3), enhanced(1, 1)).emit(),
+        with(reply(1), enhanced(1, 1)).emit(),
+        reply(2).emit(),
+    ] {
+        let error = reply_fails(&octets);
+        assert!(matches!(error, Error::PeerStartup { .. }), "{error:?}");
+    }
+    let mut long = reply(2).emit();
+    long[18..20].copy_from_slice(&513u16.to_be_bytes());
+    assert!(matches!(reply_fails(&long), Error::PeerStartup { .. }));
+}
+
+#[test]
+fn a_rejection_is_told_with_its_private_data() {
+    for revision in [1, 2] {
+        let mut no = frame(FrameKind::Reply, revision, b"busy");
+        no.reject = true;
+        match reply_fails(&no.emit()) {
+            Error::Rejected { private_data, .. } => assert_eq!(private_data, b"busy"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn initiator_gives_up_on_a_silent_responder() {
+    let end = End::new();
+    let port = Port::new();
+    end.connect(port.addr(), &ConnOptions { startup_timeout: Duration::from_millis(100), ..plain() });
+    let mut peer = port.accept();
+    assert!(matches!(end.failed(), Error::TimedOut { .. }));
+    peer.startup_frame();
+    assert!(peer.rest().is_empty());
+}
+
+#[test]
+fn fall_back_to_revision_1_once() {
+    let end = End::new();
+    let port = Port::new();
+    end.connect_with(port.addr(), &ConnOptions::default(), b"mine").unwrap();
+    let mut first = port.accept();
+    assert_eq!(first.startup_frame().revision, 2);
+    drop(first);
+    let mut second = port.accept();
+    let again = second.startup_frame();
+    assert_eq!((again.revision, again.enhanced, &*again.private_data), (1, None, &b"mine"[..]));
+    second.raw(&reply(1).emit());
+    assert_eq!(end.established().negotiated.revision, 1);
+    end.recv(1, 0, 64);
+    second.send(b"hi");
+    end.received_ok(1);
+}
+
+#[test]
+fn fall_back_not_twice() {
+    let end = End::new();
+    let port = Port::new();
+    end.connect(port.addr(), &plain());
+    for _ in 0..2 {
+        let mut peer = port.accept();
+        peer.startup_frame();
+        peer.fin();
+        peer.rest();
+    }
+    assert!(matches!(end.failed(), Error::ClosedInStartup { .. }));
+    assert!(port.is_quiet(30));
+}
+
+#[test]
+fn fall_back_not_after_a_reset_nor_after_an_octet_nor_when_switched_off() {
+    let port = Port::new();
+    let end = End::new();
+    end.connect(port.addr(), &plain());
+    let mut peer = port.accept();
+    peer.startup_frame();
+    peer.reset();
+    assert!(matches!(end.failed(), Error::Lost { .. }));
+    end.connect(port.addr(), &plain());
+    let mut peer = port.accept();
+    peer.startup_frame();
+    peer.raw(b"M");
+    peer.fin();
+    assert!(matches!(end.failed(), Error::ClosedInStartup { .. }));
+    end.connect(port.addr(), &ConnOptions { fallback: false, ..plain() });
+    let mut peer = port.accept();
+    peer.startup_frame();
+    peer.fin();
+    assert!(matches!(end.failed(), Error::ClosedInStartup { .. }));
+    assert!(port.is_quiet(30));
+}
+
+#[test]
+fn fall_back_happens_inside_the_same_timeout() {
+    let end = End::new();
+    let port = Port::new();
+    end.connect(port.addr(), &ConnOptions { startup_timeout: Duration::from_millis(300), ..plain() });
+    let mut peer = port.accept();
+    peer.startup_frame();
+    drop(peer);
+    let mut second = port.accept();
+    assert!(matches!(end.failed(), Error::TimedOut { .. }));
+    second.startup_frame();
+    assert!(second.rest().is_empty());
+}
+
+// [test:RFC6581-9.1-07]
+#[test]
+fn initiator_scales_its_ord_down() {
+    let end = End::new();
+    let options = ConnOptions { ird: 8, ord: 8, ..plain() };
+    initiator_opt(&end, &options, |_| with(reply(2), enhanced(3, 8)));
+    let attr = end.qp.query();
+    assert_eq!((attr.ird, attr.ord), (8, 3));
+}
+
+// [test:RFC6581-9.1-08] [test:RFC6581-9.1-09]
+#[test]
+fn insufficient_ird_is_terminated() {
+    let end = End::new();
+    let port = Port::new();
+    end.connect(port.addr(), &plain());
+    let mut peer = port.accept();
+    peer.startup_frame();
+    peer.raw(&with(reply(2), enhanced(4, 5)).emit());
+    peer.expect_terminate(2, 0, 6);
+    assert!(matches!(end.failed(), Error::PeerRefusal { .. }));
+}
+
+// [test:RFC6581-9.2-10] [test:RFC6581-9.2-11]
+#[test]
+fn no_matching_rtr_is_terminated() {
+    let end = End::new();
+    let port = Port::new();
+    end.connect(port.addr(), &p2p(WRITE));
+    let mut peer = port.accept();
+    let asked = peer.startup_frame().enhanced.unwrap();
+    assert!(asked.rtr_write && !asked.rtr_read && !asked.rtr_send);
+    peer.raw(&with(reply(2), asks(SEND)).emit());
+    peer.expect_terminate(2, 0, 7);
+    assert!(matches!(end.failed(), Error::PeerRefusal { .. }));
+}
+
+// [test:RFC6581-9.2-09]
+#[test]
+fn rtr_of_every_kind_as_initiator() {
+    for (offered, opcode) in [
+        (WRITE, Opcode::Write),
+        (READ, Opcode::ReadRequest),
+        (SEND, Opcode::Send),
+        (RtrKinds::ALL, Opcode::Write),
+        (RtrKinds { read: true, ..SEND }, Opcode::ReadRequest),
+    ] {
+        let end = End::new();
+        let (mut peer, _) = initiator_opt(&end, &p2p(RtrKinds::ALL), |_| with(reply(2), asks(offered)));
+        let first = peer.next().unwrap();
+        assert_eq!(first.opcode(), opcode);
+        if opcode == Opcode::ReadRequest {
+            let request = first.read_request();
+            assert_eq!(request.len, 0);
+            peer.fpdu(&tagged(Opcode::ReadResponse, request.sink_stag.0, request.sink_to, true, b""));
+        } else {
+            assert!(first.payload().is_empty() && first.header.last());
+        }
+        end.send(1, 0, 3);
+        let msn = peer.expect_fpdu().untagged().msn;
+        assert_eq!(msn, if opcode == Opcode::Send { 2 } else { 1 });
+        end.sent_ok(1);
+        end.recv(2, 0, 64);
+        peer.send(b"back");
+        assert_eq!(end.received_ok(2).byte_len, 4);
+        // The RTR Read gave its credit back: all four of ORD are there.
+        for id in 10..14 {
+            end.op(id, SendOp::Read { remote: verbs::Remote::default(), invalidate: None }, 0, 8);
+        }
+        for _ in 0..4 {
+            peer.expect_fpdu().read_request();
+        }
+    }
+}
+
+/// Posted before the Reply's octets have been served, but after the connection stands: the RTR message is still the first.
+#[test]
+fn initiator_without_rtr_sends_when_told() {
+    let end = End::new();
+    let mut peer = crate::common::initiator(&end);
+    peer.expect_silence(80);
+    end.send(1, 0, 3);
+    assert_eq!(peer.next().unwrap().opcode(), Opcode::Send);
+}
+
+// ---------------------------------------------------------------- CRC and Markers
+
+// [test:RFC5044-7.1.1-08] [test:RFC5044-7.1.1-09] [test:RFC5044-7.1.1-11] [test:RFC5044-7.1.1-06] [test:RFC5044-7.1.1-07]
+#[test]
+fn crc_is_on_if_either_asks_and_markers_go_each_way() {
+    for ours in [false, true] {
+        for theirs in [false, true] {
+            for (markers_in, markers_out) in [(false, false), (true, false), (false, true), (true, true)] {
+                let options = ConnOptions { crc: ours, markers: markers_in, ..plain() };
+                let end = End::new();
+                let mut asked = request(1);
+                asked.crc = theirs;
+                asked.markers = markers_out;
+                let (mut peer, reply) = responder_with(&end, &options, &asked);
+                assert_eq!((reply.crc, reply.markers), (ours || theirs, markers_in));
+                exchange(&end, &mut peer);
+                let end = End::new();
+                let options = ConnOptions { revision: Revision::One, ..options };
+                let (mut peer, request) = initiator_opt(&end, &options, |_| {
+                    let mut answer = crate::peer::reply(1);
+                    answer.crc = theirs;
+                    answer.markers = markers_out;
+                    answer
+                });
+                assert_eq!((request.crc, request.markers), (ours, markers_in));
+                peer.full(ours || theirs, markers_in, markers_out);
+                exchange_open(&end, &mut peer);
+            }
+        }
+    }
+}
+
+fn exchange(end: &End, peer: &mut Peer) {
+    end.established();
+    exchange_open(end, peer);
+}
+
+/// Messages longer than the distance of two Markers, each way.
+fn exchange_open(end: &End, peer: &mut Peer) {
+    let data = crate::common::pattern(3001);
+    end.recv(1, 0, 4000);
+    peer.send(&data);
+    assert_eq!(end.received_ok(1).byte_len, 3001);
+    assert!(crate::common::peek(&end.mr, 0, 3001) == data);
+    end.send(2, 0, 3001);
+    let mut got = Vec::new();
+    loop {
+        let segment = peer.next().unwrap();
+        assert_eq!(segment.untagged().mo as usize, got.len());
+        got.extend_from_slice(segment.payload());
+        if segment.header.last() {
+            break;
+        }
+    }
+    assert!(got == data);
+    end.sent_ok(2);
+}
+
+// [test:RFC5044-7.1.1-10] [test:RFC5044-7.1.1-12]
+#[test]
+fn with_crc_off_the_field_is_not_looked_at() {
+    let end = End::new();
+    let mut asked = request(1);
+    asked.crc = false;
+    let (mut peer, reply) = responder_with(&end, &ConnOptions { crc: false, ..plain() }, &asked);
+    assert!(!reply.crc);
+    end.recv(1, 0, 64);
+    let mut octets = peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"data"));
+    *octets.last_mut().unwrap() ^= 0xFF;
+    peer.raw(&octets);
+    assert_eq!(end.received_ok(1).byte_len, 4);
+}
+
+// ---------------------------------------------------------------- recognition
+
+fn recognising() -> ConnOptions {
+    ConnOptions { recognition: Recognition::On, ..plain() }
+}
+
+/// Whether requests that need an extension are refused locally.
+fn is_foreign(end: &End) -> bool {
+    let op = SendOp::FetchAdd { remote: verbs::Remote::default(), add: 1, mask: 0 };
+    end.op(99, op, 0, 8);
+    end.sent().status == verbs::WcStatus::LocalQpOperation
+}
+
+#[test]
+fn an_echo_or_zeroes_pass_for_nobody() {
+    for zero in [false, true] {
+        let end = End::new();
+        let (mut peer, _) = initiator_opt(&end, &recognising(), |_| with(reply(2), enhanced(4, 4)));
+        let hello = peer.next().unwrap();
+        assert!(hello.is_empty_write());
+        let (stag, to) = if zero { (0, 0) } else { (hello.tagged().stag.0, hello.tagged().to) };
+        peer.write(stag, to, b"");
+        assert!(is_foreign(&end));
+    }
+}
+
+#[test]
+fn a_silent_peer_is_foreign_in_the_end_and_hears_the_hello_again() {
+    let end = End::new();
+    let (mut peer, _) = initiator_opt(&end, &recognising(), |_| with(reply(2), enhanced(4, 4)));
+    let first = peer.next().unwrap();
+    for _ in 0..2 {
+        let again = peer.next().unwrap();
+        assert!(again.is_empty_write());
+        assert_eq!(again.ulpdu, first.ulpdu);
+    }
+    assert!(is_foreign(&end));
+}
+
+#[test]
+fn the_hello_stops_with_the_first_inbound_fpdu() {
+    let end = End::new();
+    let (mut peer, _) = initiator_opt(&end, &recognising(), |_| with(reply(2), enhanced(4, 4)));
+    peer.next().unwrap();
+    end.recv(1, 0, 64);
+    peer.send(b"x");
+    end.received_ok(1);
+    // One repetition may have been on its way already.
+    peer.tcp.set_read_timeout(Some(Duration::from_millis(60))).unwrap();
+    let mut sink = [0; 256];
+    let _ = std::io::Read::read(&mut peer.tcp, &mut sink);
+    peer.expect_silence(150);
+}
+
+/// A scripted peer that answers as one of ours would, with the answer taken from our own responder.
+#[test]
+fn two_of_ours_know_each_other_over_every_rtr() {
+    for rtr in [WRITE, READ, SEND, RtrKinds::ALL] {
+        let options = ConnOptions { rtr, ..ConnOptions::default() };
+        let (client, server) = pair_of(End::new(), End::new(), &options);
+        for (a, b) in [(&client, &server), (&server, &client)] {
+            let op = SendOp::FetchAdd { remote: b.remote(8), add: 1, mask: 0 };
+            a.op(1, op, 0, 8);
+            a.sent_ok(1);
+        }
+    }
+}
+
+#[test]
+fn two_of_ours_know_each_other_without_rtr_and_at_revision_1() {
+    for options in [
+        ConnOptions { peer_to_peer: false, ..ConnOptions::default() },
+        ConnOptions { revision: Revision::One, ..ConnOptions::default() },
+        ConnOptions { markers: true, ..ConnOptions::default() },
+    ] {
+        let (client, server) = pair_of(End::new(), End::new(), &options);
+        let op = SendOp::FetchAdd { remote: server.remote(8), add: 1, mask: 0 };
+        client.op(1, op, 0, 8);
+        client.sent_ok(1);
+    }
+}
+
+/// The answer to the RTR Read may arrive before the answer to the hello.
+#[test]
+fn the_answer_to_an_rtr_read_does_not_make_a_peer_foreign() {
+    // What one of ours answers, learnt from one of ours: hello in, answer out.
+    let teacher = End::new();
+    let (mut oracle, _) = responder_with(&teacher, &recognising(), &with(request(2), enhanced(4, 4)));
+    let options = ConnOptions { peer_to_peer: true, rtr: READ, ..recognising() };
+    let end = End::new();
+    let (mut peer, _) = initiator_opt(&end, &options, |_| with(reply(2), asks(READ)));
+    let rtr = peer.next().unwrap().read_request();
+    let hello = peer.next().unwrap();
+    oracle.fpdu(&hello.ulpdu);
+    let answer = oracle.next().unwrap();
+    peer.fpdu(&tagged(Opcode::ReadResponse, rtr.sink_stag.0, rtr.sink_to, true, b""));
+    end.op(1, SendOp::FetchAdd { remote: verbs::Remote::default(), add: 1, mask: 0 }, 0, 8);
+    end.recv(2, 0, 64);
+    std::thread::sleep(Duration::from_millis(20));
+    peer.fpdu(&answer.ulpdu);
+    assert_eq!(peer.expect_fpdu().opcode(), Opcode::AtomicRequest);
+}
+
+#[test]
+fn responder_takes_a_foreign_initiator_for_what_it_is() {
+    for rtr in [false, true] {
+        let end = End::new();
+        let (options, data) = if rtr {
+            (ConnOptions { peer_to_peer: true, ..recognising() }, asks(RtrKinds::ALL))
+        } else {
+            (recognising(), enhanced(4, 4))
+        };
+        let (mut peer, _) = responder_with(&end, &options, &with(request(2), data));
+        peer.empty_write();
+        end.established();
+        assert!(is_foreign(&end));
+    }
+    // A Send instead of a hello.
+    let end = End::new();
+    end.recv(1, 0, 64);
+    let (mut peer, _) = responder_with(&end, &recognising(), &with(request(2), enhanced(4, 4)));
+    peer.send(b"x");
+    end.established();
+    assert!(is_foreign(&end));
+    // An RTR Send and then silence.
+    let end = End::new();
+    let options = ConnOptions { peer_to_peer: true, ..recognising() };
+    let (mut peer, _) = responder_with(&end, &options, &with(request(2), asks(SEND)));
+    peer.send(b"");
+    end.established();
+    assert!(is_foreign(&end));
+}
+
+#[test]
+fn recognition_off_says_nothing_and_assume_needs_no_answer() {
+    let end = End::new();
+    let mut peer = crate::common::initiator(&end);
+    assert!(is_foreign(&end));
+    peer.expect_terminate(0, 0, 0);
+    let end = End::new();
+    let options = ConnOptions { recognition: Recognition::Assume, ..plain() };
+    let (mut peer, _) = initiator_opt(&end, &options, |_| with(reply(2), enhanced(4, 4)));
+    end.op(1, SendOp::FetchAdd { remote: verbs::Remote::default(), add: 1, mask: 0 }, 0, 8);
+    assert_eq!(peer.next().unwrap().opcode(), Opcode::AtomicRequest);
+    end.op(2, SendOp::SendImm { imm: 1 }, 0, 8);
+    // Send with immediate is nobody's but ours.
+    let wc = end.sent();
+    assert_ne!(wc.status, verbs::WcStatus::Success);
+}
+
+#[test]
+fn queue_pair_that_is_made_bigger_than_its_limits_is_refused() {
+    let end = End::made(Make::default());
+    let limits = end.device.limits().clone();
+    let cap = verbs::QpCap { max_send_wr: limits.max_qp_wr + 1, ..verbs::QpCap::default() };
+    let init = verbs::QpInit {
+        send_cq: end.scq.clone(),
+        recv_cq: end.rcq.clone(),
+        srq: None,
+        cap,
+        signal_all: true,
+    };
+    assert!(matches!(end.pd.create_qp(init), Err(Error::Limit { .. })));
+}
