@@ -54,7 +54,7 @@ pub async fn drive(device: Device) -> io::Result<()> {
             ready = set.readable() => {
                 let mut ready = ready?;
                 // The descriptor is watched edge-triggered: it may only be called quiet when the stack has nothing more.
-                let quiet = (0..ROUNDS).any(|_| !driver.pump_events());
+                let quiet = (0..ROUNDS).any(|_| driver.pump_events() == Some(false));
                 if quiet {
                     ready.clear_ready();
                 } else {

@@ -155,11 +155,9 @@ impl Driver {
         self.core.try_lock().map(|core| Busy { driver: self, core: Some(core) })
     }
 
-    /// Pumps once if nobody else does.
-    pub(crate) fn try_pump(self: &Arc<Self>) -> bool {
-        let Some(mut busy) = self.try_lock() else { return false };
-        busy.pump();
-        true
+    /// Pumps once if nobody else does. Returns how much was done.
+    pub(crate) fn try_pump(self: &Arc<Self>) -> usize {
+        self.try_lock().map_or(0, |mut busy| busy.pump())
     }
 
     /// Pumps only the streams that rang, without looking at the network: what a post does.

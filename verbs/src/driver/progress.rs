@@ -28,6 +28,12 @@ const DEFER: Duration = Duration::from_micros(50);
 /// The background thread looks this often whether the leader has changed before it stops looking.
 const FOLLOW_TICKS: u32 = 10;
 
+/// After octets moved, a driving thread looks again for this long before it sleeps: what belongs together comes within it, and
+/// a sleep and its wake-up cost as much.
+const LINGER: Duration = Duration::from_micros(20);
+/// Looks in one go; then roles and the driver's life are looked at again.
+const LINGER_LOOKS: usize = 256;
+
 const NEVER: u64 = u64::MAX;
 
 #[derive(Default)]
@@ -161,6 +167,11 @@ impl Shared {
         }
     }
 
+    /// Whether a thread or task of the application leads.
+    fn is_led(&self) -> bool {
+        matches!(self.roles.lock().leader, Leader::App(_))
+    }
+
     fn unfollow(&self, parker: &Arc<Parker>) {
         self.roles.lock().followers.retain(|p| !Arc::ptr_eq(p, parker));
     }
@@ -226,19 +237,26 @@ impl Driver {
         };
         let waker = Waker::from(Arc::clone(&parker));
         let mut cx = Context::from_waker(&waker);
+        // Led from the first sleep to the return: handing the lead over at every wake-up would wake two threads for each.
+        let mut lead = None;
         loop {
             parker.reset();
             if let Poll::Ready(value) = poll(&mut cx) {
                 return Some(value);
             }
-            self.try_pump();
+            let moved = self.try_pump() > 0;
             if parker.is_notified() {
+                continue;
+            }
+            // A follower does not linger: one thread that drives is enough.
+            if moved && (lead.is_some() || !self.sleepers.0.is_led()) {
+                self.linger(|| parker.is_notified());
                 continue;
             }
             if deadline.is_some_and(|at| Instant::now() >= at) {
                 return None;
             }
-            self.sleep(&parker, deadline);
+            self.sleep(&parker, deadline, &mut lead);
         }
     }
 
@@ -260,13 +278,21 @@ impl Driver {
         }
     }
 
-    fn sleep(self: &Arc<Self>, parker: &Arc<Parker>, deadline: Option<Instant>) {
-        let shared = &self.sleepers.0;
+    fn sleep<'a>(
+        self: &'a Arc<Self>,
+        parker: &Arc<Parker>,
+        deadline: Option<Instant>,
+        lead: &mut Option<Lead<'a>>,
+    ) {
+        let shared = &*self.sleepers.0;
         if shared.manual {
             std::thread::yield_now();
             return;
         }
-        if !shared.lead(parker) {
+        if lead.is_none() {
+            *lead = shared.lead(parker).then_some(Lead(shared));
+        }
+        if lead.is_none() {
             parker.sleep(None, deadline);
             shared.unfollow(parker);
             return;
@@ -278,21 +304,52 @@ impl Driver {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
             };
-            if parker.sleep(shared.set.as_ref().map(|fd| fd.as_fd()), until) {
-                let _ = self.pump_events();
+            let readable = parker.sleep(shared.set.as_ref().map(|fd| fd.as_fd()), until);
+            if readable && self.pump_events().is_none() {
+                // Somebody else drives at the moment; the set stays readable until he has served it.
+                parker.sleep(None, Some(Instant::now() + LEASE));
             }
         }
-        shared.leave();
     }
 
-    /// A pump that asks the stack: after its descriptor was readable. True when the stack may have more.
-    pub(crate) fn pump_events(self: &Arc<Self>) -> bool {
-        let Some(mut busy) = self.try_lock() else { return true };
+    /// Pumps on while octets move, and [`LINGER`] longer, until `stop`.
+    fn linger(self: &Arc<Self>, stop: impl Fn() -> bool) {
+        if self.sleepers.0.manual {
+            return;
+        }
+        let mut last = Instant::now();
+        for _ in 0..LINGER_LOOKS {
+            if stop() {
+                return;
+            }
+            if self.try_pump() > 0 {
+                last = Instant::now();
+            } else if last.elapsed() >= LINGER {
+                return;
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// A pump that asks the stack: after its descriptor was readable. `Some(true)` when the stack may have more, none when
+    /// another thread drives.
+    pub(crate) fn pump_events(self: &Arc<Self>) -> Option<bool> {
+        let mut busy = self.try_lock()?;
         let (core, driver) = busy.parts();
         core.look_at_clock();
         let events = core.serve_events(driver);
         core.pump(driver);
-        events > 0
+        Some(events > 0)
+    }
+}
+
+/// The lead of a thread, until dropped.
+struct Lead<'a>(&'a Shared);
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }
 
@@ -345,7 +402,7 @@ fn background(shared: &Shared, driver: &Weak<Driver>) {
         if shared.deferred.load(Ordering::SeqCst) {
             std::thread::sleep(DEFER);
             shared.deferred.store(false, Ordering::SeqCst);
-            pump(driver, false);
+            drive(shared, driver, false);
         } else if let Some(wait) = follow(shared, &mut habits) {
             shared.background.sleep(None, wait);
         } else {
@@ -406,15 +463,17 @@ fn lead(shared: &Shared, driver: &Weak<Driver>) {
     };
     // While somebody polls the arrival belongs to the thread that polls; with another leader, to it.
     if mine && !shared.polled.load(Ordering::SeqCst) {
-        pump(driver, readable);
+        drive(shared, driver, readable);
     }
 }
 
-fn pump(driver: &Weak<Driver>, ask: bool) {
+fn drive(shared: &Shared, driver: &Weak<Driver>, readable: bool) {
     let Some(driver) = driver.upgrade() else { return };
-    if ask {
-        let _ = driver.pump_events();
-    } else {
+    if !readable {
         driver.try_pump();
+    } else if driver.pump_events().is_some() {
+        driver.linger(|| shared.polled.load(Ordering::SeqCst) || shared.is_led());
+    } else {
+        shared.background.sleep(None, Some(Instant::now() + LEASE));
     }
 }
