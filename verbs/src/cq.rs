@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
+/// Completions taken under one locking.
+const BATCH: usize = 16;
+
 /// What raises the next event of a completion queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arm {
@@ -153,21 +156,33 @@ impl Cq {
         self.poll_with(max, |wc| out.push(wc))
     }
 
-    /// Takes completions without driving the device.
+    /// Takes completions without driving the device. `each` is called without the queue's lock: it may post.
     pub(crate) fn pop(&self, max: usize, each: &mut impl FnMut(Wc)) -> usize {
-        if self.queued.load(Ordering::Acquire) == 0 {
-            return 0;
-        }
-        let mut inner = self.inner.lock();
-        let count = max.min(inner.ring.len());
-        for cqe in inner.ring.drain(..count) {
-            if let Some((report, seq)) = cqe.report {
-                report.seen(seq);
+        // What `each` brings about is for the next call.
+        let max = max.min(self.queued.load(Ordering::Acquire));
+        let mut taken = 0;
+        while taken < max {
+            let mut batch = [const { None }; BATCH];
+            let mut count = 0;
+            {
+                let mut inner = self.inner.lock();
+                let wanted = (max - taken).min(inner.ring.len()).min(BATCH);
+                for (place, cqe) in batch.iter_mut().zip(inner.ring.drain(..wanted)) {
+                    if let Some((report, seq)) = cqe.report {
+                        report.seen(seq);
+                    }
+                    *place = Some(cqe.wc);
+                    count += 1;
+                }
+                self.queued.store(inner.ring.len(), Ordering::Release);
             }
-            each(cqe.wc);
+            batch.into_iter().flatten().for_each(&mut *each);
+            taken += count;
+            if count < BATCH {
+                break;
+            }
         }
-        self.queued.store(inner.ring.len(), Ordering::Release);
-        count
+        taken
     }
 
     /// Asks for one event at the next completion (`ibv_req_notify_cq`). Poll once more after arming: what completed before

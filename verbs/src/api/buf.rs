@@ -105,7 +105,7 @@ impl Pd {
         let len = buf.len();
         // SAFETY: `IoBuf` promises `len` octets at a stable address while `buf` lives, and `Mr` drops the region before the
         // buffer. Exclusive: the octets are given out as a slice only while the `Mr` is not inside an operation. A buffer that
-        // is not `IoBufMut` is registered without LOCAL_WRITE below, and only operations that read it take it.
+        // is not `IoBufMut` is taken only by operations that read it.
         let memory = unsafe { Memory::borrowed(buf.as_ptr().cast_mut(), len) };
         match self.register_raw(memory, buf.as_ptr() as u64, Access::LOCAL_WRITE) {
             Ok(raw) => Ok(Mr { raw, buf, range: 0..len }),

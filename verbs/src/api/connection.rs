@@ -3,7 +3,7 @@
 use crate::api::buf::{IoBuf, IoBufMut, Mr};
 use crate::api::message::Message;
 use crate::api::op::{Op, WcError};
-use crate::api::router::{AnyBuffer, Request, Ring, Router};
+use crate::api::router::{AnyBuffer, OpDone, Request, Ring, Router};
 use crate::cm::{self, CmChannel, CmEvent, CmEventKind, ConnInfo, Ending};
 use crate::cq::CqOptions;
 use crate::device::Device;
@@ -18,7 +18,9 @@ use ddp::STag;
 use mem::{Access, Memory};
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 /// What a connection of the safe API is made with.
 #[derive(Clone, Debug)]
@@ -287,15 +289,20 @@ impl Connection {
         poll_fn(|cx| self.router.poll_ended(cx)).await
     }
 
-    /// A request without memory.
-    pub(super) fn local_request(
+    /// A request without memory. `kept` is what it works on: it lives until the request is over, whoever waits.
+    pub(super) async fn local_request<T: Send + 'static>(
         &self,
         op: SendOp,
-    ) -> impl Future<Output = std::result::Result<Wc, WcError>> + use<> {
+        kept: T,
+    ) -> (std::result::Result<Wc, WcError>, T) {
         let request = Request { op, sges: Vec::new(), flags: SendFlags::empty() };
-        let router = Arc::clone(&self.router);
-        let ticket = router.submit(request, Box::new(()));
-        async move { poll_fn(|cx| router.poll_op(ticket, cx)).await.0 }
+        let ticket = self.router.submit(request, Box::new(kept));
+        let waiting = Waiting { router: &self.router, ticket, over: false };
+        let (result, kept) = waiting.await;
+        match kept.downcast::<T>() {
+            Ok(kept) => (result, *kept),
+            Err(_) => unreachable!("the ticket was made with a T"),
+        }
     }
 
     fn start<B: IoBuf>(&self, op: SendOp, buffer: Mr<B>) -> Op<B> {
@@ -330,6 +337,31 @@ impl Connection {
             Err(error) => self.router.submit_failed(error, buffer),
         };
         Op::new(Arc::clone(&self.router), ticket)
+    }
+}
+
+/// A request of the engine's own that somebody waits for.
+struct Waiting<'a> {
+    router: &'a Router,
+    ticket: u64,
+    over: bool,
+}
+
+impl Future for Waiting<'_> {
+    type Output = OpDone;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpDone> {
+        let done = self.router.poll_op(self.ticket, cx);
+        self.over = done.is_ready();
+        done
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if !self.over {
+            self.router.detach(self.ticket);
+        }
     }
 }
 

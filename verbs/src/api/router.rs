@@ -10,12 +10,13 @@ use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::mr::RawMr;
-use crate::qp::Qp;
+use crate::qp::{Doorbell, Qp};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SendFlags, SendOp, SendWr, Sge};
 use parking_lot::Mutex;
 use slab::Slab;
 use std::any::Any;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,8 +81,8 @@ pub(super) struct Router {
     cq: Arc<Cq>,
     ops: Mutex<Ops>,
     inbox: Mutex<Inbox>,
-    /// Held while draining and while posting. A post may complete requests at once and so call the notifier on this very
-    /// thread: the notifier finds the gate closed, leaves a note in `again`, and whoever holds the gate drains once more.
+    /// Held while draining and while queueing requests, never while foreign code runs. A notifier that finds the gate closed
+    /// leaves a note in `again`, and whoever holds the gate drains once more.
     gate: Mutex<()>,
     again: AtomicBool,
     pub(super) ring: Ring,
@@ -91,14 +92,72 @@ pub(super) struct Router {
     notifier: Waker,
 }
 
+/// What is due after a round, when no lock is held any more: all of it may run foreign code.
+#[derive(Default)]
+struct Due {
+    wakers: Vec<Waker>,
+    /// Operations that nobody waits for, over.
+    freed: Vec<Slot>,
+    doorbells: Vec<Doorbell>,
+}
+
+impl Due {
+    fn settle(self, qp: &Qp) {
+        let Self { wakers, freed, doorbells } = self;
+        for doorbell in doorbells {
+            qp.ring(doorbell);
+        }
+        drop(freed);
+        for waker in wakers {
+            waker.wake();
+        }
+    }
+}
+
 /// What the engine wakes when a completion is pushed.
 struct Notifier(Weak<Router>);
 
+/// Notifiers that may be at work inside each other on one thread: a doorbell that completes requests at once wakes the next.
+const NESTED: usize = 8;
+
+thread_local! {
+    /// Notifiers at work on this thread, and the routers that were put off because there were too many.
+    static NOTIFIED: RefCell<(usize, VecDeque<Arc<Router>>)> = const { RefCell::new((0, VecDeque::new())) };
+}
+
 impl Wake for Notifier {
     fn wake(self: Arc<Self>) {
-        if let Some(router) = self.0.upgrade() {
-            router.drain();
+        let Some(router) = self.0.upgrade() else { return };
+        // `Some` when this notifier is to do the work itself.
+        let turn = NOTIFIED.try_with(|notified| {
+            let (depth, put_off) = &mut *notified.borrow_mut();
+            if *depth == NESTED {
+                put_off.push_back(Arc::clone(&router));
+                return None;
+            }
+            *depth += 1;
+            Some(Turn)
+        });
+        match turn {
+            Ok(None) => {}
+            Ok(Some(_turn)) => {
+                router.drain();
+                while let Some(router) = NOTIFIED.with(|notified| notified.borrow_mut().1.pop_front()) {
+                    router.drain();
+                }
+            }
+            // The thread ends.
+            Err(_) => router.drain(),
         }
+    }
+}
+
+/// One notifier at work on this thread.
+struct Turn;
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let _ = NOTIFIED.try_with(|notified| notified.borrow_mut().0 -= 1);
     }
 }
 
@@ -158,15 +217,17 @@ impl Router {
 
     /// Takes an operation in: posts it if there is room, else lets it wait.
     pub(super) fn submit(self: &Arc<Self>, request: Request, buffer: AnyBuffer) -> u64 {
+        let mut due = Due::default();
         let gate = self.gate.lock();
         let key = {
             let mut ops = self.ops.lock();
             let key = ops.slots.insert(Slot { state: State::Waiting(request), buffer, waker: None });
             ops.waiting.push_back(key);
-            self.post_waiting(&mut ops);
+            self.post_waiting(&mut ops, &mut due);
             key
         };
         drop(gate);
+        due.settle(&self.qp);
         if self.again.load(Ordering::SeqCst) {
             self.drain();
         }
@@ -180,7 +241,7 @@ impl Router {
     }
 
     /// Posts waiting operations while there is room. The gate is held.
-    fn post_waiting(&self, ops: &mut Ops) {
+    fn post_waiting(&self, ops: &mut Ops, due: &mut Due) {
         while ops.room > 0
             && let Some(key) = ops.waiting.pop_front()
         {
@@ -195,16 +256,16 @@ impl Router {
             // SAFETY: the elements lie in `slot.buffer`, an `Mr` that stays in this slot until the completion was taken (or
             // the queue pair was dropped, which happens before the slots are); nobody can reach its octets meanwhile. Inline
             // data lies in the slot's buffer too.
-            match unsafe { self.qp.post_send([wr]) } {
+            let (posted, doorbell) = unsafe { self.qp.queue_send([wr]) };
+            due.doorbells.push(doorbell);
+            match posted {
                 Ok(()) => {
                     slot.state = State::Posted;
                     ops.room -= 1;
                 }
                 Err(refused) => {
                     slot.state = State::Done(Err(WcError::Refused(refused.error)));
-                    if let Some(waker) = slot.waker.take() {
-                        waker.wake();
-                    }
+                    due.wakers.extend(slot.waker.take());
                 }
             }
         }
@@ -215,10 +276,10 @@ impl Router {
         if let Some(done) = ops.take_done(ticket) {
             return Poll::Ready(done);
         }
-        if let Some(slot) = ops.slots.get_mut(ticket as usize) {
-            slot.waker = Some(cx.waker().clone());
-        }
+        let waker = Some(cx.waker().clone());
+        let before = ops.slots.get_mut(ticket as usize).map(|slot| std::mem::replace(&mut slot.waker, waker));
         drop(ops);
+        drop(before);
         // The completion may be in the queue already; draining also renews the notifier.
         self.drain();
         match self.ops.lock().take_done(ticket) {
@@ -234,9 +295,15 @@ impl Router {
         match slot.state {
             State::Posted => {
                 slot.state = State::Detached;
-                slot.waker = None;
+                let waker = slot.waker.take();
+                drop(ops);
+                drop(waker);
             }
             State::Waiting(_) | State::Done(_) | State::Detached => {
+                if matches!(slot.state, State::Waiting(_)) {
+                    // The slot's next tenant waits for its own turn, not for this one.
+                    ops.waiting.retain(|key| *key != ticket as usize);
+                }
                 let slot = ops.slots.remove(ticket as usize);
                 drop(ops);
                 drop(slot);
@@ -266,7 +333,7 @@ impl Router {
 
     /// Moves completions to where they belong, until none is left and the notifier is registered.
     fn drain(&self) {
-        let mut due = Vec::new();
+        let mut due = Due::default();
         self.again.store(true, Ordering::SeqCst);
         // The holder of the gate looks at `again` after opening it, so a failed try loses nothing.
         while self.again.load(Ordering::SeqCst)
@@ -276,13 +343,12 @@ impl Router {
                 self.drain_once(&mut due);
             }
             drop(gate);
-        }
-        for waker in due {
-            waker.wake();
+            // A doorbell may complete requests at once, and so ask for another round.
+            std::mem::take(&mut due).settle(&self.qp);
         }
     }
 
-    fn drain_once(&self, due: &mut Vec<Waker>) {
+    fn drain_once(&self, due: &mut Due) {
         let mut wcs = Vec::new();
         loop {
             // The queue's lock is let go before requests are posted in turn.
@@ -297,43 +363,39 @@ impl Router {
         }
     }
 
-    fn route(&self, wc: Wc, due: &mut Vec<Waker>) {
+    fn route(&self, wc: Wc, due: &mut Due) {
         if wc.wr_id & SEND != 0 {
             self.send_done(wc, due);
         } else if wc.status == WcStatus::Success {
             let mut inbox = self.inbox.lock();
             inbox.messages.push_back(wc);
-            due.append(&mut inbox.wakers);
+            due.wakers.append(&mut inbox.wakers);
         } else {
             let mut inbox = self.inbox.lock();
             let (status, reason, peer) = (wc.status, wc.reason, self.peer());
             inbox.closed.get_or_insert(WcError::Completed { status, reason, peer });
-            due.append(&mut inbox.wakers);
+            due.wakers.append(&mut inbox.wakers);
         }
     }
 
-    fn send_done(&self, wc: Wc, due: &mut Vec<Waker>) {
+    fn send_done(&self, wc: Wc, due: &mut Due) {
         let key = (wc.wr_id & !SEND) as usize;
         let mut ops = self.ops.lock();
         ops.room += 1;
         let peer = self.peer();
-        let mut free = None;
         if let Some(slot) = ops.slots.get_mut(key) {
             if matches!(slot.state, State::Detached) {
-                free = ops.slots.try_remove(key);
+                due.freed.extend(ops.slots.try_remove(key));
             } else {
                 let result = match wc.status {
                     WcStatus::Success => Ok(wc),
                     status => Err(WcError::Completed { status, reason: wc.reason, peer }),
                 };
                 slot.state = State::Done(result);
-                due.extend(slot.waker.take());
+                due.wakers.extend(slot.waker.take());
             }
         }
-        self.post_waiting(&mut ops);
-        drop(ops);
-        // The buffer's region is deregistered outside of the lock.
-        drop(free);
+        self.post_waiting(&mut ops, due);
     }
 
     /// How the connection ended, once it has.

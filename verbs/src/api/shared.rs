@@ -135,12 +135,11 @@ impl SharedMr {
             length: remote.len,
             access,
         };
-        connection.local_request(SendOp::Bind(bind)).await.map_err(|_| Error::NotConnected)?;
-        Ok(Grant {
-            remote: RemoteMr { rkey: window.stag().0, ..remote },
-            _window: window,
-            _memory: self.clone(),
-        })
+        // Window and memory stay until the request is over: a bind that meets neither any more ends the connection.
+        let kept = (window, self.clone());
+        let (result, (window, memory)) = connection.local_request(SendOp::Bind(bind), kept).await;
+        result.map_err(|_| Error::NotConnected)?;
+        Ok(Grant { remote: RemoteMr { rkey: window.stag().0, ..remote }, _window: window, _memory: memory })
     }
 }
 

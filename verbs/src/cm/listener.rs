@@ -300,6 +300,8 @@ impl ConnRequest {
             return Err(Error::Foreign { what: "queue pair", of: "device" });
         }
         let driver = Arc::clone(&self.driver);
+        // Dropped after the core.
+        let mut channel_before = None;
         let mut busy = driver.lock();
         let (core, driver) = busy.parts();
         let state = inner.state();
@@ -313,22 +315,19 @@ impl ConnRequest {
         let accepted = core
             .with_conn(driver, self.token, |conn, env| {
                 if let Some(channel) = channel {
-                    conn.cm.migrate(channel);
+                    channel_before = Some(conn.cm.migrate(channel));
                 }
                 conn.accept(&inner, &options, private_data, env)
             })
             .unwrap_or(Err(Error::NotConnected));
-        match accepted {
-            Ok(()) => {
-                self.decided = true;
-                Ok(self.id)
-            }
-            Err(error) => {
-                inner.attrs.lock().conn = None;
-                drop(busy);
-                Err(error)
-            }
+        if accepted.is_err() {
+            inner.attrs.lock().conn = None;
         }
+        drop(busy);
+        drop(channel_before);
+        accepted?;
+        self.decided = true;
+        Ok(self.id)
     }
 
     /// Rejects, with private data for the peer.

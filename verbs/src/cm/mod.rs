@@ -107,9 +107,9 @@ impl CmSide {
         }
     }
 
-    /// Later events go to another channel.
-    fn migrate(&mut self, channel: &Arc<CmChannel>) {
-        self.channel = Arc::clone(channel);
+    /// Later events go to another channel. Returns the one before, to be dropped without a lock: its wakers are foreign code.
+    fn migrate(&mut self, channel: &Arc<CmChannel>) -> Arc<CmChannel> {
+        std::mem::replace(&mut self.channel, Arc::clone(channel))
     }
 
     /// Nobody is told anything more.

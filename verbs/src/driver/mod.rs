@@ -199,6 +199,15 @@ impl Busy<'_> {
         core.pump(driver)
     }
 
+    /// A round that asks the stack first. Returns how much news it had.
+    pub(crate) fn ask(&mut self) -> usize {
+        let (core, driver) = self.parts();
+        core.look_at_clock();
+        let events = core.serve_events(driver);
+        core.pump(driver);
+        events
+    }
+
     fn flush(&mut self) {
         let (core, driver) = self.parts();
         core.serve_ready(driver);
@@ -208,10 +217,13 @@ impl Busy<'_> {
         if let Some(mut core) = self.core.take() {
             let mut wakes = std::mem::take(&mut core.wakes);
             let trash = std::mem::take(&mut core.trash);
-            let next_timer = core.timers.next();
+            // Told while the core is held: a deadline that another thread adds meanwhile is not to be overwritten.
+            let earlier = self.driver.sleepers.timer_at(core.timers.next());
             drop(core);
+            if earlier {
+                self.driver.sleepers.wake();
+            }
             drop(trash);
-            self.driver.sleepers.timer_at(next_timer);
             wakes.give();
         }
     }

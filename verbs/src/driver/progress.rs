@@ -91,14 +91,18 @@ impl Sleepers {
         })))
     }
 
-    /// The streams' next deadline, as the pump left it.
-    pub(crate) fn timer_at(&self, next: Option<Instant>) {
+    /// The streams' next deadline, as the pump left it; the core is held. True when a sleeper must be woken, as it is earlier
+    /// than the one before.
+    pub(crate) fn timer_at(&self, next: Option<Instant>) -> bool {
         let shared = &self.0;
         let at = next.map_or(NEVER, |at| shared.since_base(at));
         let before = shared.timer.swap(at, Ordering::SeqCst);
-        if at < before && !shared.manual {
-            shared.wake_sleeper();
-        }
+        at < before && !shared.manual
+    }
+
+    /// Wakes the thread whose sleep the streams depend on.
+    pub(crate) fn wake(&self) {
+        self.0.wake_sleeper();
     }
 }
 
@@ -172,6 +176,14 @@ impl Shared {
         matches!(self.roles.lock().leader, Leader::App(_))
     }
 
+    /// Whether this very thread leads already: it waits inside another wait of its own, in a waker or a future.
+    fn is_led_by(&self, parker: &Arc<Parker>) -> bool {
+        match &self.roles.lock().leader {
+            Leader::App(waker) => waker.data() == Arc::as_ptr(parker).cast(),
+            Leader::Background | Leader::None => false,
+        }
+    }
+
     fn unfollow(&self, parker: &Arc<Parker>) {
         self.roles.lock().followers.retain(|p| !Arc::ptr_eq(p, parker));
     }
@@ -237,6 +249,8 @@ impl Driver {
         };
         let waker = Waker::from(Arc::clone(&parker));
         let mut cx = Context::from_waker(&waker);
+        // The thread may be inside another wait, whose wake-ups are forgotten here: it looks again.
+        let _outer = NotifyOnDrop(&parker);
         // Led from the first sleep to the return: handing the lead over at every wake-up would wake two threads for each.
         let mut lead = None;
         loop {
@@ -289,13 +303,13 @@ impl Driver {
             std::thread::yield_now();
             return;
         }
-        if lead.is_none() {
-            *lead = shared.lead(parker).then_some(Lead(shared));
-        }
-        if lead.is_none() {
-            parker.sleep(None, deadline);
-            shared.unfollow(parker);
-            return;
+        if lead.is_none() && !shared.is_led_by(parker) {
+            if !shared.lead(parker) {
+                parker.sleep(None, deadline);
+                shared.unfollow(parker);
+                return;
+            }
+            *lead = Some(Lead(shared));
         }
         // Whoever rang before we led may have seen nobody to wake.
         if !self.pending.load(Ordering::SeqCst) {
@@ -336,11 +350,16 @@ impl Driver {
     /// another thread drives.
     pub(crate) fn pump_events(self: &Arc<Self>) -> Option<bool> {
         let mut busy = self.try_lock()?;
-        let (core, driver) = busy.parts();
-        core.look_at_clock();
-        let events = core.serve_events(driver);
-        core.pump(driver);
-        Some(events > 0)
+        Some(busy.ask() > 0)
+    }
+}
+
+/// Wakes a thread's own parker when its wait is over, however it ends.
+struct NotifyOnDrop<'a>(&'a Parker);
+
+impl Drop for NotifyOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.notify();
     }
 }
 

@@ -209,6 +209,21 @@ impl Qp {
         self.0.post_send(wrs)
     }
 
+    /// As [`Qp::post_send`] up to the doorbell, which [`Qp::ring`] gives: it runs wakers, so locks are let go between the two.
+    ///
+    /// # Safety
+    /// As for [`Qp::post_send`].
+    pub(crate) unsafe fn queue_send<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = SendWr<'a>>,
+    ) -> (std::result::Result<(), PostError>, Doorbell) {
+        self.0.queue_send(wrs)
+    }
+
+    pub(crate) fn ring(&self, doorbell: Doorbell) {
+        doorbell.ring(&self.0);
+    }
+
     /// Posts receives in order.
     ///
     /// # Safety
@@ -299,6 +314,27 @@ fn unused_num(driver: &Driver) -> u32 {
     }
 }
 
+/// What is left to do of a post once the requests are in the queue: it may run foreign code, so no lock may be held.
+#[must_use = "without it nobody serves the requests"]
+pub(crate) struct Doorbell {
+    wakes: Wakes,
+    token: Option<Token>,
+    go: bool,
+}
+
+impl Doorbell {
+    fn ring(mut self, qp: &QpInner) {
+        self.wakes.give();
+        let Some(token) = self.token else { return };
+        qp.driver.ring(token);
+        if self.go {
+            qp.driver.try_flush();
+        } else {
+            qp.driver.deferred();
+        }
+    }
+}
+
 impl QpInner {
     pub(crate) fn state(&self) -> QpState {
         QpState::from_raw(self.state.load(Ordering::Acquire))
@@ -321,6 +357,15 @@ impl QpInner {
     }
 
     fn post_send<'a>(&self, wrs: impl IntoIterator<Item = SendWr<'a>>) -> std::result::Result<(), PostError> {
+        let (result, doorbell) = self.queue_send(wrs);
+        doorbell.ring(self);
+        result
+    }
+
+    fn queue_send<'a>(
+        &self,
+        wrs: impl IntoIterator<Item = SendWr<'a>>,
+    ) -> (std::result::Result<(), PostError>, Doorbell) {
         let mut wakes = Wakes::default();
         let mut sq = self.sq.lock();
         let at_once = sq.all_seen();
@@ -343,19 +388,8 @@ impl QpInner {
             sq.unpumped = 0;
         }
         drop(sq);
-        wakes.give();
-        if posted > 0
-            && mode == SqMode::Running
-            && let Some(token) = self.conn()
-        {
-            self.driver.ring(token);
-            if go {
-                self.driver.try_flush();
-            } else {
-                self.driver.deferred();
-            }
-        }
-        result
+        let token = if posted > 0 && mode == SqMode::Running { self.conn() } else { None };
+        (result, Doorbell { wakes, token, go })
     }
 
     fn post_one(&self, sq: &mut SendQueue, wr: &SendWr<'_>) -> Result<()> {

@@ -18,7 +18,7 @@ mod teardown;
 mod tx;
 
 pub(crate) use conn::{Conn, Phase};
-pub(crate) use handle::QpInner;
+pub(crate) use handle::{Doorbell, QpInner};
 pub use handle::{Path, Qp, QpAttr, QpCap, QpInit};
 pub(crate) use out_queue::SendError;
 pub(crate) use peer::Peer;

@@ -47,6 +47,8 @@ pub(crate) struct Rx {
     only_rtr: bool,
     /// Octets counted against the driver's pool.
     pub(crate) counted: usize,
+    /// The stream is not read until others let go of octets they hold; a timer looks again.
+    starved: bool,
 }
 
 impl Rx {
@@ -64,7 +66,13 @@ impl Rx {
             first_seen: false,
             only_rtr: true,
             counted: 0,
+            starved: false,
         }
+    }
+
+    /// Whether news of the stream can be used. To ask for it otherwise would wake whoever drives again and again.
+    pub(crate) fn is_read(&self) -> bool {
+        self.parked.is_none() && !self.starved
     }
 
     /// Whether the stream is not read because a Send waits for a receive.
@@ -95,9 +103,9 @@ impl Conn {
             }
             self.deadlines[TimerKind::NoReceive as usize] = None;
         }
-        if self.inbox.is_empty() && !env.pool.has_room(crate::driver::RX_STAGING) {
+        self.rx.starved = self.inbox.is_empty() && !env.pool.has_room(crate::driver::RX_STAGING);
+        if self.rx.starved {
             self.set_timer(TimerKind::Retry, std::time::Duration::from_millis(1), env);
-            self.want(false, !self.out.is_empty())?;
             return Ok(false);
         }
         let staging = std::mem::take(&mut env.staging);

@@ -147,7 +147,7 @@ impl Conn {
             env.pool.give(std::mem::take(&mut self.out.staging));
         }
         self.close_when_done(env)?;
-        let read = !self.rx.is_stalled() && !self.fin.received;
+        let read = self.rx.is_read() && !self.fin.received;
         self.want(read, full || more)
     }
 

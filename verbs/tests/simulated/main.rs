@@ -1,6 +1,7 @@
 //! Two ends on a simulated link with a virtual clock: every operation, however the link cuts the octets up.
 
 mod cuts;
+mod drops;
 mod link;
 mod splits;
 mod timers;

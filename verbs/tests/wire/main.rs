@@ -2,8 +2,10 @@
 
 mod common;
 mod data;
+mod foreign;
 mod peer;
 mod progress;
 mod semantics;
 mod smoke;
 mod startup;
+mod stress;

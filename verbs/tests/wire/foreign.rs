@@ -1,0 +1,176 @@
+//! Foreign code inside the engine's calls: wakers that wait, waits inside waits, closures that post; and what starves.
+
+use crate::common::{End, initiator, loopback, next_event, pair, plain};
+use crate::peer::Port;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+use verbs::blocking::{Connection, Listener};
+use verbs::cm::CmEventKind;
+use verbs::{ConnOptions, ConnSettings, Device, DeviceOptions, Limits, WcStatus};
+
+fn connected(device: &Device, other: &Device) -> (Connection, Connection) {
+    let listener = Listener::bind(other, loopback(), &ConnOptions::default()).unwrap();
+    let (pd, other_pd) = (device.alloc_pd().unwrap(), other.alloc_pd().unwrap());
+    let settings = ConnSettings::default();
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| listener.accept(&other_pd, &settings).unwrap());
+        let client = Connection::connect(device, &pd, listener.local_addr(), &settings).unwrap();
+        (client, accepted.join().unwrap())
+    })
+}
+
+#[test]
+fn a_wait_inside_a_wait_keeps_the_outer_wake_up() {
+    let device = Device::open().unwrap();
+    let mut woken = false;
+    let outer = poll_fn(|cx| {
+        if std::mem::replace(&mut woken, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        device.block_on(async {});
+        Poll::Pending
+    });
+    let start = Instant::now();
+    assert_eq!(device.block_on_for(Duration::from_secs(5), outer), Some(()));
+    assert!(start.elapsed() < Duration::from_secs(4), "it slept until its deadline");
+}
+
+/// Waits for a message when woken, as a program without manners does.
+struct Waits(Connection, Mutex<mpsc::Sender<(bool, Duration)>>);
+
+impl Wake for Waits {
+    fn wake(self: Arc<Self>) {
+        let start = Instant::now();
+        let message = self.0.recv_timeout(Some(Duration::from_secs(5))).unwrap();
+        self.1.lock().unwrap().send((message.is_some(), start.elapsed())).unwrap();
+    }
+}
+
+#[test]
+fn a_waker_may_wait() {
+    let (a, b) = (Device::open().unwrap(), Device::open().unwrap());
+    let ((first, first_peer), (second, second_peer)) = (connected(&a, &b), connected(&a, &b));
+    let (tell, told) = mpsc::channel();
+    let waker = Waker::from(Arc::new(Waits(second, Mutex::new(tell))));
+    {
+        let mut recv = pin!(first.as_async().recv());
+        assert!(recv.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(200));
+            first_peer.send_copy(b"wake").unwrap();
+            std::thread::sleep(Duration::from_millis(200));
+            second_peer.send_copy(b"message").unwrap();
+        });
+        // This thread sleeps in the descriptor and gives the wake-up.
+        a.block_on_for(Duration::from_secs(1), std::future::pending::<()>());
+    });
+    let (message, waited) = told.recv_timeout(Duration::from_secs(10)).unwrap();
+    assert!(message && waited < Duration::from_secs(3), "nobody drove for {waited:?}");
+}
+
+/// Begins a connection with a short time-out when dropped.
+struct ConnectsWhenDropped(Arc<(End, Port)>);
+
+impl Wake for ConnectsWhenDropped {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for ConnectsWhenDropped {
+    fn drop(&mut self) {
+        let (end, port) = &*self.0;
+        end.connect(port.addr(), &ConnOptions { startup_timeout: Duration::from_millis(300), ..plain() });
+        // What TCP has to say of it is over: nothing but the deadline is left to wake anybody.
+        std::thread::sleep(Duration::from_millis(50));
+        end.device.pump();
+    }
+}
+
+#[test]
+fn a_deadline_set_while_a_connection_is_forgotten_counts() {
+    let mut old = End::new();
+    let new = End::on(&old.device);
+    let device = old.device.clone();
+    let port = Port::new();
+    let options = ConnOptions { close_timeout: Duration::from_secs(60), ..plain() };
+    old.connect(port.addr(), &options);
+    let mut peer = port.accept();
+    let request = peer.startup_frame();
+    let reply = crate::peer::with(crate::peer::reply(2), crate::peer::enhanced(4, 4));
+    peer.raw(&reply.emit());
+    peer.full(reply.crc || request.crc, request.markers, reply.markers);
+    old.established();
+    old.qp.modify(verbs::QpState::Err).unwrap();
+    old.ended();
+    let channel = new.channel.clone();
+    // It never answers.
+    let silent = Port::new();
+    let attempt = Arc::new((new, silent));
+    let waker = Waker::from(Arc::new(ConnectsWhenDropped(Arc::clone(&attempt))));
+    assert!(old.channel.poll_pop(&mut Context::from_waker(&waker)).is_pending());
+    drop(waker);
+    // From now on only the connection holds its channel: the waker is dropped with both.
+    old.channel = Arc::default();
+    std::thread::sleep(Duration::from_millis(20));
+    let start = Instant::now();
+    drop(peer);
+    // Nobody polls: the background thread alone must keep the deadline.
+    while channel.is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(4), "the connection attempt does not time out");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(matches!(next_event(&device, &channel), CmEventKind::Failed(_)));
+}
+
+#[test]
+fn what_a_poll_calls_may_post() {
+    let (done, over) = mpsc::channel();
+    std::thread::spawn(move || {
+        let (a, b) = pair();
+        for i in 0..64 {
+            b.recv(i, 0, 64);
+        }
+        a.send(0, 0, 8);
+        let start = Instant::now();
+        let mut next = 1;
+        while next < 40 {
+            a.scq.poll_with(4, |wc| {
+                assert_eq!(wc.status, WcStatus::Success);
+                a.send(next, 0, 8);
+                next += 1;
+            });
+            assert!(start.elapsed() < Duration::from_secs(10));
+        }
+        done.send(()).unwrap();
+    });
+    over.recv_timeout(Duration::from_secs(20))
+        .expect("the queue is not locked while completions are handed out");
+}
+
+fn thread_cpu() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a plain system call with a live buffer.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[test]
+fn a_stream_that_may_not_be_read_does_not_spin() {
+    let limits = Limits { max_held_octets: 0, ..Limits::default() };
+    let stack = Box::new(llp::tcp::TcpStack::new().unwrap());
+    let options = DeviceOptions { limits, ..DeviceOptions::default() };
+    let end = End::on(&Device::with_stack(stack, options).unwrap());
+    let mut peer = initiator(&end);
+    end.recv(1, 0, 64);
+    peer.send(b"not read");
+    std::thread::sleep(Duration::from_millis(50));
+    let before = thread_cpu();
+    end.device.block_on_for(Duration::from_millis(500), std::future::pending::<()>());
+    let used = thread_cpu() - before;
+    assert!(used < Duration::from_millis(150), "{used:?} of 500 ms");
+}
