@@ -3,10 +3,10 @@
 use crate::fail::{Failure, Result};
 use crate::stop::Stop;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::task::Poll;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use verbs::cm::{self, CmChannel, CmEventKind, ConnInfo, ConnRequest};
+use verbs::cm::{self, CmChannel, CmEventKind, ConnInfo, ConnRequest, Ending};
 use verbs::{
     ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, SendFlags, SendOp, SendWr,
     Sge, Srq, Wc, WcStatus,
@@ -55,11 +55,11 @@ pub(crate) struct Half {
 /// A standing connection.
 pub(crate) struct Link {
     pub(crate) device: Device,
-    pub(crate) pd: Pd,
     pub(crate) cq: Arc<Cq>,
     pub(crate) qp: Qp,
     pub(crate) info: ConnInfo,
     channel: Arc<CmChannel>,
+    ending: OnceLock<Ending>,
 }
 
 impl Half {
@@ -116,17 +116,17 @@ impl Half {
     }
 
     fn established(self, peer: SocketAddr, until: Until<'_>) -> Result<Link> {
-        let event = self.device.wait(until.deadline, |cx| match until.stop.map(|stop| stop.poll(cx)) {
-            Some(Poll::Ready(())) => Poll::Ready(None),
-            _ => self.channel.poll_pop(cx).map(|event| Some(event.kind)),
+        let event = self.device.wait(until.deadline, |cx| match until.poll(cx) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => self.channel.poll_pop(cx).map(|event| Some(event.kind)),
         });
         let info = match event.flatten() {
             Some(CmEventKind::Established(info)) => info,
             Some(CmEventKind::Failed(error)) => return Err(Failure::connecting(peer, &error)),
             _ => return Err(Failure::lost(peer, "the connection ended while it was set up")),
         };
-        let Self { device, pd, cq, qp, channel } = self;
-        Ok(Link { device, pd, cq, qp, info, channel })
+        let Self { device, cq, qp, channel, .. } = self;
+        Ok(Link { device, cq, qp, info, channel, ending: OnceLock::new() })
     }
 }
 
@@ -136,6 +136,16 @@ pub(crate) fn post_recvs(qp: &Qp, slots: impl IntoIterator<Item = (u64, Option<S
         let sges = sge.as_slice();
         // SAFETY: the commands look at a receive's part of a buffer only after its completion (`crate::memory::Buffer`).
         unsafe { qp.post_recv([RecvWr { wr_id: RECV | slot, sges }]) }?;
+    }
+    Ok(())
+}
+
+/// As [`post_recvs`], to a shared receive queue.
+pub(crate) fn post_srq(srq: &Srq, slots: impl IntoIterator<Item = (u64, Option<Sge>)>) -> Result<()> {
+    for (slot, sge) in slots {
+        let sges = sge.as_slice();
+        // SAFETY: as in `post_recvs`.
+        unsafe { srq.post_recv([RecvWr { wr_id: RECV | slot, sges }]) }?;
     }
     Ok(())
 }
@@ -171,9 +181,10 @@ pub(crate) fn completions(
         }
         match wait {
             Wait::Sleep => {
-                device.wait(until.deadline, |cx| match until.stop.map(|stop| stop.poll(cx)) {
-                    Some(Poll::Ready(())) => Poll::Ready(()),
-                    _ => cq.poll_ready(cx),
+                // Both are asked: each notes the waker.
+                device.wait(until.deadline, |cx| match (cq.poll_ready(cx), until.poll(cx)) {
+                    (Poll::Pending, Poll::Pending) => Poll::Pending,
+                    _ => Poll::Ready(()),
                 });
             }
             Wait::Spin if empty > SPINS => std::thread::yield_now(),
@@ -190,21 +201,36 @@ pub(crate) fn completions(
 pub(crate) struct Until<'a> {
     pub(crate) stop: Option<&'a Stop>,
     pub(crate) deadline: Option<Instant>,
+    /// The end of this connection: where nothing is posted on it, no completion tells.
+    pub(crate) ended: Option<&'a Link>,
 }
 
 impl<'a> Until<'a> {
-    pub(crate) const NEVER: Self = Self { stop: None, deadline: None };
+    pub(crate) const NEVER: Self = Self { stop: None, deadline: None, ended: None };
 
     pub(crate) fn stop(stop: &'a Stop) -> Self {
-        Self { stop: Some(stop), deadline: None }
+        Self { stop: Some(stop), ..Self::NEVER }
     }
 
     pub(crate) fn deadline(at: Instant) -> Self {
-        Self { stop: None, deadline: Some(at) }
+        Self { deadline: Some(at), ..Self::NEVER }
     }
 
-    fn is_over(&self) -> bool {
-        self.stop.is_some_and(Stop::is_set) || self.deadline.is_some_and(|at| Instant::now() >= at)
+    pub(crate) fn ended(self, link: &'a Link) -> Self {
+        Self { ended: Some(link), ..self }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.stop.is_some_and(Stop::is_set)
+            || self.deadline.is_some_and(|at| Instant::now() >= at)
+            || self.ended.is_some_and(|link| link.ending.get().is_some())
+    }
+
+    /// Ready when it is over, the deadline apart.
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let stop = self.stop.is_some_and(|stop| stop.poll(cx).is_ready());
+        let ended = self.ended.is_some_and(|link| link.poll_ending(cx).is_ready());
+        if stop || ended { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
@@ -226,17 +252,28 @@ impl Link {
 
     /// Whether the peer closed in order: how most connections of a server end.
     pub(crate) fn ended_in_order(&self, wc: &Wc) -> bool {
-        wc.status == WcStatus::Flushed
-            && wc.reason.is_none()
-            && self.ending(Duration::from_secs(1)) == Some(true)
+        let flushed = wc.status == WcStatus::Flushed && wc.reason.is_none();
+        flushed && self.wait_ending(Duration::from_secs(1)).is_some_and(|ending| ending.orderly)
     }
 
-    fn ending(&self, patience: Duration) -> Option<bool> {
-        let deadline = Instant::now().checked_add(patience);
-        let event = self.device.wait(deadline, |cx| self.channel.poll_pop(cx));
-        match event?.kind {
-            CmEventKind::Disconnected(ending) => Some(ending.orderly),
-            _ => None,
+    fn wait_ending(&self, patience: Duration) -> Option<Ending> {
+        self.device.wait(Instant::now().checked_add(patience), |cx| self.poll_ending(cx))
+    }
+
+    /// How the connection has ended.
+    fn poll_ending(&self, cx: &mut Context<'_>) -> Poll<Ending> {
+        loop {
+            if let Some(ending) = self.ending.get() {
+                return Poll::Ready(*ending);
+            }
+            match self.channel.poll_pop(cx) {
+                Poll::Ready(event) => {
+                    if let CmEventKind::Disconnected(ending) = event.kind {
+                        let _ = self.ending.set(ending);
+                    }
+                }
+                Poll::Pending => return Poll::Pending,
+            }
         }
     }
 
@@ -248,7 +285,7 @@ impl Link {
     /// Closes in order; waits a moment for the peer to do so too.
     pub(crate) fn close(self) {
         if self.qp.state() == QpState::Rts && self.qp.disconnect().is_ok() {
-            let _ = self.ending(Duration::from_secs(2));
+            let _ = self.wait_ending(Duration::from_secs(2));
         }
     }
 }

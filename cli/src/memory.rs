@@ -34,10 +34,6 @@ impl Buffer {
         Ok(buffer)
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
-
     pub(crate) fn sge(&self, range: Range<usize>) -> Sge {
         let length = u32::try_from(range.len()).unwrap_or(u32::MAX);
         Sge { addr: self.mr.addr() + range.start as u64, length, lkey: self.mr.lkey() }

@@ -1,22 +1,30 @@
 //! Ending on Ctrl-C, or when a parent process goes away.
 
 use crate::fail::{Failure, Result};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::io::Read;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 /// Set once; wakes everybody who waits.
-#[derive(Default)]
 pub(crate) struct Stop {
     set: AtomicBool,
     wakers: Mutex<Vec<Waker>>,
+    /// Readable from then on.
+    fd: OwnedFd,
 }
 
 impl Stop {
+    fn new() -> Result<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| Failure::local("eventfd", error))?;
+        Ok(Self { set: AtomicBool::new(false), wakers: Mutex::default(), fd })
+    }
+
     /// One that Ctrl-C, SIGTERM and SIGHUP set.
     pub(crate) fn on_signal() -> Result<Arc<Self>> {
-        let stop = Arc::new(Self::default());
+        let stop = Arc::new(Self::new()?);
         let signalled = Arc::clone(&stop);
         ctrlc::set_handler(move || signalled.set())
             .map_err(|error| Failure::local("catching Ctrl-C", error))?;
@@ -35,6 +43,8 @@ impl Stop {
 
     pub(crate) fn set(&self) {
         self.set.store(true, Ordering::SeqCst);
+        // A counter of 2^64 - 2 does not overflow.
+        let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         let wakers = std::mem::take(&mut *self.wakers.lock().unwrap_or_else(PoisonError::into_inner));
         for waker in wakers {
             waker.wake();
@@ -43,6 +53,18 @@ impl Stop {
 
     pub(crate) fn is_set(&self) -> bool {
         self.set.load(Ordering::SeqCst)
+    }
+
+    /// Sleeps until `fd` is readable (true) or this is set (false), without driving any device.
+    pub(crate) fn sleep_on(&self, fd: BorrowedFd<'_>) -> bool {
+        while !self.is_set() {
+            let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::new(&self.fd, PollFlags::IN)];
+            // A signal interrupts: look again.
+            if poll(&mut fds, None).is_ok() && !fds[0].revents().is_empty() {
+                return true;
+            }
+        }
+        false
     }
 
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
@@ -62,14 +84,16 @@ impl Stop {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
 
     #[test]
     fn a_stop_is_seen_by_those_who_look_before_and_after() {
-        let stop = Stop::default();
+        let stop = Stop::new().unwrap();
         let mut cx = Context::from_waker(Waker::noop());
         assert!(stop.poll(&mut cx).is_pending());
         stop.set();
         assert!(stop.poll(&mut cx).is_ready());
         assert!(stop.is_set());
+        assert!(!stop.sleep_on(stop.fd.as_fd()));
     }
 }

@@ -1,175 +1,291 @@
-//! The demo's first process: moves the file in one way and measures.
+//! The demo's first process: it moves the file, and compares what it Reads.
 
-use std::collections::VecDeque;
+use super::case::{Case, ELEMENTS, Way, blocks};
+use super::talk::{Go, HELLO, TALK_LEN, Verdict};
+use crate::fail::{Failure, Result};
+use crate::link::{Depths, Half, Until, Wait, post};
+use crate::mailbox::{Event, Mailbox};
+use crate::memory::Buffer;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use verbs::{Device, Pd, Remote, STag, SendFlags, SendOp, Sge};
 
-use verbs::{Connection, Device, Mr, Op as Operation, Pd, RemoteMr};
+/// Requests under way at a time.
+const DEPTH: usize = 32;
+/// How long a line may stand still.
+const PATIENCE: Duration = Duration::from_secs(20);
 
-use crate::fail::{Failure, Result};
-
-use super::way::{CHUNK, Op, WAYS, Way};
-use super::{broken, differs};
-
-/// Operations under way.
-const DEPTH: usize = 8;
-
-/// What came of one way.
-#[derive(Clone, Copy, Debug)]
+/// What a line measured.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Moved {
     pub(super) octets: u64,
-    pub(super) time: Duration,
-    pub(super) same: bool,
+    pub(super) seconds: f64,
 }
 
-/// Moves `file` `passes` times in way `number`.
-pub(super) async fn run(
-    device: &Device,
-    peer: SocketAddr,
-    number: usize,
-    file: &[u8],
-    passes: u32,
-) -> Result<Moved> {
-    let way = &WAYS[number];
-    let mut settings = way.settings();
-    settings.private_data = vec![number as u8];
-    let pd = device.alloc_pd()?;
-    let connection = Connection::connect(device, &pd, peer, &settings)
-        .await
-        .map_err(|error| Failure::connecting(peer, &error))?;
-    let hello = connection.recv().await?;
-    let remote = RemoteMr::from_bytes(&hello).ok_or(broken("the peer's greeting is damaged"))?;
-    drop(hello);
-    let mut mover =
-        Mover { connection: &connection, pd: &pd, way, remote, under_way: VecDeque::new(), count: 0 };
-    let mut buffers = mover.buffers(file)?;
-    let start = Instant::now();
-    for _ in 0..passes {
-        buffers = mover.pass(buffers).await?;
-    }
-    let time = mover.arrived(start).await?;
-    let verdict = connection.recv().await?;
-    let read_back = way.op != Op::Read || mover.compare(&buffers, file);
-    let same = *verdict == *b"same" && read_back;
-    connection.disconnect().await?;
-    Ok(Moved { octets: file.len() as u64 * u64::from(passes), time, same })
+/// One line being moved.
+pub(super) struct Line<'a> {
+    case: &'a Case,
+    file: &'a [u8],
+    mailbox: Mailbox,
+    /// The file, or where Reads go.
+    memory: Buffer,
+    /// Where the old values of atomics go.
+    old: Buffer,
+    in_flight: usize,
 }
 
-struct Mover<'a> {
-    connection: &'a Connection,
-    pd: &'a Pd,
-    way: &'a Way,
-    remote: RemoteMr,
-    under_way: VecDeque<Operation<Vec<u8>>>,
-    /// Messages with an immediate so far.
-    count: u32,
-}
-
-impl Mover<'_> {
-    /// The file in registered pieces; for Reads, room for it.
-    fn buffers(&self, file: &[u8]) -> Result<Vec<Mr<Vec<u8>>>> {
-        let read = self.way.op == Op::Read;
-        file.chunks(CHUNK)
-            .map(|chunk| {
-                let piece = if read { vec![0; chunk.len()] } else { chunk.to_vec() };
-                self.pd.register(piece).map_err(|(error, _)| error.into())
-            })
-            .collect()
+impl<'a> Line<'a> {
+    pub(super) fn connect(
+        device: &Device,
+        pd: &Pd,
+        peer: SocketAddr,
+        number: usize,
+        case: &'a Case,
+        file: &'a [u8],
+    ) -> Result<Self> {
+        let len = if case.way == Way::ReadElements { area(file.len()) * ELEMENTS } else { file.len() };
+        let memory = Buffer::exclusive(pd, len)?;
+        if !case.way.is_read() {
+            memory.write(0, file)?;
+        }
+        let old = Buffer::exclusive(pd, 8)?;
+        let depths = Depths { sges: ELEMENTS as u32, ..Depths::new(DEPTH as u32 + 4, 4) };
+        let half = Half::new(device, pd, &depths)?;
+        let hello = [HELLO, number.to_string().as_bytes()].concat();
+        let mailbox = Mailbox::connect(half, (4, TALK_LEN as u32), peer, &case.wishes.options(), &hello)?;
+        Ok(Self { case, file, mailbox, memory, old, in_flight: 0 })
     }
 
-    /// The whole file once. The buffers come back in order.
-    async fn pass(&mut self, buffers: Vec<Mr<Vec<u8>>>) -> Result<Vec<Mr<Vec<u8>>>> {
-        let mut back = Vec::with_capacity(buffers.len());
-        let pieces = buffers.len();
-        let mut offset = 0;
-        for (at, buffer) in buffers.into_iter().enumerate() {
-            if self.under_way.len() == DEPTH {
-                back.push(self.oldest().await?);
+    /// Moves the file again and again for `time`, verifying it every time. The clock stands while octets are compared.
+    pub(super) fn run(&mut self, time: Duration) -> Result<Moved> {
+        let mut moved = Moved::default();
+        let begun = Instant::now();
+        loop {
+            let go: Go = self.hear()?;
+            let start = Instant::now();
+            self.pass(&go)?;
+            self.end()?;
+            moved.seconds += start.elapsed().as_secs_f64();
+            moved.octets += self.file.len() as u64;
+            self.verify()?;
+            if begun.elapsed() >= time {
+                return Ok(moved);
             }
-            let len = buffer.len() as u64;
-            if self.way.op == Op::Atomics {
-                self.claim(at as u64).await?;
+        }
+    }
+
+    pub(super) fn close(self) {
+        self.mailbox.link.close();
+    }
+
+    fn pass(&mut self, go: &Go) -> Result<()> {
+        let blocks = blocks(self.file.len(), self.case.way.block());
+        let last = blocks.len() - 1;
+        for (index, (offset, len)) in blocks.enumerate() {
+            let remote = Remote { addr: go.file.0 + offset as u64, rkey: go.file.1 };
+            let whole = offset..offset + len;
+            let send = SendFlags::empty();
+            match self.case.way {
+                Way::Send | Way::SendShared => self.post(SendOp::Send, whole, send)?,
+                Way::SendSolicited => {
+                    // The peer sleeps meanwhile, and posts no receives.
+                    let wakes = index % 64 == 63 || index == last;
+                    self.post(SendOp::Send, whole, if wakes { SendFlags::SOLICITED } else { send })?;
+                }
+                Way::SendInvalidate if index == last => {
+                    self.post(SendOp::SendInvalidate { stag: STag(go.window) }, whole, send)?;
+                }
+                Way::SendInvalidate => self.post(SendOp::Send, whole, send)?,
+                Way::SendImmediate => self.post(SendOp::SendImm { imm: index as u32 }, whole, send)?,
+                Way::SendInline => {
+                    let sge = self.memory.address(whole);
+                    self.post_sges(SendOp::Send, &[sge], SendFlags::INLINE)?;
+                }
+                Way::Write | Way::WriteWindow => self.post(SendOp::Write { remote }, whole, send)?,
+                Way::WriteImmediate => {
+                    self.post(SendOp::WriteImm { remote, imm: index as u32 }, whole, send)?;
+                }
+                Way::Read => self.post(SendOp::Read { remote, invalidate: None }, whole, send)?,
+                Way::ReadElements => {
+                    let sges = elements(&self.memory, self.file.len(), offset, len);
+                    self.post_sges(SendOp::Read { remote, invalidate: None }, &sges, send)?;
+                }
+                Way::FetchAdd => {
+                    self.count(go, index)?;
+                    self.post(SendOp::Write { remote }, whole, send)?;
+                }
+                Way::CmpSwap => {
+                    self.swap(go, 0, 1)?;
+                    self.post(SendOp::Write { remote }, whole, send)?;
+                    self.swap(go, 1, 0)?;
+                }
             }
-            let op = self.start(buffer, offset, at + 1 == pieces)?;
-            self.under_way.push_back(op);
-            offset += len;
         }
-        while !self.under_way.is_empty() {
-            back.push(self.oldest().await?);
-        }
-        if self.way.op == Op::SendInvalidate {
-            let next = self.connection.recv().await?;
-            self.remote = RemoteMr::from_bytes(&next).ok_or(broken("a key is damaged"))?;
-        }
-        if self.way.op == Op::Atomics {
-            self.reset_counter(pieces as u64).await?;
-        }
-        Ok(back)
+        Ok(())
     }
 
-    async fn oldest(&mut self) -> Result<Mr<Vec<u8>>> {
-        let Some(op) = self.under_way.pop_front() else {
-            return Err(broken("nothing is under way"));
-        };
-        let (result, buffer) = op.await;
-        result?;
-        Ok(buffer)
+    /// Takes the next block's number from the counter at the peer.
+    fn count(&mut self, go: &Go, index: usize) -> Result<()> {
+        let remote = Remote { addr: go.cell.0, rkey: go.cell.1 };
+        let got = self.atomic(SendOp::FetchAdd { remote, add: 1, mask: 0 })?;
+        self.expect("FetchAdd", got, index as u64)
     }
 
-    fn start(&mut self, buffer: Mr<Vec<u8>>, offset: u64, last: bool) -> Result<Operation<Vec<u8>>> {
-        let connection = self.connection;
-        let target = self.remote.slice(offset..self.remote.len).map_err(Failure::from);
-        Ok(match self.way.op {
-            Op::Send => connection.send(buffer),
-            Op::SendInvalidate if last => connection.send_invalidate(buffer, self.remote.rkey),
-            Op::SendInvalidate => connection.send(buffer),
-            Op::SendSolicited => connection.send_solicited(buffer),
-            Op::SendImm => connection.send_imm(buffer, self.next_count()),
-            Op::Write | Op::WriteWindow | Op::Atomics => connection.write(buffer, target?),
-            Op::WriteImm => connection.write_imm(buffer, target?, self.next_count()),
-            Op::Read => connection.read(buffer, target?),
+    /// Takes or releases the lock at the peer.
+    fn swap(&mut self, go: &Go, compare: u64, swap: u64) -> Result<()> {
+        let remote = Remote { addr: go.cell.0, rkey: go.cell.1 };
+        let all = u64::MAX;
+        let op = SendOp::CmpSwap { remote, compare, compare_mask: all, swap, swap_mask: all };
+        let got = self.atomic(op)?;
+        self.expect("CmpSwap", got, compare)
+    }
+
+    fn atomic(&mut self, op: SendOp) -> Result<u64> {
+        let sge = self.old.sge(0..8);
+        self.post_sges(op, &[sge], SendFlags::empty())?;
+        self.drain(0)?;
+        let mut octets = [0; 8];
+        self.old.read(0, &mut octets)?;
+        Ok(u64::from_ne_bytes(octets))
+    }
+
+    fn expect(&self, what: &str, got: u64, want: u64) -> Result<()> {
+        if got == want {
+            return Ok(());
+        }
+        Err(Failure::differs(self.case.way.name(), format!("{what} found {got}, not {want}")))
+    }
+
+    fn post(&mut self, op: SendOp, range: std::ops::Range<usize>, flags: SendFlags) -> Result<()> {
+        let sge = self.memory.sge(range);
+        self.post_sges(op, &[sge], flags)
+    }
+
+    fn post_sges(&mut self, op: SendOp, sges: &[Sge], flags: SendFlags) -> Result<()> {
+        self.drain(DEPTH - 1)?;
+        post(&self.mailbox.link.qp, 0, op, sges, SendFlags::SIGNALED | flags)?;
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    /// Waits until at most `left` requests are under way.
+    fn drain(&mut self, left: usize) -> Result<()> {
+        while self.in_flight > left {
+            match self.event()? {
+                Event::Sent(_) => self.in_flight -= 1,
+                Event::Message { .. } => return Err(self.out_of_turn()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that the file is out, and waits until the peer has it.
+    fn end(&mut self) -> Result<()> {
+        // Behind every Read: a Send alone would overtake them.
+        self.post_sges(SendOp::Send, &[], SendFlags::SOLICITED | SendFlags::FENCE)?;
+        match self.message()? {
+            octets if octets.is_empty() => self.drain(0),
+            _ => Err(self.out_of_turn()),
+        }
+    }
+
+    fn hear<T: serde::de::DeserializeOwned>(&mut self) -> Result<T> {
+        let octets = self.message()?;
+        serde_json::from_slice(&octets).map_err(|_| self.out_of_turn())
+    }
+
+    /// The peer's next message. Requests may complete before it.
+    fn message(&mut self) -> Result<Vec<u8>> {
+        loop {
+            match self.event()? {
+                Event::Sent(_) => self.in_flight -= 1,
+                Event::Message { slot, len } => {
+                    let octets = self.mailbox.octets(slot, len)?;
+                    self.mailbox.repost(slot)?;
+                    return Ok(octets);
+                }
+            }
+        }
+    }
+
+    fn event(&self) -> Result<Event> {
+        let until = Until::deadline(Instant::now() + PATIENCE);
+        let event = self.mailbox.next(Wait::Sleep, until)?;
+        event.ok_or_else(|| {
+            Failure::lost(self.case.way.name(), format!("closed, or nothing happened for {PATIENCE:?}"))
         })
     }
 
-    fn next_count(&mut self) -> u32 {
-        let now = self.count;
-        self.count += 1;
-        now
+    fn out_of_turn(&self) -> Failure {
+        Failure::lost(self.case.way.name(), "the peer said something out of turn")
     }
 
-    /// The counter behind the file says which piece is next: a FetchAdd takes it.
-    fn counter(&self) -> Result<RemoteMr> {
-        Ok(self.remote.slice(self.remote.len - 8..self.remote.len)?)
-    }
-
-    async fn claim(&self, piece: u64) -> Result<()> {
-        let claimed = self.connection.fetch_add(self.counter()?, 1).await?;
-        if claimed == piece {
+    fn verify(&mut self) -> Result<()> {
+        let verdict: Verdict = self.hear()?;
+        if let Some(wrong) = verdict.wrong {
+            return Err(Failure::differs(self.case.way.name(), wrong));
+        }
+        if !self.case.way.is_read() {
             return Ok(());
         }
-        Err(differs(format!("FetchAdd gave {claimed} in place of {piece}")))
-    }
-
-    async fn reset_counter(&self, pieces: u64) -> Result<()> {
-        let was = self.connection.compare_swap(self.counter()?, pieces, 0).await?;
-        if was == pieces {
-            return Ok(());
+        for (offset, len) in blocks(self.file.len(), self.case.way.block()) {
+            let parts = if self.case.way == Way::Read {
+                vec![(offset, offset, len)]
+            } else {
+                places(self.file.len(), offset, len).to_vec()
+            };
+            for (place, offset, len) in parts {
+                if let Some(at) = self.memory.differs(place, &self.file[offset..offset + len])? {
+                    let why = format!("octet {} differs", offset + at);
+                    return Err(Failure::differs(self.case.way.name(), why));
+                }
+            }
         }
-        Err(differs(format!("CmpSwap found {was} in place of {pieces}")))
+        // Nothing of this pass is left for the next.
+        self.memory.clear()
     }
+}
 
-    /// Tells the peer that all is sent, and waits until it has arrived.
-    async fn arrived(&self, start: Instant) -> Result<Duration> {
-        self.connection.send_copy(b"end").await?;
-        let answer = self.connection.recv().await?;
-        if *answer != *b"arrived" {
-            return Err(broken("the peer's answer is damaged"));
+/// Octets of the area where one element of every block goes.
+fn area(len: usize) -> usize {
+    let block = Way::ReadElements.block();
+    len.div_ceil(block) * (block / ELEMENTS)
+}
+
+/// Where the elements of the block at `offset` go: place in memory, offset in the file, length.
+fn places(file: usize, offset: usize, len: usize) -> [(usize, usize, usize); ELEMENTS] {
+    let part = Way::ReadElements.block() / ELEMENTS;
+    std::array::from_fn(|element| {
+        let start = (element * part).min(len);
+        let end = if element + 1 == ELEMENTS { len } else { (start + part).min(len) };
+        (element * area(file) + offset / ELEMENTS, offset + start, end - start)
+    })
+}
+
+fn elements(memory: &Buffer, file: usize, offset: usize, len: usize) -> [Sge; ELEMENTS] {
+    places(file, offset, len).map(|(place, _, len)| memory.sge(place..place + len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_cover_a_block_and_never_meet() {
+        let file = (256 << 10) * 2 + 1000;
+        let mut taken = vec![false; area(file) * ELEMENTS];
+        let mut octets = 0;
+        for (offset, len) in blocks(file, Way::ReadElements.block()) {
+            let mut next = offset;
+            for (place, from, len) in places(file, offset, len) {
+                assert_eq!(from, next);
+                next += len;
+                for taken in &mut taken[place..place + len] {
+                    assert!(!std::mem::replace(taken, true));
+                }
+                octets += len;
+            }
         }
-        Ok(start.elapsed())
-    }
-
-    fn compare(&self, buffers: &[Mr<Vec<u8>>], file: &[u8]) -> bool {
-        file.chunks(CHUNK).zip(buffers).all(|(chunk, buffer)| chunk == buffer.bytes())
-            && file.chunks(CHUNK).len() == buffers.len()
+        assert_eq!(octets, file);
     }
 }

@@ -3,7 +3,7 @@
 
 use super::plan::Plan;
 use super::raw::{Client, Measured};
-use super::run::{Outcome, Run};
+use super::run::{Outcome, Run, histogram};
 use crate::fail::{Failure, Result};
 use crate::text::Progress;
 use hdrhistogram::Histogram;
@@ -144,8 +144,7 @@ impl Bench<'_> {
     fn raw_slice(&self, size: u32) -> Result<Slice> {
         let mut figure = None;
         let measured = if self.plan.latency {
-            let mut histogram =
-                Histogram::<u64>::new(3).map_err(|error| Failure::local("histogram", error))?;
+            let mut histogram = histogram()?;
             let measured = self.raw.ping_pong(self.plan.wait, size, self.plan.time, |took| {
                 histogram.saturating_record(took.as_nanos() as u64);
             })?;

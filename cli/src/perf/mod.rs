@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// Connections at a time
     #[arg(long, default_value_t = 1)]
     connections: u32,
-    /// Messages under way on a connection [default: as many as have 4 MiB together, 2 to 128]
+    /// Messages under way on a connection [default: as many as have 1 MiB together (Reads: 4 MiB), 2 to 128]
     #[arg(long)]
     depth: Option<u32>,
     /// Seconds of a measurement

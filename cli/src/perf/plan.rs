@@ -8,8 +8,10 @@ use crate::serve::perf::{MAX_DEPTH, MAX_MEMORY, MAX_SIZE};
 use crate::service::{Op, PerfOrder};
 use std::time::Duration;
 
-/// Octets under way that fill any path this program is likely to meet, when nothing else is said.
-const AUTO_OCTETS: u32 = 4 << 20;
+/// Octets under way when nothing else is said. A Write or Send is done when TCP has taken it, so a few are enough to keep TCP
+/// busy; a Read is done when its octets are here, so the path must be full of them.
+const AUTO_OCTETS: u32 = 1 << 20;
+const AUTO_READ_OCTETS: u32 = 4 << 20;
 
 /// One measurement.
 #[derive(Clone, Debug)]
@@ -33,7 +35,8 @@ impl Plan {
     pub(crate) fn new(args: &Args, size: u32) -> Result<Self> {
         let op = args.op;
         let size = if op.is_atomic() { 8 } else { size };
-        let depth = if args.latency { 1 } else { args.depth.unwrap_or_else(|| auto_depth(size, args.chain)) };
+        let depth =
+            if args.latency { 1 } else { args.depth.unwrap_or_else(|| auto_depth(op, size, args.chain)) };
         let plan = Self {
             op,
             size,
@@ -118,6 +121,7 @@ impl Plan {
 }
 
 /// A depth that keeps the path full and the end of a run short.
-fn auto_depth(size: u32, chain: u32) -> u32 {
-    (AUTO_OCTETS / size.max(1)).clamp(2, 128).max(chain)
+fn auto_depth(op: Op, size: u32, chain: u32) -> u32 {
+    let octets = if op == Op::Read { AUTO_READ_OCTETS } else { AUTO_OCTETS };
+    (octets / size.max(1)).clamp(2, 128).max(chain)
 }

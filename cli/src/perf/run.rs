@@ -15,6 +15,11 @@ use verbs::{Cq, CqOptions, Device, Path, Pd, Wc};
 /// How long the end of a run may take: what is under way, and the server's last word.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// An empty histogram of nanoseconds, up to a minute, with three digits.
+pub(crate) fn histogram() -> Result<Histogram<u64>> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(|error| Failure::local("histogram", error))
+}
+
 /// What was measured.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
@@ -98,7 +103,7 @@ impl Run {
         let start = Instant::now();
         let mut round_trips = None;
         if self.plan.latency {
-            let mut histogram = Histogram::new(3).map_err(|error| Failure::local("histogram", error))?;
+            let mut histogram = histogram()?;
             self.ping_pong(start, &mut histogram)?;
             round_trips = Some(histogram);
         } else {

@@ -14,7 +14,6 @@ use crate::text;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Poll;
 use std::thread::JoinHandle;
 use verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
 use verbs::{Device, Error, Pd};
@@ -71,11 +70,11 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
     });
     let threads: Mutex<Vec<JoinHandle<()>>> = Mutex::default();
     loop {
-        let event = device.wait(None, |cx| match stop.poll(cx) {
-            Poll::Ready(()) => Poll::Ready(None),
-            Poll::Pending => channel.poll_pop(cx).map(Some),
-        });
-        let Some(event) = event.flatten() else { break };
+        // Not in the device: a connection's thread that waits there is to be woken by nobody else.
+        if !stop.sleep_on(channel.fd()?) {
+            break;
+        }
+        let Some(event) = channel.try_pop() else { continue };
         let mut threads = threads.lock().unwrap_or_else(PoisonError::into_inner);
         threads.retain(|thread| !thread.is_finished());
         match event.kind {

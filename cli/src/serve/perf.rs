@@ -69,7 +69,7 @@ impl Session {
                 open.write(slot * size, &pattern::message(slot as u64, size))?;
             }
         }
-        let wanted = if order.op.takes_receives() { u64::from(order.depth) * 2 + 16 } else { 16 };
+        let wanted = if order.op.takes_receives() { u64::from(order.depth) + 16 } else { 16 };
         let (slots, ring) = if order.op == Op::Send {
             let slots = wanted.min(MAX_MEMORY / size as u64).max(4);
             (slots, Some(Buffer::exclusive(&server.pd, size * slots as usize)?))
