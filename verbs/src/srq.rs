@@ -156,6 +156,11 @@ impl Srq {
         Some(wqe)
     }
 
+    /// A stream is over: it waits for no receive any more.
+    pub(crate) fn forget(&self, token: llp::Token) {
+        self.queue.lock().waiting.retain(|waiting| *waiting != token);
+    }
+
     pub(crate) fn recycle(&self, wqe: RecvWqe) {
         self.queue.lock().recycle(wqe);
     }

@@ -82,8 +82,11 @@ impl SharedMr {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn to_vec(&self, range: Range<u64>) -> Result<Vec<u8>> {
-        self.check(range.start, range.end.saturating_sub(range.start))?;
-        let mut out = vec![0; range.end.saturating_sub(range.start) as usize];
+        if range.start > range.end {
+            return Err(Error::OutOfRange { offset: range.start, end: range.end, len: self.len() });
+        }
+        self.check(range.start, range.end - range.start)?;
+        let mut out = vec![0; (range.end - range.start) as usize];
         self.read(range.start, &mut out)?;
         Ok(out)
     }

@@ -183,7 +183,7 @@ impl Conn {
             qp.complete_recv(recv.wr_id, WcStatus::Flushed, reason, wakes);
             qp.recycle_recv(recv);
         }
-        flush_receive_queue(&qp, reason, env);
+        flush_receive_queue(&qp, self.token, reason, env);
         self.reads.outstanding.clear();
         self.reads.owed.clear();
         env.driver.table.unbind_stream(qp.stream());
@@ -246,10 +246,11 @@ impl Conn {
 }
 
 /// Flushes the receives that nobody will fill, and says so for a shared queue.
-fn flush_receive_queue(qp: &Arc<QpInner>, reason: Option<WireReason>, env: &mut Env<'_>) {
+fn flush_receive_queue(qp: &Arc<QpInner>, token: llp::Token, reason: Option<WireReason>, env: &mut Env<'_>) {
     match &qp.rq {
         RecvSource::Own(rq) => qp.flush_receives(&mut rq.lock(), reason, env.wakes),
-        RecvSource::Shared(_) => {
+        RecvSource::Shared(srq) => {
+            srq.forget(token);
             env.driver.async_event(AsyncEvent::LastWqeReached { qp_num: qp.num }, env.wakes);
         }
     }
