@@ -1,9 +1,11 @@
 //! The program as a person runs it: what it prints where, and its exit codes.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
 
 fn uiw(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_uiw")).args(args).stdin(Stdio::null()).output().unwrap()
@@ -52,8 +54,12 @@ struct Server {
 
 impl Server {
     fn start() -> Self {
+        Self::listening("127.0.0.1:0")
+    }
+
+    fn listening(address: &str) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_uiw"))
-            .args(["serve", "--listen", "127.0.0.1:0"])
+            .args(["serve", "--listen", address])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -61,9 +67,8 @@ impl Server {
             .unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.split_whitespace().find(|word| word.starts_with("127.0.0.1:"));
         let address =
-            address.unwrap_or_else(|| panic!("no address in {line:?}")).trim_end_matches([',', ':']);
+            line.strip_prefix("listening on ").unwrap_or_else(|| panic!("no address in {line:?}")).trim();
         Self { child, address: address.to_owned() }
     }
 }
@@ -75,13 +80,32 @@ impl Drop for Server {
     }
 }
 
+/// The objects of an NDJSON output.
+fn objects(output: &Output) -> Vec<Value> {
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn signal(child: &Child, name: &str) {
+    let status = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
+/// `median`, `q1` and `q3` of a comparison, in order of size.
+fn quartiles(value: &Value) -> [f64; 3] {
+    let [q1, median, q3] = ["q1", "median", "q3"].map(|name| value[name].as_f64().unwrap());
+    assert!(q1 > 0.0 && q1 <= median && median <= q3, "{value}");
+    [q1, median, q3]
+}
+
 #[test]
 fn demo_verifies_every_line() {
     let file = TempFile::new("demo", 300_000);
     let output = uiw(&["demo", "--json", file.name()]);
     assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    let lines: Vec<serde_json::Value> =
-        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let lines = objects(&output);
+    let last = lines.last().unwrap();
+    assert_eq!((&last["type"], &last["all"]), (&"summary".into(), &true.into()));
     assert!(lines.len() >= 14, "{} lines", lines.len());
     assert!(lines.iter().all(|line| line["verified"] != false), "{lines:?}");
     assert!(output.stderr.is_empty(), "no progress unless standard error is a terminal");
@@ -140,4 +164,232 @@ fn serve_answers_ping_rping_and_perf() {
         assert!(output.status.success(), "{args:?}: {}{}", text(&output.stdout), text(&output.stderr));
         assert!(!output.stdout.is_empty(), "{args:?}");
     }
+}
+
+/// In this line of the demo the peer flips a bit: at the receiver, or in what is Read.
+fn demo_notices(line: usize) {
+    let file = TempFile::new(&format!("corrupt-{line}"), 300_000);
+    let output = uiw(&["demo", "--json", "--corrupt", &line.to_string(), file.name()]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    let error = text(&output.stderr);
+    assert!(error.lines().count() == 1 && error.contains("octet 150000 differs"), "{error}");
+    for object in text(&output.stdout).lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        if object["type"] == "line" {
+            assert_eq!(object["verified"], object["line"] != line, "{object}");
+        }
+    }
+}
+
+#[test]
+fn demo_notices_a_flipped_bit_in_a_send() {
+    demo_notices(1);
+}
+
+#[test]
+fn demo_notices_a_flipped_bit_in_a_read() {
+    demo_notices(11);
+}
+
+#[test]
+fn results_are_objects_that_can_be_interpreted() {
+    let server = Server::start();
+    let address = server.address.as_str();
+    let ping = objects(&uiw(&["ping", address, "--json", "--count", "3"]));
+    let last = ping.last().unwrap();
+    assert_eq!((ping.len(), &last["rounds"], &last["verified"]), (4, &3.into(), &true.into()));
+    assert!(last["us"]["min"].as_f64().unwrap() <= last["us"]["p99"].as_f64().unwrap());
+
+    let args = [
+        "perf",
+        address,
+        "--json",
+        "--iterations",
+        "2000",
+        "--size",
+        "4K",
+        "--crc",
+        "off",
+        "--connections",
+        "3",
+    ];
+    let perf = objects(&uiw(&args));
+    let result = &perf[0];
+    assert_eq!((&result["type"], &result["mode"]), (&"result".into(), &"throughput".into()));
+    assert_eq!((&result["messages"], &result["octets"]), (&6000.into(), &(6000 * 4096).into()));
+    assert_eq!((&result["crc"], &result["uiw_peer"]), (&false.into(), &true.into()));
+    for field in ["octets_per_second", "emss", "path_mtu", "fpdu_octets", "cores", "seconds"] {
+        assert!(result[field].as_f64().is_some_and(|number| number > 0.0), "{field}: {result}");
+    }
+    assert!(result["kernel"].is_string() && result["congestion"].is_string(), "{result}");
+
+    for extra in
+        [&["--op", "send"][..], &["--op", "send", "--wait"], &["--op", "write"], &["--op", "cmp-swap"]]
+    {
+        let args =
+            [&["perf", address, "--json", "--latency", "--iterations", "100", "--size", "8"], extra].concat();
+        let perf = objects(&uiw(&args));
+        let times = &perf[0]["round_trip_us"];
+        assert_eq!(perf[0]["messages"], 100, "{args:?}");
+        assert!(times["p50"].as_f64().unwrap() <= times["p99_9"].as_f64().unwrap(), "{times}");
+    }
+}
+
+#[test]
+fn comparisons_have_ratio_and_noise() {
+    for extra in [&["--op", "write"][..], &["--op", "read"], &["--latency", "--op", "send", "--size", "8"]] {
+        let output = uiw(&[&["perf", "--compare", "--json", "--slices", "3"], extra].concat());
+        let objects = objects(&output);
+        assert_eq!(objects.len(), 1);
+        quartiles(&objects[0]["ratio"]);
+        quartiles(&objects[0]["noise"]);
+        assert_eq!(objects[0]["slices"], 3);
+    }
+}
+
+#[test]
+fn a_sweep_has_every_size_validated() {
+    let server = Server::start();
+    let args = ["perf", &server.address, "--json", "--sweep", "--iterations", "3", "--validate"];
+    let objects = objects(&uiw(&args));
+    let sizes: Vec<_> = objects.iter().map(|object| object["size"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, (1..=23).map(|power| 1 << power).collect::<Vec<u64>>());
+}
+
+#[test]
+fn wrong_measurements_are_2() {
+    for (args, says) in [
+        (&["--size", "0"][..], "octets"),
+        (&["--depth", "100000"], "under way"),
+        (&["--chain", "9", "--depth", "8"], "chain"),
+        (&["--fpdu", "12"], "128"),
+        (&["--latency", "--connections", "2"], "one connection"),
+        (&["--latency", "--wait"], "sleeper"),
+        (&["--compare", "--op", "fetch-add"], "atomics"),
+    ] {
+        fails(&[&["perf", "127.0.0.1:1"], args].concat(), 2, says);
+    }
+    fails(&["perf"], 2, "HOST");
+    fails(&["ping", "127.0.0.1:70000"], 2, "port");
+    fails(&["serve", "--listen", "nowhere:x"], 2, "nowhere");
+}
+
+#[test]
+fn a_port_that_is_taken_is_1() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    fails(&["serve", "--listen", &taken.local_addr().unwrap().to_string()], 1, "--listen");
+}
+
+#[test]
+fn a_peer_that_goes_away_is_4() {
+    let server = Server::start();
+    let ping = Command::new(env!("CARGO_BIN_EXE_uiw"))
+        .args(["ping", &server.address, "--count", "0", "--json"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut ping = ping.unwrap();
+    let mut rounds = BufReader::new(ping.stdout.take().unwrap()).lines();
+    rounds.next().unwrap().unwrap();
+    // Its TCP is reset, as that of a process that crashed.
+    signal(&server.child, "-KILL");
+    let _ = rounds.map_while(Result::ok).count();
+    let output = ping.wait_with_output().unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{error}");
+    assert!(error.lines().count() == 1 && error.starts_with("uiw: "), "{error}");
+}
+
+#[test]
+fn serve_ends_in_order_with_clients_and_warns_once_of_an_open_wire() {
+    let mut server = Server::listening("0.0.0.0:0");
+    let port = server.address.rsplit_once(':').unwrap().1.to_owned();
+    let pings: Vec<_> = (0..8)
+        .map(|_| {
+            let args = ["ping", &format!("127.0.0.1:{port}"), "--count", "0", "--json"];
+            let mut ping = Command::new(env!("CARGO_BIN_EXE_uiw"));
+            ping.args(args)
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    let mut outputs = Vec::new();
+    for mut ping in pings {
+        let mut rounds = BufReader::new(ping.stdout.take().unwrap()).lines();
+        rounds.next().unwrap().unwrap();
+        outputs.push((ping, rounds));
+    }
+    signal(&server.child, "-INT");
+    for (mut ping, rounds) in outputs {
+        let _ = rounds.map_while(Result::ok).count();
+        assert_eq!(ping.wait().unwrap().code(), Some(4), "the server closed on it");
+    }
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    let mut error = String::new();
+    server.child.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+    assert_eq!(error.matches("not encrypted").count(), 1, "{error}");
+}
+
+#[test]
+fn ping_ends_at_a_signal_with_its_summary() {
+    let server = Server::start();
+    let mut ping = Command::new(env!("CARGO_BIN_EXE_uiw"))
+        .args(["ping", &server.address, "--count", "0", "--interval", "0.001", "--json"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(ping.stdout.take().unwrap()).lines();
+    lines.next().unwrap().unwrap();
+    signal(&ping, "-INT");
+    let last: Value = serde_json::from_str(&lines.map_while(Result::ok).last().unwrap()).unwrap();
+    assert_eq!(last["type"], "summary");
+    assert_eq!(ping.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_capture_of_a_run_is_followed_to_its_end() {
+    let server = Server::start();
+    let capture = TempFile::new("run.pcapng", 0);
+    let args = [
+        "ping",
+        &server.address,
+        "--count",
+        "4",
+        "--op",
+        "write",
+        "--size",
+        "70000",
+        "--pcap",
+        capture.name(),
+    ];
+    assert!(uiw(&args).status.success());
+    let decoded = uiw(&["decode", "--json", capture.name()]);
+    let writes = objects(&decoded).iter().filter(|object| object.to_string().contains("RDMA Write")).count();
+    assert!(writes >= 4, "{}", text(&decoded.stdout));
+}
+
+#[test]
+fn peers_that_know_nothing_of_uiw_are_echoed() {
+    use verbs::blocking::Connection;
+    let server = Server::start();
+    let device = verbs::Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let settings = |private_data: &[u8]| verbs::ConnSettings {
+        private_data: private_data.to_vec(),
+        ..verbs::ConnSettings::default()
+    };
+    let peer = server.address.parse().unwrap();
+    let connection = Connection::connect(&device, &pd, peer, &settings(b"somebody else's")).unwrap();
+    // Sixteen octets that describe no buffer are no rping.
+    for message in [&[0u8; 16][..], b"hello", &[7; 10_000]] {
+        connection.send_copy(message).unwrap();
+        assert_eq!(&*connection.recv().unwrap(), message);
+    }
+    connection.disconnect().unwrap();
+    let unknown = Connection::connect(&device, &pd, peer, &settings(b"uiw-perf/99 {}"));
+    assert!(matches!(unknown, Err(verbs::Error::Rejected { .. })), "{unknown:?}");
 }

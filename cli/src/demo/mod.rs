@@ -139,8 +139,9 @@ impl<'a> Demo<'a> {
     fn line(&self, number: usize, case: &Case) -> Result<Verified> {
         let peer = self.server.address();
         let mut line = Line::connect(&self.device, &self.pd, peer, number, case, self.file)?;
-        let ours = line.run(TIME)?;
+        let ours = line.run(TIME);
         line.close();
+        let ours = ours?;
         let raw = raw::run(self.raw, self.file, !case.way.is_read(), TIME)?;
         Ok(Verified { ours, raw })
     }
