@@ -67,6 +67,7 @@ pub(crate) enum Op {
     Send,
     /// Atomic FetchAdd on eight octets
     #[value(alias = "atomic")]
+    #[value(alias = "atomic")]
     FetchAdd,
     /// Atomic CmpSwap on eight octets
     CmpSwap,
