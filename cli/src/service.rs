@@ -67,7 +67,6 @@ pub(crate) enum Op {
     Send,
     /// Atomic FetchAdd on eight octets
     #[value(alias = "atomic")]
-    #[value(alias = "atomic")]
     FetchAdd,
     /// Atomic CmpSwap on eight octets
     CmpSwap,
