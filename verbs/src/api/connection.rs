@@ -342,7 +342,7 @@ impl Connection {
 
 /// A request of the engine's own that somebody waits for.
 struct Waiting<'a> {
-    router: &'a Router,
+    router: &'a Arc<Router>,
     ticket: u64,
     over: bool,
 }

@@ -39,8 +39,10 @@ enum State {
     /// Not posted: waits for room.
     Waiting(Request),
     Posted,
-    /// Posted, and nobody waits for it any more.
-    Detached,
+    /// Posted, and nobody waits for it any more. It keeps the connection until it is over: what was posted arrives.
+    Detached {
+        _connection: Arc<Router>,
+    },
     Done(std::result::Result<Wc, WcError>),
 }
 
@@ -289,17 +291,17 @@ impl Router {
     }
 
     /// Nobody waits for the operation any more.
-    pub(super) fn detach(&self, ticket: u64) {
+    pub(super) fn detach(self: &Arc<Self>, ticket: u64) {
         let mut ops = self.ops.lock();
         let Some(slot) = ops.slots.get_mut(ticket as usize) else { return };
         match slot.state {
             State::Posted => {
-                slot.state = State::Detached;
+                slot.state = State::Detached { _connection: Arc::clone(self) };
                 let waker = slot.waker.take();
                 drop(ops);
                 drop(waker);
             }
-            State::Waiting(_) | State::Done(_) | State::Detached => {
+            State::Waiting(_) | State::Done(_) | State::Detached { .. } => {
                 if matches!(slot.state, State::Waiting(_)) {
                     // The slot's next tenant waits for its own turn, not for this one.
                     ops.waiting.retain(|key| *key != ticket as usize);
@@ -384,7 +386,7 @@ impl Router {
         ops.room += 1;
         let peer = self.peer();
         if let Some(slot) = ops.slots.get_mut(key) {
-            if matches!(slot.state, State::Detached) {
+            if matches!(slot.state, State::Detached { .. }) {
                 due.freed.extend(ops.slots.try_remove(key));
             } else {
                 let result = match wc.status {

@@ -104,3 +104,25 @@ fn a_waker_may_drop_operations_of_the_same_connection() {
     });
     over.recv_timeout(Duration::from_secs(20)).expect("no lock is held while wakers run");
 }
+
+/// What was posted arrives, though nobody waits for it and the connection's last handle is gone.
+#[test]
+fn a_dropped_connection_still_sends_what_was_posted() {
+    let simulation = Simulation::new(5, Link { capacity: 500, ..Link::default() });
+    let settings = ConnSettings { recv_size: 64 << 10, ..ConnSettings::default() };
+    let ((pd, client), (_, server)) = simulation.connect(&settings);
+    let octets: Vec<u8> = (0..40_000u32).map(|i| (i / 7) as u8).collect();
+    let wanted = octets.clone();
+    simulation.run(
+        async move {
+            drop(client.send(pd.register(octets).unwrap()));
+            drop(client);
+        },
+        async {
+            let message = server.recv().await.unwrap();
+            assert!(*message == *wanted, "the message is whole");
+            drop(message);
+            assert!(server.ended().await.orderly);
+        },
+    );
+}
