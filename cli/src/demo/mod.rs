@@ -6,6 +6,7 @@ pub(crate) mod peer;
 mod raw;
 mod talk;
 
+use crate::args::seconds;
 use crate::child::Server;
 use crate::fail::{Exit, Failure, Result};
 use crate::open::Opener;
@@ -18,8 +19,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use verbs::{Device, Pd};
 
-/// How long each line moves the file, and raw TCP beside it.
-const TIME: Duration = Duration::from_millis(250);
 /// Octets of the file at most: it lies in memory four times.
 const MAX_FILE: u64 = 1 << 30;
 
@@ -31,6 +30,9 @@ pub(crate) struct Args {
     /// One JSON object a line, and one at the end
     #[arg(long)]
     json: bool,
+    /// How long each line moves the file, and raw TCP beside it
+    #[arg(long, hide = true, default_value = "0.25", value_parser = seconds)]
+    seconds: f64,
     /// The peer flips a bit in this line: for tests of the verification
     #[arg(long, hide = true, value_name = "LINE")]
     corrupt: Option<usize>,
@@ -79,6 +81,7 @@ struct Demo<'a> {
     file: &'a [u8],
     server: Server,
     raw: SocketAddr,
+    time: Duration,
 }
 
 /// A line that was verified.
@@ -101,7 +104,8 @@ impl<'a> Demo<'a> {
         let raw = server.first_line().split_whitespace().nth(3).and_then(|word| word.parse().ok());
         let raw = raw
             .ok_or_else(|| Failure::local("starting a second process", "it did not say where it listens"))?;
-        Ok(Self { device, pd, file, server, raw })
+        let time = Duration::from_secs_f64(args.seconds);
+        Ok(Self { device, pd, file, server, raw, time })
     }
 
     /// Runs every line, even behind one that failed; fails with the first that did.
@@ -139,10 +143,10 @@ impl<'a> Demo<'a> {
     fn line(&self, number: usize, case: &Case) -> Result<Verified> {
         let peer = self.server.address();
         let mut line = Line::connect(&self.device, &self.pd, peer, number, case, self.file)?;
-        let ours = line.run(TIME);
+        let ours = line.run(self.time);
         line.close();
         let ours = ours?;
-        let raw = raw::run(self.raw, self.file, !case.way.is_read(), TIME)?;
+        let raw = raw::run(self.raw, self.file, !case.way.is_read(), self.time)?;
         Ok(Verified { ours, raw })
     }
 }

@@ -83,7 +83,7 @@ pub(crate) fn compare(
 ) -> Result<Comparison> {
     let (raw, _raw_link) = Client::open(device, pd, peer, plan.wishes.congestion.as_deref())?;
     let bench = Bench { device, pd, peer, plan, raw };
-    let raw_size = bench.raw_size()?;
+    let raw_size = bench.raw_size(TRIES.min(slices))?;
     let mut last = None;
     let (mut ours, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..slices {
@@ -159,12 +159,12 @@ impl Bench<'_> {
     }
 
     /// The octets of a raw write: those of a message in a ping-pong, else what is fastest here.
-    fn raw_size(&self) -> Result<u32> {
+    fn raw_size(&self, tries: usize) -> Result<u32> {
         if self.plan.latency {
             return Ok(self.plan.size);
         }
         let mut rates = RAW_SIZES.map(|size| (size, Vec::new()));
-        for _ in 0..TRIES {
+        for _ in 0..tries {
             for (size, rates) in &mut rates {
                 rates.push(self.raw.slice(self.plan.to_server(), *size, self.plan.time)?.rate());
             }
