@@ -3,7 +3,7 @@
 use std::{
     sync::atomic::{AtomicU64, AtomicUsize},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use super::*;
@@ -108,9 +108,16 @@ fn waits_for_a_pin(stag: STag, to: u64, table: &Table, revoke: impl FnOnce() + S
     let pinned = span.pin().unwrap();
     thread::scope(|scope| {
         let waiter = scope.spawn(revoke);
+        // However late the other thread begins: it has begun when look-ups and pins fail.
+        let patience = Instant::now() + Duration::from_secs(20);
+        let mut refused = false;
+        while !refused && Instant::now() < patience {
+            refused = write(table, stag, to, 1).is_err() && span.pin().is_err();
+            thread::yield_now();
+        }
+        // Time to return too early.
         thread::sleep(Duration::from_millis(20));
         let early = waiter.is_finished();
-        let refused = write(table, stag, to, 1).is_err() && span.pin().is_err();
         pinned.copy_from(0, b"still here");
         drop(pinned);
         waiter.join().unwrap();
