@@ -83,6 +83,7 @@ impl Half {
             srq: depths.srq.clone(),
             cap,
             signal_all: false,
+            num: None,
         })?;
         let channel = Arc::new(CmChannel::default());
         Ok(Self { device: device.clone(), pd: pd.clone(), cq: Arc::clone(cq), qp, channel })

@@ -1,5 +1,6 @@
 //! Completion queues.
 
+use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
@@ -51,7 +52,7 @@ pub(crate) struct Cqe {
 /// [`AsyncEvent::CqError`] once, and every queue pair that loses a completion enters the error state.
 pub struct Cq {
     num: u32,
-    driver: Arc<Driver>,
+    device: Device,
     options: CqOptions,
     inner: Mutex<Inner>,
     /// Copy of the ring's length that a poller reads without the lock.
@@ -70,10 +71,10 @@ struct Inner {
 }
 
 impl Cq {
-    pub(crate) fn new(driver: Arc<Driver>, num: u32, depth: u32, options: CqOptions) -> Arc<Self> {
+    pub(crate) fn new(device: &Device, num: u32, depth: u32, options: CqOptions) -> Arc<Self> {
         Arc::new_cyclic(|this| Self {
             num,
-            driver,
+            device: device.clone(),
             options,
             inner: Mutex::new(Inner {
                 ring: VecDeque::new(),
@@ -121,10 +122,10 @@ impl Cq {
     /// # Errors
     /// [`Error::Limit`] when more completions are queued than `depth`, [`Error::Zero`].
     pub fn resize(&self, depth: u32) -> Result<()> {
-        self.driver.limits().check(
+        self.driver().limits().check(
             "completion queue depth",
             depth.into(),
-            self.driver.limits().max_cqe.into(),
+            self.driver().limits().max_cqe.into(),
         )?;
         let mut inner = self.inner.lock();
         if inner.ring.len() > depth as usize {
@@ -142,12 +143,12 @@ impl Cq {
     ///
     /// When none is queued, the caller's thread drives the device once (`ARCHITECTURE.md`, "Progress").
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
-        self.driver.note_poll();
+        self.driver().note_poll();
         let taken = self.pop(max, &mut each);
         if taken > 0 {
             return taken;
         }
-        self.driver.poll_progress();
+        self.driver().poll_progress();
         self.pop(max, &mut each)
     }
 
@@ -195,7 +196,7 @@ impl Cq {
                 inner.arm = arm;
             }
         }
-        self.driver.armed();
+        self.driver().armed();
     }
 
     /// Ready when at least one completion is queued.
@@ -222,7 +223,7 @@ impl Cq {
     }
 
     pub(crate) fn driver(&self) -> &Arc<Driver> {
-        &self.driver
+        self.device.driver()
     }
 
     /// Adds a completion. False when the queue has overflowed: then the caller's queue pair enters the error state.
@@ -236,7 +237,7 @@ impl Cq {
             drop(inner);
             if first {
                 tracing::error!(cq = self.num, "completion queue overflow");
-                self.driver.async_event(AsyncEvent::CqError { cq: self.num }, wakes);
+                self.device.events().raise(AsyncEvent::CqError { cq: self.num }, wakes);
             }
             return false;
         }
@@ -270,7 +271,7 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        self.driver.counts.release_cq();
+        self.driver().counts.release_cq();
     }
 }
 

@@ -22,7 +22,10 @@ use std::time::{Duration, Instant};
 
 /// An iWARP device in this process, with a driver (and by default a background thread) of its own. Clones are the same device.
 #[derive(Clone)]
-pub struct Device(Arc<Driver>);
+pub struct Device {
+    driver: Arc<Driver>,
+    events: Arc<EventQueue<AsyncEvent>>,
+}
 
 /// How a device is opened.
 #[derive(Clone, Debug, Default)]
@@ -53,17 +56,29 @@ impl Device {
     /// # Errors
     /// As [`Device::open`].
     pub fn with_stack(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Self> {
-        Ok(Self(Driver::start(stack, options.limits, options.progress)?))
+        let driver = Driver::start(stack, options.limits, options.progress)?;
+        Ok(Self { driver, events: Arc::default() })
+    }
+
+    /// The same device with asynchronous events of its own: those of objects made through this handle and its clones come to
+    /// it alone. What `ibv_open_device` gives when it is called again.
+    #[must_use]
+    pub fn with_own_events(&self) -> Self {
+        Self { driver: Arc::clone(&self.driver), events: Arc::default() }
     }
 
     pub(crate) fn driver(&self) -> &Arc<Driver> {
-        &self.0
+        &self.driver
+    }
+
+    pub(crate) fn events(&self) -> &Arc<EventQueue<AsyncEvent>> {
+        &self.events
     }
 
     /// Its limits.
     #[must_use]
     pub fn limits(&self) -> &Limits {
-        self.0.limits()
+        self.driver.limits()
     }
 
     /// A new protection domain.
@@ -71,8 +86,8 @@ impl Device {
     /// # Errors
     /// [`Error::Limit`].
     pub fn alloc_pd(&self) -> Result<Pd> {
-        self.0.counts.take_pd(self.0.limits())?;
-        Ok(Pd::new(Arc::clone(&self.0)))
+        self.driver.counts.take_pd(self.driver.limits())?;
+        Ok(Pd::new(self.clone()))
     }
 
     /// A completion queue of `depth` entries.
@@ -80,35 +95,35 @@ impl Device {
     /// # Errors
     /// [`Error::Zero`], [`Error::Limit`].
     pub fn create_cq(&self, depth: u32, options: CqOptions) -> Result<Arc<Cq>> {
-        let limits = self.0.limits();
+        let limits = self.driver.limits();
         limits.check("completion queue depth", depth.into(), limits.max_cqe.into())?;
-        self.0.counts.take_cq(limits)?;
-        Ok(Cq::new(Arc::clone(&self.0), self.0.next_num(), depth, options))
+        self.driver.counts.take_cq(limits)?;
+        Ok(Cq::new(self, self.driver.next_num(), depth, options))
     }
 
-    /// The device's asynchronous events.
+    /// The asynchronous events of this handle's objects.
     #[must_use]
     pub fn async_events(&self) -> &EventQueue<AsyncEvent> {
-        self.0.events()
+        &self.events
     }
 
     /// Drives once; returns how much was done. With [`Progress::Manual`] nothing else does.
     pub fn pump(&self) -> usize {
-        let mut busy = self.0.lock();
+        let mut busy = self.driver.lock();
         busy.pump()
     }
 
     /// Tagged offsets of peers may be checked less strictly: a peer may invalidate plain regions with Send with Invalidate, as
     /// siw allows and RFC 5040 section 8.1.1 forbids. Off by default.
     pub fn set_lenient_invalidate(&self, on: bool) {
-        self.0.table.set_lenient_invalidate(on);
+        self.driver.table.set_lenient_invalidate(on);
     }
 
     /// Runs a future to its end on this thread, driving the device while it waits: the sleeper is the driver.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         loop {
-            if let Some(output) = self.0.block_on(None, |cx| future.as_mut().poll(cx)) {
+            if let Some(output) = self.driver.block_on(None, |cx| future.as_mut().poll(cx)) {
                 return output;
             }
         }
@@ -117,7 +132,7 @@ impl Device {
     /// As [`Device::block_on`], for at most `timeout`; `None` when it has passed.
     pub fn block_on_for<F: Future>(&self, timeout: Duration, future: F) -> Option<F::Output> {
         let mut future = pin!(future);
-        self.0.block_on(Instant::now().checked_add(timeout), |cx| future.as_mut().poll(cx))
+        self.driver.block_on(Instant::now().checked_add(timeout), |cx| future.as_mut().poll(cx))
     }
 
     /// As [`Device::block_on`] for a poll function, until `deadline`.
@@ -126,7 +141,7 @@ impl Device {
         deadline: Option<Instant>,
         poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
-        self.0.block_on(deadline, poll)
+        self.driver.block_on(deadline, poll)
     }
 }
 
@@ -192,6 +207,6 @@ impl Pd {
         limits.check("shared receive queue depth", attr.max_wr.into(), limits.max_srq_wr.into())?;
         limits.check("receive elements", attr.max_sge.max(1).into(), limits.max_sge.into())?;
         driver.counts.take_srq(limits)?;
-        Ok(Arc::new(Srq::new(Arc::clone(driver), self.clone(), driver.next_num(), attr)))
+        Ok(Arc::new(Srq::new(self.clone(), driver.next_num(), attr)))
     }
 }

@@ -1,5 +1,6 @@
 //! Asynchronous events: what happened to an object outside of any request.
 
+use crate::notify::{EventQueue, Wakes};
 use crate::wc::WireReason;
 
 /// Something that happened to an object of the device.
@@ -46,4 +47,11 @@ pub enum AsyncEvent {
         /// Its number.
         srq: u32,
     },
+}
+
+impl EventQueue<AsyncEvent> {
+    pub(crate) fn raise(&self, event: AsyncEvent, wakes: &mut Wakes) {
+        tracing::debug!(?event, "asynchronous event");
+        self.push(event, wakes);
+    }
 }

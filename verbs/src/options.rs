@@ -53,9 +53,14 @@ pub struct ConnOptions {
     pub recognition: Recognition,
     /// Copies every source before its CRC is computed, for callers that rewrite buffers in flight.
     pub stable_tx: bool,
+    /// Acknowledged completion: a Write or Send completes when a zero-length Read behind it has returned, or with the status of
+    /// the peer's Terminate, instead of when TCP has taken its octets. Success then says that the peer has placed it, and an
+    /// error lands on the request that caused it; it costs a round trip. Needs an ORD of at least 1.
+    pub acknowledged: bool,
     /// Time for TCP and MPA set-up together.
     pub startup_timeout: Duration,
-    /// How long an inbound Send may wait for a receive before the stream is terminated; zero = not at all.
+    /// How long an inbound Send may wait for a receive before the stream is terminated; zero = not at all, [`Duration::MAX`] =
+    /// for ever.
     pub no_receive_timeout: Duration,
     /// How long an orderly close may take before the connection is cut.
     pub close_timeout: Duration,
@@ -78,6 +83,7 @@ impl Default for ConnOptions {
             fpdu: FpduSize::Auto,
             recognition: Recognition::On,
             stable_tx: false,
+            acknowledged: false,
             startup_timeout: Duration::from_secs(10),
             no_receive_timeout: Duration::from_secs(1),
             close_timeout: Duration::from_secs(5),

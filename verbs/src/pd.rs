@@ -1,5 +1,6 @@
 //! Protection domains.
 
+use crate::device::Device;
 use crate::driver::Driver;
 use std::sync::Arc;
 
@@ -11,13 +12,13 @@ pub struct Pd(Arc<PdInner>);
 
 struct PdInner {
     id: mem::PdId,
-    driver: Arc<Driver>,
+    device: Device,
 }
 
 impl Pd {
-    pub(crate) fn new(driver: Arc<Driver>) -> Self {
-        let id = mem::PdId(driver.next_num());
-        Self(Arc::new(PdInner { id, driver }))
+    pub(crate) fn new(device: Device) -> Self {
+        let id = mem::PdId(device.driver().next_num());
+        Self(Arc::new(PdInner { id, device }))
     }
 
     pub(crate) fn id(&self) -> mem::PdId {
@@ -25,7 +26,11 @@ impl Pd {
     }
 
     pub(crate) fn driver(&self) -> &Arc<Driver> {
-        &self.0.driver
+        self.0.device.driver()
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.0.device
     }
 
     /// Its number on the device.
@@ -49,6 +54,6 @@ impl PartialEq for Pd {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        self.driver.counts.release_pd();
+        self.device.driver().counts.release_pd();
     }
 }

@@ -1,6 +1,5 @@
 //! Shared receive queues.
 
-use crate::driver::Driver;
 use crate::error::{Error, PostError, Result};
 use crate::event::AsyncEvent;
 use crate::notify::Wakes;
@@ -8,7 +7,6 @@ use crate::pd::Pd;
 use crate::qp::{RecvQueue, RecvWqe};
 use crate::wr::RecvWr;
 use parking_lot::Mutex;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Limits of a shared receive queue.
@@ -26,7 +24,6 @@ pub struct SrqAttr {
 pub struct Srq {
     num: u32,
     pd: Pd,
-    driver: Arc<Driver>,
     max_sge: u32,
     queue: Mutex<RecvQueue>,
     limit: AtomicU32,
@@ -34,11 +31,10 @@ pub struct Srq {
 }
 
 impl Srq {
-    pub(crate) fn new(driver: Arc<Driver>, pd: Pd, num: u32, attr: SrqAttr) -> Self {
+    pub(crate) fn new(pd: Pd, num: u32, attr: SrqAttr) -> Self {
         Self {
             num,
             pd,
-            driver,
             max_sge: attr.max_sge,
             queue: Mutex::new(RecvQueue::new(attr.max_wr, attr.max_sge)),
             limit: AtomicU32::new(attr.limit),
@@ -92,10 +88,10 @@ impl Srq {
         let waiting = std::mem::take(&mut queue.waiting);
         drop(queue);
         for token in &waiting {
-            self.driver.ring(*token);
+            self.pd.driver().ring(*token);
         }
         if !waiting.is_empty() {
-            self.driver.try_pump();
+            self.pd.driver().try_pump();
         }
         result
     }
@@ -107,10 +103,10 @@ impl Srq {
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<()> {
         let mut queue = self.queue.lock();
         if let Some(max_wr) = max_wr {
-            self.driver.limits().check(
+            self.pd.driver().limits().check(
                 "shared receive queue depth",
                 max_wr.into(),
-                self.driver.limits().max_srq_wr.into(),
+                self.pd.driver().limits().max_srq_wr.into(),
             )?;
             queue.set_depth(max_wr)?;
         }
@@ -151,7 +147,7 @@ impl Srq {
         if left < limit
             && self.limit.compare_exchange(limit as u32, 0, Ordering::AcqRel, Ordering::Acquire).is_ok()
         {
-            self.driver.async_event(AsyncEvent::SrqLimitReached { srq: self.num }, wakes);
+            self.pd.device().events().raise(AsyncEvent::SrqLimitReached { srq: self.num }, wakes);
         }
         Some(wqe)
     }
@@ -168,6 +164,6 @@ impl Srq {
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        self.driver.counts.release_srq();
+        self.pd.driver().counts.release_srq();
     }
 }

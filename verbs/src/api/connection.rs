@@ -75,7 +75,7 @@ impl Half {
         let cap =
             QpCap { max_send_wr: settings.send_depth, max_recv_wr: settings.recv_depth, ..QpCap::default() };
         let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
-        let qp = pd.create_qp(QpInit { send_cq, recv_cq, srq: None, cap, signal_all: true })?;
+        let qp = pd.create_qp(QpInit { send_cq, recv_cq, srq: None, cap, signal_all: true, num: None })?;
         let len = settings.recv_depth as usize * settings.recv_size as usize;
         let memory = Memory::owned(len).map_err(Error::io("allocating receive buffers"))?;
         // SAFETY: a slot of this memory is read (through a `Message`) only while no receive names it.

@@ -4,7 +4,7 @@ use crate::cm::{CmChannel, CmEventKind, CmSide, ConnId};
 use crate::driver::{Core, Driver, Slot, TimerKind};
 use crate::error::{Error, Result};
 use crate::options::ConnOptions;
-use crate::qp::{Conn, Phase, Qp, QpState};
+use crate::qp::{Conn, Phase, Qp};
 use llp::{ListenOptions, Token};
 use mpa::startup::{Request, Responder};
 use std::io;
@@ -304,13 +304,7 @@ impl ConnRequest {
         let mut channel_before = None;
         let mut busy = driver.lock();
         let (core, driver) = busy.parts();
-        let state = inner.state();
-        if !matches!(state, QpState::Init | QpState::Rtr) {
-            return Err(Error::State { what: "accepting", state });
-        }
-        if inner.conn().is_some() {
-            return Err(Error::AlreadyConnected { qp_num: inner.num });
-        }
+        inner.may_connect("accepting")?;
         inner.attrs.lock().conn = Some(self.token);
         let accepted = core
             .with_conn(driver, self.token, |conn, env| {

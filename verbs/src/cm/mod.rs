@@ -10,7 +10,7 @@ use crate::driver::{Slot, TimerKind};
 use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
 use crate::options::ConnOptions;
-use crate::qp::{Conn, Phase, Qp, QpState};
+use crate::qp::{Conn, Phase, Qp};
 use crate::wc::WireReason;
 use mpa::startup::{Initiator, Negotiated};
 use std::net::SocketAddr;
@@ -140,8 +140,8 @@ impl CmSide {
 /// Private data is at most 512 octets at MPA revision 1 and 508 at revision 2.
 ///
 /// # Errors
-/// [`Error::Startup`] for illegal options or private data that is too long, [`Error::State`] unless the queue pair is in INIT
-/// or RTR, [`Error::AlreadyConnected`], [`Error::Io`] when no connection can be begun.
+/// [`Error::Startup`] for illegal options or private data that is too long, [`Error::State`] unless the queue pair is in INIT,
+/// RTR or an RTS that waits for its connection, [`Error::AlreadyConnected`], [`Error::Io`] when no connection can be begun.
 pub fn connect(
     qp: &Qp,
     local: Option<SocketAddr>,
@@ -155,13 +155,7 @@ pub fn connect(
     Initiator::new(options.mpa(), private_data)?;
     let mut busy = inner.driver.lock();
     let (core, driver) = busy.parts();
-    let state = inner.state();
-    if !matches!(state, QpState::Init | QpState::Rtr) {
-        return Err(Error::State { what: "connecting", state });
-    }
-    if inner.conn().is_some() {
-        return Err(Error::AlreadyConnected { qp_num: inner.num });
-    }
+    inner.may_connect("connecting")?;
     let sink = driver.table.reserve()?;
     let id = ConnId(driver.next_stream().0);
     let cm = CmSide::new(id, Arc::clone(channel));

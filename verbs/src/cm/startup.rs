@@ -197,6 +197,7 @@ impl Conn {
         let (reply, negotiated) = responder.accept(request, &options.mpa(), private_data)?;
         let info = self.info(negotiated, request.private_data().to_vec());
         self.options = Arc::clone(options);
+        self.no_receive_timeout = options.no_receive_timeout;
         self.peer = crate::qp::Peer::new(false, options.recognition, 0);
         self.qp = Some(Arc::clone(qp));
         let peer_to_peer = negotiated.peer_to_peer;
@@ -279,7 +280,7 @@ impl Conn {
             self.cm.failed(error, env.wakes);
         }
         if let Some(qp) = self.qp.take() {
-            // The queue pair stays in INIT: the application may try again with it.
+            // The queue pair keeps its state: the application may try again with it.
             qp.attrs.lock().conn = None;
         }
         self.stream.abort();

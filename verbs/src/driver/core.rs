@@ -119,6 +119,11 @@ impl Core {
         }
     }
 
+    /// Whether `token` is a connection past its start-up.
+    pub(crate) fn is_established(&mut self, token: Token) -> bool {
+        matches!(self.slot(token), Some(Slot::Conn(conn)) if conn.is_established())
+    }
+
     /// The connections for which `which` says so.
     pub(crate) fn conns(&self, which: impl Fn(&Conn) -> bool) -> Vec<Token> {
         let token = |key: usize, generation: u32| Token(key as u64 | u64::from(generation) << 32);
@@ -251,9 +256,14 @@ impl Core {
 }
 
 impl Env<'_> {
-    pub(crate) fn after(&mut self, wait: std::time::Duration, token: Token, kind: TimerKind) -> Instant {
-        let at = self.now + wait;
+    pub(crate) fn after(
+        &mut self,
+        wait: std::time::Duration,
+        token: Token,
+        kind: TimerKind,
+    ) -> Option<Instant> {
+        let at = self.now.checked_add(wait)?;
         self.timers.add(at, token, kind);
-        at
+        Some(at)
     }
 }

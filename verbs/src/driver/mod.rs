@@ -17,8 +17,6 @@ pub(crate) use progress::TaskLead;
 pub(crate) use timers::{TIMER_KINDS, TimerKind, Timers};
 
 use crate::error::{Error, Result};
-use crate::event::AsyncEvent;
-use crate::notify::{EventQueue, Wakes};
 use crate::options::{Limits, Progress};
 use crate::qp::QpInner;
 use llp::{Stack, Token};
@@ -86,7 +84,6 @@ pub(crate) struct Driver {
     pub(crate) counts: Counts,
     limits: Limits,
     pub(crate) qps: Mutex<HashMap<u32, Weak<QpInner>>>,
-    events: EventQueue<AsyncEvent>,
     sleepers: Sleepers,
     next_num: AtomicU32,
     next_stream: std::sync::atomic::AtomicU64,
@@ -104,7 +101,6 @@ impl Driver {
             counts: Counts::default(),
             limits,
             qps: Mutex::default(),
-            events: EventQueue::default(),
             sleepers,
             next_num: AtomicU32::new(1),
             next_stream: std::sync::atomic::AtomicU64::new(1),
@@ -127,15 +123,6 @@ impl Driver {
     /// The identity of one stream: never used again.
     pub(crate) fn next_stream(&self) -> mem::StreamId {
         mem::StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed))
-    }
-
-    pub(crate) fn events(&self) -> &EventQueue<AsyncEvent> {
-        &self.events
-    }
-
-    pub(crate) fn async_event(&self, event: AsyncEvent, wakes: &mut Wakes) {
-        tracing::debug!(?event, "asynchronous event");
-        self.events.push(event, wakes);
     }
 
     /// Puts a stream on the list of those with something to do.

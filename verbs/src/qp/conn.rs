@@ -54,6 +54,7 @@ pub(crate) struct Conn {
     pub(crate) phase: Phase,
     pub(crate) initiator: bool,
     pub(crate) options: Arc<ConnOptions>,
+    pub(crate) no_receive_timeout: Duration,
     pub(crate) cm: CmSide,
     pub(crate) qp: Option<Arc<QpInner>>,
     /// Received octets that no FPDU (or startup frame) was made of yet.
@@ -98,6 +99,7 @@ impl Conn {
             phase,
             initiator,
             peer: Peer::new(initiator, options.recognition, nonce),
+            no_receive_timeout: options.no_receive_timeout,
             options,
             cm,
             qp: None,
@@ -144,6 +146,11 @@ impl Conn {
             let mut attrs = qp.attrs.lock();
             attrs.ird = negotiated.ird;
             attrs.ord = negotiated.ord;
+        }
+        if self.options.acknowledged && negotiated.ord > 0 {
+            self.tx.acknowledge();
+        } else if self.options.acknowledged {
+            tracing::warn!(parent: &self.span, "completions are not acknowledged: ORD was negotiated to 0");
         }
         self.choose_mulpdu(negotiated.markers_tx);
         if self.initiator {
@@ -200,8 +207,8 @@ impl Conn {
     }
 
     pub(crate) fn set_timer(&mut self, kind: TimerKind, wait: Duration, env: &mut Env<'_>) {
-        let at = env.after(wait, self.token, kind);
-        self.deadlines[kind as usize] = Some(at);
+        // A wait longer than the clock reaches is one for ever.
+        self.deadlines[kind as usize] = env.after(wait, self.token, kind);
     }
 
     pub(crate) fn on_timer(&mut self, kind: TimerKind, env: &mut Env<'_>) {

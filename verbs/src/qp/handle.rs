@@ -14,8 +14,9 @@ use crate::wr::{RecvWr, SendOp, SendWr, Sge};
 use llp::Token;
 use mem::{Access, StreamId};
 use parking_lot::Mutex;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 /// Capacities of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +52,8 @@ pub struct QpInit {
     pub cap: QpCap,
     /// Every send request produces a completion.
     pub signal_all: bool,
+    /// Its number, for callers to whom numbers mean something: 2 to 0xFFFFFF. Without it a random one is taken.
+    pub num: Option<u32>,
 }
 
 /// What can be set and queried of a queue pair.
@@ -80,6 +83,9 @@ pub struct Path {
     /// What TCP says.
     pub stream: llp::StreamInfo,
 }
+
+/// Queue pair numbers have 24 bits.
+const MAX_NUM: u32 = 0x00FF_FFFF;
 
 pub(crate) enum RecvSource {
     Own(Mutex<RecvQueue>),
@@ -133,7 +139,13 @@ impl Qp {
             return Err(Error::Foreign { what: "shared receive queue", of: "device" });
         }
         driver.counts.take_qp(limits)?;
-        let num = unused_num(&driver);
+        let num = match take_num(&driver, init.num) {
+            Ok(num) => num,
+            Err(error) => {
+                driver.counts.release_qp();
+                return Err(error);
+            }
+        };
         let sq_limits = SqLimits {
             depth: cap.max_send_wr,
             max_sge: cap.max_send_sge,
@@ -259,11 +271,12 @@ impl Qp {
 
     /// Moves the queue pair to another state (verbs state diagram).
     ///
-    /// RTS is reached by a connection only; from SQD it resumes the send queue. ERR ends the connection with a Terminate and
-    /// flushes; RESET forgets everything and makes the queue pair new.
+    /// A connection brings RTS by itself. Asked for in RTR before the connection stands, it lets requests be posted: they wait
+    /// for the connection. From SQD it resumes the send queue. ERR ends the connection with a Terminate and flushes; RESET
+    /// forgets everything and makes the queue pair new.
     ///
     /// # Errors
-    /// [`Error::Transition`]; [`Error::NotConnected`] for RTS without a connection.
+    /// [`Error::Transition`]; [`Error::NotConnected`] for RTS of a connection that is being closed.
     pub fn modify(&self, to: QpState) -> Result<()> {
         crate::qp::teardown::modify(&self.0, to)
     }
@@ -274,6 +287,24 @@ impl Qp {
     /// [`Error::NotConnected`].
     pub fn disconnect(&self) -> Result<()> {
         crate::qp::teardown::disconnect(&self.0)
+    }
+
+    /// Ends the queue pair as a failure of its connection: the oldest open request completes with `status`, every other one is
+    /// flushed, a standing connection is terminated, and the state is ERR. For callers who decide that a peer is out of reach.
+    pub fn fail(&self, status: WcStatus) {
+        crate::qp::teardown::fail(&self.0, status);
+    }
+
+    /// How long from now on an inbound Send may wait for a receive (`ConnOptions::no_receive_timeout`); [`Duration::MAX`] =
+    /// for ever.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`].
+    pub fn set_no_receive_timeout(&self, timeout: Duration) -> Result<()> {
+        let token = self.0.conn().ok_or(Error::NotConnected)?;
+        let mut busy = self.0.driver.lock();
+        let (core, driver) = busy.parts();
+        core.with_conn(driver, token, |conn, _| conn.no_receive_timeout = timeout).ok_or(Error::NotConnected)
     }
 
     /// How the octets of its connection travel now; `None` without a connection.
@@ -302,16 +333,24 @@ impl Drop for Qp {
     }
 }
 
-/// A number that no living queue pair has. Random, so that a number from a former life is met by nobody.
-fn unused_num(driver: &Driver) -> u32 {
-    let qps = driver.qps.lock();
-    loop {
-        let num = getrandom::u32().unwrap_or_else(|_| driver.next_num()) & 0x00FF_FFFF;
-        // 0 and 1 are special queue pairs in verbs.
-        if num > 1 && !qps.contains_key(&num) {
-            return num;
-        }
-    }
+/// The number asked for, or one that no living queue pair has: random, so that a number from a former life is met by nobody.
+fn take_num(driver: &Driver, asked: Option<u32>) -> Result<u32> {
+    let mut qps = driver.qps.lock();
+    let num = match asked {
+        Some(num) if num <= 1 || num > MAX_NUM => return Err(Error::QpNumber { num }),
+        Some(num) if qps.contains_key(&num) => return Err(Error::QpNumberTaken { num }),
+        Some(num) => num,
+        None => loop {
+            let num = getrandom::u32().unwrap_or_else(|_| driver.next_num()) & MAX_NUM;
+            // 0 and 1 are special queue pairs in verbs.
+            if num > 1 && !qps.contains_key(&num) {
+                break num;
+            }
+        },
+    };
+    // From now on the number is taken, whoever else asks at the same time.
+    qps.insert(num, Weak::new());
+    Ok(num)
 }
 
 /// What is left to do of a post once the requests are in the queue: it may run foreign code, so no lock may be held.
@@ -350,6 +389,19 @@ impl QpInner {
 
     pub(crate) fn conn(&self) -> Option<Token> {
         self.attrs.lock().conn
+    }
+
+    /// Whether a connection may be begun. The core must be held.
+    pub(crate) fn may_connect(&self, what: &'static str) -> Result<()> {
+        let state = self.state();
+        let waiting = state == QpState::Rts && self.sq.lock().mode == SqMode::Waiting;
+        if !matches!(state, QpState::Init | QpState::Rtr) && !waiting {
+            return Err(Error::State { what, state });
+        }
+        if self.conn().is_some() {
+            return Err(Error::AlreadyConnected { qp_num: self.num });
+        }
+        Ok(())
     }
 
     pub(crate) fn stream(&self) -> StreamId {

@@ -7,14 +7,33 @@ use std::collections::VecDeque;
 
 /// A request of ours that waits for its answer.
 pub(crate) struct Outstanding {
-    /// The work request; none for an RTR Read of the engine's own.
-    pub(crate) seq: Option<u32>,
+    pub(crate) asker: Asker,
     /// MSN of the request on queue 1: a Terminate names it.
     pub(crate) msn: u32,
     pub(crate) kind: OutstandingKind,
     /// Where the answer lands.
     pub(crate) sges: Vec<Sge>,
     pub(crate) invalidate: Option<STag>,
+}
+
+/// On whose behalf a Read or atomic was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asker {
+    /// A work request.
+    Request(u32),
+    /// The engine: the RTR message.
+    Rtr,
+    /// The engine: its answer says that the peer has placed everything up to this request.
+    Ack(u32),
+}
+
+impl Asker {
+    pub(crate) fn request(self) -> Option<u32> {
+        match self {
+            Self::Request(seq) => Some(seq),
+            Self::Rtr | Self::Ack(_) => None,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,14 +124,8 @@ impl ReadQueues {
     }
 
     /// A request of ours goes out; its elements are added by the send queue.
-    pub(crate) fn ask(
-        &mut self,
-        seq: Option<u32>,
-        msn: u32,
-        kind: OutstandingKind,
-        invalidate: Option<STag>,
-    ) {
-        self.outstanding.push_back(Outstanding { seq, msn, kind, sges: Vec::new(), invalidate });
+    pub(crate) fn ask(&mut self, asker: Asker, msn: u32, kind: OutstandingKind, invalidate: Option<STag>) {
+        self.outstanding.push_back(Outstanding { asker, msn, kind, sges: Vec::new(), invalidate });
     }
 
     pub(crate) fn may_owe(&self) -> bool {

@@ -7,7 +7,7 @@
 use crate::cq::Cqe;
 use crate::driver::{Env, TimerKind};
 use crate::qp::conn::HELLO_PATIENCE;
-use crate::qp::read_queue::{OutstandingKind, Owed, OwedKind, QuotedSegment};
+use crate::qp::read_queue::{Asker, OutstandingKind, Owed, OwedKind, QuotedSegment};
 use crate::qp::teardown::{fpdu_fault, write_fault};
 use crate::qp::{Conn, Down, QpInner, RecvWqe};
 use crate::wc::{Wc, WcOpcode, WcStatus};
@@ -470,7 +470,7 @@ impl Conn {
         let len = payload.len() as u32;
         let (stag, to) = (header.stag, header.to);
         let sink = self.reads.sink;
-        let (seq, done) = {
+        let (asker, done) = {
             let Some(front) = self.reads.outstanding.front_mut() else {
                 return Err(self.fault(TaggedError::InvalidStag { stag: header.stag }.into(), Some(quoted())));
             };
@@ -496,13 +496,13 @@ impl Conn {
             *received += len;
             let Some(qp) = &self.qp else { return Err(Down::Asked) };
             if len > 0 && scatter(qp, &env.driver.table, &front.sges, offset, payload).is_err() {
-                let seq = front.seq;
+                let seq = front.asker.request();
                 return Err(Down::Local { seq, status: WcStatus::LocalProtection });
             }
-            (front.seq, header.last)
+            (front.asker, header.last)
         };
         if done {
-            self.answered(seq, env)?;
+            self.answered(asker, env)?;
         }
         Ok(())
     }
@@ -521,22 +521,30 @@ impl Conn {
         let (true, Some(front), Some(qp)) = (matches, self.reads.outstanding.front(), &self.qp) else {
             return Err(self.fault(Operation::Unspecified.into(), Some(quoted())));
         };
-        let seq = front.seq;
+        let asker = front.asker;
         // The value is a number of this machine's, as `ibv_post_send` documents it.
         let value = response.original.to_ne_bytes();
         if scatter(qp, &env.driver.table, &front.sges, 0, &value).is_err() {
-            return Err(Down::Local { seq, status: WcStatus::LocalProtection });
+            return Err(Down::Local { seq: asker.request(), status: WcStatus::LocalProtection });
         }
-        self.answered(seq, env)
+        self.answered(asker, env)
     }
 
     /// The oldest Read or atomic has its answer.
-    fn answered(&mut self, seq: Option<u32>, env: &mut Env<'_>) -> Result<(), Down> {
+    fn answered(&mut self, asker: Asker, env: &mut Env<'_>) -> Result<(), Down> {
         let front = self.reads.outstanding.pop_front();
         let (Some(front), Some(qp)) = (front, &self.qp) else { return Ok(()) };
-        let Some(seq) = seq else {
-            self.tx.rtr_was_answered();
-            return Ok(());
+        let seq = match asker {
+            Asker::Request(seq) => seq,
+            Asker::Rtr => {
+                self.tx.rtr_was_answered();
+                return Ok(());
+            }
+            Asker::Ack(upto) => {
+                self.tx.ack_came();
+                qp.sq.lock().acknowledge(upto);
+                return self.retire(env);
+            }
         };
         let mut status = WcStatus::Success;
         if let Some(stag) = front.invalidate
@@ -560,12 +568,12 @@ impl Conn {
         // It was received and found valid; that we have no receive must not keep our own half waiting.
         self.rx.only_rtr = false;
         self.valid_fpdu(true, env);
-        if self.options.no_receive_timeout.is_zero() {
+        if self.no_receive_timeout.is_zero() {
             self.rx.parked = Some(ulpdu.to_vec());
             return Err(self.no_receive_in_time());
         }
         self.rx.parked = Some(ulpdu.to_vec());
-        self.set_timer(TimerKind::NoReceive, self.options.no_receive_timeout, env);
+        self.set_timer(TimerKind::NoReceive, self.no_receive_timeout, env);
         Ok(())
     }
 

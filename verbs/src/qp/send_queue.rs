@@ -7,6 +7,7 @@ use crate::cq::Cqe;
 use crate::error::Error;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
 use crate::wr::{SendFlags, SendOp, SendWr, Sge};
+use ddp::STag;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,6 +32,8 @@ impl SendReport {
 pub(crate) enum SqMode {
     /// Posting is an error: RESET, INIT, RTR.
     Closed,
+    /// RTS before the connection stands: requests wait for it.
+    Waiting,
     /// RTS, and SQD: there, requests from `stop` on wait.
     Running,
     /// ERR: requests are taken and flushed at once.
@@ -54,6 +57,8 @@ pub(crate) struct Wqe {
     pub(crate) inline: Vec<u8>,
     /// Octets of the message.
     pub(crate) len: u32,
+    /// MSN of its untagged message, once it was begun.
+    msn: u32,
     pub(crate) state: WqeState,
     pub(crate) status: WcStatus,
 }
@@ -143,6 +148,7 @@ impl SendQueue {
             sges: Vec::new(),
             inline: Vec::new(),
             len: 0,
+            msn: 0,
             state: WqeState::Posted,
             status: WcStatus::Success,
         });
@@ -150,6 +156,7 @@ impl SendQueue {
         wqe.op = wr.op;
         wqe.flags = wr.flags;
         wqe.len = len;
+        wqe.msn = 0;
         wqe.state = WqeState::Posted;
         wqe.status = WcStatus::Success;
         wqe.sges.clear();
@@ -239,6 +246,55 @@ impl SendQueue {
 
     fn get_mut(&mut self, seq: u32) -> Option<&mut Wqe> {
         self.ring.get_mut(seq.wrapping_sub(self.front) as usize)
+    }
+
+    /// The untagged message of request `seq` has this MSN.
+    pub(crate) fn begun(&mut self, seq: u32, msn: u32) {
+        if let Some(wqe) = self.get_mut(seq) {
+            wqe.msn = msn;
+        }
+    }
+
+    /// The peer has placed every Write and Send up to request `upto`.
+    pub(crate) fn acknowledge(&mut self, upto: u32) {
+        let count = upto.wrapping_sub(self.front).wrapping_add(1) as usize;
+        if count > self.ring.len() {
+            // It has left the ring.
+            return;
+        }
+        for wqe in self.ring.iter_mut().take(count) {
+            if wqe.state == WqeState::Built && !wqe.op.needs_ord() {
+                wqe.state = WqeState::Done;
+            }
+        }
+    }
+
+    /// The open request whose message has this MSN on queue 0.
+    pub(crate) fn find_send(&self, msn: u32) -> Option<u32> {
+        self.find(|wqe| match wqe.op {
+            SendOp::Send
+            | SendOp::SendInvalidate { .. }
+            | SendOp::SendImm { .. }
+            | SendOp::WriteImm { .. } => wqe.msn == msn,
+            _ => false,
+        })
+    }
+
+    /// The oldest open request that writes octet `to` of the peer's `stag`.
+    pub(crate) fn find_write(&self, stag: STag, to: u64) -> Option<u32> {
+        self.find(|wqe| match wqe.op {
+            SendOp::Write { remote } | SendOp::WriteImm { remote, .. } => {
+                remote.rkey == stag.0 && to.wrapping_sub(remote.addr) < u64::from(wqe.len.max(1))
+            }
+            _ => false,
+        })
+    }
+
+    /// The first open request among those given to the stream, the one being built included.
+    fn find(&self, which: impl Fn(&Wqe) -> bool) -> Option<u32> {
+        let begun = self.ring.iter().take(self.next + 1);
+        let at = begun.enumerate().find(|(_, wqe)| wqe.state != WqeState::Done && which(wqe))?.0;
+        Some(self.front.wrapping_add(u32::try_from(at).unwrap_or(u32::MAX)))
     }
 
     /// Request `seq` is over.

@@ -149,16 +149,33 @@ impl Conn {
         match down {
             Down::Local { seq, status } => Some(((*seq)?, *status)),
             Down::Terminated(terminate, _) => {
-                let named = terminate.ddp_header.and_then(|copy| copy.header().ok()).and_then(|header| {
-                    let Header::Untagged(untagged) = header else { return None };
-                    let asked = self.reads.outstanding.iter().find(|o| o.msn == untagged.msn)?;
-                    (untagged.qn == rdmap::QN_READ).then_some(asked.seq).flatten()
-                });
+                let named = terminate.ddp_header.and_then(|copy| copy.header().ok());
+                let named = named.and_then(|header| self.request_of(qp, &header));
+                if self.tx.acknowledges()
+                    && let Some(seq) = named
+                {
+                    // The peer executed everything in front of what it stumbled over.
+                    qp.sq.lock().acknowledge(seq.wrapping_sub(1));
+                }
                 named.or_else(oldest).map(|seq| (seq, status_of(terminate.reason())))
             }
             Down::Lost(_) | Down::FinInsideFpdu { .. } => oldest().map(|seq| (seq, WcStatus::RetryExceeded)),
             Down::Fault(_) => oldest().map(|seq| (seq, WcStatus::Fatal)),
             Down::Refused(_) | Down::Closed | Down::CqOverflow | Down::Cut | Down::Asked => None,
+        }
+    }
+
+    /// The open request that a segment of ours belonged to.
+    fn request_of(&self, qp: &QpInner, header: &Header) -> Option<u32> {
+        match header {
+            Header::Tagged(tagged) => qp.sq.lock().find_write(tagged.stag, tagged.to),
+            Header::Untagged(untagged) if untagged.qn == rdmap::QN_SEND => {
+                qp.sq.lock().find_send(untagged.msn)
+            }
+            Header::Untagged(untagged) if untagged.qn == rdmap::QN_READ => {
+                self.reads.outstanding.iter().find(|o| o.msn == untagged.msn)?.asker.request()
+            }
+            Header::Untagged(_) => None,
         }
     }
 
@@ -198,7 +215,7 @@ impl Conn {
             Down::Closed | Down::Asked => return,
             _ => AsyncEvent::QpFatal { qp_num, reason },
         };
-        env.driver.async_event(event, env.wakes);
+        qp.pd.device().events().raise(event, env.wakes);
     }
 
     /// Moves an orderly close on: FIN when all is sent, the end when both FINs are through.
@@ -220,7 +237,7 @@ impl Conn {
             self.draining = false;
             if let Some(qp) = &self.qp {
                 let event = AsyncEvent::SqDrained { qp_num: qp.num };
-                env.driver.async_event(event, env.wakes);
+                qp.pd.device().events().raise(event, env.wakes);
             }
         }
         if self.fin.wanted && !self.fin.sent && self.is_drained() {
@@ -251,7 +268,7 @@ fn flush_receive_queue(qp: &Arc<QpInner>, token: llp::Token, reason: Option<Wire
         RecvSource::Own(rq) => qp.flush_receives(&mut rq.lock(), reason, env.wakes),
         RecvSource::Shared(srq) => {
             srq.forget(token);
-            env.driver.async_event(AsyncEvent::LastWqeReached { qp_num: qp.num }, env.wakes);
+            qp.pd.device().events().raise(AsyncEvent::LastWqeReached { qp_num: qp.num }, env.wakes);
         }
     }
 }
@@ -296,6 +313,14 @@ pub(super) fn modify(qp: &Arc<QpInner>, to: QpState) -> Result<()> {
             qp.set_state(QpState::Init);
         }
         QpState::Rtr => qp.set_state(QpState::Rtr),
+        QpState::Rts if !token.is_some_and(|token| core.is_established(token)) => {
+            // Its connection brings the queue pair here, and lets the requests go.
+            if from != QpState::Rtr && from != QpState::Rts {
+                return Err(Error::NotConnected);
+            }
+            qp.sq.lock().mode = SqMode::Waiting;
+            qp.set_state(QpState::Rts);
+        }
         QpState::Rts => {
             let token = token.ok_or(Error::NotConnected)?;
             let resumed = core.with_conn(driver, token, |c, env| {
@@ -314,8 +339,8 @@ pub(super) fn modify(qp: &Arc<QpInner>, to: QpState) -> Result<()> {
             }
         }
         QpState::Sqd => {
-            qp.set_state(QpState::Sqd);
             let token = token.ok_or(Error::NotConnected)?;
+            qp.set_state(QpState::Sqd);
             core.with_conn(driver, token, |c, env| {
                 // An orderly close sends what was posted before it.
                 if !c.fin.wanted {
@@ -344,6 +369,23 @@ fn reset_queues(qp: &QpInner) {
         let mut rq = rq.lock();
         rq.reset();
         rq.closed = true;
+    }
+}
+
+/// The application gives the peer up.
+pub(super) fn fail(qp: &Arc<QpInner>, status: WcStatus) {
+    let mut busy = qp.driver.lock();
+    let (core, driver) = busy.parts();
+    let seq = qp.sq.lock().oldest_open();
+    let down = Down::Local { seq, status };
+    let ended = qp.conn().and_then(|token| core.with_conn(driver, token, |c, env| c.fall(down, env)));
+    if ended.is_none() {
+        if let Some(seq) = seq {
+            qp.sq.lock().done(seq, status);
+        }
+        let mut wakes = std::mem::take(&mut core.wakes);
+        flush_unconnected(qp, &mut wakes);
+        core.wakes = wakes;
     }
 }
 

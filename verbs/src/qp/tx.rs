@@ -9,7 +9,7 @@ use crate::driver::Env;
 use crate::qp::message::{Message, MessageHeader, Source, tagged_write};
 use crate::qp::out_queue::SendError;
 use crate::qp::peer::Greeting;
-use crate::qp::read_queue::{OutstandingKind, Owed, OwedKind, QuotedSegment};
+use crate::qp::read_queue::{Asker, OutstandingKind, Owed, OwedKind, QuotedSegment};
 use crate::qp::send_queue::{SqMode, Wqe};
 use crate::qp::teardown::read_fault;
 use crate::qp::{Conn, Down, Phase, QpInner};
@@ -37,6 +37,23 @@ const ROUNDS: usize = 4;
 /// From this payload on an FPDU goes by iovec; below, three iovecs cost more than the copy.
 const GATHER_MIN: u32 = 8 << 10;
 
+/// Requests that one acknowledging Read covers at most while others wait behind it.
+const ACK_EVERY: u32 = 16;
+/// Acknowledging Reads under way.
+const ACKS: u32 = 4;
+
+/// Acknowledged completion: zero-length Reads of the engine's own behind the application's Writes and Sends. As a peer executes
+/// a stream in order, the answer says that all before it was placed.
+#[derive(Default)]
+struct Acks {
+    on: bool,
+    /// Requests built behind the last acknowledging Read, and the last of them.
+    uncovered: u32,
+    last: u32,
+    /// Acknowledging Reads under way.
+    outstanding: u32,
+}
+
 /// What a stream remembers between FPDUs it sends.
 pub(crate) struct Tx {
     fpdu: FpduTx,
@@ -60,6 +77,7 @@ pub(crate) struct Tx {
     rtr_unanswered: bool,
     /// Whose turn it is when both requests and answers are due.
     answers_turn: bool,
+    acks: Acks,
     spans: Vec<Span>,
 }
 
@@ -78,8 +96,22 @@ impl Tx {
             rtr: None,
             rtr_unanswered: false,
             answers_turn: false,
+            acks: Acks::default(),
             spans: Vec::new(),
         }
+    }
+
+    /// Requests complete when the peer has placed them.
+    pub(crate) fn acknowledge(&mut self) {
+        self.acks.on = true;
+    }
+
+    pub(crate) fn acknowledges(&self) -> bool {
+        self.acks.on
+    }
+
+    pub(crate) fn ack_came(&mut self) {
+        self.acks.outstanding -= 1;
     }
 
     pub(crate) fn rtr_answered(&self) -> bool {
@@ -110,13 +142,14 @@ impl Tx {
     pub(super) fn abandon(&mut self, position: u64) {
         self.fpdu.rewind(position.saturating_sub(self.base));
         self.message = None;
+        self.acks = Acks { on: self.acks.on, ..Acks::default() };
         self.marks.clear();
         self.greeting = None;
         self.rtr = None;
     }
 
     fn is_idle(&self) -> bool {
-        self.message.is_none() && self.greeting.is_none() && self.rtr.is_none()
+        self.message.is_none() && self.greeting.is_none() && self.rtr.is_none() && self.acks.uncovered == 0
     }
 }
 
@@ -183,6 +216,9 @@ impl Conn {
         let header = self.tx.untagged(opcode, rdmap::QN_SEND, 0);
         let mut octets = [0; 8];
         octets[..4].copy_from_slice(&imm.to_be_bytes());
+        if let Some(qp) = &self.qp {
+            qp.sq.lock().begun(seq, header.msn());
+        }
         Message::octets(header, &octets, Some(seq))
     }
 
@@ -191,7 +227,13 @@ impl Conn {
         let Some(qp) = &self.qp else { return };
         let mut sq = qp.sq.lock();
         sq.advance();
-        if sq.done_when_sent(seq) {
+        if !sq.done_when_sent(seq) {
+            return;
+        }
+        if self.tx.acks.on {
+            self.tx.acks.uncovered += 1;
+            self.tx.acks.last = seq;
+        } else {
             self.tx.marks.push_back((self.out.queued(), seq));
         }
     }
@@ -316,18 +358,30 @@ impl Conn {
         if let Some(Greeting { stag, to }) = self.tx.greeting.take() {
             return Ok(Some(Message::empty(MessageHeader::Tagged { opcode: Opcode::Write, stag, to })));
         }
-        self.tx.answers_turn = !self.tx.answers_turn;
-        if self.tx.answers_turn {
-            if let Some(message) = self.next_answer(env)? {
-                return Ok(Some(message));
-            }
-            self.next_request(env)
-        } else {
-            if let Some(message) = self.next_request(env)? {
-                return Ok(Some(message));
-            }
-            self.next_answer(env)
+        if self.tx.acks.uncovered >= ACK_EVERY
+            && let Some(message) = self.next_ack()
+        {
+            return Ok(Some(message));
         }
+        self.tx.answers_turn = !self.tx.answers_turn;
+        let first = if self.tx.answers_turn { self.next_answer(env)? } else { self.next_request(env)? };
+        if first.is_some() {
+            return Ok(first);
+        }
+        let second = if self.tx.answers_turn { self.next_request(env)? } else { self.next_answer(env)? };
+        Ok(second.or_else(|| self.next_ack()))
+    }
+
+    /// The Read whose answer completes what was built since the last one.
+    fn next_ack(&mut self) -> Option<Message> {
+        let acks = &mut self.tx.acks;
+        if acks.uncovered == 0 || acks.outstanding == ACKS || !self.reads.may_ask() {
+            return None;
+        }
+        acks.uncovered = 0;
+        acks.outstanding += 1;
+        let upto = acks.last;
+        Some(self.ask_read(Asker::Ack(upto), Remote::default(), 0, None))
     }
 
     /// RFC 6581 section 9.2: the initiator's zero-length Read or Send.
@@ -337,11 +391,11 @@ impl Conn {
             return Message::empty(header);
         }
         self.tx.rtr_unanswered = true;
-        self.ask_read(None, Remote::default(), 0, None)
+        self.ask_read(Asker::Rtr, Remote::default(), 0, None)
     }
 
     /// A Read Request, and its place among the outstanding ones.
-    fn ask_read(&mut self, seq: Option<u32>, remote: Remote, len: u32, invalidate: Option<STag>) -> Message {
+    fn ask_read(&mut self, asker: Asker, remote: Remote, len: u32, invalidate: Option<STag>) -> Message {
         let sink_to = self.reads.next_sink_to();
         let header = self.tx.untagged(Opcode::ReadRequest, rdmap::QN_READ, 0);
         let request = ReadRequest {
@@ -352,8 +406,8 @@ impl Conn {
             source_to: remote.addr,
         };
         let kind = OutstandingKind::Read { sink_to, len, received: 0 };
-        self.reads.ask(seq, header.msn(), kind, invalidate);
-        Message::octets(header, &request.emit(), seq)
+        self.reads.ask(asker, header.msn(), kind, invalidate);
+        Message::octets(header, &request.emit(), asker.request())
     }
 
     /// The answer that is owed longest. Its credit is free as soon as it is under way: the peer cannot use the credit before
@@ -437,6 +491,7 @@ impl Conn {
                 }
                 let awaits_answer = wqe.op.needs_ord();
                 let message = self.start(seq, wqe);
+                sq.begun(seq, message.header.msn());
                 if awaits_answer && let Some(asked) = self.reads.outstanding.back_mut() {
                     asked.sges = sq.take_sges(seq);
                 }
@@ -473,7 +528,9 @@ impl Conn {
                 let msn = self.tx.next_msn(rdmap::QN_SEND);
                 Message::of_request(MessageHeader::SendImm { msn, imm, solicited }, seq, wqe, true)
             }
-            SendOp::Read { remote, invalidate } => self.ask_read(Some(seq), remote, wqe.len, invalidate),
+            SendOp::Read { remote, invalidate } => {
+                self.ask_read(Asker::Request(seq), remote, wqe.len, invalidate)
+            }
             SendOp::FetchAdd { remote, add, mask } => {
                 let op = (AtomicOp::FetchAdd, add, mask, 0, u64::MAX);
                 self.ask_atomic(seq, remote, op)
@@ -507,7 +564,7 @@ impl Conn {
             compare_mask,
         };
         let kind = OutstandingKind::Atomic { request_id };
-        self.reads.ask(Some(seq), header.msn(), kind, None);
+        self.reads.ask(Asker::Request(seq), header.msn(), kind, None);
         Message::octets(header, &request.emit(), Some(seq))
     }
 
@@ -542,7 +599,10 @@ impl Conn {
 
     /// Whether every request that was begun is over: SQD is reached.
     pub(super) fn has_no_request_open(&self) -> bool {
-        !self.is_inside_request() && self.tx.marks.is_empty() && self.reads.outstanding.is_empty()
+        !self.is_inside_request()
+            && self.tx.marks.is_empty()
+            && self.tx.acks.uncovered == 0
+            && self.reads.outstanding.is_empty()
     }
 
     /// A segment of the engine's own, queued behind everything.

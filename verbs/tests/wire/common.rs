@@ -130,6 +130,7 @@ impl End {
             srq: make.srq,
             cap: make.cap,
             signal_all: make.signal_all,
+            num: None,
         };
         let qp = pd.create_qp(init).unwrap();
         let mr = memory(pd, make.memory, make.access);

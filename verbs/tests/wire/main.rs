@@ -1,5 +1,6 @@
 //! The engine against a scripted peer, octet by octet, and against itself.
 
+mod acknowledged;
 mod common;
 mod data;
 mod foreign;
@@ -9,3 +10,4 @@ mod semantics;
 mod smoke;
 mod startup;
 mod stress;
+mod waiting;

@@ -27,6 +27,7 @@ fn notified() -> Notified {
         srq: None,
         cap: QpCap::default(),
         signal_all: true,
+        num: None,
     };
     end.qp = end.pd.create_qp(init).unwrap();
     end.rcq = cq;
@@ -294,8 +295,9 @@ fn a_thousand_connections_on_one_driver() {
             .map(|_| {
                 let (send_cq, recv_cq) = (cq.clone(), cq.clone());
                 let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
-                let qp =
-                    pd.create_qp(QpInit { send_cq, recv_cq, srq: None, cap, signal_all: false }).unwrap();
+                let qp = pd
+                    .create_qp(QpInit { send_cq, recv_cq, srq: None, cap, signal_all: false, num: None })
+                    .unwrap();
                 let sges = [Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() }];
                 // SAFETY: nobody looks at the memory but through copies, and it outlives the queue pairs.
                 unsafe { qp.post_recv([RecvWr { wr_id: 1, sges: &sges }]) }.unwrap();

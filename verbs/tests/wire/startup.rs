@@ -936,6 +936,7 @@ fn queue_pair_that_is_made_bigger_than_its_limits_is_refused() {
         srq: None,
         cap,
         signal_all: true,
+        num: None,
     };
     assert!(matches!(end.pd.create_qp(init), Err(Error::Limit { .. })));
 }

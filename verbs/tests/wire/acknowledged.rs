@@ -1,0 +1,124 @@
+//! Acknowledged completion: success says that the peer has placed it, an error lands on the request that caused it.
+
+use crate::common::{End, Make, initiator_opt, pair_of, plain};
+use crate::peer::{enhanced, reply, tagged, with};
+use rdmap::Opcode;
+use std::time::Duration;
+use verbs::{AsyncEvent, ConnOptions, QpState, Remote, SendFlags, SendOp, WcStatus};
+
+fn options() -> ConnOptions {
+    ConnOptions { acknowledged: true, ..ConnOptions::default() }
+}
+
+fn ends() -> (End, End) {
+    pair_of(End::new(), End::new(), &options())
+}
+
+#[test]
+fn completes_when_the_read_behind_it_is_answered() {
+    let end = End::new();
+    let scripted = ConnOptions { acknowledged: true, ..plain() };
+    let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
+    end.send(1, 0, 8);
+    assert_eq!(peer.expect_fpdu().opcode(), Opcode::Send);
+    let asked = peer.expect_fpdu().read_request();
+    assert_eq!(asked.len, 0);
+    end.nothing_more();
+    peer.fpdu(&tagged(Opcode::ReadResponse, asked.sink_stag.0, asked.sink_to, true, b""));
+    end.sent_ok(1);
+}
+
+#[test]
+fn a_send_completes_once_a_receive_took_it() {
+    let (a, b) = ends();
+    a.send(1, 0, 8);
+    a.nothing_more();
+    b.recv(2, 0, 8);
+    a.sent_ok(1);
+    b.received_ok(2);
+}
+
+#[test]
+fn a_bad_write_among_good_ones_fails_alone() {
+    let (a, b) = ends();
+    let write = |rkey: u32| SendOp::Write { remote: Remote { addr: b.mr.addr(), rkey } };
+    let good = b.mr.rkey();
+    for (id, rkey) in [(1, good), (2, good), (3, good ^ 0x5500), (4, good)] {
+        // Signaled or not: the failure is reported.
+        let flags = if id == 3 { SendFlags::empty() } else { SendFlags::SIGNALED };
+        a.post(id, write(rkey), &[a.sge(0, 16)], flags).unwrap();
+    }
+    let statuses: Vec<_> = (0..4).map(|_| a.sent()).map(|wc| (wc.wr_id, wc.status)).collect();
+    let expected = [WcStatus::Success, WcStatus::Success, WcStatus::RemoteAccess, WcStatus::Flushed];
+    assert_eq!(statuses, (1..5).zip(expected).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_send_that_met_no_receive_fails() {
+    let (a, b) = ends();
+    b.qp.set_no_receive_timeout(Duration::from_millis(20)).unwrap();
+    for id in 1..4 {
+        a.send(id, 0, 8);
+    }
+    b.recv(9, 0, 8);
+    let statuses: Vec<_> = (0..3).map(|_| a.sent().status).collect();
+    assert_eq!(statuses, [WcStatus::Success, WcStatus::RnrRetryExceeded, WcStatus::Flushed]);
+}
+
+#[test]
+fn many_requests_share_their_reads() {
+    let (a, b) = ends();
+    for round in 0..20 {
+        for id in 0..100 {
+            let op = SendOp::Write { remote: b.remote(0) };
+            let flags = if id == 99 { SendFlags::SIGNALED } else { SendFlags::empty() };
+            a.post(round * 100 + id, op, &[a.sge(0, 64)], flags).unwrap();
+        }
+        for id in 0..100 {
+            a.sent_ok(round * 100 + id);
+        }
+    }
+}
+
+/// Unsignaled requests leave the queue without anybody asking for a completion.
+#[test]
+fn unsignaled_requests_make_room() {
+    let unsignaled = End::made(Make { signal_all: false, ..Make::default() });
+    let (a, b) = pair_of(unsignaled, End::new(), &options());
+    let mut posted = 0;
+    while posted < 1000 {
+        let op = SendOp::Write { remote: b.remote(0) };
+        match a.post(posted, op, &[a.sge(0, 64)], SendFlags::empty()) {
+            Ok(()) => posted += 1,
+            Err(_) => drop(a.device.pump()),
+        }
+    }
+    a.post(posted, SendOp::Write { remote: b.remote(0) }, &[], SendFlags::SIGNALED).unwrap();
+    a.sent_ok(posted);
+}
+
+#[test]
+fn draining_and_closing_wait_for_the_acknowledgement() {
+    let (a, b) = ends();
+    a.send(1, 0, 8);
+    a.qp.modify(QpState::Sqd).unwrap();
+    a.nothing_more();
+    b.recv(1, 0, 8);
+    a.sent_ok(1);
+    assert_eq!(a.async_event(), AsyncEvent::SqDrained { qp_num: a.qp.num() });
+    a.qp.modify(QpState::Rts).unwrap();
+    a.send(2, 0, 8);
+    a.qp.disconnect().unwrap();
+    b.recv(2, 0, 8);
+    a.sent_ok(2);
+    assert!(a.ended().orderly);
+}
+
+#[test]
+fn without_ord_completions_come_as_usual() {
+    let options = ConnOptions { ord: 0, ..options() };
+    let (a, b) = pair_of(End::new(), End::new(), &options);
+    b.recv(1, 0, 8);
+    a.send(1, 0, 8);
+    a.sent_ok(1);
+}
