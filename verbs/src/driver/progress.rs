@@ -237,9 +237,13 @@ impl Driver {
         }
     }
 
-    /// Posts wait for more of their kind, at most [`DEFER`].
+    /// Posts wait for more of their kind: for the next poll where somebody polls steadily, else at most [`DEFER`].
     pub(crate) fn deferred(&self) {
         let shared = &self.sleepers.0;
+        // To wake a thread for what the poller is about to do would only make it contend for the core, and for a processor.
+        if shared.polled.load(Ordering::Relaxed) {
+            return;
+        }
         if !shared.manual && !shared.deferred.swap(true, Ordering::SeqCst) {
             shared.background.notify();
         }
@@ -440,7 +444,8 @@ fn background(shared: &Shared, driver: &Weak<Driver>) {
             shared.deferred.store(false, Ordering::SeqCst);
             drive(shared, driver, false);
         } else if let Some(wait) = follow(shared, &mut habits) {
-            if habits.helps {
+            // What was posted before the last look and is still there: the poller does not poll any more.
+            if habits.helps || driver.upgrade().is_some_and(|driver| driver.pending.load(Ordering::SeqCst)) {
                 drive(shared, driver, false);
             }
             shared.background.sleep(None, wait);

@@ -10,6 +10,7 @@ use crate::qp::rx::Rx;
 use crate::qp::tx::Tx;
 use crate::qp::{Down, Peer, QpInner};
 use llp::{Event, Interest, Stream, Token};
+use mem::{Recent, StreamId};
 use mpa::startup::{Initiator, Negotiated, Request, Responder, Rtr};
 use std::io;
 use std::sync::Arc;
@@ -57,6 +58,10 @@ pub(crate) struct Conn {
     pub(crate) no_receive_timeout: Duration,
     pub(crate) cm: CmSide,
     pub(crate) qp: Option<Arc<QpInner>>,
+    /// What the STags bound to this stream alone are bound to.
+    pub(super) stream_id: StreamId,
+    /// Memory that was named last.
+    pub(super) recent: Recent,
     /// Received octets that no FPDU (or startup frame) was made of yet.
     pub(crate) inbox: Vec<u8>,
     pub(crate) out: OutQueue,
@@ -103,6 +108,8 @@ impl Conn {
             options,
             cm,
             qp: None,
+            stream_id: StreamId(0),
+            recent: Recent::default(),
             inbox: Vec::new(),
             out: OutQueue::default(),
             tx: Tx::new(false, false),
@@ -144,6 +151,7 @@ impl Conn {
         tracing::debug!(parent: &self.span, ?negotiated, "full operation");
         if let Some(qp) = &self.qp {
             let mut attrs = qp.attrs.lock();
+            self.stream_id = attrs.stream;
             attrs.ird = negotiated.ird;
             attrs.ord = negotiated.ord;
         }

@@ -14,7 +14,7 @@ use crate::wr::{RecvWr, SendOp, SendWr, Sge};
 use llp::Token;
 use mem::{Access, StreamId};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -104,11 +104,12 @@ pub(crate) struct QpInner {
     /// Written with the core held.
     state: AtomicU8,
     cap: QpCap,
+    /// Rights of peers, as bits: read for every segment.
+    access: AtomicU32,
     pub(crate) attrs: Mutex<Attrs>,
 }
 
 pub(crate) struct Attrs {
-    pub(crate) access: Access,
     pub(crate) ord: u16,
     pub(crate) ird: u16,
     pub(crate) conn: Option<Token>,
@@ -172,13 +173,10 @@ impl Qp {
             rq,
             state: AtomicU8::new(QpState::Init as u8),
             cap,
-            attrs: Mutex::new(Attrs {
-                access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
-                ord: max_rd_atomic,
-                ird: max_rd_atomic,
-                conn: None,
-                stream,
-            }),
+            access: AtomicU32::new(
+                (Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC).bits(),
+            ),
+            attrs: Mutex::new(Attrs { ord: max_rd_atomic, ird: max_rd_atomic, conn: None, stream }),
             driver,
         });
         inner.driver.qps.lock().insert(num, Arc::downgrade(&inner));
@@ -257,7 +255,7 @@ impl Qp {
         let attrs = self.0.attrs.lock();
         QpAttr {
             state: self.0.state(),
-            access: attrs.access,
+            access: self.0.access(),
             ord: attrs.ord,
             ird: attrs.ird,
             cap: self.0.cap,
@@ -266,7 +264,7 @@ impl Qp {
 
     /// Sets the rights of peers on this queue pair.
     pub fn set_access(&self, access: Access) {
-        self.0.attrs.lock().access = access;
+        self.0.access.store(access.bits(), Ordering::Release);
     }
 
     /// Moves the queue pair to another state (verbs state diagram).
@@ -385,6 +383,11 @@ impl QpInner {
         if before != state as u8 {
             tracing::debug!(qp = self.num, from = %QpState::from_raw(before), to = %state, "queue pair state");
         }
+    }
+
+    /// Rights of peers on this queue pair.
+    pub(crate) fn access(&self) -> Access {
+        Access::from_bits_truncate(self.access.load(Ordering::Acquire))
     }
 
     pub(crate) fn conn(&self) -> Option<Token> {

@@ -6,6 +6,7 @@
 
 use crate::cq::Cqe;
 use crate::driver::{Env, TimerKind};
+use crate::pd::Pd;
 use crate::qp::conn::HELLO_PATIENCE;
 use crate::qp::read_queue::{Asker, OutstandingKind, Owed, OwedKind, QuotedSegment};
 use crate::qp::teardown::{fpdu_fault, write_fault};
@@ -13,7 +14,7 @@ use crate::qp::{Conn, Down, QpInner, RecvWqe};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::Sge;
 use ddp::{Header, Tagged, TaggedError, Untagged, UntaggedError, UntaggedRx};
-use mem::{Access, IoVecMut, Right};
+use mem::{Access, IoVecMut, Recent, Right};
 use mpa::rx::{FpduRx, Step, Verified};
 use rdmap::{
     AtomicRequest, AtomicResponse, Fault, Inbound, Operation, Protection, ReadRequest, StreamRx, Terminate,
@@ -267,16 +268,15 @@ impl Conn {
             self.rx.only_rtr = false;
             let qp = self.qp.as_ref().ok_or(Fault::LocalCatastrophic)?;
             let len = payload.len() as u32;
-            if !qp.attrs.lock().access.contains(Access::REMOTE_WRITE) {
+            if !qp.access().contains(Access::REMOTE_WRITE) {
                 return Err(TaggedError::AccessRights { stag: header.stag }.into());
             }
-            let span = env
-                .driver
+            let (from, range) = ((self.stream_id, qp.pd.id()), (header.to, len));
+            env.driver
                 .table
-                .remote(header.stag, qp.stream(), qp.pd.id(), header.to, len, Right::Write)
-                .map_err(|error| write_fault(&error))?;
-            let pin = span.pin().map_err(|_| TaggedError::InvalidStag { stag: header.stag })?;
-            pin.copy_from(0, payload);
+                .pin_remote(&mut self.recent, header.stag, from, range, Right::Write)
+                .map_err(|error| write_fault(&error))?
+                .copy_from(0, payload);
         }
         self.rx.write_len = self.rx.write_len.wrapping_add(payload.len() as u32);
         if header.last {
@@ -324,7 +324,9 @@ impl Conn {
         if immediate {
             self.rx.control[0][place.offset as usize..place.offset as usize + payload.len()]
                 .copy_from_slice(payload);
-        } else if scatter(&qp, &env.driver.table, &recv.sges, place.offset, payload).is_err() {
+        } else if scatter((&qp.pd, &env.driver.table, &mut self.recent), &recv.sges, place.offset, payload)
+            .is_err()
+        {
             self.end_recv(&qp, WcStatus::LocalProtection, env);
             return Err(self.fault(Fault::LocalCatastrophic, None));
         }
@@ -495,7 +497,10 @@ impl Conn {
             let offset = *received;
             *received += len;
             let Some(qp) = &self.qp else { return Err(Down::Asked) };
-            if len > 0 && scatter(qp, &env.driver.table, &front.sges, offset, payload).is_err() {
+            if len > 0
+                && scatter((&qp.pd, &env.driver.table, &mut self.recent), &front.sges, offset, payload)
+                    .is_err()
+            {
                 let seq = front.asker.request();
                 return Err(Down::Local { seq, status: WcStatus::LocalProtection });
             }
@@ -524,7 +529,7 @@ impl Conn {
         let asker = front.asker;
         // The value is a number of this machine's, as `ibv_post_send` documents it.
         let value = response.original.to_ne_bytes();
-        if scatter(qp, &env.driver.table, &front.sges, 0, &value).is_err() {
+        if scatter((&qp.pd, &env.driver.table, &mut self.recent), &front.sges, 0, &value).is_err() {
             return Err(Down::Local { seq: asker.request(), status: WcStatus::LocalProtection });
         }
         self.answered(asker, env)
@@ -612,8 +617,7 @@ impl Conn {
 
 /// Places `payload` at octet `offset` of a message whose memory is `sges`.
 fn scatter(
-    qp: &QpInner,
-    table: &mem::Table,
+    (pd, table, recent): (&Pd, &mem::Table, &mut Recent),
     sges: &[Sge],
     offset: u32,
     payload: &[u8],
@@ -631,8 +635,8 @@ fn scatter(
         }
         let take = (room - skip).min(rest.len() as u64) as usize;
         let (now, later) = rest.split_at(take);
-        let span = table.local(sge.lkey, qp.pd.id(), sge.addr.wrapping_add(skip), take as u32, true)?;
-        span.pin().map_err(|_| mem::LocalError::InvalidLkey { lkey: sge.lkey })?.copy_from(0, now);
+        let range = (sge.addr.wrapping_add(skip), take as u32);
+        table.pin_local(recent, sge.lkey, pd.id(), range, true)?.copy_from(0, now);
         rest = later;
         skip = 0;
     }

@@ -197,7 +197,10 @@ impl Conn {
                 self.tx.message = self.next_message(env)?;
             }
             let Some(mut message) = self.tx.message.take() else { break };
-            let last = self.fpdu(&mut message, env)?;
+            let last = match self.run(&mut message, env)? {
+                true => message.offset == message.total,
+                false => self.fpdu(&mut message, env)?,
+            };
             if !last {
                 self.tx.message = Some(message);
             } else if let Some((seq, imm, solicited)) = message.then {
@@ -238,17 +241,75 @@ impl Conn {
         }
     }
 
+    /// As many FPDUs as the batch has room for and one piece of memory has octets, built in staging: the memory is looked up,
+    /// checked and pinned once for all of them. False when the next FPDU must be built alone: it needs no memory, or more than
+    /// one piece, or goes by iovec.
+    fn run(&mut self, message: &mut Message, env: &mut Env<'_>) -> Result<bool, Down> {
+        let room = u32::try_from(self.tx.mulpdu - message.header_len()).unwrap_or(u32::MAX);
+        let left = message.total - message.offset;
+        let Some(qp) = &self.qp else { return Ok(false) };
+        let (table, pd) = (&env.driver.table, qp.pd.id());
+        let pin = match &message.source {
+            Source::Request { seq, sge, sge_offset } => {
+                let sq = qp.sq.lock();
+                let Some(wqe) = sq.get(*seq) else { return Ok(false) };
+                let Some(piece) = wqe.sges.get(*sge).copied() else { return Ok(false) };
+                drop(sq);
+                let range =
+                    (piece.addr.wrapping_add(u64::from(*sge_offset)), left.min(piece.length - *sge_offset));
+                let failed = Down::Local { seq: Some(*seq), status: WcStatus::LocalProtection };
+                table.pin_local(&mut self.recent, piece.lkey, pd, range, false).map_err(|_| failed)?
+            }
+            Source::Owed { request, .. } if left > 0 && qp.access().contains(Access::REMOTE_READ) => {
+                let range = (request.source_to.wrapping_add(u64::from(message.offset)), left);
+                let stag = request.source_stag;
+                let from = (self.stream_id, pd);
+                // What is wrong with part of it is found, and said, with the segment that meets it.
+                let Ok(pin) = table.pin_remote(&mut self.recent, stag, from, range, Right::Read) else {
+                    return Ok(false);
+                };
+                pin
+            }
+            _ => return Ok(false),
+        };
+        let copied = pin.is_shared() || self.tx.fpdu.markers() || self.options.stable_tx;
+        if room.min(left) >= GATHER_MIN && !copied {
+            return Ok(false);
+        }
+        let mut done = 0;
+        while done < pin.len() && (done == 0 || self.out.staging.len() < STAGING) {
+            let len = room.min(message.total - message.offset);
+            let end = done + len as usize;
+            if end > pin.len() {
+                break;
+            }
+            let start = begin_fpdu(&mut self.out.staging, &message.segment_header(len));
+            pin.copy_to_vec(done..end, &mut self.out.staging);
+            self.tx.fpdu.seal(&mut self.out.staging, start);
+            self.out.push_staged(start);
+            self.out.end_fpdu();
+            message.offset += len;
+            done = end;
+        }
+        let whole = pin.len();
+        drop(pin);
+        if let Source::Request { sge, sge_offset, .. } = &mut message.source {
+            if done == whole && message.offset < message.total {
+                (*sge, *sge_offset) = (*sge + 1, 0);
+            } else {
+                *sge_offset += done as u32;
+            }
+        }
+        Ok(done > 0)
+    }
+
     /// One FPDU of `message`. True when it was the last.
     fn fpdu(&mut self, message: &mut Message, env: &mut Env<'_>) -> Result<bool, Down> {
         let room = u32::try_from(self.tx.mulpdu - message.header_len()).unwrap_or(u32::MAX);
         let len = room.min(message.total - message.offset);
         let header = message.segment_header(len);
         let mut spans = std::mem::take(&mut self.tx.spans);
-        let start = self.out.staging.len();
-        self.out.staging.extend_from_slice(&[0; 2]);
-        let at = self.out.staging.len();
-        self.out.staging.resize(at + header.len(), 0);
-        header.emit(&mut self.out.staging[at..]);
+        let start = begin_fpdu(&mut self.out.staging, &header);
         self.payload(message, len, &mut spans, env)?;
         if self.by_iovec(len, &spans) {
             self.gather(start, header.len(), len, &mut spans);
@@ -456,7 +517,7 @@ impl Conn {
     ) -> Result<Span, Down> {
         let Some(qp) = &self.qp else { return Err(Down::Asked) };
         let needed = if matches!(right, Right::Atomic) { Access::REMOTE_ATOMIC } else { Access::REMOTE_READ };
-        if !qp.attrs.lock().access.contains(needed) {
+        if !qp.access().contains(needed) {
             return Err(self.fault(Protection::AccessRights { stag }.into(), Some(asked.clone())));
         }
         env.driver
@@ -607,11 +668,7 @@ impl Conn {
 
     /// A segment of the engine's own, queued behind everything.
     pub(super) fn send_control(&mut self, header: &Header, payload: &[u8]) {
-        let start = self.out.staging.len();
-        self.out.staging.extend_from_slice(&[0; 2]);
-        let at = self.out.staging.len();
-        self.out.staging.resize(at + header.len(), 0);
-        header.emit(&mut self.out.staging[at..]);
+        let start = begin_fpdu(&mut self.out.staging, header);
         self.out.staging.extend_from_slice(payload);
         self.tx.fpdu.seal(&mut self.out.staging, start);
         self.out.push_staged(start);
@@ -636,6 +693,15 @@ impl Conn {
     pub(super) fn owes_nothing(&self) -> bool {
         self.reads.owed.is_empty() && self.tx.message.is_none() && self.out.is_empty()
     }
+}
+
+/// Room for ULPDU_Length, and the DDP header behind it. Gives the FPDU's first octet.
+fn begin_fpdu(staging: &mut Vec<u8>, header: &Header) -> usize {
+    let start = staging.len();
+    let at = start + 2;
+    staging.resize(at + header.len(), 0);
+    header.emit(&mut staging[at..]);
+    start
 }
 
 /// The extension that `op` needs and the peer does not have.
