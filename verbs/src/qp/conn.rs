@@ -3,6 +3,7 @@
 use crate::cm::{CmSide, HalfOpen};
 use crate::driver::{Env, TimerKind};
 use crate::options::{ConnOptions, FpduSize};
+use crate::qp::inbox::Inbox;
 use crate::qp::out_queue::OutQueue;
 use crate::qp::peer::Known;
 use crate::qp::read_queue::ReadQueues;
@@ -62,8 +63,7 @@ pub(crate) struct Conn {
     pub(super) stream_id: StreamId,
     /// Memory that was named last.
     pub(super) recent: Recent,
-    /// Received octets that no FPDU (or startup frame) was made of yet.
-    pub(crate) inbox: Vec<u8>,
+    pub(crate) inbox: Inbox,
     pub(crate) out: OutQueue,
     pub(crate) tx: Tx,
     pub(crate) rx: Rx,
@@ -110,7 +110,7 @@ impl Conn {
             qp: None,
             stream_id: StreamId(0),
             recent: Recent::default(),
-            inbox: Vec::new(),
+            inbox: Inbox::default(),
             out: OutQueue::default(),
             tx: Tx::new(false, false),
             rx: Rx::new(false, false),
@@ -332,7 +332,7 @@ impl Conn {
     pub(crate) fn let_go(&mut self, env: &mut Env<'_>) {
         let held = self.held();
         env.pool.count(held, 0);
-        env.pool.give(std::mem::take(&mut self.inbox));
+        env.pool.give(self.inbox.replace_buffer(Vec::new()));
         env.pool.give(std::mem::take(&mut self.out.staging));
         self.rx.drop_parked();
         env.driver.table.release(self.reads.sink);

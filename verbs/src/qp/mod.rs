@@ -6,6 +6,7 @@
 
 mod conn;
 mod handle;
+mod inbox;
 mod message;
 mod out_queue;
 mod peer;

@@ -116,13 +116,21 @@ impl Conn {
     }
 
     fn receive_into(&mut self, staging: &mut [u8], env: &mut Env<'_>) -> Result<bool, Down> {
-        let mut have = self.inbox.len();
-        staging[..have].copy_from_slice(&self.inbox);
         let mut work = false;
-        if have > 0 {
+        if !self.inbox.is_empty() {
             // Octets that came with the Reply, or behind a segment that was parked.
-            have = self.consume_front(staging, have, env)?;
+            let mut inbox = std::mem::take(&mut self.inbox);
+            let used = self.consume(inbox.octets_mut(), env)?;
+            inbox.consume(used);
+            self.inbox = inbox;
+            if self.rx.is_stalled() {
+                self.count_held(env);
+                return Ok(work);
+            }
         }
+        let mut have = self.inbox.len();
+        staging[..have].copy_from_slice(self.inbox.octets());
+        self.inbox.clear();
         for _ in 0..READS_PER_PUMP {
             if self.rx.is_stalled() {
                 break;
@@ -160,17 +168,21 @@ impl Conn {
     /// Keeps octets until the next pump.
     fn hold(&mut self, rest: &[u8], env: &mut Env<'_>) {
         if rest.is_empty() {
-            if self.inbox.capacity() > 0 {
-                env.pool.give(std::mem::take(&mut self.inbox));
+            if self.inbox.has_buffer() {
+                env.pool.give(self.inbox.replace_buffer(Vec::new()));
             }
         } else {
-            if self.inbox.capacity() == 0 {
-                self.inbox = env.pool.take();
+            if !self.inbox.has_buffer() {
+                self.inbox.replace_buffer(env.pool.take());
             }
-            self.inbox.clear();
-            self.inbox.extend_from_slice(rest);
+            self.inbox.extend(rest);
         }
-        let counted = rest.len() + self.rx.parked.as_ref().map_or(0, Vec::len);
+        self.count_held(env);
+    }
+
+    /// Tells the pool how many octets this stream keeps.
+    fn count_held(&mut self, env: &mut Env<'_>) {
+        let counted = self.inbox.len() + self.rx.parked.as_ref().map_or(0, Vec::len);
         env.pool.count(self.rx.counted, counted);
         self.rx.counted = counted;
     }
