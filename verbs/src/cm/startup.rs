@@ -281,7 +281,7 @@ impl Conn {
         }
         if let Some(qp) = self.qp.take() {
             // The queue pair keeps its state: the application may try again with it.
-            qp.attrs.lock().conn = None;
+            qp.set_conn(None);
         }
         self.stream.abort();
         self.phase = Phase::Over;

@@ -12,6 +12,7 @@ mod out_queue;
 mod peer;
 mod read_queue;
 mod recv_queue;
+mod ring;
 mod rx;
 mod send_queue;
 mod state;
