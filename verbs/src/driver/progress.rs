@@ -444,10 +444,7 @@ fn background(shared: &Shared, driver: &Weak<Driver>) {
             shared.deferred.store(false, Ordering::SeqCst);
             drive(shared, driver, false);
         } else if let Some(wait) = follow(shared, &mut habits) {
-            // What was posted before the last look and is still there: the poller does not poll any more.
-            if habits.helps || driver.upgrade().is_some_and(|driver| driver.pending.load(Ordering::SeqCst)) {
-                drive(shared, driver, false);
-            }
+            help(shared, driver, &mut habits);
             shared.background.sleep(None, wait);
         } else {
             lead(shared, driver);
@@ -483,6 +480,21 @@ fn follow(shared: &Shared, habits: &mut Habits) -> Option<Option<Instant>> {
     None
 }
 
+/// Drives in the place of others when they do not: a leader that is awake but busy with something else, a poller that posted and
+/// does not poll any more. If somebody drove since the last look there is nothing to help with, and the core is left to him.
+fn help(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) {
+    let Some(strong) = driver.upgrade() else { return };
+    let rounds = strong.rounds.load(Ordering::Relaxed);
+    let idle = std::mem::replace(&mut habits.rounds, rounds) == rounds;
+    let posted = strong.pending.load(Ordering::SeqCst);
+    drop(strong);
+    if idle && (habits.helps || posted) {
+        drive(shared, driver, false);
+        // Its own round is nobody's sign of life.
+        habits.rounds = habits.rounds.wrapping_add(1);
+    }
+}
+
 /// What the background thread has seen while it kept out of the way.
 #[derive(Default)]
 struct Habits {
@@ -492,6 +504,8 @@ struct Habits {
     leader_awake: bool,
     /// The leader does not seem to drive.
     helps: bool,
+    /// Rounds of whoever drives, at the last look.
+    rounds: u32,
     lease: Duration,
 }
 
