@@ -1,7 +1,7 @@
 //! What the holder of the driver's lock works on: the stack, the streams, their timers.
 
 use crate::cm::ListenerSlot;
-use crate::driver::{Driver, Pool, TimerKind, Timers};
+use crate::driver::{Driver, Pool, Timers};
 use crate::notify::Wakes;
 use crate::qp::Conn;
 use llp::{Event, Stack, Token};
@@ -252,18 +252,5 @@ impl Core {
             count += 1;
         }
         count
-    }
-}
-
-impl Env<'_> {
-    pub(crate) fn after(
-        &mut self,
-        wait: std::time::Duration,
-        token: Token,
-        kind: TimerKind,
-    ) -> Option<Instant> {
-        let at = self.now.checked_add(wait)?;
-        self.timers.add(at, token, kind);
-        Some(at)
     }
 }

@@ -196,9 +196,8 @@ impl Conn {
             }
             qp.flush_sends(&mut sq, reason, wakes);
         }
-        if let Some(recv) = self.rx.take_recv() {
-            qp.complete_recv(recv.wr_id, WcStatus::Flushed, reason, wakes);
-            qp.recycle_recv(recv);
+        if let Some(wr_id) = self.rx.take_recv() {
+            qp.complete_recv(wr_id, WcStatus::Flushed, reason, wakes);
         }
         flush_receive_queue(&qp, self.token, reason, env);
         self.reads.outstanding.clear();
