@@ -1,5 +1,6 @@
 //! Chores of the workspace: `cargo xtask --help`.
 
+mod bench;
 mod packages;
 mod process;
 mod report;
@@ -21,10 +22,14 @@ struct Cli {
 enum Chore {
     /// Run every check and every test; the last line on stdout is `N passed, N failed, N skipped`.
     Test(test::Options),
+    /// Measure beside raw TCP.
+    #[command(subcommand)]
+    Bench(bench::Bench),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().chore {
         Chore::Test(options) => test::run(&options),
+        Chore::Bench(bench) => bench::run(&bench),
     }
 }
