@@ -4,6 +4,7 @@
 //! thread or knows a byte of MPA. Four stacks, and two that wrap any of them:
 //!
 //! * [`tcp::TcpStack`]: the kernel's TCP, level-triggered epoll.
+//! * `smol::SmolStack` (feature `smoltcp`): smoltcp over links of Ethernet frames.
 //! * [`sim::SimStack`]: links in one process with a virtual clock, for tests.
 //! * [`fault::FaultStack`]: cuts, flipped bits and odd-sized reads and writes on top of another stack.
 //! * [`capture::CaptureStack`]: writes what passes to a pcapng file.
@@ -13,6 +14,8 @@
 pub mod capture;
 pub mod fault;
 pub mod sim;
+#[cfg(feature = "smoltcp")]
+pub mod smol;
 pub mod tcp;
 
 mod options;

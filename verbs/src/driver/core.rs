@@ -119,6 +119,12 @@ impl Core {
         }
     }
 
+    /// When somebody must look at the streams, or the stack at its own timers, though nothing came.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let (ours, theirs) = (self.timers.next(), self.stack.deadline());
+        ours.into_iter().chain(theirs).min()
+    }
+
     /// Whether `token` is a connection past its start-up.
     pub(crate) fn is_established(&mut self, token: Token) -> bool {
         matches!(self.slot(token), Some(Slot::Conn(conn)) if conn.is_established())
@@ -204,7 +210,9 @@ impl Core {
         let mut work = self.serve_ready(driver);
         self.pumps = self.pumps.wrapping_add(1);
         let direct = self.established.len() <= DIRECT_STREAMS && !self.established.is_empty();
-        if direct && !self.pumps.is_multiple_of(ASK_EVERY) {
+        let asked =
+            self.pumps.is_multiple_of(ASK_EVERY) || self.stack.deadline().is_some_and(|at| at <= self.now);
+        if direct && !asked {
             for at in 0..self.established.len() {
                 let Some(token) = self.established.get(at).copied() else { break };
                 work += usize::from(self.with_conn(driver, token, Conn::on_readable).unwrap_or(false));
