@@ -34,7 +34,7 @@ impl<L: Link> SmolStream<L> {
 impl<L: Link> Stream for SmolStream<L> {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         self.live()?;
-        if bufs.iter().all(|buf| buf.is_empty()) {
+        if bufs.iter().all(IoVec::is_empty) {
             return Err(no_octets());
         }
         self.shard.lock().send(self.id, bufs)
@@ -42,7 +42,7 @@ impl<L: Link> Stream for SmolStream<L> {
 
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         self.live()?;
-        if bufs.iter().all(|buf| buf.is_empty()) {
+        if bufs.iter().all(IoVecMut::is_empty) {
             return Err(no_octets());
         }
         self.shard.lock().recv(self.id, bufs)

@@ -154,7 +154,7 @@ fn a_damaged_segment_is_as_good_as_lost() {
     let mut n = 0u32;
     let fate: Fate = Box::new(move |frame| {
         n += 1;
-        if n % 50 == 0 && frame.len() > 100 {
+        if n.is_multiple_of(50) && frame.len() > 100 {
             frame[90] ^= 1;
         }
         Delivery::Once
