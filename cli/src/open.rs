@@ -14,8 +14,8 @@ pub(crate) struct Global {
     /// Write the traffic of this process to a pcapng file, for Wireshark and `uiw decode`
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
-    /// The TCP to use: tcp (the kernel's), or packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=OCTETS] (smoltcp on the
-    /// interface, with addresses of its own)
+    /// The TCP to use: tcp (the kernel's), or packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=OCTETS] or
+    /// xdp:IFACE,..[,mode=auto|zerocopy|native|generic] (smoltcp on the interface, with addresses of its own)
     #[arg(long, global = true, value_name = "STACK", default_value = "tcp")]
     pub(crate) llp: Spec,
     /// Say more on standard error; twice and thrice for more. UIW_LOG chooses more finely
@@ -54,6 +54,20 @@ impl Opener {
     fn refused(&self, error: &std::io::Error) -> Failure {
         let (what, fix) = match &self.llp {
             Spec::Tcp => ("the kernel's TCP".to_owned(), "raise the limit of open files".to_owned()),
+            Spec::Xdp { interface, .. } => (
+                format!("AF_XDP on {interface}"),
+                match error.kind() {
+                    std::io::ErrorKind::PermissionDenied => {
+                        "it needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF: run as root".to_owned()
+                    }
+                    std::io::ErrorKind::NotFound => "see `ip link` for the interfaces there are".to_owned(),
+                    std::io::ErrorKind::OutOfMemory => "raise the limit with `ulimit -l`".to_owned(),
+                    std::io::ErrorKind::ResourceBusy => {
+                        "another XDP program or socket has it: see `ip link show`".to_owned()
+                    }
+                    _ => "try mode=generic, or packet: instead of xdp:".to_owned(),
+                },
+            ),
             Spec::Packet { interface, .. } => (
                 format!("AF_PACKET on {interface}"),
                 match error.kind() {

@@ -15,6 +15,7 @@ mod shard;
 mod stream;
 #[cfg(test)]
 mod tests;
+pub mod xdp;
 
 use crate::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
 use parking_lot::Mutex;

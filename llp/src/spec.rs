@@ -2,6 +2,7 @@
 
 use crate::Stack;
 use crate::smol::packet::PacketLink;
+use crate::smol::xdp::{XdpLink, XdpMode};
 use crate::smol::{SmolConfig, SmolStack};
 use crate::tcp::TcpStack;
 use std::io;
@@ -21,13 +22,22 @@ pub enum Spec {
         /// Addresses.
         config: SmolConfig,
     },
+    /// `xdp:IFACE,ip=ADDR/PREFIX[,mode=auto|zerocopy|native|generic]` and the keys of `packet`: smoltcp over AF_XDP.
+    Xdp {
+        /// The interface.
+        interface: String,
+        /// Addresses.
+        config: SmolConfig,
+        /// How frames are moved.
+        mode: XdpMode,
+    },
 }
 
 /// What is wrong with a stack's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
     /// No such stack.
-    #[error("`{name}` is no stack: tcp, or packet:IFACE,ip=ADDR/PREFIX")]
+    #[error("`{name}` is no stack: tcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX")]
     Kind {
         /// What was given.
         name: String,
@@ -47,7 +57,7 @@ pub enum SpecError {
         interface: String,
     },
     /// No such key.
-    #[error("`{key}` is no key: ip, gw, mac, buffer")]
+    #[error("`{key}` is no key: ip, gw, mac, buffer; of xdp also mode")]
     Key {
         /// What was given.
         key: String,
@@ -75,21 +85,26 @@ impl FromStr for Spec {
         match kind {
             "tcp" if rest.is_empty() => Ok(Self::Tcp),
             "packet" => {
-                let (interface, config) = parse(kind, rest)?;
+                let (interface, config, _) = parse(kind, rest)?;
                 Ok(Self::Packet { interface, config })
+            }
+            "xdp" => {
+                let (interface, config, mode) = parse(kind, rest)?;
+                Ok(Self::Xdp { interface, config, mode })
             }
             _ => Err(SpecError::Kind { name: text.to_owned() }),
         }
     }
 }
 
-fn parse(kind: &str, rest: &str) -> Result<(String, SmolConfig), SpecError> {
+fn parse(kind: &str, rest: &str) -> Result<(String, SmolConfig, XdpMode), SpecError> {
     let mut words = rest.split(',');
     let interface = match words.next() {
         Some(name) if !name.is_empty() && !name.contains('=') => name.to_owned(),
         _ => return Err(SpecError::InterfaceMissing { kind: kind.to_owned() }),
     };
     let (mut addresses, mut gateways, mut mac, mut buffer) = (Vec::new(), Vec::new(), None, None);
+    let mut mode = XdpMode::Auto;
     for word in words {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         let wrong = |key, expected| SpecError::Value { key, value: value.to_owned(), expected };
@@ -104,6 +119,9 @@ fn parse(kind: &str, rest: &str) -> Result<(String, SmolConfig), SpecError> {
             "buffer" => {
                 buffer = Some(octets(value).ok_or(wrong("buffer", "octets between 4K and 1G, such as 4M"))?);
             }
+            "mode" if kind == "xdp" => {
+                mode = value.parse().map_err(|()| wrong("mode", "auto, zerocopy, native or generic"))?;
+            }
             _ => return Err(SpecError::Key { key: key.to_owned() }),
         }
     }
@@ -115,7 +133,7 @@ fn parse(kind: &str, rest: &str) -> Result<(String, SmolConfig), SpecError> {
     config.gateways = gateways;
     config.mac = mac.unwrap_or(config.mac);
     config.buffer = buffer.unwrap_or(config.buffer);
-    Ok((interface, config))
+    Ok((interface, config, mode))
 }
 
 fn prefixed(text: &str) -> Option<(IpAddr, u8)> {
@@ -158,6 +176,10 @@ impl Spec {
                 let link = PacketLink::open(interface, config.mac)?;
                 Ok(Box::new(SmolStack::new(link, config)?))
             }
+            Self::Xdp { interface, config, mode } => {
+                let link = XdpLink::open(interface, *mode, config)?;
+                Ok(Box::new(SmolStack::new(link, config)?))
+            }
         }
     }
 }
@@ -181,6 +203,8 @@ mod tests {
     #[test]
     fn each_mistake_is_named() {
         let wrong = |text: &str| text.parse::<Spec>().unwrap_err().to_string();
+        assert!(wrong("packet:eth0,ip=10.0.0.1/8,mode=native").contains("`mode` is no key"));
+        assert!(wrong("xdp:eth0,ip=10.0.0.1/8,mode=fast").contains("mode=fast"));
         assert!(wrong("quic").contains("`quic` is no stack"));
         assert!(wrong("packet:ip=10.0.0.1/8").contains("wants an interface"));
         assert!(wrong("packet:eth0").contains("wants an address"));

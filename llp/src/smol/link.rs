@@ -14,6 +14,9 @@ pub struct Capabilities {
     /// The link cuts larger TCP packets itself, up to this many octets with their Ethernet header, and computes the checksums of
     /// all TCP segments ([`Frame::segmentation`]).
     pub segmentation: Option<usize>,
+    /// Frames may come from this machine, with TCP checksums that are only begun: the sum of the pseudo-header, which a card would
+    /// complete. They are taken for right.
+    pub partial_checksums: bool,
 }
 
 /// How the link is to cut a frame into segments.

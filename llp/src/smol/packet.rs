@@ -107,7 +107,7 @@ impl Link for PacketLink {
     type Frame = PacketFrame;
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { mtu: self.mtu, segmentation: Some(LONGEST) }
+        Capabilities { mtu: self.mtu, segmentation: Some(LONGEST), partial_checksums: false }
     }
 
     fn receive(&mut self) -> Option<PacketFrame> {

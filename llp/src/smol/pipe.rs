@@ -120,7 +120,7 @@ impl Link for PipeLink {
     type Frame = PipeFrame;
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { mtu: self.mtu, segmentation: None }
+        Capabilities { mtu: self.mtu, segmentation: None, partial_checksums: false }
     }
 
     fn receive(&mut self) -> Option<PipeFrame> {

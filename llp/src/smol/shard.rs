@@ -6,7 +6,7 @@ mod wake;
 
 use super::SmolConfig;
 use super::addr::{endpoint, plain};
-use super::flow::{Flow, Kind, classify};
+use super::flow::{Checksum, Flow, Kind, classify};
 use super::link::{Frame, Link, Port};
 use crate::{Event, Interest, ListenOptions, StreamOptions, Token};
 use conn::{Conn, Owner};
@@ -170,9 +170,13 @@ impl<L: Link> Shard<L> {
 
     /// One frame, to the connection it is for.
     fn ingress(&mut self, now: Tick, frame: &mut L::Frame) {
-        let verify = !frame.is_checked();
+        let checksum = match (frame.is_checked(), self.link.capabilities().partial_checksums) {
+            (true, _) => Checksum::Trusted,
+            (false, true) => Checksum::WholeOrBegun,
+            (false, false) => Checksum::Whole,
+        };
         let octets = frame.octets();
-        let id = match classify(octets, verify) {
+        let id = match classify(octets, checksum) {
             // The checksum is wrong: as if it had not come.
             None => return,
             Some(Kind::Other) => None,

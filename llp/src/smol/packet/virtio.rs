@@ -1,7 +1,9 @@
 //! The virtio-net header in front of every frame of a PACKET_VNET_HDR socket (`struct virtio_net_hdr`, native octet order).
 
+use super::super::flow::pseudo_sum;
 use super::super::link::{ETHERNET_HEADER, Segmentation};
 use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet};
+use std::net::IpAddr;
 
 /// Octets of the header.
 pub(super) const HEADER: usize = 10;
@@ -84,42 +86,25 @@ pub(super) fn complete(buffer: &mut [u8], segmentation: Option<Segmentation>) {
 fn locate(frame: &[u8]) -> Option<Tcp> {
     let ethernet = EthernetFrame::new_checked(frame).ok()?;
     let total = frame.len() - ETHERNET_HEADER;
-    let (header_len, gso_type, addresses) = match ethernet.ethertype() {
+    let (header_len, gso_type, source, destination): (_, _, IpAddr, IpAddr) = match ethernet.ethertype() {
         EthernetProtocol::Ipv4 => {
             // Not the checked view: a packet to be cut may be longer than its length field can say.
             let ip = Ipv4Packet::new_unchecked(ethernet.payload());
             if ip.next_header() != IpProtocol::Tcp {
                 return None;
             }
-            let (source, destination) = (ip.src_addr().octets(), ip.dst_addr().octets());
-            (usize::from(ip.header_len()), GSO_TCPV4, sum(&source) + sum(&destination))
+            (usize::from(ip.header_len()), GSO_TCPV4, ip.src_addr().into(), ip.dst_addr().into())
         }
         EthernetProtocol::Ipv6 => {
             let ip = Ipv6Packet::new_unchecked(ethernet.payload());
             if ip.next_header() != IpProtocol::Tcp {
                 return None;
             }
-            let (source, destination) = (ip.src_addr().octets(), ip.dst_addr().octets());
-            (ip.header_len(), GSO_TCPV6, sum(&source) + sum(&destination))
+            (ip.header_len(), GSO_TCPV6, ip.src_addr().into(), ip.dst_addr().into())
         }
         _ => return None,
     };
-    let length = total.checked_sub(header_len)?;
-    if length < 20 {
-        return None;
-    }
-    // RFC 9293 section 3.1: addresses, protocol, TCP length.
-    let whole = addresses + u32::from(u8::from(IpProtocol::Tcp)) + length as u32;
-    Some(Tcp { start: ETHERNET_HEADER + header_len, pseudo_sum: fold(whole), gso_type })
-}
-
-fn sum(octets: &[u8]) -> u32 {
-    octets.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum()
-}
-
-fn fold(mut sum: u32) -> u16 {
-    while sum > 0xFFFF {
-        sum = (sum & 0xFFFF) + (sum >> 16);
-    }
-    sum as u16
+    let length = total.checked_sub(header_len).filter(|length| *length >= 20)?;
+    let pseudo_sum = pseudo_sum(source, destination, length);
+    Some(Tcp { start: ETHERNET_HEADER + header_len, pseudo_sum, gso_type })
 }
