@@ -49,16 +49,23 @@ impl SmolConfig {
     /// Octets of each buffer by default: what 10 Gbit/s need at 0.8 ms.
     pub const BUFFER: usize = 1 << 20;
 
-    /// One address and a random, locally administered MAC.
-    ///
-    /// # Errors
-    /// The system has no random octets.
-    pub fn new(address: IpAddr, prefix: u8) -> io::Result<Self> {
-        let mut mac = [0; 6];
-        getrandom::fill(&mut mac).map_err(|error| io::Error::other(error.to_string()))?;
-        // Locally administered, unicast (IEEE 802).
-        mac[0] = mac[0] & 0xFC | 2;
-        Ok(Self { mac, addresses: vec![(address, prefix)], gateways: Vec::new(), buffer: Self::BUFFER })
+    /// One address, and a MAC made of it: as long as nobody else has the address, nobody else has the MAC, and neighbours that
+    /// remember it from another process of ours are right.
+    #[must_use]
+    pub fn new(address: IpAddr, prefix: u8) -> Self {
+        let [a, b, c, d] = match address {
+            IpAddr::V4(v4) => v4.octets(),
+            // FNV-1a over all of it.
+            IpAddr::V6(v6) => v6
+                .octets()
+                .iter()
+                .fold(0x811C_9DC5, |hash: u32, octet| (hash ^ u32::from(*octet)).wrapping_mul(0x0100_0193))
+                .to_be_bytes(),
+        };
+        // Locally administered, unicast (IEEE 802); the two families do not meet.
+        let first = if address.is_ipv4() { 0x02 } else { 0x06 };
+        let mac = [first, 0x75, a, b, c, d];
+        Self { mac, addresses: vec![(address, prefix)], gateways: Vec::new(), buffer: Self::BUFFER }
     }
 }
 

@@ -72,9 +72,6 @@ pub enum SpecError {
         /// What is understood.
         expected: &'static str,
     },
-    /// The system has no random octets for a MAC address.
-    #[error("no random octets for a MAC address")]
-    NoEntropy,
 }
 
 impl FromStr for Spec {
@@ -128,7 +125,7 @@ fn parse(kind: &str, rest: &str) -> Result<(String, SmolConfig, XdpMode), SpecEr
     let Some((first, prefix)) = addresses.first().copied() else {
         return Err(SpecError::AddressMissing { kind: kind.to_owned(), interface });
     };
-    let mut config = SmolConfig::new(first, prefix).map_err(|_| SpecError::NoEntropy)?;
+    let mut config = SmolConfig::new(first, prefix);
     config.addresses = addresses;
     config.gateways = gateways;
     config.mac = mac.unwrap_or(config.mac);

@@ -28,7 +28,7 @@ impl World {
     fn with((a, b): (PipeLink, PipeLink), v6: bool) -> Self {
         let stack = |link, host| {
             let prefix = if v6 { 64 } else { 24 };
-            SmolStack::new(link, &SmolConfig::new(address(host, v6), prefix).unwrap()).unwrap()
+            SmolStack::new(link, &SmolConfig::new(address(host, v6), prefix)).unwrap()
         };
         Self { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 }
     }
@@ -265,7 +265,7 @@ fn ports_and_addresses_that_cannot_be_had() {
         ErrorKind::AddrNotAvailable
     );
     let (link, _other) = pipe(1500).unwrap();
-    let config = SmolConfig { mac: [1, 0, 0, 0, 0, 1], ..SmolConfig::new(address(1, false), 24).unwrap() };
+    let config = SmolConfig { mac: [1, 0, 0, 0, 0, 1], ..SmolConfig::new(address(1, false), 24) };
     assert_eq!(kind(SmolStack::new(link, &config)), ErrorKind::InvalidInput);
 }
 

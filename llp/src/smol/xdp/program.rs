@@ -231,7 +231,7 @@ mod tests {
         let config = SmolConfig {
             mac: [2, 3, 4, 5, 6, 7],
             addresses: vec![("10.0.0.7".parse().unwrap(), 24), ("fd00::1234:5678".parse().unwrap(), 64)],
-            ..SmolConfig::new("10.0.0.7".parse().unwrap(), 24).unwrap()
+            ..SmolConfig::new("10.0.0.7".parse().unwrap(), 24)
         };
         let file = std::fs::File::open("/dev/null").unwrap();
         let program = redirect(file.as_fd(), &config);
