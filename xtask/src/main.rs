@@ -21,10 +21,23 @@ struct Cli {
 enum Chore {
     /// Run every check and every test; the last line on stdout is `N passed, N failed, N skipped`.
     Test(test::Options),
+    /// Run against foreign stacks.
+    #[command(subcommand)]
+    Interop(Interop),
+}
+
+#[derive(Subcommand)]
+enum Interop {
+    /// The Linux kernel's siw driver in a virtual machine: the whole matrix, both ways round.
+    Siw(siw_rig::matrix::Options),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().chore {
         Chore::Test(options) => test::run(&options),
+        Chore::Interop(Interop::Siw(options)) => {
+            process::on_interrupt(siw_rig::net::sweep);
+            siw_rig::matrix::main(&options)
+        }
     }
 }

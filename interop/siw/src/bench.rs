@@ -1,0 +1,213 @@
+//! The guest and the uiw program, set up for one row after the other.
+
+use crate::case::Setting;
+use crate::guest::{Guest, Job};
+use crate::kernel::Variant;
+use crate::net::{Family, Net};
+use crate::rig::{Parts, Rig};
+use crate::shell::{Output, Process};
+use crate::{Error, Result};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// How long a program may take to listen.
+const LISTENING: Duration = Duration::from_secs(20);
+
+/// A parameter of the lab variant, with its usual value.
+const PARAMETERS: &[(&str, &str)] =
+    &[("try_gso", "0"), ("peer_to_peer", "0"), ("mpa_version", "2"), ("rtr_modes", "49152"), ("mpa_crc_required", "0")];
+
+/// What rows run on.
+pub struct Bench {
+    rig: Rig,
+    uiw: PathBuf,
+    variant: Option<Variant>,
+    parameters: Vec<(String, String)>,
+    mtu: u32,
+    /// Guests booted so far.
+    pub boots: u32,
+}
+
+impl Bench {
+    /// A bench with this uiw program.
+    #[must_use]
+    pub fn new(rig: Rig, uiw: PathBuf) -> Self {
+        Self { rig, uiw, variant: None, parameters: Vec::new(), mtu: 1500, boots: 1 }
+    }
+
+    /// The guest.
+    #[must_use]
+    pub fn guest(&self) -> &Guest {
+        &self.rig.guest
+    }
+
+    /// The network.
+    #[must_use]
+    pub fn net(&self) -> &Net {
+        &self.rig.net
+    }
+
+    /// What the guest is made of.
+    #[must_use]
+    pub fn parts(&self) -> &Parts {
+        &self.rig.parts
+    }
+
+    /// Pulls the guest's plug; the next [`Bench::apply`] boots another.
+    pub fn power_off(&mut self) {
+        self.rig.guest.power_off();
+    }
+
+    /// Sets up driver and wire.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] where this machine cannot have that setting.
+    pub fn apply(&mut self, setting: &Setting) -> Result<()> {
+        self.revive()?;
+        if setting.mtu != self.mtu {
+            if !self.rig.net.set_mtu(setting.mtu)? {
+                return Err(Error::Missing("an MTU of one's own (user-mode networking)".to_owned()));
+            }
+            self.rig.guest.must(&format!("ip link set eth0 mtu {}", setting.mtu))?;
+            self.mtu = setting.mtu;
+            // siw takes the MTU over when its device is made.
+            self.variant = None;
+        }
+        if self.rig.net.host(setting.family).is_none() {
+            return Err(Error::Missing("IPv6 (user-mode networking)".to_owned()));
+        }
+        if setting.gso { self.lab(&[("try_gso", "1")]) } else { self.driver(Variant::Stock) }
+    }
+
+    /// Boots another guest if there is none.
+    fn revive(&mut self) -> Result<()> {
+        if self.rig.guest.is_running() {
+            return Ok(());
+        }
+        let parts = &self.rig.parts;
+        self.rig.guest = Guest::boot(&parts.modules.image, &parts.initramfs, &self.rig.net)?;
+        self.boots += 1;
+        self.variant = None;
+        if self.mtu != 1500 {
+            self.rig.guest.must(&format!("ip link set eth0 mtu {}", self.mtu))?;
+        }
+        Ok(())
+    }
+
+    /// Loads a variant of the driver.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] where there is none.
+    pub fn driver(&mut self, variant: Variant) -> Result<()> {
+        if self.variant == Some(variant) {
+            return Ok(());
+        }
+        if variant == Variant::Lab && self.rig.parts.modules.lab.is_none() {
+            return Err(Error::Missing("the lab variant of siw (lab.patch does not fit this kernel)".to_owned()));
+        }
+        self.variant = None;
+        self.rig.guest.load(variant)?;
+        self.variant = Some(variant);
+        self.parameters.clear();
+        Ok(())
+    }
+
+    /// Loads the lab variant, with these parameters and the usual ones otherwise.
+    ///
+    /// # Errors
+    /// As [`Bench::driver`].
+    pub fn lab(&mut self, changed: &[(&str, &str)]) -> Result<()> {
+        self.driver(Variant::Lab)?;
+        let value = |name: &str, usual: &str| {
+            let changed = changed.iter().find(|(changed, _)| *changed == name);
+            changed.map_or(usual, |(_, value)| value).to_owned()
+        };
+        let wanted: Vec<(String, String)> =
+            PARAMETERS.iter().map(|(name, usual)| ((*name).to_owned(), value(name, usual))).collect();
+        if wanted != self.parameters {
+            let set = |(name, value): &(String, String)| format!("echo {value} > /sys/module/siw/parameters/{name}");
+            let script: Vec<String> = wanted.iter().map(set).collect();
+            self.rig.guest.must(&script.join(" && "))?;
+            self.parameters = wanted;
+        }
+        Ok(())
+    }
+
+    /// The uiw program, where it reaches the guest.
+    #[must_use]
+    pub fn uiw(&self, args: &[&str]) -> Command {
+        let mut command = self.rig.net.command(&self.uiw.display().to_string());
+        command.args(args);
+        command
+    }
+
+    /// Runs uiw to its end.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn run_uiw(&self, args: &[&str], patience: Duration) -> Result<Output> {
+        crate::shell::run(&mut self.uiw(args), patience)
+    }
+
+    /// Starts a uiw command that says "listening on ADDRESS"; gives the port. It listens on the host's address for the guest.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn serve_uiw(&self, args: &[&str], family: Family) -> Result<(Process, u16)> {
+        let address = self.rig.net.listen(family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+        let listen = SocketAddr::new(address, 0).to_string();
+        let mut command = self.uiw(args);
+        command.args(["--listen", &listen]);
+        let mut process = Process::start(&mut command)?;
+        let line = process.wait_for("listening on", LISTENING)?;
+        let port = line.rsplit(':').next().and_then(|port| port.trim().parse().ok());
+        let port = port.ok_or_else(|| Error::Failed(format!("uiw says \"{line}\"")))?;
+        Ok((process, port))
+    }
+
+    /// Starts a program in the guest that listens on `port`, and waits until it does.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn serve_guest(&self, command: &str, port: u16, patience: Duration) -> Result<Job> {
+        let script = format!(
+            "while ss -Hltn | grep -q ':{port} '; do usleep 20000; done\n\
+             {command} &\n\
+             until ss -Hltn | grep -q ':{port} '; do kill -0 $! || exit 1; usleep 20000; done\n\
+             echo guest is listening\n\
+             wait $!"
+        );
+        let mut job = self.rig.guest.start(&script, patience)?;
+        job.wait_for("guest is listening", LISTENING)?;
+        Ok(job)
+    }
+
+    /// The host's address as programs in the guest are told it.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without IPv6.
+    pub fn host(&self, family: Family) -> Result<String> {
+        let host = self.rig.net.host(family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+        Ok(host.to_string())
+    }
+
+    /// The guest's own address.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without IPv6.
+    pub fn guest_own(&self, family: Family) -> Result<String> {
+        let own = self.rig.net.guest_own(family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+        Ok(own.to_string())
+    }
+
+    /// A port of the guest's as the host reaches it.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without IPv6.
+    pub fn guest_at(&self, family: Family, port: u16) -> Result<String> {
+        let at = self.rig.net.guest(family, port).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+        Ok(at.to_string())
+    }
+}
