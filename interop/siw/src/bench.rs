@@ -16,8 +16,13 @@ use std::time::Duration;
 const LISTENING: Duration = Duration::from_secs(20);
 
 /// A parameter of the lab variant, with its usual value.
-const PARAMETERS: &[(&str, &str)] =
-    &[("try_gso", "0"), ("peer_to_peer", "0"), ("mpa_version", "2"), ("rtr_modes", "49152"), ("mpa_crc_required", "0")];
+const PARAMETERS: &[(&str, &str)] = &[
+    ("try_gso", "0"),
+    ("peer_to_peer", "0"),
+    ("mpa_version", "2"),
+    ("rtr_modes", "49152"),
+    ("mpa_crc_required", "0"),
+];
 
 /// What rows run on.
 pub struct Bench {
@@ -105,7 +110,9 @@ impl Bench {
             return Ok(());
         }
         if variant == Variant::Lab && self.rig.parts.modules.lab.is_none() {
-            return Err(Error::Missing("the lab variant of siw (lab.patch does not fit this kernel)".to_owned()));
+            return Err(Error::Missing(
+                "the lab variant of siw (lab.patch does not fit this kernel)".to_owned(),
+            ));
         }
         self.variant = None;
         self.rig.guest.load(variant)?;
@@ -127,7 +134,9 @@ impl Bench {
         let wanted: Vec<(String, String)> =
             PARAMETERS.iter().map(|(name, usual)| ((*name).to_owned(), value(name, usual))).collect();
         if wanted != self.parameters {
-            let set = |(name, value): &(String, String)| format!("echo {value} > /sys/module/siw/parameters/{name}");
+            let set = |(name, value): &(String, String)| {
+                format!("echo {value} > /sys/module/siw/parameters/{name}")
+            };
             let script: Vec<String> = wanted.iter().map(set).collect();
             self.rig.guest.must(&script.join(" && "))?;
             self.parameters = wanted;

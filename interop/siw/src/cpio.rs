@@ -72,8 +72,8 @@ impl Archive {
 
 fn emit(out: &mut Vec<u8>, inode: usize, name: &str, mode: u32, octets: &[u8]) {
     let links = if mode & 0o170_000 == 0o040_000 { 2 } else { 1 };
-    let fields =
-        [inode, mode as usize, 0, 0, links, 0, octets.len(), 0, 0, 0, 0, name.len() + 1, 0].map(|field| format!("{field:08x}"));
+    let fields = [inode, mode as usize, 0, 0, links, 0, octets.len(), 0, 0, 0, 0, name.len() + 1, 0]
+        .map(|field| format!("{field:08x}"));
     out.extend_from_slice(b"070701");
     out.extend_from_slice(fields.concat().as_bytes());
     out.extend_from_slice(name.as_bytes());

@@ -75,10 +75,15 @@ impl Guest {
         let port = loop {
             match UnixStream::connect(&socket) {
                 Ok(port) => break port,
-                Err(_) if qemu.is_running() && begun.elapsed() < BOOT => thread::sleep(Duration::from_millis(20)),
+                Err(_) if qemu.is_running() && begun.elapsed() < BOOT => {
+                    thread::sleep(Duration::from_millis(20))
+                }
                 Err(error) => {
                     let output = qemu.finish(Duration::ZERO);
-                    return Err(Error::Failed(format!("QEMU did not start: {error}: {}", output.last_line())));
+                    return Err(Error::Failed(format!(
+                        "QEMU did not start: {error}: {}",
+                        output.last_line()
+                    )));
                 }
             }
         };
@@ -193,7 +198,8 @@ fn dispatch(port: UnixStream, jobs: &Mutex<HashMap<u32, Sender<Event>>>) {
     while let Ok(1..) = port.read_line(&mut line) {
         let mut words = line.split_whitespace();
         let (what, id, number) = (words.next(), words.next(), words.next());
-        let numbers = id.and_then(|id| id.parse().ok()).zip(number.and_then(|number| number.parse::<i32>().ok()));
+        let numbers =
+            id.and_then(|id| id.parse().ok()).zip(number.and_then(|number| number.parse::<i32>().ok()));
         let Some((id, number)) = numbers else { return };
         let event = match what {
             Some("OUT") => {

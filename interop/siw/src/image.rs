@@ -41,8 +41,18 @@ const MODULES: &[(&str, &[&str])] = &[
     (
         "base",
         &[
-            "virtio_pci", "virtio_net", "virtio_rng", "virtio_console", "crc32c_generic", "crc32c_intel", "libcrc32c",
-            "ib_core", "ib_uverbs", "iw_cm", "rdma_cm", "rdma_ucm",
+            "virtio_pci",
+            "virtio_net",
+            "virtio_rng",
+            "virtio_console",
+            "crc32c_generic",
+            "crc32c_intel",
+            "libcrc32c",
+            "ib_core",
+            "ib_uverbs",
+            "iw_cm",
+            "rdma_cm",
+            "rdma_ucm",
         ],
     ),
     ("netem", &["sch_netem"]),
@@ -70,7 +80,10 @@ pub fn build(cache: &Cache, modules: &Modules) -> Result<PathBuf> {
     }
     eprintln!("siw: making the guest");
     let mut archive = Archive::default();
-    for folder in ["proc", "sys", "dev", "tmp", "run", "root", "mnt", "etc", "var/run", "bin", "sbin", "usr/bin", "usr/sbin", "modules"] {
+    for folder in [
+        "proc", "sys", "dev", "tmp", "run", "root", "mnt", "etc", "var/run", "bin", "sbin", "usr/bin",
+        "usr/sbin", "modules",
+    ] {
         archive.folder(folder);
     }
     userland(cache, &mut archive)?;
@@ -162,13 +175,16 @@ impl Libraries {
     /// What no package in the cache has comes from this machine, which is of the same release.
     fn new(user: &Path) -> Self {
         let folders = [LIBRARIES, "usr/lib/x86_64-linux-gnu", "lib", "usr/lib", "lib64"];
-        let places = [user, Path::new("/")].into_iter().flat_map(|root| folders.map(|folder| root.join(folder)));
+        let places =
+            [user, Path::new("/")].into_iter().flat_map(|root| folders.map(|folder| root.join(folder)));
         Self { places: places.collect(), found: BTreeMap::new() }
     }
 
     fn find(&self, soname: &str) -> Result<PathBuf> {
         let mut places = self.places.iter().map(|place| place.join(soname));
-        places.find(|path| path.exists()).ok_or_else(|| Error::Missing(format!("the library {soname} for the guest")))
+        places
+            .find(|path| path.exists())
+            .ok_or_else(|| Error::Missing(format!("the library {soname} for the guest")))
     }
 
     fn want(&mut self, program: &Path) -> Result<()> {
@@ -256,7 +272,10 @@ mod tests {
 
     #[test]
     fn a_module_names_what_it_depends_on() {
-        assert_eq!(depends(b"xx\0license=GPL\0depends=ib-core,libcrc32c\0name=siw\0"), ["ib_core", "libcrc32c"]);
+        assert_eq!(
+            depends(b"xx\0license=GPL\0depends=ib-core,libcrc32c\0name=siw\0"),
+            ["ib_core", "libcrc32c"]
+        );
         assert!(depends(b"\0depends=\0name=x\0").is_empty());
     }
 }

@@ -122,7 +122,11 @@ fn variant(cache: &Cache, kernel: &KernelPackages, source: &Path, variant: Varia
     make.args(["CONFIG_RDMA_SIW=m", &format!("CC={compiler}"), "modules"]);
     let made = run(&mut make, BUILD)?;
     if !made.is_ok() || !module.exists() {
-        return Err(Error::Failed(format!("siw.ko ({}) does not build: {}", variant.name(), made.last_line())));
+        return Err(Error::Failed(format!(
+            "siw.ko ({}) does not build: {}",
+            variant.name(),
+            made.last_line()
+        )));
     }
     must(Command::new("strip").arg("--strip-debug").arg(&module), BUILD)?;
     Ok(module)
@@ -130,7 +134,8 @@ fn variant(cache: &Cache, kernel: &KernelPackages, source: &Path, variant: Varia
 
 /// The compiler that the kernel was built with: `gcc-12`.
 fn compiler(headers: &Path) -> Result<String> {
-    let config = fs::read_to_string(headers.join(".config")).map_err(Error::io("the kernel's configuration"))?;
+    let config =
+        fs::read_to_string(headers.join(".config")).map_err(Error::io("the kernel's configuration"))?;
     let text = config.lines().find_map(|line| line.strip_prefix("CONFIG_CC_VERSION_TEXT=\""));
     let name = text.and_then(|text| text.split([' ', '"']).next()).unwrap_or("gcc");
     // Debian's kernels name it with its architecture.

@@ -88,7 +88,10 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
         fs::write(&file, results.markdown(&environment)).map_err(Error::io(file.display()))?;
     }
     let (passed, failed, na) = results.counts();
-    println!("{passed} passed, {failed} failed, {na} not applicable, in {:.0} s", begun.elapsed().as_secs_f64());
+    println!(
+        "{passed} passed, {failed} failed, {na} not applicable, in {:.0} s",
+        begun.elapsed().as_secs_f64()
+    );
     Ok(failed)
 }
 
@@ -143,7 +146,9 @@ fn report(case: &Case, direction: Direction, setting: &Setting, verdict: &Verdic
 pub fn build_uiw(profile: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["build", "-q", "-p", "uiw", "--bin", "uiw", "--message-format=json"]).current_dir(workspace());
+    command
+        .args(["build", "-q", "-p", "uiw", "--bin", "uiw", "--message-format=json"])
+        .current_dir(workspace());
     if profile == "release" {
         command.arg("--release");
     }

@@ -105,7 +105,8 @@ impl Net {
                  ip addr add {GUEST4}/24 dev eth0; ip addr add {GUEST6}/64 dev eth0 nodad"
             ),
             Self::User { .. } => {
-                "ip link set eth0 up; ip addr add 10.0.2.15/24 dev eth0; ip route add default via 10.0.2.2".to_owned()
+                "ip link set eth0 up; ip addr add 10.0.2.15/24 dev eth0; ip route add default via 10.0.2.2"
+                    .to_owned()
             }
         }
     }

@@ -154,7 +154,9 @@ fn abi(cache: &Cache) -> Result<String> {
     let text = text.unwrap_or_default();
     let found = text.lines().find_map(|line| line.trim().strip_prefix("Depends: linux-image-"));
     let abi = found.ok_or_else(|| {
-        Error::Missing("apt's lists of packages (linux-image-amd64 is unknown: run `apt-get update`)".to_owned())
+        Error::Missing(
+            "apt's lists of packages (linux-image-amd64 is unknown: run `apt-get update`)".to_owned(),
+        )
     })?;
     fs::write(&kept, abi).map_err(Error::io(kept.display()))?;
     Ok(abi.to_owned())

@@ -1,8 +1,8 @@
 //! RESULTS.md.
 
+use crate::Result;
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
-use crate::Result;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -37,9 +37,13 @@ impl Environment {
     pub fn of(bench: &Bench, took: Duration) -> Result<Self> {
         let kernel = bench.guest().must("uname -rv")?.trim().to_owned();
         let library = bench.parts().library.clone();
-        let date = crate::shell::must(std::process::Command::new("date").args(["-u", "+%Y-%m-%d"]), Duration::from_secs(5))?;
+        let date = crate::shell::must(
+            std::process::Command::new("date").args(["-u", "+%Y-%m-%d"]),
+            Duration::from_secs(5),
+        )?;
         let uiw = bench.run_uiw(&["--version"], Duration::from_secs(10))?.out.trim().to_owned();
-        let network = if bench.net().is_whole() { "tap in a network namespace" } else { "user-mode networking" };
+        let network =
+            if bench.net().is_whole() { "tap in a network namespace" } else { "user-mode networking" };
         Ok(Self { kernel, library, uiw, date: date.trim().to_owned(), took, boots: bench.boots, network })
     }
 }
@@ -50,7 +54,9 @@ impl Results {
         let same = |row: &&mut Row| row.name == case.name && row.direction == direction;
         match self.rows.iter_mut().find(same) {
             Some(row) => row.runs.push((setting, verdict)),
-            None => self.rows.push(Row { name: case.name.clone(), direction, runs: vec![(setting, verdict)] }),
+            None => {
+                self.rows.push(Row { name: case.name.clone(), direction, runs: vec![(setting, verdict)] })
+            }
         }
     }
 
@@ -72,15 +78,21 @@ impl Results {
     pub fn markdown(&self, environment: &Environment) -> String {
         let Environment { kernel, library, uiw, date, took, boots, network } = environment;
         let (passed, failed, na) = self.counts();
-        let mut text = String::from("# uiw and the Linux siw driver\n\nMade by `cargo xtask interop siw`; not edited by hand.\n\n");
-        let _ = writeln!(text, "* {uiw}, {date}\n* kernel {kernel}, its siw driver built from Debian's source package; {library}");
+        let mut text = String::from(
+            "# uiw and the Linux siw driver\n\nMade by `cargo xtask interop siw`; not edited by hand.\n\n",
+        );
+        let _ = writeln!(
+            text,
+            "* {uiw}, {date}\n* kernel {kernel}, its siw driver built from Debian's source package; {library}"
+        );
         let _ = writeln!(text, "* {network}; {boots} boot(s), {:.0} s in all", took.as_secs_f64());
         let _ = writeln!(text, "* **{passed} runs passed, {failed} failed, {na} not applicable**\n");
         text += "A row is a case one way round. *n of m* counts settings: CRC on and off, IPv4 and IPv6, MTU 1500 and 9000, \
                  the stock driver and one that sends large FPDUs (`try_gso`) to our profile `siw-gso`. Data is compared octet \
                  for octet at both ends.\n\n| case | who connects | result | |\n|---|---|---|---|\n";
         for row in &self.rows {
-            let _ = writeln!(text, "| {} | {} | {} | {} |", row.name, row.direction, row.word(), row.remarks());
+            let _ =
+                writeln!(text, "| {} | {} | {} | {} |", row.name, row.direction, row.word(), row.remarks());
         }
         text
     }

@@ -22,7 +22,13 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-fn rping(bench: &mut Bench, setting: &Setting, direction: Direction, size: u32, rounds: u32) -> Result<Verdict> {
+fn rping(
+    bench: &mut Bench,
+    setting: &Setting,
+    direction: Direction,
+    size: u32,
+    rounds: u32,
+) -> Result<Verdict> {
     let crc = if setting.crc { "on" } else { "off" };
     let (size, rounds) = (size.to_string(), rounds.to_string());
     match direction {
@@ -36,8 +42,12 @@ fn rping(bench: &mut Bench, setting: &Setting, direction: Direction, size: u32, 
             let output = bench.run_uiw(&args, PATIENCE)?;
             drop(server);
             let summary = output.out.lines().last().unwrap_or_default();
-            let whole = summary.contains("\"verified\":true") && summary.contains(&format!("\"rounds\":{rounds}"));
-            Ok(Verdict::of(output.is_ok() && whole, if whole { String::new() } else { output.last_line().to_owned() }))
+            let whole =
+                summary.contains("\"verified\":true") && summary.contains(&format!("\"rounds\":{rounds}"));
+            Ok(Verdict::of(
+                output.is_ok() && whole,
+                if whole { String::new() } else { output.last_line().to_owned() },
+            ))
         }
         Direction::Theirs => {
             let mut args = vec!["serve", "--crc", crc];
