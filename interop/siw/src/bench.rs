@@ -4,7 +4,7 @@ use crate::case::Setting;
 use crate::guest::{Guest, Job};
 use crate::kernel::Variant;
 use crate::net::{Family, Net};
-use crate::rig::{Parts, Rig};
+use crate::rig::{PARTNER, Parts, Rig};
 use crate::shell::{Output, Process};
 use crate::{Error, Result};
 use std::net::SocketAddr;
@@ -14,6 +14,9 @@ use std::time::Duration;
 
 /// How long a program may take to listen.
 const LISTENING: Duration = Duration::from_secs(20);
+
+/// How long a partner may serve.
+const LONG: Duration = Duration::from_secs(7200);
 
 /// A parameter of the lab variant, with its usual value.
 const PARAMETERS: &[(&str, &str)] = &[
@@ -31,6 +34,10 @@ pub struct Bench {
     variant: Option<Variant>,
     parameters: Vec<(String, String)>,
     mtu: u32,
+    /// `siwpeer serve` in the guest, with its keys.
+    partner: Option<(String, Job)>,
+    /// `uiw siwtest --listen` on the host, with its arguments and port.
+    listener: Option<(Vec<String>, Process, u16)>,
     /// Guests booted so far.
     pub boots: u32,
 }
@@ -39,7 +46,16 @@ impl Bench {
     /// A bench with this uiw program.
     #[must_use]
     pub fn new(rig: Rig, uiw: PathBuf) -> Self {
-        Self { rig, uiw, variant: None, parameters: Vec::new(), mtu: 1500, boots: 1 }
+        Self {
+            rig,
+            uiw,
+            variant: None,
+            parameters: Vec::new(),
+            mtu: 1500,
+            partner: None,
+            listener: None,
+            boots: 1,
+        }
     }
 
     /// The guest.
@@ -92,6 +108,7 @@ impl Bench {
             return Ok(());
         }
         let parts = &self.rig.parts;
+        self.partner = None;
         self.rig.guest = Guest::boot(&parts.modules.image, &parts.initramfs, &self.rig.net)?;
         self.boots += 1;
         self.variant = None;
@@ -115,6 +132,7 @@ impl Bench {
             ));
         }
         self.variant = None;
+        self.stop_partner()?;
         self.rig.guest.load(variant)?;
         self.variant = Some(variant);
         self.parameters.clear();
@@ -191,6 +209,88 @@ impl Bench {
         let mut job = self.rig.guest.start(&script, patience)?;
         job.wait_for("guest is listening", LISTENING)?;
         Ok(job)
+    }
+
+    /// Ends the partner in the guest: it holds the driver.
+    fn stop_partner(&mut self) -> Result<()> {
+        if let Some((_, job)) = self.partner.take() {
+            job.kill();
+        }
+        // Connections of programs that were killed take a moment to go.
+        let gone = "for i in $(seq 100); do [ -e /sys/module/siw ] || exit 0; \
+                    [ \"$(cat /sys/module/siw/refcnt)\" = 0 ] && exit 0; usleep 50000; done; \
+                    echo the driver is still in use; exit 1";
+        self.rig.guest.must(gone).map(|_| ())
+    }
+
+    /// `siwpeer serve` in the guest, with these keys: started if it does not run. Gives what it has said since the last time.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn partner(&mut self, family: Family, keys: &str) -> Result<String> {
+        let command = format!("siwpeer serve {} {PARTNER} {keys}", self.guest_own(family)?);
+        if let Some((running, job)) = &mut self.partner
+            && *running == command
+            && job.is_running()
+        {
+            return Ok(job.news());
+        }
+        if let Some((_, job)) = self.partner.take() {
+            job.kill();
+        }
+        let job = self.serve_guest(&command, PARTNER, LONG)?;
+        self.partner = Some((command, job));
+        Ok(String::new())
+    }
+
+    /// What the partner has said since the last time.
+    pub fn partner_says(&mut self) -> String {
+        self.partner.as_mut().map(|(_, job)| job.news()).unwrap_or_default()
+    }
+
+    /// Waits until the partner has said a line with `what` in it.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn partner_line(&mut self, what: &str, patience: Duration) -> Result<String> {
+        let (_, job) = self.partner.as_mut().ok_or_else(|| Error::Failed("no partner runs".to_owned()))?;
+        job.wait_for(what, patience)
+    }
+
+    /// `uiw siwtest --listen` on the host, with these arguments: started if it does not run. Gives its port.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn listener(&mut self, args: &[&str], family: Family) -> Result<u16> {
+        let mut wanted: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        wanted.push(format!("{family:?}"));
+        if let Some((running, process, port)) = &mut self.listener
+            && *running == wanted
+            && process.is_running()
+        {
+            process.news();
+            return Ok(*port);
+        }
+        self.listener = None;
+        let (mut process, port) = self.serve_uiw(&[&["siwtest"], args].concat(), family)?;
+        process.news();
+        self.listener = Some((wanted, process, port));
+        Ok(port)
+    }
+
+    /// Waits until the listener on the host has said a line with `what` in it.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn listener_line(&mut self, what: &str, patience: Duration) -> Result<String> {
+        let (_, process, _) =
+            self.listener.as_mut().ok_or_else(|| Error::Failed("nothing listens".to_owned()))?;
+        process.wait_for(what, patience)
+    }
+
+    /// Kills the listener on the host (SIGKILL).
+    pub fn kill_listener(&mut self) {
+        self.listener = None;
     }
 
     /// The host's address as programs in the guest are told it.

@@ -238,6 +238,18 @@ impl Job {
         true
     }
 
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        while self.status.is_none() && self.step(Duration::ZERO) {}
+        self.status.is_none()
+    }
+
+    /// What it has written since the last time this was asked.
+    pub fn news(&mut self) -> String {
+        while self.status.is_none() && self.step(Duration::ZERO) {}
+        String::from_utf8_lossy(&std::mem::take(&mut self.text)).into_owned()
+    }
+
     /// Waits until it has written a line with `what` in it; gives that line.
     ///
     /// # Errors

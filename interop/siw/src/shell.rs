@@ -92,6 +92,11 @@ impl Process {
         self.ended
     }
 
+    /// What it has written to standard output since the last time this was asked.
+    pub fn news(&mut self) -> String {
+        std::mem::take(&mut *self.out.text.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Waits until standard output has a line with `what` in it; gives that line.
     ///
     /// # Errors
