@@ -78,6 +78,9 @@ pub(crate) struct Args {
     /// Private data as text; the partner rejects what begins with `reject`
     #[arg(long, value_name = "TEXT", conflicts_with = "private_data")]
     private_text: Option<String>,
+    /// Post an operation that the peer lacks, and see it refused here: sendimm, writeimm, fetchadd or cmpswap
+    #[arg(long, value_name = "OP", conflicts_with = "rping")]
+    refused: Option<Refused>,
     /// One JSON object a line
     #[arg(long)]
     json: bool,
@@ -85,6 +88,19 @@ pub(crate) struct Args {
     startup: StartupArgs,
     #[command(flatten)]
     conn: ConnArgs,
+}
+
+/// What only peers with RFC 7306, or our own, can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Refused {
+    /// Send with immediate
+    Sendimm,
+    /// Write with immediate
+    Writeimm,
+    /// FetchAdd
+    Fetchadd,
+    /// CmpSwap
+    Cmpswap,
 }
 
 /// How a connection is set up.
@@ -192,6 +208,9 @@ fn connection(opener: &Opener, peer: SocketAddr, args: &Args) -> Result<()> {
     say_established(&end, begun.elapsed(), args.json);
     if !end.link.info.private_data.starts_with(&private_data) {
         return Err(Failure::differs(peer, "private data did not come back"));
+    }
+    if let Some(refused) = args.refused {
+        return orders::refused(&mut end, refused, args.json);
     }
     let outcome = all_orders(&mut end, &args.orders()?, args);
     let drained = end.drain();

@@ -1,10 +1,12 @@
 //! Orders being given, taken and carried out.
 
+use super::Refused;
 use super::end::End;
 use super::octets::{Layout, differs, elements, fill};
 use super::talk::{Actor, Kind, Op, Order, Talk};
-use crate::fail::Result;
+use crate::fail::{Failure, Result};
 use crate::memory::Buffer;
+use serde_json::json;
 use verbs::{Remote, STag, SendFlags, SendOp, Sge};
 
 /// An STag that nobody has.
@@ -148,6 +150,33 @@ fn request(op: Op, remote: Remote, revocable: u32, last: bool) -> (SendOp, SendF
         Op::BadInvalidate => (SendOp::SendInvalidate { stag: STag(NO_STAG) }, none),
         Op::UsedInvalidate => write(Remote { rkey: revocable, ..remote }),
     }
+}
+
+/// Posts what the peer lacks: it must complete in error here, and soon.
+pub(super) fn refused(end: &mut End, what: Refused, json: bool) -> Result<()> {
+    let order = Order { op: Op::Read, actor: Actor::Initiator, size: 8, count: 1, sges: 1, seed: 0 };
+    end.provide(&order, 8, 8)?;
+    let remote = Remote { addr: 0, rkey: NO_STAG };
+    let op = match what {
+        Refused::Sendimm => SendOp::SendImm { imm: 7 },
+        Refused::Writeimm => SendOp::WriteImm { remote, imm: 7 },
+        Refused::Fetchadd => SendOp::FetchAdd { remote, add: 1, mask: 0 },
+        Refused::Cmpswap => {
+            SendOp::CmpSwap { remote, compare: 0, compare_mask: u64::MAX, swap: 1, swap_mask: u64::MAX }
+        }
+    };
+    let sges = elements(&end.memory()?.local, &order, 0, 0);
+    end.request(op, &sges, SendFlags::empty())?;
+    if end.await_requests().is_ok() {
+        return Err(Failure::lost(end.link.peer(), format!("{what:?} was done: it must not leave")));
+    }
+    end.drain()?;
+    let (why, (posted, done)) = (end.wrong.clone().unwrap_or_default(), end.all);
+    let details = json!({"why": why, "posted": posted, "done": done});
+    super::say(json, "refused", &details, || {
+        format!("refused {what:?}: {why}; {done} of {posted} requests and receives done")
+    });
+    Ok(())
 }
 
 /// What was read here.

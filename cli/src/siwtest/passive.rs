@@ -1,7 +1,7 @@
 //! The end that waits for orders.
 
 use super::end::End;
-use super::{Args, DEPTH, orders, say};
+use super::{Args, DEPTH, Refused, orders, say};
 use crate::fail::{Failure, Result};
 use crate::link::{Depths, Half, Until};
 use crate::open::Opener;
@@ -27,10 +27,10 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
         match channel.try_pop().map(|event| event.kind) {
             Some(CmEventKind::ConnectRequest(request)) => {
                 let (device, options, stop) = (device.clone(), Arc::clone(&options), Arc::clone(&stop));
-                let json = args.json;
+                let how = (args.json, args.refused);
                 threads.push(std::thread::spawn(move || {
                     let peer = request.peer_addr();
-                    if let Err(failure) = session(&device, request, &options, &stop, json) {
+                    if let Err(failure) = session(&device, request, &options, &stop, how) {
                         text::line(format!("{peer}: {failure}"));
                     }
                 }));
@@ -52,7 +52,7 @@ fn session(
     request: ConnRequest,
     options: &ConnOptions,
     stop: &Stop,
-    as_json: bool,
+    (as_json, refused): (bool, Option<Refused>),
 ) -> Result<()> {
     let private_data = request.private_data().to_vec();
     let (ird, ord) = request.peer_ird_ord().unwrap_or_default();
@@ -75,6 +75,9 @@ fn session(
     let half = Half::new(device, &pd, &depths)?;
     let until = Until::stop(stop);
     let mut end = End::accept(half, request, options, &private_data, until)?;
+    if let Some(refused) = refused {
+        return orders::refused(&mut end, refused, as_json);
+    }
     let outcome = follow(&mut end, until);
     let drained = end.drain();
     let (posted, done) = end.all;

@@ -132,7 +132,11 @@ impl Bench {
             ));
         }
         self.variant = None;
-        self.stop_partner()?;
+        if self.stop_partner().is_err() {
+            // The driver is stuck: only another guest helps.
+            self.power_off();
+            self.revive()?;
+        }
         self.rig.guest.load(variant)?;
         self.variant = Some(variant);
         self.parameters.clear();
@@ -209,6 +213,15 @@ impl Bench {
         let mut job = self.rig.guest.start(&script, patience)?;
         job.wait_for("guest is listening", LISTENING)?;
         Ok(job)
+    }
+
+    /// After a row that failed: nothing of it stays. A guest whose driver is stuck is given up.
+    pub fn renew(&mut self) {
+        self.listener = None;
+        if self.rig.guest.is_running() && self.stop_partner().is_err() {
+            eprintln!("siw: the driver in the guest is stuck; booting another guest");
+            self.power_off();
+        }
     }
 
     /// Ends the partner in the guest: it holds the driver.

@@ -178,7 +178,11 @@ impl Case {
         if let Err(error) = bench.apply(setting) {
             return error.into();
         }
-        (self.run)(bench, setting, direction).unwrap_or_else(Verdict::from)
+        let verdict = (self.run)(bench, setting, direction).unwrap_or_else(Verdict::from);
+        if matches!(verdict, Verdict::Fail(_)) {
+            bench.renew();
+        }
+        verdict
     }
 }
 

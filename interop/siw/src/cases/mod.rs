@@ -1,7 +1,10 @@
 //! The table of cases.
 
+mod endings;
+mod faults;
 mod ops;
 mod rping;
+mod startup;
 
 use crate::case::{Case, Setting};
 
@@ -10,6 +13,9 @@ use crate::case::{Case, Setting};
 pub fn all() -> Vec<Case> {
     let mut cases = rping::cases();
     cases.extend(ops::cases());
+    cases.extend(startup::cases());
+    cases.extend(faults::cases());
+    cases.extend(endings::cases());
     cases
 }
 

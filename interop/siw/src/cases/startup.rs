@@ -1,0 +1,350 @@
+//! Setting up connections: private data, rejection, nobody there, revisions, RTR messages, depths, what siw refuses.
+
+use super::ops::converse_with;
+use crate::bench::Bench;
+use crate::case::{Case, Direction, Setting, Verdict};
+use crate::rig::{PARTNER, SPARE};
+use crate::shell::Output;
+use crate::{Error, Result};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(25);
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for octets in [0, 1, 251] {
+        let case = Case::new(format!("private data of {octets} octets, both ways"), move |b, s, d| {
+            private(b, s, d, octets)
+        });
+        cases.push(case.short());
+    }
+    for octets in [252, 253, 400, 508] {
+        let name = format!("private data of {octets} octets: over siw's limit");
+        cases.push(Case::new(name, move |b, s, _| too_long(b, s, octets)).directions(Direction::OURS));
+    }
+    cases.push(
+        Case::new("private data of 509 octets: over MPA's limit", over_mpa).directions(Direction::OURS),
+    );
+    cases.push(
+        Case::new("private data of 252 octets: over siw's limit", siws_limit).directions(Direction::THEIRS),
+    );
+    cases.push(Case::new("rejected with private data", rejected).short());
+    cases.push(Case::new("nobody listens", nobody).short());
+    cases.push(Case::new("nobody answers", silence));
+    cases.extend(rtr());
+    cases.extend(revisions());
+    cases.extend(depths());
+    cases.push(Case::new("siw asks for CRCs, uiw does not", crc_required).directions(Direction::THEIRS));
+    cases.push(Case::new("Markers asked for: refused", markers).short());
+    for what in ["sendimm", "writeimm", "fetchadd", "cmpswap"] {
+        let case =
+            Case::new(format!("{what}: refused before it leaves"), move |b, s, d| refused(b, s, d, what));
+        cases.push(case.short());
+    }
+    cases.push(
+        Case::new("1000 connections with the RTR message", |b, s, _| race(b, s, &[]))
+            .directions(Direction::OURS),
+    );
+    cases.push(
+        Case::new("1000 connections without", |b, s, _| race(b, s, &["--no-peer-to-peer"]))
+            .directions(Direction::OURS),
+    );
+    cases
+}
+
+/// What the end that connected said of the connection.
+fn established(output: &Output) -> Option<&str> {
+    output.out.lines().find(|line| line.starts_with("established"))
+}
+
+/// Passed if it stood, said `expected` of the connection and did what was ordered.
+fn stood(output: &Output, expected: &[&str]) -> Verdict {
+    let Some(line) = established(output) else {
+        return Verdict::Fail(output.last_line().to_owned());
+    };
+    match expected.iter().find(|expected| !line.contains(**expected)) {
+        Some(missing) => Verdict::Fail(format!("no \"{missing}\" in \"{line}\"")),
+        None if output.is_ok() => Verdict::pass(),
+        None => Verdict::Fail(output.last_line().to_owned()),
+    }
+}
+
+/// Passed if the program failed, saying one of `expected`, and in time.
+fn failed(output: &Output, expected: &[&str]) -> Verdict {
+    let line = output.last_line().to_owned();
+    let text = format!("{}\n{}", output.out, output.err);
+    let right = !output.is_ok() && output.status != 124 && expected.iter().any(|words| text.contains(words));
+    Verdict::of(right, line)
+}
+
+fn private(bench: &mut Bench, setting: &Setting, direction: Direction, octets: u32) -> Result<Verdict> {
+    let (ours, theirs) = (octets.to_string(), format!("pd={octets}"));
+    let with: (&[&str], &str) = match direction {
+        Direction::Ours => (&["--private-data", &ours], ""),
+        Direction::Theirs => (&[], &theirs),
+    };
+    let output = converse_with(bench, setting, direction, with, &["send:64"], PATIENCE)?;
+    Ok(stood(&output, &[&format!("{octets} octets of private data")]))
+}
+
+fn too_long(bench: &mut Bench, setting: &Setting, octets: u32) -> Result<Verdict> {
+    let octets = octets.to_string();
+    let with: (&[&str], &str) = (&["--private-data", &octets], "");
+    let output = converse_with(bench, setting, Direction::Ours, with, &["send:64"], PATIENCE)?;
+    Ok(failed(&output, &["closed before its MPA Reply", "rejected", "reset by peer", "PD_Length is"]))
+}
+
+fn over_mpa(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
+    let with: (&[&str], &str) = (&["--private-data", "509"], "");
+    let output = converse_with(bench, setting, direction, with, &["send:64"], PATIENCE)?;
+    Ok(failed(&output, &["508"]))
+}
+
+/// siw counts the octets of its frame in eight bits: it says 0, and its own program waits for ever. That guest is given up.
+fn siws_limit(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
+    let port = bench.listener(&super::wire(setting), setting.family)?;
+    let host = bench.host(setting.family)?;
+    let script = format!("siwpeer run {host} {port} pd=252 send:64");
+    let output = bench.guest().run(&script, Duration::from_secs(8))?;
+    let stands = established(&output).is_some();
+    bench.power_off();
+    Ok(Verdict::of(!stands, "siw sends PD_Length 0 with S set, is refused, and its program hangs"))
+}
+
+fn rejected(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
+    let with: (&[&str], &str) = match direction {
+        Direction::Ours => (&["--private-text", "reject-this-one"], ""),
+        Direction::Theirs => (&[], "pd=:reject-this-one"),
+    };
+    let output = converse_with(bench, setting, direction, with, &["send:64"], PATIENCE)?;
+    Ok(failed(&output, &["rejected as asked: reject-this-one"]))
+}
+
+fn nobody(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
+    let output = match direction {
+        Direction::Ours => {
+            let to = bench.guest_at(setting.family, SPARE)?;
+            bench.run_uiw(&["siwtest", &to, "send:64"], PATIENCE)?
+        }
+        Direction::Theirs => {
+            let host = bench.host(setting.family)?;
+            bench.guest().run(&format!("siwpeer run {host} 9 send:64"), PATIENCE)?
+        }
+    };
+    // Behind user-mode networking a refusal looks like a close.
+    Ok(failed(
+        &output,
+        &["nobody listens", "closed before its MPA Reply", "REJECTED", "UNREACHABLE", "CONNECT_ERROR"],
+    ))
+}
+
+fn silence(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
+    let begun = Instant::now();
+    let output = match direction {
+        Direction::Ours => {
+            // TCP answers, MPA does not.
+            let mute = bench.serve_guest(&format!("nc -l -p {SPARE} > /dev/null"), SPARE, PATIENCE)?;
+            let to = bench.guest_at(setting.family, SPARE)?;
+            let output = bench.run_uiw(&["siwtest", &to, "send:64", "--timeout", "2"], PATIENCE)?;
+            drop(mute);
+            output
+        }
+        Direction::Theirs => {
+            if !bench.net().is_whole() {
+                return Err(Error::Missing(
+                    "an address that answers nothing (user-mode networking)".to_owned(),
+                ));
+            }
+            bench.guest().run("siwpeer run 10.66.0.99 7471 send:64", PATIENCE)?
+        }
+    };
+    let took = begun.elapsed().as_secs_f64();
+    match failed(&output, &["no answer within 2s", "UNREACHABLE", "ADDR_ERROR", "resolving", "CONNECT_ERROR"])
+    {
+        Verdict::Pass(line) => Ok(Verdict::of(took < 30.0, format!("{line} (after {took:.0} s)"))),
+        other => Ok(other),
+    }
+}
+
+fn rtr() -> Vec<Case> {
+    let ours = |name: &'static str, args: &'static [&'static str], expected: &'static str| {
+        Case::new(name, move |bench, setting, direction| {
+            let output = converse_with(
+                bench,
+                setting,
+                direction,
+                (args, ""),
+                &["send:64", "write:64", "read:64"],
+                PATIENCE,
+            )?;
+            Ok(stood(&output, &[expected]))
+        })
+        .directions(Direction::OURS)
+    };
+    let theirs = |name: &'static str, modes: &'static str, args: &'static [&'static str]| {
+        Case::new(name, move |bench, setting, direction| {
+            bench.lab(&[("peer_to_peer", "1"), ("rtr_modes", modes)])?;
+            let output = converse_with(
+                bench,
+                setting,
+                direction,
+                (args, ""),
+                &["send:64", "write:64", "read:64"],
+                PATIENCE,
+            )?;
+            Ok(stood(&output, &[]))
+        })
+        .directions(Direction::THEIRS)
+    };
+    vec![
+        ours("RTR: every kind offered", &[], "RTR Write").short(),
+        ours("RTR: Write", &["--rtr", "write"], "RTR Write"),
+        ours("RTR: Read", &["--rtr", "read"], "RTR Read").short(),
+        ours("RTR: Write and Read", &["--rtr", "write,read"], "RTR Write"),
+        ours("without the peer-to-peer model", &["--no-peer-to-peer"], "established"),
+        Case::new("RTR: only Send, which siw lacks", |bench, setting, direction| {
+            let output =
+                converse_with(bench, setting, direction, (&["--rtr", "send"], ""), &["send:64"], PATIENCE)?;
+            Ok(failed(&output, &["RTR"]))
+        })
+        .directions(Direction::OURS),
+        theirs("siw peer-to-peer, RTR: Write", "32768", &[]),
+        theirs("siw peer-to-peer, RTR: Read", "16384", &[]),
+        theirs("siw peer-to-peer, RTR: both", "49152", &[]),
+        theirs("siw peer-to-peer, RTR: both, uiw takes a Read", "49152", &["--rtr", "read"]),
+        theirs("siw peer-to-peer, RTR: both, uiw takes a Write", "49152", &["--rtr", "write"]),
+        Case::new("siw peer-to-peer, no RTR in common", |bench, setting, direction| {
+            bench.lab(&[("peer_to_peer", "1"), ("rtr_modes", "16384")])?;
+            let output =
+                converse_with(bench, setting, direction, (&["--rtr", "send"], ""), &["send:64"], PATIENCE)?;
+            Ok(failed(&output, &["FAIL"]))
+        })
+        .directions(Direction::THEIRS),
+    ]
+}
+
+fn revisions() -> Vec<Case> {
+    let orders: &[&str] = &["send:64", "send:20000", "write:64", "write:20000"];
+    vec![
+        Case::new("MPA revision 1", move |bench, setting, direction| {
+            let args: &[&str] = if direction == Direction::Ours { &["--revision", "1"] } else { &[] };
+            if direction == Direction::Theirs {
+                bench.lab(&[("mpa_version", "1")])?;
+            }
+            let output = converse_with(bench, setting, direction, (args, ""), orders, PATIENCE)?;
+            Ok(stood(&output, &[]))
+        })
+        .short(),
+        Case::new("MPA revision 1, Reads", move |bench, setting, direction| {
+            let args: &[&str] = if direction == Direction::Ours { &["--revision", "1"] } else { &[] };
+            if direction == Direction::Theirs {
+                bench.lab(&[("mpa_version", "1")])?;
+            }
+            let output = converse_with(bench, setting, direction, (args, ""), &["read:64"], PATIENCE)?;
+            let verdict = stood(&output, &[]);
+            Ok(match verdict {
+                // At revision 1 nothing says how many Reads siw takes; it takes none that its application did not ask for.
+                Verdict::Fail(why) => {
+                    let clear = why.contains("terminated")
+                        || why.contains("ibv_post_send")
+                        || why.contains("receive");
+                    Verdict::of(clear && output.status != 124, format!("no Reads at revision 1: {why}"))
+                }
+                other => other,
+            })
+        }),
+        Case::new("uiw speaks only revision 1: siw does not fall back", |bench, setting, direction| {
+            let output =
+                converse_with(bench, setting, direction, (&["--revision", "1"], ""), &["send:64"], PATIENCE)?;
+            Ok(failed(&output, &["FAIL connect"]))
+        })
+        .directions(Direction::THEIRS),
+    ]
+}
+
+fn depths() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for depth in ["0", "1", "128", "16382"] {
+        let orders: &'static [&'static str] =
+            if depth == "0" { &["send:64", "write:64"] } else { &["send:64", "write:64", "read:4096x200"] };
+        cases.push(Case::new(format!("IRD and ORD {depth} at uiw"), move |bench, setting, direction| {
+            // siw's application cannot say more than 255, and siw itself takes 128.
+            let args: &[&str] = &["--ird", depth, "--ord", depth];
+            let keys = if depth == "0" { "ird=0 ord=0" } else { "" };
+            let keys = if direction == Direction::Theirs { keys } else { "" };
+            let output = converse_with(bench, setting, direction, (args, keys), orders, PATIENCE)?;
+            let expected = format!("ORD {}", if depth == "16382" { "128" } else { depth });
+            Ok(stood(&output, &[if direction == Direction::Ours { &expected[..] } else { "established" }]))
+        }));
+    }
+    for depth in ["1", "16", "128", "255"] {
+        cases.push(Case::new(format!("IRD and ORD {depth} at siw"), move |bench, setting, direction| {
+            let keys = format!("ird={depth} ord={depth}");
+            let orders: &[&str] = &["send:64", "write:64", "read:4096x200"];
+            let output = converse_with(bench, setting, direction, (&[], &keys), orders, PATIENCE)?;
+            let expected = format!("ORD {}", if depth == "255" { "128" } else { depth });
+            Ok(stood(&output, &[if direction == Direction::Ours { &expected[..] } else { "established" }]))
+        }));
+    }
+    cases.push(
+        Case::new("a Read with ORD 0: refused before it leaves", |bench, setting, direction| {
+            let output =
+                converse_with(bench, setting, direction, (&["--ord", "0"], ""), &["me.read:64"], PATIENCE)?;
+            Ok(failed(&output, &["ORD", "ord", "queue pair operation"]))
+        })
+        .directions(Direction::OURS),
+    );
+    cases
+}
+
+fn crc_required(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
+    bench.lab(&[("mpa_crc_required", "1")])?;
+    let setting = Setting { crc: false, ..*setting };
+    let output = converse_with(
+        bench,
+        &setting,
+        direction,
+        (&["--json"], ""),
+        &["send:64", "write:5000", "read:5000"],
+        PATIENCE,
+    )?;
+    Ok(stood(&output, &[]))
+}
+
+fn markers(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
+    let output = converse_with(bench, setting, direction, (&["--markers"], ""), &["send:64"], PATIENCE)?;
+    let expected: &[&str] = if direction == Direction::Ours { &["Markers"] } else { &["FAIL connect"] };
+    Ok(failed(&output, expected))
+}
+
+/// Operations that siw lacks end in an error of ours: it is not taken for one of our own peers either.
+fn refused(bench: &mut Bench, setting: &Setting, direction: Direction, what: &str) -> Result<Verdict> {
+    let args: &[&str] = &["--refused", what];
+    let output = converse_with(bench, setting, direction, (args, ""), &["send:64"], PATIENCE)?;
+    let line = match direction {
+        Direction::Ours => output.out.lines().find(|line| line.contains("refused")).map(str::to_owned),
+        Direction::Theirs => bench.listener_line("refused", Duration::from_secs(5)).ok(),
+    };
+    Ok(Verdict::of(line.is_some(), line.unwrap_or_else(|| output.last_line().to_owned())))
+}
+
+/// siw misses the wake-up of an FPDU that comes too soon after its Reply.
+fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> {
+    bench.partner(setting.family, "")?;
+    let to = bench.guest_at(setting.family, PARTNER)?;
+    let args = [&["siwtest", &to, "me.send:64", "--connections", "1000", "--json"][..], more].concat();
+    let output = bench.run_uiw(&args, Duration::from_secs(300))?;
+    let lines = output.out.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let mut times: Vec<f64> =
+        lines.filter(|line| line["type"] == "connection").filter_map(|line| line["ms"].as_f64()).collect();
+    times.sort_by(f64::total_cmp);
+    let (Some(worst), Some(median)) = (times.last(), times.get(times.len() / 2)) else {
+        return Ok(Verdict::Fail(output.last_line().to_owned()));
+    };
+    let slow = times.iter().filter(|ms| **ms > 200.0).count();
+    let seen = format!(
+        "{} of 1000; connecting, one Send and closing: median {median:.0} ms, longest {worst:.0} ms, {slow} above 200 ms",
+        times.len()
+    );
+    Ok(Verdict::of(output.is_ok() && times.len() == 1000 && slow == 0, seen))
+}
