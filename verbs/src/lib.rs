@@ -51,3 +51,4 @@ pub use ddp::STag;
 pub use llp::StreamOptions;
 pub use mem::{Access, Memory, WindowType};
 pub use mpa::startup::{Negotiated, Revision, Rtr, RtrKinds};
+pub use rdmap::Origin;

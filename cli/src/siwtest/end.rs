@@ -274,7 +274,11 @@ impl End {
             // A reason says more than "flushed".
             if !self.broken || wc.reason.is_some() && self.wrong.as_deref() == Some("closed") {
                 let closed = wc.status == WcStatus::Flushed && wc.reason.is_none();
-                let why = wc.reason.map_or_else(|| wc.status.to_string(), |reason| reason.to_string());
+                let why = match (wc.status, wc.reason) {
+                    (status, None) => status.to_string(),
+                    (WcStatus::Flushed, Some(reason)) => reason.to_string(),
+                    (status, Some(reason)) => format!("{status}: {reason}"),
+                };
                 self.wrong = self.wrong.take().filter(|wrong| wrong != "closed");
                 self.note(if closed { "closed".to_owned() } else { why });
             }
