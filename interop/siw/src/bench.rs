@@ -38,6 +38,8 @@ pub struct Bench {
     partner: Option<(String, Job)>,
     /// `uiw siwtest --listen` on the host, with its arguments and port.
     listener: Option<(Vec<String>, Process, u16)>,
+    /// Where uiw writes what it sends and receives in the next row.
+    pcap: Option<PathBuf>,
     /// Guests booted so far.
     pub boots: u32,
 }
@@ -54,6 +56,7 @@ impl Bench {
             mtu: 1500,
             partner: None,
             listener: None,
+            pcap: None,
             boots: 1,
         }
     }
@@ -171,7 +174,16 @@ impl Bench {
     pub fn uiw(&self, args: &[&str]) -> Command {
         let mut command = self.rig.net.command(&self.uiw.display().to_string());
         command.args(args);
+        if let Some(file) = &self.pcap {
+            command.arg("--pcap").arg(file);
+        }
         command
+    }
+
+    /// Has uiw write a capture of the next row.
+    pub fn capture(&mut self, file: Option<PathBuf>) {
+        self.listener = None;
+        self.pcap = file;
     }
 
     /// Runs uiw to its end.

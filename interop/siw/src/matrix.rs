@@ -29,6 +29,9 @@ pub struct Options {
     /// Only the set that `cargo xtask test` runs
     #[arg(long)]
     pub short: bool,
+    /// Write uiw's captures of the rows to this folder
+    #[arg(long, value_name = "FOLDER")]
+    pub pcap: Option<PathBuf>,
     /// Leave the guest running afterwards, until Enter
     #[arg(long)]
     pub keep: bool,
@@ -72,11 +75,17 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
         return Err(Error::Failed("no case has that in its name: see --list".to_owned()));
     }
     let begun = Instant::now();
+    if let Some(folder) = &options.pcap {
+        fs::create_dir_all(folder).map_err(Error::io(folder.display()))?;
+    }
     let uiw = build_uiw("release")?;
     let rig = Rig::boot()?;
     eprintln!("siw: the guest is up after {:.1} s", rig.guest.boot_time.as_secs_f64());
     let mut bench = Bench::new(rig, uiw);
     let results = go(options, cases, &mut bench)?;
+    if let Some(folder) = &options.pcap {
+        println!("captures are in {}", folder.display());
+    }
     if options.keep {
         println!("the guest stays until Enter; its network: {}", keep_hint(&bench));
         let _ = std::io::stdin().read_line(&mut String::new());
@@ -111,6 +120,9 @@ fn go(options: &Options, cases: &[Case], bench: &mut Bench) -> Result<Results> {
         }
         for case in cases.iter().filter(|case| case.axes.settings().contains(&setting)) {
             for direction in case.directions.iter().copied().filter(|way| from(options, *way)) {
+                if let Some(folder) = &options.pcap {
+                    bench.capture(Some(folder.join(file_name(case, direction, &setting))));
+                }
                 let start = Instant::now();
                 let verdict = case.run(bench, &setting, direction);
                 report(case, direction, &setting, &verdict, start.elapsed());
@@ -118,7 +130,20 @@ fn go(options: &Options, cases: &[Case], bench: &mut Bench) -> Result<Results> {
             }
         }
     }
+    bench.capture(None);
     Ok(results)
+}
+
+/// A row's capture.
+fn file_name(case: &Case, direction: Direction, setting: &Setting) -> String {
+    let text = format!(
+        "{} {direction} {}",
+        case.name,
+        if *setting == Setting::USUAL { String::new() } else { setting.to_string() }
+    );
+    let plain: String =
+        text.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { ' ' }).collect();
+    plain.split_whitespace().collect::<Vec<_>>().join("-") + ".pcapng"
 }
 
 fn from(options: &Options, direction: Direction) -> bool {

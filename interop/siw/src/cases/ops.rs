@@ -38,6 +38,10 @@ const ONCE: &[(&str, &str)] = &[
     ),
 ];
 
+/// For captures.
+const SMALL: &str = "send:0 send:64 send:3000 sendse:64 sendinv:64 sendseinv:64 sendinline:48 write:0 write:64 write:3000 \
+                     read:1 read:64 read:3000 fence:64x2";
+
 const LARGE: &[(&str, &str)] = &[
     ("16 MiB by Send, Write and Read", "send:16777216 write:16777216 read:16777216"),
     ("256 MiB by Write", "write:268435456"),
@@ -56,6 +60,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(EVERYWHERE.iter().map(|(name, text)| case(name, text, 60).axes(Axes::All).short()));
     cases.extend(ONCE.iter().map(|(name, text)| case(name, text, 60).axes(Axes::Crc).short()));
     cases.extend(LARGE.iter().map(|(name, text)| case(name, text, 300)));
+    cases.push(case("every operation, small", SMALL, 60).axes(Axes::Crc).short());
     cases.push(Case::new("Read of no octets", read_nothing).axes(Axes::All).short());
     cases.push(
         Case::new("Read into three and six elements", |bench, setting, direction| {

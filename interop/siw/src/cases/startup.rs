@@ -143,7 +143,8 @@ fn silence(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result
     let output = match direction {
         Direction::Ours => {
             // TCP answers, MPA does not.
-            let mute = bench.serve_guest(&format!("tcpsvd 0 {SPARE} sleep 60"), SPARE, PATIENCE)?;
+            let mute =
+                bench.serve_guest(&format!("sleep 60 | nc -l -p {SPARE} > /dev/null"), SPARE, PATIENCE)?;
             let to = bench.guest_at(setting.family, SPARE)?;
             let output = bench.run_uiw(&["siwtest", &to, "send:64", "--timeout", "2"], PATIENCE)?;
             drop(mute);
