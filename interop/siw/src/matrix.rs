@@ -90,6 +90,8 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
         println!("the guest stays until Enter; its network: {}", keep_hint(&bench));
         let _ = std::io::stdin().read_line(&mut String::new());
     }
+    // The last row may have left no guest.
+    bench.apply(&Setting::USUAL)?;
     let environment = Environment::of(&bench, begun.elapsed())?;
     let whole = options.only.is_none() && options.from.is_none() && !options.usual && !options.short;
     if whole {

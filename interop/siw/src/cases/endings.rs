@@ -62,7 +62,9 @@ fn siw_killed(bench: &mut Bench, setting: &Setting, direction: Direction) -> Res
     match client {
         Client::Ours(process) => {
             bench.guest().must("killall -9 siwpeer")?;
-            Ok(survivor(&process.finish(Duration::from_secs(60)).out, begun))
+            let verdict = survivor(&process.finish(Duration::from_secs(60)).out, begun);
+            bench.renew();
+            Ok(verdict)
         }
         Client::Theirs(job) => {
             drop(job.kill());

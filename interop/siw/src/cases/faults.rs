@@ -101,8 +101,22 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// The end that connects breaks the rule. Either end's requests and receives are all accounted for.
+/// siw sends its Terminate only when it is not sending anything else just then; otherwise it closes. A few times are enough.
 fn run(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Fault) -> Result<Verdict> {
+    let mut verdict = once(bench, setting, direction, fault)?;
+    for _ in 0..10 {
+        match &verdict {
+            Verdict::Fail(why) if direction == Direction::Ours && why.ends_with(": closed") => {
+                verdict = once(bench, setting, direction, fault)?;
+            }
+            _ => break,
+        }
+    }
+    Ok(verdict)
+}
+
+/// The end that connects breaks the rule. Either end's requests and receives are all accounted for.
+fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Fault) -> Result<Verdict> {
     let order = format!("me.{}:64", fault.order);
     bench.guest().must("dmesg -c > /dev/null")?;
     let output = converse(bench, setting, direction, &["send:64", &order], PATIENCE)?;

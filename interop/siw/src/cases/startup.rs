@@ -111,13 +111,23 @@ fn siws_limit(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verd
     Ok(Verdict::of(!stands, "siw sends PD_Length 0 with S set, is refused, and its program hangs"))
 }
 
+/// siw may see our FIN before the Reply in front of it, and then knows of no private data (QUIRKS.md); so several times.
 fn rejected(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let with: (&[&str], &str) = match direction {
         Direction::Ours => (&["--private-text", "reject-this-one"], ""),
         Direction::Theirs => (&[], "pd=:reject-this-one"),
     };
-    let output = converse_with(bench, setting, direction, with, &["send:64"], PATIENCE)?;
-    Ok(failed(&output, &["rejected as asked: reject-this-one"]))
+    for _ in 0..10 {
+        let output = converse_with(bench, setting, direction, with, &["send:64"], PATIENCE)?;
+        let whole = failed(&output, &["rejected as asked: reject-this-one"]);
+        let bare = failed(&output, &["REJECTED"]);
+        if direction == Direction::Ours
+            || matches!((&whole, &bare), (Verdict::Pass(_), _) | (_, Verdict::Fail(_)))
+        {
+            return Ok(whole);
+        }
+    }
+    Ok(Verdict::Fail("siw never saw the private data of a rejection".to_owned()))
 }
 
 fn nobody(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
@@ -225,7 +235,7 @@ fn rtr() -> Vec<Case> {
 }
 
 fn revisions() -> Vec<Case> {
-    let orders: &[&str] = &["send:64", "send:20000", "write:64", "write:20000"];
+    let orders: &[&str] = &["send:64", "send:3000", "write:64", "write:3000"];
     vec![
         Case::new("MPA revision 1", move |bench, setting, direction| {
             let args: &[&str] = if direction == Direction::Ours { &["--revision", "1"] } else { &[] };
