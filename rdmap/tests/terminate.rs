@@ -278,9 +278,12 @@ proptest! {
     }
 }
 
-/// Terminates as the siw driver of Linux 6.1 put them on the wire, from behind the DDP header on, what had been done to it, and
-/// the codes that it meant.
-const FROM_SIW: &[(&str, &str, (u8, u8, u8), bool)] = &[
+/// What had been done to siw, the octets behind the DDP header, the codes that it meant, and whether those octets could also refuse a
+/// Reply.
+type FromSiw = (&'static str, &'static str, (u8, u8, u8), bool);
+
+/// Terminates as the siw driver of Linux 6.1 put them on the wire.
+const FROM_SIW: &[FromSiw] = &[
     ("DDP version 0", "21060000 0000 0000", (1, 2, 6), false),
     ("RDMAP version 2", "20050000 0000 0000", (0, 2, 5), true),
     ("an atomic", "20060000 0000 0000", (0, 2, 6), true),

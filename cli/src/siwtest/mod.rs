@@ -17,7 +17,7 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use talk::{MAX_SGES, Order, Orders};
-use verbs::{ConnOptions, Revision, RtrKinds};
+use verbs::{ConnOptions, Recognition, Revision, RtrKinds};
 
 /// The partner's port.
 const PORT: u16 = 7471;
@@ -118,6 +118,9 @@ struct StartupArgs {
     /// Without the peer-to-peer model
     #[arg(long)]
     no_peer_to_peer: bool,
+    /// Do not look for one of our own at the other end
+    #[arg(long)]
+    no_recognition: bool,
     /// Reads that the peer may have outstanding here
     #[arg(long, default_value_t = 128)]
     ird: u16,
@@ -150,6 +153,7 @@ impl Args {
             fallback: !startup.no_fallback,
             rtr: startup.rtr,
             peer_to_peer: !startup.no_peer_to_peer,
+            recognition: if startup.no_recognition { Recognition::Off } else { Recognition::On },
             ird: startup.ird,
             ord: startup.ord,
             startup_timeout: Duration::from_secs_f64(startup.timeout),

@@ -90,6 +90,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn one_wrong_octet_is_found() {
+        let device = verbs::Device::open().unwrap();
+        let buffer = Buffer::exclusive(&device.alloc_pd().unwrap(), 1 << 20).unwrap();
+        let order = Order { op: Op::Send, actor: Actor::Initiator, size: 70_001, count: 3, sges: 3, seed: 9 };
+        for layout in [Layout::Whole, Layout::Pieces] {
+            fill(&buffer, &order, layout).unwrap();
+            assert_eq!(differs(&buffer, &order, layout).unwrap(), None);
+            let (place, at, len) = layout.pieces(&order, 2).last().unwrap();
+            let mut octet = [0];
+            buffer.read(place + len as usize - 1, &mut octet).unwrap();
+            buffer.write(place + len as usize - 1, &[octet[0] ^ 1]).unwrap();
+            let expected = format!("octet {} of message 2 differs", at + len - 1);
+            assert_eq!(differs(&buffer, &order, layout).unwrap(), Some(expected));
+            assert!(differs(&buffer, &Order { seed: 10, ..order }, layout).unwrap().is_some());
+        }
+    }
+
+    #[test]
     fn pieces_cover_a_message() {
         for (size, sges) in [(0, 1), (1, 1), (1, 3), (10, 3), (4096, 6)] {
             let order = Order { op: Op::Send, actor: Actor::Initiator, size, count: 2, sges, seed: 0 };

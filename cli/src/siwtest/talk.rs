@@ -123,7 +123,7 @@ impl FromStr for Orders {
         let op = Op::ALL.iter().find(|(_, known)| *known == name).map(|(op, _)| *op);
         let names = || Op::ALL.iter().map(|(_, name)| *name).collect::<Vec<_>>().join(", ");
         let op = op.ok_or_else(|| format!("no operation `{name}`: there are {}", names()))?;
-        let mut numbers = numbers.split('x').map(|number| number.parse::<u32>());
+        let mut numbers = numbers.split('x').map(str::parse::<u32>);
         let mut next = |usual: u32| match numbers.next() {
             None => Ok(usual),
             Some(number) => number.map_err(|_| "expected OP[:SIZE[xCOUNT[xELEMENTS]]]".to_owned()),

@@ -76,7 +76,7 @@ impl Guest {
             match UnixStream::connect(&socket) {
                 Ok(port) => break port,
                 Err(_) if qemu.is_running() && begun.elapsed() < BOOT => {
-                    thread::sleep(Duration::from_millis(20))
+                    thread::sleep(Duration::from_millis(20));
                 }
                 Err(error) => {
                     let output = qemu.finish(Duration::ZERO);

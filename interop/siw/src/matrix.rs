@@ -181,6 +181,7 @@ pub fn build_uiw(profile: &str) -> Result<PathBuf> {
     }
     let text = shell::must(&mut command, Duration::from_secs(1800))?;
     let executable = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let path = executable.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?))).last();
+    let path =
+        executable.filter_map(|message| Some(PathBuf::from(message["executable"].as_str()?))).next_back();
     path.ok_or_else(|| Error::Failed("cargo does not say where the uiw program is".to_owned()))
 }

@@ -55,7 +55,7 @@ impl Results {
         match self.rows.iter_mut().find(same) {
             Some(row) => row.runs.push((setting, verdict)),
             None => {
-                self.rows.push(Row { name: case.name.clone(), direction, runs: vec![(setting, verdict)] })
+                self.rows.push(Row { name: case.name.clone(), direction, runs: vec![(setting, verdict)] });
             }
         }
     }

@@ -34,7 +34,7 @@ impl Output {
     #[must_use]
     pub fn last_line(&self) -> &str {
         let lines = || self.out.lines().chain(self.err.lines()).filter(|line| !line.trim().is_empty());
-        lines().find(|line| line.contains("error:")).or_else(|| lines().last()).unwrap_or("no output")
+        lines().find(|line| line.contains("error:")).or_else(|| lines().next_back()).unwrap_or("no output")
     }
 }
 

@@ -80,8 +80,7 @@ pub(super) fn cases() -> Vec<Case> {
 /// not take. It does so while it is still busy sending, so one of a few connections goes well.
 fn read_nothing(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let orders = &["me.read:0", "you.read:0"];
-    let mut wrong = 0;
-    for _ in 0..20 {
+    for wrong in 0..20 {
         let output = converse(bench, setting, direction, orders, Duration::from_secs(60))?;
         let verdict = judge(orders, &output);
         if verdict == Verdict::pass() {
@@ -101,7 +100,6 @@ fn read_nothing(bench: &mut Bench, setting: &Setting, direction: Direction) -> R
         if !refused {
             return Ok(verdict);
         }
-        wrong += 1;
     }
     Ok(Verdict::Fail("siw answered with octets 20 times of 20".to_owned()))
 }
