@@ -57,7 +57,7 @@ pub(crate) struct Args {
     /// The peer: `siwpeer serve`, `uiw siwtest --listen`, or with --rping any rping server
     #[arg(value_name = "HOST[:PORT]", required_unless_present = "listen", conflicts_with = "listen")]
     host: Option<String>,
-    /// What to do: OP[:SIZE[xCOUNT[xELEMENTS]]], by both ends, or with `me.` or `you.` in front by one; without any, everything
+    /// What to do: `OP[:SIZE[xCOUNT[xELEMENTS]]]`, by both ends, or with `me.` or `you.` in front by one; without any, everything
     #[arg(value_name = "ORDER", conflicts_with = "listen")]
     orders: Vec<Orders>,
     /// Be the end that waits for orders: ADDR:PORT, ADDR or PORT
