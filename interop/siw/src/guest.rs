@@ -130,7 +130,7 @@ impl Guest {
     /// # Errors
     /// When the channel is gone.
     pub fn run(&self, script: &str, patience: Duration) -> Result<Output> {
-        self.start(script, patience)?.finish()
+        Ok(self.start(script, patience)?.finish())
     }
 
     /// Runs a shell script that must succeed; gives what it wrote.
@@ -269,12 +269,10 @@ impl Job {
         }
     }
 
-    /// Waits for its end, at most its own time and a little more.
-    ///
-    /// # Errors
-    /// Never at present: a guest that is gone gives status 125.
-    pub fn finish(mut self) -> Result<Output> {
-        Ok(self.end())
+    /// Waits for its end, at most its own time and a little more. Status 125 where the guest is gone.
+    #[must_use]
+    pub fn finish(mut self) -> Output {
+        self.end()
     }
 
     fn end(&mut self) -> Output {
@@ -287,15 +285,6 @@ impl Job {
             out: String::from_utf8_lossy(&octets).into_owned(),
             err: String::new(),
         }
-    }
-
-    /// As [`Job::finish`], with the octets as they are.
-    #[must_use]
-    pub fn octets(mut self) -> (i32, Vec<u8>) {
-        while self.status.is_none() && Instant::now() < self.deadline {
-            self.step(Duration::from_millis(100));
-        }
-        (self.status.unwrap_or(124), std::mem::take(&mut self.text))
     }
 
     /// Ends it now; gives what it wrote.

@@ -12,6 +12,9 @@ const HOST4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 1);
 const GUEST4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 2);
 const HOST6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 1);
 const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 2);
+/// Brings the guest's interface up and waits for the other end of its cable.
+const CARRIER: &str =
+    "ip link set eth0 up; until [ \"$(cat /sys/class/net/eth0/carrier)\" = 1 ]; do usleep 20000; done";
 /// Begins the name of every namespace of ours; the process id follows.
 const PREFIX: &str = "uiw-siw-";
 
@@ -101,12 +104,11 @@ impl Net {
     pub fn guest_setup(&self) -> String {
         match self {
             Self::Tap(_) => format!(
-                "sysctl -qw net.ipv6.conf.eth0.accept_dad=0; ip link set eth0 up; \
+                "{CARRIER}; sysctl -qw net.ipv6.conf.eth0.accept_dad=0; ip link set eth0 up; \
                  ip addr add {GUEST4}/24 dev eth0; ip addr add {GUEST6}/64 dev eth0 nodad"
             ),
             Self::User { .. } => {
-                "ip link set eth0 up; ip addr add 10.0.2.15/24 dev eth0; ip route add default via 10.0.2.2"
-                    .to_owned()
+                format!("{CARRIER}; ip addr add 10.0.2.15/24 dev eth0; ip route add default via 10.0.2.2")
             }
         }
     }

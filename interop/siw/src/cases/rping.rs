@@ -61,7 +61,8 @@ fn rping(
             let complaint = output.out.lines().find(|line| !line.contains("DISCONNECT"));
             Ok(match complaint {
                 Some(line) => Verdict::Fail(line.to_owned()),
-                None => Verdict::of(output.is_ok(), format!("exit code {}", output.status)),
+                None if output.is_ok() => Verdict::pass(),
+                None => Verdict::Fail(format!("exit code {}", output.status)),
             })
         }
     }

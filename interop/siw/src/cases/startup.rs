@@ -34,6 +34,8 @@ pub(super) fn cases() -> Vec<Case> {
     cases.extend(rtr());
     cases.extend(revisions());
     cases.extend(depths());
+    cases.push(Case::new("large FPDUs from siw: with the profile siw-gso", |b, s, d| large(b, s, d, true)));
+    cases.push(Case::new("large FPDUs from siw: not without it", |b, s, d| large(b, s, d, false)));
     cases.push(Case::new("siw asks for CRCs, uiw does not", crc_required).directions(Direction::THEIRS));
     cases.push(Case::new("Markers asked for: refused", markers).short());
     for what in ["sendimm", "writeimm", "fetchadd", "cmpswap"] {
@@ -306,6 +308,35 @@ fn depths() -> Vec<Case> {
         .directions(Direction::OURS),
     );
     cases
+}
+
+/// A driver that may send large FPDUs does so to a peer that sets or returns its private flag, and to no other.
+fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bool) -> Result<Verdict> {
+    bench.lab(&[("try_gso", "1")])?;
+    let file = std::env::temp_dir().join(format!("uiw-siw-{}-large.pcapng", std::process::id()));
+    bench.capture(Some(file.clone()));
+    let setting = Setting { gso: profile, ..*setting };
+    // Towards uiw both ways: siw writes and answers a Read.
+    let orders: &[&str] = match direction {
+        Direction::Ours => &["me.read:65536x4", "you.write:65536x4"],
+        Direction::Theirs => &["you.read:65536x4", "me.write:65536x4"],
+    };
+    let output = super::ops::converse(bench, &setting, direction, orders, PATIENCE);
+    bench.capture(None);
+    let decoded = bench.run_uiw(&["decode", "--json", &file.display().to_string()], PATIENCE);
+    // Nothing of it stays, whatever came out.
+    let _ = std::fs::remove_file(&file);
+    if let Verdict::Fail(why) = super::ops::judge(orders, &output?) {
+        return Ok(Verdict::Fail(why));
+    }
+    let decoded = decoded?;
+    let records = decoded.out.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    // Only the data goes in Writes and Read Responses.
+    let data =
+        records.filter(|record| record["type"] == "fpdu" && matches!(record["opcode"].as_u64(), Some(0 | 2)));
+    let largest = data.filter_map(|record| record["ulpdu_length"].as_u64()).max().unwrap_or(0);
+    let right = if profile { largest > 1460 } else { (1000..=1460).contains(&largest) };
+    Ok(Verdict::of(right, format!("the largest FPDU has a ULPDU of {largest} octets")))
 }
 
 fn crc_required(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
