@@ -143,10 +143,17 @@ fn nobody(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<
             bench.guest().run(&format!("siwpeer run {host} 9 send:64"), PATIENCE)?
         }
     };
-    // Behind user-mode networking a refusal looks like a close.
+    // Behind user-mode networking a refusal looks like a close or a reset.
     Ok(failed(
         &output,
-        &["nobody listens", "closed before its MPA Reply", "REJECTED", "UNREACHABLE", "Connection refused"],
+        &[
+            "nobody listens",
+            "closed before its MPA Reply",
+            "REJECTED",
+            "UNREACHABLE",
+            "Connection refused",
+            "reset by peer",
+        ],
     ))
 }
 
