@@ -18,7 +18,7 @@ pub(super) fn cases() -> Vec<Case> {
     vec![
         Case::new("siw's program killed under traffic", siw_killed).short(),
         Case::new("uiw killed under traffic", uiw_killed).short(),
-        Case::new("1 % loss and 50 ms of delay, every operation", netem),
+        Case::new("1 % loss and 50 ms of delay, every operation", netem).short(),
         Case::new("siw's host without power under traffic", power_off),
     ]
 }

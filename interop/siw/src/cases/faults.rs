@@ -92,11 +92,14 @@ pub(super) fn cases() -> Vec<Case> {
     for (name, order) in
         [("the other end closes at once", "you.hangup"), ("this end closes at once", "me.hangup")]
     {
-        cases.push(Case::new(name, move |bench, setting, direction| {
-            let output = converse(bench, setting, direction, &["send:64", order], PATIENCE)?;
-            let over = output.out.lines().any(|line| line.starts_with("ended"));
-            Ok(Verdict::of(over && complete(&output.out), last(&output.out)))
-        }));
+        cases.push(
+            Case::new(name, move |bench, setting, direction| {
+                let output = converse(bench, setting, direction, &["send:64", order], PATIENCE)?;
+                let over = output.out.lines().any(|line| line.starts_with("ended"));
+                Ok(Verdict::of(over && complete(&output.out), last(&output.out)))
+            })
+            .short(),
+        );
     }
     cases
 }
