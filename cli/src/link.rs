@@ -144,11 +144,13 @@ impl Half {
 
 /// Receives of the slots `slots`, one element (or none) each.
 pub(crate) fn post_recvs(qp: &Qp, slots: impl IntoIterator<Item = (u64, Option<Sge>)>) -> Result<()> {
-    for (slot, sge) in slots {
-        let sges = sge.as_slice();
-        // SAFETY: the commands look at a receive's part of a buffer only after its completion (`crate::memory::Buffer`).
-        unsafe { qp.post_recv([RecvWr { wr_id: RECV | slot, sges }]) }?;
-    }
+    slots.into_iter().try_for_each(|(slot, sge)| post_recv(qp, slot, sge.as_slice()))
+}
+
+/// A receive of the slot `slot` with these elements.
+pub(crate) fn post_recv(qp: &Qp, slot: u64, sges: &[Sge]) -> Result<()> {
+    // SAFETY: the commands look at a receive's part of a buffer only after its completion (`crate::memory::Buffer`).
+    unsafe { qp.post_recv([RecvWr { wr_id: RECV | slot, sges }]) }?;
     Ok(())
 }
 
@@ -282,7 +284,8 @@ impl Link {
         flushed && self.wait_ending(Duration::from_secs(1)).is_some_and(|ending| ending.orderly)
     }
 
-    fn wait_ending(&self, patience: Duration) -> Option<Ending> {
+    /// How the connection has ended, waiting for that at most `patience`.
+    pub(crate) fn wait_ending(&self, patience: Duration) -> Option<Ending> {
         self.device.wait(Instant::now().checked_add(patience), |cx| self.poll_ending(cx))
     }
 

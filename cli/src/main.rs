@@ -12,6 +12,7 @@ mod perf;
 mod ping;
 mod serve;
 mod service;
+mod siwtest;
 mod stop;
 mod text;
 
@@ -47,6 +48,9 @@ enum Command {
     /// Throughput and latency, alone or beside raw TCP
     #[command(after_help = EXIT_CODES)]
     Perf(perf::Args),
+    /// Every operation in both directions against a foreign stack: siw, an iWARP NIC
+    #[command(after_help = EXIT_CODES)]
+    Siwtest(siwtest::Args),
     /// Show the iWARP traffic in a packet capture
     Decode(decode::Args),
 }
@@ -77,6 +81,7 @@ fn run(command: &Command, global: &Global) -> Result<()> {
         Command::Serve(args) => serve::run(&opener, args),
         Command::Ping(args) => ping::run(&opener, args),
         Command::Perf(args) => perf::run(&opener, args),
+        Command::Siwtest(args) => siwtest::run(&opener, args),
         Command::Decode(_) => Ok(()),
     }
 }

@@ -25,11 +25,24 @@ enum Chore {
     /// Measure beside raw TCP.
     #[command(subcommand)]
     Bench(bench::Bench),
+    /// Run against foreign stacks.
+    #[command(subcommand)]
+    Interop(Interop),
+}
+
+#[derive(Subcommand)]
+enum Interop {
+    /// The Linux kernel's siw driver in a virtual machine: the whole matrix, both ways round.
+    Siw(siw_rig::matrix::Options),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().chore {
         Chore::Test(options) => test::run(&options),
         Chore::Bench(bench) => bench::run(&bench),
+        Chore::Interop(Interop::Siw(options)) => {
+            process::on_interrupt(siw_rig::net::sweep);
+            siw_rig::matrix::main(&options)
+        }
     }
 }

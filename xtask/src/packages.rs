@@ -18,7 +18,19 @@ pub(crate) struct Need {
 pub(crate) const NEEDS: &[Need] = &[
     Need { program: "tshark", package: "tshark", tests: "interop: referees tshark::*" },
     Need { program: "ip", package: "iproute2", tests: "interop: tests with network namespaces" },
+    Need { program: "qemu-system-x86_64", package: "qemu-system-x86", tests: SIW },
+    Need { program: "gcc", package: "gcc", tests: SIW },
+    // The compiler of Debian 12's kernel.
+    Need { program: "gcc-12", package: "gcc-12", tests: SIW },
+    Need { program: "make", package: "make", tests: SIW },
+    Need { program: "patch", package: "patch", tests: SIW },
+    Need { program: "readelf", package: "binutils", tests: SIW },
+    Need { program: "xz", package: "xz-utils", tests: SIW },
+    Need { program: "setpriv", package: "util-linux", tests: SIW },
 ];
+
+/// The tests on a virtual machine with the Linux siw driver.
+const SIW: &str = "interop/siw: siw::*";
 
 /// The longest that one apt-get call may take.
 const APT_CAP: Duration = Duration::from_secs(600);
@@ -64,10 +76,12 @@ fn apt(needs: &[&Need], deadline: Instant) {
     if update != End::Success {
         eprintln!("xtask: apt-get update: {update:?}");
     }
-    let install = [&["install", "-y", "--no-install-recommends"], packages.as_slice()].concat();
-    let install = apt_get(&install, deadline);
-    if install != End::Success {
-        eprintln!("xtask: apt-get install: {install:?}");
+    // One at a time: what this release does not have keeps nothing else away.
+    for package in packages {
+        let install = apt_get(&["install", "-y", "--no-install-recommends", package], deadline);
+        if install != End::Success {
+            eprintln!("xtask: apt-get install {package}: {install:?}");
+        }
     }
 }
 

@@ -454,7 +454,9 @@ impl Conn {
                 self.atomic_response(&response, quoted, env)
             }
             _ => {
-                let (terminate, origin) = Terminate::parse_any(octets).map_err(|_| malformed(self))?;
+                let refuses_reply = !self.initiator && !self.rx.first_seen;
+                let parsed = Terminate::parse_at(octets, refuses_reply);
+                let (terminate, origin) = parsed.map_err(|_| malformed(self))?;
                 Err(Down::Terminated(Box::new(terminate), origin))
             }
         }
