@@ -119,6 +119,20 @@ impl<T> EventQueue<T> {
         }
     }
 
+    /// Adds an event of the program's own and wakes whoever waits. Wakers run: no lock that they need may be held.
+    pub fn post(&self, item: T) {
+        let mut wakes = Wakes::default();
+        self.push(item, &mut wakes);
+        wakes.give();
+    }
+
+    /// Moves the events for which `which` says so to the end of another queue, in order, with their tokens.
+    pub(crate) fn move_to(&self, other: &Self, which: impl FnMut(&T) -> bool, wakes: &mut Wakes) {
+        for item in self.remove_if(which) {
+            other.push(item, wakes);
+        }
+    }
+
     /// The oldest event, if there is one.
     pub fn try_pop(&self) -> Option<T> {
         let mut inner = self.inner.lock();
@@ -218,6 +232,23 @@ mod tests {
         assert_eq!(queue.try_pop(), Some(7));
         wakes.give();
         assert!(!readable(fd));
+    }
+
+    #[test]
+    fn posted_and_moved_events_have_a_token_each() {
+        let (from, to) = (EventQueue::default(), EventQueue::default());
+        let (from_fd, to_fd) = (from.fd().unwrap(), to.fd().unwrap());
+        for i in 0..4 {
+            from.post(i);
+        }
+        assert!(readable(from_fd) && !readable(to_fd));
+        let mut wakes = Wakes::default();
+        from.move_to(&to, |i| i % 2 == 0, &mut wakes);
+        wakes.give();
+        assert_eq!([from.try_pop(), from.try_pop(), from.try_pop()], [Some(1), Some(3), None]);
+        assert!(!readable(from_fd) && readable(to_fd));
+        assert_eq!([to.try_pop(), to.try_pop(), to.try_pop()], [Some(0), Some(2), None]);
+        assert!(!readable(to_fd));
     }
 
     #[test]

@@ -6,12 +6,13 @@ mod startup;
 pub use listener::{ConnRequest, Listener};
 pub(crate) use listener::{HalfOpen, ListenerSlot, accept_all};
 
-use crate::driver::{Slot, TimerKind};
+use crate::driver::{Driver, Slot, TimerKind};
 use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
 use crate::options::ConnOptions;
 use crate::qp::{Conn, Phase, Qp};
 use crate::wc::WireReason;
+use llp::Token;
 use mpa::startup::{Initiator, Negotiated};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -43,6 +44,17 @@ pub enum CmEventKind {
     Failed(Error),
     /// The connection has ended.
     Disconnected(Ending),
+    /// The program put it there itself, with [`EventQueue::post`] and a number that means something to it.
+    Posted(u64),
+}
+
+impl CmEvent {
+    /// An event of the program's own, for [`EventQueue::post`]: a channel carries them in order with the engine's. Its
+    /// [`ConnId`] is that of no connection.
+    #[must_use]
+    pub const fn posted(tag: u64) -> Self {
+        Self { id: ConnId(0), kind: CmEventKind::Posted(tag) }
+    }
 }
 
 /// How a connection ended.
@@ -110,6 +122,15 @@ impl CmSide {
     /// Later events go to another channel. Returns the one before, to be dropped without a lock: its wakers are foreign code.
     fn migrate(&mut self, channel: &Arc<CmChannel>) -> Arc<CmChannel> {
         std::mem::replace(&mut self.channel, Arc::clone(channel))
+    }
+
+    /// As [`Self::migrate`], and the events not taken yet go along.
+    fn migrate_all(&mut self, channel: &Arc<CmChannel>, wakes: &mut Wakes) -> Arc<CmChannel> {
+        let before = self.migrate(channel);
+        if !Arc::ptr_eq(&before, channel) {
+            before.move_to(channel, |event| event.id == self.id, wakes);
+        }
+        before
     }
 
     /// Nobody is told anything more.
@@ -194,6 +215,24 @@ pub fn abandon(qp: &Qp) {
             }
         });
     }
+}
+
+/// Moves the events of a queue pair's connection to another channel: those not taken yet, in order, and all later ones
+/// (`rdma_migrate_id`).
+///
+/// # Errors
+/// [`Error::NotConnected`] when there is no connection, neither standing nor in set-up; events not taken yet stay then.
+pub fn migrate(qp: &Qp, channel: &Arc<CmChannel>) -> Result<()> {
+    let token = qp.0.conn().ok_or(Error::NotConnected)?;
+    migrate_conn(&qp.0.driver, token, channel)
+}
+
+fn migrate_conn(driver: &Arc<Driver>, token: Token, channel: &Arc<CmChannel>) -> Result<()> {
+    let mut busy = driver.lock();
+    let (core, driver) = busy.parts();
+    let before = core.with_conn(driver, token, |conn, env| conn.cm.migrate_all(channel, env.wakes));
+    drop(busy);
+    before.map(drop).ok_or(Error::NotConnected)
 }
 
 fn check_options(max_rd_atomic: u16, options: &ConnOptions) -> Result<()> {

@@ -1,0 +1,77 @@
+//! Events follow what they are about from one channel to another, in order and none twice.
+
+use crate::common::{End, loopback, next_event, next_request};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use verbs::cm::{self, CmChannel, CmEvent, CmEventKind, Listener};
+use verbs::{ConnOptions, Device, Error};
+
+fn listen(device: &Device, channel: &Arc<CmChannel>) -> Listener {
+    Listener::bind(device, loopback(), 8, &Arc::new(ConnOptions::default()), channel).unwrap()
+}
+
+/// Drives until an event waits, and leaves it there.
+fn let_it_come(device: &Device, channel: &CmChannel) {
+    let patience = Instant::now() + Duration::from_secs(20);
+    while channel.is_empty() {
+        assert!(Instant::now() < patience, "no event came");
+        device.pump();
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn requests_follow_their_listener_and_others_stay() {
+    let device = Device::open().unwrap();
+    let (old, new) = (Arc::new(CmChannel::default()), Arc::new(CmChannel::default()));
+    let listener = listen(&device, &old);
+    let stays = listen(&device, &old);
+    let (first, other, second) = (End::new(), End::new(), End::new());
+    first.connect(listener.local_addr(), &ConnOptions::default());
+    let_it_come(&device, &old);
+    other.connect(stays.local_addr(), &ConnOptions::default());
+    while old.len() < 2 {
+        device.pump();
+    }
+
+    listener.migrate(&new);
+    assert_eq!((old.len(), new.len()), (1, 1));
+    let request = next_request(&device, &new);
+    second.connect(listener.local_addr(), &ConnOptions::default());
+    drop(next_request(&device, &new));
+
+    // What follows a request that was moved comes to the new channel without being told so.
+    let end = End::on(&device);
+    request.accept(&end.qp, None, b"", None).unwrap();
+    assert!(matches!(next_event(&device, &new), CmEventKind::Established(_)));
+    first.established();
+    assert_eq!(old.len(), 1, "the other listener's request");
+}
+
+#[test]
+fn connection_takes_its_pending_events_along() {
+    let device = Device::open().unwrap();
+    let (old, new) = (Arc::new(CmChannel::default()), Arc::new(CmChannel::default()));
+    let listener = listen(&device, &old);
+    let client = End::new();
+    client.connect(listener.local_addr(), &ConnOptions::default());
+    let request = next_request(&device, &old);
+    let server = End::on(&device);
+    request.accept(&server.qp, None, b"", Some(&old)).unwrap();
+    let_it_come(&device, &old);
+    old.post(CmEvent::posted(7));
+
+    cm::migrate(&server.qp, &new).unwrap();
+    assert!(matches!(old.try_pop().unwrap().kind, CmEventKind::Posted(7)), "it is about nobody's connection");
+    assert!(matches!(new.try_pop().unwrap().kind, CmEventKind::Established(_)));
+    client.established();
+    client.qp.disconnect().unwrap();
+    assert!(matches!(next_event(&device, &new), CmEventKind::Disconnected(_)));
+    assert!(old.is_empty());
+}
+
+#[test]
+fn migrating_without_a_connection_is_refused() {
+    let end = End::new();
+    assert!(matches!(cm::migrate(&end.qp, &end.channel), Err(Error::NotConnected)));
+}
