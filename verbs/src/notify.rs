@@ -141,6 +141,17 @@ impl<T> EventQueue<T> {
         Some(item)
     }
 
+    /// The oldest event, for a caller that has read one token from the descriptor itself: a blocking read is the one wait that
+    /// signals restart or interrupt as the program asked for. Nothing when another thread took the event meanwhile; the token
+    /// is put back if it is another event's.
+    pub fn pop_with_token(&self) -> Option<T> {
+        let item = self.inner.lock().items.pop_front();
+        if item.is_none() {
+            self.tokens.give();
+        }
+        item
+    }
+
     /// The oldest event, or a wake-up when there is one.
     pub fn poll_pop(&self, cx: &mut Context<'_>) -> Poll<T> {
         let mut inner = self.inner.lock();
@@ -232,6 +243,28 @@ mod tests {
         assert_eq!(queue.try_pop(), Some(7));
         wakes.give();
         assert!(!readable(fd));
+    }
+
+    #[test]
+    fn token_read_by_the_caller_is_neither_lost_nor_doubled() {
+        let queue = EventQueue::default();
+        let fd = queue.fd().unwrap();
+        let read = || rustix::io::read(fd, &mut [0u8; 8]).unwrap();
+        queue.post(1);
+        read();
+        assert_eq!(queue.pop_with_token(), Some(1));
+        assert!(!readable(fd));
+
+        // Two readers: one has the token, the other takes the event.
+        queue.post(2);
+        read();
+        assert_eq!(queue.try_pop(), Some(2));
+        assert_eq!(queue.pop_with_token(), None);
+        assert!(!readable(fd), "no event, no token");
+        queue.post(3);
+        assert!(readable(fd), "the next event has its token");
+        read();
+        assert_eq!(queue.pop_with_token(), Some(3));
     }
 
     #[test]

@@ -21,6 +21,10 @@ pub(crate) struct ListenerSlot {
     half_open: Arc<AtomicU32>,
 }
 
+/// Tells a device's listeners apart. Never used again while one of its requests is undecided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ListenerId(u64);
+
 /// A port on which peers may connect. Dropping it closes the port; requests not decided yet are rejected.
 pub struct Listener {
     driver: Arc<Driver>,
@@ -65,6 +69,12 @@ impl Listener {
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
         self.local
+    }
+
+    /// Which listener it is: see [`ConnRequest::listener`].
+    #[must_use]
+    pub fn id(&self) -> ListenerId {
+        ListenerId(self.token.0)
     }
 
     /// Requests go to another channel: those not taken yet, in order, and all later ones (`rdma_migrate_id`).
@@ -269,6 +279,12 @@ impl ConnRequest {
         self.id
     }
 
+    /// Which listener it came to.
+    #[must_use]
+    pub fn listener(&self) -> Option<ListenerId> {
+        self.listener.map(|token| ListenerId(token.0))
+    }
+
     /// Our address.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
@@ -316,7 +332,7 @@ impl ConnRequest {
     /// # Errors
     /// [`Error::NotConnected`] when the peer has gone away.
     pub fn migrate(&self, channel: &Arc<CmChannel>) -> Result<()> {
-        super::migrate_conn(&self.driver, self.token, channel)
+        super::handle::migrate(&self.driver, self.token, channel)
     }
 
     /// Accepts with `qp`. [`crate::cm::CmEventKind::Established`] follows on `channel`, or else the listener's.

@@ -1,18 +1,19 @@
 //! The connection manager: listen, connect, accept, reject. Events come through a [`CmChannel`]; nothing blocks.
 
+mod handle;
 mod listener;
 mod startup;
 
-pub use listener::{ConnRequest, Listener};
+pub use handle::ConnHandle;
+pub use listener::{ConnRequest, Listener, ListenerId};
 pub(crate) use listener::{HalfOpen, ListenerSlot, accept_all};
 
-use crate::driver::{Driver, Slot, TimerKind};
+use crate::driver::{Slot, TimerKind};
 use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
 use crate::options::ConnOptions;
 use crate::qp::{Conn, Phase, Qp};
 use crate::wc::WireReason;
-use llp::Token;
 use mpa::startup::{Initiator, Negotiated};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -215,24 +216,6 @@ pub fn abandon(qp: &Qp) {
             }
         });
     }
-}
-
-/// Moves the events of a queue pair's connection to another channel: those not taken yet, in order, and all later ones
-/// (`rdma_migrate_id`).
-///
-/// # Errors
-/// [`Error::NotConnected`] when there is no connection, neither standing nor in set-up; events not taken yet stay then.
-pub fn migrate(qp: &Qp, channel: &Arc<CmChannel>) -> Result<()> {
-    let token = qp.0.conn().ok_or(Error::NotConnected)?;
-    migrate_conn(&qp.0.driver, token, channel)
-}
-
-fn migrate_conn(driver: &Arc<Driver>, token: Token, channel: &Arc<CmChannel>) -> Result<()> {
-    let mut busy = driver.lock();
-    let (core, driver) = busy.parts();
-    let before = core.with_conn(driver, token, |conn, env| conn.cm.migrate_all(channel, env.wakes));
-    drop(busy);
-    before.map(drop).ok_or(Error::NotConnected)
 }
 
 fn check_options(max_rd_atomic: u16, options: &ConnOptions) -> Result<()> {

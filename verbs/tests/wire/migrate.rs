@@ -3,7 +3,7 @@
 use crate::common::{End, loopback, next_event, next_request};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use verbs::cm::{self, CmChannel, CmEvent, CmEventKind, Listener};
+use verbs::cm::{CmChannel, CmEvent, CmEventKind, ConnHandle, Listener};
 use verbs::{ConnOptions, Device, Error};
 
 fn listen(device: &Device, channel: &Arc<CmChannel>) -> Listener {
@@ -61,7 +61,8 @@ fn connection_takes_its_pending_events_along() {
     let_it_come(&device, &old);
     old.post(CmEvent::posted(7));
 
-    cm::migrate(&server.qp, &new).unwrap();
+    let handle = ConnHandle::of(&server.qp).unwrap();
+    handle.migrate(&new).unwrap();
     assert!(matches!(old.try_pop().unwrap().kind, CmEventKind::Posted(7)), "it is about nobody's connection");
     assert!(matches!(new.try_pop().unwrap().kind, CmEventKind::Established(_)));
     client.established();
@@ -71,7 +72,45 @@ fn connection_takes_its_pending_events_along() {
 }
 
 #[test]
-fn migrating_without_a_connection_is_refused() {
-    let end = End::new();
-    assert!(matches!(cm::migrate(&end.qp, &end.channel), Err(Error::NotConnected)));
+fn a_connection_obeys_its_handle_until_it_is_over() {
+    let device = Device::open().unwrap();
+    let channel = Arc::new(CmChannel::default());
+    let listener = listen(&device, &channel);
+    for abort in [false, true] {
+        let client = End::new();
+        assert!(matches!(ConnHandle::of(&client.qp), Err(Error::NotConnected)));
+        client.connect(listener.local_addr(), &ConnOptions::default());
+        let request = next_request(&device, &channel);
+        assert_eq!(request.listener(), Some(listener.id()));
+        let server = End::on(&device);
+        request.accept(&server.qp, None, b"", Some(&server.channel)).unwrap();
+        server.established();
+        client.established();
+        let handle = ConnHandle::of(&server.qp).unwrap();
+        if abort { handle.abort() } else { handle.disconnect() }.unwrap();
+        server.ended();
+        client.ended();
+        while handle.disconnect().is_ok() {
+            device.pump();
+        }
+        assert!(matches!(handle.abort(), Err(Error::NotConnected)));
+    }
+}
+
+#[test]
+fn set_up_is_given_up_and_the_queue_pair_is_free_again() {
+    let device = Device::open().unwrap();
+    let channel = Arc::new(CmChannel::default());
+    let listener = listen(&device, &channel);
+    let client = End::new();
+    client.connect(listener.local_addr(), &ConnOptions::default());
+    let request = next_request(&device, &channel);
+    ConnHandle::of(&client.qp).unwrap().abort().unwrap();
+    client.failed();
+    assert!(matches!(ConnHandle::of(&client.qp), Err(Error::NotConnected)));
+    drop(request);
+    client.connect(listener.local_addr(), &ConnOptions::default());
+    let server = End::on(&device);
+    next_request(&device, &channel).accept(&server.qp, None, b"", Some(&server.channel)).unwrap();
+    client.established();
 }
