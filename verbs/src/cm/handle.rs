@@ -42,6 +42,12 @@ impl ConnHandle {
         migrate(&self.driver, self.token, channel)
     }
 
+    /// No event tells of it any more. Those not taken yet stay in their channel.
+    pub fn forget(&self) {
+        // One that is over tells nothing anyway.
+        let _ = with(&self.driver, self.token, |conn, _| conn.cm.forget());
+    }
+
     /// As [`Qp::disconnect`].
     ///
     /// # Errors

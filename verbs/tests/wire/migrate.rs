@@ -98,6 +98,27 @@ fn a_connection_obeys_its_handle_until_it_is_over() {
 }
 
 #[test]
+fn a_forgotten_connection_ends_unheard() {
+    let device = Device::open().unwrap();
+    let channel = Arc::new(CmChannel::default());
+    let listener = listen(&device, &channel);
+    let client = End::new();
+    client.connect(listener.local_addr(), &ConnOptions::default());
+    let server = End::on(&device);
+    next_request(&device, &channel).accept(&server.qp, None, b"", Some(&server.channel)).unwrap();
+    server.established();
+    client.established();
+    let handle = ConnHandle::of(&server.qp).unwrap();
+    handle.forget();
+    handle.abort().unwrap();
+    client.ended();
+    while handle.disconnect().is_ok() {
+        device.pump();
+    }
+    assert!(server.channel.is_empty());
+}
+
+#[test]
 fn set_up_is_given_up_and_the_queue_pair_is_free_again() {
     let device = Device::open().unwrap();
     let channel = Arc::new(CmChannel::default());
