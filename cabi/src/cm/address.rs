@@ -194,30 +194,6 @@ fn port(id: *mut rdma_cm_id, of: impl FnOnce(&Id) -> Option<SocketAddr>) -> u16 
     })
 }
 
-/// `rdma_get_local_addr`, which newer headers have inline.
-///
-/// # Safety
-/// None: what is no id of ours has no address.
-pub unsafe extern "C" fn rdma_get_local_addr(id: *mut rdma_cm_id) -> *mut libc::sockaddr {
-    boundary::pointer(|| {
-        let id = registry::id(id)?;
-        // SAFETY: the structure is alive as long as C may name it.
-        Ok(unsafe { (&raw mut (*id.abi()).route.addr.src).cast() })
-    })
-}
-
-/// `rdma_get_peer_addr`, which newer headers have inline.
-///
-/// # Safety
-/// As [`rdma_get_local_addr`].
-pub unsafe extern "C" fn rdma_get_peer_addr(id: *mut rdma_cm_id) -> *mut libc::sockaddr {
-    boundary::pointer(|| {
-        let id = registry::id(id)?;
-        // SAFETY: as above.
-        Ok(unsafe { (&raw mut (*id.abi()).route.addr.dst).cast() })
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,7 +8,7 @@ use crate::cm::event::Note;
 use crate::cm::{registry, sync};
 use crate::errno::Errno;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::ptr;
+use std::{ptr, slice};
 
 /// `IBV_QPT_UD`
 const UD: c_int = 4;
@@ -49,14 +49,15 @@ impl Question {
         service: *const c_char,
         hints: *const rdma_addrinfo,
     ) -> Result<Self> {
-        // SAFETY: the caller's promise, here and below.
-        let text = |text: *const c_char| {
-            if text.is_null() { None } else { Some(unsafe { CStr::from_ptr(text) }.to_owned()) }
+        let text = |text: *const c_char| match text.is_null() {
+            true => None,
+            // SAFETY: the caller's promise, here and below.
+            false => Some(unsafe { CStr::from_ptr(text) }.to_owned()),
         };
-        // SAFETY: as above.
         let octets = |at: *const libc::sockaddr, len: libc::socklen_t| match (at.is_null(), len as usize) {
             (_, 0) => Ok(Vec::new()),
-            (false, len @ 1..=128) => Ok(unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec()),
+            // SAFETY: as above.
+            (false, len @ 1..=128) => Ok(unsafe { slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec()),
             _ => Err(Errno::INVAL),
         };
         // SAFETY: as above.
@@ -106,7 +107,7 @@ impl Question {
         // SAFETY: a list with at least one address, as the C library promises; freed once.
         unsafe {
             let first = &*list;
-            let octets = std::slice::from_raw_parts(first.ai_addr.cast::<u8>(), first.ai_addrlen as usize);
+            let octets = slice::from_raw_parts(first.ai_addr.cast::<u8>(), first.ai_addrlen as usize);
             let converted = self.convert(first.ai_family, octets, Some(first.ai_socktype));
             libc::freeaddrinfo(list);
             Resolved(converted)

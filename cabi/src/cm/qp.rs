@@ -3,7 +3,7 @@
 use crate::abi::qp::{IBV_QP_INIT_ATTR_PD, IBV_QPT_RC};
 use crate::abi::srq::{IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQT_BASIC};
 use crate::abi::{
-    self, ibv_context, ibv_pd, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_init_attr, ibv_srq_init_attr_ex,
+    self, ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_init_attr, ibv_srq_init_attr_ex,
     rdma_cm_id,
 };
 use crate::boundary::{self, Result};
@@ -101,7 +101,7 @@ unsafe fn create_long(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
         if pd::get(attr.pd).is_err() || (*attr.pd).context != (*abi).verbs {
             return Err(Errno::INVAL);
         }
-        let other = |own: *mut _, given: *mut _| !own.is_null() && !given.is_null() && own != given;
+        let other = |own: *mut ibv_cq, given: *mut ibv_cq| !own.is_null() && !given.is_null() && own != given;
         if other((*abi).send_cq, attr.send_cq) || other((*abi).recv_cq, attr.recv_cq) {
             return Err(Errno::INVAL);
         }
@@ -155,8 +155,8 @@ unsafe fn create_queues(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
 /// As for [`create_queues`]; the places are those of the id.
 unsafe fn create_queue(
     id: &Id,
-    own: *mut *mut abi::ibv_cq,
-    place: *mut *mut abi::ibv_comp_channel,
+    own: *mut *mut ibv_cq,
+    place: *mut *mut ibv_comp_channel,
     depth: u32,
 ) -> Result<()> {
     let depth = c_int::try_from(depth.max(1)).map_err(|_| Errno::INVAL)?;
