@@ -90,6 +90,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     boundary::pointer(|| {
         // SAFETY: the caller's promise, here and below.
         unsafe { Context::get(context) }?;
+        // SAFETY: as above.
         let init = unsafe { init.as_mut() }.ok_or(Errno::INVAL)?;
         let typed = init.comp_mask & flags::IBV_SRQ_INIT_ATTR_TYPE != 0;
         let known = flags::IBV_SRQ_INIT_ATTR_TYPE | flags::IBV_SRQ_INIT_ATTR_PD;

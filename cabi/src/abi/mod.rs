@@ -4,6 +4,7 @@
 
 #![expect(non_camel_case_types, reason = "C's names")]
 #![expect(missing_docs, reason = "the fields are documented in verbs.h")]
+#![expect(clippy::use_self, reason = "functions in C's structures name them as the header does")]
 
 pub mod context;
 pub mod cq;

@@ -138,6 +138,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     boundary::code(|| {
         // SAFETY: the caller's promise, here and below.
         unsafe { Context::get(context) }?;
+        // SAFETY: as above.
         let values = unsafe { values.as_mut() }.ok_or(Errno::INVAL)?;
         if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
             let ns = monotonic_ns();

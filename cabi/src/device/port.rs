@@ -230,6 +230,7 @@ pub unsafe extern "C" fn ibv_query_gid_type(
         let context = unsafe { Context::get(context) }?;
         let netdev = of_context(context, port.into())?;
         netdev.address(index as usize).ok_or(Errno::INVAL)?;
+        // SAFETY: as above.
         let to = unsafe { to.as_mut() }.ok_or(Errno::INVAL)?;
         *to = c_uint::from(Settings::get()?.persona == Persona::Roce);
         Ok(())
@@ -250,6 +251,7 @@ pub unsafe extern "C" fn ibv_query_pkey(
         // SAFETY: the caller's promise.
         let context = unsafe { Context::get(context) }?;
         of_context(context, port.into())?;
+        // SAFETY: as above.
         let to = unsafe { pkey.as_mut() }.ok_or(Errno::INVAL)?;
         if index != 0 {
             return Err(Errno::INVAL);

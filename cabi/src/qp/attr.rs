@@ -48,6 +48,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
     boundary::code(|| {
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Qp::get(qp) }?;
+        // SAFETY: as above.
         let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
         if mask & !KNOWN != 0 {
             return Err(Errno::INVAL);

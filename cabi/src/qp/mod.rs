@@ -187,6 +187,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     boundary::pointer(|| {
         // SAFETY: the caller's promise, here and below.
         unsafe { Context::get(context) }?;
+        // SAFETY: as above.
         let init = unsafe { init.as_mut() }.ok_or(Errno::INVAL)?;
         let known = flags::IBV_QP_INIT_ATTR_PD
             | flags::IBV_QP_INIT_ATTR_CREATE_FLAGS
