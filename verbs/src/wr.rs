@@ -7,7 +7,8 @@ use mem::Access;
 
 /// One scatter/gather element: `length` octets at `addr` in the region named by `lkey`.
 ///
-/// `addr` is a virtual address, or an offset for a zero-based region.
+/// `addr` is a virtual address, or an offset for a zero-based region. The layout is that of `ibv_sge`.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
     /// Tagged offset of the first octet.

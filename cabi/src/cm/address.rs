@@ -144,7 +144,8 @@ fn collide(a: Port, b: Port) -> bool {
 /// # Errors
 /// ENETUNREACH, EHOSTUNREACH, ..
 pub(crate) fn source_for(peer: SocketAddr) -> Result<IpAddr> {
-    let any: IpAddr = if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
+    let any: IpAddr =
+        if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
     // Connecting a datagram socket asks for the route and sends nothing. Any port does, but 0 is none.
     let socket = UdpSocket::bind((any, 0))?;
     let mut probe = peer;

@@ -44,11 +44,7 @@ struct Question {
 impl Question {
     /// # Safety
     /// The texts are NULL or end in NUL, `hints` is NULL or readable with addresses as long as it says.
-    unsafe fn read(
-        node: *const c_char,
-        service: *const c_char,
-        hints: *const rdma_addrinfo,
-    ) -> Result<Self> {
+    unsafe fn read(node: *const c_char, service: *const c_char, hints: *const rdma_addrinfo) -> Result<Self> {
         let text = |text: *const c_char| match text.is_null() {
             true => None,
             // SAFETY: the caller's promise, here and below.
@@ -214,7 +210,9 @@ pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
         // SAFETY: the caller's promise: every part is on C's heap or NULL.
         unsafe {
             let one = ptr::read(next);
-            for part in [one.ai_route, one.ai_connect, one.ai_src_addr.cast::<c_void>(), one.ai_dst_addr.cast()] {
+            for part in
+                [one.ai_route, one.ai_connect, one.ai_src_addr.cast::<c_void>(), one.ai_dst_addr.cast()]
+            {
                 libc::free(part);
             }
             libc::free(one.ai_src_canonname.cast());

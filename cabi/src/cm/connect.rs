@@ -14,8 +14,8 @@ use crate::settings::Settings;
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use verbs::{ConnOptions, Error};
 use verbs::cm::{self, ConnHandle};
+use verbs::{ConnOptions, Error};
 
 /// A number of Reads as C has it.
 pub(crate) fn in_one_octet(reads: u16) -> u8 {
@@ -85,9 +85,8 @@ pub unsafe extern "C-unwind" fn rdma_resolve_addr(
     let result = boundary::minus_one(|| {
         let id = registry::id(id)?;
         // SAFETY: the caller's promise.
-        let (src, dst) = unsafe {
-            (if src.is_null() { None } else { Some(address::read(src)?) }, address::read(dst)?)
-        };
+        let (src, dst) =
+            unsafe { (if src.is_null() { None } else { Some(address::read(src)?) }, address::read(dst)?) };
         resolve(&id, src, dst)
     });
     // SAFETY: nothing on this stack frame has a destructor.
@@ -279,9 +278,7 @@ unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
     let options = options(state.options, params.responder_resources, params.initiator_depth)?;
     let Phase::Requested(request) = std::mem::replace(&mut state.phase, Phase::Over) else { unreachable!() };
     let queue = Arc::clone(state.channel.queue());
-    request
-        .accept(qp.engine(), Some(&options), &params.private_data, Some(&queue))
-        .map_err(peer_is_gone)?;
+    request.accept(qp.engine(), Some(&options), &params.private_data, Some(&queue)).map_err(peer_is_gone)?;
     state.handle = ConnHandle::of(qp.engine()).ok();
     state.phase = Phase::Connecting;
     Ok(())

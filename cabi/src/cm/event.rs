@@ -183,7 +183,10 @@ fn failure(error: &Error) -> (c_int, c_int) {
 /// MPA carries up to 512 octets; C's length is one octet.
 fn shorten(private_data: &[u8]) -> &[u8] {
     if private_data.len() > MAX_PRIVATE_DATA {
-        tracing::warn!(octets = private_data.len(), "the peer's private data is cut to 255 octets: C cannot have more");
+        tracing::warn!(
+            octets = private_data.len(),
+            "the peer's private data is cut to 255 octets: C cannot have more"
+        );
     }
     &private_data[..private_data.len().min(MAX_PRIVATE_DATA)]
 }
@@ -206,7 +209,8 @@ fn give(owner: &Arc<Id>, abi: rdma_cm_event, private_data: &[u8]) -> Option<*mut
     if !owner.delivers() {
         return None;
     }
-    let mut event = Box::new(Event { abi, private_data: [0; MAX_PRIVATE_DATA + 1], owner: Arc::clone(owner) });
+    let mut event =
+        Box::new(Event { abi, private_data: [0; MAX_PRIVATE_DATA + 1], owner: Arc::clone(owner) });
     event.private_data[..private_data.len()].copy_from_slice(private_data);
     let event = Box::into_raw(event);
     if !private_data.is_empty() {
@@ -223,9 +227,8 @@ fn give(owner: &Arc<Id>, abi: rdma_cm_event, private_data: &[u8]) -> Option<*mut
 /// # Errors
 /// EINVAL for what is no event, or was acknowledged before.
 pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
-    let (known, inherited) = process::with(|process| {
-        (process.cm.remove_event(event), process.cm.forget_inherited(event))
-    });
+    let (known, inherited) =
+        process::with(|process| (process.cm.remove_event(event), process.cm.forget_inherited(event)));
     if !known {
         return if inherited { Ok(()) } else { Err(Errno::INVAL) };
     }

@@ -285,7 +285,8 @@ impl Id {
         let from = std::mem::replace(&mut state.channel, Arc::clone(to));
         let was_sync = std::mem::replace(&mut state.sync, sync);
         let conn = state.conn;
-        let ours = |event: &CmEvent| matches!(event.kind, CmEventKind::Posted(_)) && self.is_about(event, conn);
+        let ours =
+            |event: &CmEvent| matches!(event.kind, CmEventKind::Posted(_)) && self.is_about(event, conn);
         for event in from.queue().remove_if(ours) {
             to.queue().post(event);
         }

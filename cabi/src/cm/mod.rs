@@ -29,8 +29,8 @@ pub use addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo, rdma_query_addrinfo, rdm
 pub use channel::{rdma_create_event_channel, rdma_destroy_event_channel, rdma_get_cm_event};
 pub use connect::rdma_reject as rdma_reject_ece;
 pub use connect::{
-    rdma_accept, rdma_bind_addr, rdma_connect, rdma_disconnect, rdma_establish, rdma_init_qp_attr, rdma_notify,
-    rdma_reject, rdma_resolve_addr, rdma_resolve_route,
+    rdma_accept, rdma_bind_addr, rdma_connect, rdma_disconnect, rdma_establish, rdma_init_qp_attr,
+    rdma_notify, rdma_reject, rdma_resolve_addr, rdma_resolve_route,
 };
 pub use devices::{rdma_free_devices, rdma_get_devices};
 pub use ep::{rdma_create_ep, rdma_destroy_ep};

@@ -3,8 +3,8 @@
 use crate::abi::qp::{IBV_QP_INIT_ATTR_PD, IBV_QPT_RC};
 use crate::abi::srq::{IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQT_BASIC};
 use crate::abi::{
-    self, ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_init_attr, ibv_srq_init_attr_ex,
-    rdma_cm_id,
+    self, ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
 };
 use crate::boundary::{self, Result};
 use crate::cm::id::Id;
@@ -132,8 +132,18 @@ unsafe fn create_queues(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe {
         let sides = [
-            (&mut attr.send_cq, &raw mut (*abi).send_cq, &raw mut (*abi).send_cq_channel, attr.cap.max_send_wr),
-            (&mut attr.recv_cq, &raw mut (*abi).recv_cq, &raw mut (*abi).recv_cq_channel, attr.cap.max_recv_wr),
+            (
+                &mut attr.send_cq,
+                &raw mut (*abi).send_cq,
+                &raw mut (*abi).send_cq_channel,
+                attr.cap.max_send_wr,
+            ),
+            (
+                &mut attr.recv_cq,
+                &raw mut (*abi).recv_cq,
+                &raw mut (*abi).recv_cq_channel,
+                attr.cap.max_recv_wr,
+            ),
         ];
         for (given, own, channel, depth) in sides {
             if !given.is_null() {

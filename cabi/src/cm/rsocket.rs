@@ -1,15 +1,16 @@
-//! rsockets: the names are there, and say that the rest is not.
+//! The rsocket API: its names exist, so that programs which may use it load.
 
-use crate::errno::Errno;
-
-/// -1 and ENOSYS, whatever the arguments: in C's calling convention a function may leave them unread.
-pub extern "C" fn refused() -> isize {
-    Errno::NOSYS.set();
-    -1
+macro_rules! absent {
+    ($($name:ident)*) => {
+        $(
+            /// -1 and ENOSYS.
+            pub use crate::refused::absent as $name;
+        )*
+    };
 }
 
-/// As [`refused`], for `riomap`, which returns an offset.
-pub extern "C" fn refused_offset() -> i64 {
-    Errno::NOSYS.set();
-    -1
+absent! {
+    raccept rbind rclose rconnect rfcntl rgetpeername rgetsockname rgetsockopt riomap riounmap
+    riowrite rlisten rpoll rread rreadv rrecv rrecvfrom rrecvmsg rselect rsend rsendmsg rsendto
+    rsetsockopt rshutdown rsocket rwrite rwritev
 }

@@ -1,0 +1,106 @@
+//! The border to C: every exported function's body runs inside one of these. A panic stays on our side.
+//!
+//! Three ways of failing exist in the two libraries: the error number as the result, -1 with `errno`, and NULL with `errno`.
+
+use crate::errno::Errno;
+use std::ffi::c_int;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+/// Result of what C may ask for.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    // What a panic leaves half done is an object of ours behind locks that do not poison; the caller gets an error.
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        tracing::error!("a panic stopped at the border to C");
+        Err(Errno::IO)
+    })
+}
+
+/// For functions that return 0 or an error number.
+pub fn code(body: impl FnOnce() -> Result<()>) -> c_int {
+    match guarded(body) {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno.set();
+            errno.0
+        }
+    }
+}
+
+/// For functions that return 0, or -1 and `errno`.
+pub fn minus_one(body: impl FnOnce() -> Result<()>) -> c_int {
+    number(|| body().map(|()| 0))
+}
+
+/// For functions that return a number, or -1 and `errno`.
+pub fn number(body: impl FnOnce() -> Result<c_int>) -> c_int {
+    guarded(body).unwrap_or_else(|errno| {
+        errno.set();
+        -1
+    })
+}
+
+/// For functions that return an object, or NULL and `errno`.
+pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
+    guarded(body).unwrap_or_else(|errno| {
+        errno.set();
+        ptr::null_mut()
+    })
+}
+
+/// For functions that cannot say that they failed.
+pub fn value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
+    guarded(body).unwrap_or(fallback)
+}
+
+/// Sleeps until `fd` is readable, for at most `milliseconds` (negative = for ever), as a cancellation point: a thread that is
+/// cancelled here (`pthread_cancel`, as rping does) unwinds from inside the C library through this function and its callers,
+/// so neither may hold anything that is to be dropped. False when a signal or the time-out came first; `errno` says which.
+///
+/// # Safety
+/// No caller on the stack up to C holds a value with a destructor, and each is `extern "C-unwind"` or inlined into one.
+#[inline]
+pub unsafe extern "C-unwind" fn wait_readable(fd: c_int, milliseconds: c_int) -> bool {
+    unsafe extern "C-unwind" {
+        fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, milliseconds: c_int) -> c_int;
+    }
+    let mut fds = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid element; the declaration is the C library's own, except that it says that a cancelled thread unwinds.
+    let ready = unsafe { poll(&raw mut fds, 1, milliseconds) };
+    if ready == 0 {
+        Errno::AGAIN.set();
+    }
+    ready > 0
+}
+
+/// Whether the program wants `fd` not to block.
+#[must_use]
+pub fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: asks about a number; a bad one is answered with an error.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_NONBLOCK != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panics_stay_on_our_side() {
+        assert_eq!(code(|| panic!("on purpose")), libc::EIO);
+        assert_eq!(minus_one(|| panic!("on purpose")), -1);
+        assert_eq!(Errno::last(), Errno::IO);
+        assert!(pointer::<u8>(|| panic!("on purpose")).is_null());
+        assert_eq!(value(7, || panic!("on purpose")), 7);
+    }
+
+    #[test]
+    fn errors_arrive_each_in_its_way() {
+        assert_eq!(code(|| Err(Errno::BUSY)), libc::EBUSY);
+        assert_eq!(minus_one(|| Err(Errno::INVAL)), -1);
+        assert_eq!(Errno::last(), Errno::INVAL);
+        assert_eq!(number(|| Ok(5)), 5);
+    }
+}
