@@ -15,7 +15,7 @@ use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use verbs::cm::{self, ConnHandle};
-use verbs::{ConnOptions, Error};
+use verbs::{ConnOptions, Error, QpState};
 
 /// A number of Reads as C has it.
 pub(crate) fn in_one_octet(reads: u16) -> u8 {
@@ -196,13 +196,22 @@ unsafe fn octets<'a>(data: *const c_void, len: u8) -> Result<&'a [u8]> {
     Ok(unsafe { std::slice::from_raw_parts(data.cast(), len.into()) })
 }
 
-/// The queue pair of an id, or the one of its device that the program names by number.
-fn queue_pair<'a>(id: &Id, qp_num: u32) -> Result<&'a Object<Qp>> {
+/// The queue pair of an id, or the one of its device that the program names by number, ready to be connected.
+fn queue_pair<'a>(id: &Id, state: &mut State, qp_num: u32) -> Result<&'a Object<Qp>> {
     // SAFETY: the structure is alive; a queue pair stays while a call of its id uses it, as C orders its own calls.
-    unsafe {
-        let qp: *mut ibv_qp = (*id.abi()).qp;
-        if qp.is_null() { Qp::numbered((*id.abi()).verbs, qp_num) } else { Qp::get(qp) }
+    let qp = unsafe {
+        let own: *mut ibv_qp = (*id.abi()).qp;
+        state.foreign_qp = own.is_null();
+        if own.is_null() { Qp::numbered((*id.abi()).verbs, qp_num) } else { Qp::get(own) }
+    }?;
+    if qp.engine().state() == QpState::Reset {
+        // On other transports programs move it when the peer has answered; ours needs it to ask.
+        qp.engine().modify(QpState::Init)?;
     }
+    if let Some(timeout) = state.options.ack_timeout {
+        qp.set_timeout(timeout);
+    }
+    Ok(qp)
 }
 
 /// `rdma_connect`.
@@ -226,7 +235,7 @@ unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Result<()> {
     state.active = true;
     // SAFETY: the caller's promise.
     let params = unsafe { params(param, &state) }?;
-    let qp = queue_pair(id, params.qp_num)?;
+    let qp = queue_pair(id, &mut state, params.qp_num)?;
     let options = options(state.options, params.responder_resources, params.initiator_depth)?;
     let queue = Arc::clone(state.channel.queue());
     // The first event may come before this call ends: nobody looks up the connection until it is known.
@@ -274,7 +283,7 @@ unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
     }
     // SAFETY: the caller's promise.
     let params = unsafe { params(param, &state) }?;
-    let qp = queue_pair(id, params.qp_num)?;
+    let qp = queue_pair(id, &mut state, params.qp_num)?;
     let options = options(state.options, params.responder_resources, params.initiator_depth)?;
     let Phase::Requested(request) = std::mem::replace(&mut state.phase, Phase::Over) else { unreachable!() };
     let queue = Arc::clone(state.channel.queue());

@@ -7,7 +7,9 @@ use crate::cm::channel::Channel;
 use crate::cm::id::{Id, Phase};
 use crate::cm::{address, connect};
 use crate::errno::Errno;
+use crate::persona::Persona;
 use crate::process;
+use crate::settings::Settings;
 use std::ffi::{c_char, c_int, c_void};
 use std::io;
 use std::sync::Arc;
@@ -117,19 +119,26 @@ fn request_id(listener: &Arc<Id>, request: ConnRequest, resources: u8, depth: u8
 }
 
 fn deliver_established(id: &Arc<Id>, info: &ConnInfo) -> Option<*mut rdma_cm_event> {
-    let active = {
+    let (active, event) = {
         let mut state = id.lock_alive()?;
         if !matches!(state.phase, Phase::Disconnecting) {
             state.phase = Phase::Connected;
         }
-        state.active
+        let responds = state.active && state.foreign_qp && Settings::get().is_ok_and(answers_first);
+        (state.active, if responds { RDMA_CM_EVENT_CONNECT_RESPONSE } else { RDMA_CM_EVENT_ESTABLISHED })
     };
     id.set_addresses(Some(info.local), Some(info.peer));
     // The passive side has had the peer's private data with the request.
     let private_data = if active { shorten(&info.private_data) } else { &[] };
     let (ird, ord) = (info.negotiated.ird, info.negotiated.ord);
     let param = conn_param(private_data, connect::in_one_octet(ird), connect::in_one_octet(ord));
-    give(id, draft(id, RDMA_CM_EVENT_ESTABLISHED, 0, param), private_data)
+    give(id, draft(id, event, 0, param), private_data)
+}
+
+/// On other transports than iWARP whoever moves its queue pair itself is told when the peer has answered, and calls
+/// `rdma_establish` after that.
+fn answers_first(settings: &Settings) -> bool {
+    settings.persona != Persona::Iwarp
 }
 
 fn deliver_failed(id: &Arc<Id>, error: &Error) -> Option<*mut rdma_cm_event> {

@@ -66,6 +66,7 @@ pub(crate) struct Options {
     pub(crate) tos: Option<u8>,
     pub(crate) reuse: bool,
     pub(crate) v6_only: bool,
+    pub(crate) ack_timeout: Option<u8>,
 }
 
 pub(crate) struct State {
@@ -75,6 +76,8 @@ pub(crate) struct State {
     pub(crate) sync: bool,
     /// Whether it connects, rather than accepts.
     pub(crate) active: bool,
+    /// Whether the queue pair is one that the program moves itself.
+    pub(crate) foreign_qp: bool,
     pub(crate) conn: Option<ConnId>,
     pub(crate) handle: Option<ConnHandle>,
     pub(crate) port: Option<Reservation>,
@@ -118,6 +121,7 @@ impl Id {
             channel: Arc::clone(channel),
             sync,
             active: false,
+            foreign_qp: false,
             conn: None,
             handle: None,
             port: None,

@@ -7,7 +7,7 @@ use crate::cm::registry;
 use crate::errno::Errno;
 use std::ffi::{c_int, c_void};
 
-/// `rdma_set_option`. An acknowledgement time-out is InfiniBand's: TCP has its own, so it is accepted and has no effect.
+/// `rdma_set_option`. An acknowledgement time-out is InfiniBand's: it becomes the queue pair's attribute, and TCP has its own.
 ///
 /// # Safety
 /// `value` is NULL or `len` readable octets.
@@ -30,7 +30,7 @@ pub unsafe extern "C" fn rdma_set_option(
                 RDMA_OPTION_ID_TOS => state.options.tos = Some(value_of::<u8>(value, len)?),
                 RDMA_OPTION_ID_REUSEADDR => state.options.reuse = value_of::<c_int>(value, len)? != 0,
                 RDMA_OPTION_ID_AFONLY => state.options.v6_only = value_of::<c_int>(value, len)? != 0,
-                RDMA_OPTION_ID_ACK_TIMEOUT => drop(value_of::<u8>(value, len)?),
+                RDMA_OPTION_ID_ACK_TIMEOUT => state.options.ack_timeout = Some(value_of::<u8>(value, len)?),
                 _ => return Err(Errno::NOSYS),
             }
         }

@@ -3,16 +3,18 @@
 use crate::abi::qp::{IBV_QP_INIT_ATTR_PD, IBV_QPT_RC};
 use crate::abi::srq::{IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQT_BASIC};
 use crate::abi::{
-    self, ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp_init_attr, ibv_qp_init_attr_ex,
+    self, ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex,
     ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
 };
 use crate::boundary::{self, Result};
 use crate::cm::id::Id;
 use crate::cm::registry;
 use crate::errno::Errno;
+use crate::qp::Qp;
 use crate::{channel, cq, pd, process, qp, srq};
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use verbs::QpState;
 
 /// The protection domain of a shared context for whoever brings none.
 ///
@@ -111,6 +113,7 @@ unsafe fn create_long(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
         }
         match made(qp::create_qp_ex((*abi).verbs, attr)) {
             Ok(new) => {
+                ready_to_receive(new)?;
                 (*abi).qp = new;
                 (*abi).pd = attr.pd;
                 Ok(())
@@ -121,6 +124,22 @@ unsafe fn create_long(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
             }
         }
     }
+}
+
+/// A queue pair of an id takes receives at once, whatever state new ones are in.
+///
+/// # Safety
+/// `new` is a queue pair just made.
+unsafe fn ready_to_receive(new: *mut ibv_qp) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let engine = Qp::get(new)?.engine();
+        if engine.state() == QpState::Reset {
+            engine.modify(QpState::Init)?;
+            (*new).state = QpState::Init as c_int;
+        }
+    }
+    Ok(())
 }
 
 /// Makes the completion queues, with a channel each, that the program has not brought.

@@ -73,6 +73,11 @@ impl Qp {
         unsafe { Object::get(qp) }
     }
 
+    /// Keeps the time-out of an option of rdma_cm for whoever asks.
+    pub(crate) fn set_timeout(&self, timeout: u8) {
+        self.attributes.lock().timeout = timeout;
+    }
+
     /// The engine's queue pair.
     #[must_use]
     pub fn engine(&self) -> &verbs::Qp {
