@@ -83,12 +83,14 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
         return Err(Errno::INVAL);
     }
     keep(&mut object.attributes.lock(), attr, mask);
-    if let Some(access) = access
-        && mask & flags::IBV_QP_PORT != 0
-    {
+    if let Some(access) = access {
         // As on InfiniBand: the rights given with the port hold. siw does not look at those of a queue pair, and what rdma_cm
-        // sets on iWARP leaves out atomics.
-        object.engine.set_access(access & Access::REMOTE);
+        // says on iWARP leaves out atomics: it adds rights and takes none away.
+        let before = match mask & flags::IBV_QP_PORT {
+            0 => object.engine.query().access,
+            _ => Access::empty(),
+        };
+        object.engine.set_access(before | access & Access::REMOTE);
     }
     match to {
         Some(to) if to != object.engine.state() || to == QpState::Sqd => Ok(object.engine.modify(to)?),

@@ -142,6 +142,12 @@ impl Ended {
         self
     }
 
+    /// As [`Ended::well`], for lists of ends.
+    #[track_caller]
+    pub fn is_well(&self) {
+        self.well();
+    }
+
     /// Lines that contain `text`.
     #[must_use]
     pub fn count(&self, text: &str) -> usize {

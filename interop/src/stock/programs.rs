@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Names a folder with the two libraries to be tested instead of those that `cargo build` makes.
-pub const LIBRARIES: &str = "UIW_STOCK_LIBRARIES";
+const LIBRARIES: &str = "UIW_STOCK_LIBRARIES";
 
 /// Who runs a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -30,7 +30,7 @@ impl Pair<'_> {
         let Some(veth) = Network::veth() else { return };
         for network in [&Network::Loopback, &veth] {
             let Some(ends) = self.run(network, true) else { return };
-            ends.iter().for_each(|end| drop(end.well()));
+            ends.iter().for_each(Ended::is_well);
         }
     }
 }
@@ -54,7 +54,7 @@ fn ucmatose_migrates_ids_between_channels() {
 fn ucmatose_sets_options() {
     let pair = Pair { server: "ucmatose", client: "ucmatose", args: &["-t", "16", "-a", "14"] };
     let Some(ends) = pair.run(&Network::Loopback, true) else { return };
-    ends.iter().for_each(|end| drop(end.well()));
+    ends.iter().for_each(Ended::is_well);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn cmtime_makes_a_thousand_connections() {
     // Debian's cmtime serves for ever.
     let Some([server, client]) = pair.run(&Network::Loopback, false) else { return };
     assert_eq!(server.said, "");
-    assert_eq!(client.well().count("connect"), 2, "{client:?}");
+    assert_eq!(client.well().count("connect      :"), 1, "{client:?}");
 }
 
 #[test]
@@ -81,13 +81,13 @@ fn shared_receive_queue_of_rdma_xserver() {
 fn xserver_with_a_client_without_shared_queue() {
     let pair = Pair { server: "rdma_xserver", client: "rdma_client", args: &[] };
     let Some(ends) = pair.run(&Network::Loopback, true) else { return };
-    ends.iter().for_each(|end| drop(end.well()));
+    ends.iter().for_each(Ended::is_well);
 }
 
 #[test]
 fn what_iwarp_has_not_is_refused_in_words() {
     let libraries = Libraries::get();
-    for (program, args) in [("udaddy", vec!["-p", "7471"]), ("rdma_xserver", vec!["-c", "x"])] {
+    for (program, args) in [("udaddy", vec![]), ("rdma_xserver", vec!["-c", "x"])] {
         let Some(_) = interop::require(program) else { return };
         let mut command = libraries.command(User::Same, program);
         command.args(args);

@@ -39,8 +39,8 @@ fn run(persona: &str, tests: &[&str]) {
     }
     // A network of its own: the tests use a fixed port.
     let script = "mount -t tmpfs none /sys/class && mkdir -p /sys/class/infiniband/uiw_test0/device/net/test0 \
-                  && ip link set lo up && ip link add test0 type dummy && ip addr add 10.78.0.1/24 dev test0 \
-                  && ip link set test0 up && exec /usr/bin/python3 \"$@\"";
+                  && ip link set lo up && ip link add test0 type veth peer name test1 \
+                  && ip addr add 10.78.0.1/24 dev test0 && ip link set test0 up && ip link set test1 up && exec /usr/bin/python3 \"$@\"";
     let mut command = libraries.command(User::Same, "unshare");
     command.args(["-mn", "sh", "-c", script, "sh"]).arg(folder.join("run_tests.py"));
     command.args(["-v", "--dev", "uiw_test0"]);
