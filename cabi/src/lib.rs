@@ -19,6 +19,7 @@ pub mod errno;
 pub mod mr;
 pub mod mw;
 pub mod object;
+mod pair;
 pub mod pd;
 pub mod persona;
 pub mod post;

@@ -7,6 +7,7 @@
 use crate::boundary::Result;
 use crate::device::Devices;
 use crate::errno::Errno;
+use crate::pair::Pairs;
 use crate::settings::Settings;
 use llp::Stack;
 use llp::capture::{CaptureStack, PcapSink};
@@ -27,6 +28,8 @@ pub(crate) struct Process {
     pub(crate) devices: Devices,
     /// The context of each device that the connection manager opened for everybody: `ibv_context` by device name.
     pub(crate) shared: HashMap<String, usize>,
+    /// Queue pairs that are connected by hand.
+    pub(crate) pairs: Pairs,
 }
 
 static PROCESS: Mutex<Option<Process>> = Mutex::new(None);

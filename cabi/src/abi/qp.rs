@@ -120,7 +120,7 @@ pub const SEND_OPS_OFFERED: u64 = 0x3FF;
 pub const IBV_QPT_RC: c_int = 2;
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct ibv_global_route {
     pub dgid: ibv_gid,
     pub flow_label: u32,
@@ -130,7 +130,7 @@ pub struct ibv_global_route {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct ibv_ah_attr {
     pub grh: ibv_global_route,
     pub dlid: u16,
