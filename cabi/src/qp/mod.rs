@@ -157,7 +157,8 @@ unsafe fn create_with(
     base.pd = pd;
     (base.send_cq, base.recv_cq, base.srq) = (init.send_cq, init.recv_cq, init.srq);
     (base.handle, base.qp_num) = (number, number);
-    base.state = state as c_int;
+    // Whatever state it is really in: rdma-core says so until the first change or query.
+    base.state = QpState::Reset as c_int;
     base.qp_type = init.qp_type;
     if let Some(ops) = purpose.send_ops {
         ex::fill(&mut abi, ops);
