@@ -5,6 +5,7 @@
 //! A new generation begins; the child opens an engine of its own when it opens a device.
 
 use crate::boundary::Result;
+use crate::cm::registry::Registry;
 use crate::device::Devices;
 use crate::errno::Errno;
 use crate::pair::Pairs;
@@ -30,6 +31,8 @@ pub(crate) struct Process {
     pub(crate) shared: HashMap<String, usize>,
     /// Queue pairs that are connected by hand.
     pub(crate) pairs: Pairs,
+    /// What the connection manager gave to C.
+    pub(crate) cm: Registry,
 }
 
 static PROCESS: Mutex<Option<Process>> = Mutex::new(None);
@@ -127,7 +130,11 @@ extern "C" fn in_child() {
     let process: MutexGuard<'_, Option<Process>> = unsafe { PROCESS.make_guard_unchecked() };
     let mut process = process;
     // Locks inside may be held by threads that this process does not have: forgotten, not dropped.
-    std::mem::forget(process.take());
+    if let Some(parent) = process.take() {
+        let cm = parent.cm.after_fork();
+        std::mem::forget(parent);
+        *process = Some(Process { cm, ..Process::default() });
+    }
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 

@@ -6,6 +6,7 @@
 #![expect(missing_docs, reason = "the fields are documented in verbs.h")]
 #![expect(clippy::use_self, reason = "functions in C's structures name them as the header does")]
 
+pub mod cm;
 pub mod context;
 pub mod cq;
 pub mod device;
@@ -15,6 +16,10 @@ pub mod qp;
 pub mod srq;
 pub mod wr;
 
+pub use cm::{
+    rdma_addrinfo, rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_conn_param, rdma_event_channel,
+    rdma_event_param,
+};
 pub use context::{ibv_context, ibv_context_ops, ibv_values_ex, verbs_context};
 pub use cq::{
     ibv_comp_channel, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_moderate_cq, ibv_modify_cq_attr,

@@ -1,59 +1,45 @@
-//! librdmacm.
+//! `librdmacm`: identifiers, event channels, connections. One file a task.
+//!
+//! ```text
+//!   C            ids, channels, events by pointer ─► registry: is it ours, is it alive?
+//!   engine       CmEvent in a channel's queue ─► event: C's rdma_cm_event, at the moment C asks for it
+//!   ourselves    ADDR_RESOLVED, ROUTE_RESOLVED: notes of an id, announced in the same queue
+//! ```
+//!
+//! Locks are taken in this order: an id's state, the process's state, the engine's core.
 
+mod address;
+mod addrinfo;
+mod channel;
+mod connect;
+mod devices;
+mod ep;
+mod event;
+mod id;
+mod listen;
+mod multicast;
+mod option;
+mod qp;
+pub(crate) mod registry;
 pub mod rsocket;
+mod sync;
 
-macro_rules! later {
-    ($($name:ident => $how:ident;)*) => {
-        $(
-            /// Not here yet.
-            pub use crate::refused::$how as $name;
-        )*
-    };
-}
-
-later! {
-    rdma_accept => absent;
-    rdma_ack_cm_event => absent;
-    rdma_bind_addr => absent;
-    rdma_connect => absent;
-    rdma_create_ep => absent;
-    rdma_create_event_channel => absent_null;
-    rdma_create_id => absent;
-    rdma_create_qp => absent;
-    rdma_create_qp_ex => absent;
-    rdma_create_srq => absent;
-    rdma_create_srq_ex => absent;
-    rdma_destroy_ep => absent;
-    rdma_destroy_event_channel => absent;
-    rdma_destroy_id => absent;
-    rdma_destroy_qp => absent;
-    rdma_destroy_srq => absent;
-    rdma_disconnect => absent;
-    rdma_event_str => absent_null;
-    rdma_free_devices => absent;
-    rdma_freeaddrinfo => absent;
-    rdma_get_cm_event => absent;
-    rdma_get_devices => absent_null;
-    rdma_get_dst_port => absent;
-    rdma_get_request => absent;
-    rdma_get_src_port => absent;
-    rdma_getaddrinfo => absent;
-    rdma_join_multicast => absent;
-    rdma_leave_multicast => absent;
-    rdma_listen => absent;
-    rdma_migrate_id => absent;
-    rdma_notify => absent;
-    rdma_reject => absent;
-    rdma_resolve_addr => absent;
-    rdma_resolve_route => absent;
-    rdma_set_option => absent;
-    rdma_join_multicast_ex => absent;
-    rdma_establish => absent;
-    rdma_init_qp_attr => absent;
-    rdma_get_remote_ece => absent;
-    rdma_reject_ece => absent;
-    rdma_set_local_ece => absent;
-    rdma_query_addrinfo => absent;
-    rdma_resolve_addrinfo => absent;
-    rdma_write_cm_event => absent;
-}
+pub use address::{rdma_get_dst_port, rdma_get_src_port};
+pub use addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo, rdma_query_addrinfo, rdma_resolve_addrinfo};
+pub use channel::{rdma_create_event_channel, rdma_destroy_event_channel, rdma_get_cm_event};
+pub use connect::rdma_reject as rdma_reject_ece;
+pub use connect::{
+    rdma_accept, rdma_bind_addr, rdma_connect, rdma_disconnect, rdma_establish, rdma_init_qp_attr,
+    rdma_notify, rdma_reject, rdma_resolve_addr, rdma_resolve_route,
+};
+pub use devices::{rdma_free_devices, rdma_get_devices};
+pub use ep::{rdma_create_ep, rdma_destroy_ep};
+pub use event::{rdma_ack_cm_event, rdma_event_str, rdma_write_cm_event};
+pub use id::{rdma_create_id, rdma_destroy_id, rdma_migrate_id};
+pub use listen::rdma_listen;
+pub use multicast::{rdma_join_multicast, rdma_join_multicast_ex, rdma_leave_multicast};
+pub use option::{rdma_get_remote_ece, rdma_set_local_ece, rdma_set_option};
+pub use qp::{
+    rdma_create_qp, rdma_create_qp_ex, rdma_create_srq, rdma_create_srq_ex, rdma_destroy_qp, rdma_destroy_srq,
+};
+pub use sync::rdma_get_request;

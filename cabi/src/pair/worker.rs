@@ -212,6 +212,8 @@ impl Worker {
                     state.unconnected.remove(&number);
                 }
             }
+            // Only the connection manager posts events of its own, to its own channels.
+            CmEventKind::Posted(_) => {}
         }
     }
 }

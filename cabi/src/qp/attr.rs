@@ -53,7 +53,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         modify(object, attr, mask)?;
         if mask & flags::IBV_QP_STATE != 0 {
             // SAFETY: as above; rdma-core writes it here as well.
-            unsafe { (*qp).state = attr.qp_state };
+            unsafe { (*qp).state = object.engine.state() as c_int };
         }
         Ok(())
     })
@@ -71,9 +71,11 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
         0 => None,
         _ => Some(mr::access(attr.qp_access_flags)?),
     };
+    let now = object.engine.state();
+    let to = to.filter(|to| !is_past(now, *to, mask));
     if let Some(to) = to
-        && !object.engine.state().may_become(to)
-        && object.engine.state() != to
+        && !now.may_become(to)
+        && now != to
     {
         return Err(Errno::INVAL);
     }
@@ -137,6 +139,14 @@ fn target(object: &Object<Qp>) -> Result<Target> {
     let kept = *object.attributes.lock();
     let netdev = object.context.device.netdev()?;
     Target::new(&netdev, object.engine.num(), &kept.ah, kept.dest_qp_num, kept.rq_psn)
+}
+
+/// Programs that connect with rdma_cm and move their queue pair themselves come to INIT and RTR, with what `rdma_init_qp_attr` told
+/// them to set, when the connection has long brought RTS. Nothing is left to do, and siw says so too.
+fn is_past(now: QpState, to: QpState, mask: c_int) -> bool {
+    now == QpState::Rts
+        && matches!(to, QpState::Init | QpState::Rtr)
+        && mask == flags::IBV_QP_STATE | flags::IBV_QP_ACCESS_FLAGS
 }
 
 fn keep(kept: &mut Attributes, attr: &ibv_qp_attr, mask: c_int) {

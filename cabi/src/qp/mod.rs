@@ -74,6 +74,26 @@ impl Qp {
         }
     }
 
+    /// The queue pair of a context that has `number`: for connection managers, to which programs name their own by it.
+    ///
+    /// # Safety
+    /// `context` is NULL or one of ours; the queue pair stays during `'a`.
+    ///
+    /// # Errors
+    /// EINVAL when there is none.
+    pub unsafe fn numbered<'a>(context: *mut ibv_context, number: u32) -> Result<&'a Object<Self>> {
+        // SAFETY: the caller's promise, here and below.
+        let open = unsafe { Context::get(context) }?;
+        let qp = *open.numbers.lock().qps.get(&number).ok_or(Errno::INVAL)?;
+        // SAFETY: as above.
+        unsafe { Object::get(qp) }
+    }
+
+    /// Keeps the time-out of an option of rdma_cm for whoever asks.
+    pub(crate) fn set_timeout(&self, timeout: u8) {
+        self.attributes.lock().timeout = timeout;
+    }
+
     /// The engine's queue pair.
     #[must_use]
     pub fn engine(&self) -> &verbs::Qp {

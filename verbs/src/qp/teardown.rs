@@ -248,7 +248,7 @@ impl Conn {
     }
 
     /// The application disconnects.
-    fn start_close(&mut self, env: &mut Env<'_>) {
+    pub(crate) fn start_close(&mut self, env: &mut Env<'_>) {
         if !matches!(self.phase, Phase::Open) || self.fin.wanted {
             return;
         }
