@@ -29,4 +29,5 @@ pub mod refused;
 pub mod settings;
 pub mod srq;
 pub mod strings;
+pub mod sysfs;
 pub mod users;

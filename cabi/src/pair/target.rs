@@ -112,8 +112,8 @@ mod tests {
 
     #[test]
     fn two_ends_fit_each_other_and_nobody_else() {
-        let mut a = Target::new(&netdev("10.0.0.1"), 0x7000_01, &ah("10.0.0.2"), 0x7100_02, 5).unwrap();
-        let mut b = Target::new(&netdev("10.0.0.2"), 0x7100_02, &ah("10.0.0.1"), 0x7000_01, 9).unwrap();
+        let mut a = Target::new(&netdev("10.0.0.1"), 0x70_0001, &ah("10.0.0.2"), 0x71_0002, 5).unwrap();
+        let mut b = Target::new(&netdev("10.0.0.2"), 0x71_0002, &ah("10.0.0.1"), 0x70_0001, 9).unwrap();
         assert!(a.leads() && !b.leads());
         assert_eq!(a.remote, "10.0.0.2:28928".parse().unwrap());
         let from = SocketAddr::new(a.local.ip(), 4711);
@@ -131,19 +131,19 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         let here = netdev("10.0.0.1");
-        assert!(Target::new(&here, 0x7000_01, &ah("0.0.0.0"), 0x7100_02, 0).is_err());
-        assert!(Target::new(&here, 0x7000_01, &ah("10.0.0.2"), 5, 0).is_err(), "no port");
-        assert!(Target::new(&here, 0x7000_01, &ah("10.0.0.2"), 0x100_0000, 0).is_err());
-        assert!(Target::new(&here, 0x7000_01, &ah("2001:db8::1"), 0x7100_02, 0).is_err(), "another family");
+        assert!(Target::new(&here, 0x70_0001, &ah("0.0.0.0"), 0x71_0002, 0).is_err());
+        assert!(Target::new(&here, 0x70_0001, &ah("10.0.0.2"), 5, 0).is_err(), "no port");
+        assert!(Target::new(&here, 0x70_0001, &ah("10.0.0.2"), 0x100_0000, 0).is_err());
+        assert!(Target::new(&here, 0x70_0001, &ah("2001:db8::1"), 0x71_0002, 0).is_err(), "another family");
         let mut nowhere = ah("10.0.0.2");
         nowhere.grh.sgid_index = 1;
-        assert!(Target::new(&here, 0x7000_01, &nowhere, 0x7100_02, 0).is_err());
+        assert!(Target::new(&here, 0x70_0001, &nowhere, 0x71_0002, 0).is_err());
     }
 
     #[test]
     fn equal_numbers_are_led_by_the_smaller_gid() {
-        let a = Target::new(&netdev("10.0.0.1"), 0x7000_01, &ah("10.0.0.2"), 0x7000_01, 0).unwrap();
-        let b = Target::new(&netdev("10.0.0.2"), 0x7000_01, &ah("10.0.0.1"), 0x7000_01, 0).unwrap();
+        let a = Target::new(&netdev("10.0.0.1"), 0x70_0001, &ah("10.0.0.2"), 0x70_0001, 0).unwrap();
+        let b = Target::new(&netdev("10.0.0.2"), 0x70_0001, &ah("10.0.0.1"), 0x70_0001, 0).unwrap();
         assert!(a.leads() && !b.leads());
     }
 }
