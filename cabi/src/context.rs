@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use std::ffi::c_int;
 use std::mem::offset_of;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// What a context and everything made in it share.
@@ -24,6 +24,8 @@ pub struct Context {
     pub engine: verbs::Device,
     /// What the program takes it for.
     pub persona: Persona,
+    /// What programs take for the kernel's descriptor of the context, and may duplicate; nothing can be asked of it.
+    _command: OwnedFd,
     /// Objects that events are about.
     pub(crate) numbers: Mutex<Numbers>,
 }
@@ -75,18 +77,27 @@ impl Context {
 pub fn open(device: &'static Device) -> Result<*mut ibv_context> {
     let engine = process::with(process::Process::engine)?.with_own_events();
     let async_fd = engine.async_events().fd().map_err(Errno::from)?.as_raw_fd();
-    let context = Context {
-        device,
-        engine,
-        persona: Settings::get()?.persona,
-        numbers: Mutex::new(Numbers::default()),
-    };
+    let persona = Settings::get()?.persona;
+    let command = empty_descriptor()?;
+    let command_fd = command.as_raw_fd();
+    let context = Context { device, engine, persona, _command: command, numbers: Mutex::default() };
     // SAFETY: integers, pointers and optional functions.
     let mut abi: verbs_context = unsafe { abi::zeroed() };
     fill(&mut abi, device, async_fd);
+    abi.context.cmd_fd = command_fd;
     let opened = Object::<Opened>::create(abi, Opened(Arc::new(context)));
     // SAFETY: the tail of the structure just made.
     Ok(unsafe { &raw mut (*opened).context })
+}
+
+fn empty_descriptor() -> Result<OwnedFd> {
+    // SAFETY: makes a descriptor, which belongs to nobody else.
+    unsafe {
+        match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
+            -1 => Err(Errno::last()),
+            fd => Ok(OwnedFd::from_raw_fd(fd)),
+        }
+    }
 }
 
 fn fill(abi: &mut verbs_context, device: &'static Device, async_fd: c_int) {
@@ -111,7 +122,6 @@ fn fill(abi: &mut verbs_context, device: &'static Device, async_fd: c_int) {
     context.ops.post_srq_recv = Some(post::post_srq_recv);
     context.ops.post_send = Some(post::post_send);
     context.ops.post_recv = Some(post::post_recv);
-    context.cmd_fd = -1;
     context.async_fd = async_fd;
     context.num_comp_vectors = 1;
     context.abi_compat = usize::MAX;

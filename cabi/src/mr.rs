@@ -10,7 +10,7 @@ use crate::users::Used;
 use mem::ReregError;
 use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint, c_void};
-use verbs::{Access, Memory, RawMr};
+use verbs::{Access, Memory, RawMr, STag};
 
 /// A region as C holds it.
 pub struct Mr {
@@ -24,12 +24,21 @@ impl Body for Mr {
 }
 
 impl Mr {
-    /// The key of the region now.
+    /// The key of the region, and how much of `length` octets from `addr` lies in it. Adapters bind windows that reach beyond
+    /// their region and refuse only accesses there; ours ends with the region, which comes to the same.
     ///
     /// # Errors
     /// EINVAL while it is being deregistered.
-    pub fn key(&self) -> Result<u32> {
-        self.engine.lock().as_ref().map(RawMr::rkey).ok_or(Errno::INVAL)
+    pub(crate) fn window(&self, addr: u64, length: u64) -> Result<(STag, u64)> {
+        let engine = self.engine.lock();
+        let region = engine.as_ref().ok_or(Errno::INVAL)?;
+        let inside =
+            addr.checked_sub(region.addr()).and_then(|offset| (region.len() as u64).checked_sub(offset));
+        // What begins outside is for the bind to refuse.
+        Ok((
+            STag(region.rkey()),
+            inside.filter(|inside| *inside > 0).map_or(length, |inside| length.min(inside)),
+        ))
     }
 }
 

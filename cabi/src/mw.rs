@@ -10,7 +10,7 @@ use crate::pd;
 use crate::qp::Qp;
 use crate::users::Used;
 use std::ffi::c_int;
-use verbs::{Bind, RawMw, STag, SendFlags, SendOp, SendWr, WindowType};
+use verbs::{Access, Bind, RawMw, STag, SendFlags, SendOp, SendWr, WindowType};
 
 /// A window as C holds it.
 pub struct Mw {
@@ -70,19 +70,20 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
 pub(crate) unsafe fn bind_op(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<SendOp> {
     // SAFETY: the caller's promise, here and below.
     let window = unsafe { Object::<Mw>::get(mw) }?;
-    let access = mr::access(info.mw_access_flags)?;
-    let region = match (info.length, info.mr.is_null()) {
+    // Rights of ours mean nothing for a window; programs give them all the same.
+    let access = mr::access(info.mw_access_flags)? & (Access::REMOTE | Access::ZERO_BASED);
+    let (region, length) = match (info.length, info.mr.is_null()) {
         // Nothing is bound: a type 1 window is revoked.
-        (0, true) => STag(0),
+        (0, true) => (STag(0), 0),
         // SAFETY: as above.
-        _ => STag(unsafe { Object::<Mr>::get(info.mr) }?.key()?),
+        (length, _) => unsafe { Object::<Mr>::get(info.mr) }?.window(info.addr, length)?,
     };
     Ok(SendOp::Bind(Bind {
         window: window.engine.stag(),
         new_stag: STag(rkey),
         region,
         addr: info.addr,
-        length: info.length,
+        length,
         access,
     }))
 }

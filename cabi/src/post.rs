@@ -183,7 +183,9 @@ pub(crate) unsafe extern "C" fn post_send(
         // SAFETY: the caller's promise, for all of it.
         unsafe {
             let object = Qp::get(qp)?;
-            chain(wr, bad, |chain| object.engine.post_send(std::iter::from_fn(|| step(chain))))
+            let posted = chain(wr, bad, |chain| object.engine.post_send(std::iter::from_fn(|| step(chain))));
+            object.note_post();
+            posted
         }
     })
 }

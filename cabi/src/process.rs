@@ -8,6 +8,7 @@ use crate::boundary::Result;
 use crate::cm::registry::Registry;
 use crate::device::Devices;
 use crate::errno::Errno;
+use crate::pair::Pairs;
 use crate::settings::Settings;
 use llp::Stack;
 use llp::capture::{CaptureStack, PcapSink};
@@ -28,6 +29,8 @@ pub(crate) struct Process {
     pub(crate) devices: Devices,
     /// The context of each device that the connection manager opened for everybody: `ibv_context` by device name.
     pub(crate) shared: HashMap<String, usize>,
+    /// Queue pairs that are connected by hand.
+    pub(crate) pairs: Pairs,
     /// What the connection manager gave to C.
     pub(crate) cm: Registry,
 }

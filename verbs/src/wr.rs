@@ -49,6 +49,12 @@ pub enum SendOp {
         /// The immediate, as the application's number.
         imm: u32,
     },
+    /// RDMA Write of eight octets, inline or not, which the peer's programs see all at once: what our own peers do with every
+    /// aligned word, so only between uiw peers.
+    AtomicWrite {
+        /// Eight aligned octets of the peer's.
+        remote: Remote,
+    },
     /// Send (RFC 5040 section 4.3).
     Send,
     /// Send with Invalidate: the peer's STag is invalidated before its receive completes.

@@ -1,5 +1,6 @@
 //! Chores of the workspace: `cargo xtask --help`.
 
+mod install;
 mod packages;
 mod process;
 mod report;
@@ -21,10 +22,13 @@ struct Cli {
 enum Chore {
     /// Run every check and every test; the last line on stdout is `N passed, N failed, N skipped`.
     Test(test::Options),
+    /// Install the program and the two C libraries into a folder.
+    Install(install::Options),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().chore {
         Chore::Test(options) => test::run(&options),
+        Chore::Install(options) => install::run(&options),
     }
 }

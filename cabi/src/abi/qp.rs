@@ -114,13 +114,13 @@ pub const IBV_QP_INIT_ATTR_IND_TABLE: u32 = 1 << 4;
 pub const IBV_QP_INIT_ATTR_RX_HASH: u32 = 1 << 5;
 pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
-/// Operations that `ibv_wr_*` can be asked for: all of `ibv_qp_create_send_ops_flags` but TSO, flush and atomic write.
-pub const SEND_OPS_OFFERED: u64 = 0x3FF;
+/// Operations that `ibv_wr_*` can be asked for: all of `ibv_qp_create_send_ops_flags` but TSO and flush.
+pub const SEND_OPS_OFFERED: u64 = 0x3FF | 1 << 12;
 
 pub const IBV_QPT_RC: c_int = 2;
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct ibv_global_route {
     pub dgid: ibv_gid,
     pub flow_label: u32,
@@ -130,7 +130,7 @@ pub struct ibv_global_route {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub struct ibv_ah_attr {
     pub grh: ibv_global_route,
     pub dlid: u16,

@@ -187,6 +187,9 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
         }
         let netdev = of_context(context, 1)?;
         let persona = Settings::get()?.persona;
+        if max < netdev.addresses.len() {
+            return Err(Errno::INVAL);
+        }
         let mut count = 0;
         while let Some(entry) = (count < max).then(|| entry(&netdev, count, persona)).flatten() {
             // SAFETY: the caller's promise: `count` is below `max`.

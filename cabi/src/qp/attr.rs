@@ -8,11 +8,13 @@ use crate::device::port;
 use crate::errno::Errno;
 use crate::mr;
 use crate::object::Object;
+use crate::pair::{Patience, Target};
 use std::ffi::{c_int, c_uint};
+use std::sync::atomic::Ordering;
 use verbs::{Access, QpState};
 
 /// What was set and is only kept for whoever asks, or for the connection that a hand-made queue pair makes.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Attributes {
     pub(crate) access: Option<c_uint>,
     pub(crate) ah: ibv_ah_attr,
@@ -28,13 +30,8 @@ pub(crate) struct Attributes {
     pub(crate) timeout: u8,
     pub(crate) retry_cnt: u8,
     pub(crate) rnr_retry: u8,
-}
-
-impl Default for Attributes {
-    fn default() -> Self {
-        // SAFETY: integers and optional integers, for which zero is a value.
-        unsafe { abi::zeroed() }
-    }
+    /// The program has not asked for RTS yet, though the connection may stand.
+    pub(crate) before_rts: bool,
 }
 
 /// Every bit of `ibv_qp_attr_mask` up to `IBV_QP_RATE_LIMIT`.
@@ -93,9 +90,57 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
         object.engine.set_access(before | access & Access::REMOTE);
     }
     match to {
-        Some(to) if to != object.engine.state() || to == QpState::Sqd => Ok(object.engine.modify(to)?),
-        _ => Ok(()),
+        Some(to) => change(object, to, mask),
+        None => Ok(()),
     }
+}
+
+/// The transition itself, with what queue pairs connected by hand do on the way.
+fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
+    let by_hand = |bits: c_int| object.place.as_ref().filter(|_| mask & bits != 0);
+    let target = match (to, by_hand(flags::IBV_QP_DEST_QPN)) {
+        (QpState::Rtr, Some(_)) => Some(target(object)?),
+        _ => None,
+    };
+    if let (QpState::Reset | QpState::Err, Some(place)) = (to, &object.place) {
+        place.forget();
+        object.calling.store(false, Ordering::Relaxed);
+    }
+    if to != object.engine.state() || to == QpState::Sqd {
+        object.engine.modify(to)?;
+    }
+    match to {
+        QpState::Init => {
+            if let Some(place) = by_hand(flags::IBV_QP_PORT) {
+                place.listen(&object.context)?;
+            }
+        }
+        QpState::Rtr => {
+            object.attributes.lock().before_rts = true;
+            if let (Some(place), Some(target)) = (&object.place, target) {
+                place.listen(&object.context)?;
+                object.calling.store(true, Ordering::Relaxed);
+                place.connect(&object.context, &object.engine, target)?;
+            }
+        }
+        _ => object.attributes.lock().before_rts = false,
+    }
+    if to == QpState::Rts
+        && let Some(place) = &object.place
+    {
+        let kept = *object.attributes.lock();
+        let psn = (mask & flags::IBV_QP_SQ_PSN != 0).then_some(kept.sq_psn);
+        let patience = Patience::of(kept.timeout, kept.retry_cnt, kept.min_rnr_timer, kept.rnr_retry);
+        place.ready(psn, patience);
+    }
+    Ok(())
+}
+
+/// Whom the attributes of RTR name.
+fn target(object: &Object<Qp>) -> Result<Target> {
+    let kept = *object.attributes.lock();
+    let netdev = object.context.device.netdev()?;
+    Target::new(&netdev, object.engine.num(), &kept.ah, kept.dest_qp_num, kept.rq_psn)
 }
 
 /// Programs that connect with rdma_cm and move their queue pair themselves come to INIT and RTR, with what `rdma_init_qp_attr` told
@@ -181,7 +226,10 @@ pub unsafe extern "C" fn ibv_query_qp(
         if attr.is_null() || init.is_null() {
             return Err(Errno::INVAL);
         }
-        let state = object.engine.state() as c_int;
+        let state = match object.engine.state() {
+            QpState::Rts if object.attributes.lock().before_rts => QpState::Rtr,
+            state => state,
+        } as c_int;
         // SAFETY: as above.
         unsafe {
             (*qp).state = state;

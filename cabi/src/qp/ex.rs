@@ -78,6 +78,7 @@ pub(super) fn fill(abi: &mut ibv_qp_ex, ops: u64) {
     abi.wr_local_inv = has(7).then_some(wr_local_inv as _);
     abi.wr_bind_mw = has(8).then_some(wr_bind_mw as _);
     abi.wr_send_inv = has(9).then_some(wr_send_inv as _);
+    abi.wr_atomic_write = has(12).then_some(wr_atomic_write as _);
     abi.wr_set_inline_data = Some(wr_set_inline_data);
     abi.wr_set_inline_data_list = Some(wr_set_inline_data_list);
     abi.wr_set_sge = Some(wr_set_sge);
@@ -183,7 +184,9 @@ fn post_batch(object: &Object<Qp>, batch: &Batch) -> Result<()> {
         SendWr { wr_id: wr.wr_id, op: wr.op, sges, flags: wr.flags | flags }
     });
     // SAFETY: `ibv_post_send`'s contract with the program; the inline data is ours and stays during the call.
-    unsafe { object.engine.post_send(wrs) }.map_err(|refused| refused.error.into())
+    let posted = unsafe { object.engine.post_send(wrs) }.map_err(|refused| refused.error.into());
+    object.note_post();
+    posted
 }
 
 fn inline_sge(batch: &Batch, wr: &Wr) -> Result<Sge> {
@@ -242,6 +245,18 @@ requests! {
     wr_bind_mw(window: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) => {
         mw::bind_op(window, rkey, info.as_ref().ok_or(Errno::INVAL)?)
     };
+}
+
+/// The eight octets are taken at once.
+///
+/// # Safety
+/// As for [`with`]; eight octets at `octets` can be read.
+unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, octets: *const c_void) {
+    // SAFETY: the caller's promise, for both.
+    unsafe {
+        push(qp, || Ok(SendOp::AtomicWrite { remote: Remote { addr, rkey } }));
+        wr_set_inline_data(qp, octets.cast_mut(), 8);
+    }
 }
 
 /// # Safety

@@ -16,6 +16,7 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::errno::Errno;
 use crate::object::{Body, Object};
+use crate::pair::Place;
 use crate::pd;
 use crate::srq::Srq;
 use crate::users::{Unacknowledged, Used};
@@ -23,13 +24,18 @@ use attr::Attributes;
 use parking_lot::Mutex;
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use verbs::{AsyncEvent, QpCap, QpInit, QpState};
 
 /// A queue pair as C holds it.
 pub struct Qp {
     pub(crate) context: Arc<Context>,
-    /// The engine's.
-    pub engine: verbs::Qp,
+    /// The engine's. Only the thread that connects by hand has it too, and lets go in [`Place::forget`].
+    pub engine: Arc<verbs::Qp>,
+    /// Of queue pairs that may be connected by hand.
+    place: Option<Place>,
+    /// Posting starts the clock of the connection that is being made by hand.
+    calling: AtomicBool,
     cap: ibv_qp_cap,
     signal_all: bool,
     attributes: Mutex<Attributes>,
@@ -56,6 +62,16 @@ impl Qp {
     pub unsafe fn get<'a>(qp: *mut ibv_qp) -> Result<&'a Object<Self>> {
         // SAFETY: the caller's promise; every queue pair of ours is an `ibv_qp_ex`.
         unsafe { Object::get(qp.cast()) }
+    }
+
+    /// Something was posted: a connection that is being made by hand has so long from now on.
+    pub(crate) fn note_post(&self) {
+        if self.calling.load(Ordering::Relaxed)
+            && let Some(place) = &self.place
+            && !place.posted()
+        {
+            self.calling.store(false, Ordering::Relaxed);
+        }
     }
 
     /// The queue pair of a context that has `number`: for connection managers, to which programs name their own by it.
@@ -88,7 +104,7 @@ impl Qp {
 /// Octets of inline data that every queue pair takes at least: programs ask for none and use it all the same.
 const INLINE: u32 = 256;
 
-/// Makes a queue pair. `init.cap` becomes what it really has.
+/// Makes a queue pair for the connection manager. `init.cap` becomes what it really has.
 ///
 /// # Safety
 /// `pd` and the pointers in `init` are NULL or ours.
@@ -97,7 +113,15 @@ const INLINE: u32 = 256;
 /// EINVAL for nonsense and for more than the device can, EOPNOTSUPP for every type but RC.
 pub unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mut ibv_qp> {
     // SAFETY: the caller's promise.
-    unsafe { create_with(pd, init, None) }.map(<*mut _>::cast)
+    unsafe { create_with(pd, init, Purpose { send_ops: None, by_hand: false }) }.map(<*mut _>::cast)
+}
+
+/// What a queue pair is for.
+struct Purpose {
+    /// The requests of `ibv_wr_*` that the program will build, if any.
+    send_ops: Option<u64>,
+    /// It may be connected by `ibv_modify_qp`.
+    by_hand: bool,
 }
 
 /// # Safety
@@ -105,7 +129,7 @@ pub unsafe fn create(pd: *mut ibv_pd, init: &mut ibv_qp_init_attr) -> Result<*mu
 unsafe fn create_with(
     pd: *mut ibv_pd,
     init: &mut ibv_qp_init_attr,
-    send_ops: Option<u64>,
+    purpose: Purpose,
 ) -> Result<*mut ibv_qp_ex> {
     // SAFETY: the caller's promise, here and below.
     let domain = unsafe { pd::get(pd) }?;
@@ -129,15 +153,16 @@ unsafe fn create_with(
         max_recv_sge: init.cap.max_recv_sge,
         max_inline: init.cap.max_inline_data,
     };
+    let context = &domain.context;
+    let place = if purpose.by_hand { Some(Place::reserve(context)?) } else { None };
     let engine = domain.engine.create_qp(QpInit {
         send_cq: Arc::clone(&send_cq.engine),
         recv_cq: Arc::clone(&recv_cq.engine),
         srq: srq.map(|srq| Arc::clone(&srq.engine)),
         cap,
         signal_all: init.sq_sig_all != 0,
-        num: None,
+        num: place.as_ref().map(Place::number),
     })?;
-    let context = &domain.context;
     let state = context.persona.first_state();
     if state == QpState::Reset {
         engine.modify(QpState::Reset)?;
@@ -152,9 +177,10 @@ unsafe fn create_with(
     base.pd = pd;
     (base.send_cq, base.recv_cq, base.srq) = (init.send_cq, init.recv_cq, init.srq);
     (base.handle, base.qp_num) = (number, number);
-    base.state = state as c_int;
+    // Whatever state it is really in: rdma-core says so until the first change or query.
+    base.state = QpState::Reset as c_int;
     base.qp_type = init.qp_type;
-    if let Some(ops) = send_ops {
+    if let Some(ops) = purpose.send_ops {
         ex::fill(&mut abi, ops);
     }
     let uses = [
@@ -165,12 +191,14 @@ unsafe fn create_with(
     ];
     let qp = Qp {
         context: Arc::clone(context),
-        engine,
+        engine: Arc::new(engine),
+        place,
+        calling: AtomicBool::new(false),
         cap: init.cap,
         signal_all: init.sq_sig_all != 0,
         attributes: Mutex::default(),
         async_events: Unacknowledged::default(),
-        builder: send_ops.map(|_| Builder::default()),
+        builder: purpose.send_ops.map(|_| Builder::default()),
         _uses: uses,
     };
     let qp = Object::create(abi, qp);
@@ -193,7 +221,10 @@ fn check_type(qp_type: c_int) -> Result<()> {
 /// `pd` is NULL or one of ours, `init` is NULL or readable and writable with pointers of ours in it.
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the caller's promise.
-    boundary::pointer(|| unsafe { create(pd, init.as_mut().ok_or(Errno::INVAL)?) })
+    boundary::pointer(|| unsafe {
+        let purpose = Purpose { send_ops: None, by_hand: true };
+        create_with(pd, init.as_mut().ok_or(Errno::INVAL)?, purpose).map(<*mut _>::cast)
+    })
 }
 
 /// `ibv_create_qp_ex`.
@@ -231,7 +262,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let short = unsafe { &mut *std::ptr::from_mut(init).cast::<ibv_qp_init_attr>() };
         let pd = init.pd;
         // SAFETY: as above.
-        unsafe { create_with(pd, short, send_ops) }.map(<*mut _>::cast)
+        unsafe { create_with(pd, short, Purpose { send_ops, by_hand: true }) }.map(<*mut _>::cast)
     })
 }
 
@@ -255,6 +286,9 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
 impl Qp {
     /// No event names it from here on, and the program holds none.
     fn leave(&self) {
+        if let Some(place) = &self.place {
+            place.forget();
+        }
         let number = self.engine.num();
         self.context.numbers.lock().qps.remove(&number);
         let about = |event: &AsyncEvent| match event {

@@ -510,7 +510,9 @@ impl Conn {
     fn start(&mut self, seq: u32, wqe: &Wqe) -> Message {
         let solicited = wqe.flags.contains(SendFlags::SOLICITED);
         match wqe.op {
-            SendOp::Write { remote } => Message::of_request(tagged_write(remote), seq, wqe, true),
+            SendOp::Write { remote } | SendOp::AtomicWrite { remote } => {
+                Message::of_request(tagged_write(remote), seq, wqe, true)
+            }
             SendOp::WriteImm { remote, imm } => {
                 let mut write = Message::of_request(tagged_write(remote), seq, wqe, false);
                 write.then = Some((seq, imm, solicited));
@@ -643,6 +645,7 @@ fn missing(op: &SendOp, peer: Extensions) -> Option<&'static str> {
     match op {
         SendOp::WriteImm { .. } if !peer.immediate => Some("immediate data (RFC 7306)"),
         SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if !peer.atomic => Some("atomics (RFC 7306)"),
+        SendOp::AtomicWrite { .. } if !peer.send_imm => Some("atomic writes (a promise of uiw peers)"),
         SendOp::SendImm { .. } if !peer.send_imm => Some("Send with immediate (a uiw extension)"),
         _ => None,
     }
