@@ -191,7 +191,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Whether hand-made queue pairs complete requests only when the peer has placed them.
+    /// Whether queue pairs complete requests only when the peer has placed them.
     #[must_use]
     pub fn acknowledged(&self) -> bool {
         self.acknowledged.unwrap_or(self.persona != Persona::Iwarp)

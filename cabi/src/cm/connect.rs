@@ -27,8 +27,14 @@ pub(crate) fn in_one_octet(reads: u16) -> u8 {
 /// # Errors
 /// EINVAL when an environment variable has a bad value.
 pub(crate) fn options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnOptions>> {
-    let mut options = Settings::get()?.conn.clone();
+    let settings = Settings::get()?;
+    let mut options = settings.conn.clone();
     (options.ird, options.ord) = (ird.into(), ord.into());
+    if settings.acknowledged() {
+        // Behind every Write and Send goes a Read of nothing, which both sides must have room for.
+        options.acknowledged = true;
+        (options.ird, options.ord) = (options.ird.max(1), options.ord.max(1));
+    }
     options.stream.tos = set.tos;
     options.stream.v6_only = set.v6_only;
     Ok(Arc::new(options))
