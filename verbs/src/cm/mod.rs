@@ -188,6 +188,7 @@ pub fn connect(
         let mut conn = Conn::new(token, stream, Phase::Connecting, Arc::clone(options), cm, sink);
         conn.qp = Some(Arc::clone(inner));
         conn.private_data = private_data.to_vec();
+        conn.asked_local = local;
         Ok(Slot::Conn(Box::new(conn)))
     });
     let token = match opened {
