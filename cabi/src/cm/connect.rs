@@ -14,6 +14,7 @@ use crate::settings::Settings;
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use verbs::cm::{self, ConnHandle};
 use verbs::{ConnOptions, Error, QpState};
 
@@ -21,6 +22,10 @@ use verbs::{ConnOptions, Error, QpState};
 pub(crate) fn in_one_octet(reads: u16) -> u8 {
     reads.min(MAX_RD_ATOMIC) as u8
 }
+
+/// Programs announce a port when it is bound, and listen a moment later (qperf does). Elsewhere resolving addresses and routes takes
+/// longer than that.
+const REFUSED_PATIENCE: Duration = Duration::from_millis(200);
 
 /// Options of a connection or listener of an id.
 ///
@@ -35,6 +40,7 @@ pub(crate) fn options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnOptions>
         options.acknowledged = true;
         (options.ird, options.ord) = (options.ird.max(1), options.ord.max(1));
     }
+    options.refused_patience = REFUSED_PATIENCE;
     options.stream.tos = set.tos;
     options.stream.v6_only = set.v6_only;
     Ok(Arc::new(options))
