@@ -191,7 +191,7 @@ fn rejection_carries_private_data_both_ways() {
 #[test]
 fn listener_that_is_dropped_rejects_requests_nobody_took() {
     let end = End::new();
-    let channel = std::sync::Arc::default();
+    let channel = Arc::default();
     let options = Arc::new(plain());
     let listener = Listener::bind(&end.device, crate::common::loopback(), 8, &options, &channel).unwrap();
     let mut peer = Peer::connect(listener.local_addr());
