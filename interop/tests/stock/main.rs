@@ -2,5 +2,6 @@
 
 mod c_programs;
 mod cm;
+mod forks;
 mod python;
 mod rping;
