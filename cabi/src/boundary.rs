@@ -11,6 +11,37 @@ use std::ptr;
 pub type Result<T> = std::result::Result<T, Errno>;
 
 fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _whole = Uncancelled::new();
+    caught(body)
+}
+
+/// While it lives this thread is not cancelled: a `pthread_cancel` that came to one of the engine's system calls would unwind from
+/// inside the C library through functions that hold locks, and Rust ends the process at that. It takes effect at the next wait.
+struct Uncancelled(c_int);
+
+impl Uncancelled {
+    fn new() -> Self {
+        let mut before = 0;
+        // SAFETY: `before` can be written; a thread may always change its own state.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: as above; nobody asks for what was before.
+        unsafe { pthread_setcancelstate(self.0, ptr::null_mut()) };
+    }
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     // What a panic leaves half done is an object of ours behind locks that do not poison; the caller gets an error.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
         tracing::error!("a panic stopped at the border to C");
@@ -48,6 +79,11 @@ pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
         errno.set();
         ptr::null_mut()
     })
+}
+
+/// As [`value`], for functions that are called several times for one request and make no system call.
+pub fn quick<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
+    caught(body).unwrap_or(fallback)
 }
 
 /// For functions that cannot say that they failed.

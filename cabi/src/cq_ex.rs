@@ -158,7 +158,7 @@ unsafe fn take(object: &Object<Cq>, cq: *mut ibv_cq_ex) -> Result<()> {
 /// # Safety
 /// `cq` is one of ours, between a successful `ibv_start_poll` and `ibv_end_poll`.
 unsafe fn field<T: Default>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Wc) -> T) -> T {
-    boundary::value(T::default(), || {
+    boundary::quick(T::default(), || {
         // SAFETY: the caller's promise: the cursor is locked by this thread.
         let wc = unsafe { &*Object::<Cq>::get(cq)?.cursor.wc.get() };
         wc.as_ref().map(read).ok_or(Errno::INVAL)

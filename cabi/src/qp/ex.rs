@@ -93,7 +93,7 @@ pub(super) fn fill(abi: &mut ibv_qp_ex, ops: u64) {
 /// # Safety
 /// `qp` is one of ours, between `ibv_wr_start` and `ibv_wr_complete` on this thread.
 unsafe fn with(qp: *mut ibv_qp_ex, body: impl FnOnce(&mut Batch) -> Result<()>) {
-    boundary::value((), || {
+    boundary::quick((), || {
         // SAFETY: the caller's promise: this thread holds the lock.
         unsafe {
             let object = Object::<Qp>::get(qp)?;

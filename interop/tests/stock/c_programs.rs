@@ -77,6 +77,14 @@ fn nonsense_is_answered_with_an_error() {
 }
 
 #[test]
+fn threads_are_cancelled_in_waits_and_nowhere_else() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/cancel.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    Running::start(libraries.command(User::Same, program)).end().well();
+}
+
+#[test]
 fn programs_that_users_gave() {
     let given = env::var_os(SEED_PROGRAMS).map(PathBuf::from);
     let places = [given, Some(folder("../../shared/seed-programs"))];
