@@ -3,6 +3,8 @@
 use interop::stock::{Libraries, Network, Running, User, compile};
 use std::env;
 use std::path::{Path, PathBuf};
+use verbs::blocking::Connection;
+use verbs::{ConnSettings, Device};
 
 /// Names a folder with a `server.c` and a `client.c` of somebody else.
 const SEED_PROGRAMS: &str = "UIW_SEED_PROGRAMS";
@@ -48,7 +50,8 @@ fn nothing_to_complain_of_for_valgrind() {
     let sources = folder("../examples/c");
     let Some(server_file) = compile(&libraries, &sources.join("server.c"), &["-g"]) else { return };
     let Some(client_file) = compile(&libraries, &sources.join("client.c"), &["-g"]) else { return };
-    let Some(nonsense) = compile(&libraries, &folder("tests/stock/c/nonsense.c"), &["-g"]) else { return };
+    let compile = |name: &str| compile(&libraries, &folder(&format!("tests/stock/c/{name}.c")), &["-g"]);
+    let (Some(nonsense), Some(semantics)) = (compile("nonsense"), compile("semantics")) else { return };
     let watched = |program: &Path| {
         let mut command = libraries.command(User::Same, "valgrind");
         command.args(["-q", "--error-exitcode=99", "--leak-check=full"]);
@@ -66,6 +69,7 @@ fn nothing_to_complain_of_for_valgrind() {
     Running::start(command).end().well();
     server.end().well();
     Running::start(watched(&nonsense)).end().well();
+    Running::start(watched(&semantics)).end().well();
 }
 
 #[test]
@@ -74,6 +78,45 @@ fn nonsense_is_answered_with_an_error() {
     let source = folder("tests/stock/c/nonsense.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
     Running::start(libraries.command(User::Same, program)).end().well();
+}
+
+#[test]
+fn promises_of_the_manual_are_kept() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/semantics.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let mut settings = vec![libraries.command(User::Same, &program)];
+    // Nothing may depend on what the wire looks like.
+    for (name, value) in
+        [("UIW_MARKERS", "on"), ("UIW_MPA_REVISION", "1"), ("UIW_ACK", "on"), ("UIW_CRC", "off")]
+    {
+        let mut command = libraries.command(User::Same, &program);
+        command.env(name, value);
+        settings.push(command);
+    }
+    for command in settings {
+        Running::start(command).end().well();
+    }
+}
+
+#[test]
+fn longer_private_data_reaches_c_as_its_first_255_octets() {
+    let libraries = Libraries::get();
+    let Some(program) = compile(&libraries, &folder("../examples/c/server.c"), &[]) else { return };
+    let mut command = libraries.command(User::Same, program);
+    command.env("UIW_LOG", "warn");
+    let mut server = Running::start(command);
+    server.wait_saying("port ");
+    let port = port_after(&server.said(), "port ").parse::<u16>().unwrap();
+
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let settings = ConnSettings { private_data: vec![0x5A; 508], ..ConnSettings::default() };
+    let connection = Connection::connect(&device, &pd, ([127, 0, 0, 1], port).into(), &settings).unwrap();
+    server.wait_saying("private data is cut to 255 octets");
+    connection.send_copy(b"good day\0").unwrap();
+    assert_eq!(connection.recv().unwrap().split(|octet| *octet == 0).next().unwrap(), b"you said 8 octets");
+    drop(server.stop());
 }
 
 #[test]
