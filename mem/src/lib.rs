@@ -49,4 +49,4 @@ pub use iovec::{IoVec, IoVecMut};
 pub use memory::Memory;
 pub use region::Region;
 pub use span::{Pinned, Span};
-pub use table::{Entry, EntryKind, Limits, Rereg, Table, Window};
+pub use table::{Entry, EntryKind, Limits, Recent, Rereg, Table, Window};

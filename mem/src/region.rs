@@ -4,6 +4,7 @@ use core::{fmt, ptr::NonNull};
 use std::sync::Arc;
 
 use ddp::STag;
+use parking_lot::Mutex;
 
 use crate::{
     Access, LocalError, Memory, PdId, RegisterError, Span, StreamId,
@@ -25,13 +26,15 @@ pub struct Region {
     at: NonNull<u8>,
     len: usize,
     shared: bool,
-    memory: Arc<Memory>,
+    /// `None` once the region has ended for good: whoever still holds the handle keeps no octets.
+    memory: Mutex<Option<Arc<Memory>>>,
     /// The region a window is bound to.
     parent: Option<Arc<Self>>,
     gate: Gate,
 }
 
-// SAFETY: `at` points into `memory`, which is `Send` and kept alive by this; everything else is `Send`.
+// SAFETY: `at` points into `memory`, which is `Send` and kept alive by this until the gate is closed and drained; everything
+// else is `Send`.
 unsafe impl Send for Region {}
 // SAFETY: `&Region` hands out the address, never access to the octets; pins are counted atomically.
 unsafe impl Sync for Region {}
@@ -81,7 +84,7 @@ impl Plan {
             at,
             len: self.memory.len(),
             shared: self.all_shared || self.access.is_peer_reachable() || !self.memory.is_exclusive(),
-            memory: self.memory,
+            memory: Mutex::new(Some(self.memory)),
             parent: None,
             gate: Gate::default(),
         })
@@ -195,22 +198,28 @@ impl Region {
             at,
             len,
             shared: true,
-            memory: self.memory.clone(),
+            memory: Mutex::new(self.memory.lock().clone()),
             parent: Some(self.clone()),
             gate: Gate::default(),
         })
     }
 
-    /// What a re-registration keeps.
-    pub(crate) fn plan(&self) -> Plan {
-        Plan {
+    /// What a re-registration keeps; `None` if the region has ended for good.
+    pub(crate) fn plan(&self) -> Option<Plan> {
+        Some(Plan {
             pd: self.pd,
             access: self.access,
             stream: self.stream,
             origin: self.origin,
-            memory: self.memory.clone(),
+            memory: self.memory.lock().clone()?,
             all_shared: self.shared && !self.access.is_peer_reachable(),
-        }
+        })
+    }
+
+    /// The gate is closed and drained, and the STag will not come back: the octets are given back.
+    pub(crate) fn give_back(&self) {
+        debug_assert!(!self.is_live(), "only what was revoked is given back");
+        drop(self.memory.lock().take());
     }
 
     pub(crate) fn gate(&self) -> &Gate {
@@ -225,6 +234,7 @@ impl Region {
             Err(CloseError::Closed | CloseError::WindowsBound(_)) => return,
         }
         self.gate.drain();
+        self.give_back();
         if let Some(parent) = &self.parent {
             parent.gate.remove_window();
         }

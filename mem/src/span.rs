@@ -73,7 +73,7 @@ impl Span {
     /// # Errors
     /// [`Gone`], if the region has ended.
     pub fn pin(&self) -> Result<Pinned<'_>, Gone> {
-        if self.region.gate().enter() { Ok(Pinned { span: self }) } else { Err(Gone { stag: self.stag() }) }
+        Pinned::new(&self.region, self.offset, self.len).ok_or(Gone { stag: self.stag() })
     }
 }
 
@@ -86,25 +86,39 @@ impl fmt::Debug for Span {
 /// A pinned span: its octets stay where they are until this is dropped. Offsets count from the start of the span.
 #[must_use]
 pub struct Pinned<'a> {
-    span: &'a Span,
+    region: &'a Region,
+    offset: usize,
+    len: usize,
 }
 
-impl Pinned<'_> {
+impl<'a> Pinned<'a> {
+    /// The pin of a range that passed every check; `None` if the region has ended.
+    pub(crate) fn new(region: &'a Region, offset: usize, len: usize) -> Option<Self> {
+        debug_assert!(offset + len <= region.len());
+        // Not `then_some`: a pin that was never taken would be given back.
+        if region.gate().enter() { Some(Self { region, offset, len }) } else { None }
+    }
+
     /// Octets.
     pub fn len(&self) -> usize {
-        self.span.len
+        self.len
     }
 
     /// True if there is no octet.
     pub fn is_empty(&self) -> bool {
-        self.span.len == 0
+        self.len == 0
+    }
+
+    /// As [`Span::is_shared`].
+    pub fn is_shared(&self) -> bool {
+        self.region.is_shared()
     }
 
     /// Address of the octet at `range.start`, after the check that all of `range` is inside.
     fn at(&self, range: &Range<usize>) -> *mut u8 {
-        check(range, self.span.len);
-        // SAFETY: the span lies in its region and `range` in the span.
-        unsafe { self.span.region.as_ptr().add(self.span.offset + range.start) }
+        check(range, self.len);
+        // SAFETY: the pinned octets lie in their region and `range` among them.
+        unsafe { self.region.as_ptr().add(self.offset + range.start) }
     }
 
     #[cfg(test)]
@@ -140,7 +154,7 @@ impl Pinned<'_> {
         // SAFETY: `at` checked the range, the pin keeps it, and `dst` is a private slice. Exclusive: the promise of
         // `Memory::exclusive` keeps everybody else away.
         unsafe {
-            if self.span.is_shared() {
+            if self.is_shared() {
                 copy::load(dst.as_mut_ptr(), src, dst.len());
             } else {
                 dst.as_mut_ptr().copy_from_nonoverlapping(src, dst.len());
@@ -157,7 +171,7 @@ impl Pinned<'_> {
         // SAFETY: `at` checked the range and the pin keeps it. Exclusive: nobody writes it meanwhile, so for that time
         // it is a slice.
         unsafe {
-            if self.span.is_shared() {
+            if self.is_shared() {
                 append(dst, src, range.len());
             } else {
                 dst.extend_from_slice(core::slice::from_raw_parts(src, range.len()));
@@ -174,7 +188,7 @@ impl Pinned<'_> {
         // SAFETY: `at` checked the range, the pin keeps it, and `src` is a slice: no memory a peer reaches, so they do
         // not overlap. Exclusive: the promise of `Memory::exclusive` keeps everybody else away.
         unsafe {
-            if self.span.is_shared() {
+            if self.is_shared() {
                 copy::store(dst, src.as_ptr(), src.len());
             } else {
                 dst.copy_from_nonoverlapping(src.as_ptr(), src.len());
@@ -189,7 +203,7 @@ impl Pinned<'_> {
     /// If `range` is not inside.
     pub fn fold<T>(&self, range: Range<usize>, init: T, mut f: impl FnMut(T, &[u8]) -> T) -> T {
         let src = self.at(&range);
-        if !self.span.is_shared() {
+        if !self.is_shared() {
             // SAFETY: `at` checked the range, the pin keeps it, and nobody writes exclusive memory in flight.
             return f(init, unsafe { core::slice::from_raw_parts(src, range.len()) });
         }
@@ -245,12 +259,12 @@ impl Pinned<'_> {
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        self.span.region.gate().leave();
+        self.region.gate().leave();
     }
 }
 
 impl fmt::Debug for Pinned<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pinned({:?})", self.span)
+        write!(f, "Pinned({}, {} + {})", self.region.stag(), self.offset, self.len)
     }
 }

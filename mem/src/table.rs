@@ -21,8 +21,8 @@ use ddp::STag;
 use parking_lot::{Mutex, RwLock};
 
 use crate::{
-    Access, DeregisterError, LocalError, Memory, PdId, Region, RegisterError, RemoteError, ReregError, Right,
-    Span, StreamId,
+    Access, DeregisterError, LocalError, Memory, PdId, Pinned, Region, RegisterError, RemoteError,
+    ReregError, Right, Span, StreamId,
     gate::CloseError,
     region::{Plan, RangeError},
 };
@@ -87,6 +87,85 @@ enum Slot {
     Reserved,
     /// A region between its old and its new registration.
     Changing,
+}
+
+impl Slot {
+    /// The live region that a peer means by `stag`.
+    fn named_by_peer(&self, stag: STag) -> Option<&Arc<Region>> {
+        match self {
+            Self::Region(region) | Self::Entry(_, Some(region))
+                if region.stag() == stag && region.is_live() =>
+            {
+                Some(region)
+            }
+            _ => None,
+        }
+    }
+
+    /// The live region that an element of ours means by `stag`: no window.
+    fn named_by_us(&self, stag: STag) -> Option<&Arc<Region>> {
+        match self {
+            Self::Region(region) if region.stag() == stag && region.is_live() => Some(region),
+            Self::Entry(entry, Some(region)) if entry.is_fast() && region.stag() == stag => Some(region),
+            _ => None,
+        }
+    }
+}
+
+/// What one stream's last look-ups found. An STag names a region only as long as that lives, so a live region with the right
+/// STag is what the table would give. It keeps no octets of a region that has ended.
+#[derive(Default)]
+pub struct Recent {
+    remote: Option<Arc<Region>>,
+    local: Option<Arc<Region>>,
+}
+
+impl Recent {
+    /// Forgets what was found.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+impl Region {
+    /// The offset of `to`, if a peer on `stream` may touch `len` octets there.
+    fn check_remote(
+        &self,
+        stream: StreamId,
+        pd: PdId,
+        to: u64,
+        len: u32,
+        right: Right,
+    ) -> Result<usize, RemoteError> {
+        let stag = self.stag();
+        if self.pd() != pd || self.stream().is_some_and(|only| only != stream) {
+            return Err(RemoteError::NotAssociated { stag, stream, pd });
+        }
+        let offset = self.locate(to, u64::from(len)).map_err(|error| match error {
+            RangeError::Wrap => RemoteError::ToWrap { stag, to, len },
+            RangeError::Bounds => RemoteError::BaseOrBounds { stag, to, len },
+        })?;
+        if !self.access().contains(right.flag()) {
+            return Err(RemoteError::AccessRights { stag, right, access: self.access() });
+        }
+        Ok(offset)
+    }
+
+    /// The offset of `addr`, if an element of ours may name `len` octets there.
+    fn check_local(&self, pd: PdId, addr: u64, len: u32, write: bool) -> Result<usize, LocalError> {
+        let lkey = self.lkey();
+        if self.pd() != pd {
+            return Err(LocalError::ProtectionDomain { lkey, owner: self.pd(), pd });
+        }
+        if write && !self.access().contains(Access::LOCAL_WRITE) {
+            return Err(LocalError::NotWritable { lkey });
+        }
+        if len == 0 {
+            return Ok(0);
+        }
+        let outside = |_| LocalError::OutOfRange { lkey, addr, len: u64::from(len) };
+        self.locate(addr, u64::from(len)).map_err(outside)
+    }
 }
 
 /// The index is random already; a multiplication spreads it over the bits that the map looks at.
@@ -179,7 +258,7 @@ impl Table {
             if old.stag() != stag {
                 return Err(invalid);
             }
-            let mut plan = old.plan();
+            let mut plan = old.plan().ok_or(invalid)?;
             let mut same = change.memory.is_none();
             plan.pd = change.pd.unwrap_or(plan.pd);
             plan.access = change.access.unwrap_or(plan.access);
@@ -201,6 +280,7 @@ impl Table {
             (old, plan, same)
         };
         old.gate().drain();
+        old.give_back();
         let key = if same { stag.key() } else { stag.key().wrapping_add(1) };
         let new = plan.build(STag::from_parts(stag.index(), key));
         shard.0.write().insert(stag.index(), Slot::Region(new.clone()));
@@ -239,6 +319,7 @@ impl Table {
             }
         };
         region.gate().drain();
+        region.give_back();
         Ok(())
     }
 
@@ -278,25 +359,32 @@ impl Table {
         right: Right,
     ) -> Result<Span, RemoteError> {
         let slots = self.shard(stag).0.read();
-        let region = match slots.get(&stag.index()) {
-            Some(Slot::Region(region) | Slot::Entry(_, Some(region)))
-                if region.stag() == stag && region.is_live() =>
-            {
-                region
-            }
-            _ => return Err(RemoteError::InvalidStag { stag }),
-        };
-        if region.pd() != pd || region.stream().is_some_and(|only| only != stream) {
-            return Err(RemoteError::NotAssociated { stag, stream, pd });
-        }
-        let offset = region.locate(to, u64::from(len)).map_err(|error| match error {
-            RangeError::Wrap => RemoteError::ToWrap { stag, to, len },
-            RangeError::Bounds => RemoteError::BaseOrBounds { stag, to, len },
-        })?;
-        if !region.access().contains(right.flag()) {
-            return Err(RemoteError::AccessRights { stag, right, access: region.access() });
-        }
+        let region = slots.get(&stag.index()).and_then(|slot| slot.named_by_peer(stag));
+        let region = region.ok_or(RemoteError::InvalidStag { stag })?;
+        let offset = region.check_remote(stream, pd, to, len, right)?;
         Ok(Span::new(region.clone(), offset, len as usize))
+    }
+
+    /// As [`Table::remote`], pinned at once; a stream that names the same STag again and again is spared the look-up.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub fn pin_remote<'a>(
+        &self,
+        recent: &'a mut Recent,
+        stag: STag,
+        (stream, pd): (StreamId, PdId),
+        (to, len): (u64, u32),
+        right: Right,
+    ) -> Result<Pinned<'a>, RemoteError> {
+        let invalid = RemoteError::InvalidStag { stag };
+        if !recent.remote.as_ref().is_some_and(|region| region.stag() == stag && region.is_live()) {
+            let slots = self.shard(stag).0.read();
+            recent.remote = slots.get(&stag.index()).and_then(|slot| slot.named_by_peer(stag)).cloned();
+        }
+        let region = recent.remote.as_ref().ok_or(invalid)?;
+        let offset = region.check_remote(stream, pd, to, len, right)?;
+        Pinned::new(region, offset, len as usize).ok_or(invalid)
     }
 
     /// A scatter/gather element of ours: `len` octets from `addr`, to be written if `write`. With `len` 0 the address is
@@ -307,20 +395,33 @@ impl Table {
     pub fn local(&self, lkey: u32, pd: PdId, addr: u64, len: u32, write: bool) -> Result<Span, LocalError> {
         let stag = STag(lkey);
         let slots = self.shard(stag).0.read();
-        let region = match slots.get(&stag.index()) {
-            Some(Slot::Region(region)) if region.stag() == stag && region.is_live() => region,
-            Some(Slot::Entry(entry, Some(region))) if entry.is_fast() && region.stag() == stag => region,
-            _ => return Err(LocalError::InvalidLkey { lkey }),
-        };
-        if region.pd() != pd {
-            return Err(LocalError::ProtectionDomain { lkey, owner: region.pd(), pd });
-        }
-        if write && !region.access().contains(Access::LOCAL_WRITE) {
-            return Err(LocalError::NotWritable { lkey });
-        }
-        let offset = if len == 0 { Ok(0) } else { region.locate(addr, u64::from(len)) }
-            .map_err(|_| LocalError::OutOfRange { lkey, addr, len: u64::from(len) })?;
+        let region = slots.get(&stag.index()).and_then(|slot| slot.named_by_us(stag));
+        let region = region.ok_or(LocalError::InvalidLkey { lkey })?;
+        let offset = region.check_local(pd, addr, len, write)?;
         Ok(Span::new(region.clone(), offset, len as usize))
+    }
+
+    /// As [`Table::local`], pinned at once; elements that name the same key again and again are spared the look-up.
+    ///
+    /// # Errors
+    /// [`LocalError`].
+    pub fn pin_local<'a>(
+        &self,
+        recent: &'a mut Recent,
+        lkey: u32,
+        pd: PdId,
+        (addr, len): (u64, u32),
+        write: bool,
+    ) -> Result<Pinned<'a>, LocalError> {
+        let stag = STag(lkey);
+        let invalid = LocalError::InvalidLkey { lkey };
+        if !recent.local.as_ref().is_some_and(|region| region.stag() == stag && region.is_live()) {
+            let slots = self.shard(stag).0.read();
+            recent.local = slots.get(&stag.index()).and_then(|slot| slot.named_by_us(stag)).cloned();
+        }
+        let region = recent.local.as_ref().ok_or(invalid)?;
+        let offset = region.check_local(pd, addr, len, write)?;
+        Pinned::new(region, offset, len as usize).ok_or(invalid)
     }
 
     fn shard(&self, stag: STag) -> &Shard {

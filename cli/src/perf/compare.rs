@@ -13,6 +13,8 @@ use verbs::{Device, Pd};
 
 /// Sizes of raw writes and reads that are tried; the faster one is compared with.
 const RAW_SIZES: [u32; 2] = [64_000, 256 << 10];
+/// Messages smaller than this are also compared with raw TCP that writes them one by one.
+const SMALL: u32 = 4096;
 /// Slices for that choice.
 const TRIES: usize = 5;
 
@@ -58,6 +60,8 @@ pub(crate) struct Comparison {
     pub(crate) ratio: Quartiles,
     /// Raw over raw.
     pub(crate) noise: Quartiles,
+    /// Raw TCP with one write a message (TCP_NODELAY), and ours over it: small messages only.
+    pub(crate) one_by_one: Option<(Quartiles, Quartiles)>,
     pub(crate) cpu_ours: Cpu,
     pub(crate) cpu_raw: Cpu,
     /// The last slice of ours, for what it says of the path.
@@ -85,19 +89,21 @@ pub(crate) fn compare(
     let bench = Bench { device, pd, peer, plan, raw };
     let raw_size = bench.raw_size(TRIES.min(slices))?;
     let mut last = None;
-    let (mut ours, mut first, mut second) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ours, mut first, mut second, mut small) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let steps = if !plan.latency && plan.size < SMALL { 4 } else { 3 };
     for round in 0..slices {
         progress.show(|| format!("comparing with raw TCP: slice {} of {slices}", round + 1));
         // Whoever comes first in one round comes last in another: nobody always follows the same neighbour.
-        for step in 0..3 {
-            match (round + step) % 3 {
+        for step in 0..steps {
+            match (round + step) % steps {
                 0 => first.push(bench.raw_slice(raw_size)?),
                 1 => {
                     let (slice, outcome) = bench.our_slice()?;
                     ours.push(slice);
                     last = Some(outcome);
                 }
-                _ => second.push(bench.raw_slice(raw_size)?),
+                2 => second.push(bench.raw_slice(raw_size)?),
+                _ => small.push(bench.raw_slice(plan.size)?),
             }
         }
     }
@@ -116,6 +122,7 @@ pub(crate) fn compare(
         raw: Quartiles::of(figures(&first)),
         ratio: ratio(&ours, &first),
         noise: ratio(&second, &first),
+        one_by_one: (steps == 4).then(|| (Quartiles::of(figures(&small)), ratio(&ours, &small))),
         cpu_ours: cpu(&ours),
         cpu_raw: cpu(&first),
         last,

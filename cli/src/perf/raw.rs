@@ -12,6 +12,8 @@ use verbs::{ConnOptions, Device, Pd};
 
 /// Largest buffer of a reader or writer.
 const MAX_BUFFER: u32 = 4 << 20;
+/// A reader of small writes asks for this many octets.
+const MIN_READ: usize = 64_000;
 /// A peer that stops in the middle.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -114,7 +116,11 @@ fn serve_one(mut stream: TcpStream) -> io::Result<()> {
     let before = cpu_ns();
     let mut buffer = vec![0x5A; header.buffer as usize];
     match header.kind {
-        Kind::ToServer => while stream.read(&mut buffer)? > 0 {},
+        Kind::ToServer => {
+            // Many small writes are read together.
+            buffer.resize(buffer.len().max(MIN_READ), 0);
+            while stream.read(&mut buffer)? > 0 {}
+        }
         Kind::ToClient => {
             write_until(&mut stream, &buffer, Instant::now() + Duration::from_millis(header.millis.into()))?;
         }
@@ -276,7 +282,8 @@ impl Client {
 
     fn try_slice(&self, to_server: bool, buffer: u32, time: Duration) -> io::Result<Measured> {
         let kind = if to_server { Kind::ToServer } else { Kind::ToClient };
-        let mut octets = vec![0xA5; buffer as usize];
+        let len = if to_server { buffer as usize } else { (buffer as usize).max(MIN_READ) };
+        let mut octets = vec![0xA5; len];
         let mut stream = self.connect(kind, buffer, time)?;
         let (cpu, start) = (cpu_ns(), Instant::now());
         let mut moved = 0;

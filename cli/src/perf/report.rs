@@ -164,6 +164,10 @@ pub(crate) fn comparison(plan: &Plan, comparison: &Comparison) -> Value {
     value["ratio_of"] = format!("{unit}, uiw / raw").into();
     value["ratio"] = quartiles(&comparison.ratio);
     value["noise"] = quartiles(&comparison.noise);
+    if let Some((raw, ratio)) = &comparison.one_by_one {
+        value["raw_one_write_a_message"] = quartiles(raw);
+        value["ratio_one_write_a_message"] = quartiles(ratio);
+    }
     value[cpu_unit] = json!({"uiw": costs(&comparison.cpu_ours), "raw": costs(&comparison.cpu_raw)});
     value
 }
@@ -187,7 +191,7 @@ pub(crate) fn comparison_lines(plan: &Plan, comparison: &Comparison) -> Vec<Stri
     let of = |quartiles: &Quartiles| {
         format!("{:.3} (quartiles {:.3} to {:.3})", quartiles.median, quartiles.q1, quartiles.q3)
     };
-    vec![
+    let mut lines = vec![
         format!(
             "{} slices of {} s each, every one on a new connection, medians:",
             comparison.slices, comparison.slice_seconds
@@ -196,5 +200,10 @@ pub(crate) fn comparison_lines(plan: &Plan, comparison: &Comparison) -> Vec<Stri
         line(format!("raw TCP, {} octets a call", comparison.raw_size), raw, cpu_raw),
         format!("  ratio uiw / raw ({better})     {}", of(ratio)),
         format!("  noise raw / raw                    {}", of(noise)),
-    ]
+    ];
+    if let Some((raw, ratio)) = &comparison.one_by_one {
+        lines.push(format!("  raw TCP, one write a message       {:>12}", text::rate(raw.median)));
+        lines.push(format!("  ratio uiw / that (more is better)  {}", of(ratio)));
+    }
+    lines
 }

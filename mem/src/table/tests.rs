@@ -288,7 +288,7 @@ fn nothing_beyond_a_span() {
         region.span(90, 11).is_err() && region.span(101, 0).is_err() && region.span(1, usize::MAX).is_err()
     );
     assert!(region.span(100, 0).unwrap().is_empty());
-    let panics = |touch: &dyn Fn(&crate::Pinned<'_>)| {
+    let panics = |touch: &dyn Fn(&Pinned<'_>)| {
         let pinned = span.pin().unwrap();
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| touch(&pinned))).is_err()
     };

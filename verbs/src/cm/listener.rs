@@ -358,7 +358,7 @@ impl ConnRequest {
         let mut busy = driver.lock();
         let (core, driver) = busy.parts();
         inner.may_connect("accepting")?;
-        inner.attrs.lock().conn = Some(self.token);
+        inner.set_conn(Some(self.token));
         let accepted = core
             .with_conn(driver, self.token, |conn, env| {
                 if let Some(channel) = channel {
@@ -368,7 +368,7 @@ impl ConnRequest {
             })
             .unwrap_or(Err(Error::NotConnected));
         if accepted.is_err() {
-            inner.attrs.lock().conn = None;
+            inner.set_conn(None);
         }
         drop(busy);
         drop(channel_before);

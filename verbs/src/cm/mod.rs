@@ -198,7 +198,7 @@ pub fn connect(
             return Err(error);
         }
     };
-    inner.attrs.lock().conn = Some(token);
+    inner.set_conn(Some(token));
     core.with_conn(driver, token, |conn, env| {
         conn.set_timer(TimerKind::Startup, conn.options.startup_timeout, env);
     });

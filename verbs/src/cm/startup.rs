@@ -107,16 +107,16 @@ impl Conn {
         }
         let mut octets = [0u8; STARTUP_OCTETS];
         let got = self.stream.recv(&mut [IoVecMut::from(&mut octets[..STARTUP_OCTETS - have])])?;
-        self.inbox.extend_from_slice(&octets[..got]);
+        self.inbox.extend(&octets[..got]);
         Ok(got)
     }
 
     fn on_startup_octets(&mut self, env: &mut Env<'_>) {
         match std::mem::replace(&mut self.phase, Phase::Over) {
-            Phase::AwaitReply(initiator) => match initiator.reply(&self.inbox) {
+            Phase::AwaitReply(initiator) => match initiator.reply(self.inbox.octets()) {
                 Ok(None) => self.phase = Phase::AwaitReply(initiator),
                 Ok(Some((used, outcome))) => {
-                    self.inbox.drain(..used);
+                    self.inbox.consume(used);
                     self.on_reply(outcome, env);
                 }
                 Err(source) => {
@@ -124,10 +124,10 @@ impl Conn {
                     self.give_up_startup(Error::PeerStartup { peer, source }, env);
                 }
             },
-            Phase::AwaitRequest(mut responder) => match responder.request(&self.inbox) {
+            Phase::AwaitRequest(mut responder) => match responder.request(self.inbox.octets()) {
                 Ok(None) => self.phase = Phase::AwaitRequest(responder),
                 Ok(Some((used, request))) => {
-                    self.inbox.drain(..used);
+                    self.inbox.consume(used);
                     self.phase = Phase::Decision(Box::new((*responder, request)));
                     self.on_request(env);
                 }
@@ -299,7 +299,7 @@ impl Conn {
         }
         if let Some(qp) = self.qp.take() {
             // The queue pair keeps its state: the application may try again with it.
-            qp.attrs.lock().conn = None;
+            qp.set_conn(None);
         }
         self.stream.abort();
         self.phase = Phase::Over;

@@ -80,6 +80,8 @@ pub(crate) struct Driver {
     ready: Mutex<Vec<Token>>,
     /// Set after `ready` was extended; read by the holder of `core` after letting go.
     pending: AtomicBool,
+    /// Counts rounds of whoever drives: the background thread sees by it that somebody does. Written with the core held.
+    rounds: AtomicU32,
     pub(crate) table: Arc<mem::Table>,
     pub(crate) counts: Counts,
     limits: Limits,
@@ -97,6 +99,7 @@ impl Driver {
             core: Mutex::new(Core::new(stack, limits.max_held_octets)),
             ready: Mutex::default(),
             pending: AtomicBool::new(false),
+            rounds: AtomicU32::new(0),
             table,
             counts: Counts::default(),
             limits,
@@ -183,6 +186,8 @@ impl Busy<'_> {
     /// One round: streams that rang, what the network has, timers.
     pub(crate) fn pump(&mut self) -> usize {
         let (core, driver) = self.parts();
+        let round = driver.rounds.load(Ordering::Relaxed).wrapping_add(1);
+        driver.rounds.store(round, Ordering::Relaxed);
         core.pump(driver)
     }
 

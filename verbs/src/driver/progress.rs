@@ -237,9 +237,13 @@ impl Driver {
         }
     }
 
-    /// Posts wait for more of their kind, at most [`DEFER`].
+    /// Posts wait for more of their kind: for the next poll where somebody polls steadily, else at most [`DEFER`].
     pub(crate) fn deferred(&self) {
         let shared = &self.sleepers.0;
+        // To wake a thread for what the poller is about to do would only make it contend for the core, and for a processor.
+        if shared.polled.load(Ordering::Relaxed) {
+            return;
+        }
         if !shared.manual && !shared.deferred.swap(true, Ordering::SeqCst) {
             shared.background.notify();
         }
@@ -440,9 +444,7 @@ fn background(shared: &Shared, driver: &Weak<Driver>) {
             shared.deferred.store(false, Ordering::SeqCst);
             drive(shared, driver, false);
         } else if let Some(wait) = follow(shared, &mut habits) {
-            if habits.helps {
-                drive(shared, driver, false);
-            }
+            help(shared, driver, &mut habits);
             shared.background.sleep(None, wait);
         } else {
             lead(shared, driver);
@@ -478,6 +480,21 @@ fn follow(shared: &Shared, habits: &mut Habits) -> Option<Option<Instant>> {
     None
 }
 
+/// Drives in the place of others when they do not: a leader that is awake but busy with something else, a poller that posted and
+/// does not poll any more. If somebody drove since the last look there is nothing to help with, and the core is left to him.
+fn help(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) {
+    let Some(strong) = driver.upgrade() else { return };
+    let rounds = strong.rounds.load(Ordering::Relaxed);
+    let idle = std::mem::replace(&mut habits.rounds, rounds) == rounds;
+    let posted = strong.pending.load(Ordering::SeqCst);
+    drop(strong);
+    if idle && (habits.helps || posted) {
+        drive(shared, driver, false);
+        // Its own round is nobody's sign of life.
+        habits.rounds = habits.rounds.wrapping_add(1);
+    }
+}
+
 /// What the background thread has seen while it kept out of the way.
 #[derive(Default)]
 struct Habits {
@@ -487,6 +504,8 @@ struct Habits {
     leader_awake: bool,
     /// The leader does not seem to drive.
     helps: bool,
+    /// Rounds of whoever drives, at the last look.
+    rounds: u32,
     lease: Duration,
 }
 

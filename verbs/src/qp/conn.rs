@@ -3,6 +3,7 @@
 use crate::cm::{CmSide, HalfOpen};
 use crate::driver::{Env, TimerKind};
 use crate::options::{ConnOptions, FpduSize};
+use crate::qp::inbox::Inbox;
 use crate::qp::out_queue::OutQueue;
 use crate::qp::peer::Known;
 use crate::qp::read_queue::ReadQueues;
@@ -10,6 +11,7 @@ use crate::qp::rx::Rx;
 use crate::qp::tx::Tx;
 use crate::qp::{Down, Peer, QpInner};
 use llp::{Event, Interest, Stream, Token};
+use mem::{Recent, StreamId};
 use mpa::startup::{Initiator, Negotiated, Request, Responder, Rtr};
 use std::io;
 use std::net::SocketAddr;
@@ -58,8 +60,11 @@ pub(crate) struct Conn {
     pub(crate) no_receive_timeout: Duration,
     pub(crate) cm: CmSide,
     pub(crate) qp: Option<Arc<QpInner>>,
-    /// Received octets that no FPDU (or startup frame) was made of yet.
-    pub(crate) inbox: Vec<u8>,
+    /// What the STags bound to this stream alone are bound to.
+    pub(super) stream_id: StreamId,
+    /// Memory that was named last.
+    pub(super) recent: Recent,
+    pub(crate) inbox: Inbox,
     pub(crate) out: OutQueue,
     pub(crate) tx: Tx,
     pub(crate) rx: Rx,
@@ -108,7 +113,9 @@ impl Conn {
             options,
             cm,
             qp: None,
-            inbox: Vec::new(),
+            stream_id: StreamId(0),
+            recent: Recent::default(),
+            inbox: Inbox::default(),
             out: OutQueue::default(),
             tx: Tx::new(false, false),
             rx: Rx::new(false, false),
@@ -151,6 +158,7 @@ impl Conn {
         tracing::debug!(parent: &self.span, ?negotiated, "full operation");
         if let Some(qp) = &self.qp {
             let mut attrs = qp.attrs.lock();
+            self.stream_id = attrs.stream;
             attrs.ird = negotiated.ird;
             attrs.ord = negotiated.ord;
         }
@@ -346,7 +354,7 @@ impl Conn {
     pub(crate) fn let_go(&mut self, env: &mut Env<'_>) {
         let held = self.held();
         env.pool.count(held, 0);
-        env.pool.give(std::mem::take(&mut self.inbox));
+        env.pool.give(self.inbox.replace_buffer(Vec::new()));
         env.pool.give(std::mem::take(&mut self.out.staging));
         self.rx.drop_parked();
         env.driver.table.release(self.reads.sink);

@@ -14,7 +14,7 @@ use crate::wr::{RecvWr, SendOp, SendWr, Sge};
 use llp::Token;
 use mem::{Access, StreamId};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -84,6 +84,9 @@ pub struct Path {
     pub stream: llp::StreamInfo,
 }
 
+/// A token that no stream has.
+const NO_CONN: u64 = u64::MAX;
+
 /// Queue pair numbers have 24 bits.
 const MAX_NUM: u32 = 0x00FF_FFFF;
 
@@ -104,14 +107,16 @@ pub(crate) struct QpInner {
     /// Written with the core held.
     state: AtomicU8,
     cap: QpCap,
+    /// Rights of peers, as bits: read for every segment.
+    access: AtomicU32,
+    /// Its stream's token, or [`NO_CONN`]. Written with the core held.
+    conn: AtomicU64,
     pub(crate) attrs: Mutex<Attrs>,
 }
 
 pub(crate) struct Attrs {
-    pub(crate) access: Access,
     pub(crate) ord: u16,
     pub(crate) ird: u16,
-    pub(crate) conn: Option<Token>,
     pub(crate) stream: StreamId,
 }
 
@@ -172,13 +177,11 @@ impl Qp {
             rq,
             state: AtomicU8::new(QpState::Init as u8),
             cap,
-            attrs: Mutex::new(Attrs {
-                access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
-                ord: max_rd_atomic,
-                ird: max_rd_atomic,
-                conn: None,
-                stream,
-            }),
+            conn: AtomicU64::new(NO_CONN),
+            access: AtomicU32::new(
+                (Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC).bits(),
+            ),
+            attrs: Mutex::new(Attrs { ord: max_rd_atomic, ird: max_rd_atomic, stream }),
             driver,
         });
         inner.driver.qps.lock().insert(num, Arc::downgrade(&inner));
@@ -257,7 +260,7 @@ impl Qp {
         let attrs = self.0.attrs.lock();
         QpAttr {
             state: self.0.state(),
-            access: attrs.access,
+            access: self.0.access(),
             ord: attrs.ord,
             ird: attrs.ird,
             cap: self.0.cap,
@@ -266,7 +269,7 @@ impl Qp {
 
     /// Sets the rights of peers on this queue pair.
     pub fn set_access(&self, access: Access) {
-        self.0.attrs.lock().access = access;
+        self.0.access.store(access.bits(), Ordering::Release);
     }
 
     /// Moves the queue pair to another state (verbs state diagram).
@@ -364,11 +367,13 @@ pub(crate) struct Doorbell {
 impl Doorbell {
     fn ring(mut self, qp: &QpInner) {
         self.wakes.give();
-        let Some(token) = self.token else { return };
-        qp.driver.ring(token);
+        let rang = self.token.is_some();
+        if let Some(token) = self.token {
+            qp.driver.ring(token);
+        }
         if self.go {
             qp.driver.try_flush();
-        } else {
+        } else if rang {
             qp.driver.deferred();
         }
     }
@@ -387,8 +392,19 @@ impl QpInner {
         }
     }
 
+    /// Rights of peers on this queue pair.
+    pub(crate) fn access(&self) -> Access {
+        Access::from_bits_truncate(self.access.load(Ordering::Acquire))
+    }
+
     pub(crate) fn conn(&self) -> Option<Token> {
-        self.attrs.lock().conn
+        let token = self.conn.load(Ordering::Acquire);
+        (token != NO_CONN).then_some(Token(token))
+    }
+
+    /// The core must be held.
+    pub(crate) fn set_conn(&self, token: Option<Token>) {
+        self.conn.store(token.map_or(NO_CONN, |token| token.0), Ordering::Release);
     }
 
     /// Whether a connection may be begun. The core must be held.
@@ -434,14 +450,16 @@ impl QpInner {
             self.flush_sends(&mut sq, None, &mut wakes);
         }
         let mode = sq.mode;
+        // One ring until the stream looks at the queue: it takes what it finds then.
+        let ring = posted > 0 && mode == SqMode::Running && !std::mem::replace(&mut sq.rung, true);
         // A chain is its own company: it goes out at its end.
         let go = at_once || posted > 1 || sq.unpumped >= EAGER_OCTETS;
         if mode == SqMode::Running && posted > 0 && go {
             sq.unpumped = 0;
         }
         drop(sq);
-        let token = if posted > 0 && mode == SqMode::Running { self.conn() } else { None };
-        (result, Doorbell { wakes, token, go })
+        let token = if ring { self.conn() } else { None };
+        (result, Doorbell { wakes, token, go: go && posted > 0 && mode == SqMode::Running })
     }
 
     fn post_one(&self, sq: &mut SendQueue, wr: &SendWr<'_>) -> Result<()> {

@@ -69,32 +69,38 @@ impl Message {
 
     /// The DDP header of the next segment with `len` octets of payload.
     pub(super) fn segment_header(&self, len: u32) -> Header {
-        let last = self.offset + len == self.total;
-        match self.header {
-            MessageHeader::Tagged { opcode, stag, to } => Header::Tagged(rdmap::tagged_header(
-                opcode,
-                stag,
-                to.wrapping_add(u64::from(self.offset)),
-                last,
-            )),
-            MessageHeader::Untagged { opcode, qn, msn, ulp32 } => {
-                Header::Untagged(rdmap::untagged_header(opcode, qn, msn, self.offset, last, ulp32))
-            }
-            MessageHeader::SendImm { msn, imm, solicited } => {
-                Header::Untagged(rdmap::send_imm_header(msn, self.offset, last, imm, solicited))
-            }
-        }
+        self.header.segment(self.offset, self.offset + len == self.total)
     }
 
     pub(super) fn header_len(&self) -> usize {
-        match self.header {
-            MessageHeader::Tagged { .. } => ddp::Tagged::LEN,
-            MessageHeader::Untagged { .. } | MessageHeader::SendImm { .. } => ddp::Untagged::LEN,
-        }
+        self.header.len()
     }
 }
 
 impl MessageHeader {
+    /// The DDP header of the segment at `offset`.
+    pub(super) fn segment(&self, offset: u32, last: bool) -> Header {
+        match *self {
+            Self::Tagged { opcode, stag, to } => {
+                Header::Tagged(rdmap::tagged_header(opcode, stag, to.wrapping_add(u64::from(offset)), last))
+            }
+            Self::Untagged { opcode, qn, msn, ulp32 } => {
+                Header::Untagged(rdmap::untagged_header(opcode, qn, msn, offset, last, ulp32))
+            }
+            Self::SendImm { msn, imm, solicited } => {
+                Header::Untagged(rdmap::send_imm_header(msn, offset, last, imm, solicited))
+            }
+        }
+    }
+
+    /// Octets of a segment's header.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Tagged { .. } => ddp::Tagged::LEN,
+            Self::Untagged { .. } | Self::SendImm { .. } => ddp::Untagged::LEN,
+        }
+    }
+
     pub(super) fn msn(&self) -> u32 {
         match self {
             Self::Tagged { .. } => 0,

@@ -6,11 +6,13 @@
 
 mod conn;
 mod handle;
+mod inbox;
 mod message;
 mod out_queue;
 mod peer;
 mod read_queue;
 mod recv_queue;
+mod ring;
 mod rx;
 mod send_queue;
 mod state;

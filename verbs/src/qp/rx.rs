@@ -6,6 +6,7 @@
 
 use crate::cq::Cqe;
 use crate::driver::{Env, TimerKind};
+use crate::pd::Pd;
 use crate::qp::conn::HELLO_PATIENCE;
 use crate::qp::read_queue::{Asker, OutstandingKind, Owed, OwedKind, QuotedSegment};
 use crate::qp::teardown::{fpdu_fault, write_fault};
@@ -13,7 +14,7 @@ use crate::qp::{Conn, Down, QpInner, RecvWqe};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::Sge;
 use ddp::{Header, Tagged, TaggedError, Untagged, UntaggedError, UntaggedRx};
-use mem::{Access, IoVecMut, Right};
+use mem::{Access, IoVecMut, Recent, Right};
 use mpa::rx::{FpduRx, Step, Verified};
 use rdmap::{
     AtomicRequest, AtomicResponse, Fault, Inbound, Operation, Protection, ReadRequest, StreamRx, Terminate,
@@ -115,13 +116,21 @@ impl Conn {
     }
 
     fn receive_into(&mut self, staging: &mut [u8], env: &mut Env<'_>) -> Result<bool, Down> {
-        let mut have = self.inbox.len();
-        staging[..have].copy_from_slice(&self.inbox);
         let mut work = false;
-        if have > 0 {
+        if !self.inbox.is_empty() {
             // Octets that came with the Reply, or behind a segment that was parked.
-            have = self.consume_front(staging, have, env)?;
+            let mut inbox = std::mem::take(&mut self.inbox);
+            let used = self.consume(inbox.octets_mut(), env)?;
+            inbox.consume(used);
+            self.inbox = inbox;
+            if self.rx.is_stalled() {
+                self.count_held(env);
+                return Ok(work);
+            }
         }
+        let mut have = self.inbox.len();
+        staging[..have].copy_from_slice(self.inbox.octets());
+        self.inbox.clear();
         for _ in 0..READS_PER_PUMP {
             if self.rx.is_stalled() {
                 break;
@@ -159,17 +168,21 @@ impl Conn {
     /// Keeps octets until the next pump.
     fn hold(&mut self, rest: &[u8], env: &mut Env<'_>) {
         if rest.is_empty() {
-            if self.inbox.capacity() > 0 {
-                env.pool.give(std::mem::take(&mut self.inbox));
+            if self.inbox.has_buffer() {
+                env.pool.give(self.inbox.replace_buffer(Vec::new()));
             }
         } else {
-            if self.inbox.capacity() == 0 {
-                self.inbox = env.pool.take();
+            if !self.inbox.has_buffer() {
+                self.inbox.replace_buffer(env.pool.take());
             }
-            self.inbox.clear();
-            self.inbox.extend_from_slice(rest);
+            self.inbox.extend(rest);
         }
-        let counted = rest.len() + self.rx.parked.as_ref().map_or(0, Vec::len);
+        self.count_held(env);
+    }
+
+    /// Tells the pool how many octets this stream keeps.
+    fn count_held(&mut self, env: &mut Env<'_>) {
+        let counted = self.inbox.len() + self.rx.parked.as_ref().map_or(0, Vec::len);
         env.pool.count(self.rx.counted, counted);
         self.rx.counted = counted;
     }
@@ -267,16 +280,15 @@ impl Conn {
             self.rx.only_rtr = false;
             let qp = self.qp.as_ref().ok_or(Fault::LocalCatastrophic)?;
             let len = payload.len() as u32;
-            if !qp.attrs.lock().access.contains(Access::REMOTE_WRITE) {
+            if !qp.access().contains(Access::REMOTE_WRITE) {
                 return Err(TaggedError::AccessRights { stag: header.stag }.into());
             }
-            let span = env
-                .driver
+            let (from, range) = ((self.stream_id, qp.pd.id()), (header.to, len));
+            env.driver
                 .table
-                .remote(header.stag, qp.stream(), qp.pd.id(), header.to, len, Right::Write)
-                .map_err(|error| write_fault(&error))?;
-            let pin = span.pin().map_err(|_| TaggedError::InvalidStag { stag: header.stag })?;
-            pin.copy_from(0, payload);
+                .pin_remote(&mut self.recent, header.stag, from, range, Right::Write)
+                .map_err(|error| write_fault(&error))?
+                .copy_from(0, payload);
         }
         self.rx.write_len = self.rx.write_len.wrapping_add(payload.len() as u32);
         if header.last {
@@ -324,7 +336,9 @@ impl Conn {
         if immediate {
             self.rx.control[0][place.offset as usize..place.offset as usize + payload.len()]
                 .copy_from_slice(payload);
-        } else if scatter(&qp, &env.driver.table, &recv.sges, place.offset, payload).is_err() {
+        } else if scatter((&qp.pd, &env.driver.table, &mut self.recent), &recv.sges, place.offset, payload)
+            .is_err()
+        {
             self.end_recv(&qp, WcStatus::LocalProtection, env);
             return Err(self.fault(Fault::LocalCatastrophic, None));
         }
@@ -495,7 +509,10 @@ impl Conn {
             let offset = *received;
             *received += len;
             let Some(qp) = &self.qp else { return Err(Down::Asked) };
-            if len > 0 && scatter(qp, &env.driver.table, &front.sges, offset, payload).is_err() {
+            if len > 0
+                && scatter((&qp.pd, &env.driver.table, &mut self.recent), &front.sges, offset, payload)
+                    .is_err()
+            {
                 let seq = front.asker.request();
                 return Err(Down::Local { seq, status: WcStatus::LocalProtection });
             }
@@ -524,7 +541,7 @@ impl Conn {
         let asker = front.asker;
         // The value is a number of this machine's, as `ibv_post_send` documents it.
         let value = response.original.to_ne_bytes();
-        if scatter(qp, &env.driver.table, &front.sges, 0, &value).is_err() {
+        if scatter((&qp.pd, &env.driver.table, &mut self.recent), &front.sges, 0, &value).is_err() {
             return Err(Down::Local { seq: asker.request(), status: WcStatus::LocalProtection });
         }
         self.answered(asker, env)
@@ -612,8 +629,7 @@ impl Conn {
 
 /// Places `payload` at octet `offset` of a message whose memory is `sges`.
 fn scatter(
-    qp: &QpInner,
-    table: &mem::Table,
+    (pd, table, recent): (&Pd, &mem::Table, &mut Recent),
     sges: &[Sge],
     offset: u32,
     payload: &[u8],
@@ -631,8 +647,8 @@ fn scatter(
         }
         let take = (room - skip).min(rest.len() as u64) as usize;
         let (now, later) = rest.split_at(take);
-        let span = table.local(sge.lkey, qp.pd.id(), sge.addr.wrapping_add(skip), take as u32, true)?;
-        span.pin().map_err(|_| mem::LocalError::InvalidLkey { lkey: sge.lkey })?.copy_from(0, now);
+        let range = (sge.addr.wrapping_add(skip), take as u32);
+        table.pin_local(recent, sge.lkey, pd.id(), range, true)?.copy_from(0, now);
         rest = later;
         skip = 0;
     }

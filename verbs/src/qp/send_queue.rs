@@ -5,10 +5,10 @@
 
 use crate::cq::Cqe;
 use crate::error::Error;
+use crate::qp::ring::Ring;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
 use crate::wr::{SendFlags, SendOp, SendWr, Sge};
 use ddp::STag;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -49,6 +49,7 @@ pub(crate) enum WqeState {
     Done,
 }
 
+/// A place of the ring; once it was used its vectors keep their allocations, so that the data path does not allocate.
 pub(crate) struct Wqe {
     pub(crate) wr_id: u64,
     pub(crate) op: SendOp,
@@ -61,6 +62,22 @@ pub(crate) struct Wqe {
     msn: u32,
     pub(crate) state: WqeState,
     pub(crate) status: WcStatus,
+}
+
+impl Default for Wqe {
+    fn default() -> Self {
+        Self {
+            wr_id: 0,
+            op: SendOp::Send,
+            flags: SendFlags::empty(),
+            sges: Vec::new(),
+            inline: Vec::new(),
+            len: 0,
+            msn: 0,
+            state: WqeState::Posted,
+            status: WcStatus::Success,
+        }
+    }
 }
 
 impl Wqe {
@@ -89,9 +106,7 @@ pub(crate) struct SqLimits {
 }
 
 pub(crate) struct SendQueue {
-    ring: VecDeque<Wqe>,
-    /// Emptied requests, kept for their allocations: the data path does not allocate once the queue was full once.
-    spare: Vec<Wqe>,
+    ring: Ring<Wqe>,
     limits: SqLimits,
     /// Sequence number of the front of the ring.
     front: u32,
@@ -102,6 +117,8 @@ pub(crate) struct SendQueue {
     stop: Option<u32>,
     qp_num: u32,
     report: Arc<SendReport>,
+    /// The stream was told that there are requests, and has not looked since.
+    pub(crate) rung: bool,
     /// Octets of requests that no pump has seen yet.
     pub(crate) unpumped: u64,
 }
@@ -109,8 +126,7 @@ pub(crate) struct SendQueue {
 impl SendQueue {
     pub(crate) fn new(limits: SqLimits, qp_num: u32) -> Self {
         Self {
-            ring: VecDeque::new(),
-            spare: Vec::new(),
+            ring: Ring::new(),
             limits,
             front: 0,
             next: 0,
@@ -118,6 +134,7 @@ impl SendQueue {
             stop: None,
             qp_num,
             report: Arc::default(),
+            rung: false,
             unpumped: 0,
         }
     }
@@ -142,17 +159,7 @@ impl SendQueue {
             return Err(Error::QueueFull { queue: "send", depth: self.limits.depth });
         }
         let len = self.check(wr)?;
-        let mut wqe = self.spare.pop().unwrap_or_else(|| Wqe {
-            wr_id: 0,
-            op: SendOp::Send,
-            flags: SendFlags::empty(),
-            sges: Vec::new(),
-            inline: Vec::new(),
-            len: 0,
-            msn: 0,
-            state: WqeState::Posted,
-            status: WcStatus::Success,
-        });
+        let wqe = self.ring.push();
         wqe.wr_id = wr.wr_id;
         wqe.op = wr.op;
         wqe.flags = wr.flags;
@@ -168,7 +175,6 @@ impl SendQueue {
             wqe.sges.extend(wr.sges.iter().filter(|sge| sge.length > 0));
         }
         self.unpumped += u64::from(len) + 32;
-        self.ring.push_back(wqe);
         Ok(())
     }
 
@@ -198,6 +204,12 @@ impl SendQueue {
             return Err(Error::Misaligned { addr: remote.addr });
         }
         Ok(len32)
+    }
+
+    /// The stream looks at the queue: whoever posts from now on rings.
+    pub(crate) fn look(&mut self) {
+        self.rung = false;
+        self.unpumped = 0;
     }
 
     /// The next request that the stream has not been given, with its sequence number.
@@ -231,8 +243,10 @@ impl SendQueue {
 
     /// The next request was given to the stream whole.
     pub(crate) fn advance(&mut self) {
-        self.ring[self.next].state = WqeState::Built;
-        self.next += 1;
+        if let Some(wqe) = self.ring.get_mut(self.next) {
+            wqe.state = WqeState::Built;
+            self.next += 1;
+        }
     }
 
     /// The request `seq`, if it has not left the ring.
@@ -270,7 +284,8 @@ impl SendQueue {
             // It has left the ring.
             return;
         }
-        for wqe in self.ring.iter_mut().take(count) {
+        for at in 0..count {
+            let Some(wqe) = self.ring.get_mut(at) else { return };
             if wqe.state == WqeState::Built && !wqe.op.needs_ord() {
                 wqe.state = WqeState::Done;
             }
@@ -320,13 +335,13 @@ impl SendQueue {
 
     /// Takes the requests that are over off the front; `complete` gets their completions in order.
     pub(crate) fn retire(&mut self, reason: Option<WireReason>, mut complete: impl FnMut(Cqe)) {
-        while self.ring.front().is_some_and(|wqe| wqe.state == WqeState::Done) {
+        while self.ring.get(0).is_some_and(|wqe| wqe.state == WqeState::Done) {
             self.retire_front(reason, &mut complete);
         }
     }
 
     fn retire_front(&mut self, reason: Option<WireReason>, complete: &mut impl FnMut(Cqe)) {
-        let Some(wqe) = self.ring.pop_front() else { return };
+        let Some(wqe) = self.ring.pop() else { return };
         let seq = self.front;
         self.front = self.front.wrapping_add(1);
         self.next = self.next.saturating_sub(1);
@@ -351,9 +366,6 @@ impl SendQueue {
             // Nobody will be told of this one: it counts as seen when all before it were.
             self.report.seen(seq);
         }
-        if self.spare.len() < 1024 {
-            self.spare.push(wqe);
-        }
     }
 
     /// The oldest request without an end.
@@ -366,7 +378,8 @@ impl SendQueue {
     pub(crate) fn flush(&mut self, reason: Option<WireReason>, mut complete: impl FnMut(Cqe)) {
         self.mode = SqMode::Flushing;
         let mut failed = false;
-        for wqe in &mut self.ring {
+        for at in 0..self.ring.len() {
+            let Some(wqe) = self.ring.get_mut(at) else { break };
             // A Write behind a Read that failed may have been sent; nobody was told, and nothing succeeds behind a failure.
             // The failure that a Terminate names keeps its status wherever it stands.
             let open = wqe.state != WqeState::Done;
@@ -388,6 +401,7 @@ impl SendQueue {
         self.stop = None;
         self.mode = SqMode::Closed;
         self.report.0.store(self.front, Ordering::Release);
+        self.rung = false;
         self.unpumped = 0;
     }
 }

@@ -301,9 +301,8 @@ pub(super) fn modify(qp: &Arc<QpInner>, to: QpState) -> Result<()> {
             qp.send_cq.forget_qp(qp.num);
             qp.recv_cq.forget_qp(qp.num);
             reset_queues(qp);
-            let mut attrs = qp.attrs.lock();
-            attrs.conn = None;
-            attrs.stream = driver.next_stream();
+            qp.set_conn(None);
+            qp.attrs.lock().stream = driver.next_stream();
             qp.set_state(QpState::Reset);
         }
         QpState::Init => {

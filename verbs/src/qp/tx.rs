@@ -34,6 +34,8 @@ const BATCH_PIECES: usize = 200;
 const STAGING: usize = 192 << 10;
 /// Rounds of build and send in one pump: the stream's budget.
 const ROUNDS: usize = 4;
+/// Small requests built under one lock of the send queue: a poster waits no longer than that.
+const BURST: usize = 32;
 /// From this payload on an FPDU goes by iovec; below, three iovecs cost more than the copy.
 const GATHER_MIN: u32 = 8 << 10;
 
@@ -129,6 +131,38 @@ impl Tx {
         now
     }
 
+    /// Request `seq` ends at position `at`: it is over when TCP has taken it, or the peer has acknowledged it.
+    fn sent_when(&mut self, at: u64, seq: u32) {
+        if self.acks.on {
+            self.acks.uncovered += 1;
+            self.acks.last = seq;
+        } else {
+            self.marks.push_back((at, seq));
+        }
+    }
+
+    /// Whether nothing but requests is in line.
+    fn may_burst(&self) -> bool {
+        self.greeting.is_none() && self.rtr.is_none() && self.acks.uncovered < ACK_EVERY
+    }
+
+    /// The header of an operation that is one message of the application's octets and needs no extension.
+    fn plain_header(&mut self, op: &SendOp, flags: SendFlags) -> Option<MessageHeader> {
+        let solicited = flags.contains(SendFlags::SOLICITED);
+        Some(match *op {
+            SendOp::Write { remote } => tagged_write(remote),
+            SendOp::Send => {
+                let opcode = if solicited { Opcode::SendSe } else { Opcode::Send };
+                self.untagged(opcode, rdmap::QN_SEND, 0)
+            }
+            SendOp::SendInvalidate { stag } => {
+                let opcode = if solicited { Opcode::SendSeInvalidate } else { Opcode::SendInvalidate };
+                self.untagged(opcode, rdmap::QN_SEND, stag.0)
+            }
+            _ => return None,
+        })
+    }
+
     fn untagged(&mut self, opcode: Opcode, qn: u32, ulp32: u32) -> MessageHeader {
         MessageHeader::Untagged { opcode, qn, msn: self.next_msn(qn), ulp32 }
     }
@@ -194,10 +228,16 @@ impl Conn {
             && self.out.staging.len() < STAGING
         {
             if self.tx.message.is_none() {
+                if self.burst(env)? {
+                    continue;
+                }
                 self.tx.message = self.next_message(env)?;
             }
             let Some(mut message) = self.tx.message.take() else { break };
-            let last = self.fpdu(&mut message, env)?;
+            let last = match self.run(&mut message, env)? {
+                true => message.offset == message.total,
+                false => self.fpdu(&mut message, env)?,
+            };
             if !last {
                 self.tx.message = Some(message);
             } else if let Some((seq, imm, solicited)) = message.then {
@@ -227,15 +267,110 @@ impl Conn {
         let Some(qp) = &self.qp else { return };
         let mut sq = qp.sq.lock();
         sq.advance();
-        if !sq.done_when_sent(seq) {
-            return;
+        if sq.done_when_sent(seq) {
+            self.tx.sent_when(self.out.queued(), seq);
         }
-        if self.tx.acks.on {
-            self.tx.acks.uncovered += 1;
-            self.tx.acks.last = seq;
-        } else {
-            self.tx.marks.push_back((self.out.queued(), seq));
+    }
+
+    /// Requests of one small FPDU each, under one lock of the send queue. False when the next in line is none of them.
+    fn burst(&mut self, env: &mut Env<'_>) -> Result<bool, Down> {
+        let others_first = !self.reads.owed.is_empty() && !self.tx.answers_turn;
+        if self.tx.hold || !self.tx.may_burst() || others_first {
+            return Ok(false);
         }
+        let Some(qp) = &self.qp else { return Ok(false) };
+        let (table, pd) = (&env.driver.table, qp.pd.id());
+        let mut sq = qp.sq.lock();
+        sq.look();
+        let mut built = 0;
+        while built < BURST && sq.mode == SqMode::Running && self.out.staging.len() < STAGING {
+            let Some((seq, wqe)) = sq.next_wqe() else { break };
+            let small = (wqe.len as usize) < (GATHER_MIN as usize).min(self.tx.mulpdu - ddp::Untagged::LEN);
+            if !small || wqe.flags.contains(SendFlags::FENCE) {
+                break;
+            }
+            let Some(header) = self.tx.plain_header(&wqe.op, wqe.flags) else { break };
+            let start = begin_fpdu(&mut self.out.staging, &header.segment(0, true));
+            self.out.staging.extend_from_slice(&wqe.inline);
+            for sge in &wqe.sges {
+                let range = (sge.addr, sge.length);
+                let failed = Down::Local { seq: Some(seq), status: WcStatus::LocalProtection };
+                let pin =
+                    table.pin_local(&mut self.recent, sge.lkey, pd, range, false).map_err(|_| failed)?;
+                pin.copy_to_vec(0..pin.len(), &mut self.out.staging);
+            }
+            self.tx.fpdu.seal(&mut self.out.staging, start);
+            self.out.push_staged(start);
+            self.out.end_fpdu();
+            sq.begun(seq, header.msn());
+            sq.advance();
+            self.tx.sent_when(self.out.queued(), seq);
+            built += 1;
+        }
+        self.tx.answers_turn &= built == 0;
+        Ok(built > 0)
+    }
+
+    /// As many FPDUs as the batch has room for and one piece of memory has octets, built in staging: the memory is looked up,
+    /// checked and pinned once for all of them. False when the next FPDU must be built alone: it needs no memory, or more than
+    /// one piece, or goes by iovec.
+    fn run(&mut self, message: &mut Message, env: &mut Env<'_>) -> Result<bool, Down> {
+        let room = u32::try_from(self.tx.mulpdu - message.header_len()).unwrap_or(u32::MAX);
+        let left = message.total - message.offset;
+        let Some(qp) = &self.qp else { return Ok(false) };
+        let (table, pd) = (&env.driver.table, qp.pd.id());
+        let pin = match &message.source {
+            Source::Request { seq, sge, sge_offset } => {
+                let sq = qp.sq.lock();
+                let Some(wqe) = sq.get(*seq) else { return Ok(false) };
+                let Some(piece) = wqe.sges.get(*sge).copied() else { return Ok(false) };
+                drop(sq);
+                let range =
+                    (piece.addr.wrapping_add(u64::from(*sge_offset)), left.min(piece.length - *sge_offset));
+                let failed = Down::Local { seq: Some(*seq), status: WcStatus::LocalProtection };
+                table.pin_local(&mut self.recent, piece.lkey, pd, range, false).map_err(|_| failed)?
+            }
+            Source::Owed { request, .. } if left > 0 && qp.access().contains(Access::REMOTE_READ) => {
+                let range = (request.source_to.wrapping_add(u64::from(message.offset)), left);
+                let stag = request.source_stag;
+                let from = (self.stream_id, pd);
+                // What is wrong with part of it is found, and said, with the segment that meets it.
+                let Ok(pin) = table.pin_remote(&mut self.recent, stag, from, range, Right::Read) else {
+                    return Ok(false);
+                };
+                pin
+            }
+            _ => return Ok(false),
+        };
+        let copied = pin.is_shared() || self.tx.fpdu.markers() || self.options.stable_tx;
+        if room.min(left) >= GATHER_MIN && !copied {
+            return Ok(false);
+        }
+        let mut done = 0;
+        while done < pin.len() && (done == 0 || self.out.staging.len() < STAGING) {
+            let len = room.min(message.total - message.offset);
+            let end = done + len as usize;
+            if end > pin.len() {
+                break;
+            }
+            let start = begin_fpdu(&mut self.out.staging, &message.segment_header(len));
+            pin.copy_to_vec(done..end, &mut self.out.staging);
+            self.tx.fpdu.seal(&mut self.out.staging, start);
+            self.out.push_staged(start);
+            self.out.end_fpdu();
+            message.offset += len;
+            done = end;
+        }
+        let whole = pin.len();
+        drop(pin);
+        if let Source::Request { sge, sge_offset, .. } = &mut message.source {
+            if done == whole && message.offset < message.total {
+                (*sge, *sge_offset) = (*sge + 1, 0);
+            } else {
+                *sge_offset += done as u32;
+            }
+        }
+        Ok(done > 0)
     }
 
     /// One FPDU of `message`. True when it was the last.
@@ -244,11 +379,7 @@ impl Conn {
         let len = room.min(message.total - message.offset);
         let header = message.segment_header(len);
         let mut spans = std::mem::take(&mut self.tx.spans);
-        let start = self.out.staging.len();
-        self.out.staging.extend_from_slice(&[0; 2]);
-        let at = self.out.staging.len();
-        self.out.staging.resize(at + header.len(), 0);
-        header.emit(&mut self.out.staging[at..]);
+        let start = begin_fpdu(&mut self.out.staging, &header);
         self.payload(message, len, &mut spans, env)?;
         if self.by_iovec(len, &spans) {
             self.gather(start, header.len(), len, &mut spans);
@@ -456,7 +587,7 @@ impl Conn {
     ) -> Result<Span, Down> {
         let Some(qp) = &self.qp else { return Err(Down::Asked) };
         let needed = if matches!(right, Right::Atomic) { Access::REMOTE_ATOMIC } else { Access::REMOTE_READ };
-        if !qp.attrs.lock().access.contains(needed) {
+        if !qp.access().contains(needed) {
             return Err(self.fault(Protection::AccessRights { stag }.into(), Some(asked.clone())));
         }
         env.driver
@@ -470,7 +601,7 @@ impl Conn {
         let Some(qp) = self.qp.clone() else { return Ok(None) };
         loop {
             let mut sq = qp.sq.lock();
-            sq.unpumped = 0;
+            sq.look();
             if sq.mode != SqMode::Running {
                 return Ok(None);
             }
@@ -508,23 +639,16 @@ impl Conn {
 
     /// The first (mostly the only) message of a request.
     fn start(&mut self, seq: u32, wqe: &Wqe) -> Message {
+        if let Some(header) = self.tx.plain_header(&wqe.op, wqe.flags) {
+            return Message::of_request(header, seq, wqe, true);
+        }
         let solicited = wqe.flags.contains(SendFlags::SOLICITED);
         match wqe.op {
-            SendOp::Write { remote } | SendOp::AtomicWrite { remote } => {
-                Message::of_request(tagged_write(remote), seq, wqe, true)
-            }
+            SendOp::AtomicWrite { remote } => Message::of_request(tagged_write(remote), seq, wqe, true),
             SendOp::WriteImm { remote, imm } => {
                 let mut write = Message::of_request(tagged_write(remote), seq, wqe, false);
                 write.then = Some((seq, imm, solicited));
                 write
-            }
-            SendOp::Send => {
-                let opcode = if solicited { Opcode::SendSe } else { Opcode::Send };
-                Message::of_request(self.tx.untagged(opcode, rdmap::QN_SEND, 0), seq, wqe, true)
-            }
-            SendOp::SendInvalidate { stag } => {
-                let opcode = if solicited { Opcode::SendSeInvalidate } else { Opcode::SendInvalidate };
-                Message::of_request(self.tx.untagged(opcode, rdmap::QN_SEND, stag.0), seq, wqe, true)
             }
             SendOp::SendImm { imm } => {
                 let msn = self.tx.next_msn(rdmap::QN_SEND);
@@ -540,6 +664,9 @@ impl Conn {
             SendOp::CmpSwap { remote, compare, compare_mask, swap, swap_mask } => {
                 let op = (AtomicOp::CmpSwap, swap, swap_mask, compare, compare_mask);
                 self.ask_atomic(seq, remote, op)
+            }
+            SendOp::Write { .. } | SendOp::Send | SendOp::SendInvalidate { .. } => {
+                unreachable!("these have a plain header")
             }
             SendOp::LocalInvalidate { .. } | SendOp::Bind(_) | SendOp::FastRegister(_) => {
                 unreachable!("local requests send nothing")
@@ -609,11 +736,7 @@ impl Conn {
 
     /// A segment of the engine's own, queued behind everything.
     pub(super) fn send_control(&mut self, header: &Header, payload: &[u8]) {
-        let start = self.out.staging.len();
-        self.out.staging.extend_from_slice(&[0; 2]);
-        let at = self.out.staging.len();
-        self.out.staging.resize(at + header.len(), 0);
-        header.emit(&mut self.out.staging[at..]);
+        let start = begin_fpdu(&mut self.out.staging, header);
         self.out.staging.extend_from_slice(payload);
         self.tx.fpdu.seal(&mut self.out.staging, start);
         self.out.push_staged(start);
@@ -638,6 +761,15 @@ impl Conn {
     pub(super) fn owes_nothing(&self) -> bool {
         self.reads.owed.is_empty() && self.tx.message.is_none() && self.out.is_empty()
     }
+}
+
+/// Room for ULPDU_Length, and the DDP header behind it. Gives the FPDU's first octet.
+fn begin_fpdu(staging: &mut Vec<u8>, header: &Header) -> usize {
+    let start = staging.len();
+    let at = start + 2;
+    staging.resize(at + header.len(), 0);
+    header.emit(&mut staging[at..]);
+    start
 }
 
 /// The extension that `op` needs and the peer does not have.

@@ -1,0 +1,112 @@
+//! A queue whose places are used again where they lie: what a request allocated serves a later one, and nothing is moved.
+
+/// A queue of at most as many entries as [`Ring::push`] is told. It grows by doubling, never shrinks, and keeps what was in a
+/// place that is free: whoever pushes overwrites it.
+pub(crate) struct Ring<T> {
+    /// A power of two of them, or none.
+    slots: Vec<T>,
+    front: usize,
+    len: usize,
+}
+
+impl<T: Default> Ring<T> {
+    pub(crate) fn new() -> Self {
+        Self { slots: Vec::new(), front: 0, len: 0 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    fn place(&self, at: usize) -> usize {
+        (self.front + at) & (self.slots.len() - 1)
+    }
+
+    pub(crate) fn get(&self, at: usize) -> Option<&T> {
+        if at < self.len { self.slots.get(self.place(at)) } else { None }
+    }
+
+    pub(crate) fn get_mut(&mut self, at: usize) -> Option<&mut T> {
+        if at >= self.len {
+            return None;
+        }
+        let place = self.place(at);
+        self.slots.get_mut(place)
+    }
+
+    /// A new last entry, with what its place held before.
+    pub(crate) fn push(&mut self) -> &mut T {
+        if self.len == self.slots.len() {
+            self.grow();
+        }
+        let place = self.place(self.len);
+        self.len += 1;
+        &mut self.slots[place]
+    }
+
+    /// Frees the place of the first entry, which can still be looked at.
+    pub(crate) fn pop(&mut self) -> Option<&mut T> {
+        if self.len == 0 {
+            return None;
+        }
+        let place = self.front;
+        self.front = (self.front + 1) & (self.slots.len() - 1);
+        self.len -= 1;
+        self.slots.get_mut(place)
+    }
+
+    pub(crate) fn clear(&mut self) {
+        (self.front, self.len) = (0, 0);
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        (0..self.len).filter_map(|at| self.get(at))
+    }
+
+    fn grow(&mut self) {
+        // The entries begin at place 0 again, so that the new places lie behind the last.
+        self.slots.rotate_left(self.front);
+        self.front = 0;
+        let len = (self.slots.len() * 2).max(8);
+        self.slots.resize_with(len, T::default);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::VecDeque;
+
+    #[test]
+    fn behaves_as_a_queue_while_it_wraps_and_grows() {
+        let mut ring = Ring::<u32>::new();
+        let mut model = VecDeque::new();
+        for step in 0..2000u32 {
+            if step % 7 < 4 || step < 40 {
+                *ring.push() = step;
+                model.push_back(step);
+            } else {
+                assert_eq!(ring.pop().copied(), model.pop_front());
+            }
+            assert_eq!(ring.len(), model.len());
+            assert!(ring.iter().eq(model.iter()));
+            assert_eq!(ring.get(3), model.get(3));
+            assert_eq!(ring.get(ring.len()), None);
+        }
+        ring.clear();
+        assert_eq!((ring.len(), ring.pop()), (0, None));
+    }
+
+    #[test]
+    fn keeps_what_its_places_allocated() {
+        let mut ring = Ring::<Vec<u8>>::new();
+        ring.push().extend_from_slice(&[1; 100]);
+        let before = ring.pop().unwrap().as_ptr();
+        for _ in 0..7 {
+            ring.push();
+            ring.pop();
+        }
+        let again = ring.push();
+        assert_eq!((again.as_ptr(), again.len()), (before, 100));
+    }
+}
