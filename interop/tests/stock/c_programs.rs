@@ -52,6 +52,7 @@ fn nothing_to_complain_of_for_valgrind() {
     let Some(client_file) = compile(&libraries, &sources.join("client.c"), &["-g"]) else { return };
     let compile = |name: &str| compile(&libraries, &folder(&format!("tests/stock/c/{name}.c")), &["-g"]);
     let (Some(nonsense), Some(semantics)) = (compile("nonsense"), compile("semantics")) else { return };
+    let Some(stress) = compile("stress") else { return };
     let watched = |program: &Path| {
         let mut command = libraries.command(User::Same, "valgrind");
         command.args(["-q", "--error-exitcode=99", "--leak-check=full"]);
@@ -70,6 +71,9 @@ fn nothing_to_complain_of_for_valgrind() {
     server.end().well();
     Running::start(watched(&nonsense)).end().well();
     Running::start(watched(&semantics)).end().well();
+    let mut command = watched(&stress);
+    command.arg("4");
+    Running::start(command).end().well();
 }
 
 #[test]
@@ -117,6 +121,16 @@ fn longer_private_data_reaches_c_as_its_first_255_octets() {
     connection.send_copy(b"good day\0").unwrap();
     assert_eq!(connection.recv().unwrap().split(|octet| *octet == 0).next().unwrap(), b"you said 8 octets");
     drop(server.stop());
+}
+
+#[test]
+fn threads_share_channels_and_connections() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/stress.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let mut command = libraries.command(User::Same, program);
+    command.arg("50");
+    Running::start(command).end().well();
 }
 
 #[test]

@@ -11,26 +11,28 @@ struct Pair<'a> {
 
 impl Pair<'_> {
     /// Runs both; a server that never ends by itself is stopped.
-    fn run(&self, network: &Network, server_ends: bool) -> Option<[Ended; 2]> {
+    fn run(&self, network: &Network, user: User, server_ends: bool) -> Option<[Ended; 2]> {
         interop::require(self.server)?;
         let libraries = Libraries::get();
         let port = free_port();
         let number = port.to_string();
-        let mut command = libraries.command(User::Same, self.server);
+        let mut command = libraries.command(user, self.server);
         command.args(["-p", &number]).args(self.args);
         let mut server = Running::start(network.server(command));
         server.wait_listening(port);
-        let mut command = libraries.command(User::Same, self.client);
+        let mut command = libraries.command(user, self.client);
         command.args(["-s", &network.server_address().to_string(), "-p", &number]).args(self.args);
         let client = Running::start(network.client(command)).end();
         Some([if server_ends { server.end() } else { server.stop() }, client])
     }
 
     fn both_end_well(&self) {
-        let Some(veth) = Network::veth() else { return };
+        let (Some(veth), Some(ordinary)) = (Network::veth(), User::ordinary()) else { return };
         for network in [&Network::Loopback, &veth] {
-            let Some(ends) = self.run(network, true) else { return };
-            ends.iter().for_each(Ended::is_well);
+            for user in [User::Same, ordinary] {
+                let Some(ends) = self.run(network, user, true) else { return };
+                ends.iter().for_each(Ended::is_well);
+            }
         }
     }
 }
@@ -45,7 +47,7 @@ fn ucmatose_exchanges_messages_on_many_connections() {
 fn ucmatose_migrates_ids_between_channels() {
     let args = ["-c", "5", "-C", "3", "-S", "100", "-m"];
     let pair = Pair { server: "ucmatose", client: "ucmatose", args: &args };
-    let Some([server, client]) = pair.run(&Network::Loopback, true) else { return };
+    let Some([server, client]) = pair.run(&Network::Loopback, User::Same, true) else { return };
     server.well();
     assert_eq!(client.well().count("migrating to new event channel"), 1);
 }
@@ -53,7 +55,7 @@ fn ucmatose_migrates_ids_between_channels() {
 #[test]
 fn ucmatose_sets_options() {
     let pair = Pair { server: "ucmatose", client: "ucmatose", args: &["-t", "16", "-a", "14"] };
-    let Some(ends) = pair.run(&Network::Loopback, true) else { return };
+    let Some(ends) = pair.run(&Network::Loopback, User::Same, true) else { return };
     ends.iter().for_each(Ended::is_well);
 }
 
@@ -61,7 +63,7 @@ fn ucmatose_sets_options() {
 fn cmtime_makes_a_thousand_connections() {
     let pair = Pair { server: "cmtime", client: "cmtime", args: &["-c", "1000"] };
     // Debian's cmtime serves for ever.
-    let Some([server, client]) = pair.run(&Network::Loopback, false) else { return };
+    let Some([server, client]) = pair.run(&Network::Loopback, User::Same, false) else { return };
     assert_eq!(server.said, "");
     assert_eq!(client.well().count("connect      :"), 1, "{client:?}");
 }
@@ -80,7 +82,7 @@ fn shared_receive_queue_of_rdma_xserver() {
 #[test]
 fn xserver_with_a_client_without_shared_queue() {
     let pair = Pair { server: "rdma_xserver", client: "rdma_client", args: &[] };
-    let Some(ends) = pair.run(&Network::Loopback, true) else { return };
+    let Some(ends) = pair.run(&Network::Loopback, User::Same, true) else { return };
     ends.iter().for_each(Ended::is_well);
 }
 

@@ -37,17 +37,6 @@ fn thousand_of_60000(network: &Network, user: User) {
     sound(&client);
 }
 
-/// Root can become somebody else; anybody else is ordinary already.
-fn ordinary() -> Option<User> {
-    let root = std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
-    if !root {
-        return Some(User::Same);
-    }
-    interop::require("setpriv")?;
-    interop::require("prlimit")?;
-    Some(User::Nobody)
-}
-
 #[test]
 fn thousand_verified_pings_on_loopback() {
     let Some(_) = interop::require("rping") else { return };
@@ -56,7 +45,7 @@ fn thousand_verified_pings_on_loopback() {
 
 #[test]
 fn thousand_verified_pings_on_loopback_as_an_ordinary_user() {
-    let (Some(_), Some(user)) = (interop::require("rping"), ordinary()) else { return };
+    let (Some(_), Some(user)) = (interop::require("rping"), User::ordinary()) else { return };
     thousand_of_60000(&Network::Loopback, user);
 }
 
@@ -68,7 +57,7 @@ fn thousand_verified_pings_between_namespaces() {
 
 #[test]
 fn thousand_verified_pings_between_namespaces_as_an_ordinary_user() {
-    let (Some(_), Some(user), Some(network)) = (interop::require("rping"), ordinary(), Network::veth())
+    let (Some(_), Some(user), Some(network)) = (interop::require("rping"), User::ordinary(), Network::veth())
     else {
         return;
     };
