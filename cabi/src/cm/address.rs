@@ -69,7 +69,7 @@ pub(crate) fn shown(address: SocketAddr) -> rdma_sockaddr {
 /// # Errors
 /// EADDRNOTAVAIL when no port has the number.
 pub(crate) fn real(address: SocketAddr) -> Result<SocketAddr> {
-    let mut address = address;
+    let mut address = plain(address);
     if address.port() != 0 {
         let port = real_port(address.port(), offset()).ok_or(Errno(libc::EADDRNOTAVAIL))?;
         address.set_port(port);
@@ -89,6 +89,14 @@ fn real_port(program: u16, offset: i32) -> Option<u16> {
 
 fn program_port(real: u16, offset: i32) -> u16 {
     (i32::from(real) - offset).rem_euclid(1 << 16) as u16
+}
+
+/// An IPv4 address that came through an IPv6 socket, as what it is.
+pub(crate) fn plain(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
+        IpAddr::V6(_) => address,
+    }
 }
 
 /// A port that an id has: nobody else in this process gets it, and the system gives it to nobody.
@@ -139,11 +147,11 @@ fn collide(a: Port, b: Port) -> bool {
     a.at.port() == b.at.port() && same && !(a.reuse && b.reuse)
 }
 
-/// Which of our addresses the system sends from to reach `peer`.
+/// Which of our addresses the system sends from to reach `peer`, without a port.
 ///
 /// # Errors
 /// ENETUNREACH, EHOSTUNREACH, ..
-pub(crate) fn source_for(peer: SocketAddr) -> Result<IpAddr> {
+pub(crate) fn source_for(peer: SocketAddr) -> Result<SocketAddr> {
     let any: IpAddr =
         if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
     // Connecting a datagram socket asks for the route and sends nothing. Any port does, but 0 is none.
@@ -151,7 +159,9 @@ pub(crate) fn source_for(peer: SocketAddr) -> Result<IpAddr> {
     let mut probe = peer;
     probe.set_port(if peer.port() == 0 { 9 } else { peer.port() });
     socket.connect(probe)?;
-    Ok(socket.local_addr()?.ip())
+    let mut source = socket.local_addr()?;
+    source.set_port(0);
+    Ok(source)
 }
 
 /// Ties an id to the device that has `address`: its context and its default protection domain.
@@ -220,6 +230,14 @@ mod tests {
             // SAFETY: an address just written, and as long as any.
             assert_eq!(unsafe { read(written.0.as_ptr().cast()) }.unwrap(), address);
         }
+    }
+
+    #[test]
+    fn mapped_addresses_are_ipv4_and_scopes_stay() {
+        let of = |text: &str| plain(text.parse().unwrap()).to_string();
+        assert_eq!(of("[::ffff:10.1.2.3]:7"), "10.1.2.3:7");
+        assert_eq!(of("[fe80::1%3]:7"), "[fe80::1%3]:7");
+        assert_eq!(of("10.1.2.3:7"), "10.1.2.3:7");
     }
 
     #[test]

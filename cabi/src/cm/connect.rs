@@ -127,15 +127,16 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
     if bound.is_some_and(|local| local.is_ipv4() != peer.is_ipv4()) {
         return Err(Errno::INVAL);
     }
-    let ip = match bound {
-        Some(local) if !local.ip().is_unspecified() => local.ip(),
+    let local = match bound {
+        Some(local) if !local.ip().is_unspecified() => local,
         _ => {
-            let ip = address::source_for(peer)?;
-            address::bind_device(id, ip)?;
-            ip
+            let mut source = address::source_for(peer)?;
+            address::bind_device(id, source.ip())?;
+            source.set_port(bound.map_or(0, |local| local.port()));
+            source
         }
     };
-    id.set_addresses(Some(SocketAddr::new(ip, bound.map_or(0, |local| local.port()))), Some(peer));
+    id.set_addresses(Some(local), Some(peer));
     id.lock().phase = Phase::AddrResolved;
     id.post(Note { event: RDMA_CM_EVENT_ADDR_RESOLVED, status: 0, arg: 0 })
 }

@@ -92,7 +92,7 @@ fn deliver_request(listener: &Arc<Id>, request: ConnRequest) -> Option<*mut rdma
 }
 
 fn request_id(listener: &Arc<Id>, request: ConnRequest, resources: u8, depth: u8) -> Result<Arc<Id>> {
-    let (local, peer) = (request.local_addr(), request.peer_addr());
+    let (local, peer) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
     let (channel, sync, options) = {
         let state = listener.lock();
         (Arc::clone(&state.channel), state.sync, state.options)
@@ -127,7 +127,7 @@ fn deliver_established(id: &Arc<Id>, info: &ConnInfo) -> Option<*mut rdma_cm_eve
         let responds = state.active && state.foreign_qp && Settings::get().is_ok_and(answers_first);
         (state.active, if responds { RDMA_CM_EVENT_CONNECT_RESPONSE } else { RDMA_CM_EVENT_ESTABLISHED })
     };
-    id.set_addresses(Some(info.local), Some(info.peer));
+    id.set_addresses(Some(address::plain(info.local)), Some(address::plain(info.peer)));
     // The passive side has had the peer's private data with the request.
     let private_data = if active { shorten(&info.private_data) } else { &[] };
     let (ird, ord) = (info.negotiated.ird, info.negotiated.ord);

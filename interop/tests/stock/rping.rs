@@ -65,6 +65,52 @@ fn thousand_verified_pings_between_namespaces_as_an_ordinary_user() {
 }
 
 #[test]
+fn ipv6_and_ipv4_at_one_server() {
+    let Some(_) = interop::require("rping") else { return };
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        interop::skip("IPv6 on loopback");
+        return;
+    }
+    let libraries = Libraries::get();
+    for (at, to) in [("::0", "::1"), ("::0", "127.0.0.1"), ("::0", "::ffff:127.0.0.1"), ("::1", "::1")] {
+        let port = free_port();
+        let number = port.to_string();
+        let mut command = libraries.command(User::Same, "rping");
+        command.args(["-s", "-a", at, "-v", "-C", "4", "-p", &number]);
+        let mut server = Running::start(command);
+        server.wait_listening(port);
+        let mut command = libraries.command(User::Same, "rping");
+        command.args(["-c", "-a", to, "-v", "-C", "4", "-p", &number]);
+        let client = Running::start(command).end();
+        sound(&client);
+        assert_eq!(client.count("ping data"), 4, "{at} {to}");
+        server.end().well();
+    }
+}
+
+#[test]
+fn why_a_connection_came_to_nothing() {
+    let (Some(_), Some(network)) = (interop::require("rping"), Network::veth()) else { return };
+    let libraries = Libraries::get();
+    let ping = |to: &str| {
+        let mut command = libraries.command(User::Same, "rping");
+        command.args(["-c", "-a", to, "-C", "1", "-p", "7471"]);
+        Running::start(network.client(command)).end()
+    };
+    // Nobody listens there; there is nobody; there is no way.
+    let refused = ping(&network.server_address().to_string());
+    assert_eq!((refused.code, refused.count("RDMA_CM_EVENT_REJECTED, error -111")), (255, 1), "{refused:?}");
+    let nobody = ping("10.77.0.9");
+    assert_eq!((nobody.code, nobody.count("RDMA_CM_EVENT_UNREACHABLE, error -113")), (255, 1), "{nobody:?}");
+    let no_way = ping("10.99.0.1");
+    assert_eq!(
+        (no_way.code, no_way.count("rdma_resolve_addr: Network is unreachable")),
+        (255, 1),
+        "{no_way:?}"
+    );
+}
+
+#[test]
 fn debugging_output_and_the_data_shown() {
     let Some(_) = interop::require("rping") else { return };
     let libraries = Libraries::get();
