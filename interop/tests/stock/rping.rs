@@ -1,6 +1,6 @@
 //! Debian's rping, both roles, alone and with uiw's own ping and server.
 
-use interop::stock::{Ended, Libraries, Network, Running, User, free_port, uiw};
+use interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary, uiw};
 use std::process::Command;
 
 /// A server and a client on our libraries, one after the other on the way in and out.
@@ -35,17 +35,6 @@ fn thousand_of_60000(network: &Network, user: User) {
     let [server, client] = pair(&libraries, network, user, &args, &args);
     server.well();
     sound(&client);
-}
-
-/// Root can become somebody else; anybody else is ordinary already.
-fn ordinary() -> Option<User> {
-    let root = std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
-    if !root {
-        return Some(User::Same);
-    }
-    interop::require("setpriv")?;
-    interop::require("prlimit")?;
-    Some(User::Nobody)
 }
 
 #[test]
