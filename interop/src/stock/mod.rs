@@ -7,4 +7,4 @@ mod programs;
 
 pub use network::{Network, free_port};
 pub use process::{Ended, Running};
-pub use programs::{Libraries, User, compile, uiw};
+pub use programs::{Libraries, User, compile, ordinary, uiw};

@@ -4,6 +4,8 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
 
 /// A place for a server and a client.
 pub enum Network {
@@ -113,13 +115,19 @@ impl Namespaces {
             self.ip(&["-n", name, "link", "set", "veth0", "up"])?;
             self.ip(&["-n", name, "link", "set", "lo", "up"])?;
         }
+        // Programs that look at their port want to see it up, and the carrier comes a little later.
+        for name in [server, client] {
+            while !self.ip(&["-n", name, "link", "show", "dev", "veth0"])?.contains("LOWER_UP") {
+                thread::sleep(Duration::from_millis(2));
+            }
+        }
         Ok(())
     }
 
-    fn ip(&self, args: &[&str]) -> Result<(), String> {
+    fn ip(&self, args: &[&str]) -> Result<String, String> {
         let output = Command::new(&self.ip).args(args).output().map_err(|error| error.to_string())?;
         if output.status.success() {
-            return Ok(());
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         let said = String::from_utf8_lossy(&output.stderr);
         Err(format!("ip {}: {}", args.join(" "), said.trim()))

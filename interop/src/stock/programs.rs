@@ -40,6 +40,21 @@ impl User {
 /// The id of `nobody` on Debian.
 const NOBODY: &str = "65534";
 
+/// An ordinary user to run programs as: root can become one, anybody else is one already. Nothing where the programs for that are
+/// missing; the test is noted as skipped then.
+#[track_caller]
+#[must_use]
+pub fn ordinary() -> Option<User> {
+    use std::os::unix::fs::MetadataExt as _;
+    let root = fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0);
+    if !root {
+        return Some(User::Same);
+    }
+    crate::require("setpriv")?;
+    crate::require("prlimit")?;
+    Some(User::Nobody)
+}
+
 /// The two libraries in a folder that everybody may read. Removed when dropped.
 pub struct Libraries {
     folder: PathBuf,

@@ -2,6 +2,9 @@
 
 mod c_programs;
 mod cm;
+mod exports;
 mod forks;
+mod perftest;
 mod python;
 mod rping;
+mod utilities;

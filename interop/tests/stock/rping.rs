@@ -1,6 +1,6 @@
 //! Debian's rping, both roles, alone and with uiw's own ping and server.
 
-use interop::stock::{Ended, Libraries, Network, Running, User, free_port, uiw};
+use interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary, uiw};
 use std::process::Command;
 
 /// A server and a client on our libraries, one after the other on the way in and out.
