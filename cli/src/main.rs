@@ -3,6 +3,8 @@
 mod args;
 mod child;
 mod demo;
+mod devices;
+mod env;
 mod fail;
 mod link;
 mod mailbox;
@@ -10,6 +12,7 @@ mod memory;
 mod open;
 mod perf;
 mod ping;
+mod run;
 mod serve;
 mod service;
 mod siwtest;
@@ -51,6 +54,15 @@ enum Command {
     /// Every operation in both directions against a foreign stack: siw, an iWARP NIC
     #[command(after_help = EXIT_CODES)]
     Siwtest(siwtest::Args),
+    /// Run a program of libibverbs or librdmacm on uiw's own libraries
+    #[command(after_help = run::EXIT_CODES)]
+    Run(run::Args),
+    /// Show the devices that such programs see
+    #[command(after_help = EXIT_CODES)]
+    Devices(devices::Args),
+    /// Show the environment variables that such programs obey
+    #[command(after_help = EXIT_CODES)]
+    Env(env::Args),
     /// Show the iWARP traffic in a packet capture
     Decode(decode::Args),
 }
@@ -62,7 +74,8 @@ fn main() -> ExitCode {
     };
     let result = match cli.command {
         Command::Decode(args) => return decode::run(&args),
-        command => run(&command, &cli.global),
+        Command::Run(args) => return run::run(&args, &cli.global),
+        command => run_command(&command, &cli.global),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -73,7 +86,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: &Command, global: &Global) -> Result<()> {
+fn run_command(command: &Command, global: &Global) -> Result<()> {
     let opener = Opener::new(global)?;
     match command {
         Command::Demo(args) => demo::run(&opener, args),
@@ -82,7 +95,9 @@ fn run(command: &Command, global: &Global) -> Result<()> {
         Command::Ping(args) => ping::run(&opener, args),
         Command::Perf(args) => perf::run(&opener, args),
         Command::Siwtest(args) => siwtest::run(&opener, args),
-        Command::Decode(_) => Ok(()),
+        Command::Devices(args) => devices::run(args),
+        Command::Env(args) => env::run(args),
+        Command::Decode(_) | Command::Run(_) => Ok(()),
     }
 }
 

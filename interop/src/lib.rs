@@ -2,6 +2,7 @@
 //!
 //! What they are, where their data comes from and how to add one: `interop/README.md`.
 
+pub mod stock;
 pub mod tshark;
 
 use std::env;

@@ -17,6 +17,8 @@ pub struct StreamOptions {
     pub recv_buffer: Option<usize>,
     /// Name of the only interface to use.
     pub interface: Option<String>,
+    /// Type of service or traffic class of every packet (RFC 2474); `None` = the system's default.
+    pub tos: Option<u8>,
     /// Several listeners on one port share its connections (SO_REUSEPORT).
     pub reuse_port: bool,
     /// A listener on `[::]` takes no IPv4 connections.
@@ -34,6 +36,7 @@ impl Default for StreamOptions {
             send_buffer: None,
             recv_buffer: None,
             interface: None,
+            tos: None,
             reuse_port: false,
             v6_only: false,
         }

@@ -242,15 +242,16 @@ impl Table {
         })
     }
 
-    /// Changes protection domain, memory or rights of a region. Its index stays, its key octet is the next one, so the
-    /// old STag is stale. Waits until no pin of the old one is held.
+    /// Changes protection domain, memory or rights of a region. With other memory, or after an invalidation, its key octet is
+    /// the next one and the old STag is stale; otherwise the STag stays, as programs expect of `ibv_rereg_mr`. Waits until no
+    /// pin of the old region is held.
     ///
     /// # Errors
     /// [`ReregError`]; the region is as it was then.
     pub fn rereg(&self, stag: STag, change: Rereg) -> Result<Arc<Region>, ReregError> {
         let invalid = ReregError::InvalidStag { stag };
         let shard = self.shard(stag);
-        let (old, plan) = {
+        let (old, plan, same) = {
             let mut slots = shard.0.write();
             let slot = slots.get_mut(&stag.index()).ok_or(invalid)?;
             let Slot::Region(old) = slot else { return Err(invalid) };
@@ -258,6 +259,7 @@ impl Table {
                 return Err(invalid);
             }
             let mut plan = old.plan().ok_or(invalid)?;
+            let mut same = change.memory.is_none();
             plan.pd = change.pd.unwrap_or(plan.pd);
             plan.access = change.access.unwrap_or(plan.access);
             if let Some((memory, base)) = change.memory {
@@ -266,19 +268,21 @@ impl Table {
             }
             plan.check()?;
             match old.gate().close() {
+                Ok(()) => {}
                 // Invalidated by a peer (lenient): to register it again is the way back.
-                Ok(()) | Err(CloseError::Closed) => {}
+                Err(CloseError::Closed) => same = false,
                 Err(CloseError::WindowsBound(windows)) => {
                     return Err(ReregError::WindowsBound { stag, windows });
                 }
             }
             let old = old.clone();
             *slot = Slot::Changing;
-            (old, plan)
+            (old, plan, same)
         };
         old.gate().drain();
         old.give_back();
-        let new = plan.build(STag::from_parts(stag.index(), stag.key().wrapping_add(1)));
+        let key = if same { stag.key() } else { stag.key().wrapping_add(1) };
+        let new = plan.build(STag::from_parts(stag.index(), key));
         shard.0.write().insert(stag.index(), Slot::Region(new.clone()));
         Ok(new)
     }

@@ -195,6 +195,12 @@ pub enum Error {
         /// Octets given.
         given: u64,
     },
+    /// An atomic write does not go to an aligned address.
+    #[error("an atomic write needs an address that is a multiple of 8, got {addr:#x}")]
+    Misaligned {
+        /// The address.
+        addr: u64,
+    },
     /// A flag does not go with the operation.
     #[error("{what}")]
     BadFlags {

@@ -115,7 +115,7 @@ impl RawMr {
         RemoteMr { addr: region.base(), rkey: region.stag().0, len: region.len() as u64 }
     }
 
-    /// Changes protection domain, memory or rights (`ibv_rereg_mr`). The keys change.
+    /// Changes protection domain, memory or rights (`ibv_rereg_mr`). The keys change with the memory.
     ///
     /// # Errors
     /// The region is as before.

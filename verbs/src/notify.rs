@@ -119,12 +119,37 @@ impl<T> EventQueue<T> {
         }
     }
 
+    /// Adds an event of the program's own and wakes whoever waits. Wakers run: no lock that they need may be held.
+    pub fn post(&self, item: T) {
+        let mut wakes = Wakes::default();
+        self.push(item, &mut wakes);
+        wakes.give();
+    }
+
+    /// Moves the events for which `which` says so to the end of another queue, in order, with their tokens.
+    pub(crate) fn move_to(&self, other: &Self, which: impl FnMut(&T) -> bool, wakes: &mut Wakes) {
+        for item in self.remove_if(which) {
+            other.push(item, wakes);
+        }
+    }
+
     /// The oldest event, if there is one.
     pub fn try_pop(&self) -> Option<T> {
         let mut inner = self.inner.lock();
         let item = inner.items.pop_front()?;
         self.tokens.take();
         Some(item)
+    }
+
+    /// The oldest event, for a caller that has read one token from the descriptor itself: a blocking read is the one wait that
+    /// signals restart or interrupt as the program asked for. Nothing when another thread took the event meanwhile; the token
+    /// is put back if it is another event's.
+    pub fn pop_with_token(&self) -> Option<T> {
+        let item = self.inner.lock().items.pop_front();
+        if item.is_none() {
+            self.tokens.give();
+        }
+        item
     }
 
     /// The oldest event, or a wake-up when there is one.
@@ -218,6 +243,45 @@ mod tests {
         assert_eq!(queue.try_pop(), Some(7));
         wakes.give();
         assert!(!readable(fd));
+    }
+
+    #[test]
+    fn token_read_by_the_caller_is_neither_lost_nor_doubled() {
+        let queue = EventQueue::default();
+        let fd = queue.fd().unwrap();
+        let read = || rustix::io::read(fd, &mut [0u8; 8]).unwrap();
+        queue.post(1);
+        read();
+        assert_eq!(queue.pop_with_token(), Some(1));
+        assert!(!readable(fd));
+
+        // Two readers: one has the token, the other takes the event.
+        queue.post(2);
+        read();
+        assert_eq!(queue.try_pop(), Some(2));
+        assert_eq!(queue.pop_with_token(), None);
+        assert!(!readable(fd), "no event, no token");
+        queue.post(3);
+        assert!(readable(fd), "the next event has its token");
+        read();
+        assert_eq!(queue.pop_with_token(), Some(3));
+    }
+
+    #[test]
+    fn posted_and_moved_events_have_a_token_each() {
+        let (from, to) = (EventQueue::default(), EventQueue::default());
+        let (from_fd, to_fd) = (from.fd().unwrap(), to.fd().unwrap());
+        for i in 0..4 {
+            from.post(i);
+        }
+        assert!(readable(from_fd) && !readable(to_fd));
+        let mut wakes = Wakes::default();
+        from.move_to(&to, |i| i % 2 == 0, &mut wakes);
+        wakes.give();
+        assert_eq!([from.try_pop(), from.try_pop(), from.try_pop()], [Some(1), Some(3), None]);
+        assert!(!readable(from_fd) && readable(to_fd));
+        assert_eq!([to.try_pop(), to.try_pop(), to.try_pop()], [Some(0), Some(2), None]);
+        assert!(!readable(to_fd));
     }
 
     #[test]

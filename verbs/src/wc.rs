@@ -92,6 +92,8 @@ pub enum WcOpcode {
     LocalInvalidate = 6,
     /// A fast-register.
     FastRegister = 7,
+    /// An atomic write.
+    AtomicWrite = 9,
     /// A receive, taken by a Send.
     Recv = 128,
     /// A receive, taken by Immediate Data behind a Write.

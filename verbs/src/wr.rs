@@ -7,7 +7,8 @@ use mem::Access;
 
 /// One scatter/gather element: `length` octets at `addr` in the region named by `lkey`.
 ///
-/// `addr` is a virtual address, or an offset for a zero-based region.
+/// `addr` is a virtual address, or an offset for a zero-based region. The layout is that of `ibv_sge`.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
     /// Tagged offset of the first octet.
@@ -47,6 +48,12 @@ pub enum SendOp {
         remote: Remote,
         /// The immediate, as the application's number.
         imm: u32,
+    },
+    /// RDMA Write of eight octets, inline or not, which the peer's programs see all at once: what our own peers do with every
+    /// aligned word, so only between uiw peers.
+    AtomicWrite {
+        /// Eight aligned octets of the peer's.
+        remote: Remote,
     },
     /// Send (RFC 5040 section 4.3).
     Send,

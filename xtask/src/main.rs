@@ -1,6 +1,7 @@
 //! Chores of the workspace: `cargo xtask --help`.
 
 mod bench;
+mod install;
 mod packages;
 mod process;
 mod report;
@@ -28,6 +29,8 @@ enum Chore {
     /// Run against foreign stacks.
     #[command(subcommand)]
     Interop(Interop),
+    /// Install the program and the two C libraries into a folder.
+    Install(install::Options),
 }
 
 #[derive(Subcommand)]
@@ -44,5 +47,6 @@ fn main() -> ExitCode {
             process::on_interrupt(siw_rig::net::sweep);
             siw_rig::matrix::main(&options)
         }
+        Chore::Install(options) => install::run(&options),
     }
 }

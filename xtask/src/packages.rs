@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use crate::process::{self, End};
 
-/// A program that some tests cannot run without.
+/// Something that some tests cannot run without.
 pub(crate) struct Need {
+    /// A program on the path, or the path of a file.
     program: &'static str,
     package: &'static str,
     tests: &'static str,
@@ -27,10 +28,25 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "readelf", package: "binutils", tests: SIW },
     Need { program: "xz", package: "xz-utils", tests: SIW },
     Need { program: "setpriv", package: "util-linux", tests: SIW },
+    Need { program: "rping", package: "rdmacm-utils", tests: "interop: stock rping::* cm::*" },
+    Need { program: "ibv_rc_pingpong", package: "ibverbs-utils", tests: "interop: stock utilities::*" },
+    Need { program: "ib_write_bw", package: "perftest", tests: "interop: stock perftest::*" },
+    Need { program: "objdump", package: "binutils", tests: "interop: stock exports::*" },
+    Need { program: "qperf", package: "qperf", tests: "interop: stock forks::qperf*" },
+    Need { program: "fio", package: "fio", tests: "interop: stock forks::fio*" },
+    Need { program: "setpriv", package: "util-linux", tests: "interop: stock programs as an ordinary user" },
+    Need { program: "cc", package: "gcc", tests: "interop: stock c_programs::*" },
+    Need { program: C_HEADER, package: "librdmacm-dev", tests: "interop: stock c_programs::*" },
+    Need { program: "valgrind", package: "valgrind", tests: "interop: stock c_programs::*valgrind*" },
+    Need { program: RDMA_CORE_TESTS, package: "rdma-core", tests: "interop: stock python::*" },
+    Need { program: PYVERBS, package: "python3-pyverbs", tests: "interop: stock python::*" },
 ];
 
 /// The tests on a virtual machine with the Linux siw driver.
 const SIW: &str = "interop/siw: siw::*";
+const C_HEADER: &str = "/usr/include/rdma/rdma_cma.h";
+const RDMA_CORE_TESTS: &str = "/usr/share/doc/rdma-core/tests/run_tests.py";
+const PYVERBS: &str = "/usr/lib/python3/dist-packages/pyverbs/__init__.py";
 
 /// The longest that one apt-get call may take.
 const APT_CAP: Duration = Duration::from_secs(600);

@@ -159,7 +159,7 @@ fn cargo() -> Command {
     command
 }
 
-fn workspace() -> PathBuf {
+pub(crate) fn workspace() -> PathBuf {
     let here = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     Path::new(&here).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }

@@ -80,7 +80,7 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
         match event.kind {
             CmEventKind::ConnectRequest(request) => threads.extend(begin(&server, request)),
             CmEventKind::Failed(error) => tracing::info!(%error, "a connection came to nothing"),
-            CmEventKind::Established(_) | CmEventKind::Disconnected(_) => {}
+            CmEventKind::Established(_) | CmEventKind::Disconnected(_) | CmEventKind::Posted(_) => {}
         }
     }
     drop(listener);

@@ -15,7 +15,7 @@ pub(super) fn listener(local: SocketAddr, options: &ListenOptions) -> io::Result
     if local.is_ipv6() {
         socket.set_only_v6(options.stream.v6_only)?;
     }
-    apply(&socket, &options.stream)?;
+    apply(&socket, local, &options.stream)?;
     socket.bind(&local.into())?;
     socket.listen(options.backlog.min(i32::MAX as u32) as i32)?;
     Ok(socket)
@@ -28,7 +28,7 @@ pub(super) fn connecting(
     options: &StreamOptions,
 ) -> io::Result<Socket> {
     let socket = socket(peer)?;
-    apply(&socket, options)?;
+    apply(&socket, peer, options)?;
     if let Some(local) = local {
         socket.set_reuse_address(local.port() != 0)?;
         socket.bind(&local.into())?;
@@ -48,7 +48,7 @@ fn socket(address: SocketAddr) -> io::Result<Socket> {
 }
 
 /// Buffers first: they decide the window scale, which is fixed when the connection is made.
-fn apply(socket: &Socket, options: &StreamOptions) -> io::Result<()> {
+fn apply(socket: &Socket, address: SocketAddr, options: &StreamOptions) -> io::Result<()> {
     if let Some(octets) = options.send_buffer {
         socket.set_send_buffer_size(octets)?;
     }
@@ -65,6 +65,11 @@ fn apply(socket: &Socket, options: &StreamOptions) -> io::Result<()> {
         socket.set_tcp_keepalive(&probes)?;
     }
     socket.set_tcp_user_timeout(options.user_timeout)?;
+    match options.tos {
+        Some(tos) if address.is_ipv4() => socket.set_tos_v4(tos.into())?,
+        Some(class) => socket.set_tclass_v6(class.into())?,
+        None => {}
+    }
     if let Some(name) = &options.interface {
         socket
             .bind_device(Some(name.as_bytes()))

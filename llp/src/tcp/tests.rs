@@ -289,6 +289,20 @@ fn congestion_control_by_name() {
 }
 
 #[test]
+fn type_of_service_of_both_families_at_both_ends() {
+    let options = StreamOptions { tos: Some(0x28), ..StreamOptions::default() };
+    for ip in [std::net::IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+        let pair = Pair::with(ip, &options);
+        for stream in [&pair.client, &pair.server] {
+            let fd = stream.fd().unwrap();
+            let socket = SockRef::from(&fd);
+            let tos = if ip.is_ipv4() { socket.tos_v4() } else { socket.tclass_v6() };
+            assert_eq!(tos.unwrap(), 0x28, "{ip}");
+        }
+    }
+}
+
+#[test]
 fn unmapped_memory_is_told_apart() {
     let mut pair = Pair::new();
     // SAFETY: nothing in this process touches the octets; the kernel finds page 0 unmapped and says so.

@@ -1,6 +1,6 @@
 //! Listeners and the requests they bring.
 
-use crate::cm::{CmChannel, CmEventKind, CmSide, ConnId};
+use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnId};
 use crate::driver::{Core, Driver, Slot, TimerKind};
 use crate::error::{Error, Result};
 use crate::options::ConnOptions;
@@ -20,6 +20,10 @@ pub(crate) struct ListenerSlot {
     /// Connections in set-up.
     half_open: Arc<AtomicU32>,
 }
+
+/// Tells a device's listeners apart. Never used again while one of its requests is undecided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ListenerId(u64);
 
 /// A port on which peers may connect. Dropping it closes the port; requests not decided yet are rejected.
 pub struct Listener {
@@ -66,6 +70,42 @@ impl Listener {
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
+
+    /// Which listener it is: see [`ConnRequest::listener`].
+    #[must_use]
+    pub fn id(&self) -> ListenerId {
+        ListenerId(self.token.0)
+    }
+
+    /// Requests go to another channel: those not taken yet, in order, and all later ones (`rdma_migrate_id`).
+    pub fn migrate(&self, channel: &Arc<CmChannel>) {
+        let mut busy = self.driver.lock();
+        let (core, driver) = busy.parts();
+        let Some(slot) = core.listener(self.token) else { return };
+        if Arc::ptr_eq(&slot.channel, channel) {
+            return;
+        }
+        // Channels are dropped after the core.
+        let mut before = vec![std::mem::replace(&mut slot.channel, Arc::clone(channel))];
+        let mut follow =
+            core.conns(|conn| self.brought(conn) && matches!(conn.phase, Phase::AwaitRequest(_)));
+        let moved = |event: &CmEvent| match &event.kind {
+            CmEventKind::ConnectRequest(request) if request.listener == Some(self.token) => {
+                follow.push(request.token);
+                true
+            }
+            _ => false,
+        };
+        before[0].move_to(channel, moved, &mut core.wakes);
+        for token in follow {
+            before.extend(core.with_conn(driver, token, |conn, _| conn.cm.migrate(channel)));
+        }
+        drop(busy);
+    }
+
+    fn brought(&self, conn: &Conn) -> bool {
+        conn.half_open.as_ref().is_some_and(|half| half.listener == self.token)
+    }
 }
 
 impl Drop for Listener {
@@ -73,8 +113,7 @@ impl Drop for Listener {
         let mut busy = self.driver.lock();
         let (core, driver) = busy.parts();
         let slot = core.remove(self.token);
-        let ours = |conn: &Conn| conn.half_open.as_ref().is_some_and(|half| half.listener == self.token);
-        for token in core.conns(ours) {
+        for token in core.conns(|conn| self.brought(conn)) {
             core.with_conn(driver, token, Conn::listener_closed);
         }
         // Requests lock the core when dropped.
@@ -240,6 +279,12 @@ impl ConnRequest {
         self.id
     }
 
+    /// Which listener it came to.
+    #[must_use]
+    pub fn listener(&self) -> Option<ListenerId> {
+        self.listener.map(|token| ListenerId(token.0))
+    }
+
     /// Our address.
     #[must_use]
     pub fn local_addr(&self) -> SocketAddr {
@@ -280,6 +325,14 @@ impl ConnRequest {
     #[must_use]
     pub fn options(&self) -> &Arc<ConnOptions> {
         &self.options
+    }
+
+    /// Later events of the connection-to-be go to `channel`.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`] when the peer has gone away.
+    pub fn migrate(&self, channel: &Arc<CmChannel>) -> Result<()> {
+        super::handle::migrate(&self.driver, self.token, channel)
     }
 
     /// Accepts with `qp`. [`crate::cm::CmEventKind::Established`] follows on `channel`, or else the listener's.

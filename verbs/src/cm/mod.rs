@@ -1,9 +1,11 @@
 //! The connection manager: listen, connect, accept, reject. Events come through a [`CmChannel`]; nothing blocks.
 
+mod handle;
 mod listener;
 mod startup;
 
-pub use listener::{ConnRequest, Listener};
+pub use handle::ConnHandle;
+pub use listener::{ConnRequest, Listener, ListenerId};
 pub(crate) use listener::{HalfOpen, ListenerSlot, accept_all};
 
 use crate::driver::{Slot, TimerKind};
@@ -43,6 +45,17 @@ pub enum CmEventKind {
     Failed(Error),
     /// The connection has ended.
     Disconnected(Ending),
+    /// The program put it there itself, with [`EventQueue::post`] and a number that means something to it.
+    Posted(u64),
+}
+
+impl CmEvent {
+    /// An event of the program's own, for [`EventQueue::post`]: a channel carries them in order with the engine's. Its
+    /// [`ConnId`] is that of no connection.
+    #[must_use]
+    pub const fn posted(tag: u64) -> Self {
+        Self { id: ConnId(0), kind: CmEventKind::Posted(tag) }
+    }
 }
 
 /// How a connection ended.
@@ -112,6 +125,15 @@ impl CmSide {
         std::mem::replace(&mut self.channel, Arc::clone(channel))
     }
 
+    /// As [`Self::migrate`], and the events not taken yet go along.
+    fn migrate_all(&mut self, channel: &Arc<CmChannel>, wakes: &mut Wakes) -> Arc<CmChannel> {
+        let before = self.migrate(channel);
+        if !Arc::ptr_eq(&before, channel) {
+            before.move_to(channel, |event| event.id == self.id, wakes);
+        }
+        before
+    }
+
     /// Nobody is told anything more.
     fn forget(&mut self) {
         self.told = Told::Ended;
@@ -166,6 +188,7 @@ pub fn connect(
         let mut conn = Conn::new(token, stream, Phase::Connecting, Arc::clone(options), cm, sink);
         conn.qp = Some(Arc::clone(inner));
         conn.private_data = private_data.to_vec();
+        conn.asked_local = local;
         Ok(Slot::Conn(Box::new(conn)))
     });
     let token = match opened {

@@ -10,9 +10,13 @@ use rdmap::Fault;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Octets of start-up read at most before a frame must be whole: header, private data, and some of what follows.
 const STARTUP_OCTETS: usize = 4096;
+
+/// After the first refusal; every further pause is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(1);
 
 /// How a failed TCP connect is reported.
 pub(super) fn connect_error(peer: SocketAddr, source: io::Error) -> Error {
@@ -27,11 +31,25 @@ impl Conn {
         match self.stream.connect_result() {
             Ok(false) => {}
             Ok(true) => self.send_request(env),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && self.asks_again(env) => {}
             Err(error) => {
                 let peer = self.stream.peer_addr();
                 self.give_up_startup(connect_error(peer, error), env);
             }
         }
+    }
+
+    /// After a refusal: whether TCP will be tried once more.
+    fn asks_again(&mut self, env: &mut Env<'_>) -> bool {
+        let (since, pause) = self.refused.unwrap_or((env.now, FIRST_PAUSE));
+        if env.now + pause > since + self.options.refused_patience {
+            return false;
+        }
+        self.refused = Some((since, pause * 2));
+        // Its hang-up would be told again and again.
+        self.stream.abort();
+        self.set_timer(TimerKind::Retry, pause, env);
+        true
     }
 
     fn send_request(&mut self, env: &mut Env<'_>) {

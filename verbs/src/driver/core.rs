@@ -172,8 +172,7 @@ impl Core {
         let result = serve(&mut conn, &mut env);
         if std::mem::take(&mut conn.wants_reconnect) {
             let peer = conn.stream.peer_addr();
-            let mut local = conn.stream.local_addr();
-            local.set_port(0);
+            let local = conn.local_again();
             match self.stack.connect(Some(local), peer, &conn.options.stream, token) {
                 Ok(stream) => conn.reconnected(stream),
                 Err(source) => conn.give_up_startup(crate::error::Error::Lost { peer, source }, &mut env),

@@ -16,7 +16,7 @@ pub(crate) enum TimerKind {
     Close,
     /// Repeat the hello, or stop waiting for its answer.
     Hello,
-    /// Posted requests wait for nothing but a pump.
+    /// Posted requests wait for nothing but a pump, or a refused connection is tried again.
     Retry,
 }
 

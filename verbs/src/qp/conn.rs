@@ -14,6 +14,7 @@ use llp::{Event, Interest, Stream, Token};
 use mem::{Recent, StreamId};
 use mpa::startup::{Initiator, Negotiated, Request, Responder, Rtr};
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -85,8 +86,12 @@ pub(crate) struct Conn {
     pub(crate) half_open: Option<HalfOpen>,
     /// Revision 2 was tried and closed upon.
     pub(crate) fell_back: bool,
-    /// A new TCP connection is wanted for the fall-back.
+    /// A new TCP connection is wanted: for the fall-back, or after a refusal.
     pub(crate) wants_reconnect: bool,
+    /// The local address that the application asked for.
+    pub(crate) asked_local: Option<SocketAddr>,
+    /// When TCP was refused first, and how long the next pause is.
+    pub(crate) refused: Option<(Instant, Duration)>,
     interest: Interest,
     pub(crate) span: tracing::Span,
 }
@@ -129,6 +134,8 @@ impl Conn {
             half_open: None,
             fell_back: false,
             wants_reconnect: false,
+            asked_local: None,
+            refused: None,
             interest: Interest { read: true, write: initiator },
             span,
             stream,
@@ -252,6 +259,7 @@ impl Conn {
             }
             TimerKind::Close => self.cut(env),
             TimerKind::Hello => self.on_hello_timer(env),
+            TimerKind::Retry if matches!(self.phase, Phase::Connecting) => self.wants_reconnect = true,
             TimerKind::Retry => {
                 self.on_readable(env);
             }
@@ -338,7 +346,21 @@ impl Conn {
         Ok(())
     }
 
-    /// The fall-back's TCP connection takes the place of the first.
+    /// The local address of one more TCP connection: as the application asked for it, else as the system chose it, without
+    /// the port, which the connection before still has.
+    pub(crate) fn local_again(&mut self) -> SocketAddr {
+        if let Some(asked) = self.asked_local
+            && asked.port() != 0
+        {
+            self.stream.abort();
+            return asked;
+        }
+        let mut local = self.stream.local_addr();
+        local.set_port(0);
+        local
+    }
+
+    /// Another TCP connection takes the place of the one before.
     pub(crate) fn reconnected(&mut self, stream: Box<dyn Stream>) {
         self.stream = stream;
         self.phase = Phase::Connecting;

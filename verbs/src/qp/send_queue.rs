@@ -84,6 +84,7 @@ impl Wqe {
     fn opcode(&self) -> WcOpcode {
         match self.op {
             SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::Write,
+            SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
             SendOp::Send | SendOp::SendInvalidate { .. } | SendOp::SendImm { .. } => WcOpcode::Send,
             SendOp::Read { .. } => WcOpcode::Read,
             SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
@@ -192,8 +193,15 @@ impl SendQueue {
                 return Err(Error::InlineTooLong { given: len, max: self.limits.max_inline });
             }
         }
-        if matches!(wr.op, SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. }) && len != 8 {
+        if matches!(wr.op, SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } | SendOp::AtomicWrite { .. })
+            && len != 8
+        {
             return Err(Error::AtomicLength { given: len });
+        }
+        if let SendOp::AtomicWrite { remote } = wr.op
+            && !remote.addr.is_multiple_of(8)
+        {
+            return Err(Error::Misaligned { addr: remote.addr });
         }
         Ok(len32)
     }
@@ -298,7 +306,7 @@ impl SendQueue {
     /// The oldest open request that writes octet `to` of the peer's `stag`.
     pub(crate) fn find_write(&self, stag: STag, to: u64) -> Option<u32> {
         self.find(|wqe| match wqe.op {
-            SendOp::Write { remote } | SendOp::WriteImm { remote, .. } => {
+            SendOp::Write { remote } | SendOp::AtomicWrite { remote } | SendOp::WriteImm { remote, .. } => {
                 remote.rkey == stag.0 && to.wrapping_sub(remote.addr) < u64::from(wqe.len.max(1))
             }
             _ => false,

@@ -157,7 +157,7 @@ impl Conn {
                     // The peer executed everything in front of what it stumbled over.
                     qp.sq.lock().acknowledge(seq.wrapping_sub(1));
                 }
-                named.or_else(oldest).map(|seq| (seq, status_of(terminate.reason())))
+                named.or_else(oldest).map(|seq| (seq, status_of(terminate.reason(), self.tx.acknowledges())))
             }
             Down::Lost(_) | Down::FinInsideFpdu { .. } => oldest().map(|seq| (seq, WcStatus::RetryExceeded)),
             Down::Fault(_) => oldest().map(|seq| (seq, WcStatus::Fatal)),
@@ -247,7 +247,7 @@ impl Conn {
     }
 
     /// The application disconnects.
-    fn start_close(&mut self, env: &mut Env<'_>) {
+    pub(crate) fn start_close(&mut self, env: &mut Env<'_>) {
         if !matches!(self.phase, Phase::Open) || self.fin.wanted {
             return;
         }
@@ -423,13 +423,15 @@ fn wire_reason(down: &Down, ours: Option<&Terminate>) -> Option<WireReason> {
     Some(WireReason { from_peer, layer, etype, code, origin })
 }
 
-/// How the request fares that a peer's Terminate is about.
-fn status_of(reason: TerminateReason) -> WcStatus {
+/// How the request fares that a peer's Terminate is about. With acknowledged completion (`placed`) it is known that the peer was
+/// executing this one when it failed.
+fn status_of(reason: TerminateReason, placed: bool) -> WcStatus {
     match reason.codes() {
         (0, 1, _) | (1, 1, _) => WcStatus::RemoteAccess,
         (1, 2, 2) => WcStatus::RnrRetryExceeded,
         (1, 2, _) | (0, 2, 5 | 6) => WcStatus::RemoteInvalidRequest,
         (0, 2, _) => WcStatus::RemoteOperation,
+        (0 | 1, 0, _) if placed => WcStatus::RemoteOperation,
         (0 | 1, 0, _) => WcStatus::RemoteAborted,
         _ => WcStatus::Fatal,
     }

@@ -644,6 +644,7 @@ impl Conn {
         }
         let solicited = wqe.flags.contains(SendFlags::SOLICITED);
         match wqe.op {
+            SendOp::AtomicWrite { remote } => Message::of_request(tagged_write(remote), seq, wqe, true),
             SendOp::WriteImm { remote, imm } => {
                 let mut write = Message::of_request(tagged_write(remote), seq, wqe, false);
                 write.then = Some((seq, imm, solicited));
@@ -776,6 +777,7 @@ fn missing(op: &SendOp, peer: Extensions) -> Option<&'static str> {
     match op {
         SendOp::WriteImm { .. } if !peer.immediate => Some("immediate data (RFC 7306)"),
         SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if !peer.atomic => Some("atomics (RFC 7306)"),
+        SendOp::AtomicWrite { .. } if !peer.send_imm => Some("atomic writes (a promise of uiw peers)"),
         SendOp::SendImm { .. } if !peer.send_imm => Some("Send with immediate (a uiw extension)"),
         _ => None,
     }

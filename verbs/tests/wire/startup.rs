@@ -1,11 +1,13 @@
 //! MPA start-up, both roles (RFC 5044 section 7.1, RFC 6581).
 
-use crate::common::{End, Make, initiator_opt, pair_of, plain, responder_with};
+use crate::common::{End, Make, initiator_opt, next_request, pair_of, plain, responder_with};
 use crate::peer::{Peer, Port, enhanced, frame, reply, request, tagged, untagged, with};
 use mpa::startup::RtrKinds;
 use mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use rdmap::Opcode;
+use std::sync::Arc;
 use std::time::Duration;
+use verbs::cm::Listener;
 use verbs::{ConnOptions, Error, QpState, Recognition, Revision, SendFlags, SendOp};
 
 fn p2p(rtr: RtrKinds) -> ConnOptions {
@@ -189,10 +191,9 @@ fn rejection_carries_private_data_both_ways() {
 #[test]
 fn listener_that_is_dropped_rejects_requests_nobody_took() {
     let end = End::new();
-    let channel = std::sync::Arc::default();
-    let options = std::sync::Arc::new(plain());
-    let listener =
-        verbs::cm::Listener::bind(&end.device, crate::common::loopback(), 8, &options, &channel).unwrap();
+    let channel = Arc::default();
+    let options = Arc::new(plain());
+    let listener = Listener::bind(&end.device, crate::common::loopback(), 8, &options, &channel).unwrap();
     let mut peer = Peer::connect(listener.local_addr());
     peer.raw(&request(1).emit());
     while channel.is_empty() {
@@ -939,4 +940,36 @@ fn queue_pair_that_is_made_bigger_than_its_limits_is_refused() {
         num: None,
     };
     assert!(matches!(end.pd.create_qp(init), Err(Error::Limit { .. })));
+}
+
+#[test]
+fn a_refused_peer_is_asked_again_until_it_listens() {
+    for port_given in [false, true] {
+        let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (server, own) = (free(), free());
+        let end = End::new();
+        let options = Arc::new(ConnOptions { refused_patience: Duration::from_secs(10), ..plain() });
+        let local = port_given.then_some(own);
+        verbs::cm::connect(&end.qp, local, server, &options, b"", &end.channel).unwrap();
+        for _ in 0..100 {
+            end.device.pump();
+        }
+        assert!(end.channel.is_empty(), "it is asked again");
+        let other = End::new();
+        let listener = Listener::bind(&other.device, server, 4, &Arc::new(plain()), &other.channel).unwrap();
+        let request = next_request(&other.device, &other.channel);
+        assert!(!port_given || request.peer_addr() == own, "{request:?}");
+        request.accept(&other.qp, None, b"", None).unwrap();
+        assert_eq!(end.established().peer, listener.local_addr());
+    }
+}
+
+#[test]
+fn patience_with_a_refusing_peer_ends() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let end = End::new();
+    end.connect(nobody, &ConnOptions { refused_patience: Duration::from_millis(20), ..plain() });
+    assert!(matches!(end.failed(), Error::Refused { .. }));
+    // The queue pair is free for somebody who listens.
+    initiator_opt(&end, &plain(), |_| with(reply(2), enhanced(4, 4)));
 }

@@ -1,0 +1,286 @@
+//! What the library exports: one line a name and version. "compat" is for programs linked long ago: the linker offers such a
+//! version to nobody. `build.rs` reads the nodes from here.
+
+use crate::export::exports;
+
+exports! {
+    // IBVERBS_1.0
+    "ibv_ack_async_event" "IBVERBS_1.0" compat cabi::refused::nothing;
+    "ibv_ack_cq_events" "IBVERBS_1.0" compat cabi::refused::nothing;
+    "ibv_alloc_pd" "IBVERBS_1.0" compat cabi::refused::old_null;
+    "ibv_attach_mcast" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_close_device" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_copy_path_rec_from_kern" "IBVERBS_1.0" default cabi::refused::nothing;
+    "ibv_copy_path_rec_to_kern" "IBVERBS_1.0" default cabi::refused::nothing;
+    "ibv_copy_qp_attr_from_kern" "IBVERBS_1.0" default cabi::refused::nothing;
+    "ibv_create_ah" "IBVERBS_1.0" compat cabi::refused::old_null;
+    "ibv_create_comp_channel" "IBVERBS_1.0" default cabi::channel::ibv_create_comp_channel;
+    "ibv_create_cq" "IBVERBS_1.0" compat cabi::refused::old_null;
+    "ibv_create_qp" "IBVERBS_1.0" compat cabi::refused::old_null;
+    "ibv_create_srq" "IBVERBS_1.0" compat cabi::refused::old_null;
+    "ibv_dealloc_pd" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_dereg_mr" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_destroy_ah" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_destroy_comp_channel" "IBVERBS_1.0" default cabi::channel::ibv_destroy_comp_channel;
+    "ibv_destroy_cq" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_destroy_qp" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_destroy_srq" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_detach_mcast" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_free_device_list" "IBVERBS_1.0" compat cabi::refused::nothing;
+    "ibv_get_async_event" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_get_cq_event" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_get_device_guid" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_get_device_list" "IBVERBS_1.0" compat cabi::refused::old_null;
+    "ibv_get_device_name" "IBVERBS_1.0" compat cabi::refused::old_null;
+    "ibv_get_sysfs_path" "IBVERBS_1.0" default cabi::device::ibv_get_sysfs_path;
+    "ibv_modify_qp" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_modify_srq" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_open_device" "IBVERBS_1.0" compat cabi::refused::old_null;
+    "ibv_query_device" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_query_gid" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_query_pkey" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_query_port" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_query_qp" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_query_srq" "IBVERBS_1.0" compat cabi::refused::old;
+    "ibv_rate_to_mult" "IBVERBS_1.0" default cabi::strings::ibv_rate_to_mult;
+    "ibv_read_sysfs_file" "IBVERBS_1.0" default cabi::device::ibv_read_sysfs_file;
+    "ibv_reg_mr" "IBVERBS_1.0" compat cabi::refused::old_null;
+    "ibv_resize_cq" "IBVERBS_1.0" compat cabi::refused::old;
+    "mult_to_ibv_rate" "IBVERBS_1.0" default cabi::strings::mult_to_ibv_rate;
+    // IBVERBS_1.1
+    "ibv_ack_async_event" "IBVERBS_1.1" default cabi::async_events::ibv_ack_async_event;
+    "ibv_ack_cq_events" "IBVERBS_1.1" default cabi::cq::ibv_ack_cq_events;
+    "ibv_alloc_pd" "IBVERBS_1.1" default cabi::pd::ibv_alloc_pd;
+    "ibv_attach_mcast" "IBVERBS_1.1" default cabi::refused::unsupported;
+    "ibv_close_device" "IBVERBS_1.1" default cabi::context::ibv_close_device;
+    "ibv_copy_ah_attr_from_kern" "IBVERBS_1.1" default cabi::refused::nothing;
+    "ibv_create_ah" "IBVERBS_1.1" default cabi::refused::unsupported_null;
+    "ibv_create_ah_from_wc" "IBVERBS_1.1" default cabi::refused::unsupported_null;
+    "ibv_create_cq" "IBVERBS_1.1" default cabi::cq::ibv_create_cq;
+    "ibv_create_qp" "IBVERBS_1.1" default cabi::qp::ibv_create_qp;
+    "ibv_create_srq" "IBVERBS_1.1" default cabi::srq::ibv_create_srq;
+    "ibv_dealloc_pd" "IBVERBS_1.1" default cabi::pd::ibv_dealloc_pd;
+    "ibv_dereg_mr" "IBVERBS_1.1" default cabi::mr::ibv_dereg_mr;
+    "ibv_destroy_ah" "IBVERBS_1.1" default cabi::refused::unsupported;
+    "ibv_destroy_cq" "IBVERBS_1.1" default cabi::cq::ibv_destroy_cq;
+    "ibv_destroy_qp" "IBVERBS_1.1" default cabi::qp::ibv_destroy_qp;
+    "ibv_destroy_srq" "IBVERBS_1.1" default cabi::srq::ibv_destroy_srq;
+    "ibv_detach_mcast" "IBVERBS_1.1" default cabi::refused::unsupported;
+    "ibv_dofork_range" "IBVERBS_1.1" default cabi::context::fork_range;
+    "ibv_dontfork_range" "IBVERBS_1.1" default cabi::context::fork_range;
+    "ibv_event_type_str" "IBVERBS_1.1" default cabi::strings::ibv_event_type_str;
+    "ibv_fork_init" "IBVERBS_1.1" default cabi::context::ibv_fork_init;
+    "ibv_free_device_list" "IBVERBS_1.1" default cabi::device::ibv_free_device_list;
+    "ibv_get_async_event" "IBVERBS_1.1" default cabi::async_events::ibv_get_async_event;
+    "ibv_get_cq_event" "IBVERBS_1.1" default cabi::channel::ibv_get_cq_event;
+    "ibv_get_device_guid" "IBVERBS_1.1" default cabi::device::ibv_get_device_guid;
+    "ibv_get_device_list" "IBVERBS_1.1" default cabi::device::ibv_get_device_list;
+    "ibv_get_device_name" "IBVERBS_1.1" default cabi::device::ibv_get_device_name;
+    "ibv_init_ah_from_wc" "IBVERBS_1.1" default cabi::refused::unsupported_minus_one;
+    "ibv_modify_qp" "IBVERBS_1.1" default cabi::qp::ibv_modify_qp;
+    "ibv_modify_srq" "IBVERBS_1.1" default cabi::srq::ibv_modify_srq;
+    "ibv_node_type_str" "IBVERBS_1.1" default cabi::strings::ibv_node_type_str;
+    "ibv_open_device" "IBVERBS_1.1" default cabi::context::ibv_open_device;
+    "ibv_port_state_str" "IBVERBS_1.1" default cabi::strings::ibv_port_state_str;
+    "ibv_query_device" "IBVERBS_1.1" default cabi::device::attributes::ibv_query_device;
+    "ibv_query_gid" "IBVERBS_1.1" default cabi::device::port::ibv_query_gid;
+    "ibv_query_pkey" "IBVERBS_1.1" default cabi::device::port::ibv_query_pkey;
+    "ibv_query_port" "IBVERBS_1.1" default cabi::device::port::ibv_query_port;
+    "ibv_query_qp" "IBVERBS_1.1" default cabi::qp::ibv_query_qp;
+    "ibv_query_srq" "IBVERBS_1.1" default cabi::srq::ibv_query_srq;
+    "ibv_rate_to_mbps" "IBVERBS_1.1" default cabi::strings::ibv_rate_to_mbps;
+    "ibv_reg_mr" "IBVERBS_1.1" default cabi::mr::ibv_reg_mr;
+    "ibv_register_driver" "IBVERBS_1.1" compat cabi::refused::nothing;
+    "ibv_rereg_mr" "IBVERBS_1.1" default cabi::mr::ibv_rereg_mr;
+    "ibv_resize_cq" "IBVERBS_1.1" default cabi::cq::ibv_resize_cq;
+    "ibv_resolve_eth_l2_from_gid" "IBVERBS_1.1" default cabi::refused::unsupported_minus_one;
+    "ibv_wc_status_str" "IBVERBS_1.1" default cabi::strings::ibv_wc_status_str;
+    "mbps_to_ibv_rate" "IBVERBS_1.1" default cabi::strings::mbps_to_ibv_rate;
+    // IBVERBS_1.10
+    "ibv_import_device" "IBVERBS_1.10" default cabi::refused::unsupported_null;
+    "ibv_import_mr" "IBVERBS_1.10" default cabi::refused::unsupported_null;
+    "ibv_import_pd" "IBVERBS_1.10" default cabi::refused::unsupported_null;
+    "ibv_query_ece" "IBVERBS_1.10" default cabi::refused::unsupported;
+    "ibv_set_ece" "IBVERBS_1.10" default cabi::refused::unsupported;
+    "ibv_unimport_mr" "IBVERBS_1.10" default cabi::refused::nothing;
+    "ibv_unimport_pd" "IBVERBS_1.10" default cabi::refused::nothing;
+    // IBVERBS_1.11
+    "_ibv_query_gid_ex" "IBVERBS_1.11" default cabi::device::port::_ibv_query_gid_ex;
+    "_ibv_query_gid_table" "IBVERBS_1.11" default cabi::device::port::_ibv_query_gid_table;
+    // IBVERBS_1.12
+    "ibv_reg_dmabuf_mr" "IBVERBS_1.12" default cabi::refused::unsupported_null;
+    // IBVERBS_1.13
+    "ibv_import_dm" "IBVERBS_1.13" default cabi::refused::unsupported_null;
+    "ibv_is_fork_initialized" "IBVERBS_1.13" default cabi::context::ibv_is_fork_initialized;
+    "ibv_unimport_dm" "IBVERBS_1.13" default cabi::refused::nothing;
+    // IBVERBS_1.14
+    "ibv_query_qp_data_in_order" "IBVERBS_1.14" default cabi::refused::zero;
+    // IBVERBS_1.5
+    "ibv_get_pkey_index" "IBVERBS_1.5" default cabi::device::port::ibv_get_pkey_index;
+    // IBVERBS_1.6
+    "ibv_qp_to_qp_ex" "IBVERBS_1.6" default cabi::qp::ibv_qp_to_qp_ex;
+    // IBVERBS_1.7
+    "ibv_reg_mr_iova" "IBVERBS_1.7" default cabi::mr::ibv_reg_mr_iova;
+    // IBVERBS_1.8
+    "ibv_reg_mr_iova2" "IBVERBS_1.8" default cabi::mr::ibv_reg_mr_iova2;
+    // IBVERBS_1.9
+    "ibv_get_device_index" "IBVERBS_1.9" default cabi::device::ibv_get_device_index;
+    // IBVERBS_PRIVATE_34
+    "__ioctl_final_num_attrs" "IBVERBS_PRIVATE_34" default cabi::refused::zero;
+    "__verbs_log" "IBVERBS_PRIVATE_34" default cabi::refused::nothing;
+    "_verbs_init_and_alloc_context" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported_null;
+    "execute_ioctl" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_advise_mr" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_alloc_dm" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_alloc_mw" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_alloc_pd" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_attach_mcast" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_close_xrcd" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_create_ah" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_create_counters" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_create_cq" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_create_cq_ex" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_create_flow" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_create_flow_action_esp" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_create_qp" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_create_qp_ex" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_create_qp_ex2" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_create_rwq_ind_table" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_create_srq" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_create_srq_ex" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_create_wq" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_dealloc_mw" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_dealloc_pd" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_dereg_mr" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_destroy_ah" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_destroy_counters" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_destroy_cq" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_destroy_flow" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_destroy_flow_action" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_destroy_qp" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_destroy_rwq_ind_table" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_destroy_srq" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_destroy_wq" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_detach_mcast" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_free_dm" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_get_context" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_modify_cq" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_modify_flow_action_esp" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_modify_qp" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_modify_qp_ex" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_modify_srq" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_modify_wq" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_open_qp" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_open_xrcd" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_poll_cq" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_post_recv" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_post_send" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_post_srq_recv" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_query_context" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_query_device_any" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_query_mr" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_query_port" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_query_qp" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_query_srq" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_read_counters" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_reg_dm_mr" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_reg_dmabuf_mr" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_reg_mr" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_req_notify_cq" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_rereg_mr" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_cmd_resize_cq" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported;
+    "ibv_query_gid_type" "IBVERBS_PRIVATE_34" default cabi::device::port::ibv_query_gid_type;
+    "ibv_read_ibdev_sysfs_file" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported_minus_one;
+    "verbs_init_cq" "IBVERBS_PRIVATE_34" default cabi::refused::nothing;
+    "verbs_open_device" "IBVERBS_PRIVATE_34" default cabi::refused::unsupported_null;
+    "verbs_register_driver_34" "IBVERBS_PRIVATE_34" default cabi::refused::nothing;
+    "verbs_set_ops" "IBVERBS_PRIVATE_34" default cabi::refused::nothing;
+    "verbs_uninit_context" "IBVERBS_PRIVATE_34" default cabi::refused::nothing;
+    // RDMACM_1.0
+    "raccept" "RDMACM_1.0" default cabi::cm::rsocket::raccept;
+    "rbind" "RDMACM_1.0" default cabi::cm::rsocket::rbind;
+    "rclose" "RDMACM_1.0" default cabi::cm::rsocket::rclose;
+    "rconnect" "RDMACM_1.0" default cabi::cm::rsocket::rconnect;
+    "rdma_accept" "RDMACM_1.0" default cabi::cm::rdma_accept;
+    "rdma_ack_cm_event" "RDMACM_1.0" default cabi::cm::rdma_ack_cm_event;
+    "rdma_bind_addr" "RDMACM_1.0" default cabi::cm::rdma_bind_addr;
+    "rdma_connect" "RDMACM_1.0" default cabi::cm::rdma_connect;
+    "rdma_create_ep" "RDMACM_1.0" default cabi::cm::rdma_create_ep;
+    "rdma_create_event_channel" "RDMACM_1.0" default cabi::cm::rdma_create_event_channel;
+    "rdma_create_id" "RDMACM_1.0" default cabi::cm::rdma_create_id;
+    "rdma_create_qp" "RDMACM_1.0" default cabi::cm::rdma_create_qp;
+    "rdma_create_qp_ex" "RDMACM_1.0" default cabi::cm::rdma_create_qp_ex;
+    "rdma_create_srq" "RDMACM_1.0" default cabi::cm::rdma_create_srq;
+    "rdma_create_srq_ex" "RDMACM_1.0" default cabi::cm::rdma_create_srq_ex;
+    "rdma_destroy_ep" "RDMACM_1.0" default cabi::cm::rdma_destroy_ep;
+    "rdma_destroy_event_channel" "RDMACM_1.0" default cabi::cm::rdma_destroy_event_channel;
+    "rdma_destroy_id" "RDMACM_1.0" default cabi::cm::rdma_destroy_id;
+    "rdma_destroy_qp" "RDMACM_1.0" default cabi::cm::rdma_destroy_qp;
+    "rdma_destroy_srq" "RDMACM_1.0" default cabi::cm::rdma_destroy_srq;
+    "rdma_disconnect" "RDMACM_1.0" default cabi::cm::rdma_disconnect;
+    "rdma_event_str" "RDMACM_1.0" default cabi::cm::rdma_event_str;
+    "rdma_free_devices" "RDMACM_1.0" default cabi::cm::rdma_free_devices;
+    "rdma_freeaddrinfo" "RDMACM_1.0" default cabi::cm::rdma_freeaddrinfo;
+    "rdma_get_cm_event" "RDMACM_1.0" default cabi::cm::rdma_get_cm_event;
+    "rdma_get_devices" "RDMACM_1.0" default cabi::cm::rdma_get_devices;
+    "rdma_get_dst_port" "RDMACM_1.0" default cabi::cm::rdma_get_dst_port;
+    "rdma_get_request" "RDMACM_1.0" default cabi::cm::rdma_get_request;
+    "rdma_get_src_port" "RDMACM_1.0" default cabi::cm::rdma_get_src_port;
+    "rdma_getaddrinfo" "RDMACM_1.0" default cabi::cm::rdma_getaddrinfo;
+    "rdma_join_multicast" "RDMACM_1.0" default cabi::cm::rdma_join_multicast;
+    "rdma_leave_multicast" "RDMACM_1.0" default cabi::cm::rdma_leave_multicast;
+    "rdma_listen" "RDMACM_1.0" default cabi::cm::rdma_listen;
+    "rdma_migrate_id" "RDMACM_1.0" default cabi::cm::rdma_migrate_id;
+    "rdma_notify" "RDMACM_1.0" default cabi::cm::rdma_notify;
+    "rdma_reject" "RDMACM_1.0" default cabi::cm::rdma_reject;
+    "rdma_resolve_addr" "RDMACM_1.0" default cabi::cm::rdma_resolve_addr;
+    "rdma_resolve_route" "RDMACM_1.0" default cabi::cm::rdma_resolve_route;
+    "rdma_set_option" "RDMACM_1.0" default cabi::cm::rdma_set_option;
+    "rfcntl" "RDMACM_1.0" default cabi::cm::rsocket::rfcntl;
+    "rgetpeername" "RDMACM_1.0" default cabi::cm::rsocket::rgetpeername;
+    "rgetsockname" "RDMACM_1.0" default cabi::cm::rsocket::rgetsockname;
+    "rgetsockopt" "RDMACM_1.0" default cabi::cm::rsocket::rgetsockopt;
+    "riomap" "RDMACM_1.0" default cabi::cm::rsocket::riomap;
+    "riounmap" "RDMACM_1.0" default cabi::cm::rsocket::riounmap;
+    "riowrite" "RDMACM_1.0" default cabi::cm::rsocket::riowrite;
+    "rlisten" "RDMACM_1.0" default cabi::cm::rsocket::rlisten;
+    "rpoll" "RDMACM_1.0" default cabi::cm::rsocket::rpoll;
+    "rread" "RDMACM_1.0" default cabi::cm::rsocket::rread;
+    "rreadv" "RDMACM_1.0" default cabi::cm::rsocket::rreadv;
+    "rrecv" "RDMACM_1.0" default cabi::cm::rsocket::rrecv;
+    "rrecvfrom" "RDMACM_1.0" default cabi::cm::rsocket::rrecvfrom;
+    "rrecvmsg" "RDMACM_1.0" default cabi::cm::rsocket::rrecvmsg;
+    "rselect" "RDMACM_1.0" default cabi::cm::rsocket::rselect;
+    "rsend" "RDMACM_1.0" default cabi::cm::rsocket::rsend;
+    "rsendmsg" "RDMACM_1.0" default cabi::cm::rsocket::rsendmsg;
+    "rsendto" "RDMACM_1.0" default cabi::cm::rsocket::rsendto;
+    "rsetsockopt" "RDMACM_1.0" default cabi::cm::rsocket::rsetsockopt;
+    "rshutdown" "RDMACM_1.0" default cabi::cm::rsocket::rshutdown;
+    "rsocket" "RDMACM_1.0" default cabi::cm::rsocket::rsocket;
+    "rwrite" "RDMACM_1.0" default cabi::cm::rsocket::rwrite;
+    "rwritev" "RDMACM_1.0" default cabi::cm::rsocket::rwritev;
+    // RDMACM_1.1
+    "rdma_join_multicast_ex" "RDMACM_1.1" default cabi::cm::rdma_join_multicast_ex;
+    // RDMACM_1.2
+    "rdma_establish" "RDMACM_1.2" default cabi::cm::rdma_establish;
+    "rdma_init_qp_attr" "RDMACM_1.2" default cabi::cm::rdma_init_qp_attr;
+    // RDMACM_1.3
+    "rdma_get_remote_ece" "RDMACM_1.3" default cabi::cm::rdma_get_remote_ece;
+    "rdma_reject_ece" "RDMACM_1.3" default cabi::cm::rdma_reject_ece;
+    "rdma_set_local_ece" "RDMACM_1.3" default cabi::cm::rdma_set_local_ece;
+    // IBVERBS_1.15
+    "ibv_alloc_dmah" "IBVERBS_1.15" default cabi::refused::unsupported_null;
+    "ibv_dealloc_dmah" "IBVERBS_1.15" default cabi::refused::unsupported;
+    "ibv_reg_mr_ex" "IBVERBS_1.15" default cabi::refused::unsupported_null;
+    // IBVERBS_1.16
+    "ibv_dm_export_dmabuf_fd" "IBVERBS_1.16" default cabi::refused::unsupported_minus_one;
+    "ibv_query_port_speed" "IBVERBS_1.16" default cabi::refused::unsupported;
+    // IBVERBS_1.17
+    "ibv_alloc_buf" "IBVERBS_1.17" default cabi::refused::unsupported_null;
+    "ibv_free_buf" "IBVERBS_1.17" default cabi::refused::nothing;
+    "ibv_reg_buf_mr" "IBVERBS_1.17" default cabi::refused::unsupported_null;
+    // RDMACM_1.4
+    "rdma_query_addrinfo" "RDMACM_1.4" default cabi::cm::rdma_query_addrinfo;
+    "rdma_resolve_addrinfo" "RDMACM_1.4" default cabi::cm::rdma_resolve_addrinfo;
+    "rdma_write_cm_event" "RDMACM_1.4" default cabi::cm::rdma_write_cm_event;
+}

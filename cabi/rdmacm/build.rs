@@ -1,0 +1,46 @@
+//! The nodes that programs ask of librdmacm, and the need for libibverbs.
+//!
+//! The linker wants to see the library that is needed; what it takes from it is its SONAME. So a library without anything but
+//! that name is made here first: the real one need not be built before.
+
+use std::error::Error;
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
+
+const NODES: [&str; 5] = ["RDMACM_1.0", "RDMACM_1.1", "RDMACM_1.2", "RDMACM_1.3", "RDMACM_1.4"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo:rerun-if-changed=build.rs");
+    let out = env::var("OUT_DIR")?;
+    let out = Path::new(&out);
+    let script: String = NODES.iter().map(|node| format!("{node} {{ }};\n")).collect();
+    let map = out.join("nodes.map");
+    fs::write(&map, script)?;
+    let source = out.join("named.rs");
+    fs::write(&source, "")?;
+    let named = out.join("libibverbs-named.so");
+    let status = Command::new(env::var_os("RUSTC").ok_or("cargo sets RUSTC")?)
+        .args([
+            "--crate-type",
+            "cdylib",
+            "--crate-name",
+            "named",
+            "-C",
+            "link-arg=-Wl,-soname,libibverbs.so.1",
+        ])
+        .args(["--target", &env::var("TARGET")?, "-o"])
+        .args([&named, &source])
+        .status()?;
+    if !status.success() {
+        return Err(format!("rustc: {status}").into());
+    }
+    for argument in [
+        format!("-Wl,--version-script={}", map.display()),
+        "-Wl,-soname,librdmacm.so.1".to_owned(),
+        format!("-Wl,--no-as-needed,{}", named.display()),
+    ] {
+        println!("cargo:rustc-cdylib-link-arg={argument}");
+    }
+    Ok(())
+}

@@ -1,0 +1,90 @@
+//! Protection domains, memory regions and windows.
+
+use super::*;
+use std::ffi::{c_int, c_uint, c_void};
+
+#[repr(C)]
+pub struct ibv_pd {
+    pub context: *mut ibv_context,
+    pub handle: u32,
+}
+layout!(ibv_pd: 16 { context: 0, handle: 8 });
+
+#[repr(C)]
+pub struct ibv_td {
+    pub context: *mut ibv_context,
+}
+
+#[repr(C)]
+pub struct ibv_td_init_attr {
+    pub comp_mask: u32,
+}
+
+#[repr(C)]
+pub struct ibv_parent_domain_init_attr {
+    pub pd: *mut ibv_pd,
+    pub td: *mut ibv_td,
+    pub comp_mask: u32,
+    pub alloc: *mut c_void,
+    pub free: *mut c_void,
+    pub pd_context: *mut c_void,
+}
+
+#[repr(C)]
+pub struct ibv_mr {
+    pub context: *mut ibv_context,
+    pub pd: *mut ibv_pd,
+    pub addr: *mut c_void,
+    pub length: usize,
+    pub handle: u32,
+    pub lkey: u32,
+    pub rkey: u32,
+}
+layout!(ibv_mr: 48 { pd: 8, addr: 16, length: 24, handle: 32, lkey: 36, rkey: 40 });
+
+pub const IBV_ACCESS_ON_DEMAND: c_uint = 1 << 6;
+pub const IBV_ACCESS_HUGETLB: c_uint = 1 << 7;
+/// Flags that a device may ignore, relaxed ordering among them.
+pub const IBV_ACCESS_OPTIONAL_RANGE: c_uint = 0x3FF0_0000;
+
+pub const IBV_REREG_MR_CHANGE_TRANSLATION: c_int = 1;
+pub const IBV_REREG_MR_CHANGE_PD: c_int = 2;
+pub const IBV_REREG_MR_CHANGE_ACCESS: c_int = 4;
+
+#[repr(C)]
+pub struct ibv_mw {
+    pub context: *mut ibv_context,
+    pub pd: *mut ibv_pd,
+    pub rkey: u32,
+    pub handle: u32,
+    pub r#type: c_int,
+}
+layout!(ibv_mw: 32 { pd: 8, rkey: 16, handle: 20, r#type: 24 });
+
+pub const IBV_MW_TYPE_1: c_int = 1;
+pub const IBV_MW_TYPE_2: c_int = 2;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_mw_bind_info {
+    pub mr: *mut ibv_mr,
+    pub addr: u64,
+    pub length: u64,
+    pub mw_access_flags: c_uint,
+}
+
+#[repr(C)]
+pub struct ibv_mw_bind {
+    pub wr_id: u64,
+    pub send_flags: c_uint,
+    pub bind_info: ibv_mw_bind_info,
+}
+layout!(ibv_mw_bind: 48 { wr_id: 0, send_flags: 8, bind_info: 16, bind_info.length: 32, bind_info.mw_access_flags: 40 });
+
+#[repr(C)]
+pub struct ibv_ah {
+    pub context: *mut ibv_context,
+    pub pd: *mut ibv_pd,
+    pub handle: u32,
+}
+layout!(ibv_ah: 24 { handle: 16 });

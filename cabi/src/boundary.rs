@@ -1,0 +1,140 @@
+//! The border to C: every exported function's body runs inside one of these. A panic stays on our side.
+//!
+//! Three ways of failing exist in the two libraries: the error number as the result, -1 with `errno`, and NULL with `errno`.
+
+use crate::errno::Errno;
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+
+/// Result of what C may ask for.
+pub type Result<T> = std::result::Result<T, Errno>;
+
+fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    let _whole = Uncancelled::new();
+    caught(body)
+}
+
+/// While it lives this thread is not cancelled: a `pthread_cancel` that came to one of the engine's system calls would unwind from
+/// inside the C library through functions that hold locks, and Rust ends the process at that. It takes effect at the next wait.
+struct Uncancelled(c_int);
+
+impl Uncancelled {
+    fn new() -> Self {
+        let mut before = 0;
+        // SAFETY: `before` can be written; a thread may always change its own state.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: as above; nobody asks for what was before.
+        unsafe { pthread_setcancelstate(self.0, ptr::null_mut()) };
+    }
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    // What a panic leaves half done is an object of ours behind locks that do not poison; the caller gets an error.
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        tracing::error!("a panic stopped at the border to C");
+        Err(Errno::IO)
+    })
+}
+
+/// For functions that return 0 or an error number.
+pub fn code(body: impl FnOnce() -> Result<()>) -> c_int {
+    match guarded(body) {
+        Ok(()) => 0,
+        Err(errno) => {
+            errno.set();
+            errno.0
+        }
+    }
+}
+
+/// For functions that return 0, or -1 and `errno`.
+pub fn minus_one(body: impl FnOnce() -> Result<()>) -> c_int {
+    number(|| body().map(|()| 0))
+}
+
+/// For functions that return a number, or -1 and `errno`.
+pub fn number(body: impl FnOnce() -> Result<c_int>) -> c_int {
+    guarded(body).unwrap_or_else(|errno| {
+        errno.set();
+        -1
+    })
+}
+
+/// For functions that return an object, or NULL and `errno`.
+pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
+    guarded(body).unwrap_or_else(|errno| {
+        errno.set();
+        ptr::null_mut()
+    })
+}
+
+/// As [`value`], for functions that are called several times for one request and make no system call.
+pub fn quick<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
+    caught(body).unwrap_or(fallback)
+}
+
+/// For functions that cannot say that they failed.
+pub fn value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
+    guarded(body).unwrap_or(fallback)
+}
+
+/// Takes one token of an event descriptor, sleeping until there is one unless the descriptor is one that does not block. As `read`
+/// of C's own: signals interrupt or restart it as the program asked for, and it is a cancellation point: a thread that is cancelled
+/// here (`pthread_cancel`, as rping does) unwinds from inside the C library through this function and its callers, so neither may hold
+/// anything that is to be dropped. False when it failed; `errno` says why.
+///
+/// # Safety
+/// No caller on the stack up to C holds a value with a destructor, and each is `extern "C-unwind"` or inlined into one.
+#[inline]
+pub unsafe fn read_token(fd: c_int) -> bool {
+    unsafe extern "C-unwind" {
+        fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
+    }
+    let mut token = [0u8; 8];
+    // SAFETY: eight octets, as a semaphore's token has; the declaration is the C library's own, except that it says that a
+    // cancelled thread unwinds.
+    unsafe { read(fd, (&raw mut token).cast(), token.len()) == 8 }
+}
+
+/// Whether the program wants `fd` not to block.
+#[must_use]
+pub fn is_nonblocking(fd: c_int) -> bool {
+    // SAFETY: asks about a number; a bad one is answered with an error.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    flags >= 0 && flags & libc::O_NONBLOCK != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panics_stay_on_our_side() {
+        assert_eq!(code(|| panic!("on purpose")), libc::EIO);
+        assert_eq!(minus_one(|| panic!("on purpose")), -1);
+        assert_eq!(Errno::last(), Errno::IO);
+        assert!(pointer::<u8>(|| panic!("on purpose")).is_null());
+        assert_eq!(value(7, || panic!("on purpose")), 7);
+    }
+
+    #[test]
+    fn errors_arrive_each_in_its_way() {
+        assert_eq!(code(|| Err(Errno::BUSY)), libc::EBUSY);
+        assert_eq!(minus_one(|| Err(Errno::INVAL)), -1);
+        assert_eq!(Errno::last(), Errno::INVAL);
+        assert_eq!(number(|| Ok(5)), 5);
+    }
+}

@@ -1,0 +1,100 @@
+//! Synchronous ids: those without a channel of the program's. Every call that an event answers waits for that event and leaves it
+//! in the id for the program to look at.
+
+use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_REJECTED};
+use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
+use crate::boundary::{self, Result};
+use crate::cm::{channel, qp, registry};
+use crate::errno::Errno;
+use std::ffi::c_int;
+use std::ptr;
+
+/// The end of a call whose beginning came to `result`: of a synchronous id the event, of any other nothing.
+///
+/// # Safety
+/// As for [`channel::wait`].
+#[inline]
+pub(crate) unsafe fn complete(id: *mut rdma_cm_id, result: c_int) -> c_int {
+    if result != 0 {
+        return result;
+    }
+    let own = own_channel(id);
+    if own.is_null() {
+        return 0;
+    }
+    // SAFETY: the caller's promise.
+    let event = unsafe { channel::wait(own) };
+    if event.is_null() {
+        return -1;
+    }
+    boundary::minus_one(|| keep(id, event))
+}
+
+/// The channel to wait on, or NULL when the id is not synchronous. The event shown before is acknowledged.
+fn own_channel(id: *mut rdma_cm_id) -> *mut rdma_event_channel {
+    boundary::value(ptr::null_mut(), || {
+        let id = registry::id(id)?;
+        let (sync, channel) = {
+            let state = id.lock();
+            (state.sync, state.channel.abi())
+        };
+        if !sync {
+            return Ok(ptr::null_mut());
+        }
+        id.acknowledge_own();
+        Ok(channel)
+    })
+}
+
+/// Shows an event to the program, and says whether it is a good one.
+fn keep(id: *mut rdma_cm_id, event: *mut rdma_cm_event) -> Result<()> {
+    let id = registry::id(id)?;
+    // SAFETY: the structure is alive, and the event is not acknowledged before the id lets it go.
+    let (kind, status) = unsafe {
+        (*id.abi()).event = event;
+        ((*event).event, (*event).status)
+    };
+    match status {
+        0 => Ok(()),
+        _ if kind == RDMA_CM_EVENT_REJECTED => Err(Errno(libc::ECONNREFUSED)),
+        status => Err(Errno(status.abs())),
+    }
+}
+
+/// `rdma_get_request`: the next request of a synchronous listener, with a queue pair if `rdma_create_ep` was told how to make one.
+///
+/// # Safety
+/// `id` is NULL or writable.
+pub unsafe extern "C-unwind" fn rdma_get_request(
+    listener: *mut rdma_cm_id,
+    id: *mut *mut rdma_cm_id,
+) -> c_int {
+    let own = own_channel(listener);
+    if own.is_null() || id.is_null() {
+        Errno::INVAL.set();
+        return -1;
+    }
+    // SAFETY: nothing on this stack frame has a destructor.
+    let event = unsafe { channel::wait(own) };
+    if event.is_null() {
+        return -1;
+    }
+    boundary::minus_one(|| {
+        // SAFETY: events stay as they are until they are acknowledged.
+        let (kind, new) = unsafe { ((*event).event, (*event).id) };
+        let made = match kind {
+            RDMA_CM_EVENT_CONNECT_REQUEST => qp::for_request(listener, new),
+            _ => Err(Errno::INVAL),
+        };
+        let shown = if made.is_ok() { new } else { listener };
+        let shown = registry::id(shown)?;
+        // SAFETY: the structure is alive; the caller's promise.
+        unsafe {
+            (*shown.abi()).event = event;
+            if made.is_ok() {
+                *id = new;
+            }
+        }
+        made
+    })
+}

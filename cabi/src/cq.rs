@@ -1,0 +1,267 @@
+//! Completion queues.
+
+use crate::abi::wr::{IBV_WC_WITH_IMM, IBV_WC_WITH_INV};
+use crate::abi::{self, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
+use crate::boundary::{self, Result};
+use crate::channel::CompChannel;
+use crate::context::Context;
+use crate::cq_ex::Cursor;
+use crate::errno::Errno;
+use crate::object::{Body, Object};
+use crate::users::{Unacknowledged, Used, Users};
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+use verbs::{Arm, AsyncEvent, CqOptions, Wc, WcOpcode};
+
+/// A queue as C holds it.
+pub struct Cq {
+    pub(crate) context: Arc<Context>,
+    /// The engine's.
+    pub engine: Arc<verbs::Cq>,
+    channel: Option<Arc<verbs::CompChannel>>,
+    _in_channel: Option<Used>,
+    /// Queue pairs that complete here.
+    pub users: Users,
+    /// Completion events that the program holds.
+    pub events: Unacknowledged,
+    /// Asynchronous events that the program holds.
+    pub async_events: Unacknowledged,
+    pub(crate) cursor: Cursor,
+}
+
+impl Body for Cq {
+    type Abi = ibv_cq_ex;
+    const KIND: u32 = 0x7569_6307;
+}
+
+impl Cq {
+    /// The queue behind C's pointer.
+    ///
+    /// # Safety
+    /// `cq` is NULL or one of ours, and nobody frees it during `'a`.
+    ///
+    /// # Errors
+    /// As [`Object::get`].
+    pub unsafe fn get<'a>(cq: *mut ibv_cq) -> Result<&'a Object<Self>> {
+        // SAFETY: the caller's promise; every queue of ours is an `ibv_cq_ex`.
+        unsafe { Object::get(cq.cast()) }
+    }
+}
+
+/// What a queue is made of.
+pub struct CqInit {
+    /// Completions it holds.
+    pub depth: u32,
+    /// The program's own.
+    pub cq_context: *mut c_void,
+    /// Where events go, or NULL.
+    pub channel: *mut ibv_comp_channel,
+    /// Must be 0: there is one.
+    pub vector: u32,
+    /// Whether completions carry the time.
+    pub timestamps: bool,
+}
+
+/// Makes a queue.
+///
+/// # Safety
+/// `context` and the channel are NULL or ours.
+///
+/// # Errors
+/// EINVAL for nonsense and for more than the device can.
+pub unsafe fn create(context: *mut ibv_context, init: &CqInit) -> Result<*mut ibv_cq_ex> {
+    // SAFETY: the caller's promise, here and below.
+    let open = unsafe { Context::get(context) }?;
+    if init.vector != 0 {
+        return Err(Errno::INVAL);
+    }
+    let channel = match init.channel.is_null() {
+        true => None,
+        // SAFETY: as above.
+        false => Some(unsafe { Object::<CompChannel>::get(init.channel) }?),
+    };
+    let options = CqOptions { channel: channel.map(|c| Arc::clone(&c.engine)), timestamps: init.timestamps };
+    let engine = open.engine.create_cq(init.depth, options)?;
+    let number = engine.num();
+    // SAFETY: integers, pointers and optional functions.
+    let mut abi: ibv_cq_ex = unsafe { abi::zeroed() };
+    abi.cq.context = context;
+    abi.cq.channel = init.channel;
+    abi.cq.cq_context = init.cq_context;
+    abi.cq.handle = number;
+    abi.cq.cqe = c_int::try_from(init.depth).map_err(|_| Errno::INVAL)?;
+    let cq = Cq {
+        context: Arc::clone(open),
+        engine,
+        channel: channel.map(|c| Arc::clone(&c.engine)),
+        _in_channel: channel.map(|c| c.users.add()),
+        users: Users::default(),
+        events: Unacknowledged::default(),
+        async_events: Unacknowledged::default(),
+        cursor: Cursor::default(),
+    };
+    let cq = Object::create(abi, cq);
+    open.numbers.lock().cqs.insert(number, cq);
+    Ok(cq)
+}
+
+/// `ibv_create_cq`.
+///
+/// # Safety
+/// `context` and `channel` are NULL or ours.
+pub unsafe extern "C" fn ibv_create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> *mut ibv_cq {
+    boundary::pointer(|| {
+        let depth = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
+        let vector = u32::try_from(vector).map_err(|_| Errno::INVAL)?;
+        let init = CqInit { depth, cq_context, channel, vector, timestamps: false };
+        // SAFETY: the caller's promise.
+        unsafe { create(context, &init) }.map(<*mut _>::cast)
+    })
+}
+
+/// `ibv_resize_cq`.
+///
+/// # Safety
+/// `cq` is NULL or one of ours.
+pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    boundary::code(|| {
+        // SAFETY: the caller's promise, here and below.
+        let object = unsafe { Cq::get(cq) }?;
+        object.engine.resize(u32::try_from(cqe).map_err(|_| Errno::INVAL)?)?;
+        // SAFETY: as above.
+        unsafe { (*cq).cqe = cqe };
+        Ok(())
+    })
+}
+
+/// `ibv_destroy_cq`: waits until every delivered event is acknowledged; EBUSY while queue pairs use it.
+///
+/// # Safety
+/// `cq` is NULL or one of ours, and nobody else uses it any more.
+pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    boundary::code(|| {
+        // SAFETY: the caller's promise, here and below.
+        let object = unsafe { Object::<Cq>::get_any(cq.cast()) }?;
+        if !object.is_inherited() {
+            if object.users.any() {
+                return Err(Errno::BUSY);
+            }
+            object.leave();
+        }
+        // SAFETY: as above.
+        unsafe { Object::<Cq>::free(cq.cast()) };
+        Ok(())
+    })
+}
+
+impl Cq {
+    /// No event names it from here on, and the program holds none.
+    fn leave(&self) {
+        let number = self.engine.num();
+        self.context.numbers.lock().cqs.remove(&number);
+        if let Some(channel) = &self.channel {
+            let ours = Arc::as_ptr(&self.engine);
+            drop(channel.remove_if(|event| std::ptr::eq(event.as_ptr(), ours)));
+        }
+        let about = |event: &AsyncEvent| matches!(event, AsyncEvent::CqError { cq } if *cq == number);
+        drop(self.context.engine.async_events().remove_if(about));
+        self.events.wait();
+        self.async_events.wait();
+    }
+}
+
+/// `ibv_ack_cq_events`.
+///
+/// # Safety
+/// `cq` is NULL or one of ours.
+pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
+    boundary::value((), || {
+        // SAFETY: the caller's promise, here and below.
+        let object = unsafe { Cq::get(cq) }?;
+        // SAFETY: as above. Programs do not write the field, some show it.
+        unsafe { (*cq).comp_events_completed = (*cq).comp_events_completed.wrapping_add(events) };
+        object.events.acknowledge(events);
+        Ok(())
+    });
+}
+
+/// `ibv_req_notify_cq`.
+///
+/// # Safety
+/// `cq` is NULL or one of ours.
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int) -> c_int {
+    boundary::code(|| {
+        // SAFETY: the caller's promise.
+        let object = unsafe { Cq::get(cq) }?;
+        object.engine.arm(if solicited == 0 { Arm::Any } else { Arm::Solicited });
+        Ok(())
+    })
+}
+
+/// `ibv_poll_cq`: the number of completions, or a negative number.
+///
+/// # Safety
+/// `cq` is NULL or one of ours; `max` completions can be written to `wc`.
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, max: c_int, wc: *mut ibv_wc) -> c_int {
+    boundary::value(-libc::EIO, || {
+        // SAFETY: the caller's promise, here and below.
+        let object = unsafe { Cq::get(cq) }?;
+        let Ok(max @ 1..) = usize::try_from(max) else { return Ok(if max == 0 { 0 } else { -libc::EINVAL }) };
+        if wc.is_null() {
+            return Ok(-libc::EINVAL);
+        }
+        let mut to = wc;
+        let taken = object.engine.poll_with(max, |completion| {
+            // SAFETY: called at most `max` times.
+            unsafe {
+                to.write(convert(&completion));
+                to = to.add(1);
+            }
+        });
+        Ok(c_int::try_from(taken).unwrap_or(c_int::MAX))
+    })
+}
+
+/// A completion in C's words.
+pub(crate) fn convert(wc: &Wc) -> ibv_wc {
+    let (imm, wc_flags) = imm_and_flags(wc);
+    ibv_wc {
+        wr_id: wc.wr_id,
+        status: wc.status as c_int,
+        opcode: opcode(wc),
+        vendor_err: wc.reason.map_or(0, verbs::WireReason::vendor_err),
+        byte_len: wc.byte_len,
+        imm,
+        qp_num: wc.qp_num,
+        src_qp: 0,
+        wc_flags,
+        pkey_index: 0,
+        slid: 0,
+        sl: 0,
+        dlid_path_bits: 0,
+    }
+}
+
+/// `ibv_wc_opcode`: the engine's numbers are C's, where C has one.
+pub(crate) fn opcode(wc: &Wc) -> c_int {
+    match wc.opcode {
+        // No verb of C's fast-registers.
+        WcOpcode::FastRegister => WcOpcode::LocalInvalidate as c_int,
+        opcode => opcode as c_int,
+    }
+}
+
+/// The immediate as it came, in network order; or the key that the peer invalidated.
+pub(crate) fn imm_and_flags(wc: &Wc) -> (u32, c_uint) {
+    match (wc.imm, wc.invalidated) {
+        (Some(imm), _) => (imm.to_be(), IBV_WC_WITH_IMM),
+        (None, Some(stag)) => (stag, IBV_WC_WITH_INV),
+        (None, None) => (0, 0),
+    }
+}

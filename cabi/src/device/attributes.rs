@@ -1,0 +1,168 @@
+//! What a device says about itself: siw's numbers where siw has the limit, the engine's own otherwise.
+
+use super::netdev::NetDev;
+use super::write_text;
+use crate::abi::device::{self as dev, ibv_device_attr, ibv_device_attr_ex};
+use crate::abi::{self, ibv_context, ibv_values_ex};
+use crate::boundary::{self, Result};
+use crate::context::Context;
+use crate::errno::Errno;
+use crate::process::MAX_RD_ATOMIC;
+use std::ffi::{c_int, c_uint};
+use verbs::Limits;
+
+/// The vendor that siw gives: software, so no vendor has the number.
+const VENDOR_ID: u32 = 0x62_6d74;
+
+/// Node GUID, big-endian: the EUI-64 of the MAC address; a locally administered one for devices without.
+#[must_use]
+pub fn guid(netdev: &NetDev) -> u64 {
+    let [a, b, c, d, e, f] = netdev.mac.unwrap_or_else(|| {
+        let [_, _, high, low] = netdev.index.to_be_bytes();
+        [0x02, b'u', b'i', b'w', high, low]
+    });
+    u64::from_ne_bytes([a ^ 2, b, c, 0xFF, 0xFE, d, e, f])
+}
+
+fn int(value: u32) -> c_int {
+    c_int::try_from(value).unwrap_or(c_int::MAX)
+}
+
+/// `ibv_device_attr` of a device on `netdev`.
+#[must_use]
+pub fn of(netdev: &NetDev, limits: &Limits, pkeys: u16) -> ibv_device_attr {
+    // SAFETY: integers.
+    let mut attr: ibv_device_attr = unsafe { abi::zeroed() };
+    write_text(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
+    attr.node_guid = guid(netdev);
+    attr.sys_image_guid = attr.node_guid;
+    attr.max_mr_size = u64::MAX;
+    attr.page_size_cap = 4096;
+    attr.vendor_id = VENDOR_ID;
+    attr.max_qp = int(limits.max_qp);
+    attr.max_qp_wr = int(limits.max_qp_wr);
+    attr.device_cap_flags = dev::IBV_DEVICE_MEM_MGT_EXTENSIONS
+        | dev::IBV_DEVICE_MEM_WINDOW
+        | dev::IBV_DEVICE_MEM_WINDOW_TYPE_2B
+        | dev::IBV_DEVICE_RC_RNR_NAK_GEN
+        | dev::IBV_DEVICE_SRQ_RESIZE;
+    attr.max_sge = int(limits.max_sge);
+    attr.max_sge_rd = int(limits.max_sge);
+    attr.max_cq = int(limits.max_cq);
+    attr.max_cqe = int(limits.max_cqe);
+    attr.max_mr = int(limits.max_mr);
+    attr.max_pd = int(limits.max_pd);
+    attr.max_qp_rd_atom = MAX_RD_ATOMIC.into();
+    attr.max_res_rd_atom = attr.max_qp_rd_atom.saturating_mul(attr.max_qp);
+    attr.max_qp_init_rd_atom = MAX_RD_ATOMIC.into();
+    attr.atomic_cap = dev::IBV_ATOMIC_HCA;
+    attr.max_mw = int(limits.max_mr);
+    attr.max_srq = int(limits.max_srq);
+    attr.max_srq_wr = int(limits.max_srq_wr);
+    attr.max_srq_sge = int(limits.max_sge);
+    attr.max_pkeys = pkeys;
+    attr.phys_port_cnt = 1;
+    attr
+}
+
+fn now(context: &Context) -> Result<ibv_device_attr> {
+    let persona = crate::settings::Settings::get()?.persona;
+    Ok(of(&context.device.netdev()?, context.engine.limits(), persona.pkeys()))
+}
+
+/// `ibv_query_device`.
+///
+/// # Safety
+/// `context` is NULL or one of ours, `attr` is NULL or writable.
+pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut ibv_device_attr) -> c_int {
+    boundary::code(|| {
+        // SAFETY: the caller's promise.
+        let context = unsafe { Context::get(context) }?;
+        if attr.is_null() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: as above.
+        unsafe { attr.write(now(context)?) };
+        Ok(())
+    })
+}
+
+/// `ibv_query_device_ex`, by `verbs_context`: as much of the structure as the caller knows.
+///
+/// # Safety
+/// `context` is NULL or one of ours, `attr` is NULL or `size` octets can be written there.
+pub(crate) unsafe extern "C" fn query_device_ex(
+    context: *mut ibv_context,
+    input: *const c_uint,
+    attr: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    boundary::code(|| {
+        // SAFETY: the caller's promise, here and below.
+        let context = unsafe { Context::get(context) }?;
+        if attr.is_null() || size < size_of::<ibv_device_attr>() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: `input` is one number, the mask of what else is asked: nothing is defined.
+        if !input.is_null() && unsafe { *input } != 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: integers.
+        let mut full: ibv_device_attr_ex = unsafe { abi::zeroed() };
+        full.orig_attr = now(context)?;
+        full.completion_timestamp_mask = u64::MAX;
+        // kHz: timestamps are nanoseconds.
+        full.hca_core_clock = 1_000_000;
+        full.device_cap_flags_ex = full.orig_attr.device_cap_flags.into();
+        full.pci_atomic_caps = [0; 3];
+        full.phys_port_cnt_ex = 1;
+        let known = size.min(size_of::<ibv_device_attr_ex>());
+        // SAFETY: `known` octets fit both; what the caller knows beyond is zeroed.
+        unsafe {
+            attr.cast::<u8>().write_bytes(0, size);
+            std::ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast::<u8>(), known);
+        }
+        Ok(())
+    })
+}
+
+/// `ibv_query_rt_values_ex`: the clock that completion timestamps are taken from.
+///
+/// # Safety
+/// `context` is NULL or one of ours, `values` is NULL or writable.
+pub(crate) unsafe extern "C" fn query_rt_values(
+    context: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    const IBV_VALUES_MASK_RAW_CLOCK: u32 = 1;
+    boundary::code(|| {
+        // SAFETY: the caller's promise, here and below.
+        unsafe { Context::get(context) }?;
+        // SAFETY: as above.
+        let values = unsafe { values.as_mut() }.ok_or(Errno::INVAL)?;
+        if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
+            let ns = monotonic_ns();
+            // As mlx5 does: the raw clock's number, in a timespec.
+            values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ns.cast_signed() };
+        }
+        values.comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;
+        Ok(())
+    })
+}
+
+/// The clock of completion timestamps.
+pub(crate) fn monotonic_ns() -> u64 {
+    clock(libc::CLOCK_MONOTONIC)
+}
+
+/// The wall clock.
+pub(crate) fn realtime_ns() -> u64 {
+    clock(libc::CLOCK_REALTIME)
+}
+
+fn clock(id: libc::clockid_t) -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one timespec.
+    unsafe { libc::clock_gettime(id, &raw mut now) };
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}

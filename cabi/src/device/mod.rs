@@ -1,0 +1,216 @@
+//! Devices: one for each network device that has an IP address, named `uiw_<netdev>`, loopback last.
+
+pub mod attributes;
+pub mod gid;
+pub mod netdev;
+pub mod port;
+
+use crate::abi::{self, ibv_device};
+use crate::boundary::{self, Result};
+use crate::errno::Errno;
+use crate::persona::Persona;
+use crate::process;
+use crate::settings::Settings;
+use netdev::NetDev;
+use std::collections::HashMap;
+use std::ffi::{CStr, c_char, c_int};
+use std::net::IpAddr;
+use std::ptr;
+
+/// A device as C holds it. Never freed: a process knows few names of network devices, and programs keep pointers.
+#[repr(C)]
+pub struct Device {
+    abi: ibv_device,
+    /// Vendors' libraries look for their own marks behind the structure (`verbs_device.ops`): they find none.
+    behind: [u64; 64],
+    netdev: String,
+}
+
+// SAFETY: nothing in it changes once it is made; its only pointers are two that are always NULL.
+unsafe impl Sync for Device {}
+// SAFETY: as above.
+unsafe impl Send for Device {}
+
+/// The devices found so far, by name of their network device.
+#[derive(Default)]
+pub(crate) struct Devices(HashMap<String, &'static Device>);
+
+impl Devices {
+    fn find(&mut self, netdev: &NetDev, persona: Persona) -> &'static Device {
+        self.0.entry(netdev.name.clone()).or_insert_with(|| Box::leak(Box::new(Device::new(netdev, persona))))
+    }
+}
+
+impl Device {
+    fn new(netdev: &NetDev, persona: Persona) -> Self {
+        let name = format!("uiw_{}", netdev.name);
+        // SAFETY: integers and two unused pointers.
+        let mut abi: ibv_device = unsafe { abi::zeroed() };
+        abi.node_type = persona.node_type();
+        abi.transport_type = persona.transport_type();
+        write_text(&mut abi.name, &name);
+        write_text(&mut abi.dev_name, &format!("uverbs_{name}"));
+        write_text(&mut abi.dev_path, &format!("/sys/class/infiniband_verbs/uverbs_{name}"));
+        write_text(&mut abi.ibdev_path, &format!("/sys/class/infiniband/{name}"));
+        Self { abi, behind: [0; 64], netdev: netdev.name.clone() }
+    }
+
+    /// The pointer that C has.
+    pub fn abi(&'static self) -> *mut ibv_device {
+        debug_assert!(self.behind.iter().all(|word| *word == 0));
+        (&raw const self.abi).cast_mut()
+    }
+
+    /// The name of its network device.
+    #[must_use]
+    pub fn netdev_name(&self) -> &str {
+        &self.netdev
+    }
+
+    /// Its network device as it is now.
+    ///
+    /// # Errors
+    /// ENODEV when it is gone, or has lost its last address.
+    pub fn netdev(&self) -> Result<NetDev> {
+        netdev::all()?.into_iter().find(|netdev| netdev.name == self.netdev).ok_or(Errno::NODEV)
+    }
+
+    /// The device behind C's pointer.
+    ///
+    /// # Safety
+    /// `abi` is NULL or came out of [`Device::abi`].
+    ///
+    /// # Errors
+    /// EINVAL for NULL.
+    pub unsafe fn get(abi: *mut ibv_device) -> Result<&'static Self> {
+        // SAFETY: the caller's promise; devices are never freed.
+        unsafe { abi.cast::<Self>().as_ref() }.ok_or(Errno::INVAL)
+    }
+}
+
+/// Puts text with its NUL into an array of C's, as much as fits.
+pub fn write_text<const N: usize>(to: &mut [c_char; N], text: &str) {
+    for (to, from) in to.iter_mut().take(N - 1).zip(text.bytes()) {
+        *to = from.cast_signed();
+    }
+}
+
+/// Every device that there is now.
+///
+/// # Errors
+/// EINVAL when an environment variable has a bad value; the system's.
+pub fn list() -> Result<Vec<&'static Device>> {
+    let persona = Settings::get()?.persona;
+    let netdevs = netdev::all()?;
+    Ok(process::with(|process| netdevs.iter().map(|netdev| process.devices.find(netdev, persona)).collect()))
+}
+
+/// The device that has `address`. Every address 127.x.y.z is one of the loopback device.
+///
+/// # Errors
+/// ENODEV when none has it; as [`list`].
+pub fn with_address(address: IpAddr) -> Result<&'static Device> {
+    let persona = Settings::get()?.persona;
+    let netdevs = netdev::all()?;
+    let has = |netdev: &&NetDev| {
+        netdev.addresses.iter().any(|(own, _)| *own == address)
+            || netdev.loopback && address.is_loopback() && address.is_ipv4()
+    };
+    let netdev = netdevs.iter().find(has).ok_or(Errno::NODEV)?;
+    Ok(process::with(|process| process.devices.find(netdev, persona)))
+}
+
+/// `ibv_get_device_list`.
+///
+/// # Safety
+/// `count` is NULL or writable.
+pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv_device {
+    boundary::pointer(|| {
+        let mut devices: Vec<_> = list()?.into_iter().map(Device::abi).collect();
+        if !count.is_null() {
+            // SAFETY: the caller's promise.
+            unsafe { *count = c_int::try_from(devices.len()).unwrap_or(c_int::MAX) };
+        }
+        devices.push(ptr::null_mut());
+        let bytes = devices.len() * size_of::<*mut ibv_device>();
+        // SAFETY: memory of C's heap, large enough for the copy; `ibv_free_device_list` frees it.
+        unsafe {
+            let array = libc::malloc(bytes).cast::<*mut ibv_device>();
+            if array.is_null() {
+                return Err(Errno::NOMEM);
+            }
+            ptr::copy_nonoverlapping(devices.as_ptr(), array, devices.len());
+            Ok(array)
+        }
+    })
+}
+
+/// `ibv_free_device_list`.
+///
+/// # Safety
+/// `list` is NULL or came out of [`ibv_get_device_list`].
+pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    // SAFETY: the caller's promise.
+    unsafe { libc::free(list.cast()) };
+}
+
+/// `ibv_get_device_name`.
+///
+/// # Safety
+/// `device` is NULL or one of ours.
+pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    // SAFETY: the caller's promise.
+    boundary::pointer(|| unsafe { Device::get(device) }.map(|d| d.abi.name.as_ptr().cast_mut())).cast_const()
+}
+
+/// `ibv_get_device_index`: there is no kernel device with an index; what rdma-core says on kernels that tell none.
+///
+/// # Safety
+/// `device` is NULL or one of ours.
+pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
+    // SAFETY: the caller's promise.
+    boundary::number(|| unsafe { Device::get(device) }?.netdev().map(|netdev| netdev.index.cast_signed()))
+}
+
+/// `ibv_get_device_guid`, big-endian.
+///
+/// # Safety
+/// `device` is NULL or one of ours.
+pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
+    // SAFETY: the caller's promise.
+    boundary::value(0, || unsafe { Device::get(device) }?.netdev().map(|n| attributes::guid(&n)))
+}
+
+/// `ibv_get_sysfs_path`: where sysfs is mounted.
+pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}
+
+/// `ibv_read_sysfs_file`: reads `dir/file` and cuts a newline at the end.
+///
+/// # Safety
+/// `dir` and `file` are NULL or end in NUL; `buffer` holds `size` octets.
+pub unsafe extern "C" fn ibv_read_sysfs_file(
+    dir: *const c_char,
+    file: *const c_char,
+    buffer: *mut c_char,
+    size: usize,
+) -> c_int {
+    boundary::number(|| {
+        if dir.is_null() || file.is_null() || buffer.is_null() || size == 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
+        let path = format!("{}/{}", dir.to_string_lossy(), file.to_string_lossy());
+        let octets = std::fs::read(path)?;
+        let octets = octets.strip_suffix(b"\n").unwrap_or(&octets);
+        let len = octets.len().min(size - 1);
+        // SAFETY: `len` + 1 octets fit `size`.
+        unsafe {
+            ptr::copy_nonoverlapping(octets.as_ptr(), buffer.cast(), len);
+            *buffer.add(len) = 0;
+        }
+        Ok(c_int::try_from(len).unwrap_or(c_int::MAX))
+    })
+}

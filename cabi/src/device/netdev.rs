@@ -1,0 +1,160 @@
+//! The network devices of this machine, by `getifaddrs`: no files, so it works in every container.
+
+use std::ffi::{CStr, c_int};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ptr;
+
+/// A network device with its addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetDev {
+    /// Its name.
+    pub name: String,
+    /// The kernel's index.
+    pub index: u32,
+    /// Whether it is up and has a carrier.
+    pub running: bool,
+    /// Whether it is the loopback device.
+    pub loopback: bool,
+    /// Its MAC address, if it has one.
+    pub mac: Option<[u8; 6]>,
+    /// Octets of the longest packet.
+    pub mtu: u32,
+    /// Its addresses, each with the length of its prefix, in the kernel's order.
+    pub addresses: Vec<(IpAddr, u8)>,
+}
+
+impl NetDev {
+    /// The address of entry `index` of its GID table.
+    #[must_use]
+    pub fn address(&self, index: usize) -> Option<IpAddr> {
+        self.addresses.get(index).map(|(address, _)| *address)
+    }
+}
+
+/// Every network device that has an IP address, loopback last.
+///
+/// # Errors
+/// The system's.
+pub fn all() -> io::Result<Vec<NetDev>> {
+    let mut list: *mut libc::ifaddrs = ptr::null_mut();
+    // SAFETY: fills `list` with a chain that is freed below.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut devices: Vec<NetDev> = Vec::new();
+    let mut at = list;
+    while !at.is_null() {
+        // SAFETY: an element of the chain, which lives until `freeifaddrs`.
+        let entry = unsafe { &*at };
+        at = entry.ifa_next;
+        // SAFETY: the kernel's name, with its NUL.
+        let name = unsafe { CStr::from_ptr(entry.ifa_name) }.to_string_lossy().into_owned();
+        let place = devices.iter().position(|device| device.name == name).unwrap_or_else(|| {
+            devices.push(new(name, entry.ifa_flags as c_int));
+            devices.len() - 1
+        });
+        // SAFETY: the chain's addresses are as long as their families say.
+        unsafe { note(&mut devices[place], entry) };
+    }
+    // SAFETY: the chain that `getifaddrs` made; nothing points into it any more.
+    unsafe { libc::freeifaddrs(list) };
+    devices.retain(|device| !device.addresses.is_empty());
+    devices.sort_by_key(|device| (device.loopback, device.index));
+    Ok(devices)
+}
+
+fn new(name: String, flags: c_int) -> NetDev {
+    let mtu = mtu(&name).unwrap_or(1500);
+    let index = std::ffi::CString::new(name.as_str()).map_or(0, |name| {
+        // SAFETY: reads a name with its NUL.
+        unsafe { libc::if_nametoindex(name.as_ptr()) }
+    });
+    NetDev {
+        name,
+        index,
+        running: flags & libc::IFF_UP != 0 && flags & libc::IFF_RUNNING != 0,
+        loopback: flags & libc::IFF_LOOPBACK != 0,
+        mac: None,
+        mtu,
+        addresses: Vec::new(),
+    }
+}
+
+/// Adds what one element of the chain says.
+///
+/// # Safety
+/// The element's addresses are NULL, or as long as their families say.
+unsafe fn note(device: &mut NetDev, entry: &libc::ifaddrs) {
+    if entry.ifa_addr.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise, for every cast below.
+    unsafe {
+        match c_int::from((*entry.ifa_addr).sa_family) {
+            libc::AF_INET => {
+                let address = entry.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned().sin_addr.s_addr;
+                let mask = entry.ifa_netmask.cast::<libc::sockaddr_in>();
+                let prefix =
+                    if mask.is_null() { 32 } else { mask.read_unaligned().sin_addr.s_addr.count_ones() };
+                let address = Ipv4Addr::from_bits(u32::from_be(address));
+                if !address.is_unspecified() {
+                    device.addresses.push((address.into(), u8::try_from(prefix).unwrap_or(32)));
+                }
+            }
+            libc::AF_INET6 => {
+                let address = entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned().sin6_addr.s6_addr;
+                let mask = entry.ifa_netmask.cast::<libc::sockaddr_in6>();
+                let prefix = if mask.is_null() {
+                    128
+                } else {
+                    u128::from_be_bytes(mask.read_unaligned().sin6_addr.s6_addr).count_ones()
+                };
+                let address = Ipv6Addr::from(address);
+                if !address.is_unspecified() {
+                    device.addresses.push((address.into(), u8::try_from(prefix).unwrap_or(128)));
+                }
+            }
+            libc::AF_PACKET => {
+                let link = entry.ifa_addr.cast::<libc::sockaddr_ll>().read_unaligned();
+                let mac: [u8; 6] = std::array::from_fn(|i| link.sll_addr[i]);
+                if link.sll_halen == 6 && mac != [0; 6] {
+                    device.mac = Some(mac);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn mtu(name: &str) -> Option<u32> {
+    // SAFETY: a socket of our own, closed below; the request holds a name with its NUL, and the kernel writes the MTU there.
+    unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return None;
+        }
+        let mut request: libc::ifreq = std::mem::zeroed();
+        for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
+            *to = from.cast_signed();
+        }
+        let answered = libc::ioctl(fd, libc::SIOCGIFMTU, &raw mut request) == 0;
+        libc::close(fd);
+        answered.then(|| u32::try_from(request.ifr_ifru.ifru_mtu).unwrap_or(1500))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_there_and_last() {
+        let devices = all().unwrap();
+        let lo = devices.last().expect("this machine has a loopback device");
+        assert!(lo.loopback, "{devices:?}");
+        assert!(lo.addresses.contains(&(Ipv4Addr::LOCALHOST.into(), 8)), "{lo:?}");
+        assert_ne!(lo.index, 0);
+        assert!(lo.mtu >= 1280);
+    }
+}

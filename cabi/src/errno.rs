@@ -1,0 +1,92 @@
+//! Errors as C knows them.
+
+use std::ffi::c_int;
+use std::fmt;
+use verbs::Error;
+
+/// An error number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Errno(pub c_int);
+
+impl Errno {
+    /// An argument is nonsense.
+    pub const INVAL: Self = Self(libc::EINVAL);
+    /// What was asked for exists in verbs, but not on this device.
+    pub const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
+    /// The function is not there.
+    pub const NOSYS: Self = Self(libc::ENOSYS);
+    /// Out of something.
+    pub const NOMEM: Self = Self(libc::ENOMEM);
+    /// Somebody else uses it.
+    pub const BUSY: Self = Self(libc::EBUSY);
+    /// The object came through a fork: its engine runs in the parent.
+    pub const INHERITED: Self = Self(libc::EIO);
+    /// Something inside failed that should not.
+    pub const IO: Self = Self(libc::EIO);
+    /// Nothing there yet.
+    pub const AGAIN: Self = Self(libc::EAGAIN);
+    /// No such device or address.
+    pub const NODEV: Self = Self(libc::ENODEV);
+
+    /// Puts it where C looks for it.
+    pub fn set(self) {
+        // SAFETY: the C library gives every thread its own `errno`, at an address that is always good.
+        unsafe { *libc::__errno_location() = self.0 };
+    }
+
+    /// The last error of the C library on this thread.
+    #[must_use]
+    pub fn last() -> Self {
+        // SAFETY: as in `set`.
+        Self(unsafe { *libc::__errno_location() })
+    }
+}
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        std::io::Error::from_raw_os_error(self.0).fmt(f)
+    }
+}
+
+impl From<std::io::Error> for Errno {
+    fn from(error: std::io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(match error.kind() {
+            std::io::ErrorKind::TimedOut => libc::ETIMEDOUT,
+            std::io::ErrorKind::ConnectionReset => libc::ECONNRESET,
+            std::io::ErrorKind::ConnectionRefused => libc::ECONNREFUSED,
+            _ => libc::EIO,
+        }))
+    }
+}
+
+impl From<mem::RegisterError> for Errno {
+    fn from(error: mem::RegisterError) -> Self {
+        tracing::debug!(%error, "registration refused");
+        match error {
+            mem::RegisterError::TooManyEntries { .. } => Self::NOMEM,
+            _ => Self::INVAL,
+        }
+    }
+}
+
+impl From<Error> for Errno {
+    /// The number that rdma-core's own drivers give for the same mistake.
+    fn from(error: Error) -> Self {
+        tracing::debug!(%error, "call refused");
+        match error {
+            Error::Io { source, .. } | Error::Lost { source, .. } => source.into(),
+            Error::QueueFull { .. } => Self::NOMEM,
+            Error::Register(error) => error.into(),
+            Error::Deregister(_) | Error::Busy { .. } => Self::BUSY,
+            Error::NotConnected => Self(libc::ENOTCONN),
+            Error::AlreadyConnected { .. } => Self(libc::EISCONN),
+            Error::Rejected { .. } | Error::Refused { .. } => Self(libc::ECONNREFUSED),
+            Error::TimedOut { .. } => Self(libc::ETIMEDOUT),
+            Error::PeerStartup { .. } | Error::PeerRefusal { .. } => Self(libc::EPROTO),
+            Error::ClosedInStartup { .. } => Self(libc::ECONNRESET),
+            Error::Unsupported { .. } => Self::UNSUPPORTED,
+            Error::MessageTooLong { .. } => Self(libc::EMSGSIZE),
+            _ => Self::INVAL,
+        }
+    }
+}

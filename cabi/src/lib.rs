@@ -1,0 +1,33 @@
+//! libibverbs and librdmacm on uiw: every function that the two libraries export, as `extern "C"` functions under the names of C.
+//!
+//! Nothing is exported from here: `cabi/ibverbs` is the shared library, whose table of exports names these functions.
+//!
+//! C's pointers come from outside, so almost everything is `unsafe`, with one contract: *a pointer is NULL, or an object that this
+//! library gave out and that nobody has freed, or memory that C may read and write as the man page says*. NULL and objects of
+//! another kind are answered with an error.
+
+pub mod abi;
+pub mod async_events;
+pub mod boundary;
+pub mod channel;
+pub mod cm;
+pub mod context;
+pub mod cq;
+mod cq_ex;
+pub mod device;
+pub mod errno;
+pub mod mr;
+pub mod mw;
+pub mod object;
+mod pair;
+pub mod pd;
+pub mod persona;
+pub mod post;
+pub mod process;
+pub mod qp;
+pub mod refused;
+pub mod settings;
+pub mod srq;
+pub mod strings;
+pub mod sysfs;
+pub mod users;

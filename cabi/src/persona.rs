@@ -1,0 +1,66 @@
+//! What programs see. Some refuse an iWARP device though they would run on one; the wire is the same for all three.
+
+use crate::abi::device as dev;
+use std::ffi::c_int;
+use verbs::QpState;
+
+/// The kind of device that programs see.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Persona {
+    /// An iWARP NIC: what this is.
+    #[default]
+    Iwarp,
+    /// RDMA over converged Ethernet.
+    Roce,
+    /// An InfiniBand adapter.
+    Ib,
+}
+
+impl Persona {
+    /// By its name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Some(match name {
+            "iwarp" => Self::Iwarp,
+            "roce" => Self::Roce,
+            "ib" => Self::Ib,
+            _ => return None,
+        })
+    }
+
+    /// `node_type` of the device.
+    #[must_use]
+    pub fn node_type(self) -> c_int {
+        if self == Self::Iwarp { dev::IBV_NODE_RNIC } else { dev::IBV_NODE_CA }
+    }
+
+    /// `transport_type` of the device.
+    #[must_use]
+    pub fn transport_type(self) -> c_int {
+        if self == Self::Iwarp { dev::IBV_TRANSPORT_IWARP } else { dev::IBV_TRANSPORT_IB }
+    }
+
+    /// `link_layer` of the port.
+    #[must_use]
+    pub fn link_layer(self) -> u8 {
+        if self == Self::Ib { dev::IBV_LINK_LAYER_INFINIBAND } else { dev::IBV_LINK_LAYER_ETHERNET }
+    }
+
+    /// Type of every GID.
+    #[must_use]
+    pub fn gid_type(self) -> u32 {
+        if self == Self::Roce { dev::IBV_GID_TYPE_ROCE_V2 } else { dev::IBV_GID_TYPE_IB }
+    }
+
+    /// The state of a new queue pair.
+    #[must_use]
+    pub fn first_state(self) -> QpState {
+        if self == Self::Iwarp { QpState::Init } else { QpState::Reset }
+    }
+
+    /// Partition keys of the port: InfiniBand programs look for 0xFFFF.
+    #[must_use]
+    pub fn pkeys(self) -> u16 {
+        u16::from(self != Self::Iwarp)
+    }
+}

@@ -1,0 +1,227 @@
+//! Posting: C's chains of requests, given to the engine one by one without a copy.
+
+use crate::abi::wr as op;
+use crate::abi::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq};
+use crate::boundary::{self, Result};
+use crate::errno::Errno;
+use crate::mw;
+use crate::object::Object;
+use crate::qp::Qp;
+use crate::srq::Srq;
+use std::ffi::c_int;
+use std::mem::offset_of;
+use verbs::{PostError, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge};
+
+const _: () = {
+    assert!(size_of::<Sge>() == size_of::<ibv_sge>() && align_of::<Sge>() == align_of::<ibv_sge>());
+    assert!(offset_of!(Sge, addr) == offset_of!(ibv_sge, addr));
+    assert!(offset_of!(Sge, length) == offset_of!(ibv_sge, length));
+    assert!(offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
+};
+
+/// C's elements as the engine's.
+///
+/// # Safety
+/// `count` elements at `list` can be read during `'a`, unless one of the two is nonsense.
+///
+/// # Errors
+/// EINVAL for nonsense.
+pub(crate) unsafe fn sges<'a>(list: *mut ibv_sge, count: c_int) -> Result<&'a [Sge]> {
+    match usize::try_from(count) {
+        Ok(0) => Ok(&[]),
+        Ok(count) if !list.is_null() && list.is_aligned() => {
+            // SAFETY: the caller's promise; the layouts are the same, as asserted above.
+            Ok(unsafe { std::slice::from_raw_parts(list.cast(), count) })
+        }
+        _ => Err(Errno::INVAL),
+    }
+}
+
+/// A compare and swap of the whole eight octets.
+pub(crate) fn cmp_swap(remote: Remote, compare: u64, swap: u64) -> SendOp {
+    SendOp::CmpSwap { remote, compare, compare_mask: u64::MAX, swap, swap_mask: u64::MAX }
+}
+
+/// # Safety
+/// The request is as for `ibv_post_send`.
+unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
+    // SAFETY: every variant of the union is integers; which one counts is said by the opcode.
+    let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
+    let remote = Remote { addr: rdma.remote_addr, rkey: rdma.rkey };
+    let cell = Remote { addr: atomic.remote_addr, rkey: atomic.rkey };
+    let imm = u32::from_be(wr.imm);
+    Ok(match wr.opcode {
+        op::IBV_WR_RDMA_WRITE => SendOp::Write { remote },
+        op::IBV_WR_RDMA_WRITE_WITH_IMM => SendOp::WriteImm { remote, imm },
+        op::IBV_WR_SEND => SendOp::Send,
+        op::IBV_WR_SEND_WITH_IMM => SendOp::SendImm { imm },
+        op::IBV_WR_RDMA_READ => SendOp::Read { remote, invalidate: None },
+        op::IBV_WR_ATOMIC_CMP_AND_SWP => cmp_swap(cell, atomic.compare_add, atomic.swap),
+        op::IBV_WR_ATOMIC_FETCH_AND_ADD => {
+            SendOp::FetchAdd { remote: cell, add: atomic.compare_add, mask: 0 }
+        }
+        op::IBV_WR_LOCAL_INV => SendOp::LocalInvalidate { stag: STag(wr.imm) },
+        op::IBV_WR_BIND_MW => {
+            // SAFETY: the caller's promise: of a bind this variant is set.
+            unsafe {
+                let bind = wr.tail.bind_mw;
+                mw::bind_op(bind.mw, bind.rkey, &bind.bind_info)?
+            }
+        }
+        op::IBV_WR_SEND_WITH_INV => SendOp::SendInvalidate { stag: STag(wr.imm) },
+        _ => return Err(Errno::INVAL),
+    })
+}
+
+/// A request in a chain of C's.
+trait Chained: Sized {
+    type Wr<'a>;
+    fn next(&self) -> *mut Self;
+    /// # Safety
+    /// What the request names can be read during `'a`.
+    unsafe fn convert<'a>(&self) -> Result<Self::Wr<'a>>;
+}
+
+impl Chained for ibv_send_wr {
+    type Wr<'a> = SendWr<'a>;
+
+    fn next(&self) -> *mut Self {
+        self.next
+    }
+
+    unsafe fn convert<'a>(&self) -> Result<SendWr<'a>> {
+        // SAFETY: the caller's promise.
+        let (op, sges) = unsafe { (send_op(self)?, sges(self.sg_list, self.num_sge)?) };
+        Ok(SendWr { wr_id: self.wr_id, op, sges, flags: SendFlags::from_bits_truncate(self.send_flags) })
+    }
+}
+
+impl Chained for ibv_recv_wr {
+    type Wr<'a> = RecvWr<'a>;
+
+    fn next(&self) -> *mut Self {
+        self.next
+    }
+
+    unsafe fn convert<'a>(&self) -> Result<RecvWr<'a>> {
+        // SAFETY: the caller's promise.
+        Ok(RecvWr { wr_id: self.wr_id, sges: unsafe { sges(self.sg_list, self.num_sge) }? })
+    }
+}
+
+/// Walks along a chain; stops at the first request that is nonsense.
+struct Chain<W> {
+    /// The request that is given out next.
+    next: *mut W,
+    /// The request given out last, or the one that is nonsense.
+    last: *mut W,
+    failed: Option<Errno>,
+}
+
+impl<W> Chain<W> {
+    fn new(first: *mut W) -> Self {
+        Self { next: first, last: first, failed: None }
+    }
+}
+
+/// One step.
+///
+/// # Safety
+/// The rest of the chain can be read during `'a`.
+unsafe fn step<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
+    // SAFETY: the caller's promise: NULL or a request.
+    let wr = unsafe { chain.next.as_ref() }?;
+    chain.last = chain.next;
+    // SAFETY: as above.
+    match unsafe { wr.convert() } {
+        Ok(converted) => {
+            chain.next = wr.next();
+            Some(converted)
+        }
+        Err(errno) => {
+            chain.failed = Some(errno);
+            None
+        }
+    }
+}
+
+/// Posts a chain by `post` and says which request was refused.
+///
+/// # Safety
+/// The chain at `first` can be read, `bad` is NULL or writable.
+unsafe fn chain<W: Chained>(
+    first: *mut W,
+    bad: *mut *mut W,
+    post: impl FnOnce(&mut Chain<W>) -> std::result::Result<(), PostError>,
+) -> Result<()> {
+    let mut chain = Chain::new(first);
+    let errno = match post(&mut chain) {
+        // The engine pulls one request at a time, so the last one is the one it refused.
+        Err(refused) => Errno::from(refused.error),
+        Ok(()) => match chain.failed {
+            Some(errno) => errno,
+            None => return Ok(()),
+        },
+    };
+    if !bad.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { *bad = chain.last };
+    }
+    Err(errno)
+}
+
+/// `ibv_post_send`.
+///
+/// # Safety
+/// `qp` is NULL or one of ours; the chain can be read, and the memory that it names is the engine's until it completes.
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    boundary::code(|| {
+        // SAFETY: the caller's promise, for all of it.
+        unsafe {
+            let object = Qp::get(qp)?;
+            let posted = chain(wr, bad, |chain| object.engine.post_send(std::iter::from_fn(|| step(chain))));
+            object.note_post();
+            posted
+        }
+    })
+}
+
+/// `ibv_post_recv`.
+///
+/// # Safety
+/// As for [`post_send`].
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    boundary::code(|| {
+        // SAFETY: the caller's promise, for all of it.
+        unsafe {
+            let object = Qp::get(qp)?;
+            chain(wr, bad, |chain| object.engine.post_recv(std::iter::from_fn(|| step(chain))))
+        }
+    })
+}
+
+/// `ibv_post_srq_recv`.
+///
+/// # Safety
+/// As for [`post_send`].
+pub(crate) unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    wr: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    boundary::code(|| {
+        // SAFETY: the caller's promise, for all of it.
+        unsafe {
+            let object = Object::<Srq>::get(srq)?;
+            chain(wr, bad, |chain| object.engine.post_recv(std::iter::from_fn(|| step(chain))))
+        }
+    })
+}

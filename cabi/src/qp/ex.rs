@@ -1,0 +1,319 @@
+//! `ibv_wr_*`: requests built field by field between `ibv_wr_start` and `ibv_wr_complete`.
+
+use super::Qp;
+use crate::abi::{ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge};
+use crate::boundary::{self, Result};
+use crate::errno::Errno;
+use crate::mw;
+use crate::object::Object;
+use crate::post;
+use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
+use std::cell::UnsafeCell;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use verbs::{Remote, STag, SendFlags, SendOp, SendWr, Sge};
+
+/// The requests between `ibv_wr_start` and `ibv_wr_complete`; locked meanwhile.
+pub(crate) struct Builder {
+    lock: RawMutex,
+    batch: UnsafeCell<Batch>,
+}
+
+// SAFETY: the batch is touched between `wr_start` and `wr_complete` or `wr_abort` alone, by the thread that holds the lock.
+unsafe impl Sync for Builder {}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self { lock: RawMutex::INIT, batch: UnsafeCell::default() }
+    }
+}
+
+#[derive(Default)]
+struct Batch {
+    wrs: Vec<Wr>,
+    /// Elements of all requests, one behind the other.
+    sges: Vec<Sge>,
+    /// Inline data of all requests: C's buffers are free when the call that names them returns.
+    inline: Vec<u8>,
+    failed: Option<Errno>,
+}
+
+struct Wr {
+    wr_id: u64,
+    flags: SendFlags,
+    op: SendOp,
+    data: Data,
+}
+
+#[derive(Clone, Copy)]
+enum Data {
+    None,
+    Sges { first: usize, count: usize },
+    Inline { first: usize, len: usize },
+}
+
+/// `ibv_qp_to_qp_ex`; NULL for a queue pair made without `ibv_wr_*`.
+///
+/// # Safety
+/// `qp` is NULL or one of ours.
+pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    boundary::pointer(|| {
+        // SAFETY: the caller's promise.
+        let object = unsafe { Qp::get(qp) }?;
+        Ok(if object.builder.is_some() { object.abi() } else { ptr::null_mut() })
+    })
+}
+
+/// Gives C the calls that it asked for.
+pub(super) fn fill(abi: &mut ibv_qp_ex, ops: u64) {
+    let has = |bit: u32| ops & 1 << bit != 0;
+    abi.wr_rdma_write = has(0).then_some(wr_rdma_write as _);
+    abi.wr_rdma_write_imm = has(1).then_some(wr_rdma_write_imm as _);
+    abi.wr_send = has(2).then_some(wr_send as _);
+    abi.wr_send_imm = has(3).then_some(wr_send_imm as _);
+    abi.wr_rdma_read = has(4).then_some(wr_rdma_read as _);
+    abi.wr_atomic_cmp_swp = has(5).then_some(wr_atomic_cmp_swp as _);
+    abi.wr_atomic_fetch_add = has(6).then_some(wr_atomic_fetch_add as _);
+    abi.wr_local_inv = has(7).then_some(wr_local_inv as _);
+    abi.wr_bind_mw = has(8).then_some(wr_bind_mw as _);
+    abi.wr_send_inv = has(9).then_some(wr_send_inv as _);
+    abi.wr_atomic_write = has(12).then_some(wr_atomic_write as _);
+    abi.wr_set_inline_data = Some(wr_set_inline_data);
+    abi.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    abi.wr_set_sge = Some(wr_set_sge);
+    abi.wr_set_sge_list = Some(wr_set_sge_list);
+    abi.wr_start = Some(wr_start);
+    abi.wr_complete = Some(wr_complete);
+    abi.wr_abort = Some(wr_abort);
+}
+
+/// Does something with the batch; what fails is told by `ibv_wr_complete`.
+///
+/// # Safety
+/// `qp` is one of ours, between `ibv_wr_start` and `ibv_wr_complete` on this thread.
+unsafe fn with(qp: *mut ibv_qp_ex, body: impl FnOnce(&mut Batch) -> Result<()>) {
+    boundary::quick((), || {
+        // SAFETY: the caller's promise: this thread holds the lock.
+        unsafe {
+            let object = Object::<Qp>::get(qp)?;
+            let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
+            let batch = &mut *builder.batch.get();
+            if let Err(errno) = body(batch) {
+                batch.failed.get_or_insert(errno);
+            }
+        }
+        Ok(())
+    });
+}
+
+/// # Safety
+/// As for [`with`].
+unsafe fn push(qp: *mut ibv_qp_ex, op: impl FnOnce() -> Result<SendOp>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (wr_id, flags) = ((*qp).wr_id, (*qp).wr_flags);
+        with(qp, |batch| {
+            let flags = SendFlags::from_bits_truncate(flags) - SendFlags::INLINE;
+            batch.wrs.push(Wr { wr_id, flags, op: op()?, data: Data::None });
+            Ok(())
+        });
+    }
+}
+
+impl Batch {
+    fn set(&mut self, data: Data) -> Result<()> {
+        self.wrs.last_mut().ok_or(Errno::INVAL)?.data = data;
+        Ok(())
+    }
+
+    fn clear(&mut self) {
+        self.wrs.clear();
+        self.sges.clear();
+        self.inline.clear();
+        self.failed = None;
+    }
+}
+
+/// # Safety
+/// `qp` is one of ours.
+unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
+    boundary::value((), || {
+        // SAFETY: the caller's promise.
+        let object = unsafe { Object::<Qp>::get(qp) }?;
+        let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
+        builder.lock.lock();
+        // SAFETY: locked.
+        unsafe { (*builder.batch.get()).clear() };
+        Ok(())
+    });
+}
+
+/// Posts the batch as one chain. Nothing is posted of a batch that has a mistake in it.
+///
+/// # Safety
+/// `qp` is one of ours, behind `ibv_wr_start` on this thread; the requests are as for `ibv_post_send`.
+unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+    boundary::code(|| {
+        // SAFETY: the caller's promise.
+        let object = unsafe { Object::<Qp>::get(qp) }?;
+        let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
+        if !builder.lock.is_locked() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: locked by this thread in `wr_start`.
+        let posted = unsafe { post_batch(object, &*builder.batch.get()) };
+        // SAFETY: as above.
+        unsafe { builder.lock.unlock() };
+        posted
+    })
+}
+
+fn post_batch(object: &Object<Qp>, batch: &Batch) -> Result<()> {
+    if let Some(errno) = batch.failed {
+        return Err(errno);
+    }
+    // One element for each request with inline data, at the copy.
+    let inline: Vec<Sge> = batch.wrs.iter().map(|wr| inline_sge(batch, wr)).collect::<Result<_>>()?;
+    let wrs = batch.wrs.iter().zip(&inline).map(|(wr, inline)| {
+        let (sges, flags) = match wr.data {
+            Data::None => (&[][..], SendFlags::empty()),
+            Data::Sges { first, count } => (&batch.sges[first..first + count], SendFlags::empty()),
+            Data::Inline { .. } => (std::slice::from_ref(inline), SendFlags::INLINE),
+        };
+        SendWr { wr_id: wr.wr_id, op: wr.op, sges, flags: wr.flags | flags }
+    });
+    // SAFETY: `ibv_post_send`'s contract with the program; the inline data is ours and stays during the call.
+    let posted = unsafe { object.engine.post_send(wrs) }.map_err(|refused| refused.error.into());
+    object.note_post();
+    posted
+}
+
+fn inline_sge(batch: &Batch, wr: &Wr) -> Result<Sge> {
+    let Data::Inline { first, len } = wr.data else { return Ok(Sge::default()) };
+    let length = u32::try_from(len).map_err(|_| Errno::INVAL)?;
+    Ok(Sge { addr: batch.inline[first..].as_ptr().addr() as u64, length, lkey: 0 })
+}
+
+/// # Safety
+/// `qp` is one of ours, behind `ibv_wr_start` on this thread.
+unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
+    boundary::value((), || {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let object = Object::<Qp>::get(qp)?;
+            let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
+            if builder.lock.is_locked() {
+                builder.lock.unlock();
+            }
+        }
+        Ok(())
+    });
+}
+
+macro_rules! requests {
+    ($($name:ident($($arg:ident: $type:ty),*) => $op:expr;)*) => {
+        $(
+            /// # Safety
+            /// As for [`with`]; pointers are NULL or ours.
+            unsafe extern "C" fn $name(qp: *mut ibv_qp_ex, $($arg: $type),*) {
+                // SAFETY: the caller's promise.
+                unsafe { push(qp, || $op) };
+            }
+        )*
+    };
+}
+
+requests! {
+    wr_send() => Ok(SendOp::Send);
+    wr_send_imm(imm: u32) => Ok(SendOp::SendImm { imm: u32::from_be(imm) });
+    wr_send_inv(rkey: u32) => Ok(SendOp::SendInvalidate { stag: STag(rkey) });
+    wr_rdma_write(rkey: u32, addr: u64) => Ok(SendOp::Write { remote: Remote { addr, rkey } });
+    wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) => {
+        Ok(SendOp::WriteImm { remote: Remote { addr, rkey }, imm: u32::from_be(imm) })
+    };
+    wr_rdma_read(rkey: u32, addr: u64) => {
+        Ok(SendOp::Read { remote: Remote { addr, rkey }, invalidate: None })
+    };
+    wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) => {
+        Ok(post::cmp_swap(Remote { addr, rkey }, compare, swap))
+    };
+    wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) => {
+        Ok(SendOp::FetchAdd { remote: Remote { addr, rkey }, add, mask: 0 })
+    };
+    wr_local_inv(rkey: u32) => Ok(SendOp::LocalInvalidate { stag: STag(rkey) });
+    wr_bind_mw(window: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) => {
+        mw::bind_op(window, rkey, info.as_ref().ok_or(Errno::INVAL)?)
+    };
+}
+
+/// The eight octets are taken at once.
+///
+/// # Safety
+/// As for [`with`]; eight octets at `octets` can be read.
+unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, octets: *const c_void) {
+    // SAFETY: the caller's promise, for both.
+    unsafe {
+        push(qp, || Ok(SendOp::AtomicWrite { remote: Remote { addr, rkey } }));
+        wr_set_inline_data(qp, octets.cast_mut(), 8);
+    }
+}
+
+/// # Safety
+/// As for [`with`].
+unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    let sge = ibv_sge { addr, length, lkey };
+    // SAFETY: the caller's promise; one element.
+    unsafe { wr_set_sge_list(qp, 1, &raw const sge) };
+}
+
+/// # Safety
+/// As for [`with`]; `count` elements at `list` can be read.
+unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        with(qp, |batch| {
+            let first = batch.sges.len();
+            batch.sges.extend_from_slice(post::sges(list.cast_mut(), c_int::try_from(count).unwrap_or(-1))?);
+            batch.set(Data::Sges { first, count })
+        });
+    }
+}
+
+/// # Safety
+/// As for [`with`]; `length` octets at `addr` can be read.
+unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
+    let buffer = ibv_data_buf { addr, length };
+    // SAFETY: the caller's promise; one buffer.
+    unsafe { wr_set_inline_data_list(qp, 1, &raw const buffer) };
+}
+
+/// # Safety
+/// As for [`with`]; `count` buffers at `list` can be read, and the octets that they name.
+unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let most = Object::<Qp>::get(qp).map_or(0, |object| object.cap.max_inline_data as usize);
+        with(qp, |batch| {
+            if list.is_null() && count > 0 {
+                return Err(Errno::INVAL);
+            }
+            let first = batch.inline.len();
+            for at in 0..count {
+                let buffer = *list.add(at);
+                if buffer.length > most || batch.inline.len() - first + buffer.length > most {
+                    return Err(Errno::INVAL);
+                }
+                if buffer.length > 0 {
+                    if buffer.addr.is_null() {
+                        return Err(Errno::INVAL);
+                    }
+                    let octets = std::slice::from_raw_parts(buffer.addr.cast::<u8>(), buffer.length);
+                    batch.inline.extend_from_slice(octets);
+                }
+            }
+            let len = batch.inline.len() - first;
+            batch.set(Data::Inline { first, len })
+        });
+    }
+}

@@ -1,0 +1,56 @@
+//! What is not offered, said as rdma-core says it. One function serves names of any parameters: in C's calling convention the
+//! caller puts arguments away and takes them back, and these look at none.
+
+use crate::errno::Errno;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+/// For functions that return an error number: address handles, multicast, ECE, commands to a kernel driver.
+pub extern "C" fn unsupported() -> c_int {
+    Errno::UNSUPPORTED.set();
+    Errno::UNSUPPORTED.0
+}
+
+/// For functions that return -1 and `errno`.
+pub extern "C" fn unsupported_minus_one() -> c_int {
+    Errno::UNSUPPORTED.set();
+    -1
+}
+
+/// For functions that return an object.
+pub extern "C" fn unsupported_null() -> *mut c_void {
+    Errno::UNSUPPORTED.set();
+    ptr::null_mut()
+}
+
+/// For functions that return nothing, and for those that vendors' libraries call when they are loaded.
+pub extern "C" fn nothing() {}
+
+/// For functions that answer "no" or "none".
+pub extern "C" fn zero() -> c_int {
+    0
+}
+
+/// The functions of libibverbs 1.0 (2006) take structures that no header has had since: none of these are here.
+pub extern "C" fn old() -> c_int {
+    Errno::NOSYS.set();
+    Errno::NOSYS.0
+}
+
+/// As [`old`], for functions that return an object.
+pub extern "C" fn old_null() -> *mut c_void {
+    Errno::NOSYS.set();
+    ptr::null_mut()
+}
+
+/// For functions of `int`, `ssize_t` and `off_t` that return -1 and `errno`.
+pub extern "C" fn absent() -> isize {
+    Errno::NOSYS.set();
+    -1
+}
+
+/// For functions that return an object.
+pub extern "C" fn absent_null() -> *mut c_void {
+    Errno::NOSYS.set();
+    ptr::null_mut()
+}

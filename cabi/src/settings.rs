@@ -1,0 +1,318 @@
+//! What users set from outside: environment variables, read once. `uiw env` prints the same table.
+
+use crate::boundary::Result;
+use crate::errno::Errno;
+use crate::persona::Persona;
+use llp::fault::{Faults, Flip, Split};
+use std::env;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use verbs::{ConnOptions, FpduSize, Revision};
+
+/// One environment variable.
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// The values it takes.
+    pub values: &'static str,
+    /// What it does.
+    pub what: &'static str,
+    set: fn(&mut Settings, &str) -> std::result::Result<(), &'static str>,
+}
+
+/// Every variable that programs on our libraries obey.
+pub const VARIABLES: &[Variable] = &[
+    Variable {
+        name: "UIW_PERSONA",
+        values: "iwarp, roce or ib",
+        what: "the kind of device that the program sees; the wire is the same",
+        set: |s, v| Persona::named(v).map(|persona| s.persona = persona).ok_or("expected iwarp, roce or ib"),
+    },
+    Variable {
+        name: "UIW_CRC",
+        values: "on or off",
+        what: "ask for CRC32C on every FPDU; it is on if either side asks",
+        set: |s, v| switch(v).map(|on| s.conn.crc = on),
+    },
+    Variable {
+        name: "UIW_MARKERS",
+        values: "on or off",
+        what: "ask the peer for MPA Markers",
+        set: |s, v| switch(v).map(|on| s.conn.markers = on),
+    },
+    Variable {
+        name: "UIW_MPA_REVISION",
+        values: "1 or 2",
+        what: "highest MPA revision: 1 is RFC 5044 alone, 2 is RFC 6581",
+        set: |s, v| match v {
+            "1" => {
+                s.conn.revision = Revision::One;
+                s.conn.peer_to_peer = false;
+                Ok(())
+            }
+            "2" => Ok(()),
+            _ => Err("expected 1 or 2"),
+        },
+    },
+    Variable {
+        name: "UIW_FPDU",
+        values: "auto, segment, large, or a MULPDU from 128 to 64768",
+        what: "how large the FPDUs are that we send",
+        set: |s, v| fpdu(v).map(|size| s.conn.fpdu = size),
+    },
+    Variable {
+        name: "UIW_STABLE_TX",
+        values: "on or off",
+        what: "copy every source before its CRC is computed, for programs that rewrite buffers in flight",
+        set: |s, v| switch(v).map(|on| s.conn.stable_tx = on),
+    },
+    Variable {
+        name: "UIW_CONGESTION",
+        values: "a name from net.ipv4.tcp_available_congestion_control",
+        what: "congestion control of TCP",
+        set: |s, v| {
+            s.conn.stream.congestion = Some(v.to_owned());
+            Ok(())
+        },
+    },
+    Variable {
+        name: "UIW_ACK",
+        values: "on or off",
+        what: "acknowledged completion: a request completes when the peer has placed it (default: on in personas roce and ib)",
+        set: |s, v| switch(v).map(|on| s.acknowledged = Some(on)),
+    },
+    Variable {
+        name: "UIW_QP_PORTS",
+        values: "LO-HI",
+        what: "TCP ports that hand-made queue pairs listen on, for firewalls",
+        set: |s, v| ports(v).map(|range| s.qp_ports = Some(range)),
+    },
+    Variable {
+        name: "UIW_LID_MAP",
+        values: "a file of lines `LID ADDRESS`",
+        what: "addresses of peers that the program names by LID alone",
+        set: |s, v| {
+            s.lid_map = Some(v.into());
+            Ok(())
+        },
+    },
+    Variable {
+        name: "UIW_PORT_OFFSET",
+        values: "a number from -65535 to 65535",
+        what: "added to every port that the program gives to rdma_cm, for programs that use the same one over TCP",
+        set: |s, v| match v.parse::<i32>() {
+            Ok(offset @ -65535..=65535) => {
+                s.port_offset = offset;
+                Ok(())
+            }
+            _ => Err("expected a number from -65535 to 65535"),
+        },
+    },
+    Variable {
+        name: "UIW_FAULT",
+        values: "send-split=N, recv-split=N, flip-sent=OCTET:MASK, flip-received=OCTET:MASK, cut-sent=N, cut-received=N, \
+                 fin-sent=N, would-block=N, seed=N, several with commas",
+        what: "what goes wrong on every TCP stream of the program",
+        set: |s, v| faults(v).map(|faults| s.faults = Some(faults)),
+    },
+    Variable {
+        name: "UIW_PCAP",
+        values: "a file",
+        what: "capture all iWARP traffic of the program there, for Wireshark and `uiw decode`",
+        set: |s, v| {
+            s.pcap = Some(v.into());
+            Ok(())
+        },
+    },
+    Variable {
+        name: "UIW_LOG",
+        values: "off, error, warn, info, debug, trace, or filters such as verbs=trace",
+        what: "say on standard error what happens",
+        set: |s, v| {
+            s.log = Some(v.to_owned());
+            Ok(())
+        },
+    },
+];
+
+/// Everything set from outside.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// What programs see.
+    pub persona: Persona,
+    /// Options of every connection.
+    pub conn: ConnOptions,
+    /// Acknowledged completion, if said.
+    pub acknowledged: Option<bool>,
+    /// Ports of hand-made queue pairs.
+    pub qp_ports: Option<RangeInclusive<u16>>,
+    /// Addresses by LID.
+    pub lid_map: Option<PathBuf>,
+    /// Added to every rdma_cm port.
+    pub port_offset: i32,
+    /// What goes wrong, with the seed of what is random about it.
+    pub faults: Option<(u64, Faults)>,
+    /// Where the traffic is captured.
+    pub pcap: Option<PathBuf>,
+    /// Filter of the log.
+    pub log: Option<String>,
+}
+
+impl Settings {
+    /// The process's settings. A bad value is told once on standard error.
+    ///
+    /// # Errors
+    /// EINVAL when a variable has a bad value.
+    pub fn get() -> Result<&'static Self> {
+        static SETTINGS: OnceLock<std::result::Result<Settings, String>> = OnceLock::new();
+        let settings = SETTINGS.get_or_init(|| {
+            let settings = Self::read(|name| env::var_os(name)?.into_string().ok().filter(|v| !v.is_empty()));
+            if let Err(line) = &settings {
+                eprintln!("{line}");
+            }
+            settings
+        });
+        settings.as_ref().map_err(|_| Errno::INVAL)
+    }
+
+    /// Settings from variables that `value` knows.
+    ///
+    /// # Errors
+    /// One line that names the variable, its value and the rule.
+    pub fn read(value: impl Fn(&str) -> Option<String>) -> std::result::Result<Self, String> {
+        let mut settings = Self::default();
+        for variable in VARIABLES {
+            if let Some(value) = value(variable.name) {
+                (variable.set)(&mut settings, &value)
+                    .map_err(|rule| format!("uiw: {}={value}: {rule}", variable.name))?;
+            }
+        }
+        Ok(settings)
+    }
+
+    /// Whether queue pairs complete requests only when the peer has placed them.
+    #[must_use]
+    pub fn acknowledged(&self) -> bool {
+        self.acknowledged.unwrap_or(self.persona != Persona::Iwarp)
+    }
+}
+
+fn switch(text: &str) -> std::result::Result<bool, &'static str> {
+    match text {
+        "on" | "1" => Ok(true),
+        "off" | "0" => Ok(false),
+        _ => Err("expected on or off"),
+    }
+}
+
+fn fpdu(text: &str) -> std::result::Result<FpduSize, &'static str> {
+    Ok(match text {
+        "auto" => FpduSize::Auto,
+        "segment" => FpduSize::Segment,
+        "large" => FpduSize::Large,
+        number => match number.parse::<u16>() {
+            Ok(size) if (mpa::MIN_MULPDU..=mpa::MAX_ULPDU).contains(&usize::from(size)) => {
+                FpduSize::Fixed(size)
+            }
+            _ => return Err("expected auto, segment, large or 128 to 64768 octets"),
+        },
+    })
+}
+
+fn ports(text: &str) -> std::result::Result<RangeInclusive<u16>, &'static str> {
+    let rule = "expected LO-HI with ports from 1 to 65535, LO not above HI";
+    let (low, high) = text.split_once('-').ok_or(rule)?;
+    match (low.trim().parse::<u16>(), high.trim().parse::<u16>()) {
+        (Ok(low), Ok(high)) if low > 0 && low <= high => Ok(low..=high),
+        _ => Err(rule),
+    }
+}
+
+fn faults(text: &str) -> std::result::Result<(u64, Faults), &'static str> {
+    let mut faults = Faults::default();
+    let mut seed = 0;
+    for part in text.split(',').map(str::trim) {
+        let (name, value) = part.split_once('=').ok_or("expected NAME=VALUE, several with commas")?;
+        let number = || value.parse::<u64>().map_err(|_| "expected a number of octets or calls behind =");
+        let small = || value.parse::<u32>().map_err(|_| "expected a number below 2^32 behind =");
+        match name {
+            "seed" => seed = number()?,
+            "send-split" => faults.send_split = split(small()?)?,
+            "recv-split" => faults.recv_split = split(small()?)?,
+            "flip-sent" => faults.flip_sent.push(flip(value)?),
+            "flip-received" => faults.flip_received.push(flip(value)?),
+            "cut-sent" => faults.cut_sent = Some(number()?),
+            "cut-received" => faults.cut_received = Some(number()?),
+            "fin-sent" => faults.fin_sent = Some(number()?),
+            "would-block" => faults.would_block_every = Some(small()?),
+            _ => return Err("no such fault; `uiw env` lists them"),
+        }
+    }
+    Ok((seed, faults))
+}
+
+fn split(most: u32) -> std::result::Result<Split, &'static str> {
+    if most == 0 { Err("a split of 0 octets would never end") } else { Ok(Split::Random(most as usize)) }
+}
+
+fn flip(text: &str) -> std::result::Result<Flip, &'static str> {
+    let rule = "expected OCTET:MASK, MASK from 1 to 255";
+    let (octet, mask) = text.split_once(':').ok_or(rule)?;
+    match (octet.parse(), mask.parse()) {
+        (Ok(octet), Ok(mask)) if mask != 0 => Ok(Flip { octet, mask }),
+        _ => Err(rule),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &str, value: &str) -> std::result::Result<Settings, String> {
+        Settings::read(|asked| (asked == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn every_variable_is_obeyed() {
+        assert_eq!(read("UIW_PERSONA", "roce").unwrap().persona, Persona::Roce);
+        assert!(!read("UIW_CRC", "off").unwrap().conn.crc);
+        assert!(read("UIW_MARKERS", "on").unwrap().conn.markers);
+        assert_eq!(read("UIW_MPA_REVISION", "1").unwrap().conn.revision, Revision::One);
+        assert_eq!(read("UIW_FPDU", "1424").unwrap().conn.fpdu, FpduSize::Fixed(1424));
+        assert!(read("UIW_STABLE_TX", "1").unwrap().conn.stable_tx);
+        assert_eq!(read("UIW_CONGESTION", "bbr").unwrap().conn.stream.congestion.as_deref(), Some("bbr"));
+        assert_eq!(read("UIW_ACK", "on").unwrap().acknowledged, Some(true));
+        assert_eq!(read("UIW_QP_PORTS", "7000-7010").unwrap().qp_ports, Some(7000..=7010));
+        assert_eq!(read("UIW_LID_MAP", "/m").unwrap().lid_map, Some("/m".into()));
+        assert_eq!(read("UIW_PORT_OFFSET", "-12").unwrap().port_offset, -12);
+        let (seed, faults) =
+            read("UIW_FAULT", "seed=4,flip-sent=99:1,cut-received=7").unwrap().faults.unwrap();
+        assert_eq!((seed, faults.cut_received), (4, Some(7)));
+        assert_eq!(faults.flip_sent, [Flip { octet: 99, mask: 1 }]);
+        assert_eq!(read("UIW_PCAP", "f").unwrap().pcap, Some("f".into()));
+        assert_eq!(read("UIW_LOG", "debug").unwrap().log.as_deref(), Some("debug"));
+    }
+
+    #[test]
+    fn bad_values_are_named_with_their_rule() {
+        for (name, value) in [
+            ("UIW_PERSONA", "quantum"),
+            ("UIW_CRC", "maybe"),
+            ("UIW_MPA_REVISION", "3"),
+            ("UIW_FPDU", "127"),
+            ("UIW_QP_PORTS", "9-8"),
+            ("UIW_QP_PORTS", "0-8"),
+            ("UIW_PORT_OFFSET", "70000"),
+            ("UIW_FAULT", "flip-sent=1"),
+            ("UIW_FAULT", "send-split=0"),
+            ("UIW_FAULT", "gremlins=3"),
+        ] {
+            let line = read(name, value).unwrap_err();
+            assert!(
+                line.starts_with(&format!("uiw: {name}={value}: ")) && line.lines().count() == 1,
+                "{line}"
+            );
+        }
+    }
+}

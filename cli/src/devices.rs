@@ -1,0 +1,43 @@
+//! `uiw devices`: what `ibv_get_device_list` gives to programs here, and the address behind each GID.
+
+use crate::fail::{Failure, Result};
+use crate::text;
+use cabi::device::{attributes, netdev, netdev::NetDev};
+use serde_json::json;
+
+/// Show the devices that programs see.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// One JSON object a device
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let netdevs = netdev::all().map_err(|error| Failure::local("asking for the network devices", error))?;
+    for netdev in netdevs {
+        let guid = u64::from_be(attributes::guid(&netdev));
+        if args.json {
+            let gids: Vec<_> = netdev.addresses.iter().map(|(address, _)| address.to_string()).collect();
+            text::json(&json!({
+                "device": name(&netdev),
+                "netdev": netdev.name,
+                "active": netdev.running,
+                "mtu": netdev.mtu,
+                "guid": format!("{guid:016x}"),
+                "gids": gids,
+            }));
+        } else {
+            let state = if netdev.running { "active" } else { "down" };
+            text::line(format!("{:<20} {state}, MTU {}, GUID {guid:016x}", name(&netdev), netdev.mtu));
+            for (index, (address, prefix)) in netdev.addresses.iter().enumerate() {
+                text::line(format!("    GID {index}: {address}/{prefix}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn name(netdev: &NetDev) -> String {
+    format!("uiw_{}", netdev.name)
+}

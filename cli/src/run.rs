@@ -1,0 +1,139 @@
+//! `uiw run -- CMD`: a stock program on our own libibverbs and librdmacm.
+
+use crate::fail::{Exit, Failure, Result};
+use crate::open::Global;
+use cabi::persona::Persona;
+use cabi::settings::Settings;
+use cabi::sysfs;
+use std::env;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// Exit codes of `uiw run`.
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes: those of the program; 126 when it cannot be run, 127 when it is not found, 2 and 1 when uiw itself fails.
+
+Further variables for the program: `uiw env`.";
+
+/// The libraries, by the names under which programs ask for them.
+const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
+
+/// Run a program.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The kind of device that the program sees: iwarp, roce or ib. The wire is the same
+    #[arg(long, value_name = "KIND", value_parser = persona)]
+    persona: Option<String>,
+    /// Show the program a small /sys/class/infiniband, in a user namespace
+    #[arg(long)]
+    sysfs: bool,
+    /// Added to every port that the program gives to rdma_cm, for programs that use the same number over TCP
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-65535..=65535))]
+    port_offset: Option<i32>,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+fn persona(text: &str) -> std::result::Result<String, String> {
+    Persona::named(text).map(|_| text.to_owned()).ok_or_else(|| "expected iwarp, roce or ib".to_owned())
+}
+
+/// Becomes the program; returns only when it cannot.
+pub(crate) fn run(args: &Args, global: &Global) -> ExitCode {
+    match prepare(args, global) {
+        Ok(mut command) => {
+            let error = command.exec();
+            let program = command.get_program().display();
+            let (code, fix) = match error.kind() {
+                io::ErrorKind::NotFound => (127, "check its name, or give its path"),
+                _ => (126, "check that it may be executed"),
+            };
+            eprintln!("uiw: {program}: {error}: {fix}");
+            ExitCode::from(code)
+        }
+        Err(failure) => {
+            eprintln!("{failure}");
+            failure.exit.into()
+        }
+    }
+}
+
+fn prepare(args: &Args, global: &Global) -> Result<Command> {
+    let Some((program, rest)) = args.command.split_first() else {
+        return Err(Failure::usage("command line", "no program", "see `uiw run --help`"));
+    };
+    let libraries = libraries()?;
+    let mut paths = vec![libraries];
+    paths.extend(env::split_paths(&env::var_os("LD_LIBRARY_PATH").unwrap_or_default()));
+    let paths = env::join_paths(paths)
+        .map_err(|error| Failure::usage("LD_LIBRARY_PATH", error, "unset it, or use paths without `:`"))?;
+    let mut command = Command::new(program);
+    command.args(rest).env("LD_LIBRARY_PATH", paths);
+    if let Some(persona) = &args.persona {
+        command.env("UIW_PERSONA", persona);
+    }
+    if let Some(offset) = args.port_offset {
+        command.env("UIW_PORT_OFFSET", offset.to_string());
+    }
+    if let Some(path) = &global.pcap {
+        let path = std::path::absolute(path)
+            .map_err(|error| Failure::usage(path.display(), error, "choose a file that can be written"))?;
+        command.env("UIW_PCAP", path);
+    }
+    check_variables(&command)?;
+    if args.sysfs {
+        let persona = args.persona.as_deref().and_then(Persona::named).unwrap_or_else(|| {
+            env::var("UIW_PERSONA").ok().and_then(|name| Persona::named(&name)).unwrap_or_default()
+        });
+        sysfs::enter(persona).map_err(|error| {
+            let fix = "run as root, or allow user namespaces (kernel.unprivileged_userns_clone), or do without --sysfs";
+            Failure::new(Exit::Failed, "making /sys/class/infiniband", error, fix)
+        })?;
+    }
+    Ok(command)
+}
+
+/// A bad value is better told here than by the program, which would only say that there are no devices.
+fn check_variables(command: &Command) -> Result<()> {
+    let value = |name: &str| {
+        let set = command.get_envs().find(|(key, _)| *key == name).and_then(|(_, value)| value);
+        let value = set.map_or_else(|| env::var_os(name), |value| Some(value.to_owned()));
+        value?.into_string().ok().filter(|value| !value.is_empty())
+    };
+    Settings::read(value).map(drop).map_err(|line| {
+        let line = line.strip_prefix("uiw: ").unwrap_or(&line);
+        let (what, why) = line.split_once(": ").unwrap_or((line, "a bad value"));
+        Failure::usage(what, why, "see `uiw env`")
+    })
+}
+
+/// The folder with both libraries: `../lib` of the program, or the folder that UIW_LIB names.
+fn libraries() -> Result<PathBuf> {
+    let has = |folder: &Path| LIBRARIES.iter().all(|library| folder.join(library).is_file());
+    if let Some(folder) = env::var_os("UIW_LIB").map(PathBuf::from) {
+        return if has(&folder) {
+            Ok(folder)
+        } else {
+            Err(Failure::usage(
+                format!("UIW_LIB={}", folder.display()),
+                format!("{} are not both there", LIBRARIES.join(" and ")),
+                "name the folder that has them, or unset it",
+            ))
+        };
+    }
+    let program = env::current_exe().map_err(|error| Failure::local("finding this program", error))?;
+    let folder = program.parent().and_then(Path::parent).map(|prefix| prefix.join("lib"));
+    match folder {
+        Some(folder) if has(&folder) => Ok(folder),
+        folder => Err(Failure::new(
+            Exit::Failed,
+            folder.unwrap_or_default().display(),
+            format!("{} are not both there", LIBRARIES.join(" and ")),
+            "install with `cargo xtask install --prefix DIR` and use DIR/bin/uiw, or name their folder by UIW_LIB",
+        )),
+    }
+}

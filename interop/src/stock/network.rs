@@ -1,0 +1,143 @@
+//! Where programs meet: on loopback, or in two network namespaces with a cable between them.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+/// A place for a server and a client.
+pub enum Network {
+    /// 127.0.0.1 of this machine.
+    Loopback,
+    /// Two namespaces with a veth pair. Removed when dropped.
+    Veth(Namespaces),
+}
+
+/// Two network namespaces.
+pub struct Namespaces {
+    ip: PathBuf,
+    names: [String; 2],
+}
+
+/// A TCP port that nobody uses at the moment.
+///
+/// # Panics
+/// When the system has none.
+#[must_use]
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+    listener.local_addr().expect("its address").port()
+}
+
+impl Network {
+    /// Two namespaces, or nothing where that is not possible; the test is noted as skipped then.
+    #[track_caller]
+    #[must_use]
+    pub fn veth() -> Option<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let ip = crate::require("ip")?;
+        let unique = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let space = Namespaces { ip, names: [format!("uiw-s-{unique}"), format!("uiw-c-{unique}")] };
+        if let Err(reason) = space.set_up() {
+            // What was made is removed with `space`.
+            crate::skip(&format!("network namespaces: {reason}"));
+            return None;
+        }
+        Some(Self::Veth(space))
+    }
+
+    /// The server's address.
+    #[must_use]
+    pub fn server_address(&self) -> Ipv4Addr {
+        match self {
+            Self::Loopback => Ipv4Addr::LOCALHOST,
+            Self::Veth(_) => SERVER,
+        }
+    }
+
+    /// The client's address.
+    #[must_use]
+    pub fn client_address(&self) -> Ipv4Addr {
+        match self {
+            Self::Loopback => Ipv4Addr::LOCALHOST,
+            Self::Veth(_) => CLIENT,
+        }
+    }
+
+    /// The command at the server's place.
+    #[must_use]
+    pub fn server(&self, command: Command) -> Command {
+        self.at(0, command)
+    }
+
+    /// The command at the client's place.
+    #[must_use]
+    pub fn client(&self, command: Command) -> Command {
+        self.at(1, command)
+    }
+
+    fn at(&self, place: usize, command: Command) -> Command {
+        let Self::Veth(space) = self else { return command };
+        let mut inside = Command::new(&space.ip);
+        inside
+            .args(["netns", "exec", &space.names[place]])
+            .arg(command.get_program())
+            .args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => inside.env(name, value),
+                None => inside.env_remove(name),
+            };
+        }
+        if let Some(folder) = command.get_current_dir() {
+            inside.current_dir(folder);
+        }
+        inside
+    }
+}
+
+/// Nobody else is in the namespaces, so every test may use the same addresses.
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+
+impl Namespaces {
+    fn set_up(&self) -> Result<(), String> {
+        let [server, client] = &self.names;
+        self.ip(&["netns", "add", server])?;
+        self.ip(&["netns", "add", client])?;
+        self.ip(&[
+            "-n", server, "link", "add", "veth0", "type", "veth", "peer", "name", "veth0", "netns", client,
+        ])?;
+        for (name, address) in [(server, SERVER), (client, CLIENT)] {
+            self.ip(&["-n", name, "address", "add", &format!("{address}/24"), "dev", "veth0"])?;
+            self.ip(&["-n", name, "link", "set", "veth0", "up"])?;
+            self.ip(&["-n", name, "link", "set", "lo", "up"])?;
+        }
+        // Programs that look at their port want to see it up, and the carrier comes a little later.
+        for name in [server, client] {
+            while !self.ip(&["-n", name, "link", "show", "dev", "veth0"])?.contains("LOWER_UP") {
+                thread::sleep(Duration::from_millis(2));
+            }
+        }
+        Ok(())
+    }
+
+    fn ip(&self, args: &[&str]) -> Result<String, String> {
+        let output = Command::new(&self.ip).args(args).output().map_err(|error| error.to_string())?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let said = String::from_utf8_lossy(&output.stderr);
+        Err(format!("ip {}: {}", args.join(" "), said.trim()))
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in &self.names {
+            let _ = self.ip(&["netns", "delete", name]);
+        }
+    }
+}

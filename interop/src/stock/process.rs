@@ -1,0 +1,210 @@
+//! Programs that run for a bounded time, and what they said.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// The longest that a program of a test may run.
+const PATIENCE: Duration = Duration::from_secs(120);
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// A program that runs. Killed when dropped.
+pub struct Running {
+    child: Child,
+    name: String,
+    said: Arc<Mutex<String>>,
+    readers: Vec<JoinHandle<()>>,
+    until: Instant,
+}
+
+/// A program that has ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Its exit code; of a killed one 128 and the signal's number, as a shell has it.
+    pub code: i32,
+    /// Standard output and standard error, line by line as they came.
+    pub said: String,
+    name: String,
+}
+
+impl Running {
+    /// Starts a program.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start(mut command: Command) -> Self {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let name = format!("{command:?}");
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let said = Arc::<Mutex<String>>::default();
+        let mut readers = Vec::new();
+        if let Some(out) = child.stdout.take() {
+            readers.push(collect(out, &said));
+        }
+        if let Some(err) = child.stderr.take() {
+            readers.push(collect(err, &said));
+        }
+        Self { child, name, said, readers, until: Instant::now() + PATIENCE }
+    }
+
+    /// Waits until it listens on TCP port `port`.
+    ///
+    /// # Panics
+    /// When it ends before that.
+    pub fn wait_listening(&mut self, port: u16) {
+        self.wait_until("listens", |this| listens(this.child.id(), port));
+    }
+
+    /// Waits until it has said `text`.
+    ///
+    /// # Panics
+    /// When it ends before that.
+    pub fn wait_saying(&mut self, text: &str) {
+        self.wait_until(text, |this| this.said().contains(text));
+    }
+
+    fn wait_until(&mut self, what: &str, done: impl Fn(&Self) -> bool) {
+        while !done(self) {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                // What it said last may be on its way.
+                self.join();
+                assert!(done(self), "{}: {status} before `{what}`:\n{}", self.name, self.said());
+                return;
+            }
+            assert!(Instant::now() < self.until, "{}: no `{what}` in time:\n{}", self.name, self.said());
+            thread::sleep(LOOK_EVERY);
+        }
+    }
+
+    /// What it has said so far.
+    #[must_use]
+    pub fn said(&self) -> String {
+        self.said.lock().expect("no reader panics").clone()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// When it takes too long.
+    #[must_use]
+    pub fn end(mut self) -> Ended {
+        use std::os::unix::process::ExitStatusExt as _;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().expect("a child") {
+                break status;
+            }
+            assert!(Instant::now() < self.until, "{} does not end:\n{}", self.name, self.said());
+            thread::sleep(LOOK_EVERY);
+        };
+        self.join();
+        let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+        Ended { code, said: self.said(), name: std::mem::take(&mut self.name) }
+    }
+
+    /// Ends it from outside, for servers that never end by themselves.
+    ///
+    /// # Panics
+    /// When it has ended by itself.
+    #[must_use]
+    pub fn stop(mut self) -> Ended {
+        let early = self.child.try_wait().expect("a child");
+        assert!(early.is_none(), "{} ended by itself: {early:?}\n{}", self.name, self.said());
+        let _ = self.child.kill();
+        self.end()
+    }
+
+    fn join(&mut self) {
+        for reader in self.readers.drain(..) {
+            let _ = reader.join();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Ended {
+    /// It ended with exit code 0.
+    ///
+    /// # Panics
+    /// With what it said, when it did not.
+    #[track_caller]
+    pub fn well(&self) -> &Self {
+        assert_eq!(self.code, 0, "{}:\n{}", self.name, self.said);
+        self
+    }
+
+    /// As [`Ended::well`], for lists of ends.
+    #[track_caller]
+    pub fn is_well(&self) {
+        self.well();
+    }
+
+    /// Lines that contain `text`.
+    #[must_use]
+    pub fn count(&self, text: &str) -> usize {
+        self.said.lines().filter(|line| line.contains(text)).count()
+    }
+}
+
+fn collect(from: impl Read + Send + 'static, said: &Arc<Mutex<String>>) -> JoinHandle<()> {
+    let said = Arc::clone(said);
+    thread::spawn(move || {
+        let mut from = BufReader::new(from);
+        let mut line = Vec::new();
+        while from.read_until(b'\n', &mut line).is_ok_and(|len| len > 0) {
+            said.lock().expect("no reader panics").push_str(&String::from_utf8_lossy(&line));
+            line.clear();
+        }
+    })
+}
+
+/// Whether any process in the network namespace of `process` listens on `port`.
+fn listens(process: u32, port: u16) -> bool {
+    ["tcp", "tcp6"].iter().any(|family| {
+        let table = fs::read_to_string(format!("/proc/{process}/net/{family}")).unwrap_or_default();
+        table.lines().skip(1).any(|line| is_listener(line, port))
+    })
+}
+
+/// A line of the table: number, local address and port in hexadecimal, peer, state; 0A is LISTEN.
+fn is_listener(line: &str, port: u16) -> bool {
+    let mut words = line.split_whitespace().skip(1);
+    let local = words.next().and_then(|word| word.rsplit_once(':'));
+    let state = words.nth(1);
+    local.is_some_and(|(_, hex)| u16::from_str_radix(hex, 16) == Ok(port)) && state == Some("0A")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_are_told_from_connections() {
+        let line = "   0: 0100007F:1D2F 00000000:0000 0A 00000000:00000000 00:00000000 00000000  0 0 17 1";
+        assert!(is_listener(line, 0x1D2F));
+        assert!(!is_listener(line, 0x1D30));
+        assert!(!is_listener(&line.replace(" 0A ", " 01 "), 0x1D2F));
+    }
+
+    #[test]
+    fn ends_are_told() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo out; echo err >&2; exit 3"]);
+        let ended = Running::start(command).end();
+        assert_eq!((ended.code, ended.count("out"), ended.count("err")), (3, 1, 1));
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo there; exec sleep 600"]);
+        let mut running = Running::start(command);
+        running.wait_saying("there");
+        assert_eq!(running.stop().code, 128 + 9);
+    }
+}

@@ -1,0 +1,190 @@
+//! The two libraries, and commands that run with them.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Names a folder with the two libraries to be tested instead of those that `cargo build` makes.
+const LIBRARIES: &str = "UIW_STOCK_LIBRARIES";
+
+/// Who runs a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum User {
+    /// Whoever runs the tests.
+    Same,
+    /// `nobody`, with 64 KiB of memory that may be locked: what a program gets in a container. Only root can become that.
+    Nobody,
+}
+
+/// The id of `nobody` on Debian.
+const NOBODY: &str = "65534";
+
+/// An ordinary user to run programs as: root can become one, anybody else is one already. Nothing where the programs for that are
+/// missing; the test is noted as skipped then.
+#[track_caller]
+#[must_use]
+pub fn ordinary() -> Option<User> {
+    use std::os::unix::fs::MetadataExt as _;
+    let root = fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0);
+    if !root {
+        return Some(User::Same);
+    }
+    crate::require("setpriv")?;
+    crate::require("prlimit")?;
+    Some(User::Nobody)
+}
+
+/// The two libraries in a folder that everybody may read. Removed when dropped.
+pub struct Libraries {
+    folder: PathBuf,
+}
+
+impl Libraries {
+    /// The libraries under test, built if need be.
+    ///
+    /// # Panics
+    /// When they cannot be built or copied.
+    #[must_use]
+    pub fn get() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = env::temp_dir().join(format!("uiw-stock-{}-{count}", std::process::id()));
+        fs::create_dir(&folder).expect("a folder for the libraries");
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("a folder for everybody");
+        let libraries = Self { folder };
+        match env::var_os(LIBRARIES) {
+            Some(given) => {
+                for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+                    let from = Path::new(&given)
+                        .join(name)
+                        .canonicalize()
+                        .expect("the library that UIW_STOCK_LIBRARIES has");
+                    libraries.place(&from, name);
+                }
+            }
+            None => {
+                libraries.place(built("ibverbs"), "libibverbs.so.1");
+                libraries.place(built("rdmacm"), "librdmacm.so.1");
+            }
+        }
+        libraries
+    }
+
+    /// A file of the folder: the same file where that is possible, as the libraries are large.
+    fn place(&self, from: &Path, name: &str) {
+        let to = self.folder.join(name);
+        if fs::hard_link(from, &to).is_err() {
+            fs::copy(from, &to).expect("a copy of the library");
+        }
+    }
+
+    /// Where they are.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// A program that runs with them, as `user`, in English and without settings of the tests' own environment.
+    #[must_use]
+    pub fn command(&self, user: User, program: impl AsRef<OsStr>) -> Command {
+        let mut command = match user {
+            User::Same => Command::new(program),
+            User::Nobody => {
+                let mut command = Command::new("prlimit");
+                command.args(["--memlock=65536:65536", "setpriv", "--reuid", NOBODY, "--regid", NOBODY]);
+                command.args(["--clear-groups", "--"]).arg(program);
+                command
+            }
+        };
+        for (name, _) in env::vars_os() {
+            if name.to_string_lossy().starts_with("UIW_") {
+                command.env_remove(name);
+            }
+        }
+        command.env("LC_ALL", "C").env("LD_LIBRARY_PATH", &self.folder).current_dir(env::temp_dir());
+        command
+    }
+}
+
+impl Drop for Libraries {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// The file that cargo makes of a shared library of ours.
+fn built(library: &str) -> &'static Path {
+    static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
+    let (ibverbs, rdmacm) = BUILT.get_or_init(|| {
+        let made = cargo_build(&["-p", "uiw-ibverbs", "-p", "uiw-rdmacm"]);
+        let find = |name: &str| {
+            let file = made.iter().find(|file| file.ends_with(name));
+            file.unwrap_or_else(|| panic!("cargo made no {name}: {made:?}")).clone()
+        };
+        (find("libibverbs.so"), find("librdmacm.so"))
+    });
+    if library == "ibverbs" { ibverbs } else { rdmacm }
+}
+
+/// uiw's own program.
+///
+/// # Panics
+/// When it cannot be built.
+#[must_use]
+pub fn uiw() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let made = cargo_build(&["-p", "uiw", "--bin", "uiw"]);
+        made.into_iter().find(|file| file.ends_with("uiw")).expect("cargo made the program")
+    })
+}
+
+/// Builds, and returns the files made. Cargo's own lock puts builds of parallel tests in order.
+fn cargo_build(what: &[&str]) -> Vec<PathBuf> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(["build", "--quiet", "--message-format=json"]).args(what);
+    if !cfg!(debug_assertions) {
+        command.arg("--release");
+    }
+    let output = command.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo");
+    assert!(output.status.success(), "cargo build: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().flat_map(files_made).collect()
+}
+
+/// The files that one line of cargo's messages names.
+fn files_made(line: &str) -> Vec<PathBuf> {
+    let Ok(message) = serde_json::from_str::<serde_json::Value>(line) else { return Vec::new() };
+    if message["reason"] != "compiler-artifact" {
+        return Vec::new();
+    }
+    let files = message["filenames"].as_array().into_iter().flatten().chain([&message["executable"]]);
+    files.filter_map(|file| file.as_str().map(PathBuf::from)).collect()
+}
+
+/// Compiles a C program against Debian's headers, and links it as any program is. Nothing without a compiler or the headers; the test
+/// is noted as skipped then.
+///
+/// # Panics
+/// When the source does not compile.
+#[track_caller]
+#[must_use]
+pub fn compile(libraries: &Libraries, source: &Path, flags: &[&str]) -> Option<PathBuf> {
+    let compiler = crate::require("cc")?;
+    if !Path::new("/usr/include/rdma/rdma_cma.h").exists() {
+        crate::skip("librdmacm-dev");
+        return None;
+    }
+    let program = libraries.folder.join(source.file_stem().expect("a file name"));
+    let mut command = Command::new(compiler);
+    command.arg("-o").arg(&program).arg(source).args(flags).args(["-lrdmacm", "-libverbs", "-lpthread"]);
+    let output = command.output().expect("cc");
+    assert!(output.status.success(), "{}: {}", source.display(), String::from_utf8_lossy(&output.stderr));
+    Some(program)
+}

@@ -1,0 +1,169 @@
+/*
+ * A server that goes on after forks, and its children: what they inherited is inert, and each connects with an engine of its
+ * own. A child of a child does so too.
+ */
+#include <errno.h>
+#include <rdma/rdma_cma.h>
+#include <rdma/rdma_verbs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHILDREN 3
+
+static void fail(const char *what)
+{
+	fprintf(stderr, "%d: ", (int)getpid());
+	perror(what);
+	exit(EXIT_FAILURE);
+}
+
+static struct rdma_cm_event *next(struct rdma_event_channel *channel, enum rdma_cm_event_type expected)
+{
+	struct rdma_cm_event *event;
+
+	if (rdma_get_cm_event(channel, &event))
+		fail("rdma_get_cm_event");
+	if (event->event != expected) {
+		fprintf(stderr, "expected %s, got %s\n", rdma_event_str(expected), rdma_event_str(event->event));
+		exit(EXIT_FAILURE);
+	}
+	return event;
+}
+
+static void make_qp(struct rdma_cm_id *id)
+{
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 2, 2, 1, 1, 0 } };
+
+	/* Without queues and a domain of the program's, the id makes its own. */
+	if (rdma_create_qp(id, NULL, &attr))
+		fail("rdma_create_qp");
+	if (!id->send_cq || !id->recv_cq || !id->send_cq_channel || !id->recv_cq_channel || !id->pd)
+		fail("queues of the id");
+}
+
+static void let_go(struct rdma_cm_id *id, struct ibv_mr *mr)
+{
+	rdma_destroy_qp(id);
+	if (rdma_dereg_mr(mr))
+		fail("rdma_dereg_mr");
+	if (rdma_destroy_id(id))
+		fail("rdma_destroy_id");
+}
+
+static void talk(uint16_t port)
+{
+	struct sockaddr_in server = { .sin_family = AF_INET, .sin_port = port, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	char message[32] = "from a child";
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *id;
+	struct ibv_mr *mr;
+	struct ibv_wc wc;
+
+	if (!(channel = rdma_create_event_channel()) || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP))
+		fail("a child's id");
+	if (rdma_resolve_addr(id, NULL, (void *)&server, 2000))
+		fail("rdma_resolve_addr");
+	rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_ADDR_RESOLVED));
+	if (rdma_resolve_route(id, 2000))
+		fail("rdma_resolve_route");
+	rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_ROUTE_RESOLVED));
+	make_qp(id);
+	if (!(mr = rdma_reg_msgs(id, message, sizeof message)))
+		fail("rdma_reg_msgs");
+	if (rdma_connect(id, NULL))
+		fail("rdma_connect");
+	rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_ESTABLISHED));
+	if (rdma_post_send(id, NULL, message, sizeof message, mr, IBV_SEND_SIGNALED))
+		fail("rdma_post_send");
+	if (rdma_get_send_comp(id, &wc) != 1 || wc.status != IBV_WC_SUCCESS)
+		fail("rdma_get_send_comp");
+	if (rdma_disconnect(id))
+		fail("rdma_disconnect");
+	rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_DISCONNECTED));
+	let_go(id, mr);
+	rdma_destroy_event_channel(channel);
+}
+
+static void be_child(struct rdma_event_channel *channel, struct rdma_cm_id *listener, uint16_t port, int generations)
+{
+	struct rdma_cm_event *event;
+	int status;
+
+	if (rdma_get_cm_event(channel, &event) != -1 || errno != EIO)
+		fail("an inherited channel is inert");
+	if (rdma_listen(listener, 1) != -1 || errno != EIO)
+		fail("an inherited id is inert");
+	if (rdma_destroy_id(listener))
+		fail("an inherited id is forgotten");
+	rdma_destroy_event_channel(channel);
+	if (generations > 1) {
+		pid_t child = fork();
+
+		if (child == 0) {
+			talk(port);
+			exit(EXIT_SUCCESS);
+		}
+		if (child < 0 || waitpid(child, &status, 0) != child || status)
+			fail("a child's child");
+	} else {
+		talk(port);
+	}
+	exit(EXIT_SUCCESS);
+}
+
+static void serve(struct rdma_event_channel *channel)
+{
+	struct rdma_cm_event *event = next(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	struct rdma_cm_id *id = event->id;
+	char message[32] = "";
+	struct ibv_mr *mr;
+	struct ibv_wc wc;
+
+	rdma_ack_cm_event(event);
+	make_qp(id);
+	if (!(mr = rdma_reg_msgs(id, message, sizeof message)))
+		fail("rdma_reg_msgs");
+	if (rdma_post_recv(id, NULL, message, sizeof message, mr))
+		fail("rdma_post_recv");
+	if (rdma_accept(id, NULL))
+		fail("rdma_accept");
+	rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_ESTABLISHED));
+	if (rdma_get_recv_comp(id, &wc) != 1 || wc.status != IBV_WC_SUCCESS || strcmp(message, "from a child"))
+		fail("rdma_get_recv_comp");
+	rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_DISCONNECTED));
+	let_go(id, mr);
+}
+
+int main(void)
+{
+	struct sockaddr_in any = { .sin_family = AF_INET };
+	struct rdma_event_channel *channel;
+	struct rdma_cm_id *listener;
+	uint16_t port;
+	int status;
+
+	if (!(channel = rdma_create_event_channel()) || rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) ||
+	    rdma_bind_addr(listener, (void *)&any) || rdma_listen(listener, 4))
+		fail("listening");
+	port = rdma_get_src_port(listener);
+	for (int i = 0; i < CHILDREN; i++) {
+		pid_t child = fork();
+
+		if (child < 0)
+			fail("fork");
+		if (child == 0)
+			be_child(channel, listener, port, i + 1 < CHILDREN ? 1 : 2);
+		serve(channel);
+		if (waitpid(child, &status, 0) != child || status) {
+			fprintf(stderr, "child %d: status %d\n", i, status);
+			return EXIT_FAILURE;
+		}
+	}
+	if (rdma_destroy_id(listener))
+		fail("rdma_destroy_id");
+	rdma_destroy_event_channel(channel);
+	return EXIT_SUCCESS;
+}

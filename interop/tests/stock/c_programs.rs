@@ -1,0 +1,185 @@
+//! C programs: those of `examples/c`, one that asks for nonsense, and programs that users gave where they are at hand.
+
+use interop::stock::{Libraries, Network, Running, User, compile};
+use std::env;
+use std::path::{Path, PathBuf};
+use verbs::blocking::Connection;
+use verbs::{ConnSettings, Device};
+
+/// Names a folder with a `server.c` and a `client.c` of somebody else.
+const SEED_PROGRAMS: &str = "UIW_SEED_PROGRAMS";
+
+fn folder(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn port_after(said: &str, text: &str) -> String {
+    let rest = said.split(text).nth(1).expect("the text it was waited for");
+    rest.chars().take_while(char::is_ascii_digit).collect()
+}
+
+#[test]
+fn first_programs_exchange_messages() {
+    let libraries = Libraries::get();
+    let sources = folder("../examples/c");
+    let strict = ["-Wall", "-Wextra", "-Werror"];
+    let Some(server_file) = compile(&libraries, &sources.join("server.c"), &strict) else { return };
+    let Some(client_file) = compile(&libraries, &sources.join("client.c"), &strict) else { return };
+    let mut networks = vec![Network::Loopback];
+    networks.extend(Network::veth());
+    for network in &networks {
+        let mut command = libraries.command(User::Same, &server_file);
+        command.arg("3");
+        let mut server = Running::start(network.server(command));
+        server.wait_saying("port ");
+        let port = port_after(&server.said(), "port ");
+        for text in ["good day", "and another", ""] {
+            let mut command = libraries.command(User::Same, &client_file);
+            command.args([&network.server_address().to_string(), &port, text]);
+            let client = Running::start(network.client(command)).end();
+            assert_eq!(client.well().said, format!("client got: you said {} octets\n", text.len()));
+        }
+        let server = server.end();
+        assert_eq!(server.well().count("server got: good day"), 1);
+    }
+}
+
+#[test]
+fn nothing_to_complain_of_for_valgrind() {
+    let (Some(_), libraries) = (interop::require("valgrind"), Libraries::get()) else { return };
+    let sources = folder("../examples/c");
+    let Some(server_file) = compile(&libraries, &sources.join("server.c"), &["-g"]) else { return };
+    let Some(client_file) = compile(&libraries, &sources.join("client.c"), &["-g"]) else { return };
+    let compile = |name: &str| compile(&libraries, &folder(&format!("tests/stock/c/{name}.c")), &["-g"]);
+    let (Some(nonsense), Some(semantics)) = (compile("nonsense"), compile("semantics")) else { return };
+    let Some(stress) = compile("stress") else { return };
+    let watched = |program: &Path| {
+        let mut command = libraries.command(User::Same, "valgrind");
+        command.args(["-q", "--error-exitcode=99", "--leak-check=full"]);
+        command.args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]);
+        command.arg(format!("--suppressions={}", folder("tests/stock/valgrind.supp").display())).arg(program);
+        command
+    };
+    let mut command = watched(&server_file);
+    command.arg("1");
+    let mut server = Running::start(command);
+    server.wait_saying("port ");
+    let port = port_after(&server.said(), "port ");
+    let mut command = watched(&client_file);
+    command.args(["127.0.0.1", &port, "watched"]);
+    Running::start(command).end().well();
+    server.end().well();
+    Running::start(watched(&nonsense)).end().well();
+    Running::start(watched(&semantics)).end().well();
+    let mut command = watched(&stress);
+    command.arg("4");
+    Running::start(command).end().well();
+}
+
+#[test]
+fn nonsense_is_answered_with_an_error() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/nonsense.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    Running::start(libraries.command(User::Same, program)).end().well();
+}
+
+#[test]
+fn promises_of_the_manual_are_kept() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/semantics.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let mut settings = vec![libraries.command(User::Same, &program)];
+    // Nothing may depend on what the wire looks like.
+    for (name, value) in
+        [("UIW_MARKERS", "on"), ("UIW_MPA_REVISION", "1"), ("UIW_ACK", "on"), ("UIW_CRC", "off")]
+    {
+        let mut command = libraries.command(User::Same, &program);
+        command.env(name, value);
+        settings.push(command);
+    }
+    for command in settings {
+        Running::start(command).end().well();
+    }
+}
+
+#[test]
+fn longer_private_data_reaches_c_as_its_first_255_octets() {
+    let libraries = Libraries::get();
+    let Some(program) = compile(&libraries, &folder("../examples/c/server.c"), &[]) else { return };
+    let mut command = libraries.command(User::Same, program);
+    command.env("UIW_LOG", "warn");
+    let mut server = Running::start(command);
+    server.wait_saying("port ");
+    let port = port_after(&server.said(), "port ").parse::<u16>().unwrap();
+
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let settings = ConnSettings { private_data: vec![0x5A; 508], ..ConnSettings::default() };
+    let connection = Connection::connect(&device, &pd, ([127, 0, 0, 1], port).into(), &settings).unwrap();
+    server.wait_saying("private data is cut to 255 octets");
+    connection.send_copy(b"good day\0").unwrap();
+    assert_eq!(connection.recv().unwrap().split(|octet| *octet == 0).next().unwrap(), b"you said 8 octets");
+    drop(server.stop());
+}
+
+#[test]
+fn threads_share_channels_and_connections() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/stress.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    let mut command = libraries.command(User::Same, program);
+    command.arg("50");
+    Running::start(command).end().well();
+}
+
+#[test]
+fn signals_restart_or_interrupt_waits_as_the_program_says() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/signals.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    Running::start(libraries.command(User::Same, program)).end().well();
+}
+
+#[test]
+fn threads_are_cancelled_in_waits_and_nowhere_else() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/cancel.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    Running::start(libraries.command(User::Same, program)).end().well();
+}
+
+#[test]
+fn programs_that_users_gave() {
+    let given = env::var_os(SEED_PROGRAMS).map(PathBuf::from);
+    let places = [given, Some(folder("../../shared/seed-programs"))];
+    let Some(sources) = places.into_iter().flatten().find(|place| place.join("server.c").exists()) else {
+        interop::skip("programs that users gave (UIW_SEED_PROGRAMS)");
+        return;
+    };
+    let libraries = Libraries::get();
+    // As given, warnings and all.
+    let Some(server_file) = compile(&libraries, &sources.join("server.c"), &["-w"]) else { return };
+    let Some(client_file) = compile(&libraries, &sources.join("client.c"), &["-w"]) else { return };
+    let Some(_) = interop::require("stdbuf") else { return };
+    // Its output is not flushed line by line, and says the port.
+    let mut command = libraries.command(User::Same, "stdbuf");
+    command.arg("-oL").arg(&server_file);
+    let mut server = Running::start(command);
+    server.wait_saying("listening on port ");
+    let port = port_after(&server.said(), "listening on port ");
+    for _ in 0..2 {
+        let mut command = libraries.command(User::Same, &client_file);
+        command.args(["127.0.0.1", &port]);
+        let client = Running::start(command).end();
+        assert_eq!(
+            client.well().count("received message: message from passive/server side"),
+            1,
+            "{client:?}"
+        );
+        assert_eq!(client.count("disconnected."), 1);
+    }
+    server.wait_saying("received message: message from active/client side");
+    // It serves for ever.
+    drop(server.stop());
+}

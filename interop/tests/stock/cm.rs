@@ -1,0 +1,100 @@
+//! Debian's other connection-manager programs: rdmacm-utils.
+
+use interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
+
+/// A pair of programs, the server's options and the client's.
+struct Pair<'a> {
+    server: &'a str,
+    client: &'a str,
+    args: &'a [&'a str],
+}
+
+impl Pair<'_> {
+    /// Runs both; a server that never ends by itself is stopped.
+    fn run(&self, network: &Network, user: User, server_ends: bool) -> Option<[Ended; 2]> {
+        interop::require(self.server)?;
+        let libraries = Libraries::get();
+        let port = free_port();
+        let number = port.to_string();
+        let mut command = libraries.command(user, self.server);
+        command.args(["-p", &number]).args(self.args);
+        let mut server = Running::start(network.server(command));
+        server.wait_listening(port);
+        let mut command = libraries.command(user, self.client);
+        command.args(["-s", &network.server_address().to_string(), "-p", &number]).args(self.args);
+        let client = Running::start(network.client(command)).end();
+        Some([if server_ends { server.end() } else { server.stop() }, client])
+    }
+
+    fn both_end_well(&self) {
+        let (Some(veth), Some(nobody)) = (Network::veth(), ordinary()) else { return };
+        for network in [&Network::Loopback, &veth] {
+            for user in [User::Same, nobody] {
+                let Some(ends) = self.run(network, user, true) else { return };
+                ends.iter().for_each(Ended::is_well);
+            }
+        }
+    }
+}
+
+#[test]
+fn ucmatose_exchanges_messages_on_many_connections() {
+    let pair = Pair { server: "ucmatose", client: "ucmatose", args: &["-c", "20", "-C", "30", "-S", "3000"] };
+    pair.both_end_well();
+}
+
+#[test]
+fn ucmatose_migrates_ids_between_channels() {
+    let args = ["-c", "5", "-C", "3", "-S", "100", "-m"];
+    let pair = Pair { server: "ucmatose", client: "ucmatose", args: &args };
+    let Some([server, client]) = pair.run(&Network::Loopback, User::Same, true) else { return };
+    server.well();
+    assert_eq!(client.well().count("migrating to new event channel"), 1);
+}
+
+#[test]
+fn ucmatose_sets_options() {
+    let pair = Pair { server: "ucmatose", client: "ucmatose", args: &["-t", "16", "-a", "14"] };
+    let Some(ends) = pair.run(&Network::Loopback, User::Same, true) else { return };
+    ends.iter().for_each(Ended::is_well);
+}
+
+#[test]
+fn cmtime_makes_a_thousand_connections() {
+    let pair = Pair { server: "cmtime", client: "cmtime", args: &["-c", "1000"] };
+    // Debian's cmtime serves for ever.
+    let Some([server, client]) = pair.run(&Network::Loopback, User::Same, false) else { return };
+    assert_eq!(server.said, "");
+    assert_eq!(client.well().count("connect      :"), 1, "{client:?}");
+}
+
+#[test]
+fn synchronous_ids_of_rdma_client_and_server() {
+    Pair { server: "rdma_server", client: "rdma_client", args: &[] }.both_end_well();
+}
+
+#[test]
+fn shared_receive_queue_of_rdma_xserver() {
+    // The server's requests share a receive queue; XRC itself is refused, as every transport but RC.
+    Pair { server: "rdma_xserver", client: "rdma_xclient", args: &["-c", "r"] }.both_end_well();
+}
+
+#[test]
+fn xserver_with_a_client_without_shared_queue() {
+    let pair = Pair { server: "rdma_xserver", client: "rdma_client", args: &[] };
+    let Some(ends) = pair.run(&Network::Loopback, User::Same, true) else { return };
+    ends.iter().for_each(Ended::is_well);
+}
+
+#[test]
+fn what_iwarp_has_not_is_refused_in_words() {
+    let libraries = Libraries::get();
+    for (program, args) in [("udaddy", vec![]), ("rdma_xserver", vec!["-c", "x"])] {
+        let Some(_) = interop::require(program) else { return };
+        let mut command = libraries.command(User::Same, program);
+        command.args(args);
+        let ended = Running::start(command).end();
+        assert_eq!(ended.code, 255, "what both say on any error: {ended:?}");
+        assert_eq!(ended.count("Operation not supported"), 1, "{ended:?}");
+    }
+}

@@ -1,0 +1,60 @@
+//! What the two files export and need, as binutils reads it.
+
+use interop::stock::Libraries;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+fn objdump(option: &str, file: &Path) -> String {
+    let output = Command::new("objdump").arg(option).arg(file).output().expect("objdump");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// `name version default|compat` of every defined dynamic symbol. objdump puts the version of a compat twin in parentheses.
+fn exported(table: &str) -> BTreeSet<String> {
+    let defined = table.lines().filter(|line| line.contains(" .text") || line.contains(" .data"));
+    let words = defined.map(|line| line.split_whitespace().rev().take(2).collect::<Vec<_>>());
+    words
+        .map(|words| match words[1].strip_prefix('(').and_then(|version| version.strip_suffix(')')) {
+            Some(version) => format!("{} {version} compat", words[0]),
+            None => format!("{} {} default", words[0], words[1]),
+        })
+        .collect()
+}
+
+#[test]
+fn libibverbs_exports_what_rdma_core_exports_and_nothing_else() {
+    let Some(_) = interop::require("objdump") else { return };
+    let libraries = Libraries::get();
+    let table = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../cabi/data/exports.tsv"));
+    let table = table.expect("the table of exports");
+    let wanted: BTreeSet<String> = table.lines().skip(1).map(|line| line.replace('\t', " ")).collect();
+    // 248 of Debian 12's rdma-core 44, and what newer ones added in public.
+    assert_eq!(wanted.len(), 259);
+    let got = exported(&objdump("-T", &libraries.folder().join("libibverbs.so.1")));
+    let missing: Vec<_> = wanted.difference(&got).collect();
+    let more: Vec<_> = got.difference(&wanted).collect();
+    assert!(missing.is_empty() && more.is_empty(), "missing {missing:?}, more {more:?}");
+}
+
+#[test]
+fn the_two_files_are_one_engine() {
+    let Some(_) = interop::require("objdump") else { return };
+    let libraries = Libraries::get();
+    let head = |name: &str| objdump("-p", &libraries.folder().join(name));
+    let has = |text: &str, key: &str, value: &str| {
+        text.lines().any(|line| {
+            let mut words = line.split_whitespace();
+            words.next() == Some(key) && words.next() == Some(value)
+        })
+    };
+    let (verbs, cm) = (head("libibverbs.so.1"), head("librdmacm.so.1"));
+    assert!(has(&verbs, "SONAME", "libibverbs.so.1"), "{verbs}");
+    assert!(has(&cm, "SONAME", "librdmacm.so.1") && has(&cm, "NEEDED", "libibverbs.so.1"), "{cm}");
+    for node in ["RDMACM_1.0", "RDMACM_1.1", "RDMACM_1.2", "RDMACM_1.3", "RDMACM_1.4"] {
+        assert!(cm.contains(node), "{node}:\n{cm}");
+    }
+    assert!(exported(&objdump("-T", &libraries.folder().join("librdmacm.so.1"))).is_empty());
+}

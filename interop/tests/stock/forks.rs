@@ -1,0 +1,103 @@
+//! Servers that fork: every child opens an engine of its own, and leaves the parent's alone.
+
+use interop::stock::{Ended, Libraries, Running, User, compile, free_port};
+use std::fs;
+use std::path::Path;
+
+#[test]
+fn children_and_their_children_connect_to_the_parent() {
+    let libraries = Libraries::get();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/forks.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    Running::start(libraries.command(User::Same, program)).end().well();
+}
+
+#[test]
+fn qperf_serves_a_child_a_client() {
+    let Some(_) = interop::require("qperf") else { return };
+    let libraries = Libraries::get();
+    let port = free_port();
+    let number = port.to_string();
+    let mut command = libraries.command(User::Same, "qperf");
+    command.args(["-lp", &number]);
+    let mut server = Running::start(command);
+    server.wait_listening(port);
+    let tests = [
+        "rc_lat",
+        "rc_bw",
+        "rc_bi_bw",
+        "rc_rdma_read_bw",
+        "rc_rdma_write_bw",
+        "rc_rdma_write_lat",
+        "rc_fetch_add_mr",
+        "rc_compare_swap_mr",
+        "ver_rc_compare_swap",
+        "ver_rc_fetch_add",
+    ];
+    let mut command = libraries.command(User::Same, "qperf");
+    command.args(["-lp", &number, "-t", "1", "-cm1", "127.0.0.1"]).args(tests);
+    let client = Running::start(command).end();
+    client.well();
+    for test in tests {
+        assert_eq!(client.said.lines().filter(|line| *line == format!("{test}:")).count(), 1, "{client:?}");
+    }
+    drop(server.stop());
+}
+
+/// Octets that fio moves.
+const SIZE: u64 = 256 << 20;
+
+/// One side's job: fio forks a process for it.
+fn job(libraries: &Libraries, name: &str, lines: &[String]) -> Running {
+    let file = libraries.folder().join(format!("{name}.fio"));
+    let text = format!("[{name}]\nioengine=rdma\nbs=64k\nsize={SIZE}\niodepth=8\n{}\n", lines.join("\n"));
+    fs::write(&file, text).expect("a job file");
+    let mut command = libraries.command(User::Same, "fio");
+    command.args(["--output-format=json"]).arg(file);
+    Running::start(command)
+}
+
+/// The octets that a side counted under `direction`.
+fn moved(ended: &Ended, direction: &str) -> u64 {
+    let json = &ended.said[ended.said.find('{').expect("a report")..];
+    let report: serde_json::Value = serde_json::Deserializer::from_str(json)
+        .into_iter()
+        .next()
+        .expect("a report")
+        .expect("a report in JSON");
+    report["jobs"][0][direction]["io_bytes"].as_u64().expect("octets")
+}
+
+fn fio(verb: &str) {
+    let Some(_) = interop::require("fio") else { return };
+    let libraries = Libraries::get();
+    let port = free_port();
+    let server_verb = if verb == "send" { "verb=recv" } else { "" };
+    let mut server =
+        job(&libraries, "server", &[format!("port={port}"), "rw=read".into(), server_verb.into()]);
+    server.wait_listening(port);
+    let lines =
+        [format!("port={port}"), "rw=write".into(), "hostname=127.0.0.1".into(), format!("verb={verb}")];
+    let client = job(&libraries, "client", &lines).end();
+    let server = server.end();
+    assert_eq!(moved(client.well(), "write"), SIZE);
+    server.well();
+    if verb == "send" {
+        assert_eq!(moved(&server, "read"), SIZE);
+    }
+}
+
+#[test]
+fn fio_writes() {
+    fio("write");
+}
+
+#[test]
+fn fio_reads() {
+    fio("read");
+}
+
+#[test]
+fn fio_sends() {
+    fio("send");
+}

@@ -1,0 +1,10 @@
+//! Stock programs on our two C libraries.
+
+mod c_programs;
+mod cm;
+mod exports;
+mod forks;
+mod perftest;
+mod python;
+mod rping;
+mod utilities;

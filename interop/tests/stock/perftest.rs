@@ -1,0 +1,121 @@
+//! Debian's perftest, every test that a reliable connection can do, connected by rdma_cm (`-R`) and by hand.
+
+use interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
+
+/// A program and its options beside `-d` and `-p`.
+type Case<'a> = (&'a str, &'a [&'a str]);
+
+fn pair(network: &Network, user: User, persona: &str, (program, args): Case<'_>) -> [Ended; 2] {
+    let libraries = Libraries::get();
+    let device = if matches!(network, Network::Loopback) { "uiw_lo" } else { "uiw_veth0" };
+    let port = free_port();
+    let command = || {
+        let mut command = libraries.command(user, program);
+        command.args(["-d", device, "-F", "-p", &port.to_string()]).args(args).env("UIW_PERSONA", persona);
+        command
+    };
+    let mut server = Running::start(network.server(command()));
+    server.wait_listening(port);
+    let mut client = command();
+    client.arg(network.server_address().to_string());
+    let client = Running::start(network.client(client)).end();
+    [server.end(), client]
+}
+
+/// Runs the cases one after the other; every program ends with 0.
+fn all(network: &Network, user: User, persona: &str, cases: &[Case<'_>]) {
+    let Some(_) = interop::require("ib_write_bw") else { return };
+    for case in cases {
+        let [server, client] = pair(network, user, persona, *case);
+        assert!(server.code == 0 && client.code == 0, "{persona} {case:?}: {server:?} {client:?}");
+    }
+}
+
+const BANDWIDTH: &[Case<'_>] = &[
+    ("ib_write_bw", &["-n", "500"]),
+    ("ib_write_bw", &["-a", "-n", "20"]),
+    ("ib_write_bw", &["-q", "4", "-n", "200"]),
+    ("ib_write_bw", &["-l", "8", "-n", "800", "-s", "64"]),
+    ("ib_write_bw", &["-b", "-n", "200"]),
+    ("ib_write_bw", &["-I", "200", "-s", "64", "-n", "500"]),
+    ("ib_read_bw", &["-n", "200"]),
+    ("ib_read_bw", &["-a", "-n", "10"]),
+    ("ib_read_bw", &["-q", "4", "-n", "50"]),
+    ("ib_read_bw", &["-b", "-n", "50"]),
+    ("ib_read_bw", &["-e", "-n", "100"]),
+    ("ib_send_bw", &["-n", "500"]),
+    ("ib_send_bw", &["-a", "-n", "20"]),
+    ("ib_send_bw", &["-q", "4", "-n", "200"]),
+    ("ib_send_bw", &["-b", "-n", "200"]),
+    ("ib_send_bw", &["--use-srq", "-n", "200"]),
+    ("ib_send_bw", &["-I", "200", "-s", "64", "-n", "500"]),
+    ("ib_atomic_bw", &["-n", "200"]),
+    ("ib_atomic_bw", &["-A", "FETCH_AND_ADD", "-q", "4", "-n", "50"]),
+    ("ib_atomic_bw", &["-e", "-n", "100"]),
+];
+
+/// On a device that says iWARP, perftest counts its receives and waits for a completion when it is out of them: with events and
+/// completions that do not wait for the peer, for ever. Elsewhere it does not.
+const SENDS_BY_EVENTS: &[Case<'_>] =
+    &[("ib_send_bw", &["-e", "-n", "200"]), ("ib_send_bw", &["-e", "--use-srq", "-q", "2", "-n", "200"])];
+
+const LATENCY: &[Case<'_>] = &[
+    ("ib_write_lat", &["-n", "50"]),
+    ("ib_read_lat", &["-n", "100"]),
+    ("ib_read_lat", &["-e", "-n", "100"]),
+    ("ib_send_lat", &["-n", "100"]),
+    ("ib_send_lat", &["-a", "-n", "10"]),
+    ("ib_send_lat", &["-e", "-n", "100"]),
+    ("ib_send_lat", &["-I", "200", "-n", "100"]),
+    ("ib_atomic_lat", &["-n", "100"]),
+];
+
+/// The same cases with `-R`.
+fn by_rdma_cm(cases: &[Case<'_>]) -> Vec<(String, Vec<String>)> {
+    let args = |args: &[&str]| ["-R"].iter().chain(args).map(ToString::to_string).collect();
+    cases.iter().map(|(program, options)| ((*program).to_owned(), args(options))).collect()
+}
+
+fn all_by_rdma_cm(network: &Network, user: User, persona: &str, cases: &[Case<'_>]) {
+    for (program, args) in by_rdma_cm(cases) {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        all(network, user, persona, &[(&program, &args)]);
+    }
+}
+
+#[test]
+fn bandwidth_by_hand() {
+    all(&Network::Loopback, User::Same, "roce", BANDWIDTH);
+    all(&Network::Loopback, User::Same, "roce", SENDS_BY_EVENTS);
+}
+
+#[test]
+fn bandwidth_by_rdma_cm() {
+    all_by_rdma_cm(&Network::Loopback, User::Same, "iwarp", BANDWIDTH);
+    all_by_rdma_cm(&Network::Loopback, User::Same, "roce", SENDS_BY_EVENTS);
+}
+
+#[test]
+fn latency_by_hand() {
+    all(&Network::Loopback, User::Same, "roce", LATENCY);
+}
+
+#[test]
+fn latency_by_rdma_cm() {
+    all_by_rdma_cm(&Network::Loopback, User::Same, "iwarp", LATENCY);
+}
+
+#[test]
+fn between_namespaces_as_an_ordinary_user() {
+    let (Some(user), Some(network)) = (ordinary(), Network::veth()) else { return };
+    let few: &[Case<'_>] = &[
+        ("ib_write_bw", &["-n", "200"]),
+        ("ib_read_bw", &["-n", "50"]),
+        ("ib_send_bw", &["-n", "200"]),
+        ("ib_atomic_lat", &["-n", "50"]),
+    ];
+    all(&network, user, "roce", few);
+    all(&network, user, "ib", few);
+    all_by_rdma_cm(&network, user, "iwarp", few);
+    all_by_rdma_cm(&network, User::Same, "iwarp", few);
+}

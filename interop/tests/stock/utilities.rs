@@ -1,0 +1,142 @@
+//! Debian's ibverbs-utils: devices shown, and queue pairs connected by hand.
+
+use interop::stock::{Libraries, Network, Running, User, free_port, ordinary};
+
+#[test]
+fn devices_are_listed_and_described() {
+    let Some(_) = interop::require("ibv_devinfo") else { return };
+    let libraries = Libraries::get();
+    let listed = Running::start(libraries.command(User::Same, "ibv_devices")).end();
+    assert_eq!(listed.well().count("uiw_lo"), 1);
+    let mut command = libraries.command(User::Same, "ibv_devinfo");
+    command.args(["-v", "-d", "uiw_lo"]);
+    let described = Running::start(command).end();
+    described.well();
+    for line in [
+        "transport:\t\t\tiWARP (1)",
+        "state:\t\t\tPORT_ACTIVE (4)",
+        "link_layer:\t\tEthernet",
+        "0000:ffff:7f00:0001",
+    ] {
+        assert_eq!(described.count(line), 1, "{line}: {described:?}");
+    }
+}
+
+#[test]
+fn personas_show_what_they_say() {
+    let Some(_) = interop::require("ibv_devinfo") else { return };
+    let libraries = Libraries::get();
+    for (persona, transport, layer, lid) in [
+        ("iwarp", "transport:\t\t\tiWARP (1)", "link_layer:\t\tEthernet", "port_lid:\t\t0"),
+        ("roce", "transport:\t\t\tInfiniBand (0)", "link_layer:\t\tEthernet", "port_lid:\t\t0"),
+        ("ib", "transport:\t\t\tInfiniBand (0)", "link_layer:\t\tInfiniBand", "port_lid:\t\t1"),
+    ] {
+        let mut command = libraries.command(User::Same, "ibv_devinfo");
+        command.args(["-d", "uiw_lo"]).env("UIW_PERSONA", persona);
+        let described = Running::start(command).end();
+        described.well();
+        for text in [transport, layer, lid] {
+            assert_eq!(described.count(text), 1, "{persona}: {described:?}");
+        }
+    }
+}
+
+#[test]
+fn a_bad_setting_is_named_in_one_line() {
+    let Some(_) = interop::require("ibv_devinfo") else { return };
+    let libraries = Libraries::get();
+    let mut command = libraries.command(User::Same, "ibv_devices");
+    command.env("UIW_CRC", "perhaps");
+    let ended = Running::start(command).end();
+    assert_ne!(ended.code, 0);
+    assert_eq!(ended.count("uiw: UIW_CRC=perhaps: expected on or off"), 1, "{ended:?}");
+}
+
+#[test]
+fn asynchronous_events_can_be_watched() {
+    let Some(_) = interop::require("ibv_asyncwatch") else { return };
+    let libraries = Libraries::get();
+    let mut command = libraries.command(User::Same, "stdbuf");
+    command.args(["-o0", "ibv_asyncwatch"]);
+    let mut watch = Running::start(command);
+    watch.wait_saying("async event FD");
+    assert_eq!(watch.stop().code, 128 + 9);
+}
+
+/// Both ends of one of the pingpong programs.
+fn pingpong(network: &Network, user: User, persona: &str, program: &str, args: &[&str]) {
+    let Some(_) = interop::require(program) else { return };
+    let libraries = Libraries::get();
+    let port = free_port();
+    let device = if matches!(network, Network::Loopback) { "uiw_lo" } else { "uiw_veth0" };
+    let command = || {
+        let mut command = libraries.command(user, program);
+        command.args(["-d", device, "-p", &port.to_string(), "-n", "500"]).args(args);
+        command.env("UIW_PERSONA", persona);
+        command
+    };
+    let mut server = Running::start(network.server(command()));
+    server.wait_listening(port);
+    let mut client = command();
+    client.arg(network.server_address().to_string());
+    let client = Running::start(network.client(client)).end();
+    assert_eq!(client.well().count("500 iters in"), 1, "{client:?}");
+    let server = server.end();
+    assert_eq!(server.well().count("500 iters in"), 1, "{server:?}");
+}
+
+#[test]
+fn pingpong_by_gid() {
+    for args in [&["-g", "0"][..], &["-g", "0", "-e"], &["-g", "0", "-s", "300000"], &["-g", "0", "-t"]] {
+        pingpong(&Network::Loopback, User::Same, "iwarp", "ibv_rc_pingpong", args);
+    }
+    pingpong(&Network::Loopback, User::Same, "roce", "ibv_rc_pingpong", &["-g", "0", "-N"]);
+}
+
+#[test]
+fn pingpong_by_lid() {
+    pingpong(&Network::Loopback, User::Same, "ib", "ibv_rc_pingpong", &[]);
+    if let Some(network) = Network::veth() {
+        pingpong(&network, User::Same, "ib", "ibv_rc_pingpong", &[]);
+    }
+}
+
+#[test]
+fn pingpong_with_a_shared_receive_queue() {
+    // Sixteen queue pairs a side.
+    pingpong(&Network::Loopback, User::Same, "iwarp", "ibv_srq_pingpong", &["-g", "0"]);
+    pingpong(&Network::Loopback, User::Same, "roce", "ibv_srq_pingpong", &["-g", "0", "-e"]);
+}
+
+#[test]
+fn pingpong_between_namespaces_as_an_ordinary_user() {
+    let (Some(user), Some(network)) = (ordinary(), Network::veth()) else { return };
+    for program in ["ibv_rc_pingpong", "ibv_srq_pingpong"] {
+        pingpong(&network, User::Same, "iwarp", program, &["-g", "0"]);
+        pingpong(&network, user, "roce", program, &["-g", "0"]);
+    }
+}
+
+#[test]
+fn ports_of_queue_pairs_are_those_asked_for() {
+    let Some(_) = interop::require("ibv_rc_pingpong") else { return };
+    let libraries = Libraries::get();
+    let port = free_port();
+    let [low, high] = [free_port(), free_port()];
+    let command = |own: u16| {
+        let mut command = libraries.command(User::Same, "ibv_rc_pingpong");
+        command.args(["-d", "uiw_lo", "-g", "0", "-p", &port.to_string(), "-n", "5"]);
+        command.env("UIW_QP_PORTS", format!("{own}-{own}"));
+        command
+    };
+    let mut server = Running::start(command(low));
+    server.wait_listening(port);
+    let mut client = command(high);
+    client.arg("127.0.0.1");
+    let client = Running::start(client).end();
+    client.well();
+    server.end().well();
+    for own in [low, high] {
+        assert_eq!(client.count(&format!("QPN 0x{:06x}", u32::from(own) << 8)), 1, "{client:?}");
+    }
+}

@@ -1,0 +1,94 @@
+//! Connections by themselves: for connection managers whose queue pairs come and go.
+
+use crate::cm::{CmChannel, ConnId};
+use crate::driver::{Driver, Env};
+use crate::error::{Error, Result};
+use crate::qp::{Conn, Down, Qp};
+use llp::Token;
+use std::sync::Arc;
+
+/// A connection, in set-up or standing, without its queue pair. It keeps nothing alive: once the connection is over every call
+/// answers [`Error::NotConnected`].
+#[derive(Clone)]
+pub struct ConnHandle {
+    driver: Arc<Driver>,
+    token: Token,
+    id: ConnId,
+}
+
+impl ConnHandle {
+    /// The connection that `qp` has.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`].
+    pub fn of(qp: &Qp) -> Result<Self> {
+        let token = qp.0.conn().ok_or(Error::NotConnected)?;
+        let driver = Arc::clone(&qp.0.driver);
+        let id = with(&driver, token, |conn, _| conn.cm.id)?;
+        Ok(Self { driver, token, id })
+    }
+
+    /// Which connection it is in [`crate::cm::CmEvent`]s.
+    #[must_use]
+    pub fn id(&self) -> ConnId {
+        self.id
+    }
+
+    /// Moves its events to another channel: those not taken yet, in order, and all later ones (`rdma_migrate_id`).
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`]; events not taken yet stay where they are then.
+    pub fn migrate(&self, channel: &Arc<CmChannel>) -> Result<()> {
+        migrate(&self.driver, self.token, channel)
+    }
+
+    /// No event tells of it any more. Those not taken yet stay in their channel.
+    pub fn forget(&self) {
+        // One that is over tells nothing anyway.
+        let _ = with(&self.driver, self.token, |conn, _| conn.cm.forget());
+    }
+
+    /// As [`Qp::disconnect`].
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`].
+    pub fn disconnect(&self) -> Result<()> {
+        with(&self.driver, self.token, Conn::start_close)
+    }
+
+    /// Gives up a connection in set-up, whose queue pair is free again then, and terminates one that stands, whose queue pair
+    /// enters the error state.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`].
+    pub fn abort(&self) -> Result<()> {
+        with(&self.driver, self.token, |conn, env| {
+            if conn.is_established() {
+                conn.fall(Down::Asked, env);
+            } else {
+                conn.give_up_startup(Error::NotConnected, env);
+            }
+        })
+    }
+}
+
+impl std::fmt::Debug for ConnHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("ConnHandle").field(&self.id).finish()
+    }
+}
+
+fn with<R>(
+    driver: &Arc<Driver>,
+    token: Token,
+    serve: impl FnOnce(&mut Conn, &mut Env<'_>) -> R,
+) -> Result<R> {
+    let mut busy = driver.lock();
+    let (core, driver) = busy.parts();
+    core.with_conn(driver, token, serve).ok_or(Error::NotConnected)
+}
+
+pub(super) fn migrate(driver: &Arc<Driver>, token: Token, channel: &Arc<CmChannel>) -> Result<()> {
+    // The channel before is dropped after the core: its wakers are foreign code.
+    with(driver, token, |conn, env| conn.cm.migrate_all(channel, env.wakes)).map(drop)
+}

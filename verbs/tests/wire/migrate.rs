@@ -1,0 +1,137 @@
+//! Events follow what they are about from one channel to another, in order and none twice.
+
+use crate::common::{End, loopback, next_event, next_request};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use verbs::cm::{CmChannel, CmEvent, CmEventKind, ConnHandle, Listener};
+use verbs::{ConnOptions, Device, Error};
+
+fn listen(device: &Device, channel: &Arc<CmChannel>) -> Listener {
+    Listener::bind(device, loopback(), 8, &Arc::new(ConnOptions::default()), channel).unwrap()
+}
+
+/// Drives until an event waits, and leaves it there.
+fn let_it_come(device: &Device, channel: &CmChannel) {
+    let patience = Instant::now() + Duration::from_secs(20);
+    while channel.is_empty() {
+        assert!(Instant::now() < patience, "no event came");
+        device.pump();
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn requests_follow_their_listener_and_others_stay() {
+    let device = Device::open().unwrap();
+    let (old, new) = (Arc::new(CmChannel::default()), Arc::new(CmChannel::default()));
+    let listener = listen(&device, &old);
+    let stays = listen(&device, &old);
+    let (first, other, second) = (End::new(), End::new(), End::new());
+    first.connect(listener.local_addr(), &ConnOptions::default());
+    let_it_come(&device, &old);
+    other.connect(stays.local_addr(), &ConnOptions::default());
+    while old.len() < 2 {
+        device.pump();
+    }
+
+    listener.migrate(&new);
+    assert_eq!((old.len(), new.len()), (1, 1));
+    let request = next_request(&device, &new);
+    second.connect(listener.local_addr(), &ConnOptions::default());
+    drop(next_request(&device, &new));
+
+    // What follows a request that was moved comes to the new channel without being told so.
+    let end = End::on(&device);
+    request.accept(&end.qp, None, b"", None).unwrap();
+    assert!(matches!(next_event(&device, &new), CmEventKind::Established(_)));
+    first.established();
+    assert_eq!(old.len(), 1, "the other listener's request");
+}
+
+#[test]
+fn connection_takes_its_pending_events_along() {
+    let device = Device::open().unwrap();
+    let (old, new) = (Arc::new(CmChannel::default()), Arc::new(CmChannel::default()));
+    let listener = listen(&device, &old);
+    let client = End::new();
+    client.connect(listener.local_addr(), &ConnOptions::default());
+    let request = next_request(&device, &old);
+    let server = End::on(&device);
+    request.accept(&server.qp, None, b"", Some(&old)).unwrap();
+    let_it_come(&device, &old);
+    old.post(CmEvent::posted(7));
+
+    let handle = ConnHandle::of(&server.qp).unwrap();
+    handle.migrate(&new).unwrap();
+    assert!(matches!(old.try_pop().unwrap().kind, CmEventKind::Posted(7)), "it is about nobody's connection");
+    assert!(matches!(new.try_pop().unwrap().kind, CmEventKind::Established(_)));
+    client.established();
+    client.qp.disconnect().unwrap();
+    assert!(matches!(next_event(&device, &new), CmEventKind::Disconnected(_)));
+    assert!(old.is_empty());
+}
+
+#[test]
+fn a_connection_obeys_its_handle_until_it_is_over() {
+    let device = Device::open().unwrap();
+    let channel = Arc::new(CmChannel::default());
+    let listener = listen(&device, &channel);
+    for abort in [false, true] {
+        let client = End::new();
+        assert!(matches!(ConnHandle::of(&client.qp), Err(Error::NotConnected)));
+        client.connect(listener.local_addr(), &ConnOptions::default());
+        let request = next_request(&device, &channel);
+        assert_eq!(request.listener(), Some(listener.id()));
+        let server = End::on(&device);
+        request.accept(&server.qp, None, b"", Some(&server.channel)).unwrap();
+        server.established();
+        client.established();
+        let handle = ConnHandle::of(&server.qp).unwrap();
+        if abort { handle.abort() } else { handle.disconnect() }.unwrap();
+        server.ended();
+        client.ended();
+        while handle.disconnect().is_ok() {
+            device.pump();
+        }
+        assert!(matches!(handle.abort(), Err(Error::NotConnected)));
+    }
+}
+
+#[test]
+fn a_forgotten_connection_ends_unheard() {
+    let device = Device::open().unwrap();
+    let channel = Arc::new(CmChannel::default());
+    let listener = listen(&device, &channel);
+    let client = End::new();
+    client.connect(listener.local_addr(), &ConnOptions::default());
+    let server = End::on(&device);
+    next_request(&device, &channel).accept(&server.qp, None, b"", Some(&server.channel)).unwrap();
+    server.established();
+    client.established();
+    let handle = ConnHandle::of(&server.qp).unwrap();
+    handle.forget();
+    handle.abort().unwrap();
+    client.ended();
+    while handle.disconnect().is_ok() {
+        device.pump();
+    }
+    assert!(server.channel.is_empty());
+}
+
+#[test]
+fn set_up_is_given_up_and_the_queue_pair_is_free_again() {
+    let device = Device::open().unwrap();
+    let channel = Arc::new(CmChannel::default());
+    let listener = listen(&device, &channel);
+    let client = End::new();
+    client.connect(listener.local_addr(), &ConnOptions::default());
+    let request = next_request(&device, &channel);
+    ConnHandle::of(&client.qp).unwrap().abort().unwrap();
+    client.failed();
+    assert!(matches!(ConnHandle::of(&client.qp), Err(Error::NotConnected)));
+    drop(request);
+    client.connect(listener.local_addr(), &ConnOptions::default());
+    let server = End::on(&device);
+    next_request(&device, &channel).accept(&server.qp, None, b"", Some(&server.channel)).unwrap();
+    client.established();
+}
