@@ -113,6 +113,26 @@ impl Device {
         busy.pump()
     }
 
+    /// Drives until no connection of a queue pair that is gone has anything left to say, at most for `patience`: before the
+    /// process ends, and its peers find their last octets unanswered. True when all is said.
+    pub fn settle(&self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        loop {
+            {
+                let mut busy = self.driver.lock();
+                busy.pump();
+                let (core, _) = busy.parts();
+                if core.conns(crate::qp::Conn::is_let_go).is_empty() {
+                    return true;
+                }
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
     /// Tagged offsets of peers may be checked less strictly: a peer may invalidate plain regions with Send with Invalidate, as
     /// siw allows and RFC 5040 section 8.1.1 forbids. Off by default.
     pub fn set_lenient_invalidate(&self, on: bool) {

@@ -151,6 +151,11 @@ impl Conn {
         matches!(self.phase, Phase::Over)
     }
 
+    /// Its queue pair is gone, and its peer is not done with it.
+    pub(crate) fn is_let_go(&self) -> bool {
+        self.qp.is_none() && matches!(self.phase, Phase::Open)
+    }
+
     /// Full Operation begins; `octets` behind the startup frame stay in the inbox.
     pub(crate) fn open(&mut self, negotiated: Negotiated, env: &mut Env<'_>) {
         self.half_open = None;

@@ -25,13 +25,15 @@ pub(crate) enum Asker {
     Rtr,
     /// The engine: its answer says that the peer has placed everything up to this request.
     Ack(u32),
+    /// The engine, for a queue pair that is gone: behind its answer the peer waits for no acknowledgement any more.
+    Farewell,
 }
 
 impl Asker {
     pub(crate) fn request(self) -> Option<u32> {
         match self {
             Self::Request(seq) => Some(seq),
-            Self::Rtr | Self::Ack(_) => None,
+            Self::Rtr | Self::Ack(_) | Self::Farewell => None,
         }
     }
 }

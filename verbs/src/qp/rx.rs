@@ -512,13 +512,13 @@ impl Conn {
             }
             let offset = *received;
             *received += len;
-            let Some(qp) = &self.qp else { return Err(Down::Asked) };
-            if len > 0
-                && scatter((&qp.pd, &env.driver.table, &mut self.recent), &front.sges, offset, payload)
-                    .is_err()
-            {
-                let seq = front.asker.request();
-                return Err(Down::Local { seq, status: WcStatus::LocalProtection });
+            if len > 0 {
+                let Some(qp) = &self.qp else { return Err(Down::Asked) };
+                let memory = (&qp.pd, &*env.driver.table, &mut self.recent);
+                if scatter(memory, &front.sges, offset, payload).is_err() {
+                    let seq = front.asker.request();
+                    return Err(Down::Local { seq, status: WcStatus::LocalProtection });
+                }
             }
             (front.asker, header.last)
         };
@@ -554,13 +554,19 @@ impl Conn {
     /// The oldest Read or atomic has its answer.
     fn answered(&mut self, asker: Asker, env: &mut Env<'_>) -> Result<(), Down> {
         let front = self.reads.outstanding.pop_front();
-        let (Some(front), Some(qp)) = (front, &self.qp) else { return Ok(()) };
+        let (Some(front), Some(qp)) = (front, &self.qp) else {
+            // What the peer asked for before its answer to the farewell is still answered.
+            self.fin.wanted |= asker == Asker::Farewell;
+            return Ok(());
+        };
         let seq = match asker {
             Asker::Request(seq) => seq,
             Asker::Rtr => {
                 self.tx.rtr_was_answered();
                 return Ok(());
             }
+            // Said for queue pairs that are gone: handled above.
+            Asker::Farewell => return Ok(()),
             Asker::Ack(upto) => {
                 self.tx.ack_came();
                 qp.sq.lock().acknowledge(upto);

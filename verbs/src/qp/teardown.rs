@@ -15,6 +15,10 @@ use mpa::rx::FpduError;
 use rdmap::{Fault, MpaFault, Origin, Protection, Quoted, Terminate, TerminateReason};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Longest time for a farewell.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Why a stream leaves Full Operation.
 pub(crate) enum Down {
@@ -217,6 +221,24 @@ impl Conn {
         qp.pd.device().events().raise(event, env.wakes);
     }
 
+    /// Whether the peer may wait for acknowledgements, and can be asked.
+    fn may_say_farewell(&self) -> bool {
+        matches!(self.phase, Phase::Open)
+            && self.tx.acknowledges()
+            && !self.tx.hold
+            && !self.is_inside_request()
+            && !self.fin.wanted
+            && !self.fin.received
+    }
+
+    /// The queue pair is gone. A peer of acknowledged completions may still wait for an answer to its last Reads, as it would be
+    /// answered by a card that outlives its queue pairs: it gets them until a Read of ours has been to it and back.
+    fn say_farewell(&mut self, env: &mut Env<'_>) {
+        self.tx.say_farewell();
+        self.set_timer(TimerKind::Close, self.options.close_timeout.min(FAREWELL), env);
+        self.serve_sends(env);
+    }
+
     /// Moves an orderly close on: FIN when all is sent, the end when both FINs are through.
     pub(super) fn close_when_done(&mut self, env: &mut Env<'_>) -> std::result::Result<(), Down> {
         if matches!(self.phase, Phase::Closing) {
@@ -401,6 +423,11 @@ pub(super) fn destroy(qp: &Arc<QpInner>) {
     let (core, driver) = busy.parts();
     if let Some(token) = qp.conn() {
         core.with_conn(driver, token, |conn, env| {
+            if conn.may_say_farewell() {
+                conn.qp = None;
+                conn.say_farewell(env);
+                return;
+            }
             let idle = matches!(conn.phase, Phase::Open) && conn.is_drained();
             conn.fall(if idle { Down::Closed } else { Down::Asked }, env);
             conn.qp = None;

@@ -80,6 +80,8 @@ pub(crate) struct Tx {
     /// Whose turn it is when both requests and answers are due.
     answers_turn: bool,
     acks: Acks,
+    /// A Read to be sent behind all, for a queue pair that is gone.
+    farewell: bool,
     spans: Vec<Span>,
 }
 
@@ -99,6 +101,7 @@ impl Tx {
             rtr_unanswered: false,
             answers_turn: false,
             acks: Acks::default(),
+            farewell: false,
             spans: Vec::new(),
         }
     }
@@ -110,6 +113,13 @@ impl Tx {
 
     pub(crate) fn acknowledges(&self) -> bool {
         self.acks.on
+    }
+
+    /// The queue pair is gone: what is left is one Read, behind whose answer the peer waits for nothing.
+    pub(crate) fn say_farewell(&mut self) {
+        self.acks = Acks::default();
+        self.marks.clear();
+        self.farewell = true;
     }
 
     pub(crate) fn ack_came(&mut self) {
@@ -183,7 +193,11 @@ impl Tx {
     }
 
     fn is_idle(&self) -> bool {
-        self.message.is_none() && self.greeting.is_none() && self.rtr.is_none() && self.acks.uncovered == 0
+        self.message.is_none()
+            && self.greeting.is_none()
+            && self.rtr.is_none()
+            && !self.farewell
+            && self.acks.uncovered == 0
     }
 }
 
@@ -479,6 +493,10 @@ impl Conn {
 
     /// The next message in line: RTR and hello first, then answers and requests by turns.
     fn next_message(&mut self, env: &mut Env<'_>) -> Result<Option<Message>, Down> {
+        if self.tx.farewell && self.reads.may_ask() {
+            self.tx.farewell = false;
+            return Ok(Some(self.ask_read(Asker::Farewell, Remote::default(), 0, None)));
+        }
         if self.tx.hold {
             // Only requests that never leave this machine.
             return self.next_request(env);
@@ -489,9 +507,9 @@ impl Conn {
         if let Some(Greeting { stag, to }) = self.tx.greeting.take() {
             return Ok(Some(Message::empty(MessageHeader::Tagged { opcode: Opcode::Write, stag, to })));
         }
-        if self.tx.acks.uncovered >= ACK_EVERY
-            && let Some(message) = self.next_ack()
-        {
+        // Before an answer, too: behind the answer to a farewell the peer hears no request for an acknowledgement.
+        let now = self.tx.acks.uncovered >= ACK_EVERY || !self.reads.owed.is_empty();
+        if now && let Some(message) = self.next_ack() {
             return Ok(Some(message));
         }
         self.tx.answers_turn = !self.tx.answers_turn;

@@ -122,3 +122,41 @@ fn without_ord_completions_come_as_usual() {
     a.send(1, 0, 8);
     a.sent_ok(1);
 }
+
+/// A card answers for queue pairs that are gone; a stream is answered until nobody can be waiting.
+#[test]
+fn a_queue_pair_that_goes_away_leaves_no_acknowledgement_open() {
+    for ord in [1, 4] {
+        let options = ConnOptions { ird: ord, ord, ..options() };
+        for _ in 0..50 {
+            let (a, b) = pair_of(End::new(), End::new(), &options);
+            for id in 0..20 {
+                b.recv(id, 0, 8);
+            }
+            for id in 0..20 {
+                a.send(id, 0, 8);
+            }
+            for id in 0..20 {
+                b.received_ok(id);
+            }
+            // As soon as it has everything, it is gone.
+            drop(b.qp);
+            for id in 0..20 {
+                a.sent_ok(id);
+            }
+            assert!(a.ended().orderly);
+        }
+    }
+}
+
+#[test]
+fn a_farewell_that_is_not_answered_ends_all_the_same() {
+    let end = End::new();
+    let scripted = ConnOptions { acknowledged: true, close_timeout: Duration::from_millis(50), ..plain() };
+    let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
+    drop(end.qp);
+    assert!(!end.device.settle(Duration::ZERO));
+    assert_eq!(peer.expect_fpdu().read_request().len, 0);
+    assert!(end.device.settle(Duration::from_secs(20)));
+    assert!(peer.rest().is_empty());
+}
