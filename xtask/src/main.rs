@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     match Cli::parse().chore {
         Chore::Test(options) => test::run(&options),
         Chore::Interop(Interop::Siw(options)) => {
-            process::on_interrupt(siw_rig::net::sweep);
+            process::on_interrupt(siw_rig::rig::sweep);
             siw_rig::matrix::main(&options)
         }
     }
