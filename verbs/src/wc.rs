@@ -165,3 +165,25 @@ pub struct Wc {
     /// Monotonic nanoseconds at completion; 0 unless the queue was created with timestamps.
     pub timestamp_ns: u64,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_says_whose_octets_it_was_in() {
+        let reason = |origin| WireReason { from_peer: true, layer: 2, etype: 0, code: 6, origin }.to_string();
+        let rfc = reason(Origin::Rfc);
+        assert!(rfc.contains("(layer 2, type 0, code 0x06)") && !rfc.contains("siw"), "{rfc}");
+        assert!(
+            reason(Origin::Siw)
+                .ends_with("in the octets of the Linux siw driver, which swaps layer and type")
+        );
+        // The other reading is an RDMAP error.
+        let both = reason(Origin::Ambiguous);
+        assert!(
+            both.contains("if the peer is the Linux siw driver") && both.contains("(0/2/0x06)"),
+            "{both}"
+        );
+    }
+}

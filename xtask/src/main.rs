@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         Chore::Test(options) => test::run(&options),
         Chore::Bench(bench) => bench::run(&bench),
         Chore::Interop(Interop::Siw(options)) => {
-            process::on_interrupt(siw_rig::net::sweep);
+            process::on_interrupt(siw_rig::rig::sweep);
             siw_rig::matrix::main(&options)
         }
         Chore::Install(options) => install::run(&options),

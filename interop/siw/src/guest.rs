@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 const BOOT: Duration = Duration::from_secs(180);
 /// What the channel may be late beyond a command's own time.
 const GRACE: Duration = Duration::from_secs(20);
+/// Begins the name of a guest's folder in the system's temporary one; the process id follows.
+const FOLDER: &str = "uiw-siw-";
 /// Octets of memory: the largest messages are of 256 MiB, and there are two buffers.
 const MEGABYTES: &str = "1024";
 
@@ -57,7 +59,7 @@ impl Guest {
         need(&[("qemu-system-x86_64", "qemu-system-x86"), ("setpriv", "util-linux")])?;
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("uiw-siw-{}-{number}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("{FOLDER}{}-{number}", std::process::id()));
         fs::create_dir_all(&folder).map_err(Error::io(folder.display()))?;
         let begun = Instant::now();
         let qemu = start(image, initramfs, net, &folder)?;
@@ -168,6 +170,18 @@ impl Drop for Guest {
     fn drop(&mut self) {
         self.qemu.kill();
         let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Removes the folders of guests of this process and of processes that are gone.
+pub fn sweep() {
+    let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let name = crate::shell::name(&path);
+        if name.strip_prefix(FOLDER).is_some_and(crate::rig::is_left_over) {
+            // Somebody else's stays.
+            let _ = fs::remove_dir_all(&path);
+        }
     }
 }
 

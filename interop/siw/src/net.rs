@@ -53,7 +53,6 @@ impl Net {
             && find("ip").is_some()
             && std::path::Path::new("/dev/net/tun").exists();
         if tap {
-            sweep();
             match Namespace::create() {
                 Ok(namespace) => return Ok(Self::Tap(namespace)),
                 // Containers often may not; user-mode networking remains.
@@ -219,10 +218,7 @@ fn ip(args: &[&str]) -> Result<()> {
 pub fn sweep() {
     let Ok(list) = must(Command::new("ip").args(["netns", "list"]), PATIENCE) else { return };
     for name in list.lines().filter_map(|line| line.split_whitespace().next()) {
-        let Some(rest) = name.strip_prefix(PREFIX) else { continue };
-        let owner = rest.split('-').next().unwrap_or_default();
-        let lives = std::path::Path::new("/proc").join(owner).exists();
-        if !lives || owner == std::process::id().to_string() {
+        if name.strip_prefix(PREFIX).is_some_and(crate::rig::is_left_over) {
             let _ = ip(&["netns", "del", name]);
         }
     }

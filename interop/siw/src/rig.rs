@@ -60,6 +60,18 @@ pub fn provide() -> Result<Parts> {
     Ok(Parts { modules, initramfs, library })
 }
 
+/// Removes what this process has, and what processes that are gone had: namespaces and folders.
+pub fn sweep() {
+    crate::net::sweep();
+    crate::guest::sweep();
+}
+
+/// Whether what is named by a process id and a number belongs to this process, or to one that is gone.
+pub(crate) fn is_left_over(name: &str) -> bool {
+    let owner = name.split('-').next().unwrap_or_default();
+    owner == std::process::id().to_string() || !Path::new("/proc").join(owner).exists()
+}
+
 impl Rig {
     /// Provides the parts, then boots a guest.
     ///
@@ -67,6 +79,7 @@ impl Rig {
     /// [`crate::Error::Missing`] where something of this machine is absent.
     pub fn boot() -> Result<Self> {
         let parts = provide()?;
+        sweep();
         let net = Net::open(&[RPING, PARTNER, SPARE])?;
         let guest = Guest::boot(&parts.modules.image, &parts.initramfs, &net)?;
         Ok(Self { guest, net, parts })

@@ -231,6 +231,8 @@ fn rtr() -> Vec<Case> {
         Case::new("RTR: only Send, which siw lacks", |bench, setting, direction| {
             let output =
                 converse_with(bench, setting, direction, (&["--rtr", "send"], ""), &["send:64"], PATIENCE)?;
+            // A Terminate right behind its Reply can leave siw stuck (QUIRKS.md).
+            bench.renew();
             Ok(failed(&output, &["RTR"]))
         })
         .directions(Direction::OURS),
