@@ -2,7 +2,7 @@
 
 use crate::abi::event::{self as kinds};
 use crate::abi::{ibv_async_element, ibv_async_event, ibv_context};
-use crate::boundary::{self, Result, is_nonblocking, wait_readable};
+use crate::boundary::{self, Result, is_nonblocking, read_token};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::errno::Errno;
@@ -27,25 +27,25 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(
     context: *mut ibv_context,
     event: *mut ibv_async_event,
 ) -> c_int {
+    let mut has_token = false;
     loop {
         // SAFETY: the caller's promise. Nothing here has a destructor, so a thread may be cancelled while it waits.
         unsafe {
-            match look(context, event) {
+            match look(context, has_token, event) {
                 Look::Taken => return 0,
                 Look::Failed => return -1,
-                Look::Sleep(fd) => {
-                    if !wait_readable(fd, -1) {
-                        return -1;
-                    }
-                }
+                Look::Sleep(fd) => has_token = read_token(fd),
             }
+        }
+        if !has_token {
+            return -1;
         }
     }
 }
 
 /// # Safety
 /// As for [`ibv_get_async_event`].
-unsafe fn look(context: *mut ibv_context, event: *mut ibv_async_event) -> Look {
+unsafe fn look(context: *mut ibv_context, has_token: bool, event: *mut ibv_async_event) -> Look {
     let body = || -> Result<Look> {
         // SAFETY: the caller's promise, here and below.
         let open = unsafe { Context::get(context) }?;
@@ -54,12 +54,15 @@ unsafe fn look(context: *mut ibv_context, event: *mut ibv_async_event) -> Look {
         }
         // SAFETY: as above.
         let fd = unsafe { (*context).async_fd };
-        while let Some(found) = open.engine.async_events().try_pop() {
+        let events = open.engine.async_events();
+        let mut next = if has_token { events.pop_with_token() } else { events.try_pop() };
+        while let Some(found) = next {
             if let Some(found) = deliver(open, &found) {
                 // SAFETY: as above.
                 unsafe { event.write(found) };
                 return Ok(Look::Taken);
             }
+            next = events.try_pop();
         }
         if is_nonblocking(fd) { Err(Errno::AGAIN) } else { Ok(Look::Sleep(fd)) }
     };

@@ -3,7 +3,7 @@
 //! Three ways of failing exist in the two libraries: the error number as the result, -1 with `errno`, and NULL with `errno`.
 
 use crate::errno::Errno;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 
@@ -91,24 +91,22 @@ pub fn value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
     guarded(body).unwrap_or(fallback)
 }
 
-/// Sleeps until `fd` is readable, for at most `milliseconds` (negative = for ever), as a cancellation point: a thread that is
-/// cancelled here (`pthread_cancel`, as rping does) unwinds from inside the C library through this function and its callers,
-/// so neither may hold anything that is to be dropped. False when a signal or the time-out came first; `errno` says which.
+/// Takes one token of an event descriptor, sleeping until there is one unless the descriptor is one that does not block. As `read`
+/// of C's own: signals interrupt or restart it as the program asked for, and it is a cancellation point: a thread that is cancelled
+/// here (`pthread_cancel`, as rping does) unwinds from inside the C library through this function and its callers, so neither may hold
+/// anything that is to be dropped. False when it failed; `errno` says why.
 ///
 /// # Safety
 /// No caller on the stack up to C holds a value with a destructor, and each is `extern "C-unwind"` or inlined into one.
 #[inline]
-pub unsafe extern "C-unwind" fn wait_readable(fd: c_int, milliseconds: c_int) -> bool {
+pub unsafe fn read_token(fd: c_int) -> bool {
     unsafe extern "C-unwind" {
-        fn poll(fds: *mut libc::pollfd, count: libc::nfds_t, milliseconds: c_int) -> c_int;
+        fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
     }
-    let mut fds = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid element; the declaration is the C library's own, except that it says that a cancelled thread unwinds.
-    let ready = unsafe { poll(&raw mut fds, 1, milliseconds) };
-    if ready == 0 {
-        Errno::AGAIN.set();
-    }
-    ready > 0
+    let mut token = [0u8; 8];
+    // SAFETY: eight octets, as a semaphore's token has; the declaration is the C library's own, except that it says that a
+    // cancelled thread unwinds.
+    unsafe { read(fd, (&raw mut token).cast(), token.len()) == 8 }
 }
 
 /// Whether the program wants `fd` not to block.

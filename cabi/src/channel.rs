@@ -1,7 +1,7 @@
 //! Completion channels: where completion queues announce that something has completed.
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
-use crate::boundary::{self, Result, is_nonblocking, wait_readable};
+use crate::boundary::{self, Result, is_nonblocking, read_token};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::errno::Errno;
@@ -78,25 +78,30 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
+    let mut has_token = false;
     loop {
         // SAFETY: the caller's promise. Nothing here has a destructor, so a thread may be cancelled while it waits.
         unsafe {
-            match look(channel, cq, cq_context) {
+            match look(channel, has_token, cq, cq_context) {
                 Look::Taken => return 0,
                 Look::Failed => return -1,
-                Look::Sleep(fd) => {
-                    if !wait_readable(fd, -1) {
-                        return -1;
-                    }
-                }
+                Look::Sleep(fd) => has_token = read_token(fd),
             }
+        }
+        if !has_token {
+            return -1;
         }
     }
 }
 
 /// # Safety
 /// As for [`ibv_get_cq_event`].
-unsafe fn look(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context: *mut *mut c_void) -> Look {
+unsafe fn look(
+    channel: *mut ibv_comp_channel,
+    has_token: bool,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> Look {
     let body = || -> Result<Look> {
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Object::<CompChannel>::get(channel) }?;
@@ -105,7 +110,7 @@ unsafe fn look(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context:
         }
         // SAFETY: as above.
         let fd = unsafe { (*channel).fd };
-        let taken = match object.try_get() {
+        let taken = match object.try_get(has_token) {
             None if is_nonblocking(fd) => return Err(Errno::AGAIN),
             None => object.get_driving(),
             some => some,
@@ -128,12 +133,13 @@ unsafe fn look(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cq_context:
 
 impl CompChannel {
     /// The queue of the oldest event, counted as delivered. Events of queues that are gone are skipped.
-    fn try_get(&self) -> Option<*mut ibv_cq> {
+    fn try_get(&self, has_token: bool) -> Option<*mut ibv_cq> {
+        let mut event = if has_token { self.engine.pop_with_token() } else { self.engine.try_pop() };
         loop {
-            let event = self.engine.try_pop()?;
-            if let Some(cq) = self.deliver(event.upgrade()) {
+            if let Some(cq) = self.deliver(event?.upgrade()) {
                 return Some(cq);
             }
+            event = self.engine.try_pop();
         }
     }
 

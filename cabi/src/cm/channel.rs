@@ -1,12 +1,12 @@
 //! Event channels, and the one wait of the connection manager.
 
 use crate::abi::{rdma_cm_event, rdma_event_channel};
-use crate::boundary::{self, Result};
+use crate::boundary::{self, Result, read_token};
 use crate::cm::{event, registry};
 use crate::errno::Errno;
 use crate::process;
 use std::cell::UnsafeCell;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::Arc;
@@ -130,19 +130,4 @@ fn next(channel: *mut rdma_event_channel, has_token: bool) -> Next {
         Ok(())
     });
     next
-}
-
-/// Reads one token as C itself would: signals interrupt or restart it as the program asked for, and it is a cancellation point.
-///
-/// # Safety
-/// As for [`wait`].
-#[inline]
-unsafe fn read_token(fd: c_int) -> bool {
-    unsafe extern "C-unwind" {
-        fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
-    }
-    let mut token = [0u8; 8];
-    // SAFETY: eight octets, as a semaphore's token has; the declaration is the C library's own, except that it says that a
-    // cancelled thread unwinds.
-    unsafe { read(fd, (&raw mut token).cast(), token.len()) == 8 }
 }

@@ -21,22 +21,6 @@ pub enum User {
     Nobody,
 }
 
-impl User {
-    /// A user without rights: `nobody` where root runs the tests, else whoever does. Nothing where that is not possible; the test is
-    /// noted as skipped then.
-    #[track_caller]
-    #[must_use]
-    pub fn ordinary() -> Option<Self> {
-        let root = fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
-        if !root {
-            return Some(Self::Same);
-        }
-        crate::require("setpriv")?;
-        crate::require("prlimit")?;
-        Some(Self::Nobody)
-    }
-}
-
 /// The id of `nobody` on Debian.
 const NOBODY: &str = "65534";
 

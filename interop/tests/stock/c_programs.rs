@@ -148,6 +148,14 @@ fn threads_share_channels_and_connections() {
 }
 
 #[test]
+fn signals_restart_or_interrupt_waits_as_the_program_says() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/signals.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    Running::start(libraries.command(User::Same, program)).end().well();
+}
+
+#[test]
 fn threads_are_cancelled_in_waits_and_nowhere_else() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/cancel.c");

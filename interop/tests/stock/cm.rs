@@ -1,6 +1,6 @@
 //! Debian's other connection-manager programs: rdmacm-utils.
 
-use interop::stock::{Ended, Libraries, Network, Running, User, free_port};
+use interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
 
 /// A pair of programs, the server's options and the client's.
 struct Pair<'a> {
@@ -27,9 +27,9 @@ impl Pair<'_> {
     }
 
     fn both_end_well(&self) {
-        let (Some(veth), Some(ordinary)) = (Network::veth(), User::ordinary()) else { return };
+        let (Some(veth), Some(nobody)) = (Network::veth(), ordinary()) else { return };
         for network in [&Network::Loopback, &veth] {
-            for user in [User::Same, ordinary] {
+            for user in [User::Same, nobody] {
                 let Some(ends) = self.run(network, user, true) else { return };
                 ends.iter().for_each(Ended::is_well);
             }

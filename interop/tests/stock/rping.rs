@@ -45,7 +45,7 @@ fn thousand_verified_pings_on_loopback() {
 
 #[test]
 fn thousand_verified_pings_on_loopback_as_an_ordinary_user() {
-    let (Some(_), Some(user)) = (interop::require("rping"), User::ordinary()) else { return };
+    let (Some(_), Some(user)) = (interop::require("rping"), ordinary()) else { return };
     thousand_of_60000(&Network::Loopback, user);
 }
 
@@ -57,7 +57,7 @@ fn thousand_verified_pings_between_namespaces() {
 
 #[test]
 fn thousand_verified_pings_between_namespaces_as_an_ordinary_user() {
-    let (Some(_), Some(user), Some(network)) = (interop::require("rping"), User::ordinary(), Network::veth())
+    let (Some(_), Some(user), Some(network)) = (interop::require("rping"), ordinary(), Network::veth())
     else {
         return;
     };
