@@ -107,7 +107,7 @@ impl Conn {
         }
         self.rx.starved = self.inbox.is_empty() && !env.pool.has_room(crate::driver::RX_STAGING);
         if self.rx.starved {
-            self.set_timer(TimerKind::Retry, std::time::Duration::from_millis(1), env);
+            self.set_timer(TimerKind::Retry, Duration::from_millis(1), env);
             return Ok(false);
         }
         let staging = std::mem::take(&mut env.staging);
