@@ -211,7 +211,7 @@ fn every_request_by_ibv_wr() {
         assert_eq!(
             a.build(1, |ex| {
                 (*ex).wr_send_imm.unwrap()(ex, 7u32.to_be());
-                set(ex, sge)
+                set(ex, sge);
             }),
             0
         );
@@ -223,7 +223,7 @@ fn every_request_by_ibv_wr() {
         assert_eq!(
             a.build(2, |ex| {
                 (*ex).wr_rdma_write_imm.unwrap()(ex, rkey, remote, 9);
-                set(ex, sge)
+                set(ex, sge);
             }),
             0
         );
@@ -234,7 +234,7 @@ fn every_request_by_ibv_wr() {
         assert_eq!(
             a.build(3, |ex| {
                 (*ex).wr_atomic_fetch_add.unwrap()(ex, rkey, b.address(9), 2);
-                set(ex, fetch)
+                set(ex, fetch);
             }),
             0
         );
@@ -243,7 +243,7 @@ fn every_request_by_ibv_wr() {
         assert_eq!(
             a.build(4, |ex| {
                 (*ex).wr_atomic_cmp_swp.unwrap()(ex, rkey, b.address(9), 42, 1);
-                set(ex, fetch)
+                set(ex, fetch);
             }),
             0
         );
@@ -252,7 +252,7 @@ fn every_request_by_ibv_wr() {
         assert_eq!(
             a.build(5, |ex| {
                 (*ex).wr_rdma_read.unwrap()(ex, rkey, b.address(9));
-                set(ex, fetch)
+                set(ex, fetch);
             }),
             0
         );
@@ -270,7 +270,7 @@ fn every_request_by_ibv_wr() {
         );
         assert_eq!(a.done(6).opcode, 9);
         let misaligned = a.build(7, |ex| {
-            (*ex).wr_atomic_write.unwrap()(ex, rkey, b.address(10) + 4, (&raw const octets).cast())
+            (*ex).wr_atomic_write.unwrap()(ex, rkey, b.address(10) + 4, (&raw const octets).cast());
         });
         assert_eq!(misaligned, libc::EINVAL);
         // Inline data is taken at once, and more than was agreed is refused as a whole.
