@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
-use verbs::{ConnOptions, FpduSize};
+use verbs::{ConnOptions, FpduSize, PeerProfile};
 
 /// rping's port, and so the one of `uiw serve`.
 pub(crate) const DEFAULT_PORT: u16 = 7174;
@@ -75,6 +75,14 @@ impl fmt::Display for Fpdu {
     }
 }
 
+/// A peer that wants more than the RFCs say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Peer {
+    /// The Linux siw driver with try_gso: lets it send FPDUs larger than a TCP segment, by its private flag
+    SiwGso,
+}
+
 /// Options of a connection.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ConnArgs {
@@ -87,6 +95,9 @@ pub(crate) struct ConnArgs {
     /// FPDU size: auto (large between our own), segment, large, or a MULPDU in octets
     #[arg(long, value_name = "SIZE", default_value = "auto")]
     pub(crate) fpdu: Fpdu,
+    /// Depart from the RFCs as this peer wants it
+    #[arg(long, value_name = "PROFILE")]
+    pub(crate) peer: Option<Peer>,
     /// Copy every source before its CRC is computed
     #[arg(long)]
     pub(crate) stable_tx: bool,
@@ -101,6 +112,7 @@ impl ConnArgs {
             crc: self.crc.is_on(),
             markers: self.markers,
             fpdu: self.fpdu,
+            peer: self.peer,
             stable_tx: self.stable_tx,
             congestion: self.congestion.clone(),
         }
@@ -113,6 +125,8 @@ pub(crate) struct Wishes {
     pub(crate) crc: bool,
     pub(crate) markers: bool,
     pub(crate) fpdu: Fpdu,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) peer: Option<Peer>,
     pub(crate) stable_tx: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) congestion: Option<String>,
@@ -120,7 +134,14 @@ pub(crate) struct Wishes {
 
 impl Default for Wishes {
     fn default() -> Self {
-        Self { crc: true, markers: false, fpdu: Fpdu::default(), stable_tx: false, congestion: None }
+        Self {
+            crc: true,
+            markers: false,
+            fpdu: Fpdu::default(),
+            peer: None,
+            stable_tx: false,
+            congestion: None,
+        }
     }
 }
 
@@ -131,6 +152,10 @@ impl Wishes {
             markers: self.markers,
             fpdu: self.fpdu.0,
             stable_tx: self.stable_tx,
+            profile: match self.peer {
+                Some(Peer::SiwGso) => PeerProfile::SiwGso,
+                None => PeerProfile::Rfc,
+            },
             ..ConnOptions::default()
         };
         options.stream.congestion.clone_from(&self.congestion);

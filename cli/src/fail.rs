@@ -85,8 +85,16 @@ impl Failure {
             Error::TimedOut { after, .. } => {
                 no(format!("no answer within {after:?}"), "check the address and firewalls on the way")
             }
-            Error::Rejected { .. } => {
-                no("the peer rejected the connection".into(), "look at the peer's messages")
+            Error::Rejected { private_data, markers_asked, .. } => {
+                let text: String =
+                    String::from_utf8_lossy(private_data).chars().filter(|c| !c.is_control()).collect();
+                let said = if text.is_empty() { String::new() } else { format!(", saying \"{text}\"") };
+                let fix = if *markers_asked {
+                    "connect without --markers: not every peer can send them"
+                } else {
+                    "look at the peer's messages"
+                };
+                no(format!("the peer rejected the connection{said}"), fix)
             }
             Error::ClosedInStartup { .. } => no(
                 "the peer closed before its MPA Reply".into(),

@@ -2,14 +2,17 @@
 
 use crate::fail::{Failure, Result};
 use crate::stop::Stop;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use verbs::cm::{self, CmChannel, CmEventKind, ConnInfo, ConnRequest, Ending};
 use verbs::{
-    ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, SendFlags, SendOp, SendWr,
-    Sge, Srq, Wc, WcStatus,
+    Arm, ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, SendFlags, SendOp,
+    SendWr, Sge, Srq, Wc, WcStatus,
 };
 
 /// Set in the number of every receive: the opcode of a completion in error means nothing.
@@ -20,12 +23,15 @@ pub(crate) const MAX_INLINE: u32 = 1024;
 const SPINS: u32 = 2000;
 
 /// How a thread waits for completions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Wait {
     /// Polling all the time.
     Spin,
     /// Asleep in the device.
     Sleep,
+    /// Asleep in a poll(2) of the program's own, on the descriptor of the queue's completion channel.
+    Descriptor,
 }
 
 /// Depths of a connection's queues.
@@ -62,9 +68,14 @@ pub(crate) struct Link {
     ending: OnceLock<Ending>,
 }
 
+/// With a channel, for those who wait for its descriptor.
+pub(crate) fn cq_options() -> CqOptions {
+    CqOptions { channel: Some(Arc::default()), ..CqOptions::default() }
+}
+
 impl Half {
     pub(crate) fn new(device: &Device, pd: &Pd, depths: &Depths) -> Result<Self> {
-        let cq = device.create_cq(depths.send + depths.recv + 16, CqOptions::default())?;
+        let cq = device.create_cq(depths.send + depths.recv + 16, cq_options())?;
         Self::on(device, pd, &cq, depths)
     }
 
@@ -133,11 +144,13 @@ impl Half {
 
 /// Receives of the slots `slots`, one element (or none) each.
 pub(crate) fn post_recvs(qp: &Qp, slots: impl IntoIterator<Item = (u64, Option<Sge>)>) -> Result<()> {
-    for (slot, sge) in slots {
-        let sges = sge.as_slice();
-        // SAFETY: the commands look at a receive's part of a buffer only after its completion (`crate::memory::Buffer`).
-        unsafe { qp.post_recv([RecvWr { wr_id: RECV | slot, sges }]) }?;
-    }
+    slots.into_iter().try_for_each(|(slot, sge)| post_recv(qp, slot, sge.as_slice()))
+}
+
+/// A receive of the slot `slot` with these elements.
+pub(crate) fn post_recv(qp: &Qp, slot: u64, sges: &[Sge]) -> Result<()> {
+    // SAFETY: the commands look at a receive's part of a buffer only after its completion (`crate::memory::Buffer`).
+    unsafe { qp.post_recv([RecvWr { wr_id: RECV | slot, sges }]) }?;
     Ok(())
 }
 
@@ -188,6 +201,7 @@ pub(crate) fn completions(
                     _ => Poll::Ready(()),
                 });
             }
+            Wait::Descriptor => sleep_on_channel(cq),
             Wait::Spin if empty > SPINS => std::thread::yield_now(),
             Wait::Spin => {
                 empty += 1;
@@ -195,6 +209,19 @@ pub(crate) fn completions(
             }
         }
     }
+}
+
+/// As a program with an event loop of its own waits: armed, looked once more, asleep on the descriptor. Returns now and then, for
+/// what else the caller waits for.
+fn sleep_on_channel(cq: &Cq) {
+    const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+    let Some(channel) = cq.channel() else { return };
+    let Ok(fd) = channel.fd() else { return };
+    cq.arm(Arm::Any);
+    if cq.is_empty() {
+        let _ = poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&TICK));
+    }
+    while channel.try_pop().is_some() {}
 }
 
 /// What ends a wait early.
@@ -257,7 +284,8 @@ impl Link {
         flushed && self.wait_ending(Duration::from_secs(1)).is_some_and(|ending| ending.orderly)
     }
 
-    fn wait_ending(&self, patience: Duration) -> Option<Ending> {
+    /// How the connection has ended, waiting for that at most `patience`.
+    pub(crate) fn wait_ending(&self, patience: Duration) -> Option<Ending> {
         self.device.wait(Instant::now().checked_add(patience), |cx| self.poll_ending(cx))
     }
 

@@ -15,6 +15,7 @@ mod ping;
 mod run;
 mod serve;
 mod service;
+mod siwtest;
 mod stop;
 mod text;
 
@@ -50,6 +51,9 @@ enum Command {
     /// Throughput and latency, alone or beside raw TCP
     #[command(after_help = EXIT_CODES)]
     Perf(perf::Args),
+    /// Every operation in both directions against a foreign stack: siw, an iWARP NIC
+    #[command(after_help = EXIT_CODES)]
+    Siwtest(siwtest::Args),
     /// Run a program of libibverbs or librdmacm on uiw's own libraries
     #[command(after_help = run::EXIT_CODES)]
     Run(run::Args),
@@ -90,6 +94,7 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
         Command::Serve(args) => serve::run(&opener, args),
         Command::Ping(args) => ping::run(&opener, args),
         Command::Perf(args) => perf::run(&opener, args),
+        Command::Siwtest(args) => siwtest::run(&opener, args),
         Command::Devices(args) => devices::run(args),
         Command::Env(args) => env::run(args),
         Command::Decode(_) | Command::Run(_) => Ok(()),

@@ -1,8 +1,8 @@
 //! What every command opens: logging, and devices whose octets may be captured.
 
 use crate::fail::{Exit, Failure, Result};
+use llp::Spec;
 use llp::capture::{CaptureStack, PcapSink};
-use llp::tcp::TcpStack;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tracing_subscriber::EnvFilter;
@@ -14,6 +14,10 @@ pub(crate) struct Global {
     /// Write the traffic of this process to a pcapng file, for Wireshark and `uiw decode`
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
+    /// The TCP to use: tcp (the kernel's), or packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=OCTETS] or
+    /// xdp:IFACE,..[,mode=auto|zerocopy|native|generic] (smoltcp on the interface, with addresses of its own)
+    #[arg(long, global = true, value_name = "STACK", default_value = "tcp")]
+    pub(crate) llp: Spec,
     /// Say more on standard error; twice and thrice for more. UIW_LOG chooses more finely
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
@@ -22,6 +26,7 @@ pub(crate) struct Global {
 /// Makes devices.
 #[derive(Clone)]
 pub(crate) struct Opener {
+    llp: Spec,
     sink: Option<Arc<PcapSink>>,
 }
 
@@ -33,16 +38,48 @@ impl Opener {
                 Failure::new(Exit::Failed, path.display(), error, "choose a file that can be written")
             })
         });
-        Ok(Self { sink: sink.transpose()? })
+        Ok(Self { llp: global.llp.clone(), sink: sink.transpose()? })
     }
 
     pub(crate) fn device(&self) -> Result<Device> {
-        let tcp = TcpStack::new().map_err(|error| Failure::local("opening the TCP stack", error))?;
+        let stack = self.llp.open().map_err(|error| self.refused(&error))?;
         let stack: Box<dyn llp::Stack> = match &self.sink {
-            Some(sink) => Box::new(CaptureStack::new(tcp, Arc::clone(sink), "uiw")),
-            None => Box::new(tcp),
+            Some(sink) => Box::new(CaptureStack::new(stack, Arc::clone(sink), "uiw")),
+            None => stack,
         };
         Ok(Device::with_stack(stack, DeviceOptions::default())?)
+    }
+
+    /// Why the stack cannot be had, and what would help.
+    fn refused(&self, error: &std::io::Error) -> Failure {
+        let (what, fix) = match &self.llp {
+            Spec::Tcp => ("the kernel's TCP".to_owned(), "raise the limit of open files".to_owned()),
+            Spec::Xdp { interface, .. } => (
+                format!("AF_XDP on {interface}"),
+                match error.kind() {
+                    std::io::ErrorKind::PermissionDenied => {
+                        "it needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF: run as root".to_owned()
+                    }
+                    std::io::ErrorKind::NotFound => "see `ip link` for the interfaces there are".to_owned(),
+                    std::io::ErrorKind::OutOfMemory => "raise the limit with `ulimit -l`".to_owned(),
+                    std::io::ErrorKind::ResourceBusy => {
+                        "another XDP program or socket has it: see `ip link show`".to_owned()
+                    }
+                    _ => "try mode=generic, or packet: instead of xdp:".to_owned(),
+                },
+            ),
+            Spec::Packet { interface, .. } => (
+                format!("AF_PACKET on {interface}"),
+                match error.kind() {
+                    std::io::ErrorKind::PermissionDenied => {
+                        "it needs CAP_NET_RAW: run as root, or give it with setcap cap_net_raw+ep".to_owned()
+                    }
+                    std::io::ErrorKind::NotFound => "see `ip link` for the interfaces there are".to_owned(),
+                    _ => "see `ip link show` for its state".to_owned(),
+                },
+            ),
+        };
+        Failure::new(Exit::Failed, what, error, fix)
     }
 }
 

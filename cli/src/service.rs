@@ -2,6 +2,7 @@
 //! else's making, which gets what its first message asks for (`serve::foreign`).
 
 use crate::args::Wishes;
+use crate::link::Wait;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
 
@@ -44,8 +45,8 @@ pub(crate) struct PerfOrder {
     pub(crate) depth: u32,
     /// Ping-pong: every message is answered by one of its kind.
     pub(crate) latency: bool,
-    /// Wait for completions asleep, not polling.
-    pub(crate) sleep: bool,
+    /// How to wait for completions of a ping-pong.
+    pub(crate) wait: Wait,
     pub(crate) validate: bool,
     /// The client's memory, for the answers to Writes: tagged offset and STag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -172,7 +173,7 @@ mod tests {
             slots: u32::MAX,
             depth: u32::MAX,
             latency: false,
-            sleep: false,
+            wait: Wait::Spin,
             validate: false,
             back: Some((u64::MAX, u32::MAX)),
             wishes: Wishes { congestion: Some("a-long-congestion".into()), ..Wishes::default() },

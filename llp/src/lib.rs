@@ -4,6 +4,7 @@
 //! thread or knows a byte of MPA. Four stacks, and two that wrap any of them:
 //!
 //! * [`tcp::TcpStack`]: the kernel's TCP, level-triggered epoll.
+//! * [`smol::SmolStack`]: smoltcp over links of Ethernet frames.
 //! * [`sim::SimStack`]: links in one process with a virtual clock, for tests.
 //! * [`fault::FaultStack`]: cuts, flipped bits and odd-sized reads and writes on top of another stack.
 //! * [`capture::CaptureStack`]: writes what passes to a pcapng file.
@@ -13,6 +14,8 @@
 pub mod capture;
 pub mod fault;
 pub mod sim;
+pub mod smol;
+mod spec;
 pub mod tcp;
 
 mod options;
@@ -26,6 +29,7 @@ use std::{
 };
 
 pub use options::{KeepAlive, ListenOptions, OptionError, StreamInfo, StreamOptions};
+pub use spec::{Spec, SpecError};
 
 /// Names a stream or a listener in [`Event`]s; chosen by whoever makes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -556,3 +556,34 @@ proptest! {
         }
     }
 }
+
+/// The flags octet of a start-up frame.
+fn flags(frame: &[u8]) -> u8 {
+    frame[16]
+}
+
+#[test]
+fn siws_private_flag_is_set_and_returned_only_where_asked_for() {
+    for (initiator_on, responder_on) in [(false, false), (true, false), (false, true), (true, true)] {
+        let with = |siw_gso| Config { siw_gso, ..Config::default() };
+        let request = Initiator::new(with(initiator_on), &[]).unwrap().request();
+        assert_eq!(flags(&request) & 0x0F, if initiator_on { 0x08 } else { 0 });
+        let mut responder = Responder::new(with(responder_on));
+        let (_, asked) = responder.request(&request).unwrap().unwrap();
+        let (reply, _) = responder.accept(&asked, &with(responder_on), &[]).unwrap();
+        assert_eq!(flags(&reply) & 0x0F, if initiator_on && responder_on { 0x08 } else { 0 });
+        // A rejection has nothing to agree on.
+        assert_eq!(flags(&responder.reject(&asked, &[]).unwrap()) & 0x0F, 0);
+    }
+}
+
+#[test]
+fn of_the_reserved_bits_only_siws_own_is_returned() {
+    let mut request = Initiator::new(Config::default(), &[]).unwrap().request();
+    request[16] |= 0x0F;
+    let config = Config { siw_gso: true, ..Config::default() };
+    let mut responder = Responder::new(config.clone());
+    let (_, asked) = responder.request(&request).unwrap().unwrap();
+    let (reply, _) = responder.accept(&asked, &config, &[]).unwrap();
+    assert_eq!(flags(&reply) & 0x0F, 0x08);
+}

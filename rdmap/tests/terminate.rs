@@ -277,3 +277,69 @@ proptest! {
         let _ = ImmediateData::parse(&octets);
     }
 }
+
+/// What had been done to siw, the octets behind the DDP header, the codes that it meant, and whether those octets could also refuse a
+/// Reply.
+type FromSiw = (&'static str, &'static str, (u8, u8, u8), bool);
+
+/// Terminates as the siw driver of Linux 6.1 put them on the wire.
+const FROM_SIW: &[FromSiw] = &[
+    ("DDP version 0", "21060000 0000 0000", (1, 2, 6), false),
+    ("RDMAP version 2", "20050000 0000 0000", (0, 2, 5), true),
+    ("an atomic", "20060000 0000 0000", (0, 2, 6), true),
+    ("MSN 5 where 1 is due", "21030300 0010 41430000000000000000000000050000000000000000", (1, 2, 3), false),
+    ("MO 8 where 0 is due", "21040300 0010 41430000000000000000000000010000000800000000", (1, 2, 4), false),
+    ("queue 3", "21010300 0010 41430000000000000003000000010000000000000000", (1, 2, 1), false),
+    ("a Send too long", "21020300 0040 41430000000000000000000000010000000000000000", (1, 2, 2), false),
+    (
+        "a Send without a receive",
+        "21020300 0010 41430000000000000000000000020000000000000000",
+        (1, 2, 2),
+        false,
+    ),
+    ("a Write to no STag", "11000300 0020 c140deadbe00000000000000100000000000", (1, 1, 0), false),
+    (
+        "a Read from no STag",
+        "10000700 0000 414100000000000000010000004000000000 00000001000000000000200000000040deadbe00000000000000100000000000",
+        (0, 1, 0),
+        false,
+    ),
+    ("a Read beyond the IRD", "20070300 0000 41410000000000000001000000030000000000000000", (0, 2, 7), false),
+    ("an answer to no Read", "01000300 0020 c14200000001000000000000100000000000", (1, 0, 0), false),
+    ("an invalidate of no STag", "20090300 0010 4144deadbe000000000000000001000000000000", (0, 2, 9), false),
+    ("an FPDU too short", "02030000 0000 0000", (2, 0, 3), false),
+    ("a wrong CRC", "02020000 0000 0000", (2, 0, 2), false),
+];
+
+#[test]
+fn every_terminate_of_siw_is_understood() {
+    for (what, octets, codes, undecidable) in FROM_SIW {
+        let digits: String = octets.split_whitespace().collect();
+        let octets: Vec<u8> = (0..digits.len() / 2)
+            .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap())
+            .collect();
+        let (terminate, origin) = Terminate::parse_at(&octets, false).unwrap();
+        assert_eq!((terminate.layer, terminate.etype, terminate.code), *codes, "{what}");
+        assert_eq!(origin, Origin::Siw, "{what}");
+        // As the initiator's first FPDU it might refuse a Reply instead (RFC 6581 section 8).
+        let (first, origin) = Terminate::parse_at(&octets, true).unwrap();
+        if *undecidable {
+            assert_eq!((first.layer, first.etype, first.code), (codes.1, codes.0, codes.2), "{what}");
+            assert_eq!(origin, Origin::Ambiguous, "{what}");
+        } else {
+            assert_eq!((first, origin), (terminate, Origin::Siw), "{what}");
+        }
+    }
+}
+
+#[test]
+fn what_refuses_a_reply_is_that_only_at_the_start() {
+    let refusal = Terminate::new(TerminateReason::from_codes(2, 0, 6)).emit();
+    assert_eq!(Terminate::parse_at(&refusal, true).unwrap().0.layer, 2);
+    let (later, origin) = Terminate::parse_at(&refusal, false).unwrap();
+    assert_eq!((later.layer, later.etype, later.code, origin), (0, 2, 6, Origin::Siw));
+    // The same error as the RFC writes it.
+    let operation = Terminate::new(TerminateReason::from_codes(0, 2, 6)).emit();
+    let (later, origin) = Terminate::parse_at(&operation, false).unwrap();
+    assert_eq!((later.layer, later.etype, later.code, origin), (0, 2, 6, Origin::Rfc));
+}

@@ -210,6 +210,7 @@ fn negotiations() {
             rtr: enhanced.into(),
             ird: enhanced.ird,
             ord: enhanced.ord,
+            siw_gso: false,
         };
         let initiator = Initiator::new(config, &sent.private_data).unwrap();
         // Revision 2 without S is legal and of no use; we do not send it.

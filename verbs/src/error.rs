@@ -112,12 +112,18 @@ pub enum Error {
         refusal: mpa::startup::StartupRefusal,
     },
     /// The peer rejected the connection.
-    #[error("{peer} rejected the connection ({} octets of private data)", private_data.len())]
+    #[error(
+        "{peer} rejected the connection ({} octets of private data){}",
+        private_data.len(),
+        if *markers_asked { "; it may be one that cannot send the Markers that were asked for" } else { "" }
+    )]
     Rejected {
         /// The peer.
         peer: SocketAddr,
         /// Its private data.
         private_data: Vec<u8>,
+        /// Whether we had asked for Markers: the Linux siw driver, for one, rejects that.
+        markers_asked: bool,
     },
     /// Nobody listens there.
     #[error("{peer} refused the connection: nobody listens on that port")]

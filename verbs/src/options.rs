@@ -30,6 +30,17 @@ pub enum Recognition {
     Assume,
 }
 
+/// A departure from the RFCs for the sake of one kind of peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PeerProfile {
+    /// None: the RFCs.
+    #[default]
+    Rfc,
+    /// The Linux siw driver with `try_gso`: its private flag 0x08 is set in our Request and returned in our Reply, whereupon it
+    /// sends FPDUs larger than a TCP segment. The stock driver has `try_gso` off and takes no notice.
+    SiwGso,
+}
+
 /// Options of one connection, or of every connection of a listener.
 #[derive(Clone, Debug)]
 pub struct ConnOptions {
@@ -51,6 +62,8 @@ pub struct ConnOptions {
     pub fpdu: FpduSize,
     /// Recognition of our own peers.
     pub recognition: Recognition,
+    /// A named departure from the RFCs, for one kind of peer.
+    pub profile: PeerProfile,
     /// Copies every source before its CRC is computed, for callers that rewrite buffers in flight.
     pub stable_tx: bool,
     /// Acknowledged completion: a Write or Send completes when a zero-length Read behind it has returned, or with the status of
@@ -85,6 +98,7 @@ impl Default for ConnOptions {
             ord: 128,
             fpdu: FpduSize::Auto,
             recognition: Recognition::On,
+            profile: PeerProfile::Rfc,
             stable_tx: false,
             acknowledged: false,
             startup_timeout: Duration::from_secs(10),
@@ -107,6 +121,7 @@ impl ConnOptions {
             rtr: self.rtr,
             ird: self.ird,
             ord: self.ord,
+            siw_gso: self.profile == PeerProfile::SiwGso,
         }
     }
 }

@@ -91,7 +91,7 @@ impl Srq {
             self.pd.driver().ring(*token);
         }
         if !waiting.is_empty() {
-            self.pd.driver().try_pump();
+            self.pd.driver().deferred();
         }
         result
     }
@@ -133,14 +133,14 @@ impl Srq {
     }
 
     /// Takes the oldest receive, or notes `token` as waiting for one.
-    pub(crate) fn take(&self, token: llp::Token, wakes: &mut Wakes) -> Option<RecvWqe> {
+    pub(crate) fn take(&self, into: &mut RecvWqe, token: llp::Token, wakes: &mut Wakes) -> bool {
         let mut queue = self.queue.lock();
-        let Some(wqe) = queue.take() else {
+        if !queue.take(into) {
             if !queue.waiting.contains(&token) {
                 queue.waiting.push(token);
             }
-            return None;
-        };
+            return false;
+        }
         let left = queue.len();
         drop(queue);
         let limit = self.limit.load(Ordering::Acquire) as usize;
@@ -149,16 +149,12 @@ impl Srq {
         {
             self.pd.device().events().raise(AsyncEvent::SrqLimitReached { srq: self.num }, wakes);
         }
-        Some(wqe)
+        true
     }
 
     /// A stream is over: it waits for no receive any more.
     pub(crate) fn forget(&self, token: llp::Token) {
         self.queue.lock().waiting.retain(|waiting| *waiting != token);
-    }
-
-    pub(crate) fn recycle(&self, wqe: RecvWqe) {
-        self.queue.lock().recycle(wqe);
     }
 }
 

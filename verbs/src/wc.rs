@@ -1,5 +1,6 @@
 //! Work completions: how a request ended.
 
+use rdmap::Origin;
 use std::fmt;
 
 /// Status of a completion; the values of `ibv_wc_status`.
@@ -110,6 +111,8 @@ pub struct WireReason {
     pub etype: u8,
     /// Error code.
     pub code: u8,
+    /// Whose way of writing it: the Linux siw driver swaps layer and type. The codes above are those that it meant.
+    pub origin: Origin,
 }
 
 impl WireReason {
@@ -128,7 +131,15 @@ impl fmt::Display for WireReason {
         let who = if self.from_peer { "the peer" } else { "this end" };
         let Self { layer, etype, code, .. } = *self;
         let reason = rdmap::TerminateReason::from_codes(layer, etype, code);
-        write!(f, "{who} terminated the stream: {reason} (layer {layer}, type {etype}, code {code:#04x})")
+        write!(f, "{who} terminated the stream: {reason} (layer {layer}, type {etype}, code {code:#04x})")?;
+        match self.origin {
+            Origin::Rfc => Ok(()),
+            Origin::Siw => f.write_str(", in the octets of the Linux siw driver, which swaps layer and type"),
+            Origin::Ambiguous => {
+                let other = rdmap::TerminateReason::from_codes(etype, layer, code);
+                write!(f, "; or, if the peer is the Linux siw driver, {other}")
+            }
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Chores of the workspace: `cargo xtask --help`.
 
+mod bench;
 mod install;
 mod packages;
 mod process;
@@ -22,13 +23,30 @@ struct Cli {
 enum Chore {
     /// Run every check and every test; the last line on stdout is `N passed, N failed, N skipped`.
     Test(test::Options),
+    /// Measure beside raw TCP.
+    #[command(subcommand)]
+    Bench(bench::Bench),
+    /// Run against foreign stacks.
+    #[command(subcommand)]
+    Interop(Interop),
     /// Install the program and the two C libraries into a folder.
     Install(install::Options),
+}
+
+#[derive(Subcommand)]
+enum Interop {
+    /// The Linux kernel's siw driver in a virtual machine: the whole matrix, both ways round.
+    Siw(siw_rig::matrix::Options),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().chore {
         Chore::Test(options) => test::run(&options),
+        Chore::Bench(bench) => bench::run(&bench),
+        Chore::Interop(Interop::Siw(options)) => {
+            process::on_interrupt(siw_rig::net::sweep);
+            siw_rig::matrix::main(&options)
+        }
         Chore::Install(options) => install::run(&options),
     }
 }

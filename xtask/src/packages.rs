@@ -19,6 +19,15 @@ pub(crate) struct Need {
 pub(crate) const NEEDS: &[Need] = &[
     Need { program: "tshark", package: "tshark", tests: "interop: referees tshark::*" },
     Need { program: "ip", package: "iproute2", tests: "interop: tests with network namespaces" },
+    Need { program: "qemu-system-x86_64", package: "qemu-system-x86", tests: SIW },
+    Need { program: "gcc", package: "gcc", tests: SIW },
+    // The compiler of Debian 12's kernel.
+    Need { program: "gcc-12", package: "gcc-12", tests: SIW },
+    Need { program: "make", package: "make", tests: SIW },
+    Need { program: "patch", package: "patch", tests: SIW },
+    Need { program: "readelf", package: "binutils", tests: SIW },
+    Need { program: "xz", package: "xz-utils", tests: SIW },
+    Need { program: "setpriv", package: "util-linux", tests: SIW },
     Need { program: "rping", package: "rdmacm-utils", tests: "interop: stock rping::* cm::*" },
     Need { program: "ibv_rc_pingpong", package: "ibverbs-utils", tests: "interop: stock utilities::*" },
     Need { program: "ib_write_bw", package: "perftest", tests: "interop: stock perftest::*" },
@@ -33,6 +42,8 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: PYVERBS, package: "python3-pyverbs", tests: "interop: stock python::*" },
 ];
 
+/// The tests on a virtual machine with the Linux siw driver.
+const SIW: &str = "interop/siw: siw::*";
 const C_HEADER: &str = "/usr/include/rdma/rdma_cma.h";
 const RDMA_CORE_TESTS: &str = "/usr/share/doc/rdma-core/tests/run_tests.py";
 const PYVERBS: &str = "/usr/lib/python3/dist-packages/pyverbs/__init__.py";
@@ -81,10 +92,12 @@ fn apt(needs: &[&Need], deadline: Instant) {
     if update != End::Success {
         eprintln!("xtask: apt-get update: {update:?}");
     }
-    let install = [&["install", "-y", "--no-install-recommends"], packages.as_slice()].concat();
-    let install = apt_get(&install, deadline);
-    if install != End::Success {
-        eprintln!("xtask: apt-get install: {install:?}");
+    // One at a time: what this release does not have keeps nothing else away.
+    for package in packages {
+        let install = apt_get(&["install", "-y", "--no-install-recommends", package], deadline);
+        if install != End::Success {
+            eprintln!("xtask: apt-get install {package}: {install:?}");
+        }
     }
 }
 

@@ -39,6 +39,17 @@ pub(crate) fn handle_interrupts() {
     }
 }
 
+/// Tidies up with `tidy` and ends when the user interrupts.
+pub(crate) fn on_interrupt(tidy: fn()) {
+    let installed = ctrlc::set_handler(move || {
+        tidy();
+        std::process::exit(130);
+    });
+    if let Err(error) = installed {
+        eprintln!("xtask: an interrupt may leave things behind: {error}");
+    }
+}
+
 /// Runs a command with our stdout and stderr until it ends or `deadline` comes.
 pub(crate) fn run(command: &mut Command, deadline: Instant) -> io::Result<End> {
     let mut child = Group::spawn(command.stdin(Stdio::null()))?;

@@ -20,7 +20,7 @@ const SKIP_LOG: &str = "UIW_SKIP_LOG";
 #[command(after_help = "\
 Steps: fmt, clippy, doc, no_std (each counts as one test), then `cargo test --workspace`.
 Programs that tests need are installed with apt-get when run as root; without them the tests that need them
-are counted as skipped. Everything is ended after 45 minutes. Exit code 1 when something failed.")]
+are counted as skipped; the first run fetches about 240 MB for the virtual machine with the siw driver. Everything is ended after 45 minutes. Exit code 1 when something failed.")]
 pub(crate) struct Options {
     /// Only steps and tests whose name contains this
     #[arg(long, value_name = "SUBSTR")]

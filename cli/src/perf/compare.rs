@@ -60,17 +60,33 @@ pub(crate) struct Comparison {
     pub(crate) ratio: Quartiles,
     /// Raw over raw.
     pub(crate) noise: Quartiles,
-    /// Raw TCP with one write a message (TCP_NODELAY), and ours over it: small messages only.
-    pub(crate) one_by_one: Option<(Quartiles, Quartiles)>,
+    /// Small messages only.
+    pub(crate) one_by_one: Option<OneByOne>,
+    /// 99th percentiles of a ping-pong, in microseconds: ours and raw.
+    pub(crate) p99: Option<(Quartiles, Quartiles)>,
     pub(crate) cpu_ours: Cpu,
     pub(crate) cpu_raw: Cpu,
     /// The last slice of ours, for what it says of the path.
     pub(crate) last: Outcome,
 }
 
+/// Raw TCP with one write a message (TCP_NODELAY), and ours over it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OneByOne {
+    /// Octets of a raw message: those of ours, but for atomics, which have none of their own.
+    pub(crate) size: u32,
+    /// Raw messages a second.
+    pub(crate) raw: Quartiles,
+    /// Our messages a second over that.
+    pub(crate) ratio: Quartiles,
+}
+
 /// One slice: the figure that is compared, and what it cost.
 struct Slice {
     figure: f64,
+    /// Messages a second.
+    messages: f64,
+    p99: Option<f64>,
     units: f64,
     cpu_client_ns: u64,
     cpu_server_ns: u64,
@@ -103,7 +119,7 @@ pub(crate) fn compare(
                     last = Some(outcome);
                 }
                 2 => second.push(bench.raw_slice(raw_size)?),
-                _ => small.push(bench.raw_slice(plan.size)?),
+                _ => small.push(bench.raw_slice(plan.raw_message())?),
             }
         }
     }
@@ -122,7 +138,12 @@ pub(crate) fn compare(
         raw: Quartiles::of(figures(&first)),
         ratio: ratio(&ours, &first),
         noise: ratio(&second, &first),
-        one_by_one: (steps == 4).then(|| (Quartiles::of(figures(&small)), ratio(&ours, &small))),
+        one_by_one: (steps == 4).then(|| OneByOne {
+            size: plan.raw_message(),
+            raw: Quartiles::of(small.iter().map(|slice| slice.messages).collect()),
+            ratio: Quartiles::of(ours.iter().zip(&small).map(|(a, b)| a.messages / b.messages).collect()),
+        }),
+        p99: p99(&ours).zip(p99(&first)),
         cpu_ours: cpu(&ours),
         cpu_raw: cpu(&first),
         last,
@@ -145,24 +166,28 @@ impl Bench<'_> {
             None => (outcome.rate(), outcome.octets as f64),
         };
         let (cpu_client_ns, cpu_server_ns) = (outcome.cpu_client_ns, outcome.cpu_server_ns);
-        Ok((Slice { figure, units, cpu_client_ns, cpu_server_ns }, outcome))
+        let messages = outcome.messages as f64 / outcome.seconds;
+        let p99 = outcome.round_trips.as_ref().map(|histogram| us_at(histogram, 0.99));
+        Ok((Slice { figure, messages, p99, units, cpu_client_ns, cpu_server_ns }, outcome))
     }
 
     fn raw_slice(&self, size: u32) -> Result<Slice> {
-        let mut figure = None;
+        let (mut figure, mut p99) = (None, None);
         let measured = if self.plan.latency {
             let mut histogram = histogram()?;
             let measured = self.raw.ping_pong(self.plan.wait, size, self.plan.time, |took| {
                 histogram.saturating_record(took.as_nanos() as u64);
             })?;
             figure = Some((us_at(&histogram, 0.5), histogram.len() as f64));
+            p99 = Some(us_at(&histogram, 0.99));
             measured
         } else {
             self.raw.slice(self.plan.to_server(), size, self.plan.time)?
         };
         let Measured { octets, cpu_client_ns, cpu_server_ns, .. } = measured;
         let (figure, units) = figure.unwrap_or((measured.rate(), octets as f64));
-        Ok(Slice { figure, units, cpu_client_ns, cpu_server_ns })
+        let messages = measured.rate() / f64::from(size);
+        Ok(Slice { figure, messages, p99, units, cpu_client_ns, cpu_server_ns })
     }
 
     /// The octets of a raw write: those of a message in a ping-pong, else what is fastest here.
@@ -187,6 +212,10 @@ impl Bench<'_> {
 /// A quantile of a histogram of nanoseconds, in microseconds.
 pub(crate) fn us_at(histogram: &Histogram<u64>, quantile: f64) -> f64 {
     Duration::from_nanos(histogram.value_at_quantile(quantile)).as_secs_f64() * 1e6
+}
+
+fn p99(slices: &[Slice]) -> Option<Quartiles> {
+    slices.iter().map(|slice| slice.p99).collect::<Option<Vec<_>>>().map(Quartiles::of)
 }
 
 fn cpu(slices: &[Slice]) -> Cpu {

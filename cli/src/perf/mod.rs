@@ -10,7 +10,8 @@ mod run;
 
 use crate::args::{ConnArgs, DEFAULT_PORT, octets, resolve, seconds};
 use crate::child::Server;
-use crate::fail::{Failure, Result};
+use crate::fail::Result;
+use crate::link::Wait;
 use crate::open::Opener;
 use crate::serve;
 use crate::service::Op;
@@ -69,8 +70,11 @@ pub(crate) struct Args {
     /// Sleep until something completes (throughput does so by itself)
     #[arg(long)]
     wait: bool,
-    /// Poll all the time (latency does so by itself)
+    /// Sleep in a poll(2) of the program's own, on the completion channel's descriptor
     #[arg(long, conflicts_with = "wait")]
+    wait_descriptor: bool,
+    /// Poll all the time (latency does so by itself)
+    #[arg(long, conflicts_with_all = ["wait", "wait_descriptor"])]
     spin: bool,
     /// Beside raw TCP, in slices
     #[arg(long, conflicts_with_all = ["sweep", "iterations", "connections"])]
@@ -92,8 +96,12 @@ enum Command {
 }
 
 impl Args {
-    fn waits(&self) -> bool {
-        if self.latency { self.wait } else { !self.spin }
+    fn wait(&self) -> Wait {
+        match (self.wait_descriptor, self.spin || self.latency && !self.wait) {
+            (true, _) => Wait::Descriptor,
+            (_, true) => Wait::Spin,
+            _ => Wait::Sleep,
+        }
     }
 }
 
@@ -149,10 +157,6 @@ fn measure(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()
 }
 
 fn compare(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()> {
-    if args.op.is_atomic() && !args.latency {
-        let why = "raw TCP has nothing to compare the throughput of atomics with";
-        return Err(Failure::usage(format!("--compare --op {}", args.op), why, "add --latency"));
-    }
     let mut plan = Plan::new(args, args.size)?;
     plan.time = std::time::Duration::from_secs_f64(SLICE_SECONDS);
     let mut progress = Progress::new();

@@ -13,6 +13,9 @@ use std::time::Duration;
 const AUTO_OCTETS: u32 = 1 << 20;
 const AUTO_READ_OCTETS: u32 = 4 << 20;
 
+/// An atomic's request has 52 octets behind its headers.
+const RAW_FOR_ATOMICS: u32 = 64;
+
 /// One measurement.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -45,7 +48,7 @@ impl Plan {
             signal_every: args.signal_every.unwrap_or_else(|| (depth / 4).clamp(1, 16)),
             connections: args.connections,
             latency: args.latency,
-            wait: if args.waits() { Wait::Sleep } else { Wait::Spin },
+            wait: args.wait(),
             validate: args.validate,
             wishes: args.conn.wishes(),
             time: Duration::from_secs_f64(args.seconds),
@@ -85,7 +88,7 @@ impl Plan {
         if self.latency && connections > 1 {
             return wrong("--latency".into(), "a ping-pong has one connection".into());
         }
-        if self.latency && self.op == Op::Write && self.wait == Wait::Sleep {
+        if self.latency && self.op == Op::Write && self.wait != Wait::Spin {
             let why = "nothing wakes a sleeper for a plain Write".into();
             return wrong("--latency --wait --op write".into(), why);
         }
@@ -107,11 +110,16 @@ impl Plan {
             slots: self.slots(),
             depth: self.depth,
             latency: self.latency,
-            sleep: self.wait == Wait::Sleep,
+            wait: self.wait,
             validate: self.validate,
             back,
             wishes: self.wishes.clone(),
         }
+    }
+
+    /// Octets of the raw message that one of ours is compared with.
+    pub(crate) fn raw_message(&self) -> u32 {
+        if self.op.is_atomic() { RAW_FOR_ATOMICS } else { self.size }
     }
 
     /// Whether octets go from the client to the server.

@@ -3,7 +3,6 @@
 use super::compare::{Comparison, Cpu, Quartiles, us_at};
 use super::plan::Plan;
 use super::run::Outcome;
-use crate::link::Wait;
 use crate::text;
 use serde_json::{Value, json};
 
@@ -18,7 +17,7 @@ fn context(plan: &Plan, outcome: &Outcome) -> Value {
         "depth": plan.depth,
         "chain": plan.chain,
         "signal_every": plan.signal_every,
-        "wait": plan.wait == Wait::Sleep,
+        "wait": plan.wait,
         "validated": plan.validate,
         "crc": plan.wishes.crc,
         "markers": plan.wishes.markers,
@@ -164,9 +163,13 @@ pub(crate) fn comparison(plan: &Plan, comparison: &Comparison) -> Value {
     value["ratio_of"] = format!("{unit}, uiw / raw").into();
     value["ratio"] = quartiles(&comparison.ratio);
     value["noise"] = quartiles(&comparison.noise);
-    if let Some((raw, ratio)) = &comparison.one_by_one {
-        value["raw_one_write_a_message"] = quartiles(raw);
-        value["ratio_one_write_a_message"] = quartiles(ratio);
+    if let Some(one) = &comparison.one_by_one {
+        value["one_write_a_message"] = json!({
+            "raw_size": one.size, "raw_messages_per_second": quartiles(&one.raw), "ratio": quartiles(&one.ratio),
+        });
+    }
+    if let Some((ours, raw)) = &comparison.p99 {
+        value["round_trip_us_p99"] = json!({"uiw": quartiles(ours), "raw": quartiles(raw)});
     }
     value[cpu_unit] = json!({"uiw": costs(&comparison.cpu_ours), "raw": costs(&comparison.cpu_raw)});
     value
@@ -201,9 +204,14 @@ pub(crate) fn comparison_lines(plan: &Plan, comparison: &Comparison) -> Vec<Stri
         format!("  ratio uiw / raw ({better})     {}", of(ratio)),
         format!("  noise raw / raw                    {}", of(noise)),
     ];
-    if let Some((raw, ratio)) = &comparison.one_by_one {
-        lines.push(format!("  raw TCP, one write a message       {:>12}", text::rate(raw.median)));
-        lines.push(format!("  ratio uiw / that (more is better)  {}", of(ratio)));
+    if let Some(one) = &comparison.one_by_one {
+        let messages = text::grouped(one.raw.median as u64);
+        lines.push(format!("  raw TCP, {} octets a write         {messages:>12} a second", one.size));
+        lines.push(format!("  ratio of messages, uiw / that      {}", of(&one.ratio)));
+    }
+    if let Some((ours, raw)) = &comparison.p99 {
+        let (ours, raw) = (text::micros(ours.median), text::micros(raw.median));
+        lines.push(format!("  99th percentile                    {ours} beside {raw} of raw TCP"));
     }
     lines
 }

@@ -4,13 +4,13 @@ use super::lane::Lane;
 use super::plan::Plan;
 use super::raw::cpu_ns;
 use crate::fail::{Failure, Result};
-use crate::link::{Until, completions};
+use crate::link::{Until, completions, cq_options};
 use crate::service::{Op, Stats};
 use hdrhistogram::Histogram;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use verbs::{Cq, CqOptions, Device, Path, Pd, Wc};
+use verbs::{Cq, Device, Path, Pd, Wc};
 
 /// How long the end of a run may take: what is under way, and the server's last word.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -54,7 +54,7 @@ pub(crate) struct Run {
 impl Run {
     pub(crate) fn connect(device: &Device, pd: &Pd, peer: SocketAddr, plan: &Plan) -> Result<Self> {
         let depth = plan.connections * (plan.depth + 16);
-        let cq = device.create_cq(depth, CqOptions::default())?;
+        let cq = device.create_cq(depth, cq_options())?;
         let lanes = (0..u64::from(plan.connections))
             .map(|index| Lane::connect(device, pd, &cq, index, peer, plan))
             .collect::<Result<_>>()?;

@@ -90,11 +90,7 @@ impl Session {
 
     fn wait(&self) -> Wait {
         // Beside a ping-pong the server sleeps: what it waits for are messages in a row, or nothing at all.
-        if self.order.latency && !self.order.sleep && self.order.op.takes_receives() {
-            Wait::Spin
-        } else {
-            Wait::Sleep
-        }
+        if self.order.latency && self.order.op.takes_receives() { self.order.wait } else { Wait::Sleep }
     }
 
     /// Serves until the client closes.

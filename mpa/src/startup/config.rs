@@ -1,6 +1,8 @@
 //! What an end wants, and what both agreed on.
 
 use super::{ConfigError, Rtr, RtrKinds};
+#[cfg(doc)]
+use crate::wire::startup::SIW_GSO;
 use crate::wire::startup::{Enhanced, NOT_NEGOTIATED};
 
 /// A revision of MPA this implementation speaks.
@@ -30,6 +32,10 @@ pub struct Config {
     pub ird: u16,
     /// RDMA Reads and atomics outstanding at the peer at a time, 0 to 0x3FFE; 0x3FFF leaves it to the ULP.
     pub ord: u16,
+    /// A departure from RFC 5044 section 7.1.1, where Res is sent as zero: sets (initiator) or returns (responder)
+    /// [`SIW_GSO`], by which the Linux siw driver tells that it may send FPDUs larger than a TCP segment. Off unless
+    /// the peer is known to be siw.
+    pub siw_gso: bool,
 }
 
 impl Default for Config {
@@ -43,6 +49,7 @@ impl Default for Config {
             rtr: RtrKinds::ALL,
             ird: 128,
             ord: 128,
+            siw_gso: false,
         }
     }
 }

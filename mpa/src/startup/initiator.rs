@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::config::{at_most, check_private_data, enhanced};
 use super::{Config, ConfigError, Negotiated, Revision, RtrKinds, StartupError, StartupRefusal};
-use crate::wire::startup::{Enhanced, Frame, FrameKind, MAX_PRIVATE_DATA, NOT_NEGOTIATED};
+use crate::wire::startup::{Enhanced, Frame, FrameKind, MAX_PRIVATE_DATA, NOT_NEGOTIATED, SIW_GSO};
 
 /// The initiator's side of the startup: a Request to send, a Reply to understand.
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ impl Initiator {
             crc: config.crc,
             reject: false,
             enhanced: enhanced_data,
-            reserved: 0,
+            reserved: if config.siw_gso { SIW_GSO } else { 0 },
             revision: config.revision as u8,
             private_data: private_data.to_vec(),
         };

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use super::config::{at_most, check_private_data, enhanced};
 use super::{Config, ConfigError, Negotiated, Rtr, RtrKinds, StartupError};
-use crate::wire::startup::{Enhanced, Frame, FrameKind, MAX_PRIVATE_DATA, NOT_NEGOTIATED};
+use crate::wire::startup::{Enhanced, Frame, FrameKind, MAX_PRIVATE_DATA, NOT_NEGOTIATED, SIW_GSO};
 
 /// The responder's side of the startup: a Request to understand, a Reply to send.
 #[derive(Clone, Debug)]
@@ -86,7 +86,8 @@ impl Responder {
             crc: negotiated.crc,
             reject: false,
             enhanced,
-            reserved: 0,
+            // Returned, never set on our own.
+            reserved: if config.siw_gso { request.frame.reserved & SIW_GSO } else { 0 },
             revision: negotiated.revision,
             private_data: private_data.to_vec(),
         };

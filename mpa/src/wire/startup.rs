@@ -37,6 +37,10 @@ pub const MAX_PRIVATE_DATA: usize = 512;
 /// IRD or ORD of all ones: the ULP negotiates that value itself (RFC 6581 section 9.1).
 pub const NOT_NEGOTIATED: u16 = 0x3FFF;
 
+/// A bit of Res that the Linux siw driver uses for itself: with it in the Request and in the Reply, siw may send FPDUs
+/// larger than a TCP segment. The RFCs know nothing of it.
+pub const SIW_GSO: u8 = 0x08;
+
 const M: u8 = 0x80;
 const C: u8 = 0x40;
 const R: u8 = 0x20;

@@ -118,6 +118,26 @@ impl Terminate {
         Ok((if origin == Origin::Siw { siw } else { rfc }, origin))
     }
 
+    /// As [`parse_any`](Self::parse_any), knowing when it came: only the initiator's first FPDU may be one of the Terminates by
+    /// which a Reply is refused (2/0/5 to 2/0/7, RFC 6581 section 8). `refuses_reply` = this may be such a one; if not, what
+    /// could be read either way is an RDMAP error.
+    ///
+    /// # Errors
+    /// If there are fewer than four octets.
+    pub fn parse_at(octets: &[u8], refuses_reply: bool) -> Result<(Self, Origin), TerminateTooShort> {
+        let (rfc, origin) = Self::parse_any(octets)?;
+        if origin != Origin::Ambiguous || refuses_reply {
+            return Ok((rfc, origin));
+        }
+        let as_startup = |terminate: &Self| terminate.layer == 2 && matches!(terminate.code, 5..=7);
+        let siw = Self::parse_siw(octets)?;
+        Ok(match (as_startup(&rfc), as_startup(&siw)) {
+            (true, false) => (siw, Origin::Siw),
+            (false, true) => (rfc, Origin::Rfc),
+            _ => (rfc, Origin::Ambiguous),
+        })
+    }
+
     /// Whether the octets can only be siw's.
     #[must_use]
     pub fn looks_like_siw(octets: &[u8]) -> bool {

@@ -145,8 +145,8 @@ impl Conn {
     fn on_reply(&mut self, outcome: Outcome, env: &mut Env<'_>) {
         let peer = self.stream.peer_addr();
         match outcome {
-            Outcome::Rejected { private_data, .. } => {
-                self.give_up_startup(Error::Rejected { peer, private_data }, env);
+            Outcome::Rejected { private_data, markers_refused: markers_asked, .. } => {
+                self.give_up_startup(Error::Rejected { peer, private_data, markers_asked }, env);
             }
             Outcome::Accepted { negotiated, private_data, terminate, .. } => {
                 let info = self.info(negotiated, private_data);

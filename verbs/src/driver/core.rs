@@ -1,7 +1,7 @@
 //! What the holder of the driver's lock works on: the stack, the streams, their timers.
 
 use crate::cm::ListenerSlot;
-use crate::driver::{Driver, Pool, TimerKind, Timers};
+use crate::driver::{Driver, Pool, Timers};
 use crate::notify::Wakes;
 use crate::qp::Conn;
 use llp::{Event, Stack, Token};
@@ -119,6 +119,12 @@ impl Core {
         }
     }
 
+    /// When somebody must look at the streams, or the stack at its own timers, though nothing came.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let (ours, theirs) = (self.timers.next(), self.stack.deadline());
+        ours.into_iter().chain(theirs).min()
+    }
+
     /// Whether `token` is a connection past its start-up.
     pub(crate) fn is_established(&mut self, token: Token) -> bool {
         matches!(self.slot(token), Some(Slot::Conn(conn)) if conn.is_established())
@@ -203,7 +209,9 @@ impl Core {
         let mut work = self.serve_ready(driver);
         self.pumps = self.pumps.wrapping_add(1);
         let direct = self.established.len() <= DIRECT_STREAMS && !self.established.is_empty();
-        if direct && !self.pumps.is_multiple_of(ASK_EVERY) {
+        let asked =
+            self.pumps.is_multiple_of(ASK_EVERY) || self.stack.deadline().is_some_and(|at| at <= self.now);
+        if direct && !asked {
             for at in 0..self.established.len() {
                 let Some(token) = self.established.get(at).copied() else { break };
                 work += usize::from(self.with_conn(driver, token, Conn::on_readable).unwrap_or(false));
@@ -251,18 +259,5 @@ impl Core {
             count += 1;
         }
         count
-    }
-}
-
-impl Env<'_> {
-    pub(crate) fn after(
-        &mut self,
-        wait: std::time::Duration,
-        token: Token,
-        kind: TimerKind,
-    ) -> Option<Instant> {
-        let at = self.now.checked_add(wait)?;
-        self.timers.add(at, token, kind);
-        Some(at)
     }
 }

@@ -210,7 +210,7 @@ impl Busy<'_> {
             let mut wakes = std::mem::take(&mut core.wakes);
             let trash = std::mem::take(&mut core.trash);
             // Told while the core is held: a deadline that another thread adds meanwhile is not to be overwritten.
-            let earlier = self.driver.sleepers.timer_at(core.timers.next());
+            let earlier = self.driver.sleepers.timer_at(core.deadline());
             drop(core);
             if earlier {
                 self.driver.sleepers.wake();

@@ -76,7 +76,11 @@ pub(crate) struct Conn {
     pub(crate) negotiated: Option<Negotiated>,
     /// Private data of the user, kept for a fall-back to revision 1.
     pub(crate) private_data: Vec<u8>,
+    /// The deadlines that count; to forget one is to cancel it.
     pub(crate) deadlines: [Option<Instant>; crate::driver::TIMER_KINDS],
+    /// The driver's earliest entry for each: a deadline that moves later needs no entry of its own, so that the driver's heap
+    /// does not grow with what a peer does.
+    entries: [Option<Instant>; crate::driver::TIMER_KINDS],
     pub(crate) hello_left: u8,
     /// Counted by the listener while in set-up.
     pub(crate) half_open: Option<HalfOpen>,
@@ -125,6 +129,7 @@ impl Conn {
             negotiated: None,
             private_data: Vec::new(),
             deadlines: [None; crate::driver::TIMER_KINDS],
+            entries: [None; crate::driver::TIMER_KINDS],
             hello_left: 0,
             half_open: None,
             fell_back: false,
@@ -223,13 +228,27 @@ impl Conn {
 
     pub(crate) fn set_timer(&mut self, kind: TimerKind, wait: Duration, env: &mut Env<'_>) {
         // A wait longer than the clock reaches is one for ever.
-        self.deadlines[kind as usize] = env.after(wait, self.token, kind);
+        let at = env.now.checked_add(wait);
+        self.deadlines[kind as usize] = at;
+        if let Some(at) = at {
+            self.enter_timer(at, kind, env);
+        }
+    }
+
+    fn enter_timer(&mut self, at: Instant, kind: TimerKind, env: &mut Env<'_>) {
+        let entry = &mut self.entries[kind as usize];
+        if entry.is_none_or(|entry| entry > at) {
+            *entry = Some(at);
+            env.timers.add(at, self.token, kind);
+        }
     }
 
     pub(crate) fn on_timer(&mut self, kind: TimerKind, env: &mut Env<'_>) {
-        let due = self.deadlines[kind as usize].is_some_and(|at| at <= env.now);
-        if !due {
-            return;
+        self.entries[kind as usize] = None;
+        match self.deadlines[kind as usize] {
+            None => return,
+            Some(later) if later > env.now => return self.enter_timer(later, kind, env),
+            Some(_) => {}
         }
         self.deadlines[kind as usize] = None;
         match kind {

@@ -505,7 +505,8 @@ impl QpInner {
             self.driver.ring(*token);
         }
         if !waiting.is_empty() {
-            self.driver.try_flush();
+            // A stream that goes on at once takes one receive and waits again: the next poll finds more of them.
+            self.driver.deferred();
         }
         result
     }
@@ -519,9 +520,9 @@ impl QpInner {
 
     pub(crate) fn flush_receives(&self, rq: &mut RecvQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
         rq.flushing = true;
-        while let Some(wqe) = rq.take() {
+        let mut wqe = RecvWqe::default();
+        while rq.take(&mut wqe) {
             self.complete_recv(wqe.wr_id, WcStatus::Flushed, reason, wakes);
-            rq.recycle(wqe);
         }
     }
 
@@ -548,24 +549,18 @@ impl QpInner {
     }
 
     /// Takes the oldest receive, or notes `token` as waiting for one.
-    pub(crate) fn take_recv(&self, token: Token, wakes: &mut Wakes) -> Option<RecvWqe> {
+    /// Takes the oldest receive, or notes the stream as waiting for one.
+    pub(crate) fn take_recv(&self, into: &mut RecvWqe, token: Token, wakes: &mut Wakes) -> bool {
         match &self.rq {
             RecvSource::Own(rq) => {
                 let mut rq = rq.lock();
-                let wqe = rq.take();
-                if wqe.is_none() && !rq.waiting.contains(&token) {
+                let taken = rq.take(into);
+                if !taken && !rq.waiting.contains(&token) {
                     rq.waiting.push(token);
                 }
-                wqe
+                taken
             }
-            RecvSource::Shared(srq) => srq.take(token, wakes),
-        }
-    }
-
-    pub(crate) fn recycle_recv(&self, wqe: RecvWqe) {
-        match &self.rq {
-            RecvSource::Own(rq) => rq.lock().recycle(wqe),
-            RecvSource::Shared(srq) => srq.recycle(wqe),
+            RecvSource::Shared(srq) => srq.take(into, token, wakes),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Receive queues, of one queue pair or shared.
 
 use crate::error::Error;
+use crate::qp::ring::Ring;
 use crate::wr::{RecvWr, Sge};
-use std::collections::VecDeque;
 
 /// A posted receive.
 #[derive(Default)]
@@ -15,9 +15,7 @@ pub(crate) struct RecvWqe {
 
 /// A FIFO of posted receives.
 pub(crate) struct RecvQueue {
-    ring: VecDeque<RecvWqe>,
-    /// Emptied requests, kept for their allocations.
-    spare: Vec<RecvWqe>,
+    ring: Ring<RecvWqe>,
     depth: u32,
     max_sge: u32,
     /// Posting is an error (RESET).
@@ -30,15 +28,7 @@ pub(crate) struct RecvQueue {
 
 impl RecvQueue {
     pub(crate) fn new(depth: u32, max_sge: u32) -> Self {
-        Self {
-            ring: VecDeque::new(),
-            spare: Vec::new(),
-            depth,
-            max_sge,
-            closed: false,
-            flushing: false,
-            waiting: Vec::new(),
-        }
+        Self { ring: Ring::new(), depth, max_sge, closed: false, flushing: false, waiting: Vec::new() }
     }
 
     pub(crate) fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), Error> {
@@ -49,23 +39,23 @@ impl RecvQueue {
             return Err(Error::TooManySges { given: wr.sges.len(), max: self.max_sge });
         }
         let len: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
-        let mut wqe = self.spare.pop().unwrap_or_default();
+        let wqe = self.ring.push();
         wqe.wr_id = wr.wr_id;
         // A receive longer than any message takes any message.
         wqe.len = u32::try_from(len).unwrap_or(u32::MAX);
         wqe.sges.clear();
         wqe.sges.extend(wr.sges.iter().filter(|sge| sge.length > 0));
-        self.ring.push_back(wqe);
         Ok(())
     }
 
-    pub(crate) fn take(&mut self) -> Option<RecvWqe> {
-        self.ring.pop_front()
-    }
-
-    pub(crate) fn recycle(&mut self, wqe: RecvWqe) {
-        if self.spare.len() < 1024 {
-            self.spare.push(wqe);
+    /// Puts the oldest receive into `into`, whose allocation takes its place. False when there is none.
+    pub(crate) fn take(&mut self, into: &mut RecvWqe) -> bool {
+        match self.ring.pop() {
+            Some(wqe) => {
+                std::mem::swap(wqe, into);
+                true
+            }
+            None => false,
         }
     }
 

@@ -37,7 +37,9 @@ pub(crate) struct Rx {
     /// The message that each of these queues is receiving, as far as it is here; of queue 0, Immediate Data only.
     control: [[u8; CONTROL_LEN as usize]; 4],
     /// The receive that the present Send fills.
-    recv: Option<RecvWqe>,
+    recv: RecvWqe,
+    /// Whether there is one.
+    receiving: bool,
     /// A verified segment that waits for a receive.
     parked: Option<Vec<u8>>,
     /// Octets of the present Write so far, and of the last one that was whole.
@@ -61,7 +63,8 @@ impl Rx {
             // RFC 5041 section 5.1: the first message on each queue has MSN 1.
             queues: [UntaggedRx::new(1), UntaggedRx::new(1), UntaggedRx::new(1), UntaggedRx::new(1)],
             control: [[0; CONTROL_LEN as usize]; 4],
-            recv: None,
+            recv: RecvWqe::default(),
+            receiving: false,
             parked: None,
             write_len: 0,
             last_write_len: 0,
@@ -86,9 +89,9 @@ impl Rx {
         self.parked = None;
     }
 
-    /// The receive of a Send that will not be finished.
-    pub(crate) fn take_recv(&mut self) -> Option<RecvWqe> {
-        self.recv.take()
+    /// The number of the receive whose Send will not be finished.
+    pub(crate) fn take_recv(&mut self) -> Option<u64> {
+        std::mem::take(&mut self.receiving).then_some(self.recv.wr_id)
     }
 }
 
@@ -318,10 +321,11 @@ impl Conn {
             return Ok(true);
         }
         let Some(qp) = self.qp.clone() else { return Err(self.fault(Fault::LocalCatastrophic, None)) };
-        if self.rx.recv.is_none() {
-            self.rx.recv = qp.take_recv(self.token, env.wakes);
+        self.rx.receiving = self.rx.receiving || qp.take_recv(&mut self.rx.recv, self.token, env.wakes);
+        if !self.rx.receiving {
+            return Ok(false);
         }
-        let Some(recv) = &self.rx.recv else { return Ok(false) };
+        let recv = &self.rx.recv;
         self.rx.only_rtr = false;
         let immediate = matches!(inbound, Inbound::Immediate { .. });
         let room = if immediate { 8 } else { recv.len };
@@ -361,9 +365,8 @@ impl Conn {
     }
 
     fn end_recv(&mut self, qp: &QpInner, status: WcStatus, env: &mut Env<'_>) {
-        if let Some(recv) = self.rx.recv.take() {
-            qp.complete_recv(recv.wr_id, status, None, env.wakes);
-            qp.recycle_recv(recv);
+        if let Some(wr_id) = self.rx.take_recv() {
+            qp.complete_recv(wr_id, status, None, env.wakes);
         }
     }
 
@@ -392,11 +395,11 @@ impl Conn {
         {
             return Err(self.fault(Protection::CannotInvalidate { stag }.into(), Some(quoted())));
         }
-        let Some(recv) = self.rx.recv.take() else { return Ok(()) };
+        let Some(wr_id) = self.rx.take_recv() else { return Ok(()) };
         // An immediate counts the Write in front of it, not one that was followed by something else.
         let write_len = std::mem::take(&mut self.rx.last_write_len);
         let wc = Wc {
-            wr_id: recv.wr_id,
+            wr_id,
             status: WcStatus::Success,
             opcode: if immediate { WcOpcode::RecvWriteImm } else { WcOpcode::Recv },
             byte_len: if immediate { write_len } else { len },
@@ -406,7 +409,6 @@ impl Conn {
             reason: None,
             timestamp_ns: 0,
         };
-        qp.recycle_recv(recv);
         if qp.recv_cq.push(Cqe { wc, solicited, report: None }, env.wakes) {
             Ok(())
         } else {
@@ -453,7 +455,9 @@ impl Conn {
                 self.atomic_response(&response, quoted, env)
             }
             _ => {
-                let (terminate, origin) = Terminate::parse_any(octets).map_err(|_| malformed(self))?;
+                let refuses_reply = !self.initiator && !self.rx.first_seen;
+                let parsed = Terminate::parse_at(octets, refuses_reply);
+                let (terminate, origin) = parsed.map_err(|_| malformed(self))?;
                 Err(Down::Terminated(Box::new(terminate), origin))
             }
         }

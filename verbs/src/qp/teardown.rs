@@ -196,9 +196,8 @@ impl Conn {
             }
             qp.flush_sends(&mut sq, reason, wakes);
         }
-        if let Some(recv) = self.rx.take_recv() {
-            qp.complete_recv(recv.wr_id, WcStatus::Flushed, reason, wakes);
-            qp.recycle_recv(recv);
+        if let Some(wr_id) = self.rx.take_recv() {
+            qp.complete_recv(wr_id, WcStatus::Flushed, reason, wakes);
         }
         flush_receive_queue(&qp, self.token, reason, env);
         self.reads.outstanding.clear();
@@ -416,12 +415,12 @@ pub(super) fn destroy(qp: &Arc<QpInner>) {
 
 /// The reason that completions and events carry.
 fn wire_reason(down: &Down, ours: Option<&Terminate>) -> Option<WireReason> {
-    let (terminate, from_peer) = match down {
-        Down::Terminated(terminate, _) => (&**terminate, true),
-        _ => (ours?, false),
+    let (terminate, from_peer, origin) = match down {
+        Down::Terminated(terminate, origin) => (&**terminate, true, *origin),
+        _ => (ours?, false, Origin::Rfc),
     };
     let (layer, etype, code) = (terminate.layer, terminate.etype, terminate.code);
-    Some(WireReason { from_peer, layer, etype, code })
+    Some(WireReason { from_peer, layer, etype, code, origin })
 }
 
 /// How the request fares that a peer's Terminate is about. With acknowledged completion (`placed`) it is known that the peer was

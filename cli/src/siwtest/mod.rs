@@ -1,0 +1,306 @@
+//! `uiw siwtest`: every operation in both directions against a foreign stack. The other end is `siwpeer` (C, on libibverbs and
+//! librdmacm: `interop/siw/guest/siwpeer.c`), `uiw siwtest --listen`, or any stock `rping -s`.
+
+mod end;
+mod octets;
+mod orders;
+mod passive;
+mod talk;
+
+use crate::args::{ConnArgs, octets as parse_octets, resolve, seconds};
+use crate::fail::{Failure, Result};
+use crate::link::{Depths, Half};
+use crate::open::Opener;
+use crate::text;
+use end::End;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use talk::{MAX_SGES, Order, Orders};
+use verbs::{ConnOptions, Recognition, Revision, RtrKinds};
+
+/// The partner's port.
+const PORT: u16 = 7471;
+/// What is done when nothing is ordered: every operation, sizes around every border, several elements, many at a time.
+const USUAL: &[&str] = &[
+    "send:0",
+    "send:1",
+    "send:64x20",
+    "send:1441x3",
+    "send:65536x4",
+    "send:5000x2x3",
+    "sendinline:48x5",
+    "sendse:64x10",
+    "sendinv:64x3",
+    "sendseinv:64x3",
+    "write:0",
+    "write:1",
+    "write:1441x3",
+    "write:65536x16",
+    "write:1048576",
+    "write:5000x2x3",
+    "read:0",
+    "read:1",
+    "read:1441x3",
+    "read:65536x16",
+    "read:1048576",
+    "read:64x128",
+    "read:512x400",
+    "fence:4096x20",
+];
+/// Depth of the queues: an order's requests, twice where each is followed by a Send, and some talk.
+const DEPTH: u32 = 1024;
+
+/// Options of `uiw siwtest`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The peer: `siwpeer serve`, `uiw siwtest --listen`, or with --rping any rping server
+    #[arg(value_name = "HOST[:PORT]", required_unless_present = "listen", conflicts_with = "listen")]
+    host: Option<String>,
+    /// What to do: `OP[:SIZE[xCOUNT[xELEMENTS]]]`, by both ends, or with `me.` or `you.` in front by one; without any, everything
+    #[arg(value_name = "ORDER", conflicts_with = "listen")]
+    orders: Vec<Orders>,
+    /// Be the end that waits for orders: ADDR:PORT, ADDR or PORT
+    #[arg(long, value_name = "ADDR:PORT", value_parser = crate::args::listen)]
+    listen: Option<SocketAddr>,
+    /// The peer is stock `rping -s -P`: its protocol, in sizes from 23 to 65,535 octets
+    #[arg(long, conflicts_with_all = ["listen", "orders"])]
+    rping: bool,
+    /// Connections one after the other
+    #[arg(long, default_value_t = 1)]
+    connections: u32,
+    /// Repeat the orders for so long
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
+    seconds: f64,
+    /// Octets of private data, which the partner sends back
+    #[arg(long, value_name = "OCTETS", default_value = "0", value_parser = parse_octets)]
+    private_data: u32,
+    /// Private data as text; the partner rejects what begins with `reject`
+    #[arg(long, value_name = "TEXT", conflicts_with = "private_data")]
+    private_text: Option<String>,
+    /// Post an operation that the peer lacks, and see it refused here: sendimm, writeimm, fetchadd or cmpswap
+    #[arg(long, value_name = "OP", conflicts_with = "rping")]
+    refused: Option<Refused>,
+    /// One JSON object a line
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    startup: StartupArgs,
+    #[command(flatten)]
+    conn: ConnArgs,
+}
+
+/// What only peers with RFC 7306, or our own, can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Refused {
+    /// Send with immediate
+    Sendimm,
+    /// Write with immediate
+    Writeimm,
+    /// FetchAdd
+    Fetchadd,
+    /// CmpSwap
+    Cmpswap,
+}
+
+/// How a connection is set up.
+#[derive(Clone, Debug, clap::Args)]
+struct StartupArgs {
+    /// MPA revision: 1 or 2
+    #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
+    revision: u8,
+    /// Never fall back to revision 1
+    #[arg(long)]
+    no_fallback: bool,
+    /// RTR messages offered: write, read, send, separated by commas
+    #[arg(long, value_name = "KINDS", default_value = "write,read,send", value_parser = rtr_kinds)]
+    rtr: RtrKinds,
+    /// Without the peer-to-peer model
+    #[arg(long)]
+    no_peer_to_peer: bool,
+    /// Do not look for one of our own at the other end
+    #[arg(long)]
+    no_recognition: bool,
+    /// Reads that the peer may have outstanding here
+    #[arg(long, default_value_t = 128)]
+    ird: u16,
+    /// Reads that we may have outstanding there
+    #[arg(long, default_value_t = 128)]
+    ord: u16,
+    /// Time for setting up
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    timeout: f64,
+}
+
+fn rtr_kinds(text: &str) -> std::result::Result<RtrKinds, String> {
+    let mut kinds = RtrKinds::NONE;
+    for word in text.split(',') {
+        match word {
+            "write" => kinds.write = true,
+            "read" => kinds.read = true,
+            "send" => kinds.send = true,
+            _ => return Err("expected write, read, send, separated by commas".to_owned()),
+        }
+    }
+    Ok(kinds)
+}
+
+impl Args {
+    fn options(&self) -> ConnOptions {
+        let startup = &self.startup;
+        ConnOptions {
+            revision: if startup.revision == 1 { Revision::One } else { Revision::Two },
+            fallback: !startup.no_fallback,
+            rtr: startup.rtr,
+            peer_to_peer: !startup.no_peer_to_peer,
+            recognition: if startup.no_recognition { Recognition::Off } else { Recognition::On },
+            ird: startup.ird,
+            ord: startup.ord,
+            startup_timeout: Duration::from_secs_f64(startup.timeout),
+            ..self.conn.wishes().options()
+        }
+    }
+
+    fn private_data(&self) -> Vec<u8> {
+        match &self.private_text {
+            Some(text) => text.clone().into_bytes(),
+            None => (0..self.private_data).map(|at| (at * 5 + 1) as u8).collect(),
+        }
+    }
+
+    fn orders(&self) -> Result<Vec<Order>> {
+        if !self.orders.is_empty() {
+            return Ok(self.orders.iter().flat_map(|orders| orders.0.clone()).collect());
+        }
+        let parsed: std::result::Result<Vec<Orders>, String> =
+            USUAL.iter().map(|text| text.parse()).collect();
+        let parsed = parsed.map_err(|error| Failure::local("the usual orders", error))?;
+        Ok(parsed.into_iter().flat_map(|orders| orders.0).collect())
+    }
+}
+
+/// Runs `uiw siwtest`.
+pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
+    if let Some(address) = args.listen {
+        return passive::serve(opener, address, args);
+    }
+    let host = args.host.as_deref().unwrap_or_default();
+    if args.rping {
+        let peer = resolve(host, crate::args::DEFAULT_PORT)?;
+        return crate::ping::rping_sizes(opener, peer, &args.options(), args.json);
+    }
+    let peer = resolve(host, PORT)?;
+    for number in 0..args.connections {
+        let begun = Instant::now();
+        connection(opener, peer, args)?;
+        if args.connections > 1 && args.json {
+            let ms = begun.elapsed().as_secs_f64() * 1e3;
+            text::json(&json!({"type": "connection", "number": number, "ms": ms}));
+        }
+    }
+    Ok(())
+}
+
+fn connection(opener: &Opener, peer: SocketAddr, args: &Args) -> Result<()> {
+    let device = opener.device()?;
+    let pd = device.alloc_pd()?;
+    let depths = Depths { sges: MAX_SGES, ..Depths::new(DEPTH, DEPTH) };
+    let half = Half::new(&device, &pd, &depths)?;
+    let private_data = args.private_data();
+    let begun = Instant::now();
+    let mut end = End::connect(half, peer, &args.options(), &private_data)?;
+    say_established(&end, begun.elapsed(), args.json);
+    if !end.link.info.private_data.starts_with(&private_data) {
+        return Err(Failure::differs(peer, "private data did not come back"));
+    }
+    if let Some(refused) = args.refused {
+        return orders::refused(&mut end, refused, args.json);
+    }
+    let outcome = all_orders(&mut end, &args.orders()?, args);
+    let drained = end.drain();
+    let (posted, done) = end.all;
+    match outcome {
+        Ok(()) => say(args.json, "over", &json!({"posted": posted, "done": done}), || {
+            format!("over: {done} of {posted} requests and receives done")
+        }),
+        Err(failure) => {
+            say(args.json, "broken", &json!({"posted": posted, "done": done}), || {
+                format!("broken: {done} of {posted} requests and receives done")
+            });
+            return Err(failure);
+        }
+    }
+    drained
+}
+
+fn all_orders(end: &mut End, orders: &[Order], args: &Args) -> Result<()> {
+    let until = Instant::now() + Duration::from_secs_f64(args.seconds);
+    let mut seed = 0u32;
+    loop {
+        for order in orders {
+            seed += 1;
+            let order = Order { seed: seed.wrapping_mul(41), ..*order };
+            let begun = Instant::now();
+            let result = orders::give(end, order);
+            if order.op.ends() {
+                return ended(end, order, args.json);
+            }
+            result?;
+            if let Some(wrong) = end.wrong.take() {
+                return Err(Failure::differs(order, wrong));
+            }
+            // Thousands of lines tell nobody anything.
+            if args.seconds == 0.0 {
+                let ms = begun.elapsed().as_secs_f64() * 1e3;
+                say(args.json, "order", &json!({"order": order.to_string(), "ms": ms}), || {
+                    format!("ok {order} {ms:.1} ms")
+                });
+            }
+        }
+        if Instant::now() >= until {
+            return Ok(());
+        }
+    }
+}
+
+/// An order that ends the connection: what became of it.
+fn ended(end: &mut End, order: Order, json: bool) -> Result<()> {
+    end.drain()?;
+    let why = end.wrong.clone().unwrap_or_else(|| "nothing happened".to_owned());
+    say(json, "ended", &json!({"order": order.to_string(), "how": why}), || format!("ended {order}: {why}"));
+    Ok(())
+}
+
+fn say_established(end: &End, took: Duration, json: bool) {
+    let info = &end.link.info;
+    let negotiated = info.negotiated;
+    let ms = took.as_secs_f64() * 1e3;
+    let details = json!({
+        "ms": ms, "revision": negotiated.revision, "crc": negotiated.crc, "ird": negotiated.ird, "ord": negotiated.ord,
+        "peer_to_peer": negotiated.peer_to_peer, "rtr": negotiated.rtr.map(|rtr| format!("{rtr:?}").to_lowercase()),
+        "private_data": info.private_data.len(),
+    });
+    say(json, "established", &details, || {
+        let rtr = negotiated.rtr.map_or_else(String::new, |rtr| format!(", RTR {rtr:?}"));
+        format!(
+            "established in {ms:.1} ms: revision {}, CRC {}, IRD {}, ORD {}{rtr}, {} octets of private data",
+            negotiated.revision,
+            if negotiated.crc { "on" } else { "off" },
+            negotiated.ird,
+            negotiated.ord,
+            info.private_data.len()
+        )
+    });
+}
+
+fn say(as_json: bool, kind: &str, details: &serde_json::Value, words: impl FnOnce() -> String) {
+    if as_json {
+        let mut object = json!({"type": kind});
+        if let (Some(object), Some(details)) = (object.as_object_mut(), details.as_object()) {
+            object.extend(details.clone());
+        }
+        text::json(&object);
+    } else {
+        text::line(words());
+    }
+}

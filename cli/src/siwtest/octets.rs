@@ -1,0 +1,127 @@
+//! The octets of an order, and where they lie.
+
+use super::talk::{MAX_SGES, Order};
+use crate::fail::Result;
+use crate::memory::Buffer;
+use verbs::Sge;
+
+/// Octets between the pieces of a message.
+const GAP: usize = 8;
+
+/// Octet `at` of message `message`.
+fn octet(seed: u32, message: u32, at: u32) -> u8 {
+    let at_part = at.wrapping_mul(31).wrapping_add((at >> 8).wrapping_mul(17));
+    seed.wrapping_add(message.wrapping_mul(7)).wrapping_add(at_part) as u8
+}
+
+/// How the messages of an order lie in a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
+    /// One behind the other: memory that the other end names.
+    Whole,
+    /// Each in as many pieces as it has elements: our own requests.
+    Pieces,
+}
+
+impl Layout {
+    fn gap(self) -> usize {
+        if self == Self::Pieces { GAP } else { 0 }
+    }
+
+    fn stride(self, order: &Order) -> usize {
+        order.size as usize + self.gap() * (order.sges as usize - 1)
+    }
+
+    /// Octets that all messages take.
+    pub(super) fn len(self, order: &Order) -> usize {
+        self.stride(order) * order.count as usize
+    }
+
+    /// The pieces of a message: place in the buffer, offset in the message, length.
+    fn pieces(self, order: &Order, message: u32) -> impl Iterator<Item = (usize, u32, u32)> {
+        let (size, pieces) = (order.size, if self == Self::Pieces { order.sges } else { 1 });
+        let (start, gap) = (self.stride(order) * message as usize, self.gap());
+        let piece = size / pieces;
+        (0..pieces).map(move |number| {
+            let at = number * piece;
+            let len = if number + 1 < pieces { piece } else { size - at };
+            (start + at as usize + gap * number as usize, at, len)
+        })
+    }
+}
+
+/// Puts the order's octets into `buffer`.
+pub(super) fn fill(buffer: &Buffer, order: &Order, layout: Layout) -> Result<()> {
+    for message in 0..order.count {
+        for (place, at, len) in layout.pieces(order, message) {
+            let octets: Vec<u8> = (at..at + len).map(|at| octet(order.seed, message, at)).collect();
+            buffer.write(place, &octets)?;
+        }
+    }
+    Ok(())
+}
+
+/// What is wrong with the octets in `buffer`.
+pub(super) fn differs(buffer: &Buffer, order: &Order, layout: Layout) -> Result<Option<String>> {
+    for message in 0..order.count {
+        for (place, at, len) in layout.pieces(order, message) {
+            let expected: Vec<u8> = (at..at + len).map(|at| octet(order.seed, message, at)).collect();
+            if let Some(first) = buffer.differs(place, &expected)? {
+                return Ok(Some(format!("octet {} of message {message} differs", at as usize + first)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The elements of a message; `more` octets are added to the last.
+pub(super) fn elements(buffer: &Buffer, order: &Order, message: u32, more: usize) -> Vec<Sge> {
+    let mut sges = Vec::with_capacity(MAX_SGES as usize);
+    for (place, at, len) in Layout::Pieces.pieces(order, message) {
+        let more = if at + len == order.size { more } else { 0 };
+        sges.push(buffer.sge(place..place + len as usize + more));
+    }
+    sges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::talk::{Actor, Op};
+    use super::*;
+
+    #[test]
+    fn one_wrong_octet_is_found() {
+        let device = verbs::Device::open().unwrap();
+        let buffer = Buffer::exclusive(&device.alloc_pd().unwrap(), 1 << 20).unwrap();
+        let order = Order { op: Op::Send, actor: Actor::Initiator, size: 70_001, count: 3, sges: 3, seed: 9 };
+        for layout in [Layout::Whole, Layout::Pieces] {
+            fill(&buffer, &order, layout).unwrap();
+            assert_eq!(differs(&buffer, &order, layout).unwrap(), None);
+            let (place, at, len) = layout.pieces(&order, 2).last().unwrap();
+            let mut octet = [0];
+            buffer.read(place + len as usize - 1, &mut octet).unwrap();
+            buffer.write(place + len as usize - 1, &[octet[0] ^ 1]).unwrap();
+            let expected = format!("octet {} of message 2 differs", at + len - 1);
+            assert_eq!(differs(&buffer, &order, layout).unwrap(), Some(expected));
+            assert!(differs(&buffer, &Order { seed: 10, ..order }, layout).unwrap().is_some());
+        }
+    }
+
+    #[test]
+    fn pieces_cover_a_message() {
+        for (size, sges) in [(0, 1), (1, 1), (1, 3), (10, 3), (4096, 6)] {
+            let order = Order { op: Op::Send, actor: Actor::Initiator, size, count: 2, sges, seed: 0 };
+            for message in 0..2 {
+                let mut next = 0;
+                let mut end = 0;
+                for (place, at, len) in Layout::Pieces.pieces(&order, message) {
+                    assert!(at == next && place >= end);
+                    next += len;
+                    end = place + len as usize;
+                }
+                assert_eq!(next, size);
+                assert!(end <= Layout::Pieces.len(&order));
+            }
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! Orders being given, taken and carried out.
+
+use super::Refused;
+use super::end::End;
+use super::octets::{Layout, differs, elements, fill};
+use super::talk::{Actor, Kind, Op, Order, Talk};
+use crate::fail::{Failure, Result};
+use crate::memory::Buffer;
+use serde_json::json;
+use verbs::{Remote, STag, SendFlags, SendOp, Sge};
+
+/// An STag that nobody has.
+const NO_STAG: u32 = 0xDEAD_BE00;
+/// Past the end of every memory.
+const FAR: u64 = 512 << 20;
+
+/// Gives an order, as the end that connected.
+pub(super) fn give(end: &mut End, order: Order) -> Result<()> {
+    let acts = order.actor == Actor::Initiator;
+    prepare(end, &order, acts)?;
+    if acts {
+        end.expect_talk()?;
+        end.expect_talk()?;
+        end.say(Kind::Order, order)?;
+        let ready = end.hear(Kind::Ready)?;
+        act(end, &order, &ready)?;
+        verify_own(end, &order)?;
+        end.say(Kind::Done, order)?;
+        let verdict = end.hear(Kind::Verdict)?;
+        believe(end, verdict);
+    } else {
+        if order.op != Op::NoReceive {
+            end.expect_talk()?;
+        }
+        end.say(Kind::Order, order)?;
+        end.await_receives()?;
+        let done = end.hear(Kind::Done)?;
+        verify(end, &order)?;
+        believe(end, done);
+    }
+    Ok(())
+}
+
+/// Takes an order, as the end that accepted.
+pub(super) fn take(end: &mut End, talk: &Talk) -> Result<()> {
+    let order = talk.order;
+    let acts = order.actor == Actor::Responder;
+    prepare(end, &order, acts)?;
+    if acts {
+        act(end, &order, talk)?;
+        verify_own(end, &order)?;
+        end.expect_talk()?;
+        return end.say(Kind::Done, order);
+    }
+    if order.op != Op::NoReceive {
+        end.expect_talk()?;
+    }
+    end.say(Kind::Ready, order)?;
+    end.await_receives()?;
+    let done = end.hear(Kind::Done)?;
+    verify(end, &order)?;
+    believe(end, done);
+    end.expect_talk()?;
+    end.say(Kind::Verdict, order)
+}
+
+fn believe(end: &mut End, talk: Talk) {
+    if let Some(wrong) = talk.wrong {
+        end.note(format!("the other end: {wrong}"));
+    }
+}
+
+/// Memory as the end that acts needs it, or the one that is acted on.
+fn prepare(end: &mut End, order: &Order, acts: bool) -> Result<()> {
+    // One octet more than the messages have: a Send that is too long has it.
+    let (remote, local) = (Layout::Whole.len(order), Layout::Pieces.len(order) + 1);
+    end.provide(order, if acts { 1 } else { remote }, local)?;
+    let memory = end.memory()?;
+    match (acts, order.op.is_read()) {
+        (true, false) => fill(&memory.local, order, Layout::Pieces)?,
+        (false, true) => fill(&memory.remote, order, Layout::Whole)?,
+        _ => {}
+    }
+    if acts {
+        return Ok(());
+    }
+    let receives = match order.op {
+        op if op.is_send() => order.count,
+        Op::LongSend | Op::UsedInvalidate => 1,
+        _ => 0,
+    };
+    let receives: Vec<_> = (0..receives).map(|message| elements(&memory.local, order, message, 0)).collect();
+    end.expect_test(receives.into_iter())
+}
+
+/// Does what was ordered. `theirs` tells where.
+fn act(end: &mut End, order: &Order, theirs: &Talk) -> Result<()> {
+    if order.op == Op::HangUp {
+        end.link.qp.disconnect()?;
+        return Ok(());
+    }
+    for message in 0..order.count {
+        let offset = u64::from(message) * u64::from(order.size);
+        let remote = Remote { addr: theirs.memory.addr + offset, rkey: theirs.memory.rkey };
+        let longer = usize::from(order.op == Op::LongSend);
+        let local = &end.memory()?.local;
+        let sges = match order.op {
+            Op::SendInline => inline(local, order, message),
+            _ => elements(local, order, message, longer),
+        };
+        let last = message + 1 == order.count;
+        let (op, flags) = request(order.op, remote, theirs.revocable, last);
+        if order.op == Op::UsedInvalidate {
+            end.request(SendOp::SendInvalidate { stag: STag(theirs.revocable) }, &sges, SendFlags::empty())?;
+        }
+        end.request(op, &sges, flags)?;
+        if order.op == Op::Fence {
+            end.request(SendOp::Send, &sges, SendFlags::FENCE)?;
+        }
+    }
+    end.await_requests()
+}
+
+fn inline(local: &Buffer, order: &Order, message: u32) -> Vec<Sge> {
+    let start = message as usize * order.size as usize;
+    vec![local.address(start..start + order.size as usize)]
+}
+
+/// The request of one message.
+fn request(op: Op, remote: Remote, revocable: u32, last: bool) -> (SendOp, SendFlags) {
+    let none = SendFlags::empty();
+    let read = |remote| (SendOp::Read { remote, invalidate: None }, none);
+    let write = |remote| (SendOp::Write { remote }, none);
+    let nowhere = Remote { rkey: NO_STAG, ..remote };
+    let outside = Remote { addr: remote.addr + FAR, ..remote };
+    let invalidate = SendOp::SendInvalidate { stag: STag(revocable) };
+    match op {
+        Op::Send | Op::LongSend | Op::NoReceive | Op::HangUp => (SendOp::Send, none),
+        Op::SendSolicited => (SendOp::Send, SendFlags::SOLICITED),
+        Op::SendInvalidate if last => (invalidate, none),
+        Op::SendSolicitedInvalidate if last => (invalidate, SendFlags::SOLICITED),
+        Op::SendInvalidate | Op::SendSolicitedInvalidate => (SendOp::Send, none),
+        Op::SendInline => (SendOp::Send, SendFlags::INLINE),
+        Op::Read | Op::Fence | Op::WriteOnlyRead => read(remote),
+        Op::BadRead => read(nowhere),
+        Op::OutRead => read(outside),
+        Op::Write | Op::ReadOnlyWrite => write(remote),
+        Op::BadWrite => write(nowhere),
+        Op::OutWrite => write(outside),
+        Op::BadInvalidate => (SendOp::SendInvalidate { stag: STag(NO_STAG) }, none),
+        Op::UsedInvalidate => write(Remote { rkey: revocable, ..remote }),
+    }
+}
+
+/// Posts what the peer lacks: it must complete in error here, and soon.
+pub(super) fn refused(end: &mut End, what: Refused, json: bool) -> Result<()> {
+    let order = Order { op: Op::Read, actor: Actor::Initiator, size: 8, count: 1, sges: 1, seed: 0 };
+    end.provide(&order, 8, 8)?;
+    let remote = Remote { addr: 0, rkey: NO_STAG };
+    let op = match what {
+        Refused::Sendimm => SendOp::SendImm { imm: 7 },
+        Refused::Writeimm => SendOp::WriteImm { remote, imm: 7 },
+        Refused::Fetchadd => SendOp::FetchAdd { remote, add: 1, mask: 0 },
+        Refused::Cmpswap => {
+            SendOp::CmpSwap { remote, compare: 0, compare_mask: u64::MAX, swap: 1, swap_mask: u64::MAX }
+        }
+    };
+    let sges = elements(&end.memory()?.local, &order, 0, 0);
+    end.request(op, &sges, SendFlags::empty())?;
+    if end.await_requests().is_ok() {
+        return Err(Failure::lost(end.link.peer(), format!("{what:?} was done: it must not leave")));
+    }
+    end.drain()?;
+    let (why, (posted, done)) = (end.wrong.clone().unwrap_or_default(), end.all);
+    let details = json!({"why": why, "posted": posted, "done": done});
+    super::say(json, "refused", &details, || {
+        format!("refused {what:?}: {why}; {done} of {posted} requests and receives done")
+    });
+    Ok(())
+}
+
+/// What was read here.
+fn verify_own(end: &mut End, order: &Order) -> Result<()> {
+    if order.op.is_read()
+        && let Some(wrong) = differs(&end.memory()?.local, order, Layout::Pieces)?
+    {
+        end.note(wrong);
+    }
+    Ok(())
+}
+
+/// What arrived here.
+fn verify(end: &mut End, order: &Order) -> Result<()> {
+    let memory = end.memory()?;
+    let wrong = match order.op {
+        op if op.is_send() && !end.all_received() => Some("not every message came".to_owned()),
+        op if op.is_send() => differs(&memory.local, order, Layout::Pieces)?,
+        Op::Write => differs(&memory.remote, order, Layout::Whole)?,
+        _ => None,
+    };
+    let invalidates = matches!(order.op, Op::SendInvalidate | Op::SendSolicitedInvalidate);
+    let wrong = wrong.or_else(|| {
+        (invalidates && order.count > 0 && !memory.invalidated)
+            .then(|| "the STag was not invalidated".to_owned())
+    });
+    if let Some(wrong) = wrong {
+        end.note(wrong);
+    }
+    Ok(())
+}

@@ -1,0 +1,103 @@
+//! The end that waits for orders.
+
+use super::end::End;
+use super::{Args, DEPTH, Refused, orders, say};
+use crate::fail::{Failure, Result};
+use crate::link::{Depths, Half, Until};
+use crate::open::Opener;
+use crate::stop::Stop;
+use crate::text;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
+use verbs::{ConnOptions, Device};
+
+/// Serves one connection a thread until Ctrl-C.
+pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result<()> {
+    let stop = Stop::on_signal()?;
+    let device = opener.device()?;
+    let channel = Arc::new(CmChannel::default());
+    let options = Arc::new(args.options());
+    let listener = Listener::bind(&device, address, 64, &options, &channel)
+        .map_err(|error| Failure::local(format!("listening on {address}"), error))?;
+    text::line(format!("listening on {}", listener.local_addr()));
+    let mut threads = Vec::new();
+    while stop.sleep_on(channel.fd()?) {
+        match channel.try_pop().map(|event| event.kind) {
+            Some(CmEventKind::ConnectRequest(request)) => {
+                let (device, options, stop) = (device.clone(), Arc::clone(&options), Arc::clone(&stop));
+                let how = (args.json, args.refused);
+                threads.push(std::thread::spawn(move || {
+                    let peer = request.peer_addr();
+                    if let Err(failure) = session(&device, request, &options, &stop, how) {
+                        text::line(format!("{peer}: {failure}"));
+                    }
+                }));
+            }
+            Some(CmEventKind::Failed(error)) => text::line(format!("a connection came to nothing: {error}")),
+            _ => {}
+        }
+        threads.retain(|thread| !thread.is_finished());
+    }
+    drop(listener);
+    for thread in threads {
+        let _ = thread.join();
+    }
+    Ok(())
+}
+
+fn session(
+    device: &Device,
+    request: ConnRequest,
+    options: &ConnOptions,
+    stop: &Stop,
+    (as_json, refused): (bool, Option<Refused>),
+) -> Result<()> {
+    let private_data = request.private_data().to_vec();
+    let (ird, ord) = request.peer_ird_ord().unwrap_or_default();
+    let details = json!({
+        "private_data": private_data.len(), "revision": request.revision(), "peer_ird": ird, "peer_ord": ord,
+    });
+    say(as_json, "request", &details, || {
+        format!(
+            "request: revision {}, {} octets of private data, IRD {ird}, ORD {ord}",
+            request.revision(),
+            private_data.len()
+        )
+    });
+    if private_data.starts_with(b"reject") {
+        request.reject(&[b"rejected as asked: ", &private_data[..]].concat())?;
+        return Ok(());
+    }
+    let pd = device.alloc_pd()?;
+    let depths = Depths { sges: super::MAX_SGES, ..Depths::new(DEPTH, DEPTH) };
+    let half = Half::new(device, &pd, &depths)?;
+    let until = Until::stop(stop);
+    let mut end = End::accept(half, request, options, &private_data, until)?;
+    if let Some(refused) = refused {
+        return orders::refused(&mut end, refused, as_json);
+    }
+    let outcome = follow(&mut end, until);
+    let drained = end.drain();
+    let (posted, done) = end.all;
+    let how = end.wrong.clone().unwrap_or_else(|| "closed".to_owned());
+    say(as_json, "over", &json!({"how": how, "posted": posted, "done": done}), || {
+        format!("connection over: {how}; {done} of {posted} requests and receives done")
+    });
+    outcome.and(drained)
+}
+
+/// Carries out orders until the other end closes. What an order that ends the connection brings about is no failure here.
+fn follow(end: &mut End, until: Until<'_>) -> Result<()> {
+    while let Some(order) = end.next_order(until)? {
+        match orders::take(end, &order) {
+            Err(_) if order.order.op.ends() => return Ok(()),
+            result => result?,
+        }
+        if end.wrong.as_deref() != Some("closed") {
+            end.wrong = None;
+        }
+    }
+    Ok(())
+}

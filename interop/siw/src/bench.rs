@@ -1,0 +1,347 @@
+//! The guest and the uiw program, set up for one row after the other.
+
+use crate::case::Setting;
+use crate::guest::{Guest, Job};
+use crate::kernel::Variant;
+use crate::net::{Family, Net};
+use crate::rig::{PARTNER, Parts, Rig};
+use crate::shell::{Output, Process};
+use crate::{Error, Result};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+/// How long a program may take to listen.
+const LISTENING: Duration = Duration::from_secs(20);
+
+/// How long a partner may serve.
+const LONG: Duration = Duration::from_secs(7200);
+
+/// A parameter of the lab variant, with its usual value.
+const PARAMETERS: &[(&str, &str)] = &[
+    ("try_gso", "0"),
+    ("peer_to_peer", "0"),
+    ("mpa_version", "2"),
+    ("rtr_modes", "49152"),
+    ("mpa_crc_required", "0"),
+];
+
+/// What rows run on.
+pub struct Bench {
+    rig: Rig,
+    uiw: PathBuf,
+    variant: Option<Variant>,
+    parameters: Vec<(String, String)>,
+    mtu: u32,
+    /// `siwpeer serve` in the guest, with its keys.
+    partner: Option<(String, Job)>,
+    /// `uiw siwtest --listen` on the host, with its arguments and port.
+    listener: Option<(Vec<String>, Process, u16)>,
+    /// Where uiw writes what it sends and receives in the next row.
+    pcap: Option<PathBuf>,
+    /// Guests booted so far.
+    pub boots: u32,
+}
+
+impl Bench {
+    /// A bench with this uiw program.
+    #[must_use]
+    pub fn new(rig: Rig, uiw: PathBuf) -> Self {
+        Self {
+            rig,
+            uiw,
+            variant: None,
+            parameters: Vec::new(),
+            mtu: 1500,
+            partner: None,
+            listener: None,
+            pcap: None,
+            boots: 1,
+        }
+    }
+
+    /// The guest.
+    #[must_use]
+    pub fn guest(&self) -> &Guest {
+        &self.rig.guest
+    }
+
+    /// The network.
+    #[must_use]
+    pub fn net(&self) -> &Net {
+        &self.rig.net
+    }
+
+    /// What the guest is made of.
+    #[must_use]
+    pub fn parts(&self) -> &Parts {
+        &self.rig.parts
+    }
+
+    /// Pulls the guest's plug; the next [`Bench::apply`] boots another.
+    pub fn power_off(&mut self) {
+        self.rig.guest.power_off();
+    }
+
+    /// Sets up driver and wire.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] where this machine cannot have that setting.
+    pub fn apply(&mut self, setting: &Setting) -> Result<()> {
+        self.revive()?;
+        if setting.mtu != self.mtu {
+            if !self.rig.net.set_mtu(setting.mtu)? {
+                return Err(Error::Missing("an MTU of one's own (user-mode networking)".to_owned()));
+            }
+            self.rig.guest.must(&format!("ip link set eth0 mtu {}", setting.mtu))?;
+            self.mtu = setting.mtu;
+            // siw takes the MTU over when its device is made.
+            self.variant = None;
+        }
+        if self.rig.net.host(setting.family).is_none() {
+            return Err(Error::Missing("IPv6 (user-mode networking)".to_owned()));
+        }
+        if setting.gso { self.lab(&[("try_gso", "1")]) } else { self.driver(Variant::Stock) }
+    }
+
+    /// Boots another guest if there is none.
+    fn revive(&mut self) -> Result<()> {
+        if self.rig.guest.is_running() {
+            return Ok(());
+        }
+        let parts = &self.rig.parts;
+        self.partner = None;
+        self.rig.guest = Guest::boot(&parts.modules.image, &parts.initramfs, &self.rig.net)?;
+        self.boots += 1;
+        self.variant = None;
+        if self.mtu != 1500 {
+            self.rig.guest.must(&format!("ip link set eth0 mtu {}", self.mtu))?;
+        }
+        Ok(())
+    }
+
+    /// Loads a variant of the driver.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] where there is none.
+    pub fn driver(&mut self, variant: Variant) -> Result<()> {
+        if self.variant == Some(variant) {
+            return Ok(());
+        }
+        if variant == Variant::Lab && self.rig.parts.modules.lab.is_none() {
+            return Err(Error::Missing(
+                "the lab variant of siw (lab.patch does not fit this kernel)".to_owned(),
+            ));
+        }
+        self.variant = None;
+        if self.stop_partner().is_err() {
+            // The driver is stuck: only another guest helps.
+            self.power_off();
+            self.revive()?;
+        }
+        self.rig.guest.load(variant)?;
+        self.variant = Some(variant);
+        self.parameters.clear();
+        Ok(())
+    }
+
+    /// Loads the lab variant, with these parameters and the usual ones otherwise.
+    ///
+    /// # Errors
+    /// As [`Bench::driver`].
+    pub fn lab(&mut self, changed: &[(&str, &str)]) -> Result<()> {
+        self.driver(Variant::Lab)?;
+        let value = |name: &str, usual: &str| {
+            let changed = changed.iter().find(|(changed, _)| *changed == name);
+            changed.map_or(usual, |(_, value)| value).to_owned()
+        };
+        let wanted: Vec<(String, String)> =
+            PARAMETERS.iter().map(|(name, usual)| ((*name).to_owned(), value(name, usual))).collect();
+        if wanted != self.parameters {
+            let set = |(name, value): &(String, String)| {
+                format!("echo {value} > /sys/module/siw/parameters/{name}")
+            };
+            let script: Vec<String> = wanted.iter().map(set).collect();
+            self.rig.guest.must(&script.join(" && "))?;
+            self.parameters = wanted;
+        }
+        Ok(())
+    }
+
+    /// The uiw program, where it reaches the guest.
+    #[must_use]
+    pub fn uiw(&self, args: &[&str]) -> Command {
+        let mut command = self.rig.net.command(&self.uiw.display().to_string());
+        command.args(args);
+        if let Some(file) = &self.pcap {
+            command.arg("--pcap").arg(file);
+        }
+        command
+    }
+
+    /// Has uiw write a capture of the next row.
+    pub fn capture(&mut self, file: Option<PathBuf>) {
+        self.listener = None;
+        self.pcap = file;
+    }
+
+    /// Runs uiw to its end.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn run_uiw(&self, args: &[&str], patience: Duration) -> Result<Output> {
+        crate::shell::run(&mut self.uiw(args), patience)
+    }
+
+    /// Starts a uiw command that says "listening on ADDRESS"; gives the port. It listens on the host's address for the guest.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn serve_uiw(&self, args: &[&str], family: Family) -> Result<(Process, u16)> {
+        let address = self.rig.net.listen(family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+        let listen = SocketAddr::new(address, 0).to_string();
+        let mut command = self.uiw(args);
+        command.args(["--listen", &listen]);
+        let mut process = Process::start(&mut command)?;
+        let line = process.wait_for("listening on", LISTENING)?;
+        let port = line.rsplit(':').next().and_then(|port| port.trim().parse().ok());
+        let port = port.ok_or_else(|| Error::Failed(format!("uiw says \"{line}\"")))?;
+        Ok((process, port))
+    }
+
+    /// Starts a program in the guest that listens on `port`, and waits until it does.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn serve_guest(&self, command: &str, port: u16, patience: Duration) -> Result<Job> {
+        let script = format!(
+            "while ss -Hltn | grep -q ':{port} '; do usleep 20000; done\n\
+             {command} &\n\
+             until ss -Hltn | grep -q ':{port} '; do kill -0 $! || exit 1; usleep 20000; done\n\
+             echo guest is listening\n\
+             wait $!"
+        );
+        let mut job = self.rig.guest.start(&script, patience)?;
+        job.wait_for("guest is listening", LISTENING)?;
+        Ok(job)
+    }
+
+    /// After a row that failed: nothing of it stays. A guest whose driver is stuck is given up.
+    pub fn renew(&mut self) {
+        self.listener = None;
+        if self.rig.guest.is_running() && self.stop_partner().is_err() {
+            eprintln!("siw: the driver in the guest is stuck; booting another guest");
+            self.power_off();
+        }
+    }
+
+    /// Ends the partner in the guest: it holds the driver.
+    fn stop_partner(&mut self) -> Result<()> {
+        if let Some((_, job)) = self.partner.take() {
+            job.kill();
+        }
+        // Connections of programs that were killed take a moment to go.
+        let gone = "for i in $(seq 100); do [ -e /sys/module/siw ] || exit 0; \
+                    [ \"$(cat /sys/module/siw/refcnt)\" = 0 ] && exit 0; usleep 50000; done; \
+                    echo the driver is still in use; exit 1";
+        self.rig.guest.must(gone).map(|_| ())
+    }
+
+    /// `siwpeer serve` in the guest, with these keys: started if it does not run. Gives what it has said since the last time.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn partner(&mut self, family: Family, keys: &str) -> Result<String> {
+        let command = format!("siwpeer serve {} {PARTNER} {keys}", self.guest_own(family)?);
+        if let Some((running, job)) = &mut self.partner
+            && *running == command
+            && job.is_running()
+        {
+            return Ok(job.news());
+        }
+        if let Some((_, job)) = self.partner.take() {
+            job.kill();
+        }
+        let job = self.serve_guest(&command, PARTNER, LONG)?;
+        self.partner = Some((command, job));
+        Ok(String::new())
+    }
+
+    /// What the partner has said since the last time.
+    pub fn partner_says(&mut self) -> String {
+        self.partner.as_mut().map(|(_, job)| job.news()).unwrap_or_default()
+    }
+
+    /// Waits until the partner has said a line with `what` in it.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn partner_line(&mut self, what: &str, patience: Duration) -> Result<String> {
+        let (_, job) = self.partner.as_mut().ok_or_else(|| Error::Failed("no partner runs".to_owned()))?;
+        job.wait_for(what, patience)
+    }
+
+    /// `uiw siwtest --listen` on the host, with these arguments: started if it does not run. Gives its port.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn listener(&mut self, args: &[&str], family: Family) -> Result<u16> {
+        let mut wanted: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        wanted.push(format!("{family:?}"));
+        if let Some((running, process, port)) = &mut self.listener
+            && *running == wanted
+            && process.is_running()
+        {
+            process.news();
+            return Ok(*port);
+        }
+        self.listener = None;
+        let (mut process, port) = self.serve_uiw(&[&["siwtest"], args].concat(), family)?;
+        process.news();
+        self.listener = Some((wanted, process, port));
+        Ok(port)
+    }
+
+    /// Waits until the listener on the host has said a line with `what` in it.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn listener_line(&mut self, what: &str, patience: Duration) -> Result<String> {
+        let (_, process, _) =
+            self.listener.as_mut().ok_or_else(|| Error::Failed("nothing listens".to_owned()))?;
+        process.wait_for(what, patience)
+    }
+
+    /// Kills the listener on the host (SIGKILL).
+    pub fn kill_listener(&mut self) {
+        self.listener = None;
+    }
+
+    /// The host's address as programs in the guest are told it.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without IPv6.
+    pub fn host(&self, family: Family) -> Result<String> {
+        let host = self.rig.net.host(family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+        Ok(host.to_string())
+    }
+
+    /// The guest's own address.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without IPv6.
+    pub fn guest_own(&self, family: Family) -> Result<String> {
+        let own = self.rig.net.guest_own(family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+        Ok(own.to_string())
+    }
+
+    /// A port of the guest's as the host reaches it.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without IPv6.
+    pub fn guest_at(&self, family: Family, port: u16) -> Result<String> {
+        let at = self.rig.net.guest(family, port).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+        Ok(at.to_string())
+    }
+}

@@ -1,0 +1,63 @@
+//! Where packages and what is made from them are kept.
+
+use crate::{Error, Result};
+use rustix::fs::{FlockOperation, flock};
+use std::env;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+/// Names the cache's folder.
+pub const VARIABLE: &str = "UIW_SIW_CACHE";
+
+/// The cache, held by one process at a time while it fills it.
+pub struct Cache {
+    root: PathBuf,
+    _lock: File,
+}
+
+impl Cache {
+    /// Opens the cache: the folder that [`VARIABLE`] names, or `target/siw` of the workspace. Waits while another fills it.
+    ///
+    /// # Errors
+    /// If the folder cannot be made.
+    pub fn open() -> Result<Self> {
+        let root =
+            env::var_os(VARIABLE).map_or_else(|| crate::rig::workspace().join("target/siw"), PathBuf::from);
+        let folders = ["", "debs", "stage", "made"].map(|folder| root.join(folder));
+        for folder in &folders {
+            fs::create_dir_all(folder).map_err(Error::io(folder.display()))?;
+        }
+        let lock = File::create(root.join("lock")).map_err(Error::io("the cache's lock"))?;
+        flock(&lock, FlockOperation::LockExclusive)
+            .map_err(|error| Error::Failed(format!("the cache's lock: {error}")))?;
+        Ok(Self { root, _lock: lock })
+    }
+
+    /// Debian packages as they were downloaded.
+    #[must_use]
+    pub fn debs(&self) -> PathBuf {
+        self.root.join("debs")
+    }
+
+    /// Packages unpacked, by what they are for.
+    #[must_use]
+    pub fn stage(&self, part: &str) -> PathBuf {
+        self.root.join("stage").join(part)
+    }
+
+    /// What was made here.
+    #[must_use]
+    pub fn made(&self, name: &str) -> PathBuf {
+        self.root.join("made").join(name)
+    }
+}
+
+/// Whether `made` is there and no older than each of `from`.
+#[must_use]
+pub fn is_fresh(made: &Path, from: &[PathBuf]) -> bool {
+    let time = |path: &Path| fs::metadata(path).and_then(|data| data.modified()).ok();
+    match time(made) {
+        None => false,
+        Some(made) => from.iter().all(|from| time(from).is_some_and(|from| from <= made)),
+    }
+}

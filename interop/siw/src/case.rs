@@ -1,0 +1,203 @@
+//! What a row of the matrix is.
+
+use crate::bench::Bench;
+use crate::net::Family;
+use crate::{Error, Result};
+use std::fmt;
+
+/// Who sends the MPA Request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// uiw.
+    Ours,
+    /// siw.
+    Theirs,
+}
+
+impl Direction {
+    /// Both.
+    pub const BOTH: &[Self] = &[Self::Ours, Self::Theirs];
+    /// Where only one makes sense.
+    pub const OURS: &[Self] = &[Self::Ours];
+    /// Where only one makes sense.
+    pub const THEIRS: &[Self] = &[Self::Theirs];
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ours => "uiw to siw",
+            Self::Theirs => "siw to uiw",
+        })
+    }
+}
+
+/// How wire and driver are set up for a run of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Setting {
+    /// CRCs: siw never asks for them, so our frame does.
+    pub crc: bool,
+    /// IPv4 or IPv6.
+    pub family: Family,
+    /// The interfaces' MTU.
+    pub mtu: u32,
+    /// The lab variant with `try_gso`, against our profile `siw-gso`; else the stock driver.
+    pub gso: bool,
+}
+
+impl Setting {
+    /// The usual one.
+    pub const USUAL: Self = Self { crc: true, family: Family::V4, mtu: 1500, gso: false };
+}
+
+impl fmt::Display for Setting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let crc = if self.crc { "CRC" } else { "no CRC" };
+        let driver = if self.gso { "large FPDUs" } else { "stock" };
+        let family = if self.family == Family::V4 { "IPv4" } else { "IPv6" };
+        write!(f, "{crc}, {family}, MTU {}, {driver}", self.mtu)
+    }
+}
+
+/// In which settings a case runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axes {
+    /// Only in [`Setting::USUAL`].
+    Usual,
+    /// With CRCs and without.
+    Crc,
+    /// In all sixteen.
+    All,
+}
+
+impl Axes {
+    /// The settings, so that neighbours differ in what costs little to change.
+    #[must_use]
+    pub fn settings(self) -> Vec<Setting> {
+        let mut settings = Vec::new();
+        for gso in [false, true] {
+            for mtu in [1500, 9000] {
+                for family in [Family::V4, Family::V6] {
+                    settings.extend([true, false].map(|crc| Setting { crc, family, mtu, gso }));
+                }
+            }
+        }
+        settings.retain(|setting| match self {
+            Self::All => true,
+            Self::Crc => Setting { crc: true, ..*setting } == Setting::USUAL,
+            Self::Usual => *setting == Setting::USUAL,
+        });
+        settings
+    }
+}
+
+/// How a run of a row came out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// As it must be; what was seen, in a few words.
+    Pass(String),
+    /// Not so.
+    Fail(String),
+    /// It cannot be: siw or this machine lacks something.
+    NotApplicable(String),
+}
+
+impl Verdict {
+    /// Passed, with nothing to add.
+    #[must_use]
+    pub fn pass() -> Self {
+        Self::Pass(String::new())
+    }
+
+    /// [`Verdict::Pass`] with `seen` if `right`, else [`Verdict::Fail`] with it.
+    #[must_use]
+    pub fn of(right: bool, seen: impl Into<String>) -> Self {
+        if right { Self::Pass(seen.into()) } else { Self::Fail(seen.into()) }
+    }
+}
+
+impl From<Error> for Verdict {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Missing(what) => Self::NotApplicable(what),
+            Error::Failed(what) => Self::Fail(what),
+        }
+    }
+}
+
+type Run = dyn Fn(&mut Bench, &Setting, Direction) -> Result<Verdict>;
+
+/// A case: what is run, which way round and in which settings.
+pub struct Case {
+    /// Its name: words that `--only` picks it by.
+    pub name: String,
+    /// Which way round.
+    pub directions: &'static [Direction],
+    /// In which settings.
+    pub axes: Axes,
+    /// Whether `cargo xtask test` runs it, in the usual setting.
+    pub short: bool,
+    run: Box<Run>,
+}
+
+impl Case {
+    /// A case that only the whole matrix runs, both ways, in the usual setting.
+    pub fn new(
+        name: impl Into<String>,
+        run: impl Fn(&mut Bench, &Setting, Direction) -> Result<Verdict> + 'static,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            directions: Direction::BOTH,
+            axes: Axes::Usual,
+            short: false,
+            run: Box::new(run),
+        }
+    }
+
+    /// In these settings.
+    #[must_use]
+    pub fn axes(self, axes: Axes) -> Self {
+        Self { axes, ..self }
+    }
+
+    /// Only in these directions.
+    #[must_use]
+    pub fn directions(self, directions: &'static [Direction]) -> Self {
+        Self { directions, ..self }
+    }
+
+    /// Part of the short set, too.
+    #[must_use]
+    pub fn short(self) -> Self {
+        Self { short: true, ..self }
+    }
+
+    /// Runs it once.
+    pub fn run(&self, bench: &mut Bench, setting: &Setting, direction: Direction) -> Verdict {
+        if let Err(error) = bench.apply(setting) {
+            return error.into();
+        }
+        let verdict = (self.run)(bench, setting, direction).unwrap_or_else(Verdict::from);
+        if matches!(verdict, Verdict::Fail(_)) {
+            bench.renew();
+        }
+        verdict
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_distinct() {
+        let all = Axes::All.settings();
+        assert_eq!(all.len(), 16);
+        for (index, one) in all.iter().enumerate() {
+            assert!(!all[..index].contains(one));
+        }
+        assert_eq!(Axes::Crc.settings().len(), 2);
+        assert_eq!(Axes::Usual.settings(), [Setting::USUAL]);
+    }
+}

@@ -1,0 +1,176 @@
+//! Errors, each found by the other end: its Terminate is understood, and everything posted completes or flushes.
+
+use super::ops::converse;
+use crate::Result;
+use crate::bench::Bench;
+use crate::case::{Case, Direction, Setting, Verdict};
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// An order that breaks a rule, what we must understand siw to say, and what siw must say that it got from us (layer, type, code).
+struct Fault {
+    name: &'static str,
+    order: &'static str,
+    siw_says: &'static [&'static str],
+    siw_hears: &'static str,
+}
+
+const FAULTS: &[Fault] = &[
+    Fault {
+        name: "Write with an invalid STag",
+        order: "badwrite",
+        siw_says: &["(1/1/0x00)"],
+        siw_hears: "layer 1, type 1, code 0",
+    },
+    Fault {
+        name: "Write beyond the end",
+        order: "outwrite",
+        siw_says: &["(1/1/0x01)"],
+        siw_hears: "layer 1, type 1, code 1",
+    },
+    Fault {
+        name: "Read with an invalid STag",
+        order: "badread",
+        siw_says: &["(0/1/0x00)"],
+        // siw reads the octet of layer and type by halves the other way round.
+        siw_hears: "layer 1, type 0, code 0",
+    },
+    Fault {
+        name: "Read beyond the end",
+        order: "outread",
+        siw_says: &["(0/1/0x01)"],
+        siw_hears: "layer 1, type 0, code 1",
+    },
+    Fault {
+        name: "Write without the right",
+        order: "rowrite",
+        siw_says: &["(1/1/0x00)"],
+        siw_hears: "layer 1, type 1, code 0",
+    },
+    Fault {
+        name: "Read without the right",
+        order: "woread",
+        // siw does not look at the right to be read (QUIRKS.md).
+        siw_says: &["(0/1/0x02)", "(0/1/0x00)", "nothing happened"],
+        siw_hears: "layer 1, type 0, code 2",
+    },
+    Fault {
+        name: "Send too long for its receive",
+        order: "longsend",
+        siw_says: &["(1/2/0x02)", "(1/2/0x05)"],
+        siw_hears: "layer 2, type 1, code 5",
+    },
+    Fault {
+        name: "Send without a receive",
+        order: "norecv",
+        siw_says: &["(1/2/0x02)"],
+        siw_hears: "layer 2, type 1, code 2",
+    },
+    Fault {
+        name: "Send with Invalidate of no STag",
+        order: "badinv",
+        // siw's receive completes in error; its Terminate comes only if siw itself closes then.
+        siw_says: &["(0/2/0x09)", "closed", "connection lost"],
+        siw_hears: "layer 1, type 0, code 9",
+    },
+    Fault {
+        name: "Write with an STag that was invalidated",
+        order: "usedinv",
+        siw_says: &["(1/1/0x00)"],
+        siw_hears: "layer 1, type 1, code 0",
+    },
+];
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases: Vec<Case> = FAULTS
+        .iter()
+        .map(|fault| {
+            Case::new(fault.name, |bench, setting, direction| run(bench, setting, direction, fault)).short()
+        })
+        .collect();
+    for (name, order) in
+        [("the other end closes at once", "you.hangup"), ("this end closes at once", "me.hangup")]
+    {
+        cases.push(
+            Case::new(name, move |bench, setting, direction| {
+                let output = converse(bench, setting, direction, &["send:64", order], PATIENCE)?;
+                let over = output.out.lines().any(|line| line.starts_with("ended"));
+                Ok(Verdict::of(over && complete(&output.out), last(&output.out)))
+            })
+            .short(),
+        );
+    }
+    cases
+}
+
+/// siw sends its Terminate only when it is not sending anything else just then; otherwise it closes. A few times are enough.
+fn run(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Fault) -> Result<Verdict> {
+    let mut verdict = once(bench, setting, direction, fault)?;
+    for _ in 0..10 {
+        match &verdict {
+            Verdict::Fail(why) if direction == Direction::Ours && why.ends_with(": closed") => {
+                verdict = once(bench, setting, direction, fault)?;
+            }
+            _ => break,
+        }
+    }
+    Ok(verdict)
+}
+
+/// The end that connects breaks the rule. Either end's requests and receives are all accounted for.
+fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Fault) -> Result<Verdict> {
+    let order = format!("me.{}:64", fault.order);
+    bench.guest().must("dmesg -c > /dev/null")?;
+    let output = converse(bench, setting, direction, &["send:64", &order], PATIENCE)?;
+    let ended =
+        output.out.lines().find(|line| line.starts_with("ended")).unwrap_or(output.last_line()).to_owned();
+    if !complete(&output.out) {
+        return Ok(Verdict::Fail(format!("not everything was completed: {}", last(&output.out))));
+    }
+    Ok(match direction {
+        Direction::Ours => {
+            let understood = fault.siw_says.iter().any(|words| ended.contains(words));
+            let other = bench.partner_line("connection over", Duration::from_secs(60))?;
+            Verdict::of(understood && complete(&other), ended)
+        }
+        Direction::Theirs => {
+            let log = bench.guest().must("dmesg")?;
+            let heard = log
+                .lines()
+                .find_map(|line| line.split_once("got TERMINATE. "))
+                .map(|(_, what)| what.to_owned());
+            let other = bench.listener_line("connection over", Duration::from_secs(60))?;
+            let right = heard.as_deref().is_some_and(|heard| heard.starts_with(fault.siw_hears));
+            Verdict::of(
+                right && complete(&other),
+                format!("siw: got TERMINATE {}", heard.unwrap_or_else(|| "never".to_owned())),
+            )
+        }
+    })
+}
+
+/// Whether as many requests and receives were done as were posted.
+pub(super) fn complete(text: &str) -> bool {
+    let Some(line) = text.lines().rfind(|line| line.contains("requests and receives done")) else {
+        return false;
+    };
+    let words: Vec<&str> = line.split_whitespace().collect();
+    words.windows(3).any(|words| words[1] == "of" && words[0] == words[2] && words[0].parse::<u64>().is_ok())
+}
+
+fn last(text: &str) -> String {
+    text.lines().last().unwrap_or("no output").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::complete;
+
+    #[test]
+    fn everything_posted_is_accounted_for() {
+        assert!(complete("x\nover: 6 of 6 requests and receives done"));
+        assert!(!complete("over: 5 of 6 requests and receives done"));
+        assert!(!complete("over"));
+    }
+}

@@ -1,0 +1,31 @@
+//! The table of cases.
+
+mod endings;
+mod faults;
+mod ops;
+mod rping;
+mod startup;
+
+use crate::case::{Case, Setting};
+
+/// Every case, in the order of the table.
+#[must_use]
+pub fn all() -> Vec<Case> {
+    let mut cases = rping::cases();
+    cases.extend(ops::cases());
+    cases.extend(startup::cases());
+    cases.extend(faults::cases());
+    cases.extend(endings::cases());
+    cases
+}
+
+/// uiw's arguments for siw's large FPDUs.
+fn profile(setting: &Setting) -> &'static [&'static str] {
+    if setting.gso { &["--peer", "siw-gso"] } else { &[] }
+}
+
+/// uiw's arguments of a setting.
+fn wire(setting: &Setting) -> Vec<&'static str> {
+    let crc: &[&str] = if setting.crc { &["--crc", "on"] } else { &["--crc", "off"] };
+    [crc, profile(setting)].concat()
+}

@@ -1,0 +1,308 @@
+//! A running guest, and commands in it over one virtio-serial channel (`guest/agent.c`).
+
+use crate::kernel::Variant;
+use crate::net::Net;
+use crate::shell::{Output, Process, need};
+use crate::{Error, Result};
+use std::collections::HashMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a boot may take: about ten seconds where nothing else runs.
+const BOOT: Duration = Duration::from_secs(180);
+/// What the channel may be late beyond a command's own time.
+const GRACE: Duration = Duration::from_secs(20);
+/// Octets of memory: the largest messages are of 256 MiB, and there are two buffers.
+const MEGABYTES: &str = "1024";
+
+/// A guest. Dropping it is pulling its plug.
+pub struct Guest {
+    qemu: Process,
+    port: UnixStream,
+    jobs: Arc<Mutex<HashMap<u32, Sender<Event>>>>,
+    next: AtomicU32,
+    folder: PathBuf,
+    /// From start to the agent's first word.
+    pub boot_time: Duration,
+}
+
+enum Event {
+    Out(Vec<u8>),
+    End(i32),
+}
+
+/// A command that runs in the guest; killed there on drop.
+pub struct Job {
+    id: u32,
+    port: UnixStream,
+    events: Receiver<Event>,
+    text: Vec<u8>,
+    status: Option<i32>,
+    deadline: Instant,
+}
+
+impl Guest {
+    /// Boots a guest with this kernel and initramfs on `net`, and waits for its agent.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without QEMU.
+    pub fn boot(image: &Path, initramfs: &Path, net: &Net) -> Result<Self> {
+        need(&[("qemu-system-x86_64", "qemu-system-x86"), ("setpriv", "util-linux")])?;
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("uiw-siw-{}-{number}", std::process::id()));
+        fs::create_dir_all(&folder).map_err(Error::io(folder.display()))?;
+        let begun = Instant::now();
+        let qemu = start(image, initramfs, net, &folder)?;
+        let mut guest = Self::attach(qemu, folder, begun)?;
+        guest.boot_time = begun.elapsed();
+        let setup = guest.run(&net.guest_setup(), Duration::from_secs(20))?;
+        if !setup.is_ok() {
+            return Err(Error::Failed(format!("the guest's network: {}", setup.last_line())));
+        }
+        Ok(guest)
+    }
+
+    fn attach(mut qemu: Process, folder: PathBuf, begun: Instant) -> Result<Self> {
+        let socket = folder.join("agent");
+        let port = loop {
+            match UnixStream::connect(&socket) {
+                Ok(port) => break port,
+                Err(_) if qemu.is_running() && begun.elapsed() < BOOT => {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                Err(error) => {
+                    let output = qemu.finish(Duration::ZERO);
+                    return Err(Error::Failed(format!(
+                        "QEMU did not start: {error}: {}",
+                        output.last_line()
+                    )));
+                }
+            }
+        };
+        let jobs = Arc::<Mutex<HashMap<u32, Sender<Event>>>>::default();
+        let (sender, ready) = mpsc::channel();
+        jobs.lock().unwrap_or_else(PoisonError::into_inner).insert(0, sender);
+        let reader = port.try_clone().map_err(Error::io("the guest's channel"))?;
+        let theirs = Arc::clone(&jobs);
+        thread::spawn(move || dispatch(reader, &theirs));
+        let guest = Self { qemu, port, jobs, next: AtomicU32::new(1), folder, boot_time: Duration::ZERO };
+        match ready.recv_timeout(BOOT.saturating_sub(begun.elapsed())) {
+            Ok(_) => Ok(guest),
+            Err(_) => Err(Error::Failed(format!("the guest did not boot: {}", guest.console()))),
+        }
+    }
+
+    /// The last lines of its console.
+    #[must_use]
+    pub fn console(&self) -> String {
+        let text = fs::read(self.folder.join("console")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let lines: Vec<&str> = text.lines().rev().take(5).collect();
+        lines.into_iter().rev().collect::<Vec<_>>().join(" / ")
+    }
+
+    /// Starts a shell script in the guest, which may run for `patience`.
+    ///
+    /// # Errors
+    /// When the channel is gone.
+    pub fn start(&self, script: &str, patience: Duration) -> Result<Job> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        let (sender, events) = mpsc::channel();
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).insert(id, sender);
+        let seconds = patience.as_secs().max(1);
+        let request = format!("RUN {id} {seconds} {}\n{script}", script.len());
+        let mut port = self.port.try_clone().map_err(Error::io("the guest's channel"))?;
+        port.write_all(request.as_bytes()).map_err(Error::io("the guest's channel"))?;
+        let deadline = Instant::now() + patience + GRACE;
+        Ok(Job { id, port, events, text: Vec::new(), status: None, deadline })
+    }
+
+    /// Runs a shell script in the guest to its end.
+    ///
+    /// # Errors
+    /// When the channel is gone.
+    pub fn run(&self, script: &str, patience: Duration) -> Result<Output> {
+        Ok(self.start(script, patience)?.finish())
+    }
+
+    /// Runs a shell script that must succeed; gives what it wrote.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn must(&self, script: &str) -> Result<String> {
+        let output = self.run(script, Duration::from_secs(60))?;
+        if output.is_ok() {
+            return Ok(output.out);
+        }
+        Err(Error::Failed(format!("in the guest: {script}: {}", output.last_line())))
+    }
+
+    /// Loads a variant of the driver.
+    ///
+    /// # Errors
+    /// When it does not load.
+    pub fn load(&self, variant: Variant) -> Result<()> {
+        self.must(&format!("siw {}", variant.name())).map(|_| ())
+    }
+
+    /// Pulls the plug.
+    pub fn power_off(&mut self) {
+        self.qemu.kill();
+    }
+
+    /// Whether it runs.
+    pub fn is_running(&mut self) -> bool {
+        self.qemu.is_running()
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.qemu.kill();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn start(image: &Path, initramfs: &Path, net: &Net, folder: &Path) -> Result<Process> {
+    let file = |name: &str| folder.join(name).display().to_string();
+    let mut qemu = net.command("nice");
+    qemu.args(["-n", "5", "qemu-system-x86_64"]);
+    // A small processor model with crc32c: emulated, it is faster than "max".
+    qemu.args(["-accel", "tcg,thread=multi,tb-size=256", "-cpu", "Nehalem", "-smp", "2", "-m", MEGABYTES]);
+    qemu.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+    qemu.arg("-kernel").arg(image).arg("-initrd").arg(initramfs);
+    qemu.args([
+        "-append",
+        "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check tsc=reliable",
+    ]);
+    qemu.args(["-serial", &format!("file:{}", file("console"))]);
+    qemu.args(["-chardev", &format!("socket,id=agent,path={},server=on,wait=off", file("agent"))]);
+    qemu.args(["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,name=agent"]);
+    qemu.args(["-object", "rng-random,filename=/dev/urandom,id=rng0", "-device", "virtio-rng-pci,rng=rng0"]);
+    qemu.args(net.qemu());
+    Process::start(&mut qemu)
+}
+
+/// Sorts what the agent says by job.
+fn dispatch(port: UnixStream, jobs: &Mutex<HashMap<u32, Sender<Event>>>) {
+    let mut port = BufReader::new(port);
+    let mut line = String::new();
+    while let Ok(1..) = port.read_line(&mut line) {
+        let mut words = line.split_whitespace();
+        let (what, id, number) = (words.next(), words.next(), words.next());
+        let numbers =
+            id.and_then(|id| id.parse().ok()).zip(number.and_then(|number| number.parse::<i32>().ok()));
+        let Some((id, number)) = numbers else { return };
+        let event = match what {
+            Some("OUT") => {
+                let mut octets = vec![0; usize::try_from(number).unwrap_or(0)];
+                if port.read_exact(&mut octets).is_err() {
+                    return;
+                }
+                Event::Out(octets)
+            }
+            _ => Event::End(number),
+        };
+        let mut jobs = jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(job) = jobs.get(&id) {
+            // The receiver may have been dropped.
+            let ended = matches!(event, Event::End(_));
+            let _ = job.send(event);
+            if ended {
+                jobs.remove(&id);
+            }
+        }
+        line.clear();
+    }
+    jobs.lock().unwrap_or_else(PoisonError::into_inner).clear();
+}
+
+impl Job {
+    /// Takes what has come; false when nothing came in `patience` or nothing will.
+    fn step(&mut self, patience: Duration) -> bool {
+        match self.events.recv_timeout(patience) {
+            Ok(Event::Out(octets)) => self.text.extend_from_slice(&octets),
+            Ok(Event::End(status)) => self.status = Some(status),
+            Err(RecvTimeoutError::Timeout) => return false,
+            // The guest is gone.
+            Err(RecvTimeoutError::Disconnected) => self.status = self.status.or(Some(125)),
+        }
+        true
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        while self.status.is_none() && self.step(Duration::ZERO) {}
+        self.status.is_none()
+    }
+
+    /// What it has written since the last time this was asked.
+    pub fn news(&mut self) -> String {
+        while self.status.is_none() && self.step(Duration::ZERO) {}
+        String::from_utf8_lossy(&std::mem::take(&mut self.text)).into_owned()
+    }
+
+    /// Waits until it has written a line with `what` in it; gives that line.
+    ///
+    /// # Errors
+    /// If it ends, or the time is over, before.
+    pub fn wait_for(&mut self, what: &str, patience: Duration) -> Result<String> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let text = String::from_utf8_lossy(&self.text);
+            if let Some(line) = text.lines().find(|line| line.contains(what)) {
+                return Ok(line.to_owned());
+            }
+            if self.status.is_some() || Instant::now() >= deadline {
+                let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no output");
+                return Err(Error::Failed(format!("in the guest: waiting for \"{what}\": {last}")));
+            }
+            self.step(Duration::from_millis(50));
+        }
+    }
+
+    /// Waits for its end, at most its own time and a little more. Status 125 where the guest is gone.
+    #[must_use]
+    pub fn finish(mut self) -> Output {
+        self.end()
+    }
+
+    fn end(&mut self) -> Output {
+        while self.status.is_none() && Instant::now() < self.deadline {
+            self.step(Duration::from_millis(100));
+        }
+        let octets = std::mem::take(&mut self.text);
+        Output {
+            status: self.status.unwrap_or(124),
+            out: String::from_utf8_lossy(&octets).into_owned(),
+            err: String::new(),
+        }
+    }
+
+    /// Ends it now; gives what it wrote.
+    pub fn kill(mut self) -> Output {
+        self.ask_to_end();
+        self.end()
+    }
+
+    fn ask_to_end(&mut self) {
+        // A channel that is gone needs no asking.
+        let _ = self.port.write_all(format!("KILL {}\n", self.id).as_bytes());
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if self.status.is_none() {
+            self.ask_to_end();
+        }
+    }
+}

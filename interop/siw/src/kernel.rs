@@ -1,0 +1,143 @@
+//! The siw module, built from the kernel's source: as it is (*stock*), and with its constants as module parameters (*lab*).
+//! No Debian kernel ships it.
+
+use crate::cache::{Cache, is_fresh};
+use crate::packages::{self, KernelPackages};
+use crate::rig::folder;
+use crate::shell::{must, need, run};
+use crate::{Error, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const BUILD: Duration = Duration::from_secs(600);
+
+/// A variant of the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Variant {
+    /// As the kernel's source has it.
+    Stock,
+    /// Compile-time constants are module parameters (`lab.patch`).
+    Lab,
+}
+
+impl Variant {
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stock => "stock",
+            Self::Lab => "lab",
+        }
+    }
+}
+
+/// What a build gave.
+pub struct Modules {
+    /// The kernel to boot.
+    pub image: PathBuf,
+    /// Its modules, as the package has them.
+    pub tree: PathBuf,
+    /// `siw.ko` as it is.
+    pub stock: PathBuf,
+    /// `siw.ko` with parameters; absent where the patch does not fit the kernel's source.
+    pub lab: Option<PathBuf>,
+}
+
+/// Builds both variants if they are not there yet.
+///
+/// # Errors
+/// [`Error::Missing`] without compiler and make.
+pub fn build(cache: &Cache, kernel: &KernelPackages) -> Result<Modules> {
+    let root = cache.stage("kernel");
+    let source = source(cache, kernel)?;
+    let stock = variant(cache, kernel, &source, Variant::Stock)?;
+    let lab = match variant(cache, kernel, &source, Variant::Lab) {
+        Ok(lab) => Some(lab),
+        Err(error) => {
+            eprintln!("siw: no lab variant of the driver: {error}");
+            None
+        }
+    };
+    Ok(Modules {
+        image: root.join(format!("boot/vmlinuz-{}", kernel.abi)),
+        tree: root.join(format!("lib/modules/{}", kernel.abi)),
+        stock,
+        lab,
+    })
+}
+
+/// The driver's source, taken out of the kernel's.
+fn source(cache: &Cache, kernel: &KernelPackages) -> Result<PathBuf> {
+    let source = cache.made("source");
+    if source.join("siw_main.c").exists() {
+        return Ok(source);
+    }
+    need(&[("tar", "tar"), ("xz", "xz-utils")])?;
+    let deb = packages::deb(cache, &kernel.source)
+        .ok_or_else(|| Error::Missing(format!("the Debian package {}", kernel.source)))?;
+    eprintln!("siw: taking the driver's source out of {}", kernel.source);
+    let partial = cache.made("source.partial");
+    let _ = fs::remove_dir_all(&partial);
+    fs::create_dir_all(&partial).map_err(Error::io(partial.display()))?;
+    let name = &kernel.source;
+    let script = format!(
+        "dpkg-deb --fsys-tarfile \"$1\" | tar -xOf - ./usr/src/{name}.tar.xz | \
+         tar -xJf - -C \"$2\" --strip-components=5 {name}/drivers/infiniband/sw/siw"
+    );
+    must(Command::new("sh").args(["-c", &script, "sh"]).arg(&deb).arg(&partial), BUILD)?;
+    fs::rename(&partial, &source).map_err(Error::io(source.display()))?;
+    Ok(source)
+}
+
+fn variant(cache: &Cache, kernel: &KernelPackages, source: &Path, variant: Variant) -> Result<PathBuf> {
+    let work = cache.made(variant.name());
+    let module = work.join("siw.ko");
+    let patch = folder().join("lab.patch");
+    let mut from = vec![source.join("siw_main.c")];
+    if variant == Variant::Lab {
+        from.push(patch.clone());
+    }
+    if is_fresh(&module, &from) {
+        return Ok(module);
+    }
+    let headers = cache.stage("headers").join("usr/src");
+    let ours = headers.join(format!("linux-headers-{}", kernel.abi));
+    let compiler = compiler(&ours)?;
+    need(&[("make", "make"), (&compiler, &compiler), ("patch", "patch")])?;
+    eprintln!("siw: building siw.ko ({})", variant.name());
+    let _ = fs::remove_dir_all(&work);
+    must(Command::new("cp").arg("-r").arg(source).arg(&work), BUILD)?;
+    if variant == Variant::Lab {
+        must(Command::new("patch").args(["-s", "-p1", "-d"]).arg(&work).arg("-i").arg(&patch), BUILD)?;
+    }
+    // The package's Makefile includes the common one by its absolute path.
+    let plain = kernel.abi.strip_suffix("-amd64").unwrap_or(&kernel.abi);
+    let common = headers.join(format!("linux-headers-{plain}-common/Makefile"));
+    fs::write(ours.join("Makefile"), format!("include {}\n", common.display()))
+        .map_err(Error::io("the headers' Makefile"))?;
+    let mut make = Command::new("make");
+    make.arg("-s").arg("-C").arg(&ours).arg(format!("M={}", work.display()));
+    make.args(["CONFIG_RDMA_SIW=m", &format!("CC={compiler}"), "modules"]);
+    let made = run(&mut make, BUILD)?;
+    if !made.is_ok() || !module.exists() {
+        return Err(Error::Failed(format!(
+            "siw.ko ({}) does not build: {}",
+            variant.name(),
+            made.last_line()
+        )));
+    }
+    must(Command::new("strip").arg("--strip-debug").arg(&module), BUILD)?;
+    Ok(module)
+}
+
+/// The compiler that the kernel was built with: `gcc-12`.
+fn compiler(headers: &Path) -> Result<String> {
+    let config =
+        fs::read_to_string(headers.join(".config")).map_err(Error::io("the kernel's configuration"))?;
+    let text = config.lines().find_map(|line| line.strip_prefix("CONFIG_CC_VERSION_TEXT=\""));
+    let name = text.and_then(|text| text.split([' ', '"']).next()).unwrap_or("gcc");
+    // Debian's kernels name it with its architecture.
+    Ok(name.strip_prefix("x86_64-linux-gnu-").unwrap_or(name).to_owned())
+}

@@ -1,0 +1,229 @@
+//! How host and guest reach each other.
+
+use crate::shell::{Output, find, must, run};
+use crate::{Error, Result};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const HOST4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 1);
+const GUEST4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 2);
+const HOST6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 1);
+const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 2);
+/// Brings the guest's interface up and waits for the other end of its cable.
+const CARRIER: &str =
+    "ip link set eth0 up; until [ \"$(cat /sys/class/net/eth0/carrier)\" = 1 ]; do usleep 20000; done";
+/// Begins the name of every namespace of ours; the process id follows.
+const PREFIX: &str = "uiw-siw-";
+
+/// IPv4 or IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// The way between host and guest.
+pub enum Net {
+    /// A tap interface in a network namespace: TCP end to end.
+    Tap(Namespace),
+    /// QEMU's user-mode network: no root needed, but QEMU ends TCP in between, and there is no IPv6 and no other MTU.
+    User {
+        /// Ports of the guest, and where they are reached on this machine's loopback.
+        forwards: Vec<(u16, u16)>,
+    },
+}
+
+/// A network namespace that is gone with this value.
+pub struct Namespace {
+    name: String,
+}
+
+impl Net {
+    /// A tap where we are root, else user-mode networking with `ports` of the guest forwarded.
+    ///
+    /// # Errors
+    /// When the namespace cannot be made.
+    pub fn open(ports: &[u16]) -> Result<Self> {
+        let tap = rustix::process::geteuid().is_root()
+            && find("ip").is_some()
+            && std::path::Path::new("/dev/net/tun").exists();
+        if tap {
+            sweep();
+            match Namespace::create() {
+                Ok(namespace) => return Ok(Self::Tap(namespace)),
+                // Containers often may not; user-mode networking remains.
+                Err(error) => eprintln!("siw: no network namespace, so user-mode networking: {error}"),
+            }
+        }
+        let free = |port: &u16| {
+            let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::io("a free port"))?;
+            Ok((*port, socket.local_addr().map_err(Error::io("a free port"))?.port()))
+        };
+        Ok(Self::User { forwards: ports.iter().map(free).collect::<Result<_>>()? })
+    }
+
+    /// A program to be run where the guest can be reached; it dies with the thread that starts it.
+    #[must_use]
+    pub fn command(&self, program: &str) -> Command {
+        let mut command;
+        let inner: &[&str] = &["setpriv", "--pdeathsig", "KILL", "--", program];
+        match self {
+            Self::Tap(namespace) => {
+                command = Command::new("ip");
+                command.args(["netns", "exec", &namespace.name]).args(inner);
+            }
+            Self::User { .. } => {
+                command = Command::new(inner[0]);
+                command.args(&inner[1..]);
+            }
+        }
+        command
+    }
+
+    /// QEMU's arguments.
+    #[must_use]
+    pub fn qemu(&self) -> Vec<String> {
+        let device = "virtio-net-pci,netdev=n0,romfile=,mac=52:54:00:66:00:02";
+        let netdev = match self {
+            Self::Tap(_) => "tap,id=n0,ifname=tap0,script=no,downscript=no".to_owned(),
+            Self::User { forwards } => {
+                let forward = |(guest, host): &(u16, u16)| format!(",hostfwd=tcp:127.0.0.1:{host}-:{guest}");
+                format!("user,id=n0,ipv6=off{}", forwards.iter().map(forward).collect::<String>())
+            }
+        };
+        ["-netdev", &netdev, "-device", device].map(str::to_owned).to_vec()
+    }
+
+    /// The shell commands that set up the guest's end.
+    #[must_use]
+    pub fn guest_setup(&self) -> String {
+        match self {
+            Self::Tap(_) => format!(
+                "{CARRIER}; sysctl -qw net.ipv6.conf.eth0.accept_dad=0; ip link set eth0 up; \
+                 ip addr add {GUEST4}/24 dev eth0; ip addr add {GUEST6}/64 dev eth0 nodad"
+            ),
+            Self::User { .. } => {
+                format!("{CARRIER}; ip addr add 10.0.2.15/24 dev eth0; ip route add default via 10.0.2.2")
+            }
+        }
+    }
+
+    /// The host as the guest sees it; `None` where it does not.
+    #[must_use]
+    pub fn host(&self, family: Family) -> Option<IpAddr> {
+        match (self, family) {
+            (Self::Tap(_), Family::V4) => Some(HOST4.into()),
+            (Self::Tap(_), Family::V6) => Some(HOST6.into()),
+            (Self::User { .. }, Family::V4) => Some(Ipv4Addr::new(10, 0, 2, 2).into()),
+            (Self::User { .. }, Family::V6) => None,
+        }
+    }
+
+    /// Where a program on the host listens for the guest.
+    #[must_use]
+    pub fn listen(&self, family: Family) -> Option<IpAddr> {
+        match self {
+            Self::Tap(_) => self.host(family),
+            Self::User { .. } => (family == Family::V4).then_some(Ipv4Addr::LOCALHOST.into()),
+        }
+    }
+
+    /// The guest's own address.
+    #[must_use]
+    pub fn guest_own(&self, family: Family) -> Option<IpAddr> {
+        match (self, family) {
+            (Self::Tap(_), Family::V4) => Some(GUEST4.into()),
+            (Self::Tap(_), Family::V6) => Some(GUEST6.into()),
+            (Self::User { .. }, Family::V4) => Some(Ipv4Addr::new(10, 0, 2, 15).into()),
+            (Self::User { .. }, Family::V6) => None,
+        }
+    }
+
+    /// A port of the guest as the host reaches it.
+    #[must_use]
+    pub fn guest(&self, family: Family, port: u16) -> Option<SocketAddr> {
+        match self {
+            Self::Tap(_) => Some(SocketAddr::new(self.guest_own(family)?, port)),
+            Self::User { forwards } if family == Family::V4 => {
+                let (_, host) = forwards.iter().find(|(guest, _)| *guest == port)?;
+                Some(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), *host))
+            }
+            Self::User { .. } => None,
+        }
+    }
+
+    /// Sets the host's MTU. False where that cannot be done.
+    ///
+    /// # Errors
+    /// When the interface refuses.
+    pub fn set_mtu(&self, mtu: u32) -> Result<bool> {
+        let Self::Tap(namespace) = self else { return Ok(mtu == 1500) };
+        namespace.ip(&["link", "set", "tap0", "mtu", &mtu.to_string()])?;
+        Ok(true)
+    }
+
+    /// Whether TCP goes end to end.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        matches!(self, Self::Tap(_))
+    }
+}
+
+impl Namespace {
+    fn create() -> Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}-{number}", std::process::id());
+        ip(&["netns", "add", &name])?;
+        let namespace = Self { name };
+        let (v4, v6) = (format!("{HOST4}/24"), format!("{HOST6}/64"));
+        namespace.ip(&["link", "set", "lo", "up"])?;
+        namespace.ip(&["tuntap", "add", "dev", "tap0", "mode", "tap"])?;
+        namespace.ip(&["addr", "add", &v4, "dev", "tap0"])?;
+        // Without IPv6 on this machine those rows say so.
+        if let Err(error) = namespace.ip(&["addr", "add", &v6, "dev", "tap0", "nodad"]) {
+            eprintln!("siw: no IPv6 in the namespace: {error}");
+        }
+        namespace.ip(&["link", "set", "tap0", "up"])?;
+        Ok(namespace)
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn ip(&self, args: &[&str]) -> Result<()> {
+        ip(&[&["-n", &self.name], args].concat())
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        // It may have gone with an interrupt already.
+        let _: Result<Output> = run(Command::new("ip").args(["netns", "del", &self.name]), PATIENCE);
+    }
+}
+
+fn ip(args: &[&str]) -> Result<()> {
+    must(Command::new("ip").args(args), PATIENCE).map(|_| ())
+}
+
+/// Removes the namespaces of this process and of processes that are gone.
+pub fn sweep() {
+    let Ok(list) = must(Command::new("ip").args(["netns", "list"]), PATIENCE) else { return };
+    for name in list.lines().filter_map(|line| line.split_whitespace().next()) {
+        let Some(rest) = name.strip_prefix(PREFIX) else { continue };
+        let owner = rest.split('-').next().unwrap_or_default();
+        let lives = std::path::Path::new("/proc").join(owner).exists();
+        if !lives || owner == std::process::id().to_string() {
+            let _ = ip(&["netns", "del", name]);
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! Programs on this machine: run to their end, at most so long, or beside us until dropped.
+
+use crate::{Error, Result};
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const TICK: Duration = Duration::from_millis(5);
+
+/// How a program ended.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// Exit code; 128 + signal; 124 when the time was over.
+    pub status: i32,
+    /// What it wrote to standard output.
+    pub out: String,
+    /// What it wrote to standard error.
+    pub err: String,
+}
+
+impl Output {
+    /// Whether its exit code is 0.
+    #[must_use]
+    pub fn is_ok(&self) -> bool {
+        self.status == 0
+    }
+
+    /// What it says of its failure: the first line with "error:" in it, or else the last line.
+    #[must_use]
+    pub fn last_line(&self) -> &str {
+        let lines = || self.out.lines().chain(self.err.lines()).filter(|line| !line.trim().is_empty());
+        lines().find(|line| line.contains("error:")).or_else(|| lines().next_back()).unwrap_or("no output")
+    }
+}
+
+/// What a program writes, as it comes.
+#[derive(Default)]
+struct Stream {
+    text: Mutex<String>,
+    grown: Condvar,
+}
+
+/// A program beside us, with a process group of its own; killed with it on drop. It dies with us too.
+pub struct Process {
+    child: Child,
+    out: Arc<Stream>,
+    err: Arc<Stream>,
+    readers: Vec<thread::JoinHandle<()>>,
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(command: &mut Command) -> Result<Self> {
+        let what = format!("cannot run {}", command.get_program().to_string_lossy());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut child = command.spawn().map_err(Error::io(what))?;
+        let (out, err) = (Arc::<Stream>::default(), Arc::<Stream>::default());
+        let mut readers = Vec::new();
+        if let Some(pipe) = child.stdout.take() {
+            readers.push(follow(pipe, &out));
+        }
+        if let Some(pipe) = child.stderr.take() {
+            readers.push(follow(pipe, &err));
+        }
+        Ok(Self { child, out, err, readers, ended: None })
+    }
+
+    /// Its process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.poll().is_none()
+    }
+
+    fn poll(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().ok().flatten();
+        }
+        self.ended
+    }
+
+    /// What it has written to standard output since the last time this was asked.
+    pub fn news(&mut self) -> String {
+        std::mem::take(&mut *self.out.text.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits until standard output has a line with `what` in it; gives that line.
+    ///
+    /// # Errors
+    /// If it ends, or the time is over, before.
+    pub fn wait_for(&mut self, what: &str, patience: Duration) -> Result<String> {
+        let deadline = Instant::now() + patience;
+        let out = Arc::clone(&self.out);
+        loop {
+            let ended = self.poll();
+            let text = out.text.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(line) = text.lines().find(|line| line.contains(what)) {
+                return Ok(line.to_owned());
+            }
+            if ended.is_some() || Instant::now() >= deadline {
+                let why = if ended.is_some() { "it ended" } else { "nothing came" };
+                drop(text);
+                return Err(Error::Failed(format!(
+                    "waiting for \"{what}\": {why}: {}",
+                    self.so_far().last_line()
+                )));
+            }
+            let _ = out.grown.wait_timeout(text, Duration::from_millis(50));
+        }
+    }
+
+    /// Waits for its end; kills it when the time is over.
+    pub fn finish(mut self, patience: Duration) -> Output {
+        let deadline = Instant::now() + patience;
+        let mut expired = false;
+        while self.poll().is_none() {
+            if Instant::now() >= deadline {
+                expired = true;
+                self.kill();
+                break;
+            }
+            thread::sleep(TICK);
+        }
+        // What it left running would keep the pipes open.
+        kill_group(self.child.id());
+        for reader in self.readers.drain(..) {
+            let _ = reader.join();
+        }
+        let mut output = self.so_far();
+        output.status = if expired { 124 } else { self.ended.map_or(125, code) };
+        output
+    }
+
+    /// Kills it at once (SIGKILL), with what it started.
+    pub fn kill(&mut self) {
+        kill_group(self.child.id());
+        if self.ended.is_none() {
+            self.ended = self.child.wait().ok();
+        }
+    }
+
+    fn so_far(&self) -> Output {
+        let text = |stream: &Stream| stream.text.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Output { status: 0, out: text(&self.out), err: text(&self.err) }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn code(status: ExitStatus) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+}
+
+fn kill_group(id: u32) {
+    if let Some(pid) = i32::try_from(id).ok().and_then(Pid::from_raw) {
+        // The only possible failure is that the group is already gone.
+        let _ = kill_process_group(pid, Signal::KILL);
+    }
+}
+
+fn follow(mut pipe: impl Read + Send + 'static, stream: &Arc<Stream>) -> thread::JoinHandle<()> {
+    let stream = Arc::clone(stream);
+    thread::spawn(move || {
+        let mut octets = [0; 8192];
+        while let Ok(len @ 1..) = pipe.read(&mut octets) {
+            let mut text = stream.text.lock().unwrap_or_else(PoisonError::into_inner);
+            text.push_str(&String::from_utf8_lossy(&octets[..len]));
+            stream.grown.notify_all();
+        }
+    })
+}
+
+/// Runs a program to its end.
+///
+/// # Errors
+/// If it cannot be started.
+pub fn run(command: &mut Command, patience: Duration) -> Result<Output> {
+    Ok(Process::start(command)?.finish(patience))
+}
+
+/// Runs a program that must succeed; gives its standard output.
+///
+/// # Errors
+/// If it cannot be started, or fails.
+pub fn must(command: &mut Command, patience: Duration) -> Result<String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = run(command, patience)?;
+    if output.is_ok() {
+        return Ok(output.out);
+    }
+    Err(Error::Failed(format!("{name} failed ({}): {}", output.status, output.last_line())))
+}
+
+/// Where a program is.
+#[must_use]
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path).chain(system).map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// Every one of `programs`, or the first that is missing and the Debian package that has it.
+///
+/// # Errors
+/// [`Error::Missing`].
+pub fn need(programs: &[(&str, &str)]) -> Result<()> {
+    match programs.iter().find(|(program, _)| find(program).is_none()) {
+        None => Ok(()),
+        Some((program, package)) => {
+            Err(Error::Missing(format!("no `{program}` here (Debian package {package})")))
+        }
+    }
+}
+
+/// A path as an argument in a message.
+#[must_use]
+pub fn name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn output_and_status() {
+        let output = run(&mut sh("echo a; echo b >&2; exit 3"), Duration::from_secs(20)).unwrap();
+        assert_eq!((output.status, output.out.as_str(), output.err.as_str()), (3, "a\n", "b\n"));
+    }
+
+    #[test]
+    fn what_does_not_end_is_ended() {
+        let output = run(&mut sh("sleep 60 & sleep 60"), Duration::from_millis(100)).unwrap();
+        assert_eq!(output.status, 124);
+    }
+
+    #[test]
+    fn waits_for_a_line() {
+        let mut process = Process::start(&mut sh("echo one; echo two; sleep 60")).unwrap();
+        assert_eq!(process.wait_for("two", Duration::from_secs(20)).unwrap(), "two");
+        assert!(process.wait_for("three", Duration::from_millis(10)).is_err());
+    }
+}

@@ -1,0 +1,135 @@
+//! The short set of the matrix, one test a case and direction, on one guest. Not libtest's harness: the guest is to be shut down
+//! when the last test is over, and its tests come one after the other. The output is as libtest's.
+
+use siw_rig::Error;
+use siw_rig::bench::Bench;
+use siw_rig::case::{Case, Direction, Setting, Verdict};
+use siw_rig::rig::Rig;
+use siw_rig::{cases, matrix};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Names the file to which a test that cannot run appends a line (as in `interop::SKIP_LOG`).
+const SKIP_LOG: &str = "UIW_SKIP_LOG";
+
+struct Test {
+    name: String,
+    case: Case,
+    direction: Direction,
+}
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let has = |flag: &str| arguments.iter().any(|argument| argument == flag);
+    let filters: Vec<&String> = arguments.iter().filter(|argument| !argument.starts_with('-')).collect();
+    let exact = has("--exact");
+    let chosen = |name: &str| {
+        filters.is_empty()
+            || filters
+                .iter()
+                .any(|filter| if exact { name == *filter } else { name.contains(filter.as_str()) })
+    };
+    let all = tests();
+    let count = all.len();
+    let tests: Vec<Test> = all.into_iter().filter(|test| chosen(&test.name)).collect();
+    if has("--list") {
+        tests.iter().for_each(|test| println!("{}: test", test.name));
+        return ExitCode::SUCCESS;
+    }
+    if has("--ignored") {
+        return ExitCode::SUCCESS;
+    }
+    run(&tests, count - tests.len())
+}
+
+fn tests() -> Vec<Test> {
+    let mut tests = Vec::new();
+    for directions in [Direction::OURS, Direction::THEIRS] {
+        for case in cases::all().into_iter().filter(|case| case.short) {
+            if case.directions.contains(&directions[0]) {
+                let way = if directions[0] == Direction::Ours { "from_uiw" } else { "from_siw" };
+                let name = format!("siw::{way}::{}", words(&case.name));
+                tests.push(Test { name, case, direction: directions[0] });
+            }
+        }
+    }
+    tests
+}
+
+/// A case's name as that of a function.
+fn words(name: &str) -> String {
+    let letters: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { ' ' }).collect();
+    letters.split_whitespace().collect::<Vec<_>>().join("_")
+}
+
+fn run(tests: &[Test], filtered: usize) -> ExitCode {
+    println!("\nrunning {} test{}", tests.len(), if tests.len() == 1 { "" } else { "s" });
+    let begun = Instant::now();
+    let mut failures = Vec::new();
+    if !tests.is_empty() {
+        match bench() {
+            Ok(mut bench) => {
+                for test in tests {
+                    if let Some(why) = one(&mut bench, test) {
+                        failures.push((&test.name, why));
+                    }
+                }
+            }
+            Err(Error::Missing(what)) => tests.iter().for_each(|test| skip(&test.name, &what)),
+            Err(error) => {
+                tests.iter().for_each(|test| println!("test {} ... FAILED", test.name));
+                failures.extend(tests.iter().map(|test| (&test.name, error.to_string())));
+            }
+        }
+    }
+    if !failures.is_empty() {
+        println!("\nfailures:\n");
+        failures.iter().for_each(|(name, why)| println!("    {name}: {why}"));
+    }
+    let (word, failed) = (if failures.is_empty() { "ok" } else { "FAILED" }, failures.len());
+    println!(
+        "\ntest result: {word}. {} passed; {failed} failed; 0 ignored; 0 measured; {filtered} filtered out; finished in {:.2}s\n",
+        tests.len() - failed,
+        begun.elapsed().as_secs_f64()
+    );
+    if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(101) }
+}
+
+fn bench() -> siw_rig::Result<Bench> {
+    // The rig first: without it nothing needs to be built.
+    let rig = Rig::boot()?;
+    Ok(Bench::new(rig, matrix::build_uiw("dev")?))
+}
+
+/// Runs one; gives why it failed.
+fn one(bench: &mut Bench, test: &Test) -> Option<String> {
+    match test.case.run(bench, &Setting::USUAL, test.direction) {
+        Verdict::Pass(_) => {
+            println!("test {} ... ok", test.name);
+            None
+        }
+        Verdict::NotApplicable(what) => {
+            skip(&test.name, &what);
+            None
+        }
+        Verdict::Fail(why) => {
+            println!("test {} ... FAILED", test.name);
+            Some(why)
+        }
+    }
+}
+
+/// As `interop::skip`: libtest has no such verdict, so the test counts as passed here and as skipped where the log is read.
+fn skip(name: &str, what: &str) {
+    println!("SKIPPED: {name}: {what}\ntest {name} ... ok");
+    if let Some(log) = std::env::var_os(SKIP_LOG) {
+        let line = format!("{name}: {what}\n");
+        let file = OpenOptions::new().create(true).append(true).open(&log);
+        if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
+            println!("cannot note the skipped test in {}: {error}", std::path::Path::new(&log).display());
+        }
+    }
+}

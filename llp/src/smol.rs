@@ -1,0 +1,152 @@
+//! smoltcp's TCP over links of Ethernet frames: a TCP of its own, with its own MAC and IP addresses, beside the kernel's.
+//!
+//! One [`SmolStack`] is one interface shard: one link, one smoltcp interface, and a socket set *per connection*. smoltcp looks
+//! for a segment's socket by a linear scan of the set it is given; here a frame's ports and addresses choose the set first
+//! ([`flow`]), so the number of connections costs nothing. A listening socket is made when a SYN for it comes, so a backlog is
+//! as long as the user says.
+
+mod addr;
+mod flow;
+mod link;
+mod listener;
+pub mod packet;
+pub mod pipe;
+mod shard;
+mod stream;
+#[cfg(test)]
+mod tests;
+pub mod xdp;
+
+use crate::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use parking_lot::Mutex;
+use shard::Shard;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub use link::{Capabilities, Frame, Link, Segmentation};
+
+/// How long a stack that is dropped waits for its peers to acknowledge what was sent.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// An interface's addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SmolConfig {
+    /// Its MAC address; unicast, and not that of the kernel's interface.
+    pub mac: [u8; 6],
+    /// Its IP addresses with their prefix lengths.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// Default routes, one an address family.
+    pub gateways: Vec<IpAddr>,
+    /// Octets of a connection's receive buffer and of its send buffer where the options of a stream say nothing: at least the
+    /// product of bandwidth and delay, or the path is not filled.
+    pub buffer: usize,
+}
+
+impl SmolConfig {
+    /// Octets of each buffer by default: what 10 Gbit/s need at 0.8 ms.
+    pub const BUFFER: usize = 1 << 20;
+
+    /// One address, and a MAC made of it: as long as nobody else has the address, nobody else has the MAC, and neighbours that
+    /// remember it from another process of ours are right.
+    #[must_use]
+    pub fn new(address: IpAddr, prefix: u8) -> Self {
+        let [a, b, c, d] = match address {
+            IpAddr::V4(v4) => v4.octets(),
+            // FNV-1a over all of it.
+            IpAddr::V6(v6) => v6
+                .octets()
+                .iter()
+                .fold(0x811C_9DC5, |hash: u32, octet| (hash ^ u32::from(*octet)).wrapping_mul(0x0100_0193))
+                .to_be_bytes(),
+        };
+        // Locally administered, unicast (IEEE 802); the two families do not meet.
+        let first = if address.is_ipv4() { 0x02 } else { 0x06 };
+        let mac = [first, 0x75, a, b, c, d];
+        Self { mac, addresses: vec![(address, prefix)], gateways: Vec::new(), buffer: Self::BUFFER }
+    }
+}
+
+/// smoltcp on one link.
+pub struct SmolStack<L: Link> {
+    shard: Arc<Mutex<Shard<L>>>,
+    wait: Arc<OwnedFd>,
+}
+
+impl<L: Link + 'static> SmolStack<L> {
+    /// A stack on `link`.
+    ///
+    /// # Errors
+    /// `InvalidInput` for addresses that are none of a host's, too many of them, or a prefix that is too long; the system's.
+    pub fn new(link: L, config: &SmolConfig) -> io::Result<Self> {
+        let shard = Shard::new(link, config)?;
+        let wait = shard.wait_fd();
+        Ok(Self { shard: Arc::new(Mutex::new(shard)), wait })
+    }
+}
+
+impl<L: Link + 'static> Stack for SmolStack<L> {
+    fn listen(
+        &mut self,
+        local: SocketAddr,
+        options: &ListenOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Listener>> {
+        let (id, local) = self.shard.lock().listen(local, options, token)?;
+        tracing::debug!(%local, "listening");
+        Ok(Box::new(listener::SmolListener::new(Arc::clone(&self.shard), id, local)))
+    }
+
+    fn connect(
+        &mut self,
+        local: Option<SocketAddr>,
+        peer: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        let (id, local) = self.shard.lock().connect(local, peer, options, token)?;
+        tracing::debug!(%local, %peer, "connecting");
+        Ok(Box::new(stream::SmolStream::new(Arc::clone(&self.shard), id, (local, peer))))
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        self.shard.lock().poll(events);
+        Ok(())
+    }
+
+    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
+        Some(Arc::clone(&self.wait))
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.shard.lock().deadline()
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+}
+
+impl<L: Link> Drop for SmolStack<L> {
+    /// A TCP in the process dies with it: what was sent gets a bounded time to be acknowledged.
+    fn drop(&mut self) {
+        let until = Instant::now() + LINGER;
+        while Instant::now() < until {
+            let mut shard = self.shard.lock();
+            if !shard.is_lingering() {
+                return;
+            }
+            shard.tick();
+            drop(shard);
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+impl<L: Link> std::fmt::Debug for SmolStack<L> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SmolStack").finish_non_exhaustive()
+    }
+}

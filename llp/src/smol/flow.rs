@@ -1,0 +1,91 @@
+//! Which connection a frame belongs to, read from its headers before smoltcp sees it.
+
+use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet, TcpPacket};
+use std::net::{IpAddr, SocketAddr};
+
+/// Both ends of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Flow {
+    pub(super) local: SocketAddr,
+    pub(super) peer: SocketAddr,
+}
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A TCP segment; `opens` = a SYN without ACK.
+    Tcp { flow: Flow, opens: bool },
+    /// Neighbours, echoes, and what is too broken to say.
+    Other,
+}
+
+/// How the checksum of a TCP segment is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Checksum {
+    /// Somebody else has.
+    Trusted,
+    /// It must be right.
+    Whole,
+    /// It must be right, or be only begun.
+    WholeOrBegun,
+}
+
+/// Looks at a frame. A TCP segment whose checksum is wrong gives `None`.
+pub(super) fn classify(frame: &[u8], checksum: Checksum) -> Option<Kind> {
+    let Ok(ethernet) = EthernetFrame::new_checked(frame) else { return Some(Kind::Other) };
+    match ethernet.ethertype() {
+        EthernetProtocol::Ipv4 => {
+            let Ok(ip) = Ipv4Packet::new_checked(ethernet.payload()) else { return Some(Kind::Other) };
+            if ip.next_header() != IpProtocol::Tcp || ip.more_frags() || ip.frag_offset() != 0 {
+                return Some(Kind::Other);
+            }
+            tcp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), checksum)
+        }
+        EthernetProtocol::Ipv6 => {
+            let Ok(ip) = Ipv6Packet::new_checked(ethernet.payload()) else { return Some(Kind::Other) };
+            if ip.next_header() != IpProtocol::Tcp {
+                return Some(Kind::Other);
+            }
+            tcp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), checksum)
+        }
+        _ => Some(Kind::Other),
+    }
+}
+
+fn tcp(source: IpAddr, destination: IpAddr, segment: &[u8], checksum: Checksum) -> Option<Kind> {
+    let octets = segment;
+    let Ok(segment) = TcpPacket::new_checked(octets) else { return Some(Kind::Other) };
+    let whole = || segment.verify_checksum(&source.into(), &destination.into());
+    let begun = || pseudo_sum(source, destination, octets.len()) == segment.checksum();
+    let right = match checksum {
+        Checksum::Trusted => true,
+        Checksum::Whole => whole(),
+        Checksum::WholeOrBegun => whole() || begun(),
+    };
+    if !right {
+        return None;
+    }
+    let flow = Flow {
+        local: SocketAddr::new(destination, segment.dst_port()),
+        peer: SocketAddr::new(source, segment.src_port()),
+    };
+    Some(Kind::Tcp { flow, opens: segment.syn() && !segment.ack() })
+}
+
+/// RFC 9293 section 3.1: the sum of addresses, protocol and TCP length. It stands in the checksum's place until a card completes
+/// it.
+pub(super) fn pseudo_sum(source: IpAddr, destination: IpAddr, len: usize) -> u16 {
+    let sum = |address: IpAddr| match address {
+        IpAddr::V4(v4) => sum(&v4.octets()),
+        IpAddr::V6(v6) => sum(&v6.octets()),
+    };
+    let mut whole = sum(source) + sum(destination) + u32::from(u8::from(IpProtocol::Tcp)) + len as u32;
+    while whole > 0xFFFF {
+        whole = (whole & 0xFFFF) + (whole >> 16);
+    }
+    whole as u16
+}
+
+fn sum(octets: &[u8]) -> u32 {
+    octets.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum()
+}

@@ -1,0 +1,162 @@
+//! AF_PACKET with virtio-net headers: frames of an interface that the kernel uses as well. Needs CAP_NET_RAW only.
+//!
+//! The header carries what a network card would do: TCP packets of up to 64 KiB leave whole and are cut by the interface, and
+//! what came in segments may arrive as one. The kernel's own stack sees the frames too; ours have a MAC and an IP address of
+//! their own, so to it they are somebody else's.
+
+mod filter;
+mod socket;
+mod virtio;
+
+use super::link::{Capabilities, Frame, Link, Segmentation};
+use socket::PacketSocket;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
+use virtio::{HEADER, Header};
+
+/// Longest frame: an IP packet of 65,535 octets and its Ethernet header.
+const LONGEST: usize = 65_535 + 14;
+/// Frames that wait for the interface to have room.
+const WAITING: usize = 64;
+/// Buffers kept.
+const SPARE: usize = 256;
+
+/// A link over one interface of this machine.
+pub struct PacketLink {
+    socket: PacketSocket,
+    mtu: usize,
+    /// Frames that the interface had no room for, oldest first.
+    waiting: VecDeque<Vec<u8>>,
+    free: Vec<Vec<u8>>,
+    /// Where the next frame is received: long enough for any, set to zero once.
+    scratch: Vec<u8>,
+    failure: Option<io::ErrorKind>,
+}
+
+impl PacketLink {
+    /// Opens `interface` for frames to `mac` and to groups.
+    ///
+    /// # Errors
+    /// `PermissionDenied` without CAP_NET_RAW; `NotFound` when there is no such interface; the system's.
+    pub fn open(interface: &str, mac: [u8; 6]) -> io::Result<Self> {
+        let (socket, mtu) = PacketSocket::open(interface, mac)?;
+        Ok(Self {
+            socket,
+            mtu,
+            waiting: VecDeque::new(),
+            free: Vec::new(),
+            scratch: vec![0; HEADER + LONGEST],
+            failure: None,
+        })
+    }
+
+    fn note(&mut self, error: &io::Error) {
+        // ENETDOWN, ENXIO, ENODEV: the interface was deleted or is down.
+        let gone = [libc::ENETDOWN, libc::ENXIO, libc::ENODEV];
+        if error.raw_os_error().is_some_and(|code| gone.contains(&code)) {
+            self.failure.get_or_insert(io::ErrorKind::NetworkDown);
+        }
+    }
+
+    /// Sends what waits, as far as there is room.
+    fn send_waiting(&mut self) {
+        while let Some(frame) = self.waiting.front() {
+            match self.socket.send(frame) {
+                Ok(()) => {}
+                Err(error) if is_full(&error) => return,
+                // A frame that cannot be sent is a lost one.
+                Err(error) => self.note(&error),
+            }
+            if let Some(frame) = self.waiting.pop_front() {
+                self.keep(frame);
+            }
+        }
+    }
+
+    fn keep(&mut self, mut buffer: Vec<u8>) {
+        if self.free.len() < SPARE {
+            buffer.clear();
+            self.free.push(buffer);
+        }
+    }
+}
+
+fn is_full(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+/// A received frame behind its header.
+pub struct PacketFrame {
+    buffer: Vec<u8>,
+    len: usize,
+    checked: bool,
+}
+
+impl Frame for PacketFrame {
+    fn octets(&mut self) -> &mut [u8] {
+        &mut self.buffer[HEADER..self.len]
+    }
+
+    fn is_checked(&self) -> bool {
+        self.checked
+    }
+}
+
+impl Link for PacketLink {
+    type Frame = PacketFrame;
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { mtu: self.mtu, segmentation: Some(LONGEST), partial_checksums: false }
+    }
+
+    fn receive(&mut self) -> Option<PacketFrame> {
+        if self.scratch.is_empty() {
+            // The frame before was not given back.
+            self.scratch = vec![0; HEADER + LONGEST];
+        }
+        let len = match self.socket.recv(&mut self.scratch) {
+            Ok(len) if len > HEADER => len,
+            Ok(_) => return None,
+            Err(error) => {
+                self.note(&error);
+                return None;
+            }
+        };
+        let checked = Header::parse(&self.scratch).is_checked();
+        Some(PacketFrame { buffer: std::mem::take(&mut self.scratch), len, checked })
+    }
+
+    fn recycle(&mut self, frame: PacketFrame) {
+        // Its length stays: to set 64 KiB to zero for every frame would cost more than the frame.
+        self.scratch = frame.buffer;
+    }
+
+    fn has_room(&mut self) -> bool {
+        self.waiting.len() < WAITING
+    }
+
+    fn transmit(&mut self, len: usize, segmentation: Option<Segmentation>, fill: &mut dyn FnMut(&mut [u8])) {
+        let mut buffer = self.free.pop().unwrap_or_default();
+        buffer.resize(HEADER + len, 0);
+        fill(&mut buffer[HEADER..]);
+        virtio::complete(&mut buffer, segmentation);
+        self.waiting.push_back(buffer);
+        // Room may be short; order is kept.
+        if self.waiting.len() >= 8 {
+            self.send_waiting();
+        }
+    }
+
+    fn flush(&mut self) {
+        self.send_waiting();
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.fd())
+    }
+
+    fn failure(&mut self) -> Option<io::Error> {
+        self.failure.map(io::Error::from)
+    }
+}

@@ -1,0 +1,136 @@
+//! The AF_PACKET socket: every system call of this link.
+
+use super::filter;
+use super::virtio::HEADER;
+use std::ffi::CString;
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Octets that may wait in the socket: frames come in bursts of whole windows.
+const BUFFER: libc::c_int = 8 << 20;
+
+pub(super) struct PacketSocket {
+    fd: OwnedFd,
+}
+
+impl PacketSocket {
+    /// The socket, and octets of an IP packet on the interface.
+    pub(super) fn open(interface: &str, mac: [u8; 6]) -> io::Result<(Self, usize)> {
+        let index = index_of(interface)?;
+        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // Protocol 0: nothing is received until the filter is there and the socket is bound.
+        // SAFETY: no pointer is passed.
+        let fd = check(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
+        // SAFETY: the descriptor was just made and is nobody else's.
+        let socket = Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } };
+        let mtu = socket.mtu(interface)?;
+        socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1i32)?;
+        // Older kernels do not have it; smoltcp drops its own frames anyway.
+        let _ = socket.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1i32);
+        for option in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
+            let forced = if option == libc::SO_RCVBUF { libc::SO_RCVBUFFORCE } else { libc::SO_SNDBUFFORCE };
+            if socket.set(libc::SOL_SOCKET, forced, &BUFFER).is_err() {
+                socket.set(libc::SOL_SOCKET, option, &BUFFER)?;
+            }
+        }
+        socket.attach(mac)?;
+        socket.bind(index)?;
+        socket.receive_for(index, mac)?;
+        Ok((socket, mtu))
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn set<T>(&self, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
+        let len = size_of::<T>() as libc::socklen_t;
+        // SAFETY: `value` is readable for its own size.
+        check(unsafe {
+            libc::setsockopt(self.fd.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), len)
+        })?;
+        Ok(())
+    }
+
+    fn attach(&self, mac: [u8; 6]) -> io::Result<()> {
+        let mut program = filter::program(mac);
+        let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+        self.set(libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)
+    }
+
+    fn bind(&self, index: libc::c_int) -> io::Result<()> {
+        // SAFETY: all zeros are a valid `sockaddr_ll`.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_ifindex = index;
+        let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: the address is readable for `len` octets.
+        check(unsafe { libc::bind(self.fd.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) })?;
+        Ok(())
+    }
+
+    /// The interface takes frames for our MAC too. Where it cannot, it takes all.
+    fn receive_for(&self, index: libc::c_int, mac: [u8; 6]) -> io::Result<()> {
+        let mut member = libc::packet_mreq {
+            mr_ifindex: index,
+            mr_type: libc::PACKET_MR_UNICAST as u16,
+            mr_alen: 6,
+            mr_address: [0; 8],
+        };
+        member.mr_address[..6].copy_from_slice(&mac);
+        if self.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member).is_ok() {
+            // Groups as well: neighbour discovery asks them.
+            member.mr_type = libc::PACKET_MR_ALLMULTI as u16;
+            return self.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member);
+        }
+        member.mr_type = libc::PACKET_MR_PROMISC as u16;
+        self.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)
+    }
+
+    fn mtu(&self, interface: &str) -> io::Result<usize> {
+        // SAFETY: all zeros are a valid `ifreq`.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes().take(libc::IFNAMSIZ - 1)) {
+            *to = from as libc::c_char;
+        }
+        // SAFETY: the request is readable and writable, and named with a final zero.
+        check(unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) })?;
+        // SAFETY: SIOCGIFMTU fills this member.
+        let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+        usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Receives header and frame.
+    pub(super) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
+        debug_assert!(into.len() > HEADER);
+        // SAFETY: `into` is writable for its length.
+        let got = unsafe { libc::recv(self.fd.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), 0) };
+        usize::try_from(got).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Sends header and frame.
+    pub(super) fn send(&self, octets: &[u8]) -> io::Result<()> {
+        // SAFETY: `octets` is readable for its length.
+        let sent = unsafe {
+            libc::send(self.fd.as_raw_fd(), octets.as_ptr().cast(), octets.len(), libc::MSG_NOSIGNAL)
+        };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+fn index_of(interface: &str) -> io::Result<libc::c_int> {
+    let name = CString::new(interface).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the name ends with a zero.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    if index == 0 {
+        let why = format!("there is no interface `{interface}`");
+        return Err(io::Error::new(io::ErrorKind::NotFound, why));
+    }
+    Ok(index as libc::c_int)
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}

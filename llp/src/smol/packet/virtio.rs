@@ -1,0 +1,110 @@
+//! The virtio-net header in front of every frame of a PACKET_VNET_HDR socket (`struct virtio_net_hdr`, native octet order).
+
+use super::super::flow::pseudo_sum;
+use super::super::link::{ETHERNET_HEADER, Segmentation};
+use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet};
+use std::net::IpAddr;
+
+/// Octets of the header.
+pub(super) const HEADER: usize = 10;
+
+/// The checksum from `csum_start` on is only begun.
+const NEEDS_CSUM: u8 = 1;
+/// The checksum was found right.
+const DATA_VALID: u8 = 2;
+const GSO_NONE: u8 = 0;
+const GSO_TCPV4: u8 = 1;
+const GSO_TCPV6: u8 = 4;
+/// Where a TCP header has its checksum.
+const CSUM_OFFSET: usize = 16;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Header {
+    flags: u8,
+    gso_type: u8,
+    hdr_len: u16,
+    gso_size: u16,
+    csum_start: u16,
+    csum_offset: u16,
+}
+
+impl Header {
+    pub(super) fn parse(octets: &[u8]) -> Self {
+        let half = |at: usize| u16::from_ne_bytes([octets[at], octets[at + 1]]);
+        Self {
+            flags: octets[0],
+            gso_type: octets[1],
+            hdr_len: half(2),
+            gso_size: half(4),
+            csum_start: half(6),
+            csum_offset: half(8),
+        }
+    }
+
+    fn emit(self, octets: &mut [u8]) {
+        octets[0] = self.flags;
+        octets[1] = self.gso_type;
+        for (at, half) in [(2, self.hdr_len), (4, self.gso_size), (6, self.csum_start), (8, self.csum_offset)]
+        {
+            octets[at..at + 2].copy_from_slice(&half.to_ne_bytes());
+        }
+    }
+
+    /// The sender was this machine, or a card has looked: nothing to verify.
+    pub(super) fn is_checked(self) -> bool {
+        self.flags & (NEEDS_CSUM | DATA_VALID) != 0
+    }
+}
+
+/// Where the TCP header of a frame begins, the sum of its pseudo-header, and how it is cut.
+struct Tcp {
+    start: usize,
+    pseudo_sum: u16,
+    gso_type: u8,
+}
+
+/// Fills in the header of `buffer`, whose frame stands behind it with an empty TCP checksum: the interface completes it.
+pub(super) fn complete(buffer: &mut [u8], segmentation: Option<Segmentation>) {
+    let (header, frame) = buffer.split_at_mut(HEADER);
+    let Some(tcp) = locate(frame) else {
+        return Header::default().emit(header);
+    };
+    let at = tcp.start + CSUM_OFFSET;
+    frame[at..at + 2].copy_from_slice(&tcp.pseudo_sum.to_be_bytes());
+    let header_len = tcp.start + usize::from(frame[tcp.start + 12] >> 4) * 4;
+    Header {
+        flags: NEEDS_CSUM,
+        gso_type: if segmentation.is_some() { tcp.gso_type } else { GSO_NONE },
+        hdr_len: header_len as u16,
+        gso_size: segmentation.map_or(0, |segmentation| segmentation.size),
+        csum_start: tcp.start as u16,
+        csum_offset: CSUM_OFFSET as u16,
+    }
+    .emit(header);
+}
+
+fn locate(frame: &[u8]) -> Option<Tcp> {
+    let ethernet = EthernetFrame::new_checked(frame).ok()?;
+    let total = frame.len() - ETHERNET_HEADER;
+    let (header_len, gso_type, source, destination): (_, _, IpAddr, IpAddr) = match ethernet.ethertype() {
+        EthernetProtocol::Ipv4 => {
+            // Not the checked view: a packet to be cut may be longer than its length field can say.
+            let ip = Ipv4Packet::new_unchecked(ethernet.payload());
+            if ip.next_header() != IpProtocol::Tcp {
+                return None;
+            }
+            (usize::from(ip.header_len()), GSO_TCPV4, ip.src_addr().into(), ip.dst_addr().into())
+        }
+        EthernetProtocol::Ipv6 => {
+            let ip = Ipv6Packet::new_unchecked(ethernet.payload());
+            if ip.next_header() != IpProtocol::Tcp {
+                return None;
+            }
+            (ip.header_len(), GSO_TCPV6, ip.src_addr().into(), ip.dst_addr().into())
+        }
+        _ => return None,
+    };
+    let length = total.checked_sub(header_len).filter(|length| *length >= 20)?;
+    let pseudo_sum = pseudo_sum(source, destination, length);
+    Some(Tcp { start: ETHERNET_HEADER + header_len, pseudo_sum, gso_type })
+}

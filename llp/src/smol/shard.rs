@@ -1,0 +1,518 @@
+//! One link, one smoltcp interface, and the connections over them: everything that is behind a [`super::SmolStack`]'s lock.
+
+mod conn;
+mod ports;
+mod wake;
+
+use super::SmolConfig;
+use super::addr::{endpoint, plain};
+use super::flow::{Checksum, Flow, Kind, classify};
+use super::link::{Frame, Link, Port};
+use crate::{Event, Interest, ListenOptions, StreamOptions, Token};
+use conn::{Conn, Owner};
+use mem::{IoVec, IoVecMut};
+use ports::Ports;
+use slab::Slab;
+use smoltcp::iface::{Config, Interface, PollIngressSingleResult, PollResult, SocketSet};
+use smoltcp::time::Instant as Tick;
+use smoltcp::wire::{EthernetAddress, HardwareAddress, IpCidr};
+use std::collections::{BTreeSet, HashMap};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use wake::Wake;
+
+/// smoltcp's clock has milliseconds, and its least retransmission time-out is one second: times of the wide area. Here its clock
+/// goes this many times faster, so that the least time-out is 200 ms, as Linux has it, and a delayed acknowledgement 2 ms. Times
+/// that are given to smoltcp are multiplied.
+pub(super) const CLOCK: u32 = 5;
+/// Frames taken in one go: the link's share of a pump.
+const FRAMES: usize = 128;
+/// Bursts of one connection in one go.
+const BURSTS: usize = 64;
+/// A connection that found the link full tries again after this time.
+const LINK_FULL: i64 = 1000;
+
+/// Names a connection of the shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ConnId(usize);
+
+/// Names a listener of the shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ListenerId(usize);
+
+pub(super) struct Shard<L: Link> {
+    link: L,
+    iface: Interface,
+    /// No sockets: for frames that are no connection's.
+    nobody: SocketSet<'static>,
+    conns: Slab<Conn>,
+    flows: HashMap<Flow, usize>,
+    ports: Ports,
+    /// Connections that may have something to tell at the next poll.
+    hot: Vec<usize>,
+    /// Connections that frames or timers have touched, and that may have something to send.
+    touched: Vec<usize>,
+    /// When each connection wants to be looked at, in ticks.
+    timers: BTreeSet<(i64, usize)>,
+    base: Instant,
+    wake: Wake,
+    buffer: usize,
+    gone: Option<ErrorKind>,
+}
+
+impl<L: Link> Shard<L> {
+    pub(super) fn new(mut link: L, config: &SmolConfig) -> io::Result<Self> {
+        let wrong = |why: String| io::Error::new(ErrorKind::InvalidInput, why);
+        let mac = EthernetAddress(config.mac);
+        if !mac.is_unicast() {
+            return Err(wrong(format!("MAC address {mac} is not that of a host")));
+        }
+        let mut theirs = Config::new(HardwareAddress::Ethernet(mac));
+        theirs.random_seed = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
+        let mut iface = Interface::new(theirs, &mut Port { link: &mut link, frame: None }, Tick::ZERO);
+        for (address, prefix) in &config.addresses {
+            let longest = if address.is_ipv4() { 32 } else { 128 };
+            if *prefix > longest || address.is_unspecified() || address.is_multicast() {
+                return Err(wrong(format!("{address}/{prefix} is not the address of a host")));
+            }
+            let mut full = false;
+            iface.update_ip_addrs(|list| full = list.push(IpCidr::new((*address).into(), *prefix)).is_err());
+            if full {
+                return Err(wrong(format!("no room for {address}: too many addresses")));
+            }
+        }
+        for gateway in &config.gateways {
+            let added = match gateway {
+                IpAddr::V4(v4) => iface.routes_mut().add_default_ipv4_route(*v4).map(drop),
+                IpAddr::V6(v6) => iface.routes_mut().add_default_ipv6_route(*v6).map(drop),
+            };
+            added.map_err(|_| wrong(format!("no room for the route by {gateway}")))?;
+        }
+        let wake = Wake::new(link.fd())?;
+        Ok(Self {
+            link,
+            iface,
+            nobody: SocketSet::new(Vec::new()),
+            conns: Slab::new(),
+            flows: HashMap::new(),
+            ports: Ports::default(),
+            hot: Vec::new(),
+            touched: Vec::new(),
+            timers: BTreeSet::new(),
+            base: Instant::now(),
+            wake,
+            buffer: config.buffer,
+            gone: None,
+        })
+    }
+
+    pub(super) fn wait_fd(&self) -> Arc<OwnedFd> {
+        self.wake.set()
+    }
+
+    fn clock(&self) -> Tick {
+        let ticks = self.base.elapsed().as_micros() * u128::from(CLOCK);
+        Tick::from_micros(i64::try_from(ticks).unwrap_or(i64::MAX))
+    }
+
+    /// When [`Shard::tick`] is wanted without a frame.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let (at, _) = self.timers.first()?;
+        let micros = u64::try_from(*at).unwrap_or(0) / u64::from(CLOCK);
+        self.base.checked_add(Duration::from_micros(micros))
+    }
+
+    pub(super) fn mtu(&self) -> usize {
+        self.link.capabilities().mtu
+    }
+
+    /// Octets of payload in a segment: without options, as smoltcp sends none after the SYN.
+    pub(super) fn emss(&self, v6: bool) -> usize {
+        self.mtu() - if v6 { 60 } else { 40 }
+    }
+
+    /// Takes what the link has, lets timers run, sends what is due.
+    pub(super) fn tick(&mut self) {
+        if self.gone.is_some() {
+            return;
+        }
+        if let Some(error) = self.link.failure() {
+            self.fail(&error);
+            return;
+        }
+        let now = self.clock();
+        for _ in 0..FRAMES {
+            let Some(mut frame) = self.link.receive() else { break };
+            self.ingress(now, &mut frame);
+            self.link.recycle(frame);
+        }
+        while let Some((at, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now.total_micros()) {
+            self.timers.remove(&(at, id));
+            self.conns[id].timer = None;
+            self.touched.push(id);
+        }
+        self.egress_all(now);
+    }
+
+    fn egress_all(&mut self, now: Tick) {
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.sort_unstable();
+        touched.dedup();
+        for id in touched.drain(..) {
+            self.egress(id, now);
+        }
+        self.touched = touched;
+        self.link.flush();
+    }
+
+    /// One frame, to the connection it is for.
+    fn ingress(&mut self, now: Tick, frame: &mut L::Frame) {
+        let checksum = match (frame.is_checked(), self.link.capabilities().partial_checksums) {
+            (true, _) => Checksum::Trusted,
+            (false, true) => Checksum::WholeOrBegun,
+            (false, false) => Checksum::Whole,
+        };
+        let octets = frame.octets();
+        let id = match classify(octets, checksum) {
+            // The checksum is wrong: as if it had not come.
+            None => return,
+            Some(Kind::Other) => None,
+            Some(Kind::Tcp { flow, opens }) => match self.flows.get(&flow) {
+                Some(id) => Some(*id),
+                None if opens => self.begin(flow),
+                None => None,
+            },
+        };
+        let sockets = match id {
+            Some(id) => &mut self.conns[id].sockets,
+            None => &mut self.nobody,
+        };
+        let mut port = Port { link: &mut self.link, frame: Some(octets) };
+        let result = self.iface.poll_ingress_single(now, &mut port, sockets);
+        let Some(id) = id else { return };
+        if result == PollIngressSingleResult::SocketStateChanged {
+            self.state_changed(id);
+        }
+    }
+
+    /// A connection in Listen for the SYN that has come, if somebody listens and has room.
+    fn begin(&mut self, flow: Flow) -> Option<usize> {
+        let port = self.ports.find(flow.local)?;
+        let listener = &self.ports.listeners[port];
+        if listener.waiting >= listener.backlog {
+            tracing::debug!(%flow.peer, backlog = listener.backlog, "the backlog is full");
+            return None;
+        }
+        let conn = Conn::listening(flow, port, &listener.stream, self.buffer)?;
+        self.ports.listeners[port].waiting += 1;
+        let id = self.conns.insert(conn);
+        self.flows.insert(flow, id);
+        Some(id)
+    }
+
+    /// smoltcp has looked at a connection.
+    fn state_changed(&mut self, id: usize) {
+        self.touched.push(id);
+        let conn = &mut self.conns[id];
+        match conn.owner {
+            Owner::Listener { port, ready: false } if conn.is_established() => {
+                conn.owner = Owner::Listener { port, ready: true };
+                self.ports.listeners[port].ready.push_back(id);
+            }
+            // Reset before anybody took it, or no connection at all.
+            Owner::Listener { ready: false, .. } if !conn.is_opening() => self.remove(id),
+            Owner::Listener { .. } => {}
+            Owner::Stream => self.heat(id),
+            Owner::Nobody if conn.is_over() => self.remove(id),
+            Owner::Nobody => {}
+        }
+    }
+
+    /// Sends what a connection has to send, and notes when it wants to be looked at again.
+    fn egress(&mut self, id: usize, now: Tick) {
+        let Some(conn) = self.conns.get_mut(id) else { return };
+        let mut changed = false;
+        for _ in 0..BURSTS {
+            let mut port = Port { link: &mut self.link, frame: None };
+            if self.iface.poll_egress(now, &mut port, &mut conn.sockets) == PollResult::None {
+                break;
+            }
+            changed = true;
+        }
+        let at = self.iface.poll_at(now, &conn.sockets).map(|at| at.total_micros());
+        // "Now", though nothing could be sent: the link has no room.
+        let at = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
+        if conn.timer != at {
+            if let Some(before) = std::mem::replace(&mut conn.timer, at) {
+                self.timers.remove(&(before, id));
+            }
+            if let Some(at) = at {
+                self.timers.insert((at, id));
+            }
+        }
+        if changed {
+            match conn.owner {
+                Owner::Nobody if conn.is_over() => self.remove(id),
+                Owner::Listener { ready: false, .. } if !conn.is_opening() && !conn.is_established() => {
+                    self.remove(id);
+                }
+                _ => self.heat(id),
+            }
+        }
+    }
+
+    fn remove(&mut self, id: usize) {
+        let conn = self.conns.remove(id);
+        if let Some(at) = conn.timer {
+            self.timers.remove(&(at, id));
+        }
+        if self.flows.get(&conn.flow) == Some(&id) {
+            self.flows.remove(&conn.flow);
+        }
+        self.hot.retain(|hot| *hot != id);
+        self.touched.retain(|touched| *touched != id);
+        if let Owner::Listener { port, .. } = conn.owner
+            && let Some(listener) = self.ports.listeners.get_mut(port)
+        {
+            listener.waiting -= 1;
+            listener.ready.retain(|ready| *ready != id);
+        }
+    }
+
+    fn heat(&mut self, id: usize) {
+        if let Some(conn) = self.conns.get_mut(id)
+            && !std::mem::replace(&mut conn.hot, true)
+        {
+            self.hot.push(id);
+        }
+    }
+
+    /// The link is gone: every connection ends with its error.
+    fn fail(&mut self, error: &io::Error) {
+        tracing::error!(%error, "the link is gone: its connections are lost");
+        self.gone = Some(error.kind());
+        self.timers.clear();
+        for id in self.conns.iter().map(|(id, _)| id).collect::<Vec<_>>() {
+            let conn = &mut self.conns[id];
+            conn.timer = None;
+            conn.end(error.kind());
+            match conn.owner {
+                Owner::Stream => self.heat(id),
+                Owner::Listener { .. } | Owner::Nobody => self.remove(id),
+            }
+        }
+        self.wake.kick();
+    }
+
+    pub(super) fn poll(&mut self, events: &mut Vec<Event>) {
+        self.wake.unkick();
+        self.tick();
+        for listener in self.ports.listeners.iter().map(|(_, listener)| listener) {
+            if !listener.ready.is_empty() {
+                events.push(Event { token: listener.token, readable: true, writable: false });
+            }
+        }
+        let mut hot = std::mem::take(&mut self.hot);
+        hot.retain(|id| {
+            let conn = &mut self.conns[*id];
+            let event = conn.event();
+            conn.hot = event.is_some();
+            events.extend(event);
+            conn.hot
+        });
+        // Whatever became hot meanwhile is none of these.
+        hot.append(&mut self.hot);
+        self.hot = hot;
+    }
+
+    /// After frames were taken outside of a poll: who sleeps in the descriptor is woken for the others' sake.
+    fn tell_others(&mut self, me: usize) {
+        let ready = |id: &usize| *id != me && self.conns.get(*id).is_some_and(|conn| conn.event().is_some());
+        let accepts = self.ports.listeners.iter().any(|(_, listener)| !listener.ready.is_empty());
+        if accepts || self.hot.iter().any(ready) {
+            self.wake.kick();
+        }
+    }
+
+    pub(super) fn send(&mut self, id: ConnId, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+        let conn = &mut self.conns[id.0];
+        let taken = conn.fill(bufs)?;
+        if taken == 0 {
+            // Acknowledgements that wait in the link make room.
+            self.tick();
+            let taken = self.conns[id.0].fill(bufs)?;
+            self.tell_others(id.0);
+            if taken == 0 {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+            self.touched.push(id.0);
+            self.egress_all(self.clock());
+            return Ok(taken);
+        }
+        self.touched.push(id.0);
+        self.egress_all(self.clock());
+        Ok(taken)
+    }
+
+    pub(super) fn recv(&mut self, id: ConnId, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        self.tick();
+        let result = self.conns[id.0].drain(bufs);
+        if matches!(result, Ok(1..)) {
+            // The window has opened.
+            self.touched.push(id.0);
+            self.egress_all(self.clock());
+        }
+        self.tell_others(id.0);
+        result
+    }
+
+    pub(super) fn set_interest(&mut self, id: ConnId, interest: Interest) {
+        let conn = &mut self.conns[id.0];
+        conn.interest = interest;
+        if conn.event().is_some() {
+            self.heat(id.0);
+            self.wake.kick();
+        }
+    }
+
+    pub(super) fn connect_result(&mut self, id: ConnId) -> io::Result<bool> {
+        self.conns[id.0].connect_result()
+    }
+
+    pub(super) fn shutdown(&mut self, id: ConnId) -> io::Result<()> {
+        self.conns[id.0].shutdown()?;
+        self.touched.push(id.0);
+        self.egress_all(self.clock());
+        Ok(())
+    }
+
+    pub(super) fn abort(&mut self, id: ConnId) {
+        self.conns[id.0].end(ErrorKind::ConnectionAborted);
+        self.egress(id.0, self.clock());
+        self.link.flush();
+        if self.conns.contains(id.0) {
+            self.remove(id.0);
+        }
+    }
+
+    /// The stream is dropped: a FIN behind what was sent, and nobody listens any more.
+    pub(super) fn let_go(&mut self, id: ConnId) {
+        let conn = &mut self.conns[id.0];
+        conn.owner = Owner::Nobody;
+        conn.token = None;
+        let _ = conn.shutdown();
+        if conn.is_over() || self.gone.is_some() {
+            self.remove(id.0);
+            return;
+        }
+        self.touched.push(id.0);
+        self.egress_all(self.clock());
+    }
+
+    /// Whether a connection that was let go has sent something that is not acknowledged.
+    pub(super) fn is_lingering(&self) -> bool {
+        self.gone.is_none() && self.conns.iter().any(|(_, conn)| conn.is_unacknowledged())
+    }
+
+    pub(super) fn congestion(&self, id: ConnId) -> Option<String> {
+        self.conns.get(id.0).map(|conn| conn.congestion().to_owned())
+    }
+
+    pub(super) fn connect(
+        &mut self,
+        local: Option<SocketAddr>,
+        peer: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<(ConnId, SocketAddr)> {
+        if let Some(kind) = self.gone {
+            return Err(kind.into());
+        }
+        let peer = SocketAddr::new(plain(peer.ip()), peer.port());
+        let local = self.source(local, peer)?;
+        let flow = Flow { local, peer };
+        let conn = Conn::connecting(flow, token, options, self.buffer, self.iface.context())?;
+        let id = self.conns.insert(conn);
+        self.flows.insert(flow, id);
+        self.touched.push(id);
+        self.egress_all(self.clock());
+        Ok((ConnId(id), local))
+    }
+
+    /// Our end of a connection to `peer`.
+    fn source(&self, asked: Option<SocketAddr>, peer: SocketAddr) -> io::Result<SocketAddr> {
+        let ip = match asked.map(|asked| plain(asked.ip())) {
+            Some(ip) if !ip.is_unspecified() => {
+                if !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(ip)) {
+                    return Err(ErrorKind::AddrNotAvailable.into());
+                }
+                ip
+            }
+            _ => {
+                let source = self.iface.get_source_address(&endpoint(peer).addr);
+                source.map(IpAddr::from).ok_or(ErrorKind::AddrNotAvailable)?
+            }
+        };
+        if ip.is_ipv4() != peer.is_ipv4() {
+            return Err(ErrorKind::AddrNotAvailable.into());
+        }
+        let taken = |port| self.flows.contains_key(&Flow { local: SocketAddr::new(ip, port), peer });
+        let port = match asked.map(|asked| asked.port()).filter(|port| *port != 0) {
+            Some(port) if taken(port) => return Err(ErrorKind::AddrInUse.into()),
+            Some(port) => port,
+            None => self.ports.ephemeral(taken)?,
+        };
+        Ok(SocketAddr::new(ip, port))
+    }
+
+    pub(super) fn listen(
+        &mut self,
+        local: SocketAddr,
+        options: &ListenOptions,
+        token: Token,
+    ) -> io::Result<(ListenerId, SocketAddr)> {
+        if let Some(kind) = self.gone {
+            return Err(kind.into());
+        }
+        let ip = plain(local.ip());
+        if !ip.is_unspecified() && !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(ip)) {
+            return Err(ErrorKind::AddrNotAvailable.into());
+        }
+        conn::check(&options.stream)?;
+        let (id, local) = self.ports.listen(SocketAddr::new(ip, local.port()), options, token)?;
+        Ok((ListenerId(id), local))
+    }
+
+    pub(super) fn accept(
+        &mut self,
+        listener: ListenerId,
+        token: Token,
+    ) -> io::Result<(ConnId, (SocketAddr, SocketAddr))> {
+        if let Some(kind) = self.gone {
+            return Err(kind.into());
+        }
+        let port = &mut self.ports.listeners[listener.0];
+        let id = port.ready.pop_front().ok_or(ErrorKind::WouldBlock)?;
+        port.waiting -= 1;
+        let conn = &mut self.conns[id];
+        conn.owner = Owner::Stream;
+        conn.token = Some(token);
+        conn.interest = Interest::READ;
+        let Flow { local, peer } = conn.flow;
+        self.heat(id);
+        self.wake.kick();
+        Ok((ConnId(id), (local, peer)))
+    }
+
+    pub(super) fn close_listener(&mut self, listener: ListenerId) {
+        let of_it = |conn: &Conn| matches!(conn.owner, Owner::Listener { port, .. } if port == listener.0);
+        let waiting: Vec<_> = self.conns.iter().filter(|(_, conn)| of_it(conn)).map(|(id, _)| id).collect();
+        for id in waiting {
+            self.abort(ConnId(id));
+        }
+        self.ports.listeners.remove(listener.0);
+    }
+}

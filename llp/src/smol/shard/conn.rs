@@ -1,0 +1,260 @@
+//! One connection: a socket of smoltcp's in a set of its own.
+
+use super::super::addr::endpoint;
+use super::super::flow::Flow;
+use super::CLOCK;
+use crate::{Event, Interest, OptionError, StreamOptions, Token};
+use mem::{IoVec, IoVecMut};
+use smoltcp::iface::{Context, SocketHandle, SocketSet};
+use smoltcp::socket::tcp::{CongestionControl, RecvError, Socket, SocketBuffer, State};
+use smoltcp::wire::IpListenEndpoint;
+use std::io::{self, ErrorKind};
+use std::time::{Duration, Instant};
+
+/// Names of congestion controls.
+const CUBIC: &str = "cubic";
+const RENO: &str = "reno";
+
+/// Whose a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// In set-up, or (`ready`) waiting to be accepted.
+    Listener {
+        port: usize,
+        ready: bool,
+    },
+    Stream,
+    /// Dropped; it lives until its peer has got all.
+    Nobody,
+}
+
+pub(super) struct Conn {
+    pub(super) sockets: SocketSet<'static>,
+    handle: SocketHandle,
+    pub(super) flow: Flow,
+    pub(super) token: Option<Token>,
+    pub(super) interest: Interest,
+    pub(super) owner: Owner,
+    /// It is on the list of those to be looked at.
+    pub(super) hot: bool,
+    /// Its entry among the timers.
+    pub(super) timer: Option<i64>,
+    began: Instant,
+    timeout: Option<Duration>,
+    /// Why it ended, where smoltcp does not know.
+    ended: Option<ErrorKind>,
+    /// Its FIN was asked for.
+    finished: bool,
+}
+
+/// Whether the options can be had here.
+pub(super) fn check(options: &StreamOptions) -> io::Result<CongestionControl> {
+    match options.congestion.as_deref() {
+        None | Some(CUBIC) => Ok(CongestionControl::Cubic),
+        Some(RENO) => Ok(CongestionControl::Reno),
+        Some(name) => {
+            let available = format!("{CUBIC} {RENO}");
+            Err(OptionError::Congestion { name: name.to_owned(), available }.into())
+        }
+    }
+}
+
+fn scaled(time: Duration) -> smoltcp::time::Duration {
+    let micros = time.as_micros().saturating_mul(u128::from(CLOCK));
+    smoltcp::time::Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
+}
+
+impl Conn {
+    fn new(flow: Flow, owner: Owner, options: &StreamOptions, buffer: usize) -> io::Result<Self> {
+        let ring = |size: Option<usize>| SocketBuffer::new(vec![0; size.unwrap_or(buffer).max(4096)]);
+        let mut socket = Socket::new(ring(options.recv_buffer), ring(options.send_buffer));
+        socket.set_congestion_control(check(options)?);
+        socket.set_nagle_enabled(false);
+        socket.set_timeout(options.user_timeout.map(scaled));
+        socket.set_keep_alive(options.keep_alive.map(|keep_alive| scaled(keep_alive.idle)));
+        let mut sockets = SocketSet::new(Vec::with_capacity(1));
+        let handle = sockets.add(socket);
+        Ok(Self {
+            sockets,
+            handle,
+            flow,
+            token: None,
+            interest: Interest::NONE,
+            owner,
+            hot: false,
+            timer: None,
+            began: Instant::now(),
+            timeout: options.user_timeout,
+            ended: None,
+            finished: false,
+        })
+    }
+
+    /// For a SYN that has come. `None` if its socket cannot be had: the listener's options were checked.
+    pub(super) fn listening(flow: Flow, port: usize, options: &StreamOptions, buffer: usize) -> Option<Self> {
+        let mut conn = Self::new(flow, Owner::Listener { port, ready: false }, options, buffer).ok()?;
+        let local = endpoint(flow.local);
+        let at = IpListenEndpoint { addr: Some(local.addr), port: local.port };
+        conn.socket_mut().listen(at).ok()?;
+        Some(conn)
+    }
+
+    pub(super) fn connecting(
+        flow: Flow,
+        token: Token,
+        options: &StreamOptions,
+        buffer: usize,
+        context: &mut Context,
+    ) -> io::Result<Self> {
+        let mut conn = Self::new(flow, Owner::Stream, options, buffer)?;
+        conn.token = Some(token);
+        conn.interest = Interest::WRITE;
+        conn.socket_mut()
+            .connect(context, endpoint(flow.peer), endpoint(flow.local))
+            .map_err(|error| io::Error::new(ErrorKind::AddrNotAvailable, error.to_string()))?;
+        Ok(conn)
+    }
+
+    fn socket(&self) -> &Socket<'static> {
+        self.sockets.get(self.handle)
+    }
+
+    fn socket_mut(&mut self) -> &mut Socket<'static> {
+        self.sockets.get_mut(self.handle)
+    }
+
+    pub(super) fn is_opening(&self) -> bool {
+        matches!(self.socket().state(), State::SynReceived | State::SynSent)
+    }
+
+    pub(super) fn is_established(&self) -> bool {
+        !matches!(self.socket().state(), State::Closed | State::Listen | State::SynReceived | State::SynSent)
+    }
+
+    /// Nothing is left to be said or heard.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.socket().state(), State::Closed | State::Listen)
+    }
+
+    /// Let go, with octets or a FIN that the peer has not acknowledged.
+    pub(super) fn is_unacknowledged(&self) -> bool {
+        self.owner == Owner::Nobody && !matches!(self.socket().state(), State::Closed | State::TimeWait)
+    }
+
+    pub(super) fn congestion(&self) -> &'static str {
+        match self.socket().congestion_control() {
+            CongestionControl::Reno => RENO,
+            CongestionControl::Cubic => CUBIC,
+            CongestionControl::None => "none",
+        }
+    }
+
+    /// What it would tell a poll.
+    pub(super) fn event(&self) -> Option<Event> {
+        let token = self.token?;
+        let socket = self.socket();
+        if self.ended.is_some() || self.is_over() {
+            return Some(Event { token, readable: true, writable: true });
+        }
+        if self.is_opening() {
+            return None;
+        }
+        let readable = self.interest.read && (socket.can_recv() || !socket.may_recv());
+        // A little room is no news: octets would leave in small segments.
+        let room = socket.send_capacity() - socket.send_queue() >= socket.send_capacity() / 8;
+        let writable = self.interest.write && (room || !socket.may_send());
+        (readable || writable).then_some(Event { token, readable, writable })
+    }
+
+    /// Why nothing can be sent or received any more.
+    fn error(&self) -> io::Error {
+        self.ended.unwrap_or(ErrorKind::ConnectionReset).into()
+    }
+
+    /// Copies octets into the send buffer.
+    pub(super) fn fill(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+        if self.ended.is_some() || self.is_over() {
+            return Err(self.error());
+        }
+        if self.finished {
+            return Err(ErrorKind::BrokenPipe.into());
+        }
+        if self.is_opening() {
+            return Ok(0);
+        }
+        let mut total = 0;
+        for buf in bufs {
+            let mut done = 0;
+            while done < buf.len() {
+                let part = buf.sub(done..buf.len());
+                let taken = self.socket_mut().send(|room| {
+                    let count = room.len().min(part.len());
+                    part.sub(0..count).copy_to(&mut room[..count]);
+                    (count, count)
+                });
+                match taken {
+                    Ok(0) => return Ok(total),
+                    Ok(count) => (done, total) = (done + count, total + count),
+                    Err(_) if total > 0 => return Ok(total),
+                    Err(_) => return Err(self.error()),
+                }
+            }
+        }
+        Ok(total)
+    }
+
+    /// Copies received octets out.
+    pub(super) fn drain(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        let mut total = 0;
+        for buf in bufs {
+            let mut done = 0;
+            while done < buf.len() {
+                let len = buf.len();
+                let taken = self.socket_mut().recv(|octets| {
+                    let count = octets.len().min(len - done);
+                    buf.sub(done..done + count).copy_from(&octets[..count]);
+                    (count, count)
+                });
+                match taken {
+                    Ok(0) if total > 0 => return Ok(total),
+                    Ok(0) => return Err(ErrorKind::WouldBlock.into()),
+                    Ok(count) => (done, total) = (done + count, total + count),
+                    Err(_) if total > 0 => return Ok(total),
+                    Err(RecvError::Finished) if self.ended.is_none() => return Ok(0),
+                    Err(_) if self.is_opening() => return Err(ErrorKind::WouldBlock.into()),
+                    Err(_) => return Err(self.error()),
+                }
+            }
+        }
+        Ok(total)
+    }
+
+    pub(super) fn connect_result(&mut self) -> io::Result<bool> {
+        if self.ended.is_some() {
+            return Err(self.error());
+        }
+        if self.is_opening() {
+            return Ok(false);
+        }
+        if self.is_established() {
+            return Ok(true);
+        }
+        let timed_out = self.timeout.is_some_and(|timeout| self.began.elapsed() >= timeout);
+        Err(if timed_out { ErrorKind::TimedOut } else { ErrorKind::ConnectionRefused }.into())
+    }
+
+    pub(super) fn shutdown(&mut self) -> io::Result<()> {
+        if self.is_over() || self.ended.is_some() {
+            return Err(ErrorKind::NotConnected.into());
+        }
+        self.finished = true;
+        self.socket_mut().close();
+        Ok(())
+    }
+
+    /// Ends it at once; a RST is sent with the next egress.
+    pub(super) fn end(&mut self, why: ErrorKind) {
+        self.ended.get_or_insert(why);
+        self.socket_mut().abort();
+    }
+}

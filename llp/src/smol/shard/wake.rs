@@ -1,0 +1,43 @@
+//! The descriptor that a driver sleeps in: the link's, and one of our own for what came while nobody polled.
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+pub(super) struct Wake {
+    set: Arc<OwnedFd>,
+    kick: OwnedFd,
+    kicked: bool,
+}
+
+impl Wake {
+    pub(super) fn new(link: Option<BorrowedFd<'_>>) -> io::Result<Self> {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let data = epoll::EventData::new_u64(0);
+        epoll::add(&set, &kick, data, epoll::EventFlags::IN)?;
+        if let Some(link) = link {
+            epoll::add(&set, link, data, epoll::EventFlags::IN)?;
+        }
+        Ok(Self { set: Arc::new(set), kick, kicked: false })
+    }
+
+    pub(super) fn set(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.set)
+    }
+
+    /// Whoever sleeps, or goes to sleep, polls first.
+    pub(super) fn kick(&mut self) {
+        if !std::mem::replace(&mut self.kicked, true) {
+            let _ = rustix::io::write(&self.kick, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Somebody polls.
+    pub(super) fn unkick(&mut self) {
+        if std::mem::replace(&mut self.kicked, false) {
+            let _ = rustix::io::read(&self.kick, &mut [0u8; 8]);
+        }
+    }
+}

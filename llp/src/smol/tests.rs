@@ -1,0 +1,326 @@
+//! The stack over pipes: no root, no interface.
+
+use super::pipe::{Delivery, Fate, PipeLink, pipe};
+use super::{SmolConfig, SmolStack};
+use crate::{Event, Interest, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use mem::{IoVec, IoVecMut};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct World {
+    stacks: [SmolStack<PipeLink>; 2],
+    events: [Vec<Event>; 2],
+    v6: bool,
+}
+
+fn address(host: u8, v6: bool) -> IpAddr {
+    if v6 { format!("fd00::{host}").parse().unwrap() } else { IpAddr::from([10, 9, 0, host]) }
+}
+
+impl World {
+    fn new(mtu: usize, v6: bool) -> Self {
+        Self::with(pipe(mtu).unwrap(), v6)
+    }
+
+    fn with((a, b): (PipeLink, PipeLink), v6: bool) -> Self {
+        let stack = |link, host| {
+            let prefix = if v6 { 64 } else { 24 };
+            SmolStack::new(link, &SmolConfig::new(address(host, v6), prefix)).unwrap()
+        };
+        Self { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6 }
+    }
+
+    fn step(&mut self) {
+        for (stack, events) in self.stacks.iter_mut().zip(&mut self.events) {
+            events.clear();
+            stack.poll(events).unwrap();
+        }
+    }
+
+    fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
+        let end = Instant::now() + PATIENCE;
+        while !done(self) {
+            assert!(Instant::now() < end, "nothing happens");
+            self.step();
+            std::thread::yield_now();
+        }
+    }
+
+    fn told(&self, side: usize, token: u64) -> Option<Event> {
+        self.events[side].iter().copied().find(|event| event.token == Token(token))
+    }
+
+    fn listen(&mut self, port: u16, backlog: u32) -> Box<dyn Listener> {
+        let local = SocketAddr::new(address(2, self.v6), port);
+        let options = ListenOptions { backlog, ..ListenOptions::default() };
+        self.stacks[1].listen(local, &options, LISTENER).unwrap()
+    }
+
+    fn connect(&mut self, port: u16, token: u64) -> Box<dyn Stream> {
+        let to = SocketAddr::new(address(2, self.v6), port);
+        self.stacks[0].connect(None, to, &StreamOptions::default(), Token(token)).unwrap()
+    }
+
+    fn accept(&mut self, listener: &mut dyn Listener, token: u64) -> Box<dyn Stream> {
+        let mut accepted = None;
+        self.until(|_| match listener.accept(Token(token)) {
+            Ok(stream) => accepted.insert(stream).local_addr().port() > 0,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                false
+            }
+        });
+        accepted.unwrap()
+    }
+
+    /// A standing connection: client's end, server's end.
+    fn pair(&mut self) -> (Box<dyn Stream>, Box<dyn Stream>) {
+        let mut listener = self.listen(4791, 8);
+        let mut client = self.connect(4791, 1);
+        let server = self.accept(&mut *listener, 2);
+        self.until(|_| client.connect_result().unwrap());
+        (client, server)
+    }
+
+    /// Moves `octets` and compares them; interest is set as the engine does.
+    fn carry(&mut self, from: &mut dyn Stream, to: &mut dyn Stream, octets: &[u8]) {
+        let (mut sent, mut came) = (0, Vec::with_capacity(octets.len()));
+        let mut block = vec![0; 100_000];
+        self.until(|_| {
+            if sent < octets.len() {
+                let end = octets.len().min(sent + 70_000);
+                match from.send(&[IoVec::from(&octets[sent..end])]) {
+                    Ok(count) => sent += count,
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+                }
+            }
+            match to.recv(&mut [IoVecMut::from(&mut block[..])]) {
+                Ok(count) => came.extend_from_slice(&block[..count]),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+            }
+            came.len() == octets.len()
+        });
+        assert!(came == octets, "octets differ");
+    }
+}
+
+const LISTENER: Token = Token(100);
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + (i >> 8) * 7) as u8).collect()
+}
+
+fn kind<T>(result: io::Result<T>) -> ErrorKind {
+    result.map(drop).expect_err("an error was due").kind()
+}
+
+#[test]
+fn octets_arrive_over_both_versions_and_any_mtu() {
+    for v6 in [false, true] {
+        for mtu in [1500, 9000] {
+            let mut world = World::new(mtu, v6);
+            let (mut client, mut server) = world.pair();
+            assert_eq!(client.emss(), mtu - if v6 { 60 } else { 40 });
+            assert_eq!(client.local_addr(), server.peer_addr());
+            world.carry(&mut *client, &mut *server, &pattern(3_000_000));
+            world.carry(&mut *server, &mut *client, &pattern(1_000_000));
+        }
+    }
+}
+
+#[test]
+fn lost_doubled_and_late_frames_cost_only_time() {
+    let mut n = 0u32;
+    let fate: Fate = Box::new(move |_| {
+        n += 1;
+        match n % 97 {
+            13 => Delivery::Lost,
+            40 => Delivery::Twice,
+            70 => Delivery::Late,
+            _ => Delivery::Once,
+        }
+    });
+    let (a, b) = pipe(1500).unwrap();
+    let mut world = World::with((a.with_fate(fate), b), false);
+    let (mut client, mut server) = world.pair();
+    world.carry(&mut *client, &mut *server, &pattern(200_000));
+}
+
+#[test]
+fn a_damaged_segment_is_as_good_as_lost() {
+    let mut n = 0u32;
+    let fate: Fate = Box::new(move |frame| {
+        n += 1;
+        if n.is_multiple_of(50) && frame.len() > 100 {
+            frame[90] ^= 1;
+        }
+        Delivery::Once
+    });
+    let (a, b) = pipe(1500).unwrap();
+    let mut world = World::with((a.with_fate(fate), b), false);
+    let (mut client, mut server) = world.pair();
+    world.carry(&mut *client, &mut *server, &pattern(100_000));
+}
+
+#[test]
+fn a_fin_ends_one_direction_and_then_the_other() {
+    let mut world = World::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    world.carry(&mut *client, &mut *server, b"last words");
+    client.shutdown().unwrap();
+    let mut block = [0; 10];
+    world.until(|_| matches!(server.recv(&mut [IoVecMut::from(&mut block[..])]), Ok(0)));
+    assert_eq!(kind(client.send(&[IoVec::from(&b"more"[..])])), ErrorKind::BrokenPipe);
+    world.carry(&mut *server, &mut *client, b"answer");
+    server.shutdown().unwrap();
+    world.until(|_| matches!(client.recv(&mut [IoVecMut::from(&mut block[..])]), Ok(0)));
+}
+
+#[test]
+fn a_reset_is_seen_by_the_other_end() {
+    let mut world = World::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    client.abort();
+    assert_eq!(kind(client.send(&[IoVec::from(&b"x"[..])])), ErrorKind::NotConnected);
+    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable && event.writable));
+    let mut block = [0; 10];
+    assert_eq!(kind(server.recv(&mut [IoVecMut::from(&mut block[..])])), ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn nobody_listens() {
+    let mut world = World::new(1500, false);
+    let mut client = world.connect(9, 1);
+    world.until(|world| world.told(0, 1).is_some());
+    assert_eq!(kind(client.connect_result()), ErrorKind::ConnectionRefused);
+}
+
+#[test]
+fn readiness_is_said_again_until_it_is_used_and_only_when_asked() {
+    let mut world = World::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    client.send(&[IoVec::from(&b"hello"[..])]).unwrap();
+    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable && !event.writable));
+    world.step();
+    assert!(world.told(1, 2).is_some(), "level-triggered");
+    server.set_interest(Interest::NONE).unwrap();
+    world.step();
+    assert!(world.told(1, 2).is_none());
+    server.set_interest(Interest::BOTH).unwrap();
+    world.step();
+    assert!(world.told(1, 2).is_some_and(|event| event.readable && event.writable));
+    server.set_interest(Interest::READ).unwrap();
+    let mut block = [0; 10];
+    assert_eq!(server.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 5);
+    world.step();
+    assert!(world.told(1, 2).is_none());
+}
+
+#[test]
+fn the_backlog_is_as_long_as_asked_for() {
+    let mut world = World::new(1500, false);
+    let mut listener = world.listen(4791, 150);
+    let mut clients: Vec<_> = (0..200).map(|token| world.connect(4791, token)).collect();
+    world.until(|_| {
+        clients.iter_mut().map(|client| client.connect_result()).filter(|r| !matches!(r, Ok(false))).count()
+            == 200
+    });
+    let results = clients.iter_mut().map(|client| client.connect_result());
+    let stand = results.filter(|result| matches!(result, Ok(true))).count();
+    assert_eq!(stand, 150, "the others were refused");
+    let mut accepted = Vec::new();
+    while let Ok(stream) = listener.accept(Token(1000 + accepted.len() as u64)) {
+        accepted.push(stream);
+    }
+    assert_eq!(accepted.len(), 150);
+    // Every connection is one of its own.
+    for (n, server) in accepted.iter_mut().enumerate().step_by(10) {
+        let peer = server.peer_addr();
+        let client = clients.iter_mut().find(|client| client.local_addr() == peer).unwrap();
+        world.carry(&mut **client, &mut **server, &pattern(1000 + n));
+    }
+}
+
+#[test]
+fn ports_and_addresses_that_cannot_be_had() {
+    let mut world = World::new(1500, false);
+    let _listener = world.listen(4791, 1);
+    let options = ListenOptions::default();
+    let stack = &mut world.stacks[1];
+    assert_eq!(
+        kind(stack.listen("10.9.0.2:4791".parse().unwrap(), &options, Token(9))),
+        ErrorKind::AddrInUse
+    );
+    assert_eq!(kind(stack.listen("0.0.0.0:4791".parse().unwrap(), &options, Token(9))), ErrorKind::AddrInUse);
+    let foreign = "10.9.9.9:1".parse().unwrap();
+    assert_eq!(kind(stack.listen(foreign, &options, Token(9))), ErrorKind::AddrNotAvailable);
+    let peer = "10.9.0.1:5".parse().unwrap();
+    let stream = StreamOptions { congestion: Some("bbr".into()), ..StreamOptions::default() };
+    assert_eq!(kind(stack.connect(None, peer, &stream, Token(9))), ErrorKind::InvalidInput);
+    assert_eq!(
+        kind(stack.connect(Some(foreign), peer, &StreamOptions::default(), Token(9))),
+        ErrorKind::AddrNotAvailable
+    );
+    let (link, _other) = pipe(1500).unwrap();
+    let config = SmolConfig { mac: [1, 0, 0, 0, 0, 1], ..SmolConfig::new(address(1, false), 24) };
+    assert_eq!(kind(SmolStack::new(link, &config)), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn a_link_that_is_cut_ends_its_connections() {
+    let (a, b) = pipe(1500).unwrap();
+    let scissors = a.scissors();
+    let mut world = World::with((a, b), false);
+    let (mut client, _server) = world.pair();
+    scissors.cut();
+    world.until(|world| world.told(0, 1).is_some());
+    let mut block = [0; 10];
+    assert_eq!(kind(client.recv(&mut [IoVecMut::from(&mut block[..])])), ErrorKind::NetworkDown);
+    assert_eq!(kind(client.send(&[IoVec::from(&b"x"[..])])), ErrorKind::NetworkDown);
+}
+
+#[test]
+fn what_was_sent_before_the_end_arrives() {
+    let mut world = World::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    let octets = pattern(500_000);
+    client.send(&[IoVec::from(&octets[..])]).unwrap();
+    drop(client);
+    let mut came = Vec::new();
+    let mut block = vec![0; 65_536];
+    world.until(|_| match server.recv(&mut [IoVecMut::from(&mut block[..])]) {
+        Ok(0) => true,
+        Ok(count) => {
+            came.extend_from_slice(&block[..count]);
+            false
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::WouldBlock);
+            false
+        }
+    });
+    assert!(came == octets);
+}
+
+/// A thread that sleeps in the descriptor is woken by what another call took off the link.
+#[test]
+fn the_descriptor_tells_what_nobody_polled_for() {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut world = World::new(1500, false);
+    let mut listener = world.listen(4791, 8);
+    let mut clients = [world.connect(4791, 1), world.connect(4791, 2)];
+    let mut servers = [world.accept(&mut *listener, 11), world.accept(&mut *listener, 12)];
+    clients[0].send(&[IoVec::from(&b"for the one"[..])]).unwrap();
+    // The other one's recv takes the frame.
+    let mut block = [0; 10];
+    let one = usize::from(servers[0].peer_addr() != clients[0].local_addr());
+    assert_eq!(kind(servers[1 - one].recv(&mut [IoVecMut::from(&mut block[..])])), ErrorKind::WouldBlock);
+    let fd = world.stacks[1].wait_fd().unwrap();
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(&*fd, PollFlags::IN)], Some(&at_once)).unwrap(), 1);
+    world.step();
+    assert!(world.told(1, 11 + one as u64).is_some_and(|event| event.readable));
+}

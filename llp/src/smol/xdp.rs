@@ -1,0 +1,240 @@
+//! AF_XDP: frames between the driver and this process without the kernel's stack. Needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN.
+//!
+//! A program on the interface ([`program`]) hands us the frames for our MAC and the questions for our addresses; everything else
+//! goes the kernel's way. One socket a receive queue, each with memory of its own ([`umem`]); sending uses the first.
+
+mod bpf;
+mod program;
+mod ring;
+mod socket;
+mod umem;
+
+use super::SmolConfig;
+use super::link::{Capabilities, ETHERNET_HEADER, Frame, Link, Segmentation};
+use rustix::event::epoll;
+use socket::{Received, XdpSocket};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+/// How often it is looked at whether the interface is still there.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// How the program is attached and the frames are moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum XdpMode {
+    /// The best that works: zero copy, else native, else generic.
+    #[default]
+    Auto,
+    /// In the driver, frames stay where the card put them.
+    ZeroCopy,
+    /// In the driver, frames are copied.
+    Native,
+    /// In front of the kernel's stack, for every driver. The interface must not merge segments (`gro off`, and at a virtual
+    /// peer `tso off gso off`): larger frames are lost.
+    Generic,
+}
+
+impl FromStr for XdpMode {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "zerocopy" => Ok(Self::ZeroCopy),
+            "native" => Ok(Self::Native),
+            "generic" => Ok(Self::Generic),
+            _ => Err(()),
+        }
+    }
+}
+
+impl fmt::Display for XdpMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::ZeroCopy => "zerocopy",
+            Self::Native => "native",
+            Self::Generic => "generic",
+        })
+    }
+}
+
+/// A link over AF_XDP.
+pub struct XdpLink {
+    sockets: Vec<XdpSocket>,
+    /// Of several sockets' descriptors one.
+    set: Option<OwnedFd>,
+    /// Keeps the program attached.
+    attachment: bpf::Attachment,
+    mode: XdpMode,
+    interface: String,
+    mtu: usize,
+    is_virtual: bool,
+    looked: Instant,
+    failure: Option<io::ErrorKind>,
+    /// Frames that are longer than a chunk are built here.
+    scratch: Vec<u8>,
+}
+
+impl XdpLink {
+    /// Attaches to `interface` for the addresses of `config`.
+    ///
+    /// # Errors
+    /// `PermissionDenied` without the capabilities, `NotFound` when there is no such interface, `ResourceBusy` when another
+    /// program is attached, `OutOfMemory` when RLIMIT_MEMLOCK is too small for the frames; the system's.
+    pub fn open(interface: &str, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
+        let index = socket::index_of(interface)?;
+        let modes: &[XdpMode] = match mode {
+            XdpMode::Auto => &[XdpMode::ZeroCopy, XdpMode::Native, XdpMode::Generic],
+            ref one => std::slice::from_ref(one),
+        };
+        let mut last = None;
+        for mode in modes {
+            match Self::open_as(interface, index, *mode, config) {
+                Ok(link) => {
+                    tracing::info!(interface, %mode, queues = link.sockets.len(), "AF_XDP");
+                    return Ok(link);
+                }
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
+                Err(error) => {
+                    tracing::debug!(interface, %mode, %error, "not in this mode");
+                    last = Some(error);
+                }
+            }
+        }
+        Err(last.unwrap_or_else(|| io::ErrorKind::Unsupported.into()))
+    }
+
+    fn open_as(interface: &str, index: u32, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
+        let mtu = socket::mtu_of(interface)?;
+        let layout = umem::Layout::for_frames(mtu + ETHERNET_HEADER);
+        let queues = queues_of(interface);
+        let map = bpf::XskMap::create(queues)?;
+        let instructions = program::redirect(map.fd(), config);
+        let program = bpf::Program::load(&instructions, layout.several)?;
+        let attachment = bpf::Attachment::new(&program, index, mode == XdpMode::Generic)?;
+        let mut sockets = Vec::new();
+        for queue in 0..queues {
+            let socket = XdpSocket::open(index, queue, mode == XdpMode::ZeroCopy, &layout)?;
+            map.set(queue, socket.fd())?;
+            sockets.push(socket);
+        }
+        let set = match sockets.len() {
+            1 => None,
+            _ => {
+                let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+                for socket in &sockets {
+                    epoll::add(&set, socket.fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+                }
+                Some(set)
+            }
+        };
+        Ok(Self {
+            sockets,
+            set,
+            attachment,
+            mode,
+            interface: interface.to_owned(),
+            mtu,
+            // A card has a device below it; veth, bridges and the like have none.
+            is_virtual: !Path::new("/sys/class/net").join(interface).join("device").exists(),
+            looked: Instant::now(),
+            failure: None,
+            scratch: Vec::new(),
+        })
+    }
+
+    /// How it is attached.
+    #[must_use]
+    pub fn mode(&self) -> XdpMode {
+        self.mode
+    }
+
+    fn look(&mut self) {
+        if socket::index_of(&self.interface).is_err() || !self.attachment.is_attached() {
+            self.failure.get_or_insert(io::ErrorKind::NetworkDown);
+        }
+    }
+}
+
+/// Receive queues of an interface; one where the system does not say.
+fn queues_of(interface: &str) -> u32 {
+    let queues = Path::new("/sys/class/net").join(interface).join("queues");
+    let names = std::fs::read_dir(queues).into_iter().flatten().flatten();
+    let count = names.filter(|entry| entry.file_name().to_string_lossy().starts_with("rx-")).count();
+    u32::try_from(count).unwrap_or(1).max(1)
+}
+
+/// A received frame: in the memory that the driver filled, or put together from several pieces.
+pub struct XdpFrame {
+    queue: usize,
+    received: Received,
+}
+
+impl Frame for XdpFrame {
+    fn octets(&mut self) -> &mut [u8] {
+        self.received.octets()
+    }
+
+    fn is_checked(&self) -> bool {
+        false
+    }
+}
+
+impl Link for XdpLink {
+    type Frame = XdpFrame;
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { mtu: self.mtu, segmentation: None, partial_checksums: self.is_virtual }
+    }
+
+    fn receive(&mut self) -> Option<XdpFrame> {
+        for (queue, socket) in self.sockets.iter_mut().enumerate() {
+            if let Some(received) = socket.receive() {
+                return Some(XdpFrame { queue, received });
+            }
+        }
+        None
+    }
+
+    fn recycle(&mut self, frame: XdpFrame) {
+        self.sockets[frame.queue].recycle(frame.received);
+    }
+
+    fn has_room(&mut self) -> bool {
+        self.sockets[0].has_room()
+    }
+
+    fn transmit(&mut self, len: usize, _: Option<Segmentation>, fill: &mut dyn FnMut(&mut [u8])) {
+        self.sockets[0].transmit(len, &mut self.scratch, fill);
+    }
+
+    fn flush(&mut self) {
+        for socket in &mut self.sockets {
+            if let Err(error) = socket.flush() {
+                tracing::debug!(%error, "AF_XDP");
+                self.looked = Instant::now();
+                self.failure.get_or_insert(io::ErrorKind::NetworkDown);
+            }
+        }
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.set {
+            Some(set) => Some(set.as_fd()),
+            None => self.sockets.first().map(XdpSocket::fd),
+        }
+    }
+
+    fn failure(&mut self) -> Option<io::Error> {
+        if self.looked.elapsed() >= LOOK {
+            self.looked = Instant::now();
+            self.look();
+        }
+        self.failure.map(io::Error::from)
+    }
+}

@@ -1,0 +1,255 @@
+//! The program on the interface, instruction by instruction: no compiler, no ELF.
+//!
+//! It redirects frames to our MAC, ARP requests for our IPv4 addresses and neighbour solicitations for our IPv6 addresses to our
+//! socket. Everything else, and everything on a queue without a socket, passes to the kernel.
+
+use super::super::SmolConfig;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// One instruction (`struct bpf_insn`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct Instruction {
+    code: u8,
+    /// Destination in the low half, source in the high one.
+    registers: u8,
+    offset: i16,
+    immediate: i32,
+}
+
+const XDP_PASS: i32 = 2;
+/// bpf_redirect_map.
+const REDIRECT_MAP: i32 = 51;
+/// In the second half of a 64-bit immediate: the number is a map's descriptor.
+const PSEUDO_MAP_FD: u8 = 1;
+
+// `struct xdp_md`
+const MD_DATA: i16 = 0;
+const MD_DATA_END: i16 = 4;
+const MD_QUEUE: i16 = 16;
+
+const fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> Instruction {
+    Instruction { code, registers: from << 4 | to, offset, immediate }
+}
+
+/// `to = *(u32 *)(from + offset)`
+const fn load32(to: u8, from: u8, offset: i16) -> Instruction {
+    instruction(0x61, to, from, offset, 0)
+}
+
+/// `to = *(u16 *)(from + offset)`
+const fn load16(to: u8, from: u8, offset: i16) -> Instruction {
+    instruction(0x69, to, from, offset, 0)
+}
+
+const fn move_register(to: u8, from: u8) -> Instruction {
+    instruction(0xBF, to, from, 0, 0)
+}
+
+const fn move_number(to: u8, number: i32) -> Instruction {
+    instruction(0xB7, to, 0, 0, number)
+}
+
+const fn add(to: u8, number: i32) -> Instruction {
+    instruction(0x07, to, 0, 0, number)
+}
+
+const CALL: u8 = 0x85;
+const EXIT: Instruction = instruction(0x95, 0, 0, 0, 0);
+/// 32-bit comparisons with a number; the jump is filled in.
+const UNEQUAL32: u8 = 0x56;
+const EQUAL32: u8 = 0x16;
+/// Unsigned comparison of registers.
+const GREATER: u8 = 0x2D;
+
+/// Puts instructions together; jumps name where they go and are resolved at the end.
+#[derive(Default)]
+struct Assembler {
+    code: Vec<Instruction>,
+    jumps: Vec<(usize, Target)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Target {
+    Redirect,
+    Pass,
+    /// The end of the present test.
+    Next(usize),
+}
+
+impl Assembler {
+    fn push(&mut self, instruction: Instruction) {
+        self.code.push(instruction);
+    }
+
+    fn jump(&mut self, code: u8, to: u8, from: u8, number: u32, target: Target) {
+        self.jumps.push((self.code.len(), target));
+        self.push(instruction(code, to, from, 0, number.cast_signed()));
+    }
+
+    /// Unless the octets at `at` of the frame are `octets`, on to the next test. The frame is in register 2.
+    fn require(&mut self, at: i16, octets: &[u8], test: usize) {
+        let mut at = at;
+        for piece in octets.chunks(4) {
+            match *piece {
+                [a, b, c, d] => {
+                    self.push(load32(4, 2, at));
+                    self.jump(UNEQUAL32, 4, 0, u32::from_ne_bytes([a, b, c, d]), Target::Next(test));
+                }
+                [a, b] => {
+                    self.push(load16(4, 2, at));
+                    let number = u32::from(u16::from_ne_bytes([a, b]));
+                    self.jump(UNEQUAL32, 4, 0, number, Target::Next(test));
+                }
+                _ => unreachable!("only pairs and fours are compared"),
+            }
+            at += piece.len() as i16;
+        }
+    }
+
+    fn resolve(mut self, ends: &[usize], redirect: usize, pass: usize) -> Vec<Instruction> {
+        for (at, target) in self.jumps {
+            let to = match target {
+                Target::Redirect => redirect,
+                Target::Pass => pass,
+                Target::Next(test) => ends[test],
+            };
+            // Counted from the instruction behind the jump.
+            self.code[at].offset = (to - at - 1) as i16;
+        }
+        self.code
+    }
+}
+
+/// The program for the sockets in `map`.
+pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruction> {
+    let mut asm = Assembler::default();
+    let mut ends = Vec::new();
+    // r6 = context, r2 = frame, r3 = its end.
+    asm.push(move_register(6, 1));
+    asm.push(load32(2, 6, MD_DATA));
+    asm.push(load32(3, 6, MD_DATA_END));
+    // The verifier wants to see that what is read is there: 42 octets are an ARP packet, and less than any other of ours.
+    asm.push(move_register(4, 2));
+    asm.push(add(4, 42));
+    asm.jump(GREATER, 4, 3, 0, Target::Pass);
+    asm.require(0, &config.mac, ends.len());
+    asm.jump(EQUAL32, 4, 0, mac_tail(&config.mac), Target::Redirect);
+    ends.push(asm.code.len());
+    for (address, _) in &config.addresses {
+        match address {
+            IpAddr::V4(v4) => {
+                asm.require(12, &[0x08, 0x06], ends.len());
+                // Target protocol address (RFC 826).
+                asm.push(load32(4, 2, 38));
+                let wanted = u32::from_ne_bytes(v4.octets());
+                asm.jump(EQUAL32, 4, 0, wanted, Target::Redirect);
+            }
+            IpAddr::V6(v6) => {
+                let [.., a, b, c] = v6.octets();
+                // The solicited-node group (RFC 4291 section 2.7.1) as Ethernet maps it (RFC 2464 section 7).
+                let group = [0x33, 0x33, 0xFF, a, b, c];
+                asm.require(0, &group, ends.len());
+                asm.jump(EQUAL32, 4, 0, mac_tail(&group), Target::Redirect);
+            }
+        }
+        ends.push(asm.code.len());
+    }
+    let pass = asm.code.len();
+    asm.push(move_number(0, XDP_PASS));
+    asm.push(EXIT);
+    let redirect = asm.code.len();
+    // bpf_redirect_map(map, queue, XDP_PASS): a queue without a socket passes.
+    asm.push(load32(2, 6, MD_QUEUE));
+    asm.push(Instruction {
+        code: 0x18,
+        registers: PSEUDO_MAP_FD << 4 | 1,
+        offset: 0,
+        immediate: map.as_raw_fd(),
+    });
+    asm.push(instruction(0, 0, 0, 0, 0));
+    asm.push(move_number(3, XDP_PASS));
+    asm.push(instruction(CALL, 0, 0, 0, REDIRECT_MAP));
+    asm.push(EXIT);
+    // Tests end where the next begins; behind the last one stands "pass".
+    asm.resolve(&ends, redirect, pass)
+}
+
+/// What register 4 holds after [`Assembler::require`] of six octets: to compare it again is always true, a jump that the verifier
+/// need not understand.
+fn mac_tail(mac: &[u8; 6]) -> u32 {
+    u32::from(u16::from_ne_bytes([mac[4], mac[5]]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    /// Runs the program on a frame. True = redirected.
+    fn run(program: &[Instruction], frame: &[u8]) -> bool {
+        let mut r = [0u64; 11];
+        let mut at = 0;
+        loop {
+            let Instruction { code, registers, offset, immediate } = program[at];
+            let (to, from) = (usize::from(registers & 15), usize::from(registers >> 4));
+            at += 1;
+            let jump = |taken: bool| if taken { offset as usize } else { 0 };
+            match code {
+                0xBF => r[to] = r[from],
+                0xB7 => r[to] = immediate as u64,
+                0x07 => r[to] += immediate as u64,
+                // The context: a frame at 1000.
+                0x61 if from == 6 => {
+                    r[to] = match offset {
+                        MD_DATA => 1000,
+                        MD_DATA_END => 1000 + frame.len() as u64,
+                        _ => 0,
+                    }
+                }
+                0x61 | 0x69 => {
+                    let start = r[from] as usize - 1000 + offset as usize;
+                    let mut octets = [0; 4];
+                    let len = if code == 0x61 { 4 } else { 2 };
+                    octets[..len].copy_from_slice(&frame[start..start + len]);
+                    r[to] = u64::from(u32::from_ne_bytes(octets));
+                }
+                UNEQUAL32 => at += jump(r[to] as u32 != immediate.cast_unsigned()),
+                EQUAL32 => at += jump(r[to] as u32 == immediate.cast_unsigned()),
+                GREATER => at += jump(r[to] > r[from]),
+                0x18 => at += 1,
+                CALL => return true,
+                0x95 => return false,
+                other => panic!("no such instruction: {other:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn redirects_what_is_ours_and_nothing_else() {
+        let config = SmolConfig {
+            mac: [2, 3, 4, 5, 6, 7],
+            addresses: vec![("10.0.0.7".parse().unwrap(), 24), ("fd00::1234:5678".parse().unwrap(), 64)],
+            ..SmolConfig::new("10.0.0.7".parse().unwrap(), 24)
+        };
+        let file = std::fs::File::open("/dev/null").unwrap();
+        let program = redirect(file.as_fd(), &config);
+        let frame = |to: [u8; 6], kind: [u8; 2]| {
+            let mut frame = vec![0u8; 60];
+            frame[..6].copy_from_slice(&to);
+            frame[12..14].copy_from_slice(&kind);
+            frame
+        };
+        assert!(run(&program, &frame([2, 3, 4, 5, 6, 7], [8, 0])));
+        assert!(!run(&program, &frame([2, 3, 4, 5, 6, 8], [8, 0])));
+        assert!(!run(&program, &frame([3, 3, 4, 5, 6, 7], [8, 0])));
+        let mut arp = frame([0xFF; 6], [8, 6]);
+        assert!(!run(&program, &arp));
+        arp[38..42].copy_from_slice(&[10, 0, 0, 7]);
+        assert!(run(&program, &arp));
+        assert!(run(&program, &frame([0x33, 0x33, 0xFF, 0x34, 0x56, 0x78], [0x86, 0xDD])));
+        assert!(!run(&program, &frame([0x33, 0x33, 0, 0, 0, 1], [0x86, 0xDD])));
+        assert!(!run(&program, &frame([2, 3, 4, 5, 6, 7], [8, 0])[..20]));
+    }
+}

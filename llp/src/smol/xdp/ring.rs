@@ -1,0 +1,115 @@
+//! Rings shared with the kernel: one side produces, the other consumes, each writes its own index.
+
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A ring of `T`. The kernel is at its other side.
+pub(super) struct Ring<T> {
+    map: NonNull<u8>,
+    map_len: usize,
+    offsets: libc::xdp_ring_offset,
+    mask: u32,
+    /// Our own index, and how far the other side was at the last look.
+    own: u32,
+    other: u32,
+    entries: PhantomData<T>,
+}
+
+// SAFETY: the mapping belongs to this value alone on our side.
+unsafe impl<T: Send> Send for Ring<T> {}
+
+impl<T: Copy> Ring<T> {
+    /// Maps a ring of `size` entries (a power of two) that socket `fd` has at `page_offset`.
+    pub(super) fn map(
+        fd: BorrowedFd<'_>,
+        page_offset: i64,
+        offsets: libc::xdp_ring_offset,
+        size: u32,
+    ) -> io::Result<Self> {
+        debug_assert!(size.is_power_of_two());
+        let map_len = offsets.desc as usize + size as usize * size_of::<T>();
+        let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
+        // SAFETY: a new mapping of the socket's ring touches no memory of anybody's.
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), map_len, protection, flags, fd.as_raw_fd(), page_offset)
+        };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let map = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { map, map_len, offsets, mask: size - 1, own: 0, other: 0, entries: PhantomData })
+    }
+
+    fn index(&self, offset: u64) -> &AtomicU32 {
+        // SAFETY: the kernel tells offsets of aligned 32-bit numbers inside of the mapping, which lives as long as `self`; both
+        // sides access them atomically.
+        unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(offset as usize).cast()) }
+    }
+
+    fn entry(&self, at: u32) -> *mut T {
+        let place = (at & self.mask) as usize;
+        // SAFETY: the mapping has `mask + 1` entries from `desc` on.
+        unsafe { self.map.as_ptr().add(self.offsets.desc as usize).cast::<T>().add(place) }
+    }
+
+    /// As the producer: whether `count` more entries fit.
+    pub(super) fn has_room(&mut self, count: u32) -> bool {
+        let free = |ring: &Self| ring.mask + 1 - ring.own.wrapping_sub(ring.other);
+        if free(self) < count {
+            self.other = self.index(self.offsets.consumer).load(Ordering::Acquire);
+        }
+        free(self) >= count
+    }
+
+    /// As the producer: appends an entry, not seen by the kernel before [`Ring::publish`]. False: the ring is full.
+    pub(super) fn push(&mut self, entry: T) -> bool {
+        if !self.has_room(1) {
+            return false;
+        }
+        // SAFETY: the place is ours until it is published: the kernel has consumed it (`has_room`).
+        unsafe { self.entry(self.own).write(entry) };
+        self.own = self.own.wrapping_add(1);
+        true
+    }
+
+    /// As the producer: lets the kernel see what was pushed.
+    pub(super) fn publish(&self) {
+        self.index(self.offsets.producer).store(self.own, Ordering::Release);
+    }
+
+    /// As the producer: entries that the kernel has not taken.
+    pub(super) fn pending(&self) -> u32 {
+        self.own.wrapping_sub(self.index(self.offsets.consumer).load(Ordering::Acquire))
+    }
+
+    /// As the consumer: the next entry.
+    pub(super) fn pop(&mut self) -> Option<T> {
+        if self.own == self.other {
+            self.other = self.index(self.offsets.producer).load(Ordering::Acquire);
+            if self.own == self.other {
+                return None;
+            }
+        }
+        // SAFETY: the kernel has produced this entry and does not write it again before it is consumed.
+        let entry = unsafe { self.entry(self.own).read() };
+        self.own = self.own.wrapping_add(1);
+        self.index(self.offsets.consumer).store(self.own, Ordering::Release);
+        Some(entry)
+    }
+
+    /// Whether the kernel wants to be told by a system call.
+    pub(super) fn needs_wakeup(&self) -> bool {
+        self.index(self.offsets.flags).load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
+    }
+}
+
+impl<T> Drop for Ring<T> {
+    fn drop(&mut self) {
+        // A ring that stays mapped keeps the socket, and so the queue, busy for ever.
+        // SAFETY: the mapping is ours and no reference to it is left.
+        unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_len) };
+    }
+}

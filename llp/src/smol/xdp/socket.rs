@@ -1,0 +1,308 @@
+//! One AF_XDP socket: memory, four rings, one queue of the interface.
+
+use super::ring::Ring;
+use super::umem::{CHUNKS, Layout, Umem};
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::time::Duration;
+
+/// Entries of each ring.
+const RING: u32 = CHUNKS / 2;
+/// A queue stays busy for some milliseconds after its last user is gone.
+const BUSY_TRIES: u32 = 50;
+const BUSY_WAIT: Duration = Duration::from_millis(10);
+
+/// What came.
+pub(super) enum Received {
+    /// In one chunk of the memory.
+    Chunk { at: u64, octets: NonNull<u8>, len: usize },
+    /// Put together from several.
+    Copied(Vec<u8>),
+}
+
+// SAFETY: the chunk is this value's alone until it is recycled, and lives as long as the socket, which outlives its frames
+// (`Shard::ingress` gives each back before the next call).
+unsafe impl Send for Received {}
+
+impl Received {
+    pub(super) fn octets(&mut self) -> &mut [u8] {
+        match self {
+            // SAFETY: `pointer` checked the range; the chunk is out of the kernel's hands until it is recycled, and nobody else
+            // has its address.
+            Self::Chunk { octets, len, .. } => unsafe {
+                std::slice::from_raw_parts_mut(octets.as_ptr(), *len)
+            },
+            Self::Copied(octets) => octets,
+        }
+    }
+}
+
+/// Fields in the order in which they must go: the rings' mappings, the socket, then the memory.
+pub(super) struct XdpSocket {
+    rx: Ring<libc::xdp_desc>,
+    tx: Ring<libc::xdp_desc>,
+    fill: Ring<u64>,
+    completion: Ring<u64>,
+    fd: OwnedFd,
+    umem: Umem,
+    chunk: usize,
+    /// Chunks for sending that are ours.
+    free: Vec<u64>,
+    /// The first pieces of a frame whose rest has not come.
+    partial: Vec<u8>,
+    /// Frames were put into the ring since the last flush.
+    unflushed: bool,
+    spare: Vec<Vec<u8>>,
+}
+
+impl XdpSocket {
+    pub(super) fn open(index: u32, queue: u32, zero_copy: bool, layout: &Layout) -> io::Result<Self> {
+        // SAFETY: no pointer is passed.
+        let fd = check(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
+        // SAFETY: the descriptor was just made and is nobody else's.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let umem = Umem::new(layout.chunk, CHUNKS)?;
+        let registration = libc::xdp_umem_reg {
+            addr: umem.address(),
+            len: umem.len(),
+            chunk_size: layout.chunk as u32,
+            headroom: 0,
+            flags: 0,
+            tx_metadata_len: 0,
+        };
+        set(&fd, libc::XDP_UMEM_REG, &registration).map_err(|error| {
+            // ENOBUFS: the frames count against the limit of locked memory.
+            if error.raw_os_error() == Some(libc::ENOBUFS) {
+                let octets = umem.len();
+                let why = format!("{octets} octets for frames are over the limit of locked memory");
+                return io::Error::new(io::ErrorKind::OutOfMemory, why);
+            }
+            error
+        })?;
+        for ring in
+            [libc::XDP_UMEM_FILL_RING, libc::XDP_UMEM_COMPLETION_RING, libc::XDP_RX_RING, libc::XDP_TX_RING]
+        {
+            set(&fd, ring, &RING)?;
+        }
+        let offsets = offsets(&fd)?;
+        let at = fd.as_fd();
+        let rx = Ring::map(at, libc::XDP_PGOFF_RX_RING, offsets.rx, RING)?;
+        let tx = Ring::map(at, libc::XDP_PGOFF_TX_RING, offsets.tx, RING)?;
+        let fill = Ring::map(at, libc::XDP_UMEM_PGOFF_FILL_RING as i64, offsets.fr, RING)?;
+        let completion = Ring::map(at, libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64, offsets.cr, RING)?;
+        let chunk = layout.chunk;
+        let place = |n: u32| u64::from(n) * chunk as u64;
+        let mut socket = Self {
+            rx,
+            tx,
+            fill,
+            completion,
+            fd,
+            umem,
+            chunk,
+            free: (RING..CHUNKS).map(place).collect(),
+            partial: Vec::new(),
+            unflushed: false,
+            spare: Vec::new(),
+        };
+        for n in 0..RING {
+            socket.fill.push(place(n));
+        }
+        socket.fill.publish();
+        let copy = if zero_copy { libc::XDP_ZEROCOPY } else { libc::XDP_COPY };
+        let several = if layout.several { libc::XDP_USE_SG } else { 0 };
+        socket.bind(index, queue, copy | several | libc::XDP_USE_NEED_WAKEUP)?;
+        Ok(socket)
+    }
+
+    fn bind(&self, index: u32, queue: u32, flags: u16) -> io::Result<()> {
+        let address = libc::sockaddr_xdp {
+            sxdp_family: libc::AF_XDP as u16,
+            sxdp_flags: flags,
+            sxdp_ifindex: index,
+            sxdp_queue_id: queue,
+            sxdp_shared_umem_fd: 0,
+        };
+        let len = size_of::<libc::sockaddr_xdp>() as libc::socklen_t;
+        let mut tries = 0;
+        loop {
+            // SAFETY: the address is readable for `len` octets.
+            let bound = unsafe { libc::bind(self.fd.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
+            match check(bound) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) && tries < BUSY_TRIES => {
+                    tries += 1;
+                    std::thread::sleep(BUSY_WAIT);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The next whole frame.
+    pub(super) fn receive(&mut self) -> Option<Received> {
+        loop {
+            let piece = self.rx.pop()?;
+            let more = piece.options & libc::XDP_PKT_CONTD != 0;
+            let len = piece.len as usize;
+            if !more && self.partial.is_empty() {
+                let (octets, len) = self.umem.pointer(piece.addr, len);
+                return Some(Received::Chunk { at: piece.addr, octets, len });
+            }
+            self.partial.extend_from_slice(self.umem.octets(piece.addr, len));
+            self.give_back(piece.addr);
+            if !more {
+                let empty = self.spare.pop().unwrap_or_default();
+                return Some(Received::Copied(std::mem::replace(&mut self.partial, empty)));
+            }
+        }
+    }
+
+    pub(super) fn recycle(&mut self, received: Received) {
+        match received {
+            Received::Chunk { at, .. } => self.give_back(at),
+            Received::Copied(mut octets) => {
+                octets.clear();
+                self.spare.push(octets);
+            }
+        }
+    }
+
+    /// The kernel may fill the chunk again.
+    fn give_back(&mut self, at: u64) {
+        let chunk = self.umem.chunk_of(at);
+        // As many places as receive chunks: it cannot be full.
+        self.fill.push(chunk);
+        self.fill.publish();
+    }
+
+    fn reap(&mut self) {
+        while let Some(at) = self.completion.pop() {
+            self.free.push(self.umem.chunk_of(at));
+        }
+    }
+
+    pub(super) fn has_room(&mut self) -> bool {
+        // The longest frame takes 16 chunks of 4096 octets.
+        if self.free.len() < 17 {
+            self.reap();
+        }
+        self.free.len() >= 17 && self.tx.has_room(17)
+    }
+
+    /// Puts a frame of `len` octets into the ring. Without room it is lost, as on any wire.
+    pub(super) fn transmit(&mut self, len: usize, scratch: &mut Vec<u8>, fill: &mut dyn FnMut(&mut [u8])) {
+        if !self.has_room() {
+            return;
+        }
+        self.unflushed = true;
+        if len <= self.chunk {
+            let Some(at) = self.free.pop() else { return };
+            fill(self.umem.octets(at, len));
+            self.tx.push(libc::xdp_desc { addr: at, len: len as u32, options: 0 });
+            return;
+        }
+        scratch.resize(len, 0);
+        fill(scratch);
+        let mut rest = &scratch[..];
+        while !rest.is_empty() {
+            let Some(at) = self.free.pop() else { return };
+            let (piece, behind) = rest.split_at(rest.len().min(self.chunk));
+            self.umem.octets(at, piece.len()).copy_from_slice(piece);
+            rest = behind;
+            let options = if rest.is_empty() { 0 } else { libc::XDP_PKT_CONTD };
+            self.tx.push(libc::xdp_desc { addr: at, len: piece.len() as u32, options });
+        }
+    }
+
+    /// Tells the kernel of frames to send, and of chunks to fill.
+    ///
+    /// # Errors
+    /// The interface is gone.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        if std::mem::take(&mut self.unflushed) {
+            self.tx.publish();
+        }
+        if self.tx.pending() > 0 && self.tx.needs_wakeup() {
+            // SAFETY: no pointer but null is passed, with no octets.
+            let sent = unsafe {
+                libc::sendto(
+                    self.fd.as_raw_fd(),
+                    std::ptr::null(),
+                    0,
+                    libc::MSG_DONTWAIT,
+                    std::ptr::null(),
+                    0,
+                )
+            };
+            if sent < 0 {
+                let error = io::Error::last_os_error();
+                // "Call again": the kernel sends so many frames a call.
+                let again = [libc::EAGAIN, libc::EBUSY, libc::ENOBUFS, libc::EINTR];
+                if !error.raw_os_error().is_some_and(|code| again.contains(&code)) {
+                    return Err(error);
+                }
+            }
+        }
+        if self.fill.needs_wakeup() {
+            // SAFETY: no pointer but null is passed, with no octets. Its result tells nothing that is not seen elsewhere.
+            unsafe {
+                let flags = libc::MSG_DONTWAIT;
+                let null = std::ptr::null_mut();
+                libc::recvfrom(self.fd.as_raw_fd(), null, 0, flags, std::ptr::null_mut(), null.cast());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn set<T>(fd: &OwnedFd, name: libc::c_int, value: &T) -> io::Result<()> {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` is readable for its own size.
+    check(unsafe {
+        libc::setsockopt(fd.as_raw_fd(), libc::SOL_XDP, name, std::ptr::from_ref(value).cast(), len)
+    })?;
+    Ok(())
+}
+
+fn offsets(fd: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
+    // SAFETY: all zeros are a valid value of numbers.
+    let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
+    let mut len = size_of::<libc::xdp_mmap_offsets>() as libc::socklen_t;
+    // SAFETY: `offsets` is writable for `len` octets.
+    check(unsafe {
+        let at = std::ptr::from_mut(&mut offsets).cast();
+        libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, at, &raw mut len)
+    })?;
+    if len as usize != size_of::<libc::xdp_mmap_offsets>() {
+        let why = "this kernel's AF_XDP is too old: Linux 5.4 or newer is needed";
+        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+    }
+    Ok(offsets)
+}
+
+/// The interface's number.
+pub(super) fn index_of(interface: &str) -> io::Result<u32> {
+    let name = CString::new(interface).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the name ends with a zero.
+    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+        0 => Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no interface `{interface}`"))),
+        index => Ok(index),
+    }
+}
+
+/// Octets of an IP packet on the interface.
+pub(super) fn mtu_of(interface: &str) -> io::Result<usize> {
+    let text = std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu"))?;
+    text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}

@@ -1,0 +1,92 @@
+//! Memory for frames, shared with the kernel: chunks of one size, each in one pair of hands at a time.
+
+use std::io;
+use std::ptr::NonNull;
+
+/// Octets that the kernel keeps free in front of a frame (XDP_PACKET_HEADROOM).
+const HEADROOM: usize = 256;
+/// Chunks for receiving, and as many for sending: more than a window of segments.
+pub(super) const CHUNKS: u32 = 4096;
+
+/// How frames lie in the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// Octets of a chunk: 2048 or 4096.
+    pub(super) chunk: usize,
+    /// A frame may take several chunks.
+    pub(super) several: bool,
+}
+
+impl Layout {
+    /// For frames of at most `len` octets.
+    pub(super) fn for_frames(len: usize) -> Self {
+        let chunk = if len + HEADROOM <= 2048 { 2048 } else { 4096 };
+        Self { chunk, several: len + HEADROOM > chunk }
+    }
+}
+
+/// The memory: an anonymous mapping.
+pub(super) struct Umem {
+    at: NonNull<u8>,
+    chunk: usize,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone, and its octets are only touched through `&mut self` of the socket that owns
+// it, or by the kernel in chunks that were given to it.
+unsafe impl Send for Umem {}
+
+impl Umem {
+    pub(super) fn new(chunk: usize, chunks: u32) -> io::Result<Self> {
+        let len = chunk * chunks as usize;
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a new anonymous mapping touches no memory of anybody's.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let at = NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { at, chunk, len })
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.at.as_ptr() as u64
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Where the chunk begins that offset `at` lies in.
+    pub(super) fn chunk_of(&self, at: u64) -> u64 {
+        at - at % self.chunk as u64
+    }
+
+    /// Octets from offset `at` on, all in one chunk. Whoever asks has the chunk back from the kernel. What a kernel says that
+    /// does not fit its own memory gives nothing.
+    pub(super) fn octets(&mut self, at: u64, len: usize) -> &mut [u8] {
+        let start = usize::try_from(at).unwrap_or(usize::MAX);
+        let inside = start.checked_add(len).is_some_and(|end| end <= self.len);
+        if !inside || len > self.chunk {
+            return &mut [];
+        }
+        // SAFETY: the range lies in the mapping, whose octets are set to zero by the kernel; `&mut self` keeps every other
+        // reference of ours away, and the kernel does not touch chunks that it has given back.
+        unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr().add(start), len) }
+    }
+
+    /// The address of octets that [`Umem::octets`] would give, for a frame that outlives this call.
+    pub(super) fn pointer(&mut self, at: u64, len: usize) -> (NonNull<u8>, usize) {
+        let octets = self.octets(at, len);
+        let len = octets.len();
+        (NonNull::from(octets).cast(), len)
+    }
+}
+
+impl Drop for Umem {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and no reference to it is left; the socket is closed first (`XdpSocket`'s field order).
+        unsafe { libc::munmap(self.at.as_ptr().cast(), self.len) };
+    }
+}

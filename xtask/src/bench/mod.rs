@@ -1,0 +1,19 @@
+//! `cargo xtask bench`: measurements beside their bars.
+
+mod speed;
+
+use std::process::ExitCode;
+
+/// What is measured.
+#[derive(clap::Subcommand)]
+pub(crate) enum Bench {
+    /// Our wire beside raw TCP on this machine, row by row, each against its bar
+    Speed(speed::Options),
+}
+
+/// Runs a benchmark.
+pub(crate) fn run(bench: &Bench) -> ExitCode {
+    match bench {
+        Bench::Speed(options) => speed::run(options),
+    }
+}
