@@ -16,6 +16,7 @@ pub mod cq;
 mod cq_ex;
 pub mod device;
 pub mod errno;
+mod inherited;
 pub mod mr;
 pub mod mw;
 pub mod object;

@@ -8,6 +8,7 @@ use crate::boundary::Result;
 use crate::cm::registry::Registry;
 use crate::device::Devices;
 use crate::errno::Errno;
+use crate::inherited;
 use crate::pair::Pairs;
 use crate::settings::Settings;
 use llp::Stack;
@@ -16,6 +17,7 @@ use llp::fault::FaultStack;
 use llp::tcp::TcpStack;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
 use verbs::{Device, DeviceOptions, Limits};
@@ -24,6 +26,10 @@ use verbs::{Device, DeviceOptions, Limits};
 #[derive(Default)]
 pub(crate) struct Process {
     engine: Option<Device>,
+    /// The epoll set of the engine's sockets.
+    sockets: Option<Arc<OwnedFd>>,
+    /// What was in it before a fork.
+    members: Vec<inherited::Member>,
     pcap: Option<Arc<PcapSink>>,
     /// Devices found so far.
     pub(crate) devices: Devices,
@@ -69,6 +75,7 @@ impl Process {
 
     fn stack(&mut self, settings: &Settings) -> Result<Box<dyn Stack>> {
         let tcp = TcpStack::new()?;
+        self.sockets = tcp.wait_fd();
         let stack: Box<dyn Stack> = match &settings.faults {
             Some((seed, faults)) => Box::new(FaultStack::new(tcp, *seed, faults.clone())),
             None => Box::new(tcp),
@@ -117,7 +124,13 @@ fn watch_forks() {
 
 /// Held while the process is copied: the child gets the state whole.
 extern "C" fn before_fork() {
-    std::mem::forget(PROCESS.lock());
+    let mut process = PROCESS.lock();
+    if let Some(process) = &mut *process
+        && let Some(sockets) = &process.sockets
+    {
+        process.members = inherited::members(sockets.as_raw_fd());
+    }
+    std::mem::forget(process);
 }
 
 extern "C" fn in_parent() {
@@ -132,6 +145,9 @@ extern "C" fn in_child() {
     // Locks inside may be held by threads that this process does not have: forgotten, not dropped.
     if let Some(parent) = process.take() {
         let cm = parent.cm.after_fork();
+        if let Some(sockets) = &parent.sockets {
+            inherited::close(&parent.members, sockets.as_raw_fd());
+        }
         std::mem::forget(parent);
         *process = Some(Process { cm, ..Process::default() });
     }

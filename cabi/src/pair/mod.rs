@@ -53,9 +53,10 @@ impl Place {
 
     /// From INIT on peers may call.
     pub(crate) fn listen(&self, context: &Context) -> Result<()> {
+        let netdev = context.device.netdev()?;
         process::with(|process| {
             let worker = process.pairs.worker(&context.engine)?;
-            process.pairs.ports.listen(self.number, &context.engine, &worker)
+            process.pairs.ports.listen(self.number, &netdev, &context.engine, &worker)
         })
     }
 

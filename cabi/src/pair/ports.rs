@@ -31,7 +31,7 @@ pub(super) struct Block {
 
 enum State {
     Reserved(#[expect(dead_code, reason = "kept open")] Vec<Socket>),
-    Listening(#[expect(dead_code, reason = "kept open")] Vec<Listener>),
+    Listening(Vec<Listener>),
 }
 
 /// Slots of a port.
@@ -95,22 +95,40 @@ impl Ports {
         Err(last)
     }
 
-    /// Listens on the port of `number`, if nobody does yet.
-    pub(super) fn listen(&mut self, number: u32, engine: &verbs::Device, worker: &Arc<Worker>) -> Result<()> {
+    /// Listens on the port of `number` at every address of `netdev` where nobody does yet: addresses come and go, and those of IPv6
+    /// are checked by the kernel for a while before they can be used.
+    pub(super) fn listen(
+        &mut self,
+        number: u32,
+        netdev: &NetDev,
+        engine: &verbs::Device,
+        worker: &Arc<Worker>,
+    ) -> Result<()> {
         let Some(block) = self.0.iter_mut().find(|block| u32::from(block.port) == number >> 8) else {
             return Err(Errno::INVAL);
         };
-        if let State::Listening(_) = block.state {
-            return Ok(());
-        }
         let options: Arc<ConnOptions> = Arc::new(worker.options());
-        let listeners: Vec<_> = block
-            .addresses
-            .iter()
-            .map(|address| Listener::bind(engine, *address, BACKLOG, &options, worker.channel()))
-            .collect::<verbs::Result<_>>()?;
-        tracing::debug!(port = block.port, netdev = block.netdev, "queue pairs can be called");
-        block.state = State::Listening(listeners);
+        let bind = |address| Listener::bind(engine, address, BACKLOG, &options, worker.channel());
+        let listeners = match &mut block.state {
+            State::Listening(listeners) => listeners,
+            State::Reserved(_) => {
+                let first: Vec<_> =
+                    block.addresses.iter().copied().map(bind).collect::<verbs::Result<_>>()?;
+                tracing::debug!(port = block.port, netdev = block.netdev, "queue pairs can be called");
+                block.state = State::Listening(first);
+                let State::Listening(listeners) = &mut block.state else { return Ok(()) };
+                listeners
+            }
+        };
+        for (ip, _) in &netdev.addresses {
+            let address = socket_address(*ip, block.port, netdev);
+            if !block.addresses.contains(&address)
+                && let Ok(listener) = bind(address)
+            {
+                listeners.push(listener);
+                block.addresses.push(address);
+            }
+        }
         Ok(())
     }
 

@@ -30,7 +30,7 @@ use verbs::{AsyncEvent, QpCap, QpInit, QpState};
 /// A queue pair as C holds it.
 pub struct Qp {
     pub(crate) context: Arc<Context>,
-    /// The engine's. Only the thread that connects by hand has it too, and lets go in [`Place::forget`].
+    /// The engine's. Only the thread that connects by hand has it too, and lets go in `Place::forget`.
     pub engine: Arc<verbs::Qp>,
     /// Of queue pairs that may be connected by hand.
     place: Option<Place>,

@@ -104,6 +104,20 @@ fn promises_of_the_manual_are_kept() {
 }
 
 #[test]
+fn queue_pairs_are_connected_by_hand() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/pairs.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    Running::start(libraries.command(User::Same, &program)).end().well();
+    // Where completion says that the peer has placed it, errors say more.
+    for (persona, ack) in [("roce", ""), ("ib", ""), ("iwarp", "on")] {
+        let mut command = libraries.command(User::Same, &program);
+        command.arg("acknowledged").env("UIW_PERSONA", persona).env("UIW_ACK", ack);
+        Running::start(command).end().well();
+    }
+}
+
+#[test]
 fn longer_private_data_reaches_c_as_its_first_255_octets() {
     let libraries = Libraries::get();
     let Some(program) = compile(&libraries, &folder("../examples/c/server.c"), &[]) else { return };

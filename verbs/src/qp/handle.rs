@@ -307,7 +307,8 @@ impl Qp {
         let token = self.0.conn().ok_or(Error::NotConnected)?;
         let mut busy = self.0.driver.lock();
         let (core, driver) = busy.parts();
-        core.with_conn(driver, token, |conn, _| conn.no_receive_timeout = timeout).ok_or(Error::NotConnected)
+        core.with_conn(driver, token, |conn, env| conn.set_no_receive_timeout(timeout, env))
+            .ok_or(Error::NotConnected)
     }
 
     /// How the octets of its connection travel now; `None` without a connection.

@@ -21,6 +21,7 @@ use rdmap::{
 };
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Reads of the socket in one pump, each of up to the staging's size: the stream's budget.
 const READS_PER_PUMP: usize = 4;
@@ -109,7 +110,7 @@ impl Conn {
         }
         self.rx.starved = self.inbox.is_empty() && !env.pool.has_room(crate::driver::RX_STAGING);
         if self.rx.starved {
-            self.set_timer(TimerKind::Retry, std::time::Duration::from_millis(1), env);
+            self.set_timer(TimerKind::Retry, Duration::from_millis(1), env);
             return Ok(false);
         }
         let staging = std::mem::take(&mut env.staging);
@@ -602,6 +603,14 @@ impl Conn {
         self.rx.parked = Some(ulpdu.to_vec());
         self.set_timer(TimerKind::NoReceive, self.no_receive_timeout, env);
         Ok(())
+    }
+
+    /// Also for a Send that waits already: its time begins anew.
+    pub(crate) fn set_no_receive_timeout(&mut self, timeout: Duration, env: &mut Env<'_>) {
+        self.no_receive_timeout = timeout;
+        if self.rx.is_stalled() {
+            self.set_timer(TimerKind::NoReceive, timeout, env);
+        }
     }
 
     /// No receive was posted for the parked segment in time (RFC 5041 section 7.1: 1/2/02).

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -137,6 +138,40 @@ static void serve(struct rdma_event_channel *channel)
 	let_go(id, mr);
 }
 
+/* What the parent lets go is gone, though a child that has inherited it lives on. */
+static void child_holds_nothing(struct rdma_event_channel *channel)
+{
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct rdma_cm_id *listener, *id;
+	pid_t child;
+
+	if (rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) || rdma_bind_addr(listener, (void *)&to) ||
+	    rdma_listen(listener, 1))
+		fail("one more listener");
+	to.sin_port = rdma_get_src_port(listener);
+	child = fork();
+	if (child < 0)
+		fail("fork");
+	if (child == 0) {
+		pause();
+		exit(EXIT_SUCCESS);
+	}
+	if (rdma_destroy_id(listener) || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) ||
+	    rdma_resolve_addr(id, NULL, (void *)&to, 2000))
+		fail("a listener that is gone");
+	rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_ADDR_RESOLVED));
+	if (rdma_resolve_route(id, 2000))
+		fail("rdma_resolve_route");
+	rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_ROUTE_RESOLVED));
+	make_qp(id);
+	if (rdma_connect(id, NULL))
+		fail("rdma_connect");
+	rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_REJECTED));
+	rdma_destroy_qp(id);
+	if (rdma_destroy_id(id) || kill(child, SIGKILL) || waitpid(child, NULL, 0) != child)
+		fail("letting go");
+}
+
 int main(void)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET };
@@ -162,6 +197,7 @@ int main(void)
 			return EXIT_FAILURE;
 		}
 	}
+	child_holds_nothing(channel);
 	if (rdma_destroy_id(listener))
 		fail("rdma_destroy_id");
 	rdma_destroy_event_channel(channel);

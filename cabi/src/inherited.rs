@@ -1,0 +1,81 @@
+//! What a child of a fork does with its copies of the parent's sockets: it closes them. Else a port would go on listening, and a
+//! connection that the parent has reset would go on standing, as long as a child lives.
+
+use std::ffi::c_int;
+use std::fs;
+use std::mem::MaybeUninit;
+
+/// A socket in an epoll set: its descriptor, and the inode that tells it from whatever has the number later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    fd: c_int,
+    inode: u64,
+}
+
+/// The sockets in an epoll set. Asked before the fork: the set is the parent's too, who changes it at once.
+pub(crate) fn members(set: c_int) -> Vec<Member> {
+    // Where /proc is not mounted the child's copies stay open, and nothing else is lost.
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{set}")).unwrap_or_default();
+    text.lines().filter_map(member).collect()
+}
+
+/// Closes this process's copies, and the set's.
+pub(crate) fn close(members: &[Member], set: c_int) {
+    for member in members {
+        // Another thread of the parent may have closed it just before the fork, and the program may have got its number.
+        if inode(member.fd) == Some(member.inode) {
+            // SAFETY: the descriptor is the engine's, whose owner in this process is forgotten: nobody else closes or uses it.
+            unsafe { libc::close(member.fd) };
+        }
+    }
+    // SAFETY: as above; the set lives as long as the engine.
+    unsafe { libc::close(set) };
+}
+
+fn inode(fd: c_int) -> Option<u64> {
+    let mut status = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: room for the answer, which is whole when the call says so.
+    unsafe { (libc::fstat(fd, status.as_mut_ptr()) == 0).then(|| status.assume_init().st_ino) }
+}
+
+/// A line of an epoll set's information, `tfd: NUMBER events: .. ino:HEX sdev:HEX` for each member.
+fn member(line: &str) -> Option<Member> {
+    let fd = line.strip_prefix("tfd:")?.split_whitespace().next()?.parse().ok()?;
+    let inode = line.split("ino:").nth(1)?.split_whitespace().next()?;
+    Some(Member { fd, inode: u64::from_str_radix(inode, 16).ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn members_are_read_with_their_inodes() {
+        let text = "pos:\t0\nflags:\t02000002\nmnt_id:\t17\nino:\t18\n\
+                    tfd:        5 events:       19 data: 100000000  pos:0 ino:1a sdev:9\n";
+        let found: Vec<_> = text.lines().filter_map(member).collect();
+        assert_eq!(found, [Member { fd: 5, inode: 0x1A }]);
+    }
+
+    #[test]
+    fn the_kernel_writes_what_is_read_here() {
+        // SAFETY: makes a descriptor of the test's own.
+        let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let fd = socket.as_raw_fd();
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 7 };
+        // SAFETY: three descriptors and an event that live through the call.
+        assert_eq!(unsafe { libc::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &raw mut event) }, 0);
+        let found = members(set);
+        if found.is_empty() && !std::path::Path::new("/proc/self/fdinfo").exists() {
+            return;
+        }
+        assert_eq!(found, [Member { fd, inode: inode(fd).unwrap() }]);
+
+        // One that has become something else is left alone.
+        close(&[Member { fd, inode: inode(fd).unwrap() + 1 }], set);
+        assert!(inode(fd).is_some());
+    }
+}

@@ -1,0 +1,490 @@
+//! The exported functions as a program in C calls them: two queue pairs connected by hand, on loopback, in this process.
+
+use cabi::abi::{self, cq as cqf, event as kinds, qp as flags, wr};
+use cabi::abi::{
+    ibv_context, ibv_cq, ibv_cq_ex, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_sge, ibv_srq, ibv_wc,
+};
+use cabi::{async_events, channel, context, cq, device, mr, pd, qp, srq};
+use std::ffi::{CStr, c_int, c_uint};
+use std::ptr;
+use std::time::{Duration, Instant};
+
+const ACCESS: c_int = 1 | 2 | 4 | 8 | 16;
+
+/// The loopback device, opened.
+fn open() -> *mut ibv_context {
+    // SAFETY: the list is ours, and ends in NULL.
+    unsafe {
+        let list = device::ibv_get_device_list(ptr::null_mut());
+        assert!(!list.is_null());
+        let mut at = list;
+        while CStr::from_ptr(device::ibv_get_device_name(*at)) != c"uiw_lo" {
+            at = at.add(1);
+        }
+        let opened = context::ibv_open_device(*at);
+        device::ibv_free_device_list(list);
+        assert!(!opened.is_null());
+        opened
+    }
+}
+
+struct End {
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    cq: *mut ibv_cq_ex,
+    qp: *mut ibv_qp,
+    mr: *mut ibv_mr,
+    srq: *mut ibv_srq,
+    memory: Box<[u64; 64]>,
+}
+
+impl End {
+    fn new(context: *mut ibv_context, with_srq: bool) -> Self {
+        // SAFETY: pointers that the library gave out, and structures of zeros for what is not set; memory in the box stays where
+        // it is until `drop`.
+        unsafe {
+            let pd = pd::ibv_alloc_pd(context);
+            let mut attr: abi::ibv_cq_init_attr_ex = abi::zeroed();
+            attr.cqe = 64;
+            attr.wc_flags = cqf::IBV_WC_STANDARD_FLAGS | cqf::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+            let create_cq_ex = vctx(context).create_cq_ex.unwrap();
+            let cq = create_cq_ex(context, &raw mut attr);
+            assert!(!pd.is_null() && !cq.is_null());
+            let mut srq_init = abi::ibv_srq_init_attr {
+                srq_context: ptr::null_mut(),
+                attr: abi::ibv_srq_attr { max_wr: 16, max_sge: 2, srq_limit: 0 },
+            };
+            let srq = if with_srq { srq::ibv_create_srq(pd, &raw mut srq_init) } else { ptr::null_mut() };
+            let mut init: abi::ibv_qp_init_attr_ex = abi::zeroed();
+            (init.send_cq, init.recv_cq, init.srq) = (cq.cast(), cq.cast(), srq);
+            init.cap.max_send_wr = 32;
+            init.cap.max_recv_wr = 32;
+            (init.cap.max_send_sge, init.cap.max_recv_sge) = (2, 2);
+            init.qp_type = flags::IBV_QPT_RC;
+            init.comp_mask = flags::IBV_QP_INIT_ATTR_PD | flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+            (init.pd, init.send_ops_flags) = (pd, flags::SEND_OPS_OFFERED);
+            let create_qp_ex = vctx(context).create_qp_ex.unwrap();
+            let qp = create_qp_ex(context, &raw mut init);
+            assert!(!qp.is_null());
+            let mut memory = Box::new([0u64; 64]);
+            let mr = mr::ibv_reg_mr(pd, memory.as_mut_ptr().cast(), 512, ACCESS);
+            assert!(!mr.is_null());
+            Self { context, pd, cq, qp, mr, srq, memory }
+        }
+    }
+
+    fn number(&self) -> u32 {
+        // SAFETY: lives until `drop`.
+        unsafe { (*self.qp).qp_num }
+    }
+
+    fn address(&self, word: usize) -> u64 {
+        self.memory.as_ptr().addr() as u64 + 8 * word as u64
+    }
+
+    fn rkey(&self) -> u32 {
+        // SAFETY: lives until `drop`.
+        unsafe { (*self.mr).rkey }
+    }
+
+    fn modify(&self, attr: &mut abi::ibv_qp_attr, mask: c_int) {
+        // SAFETY: a queue pair of ours.
+        assert_eq!(unsafe { qp::ibv_modify_qp(self.qp, attr, mask) }, 0);
+    }
+
+    fn connect(&self, peer: &Self) {
+        // SAFETY: integers.
+        let mut attr: abi::ibv_qp_attr = unsafe { abi::zeroed() };
+        (attr.qp_state, attr.port_num, attr.qp_access_flags) = (1, 1, ACCESS.cast_unsigned());
+        let init =
+            flags::IBV_QP_STATE | flags::IBV_QP_PORT | flags::IBV_QP_PKEY_INDEX | flags::IBV_QP_ACCESS_FLAGS;
+        self.modify(&mut attr, init);
+        let mut gid = ibv_gid::default();
+        // SAFETY: writes a GID.
+        assert_eq!(unsafe { device::port::ibv_query_gid(self.context, 1, 0, &raw mut gid) }, 0);
+        attr.qp_state = 2;
+        (attr.dest_qp_num, attr.path_mtu) = (peer.number(), 3);
+        attr.ah_attr.is_global = 1;
+        attr.ah_attr.port_num = 1;
+        attr.ah_attr.grh.dgid = gid;
+        attr.min_rnr_timer = 12;
+        let rtr = flags::IBV_QP_STATE | flags::IBV_QP_AV | flags::IBV_QP_DEST_QPN | flags::IBV_QP_RQ_PSN;
+        self.modify(&mut attr, rtr | flags::IBV_QP_MIN_RNR_TIMER | flags::IBV_QP_PATH_MTU);
+        attr.qp_state = 3;
+        (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (14, 7, 7);
+        let rts =
+            flags::IBV_QP_STATE | flags::IBV_QP_TIMEOUT | flags::IBV_QP_RETRY_CNT | flags::IBV_QP_RNR_RETRY;
+        self.modify(&mut attr, rts | flags::IBV_QP_SQ_PSN);
+    }
+
+    /// Posts one receive of eight octets into word `word`, to the shared queue if there is one.
+    fn receive(&self, id: u64, word: usize) {
+        let mut sge = self.sge(word, 8);
+        let mut wr = abi::ibv_recv_wr { wr_id: id, next: ptr::null_mut(), sg_list: &raw mut sge, num_sge: 1 };
+        let mut bad = ptr::null_mut();
+        // SAFETY: one request; its memory stays.
+        unsafe {
+            let ops = &(*self.context).ops;
+            let posted = if self.srq.is_null() {
+                ops.post_recv.unwrap()(self.qp, &raw mut wr, &raw mut bad)
+            } else {
+                ops.post_srq_recv.unwrap()(self.srq, &raw mut wr, &raw mut bad)
+            };
+            assert_eq!(posted, 0);
+        }
+    }
+
+    fn sge(&self, word: usize, length: u32) -> ibv_sge {
+        // SAFETY: lives until `drop`.
+        ibv_sge { addr: self.address(word), length, lkey: unsafe { (*self.mr).lkey } }
+    }
+
+    /// Builds one request by `ibv_wr_*` and posts it.
+    fn build(&self, id: u64, request: impl FnOnce(*mut ibv_qp_ex)) -> c_int {
+        // SAFETY: a queue pair made for it; one thread.
+        unsafe {
+            let ex = qp::ibv_qp_to_qp_ex(self.qp);
+            (*ex).wr_start.unwrap()(ex);
+            ((*ex).wr_id, (*ex).wr_flags) = (id, 2);
+            request(ex);
+            (*ex).wr_complete.unwrap()(ex)
+        }
+    }
+
+    fn completion(&self) -> ibv_wc {
+        let until = Instant::now() + Duration::from_secs(30);
+        // SAFETY: integers, and one completion at most is written.
+        unsafe {
+            let mut wc: ibv_wc = abi::zeroed();
+            while (*self.context).ops.poll_cq.unwrap()(self.cq.cast(), 1, &raw mut wc) == 0 {
+                assert!(Instant::now() < until, "no completion");
+            }
+            wc
+        }
+    }
+
+    fn done(&self, id: u64) -> ibv_wc {
+        let wc = self.completion();
+        assert_eq!((wc.wr_id, wc.status), (id, 0));
+        wc
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // SAFETY: each once, users before what they use.
+        unsafe {
+            assert_eq!(pd::ibv_dealloc_pd(self.pd), libc::EBUSY);
+            assert_eq!(cq::ibv_destroy_cq(self.cq.cast()), libc::EBUSY);
+            assert_eq!(qp::ibv_destroy_qp(self.qp), 0);
+            if !self.srq.is_null() {
+                assert_eq!(srq::ibv_destroy_srq(self.srq), 0);
+            }
+            assert_eq!(mr::ibv_dereg_mr(self.mr), 0);
+            assert_eq!(cq::ibv_destroy_cq(self.cq.cast::<ibv_cq>()), 0);
+            assert_eq!(pd::ibv_dealloc_pd(self.pd), 0);
+        }
+    }
+}
+
+/// The structure around a context.
+unsafe fn vctx<'a>(context: *mut ibv_context) -> &'a abi::verbs_context {
+    // SAFETY: every context of ours is the tail of one.
+    unsafe { &*context.byte_sub(std::mem::offset_of!(abi::verbs_context, context)).cast() }
+}
+
+#[test]
+fn every_request_by_ibv_wr() {
+    let opened = open();
+    let (mut a, mut b) = (End::new(opened, false), End::new(opened, true));
+    a.connect(&b);
+    b.connect(&a);
+    let (rkey, remote) = (b.rkey(), b.address(8));
+    a.memory[0] = 0x1122_3344;
+    b.memory[9] = 40;
+    // SAFETY: requests of a queue pair made for them, between start and complete; memory stays.
+    unsafe {
+        let sge = a.sge(0, 8);
+        let set =
+            |ex: *mut ibv_qp_ex, sge: ibv_sge| (*ex).wr_set_sge.unwrap()(ex, sge.lkey, sge.addr, sge.length);
+        b.receive(100, 1);
+        assert_eq!(
+            a.build(1, |ex| {
+                (*ex).wr_send_imm.unwrap()(ex, 7u32.to_be());
+                set(ex, sge);
+            }),
+            0
+        );
+        a.done(1);
+        let wc = b.done(100);
+        assert_eq!((wc.imm, wc.wc_flags & wr::IBV_WC_WITH_IMM), (7u32.to_be(), wr::IBV_WC_WITH_IMM));
+        assert_eq!(b.memory[1], 0x1122_3344);
+        b.receive(101, 2);
+        assert_eq!(
+            a.build(2, |ex| {
+                (*ex).wr_rdma_write_imm.unwrap()(ex, rkey, remote, 9);
+                set(ex, sge);
+            }),
+            0
+        );
+        a.done(2);
+        assert_eq!(b.done(101).imm, 9);
+        assert_eq!(b.memory[8], 0x1122_3344);
+        let fetch = a.sge(3, 8);
+        assert_eq!(
+            a.build(3, |ex| {
+                (*ex).wr_atomic_fetch_add.unwrap()(ex, rkey, b.address(9), 2);
+                set(ex, fetch);
+            }),
+            0
+        );
+        a.done(3);
+        assert_eq!((a.memory[3], b.memory[9]), (40, 42));
+        assert_eq!(
+            a.build(4, |ex| {
+                (*ex).wr_atomic_cmp_swp.unwrap()(ex, rkey, b.address(9), 42, 1);
+                set(ex, fetch);
+            }),
+            0
+        );
+        a.done(4);
+        assert_eq!((a.memory[3], b.memory[9]), (42, 1));
+        assert_eq!(
+            a.build(5, |ex| {
+                (*ex).wr_rdma_read.unwrap()(ex, rkey, b.address(9));
+                set(ex, fetch);
+            }),
+            0
+        );
+        a.done(5);
+        assert_eq!(a.memory[3], 1);
+        let octets = 0xABCDu64;
+        assert_eq!(
+            a.build(6, |ex| (*ex).wr_atomic_write.unwrap()(
+                ex,
+                rkey,
+                b.address(10),
+                (&raw const octets).cast()
+            )),
+            0
+        );
+        assert_eq!(a.done(6).opcode, 9);
+        let misaligned = a.build(7, |ex| {
+            (*ex).wr_atomic_write.unwrap()(ex, rkey, b.address(10) + 4, (&raw const octets).cast());
+        });
+        assert_eq!(misaligned, libc::EINVAL);
+        // Inline data is taken at once, and more than was agreed is refused as a whole.
+        let mut inline = *b"inline!!";
+        b.receive(102, 11);
+        assert_eq!(
+            a.build(8, |ex| {
+                (*ex).wr_send.unwrap()(ex);
+                (*ex).wr_set_inline_data.unwrap()(ex, inline.as_mut_ptr().cast(), 8);
+                inline = [0; 8];
+            }),
+            0
+        );
+        a.done(8);
+        b.done(102);
+        assert_eq!((b.memory[10], b.memory[11].to_ne_bytes()), (0xABCD, *b"inline!!"));
+        let mut long = vec![0u8; 4096];
+        assert_eq!(
+            a.build(9, |ex| {
+                (*ex).wr_send.unwrap()(ex);
+                (*ex).wr_set_inline_data.unwrap()(ex, long.as_mut_ptr().cast(), 4096);
+            }),
+            libc::EINVAL
+        );
+        a.memory[0] = 5;
+    }
+    drop((a, b));
+    // SAFETY: nobody uses it any more.
+    assert_eq!(unsafe { context::ibv_close_device(opened) }, 0);
+}
+
+#[test]
+fn completions_are_read_field_by_field() {
+    let opened = open();
+    let (a, b) = (End::new(opened, false), End::new(opened, false));
+    a.connect(&b);
+    b.connect(&a);
+    // SAFETY: as in the other tests; fields are read between start and end.
+    unsafe {
+        let cq = b.cq;
+        let start = || (*cq).start_poll.unwrap()(cq, ptr::null_mut());
+        assert_eq!(start(), libc::ENOENT);
+        b.receive(5, 0);
+        b.receive(6, 1);
+        for id in [1, 2] {
+            assert_eq!(a.build(id, |ex| (*ex).wr_send.unwrap()(ex)), 0);
+            a.done(id);
+        }
+        let until = Instant::now() + Duration::from_secs(30);
+        while start() != 0 {
+            assert!(Instant::now() < until);
+        }
+        assert_eq!(((*cq).wr_id, (*cq).status), (5, 0));
+        assert_eq!((*cq).read_opcode.unwrap()(cq), 128);
+        assert_eq!((*cq).read_byte_len.unwrap()(cq), 0);
+        assert_eq!((*cq).read_qp_num.unwrap()(cq), b.number());
+        let stamp = (*cq).read_completion_ts.unwrap()(cq);
+        while (*cq).next_poll.unwrap()(cq) != 0 {
+            assert!(Instant::now() < until);
+        }
+        assert_eq!((*cq).wr_id, 6);
+        assert!((*cq).read_completion_ts.unwrap()(cq) >= stamp && stamp > 0);
+        (*cq).end_poll.unwrap()(cq);
+        assert_eq!(start(), libc::ENOENT);
+    }
+    drop((a, b));
+    // SAFETY: nobody uses it any more.
+    assert_eq!(unsafe { context::ibv_close_device(opened) }, 0);
+}
+
+#[test]
+fn asynchronous_events_are_of_their_context_and_wait_for_acknowledgement() {
+    let (opened, other) = (open(), open());
+    let (a, b) = (End::new(opened, false), End::new(opened, true));
+    // SAFETY: pointers of ours; the event is acknowledged once, before its queue is destroyed.
+    unsafe {
+        let mut attr = abi::ibv_srq_attr { max_wr: 0, max_sge: 0, srq_limit: 2 };
+        assert_eq!(srq::ibv_modify_srq(b.srq, &raw mut attr, 2), 0);
+        b.receive(1, 0);
+        b.receive(2, 1);
+        a.connect(&b);
+        b.connect(&a);
+        assert_eq!(a.build(1, |ex| (*ex).wr_send.unwrap()(ex)), 0);
+        b.done(1);
+        let mut event: abi::ibv_async_event = abi::zeroed();
+        assert_eq!(async_events::ibv_get_async_event(opened, &raw mut event), 0);
+        assert_eq!((event.event_type, event.element.srq), (kinds::IBV_EVENT_SRQ_LIMIT_REACHED, b.srq));
+        let fd = (*other).async_fd;
+        libc::fcntl(fd, libc::F_SETFL, libc::O_NONBLOCK);
+        let mut none: abi::ibv_async_event = abi::zeroed();
+        assert_eq!(async_events::ibv_get_async_event(other, &raw mut none), -1);
+        async_events::ibv_ack_async_event(&raw mut event);
+    }
+    drop((a, b));
+    // SAFETY: nobody uses them any more.
+    unsafe {
+        assert_eq!(context::ibv_close_device(opened), 0);
+        assert_eq!(context::ibv_close_device(other), 0);
+    }
+}
+
+#[test]
+fn completion_events_have_a_descriptor() {
+    let opened = open();
+    // SAFETY: pointers of ours, each destroyed once.
+    unsafe {
+        let announced = channel::ibv_create_comp_channel(opened);
+        let cq = cq::ibv_create_cq(opened, 8, ptr::null_mut(), announced, 0);
+        libc::fcntl((*announced).fd, libc::F_SETFL, libc::O_NONBLOCK);
+        let (mut which, mut what) = (ptr::null_mut(), ptr::null_mut());
+        assert_eq!(channel::ibv_get_cq_event(announced, &raw mut which, &raw mut what), -1);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN));
+        assert_eq!(channel::ibv_destroy_comp_channel(announced), libc::EBUSY);
+        assert_eq!(cq::ibv_destroy_cq(cq), 0);
+        assert_eq!(channel::ibv_destroy_comp_channel(announced), 0);
+        assert_eq!(context::ibv_close_device(opened), 0);
+    }
+}
+
+#[test]
+fn null_is_an_error_and_nothing_more() {
+    fn none<T>() -> *mut T {
+        ptr::null_mut()
+    }
+    // SAFETY: NULL everywhere: what every function promises to refuse.
+    unsafe {
+        assert!(context::ibv_open_device(none()).is_null());
+        assert_eq!(context::ibv_close_device(none()), -1);
+        assert!(device::ibv_get_device_name(none()).is_null());
+        assert_eq!(device::ibv_get_device_guid(none()), 0);
+        device::ibv_free_device_list(none());
+        assert_eq!(device::attributes::ibv_query_device(none(), none()), libc::EINVAL);
+        assert_eq!(device::port::ibv_query_port(none(), 1, none()), libc::EINVAL);
+        assert_eq!(device::port::ibv_query_gid(none(), 1, 0, none()), -1);
+        assert_eq!(device::port::_ibv_query_gid_ex(none(), 1, 0, none(), 0, 32), libc::EINVAL);
+        assert_eq!(device::port::_ibv_query_gid_table(none(), none(), 1, 0, 32), -(libc::EINVAL as isize));
+        assert_eq!(device::port::ibv_query_pkey(none(), 1, 0, none()), -1);
+        assert!(pd::ibv_alloc_pd(none()).is_null());
+        assert_eq!(pd::ibv_dealloc_pd(none()), libc::EINVAL);
+        assert!(mr::ibv_reg_mr(none(), none(), 1, 0).is_null());
+        assert!(mr::ibv_reg_mr_iova2(none(), none(), 1, 0, c_uint::MAX).is_null());
+        assert_eq!(mr::ibv_dereg_mr(none()), libc::EINVAL);
+        assert_eq!(mr::ibv_rereg_mr(none(), 1, none(), none(), 1, 0), -1);
+        assert!(channel::ibv_create_comp_channel(none()).is_null());
+        assert_eq!(channel::ibv_destroy_comp_channel(none()), libc::EINVAL);
+        assert_eq!(channel::ibv_get_cq_event(none(), none(), none()), -1);
+        assert!(cq::ibv_create_cq(none(), 1, none(), none(), 0).is_null());
+        assert_eq!(cq::ibv_resize_cq(none(), 1), libc::EINVAL);
+        assert_eq!(cq::ibv_destroy_cq(none()), libc::EINVAL);
+        cq::ibv_ack_cq_events(none(), 1);
+        assert!(srq::ibv_create_srq(none(), none()).is_null());
+        assert_eq!(srq::ibv_modify_srq(none(), none(), 0), libc::EINVAL);
+        assert_eq!(srq::ibv_query_srq(none(), none()), libc::EINVAL);
+        assert_eq!(srq::ibv_destroy_srq(none()), libc::EINVAL);
+        assert!(qp::ibv_create_qp(none(), none()).is_null());
+        assert_eq!(qp::ibv_modify_qp(none(), none(), 0), libc::EINVAL);
+        assert_eq!(qp::ibv_query_qp(none(), none(), 0, none()), libc::EINVAL);
+        assert_eq!(qp::ibv_destroy_qp(none()), libc::EINVAL);
+        assert!(qp::ibv_qp_to_qp_ex(none()).is_null());
+        assert_eq!(async_events::ibv_get_async_event(none(), none()), -1);
+        async_events::ibv_ack_async_event(none());
+    }
+}
+
+#[test]
+fn arguments_without_a_meaning_are_refused() {
+    let opened = open();
+    let end = End::new(opened, false);
+    // SAFETY: pointers of ours; what is wrong with them is their kind or the numbers beside them.
+    unsafe {
+        // An object of another kind.
+        assert_eq!(mr::ibv_dereg_mr(end.qp.cast()), libc::EINVAL);
+        assert_eq!(cq::ibv_destroy_cq(end.qp.cast()), libc::EINVAL);
+        let mut word = 0u64;
+        let at = (&raw mut word).cast();
+        assert!(mr::ibv_reg_mr(end.pd, at, 0, 1).is_null());
+        assert!(mr::ibv_reg_mr(end.pd, at, usize::MAX, 1).is_null());
+        // Remote writing needs local writing, and there is no right 1 << 8.
+        assert!(mr::ibv_reg_mr(end.pd, at, 8, 2).is_null());
+        assert!(mr::ibv_reg_mr(end.pd, at, 8, 1 << 8).is_null());
+        for (cqe, vector) in [(0, 0), (-1, 0), (c_int::MAX, 0), (8, 1), (8, -1)] {
+            assert!(cq::ibv_create_cq(opened, cqe, ptr::null_mut(), ptr::null_mut(), vector).is_null());
+        }
+        let mut gid = ibv_gid::default();
+        assert_eq!(device::port::ibv_query_gid(opened, 2, 0, &raw mut gid), -1);
+        assert_eq!(device::port::ibv_query_gid(opened, 1, 99, &raw mut gid), -1);
+        let mut init: abi::ibv_qp_init_attr = abi::zeroed();
+        (init.send_cq, init.recv_cq) = (end.cq.cast(), end.cq.cast());
+        for (kind, errno) in [(4, libc::EOPNOTSUPP), (77, libc::EINVAL)] {
+            init.qp_type = kind;
+            assert!(qp::ibv_create_qp(end.pd, &raw mut init).is_null());
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno));
+        }
+        // No such request, and one whose elements are not there: the second of the chain is named.
+        let mut bad = ptr::null_mut();
+        let mut wrong: abi::ibv_send_wr = abi::zeroed();
+        wrong.opcode = 99;
+        let mut right: abi::ibv_send_wr = abi::zeroed();
+        right.opcode = wr::IBV_WR_SEND;
+        right.next = &raw mut wrong;
+        let mut attr: abi::ibv_qp_attr = abi::zeroed();
+        attr.qp_state = 9;
+        assert_eq!(qp::ibv_modify_qp(end.qp, &raw mut attr, flags::IBV_QP_STATE), libc::EINVAL);
+        attr.qp_state = 3;
+        assert_eq!(qp::ibv_modify_qp(end.qp, &raw mut attr, flags::IBV_QP_STATE), libc::EINVAL);
+        attr.qp_state = 6;
+        assert_eq!(qp::ibv_modify_qp(end.qp, &raw mut attr, flags::IBV_QP_STATE), 0);
+        let post = (*opened).ops.post_send.unwrap();
+        assert_eq!(post(end.qp, &raw mut right, &raw mut bad), libc::EINVAL);
+        assert_eq!(bad, &raw mut wrong);
+        (wrong.opcode, wrong.num_sge) = (wr::IBV_WR_SEND, 3);
+        assert_eq!(post(end.qp, &raw mut wrong, &raw mut bad), libc::EINVAL);
+    }
+    drop(end);
+    // SAFETY: nobody uses it any more.
+    assert_eq!(unsafe { context::ibv_close_device(opened) }, 0);
+}

@@ -1,0 +1,405 @@
+/* Queue pairs connected by hand, one function a promise. Both ends are in this process, on the loopback device. */
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CHECK(condition) do { \
+	if (!(condition)) { \
+		fprintf(stderr, "%s:%d: %s (errno %d: %s)\n", __func__, __LINE__, #condition, errno, strerror(errno)); \
+		exit(EXIT_FAILURE); \
+	} \
+} while (0)
+
+enum { SIZE = 4096, ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+			   IBV_ACCESS_REMOTE_ATOMIC };
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static union ibv_gid gid;
+
+struct end {
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+	struct ibv_mr *mr;
+	char buffer[SIZE];
+	uint32_t psn;
+};
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+static void make(struct end *end)
+{
+	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .cap = { 64, 64, 2, 2, 0 } };
+
+	memset(end, 0, sizeof *end);
+	CHECK(end->cq = ibv_create_cq(context, 256, end, NULL, 0));
+	init.send_cq = init.recv_cq = end->cq;
+	CHECK(end->qp = ibv_create_qp(pd, &init));
+	CHECK(init.cap.max_inline_data >= 256);
+	CHECK(end->mr = ibv_reg_mr(pd, end->buffer, SIZE, ACCESS));
+	end->psn = rand() & 0xffffff;
+}
+
+static void unmake(struct end *end)
+{
+	CHECK(!ibv_destroy_qp(end->qp));
+	CHECK(!ibv_destroy_cq(end->cq));
+	CHECK(!ibv_dereg_mr(end->mr));
+}
+
+static void init(struct end *end)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ACCESS };
+
+	CHECK(!ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+}
+
+static int rtr(struct end *end, uint32_t qp_num, uint32_t psn)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = qp_num,
+		.rq_psn = psn, .max_dest_rd_atomic = 4, .min_rnr_timer = 12,
+		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } } };
+
+	return ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+			     IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+}
+
+static void rts(struct end *end, int retry, int rnr_retry)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTS, .sq_psn = end->psn, .timeout = 14, .retry_cnt = retry,
+		.rnr_retry = rnr_retry, .max_rd_atomic = 4 };
+
+	CHECK(!ibv_modify_qp(end->qp, &attr, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+			     IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+static void ready(struct end *end, struct end *peer, int rnr_retry)
+{
+	init(end);
+	CHECK(!rtr(end, peer->qp->qp_num, peer->psn));
+	rts(end, 7, rnr_retry);
+}
+
+static void to(struct end *end, enum ibv_qp_state state)
+{
+	struct ibv_qp_attr attr = { .qp_state = state };
+
+	CHECK(!ibv_modify_qp(end->qp, &attr, IBV_QP_STATE));
+}
+
+static enum ibv_qp_state state_of(struct end *end)
+{
+	struct ibv_qp_init_attr init_attr;
+	struct ibv_qp_attr attr;
+
+	CHECK(!ibv_query_qp(end->qp, &attr, IBV_QP_STATE, &init_attr));
+	return attr.qp_state;
+}
+
+static void receive(struct end *end, uint64_t id)
+{
+	struct ibv_sge sge = { (uintptr_t)end->buffer, 64, end->mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	CHECK(!ibv_post_recv(end->qp, &wr, &bad));
+}
+
+static void post(struct end *end, enum ibv_wr_opcode opcode, uint64_t id, uint64_t remote, uint32_t rkey)
+{
+	struct ibv_sge sge = { (uintptr_t)end->buffer + 64, 8, end->mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = opcode,
+		.send_flags = IBV_SEND_SIGNALED, .wr.rdma = { remote, rkey } }, *bad;
+
+	CHECK(!ibv_post_send(end->qp, &wr, &bad));
+}
+
+static struct ibv_wc completion(struct end *end)
+{
+	double until = now() + 30;
+	struct ibv_wc wc;
+	int got;
+
+	while (!(got = ibv_poll_cq(end->cq, 1, &wc)))
+		CHECK(now() < until);
+	CHECK(got == 1 && wc.qp_num == end->qp->qp_num);
+	return wc;
+}
+
+static void expect(struct end *end, uint64_t id, enum ibv_wc_status status)
+{
+	struct ibv_wc wc = completion(end);
+
+	if (wc.wr_id != id || wc.status != status) {
+		fprintf(stderr, "request %d: %s, not %d: %s\n", (int)wc.wr_id, ibv_wc_status_str(wc.status), (int)id,
+			ibv_wc_status_str(status));
+		exit(EXIT_FAILURE);
+	}
+}
+
+static void exchange(struct end *from, struct end *into, uint64_t id)
+{
+	receive(into, id);
+	snprintf(from->buffer + 64, 8, "no %d", (int)id);
+	memset(into->buffer, 0, 64);
+	post(from, IBV_WR_SEND, id, 0, 0);
+	expect(from, id, IBV_WC_SUCCESS);
+	expect(into, id, IBV_WC_SUCCESS);
+	CHECK(!memcmp(into->buffer, from->buffer + 64, 8));
+}
+
+/* Either side may send first. */
+static void both_directions(void)
+{
+	static struct end a, b;
+
+	make(&a);
+	make(&b);
+	ready(&a, &b, 7);
+	ready(&b, &a, 7);
+	exchange(&a, &b, 1);
+	exchange(&b, &a, 2);
+	unmake(&a);
+	unmake(&b);
+	make(&a);
+	make(&b);
+	ready(&a, &b, 7);
+	ready(&b, &a, 7);
+	exchange(&b, &a, 3);
+	unmake(&b);
+	unmake(&a);
+}
+
+/* A request may be posted before the other end is there, whichever end that is. */
+static void one_end_is_early(void)
+{
+	static struct end a, b;
+	int turn;
+
+	for (turn = 0; turn < 2; turn++) {
+		struct end *early = turn ? &a : &b, *late = turn ? &b : &a;
+
+		make(&a);
+		make(&b);
+		ready(early, late, 7);
+		receive(early, 9);
+		CHECK(state_of(early) == IBV_QPS_RTS);
+		post(early, IBV_WR_SEND, 1, 0, 0);
+		usleep(300000);
+		init(late);
+		receive(late, 2);
+		CHECK(!rtr(late, early->qp->qp_num, early->psn));
+		/* RTR receives. */
+		expect(late, 2, IBV_WC_SUCCESS);
+		expect(early, 1, IBV_WC_SUCCESS);
+		CHECK(state_of(late) == IBV_QPS_RTR);
+		rts(late, 7, 7);
+		post(late, IBV_WR_SEND, 3, 0, 0);
+		expect(late, 3, IBV_WC_SUCCESS);
+		expect(early, 9, IBV_WC_SUCCESS);
+		unmake(&a);
+		unmake(&b);
+	}
+}
+
+/* ERR, RESET, INIT, RTR, RTS connects the same pair anew, one side first. */
+static void connected_again(void)
+{
+	static struct end a, b;
+	int round;
+
+	make(&a);
+	make(&b);
+	for (round = 0; round < 5; round++) {
+		struct end *first = round % 2 ? &a : &b, *second = round % 2 ? &b : &a;
+
+		ready(first, second, 7);
+		ready(second, first, 7);
+		exchange(&a, &b, 10);
+		exchange(&b, &a, 11);
+		receive(first, 12);
+		to(first, IBV_QPS_ERR);
+		expect(first, 12, IBV_WC_WR_FLUSH_ERR);
+		to(first, IBV_QPS_RESET);
+		first->psn += 5;
+		to(second, IBV_QPS_ERR);
+		to(second, IBV_QPS_RESET);
+		CHECK(state_of(second) == IBV_QPS_RESET);
+	}
+	unmake(&a);
+	unmake(&b);
+}
+
+/* A Send waits for its receive as long as it is told to. */
+static void receiver_not_ready(int acknowledged)
+{
+	static struct end a, b;
+
+	make(&a);
+	make(&b);
+	ready(&a, &b, 7);
+	ready(&b, &a, 7);
+	post(&a, IBV_WR_SEND, 1, 0, 0);
+	usleep(1500000);
+	receive(&b, 2);
+	expect(&b, 2, IBV_WC_SUCCESS);
+	expect(&a, 1, IBV_WC_SUCCESS);
+	unmake(&a);
+	unmake(&b);
+	if (!acknowledged)
+		return;
+	make(&a);
+	make(&b);
+	ready(&a, &b, 1);
+	ready(&b, &a, 1);
+	exchange(&b, &a, 3);
+	post(&a, IBV_WR_SEND, 4, 0, 0);
+	expect(&a, 4, IBV_WC_RNR_RETRY_EXC_ERR);
+	CHECK(state_of(&a) == IBV_QPS_ERR);
+	unmake(&a);
+	unmake(&b);
+}
+
+/* Nobody there: a retry error, once something was posted, and not before. */
+static void nobody_is_there(void)
+{
+	static struct end a, b;
+	double began;
+
+	make(&a);
+	make(&b);
+	ready(&a, &b, 7);
+	sleep(1);
+	CHECK(state_of(&a) == IBV_QPS_RTS);
+	began = now();
+	receive(&a, 9);
+	post(&a, IBV_WR_SEND, 1, 0, 0);
+	post(&a, IBV_WR_SEND, 2, 0, 0);
+	expect(&a, 1, IBV_WC_RETRY_EXC_ERR);
+	CHECK(now() - began < 20);
+	expect(&a, 2, IBV_WC_WR_FLUSH_ERR);
+	expect(&a, 9, IBV_WC_WR_FLUSH_ERR);
+	CHECK(state_of(&a) == IBV_QPS_ERR);
+	unmake(&a);
+	unmake(&b);
+}
+
+/* Somebody else does not get the connection: another PSN is another run of the program. */
+static void strangers_wait_outside(void)
+{
+	static struct end a, b, c;
+
+	make(&a);
+	make(&b);
+	make(&c);
+	/* `c` calls `a`, which is for `b`. */
+	init(&a);
+	CHECK(!rtr(&a, b.qp->qp_num, b.psn));
+	rts(&a, 7, 7);
+	ready(&c, &a, 7);
+	receive(&a, 1);
+	post(&c, IBV_WR_SEND, 2, 0, 0);
+	usleep(300000);
+	ready(&b, &a, 7);
+	post(&b, IBV_WR_SEND, 3, 0, 0);
+	expect(&b, 3, IBV_WC_SUCCESS);
+	expect(&a, 1, IBV_WC_SUCCESS);
+	expect(&c, 2, IBV_WC_RETRY_EXC_ERR);
+	unmake(&a);
+	unmake(&b);
+	unmake(&c);
+}
+
+/* A remote access error lands on the request that caused it. */
+static void errors_land_where_they_belong(void)
+{
+	static struct end a, b;
+
+	make(&a);
+	make(&b);
+	ready(&a, &b, 7);
+	ready(&b, &a, 7);
+	post(&a, IBV_WR_RDMA_WRITE, 1, (uintptr_t)b.buffer, b.mr->rkey);
+	post(&a, IBV_WR_RDMA_WRITE, 2, (uintptr_t)b.buffer, b.mr->rkey ^ 0x5500);
+	post(&a, IBV_WR_RDMA_WRITE, 3, (uintptr_t)b.buffer, b.mr->rkey);
+	expect(&a, 1, IBV_WC_SUCCESS);
+	expect(&a, 2, IBV_WC_REM_ACCESS_ERR);
+	expect(&a, 3, IBV_WC_WR_FLUSH_ERR);
+	unmake(&a);
+	unmake(&b);
+}
+
+/* More queue pairs than one TCP port has slots, all with numbers of their own. */
+static void many(void)
+{
+	enum { COUNT = 300 };
+	static struct end ends[COUNT];
+	int i, j;
+
+	for (i = 0; i < COUNT; i++) {
+		make(&ends[i]);
+		for (j = 0; j < i; j++)
+			CHECK(ends[i].qp->qp_num != ends[j].qp->qp_num);
+	}
+	for (i = 0; i < COUNT; i++)
+		ready(&ends[i], &ends[i ^ 1], 7);
+	for (i = 0; i < COUNT; i++)
+		exchange(&ends[i], &ends[i ^ 1], i);
+	for (i = 0; i < COUNT; i++)
+		unmake(&ends[i]);
+}
+
+/* Attributes that name nobody are refused at once. */
+static void nonsense(void)
+{
+	static struct end a;
+
+	make(&a);
+	init(&a);
+	CHECK(rtr(&a, 0, 0) == EINVAL);
+	CHECK(rtr(&a, 0x1000000, 0) == EINVAL);
+	memset(&gid, 0, sizeof gid);
+	CHECK(rtr(&a, a.qp->qp_num + 1, 0) == EINVAL);
+	CHECK(!ibv_query_gid(context, 1, 0, &gid));
+	CHECK(state_of(&a) == IBV_QPS_INIT);
+	unmake(&a);
+}
+
+int main(int argc, char **argv)
+{
+	int acknowledged = argc > 1 && !strcmp(argv[1], "acknowledged");
+	struct ibv_device **list, **device;
+
+	CHECK(list = ibv_get_device_list(NULL));
+	for (device = list; *device && strcmp(ibv_get_device_name(*device), "uiw_lo"); device++)
+		;
+	CHECK(*device);
+	CHECK(context = ibv_open_device(*device));
+	ibv_free_device_list(list);
+	CHECK(pd = ibv_alloc_pd(context));
+	CHECK(!ibv_query_gid(context, 1, 0, &gid));
+	nonsense();
+	both_directions();
+	one_end_is_early();
+	connected_again();
+	receiver_not_ready(acknowledged);
+	nobody_is_there();
+	strangers_wait_outside();
+	if (acknowledged)
+		errors_land_where_they_belong();
+	many();
+	CHECK(!ibv_dealloc_pd(pd));
+	CHECK(!ibv_close_device(context));
+	puts("done");
+	return 0;
+}
