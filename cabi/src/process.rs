@@ -20,6 +20,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
+use std::time::Duration;
 use verbs::{Device, DeviceOptions, Limits};
 
 /// Everything of this process that objects do not hold themselves.
@@ -154,12 +155,18 @@ extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
 }
 
-/// What was captured reaches its file.
+/// Peers of queue pairs that are gone get what they wait for; what was captured reaches its file.
 extern "C" fn at_exit() {
-    if let Some(process) = PROCESS.try_lock()
-        && let Some(process) = &*process
-        && let Some(sink) = &process.pcap
-    {
+    let Some(process) = PROCESS.try_lock() else { return };
+    let Some(process) = &*process else { return };
+    let (engine, pcap) = (process.engine.clone(), process.pcap.clone());
+    if let Some(engine) = engine {
+        engine.settle(LAST_WORDS);
+    }
+    if let Some(sink) = pcap {
         let _ = sink.flush();
     }
 }
+
+/// Longest time that a process waits for its peers when it ends.
+const LAST_WORDS: Duration = Duration::from_millis(500);
