@@ -113,24 +113,23 @@ impl Device {
         busy.pump()
     }
 
-    /// Drives until no connection of a queue pair that is gone has anything left to say, at most for `patience`: before the
-    /// process ends, and its peers find their last octets unanswered. True when all is said.
+    /// Waits until no connection of a queue pair that is gone has anything left to say, at most for `patience`: before the process
+    /// ends, and its peers find their last octets unanswered. True when all is said.
+    ///
+    /// The background thread drives meanwhile, so that this may be called when the calling thread's own storage is gone
+    /// (`atexit`); with [`Progress::Manual`] it drives itself.
     pub fn settle(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
-        loop {
-            {
-                let mut busy = self.driver.lock();
-                busy.pump();
-                let (core, _) = busy.parts();
-                if core.conns(crate::qp::Conn::is_let_go).is_empty() {
-                    return true;
-                }
-            }
+        while self.driver.has_let_go() {
             if Instant::now() >= until {
                 return false;
             }
+            if self.driver.is_manual() {
+                self.pump();
+            }
             std::thread::sleep(Duration::from_micros(50));
         }
+        true
     }
 
     /// Tagged offsets of peers may be checked less strictly: a peer may invalidate plain regions with Send with Invalidate, as

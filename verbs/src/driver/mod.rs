@@ -141,6 +141,15 @@ impl Driver {
         Busy { driver: self, core: Some(core) }
     }
 
+    /// Whether a connection of a queue pair that is gone has something left to say.
+    pub(crate) fn has_let_go(&self) -> bool {
+        !self.core.lock().conns(crate::qp::Conn::is_let_go).is_empty()
+    }
+
+    pub(crate) fn is_manual(&self) -> bool {
+        self.sleepers.is_manual()
+    }
+
     fn try_lock(self: &Arc<Self>) -> Option<Busy<'_>> {
         self.core.try_lock().map(|core| Busy { driver: self, core: Some(core) })
     }

@@ -103,6 +103,10 @@ impl Sleepers {
         at < before && !shared.manual
     }
 
+    pub(crate) fn is_manual(&self) -> bool {
+        self.0.manual
+    }
+
     /// Wakes the thread whose sleep the streams depend on.
     pub(crate) fn wake(&self) {
         self.0.wake_sleeper();
