@@ -19,6 +19,7 @@ pub(crate) struct Need {
 pub(crate) const NEEDS: &[Need] = &[
     Need { program: "tshark", package: "tshark", tests: "interop: referees tshark::*" },
     Need { program: "ip", package: "iproute2", tests: "interop: tests with network namespaces" },
+    Need { program: "ethtool", package: "ethtool", tests: "interop: stacks pairings::*" },
     Need { program: "qemu-system-x86_64", package: "qemu-system-x86", tests: SIW },
     Need { program: "gcc", package: "gcc", tests: SIW },
     // The compiler of Debian 12's kernel.
