@@ -6,7 +6,7 @@ use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_id};
 use crate::boundary::{self, Result};
 use crate::cm::channel::Channel;
 use crate::cm::id::{Endpoint, Id, check_port_space};
-use crate::cm::{address, connect, qp, registry};
+use crate::cm::{address, qp, registry, resolve};
 use crate::errno::Errno;
 use crate::process;
 use std::ffi::c_int;
@@ -65,7 +65,7 @@ unsafe fn equip(
     let given = unsafe { attr.as_mut() };
     if res.ai_flags & RAI_PASSIVE != 0 {
         // SAFETY: as above.
-        connect::bind(id, unsafe { address::read(res.ai_src_addr) }?)?;
+        resolve::bind(id, unsafe { address::read(res.ai_src_addr) }?)?;
         let endpoint = given.map(|given| {
             given.qp_type = IBV_QPT_RC;
             Endpoint { pd, attr: *given }
@@ -78,8 +78,8 @@ unsafe fn equip(
         let src = if res.ai_src_addr.is_null() { None } else { Some(address::read(res.ai_src_addr)?) };
         (src, address::read(res.ai_dst_addr)?)
     };
-    connect::resolve(id, src, dst)?;
-    connect::route(id)?;
+    resolve::resolve(id, src, dst)?;
+    resolve::route(id)?;
     // Both events are ours, and nobody but us has seen the id.
     id.forget_notes();
     if let Some(given) = given {

@@ -3,7 +3,7 @@
 use crate::abi::rdma_cm_id;
 use crate::boundary::{self, Result};
 use crate::cm::id::{Id, Phase};
-use crate::cm::{connect, registry};
+use crate::cm::{connect, registry, resolve};
 use crate::errno::Errno;
 use crate::process::{self, MAX_RD_ATOMIC, Process};
 use std::ffi::c_int;
@@ -22,7 +22,7 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
     boundary::minus_one(|| {
         let id = registry::id(id)?;
         if matches!(id.lock_alive().ok_or(Errno::INVAL)?.phase, Phase::Idle) {
-            connect::bind(&id, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
+            resolve::bind(&id, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
         }
         listen(&id, backlog)
     })

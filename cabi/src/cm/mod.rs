@@ -21,6 +21,7 @@ mod multicast;
 mod option;
 mod qp;
 pub(crate) mod registry;
+mod resolve;
 pub mod rsocket;
 mod sync;
 
@@ -29,8 +30,7 @@ pub use addrinfo::{rdma_freeaddrinfo, rdma_getaddrinfo, rdma_query_addrinfo, rdm
 pub use channel::{rdma_create_event_channel, rdma_destroy_event_channel, rdma_get_cm_event};
 pub use connect::rdma_reject as rdma_reject_ece;
 pub use connect::{
-    rdma_accept, rdma_bind_addr, rdma_connect, rdma_disconnect, rdma_establish, rdma_init_qp_attr,
-    rdma_notify, rdma_reject, rdma_resolve_addr, rdma_resolve_route,
+    rdma_accept, rdma_connect, rdma_disconnect, rdma_establish, rdma_init_qp_attr, rdma_notify, rdma_reject,
 };
 pub use devices::{rdma_free_devices, rdma_get_devices};
 pub use ep::{rdma_create_ep, rdma_destroy_ep};
@@ -42,4 +42,5 @@ pub use option::{rdma_get_remote_ece, rdma_set_local_ece, rdma_set_option};
 pub use qp::{
     rdma_create_qp, rdma_create_qp_ex, rdma_create_srq, rdma_create_srq_ex, rdma_destroy_qp, rdma_destroy_srq,
 };
+pub use resolve::{rdma_bind_addr, rdma_resolve_addr, rdma_resolve_route};
 pub use sync::rdma_get_request;

@@ -89,12 +89,20 @@ fn xserver_with_a_client_without_shared_queue() {
 #[test]
 fn what_iwarp_has_not_is_refused_in_words() {
     let libraries = Libraries::get();
-    for (program, args) in [("udaddy", vec![]), ("rdma_xserver", vec!["-c", "x"])] {
+    let unsupported = "Operation not supported";
+    let absent = "Function not implemented";
+    for (program, args, why) in [
+        ("udaddy", &[] as &[&str], unsupported),
+        ("rdma_xserver", &["-c", "x"], unsupported),
+        ("rstream", &[], absent),
+        ("rcopy", &[], absent),
+        ("udpong", &[], absent),
+    ] {
         let Some(_) = interop::require(program) else { return };
         let mut command = libraries.command(User::Same, program);
         command.args(args);
         let ended = Running::start(command).end();
-        assert_eq!(ended.code, 255, "what both say on any error: {ended:?}");
-        assert_eq!(ended.count("Operation not supported"), 1, "{ended:?}");
+        assert_eq!(ended.code, 255, "what they all say on any error: {ended:?}");
+        assert_eq!(ended.count(why), 1, "{ended:?}");
     }
 }
