@@ -70,6 +70,9 @@ pub struct ConnOptions {
     /// the peer's Terminate, instead of when TCP has taken its octets. Success then says that the peer has placed it, and an
     /// error lands on the request that caused it; it costs a round trip. Needs an ORD of at least 1.
     pub acknowledged: bool,
+    /// A peer that closes in order while nothing of ours is under way leaves the queue pair as it is, waiting for another connection:
+    /// in RTS, its receives posted. That is InfiniBand's habit, where a queue pair does not hear of the other one's end.
+    pub outlives_peer: bool,
     /// Time for TCP and MPA set-up together.
     pub startup_timeout: Duration,
     /// How long a peer that refuses TCP is asked again, from the first refusal on: a program may announce its port before it
@@ -101,6 +104,7 @@ impl Default for ConnOptions {
             profile: PeerProfile::Rfc,
             stable_tx: false,
             acknowledged: false,
+            outlives_peer: false,
             startup_timeout: Duration::from_secs(10),
             refused_patience: Duration::ZERO,
             no_receive_timeout: Duration::from_secs(1),

@@ -19,6 +19,7 @@ use crate::context::Context;
 use crate::process;
 use ports::Ports;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use worker::Worker;
 
@@ -61,9 +62,15 @@ impl Place {
     }
 
     /// From RTR on the queue pair looks for its peer.
-    pub(crate) fn connect(&self, context: &Context, qp: &Arc<verbs::Qp>, target: Target) -> Result<()> {
+    pub(crate) fn connect(
+        &self,
+        context: &Context,
+        qp: &Arc<verbs::Qp>,
+        calling: &Arc<AtomicBool>,
+        target: Target,
+    ) -> Result<()> {
         let worker = process::with(|process| process.pairs.worker(&context.engine))?;
-        worker.want(self.number, qp, target);
+        worker.want(self.number, qp, calling, target);
         Ok(())
     }
 

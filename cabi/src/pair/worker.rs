@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 use verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, ConnInfo, ConnRequest};
-use verbs::{ConnOptions, Error, Revision, WcStatus};
+use verbs::{ConnOptions, Error, QpState, Revision, WcStatus};
 
 /// How long the end that listens waits before it connects as well.
 const TURN: Duration = Duration::from_secs(1);
@@ -47,6 +47,8 @@ struct State {
 
 struct Pair {
     qp: Arc<verbs::Qp>,
+    /// Posting says so here while it is true.
+    calling: Arc<AtomicBool>,
     target: Target,
     patience: Patience,
     phase: Phase,
@@ -92,6 +94,7 @@ impl Worker {
             ird: limit,
             ord: limit,
             acknowledged: settings.acknowledged(),
+            outlives_peer: true,
             // InfiniBand's habit: a Send waits for its receive.
             no_receive_timeout: Duration::MAX,
             ..settings.conn.clone()
@@ -123,10 +126,11 @@ impl Worker {
     }
 
     /// `number` is in RTR and looks for `target`.
-    pub(super) fn want(&self, number: u32, qp: &Arc<verbs::Qp>, target: Target) {
+    pub(super) fn want(&self, number: u32, qp: &Arc<verbs::Qp>, calling: &Arc<AtomicBool>, target: Target) {
         let now = Instant::now();
         let pair = Pair {
             qp: Arc::clone(qp),
+            calling: Arc::clone(calling),
             target,
             patience: Patience { connection: None, receive: Duration::MAX },
             phase: Phase::Waiting,
@@ -207,9 +211,7 @@ impl Worker {
             CmEventKind::Failed(error) => state.failed(event.id, &error),
             CmEventKind::Disconnected(_) => {
                 if let Some(number) = state.conns.remove(&event.id) {
-                    // The engine has said so in the queue pair's own terms.
-                    state.pairs.remove(&number);
-                    state.unconnected.remove(&number);
+                    state.ended(number);
                 }
             }
             // Only the connection manager posts events of its own, to its own channels.
@@ -311,6 +313,20 @@ impl State {
         let _ = pair.qp.set_no_receive_timeout(pair.patience.receive);
         self.unconnected.remove(&number);
         self.callers.retain(|caller| caller.hello.to.qp_num != number);
+    }
+
+    /// The peer has gone. A queue pair that outlives it can be called again, and what it posts from now on has its time.
+    fn ended(&mut self, number: u32) {
+        let Some(pair) = self.pairs.get_mut(&number) else { return };
+        if pair.qp.state() == QpState::Rts {
+            pair.phase = Phase::Waiting;
+            pair.calling.store(true, Ordering::Relaxed);
+            self.unconnected.insert(number);
+        } else {
+            // The engine has said so in the queue pair's own terms.
+            self.pairs.remove(&number);
+            self.unconnected.remove(&number);
+        }
     }
 
     fn failed(&mut self, conn: ConnId, error: &Error) {

@@ -120,7 +120,7 @@ fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
             if let (Some(place), Some(target)) = (&object.place, target) {
                 place.listen(&object.context)?;
                 object.calling.store(true, Ordering::Relaxed);
-                place.connect(&object.context, &object.engine, target)?;
+                place.connect(&object.context, &object.engine, &object.calling, target)?;
             }
         }
         _ => object.attributes.lock().before_rts = false,

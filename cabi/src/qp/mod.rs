@@ -35,7 +35,7 @@ pub struct Qp {
     /// Of queue pairs that may be connected by hand.
     place: Option<Place>,
     /// Posting starts the clock of the connection that is being made by hand.
-    calling: AtomicBool,
+    calling: Arc<AtomicBool>,
     cap: ibv_qp_cap,
     signal_all: bool,
     attributes: Mutex<Attributes>,
@@ -193,7 +193,7 @@ unsafe fn create_with(
         context: Arc::clone(context),
         engine: Arc::new(engine),
         place,
-        calling: AtomicBool::new(false),
+        calling: Arc::default(),
         cap: init.cap,
         signal_all: init.sq_sig_all != 0,
         attributes: Mutex::default(),

@@ -90,6 +90,11 @@ impl Rx {
     }
 
     /// The number of the receive whose Send will not be finished.
+    /// Whether a message has begun to fill a receive.
+    pub(crate) fn is_receiving(&self) -> bool {
+        self.receiving
+    }
+
     pub(crate) fn take_recv(&mut self) -> Option<u64> {
         std::mem::take(&mut self.receiving).then_some(self.recv.wr_id)
     }

@@ -60,6 +60,10 @@ impl Conn {
         let span = self.span.clone();
         let _entered = span.enter();
         self.log(&down);
+        if matches!(down, Down::Closed) && self.may_leave() {
+            self.leave(env);
+            return;
+        }
         // What is half on the wire is finished; the rest refers to memory that is about to be given back.
         let whole = self.out.keep_started();
         self.tx.abandon(self.out.queued());
@@ -79,6 +83,34 @@ impl Conn {
             _ if !whole => self.cut(env),
             _ => self.finish(env),
         }
+    }
+
+    /// Whether the queue pair goes on without this stream, which the peer has closed.
+    fn may_leave(&self) -> bool {
+        self.options.outlives_peer
+            && !self.fin.wanted
+            && self.has_no_request_open()
+            && !self.rx.is_receiving()
+            && self.qp.as_ref().is_some_and(|qp| {
+                let sq = qp.sq.lock();
+                sq.mode == SqMode::Running && !sq.has_next()
+            })
+    }
+
+    /// Lets the queue pair go: it waits for another connection.
+    fn leave(&mut self, env: &mut Env<'_>) {
+        let Some(qp) = self.qp.take() else { return };
+        qp.sq.lock().mode = SqMode::Waiting;
+        match &qp.rq {
+            RecvSource::Own(rq) => rq.lock().waiting.retain(|token| *token != self.token),
+            RecvSource::Shared(srq) => srq.forget(self.token),
+        }
+        env.driver.table.unbind_stream(qp.stream());
+        qp.set_conn(None);
+        qp.attrs.lock().stream = env.driver.next_stream();
+        self.phase = Phase::Closing;
+        self.cm.ended(Ending { reason: None, orderly: true }, env.wakes);
+        self.finish(env);
     }
 
     /// Sends the rest, then FIN, and waits for the peer's.

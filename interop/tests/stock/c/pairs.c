@@ -294,6 +294,29 @@ static void nobody_is_there(void)
 	unmake(&b);
 }
 
+/* A queue pair does not hear of its peer's end, until it posts; and another peer of the same name may come. */
+static void the_peer_goes(void)
+{
+	static struct end a, b;
+	struct ibv_wc wc;
+
+	make(&a);
+	make(&b);
+	ready(&a, &b, 7);
+	ready(&b, &a, 7);
+	exchange(&a, &b, 1);
+	receive(&a, 2);
+	unmake(&b);
+	usleep(200000);
+	CHECK(ibv_poll_cq(a.cq, 1, &wc) == 0);
+	CHECK(state_of(&a) == IBV_QPS_RTS);
+	post(&a, IBV_WR_SEND, 3, 0, 0);
+	expect(&a, 3, IBV_WC_RETRY_EXC_ERR);
+	expect(&a, 2, IBV_WC_WR_FLUSH_ERR);
+	CHECK(state_of(&a) == IBV_QPS_ERR);
+	unmake(&a);
+}
+
 /* Somebody else does not get the connection: another PSN is another run of the program. */
 static void strangers_wait_outside(void)
 {
@@ -394,6 +417,7 @@ int main(int argc, char **argv)
 	connected_again();
 	receiver_not_ready(acknowledged);
 	nobody_is_there();
+	the_peer_goes();
 	strangers_wait_outside();
 	if (acknowledged)
 		errors_land_where_they_belong();
