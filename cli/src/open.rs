@@ -14,8 +14,9 @@ pub(crate) struct Global {
     /// Write the traffic of this process to a pcapng file, for Wireshark and `uiw decode`
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
-    /// The TCP to use: tcp (the kernel's), or packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=OCTETS] or
-    /// xdp:IFACE,..[,mode=auto|zerocopy|native|generic] (smoltcp on the interface, with addresses of its own)
+    /// The TCP to use: `tcp` (the kernel's), or smoltcp on an interface with addresses of its own:
+    /// `packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=OCTETS]` or
+    /// `xdp:IFACE,..[,mode=auto|zerocopy|native|generic]`
     #[arg(long, global = true, value_name = "STACK", default_value = "tcp")]
     pub(crate) llp: Spec,
     /// Say more on standard error; twice and thrice for more. UIW_LOG chooses more finely

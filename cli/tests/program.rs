@@ -264,7 +264,6 @@ fn wrong_measurements_are_2() {
         (&["--fpdu", "12"], "128"),
         (&["--latency", "--connections", "2"], "one connection"),
         (&["--latency", "--wait"], "sleeper"),
-        (&["--compare", "--op", "fetch-add"], "atomics"),
     ] {
         fails(&[&["perf", "127.0.0.1:1"], args].concat(), 2, says);
     }

@@ -2,7 +2,7 @@
 //!
 //! One [`SmolStack`] is one interface shard: one link, one smoltcp interface, and a socket set *per connection*. smoltcp looks
 //! for a segment's socket by a linear scan of the set it is given; here a frame's ports and addresses choose the set first
-//! ([`flow`]), so the number of connections costs nothing. A listening socket is made when a SYN for it comes, so a backlog is
+//! (`smol::flow`), so the number of connections costs nothing. A listening socket is made when a SYN for it comes, so a backlog is
 //! as long as the user says.
 
 mod addr;

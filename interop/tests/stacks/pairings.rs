@@ -96,7 +96,7 @@ fn serve_all(link: Link, stack: Stack, operations: &[&[&str]]) {
                     format!("{address}:{port}")
                 };
                 let spec = client.spec(12);
-                let mut args = vec!["--llp", &spec, "perf", &to, "--validate", "--seconds", "30"];
+                let mut args = vec!["--llp", &spec, "perf", &to, "--validate", "--seconds", "20"];
                 args.extend(["--iterations", "40"]);
                 args.extend(*operation);
                 let mut command = Command::new(uiw());

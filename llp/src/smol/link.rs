@@ -12,7 +12,7 @@ pub struct Capabilities {
     /// Octets of an IP packet on the wire.
     pub mtu: usize,
     /// The link cuts larger TCP packets itself, up to this many octets with their Ethernet header, and computes the checksums of
-    /// all TCP segments ([`Frame::segmentation`]).
+    /// all TCP segments.
     pub segmentation: Option<usize>,
     /// Frames may come from this machine, with TCP checksums that are only begun: the sum of the pseudo-header, which a card would
     /// complete. They are taken for right.
@@ -97,9 +97,8 @@ impl<L: Link> Device for Port<'_, L> {
         theirs.max_transmission_unit = ours.mtu + ETHERNET_HEADER;
         // Received segments are verified before smoltcp sees them: whether one needs it is known only here.
         theirs.checksum.tcp = if ours.segmentation.is_some() { Checksum::None } else { Checksum::Tx };
-        let size = ours.segmentation.and_then(NonZeroUsize::new);
-        theirs.segmentation.tcpv4 = size;
-        theirs.segmentation.tcpv6 = size;
+        // IPv4 only: smoltcp 0.14 drops IPv6 packets that are longer than the MTU even where the device would cut them.
+        theirs.segmentation.tcpv4 = ours.segmentation.and_then(NonZeroUsize::new);
         theirs
     }
 }

@@ -15,8 +15,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use virtio::{HEADER, Header};
 
-/// Longest frame: an IP packet of 65,535 octets and its Ethernet header.
-const LONGEST: usize = 65_535 + 14;
+/// Longest frame: an IPv6 packet with 65,535 octets behind its header, and the Ethernet header.
+const LONGEST: usize = 65_535 + 40 + 14;
 /// Frames that wait for the interface to have room.
 const WAITING: usize = 64;
 /// Buffers kept.

@@ -192,7 +192,12 @@ impl<L: Link> Shard<L> {
         };
         let mut port = Port { link: &mut self.link, frame: Some(octets) };
         let result = self.iface.poll_ingress_single(now, &mut port, sockets);
-        let Some(id) = id else { return };
+        let Some(id) = id else {
+            // A neighbour has answered, perhaps: who waits for it goes on at once, and not when it would ask again.
+            let waiting = self.conns.iter().filter(|(_, conn)| conn.is_opening());
+            self.touched.extend(waiting.map(|(id, _)| id));
+            return;
+        };
         if result == PollIngressSingleResult::SocketStateChanged {
             self.state_changed(id);
         }

@@ -1,7 +1,7 @@
 //! AF_XDP: frames between the driver and this process without the kernel's stack. Needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN.
 //!
-//! A program on the interface ([`program`]) hands us the frames for our MAC and the questions for our addresses; everything else
-//! goes the kernel's way. One socket a receive queue, each with memory of its own ([`umem`]); sending uses the first.
+//! A program on the interface (`xdp::program`) hands us the frames for our MAC and the questions for our addresses; everything else
+//! goes the kernel's way. One socket a receive queue, each with memory of its own (`xdp::umem`); sending uses the first.
 
 mod bpf;
 mod program;
