@@ -447,18 +447,20 @@ fn background(shared: &Shared, driver: &Weak<Driver>) {
             std::thread::sleep(DEFER);
             shared.deferred.store(false, Ordering::SeqCst);
             drive(shared, driver, false);
-        } else if let Some(wait) = follow(shared, &mut habits) {
+        } else if let Some(wait) = follow(shared, driver, &mut habits) {
             help(shared, driver, &mut habits);
             shared.background.sleep(None, wait);
         } else {
-            lead(shared, driver);
+            lead(shared, driver, &mut habits);
         }
     }
 }
 
 /// How long the background thread stays out of the way: `None` = it leads, `Some(None)` = until woken.
-fn follow(shared: &Shared, habits: &mut Habits) -> Option<Option<Instant>> {
-    let polled = shared.polled.swap(false, Ordering::SeqCst);
+fn follow(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) -> Option<Option<Instant>> {
+    habits.driven = habits.see_rounds(driver);
+    // Who polls but never finds the queue empty does not drive: a program that spins on its memory until the peer has written.
+    let polled = shared.polled.swap(false, Ordering::SeqCst) && habits.driven;
     let mut roles = shared.roles.lock();
     let led = matches!(roles.leader, Leader::App(_));
     let awake = led && !shared.leader_sleeps.load(Ordering::SeqCst);
@@ -487,15 +489,10 @@ fn follow(shared: &Shared, habits: &mut Habits) -> Option<Option<Instant>> {
 /// Drives in the place of others when they do not: a leader that is awake but busy with something else, a poller that posted and
 /// does not poll any more. If somebody drove since the last look there is nothing to help with, and the core is left to him.
 fn help(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) {
-    let Some(strong) = driver.upgrade() else { return };
-    let rounds = strong.rounds.load(Ordering::Relaxed);
-    let idle = std::mem::replace(&mut habits.rounds, rounds) == rounds;
-    let posted = strong.pending.load(Ordering::SeqCst);
-    drop(strong);
-    if idle && (habits.helps || posted) {
+    let posted = driver.upgrade().is_some_and(|driver| driver.pending.load(Ordering::SeqCst));
+    if !habits.driven && (habits.helps || posted) {
         drive(shared, driver, false);
-        // Its own round is nobody's sign of life.
-        habits.rounds = habits.rounds.wrapping_add(1);
+        habits.see_rounds(driver);
     }
 }
 
@@ -508,12 +505,22 @@ struct Habits {
     leader_awake: bool,
     /// The leader does not seem to drive.
     helps: bool,
-    /// Rounds of whoever drives, at the last look.
+    /// Rounds of whoever drives, at the last look or behind the last one of its own, which is nobody's sign of life.
     rounds: u32,
+    /// Somebody drove between the last two looks.
+    driven: bool,
     lease: Duration,
 }
 
-fn lead(shared: &Shared, driver: &Weak<Driver>) {
+impl Habits {
+    /// Whether somebody drove since it was asked last.
+    fn see_rounds(&mut self, driver: &Weak<Driver>) -> bool {
+        let now = driver.upgrade().map_or(self.rounds, |driver| driver.rounds.load(Ordering::Relaxed));
+        std::mem::replace(&mut self.rounds, now) != now
+    }
+}
+
+fn lead(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) {
     let idle = match driver.upgrade() {
         Some(driver) => !driver.pending.load(Ordering::SeqCst),
         None => return,
@@ -531,9 +538,11 @@ fn lead(shared: &Shared, driver: &Weak<Driver>) {
         }
         mine
     };
-    // While somebody polls the arrival belongs to the thread that polls; with another leader, to it.
-    if mine && !shared.polled.load(Ordering::SeqCst) {
+    // While somebody polls and drives the arrival belongs to the thread that polls; with another leader, to it.
+    let theirs = shared.polled.load(Ordering::SeqCst) && habits.see_rounds(driver);
+    if mine && !theirs {
         drive(shared, driver, readable);
+        habits.see_rounds(driver);
     }
 }
 
