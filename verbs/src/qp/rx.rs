@@ -285,9 +285,8 @@ impl Conn {
                 // One of ours would have said hello in it.
                 self.rx.only_rtr = false;
             }
-        } else {
+        } else if let Some(qp) = &self.qp {
             self.rx.only_rtr = false;
-            let qp = self.qp.as_ref().ok_or(Fault::LocalCatastrophic)?;
             let len = payload.len() as u32;
             if !qp.access().contains(Access::REMOTE_WRITE) {
                 return Err(TaggedError::AccessRights { stag: header.stag }.into());
@@ -325,7 +324,11 @@ impl Conn {
             self.rx.queues[0].placed(header, 0);
             return Ok(true);
         }
-        let Some(qp) = self.qp.clone() else { return Err(self.fault(Fault::LocalCatastrophic, None)) };
+        let Some(qp) = self.qp.clone() else {
+            // The queue pair is gone, and says farewell: what was on its way is taken as by a card whose program looks no more.
+            self.rx.queues[0].placed(header, len);
+            return Ok(true);
+        };
         self.rx.receiving = self.rx.receiving || qp.take_recv(&mut self.rx.recv, self.token, env.wakes);
         if !self.rx.receiving {
             return Ok(false);

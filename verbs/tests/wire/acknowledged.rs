@@ -160,3 +160,21 @@ fn a_farewell_that_is_not_answered_ends_all_the_same() {
     assert!(end.device.settle(Duration::from_secs(20)));
     assert!(peer.rest().is_empty());
 }
+
+/// What is still on its way to a queue pair that is gone is taken: a card would have taken it before the program let go.
+#[test]
+fn what_comes_during_a_farewell_is_taken_by_nobody() {
+    let end = End::new();
+    let scripted = ConnOptions { acknowledged: true, ..plain() };
+    let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
+    let memory = (end.mr.rkey(), end.mr.addr());
+    drop(end.qp);
+    let farewell = peer.expect_fpdu().read_request();
+    peer.send(b"late");
+    peer.write(memory.0, memory.1, b"late");
+    peer.read(0, 0, 0);
+    assert_eq!(peer.expect_fpdu().opcode(), Opcode::ReadResponse);
+    assert_eq!(crate::common::peek(&end.mr, 0, 4), [0; 4], "nothing is placed for a queue pair that is gone");
+    peer.fpdu(&tagged(Opcode::ReadResponse, farewell.sink_stag.0, farewell.sink_to, true, b""));
+    peer.expect_close();
+}
