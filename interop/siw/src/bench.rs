@@ -5,12 +5,13 @@ use crate::guest::{Guest, Job};
 use crate::kernel::Variant;
 use crate::net::{Family, Net};
 use crate::rig::{PARTNER, Parts, Rig};
-use crate::shell::{Output, Process};
+use crate::shell::{Output, Process, need};
 use crate::{Error, Result};
+use interop::stock::{Libraries, User, free_port, listens};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a program may take to listen.
 const LISTENING: Duration = Duration::from_secs(20);
@@ -40,6 +41,8 @@ pub struct Bench {
     listener: Option<(Vec<String>, Process, u16)>,
     /// Where uiw writes what it sends and receives in the next row.
     pcap: Option<PathBuf>,
+    /// uiw's libibverbs and librdmacm, once a row needs them.
+    libraries: Option<Libraries>,
     /// Guests booted so far.
     pub boots: u32,
 }
@@ -57,6 +60,7 @@ impl Bench {
             partner: None,
             listener: None,
             pcap: None,
+            libraries: None,
             boots: 1,
         }
     }
@@ -192,6 +196,51 @@ impl Bench {
     /// If it cannot be started.
     pub fn run_uiw(&self, args: &[&str], patience: Duration) -> Result<Output> {
         crate::shell::run(&mut self.uiw(args), patience)
+    }
+
+    /// A stock program of this machine on uiw's libibverbs and librdmacm, where it reaches the guest.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] if this machine does not have the program; `package` does.
+    pub fn stock(&mut self, program: &str, package: &str, setting: &Setting) -> Result<Command> {
+        need(&[(program, package)])?;
+        let libraries = self.libraries.get_or_insert_with(Libraries::get);
+        let plain = libraries.command(User::Same, program);
+        let mut command = self.rig.net.command(program);
+        for (name, value) in plain.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.env("UIW_PERSONA", "iwarp").env("UIW_CRC", if setting.crc { "on" } else { "off" });
+        if let Some(file) = &self.pcap {
+            command.env("UIW_PCAP", file);
+        }
+        Ok(command)
+    }
+
+    /// Starts a program on the host that listens on a port; `arguments` makes its arguments of the port. Gives that.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn serve_stock(
+        &self,
+        mut command: Command,
+        arguments: impl Fn(u16) -> Vec<String>,
+    ) -> Result<(Process, u16)> {
+        let port = free_port();
+        command.args(arguments(port));
+        let mut process = Process::start(&mut command)?;
+        let deadline = Instant::now() + LISTENING;
+        while !listens(process.id(), port) {
+            if !process.is_running() || Instant::now() >= deadline {
+                let output = process.finish(Duration::ZERO);
+                return Err(Error::Failed(format!("it does not listen: {}", output.last_line())));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok((process, port))
     }
 
     /// Starts a uiw command that says "listening on ADDRESS"; gives the port. It listens on the host's address for the guest.
