@@ -37,8 +37,6 @@ const PROGRAMS: &[&str] = &[
     "usr/bin/rdma_server",
     "usr/bin/rdma_xclient",
     "usr/bin/rdma_xserver",
-    "usr/bin/cmtime",
-    "usr/bin/qperf",
     "usr/sbin/nvme",
 ];
 

@@ -25,7 +25,6 @@ const USERLAND: &[&str] = &[
     "ibverbs-utils",
     "rdmacm-utils",
     "perftest",
-    "qperf",
     "libc6",
     "libgcc-s1",
     "libibverbs1",
@@ -118,13 +117,9 @@ impl KernelPackages {
 /// [`Error::Missing`] where apt-get is absent or does not have the packages.
 pub fn provide(cache: &Cache) -> Result<KernelPackages> {
     let kernel = KernelPackages::of(&abi(cache)?)?;
-    let wanted: Vec<&str> = kernel.all().into_iter().chain(USERLAND.iter().copied()).collect();
-    let mut missing: Vec<&str> =
-        wanted.iter().copied().filter(|package| deb(cache, package).is_none()).collect();
-    // What was asked for the last time and is not there is not to be had.
-    let asked = fs::read_to_string(cache.made("fetched")).unwrap_or_default();
-    missing.retain(|package| !asked.lines().any(|line| line == *package));
-    if !missing.is_empty() {
+    let wanted = kernel.all().into_iter().chain(USERLAND.iter().copied());
+    let mut missing: Vec<&str> = wanted.filter(|package| deb(cache, package).is_none()).collect();
+    if !missing.is_empty() && fs::metadata(cache.made("fetched")).is_err() {
         need(&[("apt-get", "apt"), ("dpkg-deb", "dpkg")])?;
         // What this release does not have by that name is not asked for: apt-get would give up on all.
         missing.retain(|package| is_known(package));
@@ -137,7 +132,7 @@ pub fn provide(cache: &Cache) -> Result<KernelPackages> {
             )));
         }
     }
-    fs::write(cache.made("fetched"), wanted.join("\n")).map_err(Error::io("the cache"))?;
+    fs::write(cache.made("fetched"), "").map_err(Error::io("the cache"))?;
     unpack(cache, "kernel", &[&kernel.image])?;
     unpack(cache, "headers", &[&kernel.headers, &kernel.common, &kernel.kbuild])?;
     unpack(cache, "user", USERLAND)?;
