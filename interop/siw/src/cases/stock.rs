@@ -127,13 +127,26 @@ impl Pair {
             ));
         }
         let needs_rtr = self.server_speaks_first && direction == Direction::Theirs;
-        if needs_rtr {
-            bench.lab(&[("peer_to_peer", "1")])?;
-        }
         let mut hung = 0;
         while hung < ATTEMPTS {
+            if hung > 0 {
+                // A driver that is stuck takes its guest with it.
+                bench.renew();
+                bench.apply(setting)?;
+            }
+            if needs_rtr {
+                bench.lab(&[("peer_to_peer", "1")])?;
+            }
             let ends = match direction {
-                Direction::Ours => self.to_siw(bench, setting)?,
+                Direction::Ours => match self.serve_guest(bench, setting) {
+                    Ok(server) => self.to_siw(bench, setting, server)?,
+                    // Nothing of ours has begun yet.
+                    Err(Error::Failed(_)) => {
+                        hung += 1;
+                        continue;
+                    }
+                    Err(missing) => return Err(missing),
+                },
                 Direction::Theirs => self.from_siw(bench, setting)?,
             };
             let (ours, theirs) = match direction {
@@ -153,12 +166,15 @@ impl Pair {
         Ok(Verdict::Fail(remark(hung)))
     }
 
-    /// The server in the guest.
-    fn to_siw(&self, bench: &mut Bench, setting: &Setting) -> Result<Ends> {
-        let mut client = bench.stock(self.client, self.package, setting)?;
+    fn serve_guest(&self, bench: &Bench, setting: &Setting) -> Result<Job> {
         let own = bench.guest_own(setting.family)?;
         let command = format!("{} {}", self.server, self.server_arguments(&own, SPARE).join(" "));
-        let server = bench.serve_guest(&command, SPARE, LONGEST)?;
+        bench.serve_guest(&command, SPARE, LONGEST)
+    }
+
+    /// The server in the guest.
+    fn to_siw(&self, bench: &mut Bench, setting: &Setting, server: Job) -> Result<Ends> {
+        let mut client = bench.stock(self.client, self.package, setting)?;
         let at = bench
             .net()
             .guest(setting.family, SPARE)
@@ -283,7 +299,7 @@ fn is_closing_race(output: &Output) -> bool {
 fn remark(hung: usize) -> String {
     match hung {
         0 => String::new(),
-        hung => format!("the guest's program hung {hung} times after ours had ended well"),
+        hung => format!("the guest's program hung {hung} times by itself: ours had ended well, or not begun"),
     }
 }
 
