@@ -24,7 +24,7 @@ const ATTEMPTS: usize = 3;
 const CLOSING_RACE: &str = "siw completed the guest's last Send in error, though it was sent and answered: the FIN came with the answer";
 /// The remark on [`Pair::server_speaks_first`].
 const PEER_TO_PEER: &str =
-    "siw with peer_to_peer=1: without it the responder may not speak first (RFC 5044 7.1.1)";
+    "siw with peer_to_peer=1: without it the responder may not speak first (RFC 5044 7.1.2)";
 /// What [`Output`] has for a program that did not end in time.
 const HUNG: i32 = 124;
 
@@ -139,7 +139,7 @@ impl Pair {
             }
             let ends = match direction {
                 Direction::Ours => match self.serve_guest(bench, setting) {
-                    Ok(server) => self.to_siw(bench, setting, server)?,
+                    Ok(server) => self.client_here(bench, setting, server)?,
                     // Nothing of ours has begun yet.
                     Err(Error::Failed(_)) => {
                         hung += 1;
@@ -147,7 +147,7 @@ impl Pair {
                     }
                     Err(missing) => return Err(missing),
                 },
-                Direction::Theirs => self.from_siw(bench, setting)?,
+                Direction::Theirs => self.server_here(bench, setting)?,
             };
             let (ours, theirs) = match direction {
                 Direction::Ours => (self.complaint(&ends.host, true), self.complaint(&ends.guest, false)),
@@ -173,7 +173,7 @@ impl Pair {
     }
 
     /// The server in the guest.
-    fn to_siw(&self, bench: &mut Bench, setting: &Setting, server: Job) -> Result<Ends> {
+    fn client_here(&self, bench: &mut Bench, setting: &Setting, server: Job) -> Result<Ends> {
         let mut client = bench.stock(self.client, self.package, setting)?;
         let at = bench
             .net()
@@ -184,7 +184,7 @@ impl Pair {
     }
 
     /// The server on the host.
-    fn from_siw(&self, bench: &mut Bench, setting: &Setting) -> Result<Ends> {
+    fn server_here(&self, bench: &mut Bench, setting: &Setting) -> Result<Ends> {
         let mut command = bench.stock(self.server, self.package, setting)?;
         if self.style == Style::Perftest {
             command.args(["-d", bench.net().device()]);
