@@ -19,6 +19,10 @@ const LISTENING: Duration = Duration::from_secs(20);
 /// How long a partner may serve.
 const LONG: Duration = Duration::from_secs(7200);
 
+/// Says which programs in the guest sleep so that nothing wakes them, and where in the kernel.
+const STUCK: &str =
+    "for p in /proc/[0-9]*; do [ \"$(cut -d' ' -f3 $p/stat)\" = D ] && cat $p/comm $p/stack; done";
+
 /// A parameter of the lab variant, with its usual value.
 const PARAMETERS: &[(&str, &str)] = &[
     ("try_gso", "0"),
@@ -280,7 +284,9 @@ impl Bench {
     pub fn renew(&mut self) {
         self.listener = None;
         if self.rig.guest.is_running() && self.stop_partner().is_err() {
-            eprintln!("siw: the driver in the guest is stuck; booting another guest");
+            let stuck = self.rig.guest.run(STUCK, Duration::from_secs(10)).map(|output| output.out);
+            let stuck = stuck.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
+            eprintln!("siw: the driver in the guest is stuck; booting another guest: {stuck}");
             self.power_off();
         }
     }
