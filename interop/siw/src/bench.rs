@@ -5,18 +5,23 @@ use crate::guest::{Guest, Job};
 use crate::kernel::Variant;
 use crate::net::{Family, Net};
 use crate::rig::{PARTNER, Parts, Rig};
-use crate::shell::{Output, Process};
+use crate::shell::{Output, Process, need};
 use crate::{Error, Result};
+use interop::stock::{Libraries, User, free_port, listens};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a program may take to listen.
 const LISTENING: Duration = Duration::from_secs(20);
 
 /// How long a partner may serve.
 const LONG: Duration = Duration::from_secs(7200);
+
+/// Says which programs in the guest sleep so that nothing wakes them, and where in the kernel.
+const STUCK: &str =
+    "for p in /proc/[0-9]*; do [ \"$(cut -d' ' -f3 $p/stat)\" = D ] && cat $p/comm $p/stack; done";
 
 /// A parameter of the lab variant, with its usual value.
 const PARAMETERS: &[(&str, &str)] = &[
@@ -40,6 +45,8 @@ pub struct Bench {
     listener: Option<(Vec<String>, Process, u16)>,
     /// Where uiw writes what it sends and receives in the next row.
     pcap: Option<PathBuf>,
+    /// uiw's libibverbs and librdmacm, once a row needs them.
+    libraries: Option<Libraries>,
     /// Guests booted so far.
     pub boots: u32,
 }
@@ -57,6 +64,7 @@ impl Bench {
             partner: None,
             listener: None,
             pcap: None,
+            libraries: None,
             boots: 1,
         }
     }
@@ -194,6 +202,51 @@ impl Bench {
         crate::shell::run(&mut self.uiw(args), patience)
     }
 
+    /// A stock program of this machine on uiw's libibverbs and librdmacm, where it reaches the guest.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] if this machine does not have the program; `package` does.
+    pub fn stock(&mut self, program: &str, package: &str, setting: &Setting) -> Result<Command> {
+        need(&[(program, package)])?;
+        let libraries = self.libraries.get_or_insert_with(Libraries::get);
+        let plain = libraries.command(User::Same, program);
+        let mut command = self.rig.net.command(program);
+        for (name, value) in plain.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.env("UIW_PERSONA", "iwarp").env("UIW_CRC", if setting.crc { "on" } else { "off" });
+        if let Some(file) = &self.pcap {
+            command.env("UIW_PCAP", file);
+        }
+        Ok(command)
+    }
+
+    /// Starts a program on the host that listens on a port; `arguments` makes its arguments of the port. Gives that.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn serve_stock(
+        &self,
+        mut command: Command,
+        arguments: impl Fn(u16) -> Vec<String>,
+    ) -> Result<(Process, u16)> {
+        let port = free_port();
+        command.args(arguments(port));
+        let mut process = Process::start(&mut command)?;
+        let deadline = Instant::now() + LISTENING;
+        while !listens(process.id(), port) {
+            if !process.is_running() || Instant::now() >= deadline {
+                let output = process.finish(Duration::ZERO);
+                return Err(Error::Failed(format!("it does not listen: {}", output.last_line())));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok((process, port))
+    }
+
     /// Starts a uiw command that says "listening on ADDRESS"; gives the port. It listens on the host's address for the guest.
     ///
     /// # Errors
@@ -231,7 +284,9 @@ impl Bench {
     pub fn renew(&mut self) {
         self.listener = None;
         if self.rig.guest.is_running() && self.stop_partner().is_err() {
-            eprintln!("siw: the driver in the guest is stuck; booting another guest");
+            let stuck = self.rig.guest.run(STUCK, Duration::from_secs(10)).map(|output| output.out);
+            let stuck = stuck.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
+            eprintln!("siw: the driver in the guest is stuck; booting another guest: {stuck}");
             self.power_off();
         }
     }

@@ -21,6 +21,8 @@ const BOOT: Duration = Duration::from_secs(180);
 const GRACE: Duration = Duration::from_secs(20);
 /// Begins the name of a guest's folder in the system's temporary one; the process id follows.
 const FOLDER: &str = "uiw-siw-";
+/// Begins the name of a folder with our libraries for stock programs.
+const LIBRARIES: &str = "uiw-stock-";
 /// Octets of memory: the largest messages are of 256 MiB, and there are two buffers.
 const MEGABYTES: &str = "1024";
 
@@ -173,12 +175,13 @@ impl Drop for Guest {
     }
 }
 
-/// Removes the folders of guests of this process and of processes that are gone.
+/// Removes the folders of this process and of processes that are gone: guests' and those with libraries.
 pub fn sweep() {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
         let name = crate::shell::name(&path);
-        if name.strip_prefix(FOLDER).is_some_and(crate::rig::is_left_over) {
+        let owned = [FOLDER, LIBRARIES].iter().find_map(|prefix| name.strip_prefix(prefix));
+        if owned.is_some_and(crate::rig::is_left_over) {
             // Somebody else's stays.
             let _ = fs::remove_dir_all(&path);
         }

@@ -33,6 +33,10 @@ const PROGRAMS: &[&str] = &[
     "usr/bin/ib_read_bw",
     "usr/bin/ib_send_bw",
     "usr/bin/ib_read_lat",
+    "usr/bin/rdma_client",
+    "usr/bin/rdma_server",
+    "usr/bin/rdma_xclient",
+    "usr/bin/rdma_xserver",
     "usr/sbin/nvme",
 ];
 

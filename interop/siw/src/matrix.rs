@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(after_help = "\
 Packages (about 240 MB, once) and what is made from them go to target/siw, or where UIW_SIW_CACHE says.
-The whole matrix writes interop/siw/RESULTS.md; a part of it does not.
+The whole matrix writes interop/siw/RESULTS.md; a part of it does only with --add.
 Exit codes: 0 every row passed or does not apply; 1 a row failed; 77 this machine lacks something, which is named.")]
 pub struct Options {
     /// Only cases whose name contains this
@@ -32,6 +32,9 @@ pub struct Options {
     /// Write uiw's captures of the rows to this folder
     #[arg(long, value_name = "FOLDER")]
     pub pcap: Option<PathBuf>,
+    /// Put the rows that ran, in all their settings, into RESULTS.md
+    #[arg(long, conflicts_with_all = ["usual", "short"])]
+    pub add: bool,
     /// Leave the guest running afterwards, until Enter
     #[arg(long)]
     pub keep: bool,
@@ -94,9 +97,12 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
     bench.apply(&Setting::USUAL)?;
     let environment = Environment::of(&bench, begun.elapsed())?;
     let whole = options.only.is_none() && options.from.is_none() && !options.usual && !options.short;
+    let file = folder().join("RESULTS.md");
     if whole {
-        let file = folder().join("RESULTS.md");
         fs::write(&file, results.markdown(&environment)).map_err(Error::io(file.display()))?;
+    } else if options.add {
+        let before = fs::read_to_string(&file).map_err(Error::io(file.display()))?;
+        fs::write(&file, results.added_to(&before, &environment)).map_err(Error::io(file.display()))?;
     }
     let (passed, failed, na) = results.counts();
     println!(

@@ -84,6 +84,15 @@ impl Net {
         command
     }
 
+    /// The name of the device that C programs have here for the way to the guest.
+    #[must_use]
+    pub fn device(&self) -> &'static str {
+        match self {
+            Self::Tap(_) => "uiw_tap0",
+            Self::User { .. } => "uiw_lo",
+        }
+    }
+
     /// QEMU's arguments.
     #[must_use]
     pub fn qemu(&self) -> Vec<String> {

@@ -77,7 +77,6 @@ impl Results {
     #[must_use]
     pub fn markdown(&self, environment: &Environment) -> String {
         let Environment { kernel, library, uiw, date, took, boots, network } = environment;
-        let (passed, failed, na) = self.counts();
         let mut text = String::from(
             "# uiw and the Linux siw driver\n\nMade by `cargo xtask interop siw`; not edited by hand.\n\n",
         );
@@ -86,25 +85,88 @@ impl Results {
             "* {uiw}, {date}\n* kernel {kernel}, its siw driver built from Debian's source package; {library}"
         );
         let _ = writeln!(text, "* {network}; {boots} boot(s), {:.0} s in all", took.as_secs_f64());
-        let _ = writeln!(text, "* **{passed} runs passed, {failed} failed, {na} not applicable**\n");
+        let _ = writeln!(text, "{}\n", count_line(self.counts()));
         text += "A row is a case one way round. *n of m* counts settings: CRC on and off, IPv4 and IPv6, MTU 1500 and 9000, \
                  the stock driver and one that sends large FPDUs (`try_gso`) to our profile `siw-gso`. Data is compared octet \
                  for octet at both ends.\n\n| case | who connects | result | |\n|---|---|---|---|\n";
         for row in &self.rows {
-            let _ =
-                writeln!(text, "| {} | {} | {} | {} |", row.name, row.direction, row.word(), row.remarks());
+            let _ = writeln!(text, "{}", row.line());
         }
         text
     }
+
+    /// A file of [`Results::markdown`] with these rows in place of its own of the same name and direction, new ones last, and a line
+    /// that says when.
+    #[must_use]
+    pub fn added_to(&self, file: &str, environment: &Environment) -> String {
+        let mut lines: Vec<String> = file.lines().map(str::to_owned).collect();
+        for row in &self.rows {
+            let same = lines.iter_mut().find(|line| line.starts_with(&row.key()));
+            match same {
+                Some(line) => *line = row.line(),
+                None => lines.push(row.line()),
+            }
+        }
+        if let Some(count) = lines.iter().position(|line| line.starts_with(COUNT)) {
+            let Environment { uiw, date, took, .. } = environment;
+            let rows = self.rows.len();
+            let seconds = took.as_secs_f64();
+            lines[count] = count_line(table_counts(&lines));
+            lines.insert(count, format!("* {rows} rows run again or added by {uiw}, {date}; {seconds:.0} s"));
+        }
+        lines.join("\n") + "\n"
+    }
 }
 
+/// Begins the line with the numbers of runs.
+const COUNT: &str = "* **";
+
+fn count_line((passed, failed, na): (usize, usize, usize)) -> String {
+    format!("{COUNT}{passed} runs passed, {failed} failed, {na} not applicable**")
+}
+
+/// Runs passed, failed, not applicable, as the table has them. A row that failed in some settings does not tell those that do not
+/// apply from those that failed: they count as failed.
+fn table_counts(lines: &[String]) -> (usize, usize, usize) {
+    let mut counts = (0, 0, 0);
+    for line in lines {
+        let Some(word) = line.split('|').nth(3).map(str::trim) else { continue };
+        let numbers: Vec<usize> =
+            word.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect();
+        match (word, numbers.as_slice()) {
+            (word, [passed, of, ..]) if word.starts_with("**FAIL") => {
+                counts.0 += passed;
+                counts.1 += of - passed;
+            }
+            (word, [passed, of, ..]) if word.starts_with("pass") => {
+                counts.0 += passed;
+                counts.2 += of - passed;
+            }
+            (word, [of]) if word.starts_with(NOT_APPLICABLE) => counts.2 += of,
+            _ => {}
+        }
+    }
+    counts
+}
+
+const NOT_APPLICABLE: &str = "not applicable";
+
 impl Row {
+    /// What its line begins with.
+    fn key(&self) -> String {
+        format!("| {} | {} |", self.name, self.direction)
+    }
+
+    fn line(&self) -> String {
+        format!("{} {} | {} |", self.key(), self.word(), self.remarks())
+    }
+
     fn word(&self) -> String {
         let of = self.runs.len();
         let passed = self.runs.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Pass(_))).count();
         let failed = self.runs.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Fail(_))).count();
         match (passed, failed) {
-            (0, 0) => "not applicable".to_owned(),
+            (0, 0) => format!("{NOT_APPLICABLE}, {of}"),
             (passed, 0) if passed == of => format!("pass, {passed} of {of}"),
             (passed, 0) => format!("pass, {passed} of {of}; {} not applicable", of - passed),
             (passed, _) => format!("**FAIL**, {passed} of {of}"),
@@ -131,5 +193,45 @@ impl Row {
             seen.push(format!("and {more} more"));
         }
         seen.join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn results(rows: &[(&str, Verdict)]) -> Results {
+        let mut results = Results::default();
+        for (name, verdict) in rows {
+            let case = Case::new(*name, |_, _, _| Ok(Verdict::pass()));
+            results.add(&case, Direction::Ours, Setting::USUAL, verdict.clone());
+        }
+        results
+    }
+
+    fn environment() -> Environment {
+        let text = |text: &str| text.to_owned();
+        let (kernel, library, uiw, date) = (text("6"), text("44"), text("uiw 1"), text("today"));
+        Environment { kernel, library, uiw, date, took: Duration::from_secs(7), boots: 1, network: "tap" }
+    }
+
+    #[test]
+    fn rows_are_replaced_and_added() {
+        let fail = Verdict::Fail("why".to_owned());
+        let none = Verdict::NotApplicable("that".to_owned());
+        let first = results(&[("a", fail), ("b", Verdict::pass())]).markdown(&environment());
+        assert!(first.contains("* **1 runs passed, 1 failed, 0 not applicable**"), "{first}");
+        let again = results(&[("a", Verdict::pass()), ("c", none)]).added_to(&first, &environment());
+        assert!(again.contains("* **2 runs passed, 0 failed, 1 not applicable**"), "{again}");
+        assert!(again.contains("* 2 rows run again or added by uiw 1, today; 7 s"), "{again}");
+        let rows: Vec<&str> = again.lines().filter(|line| line.contains("uiw to siw")).collect();
+        assert_eq!(
+            rows,
+            [
+                "| a | uiw to siw | pass, 1 of 1 |  |",
+                "| b | uiw to siw | pass, 1 of 1 |  |",
+                "| c | uiw to siw | not applicable, 1 | that |"
+            ]
+        );
     }
 }

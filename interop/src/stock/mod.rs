@@ -6,5 +6,5 @@ mod process;
 mod programs;
 
 pub use network::{Network, free_port};
-pub use process::{Ended, Running};
+pub use process::{Ended, Running, listens};
 pub use programs::{Libraries, User, compile, ordinary, uiw};

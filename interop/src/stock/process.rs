@@ -168,7 +168,8 @@ fn collect(from: impl Read + Send + 'static, said: &Arc<Mutex<String>>) -> JoinH
 }
 
 /// Whether any process in the network namespace of `process` listens on `port`.
-fn listens(process: u32, port: u16) -> bool {
+#[must_use]
+pub fn listens(process: u32, port: u16) -> bool {
     ["tcp", "tcp6"].iter().any(|family| {
         let table = fs::read_to_string(format!("/proc/{process}/net/{family}")).unwrap_or_default();
         table.lines().skip(1).any(|line| is_listener(line, port))

@@ -5,6 +5,7 @@ mod faults;
 mod ops;
 mod rping;
 mod startup;
+mod stock;
 
 use crate::case::{Case, Setting};
 
@@ -12,6 +13,7 @@ use crate::case::{Case, Setting};
 #[must_use]
 pub fn all() -> Vec<Case> {
     let mut cases = rping::cases();
+    cases.extend(stock::cases());
     cases.extend(ops::cases());
     cases.extend(startup::cases());
     cases.extend(faults::cases());

@@ -1,0 +1,309 @@
+//! Debian's programs on uiw's libibverbs and librdmacm on the host, against the same programs on the kernel's siw in the guest.
+//!
+//! Both ends are strangers: what counts is that both are content. perftest and its kin hang at times on siw alone, so a run in which
+//! only the guest's program does not end is told apart from one in which ours does not, is repeated, and is named in the remark.
+
+use crate::bench::Bench;
+use crate::case::{Axes, Case, Direction, Setting, Verdict};
+use crate::guest::Job;
+use crate::rig::SPARE;
+use crate::shell::{Output, Process};
+use crate::{Error, Result};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long both ends may take.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// How much longer than the first to end the other one may take.
+const AFTERWARDS: Duration = Duration::from_secs(10);
+/// By then the guest ends its program in any case.
+const LONGEST: Duration = Duration::from_secs(90);
+/// Runs of a row in which the guest's program hangs.
+const ATTEMPTS: usize = 3;
+/// The remark on [`is_closing_race`].
+const CLOSING_RACE: &str = "siw completed the guest's last Send in error, though it was sent and answered: the FIN came with the answer";
+/// The remark on [`Pair::server_speaks_first`].
+const PEER_TO_PEER: &str =
+    "siw with peer_to_peer=1: without it the responder may not speak first (RFC 5044 7.1.2)";
+/// What [`Output`] has for a program that did not end in time.
+const HUNG: i32 = 124;
+
+/// Two programs that talk to each other.
+#[derive(Clone)]
+struct Pair {
+    server: &'static str,
+    client: &'static str,
+    package: &'static str,
+    style: Style,
+    /// Options of both.
+    options: Vec<String>,
+    /// A responder's first FPDU has to follow the initiator's. Where the program of the initiator does not speak first, an RTR message
+    /// has to, and siw's initiator sends one only with `peer_to_peer`.
+    server_speaks_first: bool,
+}
+
+/// How a program is told what to do, and what it says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Style {
+    /// `rping`: a client's exit code is of its teardown, what it prints are mismatches and errors.
+    Rping,
+    /// perftest: the server's address is the last argument; a table with a line for each size.
+    Perftest,
+    /// rdmacm-utils: `-s ADDRESS` at the client.
+    Rdmacm,
+}
+
+/// How the two ends came out.
+struct Ends {
+    host: Output,
+    guest: Output,
+}
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (size, rounds, axes, short) in [
+        ("64", "100", Axes::All, true),
+        ("1441", "100", Axes::Crc, false),
+        ("4096", "100", Axes::Crc, false),
+        ("60000", "100", Axes::Crc, true),
+        ("64", "1000", Axes::Usual, false),
+        ("60000", "1000", Axes::Usual, false),
+    ] {
+        let pair =
+            Pair::new("rping", "rping", "rdmacm-utils", Style::Rping, &["-V", "-C", rounds, "-S", size]);
+        cases.push(pair.case(format!("stock rping -V {size}, {rounds} rounds"), axes, short));
+    }
+    for (program, iterations, size, short) in [
+        ("ib_write_bw", "200", "65536", true),
+        ("ib_write_bw", "1000", "64", false),
+        ("ib_read_bw", "100", "65536", true),
+        ("ib_read_bw", "500", "64", false),
+        ("ib_send_bw", "200", "65536", true),
+        ("ib_send_bw", "1000", "64", false),
+        ("ib_read_lat", "200", "2", true),
+        ("ib_read_lat", "100", "65536", false),
+    ] {
+        let options = ["-R", "-F", "-n", iterations, "-s", size];
+        let pair = Pair::new(program, program, "perftest", Style::Perftest, &options);
+        cases.push(pair.case(format!("stock {program} -R -n {iterations} -s {size}"), Axes::Crc, short));
+    }
+    let pair =
+        |server, client, options: &[&str]| Pair::new(server, client, "rdmacm-utils", Style::Rdmacm, options);
+    let ucmatose = Pair {
+        server_speaks_first: true,
+        ..pair("ucmatose", "ucmatose", &["-c", "10", "-C", "30", "-S", "3000"])
+    };
+    cases.push(ucmatose.case("stock ucmatose, 10 connections".to_owned(), Axes::Crc, true));
+    let simple = pair("rdma_server", "rdma_client", &[]);
+    cases.push(simple.case("stock rdma_client and rdma_server".to_owned(), Axes::Crc, true));
+    let shared = pair("rdma_xserver", "rdma_xclient", &["-c", "r"]);
+    cases.push(shared.case("stock rdma_xclient and rdma_xserver, RC".to_owned(), Axes::Crc, false));
+    cases
+}
+
+impl Pair {
+    fn new(
+        server: &'static str,
+        client: &'static str,
+        package: &'static str,
+        style: Style,
+        options: &[&str],
+    ) -> Self {
+        let options = options.iter().map(|option| (*option).to_owned()).collect();
+        Self { server, client, package, style, options, server_speaks_first: false }
+    }
+
+    fn case(self, name: String, axes: Axes, short: bool) -> Case {
+        let case = Case::new(name, move |bench, setting, direction| self.run(bench, setting, direction));
+        let case = case.axes(axes);
+        if short { case.short() } else { case }
+    }
+
+    fn run(&self, bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
+        if setting.gso {
+            return Err(Error::Missing(
+                "a way for C programs to choose the profile siw-gso; without it siw sends small FPDUs"
+                    .to_owned(),
+            ));
+        }
+        let needs_rtr = self.server_speaks_first && direction == Direction::Theirs;
+        let mut hung = 0;
+        while hung < ATTEMPTS {
+            if hung > 0 {
+                // A driver that is stuck takes its guest with it.
+                bench.renew();
+                bench.apply(setting)?;
+            }
+            if needs_rtr {
+                bench.lab(&[("peer_to_peer", "1")])?;
+            }
+            let ends = match direction {
+                Direction::Ours => match self.serve_guest(bench, setting) {
+                    Ok(server) => self.client_here(bench, setting, server)?,
+                    // Nothing of ours has begun yet.
+                    Err(Error::Failed(_)) => {
+                        hung += 1;
+                        continue;
+                    }
+                    Err(missing) => return Err(missing),
+                },
+                Direction::Theirs => self.server_here(bench, setting)?,
+            };
+            let (ours, theirs) = match direction {
+                Direction::Ours => (self.complaint(&ends.host, true), self.complaint(&ends.guest, false)),
+                Direction::Theirs => (self.complaint(&ends.host, false), self.complaint(&ends.guest, true)),
+            };
+            match (ours, theirs) {
+                (None, None) if needs_rtr && hung == 0 => return Ok(Verdict::Pass(PEER_TO_PEER.to_owned())),
+                (None, None) => return Ok(Verdict::Pass(remark(hung))),
+                (None, Some(_)) if ends.guest.status == HUNG => hung += 1,
+                (None, Some(_)) if self.measured(&ends.guest) && is_closing_race(&ends.guest) => {
+                    return Ok(Verdict::Pass(CLOSING_RACE.to_owned()));
+                }
+                (ours, theirs) => return Ok(Verdict::Fail(both(ours, theirs))),
+            }
+        }
+        Ok(Verdict::Fail(remark(hung)))
+    }
+
+    fn serve_guest(&self, bench: &Bench, setting: &Setting) -> Result<Job> {
+        let own = bench.guest_own(setting.family)?;
+        let command = format!("{} {}", self.server, self.server_arguments(&own, SPARE).join(" "));
+        bench.serve_guest(&command, SPARE, LONGEST)
+    }
+
+    /// The server in the guest.
+    fn client_here(&self, bench: &mut Bench, setting: &Setting, server: Job) -> Result<Ends> {
+        let mut client = bench.stock(self.client, self.package, setting)?;
+        let at = bench
+            .net()
+            .guest(setting.family, SPARE)
+            .ok_or_else(|| Error::Missing("IPv6 (user-mode networking)".to_owned()))?;
+        client.args(self.client_arguments(&at.ip().to_string(), at.port(), Some(bench.net().device())));
+        Ok(finish(Process::start(&mut client)?, server))
+    }
+
+    /// The server on the host.
+    fn server_here(&self, bench: &mut Bench, setting: &Setting) -> Result<Ends> {
+        let mut command = bench.stock(self.server, self.package, setting)?;
+        if self.style == Style::Perftest {
+            command.args(["-d", bench.net().device()]);
+        }
+        let own = bench
+            .net()
+            .listen(setting.family)
+            .ok_or_else(|| Error::Missing("IPv6 (user-mode networking)".to_owned()))?;
+        let own = own.to_string();
+        let (server, port) = bench.serve_stock(command, |port| self.server_arguments(&own, port))?;
+        let host = bench.host(setting.family)?;
+        let script = format!("{} {}", self.client, self.client_arguments(&host, port, None).join(" "));
+        let client = bench.guest().start(&script, LONGEST)?;
+        Ok(finish(server, client))
+    }
+
+    fn server_arguments(&self, own: &str, port: u16) -> Vec<String> {
+        let port = port.to_string();
+        let role: &[&str] = match self.style {
+            Style::Rping => &["-s", "-a", own, "-p", &port],
+            Style::Perftest | Style::Rdmacm => &["-p", &port],
+        };
+        role.iter().map(|word| (*word).to_owned()).chain(self.options.iter().cloned()).collect()
+    }
+
+    fn client_arguments(&self, to: &str, port: u16, device: Option<&str>) -> Vec<String> {
+        let port = port.to_string();
+        let mut words: Vec<&str> = match self.style {
+            Style::Rping => vec!["-c", "-a", to, "-p", &port],
+            Style::Perftest => vec!["-p", &port],
+            Style::Rdmacm => vec!["-s", to, "-p", &port],
+        };
+        words.extend(self.options.iter().map(String::as_str));
+        if self.style == Style::Perftest {
+            words.extend(device.iter().flat_map(|device| ["-d", device]));
+            words.push(to);
+        }
+        words.into_iter().map(str::to_owned).collect()
+    }
+
+    /// What an end has to complain of.
+    fn complaint(&self, output: &Output, client: bool) -> Option<String> {
+        let program = if client { self.client } else { self.server };
+        if output.status == HUNG {
+            return Some(format!("{program} did not end: {}", output.last_line()));
+        }
+        let unusual = match self.style {
+            Style::Rping => lines(output).find(|line| !is_usual_of_rping(line, client)),
+            Style::Perftest if client && !self.measured(output) => Some("no measurement"),
+            Style::Perftest | Style::Rdmacm => None,
+        };
+        match unusual {
+            Some(line) => Some(format!("{program}: {line}")),
+            None if output.is_ok() => None,
+            None => Some(format!("{program}: exit code {}: {}", output.status, output.last_line())),
+        }
+    }
+
+    fn measured(&self, output: &Output) -> bool {
+        self.style == Style::Perftest && lines(output).any(|line| self.is_measurement(line))
+    }
+
+    /// Whether a line of perftest's table has the size and the number of iterations asked for.
+    fn is_measurement(&self, line: &str) -> bool {
+        let asked = |option: &str| {
+            self.options.iter().skip_while(move |word| *word != option).nth(1).map(String::as_str)
+        };
+        let mut words = line.split_whitespace();
+        words.next() == asked("-s") && words.next() == asked("-n")
+    }
+}
+
+/// Waits for both. Who hangs is told before anybody is killed: the end of one often ends the other, which then seems content.
+fn finish(mut host: Process, mut guest: Job) -> Ends {
+    let wait = |patience: Duration, done: &mut dyn FnMut() -> bool| {
+        let deadline = Instant::now() + patience;
+        while !done() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
+    };
+    wait(PATIENCE, &mut || !host.is_running() || !guest.is_running());
+    wait(AFTERWARDS, &mut || !host.is_running() && !guest.is_running());
+    let guest_hangs = guest.is_running();
+    let host = host.finish(Duration::ZERO);
+    let mut guest = guest.kill();
+    if guest_hangs {
+        guest.status = HUNG;
+    }
+    Ends { host, guest }
+}
+
+fn lines(output: &Output) -> impl Iterator<Item = &str> {
+    output.out.lines().chain(output.err.lines()).map(str::trim)
+}
+
+/// What rping says on a good day: that the other one went. A server was waiting for the next round then.
+fn is_usual_of_rping(line: &str, client: bool) -> bool {
+    line.is_empty()
+        || line.contains("DISCONNECT")
+        || line == "guest is listening"
+        || !client && line.ends_with("wait for RDMA_READ_ADV state 10")
+}
+
+/// Whether perftest in the guest measured, and found its last Send of all in error. siw completes a Send so (2: `IBV_WC_LOC_QP_OP_ERR`)
+/// whose last octet is sent, if the peer's FIN comes before it has looked: see QUIRKS.md.
+fn is_closing_race(output: &Output) -> bool {
+    ["Bad wc status 2", "Failed to close connection"]
+        .iter()
+        .all(|said| lines(output).any(|line| line.contains(said)))
+}
+
+fn remark(hung: usize) -> String {
+    match hung {
+        0 => String::new(),
+        hung => format!("the guest's program hung {hung} times by itself: ours had ended well, or not begun"),
+    }
+}
+
+fn both(ours: Option<String>, theirs: Option<String>) -> String {
+    let told = [ours.map(|what| format!("ours: {what}")), theirs.map(|what| format!("siw's: {what}"))];
+    told.into_iter().flatten().collect::<Vec<_>>().join("; ")
+}
