@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use verbs::blocking::{Connection, Listener};
 use verbs::{
-    Access, Arm, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, QpCap, QpInit, RecvWr, Remote,
-    SendFlags, SendOp, SendWr, Sge,
+    Access, Arm, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, QpCap, QpInit, Recognition,
+    RecvWr, Remote, SendFlags, SendOp, SendWr, Sge,
 };
 
 struct Notified {
@@ -164,6 +164,55 @@ fn deferred_posts_go_out_by_themselves() {
     for i in 0..100 {
         b.received_ok(i);
     }
+}
+
+/// A connection on which no timer wakes anybody: neither a hello nor a Send that waits.
+fn without_timers() -> (End, End) {
+    let options = ConnOptions {
+        recognition: Recognition::Off,
+        no_receive_timeout: Duration::MAX,
+        startup_timeout: Duration::from_secs(3600),
+        ..ConnOptions::default()
+    };
+    pair_of(End::new(), End::new(), &options)
+}
+
+/// One poll is no promise of another: the background thread, asleep in the stack's descriptor, has looked at nobody polling.
+#[test]
+fn posts_behind_a_single_poll_go_out_by_themselves() {
+    let (a, b) = without_timers();
+    for i in 0..20 {
+        b.recv(i, 0, 64);
+    }
+    // Long enough for everybody to fall asleep.
+    std::thread::sleep(Duration::from_millis(50));
+    let mut out = Vec::new();
+    a.scq.poll(&mut out, 1);
+    for i in 0..20 {
+        a.send(i, 0, 8);
+    }
+    for i in 0..20 {
+        b.received_ok(i);
+    }
+}
+
+/// The same of receives: the stream that waits for one goes on though the program that polled once sleeps elsewhere.
+#[test]
+fn receives_behind_a_single_poll_are_used_by_themselves() {
+    let (a, b) = without_timers();
+    a.send(1, 0, 8);
+    a.sent_ok(1);
+    std::thread::sleep(Duration::from_millis(50));
+    let mut out = Vec::new();
+    b.rcq.poll(&mut out, 1);
+    assert!(out.is_empty());
+    b.recv(2, 0, 8);
+    let patience = Instant::now() + Duration::from_secs(20);
+    while b.rcq.is_empty() {
+        assert!(Instant::now() < patience, "the receive that was posted is not used");
+        std::thread::yield_now();
+    }
+    b.received_ok(2);
 }
 
 fn connections(settings: &ConnSettings) -> (Device, Connection, Device, Connection) {
