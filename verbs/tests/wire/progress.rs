@@ -1,11 +1,10 @@
 //! Who moves the octets: nothing waits for a call that does not come, and nothing spins.
 
-use crate::common::{End, Make, fill, loopback, memory, pair, pair_of, peek};
+use crate::common::{End, Make, connected, fill, loopback, memory, pair, pair_of, peek};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use verbs::blocking::{Connection, Listener};
 use verbs::{
     Access, Arm, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, QpCap, QpInit, Recognition,
     RecvWr, Remote, SendFlags, SendOp, SendWr, Sge,
@@ -215,26 +214,9 @@ fn receives_behind_a_single_poll_are_used_by_themselves() {
     b.received_ok(2);
 }
 
-fn connections(settings: &ConnSettings) -> (Device, Connection, Device, Connection) {
-    let server = Device::open().unwrap();
-    let listener = Listener::bind(&server, loopback(), &settings.options).unwrap();
-    let addr = listener.local_addr();
-    let theirs = settings.clone();
-    let thread = std::thread::spawn(move || {
-        let pd = server.alloc_pd().unwrap();
-        let connection = listener.accept(&pd, &theirs).unwrap();
-        (server, connection)
-    });
-    let client = Device::open().unwrap();
-    let pd = client.alloc_pd().unwrap();
-    let connection = Connection::connect(&client, &pd, addr, settings).unwrap();
-    let (server, theirs) = thread.join().unwrap();
-    (client, connection, server, theirs)
-}
-
 #[test]
 fn blocked_receivers_are_woken() {
-    let (_a, client, _b, server) = connections(&ConnSettings::default());
+    let ((_a, client), (_b, server)) = connected(&ConnSettings::default());
     let counted = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -255,7 +237,7 @@ fn blocked_receivers_are_woken() {
 
 #[test]
 fn receive_with_a_timeout_returns_each_time() {
-    let (_a, client, _b, server) = connections(&ConnSettings::default());
+    let ((_a, client), (_b, server)) = connected(&ConnSettings::default());
     for _ in 0..5 {
         assert!(server.recv_timeout(Some(Duration::from_millis(5))).unwrap().is_none());
     }
@@ -283,7 +265,7 @@ fn dropped_operations_detach_and_leak_nothing() {
     }
     let alive = Arc::new(());
     let settings = ConnSettings { send_depth: 4, ..ConnSettings::default() };
-    let (_a, client, _b, server) = connections(&settings);
+    let ((_a, client), (_b, server)) = connected(&settings);
     let spd = server.clone().into_async().pd().clone();
     let shared = spd.share(1 << 20, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
     let remote = shared.remote(0..1 << 16).unwrap();
@@ -318,7 +300,7 @@ fn dropped_operations_detach_and_leak_nothing() {
 #[test]
 fn operations_wait_for_room_and_all_complete() {
     let settings = ConnSettings { send_depth: 2, ..ConnSettings::default() };
-    let (_a, client, _b, server) = connections(&settings);
+    let ((_a, client), (_b, server)) = connected(&settings);
     let pd = client.clone().into_async().pd().clone();
     let ops: Vec<_> = (0..50u8).map(|i| client.send(pd.register(vec![i; 100]).unwrap())).collect();
     for i in 0..50u8 {
