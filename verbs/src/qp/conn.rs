@@ -92,7 +92,7 @@ pub(crate) struct Conn {
     pub(crate) asked_local: Option<SocketAddr>,
     /// When TCP was refused first, and how long the next pause is.
     pub(crate) refused: Option<(Instant, Duration)>,
-    interest: Interest,
+    pub(super) interest: Interest,
     pub(crate) span: tracing::Span,
 }
 
@@ -328,7 +328,10 @@ impl Conn {
     /// Receives, then sends. True when octets moved.
     pub(crate) fn on_readable(&mut self, env: &mut Env<'_>) -> bool {
         let received = match &self.phase {
-            Phase::Open => self.receive(env),
+            Phase::Open => match self.receive(env) {
+                Ok(false) if !self.fin.received && self.sends_nothing() => return false,
+                received => received,
+            },
             Phase::Closing => Ok(self.discard()),
             _ => return false,
         };
