@@ -229,7 +229,7 @@ impl Core {
         if direct && !asked {
             for at in 0..self.established.len() {
                 let Some(token) = self.established.get(at).copied() else { break };
-                work += usize::from(self.with_conn(driver, token, Conn::on_readable).unwrap_or(false));
+                work += usize::from(self.with_conn(driver, token, Conn::on_look).unwrap_or(false));
             }
         } else {
             work += self.serve_events(driver);
