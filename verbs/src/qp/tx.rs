@@ -264,6 +264,12 @@ impl Conn {
 
     /// Requests of one small FPDU each, under one lock of the send queue.
     fn burst(&mut self, env: &mut Env<'_>) -> Result<Burst, Down> {
+        let built = self.build_burst(env);
+        self.recent.let_go();
+        built
+    }
+
+    fn build_burst(&mut self, env: &mut Env<'_>) -> Result<Burst, Down> {
         let others_first = !self.reads.owed.is_empty() && !self.tx.answers_turn;
         if self.tx.hold || !self.tx.may_burst() || others_first {
             return Ok(Burst::NotSmall);
@@ -294,7 +300,7 @@ impl Conn {
                 let range = (sge.addr, sge.length);
                 let failed = Down::Local { seq: Some(seq), status: WcStatus::LocalProtection };
                 let pin =
-                    table.pin_local(&mut self.recent, sge.lkey, pd, range, false).map_err(|_| failed)?;
+                    table.hold_local(&mut self.recent, sge.lkey, pd, range, false).map_err(|_| failed)?;
                 pin.copy_to_vec(0..pin.len(), &mut self.out.staging);
             }
             self.tx.fpdu.seal(&mut self.out.staging, start);
