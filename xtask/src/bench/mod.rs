@@ -1,5 +1,7 @@
 //! `cargo xtask bench`: measurements beside their bars.
 
+mod connects;
+mod instructions;
 mod speed;
 
 use std::process::ExitCode;
@@ -9,11 +11,17 @@ use std::process::ExitCode;
 pub(crate) enum Bench {
     /// Our wire beside raw TCP on this machine, row by row, each against its bar
     Speed(speed::Options),
+    /// Instructions a round under callgrind, beside the committed figures: stable on a busy machine
+    Instructions(instructions::Options),
+    /// Connections set up a second, beside TCP's
+    Connects(connects::Options),
 }
 
 /// Runs a benchmark.
 pub(crate) fn run(bench: &Bench) -> ExitCode {
     match bench {
         Bench::Speed(options) => speed::run(options),
+        Bench::Instructions(options) => instructions::run(options),
+        Bench::Connects(options) => connects::run(options),
     }
 }
