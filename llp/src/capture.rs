@@ -190,6 +190,17 @@ impl<S: Stack> Stack for CaptureStack<S> {
         Ok(Box::new(CaptureStream::connecting(inner, self.tap.clone())))
     }
 
+    fn connect_self(
+        &mut self,
+        local: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        self.set_clock();
+        let inner = self.inner.connect_self(local, options, token)?;
+        Ok(Box::new(CaptureStream::to_itself(inner, self.tap.clone())))
+    }
+
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         self.set_clock();
         self.inner.poll(events)
