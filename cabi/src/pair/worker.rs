@@ -392,3 +392,6 @@ impl Pair {
         self.retry = (self.retry * 2).min(RETRY_MOST);
     }
 }
+
+#[cfg(test)]
+mod tests;

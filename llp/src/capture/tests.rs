@@ -316,7 +316,8 @@ fn a_stream_to_itself_is_written_once() {
     stream.shutdown().unwrap();
     while stream.recv(&mut [IoVecMut::from(&mut block[..])]).is_err() {}
     drop((stream, stack));
-    let flags: Vec<_> = brief(&file, 0).into_iter().map(|(out, flags, _, _, len)| (out, flags, len)).collect();
+    let flags: Vec<_> =
+        brief(&file, 0).into_iter().map(|(out, flags, _, _, len)| (out, flags, len)).collect();
     assert_eq!(flags, [(true, 2, 0), (true, 0x12, 0), (true, 0x18, 5), (true, 0x11, 0)]);
 }
 
