@@ -181,7 +181,7 @@ impl Cq {
 /// # Safety
 /// `cq` is NULL or one of ours.
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
-    boundary::value((), || {
+    boundary::light_value((), || {
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Cq::get(cq) }?;
         // SAFETY: as above. Programs do not write the field, some show it.
@@ -196,7 +196,7 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
 /// # Safety
 /// `cq` is NULL or one of ours.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int) -> c_int {
-    boundary::code(|| {
+    boundary::light_code(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { Cq::get(cq) }?;
         object.engine.arm(if solicited == 0 { Arm::Any } else { Arm::Solicited });
@@ -209,7 +209,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int)
 /// # Safety
 /// `cq` is NULL or one of ours; `max` completions can be written to `wc`.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, max: c_int, wc: *mut ibv_wc) -> c_int {
-    boundary::value(-libc::EIO, || {
+    boundary::light_value(-libc::EIO, || {
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Cq::get(cq) }?;
         let Ok(max @ 1..) = usize::try_from(max) else { return Ok(if max == 0 { 0 } else { -libc::EINVAL }) };
