@@ -188,6 +188,7 @@ impl Conn {
                 return Err(Down::Local { seq: Some(seq), status });
             }
             sq.done(seq, status);
+            qp.retire(&mut sq, env.wakes)?;
         }
     }
 

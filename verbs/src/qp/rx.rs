@@ -89,12 +89,12 @@ impl Rx {
         self.parked = None;
     }
 
-    /// The number of the receive whose Send will not be finished.
     /// Whether a message has begun to fill a receive.
     pub(crate) fn is_receiving(&self) -> bool {
         self.receiving
     }
 
+    /// The number of the receive whose Send will not be finished.
     pub(crate) fn take_recv(&mut self) -> Option<u64> {
         std::mem::take(&mut self.receiving).then_some(self.recv.wr_id)
     }
@@ -130,6 +130,7 @@ impl Conn {
             // Octets that came with the Reply, or behind a segment that was parked.
             let mut inbox = std::mem::take(&mut self.inbox);
             let used = self.consume(inbox.octets_mut(), env)?;
+            work = used > 0;
             inbox.consume(used);
             self.inbox = inbox;
             if self.rx.is_stalled() {

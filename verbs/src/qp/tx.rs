@@ -64,6 +64,16 @@ pub(crate) struct Tx {
     spans: Vec<Span>,
 }
 
+/// What a look for small requests came to.
+enum Burst {
+    /// Some were built; there may be more.
+    Built,
+    /// The send queue has no more, whether some were built or not.
+    Drained,
+    /// The next in line is something else, or something else goes first.
+    NotSmall,
+}
+
 impl Tx {
     pub(crate) fn new(crc: bool, markers: bool) -> Self {
         Self {
@@ -187,9 +197,7 @@ impl Conn {
         let mut full = false;
         let mut more = false;
         for round in 0..ROUNDS {
-            if open {
-                self.build(env)?;
-            }
+            let all = !open || self.build(env)?;
             if self.out.is_empty() {
                 break;
             }
@@ -198,7 +206,7 @@ impl Conn {
                 SendError::Io(error) => Down::Lost(error),
             })?;
             self.note_sent(env)?;
-            if full {
+            if full || all {
                 break;
             }
             more = round + 1 == ROUNDS;
@@ -211,8 +219,8 @@ impl Conn {
         self.want(read, full || more)
     }
 
-    /// Cuts messages into FPDUs until the batch is full or nothing is due.
-    fn build(&mut self, env: &mut Env<'_>) -> Result<(), Down> {
+    /// Cuts messages into FPDUs until the batch is full or nothing is due. True when nothing more is.
+    fn build(&mut self, env: &mut Env<'_>) -> Result<bool, Down> {
         if self.out.staging.capacity() == 0 {
             self.out.staging = env.pool.take();
         }
@@ -221,12 +229,14 @@ impl Conn {
             && self.out.staging.len() < STAGING
         {
             if self.tx.message.is_none() {
-                if self.burst(env)? {
-                    continue;
+                match self.burst(env)? {
+                    Burst::Built => continue,
+                    Burst::Drained if self.tx.is_idle() && self.reads.owed.is_empty() => return Ok(true),
+                    Burst::Drained | Burst::NotSmall => {}
                 }
                 self.tx.message = self.next_message(env)?;
             }
-            let Some(mut message) = self.tx.message.take() else { break };
+            let Some(mut message) = self.tx.message.take() else { return Ok(true) };
             let last = match self.run(&mut message, env)? {
                 true => message.offset == message.total,
                 false => self.fpdu(&mut message, env)?,
@@ -239,8 +249,7 @@ impl Conn {
                 self.request_built(seq);
             }
         }
-        // Local requests may have finished without an octet.
-        self.retire(env)
+        Ok(false)
     }
 
     /// The whole of request `seq` is queued.
@@ -253,23 +262,27 @@ impl Conn {
         }
     }
 
-    /// Requests of one small FPDU each, under one lock of the send queue. False when the next in line is none of them.
-    fn burst(&mut self, env: &mut Env<'_>) -> Result<bool, Down> {
+    /// Requests of one small FPDU each, under one lock of the send queue.
+    fn burst(&mut self, env: &mut Env<'_>) -> Result<Burst, Down> {
         let others_first = !self.reads.owed.is_empty() && !self.tx.answers_turn;
         if self.tx.hold || !self.tx.may_burst() || others_first {
-            return Ok(false);
+            return Ok(Burst::NotSmall);
         }
-        let Some(qp) = &self.qp else { return Ok(false) };
+        let Some(qp) = &self.qp else { return Ok(Burst::NotSmall) };
         let (table, pd) = (&env.driver.table, qp.pd.id());
         let mut sq = qp.sq.lock();
         sq.look();
         let mut built = 0;
+        let mut drained = false;
         while built < BURST
             && sq.mode == SqMode::Running
             && self.out.staging.len() < STAGING
             && !self.tx.acks.is_due()
         {
-            let Some((seq, wqe)) = sq.next_wqe() else { break };
+            let Some((seq, wqe)) = sq.next_wqe() else {
+                drained = true;
+                break;
+            };
             let small = (wqe.len as usize) < (GATHER_MIN as usize).min(self.tx.mulpdu - ddp::Untagged::LEN);
             if !small || wqe.flags.contains(SendFlags::FENCE) {
                 break;
@@ -293,7 +306,11 @@ impl Conn {
             built += 1;
         }
         self.tx.answers_turn &= built == 0;
-        Ok(built > 0)
+        Ok(match (drained, built) {
+            (true, _) => Burst::Drained,
+            (false, 0) => Burst::NotSmall,
+            (false, _) => Burst::Built,
+        })
     }
 
     /// As many FPDUs as the batch has room for and one piece of memory has octets, built in staging: the memory is looked up,
@@ -468,22 +485,27 @@ impl Conn {
         if self.tx.marks.front().is_none_or(|(end, _)| *end > sent) {
             return Ok(());
         }
-        let Some(qp) = self.qp.clone() else { return Ok(()) };
+        let Some(qp) = &self.qp else { return Ok(()) };
         let mut sq = qp.sq.lock();
         while let Some((_, seq)) = self.tx.marks.front().copied().filter(|(end, _)| *end <= sent) {
             sq.done(seq, WcStatus::Success);
             self.tx.marks.pop_front();
         }
-        drop(sq);
-        self.retire(env)
+        qp.retire(&mut sq, env.wakes)
     }
 
     /// Completes the requests that are over.
     pub(super) fn retire(&mut self, env: &mut Env<'_>) -> Result<(), Down> {
         let Some(qp) = &self.qp else { return Ok(()) };
-        let mut room = true;
-        qp.sq.lock().retire(None, |cqe| room &= qp.send_cq.push(cqe, env.wakes));
-        if room { Ok(()) } else { Err(Down::CqOverflow) }
+        qp.retire(&mut qp.sq.lock(), env.wakes)
+    }
+
+    /// Whether there is nothing to send unless something happens: a post, an arrival, room.
+    pub(super) fn sends_nothing(&self) -> bool {
+        self.out.is_empty()
+            && self.tx.is_idle()
+            && self.reads.owed.is_empty()
+            && self.interest == llp::Interest { read: self.rx.is_read(), write: false }
     }
 
     /// Whether a request is half built.
