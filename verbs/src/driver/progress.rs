@@ -531,8 +531,18 @@ struct Habits {
 impl Habits {
     /// Whether somebody drove since it was asked last.
     fn see_rounds(&mut self, driver: &Weak<Driver>) -> bool {
-        let now = driver.upgrade().map_or(self.rounds, |driver| driver.rounds.load(Ordering::Relaxed));
+        let now = self.rounds_now(driver);
         std::mem::replace(&mut self.rounds, now) != now
+    }
+
+    /// As [`Self::see_rounds`], and the next question is answered the same: two looks right after one another find no round
+    /// between them.
+    fn has_rounds(&self, driver: &Weak<Driver>) -> bool {
+        self.rounds_now(driver) != self.rounds
+    }
+
+    fn rounds_now(&self, driver: &Weak<Driver>) -> u32 {
+        driver.upgrade().map_or(self.rounds, |driver| driver.rounds.load(Ordering::Relaxed))
     }
 }
 
@@ -555,7 +565,7 @@ fn lead(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) {
         mine
     };
     // While somebody polls and drives the arrival belongs to the thread that polls; with another leader, to it.
-    let theirs = shared.polled.load(Ordering::SeqCst) && habits.see_rounds(driver);
+    let theirs = shared.polled.load(Ordering::SeqCst) && habits.has_rounds(driver);
     if mine && !theirs {
         drive(shared, driver, readable);
         habits.see_rounds(driver);
