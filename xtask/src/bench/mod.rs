@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: measurements beside their bars.
 
+mod perftest;
 mod speed;
 
 use std::process::ExitCode;
@@ -9,11 +10,14 @@ use std::process::ExitCode;
 pub(crate) enum Bench {
     /// Our wire beside raw TCP on this machine, row by row, each against its bar
     Speed(speed::Options),
+    /// Debian's perftest on the C libraries beside `uiw perf` and raw TCP
+    Perftest(perftest::Options),
 }
 
 /// Runs a benchmark.
 pub(crate) fn run(bench: &Bench) -> ExitCode {
     match bench {
         Bench::Speed(options) => speed::run(options),
+        Bench::Perftest(options) => perftest::run(options),
     }
 }
