@@ -142,7 +142,8 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 /// The cursor is locked by this thread.
 unsafe fn take(object: &Object<Cq>, cq: *mut ibv_cq_ex) -> Result<()> {
     let mut next = None;
-    object.engine.poll_with(1, |wc| next = Some(wc));
+    let taken = object.engine.poll_with(1, |wc| next = Some(wc));
+    object.rest(taken);
     let wc = next.ok_or(Errno(libc::ENOENT))?;
     // SAFETY: the caller's promise.
     unsafe {
