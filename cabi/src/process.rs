@@ -11,6 +11,7 @@ use crate::errno::Errno;
 use crate::inherited;
 use crate::pair::Pairs;
 use crate::settings::Settings;
+use crate::signals::Held;
 use llp::Stack;
 use llp::capture::{CaptureStack, PcapSink};
 use llp::fault::FaultStack;
@@ -67,10 +68,13 @@ impl Process {
         start_log(settings);
         let stack = self.stack(settings)?;
         let limits = Limits { max_rd_atomic: MAX_RD_ATOMIC, ..Limits::default() };
+        // Its threads are started with this thread's mask: the program's signals are for the program's own threads.
+        let held = Held::new();
         let engine = Device::with_stack(
             stack,
             DeviceOptions { limits, guard: Some(DRIVE_GUARD), ..DeviceOptions::default() },
         )?;
+        drop(held);
         // As siw: peers may invalidate a plain region with Send with Invalidate.
         engine.set_lenient_invalidate(true);
         self.engine = Some(engine.clone());

@@ -4,6 +4,7 @@ use super::hello::{Hello, LATER};
 use super::{Patience, Target};
 use crate::boundary::Result;
 use crate::settings::Settings;
+use crate::signals::Held;
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,6 +107,7 @@ impl Worker {
             state: Mutex::default(),
         });
         let run = Arc::clone(&worker);
+        let _held = Held::new();
         let thread = thread::Builder::new().name("uiw-pairs".to_owned()).spawn(move || run.run())?;
         let _ = worker.thread.set(thread.thread().clone());
         Ok(worker)
