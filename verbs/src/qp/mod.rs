@@ -7,6 +7,7 @@
 mod acks;
 mod conn;
 mod handle;
+mod in_place;
 mod inbox;
 mod message;
 mod next_message;

@@ -107,7 +107,9 @@ impl Conn {
             return Ok(false);
         }
         if let Some(parked) = self.rx.parked.take() {
-            if !self.segment(&parked, env)? {
+            let placed = self.segment(&parked, env);
+            self.recent.let_go();
+            if !placed? {
                 self.rx.parked = Some(parked);
                 return Ok(false);
             }
@@ -198,6 +200,12 @@ impl Conn {
     }
 
     fn consume(&mut self, octets: &mut [u8], env: &mut Env<'_>) -> Result<usize, Down> {
+        let used = self.consume_fpdus(octets, env);
+        self.recent.let_go();
+        used
+    }
+
+    fn consume_fpdus(&mut self, octets: &mut [u8], env: &mut Env<'_>) -> Result<usize, Down> {
         let mut at = 0;
         loop {
             let fpdu = match self.rx.fpdu.next(&mut octets[at..]) {
@@ -295,7 +303,7 @@ impl Conn {
             let (from, range) = ((self.stream_id, qp.pd.id()), (header.to, len));
             env.driver
                 .table
-                .pin_remote(&mut self.recent, header.stag, from, range, Right::Write)
+                .hold_remote(&mut self.recent, header.stag, from, range, Right::Write)
                 .map_err(|error| write_fault(&error))?
                 .copy_from(0, payload);
         }
@@ -399,6 +407,10 @@ impl Conn {
             }
             _ => return Ok(()),
         };
+        if invalidate.is_some() {
+            // What ends a region holds none.
+            self.recent.let_go();
+        }
         if let Some(stag) = invalidate
             && env.driver.table.invalidate_remote(stag, qp.stream(), qp.pd.id()).is_err()
         {
@@ -584,6 +596,9 @@ impl Conn {
             }
         };
         let mut status = WcStatus::Success;
+        if front.invalidate.is_some() {
+            self.recent.let_go();
+        }
         if let Some(stag) = front.invalidate
             && env.driver.table.invalidate_local(stag, qp.stream(), qp.pd.id()).is_err()
         {
@@ -676,7 +691,7 @@ fn scatter(
         let take = (room - skip).min(rest.len() as u64) as usize;
         let (now, later) = rest.split_at(take);
         let range = (sge.addr.wrapping_add(skip), take as u32);
-        table.pin_local(recent, sge.lkey, pd.id(), range, true)?.copy_from(0, now);
+        table.hold_local(recent, sge.lkey, pd.id(), range, true)?.copy_from(0, now);
         rest = later;
         skip = 0;
     }

@@ -327,6 +327,32 @@ fn window_of_type_2_is_invalidated_by_a_send_and_belongs_to_one_stream() {
     assert_eq!(b.received().status, WcStatus::Flushed);
 }
 
+/// A batch of segments keeps the memory they name pinned; what ends that memory may stand among them.
+#[test]
+fn writes_and_the_invalidation_behind_them_in_one_batch() {
+    let (a, b) = pair();
+    for round in 0..20u8 {
+        let window = b.pd.alloc_window(WindowType::Two).unwrap();
+        let stag = new_key(window.stag(), round.wrapping_add(1));
+        bind(&b, &window, stag, Access::REMOTE_WRITE);
+        let remote = Remote { addr: b.mr.addr(), rkey: stag.0 };
+        b.recv(9, 1000, 64);
+        let sges = [a.sge(0, 32)];
+        let wr = |wr_id, op| SendWr { wr_id, op, sges: &sges, flags: SendFlags::SIGNALED };
+        let chain = [
+            wr(1, SendOp::Write { remote }),
+            wr(2, SendOp::Write { remote }),
+            wr(3, SendOp::SendInvalidate { stag }),
+        ];
+        // SAFETY: the memory is kept until the test's end.
+        unsafe { a.qp.post_send(chain) }.unwrap();
+        assert_eq!(b.received_ok(9).invalidated, Some(stag.0));
+        for wr_id in 1..=3 {
+            a.sent_ok(wr_id);
+        }
+    }
+}
+
 // [test:RFC5040-8.1.1-05] [test:RFC5041-8.3.1-05]
 #[test]
 fn window_that_is_destroyed_is_revoked() {

@@ -1,5 +1,7 @@
 //! `cargo xtask bench`: measurements beside their bars.
 
+mod connects;
+mod instructions;
 mod perftest;
 mod speed;
 
@@ -10,6 +12,10 @@ use std::process::ExitCode;
 pub(crate) enum Bench {
     /// Our wire beside raw TCP on this machine, row by row, each against its bar
     Speed(speed::Options),
+    /// Instructions a round under callgrind, beside the committed figures: stable on a busy machine
+    Instructions(instructions::Options),
+    /// Connections set up a second, beside TCP's
+    Connects(connects::Options),
     /// Debian's perftest on the C libraries beside `uiw perf` and raw TCP
     Perftest(perftest::Options),
 }
@@ -18,6 +24,8 @@ pub(crate) enum Bench {
 pub(crate) fn run(bench: &Bench) -> ExitCode {
     match bench {
         Bench::Speed(options) => speed::run(options),
+        Bench::Instructions(options) => instructions::run(options),
+        Bench::Connects(options) => connects::run(options),
         Bench::Perftest(options) => perftest::run(options),
     }
 }
