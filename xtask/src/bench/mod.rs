@@ -2,6 +2,7 @@
 
 mod connects;
 mod instructions;
+mod perftest;
 mod speed;
 
 use std::process::ExitCode;
@@ -15,6 +16,8 @@ pub(crate) enum Bench {
     Instructions(instructions::Options),
     /// Connections set up a second, beside TCP's
     Connects(connects::Options),
+    /// Debian's perftest on the C libraries beside `uiw perf` and raw TCP
+    Perftest(perftest::Options),
 }
 
 /// Runs a benchmark.
@@ -23,5 +26,6 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
         Bench::Speed(options) => speed::run(options),
         Bench::Instructions(options) => instructions::run(options),
         Bench::Connects(options) => connects::run(options),
+        Bench::Perftest(options) => perftest::run(options),
     }
 }
