@@ -67,6 +67,14 @@ impl Message {
         Self { header, total: wqe.len, offset: 0, source, ends: ends.then_some(seq), then: None }
     }
 
+    /// The octets of a message that is nothing but a header.
+    pub(super) fn own_octets(&self) -> &[u8] {
+        match &self.source {
+            Source::Octets { octets } => &octets[..self.total as usize],
+            Source::Empty | Source::Request { .. } | Source::Owed { .. } => &[],
+        }
+    }
+
     /// The DDP header of the next segment with `len` octets of payload.
     pub(super) fn segment_header(&self, len: u32) -> Header {
         self.header.segment(self.offset, self.offset + len == self.total)

@@ -4,7 +4,7 @@ use crate::driver::Env;
 use crate::qp::message::{Message, MessageHeader, Source, tagged_write};
 use crate::qp::peer::Greeting;
 use crate::qp::read_queue::{Asker, OutstandingKind, Owed, OwedKind, QuotedSegment};
-use crate::qp::send_queue::{SqMode, Wqe};
+use crate::qp::send_queue::{SendQueue, SqMode, Wqe};
 use crate::qp::teardown::read_fault;
 use crate::qp::{Conn, Down, QpInner};
 use crate::wc::WcStatus;
@@ -176,9 +176,10 @@ impl Conn {
                 }
                 let awaits_answer = wqe.op.needs_ord();
                 let message = self.start(seq, wqe);
-                sq.begun(seq, message.header.msn());
-                if awaits_answer && let Some(asked) = self.reads.outstanding.back_mut() {
-                    asked.sges = sq.take_sges(seq);
+                if awaits_answer {
+                    self.asked(&mut sq, seq, &message);
+                } else {
+                    sq.begun(seq, message.header.msn());
                 }
                 return Ok(Some(message));
             }
@@ -192,8 +193,16 @@ impl Conn {
         }
     }
 
+    /// Request `seq`, a Read or atomic, is begun with `message`: its elements go where its answer is awaited.
+    pub(super) fn asked(&mut self, sq: &mut SendQueue, seq: u32, message: &Message) {
+        sq.begun(seq, message.header.msn());
+        if let Some(asked) = self.reads.outstanding.back_mut() {
+            asked.sges = sq.take_sges(seq);
+        }
+    }
+
     /// The first (mostly the only) message of a request.
-    fn start(&mut self, seq: u32, wqe: &Wqe) -> Message {
+    pub(super) fn start(&mut self, seq: u32, wqe: &Wqe) -> Message {
         if let Some(header) = self.tx.plain_header(&wqe.op, wqe.flags) {
             return Message::of_request(header, seq, wqe, true);
         }
@@ -254,7 +263,7 @@ impl Conn {
 }
 
 /// The extension that `op` needs and the peer does not have.
-fn missing(op: &SendOp, peer: Extensions) -> Option<&'static str> {
+pub(super) fn missing(op: &SendOp, peer: Extensions) -> Option<&'static str> {
     match op {
         SendOp::WriteImm { .. } if !peer.immediate => Some("immediate data (RFC 7306)"),
         SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if !peer.atomic => Some("atomics (RFC 7306)"),

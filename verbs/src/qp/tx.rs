@@ -9,6 +9,7 @@ use crate::driver::Env;
 use crate::qp::acks::Acks;
 use crate::qp::in_place::InPlace;
 use crate::qp::message::{Message, MessageHeader, Source, tagged_write};
+use crate::qp::next_message::missing;
 use crate::qp::out_queue::SendError;
 use crate::qp::peer::Greeting;
 use crate::qp::send_queue::SqMode;
@@ -305,7 +306,8 @@ impl Conn {
         if self.tx.hold || !self.tx.may_burst() || others_first {
             return Ok(Burst::NotSmall);
         }
-        let Some(qp) = &self.qp else { return Ok(Burst::NotSmall) };
+        let Some(qp) = self.qp.clone() else { return Ok(Burst::NotSmall) };
+        let offered = self.peer.features().extensions();
         let (table, pd) = (&env.driver.table, qp.pd.id());
         let mut sq = qp.sq.lock();
         sq.look();
@@ -320,10 +322,27 @@ impl Conn {
                 drained = true;
                 break;
             };
-            let small = (wqe.len as usize) < (GATHER_MIN as usize).min(self.tx.mulpdu - ddp::Untagged::LEN);
-            if !small || wqe.flags.contains(SendFlags::FENCE) {
+            if wqe.flags.contains(SendFlags::FENCE) || missing(&wqe.op, offered).is_some() {
                 break;
             }
+            if wqe.op.needs_ord() {
+                if !self.reads.may_ask() {
+                    break;
+                }
+                let message = self.start(seq, wqe);
+                let start = begin_fpdu(&mut self.out.staging, &message.segment_header(message.total));
+                self.out.staging.extend_from_slice(message.own_octets());
+                self.queue_small(start);
+                self.asked(&mut sq, seq, &message);
+                sq.advance();
+                built += 1;
+                continue;
+            }
+            let small = (wqe.len as usize) < (GATHER_MIN as usize).min(self.tx.mulpdu - ddp::Untagged::LEN);
+            if !small {
+                break;
+            }
+            // Behind every reason to stop: it counts the message.
             let Some(header) = self.tx.plain_header(&wqe.op, wqe.flags) else { break };
             let start = begin_fpdu(&mut self.out.staging, &header.segment(0, true));
             self.out.staging.extend_from_slice(&wqe.inline);
@@ -334,9 +353,7 @@ impl Conn {
                     table.hold_local(&mut self.recent, sge.lkey, pd, range, false).map_err(|_| failed)?;
                 pin.copy_to_vec(0..pin.len(), &mut self.out.staging);
             }
-            self.tx.unsigned.frame(&mut self.tx.fpdu, &mut self.out.staging, start);
-            self.out.push_staged(start);
-            self.out.end_fpdu();
+            self.queue_small(start);
             sq.begun(seq, header.msn());
             sq.advance();
             self.tx.sent_when(self.out.queued(), seq);
@@ -348,6 +365,13 @@ impl Conn {
             (false, 0) => Burst::NotSmall,
             (false, _) => Burst::Built,
         })
+    }
+
+    /// Queues the FPDU that stands in staging from `start` on; its CRC is still to be computed.
+    fn queue_small(&mut self, start: usize) {
+        self.tx.unsigned.frame(&mut self.tx.fpdu, &mut self.out.staging, start);
+        self.out.push_staged(start);
+        self.out.end_fpdu();
     }
 
     /// As many FPDUs as the batch has room for and one piece of memory has octets, built in staging: the memory is looked up,
