@@ -84,6 +84,19 @@ pub trait Stream: Send {
     /// As for [`Stream::send`].
     fn recv(&mut self, bufs: &mut [mem::IoVecMut<'_>]) -> io::Result<usize>;
 
+    /// Received octets where they lie, from a stack whose receive buffers are in this process: they can be looked at, and used,
+    /// without the copy that [`Stream::recv`] makes. Without any octets it is the peer's FIN. `Ok(None)`, always the same for a
+    /// stream: it has no such memory.
+    ///
+    /// While the look lives, nothing but [`Stream::emss`] and the addresses may be asked of any stream of this stack.
+    ///
+    /// # Errors
+    /// As for [`Stream::send`]; `WouldBlock` also when nothing came behind octets that were left with
+    /// [`Rest::WaitForMore`].
+    fn look(&mut self) -> io::Result<Option<Box<dyn Look>>> {
+        Ok(None)
+    }
+
     /// Says what to be woken for. It is remembered; a system call is made only on a change.
     ///
     /// # Errors
@@ -121,6 +134,28 @@ pub trait Stream: Send {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+}
+
+/// Received octets in the memory of their stack: see [`Stream::look`]. To drop it takes nothing.
+pub trait Look {
+    /// The octets from the stream's present position on, as far as they lie in one piece. They may be changed in place.
+    fn octets(&mut self) -> &mut [u8];
+
+    /// Whether it is worth while to leave what is behind the first `used` octets until more has come. `false`: the piece ends at
+    /// the buffer's end or the stream's, or the buffer has hardly room for more; the rest must be had by [`Stream::recv`].
+    fn can_grow(&self, used: usize) -> bool;
+
+    /// Takes the first `used` octets from the stream.
+    fn consume(self: Box<Self>, used: usize, rest: Rest);
+}
+
+/// What the octets are worth that a [`Look`] leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// They are of use now: the stream stays readable.
+    Useful,
+    /// They are of no use without more: the stream is readable when more came, or no more can come.
+    WaitForMore,
 }
 
 /// A listening port. To drop it closes it.

@@ -8,7 +8,7 @@ use super::SmolConfig;
 use super::addr::{endpoint, plain};
 use super::flow::{Checksum, Flow, Kind, classify};
 use super::link::{Frame, Link, Port};
-use crate::{Event, Interest, ListenOptions, StreamOptions, Token};
+use crate::{Event, Interest, ListenOptions, Rest, StreamOptions, Token};
 use conn::{Conn, Owner};
 use mem::{IoVec, IoVecMut};
 use ports::Ports;
@@ -372,6 +372,31 @@ impl<L: Link> Shard<L> {
         }
         self.tell_others(id.0);
         result
+    }
+
+    /// Takes what the link has, and tells how many octets of the connection can be looked at in one piece; none behind its end.
+    pub(super) fn look(&mut self, id: ConnId) -> io::Result<usize> {
+        self.tick();
+        self.tell_others(id.0);
+        self.conns[id.0].received().map(|octets| octets.len())
+    }
+
+    /// What [`Shard::look`] found.
+    pub(super) fn received(&mut self, id: ConnId) -> &mut [u8] {
+        self.conns[id.0].received().unwrap_or_default()
+    }
+
+    pub(super) fn can_grow(&self, id: ConnId, len: usize, used: usize) -> bool {
+        self.conns[id.0].can_grow(len, used)
+    }
+
+    pub(super) fn consume(&mut self, id: ConnId, used: usize, rest: Rest) {
+        self.conns[id.0].consume(used, rest == Rest::WaitForMore);
+        if used > 0 {
+            // The window has opened.
+            self.touched.push(id.0);
+            self.egress_all(self.clock());
+        }
     }
 
     pub(super) fn set_interest(&mut self, id: ConnId, interest: Interest) {

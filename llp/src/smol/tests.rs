@@ -2,7 +2,7 @@
 
 use super::pipe::{Delivery, Fate, PipeLink, pipe};
 use super::{SmolConfig, SmolStack};
-use crate::{Event, Interest, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use crate::{Event, Interest, ListenOptions, Listener, Rest, Stack, Stream, StreamOptions, Token};
 use mem::{IoVec, IoVecMut};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
@@ -323,4 +323,59 @@ fn the_descriptor_tells_what_nobody_polled_for() {
     assert_eq!(poll(&mut [PollFd::new(&*fd, PollFlags::IN)], Some(&at_once)).unwrap(), 1);
     world.step();
     assert!(world.told(1, 11 + one as u64).is_some_and(|event| event.readable));
+}
+
+/// Octets are used where they lie; what is of no use yet is news again only with more behind it, or with the end.
+#[test]
+fn octets_are_looked_at_where_they_lie() {
+    let mut world = World::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    assert_eq!(server.look().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
+    client.send(&[IoVec::from(&b"one, tw"[..])]).unwrap();
+    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
+    let mut look = server.look().unwrap().unwrap();
+    assert_eq!(look.octets(), b"one, tw");
+    assert!(look.can_grow(5));
+    look.consume(5, Rest::WaitForMore);
+    world.step();
+    assert!(world.told(1, 2).is_none());
+    assert_eq!(server.look().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
+    client.send(&[IoVec::from(&b"o"[..])]).unwrap();
+    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
+    let mut look = server.look().unwrap().unwrap();
+    assert_eq!(look.octets(), b"two");
+    look.consume(1, Rest::WaitForMore);
+    client.shutdown().unwrap();
+    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
+    let look = server.look().unwrap().unwrap();
+    assert!(!look.can_grow(0), "nothing comes behind a FIN");
+    drop(look);
+    let mut block = [0; 10];
+    assert_eq!(server.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 2, "a look takes nothing");
+    assert!(server.look().unwrap().unwrap().octets().is_empty(), "the FIN");
+}
+
+/// Round and round the buffer: pieces that end where it ends are followed by those at its front.
+#[test]
+fn looks_pass_the_end_of_the_buffer() {
+    let mut world = World::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    let octets = pattern(3_500_000);
+    let (mut sent, mut came, mut ends) = (0, Vec::new(), 0);
+    world.until(|_| {
+        if let Ok(count) = client.send(&[IoVec::from(&octets[sent..octets.len().min(sent + 50_000)])]) {
+            sent += count;
+        }
+        if let Ok(Some(mut look)) = server.look() {
+            // An odd number of octets stays.
+            let len = look.octets().len();
+            let take = (len.max(8) - 7).min(len);
+            came.extend_from_slice(&look.octets()[..take]);
+            ends += usize::from(!look.can_grow(take));
+            look.consume(take, Rest::Useful);
+        }
+        came.len() > 3_400_000
+    });
+    assert!(came == octets[..came.len()]);
+    assert!(ends >= 3, "the buffer has {} octets", SmolConfig::BUFFER);
 }

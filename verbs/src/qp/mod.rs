@@ -6,6 +6,7 @@
 
 mod conn;
 mod handle;
+mod in_place;
 mod inbox;
 mod message;
 mod out_queue;

@@ -45,6 +45,8 @@ pub(super) struct Conn {
     ended: Option<ErrorKind>,
     /// Its FIN was asked for.
     finished: bool,
+    /// Received octets that are of no use without more.
+    useless: usize,
 }
 
 /// Whether the options can be had here.
@@ -87,6 +89,7 @@ impl Conn {
             timeout: options.user_timeout,
             ended: None,
             finished: false,
+            useless: 0,
         })
     }
 
@@ -159,7 +162,7 @@ impl Conn {
         if self.is_opening() {
             return None;
         }
-        let readable = self.interest.read && (socket.can_recv() || !socket.may_recv());
+        let readable = self.interest.read && (socket.recv_queue() > self.useless || self.is_all_here());
         // A little room is no news: octets would leave in small segments.
         let room = socket.send_capacity() - socket.send_queue() >= socket.send_capacity() / 8;
         let writable = self.interest.write && (room || !socket.may_send());
@@ -203,8 +206,41 @@ impl Conn {
         Ok(total)
     }
 
+    /// Nothing can come behind what was received.
+    fn is_all_here(&self) -> bool {
+        !matches!(self.socket().state(), State::Established | State::FinWait1 | State::FinWait2)
+    }
+
+    /// Received octets as far as they lie in one piece; none behind the peer's FIN.
+    pub(super) fn received(&mut self) -> io::Result<&mut [u8]> {
+        let (all_here, opening) = (self.is_all_here(), self.is_opening());
+        if !all_here && self.socket().recv_queue() <= self.useless {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let ended = self.ended;
+        match self.socket_mut().recv(|octets| (0, octets)) {
+            Ok(octets) => Ok(octets),
+            Err(RecvError::Finished) if ended.is_none() => Ok(&mut []),
+            Err(_) if opening => Err(ErrorKind::WouldBlock.into()),
+            Err(_) => Err(ended.unwrap_or(ErrorKind::ConnectionReset).into()),
+        }
+    }
+
+    /// Whether octets that come will stand behind the `len` of [`Conn::received`], with room for them once `used` are taken.
+    pub(super) fn can_grow(&self, len: usize, used: usize) -> bool {
+        let socket = self.socket();
+        !self.is_all_here() && socket.recv_queue() == len && len - used < socket.recv_capacity() / 2
+    }
+
+    /// Takes octets of [`Conn::received`]; the rest is of no use until more has come, if `wait` says so.
+    pub(super) fn consume(&mut self, used: usize, wait: bool) {
+        let _ = self.socket_mut().recv(|octets| (used.min(octets.len()), ()));
+        self.useless = if wait { self.socket().recv_queue() } else { 0 };
+    }
+
     /// Copies received octets out.
     pub(super) fn drain(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        self.useless = 0;
         let mut total = 0;
         for buf in bufs {
             let mut done = 0;
