@@ -18,6 +18,7 @@ mod service;
 mod siwtest;
 mod stop;
 mod text;
+mod wan;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use fail::{EXIT_CODES, Exit, Failure, Result};
@@ -63,6 +64,9 @@ enum Command {
     /// Show the environment variables that such programs obey
     #[command(after_help = EXIT_CODES)]
     Env(env::Args),
+    /// Emulate a long, narrow or lossy path between two interfaces
+    #[command(after_help = wan::HELP)]
+    Wan(wan::Args),
     /// Show the iWARP traffic in a packet capture
     Decode(decode::Args),
 }
@@ -97,6 +101,7 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
         Command::Siwtest(args) => siwtest::run(&opener, args),
         Command::Devices(args) => devices::run(args),
         Command::Env(args) => env::run(args),
+        Command::Wan(args) => wan::run(args),
         Command::Decode(_) | Command::Run(_) => Ok(()),
     }
 }

@@ -9,14 +9,18 @@
 //! * [`fault::FaultStack`]: cuts, flipped bits and odd-sized reads and writes on top of another stack.
 //! * [`capture::CaptureStack`]: writes what passes to a pcapng file.
 //!
+//! [`wan`] emulates paths, between two interfaces or under smoltcp in one process.
+//!
 //! Payload is registered memory and comes as [`mem::IoVec`]: no stack sees a slice of it.
 
 pub mod capture;
+mod clock;
 pub mod fault;
 pub mod sim;
 pub mod smol;
 mod spec;
 pub mod tcp;
+pub mod wan;
 
 mod options;
 
@@ -28,6 +32,7 @@ use std::{
     time::Instant,
 };
 
+pub use clock::Clock;
 pub use options::{KeepAlive, ListenOptions, OptionError, StreamInfo, StreamOptions};
 pub use spec::{Spec, SpecError};
 

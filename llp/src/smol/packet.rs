@@ -5,18 +5,18 @@
 //! their own, so to it they are somebody else's.
 
 mod filter;
-mod socket;
-mod virtio;
+pub(crate) mod socket;
+pub(crate) mod virtio;
 
 use super::link::{Capabilities, Frame, Link, Segmentation};
-use socket::PacketSocket;
+use socket::{PacketSocket, Takes};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use virtio::{HEADER, Header};
 
 /// Longest frame: an IPv6 packet with 65,535 octets behind its header, and the Ethernet header.
-const LONGEST: usize = 65_535 + 40 + 14;
+pub(crate) const LONGEST: usize = 65_535 + 40 + 14;
 /// Frames that wait for the interface to have room.
 const WAITING: usize = 64;
 /// Buffers kept.
@@ -40,7 +40,7 @@ impl PacketLink {
     /// # Errors
     /// `PermissionDenied` without CAP_NET_RAW; `NotFound` when there is no such interface; the system's.
     pub fn open(interface: &str, mac: [u8; 6]) -> io::Result<Self> {
-        let (socket, mtu) = PacketSocket::open(interface, mac)?;
+        let (socket, mtu) = PacketSocket::open(interface, Takes::For(mac))?;
         Ok(Self {
             socket,
             mtu,

@@ -10,13 +10,22 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 /// Octets that may wait in the socket: frames come in bursts of whole windows.
 const BUFFER: libc::c_int = 8 << 20;
 
-pub(super) struct PacketSocket {
+/// Which frames of the interface a socket takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Takes {
+    /// Those for a MAC of ours, and for groups.
+    For([u8; 6]),
+    /// All that come.
+    All,
+}
+
+pub(crate) struct PacketSocket {
     fd: OwnedFd,
 }
 
 impl PacketSocket {
     /// The socket, and octets of an IP packet on the interface.
-    pub(super) fn open(interface: &str, mac: [u8; 6]) -> io::Result<(Self, usize)> {
+    pub(crate) fn open(interface: &str, takes: Takes) -> io::Result<(Self, usize)> {
         let index = index_of(interface)?;
         let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         // Protocol 0: nothing is received until the filter is there and the socket is bound.
@@ -34,13 +43,21 @@ impl PacketSocket {
                 socket.set(libc::SOL_SOCKET, option, &BUFFER)?;
             }
         }
-        socket.attach(mac)?;
-        socket.bind(index)?;
-        socket.receive_for(index, mac)?;
+        match takes {
+            Takes::For(mac) => {
+                socket.attach(mac)?;
+                socket.bind(index)?;
+                socket.receive_for(index, mac)?;
+            }
+            Takes::All => {
+                socket.bind(index)?;
+                socket.receive_all(index)?;
+            }
+        }
         Ok((socket, mtu))
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
@@ -85,8 +102,29 @@ impl PacketSocket {
             member.mr_type = libc::PACKET_MR_ALLMULTI as u16;
             return self.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member);
         }
-        member.mr_type = libc::PACKET_MR_PROMISC as u16;
+        self.receive_all(index)
+    }
+
+    fn receive_all(&self, index: libc::c_int) -> io::Result<()> {
+        let member = libc::packet_mreq {
+            mr_ifindex: index,
+            mr_type: libc::PACKET_MR_PROMISC as u16,
+            mr_alen: 0,
+            mr_address: [0; 8],
+        };
         self.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)
+    }
+
+    /// Frames that the socket had no room for since the last call.
+    pub(crate) fn missed(&self) -> io::Result<u64> {
+        let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        let mut len = size_of::<libc::tpacket_stats>() as libc::socklen_t;
+        // SAFETY: `stats` is writable for `len` octets.
+        check(unsafe {
+            let at = std::ptr::from_mut(&mut stats).cast();
+            libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS, at, &raw mut len)
+        })?;
+        Ok(u64::from(stats.tp_drops))
     }
 
     fn mtu(&self, interface: &str) -> io::Result<usize> {
@@ -103,15 +141,28 @@ impl PacketSocket {
     }
 
     /// Receives header and frame.
-    pub(super) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
+    pub(crate) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         debug_assert!(into.len() > HEADER);
         // SAFETY: `into` is writable for its length.
         let got = unsafe { libc::recv(self.fd.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), 0) };
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
+    /// Sends a header and a frame that lie apart.
+    pub(crate) fn send_parts(&self, header: &[u8; HEADER], frame: &[u8]) -> io::Result<()> {
+        let mut parts = [header.as_slice(), frame]
+            .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+        // SAFETY: all zeros are a valid `msghdr`.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = parts.as_mut_ptr();
+        message.msg_iovlen = parts.len();
+        // SAFETY: the message names the two parts, which are readable for their lengths during the call.
+        let sent = unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
     /// Sends header and frame.
-    pub(super) fn send(&self, octets: &[u8]) -> io::Result<()> {
+    pub(crate) fn send(&self, octets: &[u8]) -> io::Result<()> {
         // SAFETY: `octets` is readable for its length.
         let sent = unsafe {
             libc::send(self.fd.as_raw_fd(), octets.as_ptr().cast(), octets.len(), libc::MSG_NOSIGNAL)
