@@ -117,6 +117,19 @@ impl Running {
         self.end()
     }
 
+    /// Asks it to end, as Ctrl-C does, and waits for that.
+    ///
+    /// # Panics
+    /// When it has ended by itself, or does not end.
+    #[must_use]
+    pub fn interrupt(mut self) -> Ended {
+        let early = self.child.try_wait().expect("a child");
+        assert!(early.is_none(), "{} ended by itself: {early:?}\n{}", self.name, self.said());
+        let status = Command::new("kill").args(["-INT", &self.child.id().to_string()]).status();
+        assert!(status.is_ok_and(|status| status.success()), "{} cannot be told to end", self.name);
+        self.end()
+    }
+
     fn join(&mut self) {
         for reader in self.readers.drain(..) {
             let _ = reader.join();
