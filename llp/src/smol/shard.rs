@@ -8,7 +8,7 @@ use super::SmolConfig;
 use super::addr::{endpoint, plain};
 use super::flow::{Checksum, Flow, Kind, classify};
 use super::link::{Frame, Link, Port};
-use crate::{Event, Interest, ListenOptions, Rest, StreamOptions, Token};
+use crate::{Clock, Event, Interest, ListenOptions, Rest, StreamOptions, Token};
 use conn::{Conn, Owner};
 use mem::{IoVec, IoVecMut};
 use ports::Ports;
@@ -57,6 +57,7 @@ pub(super) struct Shard<L: Link> {
     touched: Vec<usize>,
     /// When each connection wants to be looked at, in ticks.
     timers: BTreeSet<(i64, usize)>,
+    time: Clock,
     base: Instant,
     wake: Wake,
     buffer: usize,
@@ -64,7 +65,7 @@ pub(super) struct Shard<L: Link> {
 }
 
 impl<L: Link> Shard<L> {
-    pub(super) fn new(mut link: L, config: &SmolConfig) -> io::Result<Self> {
+    pub(super) fn new(mut link: L, config: &SmolConfig, time: Clock) -> io::Result<Self> {
         let wrong = |why: String| io::Error::new(ErrorKind::InvalidInput, why);
         let mac = EthernetAddress(config.mac);
         if !mac.is_unicast() {
@@ -102,7 +103,8 @@ impl<L: Link> Shard<L> {
             hot: Vec::new(),
             touched: Vec::new(),
             timers: BTreeSet::new(),
-            base: Instant::now(),
+            base: time.now(),
+            time,
             wake,
             buffer: config.buffer,
             gone: None,
@@ -114,15 +116,18 @@ impl<L: Link> Shard<L> {
     }
 
     fn clock(&self) -> Tick {
-        let ticks = self.base.elapsed().as_micros() * u128::from(CLOCK);
+        let ticks = (self.time.now() - self.base).as_micros() * u128::from(CLOCK);
         Tick::from_micros(i64::try_from(ticks).unwrap_or(i64::MAX))
     }
 
     /// When [`Shard::tick`] is wanted without a frame.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let (at, _) = self.timers.first()?;
-        let micros = u64::try_from(*at).unwrap_or(0) / u64::from(CLOCK);
-        self.base.checked_add(Duration::from_micros(micros))
+        let timer = self.timers.first().and_then(|(at, _)| {
+            // Never before the tick that is meant.
+            let micros = u64::try_from(*at).unwrap_or(0).div_ceil(u64::from(CLOCK));
+            self.base.checked_add(Duration::from_micros(micros))
+        });
+        timer.into_iter().chain(self.link.next()).min()
     }
 
     pub(super) fn mtu(&self) -> usize {
@@ -211,7 +216,7 @@ impl<L: Link> Shard<L> {
             tracing::debug!(%flow.peer, backlog = listener.backlog, "the backlog is full");
             return None;
         }
-        let conn = Conn::listening(flow, port, &listener.stream, self.buffer)?;
+        let conn = Conn::listening(flow, port, &listener.stream, self.buffer, &self.time)?;
         self.ports.listeners[port].waiting += 1;
         let id = self.conns.insert(conn);
         self.flows.insert(flow, id);
@@ -409,7 +414,8 @@ impl<L: Link> Shard<L> {
     }
 
     pub(super) fn connect_result(&mut self, id: ConnId) -> io::Result<bool> {
-        self.conns[id.0].connect_result()
+        let now = self.time.now();
+        self.conns[id.0].connect_result(now)
     }
 
     pub(super) fn shutdown(&mut self, id: ConnId) -> io::Result<()> {
@@ -464,7 +470,7 @@ impl<L: Link> Shard<L> {
         let peer = SocketAddr::new(plain(peer.ip()), peer.port());
         let local = self.source(local, peer)?;
         let flow = Flow { local, peer };
-        let conn = Conn::connecting(flow, token, options, self.buffer, self.iface.context())?;
+        let conn = Conn::connecting(flow, token, options, (self.buffer, &self.time), self.iface.context())?;
         let id = self.conns.insert(conn);
         self.flows.insert(flow, id);
         self.touched.push(id);

@@ -3,7 +3,7 @@
 use super::super::addr::endpoint;
 use super::super::flow::Flow;
 use super::CLOCK;
-use crate::{Event, Interest, OptionError, StreamOptions, Token};
+use crate::{Clock, Event, Interest, OptionError, StreamOptions, Token};
 use mem::{IoVec, IoVecMut};
 use smoltcp::iface::{Context, SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{CongestionControl, RecvError, Socket, SocketBuffer, State};
@@ -67,7 +67,12 @@ fn scaled(time: Duration) -> smoltcp::time::Duration {
 }
 
 impl Conn {
-    fn new(flow: Flow, owner: Owner, options: &StreamOptions, buffer: usize) -> io::Result<Self> {
+    fn new(
+        flow: Flow,
+        owner: Owner,
+        options: &StreamOptions,
+        (buffer, time): (usize, &Clock),
+    ) -> io::Result<Self> {
         let ring = |size: Option<usize>| SocketBuffer::new(vec![0; size.unwrap_or(buffer).max(4096)]);
         let mut socket = Socket::new(ring(options.recv_buffer), ring(options.send_buffer));
         socket.set_congestion_control(check(options)?);
@@ -85,7 +90,7 @@ impl Conn {
             owner,
             hot: false,
             timer: None,
-            began: Instant::now(),
+            began: time.now(),
             timeout: options.user_timeout,
             ended: None,
             finished: false,
@@ -94,8 +99,15 @@ impl Conn {
     }
 
     /// For a SYN that has come. `None` if its socket cannot be had: the listener's options were checked.
-    pub(super) fn listening(flow: Flow, port: usize, options: &StreamOptions, buffer: usize) -> Option<Self> {
-        let mut conn = Self::new(flow, Owner::Listener { port, ready: false }, options, buffer).ok()?;
+    pub(super) fn listening(
+        flow: Flow,
+        port: usize,
+        options: &StreamOptions,
+        buffer: usize,
+        time: &Clock,
+    ) -> Option<Self> {
+        let owner = Owner::Listener { port, ready: false };
+        let mut conn = Self::new(flow, owner, options, (buffer, time)).ok()?;
         let local = endpoint(flow.local);
         let at = IpListenEndpoint { addr: Some(local.addr), port: local.port };
         conn.socket_mut().listen(at).ok()?;
@@ -106,10 +118,10 @@ impl Conn {
         flow: Flow,
         token: Token,
         options: &StreamOptions,
-        buffer: usize,
+        ring: (usize, &Clock),
         context: &mut Context,
     ) -> io::Result<Self> {
-        let mut conn = Self::new(flow, Owner::Stream, options, buffer)?;
+        let mut conn = Self::new(flow, Owner::Stream, options, ring)?;
         conn.token = Some(token);
         conn.interest = Interest::WRITE;
         conn.socket_mut()
@@ -265,7 +277,7 @@ impl Conn {
         Ok(total)
     }
 
-    pub(super) fn connect_result(&mut self) -> io::Result<bool> {
+    pub(super) fn connect_result(&mut self, now: Instant) -> io::Result<bool> {
         if self.ended.is_some() {
             return Err(self.error());
         }
@@ -275,7 +287,7 @@ impl Conn {
         if self.is_established() {
             return Ok(true);
         }
-        let timed_out = self.timeout.is_some_and(|timeout| self.began.elapsed() >= timeout);
+        let timed_out = self.timeout.is_some_and(|timeout| now - self.began >= timeout);
         Err(if timed_out { ErrorKind::TimedOut } else { ErrorKind::ConnectionRefused }.into())
     }
 
