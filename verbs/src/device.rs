@@ -113,6 +113,13 @@ impl Device {
         busy.pump()
     }
 
+    /// When [`Device::pump`] is wanted though nothing comes: a time-out of ours or of the TCP in this process. For
+    /// [`Progress::Manual`].
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.driver.deadline()
+    }
+
     /// Waits until no connection of a queue pair that is gone has anything left to say, at most for `patience`: before the process
     /// ends, and its peers find their last octets unanswered. True when all is said.
     ///

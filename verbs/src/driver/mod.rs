@@ -146,6 +146,10 @@ impl Driver {
         !self.core.lock().conns(crate::qp::Conn::is_let_go).is_empty()
     }
 
+    pub(crate) fn deadline(&self) -> Option<std::time::Instant> {
+        self.core.lock().deadline()
+    }
+
     pub(crate) fn is_manual(&self) -> bool {
         self.sleepers.is_manual()
     }
