@@ -73,7 +73,7 @@ fn split(text: &str) -> (&str, &str) {
     text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()))
 }
 
-fn time(text: &str) -> std::result::Result<Duration, String> {
+pub(crate) fn time(text: &str) -> std::result::Result<Duration, String> {
     let wrong = || "expected a time up to a minute, such as 500us, 5ms or 0.1s".to_owned();
     let (digits, unit) = split(text);
     let seconds = match unit {
@@ -94,7 +94,7 @@ fn share(text: &str) -> std::result::Result<f64, String> {
         .ok_or_else(|| "expected percent, such as 0.1%".to_owned())
 }
 
-fn rate(text: &str) -> std::result::Result<u64, String> {
+pub(crate) fn rate(text: &str) -> std::result::Result<u64, String> {
     let wrong = || "expected bits a second, such as 10Mbit or 1Gbit".to_owned();
     let (digits, unit) = split(text);
     let unit = match unit {

@@ -13,9 +13,11 @@
 //!
 //! Payload is registered memory and comes as [`mem::IoVec`]: no stack sees a slice of it.
 
+pub mod capability;
 pub mod capture;
 mod clock;
 pub mod fault;
+mod interface;
 pub mod sim;
 pub mod smol;
 mod spec;
@@ -33,6 +35,7 @@ use std::{
 };
 
 pub use clock::Clock;
+pub use interface::Interface;
 pub use options::{KeepAlive, ListenOptions, OptionError, StreamInfo, StreamOptions};
 pub use spec::{Spec, SpecError};
 

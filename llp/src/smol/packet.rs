@@ -51,6 +51,14 @@ impl PacketLink {
         })
     }
 
+    /// Whether this process may use AF_PACKET at all.
+    ///
+    /// # Errors
+    /// `PermissionDenied` without CAP_NET_RAW; the system's.
+    pub fn permitted() -> io::Result<()> {
+        PacketSocket::closed().map(drop)
+    }
+
     fn note(&mut self, error: &io::Error) {
         // ENETDOWN, ENXIO, ENODEV: the interface was deleted or is down.
         let gone = [libc::ENETDOWN, libc::ENXIO, libc::ENODEV];

@@ -2,7 +2,7 @@
 
 use super::filter;
 use super::virtio::HEADER;
-use std::ffi::CString;
+use crate::interface::{index_of, mtu_of};
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -24,16 +24,21 @@ pub(crate) struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// The socket, and octets of an IP packet on the interface.
-    pub(crate) fn open(interface: &str, takes: Takes) -> io::Result<(Self, usize)> {
-        let index = index_of(interface)?;
+    /// A socket of no interface.
+    pub(crate) fn closed() -> io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         // Protocol 0: nothing is received until the filter is there and the socket is bound.
         // SAFETY: no pointer is passed.
         let fd = check(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
         // SAFETY: the descriptor was just made and is nobody else's.
-        let socket = Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } };
-        let mtu = socket.mtu(interface)?;
+        Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+    }
+
+    /// The socket, and octets of an IP packet on the interface.
+    pub(crate) fn open(interface: &str, takes: Takes) -> io::Result<(Self, usize)> {
+        let index = index_of(interface)? as libc::c_int;
+        let socket = Self::closed()?;
+        let mtu = mtu_of(interface)?;
         socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1i32)?;
         // Older kernels do not have it; smoltcp drops its own frames anyway.
         let _ = socket.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1i32);
@@ -127,19 +132,6 @@ impl PacketSocket {
         Ok(u64::from(stats.tp_drops))
     }
 
-    fn mtu(&self, interface: &str) -> io::Result<usize> {
-        // SAFETY: all zeros are a valid `ifreq`.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes().take(libc::IFNAMSIZ - 1)) {
-            *to = from as libc::c_char;
-        }
-        // SAFETY: the request is readable and writable, and named with a final zero.
-        check(unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) })?;
-        // SAFETY: SIOCGIFMTU fills this member.
-        let mtu = unsafe { request.ifr_ifru.ifru_mtu };
-        usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
-    }
-
     /// Receives header and frame.
     pub(crate) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         debug_assert!(into.len() > HEADER);
@@ -169,17 +161,6 @@ impl PacketSocket {
         };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
-}
-
-fn index_of(interface: &str) -> io::Result<libc::c_int> {
-    let name = CString::new(interface).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: the name ends with a zero.
-    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-    if index == 0 {
-        let why = format!("there is no interface `{interface}`");
-        return Err(io::Error::new(io::ErrorKind::NotFound, why));
-    }
-    Ok(index as libc::c_int)
 }
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
