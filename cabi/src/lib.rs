@@ -29,6 +29,7 @@ pub mod qp;
 pub mod refused;
 pub mod settings;
 pub mod srq;
+mod stack;
 pub mod strings;
 pub mod sysfs;
 pub mod users;

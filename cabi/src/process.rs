@@ -11,10 +11,10 @@ use crate::errno::Errno;
 use crate::inherited;
 use crate::pair::Pairs;
 use crate::settings::Settings;
+use crate::stack;
 use llp::Stack;
 use llp::capture::{CaptureStack, PcapSink};
 use llp::fault::FaultStack;
-use llp::tcp::TcpStack;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -75,11 +75,11 @@ impl Process {
     }
 
     fn stack(&mut self, settings: &Settings) -> Result<Box<dyn Stack>> {
-        let tcp = TcpStack::new()?;
+        let tcp = stack::open(settings)?;
         self.sockets = tcp.wait_fd();
         let stack: Box<dyn Stack> = match &settings.faults {
             Some((seed, faults)) => Box::new(FaultStack::new(tcp, *seed, faults.clone())),
-            None => Box::new(tcp),
+            None => tcp,
         };
         let Some(path) = &settings.pcap else { return Ok(stack) };
         // A child of a fork captures beside its parent.

@@ -224,6 +224,12 @@ pub trait Stack: Send {
 
     /// The stack's clock.
     fn now(&self) -> Instant;
+
+    /// The process ends, and nobody uses its streams any more: they are closed as the kernel closes a process's, and what was sent
+    /// leaves. Call it until it says true: nothing is left to do. The kernel's TCP outlives the process and needs none of this.
+    fn farewell(&mut self) -> bool {
+        true
+    }
 }
 
 impl<S: Stack + ?Sized> Stack for Box<S> {
@@ -260,6 +266,10 @@ impl<S: Stack + ?Sized> Stack for Box<S> {
 
     fn now(&self) -> Instant {
         (**self).now()
+    }
+
+    fn farewell(&mut self) -> bool {
+        (**self).farewell()
     }
 }
 

@@ -137,6 +137,13 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
     fn now(&self) -> Instant {
         self.clock.now()
     }
+
+    fn farewell(&mut self) -> bool {
+        let mut shard = self.shard.lock();
+        shard.close_all();
+        shard.tick();
+        !shard.is_lingering()
+    }
 }
 
 impl<L: Link> Drop for SmolStack<L> {

@@ -181,6 +181,17 @@ impl Spec {
         }
     }
 
+    /// The interface and the addresses of a TCP in this process; `None` for the kernel's.
+    #[must_use]
+    pub fn own(&self) -> Option<(&str, &SmolConfig)> {
+        match self {
+            Self::Tcp => None,
+            Self::Packet { interface, config } | Self::Xdp { interface, config, .. } => {
+                Some((interface, config))
+            }
+        }
+    }
+
     /// Opens the stack.
     ///
     /// # Errors

@@ -121,7 +121,8 @@ impl Device {
     }
 
     /// Waits until no connection of a queue pair that is gone has anything left to say, at most for `patience`: before the process
-    /// ends, and its peers find their last octets unanswered. True when all is said.
+    /// ends, and its peers find their last octets unanswered. True when all is said. Over a TCP in this process every other
+    /// connection ends as well, as the kernel would end them after the process.
     ///
     /// The background thread drives meanwhile, so that this may be called when the calling thread's own storage is gone
     /// (`atexit`); with [`Progress::Manual`] it drives itself.
@@ -133,6 +134,13 @@ impl Device {
             }
             if self.driver.is_manual() {
                 self.pump();
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        // A TCP in this process ends with it.
+        while !self.driver.farewell() {
+            if Instant::now() >= until {
+                return false;
             }
             std::thread::sleep(Duration::from_micros(50));
         }

@@ -3,4 +3,5 @@
 mod doctor;
 mod pairings;
 mod path;
+mod programs;
 mod refusals;

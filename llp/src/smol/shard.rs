@@ -448,6 +448,16 @@ impl<L: Link> Shard<L> {
         self.egress_all(self.clock());
     }
 
+    /// Closes every stream, though its handle is still there: the process ends.
+    pub(super) fn close_all(&mut self) {
+        for (id, conn) in &mut self.conns {
+            if conn.owner == Owner::Stream && conn.shutdown().is_ok() {
+                self.touched.push(id);
+            }
+        }
+        self.egress_all(self.clock());
+    }
+
     /// Whether a connection that was let go has sent something that is not acknowledged.
     pub(super) fn is_lingering(&self) -> bool {
         self.gone.is_none() && self.conns.iter().any(|(_, conn)| conn.is_unacknowledged())

@@ -150,6 +150,11 @@ impl Driver {
         self.core.lock().deadline()
     }
 
+    /// Whether the stack has nothing left to do for a process that ends.
+    pub(crate) fn farewell(&self) -> bool {
+        self.core.lock().stack.farewell()
+    }
+
     pub(crate) fn is_manual(&self) -> bool {
         self.sleepers.is_manual()
     }

@@ -151,9 +151,10 @@ impl Conn {
         matches!(self.socket().state(), State::Closed | State::Listen)
     }
 
-    /// Let go, with octets or a FIN that the peer has not acknowledged.
+    /// Let go or closed, with octets or a FIN that the peer has not acknowledged.
     pub(super) fn is_unacknowledged(&self) -> bool {
-        self.owner == Owner::Nobody && !matches!(self.socket().state(), State::Closed | State::TimeWait)
+        let acknowledged = [State::Closed, State::TimeWait, State::FinWait2];
+        (self.owner == Owner::Nobody || self.finished) && !acknowledged.contains(&self.socket().state())
     }
 
     pub(super) fn congestion(&self) -> &'static str {
