@@ -89,6 +89,8 @@ pub struct Pinned<'a> {
     region: &'a Region,
     offset: usize,
     len: usize,
+    /// Counted at the region's gate; otherwise the pin that lent this one is, and outlives it.
+    counted: bool,
 }
 
 impl<'a> Pinned<'a> {
@@ -96,7 +98,14 @@ impl<'a> Pinned<'a> {
     pub(crate) fn new(region: &'a Region, offset: usize, len: usize) -> Option<Self> {
         debug_assert!(offset + len <= region.len());
         // Not `then_some`: a pin that was never taken would be given back.
-        if region.gate().enter() { Some(Self { region, offset, len }) } else { None }
+        if region.gate().enter() { Some(Self { region, offset, len, counted: true }) } else { None }
+    }
+
+    /// A pin under one that its lender has taken and keeps for `'a`.
+    pub(crate) fn lent(region: &'a Region, offset: usize, len: usize) -> Self {
+        debug_assert!(offset + len <= region.len());
+        debug_assert!(region.pins() > 0, "the lender has a pin");
+        Self { region, offset, len, counted: false }
     }
 
     /// Octets.
@@ -259,7 +268,9 @@ impl<'a> Pinned<'a> {
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        self.region.gate().leave();
+        if self.counted {
+            self.region.gate().leave();
+        }
     }
 }
 
