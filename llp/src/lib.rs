@@ -9,6 +9,27 @@
 //! * [`fault::FaultStack`]: cuts, flipped bits and odd-sized reads and writes on top of another stack.
 //! * [`capture::CaptureStack`]: writes what passes to a pcapng file.
 //!
+//! # A TCP of your own
+//!
+//! Whoever has a TCP implements three traits, and gives the stack to `verbs::Device::with_stack`; everything else stays the same.
+//!
+//! * The engine calls a stack and its streams from whichever thread drives, one at a time, and never while a call lasts: state that
+//!   streams and stack share is best behind one mutex (`smol` does so). Nothing may block.
+//! * [`Stack::poll`] is level-triggered: what is ready is said again with every poll, for what [`Stream::set_interest`] asked for, and
+//!   errors always. While few streams are open the engine reads them without asking first, so [`Stream::recv`] on a stream without
+//!   news must be cheap; if it takes in what others wait for, the descriptor must become readable for them.
+//! * [`Stack::wait_fd`] is readable whenever `poll` would tell something; a set (epoll) is a descriptor. [`Stack::deadline`] is for the
+//!   stack's own timers. A stack without a descriptor works with `Progress::Manual`, where the program calls `Device::pump` and
+//!   asks `Device::deadline`.
+//! * [`Stream::send`] takes [`mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
+//!   copied out with [`mem::IoVec::copy_to`] or given to a system call. What it takes must leave in order, and what was taken is the
+//!   stack's: the memory may be used again.
+//! * A stack whose receive buffers are in the process offers [`Stream::look`]: FPDUs are then verified where they lie.
+//! * A TCP that ends with its process implements [`Stack::farewell`].
+//!
+//! `smol` is the example to read; `smol::Link` is a smaller trait for those who have frames, and want smoltcp for the rest. The protocol
+//! crates alone, without the engine, need none of this: see `examples/embed_stream.rs` and `examples/embed_smoltcp.rs`.
+//!
 //! [`wan`] emulates paths, between two interfaces or under smoltcp in one process.
 //!
 //! Payload is registered memory and comes as [`mem::IoVec`]: no stack sees a slice of it.
