@@ -37,7 +37,10 @@ fn more(stream: &mut impl Read, octets: &mut Vec<u8>) -> Result<()> {
     let mut block = [0; 4096];
     match stream.read(&mut block)? {
         0 => Err("the stream has ended".into()),
-        count => Ok(octets.extend_from_slice(&block[..count])),
+        count => {
+            octets.extend_from_slice(&block[..count]);
+            Ok(())
+        }
     }
 }
 
