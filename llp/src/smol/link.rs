@@ -67,6 +67,11 @@ pub trait Link: Send {
         None
     }
 
+    /// When [`Link::failure`] should be asked though nothing comes, because nothing would tell. It is, while there are connections.
+    fn watch(&self) -> Option<Instant> {
+        None
+    }
+
     /// Why the link is gone, once it is: the interface was deleted, its program detached.
     fn failure(&mut self) -> Option<io::Error>;
 }

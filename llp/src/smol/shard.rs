@@ -127,7 +127,8 @@ impl<L: Link> Shard<L> {
             let micros = u64::try_from(*at).unwrap_or(0).div_ceil(u64::from(CLOCK));
             self.base.checked_add(Duration::from_micros(micros))
         });
-        timer.into_iter().chain(self.link.next()).min()
+        let watch = if self.conns.is_empty() || self.gone.is_some() { None } else { self.link.watch() };
+        timer.into_iter().chain(self.link.next()).chain(watch).min()
     }
 
     pub(super) fn mtu(&self) -> usize {

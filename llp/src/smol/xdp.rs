@@ -23,8 +23,9 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// How often it is looked at whether the interface is still there.
+/// How often it is looked at whether the interface is still there and the program on it: while frames come, and while nothing does.
 const LOOK: Duration = Duration::from_millis(200);
+const LOOK_IDLE: Duration = Duration::from_secs(1);
 
 /// How the program is attached and the frames are moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -251,6 +252,11 @@ impl Link for XdpLink {
             Some(set) => Some(set.as_fd()),
             None => self.sockets.first().map(XdpSocket::fd),
         }
+    }
+
+    fn watch(&self) -> Option<Instant> {
+        // Frames of a detached program's go to the kernel, and nobody tells us.
+        self.looked.checked_add(LOOK_IDLE)
     }
 
     fn failure(&mut self) -> Option<io::Error> {

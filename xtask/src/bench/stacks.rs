@@ -55,8 +55,9 @@ struct Row {
     bar: Bar,
 }
 
-const PATH: &[&str] = &["--delay", "5ms", "--rate", "1Gbit", "--seed", "1"];
-const WRITE: &str = "--op write --size 1M --spin";
+/// A round trip of 10 ms, and a queue of 1.5 MB.
+const PATH: &[&str] = &["--delay", "5ms", "--rate", "1Gbit", "--queue", "1500000", "--seed", "1"];
+const WRITE: &str = "--op write --size 1M";
 const LINE: Who = Who::Line(125e6);
 
 const fn row(name: &'static str, mtu: u32, ours: Who, theirs: Who, bar: Bar) -> Row {
@@ -187,9 +188,17 @@ impl Place {
 }
 
 /// One slice: octets a second, or microseconds of a round trip.
-fn slice(who: Who, place: &Place, seconds: f64, programs: &Programs) -> Result<f64, String> {
+fn slice(who: Who, place: &Place, row: &Row, seconds: f64, programs: &Programs) -> Result<f64, String> {
     let (port, seconds) = (free_port(), seconds.to_string());
-    let own = |kind: &str, host: u8| format!("{kind}:veth0,ip=10.77.0.{host}/24,buffer=4M");
+    // On the path: more than the product of bandwidth and delay (1.25 MB), less than that and the queue together. A veth holds 256
+    // frames: a window of AF_XDP beyond that is lost when the receiver is late, and smoltcp alone recovers after a second.
+    let buffer = match (row.path.is_empty(), row.mtu) {
+        (true, 1500) if matches!(row.theirs, Who::Smoltcp) => "256K",
+        (true, _) if matches!(row.theirs, Who::Smoltcp) => "512K",
+        (true, _) => "1M",
+        (false, _) => "2M",
+    };
+    let own = |kind: &str, host: u8| format!("{kind}:veth0,ip=10.77.0.{host}/24,buffer={buffer}");
     let bare = |args: &[&str]| {
         let mut command = Command::new(&programs.bare);
         command.args(args);
@@ -239,11 +248,11 @@ fn measure(row: &Row, options: &Options, programs: &Programs) -> Result<bool, St
     let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..options.slices {
         let (a, b) = if round % 2 == 0 {
-            let a = slice(row.ours, &place, seconds, programs)?;
-            (a, slice(row.theirs, &place, seconds, programs)?)
+            let a = slice(row.ours, &place, row, seconds, programs)?;
+            (a, slice(row.theirs, &place, row, seconds, programs)?)
         } else {
-            let b = slice(row.theirs, &place, seconds, programs)?;
-            (slice(row.ours, &place, seconds, programs)?, b)
+            let b = slice(row.theirs, &place, row, seconds, programs)?;
+            (slice(row.ours, &place, row, seconds, programs)?, b)
         };
         ours.push(a);
         theirs.push(b);
