@@ -13,7 +13,7 @@
 use llp::Spec;
 use llp::smol::xdp::XdpLink;
 use llp::smol::{Frame, Link, SmolConfig};
-use smoltcp::iface::{Config, Interface, SocketSet};
+use smoltcp::iface::{Config, Interface, PollResult, SocketSet};
 use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp::{CongestionControl, Socket, SocketBuffer, State};
 use smoltcp::time::Instant as Tick;
@@ -137,8 +137,12 @@ impl Bare {
 
     fn poll(&mut self) -> &mut Socket<'static> {
         let now = Tick::from_micros(self.start.elapsed().as_micros() as i64);
-        self.interface.poll(now, &mut self.device, &mut self.sockets);
+        let moved = self.interface.poll(now, &mut self.device, &mut self.sockets);
         self.device.0.borrow_mut().flush();
+        if moved == PollResult::None {
+            // As `uiw` does: on a busy machine whoever delivers the frames wants the processor.
+            std::thread::yield_now();
+        }
         self.sockets.get_mut(self.socket)
     }
 
@@ -224,7 +228,7 @@ fn receive(stream: &mut TcpStream, message: &mut [u8]) -> io::Result<bool> {
         match stream.read(&mut message[have..]) {
             Ok(0) => return Ok(false),
             Ok(count) => have += count,
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::yield_now(),
             Err(error) => return Err(error),
         }
     }

@@ -20,7 +20,7 @@ pub(crate) struct Options {
     /// Slices of each side
     #[arg(long, default_value_t = 9)]
     slices: usize,
-    /// Seconds of a slice; on emulated paths three times as long
+    /// Seconds of a slice; on emulated paths six times as long
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
 }
@@ -244,7 +244,7 @@ fn slice(who: Who, place: &Place, row: &Row, seconds: f64, programs: &Programs) 
 /// Measures a row and prints it. True when it reached its bar.
 fn measure(row: &Row, options: &Options, programs: &Programs) -> Result<bool, String> {
     let place = Place::new(row, programs)?;
-    let seconds = options.seconds * if row.path.is_empty() { 1.0 } else { 3.0 };
+    let seconds = options.seconds * if row.path.is_empty() { 1.0 } else { 6.0 };
     let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..options.slices {
         let (a, b) = if round % 2 == 0 {
