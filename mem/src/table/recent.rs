@@ -111,7 +111,7 @@ impl Table {
         (stream, pd): (StreamId, PdId),
         (to, len): (u64, u32),
         right: Right,
-    ) -> Result<(&'a Region, usize), RemoteError> {
+    ) -> Result<(&'a Arc<Region>, usize), RemoteError> {
         let look_up = || {
             self.shard(stag).0.read().get(&stag.index()).and_then(|slot| slot.named_by_peer(stag)).cloned()
         };
@@ -159,7 +159,7 @@ impl Table {
         pd: PdId,
         (addr, len): (u64, u32),
         write: bool,
-    ) -> Result<(&'a Region, usize), LocalError> {
+    ) -> Result<(&'a Arc<Region>, usize), LocalError> {
         let stag = STag(lkey);
         let look_up =
             || self.shard(stag).0.read().get(&stag.index()).and_then(|slot| slot.named_by_us(stag)).cloned();

@@ -1,57 +1,59 @@
-//! FPDUs of a stack in this process: verified where they lie in its receive buffer, then copied once, to their place. Only one that
-//! wraps the buffer's end is staged.
+//! An FPDU whose payload is sent from where it lies: header, memory, and PAD with CRC are pieces of their own.
 
-use crate::driver::{Env, RX_STAGING};
-use crate::qp::{Conn, Down};
-use llp::Rest;
-use std::io;
+use crate::qp::out_queue::{MemoryId, OutQueue};
+use mem::{Pinned, Span};
+use mpa::crc::Crc32c;
+use mpa::tx::FpduTx;
+use std::ops::Range;
 
-/// What became of a look at the stack's memory.
-pub(super) enum InPlace {
-    /// The stack has none: the stream is read into staging.
-    Elsewhere,
-    /// The rest of an FPDU goes to staging, where its front is or will be: up to this many octets together.
-    Staged {
-        until: usize,
-    },
-    /// FPDUs were taken; perhaps there are `more`.
-    Used {
-        more: bool,
-    },
-    Nothing,
+/// An FPDU that is being queued. Not with Markers, which stand in the payload.
+pub(super) struct InPlace<'a> {
+    fpdu: &'a mut FpduTx,
+    out: &'a mut OutQueue,
+    ulpdu_len: u16,
+    crc: Crc32c,
 }
 
-impl Conn {
-    /// Makes FPDUs of what lies in the stack's memory, behind `have` octets of an FPDU that are in staging.
-    pub(super) fn receive_in_place(&mut self, have: usize, env: &mut Env<'_>) -> Result<InPlace, Down> {
-        let mut look = match self.stream.look() {
-            Ok(Some(look)) => look,
-            Ok(None) => return Ok(InPlace::Elsewhere),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(InPlace::Nothing),
-            Err(error) => return Err(Down::Lost(error)),
-        };
-        if have > 0 {
-            return Ok(InPlace::Staged { until: self.rx.wanted.max(have + 1) });
+impl<'a> InPlace<'a> {
+    /// Room for ULPDU_Length, and the DDP header, stand in staging from `start` to its end; `len` octets of payload follow.
+    pub(super) fn begin(fpdu: &'a mut FpduTx, out: &'a mut OutQueue, start: usize, len: u32) -> Self {
+        // A segment is at most as long as MULPDU says, which fits ULPDU_Length.
+        let ulpdu_len = (out.staging.len() - start - 2 + len as usize) as u16;
+        out.staging[start..start + 2].copy_from_slice(&FpduTx::header(ulpdu_len));
+        let mut crc = Crc32c::new();
+        if fpdu.crc_on() {
+            crc = crc.update(&out.staging[start..]);
         }
-        let octets = look.octets();
-        if octets.is_empty() {
-            // The peer's FIN, which `recv` tells.
-            return Ok(InPlace::Elsewhere);
+        out.push_staged(start);
+        Self { fpdu, out, ulpdu_len, crc }
+    }
+
+    /// The next octets of the payload are `range` of `pin`, which is the memory that was added to the queue last.
+    pub(super) fn memory(&mut self, memory: MemoryId, pin: &Pinned<'_>, range: Range<usize>) {
+        if self.fpdu.crc_on() {
+            self.crc = pin.fold(range.clone(), self.crc, Crc32c::update);
         }
-        // In pieces, between which the peer is told of the room.
-        let piece = octets.len().min(RX_STAGING);
-        let limited = piece < octets.len();
-        let used = self.consume(&mut octets[..piece], env)?;
-        let more = limited || !look.can_grow(used);
-        if used == piece || limited || self.rx.is_stalled() {
-            look.consume(used, Rest::Useful);
-            return Ok(InPlace::Used { more });
+        self.out.push_memory(memory, range.start, range.len());
+    }
+
+    /// The next octets of the payload are all of `span`.
+    pub(super) fn span(&mut self, span: Span) {
+        if self.fpdu.crc_on()
+            && let Ok(pin) = span.pin()
+        {
+            // A region that goes away now is met again when the octets are sent.
+            self.crc = pin.fold(0..span.len(), self.crc, Crc32c::update);
         }
-        if more {
-            look.consume(used, Rest::Useful);
-            return Ok(InPlace::Staged { until: self.rx.wanted.max(1) });
-        }
-        look.consume(used, Rest::WaitForMore);
-        Ok(InPlace::Used { more })
+        let len = span.len();
+        let memory = self.out.add_memory(span);
+        self.out.push_memory(memory, 0, len);
+    }
+
+    /// PAD and CRC.
+    pub(super) fn end(self) {
+        let trailer = self.fpdu.trailer(self.ulpdu_len, self.crc);
+        let start = self.out.staging.len();
+        self.out.staging.extend_from_slice(trailer.as_slice());
+        self.out.push_staged(start);
     }
 }

@@ -8,7 +8,7 @@ use crate::cq::Cqe;
 use crate::driver::{Env, TimerKind};
 use crate::pd::Pd;
 use crate::qp::conn::HELLO_PATIENCE;
-use crate::qp::in_place::InPlace;
+use crate::qp::look::Looked;
 use crate::qp::read_queue::{Asker, OutstandingKind, Owed, OwedKind, QuotedSegment};
 use crate::qp::teardown::{fpdu_fault, write_fault};
 use crate::qp::{Conn, Down, QpInner, RecvWqe};
@@ -153,13 +153,13 @@ impl Conn {
             }
             let mut end = staging.len();
             match self.receive_in_place(have, env)? {
-                InPlace::Elsewhere => {}
-                InPlace::Staged { until } => end = until,
-                InPlace::Used { more } => {
+                Looked::Elsewhere => {}
+                Looked::Staged { until } => end = until,
+                Looked::Used { more } => {
                     work = true;
                     if more { continue } else { break }
                 }
-                InPlace::Nothing => break,
+                Looked::Nothing => break,
             }
             let room = end - have;
             let got = match self.stream.recv(&mut [IoVecMut::from(&mut staging[have..end])]) {

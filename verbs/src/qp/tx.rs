@@ -7,6 +7,7 @@
 
 use crate::driver::Env;
 use crate::qp::acks::Acks;
+use crate::qp::in_place::InPlace;
 use crate::qp::message::{Message, MessageHeader, Source, tagged_write};
 use crate::qp::out_queue::SendError;
 use crate::qp::peer::Greeting;
@@ -16,16 +17,16 @@ use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp, Sge};
 use ddp::Header;
 use mem::{Access, Right, Span};
-use mpa::crc::Crc32c;
 use mpa::startup::Rtr;
 use mpa::tx::FpduTx;
 use rdmap::{Opcode, Protection};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Octets given to TCP in one call, about.
 const BATCH: u64 = 256 << 10;
-/// Pieces of memory in one call; each FPDU by iovec takes three.
-const BATCH_PIECES: usize = 200;
+/// Pieces in one call; each FPDU by iovec takes two.
+const BATCH_PIECES: usize = 1000;
 /// Staging of one stream.
 const STAGING: usize = 192 << 10;
 /// Rounds of build and send in one pump: the stream's budget.
@@ -62,6 +63,34 @@ pub(crate) struct Tx {
     /// A Read to be sent behind all, for a queue pair that is gone.
     pub(super) farewell: bool,
     spans: Vec<Span>,
+    unsigned: Unsigned,
+}
+
+/// FPDUs in staging whose CRCs are still to be computed. To read octets right behind their stores is slow (45 against 23
+/// nanoseconds for 1,418), so the copies of some go before the CRCs of all.
+#[derive(Default)]
+struct Unsigned {
+    fpdus: Vec<Range<usize>>,
+}
+
+impl Unsigned {
+    /// Octets copied before their CRCs: they stay in the first-level cache.
+    const MOST: usize = 16 << 10;
+
+    /// Makes an FPDU of `staging[start..]`. To be followed by [`Unsigned::sign`] before anything is sent.
+    fn frame(&mut self, fpdu: &mut FpduTx, staging: &mut Vec<u8>, start: usize) {
+        fpdu.frame(staging, start);
+        self.fpdus.push(start..staging.len());
+        if staging.len() - self.fpdus[0].start >= Self::MOST {
+            self.sign(fpdu, staging);
+        }
+    }
+
+    fn sign(&mut self, fpdu: &FpduTx, staging: &mut [u8]) {
+        for range in self.fpdus.drain(..) {
+            fpdu.sign(&mut staging[range]);
+        }
+    }
 }
 
 /// What a look for small requests came to.
@@ -92,6 +121,7 @@ impl Tx {
             acks: Acks::default(),
             farewell: false,
             spans: Vec::new(),
+            unsigned: Unsigned::default(),
         }
     }
 
@@ -265,6 +295,7 @@ impl Conn {
     /// Requests of one small FPDU each, under one lock of the send queue.
     fn burst(&mut self, env: &mut Env<'_>) -> Result<Burst, Down> {
         let built = self.build_burst(env);
+        self.tx.unsigned.sign(&self.tx.fpdu, &mut self.out.staging);
         self.recent.let_go();
         built
     }
@@ -303,7 +334,7 @@ impl Conn {
                     table.hold_local(&mut self.recent, sge.lkey, pd, range, false).map_err(|_| failed)?;
                 pin.copy_to_vec(0..pin.len(), &mut self.out.staging);
             }
-            self.tx.fpdu.seal(&mut self.out.staging, start);
+            self.tx.unsigned.frame(&mut self.tx.fpdu, &mut self.out.staging, start);
             self.out.push_staged(start);
             self.out.end_fpdu();
             sq.begun(seq, header.msn());
@@ -350,25 +381,39 @@ impl Conn {
             }
             _ => return Ok(false),
         };
-        let copied = pin.is_shared() || self.tx.fpdu.markers() || self.options.stable_tx;
-        if room.min(left) >= GATHER_MIN && !copied {
-            return Ok(false);
-        }
+        let in_place = room.min(left) >= GATHER_MIN
+            && !pin.is_shared()
+            && !self.tx.fpdu.markers()
+            && !self.options.stable_tx;
+        let mut memory = None;
         let mut done = 0;
-        while done < pin.len() && (done == 0 || self.out.staging.len() < STAGING) {
+        while done < pin.len()
+            && self.out.staging.len() < STAGING
+            && self.out.pieces() < BATCH_PIECES
+            && self.out.waiting() < BATCH
+        {
             let len = room.min(message.total - message.offset);
             let end = done + len as usize;
             if end > pin.len() {
                 break;
             }
-            let start = begin_fpdu(&mut self.out.staging, &message.segment_header(len));
-            pin.copy_to_vec(done..end, &mut self.out.staging);
-            self.tx.fpdu.seal(&mut self.out.staging, start);
-            self.out.push_staged(start);
+            let header = message.segment_header(len);
+            let start = begin_fpdu(&mut self.out.staging, &header);
+            if in_place {
+                let memory = *memory.get_or_insert_with(|| self.out.add_memory(pin.to_span()));
+                let mut fpdu = InPlace::begin(&mut self.tx.fpdu, &mut self.out, start, len);
+                fpdu.memory(memory, &pin, done..end);
+                fpdu.end();
+            } else {
+                pin.copy_to_vec(done..end, &mut self.out.staging);
+                self.tx.unsigned.frame(&mut self.tx.fpdu, &mut self.out.staging, start);
+                self.out.push_staged(start);
+            }
             self.out.end_fpdu();
             message.offset += len;
             done = end;
         }
+        self.tx.unsigned.sign(&self.tx.fpdu, &mut self.out.staging);
         let whole = pin.len();
         drop(pin);
         if let Source::Request { sge, sge_offset, .. } = &mut message.source {
@@ -390,7 +435,11 @@ impl Conn {
         let start = begin_fpdu(&mut self.out.staging, &header);
         self.payload(message, len, &mut spans, env)?;
         if self.by_iovec(len, &spans) {
-            self.gather(start, header.len(), len, &mut spans);
+            let mut fpdu = InPlace::begin(&mut self.tx.fpdu, &mut self.out, start, len);
+            for span in spans.drain(..) {
+                fpdu.span(span);
+            }
+            fpdu.end();
         } else {
             for span in spans.drain(..) {
                 let Ok(pin) = span.pin() else { return Err(self.source_gone(message)) };
@@ -459,30 +508,6 @@ impl Conn {
             && !self.tx.fpdu.markers()
             && !self.options.stable_tx
             && spans.iter().all(|span| !span.is_shared())
-    }
-
-    /// Queues header, memory, and PAD with CRC as pieces.
-    fn gather(&mut self, start: usize, header_len: usize, len: u32, spans: &mut Vec<Span>) {
-        let ulpdu_len = (header_len + len as usize) as u16;
-        self.out.staging[start..start + 2].copy_from_slice(&FpduTx::header(ulpdu_len));
-        let mut crc = Crc32c::new();
-        if self.tx.fpdu.crc_on() {
-            crc = crc.update(&self.out.staging[start..]);
-        }
-        self.out.push_staged(start);
-        for span in spans.drain(..) {
-            if self.tx.fpdu.crc_on()
-                && let Ok(pin) = span.pin()
-            {
-                // A region that goes away now is met again when the octets are sent.
-                crc = pin.fold(0..span.len(), crc, Crc32c::update);
-            }
-            self.out.push_memory(span);
-        }
-        let trailer = self.tx.fpdu.trailer(ulpdu_len, crc);
-        let start = self.out.staging.len();
-        self.out.staging.extend_from_slice(trailer.as_slice());
-        self.out.push_staged(start);
     }
 
     /// TCP has taken octets: requests whose last one it was are done.

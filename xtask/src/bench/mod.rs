@@ -1,5 +1,8 @@
 //! `cargo xtask bench`: measurements beside their bars.
 
+mod connects;
+mod instructions;
+mod perftest;
 mod speed;
 mod stacks;
 
@@ -12,6 +15,12 @@ pub(crate) enum Bench {
     Speed(speed::Options),
     /// smoltcp over AF_XDP and AF_PACKET beside bare smoltcp and the kernel's TCP
     Stacks(stacks::Options),
+    /// Instructions a round under callgrind, beside the committed figures: stable on a busy machine
+    Instructions(instructions::Options),
+    /// Connections set up a second, beside TCP's
+    Connects(connects::Options),
+    /// Debian's perftest on the C libraries beside `uiw perf` and raw TCP
+    Perftest(perftest::Options),
 }
 
 /// Runs a benchmark.
@@ -19,5 +28,8 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
     match bench {
         Bench::Speed(options) => speed::run(options),
         Bench::Stacks(options) => stacks::run(options),
+        Bench::Instructions(options) => instructions::run(options),
+        Bench::Connects(options) => connects::run(options),
+        Bench::Perftest(options) => perftest::run(options),
     }
 }
