@@ -44,8 +44,13 @@ fn async_echo() {
 }
 
 #[test]
-fn embed() {
-    runs("embed", "message 1 delivered, 26 octets");
+fn embed_stream() {
+    runs("embed_stream", "\"look\": \"placed in two segments\"");
+}
+
+#[test]
+fn embed_smoltcp() {
+    runs("embed_smoltcp", "heard [\"from inside the loop, and back\"]");
 }
 
 /// The README's first program is the example, word for word.

@@ -30,6 +30,7 @@ pub mod refused;
 pub mod settings;
 mod signals;
 pub mod srq;
+mod stack;
 pub mod strings;
 pub mod sysfs;
 pub mod users;

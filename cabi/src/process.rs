@@ -12,10 +12,10 @@ use crate::inherited;
 use crate::pair::Pairs;
 use crate::settings::Settings;
 use crate::signals::Held;
+use crate::stack;
 use llp::Stack;
 use llp::capture::{CaptureStack, PcapSink};
 use llp::fault::FaultStack;
-use llp::tcp::TcpStack;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -82,11 +82,11 @@ impl Process {
     }
 
     fn stack(&mut self, settings: &Settings) -> Result<Box<dyn Stack>> {
-        let tcp = TcpStack::new()?;
+        let tcp = stack::open(settings)?;
         self.sockets = tcp.wait_fd();
         let stack: Box<dyn Stack> = match &settings.faults {
             Some((seed, faults)) => Box::new(FaultStack::new(tcp, *seed, faults.clone())),
-            None => Box::new(tcp),
+            None => tcp,
         };
         let Some(path) = &settings.pcap else { return Ok(stack) };
         // A child of a fork captures beside its parent.

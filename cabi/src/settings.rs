@@ -3,6 +3,7 @@
 use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::persona::Persona;
+use llp::Spec;
 use llp::fault::{Faults, Flip, Split};
 use std::env;
 use std::ops::RangeInclusive;
@@ -77,6 +78,15 @@ pub const VARIABLES: &[Variable] = &[
         },
     },
     Variable {
+        name: "UIW_LLP",
+        values: "tcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=OCTETS] or xdp:IFACE,ip=..[,mode=MODE]",
+        what: "the TCP to use: the kernel's, or smoltcp on an interface with addresses of its own; the only device is the interface then",
+        set: |s, v| {
+            let rule = "expected tcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX";
+            v.parse().map(|llp| s.llp = llp).map_err(|_| rule)
+        },
+    },
+    Variable {
         name: "UIW_ACK",
         values: "on or off",
         what: "acknowledged completion: a request completes when the peer has placed it (default: on in personas roce and ib)",
@@ -141,6 +151,8 @@ pub const VARIABLES: &[Variable] = &[
 pub struct Settings {
     /// What programs see.
     pub persona: Persona,
+    /// The TCP under everything.
+    pub llp: Spec,
     /// Options of every connection.
     pub conn: ConnOptions,
     /// Acknowledged completion, if said.
@@ -291,6 +303,8 @@ mod tests {
         assert_eq!((seed, faults.cut_received), (4, Some(7)));
         assert_eq!(faults.flip_sent, [Flip { octet: 99, mask: 1 }]);
         assert_eq!(read("UIW_PCAP", "f").unwrap().pcap, Some("f".into()));
+        let llp = read("UIW_LLP", "packet:eth0,ip=10.0.0.7/24").unwrap().llp;
+        assert_eq!(llp.own().map(|(name, config)| (name, config.addresses.len())), Some(("eth0", 1)));
         assert_eq!(read("UIW_LOG", "debug").unwrap().log.as_deref(), Some("debug"));
     }
 
@@ -304,6 +318,7 @@ mod tests {
             ("UIW_QP_PORTS", "9-8"),
             ("UIW_QP_PORTS", "0-8"),
             ("UIW_PORT_OFFSET", "70000"),
+            ("UIW_LLP", "packet:eth0"),
             ("UIW_FAULT", "flip-sent=1"),
             ("UIW_FAULT", "send-split=0"),
             ("UIW_FAULT", "gremlins=3"),

@@ -4,6 +4,7 @@ mod args;
 mod child;
 mod demo;
 mod devices;
+mod doctor;
 mod env;
 mod fail;
 mod link;
@@ -18,6 +19,7 @@ mod service;
 mod siwtest;
 mod stop;
 mod text;
+mod wan;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use fail::{EXIT_CODES, Exit, Failure, Result};
@@ -63,6 +65,12 @@ enum Command {
     /// Show the environment variables that such programs obey
     #[command(after_help = EXIT_CODES)]
     Env(env::Args),
+    /// Say what would run on this machine, and what to do for the rest
+    #[command(after_help = doctor::HELP)]
+    Doctor(doctor::Args),
+    /// Emulate a long, narrow or lossy path between two interfaces
+    #[command(after_help = wan::HELP)]
+    Wan(wan::Args),
     /// Show the iWARP traffic in a packet capture
     Decode(decode::Args),
 }
@@ -97,6 +105,8 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
         Command::Siwtest(args) => siwtest::run(&opener, args),
         Command::Devices(args) => devices::run(args),
         Command::Env(args) => env::run(args),
+        Command::Doctor(args) => doctor::run(args),
+        Command::Wan(args) => wan::run(args),
         Command::Decode(_) | Command::Run(_) => Ok(()),
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::fail::{Exit, Failure, Result};
 use llp::Spec;
+use llp::capability;
 use llp::capture::{CaptureStack, PcapSink};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,14 +54,13 @@ impl Opener {
 
     /// Why the stack cannot be had, and what would help.
     fn refused(&self, error: &std::io::Error) -> Failure {
+        let (_, help) = capability::refusal(self.llp.capabilities());
         let (what, fix) = match &self.llp {
             Spec::Tcp => ("the kernel's TCP".to_owned(), "raise the limit of open files".to_owned()),
             Spec::Xdp { interface, .. } => (
                 format!("AF_XDP on {interface}"),
                 match error.kind() {
-                    std::io::ErrorKind::PermissionDenied => {
-                        "it needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF: run as root".to_owned()
-                    }
+                    std::io::ErrorKind::PermissionDenied => help.to_owned(),
                     std::io::ErrorKind::NotFound => "see `ip link` for the interfaces there are".to_owned(),
                     std::io::ErrorKind::OutOfMemory => "raise the limit with `ulimit -l`".to_owned(),
                     std::io::ErrorKind::ResourceBusy => {
@@ -72,9 +72,7 @@ impl Opener {
             Spec::Packet { interface, .. } => (
                 format!("AF_PACKET on {interface}"),
                 match error.kind() {
-                    std::io::ErrorKind::PermissionDenied => {
-                        "it needs CAP_NET_RAW: run as root, or give it with setcap cap_net_raw+ep".to_owned()
-                    }
+                    std::io::ErrorKind::PermissionDenied => help.to_owned(),
                     std::io::ErrorKind::NotFound => "see `ip link` for the interfaces there are".to_owned(),
                     _ => "see `ip link show` for its state".to_owned(),
                 },

@@ -3,7 +3,7 @@
 use crate::fail::{Failure, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::io::Read;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -55,6 +55,11 @@ impl Stop {
         self.set.load(Ordering::SeqCst)
     }
 
+    /// Readable once this is set.
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
     /// Sleeps until `fd` is readable (true) or this is set (false), without driving any device.
     pub(crate) fn sleep_on(&self, fd: BorrowedFd<'_>) -> bool {
         while !self.is_set() {
@@ -84,7 +89,6 @@ impl Stop {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsFd;
 
     #[test]
     fn a_stop_is_seen_by_those_who_look_before_and_after() {

@@ -257,6 +257,10 @@ impl<S: Stack> Stack for CaptureStack<S> {
         self.set_clock();
         self.inner.now()
     }
+
+    fn farewell(&mut self) -> bool {
+        self.inner.farewell()
+    }
 }
 
 struct CaptureListener {

@@ -172,6 +172,10 @@ impl<S: Stack> Stack for FaultStack<S> {
     fn now(&self) -> Instant {
         self.inner.now()
     }
+
+    fn farewell(&mut self) -> bool {
+        self.inner.farewell()
+    }
 }
 
 struct FaultListener {

@@ -9,14 +9,41 @@
 //! * [`fault::FaultStack`]: cuts, flipped bits and odd-sized reads and writes on top of another stack.
 //! * [`capture::CaptureStack`]: writes what passes to a pcapng file.
 //!
+//! # A TCP of your own
+//!
+//! Whoever has a TCP implements three traits, and gives the stack to `verbs::Device::with_stack`; everything else stays the same.
+//!
+//! * The engine calls a stack and its streams from whichever thread drives, one at a time, and never while a call lasts: state that
+//!   streams and stack share is best behind one mutex (`smol` does so). Nothing may block.
+//! * [`Stack::poll`] is level-triggered: what is ready is said again with every poll, for what [`Stream::set_interest`] asked for, and
+//!   errors always. While few streams are open the engine reads them without asking first, so [`Stream::recv`] on a stream without
+//!   news must be cheap; if it takes in what others wait for, the descriptor must become readable for them.
+//! * [`Stack::wait_fd`] is readable whenever `poll` would tell something; a set (epoll) is a descriptor. [`Stack::deadline`] is for the
+//!   stack's own timers. A stack without a descriptor works with `Progress::Manual`, where the program calls `Device::pump` and
+//!   asks `Device::deadline`.
+//! * [`Stream::send`] takes [`mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
+//!   copied out with [`mem::IoVec::copy_to`] or given to a system call. What it takes must leave in order, and what was taken is the
+//!   stack's: the memory may be used again.
+//! * A stack whose receive buffers are in the process offers [`Stream::look`]: FPDUs are then verified where they lie.
+//! * A TCP that ends with its process implements [`Stack::farewell`].
+//!
+//! `smol` is the example to read; `smol::Link` is a smaller trait for those who have frames, and want smoltcp for the rest. The protocol
+//! crates alone, without the engine, need none of this: see `examples/embed_stream.rs` and `examples/embed_smoltcp.rs`.
+//!
+//! [`wan`] emulates paths, between two interfaces or under smoltcp in one process.
+//!
 //! Payload is registered memory and comes as [`mem::IoVec`]: no stack sees a slice of it.
 
+pub mod capability;
 pub mod capture;
+mod clock;
 pub mod fault;
+mod interface;
 pub mod sim;
 pub mod smol;
 mod spec;
 pub mod tcp;
+pub mod wan;
 
 mod options;
 
@@ -28,6 +55,8 @@ use std::{
     time::Instant,
 };
 
+pub use clock::Clock;
+pub use interface::Interface;
 pub use options::{KeepAlive, ListenOptions, OptionError, StreamInfo, StreamOptions};
 pub use spec::{Spec, SpecError};
 
@@ -84,6 +113,19 @@ pub trait Stream: Send {
     /// As for [`Stream::send`].
     fn recv(&mut self, bufs: &mut [mem::IoVecMut<'_>]) -> io::Result<usize>;
 
+    /// Received octets where they lie, from a stack whose receive buffers are in this process: they can be looked at, and used,
+    /// without the copy that [`Stream::recv`] makes. Without any octets it is the peer's FIN. `Ok(None)`, always the same for a
+    /// stream: it has no such memory.
+    ///
+    /// While the look lives, nothing but [`Stream::emss`] and the addresses may be asked of any stream of this stack.
+    ///
+    /// # Errors
+    /// As for [`Stream::send`]; `WouldBlock` also when nothing came behind octets that were left with
+    /// [`Rest::WaitForMore`].
+    fn look(&mut self) -> io::Result<Option<Box<dyn Look>>> {
+        Ok(None)
+    }
+
     /// Says what to be woken for. It is remembered; a system call is made only on a change.
     ///
     /// # Errors
@@ -121,6 +163,28 @@ pub trait Stream: Send {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+}
+
+/// Received octets in the memory of their stack: see [`Stream::look`]. To drop it takes nothing.
+pub trait Look {
+    /// The octets from the stream's present position on, as far as they lie in one piece. They may be changed in place.
+    fn octets(&mut self) -> &mut [u8];
+
+    /// Whether it is worth while to leave what is behind the first `used` octets until more has come. `false`: the piece ends at
+    /// the buffer's end or the stream's, or the buffer has hardly room for more; the rest must be had by [`Stream::recv`].
+    fn can_grow(&self, used: usize) -> bool;
+
+    /// Takes the first `used` octets from the stream.
+    fn consume(self: Box<Self>, used: usize, rest: Rest);
+}
+
+/// What the octets are worth that a [`Look`] leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// They are of use now: the stream stays readable.
+    Useful,
+    /// They are of no use without more: the stream is readable when more came, or no more can come.
+    WaitForMore,
 }
 
 /// A listening port. To drop it closes it.
@@ -196,6 +260,12 @@ pub trait Stack: Send {
 
     /// The stack's clock.
     fn now(&self) -> Instant;
+
+    /// The process ends, and nobody uses its streams any more: they are closed as the kernel closes a process's, and what was sent
+    /// leaves. Call it until it says true: nothing is left to do. The kernel's TCP outlives the process and needs none of this.
+    fn farewell(&mut self) -> bool {
+        true
+    }
 }
 
 impl<S: Stack + ?Sized> Stack for Box<S> {
@@ -241,6 +311,10 @@ impl<S: Stack + ?Sized> Stack for Box<S> {
 
     fn now(&self) -> Instant {
         (**self).now()
+    }
+
+    fn farewell(&mut self) -> bool {
+        (**self).farewell()
     }
 }
 

@@ -17,7 +17,7 @@ mod stream;
 mod tests;
 pub mod xdp;
 
-use crate::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use crate::{Clock, Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
 use parking_lot::Mutex;
 use shard::Shard;
 use std::io;
@@ -73,6 +73,7 @@ impl SmolConfig {
 pub struct SmolStack<L: Link> {
     shard: Arc<Mutex<Shard<L>>>,
     wait: Arc<OwnedFd>,
+    clock: Clock,
 }
 
 impl<L: Link + 'static> SmolStack<L> {
@@ -81,9 +82,18 @@ impl<L: Link + 'static> SmolStack<L> {
     /// # Errors
     /// `InvalidInput` for addresses that are none of a host's, too many of them, or a prefix that is too long; the system's.
     pub fn new(link: L, config: &SmolConfig) -> io::Result<Self> {
-        let shard = Shard::new(link, config)?;
+        Self::with_clock(link, config, Clock::system())
+    }
+
+    /// A stack on `link` with a clock of its own. On a virtual one nothing waits for a descriptor, and a stack that is dropped waits
+    /// for nobody.
+    ///
+    /// # Errors
+    /// As for [`SmolStack::new`].
+    pub fn with_clock(link: L, config: &SmolConfig, clock: Clock) -> io::Result<Self> {
+        let shard = Shard::new(link, config, clock.clone())?;
         let wait = shard.wait_fd();
-        Ok(Self { shard: Arc::new(Mutex::new(shard)), wait })
+        Ok(Self { shard: Arc::new(Mutex::new(shard)), wait, clock })
     }
 }
 
@@ -117,7 +127,7 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
     }
 
     fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        Some(Arc::clone(&self.wait))
+        (!self.clock.is_virtual()).then(|| Arc::clone(&self.wait))
     }
 
     fn deadline(&self) -> Option<Instant> {
@@ -125,13 +135,23 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
     }
 
     fn now(&self) -> Instant {
-        Instant::now()
+        self.clock.now()
+    }
+
+    fn farewell(&mut self) -> bool {
+        let mut shard = self.shard.lock();
+        shard.close_all();
+        shard.tick();
+        !shard.is_lingering()
     }
 }
 
 impl<L: Link> Drop for SmolStack<L> {
     /// A TCP in the process dies with it: what was sent gets a bounded time to be acknowledged.
     fn drop(&mut self) {
+        if self.clock.is_virtual() {
+            return;
+        }
         let until = Instant::now() + LINGER;
         while Instant::now() < until {
             let mut shard = self.shard.lock();

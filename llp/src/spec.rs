@@ -1,6 +1,7 @@
 //! Stacks by name: what `--llp` and `UIW_LLP` take.
 
 use crate::Stack;
+use crate::capability::{self, Capability};
 use crate::smol::packet::PacketLink;
 use crate::smol::xdp::{XdpLink, XdpMode};
 use crate::smol::{SmolConfig, SmolStack};
@@ -161,20 +162,51 @@ fn octets(text: &str) -> Option<usize> {
     (4096..=1 << 30).contains(&octets).then_some(octets)
 }
 
+/// Says what a refusal is for.
+fn denied(error: io::Error, needed: &[Capability]) -> io::Error {
+    if error.kind() != io::ErrorKind::PermissionDenied {
+        return error;
+    }
+    io::Error::new(io::ErrorKind::PermissionDenied, capability::refusal(needed).0)
+}
+
 impl Spec {
+    /// The capabilities that it needs.
+    #[must_use]
+    pub fn capabilities(&self) -> &'static [Capability] {
+        match self {
+            Self::Tcp => &[],
+            Self::Packet { .. } => &Capability::PACKET,
+            Self::Xdp { .. } => &Capability::XDP,
+        }
+    }
+
+    /// The interface and the addresses of a TCP in this process; `None` for the kernel's.
+    #[must_use]
+    pub fn own(&self) -> Option<(&str, &SmolConfig)> {
+        match self {
+            Self::Tcp => None,
+            Self::Packet { interface, config } | Self::Xdp { interface, config, .. } => {
+                Some((interface, config))
+            }
+        }
+    }
+
     /// Opens the stack.
     ///
     /// # Errors
-    /// The system's: without CAP_NET_RAW `PermissionDenied`, `NotFound` for an interface that is not there.
+    /// The system's: `PermissionDenied` names the capability that is missing; `NotFound` for an interface that is not there.
     pub fn open(&self) -> io::Result<Box<dyn Stack>> {
         match self {
             Self::Tcp => Ok(Box::new(TcpStack::new()?)),
             Self::Packet { interface, config } => {
-                let link = PacketLink::open(interface, config.mac)?;
+                let link = PacketLink::open(interface, config.mac)
+                    .map_err(|error| denied(error, &Capability::PACKET))?;
                 Ok(Box::new(SmolStack::new(link, config)?))
             }
             Self::Xdp { interface, config, mode } => {
-                let link = XdpLink::open(interface, *mode, config)?;
+                let link = XdpLink::open(interface, *mode, config)
+                    .map_err(|error| denied(error, &Capability::XDP))?;
                 Ok(Box::new(SmolStack::new(link, config)?))
             }
         }

@@ -115,8 +115,16 @@ impl Device {
         busy.pump()
     }
 
+    /// When [`Device::pump`] is wanted though nothing comes: a time-out of ours or of the TCP in this process. For
+    /// [`Progress::Manual`].
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.driver.deadline()
+    }
+
     /// Waits until no connection of a queue pair that is gone has anything left to say, at most for `patience`: before the process
-    /// ends, and its peers find their last octets unanswered. True when all is said.
+    /// ends, and its peers find their last octets unanswered. True when all is said. Over a TCP in this process every other
+    /// connection ends as well, as the kernel would end them after the process.
     ///
     /// The background thread drives meanwhile, so that this may be called when the calling thread's own storage is gone
     /// (`atexit`); with [`Progress::Manual`] it drives itself.
@@ -128,6 +136,13 @@ impl Device {
             }
             if self.driver.is_manual() {
                 self.pump();
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        // A TCP in this process ends with it.
+        while !self.driver.farewell() {
+            if Instant::now() >= until {
+                return false;
             }
             std::thread::sleep(Duration::from_micros(50));
         }

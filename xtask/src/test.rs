@@ -18,7 +18,7 @@ const SKIP_LOG: &str = "UIW_SKIP_LOG";
 /// What `cargo xtask test` can be told.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Steps: fmt, clippy, doc, no_std (each counts as one test), then `cargo test --workspace`.
+Steps: fmt, clippy, doc, no_std, no_std_target (each counts as one test), then `cargo test --workspace`.
 Programs that tests need are installed with apt-get when run as root; without them the tests that need them
 are counted as skipped; the first run fetches about 240 MB for the virtual machine with the siw driver. Everything is ended after 45 minutes. Exit code 1 when something failed.")]
 pub(crate) struct Options {
@@ -36,27 +36,51 @@ struct Step {
     /// The Cargo subcommand that may not be installed.
     component: Option<&'static str>,
     args: &'static [&'static str],
+    /// A target that rustup may have to fetch.
+    target: Option<&'static str>,
     env: &'static [(&'static str, &'static str)],
 }
 
 const STEPS: &[Step] = &[
-    Step { name: "fmt", component: Some("fmt"), args: &["fmt", "--all", "--check"], env: &[] },
+    Step { name: "fmt", component: Some("fmt"), args: &["fmt", "--all", "--check"], target: None, env: &[] },
     Step {
         name: "clippy",
         component: Some("clippy"),
         args: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
+        target: None,
         env: &[],
     },
     Step {
         name: "doc",
         component: None,
         args: &["doc", "--no-deps", "--workspace"],
+        target: None,
         env: &[("RUSTDOCFLAGS", "-Dwarnings")],
     },
     Step {
         name: "no_std",
         component: None,
         args: &["build", "-p", "uiw-mpa", "-p", "uiw-ddp", "-p", "uiw-rdmap", "--no-default-features"],
+        target: None,
+        env: &[],
+    },
+    // A machine without an operating system: there is no `std` to be linked by mistake.
+    Step {
+        name: "no_std_target",
+        component: None,
+        args: &[
+            "build",
+            "-p",
+            "uiw-mpa",
+            "-p",
+            "uiw-ddp",
+            "-p",
+            "uiw-rdmap",
+            "--no-default-features",
+            "--target",
+            "x86_64-unknown-none",
+        ],
+        target: Some("x86_64-unknown-none"),
         env: &[],
     },
 ];
@@ -71,7 +95,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     let mut total = Tally::default();
     let mut failed = Vec::new();
     for step in STEPS.iter().filter(|step| wanted(options, step.name)) {
-        let tally = run_step(step, deadline);
+        let tally = run_step(step, options.no_install, deadline);
         if tally.failed > 0 {
             failed.push(step.name.to_owned());
         }
@@ -93,12 +117,18 @@ fn wanted(options: &Options, name: &str) -> bool {
     options.only.as_deref().is_none_or(|only| name.contains(only))
 }
 
-fn run_step(step: &Step, deadline: Instant) -> Tally {
+fn run_step(step: &Step, no_install: bool, deadline: Instant) -> Tally {
     println!("== {}: cargo {}", step.name, step.args.join(" "));
     if let Some(component) = step.component
         && !has_component(component)
     {
         println!("SKIPPED: {}: cargo {component}", step.name);
+        return Tally { skipped: 1, ..Tally::default() };
+    }
+    if let Some(target) = step.target
+        && !has_target(target, no_install)
+    {
+        println!("SKIPPED: {}: target {target}", step.name);
         return Tally { skipped: 1, ..Tally::default() };
     }
     let mut command = cargo();
@@ -167,6 +197,20 @@ pub(crate) fn workspace() -> PathBuf {
 fn has_component(component: &str) -> bool {
     let status = cargo().args([component, "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
     status.is_ok_and(|status| status.success())
+}
+
+/// Whether the standard library's part for `target` is here, fetched if it may be.
+fn has_target(target: &str, no_install: bool) -> bool {
+    let succeeds = |program: &str, args: &[&str]| {
+        let mut command = Command::new(program);
+        command.args(args).stdout(Stdio::piped()).stderr(Stdio::null()).current_dir(workspace());
+        command.output().ok().filter(|output| output.status.success())
+    };
+    let is_here = || {
+        let folder = succeeds("rustc", &["--print", "target-libdir", "--target", target]);
+        folder.is_some_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir())
+    };
+    is_here() || !no_install && succeeds("rustup", &["target", "add", target]).is_some() && is_here()
 }
 
 /// The file in which tests report what they miss; removed on drop.

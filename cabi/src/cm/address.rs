@@ -7,7 +7,7 @@ use crate::cm::id::{Id, Options};
 use crate::cm::registry::{self, Port};
 use crate::errno::Errno;
 use crate::settings::Settings;
-use crate::{context, process};
+use crate::{context, process, stack};
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::ptr;
@@ -101,8 +101,8 @@ pub(crate) fn plain(address: SocketAddr) -> SocketAddr {
 
 /// A port that an id has: nobody else in this process gets it, and the system gives it to nobody.
 pub(crate) struct Reservation {
-    /// Bound, and neither listening nor connected: it ends when the id gives up its port.
-    _socket: Socket,
+    /// Bound, and neither listening nor connected: it ends when the id gives up its port. None on a TCP in this process.
+    _socket: Option<Socket>,
 }
 
 /// Takes the real address `at` for `id`. Port 0 takes a free one. Returns the address with its port.
@@ -111,6 +111,14 @@ pub(crate) struct Reservation {
 /// EADDRINUSE, EADDRNOTAVAIL, EACCES.
 pub(crate) fn reserve(id: &Id, at: SocketAddr, options: Options) -> Result<(SocketAddr, Reservation)> {
     for _ in 0..PORT_TRIES {
+        if stack::is_own() {
+            let port = if at.port() == 0 { stack::any_port() } else { at.port() };
+            let bound = SocketAddr::new(at.ip(), port);
+            match take(id, Port { at: bound, reuse: options.reuse }) {
+                Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => continue,
+                taken => return taken.map(|()| (bound, Reservation { _socket: None })),
+            }
+        }
         let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
         // Connections of a former life in TIME-WAIT do not matter.
         socket.set_reuse_address(true)?;
@@ -123,7 +131,7 @@ pub(crate) fn reserve(id: &Id, at: SocketAddr, options: Options) -> Result<(Sock
             continue;
         }
         take(id, Port { at: bound, reuse: options.reuse })?;
-        return Ok((bound, Reservation { _socket: socket }));
+        return Ok((bound, Reservation { _socket: Some(socket) }));
     }
     Err(Errno(libc::EADDRNOTAVAIL))
 }
@@ -152,6 +160,9 @@ fn collide(a: Port, b: Port) -> bool {
 /// # Errors
 /// ENETUNREACH, EHOSTUNREACH, ..
 pub(crate) fn source_for(peer: SocketAddr) -> Result<SocketAddr> {
+    if let Some(source) = stack::source_for(peer) {
+        return source;
+    }
     let any: IpAddr =
         if peer.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
     // Connecting a datagram socket asks for the route and sends nothing. Any port does, but 0 is none.

@@ -32,11 +32,14 @@ impl NetDev {
     }
 }
 
-/// Every network device that has an IP address, loopback last.
+/// Every network device that has an IP address, loopback last; on a TCP in this process the one that it is on.
 ///
 /// # Errors
 /// The system's.
 pub fn all() -> io::Result<Vec<NetDev>> {
+    if let Some(own) = crate::stack::device() {
+        return own.map(|netdev| vec![netdev]);
+    }
     let mut list: *mut libc::ifaddrs = ptr::null_mut();
     // SAFETY: fills `list` with a chain that is freed below.
     if unsafe { libc::getifaddrs(&raw mut list) } != 0 {

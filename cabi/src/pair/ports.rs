@@ -8,6 +8,7 @@ use crate::boundary::Result;
 use crate::device::netdev::NetDev;
 use crate::errno::Errno;
 use crate::settings::Settings;
+use crate::stack;
 use socket2::{Domain, Socket, Type};
 use std::collections::VecDeque;
 use std::io;
@@ -144,6 +145,11 @@ impl Ports {
 fn bind_all(netdev: &NetDev, port: u16) -> io::Result<(u16, Vec<SocketAddr>, Vec<Socket>)> {
     let mut port = port;
     let (mut addresses, mut sockets) = (Vec::new(), Vec::new());
+    if stack::is_own() {
+        let port = if port == 0 { stack::any_port() } else { port };
+        let at = |(ip, _): &(IpAddr, u8)| socket_address(*ip, port, netdev);
+        return Ok((port, netdev.addresses.iter().map(at).collect(), sockets));
+    }
     for (ip, _) in &netdev.addresses {
         let socket = Socket::new(Domain::for_address(socket_address(*ip, port, netdev)), Type::STREAM, None)?;
         // Lets the engine listen beside this reservation, which never listens.
@@ -159,7 +165,7 @@ fn bind_all(netdev: &NetDev, port: u16) -> io::Result<(u16, Vec<SocketAddr>, Vec
         addresses.push(socket_address(*ip, port, netdev));
         sockets.push(socket);
     }
-    if sockets.is_empty() {
+    if addresses.is_empty() {
         Err(io::ErrorKind::AddrNotAvailable.into())
     } else {
         Ok((port, addresses, sockets))

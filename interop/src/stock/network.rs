@@ -16,10 +16,11 @@ pub enum Network {
     Veth(Namespaces),
 }
 
-/// Two network namespaces.
+/// Two network namespaces, and perhaps one between them.
 pub struct Namespaces {
     ip: PathBuf,
-    names: [String; 2],
+    /// The server's, the client's; then the one between them.
+    names: Vec<String>,
 }
 
 /// A TCP port that nobody uses at the moment, and that no connection will have either: the ports that a system chooses by itself are
@@ -53,10 +54,24 @@ impl Network {
     #[track_caller]
     #[must_use]
     pub fn veth() -> Option<Self> {
+        Self::spaces(&["s", "c"])
+    }
+
+    /// As [`Network::veth`], with a third namespace between the two: its interfaces `server` and `client` have no addresses, and
+    /// nothing passes unless somebody there carries frames between them.
+    #[track_caller]
+    #[must_use]
+    pub fn path() -> Option<Self> {
+        Self::spaces(&["s", "c", "m"])
+    }
+
+    #[track_caller]
+    fn spaces(kinds: &[&str]) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let ip = crate::require("ip")?;
         let unique = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let space = Namespaces { ip, names: [format!("uiw-s-{unique}"), format!("uiw-c-{unique}")] };
+        let names = kinds.iter().map(|kind| format!("uiw-{kind}-{unique}")).collect();
+        let space = Namespaces { ip, names };
         if let Err(reason) = space.set_up() {
             // What was made is removed with `space`.
             crate::skip(&format!("network namespaces: {reason}"));
@@ -95,6 +110,15 @@ impl Network {
         self.at(1, command)
     }
 
+    /// The command between the two.
+    ///
+    /// # Panics
+    /// When nothing is there.
+    #[must_use]
+    pub fn middle(&self, command: Command) -> Command {
+        self.at(2, command)
+    }
+
     fn at(&self, place: usize, command: Command) -> Command {
         let Self::Veth(space) = self else { return command };
         let mut inside = Command::new(&space.ip);
@@ -121,12 +145,23 @@ const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 
 impl Namespaces {
     fn set_up(&self) -> Result<(), String> {
-        let [server, client] = &self.names;
-        self.ip(&["netns", "add", server])?;
-        self.ip(&["netns", "add", client])?;
-        self.ip(&[
-            "-n", server, "link", "add", "veth0", "type", "veth", "peer", "name", "veth0", "netns", client,
-        ])?;
+        for name in &self.names {
+            self.ip(&["netns", "add", name])?;
+        }
+        let [server, client] = &self.names[..2] else { return Err("two namespaces at least".to_owned()) };
+        let cable = |from: &str, to: &str, there: &str| {
+            self.ip(&["-n", from, "link", "add", "veth0", "type", "veth", "peer", "name", there, "netns", to])
+        };
+        if let Some(middle) = self.names.get(2) {
+            for (name, there) in [(server, "server"), (client, "client")] {
+                cable(name, middle, there)?;
+                // The kernel there has nothing to say.
+                self.ip(&["-n", middle, "link", "set", there, "addrgenmode", "none"])?;
+                self.ip(&["-n", middle, "link", "set", there, "up"])?;
+            }
+        } else {
+            cable(server, client, "veth0")?;
+        }
         for (name, address) in [(server, SERVER), (client, CLIENT)] {
             self.ip(&["-n", name, "address", "add", &format!("{address}/24"), "dev", "veth0"])?;
             self.ip(&["-n", name, "link", "set", "veth0", "up"])?;

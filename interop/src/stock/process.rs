@@ -117,6 +117,45 @@ impl Running {
         self.end()
     }
 
+    /// Its process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Processor time that it has used, in ticks of 10 ms (proc(5): utime and stime of `/proc/PID/stat`).
+    ///
+    /// # Panics
+    /// When it has ended.
+    #[must_use]
+    pub fn ticks(&self) -> u64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it runs");
+        let behind_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let of_fields = behind_name.split_whitespace().skip(11).take(2);
+        of_fields.map(|ticks| ticks.parse::<u64>().expect("a number")).sum()
+    }
+
+    /// Sends it a signal by name.
+    ///
+    /// # Panics
+    /// When that is not possible.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
+        assert!(status.is_ok_and(|status| status.success()), "{} cannot be sent {name}", self.name);
+    }
+
+    /// Asks it to end, as Ctrl-C does, and waits for that.
+    ///
+    /// # Panics
+    /// When it has ended by itself, or does not end.
+    #[must_use]
+    pub fn interrupt(mut self) -> Ended {
+        let early = self.child.try_wait().expect("a child");
+        assert!(early.is_none(), "{} ended by itself: {early:?}\n{}", self.name, self.said());
+        self.signal("INT");
+        self.end()
+    }
+
     fn join(&mut self) {
         for reader in self.readers.drain(..) {
             let _ = reader.join();

@@ -1,4 +1,7 @@
 //! The stacks against each other: the kernel's TCP, smoltcp over AF_PACKET and over AF_XDP, in two network namespaces.
 
+mod doctor;
 mod pairings;
+mod path;
+mod programs;
 mod refusals;

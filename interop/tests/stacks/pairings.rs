@@ -5,7 +5,7 @@ use std::process::Command;
 
 /// A stack at one end of the cable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stack {
+pub(crate) enum Stack {
     Kernel,
     Packet,
     Xdp,
@@ -33,7 +33,7 @@ struct Link {
 
 impl Stack {
     /// Its name for `--llp`; 10.77.0.`host` and fd77::`host` are its own addresses.
-    fn spec(self, host: u8) -> String {
+    pub(crate) fn spec(self, host: u8) -> String {
         let addresses = format!("veth0,ip=10.77.0.{host}/24,ip=fd77::{host}/64");
         match self {
             Self::Kernel => "tcp".to_owned(),
@@ -43,7 +43,7 @@ impl Stack {
     }
 
     /// The server's addresses: those of the kernel's interface, or its own.
-    fn addresses(self) -> [&'static str; 2] {
+    pub(crate) fn addresses(self) -> [&'static str; 2] {
         match self {
             Self::Kernel => ["10.77.0.1", "fd77::1"],
             Self::Packet | Self::Xdp => ["10.77.0.11", "fd77::11"],

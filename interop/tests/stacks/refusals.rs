@@ -2,6 +2,8 @@
 
 use interop::stock::{Network, Running, uiw};
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 fn fails(command: &mut Command, code: i32, says: &[&str]) {
     let output = command.output().expect("uiw starts");
@@ -61,13 +63,96 @@ fn an_interface_that_is_deleted_under_traffic() {
         let mut command = Command::new(uiw());
         command.args(["--llp", &spec(12), "perf", "10.77.0.11", "--size", "64K", "--seconds", "60"]);
         let client = Running::start(network.client(command));
-        std::thread::sleep(std::time::Duration::from_millis(500));
+        thread::sleep(Duration::from_millis(500));
         let mut command = Command::new("ip");
         command.args(["link", "delete", "veth0"]);
         assert!(network.client(command).status().expect("ip starts").success());
         let ended = client.end();
         assert_eq!(ended.code, 4, "{}", ended.said);
-        server.wait_saying("uiw: ");
+        server.wait_saying("the connection ended before the work was done");
         let _ = server.stop();
     }
+}
+
+/// A server and a client over `kind`, with a connection between them that carries what `args` of `uiw` say.
+fn connected(network: &Network, kind: &str, args: &[&str]) -> (Running, Running) {
+    let spec = |host| format!("{kind}:veth0,ip=10.77.0.{host}/24");
+    let mut command = Command::new(uiw());
+    command.args(["--llp", &spec(11), "serve", "--listen", "10.77.0.11:7174"]);
+    let mut server = Running::start(network.server(command));
+    server.wait_saying("listening on");
+    let mut command = Command::new(uiw());
+    command.args(["--llp", &spec(12)]).args(args);
+    (server, Running::start(network.client(command)))
+}
+
+/// A connection stands and nobody says anything: nobody spins either.
+#[test]
+fn an_idle_connection_uses_no_processor() {
+    for kind in ["packet", "xdp"] {
+        let Some(network) = Network::veth() else { return };
+        let (server, mut client) = connected(&network, kind, &["ping", "10.77.0.11", "-i", "30", "-c", "3"]);
+        client.wait_saying("round 1");
+        // The last acknowledgement, and whatever else has a time-out.
+        thread::sleep(Duration::from_millis(500));
+        let before = [server.ticks(), client.ticks()];
+        thread::sleep(Duration::from_secs(2));
+        let used = [server.ticks() - before[0], client.ticks() - before[1]];
+        // Of 200 ticks; a spinning end would have most of them even on a busy machine.
+        assert!(used.iter().all(|ticks| *ticks <= 10), "{kind}: {used:?} ticks");
+        let _ = client.stop();
+        let _ = server.stop();
+    }
+}
+
+/// The receiver does not run for a while: rings and buffers fill, frames are lost, and then everything goes on.
+#[test]
+fn rings_that_are_full_cost_only_time() {
+    for kind in ["packet", "xdp"] {
+        let Some(network) = Network::veth() else { return };
+        let args =
+            ["perf", "10.77.0.11", "--size", "20000", "--validate", "--connections", "8", "--seconds", "4"];
+        let (server, client) = connected(&network, kind, &args);
+        for _ in 0..2 {
+            thread::sleep(Duration::from_millis(500));
+            server.signal("STOP");
+            thread::sleep(Duration::from_millis(700));
+            server.signal("CONT");
+        }
+        let ended = client.end();
+        assert_eq!(ended.code, 0, "{kind}: {}{}", ended.said, server.said());
+        let _ = server.stop();
+    }
+}
+
+/// Detaches the program of process `argv[1]`, by a copy of its descriptor: what an administrator does with `bpftool link detach`.
+const DETACH: &str = "
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+pid = int(sys.argv[1])
+folder = f'/proc/{pid}/fd'
+links = [int(fd) for fd in os.listdir(folder) if os.readlink(f'{folder}/{fd}') == 'anon_inode:bpf_link']
+assert len(links) == 1, links
+copy = libc.syscall(438, os.pidfd_open(pid), links[0], 0)
+assert copy >= 0, os.strerror(ctypes.get_errno())
+attr = ctypes.create_string_buffer(struct.pack('I', copy), 128)
+assert libc.syscall(321, 34, attr, 4) == 0, os.strerror(ctypes.get_errno())
+";
+
+/// Frames go to the kernel then, and nobody tells: the stack looks by itself.
+#[test]
+fn a_program_that_is_detached_ends_its_connections() {
+    if !cfg!(target_arch = "x86_64") {
+        return interop::skip("the number of the bpf system call");
+    }
+    let Some(python) = interop::require("python3") else { return };
+    let Some(network) = Network::veth() else { return };
+    let (server, mut client) = connected(&network, "xdp", &["ping", "10.77.0.11", "-i", "3", "-c", "3"]);
+    client.wait_saying("round 1");
+    let mut command = Command::new(python);
+    command.args(["-c", DETACH, &client.id().to_string()]);
+    Running::start(network.client(command)).end().is_well();
+    let ended = client.end();
+    assert_eq!((ended.code, ended.count("uiw: ")), (4, 1), "{}", ended.said);
+    let _ = server.stop();
 }

@@ -1,10 +1,11 @@
 //! Links: where Ethernet frames come from and go to. And the little that makes one a device of smoltcp's for one frame.
 
 use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, PacketMeta, RxToken, TxToken};
-use smoltcp::time::Instant;
+use smoltcp::time::Instant as Tick;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::BorrowedFd;
+use std::time::Instant;
 
 /// What a link can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +62,16 @@ pub trait Link: Send {
     /// Readable when [`Link::receive`] has something.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
+    /// When [`Link::receive`] will have something, where only the clock tells.
+    fn next(&self) -> Option<Instant> {
+        None
+    }
+
+    /// When [`Link::failure`] should be asked though nothing comes, because nothing would tell. It is, while there are connections.
+    fn watch(&self) -> Option<Instant> {
+        None
+    }
+
     /// Why the link is gone, once it is: the interface was deleted, its program detached.
     fn failure(&mut self) -> Option<io::Error>;
 }
@@ -81,12 +92,12 @@ impl<L: Link> Device for Port<'_, L> {
     where
         Self: 'a;
 
-    fn receive(&mut self, _: Instant) -> Option<(Rx<'_>, Tx<'_, L>)> {
+    fn receive(&mut self, _: Tick) -> Option<(Rx<'_>, Tx<'_, L>)> {
         let frame = self.frame.take()?;
         Some((Rx(frame), Tx { link: self.link, segmentation: None }))
     }
 
-    fn transmit(&mut self, _: Instant) -> Option<Tx<'_, L>> {
+    fn transmit(&mut self, _: Tick) -> Option<Tx<'_, L>> {
         self.link.has_room().then_some(Tx { link: self.link, segmentation: None })
     }
 

@@ -1,39 +1,34 @@
 //! A link in one process: what one end sends, the other receives. For tests, and for embedding without an interface.
 
 use super::link::{Capabilities, Frame, Link, Segmentation};
+use crate::Clock;
+use crate::wan::{Counts, Direction};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Frames that one direction holds; more are lost, as on any wire.
 const DEPTH: usize = 1024;
 
-/// What may happen to a frame on its way.
-pub type Fate = Box<dyn FnMut(&mut Vec<u8>) -> Delivery + Send>;
-
-/// How often a frame arrives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Delivery {
-    /// Never.
-    Lost,
-    /// Once.
-    Once,
-    /// Twice.
-    Twice,
-    /// Once, after the next one.
-    Late,
-}
-
 /// One direction.
 struct Wire {
     frames: VecDeque<Vec<u8>>,
-    late: Option<Vec<u8>>,
+    /// Through which frames go before.
+    path: Option<Path>,
     free: Vec<Vec<u8>>,
     cut: bool,
     readable: Arc<OwnedFd>,
+}
+
+/// What emulates a way, and when it began.
+struct Path {
+    direction: Direction,
+    clock: Clock,
+    start: Instant,
 }
 
 /// One end of a pipe.
@@ -42,7 +37,6 @@ pub struct PipeLink {
     out: Arc<Mutex<Wire>>,
     into: Arc<Mutex<Wire>>,
     readable: Arc<OwnedFd>,
-    fate: Option<Fate>,
 }
 
 /// Both ends of a link with IP packets of up to `mtu` octets.
@@ -52,23 +46,29 @@ pub struct PipeLink {
 pub fn pipe(mtu: usize) -> io::Result<(PipeLink, PipeLink)> {
     let wire = || -> io::Result<_> {
         let readable = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let wire = Wire { frames: VecDeque::new(), late: None, free: Vec::new(), cut: false, readable };
+        let wire = Wire { frames: VecDeque::new(), path: None, free: Vec::new(), cut: false, readable };
         Ok(Arc::new(Mutex::new(wire)))
     };
     let (there, back) = (wire()?, wire()?);
     let end = |out: &Arc<Mutex<Wire>>, into: &Arc<Mutex<Wire>>| {
         let readable = Arc::clone(&into.lock().readable);
-        PipeLink { mtu, out: Arc::clone(out), into: Arc::clone(into), readable, fate: None }
+        PipeLink { mtu, out: Arc::clone(out), into: Arc::clone(into), readable }
     };
     Ok((end(&there, &back), end(&back, &there)))
 }
 
 impl PipeLink {
-    /// What happens to the frames that this end sends.
+    /// Frames that this end sends go through `direction`. The clock should be that of both ends' stacks.
     #[must_use]
-    pub fn with_fate(mut self, fate: Fate) -> Self {
-        self.fate = Some(fate);
+    pub fn through(self, direction: Direction, clock: &Clock) -> Self {
+        self.out.lock().path = Some(Path { direction, clock: clock.clone(), start: clock.now() });
         self
+    }
+
+    /// What became of the frames that this end sent through its direction, if it has one.
+    #[must_use]
+    pub fn counts(&self) -> Option<Counts> {
+        self.out.lock().path.as_ref().map(|path| path.direction.counts().clone())
     }
 
     /// A handle that cuts the link, as pulling the cable does.
@@ -114,6 +114,23 @@ impl Wire {
             self.frames.push_back(frame);
         }
     }
+
+    /// Sends a frame on its way.
+    fn send(&mut self, frame: Vec<u8>) {
+        match &mut self.path {
+            None => self.push(frame),
+            Some(path) => path.direction.offer(path.clock.now() - path.start, frame),
+        }
+    }
+
+    /// What is due arrives.
+    fn arrive(&mut self) {
+        while let Some(path) = &mut self.path
+            && let Some(frame) = path.direction.take(path.clock.now() - path.start)
+        {
+            self.push(frame);
+        }
+    }
 }
 
 impl Link for PipeLink {
@@ -125,6 +142,7 @@ impl Link for PipeLink {
 
     fn receive(&mut self) -> Option<PipeFrame> {
         let mut wire = self.into.lock();
+        wire.arrive();
         let frame = wire.frames.pop_front()?;
         if wire.frames.is_empty() {
             let _ = rustix::io::read(&wire.readable, &mut [0u8; 8]);
@@ -148,27 +166,19 @@ impl Link for PipeLink {
         let mut frame = self.out.lock().free.pop().unwrap_or_default();
         frame.resize(len, 0);
         fill(&mut frame);
-        let delivery = self.fate.as_mut().map_or(Delivery::Once, |fate| fate(&mut frame));
-        let mut wire = self.out.lock();
-        let late = wire.late.take();
-        match delivery {
-            Delivery::Lost => {}
-            Delivery::Once => wire.push(frame),
-            Delivery::Twice => {
-                wire.push(frame.clone());
-                wire.push(frame);
-            }
-            Delivery::Late => wire.late = Some(frame),
-        }
-        if let Some(late) = late {
-            wire.push(late);
-        }
+        self.out.lock().send(frame);
     }
 
     fn flush(&mut self) {}
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.readable.as_fd())
+    }
+
+    fn next(&self) -> Option<Instant> {
+        let wire = self.into.lock();
+        let path = wire.path.as_ref()?;
+        path.start.checked_add(path.direction.next()?)
     }
 
     fn failure(&mut self) -> Option<io::Error> {

@@ -8,7 +8,7 @@ use super::SmolConfig;
 use super::addr::{endpoint, plain};
 use super::flow::{Checksum, Flow, Kind, classify};
 use super::link::{Frame, Link, Port};
-use crate::{Event, Interest, ListenOptions, StreamOptions, Token};
+use crate::{Clock, Event, Interest, ListenOptions, Rest, StreamOptions, Token};
 use conn::{Conn, Owner};
 use mem::{IoVec, IoVecMut};
 use ports::Ports;
@@ -57,6 +57,7 @@ pub(super) struct Shard<L: Link> {
     touched: Vec<usize>,
     /// When each connection wants to be looked at, in ticks.
     timers: BTreeSet<(i64, usize)>,
+    time: Clock,
     base: Instant,
     wake: Wake,
     buffer: usize,
@@ -64,7 +65,7 @@ pub(super) struct Shard<L: Link> {
 }
 
 impl<L: Link> Shard<L> {
-    pub(super) fn new(mut link: L, config: &SmolConfig) -> io::Result<Self> {
+    pub(super) fn new(mut link: L, config: &SmolConfig, time: Clock) -> io::Result<Self> {
         let wrong = |why: String| io::Error::new(ErrorKind::InvalidInput, why);
         let mac = EthernetAddress(config.mac);
         if !mac.is_unicast() {
@@ -102,7 +103,8 @@ impl<L: Link> Shard<L> {
             hot: Vec::new(),
             touched: Vec::new(),
             timers: BTreeSet::new(),
-            base: Instant::now(),
+            base: time.now(),
+            time,
             wake,
             buffer: config.buffer,
             gone: None,
@@ -114,15 +116,19 @@ impl<L: Link> Shard<L> {
     }
 
     fn clock(&self) -> Tick {
-        let ticks = self.base.elapsed().as_micros() * u128::from(CLOCK);
+        let ticks = (self.time.now() - self.base).as_micros() * u128::from(CLOCK);
         Tick::from_micros(i64::try_from(ticks).unwrap_or(i64::MAX))
     }
 
     /// When [`Shard::tick`] is wanted without a frame.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let (at, _) = self.timers.first()?;
-        let micros = u64::try_from(*at).unwrap_or(0) / u64::from(CLOCK);
-        self.base.checked_add(Duration::from_micros(micros))
+        let timer = self.timers.first().and_then(|(at, _)| {
+            // Never before the tick that is meant.
+            let micros = u64::try_from(*at).unwrap_or(0).div_ceil(u64::from(CLOCK));
+            self.base.checked_add(Duration::from_micros(micros))
+        });
+        let watch = if self.conns.is_empty() || self.gone.is_some() { None } else { self.link.watch() };
+        timer.into_iter().chain(self.link.next()).chain(watch).min()
     }
 
     pub(super) fn mtu(&self) -> usize {
@@ -211,7 +217,7 @@ impl<L: Link> Shard<L> {
             tracing::debug!(%flow.peer, backlog = listener.backlog, "the backlog is full");
             return None;
         }
-        let conn = Conn::listening(flow, port, &listener.stream, self.buffer)?;
+        let conn = Conn::listening(flow, port, &listener.stream, self.buffer, &self.time)?;
         self.ports.listeners[port].waiting += 1;
         let id = self.conns.insert(conn);
         self.flows.insert(flow, id);
@@ -374,6 +380,31 @@ impl<L: Link> Shard<L> {
         result
     }
 
+    /// Takes what the link has, and tells how many octets of the connection can be looked at in one piece; none behind its end.
+    pub(super) fn look(&mut self, id: ConnId) -> io::Result<usize> {
+        self.tick();
+        self.tell_others(id.0);
+        self.conns[id.0].received().map(|octets| octets.len())
+    }
+
+    /// What [`Shard::look`] found.
+    pub(super) fn received(&mut self, id: ConnId) -> &mut [u8] {
+        self.conns[id.0].received().unwrap_or_default()
+    }
+
+    pub(super) fn can_grow(&self, id: ConnId, len: usize, used: usize) -> bool {
+        self.conns[id.0].can_grow(len, used)
+    }
+
+    pub(super) fn consume(&mut self, id: ConnId, used: usize, rest: Rest) {
+        self.conns[id.0].consume(used, rest == Rest::WaitForMore);
+        if used > 0 {
+            // The window has opened.
+            self.touched.push(id.0);
+            self.egress_all(self.clock());
+        }
+    }
+
     pub(super) fn set_interest(&mut self, id: ConnId, interest: Interest) {
         let conn = &mut self.conns[id.0];
         conn.interest = interest;
@@ -384,7 +415,8 @@ impl<L: Link> Shard<L> {
     }
 
     pub(super) fn connect_result(&mut self, id: ConnId) -> io::Result<bool> {
-        self.conns[id.0].connect_result()
+        let now = self.time.now();
+        self.conns[id.0].connect_result(now)
     }
 
     pub(super) fn shutdown(&mut self, id: ConnId) -> io::Result<()> {
@@ -417,6 +449,16 @@ impl<L: Link> Shard<L> {
         self.egress_all(self.clock());
     }
 
+    /// Closes every stream, though its handle is still there: the process ends.
+    pub(super) fn close_all(&mut self) {
+        for (id, conn) in &mut self.conns {
+            if conn.owner == Owner::Stream && conn.shutdown().is_ok() {
+                self.touched.push(id);
+            }
+        }
+        self.egress_all(self.clock());
+    }
+
     /// Whether a connection that was let go has sent something that is not acknowledged.
     pub(super) fn is_lingering(&self) -> bool {
         self.gone.is_none() && self.conns.iter().any(|(_, conn)| conn.is_unacknowledged())
@@ -439,7 +481,7 @@ impl<L: Link> Shard<L> {
         let peer = SocketAddr::new(plain(peer.ip()), peer.port());
         let local = self.source(local, peer)?;
         let flow = Flow { local, peer };
-        let conn = Conn::connecting(flow, token, options, self.buffer, self.iface.context())?;
+        let conn = Conn::connecting(flow, token, options, (self.buffer, &self.time), self.iface.context())?;
         let id = self.conns.insert(conn);
         self.flows.insert(flow, id);
         self.touched.push(id);

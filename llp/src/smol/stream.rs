@@ -2,9 +2,9 @@
 
 use super::link::Link;
 use super::shard::{ConnId, Shard};
-use crate::{Interest, Stream, StreamInfo, no_octets};
+use crate::{Interest, Look, Rest, Stream, StreamInfo, no_octets};
 use mem::{IoVec, IoVecMut};
-use parking_lot::Mutex;
+use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,6 +14,8 @@ pub(super) struct SmolStream<L: Link> {
     id: ConnId,
     local: SocketAddr,
     peer: SocketAddr,
+    /// Asked for while the shard is locked, and always the same.
+    emss: usize,
     aborted: bool,
 }
 
@@ -23,7 +25,8 @@ impl<L: Link> SmolStream<L> {
         id: ConnId,
         (local, peer): (SocketAddr, SocketAddr),
     ) -> Self {
-        Self { shard, id, local, peer, aborted: false }
+        let emss = shard.lock().emss(peer.is_ipv6());
+        Self { shard, id, local, peer, emss, aborted: false }
     }
 
     fn live(&self) -> io::Result<()> {
@@ -31,7 +34,7 @@ impl<L: Link> SmolStream<L> {
     }
 }
 
-impl<L: Link> Stream for SmolStream<L> {
+impl<L: Link + 'static> Stream for SmolStream<L> {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         self.live()?;
         if bufs.iter().all(IoVec::is_empty) {
@@ -46,6 +49,13 @@ impl<L: Link> Stream for SmolStream<L> {
             return Err(no_octets());
         }
         self.shard.lock().recv(self.id, bufs)
+    }
+
+    fn look(&mut self) -> io::Result<Option<Box<dyn Look>>> {
+        self.live()?;
+        let mut shard = self.shard.lock_arc();
+        let len = shard.look(self.id)?;
+        Ok(Some(Box::new(SmolLook { shard, id: self.id, len })))
     }
 
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
@@ -71,7 +81,7 @@ impl<L: Link> Stream for SmolStream<L> {
     }
 
     fn emss(&self) -> usize {
-        self.shard.lock().emss(self.peer.is_ipv6())
+        self.emss
     }
 
     fn local_addr(&self) -> SocketAddr {
@@ -84,7 +94,7 @@ impl<L: Link> Stream for SmolStream<L> {
 
     fn info(&self) -> StreamInfo {
         let shard = self.shard.lock();
-        let emss = u32::try_from(shard.emss(self.peer.is_ipv6())).ok();
+        let emss = u32::try_from(self.emss).ok();
         let path_mtu = u32::try_from(shard.mtu()).ok();
         StreamInfo { emss, path_mtu, congestion: shard.congestion(self.id), ..StreamInfo::default() }
     }
@@ -95,5 +105,26 @@ impl<L: Link> Drop for SmolStream<L> {
         if !self.aborted {
             self.shard.lock().let_go(self.id);
         }
+    }
+}
+
+/// Octets in the receive buffer of a connection, whose shard does nothing else meanwhile.
+struct SmolLook<L: Link> {
+    shard: ArcMutexGuard<RawMutex, Shard<L>>,
+    id: ConnId,
+    len: usize,
+}
+
+impl<L: Link> Look for SmolLook<L> {
+    fn octets(&mut self) -> &mut [u8] {
+        self.shard.received(self.id)
+    }
+
+    fn can_grow(&self, used: usize) -> bool {
+        self.shard.can_grow(self.id, self.len, used)
+    }
+
+    fn consume(mut self: Box<Self>, used: usize, rest: Rest) {
+        self.shard.consume(self.id, used, rest);
     }
 }

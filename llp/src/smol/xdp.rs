@@ -4,6 +4,7 @@
 //! goes the kernel's way. One socket a receive queue, each with memory of its own (`xdp::umem`); sending uses the first.
 
 mod bpf;
+mod features;
 mod program;
 mod ring;
 mod socket;
@@ -11,6 +12,8 @@ mod umem;
 
 use super::SmolConfig;
 use super::link::{Capabilities, ETHERNET_HEADER, Frame, Link, Segmentation};
+use crate::interface::{index_of, mtu_of};
+pub use features::XdpFeatures;
 use rustix::event::epoll;
 use socket::{Received, XdpSocket};
 use std::fmt;
@@ -20,8 +23,9 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
-/// How often it is looked at whether the interface is still there.
+/// How often it is looked at whether the interface is still there and the program on it: while frames come, and while nothing does.
 const LOOK: Duration = Duration::from_millis(200);
+const LOOK_IDLE: Duration = Duration::from_secs(1);
 
 /// How the program is attached and the frames are moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -87,7 +91,7 @@ impl XdpLink {
     /// `PermissionDenied` without the capabilities, `NotFound` when there is no such interface, `ResourceBusy` when another
     /// program is attached, `OutOfMemory` when RLIMIT_MEMLOCK is too small for the frames; the system's.
     pub fn open(interface: &str, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
-        let index = socket::index_of(interface)?;
+        let index = index_of(interface)?;
         let modes: &[XdpMode] = match mode {
             XdpMode::Auto => &[XdpMode::ZeroCopy, XdpMode::Native, XdpMode::Generic],
             ref one => std::slice::from_ref(one),
@@ -110,7 +114,7 @@ impl XdpLink {
     }
 
     fn open_as(interface: &str, index: u32, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
-        let mtu = socket::mtu_of(interface)?;
+        let mtu = mtu_of(interface)?;
         let layout = umem::Layout::for_frames(mtu + ETHERNET_HEADER);
         let queues = queues_of(interface);
         let map = bpf::XskMap::create(queues)?;
@@ -148,6 +152,26 @@ impl XdpLink {
         })
     }
 
+    /// Whether this process may use AF_XDP at all: a socket, a map and a program are made, and nothing is attached.
+    ///
+    /// # Errors
+    /// `PermissionDenied` without the capabilities; the system's.
+    pub fn permitted() -> io::Result<()> {
+        socket::socket()?;
+        let map = bpf::XskMap::create(1)?;
+        let config = SmolConfig::new(std::net::Ipv4Addr::LOCALHOST.into(), 8);
+        bpf::Program::load(&program::redirect(map.fd(), &config), false).map(drop)
+    }
+
+    /// Octets of memory for frames of an interface. Without CAP_IPC_LOCK they count against the limit of locked memory.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such interface; the system's.
+    pub fn frame_memory(interface: &str) -> io::Result<usize> {
+        let layout = umem::Layout::for_frames(mtu_of(interface)? + ETHERNET_HEADER);
+        Ok(layout.chunk * umem::CHUNKS as usize * queues_of(interface) as usize)
+    }
+
     /// How it is attached.
     #[must_use]
     pub fn mode(&self) -> XdpMode {
@@ -155,7 +179,7 @@ impl XdpLink {
     }
 
     fn look(&mut self) {
-        if socket::index_of(&self.interface).is_err() || !self.attachment.is_attached() {
+        if index_of(&self.interface).is_err() || !self.attachment.is_attached() {
             self.failure.get_or_insert(io::ErrorKind::NetworkDown);
         }
     }
@@ -228,6 +252,11 @@ impl Link for XdpLink {
             Some(set) => Some(set.as_fd()),
             None => self.sockets.first().map(XdpSocket::fd),
         }
+    }
+
+    fn watch(&self) -> Option<Instant> {
+        // Frames of a detached program's go to the kernel, and nobody tells us.
+        self.looked.checked_add(LOOK_IDLE)
     }
 
     fn failure(&mut self) -> Option<io::Error> {

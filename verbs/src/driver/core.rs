@@ -125,14 +125,17 @@ impl Core {
         }
     }
 
-    /// When somebody must look at the streams, or the stack at its own timers, though nothing came; `None` when that is as it was
-    /// when this was asked last.
-    pub(crate) fn new_deadline(&mut self) -> Option<Option<Instant>> {
-        let (ours, theirs) = (self.timers.next(), self.stack.deadline());
-        let next = match (ours, theirs) {
+    /// When somebody must look at the streams, or the stack at its own timers, though nothing came.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        match (self.timers.next(), self.stack.deadline()) {
             (Some(ours), Some(theirs)) => Some(ours.min(theirs)),
             (ours, theirs) => ours.or(theirs),
-        };
+        }
+    }
+
+    /// As [`Core::deadline`]; `None` when that is as it was when this was asked last.
+    pub(crate) fn new_deadline(&mut self) -> Option<Option<Instant>> {
+        let next = self.deadline();
         (std::mem::replace(&mut self.told_deadline, next) != next).then_some(next)
     }
 

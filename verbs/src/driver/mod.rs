@@ -151,6 +151,15 @@ impl Driver {
         !self.core.lock().conns(crate::qp::Conn::is_let_go).is_empty()
     }
 
+    pub(crate) fn deadline(&self) -> Option<std::time::Instant> {
+        self.core.lock().deadline()
+    }
+
+    /// Whether the stack has nothing left to do for a process that ends.
+    pub(crate) fn farewell(&self) -> bool {
+        self.core.lock().stack.farewell()
+    }
+
     pub(crate) fn is_manual(&self) -> bool {
         self.sleepers.is_manual()
     }

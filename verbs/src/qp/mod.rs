@@ -9,6 +9,7 @@ mod conn;
 mod handle;
 mod in_place;
 mod inbox;
+mod look;
 mod message;
 mod next_message;
 mod out_queue;

@@ -8,6 +8,7 @@ use crate::cq::Cqe;
 use crate::driver::{Env, TimerKind};
 use crate::pd::Pd;
 use crate::qp::conn::HELLO_PATIENCE;
+use crate::qp::look::Looked;
 use crate::qp::read_queue::{Asker, OutstandingKind, Owed, OwedKind, QuotedSegment};
 use crate::qp::teardown::{fpdu_fault, write_fault};
 use crate::qp::{Conn, Down, QpInner, RecvWqe};
@@ -53,6 +54,8 @@ pub(crate) struct Rx {
     pub(crate) counted: usize,
     /// The stream is not read until others let go of octets they hold; a timer looks again.
     starved: bool,
+    /// Octets of the FPDU that is not whole, as far as its front tells; 0 while none was begun.
+    pub(super) wanted: usize,
 }
 
 impl Rx {
@@ -72,6 +75,7 @@ impl Rx {
             only_rtr: true,
             counted: 0,
             starved: false,
+            wanted: 0,
         }
     }
 
@@ -147,8 +151,18 @@ impl Conn {
             if self.rx.is_stalled() {
                 break;
             }
-            let room = staging.len() - have;
-            let got = match self.stream.recv(&mut [IoVecMut::from(&mut staging[have..])]) {
+            let mut end = staging.len();
+            match self.receive_in_place(have, env)? {
+                Looked::Elsewhere => {}
+                Looked::Staged { until } => end = until,
+                Looked::Used { more } => {
+                    work = true;
+                    if more { continue } else { break }
+                }
+                Looked::Nothing => break,
+            }
+            let room = end - have;
+            let got = match self.stream.recv(&mut [IoVecMut::from(&mut staging[have..end])]) {
                 Ok(0) => {
                     self.fin.received = true;
                     if have > 0 {
@@ -199,7 +213,7 @@ impl Conn {
         self.rx.counted = counted;
     }
 
-    fn consume(&mut self, octets: &mut [u8], env: &mut Env<'_>) -> Result<usize, Down> {
+    pub(super) fn consume(&mut self, octets: &mut [u8], env: &mut Env<'_>) -> Result<usize, Down> {
         let used = self.consume_fpdus(octets, env);
         self.recent.let_go();
         used
@@ -210,7 +224,10 @@ impl Conn {
         loop {
             let fpdu = match self.rx.fpdu.next(&mut octets[at..]) {
                 Ok(Step::Fpdu(fpdu)) => fpdu,
-                Ok(Step::NeedMore { .. }) => return Ok(at),
+                Ok(Step::NeedMore { at_least }) => {
+                    self.rx.wanted = at_least;
+                    return Ok(at);
+                }
                 Err(error) => return Err(self.fault(fpdu_fault(&error), None)),
             };
             let _: Verified = fpdu.proof;

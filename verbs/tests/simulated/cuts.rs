@@ -88,7 +88,7 @@ const ADDRESSES: [IpAddr; 2] =
 /// Cuts the direction from `ADDRESSES[from]` after `at` octets. None when the set-up failed already.
 fn conversation(from: usize, at: u64, fin: bool) -> Option<Outcome> {
     let simulation = Simulation::new(at, Link { recv_split: Split::Random(900), ..Link::default() });
-    simulation.network.change_link(ADDRESSES[from], ADDRESSES[1 - from], |link| {
+    simulation.network().change_link(ADDRESSES[from], ADDRESSES[1 - from], |link| {
         if fin {
             link.fin_at = Some(at);
         } else {

@@ -1,13 +1,17 @@
-//! Two devices on one simulated network, driven by one thread.
+//! Two devices on one simulated medium, driven by one thread.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use llp::sim::{Link, Network};
+use llp::smol::pipe::{PipeLink, pipe};
+use llp::smol::{SmolConfig, SmolStack};
+use llp::wan::{Direction, Profile};
+use llp::{Clock, Stack};
 use verbs::{ConnSettings, Connection, Device, DeviceOptions, Listener, Pd, Progress, Result};
 
 const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -15,8 +19,16 @@ const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 /// Virtual time after which a conversation counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// What is between the two.
+enum Medium {
+    /// Streams of octets.
+    Streams(Network),
+    /// smoltcp at both ends, and frames that go an emulated path.
+    Frames(Clock),
+}
+
 pub(crate) struct Simulation {
-    pub(crate) network: Network,
+    medium: Medium,
     pub(crate) client: Device,
     pub(crate) server: Device,
 }
@@ -25,18 +37,60 @@ impl Simulation {
     pub(crate) fn new(seed: u64, link: Link) -> Self {
         let network = Network::new(seed);
         network.set_default_link(link);
-        let device = |ip: IpAddr| {
-            let options = DeviceOptions { progress: Progress::Manual, ..DeviceOptions::default() };
-            Device::with_stack(Box::new(network.stack(ip)), options).unwrap()
+        let (client, server) = (device(network.stack(CLIENT)), device(network.stack(SERVER)));
+        Self { medium: Medium::Streams(network), client, server }
+    }
+
+    /// smoltcp at both ends, with frames of up to `mtu` octets and socket buffers of `buffer`.
+    pub(crate) fn frames(seed: u64, profile: &Profile, mtu: usize, buffer: usize) -> Self {
+        let clock = Clock::virtual_time();
+        let (a, b) = pipe(mtu).unwrap();
+        let stack = |link: PipeLink, ip, seed| {
+            let link = link.through(Direction::new(profile, seed).unwrap(), &clock);
+            let config = SmolConfig { buffer, ..SmolConfig::new(ip, 24) };
+            device(SmolStack::with_clock(link, &config, clock.clone()).unwrap())
         };
-        let (client, server) = (device(CLIENT), device(SERVER));
-        Self { network, client, server }
+        let (client, server) = (stack(a, CLIENT, seed), stack(b, SERVER, !seed));
+        Self { medium: Medium::Frames(clock), client, server }
+    }
+
+    /// The network of streams.
+    pub(crate) fn network(&self) -> &Network {
+        match &self.medium {
+            Medium::Streams(network) => network,
+            Medium::Frames(_) => panic!("this simulation has frames"),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        match &self.medium {
+            Medium::Streams(network) => network.now(),
+            Medium::Frames(clock) => clock.now(),
+        }
+    }
+
+    /// Moves the clock to what is due next, at most some milliseconds.
+    fn advance(&self) {
+        let devices = [&self.client, &self.server];
+        let next = match &self.medium {
+            Medium::Streams(network) => network.next_event(),
+            Medium::Frames(_) => devices.iter().filter_map(|device| device.deadline()).min(),
+        };
+        let step = next.map_or(Duration::MAX, |at| at.saturating_duration_since(self.now()));
+        let step = step.clamp(Duration::from_micros(1), Duration::from_millis(5));
+        match &self.medium {
+            Medium::Streams(network) => network.advance(step),
+            Medium::Frames(clock) => clock.advance(step),
+        }
     }
 
     /// One round of both drivers and the network. False when nothing moved.
     fn round(&self) -> bool {
         let work = self.client.pump() + self.server.pump();
-        let moved = self.network.step();
+        let moved = match &self.medium {
+            Medium::Streams(network) => network.step(),
+            Medium::Frames(_) => false,
+        };
         work > 0 || moved
     }
 
@@ -47,7 +101,7 @@ impl Simulation {
     pub(crate) fn run<A: Future, B: Future>(&self, a: A, b: B) -> (A::Output, B::Output) {
         let (mut a, mut b) = (pin!(a), pin!(b));
         let (mut done_a, mut done_b) = (None, None);
-        let start = self.network.now();
+        let start = self.now();
         let mut idle = 0;
         loop {
             let before = done_a.is_some() || done_b.is_some();
@@ -59,12 +113,10 @@ impl Simulation {
             let moved = self.round() || before != (done_a.is_some() || done_b.is_some());
             idle = if moved { 0 } else { idle + 1 };
             if idle > 2 {
-                // Nothing to do now: on to whatever comes next, at most some milliseconds further.
-                let next = self.network.next_event().map(|at| at - self.network.now());
-                let step = next.unwrap_or(Duration::MAX).min(Duration::from_millis(5));
-                self.network.advance(step.max(Duration::from_micros(1)));
+                // Nothing to do now: on to whatever comes next.
+                self.advance();
             }
-            assert!(self.network.now() - start < PATIENCE, "the conversation is stuck");
+            assert!(self.now() - start < PATIENCE, "the conversation is stuck");
         }
         match (done_a, done_b) {
             (Some(a), Some(b)) => (a, b),
@@ -98,11 +150,9 @@ impl Simulation {
                 });
                 // A client that failed may never have been heard of: its time is over then.
                 let patience = Duration::from_secs(20);
-                let start = self.network.now();
+                let start = self.now();
                 poll_fn(|cx| match accepting.as_mut().poll(cx) {
-                    Poll::Pending if tried.get() && self.network.now() - start > patience => {
-                        Poll::Ready(None)
-                    }
+                    Poll::Pending if tried.get() && self.now() - start > patience => Poll::Ready(None),
                     polled => polled,
                 })
                 .await
@@ -110,6 +160,11 @@ impl Simulation {
         );
         (client.map(|c| (client_pd, c)), server.map(|s| (server_pd, s)))
     }
+}
+
+fn device(stack: impl Stack + 'static) -> Device {
+    let options = DeviceOptions { progress: Progress::Manual, ..DeviceOptions::default() };
+    Device::with_stack(Box::new(stack), options).unwrap()
 }
 
 /// One end of a connection.

@@ -3,5 +3,6 @@
 mod cuts;
 mod drops;
 mod link;
+mod paths;
 mod splits;
 mod timers;

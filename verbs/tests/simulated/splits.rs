@@ -50,14 +50,18 @@ async fn server(memory: &SharedMr, connection: &Connection, largest: usize) {
 }
 
 fn converse(seed: u64, link: Link, settings: &ConnSettings, largest: usize) {
-    let simulation = Simulation::new(seed, link);
+    converse_over(&Simulation::new(seed, link), settings, largest);
+}
+
+/// Every operation, verified octet for octet.
+pub(crate) fn converse_over(simulation: &Simulation, settings: &ConnSettings, largest: usize) {
     let ((client_pd, c), (server_pd, s)) = simulation.connect(settings);
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     let memory = server_pd.share(COUNTER as usize + 8, access).unwrap();
     simulation.run(client(&client_pd, &c, largest), server(&memory, &s, largest));
 }
 
-fn variants() -> Vec<(&'static str, ConnSettings)> {
+pub(crate) fn variants() -> Vec<(&'static str, ConnSettings)> {
     let mut out = vec![("default", ConnSettings::default())];
     let mut no_crc = ConnSettings::default();
     no_crc.options.crc = false;

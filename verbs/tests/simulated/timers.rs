@@ -34,7 +34,7 @@ fn without_a_receive_in_time_the_stream_is_terminated() {
     let mut settings = ConnSettings { recv_depth: 1, ..ConnSettings::default() };
     settings.options.no_receive_timeout = Duration::from_secs(3);
     let ((_, client), (_, server)) = simulation.connect(&settings);
-    let start = simulation.network.now();
+    let start = simulation.now();
     let (ending, _) = simulation.run(
         async {
             client.send_copy(b"one").await.unwrap();
@@ -49,5 +49,5 @@ fn without_a_receive_in_time_the_stream_is_terminated() {
     );
     let reason = ending.reason.unwrap();
     assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, 1, 2, 2), "no buffer");
-    assert!(simulation.network.now() - start >= Duration::from_secs(3));
+    assert!(simulation.now() - start >= Duration::from_secs(3));
 }

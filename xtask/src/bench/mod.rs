@@ -4,6 +4,7 @@ mod connects;
 mod instructions;
 mod perftest;
 mod speed;
+mod stacks;
 
 use std::process::ExitCode;
 
@@ -12,6 +13,8 @@ use std::process::ExitCode;
 pub(crate) enum Bench {
     /// Our wire beside raw TCP on this machine, row by row, each against its bar
     Speed(speed::Options),
+    /// smoltcp over AF_XDP and AF_PACKET beside bare smoltcp and the kernel's TCP
+    Stacks(stacks::Options),
     /// Instructions a round under callgrind, beside the committed figures: stable on a busy machine
     Instructions(instructions::Options),
     /// Connections set up a second, beside TCP's
@@ -24,6 +27,7 @@ pub(crate) enum Bench {
 pub(crate) fn run(bench: &Bench) -> ExitCode {
     match bench {
         Bench::Speed(options) => speed::run(options),
+        Bench::Stacks(options) => stacks::run(options),
         Bench::Instructions(options) => instructions::run(options),
         Bench::Connects(options) => connects::run(options),
         Bench::Perftest(options) => perftest::run(options),

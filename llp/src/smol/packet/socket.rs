@@ -2,7 +2,7 @@
 
 use super::filter;
 use super::virtio::HEADER;
-use std::ffi::CString;
+use crate::interface::{index_of, mtu_of};
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -10,21 +10,35 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 /// Octets that may wait in the socket: frames come in bursts of whole windows.
 const BUFFER: libc::c_int = 8 << 20;
 
-pub(super) struct PacketSocket {
+/// Which frames of the interface a socket takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Takes {
+    /// Those for a MAC of ours, and for groups.
+    For([u8; 6]),
+    /// All that come.
+    All,
+}
+
+pub(crate) struct PacketSocket {
     fd: OwnedFd,
 }
 
 impl PacketSocket {
-    /// The socket, and octets of an IP packet on the interface.
-    pub(super) fn open(interface: &str, mac: [u8; 6]) -> io::Result<(Self, usize)> {
-        let index = index_of(interface)?;
+    /// A socket of no interface.
+    pub(crate) fn closed() -> io::Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         // Protocol 0: nothing is received until the filter is there and the socket is bound.
         // SAFETY: no pointer is passed.
         let fd = check(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
         // SAFETY: the descriptor was just made and is nobody else's.
-        let socket = Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } };
-        let mtu = socket.mtu(interface)?;
+        Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+    }
+
+    /// The socket, and octets of an IP packet on the interface.
+    pub(crate) fn open(interface: &str, takes: Takes) -> io::Result<(Self, usize)> {
+        let index = index_of(interface)? as libc::c_int;
+        let socket = Self::closed()?;
+        let mtu = mtu_of(interface)?;
         socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1i32)?;
         // Older kernels do not have it; smoltcp drops its own frames anyway.
         let _ = socket.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1i32);
@@ -34,13 +48,21 @@ impl PacketSocket {
                 socket.set(libc::SOL_SOCKET, option, &BUFFER)?;
             }
         }
-        socket.attach(mac)?;
-        socket.bind(index)?;
-        socket.receive_for(index, mac)?;
+        match takes {
+            Takes::For(mac) => {
+                socket.attach(mac)?;
+                socket.bind(index)?;
+                socket.receive_for(index, mac)?;
+            }
+            Takes::All => {
+                socket.bind(index)?;
+                socket.receive_all(index)?;
+            }
+        }
         Ok((socket, mtu))
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
@@ -85,50 +107,60 @@ impl PacketSocket {
             member.mr_type = libc::PACKET_MR_ALLMULTI as u16;
             return self.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member);
         }
-        member.mr_type = libc::PACKET_MR_PROMISC as u16;
+        self.receive_all(index)
+    }
+
+    fn receive_all(&self, index: libc::c_int) -> io::Result<()> {
+        let member = libc::packet_mreq {
+            mr_ifindex: index,
+            mr_type: libc::PACKET_MR_PROMISC as u16,
+            mr_alen: 0,
+            mr_address: [0; 8],
+        };
         self.set(libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &member)
     }
 
-    fn mtu(&self, interface: &str) -> io::Result<usize> {
-        // SAFETY: all zeros are a valid `ifreq`.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(interface.bytes().take(libc::IFNAMSIZ - 1)) {
-            *to = from as libc::c_char;
-        }
-        // SAFETY: the request is readable and writable, and named with a final zero.
-        check(unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) })?;
-        // SAFETY: SIOCGIFMTU fills this member.
-        let mtu = unsafe { request.ifr_ifru.ifru_mtu };
-        usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+    /// Frames that the socket had no room for since the last call.
+    pub(crate) fn missed(&self) -> io::Result<u64> {
+        let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        let mut len = size_of::<libc::tpacket_stats>() as libc::socklen_t;
+        // SAFETY: `stats` is writable for `len` octets.
+        check(unsafe {
+            let at = std::ptr::from_mut(&mut stats).cast();
+            libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS, at, &raw mut len)
+        })?;
+        Ok(u64::from(stats.tp_drops))
     }
 
     /// Receives header and frame.
-    pub(super) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
+    pub(crate) fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         debug_assert!(into.len() > HEADER);
         // SAFETY: `into` is writable for its length.
         let got = unsafe { libc::recv(self.fd.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), 0) };
         usize::try_from(got).map_err(|_| io::Error::last_os_error())
     }
 
+    /// Sends a header and a frame that lie apart.
+    pub(crate) fn send_parts(&self, header: &[u8; HEADER], frame: &[u8]) -> io::Result<()> {
+        let mut parts = [header.as_slice(), frame]
+            .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+        // SAFETY: all zeros are a valid `msghdr`.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = parts.as_mut_ptr();
+        message.msg_iovlen = parts.len();
+        // SAFETY: the message names the two parts, which are readable for their lengths during the call.
+        let sent = unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
     /// Sends header and frame.
-    pub(super) fn send(&self, octets: &[u8]) -> io::Result<()> {
+    pub(crate) fn send(&self, octets: &[u8]) -> io::Result<()> {
         // SAFETY: `octets` is readable for its length.
         let sent = unsafe {
             libc::send(self.fd.as_raw_fd(), octets.as_ptr().cast(), octets.len(), libc::MSG_NOSIGNAL)
         };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
-}
-
-fn index_of(interface: &str) -> io::Result<libc::c_int> {
-    let name = CString::new(interface).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: the name ends with a zero.
-    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-    if index == 0 {
-        let why = format!("there is no interface `{interface}`");
-        return Err(io::Error::new(io::ErrorKind::NotFound, why));
-    }
-    Ok(index as libc::c_int)
 }
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {

@@ -6,20 +6,25 @@ use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv
 use std::net::IpAddr;
 
 /// Octets of the header.
-pub(super) const HEADER: usize = 10;
+pub(crate) const HEADER: usize = 10;
 
 /// The checksum from `csum_start` on is only begun.
 const NEEDS_CSUM: u8 = 1;
 /// The checksum was found right.
 const DATA_VALID: u8 = 2;
-const GSO_NONE: u8 = 0;
-const GSO_TCPV4: u8 = 1;
-const GSO_TCPV6: u8 = 4;
+/// The frame goes as it is.
+pub(crate) const GSO_NONE: u8 = 0;
+/// The interface cuts TCP over IPv4, over IPv6, or UDP datagrams.
+pub(crate) const GSO_TCPV4: u8 = 1;
+pub(crate) const GSO_TCPV6: u8 = 4;
+pub(crate) const GSO_UDP_L4: u8 = 5;
+/// In the type of segmentation: the packet has congestion marks.
+const GSO_ECN: u8 = 0x80;
 /// Where a TCP header has its checksum.
 const CSUM_OFFSET: usize = 16;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Header {
+pub(crate) struct Header {
     flags: u8,
     gso_type: u8,
     hdr_len: u16,
@@ -29,7 +34,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    pub(super) fn parse(octets: &[u8]) -> Self {
+    pub(crate) fn parse(octets: &[u8]) -> Self {
         let half = |at: usize| u16::from_ne_bytes([octets[at], octets[at + 1]]);
         Self {
             flags: octets[0],
@@ -48,6 +53,28 @@ impl Header {
         {
             octets[at..at + 2].copy_from_slice(&half.to_ne_bytes());
         }
+    }
+
+    /// How the frame is to be cut.
+    pub(crate) fn gso(self) -> u8 {
+        self.gso_type & !GSO_ECN
+    }
+
+    /// Octets of payload in each segment.
+    pub(crate) fn gso_size(self) -> usize {
+        usize::from(self.gso_size)
+    }
+
+    /// Where a checksum is to be completed: where the sum begins, and the field behind that.
+    pub(crate) fn checksum_at(self) -> Option<(usize, usize)> {
+        let at = (usize::from(self.csum_start), usize::from(self.csum_offset));
+        (self.flags & NEEDS_CSUM != 0).then_some(at)
+    }
+
+    /// One of a frame to be cut, whose checksum is begun.
+    #[cfg(test)]
+    pub(crate) fn to_cut(gso_type: u8, gso_size: u16, csum_start: usize, csum_offset: u16) -> Self {
+        Self { flags: NEEDS_CSUM, gso_type, hdr_len: 0, gso_size, csum_start: csum_start as u16, csum_offset }
     }
 
     /// The sender was this machine, or a card has looked: nothing to verify.

@@ -3,7 +3,7 @@
 use super::super::addr::endpoint;
 use super::super::flow::Flow;
 use super::CLOCK;
-use crate::{Event, Interest, OptionError, StreamOptions, Token};
+use crate::{Clock, Event, Interest, OptionError, StreamOptions, Token};
 use mem::{IoVec, IoVecMut};
 use smoltcp::iface::{Context, SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{CongestionControl, RecvError, Socket, SocketBuffer, State};
@@ -45,6 +45,8 @@ pub(super) struct Conn {
     ended: Option<ErrorKind>,
     /// Its FIN was asked for.
     finished: bool,
+    /// Received octets that are of no use without more.
+    useless: usize,
 }
 
 /// Whether the options can be had here.
@@ -65,7 +67,12 @@ fn scaled(time: Duration) -> smoltcp::time::Duration {
 }
 
 impl Conn {
-    fn new(flow: Flow, owner: Owner, options: &StreamOptions, buffer: usize) -> io::Result<Self> {
+    fn new(
+        flow: Flow,
+        owner: Owner,
+        options: &StreamOptions,
+        (buffer, time): (usize, &Clock),
+    ) -> io::Result<Self> {
         let ring = |size: Option<usize>| SocketBuffer::new(vec![0; size.unwrap_or(buffer).max(4096)]);
         let mut socket = Socket::new(ring(options.recv_buffer), ring(options.send_buffer));
         socket.set_congestion_control(check(options)?);
@@ -83,16 +90,24 @@ impl Conn {
             owner,
             hot: false,
             timer: None,
-            began: Instant::now(),
+            began: time.now(),
             timeout: options.user_timeout,
             ended: None,
             finished: false,
+            useless: 0,
         })
     }
 
     /// For a SYN that has come. `None` if its socket cannot be had: the listener's options were checked.
-    pub(super) fn listening(flow: Flow, port: usize, options: &StreamOptions, buffer: usize) -> Option<Self> {
-        let mut conn = Self::new(flow, Owner::Listener { port, ready: false }, options, buffer).ok()?;
+    pub(super) fn listening(
+        flow: Flow,
+        port: usize,
+        options: &StreamOptions,
+        buffer: usize,
+        time: &Clock,
+    ) -> Option<Self> {
+        let owner = Owner::Listener { port, ready: false };
+        let mut conn = Self::new(flow, owner, options, (buffer, time)).ok()?;
         let local = endpoint(flow.local);
         let at = IpListenEndpoint { addr: Some(local.addr), port: local.port };
         conn.socket_mut().listen(at).ok()?;
@@ -103,10 +118,10 @@ impl Conn {
         flow: Flow,
         token: Token,
         options: &StreamOptions,
-        buffer: usize,
+        ring: (usize, &Clock),
         context: &mut Context,
     ) -> io::Result<Self> {
-        let mut conn = Self::new(flow, Owner::Stream, options, buffer)?;
+        let mut conn = Self::new(flow, Owner::Stream, options, ring)?;
         conn.token = Some(token);
         conn.interest = Interest::WRITE;
         conn.socket_mut()
@@ -136,9 +151,10 @@ impl Conn {
         matches!(self.socket().state(), State::Closed | State::Listen)
     }
 
-    /// Let go, with octets or a FIN that the peer has not acknowledged.
+    /// Let go or closed, with octets or a FIN that the peer has not acknowledged.
     pub(super) fn is_unacknowledged(&self) -> bool {
-        self.owner == Owner::Nobody && !matches!(self.socket().state(), State::Closed | State::TimeWait)
+        let acknowledged = [State::Closed, State::TimeWait, State::FinWait2];
+        (self.owner == Owner::Nobody || self.finished) && !acknowledged.contains(&self.socket().state())
     }
 
     pub(super) fn congestion(&self) -> &'static str {
@@ -159,7 +175,7 @@ impl Conn {
         if self.is_opening() {
             return None;
         }
-        let readable = self.interest.read && (socket.can_recv() || !socket.may_recv());
+        let readable = self.interest.read && (socket.recv_queue() > self.useless || self.is_all_here());
         // A little room is no news: octets would leave in small segments.
         let room = socket.send_capacity() - socket.send_queue() >= socket.send_capacity() / 8;
         let writable = self.interest.write && (room || !socket.may_send());
@@ -203,8 +219,41 @@ impl Conn {
         Ok(total)
     }
 
+    /// Nothing can come behind what was received.
+    fn is_all_here(&self) -> bool {
+        !matches!(self.socket().state(), State::Established | State::FinWait1 | State::FinWait2)
+    }
+
+    /// Received octets as far as they lie in one piece; none behind the peer's FIN.
+    pub(super) fn received(&mut self) -> io::Result<&mut [u8]> {
+        let (all_here, opening) = (self.is_all_here(), self.is_opening());
+        if !all_here && self.socket().recv_queue() <= self.useless {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let ended = self.ended;
+        match self.socket_mut().recv(|octets| (0, octets)) {
+            Ok(octets) => Ok(octets),
+            Err(RecvError::Finished) if ended.is_none() => Ok(&mut []),
+            Err(_) if opening => Err(ErrorKind::WouldBlock.into()),
+            Err(_) => Err(ended.unwrap_or(ErrorKind::ConnectionReset).into()),
+        }
+    }
+
+    /// Whether octets that come will stand behind the `len` of [`Conn::received`], with room for them once `used` are taken.
+    pub(super) fn can_grow(&self, len: usize, used: usize) -> bool {
+        let socket = self.socket();
+        !self.is_all_here() && socket.recv_queue() == len && len - used < socket.recv_capacity() / 2
+    }
+
+    /// Takes octets of [`Conn::received`]; the rest is of no use until more has come, if `wait` says so.
+    pub(super) fn consume(&mut self, used: usize, wait: bool) {
+        let _ = self.socket_mut().recv(|octets| (used.min(octets.len()), ()));
+        self.useless = if wait { self.socket().recv_queue() } else { 0 };
+    }
+
     /// Copies received octets out.
     pub(super) fn drain(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        self.useless = 0;
         let mut total = 0;
         for buf in bufs {
             let mut done = 0;
@@ -229,7 +278,7 @@ impl Conn {
         Ok(total)
     }
 
-    pub(super) fn connect_result(&mut self) -> io::Result<bool> {
+    pub(super) fn connect_result(&mut self, now: Instant) -> io::Result<bool> {
         if self.ended.is_some() {
             return Err(self.error());
         }
@@ -239,7 +288,7 @@ impl Conn {
         if self.is_established() {
             return Ok(true);
         }
-        let timed_out = self.timeout.is_some_and(|timeout| self.began.elapsed() >= timeout);
+        let timed_out = self.timeout.is_some_and(|timeout| now - self.began >= timeout);
         Err(if timed_out { ErrorKind::TimedOut } else { ErrorKind::ConnectionRefused }.into())
     }
 

@@ -2,7 +2,6 @@
 
 use super::ring::Ring;
 use super::umem::{CHUNKS, Layout, Umem};
-use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -59,10 +58,7 @@ pub(super) struct XdpSocket {
 
 impl XdpSocket {
     pub(super) fn open(index: u32, queue: u32, zero_copy: bool, layout: &Layout) -> io::Result<Self> {
-        // SAFETY: no pointer is passed.
-        let fd = check(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
-        // SAFETY: the descriptor was just made and is nobody else's.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let fd = socket()?;
         let umem = Umem::new(layout.chunk, CHUNKS)?;
         let registration = libc::xdp_umem_reg {
             addr: umem.address(),
@@ -262,6 +258,14 @@ impl XdpSocket {
     }
 }
 
+/// A socket of no interface.
+pub(super) fn socket() -> io::Result<OwnedFd> {
+    // SAFETY: no pointer is passed.
+    let fd = check(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
+    // SAFETY: the descriptor was just made and is nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 fn set<T>(fd: &OwnedFd, name: libc::c_int, value: &T) -> io::Result<()> {
     let len = size_of::<T>() as libc::socklen_t;
     // SAFETY: `value` is readable for its own size.
@@ -285,22 +289,6 @@ fn offsets(fd: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
         return Err(io::Error::new(io::ErrorKind::Unsupported, why));
     }
     Ok(offsets)
-}
-
-/// The interface's number.
-pub(super) fn index_of(interface: &str) -> io::Result<u32> {
-    let name = CString::new(interface).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: the name ends with a zero.
-    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
-        0 => Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no interface `{interface}`"))),
-        index => Ok(index),
-    }
-}
-
-/// Octets of an IP packet on the interface.
-pub(super) fn mtu_of(interface: &str) -> io::Result<usize> {
-    let text = std::fs::read_to_string(format!("/sys/class/net/{interface}/mtu"))?;
-    text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {

@@ -1,0 +1,97 @@
+//! `uiw doctor`: what would run on this machine, and what to do for the rest. It changes nothing.
+
+mod checks;
+
+use crate::args::octets;
+use crate::fail::{Exit, Failure, Result};
+use crate::text;
+use crate::wan::{rate, time};
+use checks::{Check, State};
+use serde_json::json;
+use std::time::Duration;
+
+/// What `--help` says behind the options.
+pub(crate) const HELP: &str = "\
+Each line is a check: `ok`, `limited` (it runs, but not as well as it could) or `no`, with what to do. Nothing is changed: no program is
+attached, no limit raised. Run it in the network namespace that is meant.
+
+Exit codes:
+  0  what --need names would run
+  1  something that --need names would not run
+  2  the command line is wrong";
+
+/// Options of `uiw doctor`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Octets on their way at once (bandwidth-delay product), such as 4M, that buffers should hold
+    #[arg(long, value_name = "OCTETS", value_parser = octets, conflicts_with_all = ["rate", "rtt"])]
+    bdp: Option<u32>,
+    /// Instead: bits a second of the path ..
+    #[arg(long, value_name = "RATE", value_parser = rate, default_value = "10Gbit")]
+    rate: u64,
+    /// .. and its round-trip time
+    #[arg(long, value_name = "TIME", value_parser = time, default_value = "1ms")]
+    rtt: Duration,
+    /// What must run: tcp, packet, xdp; several with commas
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "tcp")]
+    need: Vec<Need>,
+    /// One JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// A stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Need {
+    /// The kernel's TCP
+    Tcp,
+    /// smoltcp over AF_PACKET
+    Packet,
+    /// smoltcp over AF_XDP
+    Xdp,
+}
+
+impl Need {
+    fn check(self) -> &'static str {
+        match self {
+            Self::Tcp => checks::TCP,
+            Self::Packet => checks::PACKET,
+            Self::Xdp => checks::XDP,
+        }
+    }
+}
+
+/// Runs `uiw doctor`.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let bdp = match args.bdp {
+        Some(octets) => u64::from(octets),
+        None => (args.rtt.as_secs_f64() * args.rate as f64 / 8.0).ceil() as u64,
+    };
+    let found = checks::all(bdp);
+    if args.json {
+        let as_json = |check: &Check| {
+            json!({ "check": check.name, "of": check.of, "state": check.state.word(), "says": check.says,
+                    "fix": check.fix, "details": check.details })
+        };
+        let all: Vec<_> = found.iter().map(as_json).collect();
+        text::json(&json!({ "bdp": bdp, "checks": all }));
+    } else {
+        for check in &found {
+            let name =
+                check.of.as_ref().map_or_else(|| check.name.to_owned(), |of| format!("{} {of}", check.name));
+            text::line(format!("{name:<28} {:<8} {}", check.state.word(), check.says));
+            if let Some(fix) = &check.fix {
+                text::line(format!("{:<28} {:<8} fix: {fix}", "", ""));
+            }
+        }
+    }
+    for need in &args.need {
+        if let Some(check) =
+            found.iter().find(|c| c.name == need.check() && c.of.is_none() && c.state == State::No)
+        {
+            let fix = check.fix.clone().unwrap_or_else(|| "see `uiw doctor` for more".to_owned());
+            return Err(Failure::new(Exit::Failed, check.name, &check.says, fix));
+        }
+    }
+    Ok(())
+}

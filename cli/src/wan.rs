@@ -1,0 +1,267 @@
+//! `uiw wan`: a long, narrow or lossy path between two interfaces.
+
+use crate::fail::{Exit, Failure, Result};
+use crate::stop::Stop;
+use crate::text;
+use llp::wan::{Bridge, Counts, PortCounts, Profile, Side};
+use serde_json::{Value, json};
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+/// What `--help` says behind the options.
+pub(crate) const HELP: &str = "\
+Every frame that comes in at one interface leaves by the other, as the options say; they hold for each direction by itself. It runs
+until Ctrl-C or SIGTERM, then prints what became of the frames. Needs CAP_NET_RAW. The interfaces should have no addresses of their
+own: best is a network namespace with one end of a veth pair to each side.
+Packets that a card would cut are cut, and checksums that it would compute are computed, so the path sees frames of a wire. VLAN tags
+are not carried. The same --seed loses the same frames, counted from the first.
+
+  ip netns add wan; ip link add a type veth peer name eth1 netns wan; ip link add b type veth peer name eth2 netns wan
+  ip -n wan link set eth1 up; ip -n wan link set eth2 up
+  ip netns exec wan uiw wan eth1 eth2 --delay 5ms --rate 1Gbit --loss 0.1% --burst 3 --seed 1
+
+Exit codes:
+  0  ended by a signal, and the statistics were printed
+  1  an interface cannot be had, or went away
+  2  the command line is wrong";
+
+/// Options of `uiw wan`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// One interface
+    #[arg(value_name = "IFACE_A")]
+    a: String,
+    /// The other
+    #[arg(value_name = "IFACE_B")]
+    b: String,
+    /// One way's time, such as 5ms
+    #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = time)]
+    delay: Duration,
+    /// The delay wanders between itself and so much more; order is kept
+    #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = time)]
+    jitter: Duration,
+    /// Frames lost by chance, such as 0.1%
+    #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = share)]
+    loss: f64,
+    /// Losses come in runs of so many frames on average, instead of each by itself
+    #[arg(long, value_name = "FRAMES")]
+    burst: Option<f64>,
+    /// Frames that one to three later ones overtake
+    #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = share)]
+    reorder: f64,
+    /// Frames that arrive twice
+    #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = share)]
+    duplicate: f64,
+    /// Frames that arrive with a flipped bit
+    #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = share)]
+    damage: f64,
+    /// Bits a second, such as 100Mbit or 1Gbit, counting each frame from its Ethernet header on
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    rate: Option<u64>,
+    /// Octets that wait for the line at most, such as 1M; by default what the line sends in a round trip, at least 256K
+    #[arg(long, value_name = "OCTETS", value_parser = queue)]
+    queue: Option<usize>,
+    /// Where chance begins; by default another one each time, which is printed
+    #[arg(long)]
+    seed: Option<u64>,
+    /// One JSON object when frames are carried, and one at the end
+    #[arg(long)]
+    json: bool,
+}
+
+fn split(text: &str) -> (&str, &str) {
+    text.split_at(text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len()))
+}
+
+pub(crate) fn time(text: &str) -> std::result::Result<Duration, String> {
+    let wrong = || "expected a time up to a minute, such as 500us, 5ms or 0.1s".to_owned();
+    let (digits, unit) = split(text);
+    let seconds = match unit {
+        "us" => 1e-6,
+        "ms" => 1e-3,
+        "s" => 1.0,
+        _ => return Err(wrong()),
+    };
+    let number: f64 = digits.parse().map_err(|_| wrong())?;
+    Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
+}
+
+fn share(text: &str) -> std::result::Result<f64, String> {
+    let percent = text.strip_suffix('%').and_then(|digits| digits.parse::<f64>().ok());
+    percent
+        .filter(|percent| (0.0..=100.0).contains(percent))
+        .map(|percent| percent / 100.0)
+        .ok_or_else(|| "expected percent, such as 0.1%".to_owned())
+}
+
+pub(crate) fn rate(text: &str) -> std::result::Result<u64, String> {
+    let wrong = || "expected bits a second, such as 10Mbit or 1Gbit".to_owned();
+    let (digits, unit) = split(text);
+    let unit = match unit {
+        "kbit" => 1e3,
+        "Mbit" => 1e6,
+        "Gbit" => 1e9,
+        _ => return Err(wrong()),
+    };
+    let number: f64 = digits.parse().map_err(|_| wrong())?;
+    Ok((number * unit) as u64)
+}
+
+fn queue(text: &str) -> std::result::Result<usize, String> {
+    crate::args::octets(text).map(|octets| octets as usize)
+}
+
+impl Args {
+    fn profile(&self) -> Profile {
+        Profile {
+            delay: self.delay,
+            jitter: self.jitter,
+            loss: self.loss,
+            burst: self.burst,
+            reorder: self.reorder,
+            duplicate: self.duplicate,
+            damage: self.damage,
+            rate: self.rate,
+            queue: self.queue,
+        }
+    }
+}
+
+/// Runs `uiw wan`.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let profile = args.profile();
+    profile
+        .check()
+        .map_err(|error| Failure::usage("the path", error, "see `uiw wan --help` for what can be asked"))?;
+    if args.a == args.b {
+        return Err(Failure::usage(&args.a, "a path has two ends", "name two interfaces"));
+    }
+    let seed = match args.seed {
+        Some(seed) => seed,
+        None => getrandom::u64().map_err(|error| Failure::local("a seed", error))?,
+    };
+    let stop = Stop::on_signal()?;
+    let mut bridge =
+        Bridge::open([&args.a, &args.b], &profile, seed).map_err(|error| refused(args, &error))?;
+    if args.json {
+        text::json(&json!({ "carrying": [args.a, args.b], "seed": seed, "queue": profile.queue_octets() }));
+    } else {
+        text::line(format!("carrying frames between {} and {}, seed {seed}", args.a, args.b));
+    }
+    let start = Instant::now();
+    bridge.run(stop.fd()).map_err(|error| {
+        Failure::new(Exit::Failed, "the path", error, "see `ip link` for the interfaces' state")
+    })?;
+    let seconds = start.elapsed().as_secs_f64();
+    let sides = [(Side::A, &args.a, &args.b), (Side::B, &args.b, &args.a)];
+    if args.json {
+        let way = |(side, from, to)| {
+            let (counts, port) = bridge.counts(side);
+            let mut value = as_json(counts, port, seconds);
+            value["from"] = json!(from);
+            value["to"] = json!(to);
+            value
+        };
+        text::json(&json!({ "seconds": seconds, "seed": seed, "ways": sides.map(way) }));
+    } else {
+        for (side, from, to) in sides {
+            let (counts, port) = bridge.counts(side);
+            print(from, to, counts, port, seconds);
+        }
+    }
+    Ok(())
+}
+
+fn refused(args: &Args, error: &std::io::Error) -> Failure {
+    let fix = match error.kind() {
+        ErrorKind::PermissionDenied => {
+            "it needs CAP_NET_RAW: run as root, or give it with setcap cap_net_raw+ep"
+        }
+        ErrorKind::NotFound => "see `ip link` for the interfaces there are",
+        _ => "see `ip link show` for their state",
+    };
+    Failure::new(Exit::Failed, format!("AF_PACKET on {} and {}", args.a, args.b), error, fix)
+}
+
+/// Microseconds of `time` for each of `count`.
+fn mean_us(time: Duration, count: u64) -> f64 {
+    if count == 0 { 0.0 } else { time.as_secs_f64() * 1e6 / count as f64 }
+}
+
+fn as_json(counts: &Counts, port: PortCounts, seconds: f64) -> Value {
+    json!({
+        "frames": counts.offered,
+        "octets": counts.offered_octets,
+        "delivered": counts.delivered,
+        "delivered_octets": counts.delivered_octets,
+        "bits_per_second": counts.delivered_octets as f64 * 8.0 / seconds,
+        "lost": counts.lost,
+        "runs": counts.runs,
+        "queue_full": counts.queue_full,
+        "too_many": counts.too_many,
+        "duplicated": counts.duplicated,
+        "reordered": counts.reordered,
+        "damaged": counts.damaged,
+        "most_queued": counts.most_queued,
+        "way_us_mean": mean_us(counts.way, counts.delivered),
+        "late_us_mean": mean_us(counts.late, counts.delivered),
+        "late_us_max": counts.latest.as_secs_f64() * 1e6,
+        "missed": port.missed,
+        "refused": port.refused,
+        "unknown": port.unknown,
+    })
+}
+
+fn print(from: &str, to: &str, counts: &Counts, port: PortCounts, seconds: f64) {
+    let share = |count: u64| count as f64 * 100.0 / counts.offered.max(1) as f64;
+    text::line(format!(
+        "{from} to {to}: {} frames, {} delivered at {:.1} Mbit/s",
+        text::grouped(counts.offered),
+        text::grouped(counts.delivered),
+        counts.delivered_octets as f64 * 8.0 / seconds / 1e6
+    ));
+    text::line(format!(
+        "    lost {} ({:.3} %) in {} runs, queue full {}, doubled {}, overtaken {}, damaged {}",
+        counts.lost,
+        share(counts.lost),
+        counts.runs,
+        counts.queue_full,
+        counts.duplicated,
+        counts.reordered,
+        counts.damaged
+    ));
+    text::line(format!(
+        "    way {} on average; later than due {} on average, {} at most; {} octets queued at most",
+        text::micros(mean_us(counts.way, counts.delivered)),
+        text::micros(mean_us(counts.late, counts.delivered)),
+        text::micros(counts.latest.as_secs_f64() * 1e6),
+        counts.most_queued
+    ));
+    let beside = port.missed + port.refused + port.unknown + counts.too_many;
+    if beside > 0 {
+        text::line(format!(
+            "    not by the path: {} missed, {} refused by {to}, {} not understood, {} for want of memory",
+            port.missed, port.refused, port.unknown, counts.too_many
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_have_units() {
+        assert_eq!(time("5ms"), Ok(Duration::from_millis(5)));
+        assert_eq!(time("0.1s"), Ok(Duration::from_millis(100)));
+        assert_eq!(time("250us"), Ok(Duration::from_micros(250)));
+        assert_eq!(share("0.5%"), Ok(0.005));
+        assert_eq!(rate("1Gbit"), Ok(1_000_000_000));
+        assert_eq!(rate("2.5Mbit"), Ok(2_500_000));
+        for wrong in ["5", "ms", "-1ms", "1h", ""] {
+            assert!(time(wrong).is_err(), "{wrong}");
+        }
+        assert!(share("1").is_err() && share("101%").is_err() && share("x%").is_err());
+        assert!(rate("100").is_err() && rate("1GB").is_err());
+    }
+}

@@ -1,0 +1,170 @@
+//! The same over a long, narrow, lossy path: `uiw wan` between the namespaces.
+
+use crate::pairings::Stack;
+use interop::stock::{Network, Running, uiw};
+use serde_json::Value;
+use std::process::Command;
+
+/// Two namespaces with an emulator between them.
+pub(crate) struct Path {
+    pub(crate) network: Network,
+    wan: Running,
+}
+
+impl Path {
+    /// Nothing where namespaces cannot be had.
+    pub(crate) fn new(options: &[&str]) -> Option<Self> {
+        let network = Network::path()?;
+        let mut command = Command::new(uiw());
+        command.args(["wan", "server", "client", "--json"]).args(options);
+        let mut wan = Running::start(network.middle(command));
+        wan.wait_saying("carrying");
+        Some(Self { network, wan })
+    }
+
+    /// Ends the emulator: what became of frames towards the client, and towards the server.
+    pub(crate) fn end(self) -> [Value; 2] {
+        let ended = self.wan.interrupt();
+        ended.is_well();
+        let last: Value = serde_json::from_str(ended.said.lines().last().expect("statistics")).expect("JSON");
+        let way = |n: usize| {
+            let way = last["ways"][n].clone();
+            assert_eq!(way["missed"], 0, "the emulator keeps up: {last}");
+            assert_eq!(way["unknown"], 0, "{last}");
+            way
+        };
+        [way(0), way(1)]
+    }
+}
+
+/// All operations, verified octet for octet, by a client on `client` at a server on `server`.
+fn soak(client: Stack, server: Stack, path: &[&str]) {
+    const OPERATIONS: [&[&str]; 5] = [
+        &["--op", "write", "--size", "30000"],
+        &["--op", "read", "--size", "30000"],
+        &["--op", "send", "--size", "10000"],
+        &["--op", "write-imm", "--size", "3000"],
+        &["--op", "fetch-add"],
+    ];
+    let Some(path) = Path::new(path) else { return };
+    let network = &path.network;
+    let port = interop::stock::free_port();
+    let address = server.addresses()[0];
+    let mut command = Command::new(uiw());
+    command.args(["--llp", &server.spec(11), "serve", "--listen", &format!("{address}:{port}")]);
+    let mut serve = Running::start(network.server(command));
+    serve.wait_saying("listening on");
+    for operation in OPERATIONS {
+        let mut command = Command::new(uiw());
+        command.args(["--llp", &client.spec(12), "perf", &format!("{address}:{port}")]);
+        command.args(["--validate", "--seconds", "60", "--iterations", "30"]).args(operation);
+        let ended = Running::start(network.client(command)).end();
+        assert_eq!(ended.code, 0, "{client:?} to {server:?}, {operation:?}: {}{}", ended.said, serve.said());
+    }
+    let _ = serve.stop();
+    let ways = path.end();
+    let sum = |what: &str| ways.iter().map(|way| way[what].as_u64().expect("a count")).sum::<u64>();
+    assert!(sum("lost") > 0 && sum("duplicated") > 0 && sum("reordered") > 0, "{ways:?}");
+}
+
+/// Frames are lost, doubled and overtaken in both directions.
+const ROUGH: [&str; 14] = [
+    "--delay",
+    "1ms",
+    "--jitter",
+    "500us",
+    "--loss",
+    "1%",
+    "--burst",
+    "2",
+    "--reorder",
+    "2%",
+    "--duplicate",
+    "2%",
+    "--seed",
+    "11",
+];
+
+#[test]
+fn a_rough_path_between_two_kernels() {
+    soak(Stack::Kernel, Stack::Kernel, &ROUGH);
+}
+
+#[test]
+fn a_rough_path_between_two_of_af_packet() {
+    soak(Stack::Packet, Stack::Packet, &ROUGH);
+}
+
+#[test]
+fn a_rough_path_between_two_of_af_xdp() {
+    soak(Stack::Xdp, Stack::Xdp, &ROUGH);
+}
+
+#[test]
+fn a_rough_path_between_kernel_and_smoltcp() {
+    soak(Stack::Kernel, Stack::Packet, &ROUGH);
+    soak(Stack::Xdp, Stack::Kernel, &ROUGH);
+}
+
+/// Damaged frames are as good as lost: TCP's checksum or the CRC finds them.
+#[test]
+fn a_path_that_damages() {
+    let rough = ["--damage", "1%", "--duplicate", "1%", "--reorder", "1%", "--loss", "0.3%", "--seed", "3"];
+    soak(Stack::Packet, Stack::Kernel, &rough);
+}
+
+/// The share of lost frames and the way's time are those that were asked for.
+#[test]
+fn the_path_is_as_asked() {
+    let Some(path) = Path::new(&["--delay", "3ms", "--loss", "2%", "--seed", "5"]) else { return };
+    let mut command = Command::new(uiw());
+    command.args(["serve", "--listen", "10.77.0.1:7174"]);
+    let mut server = Running::start(path.network.server(command));
+    server.wait_saying("listening on");
+    let mut command = Command::new(uiw());
+    command.args(["perf", "10.77.0.1", "--op", "send", "--size", "64", "--latency", "--wait", "--json"]);
+    command.args(["--iterations", "400", "--seconds", "60"]);
+    let ended = Running::start(path.network.client(command)).end();
+    let line = ended.well().said.lines().find(|line| line.starts_with('{')).expect("a result");
+    let result: Value = serde_json::from_str(line).expect("JSON");
+    let least = result["round_trip_us"]["min"].as_f64().expect("a number");
+    assert!(least >= 5990.0, "3 ms there and 3 ms back: {result}");
+    let _ = server.stop();
+    let ways = path.end();
+    let sum = |what: &str| ways.iter().map(|way| way[what].as_f64().expect("a number")).sum::<f64>();
+    let share = sum("lost") / sum("frames");
+    // Some 1000 frames: four standard deviations.
+    assert!(sum("frames") > 600.0 && (share - 0.02).abs() < 0.02, "{ways:?}");
+    assert!(
+        ways.iter().all(|way| way["way_us_mean"].as_f64().is_some_and(|mean| mean >= 3000.0)),
+        "{ways:?}"
+    );
+}
+
+#[test]
+fn paths_that_cannot_be() {
+    let fails = |args: &[&str], code: i32, says: &str| {
+        let output = Command::new(uiw()).arg("wan").args(args).output().expect("uiw starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.contains(says), "{said}");
+    };
+    fails(&["a", "b", "--loss", "1"], 2, "percent");
+    fails(&["a", "b", "--delay", "5"], 2, "5ms");
+    fails(&["a", "b", "--rate", "fast"], 2, "1Gbit");
+    fails(&["a", "b", "--loss", "90%", "--burst", "2"], 2, "runs of 2");
+    fails(&["a", "a"], 2, "two ends");
+    fails(&["uiw-none0", "uiw-none1"], 1, "uiw-none0");
+}
+
+#[test]
+fn an_interface_of_the_path_that_goes_away() {
+    let Some(path) = Path::new(&["--delay", "1ms"]) else { return };
+    let mut command = Command::new("ip");
+    command.args(["link", "delete", "veth0"]);
+    assert!(path.network.client(command).status().expect("ip starts").success());
+    let ended = path.wan.end();
+    assert_eq!(ended.code, 1, "{}", ended.said);
+    assert!(ended.said.contains("`client` is gone or down"), "{}", ended.said);
+}

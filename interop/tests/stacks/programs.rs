@@ -1,0 +1,113 @@
+//! Stock programs on the C libraries with a TCP of their own (`UIW_LLP`), against each other and against the kernel's.
+
+use crate::pairings::Stack;
+use interop::stock::{Ended, Libraries, Network, Running, User};
+use std::process::Command;
+
+/// The program at one end, on `stack` as `host`.
+fn at(libraries: &Libraries, stack: Stack, host: u8, program: &str, args: &[&str]) -> Command {
+    let mut command = libraries.command(User::Same, program);
+    command.args(args).env("UIW_LLP", stack.spec(host));
+    command
+}
+
+/// A server that listens on `port`, and a client.
+fn pair(server: Stack, client: Stack, program: &str, port: u16, args: [&[&str]; 2]) -> Option<[Ended; 2]> {
+    interop::require(program)?;
+    let network = Network::veth()?;
+    let libraries = Libraries::get();
+    let mut command = at(&libraries, server, 11, program, args[0]);
+    // Its own TCP is in no table of the kernel's.
+    command.env("UIW_LOG", "llp=debug");
+    let mut there = Running::start(network.server(command));
+    if server == Stack::Kernel {
+        there.wait_listening(port);
+    } else {
+        there.wait_saying(" listening");
+    }
+    let address = server.addresses()[0];
+    let of_client: Vec<_> =
+        args[1].iter().map(|word| if *word == "ADDRESS" { address } else { word }).collect();
+    let here = Running::start(network.client(at(&libraries, client, 12, program, &of_client))).end();
+    Some([there.end(), here])
+}
+
+/// rping's client tells by words, not by its exit code, whether it went well.
+fn rping(server: Stack, client: Stack) {
+    let of_server = ["-s", "-V", "-C", "200", "-S", "40000", "-p", "7999"];
+    let of_client = ["-c", "-a", "ADDRESS", "-V", "-C", "200", "-S", "40000", "-p", "7999"];
+    let Some([there, here]) = pair(server, client, "rping", 7999, [&of_server, &of_client]) else { return };
+    there.well();
+    let wrong = ["failed", "mismatch", "wait for"].map(|word| here.count(word));
+    assert_eq!((here.code, wrong), (0, [0; 3]), "{client:?} to {server:?}: {there:?} {here:?}");
+}
+
+#[test]
+fn rping_between_two_of_af_packet() {
+    rping(Stack::Packet, Stack::Packet);
+}
+
+#[test]
+fn rping_between_two_of_af_xdp() {
+    rping(Stack::Xdp, Stack::Xdp);
+}
+
+#[test]
+fn rping_between_kernel_and_smoltcp() {
+    rping(Stack::Kernel, Stack::Packet);
+    rping(Stack::Packet, Stack::Kernel);
+    rping(Stack::Kernel, Stack::Xdp);
+    rping(Stack::Xdp, Stack::Kernel);
+}
+
+#[test]
+fn rping_between_af_packet_and_af_xdp() {
+    rping(Stack::Packet, Stack::Xdp);
+}
+
+/// perftest's Writes, connected by rdma_cm.
+#[test]
+fn ib_write_bw_over_af_packet_and_af_xdp() {
+    for (server, client) in [(Stack::Packet, Stack::Xdp), (Stack::Xdp, Stack::Kernel)] {
+        let args = ["-R", "-p", "7998", "-s", "65536", "-n", "500", "--report_gbits"];
+        let of_client = [&args[..], &["ADDRESS"]].concat();
+        let Some([there, here]) = pair(server, client, "ib_write_bw", 7998, [&args, &of_client]) else {
+            return;
+        };
+        there.well();
+        assert!(here.well().said.contains(" 65536 "), "{client:?} to {server:?}: {here:?}");
+    }
+}
+
+/// The device is the interface, and its GIDs are our own addresses.
+#[test]
+fn the_device_has_the_addresses_of_its_own() {
+    let Some(program) = interop::require("ibv_devinfo") else { return };
+    let Some(network) = Network::veth() else { return };
+    let libraries = Libraries::get();
+    let command = at(&libraries, Stack::Packet, 11, &program.to_string_lossy(), &["-v"]);
+    let said = Running::start(network.client(command)).end().well().said.clone();
+    let gids: Vec<_> = said.lines().filter(|line| line.contains("GID[")).collect();
+    assert!(said.contains("uiw_veth0") && gids.len() == 2, "{said}");
+    assert!(
+        gids[0].contains("ffff:0a4d:000b") && gids[1].contains("fd77:0000") && gids[1].contains(":0011"),
+        "{said}"
+    );
+}
+
+/// A stack that cannot be had is one line and an error number.
+#[test]
+fn an_interface_that_is_not_there_for_programs() {
+    let Some(program) = interop::require("rping") else { return };
+    let Some(network) = Network::veth() else { return };
+    let libraries = Libraries::get();
+    for (llp, says) in [
+        ("packet:veth9,ip=10.77.0.11/24", "there is no interface `veth9`"),
+        ("packet:veth0", "UIW_LLP=packet:veth0: expected tcp, packet:IFACE"),
+    ] {
+        let mut command = libraries.command(User::Same, &program);
+        command.args(["-s", "-p", "7999", "-C", "1"]).env("UIW_LLP", llp);
+        let ended = Running::start(network.server(command)).end();
+        assert!(ended.code != 0 && ended.count(says) == 1, "{ended:?}");
+    }
+}

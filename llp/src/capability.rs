@@ -1,0 +1,86 @@
+//! Capabilities of this process (capabilities(7)), to say which one is missing.
+
+use std::fmt;
+use std::fs;
+
+/// A capability that a stack needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capability {
+    /// XDP programs on interfaces.
+    NetAdmin,
+    /// Sockets of AF_PACKET and AF_XDP.
+    NetRaw,
+    /// Memory beyond the limit of what may be locked.
+    IpcLock,
+    /// BPF maps and programs.
+    Bpf,
+}
+
+impl Capability {
+    /// What AF_PACKET needs.
+    pub const PACKET: [Self; 1] = [Self::NetRaw];
+    /// What AF_XDP needs.
+    pub const XDP: [Self; 3] = [Self::NetRaw, Self::NetAdmin, Self::Bpf];
+
+    fn number(self) -> u32 {
+        match self {
+            Self::NetAdmin => 12,
+            Self::NetRaw => 13,
+            Self::IpcLock => 14,
+            Self::Bpf => 39,
+        }
+    }
+
+    /// Whether this process has it.
+    #[must_use]
+    pub fn is_held(self) -> bool {
+        // CAP_SYS_ADMIN serves for the two that the bpf system call asks for, as it did before kernel 5.8.
+        let held = effective();
+        let has = |number| held >> number & 1 == 1;
+        has(self.number()) || matches!(self, Self::Bpf | Self::NetAdmin) && has(21)
+    }
+
+    /// Those of `needed` that this process lacks, as words: `CAP_NET_ADMIN and CAP_BPF`. `None`: it has them all.
+    #[must_use]
+    pub fn missing(needed: &[Self]) -> Option<String> {
+        let names: Vec<_> = needed.iter().filter(|one| !one.is_held()).map(ToString::to_string).collect();
+        match names.as_slice() {
+            [] => None,
+            [one] => Some(one.clone()),
+            [first @ .., last] => Some(format!("{} and {last}", first.join(", "))),
+        }
+    }
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NetAdmin => "CAP_NET_ADMIN",
+            Self::NetRaw => "CAP_NET_RAW",
+            Self::IpcLock => "CAP_IPC_LOCK",
+            Self::Bpf => "CAP_BPF",
+        })
+    }
+}
+
+/// The effective set; nothing where it cannot be read.
+fn effective() -> u64 {
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    line.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Why a stack that needs `needed` was refused, and what would help.
+#[must_use]
+pub fn refusal(needed: &[Capability]) -> (String, &'static str) {
+    match Capability::missing(needed) {
+        Some(names) if names.contains(" and ") => {
+            (format!("{names} are missing"), "run as root, or give them to the program with setcap")
+        }
+        Some(name) => (format!("{name} is missing"), "run as root, or give it to the program with setcap"),
+        None => (
+            "the capabilities are those of a user namespace".to_owned(),
+            "run as root outside of it, or in a privileged container",
+        ),
+    }
+}

@@ -1,0 +1,125 @@
+//! Network interfaces, asked for by system calls: a mounted `/sys` may be that of another network namespace.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// The kernel's number.
+    pub index: u32,
+    /// Octets of the longest IP packet.
+    pub mtu: usize,
+    /// Whether it is up.
+    pub is_up: bool,
+    /// Whether it is the loopback interface.
+    pub is_loopback: bool,
+}
+
+impl Interface {
+    /// Every interface of this network namespace.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn all() -> io::Result<Vec<Self>> {
+        // SAFETY: gives a list that is freed below, or null.
+        let list = unsafe { libc::if_nameindex() };
+        if list.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        let mut names = Vec::new();
+        let mut at = list;
+        // SAFETY: the list ends with an element whose index is 0; each name before that ends with a zero.
+        unsafe {
+            while (*at).if_index != 0 {
+                names.push(std::ffi::CStr::from_ptr((*at).if_name).to_string_lossy().into_owned());
+                at = at.add(1);
+            }
+            libc::if_freenameindex(list);
+        }
+        // One that goes away meanwhile is none.
+        Ok(names.iter().filter_map(|name| Self::find(name).ok()).collect())
+    }
+
+    /// The interface of this name.
+    ///
+    /// # Errors
+    /// `NotFound` when there is none; the system's.
+    pub fn find(name: &str) -> io::Result<Self> {
+        let index = index_of(name)?;
+        let socket = socket()?;
+        let mut request = request(name);
+        // SAFETY: the request is readable and writable, and named with a final zero.
+        check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) })?;
+        // SAFETY: SIOCGIFFLAGS fills this member.
+        let flags = i32::from(unsafe { request.ifr_ifru.ifru_flags });
+        Ok(Self {
+            name: name.to_owned(),
+            index,
+            mtu: mtu_by(&socket, name)?,
+            is_up: flags & libc::IFF_UP != 0,
+            is_loopback: flags & libc::IFF_LOOPBACK != 0,
+        })
+    }
+}
+
+/// The interface's number.
+pub(crate) fn index_of(name: &str) -> io::Result<u32> {
+    let text = CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the name ends with a zero.
+    match unsafe { libc::if_nametoindex(text.as_ptr()) } {
+        0 => Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no interface `{name}`"))),
+        index => Ok(index),
+    }
+}
+
+/// Octets of an IP packet on the interface.
+pub(crate) fn mtu_of(name: &str) -> io::Result<usize> {
+    mtu_by(&socket()?, name)
+}
+
+fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<usize> {
+    let mut request = request(name);
+    // SAFETY: the request is readable and writable, and named with a final zero.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU, &raw mut request) })?;
+    // SAFETY: SIOCGIFMTU fills this member.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Any socket will do for questions.
+fn socket() -> io::Result<OwnedFd> {
+    // SAFETY: no pointer is passed.
+    let fd = check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
+    // SAFETY: the descriptor was just made and is nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn request(name: &str) -> libc::ifreq {
+    // SAFETY: all zeros are a valid `ifreq`.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(libc::IFNAMSIZ - 1)) {
+        *to = from as libc::c_char;
+    }
+    request
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_is_found() {
+        let lo = Interface::all().unwrap().into_iter().find(|interface| interface.is_loopback).unwrap();
+        assert_eq!(Interface::find(&lo.name).unwrap(), lo);
+        assert!(lo.index > 0 && lo.mtu >= 1280);
+        assert_eq!(Interface::find("uiw-none").unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,50 @@
+//! smoltcp at both ends of emulated paths: every operation, verified octet for octet.
+
+use std::time::Duration;
+
+use llp::wan::Profile;
+
+use crate::link::Simulation;
+use crate::splits::{converse_over, variants};
+
+/// Every variant over one path.
+fn all_variants(seed: u64, profile: &Profile, mtu: usize, buffer: usize) {
+    for (name, settings) in variants() {
+        println!("seed {seed}, {name}");
+        converse_over(&Simulation::frames(seed, profile, mtu, buffer), &settings, 200_000);
+    }
+}
+
+/// FPDUs lie where they came, wrap the end of the buffer, or are larger than it.
+#[test]
+fn buffers_of_any_size() {
+    for buffer in [5_000, 70_001, 300_000, 1 << 20] {
+        for mtu in [1500, 9000] {
+            all_variants(1, &Profile::default(), mtu, buffer);
+        }
+    }
+}
+
+#[test]
+fn a_long_and_narrow_path() {
+    let profile = Profile { delay: Duration::from_millis(20), rate: Some(100_000_000), ..Profile::default() };
+    all_variants(1, &profile, 1500, 1 << 20);
+}
+
+#[test]
+fn rough_paths() {
+    let profile = Profile {
+        delay: Duration::from_millis(2),
+        jitter: Duration::from_millis(1),
+        loss: 0.02,
+        burst: Some(2.0),
+        reorder: 0.02,
+        duplicate: 0.02,
+        damage: 0.01,
+        rate: Some(100_000_000),
+        ..Profile::default()
+    };
+    for seed in 0..10 {
+        all_variants(seed, &profile, 1500, 1 << 20);
+    }
+}

@@ -1,0 +1,279 @@
+//! `cargo xtask bench stacks`: iWARP over smoltcp beside bare smoltcp and the kernel's TCP, on one veth, in alternating slices.
+
+use interop::stock::{Network, Running, free_port};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// What can be asked for.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Needs root, for network namespaces of its own. Prints one line a row: the median of the ratios slice by slice with their range, the bar,
+and both figures. Ours and theirs take turns at coming first. Exit code 1 when a row is below its bar.")]
+pub(crate) struct Options {
+    /// Only rows whose name contains this
+    #[arg(long, value_name = "SUBSTR")]
+    only: Option<String>,
+    /// Print the names of the rows
+    #[arg(long)]
+    list: bool,
+    /// Slices of each side
+    #[arg(long, default_value_t = 9)]
+    slices: usize,
+    /// Seconds of a slice; on emulated paths six times as long
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+}
+
+/// Who is measured.
+#[derive(Clone, Copy)]
+enum Who {
+    /// `uiw perf` over a stack: `xdp`, `packet` or `tcp`.
+    Uiw(&'static str, &'static str),
+    /// smoltcp alone over AF_XDP.
+    Smoltcp,
+    /// The kernel's TCP with this congestion control; writes of the better of two sizes.
+    Tcp(&'static str),
+    /// Round trips of the kernel's TCP, spinning.
+    TcpPing(&'static str),
+    /// A rate in octets a second that is known.
+    Line(f64),
+}
+
+enum Bar {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+struct Row {
+    name: &'static str,
+    mtu: u32,
+    /// Options of an emulator in between.
+    path: &'static [&'static str],
+    ours: Who,
+    theirs: Who,
+    bar: Bar,
+}
+
+/// A round trip of 10 ms, and a queue of 1.5 MB.
+const PATH: &[&str] = &["--delay", "5ms", "--rate", "1Gbit", "--queue", "1500000", "--seed", "1"];
+const WRITE: &str = "--op write --size 1M";
+const LINE: Who = Who::Line(125e6);
+
+const fn row(name: &'static str, mtu: u32, ours: Who, theirs: Who, bar: Bar) -> Row {
+    Row { name, mtu, path: &[], ours, theirs, bar }
+}
+
+const fn path(name: &'static str, ours: Who) -> Row {
+    Row { name, mtu: 1500, path: PATH, ours, theirs: LINE, bar: Bar::AtLeast(0.90) }
+}
+
+const ROWS: &[Row] = &[
+    row("xdp, bare smoltcp, MTU 1500", 1500, Who::Uiw("xdp", WRITE), Who::Smoltcp, Bar::AtLeast(0.90)),
+    row("xdp, bare smoltcp, MTU 3498", 3498, Who::Uiw("xdp", WRITE), Who::Smoltcp, Bar::AtLeast(0.90)),
+    row("packet, kernel TCP cubic", 1500, Who::Uiw("packet", WRITE), Who::Tcp("cubic"), Bar::AtLeast(1.0)),
+    row("packet, kernel TCP bbr", 1500, Who::Uiw("packet", WRITE), Who::Tcp("bbr"), Bar::AtLeast(1.0)),
+    row(
+        "xdp ping-pong, kernel TCP cubic",
+        1500,
+        Who::Uiw("xdp", "--op write --size 64 --latency --spin"),
+        Who::TcpPing("cubic"),
+        Bar::AtMost(0.60),
+    ),
+    path("1 Gbit/s 10 ms, kernel TCP", Who::Uiw("tcp", "--op write --size 1M --depth 8")),
+    path("1 Gbit/s 10 ms, packet", Who::Uiw("packet", "--op write --size 1M --depth 8")),
+    path("1 Gbit/s 10 ms, xdp", Who::Uiw("xdp", "--op write --size 1M --depth 8")),
+];
+
+/// Where the programs are.
+struct Programs {
+    uiw: PathBuf,
+    bare: PathBuf,
+}
+
+/// Runs the rows.
+pub(crate) fn run(options: &Options) -> ExitCode {
+    let wanted = |row: &&Row| options.only.as_ref().is_none_or(|only| row.name.contains(only));
+    let rows: Vec<_> = ROWS.iter().filter(wanted).collect();
+    if options.list {
+        rows.iter().for_each(|row| println!("{}", row.name));
+        return ExitCode::SUCCESS;
+    }
+    if rows.is_empty() || options.slices == 0 {
+        eprintln!(
+            "xtask: no row has this in its name, or no slice was asked for; see `cargo xtask bench stacks --list`"
+        );
+        return ExitCode::from(2);
+    }
+    let programs = match build() {
+        Ok(programs) => programs,
+        Err(why) => {
+            eprintln!("xtask: {why}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut all = true;
+    for row in rows {
+        match measure(row, options, &programs) {
+            Ok(reached) => all &= reached,
+            Err(why) => {
+                eprintln!("xtask: {}: {why}", row.name);
+                all = false;
+            }
+        }
+    }
+    if all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn build() -> Result<Programs, String> {
+    let cargo = |what: &[&str]| {
+        let status = Command::new(env!("CARGO")).args(["build", "--release"]).args(what).status();
+        match status {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(format!("building {what:?}: {status}")),
+            Err(error) => Err(format!("starting cargo: {error}")),
+        }
+    };
+    cargo(&["-p", "uiw"])?;
+    cargo(&["-p", "uiw-llp", "--example", "bare"])?;
+    let me = std::env::current_exe().map_err(|error| error.to_string())?;
+    let folder = me.parent().and_then(Path::parent).ok_or("no target folder")?.join("release");
+    Ok(Programs { uiw: folder.join("uiw"), bare: folder.join("examples/bare") })
+}
+
+/// Two namespaces, perhaps with an emulator in between.
+struct Place {
+    network: Network,
+    _wan: Option<Running>,
+}
+
+impl Place {
+    fn new(row: &Row, programs: &Programs) -> Result<Self, String> {
+        let no = "no network namespaces: run it as root";
+        if row.path.is_empty() {
+            let place = Self { network: Network::veth().ok_or(no)?, _wan: None };
+            for server in [true, false] {
+                place.at(server, "ip", &["link", "set", "veth0", "mtu", &row.mtu.to_string()])?;
+            }
+            return Ok(place);
+        }
+        let network = Network::path().ok_or(no)?;
+        let mut command = Command::new(&programs.uiw);
+        command.args(["wan", "server", "client"]).args(row.path);
+        let mut wan = Running::start(network.middle(command));
+        wan.wait_saying("carrying");
+        Ok(Self { network, _wan: Some(wan) })
+    }
+
+    fn at(&self, server: bool, program: &str, args: &[&str]) -> Result<(), String> {
+        let mut command = Command::new(program);
+        command.args(args);
+        let mut command = if server { self.network.server(command) } else { self.network.client(command) };
+        let output = command.output().map_err(|error| error.to_string())?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() { Ok(()) } else { Err(format!("{program} {args:?}: {}", said.trim())) }
+    }
+
+    /// A server and a client; the client's last line.
+    fn pair(&self, server: Command, ready: &str, client: Command) -> Result<Value, String> {
+        let mut there = Running::start(self.network.server(server));
+        there.wait_saying(ready);
+        let ended = Running::start(self.network.client(client)).end();
+        if ended.code != 0 {
+            return Err(format!("{}{}", ended.said.trim(), there.said().trim()));
+        }
+        let line = ended.said.lines().rfind(|line| line.starts_with('{')).unwrap_or_default();
+        serde_json::from_str(line).map_err(|error| format!("{}: {error}", ended.said.trim()))
+    }
+}
+
+/// One slice: octets a second, or microseconds of a round trip.
+fn slice(who: Who, place: &Place, row: &Row, seconds: f64, programs: &Programs) -> Result<f64, String> {
+    let (port, seconds) = (free_port(), seconds.to_string());
+    // On the path: more than the product of bandwidth and delay (1.25 MB), less than that and the queue together. A veth holds 256
+    // frames: a window of AF_XDP beyond that is lost when the receiver is late, and smoltcp alone recovers after a second.
+    let buffer = match (row.path.is_empty(), row.mtu) {
+        (true, 1500) if matches!(row.theirs, Who::Smoltcp) => "256K",
+        (true, _) if matches!(row.theirs, Who::Smoltcp) => "512K",
+        (true, _) => "1M",
+        (false, _) => "2M",
+    };
+    let own = |kind: &str, host: u8| format!("{kind}:veth0,ip=10.77.0.{host}/24,buffer={buffer}");
+    let bare = |args: &[&str]| {
+        let mut command = Command::new(&programs.bare);
+        command.args(args);
+        command
+    };
+    let tcp = |congestion: &str, verb: &str, size: &str| {
+        let at = format!("10.77.0.1:{port}");
+        let server = bare(&["tcp", congestion, "listen", &at]);
+        place.pair(server, "listening", bare(&["tcp", congestion, verb, &at, &seconds, size]))
+    };
+    let rate =
+        |value: Value| value["octets_per_second"].as_f64().ok_or_else(|| format!("no rate in {value}"));
+    let trip =
+        |value: Value| value["round_trip_us"]["p50"].as_f64().ok_or_else(|| format!("no trip in {value}"));
+    match who {
+        Who::Line(rate) => Ok(rate),
+        Who::Tcp(congestion) => {
+            let sizes = ["64000", "262144"].map(|size| tcp(congestion, "connect", size).and_then(rate));
+            let [a, b] = sizes;
+            Ok(a?.max(b?))
+        }
+        Who::TcpPing(congestion) => tcp(congestion, "ping", "64").and_then(trip),
+        Who::Smoltcp => {
+            let server = bare(&["smoltcp", &own("xdp", 11), "listen", &port.to_string()]);
+            let to = format!("10.77.0.11:{port}");
+            let client = bare(&["smoltcp", &own("xdp", 12), "connect", &to, &seconds]);
+            place.pair(server, "listening", client).and_then(rate)
+        }
+        Who::Uiw(kind, args) => {
+            let spec = |host| if kind == "tcp" { "tcp".to_owned() } else { own(kind, host) };
+            let at = format!("10.77.0.{}:{port}", if kind == "tcp" { 1 } else { 11 });
+            let mut server = Command::new(&programs.uiw);
+            server.args(["--llp", &spec(11), "serve", "--listen", &at]);
+            let mut client = Command::new(&programs.uiw);
+            client.args(["--llp", &spec(12), "perf", &at, "--json", "--seconds", &seconds]);
+            client.args(args.split_whitespace());
+            let figure = place.pair(server, "listening on", client)?;
+            if args.contains("--latency") { trip(figure) } else { rate(figure) }
+        }
+    }
+}
+
+/// Measures a row and prints it. True when it reached its bar.
+fn measure(row: &Row, options: &Options, programs: &Programs) -> Result<bool, String> {
+    let place = Place::new(row, programs)?;
+    let seconds = options.seconds * if row.path.is_empty() { 1.0 } else { 6.0 };
+    let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..options.slices {
+        let (a, b) = if round % 2 == 0 {
+            let a = slice(row.ours, &place, row, seconds, programs)?;
+            (a, slice(row.theirs, &place, row, seconds, programs)?)
+        } else {
+            let b = slice(row.theirs, &place, row, seconds, programs)?;
+            (slice(row.ours, &place, row, seconds, programs)?, b)
+        };
+        ours.push(a);
+        theirs.push(b);
+        ratios.push(a / b);
+    }
+    let [(_, ours, _), (_, theirs, _), (least, ratio, most)] = [ours, theirs, ratios].map(spread);
+    let (reached, bar) = match row.bar {
+        Bar::AtLeast(bar) => (ratio >= bar, format!(">= {bar}")),
+        Bar::AtMost(bar) => (ratio <= bar, format!("<= {bar}")),
+    };
+    let figures = match row.bar {
+        Bar::AtLeast(_) => format!("{:.3} beside {:.3} GB/s", ours / 1e9, theirs / 1e9),
+        Bar::AtMost(_) => format!("{ours:.1} beside {theirs:.1} us"),
+    };
+    let verdict = if reached { "reached" } else { "below" };
+    println!("{:<34} {bar:>8}  {ratio:>6.3} ({least:.3} to {most:.3})  {verdict:<8} {figures}", row.name);
+    Ok(reached)
+}
+
+/// Least, median and most.
+fn spread(mut values: Vec<f64>) -> (f64, f64, f64) {
+    values.sort_unstable_by(f64::total_cmp);
+    (values[0], values[values.len() / 2], values[values.len() - 1])
+}
