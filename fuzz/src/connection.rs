@@ -108,7 +108,8 @@ fn converse(
 fn settle(network: &Network, device: &Device) {
     let mut idle = 0;
     for _ in 0..400 {
-        let moved = device.pump() > 0 || network.next_event().is_some_and(|at| at <= network.now()) && network.step();
+        let moved =
+            device.pump() > 0 || network.next_event().is_some_and(|at| at <= network.now()) && network.step();
         idle = if moved { 0 } else { idle + 1 };
         if idle > 2 {
             return;

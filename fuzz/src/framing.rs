@@ -36,7 +36,8 @@ pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let bits = input.u8();
     let (crc, markers) = (bits & 1 == 0, bits & 2 == 0);
-    let mut sender = Sender { crc, markers, tx: FpduTx::new(crc, markers), octets: Vec::new(), due: Vec::new() };
+    let mut sender =
+        Sender { crc, markers, tx: FpduTx::new(crc, markers), octets: Vec::new(), due: Vec::new() };
     let fpdus = input.below(12);
     for _ in 0..fpdus {
         sender.item(&mut input);
@@ -63,8 +64,9 @@ impl Sender {
     fn item(&mut self, input: &mut Input<'_>) {
         let start = self.octets.len();
         if input.u8() >= 250 {
+            // Usually nonsense; but four octets of ones, four of zeros and four of ones are an FPDU with a right CRC.
             self.octets.extend_from_slice(input.take(64));
-            self.due.push(if self.crc { Due::Nothing } else { Due::Anything });
+            self.due.push(Due::Anything);
             return;
         }
         let len = match input.u8() {
@@ -107,7 +109,8 @@ impl Sender {
     /// One octet is not what it should be, and the CRC vouches for it.
     fn forge(&self, start: usize, fpdu: &mut [u8], mut ulpdu: Vec<u8>, input: &mut Input<'_>) -> Due {
         let lead = self.lead(start);
-        let markers: Vec<usize> = (0..fpdu.len()).filter(|at| self.markers && (start + at).is_multiple_of(512)).collect();
+        let markers: Vec<usize> =
+            (0..fpdu.len()).filter(|at| self.markers && (start + at).is_multiple_of(512)).collect();
         if markers.is_empty() || input.bool() {
             // Within the ULPDU, before any Marker behind the length.
             let room = markers.iter().find(|at| **at > 0).copied().unwrap_or(fpdu.len()) - lead - 2;
@@ -189,8 +192,12 @@ fn check(due: &[Due], received: &Received) {
     for due in due {
         match due {
             Due::Ulpdu(ulpdu) => assert!(ulpdus.next() == Some(ulpdu), "a ULPDU of {} octets", ulpdu.len()),
-            Due::Crc => assert!(matches!(received.error, Some(FpduError::Crc { .. })), "{:?}", received.error),
-            Due::Marker => assert!(matches!(received.error, Some(FpduError::Marker { .. })), "{:?}", received.error),
+            Due::Crc => {
+                assert!(matches!(received.error, Some(FpduError::Crc { .. })), "{:?}", received.error)
+            }
+            Due::Marker => {
+                assert!(matches!(received.error, Some(FpduError::Marker { .. })), "{:?}", received.error)
+            }
             Due::Nothing => assert!(!matches!(received.error, Some(FpduError::Marker { .. }))),
             Due::Anything => return,
         }

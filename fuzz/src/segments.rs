@@ -4,8 +4,8 @@
 use ddp::{Header, STag, Segment, Tagged, Untagged, UntaggedRx, segments};
 use mpa::MAX_ULPDU;
 use rdmap::{
-    AtomicOp, AtomicRequest, AtomicResponse, Control, Extensions, Fault, HeaderCopy, ImmediateData, Inbound, Opcode,
-    Quoted, ReadRequest, StreamRx, Terminate, TerminateReason,
+    AtomicOp, AtomicRequest, AtomicResponse, Control, Extensions, Fault, HeaderCopy, ImmediateData, Inbound,
+    Opcode, Quoted, ReadRequest, StreamRx, Terminate, TerminateReason,
 };
 
 use crate::input::Input;
@@ -81,7 +81,11 @@ impl Receiver {
         let qn = queue.unwrap_or(0);
         let spec = &self.queues[qn as usize];
         // A message in progress goes on with its own opcode.
-        let control = if spec.in_progress() && queue.is_some() { None } else { Some(Control { version: 1, rsv: 0, opcode: raw }) };
+        let control = if spec.in_progress() && queue.is_some() {
+            None
+        } else {
+            Some(Control { version: 1, rsv: 0, opcode: raw })
+        };
         let len = message_len(opcode, input);
         let mut header = match queue {
             None => Header::Tagged(Tagged {
@@ -130,7 +134,10 @@ impl Receiver {
         let inbound = self.stream.admit(&header)?;
         assert!(!ended, "nothing comes after a Terminate");
         let payload = &ulpdu[header_len..];
-        assert_eq!(matches!(header, Header::Tagged(_)), matches!(inbound, Inbound::Write | Inbound::ReadResponse));
+        assert_eq!(
+            matches!(header, Header::Tagged(_)),
+            matches!(inbound, Inbound::Write | Inbound::ReadResponse)
+        );
         self.allowed(header.rsvd_ulp());
         let Header::Untagged(untagged) = header else { return Ok(()) };
         let qn = untagged.qn as usize;
@@ -232,7 +239,13 @@ fn atomic(request: AtomicRequest, octets: &[u8]) {
                 carry = sum > 1 && !top;
                 sum & 1 != 0
             }
-            AtomicOp::CmpSwap => if equal && top { b } else { a },
+            AtomicOp::CmpSwap => {
+                if equal && top {
+                    b
+                } else {
+                    a
+                }
+            }
         };
         new |= if set { at } else { 0 };
     }
@@ -256,11 +269,8 @@ fn terminate(message: &[u8]) {
 /// What is said of a fault is a row of the table, and is understood.
 fn report(fault: &Fault, ulpdu: &[u8]) {
     let _ = fault.to_string();
-    let quoted = Quoted {
-        segment_len: ulpdu.len() as u16,
-        header: ulpdu,
-        read_request: ulpdu.get(Untagged::LEN..),
-    };
+    let quoted =
+        Quoted { segment_len: ulpdu.len() as u16, header: ulpdu, read_request: ulpdu.get(Untagged::LEN..) };
     let terminate = fault.terminate(Some(quoted));
     assert!(terminate.reason().is_known() && TerminateReason::ALL.contains(&terminate.reason()));
     assert_eq!((terminate.layer, terminate.etype, terminate.code), fault.codes());

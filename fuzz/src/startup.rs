@@ -47,8 +47,7 @@ fn config(input: &mut Input<'_>) -> Config {
 /// A frame's octets, most of them well-formed.
 fn octets(kind: FrameKind, input: &mut Input<'_>) -> Vec<u8> {
     let bits = input.u8();
-    let enhanced =
-        (bits & 8 == 0).then(|| Enhanced::parse(input.u32().to_be_bytes()));
+    let enhanced = (bits & 8 == 0).then(|| Enhanced::parse(input.u32().to_be_bytes()));
     let len = match input.u8() {
         0..=199 => input.below(40),
         200..=239 => input.below(MAX_PRIVATE_DATA - Enhanced::LEN + 1),
@@ -159,14 +158,19 @@ fn reply(config: &Config, input: &mut Input<'_>) {
     let kind = if input.u8() == 255 { FrameKind::Request } else { FrameKind::Reply };
     let octets = octets(kind, input);
     check_frame(&octets);
-    let Some((used, outcome)) = check_prefixes(&octets, &mut |octets| initiator.reply(octets)) else { return };
+    let Some((used, outcome)) = check_prefixes(&octets, &mut |octets| initiator.reply(octets)) else {
+        return;
+    };
     assert_eq!(well_formed(&octets), Some(used));
     match outcome {
         Outcome::Rejected { .. } => assert!(octets[16] & 0x20 != 0),
         Outcome::Accepted { negotiated, .. } => {
             assert!(octets[16] & 0x20 == 0);
             assert_eq!(negotiated.crc, config.crc || octets[16] & 0x40 != 0);
-            assert_eq!((negotiated.markers_tx, negotiated.markers_rx), (octets[16] & 0x80 != 0, config.want_markers));
+            assert_eq!(
+                (negotiated.markers_tx, negotiated.markers_rx),
+                (octets[16] & 0x80 != 0, config.want_markers)
+            );
             assert!(negotiated.ord <= config.ord && negotiated.ird == config.ird);
         }
     }

@@ -6,7 +6,8 @@ use std::path::Path;
 fn replay(name: &str) {
     let (_, target) = uiw_fuzz::TARGETS.into_iter().find(|target| target.0 == name).expect("a target");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
-    let mut inputs: Vec<_> = fs::read_dir(&folder).expect("a corpus").map(|entry| entry.unwrap().path()).collect();
+    let mut inputs: Vec<_> =
+        fs::read_dir(&folder).expect("a corpus").map(|entry| entry.unwrap().path()).collect();
     inputs.sort();
     assert!(inputs.len() >= 20, "{} inputs in {}", inputs.len(), folder.display());
     for input in inputs {

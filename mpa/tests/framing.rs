@@ -352,6 +352,30 @@ fn a_crc_error_comes_before_a_marker_error() {
     assert!(matches!(outcome, Err(FpduError::Crc { .. })), "{outcome:?}");
 }
 
+#[test]
+fn what_was_negotiated_can_be_asked() {
+    for crc in [false, true] {
+        for markers in [false, true] {
+            let (tx, rx) = (FpduTx::new(crc, markers), FpduRx::new(crc, markers));
+            assert_eq!((tx.crc_on(), tx.markers(), tx.position()), (crc, markers, 0));
+            assert_eq!((rx.crc_on(), rx.markers(), rx.position()), (crc, markers, 0));
+        }
+    }
+}
+
+/// What was built and never begun to be sent leaves no trace in the stream.
+#[test]
+fn an_fpdu_that_is_dropped_moves_no_marker() {
+    let (mut tx, mut straight) = (FpduTx::new(true, true), FpduTx::new(true, true));
+    let first = seal(&mut tx, &pattern(300));
+    assert_eq!(first, seal(&mut straight, &pattern(300)));
+    let position = tx.position();
+    seal(&mut tx, &pattern(700));
+    tx.rewind(position);
+    assert_eq!(tx.position(), position);
+    assert_eq!(seal(&mut tx, &pattern(500)), seal(&mut straight, &pattern(500)));
+}
+
 // [test:RFC5044-8-11]
 #[test]
 fn nothing_is_passed_after_an_error() {

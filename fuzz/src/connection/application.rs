@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use verbs::cm::{self, CmChannel, CmEventKind};
 use verbs::{
-    Access, Bind, ConnOptions, Cq, CqOptions, Device, Qp, QpCap, QpInit, QpState, RawMw, RecvWr, Remote, STag,
-    SendFlags, SendOp, SendWr, Wc, WcStatus, WindowType,
+    Access, Bind, ConnOptions, Cq, CqOptions, Device, Qp, QpCap, QpInit, QpState, RawMw, RecvWr, Remote,
+    STag, SendFlags, SendOp, SendWr, Wc, WcStatus, WindowType,
 };
 
 use super::memory::{Arena, Part};
@@ -184,7 +184,8 @@ impl Application {
             10 => self.post(SendOp::SendInvalidate { stag: STag(STAG_OF_PEER) }, &source, flags),
             11 => self.post(SendOp::FetchAdd { remote, add: 1, mask: 0 }, &[arena.sink(offset, 8)], flags),
             12 => {
-                let swap = SendOp::CmpSwap { remote, compare: 0, compare_mask: 0, swap: 1, swap_mask: u64::MAX };
+                let swap =
+                    SendOp::CmpSwap { remote, compare: 0, compare_mask: 0, swap: 1, swap_mask: u64::MAX };
                 self.post(swap, &[arena.sink(offset, 8)], flags);
             }
             13 => self.bind(arena, offset, len, input),
@@ -204,11 +205,15 @@ impl Application {
                     let _ = qp.modify(to);
                 }
             }
-            18 => {
-                if let (Some(qp), true) = (&self.qp, input.u8() < 60) {
-                    let _ = qp.disconnect();
+            18 => match input.u8() {
+                0..=49 => {
+                    if let Some(qp) = &self.qp {
+                        let _ = qp.disconnect();
+                    }
                 }
-            }
+                50..=59 => self.qp = None,
+                _ => {}
+            },
             _ => {
                 let stag = self.window_stag.unwrap_or_default();
                 self.post(SendOp::Read { remote, invalidate: Some(stag) }, &sink, flags);
@@ -244,7 +249,9 @@ impl Application {
     /// Every request completed once, whatever became of it.
     pub(crate) fn check(&mut self) {
         self.poll();
-        for book in [&self.sent, &self.received] {
+        // What a queue pair that was destroyed had not reported is not reported any more.
+        let books = [&self.sent, &self.received];
+        for book in books.into_iter().filter(|_| self.qp.is_some()) {
             for late in book.done..book.signaled.len() {
                 // What succeeds unsignaled is only told by the next.
                 assert!(!book.signaled[late], "request {late} never completed");

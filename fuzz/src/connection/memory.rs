@@ -106,14 +106,22 @@ impl Arena {
         let mut named = self.named.borrow_mut();
         let end = named.entry(SINK + offset).or_default();
         *end = (*end).max(SINK + offset + len);
-        verbs::Sge { addr: self.address(Part::Sink) + offset as u64, length: len as u32, lkey: self.sink.lkey() }
+        verbs::Sge {
+            addr: self.address(Part::Sink) + offset as u64,
+            length: len as u32,
+            lkey: self.sink.lkey(),
+        }
     }
 
     /// An element of the source.
     pub(crate) fn source(&self, offset: usize, len: usize) -> verbs::Sge {
         let offset = offset % PART;
         let len = len.min(PART - offset);
-        verbs::Sge { addr: self.address(Part::Source) + offset as u64, length: len as u32, lkey: self.source.lkey() }
+        verbs::Sge {
+            addr: self.address(Part::Source) + offset as u64,
+            length: len as u32,
+            lkey: self.source.lkey(),
+        }
     }
 
     /// Takes the shared region back. No octet of it may change from now on.
@@ -167,7 +175,8 @@ impl Arena {
             while let Some((_, to)) = open.next_if(|(from, _)| *from <= at) {
                 end = end.max(to);
             }
-            let free = at < end || (SHARED..SHARED + PART).contains(&at) || (SOURCE..SOURCE + PART).contains(&at);
+            let free =
+                at < end || (SHARED..SHARED + PART).contains(&at) || (SOURCE..SOURCE + PART).contains(&at);
             assert!(free || *octet == SECRET, "octet {at} changed");
         }
     }

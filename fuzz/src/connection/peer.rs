@@ -109,7 +109,8 @@ impl Peer {
             octets[at] ^= input.u8();
         }
         self.raw(&octets);
-        self.sent_frame = Some(frame);
+        // As our side reads it.
+        self.sent_frame = Frame::parse(&octets).ok().flatten().map(|(frame, _)| frame);
     }
 
     /// What was agreed takes effect, if anything was.
@@ -120,9 +121,20 @@ impl Peer {
         let (markers_tx, markers_rx) = (theirs.markers, ours.markers);
         self.tx = FpduTx::new(crc, markers_tx);
         self.rx = Some(FpduRx::new(crc, markers_rx));
-        if self.initiator && input.u8() < 230 {
-            let write = Tagged { last: true, rsvd_ulp: 0x40, stag: STag(1), to: 0 };
-            self.fpdu(&write.emit());
+        // The RTR messages of RFC 6581 section 9.2, or none.
+        match (self.initiator, input.u8()) {
+            (true, 0..=149) => {
+                let write = Tagged { last: true, rsvd_ulp: 0x40, stag: STag(1), to: 0 };
+                self.fpdu(&write.emit());
+            }
+            (true, 150..=179) => self.message(Opcode::Send, &[], 0, &mut Input::new(&[])),
+            (true, 180..=209) => {
+                let source_stag = STag(1);
+                let request =
+                    ReadRequest { sink_stag: STag(1), sink_to: 0, len: 0, source_stag, source_to: 0 };
+                self.message(Opcode::ReadRequest, &request.emit(), 0, &mut Input::new(&[]));
+            }
+            _ => {}
         }
     }
 
@@ -170,7 +182,10 @@ impl Peer {
         let opcode = Opcode::from_raw(Control::parse(header.rsvd_ulp()).opcode).expect("an opcode");
         match opcode {
             Opcode::ReadResponse => {
-                assert!(payload.is_empty() || arena.access.contains(Access::REMOTE_READ), "nobody may read here");
+                assert!(
+                    payload.is_empty() || arena.access.contains(Access::REMOTE_READ),
+                    "nobody may read here"
+                );
                 Arena::no_secret(payload);
             }
             Opcode::Write | Opcode::Send | Opcode::SendSe | Opcode::SendImm | Opcode::SendInvalidate => {
@@ -268,7 +283,8 @@ impl Peer {
         let len = Self::len(input);
         let header = Tagged {
             last: input.u8() < 200,
-            rsvd_ulp: Control::new(if input.u8() < 240 { Opcode::Write } else { Opcode::ReadResponse }).emit(),
+            rsvd_ulp: Control::new(if input.u8() < 240 { Opcode::Write } else { Opcode::ReadResponse })
+                .emit(),
             stag: STag(Self::stag(arena, application, input)),
             to: Self::to(arena, len, input),
         };
@@ -394,10 +410,11 @@ impl Peer {
                 let payload = Self::octets(len, input);
                 let piece = 1 + input.below(1400);
                 let mut at = 0;
-                for (n, octets) in payload.chunks(piece).chain(payload.is_empty().then_some(&[][..])).enumerate() {
+                for (n, octets) in
+                    payload.chunks(piece).chain(payload.is_empty().then_some(&[][..])).enumerate()
+                {
                     let last = at + octets.len() == len && bend != 252 || bend == 253 && n == 0;
-                    let header =
-                        Tagged { last, rsvd_ulp: 0x42, stag, to: to.wrapping_add(at as u64) };
+                    let header = Tagged { last, rsvd_ulp: 0x42, stag, to: to.wrapping_add(at as u64) };
                     let mut ulpdu = header.emit().to_vec();
                     ulpdu.extend_from_slice(octets);
                     self.fpdu(&ulpdu);

@@ -7,6 +7,7 @@ mod foreign;
 mod migrate;
 mod peer;
 mod progress;
+mod requirements;
 mod semantics;
 mod smoke;
 mod startup;
