@@ -262,6 +262,7 @@ fn fpdus_that_came_together() {
 /// Any one bit: in a Marker, the length, the data, the PAD or the CRC.
 // [test:RFC5044-4.4-17] [test:RFC5044-4.4-18] [test:RFC5044-4.4-19] [test:RFC5044-4.4-20] [test:RFC5044-6-01]
 // [test:RFC5044-6-04] [test:RFC5044-8-03] [test:RFC5044-7.1.1-11]
+// [test:RFC5041-3-07]
 #[test]
 fn no_flipped_bit_gets_through() {
     let good = seal(&mut FpduTx::new(true, true), &pattern(521));
@@ -421,6 +422,7 @@ proptest! {
 
     /// However the stream is cut into reads, the same ULPDUs come out.
     // [test:RFC5044-5.1-05] [test:RFC5044-A.4-01]
+    // [test:RFC5041-3-05] [test:RFC5041-3-08] [test:RFC5041-3-13] [test:RFC5044-6-03]
     #[test]
     fn cut_anywhere(
         lengths in prop::collection::vec(0..1600usize, 1..12),

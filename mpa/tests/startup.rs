@@ -145,6 +145,7 @@ fn the_other_frame_is_refused_once_its_key_shows() {
 // ---------------------------------------------------------------- Private Data
 
 // [test:RFC5044-7.1.1-19] [test:RFC5044-7.1.1-18] [test:RFC5044-7.1.2-02] [test:RFC5044-7.1.2-18a]
+// [test:RFC5044-7.1.2-18b]
 #[test]
 fn private_data_of_every_size() {
     for (revision, max) in [(Revision::One, 512), (Revision::Two, 508)] {

@@ -10,8 +10,8 @@ use std::time::Duration;
 use llp::sim::{Link, Network};
 use verbs::{ConnSettings, Connection, Device, DeviceOptions, Listener, Pd, Progress, Result};
 
-const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+pub(crate) const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 /// Virtual time after which a conversation counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(120);
 

@@ -3,5 +3,6 @@
 mod cuts;
 mod drops;
 mod link;
+mod segments;
 mod splits;
 mod timers;

@@ -80,6 +80,7 @@ fn vector_end() -> End {
 // [test:RFC5040-7.1-04] [test:RFC5040-7.1-05] [test:RFC5040-7.2-02] [test:RFC5040-7.2-03]
 // [test:RFC5040-7.2-04] [test:RFC5044-6-01] [test:RFC5044-6-04] [test:RFC5044-8-03] [test:RFC5044-8-12]
 // [test:RFC7306-5.1.1-02a] [test:RFC7306-5.1.1-03b]
+// [test:RFC5040-7.2-01] [test:RFC5040-7.2-06] [test:RFC7306-8.2-02] [test:RFC5044-C.1-01]
 #[test]
 fn negative_vectors_behind_a_good_fpdu_are_terminated() {
     for vector in vectors().iter().filter(|v| v["phase"].is_null()) {
@@ -243,6 +244,7 @@ fn rights_and_protection_domains_are_checked() {
 }
 
 // [test:RFC5041-5.2-10] [test:RFC5040-5.2.1-16] [test:RFC5040-5.2.1-17]
+// [test:RFC5041-5.2-09]
 #[test]
 fn zero_length_accesses_are_not_checked() {
     let end = End::new();

@@ -534,3 +534,24 @@ fn markers_that_lie_behind_a_good_fpdu() {
         assert_eq!(end.received().status, WcStatus::Flushed);
     }
 }
+
+/// What is posted while the Reply is still on its way waits for the RTR message.
+// [test:RFC6581-5-01]
+#[test]
+fn nothing_leaves_before_the_rtr_message() {
+    let end = End::new();
+    let port = crate::peer::Port::new();
+    end.connect(port.addr(), &ConnOptions { peer_to_peer: true, ..plain() });
+    let mut peer = port.accept();
+    let asked = peer.startup_frame();
+    peer.raw(&crate::peer::with(crate::peer::reply(2), asked.enhanced.unwrap()).emit());
+    end.established();
+    for id in 0..3 {
+        end.send(id, 0, 5);
+    }
+    let first = peer.next().unwrap();
+    assert!(first.is_empty_write(), "{first:?}");
+    for msn in 1..=3 {
+        assert_eq!(peer.expect_fpdu().untagged().msn, msn);
+    }
+}

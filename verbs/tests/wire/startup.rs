@@ -134,6 +134,7 @@ fn reply_in_single_octets_with_the_first_fpdu_behind_it() {
     assert_eq!(end.received_ok(1).byte_len, 5);
 }
 
+// [test:RFC5044-7.1-01] [test:RFC5044-7.1-04]
 #[test]
 fn octets_glued_behind_the_reply_are_full_operation() {
     let end = End::new();
@@ -629,6 +630,7 @@ fn initiator_scales_its_ord_down() {
 }
 
 // [test:RFC6581-9.1-08] [test:RFC6581-9.1-09]
+// [test:RFC6581-9.1-06]
 #[test]
 fn insufficient_ird_is_terminated() {
     let end = End::new();
@@ -706,6 +708,7 @@ fn initiator_without_rtr_sends_when_told() {
 // ---------------------------------------------------------------- CRC and Markers
 
 // [test:RFC5044-7.1.1-08] [test:RFC5044-7.1.1-09] [test:RFC5044-7.1.1-11] [test:RFC5044-7.1.1-06] [test:RFC5044-7.1.1-07]
+// [test:RFC5044-4.4-07]
 #[test]
 fn crc_is_on_if_either_asks_and_markers_go_each_way() {
     for ours in [false, true] {
