@@ -34,7 +34,7 @@ impl Simulation {
     }
 
     /// One round of both drivers and the network. False when nothing moved.
-    fn round(&self) -> bool {
+    pub(crate) fn round(&self) -> bool {
         let work = self.client.pump() + self.server.pump();
         let moved = self.network.step();
         work > 0 || moved

@@ -2,6 +2,7 @@
 
 mod cuts;
 mod drops;
+mod every_octet;
 mod link;
 mod segments;
 mod splits;
