@@ -9,8 +9,19 @@ use llp::{ListenOptions, Token};
 use mpa::startup::{Request, Responder};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Once};
+
+/// Says once a process, in the log, that what comes and goes here can be read on its way (RFC 5042 section 5.4: IPsec is for
+/// whoever runs the network).
+fn warn_of_cleartext(local: SocketAddr) {
+    static SAID: Once = Once::new();
+    if !local.ip().is_loopback() {
+        SAID.call_once(|| {
+            tracing::warn!(%local, "the wire is not encrypted: use a tunnel on networks you do not trust");
+        });
+    }
+}
 
 /// The driver's side of a listener.
 pub(crate) struct ListenerSlot {
@@ -62,6 +73,7 @@ impl Listener {
             }))
         })?;
         drop(busy);
+        warn_of_cleartext(bound);
         Ok(Self { driver, token, local: bound })
     }
 
