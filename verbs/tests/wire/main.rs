@@ -12,4 +12,5 @@ mod semantics;
 mod smoke;
 mod startup;
 mod stress;
+mod teardown;
 mod waiting;
