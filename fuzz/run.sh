@@ -1,14 +1,14 @@
 #!/bin/sh
 # run.sh TARGET MINUTES [CORPUS]: fuzzes for so many minutes of CPU time, then writes libFuzzer's final statistics to standard
 # output. The corpus (fuzz/corpus/TARGET if none is named) is read and grows. Exit code 1: there is a finding, and the log says
-# which. PROGRAMS names the folder that build.sh told, so that nothing is built.
+# which. A process that is stopped meanwhile is none: time-outs are long. PROGRAMS names the folder that build.sh told, so that nothing is built.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 target=$1 limit=$(($2 * 60)) corpus=${3:-$here/corpus/$1}
 programs=${PROGRAMS:-$("$here/build.sh" | tail -1)}
 log=${LOG:-$here/$target.log}
 hertz=$(getconf CLK_TCK)
-nice -n 19 "$programs/$target" -max_len=2000 -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
+nice -n 19 "$programs/$target" -max_len=2000 -timeout=3600 -rss_limit_mb=2048 -print_final_stats=1 \
     -artifact_prefix="$here/$target-" "$corpus" >"$log" 2>&1 &
 pid=$!
 trap 'kill "$pid" 2>/dev/null' EXIT

@@ -179,6 +179,29 @@ mod tests {
         assert_eq!(trace.missing(|_| true), [""; 0]);
     }
 
+    /// The table of bugs that others had names tests, and there are tests of these names.
+    #[test]
+    fn tests_named_for_classic_bugs_are_there() {
+        let workspace = crate::test::workspace();
+        let readme = fs::read_to_string(workspace.join("interop/README.md")).unwrap();
+        let names = scan::functions(&workspace).unwrap();
+        let lines: Vec<&str> = readme
+            .lines()
+            .filter(|line| {
+                line.strip_prefix("| ").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+            })
+            .collect();
+        assert_eq!(lines.len(), 51);
+        for line in lines {
+            let tests = line.rsplit("| ").nth(0).unwrap_or_default();
+            let named: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
+            assert!(!named.is_empty(), "{line}");
+            for name in named {
+                assert!(names.contains(name), "{name}: {line}");
+            }
+        }
+    }
+
     fn trace(claims: &[(&str, &str, &str)]) -> Trace {
         let text = "id\trfc\tlevel\tquote\tapplicability\tform\n\
             A-1\t1\tMUST\tshall\tyes\tsentence\nA-2\t1\tMUST NOT\tshall not\tyes\tlead-in\n\

@@ -210,3 +210,33 @@ fn queue_pairs_may_go_while_both_ends_work() {
         });
     }
 }
+
+/// Octets that change under the engine's hands leave with a CRC of what leaves.
+#[test]
+fn a_buffer_that_changes_while_it_is_sent_has_a_right_crc() {
+    let end = End::made(Make { memory: LEN, ..Make::default() });
+    let mut peer = responder(&end);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut octet = 0u8;
+            while !done.load(Ordering::Relaxed) {
+                octet = octet.wrapping_add(1);
+                crate::common::fill(&end.mr, 0, &[octet; 60_000]);
+            }
+        });
+        for id in 0..60 {
+            end.op(id, SendOp::Write { remote: Remote::default() }, 0, 60_000);
+            if id % 3 == 0 {
+                peer.read(end.mr.rkey(), end.mr.addr(), 60_000);
+            }
+            // `next` refuses an FPDU whose CRC is wrong.
+            let mut ended = 0;
+            while ended < if id % 3 == 0 { 2 } else { 1 } {
+                ended += usize::from(peer.expect_fpdu().header.last());
+            }
+            end.sent_ok(id);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}

@@ -1,7 +1,7 @@
 //! Finds the tags of tests. One stands in the comment directly above a test function, or it is an error.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A test says that it proves a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,9 +16,8 @@ pub(crate) struct Claim {
 /// Folders without sources of ours.
 const ELSEWHERE: [&str; 5] = ["target", ".git", "corpus", "data", "libfuzzer"];
 
-/// All claims of the sources below `root`, and what is wrong with tags.
-pub(super) fn scan(root: &Path) -> Result<(Vec<Claim>, Vec<String>), String> {
-    let (mut claims, mut wrong) = (Vec::new(), Vec::new());
+/// All sources below `root`.
+fn sources(root: &Path) -> Result<Vec<PathBuf>, String> {
     let mut folders = vec![root.to_owned()];
     let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
@@ -35,7 +34,29 @@ pub(super) fn scan(root: &Path) -> Result<(Vec<Claim>, Vec<String>), String> {
         }
     }
     files.sort();
-    for file in files {
+    Ok(files)
+}
+
+/// The names of all test functions below `root`.
+#[cfg(test)]
+pub(super) fn functions(root: &Path) -> Result<std::collections::BTreeSet<String>, String> {
+    let mut names = std::collections::BTreeSet::new();
+    for file in sources(root)? {
+        let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+        let after_attribute = text.split("#[test]").skip(1);
+        names.extend(
+            after_attribute.filter_map(|rest| {
+                rest.lines().find_map(|line| function(line.trim_start())).map(str::to_owned)
+            }),
+        );
+    }
+    Ok(names)
+}
+
+/// All claims of the sources below `root`, and what is wrong with tags.
+pub(super) fn scan(root: &Path) -> Result<(Vec<Claim>, Vec<String>), String> {
+    let (mut claims, mut wrong) = (Vec::new(), Vec::new());
+    for file in sources(root)? {
         let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
         let short = file.strip_prefix(root).unwrap_or(&file);
         of_file(&text, &short.display().to_string(), &modules(short), &mut claims, &mut wrong);
