@@ -1,7 +1,7 @@
 //! Lower-layer protocol: byte streams behind one trait.
 //!
 //! A [`Stack`] makes [`Listener`]s and [`Stream`]s and says which of them are ready. Nothing here blocks, starts a
-//! thread or knows a byte of MPA. Four stacks, and two that wrap any of them:
+//! thread or knows a byte of MPA. Three stacks, and two that wrap any of them:
 //!
 //! * [`tcp::TcpStack`]: the kernel's TCP, level-triggered epoll.
 //! * [`smol::SmolStack`]: smoltcp over links of Ethernet frames.

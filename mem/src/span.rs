@@ -86,17 +86,26 @@ impl fmt::Debug for Span {
 /// A pinned span: its octets stay where they are until this is dropped. Offsets count from the start of the span.
 #[must_use]
 pub struct Pinned<'a> {
-    region: &'a Region,
+    region: &'a Arc<Region>,
     offset: usize,
     len: usize,
+    /// Counted at the region's gate; otherwise the pin that lent this one is, and outlives it.
+    counted: bool,
 }
 
 impl<'a> Pinned<'a> {
     /// The pin of a range that passed every check; `None` if the region has ended.
-    pub(crate) fn new(region: &'a Region, offset: usize, len: usize) -> Option<Self> {
+    pub(crate) fn new(region: &'a Arc<Region>, offset: usize, len: usize) -> Option<Self> {
         debug_assert!(offset + len <= region.len());
         // Not `then_some`: a pin that was never taken would be given back.
-        if region.gate().enter() { Some(Self { region, offset, len }) } else { None }
+        if region.gate().enter() { Some(Self { region, offset, len, counted: true }) } else { None }
+    }
+
+    /// A pin under one that its lender has taken and keeps for `'a`.
+    pub(crate) fn lent(region: &'a Arc<Region>, offset: usize, len: usize) -> Self {
+        debug_assert!(offset + len <= region.len());
+        debug_assert!(region.pins() > 0, "the lender has a pin");
+        Self { region, offset, len, counted: false }
     }
 
     /// Octets.
@@ -112,6 +121,11 @@ impl<'a> Pinned<'a> {
     /// As [`Span::is_shared`].
     pub fn is_shared(&self) -> bool {
         self.region.is_shared()
+    }
+
+    /// The same octets, to be pinned again later.
+    pub fn to_span(&self) -> Span {
+        Span { region: self.region.clone(), offset: self.offset, len: self.len }
     }
 
     /// Address of the octet at `range.start`, after the check that all of `range` is inside.
@@ -259,7 +273,9 @@ impl<'a> Pinned<'a> {
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        self.region.gate().leave();
+        if self.counted {
+            self.region.gate().leave();
+        }
     }
 }
 

@@ -8,6 +8,7 @@ mod entry;
 mod find;
 mod index;
 mod invalidate;
+mod recent;
 #[cfg(test)]
 mod tests;
 
@@ -21,13 +22,14 @@ use ddp::STag;
 use parking_lot::{Mutex, RwLock};
 
 use crate::{
-    Access, DeregisterError, LocalError, Memory, PdId, Pinned, Region, RegisterError, RemoteError,
-    ReregError, Right, Span, StreamId,
+    Access, DeregisterError, LocalError, Memory, PdId, Region, RegisterError, RemoteError, ReregError, Right,
+    Span, StreamId,
     gate::CloseError,
     region::{Plan, RangeError},
 };
 pub use entry::{Entry, EntryKind, Window};
 use index::Indexes;
+pub use recent::Recent;
 
 /// More shards than cores that drive progress on the machines we know: two drivers rarely meet on one lock.
 const SHARDS: usize = 32;
@@ -109,21 +111,6 @@ impl Slot {
             Self::Entry(entry, Some(region)) if entry.is_fast() && region.stag() == stag => Some(region),
             _ => None,
         }
-    }
-}
-
-/// What one stream's last look-ups found. An STag names a region only as long as that lives, so a live region with the right
-/// STag is what the table would give. It keeps no octets of a region that has ended.
-#[derive(Default)]
-pub struct Recent {
-    remote: Option<Arc<Region>>,
-    local: Option<Arc<Region>>,
-}
-
-impl Recent {
-    /// Forgets what was found.
-    pub fn clear(&mut self) {
-        *self = Self::default();
     }
 }
 
@@ -365,28 +352,6 @@ impl Table {
         Ok(Span::new(region.clone(), offset, len as usize))
     }
 
-    /// As [`Table::remote`], pinned at once; a stream that names the same STag again and again is spared the look-up.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
-    pub fn pin_remote<'a>(
-        &self,
-        recent: &'a mut Recent,
-        stag: STag,
-        (stream, pd): (StreamId, PdId),
-        (to, len): (u64, u32),
-        right: Right,
-    ) -> Result<Pinned<'a>, RemoteError> {
-        let invalid = RemoteError::InvalidStag { stag };
-        if !recent.remote.as_ref().is_some_and(|region| region.stag() == stag && region.is_live()) {
-            let slots = self.shard(stag).0.read();
-            recent.remote = slots.get(&stag.index()).and_then(|slot| slot.named_by_peer(stag)).cloned();
-        }
-        let region = recent.remote.as_ref().ok_or(invalid)?;
-        let offset = region.check_remote(stream, pd, to, len, right)?;
-        Pinned::new(region, offset, len as usize).ok_or(invalid)
-    }
-
     /// A scatter/gather element of ours: `len` octets from `addr`, to be written if `write`. With `len` 0 the address is
     /// not looked at (an element of no octets names nothing), the key is.
     ///
@@ -399,29 +364,6 @@ impl Table {
         let region = region.ok_or(LocalError::InvalidLkey { lkey })?;
         let offset = region.check_local(pd, addr, len, write)?;
         Ok(Span::new(region.clone(), offset, len as usize))
-    }
-
-    /// As [`Table::local`], pinned at once; elements that name the same key again and again are spared the look-up.
-    ///
-    /// # Errors
-    /// [`LocalError`].
-    pub fn pin_local<'a>(
-        &self,
-        recent: &'a mut Recent,
-        lkey: u32,
-        pd: PdId,
-        (addr, len): (u64, u32),
-        write: bool,
-    ) -> Result<Pinned<'a>, LocalError> {
-        let stag = STag(lkey);
-        let invalid = LocalError::InvalidLkey { lkey };
-        if !recent.local.as_ref().is_some_and(|region| region.stag() == stag && region.is_live()) {
-            let slots = self.shard(stag).0.read();
-            recent.local = slots.get(&stag.index()).and_then(|slot| slot.named_by_us(stag)).cloned();
-        }
-        let region = recent.local.as_ref().ok_or(invalid)?;
-        let offset = region.check_local(pd, addr, len, write)?;
-        Pinned::new(region, offset, len as usize).ok_or(invalid)
     }
 
     fn shard(&self, stag: STag) -> &Shard {

@@ -7,6 +7,7 @@ use crate::event::AsyncEvent;
 use crate::notify::{EventQueue, Wake, Wakes, register};
 use crate::qp::SendReport;
 use crate::wc::{Wc, WcStatus};
+use arrayvec::ArrayVec;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -163,21 +164,21 @@ impl Cq {
         let max = max.min(self.queued.load(Ordering::Acquire));
         let mut taken = 0;
         while taken < max {
-            let mut batch = [const { None }; BATCH];
-            let mut count = 0;
+            let mut batch = ArrayVec::<Wc, BATCH>::new();
             {
                 let mut inner = self.inner.lock();
-                let wanted = (max - taken).min(inner.ring.len()).min(BATCH);
-                for (place, cqe) in batch.iter_mut().zip(inner.ring.drain(..wanted)) {
+                while batch.len() < BATCH.min(max - taken)
+                    && let Some(cqe) = inner.ring.pop_front()
+                {
                     if let Some((report, seq)) = cqe.report {
                         report.seen(seq);
                     }
-                    *place = Some(cqe.wc);
-                    count += 1;
+                    batch.push(cqe.wc);
                 }
                 self.queued.store(inner.ring.len(), Ordering::Release);
             }
-            batch.into_iter().flatten().for_each(&mut *each);
+            let count = batch.len();
+            batch.into_iter().for_each(&mut *each);
             taken += count;
             if count < BATCH {
                 break;
@@ -248,8 +249,8 @@ impl Cq {
         };
         inner.ring.push_back(cqe);
         self.queued.store(inner.ring.len(), Ordering::Release);
-        for waker in inner.wakers.drain(..) {
-            wakes.push(Wake::Waker(waker));
+        if !inner.wakers.is_empty() {
+            inner.wakers.drain(..).for_each(|waker| wakes.push(Wake::Waker(waker)));
         }
         if fires {
             inner.arm = Arm::None;

@@ -28,6 +28,9 @@ impl Wakes {
 
     /// Gives every wake-up. No lock of the engine may be held: a waker runs foreign code.
     pub(crate) fn give(&mut self) {
+        if self.0.is_empty() {
+            return;
+        }
         for wake in self.0.drain(..) {
             match wake {
                 Wake::Waker(waker) => waker.wake(),

@@ -182,12 +182,17 @@ impl Bench<'_> {
             p99 = Some(us_at(&histogram, 0.99));
             measured
         } else {
-            self.raw.slice(self.plan.to_server(), size, self.plan.time)?
+            self.raw.slice(self.plan.to_server(), size, self.memory(), self.plan.time)?
         };
         let Measured { octets, cpu_client_ns, cpu_server_ns, .. } = measured;
         let (figure, units) = figure.unwrap_or((measured.rate(), octets as f64));
         let messages = measured.rate() / f64::from(size);
         Ok(Slice { figure, messages, p99, units, cpu_client_ns, cpu_server_ns })
+    }
+
+    /// Octets of memory that the messages of a connection come from.
+    fn memory(&self) -> u32 {
+        self.plan.size.saturating_mul(self.plan.depth)
     }
 
     /// The octets of a raw write: those of a message in a ping-pong, else what is fastest here.
@@ -198,7 +203,9 @@ impl Bench<'_> {
         let mut rates = RAW_SIZES.map(|size| (size, Vec::new()));
         for _ in 0..tries {
             for (size, rates) in &mut rates {
-                rates.push(self.raw.slice(self.plan.to_server(), *size, self.plan.time)?.rate());
+                rates.push(
+                    self.raw.slice(self.plan.to_server(), *size, self.memory(), self.plan.time)?.rate(),
+                );
             }
         }
         let best = rates

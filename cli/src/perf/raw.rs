@@ -12,6 +12,8 @@ use verbs::{ConnOptions, Device, Pd};
 
 /// Largest buffer of a reader or writer.
 const MAX_BUFFER: u32 = 4 << 20;
+/// Most memory that a connection's octets come from, or go to.
+const MAX_MEMORY: u32 = 64 << 20;
 /// A reader of small writes asks for this many octets.
 const MIN_READ: usize = 64_000;
 /// A peer that stops in the middle.
@@ -34,8 +36,11 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     kind: Kind,
-    /// Octets of the buffer, or of a message.
+    /// Octets of one write, or of a message.
     buffer: u32,
+    /// Octets of memory that the writes come from, one behind the other, and the reads go to: as much as the messages of a
+    /// measurement beside it, or the caches would serve one of the two better.
+    memory: u32,
     /// How long the server writes.
     millis: u32,
     /// Congestion control by name, padded with zeros.
@@ -43,14 +48,15 @@ struct Header {
 }
 
 impl Header {
-    const LEN: usize = 25;
+    const LEN: usize = 29;
 
     fn to_bytes(self) -> [u8; Self::LEN] {
         let mut out = [0; Self::LEN];
         out[0] = self.kind as u8;
         out[1..5].copy_from_slice(&self.buffer.to_be_bytes());
         out[5..9].copy_from_slice(&self.millis.to_be_bytes());
-        out[9..].copy_from_slice(&self.congestion);
+        out[9..13].copy_from_slice(&self.memory.to_be_bytes());
+        out[13..].copy_from_slice(&self.congestion);
         out
     }
 
@@ -63,10 +69,11 @@ impl Header {
             _ => return None,
         };
         let number = |at: usize| octets[at..at + 4].iter().fold(0, |n, &octet| n << 8 | u32::from(octet));
-        let buffer = number(1);
+        let (buffer, memory) = (number(1), number(9));
         let mut congestion = [0; 16];
-        congestion.copy_from_slice(&octets[9..]);
-        (1..=MAX_BUFFER).contains(&buffer).then_some(Self { kind, buffer, millis: number(5), congestion })
+        congestion.copy_from_slice(&octets[13..]);
+        let sane = (1..=MAX_BUFFER).contains(&buffer) && memory <= MAX_MEMORY;
+        sane.then_some(Self { kind, buffer, memory, millis: number(5), congestion })
     }
 }
 
@@ -117,12 +124,16 @@ fn serve_one(mut stream: TcpStream) -> io::Result<()> {
     let mut buffer = vec![0x5A; header.buffer as usize];
     match header.kind {
         Kind::ToServer => {
-            // Many small writes are read together.
-            buffer.resize(buffer.len().max(MIN_READ), 0);
-            while stream.read(&mut buffer)? > 0 {}
+            let mut ring = Ring::of_reader(header.buffer, header.memory);
+            while stream.read(ring.next())? > 0 {}
         }
         Kind::ToClient => {
-            write_until(&mut stream, &buffer, Instant::now() + Duration::from_millis(header.millis.into()))?;
+            let mut ring = Ring::new(buffer.len(), header.memory);
+            write_until(
+                &mut stream,
+                &mut ring,
+                Instant::now() + Duration::from_millis(header.millis.into()),
+            )?;
         }
         Kind::PingPongSpin => {
             stream.set_nonblocking(true)?;
@@ -155,11 +166,38 @@ fn set_congestion(stream: &TcpStream, name: &[u8; 16]) -> io::Result<()> {
     }
 }
 
-fn write_until(stream: &mut TcpStream, buffer: &[u8], deadline: Instant) -> io::Result<u64> {
+/// Memory that is used piece by piece, from its start again behind its end.
+struct Ring {
+    octets: Vec<u8>,
+    piece: usize,
+    at: usize,
+}
+
+impl Ring {
+    fn new(piece: usize, memory: u32) -> Self {
+        Self { octets: vec![0xA5; piece.max(memory as usize)], piece, at: 0 }
+    }
+
+    /// Many small writes are read together.
+    fn of_reader(buffer: u32, memory: u32) -> Self {
+        Self::new((buffer as usize).max(MIN_READ), memory)
+    }
+
+    fn next(&mut self) -> &mut [u8] {
+        if self.at + self.piece > self.octets.len() {
+            self.at = 0;
+        }
+        let start = self.at;
+        self.at += self.piece;
+        &mut self.octets[start..self.at]
+    }
+}
+
+fn write_until(stream: &mut TcpStream, ring: &mut Ring, deadline: Instant) -> io::Result<u64> {
     let mut octets = 0;
     loop {
-        stream.write_all(buffer)?;
-        octets += buffer.len() as u64;
+        stream.write_all(ring.next())?;
+        octets += ring.piece as u64;
         if Instant::now() >= deadline {
             return Ok(octets);
         }
@@ -262,12 +300,13 @@ impl Client {
         Ok((Self { server: SocketAddr::new(peer.ip(), reply.port), congestion: name }, link))
     }
 
-    fn connect(&self, kind: Kind, buffer: u32, time: Duration) -> io::Result<TcpStream> {
+    fn connect(&self, kind: Kind, buffer: u32, memory: u32, time: Duration) -> io::Result<TcpStream> {
         let mut stream = TcpStream::connect(self.server)?;
         prepare(&stream)?;
         set_congestion(&stream, &self.congestion)?;
         let millis = u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
-        stream.write_all(&Header { kind, buffer, millis, congestion: self.congestion }.to_bytes())?;
+        let memory = memory.min(MAX_MEMORY);
+        stream.write_all(&Header { kind, buffer, memory, millis, congestion: self.congestion }.to_bytes())?;
         Ok(stream)
     }
 
@@ -275,26 +314,33 @@ impl Client {
         Failure::lost(format!("raw TCP to {}", self.server), error)
     }
 
-    /// One slice of throughput on a new connection.
-    pub(crate) fn slice(&self, to_server: bool, buffer: u32, time: Duration) -> Result<Measured> {
-        self.try_slice(to_server, buffer, time).map_err(|error| self.failed(error))
+    /// One slice of throughput on a new connection: writes of `buffer` octets, from and to `memory` octets.
+    pub(crate) fn slice(
+        &self,
+        to_server: bool,
+        buffer: u32,
+        memory: u32,
+        time: Duration,
+    ) -> Result<Measured> {
+        self.try_slice(to_server, buffer, memory, time).map_err(|error| self.failed(error))
     }
 
-    fn try_slice(&self, to_server: bool, buffer: u32, time: Duration) -> io::Result<Measured> {
+    fn try_slice(&self, to_server: bool, buffer: u32, memory: u32, time: Duration) -> io::Result<Measured> {
         let kind = if to_server { Kind::ToServer } else { Kind::ToClient };
-        let len = if to_server { buffer as usize } else { (buffer as usize).max(MIN_READ) };
-        let mut octets = vec![0xA5; len];
-        let mut stream = self.connect(kind, buffer, time)?;
+        let mut ring =
+            if to_server { Ring::new(buffer as usize, memory) } else { Ring::of_reader(buffer, memory) };
+        let mut stream = self.connect(kind, buffer, memory, time)?;
         let (cpu, start) = (cpu_ns(), Instant::now());
         let mut moved = 0;
         let mut answer = [0; 8];
         if to_server {
-            moved = write_until(&mut stream, &octets, start + time)?;
+            moved = write_until(&mut stream, &mut ring, start + time)?;
             stream.shutdown(std::net::Shutdown::Write)?;
             stream.read_exact(&mut answer)?;
         } else {
             loop {
-                match stream.read(&mut octets)? {
+                let octets = ring.next();
+                match stream.read(octets)? {
                     0 => break,
                     n => {
                         moved += n as u64;
@@ -332,7 +378,7 @@ impl Client {
     ) -> io::Result<Measured> {
         let spin = wait == Wait::Spin;
         let kind = if spin { Kind::PingPongSpin } else { Kind::PingPongBlock };
-        let mut stream = self.connect(kind, size, time)?;
+        let mut stream = self.connect(kind, size, size, time)?;
         stream.set_nonblocking(spin)?;
         let mut octets = vec![0; size as usize];
         let (cpu, start) = (cpu_ns(), Instant::now());
@@ -386,7 +432,8 @@ mod tests {
     fn header_comes_back() {
         let mut congestion = [0; 16];
         congestion[..3].copy_from_slice(b"bbr");
-        let header = Header { kind: Kind::PingPongBlock, buffer: 64_000, millis: 200, congestion };
+        let header =
+            Header { kind: Kind::PingPongBlock, buffer: 64_000, memory: 1 << 20, millis: 200, congestion };
         assert_eq!(Header::from_bytes(&header.to_bytes()), Some(header));
         assert_eq!(Header::from_bytes(&[9; Header::LEN]), None);
     }

@@ -2,9 +2,10 @@
 
 mod concurrent;
 mod entries;
+mod recent;
 
 use super::*;
-use crate::{Gone, InvalidateError};
+use crate::{Gone, InvalidateError, Pinned};
 
 pub(super) const PD: PdId = PdId(1);
 pub(super) const OTHER_PD: PdId = PdId(2);

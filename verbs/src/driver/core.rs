@@ -38,6 +38,10 @@ pub(crate) struct Core {
     pub(crate) pool: Pool,
     staging: Vec<u8>,
     events: Vec<Event>,
+    /// Where the streams that rang are listed while they are served.
+    ready: Vec<Token>,
+    /// The deadline that the sleepers know.
+    told_deadline: Option<Instant>,
     pumps: u32,
     /// Connections that are over. They are dropped after the lock: what they hold may run foreign code or lock again.
     #[expect(clippy::vec_box, reason = "connections live boxed in their slots")]
@@ -68,6 +72,8 @@ impl Core {
             pool: Pool::new(held_limit),
             staging: vec![0; RX_STAGING],
             events: Vec::new(),
+            ready: Vec::new(),
+            told_deadline: None,
             pumps: 0,
             trash: Vec::new(),
         }
@@ -119,10 +125,15 @@ impl Core {
         }
     }
 
-    /// When somebody must look at the streams, or the stack at its own timers, though nothing came.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
+    /// When somebody must look at the streams, or the stack at its own timers, though nothing came; `None` when that is as it was
+    /// when this was asked last.
+    pub(crate) fn new_deadline(&mut self) -> Option<Option<Instant>> {
         let (ours, theirs) = (self.timers.next(), self.stack.deadline());
-        ours.into_iter().chain(theirs).min()
+        let next = match (ours, theirs) {
+            (Some(ours), Some(theirs)) => Some(ours.min(theirs)),
+            (ours, theirs) => ours.or(theirs),
+        };
+        (std::mem::replace(&mut self.told_deadline, next) != next).then_some(next)
     }
 
     /// Whether `token` is a connection past its start-up.
@@ -196,11 +207,15 @@ impl Core {
 
     /// Serves the streams that rang.
     pub(crate) fn serve_ready(&mut self, driver: &Arc<Driver>) -> usize {
-        let ready = driver.take_ready();
+        let mut ready = std::mem::take(&mut self.ready);
+        driver.take_ready(&mut ready);
         for token in &ready {
             self.with_conn(driver, *token, Conn::on_doorbell);
         }
-        ready.len()
+        let count = ready.len();
+        ready.clear();
+        self.ready = ready;
+        count
     }
 
     /// One round for all: receive before send, each stream with a budget. Returns how much was done.
@@ -214,7 +229,7 @@ impl Core {
         if direct && !asked {
             for at in 0..self.established.len() {
                 let Some(token) = self.established.get(at).copied() else { break };
-                work += usize::from(self.with_conn(driver, token, Conn::on_readable).unwrap_or(false));
+                work += usize::from(self.with_conn(driver, token, Conn::on_look).unwrap_or(false));
             }
         } else {
             work += self.serve_events(driver);

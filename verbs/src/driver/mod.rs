@@ -166,11 +166,11 @@ impl Driver {
         true
     }
 
-    fn take_ready(&self) -> Vec<Token> {
-        if !self.pending.swap(false, Ordering::SeqCst) {
-            return Vec::new();
+    /// Moves the streams that rang to `into`, which is empty: the two lists change places and keep what they allocated.
+    fn take_ready(&self, into: &mut Vec<Token>) {
+        if self.pending.load(Ordering::SeqCst) && self.pending.swap(false, Ordering::SeqCst) {
+            std::mem::swap(&mut *self.ready.lock(), into);
         }
-        std::mem::take(&mut *self.ready.lock())
     }
 }
 
@@ -219,7 +219,7 @@ impl Busy<'_> {
             let mut wakes = std::mem::take(&mut core.wakes);
             let trash = std::mem::take(&mut core.trash);
             // Told while the core is held: a deadline that another thread adds meanwhile is not to be overwritten.
-            let earlier = self.driver.sleepers.timer_at(core.deadline());
+            let earlier = core.new_deadline().is_some_and(|next| self.driver.sleepers.timer_at(next));
             drop(core);
             if earlier {
                 self.driver.sleepers.wake();

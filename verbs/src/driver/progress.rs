@@ -73,6 +73,8 @@ struct Shared {
     leader_sleeps: AtomicBool,
     /// Posts wait for company.
     deferred: AtomicBool,
+    /// The background thread sleeps on a timer, behind which it looks at what is posted.
+    watches: AtomicBool,
     stop: AtomicBool,
     manual: bool,
 }
@@ -89,6 +91,7 @@ impl Sleepers {
             timer: AtomicU64::new(NEVER),
             leader_sleeps: AtomicBool::new(false),
             deferred: AtomicBool::new(false),
+            watches: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             manual: progress == Progress::Manual,
         })))
@@ -245,7 +248,8 @@ impl Driver {
     pub(crate) fn deferred(&self) {
         let shared = &self.sleepers.0;
         // To wake a thread for what the poller is about to do would only make it contend for the core, and for a processor.
-        if shared.polled.load(Ordering::Relaxed) {
+        // One poll is no promise of another: somebody must be about to look.
+        if shared.polled.load(Ordering::Relaxed) && shared.watches.load(Ordering::SeqCst) {
             return;
         }
         if !shared.manual && !shared.deferred.swap(true, Ordering::SeqCst) {
@@ -449,7 +453,9 @@ fn background(shared: &Shared, driver: &Weak<Driver>) {
             drive(shared, driver, false);
         } else if let Some(wait) = follow(shared, driver, &mut habits) {
             help(shared, driver, &mut habits);
+            shared.watches.store(wait.is_some(), Ordering::SeqCst);
             shared.background.sleep(None, wait);
+            shared.watches.store(false, Ordering::SeqCst);
         } else {
             lead(shared, driver, &mut habits);
         }

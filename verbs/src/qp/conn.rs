@@ -92,7 +92,7 @@ pub(crate) struct Conn {
     pub(crate) asked_local: Option<SocketAddr>,
     /// When TCP was refused first, and how long the next pause is.
     pub(crate) refused: Option<(Instant, Duration)>,
-    interest: Interest,
+    pub(super) interest: Interest,
     pub(crate) span: tracing::Span,
 }
 
@@ -332,6 +332,21 @@ impl Conn {
             Phase::Closing => Ok(self.discard()),
             _ => return false,
         };
+        self.send_after(received, env)
+    }
+
+    /// Looks for octets though the stack told of none, and rang nobody: sends only if some came or some wait. True when octets moved.
+    pub(crate) fn on_look(&mut self, env: &mut Env<'_>) -> bool {
+        if !matches!(self.phase, Phase::Open) {
+            return self.on_readable(env);
+        }
+        match self.receive(env) {
+            Ok(false) if !self.fin.received && self.sends_nothing() => false,
+            received => self.send_after(received, env),
+        }
+    }
+
+    fn send_after(&mut self, received: Result<bool, Down>, env: &mut Env<'_>) -> bool {
         match received.and_then(|work| self.transmit(env).map(|()| work)) {
             Ok(work) => work,
             Err(down) => {

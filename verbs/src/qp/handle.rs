@@ -511,6 +511,17 @@ impl QpInner {
         result
     }
 
+    /// Completes the requests at the front of the send queue that are over.
+    pub(crate) fn retire(
+        &self,
+        sq: &mut SendQueue,
+        wakes: &mut Wakes,
+    ) -> std::result::Result<(), crate::qp::Down> {
+        let mut room = true;
+        sq.retire(None, |cqe| room &= self.send_cq.push(cqe, wakes));
+        if room { Ok(()) } else { Err(crate::qp::Down::CqOverflow) }
+    }
+
     /// Ends every posted send as flushed. Returns false when a completion queue overflowed.
     pub(crate) fn flush_sends(&self, sq: &mut SendQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
         sq.flush(reason, |cqe| {
@@ -548,7 +559,6 @@ impl QpInner {
         self.recv_cq.push(Cqe { wc, solicited: true, report: None }, wakes);
     }
 
-    /// Takes the oldest receive, or notes `token` as waiting for one.
     /// Takes the oldest receive, or notes the stream as waiting for one.
     pub(crate) fn take_recv(&self, into: &mut RecvWqe, token: Token, wakes: &mut Wakes) -> bool {
         match &self.rq {

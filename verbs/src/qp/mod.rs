@@ -4,10 +4,13 @@
 //! driver; [`tx`] turns requests into FPDUs, [`rx`] turns FPDUs into placed memory and completions. Those two files know
 //! every layer; nothing else does.
 
+mod acks;
 mod conn;
 mod handle;
+mod in_place;
 mod inbox;
 mod message;
+mod next_message;
 mod out_queue;
 mod peer;
 mod read_queue;

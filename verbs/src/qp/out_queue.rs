@@ -7,24 +7,27 @@ use mem::{IoVec, Span};
 use std::collections::VecDeque;
 use std::io;
 
-/// Pieces one system call is given.
-const MAX_PIECES: usize = 256;
+/// Pieces one system call is given: what Linux takes (UIO_MAXIOV).
+const MAX_PIECES: usize = 1024;
 
 enum Piece {
     /// `staging[start..end]`.
     Staged { start: usize, end: usize },
-    /// Registered memory.
-    Memory(Span),
+    /// Octets `start..end` of registered memory.
+    Memory { memory: MemoryId, start: usize, end: usize },
 }
 
 impl Piece {
     fn len(&self) -> usize {
         match self {
-            Self::Staged { start, end } => end - start,
-            Self::Memory(span) => span.len(),
+            Self::Staged { start, end } | Self::Memory { start, end, .. } => end - start,
         }
     }
 }
+
+/// Registered memory of one or more pieces in a row: counted up, never used again.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct MemoryId(u64);
 
 /// Why octets could not be given to TCP.
 pub(crate) enum SendError {
@@ -38,6 +41,9 @@ pub(crate) enum SendError {
 pub(crate) struct OutQueue {
     pub(crate) staging: Vec<u8>,
     pieces: VecDeque<Piece>,
+    /// The memory of pieces, oldest first, and the number of the first.
+    memory: VecDeque<Span>,
+    first_memory: u64,
     /// Octets of the first piece that are sent.
     skip: usize,
     queued: u64,
@@ -82,9 +88,16 @@ impl OutQueue {
         }
     }
 
-    pub(crate) fn push_memory(&mut self, span: Span) {
-        self.queued += span.len() as u64;
-        self.pieces.push_back(Piece::Memory(span));
+    /// Memory of which pieces are queued next.
+    pub(crate) fn add_memory(&mut self, span: Span) -> MemoryId {
+        self.memory.push_back(span);
+        MemoryId(self.first_memory + self.memory.len() as u64 - 1)
+    }
+
+    /// Queues `len` octets from `start` on of memory that was added last.
+    pub(crate) fn push_memory(&mut self, memory: MemoryId, start: usize, len: usize) {
+        self.queued += len as u64;
+        self.pieces.push_back(Piece::Memory { memory, start, end: start + len });
     }
 
     /// An FPDU (or startup frame) ends at the present end.
@@ -112,23 +125,34 @@ impl OutQueue {
             let octets = &self.staging[start + self.skip..*end];
             return stream.send(&[IoVec::from(octets)]).map_err(SendError::Io);
         }
-        let mut pins = Vec::with_capacity(count);
-        for piece in self.pieces.iter().take(count) {
-            pins.push(match piece {
-                Piece::Memory(span) => Some(span.pin().map_err(|_| SendError::Gone)?),
-                Piece::Staged { .. } => None,
-            });
-        }
+        let last = self.pieces.iter().take(count).rev().find_map(|piece| match piece {
+            Piece::Memory { memory, .. } => Some(self.place(*memory) + 1),
+            Piece::Staged { .. } => None,
+        });
+        let spans = self.memory.iter().take(last.unwrap_or(0));
+        let pins: Vec<_> = spans.map(Span::pin).collect::<Result<_, _>>().map_err(|_| SendError::Gone)?;
         let mut vecs = Vec::with_capacity(count);
-        for (at, (piece, pin)) in self.pieces.iter().zip(&pins).enumerate() {
-            let skip = if at == 0 { self.skip } else { 0 };
-            vecs.push(match (piece, pin) {
-                (Piece::Staged { start, end }, _) => IoVec::from(&self.staging[start + skip..*end]),
-                (Piece::Memory(span), Some(pin)) => pin.io_vec(skip..span.len()),
-                (Piece::Memory(_), None) => unreachable!("every memory piece was pinned above"),
+        let mut skip = self.skip;
+        for piece in self.pieces.iter().take(count) {
+            vecs.push(match piece {
+                Piece::Staged { start, end } => IoVec::from(&self.staging[start + skip..*end]),
+                Piece::Memory { memory, start, end } => pins[self.place(*memory)].io_vec(start + skip..*end),
             });
+            skip = 0;
         }
         stream.send(&vecs).map_err(SendError::Io)
+    }
+
+    /// Where in `memory` the span of this number is.
+    fn place(&self, id: MemoryId) -> usize {
+        (id.0 - self.first_memory) as usize
+    }
+
+    /// Lets go of memory of which no piece is queued any more.
+    fn drop_memory(&mut self, before: u64) {
+        let gone = (before - self.first_memory) as usize;
+        self.memory.drain(..gone);
+        self.first_memory = before;
     }
 
     fn advance(&mut self, count: usize) {
@@ -139,7 +163,14 @@ impl OutQueue {
                 break;
             }
             left -= piece.len();
+            // Pieces of one memory stand in a row.
+            if let Piece::Memory { memory, .. } = *piece {
+                self.drop_memory(memory.0);
+            }
             self.pieces.pop_front();
+        }
+        if self.pieces.is_empty() {
+            self.drop_memory(self.first_memory + self.memory.len() as u64);
         }
         self.skip = left;
         while let Some(end) = self.ends.front().copied().filter(|end| *end <= self.sent) {
@@ -168,14 +199,15 @@ impl OutQueue {
                 Piece::Staged { start, .. } => {
                     rest.extend_from_slice(&self.staging[start + skip..start + skip + take]);
                 }
-                Piece::Memory(span) => match span.pin() {
-                    Ok(pin) => pin.copy_to_vec(skip..skip + take, &mut rest),
+                Piece::Memory { memory, start, .. } => match self.memory[self.place(*memory)].pin() {
+                    Ok(pin) => pin.copy_to_vec(start + skip..start + skip + take, &mut rest),
                     Err(_) => whole = false,
                 },
             }
             left -= take;
         }
         self.pieces.clear();
+        self.drop_memory(self.first_memory + self.memory.len() as u64);
         self.skip = 0;
         self.ends.clear();
         self.staging = rest;

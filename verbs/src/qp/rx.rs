@@ -89,12 +89,12 @@ impl Rx {
         self.parked = None;
     }
 
-    /// The number of the receive whose Send will not be finished.
     /// Whether a message has begun to fill a receive.
     pub(crate) fn is_receiving(&self) -> bool {
         self.receiving
     }
 
+    /// The number of the receive whose Send will not be finished.
     pub(crate) fn take_recv(&mut self) -> Option<u64> {
         std::mem::take(&mut self.receiving).then_some(self.recv.wr_id)
     }
@@ -107,7 +107,9 @@ impl Conn {
             return Ok(false);
         }
         if let Some(parked) = self.rx.parked.take() {
-            if !self.segment(&parked, env)? {
+            let placed = self.segment(&parked, env);
+            self.recent.let_go();
+            if !placed? {
                 self.rx.parked = Some(parked);
                 return Ok(false);
             }
@@ -130,6 +132,7 @@ impl Conn {
             // Octets that came with the Reply, or behind a segment that was parked.
             let mut inbox = std::mem::take(&mut self.inbox);
             let used = self.consume(inbox.octets_mut(), env)?;
+            work = used > 0;
             inbox.consume(used);
             self.inbox = inbox;
             if self.rx.is_stalled() {
@@ -197,6 +200,12 @@ impl Conn {
     }
 
     fn consume(&mut self, octets: &mut [u8], env: &mut Env<'_>) -> Result<usize, Down> {
+        let used = self.consume_fpdus(octets, env);
+        self.recent.let_go();
+        used
+    }
+
+    fn consume_fpdus(&mut self, octets: &mut [u8], env: &mut Env<'_>) -> Result<usize, Down> {
         let mut at = 0;
         loop {
             let fpdu = match self.rx.fpdu.next(&mut octets[at..]) {
@@ -294,7 +303,7 @@ impl Conn {
             let (from, range) = ((self.stream_id, qp.pd.id()), (header.to, len));
             env.driver
                 .table
-                .pin_remote(&mut self.recent, header.stag, from, range, Right::Write)
+                .hold_remote(&mut self.recent, header.stag, from, range, Right::Write)
                 .map_err(|error| write_fault(&error))?
                 .copy_from(0, payload);
         }
@@ -398,6 +407,10 @@ impl Conn {
             }
             _ => return Ok(()),
         };
+        if invalidate.is_some() {
+            // What ends a region holds none.
+            self.recent.let_go();
+        }
         if let Some(stag) = invalidate
             && env.driver.table.invalidate_remote(stag, qp.stream(), qp.pd.id()).is_err()
         {
@@ -583,6 +596,9 @@ impl Conn {
             }
         };
         let mut status = WcStatus::Success;
+        if front.invalidate.is_some() {
+            self.recent.let_go();
+        }
         if let Some(stag) = front.invalidate
             && env.driver.table.invalidate_local(stag, qp.stream(), qp.pd.id()).is_err()
         {
@@ -675,7 +691,7 @@ fn scatter(
         let take = (room - skip).min(rest.len() as u64) as usize;
         let (now, later) = rest.split_at(take);
         let range = (sge.addr.wrapping_add(skip), take as u32);
-        table.pin_local(recent, sge.lkey, pd.id(), range, true)?.copy_from(0, now);
+        table.hold_local(recent, sge.lkey, pd.id(), range, true)?.copy_from(0, now);
         rest = later;
         skip = 0;
     }

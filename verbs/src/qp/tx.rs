@@ -1,4 +1,4 @@
-//! The sending half of the data path: requests (`send_queue`) and owed answers (`read_queue`) to messages (`rdmap`), segments
+//! The sending half of the data path: messages (`next_message`) of requests and owed answers to segments
 //! (`ddp`), FPDUs (`mpa`) and octets for TCP (`llp`). Read from top to bottom, it is the way of one request.
 //!
 //! Large payloads go from registered memory by iovec; small ones, and all with Markers, are built in one piece. Memory that a
@@ -6,30 +6,26 @@
 //! computed: an FPDU's octets never change between CRC and wire.
 
 use crate::driver::Env;
+use crate::qp::acks::Acks;
+use crate::qp::in_place::InPlace;
 use crate::qp::message::{Message, MessageHeader, Source, tagged_write};
 use crate::qp::out_queue::SendError;
 use crate::qp::peer::Greeting;
-use crate::qp::read_queue::{Asker, OutstandingKind, Owed, OwedKind, QuotedSegment};
-use crate::qp::send_queue::{SqMode, Wqe};
-use crate::qp::teardown::read_fault;
+use crate::qp::send_queue::SqMode;
 use crate::qp::{Conn, Down, Phase, QpInner};
 use crate::wc::WcStatus;
-use crate::wr::{Remote, SendFlags, SendOp, Sge};
-use ddp::{Header, STag};
+use crate::wr::{SendFlags, SendOp, Sge};
+use ddp::Header;
 use mem::{Access, Right, Span};
-use mpa::crc::Crc32c;
 use mpa::startup::Rtr;
 use mpa::tx::FpduTx;
-use rdmap::{
-    AtomicOp, AtomicRequest, AtomicResponse, Extensions, Opcode, Protection, RdmapError, ReadRequest,
-};
+use rdmap::{Opcode, Protection};
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 /// Octets given to TCP in one call, about.
 const BATCH: u64 = 256 << 10;
-/// Pieces of memory in one call; each FPDU by iovec takes three.
-const BATCH_PIECES: usize = 200;
+/// Pieces in one call; each FPDU by iovec takes two.
+const BATCH_PIECES: usize = 1000;
 /// Staging of one stream.
 const STAGING: usize = 192 << 10;
 /// Rounds of build and send in one pump: the stream's budget.
@@ -38,23 +34,6 @@ const ROUNDS: usize = 4;
 const BURST: usize = 32;
 /// From this payload on an FPDU goes by iovec; below, three iovecs cost more than the copy.
 const GATHER_MIN: u32 = 8 << 10;
-
-/// Requests that one acknowledging Read covers at most while others wait behind it.
-const ACK_EVERY: u32 = 16;
-/// Acknowledging Reads under way.
-const ACKS: u32 = 4;
-
-/// Acknowledged completion: zero-length Reads of the engine's own behind the application's Writes and Sends. As a peer executes
-/// a stream in order, the answer says that all before it was placed.
-#[derive(Default)]
-struct Acks {
-    on: bool,
-    /// Requests built behind the last acknowledging Read, and the last of them.
-    uncovered: u32,
-    last: u32,
-    /// Acknowledging Reads under way.
-    outstanding: u32,
-}
 
 /// What a stream remembers between FPDUs it sends.
 pub(crate) struct Tx {
@@ -76,13 +55,23 @@ pub(crate) struct Tx {
     /// A Read or Send RTR message to be sent first of all.
     pub(crate) rtr: Option<Rtr>,
     /// An RTR Read waits for its answer.
-    rtr_unanswered: bool,
+    pub(super) rtr_unanswered: bool,
     /// Whose turn it is when both requests and answers are due.
-    answers_turn: bool,
-    acks: Acks,
+    pub(super) answers_turn: bool,
+    pub(super) acks: Acks,
     /// A Read to be sent behind all, for a queue pair that is gone.
-    farewell: bool,
+    pub(super) farewell: bool,
     spans: Vec<Span>,
+}
+
+/// What a look for small requests came to.
+enum Burst {
+    /// Some were built; there may be more.
+    Built,
+    /// The send queue has no more, whether some were built or not.
+    Drained,
+    /// The next in line is something else, or something else goes first.
+    NotSmall,
 }
 
 impl Tx {
@@ -123,7 +112,7 @@ impl Tx {
     }
 
     pub(crate) fn ack_came(&mut self) {
-        self.acks.outstanding -= 1;
+        self.acks.came();
     }
 
     pub(crate) fn rtr_answered(&self) -> bool {
@@ -134,7 +123,7 @@ impl Tx {
         self.rtr_unanswered = false;
     }
 
-    fn next_msn(&mut self, qn: u32) -> u32 {
+    pub(super) fn next_msn(&mut self, qn: u32) -> u32 {
         let msn = &mut self.msn[qn as usize & 3];
         let now = *msn;
         *msn = msn.wrapping_add(1);
@@ -144,8 +133,7 @@ impl Tx {
     /// Request `seq` ends at position `at`: it is over when TCP has taken it, or the peer has acknowledged it.
     fn sent_when(&mut self, at: u64, seq: u32) {
         if self.acks.on {
-            self.acks.uncovered += 1;
-            self.acks.last = seq;
+            self.acks.built(seq);
         } else {
             self.marks.push_back((at, seq));
         }
@@ -153,11 +141,11 @@ impl Tx {
 
     /// Whether nothing but requests is in line.
     fn may_burst(&self) -> bool {
-        self.greeting.is_none() && self.rtr.is_none() && self.acks.uncovered < ACK_EVERY
+        self.greeting.is_none() && self.rtr.is_none() && !self.acks.is_due()
     }
 
     /// The header of an operation that is one message of the application's octets and needs no extension.
-    fn plain_header(&mut self, op: &SendOp, flags: SendFlags) -> Option<MessageHeader> {
+    pub(super) fn plain_header(&mut self, op: &SendOp, flags: SendFlags) -> Option<MessageHeader> {
         let solicited = flags.contains(SendFlags::SOLICITED);
         Some(match *op {
             SendOp::Write { remote } => tagged_write(remote),
@@ -173,7 +161,7 @@ impl Tx {
         })
     }
 
-    fn untagged(&mut self, opcode: Opcode, qn: u32, ulp32: u32) -> MessageHeader {
+    pub(super) fn untagged(&mut self, opcode: Opcode, qn: u32, ulp32: u32) -> MessageHeader {
         MessageHeader::Untagged { opcode, qn, msn: self.next_msn(qn), ulp32 }
     }
 
@@ -186,7 +174,8 @@ impl Tx {
     pub(super) fn abandon(&mut self, position: u64) {
         self.fpdu.rewind(position.saturating_sub(self.base));
         self.message = None;
-        self.acks = Acks { on: self.acks.on, ..Acks::default() };
+        self.acks.forget();
+        self.farewell = false;
         self.marks.clear();
         self.greeting = None;
         self.rtr = None;
@@ -197,7 +186,7 @@ impl Tx {
             && self.greeting.is_none()
             && self.rtr.is_none()
             && !self.farewell
-            && self.acks.uncovered == 0
+            && self.acks.covers_all()
     }
 }
 
@@ -208,9 +197,7 @@ impl Conn {
         let mut full = false;
         let mut more = false;
         for round in 0..ROUNDS {
-            if open {
-                self.build(env)?;
-            }
+            let all = !open || self.build(env)?;
             if self.out.is_empty() {
                 break;
             }
@@ -219,7 +206,7 @@ impl Conn {
                 SendError::Io(error) => Down::Lost(error),
             })?;
             self.note_sent(env)?;
-            if full {
+            if full || all {
                 break;
             }
             more = round + 1 == ROUNDS;
@@ -232,8 +219,8 @@ impl Conn {
         self.want(read, full || more)
     }
 
-    /// Cuts messages into FPDUs until the batch is full or nothing is due.
-    fn build(&mut self, env: &mut Env<'_>) -> Result<(), Down> {
+    /// Cuts messages into FPDUs until the batch is full or nothing is due. True when nothing more is.
+    fn build(&mut self, env: &mut Env<'_>) -> Result<bool, Down> {
         if self.out.staging.capacity() == 0 {
             self.out.staging = env.pool.take();
         }
@@ -242,12 +229,14 @@ impl Conn {
             && self.out.staging.len() < STAGING
         {
             if self.tx.message.is_none() {
-                if self.burst(env)? {
-                    continue;
+                match self.burst(env)? {
+                    Burst::Built => continue,
+                    Burst::Drained if self.tx.is_idle() && self.reads.owed.is_empty() => return Ok(true),
+                    Burst::Drained | Burst::NotSmall => {}
                 }
                 self.tx.message = self.next_message(env)?;
             }
-            let Some(mut message) = self.tx.message.take() else { break };
+            let Some(mut message) = self.tx.message.take() else { return Ok(true) };
             let last = match self.run(&mut message, env)? {
                 true => message.offset == message.total,
                 false => self.fpdu(&mut message, env)?,
@@ -260,20 +249,7 @@ impl Conn {
                 self.request_built(seq);
             }
         }
-        // Local requests may have finished without an octet.
-        self.retire(env)
-    }
-
-    /// The second half of a Write with immediate (RFC 7306 section 6): the immediate in the first four of eight octets.
-    fn immediate(&mut self, seq: u32, imm: u32, solicited: bool) -> Message {
-        let opcode = if solicited { Opcode::ImmediateSe } else { Opcode::Immediate };
-        let header = self.tx.untagged(opcode, rdmap::QN_SEND, 0);
-        let mut octets = [0; 8];
-        octets[..4].copy_from_slice(&imm.to_be_bytes());
-        if let Some(qp) = &self.qp {
-            qp.sq.lock().begun(seq, header.msn());
-        }
-        Message::octets(header, &octets, Some(seq))
+        Ok(false)
     }
 
     /// The whole of request `seq` is queued.
@@ -286,19 +262,33 @@ impl Conn {
         }
     }
 
-    /// Requests of one small FPDU each, under one lock of the send queue. False when the next in line is none of them.
-    fn burst(&mut self, env: &mut Env<'_>) -> Result<bool, Down> {
+    /// Requests of one small FPDU each, under one lock of the send queue.
+    fn burst(&mut self, env: &mut Env<'_>) -> Result<Burst, Down> {
+        let built = self.build_burst(env);
+        self.recent.let_go();
+        built
+    }
+
+    fn build_burst(&mut self, env: &mut Env<'_>) -> Result<Burst, Down> {
         let others_first = !self.reads.owed.is_empty() && !self.tx.answers_turn;
         if self.tx.hold || !self.tx.may_burst() || others_first {
-            return Ok(false);
+            return Ok(Burst::NotSmall);
         }
-        let Some(qp) = &self.qp else { return Ok(false) };
+        let Some(qp) = &self.qp else { return Ok(Burst::NotSmall) };
         let (table, pd) = (&env.driver.table, qp.pd.id());
         let mut sq = qp.sq.lock();
         sq.look();
         let mut built = 0;
-        while built < BURST && sq.mode == SqMode::Running && self.out.staging.len() < STAGING {
-            let Some((seq, wqe)) = sq.next_wqe() else { break };
+        let mut drained = false;
+        while built < BURST
+            && sq.mode == SqMode::Running
+            && self.out.staging.len() < STAGING
+            && !self.tx.acks.is_due()
+        {
+            let Some((seq, wqe)) = sq.next_wqe() else {
+                drained = true;
+                break;
+            };
             let small = (wqe.len as usize) < (GATHER_MIN as usize).min(self.tx.mulpdu - ddp::Untagged::LEN);
             if !small || wqe.flags.contains(SendFlags::FENCE) {
                 break;
@@ -310,7 +300,7 @@ impl Conn {
                 let range = (sge.addr, sge.length);
                 let failed = Down::Local { seq: Some(seq), status: WcStatus::LocalProtection };
                 let pin =
-                    table.pin_local(&mut self.recent, sge.lkey, pd, range, false).map_err(|_| failed)?;
+                    table.hold_local(&mut self.recent, sge.lkey, pd, range, false).map_err(|_| failed)?;
                 pin.copy_to_vec(0..pin.len(), &mut self.out.staging);
             }
             self.tx.fpdu.seal(&mut self.out.staging, start);
@@ -322,7 +312,11 @@ impl Conn {
             built += 1;
         }
         self.tx.answers_turn &= built == 0;
-        Ok(built > 0)
+        Ok(match (drained, built) {
+            (true, _) => Burst::Drained,
+            (false, 0) => Burst::NotSmall,
+            (false, _) => Burst::Built,
+        })
     }
 
     /// As many FPDUs as the batch has room for and one piece of memory has octets, built in staging: the memory is looked up,
@@ -356,21 +350,34 @@ impl Conn {
             }
             _ => return Ok(false),
         };
-        let copied = pin.is_shared() || self.tx.fpdu.markers() || self.options.stable_tx;
-        if room.min(left) >= GATHER_MIN && !copied {
-            return Ok(false);
-        }
+        let in_place = room.min(left) >= GATHER_MIN
+            && !pin.is_shared()
+            && !self.tx.fpdu.markers()
+            && !self.options.stable_tx;
+        let mut memory = None;
         let mut done = 0;
-        while done < pin.len() && (done == 0 || self.out.staging.len() < STAGING) {
+        while done < pin.len()
+            && self.out.staging.len() < STAGING
+            && self.out.pieces() < BATCH_PIECES
+            && self.out.waiting() < BATCH
+        {
             let len = room.min(message.total - message.offset);
             let end = done + len as usize;
             if end > pin.len() {
                 break;
             }
-            let start = begin_fpdu(&mut self.out.staging, &message.segment_header(len));
-            pin.copy_to_vec(done..end, &mut self.out.staging);
-            self.tx.fpdu.seal(&mut self.out.staging, start);
-            self.out.push_staged(start);
+            let header = message.segment_header(len);
+            let start = begin_fpdu(&mut self.out.staging, &header);
+            if in_place {
+                let memory = *memory.get_or_insert_with(|| self.out.add_memory(pin.to_span()));
+                let mut fpdu = InPlace::begin(&mut self.tx.fpdu, &mut self.out, start, len);
+                fpdu.memory(memory, &pin, done..end);
+                fpdu.end();
+            } else {
+                pin.copy_to_vec(done..end, &mut self.out.staging);
+                self.tx.fpdu.seal(&mut self.out.staging, start);
+                self.out.push_staged(start);
+            }
             self.out.end_fpdu();
             message.offset += len;
             done = end;
@@ -396,7 +403,11 @@ impl Conn {
         let start = begin_fpdu(&mut self.out.staging, &header);
         self.payload(message, len, &mut spans, env)?;
         if self.by_iovec(len, &spans) {
-            self.gather(start, header.len(), len, &mut spans);
+            let mut fpdu = InPlace::begin(&mut self.tx.fpdu, &mut self.out, start, len);
+            for span in spans.drain(..) {
+                fpdu.span(span);
+            }
+            fpdu.end();
         } else {
             for span in spans.drain(..) {
                 let Ok(pin) = span.pin() else { return Err(self.source_gone(message)) };
@@ -467,276 +478,33 @@ impl Conn {
             && spans.iter().all(|span| !span.is_shared())
     }
 
-    /// Queues header, memory, and PAD with CRC as pieces.
-    fn gather(&mut self, start: usize, header_len: usize, len: u32, spans: &mut Vec<Span>) {
-        let ulpdu_len = (header_len + len as usize) as u16;
-        self.out.staging[start..start + 2].copy_from_slice(&FpduTx::header(ulpdu_len));
-        let mut crc = Crc32c::new();
-        if self.tx.fpdu.crc_on() {
-            crc = crc.update(&self.out.staging[start..]);
-        }
-        self.out.push_staged(start);
-        for span in spans.drain(..) {
-            if self.tx.fpdu.crc_on()
-                && let Ok(pin) = span.pin()
-            {
-                // A region that goes away now is met again when the octets are sent.
-                crc = pin.fold(0..span.len(), crc, Crc32c::update);
-            }
-            self.out.push_memory(span);
-        }
-        let trailer = self.tx.fpdu.trailer(ulpdu_len, crc);
-        let start = self.out.staging.len();
-        self.out.staging.extend_from_slice(trailer.as_slice());
-        self.out.push_staged(start);
-    }
-
-    /// The next message in line: RTR and hello first, then answers and requests by turns.
-    fn next_message(&mut self, env: &mut Env<'_>) -> Result<Option<Message>, Down> {
-        if self.tx.farewell && self.reads.may_ask() {
-            self.tx.farewell = false;
-            return Ok(Some(self.ask_read(Asker::Farewell, Remote::default(), 0, None)));
-        }
-        if self.tx.hold {
-            // Only requests that never leave this machine.
-            return self.next_request(env);
-        }
-        if let Some(rtr) = self.tx.rtr.take() {
-            return Ok(Some(self.rtr_message(rtr)));
-        }
-        if let Some(Greeting { stag, to }) = self.tx.greeting.take() {
-            return Ok(Some(Message::empty(MessageHeader::Tagged { opcode: Opcode::Write, stag, to })));
-        }
-        // Before an answer, too: behind the answer to a farewell the peer hears no request for an acknowledgement.
-        let now = self.tx.acks.uncovered >= ACK_EVERY || !self.reads.owed.is_empty();
-        if now && let Some(message) = self.next_ack() {
-            return Ok(Some(message));
-        }
-        self.tx.answers_turn = !self.tx.answers_turn;
-        let first = if self.tx.answers_turn { self.next_answer(env)? } else { self.next_request(env)? };
-        if first.is_some() {
-            return Ok(first);
-        }
-        let second = if self.tx.answers_turn { self.next_request(env)? } else { self.next_answer(env)? };
-        Ok(second.or_else(|| self.next_ack()))
-    }
-
-    /// The Read whose answer completes what was built since the last one.
-    fn next_ack(&mut self) -> Option<Message> {
-        let acks = &mut self.tx.acks;
-        if acks.uncovered == 0 || acks.outstanding == ACKS || !self.reads.may_ask() {
-            return None;
-        }
-        acks.uncovered = 0;
-        acks.outstanding += 1;
-        let upto = acks.last;
-        Some(self.ask_read(Asker::Ack(upto), Remote::default(), 0, None))
-    }
-
-    /// RFC 6581 section 9.2: the initiator's zero-length Read or Send.
-    fn rtr_message(&mut self, rtr: Rtr) -> Message {
-        if rtr == Rtr::Send {
-            let header = self.tx.untagged(Opcode::Send, rdmap::QN_SEND, 0);
-            return Message::empty(header);
-        }
-        self.tx.rtr_unanswered = true;
-        self.ask_read(Asker::Rtr, Remote::default(), 0, None)
-    }
-
-    /// A Read Request, and its place among the outstanding ones.
-    fn ask_read(&mut self, asker: Asker, remote: Remote, len: u32, invalidate: Option<STag>) -> Message {
-        let sink_to = self.reads.next_sink_to();
-        let header = self.tx.untagged(Opcode::ReadRequest, rdmap::QN_READ, 0);
-        let request = ReadRequest {
-            sink_stag: self.reads.sink,
-            sink_to,
-            len,
-            source_stag: STag(remote.rkey),
-            source_to: remote.addr,
-        };
-        let kind = OutstandingKind::Read { sink_to, len, received: 0 };
-        self.reads.ask(asker, header.msn(), kind, invalidate);
-        Message::octets(header, &request.emit(), asker.request())
-    }
-
-    /// The answer that is owed longest. Its credit is free as soon as it is under way: the peer cannot use the credit before
-    /// it has the answer.
-    fn next_answer(&mut self, env: &Env<'_>) -> Result<Option<Message>, Down> {
-        let Some(Owed { kind, segment: asked }) = self.reads.owed.pop_front() else { return Ok(None) };
-        match kind {
-            OwedKind::Read(request) => {
-                let (stag, to) = (request.sink_stag, request.sink_to);
-                Ok(Some(Message {
-                    header: MessageHeader::Tagged { opcode: Opcode::ReadResponse, stag, to },
-                    total: request.len,
-                    offset: 0,
-                    source: Source::Owed { request, asked },
-                    ends: None,
-                    then: None,
-                }))
-            }
-            OwedKind::Atomic(request) => {
-                let original = self.execute(&request, &asked, env)?;
-                let response = AtomicResponse { request_id: request.request_id, original };
-                let header = self.tx.untagged(Opcode::AtomicResponse, rdmap::QN_ATOMIC_RESPONSE, 0);
-                Ok(Some(Message::octets(header, &response.emit(), None)))
-            }
-        }
-    }
-
-    /// Executes an atomic, in its turn behind earlier Reads (RFC 7306 section 5.4).
-    fn execute(&self, request: &AtomicRequest, asked: &QuotedSegment, env: &Env<'_>) -> Result<u64, Down> {
-        let stag = request.stag;
-        let span = self.owed_memory((stag, request.to, 8), Right::Atomic, asked, env)?;
-        let refuse = |fault| self.fault(fault, Some(asked.clone()));
-        let pin = span.pin().map_err(|_| refuse(Protection::InvalidStag { stag }.into()))?;
-        // RFC 7306 section 5.2: an address that is not 64-bit aligned is refused and the memory left alone.
-        pin.atomic_u64(0, |old| request.apply(old))
-            .map_err(|_| refuse(RdmapError::AtomicUnaligned { stag, to: request.to }.into()))
-    }
-
-    /// Memory that the peer asks for, if it may.
-    fn owed_memory(
-        &self,
-        (stag, to, len): (STag, u64, u32),
-        right: Right,
-        asked: &QuotedSegment,
-        env: &Env<'_>,
-    ) -> Result<Span, Down> {
-        let Some(qp) = &self.qp else { return Err(Down::Asked) };
-        let needed = if matches!(right, Right::Atomic) { Access::REMOTE_ATOMIC } else { Access::REMOTE_READ };
-        if !qp.access().contains(needed) {
-            return Err(self.fault(Protection::AccessRights { stag }.into(), Some(asked.clone())));
-        }
-        env.driver
-            .table
-            .remote(stag, qp.stream(), qp.pd.id(), to, len, right)
-            .map_err(|error| self.fault(read_fault(&error), Some(asked.clone())))
-    }
-
-    /// The next request of the send queue that may start.
-    fn next_request(&mut self, env: &mut Env<'_>) -> Result<Option<Message>, Down> {
-        let Some(qp) = self.qp.clone() else { return Ok(None) };
-        loop {
-            let mut sq = qp.sq.lock();
-            sq.look();
-            if sq.mode != SqMode::Running {
-                return Ok(None);
-            }
-            let Some((seq, wqe)) = sq.next_wqe() else { return Ok(None) };
-            let fenced = wqe.flags.contains(SendFlags::FENCE) && !self.reads.outstanding.is_empty();
-            let no_credit = wqe.op.needs_ord() && !self.reads.may_ask();
-            let held = self.tx.hold && !wqe.op.is_local();
-            if fenced || no_credit || held {
-                return Ok(None);
-            }
-            if !wqe.op.is_local() {
-                if let Some(what) = missing(&wqe.op, self.peer.features().extensions()) {
-                    if self.peer.is_open() {
-                        return Ok(None);
-                    }
-                    tracing::warn!(parent: &self.span, what, "the peer does not offer what a request needs");
-                    return Err(Down::Local { seq: Some(seq), status: WcStatus::LocalQpOperation });
-                }
-                let awaits_answer = wqe.op.needs_ord();
-                let message = self.start(seq, wqe);
-                sq.begun(seq, message.header.msn());
-                if awaits_answer && let Some(asked) = self.reads.outstanding.back_mut() {
-                    asked.sges = sq.take_sges(seq);
-                }
-                return Ok(Some(message));
-            }
-            let status = execute_local(&qp, &env.driver.table, &wqe.op);
-            sq.advance();
-            if status != WcStatus::Success {
-                return Err(Down::Local { seq: Some(seq), status });
-            }
-            sq.done(seq, status);
-        }
-    }
-
-    /// The first (mostly the only) message of a request.
-    fn start(&mut self, seq: u32, wqe: &Wqe) -> Message {
-        if let Some(header) = self.tx.plain_header(&wqe.op, wqe.flags) {
-            return Message::of_request(header, seq, wqe, true);
-        }
-        let solicited = wqe.flags.contains(SendFlags::SOLICITED);
-        match wqe.op {
-            SendOp::AtomicWrite { remote } => Message::of_request(tagged_write(remote), seq, wqe, true),
-            SendOp::WriteImm { remote, imm } => {
-                let mut write = Message::of_request(tagged_write(remote), seq, wqe, false);
-                write.then = Some((seq, imm, solicited));
-                write
-            }
-            SendOp::SendImm { imm } => {
-                let msn = self.tx.next_msn(rdmap::QN_SEND);
-                Message::of_request(MessageHeader::SendImm { msn, imm, solicited }, seq, wqe, true)
-            }
-            SendOp::Read { remote, invalidate } => {
-                self.ask_read(Asker::Request(seq), remote, wqe.len, invalidate)
-            }
-            SendOp::FetchAdd { remote, add, mask } => {
-                let op = (AtomicOp::FetchAdd, add, mask, 0, u64::MAX);
-                self.ask_atomic(seq, remote, op)
-            }
-            SendOp::CmpSwap { remote, compare, compare_mask, swap, swap_mask } => {
-                let op = (AtomicOp::CmpSwap, swap, swap_mask, compare, compare_mask);
-                self.ask_atomic(seq, remote, op)
-            }
-            SendOp::Write { .. } | SendOp::Send | SendOp::SendInvalidate { .. } => {
-                unreachable!("these have a plain header")
-            }
-            SendOp::LocalInvalidate { .. } | SendOp::Bind(_) | SendOp::FastRegister(_) => {
-                unreachable!("local requests send nothing")
-            }
-        }
-    }
-
-    fn ask_atomic(
-        &mut self,
-        seq: u32,
-        remote: Remote,
-        (op, data, mask, compare, compare_mask): (AtomicOp, u64, u64, u64, u64),
-    ) -> Message {
-        let request_id = self.reads.next_request_id();
-        let header = self.tx.untagged(Opcode::AtomicRequest, rdmap::QN_READ, 0);
-        let request = AtomicRequest {
-            op,
-            request_id,
-            stag: STag(remote.rkey),
-            to: remote.addr,
-            data,
-            mask,
-            compare,
-            compare_mask,
-        };
-        let kind = OutstandingKind::Atomic { request_id };
-        self.reads.ask(Asker::Request(seq), header.msn(), kind, None);
-        Message::octets(header, &request.emit(), Some(seq))
-    }
-
     /// TCP has taken octets: requests whose last one it was are done.
     fn note_sent(&mut self, env: &mut Env<'_>) -> Result<(), Down> {
         let sent = self.out.sent();
         if self.tx.marks.front().is_none_or(|(end, _)| *end > sent) {
             return Ok(());
         }
-        let Some(qp) = self.qp.clone() else { return Ok(()) };
+        let Some(qp) = &self.qp else { return Ok(()) };
         let mut sq = qp.sq.lock();
         while let Some((_, seq)) = self.tx.marks.front().copied().filter(|(end, _)| *end <= sent) {
             sq.done(seq, WcStatus::Success);
             self.tx.marks.pop_front();
         }
-        drop(sq);
-        self.retire(env)
+        qp.retire(&mut sq, env.wakes)
     }
 
     /// Completes the requests that are over.
     pub(super) fn retire(&mut self, env: &mut Env<'_>) -> Result<(), Down> {
         let Some(qp) = &self.qp else { return Ok(()) };
-        let mut room = true;
-        qp.sq.lock().retire(None, |cqe| room &= qp.send_cq.push(cqe, env.wakes));
-        if room { Ok(()) } else { Err(Down::CqOverflow) }
+        qp.retire(&mut qp.sq.lock(), env.wakes)
+    }
+
+    /// Whether there is nothing to send unless something happens: a post, an arrival, room.
+    pub(super) fn sends_nothing(&self) -> bool {
+        self.out.is_empty()
+            && self.tx.is_idle()
+            && self.reads.owed.is_empty()
+            && self.interest == llp::Interest { read: self.rx.is_read(), write: false }
     }
 
     /// Whether a request is half built.
@@ -748,7 +516,7 @@ impl Conn {
     pub(super) fn has_no_request_open(&self) -> bool {
         !self.is_inside_request()
             && self.tx.marks.is_empty()
-            && self.tx.acks.uncovered == 0
+            && self.tx.acks.covers_all()
             && self.reads.outstanding.is_empty()
     }
 
@@ -788,37 +556,6 @@ fn begin_fpdu(staging: &mut Vec<u8>, header: &Header) -> usize {
     staging.resize(at + header.len(), 0);
     header.emit(&mut staging[at..]);
     start
-}
-
-/// The extension that `op` needs and the peer does not have.
-fn missing(op: &SendOp, peer: Extensions) -> Option<&'static str> {
-    match op {
-        SendOp::WriteImm { .. } if !peer.immediate => Some("immediate data (RFC 7306)"),
-        SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } if !peer.atomic => Some("atomics (RFC 7306)"),
-        SendOp::AtomicWrite { .. } if !peer.send_imm => Some("atomic writes (a promise of uiw peers)"),
-        SendOp::SendImm { .. } if !peer.send_imm => Some("Send with immediate (a uiw extension)"),
-        _ => None,
-    }
-}
-
-/// Requests that touch only the table of STags.
-fn execute_local(qp: &Arc<QpInner>, table: &mem::Table, op: &SendOp) -> WcStatus {
-    let pd = qp.pd.id();
-    match op {
-        SendOp::LocalInvalidate { stag } => match table.invalidate_local(*stag, qp.stream(), pd) {
-            Ok(()) => WcStatus::Success,
-            Err(_) => WcStatus::LocalProtection,
-        },
-        SendOp::Bind(bind) => match crate::mr::bind(table, bind, pd, qp.stream()) {
-            Ok(_) => WcStatus::Success,
-            Err(_) => WcStatus::MwBind,
-        },
-        SendOp::FastRegister(reg) => match crate::mr::fast_register(table, reg, pd, qp.stream()) {
-            Ok(()) => WcStatus::Success,
-            Err(_) => WcStatus::LocalProtection,
-        },
-        _ => WcStatus::LocalQpOperation,
-    }
 }
 
 /// The next `len` octets of a request's elements, from where the last segment ended.

@@ -6,10 +6,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
+use verbs::blocking::{Connection, Listener};
 use verbs::cm::{self, CmChannel, CmEventKind, ConnInfo, ConnRequest, Ending};
 use verbs::{
-    Access, AsyncEvent, ConnOptions, Cq, CqOptions, Device, Error, Memory, Pd, PostError, Qp, QpCap, QpInit,
-    RawMr, Recognition, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcStatus,
+    Access, AsyncEvent, ConnOptions, ConnSettings, Cq, CqOptions, Device, Error, Memory, Pd, PostError, Qp,
+    QpCap, QpInit, RawMr, Recognition, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcStatus,
 };
 
 pub(crate) const ALL: Access = Access::LOCAL_WRITE
@@ -320,4 +321,26 @@ pub(crate) fn pair_of(client: End, server: End, options: &ConnOptions) -> (End, 
     client.established();
     server.established();
     (client, server)
+}
+
+/// A connection between two devices, over the kernel's TCP.
+pub(crate) fn connected_on(
+    client: &Device,
+    server: &Device,
+    settings: &ConnSettings,
+) -> (Connection, Connection) {
+    let listener = Listener::bind(server, loopback(), &settings.options).unwrap();
+    let (pd, server_pd) = (client.alloc_pd().unwrap(), server.alloc_pd().unwrap());
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| listener.accept(&server_pd, settings).unwrap());
+        let connection = Connection::connect(client, &pd, listener.local_addr(), settings).unwrap();
+        (connection, accepted.join().unwrap())
+    })
+}
+
+/// The same between new devices: each with its connection.
+pub(crate) fn connected(settings: &ConnSettings) -> ((Device, Connection), (Device, Connection)) {
+    let (client, server) = (Device::open().unwrap(), Device::open().unwrap());
+    let (connection, accepted) = connected_on(&client, &server, settings);
+    ((client, connection), (server, accepted))
 }

@@ -1,26 +1,15 @@
 //! Foreign code inside the engine's calls: wakers that wait, waits inside waits, closures that post; and what starves.
 
-use crate::common::{End, initiator, loopback, next_event, pair, plain};
+use crate::common::{End, connected_on, initiator, next_event, pair, plain};
 use crate::peer::Port;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
-use verbs::blocking::{Connection, Listener};
+use verbs::blocking::Connection;
 use verbs::cm::CmEventKind;
 use verbs::{ConnOptions, ConnSettings, Device, DeviceOptions, Limits, WcStatus};
-
-fn connected(device: &Device, other: &Device) -> (Connection, Connection) {
-    let listener = Listener::bind(other, loopback(), &ConnOptions::default()).unwrap();
-    let (pd, other_pd) = (device.alloc_pd().unwrap(), other.alloc_pd().unwrap());
-    let settings = ConnSettings::default();
-    std::thread::scope(|scope| {
-        let accepted = scope.spawn(|| listener.accept(&other_pd, &settings).unwrap());
-        let client = Connection::connect(device, &pd, listener.local_addr(), &settings).unwrap();
-        (client, accepted.join().unwrap())
-    })
-}
 
 #[test]
 fn a_wait_inside_a_wait_keeps_the_outer_wake_up() {
@@ -53,7 +42,8 @@ impl Wake for Waits {
 #[test]
 fn a_waker_may_wait() {
     let (a, b) = (Device::open().unwrap(), Device::open().unwrap());
-    let ((first, first_peer), (second, second_peer)) = (connected(&a, &b), connected(&a, &b));
+    let ((first, first_peer), (second, second_peer)) =
+        (connected_on(&a, &b, &ConnSettings::default()), connected_on(&a, &b, &ConnSettings::default()));
     let (tell, told) = mpsc::channel();
     let waker = Waker::from(Arc::new(Waits(second, Mutex::new(tell))));
     {
@@ -77,7 +67,8 @@ fn a_waker_may_wait() {
 #[test]
 fn a_future_that_waits_for_another_thread_does_not_keep_it_from_its_messages() {
     let (a, b) = (Device::open().unwrap(), Device::open().unwrap());
-    let ((first, first_peer), (second, second_peer)) = (connected(&a, &b), connected(&a, &b));
+    let ((first, first_peer), (second, second_peer)) =
+        (connected_on(&a, &b, &ConnSettings::default()), connected_on(&a, &b, &ConnSettings::default()));
     let (tell, told) = mpsc::channel();
     let begun = Instant::now();
     let waited = std::thread::scope(|scope| {

@@ -1,14 +1,13 @@
 //! Who moves the octets: nothing waits for a call that does not come, and nothing spins.
 
-use crate::common::{End, Make, fill, loopback, memory, pair, pair_of, peek};
+use crate::common::{End, Make, connected, fill, loopback, memory, pair, pair_of, peek};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use verbs::blocking::{Connection, Listener};
 use verbs::{
-    Access, Arm, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, QpCap, QpInit, RecvWr, Remote,
-    SendFlags, SendOp, SendWr, Sge,
+    Access, Arm, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, QpCap, QpInit, Recognition,
+    RecvWr, Remote, SendFlags, SendOp, SendWr, Sge,
 };
 
 struct Notified {
@@ -166,26 +165,58 @@ fn deferred_posts_go_out_by_themselves() {
     }
 }
 
-fn connections(settings: &ConnSettings) -> (Device, Connection, Device, Connection) {
-    let server = Device::open().unwrap();
-    let listener = Listener::bind(&server, loopback(), &settings.options).unwrap();
-    let addr = listener.local_addr();
-    let theirs = settings.clone();
-    let thread = std::thread::spawn(move || {
-        let pd = server.alloc_pd().unwrap();
-        let connection = listener.accept(&pd, &theirs).unwrap();
-        (server, connection)
-    });
-    let client = Device::open().unwrap();
-    let pd = client.alloc_pd().unwrap();
-    let connection = Connection::connect(&client, &pd, addr, settings).unwrap();
-    let (server, theirs) = thread.join().unwrap();
-    (client, connection, server, theirs)
+/// A connection on which no timer wakes anybody: neither a hello nor a Send that waits.
+fn without_timers() -> (End, End) {
+    let options = ConnOptions {
+        recognition: Recognition::Off,
+        no_receive_timeout: Duration::MAX,
+        startup_timeout: Duration::from_secs(3600),
+        ..ConnOptions::default()
+    };
+    pair_of(End::new(), End::new(), &options)
+}
+
+/// One poll is no promise of another: the background thread, asleep in the stack's descriptor, has looked at nobody polling.
+#[test]
+fn posts_behind_a_single_poll_go_out_by_themselves() {
+    let (a, b) = without_timers();
+    for i in 0..20 {
+        b.recv(i, 0, 64);
+    }
+    // Long enough for everybody to fall asleep.
+    std::thread::sleep(Duration::from_millis(50));
+    let mut out = Vec::new();
+    a.scq.poll(&mut out, 1);
+    for i in 0..20 {
+        a.send(i, 0, 8);
+    }
+    for i in 0..20 {
+        b.received_ok(i);
+    }
+}
+
+/// The same of receives: the stream that waits for one goes on though the program that polled once sleeps elsewhere.
+#[test]
+fn receives_behind_a_single_poll_are_used_by_themselves() {
+    let (a, b) = without_timers();
+    a.send(1, 0, 8);
+    a.sent_ok(1);
+    std::thread::sleep(Duration::from_millis(50));
+    let mut out = Vec::new();
+    b.rcq.poll(&mut out, 1);
+    assert!(out.is_empty());
+    b.recv(2, 0, 8);
+    let patience = Instant::now() + Duration::from_secs(20);
+    while b.rcq.is_empty() {
+        assert!(Instant::now() < patience, "the receive that was posted is not used");
+        std::thread::yield_now();
+    }
+    b.received_ok(2);
 }
 
 #[test]
 fn blocked_receivers_are_woken() {
-    let (_a, client, _b, server) = connections(&ConnSettings::default());
+    let ((_a, client), (_b, server)) = connected(&ConnSettings::default());
     let counted = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -206,7 +237,7 @@ fn blocked_receivers_are_woken() {
 
 #[test]
 fn receive_with_a_timeout_returns_each_time() {
-    let (_a, client, _b, server) = connections(&ConnSettings::default());
+    let ((_a, client), (_b, server)) = connected(&ConnSettings::default());
     for _ in 0..5 {
         assert!(server.recv_timeout(Some(Duration::from_millis(5))).unwrap().is_none());
     }
@@ -234,7 +265,7 @@ fn dropped_operations_detach_and_leak_nothing() {
     }
     let alive = Arc::new(());
     let settings = ConnSettings { send_depth: 4, ..ConnSettings::default() };
-    let (_a, client, _b, server) = connections(&settings);
+    let ((_a, client), (_b, server)) = connected(&settings);
     let spd = server.clone().into_async().pd().clone();
     let shared = spd.share(1 << 20, Access::REMOTE_READ | Access::REMOTE_WRITE).unwrap();
     let remote = shared.remote(0..1 << 16).unwrap();
@@ -269,7 +300,7 @@ fn dropped_operations_detach_and_leak_nothing() {
 #[test]
 fn operations_wait_for_room_and_all_complete() {
     let settings = ConnSettings { send_depth: 2, ..ConnSettings::default() };
-    let (_a, client, _b, server) = connections(&settings);
+    let ((_a, client), (_b, server)) = connected(&settings);
     let pd = client.clone().into_async().pd().clone();
     let ops: Vec<_> = (0..50u8).map(|i| client.send(pd.register(vec![i; 100]).unwrap())).collect();
     for i in 0..50u8 {

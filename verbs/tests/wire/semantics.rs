@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use verbs::{
     Access, Arm, AsyncEvent, Bind, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, Error,
-    FastRegister, QpCap, QpInit, QpState, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge, SrqAttr,
-    WcOpcode, WcStatus, WindowType,
+    FastRegister, QpCap, QpInit, QpState, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge,
+    SrqAttr, WcOpcode, WcStatus, WindowType,
 };
 
 fn read(remote: Remote) -> SendOp {
@@ -287,22 +287,27 @@ fn windows_of_both_types() {
     }
 }
 
+/// Binds `window` as `new_stag` to the first 64 octets of `end`'s region.
+fn bind(end: &End, window: &RawMw, new_stag: STag, access: Access) {
+    let bind = Bind {
+        window: window.stag(),
+        new_stag,
+        region: STag(end.mr.rkey()),
+        addr: end.mr.addr(),
+        length: 64,
+        access,
+    };
+    end.post(1, SendOp::Bind(bind), &[], SendFlags::SIGNALED).unwrap();
+    end.sent_ok(1);
+}
+
 // [test:RFC5040-5.3-15] [test:RFC5040-8.1.1-08]
 #[test]
 fn window_of_type_2_is_invalidated_by_a_send_and_belongs_to_one_stream() {
     let (a, b) = pair();
     let window = b.pd.alloc_window(WindowType::Two).unwrap();
     let stag = new_key(window.stag(), 0x77);
-    let bind = Bind {
-        window: window.stag(),
-        new_stag: stag,
-        region: STag(b.mr.rkey()),
-        addr: b.mr.addr(),
-        length: 64,
-        access: Access::REMOTE_READ | Access::REMOTE_WRITE,
-    };
-    b.post(1, SendOp::Bind(bind), &[], SendFlags::SIGNALED).unwrap();
-    b.sent_ok(1);
+    bind(&b, &window, stag, Access::REMOTE_READ | Access::REMOTE_WRITE);
     assert_eq!(window.stag(), stag);
     let remote = Remote { addr: b.mr.addr(), rkey: stag.0 };
     a.op(1, read(remote), 0, 64);
@@ -322,22 +327,39 @@ fn window_of_type_2_is_invalidated_by_a_send_and_belongs_to_one_stream() {
     assert_eq!(b.received().status, WcStatus::Flushed);
 }
 
+/// A batch of segments keeps the memory they name pinned; what ends that memory may stand among them.
+#[test]
+fn writes_and_the_invalidation_behind_them_in_one_batch() {
+    let (a, b) = pair();
+    for round in 0..20u8 {
+        let window = b.pd.alloc_window(WindowType::Two).unwrap();
+        let stag = new_key(window.stag(), round.wrapping_add(1));
+        bind(&b, &window, stag, Access::REMOTE_WRITE);
+        let remote = Remote { addr: b.mr.addr(), rkey: stag.0 };
+        b.recv(9, 1000, 64);
+        let sges = [a.sge(0, 32)];
+        let wr = |wr_id, op| SendWr { wr_id, op, sges: &sges, flags: SendFlags::SIGNALED };
+        let chain = [
+            wr(1, SendOp::Write { remote }),
+            wr(2, SendOp::Write { remote }),
+            wr(3, SendOp::SendInvalidate { stag }),
+        ];
+        // SAFETY: the memory is kept until the test's end.
+        unsafe { a.qp.post_send(chain) }.unwrap();
+        assert_eq!(b.received_ok(9).invalidated, Some(stag.0));
+        for wr_id in 1..=3 {
+            a.sent_ok(wr_id);
+        }
+    }
+}
+
 // [test:RFC5040-8.1.1-05] [test:RFC5041-8.3.1-05]
 #[test]
 fn window_that_is_destroyed_is_revoked() {
     let (a, b) = pair();
     let window = b.pd.alloc_window(WindowType::Two).unwrap();
     let stag = new_key(window.stag(), 3);
-    let bind = Bind {
-        window: window.stag(),
-        new_stag: stag,
-        region: STag(b.mr.rkey()),
-        addr: b.mr.addr(),
-        length: 64,
-        access: Access::REMOTE_READ,
-    };
-    b.post(1, SendOp::Bind(bind), &[], SendFlags::SIGNALED).unwrap();
-    b.sent_ok(1);
+    bind(&b, &window, stag, Access::REMOTE_READ);
     drop(window);
     a.op(3, read(Remote { addr: b.mr.addr(), rkey: stag.0 }), 0, 8);
     assert_eq!(a.sent().status, WcStatus::RemoteAccess);
@@ -720,16 +742,7 @@ fn local_requests_do_not_wait_for_the_peer() {
     let (mut peer, _) = crate::common::responder_with(&end, &plain(), &asked);
     end.established();
     let window = end.pd.alloc_window(WindowType::Two).unwrap();
-    let bind = Bind {
-        window: window.stag(),
-        new_stag: new_key(window.stag(), 1),
-        region: STag(end.mr.rkey()),
-        addr: end.mr.addr(),
-        length: 64,
-        access: Access::REMOTE_READ,
-    };
-    end.post(1, SendOp::Bind(bind), &[], SendFlags::SIGNALED).unwrap();
-    end.sent_ok(1);
+    bind(&end, &window, new_key(window.stag(), 1), Access::REMOTE_READ);
     end.send(2, 0, 8);
     peer.expect_silence(30);
     peer.empty_write();

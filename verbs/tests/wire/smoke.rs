@@ -1,31 +1,10 @@
 //! Every operation once over the kernel's TCP, both ends in one process.
-use std::net::SocketAddr;
-use verbs::blocking::{Connection, Listener};
-use verbs::{Access, ConnOptions, ConnSettings, Device};
-
-fn any() -> SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
-}
-
-fn pair(settings: &ConnSettings) -> ((Device, Connection), (Device, Connection)) {
-    let server = Device::open().unwrap();
-    let listener = Listener::bind(&server, any(), &settings.options).unwrap();
-    let addr = listener.local_addr();
-    let theirs = settings.clone();
-    let thread = std::thread::spawn(move || {
-        let pd = server.alloc_pd().unwrap();
-        let connection = listener.accept(&pd, &theirs).unwrap();
-        (server, connection)
-    });
-    let client = Device::open().unwrap();
-    let pd = client.alloc_pd().unwrap();
-    let connection = Connection::connect(&client, &pd, addr, settings).unwrap();
-    ((client, connection), thread.join().unwrap())
-}
+use crate::common::connected;
+use verbs::{Access, ConnOptions, ConnSettings};
 
 #[test]
 fn every_operation_moves_its_octets() {
-    let ((_c, client), (_s, server)) = pair(&ConnSettings::default());
+    let ((_c, client), (_s, server)) = connected(&ConnSettings::default());
     let cpd = client.clone().into_async().pd().clone();
     let spd = server.clone().into_async().pd().clone();
     client.send_copy(b"hello").unwrap();
@@ -61,7 +40,7 @@ fn every_operation_moves_its_octets() {
 #[test]
 fn orderly_close_is_seen_by_both() {
     let ((_c, client), (_s, server)) =
-        pair(&ConnSettings { options: ConnOptions::default(), ..ConnSettings::default() });
+        connected(&ConnSettings { options: ConnOptions::default(), ..ConnSettings::default() });
     let thread = std::thread::spawn(move || server.ended());
     assert!(client.disconnect().unwrap().orderly);
     assert!(thread.join().unwrap().orderly);

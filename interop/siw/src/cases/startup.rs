@@ -192,17 +192,19 @@ fn silence(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result
     }
 }
 
+fn three_operations(
+    bench: &mut Bench,
+    setting: &Setting,
+    direction: Direction,
+    with: (&[&str], &str),
+) -> Result<Output> {
+    converse_with(bench, setting, direction, with, &["send:64", "write:64", "read:64"], PATIENCE)
+}
+
 fn rtr() -> Vec<Case> {
     let ours = |name: &'static str, args: &'static [&'static str], expected: &'static str| {
         Case::new(name, move |bench, setting, direction| {
-            let output = converse_with(
-                bench,
-                setting,
-                direction,
-                (args, ""),
-                &["send:64", "write:64", "read:64"],
-                PATIENCE,
-            )?;
+            let output = three_operations(bench, setting, direction, (args, ""))?;
             Ok(stood(&output, &[expected]))
         })
         .directions(Direction::OURS)
@@ -210,14 +212,7 @@ fn rtr() -> Vec<Case> {
     let theirs = |name: &'static str, modes: &'static str, args: &'static [&'static str]| {
         Case::new(name, move |bench, setting, direction| {
             bench.lab(&[("peer_to_peer", "1"), ("rtr_modes", modes)])?;
-            let output = converse_with(
-                bench,
-                setting,
-                direction,
-                (args, ""),
-                &["send:64", "write:64", "read:64"],
-                PATIENCE,
-            )?;
+            let output = three_operations(bench, setting, direction, (args, ""))?;
             Ok(stood(&output, &[]))
         })
         .directions(Direction::THEIRS)
