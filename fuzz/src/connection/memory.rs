@@ -126,7 +126,8 @@ impl Arena {
 
     /// Takes the shared region back. No octet of it may change from now on.
     pub(crate) fn take_back(&self) {
-        if let Some(region) = self.shared.borrow_mut().take() {
+        let region = self.shared.borrow_mut().take();
+        if let Some(region) = region {
             match region.deregister() {
                 Ok(()) => *self.taken_back.borrow_mut() = Some(self.copy(Part::Shared)),
                 // A window is bound to it.
