@@ -255,16 +255,24 @@ fn half_open_connections_are_bounded_and_the_listener_lives() {
     let device = verbs::Device::with_stack(stack, options).unwrap();
     let end = End::on(&device);
     let listener = end.listen(&plain());
-    let first = Peer::connect(listener.local_addr());
+    let mut first = Peer::connect(listener.local_addr());
     let mut second = Peer::connect(listener.local_addr());
-    // Each takes the driver's lock: two set-ups hang, the device does not.
+    // Who has said nothing for the longest time makes room.
     let mut third = Peer::connect(listener.local_addr());
-    assert!(third.rest().is_empty());
+    assert!(first.rest().is_empty());
     second.raw(&request(1).emit());
-    end.accept(end.request());
+    let undecided = end.request();
+    third.raw(&request(1).emit());
+    let other = end.request();
+    // Both have been heard and wait for the application: nobody makes room, and the newest goes.
+    let mut late = Peer::connect(listener.local_addr());
+    assert!(late.rest().is_empty());
+    other.reject(b"").unwrap();
+    assert!(third.startup_frame().reject);
+    end.accept(undecided);
     assert!(!second.startup_frame().reject);
     end.established();
-    drop(first);
+    drop(third);
     let mut fourth = Peer::connect(listener.local_addr());
     fourth.raw(&request(1).emit());
     end.request().reject(b"").unwrap();

@@ -74,6 +74,7 @@ fn attacks(options: &Options) -> Result<bool, String> {
         let mut ratios = Vec::new();
         for _ in 0..PAIRS {
             let alone = server.speed()?;
+            // They are there when the peer comes.
             let attackers = attack(server.address);
             ratios.push(server.speed()? / alone);
             during = server.held()?;
