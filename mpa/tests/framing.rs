@@ -137,6 +137,7 @@ fn any_length_at_any_position() {
 // [test:RFC5044-3-05] [test:RFC5044-3-06a] [test:RFC5044-A.4-01]
 #[test]
 fn the_largest_ulpdu_at_every_position() {
+    assert_eq!(MAX_ULPDU, 64_768, "RFC 5044 section 3");
     let ulpdu = pattern(MAX_ULPDU);
     for first in (0..=512).step_by(4).map(|octets| octets + 2) {
         let (mut tx, mut rx) = (FpduTx::new(true, true), FpduRx::new(true, true));

@@ -97,7 +97,7 @@ fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
 
 /// The path's segments become smaller while a message is under way: what was given to TCP stays as it is, what comes
 /// afterwards is smaller, and the message is whole.
-// [test:RFC5041-3-02] [test:RFC5041-3-03]
+// [test:RFC5041-3-02]
 #[test]
 fn segments_follow_the_path() {
     let simulation = Simulation::new(1, Link { capacity: 20_000, ..Link::default() });

@@ -162,10 +162,13 @@ fn negative_vectors_of_the_startup_close() {
             end.failed();
             assert!(peer.rest().is_empty());
         } else {
-            let listener = end.listen(&plain());
+            // Closed at once, and not when the time for the set-up is over.
+            let options = ConnOptions { startup_timeout: 10 * crate::peer::PATIENCE, ..plain() };
+            let listener = end.listen(&options);
             let mut peer = Peer::connect(listener.local_addr());
             peer.raw(&octets(vector));
             assert!(peer.rest().is_empty(), "{name}");
+            assert!(end.channel.is_empty(), "{name}: the application hears of it");
         }
     }
 }
