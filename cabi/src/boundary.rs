@@ -6,6 +6,8 @@ use crate::errno::Errno;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use verbs::DriveGuard;
 
 /// Result of what C may ask for.
 pub type Result<T> = std::result::Result<T, Errno>;
@@ -15,23 +17,43 @@ fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     caught(body)
 }
 
+/// For what programs call with every message. Two calls of the C library for each would cost more than the message, so only
+/// the engine's own work is guarded ([`DRIVE_GUARD`]); the rest makes no system call of the C library, unless there is a log.
+fn light<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+    if LOGGING.load(Ordering::Relaxed) { guarded(body) } else { caught(body) }
+}
+
+/// Something may be written to standard error at any time.
+pub(crate) static LOGGING: AtomicBool = AtomicBool::new(false);
+
+/// Makes the engine's work on a thread of the program's whole: that thread is not cancelled meanwhile.
+pub(crate) const DRIVE_GUARD: DriveGuard = DriveGuard { enter: uncancelled, leave: as_before };
+
+fn uncancelled() -> i32 {
+    let mut before = 0;
+    // SAFETY: `before` can be written; a thread may always change its own state.
+    unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+    before
+}
+
+fn as_before(before: i32) {
+    // SAFETY: as above; nobody asks for what was before.
+    unsafe { pthread_setcancelstate(before, ptr::null_mut()) };
+}
+
 /// While it lives this thread is not cancelled: a `pthread_cancel` that came to one of the engine's system calls would unwind from
 /// inside the C library through functions that hold locks, and Rust ends the process at that. It takes effect at the next wait.
 struct Uncancelled(c_int);
 
 impl Uncancelled {
     fn new() -> Self {
-        let mut before = 0;
-        // SAFETY: `before` can be written; a thread may always change its own state.
-        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
-        Self(before)
+        Self(uncancelled())
     }
 }
 
 impl Drop for Uncancelled {
     fn drop(&mut self) {
-        // SAFETY: as above; nobody asks for what was before.
-        unsafe { pthread_setcancelstate(self.0, ptr::null_mut()) };
+        as_before(self.0);
     }
 }
 
@@ -51,7 +73,16 @@ fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// For functions that return 0 or an error number.
 pub fn code(body: impl FnOnce() -> Result<()>) -> c_int {
-    match guarded(body) {
+    code_of(guarded(body))
+}
+
+/// As [`code`], for what is called with every message.
+pub fn light_code(body: impl FnOnce() -> Result<()>) -> c_int {
+    code_of(light(body))
+}
+
+fn code_of(result: Result<()>) -> c_int {
+    match result {
         Ok(()) => 0,
         Err(errno) => {
             errno.set();
@@ -81,9 +112,9 @@ pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
     })
 }
 
-/// As [`value`], for functions that are called several times for one request and make no system call.
-pub fn quick<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
-    caught(body).unwrap_or(fallback)
+/// As [`value`], for what is called with every message.
+pub fn light_value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
+    light(body).unwrap_or(fallback)
 }
 
 /// For functions that cannot say that they failed.

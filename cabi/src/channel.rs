@@ -6,6 +6,7 @@ use crate::context::Context;
 use crate::cq::Cq;
 use crate::errno::Errno;
 use crate::object::{Body, Object};
+use crate::signals::Held;
 use crate::users::Users;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
@@ -112,7 +113,14 @@ unsafe fn look(
         let fd = unsafe { (*channel).fd };
         let taken = match object.try_get(has_token) {
             None if is_nonblocking(fd) => return Err(Errno::AGAIN),
-            None => object.get_driving(),
+            None => {
+                let held = Held::new();
+                let found = object.get_driving();
+                if found.is_none() && held.interrupts() {
+                    return Err(Errno::INTR);
+                }
+                found
+            }
             some => some,
         };
         let Some(found) = taken else { return Ok(Look::Sleep(fd)) };

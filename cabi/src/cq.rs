@@ -11,6 +11,8 @@ use crate::object::{Body, Object};
 use crate::users::{Unacknowledged, Used, Users};
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use verbs::{Arm, AsyncEvent, CqOptions, Wc, WcOpcode};
 
 /// A queue as C holds it.
@@ -27,7 +29,12 @@ pub struct Cq {
     /// Asynchronous events that the program holds.
     pub async_events: Unacknowledged,
     pub(crate) cursor: Cursor,
+    /// Polls that found nothing since one that found something.
+    empty_polls: AtomicU32,
 }
+
+/// Empty polls in a row before a thread begins to yield: some microseconds.
+const PATIENT_POLLS: u32 = 32;
 
 impl Body for Cq {
     type Abi = ibv_cq_ex;
@@ -99,6 +106,7 @@ pub unsafe fn create(context: *mut ibv_context, init: &CqInit) -> Result<*mut ib
         events: Unacknowledged::default(),
         async_events: Unacknowledged::default(),
         cursor: Cursor::default(),
+        empty_polls: AtomicU32::new(0),
     };
     let cq = Object::create(abi, cq);
     open.numbers.lock().cqs.insert(number, cq);
@@ -161,6 +169,22 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
 }
 
 impl Cq {
+    /// Behind a poll: a program that spins on an empty queue lets others have the processor now and then, as those whom it waits
+    /// for may be among them.
+    pub(crate) fn rest(&self, taken: usize) {
+        if taken > 0 {
+            self.empty_polls.store(0, Ordering::Relaxed);
+            return;
+        }
+        // Counted roughly where several threads poll.
+        let empty = self.empty_polls.load(Ordering::Relaxed);
+        if empty < PATIENT_POLLS {
+            self.empty_polls.store(empty + 1, Ordering::Relaxed);
+        } else {
+            thread::yield_now();
+        }
+    }
+
     /// No event names it from here on, and the program holds none.
     fn leave(&self) {
         let number = self.engine.num();
@@ -181,7 +205,7 @@ impl Cq {
 /// # Safety
 /// `cq` is NULL or one of ours.
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
-    boundary::value((), || {
+    boundary::light_value((), || {
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Cq::get(cq) }?;
         // SAFETY: as above. Programs do not write the field, some show it.
@@ -196,7 +220,7 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
 /// # Safety
 /// `cq` is NULL or one of ours.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int) -> c_int {
-    boundary::code(|| {
+    boundary::light_code(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { Cq::get(cq) }?;
         object.engine.arm(if solicited == 0 { Arm::Any } else { Arm::Solicited });
@@ -209,7 +233,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int)
 /// # Safety
 /// `cq` is NULL or one of ours; `max` completions can be written to `wc`.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, max: c_int, wc: *mut ibv_wc) -> c_int {
-    boundary::value(-libc::EIO, || {
+    boundary::light_value(-libc::EIO, || {
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Cq::get(cq) }?;
         let Ok(max @ 1..) = usize::try_from(max) else { return Ok(if max == 0 { 0 } else { -libc::EINVAL }) };
@@ -224,6 +248,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, max: c_int, wc: *mut ib
                 to = to.add(1);
             }
         });
+        object.rest(taken);
         Ok(c_int::try_from(taken).unwrap_or(c_int::MAX))
     })
 }

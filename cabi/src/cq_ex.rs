@@ -90,7 +90,7 @@ fn fill(cq: &mut ibv_cq_ex) {
 /// # Safety
 /// `cq` is one of ours.
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    boundary::code(|| {
+    boundary::light_code(|| {
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Object::<Cq>::get(cq) }?;
         // SAFETY: `attr` is NULL or one number.
@@ -113,7 +113,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 /// # Safety
 /// `cq` is one of ours, between a successful `ibv_start_poll` and `ibv_end_poll`.
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    boundary::code(|| {
+    boundary::light_code(|| {
         // SAFETY: the caller's promise.
         unsafe { take(Object::<Cq>::get(cq)?, cq) }
     })
@@ -124,7 +124,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 /// # Safety
 /// `cq` is one of ours, behind a successful `ibv_start_poll`.
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    boundary::value((), || {
+    boundary::light_value((), || {
         // SAFETY: the caller's promise: locked by `start_poll`.
         unsafe {
             let object = Object::<Cq>::get(cq)?;
@@ -142,7 +142,8 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 /// The cursor is locked by this thread.
 unsafe fn take(object: &Object<Cq>, cq: *mut ibv_cq_ex) -> Result<()> {
     let mut next = None;
-    object.engine.poll_with(1, |wc| next = Some(wc));
+    let taken = object.engine.poll_with(1, |wc| next = Some(wc));
+    object.rest(taken);
     let wc = next.ok_or(Errno(libc::ENOENT))?;
     // SAFETY: the caller's promise.
     unsafe {
@@ -158,7 +159,7 @@ unsafe fn take(object: &Object<Cq>, cq: *mut ibv_cq_ex) -> Result<()> {
 /// # Safety
 /// `cq` is one of ours, between a successful `ibv_start_poll` and `ibv_end_poll`.
 unsafe fn field<T: Default>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Wc) -> T) -> T {
-    boundary::quick(T::default(), || {
+    boundary::light_value(T::default(), || {
         // SAFETY: the caller's promise: the cursor is locked by this thread.
         let wc = unsafe { &*Object::<Cq>::get(cq)?.cursor.wc.get() };
         wc.as_ref().map(read).ok_or(Errno::INVAL)

@@ -25,6 +25,8 @@ impl Errno {
     pub const IO: Self = Self(libc::EIO);
     /// Nothing there yet.
     pub const AGAIN: Self = Self(libc::EAGAIN);
+    /// A signal came.
+    pub const INTR: Self = Self(libc::EINTR);
     /// No such device or address.
     pub const NODEV: Self = Self(libc::ENODEV);
 

@@ -28,6 +28,7 @@ pub mod process;
 pub mod qp;
 pub mod refused;
 pub mod settings;
+mod signals;
 pub mod srq;
 pub mod strings;
 pub mod sysfs;

@@ -4,13 +4,14 @@
 //! engine without touching it, and everything made before is inert: calls on it say EIO, destroying it only frees the memory.
 //! A new generation begins; the child opens an engine of its own when it opens a device.
 
-use crate::boundary::Result;
+use crate::boundary::{DRIVE_GUARD, LOGGING, Result};
 use crate::cm::registry::Registry;
 use crate::device::Devices;
 use crate::errno::Errno;
 use crate::inherited;
 use crate::pair::Pairs;
 use crate::settings::Settings;
+use crate::signals::Held;
 use llp::Stack;
 use llp::capture::{CaptureStack, PcapSink};
 use llp::fault::FaultStack;
@@ -67,7 +68,13 @@ impl Process {
         start_log(settings);
         let stack = self.stack(settings)?;
         let limits = Limits { max_rd_atomic: MAX_RD_ATOMIC, ..Limits::default() };
-        let engine = Device::with_stack(stack, DeviceOptions { limits, ..DeviceOptions::default() })?;
+        // Its threads are started with this thread's mask: the program's signals are for the program's own threads.
+        let held = Held::new();
+        let engine = Device::with_stack(
+            stack,
+            DeviceOptions { limits, guard: Some(DRIVE_GUARD), ..DeviceOptions::default() },
+        )?;
+        drop(held);
         // As siw: peers may invalidate a plain region with Send with Invalidate.
         engine.set_lenient_invalidate(true);
         self.engine = Some(engine.clone());
@@ -105,6 +112,7 @@ fn start_log(settings: &Settings) {
     match tracing_subscriber::EnvFilter::try_new(filter) {
         Ok(filter) => {
             let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+            LOGGING.store(true, Ordering::Relaxed);
             let _ = log.try_init();
         }
         Err(error) => eprintln!("uiw: UIW_LOG={filter}: {error}"),

@@ -6,6 +6,9 @@
 //! the kernel cut, this does not know. Sent octets are copied after they were sent; if the program changes them
 //! meanwhile, the file has what it made of them.
 //!
+//! What was written reaches the file within [`FLUSH_AFTER`], as long as somebody polls the stack when it says so: of a process
+//! that is killed no more is missing. A stack with a clock of its own is flushed when a stream ends.
+//!
 //! One [`PcapSink`] may serve several stacks; each is an interface of its own in the file. With both ends of a
 //! connection in one sink Wireshark sees everything twice and calls the second time a retransmission: choose one with
 //! the filter `frame.interface_name == "..."`, or give each end its own sink.
@@ -23,7 +26,10 @@ use std::{
     net::SocketAddr,
     os::fd::{BorrowedFd, OwnedFd},
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant, SystemTime},
 };
 
@@ -32,12 +38,20 @@ use parking_lot::Mutex;
 use crate::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
 use stream::CaptureStream;
 
-/// A pcapng file that is being written. It is flushed when a stream ends and when the last user drops it.
+/// How long a packet may wait in memory for others.
+pub const FLUSH_AFTER: Duration = Duration::from_millis(50);
+
+/// A pcapng file that is being written. It is flushed in good time, when a stream ends and when the last user drops it.
 pub struct PcapSink {
     file: Mutex<Output>,
+    /// When the oldest packet in memory has to go, in nanoseconds since the beginning; [`CLEAN`] without one.
+    due: AtomicU64,
     /// The same moment on the clock of stacks and on the wall.
     began: (Instant, SystemTime),
 }
+
+/// Nothing waits to be flushed.
+const CLEAN: u64 = u64::MAX;
 
 struct Output {
     writer: BufWriter<Box<dyn Write + Send>>,
@@ -66,7 +80,8 @@ impl PcapSink {
         pcapng::section(&mut block);
         writer.write_all(&block)?;
         let file = Mutex::new(Output { writer, interfaces: 0, failure: None, block });
-        Ok(Arc::new(Self { file, began: (Instant::now(), SystemTime::now()) }))
+        let due = AtomicU64::new(CLEAN);
+        Ok(Arc::new(Self { file, due, began: (Instant::now(), SystemTime::now()) }))
     }
 
     /// Writes everything to the file.
@@ -75,6 +90,7 @@ impl PcapSink {
     /// The system's, also of an earlier write. Streams go on without being captured then.
     pub fn flush(&self) -> io::Result<()> {
         let mut file = self.file.lock();
+        self.due.store(CLEAN, Ordering::Relaxed);
         match file.failure {
             Some(kind) => Err(kind.into()),
             None => file.writer.flush(),
@@ -97,7 +113,21 @@ impl PcapSink {
             None => self.began.1 - self.began.0.duration_since(at),
         };
         let time = wall.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-        self.file.lock().write(|block| pcapng::packet(block, interface, time, outgoing, fill));
+        let mut file = self.file.lock();
+        if self.due.load(Ordering::Relaxed) == CLEAN {
+            self.due.store(self.since_began(at + FLUSH_AFTER), Ordering::Relaxed);
+        }
+        file.write(|block| pcapng::packet(block, interface, time, outgoing, fill));
+    }
+
+    fn since_began(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.began.0).as_nanos()).unwrap_or(CLEAN - 1)
+    }
+
+    /// When it wants to be flushed.
+    fn due(&self) -> Option<Instant> {
+        let due = self.due.load(Ordering::Relaxed);
+        (due != CLEAN).then(|| self.began.0 + Duration::from_nanos(due))
     }
 }
 
@@ -154,6 +184,11 @@ impl<S: Stack> CaptureStack<S> {
         Self { inner, tap: Tap { sink, interface, own_clock } }
     }
 
+    /// Not by a clock that is not the wall's: what happens there would depend on the capture.
+    fn flush_due(&self) -> Option<Instant> {
+        if self.tap.own_clock.is_some() { None } else { self.tap.sink.due() }
+    }
+
     fn set_clock(&self) {
         if let Some(clock) = &self.tap.own_clock {
             *clock.lock() = self.inner.now();
@@ -190,8 +225,23 @@ impl<S: Stack> Stack for CaptureStack<S> {
         Ok(Box::new(CaptureStream::connecting(inner, self.tap.clone())))
     }
 
+    fn connect_self(
+        &mut self,
+        local: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        self.set_clock();
+        let inner = self.inner.connect_self(local, options, token)?;
+        Ok(Box::new(CaptureStream::to_itself(inner, self.tap.clone())))
+    }
+
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         self.set_clock();
+        if self.flush_due().is_some_and(|at| at <= Instant::now()) {
+            // An error stays with the sink.
+            let _ = self.tap.sink.flush();
+        }
         self.inner.poll(events)
     }
 
@@ -200,7 +250,7 @@ impl<S: Stack> Stack for CaptureStack<S> {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.inner.deadline()
+        self.inner.deadline().into_iter().chain(self.flush_due()).min()
     }
 
     fn now(&self) -> Instant {

@@ -144,6 +144,16 @@ impl<S: Stack> Stack for FaultStack<S> {
         Ok(self.shared.wrap(inner, Role::Connected, token))
     }
 
+    fn connect_self(
+        &mut self,
+        local: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        let inner = self.inner.connect_self(local, options, token)?;
+        Ok(self.shared.wrap(inner, Role::Connected, token))
+    }
+
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         self.inner.poll(events)?;
         let common = self.shared.0.lock();

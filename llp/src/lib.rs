@@ -166,6 +166,21 @@ pub trait Stack: Send {
         token: Token,
     ) -> io::Result<Box<dyn Stream>>;
 
+    /// Begins a stream from `local` (port 0: any) to itself: what is sent is what will be received, and so with the FIN. As for
+    /// [`Stack::connect`], a writable event tells that [`Stream::connect_result`] has an answer.
+    ///
+    /// # Errors
+    /// `Unsupported`: this stack has none. Otherwise as for [`Stack::connect`].
+    fn connect_self(
+        &mut self,
+        local: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        let _ = (local, options, token);
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this stack cannot connect a stream to itself"))
+    }
+
     /// Appends what is ready now. Never blocks.
     ///
     /// # Errors
@@ -201,6 +216,15 @@ impl<S: Stack + ?Sized> Stack for Box<S> {
         token: Token,
     ) -> io::Result<Box<dyn Stream>> {
         (**self).connect(local, peer, options, token)
+    }
+
+    fn connect_self(
+        &mut self,
+        local: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        (**self).connect_self(local, options, token)
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {

@@ -73,6 +73,18 @@ impl Stack for TcpStack {
         Ok(Box::new(TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (local, peer))?))
     }
 
+    fn connect_self(
+        &mut self,
+        local: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        let socket = setup::connecting_to_itself(local, options)?;
+        let own = setup::local_addr(&socket)?;
+        tracing::debug!(%own, "connecting to itself");
+        Ok(Box::new(TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (own, own))?))
+    }
+
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut ready = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];

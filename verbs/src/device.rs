@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
 use crate::mr::{FastMr, RawMr, RawMw};
 use crate::notify::EventQueue;
-use crate::options::{Limits, Progress};
+use crate::options::{DriveGuard, Limits, Progress};
 use crate::pd::Pd;
 use crate::qp::{Qp, QpInit};
 use crate::srq::{Srq, SrqAttr};
@@ -34,6 +34,8 @@ pub struct DeviceOptions {
     pub limits: Limits,
     /// Who makes progress.
     pub progress: Progress,
+    /// Done around every thread's work.
+    pub guard: Option<DriveGuard>,
 }
 
 impl Device {
@@ -56,7 +58,7 @@ impl Device {
     /// # Errors
     /// As [`Device::open`].
     pub fn with_stack(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Self> {
-        let driver = Driver::start(stack, options.limits, options.progress)?;
+        let driver = Driver::start(stack, options)?;
         Ok(Self { driver, events: Arc::default() })
     }
 

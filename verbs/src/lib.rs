@@ -40,7 +40,7 @@ pub use error::{Error, PostError, Result};
 pub use event::AsyncEvent;
 pub use mr::{FastMr, RawMr, RawMw, RemoteMr};
 pub use notify::EventQueue;
-pub use options::{ConnOptions, FpduSize, Limits, PeerProfile, Progress, Recognition};
+pub use options::{ConnOptions, DriveGuard, FpduSize, Limits, PeerProfile, Progress, Recognition};
 pub use pd::Pd;
 pub use qp::{Path, Qp, QpAttr, QpCap, QpInit, QpState};
 pub use srq::{Srq, SrqAttr};

@@ -140,6 +140,15 @@ pub enum Progress {
     Manual,
 }
 
+/// What is done around a thread's work for a device, whichever call brings it to drive.
+#[derive(Clone, Copy, Debug)]
+pub struct DriveGuard {
+    /// Called when the thread has taken the device.
+    pub enter: fn() -> i32,
+    /// Called with what `enter` gave, when the thread has let go and all that follows from its work is done.
+    pub leave: fn(i32),
+}
+
 /// Limits of a device; the defaults are no smaller than those of the Linux siw driver.
 #[derive(Clone, Debug)]
 pub struct Limits {

@@ -36,20 +36,29 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 }
 
 fn install(options: &Options) -> Result<(), String> {
+    build_and_put(&options.prefix, options.debug, |to| println!("{}", to.display()))
+}
+
+/// Installs what a release build makes, and says nothing of it.
+pub(crate) fn release(prefix: &Path) -> Result<(), String> {
+    build_and_put(prefix, false, |_| {})
+}
+
+fn build_and_put(prefix: &Path, debug: bool, done: impl Fn(&Path)) -> Result<(), String> {
     let mut build = cargo();
     build.args(["build", "-p", "uiw", "-p", "uiw-ibverbs", "-p", "uiw-rdmacm"]);
-    if !options.debug {
+    if !debug {
         build.arg("--release");
     }
     let status = build.status().map_err(|error| format!("cannot run cargo: {error}"))?;
     if !status.success() {
         return Err(format!("the build failed: {status}"));
     }
-    let built = target()?.join(if options.debug { "debug" } else { "release" });
+    let built = target()?.join(if debug { "debug" } else { "release" });
     for (from, to) in FILES {
-        let to = options.prefix.join(to);
+        let to = prefix.join(to);
         put(&built.join(from), &to).map_err(|error| format!("{}: {error}", to.display()))?;
-        println!("{}", to.display());
+        done(&to);
     }
     Ok(())
 }

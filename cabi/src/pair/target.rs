@@ -16,6 +16,8 @@ pub(crate) struct Target {
     /// Our address, and the peer's with its port.
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
+    /// The queue pair is its own peer.
+    pub(super) itself: bool,
     /// The PSN that we expect.
     pub(super) expects: u32,
     /// The PSN that we begin with, from RTS on.
@@ -49,7 +51,10 @@ impl Target {
         if own.is_ipv4() != remote.is_ipv4() || dest > 0xFF_FFFF || dest >> 8 == 0 {
             return Err(Errno::INVAL);
         }
+        // The port of a number is its process's at every address of the device.
+        let itself = dest == number && netdev.addresses.iter().any(|(address, _)| *address == remote);
         Ok(Self {
+            itself,
             own: End { qp_num: number, gid: gid::from_address(own) },
             peer: End { qp_num: dest, gid: gid::from_address(remote) },
             local: ports::socket_address(own, 0, netdev),
@@ -62,7 +67,7 @@ impl Target {
     /// Whether this end connects at once.
     pub(super) fn leads(&self) -> bool {
         let key = |end: &End| (end.qp_num, end.gid.raw);
-        key(&self.own) < key(&self.peer)
+        self.itself || key(&self.own) < key(&self.peer)
     }
 
     /// What we say to the peer.

@@ -4,6 +4,7 @@ use super::hello::{Hello, LATER};
 use super::{Patience, Target};
 use crate::boundary::Result;
 use crate::settings::Settings;
+use crate::signals::Held;
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,6 +107,7 @@ impl Worker {
             state: Mutex::default(),
         });
         let run = Arc::clone(&worker);
+        let _held = Held::new();
         let thread = thread::Builder::new().name("uiw-pairs".to_owned()).spawn(move || run.run())?;
         let _ = worker.thread.set(thread.thread().clone());
         Ok(worker)
@@ -277,15 +279,14 @@ impl State {
     fn call(&mut self, number: u32, worker: &Worker) {
         let Some(pair) = self.pairs.get_mut(&number) else { return };
         let target = &pair.target;
-        let hello = target.hello().emit();
-        match cm::connect(
-            &pair.qp,
-            Some(target.local),
-            target.remote,
-            &worker.options,
-            &hello,
-            &worker.channel,
-        ) {
+        let (options, channel) = (&worker.options, &worker.channel);
+        let begun = if target.itself {
+            cm::connect_self(&pair.qp, target.local, options, channel)
+        } else {
+            let hello = target.hello().emit();
+            cm::connect(&pair.qp, Some(target.local), target.remote, options, &hello, channel)
+        };
+        match begun {
             Ok(conn) => {
                 pair.phase = Phase::Calling(conn);
                 pair.next = None;
@@ -302,7 +303,8 @@ impl State {
         let Some(number) = self.conns.get(&conn).copied() else { return };
         let Some(pair) = self.pairs.get_mut(&number) else { return };
         let calling = pair.phase == Phase::Calling(conn);
-        let fits = Hello::parse(&info.private_data).is_some_and(|hello| pair.target.fits(&hello, info.peer));
+        let fits = pair.target.itself
+            || Hello::parse(&info.private_data).is_some_and(|hello| pair.target.fits(&hello, info.peer));
         if calling && !fits {
             tracing::warn!(qp = number, peer = %info.peer, "whoever answered is not the queue pair that was called");
             pair.qp.fail(WcStatus::RetryExceeded);
@@ -392,3 +394,6 @@ impl Pair {
         self.retry = (self.retry * 2).min(RETRY_MOST);
     }
 }
+
+#[cfg(test)]
+mod tests;

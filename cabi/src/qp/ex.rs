@@ -93,7 +93,7 @@ pub(super) fn fill(abi: &mut ibv_qp_ex, ops: u64) {
 /// # Safety
 /// `qp` is one of ours, between `ibv_wr_start` and `ibv_wr_complete` on this thread.
 unsafe fn with(qp: *mut ibv_qp_ex, body: impl FnOnce(&mut Batch) -> Result<()>) {
-    boundary::quick((), || {
+    boundary::light_value((), || {
         // SAFETY: the caller's promise: this thread holds the lock.
         unsafe {
             let object = Object::<Qp>::get(qp)?;
@@ -138,7 +138,7 @@ impl Batch {
 /// # Safety
 /// `qp` is one of ours.
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
-    boundary::value((), || {
+    boundary::light_value((), || {
         // SAFETY: the caller's promise.
         let object = unsafe { Object::<Qp>::get(qp) }?;
         let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
@@ -154,7 +154,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 /// # Safety
 /// `qp` is one of ours, behind `ibv_wr_start` on this thread; the requests are as for `ibv_post_send`.
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    boundary::code(|| {
+    boundary::light_code(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { Object::<Qp>::get(qp) }?;
         let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
@@ -198,7 +198,7 @@ fn inline_sge(batch: &Batch, wr: &Wr) -> Result<Sge> {
 /// # Safety
 /// `qp` is one of ours, behind `ibv_wr_start` on this thread.
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
-    boundary::value((), || {
+    boundary::light_value((), || {
         // SAFETY: the caller's promise.
         unsafe {
             let object = Object::<Qp>::get(qp)?;

@@ -1,5 +1,6 @@
 //! Where programs meet: on loopback, or in two network namespaces with a cable between them.
 
+use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::Command;
@@ -21,15 +22,31 @@ pub struct Namespaces {
     names: [String; 2],
 }
 
-/// A TCP port that nobody uses at the moment.
+/// A TCP port that nobody uses at the moment, and that no connection will have either: the ports that a system chooses by itself are
+/// taken by thousands of connections of other tests, also for a minute after their end, and in each namespace by others.
 ///
 /// # Panics
 /// When the system has none.
 #[must_use]
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    listener.local_addr().expect("its address").port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let chosen = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let end = chosen.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(32768);
+    let count = u32::max(end, FIRST_PORT + 1) - FIRST_PORT;
+    // Processes that run tests at the same time begin far from each other.
+    let begin = std::process::id().wrapping_mul(0x9E37_79B9);
+    for _ in 0..count {
+        let number = begin.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % count;
+        let port = (FIRST_PORT + number) as u16;
+        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no free port from {FIRST_PORT} to {end}");
 }
+
+/// Well above those of services.
+const FIRST_PORT: u32 = 10_240;
 
 impl Network {
     /// Two namespaces, or nothing where that is not possible; the test is noted as skipped then.

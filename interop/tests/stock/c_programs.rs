@@ -108,12 +108,16 @@ fn queue_pairs_are_connected_by_hand() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/pairs.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
-    Running::start(libraries.command(User::Same, &program)).end().well();
+    // They wait for most of their time.
+    let mut running = vec![Running::start(libraries.command(User::Same, &program))];
     // Where completion says that the peer has placed it, errors say more.
     for (persona, ack) in [("roce", ""), ("ib", ""), ("iwarp", "on")] {
         let mut command = libraries.command(User::Same, &program);
         command.arg("acknowledged").env("UIW_PERSONA", persona).env("UIW_ACK", ack);
-        Running::start(command).end().well();
+        running.push(Running::start(command));
+    }
+    for program in running {
+        program.end().well();
     }
 }
 

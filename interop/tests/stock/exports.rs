@@ -58,3 +58,43 @@ fn the_two_files_are_one_engine() {
     }
     assert!(exported(&objdump("-T", &libraries.folder().join("librdmacm.so.1"))).is_empty());
 }
+
+/// Every public name of the two libraries stands in a table of the documentation, with what it does here.
+#[test]
+fn every_verb_is_documented() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let read = |file: &str| fs::read_to_string(root.join(file)).expect(file);
+    let (verbs, cm) = (read("docs/run-your-program.md"), read("cabi/RDMACM.md"));
+    // Whole names between backticks.
+    let names = |text: &str| -> BTreeSet<String> {
+        text.split('`').skip(1).step_by(2).map(|name| name.trim_start_matches('_').to_owned()).collect()
+    };
+    let (verbs, cm) = (names(&verbs), names(&cm));
+    let drivers = [
+        "ibv_cmd_",
+        "ibv_copy_",
+        "ibv_register_driver",
+        "ibv_read_ibdev_sysfs_file",
+        "verbs_",
+        "_verbs",
+        "__ibv",
+    ];
+    let mut missing = Vec::new();
+    for line in read("cabi/data/exports.tsv").lines().skip(1) {
+        let name = line.split('\t').next().expect("a name");
+        if drivers.iter().any(|prefix| name.starts_with(prefix)) {
+            continue;
+        }
+        let known = match name.strip_prefix('_').unwrap_or(name) {
+            name if name.starts_with("rdma_") => cm.contains(name),
+            name if name.contains("ibv_") => verbs.contains(name),
+            // Sockets over RDMA.
+            name if name.starts_with('r') => cm.contains("rsocket"),
+            _ => line.contains("PRIVATE"),
+        };
+        if !known {
+            missing.push(name.to_owned());
+        }
+    }
+    assert!(missing.is_empty(), "{missing:?}");
+}

@@ -53,7 +53,7 @@ fn qperf_serves_a_child_a_client() {
 }
 
 /// Octets that fio moves.
-const SIZE: u64 = 256 << 20;
+const SIZE: u64 = 2 << 30;
 
 /// One side's job: fio forks a process for it.
 fn job(libraries: &Libraries, name: &str, lines: &[String]) -> Running {

@@ -1,6 +1,7 @@
 //! Stock programs on our two C libraries.
 
 mod c_programs;
+mod capture;
 mod cm;
 mod exports;
 mod forks;

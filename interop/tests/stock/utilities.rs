@@ -1,6 +1,7 @@
 //! Debian's ibverbs-utils: devices shown, and queue pairs connected by hand.
 
 use interop::stock::{Libraries, Network, Running, User, free_port, ordinary};
+use std::process::Command;
 
 #[test]
 fn devices_are_listed_and_described() {
@@ -138,5 +139,49 @@ fn ports_of_queue_pairs_are_those_asked_for() {
     server.end().well();
     for own in [low, high] {
         assert_eq!(client.count(&format!("QPN 0x{:06x}", u32::from(own) << 8)), 1, "{client:?}");
+    }
+}
+
+/// The end with the smaller number calls, and nothing of that gets through; the other end's call does. Whoever it is, and
+/// whether it is the server or the client of the program.
+#[test]
+fn the_other_end_calls_where_one_direction_is_walled_off() {
+    let (Some(_), Some(nft)) = (interop::require("ibv_rc_pingpong"), interop::require("nft")) else { return };
+    for server_calls in [true, false] {
+        let Some(network) = Network::veth() else { return };
+        let libraries = Libraries::get();
+        let port = free_port();
+        let [low, high] = [(7100, 7109), (7200, 7209)];
+        let (server_ports, client_ports) = if server_calls { (low, high) } else { (high, low) };
+        // In front of the end with the larger number.
+        let walled = |command| if server_calls { network.client(command) } else { network.server(command) };
+        let mut wall = Command::new(&nft);
+        wall.arg(format!(
+            "table inet wall {{ chain input {{ type filter hook input priority 0; tcp dport {}-{} counter drop; }} }}",
+            high.0, high.1
+        ));
+        let built = walled(wall).output().unwrap();
+        if !built.status.success() {
+            interop::skip(&format!("nftables: {}", String::from_utf8_lossy(&built.stderr).trim()));
+            return;
+        }
+        let command = |(first, last): (u16, u16)| {
+            let mut command = libraries.command(User::Same, "ibv_rc_pingpong");
+            command.args(["-d", "uiw_veth0", "-g", "0", "-p", &port.to_string(), "-n", "500"]);
+            command.env("UIW_QP_PORTS", format!("{first}-{last}"));
+            command
+        };
+        let mut server = Running::start(network.server(command(server_ports)));
+        server.wait_listening(port);
+        let mut client = command(client_ports);
+        client.arg(network.server_address().to_string());
+        let client = Running::start(network.client(client)).end();
+        client.well();
+        server.end().well();
+        // The wall was run into.
+        let mut look = Command::new(&nft);
+        look.args(["list", "table", "inet", "wall"]);
+        let said = String::from_utf8(walled(look).output().unwrap().stdout).unwrap();
+        assert!(said.contains("packets") && !said.contains("packets 0 "), "{said}");
     }
 }

@@ -14,6 +14,8 @@ pub(super) struct CaptureStream {
     inner: Box<dyn Stream>,
     tap: Tap,
     initiator: bool,
+    /// What is received is what was sent: written once.
+    to_itself: bool,
     /// The handshake was written.
     begun: bool,
     /// A RST was written, or FINs of both sides.
@@ -36,11 +38,18 @@ impl CaptureStream {
         stream
     }
 
+    pub(super) fn to_itself(inner: Box<dyn Stream>, tap: Tap) -> Self {
+        let mut stream = Self::new(inner, tap, true);
+        stream.to_itself = true;
+        stream
+    }
+
     fn new(inner: Box<dyn Stream>, tap: Tap, initiator: bool) -> Self {
         Self {
             inner,
             tap,
             initiator,
+            to_itself: false,
             begun: false,
             ended: false,
             ours: 0,
@@ -75,6 +84,12 @@ impl CaptureStream {
     /// The handshake.
     fn begin(&mut self) {
         if !std::mem::replace(&mut self.begun, true) {
+            if self.to_itself {
+                // A simultaneous open with itself.
+                self.control(true, SYN);
+                self.control(true, SYN | ACK);
+                return;
+            }
             self.control(self.initiator, SYN);
             self.control(!self.initiator, SYN | ACK);
             self.control(self.initiator, ACK);
@@ -85,7 +100,9 @@ impl CaptureStream {
         let seen = if outgoing { &mut self.our_fin } else { &mut self.their_fin };
         if !std::mem::replace(seen, true) && !self.ended {
             self.control(outgoing, FIN | ACK);
-            if self.our_fin && self.their_fin {
+            if self.to_itself {
+                self.end();
+            } else if self.our_fin && self.their_fin {
                 self.control(!outgoing, ACK);
                 self.end();
             }
@@ -152,6 +169,9 @@ impl Stream for CaptureStream {
 
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         let received = self.inner.recv(bufs).inspect_err(|error| self.note_error(error))?;
+        if self.to_itself {
+            return Ok(received);
+        }
         if received == 0 {
             self.begin();
             self.fin(false);

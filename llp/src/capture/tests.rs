@@ -301,3 +301,41 @@ fn tshark_reads_it() {
     }
     assert_eq!(total, 70_006, "{lines}");
 }
+
+#[test]
+fn a_stream_to_itself_is_written_once() {
+    let file = Shared::default();
+    let sink = PcapSink::new(Box::new(file.clone())).unwrap();
+    let mut stack = CaptureStack::new(TcpStack::new().unwrap(), sink, "tcp");
+    let mut stream = stack.connect_self((IP, 0).into(), &StreamOptions::default(), Token(1)).unwrap();
+    while !stream.connect_result().unwrap() {}
+    stream.send(&[IoVec::from(&b"to me"[..])]).unwrap();
+    let mut block = [0; 16];
+    while stream.recv(&mut [IoVecMut::from(&mut block[..])]).is_err() {}
+    assert_eq!(&block[..5], b"to me");
+    stream.shutdown().unwrap();
+    while stream.recv(&mut [IoVecMut::from(&mut block[..])]).is_err() {}
+    drop((stream, stack));
+    let flags: Vec<_> =
+        brief(&file, 0).into_iter().map(|(out, flags, _, _, len)| (out, flags, len)).collect();
+    assert_eq!(flags, [(true, 2, 0), (true, 0x12, 0), (true, 0x18, 5), (true, 0x11, 0)]);
+}
+
+/// Nobody ends the stream or drops the sink: a process that is killed has written what it did.
+#[test]
+fn what_was_written_reaches_the_file_by_the_deadline() {
+    let file = Shared::default();
+    let sink = PcapSink::new(Box::new(file.clone())).unwrap();
+    let mut stack = CaptureStack::new(TcpStack::new().unwrap(), sink, "tcp");
+    assert_eq!(stack.deadline(), None, "nothing is due in an empty file");
+    let mut stream = stack.connect_self((IP, 0).into(), &StreamOptions::default(), Token(1)).unwrap();
+    while !stream.connect_result().unwrap() {}
+    stream.send(&[IoVec::from(&b"to me"[..])]).unwrap();
+    let due = stack.deadline().expect("a time");
+    let mut events = Vec::new();
+    stack.poll(&mut events).unwrap();
+    std::thread::sleep(due.saturating_duration_since(Instant::now()));
+    stack.poll(&mut events).unwrap();
+    assert!(read(&file.0.lock(), 0).iter().any(|(_, segment)| segment.payload == b"to me"));
+    assert_eq!(stack.deadline(), None, "an idle stack does not want to be polled");
+}

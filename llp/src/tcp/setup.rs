@@ -33,6 +33,19 @@ pub(super) fn connecting(
         socket.set_reuse_address(local.port() != 0)?;
         socket.bind(&local.into())?;
     }
+    begin(socket, peer)
+}
+
+/// A socket that connects to its own end: TCP's simultaneous open (RFC 9293 section 3.5), with itself.
+pub(super) fn connecting_to_itself(local: SocketAddr, options: &StreamOptions) -> io::Result<Socket> {
+    let socket = socket(local)?;
+    apply(&socket, local, options)?;
+    socket.bind(&local.into())?;
+    let own = local_addr(&socket)?;
+    begin(socket, own)
+}
+
+fn begin(socket: Socket, peer: SocketAddr) -> io::Result<Socket> {
     match socket.connect(&peer.into()) {
         Ok(()) => Ok(socket),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => Ok(socket),

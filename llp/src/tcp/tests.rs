@@ -372,3 +372,37 @@ fn without_descriptors_connections_are_cut_and_the_listener_lives() {
     }
     listener.accept(Token(3)).unwrap();
 }
+
+#[test]
+fn a_stream_to_itself_receives_what_it_sends() {
+    for ip in [std::net::IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+        let mut stack = TcpStack::new().unwrap();
+        let options = StreamOptions::default();
+        let mut stream = match stack.connect_self(SocketAddr::new(ip, 0), &options, CLIENT) {
+            // A machine without IPv6.
+            Err(_) if ip.is_ipv6() => return,
+            stream => stream.unwrap(),
+        };
+        wait(&mut stack, |e| e.token == CLIENT && e.writable);
+        assert!(stream.connect_result().unwrap());
+        assert_eq!(stream.local_addr(), stream.peer_addr());
+        stream.set_interest(Interest::READ).unwrap();
+        quiet(&mut stack);
+        // It is bounded, and nobody but its reader makes room.
+        let mut sent = 0;
+        let block: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8).collect();
+        while let Ok(n) = send(&mut *stream, &block) {
+            sent += n;
+            assert!(sent < 1 << 30, "no end");
+            if n < block.len() {
+                break;
+            }
+        }
+        wait(&mut stack, |e| e.token == CLIENT && e.readable);
+        let got = recv(&mut *stream, sent).unwrap();
+        assert_eq!(got.len(), sent);
+        assert!(got.chunks(block.len()).all(|part| *part == block[..part.len()]));
+        stream.shutdown().unwrap();
+        assert_eq!(recv(&mut *stream, 1).unwrap(), [], "its own FIN");
+    }
+}

@@ -12,8 +12,9 @@ use crate::driver::{Slot, TimerKind};
 use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
 use crate::options::ConnOptions;
-use crate::qp::{Conn, Phase, Qp};
+use crate::qp::{Conn, Phase, Qp, QpInner};
 use crate::wc::WireReason;
+use llp::{Stack, Stream, Token};
 use mpa::startup::{Initiator, Negotiated};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -175,6 +176,48 @@ pub fn connect(
     let inner = &qp.0;
     check_options(inner.driver.limits().max_rd_atomic, options)?;
     Initiator::new(options.mpa(), private_data)?;
+    begin(inner, options, channel, |stack, token| {
+        let stream = stack
+            .connect(local, peer, &options.stream, token)
+            .map_err(|source| startup::connect_error(peer, source))?;
+        let prepare = |conn: &mut Conn| {
+            conn.private_data = private_data.to_vec();
+            conn.asked_local = local;
+        };
+        Ok((stream, prepare))
+    })
+}
+
+/// Connects `qp` to itself, by a stream from `local` (port 0: any) to the same address: it receives what it sends, and reads and
+/// writes its own domain's memory. Nothing is negotiated; both ends have `options`, and a smaller one of IRD and ORD counts for
+/// both. The outcome is an event on `channel`, as of [`connect`]. A fault that the stream finds in itself ends the request that
+/// it is about with the status that a peer's Terminate would give it.
+///
+/// # Errors
+/// As for [`connect`]; [`Error::Lost`] where the device's stack has no such streams.
+pub fn connect_self(
+    qp: &Qp,
+    local: SocketAddr,
+    options: &Arc<ConnOptions>,
+    channel: &Arc<CmChannel>,
+) -> Result<ConnId> {
+    let inner = &qp.0;
+    check_options(inner.driver.limits().max_rd_atomic, options)?;
+    begin(inner, options, channel, |stack, token| {
+        let stream = stack
+            .connect_self(local, &options.stream, token)
+            .map_err(|source| startup::connect_error(local, source))?;
+        Ok((stream, |conn: &mut Conn| conn.to_itself = true))
+    })
+}
+
+/// Gives `qp` a connection in set-up, on a stream that `open` begins.
+fn begin<P: FnOnce(&mut Conn)>(
+    inner: &Arc<QpInner>,
+    options: &Arc<ConnOptions>,
+    channel: &Arc<CmChannel>,
+    open: impl FnOnce(&mut dyn Stack, Token) -> Result<(Box<dyn Stream>, P)>,
+) -> Result<ConnId> {
     let mut busy = inner.driver.lock();
     let (core, driver) = busy.parts();
     inner.may_connect("connecting")?;
@@ -182,13 +225,10 @@ pub fn connect(
     let id = ConnId(driver.next_stream().0);
     let cm = CmSide::new(id, Arc::clone(channel));
     let opened = core.insert(|stack, token| {
-        let stream = stack
-            .connect(local, peer, &options.stream, token)
-            .map_err(|source| startup::connect_error(peer, source))?;
+        let (stream, prepare) = open(stack, token)?;
         let mut conn = Conn::new(token, stream, Phase::Connecting, Arc::clone(options), cm, sink);
         conn.qp = Some(Arc::clone(inner));
-        conn.private_data = private_data.to_vec();
-        conn.asked_local = local;
+        prepare(&mut conn);
         Ok(Slot::Conn(Box::new(conn)))
     });
     let token = match opened {

@@ -3,9 +3,9 @@
 use crate::cm::{ConnInfo, ConnRequest};
 use crate::driver::{Env, TimerKind};
 use crate::error::Error;
-use crate::qp::{Conn, Down, Phase, QpState, SqMode};
+use crate::qp::{Conn, Down, Peer, Phase, QpState, SqMode};
 use mem::IoVecMut;
-use mpa::startup::{Initiator, Negotiated, Outcome, Revision, StartupRefusal};
+use mpa::startup::{Initiator, Negotiated, Outcome, Revision, RtrKinds, StartupRefusal};
 use rdmap::Fault;
 use std::io;
 use std::net::SocketAddr;
@@ -30,6 +30,7 @@ impl Conn {
     pub(crate) fn on_connect_event(&mut self, env: &mut Env<'_>) {
         match self.stream.connect_result() {
             Ok(false) => {}
+            Ok(true) if self.to_itself => self.open_to_itself(env),
             Ok(true) => self.send_request(env),
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && self.asks_again(env) => {}
             Err(error) => {
@@ -42,7 +43,7 @@ impl Conn {
     /// After a refusal: whether TCP will be tried once more.
     fn asks_again(&mut self, env: &mut Env<'_>) -> bool {
         let (since, pause) = self.refused.unwrap_or((env.now, FIRST_PAUSE));
-        if env.now + pause > since + self.options.refused_patience {
+        if self.to_itself || env.now + pause > since + self.options.refused_patience {
             return false;
         }
         self.refused = Some((since, pause * 2));
@@ -64,6 +65,30 @@ impl Conn {
         let request = initiator.request();
         self.phase = Phase::AwaitReply(Box::new(initiator));
         self.send_startup(&request, env);
+    }
+
+    /// A stream to itself has nobody to agree with: Full Operation begins at once, with our own settings on both ends.
+    fn open_to_itself(&mut self, env: &mut Env<'_>) {
+        let options = &self.options;
+        // What it asks of itself is what it owes itself.
+        let depth = options.ird.min(options.ord).min(env.driver.limits().max_rd_atomic);
+        let negotiated = Negotiated {
+            revision: 2,
+            enhanced: true,
+            crc: options.crc,
+            markers_tx: options.markers,
+            markers_rx: options.markers,
+            ird: depth,
+            ord: depth,
+            peer_to_peer: false,
+            rtr: None,
+            rtr_kinds: RtrKinds::NONE,
+        };
+        self.peer = Peer::itself();
+        let info = self.info(negotiated, Vec::new());
+        self.enter_rts(negotiated, env);
+        self.cm.established(info, env.wakes);
+        self.on_readable(env);
     }
 
     /// Queues a startup frame and sends what TCP takes.
@@ -216,7 +241,7 @@ impl Conn {
         let info = self.info(negotiated, request.private_data().to_vec());
         self.options = Arc::clone(options);
         self.no_receive_timeout = options.no_receive_timeout;
-        self.peer = crate::qp::Peer::new(false, options.recognition, 0);
+        self.peer = Peer::new(false, options.recognition, 0);
         self.qp = Some(Arc::clone(qp));
         let peer_to_peer = negotiated.peer_to_peer;
         self.send_startup(&reply, env);

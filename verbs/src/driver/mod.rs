@@ -16,8 +16,9 @@ pub(crate) use pool::Pool;
 pub(crate) use progress::TaskLead;
 pub(crate) use timers::{TIMER_KINDS, TimerKind, Timers};
 
+use crate::device::DeviceOptions;
 use crate::error::{Error, Result};
-use crate::options::{Limits, Progress};
+use crate::options::{DriveGuard, Limits, Progress};
 use crate::qp::QpInner;
 use llp::{Stack, Token};
 use parking_lot::{Mutex, MutexGuard};
@@ -87,12 +88,14 @@ pub(crate) struct Driver {
     limits: Limits,
     pub(crate) qps: Mutex<HashMap<u32, Weak<QpInner>>>,
     sleepers: Sleepers,
+    guard: Option<DriveGuard>,
     next_num: AtomicU32,
     next_stream: std::sync::atomic::AtomicU64,
 }
 
 impl Driver {
-    pub(crate) fn start(stack: Box<dyn Stack>, limits: Limits, progress: Progress) -> Result<Arc<Self>> {
+    pub(crate) fn start(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Arc<Self>> {
+        let DeviceOptions { limits, progress, guard } = options;
         let table = mem::Table::new(mem::Limits { max_entries: limits.max_mr });
         let sleepers = Sleepers::new(stack.wait_fd(), progress)?;
         let driver = Arc::new(Self {
@@ -105,6 +108,7 @@ impl Driver {
             limits,
             qps: Mutex::default(),
             sleepers,
+            guard,
             next_num: AtomicU32::new(1),
             next_stream: std::sync::atomic::AtomicU64::new(1),
         });
@@ -136,9 +140,10 @@ impl Driver {
 
     /// Takes the core, waiting for it: control path only.
     pub(crate) fn lock(self: &Arc<Self>) -> Busy<'_> {
+        let guarded = self.guarded();
         let mut core = self.core.lock();
         core.look_at_clock();
-        Busy { driver: self, core: Some(core) }
+        Busy { driver: self, core: Some(core), _guarded: guarded }
     }
 
     /// Whether a connection of a queue pair that is gone has something left to say.
@@ -151,7 +156,11 @@ impl Driver {
     }
 
     fn try_lock(self: &Arc<Self>) -> Option<Busy<'_>> {
-        self.core.try_lock().map(|core| Busy { driver: self, core: Some(core) })
+        self.core.try_lock().map(|core| Busy { driver: self, core: Some(core), _guarded: self.guarded() })
+    }
+
+    fn guarded(&self) -> Option<Guarded> {
+        self.guard.map(|guard| Guarded { leave: guard.leave, entered: (guard.enter)() })
     }
 
     /// Pumps once if nobody else does. Returns how much was done.
@@ -181,6 +190,20 @@ const SERVE_OTHERS: usize = 8;
 pub(crate) struct Busy<'a> {
     driver: &'a Arc<Driver>,
     core: Option<MutexGuard<'a, Core>>,
+    /// Dropped last.
+    _guarded: Option<Guarded>,
+}
+
+/// Between a [`DriveGuard`]'s two calls.
+struct Guarded {
+    leave: fn(i32),
+    entered: i32,
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        (self.leave)(self.entered);
+    }
 }
 
 impl Busy<'_> {

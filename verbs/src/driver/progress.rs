@@ -75,6 +75,8 @@ struct Shared {
     deferred: AtomicBool,
     /// The background thread sleeps on a timer, behind which it looks at what is posted.
     watches: AtomicBool,
+    /// At its last look somebody polled and drove.
+    trusts: AtomicBool,
     stop: AtomicBool,
     manual: bool,
 }
@@ -92,6 +94,7 @@ impl Sleepers {
             leader_sleeps: AtomicBool::new(false),
             deferred: AtomicBool::new(false),
             watches: AtomicBool::new(false),
+            trusts: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             manual: progress == Progress::Manual,
         })))
@@ -248,8 +251,11 @@ impl Driver {
     pub(crate) fn deferred(&self) {
         let shared = &self.sleepers.0;
         // To wake a thread for what the poller is about to do would only make it contend for the core, and for a processor.
-        // One poll is no promise of another: somebody must be about to look.
-        if shared.polled.load(Ordering::Relaxed) && shared.watches.load(Ordering::SeqCst) {
+        // One poll is no promise of another: somebody must be about to look. Who polled until the last look is trusted until
+        // the next one: he posts hundreds of messages between two polls, and on two processors a thread that takes the core
+        // beside him and his peer is soon one that holds it without a processor.
+        let polls = shared.polled.load(Ordering::Relaxed) || shared.trusts.load(Ordering::Relaxed);
+        if polls && shared.watches.load(Ordering::SeqCst) {
             return;
         }
         if !shared.manual && !shared.deferred.swap(true, Ordering::SeqCst) {
@@ -450,7 +456,10 @@ fn background(shared: &Shared, driver: &Weak<Driver>) {
         if shared.deferred.load(Ordering::SeqCst) {
             std::thread::sleep(DEFER);
             shared.deferred.store(false, Ordering::SeqCst);
-            drive(shared, driver, false);
+            // Mostly a poll has served them.
+            if driver.upgrade().is_some_and(|driver| driver.pending.load(Ordering::SeqCst)) {
+                drive(shared, driver, false);
+            }
         } else if let Some(wait) = follow(shared, driver, &mut habits) {
             help(shared, driver, &mut habits);
             shared.watches.store(wait.is_some(), Ordering::SeqCst);
@@ -467,6 +476,7 @@ fn follow(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) -> Option
     habits.driven = habits.see_rounds(driver);
     // Who polls but never finds the queue empty does not drive: a program that spins on its memory until the peer has written.
     let polled = shared.polled.swap(false, Ordering::SeqCst) && habits.driven;
+    shared.trusts.store(polled, Ordering::Relaxed);
     let mut roles = shared.roles.lock();
     let led = matches!(roles.leader, Leader::App(_));
     let awake = led && !shared.leader_sleeps.load(Ordering::SeqCst);
@@ -521,8 +531,18 @@ struct Habits {
 impl Habits {
     /// Whether somebody drove since it was asked last.
     fn see_rounds(&mut self, driver: &Weak<Driver>) -> bool {
-        let now = driver.upgrade().map_or(self.rounds, |driver| driver.rounds.load(Ordering::Relaxed));
+        let now = self.rounds_now(driver);
         std::mem::replace(&mut self.rounds, now) != now
+    }
+
+    /// As [`Self::see_rounds`], and the next question is answered the same: two looks right after one another find no round
+    /// between them.
+    fn has_rounds(&self, driver: &Weak<Driver>) -> bool {
+        self.rounds_now(driver) != self.rounds
+    }
+
+    fn rounds_now(&self, driver: &Weak<Driver>) -> u32 {
+        driver.upgrade().map_or(self.rounds, |driver| driver.rounds.load(Ordering::Relaxed))
     }
 }
 
@@ -545,7 +565,7 @@ fn lead(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) {
         mine
     };
     // While somebody polls and drives the arrival belongs to the thread that polls; with another leader, to it.
-    let theirs = shared.polled.load(Ordering::SeqCst) && habits.see_rounds(driver);
+    let theirs = shared.polled.load(Ordering::SeqCst) && habits.has_rounds(driver);
     if mine && !theirs {
         drive(shared, driver, readable);
         habits.see_rounds(driver);

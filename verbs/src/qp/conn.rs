@@ -56,6 +56,8 @@ pub(crate) struct Conn {
     pub(crate) stream: Box<dyn Stream>,
     pub(crate) phase: Phase,
     pub(crate) initiator: bool,
+    /// The other end is this one.
+    pub(crate) to_itself: bool,
     pub(crate) options: Arc<ConnOptions>,
     pub(crate) no_receive_timeout: Duration,
     pub(crate) cm: CmSide,
@@ -112,6 +114,7 @@ impl Conn {
             token,
             phase,
             initiator,
+            to_itself: false,
             peer: Peer::new(initiator, options.recognition, nonce),
             no_receive_timeout: options.no_receive_timeout,
             options,

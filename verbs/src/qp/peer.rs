@@ -76,6 +76,11 @@ impl Peer {
         Self { known, initiator, on: mode == Recognition::On, nonce: nonce & NONCE_MASK }
     }
 
+    /// A queue pair that is connected to itself: nothing needs to be said.
+    pub(crate) fn itself() -> Self {
+        Self { known: Known::Ours(Features::OURS), initiator: true, on: false, nonce: 0 }
+    }
+
     pub(crate) fn is_open(&self) -> bool {
         self.known == Known::NotYet
     }

@@ -60,6 +60,7 @@ impl Conn {
         let span = self.span.clone();
         let _entered = span.enter();
         self.log(&down);
+        let down = if self.to_itself { self.as_its_own_peer(down) } else { down };
         if matches!(down, Down::Closed) && self.may_leave() {
             self.leave(env);
             return;
@@ -82,6 +83,14 @@ impl Conn {
             Down::Lost(_) | Down::Cut => self.cut(env),
             _ if !whole => self.cut(env),
             _ => self.finish(env),
+        }
+    }
+
+    /// What the fault of a peer is where the peer is this very stream: the Terminate that it sends itself has come already.
+    fn as_its_own_peer(&self, down: Down) -> Down {
+        match (&down, self.terminate_for(&down)) {
+            (Down::Fault(_), Some(terminate)) => Down::Terminated(Box::new(terminate), Origin::Rfc),
+            _ => down,
         }
     }
 
@@ -258,6 +267,7 @@ impl Conn {
         matches!(self.phase, Phase::Open)
             && self.tx.acknowledges()
             && !self.tx.hold
+            && !self.to_itself
             && !self.is_inside_request()
             && !self.fin.wanted
             && !self.fin.received

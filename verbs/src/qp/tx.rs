@@ -21,6 +21,7 @@ use mpa::startup::Rtr;
 use mpa::tx::FpduTx;
 use rdmap::{Opcode, Protection};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 /// Octets given to TCP in one call, about.
 const BATCH: u64 = 256 << 10;
@@ -62,6 +63,34 @@ pub(crate) struct Tx {
     /// A Read to be sent behind all, for a queue pair that is gone.
     pub(super) farewell: bool,
     spans: Vec<Span>,
+    unsigned: Unsigned,
+}
+
+/// FPDUs in staging whose CRCs are still to be computed. To read octets right behind their stores is slow (45 against 23
+/// nanoseconds for 1,418), so the copies of some go before the CRCs of all.
+#[derive(Default)]
+struct Unsigned {
+    fpdus: Vec<Range<usize>>,
+}
+
+impl Unsigned {
+    /// Octets copied before their CRCs: they stay in the first-level cache.
+    const MOST: usize = 16 << 10;
+
+    /// Makes an FPDU of `staging[start..]`. To be followed by [`Unsigned::sign`] before anything is sent.
+    fn frame(&mut self, fpdu: &mut FpduTx, staging: &mut Vec<u8>, start: usize) {
+        fpdu.frame(staging, start);
+        self.fpdus.push(start..staging.len());
+        if staging.len() - self.fpdus[0].start >= Self::MOST {
+            self.sign(fpdu, staging);
+        }
+    }
+
+    fn sign(&mut self, fpdu: &FpduTx, staging: &mut [u8]) {
+        for range in self.fpdus.drain(..) {
+            fpdu.sign(&mut staging[range]);
+        }
+    }
 }
 
 /// What a look for small requests came to.
@@ -92,6 +121,7 @@ impl Tx {
             acks: Acks::default(),
             farewell: false,
             spans: Vec::new(),
+            unsigned: Unsigned::default(),
         }
     }
 
@@ -265,6 +295,7 @@ impl Conn {
     /// Requests of one small FPDU each, under one lock of the send queue.
     fn burst(&mut self, env: &mut Env<'_>) -> Result<Burst, Down> {
         let built = self.build_burst(env);
+        self.tx.unsigned.sign(&self.tx.fpdu, &mut self.out.staging);
         self.recent.let_go();
         built
     }
@@ -303,7 +334,7 @@ impl Conn {
                     table.hold_local(&mut self.recent, sge.lkey, pd, range, false).map_err(|_| failed)?;
                 pin.copy_to_vec(0..pin.len(), &mut self.out.staging);
             }
-            self.tx.fpdu.seal(&mut self.out.staging, start);
+            self.tx.unsigned.frame(&mut self.tx.fpdu, &mut self.out.staging, start);
             self.out.push_staged(start);
             self.out.end_fpdu();
             sq.begun(seq, header.msn());
@@ -375,13 +406,14 @@ impl Conn {
                 fpdu.end();
             } else {
                 pin.copy_to_vec(done..end, &mut self.out.staging);
-                self.tx.fpdu.seal(&mut self.out.staging, start);
+                self.tx.unsigned.frame(&mut self.tx.fpdu, &mut self.out.staging, start);
                 self.out.push_staged(start);
             }
             self.out.end_fpdu();
             message.offset += len;
             done = end;
         }
+        self.tx.unsigned.sign(&self.tx.fpdu, &mut self.out.staging);
         let whole = pin.len();
         drop(pin);
         if let Source::Request { sge, sge_offset, .. } = &mut message.source {

@@ -4,6 +4,7 @@ mod acknowledged;
 mod common;
 mod data;
 mod foreign;
+mod itself;
 mod migrate;
 mod peer;
 mod progress;

@@ -1,6 +1,9 @@
 //! `cargo xtask bench`: measurements beside their bars.
 
+mod connects;
 mod hostile;
+mod instructions;
+mod perftest;
 mod speed;
 
 use std::process::ExitCode;
@@ -12,6 +15,12 @@ pub(crate) enum Bench {
     Speed(speed::Options),
     /// A server among peers that mean it no good: what it serves the others, and what it keeps
     Hostile(hostile::Options),
+    /// Instructions a round under callgrind, beside the committed figures: stable on a busy machine
+    Instructions(instructions::Options),
+    /// Connections set up a second, beside TCP's
+    Connects(connects::Options),
+    /// Debian's perftest on the C libraries beside `uiw perf` and raw TCP
+    Perftest(perftest::Options),
 }
 
 /// Runs a benchmark.
@@ -19,5 +28,8 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
     match bench {
         Bench::Speed(options) => speed::run(options),
         Bench::Hostile(options) => hostile::run(options),
+        Bench::Instructions(options) => instructions::run(options),
+        Bench::Connects(options) => connects::run(options),
+        Bench::Perftest(options) => perftest::run(options),
     }
 }

@@ -54,16 +54,13 @@ static void let_go(struct rdma_cm_id *id, struct ibv_mr *mr)
 		fail("rdma_destroy_id");
 }
 
-static void talk(uint16_t port)
+/* A connection to the parent, and a message of this process's own making. */
+static struct rdma_cm_id *call(struct rdma_event_channel *channel, uint16_t port, char *message, size_t size, struct ibv_mr **mr)
 {
 	struct sockaddr_in server = { .sin_family = AF_INET, .sin_port = port, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	char message[32] = "from a child";
-	struct rdma_event_channel *channel;
 	struct rdma_cm_id *id;
-	struct ibv_mr *mr;
-	struct ibv_wc wc;
 
-	if (!(channel = rdma_create_event_channel()) || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP))
+	if (rdma_create_id(channel, &id, NULL, RDMA_PS_TCP))
 		fail("a child's id");
 	if (rdma_resolve_addr(id, NULL, (void *)&server, 2000))
 		fail("rdma_resolve_addr");
@@ -72,15 +69,35 @@ static void talk(uint16_t port)
 		fail("rdma_resolve_route");
 	rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_ROUTE_RESOLVED));
 	make_qp(id);
-	if (!(mr = rdma_reg_msgs(id, message, sizeof message)))
+	if (!(*mr = rdma_reg_msgs(id, message, size)))
 		fail("rdma_reg_msgs");
 	if (rdma_connect(id, NULL))
 		fail("rdma_connect");
 	rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_ESTABLISHED));
-	if (rdma_post_send(id, NULL, message, sizeof message, mr, IBV_SEND_SIGNALED))
+	return id;
+}
+
+static void say(struct rdma_cm_id *id, char *message, size_t size, struct ibv_mr *mr)
+{
+	struct ibv_wc wc;
+
+	if (rdma_post_send(id, NULL, message, size, mr, IBV_SEND_SIGNALED))
 		fail("rdma_post_send");
 	if (rdma_get_send_comp(id, &wc) != 1 || wc.status != IBV_WC_SUCCESS)
 		fail("rdma_get_send_comp");
+}
+
+static void talk(uint16_t port)
+{
+	struct rdma_event_channel *channel = rdma_create_event_channel();
+	char message[32] = "from a child";
+	struct rdma_cm_id *id;
+	struct ibv_mr *mr;
+
+	if (!channel)
+		fail("a child's channel");
+	id = call(channel, port, message, sizeof message, &mr);
+	say(id, message, sizeof message, mr);
 	if (rdma_disconnect(id))
 		fail("rdma_disconnect");
 	rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_DISCONNECTED));
@@ -172,6 +189,54 @@ static void child_holds_nothing(struct rdma_event_channel *channel)
 		fail("letting go");
 }
 
+/* A child connects, has a child of its own, and dies: the connection dies with it, though the other one lives on. */
+static void dies_with_its_maker(struct rdma_event_channel *channel, uint16_t port)
+{
+	char message[32] = "";
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+	struct ibv_mr *mr;
+	struct ibv_wc wc;
+	pid_t maker = fork(), heir;
+
+	if (maker < 0)
+		fail("fork");
+	if (maker == 0) {
+		struct rdma_event_channel *own = rdma_create_event_channel();
+
+		if (!own)
+			fail("a child's channel");
+		id = call(own, port, message, sizeof message, &mr);
+		heir = fork();
+		if (heir < 0)
+			fail("fork");
+		if (heir > 0) {
+			snprintf(message, sizeof message, "%d", (int)heir);
+			say(id, message, sizeof message, mr);
+		}
+		for (;;)
+			pause();
+	}
+	event = next(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
+	id = event->id;
+	rdma_ack_cm_event(event);
+	make_qp(id);
+	if (!(mr = rdma_reg_msgs(id, message, sizeof message)) || rdma_post_recv(id, NULL, message, sizeof message, mr))
+		fail("a receive");
+	if (rdma_accept(id, NULL))
+		fail("rdma_accept");
+	rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_ESTABLISHED));
+	if (rdma_get_recv_comp(id, &wc) != 1 || wc.status != IBV_WC_SUCCESS)
+		fail("rdma_get_recv_comp");
+	heir = atoi(message);
+	if (heir <= 1 || kill(maker, SIGKILL) || waitpid(maker, NULL, 0) != maker)
+		fail("killing the child");
+	rdma_ack_cm_event(next(channel, RDMA_CM_EVENT_DISCONNECTED));
+	if (kill(heir, SIGKILL))
+		fail("its own child lives");
+	let_go(id, mr);
+}
+
 int main(void)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET };
@@ -198,6 +263,7 @@ int main(void)
 		}
 	}
 	child_holds_nothing(channel);
+	dies_with_its_maker(channel, port);
 	if (rdma_destroy_id(listener))
 		fail("rdma_destroy_id");
 	rdma_destroy_event_channel(channel);

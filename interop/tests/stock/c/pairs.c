@@ -362,6 +362,71 @@ static void errors_land_where_they_belong(void)
 	unmake(&b);
 }
 
+/* A queue pair whose peer is itself: it serves its own requests, and finds its own mistakes. */
+static void itself(int acknowledged)
+{
+	static struct end a;
+	struct ibv_sge sge = { (uintptr_t)a.buffer + 64, 8, 0 };
+	struct ibv_send_wr atomic = { .wr_id = 5, .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	uint64_t *counter = (uint64_t *)(a.buffer + 1024);
+	int life;
+
+	make(&a);
+	for (life = 0; life < 3; life++) {
+		ready(&a, &a, 7);
+		receive(&a, 1);
+		memset(a.buffer, 0, SIZE);
+		strcpy(a.buffer + 64, "to me");
+		post(&a, IBV_WR_SEND, 1, 0, 0);
+		expect(&a, 1, IBV_WC_SUCCESS);
+		expect(&a, 1, IBV_WC_SUCCESS);
+		CHECK(!strcmp(a.buffer, "to me"));
+		post(&a, IBV_WR_RDMA_WRITE, 2, (uintptr_t)a.buffer + 512, a.mr->rkey);
+		expect(&a, 2, IBV_WC_SUCCESS);
+		/* A Read of what was written comes behind it. */
+		post(&a, IBV_WR_RDMA_READ, 3, (uintptr_t)a.buffer + 512, a.mr->rkey);
+		expect(&a, 3, IBV_WC_SUCCESS);
+		CHECK(!strcmp(a.buffer + 512, "to me") && !strcmp(a.buffer + 64, "to me"));
+
+		*counter = 40;
+		sge.lkey = a.mr->lkey;
+		atomic.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+		atomic.wr.atomic.remote_addr = (uintptr_t)counter;
+		atomic.wr.atomic.rkey = a.mr->rkey;
+		atomic.wr.atomic.compare_add = 2;
+		CHECK(!ibv_post_send(a.qp, &atomic, &bad));
+		expect(&a, 5, IBV_WC_SUCCESS);
+		CHECK(*counter == 42 && *(uint64_t *)(a.buffer + 64) == 40);
+		atomic.opcode = IBV_WR_ATOMIC_CMP_AND_SWP;
+		atomic.wr.atomic.compare_add = 42;
+		atomic.wr.atomic.swap = 7;
+		CHECK(!ibv_post_send(a.qp, &atomic, &bad));
+		expect(&a, 5, IBV_WC_SUCCESS);
+		CHECK(*counter == 7 && *(uint64_t *)(a.buffer + 64) == 42);
+
+		post(&a, IBV_WR_RDMA_READ, 6, (uintptr_t)a.buffer, a.mr->rkey ^ 0x5500);
+		receive(&a, 7);
+		expect(&a, 6, IBV_WC_REM_ACCESS_ERR);
+		expect(&a, 7, IBV_WC_WR_FLUSH_ERR);
+		CHECK(state_of(&a) == IBV_QPS_ERR);
+		to(&a, IBV_QPS_RESET);
+		if (!acknowledged)
+			continue;
+		ready(&a, &a, 7);
+		post(&a, IBV_WR_RDMA_WRITE, 8, (uintptr_t)a.buffer + 512, a.mr->rkey);
+		post(&a, IBV_WR_RDMA_WRITE, 9, (uintptr_t)a.buffer + 512, a.mr->rkey ^ 0x5500);
+		post(&a, IBV_WR_RDMA_WRITE, 10, (uintptr_t)a.buffer + 512, a.mr->rkey);
+		expect(&a, 8, IBV_WC_SUCCESS);
+		expect(&a, 9, IBV_WC_REM_ACCESS_ERR);
+		expect(&a, 10, IBV_WC_WR_FLUSH_ERR);
+		to(&a, IBV_QPS_RESET);
+	}
+	/* It may go with work under way. */
+	ready(&a, &a, 7);
+	post(&a, IBV_WR_SEND, 11, 0, 0);
+	unmake(&a);
+}
+
 /* More queue pairs than one TCP port has slots, all with numbers of their own. */
 static void many(void)
 {
@@ -421,6 +486,7 @@ int main(int argc, char **argv)
 	strangers_wait_outside();
 	if (acknowledged)
 		errors_land_where_they_belong();
+	itself(acknowledged);
 	many();
 	CHECK(!ibv_dealloc_pd(pd));
 	CHECK(!ibv_close_device(context));

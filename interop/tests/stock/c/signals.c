@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #define CHECK(condition) do { \
@@ -87,6 +88,30 @@ static void interrupted(void *(*wait)(void *))
 	CHECK(result == -1 && error == EINTR);
 }
 
+/*
+ * One signal alone ends a wait, also where it comes soon after the call: programs stop their loops so. It is repeated, late, should it
+ * have come before the call.
+ */
+static void interrupted_by_the_first(void)
+{
+	struct sigaction action = { .sa_handler = on_signal };
+	struct itimerval soon = { .it_value = { 0, 2000 }, .it_interval = { 0, 500000 } }, never = { 0 };
+	int by_the_first = 0, i;
+
+	CHECK(!sigaction(SIGALRM, &action, NULL));
+	for (i = 0; i < 10; i++) {
+		struct ibv_cq *cq;
+		void *context;
+
+		signals = 0;
+		CHECK(!setitimer(ITIMER_REAL, &soon, NULL));
+		CHECK(ibv_get_cq_event(id->recv_cq_channel, &cq, &context) == -1 && errno == EINTR);
+		by_the_first += signals == 1;
+		CHECK(!setitimer(ITIMER_REAL, &never, NULL));
+	}
+	CHECK(by_the_first > 0);
+}
+
 int main(void)
 {
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(9), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -107,6 +132,7 @@ int main(void)
 	CHECK(!ibv_post_recv(id->qp, &wr, &bad));
 	CHECK(!ibv_req_notify_cq(id->recv_cq, 0));
 	interrupted(wait_for_completion);
+	interrupted_by_the_first();
 	thread = signalled(wait_for_completion, SA_RESTART, 5);
 	CHECK(!done);
 	CHECK(!ibv_modify_qp(id->qp, &to_error, IBV_QP_STATE));

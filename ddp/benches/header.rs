@@ -1,0 +1,37 @@
+//! Headers of segments: parsing and emitting, and the checks of an untagged queue.
+
+use ddp::{Header, STag, Tagged, UntaggedRx};
+use divan::{Bencher, black_box};
+
+fn main() {
+    divan::main();
+}
+
+fn tagged() -> Header {
+    Header::Tagged(Tagged { last: true, rsvd_ulp: 0x40, stag: STag(0x1234_5678), to: 0x1000 })
+}
+
+#[divan::bench]
+fn parse_tagged(bencher: Bencher<'_, '_>) {
+    let mut octets = [0; Tagged::LEN];
+    tagged().emit(&mut octets);
+    bencher.bench_local(|| Header::parse(black_box(&octets)));
+}
+
+#[divan::bench]
+fn emit_tagged(bencher: Bencher<'_, '_>) {
+    let header = tagged();
+    let mut octets = [0; Tagged::LEN];
+    bencher.bench_local(|| black_box(&header).emit(black_box(&mut octets)));
+}
+
+#[divan::bench]
+fn check_and_place_untagged(bencher: Bencher<'_, '_>) {
+    let mut queue = UntaggedRx::new(1);
+    let mut header = ddp::Untagged { last: true, rsvd_ulp: 0x43, rsvd_ulp32: 0, qn: 0, msn: 1, mo: 0 };
+    bencher.bench_local(|| {
+        let place = queue.check(black_box(&header), 64, Some(64)).is_ok();
+        assert!(place && queue.placed(&header, 64).is_some());
+        header.msn = header.msn.wrapping_add(1);
+    });
+}

@@ -1,0 +1,39 @@
+//! Captures of stock programs.
+
+use interop::stock::{Libraries, Running, User, free_port};
+use interop::tshark::Tshark;
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+use verbs::blocking::Connection;
+use verbs::{ConnSettings, Device};
+
+/// The first pieces of a capture that tell of a connection: more than the file's own headers.
+const SOME: u64 = 600;
+
+#[test]
+fn of_a_program_that_is_killed_while_it_waits() {
+    let (Some(_), Some(tshark)) = (interop::require("rping"), Tshark::require()) else { return };
+    let libraries = Libraries::get();
+    let file = libraries.folder().join("killed.pcapng");
+    let port = free_port();
+    let mut command = libraries.command(User::Same, "rping");
+    command.args(["-s", "-p", &port.to_string()]).env("UIW_PCAP", &file);
+    let mut server = Running::start(command);
+    server.wait_listening(port);
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let connection =
+        Connection::connect(&device, &pd, ([127, 0, 0, 1], port).into(), &ConnSettings::default()).unwrap();
+    // The connection stands and nothing more comes: what there was is written all the same.
+    let until = Instant::now() + Duration::from_secs(60);
+    while fs::metadata(&file).map_or(0, |file| file.len()) < SOME {
+        assert!(Instant::now() < until, "nothing was written while the program lived");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(server.stop().code, 128 + 9);
+    let found = tshark.dissect(&file).unwrap();
+    assert_eq!((found.requests, found.replies, found.malformed), (1, 1, 0), "{found:?}");
+    assert!(!found.fpdus.is_empty(), "the peer's first FPDU is there");
+    drop(connection);
+}

@@ -1,0 +1,48 @@
+//! What an FPDU costs in the protocol code: building and taking it apart, with and without CRC and Markers, and the CRC alone.
+
+use divan::counter::BytesCount;
+use divan::{Bencher, black_box};
+use mpa::rx::{FpduRx, Step};
+use mpa::tx::FpduTx;
+
+fn main() {
+    divan::main();
+}
+
+/// ULPDU octets: a small Write, what an Ethernet frame carries, what MPA allows.
+const SIZES: [usize; 3] = [78, 1418, 64_768];
+
+/// CRC, Markers.
+const MODES: [(bool, bool); 3] = [(false, false), (true, false), (true, true)];
+
+fn built(tx: &mut FpduTx, buffer: &mut Vec<u8>, size: usize) {
+    buffer.clear();
+    buffer.resize(2 + size, 0x5A);
+    tx.seal(buffer, 0);
+}
+
+#[divan::bench(args = SIZES)]
+fn crc32c(bencher: Bencher<'_, '_>, size: usize) {
+    let octets = vec![0x5A; size];
+    bencher.counter(BytesCount::new(size)).bench_local(|| mpa::crc32c(black_box(&octets)));
+}
+
+#[divan::bench(args = SIZES, consts = [0, 1, 2])]
+fn build<const MODE: usize>(bencher: Bencher<'_, '_>, size: usize) {
+    let (crc, markers) = MODES[MODE];
+    let mut tx = FpduTx::new(crc, markers);
+    let mut buffer = Vec::with_capacity(2 * size);
+    bencher.counter(BytesCount::new(size)).bench_local(|| built(&mut tx, black_box(&mut buffer), size));
+}
+
+#[divan::bench(args = SIZES, consts = [0, 1, 2])]
+fn parse<const MODE: usize>(bencher: Bencher<'_, '_>, size: usize) {
+    let (crc, markers) = MODES[MODE];
+    let mut whole = Vec::new();
+    built(&mut FpduTx::new(crc, markers), &mut whole, size);
+    // Markers are taken out where they stand: each round needs octets as they came, at the start of a stream.
+    bencher.counter(BytesCount::new(size)).with_inputs(|| whole.clone()).bench_local_refs(|octets| {
+        let step = FpduRx::new(crc, markers).next(black_box(octets));
+        assert!(matches!(step, Ok(Step::Fpdu(_))));
+    });
+}

@@ -1,0 +1,194 @@
+//! A queue pair that is connected to itself.
+
+use crate::common::{End, fill, loopback, pattern, peek};
+use std::sync::Arc;
+use std::time::Duration;
+use verbs::cm;
+use verbs::{
+    AsyncEvent, ConnOptions, Error, FpduSize, QpState, Remote, SendFlags, SendOp, Sge, WcOpcode, WcStatus,
+};
+
+fn connected(options: &ConnOptions) -> End {
+    let end = End::new();
+    connect(&end, options);
+    end
+}
+
+fn connect(end: &End, options: &ConnOptions) {
+    cm::connect_self(&end.qp, loopback(), &Arc::new(options.clone()), &end.channel).unwrap();
+    let info = end.established();
+    assert_eq!(info.local, info.peer);
+    assert_eq!(end.qp.state(), QpState::Rts);
+}
+
+fn acknowledged() -> ConnOptions {
+    ConnOptions { acknowledged: true, ..ConnOptions::default() }
+}
+
+/// Everything that a queue pair can ask of another one.
+fn every_operation(options: &ConnOptions) {
+    let end = connected(options);
+    let octets = pattern(8192);
+    fill(&end.mr, 0, &octets);
+
+    end.recv(1, 8192, 8192);
+    end.op(2, SendOp::Send, 0, 8192);
+    end.sent_ok(2);
+    assert_eq!(end.received_ok(1).byte_len, 8192);
+    assert_eq!(peek(&end.mr, 8192, 8192), octets);
+
+    end.recv(3, 0, 0);
+    end.op(4, SendOp::WriteImm { remote: end.remote(16 << 10), imm: 7 }, 0, 8192);
+    end.sent_ok(4);
+    let wc = end.received_ok(3);
+    assert_eq!((wc.opcode, wc.byte_len, wc.imm), (WcOpcode::RecvWriteImm, 8192, Some(7)));
+    assert_eq!(peek(&end.mr, 16 << 10, 8192), octets);
+
+    end.op(5, SendOp::Read { remote: end.remote(0), invalidate: None }, 24 << 10, 8192);
+    end.sent_ok(5);
+    assert_eq!(peek(&end.mr, 24 << 10, 8192), octets);
+
+    fill(&end.mr, 40 << 10, &5u64.to_ne_bytes());
+    let remote = end.remote(40 << 10);
+    end.op(6, SendOp::FetchAdd { remote, add: 3, mask: 0 }, 48 << 10, 8);
+    end.sent_ok(6);
+    let all = u64::MAX;
+    let swap = SendOp::CmpSwap { remote, compare: 8, compare_mask: all, swap: 99, swap_mask: all };
+    end.op(7, swap, 49 << 10, 8);
+    end.sent_ok(7);
+    let value = |at| u64::from_ne_bytes(peek(&end.mr, at, 8).try_into().unwrap());
+    assert_eq!((value(48 << 10), value(49 << 10), value(40 << 10)), (5, 8, 99));
+}
+
+#[test]
+fn does_everything_with_itself() {
+    for (markers, crc) in [(false, true), (true, true), (false, false)] {
+        every_operation(&ConnOptions { markers, crc, ..ConnOptions::default() });
+    }
+    every_operation(&acknowledged());
+    every_operation(&ConnOptions { fpdu: FpduSize::Segment, ird: 1, ord: 1, ..acknowledged() });
+}
+
+/// More is under way than the stream has room for, in both directions: requests, and the answers to Reads.
+#[test]
+fn a_full_pipe_does_not_stand_still() {
+    let mut options = acknowledged();
+    options.stream.send_buffer = Some(4096);
+    options.stream.recv_buffer = Some(4096);
+    let end = connected(&options);
+    let (whole, half) = (64 << 10, 32 << 10);
+    for round in 0..20 {
+        for id in 0..20 {
+            let id = round * 100 + id * 3;
+            end.op(id, SendOp::Write { remote: end.remote(0) }, 0, whole);
+            end.op(id + 1, SendOp::Read { remote: end.remote(0), invalidate: None }, half, half as u32);
+            end.recv(id + 2, 0, 16);
+            end.send(id + 2, 16, 16);
+        }
+        for id in 0..20 {
+            let id = round * 100 + id * 3;
+            for id in id..id + 3 {
+                end.sent_ok(id);
+            }
+            end.received_ok(id + 2);
+        }
+    }
+}
+
+#[test]
+fn an_error_lands_on_the_request_that_caused_it() {
+    let wrong = |end: &End| Remote { addr: end.mr.addr(), rkey: end.mr.rkey() ^ 0x5500 };
+    let writes: fn(&End) -> SendOp = |end| SendOp::Write { remote: end.remote(0) };
+    type Case = (&'static str, Box<dyn Fn(&End) -> SendOp>, WcStatus);
+    let cases: [Case; 3] = [
+        ("Write", Box::new(move |end| SendOp::Write { remote: wrong(end) }), WcStatus::RemoteAccess),
+        (
+            "Read",
+            Box::new(move |end| SendOp::Read { remote: wrong(end), invalidate: None }),
+            WcStatus::RemoteAccess,
+        ),
+        (
+            "FetchAdd",
+            Box::new(move |end| SendOp::FetchAdd { remote: wrong(end), add: 1, mask: 0 }),
+            WcStatus::RemoteAccess,
+        ),
+    ];
+    for (what, bad, status) in cases {
+        let end = connected(&acknowledged());
+        end.op(1, writes(&end), 0, 8);
+        end.op(2, bad(&end), 8, 8);
+        end.op(3, writes(&end), 0, 8);
+        end.recv(4, 0, 8);
+        end.sent_ok(1);
+        assert_eq!((end.sent().status, end.sent().status), (status, WcStatus::Flushed), "{what}");
+        assert_eq!(end.received().status, WcStatus::Flushed);
+        assert_eq!(end.qp.state(), QpState::Err);
+        assert!(!end.ended().orderly);
+        assert!(matches!(end.async_event(), AsyncEvent::QpFatal { .. }));
+        // And a new life.
+        end.qp.modify(QpState::Reset).unwrap();
+        end.qp.modify(QpState::Init).unwrap();
+        connect(&end, &acknowledged());
+        end.op(5, writes(&end), 0, 8);
+        end.sent_ok(5);
+    }
+}
+
+#[test]
+fn a_send_without_a_receive_waits_and_then_fails() {
+    let end = connected(&acknowledged());
+    end.send(1, 0, 8);
+    end.nothing_more();
+    end.recv(2, 16, 8);
+    end.sent_ok(1);
+    end.received_ok(2);
+    end.qp.set_no_receive_timeout(Duration::from_millis(10)).unwrap();
+    end.send(3, 0, 8);
+    assert_eq!(end.sent().status, WcStatus::RnrRetryExceeded);
+}
+
+#[test]
+fn a_local_mistake_ends_it() {
+    let end = connected(&ConnOptions::default());
+    let nowhere = Sge { addr: 1, length: 8, lkey: end.mr.lkey() };
+    end.post(1, SendOp::Write { remote: end.remote(0) }, &[nowhere], SendFlags::SIGNALED).unwrap();
+    assert_eq!(end.sent().status, WcStatus::LocalProtection);
+    assert_eq!(end.qp.state(), QpState::Err);
+    assert!(!end.ended().orderly);
+}
+
+#[test]
+fn closes_in_order_and_goes_away_with_work_under_way() {
+    for options in [ConnOptions::default(), acknowledged()] {
+        let end = connected(&options);
+        end.recv(1, 0, 8);
+        end.send(2, 8, 8);
+        end.qp.disconnect().unwrap();
+        end.sent_ok(2);
+        end.received_ok(1);
+        assert!(end.ended().orderly);
+        assert_eq!(end.qp.state(), QpState::Err);
+
+        let end = connected(&options);
+        for id in 0..50 {
+            end.op(id, SendOp::Read { remote: end.remote(0), invalidate: None }, 0, 64 << 10);
+        }
+        drop(end.qp);
+        assert!(end.device.settle(Duration::from_secs(20)));
+    }
+}
+
+#[test]
+fn only_a_queue_pair_without_a_connection() {
+    let end = connected(&ConnOptions::default());
+    let options = Arc::new(ConnOptions::default());
+    assert!(matches!(
+        cm::connect_self(&end.qp, loopback(), &options, &end.channel),
+        Err(Error::State { .. } | Error::AlreadyConnected { .. })
+    ));
+    let other = End::new();
+    let nobodys = "192.0.2.1:0".parse().unwrap();
+    assert!(cm::connect_self(&other.qp, nobodys, &options, &other.channel).is_err());
+    // It is as free as before.
+    connect(&other, &options);
+}
