@@ -367,7 +367,7 @@ fn read_responses_that_answer_nothing() {
     assert!(matches!((told.layer, told.etype, told.code), (1, 1, 0) | (0, 2, 6)));
 }
 
-// [test:RFC5040-6.1-03] [test:RFC5040-6.1-04] [test:RFC5040-5.5-15]
+// [test:RFC5040-6.1-03] [test:RFC5040-6.1-04]
 #[test]
 fn ord_holds_reads_back_and_answers_let_them_go() {
     let end = End::new();

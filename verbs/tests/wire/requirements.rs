@@ -251,7 +251,7 @@ fn requests_are_executed_when_they_are_whole() {
 }
 
 // [test:RFC5040-5.2.2-04] [test:RFC5040-5.5-06] [test:RFC5040-5.5-17] [test:RFC7306-5.2.2-01] [test:RFC7306-5.2.2-06]
-// [test:RFC7306-5.2.2-07] [test:RFC7306-5.4-01] [test:RFC7306-5.4-08]
+// [test:RFC7306-5.2.2-07] [test:RFC7306-5.4-01] [test:RFC7306-5.4-08] [test:RFC5040-5.5-15]
 #[test]
 fn a_read_or_atomic_completes_with_its_answer_and_not_before() {
     let end = End::new();
