@@ -128,6 +128,7 @@ fn begin(server: &Arc<Server>, request: ConnRequest) -> Option<JoinHandle<()>> {
             Ok(()) => tracing::info!(%peer, "connection over"),
             Err(failure) => eprintln!("{failure}"),
         }
+        own.stop.forget_this_thread();
         own.sessions.fetch_sub(1, Ordering::AcqRel);
     });
     match spawned {
