@@ -7,11 +7,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::thread::ThreadId;
 
 /// Set once; wakes everybody who waits.
 pub(crate) struct Stop {
     set: AtomicBool,
-    wakers: Mutex<Vec<Waker>>,
+    /// Each with the thread that left it.
+    wakers: Mutex<Vec<(ThreadId, Waker)>>,
     /// Readable from then on.
     fd: OwnedFd,
 }
@@ -46,7 +48,7 @@ impl Stop {
         // A counter of 2^64 - 2 does not overflow.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         let wakers = std::mem::take(&mut *self.wakers.lock().unwrap_or_else(PoisonError::into_inner));
-        for waker in wakers {
+        for (_, waker) in wakers {
             waker.wake();
         }
     }
@@ -72,13 +74,19 @@ impl Stop {
         false
     }
 
+    /// The calling thread ends: what it left here, a descriptor each, goes with it.
+    pub(crate) fn forget_this_thread(&self) {
+        let this = std::thread::current().id();
+        self.wakers.lock().unwrap_or_else(PoisonError::into_inner).retain(|(thread, _)| *thread != this);
+    }
+
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.is_set() {
             return Poll::Ready(());
         }
         let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
-        if !wakers.iter().any(|known| known.will_wake(cx.waker())) {
-            wakers.push(cx.waker().clone());
+        if !wakers.iter().any(|(_, known)| known.will_wake(cx.waker())) {
+            wakers.push((std::thread::current().id(), cx.waker().clone()));
         }
         drop(wakers);
         // Set between the look and the note: the setter may have missed the note.
@@ -89,6 +97,26 @@ impl Stop {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_ends_leaves_no_waker() {
+        let stop = Arc::new(Stop::new().unwrap());
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(stop.poll(&mut cx).is_pending());
+        let other = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            struct Nobody;
+            impl std::task::Wake for Nobody {
+                fn wake(self: Arc<Self>) {}
+            }
+            let waker = Waker::from(Arc::new(Nobody));
+            assert!(other.poll(&mut Context::from_waker(&waker)).is_pending());
+            assert_eq!(other.wakers.lock().unwrap().len(), 2);
+            other.forget_this_thread();
+        });
+        thread.join().unwrap();
+        assert_eq!(stop.wakers.lock().unwrap().len(), 1);
+    }
 
     #[test]
     fn a_stop_is_seen_by_those_who_look_before_and_after() {

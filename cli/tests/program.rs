@@ -392,3 +392,35 @@ fn peers_that_know_nothing_of_uiw_are_echoed() {
     let unknown = Connection::connect(&device, &pd, peer, &settings(b"uiw-perf/99 {}"));
     assert!(matches!(unknown, Err(verbs::Error::Rejected { .. })), "{unknown:?}");
 }
+
+/// `uiw serve` at an address: what it says on standard error before it is ended.
+fn heard_of(address: &str, log: Option<&str>) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
+    command.args(["serve", "--until-stdin-ends", "--listen", address]).env_remove("UIW_LOG");
+    if let Some(log) = log {
+        command.env("UIW_LOG", log);
+    }
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    text(&output.stderr)
+}
+
+/// Nobody is surprised by cleartext: whoever listens beyond this machine is told so, on standard error and in the log.
+#[test]
+fn a_listener_that_others_reach_says_that_the_wire_is_not_encrypted() {
+    let heard = heard_of("0.0.0.0:0", None);
+    assert_eq!(
+        (heard.lines().count(), heard.matches("the wire is not encrypted").count()),
+        (1, 1),
+        "{heard}"
+    );
+    let heard = heard_of("0.0.0.0:0", Some("warn"));
+    assert_eq!(
+        heard.lines().filter(|line| line.contains("WARN") && line.contains("not encrypted")).count(),
+        1,
+        "{heard}"
+    );
+    assert_eq!(heard.matches("the wire is not encrypted").count(), 2, "{heard}");
+    assert_eq!(heard_of("127.0.0.1:0", Some("warn")), "");
+    assert_eq!(heard_of("[::1]:0", Some("warn")), "");
+}

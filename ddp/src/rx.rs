@@ -316,6 +316,26 @@ mod tests {
         assert!(ignored.is_ok());
     }
 
+    /// DDP says what is wrong, and leaves the stream to its ULP: a segment that is refused changes nothing.
+    // [test:RFC5041-6.2-01] [test:RFC5041-6.2.2-07]
+    #[test]
+    fn what_is_refused_changes_nothing() {
+        let mut queue = amid(7, 100);
+        let good = Untagged { mo: 100, msn: 7, ..SEND };
+        for (bad, len) in [
+            (Untagged { msn: 8, ..good }, 5),
+            (Untagged { mo: 99, ..good }, 5),
+            (Untagged { rsvd_ulp: 0x45, ..good }, 5),
+            (good, 500),
+        ] {
+            assert!(queue.check(&bad, len, Some(128)).is_err());
+            assert!(queue.check(&good, 5, None).is_err());
+            assert_eq!((queue.expected_msn(), queue.received(), queue.in_progress()), (7, 100, true));
+            assert_eq!(queue.check(&good, 5, Some(128)), Ok(Placement { offset: 100 }));
+        }
+        assert_eq!(queue.placed(&good, 5), Some(Delivered { msn: 7, len: 105 }));
+    }
+
     // [test:RFC5041-5.4-02] [test:RFC5041-5.4-06]
     #[test]
     fn delivered_with_the_last_segment_only() {

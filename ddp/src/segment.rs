@@ -113,6 +113,16 @@ mod tests {
     }
 
     #[test]
+    fn what_is_left_is_counted() {
+        let mut cut = segments(10, 4);
+        for left in [3, 2, 1] {
+            assert_eq!(cut.size_hint(), (left, Some(left)));
+            cut.next();
+        }
+        assert_eq!(cut.size_hint(), (0, Some(0)));
+    }
+
+    #[test]
     fn a_maximum_of_zero_does_not_loop() {
         assert_eq!(segments(3, 0).count(), 3);
     }

@@ -137,6 +137,7 @@ fn any_length_at_any_position() {
 // [test:RFC5044-3-05] [test:RFC5044-3-06a] [test:RFC5044-A.4-01]
 #[test]
 fn the_largest_ulpdu_at_every_position() {
+    assert_eq!(MAX_ULPDU, 64_768, "RFC 5044 section 3");
     let ulpdu = pattern(MAX_ULPDU);
     for first in (0..=512).step_by(4).map(|octets| octets + 2) {
         let (mut tx, mut rx) = (FpduTx::new(true, true), FpduRx::new(true, true));
@@ -262,6 +263,7 @@ fn fpdus_that_came_together() {
 /// Any one bit: in a Marker, the length, the data, the PAD or the CRC.
 // [test:RFC5044-4.4-17] [test:RFC5044-4.4-18] [test:RFC5044-4.4-19] [test:RFC5044-4.4-20] [test:RFC5044-6-01]
 // [test:RFC5044-6-04] [test:RFC5044-8-03] [test:RFC5044-7.1.1-11]
+// [test:RFC5041-3-07]
 #[test]
 fn no_flipped_bit_gets_through() {
     let good = seal(&mut FpduTx::new(true, true), &pattern(521));
@@ -352,6 +354,30 @@ fn a_crc_error_comes_before_a_marker_error() {
     assert!(matches!(outcome, Err(FpduError::Crc { .. })), "{outcome:?}");
 }
 
+#[test]
+fn what_was_negotiated_can_be_asked() {
+    for crc in [false, true] {
+        for markers in [false, true] {
+            let (tx, rx) = (FpduTx::new(crc, markers), FpduRx::new(crc, markers));
+            assert_eq!((tx.crc_on(), tx.markers(), tx.position()), (crc, markers, 0));
+            assert_eq!((rx.crc_on(), rx.markers(), rx.position()), (crc, markers, 0));
+        }
+    }
+}
+
+/// What was built and never begun to be sent leaves no trace in the stream.
+#[test]
+fn an_fpdu_that_is_dropped_moves_no_marker() {
+    let (mut tx, mut straight) = (FpduTx::new(true, true), FpduTx::new(true, true));
+    let first = seal(&mut tx, &pattern(300));
+    assert_eq!(first, seal(&mut straight, &pattern(300)));
+    let position = tx.position();
+    seal(&mut tx, &pattern(700));
+    tx.rewind(position);
+    assert_eq!(tx.position(), position);
+    assert_eq!(seal(&mut tx, &pattern(500)), seal(&mut straight, &pattern(500)));
+}
+
 // [test:RFC5044-8-11]
 #[test]
 fn nothing_is_passed_after_an_error() {
@@ -397,6 +423,7 @@ proptest! {
 
     /// However the stream is cut into reads, the same ULPDUs come out.
     // [test:RFC5044-5.1-05] [test:RFC5044-A.4-01]
+    // [test:RFC5041-3-05] [test:RFC5041-3-08] [test:RFC5041-3-13] [test:RFC5044-6-03]
     #[test]
     fn cut_anywhere(
         lengths in prop::collection::vec(0..1600usize, 1..12),

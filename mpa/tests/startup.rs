@@ -145,6 +145,7 @@ fn the_other_frame_is_refused_once_its_key_shows() {
 // ---------------------------------------------------------------- Private Data
 
 // [test:RFC5044-7.1.1-19] [test:RFC5044-7.1.1-18] [test:RFC5044-7.1.2-02] [test:RFC5044-7.1.2-18a]
+// [test:RFC5044-7.1.2-18b]
 #[test]
 fn private_data_of_every_size() {
     for (revision, max) in [(Revision::One, 512), (Revision::Two, 508)] {
@@ -520,6 +521,96 @@ fn a_rejection_carries_private_data_and_depths() {
             let depths = enhanced.map(|enhanced| (enhanced.ird, enhanced.ord));
             assert_eq!(depths, (revision == Revision::Two).then_some((2, 64)));
         }
+    }
+}
+
+/// C of a rejection says what C of an acceptance would have said.
+#[test]
+fn a_rejection_has_the_c_of_either() {
+    for (ours, theirs) in [(false, false), (false, true), (true, false), (true, true)] {
+        let initiator = Initiator::new(Config { crc: theirs, ..plain() }, b"").unwrap();
+        let mut responder = Responder::new(Config { crc: ours, ..plain() });
+        let (_, request) = responder.request(&initiator.request()).unwrap().unwrap();
+        let reply = responder.reject(&request, b"").unwrap();
+        assert_eq!(reply[16] & 0x40 != 0, ours || theirs);
+    }
+}
+
+#[test]
+fn the_ulp_is_told_what_the_request_asks_for() {
+    let config = Config { ird: 7, ord: 300, ..Config::default() };
+    let ask = |config: Config| {
+        let octets = Initiator::new(config, b"").unwrap().request();
+        Responder::new(Config::default()).request(&octets).unwrap().unwrap().1
+    };
+    let request = ask(config.clone());
+    assert_eq!((request.ird(), request.ord(), request.revision()), (Some(7), Some(300), 2));
+    let request = ask(Config { revision: Revision::One, ..config });
+    assert_eq!((request.ird(), request.ord(), request.revision()), (None, None, 1));
+}
+
+/// The place of S is reserved before revision 2.
+#[test]
+fn reserved_bits_by_revision() {
+    for (revision, bits) in [(0, 0x1F), (1, 0x1F), (2, 0x0F)] {
+        let frame = Frame { reserved: bits, ..bare_reply(revision, None) };
+        let (parsed, _) = Frame::parse(&frame.emit()).unwrap().unwrap();
+        assert_eq!(parsed, frame);
+    }
+}
+
+/// Only a Read that is the one RTR raises an IRD of 0.
+// [test:RFC6581-9.1-03]
+#[test]
+fn an_ird_of_zero_stays_where_no_read_is_needed() {
+    for (asked, expected) in
+        [(RtrKinds { write: true, ..RtrKinds::NONE }, 0), (RtrKinds { read: true, ..RtrKinds::NONE }, 1)]
+    {
+        let initiator = Config { rtr: asked, ..Config::default() };
+        let responder = Config { ird: 0, ..Config::default() };
+        assert_eq!(dialogue(&initiator, &responder).responder.ird, expected, "{asked:?}");
+    }
+}
+
+#[test]
+fn frames_are_told_in_words() {
+    let frame = Frame {
+        enhanced: Some(Enhanced {
+            peer_to_peer: true,
+            rtr_read: true,
+            ird: 3,
+            ord: 4,
+            ..Enhanced::default()
+        }),
+        reserved: 8,
+        ..bare_reply(2, None)
+    };
+    let words = "MPA Reply rev 2 M=0 C=1 R=0 S=1 A=1 B=0 C=0 D=1 IRD=3 ORD=4 Res=0x08 private data 0 octets";
+    assert_eq!(frame.to_string(), words);
+    let plain = Frame { private_data: b"abc".to_vec(), ..bare_reply(1, None) };
+    assert_eq!(plain.to_string(), "MPA Reply rev 1 M=0 C=1 R=0 private data 3 octets");
+}
+
+/// A peer of the RDMA Consortium asks for CRCs always: they are on, whatever we would rather have.
+// [test:RFC5044-C.1-02]
+#[test]
+fn a_consortium_peer_gets_crcs() {
+    let mut responder = Responder::new(Config { crc: false, ..Config::default() });
+    let frame = Frame { kind: FrameKind::Request, ..bare_reply(0, None) };
+    let (_, request) = responder.request(&frame.emit()).unwrap().unwrap();
+    let (reply, negotiated) =
+        responder.accept(&request, &Config { crc: false, ..Config::default() }, b"").unwrap();
+    assert!(negotiated.crc && reply[16] & 0x40 != 0);
+    assert_eq!(reply[17], 0);
+}
+
+// [test:RFC5044-4.4-03]
+#[test]
+fn nobody_prefers_no_crcs_unless_told() {
+    for revision in [Revision::One, Revision::Two] {
+        let request = |config: Config| Initiator::new(config, b"").unwrap().request()[16] & 0x40 != 0;
+        assert!(request(Config { revision, ..Config::default() }));
+        assert!(!request(Config { revision, crc: false, ..Config::default() }));
     }
 }
 

@@ -141,6 +141,8 @@ impl fmt::Display for Opcode {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::string::{String, ToString};
+    use alloc::vec::Vec;
 
     /// RFC 5040 Figure 4 and RFC 7306 Figure 3: opcode, queue.
     // [test:RFC5040-4.1-05] [test:RFC5040-4.1-06] [test:RFC5040-4.1-07] [test:RFC7306-4.1-03]
@@ -168,6 +170,12 @@ mod tests {
             assert_eq!((Opcode::from_raw(raw), opcode.raw(), opcode.queue()), (Some(opcode), raw, queue));
             assert_eq!(opcode.tagged(), queue.is_none());
         }
+        let names: Vec<String> = table.iter().map(|row| row.1.to_string()).collect();
+        assert_eq!(
+            (&*names[0], &*names[5], &*names[12]),
+            ("RDMA Write", "Send with SE", "Send with Immediate")
+        );
+        assert!(names.iter().all(|name| names.iter().filter(|other| *other == name).count() == 1));
         for raw in (0..=255).filter(|raw| table.iter().all(|row| row.0 != *raw)) {
             assert_eq!(Opcode::from_raw(raw), None);
         }

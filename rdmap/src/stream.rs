@@ -107,7 +107,8 @@ impl StreamRx {
         if opcode.queue() != queue {
             return Err(RdmapError::WrongBuffer { opcode, tagged: queue.is_none(), qn: queue.unwrap_or(0) });
         }
-        self.terminated = opcode == Opcode::Terminate;
+        // A Terminate in several segments, which nobody needs, is one all the same.
+        self.terminated = opcode == Opcode::Terminate && header.last();
         Ok(inbound(opcode, control, header))
     }
 

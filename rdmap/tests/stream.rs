@@ -155,6 +155,29 @@ fn nothing_after_the_terminate() {
     }
 }
 
+/// No sender needs it, as four octets fit into every segment; but DDP may cut any message.
+#[test]
+fn a_terminate_may_come_in_pieces() {
+    let mut stream = StreamRx::new(NONE);
+    let piece = Untagged { last: false, rsvd_ulp: 0x47, rsvd_ulp32: 0, qn: 2, msn: 1, mo: 0 };
+    assert_eq!(stream.admit(&Header::Untagged(piece)), Ok(Inbound::Terminate));
+    assert!(!stream.terminated());
+    let end = Untagged { last: true, mo: 2, ..piece };
+    assert_eq!(stream.admit(&Header::Untagged(end)), Ok(Inbound::Terminate));
+    assert!(stream.terminated());
+}
+
+#[test]
+fn errors_say_what_came_where() {
+    let wrong = |octet, qn: Option<u32>| {
+        let header = qn.map_or(tagged(octet), |qn| untagged(octet, qn, 0));
+        admit(ALL, &header).unwrap_err().to_string()
+    };
+    assert_eq!(wrong(0x43, None), "Send in a tagged segment");
+    assert_eq!(wrong(0x40, Some(2)), "RDMA Write in queue 2");
+    assert_eq!(wrong(0x41, Some(0)), "RDMA Read Request in queue 0");
+}
+
 // [test:RFC5040-4.1-01] [test:RFC5040-4.1-03] [test:RFC5040-4.1-04] [test:RFC5040-4.1-08] [test:RFC7306-4.1-01]
 #[test]
 fn headers_made_here_are_admitted_here() {

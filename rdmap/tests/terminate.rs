@@ -343,3 +343,28 @@ fn what_refuses_a_reply_is_that_only_at_the_start() {
     let (later, origin) = Terminate::parse_at(&operation, false).unwrap();
     assert_eq!((later.layer, later.etype, later.code, origin), (0, 2, 6, Origin::Rfc));
 }
+
+/// Any one of M, D and R tells whose octets they are, where the codes do not.
+#[test]
+fn each_bit_alone_tells_the_origin() {
+    for bit in [0x80, 0x40, 0x20] {
+        let rfc = [0x02, 5, bit, 0, 0, 20];
+        assert_eq!(Terminate::parse_any(&rfc).unwrap().1, Origin::Rfc, "{bit:#x}");
+        assert!(!Terminate::looks_like_siw(&rfc));
+    }
+    for bit in [0x01, 0x02, 0x04] {
+        let siw = [0x02, 5, bit, 0, 0, 20];
+        let (terminate, origin) = Terminate::parse_any(&siw).unwrap();
+        assert_eq!((terminate.layer, terminate.etype, origin), (2, 0, Origin::Siw), "{bit:#x}");
+        assert!(Terminate::looks_like_siw(&siw));
+    }
+    assert_eq!(Terminate::parse_any(&[0x02, 5, 0, 0]).unwrap().1, Origin::Ambiguous);
+}
+
+#[test]
+fn a_terminate_is_told_in_words() {
+    let terminate = Terminate::new(TerminateReason::LlpCrc);
+    assert_eq!(terminate.to_string(), TerminateReason::LlpCrc.to_string());
+    let copy = HeaderCopy::new(&[0xC1; 14]).unwrap();
+    assert!(format!("{copy:?}").contains("c1, c1"), "{copy:?}");
+}

@@ -74,7 +74,7 @@ fn put(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Where Cargo puts what it builds.
-fn target() -> Result<PathBuf, String> {
+pub(crate) fn target() -> Result<PathBuf, String> {
     let output = cargo()
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
         .output()

@@ -5,6 +5,7 @@ mod install;
 mod packages;
 mod process;
 mod report;
+mod requirements;
 mod test;
 
 use std::process::ExitCode;
@@ -23,6 +24,8 @@ struct Cli {
 enum Chore {
     /// Run every check and every test; the last line on stdout is `N passed, N failed, N skipped`.
     Test(test::Options),
+    /// Say which sentence of the RFCs has which test.
+    Requirements(requirements::Options),
     /// Measure beside raw TCP.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -42,6 +45,7 @@ enum Interop {
 fn main() -> ExitCode {
     match Cli::parse().chore {
         Chore::Test(options) => test::run(&options),
+        Chore::Requirements(options) => requirements::run(&options),
         Chore::Bench(bench) => bench::run(&bench),
         Chore::Interop(Interop::Siw(options)) => {
             process::on_interrupt(siw_rig::rig::sweep);

@@ -1,6 +1,6 @@
 //! Reads what `cargo test` prints and keeps the score.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// How many tests passed, failed and were skipped. `Display` is the summary line.
@@ -58,6 +58,7 @@ struct Binary {
 pub(crate) struct Parser {
     tally: Tally,
     open: Option<Binary>,
+    passed: BTreeMap<String, u64>,
     failed: Vec<String>,
 }
 
@@ -73,7 +74,10 @@ impl Parser {
         } else if let Some((name, verdict)) = verdict(line) {
             let seen = self.open.get_or_insert_with(Binary::default);
             match verdict {
-                Verdict::Ok => seen.seen.passed += 1,
+                Verdict::Ok => {
+                    seen.seen.passed += 1;
+                    *self.passed.entry(name.to_owned()).or_default() += 1;
+                }
                 Verdict::Failed => {
                     seen.seen.failed += 1;
                     self.failed.push(name.to_owned());
@@ -91,7 +95,10 @@ impl Parser {
             self.tally.passed = self.tally.passed.saturating_sub(1);
             self.tally.skipped += 1;
         }
-        Score { tally: self.tally, failed: self.failed }
+        for skip in skips {
+            self.passed.remove(&skip.test);
+        }
+        Score { tally: self.tally, passed: self.passed, failed: self.failed }
     }
 
     /// A test binary died (signal, `exit`) before its result line: what it announced and did not report has failed.
@@ -112,6 +119,8 @@ impl Parser {
 #[derive(Debug)]
 pub(crate) struct Score {
     pub(crate) tally: Tally,
+    /// How many tests of each name ran and passed.
+    pub(crate) passed: BTreeMap<String, u64>,
     pub(crate) failed: Vec<String>,
 }
 
@@ -179,6 +188,7 @@ mod tests {
         let score = score(text, "");
         assert_eq!(score.tally, Tally { passed: 3, failed: 1, skipped: 1 });
         assert_eq!(score.failed, ["w"]);
+        assert_eq!(score.passed.keys().collect::<Vec<_>>(), ["a::x", "a::y", "z"]);
     }
 
     #[test]
@@ -194,6 +204,7 @@ mod tests {
             test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.3s\n";
         let agrees = score(text, "tshark::agrees: tshark\ntshark::agrees: again\n");
         assert_eq!(agrees.tally, Tally { passed: 1, failed: 0, skipped: 1 });
+        assert_eq!(agrees.passed.keys().collect::<Vec<_>>(), ["other"]);
         let unknown = score(text, "tshark::agrees: tshark\nmain at a.rs:7: tshark\n");
         assert_eq!(unknown.tally, Tally { passed: 0, failed: 0, skipped: 2 });
     }

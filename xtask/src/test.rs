@@ -1,5 +1,6 @@
 //! `cargo xtask test`: every check and every test, one score.
 
+use std::collections::BTreeMap;
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 use crate::packages;
 use crate::process::{self, End};
 use crate::report::{Parser, Skip, Tally};
+use crate::requirements::Trace;
 
 /// The longest that everything together may take.
 const CAP: Duration = Duration::from_secs(45 * 60);
@@ -18,7 +20,8 @@ const SKIP_LOG: &str = "UIW_SKIP_LOG";
 /// What `cargo xtask test` can be told.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Steps: fmt, clippy, doc, no_std, no_std_target (each counts as one test), then `cargo test --workspace`.
+Steps: fmt, clippy, doc, no_std, no_std_target (each counts as one test), then `cargo test --workspace`,
+then requirements: every MUST of the RFCs is proved by a test that has just passed.
 Programs that tests need are installed with apt-get when run as root; without them the tests that need them
 are counted as skipped; the first run fetches about 240 MB for the virtual machine with the siw driver. Everything is ended after 45 minutes. Exit code 1 when something failed.")]
 pub(crate) struct Options {
@@ -179,7 +182,28 @@ fn run_tests(options: &Options, deadline: Instant) -> (Tally, Vec<String>) {
         score.tally.failed += 1;
         score.failed.push(more);
     }
+    if options.only.is_none() {
+        let tally = requirements(&score.passed);
+        if tally.failed > 0 {
+            score.failed.push("requirements".to_owned());
+        }
+        score.tally.add(tally);
+    }
     (score.tally, score.failed)
+}
+
+/// Whether every sentence of the RFCs is proved by a test that has just passed. Counts as one test.
+fn requirements(passed: &BTreeMap<String, u64>) -> Tally {
+    println!("== requirements: cargo xtask requirements");
+    let wrong = Trace::read(&workspace()).map_or_else(|error| vec![error], |trace| trace.judge(passed));
+    for line in &wrong {
+        println!("{line}");
+    }
+    if wrong.is_empty() {
+        Tally { passed: 1, ..Tally::default() }
+    } else {
+        Tally { failed: 1, ..Tally::default() }
+    }
 }
 
 /// The Cargo that runs us, in the workspace's folder.

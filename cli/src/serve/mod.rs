@@ -103,7 +103,8 @@ fn cannot_listen(address: SocketAddr, error: &Error) -> Failure {
     )
 }
 
-fn announce(address: SocketAddr) {
+/// Says where peers may connect, and that others may listen along, where they may.
+pub(crate) fn announce(address: SocketAddr) {
     text::line(format!("listening on {address}"));
     if !address.ip().is_loopback() {
         eprintln!("uiw: {address}: the wire is not encrypted: use a tunnel on networks you do not trust");
@@ -127,6 +128,7 @@ fn begin(server: &Arc<Server>, request: ConnRequest) -> Option<JoinHandle<()>> {
             Ok(()) => tracing::info!(%peer, "connection over"),
             Err(failure) => eprintln!("{failure}"),
         }
+        own.stop.forget_this_thread();
         own.sessions.fetch_sub(1, Ordering::AcqRel);
     });
     match spawned {

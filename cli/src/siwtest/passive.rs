@@ -21,7 +21,7 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
     let options = Arc::new(args.options());
     let listener = Listener::bind(&device, address, 64, &options, &channel)
         .map_err(|error| Failure::local(format!("listening on {address}"), error))?;
-    text::line(format!("listening on {}", listener.local_addr()));
+    crate::serve::announce(listener.local_addr());
     let mut threads = Vec::new();
     while stop.sleep_on(channel.fd()?) {
         match channel.try_pop().map(|event| event.kind) {

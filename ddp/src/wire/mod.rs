@@ -177,6 +177,26 @@ mod tests {
         assert_eq!(Untagged { last: false, ..header }.emit()[0], 0x01);
     }
 
+    /// What DDP carries for its ULP comes out as it went in: RsvdULP of both kinds, STag, queue.
+    // [test:RFC5041-4.2-03] [test:RFC5041-4.2-08] [test:RFC5041-4.3-03] [test:RFC5041-5.4-07]
+    #[test]
+    fn what_is_the_ulps_passes_unchanged() {
+        for octet in 0..=255u8 {
+            for last in [false, true] {
+                let (word, rsvd_ulp) = (u32::from(octet) * 0x0101_0101 ^ 0x00FF_5A00, octet);
+                let tagged = Header::Tagged(Tagged { last, rsvd_ulp, stag: STag(word), to: 5 });
+                let untagged =
+                    Header::Untagged(Untagged { last, rsvd_ulp, rsvd_ulp32: word, qn: 3, msn: 4, mo: 5 });
+                for header in [tagged, untagged] {
+                    let mut octets = [0; Header::MAX_LEN];
+                    let len = header.emit(&mut octets);
+                    assert_eq!(Header::parse(&octets[..len]), Ok((header, len)));
+                    assert_eq!((header.last(), header.rsvd_ulp()), (last, octet));
+                }
+            }
+        }
+    }
+
     #[test]
     fn emit_takes_the_front_of_the_buffer() {
         let mut out = [0xEE; 20];

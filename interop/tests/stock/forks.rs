@@ -13,6 +13,14 @@ fn children_and_their_children_connect_to_the_parent() {
 }
 
 #[test]
+fn forks_before_and_after_the_first_use_with_and_without_exec() {
+    let libraries = Libraries::get();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/fork_exec.c");
+    let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };
+    Running::start(libraries.command(User::Same, program)).end().well();
+}
+
+#[test]
 fn qperf_serves_a_child_a_client() {
     let Some(_) = interop::require("qperf") else { return };
     let libraries = Libraries::get();

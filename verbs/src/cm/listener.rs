@@ -7,10 +7,22 @@ use crate::options::ConnOptions;
 use crate::qp::{Conn, Phase, Qp};
 use llp::{ListenOptions, Token};
 use mpa::startup::{Request, Responder};
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Once};
+
+/// Says once a process, in the log, that what comes and goes here can be read on its way (RFC 5042 section 5.4: IPsec is for
+/// whoever runs the network).
+fn warn_of_cleartext(local: SocketAddr) {
+    static SAID: Once = Once::new();
+    if !local.ip().is_loopback() {
+        SAID.call_once(|| {
+            tracing::warn!(%local, "the wire is not encrypted: use a tunnel on networks you do not trust");
+        });
+    }
+}
 
 /// The driver's side of a listener.
 pub(crate) struct ListenerSlot {
@@ -19,6 +31,8 @@ pub(crate) struct ListenerSlot {
     channel: Arc<CmChannel>,
     /// Connections in set-up.
     half_open: Arc<AtomicU32>,
+    /// Those that had sent no whole Request when they were last looked at, the oldest first. Others may be among them.
+    unheard: VecDeque<Token>,
 }
 
 /// Tells a device's listeners apart. Never used again while one of its requests is undecided.
@@ -59,9 +73,11 @@ impl Listener {
                 options: Arc::clone(options),
                 channel: Arc::clone(channel),
                 half_open: Arc::default(),
+                unheard: VecDeque::new(),
             }))
         })?;
         drop(busy);
+        warn_of_cleartext(bound);
         Ok(Self { driver, token, local: bound })
     }
 
@@ -134,7 +150,10 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
         let Some(slot) = core.listener(token) else { return };
         let (options, channel) = (Arc::clone(&slot.options), Arc::clone(&slot.channel));
         let half_open = HalfOpen::new(&slot.half_open, token);
-        if half_open.count() > limit {
+        // Whoever says nothing makes room for whoever comes: connections that are only opened lock nobody out.
+        let oldest = if half_open.count() > limit { longest_unheard(core, token) } else { None };
+        if half_open.count() > limit && oldest.is_none() {
+            let Some(slot) = core.listener(token) else { return };
             if drop_one(slot) {
                 tracing::warn!(limit, "too many connections in set-up: the newest is cut");
                 continue;
@@ -143,15 +162,27 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
         }
         let sink = match driver.table.reserve() {
             Ok(sink) => sink,
-            Err(error) if drop_one(slot) => {
+            Err(error) => {
+                if !core.listener(token).is_some_and(drop_one) {
+                    return;
+                }
                 tracing::warn!(%error, "a connection is cut");
                 continue;
             }
-            Err(_) => return,
         };
         let id = ConnId(driver.next_stream().0);
         match accept_one(core, token, id, sink, options, channel, half_open) {
             Ok(conn) => {
+                remember_unheard(core, token, conn, limit as usize);
+                if let Some(oldest) = oldest {
+                    tracing::warn!(
+                        limit,
+                        "too many connections in set-up: the oldest without a Request is cut"
+                    );
+                    core.with_conn(driver, oldest, |conn, env| {
+                        conn.give_up_startup(Error::NotConnected, env);
+                    });
+                }
                 core.with_conn(driver, conn, |conn, env| {
                     conn.set_timer(TimerKind::Startup, conn.options.startup_timeout, env);
                     conn.on_startup_event(env);
@@ -159,12 +190,42 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
             }
             Err(error) => {
                 driver.table.release(sink);
+                if let (Some(oldest), Some(slot)) = (oldest, core.listener(token)) {
+                    slot.unheard.push_front(oldest);
+                }
                 if error.kind() != io::ErrorKind::WouldBlock {
                     // Out of descriptors, or a peer that is gone already: the listener goes on.
                     tracing::warn!(%error, "accepting failed");
                 }
                 return;
             }
+        }
+    }
+}
+
+/// Another connection has been accepted. Those that have been heard since are forgotten now and then.
+fn remember_unheard(core: &mut Core, listener: Token, conn: Token, limit: usize) {
+    let Some(slot) = core.listener(listener) else { return };
+    slot.unheard.push_back(conn);
+    if slot.unheard.len() > 2 * limit + 64 {
+        let mut unheard = std::mem::take(&mut slot.unheard);
+        unheard.retain(|token| core.conn(*token).is_some_and(is_unheard));
+        if let Some(slot) = core.listener(listener) {
+            slot.unheard = unheard;
+        }
+    }
+}
+
+fn is_unheard(conn: &Conn) -> bool {
+    matches!(conn.phase, Phase::AwaitRequest(_))
+}
+
+/// Takes the connection that has been without a whole Request for the longest time.
+fn longest_unheard(core: &mut Core, listener: Token) -> Option<Token> {
+    loop {
+        let token = core.listener(listener)?.unheard.pop_front()?;
+        if core.conn(token).is_some_and(is_unheard) {
+            return Some(token);
         }
     }
 }

@@ -145,6 +145,13 @@ impl Core {
     }
 
     /// The connections for which `which` says so.
+    pub(crate) fn conn(&mut self, token: Token) -> Option<&Conn> {
+        match self.slot(token)? {
+            Slot::Conn(conn) => Some(conn),
+            _ => None,
+        }
+    }
+
     pub(crate) fn conns(&self, which: impl Fn(&Conn) -> bool) -> Vec<Token> {
         let token = |key: usize, generation: u32| Token(key as u64 | u64::from(generation) << 32);
         let found = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {

@@ -22,6 +22,8 @@ mod send_queue;
 mod state;
 mod teardown;
 mod tx;
+#[cfg(test)]
+mod wrap;
 
 pub(crate) use conn::{Conn, Phase};
 pub(crate) use handle::{Doorbell, QpInner};

@@ -714,3 +714,13 @@ fn scatter(
     }
     Ok(())
 }
+
+#[cfg(test)]
+impl Rx {
+    /// As after so many messages on each queue but the Terminate's.
+    pub(crate) fn at_msn(&mut self, msn: u32) {
+        for qn in [0, 1, 3] {
+            self.queues[qn] = UntaggedRx::new(msn);
+        }
+    }
+}

@@ -638,3 +638,11 @@ fn gather_spans(
     }
     Ok(())
 }
+
+#[cfg(test)]
+impl Tx {
+    /// As after so many messages on each queue.
+    pub(crate) fn at_msn(&mut self, msn: u32) {
+        self.msn = [msn; 4];
+    }
+}

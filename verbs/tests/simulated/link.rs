@@ -14,8 +14,8 @@ use llp::wan::{Direction, Profile};
 use llp::{Clock, Stack};
 use verbs::{ConnSettings, Connection, Device, DeviceOptions, Listener, Pd, Progress, Result};
 
-const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+pub(crate) const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 /// Virtual time after which a conversation counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -85,7 +85,7 @@ impl Simulation {
     }
 
     /// One round of both drivers and the network. False when nothing moved.
-    fn round(&self) -> bool {
+    pub(crate) fn round(&self) -> bool {
         let work = self.client.pump() + self.server.pump();
         let moved = match &self.medium {
             Medium::Streams(network) => network.step(),

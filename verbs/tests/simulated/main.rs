@@ -2,7 +2,9 @@
 
 mod cuts;
 mod drops;
+mod every_octet;
 mod link;
 mod paths;
+mod segments;
 mod splits;
 mod timers;

@@ -80,6 +80,7 @@ fn vector_end() -> End {
 // [test:RFC5040-7.1-04] [test:RFC5040-7.1-05] [test:RFC5040-7.2-02] [test:RFC5040-7.2-03]
 // [test:RFC5040-7.2-04] [test:RFC5044-6-01] [test:RFC5044-6-04] [test:RFC5044-8-03] [test:RFC5044-8-12]
 // [test:RFC7306-5.1.1-02a] [test:RFC7306-5.1.1-03b]
+// [test:RFC5040-7.2-01] [test:RFC5040-7.2-06] [test:RFC7306-8.2-02] [test:RFC5044-C.1-01]
 #[test]
 fn negative_vectors_behind_a_good_fpdu_are_terminated() {
     for vector in vectors().iter().filter(|v| v["phase"].is_null()) {
@@ -161,10 +162,13 @@ fn negative_vectors_of_the_startup_close() {
             end.failed();
             assert!(peer.rest().is_empty());
         } else {
-            let listener = end.listen(&plain());
+            // Closed at once, and not when the time for the set-up is over.
+            let options = ConnOptions { startup_timeout: 10 * crate::peer::PATIENCE, ..plain() };
+            let listener = end.listen(&options);
             let mut peer = Peer::connect(listener.local_addr());
             peer.raw(&octets(vector));
             assert!(peer.rest().is_empty(), "{name}");
+            assert!(end.channel.is_empty(), "{name}: the application hears of it");
         }
     }
 }
@@ -243,6 +247,7 @@ fn rights_and_protection_domains_are_checked() {
 }
 
 // [test:RFC5041-5.2-10] [test:RFC5040-5.2.1-16] [test:RFC5040-5.2.1-17]
+// [test:RFC5041-5.2-09]
 #[test]
 fn zero_length_accesses_are_not_checked() {
     let end = End::new();
@@ -362,7 +367,7 @@ fn read_responses_that_answer_nothing() {
     assert!(matches!((told.layer, told.etype, told.code), (1, 1, 0) | (0, 2, 6)));
 }
 
-// [test:RFC5040-6.1-03] [test:RFC5040-6.1-04] [test:RFC5040-5.5-15]
+// [test:RFC5040-6.1-03] [test:RFC5040-6.1-04]
 #[test]
 fn ord_holds_reads_back_and_answers_let_them_go() {
     let end = End::new();

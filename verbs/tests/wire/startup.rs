@@ -134,6 +134,7 @@ fn reply_in_single_octets_with_the_first_fpdu_behind_it() {
     assert_eq!(end.received_ok(1).byte_len, 5);
 }
 
+// [test:RFC5044-7.1-01] [test:RFC5044-7.1-04]
 #[test]
 fn octets_glued_behind_the_reply_are_full_operation() {
     let end = End::new();
@@ -254,16 +255,24 @@ fn half_open_connections_are_bounded_and_the_listener_lives() {
     let device = verbs::Device::with_stack(stack, options).unwrap();
     let end = End::on(&device);
     let listener = end.listen(&plain());
-    let first = Peer::connect(listener.local_addr());
+    let mut first = Peer::connect(listener.local_addr());
     let mut second = Peer::connect(listener.local_addr());
-    // Each takes the driver's lock: two set-ups hang, the device does not.
+    // Who has said nothing for the longest time makes room.
     let mut third = Peer::connect(listener.local_addr());
-    assert!(third.rest().is_empty());
+    assert!(first.rest().is_empty());
     second.raw(&request(1).emit());
-    end.accept(end.request());
+    let undecided = end.request();
+    third.raw(&request(1).emit());
+    let other = end.request();
+    // Both have been heard and wait for the application: nobody makes room, and the newest goes.
+    let mut late = Peer::connect(listener.local_addr());
+    assert!(late.rest().is_empty());
+    other.reject(b"").unwrap();
+    assert!(third.startup_frame().reject);
+    end.accept(undecided);
     assert!(!second.startup_frame().reject);
     end.established();
-    drop(first);
+    drop(third);
     let mut fourth = Peer::connect(listener.local_addr());
     fourth.raw(&request(1).emit());
     end.request().reject(b"").unwrap();
@@ -629,6 +638,7 @@ fn initiator_scales_its_ord_down() {
 }
 
 // [test:RFC6581-9.1-08] [test:RFC6581-9.1-09]
+// [test:RFC6581-9.1-06]
 #[test]
 fn insufficient_ird_is_terminated() {
     let end = End::new();
@@ -706,6 +716,7 @@ fn initiator_without_rtr_sends_when_told() {
 // ---------------------------------------------------------------- CRC and Markers
 
 // [test:RFC5044-7.1.1-08] [test:RFC5044-7.1.1-09] [test:RFC5044-7.1.1-11] [test:RFC5044-7.1.1-06] [test:RFC5044-7.1.1-07]
+// [test:RFC5044-4.4-07]
 #[test]
 fn crc_is_on_if_either_asks_and_markers_go_each_way() {
     for ours in [false, true] {

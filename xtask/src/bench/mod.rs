@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: measurements beside their bars.
 
 mod connects;
+mod hostile;
 mod instructions;
 mod perftest;
 mod speed;
@@ -15,6 +16,8 @@ pub(crate) enum Bench {
     Speed(speed::Options),
     /// smoltcp over AF_XDP and AF_PACKET beside bare smoltcp and the kernel's TCP
     Stacks(stacks::Options),
+    /// A server among peers that mean it no good: what it serves the others, and what it keeps
+    Hostile(hostile::Options),
     /// Instructions a round under callgrind, beside the committed figures: stable on a busy machine
     Instructions(instructions::Options),
     /// Connections set up a second, beside TCP's
@@ -28,6 +31,7 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
     match bench {
         Bench::Speed(options) => speed::run(options),
         Bench::Stacks(options) => stacks::run(options),
+        Bench::Hostile(options) => hostile::run(options),
         Bench::Instructions(options) => instructions::run(options),
         Bench::Connects(options) => connects::run(options),
         Bench::Perftest(options) => perftest::run(options),

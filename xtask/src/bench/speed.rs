@@ -143,7 +143,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     if all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn build() -> Result<(), String> {
+pub(super) fn build() -> Result<(), String> {
     let status = Command::new(env!("CARGO")).args(["build", "--release", "-p", "uiw"]).status();
     match status {
         Ok(status) if status.success() => Ok(()),

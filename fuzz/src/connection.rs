@@ -1,0 +1,147 @@
+//! A whole connection over the simulated link: our engine with an application that posts and destroys what it likes, and
+//! a peer that says what it likes. After every run, memory that nobody was given is as it was, no octet of it was seen on the
+//! wire, and every request has completed once.
+
+mod application;
+mod memory;
+mod peer;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use llp::sim::{Link, Network, Split};
+use llp::{ListenOptions, Stack, StreamOptions, Token};
+use verbs::{ConnOptions, Device, DeviceOptions, Limits, Progress, Recognition, Revision, RtrKinds};
+
+use crate::input::Input;
+use application::Application;
+use memory::Arena;
+use peer::Peer;
+
+const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+const THEIRS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
+const PORT: u16 = 4791;
+/// Steps of a conversation.
+const STEPS: usize = 96;
+
+/// An input: options, rights, and who does what in which order.
+pub fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let network = Network::new(input.u8().into());
+    network.set_default_link(link(&mut input));
+    let limits = Limits { max_held_octets: 1 << 20, ..Limits::default() };
+    let options = DeviceOptions { progress: Progress::Manual, limits, ..DeviceOptions::default() };
+    let device = Device::with_stack(Box::new(network.stack(OURS)), options).expect("a device");
+    let mut stack = network.stack(THEIRS);
+    let options = options_of(&mut input);
+    let arena = Arena::new(&device, &mut input);
+    let mut application = Application::new(&device, &arena, &mut input);
+    let initiator = input.bool();
+    let mut peer = if initiator {
+        let mut listener =
+            stack.listen((THEIRS, PORT).into(), &ListenOptions::default(), Token(1)).expect("a free port");
+        application.connect((THEIRS, PORT).into(), &options);
+        settle(&network, &device);
+        let Ok(stream) = listener.accept(Token(2)) else { return };
+        Peer::responder(stream)
+    } else {
+        let Some(_listening) = application.listen((OURS, PORT).into(), &options) else { return };
+        let stream = stack
+            .connect(None, (OURS, PORT).into(), &StreamOptions::default(), Token(2))
+            .expect("a way to our own port");
+        settle(&network, &device);
+        Peer::initiator(stream)
+    };
+    converse(&network, &device, &mut application, &mut peer, &arena, &mut input);
+    peer.close();
+    // Every time-out passes.
+    for _ in 0..40 {
+        settle(&network, &device);
+        application.poll();
+        network.advance(Duration::from_millis(1500));
+    }
+    application.finish();
+    settle(&network, &device);
+    application.check();
+    drop(application);
+    arena.check();
+}
+
+fn converse(
+    network: &Network,
+    device: &Device,
+    application: &mut Application,
+    peer: &mut Peer,
+    arena: &Arena,
+    input: &mut Input<'_>,
+) {
+    peer.start(application.options(), input);
+    settle(network, device);
+    application.events();
+    settle(network, device);
+    peer.take(arena);
+    peer.full_operation(input);
+    for _ in 0..STEPS {
+        if input.is_empty() {
+            break;
+        }
+        match input.u8() {
+            0..=139 => peer.act(arena, application, input),
+            140..=229 => application.act(arena, input),
+            230..=249 => {
+                network.advance(Duration::from_millis(input.pick(&[0, 1, 60, 400, 3000])));
+            }
+            _ => network.stall(THEIRS, OURS, input.bool()),
+        }
+        if input.u8() & 1 == 0 {
+            settle(network, device);
+            application.poll();
+            peer.take(arena);
+        }
+    }
+    network.stall(THEIRS, OURS, false);
+    settle(network, device);
+    peer.take(arena);
+}
+
+/// Until nothing moves without the clock.
+fn settle(network: &Network, device: &Device) {
+    let mut idle = 0;
+    for _ in 0..400 {
+        let moved =
+            device.pump() > 0 || network.next_event().is_some_and(|at| at <= network.now()) && network.step();
+        idle = if moved { 0 } else { idle + 1 };
+        if idle > 2 {
+            return;
+        }
+    }
+}
+
+fn link(input: &mut Input<'_>) -> Link {
+    let split = match input.u8() {
+        0..=127 => Split::Whole,
+        128..=191 => Split::Random(1 + input.below(200)),
+        _ => Split::Fixed(1 + input.below(40)),
+    };
+    let capacity = if input.u8() < 200 { 256 << 10 } else { 200 + input.below(4000) };
+    Link { send_split: split, recv_split: split, capacity, ..Link::default() }
+}
+
+fn options_of(input: &mut Input<'_>) -> ConnOptions {
+    let bits = input.u8();
+    let kinds = input.u8();
+    ConnOptions {
+        revision: if bits & 1 == 0 { Revision::Two } else { Revision::One },
+        crc: bits & 2 == 0,
+        markers: bits & 4 != 0,
+        peer_to_peer: bits & 8 == 0,
+        rtr: RtrKinds { write: kinds & 1 == 0, read: kinds & 2 == 0, send: true },
+        ird: input.pick(&[4, 1, 0, 16, 0x3FFF]),
+        ord: input.pick(&[4, 1, 0, 16, 0x3FFF]),
+        recognition: input.pick(&[Recognition::Assume, Recognition::Off, Recognition::On]),
+        acknowledged: bits & 16 != 0,
+        stable_tx: bits & 32 != 0,
+        no_receive_timeout: Duration::from_millis(input.pick(&[500, 0, 5000])),
+        ..ConnOptions::default()
+    }
+}

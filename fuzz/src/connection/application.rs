@@ -1,0 +1,266 @@
+//! Our side: posts, polls and destroys as the input says, and keeps the books.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use verbs::cm::{self, CmChannel, CmEventKind};
+use verbs::{
+    Access, Bind, ConnOptions, Cq, CqOptions, Device, Qp, QpCap, QpInit, QpState, RawMw, RecvWr, Remote,
+    STag, SendFlags, SendOp, SendWr, Wc, WcStatus, WindowType,
+};
+
+use super::memory::{Arena, Part};
+use super::peer::STAG_OF_PEER;
+use crate::input::Input;
+
+/// What was posted to one queue, and what came of it.
+#[derive(Default)]
+struct Book {
+    /// Numbers given out so far, and which of them must be reported even when they succeed.
+    signaled: Vec<bool>,
+    /// Everything before it is over.
+    done: usize,
+    failed: bool,
+}
+
+impl Book {
+    /// A completion: in order, once, and nothing succeeds behind a failure.
+    fn complete(&mut self, wc: &Wc) {
+        let at = wc.wr_id as usize;
+        assert!(at >= self.done && at < self.signaled.len(), "{wc:?}, {} are over", self.done);
+        let success = wc.status == WcStatus::Success;
+        for skipped in self.done..at {
+            assert!(!self.signaled[skipped] && !self.failed, "{wc:?} before request {skipped}");
+        }
+        assert!(!success || (self.signaled[at] && !self.failed), "{wc:?} behind a failure");
+        self.failed |= !success;
+        self.done = at + 1;
+    }
+}
+
+pub(crate) struct Application {
+    device: Device,
+    qp: Option<Qp>,
+    window: Option<RawMw>,
+    pub(crate) window_stag: Option<STag>,
+    scq: Arc<Cq>,
+    rcq: Arc<Cq>,
+    channel: Arc<CmChannel>,
+    listener: Option<cm::Listener>,
+    options: Option<Arc<ConnOptions>>,
+    sent: Book,
+    received: Book,
+    signal_all: bool,
+    reject: bool,
+}
+
+/// Keeps our port open.
+pub(crate) struct Listening;
+
+impl Application {
+    pub(crate) fn new(device: &Device, arena: &Arena, input: &mut Input<'_>) -> Self {
+        let scq = device.create_cq(256, CqOptions::default()).expect("a CQ");
+        let rcq = device.create_cq(256, CqOptions::default()).expect("a CQ");
+        let bits = input.u8();
+        let init = QpInit {
+            send_cq: Arc::clone(&scq),
+            recv_cq: Arc::clone(&rcq),
+            srq: None,
+            cap: QpCap { max_send_wr: 32, max_recv_wr: 32, ..QpCap::default() },
+            signal_all: bits & 1 == 0,
+            num: None,
+        };
+        let qp = arena.pd.create_qp(init).expect("a QP");
+        if bits & 2 != 0 {
+            qp.set_access(Access::REMOTE_READ);
+        }
+        let window = arena.pd.alloc_window(WindowType::Two).expect("a window");
+        let window_stag = Some(window.stag());
+        let mut this = Self {
+            device: device.clone(),
+            qp: Some(qp),
+            window: Some(window),
+            window_stag,
+            scq,
+            rcq,
+            channel: Arc::default(),
+            listener: None,
+            options: None,
+            sent: Book::default(),
+            received: Book::default(),
+            signal_all: bits & 1 == 0,
+            reject: bits & 0xF0 == 0xF0,
+        };
+        for n in 0..input.below(8) {
+            this.post_recv(arena, n * 500, 300);
+        }
+        this
+    }
+
+    pub(crate) fn options(&self) -> &ConnOptions {
+        self.options.as_ref().expect("listening or connecting")
+    }
+
+    pub(crate) fn connect(&mut self, to: SocketAddr, options: &ConnOptions) {
+        let options = Arc::new(options.clone());
+        self.options = Some(Arc::clone(&options));
+        if let Some(qp) = &self.qp {
+            let _ = cm::connect(qp, None, to, &options, b"hello", &self.channel);
+        }
+    }
+
+    pub(crate) fn listen(&mut self, at: SocketAddr, options: &ConnOptions) -> Option<Listening> {
+        let options = Arc::new(options.clone());
+        self.options = Some(Arc::clone(&options));
+        self.listener = cm::Listener::bind(&self.device, at, 4, &options, &self.channel).ok();
+        self.listener.is_some().then_some(Listening)
+    }
+
+    /// Takes what the connection manager tells.
+    pub(crate) fn events(&mut self) {
+        while let Some(event) = self.channel.try_pop() {
+            if let (CmEventKind::ConnectRequest(request), Some(qp)) = (event.kind, &self.qp) {
+                if self.reject {
+                    let _ = request.reject(b"no");
+                } else {
+                    let _ = request.accept(qp, None, b"welcome", None);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn poll(&mut self) {
+        self.events();
+        let mut out = Vec::new();
+        self.scq.poll(&mut out, 64);
+        for wc in out.drain(..) {
+            self.sent.complete(&wc);
+        }
+        self.rcq.poll(&mut out, 64);
+        for wc in out {
+            self.received.complete(&wc);
+        }
+    }
+
+    fn post_recv(&mut self, arena: &Arena, offset: usize, len: usize) {
+        let sges = [arena.sink(offset, len), arena.sink(offset + len, len / 3)];
+        let wr_id = self.received.signaled.len() as u64;
+        if let Some(qp) = &self.qp {
+            // SAFETY: the arena outlives the queue pair, and nobody looks at the sink before both are gone.
+            if unsafe { qp.post_recv([RecvWr { wr_id, sges: &sges }]) }.is_ok() {
+                self.received.signaled.push(true);
+            }
+        }
+    }
+
+    fn post(&mut self, op: SendOp, sges: &[verbs::Sge], flags: SendFlags) {
+        let wr_id = self.sent.signaled.len() as u64;
+        if let Some(qp) = &self.qp {
+            let signaled = self.signal_all || flags.contains(SendFlags::SIGNALED);
+            // SAFETY: as in `post_recv`; inline data is copied by the call.
+            if unsafe { qp.post_send([SendWr { wr_id, op, sges, flags }]) }.is_ok() {
+                self.sent.signaled.push(signaled);
+            }
+        }
+    }
+
+    pub(crate) fn act(&mut self, arena: &Arena, input: &mut Input<'_>) {
+        let mut flags = SendFlags::empty();
+        let bits = input.u8();
+        flags.set(SendFlags::SIGNALED, bits & 1 == 0);
+        flags.set(SendFlags::FENCE, bits & 2 != 0);
+        flags.set(SendFlags::SOLICITED, bits & 4 != 0);
+        let (offset, len) = (input.below(4000), input.below(3000));
+        let remote = Remote { addr: 0x1000, rkey: STAG_OF_PEER };
+        let source = [arena.source(offset, len), arena.source(offset / 2, len / 8)];
+        let sink = [arena.sink(offset, len), arena.sink(offset / 2, len / 8)];
+        match input.u8() % 20 {
+            0..=3 => self.post_recv(arena, offset, len),
+            4 => self.post(SendOp::Send, &source, flags),
+            5 => self.post(SendOp::Write { remote }, &source, flags),
+            6 | 7 => self.post(SendOp::Read { remote, invalidate: None }, &sink, flags),
+            8 => self.post(SendOp::SendImm { imm: 9 }, &source, flags),
+            9 => self.post(SendOp::WriteImm { remote, imm: 9 }, &source, flags),
+            10 => self.post(SendOp::SendInvalidate { stag: STag(STAG_OF_PEER) }, &source, flags),
+            11 => self.post(SendOp::FetchAdd { remote, add: 1, mask: 0 }, &[arena.sink(offset, 8)], flags),
+            12 => {
+                let swap =
+                    SendOp::CmpSwap { remote, compare: 0, compare_mask: 0, swap: 1, swap_mask: u64::MAX };
+                self.post(swap, &[arena.sink(offset, 8)], flags);
+            }
+            13 => self.bind(arena, offset, len, input),
+            14 => {
+                let stag = self.window_stag.unwrap_or_default();
+                self.post(SendOp::LocalInvalidate { stag }, &[], flags);
+            }
+            15 => self.post(SendOp::AtomicWrite { remote }, &[arena.source(offset, 8)], flags),
+            16 => {
+                if input.u8() < 40 {
+                    arena.take_back();
+                }
+            }
+            17 => {
+                let to = input.pick(&[QpState::Sqd, QpState::Rts, QpState::Rts, QpState::Err]);
+                if let Some(qp) = &self.qp {
+                    let _ = qp.modify(to);
+                }
+            }
+            18 => match input.u8() {
+                0..=49 => {
+                    if let Some(qp) = &self.qp {
+                        let _ = qp.disconnect();
+                    }
+                }
+                50..=59 => self.qp = None,
+                _ => {}
+            },
+            _ => {
+                let stag = self.window_stag.unwrap_or_default();
+                self.post(SendOp::Read { remote, invalidate: Some(stag) }, &sink, flags);
+            }
+        }
+    }
+
+    fn bind(&mut self, arena: &Arena, offset: usize, len: usize, input: &mut Input<'_>) {
+        let (Some(region), Some(window)) = (arena.shared_stag(), &self.window) else { return };
+        let old = self.window_stag.unwrap_or(window.stag());
+        let new = STag(old.0 & !0xFF | u32::from(input.u8()));
+        let bind = Bind {
+            window: window.stag(),
+            new_stag: new,
+            region,
+            addr: arena.address(Part::Shared) + offset as u64,
+            length: len as u64,
+            access: arena.access & Access::REMOTE,
+        };
+        self.window_stag = Some(new);
+        self.post(SendOp::Bind(bind), &[], SendFlags::SIGNALED);
+    }
+
+    /// The end: every request is over.
+    pub(crate) fn finish(&mut self) {
+        if let Some(qp) = &self.qp {
+            let _ = qp.modify(QpState::Err);
+        }
+        self.device.pump();
+        self.poll();
+    }
+
+    /// Every request completed once, whatever became of it.
+    pub(crate) fn check(&mut self) {
+        self.poll();
+        // What a queue pair that was destroyed had not reported is not reported any more.
+        let books = [&self.sent, &self.received];
+        for book in books.into_iter().filter(|_| self.qp.is_some()) {
+            for late in book.done..book.signaled.len() {
+                // What succeeds unsignaled is only told by the next.
+                assert!(!book.signaled[late], "request {late} never completed");
+            }
+        }
+        self.qp = None;
+        self.window = None;
+        self.listener = None;
+        self.device.pump();
+        assert_eq!((self.scq.len(), self.rcq.len()), (0, 0), "nothing is reported twice");
+    }
+}

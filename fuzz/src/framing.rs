@@ -1,0 +1,208 @@
+//! FPDUs, with and without Markers and CRCs: a sender that lies here and there, and a receiver that is given the stream
+//! in pieces of any size. What must arrive is known beforehand.
+
+use mpa::rx::{FpduError, FpduRx, Step};
+use mpa::tx::FpduTx;
+use mpa::{MAX_ULPDU, crc32c};
+
+use crate::input::Input;
+
+/// What the receiver must make of an FPDU.
+#[derive(Debug)]
+enum Due {
+    /// Exactly this ULPDU.
+    Ulpdu(Vec<u8>),
+    /// A CRC error.
+    Crc,
+    /// A Marker error.
+    Marker,
+    /// No ULPDU may be delivered any more; the receiver may as well wait for octets that never come.
+    Nothing,
+    /// Without CRCs nobody can tell.
+    Anything,
+}
+
+/// A stream, and what is due for it.
+struct Sender {
+    crc: bool,
+    markers: bool,
+    tx: FpduTx,
+    octets: Vec<u8>,
+    due: Vec<Due>,
+}
+
+/// An input: what was negotiated, FPDUs, how they are cut.
+pub fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let bits = input.u8();
+    let (crc, markers) = (bits & 1 == 0, bits & 2 == 0);
+    let mut sender =
+        Sender { crc, markers, tx: FpduTx::new(crc, markers), octets: Vec::new(), due: Vec::new() };
+    let fpdus = input.below(12);
+    for _ in 0..fpdus {
+        sender.item(&mut input);
+        if sender.over() {
+            break;
+        }
+    }
+    let whole = receive(&sender, &mut |left| left);
+    let cut = receive(&sender, &mut |left| match input.u8() {
+        0 | 255 => left,
+        1..=99 => 1,
+        other => usize::from(other) * 3,
+    });
+    assert_eq!(whole, cut, "how the octets are cut makes no difference");
+    check(&sender.due, &whole);
+}
+
+impl Sender {
+    /// Whether what is due behind this is not known.
+    fn over(&self) -> bool {
+        self.due.last().is_some_and(|due| !matches!(due, Due::Ulpdu(_)))
+    }
+
+    fn item(&mut self, input: &mut Input<'_>) {
+        let start = self.octets.len();
+        if input.u8() >= 250 {
+            // Usually nonsense; but four octets of ones, four of zeros and four of ones are an FPDU with a right CRC.
+            self.octets.extend_from_slice(input.take(64));
+            self.due.push(Due::Anything);
+            return;
+        }
+        let len = match input.u8() {
+            0..=9 if self.octets.len() < 4096 => MAX_ULPDU - input.below(8),
+            10..=99 => input.below(2000),
+            other => usize::from(other) % 64,
+        };
+        let seed = input.u8();
+        let ulpdu: Vec<u8> = (0..len).map(|n| (n as u8).wrapping_mul(7).wrapping_add(seed)).collect();
+        let mut fpdu = vec![0, 0];
+        fpdu.extend_from_slice(&ulpdu);
+        self.tx.seal(&mut fpdu, 0);
+        let due = match input.u8() {
+            0..=179 => Due::Ulpdu(ulpdu),
+            180..=209 => self.flip(&mut fpdu, input),
+            _ => self.forge(start, &mut fpdu, ulpdu, input),
+        };
+        self.octets.extend_from_slice(&fpdu);
+        self.due.push(due);
+    }
+
+    /// Offset of ULPDU_Length.
+    fn lead(&self, start: usize) -> usize {
+        if self.markers && start.is_multiple_of(512) { 4 } else { 0 }
+    }
+
+    /// One octet changes on the way.
+    fn flip(&self, fpdu: &mut [u8], input: &mut Input<'_>) -> Due {
+        let at = input.below(fpdu.len());
+        let by = input.u8().max(1);
+        fpdu[at] ^= by;
+        if !self.crc {
+            return Due::Anything;
+        }
+        let lead = self.lead(self.octets.len());
+        // Another length takes in other octets, perhaps more than there are.
+        if (lead..lead + 2).contains(&at) { Due::Nothing } else { Due::Crc }
+    }
+
+    /// One octet is not what it should be, and the CRC vouches for it.
+    fn forge(&self, start: usize, fpdu: &mut [u8], mut ulpdu: Vec<u8>, input: &mut Input<'_>) -> Due {
+        let lead = self.lead(start);
+        let markers: Vec<usize> =
+            (0..fpdu.len()).filter(|at| self.markers && (start + at).is_multiple_of(512)).collect();
+        if markers.is_empty() || input.bool() {
+            // Within the ULPDU, before any Marker behind the length.
+            let room = markers.iter().find(|at| **at > 0).copied().unwrap_or(fpdu.len()) - lead - 2;
+            let at = input.below(room.min(ulpdu.len()));
+            if let Some(octet) = ulpdu.get_mut(at) {
+                *octet ^= 0x55;
+                fpdu[lead + 2 + at] ^= 0x55;
+            }
+            self.vouch(fpdu);
+            return Due::Ulpdu(ulpdu);
+        }
+        let marker = input.pick(&markers);
+        let (at, by) = (input.below(4), input.u8().max(1));
+        fpdu[marker + at] ^= by;
+        self.vouch(fpdu);
+        // The reserved half says nothing, and the low two bits of FPDUPTR count as zero (RFC 5044 section 4.3).
+        let said = match at {
+            2 => true,
+            3 => by & !0b11 != 0,
+            _ => false,
+        };
+        if said { Due::Marker } else { Due::Ulpdu(ulpdu) }
+    }
+
+    fn vouch(&self, fpdu: &mut [u8]) {
+        if self.crc {
+            let covered = fpdu.len() - 4;
+            let crc = crc32c(&fpdu[..covered]).to_le_bytes();
+            fpdu[covered..].copy_from_slice(&crc);
+        }
+    }
+}
+
+/// What came of a stream.
+#[derive(Debug, PartialEq, Eq)]
+struct Received {
+    ulpdus: Vec<Vec<u8>>,
+    error: Option<FpduError>,
+}
+
+fn receive(sender: &Sender, cut: &mut dyn FnMut(usize) -> usize) -> Received {
+    let mut rx = FpduRx::new(sender.crc, sender.markers);
+    let mut received = Received { ulpdus: Vec::new(), error: None };
+    let (mut buffer, mut rest) = (Vec::new(), &sender.octets[..]);
+    let mut wanted = 0;
+    loop {
+        match rx.next(&mut buffer) {
+            Ok(Step::Fpdu(fpdu)) => {
+                assert!(buffer.len() >= wanted, "an FPDU of fewer octets than were said to be the least");
+                assert!(fpdu.consumed <= buffer.len() && fpdu.ulpdu.end <= fpdu.consumed);
+                received.ulpdus.push(buffer[fpdu.ulpdu].to_vec());
+                buffer.drain(..fpdu.consumed);
+                wanted = 0;
+            }
+            Ok(Step::NeedMore { at_least }) => {
+                assert!(at_least > buffer.len(), "{at_least} octets are there");
+                wanted = wanted.max(at_least);
+                if rest.is_empty() {
+                    assert_eq!(rx.position() as usize + buffer.len(), sender.octets.len());
+                    break;
+                }
+                let (now, later) = rest.split_at(cut(rest.len()).min(rest.len()));
+                buffer.extend_from_slice(now);
+                rest = later;
+            }
+            Err(error) => {
+                assert_eq!(rx.next(&mut [0; 64]), Err(error), "dead for good");
+                assert_eq!(rx.take_direct(8), None, "dead for direct reads as well");
+                received.error = Some(error);
+                break;
+            }
+        }
+    }
+    received
+}
+
+fn check(due: &[Due], received: &Received) {
+    let mut ulpdus = received.ulpdus.iter();
+    for due in due {
+        match due {
+            Due::Ulpdu(ulpdu) => assert!(ulpdus.next() == Some(ulpdu), "a ULPDU of {} octets", ulpdu.len()),
+            Due::Crc => {
+                assert!(matches!(received.error, Some(FpduError::Crc { .. })), "{:?}", received.error)
+            }
+            Due::Marker => {
+                assert!(matches!(received.error, Some(FpduError::Marker { .. })), "{:?}", received.error)
+            }
+            Due::Nothing => assert!(!matches!(received.error, Some(FpduError::Marker { .. }))),
+            Due::Anything => return,
+        }
+    }
+    assert_eq!(ulpdus.next(), None, "nobody sent that");
+    let error_due = matches!(due.last(), Some(Due::Crc | Due::Marker | Due::Nothing));
+    assert!(error_due || received.error.is_none(), "{:?}", received.error);
+}

@@ -1,0 +1,22 @@
+//! Fuzz targets: each takes octets, makes a conversation of them, and panics where a promise of uiw is broken.
+//!
+//! Octets are read as choices ([`input::Input`]), so that frames have right lengths and right CRCs unless the input
+//! asks for a wrong one; otherwise nothing would get past the CRC. The same functions run under libFuzzer
+//! (`fuzz/libfuzzer`) and, over the committed corpora, as ordinary tests (`tests/corpora.rs`).
+
+pub mod connection;
+pub mod framing;
+pub mod input;
+pub mod segments;
+pub mod startup;
+
+/// A target: what it is called, and what it does with an input.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every target.
+pub const TARGETS: [Target; 4] = [
+    ("startup", startup::run),
+    ("framing", framing::run),
+    ("segments", segments::run),
+    ("connection", connection::run),
+];

@@ -1,0 +1,285 @@
+//! DDP and RDMAP receiving: verified ULPDUs, right and wrong, into a receiver that places them in buffers of its own. It
+//! knows what a right sender would do next, so right segments must be taken and wrong ones refused.
+
+use ddp::{Header, STag, Segment, Tagged, Untagged, UntaggedRx, segments};
+use mpa::MAX_ULPDU;
+use rdmap::{
+    AtomicOp, AtomicRequest, AtomicResponse, Control, Extensions, Fault, HeaderCopy, ImmediateData, Inbound,
+    Opcode, Quoted, ReadRequest, StreamRx, Terminate, TerminateReason,
+};
+
+use crate::input::Input;
+
+/// Octets of the buffer that each untagged queue has for a message.
+const BUFFERS: [u32; 4] = [300, 52, 52, 52];
+
+struct Receiver {
+    stream: StreamRx,
+    queues: [UntaggedRx; 4],
+    /// What is placed, of each queue.
+    buffers: [Vec<u8>; 4],
+    /// What each queue must hold, by what was sent.
+    sent: [Vec<u8>; 4],
+}
+
+/// An input: extensions, MSNs to begin with, segments.
+pub fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    cut(&mut input);
+    let bits = input.u8();
+    let extensions = Extensions { immediate: bits & 1 != 0, atomic: bits & 2 != 0, send_imm: bits & 4 != 0 };
+    // Near the wrap of MSNs as often as not.
+    let first = if bits & 8 == 0 { 1 } else { u32::MAX - u32::from(input.u8() % 4) };
+    let mut receiver = Receiver {
+        stream: StreamRx::new(Extensions::default()),
+        queues: [0; 4].map(|_| UntaggedRx::new(first)),
+        buffers: BUFFERS.map(|len| vec![0xEE; len as usize]),
+        sent: [const { Vec::new() }; 4],
+    };
+    receiver.stream.set_extensions(extensions);
+    assert_eq!(receiver.stream.extensions(), extensions);
+    for _ in 0..input.below(24) {
+        let (ulpdu, right) = receiver.segment(&mut input);
+        match receiver.take(&ulpdu, &mut input) {
+            Ok(()) => {}
+            Err(fault) => {
+                assert!(!right, "{fault}: {ulpdu:02x?}");
+                report(&fault, &ulpdu);
+                return;
+            }
+        }
+    }
+}
+
+/// A message is cut into segments that are all of it, once.
+fn cut(input: &mut Input<'_>) {
+    let (total, room) = (input.u16().into(), input.u16().max(40).into());
+    let mut at = 0;
+    let all: Vec<Segment> = segments(total, room).collect();
+    assert_eq!(segments(total, room).size_hint().0, all.len());
+    for (n, segment) in all.iter().enumerate() {
+        assert_eq!((segment.offset, segment.last), (at, n + 1 == all.len()));
+        assert!(segment.len <= room && (segment.len > 0 || total == 0));
+        at += segment.len;
+    }
+    assert_eq!(at, total);
+}
+
+impl Receiver {
+    /// A ULPDU, and whether nothing is wrong with it.
+    fn segment(&self, input: &mut Input<'_>) -> (Vec<u8>, bool) {
+        let kind = input.u8();
+        if kind >= 250 {
+            return (input.take(80).to_vec(), false);
+        }
+        let raw = match kind {
+            240.. => input.u8() & 15,
+            other => other % 12,
+        };
+        let opcode = Opcode::from_raw(raw);
+        let queue = opcode.and_then(Opcode::queue);
+        let qn = queue.unwrap_or(0);
+        let spec = &self.queues[qn as usize];
+        // A message in progress goes on with its own opcode.
+        let control = if spec.in_progress() && queue.is_some() {
+            None
+        } else {
+            Some(Control { version: 1, rsv: 0, opcode: raw })
+        };
+        let len = message_len(opcode, input);
+        let mut header = match queue {
+            None => Header::Tagged(Tagged {
+                last: input.bool(),
+                rsvd_ulp: Control { version: 1, rsv: 0, opcode: raw }.emit(),
+                stag: STag(input.u32()),
+                to: input.u64(),
+            }),
+            Some(_) => Header::Untagged(Untagged {
+                last: true,
+                rsvd_ulp: control.map_or(0x43, Control::emit),
+                rsvd_ulp32: input.u32(),
+                qn,
+                msn: spec.expected_msn(),
+                mo: spec.received(),
+            }),
+        };
+        let bent = input.u8() >= 170;
+        if bent {
+            bend(&mut header, input);
+        }
+        let mut ulpdu = vec![0; header.len()];
+        header.emit(&mut ulpdu);
+        if bent && input.bool() {
+            // Reserved bits and versions, which no `emit` gets wrong.
+            ulpdu[0] ^= input.u8();
+        }
+        for n in 0..len {
+            ulpdu.push(input.u8() ^ n as u8);
+        }
+        if bent && input.bool() {
+            ulpdu.truncate(input.below(24));
+        }
+        ulpdu.truncate(MAX_ULPDU);
+        // What is right with an unfinished message or an extension is left to the receiver to say.
+        (ulpdu, !bent && queue.is_none() && opcode.is_some() && !self.stream.terminated())
+    }
+
+    fn take(&mut self, ulpdu: &[u8], input: &mut Input<'_>) -> Result<(), Fault> {
+        let (header, header_len) = Header::parse(ulpdu)?;
+        let mut again = vec![0; header_len];
+        assert_eq!(header.emit(&mut again), header_len);
+        // Only the reserved bits are lost.
+        assert_eq!((again[0], &again[1..]), (ulpdu[0] & 0xC3, &ulpdu[1..header_len]));
+        let ended = self.stream.terminated();
+        let inbound = self.stream.admit(&header)?;
+        assert!(!ended, "nothing comes after a Terminate");
+        let payload = &ulpdu[header_len..];
+        assert_eq!(
+            matches!(header, Header::Tagged(_)),
+            matches!(inbound, Inbound::Write | Inbound::ReadResponse)
+        );
+        self.allowed(header.rsvd_ulp());
+        let Header::Untagged(untagged) = header else { return Ok(()) };
+        let qn = untagged.qn as usize;
+        let room = (input.u8() < 250).then_some(BUFFERS[qn]);
+        let len = payload.len() as u32;
+        let before = (self.queues[qn].expected_msn(), self.queues[qn].received());
+        let place = self.queues[qn].check(&untagged, len, room)?.offset as usize;
+        // RFC 5041 section 7.1, read afresh.
+        assert_eq!((untagged.msn, untagged.mo), before);
+        assert!(room.is_some_and(|room| untagged.mo + len <= room));
+        self.buffers[qn][place..place + payload.len()].copy_from_slice(payload);
+        self.sent[qn].extend_from_slice(payload);
+        let Some(delivered) = self.queues[qn].placed(&untagged, len) else {
+            assert!(!untagged.last && self.queues[qn].in_progress());
+            return Ok(());
+        };
+        assert_eq!((delivered.msn, untagged.last), (before.0, true));
+        assert_eq!(self.queues[qn].expected_msn(), before.0.wrapping_add(1), "MSNs wrap");
+        let message = &self.buffers[qn][..delivered.len as usize];
+        assert!(message == &*self.sent[qn], "a message is what was sent");
+        self.sent[qn].clear();
+        let message = message.to_vec();
+        deliver(inbound, &message)
+    }
+
+    /// Versions, opcodes and extensions, read afresh from the control octet.
+    fn allowed(&self, control: u8) {
+        let extensions = self.stream.extensions();
+        let agreed = match control & 15 {
+            0..=7 => true,
+            8 | 9 => extensions.immediate,
+            10 | 11 => extensions.atomic,
+            15 => extensions.send_imm,
+            _ => false,
+        };
+        assert!(control >> 6 == 1 && agreed, "{control:#04x}");
+    }
+}
+
+/// A length that a message of this kind may have, more often than not.
+fn message_len(opcode: Option<Opcode>, input: &mut Input<'_>) -> usize {
+    let choice = input.u8();
+    let fixed = match opcode {
+        Some(Opcode::ReadRequest) => ReadRequest::LEN,
+        Some(Opcode::AtomicRequest) => AtomicRequest::LEN,
+        Some(Opcode::AtomicResponse) => AtomicResponse::LEN,
+        Some(Opcode::Immediate | Opcode::ImmediateSe) => ImmediateData::LEN,
+        Some(Opcode::Terminate) => usize::from(choice % 60),
+        _ => usize::from(choice),
+    };
+    if choice < 200 { fixed } else { input.below(320) }
+}
+
+/// One field is not what it should be.
+fn bend(header: &mut Header, input: &mut Input<'_>) {
+    match header {
+        Header::Tagged(header) => header.rsvd_ulp = input.u8(),
+        Header::Untagged(header) => match input.u8() % 6 {
+            0 => header.rsvd_ulp = input.u8(),
+            1 => header.qn = input.pick(&[0, 1, 2, 3, 4, u32::MAX]),
+            2 => header.msn = header.msn.wrapping_add(input.pick(&[1, 2, u32::MAX, 1 << 31])),
+            3 => header.mo = header.mo.wrapping_add(input.pick(&[1, 4, u32::MAX, 1 << 31])),
+            4 => (header.mo, header.msn) = (input.u32(), input.u32()),
+            _ => header.last = false,
+        },
+    }
+}
+
+/// Reads a whole message, and puts it together again.
+fn deliver(inbound: Inbound, message: &[u8]) -> Result<(), Fault> {
+    match inbound {
+        Inbound::ReadRequest => assert_eq!(ReadRequest::parse(message)?.emit(), *message),
+        Inbound::AtomicRequest => atomic(AtomicRequest::parse(message)?, message),
+        Inbound::AtomicResponse => assert_eq!(AtomicResponse::parse(message)?.emit(), *message),
+        Inbound::Immediate { .. } => assert_eq!(ImmediateData::parse(message)?.emit(), *message),
+        Inbound::Terminate => terminate(message),
+        Inbound::Write | Inbound::ReadResponse | Inbound::Send { .. } => {}
+    }
+    Ok(())
+}
+
+/// RFC 7306 section 5.1, bit by bit.
+fn atomic(request: AtomicRequest, octets: &[u8]) {
+    assert_eq!(request.emit()[..36], [&[0, 0, 0, request.op as u8], &octets[4..36]].concat());
+    let old = request.to ^ request.compare.rotate_left(7);
+    let mut carry = false;
+    let equal = (0..64).all(|bit| {
+        let at = 1u64 << bit;
+        request.compare_mask & at == 0 || request.compare & at == old & at
+    });
+    let mut new = 0;
+    for bit in 0..64 {
+        let at = 1u64 << bit;
+        let (a, b, top) = (old & at != 0, request.data & at != 0, request.mask & at != 0);
+        let set = match request.op {
+            AtomicOp::FetchAdd => {
+                let sum = u8::from(a) + u8::from(b) + u8::from(carry);
+                // A set bit of the mask is the top of its field: nothing is carried out of it.
+                carry = sum > 1 && !top;
+                sum & 1 != 0
+            }
+            AtomicOp::CmpSwap => {
+                if equal && top {
+                    b
+                } else {
+                    a
+                }
+            }
+        };
+        new |= if set { at } else { 0 };
+    }
+    assert_eq!(request.apply(old), new, "{request:?} on {old:#x}");
+}
+
+fn terminate(message: &[u8]) {
+    for at_start in [false, true] {
+        let Ok((terminate, origin)) = Terminate::parse_at(message, at_start) else {
+            assert!(message.len() < 4);
+            return;
+        };
+        let _ = (terminate.to_string(), origin, Terminate::looks_like_siw(message));
+        assert_eq!(Terminate::parse(&terminate.emit()), Ok(terminate), "what was understood can be said");
+        if let Some(header) = terminate.ddp_header {
+            let _ = (header.header(), format!("{header:?}"));
+        }
+    }
+}
+
+/// What is said of a fault is a row of the table, and is understood.
+fn report(fault: &Fault, ulpdu: &[u8]) {
+    let _ = fault.to_string();
+    let quoted =
+        Quoted { segment_len: ulpdu.len() as u16, header: ulpdu, read_request: ulpdu.get(Untagged::LEN..) };
+    let terminate = fault.terminate(Some(quoted));
+    assert!(terminate.reason().is_known() && TerminateReason::ALL.contains(&terminate.reason()));
+    assert_eq!((terminate.layer, terminate.etype, terminate.code), fault.codes());
+    let octets = terminate.emit();
+    assert!(octets.len() <= Terminate::MAX_LEN);
+    assert_eq!(Terminate::parse(&octets), Ok(terminate));
+    if let Some(copy) = terminate.ddp_header {
+        assert_eq!(Some(copy), HeaderCopy::new(ulpdu));
+        assert_eq!(terminate.segment_len, Some(ulpdu.len() as u16));
+    }
+    assert_eq!(fault.terminate(None).ddp_header, None);
+}

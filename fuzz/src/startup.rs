@@ -1,0 +1,210 @@
+//! MPA's start-up: frames right and wrong at either role, and dialogues between two of ours.
+
+use mpa::startup::{
+    Config, Initiator, Negotiated, Outcome, Responder, Revision, RtrKinds, StartupError, StartupRefusal,
+};
+use mpa::wire::startup::{Enhanced, Frame, FrameKind, HEADER_LEN, MAX_PRIVATE_DATA, NOT_NEGOTIATED};
+
+use crate::input::Input;
+
+/// An input: two configurations and a frame, or a dialogue.
+pub fn run(data: &[u8]) {
+    let mut input = Input::new(data);
+    let (ours, theirs) = (config(&mut input), config(&mut input));
+    match input.u8() % 4 {
+        0 => dialogue(&ours, &theirs, &mut input),
+        1 => request(&ours, &theirs, &mut input),
+        2 => reply(&ours, &mut input),
+        _ => {
+            let octets = input.take(600);
+            check_frame(octets);
+            let _ = Responder::new(ours).request(octets);
+        }
+    }
+}
+
+fn config(input: &mut Input<'_>) -> Config {
+    let bits = input.u8();
+    let kinds = input.u8();
+    let mut depth = || match input.u8() {
+        255 => NOT_NEGOTIATED,
+        254 => NOT_NEGOTIATED - 1,
+        253 => 0x4000,
+        other => other.into(),
+    };
+    Config {
+        revision: if bits & 1 == 0 { Revision::Two } else { Revision::One },
+        crc: bits & 2 == 0,
+        want_markers: bits & 4 != 0,
+        peer_to_peer: bits & 8 == 0,
+        rtr: RtrKinds { write: kinds & 1 == 0, read: kinds & 2 == 0, send: kinds & 4 == 0 },
+        ird: depth(),
+        ord: depth(),
+        siw_gso: bits & 16 != 0,
+    }
+}
+
+/// A frame's octets, most of them well-formed.
+fn octets(kind: FrameKind, input: &mut Input<'_>) -> Vec<u8> {
+    let bits = input.u8();
+    let enhanced = (bits & 8 == 0).then(|| Enhanced::parse(input.u32().to_be_bytes()));
+    let len = match input.u8() {
+        0..=199 => input.below(40),
+        200..=239 => input.below(MAX_PRIVATE_DATA - Enhanced::LEN + 1),
+        _ => input.below(1000),
+    };
+    let frame = Frame {
+        kind,
+        markers: bits & 1 != 0,
+        crc: bits & 2 == 0,
+        reject: bits & 4 != 0,
+        enhanced,
+        reserved: if bits & 16 != 0 { input.u8() & 0x0F } else { 0 },
+        revision: match input.u8() {
+            0..=159 => 2,
+            160..=219 => 1,
+            220..=239 => 0,
+            _ => input.u8(),
+        },
+        private_data: vec![input.u8(); len],
+    };
+    let mut octets = frame.emit();
+    for _ in 0..input.below(4) {
+        let at = input.below(octets.len().min(HEADER_LEN + 8));
+        octets[at] ^= input.u8();
+    }
+    if input.u8() >= 200 {
+        octets.truncate(input.below(octets.len()));
+    }
+    // Full Operation follows at once.
+    octets.extend_from_slice(input.take(40));
+    octets
+}
+
+/// What RFC 5044 section 7.1.1 and RFC 6581 section 9 make of octets, read afresh: the length of the frame.
+fn well_formed(octets: &[u8]) -> Option<usize> {
+    let header = octets.get(..HEADER_LEN)?;
+    let key = header.starts_with(b"MPA ID Req Frame") || header.starts_with(b"MPA ID Rep Frame");
+    let announced = usize::from(u16::from_be_bytes([header[18], header[19]]));
+    let room_for_depths = header[17] < 2 || header[16] & 0x10 == 0 || announced >= 4;
+    let whole = key && announced <= 512 && room_for_depths && octets.len() >= HEADER_LEN + announced;
+    whole.then_some(HEADER_LEN + announced)
+}
+
+/// `Frame::parse` agrees with [`well_formed`], takes no octet of Full Operation, and puts together what it took apart.
+fn check_frame(octets: &[u8]) {
+    let parsed = Frame::parse(octets);
+    assert_eq!(parsed.as_ref().ok().and_then(Option::as_ref).map(|(_, used)| *used), well_formed(octets));
+    if let Ok(Some((frame, used))) = parsed {
+        assert_eq!(frame.emit(), octets[..used], "{frame}");
+    }
+}
+
+/// However the octets come in, the answer is the same, and none comes twice.
+fn check_prefixes<T: PartialEq + std::fmt::Debug>(
+    octets: &[u8],
+    judge: &mut dyn FnMut(&[u8]) -> Result<Option<(usize, T)>, StartupError>,
+) -> Option<(usize, T)> {
+    let whole = judge(octets);
+    for len in (0..octets.len()).filter(|len| *len < 48 || len + 4 > octets.len() || len % 97 == 0) {
+        match judge(&octets[..len]) {
+            Ok(None) => {}
+            Ok(Some((used, told))) => {
+                assert!(used <= len);
+                assert_eq!(whole.as_ref(), Ok(&Some((used, told))), "decided after {len} octets");
+            }
+            // For the same reason or, by then, for another.
+            Err(error) => assert!(whole.is_err(), "{error} after {len} octets, and then {whole:?}"),
+        }
+    }
+    whole.ok().flatten()
+}
+
+fn request(limits: &Config, config: &Config, input: &mut Input<'_>) {
+    let octets = octets(FrameKind::Request, input);
+    check_frame(&octets);
+    let mut responder = Responder::new(limits.clone());
+    let judged = check_prefixes(&octets, &mut |octets| responder.request(octets));
+    let Some((used, request)) = judged else { return };
+    assert_eq!(well_formed(&octets), Some(used));
+    assert!(octets[..16] == *b"MPA ID Req Frame" && octets[17] <= limits.revision as u8);
+    let private_data = vec![7; input.below(600)];
+    let responder = Responder::new(limits.clone());
+    if let Ok((reply, negotiated)) = responder.accept(&request, config, &private_data) {
+        check_reply(&octets, &reply);
+        assert_eq!(negotiated.crc, config.crc || octets[16] & 0x40 != 0, "on if either end asks");
+        assert_eq!(negotiated.markers_tx, octets[16] & 0x80 != 0, "Markers as the peer says");
+        assert_eq!(negotiated.markers_rx, config.want_markers);
+        assert!(negotiated.ord <= config.ord);
+    }
+    if let Ok(reply) = responder.reject(&request, &private_data) {
+        check_reply(&octets, &reply);
+        assert!(reply[16] & 0x20 != 0);
+    }
+}
+
+/// Revision and S are the Request's, and the Reply is well-formed.
+fn check_reply(request: &[u8], reply: &[u8]) {
+    assert_eq!(well_formed(reply), Some(reply.len()));
+    assert!(reply.starts_with(b"MPA ID Rep Frame"));
+    assert_eq!(reply[17], request[17]);
+    let enhanced = request[17] >= 2 && request[16] & 0x10 != 0;
+    assert_eq!(reply[16] & 0x10 != 0, enhanced);
+}
+
+fn reply(config: &Config, input: &mut Input<'_>) {
+    let Ok(initiator) = Initiator::new(config.clone(), &vec![3; input.below(600)]) else { return };
+    check_frame(&initiator.request());
+    let kind = if input.u8() == 255 { FrameKind::Request } else { FrameKind::Reply };
+    let octets = octets(kind, input);
+    check_frame(&octets);
+    let Some((used, outcome)) = check_prefixes(&octets, &mut |octets| initiator.reply(octets)) else {
+        return;
+    };
+    assert_eq!(well_formed(&octets), Some(used));
+    match outcome {
+        Outcome::Rejected { .. } => assert!(octets[16] & 0x20 != 0),
+        Outcome::Accepted { negotiated, .. } => {
+            assert!(octets[16] & 0x20 == 0);
+            assert_eq!(negotiated.crc, config.crc || octets[16] & 0x40 != 0);
+            assert_eq!(
+                (negotiated.markers_tx, negotiated.markers_rx),
+                (octets[16] & 0x80 != 0, config.want_markers)
+            );
+            assert!(negotiated.ord <= config.ord && negotiated.ird == config.ird);
+        }
+    }
+}
+
+/// Two of ours: what they agree on is the same at both ends.
+fn dialogue(one: &Config, two: &Config, input: &mut Input<'_>) {
+    let Ok(initiator) = Initiator::new(one.clone(), &vec![1; input.below(513)]) else { return };
+    let octets = initiator.request();
+    let mut responder = Responder::new(two.clone());
+    let Ok(Some((used, request))) = responder.request(&octets) else { return };
+    assert_eq!(used, octets.len());
+    let Ok((octets, at_two)) = responder.accept(&request, two, b"reply") else { return };
+    let Ok(Some((used, Outcome::Accepted { negotiated: at_one, private_data, terminate, .. }))) =
+        initiator.reply(&octets)
+    else {
+        panic!("our own Reply is refused");
+    };
+    assert_eq!((used, &*private_data), (octets.len(), &b"reply"[..]));
+    agree(&at_one, &at_two, terminate);
+}
+
+fn agree(one: &Negotiated, two: &Negotiated, terminate: Option<StartupRefusal>) {
+    assert_eq!((one.revision, one.enhanced, one.crc), (two.revision, two.enhanced, two.crc));
+    assert_eq!((one.markers_tx, one.markers_rx), (two.markers_rx, two.markers_tx));
+    assert_eq!(one.peer_to_peer, two.peer_to_peer);
+    if !one.enhanced || terminate.is_some() {
+        return;
+    }
+    // RFC 6581 section 9.1: nobody has more outstanding than the other takes.
+    for (asks, takes) in [(one.ord, two.ird), (two.ord, one.ird)] {
+        assert!(asks <= takes || asks == NOT_NEGOTIATED, "{one:?} {two:?}");
+    }
+    if let Some(rtr) = one.rtr {
+        assert!(two.rtr_kinds.contains(rtr), "{one:?} {two:?}");
+    }
+}

@@ -1,0 +1,30 @@
+#!/bin/sh
+# Breaks each sentence of table.tsv in a copy of the sources (ID.patch) and runs the test that claims it, which must fail.
+# The sentences were drawn by lot from all that tests claim. Prints a line a sentence; exit code 1 when a test did not notice.
+# With ids as arguments, only those.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../../.." && pwd)
+copy=$(mktemp -d)
+trap 'rm -rf "$copy"' EXIT
+export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}/drawn"
+unnoticed=0
+(cd "$root" && git ls-files -z | xargs -0 tar -cf - --no-recursion) | tar -xf - -C "$copy"
+cd "$copy"
+tab=$(printf '\t')
+while IFS="$tab" read -r id test what; do
+    case " $* " in "  " | *" $id "*) ;; *) continue ;; esac
+    patch -s -p1 <"$here/$id.patch"
+    # shellcheck disable=SC2086
+    if cargo test -q $test >"$copy/log" 2>&1; then
+        echo "$id | $what | NOT NOTICED"
+        unnoticed=1
+    elif grep -q "test result: FAILED" "$copy/log"; then
+        echo "$id | $what | noticed by ${test##* }"
+    else
+        echo "$id | $what | DOES NOT BUILD"
+        unnoticed=1
+    fi
+    patch -s -R -p1 <"$here/$id.patch"
+done <"$here/table.tsv"
+exit $unnoticed

@@ -1,0 +1,557 @@
+//! Sentences of RFC 5040, 5041 and 7306 that only a whole engine can keep: order, delivery, completion.
+
+use crate::common::{End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt};
+use crate::peer::{Peer, Segment, read_request, tagged, terminate_of, untagged};
+use ddp::STag;
+use rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
+use verbs::{
+    AsyncEvent, ConnOptions, Device, FpduSize, QpState, Recognition, Remote, SendFlags, SendOp, WcOpcode,
+    WcStatus,
+};
+
+fn read(remote: Remote) -> SendOp {
+    SendOp::Read { remote, invalidate: None }
+}
+
+fn with_extensions() -> ConnOptions {
+    ConnOptions { recognition: Recognition::Assume, ..plain() }
+}
+
+/// The segments of one message, checked against each other.
+fn message(peer: &mut Peer) -> Vec<Segment> {
+    let mut segments = vec![peer.expect_fpdu()];
+    while !segments[segments.len() - 1].header.last() {
+        segments.push(peer.expect_fpdu());
+    }
+    segments
+}
+
+/// Everything that tells a message's segments from another's is the same in all of them.
+fn check_tagged(segments: &[Segment], stag: u32, to: u64, octets: &[u8]) {
+    let mut at = 0;
+    for segment in segments {
+        let header = segment.tagged();
+        assert_eq!((header.rsvd_ulp, header.stag.0, header.to), (0x40, stag, to + at as u64));
+        assert!(segment.payload() == &octets[at..at + segment.payload().len()]);
+        at += segment.payload().len();
+    }
+    assert_eq!(at, octets.len());
+}
+
+fn check_untagged(segments: &[Segment], (opcode, qn, msn, word): (Opcode, u32, u32, u32), octets: &[u8]) {
+    let mut at = 0;
+    for segment in segments {
+        let header = segment.untagged();
+        assert_eq!(header.rsvd_ulp, 0x40 | opcode.raw());
+        assert_eq!(
+            (header.qn, header.msn, header.mo, header.rsvd_ulp32),
+            (qn, msn, at as u32, word),
+            "{opcode}"
+        );
+        assert!(segment.payload() == &octets[at..at + segment.payload().len()]);
+        at += segment.payload().len();
+    }
+    assert_eq!(at, octets.len());
+}
+
+// [test:RFC5040-3.1-01] [test:RFC5040-5.1-02] [test:RFC5040-5.1-06] [test:RFC5040-5.1-08] [test:RFC5040-5.2.1-02]
+// [test:RFC5040-5.2.1-08] [test:RFC5040-5.2.1-10] [test:RFC5040-5.3-02] [test:RFC5040-5.3-08] [test:RFC5040-5.3-11]
+// [test:RFC5040-5.3-12] [test:RFC5041-4.2-02] [test:RFC5041-4.2-05] [test:RFC5041-4.2-07] [test:RFC5041-4.2-09b]
+// [test:RFC5041-4.2-10] [test:RFC5041-4.3-02] [test:RFC5041-4.3-04] [test:RFC5041-4.3-06a] [test:RFC5041-4.3-06b]
+// [test:RFC5041-4.3-07] [test:RFC5041-4.3-11] [test:RFC5041-4.3-12] [test:RFC5041-4.4-01] [test:RFC5041-5.2-06]
+// [test:RFC5041-5.3-01] [test:RFC5041-5.3-02] [test:RFC7306-5.2.1-03] [test:RFC7306-5.2.1-04] [test:RFC7306-5.2.1-09]
+// [test:RFC7306-5.2.1-10] [test:RFC7306-5.2.1-11] [test:RFC7306-6.3-02] [test:RFC7306-6.3-07]
+#[test]
+fn every_request_is_one_message_in_its_turn() {
+    let end = End::new();
+    let data = pattern(3000);
+    fill(&end.mr, 0, &data);
+    let fpdu = FpduSize::Fixed(400);
+    let mut peer = responder_opt(&end, &ConnOptions { fpdu, ird: 16, ord: 4, ..with_extensions() });
+    let (one, two) =
+        (Remote { addr: 0x1_0000_0007, rkey: 0x0A0B_0C0D }, Remote { addr: 64, rkey: 0x0102_0304 });
+    for (id, op, len) in [
+        (0, SendOp::Write { remote: one }, 3000),
+        (1, SendOp::Send, 1000),
+        (2, SendOp::Write { remote: two }, 900),
+        (3, SendOp::SendInvalidate { stag: STag(0x7654_3210) }, 1000),
+        (4, read(one), 50),
+        (5, SendOp::FetchAdd { remote: two, add: 1, mask: 0 }, 8),
+        (6, read(two), 60),
+        (7, SendOp::WriteImm { remote: one, imm: 0xAABB_CCDD }, 500),
+        (8, SendOp::Send, 0),
+        (9, SendOp::CmpSwap { remote: two, compare: 2, compare_mask: 3, swap: 4, swap_mask: 5 }, 8),
+    ] {
+        end.op(id, op, 0, len);
+    }
+    check_tagged(&message(&mut peer), one.rkey, one.addr, &data);
+    check_untagged(&message(&mut peer), (Opcode::Send, 0, 1, 0), &data[..1000]);
+    check_tagged(&message(&mut peer), two.rkey, two.addr, &data[..900]);
+    check_untagged(&message(&mut peer), (Opcode::SendInvalidate, 0, 2, 0x7654_3210), &data[..1000]);
+    for (msn, remote, len) in [(1, one, 50), (3, two, 60)] {
+        let asked = message(&mut peer);
+        let request = asked[0].read_request();
+        check_untagged(&asked, (Opcode::ReadRequest, 1, msn, 0), &request.emit());
+        assert_eq!((request.source_stag.0, request.source_to, request.len), (remote.rkey, remote.addr, len));
+        if msn == 1 {
+            let asked = message(&mut peer);
+            let request = AtomicRequest::parse(asked[0].payload()).unwrap();
+            check_untagged(&asked, (Opcode::AtomicRequest, 1, 2, 0), &request.emit());
+            assert_eq!((request.stag.0, request.to, request.data), (two.rkey, two.addr, 1));
+        }
+    }
+    check_tagged(&message(&mut peer), one.rkey, one.addr, &data[..500]);
+    let immediate = [0xAA, 0xBB, 0xCC, 0xDD, 0, 0, 0, 0];
+    check_untagged(&message(&mut peer), (Opcode::Immediate, 0, 3, 0), &immediate);
+    check_untagged(&message(&mut peer), (Opcode::Send, 0, 4, 0), &[]);
+    let asked = message(&mut peer);
+    let request = AtomicRequest::parse(asked[0].payload()).unwrap();
+    check_untagged(&asked, (Opcode::AtomicRequest, 1, 4, 0), &request.emit());
+    assert_eq!((request.compare, request.compare_mask, request.data, request.mask), (2, 3, 4, 5));
+}
+
+// [test:RFC5040-5.1-03] [test:RFC5040-5.3-03] [test:RFC5040-5.5-05] [test:RFC5040-5.5-12] [test:RFC5041-4.1-08]
+// [test:RFC5041-4.1-09] [test:RFC5041-5.4-04] [test:RFC5041-5.4-05] [test:RFC7306-6.3-03] [test:RFC7306-6.3-04]
+#[test]
+fn messages_are_delivered_whole_once_and_in_order() {
+    let end = End::new();
+    for id in 0..5 {
+        end.recv(id, id * 100, 100);
+    }
+    let mut peer = responder_opt(&end, &with_extensions());
+    let at = end.mr.addr() + 5000;
+    peer.write(end.mr.rkey(), at, &[1; 900]);
+    end.nothing_more();
+    assert_eq!(peek(&end.mr, 5000, 900), [1; 900], "a Write is placed, and told to nobody");
+    peer.fpdu(&untagged(Opcode::Send, 0, 1, 0, false, 0, &[2; 40]));
+    peer.write(end.mr.rkey(), at, &[3; 900]);
+    end.nothing_more();
+    peer.fpdu(&untagged(Opcode::Send, 0, 1, 40, true, 0, &[2; 20]));
+    assert_eq!(end.received_ok(0).byte_len, 60);
+    assert_eq!(peek(&end.mr, 0, 60), [2; 60]);
+    assert_eq!(peek(&end.mr, 5000, 900), [3; 900], "what came before a Send is placed when it is delivered");
+    peer.fpdu(&untagged(Opcode::SendSe, 0, 2, 0, true, 0, b"second"));
+    peer.fpdu(&untagged(Opcode::Immediate, 0, 3, 0, true, 0, &[0, 0, 0, 7, 0, 0, 0, 0]));
+    peer.fpdu(&untagged(Opcode::ImmediateSe, 0, 4, 0, true, 0, &[0, 0, 0, 8, 0, 0, 0, 0]));
+    peer.fpdu(&untagged(Opcode::Send, 0, 5, 0, true, 0, b"last"));
+    assert_eq!(end.received_ok(1).byte_len, 6);
+    let (first, second) = (end.received_ok(2), end.received_ok(3));
+    assert_eq!((first.imm, second.imm), (Some(7), Some(8)));
+    assert_eq!((first.opcode, second.opcode), (WcOpcode::RecvWriteImm, WcOpcode::RecvWriteImm));
+    assert_eq!(end.received_ok(4).byte_len, 4);
+    assert_eq!((peek(&end.mr, 100, 6), peek(&end.mr, 400, 4)), (b"second".to_vec(), b"last".to_vec()));
+    end.nothing_more();
+}
+
+// [test:RFC5040-4.4-02] [test:RFC5040-5.2-01] [test:RFC5040-5.2.1-03] [test:RFC5040-5.2.1-04] [test:RFC5040-5.2.1-05]
+// [test:RFC5040-5.2.2-02] [test:RFC5040-5.2.2-03] [test:RFC5040-5.2.2-08] [test:RFC5040-5.5-16a] [test:RFC7306-5.2.1-05]
+// [test:RFC7306-5.2.1-06] [test:RFC7306-5.2.1-07] [test:RFC7306-5.2.1-12] [test:RFC7306-5.2.1-13] [test:RFC7306-5.2.2-02]
+// [test:RFC7306-5.2.2-03] [test:RFC7306-5.2.2-04] [test:RFC7306-5.2.2-05] [test:RFC7306-5.2.2-08] [test:RFC7306-5.4-09]
+// [test:RFC7306-5.4-10]
+#[test]
+fn reads_and_atomics_are_answered_by_the_engine_each_once_in_their_order() {
+    let end = End::new();
+    let data = pattern(2000);
+    fill(&end.mr, 1000, &data);
+    // As many as were agreed on, and one more that has no buffer.
+    let mut peer = responder_opt(&end, &ConnOptions { fpdu: FpduSize::Fixed(300), ..with_extensions() });
+    let atomic = |id| AtomicRequest::fetch_add(id, STag(end.mr.rkey()), end.mr.addr(), 1, 0).emit();
+    let ask = |stag, to, len, source: u64| {
+        let source_to = end.mr.addr() + source;
+        ReadRequest { sink_stag: STag(stag), sink_to: to, len, source_stag: STag(end.mr.rkey()), source_to }
+            .emit()
+    };
+    let mut octets = peer.seal(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic(0x51)));
+    octets.extend(peer.seal(&untagged(
+        Opcode::ReadRequest,
+        1,
+        2,
+        0,
+        true,
+        0,
+        &ask(0xFEDC_BA98, !0xFFFF, 2000, 1000),
+    )));
+    octets.extend(peer.seal(&untagged(Opcode::AtomicRequest, 1, 3, 0, true, 0, &atomic(0x49))));
+    octets.extend(peer.seal(&untagged(Opcode::ReadRequest, 1, 4, 0, true, 0, &ask(3, 9, 8, 0))));
+    peer.raw(&octets);
+    for (msn, id) in [(1, 0x51), (2, 0x49)] {
+        let answer = peer.expect_fpdu();
+        check_untagged(std::slice::from_ref(&answer), (Opcode::AtomicResponse, 3, msn, 0), answer.payload());
+        let response = AtomicResponse::parse(answer.payload()).unwrap();
+        assert_eq!((response.request_id, response.original), (id, u64::from(msn) - 1));
+        let answer = message(&mut peer);
+        let (stag, to, expected) = match msn {
+            1 => (0xFEDC_BA98, !0xFFFF, data.clone()),
+            _ => (3, 9, 2u64.to_ne_bytes().to_vec()),
+        };
+        let mut at = 0;
+        for segment in &answer {
+            let header = segment.tagged();
+            assert_eq!((header.rsvd_ulp, header.stag.0, header.to), (0x42, stag, to + at as u64));
+            at += segment.payload().len();
+        }
+        let got: Vec<u8> = answer.iter().flat_map(|segment| segment.payload().to_vec()).collect();
+        assert!(got == expected, "the answer to message {msn}");
+    }
+    end.nothing_more();
+    // Nothing is left of them: as many again are taken, and of one more at once there is one refused.
+    let mut octets = Vec::new();
+    for msn in 5..30 {
+        octets.extend(peer.seal(&untagged(Opcode::ReadRequest, 1, msn, 0, true, 0, &ask(1, 1, 8, 0))));
+    }
+    peer.raw(&octets);
+    let answers = std::iter::from_fn(|| {
+        let segment = peer.expect_fpdu();
+        (segment.opcode() != Opcode::Terminate).then_some(()).or_else(|| {
+            let told = terminate_of(&segment);
+            assert_eq!((told.layer, told.etype, told.code), (1, 2, 2));
+            None
+        })
+    });
+    assert!((0..25).contains(&answers.count()), "four buffers hold no 25 requests at once");
+}
+
+// [test:RFC5040-5.2.1-11] [test:RFC5040-5.2.1-15]
+#[test]
+fn a_read_stays_within_one_tagged_buffer() {
+    let end = End::new();
+    // Two regions over the same octets, end to start.
+    let (low, high) = (end.mr.addr(), end.mr.addr() + 4096);
+    let half = |at: u64| {
+        // SAFETY: the octets are those of the end's own region, which lives as long; every access is atomic.
+        let memory = unsafe { verbs::Memory::borrowed(at as *mut u8, 4096) };
+        end.pd.register_raw(memory.shared(), at, crate::common::ALL).unwrap()
+    };
+    let (lower, _upper) = (half(low), half(high));
+    let mut peer = responder(&end);
+    peer.read(lower.rkey(), high - 8, 8);
+    assert_eq!(peer.expect_fpdu().payload(), [0; 8]);
+    peer.read(lower.rkey(), high - 8, 9);
+    peer.expect_terminate(0, 1, 1);
+}
+
+/// A Request that is not whole yet does nothing: what comes before its last segment is there when it is executed.
+// [test:RFC5040-5.5-07] [test:RFC5040-5.5-13] [test:RFC7306-5.4-04] [test:RFC7306-5.4-06]
+#[test]
+fn requests_are_executed_when_they_are_whole() {
+    let end = End::new();
+    let mut peer = responder_opt(&end, &with_extensions());
+    let (stag, at) = (end.mr.rkey(), end.mr.addr());
+    let request = read_request(1, stag, at, 4);
+    peer.fpdu(&untagged(Opcode::ReadRequest, 1, 1, 0, false, 0, &request[18..]));
+    peer.write(stag, at, b"news");
+    peer.fpdu(&untagged(Opcode::ReadRequest, 1, 1, 28, true, 0, b""));
+    assert_eq!(peer.expect_fpdu().payload(), b"news");
+    let atomic = AtomicRequest::fetch_add(9, STag(stag), at, 1, 0).emit();
+    peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 2, 0, false, 0, &atomic[..51]));
+    peer.write(stag, at, &41u64.to_ne_bytes());
+    peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 2, 51, true, 0, &atomic[51..]));
+    assert_eq!(AtomicResponse::parse(peer.expect_fpdu().payload()).unwrap().original, 41);
+    assert_eq!(peek(&end.mr, 0, 8), 42u64.to_ne_bytes());
+}
+
+// [test:RFC5040-5.2.2-04] [test:RFC5040-5.5-06] [test:RFC5040-5.5-17] [test:RFC7306-5.2.2-01] [test:RFC7306-5.2.2-06]
+// [test:RFC7306-5.2.2-07] [test:RFC7306-5.4-01] [test:RFC7306-5.4-08] [test:RFC5040-5.5-15]
+#[test]
+fn a_read_or_atomic_completes_with_its_answer_and_not_before() {
+    let end = End::new();
+    let (mut peer, _) = crate::common::initiator_opt(&end, &with_extensions(), |_| {
+        crate::peer::with(crate::peer::reply(2), crate::peer::enhanced(4, 4))
+    });
+    end.op(1, read(Remote::default()), 0, 4);
+    end.op(2, SendOp::FetchAdd { remote: Remote::default(), add: 1, mask: 0 }, 8, 8);
+    end.op(3, read(Remote::default()), 16, 4);
+    end.op(4, SendOp::FetchAdd { remote: Remote::default(), add: 1, mask: 0 }, 24, 8);
+    let asked: Vec<_> = (0..4).map(|_| peer.expect_fpdu()).collect();
+    end.nothing_more();
+    for (n, request) in asked.iter().enumerate() {
+        if n % 2 == 0 {
+            let request = request.read_request();
+            peer.fpdu(&tagged(Opcode::ReadResponse, request.sink_stag.0, request.sink_to, true, b"data"));
+        } else {
+            let request_id = AtomicRequest::parse(request.payload()).unwrap().request_id;
+            let answer = AtomicResponse { request_id, original: 77 };
+            let msn = n.div_ceil(2) as u32;
+            peer.fpdu(&untagged(Opcode::AtomicResponse, 3, msn, 0, true, 0, &answer.emit()));
+        }
+        end.sent_ok(n as u64 + 1);
+        end.nothing_more();
+    }
+    assert_eq!((peek(&end.mr, 0, 4), peek(&end.mr, 16, 4)), (b"data".to_vec(), b"data".to_vec()));
+    assert_eq!(
+        (peek(&end.mr, 8, 8), peek(&end.mr, 24, 8)),
+        (77u64.to_ne_bytes().to_vec(), 77u64.to_ne_bytes().to_vec())
+    );
+    // One answer too many: its queue has no buffer for it.
+    let answer = AtomicResponse { request_id: 0, original: 1 };
+    peer.fpdu(&untagged(Opcode::AtomicResponse, 3, 3, 0, true, 0, &answer.emit()));
+    terminate_of(&peer.expect_fpdu());
+}
+
+// [test:RFC5040-5.3-14] [test:RFC5041-4.2-06]
+#[test]
+fn an_stag_of_another_domain_is_neither_written_nor_invalidated() {
+    for invalidate in [false, true] {
+        let end = End::new();
+        end.recv(1, 0, 64);
+        let other_pd = end.device.alloc_pd().unwrap();
+        let other = memory(&other_pd, 64, crate::common::ALL);
+        let mut peer = responder(&end);
+        if invalidate {
+            peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, other.rkey(), b"x"));
+            peer.expect_terminate(0, 1, 9);
+        } else {
+            peer.write(other.rkey(), other.addr(), b"x");
+            let told = terminate_of(&peer.expect_fpdu());
+            assert_eq!((told.layer, told.etype), (1, 1));
+        }
+        assert_ne!(end.received().status, WcStatus::Success);
+        // It is as it was: its own stream writes to it.
+        let own = End::make(&end.device, &other_pd, Make::default());
+        let mut owner = responder(&own);
+        owner.write(other.rkey(), other.addr(), b"mine");
+        owner.read(other.rkey(), other.addr(), 4);
+        assert_eq!(owner.expect_fpdu().payload(), b"mine");
+    }
+}
+
+// [test:RFC5040-5.4-04] [test:RFC5040-5.4-06]
+#[test]
+fn the_terminate_is_the_first_and_only_message_of_its_queue() {
+    for (msn, mo) in [(0, 0), (2, 0), (1, 4)] {
+        let end = End::new();
+        let mut peer = responder(&end);
+        peer.fpdu(&untagged(Opcode::Terminate, 2, msn, mo, true, 0, &[0x11, 1, 0, 0]));
+        let told = terminate_of(&peer.expect_fpdu());
+        assert_eq!((told.layer, told.etype), (1, 2));
+        assert!(!end.ended().reason.unwrap().from_peer);
+    }
+    let end = End::new();
+    let mut peer = responder(&end);
+    peer.fpdu(&untagged(Opcode::Terminate, 2, 1, 0, false, 0, &[0x11, 1]));
+    end.nothing_more();
+    peer.fpdu(&untagged(Opcode::Terminate, 2, 1, 2, true, 0, &[0, 0]));
+    let reason = end.ended().reason.unwrap();
+    assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, 1, 1, 1));
+}
+
+// [test:RFC5040-7-01a] [test:RFC5040-7-01b] [test:RFC5040-7-02] [test:RFC5040-7.1-01] [test:RFC5040-7.1-06]
+// [test:RFC5041-3-09a] [test:RFC5041-3-09b] [test:RFC5041-3-12] [test:RFC5041-6.2.2-03] [test:RFC7306-8.1-03]
+#[test]
+fn the_first_error_ends_the_stream_in_both_directions() {
+    let end = End::new();
+    end.recv(1, 0, 64);
+    let mut peer = responder_opt(&end, &with_extensions());
+    let atomic = AtomicRequest::fetch_add(1, STag(0xBAD), 0, 1, 0).emit();
+    let mut octets = peer.seal(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic[..40]));
+    octets.extend(peer.seal(&tagged(Opcode::Write, 0xBAD, 5, true, b"another error")));
+    octets.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr(), true, b"late")));
+    octets.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"late")));
+    peer.raw(&octets);
+    // The first of the two is told, with its DDP header and no RDMA header.
+    let told = peer.expect_terminate(0, 2, 0xFF);
+    let quoted = told.ddp_header.unwrap().header().unwrap();
+    assert!(matches!(quoted, ddp::Header::Untagged(header) if (header.qn, header.msn) == (1, 1)));
+    assert_eq!(told.read_request, None);
+    let ending = end.ended();
+    assert!(!ending.orderly && ending.reason.is_some_and(|reason| !reason.from_peer), "{ending:?}");
+    assert!(matches!(end.async_event(), AsyncEvent::QpRequestError { .. }));
+    assert_eq!((end.received().status, end.qp.state()), (WcStatus::Flushed, QpState::Err));
+    assert_eq!(peek(&end.mr, 0, 4), [0; 4], "nothing behind the error is placed");
+    // And nothing is sent any more.
+    end.post(2, SendOp::Send, &[end.sge(0, 4)], SendFlags::SIGNALED).unwrap();
+    assert_eq!(end.sent().status, WcStatus::Flushed);
+    drop(peer);
+    end.nothing_more();
+}
+
+// [test:RFC5040-7.1-03] [test:RFC7306-8.1-02] [test:RFC5040-7.1-01]
+#[test]
+fn a_request_that_cannot_be_built_is_a_terminate_without_headers() {
+    for op in [SendOp::Send, SendOp::Write { remote: Remote::default() }] {
+        let end = End::new();
+        let (mut peer, _) = crate::common::initiator_opt(&end, &with_extensions(), |_| {
+            crate::peer::with(crate::peer::reply(2), crate::peer::enhanced(4, 4))
+        });
+        let sge = [verbs::Sge { lkey: 0x1234, ..end.sge(0, 4) }];
+        end.post(1, op, &sge, SendFlags::SIGNALED).unwrap();
+        let told = peer.expect_terminate(0, 0, 0);
+        assert_eq!((told.segment_len, told.ddp_header, told.read_request), (None, None, None));
+        assert_eq!(end.sent().status, WcStatus::LocalProtection);
+        assert!(!end.ended().orderly);
+    }
+}
+
+// [test:RFC5040-8.1.1-12a] [test:RFC5040-8.1.1-12b]
+#[test]
+fn an_overflow_of_one_completion_queue_leaves_other_streams_alone() {
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let small = End::make(&device, &pd, Make { cqe: 2, ..Make::default() });
+    let other = End::make(&device, &pd, Make::default());
+    let (mut peer, mut other_peer) = (responder(&small), responder(&other));
+    for id in 0..8 {
+        small.recv(id, id * 64, 64);
+        other.recv(id, id * 64, 64);
+    }
+    for _ in 0..8 {
+        peer.send(b"too many");
+        other_peer.send(b"well");
+    }
+    peer.expect_terminate(0, 0, 0);
+    for id in 0..8 {
+        assert_eq!(other.received_ok(id).byte_len, 4);
+    }
+    other.send(1, 0, 4);
+    assert_eq!(other_peer.expect_fpdu().payload(), b"well");
+    assert_eq!((small.qp.state(), other.qp.state()), (QpState::Err, QpState::Rts));
+}
+
+// [test:RFC5041-6.2.1-01b]
+#[test]
+fn nothing_may_be_posted_behind_a_close() {
+    let end = End::new();
+    let mut peer = initiator(&end);
+    end.send(1, 0, 4);
+    end.qp.disconnect().unwrap();
+    let late = end.post(2, SendOp::Send, &[end.sge(0, 4)], SendFlags::SIGNALED);
+    assert_eq!(peer.expect_fpdu().payload().len(), 4);
+    peer.expect_close();
+    peer.fin();
+    end.sent_ok(1);
+    if late.is_ok() {
+        let wc = end.sent();
+        assert_eq!(wc.wr_id, 2);
+        assert_ne!(wc.status, WcStatus::Success);
+    }
+}
+
+// [test:RFC5041-3-10] [test:RFC5041-3-11] [test:RFC5041-6.2.1-04a]
+#[test]
+fn a_graceful_close_is_told_and_answered_in_kind() {
+    let end = End::new();
+    let mut peer = responder(&end);
+    peer.fin();
+    assert!(end.ended().orderly);
+    // A FIN and not a RST: `rest` reads up to the end without an error.
+    assert!(peer.rest().is_empty());
+    let mut octet = [0];
+    assert_eq!(std::io::Read::read(&mut peer.tcp, &mut octet).unwrap(), 0);
+    let end = End::new();
+    let mut peer = responder(&end);
+    end.qp.disconnect().unwrap();
+    peer.expect_close();
+    peer.fin();
+    assert!(end.ended().orderly);
+}
+
+/// Atomics of several streams to one word, all at once: none is lost.
+// [test:RFC7306-5-01] [test:RFC7306-5.3-01] [test:RFC7306-5.4-02]
+#[test]
+fn atomics_of_several_streams_do_not_disturb_each_other() {
+    const STREAMS: u64 = 6;
+    const EACH: u64 = 400;
+    let server = Device::open().unwrap();
+    let server_pd = server.alloc_pd().unwrap();
+    let word = memory(&server_pd, 64, crate::common::ALL);
+    let remote = Remote { addr: word.addr(), rkey: word.rkey() };
+    let pairs: Vec<_> = (0..STREAMS)
+        .map(|_| {
+            let server = End::make(&server, &server_pd, Make::default());
+            crate::common::pair_of(End::new(), server, &ConnOptions::default())
+        })
+        .collect();
+    let seen: Vec<Vec<u64>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = pairs
+            .iter()
+            .map(|(client, _)| {
+                scope.spawn(move || {
+                    let mut seen = Vec::new();
+                    for id in 0..EACH {
+                        client.op(id, SendOp::FetchAdd { remote, add: 1, mask: 0 }, 0, 8);
+                        client.sent_ok(id);
+                        seen.push(u64::from_ne_bytes(peek(&client.mr, 0, 8).try_into().unwrap()));
+                    }
+                    seen
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut all: Vec<u64> = seen.concat();
+    all.sort_unstable();
+    assert!(all.into_iter().eq(0..STREAMS * EACH), "every value was seen once");
+    assert_eq!(peek(&word, 0, 8), (STREAMS * EACH).to_ne_bytes());
+}
+
+// [test:RFC7306-5.1.1-03a] [test:RFC7306-5.1.2-06]
+#[test]
+fn an_unaligned_atomic_is_told_to_both_ends_and_changes_nothing() {
+    for swap in [false, true] {
+        let end = End::new();
+        let mut peer = responder_opt(&end, &with_extensions());
+        let (stag, to) = (STag(end.mr.rkey()), end.mr.addr() + 4);
+        let request = match swap {
+            false => AtomicRequest::fetch_add(1, stag, to, u64::MAX, 0),
+            true => AtomicRequest::cmp_swap(1, stag, to, 0, u64::MAX),
+        };
+        peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &request.emit()));
+        peer.expect_terminate(0, 2, 7);
+        assert!(end.ended().reason.is_some());
+        assert!(matches!(end.async_event(), AsyncEvent::QpRequestError { .. }));
+        assert_eq!(peek(&end.mr, 0, 16), [0; 16]);
+    }
+}
+
+/// What the negative vectors cannot say, as they are a stream's first octets: Markers that are wrong or missing later on.
+// [test:RFC5044-8-04] [test:RFC5044-8-05]
+#[test]
+fn markers_that_lie_behind_a_good_fpdu() {
+    for missing in [false, true] {
+        let end = End::new();
+        end.recv(1, 0, 4000);
+        let options = ConnOptions { markers: true, ..plain() };
+        let mut peer = responder_opt(&end, &options);
+        let ulpdu = untagged(Opcode::Send, 0, 1, 0, true, 0, &[5; 600]);
+        let octets = if missing {
+            let mut sender = mpa::FpduTx::new(true, false);
+            let mut octets = [&[0, 0][..], &ulpdu].concat();
+            sender.seal(&mut octets, 0);
+            octets
+        } else {
+            let start = peer.tx.position() as usize;
+            let mut octets = peer.seal(&ulpdu);
+            octets[512 - start + 3] ^= 8;
+            let covered = octets.len() - 4;
+            let crc = mpa::crc32c(&octets[..covered]).to_le_bytes();
+            octets[covered..].copy_from_slice(&crc);
+            octets
+        };
+        peer.raw(&octets);
+        // Without its Marker the FPDU is taken for longer than it is: the next octets are looked at as its CRC.
+        peer.raw(&[0; 16]);
+        peer.expect_terminate(2, 0, if missing { 2 } else { 3 });
+        assert_eq!(end.received().status, WcStatus::Flushed);
+    }
+}
+
+/// What is posted while the Reply is still on its way waits for the RTR message.
+// [test:RFC6581-5-01]
+#[test]
+fn nothing_leaves_before_the_rtr_message() {
+    let end = End::new();
+    let port = crate::peer::Port::new();
+    end.connect(port.addr(), &ConnOptions { peer_to_peer: true, ..plain() });
+    let mut peer = port.accept();
+    let asked = peer.startup_frame();
+    peer.raw(&crate::peer::with(crate::peer::reply(2), asked.enhanced.unwrap()).emit());
+    end.established();
+    for id in 0..3 {
+        end.send(id, 0, 5);
+    }
+    let first = peer.next().unwrap();
+    assert!(first.is_empty_write(), "{first:?}");
+    for msn in 1..=3 {
+        assert_eq!(peer.expect_fpdu().untagged().msn, msn);
+    }
+}

@@ -1,0 +1,242 @@
+//! Memory and objects that go away while peers use them.
+
+use crate::common::{ALL, End, Make, memory, pair, peek, plain, responder, responder_opt};
+use crate::peer::{PATIENCE, Peer, tagged};
+use rdmap::Opcode;
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use verbs::{Access, AsyncEvent, Device, Memory, RawMr, Remote, SendFlags, SendOp};
+
+/// Octets that the test owns, registered for peers.
+struct Lent {
+    octets: *mut [u8],
+    mr: Option<RawMr>,
+}
+
+const LEN: usize = 1 << 20;
+
+impl Lent {
+    fn new(end: &End, access: Access) -> Self {
+        let octets = Box::into_raw(vec![0; LEN].into_boxed_slice());
+        // SAFETY: the octets live until the region is gone; meanwhile they are looked at through the region.
+        let memory = unsafe { Memory::borrowed(octets.cast(), LEN) };
+        let base = memory.as_ptr() as u64;
+        Self { octets, mr: Some(end.pd.register_raw(memory.shared(), base, access).unwrap()) }
+    }
+
+    fn mr(&self) -> &RawMr {
+        self.mr.as_ref().unwrap()
+    }
+
+    fn take_back(&mut self) {
+        self.mr.take().unwrap().deregister().map_err(|(error, _)| error).unwrap();
+    }
+
+    /// Ours again: nobody may touch it.
+    fn octets(&mut self) -> &mut [u8] {
+        assert!(self.mr.is_none());
+        // SAFETY: no region is left over the octets, so this is the only way to them.
+        unsafe { &mut *self.octets }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        drop(self.mr.take());
+        // SAFETY: made by `Box::into_raw`, and no region is left.
+        drop(unsafe { Box::from_raw(self.octets) });
+    }
+}
+
+/// Writes `octet` all over a region, again and again, until the stream is gone.
+fn write_on(peer: &mut Peer, stag: u32, at: u64, stop: &AtomicBool) -> u64 {
+    let mut written = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let offset = written * 4096 % (LEN as u64 - 4096);
+        let octets = peer.seal(&tagged(Opcode::Write, stag, at + offset, true, &[0xAB; 4096]));
+        if peer.tcp.write_all(&octets).is_err() {
+            break;
+        }
+        written += 1;
+    }
+    written
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Not a single octet is placed once `deregister` has returned, and the peer is told.
+// [test:RFC5040-8.1.1-07]
+#[test]
+fn deregistration_during_a_peers_writes() {
+    for _ in 0..5 {
+        let end = End::new();
+        let mut lent = Lent::new(&end, ALL);
+        let mut peer = responder(&end);
+        let (stag, at) = (lent.mr().rkey(), lent.mr().addr());
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let written = write_on(&mut peer, stag, at, &stop);
+                (written, peer)
+            });
+            until("nothing is written", || peek(lent.mr(), 5 * 4096, 1) == [0xAB]);
+            lent.take_back();
+            lent.octets().fill(0x11);
+            let reason = end.ended().reason.unwrap();
+            assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (false, 1, 1, 0));
+            assert!(lent.octets().iter().all(|octet| *octet == 0x11), "placed behind the end");
+            stop.store(true, Ordering::Relaxed);
+            let (written, mut peer) = writer.join().unwrap();
+            assert!(written > 5);
+            // TCP may have thrown the Terminate away with a reset, as the peer went on writing.
+            if let Some(segment) =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| peer.next())).ok().flatten()
+            {
+                let told = crate::peer::terminate_of(&segment);
+                assert_eq!((told.layer, told.etype, told.code), (1, 1, 0));
+            }
+            assert!(matches!(end.async_event(), AsyncEvent::QpAccessError { .. }));
+        });
+    }
+}
+
+/// Rights that are taken away, and memory that is exchanged, count from the return of `rereg` on.
+#[test]
+fn reregistration_during_a_peers_writes() {
+    let end = End::new();
+    let mut old = Lent::new(&end, ALL);
+    let mut peer = responder(&end);
+    let (stag, at) = (old.mr().rkey(), old.mr().addr());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| write_on(&mut peer, stag, at, &stop));
+        until("nothing is written", || peek(old.mr(), 5 * 4096, 1) == [0xAB]);
+        // The same octets, and peers may only read them.
+        old.mr().rereg(None, None, Some(Access::LOCAL_WRITE | Access::REMOTE_READ)).unwrap();
+        let before = peek(old.mr(), 0, LEN);
+        assert!(end.ended().reason.is_some_and(|reason| !reason.from_peer && reason.layer == 1));
+        assert!(peek(old.mr(), 0, LEN) == before, "placed without the right");
+        stop.store(true, Ordering::Relaxed);
+        writer.join().unwrap();
+    });
+    old.take_back();
+}
+
+/// Everything goes, in every order, from several threads, while the peer writes and reads.
+#[test]
+fn everything_may_go_from_several_threads() {
+    for order in 0..12usize {
+        let device = Device::open().unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let end = End::make(&device, &pd, Make::default());
+        let target = memory(&pd, LEN, ALL);
+        let mut peer = responder_opt(&end, &plain());
+        let (stag, at) = (target.rkey(), target.addr());
+        for id in 0..8 {
+            end.recv(id, id * 64, 64);
+            end.op(id, SendOp::Write { remote: Remote::default() }, 0, 9000);
+        }
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                write_on(&mut peer, stag, at, &stop);
+            });
+            until("nothing is written", || peek(&target, 5 * 4096, 1) == [0xAB]);
+            let End { qp, device: handle, pd: domain, scq, rcq, channel, mr } = end;
+            let mut things: Vec<Box<dyn Send>> = vec![
+                Box::new(qp),
+                Box::new(target),
+                Box::new(mr),
+                Box::new((scq, channel)),
+                Box::new((rcq, domain)),
+                Box::new((handle, device, pd)),
+            ];
+            things.rotate_left(order % 6);
+            if order >= 6 {
+                things.reverse();
+            }
+            let (mut one, mut two) = (Vec::new(), Vec::new());
+            for (n, thing) in things.into_iter().enumerate() {
+                if n % 2 == 0 { one.push(thing) } else { two.push(thing) }
+            }
+            let other = scope.spawn(move || drop(two));
+            drop(one);
+            other.join().unwrap();
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}
+
+/// As above, between two of ours whose programs poll and post meanwhile.
+#[test]
+fn queue_pairs_may_go_while_both_ends_work() {
+    for round in 0..8 {
+        let (a, b) = pair();
+        let done = AtomicBool::new(false);
+        let remote = b.remote(0);
+        std::thread::scope(|scope| {
+            let (a, done) = (&a, &done);
+            scope.spawn(move || {
+                for id in 0.. {
+                    let op = if id % 3 == 0 {
+                        SendOp::Read { remote, invalidate: None }
+                    } else {
+                        SendOp::Write { remote }
+                    };
+                    let _ = a.post(id, op, &[a.sge(0, 30_000)], SendFlags::SIGNALED);
+                    a.scq.poll(&mut Vec::new(), 16);
+                    if done.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+            std::thread::sleep(std::time::Duration::from_millis(5 + round));
+            let End { qp, mr, device, .. } = b;
+            if round % 2 == 0 {
+                drop((mr, qp))
+            } else {
+                drop((qp, mr))
+            }
+            a.ended();
+            done.store(true, Ordering::Relaxed);
+            drop(device);
+        });
+    }
+}
+
+/// Octets that change under the engine's hands leave with a CRC of what leaves.
+#[test]
+fn a_buffer_that_changes_while_it_is_sent_has_a_right_crc() {
+    let end = End::made(Make { memory: LEN, ..Make::default() });
+    let mut peer = responder(&end);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut octet = 0u8;
+            while !done.load(Ordering::Relaxed) {
+                octet = octet.wrapping_add(1);
+                crate::common::fill(&end.mr, 0, &[octet; 60_000]);
+            }
+        });
+        for id in 0..60 {
+            end.op(id, SendOp::Write { remote: Remote::default() }, 0, 60_000);
+            if id % 3 == 0 {
+                peer.read(end.mr.rkey(), end.mr.addr(), 60_000);
+            }
+            // `next` refuses an FPDU whose CRC is wrong.
+            let mut ended = 0;
+            while ended < if id % 3 == 0 { 2 } else { 1 } {
+                ended += usize::from(peer.expect_fpdu().header.last());
+            }
+            end.sent_ok(id);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}

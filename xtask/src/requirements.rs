@@ -1,0 +1,238 @@
+//! Which sentence of which RFC is proved by which test.
+//!
+//! `interop/rfc/requirements.tsv` has every sentence with a keyword of RFC 2119 of RFC 5040, 5041, 5044, 6581 and 7306. A test
+//! claims one in the comment directly above it (CONTRIBUTING.md); `interop/rfc/not-applicable.tsv` says why others are not ours.
+
+mod scan;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+use scan::Claim;
+
+const TABLE: &str = "interop/rfc/requirements.tsv";
+const NOT_APPLICABLE: &str = "interop/rfc/not-applicable.tsv";
+
+/// What `cargo xtask requirements` can be told.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Says of each RFC how many MUST, MUST NOT and REQUIRED are proved by a test or are not applicable, and what is wrong with tags.
+Whether the tests pass is for `cargo xtask test` to say, which looks at this as well. Exit code 1 when something is missing.")]
+pub(crate) struct Options {
+    /// Names the tests of each sentence
+    #[arg(long)]
+    list: bool,
+}
+
+/// A sentence of an RFC.
+struct Row {
+    rfc: String,
+    quote: String,
+    /// A MUST, MUST NOT or REQUIRED of ours, and no introduction to a list.
+    wanted: bool,
+}
+
+/// The sentences, and what there is for each.
+pub(crate) struct Trace {
+    rows: BTreeMap<String, Row>,
+    not_applicable: BTreeMap<String, String>,
+    claims: Vec<Claim>,
+    wrong: Vec<String>,
+}
+
+pub(crate) fn run(options: &Options) -> ExitCode {
+    let trace = match Trace::read(&crate::test::workspace()) {
+        Ok(trace) => trace,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    if options.list {
+        for (id, row) in trace.rows.iter().filter(|(_, row)| row.wanted) {
+            println!("{id}\t{}\t{}", trace.tests(id).join(" "), row.quote);
+        }
+    }
+    for line in trace.counts() {
+        println!("{line}");
+    }
+    let missing = trace.missing(|_| true);
+    for line in trace.wrong.iter().chain(&missing) {
+        println!("{line}");
+    }
+    if trace.wrong.is_empty() && missing.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+impl Trace {
+    /// Reads both tables and every test of the workspace.
+    pub(crate) fn read(workspace: &Path) -> Result<Self, String> {
+        let text =
+            |path: &str| fs::read_to_string(workspace.join(path)).map_err(|error| format!("{path}: {error}"));
+        let rows = rows(&text(TABLE)?)?;
+        let (claims, wrong) = scan::scan(workspace)?;
+        let mut trace = Self { rows, not_applicable: BTreeMap::new(), claims, wrong };
+        trace.take_not_applicable(&text(NOT_APPLICABLE)?);
+        for claim in &trace.claims {
+            if !trace.rows.contains_key(&claim.id) {
+                trace.wrong.push(format!("{}: no requirement is called {}", claim.place, claim.id));
+            }
+            if trace.not_applicable.contains_key(&claim.id) {
+                trace.wrong.push(format!("{}: {} is listed as not applicable", claim.place, claim.id));
+            }
+        }
+        Ok(trace)
+    }
+
+    fn take_not_applicable(&mut self, text: &str) {
+        for (line, number) in text.lines().zip(1..) {
+            let (id, reason) = line.split_once('\t').unwrap_or((line, ""));
+            if !self.rows.contains_key(id) {
+                self.wrong.push(format!("{NOT_APPLICABLE}:{number}: no requirement is called {id}"));
+            } else if reason.trim().len() < 10 {
+                self.wrong.push(format!("{NOT_APPLICABLE}:{number}: {id} has no reason"));
+            }
+            self.not_applicable.insert(id.to_owned(), reason.to_owned());
+        }
+    }
+
+    /// What is wanted and has neither a test that `counts` nor a reason.
+    fn missing(&self, counts: impl Fn(&Claim) -> bool) -> Vec<String> {
+        let proved: BTreeSet<&str> =
+            self.claims.iter().filter(|claim| counts(claim)).map(|claim| claim.id.as_str()).collect();
+        self.rows
+            .iter()
+            .filter(|(id, row)| {
+                row.wanted && !proved.contains(id.as_str()) && !self.not_applicable.contains_key(*id)
+            })
+            .map(|(id, row)| format!("no test proves {id}: {}", row.quote))
+            .collect()
+    }
+
+    /// What is wrong, given the tests that passed: how often each name, in whatever binary.
+    pub(crate) fn judge(&self, passed: &BTreeMap<String, u64>) -> Vec<String> {
+        let mut of_a_name: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for (name, place) in self.claims.iter().map(|claim| (&claim.test, &claim.place)) {
+            of_a_name.entry(name).or_default().insert(place);
+        }
+        // Tests of one name in several binaries count only if all of them passed.
+        let counts = |claim: &Claim| {
+            let same = of_a_name.get(claim.test.as_str()).map_or(1, BTreeSet::len) as u64;
+            passed.get(&claim.test).is_some_and(|times| *times >= same)
+        };
+        self.wrong.iter().cloned().chain(self.missing(counts)).collect()
+    }
+
+    fn tests(&self, id: &str) -> Vec<&str> {
+        match self.not_applicable.get(id) {
+            Some(reason) => vec!["n/a:", reason],
+            None => self.claims.iter().filter(|c| c.id == id).map(|claim| claim.test.as_str()).collect(),
+        }
+    }
+
+    fn counts(&self) -> Vec<String> {
+        let rfcs: BTreeSet<&str> = self.rows.values().map(|row| row.rfc.as_str()).collect();
+        let of = |rfc: &str| {
+            let wanted: Vec<_> = self.rows.iter().filter(|(_, row)| row.wanted && row.rfc == rfc).collect();
+            let not_applicable =
+                wanted.iter().filter(|(id, _)| self.not_applicable.contains_key(*id)).count();
+            let tested =
+                wanted.iter().filter(|(id, _)| self.claims.iter().any(|claim| claim.id == **id)).count();
+            format!("RFC {rfc}: {} wanted, {tested} tested, {not_applicable} not applicable", wanted.len())
+        };
+        rfcs.into_iter().map(of).collect()
+    }
+}
+
+/// The rows of the table, by id.
+fn rows(text: &str) -> Result<BTreeMap<String, Row>, String> {
+    let mut lines = text.lines();
+    let head: Vec<&str> = lines.next().unwrap_or_default().split('\t').collect();
+    let column = |name: &str| {
+        head.iter().position(|column| *column == name).ok_or_else(|| format!("{TABLE}: no column `{name}`"))
+    };
+    let (id, rfc, level) = (column("id")?, column("rfc")?, column("level")?);
+    let (quote, applicability, form) = (column("quote")?, column("applicability")?, column("form")?);
+    let mut rows = BTreeMap::new();
+    for line in lines {
+        let cells: Vec<&str> = line.split('\t').collect();
+        let cell = |at: usize| cells.get(at).copied().unwrap_or_default();
+        let wanted = matches!(cell(level), "MUST" | "MUST NOT" | "REQUIRED")
+            && cell(applicability) == "yes"
+            && cell(form) != "lead-in";
+        let row = Row { rfc: cell(rfc).to_owned(), quote: cell(quote).to_owned(), wanted };
+        rows.insert(cell(id).to_owned(), row);
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_sentence_is_claimed_by_a_test_or_has_a_reason() {
+        let trace = Trace::read(&crate::test::workspace()).unwrap();
+        assert!(trace.rows.values().filter(|row| row.wanted).count() > 400);
+        assert_eq!(trace.wrong, [""; 0]);
+        assert_eq!(trace.missing(|_| true), [""; 0]);
+    }
+
+    /// The table of bugs that others had names tests, and there are tests of these names.
+    #[test]
+    fn tests_named_for_classic_bugs_are_there() {
+        let workspace = crate::test::workspace();
+        let readme = fs::read_to_string(workspace.join("interop/README.md")).unwrap();
+        let names = scan::functions(&workspace).unwrap();
+        let lines: Vec<&str> = readme
+            .lines()
+            .filter(|line| {
+                line.strip_prefix("| ").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+            })
+            .collect();
+        assert_eq!(lines.len(), 51);
+        for line in lines {
+            let tests = line.rsplit("| ").nth(0).unwrap_or_default();
+            let named: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
+            assert!(!named.is_empty(), "{line}");
+            for name in named {
+                assert!(names.contains(name), "{name}: {line}");
+            }
+        }
+    }
+
+    fn trace(claims: &[(&str, &str, &str)]) -> Trace {
+        let text = "id\trfc\tlevel\tquote\tapplicability\tform\n\
+            A-1\t1\tMUST\tshall\tyes\tsentence\nA-2\t1\tMUST NOT\tshall not\tyes\tlead-in\n\
+            A-3\t1\tSHOULD\tmight\tyes\tsentence\nA-4\t1\tREQUIRED\tneeds\tyes\titem\nA-5\t1\tMUST\tx\tno\titem\n";
+        let claims = claims
+            .iter()
+            .map(|(id, test, place)| Claim {
+                id: (*id).to_owned(),
+                test: (*test).to_owned(),
+                place: (*place).to_owned(),
+            })
+            .collect();
+        let rows = rows(text).unwrap();
+        Trace { rows, not_applicable: BTreeMap::new(), claims, wrong: Vec::new() }
+    }
+
+    #[test]
+    fn only_tests_that_passed_count() {
+        let trace = trace(&[("A-1", "m::one", "a.rs:1"), ("A-4", "two", "b.rs:1"), ("A-4", "two", "c.rs:1")]);
+        let passed = |names: &[(&str, u64)]| names.iter().map(|(n, c)| ((*n).to_owned(), *c)).collect();
+        assert_eq!(trace.judge(&passed(&[("m::one", 1), ("two", 2)])), [""; 0]);
+        assert_eq!(trace.judge(&passed(&[("one", 1), ("two", 2)])), ["no test proves A-1: shall"]);
+        let missing = trace.judge(&passed(&[("m::one", 1), ("two", 1)]));
+        assert_eq!(missing, ["no test proves A-4: needs"], "one of two tests of that name failed");
+    }
+
+    #[test]
+    fn a_reason_must_be_one() {
+        let mut trace = trace(&[]);
+        trace.take_not_applicable("A-1\tno such thing here\nA-4\tno\nA-9\tno such thing here\n");
+        assert_eq!(trace.missing(|_| true), [""; 0]);
+        assert_eq!(trace.wrong.len(), 2, "{:?}", trace.wrong);
+    }
+}
