@@ -193,10 +193,10 @@ fn check(due: &[Due], received: &Received) {
         match due {
             Due::Ulpdu(ulpdu) => assert!(ulpdus.next() == Some(ulpdu), "a ULPDU of {} octets", ulpdu.len()),
             Due::Crc => {
-                assert!(matches!(received.error, Some(FpduError::Crc { .. })), "{:?}", received.error)
+                assert!(matches!(received.error, Some(FpduError::Crc { .. })), "{:?}", received.error);
             }
             Due::Marker => {
-                assert!(matches!(received.error, Some(FpduError::Marker { .. })), "{:?}", received.error)
+                assert!(matches!(received.error, Some(FpduError::Marker { .. })), "{:?}", received.error);
             }
             Due::Nothing => assert!(!matches!(received.error, Some(FpduError::Marker { .. }))),
             Due::Anything => return,

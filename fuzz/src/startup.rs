@@ -100,10 +100,13 @@ fn check_frame(octets: &[u8]) {
     }
 }
 
+/// Octets used and what they said, once there are enough.
+type Judged<T> = Result<Option<(usize, T)>, StartupError>;
+
 /// However the octets come in, the answer is the same, and none comes twice.
 fn check_prefixes<T: PartialEq + std::fmt::Debug>(
     octets: &[u8],
-    judge: &mut dyn FnMut(&[u8]) -> Result<Option<(usize, T)>, StartupError>,
+    judge: &mut dyn FnMut(&[u8]) -> Judged<T>,
 ) -> Option<(usize, T)> {
     let whole = judge(octets);
     for len in (0..octets.len()).filter(|len| *len < 48 || len + 4 > octets.len() || len % 97 == 0) {

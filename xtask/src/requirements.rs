@@ -193,7 +193,7 @@ mod tests {
             .collect();
         assert_eq!(lines.len(), 51);
         for line in lines {
-            let tests = line.rsplit("| ").nth(0).unwrap_or_default();
+            let tests = line.rsplit("| ").next().unwrap_or_default();
             let named: Vec<&str> = tests.split('`').skip(1).step_by(2).collect();
             assert!(!named.is_empty(), "{line}");
             for name in named {

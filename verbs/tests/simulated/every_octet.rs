@@ -282,7 +282,7 @@ fn run(case: Case) -> ([u64; 2], bool) {
     let link = Link { recv_split: split, send_split: split, latency, ..Link::default() };
     let simulation = Simulation::new(case.at, link);
     let ips = [CLIENT, SERVER];
-    simulation.network.change_link(ips[case.from], ips[1 - case.from], |link| match case.fate {
+    simulation.network().change_link(ips[case.from], ips[1 - case.from], |link| match case.fate {
         Fate::Reset => link.cut_at = Some(case.at),
         Fate::Fin => link.fin_at = Some(case.at),
         Fate::Whole | Fate::Stall => {}
@@ -296,21 +296,21 @@ fn run(case: Case) -> ([u64; 2], bool) {
     cm::connect(&ends[0].qp, None, at, &options, b"", &ends[0].channel).unwrap();
     let mut rounds = 0;
     let mut go = |ends: &mut [End; 2], until: &dyn Fn(&[End; 2]) -> bool| {
-        let begun = simulation.network.now();
+        let begun = simulation.network().now();
         let mut idle = 0;
         loop {
             rounds += 1;
             if case.fate == Fate::Stall && (rounds == case.at || rounds == case.at + 40) {
-                simulation.network.stall(ips[case.from], ips[1 - case.from], rounds == case.at);
+                simulation.network().stall(ips[case.from], ips[1 - case.from], rounds == case.at);
             }
             let moved = simulation.round();
             ends.iter_mut().for_each(End::poll);
-            if until(ends) || simulation.network.now() - begun > Duration::from_secs(60) {
+            if until(ends) || simulation.network().now() - begun > Duration::from_secs(60) {
                 return;
             }
             idle = if moved { 0 } else { idle + 1 };
             if idle > 2 {
-                simulation.network.advance(Duration::from_millis(5));
+                simulation.network().advance(Duration::from_millis(5));
             }
         }
     };
