@@ -47,7 +47,7 @@ impl Reader {
 
 /// Our client, connected to a [`Reader`].
 fn reader(simulation: &Simulation, settings: &ConnSettings) -> (verbs::Pd, Connection, Reader) {
-    let mut stack = simulation.network.stack(PEER);
+    let mut stack = simulation.network().stack(PEER);
     let mut listener: Box<dyn Listener> =
         stack.listen((PEER, 4791).into(), &ListenOptions::default(), Token(0)).unwrap();
     let pd = simulation.client.alloc_pd().unwrap();
@@ -109,11 +109,11 @@ fn segments_follow_the_path() {
         assert!(poll(&mut write).is_pending());
         simulation.client.pump();
     }
-    simulation.network.change_link(CLIENT, PEER, |link| link.emss = 500);
+    simulation.network().change_link(CLIENT, PEER, |link| link.emss = 500);
     while poll(&mut write).is_pending() {
         reader.read();
         simulation.client.pump();
-        simulation.network.step();
+        simulation.network().step();
     }
     reader.read();
     let lens: Vec<usize> = reader.ulpdus.iter().map(Vec::len).collect();
@@ -143,7 +143,7 @@ fn nothing_is_complete_before_tcp_has_it() {
         loop {
             for _ in 0..20 {
                 simulation.client.pump();
-                simulation.network.step();
+                simulation.network().step();
             }
             if poll(&mut op).is_ready() {
                 break;

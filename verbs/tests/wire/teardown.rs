@@ -200,7 +200,7 @@ fn queue_pairs_may_go_while_both_ends_work() {
             std::thread::sleep(std::time::Duration::from_millis(5 + round));
             let End { qp, mr, device, .. } = b;
             if round % 2 == 0 {
-                drop((mr, qp))
+                drop((mr, qp));
             } else {
                 drop((qp, mr))
             }
