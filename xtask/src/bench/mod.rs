@@ -1,8 +1,11 @@
 //! `cargo xtask bench`: measurements beside their bars.
 
 mod connects;
+mod figures;
 mod instructions;
+mod peers;
 mod perftest;
+mod siw;
 mod speed;
 
 use std::process::ExitCode;
@@ -18,6 +21,10 @@ pub(crate) enum Bench {
     Connects(connects::Options),
     /// Debian's perftest on the C libraries beside `uiw perf` and raw TCP
     Perftest(perftest::Options),
+    /// UCX and libfabric over TCP beside `uiw perf` and raw TCP
+    Peers(peers::Options),
+    /// The Linux kernel's siw driver beside `uiw perf` and raw TCP, in one virtual machine
+    Siw(siw::Options),
 }
 
 /// Runs a benchmark.
@@ -27,5 +34,7 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
         Bench::Instructions(options) => instructions::run(options),
         Bench::Connects(options) => connects::run(options),
         Bench::Perftest(options) => perftest::run(options),
+        Bench::Peers(options) => peers::run(options),
+        Bench::Siw(options) => siw::run(options),
     }
 }
