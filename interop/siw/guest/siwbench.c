@@ -52,6 +52,8 @@ struct end {
 	unsigned signal_every;
 	uint64_t posted, done, received, reposted, told;
 	unsigned words, words_done;
+	/* The server's: a flush says that the client has gone. */
+	int serves, over;
 };
 
 static void fail(const char *what, const char *why)
@@ -196,6 +198,9 @@ static int take(struct end *e)
 	int n = ibv_poll_cq(e->cq, 16, wc);
 
 	for (int i = 0; i < n; i++) {
+		e->over |= e->serves && wc[i].status == IBV_WC_WR_FLUSH_ERR;
+		if (e->over)
+			return n;
 		if (wc[i].status)
 			fail("completion", ibv_wc_status_str(wc[i].status));
 		if (wc[i].opcode & IBV_WC_RECV)
@@ -331,6 +336,8 @@ static void answer(struct end *e)
 
 	while (e->want.op == SEND || (e->want.op == WRITE && e->want.latency)) {
 		int n = take(e);
+		if (e->over)
+			return;
 		if (e->want.op == WRITE && *in != seen && e->done == e->posted) {
 			seen = own(e)[e->want.size - 1] = *in;
 			message(e, 1);
@@ -360,7 +367,7 @@ static void serve(struct sockaddr *address)
 		fail("listen", strerror(errno));
 	if (rdma_get_cm_event(events, &event) || event->event != RDMA_CM_EVENT_CONNECT_REQUEST)
 		fail("event", "not a connection");
-	struct end e = { .events = events, .id = event->id };
+	struct end e = { .events = events, .id = event->id, .serves = 1 };
 	e.want = e.peer = heard(event->param.conn.private_data, event->param.conn.private_data_len);
 	rdma_ack_cm_event(event);
 	setup(&e);

@@ -185,7 +185,8 @@ impl Both {
     /// `uiw perf` and raw TCP.
     fn uiw(&self, case: &Case) -> Result<Slice> {
         let Case { op, size, depth, latency } = case;
-        let how = if *latency { "--latency".to_owned() } else { format!("--spin --depth {depth}") };
+        let spin = if *size < 4096 { "--spin " } else { "" };
+        let how = if *latency { "--latency".to_owned() } else { format!("{spin}--depth {depth}") };
         let crc = if self.crc { "on" } else { "off" };
         let script =
             format!("uiw perf --compare --slices 1 --json --crc {crc} --op {op} --size {size} {how} 2>&1");
