@@ -16,7 +16,8 @@ impl Spread {
         values.sort_unstable_by(f64::total_cmp);
         let at = |part: f64| {
             let place = values.len().saturating_sub(1) as f64 * part;
-            values.get(place.round() as usize).copied().unwrap_or(f64::NAN)
+            let (low, high) = (values.get(place.floor() as usize), values.get(place.ceil() as usize));
+            low.zip(high).map_or(f64::NAN, |(low, high)| low + (high - low) * place.fract())
         };
         Self { median: at(0.5), q1: at(0.25), q3: at(0.75) }
     }
@@ -177,8 +178,6 @@ pub(crate) struct Slice {
     one_by_one: Option<f64>,
     /// Mean round trip.
     pub(crate) mean: Option<f64>,
-    /// Raw TCP over raw TCP.
-    pub(crate) noise: f64,
 }
 
 impl Slice {
@@ -201,7 +200,6 @@ impl Slice {
             raw: figure("raw")?,
             one_by_one: value["one_write_a_message"]["raw_messages_per_second"]["median"].as_f64(),
             mean: value["round_trip_us_mean"]["uiw"]["median"].as_f64(),
-            noise: value["noise"]["median"].as_f64()?,
         })
     }
 
@@ -232,6 +230,7 @@ mod tests {
     fn quartiles_are_those_of_the_sorted_values() {
         let spread = Spread::of(vec![5.0, 1.0, 3.0, 2.0, 4.0]);
         assert_eq!(spread, Spread { median: 3.0, q1: 2.0, q3: 4.0 });
+        assert_eq!(Spread::of(vec![1.0, 3.0]), Spread { median: 2.0, q1: 1.5, q3: 2.5 });
     }
 
     #[test]

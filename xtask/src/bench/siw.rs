@@ -21,6 +21,7 @@ use std::time::Duration;
 Prints one table: a line for uiw, raw TCP and siw in each row, medians and quartiles of the rounds, and how many times as good
 uiw is, round by round (above 1.00 it is ahead). The guest is emulated in software, so figures are small and noisy: only ratios
 say something. CRC is off at both, as the stock driver has it; with --crc it is on at both, with the driver's lab variant.
+In round trips each end has a processor of its own.
 Needs what `cargo xtask interop siw` needs, and downloads as much the first time.
 Exit codes: 0 every row was measured, whoever is ahead; 1 a run failed; 2 no such row; 77 this machine lacks something, which is named.")]
 pub(crate) struct Options {
@@ -188,9 +189,15 @@ impl Both {
         let spin = if *size < 4096 { "--spin " } else { "" };
         let how = if *latency { "--latency".to_owned() } else { format!("{spin}--depth {depth}") };
         let crc = if self.crc { "on" } else { "off" };
-        let script =
-            format!("uiw perf --compare --slices 1 --json --crc {crc} --op {op} --size {size} {how} 2>&1");
+        let own = self.bench.guest_own(Family::V4)?;
+        let [client, server] = pins(case);
+        let command = format!("{server}uiw perf serve --listen {own}:{SPARE}");
+        let server = self.bench.serve_guest(&command, SPARE, PATIENCE)?;
+        let script = format!(
+            "{client}uiw perf --compare --slices 1 --json --crc {crc} --op {op} --size {size} {how} {own}:{SPARE} 2>&1"
+        );
         let output = self.bench.guest().run(&script, PATIENCE)?;
+        let _ = server.kill();
         let slice = Slice::read(&output.out, *size).filter(|slice| slice.kind == case.kind());
         slice.ok_or_else(|| Error::Failed(format!("uiw perf in the guest: {}", output.last_line())))
     }
@@ -215,9 +222,11 @@ impl Both {
     fn try_siw(&self, case: &Case) -> Result<f64> {
         let Case { op, size, depth, latency } = case;
         let own = self.bench.guest_own(Family::V4)?;
-        let server = self.bench.serve_guest(&format!("siwbench serve {own} {SPARE}"), SPARE, PATIENCE)?;
+        let [client, server] = pins(case);
+        let command = format!("{server}siwbench serve {own} {SPARE}");
+        let server = self.bench.serve_guest(&command, SPARE, PATIENCE)?;
         let how = if *latency { "lat" } else { "bw" };
-        let script = format!("siwbench run {own} {SPARE} {op} {size} {depth} {how} {SECONDS} 2>&1");
+        let script = format!("{client}siwbench run {own} {SPARE} {op} {size} {depth} {how} {SECONDS} 2>&1");
         let output = self.bench.guest().run(&script, PATIENCE)?;
         let Some(figure) = figure(&output.out).filter(|_| output.is_ok()) else {
             let server = server.kill();
@@ -229,6 +238,11 @@ impl Both {
         }
         Err(Error::Failed(format!("the server: {}", server.last_line())))
     }
+}
+
+/// What stands before the commands of client and server: in a ping-pong each has a processor of its own.
+fn pins(case: &Case) -> [&'static str; 2] {
+    if case.latency { ["taskset -c 0 ", "taskset -c 1 "] } else { ["", ""] }
 }
 
 /// What `siwbench run` says: the median round trip, or messages a second.

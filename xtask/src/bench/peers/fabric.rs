@@ -1,6 +1,6 @@
 //! libfabric over TCP: `fi_pingpong`, the one program of fabtests that Debian has.
 
-use super::{Case, pair, with_us};
+use super::{Case, Server, pair, with_us};
 use std::process::Command;
 
 /// What its messages go through.
@@ -30,12 +30,13 @@ impl Endpoint {
 
 /// Runs it so many times; gives microseconds of a round trip.
 pub(super) fn run(endpoint: Endpoint, case: &Case, count: u64) -> Result<f64, String> {
-    let said = pair("fi_pingpong", |port, client| command(endpoint, case, count, port, client))?;
+    let said =
+        pair("fi_pingpong", Server::Ends, |port, client| command(endpoint, case, count, port, client))?;
     round_trip(&said).ok_or_else(|| format!("fi_pingpong: no figure in: {}", said.trim()))
 }
 
 fn command(endpoint: Endpoint, case: &Case, count: u64, port: u16, client: bool) -> Command {
-    let mut command = with_us("fi_pingpong");
+    let mut command = with_us("fi_pingpong", case, client);
     command.args(["-p", "tcp", "-e", endpoint.word()]);
     command.args(["-S", &case.size.to_string(), "-I", &count.to_string()]);
     let port = port.to_string();

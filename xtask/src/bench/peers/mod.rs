@@ -23,7 +23,7 @@ Prints one table: a line for uiw, raw TCP and each peer in each row, medians and
 uiw is, round by round (above 1.00 it is ahead). UCX is Debian's ucx_perftest with UCX_TLS=tcp; libfabric is Debian's
 fi_pingpong with the tcp provider, which knows ping-pongs of messages only and tells their mean, so our mean is what it is compared
 with. uiw has CRC on, which neither of them has. Messages of 64 octets are posted by a program that polls (`uiw perf --spin`), larger ones
-by one that sleeps; ucx_perftest and fi_pingpong always poll.
+by one that sleeps; ucx_perftest and fi_pingpong always poll. In round trips each end has a processor of its own.
 Missing programs are installed by apt-get where this machine lets us; otherwise a line names the package and the rest is measured.
 Exit codes: 0 everything was measured, whoever is ahead; 1 a run failed; 2 no such row; 77 a peer's program is missing.")]
 pub(crate) struct Options {
@@ -257,29 +257,49 @@ impl Bench {
 
 /// `uiw perf` and raw TCP.
 fn uiw(program: &Path, case: &Case) -> Result<Slice, String> {
-    let mut command = with_us(&program.display().to_string());
-    command.args(["perf", "--compare", "--slices", "1", "--json", "--op", case.op]);
-    command.args(["--size", &case.size.to_string()]);
-    if case.latency {
-        command.arg("--latency");
-    } else {
-        command.args(["--depth", &case.depth.to_string()]);
-        command.args((case.size < 4096).then_some("--spin"));
-    }
-    let output = shell::run(&mut command, PATIENCE).map_err(|error| error.to_string())?;
-    let slice = Slice::read(&output.out, case.size).filter(|slice| slice.kind == case.kind());
-    slice.ok_or_else(|| format!("uiw perf: {}", output.last_line()))
+    let program = program.display().to_string();
+    let command = |port: u16, client: bool| {
+        let mut command = with_us(&program, case, client);
+        if !client {
+            command.args(["perf", "serve", "--listen", &format!("127.0.0.1:{port}")]);
+            return command;
+        }
+        command.args(["perf", "--compare", "--slices", "1", "--json", "--op", case.op]);
+        command.args(["--size", &case.size.to_string()]);
+        if case.latency {
+            command.arg("--latency");
+        } else {
+            command.args(["--depth", &case.depth.to_string()]);
+            command.args((case.size < 4096).then_some("--spin"));
+        }
+        command.arg(format!("127.0.0.1:{port}"));
+        command
+    };
+    let said = pair("uiw perf", Server::Stays, command)?;
+    let slice = Slice::read(&said, case.size).filter(|slice| slice.kind == case.kind());
+    slice.ok_or_else(|| format!("uiw perf: no figure in: {}", said.trim()))
 }
 
-/// A program that dies with us, however we end.
-fn with_us(program: &str) -> Command {
+/// A program that dies with us, however we end. In a ping-pong each end has a processor of its own, where there are two.
+fn with_us(program: &str, case: &Case, client: bool) -> Command {
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "--", program]);
+    command.args(["--pdeathsig", "KILL", "--"]);
+    if case.latency && thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
+        command.args(["taskset", "-c", if client { "0" } else { "1" }]);
+    }
+    command.arg(program);
     command
 }
 
+/// What a server does when its client has ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Server {
+    Ends,
+    Stays,
+}
+
 /// Runs a server, which `command` makes of a free port, and then a client; gives what the client says. Both are gone afterwards.
-fn pair(name: &str, command: impl Fn(u16, bool) -> Command) -> Result<String, String> {
+fn pair(name: &str, kind: Server, command: impl Fn(u16, bool) -> Command) -> Result<String, String> {
     let port = free_port();
     let told = |error: siw_rig::Error| error.to_string();
     let mut server = Process::start(&mut command(port, false)).map_err(told)?;
@@ -292,6 +312,9 @@ fn pair(name: &str, command: impl Fn(u16, bool) -> Command) -> Result<String, St
         thread::sleep(Duration::from_millis(2));
     }
     let client = shell::run(&mut command(port, true), PATIENCE).map_err(told)?;
+    if kind == Server::Stays && client.is_ok() {
+        return Ok(client.out);
+    }
     let server = server.finish(LISTENING);
     match (client.is_ok(), server.is_ok()) {
         (true, true) => Ok(client.out),

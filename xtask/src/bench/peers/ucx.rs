@@ -1,6 +1,6 @@
 //! UCX over TCP: `ucx_perftest`.
 
-use super::{Case, pair, with_us};
+use super::{Case, Server, pair, with_us};
 use std::process::Command;
 
 /// Runs it so many times; gives messages a second or microseconds of a round trip.
@@ -13,13 +13,13 @@ pub(super) fn run(case: &Case, count: u64) -> Result<f64, String> {
         (_, false) => "tag_bw",
         (_, true) => "tag_lat",
     };
-    let said = pair("ucx_perftest", |port, client| command(test, case, count, port, client))?;
+    let said = pair("ucx_perftest", Server::Ends, |port, client| command(test, case, count, port, client))?;
     let figure = if case.latency { round_trip(&said, test) } else { rate(&said) };
     figure.ok_or_else(|| format!("ucx_perftest: no figure of {test} in: {}", said.trim()))
 }
 
 fn command(test: &str, case: &Case, count: u64, port: u16, client: bool) -> Command {
-    let mut command = with_us("ucx_perftest");
+    let mut command = with_us("ucx_perftest", case, client);
     command.args(client.then_some("127.0.0.1"));
     command.args(["-t", test, "-p", &port.to_string(), "-f", "-v", "-w", "100"]);
     command.args(["-s", &case.size.to_string(), "-n", &count.to_string(), "-O", &case.depth.to_string()]);
