@@ -61,7 +61,11 @@ pub(crate) fn install(deadline: Instant) {
     }
     match why_not() {
         Some(reason) => eprintln!("xtask: not installing packages: {reason}"),
-        None => apt(&missing, deadline),
+        None => {
+            let mut packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+            packages.dedup();
+            apt(&packages, deadline);
+        }
     }
     for need in self::missing() {
         eprintln!(
@@ -69,6 +73,26 @@ pub(crate) fn install(deadline: Instant) {
             need.program, need.package, need.tests
         );
     }
+}
+
+/// Installs what is missing of these programs (each with its package), if this machine lets us. Gives those that stay missing,
+/// of which it has said where they come from.
+pub(crate) fn provide(programs: &[(&'static str, &'static str)]) -> Vec<&'static str> {
+    let absent = || programs.iter().filter(|(program, _)| !on_path(program));
+    let mut packages: Vec<&str> = absent().map(|(_, package)| *package).collect();
+    packages.dedup();
+    if !packages.is_empty() {
+        match why_not() {
+            Some(reason) => eprintln!("xtask: not installing packages: {reason}"),
+            None => apt(&packages, Instant::now() + 2 * APT_CAP),
+        }
+    }
+    let mut absent: Vec<_> = absent().copied().collect();
+    absent.dedup();
+    for (program, package) in &absent {
+        eprintln!("xtask: no `{program}` here: `apt-get install {package}`");
+    }
+    absent.into_iter().map(|(program, _)| program).collect()
 }
 
 fn missing() -> Vec<&'static Need> {
@@ -85,9 +109,7 @@ fn why_not() -> Option<&'static str> {
     }
 }
 
-fn apt(needs: &[&Need], deadline: Instant) {
-    let mut packages: Vec<&str> = needs.iter().map(|need| need.package).collect();
-    packages.dedup();
+fn apt(packages: &[&str], deadline: Instant) {
     eprintln!("xtask: installing {}", packages.join(" "));
     let update = apt_get(&["update"], deadline);
     // An update that failed may still have left lists good enough to install from.

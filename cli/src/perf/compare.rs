@@ -64,6 +64,8 @@ pub(crate) struct Comparison {
     pub(crate) one_by_one: Option<OneByOne>,
     /// 99th percentiles of a ping-pong, in microseconds: ours and raw.
     pub(crate) p99: Option<(Quartiles, Quartiles)>,
+    /// Means of a ping-pong, in microseconds: ours and raw.
+    pub(crate) mean: Option<(Quartiles, Quartiles)>,
     pub(crate) cpu_ours: Cpu,
     pub(crate) cpu_raw: Cpu,
     /// The last slice of ours, for what it says of the path.
@@ -86,10 +88,23 @@ struct Slice {
     figure: f64,
     /// Messages a second.
     messages: f64,
-    p99: Option<f64>,
+    tail: Option<Tail>,
     units: f64,
     cpu_client_ns: u64,
     cpu_server_ns: u64,
+}
+
+/// What a ping-pong says beside its median, in microseconds.
+#[derive(Clone, Copy)]
+struct Tail {
+    p99: f64,
+    mean: f64,
+}
+
+impl Tail {
+    fn of(histogram: &Histogram<u64>) -> Self {
+        Self { p99: us_at(histogram, 0.99), mean: histogram.mean() / 1e3 }
+    }
 }
 
 /// Measures `slices` times.
@@ -143,7 +158,8 @@ pub(crate) fn compare(
             raw: Quartiles::of(small.iter().map(|slice| slice.messages).collect()),
             ratio: Quartiles::of(ours.iter().zip(&small).map(|(a, b)| a.messages / b.messages).collect()),
         }),
-        p99: p99(&ours).zip(p99(&first)),
+        p99: tail(&ours, |tail| tail.p99).zip(tail(&first, |tail| tail.p99)),
+        mean: tail(&ours, |tail| tail.mean).zip(tail(&first, |tail| tail.mean)),
         cpu_ours: cpu(&ours),
         cpu_raw: cpu(&first),
         last,
@@ -167,19 +183,19 @@ impl Bench<'_> {
         };
         let (cpu_client_ns, cpu_server_ns) = (outcome.cpu_client_ns, outcome.cpu_server_ns);
         let messages = outcome.messages as f64 / outcome.seconds;
-        let p99 = outcome.round_trips.as_ref().map(|histogram| us_at(histogram, 0.99));
-        Ok((Slice { figure, messages, p99, units, cpu_client_ns, cpu_server_ns }, outcome))
+        let tail = outcome.round_trips.as_ref().map(Tail::of);
+        Ok((Slice { figure, messages, tail, units, cpu_client_ns, cpu_server_ns }, outcome))
     }
 
     fn raw_slice(&self, size: u32) -> Result<Slice> {
-        let (mut figure, mut p99) = (None, None);
+        let (mut figure, mut tail) = (None, None);
         let measured = if self.plan.latency {
             let mut histogram = histogram()?;
             let measured = self.raw.ping_pong(self.plan.wait, size, self.plan.time, |took| {
                 histogram.saturating_record(took.as_nanos() as u64);
             })?;
             figure = Some((us_at(&histogram, 0.5), histogram.len() as f64));
-            p99 = Some(us_at(&histogram, 0.99));
+            tail = Some(Tail::of(&histogram));
             measured
         } else {
             self.raw.slice(self.plan.to_server(), size, self.memory(), self.plan.time)?
@@ -187,7 +203,7 @@ impl Bench<'_> {
         let Measured { octets, cpu_client_ns, cpu_server_ns, .. } = measured;
         let (figure, units) = figure.unwrap_or((measured.rate(), octets as f64));
         let messages = measured.rate() / f64::from(size);
-        Ok(Slice { figure, messages, p99, units, cpu_client_ns, cpu_server_ns })
+        Ok(Slice { figure, messages, tail, units, cpu_client_ns, cpu_server_ns })
     }
 
     /// Octets of memory that the messages of a connection come from.
@@ -221,8 +237,9 @@ pub(crate) fn us_at(histogram: &Histogram<u64>, quantile: f64) -> f64 {
     Duration::from_nanos(histogram.value_at_quantile(quantile)).as_secs_f64() * 1e6
 }
 
-fn p99(slices: &[Slice]) -> Option<Quartiles> {
-    slices.iter().map(|slice| slice.p99).collect::<Option<Vec<_>>>().map(Quartiles::of)
+fn tail(slices: &[Slice], of: fn(&Tail) -> f64) -> Option<Quartiles> {
+    let all = slices.iter().map(|slice| slice.tail.as_ref().map(of));
+    all.collect::<Option<Vec<_>>>().map(Quartiles::of)
 }
 
 fn cpu(slices: &[Slice]) -> Cpu {

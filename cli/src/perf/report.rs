@@ -171,6 +171,9 @@ pub(crate) fn comparison(plan: &Plan, comparison: &Comparison) -> Value {
     if let Some((ours, raw)) = &comparison.p99 {
         value["round_trip_us_p99"] = json!({"uiw": quartiles(ours), "raw": quartiles(raw)});
     }
+    if let Some((ours, raw)) = &comparison.mean {
+        value["round_trip_us_mean"] = json!({"uiw": quartiles(ours), "raw": quartiles(raw)});
+    }
     value[cpu_unit] = json!({"uiw": costs(&comparison.cpu_ours), "raw": costs(&comparison.cpu_raw)});
     value
 }

@@ -175,6 +175,28 @@ impl Drop for Guest {
     }
 }
 
+/// A folder of this process in the system's temporary one; removed on drop, and by [`sweep`] where that did not happen.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn create(name: &str) -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("{FOLDER}{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).map_err(Error::io(path.display()))?;
+        Ok(Self(path))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What stays is swept next time.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
 /// Removes the folders of this process and of processes that are gone: guests' and those with libraries.
 pub fn sweep() {
     let Ok(entries) = fs::read_dir(std::env::temp_dir()) else { return };

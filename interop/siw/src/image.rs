@@ -102,6 +102,25 @@ pub fn build(cache: &Cache, modules: &Modules) -> Result<PathBuf> {
     Ok(image)
 }
 
+/// The initramfs with one more program of this machine in `bin`, and its libraries: the kernel unpacks archives that stand one
+/// behind the other.
+///
+/// # Errors
+/// [`Error::Missing`] when a library is absent; [`Error::Failed`] when a file cannot be read.
+pub fn with_program(cache: &Cache, image: &Path, program: &Path) -> Result<Vec<u8>> {
+    need(&[("readelf", "binutils")])?;
+    let mut archive = Archive::default();
+    let mut libraries = Libraries::new(&cache.stage("user"));
+    libraries.want(program)?;
+    archive.file(&format!("bin/{}", name(program)), 0o755, read(program)?);
+    for (soname, from) in &libraries.found {
+        archive.file(&format!("{LIBRARIES}/{soname}"), 0o755, read(from)?);
+    }
+    let mut octets = read(image)?;
+    octets.extend(archive.emit());
+    Ok(octets)
+}
+
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder).map_err(Error::io(folder.display()))?;
     Ok(entries.flatten().map(|entry| entry.path()).collect())

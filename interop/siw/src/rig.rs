@@ -1,10 +1,11 @@
 //! Everything together: packages, modules, initramfs, network, guest.
 
 use crate::cache::Cache;
-use crate::guest::Guest;
+use crate::guest::{Folder, Guest};
 use crate::kernel::Modules;
 use crate::net::Net;
-use crate::{Result, image, kernel, packages};
+use crate::{Error, Result, image, kernel, packages};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 /// rping's port in the guest.
@@ -22,6 +23,8 @@ pub struct Parts {
     pub initramfs: PathBuf,
     /// The libraries' package and version in the guest.
     pub library: String,
+    /// Where the initramfs is, if it is of this process alone.
+    folder: Option<Folder>,
 }
 
 /// A guest and the way to it. The guest goes first.
@@ -57,7 +60,7 @@ pub fn provide() -> Result<Parts> {
     let modules = kernel::build(&cache, &kernel)?;
     let initramfs = image::build(&cache, &modules)?;
     let library = packages::version(&cache, "ibverbs-providers");
-    Ok(Parts { modules, initramfs, library })
+    Ok(Parts { modules, initramfs, library, folder: None })
 }
 
 /// Removes what this process has, and what processes that are gone had: namespaces and folders.
@@ -80,6 +83,25 @@ impl Rig {
     pub fn boot() -> Result<Self> {
         let parts = provide()?;
         sweep();
+        Self::boot_parts(parts)
+    }
+
+    /// As [`Rig::boot`], with a program of this machine in the guest, too.
+    ///
+    /// # Errors
+    /// As [`Rig::boot`].
+    pub fn boot_with(program: &Path) -> Result<Self> {
+        let mut parts = provide()?;
+        sweep();
+        let octets = image::with_program(&Cache::open()?, &parts.initramfs, program)?;
+        let folder = Folder::create("program")?;
+        parts.initramfs = folder.path().join("initramfs");
+        fs::write(&parts.initramfs, octets).map_err(Error::io(parts.initramfs.display()))?;
+        parts.folder = Some(folder);
+        Self::boot_parts(parts)
+    }
+
+    fn boot_parts(parts: Parts) -> Result<Self> {
         let net = Net::open(&[RPING, PARTNER, SPARE])?;
         let guest = Guest::boot(&parts.modules.image, &parts.initramfs, &net)?;
         Ok(Self { guest, net, parts })

@@ -49,6 +49,9 @@ struct Case {
     at: u64,
 }
 
+/// A request, its element by offset and length, and whether it is signaled.
+type Step = (SendOp, [(u64, u32); 1], bool);
+
 /// The requests of one end, and what became of them.
 struct End {
     qp: Qp,
@@ -165,7 +168,7 @@ impl End {
         let registers = [fast(0, self), fast(1, self)];
         let word = |n: u64| at(WORDS + 8 * n);
         let swap = SendOp::CmpSwap { remote: word(1), compare: 0, compare_mask: !0, swap: 77, swap_mask: !0 };
-        let steps: [(SendOp, [(u64, u32); 1], bool); 15] = [
+        let steps: [Step; 15] = [
             (SendOp::Write { remote: at(TARGET) }, source(0, 300), false),
             (SendOp::Send, source(10, 100), true),
             (SendOp::Read { remote: at(SOURCE + 20), invalidate: None }, sink(0, 150), true),

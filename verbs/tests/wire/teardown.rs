@@ -202,7 +202,7 @@ fn queue_pairs_may_go_while_both_ends_work() {
             if round % 2 == 0 {
                 drop((mr, qp));
             } else {
-                drop((qp, mr))
+                drop((qp, mr));
             }
             a.ended();
             done.store(true, Ordering::Relaxed);

@@ -1,9 +1,12 @@
 //! `cargo xtask bench`: measurements beside their bars.
 
 mod connects;
+mod figures;
 mod hostile;
 mod instructions;
+mod peers;
 mod perftest;
+mod siw;
 mod speed;
 mod stacks;
 
@@ -24,6 +27,10 @@ pub(crate) enum Bench {
     Connects(connects::Options),
     /// Debian's perftest on the C libraries beside `uiw perf` and raw TCP
     Perftest(perftest::Options),
+    /// UCX and libfabric over TCP beside `uiw perf` and raw TCP
+    Peers(peers::Options),
+    /// The Linux kernel's siw driver beside `uiw perf` and raw TCP, in one virtual machine
+    Siw(siw::Options),
 }
 
 /// Runs a benchmark.
@@ -35,5 +42,7 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
         Bench::Instructions(options) => instructions::run(options),
         Bench::Connects(options) => connects::run(options),
         Bench::Perftest(options) => perftest::run(options),
+        Bench::Peers(options) => peers::run(options),
+        Bench::Siw(options) => siw::run(options),
     }
 }

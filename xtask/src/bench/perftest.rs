@@ -4,6 +4,7 @@
 //! brings raw TCP along; each with the same operation, size, depth and signaling, with CRC. Who comes first changes with every
 //! round, and only ratios within a round count.
 
+use super::figures::Spread;
 use crate::install;
 use serde_json::Value;
 use std::fs;
@@ -288,21 +289,15 @@ fn wait_end(server: &mut Child) -> Result<(), String> {
     }
 }
 
-/// Median and quartiles.
-fn quartiles(mut values: Vec<f64>) -> [f64; 3] {
-    values.sort_unstable_by(f64::total_cmp);
-    [0.5, 0.25, 0.75].map(|part| values[((values.len() - 1) as f64 * part).round() as usize])
-}
-
 /// Prints a row; true when it reached the bar.
 fn print(row: &Row, rounds: &[Round], markdown: bool) -> bool {
-    let of = |figure: &dyn Fn(&Round) -> f64| quartiles(rounds.iter().map(figure).collect());
-    let [uiw_raw, ..] = of(&|round| round.uiw / round.raw);
-    let [noise, ..] = of(&|round| round.noise);
+    let of = |figure: &dyn Fn(&Round) -> f64| Spread::of(rounds.iter().map(figure).collect());
+    let uiw_raw = of(&|round| round.uiw / round.raw).median;
+    let noise = of(&|round| round.noise).median;
     let mut reached = true;
     for (how, name) in ["-R", "by hand"].into_iter().enumerate() {
-        let [median, q1, q3] = of(&|round| round.perftest[how] / round.uiw);
-        let [raw, ..] = of(&|round| round.perftest[how] / round.raw);
+        let Spread { median, q1, q3 } = of(&|round| round.perftest[how] / round.uiw);
+        let raw = of(&|round| round.perftest[how] / round.raw).median;
         reached &= median >= BAR;
         let row = row.name();
         if markdown {
@@ -330,10 +325,5 @@ mod tests {
                     64         1000000          0.00               199.25 \t\t   3.264524\n";
         assert_eq!(figure(said, 64), Some(3_264_524.0));
         assert_eq!(figure(said, 65), None);
-    }
-
-    #[test]
-    fn quartiles_are_those_of_the_sorted_values() {
-        assert_eq!(quartiles(vec![5.0, 1.0, 3.0, 2.0, 4.0]), [3.0, 2.0, 4.0]);
     }
 }

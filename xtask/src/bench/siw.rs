@@ -1,0 +1,274 @@
+//! `cargo xtask bench siw`: the Linux kernel's siw driver beside `uiw perf` and raw TCP, all three in the same virtual machine.
+//!
+//! siw is driven by `siwbench` (interop/siw/guest), which posts and signals as `uiw perf` does; both ends of everything are in the
+//! guest, over its loopback. Every round has one run of siw and one slice of `uiw perf --compare`, which brings raw TCP along; who
+//! begins changes with every round, and only ratios within a round count.
+
+use super::figures::{Format, Kind, Measured, Row, Slice};
+use crate::process;
+use serde_json::Value;
+use siw_rig::bench::Bench;
+use siw_rig::case::Setting;
+use siw_rig::net::Family;
+use siw_rig::rig::{self, Rig, SPARE};
+use siw_rig::{Error, Result, matrix};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// What can be asked for.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Prints one table: a line for uiw, raw TCP and siw in each row, medians and quartiles of the rounds, and how many times as good
+uiw is, round by round (above 1.00 it is ahead). The guest is emulated in software, so figures are small and noisy: only ratios
+say something. CRC is off at both, as the stock driver has it; with --crc it is on at both, with the driver's lab variant.
+In round trips each end has a processor of its own.
+Needs what `cargo xtask interop siw` needs, and downloads as much the first time.
+Exit codes: 0 every row was measured, whoever is ahead; 1 a run failed; 2 no such row; 77 this machine lacks something, which is named.")]
+pub(crate) struct Options {
+    /// Only rows whose name contains this
+    #[arg(long, value_name = "SUBSTR")]
+    only: Option<String>,
+    /// Rounds of each row
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..))]
+    rounds: u8,
+    /// CRC at both
+    #[arg(long)]
+    crc: bool,
+    /// A Markdown table
+    #[arg(long)]
+    markdown: bool,
+    /// One JSON object a line of the table
+    #[arg(long, conflicts_with = "markdown")]
+    json: bool,
+    /// Print the names of the rows
+    #[arg(long)]
+    list: bool,
+}
+
+/// Seconds of one run of siw: those of a slice of `uiw perf --compare`.
+const SECONDS: &str = "0.2";
+/// The longest that one run may take in the emulated guest.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Tries of a run: siw loses a connection at times.
+const TRIES: usize = 3;
+
+/// What is measured.
+struct Case {
+    op: &'static str,
+    size: u32,
+    /// Messages under way.
+    depth: u32,
+    latency: bool,
+}
+
+const fn stream(op: &'static str, size: u32, depth: u32) -> Case {
+    Case { op, size, depth, latency: false }
+}
+
+const fn ping_pong(op: &'static str) -> Case {
+    Case { op, size: 64, depth: 1, latency: true }
+}
+
+/// Depths are those that `uiw perf` takes by itself.
+const CASES: &[Case] = &[
+    stream("write", 64, 128),
+    stream("write", 4096, 128),
+    stream("write", 65536, 16),
+    stream("write", 1 << 20, 2),
+    stream("read", 64, 128),
+    stream("read", 4096, 128),
+    stream("read", 65536, 64),
+    stream("read", 1 << 20, 4),
+    stream("send", 64, 128),
+    stream("send", 4096, 128),
+    stream("send", 65536, 16),
+    stream("send", 1 << 20, 2),
+    ping_pong("write"),
+    ping_pong("read"),
+    ping_pong("send"),
+];
+
+impl Case {
+    fn name(&self) -> String {
+        format!("{} {}{}", self.op, self.size, if self.latency { ", round trip" } else { "" })
+    }
+
+    fn kind(&self) -> Kind {
+        if self.latency { Kind::RoundTrip } else { Kind::Throughput }
+    }
+}
+
+/// Runs the rows.
+pub(crate) fn run(options: &Options) -> ExitCode {
+    let wanted = |case: &&Case| options.only.as_ref().is_none_or(|only| case.name().contains(only));
+    let cases: Vec<_> = CASES.iter().filter(wanted).collect();
+    if options.list {
+        cases.iter().for_each(|case| println!("{}", case.name()));
+        return ExitCode::SUCCESS;
+    }
+    if cases.is_empty() {
+        eprintln!("xtask: no row has this in its name; see `cargo xtask bench siw --list`");
+        return ExitCode::from(2);
+    }
+    process::on_interrupt(rig::sweep);
+    match measure(options, &cases) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(Error::Missing(what)) => {
+            eprintln!("xtask: this machine lacks {what}");
+            ExitCode::from(77)
+        }
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// False when a row could not be measured.
+fn measure(options: &Options, cases: &[&Case]) -> Result<bool> {
+    let uiw = matrix::build_uiw("release")?;
+    let rig = Rig::boot_with(&uiw)?;
+    let mut guest = Both { bench: Bench::new(rig, uiw), crc: options.crc };
+    guest.ready()?;
+    let kernel = guest.bench.guest().must("uname -r")?;
+    let format = Format::of(options.markdown, options.json);
+    format.head(&format!(
+        "In a guest under software emulation (QEMU TCG, Nehalem, 2 processors; Linux {}), loopback, siw {}, CRC {}; {} rounds of \
+         {SECONDS} s.",
+        kernel.trim(),
+        if options.crc { "with its constants as parameters" } else { "as it is" },
+        if options.crc { "on" } else { "off" },
+        options.rounds
+    ));
+    let mut fine = true;
+    for case in cases {
+        let rounds: Result<Vec<_>> = (0..options.rounds).map(|number| guest.round(case, number)).collect();
+        match rounds {
+            Ok(rounds) => {
+                Row { name: case.name(), kind: case.kind(), size: case.size, rounds }.print(format);
+            }
+            Err(error) => {
+                eprintln!("xtask: {}: {error}", case.name());
+                fine = false;
+            }
+        }
+    }
+    Ok(fine)
+}
+
+/// The guest with both in it.
+struct Both {
+    bench: Bench,
+    crc: bool,
+}
+
+impl Both {
+    /// A guest with the driver; another one if there is none.
+    fn ready(&mut self) -> Result<()> {
+        self.bench.apply(&Setting::USUAL)?;
+        if self.crc { self.bench.lab(&[("mpa_crc_required", "1")]) } else { Ok(()) }
+    }
+
+    fn round(&mut self, case: &Case, number: u8) -> Result<Vec<Measured>> {
+        let (siw, slice) = if number.is_multiple_of(2) {
+            let siw = self.siw(case)?;
+            (siw, self.uiw(case)?)
+        } else {
+            let slice = self.uiw(case)?;
+            (self.siw(case)?, slice)
+        };
+        let mut all = slice.measured();
+        all.push(Measured { who: "siw", value: siw, ours: slice.ours() });
+        Ok(all)
+    }
+
+    /// `uiw perf` and raw TCP.
+    fn uiw(&self, case: &Case) -> Result<Slice> {
+        let Case { op, size, depth, latency } = case;
+        let spin = if *size < 4096 { "--spin " } else { "" };
+        let how = if *latency { "--latency".to_owned() } else { format!("{spin}--depth {depth}") };
+        let crc = if self.crc { "on" } else { "off" };
+        let own = self.bench.guest_own(Family::V4)?;
+        let [client, server] = pins(case);
+        let command = format!("{server}uiw perf serve --listen {own}:{SPARE}");
+        let server = self.bench.serve_guest(&command, SPARE, PATIENCE)?;
+        let script = format!(
+            "{client}uiw perf --compare --slices 1 --json --crc {crc} --op {op} --size {size} {how} {own}:{SPARE} 2>&1"
+        );
+        let output = self.bench.guest().run(&script, PATIENCE)?;
+        let _ = server.kill();
+        let slice = Slice::read(&output.out, *size).filter(|slice| slice.kind == case.kind());
+        slice.ok_or_else(|| Error::Failed(format!("uiw perf in the guest: {}", output.last_line())))
+    }
+
+    /// Messages a second, or microseconds of a round trip, on siw.
+    fn siw(&mut self, case: &Case) -> Result<f64> {
+        let mut why = None;
+        for _ in 0..TRIES {
+            match self.try_siw(case) {
+                Ok(figure) => return Ok(figure),
+                Err(Error::Failed(error)) => {
+                    why = Some(error);
+                    self.bench.renew();
+                    self.ready()?;
+                }
+                Err(missing) => return Err(missing),
+            }
+        }
+        Err(Error::Failed(format!("siwbench, {TRIES} times: {}", why.unwrap_or_default())))
+    }
+
+    fn try_siw(&self, case: &Case) -> Result<f64> {
+        let Case { op, size, depth, latency } = case;
+        let own = self.bench.guest_own(Family::V4)?;
+        let [client, server] = pins(case);
+        let command = format!("{server}siwbench serve {own} {SPARE}");
+        let server = self.bench.serve_guest(&command, SPARE, PATIENCE)?;
+        let how = if *latency { "lat" } else { "bw" };
+        let script = format!("{client}siwbench run {own} {SPARE} {op} {size} {depth} {how} {SECONDS} 2>&1");
+        let output = self.bench.guest().run(&script, PATIENCE)?;
+        let Some(figure) = figure(&output.out).filter(|_| output.is_ok()) else {
+            let server = server.kill();
+            return Err(Error::Failed(format!("{}; its server: {}", output.last_line(), server.last_line())));
+        };
+        let server = server.finish();
+        if server.is_ok() {
+            return Ok(figure);
+        }
+        Err(Error::Failed(format!("the server: {}", server.last_line())))
+    }
+}
+
+/// What stands before the commands of client and server: in a ping-pong each has a processor of its own.
+fn pins(case: &Case) -> [&'static str; 2] {
+    if case.latency { ["taskset -c 0 ", "taskset -c 1 "] } else { ["", ""] }
+}
+
+/// What `siwbench run` says: the median round trip, or messages a second.
+fn figure(said: &str) -> Option<f64> {
+    let value: Value = said.lines().find_map(|line| serde_json::from_str(line).ok())?;
+    let rate = || Some(value["messages"].as_f64()? / value["seconds"].as_f64()?);
+    value["p50_us"].as_f64().or_else(rate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn siwbench_is_understood() {
+        let rounds = "{\"rounds\": 1234, \"p50_us\": 81.25, \"avg_us\": 90.10, \"p99_us\": 400.00}\n";
+        assert_eq!(figure(rounds), Some(81.25));
+        assert_eq!(figure("{\"messages\": 500, \"seconds\": 0.250000}\n"), Some(2000.0));
+        assert_eq!(figure("error: completion: Work Request Flushed Error\n"), None);
+    }
+
+    #[test]
+    fn names_tell_rows_apart() {
+        let mut names: Vec<_> = CASES.iter().map(Case::name).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), CASES.len());
+    }
+}
