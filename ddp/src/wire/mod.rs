@@ -183,7 +183,7 @@ mod tests {
     fn what_is_the_ulps_passes_unchanged() {
         for octet in 0..=255u8 {
             for last in [false, true] {
-                let (word, rsvd_ulp) = (u32::from(octet) * 0x0101_0101 ^ 0x00FF_5A00, octet);
+                let (word, rsvd_ulp) = ((u32::from(octet) * 0x0101_0101) ^ 0x00FF_5A00, octet);
                 let tagged = Header::Tagged(Tagged { last, rsvd_ulp, stag: STag(word), to: 5 });
                 let untagged =
                     Header::Untagged(Untagged { last, rsvd_ulp, rsvd_ulp32: word, qn: 3, msn: 4, mo: 5 });
