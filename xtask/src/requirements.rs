@@ -113,8 +113,10 @@ impl Trace {
     /// What is wrong, given the tests that passed: how often each name, in whatever binary.
     pub(crate) fn judge(&self, passed: &BTreeMap<String, u64>) -> Vec<String> {
         let mut of_a_name: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        for (name, place) in self.claims.iter().map(|claim| (&claim.test, &claim.place)) {
-            of_a_name.entry(name).or_default().insert(place);
+        for claim in &self.claims {
+            // A test's tags may stand on several lines: its file is what tells it from another of the same name.
+            let file = claim.place.rsplit_once(':').map_or(claim.place.as_str(), |(file, _)| file);
+            of_a_name.entry(&claim.test).or_default().insert(file);
         }
         // Tests of one name in several binaries count only if all of them passed.
         let counts = |claim: &Claim| {
@@ -226,6 +228,13 @@ mod tests {
         assert_eq!(trace.judge(&passed(&[("one", 1), ("two", 2)])), ["no test proves A-1: shall"]);
         let missing = trace.judge(&passed(&[("m::one", 1), ("two", 1)]));
         assert_eq!(missing, ["no test proves A-4: needs"], "one of two tests of that name failed");
+    }
+
+    #[test]
+    fn tags_of_one_test_may_stand_on_several_lines() {
+        let trace =
+            trace(&[("A-1", "m::one", "a.rs:1"), ("A-4", "m::one", "a.rs:2"), ("A-2", "m::one", "a.rs:2")]);
+        assert_eq!(trace.judge(&BTreeMap::from([("m::one".to_owned(), 1)])), [""; 0]);
     }
 
     #[test]

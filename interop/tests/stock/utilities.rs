@@ -157,7 +157,7 @@ fn the_other_end_calls_where_one_direction_is_walled_off() {
         let walled = |command| if server_calls { network.client(command) } else { network.server(command) };
         let mut wall = Command::new(&nft);
         wall.arg(format!(
-            "table inet wall {{ chain input {{ type filter hook input priority 0; tcp dport {}-{} counter drop; }} }}",
+            "table inet wall {{\n chain input {{\n type filter hook input priority 0;\n tcp dport {}-{} counter drop\n }}\n}}\n",
             high.0, high.1
         ));
         let built = walled(wall).output().unwrap();
