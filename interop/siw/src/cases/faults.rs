@@ -125,7 +125,9 @@ fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Faul
     let output = converse(bench, setting, direction, &["send:64", &order], PATIENCE)?;
     let ended =
         output.out.lines().find(|line| line.starts_with("ended")).unwrap_or(output.last_line()).to_owned();
-    if !complete(&output.out) {
+    // siw never completes a receive that its program posts when the stream has just ended (QUIRKS.md).
+    let lost = if direction == Direction::Theirs { 1 } else { 0 };
+    if undone(&output.out).is_none_or(|undone| undone > lost) {
         return Ok(Verdict::Fail(format!("not everything was completed: {}", last(&output.out))));
     }
     Ok(match direction {
@@ -152,11 +154,16 @@ fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Faul
 
 /// Whether as many requests and receives were done as were posted.
 pub(super) fn complete(text: &str) -> bool {
-    let Some(line) = text.lines().rfind(|line| line.contains("requests and receives done")) else {
-        return false;
-    };
+    undone(text) == Some(0)
+}
+
+/// Requests and receives that were posted and not done, as the last line that counts them says.
+fn undone(text: &str) -> Option<u64> {
+    let line = text.lines().rfind(|line| line.contains("requests and receives done"))?;
     let words: Vec<&str> = line.split_whitespace().collect();
-    words.windows(3).any(|words| words[1] == "of" && words[0] == words[2] && words[0].parse::<u64>().is_ok())
+    let of = words.iter().position(|word| *word == "of")?;
+    let number = |at: usize| words.get(at)?.parse::<u64>().ok();
+    number(of + 1)?.checked_sub(number(of.checked_sub(1)?)?)
 }
 
 fn last(text: &str) -> String {
