@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ddp::STag;
 
-use super::Table;
+use super::{Slot, Table};
 use crate::{LocalError, PdId, Pinned, Region, RemoteError, Right, StreamId};
 
 /// What one stream's last look-ups found. An STag names a region only as long as that lives, so a live region with the right
@@ -72,23 +72,8 @@ impl Drop for Kept {
 }
 
 impl Table {
-    /// As [`Table::remote`], pinned at once; a stream that names the same STag again and again is spared the look-up.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
-    pub fn pin_remote<'a>(
-        &self,
-        recent: &'a mut Recent,
-        stag: STag,
-        by: (StreamId, PdId),
-        range: (u64, u32),
-        right: Right,
-    ) -> Result<Pinned<'a>, RemoteError> {
-        let (region, offset) = self.recent_remote(&mut recent.remote, stag, by, range, right)?;
-        Pinned::new(region, offset, range.1 as usize).ok_or(RemoteError::InvalidStag { stag })
-    }
-
-    /// As [`Table::pin_remote`]; the region stays pinned until `recent` lets go.
+    /// As [`Table::remote`], pinned at once until `recent` lets go; a stream that names the same STag again and again is spared
+    /// the look-up and the pin.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -96,47 +81,18 @@ impl Table {
         &self,
         recent: &'a mut Recent,
         stag: STag,
-        by: (StreamId, PdId),
-        range: (u64, u32),
-        right: Right,
-    ) -> Result<Pinned<'a>, RemoteError> {
-        let (_, offset) = self.recent_remote(&mut recent.remote, stag, by, range, right)?;
-        recent.remote.hold(offset, range.1 as usize).ok_or(RemoteError::InvalidStag { stag })
-    }
-
-    fn recent_remote<'a>(
-        &self,
-        kept: &'a mut Kept,
-        stag: STag,
         (stream, pd): (StreamId, PdId),
         (to, len): (u64, u32),
         right: Right,
-    ) -> Result<(&'a Arc<Region>, usize), RemoteError> {
-        let look_up = || {
-            self.shard(stag).0.read().get(&stag.index()).and_then(|slot| slot.named_by_peer(stag)).cloned()
-        };
-        let region = kept.find(stag, look_up).ok_or(RemoteError::InvalidStag { stag })?;
+    ) -> Result<Pinned<'a>, RemoteError> {
+        let invalid = RemoteError::InvalidStag { stag };
+        let region = recent.remote.find(stag, || self.find(stag, Slot::named_by_peer)).ok_or(invalid)?;
         let offset = region.check_remote(stream, pd, to, len, right)?;
-        Ok((region, offset))
+        recent.remote.hold(offset, len as usize).ok_or(invalid)
     }
 
-    /// As [`Table::local`], pinned at once; elements that name the same key again and again are spared the look-up.
-    ///
-    /// # Errors
-    /// [`LocalError`].
-    pub fn pin_local<'a>(
-        &self,
-        recent: &'a mut Recent,
-        lkey: u32,
-        pd: PdId,
-        range: (u64, u32),
-        write: bool,
-    ) -> Result<Pinned<'a>, LocalError> {
-        let (region, offset) = self.recent_local(&mut recent.local, lkey, pd, range, write)?;
-        Pinned::new(region, offset, range.1 as usize).ok_or(LocalError::InvalidLkey { lkey })
-    }
-
-    /// As [`Table::pin_local`]; the region stays pinned until `recent` lets go.
+    /// As [`Table::local`], pinned at once until `recent` lets go; elements that name the same key again and again are spared the
+    /// look-up and the pin.
     ///
     /// # Errors
     /// [`LocalError`].
@@ -145,26 +101,16 @@ impl Table {
         recent: &'a mut Recent,
         lkey: u32,
         pd: PdId,
-        range: (u64, u32),
-        write: bool,
-    ) -> Result<Pinned<'a>, LocalError> {
-        let (_, offset) = self.recent_local(&mut recent.local, lkey, pd, range, write)?;
-        recent.local.hold(offset, range.1 as usize).ok_or(LocalError::InvalidLkey { lkey })
-    }
-
-    fn recent_local<'a>(
-        &self,
-        kept: &'a mut Kept,
-        lkey: u32,
-        pd: PdId,
         (addr, len): (u64, u32),
         write: bool,
-    ) -> Result<(&'a Arc<Region>, usize), LocalError> {
-        let stag = STag(lkey);
-        let look_up =
-            || self.shard(stag).0.read().get(&stag.index()).and_then(|slot| slot.named_by_us(stag)).cloned();
-        let region = kept.find(stag, look_up).ok_or(LocalError::InvalidLkey { lkey })?;
+    ) -> Result<Pinned<'a>, LocalError> {
+        let (stag, invalid) = (STag(lkey), LocalError::InvalidLkey { lkey });
+        let region = recent.local.find(stag, || self.find(stag, Slot::named_by_us)).ok_or(invalid)?;
         let offset = region.check_local(pd, addr, len, write)?;
-        Ok((region, offset))
+        recent.local.hold(offset, len as usize).ok_or(invalid)
+    }
+
+    fn find(&self, stag: STag, named: fn(&Slot, STag) -> Option<&Arc<Region>>) -> Option<Arc<Region>> {
+        self.shard(stag).0.read().get(&stag.index()).and_then(|slot| named(slot, stag)).cloned()
     }
 }

@@ -5,6 +5,7 @@
 //! every layer; nothing else does.
 
 mod acks;
+mod answers;
 mod conn;
 mod handle;
 mod in_place;

@@ -391,14 +391,14 @@ impl Conn {
                 let range =
                     (piece.addr.wrapping_add(u64::from(*sge_offset)), left.min(piece.length - *sge_offset));
                 let failed = Down::Local { seq: Some(*seq), status: WcStatus::LocalProtection };
-                table.pin_local(&mut self.recent, piece.lkey, pd, range, false).map_err(|_| failed)?
+                table.hold_local(&mut self.recent, piece.lkey, pd, range, false).map_err(|_| failed)?
             }
             Source::Owed { request, .. } if left > 0 && qp.access().contains(Access::REMOTE_READ) => {
                 let range = (request.source_to.wrapping_add(u64::from(message.offset)), left);
                 let stag = request.source_stag;
                 let from = (self.stream_id, pd);
                 // What is wrong with part of it is found, and said, with the segment that meets it.
-                let Ok(pin) = table.pin_remote(&mut self.recent, stag, from, range, Right::Read) else {
+                let Ok(pin) = table.hold_remote(&mut self.recent, stag, from, range, Right::Read) else {
                     return Ok(false);
                 };
                 pin
@@ -440,6 +440,7 @@ impl Conn {
         self.tx.unsigned.sign(&self.tx.fpdu, &mut self.out.staging);
         let whole = pin.len();
         drop(pin);
+        self.recent.let_go();
         if let Source::Request { sge, sge_offset, .. } = &mut message.source {
             if done == whole && message.offset < message.total {
                 (*sge, *sge_offset) = (*sge + 1, 0);

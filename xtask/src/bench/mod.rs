@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: measurements beside their bars.
 
+mod cases;
 mod connects;
 mod figures;
 mod hostile;

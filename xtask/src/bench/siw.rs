@@ -4,7 +4,8 @@
 //! guest, over its loopback. Every round has one run of siw and one slice of `uiw perf --compare`, which brings raw TCP along; who
 //! begins changes with every round, and only ratios within a round count.
 
-use super::figures::{Format, Kind, Measured, Row, Slice};
+use super::cases::{Case, Pick, ping_pong};
+use super::figures::{Measured, Row, Slice};
 use crate::process;
 use serde_json::Value;
 use siw_rig::bench::Bench;
@@ -25,24 +26,14 @@ In round trips each end has a processor of its own.
 Needs what `cargo xtask interop siw` needs, and downloads as much the first time.
 Exit codes: 0 every row was measured, whoever is ahead; 1 a run failed; 2 no such row; 77 this machine lacks something, which is named.")]
 pub(crate) struct Options {
-    /// Only rows whose name contains this
-    #[arg(long, value_name = "SUBSTR")]
-    only: Option<String>,
+    #[command(flatten)]
+    pick: Pick,
     /// Rounds of each row
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..))]
     rounds: u8,
     /// CRC at both
     #[arg(long)]
     crc: bool,
-    /// A Markdown table
-    #[arg(long)]
-    markdown: bool,
-    /// One JSON object a line of the table
-    #[arg(long, conflicts_with = "markdown")]
-    json: bool,
-    /// Print the names of the rows
-    #[arg(long)]
-    list: bool,
 }
 
 /// Seconds of one run of siw: those of a slice of `uiw perf --compare`.
@@ -52,64 +43,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Tries of a run: siw loses a connection at times.
 const TRIES: usize = 3;
 
-/// What is measured.
-struct Case {
-    op: &'static str,
-    size: u32,
-    /// Messages under way.
-    depth: u32,
-    latency: bool,
-}
-
-const fn stream(op: &'static str, size: u32, depth: u32) -> Case {
-    Case { op, size, depth, latency: false }
-}
-
-const fn ping_pong(op: &'static str) -> Case {
-    Case { op, size: 64, depth: 1, latency: true }
-}
-
-/// Depths are those that `uiw perf` takes by itself.
-const CASES: &[Case] = &[
-    stream("write", 64, 128),
-    stream("write", 4096, 128),
-    stream("write", 65536, 16),
-    stream("write", 1 << 20, 2),
-    stream("read", 64, 128),
-    stream("read", 4096, 128),
-    stream("read", 65536, 64),
-    stream("read", 1 << 20, 4),
-    stream("send", 64, 128),
-    stream("send", 4096, 128),
-    stream("send", 65536, 16),
-    stream("send", 1 << 20, 2),
-    ping_pong("write"),
-    ping_pong("read"),
-    ping_pong("send"),
-];
-
-impl Case {
-    fn name(&self) -> String {
-        format!("{} {}{}", self.op, self.size, if self.latency { ", round trip" } else { "" })
-    }
-
-    fn kind(&self) -> Kind {
-        if self.latency { Kind::RoundTrip } else { Kind::Throughput }
-    }
-}
+/// Round trips behind the streams.
+const ROUND_TRIPS: [Case; 3] = [ping_pong("write", 64), ping_pong("read", 64), ping_pong("send", 64)];
 
 /// Runs the rows.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let wanted = |case: &&Case| options.only.as_ref().is_none_or(|only| case.name().contains(only));
-    let cases: Vec<_> = CASES.iter().filter(wanted).collect();
-    if options.list {
-        cases.iter().for_each(|case| println!("{}", case.name()));
-        return ExitCode::SUCCESS;
-    }
-    if cases.is_empty() {
-        eprintln!("xtask: no row has this in its name; see `cargo xtask bench siw --list`");
-        return ExitCode::from(2);
-    }
+    let cases = match options.pick.cases("siw", &ROUND_TRIPS) {
+        Ok(cases) => cases,
+        Err(code) => return code,
+    };
     process::on_interrupt(rig::sweep);
     match measure(options, &cases) {
         Ok(true) => ExitCode::SUCCESS,
@@ -126,13 +68,13 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 }
 
 /// False when a row could not be measured.
-fn measure(options: &Options, cases: &[&Case]) -> Result<bool> {
+fn measure(options: &Options, cases: &[Case]) -> Result<bool> {
     let uiw = matrix::build_uiw("release")?;
     let rig = Rig::boot_with(&uiw)?;
     let mut guest = Both { bench: Bench::new(rig, uiw), crc: options.crc };
     guest.ready()?;
     let kernel = guest.bench.guest().must("uname -r")?;
-    let format = Format::of(options.markdown, options.json);
+    let format = options.pick.format();
     format.head(&format!(
         "In a guest under software emulation (QEMU TCG, Nehalem, 2 processors; Linux {}), loopback, siw {}, CRC {}; {} rounds of \
          {SECONDS} s.",
@@ -262,13 +204,5 @@ mod tests {
         assert_eq!(figure(rounds), Some(81.25));
         assert_eq!(figure("{\"messages\": 500, \"seconds\": 0.250000}\n"), Some(2000.0));
         assert_eq!(figure("error: completion: Work Request Flushed Error\n"), None);
-    }
-
-    #[test]
-    fn names_tell_rows_apart() {
-        let mut names: Vec<_> = CASES.iter().map(Case::name).collect();
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), CASES.len());
     }
 }

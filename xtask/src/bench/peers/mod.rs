@@ -7,7 +7,8 @@
 mod fabric;
 mod ucx;
 
-use super::figures::{Format, Kind, Measured, Row, Slice};
+use super::cases::{Case, Pick, ping_pong};
+use super::figures::{Kind, Measured, Row, Slice};
 use crate::packages;
 use interop::stock::{free_port, listens};
 use siw_rig::shell::{self, Process};
@@ -27,21 +28,11 @@ by one that sleeps; ucx_perftest and fi_pingpong always poll. In round trips eac
 Missing programs are installed by apt-get where this machine lets us; otherwise a line names the package and the rest is measured.
 Exit codes: 0 everything was measured, whoever is ahead; 1 a run failed; 2 no such row; 77 a peer's program is missing.")]
 pub(crate) struct Options {
-    /// Only rows whose name contains this
-    #[arg(long, value_name = "SUBSTR")]
-    only: Option<String>,
+    #[command(flatten)]
+    pick: Pick,
     /// Rounds of each row
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u8).range(1..))]
     rounds: u8,
-    /// A Markdown table
-    #[arg(long)]
-    markdown: bool,
-    /// One JSON object a line of the table
-    #[arg(long, conflicts_with = "markdown")]
-    json: bool,
-    /// Print the names of the rows
-    #[arg(long)]
-    list: bool,
 }
 
 /// The longest that one program may run.
@@ -51,37 +42,8 @@ const LISTENING: Duration = Duration::from_secs(10);
 /// How long a run of a peer should take, in seconds: a slice of `uiw perf --compare`.
 const RUN: f64 = 0.2;
 
-/// What is measured.
-struct Case {
-    op: &'static str,
-    size: u32,
-    /// Messages under way.
-    depth: u32,
-    latency: bool,
-}
-
-const fn stream(op: &'static str, size: u32, depth: u32) -> Case {
-    Case { op, size, depth, latency: false }
-}
-
-const fn ping_pong(op: &'static str, size: u32) -> Case {
-    Case { op, size, depth: 1, latency: true }
-}
-
-/// Depths are those that `uiw perf` takes by itself.
-const CASES: &[Case] = &[
-    stream("write", 64, 128),
-    stream("write", 4096, 128),
-    stream("write", 65536, 16),
-    stream("write", 1 << 20, 2),
-    stream("read", 64, 128),
-    stream("read", 4096, 128),
-    stream("read", 65536, 64),
-    stream("read", 1 << 20, 4),
-    stream("send", 64, 128),
-    stream("send", 4096, 128),
-    stream("send", 65536, 16),
-    stream("send", 1 << 20, 2),
+/// Round trips behind the streams.
+const ROUND_TRIPS: [Case; 6] = [
     ping_pong("write", 64),
     ping_pong("read", 64),
     ping_pong("send", 64),
@@ -89,16 +51,6 @@ const CASES: &[Case] = &[
     ping_pong("send", 65536),
     ping_pong("send", 1 << 20),
 ];
-
-impl Case {
-    fn name(&self) -> String {
-        format!("{} {}{}", self.op, self.size, if self.latency { ", round trip" } else { "" })
-    }
-
-    fn kind(&self) -> Kind {
-        if self.latency { Kind::RoundTrip } else { Kind::Throughput }
-    }
-}
 
 /// A program that could be picked instead.
 #[derive(Clone, Copy)]
@@ -164,16 +116,10 @@ impl Peer {
 
 /// Runs the rows.
 pub(crate) fn run(options: &Options) -> ExitCode {
-    let wanted = |case: &&Case| options.only.as_ref().is_none_or(|only| case.name().contains(only));
-    let cases: Vec<_> = CASES.iter().filter(wanted).collect();
-    if options.list {
-        cases.iter().for_each(|case| println!("{}", case.name()));
-        return ExitCode::SUCCESS;
-    }
-    if cases.is_empty() {
-        eprintln!("xtask: no row has this in its name; see `cargo xtask bench peers --list`");
-        return ExitCode::from(2);
-    }
+    let cases = match options.pick.cases("peers", &ROUND_TRIPS) {
+        Ok(cases) => cases,
+        Err(code) => return code,
+    };
     let absent = packages::provide(&PEERS.map(Peer::program));
     let is_here = |peer: &Peer| !absent.contains(&peer.program().0);
     let peers: Vec<Peer> = PEERS.into_iter().filter(is_here).collect();
@@ -193,8 +139,8 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 }
 
 /// False when a row could not be measured.
-fn measure(options: &Options, cases: &[&Case], bench: &Bench) -> bool {
-    let format = Format::of(options.markdown, options.json);
+fn measure(options: &Options, cases: &[Case], bench: &Bench) -> bool {
+    let format = options.pick.format();
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let cores = thread::available_parallelism().map_or(0, usize::from);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
