@@ -18,7 +18,7 @@ use crate::{Interest, Stream, StreamInfo, Token, no_octets};
 
 /// The kernel's segment size is asked for again with every so many questions: it changes with the path MTU, which is
 /// rare, and asking costs a system call.
-const EMSS_EVERY: u32 = 256;
+const EMSS_EVERY: u32 = 16;
 
 /// RFC 9293 3.7.1: what is assumed of an unknown path (IPv4).
 const EMSS_DEFAULT: usize = 536;

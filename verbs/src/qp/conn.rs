@@ -212,13 +212,13 @@ impl Conn {
         }
     }
 
-    /// RFC 5044 section 5: an FPDU should fit one TCP segment; our own peers agreed to larger ones.
-    pub(crate) fn choose_mulpdu(&mut self, markers: bool) {
-        let segment = mpa::mulpdu(self.stream.emss(), markers);
+    /// RFC 5044 section 5: an FPDU should fit one TCP segment; our own peers agreed to larger ones. The path may change at any
+    /// time: what is queued stays as it was cut, what is built next fits (RFC 5041 section 3).
+    pub(super) fn choose_mulpdu(&mut self, markers: bool) {
         let large = mpa::MAX_ULPDU;
         self.tx.mulpdu = match self.options.fpdu {
             FpduSize::Auto if self.peer.features().large_fpdu() => large,
-            FpduSize::Auto | FpduSize::Segment => segment,
+            FpduSize::Auto | FpduSize::Segment => mpa::mulpdu(self.stream.emss(), markers),
             FpduSize::Large => large,
             FpduSize::Fixed(size) => usize::from(size).clamp(mpa::MIN_MULPDU, large),
         };

@@ -255,6 +255,7 @@ impl Conn {
         if self.out.staging.capacity() == 0 {
             self.out.staging = env.pool.take();
         }
+        self.choose_mulpdu(self.tx.fpdu.markers());
         while self.out.waiting() < BATCH
             && self.out.pieces() < BATCH_PIECES
             && self.out.staging.len() < STAGING

@@ -267,12 +267,17 @@ fn a_read_or_atomic_completes_with_its_answer_and_not_before() {
     for (n, request) in asked.iter().enumerate() {
         if n % 2 == 0 {
             let request = request.read_request();
-            peer.fpdu(&tagged(Opcode::ReadResponse, request.sink_stag.0, request.sink_to, true, b"data"));
+            let (stag, to) = (request.sink_stag.0, request.sink_to);
+            peer.fpdu(&tagged(Opcode::ReadResponse, stag, to, false, b"dat"));
+            end.nothing_more();
+            peer.fpdu(&tagged(Opcode::ReadResponse, stag, to + 3, true, b"a"));
         } else {
             let request_id = AtomicRequest::parse(request.payload()).unwrap().request_id;
-            let answer = AtomicResponse { request_id, original: 77 };
+            let answer = AtomicResponse { request_id, original: 77 }.emit();
             let msn = n.div_ceil(2) as u32;
-            peer.fpdu(&untagged(Opcode::AtomicResponse, 3, msn, 0, true, 0, &answer.emit()));
+            peer.fpdu(&untagged(Opcode::AtomicResponse, 3, msn, 0, false, 0, &answer[..11]));
+            end.nothing_more();
+            peer.fpdu(&untagged(Opcode::AtomicResponse, 3, msn, 11, true, 0, &answer[11..]));
         }
         end.sent_ok(n as u64 + 1);
         end.nothing_more();
