@@ -66,7 +66,6 @@ impl FusedIterator for Segments {}
 mod tests {
     use super::*;
 
-    // [test:RFC5041-5.2-08] [test:RFC5040-5.1-09] [test:RFC5040-5.3-09]
     #[test]
     fn an_empty_message_is_one_last_segment() {
         let mut cut = segments(0, 1400);
@@ -75,9 +74,6 @@ mod tests {
         assert_eq!(cut.next(), None);
     }
 
-    // [test:RFC5041-4.1-03] [test:RFC5041-4.1-04] [test:RFC5041-4.1-05] [test:RFC5041-4.1-06]
-    // [test:RFC5041-4.3-13] [test:RFC5041-5.2-01a] [test:RFC5041-5.2-01b] [test:RFC5041-5.2-03]
-    // [test:RFC5041-5.2-05] [test:RFC5041-5.3-03]
     #[test]
     fn segments_cover_the_message_in_order() {
         for total in 0..300 {
@@ -97,7 +93,6 @@ mod tests {
         }
     }
 
-    // [test:RFC5041-5.2-02]
     #[test]
     fn the_longest_message() {
         let cut = segments(u32::MAX, 64_750);

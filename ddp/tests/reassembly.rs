@@ -31,8 +31,7 @@ fn untagged(segment: &[u8]) -> (Untagged, &[u8]) {
 }
 
 proptest! {
-    // [test:RFC5041-5.2-03] [test:RFC5041-5.2-04] [test:RFC5041-5.2-05] [test:RFC5041-4.3-08] [test:RFC5041-4.3-10]
-    // [test:RFC5041-5.3-07] [test:RFC5041-5.4-01] [test:RFC5041-5.4-03]
+    // [test:RFC5041-4.3-08] [test:RFC5041-4.3-10] [test:RFC5041-5.3-07] [test:RFC5041-5.4-01] [test:RFC5041-5.4-03]
     #[test]
     fn untagged_messages(
         messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..400), 1..8),
@@ -83,7 +82,6 @@ proptest! {
     }
 
     /// TO of each segment is the first one's plus what came before; STag and RsvdULP are the same in all.
-    // [test:RFC5041-5.2-07] [test:RFC5041-4.2-04] [test:RFC5041-4.2-09a]
     #[test]
     fn tagged_messages(message in prop::collection::vec(any::<u8>(), 0..400), max_payload in 1..100u32, base in 0..u64::MAX - 400) {
         let mut buffer = vec![0; message.len()];

@@ -42,7 +42,7 @@ fn table() -> [(u8, Option<u32>, Inbound); 13] {
 }
 
 // [test:RFC5040-4.1-05] [test:RFC5040-4.1-12] [test:RFC5040-4.1-13] [test:RFC7306-4.1-04] [test:RFC5040-7.2-02]
-// [test:RFC5040-5.2.1-06] [test:RFC5040-5.3-07] [test:RFC7306-5.2-01] [test:RFC7306-5.2-02] [test:RFC7306-6.3-05]
+// [test:RFC5040-5.2.1-06] [test:RFC7306-5.2-01] [test:RFC7306-5.2-02]
 #[test]
 fn messages_belong_where_figure_4_has_them() {
     for (raw, home, inbound) in table() {
@@ -141,7 +141,7 @@ fn queues_that_are_not_there() {
     assert_eq!(admit(NONE, &untagged(0x43, 3, 0)), Err(RdmapError::InvalidQn { qn: 3 }));
 }
 
-// [test:RFC5040-5.4-05] [test:RFC5040-5.4-08]
+// [test:RFC5040-5.4-05]
 #[test]
 fn nothing_after_the_terminate() {
     let mut stream = StreamRx::new(ALL);

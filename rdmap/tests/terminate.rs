@@ -76,7 +76,7 @@ fn faults() -> Vec<(Fault, (u8, u8, u8))> {
 }
 
 // [test:RFC5040-4.8-03] [test:RFC5041-7.2-01] [test:RFC5040-5.3-15] [test:RFC7306-8.2-07] [test:RFC6581-9.1-09]
-// [test:RFC6581-9.2-11] [test:RFC6581-9.3-01] [test:RFC7306-5.2.1-08]
+// [test:RFC6581-9.2-11] [test:RFC7306-5.2.1-08] [test:RFC5044-8-08]
 #[test]
 fn every_fault_has_its_codes() {
     for (fault, codes) in faults() {
@@ -139,6 +139,7 @@ fn no_half_header_is_quoted() {
 }
 
 /// Every combination of M, D and R comes back as it was.
+// [test:RFC5040-4.8-07] [test:RFC5040-4.8-08] [test:RFC5040-4.8-10] [test:RFC5040-4.8-11]
 #[test]
 fn octets_and_back() {
     let headers = [None, HeaderCopy::new(SEND), HeaderCopy::new(WRITE)];
@@ -150,6 +151,10 @@ fn octets_and_back() {
                 let octets = terminate.emit();
                 assert_eq!(Terminate::parse(&octets), Ok(terminate));
                 assert_eq!(Terminate::parse_any(&octets), Ok((terminate, Origin::Rfc)));
+                let mut reserved = octets;
+                reserved[2] |= 0x1F;
+                reserved[3] = 0xFF;
+                assert_eq!(Terminate::parse(&reserved), Ok(terminate), "reserved bits are ignored");
             }
         }
     }

@@ -122,6 +122,8 @@ pub enum Error {
         peer: SocketAddr,
         /// Its private data.
         private_data: Vec<u8>,
+        /// IRD and ORD that it said, where it did: what it would have needed (RFC 6581 section 9.1).
+        peer_ird_ord: Option<(u16, u16)>,
         /// Whether we had asked for Markers: the Linux siw driver, for one, rejects that.
         markers_asked: bool,
     },

@@ -77,6 +77,8 @@ pub struct ConnInfo {
     pub peer: SocketAddr,
     /// What start-up agreed on.
     pub negotiated: Negotiated,
+    /// IRD and ORD as the peer said them in its Request or Reply, where it did (RFC 6581 section 9.1).
+    pub peer_ird_ord: Option<(u16, u16)>,
     /// The peer's private data.
     pub private_data: Vec<u8>,
 }

@@ -85,7 +85,7 @@ impl Conn {
             rtr_kinds: RtrKinds::NONE,
         };
         self.peer = Peer::itself();
-        let info = self.info(negotiated, Vec::new());
+        let info = self.info(negotiated, None, Vec::new());
         self.enter_rts(negotiated, env);
         self.cm.established(info, env.wakes);
         self.on_readable(env);
@@ -170,11 +170,16 @@ impl Conn {
     fn on_reply(&mut self, outcome: Outcome, env: &mut Env<'_>) {
         let peer = self.stream.peer_addr();
         match outcome {
-            Outcome::Rejected { private_data, markers_refused: markers_asked, .. } => {
-                self.give_up_startup(Error::Rejected { peer, private_data, markers_asked }, env);
+            Outcome::Rejected { enhanced, private_data, markers_refused: markers_asked, .. } => {
+                let peer_ird_ord = enhanced.map(|said| (said.ird, said.ord));
+                self.give_up_startup(
+                    Error::Rejected { peer, private_data, peer_ird_ord, markers_asked },
+                    env,
+                );
             }
-            Outcome::Accepted { negotiated, private_data, terminate, .. } => {
-                let info = self.info(negotiated, private_data);
+            Outcome::Accepted { negotiated, enhanced, private_data, terminate } => {
+                let said = enhanced.map(|said| (said.ird, said.ord));
+                let info = self.info(negotiated, said, private_data);
                 self.enter_rts(negotiated, env);
                 match terminate {
                     None => {
@@ -194,8 +199,14 @@ impl Conn {
         }
     }
 
-    fn info(&self, negotiated: Negotiated, private_data: Vec<u8>) -> ConnInfo {
-        ConnInfo { local: self.stream.local_addr(), peer: self.stream.peer_addr(), negotiated, private_data }
+    fn info(
+        &self,
+        negotiated: Negotiated,
+        peer_ird_ord: Option<(u16, u16)>,
+        private_data: Vec<u8>,
+    ) -> ConnInfo {
+        let (local, peer) = (self.stream.local_addr(), self.stream.peer_addr());
+        ConnInfo { local, peer, negotiated, peer_ird_ord, private_data }
     }
 
     fn enter_rts(&mut self, negotiated: Negotiated, env: &mut Env<'_>) {
@@ -238,7 +249,7 @@ impl Conn {
         let Phase::Decision(decision) = &self.phase else { return Err(Error::NotConnected) };
         let (responder, request) = &**decision;
         let (reply, negotiated) = responder.accept(request, &options.mpa(), private_data)?;
-        let info = self.info(negotiated, request.private_data().to_vec());
+        let info = self.info(negotiated, request.ird().zip(request.ord()), request.private_data().to_vec());
         self.options = Arc::clone(options);
         self.no_receive_timeout = options.no_receive_timeout;
         self.peer = Peer::new(false, options.recognition, 0);

@@ -95,8 +95,8 @@ impl Conn {
         Message::octets(header, &request.emit(), asker.request())
     }
 
-    /// The answer that is owed longest. Its credit is free as soon as it is under way: the peer cannot use the credit before
-    /// it has the answer.
+    /// The answer that is owed longest. Its credit is free as soon as its last segment is built: the peer cannot use the credit
+    /// before it has the answer.
     fn next_answer(&mut self, env: &Env<'_>) -> Result<Option<Message>, Down> {
         let Some(Owed { kind, segment: asked }) = self.reads.owed.pop_front() else { return Ok(None) };
         match kind {

@@ -130,8 +130,10 @@ impl ReadQueues {
         self.outstanding.push_back(Outstanding { asker, msn, kind, sges: Vec::new(), invalidate });
     }
 
-    pub(crate) fn may_owe(&self) -> bool {
-        self.owed.len() < usize::from(self.ird)
+    /// Whether another request may join: `under_way` answers of which the last segment is still to come count as well
+    /// (RFC 5040 section 6.1).
+    pub(crate) fn may_owe(&self, under_way: usize) -> bool {
+        self.owed.len() + under_way < usize::from(self.ird)
     }
 
     /// A tagged offset for the sink of the next Read: unlike those before, so that a stale answer matches nothing.

@@ -507,7 +507,7 @@ impl Conn {
             // Our half is closed; the peer learns from the FIN that no answer comes.
             return Ok(());
         }
-        if !self.reads.may_owe() {
+        if !self.reads.may_owe(usize::from(self.tx.is_answering())) {
             // More than the IRD that was agreed: queue 1 has no buffer for it (RFC 5041 section 7.1).
             let msn = self.rx.queues[1].expected_msn().wrapping_sub(1);
             return Err(self.fault(Fault::from(UntaggedError::NoBuffer { msn }), Some(segment)));

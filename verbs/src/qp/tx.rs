@@ -212,6 +212,11 @@ impl Tx {
         self.rtr = None;
     }
 
+    /// Whether a Read Response is half built.
+    pub(super) fn is_answering(&self) -> bool {
+        self.message.as_ref().is_some_and(|message| matches!(message.source, Source::Owed { .. }))
+    }
+
     fn is_idle(&self) -> bool {
         self.message.is_none()
             && self.greeting.is_none()

@@ -75,6 +75,21 @@ fn vector_end() -> End {
     end
 }
 
+/// RFC 5040 section 7.1: which headers of the FPDU `octets` its Terminate quotes.
+fn check_quoted(name: &str, told: &rdmap::Terminate, octets: &[u8]) {
+    let len = u16::from_be_bytes([octets[0], octets[1]]);
+    let ulpdu = &octets[2..2 + usize::from(len)];
+    let quoted = rdmap::HeaderCopy::new(ulpdu).filter(|_| told.layer < 2 && told.etype > 0);
+    assert_eq!((told.ddp_header, told.segment_len), (quoted, quoted.map(|_| len)), "{name}");
+    let is_read = ulpdu.len() == 46 && ulpdu[1] & 15 == Opcode::ReadRequest.raw();
+    let request = ulpdu.get(18..).filter(|_| is_read && (told.layer, told.etype) == (0, 1));
+    assert_eq!(
+        told.read_request,
+        request.and_then(|octets| rdmap::ReadRequest::parse(octets).ok()),
+        "{name}"
+    );
+}
+
 // [test:RFC5041-7.1-02] [test:RFC5041-7.1-08] [test:RFC5041-7.1-10] [test:RFC5041-7.1-14]
 // [test:RFC5041-7.1-15] [test:RFC5041-7.1-16] [test:RFC5041-7.1-17] [test:RFC5041-7.2-01]
 // [test:RFC5040-7.1-04] [test:RFC5040-7.1-05] [test:RFC5040-7.2-02] [test:RFC5040-7.2-03]
@@ -98,10 +113,11 @@ fn negative_vectors_behind_a_good_fpdu_are_terminated() {
         let mut peer = responder_opt(&end, &options);
         let octets = adapted(vector, &end, &mut peer);
         peer.raw(&octets);
-        let got = peer.next().map(|segment| {
-            let terminate = terminate_of(&segment);
-            (terminate.layer, terminate.etype, terminate.code)
-        });
+        let told = peer.next().map(|segment| terminate_of(&segment));
+        let got = told.map(|told| (told.layer, told.etype, told.code));
+        if let Some(told) = told {
+            check_quoted(name, &told, &octets);
+        }
         assert!(expectations(&vector["expect"]).contains(&got), "{name}: {got:?}");
         if got.is_some() {
             peer.expect_close();
@@ -111,6 +127,10 @@ fn negative_vectors_behind_a_good_fpdu_are_terminated() {
         assert_eq!(end.qp.state(), QpState::Err);
         if name != "send-no-buffer" {
             assert_eq!(end.received().wr_id, 1);
+        }
+        // A Send that names a wrong STag is placed: only behind its delivery does RDMAP look at the STag.
+        if !name.starts_with("send-inv") {
+            assert_eq!(peek(&end.mr, 0, 64), [0; 64], "{name}: memory was touched");
         }
         let event = end.async_event();
         assert!(
@@ -272,7 +292,6 @@ fn zero_length_region_gives_no_access() {
 }
 
 // [test:RFC5040-5.2.1-09] [test:RFC5040-5.2.1-13] [test:RFC5040-5.2.2-06] [test:RFC5040-6.1-02]
-// [test:RFC5040-6.1-05]
 #[test]
 fn reads_within_ird_are_answered_in_order_and_one_more_is_refused() {
     let end = End::new();
@@ -301,6 +320,30 @@ fn reads_within_ird_are_answered_in_order_and_one_more_is_refused() {
             let told = terminate_of(&segment);
             assert_eq!((told.layer, told.etype, told.code), (1, 2, 2));
             break;
+        }
+    }
+}
+
+/// None of the answers is out before the peer reads: one under way and three that wait are the four that were agreed on.
+// [test:RFC5040-6.1-02] [test:RFC5040-6.1-05]
+#[test]
+fn one_read_beyond_the_ird_is_refused() {
+    const LONG: usize = 32 << 20;
+    for count in [4, 5] {
+        let end = End::made(Make { memory: LONG, ..Make::default() });
+        let mut peer = responder(&end);
+        for _ in 0..count {
+            peer.read(end.mr.rkey(), end.mr.addr(), LONG as u32);
+            for _ in 0..20 {
+                end.device.pump();
+            }
+        }
+        if count == 5 {
+            let reason = end.ended().reason.unwrap();
+            assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (false, 1, 2, 2));
+        } else {
+            end.nothing_more();
+            assert_eq!(end.qp.state(), QpState::Rts);
         }
     }
 }
@@ -630,8 +673,8 @@ fn fin_with_reads_owed_gets_the_answers() {
 
 /// A long message is on its way when the peer, which has stopped reading, breaks a rule: the FPDU that is half on the wire
 /// is finished, then the Terminate follows in the same framing.
-// [test:RFC5040-5.4-02] [test:RFC5040-5.4-03] [test:RFC5040-5.4-08] [test:RFC5040-6.2.1-04]
-// [test:RFC5040-6.1-01]
+// [test:RFC5040-5.4-02] [test:RFC5040-5.4-03] [test:RFC5040-5.4-08] [test:RFC5040-6.2.1-04] [test:RFC5040-6.1-01]
+// [test:RFC5040-5.4-01] [test:RFC5040-4.1-13]
 #[test]
 fn terminate_behind_a_message_in_flight_keeps_the_framing() {
     let private = Access::LOCAL_WRITE;
@@ -816,7 +859,7 @@ fn ird_of_zero_takes_no_reads() {
     peer.expect_terminate(1, 2, 2);
 }
 
-// [test:RFC5041-7.1-19]
+// [test:RFC5041-7.1-19] [test:RFC5040-5.4-05]
 #[test]
 fn second_terminate_and_octets_behind_it_are_ignored() {
     let end = End::new();

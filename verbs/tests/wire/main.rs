@@ -9,6 +9,7 @@ mod migrate;
 mod peer;
 mod progress;
 mod requirements;
+mod segmentation;
 mod semantics;
 mod smoke;
 mod startup;

@@ -264,6 +264,7 @@ pub(crate) fn terminate_of(segment: &Segment) -> Terminate {
     assert_eq!(segment.opcode(), Opcode::Terminate, "{segment:?}");
     let header = segment.untagged();
     assert_eq!((header.qn, header.msn, header.mo, header.last), (2, 1, 0, true));
+    assert_eq!((header.rsvd_ulp, header.rsvd_ulp32), (0x47, 0));
     Terminate::parse(segment.payload()).unwrap()
 }
 

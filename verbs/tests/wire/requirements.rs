@@ -60,7 +60,10 @@ fn check_untagged(segments: &[Segment], (opcode, qn, msn, word): (Opcode, u32, u
 // [test:RFC5041-4.2-10] [test:RFC5041-4.3-02] [test:RFC5041-4.3-04] [test:RFC5041-4.3-06a] [test:RFC5041-4.3-06b]
 // [test:RFC5041-4.3-07] [test:RFC5041-4.3-11] [test:RFC5041-4.3-12] [test:RFC5041-4.4-01] [test:RFC5041-5.2-06]
 // [test:RFC5041-5.3-01] [test:RFC5041-5.3-02] [test:RFC7306-5.2.1-03] [test:RFC7306-5.2.1-04] [test:RFC7306-5.2.1-09]
-// [test:RFC7306-5.2.1-10] [test:RFC7306-5.2.1-11] [test:RFC7306-6.3-02] [test:RFC7306-6.3-07]
+// [test:RFC7306-5.2.1-10] [test:RFC7306-5.2.1-11] [test:RFC7306-6.3-02] [test:RFC7306-6.3-07] [test:RFC5041-4.2-04]
+// [test:RFC5041-4.2-09a] [test:RFC5041-4.3-08] [test:RFC5040-5.1-01] [test:RFC5040-5.2.1-01] [test:RFC5040-5.2.1-07]
+// [test:RFC5040-5.3-01] [test:RFC5040-5.3-07] [test:RFC7306-5.2-01] [test:RFC7306-6.3-01] [test:RFC7306-6.3-05]
+// [test:RFC5040-4.1-13] [test:RFC7306-4.1-04] [test:RFC5040-5.5-09]
 #[test]
 fn every_request_is_one_message_in_its_turn() {
     let end = End::new();
@@ -84,6 +87,8 @@ fn every_request_is_one_message_in_its_turn() {
     ] {
         end.op(id, op, 0, len);
     }
+    let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
+    end.post(10, SendOp::WriteImm { remote: two, imm: 0x11 }, &[end.sge(0, 20)], flags).unwrap();
     check_tagged(&message(&mut peer), one.rkey, one.addr, &data);
     check_untagged(&message(&mut peer), (Opcode::Send, 0, 1, 0), &data[..1000]);
     check_tagged(&message(&mut peer), two.rkey, two.addr, &data[..900]);
@@ -108,10 +113,13 @@ fn every_request_is_one_message_in_its_turn() {
     let request = AtomicRequest::parse(asked[0].payload()).unwrap();
     check_untagged(&asked, (Opcode::AtomicRequest, 1, 4, 0), &request.emit());
     assert_eq!((request.compare, request.compare_mask, request.data, request.mask), (2, 3, 4, 5));
+    check_tagged(&message(&mut peer), two.rkey, two.addr, &data[..20]);
+    check_untagged(&message(&mut peer), (Opcode::ImmediateSe, 0, 5, 0), &[0, 0, 0, 0x11, 0, 0, 0, 0]);
 }
 
 // [test:RFC5040-5.1-03] [test:RFC5040-5.3-03] [test:RFC5040-5.5-05] [test:RFC5040-5.5-12] [test:RFC5041-4.1-08]
 // [test:RFC5041-4.1-09] [test:RFC5041-5.4-04] [test:RFC5041-5.4-05] [test:RFC7306-6.3-03] [test:RFC7306-6.3-04]
+// [test:RFC5041-5.2-04]
 #[test]
 fn messages_are_delivered_whole_once_and_in_order() {
     let end = End::new();
@@ -144,10 +152,11 @@ fn messages_are_delivered_whole_once_and_in_order() {
 }
 
 // [test:RFC5040-4.4-02] [test:RFC5040-5.2-01] [test:RFC5040-5.2.1-03] [test:RFC5040-5.2.1-04] [test:RFC5040-5.2.1-05]
-// [test:RFC5040-5.2.2-02] [test:RFC5040-5.2.2-03] [test:RFC5040-5.2.2-08] [test:RFC5040-5.5-16a] [test:RFC7306-5.2.1-05]
-// [test:RFC7306-5.2.1-06] [test:RFC7306-5.2.1-07] [test:RFC7306-5.2.1-12] [test:RFC7306-5.2.1-13] [test:RFC7306-5.2.2-02]
-// [test:RFC7306-5.2.2-03] [test:RFC7306-5.2.2-04] [test:RFC7306-5.2.2-05] [test:RFC7306-5.2.2-08] [test:RFC7306-5.4-09]
-// [test:RFC7306-5.4-10]
+// [test:RFC5040-5.2.2-02] [test:RFC5040-5.2.2-03] [test:RFC5040-5.2.2-08] [test:RFC5040-5.5-16a]
+// [test:RFC7306-5.2.1-05] [test:RFC7306-5.2.1-06] [test:RFC7306-5.2.1-07] [test:RFC7306-5.2.1-12]
+// [test:RFC7306-5.2.1-13] [test:RFC7306-5.2.2-02] [test:RFC7306-5.2.2-03] [test:RFC7306-5.2.2-04]
+// [test:RFC7306-5.2.2-05] [test:RFC7306-5.2.2-08] [test:RFC7306-5.4-09] [test:RFC7306-5.4-10] [test:RFC5040-5.2.2-01]
+// [test:RFC7306-5.2-02]
 #[test]
 fn reads_and_atomics_are_answered_by_the_engine_each_once_in_their_order() {
     let end = End::new();
@@ -509,7 +518,7 @@ fn an_unaligned_atomic_is_told_to_both_ends_and_changes_nothing() {
 }
 
 /// What the negative vectors cannot say, as they are a stream's first octets: Markers that are wrong or missing later on.
-// [test:RFC5044-8-04] [test:RFC5044-8-05]
+// [test:RFC5044-8-04] [test:RFC5044-8-05] [test:RFC5044-8-12]
 #[test]
 fn markers_that_lie_behind_a_good_fpdu() {
     for missing in [false, true] {

@@ -444,7 +444,7 @@ fn responder_gives_up_on_a_missing_rtr() {
 
 // ---------------------------------------------------------------- initiator
 
-// [test:RFC5044-7.1.1-01] [test:RFC5044-7.1.1-14] [test:RFC6581-9.2-01] [test:RFC6581-9.2-02]
+// [test:RFC5044-7.1.1-01] [test:RFC5044-7.1.1-14] [test:RFC6581-9.2-01] [test:RFC6581-9.2-02] [test:RFC5044-4.4-04]
 #[test]
 fn requests_say_what_the_options_say() {
     let case = |options: ConnOptions, data: &[u8]| -> Frame {
@@ -635,6 +635,45 @@ fn initiator_scales_its_ord_down() {
     initiator_opt(&end, &options, |_| with(reply(2), enhanced(3, 8)));
     let attr = end.qp.query();
     assert_eq!((attr.ird, attr.ord), (8, 3));
+}
+
+/// Beside what was made of it, the application hears what the other end said, be it accepted or rejected.
+// [test:RFC6581-9.1-01] [test:RFC6581-9.1-10]
+#[test]
+fn what_the_peer_said_of_its_depths_is_told() {
+    for said in [Some((3, 40)), None] {
+        let data = |frame| match said {
+            Some((ird, ord)) => with(frame, enhanced(ird, ord)),
+            None => frame,
+        };
+        // The Request, to a responder.
+        let end = End::new();
+        let listener = end.listen(&plain());
+        let mut peer = Peer::connect(listener.local_addr());
+        peer.raw(&data(request(2)).emit());
+        let request = end.request();
+        assert_eq!(request.peer_ird_ord(), said);
+        end.accept(request);
+        assert_eq!(end.established().peer_ird_ord, said);
+        // The Reply, to an initiator.
+        for reject in [false, true] {
+            let end = End::new();
+            let port = Port::new();
+            let revision = if said.is_some() { Revision::Two } else { Revision::One };
+            end.connect(port.addr(), &ConnOptions { revision, ird: 40, ..plain() });
+            let mut peer = port.accept();
+            peer.startup_frame();
+            peer.raw(&Frame { reject, ..data(reply(revision as u8)) }.emit());
+            let told = match reject {
+                false => end.established().peer_ird_ord,
+                true => match end.failed() {
+                    Error::Rejected { peer_ird_ord, .. } => peer_ird_ord,
+                    other => panic!("{other:?}"),
+                },
+            };
+            assert_eq!(told, said, "rejected: {reject}");
+        }
+    }
 }
 
 // [test:RFC6581-9.1-08] [test:RFC6581-9.1-09]
