@@ -9,7 +9,7 @@ copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}/drawn"
 unnoticed=0
-(cd "$root" && git ls-files -z | xargs -0 tar -cf - --no-recursion) | tar -xf - -C "$copy"
+(cd "$root" && git ls-files -z | tar --no-recursion --null -cf - -T -) | tar -xf - -C "$copy"
 cd "$copy"
 tab=$(printf '\t')
 while IFS="$tab" read -r id test what; do
