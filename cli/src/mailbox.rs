@@ -30,7 +30,7 @@ pub(crate) enum Event {
 impl Ring {
     fn post(half: &Half, slots: u32, size: u32) -> Result<Self> {
         let size = size.max(1) as usize;
-        let ring = Self { buffer: Buffer::exclusive(&half.pd, size * slots as usize)?, size };
+        let ring = Self { buffer: Buffer::untouched(&half.pd, size * slots as usize)?, size };
         post_recvs(&half.qp, (0..slots.into()).map(|slot| ring.receive(slot)))?;
         Ok(ring)
     }

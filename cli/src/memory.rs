@@ -14,6 +14,13 @@ pub(crate) struct Buffer {
 impl Buffer {
     /// Memory that no peer reaches: sources, and places of receives and Reads.
     pub(crate) fn exclusive(pd: &Pd, len: usize) -> Result<Self> {
+        let buffer = Self::untouched(pd, len)?;
+        buffer.clear()?;
+        Ok(buffer)
+    }
+
+    /// As [`Buffer::exclusive`], without a page until something is placed there: what a peer that sends nothing costs.
+    pub(crate) fn untouched(pd: &Pd, len: usize) -> Result<Self> {
         let memory = owned(len)?;
         // SAFETY: requests that place into it name distinct parts, and the commands look at a part (through `read`, `write` and
         // `differs`) only after they have taken the completion of the request that named it.
@@ -23,15 +30,15 @@ impl Buffer {
 
     /// Memory that peers reach with `access`.
     pub(crate) fn shared(pd: &Pd, len: usize, access: Access) -> Result<Self> {
-        Self::register(pd, owned(len)?, len, access | Access::LOCAL_WRITE)
+        let buffer = Self::register(pd, owned(len)?, len, access | Access::LOCAL_WRITE)?;
+        buffer.clear()?;
+        Ok(buffer)
     }
 
     fn register(pd: &Pd, memory: Memory, len: usize, access: Access) -> Result<Self> {
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory, base, access)?;
-        let buffer = Self { mr, len };
-        buffer.clear()?;
-        Ok(buffer)
+        Ok(Self { mr, len })
     }
 
     pub(crate) fn sge(&self, range: Range<usize>) -> Sge {

@@ -9,7 +9,7 @@ copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}/planted"
 missed=0
-(cd "$root" && git ls-files -z | xargs -0 tar -cf - --no-recursion) | tar -xf - -C "$copy"
+(cd "$root" && git ls-files -z | tar -cf - --no-recursion --null -T -) | tar -xf - -C "$copy"
 for patch in "$here"/*.patch; do
     name=$(basename "$patch" .patch)
     target=${name%%-*}

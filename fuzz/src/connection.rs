@@ -63,8 +63,9 @@ pub fn run(data: &[u8]) {
     application.finish();
     settle(&network, &device);
     application.check();
+    let rights = application.rights;
     drop(application);
-    arena.check();
+    arena.check(rights);
 }
 
 fn converse(
@@ -79,7 +80,7 @@ fn converse(
     settle(network, device);
     application.events();
     settle(network, device);
-    peer.take(arena);
+    peer.take(application.rights);
     peer.full_operation(input);
     for _ in 0..STEPS {
         if input.is_empty() {
@@ -96,12 +97,12 @@ fn converse(
         if input.u8() & 1 == 0 {
             settle(network, device);
             application.poll();
-            peer.take(arena);
+            peer.take(application.rights);
         }
     }
     network.stall(THEIRS, OURS, false);
     settle(network, device);
-    peer.take(arena);
+    peer.take(application.rights);
 }
 
 /// Until nothing moves without the clock.

@@ -26,7 +26,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest) -> Result<()> {
     match Info::from_bytes(&mailbox.octets(slot, len)?).filter(Info::is_plausible) {
         Some(source) => {
             mailbox.repost(slot)?;
-            let rping = Rping { server, data: Buffer::exclusive(&server.pd, MAX_SIZE as usize)?, mailbox };
+            let rping = Rping { server, data: Buffer::untouched(&server.pd, MAX_SIZE as usize)?, mailbox };
             rping.rounds(source)?;
             rping.mailbox.link.close();
             Ok(())

@@ -3,6 +3,7 @@
 mod foreign;
 pub(crate) mod perf;
 mod ping;
+mod sessions;
 
 use crate::args::{ConnArgs, Wishes, listen};
 use crate::fail::{Exit, Failure, Result};
@@ -11,15 +12,12 @@ use crate::perf::raw;
 use crate::service::Service;
 use crate::stop::Stop;
 use crate::text;
+use sessions::Sessions;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
 use verbs::{Device, Error, Pd};
 
-/// Connections at a time.
-const MAX_SESSIONS: usize = 1024;
 /// Connections that TCP may complete before we take them.
 const BACKLOG: u32 = 1024;
 
@@ -52,7 +50,7 @@ struct Server {
     stop: Arc<Stop>,
     /// For peers that do not say what they want.
     wishes: Wishes,
-    sessions: AtomicUsize,
+    sessions: Sessions,
 }
 
 fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>) -> Result<()> {
@@ -66,27 +64,22 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
         pd: device.alloc_pd()?,
         stop: Arc::clone(stop),
         wishes: wishes.clone(),
-        sessions: AtomicUsize::new(0),
+        sessions: Sessions::default(),
     });
-    let threads: Mutex<Vec<JoinHandle<()>>> = Mutex::default();
     loop {
         // Not in the device: a connection's thread that waits there is to be woken by nobody else.
         if !stop.sleep_on(channel.fd()?) {
             break;
         }
         let Some(event) = channel.try_pop() else { continue };
-        let mut threads = threads.lock().unwrap_or_else(PoisonError::into_inner);
-        threads.retain(|thread| !thread.is_finished());
         match event.kind {
-            CmEventKind::ConnectRequest(request) => threads.extend(begin(&server, request)),
+            CmEventKind::ConnectRequest(request) => begin(&server, request),
             CmEventKind::Failed(error) => tracing::info!(%error, "a connection came to nothing"),
             CmEventKind::Established(_) | CmEventKind::Disconnected(_) | CmEventKind::Posted(_) => {}
         }
     }
     drop(listener);
-    for thread in threads.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        let _ = thread.join();
-    }
+    server.sessions.over();
     Ok(())
 }
 
@@ -112,32 +105,37 @@ pub(crate) fn announce(address: SocketAddr) {
 }
 
 /// Starts the thread of a connection.
-fn begin(server: &Arc<Server>, request: ConnRequest) -> Option<JoinHandle<()>> {
+fn begin(server: &Arc<Server>, request: ConnRequest) {
     let peer = request.peer_addr();
-    if server.sessions.fetch_add(1, Ordering::AcqRel) >= MAX_SESSIONS {
-        server.sessions.fetch_sub(1, Ordering::AcqRel);
-        eprintln!("uiw: {peer}: rejected: {MAX_SESSIONS} connections are served already");
+    if !server.sessions.enter() {
+        eprintln!("uiw: {peer}: rejected: {} connections are served already", sessions::MAX);
         let _ = request.reject(b"busy");
-        return None;
+        return;
     }
     let own = Arc::clone(server);
     let spawned = std::thread::Builder::new().name(format!("uiw-{}", peer.port())).spawn(move || {
+        let leaving = Leaving(&own);
         let service = Service::of(request.private_data());
         tracing::info!(%peer, ?service, "connection");
         match session(&own, request, service) {
             Ok(()) => tracing::info!(%peer, "connection over"),
             Err(failure) => eprintln!("{failure}"),
         }
-        own.stop.forget_this_thread();
-        own.sessions.fetch_sub(1, Ordering::AcqRel);
+        drop(leaving);
     });
-    match spawned {
-        Ok(thread) => Some(thread),
-        Err(error) => {
-            server.sessions.fetch_sub(1, Ordering::AcqRel);
-            eprintln!("uiw: {peer}: no thread for the connection: {error}");
-            None
-        }
+    if let Err(error) = spawned {
+        server.sessions.leave();
+        eprintln!("uiw: {peer}: no thread for the connection: {error}");
+    }
+}
+
+/// A session's thread, which leaves nothing behind however it ends.
+struct Leaving<'a>(&'a Server);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.stop.forget_this_thread();
+        self.0.sessions.leave();
     }
 }
 

@@ -38,6 +38,10 @@ impl Book {
     }
 }
 
+/// What a queue pair may let its peer do.
+const RIGHTS: [Access; 4] =
+    [Access::REMOTE_READ, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::empty()];
+
 pub(crate) struct Application {
     device: Device,
     qp: Option<Qp>,
@@ -52,6 +56,10 @@ pub(crate) struct Application {
     received: Book,
     signal_all: bool,
     reject: bool,
+    /// The most that the queue pair ever lets peers do.
+    pub(crate) rights: Access,
+    /// The part that a window was last bound to.
+    pub(crate) window_part: Part,
 }
 
 /// Keeps our port open.
@@ -71,8 +79,10 @@ impl Application {
             num: None,
         };
         let qp = arena.pd.create_qp(init).expect("a QP");
+        let mut rights = Access::REMOTE;
         if bits & 2 != 0 {
-            qp.set_access(Access::REMOTE_READ);
+            rights = RIGHTS[usize::from(bits >> 2) % RIGHTS.len()];
+            qp.set_access(rights);
         }
         let window = arena.pd.alloc_window(WindowType::Two).expect("a window");
         let window_stag = Some(window.stag());
@@ -90,6 +100,8 @@ impl Application {
             received: Book::default(),
             signal_all: bits & 1 == 0,
             reject: bits & 0xF0 == 0xF0,
+            rights,
+            window_part: Part::Granted,
         };
         for n in 0..input.below(8) {
             this.post_recv(arena, n * 500, 300);
@@ -194,11 +206,11 @@ impl Application {
                 self.post(SendOp::LocalInvalidate { stag }, &[], flags);
             }
             15 => self.post(SendOp::AtomicWrite { remote }, &[arena.source(offset, 8)], flags),
-            16 => {
-                if input.u8() < 40 {
-                    arena.take_back();
-                }
-            }
+            16 => match input.u8() {
+                0..=39 => arena.take_back(),
+                40..=79 => arena.only_to_be_read(),
+                _ => {}
+            },
             17 => {
                 let to = input.pick(&[QpState::Sqd, QpState::Rts, QpState::Rts, QpState::Err]);
                 if let Some(qp) = &self.qp {
@@ -212,6 +224,12 @@ impl Application {
                     }
                 }
                 50..=59 => self.qp = None,
+                60..=79 => {
+                    if let Some(qp) = &self.qp {
+                        qp.set_access(self.rights & Access::REMOTE_READ);
+                        arena.closed();
+                    }
+                }
                 _ => {}
             },
             _ => {
@@ -222,18 +240,22 @@ impl Application {
     }
 
     fn bind(&mut self, arena: &Arena, offset: usize, len: usize, input: &mut Input<'_>) {
-        let (Some(region), Some(window)) = (arena.shared_stag(), &self.window) else { return };
+        let key = input.u8();
+        let part = input.pick(&[Part::Shared, Part::Granted, Part::Granted, Part::ReadOnly]);
+        let wanted = Access::REMOTE & Access::from_bits_truncate(input.u8().into());
+        let (Some(region), Some(window)) = (arena.stag(part), &self.window) else { return };
         let old = self.window_stag.unwrap_or(window.stag());
-        let new = STag(old.0 & !0xFF | u32::from(input.u8()));
+        let new = STag(old.0 & !0xFF | u32::from(key));
         let bind = Bind {
             window: window.stag(),
             new_stag: new,
             region,
-            addr: arena.address(Part::Shared) + offset as u64,
+            addr: arena.address(part) + offset as u64,
             length: len as u64,
-            access: arena.access & Access::REMOTE,
+            access: arena.bound(part, offset..offset + len, wanted),
         };
         self.window_stag = Some(new);
+        self.window_part = part;
         self.post(SendOp::Bind(bind), &[], SendFlags::SIGNALED);
     }
 

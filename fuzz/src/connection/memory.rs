@@ -1,23 +1,25 @@
-//! The memory of a run: an arena of which parts are registered. The rest is secret, and stays as it is.
+//! The memory of a run: an arena of which parts are registered, each with rights of its own. The rest is secret, and stays as it
+//! is; so does what a part's rights do not open.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use verbs::{Access, Device, Memory, Pd, RawMr};
+use verbs::{Access, Device, Memory, Pd, RawMr, STag};
 
 use crate::input::Input;
 
-const LEN: usize = 32 << 10;
+const LEN: usize = 64 << 10;
 /// What nobody may see or change.
 const SECRET: u8 = 0xEE;
-/// Where the parts begin, and how long each is.
-const SHARED: usize = 5000;
-const SINK: usize = 13_000;
-const SOURCE: usize = 21_000;
+/// What peers may see: half of what CmpSwap compares with.
+const PLAIN: u8 = 0x11;
+/// What CmpSwap leaves: octets of one to eight.
+pub(crate) const SWAP: u64 = 0x0102_0304_0506_0708;
 const PART: usize = 4096;
 
 /// A part of the arena.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Part {
     /// Peers may reach it, with rights that the input chose.
     Shared,
@@ -25,16 +27,50 @@ pub(crate) enum Part {
     Sink,
     /// Requests are sent from here.
     Source,
+    /// Peers may read it.
+    ReadOnly,
+    /// Peers may write it, and not read.
+    WriteOnly,
+    /// Atomics, and nothing else.
+    AtomicOnly,
+    /// Without any right of peers but those of windows, as the memory behind a `Grant`.
+    Granted,
 }
 
 impl Part {
+    /// Those whose keys peers are told.
+    const OF_PEERS: [Self; 5] =
+        [Self::Shared, Self::ReadOnly, Self::WriteOnly, Self::AtomicOnly, Self::Granted];
+
     const fn start(self) -> usize {
-        match self {
-            Self::Shared => SHARED,
-            Self::Sink => SINK,
-            Self::Source => SOURCE,
-        }
+        5000 + 8000 * self as usize
     }
+
+    const fn range(self) -> Range<usize> {
+        self.start()..self.start() + PART
+    }
+}
+
+/// Part, rights of the peers by its own key, and its region.
+struct Place {
+    part: Part,
+    access: Access,
+    region: RefCell<Option<RawMr>>,
+    rkey: u32,
+}
+
+impl Place {
+    /// What it is filled with: no octet that a peer cannot get by a right of its own.
+    fn fill(&self) -> u8 {
+        let seen = self.access.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
+        if seen { PLAIN } else { SECRET }
+    }
+}
+
+/// Octets that a window opened at some time, and how.
+struct Opened {
+    octets: Range<usize>,
+    access: Access,
 }
 
 /// The arena and its regions.
@@ -42,54 +78,74 @@ pub(crate) struct Arena {
     /// Never a reference while regions live: the engine reaches it through them.
     octets: *mut [u8],
     pub(crate) pd: Pd,
-    pub(crate) access: Access,
-    shared: RefCell<Option<RawMr>>,
+    places: Vec<Place>,
     sink: RawMr,
     source: RawMr,
     /// The parts of the sink that requests named, end by start.
     named: RefCell<BTreeMap<usize, usize>>,
-    /// What the shared part held when its region was taken back.
-    taken_back: RefCell<Option<Vec<u8>>>,
-    /// Keys of the shared part, known to the peer even after its end.
-    pub(crate) rkey: u32,
+    /// What parts held when the last way in was closed.
+    frozen: RefCell<BTreeMap<Part, Vec<u8>>>,
+    /// What windows opened of [`Part::Granted`].
+    opened: RefCell<Vec<Opened>>,
+    /// The rights that are left of the shared part's.
+    access: Cell<Access>,
+    /// A window was bound to it that lets peers change it.
+    shared_by_window: Cell<bool>,
     pub(crate) lkey: u32,
     pub(crate) sink_key: u32,
 }
 
 impl Arena {
     pub(crate) fn new(device: &Device, input: &mut Input<'_>) -> Self {
-        let mut octets = vec![SECRET; LEN].into_boxed_slice();
-        for part in [Part::Shared, Part::Source] {
-            octets[part.start()..part.start() + PART].fill(0x11);
-        }
-        let octets = Box::into_raw(octets);
+        let octets = Box::into_raw(vec![SECRET; LEN].into_boxed_slice());
         let pd = device.alloc_pd().expect("a PD");
-        let mut access = Access::LOCAL_WRITE | Access::MW_BIND;
-        let bits = input.u8();
-        access.set(Access::REMOTE_WRITE, bits & 1 == 0);
-        access.set(Access::REMOTE_READ, bits & 2 == 0);
-        access.set(Access::REMOTE_ATOMIC, bits & 4 == 0);
-        let register = |part: Part, access| {
+        let register = |part: Part, access, fill| {
             // SAFETY: the part lies within the allocation, which is freed after every region (`check` takes the arena
             // apart in this order); nobody else touches it meanwhile, and the parts do not overlap.
-            let memory = unsafe { Memory::borrowed(octets.cast::<u8>().add(part.start()), PART) };
+            let memory = unsafe {
+                let at = octets.cast::<u8>().add(part.start());
+                at.write_bytes(fill, PART);
+                Memory::borrowed(at, PART)
+            };
             let base = memory.as_ptr() as u64;
             pd.register_raw(memory.shared(), base, access).expect("a region")
         };
-        let shared = register(Part::Shared, access);
-        let sink = register(Part::Sink, Access::LOCAL_WRITE);
-        let source = register(Part::Source, Access::empty());
+        let bits = input.u8();
+        let mut access = Access::empty();
+        access.set(Access::REMOTE_WRITE, bits & 1 == 0);
+        access.set(Access::REMOTE_READ, bits & 2 == 0);
+        access.set(Access::REMOTE_ATOMIC, bits & 4 == 0);
+        let place = |part, access: Access| {
+            // Without LOCAL_WRITE nothing may be bound to it that writes.
+            let own = if part == Part::ReadOnly { Access::empty() } else { Access::LOCAL_WRITE };
+            let mut place = Place { part, access, region: RefCell::default(), rkey: 0 };
+            let region = register(part, access | own | Access::MW_BIND, place.fill());
+            place.rkey = region.rkey();
+            place.region = RefCell::new(Some(region));
+            place
+        };
+        let places = vec![
+            place(Part::Shared, access),
+            place(Part::ReadOnly, Access::REMOTE_READ),
+            place(Part::WriteOnly, Access::REMOTE_WRITE),
+            place(Part::AtomicOnly, Access::REMOTE_ATOMIC),
+            place(Part::Granted, Access::empty()),
+        ];
+        let sink = register(Part::Sink, Access::LOCAL_WRITE, SECRET);
+        let source = register(Part::Source, Access::empty(), PLAIN);
+        let lkey = places[0].region.borrow().as_ref().map_or(0, RawMr::lkey);
         Self {
             octets,
-            access,
-            rkey: shared.rkey(),
-            lkey: shared.lkey(),
+            places,
+            lkey,
             sink_key: sink.lkey(),
-            shared: RefCell::new(Some(shared)),
             sink,
             source,
             named: RefCell::default(),
-            taken_back: RefCell::default(),
+            frozen: RefCell::default(),
+            opened: RefCell::default(),
+            access: Cell::new(access),
+            shared_by_window: Cell::new(false),
             pd,
         }
     }
@@ -99,13 +155,22 @@ impl Arena {
         self.octets.cast::<u8>() as u64 + part.start() as u64
     }
 
+    fn place(&self, part: Part) -> Option<&Place> {
+        self.places.iter().find(|place| place.part == part)
+    }
+
+    /// The key of a part, known to the peer even after its end.
+    pub(crate) fn rkey(&self, part: Part) -> u32 {
+        self.place(part).map_or(0, |place| place.rkey)
+    }
+
     /// An element of the sink; from now on it may change.
     pub(crate) fn sink(&self, offset: usize, len: usize) -> verbs::Sge {
         let (offset, len) = (offset % PART, len % 600);
         let len = len.min(PART - offset);
         let mut named = self.named.borrow_mut();
-        let end = named.entry(SINK + offset).or_default();
-        *end = (*end).max(SINK + offset + len);
+        let end = named.entry(Part::Sink.start() + offset).or_default();
+        *end = (*end).max(Part::Sink.start() + offset + len);
         verbs::Sge {
             addr: self.address(Part::Sink) + offset as u64,
             length: len as u32,
@@ -126,24 +191,85 @@ impl Arena {
 
     /// Takes the shared region back. No octet of it may change from now on.
     pub(crate) fn take_back(&self) {
-        let region = self.shared.borrow_mut().take();
+        let Some(place) = self.place(Part::Shared) else { return };
+        let region = place.region.borrow_mut().take();
         if let Some(region) = region {
             match region.deregister() {
-                Ok(()) => *self.taken_back.borrow_mut() = Some(self.copy(Part::Shared)),
+                Ok(()) => self.freeze(Part::Shared),
                 // A window is bound to it.
-                Err((_, region)) => *self.shared.borrow_mut() = Some(region),
+                Err((_, region)) => *place.region.borrow_mut() = Some(region),
             }
         }
     }
 
-    /// The shared region's own STag, while it lives.
-    pub(crate) fn shared_stag(&self) -> Option<verbs::STag> {
-        self.shared.borrow().as_ref().map(|region| verbs::STag(region.rkey()))
+    /// Leaves peers no right by which they change the shared part: it stays as it is from now on.
+    pub(crate) fn only_to_be_read(&self) {
+        let Some(place) = self.place(Part::Shared) else { return };
+        let left = self.access.get() & Access::REMOTE_READ;
+        let rights = left | Access::LOCAL_WRITE | Access::MW_BIND;
+        if let Some(region) = &*place.region.borrow()
+            && region.rereg(None, None, Some(rights)).is_ok()
+        {
+            self.access.set(left);
+            if !self.shared_by_window.get() {
+                self.freeze(Part::Shared);
+            }
+        }
+    }
+
+    /// The queue pair lets its peer change nothing any more.
+    pub(crate) fn closed(&self) {
+        for part in Part::OF_PEERS {
+            self.freeze(part);
+        }
+    }
+
+    fn freeze(&self, part: Part) {
+        self.frozen.borrow_mut().entry(part).or_insert_with(|| self.copy(part));
+    }
+
+    /// The STag of a part's region, while it lives.
+    pub(crate) fn stag(&self, part: Part) -> Option<STag> {
+        self.place(part)?.region.borrow().as_ref().map(|region| STag(region.rkey()))
+    }
+
+    /// A window is about to be bound to octets of a part. Gives the rights it may have: the shared part's are those of its
+    /// region, and what peers may only read is to be refused with any other.
+    pub(crate) fn bound(&self, part: Part, octets: Range<usize>, wanted: Access) -> Access {
+        let changes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        match part {
+            Part::Shared => {
+                let access = self.access.get();
+                self.shared_by_window.set(self.shared_by_window.get() || access.intersects(changes));
+                return access;
+            }
+            Part::Granted => {
+                let octets = octets.start.min(PART)..octets.end.min(PART);
+                if wanted.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC) {
+                    self.publish(octets.clone());
+                }
+                self.opened.borrow_mut().push(Opened { octets, access: wanted });
+            }
+            _ => {}
+        }
+        wanted
+    }
+
+    /// The application writes what peers may see into octets that they may see from now on.
+    fn publish(&self, octets: Range<usize>) {
+        if let Some(frozen) = self.frozen.borrow_mut().get_mut(&Part::Granted) {
+            frozen[octets.clone()].fill(PLAIN);
+        }
+        // SAFETY: the part lies within the living allocation, and no other thread runs: the device is driven by hand.
+        unsafe {
+            let at = self.octets.cast::<u8>().add(Part::Granted.start() + octets.start);
+            at.write_bytes(PLAIN, octets.len());
+        }
     }
 
     fn copy(&self, part: Part) -> Vec<u8> {
         let mut out = vec![0; PART];
-        // SAFETY: the part lies within the living allocation, and no other thread runs: the device is driven by hand.
+        // SAFETY: as in `publish`.
         unsafe {
             let from = self.octets.cast::<u8>().add(part.start());
             std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), PART);
@@ -156,17 +282,17 @@ impl Arena {
         assert!(octets.iter().all(|octet| octet & 0x80 == 0), "memory that nobody was given: {octets:02x?}");
     }
 
-    /// Nothing changed but what somebody was allowed to change.
-    pub(crate) fn check(self) {
-        let (before, after) = (self.taken_back.take(), self.copy(Part::Shared));
-        if let Some(before) = before {
-            assert!(before == after, "memory changed after its deregistration");
+    /// Nothing changed but what somebody was allowed to change. `rights` are the most that the queue pair ever had.
+    pub(crate) fn check(self, rights: Access) {
+        for (part, before) in &*self.frozen.borrow() {
+            assert!(*before == self.copy(*part), "{part:?} changed after the last way in was closed");
         }
-        let may_change = self.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-        assert!(may_change || after.iter().all(|octet| *octet == 0x11), "memory that peers may only read");
-        assert!(self.copy(Part::Source).iter().all(|octet| *octet == 0x11), "memory that is only sent");
-        let Self { octets, named, shared, sink, source, .. } = self;
-        drop((shared, sink, source));
+        for place in &self.places {
+            self.check_place(place, rights);
+        }
+        assert!(self.copy(Part::Source).iter().all(|octet| *octet == PLAIN), "memory that is only sent");
+        let Self { octets, named, places, sink, source, .. } = self;
+        drop((places, sink, source));
         // SAFETY: made by `Box::into_raw`, freed once, and no region is left that reaches it.
         let octets = unsafe { Box::from_raw(octets) };
         let named = named.into_inner();
@@ -176,9 +302,27 @@ impl Arena {
             while let Some((_, to)) = open.next_if(|(from, _)| *from <= at) {
                 end = end.max(to);
             }
-            let free =
-                at < end || (SHARED..SHARED + PART).contains(&at) || (SOURCE..SOURCE + PART).contains(&at);
-            assert!(free || *octet == SECRET, "octet {at} changed");
+            let judged = Part::OF_PEERS.iter().chain(&[Part::Source]).any(|part| part.range().contains(&at));
+            assert!(at < end || judged || *octet == SECRET, "octet {at} changed");
+        }
+    }
+
+    /// Each octet of a part is what its own rights, those of windows, and the queue pair's let it become.
+    fn check_place(&self, place: &Place, rights: Access) {
+        let opened = self.opened.borrow();
+        let windows = || opened.iter().filter(|_| place.part == Part::Granted);
+        for (at, octet) in self.copy(place.part).into_iter().enumerate() {
+            let by_windows = windows().filter(|opened| opened.octets.contains(&at));
+            let given = by_windows.fold(place.access, |all, opened| all | opened.access);
+            let may = given & rights;
+            let seen = given.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
+            let as_before = octet == place.fill() || seen && octet == PLAIN;
+            let swapped = may.contains(Access::REMOTE_ATOMIC) && (1..=8).contains(&octet);
+            assert!(
+                may.contains(Access::REMOTE_WRITE) || as_before || swapped,
+                "octet {at} of {:?} became {octet:#x}, peers have {may:?}",
+                place.part
+            );
         }
     }
 }

@@ -13,7 +13,7 @@ use rdmap::{AtomicRequest, AtomicResponse, Control, Opcode, ReadRequest, Termina
 use verbs::{Access, ConnOptions};
 
 use super::application::Application;
-use super::memory::{Arena, Part};
+use super::memory::{Arena, Part, SWAP};
 use crate::input::Input;
 
 /// The STag by which our side believes to reach the peer's memory.
@@ -145,8 +145,8 @@ impl Peer {
         self.raw(&octets);
     }
 
-    /// Reads what came, and looks at it.
-    pub(crate) fn take(&mut self, arena: &Arena) {
+    /// Reads what came, and looks at it: our queue pair had no more than these `rights`.
+    pub(crate) fn take(&mut self, rights: Access) {
         let mut octets = [0; 8192];
         while let Some(stream) = &mut self.stream {
             match stream.recv(&mut [IoVecMut::from(&mut octets[..])]) {
@@ -169,23 +169,20 @@ impl Peer {
                 Step::Fpdu(fpdu) => {
                     let ulpdu = self.inbox[fpdu.ulpdu].to_vec();
                     self.inbox.drain(..fpdu.consumed);
-                    self.look(&ulpdu, arena);
+                    self.look(&ulpdu, rights);
                 }
             }
         }
     }
 
-    fn look(&mut self, ulpdu: &[u8], arena: &Arena) {
+    fn look(&mut self, ulpdu: &[u8], rights: Access) {
         let (header, len) = Header::parse(ulpdu).expect("our own headers are right");
         assert_eq!(self.terminates, 0, "an FPDU behind our Terminate: {ulpdu:02x?}");
         let payload = &ulpdu[len..];
         let opcode = Opcode::from_raw(Control::parse(header.rsvd_ulp()).opcode).expect("an opcode");
         match opcode {
             Opcode::ReadResponse => {
-                assert!(
-                    payload.is_empty() || arena.access.contains(Access::REMOTE_READ),
-                    "nobody may read here"
-                );
+                assert!(payload.is_empty() || rights.contains(Access::REMOTE_READ), "nobody may read here");
                 Arena::no_secret(payload);
             }
             Opcode::Write | Opcode::Send | Opcode::SendSe | Opcode::SendImm | Opcode::SendInvalidate => {
@@ -204,7 +201,7 @@ impl Peer {
                 assert!(terminate.reason().is_known(), "{terminate:?}");
             }
             Opcode::AtomicResponse => {
-                assert!(arena.access.contains(Access::REMOTE_ATOMIC), "nobody may do atomics here");
+                assert!(rights.contains(Access::REMOTE_ATOMIC), "nobody may do atomics here");
             }
             _ => {}
         }
@@ -235,21 +232,26 @@ impl Peer {
         }
     }
 
-    /// A key: one that opens something, or another.
-    fn stag(arena: &Arena, application: &Application, input: &mut Input<'_>) -> u32 {
+    /// A key, one that opens something or another, and the part that it is for.
+    fn stag(arena: &Arena, application: &Application, input: &mut Input<'_>) -> (u32, Part) {
+        let own = |part| (arena.rkey(part), part);
         match input.u8() {
-            0..=159 => arena.rkey,
-            160..=219 => application.window_stag.map_or(1, |stag| stag.0),
-            220..=229 => arena.sink_key,
-            230..=239 => arena.lkey,
-            240..=247 => arena.rkey ^ 1 << (input.u8() % 32),
-            _ => input.u32(),
+            0..=95 => own(Part::Shared),
+            96..=119 => own(Part::ReadOnly),
+            120..=135 => own(Part::WriteOnly),
+            136..=147 => own(Part::AtomicOnly),
+            148..=159 => own(Part::Granted),
+            160..=219 => (application.window_stag.map_or(1, |stag| stag.0), application.window_part),
+            220..=229 => (arena.sink_key, Part::Sink),
+            230..=239 => (arena.lkey, Part::Shared),
+            240..=247 => (arena.rkey(Part::Shared) ^ 1 << (input.u8() % 32), Part::Shared),
+            _ => (input.u32(), Part::Shared),
         }
     }
 
-    /// An address within the shared part, at its borders, or anywhere.
-    fn to(arena: &Arena, len: usize, input: &mut Input<'_>) -> u64 {
-        let base = arena.address(Part::Shared);
+    /// An address within a part, at its borders, or anywhere.
+    fn to(arena: &Arena, part: Part, len: usize, input: &mut Input<'_>) -> u64 {
+        let base = arena.address(part);
         match input.u8() {
             0..=139 => base + input.below(4096usize.saturating_sub(len).max(1)) as u64,
             140..=169 => base + 4096 - len as u64,
@@ -281,13 +283,11 @@ impl Peer {
 
     fn write(&mut self, arena: &Arena, application: &Application, input: &mut Input<'_>) {
         let len = Self::len(input);
-        let header = Tagged {
-            last: input.u8() < 200,
-            rsvd_ulp: Control::new(if input.u8() < 240 { Opcode::Write } else { Opcode::ReadResponse })
-                .emit(),
-            stag: STag(Self::stag(arena, application, input)),
-            to: Self::to(arena, len, input),
-        };
+        let last = input.u8() < 200;
+        let opcode = if input.u8() < 240 { Opcode::Write } else { Opcode::ReadResponse };
+        let (stag, part) = Self::stag(arena, application, input);
+        let to = Self::to(arena, part, len, input);
+        let header = Tagged { last, rsvd_ulp: Control::new(opcode).emit(), stag: STag(stag), to };
         let mut ulpdu = header.emit().to_vec();
         ulpdu.extend(Self::octets(len, input));
         self.fpdu(&ulpdu);
@@ -313,23 +313,24 @@ impl Peer {
         let message = match opcode {
             Opcode::ReadRequest => {
                 let len = Self::len(input);
-                let stag = Self::stag(arena, application, input);
-                let to = Self::to(arena, len, input);
+                let (stag, part) = Self::stag(arena, application, input);
+                let to = Self::to(arena, part, len, input);
                 let len = if input.u8() > 245 { input.u32() } else { len as u32 };
                 ReadRequest { sink_stag: STag(9), sink_to: 0x90, len, source_stag: STag(stag), source_to: to }
                     .emit()
                     .to_vec()
             }
             Opcode::AtomicRequest => {
-                let stag = STag(Self::stag(arena, application, input));
+                let (stag, part) = Self::stag(arena, application, input);
                 let to = if input.u8() < 200 {
-                    arena.address(Part::Shared).next_multiple_of(8) + 8 * input.below(512) as u64
+                    arena.address(part).next_multiple_of(8) + 8 * input.below(512) as u64
                 } else {
-                    Self::to(arena, 8, input)
+                    Self::to(arena, part, 8, input)
                 };
                 // No octet that could pass for a secret one comes out of it.
-                let swap = 0x0102_0304_0506_0708;
-                AtomicRequest::cmp_swap(input.u32(), stag, to, 0x1111_1111_1111_1111, swap).emit().to_vec()
+                AtomicRequest::cmp_swap(input.u32(), STag(stag), to, 0x1111_1111_1111_1111, SWAP)
+                    .emit()
+                    .to_vec()
             }
             Opcode::AtomicResponse => AtomicResponse { request_id: input.u32(), original: 5 }.emit().to_vec(),
             Opcode::Terminate => {
@@ -345,7 +346,7 @@ impl Peer {
                 Self::octets(len, input)
             }
         };
-        let invalidate = Self::stag(arena, application, input);
+        let (invalidate, _) = Self::stag(arena, application, input);
         self.message(opcode, &message, invalidate, input);
     }
 
