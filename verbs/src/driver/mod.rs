@@ -8,6 +8,7 @@ mod core;
 mod park;
 mod pool;
 mod progress;
+mod seat;
 mod timers;
 
 pub(crate) use self::core::{Core, Env, RX_STAGING, Slot};
@@ -239,6 +240,13 @@ impl Busy<'_> {
         let events = core.serve_events(driver);
         core.pump(driver);
         events
+    }
+
+    /// A round after a sleep that news ended. With few streams they are read without asking which of them it is.
+    pub(crate) fn answer(&mut self) {
+        if self.pump() == 0 {
+            self.ask();
+        }
     }
 
     fn flush(&mut self) {

@@ -1,6 +1,8 @@
-//! A thread that sleeps in poll(2) and can be woken as a task.
+//! A thread that sleeps and can be woken as a task: in poll(2), or in the leader's seat.
 
+use crate::driver::seat::Seat;
 use crate::error::{Error, Result};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::time::Timespec;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,6 +16,15 @@ pub(crate) struct Parker {
     fd: OwnedFd,
     notified: AtomicBool,
     asleep: AtomicBool,
+    place: Mutex<Place>,
+}
+
+/// Where the thread sleeps.
+enum Place {
+    Awake,
+    /// On its own descriptor, among others.
+    Alone,
+    Seat(Arc<Seat>),
 }
 
 impl Parker {
@@ -21,7 +32,12 @@ impl Parker {
         let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
             .map_err(std::io::Error::from)
             .map_err(Error::io("eventfd"))?;
-        Ok(Self { fd, notified: AtomicBool::new(false), asleep: AtomicBool::new(false) })
+        Ok(Self {
+            fd,
+            notified: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            place: Mutex::new(Place::Awake),
+        })
     }
 
     /// The calling thread's own.
@@ -52,14 +68,36 @@ impl Parker {
         // Order: the sleeper sets `asleep` and then reads `notified`; here it is the other way round. One of the two sees the
         // other, so a wake-up between its last look and its sleep still writes the descriptor.
         if self.asleep.load(Ordering::SeqCst) {
-            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
+            // Held while the bell is rung: behind the sleeper's own lock nobody rings any more.
+            match &*self.place.lock() {
+                Place::Awake => {}
+                Place::Alone => drop(rustix::io::write(&self.fd, &1u64.to_ne_bytes())),
+                Place::Seat(seat) => seat.ring(),
+            }
         }
     }
 
     /// Sleeps until notified, until `extra` is readable, or until `deadline`. True when `extra` is readable.
     pub(crate) fn sleep(&self, extra: Option<BorrowedFd<'_>>, deadline: Option<Instant>) -> bool {
+        *self.place.lock() = Place::Alone;
+        let readable = self.asleep_while(|| self.poll(extra, deadline));
+        *self.place.lock() = Place::Awake;
+        readable
+    }
+
+    /// Sleeps until notified, until the stack of `seat` has something, or until `deadline`, a millisecond later at most. True
+    /// when the stack has something.
+    pub(crate) fn sleep_in(&self, seat: &Arc<Seat>, deadline: Option<Instant>) -> bool {
+        *self.place.lock() = Place::Seat(Arc::clone(seat));
+        let readable = self.asleep_while(|| seat.sleep(deadline.map(remaining)));
+        *self.place.lock() = Place::Awake;
+        seat.silence();
+        readable
+    }
+
+    fn asleep_while(&self, sleep: impl FnOnce() -> bool) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
-        let readable = if self.is_notified() { false } else { self.poll(extra, deadline) };
+        let readable = if self.is_notified() { false } else { sleep() };
         self.asleep.store(false, Ordering::SeqCst);
         readable
     }
@@ -69,7 +107,7 @@ impl Parker {
         let other = PollFd::from_borrowed_fd(extra.unwrap_or(self.fd.as_fd()), PollFlags::IN);
         let mut fds = [own, other];
         let used = if extra.is_some() { 2 } else { 1 };
-        let timeout = deadline.map(|at| timespec(at.saturating_duration_since(Instant::now())));
+        let timeout = deadline.map(|at| timespec(remaining(at)));
         // EINTR is a wake-up like any other: every caller looks again.
         let _ = poll(&mut fds[..used], timeout.as_ref());
         if !fds[0].revents().is_empty() {
@@ -89,7 +127,11 @@ impl Wake for Parker {
     }
 }
 
-fn timespec(wait: Duration) -> Timespec {
+fn remaining(at: Instant) -> Duration {
+    at.saturating_duration_since(Instant::now())
+}
+
+pub(super) fn timespec(wait: Duration) -> Timespec {
     Timespec {
         tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(wait.subsec_nanos()),

@@ -7,6 +7,7 @@
 
 use crate::driver::Driver;
 use crate::driver::park::Parker;
+use crate::driver::seat::Seat;
 use crate::error::{Error, Result};
 use crate::options::Progress;
 use parking_lot::Mutex;
@@ -61,6 +62,8 @@ pub(crate) struct Sleepers(Arc<Shared>);
 struct Shared {
     base: Instant,
     set: Option<Arc<OwnedFd>>,
+    /// In the set, for the leader.
+    seat: Option<Arc<Seat>>,
     background: Arc<Parker>,
     roles: Mutex<Roles>,
     /// Somebody polled since the background thread looked last. A flag and not a time: a poll must not read the clock.
@@ -83,9 +86,11 @@ struct Shared {
 
 impl Sleepers {
     pub(crate) fn new(set: Option<Arc<OwnedFd>>, progress: Progress) -> Result<Self> {
+        let seat = set.as_ref().map(Seat::new).transpose()?.map(Arc::new);
         Ok(Self(Arc::new(Shared {
             base: Instant::now(),
             set,
+            seat,
             background: Arc::new(Parker::new()?),
             roles: Mutex::default(),
             polled: AtomicBool::new(false),
@@ -348,9 +353,12 @@ impl Driver {
                 (a, b) => a.or(b),
             };
             shared.leader_sleeps.store(true, Ordering::SeqCst);
-            let readable = parker.sleep(shared.set.as_ref().map(|fd| fd.as_fd()), until);
+            let readable = match &shared.seat {
+                Some(seat) => parker.sleep_in(seat, until),
+                None => parker.sleep(None, until),
+            };
             shared.leader_awake();
-            if readable && self.pump_events().is_none() {
+            if readable && self.try_lock().map(|mut busy| busy.answer()).is_none() {
                 // Somebody else drives at the moment; the set stays readable until he has served it.
                 parker.sleep(None, Some(Instant::now() + LEASE));
             }

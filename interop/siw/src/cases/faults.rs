@@ -161,7 +161,8 @@ pub(super) fn complete(text: &str) -> bool {
 fn undone(text: &str) -> Option<u64> {
     let line = text.lines().rfind(|line| line.contains("requests and receives done"))?;
     let words: Vec<&str> = line.split_whitespace().collect();
-    let of = words.iter().position(|word| *word == "of")?;
+    // The reason before the count has words of its own.
+    let of = words.iter().rposition(|word| *word == "of")?;
     let number = |at: usize| words.get(at)?.parse::<u64>().ok();
     number(of + 1)?.checked_sub(number(of.checked_sub(1)?)?)
 }
@@ -177,6 +178,7 @@ mod tests {
     #[test]
     fn everything_posted_is_accounted_for() {
         assert!(complete("x\nover: 6 of 6 requests and receives done"));
+        assert!(complete("over: in the octets of the Linux siw driver; 6 of 6 requests and receives done"));
         assert!(!complete("over: 5 of 6 requests and receives done"));
         assert!(!complete("over"));
     }
