@@ -31,7 +31,7 @@ pub(super) const CLOCK: u32 = 5;
 /// Frames taken in one go: the link's share of a pump.
 const FRAMES: usize = 128;
 /// Bursts of one connection in one go.
-const BURSTS: usize = 1024;
+const BURSTS: usize = 64;
 /// A connection that found the link full tries again after this time.
 const LINK_FULL: i64 = 1000;
 
