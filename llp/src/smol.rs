@@ -13,6 +13,7 @@ pub mod packet;
 pub mod pipe;
 mod shard;
 mod stream;
+mod stretch;
 #[cfg(test)]
 mod tests;
 pub mod xdp;

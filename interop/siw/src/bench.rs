@@ -3,7 +3,7 @@
 use crate::case::Setting;
 use crate::guest::{Guest, Job};
 use crate::kernel::Variant;
-use crate::net::{Family, Net};
+use crate::net::{Family, Net, Tcp};
 use crate::rig::{PARTNER, Parts, Rig};
 use crate::shell::{Output, Process, need};
 use crate::{Error, Result};
@@ -45,6 +45,8 @@ pub struct Bench {
     listener: Option<(Vec<String>, Process, u16)>,
     /// Where uiw writes what it sends and receives in the next row.
     pcap: Option<PathBuf>,
+    /// Whose TCP uiw uses in the next row.
+    tcp: Tcp,
     /// uiw's libibverbs and librdmacm, once a row needs them.
     libraries: Option<Libraries>,
     /// Guests booted so far.
@@ -64,6 +66,7 @@ impl Bench {
             partner: None,
             listener: None,
             pcap: None,
+            tcp: Tcp::Kernel,
             libraries: None,
             boots: 1,
         }
@@ -177,10 +180,28 @@ impl Bench {
         Ok(())
     }
 
+    /// Has uiw use this TCP until it is told otherwise.
+    ///
+    /// # Errors
+    /// [`Error::Missing`] without a tap.
+    pub fn use_tcp(&mut self, tcp: Tcp) -> Result<()> {
+        if tcp != Tcp::Kernel && self.rig.net.own_tcp(tcp, Family::V4).is_none() {
+            return Err(Error::Missing("a tap interface (user-mode networking)".to_owned()));
+        }
+        if self.tcp != tcp {
+            self.listener = None;
+            self.tcp = tcp;
+        }
+        Ok(())
+    }
+
     /// The uiw program, where it reaches the guest.
     #[must_use]
     pub fn uiw(&self, args: &[&str]) -> Command {
         let mut command = self.rig.net.command(&self.uiw.display().to_string());
+        if let Some((llp, _)) = self.rig.net.own_tcp(self.tcp, Family::V4) {
+            command.args(["--llp", &llp]);
+        }
         command.args(args);
         if let Some(file) = &self.pcap {
             command.arg("--pcap").arg(file);
@@ -252,7 +273,9 @@ impl Bench {
     /// # Errors
     /// If it does not come up.
     pub fn serve_uiw(&self, args: &[&str], family: Family) -> Result<(Process, u16)> {
-        let address = self.rig.net.listen(family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+        let own = self.rig.net.own_tcp(self.tcp, family).map(|(_, own)| own);
+        let address = own.or_else(|| self.rig.net.listen(family));
+        let address = address.ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
         let listen = SocketAddr::new(address, 0).to_string();
         let mut command = self.uiw(args);
         command.args(["--listen", &listen]);
@@ -378,8 +401,9 @@ impl Bench {
     /// # Errors
     /// [`Error::Missing`] without IPv6.
     pub fn host(&self, family: Family) -> Result<String> {
-        let host = self.rig.net.host(family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
-        Ok(host.to_string())
+        let own = self.rig.net.own_tcp(self.tcp, family).map(|(_, own)| own);
+        let host = own.or_else(|| self.rig.net.host(family));
+        Ok(host.ok_or_else(|| Error::Missing("IPv6".to_owned()))?.to_string())
     }
 
     /// The guest's own address.

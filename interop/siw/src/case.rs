@@ -66,6 +66,8 @@ pub enum Axes {
     Usual,
     /// With CRCs and without.
     Crc,
+    /// Over IPv4 and IPv6, with both MTUs.
+    Tcp,
     /// In all sixteen.
     All,
 }
@@ -85,6 +87,7 @@ impl Axes {
         settings.retain(|setting| match self {
             Self::All => true,
             Self::Crc => Setting { crc: true, ..*setting } == Setting::USUAL,
+            Self::Tcp => setting.crc && !setting.gso,
             Self::Usual => *setting == Setting::USUAL,
         });
         settings
@@ -198,6 +201,7 @@ mod tests {
             assert!(!all[..index].contains(one));
         }
         assert_eq!(Axes::Crc.settings().len(), 2);
+        assert_eq!(Axes::Tcp.settings().len(), 4);
         assert_eq!(Axes::Usual.settings(), [Setting::USUAL]);
     }
 }

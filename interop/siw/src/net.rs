@@ -12,6 +12,9 @@ const HOST4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 1);
 const GUEST4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 2);
 const HOST6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 1);
 const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 2);
+/// The host's addresses where it has a TCP of its own on the tap.
+const OWN4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 11);
+const OWN6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 11);
 /// Brings the guest's interface up and waits for the other end of its cable.
 const CARRIER: &str =
     "ip link set eth0 up; until [ \"$(cat /sys/class/net/eth0/carrier)\" = 1 ]; do usleep 20000; done";
@@ -25,6 +28,17 @@ pub enum Family {
     V4,
     /// IPv6.
     V6,
+}
+
+/// Whose TCP uiw uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tcp {
+    /// The kernel's.
+    Kernel,
+    /// smoltcp over AF_PACKET on the tap.
+    Packet,
+    /// smoltcp over AF_XDP on the tap, in front of the kernel's stack (generic mode, frames are copied).
+    Xdp,
 }
 
 /// The way between host and guest.
@@ -130,6 +144,20 @@ impl Net {
             (Self::User { .. }, Family::V4) => Some(Ipv4Addr::new(10, 0, 2, 2).into()),
             (Self::User { .. }, Family::V6) => None,
         }
+    }
+
+    /// What `uiw --llp` is told, and the address that the guest then sees in the host's place; `None` where uiw cannot have a TCP of its
+    /// own.
+    #[must_use]
+    pub fn own_tcp(&self, tcp: Tcp, family: Family) -> Option<(String, IpAddr)> {
+        let options = match (self, tcp) {
+            (Self::Tap(_), Tcp::Packet) => ("packet", ""),
+            (Self::Tap(_), Tcp::Xdp) => ("xdp", ",mode=generic"),
+            (Self::Tap(_), Tcp::Kernel) | (Self::User { .. }, _) => return None,
+        };
+        let (kind, mode) = options;
+        let own = if family == Family::V4 { OWN4.into() } else { OWN6.into() };
+        Some((format!("{kind}:tap0,ip={OWN4}/24,ip={OWN6}/64{mode}"), own))
     }
 
     /// Where a program on the host listens for the guest.

@@ -1,5 +1,6 @@
 //! Links: where Ethernet frames come from and go to. And the little that makes one a device of smoltcp's for one frame.
 
+use super::stretch::Stretch;
 use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, PacketMeta, RxToken, TxToken};
 use smoltcp::time::Instant as Tick;
 use std::io;
@@ -80,6 +81,8 @@ pub trait Link: Send {
 pub(super) struct Port<'a, L: Link> {
     pub(super) link: &'a mut L,
     pub(super) frame: Option<&'a mut [u8]>,
+    /// Of the connection whose segments leave.
+    pub(super) stretch: Option<&'a mut Stretch>,
 }
 
 impl<L: Link> Device for Port<'_, L> {
@@ -94,11 +97,13 @@ impl<L: Link> Device for Port<'_, L> {
 
     fn receive(&mut self, _: Tick) -> Option<(Rx<'_>, Tx<'_, L>)> {
         let frame = self.frame.take()?;
-        Some((Rx(frame), Tx { link: self.link, segmentation: None }))
+        let stretch = self.stretch.as_deref_mut();
+        Some((Rx(frame), Tx { link: self.link, segmentation: None, stretch }))
     }
 
     fn transmit(&mut self, _: Tick) -> Option<Tx<'_, L>> {
-        self.link.has_room().then_some(Tx { link: self.link, segmentation: None })
+        let stretch = self.stretch.as_deref_mut();
+        self.link.has_room().then_some(Tx { link: self.link, segmentation: None, stretch })
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
@@ -128,12 +133,18 @@ impl RxToken for Rx<'_> {
 pub(super) struct Tx<'a, L: Link> {
     link: &'a mut L,
     segmentation: Option<Segmentation>,
+    stretch: Option<&'a mut Stretch>,
 }
 
 impl<L: Link> TxToken for Tx<'_, L> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
-        let (mut f, mut result) = (Some(f), None);
-        self.link.transmit(len, self.segmentation, &mut |octets| result = f.take().map(|f| f(octets)));
+        let (mut f, mut result, mut stretch) = (Some(f), None, self.stretch);
+        self.link.transmit(len, self.segmentation, &mut |octets| {
+            result = f.take().map(|f| f(octets));
+            if let Some(stretch) = &mut stretch {
+                stretch.has_left(octets);
+            }
+        });
         match (result, f) {
             (Some(result), _) => result,
             // A link that has lost its interface fills nothing; smoltcp's answer is still due.

@@ -73,7 +73,8 @@ impl<L: Link> Shard<L> {
         }
         let mut theirs = Config::new(HardwareAddress::Ethernet(mac));
         theirs.random_seed = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
-        let mut iface = Interface::new(theirs, &mut Port { link: &mut link, frame: None }, Tick::ZERO);
+        let mut iface =
+            Interface::new(theirs, &mut Port { link: &mut link, frame: None, stretch: None }, Tick::ZERO);
         for (address, prefix) in &config.addresses {
             let longest = if address.is_ipv4() { 32 } else { 128 };
             if *prefix > longest || address.is_unspecified() || address.is_multicast() {
@@ -192,18 +193,24 @@ impl<L: Link> Shard<L> {
                 None => None,
             },
         };
-        let sockets = match id {
-            Some(id) => &mut self.conns[id].sockets,
-            None => &mut self.nobody,
-        };
-        let mut port = Port { link: &mut self.link, frame: Some(octets) };
-        let result = self.iface.poll_ingress_single(now, &mut port, sockets);
         let Some(id) = id else {
+            let mut port = Port { link: &mut self.link, frame: Some(octets), stretch: None };
+            self.iface.poll_ingress_single(now, &mut port, &mut self.nobody);
             // A neighbour has answered, perhaps: who waits for it goes on at once, and not when it would ask again.
             let waiting = self.conns.iter().filter(|(_, conn)| conn.is_opening());
             self.touched.extend(waiting.map(|(id, _)| id));
             return;
         };
+        let emss = self.emss(self.conns[id].flow.peer.is_ipv6());
+        let Conn { sockets, stretch, .. } = &mut self.conns[id];
+        if let Some(mut parts) = stretch.has_come(octets, emss) {
+            while let Some(part) = parts.next() {
+                let mut port = Port { link: &mut self.link, frame: Some(part), stretch: Some(stretch) };
+                self.iface.poll_ingress_single(now, &mut port, sockets);
+            }
+        }
+        let mut port = Port { link: &mut self.link, frame: Some(octets), stretch: Some(stretch) };
+        let result = self.iface.poll_ingress_single(now, &mut port, sockets);
         if result == PollIngressSingleResult::SocketStateChanged {
             self.state_changed(id);
         }
@@ -244,15 +251,19 @@ impl<L: Link> Shard<L> {
 
     /// Sends what a connection has to send, and notes when it wants to be looked at again.
     fn egress(&mut self, id: usize, now: Tick) {
-        let Some(conn) = self.conns.get_mut(id) else { return };
+        let Some(v6) = self.conns.get(id).map(|conn| conn.flow.peer.is_ipv6()) else { return };
+        let emss = self.emss(v6);
+        let conn = &mut self.conns[id];
         let mut changed = false;
         for _ in 0..BURSTS {
-            let mut port = Port { link: &mut self.link, frame: None };
+            let mut port = Port { link: &mut self.link, frame: None, stretch: Some(&mut conn.stretch) };
             if self.iface.poll_egress(now, &mut port, &mut conn.sockets) == PollResult::None {
                 break;
             }
             changed = true;
         }
+        let queued = conn.unacknowledged();
+        conn.stretch.has_sent_all(queued, emss);
         let at = self.iface.poll_at(now, &conn.sockets).map(|at| at.total_micros());
         // "Now", though nothing could be sent: the link has no room.
         let at = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });

@@ -1,5 +1,7 @@
 //! The stack over pipes: no root, no interface.
 
+mod congestion;
+
 use super::pipe::{PipeLink, pipe};
 use super::{SmolConfig, SmolStack};
 use crate::wan::{Direction, Profile};

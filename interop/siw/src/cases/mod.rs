@@ -3,6 +3,7 @@
 mod endings;
 mod faults;
 mod ops;
+mod own_tcp;
 mod rping;
 mod startup;
 mod stock;
@@ -15,6 +16,7 @@ pub fn all() -> Vec<Case> {
     let mut cases = rping::cases();
     cases.extend(stock::cases());
     cases.extend(ops::cases());
+    cases.extend(own_tcp::cases());
     cases.extend(startup::cases());
     cases.extend(faults::cases());
     cases.extend(endings::cases());

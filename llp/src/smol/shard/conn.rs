@@ -2,6 +2,7 @@
 
 use super::super::addr::endpoint;
 use super::super::flow::Flow;
+use super::super::stretch::Stretch;
 use super::CLOCK;
 use crate::{Clock, Event, Interest, OptionError, StreamOptions, Token};
 use mem::{IoVec, IoVecMut};
@@ -31,6 +32,7 @@ pub(super) enum Owner {
 pub(super) struct Conn {
     pub(super) sockets: SocketSet<'static>,
     handle: SocketHandle,
+    pub(super) stretch: Stretch,
     pub(super) flow: Flow,
     pub(super) token: Option<Token>,
     pub(super) interest: Interest,
@@ -84,6 +86,7 @@ impl Conn {
         Ok(Self {
             sockets,
             handle,
+            stretch: Stretch::default(),
             flow,
             token: None,
             interest: Interest::NONE,
@@ -155,6 +158,11 @@ impl Conn {
     pub(super) fn is_unacknowledged(&self) -> bool {
         let acknowledged = [State::Closed, State::TimeWait, State::FinWait2];
         (self.owner == Owner::Nobody || self.finished) && !acknowledged.contains(&self.socket().state())
+    }
+
+    /// Octets that the peer has not acknowledged, sent or not.
+    pub(super) fn unacknowledged(&self) -> usize {
+        self.socket().send_queue()
     }
 
     pub(super) fn congestion(&self) -> &'static str {

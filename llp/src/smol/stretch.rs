@@ -1,0 +1,169 @@
+//! Acknowledgements of many segments at once.
+//!
+//! smoltcp opens its congestion window by at most one segment for an acknowledgement, however much it acknowledges. But a peer that
+//! takes packets of 64 KiB acknowledges each once, and one that has much to do acknowledges all that has come: the window would
+//! open by some segments a round trip, where TCP means it to double. So such an acknowledgement is given to smoltcp in parts, as
+//! if the peer had acknowledged segment by segment; no more is acknowledged than the peer has, and only while nothing but the
+//! congestion window holds the connection back.
+
+use super::link::ETHERNET_HEADER;
+use smoltcp::wire::{EthernetFrame, EthernetProtocol, Ipv4Packet, Ipv6Packet, TcpOption, TcpPacket};
+
+/// Parts of an acknowledgement: each costs what a frame costs.
+const PARTS: u32 = 64;
+/// Octets of the IPv6 header and of a TCP header without options.
+const IPV6_HEADER: usize = 40;
+const TCP_HEADER: usize = 20;
+const LONGEST: usize = ETHERNET_HEADER + IPV6_HEADER + TCP_HEADER;
+
+/// What is known of a connection's sending direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Stretch {
+    /// The first octet that the peer has not acknowledged.
+    acknowledged: u32,
+    /// The octet behind the one that was sent last.
+    sent: u32,
+    /// The peer's window, and by how many bits it is shifted.
+    window: u32,
+    scale: u8,
+    /// Nothing but the congestion window kept octets back when it was last looked at.
+    is_limited: bool,
+}
+
+impl Stretch {
+    /// A frame with a TCP segment has left.
+    pub(super) fn has_left(&mut self, frame: &[u8]) {
+        if let Some((at, octets)) = segment_of(frame) {
+            let segment = TcpPacket::new_unchecked(&frame[at..at + octets]);
+            let flags = usize::from(segment.syn()) + usize::from(segment.fin());
+            let len = octets.saturating_sub(usize::from(segment.header_len())) + flags;
+            self.sent = sequence(segment.seq_number()).wrapping_add(len as u32);
+        }
+    }
+
+    /// Everything that could be sent was. `queued`: octets that are not acknowledged, sent or not.
+    pub(super) fn has_sent_all(&mut self, queued: usize, mss: usize) {
+        let flight = self.sent.wrapping_sub(self.acknowledged) as usize;
+        let room = (self.window as usize).saturating_sub(flight);
+        self.is_limited = queued > flight && room >= mss;
+    }
+
+    /// A frame with a TCP segment has come: the parts in which smoltcp should get its acknowledgement before itself.
+    pub(super) fn has_come(&mut self, frame: &[u8], mss: usize) -> Option<Parts> {
+        let (at, octets) = segment_of(frame)?;
+        let segment = TcpPacket::new_checked(&frame[at..at + octets]).ok()?;
+        if segment.syn() {
+            self.scale = scale_of(&segment);
+        }
+        if !segment.ack() || segment.rst() {
+            return None;
+        }
+        let ack = sequence(segment.ack_number());
+        let shift = if segment.syn() { 0 } else { self.scale };
+        self.window = u32::from(segment.window_len()) << shift;
+        let covers = ack.wrapping_sub(self.acknowledged);
+        let is_new = covers > 0 && covers <= self.sent.wrapping_sub(self.acknowledged);
+        let before = self.acknowledged;
+        if segment.syn() || is_new {
+            self.acknowledged = ack;
+        }
+        let mss = u32::try_from(mss).unwrap_or(u32::MAX);
+        if segment.syn() || segment.fin() || !is_new || !self.is_limited || covers <= mss {
+            return None;
+        }
+        Parts::of(frame, at, (before, ack), mss)
+    }
+}
+
+/// Parts of one acknowledgement.
+pub(super) struct Parts {
+    frame: [u8; LONGEST],
+    len: usize,
+    /// Where the TCP header begins.
+    at: usize,
+    next: u32,
+    step: u32,
+    left: u32,
+}
+
+impl Parts {
+    /// The frame's headers without options and octets, with room for other acknowledgements between `before` and `ack`.
+    fn of(whole: &[u8], at: usize, (before, ack): (u32, u32), mss: u32) -> Option<Self> {
+        let covers = ack.wrapping_sub(before);
+        let parts = covers.div_ceil(mss).min(PARTS);
+        let step = covers.div_ceil(parts);
+        let v6 = ethertype(whole)? == EthernetProtocol::Ipv6;
+        let ip = if v6 { IPV6_HEADER } else { 20 };
+        let (start, len) = (ETHERNET_HEADER + ip, ETHERNET_HEADER + ip + TCP_HEADER);
+        let mut frame = [0; LONGEST];
+        frame[..start].copy_from_slice(&whole[..start]);
+        frame[start..len].copy_from_slice(&whole[at..at + TCP_HEADER]);
+        let mut segment = TcpPacket::new_unchecked(&mut frame[start..len]);
+        segment.set_header_len(TCP_HEADER as u8);
+        if v6 {
+            let mut packet = Ipv6Packet::new_unchecked(&mut frame[ETHERNET_HEADER..len]);
+            packet.set_payload_len(TCP_HEADER as u16);
+            packet.set_next_header(smoltcp::wire::IpProtocol::Tcp);
+        } else {
+            let mut packet = Ipv4Packet::new_unchecked(&mut frame[ETHERNET_HEADER..len]);
+            packet.set_header_len(20);
+            packet.set_total_len((ip + TCP_HEADER) as u16);
+            packet.fill_checksum();
+        }
+        Some(Self { frame, len, at: start, next: before.wrapping_add(step), step, left: parts - 1 })
+    }
+
+    /// The next part, as a frame whose TCP checksum nobody looks at.
+    pub(super) fn next(&mut self) -> Option<&mut [u8]> {
+        self.left = self.left.checked_sub(1)?;
+        let frame = &mut self.frame[..self.len];
+        frame[self.at + 8..self.at + 12].copy_from_slice(&self.next.to_be_bytes());
+        self.next = self.next.wrapping_add(self.step);
+        Some(frame)
+    }
+}
+
+fn sequence(number: smoltcp::wire::TcpSeqNumber) -> u32 {
+    number.0 as u32
+}
+
+fn ethertype(frame: &[u8]) -> Option<EthernetProtocol> {
+    Some(EthernetFrame::new_checked(frame).ok()?.ethertype())
+}
+
+/// Where the TCP segment of a frame begins, and its octets.
+fn segment_of(frame: &[u8]) -> Option<(usize, usize)> {
+    let packet = frame.get(ETHERNET_HEADER..)?;
+    let (header, len) = match ethertype(frame)? {
+        EthernetProtocol::Ipv4 => {
+            let packet = Ipv4Packet::new_checked(packet).ok()?;
+            if packet.next_header() != smoltcp::wire::IpProtocol::Tcp {
+                return None;
+            }
+            (usize::from(packet.header_len()), usize::from(packet.total_len()))
+        }
+        EthernetProtocol::Ipv6 => {
+            let packet = Ipv6Packet::new_checked(packet).ok()?;
+            if packet.next_header() != smoltcp::wire::IpProtocol::Tcp {
+                return None;
+            }
+            (IPV6_HEADER, packet.total_len())
+        }
+        _ => return None,
+    };
+    let octets = len.checked_sub(header).filter(|octets| *octets >= TCP_HEADER)?;
+    Some((ETHERNET_HEADER + header, octets))
+}
+
+/// RFC 7323 section 2.2: the shift that a SYN announces; none is a shift of 0, and more than 14 is 14.
+fn scale_of(segment: &TcpPacket<&[u8]>) -> u8 {
+    let mut options = segment.options();
+    while !options.is_empty() {
+        match TcpOption::parse(options) {
+            Ok((_, TcpOption::WindowScale(shift))) => return shift.min(14),
+            Ok((_, TcpOption::EndOfList)) | Err(_) => break,
+            Ok((rest, _)) => options = rest,
+        }
+    }
+    0
+}
