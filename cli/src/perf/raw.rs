@@ -14,6 +14,8 @@ use verbs::{ConnOptions, Device, Pd};
 const MAX_BUFFER: u32 = 4 << 20;
 /// Most memory that a connection's octets come from, or go to.
 const MAX_MEMORY: u32 = 64 << 20;
+/// Octets of memory that serving it takes at most: one connection at a time.
+pub(crate) const MEMORY: u64 = MAX_MEMORY as u64 + MAX_BUFFER as u64;
 /// A reader of small writes asks for this many octets.
 const MIN_READ: usize = 64_000;
 /// A peer that stops in the middle.

@@ -12,6 +12,8 @@ use verbs::{SendFlags, SendOp};
 
 /// Octets of a message that is echoed, at most.
 const ECHO_SIZE: u32 = 64 << 10;
+/// Octets of memory that a peer takes.
+pub(super) const MEMORY: u64 = ECHO_SIZE as u64 * 16 + MAX_SIZE as u64;
 const READ: u64 = 1 << 32;
 const GO_AHEAD: u64 = 2 << 32;
 const WRITE: u64 = 3 << 32;

@@ -1,5 +1,6 @@
 //! `uiw serve`: a known-good peer. One thread accepts; each connection has a thread of its own, which sleeps in the device.
 
+mod budget;
 mod foreign;
 pub(crate) mod perf;
 mod ping;
@@ -12,6 +13,7 @@ use crate::perf::raw;
 use crate::service::Service;
 use crate::stop::Stop;
 use crate::text;
+use budget::Budget;
 use sessions::Sessions;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -51,6 +53,7 @@ struct Server {
     /// For peers that do not say what they want.
     wishes: Wishes,
     sessions: Sessions,
+    budget: Budget,
 }
 
 fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>) -> Result<()> {
@@ -65,6 +68,7 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
         stop: Arc::clone(stop),
         wishes: wishes.clone(),
         sessions: Sessions::default(),
+        budget: Budget::default(),
     });
     loop {
         // Not in the device: a connection's thread that waits there is to be woken by nobody else.
@@ -104,6 +108,17 @@ pub(crate) fn announce(address: SocketAddr) {
     }
 }
 
+/// Octets of memory that serving it takes.
+fn memory(service: &Service) -> u64 {
+    match service {
+        Service::Ping(order) => ping::memory(order.size),
+        Service::Perf(order) => perf::memory(order),
+        Service::Raw => raw::MEMORY,
+        Service::Foreign => foreign::MEMORY,
+        Service::Unknown(_) => 0,
+    }
+}
+
 /// Starts the thread of a connection.
 fn begin(server: &Arc<Server>, request: ConnRequest) {
     let peer = request.peer_addr();
@@ -140,6 +155,14 @@ impl Drop for Leaving<'_> {
 }
 
 fn session(server: &Server, request: ConnRequest, service: Service) -> Result<()> {
+    let _share = match server.budget.take(memory(&service)) {
+        Ok(share) => share,
+        Err(why) => {
+            let peer = request.peer_addr();
+            let _ = request.reject(why.as_bytes());
+            return Err(Failure::lost(peer, why));
+        }
+    };
     match service {
         Service::Ping(order) => ping::serve(server, request, &order),
         Service::Perf(order) => perf::serve(server, request, &order),

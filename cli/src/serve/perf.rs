@@ -22,6 +22,19 @@ pub(crate) const MAX_DEPTH: u32 = 4096;
 const STATS: u64 = 1 << 40;
 const PONG: u64 = 2 << 40;
 
+/// Octets of memory that an order takes: what stands open, and the receives.
+pub(super) fn memory(order: &PerfOrder) -> u64 {
+    let size = u64::from(order.size);
+    let ring = if order.op == Op::Send { size.saturating_mul(receives(order)) } else { 0 };
+    size.saturating_mul(order.slots.into()).saturating_add(ring)
+}
+
+/// Receives that are kept posted.
+fn receives(order: &PerfOrder) -> u64 {
+    let wanted = if order.op.takes_receives() { u64::from(order.depth) + 16 } else { 16 };
+    if order.op == Op::Send { wanted.min(MAX_MEMORY / u64::from(order.size.max(1))).max(4) } else { wanted }
+}
+
 pub(super) fn serve(server: &Server, request: ConnRequest, order: &PerfOrder) -> Result<()> {
     let peer = request.peer_addr();
     if let Err(why) = check(order) {
@@ -69,12 +82,10 @@ impl Session {
                 open.write(slot * size, &pattern::message(slot as u64, size))?;
             }
         }
-        let wanted = if order.op.takes_receives() { u64::from(order.depth) + 16 } else { 16 };
-        let (slots, ring) = if order.op == Op::Send {
-            let slots = wanted.min(MAX_MEMORY / size as u64).max(4);
-            (slots, Some(Buffer::exclusive(&server.pd, size * slots as usize)?))
-        } else {
-            (wanted, None)
+        let slots = receives(order);
+        let ring = match order.op {
+            Op::Send => Some(Buffer::exclusive(&server.pd, size * slots as usize)?),
+            _ => None,
         };
         let depths = Depths::new(64, u32::try_from(slots).unwrap_or(u32::MAX));
         let half = Half::new(&server.device, &server.pd, &depths)?;

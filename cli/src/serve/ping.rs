@@ -14,6 +14,11 @@ const SLOTS: u32 = 16;
 /// Octets of a message at most.
 pub(crate) const MAX_SIZE: u32 = 16 << 20;
 
+/// Octets of memory for messages of `size` octets: those that stand open, and the receives.
+pub(super) fn memory(size: u32) -> u64 {
+    u64::from(size) * u64::from(SLOTS + 1)
+}
+
 pub(super) fn serve(server: &Server, request: ConnRequest, order: &PingOrder) -> Result<()> {
     let peer = request.peer_addr();
     if order.size > MAX_SIZE {
