@@ -23,7 +23,9 @@ pub(super) fn cases() -> Vec<Case> {
             let run = move |bench: &mut Bench, setting: &Setting, direction| {
                 over(bench, tcp, setting, direction, orders)
             };
-            cases.push(Case::new(format!("smoltcp over {kind}: {name}"), run).axes(Axes::Tcp).short());
+            let case = Case::new(format!("smoltcp over {kind}: {name}"), run).axes(Axes::Tcp);
+            // Large messages end in a CRC error now and then on a busy machine, by whose fault is open (QUIRKS.md).
+            cases.push(if name.contains("Invalidate") { case.short() } else { case });
         }
     }
     cases
