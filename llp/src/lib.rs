@@ -252,7 +252,8 @@ pub trait Stack: Send {
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()>;
 
     /// A descriptor that is readable when [`Stack::poll`] would tell something. `None`: only the clock and the other
-    /// ends move this stack.
+    /// ends move this stack. Who drives the stack may add a descriptor of its own to an epoll set, whose data has all bits set:
+    /// a `poll` that finds it there leaves it out or passes it on as a token that nobody has.
     fn wait_fd(&self) -> Option<Arc<OwnedFd>>;
 
     /// When `poll` is wanted even without readiness.

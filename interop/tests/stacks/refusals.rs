@@ -55,14 +55,8 @@ fn without_the_capabilities() {
 fn an_interface_that_is_deleted_under_traffic() {
     for kind in ["packet", "xdp"] {
         let Some(network) = Network::veth() else { return };
-        let spec = |host| format!("{kind}:veth0,ip=10.77.0.{host}/24");
-        let mut command = Command::new(uiw());
-        command.args(["--llp", &spec(11), "serve", "--listen", "10.77.0.11:7174"]);
-        let mut server = Running::start(network.server(command));
-        server.wait_saying("listening on");
-        let mut command = Command::new(uiw());
-        command.args(["--llp", &spec(12), "perf", "10.77.0.11", "--size", "64K", "--seconds", "60"]);
-        let client = Running::start(network.client(command));
+        let (mut server, client) =
+            connected(&network, kind, &["perf", "10.77.0.11", "--size", "64K", "--seconds", "60"]);
         thread::sleep(Duration::from_millis(500));
         let mut command = Command::new("ip");
         command.args(["link", "delete", "veth0"]);

@@ -1,7 +1,7 @@
 //! Where the leader sleeps: in the stack's own epoll set, with a bell in it.
 //!
-//! A set that lies in another set or in poll(2) wakes its sleeper by a detour, and without the kernel's hint that who sends is about
-//! to sleep himself; beside a blocking read that was a tenth of a round trip between two sleepers (ARCHITECTURE.md, thresholds).
+//! A set that lies in another set or in poll(2) wakes its sleeper by a detour, and says that there is something, but not to whom:
+//! a second call asks. What that cost a round trip between two sleepers stands in ARCHITECTURE.md, thresholds.
 
 use crate::driver::park::timespec;
 use crate::error::{Error, Result};
