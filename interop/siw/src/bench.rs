@@ -9,7 +9,7 @@ use crate::shell::{Output, Process, need};
 use crate::{Error, Result};
 use interop::stock::{Libraries, User, free_port, listens};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -213,6 +213,20 @@ impl Bench {
     pub fn capture(&mut self, file: Option<PathBuf>) {
         self.listener = None;
         self.pcap = file;
+    }
+
+    /// The capture that uiw writes of the rows.
+    #[must_use]
+    pub fn captured(&self) -> Option<PathBuf> {
+        self.pcap.clone()
+    }
+
+    /// `uiw decode` of a capture; `how` is `--json` or `--quiet`.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn decode(&self, how: &str, file: &Path) -> Result<Output> {
+        crate::shell::run(Command::new(&self.uiw).args(["decode", how]).arg(file), LISTENING)
     }
 
     /// Runs uiw to its end.

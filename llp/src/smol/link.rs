@@ -110,14 +110,33 @@ impl<L: Link> Device for Port<'_, L> {
         let ours = self.link.capabilities();
         let mut theirs = DeviceCapabilities::default();
         theirs.medium = Medium::Ethernet;
-        theirs.max_transmission_unit = ours.mtu + ETHERNET_HEADER;
+        theirs.max_transmission_unit = longest_packet(ours.mtu) + ETHERNET_HEADER;
         // Received segments are verified before smoltcp sees them: whether one needs it is known only here.
         theirs.checksum.tcp = if ours.segmentation.is_some() { Checksum::None } else { Checksum::Tx };
         // IPv4 only: smoltcp 0.14 drops IPv6 packets that are longer than the MTU even where the device would cut them.
-        theirs.segmentation.tcpv4 = ours.segmentation.and_then(NonZeroUsize::new);
+        theirs.segmentation.tcpv4 =
+            ours.segmentation.and_then(|longest| NonZeroUsize::new(whole_segments(longest, ours.mtu)));
         theirs
     }
 }
+
+/// Octets of the longest IP packet that is sent: of the MTU, what leaves a payload of a multiple of four. An FPDU has a length of
+/// that kind (RFC 5044 section 4.1), so no segment ends within its CRC. Linux's siw takes no CRC that comes in two segments.
+pub(super) fn longest_packet(mtu: usize) -> usize {
+    mtu & !3
+}
+
+/// Octets of the longest frame that the link is given to cut, of `longest`: one of whole segments. A remainder would be a short segment
+/// behind each frame, and might end anywhere.
+fn whole_segments(longest: usize, mtu: usize) -> usize {
+    let headers = ETHERNET_HEADER + IPV4_AND_TCP;
+    let segment = longest_packet(mtu).saturating_sub(IPV4_AND_TCP).max(1);
+    let payload = longest.saturating_sub(headers);
+    headers + if payload < segment { payload & !3 } else { payload / segment * segment }
+}
+
+/// Octets of the two headers without options.
+const IPV4_AND_TCP: usize = 40;
 
 /// Octets in front of the IP packet.
 pub(super) const ETHERNET_HEADER: usize = 14;
@@ -155,5 +174,26 @@ impl<L: Link> TxToken for Tx<'_, L> {
 
     fn set_meta(&mut self, meta: PacketMeta) {
         self.segmentation = meta.segmentation_offload_size.map(|size| Segmentation { size: size.get() });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_to_be_cut_hold_whole_segments_of_a_multiple_of_four() {
+        for (mtu, segment) in
+            [(1500, 1460), (1501, 1460), (1503, 1460), (1504, 1464), (9000, 8960), (9001, 8960)]
+        {
+            let payload = whole_segments(65_535, mtu) - ETHERNET_HEADER - IPV4_AND_TCP;
+            assert_eq!(payload % segment, 0, "MTU {mtu}");
+            assert_eq!(payload % 4, 0, "MTU {mtu}");
+            assert!(payload + segment > 65_535 - ETHERNET_HEADER - IPV4_AND_TCP, "MTU {mtu}: another fits");
+        }
+        // An interface whose packets are longer than a frame to be cut, and the loopback's 65,536.
+        for mtu in [65_536, 70_000] {
+            assert_eq!(whole_segments(65_535, mtu), ETHERNET_HEADER + IPV4_AND_TCP + 65_480);
+        }
     }
 }

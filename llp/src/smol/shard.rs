@@ -7,7 +7,7 @@ mod wake;
 use super::SmolConfig;
 use super::addr::{endpoint, plain};
 use super::flow::{Checksum, Flow, Kind, classify};
-use super::link::{Frame, Link, Port};
+use super::link::{Frame, Link, Port, longest_packet};
 use crate::{Clock, Event, Interest, ListenOptions, Rest, StreamOptions, Token};
 use conn::{Conn, Owner};
 use mem::{IoVec, IoVecMut};
@@ -133,7 +133,7 @@ impl<L: Link> Shard<L> {
     }
 
     pub(super) fn mtu(&self) -> usize {
-        self.link.capabilities().mtu
+        longest_packet(self.link.capabilities().mtu)
     }
 
     /// Octets of payload in a segment: without options, as smoltcp sends none after the SYN.

@@ -91,7 +91,8 @@ impl Parts {
     fn of(whole: &[u8], at: usize, (before, ack): (u32, u32), mss: u32) -> Option<Self> {
         let covers = ack.wrapping_sub(before);
         let parts = covers.div_ceil(mss).min(PARTS);
-        let step = covers.div_ceil(parts);
+        // Of a multiple of four, as what it acknowledges is: the congestion window grows by it, and where that ends a segment ends.
+        let step = covers.div_ceil(parts).next_multiple_of(4);
         let v6 = ethertype(whole)? == EthernetProtocol::Ipv6;
         let ip = if v6 { IPV6_HEADER } else { 20 };
         let (start, len) = (ETHERNET_HEADER + ip, ETHERNET_HEADER + ip + TCP_HEADER);
@@ -110,7 +111,7 @@ impl Parts {
             packet.set_total_len((ip + TCP_HEADER) as u16);
             packet.fill_checksum();
         }
-        Some(Self { frame, len, at: start, next: before.wrapping_add(step), step, left: parts - 1 })
+        Some(Self { frame, len, at: start, next: before.wrapping_add(step), step, left: (covers - 1) / step })
     }
 
     /// The next part, as a frame whose TCP checksum nobody looks at.

@@ -332,7 +332,7 @@ fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bo
     };
     let output = super::ops::converse(bench, &setting, direction, orders, PATIENCE);
     bench.capture(None);
-    let decoded = bench.run_uiw(&["decode", "--json", &file.display().to_string()], PATIENCE);
+    let decoded = bench.decode("--json", &file);
     // Nothing of it stays, whatever came out.
     let _ = std::fs::remove_file(&file);
     if let Verdict::Fail(why) = super::ops::judge(orders, &output?) {
