@@ -46,7 +46,7 @@ pub use error::{
     RemoteError, ReregError, Unaligned,
 };
 pub use iovec::{IoVec, IoVecMut};
-pub use memory::{Memory, give_back_free_pages};
+pub use memory::{Memory, give_back_free_pages, share_arenas};
 pub use region::Region;
 pub use span::{Pinned, Span};
 pub use table::{Entry, EntryKind, Limits, Recent, Rereg, Table, Window};

@@ -62,6 +62,7 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
     let listener = Listener::bind(device, address, BACKLOG, &options, &channel)
         .map_err(|error| cannot_listen(address, &error))?;
     announce(listener.local_addr());
+    mem::share_arenas();
     let server = Arc::new(Server {
         device: device.clone(),
         pd: device.alloc_pd()?,

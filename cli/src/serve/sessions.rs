@@ -1,17 +1,25 @@
 //! The connections that are served: how many there are, and that what a crowd of them held goes back when it has left.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 /// Connections at a time.
 pub(super) const MAX: usize = 1024;
-/// So many at a time are a crowd.
-const CROWD: usize = 32;
+/// So many are a crowd, at a time or one after the other.
+const CROWD: usize = 128;
+/// So few may still be there when a crowd is said to have left.
+const STRAGGLERS: usize = 8;
+/// After this, what the crowd held is free.
+const SETTLED: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 struct Count {
     now: usize,
-    /// The most since memory was given back.
-    most: usize,
+    /// Those that have left since memory was given back.
+    gone: usize,
+    /// A thread is about to give it back.
+    is_tidied: bool,
 }
 
 /// Connections that have a thread each. The threads are nobody's: a handle that waits to be joined would keep its stack.
@@ -33,22 +41,25 @@ impl Sessions {
             return false;
         }
         count.now += 1;
-        count.most = count.most.max(count.now);
         true
     }
 
-    /// One less.
+    /// One less. The thread of the last of a crowd tidies up, a while later: what the crowd held is freed by others, too.
     pub(super) fn leave(&self) {
         let mut count = self.count();
-        let crowd_left = count.most >= CROWD && count.now <= CROWD / 4;
-        if crowd_left {
-            count.most = count.now;
+        count.now -= 1;
+        count.gone += 1;
+        let tidies = count.gone >= CROWD && count.now <= STRAGGLERS && !count.is_tidied;
+        count.is_tidied |= tidies;
+        drop(count);
+        self.left.notify_all();
+        if tidies {
+            thread::sleep(SETTLED);
+            let mut count = self.count();
+            (count.gone, count.is_tidied) = (0, false);
             drop(count);
             mem::give_back_free_pages();
-            count = self.count();
         }
-        count.now -= 1;
-        self.left.notify_all();
     }
 
     /// Waits until none is left.
@@ -81,7 +92,7 @@ mod tests {
         assert!((0..2 * CROWD).all(|_| sessions.enter()));
         for _ in 0..2 * CROWD {
             let own = Arc::clone(&sessions);
-            std::thread::spawn(move || own.leave());
+            thread::spawn(move || own.leave());
         }
         sessions.over();
         assert_eq!(sessions.count().now, 0);

@@ -164,6 +164,11 @@ impl Core {
     pub(crate) fn remove(&mut self, token: Token) -> Option<Slot> {
         self.slot(token)?;
         let (_, slot) = self.slots.remove(token.0 as u32 as usize);
+        // What a crowd of connections took goes back when most have left; asked seldom, as it walks the slots.
+        let left = self.slots.len();
+        if left.is_power_of_two() && left * 8 <= self.slots.capacity() {
+            self.slots.shrink_to_fit();
+        }
         match self.established.iter().position(|t| *t == token) {
             Some(at) => drop(self.established.swap_remove(at)),
             None => self.others -= 1,
