@@ -1,6 +1,7 @@
 //! One connection on the raw layer: a queue pair, the queue where it completes, and ways to wait for that queue.
 
 use crate::fail::{Failure, Result};
+use crate::spin::Spin;
 use crate::stop::Stop;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
@@ -19,8 +20,6 @@ use verbs::{
 pub(crate) const RECV: u64 = 1 << 63;
 /// Octets that go inline at most.
 pub(crate) const MAX_INLINE: u32 = 1024;
-/// Polls that find nothing before a spinning thread lets others have its core.
-const SPINS: u32 = 2000;
 
 /// How a thread waits for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,7 +186,7 @@ pub(crate) fn completions(
     max: usize,
     mut each: impl FnMut(Wc),
 ) -> usize {
-    let mut empty = 0u32;
+    let mut spin = Spin::default();
     loop {
         let taken = cq.poll_with(max, &mut each);
         if taken > 0 || until.is_over() {
@@ -202,11 +201,7 @@ pub(crate) fn completions(
                 });
             }
             Wait::Descriptor => sleep_on_channel(cq),
-            Wait::Spin if empty > SPINS => std::thread::yield_now(),
-            Wait::Spin => {
-                empty += 1;
-                std::hint::spin_loop();
-            }
+            Wait::Spin => spin.empty(),
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::fail::{Failure, Result};
 use crate::link::{Depths, Half, Until, Wait};
 use crate::service::{RawReply, Service};
+use crate::spin::Spin;
 use crate::stop::Stop;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -220,12 +221,12 @@ fn read_message(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> {
 
 fn read_spinning(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> {
     let mut got = 0;
-    let mut empty = 0u32;
+    let mut spin = Spin::default();
     while got < buffer.len() {
         match stream.read(&mut buffer[got..]) {
             Ok(0) => return Ok(false),
             Ok(n) => got += n,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => relax(&mut empty),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => spin.empty(),
             Err(error) => return Err(error),
         }
     }
@@ -233,11 +234,11 @@ fn read_spinning(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> 
 }
 
 fn write_spinning(stream: &mut TcpStream, mut octets: &[u8]) -> io::Result<()> {
-    let mut full = 0u32;
+    let mut spin = Spin::default();
     while !octets.is_empty() {
         match stream.write(octets) {
             Ok(n) => octets = &octets[n..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => relax(&mut full),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => spin.empty(),
             Err(error) => return Err(error),
         }
     }
@@ -249,16 +250,6 @@ fn keep_last(last: &mut [u8; 8], octets: &[u8]) {
     let new = octets.len().min(last.len());
     last.copy_within(new.., 0);
     last[8 - new..].copy_from_slice(&octets[octets.len() - new..]);
-}
-
-/// As our own pollers do: spin, then let others have the core.
-fn relax(times: &mut u32) {
-    *times += 1;
-    if *times > 2000 {
-        std::thread::yield_now();
-    } else {
-        std::hint::spin_loop();
-    }
 }
 
 /// What a raw connection measured.

@@ -6,6 +6,7 @@ use super::raw::cpu_ns;
 use crate::fail::{Failure, Result};
 use crate::link::{Until, completions, cq_options};
 use crate::service::{Op, Stats};
+use crate::spin::Spin;
 use hdrhistogram::Histogram;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -171,8 +172,11 @@ impl Run {
         let mut now = start;
         while now - start < self.plan.time && self.lanes[0].posted < limit {
             self.lanes[0].ping()?;
+            let mut spin = Spin::default();
             while !self.answered()? {
-                self.take_for_answer()?;
+                if self.take_for_answer()? == 0 {
+                    spin.empty();
+                }
             }
             let then = Instant::now();
             histogram.saturating_record((then - now).as_nanos() as u64);
@@ -181,10 +185,10 @@ impl Run {
         Ok(())
     }
 
-    /// Polls once where memory tells of the answer; otherwise waits for a completion.
-    fn take_for_answer(&mut self) -> Result<()> {
+    /// Polls once where memory tells of the answer; otherwise waits for a completion. Returns those taken.
+    fn take_for_answer(&mut self) -> Result<usize> {
         let until = if self.plan.op == Op::Write { Until::deadline(Instant::now()) } else { Until::NEVER };
-        self.take(until).map(drop)
+        self.take(until)
     }
 
     fn answered(&self) -> Result<bool> {

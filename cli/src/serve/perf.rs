@@ -9,6 +9,7 @@ use crate::link::{
 use crate::memory::Buffer;
 use crate::perf::{pattern, raw::cpu_ns};
 use crate::service::{Op, PerfOrder, PerfReply, Stats};
+use crate::spin::Spin;
 use verbs::cm::ConnRequest;
 use verbs::{Access, Remote, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
 
@@ -187,7 +188,7 @@ impl Session {
 
     /// Answers Writes that nothing but their last octet tells of.
     fn answer_writes(&mut self, server: &Server) -> Result<()> {
-        let (mut seen, mut empty) = (0u8, 0u32);
+        let (mut seen, mut spin) = (0u8, Spin::default());
         let mut last = [0u8];
         let mut batch = Vec::with_capacity(16);
         while !server.stop.is_set() {
@@ -201,12 +202,10 @@ impl Session {
             self.open.read(self.size - 1, &mut last)?;
             if last[0] != seen {
                 seen = last[0];
-                empty = 0;
+                spin = Spin::default();
                 self.write_back(false)?;
-            } else if empty > 2000 {
-                std::thread::yield_now();
             } else {
-                empty += 1;
+                spin.empty();
             }
         }
         Ok(())
