@@ -171,6 +171,13 @@ pub(crate) fn post(qp: &Qp, wr_id: u64, op: SendOp, sges: &[Sge], flags: SendFla
     Ok(())
 }
 
+/// Posts a chain of requests.
+pub(crate) fn post_all<'a>(qp: &Qp, wrs: impl Iterator<Item = SendWr<'a>>) -> Result<()> {
+    // SAFETY: as in `post`.
+    unsafe { qp.post_send(wrs) }?;
+    Ok(())
+}
+
 /// Posts a Send of a copy of `octets`, at most [`MAX_INLINE`] of them.
 pub(crate) fn send_copy(qp: &Qp, wr_id: u64, octets: &[u8]) -> Result<()> {
     let sge = Sge { addr: octets.as_ptr() as u64, length: octets.len() as u32, lkey: 0 };

@@ -1,7 +1,7 @@
 //! The server of `uiw perf`: memory for Writes, Reads and atomics, receives for Sends, answers for ping-pong. An empty Send is
 //! answered with statistics; it marks the beginning and the end of a run.
 
-use super::Server;
+use super::{Server, opposite};
 use crate::fail::{Failure, Result};
 use crate::link::{
     Depths, Half, Link, MAX_INLINE, RECV, Until, Wait, completions, post, post_recvs, send_copy,
@@ -38,9 +38,14 @@ fn receives(order: &PerfOrder) -> u64 {
 
 pub(super) fn serve(server: &Server, request: ConnRequest, order: &PerfOrder) -> Result<()> {
     let peer = request.peer_addr();
-    if let Err(why) = check(order) {
+    let opposite = order.opposite;
+    let checked = check(order).and_then(|()| opposite.map_or(Ok(()), |o| opposite::check(order, &o)));
+    if let Err(why) = checked {
         let _ = request.reject(why.as_bytes());
         return Err(Failure::lost(peer, why));
+    }
+    if let Some(opposite) = opposite {
+        return opposite::serve(server, request, order, opposite);
     }
     let mut session = Session::new(server, request, order)?;
     if order.latency && order.op == Op::Write { session.answer_writes(server) } else { session.run(server) }?;

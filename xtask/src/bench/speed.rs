@@ -100,6 +100,7 @@ const ROWS: &[Row] = {
         ),
         row("read 64, 128 outstanding", "--op read --size 64 --depth 128 --spin", Messages, AtLeast(8.0)),
         row("fetch-add, 128 outstanding", "--op fetch-add --depth 128 --spin", Messages, AtLeast(8.0)),
+        row("two directions, write 1M", "--op write --size 1M --bidirectional", Throughput, AtLeast(0.90)),
         row("processor time, write 1M", "--op write --size 1M", Processor, AtMost(1.15)),
     ]
 };
