@@ -51,6 +51,10 @@ pub trait Link: Send {
     /// Takes back a frame that was used: its memory serves another one.
     fn recycle(&mut self, frame: Self::Frame);
 
+    /// Frames that are sent from now on belong to a flow with this hash. A link with several queues has one for each flow: its
+    /// frames stay in order.
+    fn send_for(&mut self, _flow: u64) {}
+
     /// Whether [`Link::transmit`] has room now.
     fn has_room(&mut self) -> bool;
 
@@ -63,7 +67,7 @@ pub trait Link: Send {
     /// Readable when [`Link::receive`] has something.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// When [`Link::receive`] will have something, where only the clock tells.
+    /// When [`Link::receive`] will have something, or [`Link::flush`] should be called again, where only the clock tells.
     fn next(&self) -> Option<Instant> {
         None
     }

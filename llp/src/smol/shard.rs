@@ -202,7 +202,8 @@ impl<L: Link> Shard<L> {
             return;
         };
         let emss = self.emss(self.conns[id].flow.peer.is_ipv6());
-        let Conn { sockets, stretch, .. } = &mut self.conns[id];
+        let Conn { sockets, stretch, queue, .. } = &mut self.conns[id];
+        self.link.send_for(*queue);
         if let Some(mut parts) = stretch.has_come(octets, emss) {
             while let Some(part) = parts.next() {
                 let mut port = Port { link: &mut self.link, frame: Some(part), stretch: Some(stretch) };
@@ -254,6 +255,7 @@ impl<L: Link> Shard<L> {
         let Some(v6) = self.conns.get(id).map(|conn| conn.flow.peer.is_ipv6()) else { return };
         let emss = self.emss(v6);
         let conn = &mut self.conns[id];
+        self.link.send_for(conn.queue);
         let mut changed = false;
         for _ in 0..BURSTS {
             let mut port = Port { link: &mut self.link, frame: None, stretch: Some(&mut conn.stretch) };

@@ -34,6 +34,8 @@ pub(super) struct Conn {
     handle: SocketHandle,
     pub(super) stretch: Stretch,
     pub(super) flow: Flow,
+    /// The hash of the flow: its frames leave by one queue of the link.
+    pub(super) queue: u64,
     pub(super) token: Option<Token>,
     pub(super) interest: Interest,
     pub(super) owner: Owner,
@@ -87,6 +89,7 @@ impl Conn {
             sockets,
             handle,
             stretch: Stretch::default(),
+            queue: flow.hash(),
             flow,
             token: None,
             interest: Interest::NONE,
