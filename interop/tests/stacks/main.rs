@@ -7,3 +7,4 @@ mod path;
 mod programs;
 mod queues;
 mod refusals;
+mod segments;

@@ -1,7 +1,8 @@
 //! Links: where Ethernet frames come from and go to. And the little that makes one a device of smoltcp's for one frame.
 
+use super::mss;
 use super::stretch::Stretch;
-use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, PacketMeta, RxToken, TxToken};
+use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::time::Instant as Tick;
 use std::io;
 use std::num::NonZeroUsize;
@@ -13,18 +14,18 @@ use std::time::Instant;
 pub struct Capabilities {
     /// Octets of an IP packet on the wire.
     pub mtu: usize,
-    /// The link cuts larger TCP packets itself, up to this many octets with their Ethernet header, and computes the checksums of
-    /// all TCP segments.
+    /// The link cuts larger TCP packets itself, over both versions of IP, up to this many octets with their Ethernet header, and
+    /// computes the checksums of all TCP segments.
     pub segmentation: Option<usize>,
     /// Frames may come from this machine, with TCP checksums that are only begun: the sum of the pseudo-header, which a card would
     /// complete. They are taken for right.
     pub partial_checksums: bool,
 }
 
-/// How the link is to cut a frame into segments.
+/// How the link is to cut a TCP packet into segments, where one does not take it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segmentation {
-    /// Octets of payload in each.
+    /// Octets of payload and TCP options in each: the peer's maximum segment size, at most what the MTU carries.
     pub size: u16,
 }
 
@@ -86,7 +87,20 @@ pub(super) struct Port<'a, L: Link> {
     pub(super) link: &'a mut L,
     pub(super) frame: Option<&'a mut [u8]>,
     /// Of the connection whose segments leave.
-    pub(super) stretch: Option<&'a mut Stretch>,
+    pub(super) sender: Option<Sender<'a>>,
+}
+
+/// A connection as far as its segments on the link go.
+pub(super) struct Sender<'a> {
+    pub(super) stretch: &'a mut Stretch,
+    /// Of links that cut.
+    pub(super) segmentation: Option<Segmentation>,
+}
+
+impl Sender<'_> {
+    fn again(&mut self) -> Sender<'_> {
+        Sender { stretch: self.stretch, segmentation: self.segmentation }
+    }
 }
 
 impl<L: Link> Device for Port<'_, L> {
@@ -101,24 +115,25 @@ impl<L: Link> Device for Port<'_, L> {
 
     fn receive(&mut self, _: Tick) -> Option<(Rx<'_>, Tx<'_, L>)> {
         let frame = self.frame.take()?;
-        let stretch = self.stretch.as_deref_mut();
-        Some((Rx(frame), Tx { link: self.link, segmentation: None, stretch }))
+        Some((Rx(frame), Tx { link: self.link, sender: self.sender.as_mut().map(Sender::again) }))
     }
 
     fn transmit(&mut self, _: Tick) -> Option<Tx<'_, L>> {
-        let stretch = self.stretch.as_deref_mut();
-        self.link.has_room().then_some(Tx { link: self.link, segmentation: None, stretch })
+        self.link
+            .has_room()
+            .then_some(Tx { link: self.link, sender: self.sender.as_mut().map(Sender::again) })
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
         let ours = self.link.capabilities();
         let mut theirs = DeviceCapabilities::default();
         theirs.medium = Medium::Ethernet;
-        theirs.max_transmission_unit = ours.mtu + ETHERNET_HEADER;
+        // Where the link cuts, of the longest packet: see `mss`.
+        theirs.max_transmission_unit = ours.segmentation.unwrap_or(ours.mtu + ETHERNET_HEADER);
         // Received segments are verified before smoltcp sees them: whether one needs it is known only here.
         theirs.checksum.tcp = if ours.segmentation.is_some() { Checksum::None } else { Checksum::Tx };
-        // IPv4 only: smoltcp 0.14 drops IPv6 packets that are longer than the MTU even where the device would cut them.
         theirs.segmentation.tcpv4 = ours.segmentation.and_then(NonZeroUsize::new);
+        theirs.segmentation.tcpv6 = theirs.segmentation.tcpv4;
         theirs
     }
 }
@@ -136,17 +151,21 @@ impl RxToken for Rx<'_> {
 
 pub(super) struct Tx<'a, L: Link> {
     link: &'a mut L,
-    segmentation: Option<Segmentation>,
-    stretch: Option<&'a mut Stretch>,
+    sender: Option<Sender<'a>>,
 }
 
 impl<L: Link> TxToken for Tx<'_, L> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
-        let (mut f, mut result, mut stretch) = (Some(f), None, self.stretch);
-        self.link.transmit(len, self.segmentation, &mut |octets| {
+        let (mut f, mut result, mut sender) = (Some(f), None, self.sender);
+        let Capabilities { mtu, segmentation: cuts, .. } = self.link.capabilities();
+        let segmentation = sender.as_ref().and_then(|sender| sender.segmentation);
+        self.link.transmit(len, segmentation, &mut |octets| {
             result = f.take().map(|f| f(octets));
-            if let Some(stretch) = &mut stretch {
-                stretch.has_left(octets);
+            if cuts.is_some() {
+                mss::limit(octets, mtu);
+            }
+            if let Some(sender) = &mut sender {
+                sender.stretch.has_left(octets);
             }
         });
         match (result, f) {
@@ -155,9 +174,5 @@ impl<L: Link> TxToken for Tx<'_, L> {
             (None, Some(f)) => f(&mut vec![0; len]),
             (None, None) => unreachable!("what was called has a result"),
         }
-    }
-
-    fn set_meta(&mut self, meta: PacketMeta) {
-        self.segmentation = meta.segmentation_offload_size.map(|size| Segmentation { size: size.get() });
     }
 }

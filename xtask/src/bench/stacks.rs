@@ -67,6 +67,8 @@ enum Beside {
 struct Row {
     name: &'static str,
     mtu: u32,
+    /// Over IPv6.
+    v6: bool,
     /// Options of an emulator in between.
     path: &'static [&'static str],
     ours: Who,
@@ -81,11 +83,11 @@ const WRITE: &str = "--op write --size 1M";
 const LINE: Beside = Beside::Line(125e6);
 
 const fn row(name: &'static str, mtu: u32, ours: Who, theirs: Who, bar: Bar) -> Row {
-    Row { name, mtu, path: &[], ours, theirs, beside: Beside::Them, bar }
+    Row { name, mtu, v6: false, path: &[], ours, theirs, beside: Beside::Them, bar }
 }
 
 const fn path(name: &'static str, ours: Who, theirs: Who) -> Row {
-    Row { name, mtu: 1500, path: PATH, ours, theirs, beside: LINE, bar: Bar::AtLeast(0.90) }
+    Row { name, mtu: 1500, v6: false, path: PATH, ours, theirs, beside: LINE, bar: Bar::AtLeast(0.90) }
 }
 
 const ROWS: &[Row] = &[
@@ -93,6 +95,16 @@ const ROWS: &[Row] = &[
     row("xdp, bare smoltcp, MTU 3498", 3498, Who::Uiw("xdp", WRITE), Who::Smoltcp, Bar::AtLeast(0.90)),
     row("packet, kernel TCP cubic", 1500, Who::Uiw("packet", WRITE), Who::Tcp("cubic"), Bar::AtLeast(1.0)),
     row("packet, kernel TCP bbr", 1500, Who::Uiw("packet", WRITE), Who::Tcp("bbr"), Bar::AtLeast(1.0)),
+    Row {
+        v6: true,
+        ..row(
+            "packet IPv6, kernel TCP cubic",
+            1500,
+            Who::Uiw("packet", WRITE),
+            Who::Tcp("cubic"),
+            Bar::AtLeast(1.0),
+        )
+    },
     row(
         "xdp ping-pong, kernel TCP cubic",
         1500,
@@ -184,8 +196,9 @@ impl Place {
         let no = "no network namespaces: run it as root";
         if row.path.is_empty() {
             let place = Self { network: Network::veth().ok_or(no)?, _wan: None };
-            for server in [true, false] {
+            for (server, address) in [(true, "fd77::1/64"), (false, "fd77::2/64")] {
                 place.at(server, "ip", &["link", "set", "veth0", "mtu", &row.mtu.to_string()])?;
+                place.at(server, "ip", &["address", "add", address, "dev", "veth0", "nodad"])?;
             }
             return Ok(place);
         }
@@ -230,14 +243,20 @@ fn slice(who: Who, place: &Place, row: &Row, seconds: f64, programs: &Programs) 
         (true, _) => "1M",
         (false, _) => "2M",
     };
-    let own = |kind: &str, host: u8| format!("{kind}:veth0,ip=10.77.0.{host}/24,buffer={buffer}");
+    let own = |kind: &str, host: u8| {
+        let address = if row.v6 { format!("fd77::{host}/64") } else { format!("10.77.0.{host}/24") };
+        format!("{kind}:veth0,ip={address},buffer={buffer}")
+    };
+    let server_at = |host: u8| {
+        if row.v6 { format!("[fd77::{host}]:{port}") } else { format!("10.77.0.{host}:{port}") }
+    };
     let bare = |args: &[&str]| {
         let mut command = Command::new(&programs.bare);
         command.args(args);
         command
     };
     let tcp = |congestion: &str, verb: &str, size: &str| {
-        let at = format!("10.77.0.1:{port}");
+        let at = server_at(1);
         let server = bare(&["tcp", congestion, "listen", &at]);
         place.pair(server, "listening", bare(&["tcp", congestion, verb, &at, &seconds, size]))
     };
@@ -254,13 +273,13 @@ fn slice(who: Who, place: &Place, row: &Row, seconds: f64, programs: &Programs) 
         Who::TcpPing(congestion) => tcp(congestion, "ping", "64").and_then(trip),
         Who::Smoltcp => {
             let server = bare(&["smoltcp", &own("xdp", 11), "listen", &port.to_string()]);
-            let to = format!("10.77.0.11:{port}");
+            let to = server_at(11);
             let client = bare(&["smoltcp", &own("xdp", 12), "connect", &to, &seconds]);
             place.pair(server, "listening", client).and_then(rate)
         }
         Who::Uiw(kind, args) => {
             let spec = |host| if kind == "tcp" { "tcp".to_owned() } else { own(kind, host) };
-            let at = format!("10.77.0.{}:{port}", if kind == "tcp" { 1 } else { 11 });
+            let at = server_at(if kind == "tcp" { 1 } else { 11 });
             let mut server = Command::new(&programs.uiw);
             server.args(["--llp", &spec(11), "serve", "--listen", &at]);
             let mut client = Command::new(&programs.uiw);
