@@ -240,6 +240,8 @@ fn slice(who: Who, place: &Place, row: &Row, seconds: f64, programs: &Programs) 
     let buffer = match (row.path.is_empty(), row.mtu) {
         (true, 1500) if matches!(row.theirs, Who::Smoltcp) => "256K",
         (true, _) if matches!(row.theirs, Who::Smoltcp) => "512K",
+        // The kernel's TCP beside it takes windows of up to 6 MB by itself.
+        (true, _) if matches!(row.ours, Who::Uiw("packet", _)) => "4M",
         (true, _) => "1M",
         (false, _) => "2M",
     };
