@@ -1,6 +1,7 @@
 //! One connection on the raw layer: a queue pair, the queue where it completes, and ways to wait for that queue.
 
 use crate::fail::{Failure, Result};
+use crate::spin::Spin;
 use crate::stop::Stop;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
@@ -19,8 +20,6 @@ use verbs::{
 pub(crate) const RECV: u64 = 1 << 63;
 /// Octets that go inline at most.
 pub(crate) const MAX_INLINE: u32 = 1024;
-/// Polls that find nothing before a spinning thread lets others have its core.
-const SPINS: u32 = 2000;
 
 /// How a thread waits for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,6 +171,13 @@ pub(crate) fn post(qp: &Qp, wr_id: u64, op: SendOp, sges: &[Sge], flags: SendFla
     Ok(())
 }
 
+/// Posts a chain of requests.
+pub(crate) fn post_all<'a>(qp: &Qp, wrs: impl Iterator<Item = SendWr<'a>>) -> Result<()> {
+    // SAFETY: as in `post`.
+    unsafe { qp.post_send(wrs) }?;
+    Ok(())
+}
+
 /// Posts a Send of a copy of `octets`, at most [`MAX_INLINE`] of them.
 pub(crate) fn send_copy(qp: &Qp, wr_id: u64, octets: &[u8]) -> Result<()> {
     let sge = Sge { addr: octets.as_ptr() as u64, length: octets.len() as u32, lkey: 0 };
@@ -187,7 +193,7 @@ pub(crate) fn completions(
     max: usize,
     mut each: impl FnMut(Wc),
 ) -> usize {
-    let mut empty = 0u32;
+    let mut spin = Spin::default();
     loop {
         let taken = cq.poll_with(max, &mut each);
         if taken > 0 || until.is_over() {
@@ -202,11 +208,7 @@ pub(crate) fn completions(
                 });
             }
             Wait::Descriptor => sleep_on_channel(cq),
-            Wait::Spin if empty > SPINS => std::thread::yield_now(),
-            Wait::Spin => {
-                empty += 1;
-                std::hint::spin_loop();
-            }
+            Wait::Spin => spin.empty(),
         }
     }
 }

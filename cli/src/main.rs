@@ -17,6 +17,7 @@ mod run;
 mod serve;
 mod service;
 mod siwtest;
+mod spin;
 mod stop;
 mod text;
 mod wan;

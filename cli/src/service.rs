@@ -48,10 +48,31 @@ pub(crate) struct PerfOrder {
     /// How to wait for completions of a ping-pong.
     pub(crate) wait: Wait,
     pub(crate) validate: bool,
-    /// The client's memory, for the answers to Writes: tagged offset and STag.
+    /// The client's memory, for the answers to Writes or what the server posts: tagged offset and STag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) back: Option<(u64, u32)>,
+    /// The server posts, and the client answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) opposite: Option<Opposite>,
     pub(crate) wishes: Wishes,
+}
+
+/// What the server needs to know to post what a client does otherwise.
+///
+/// It begins when the client sends [`Opposite::GO`], and ends behind its last message or when the client sends
+/// [`Opposite::STOP`]. In between an empty Send is not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Opposite {
+    pub(crate) chain: u32,
+    pub(crate) signal_every: u32,
+    /// Messages; none = until it is stopped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) iterations: Option<u64>,
+}
+
+impl Opposite {
+    pub(crate) const GO: u8 = 1;
+    pub(crate) const STOP: u8 = 2;
 }
 
 /// What a measurement is made of.
@@ -116,7 +137,7 @@ pub(crate) struct RawReply {
 pub(crate) struct Stats {
     /// Processor time of its process so far.
     pub(crate) cpu_ns: u64,
-    /// Messages received.
+    /// Messages received, or posted where the server posts.
     pub(crate) messages: u64,
     /// Messages whose octets were wrong.
     pub(crate) wrong: u64,
@@ -176,6 +197,7 @@ mod tests {
             wait: Wait::Spin,
             validate: false,
             back: Some((u64::MAX, u32::MAX)),
+            opposite: Some(Opposite { chain: u32::MAX, signal_every: u32::MAX, iterations: Some(u64::MAX) }),
             wishes: Wishes { congestion: Some("a-long-congestion".into()), ..Wishes::default() },
         }
     }

@@ -159,6 +159,7 @@ fn serve_answers_ping_rping_and_perf() {
         &["perf", address, "--seconds", "1", "--op", "read", "--size", "1K"],
         &["perf", address, "--seconds", "1", "--op", "fetch-add"],
         &["perf", address, "--seconds", "1", "--op", "write-imm", "--size", "4K"],
+        &["perf", address, "--seconds", "1", "--bidirectional"],
     ] {
         let output = uiw(args);
         assert!(output.status.success(), "{args:?}: {}{}", text(&output.stdout), text(&output.stderr));
@@ -234,9 +235,41 @@ fn results_are_objects_that_can_be_interpreted() {
     }
 }
 
+/// Each end posts on connections of its own, as much as it was asked for, whatever its chains and signals are.
+#[test]
+fn both_directions_are_counted_and_validated() {
+    let server = Server::start();
+    for op in ["write", "read"] {
+        for more in [&["--connections", "3"][..], &["--validate", "--chain", "5", "--signal-every", "7"]] {
+            let args = ["perf", &server.address, "--json", "-b", "--op", op, "--size", "3K"];
+            let args = [&args[..], &["--iterations", "1001"], more].concat();
+            let result = &objects(&uiw(&args))[0];
+            let each = if more[0] == "--connections" { 3003 } else { 1001 };
+            assert_eq!(
+                result["messages_by"],
+                serde_json::json!({"client": each, "server": each}),
+                "{args:?}"
+            );
+            assert_eq!(result["octets"], 2 * each * 3072, "{args:?}");
+        }
+    }
+    // Until the time is over, where no number was given; a number that is too large does not keep it beyond that.
+    for more in [&[][..], &["--iterations", "1000000000"]] {
+        let args = ["perf", &server.address, "--json", "-b", "--seconds", "0.3"];
+        let result = &objects(&uiw(&[&args[..], more].concat()))[0];
+        let by = |who: &str| result["messages_by"][who].as_u64().unwrap();
+        assert!(by("client") > 0 && by("server") > 0, "{result}");
+    }
+}
+
 #[test]
 fn comparisons_have_ratio_and_noise() {
-    for extra in [&["--op", "write"][..], &["--op", "read"], &["--latency", "--op", "send", "--size", "8"]] {
+    for extra in [
+        &["--op", "write"][..],
+        &["--op", "read"],
+        &["--latency", "--op", "send", "--size", "8"],
+        &["--bidirectional", "--op", "write"],
+    ] {
         let output = uiw(&[&["perf", "--compare", "--json", "--slices", "3"], extra].concat());
         let objects = objects(&output);
         assert_eq!(objects.len(), 1);
@@ -260,6 +293,7 @@ fn wrong_measurements_are_2() {
     for (args, says) in [
         (&["--size", "0"][..], "octets"),
         (&["--depth", "100000"], "under way"),
+        (&["-b", "--op", "send"], "Writes and Reads"),
         (&["--chain", "9", "--depth", "8"], "chain"),
         (&["--fpdu", "12"], "128"),
         (&["--latency", "--connections", "2"], "one connection"),

@@ -29,6 +29,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 /// Octets given to a stream at a time.
 const BLOCK: usize = 1 << 20;
+/// Reads that find nothing before a thread that spins lets others have its core: as `uiw perf --spin`.
+const SPINS: u32 = 2000;
 /// Ethernet header.
 const HEADER: usize = 14;
 
@@ -223,11 +225,15 @@ fn serve(at: SocketAddr, congestion: &str) -> Result<()> {
 
 /// A whole message, without sleeping. False at the end.
 fn receive(stream: &mut TcpStream, message: &mut [u8]) -> io::Result<bool> {
-    let mut have = 0;
+    let (mut have, mut empty) = (0, 0);
     while have < message.len() {
         match stream.read(&mut message[have..]) {
             Ok(0) => return Ok(false),
             Ok(count) => have += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock && empty < SPINS => {
+                empty += 1;
+                std::hint::spin_loop();
+            }
             Err(error) if error.kind() == ErrorKind::WouldBlock => std::thread::yield_now(),
             Err(error) => return Err(error),
         }

@@ -9,6 +9,7 @@ mod addr;
 mod flow;
 mod link;
 mod listener;
+mod mss;
 pub mod packet;
 pub mod pipe;
 mod shard;

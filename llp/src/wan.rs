@@ -21,7 +21,7 @@
 mod bridge;
 mod chance;
 mod direction;
-mod segments;
+pub(crate) mod segments;
 #[cfg(test)]
 mod tests;
 

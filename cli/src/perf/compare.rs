@@ -198,7 +198,7 @@ impl Bench<'_> {
             tail = Some(Tail::of(&histogram));
             measured
         } else {
-            self.raw.slice(self.plan.to_server(), size, self.memory(), self.plan.time)?
+            self.raw.slice(self.plan.way(), size, self.memory(), self.plan.time)?
         };
         let Measured { octets, cpu_client_ns, cpu_server_ns, .. } = measured;
         let (figure, units) = figure.unwrap_or((measured.rate(), octets as f64));
@@ -219,9 +219,7 @@ impl Bench<'_> {
         let mut rates = RAW_SIZES.map(|size| (size, Vec::new()));
         for _ in 0..tries {
             for (size, rates) in &mut rates {
-                rates.push(
-                    self.raw.slice(self.plan.to_server(), *size, self.memory(), self.plan.time)?.rate(),
-                );
+                rates.push(self.raw.slice(self.plan.way(), *size, self.memory(), self.plan.time)?.rate());
             }
         }
         let best = rates

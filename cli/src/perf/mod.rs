@@ -2,11 +2,13 @@
 
 mod compare;
 mod lane;
+mod opposite;
 pub(crate) mod pattern;
 mod plan;
 pub(crate) mod raw;
 mod report;
 mod run;
+pub(crate) mod source;
 
 use crate::args::{ConnArgs, DEFAULT_PORT, octets, resolve, seconds};
 use crate::child::Server;
@@ -43,7 +45,7 @@ pub(crate) struct Args {
     /// Every power of two from 2 octets to 8 MiB
     #[arg(long, conflicts_with = "size")]
     sweep: bool,
-    /// Connections at a time
+    /// Connections at a time; with --bidirectional as many again
     #[arg(long, default_value_t = 1)]
     connections: u32,
     /// Messages under way on a connection [default: as many as have 1 MiB together (Reads: 4 MiB), 2 to 128]
@@ -67,6 +69,9 @@ pub(crate) struct Args {
     /// Ping-pong: round trips instead of throughput
     #[arg(long)]
     latency: bool,
+    /// Both directions at once: on as many connections again the server posts (Writes and Reads); figures are of both together
+    #[arg(short, long, conflicts_with = "latency")]
+    bidirectional: bool,
     /// Sleep until something completes (throughput does so by itself)
     #[arg(long)]
     wait: bool,

@@ -1,11 +1,13 @@
 //! What is to be measured, checked once.
 
 use super::Args;
+use super::raw::Way;
+use super::source::Messages;
 use crate::args::Wishes;
 use crate::fail::{Failure, Result};
 use crate::link::Wait;
 use crate::serve::perf::{MAX_DEPTH, MAX_MEMORY, MAX_SIZE};
-use crate::service::{Op, PerfOrder};
+use crate::service::{Op, Opposite, PerfOrder};
 use std::time::Duration;
 
 /// Octets under way when nothing else is said. A Write or Send is done when TCP has taken it, so a few are enough to keep TCP
@@ -26,6 +28,8 @@ pub(crate) struct Plan {
     pub(crate) signal_every: u32,
     pub(crate) connections: u32,
     pub(crate) latency: bool,
+    /// The server posts too, on as many connections of its own.
+    pub(crate) bidirectional: bool,
     pub(crate) wait: Wait,
     pub(crate) validate: bool,
     pub(crate) wishes: Wishes,
@@ -48,6 +52,7 @@ impl Plan {
             signal_every: args.signal_every.unwrap_or_else(|| (depth / 4).clamp(1, 16)),
             connections: args.connections,
             latency: args.latency,
+            bidirectional: args.bidirectional,
             wait: args.wait(),
             validate: args.validate,
             wishes: args.conn.wishes(),
@@ -88,6 +93,10 @@ impl Plan {
         if self.latency && connections > 1 {
             return wrong("--latency".into(), "a ping-pong has one connection".into());
         }
+        if self.bidirectional && !matches!(self.op, Op::Write | Op::Read) {
+            let why = "both directions at once are there for Writes and Reads".into();
+            return wrong(format!("--bidirectional --op {}", self.op), why);
+        }
         if self.latency && self.op == Op::Write && self.wait != Wait::Spin {
             let why = "nothing wakes a sleeper for a plain Write".into();
             return wrong("--latency --wait --op write".into(), why);
@@ -103,7 +112,13 @@ impl Plan {
         }
     }
 
-    pub(crate) fn order(&self, back: Option<(u64, u32)>) -> PerfOrder {
+    pub(crate) fn messages(&self) -> Messages {
+        let Self { op, size, depth, chain, signal_every, validate, .. } = *self;
+        Messages { op, size, slots: self.slots(), depth, chain, signal_every, validate }
+    }
+
+    /// `back` is memory of the client's, `opposite` what the server is to post into it.
+    pub(crate) fn order(&self, back: Option<(u64, u32)>, opposite: Option<Opposite>) -> PerfOrder {
         PerfOrder {
             op: self.op,
             size: self.size,
@@ -113,6 +128,7 @@ impl Plan {
             wait: self.wait,
             validate: self.validate,
             back,
+            opposite,
             wishes: self.wishes.clone(),
         }
     }
@@ -122,9 +138,13 @@ impl Plan {
         if self.op.is_atomic() { RAW_FOR_ATOMICS } else { self.size }
     }
 
-    /// Whether octets go from the client to the server.
-    pub(crate) fn to_server(&self) -> bool {
-        self.op != Op::Read
+    /// Where octets go.
+    pub(crate) fn way(&self) -> Way {
+        match self.op {
+            _ if self.bidirectional => Way::Both,
+            Op::Read => Way::ToClient,
+            _ => Way::ToServer,
+        }
     }
 }
 

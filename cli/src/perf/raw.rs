@@ -3,6 +3,7 @@
 use crate::fail::{Failure, Result};
 use crate::link::{Depths, Half, Until, Wait};
 use crate::service::{RawReply, Service};
+use crate::spin::Spin;
 use crate::stop::Stop;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,12 +15,23 @@ use verbs::{ConnOptions, Device, Pd};
 const MAX_BUFFER: u32 = 4 << 20;
 /// Most memory that a connection's octets come from, or go to.
 const MAX_MEMORY: u32 = 64 << 20;
-/// Octets of memory that serving it takes at most: one connection at a time.
-pub(crate) const MEMORY: u64 = MAX_MEMORY as u64 + MAX_BUFFER as u64;
+/// Connections served at a time: one a direction.
+const AT_ONCE: usize = 2;
+/// Octets of memory that serving them takes at most.
+pub(crate) const MEMORY: u64 = AT_ONCE as u64 * (MAX_MEMORY as u64 + MAX_BUFFER as u64);
 /// A reader of small writes asks for this many octets.
 const MIN_READ: usize = 64_000;
 /// A peer that stops in the middle.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Where a measurement's octets go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    ToServer,
+    ToClient,
+    /// Both at once, on a connection each.
+    Both,
+}
 
 /// What a raw connection does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,10 +108,12 @@ pub(crate) fn serve(device: &Device, pd: &Pd, stop: &Stop, request: ConnRequest)
     crate::link::post_recvs(&half.qp, [(0, None)])?;
     let link = half.accept(request, &ConnOptions::default(), &reply, Until::stop(stop))?;
     std::thread::scope(|scope| {
-        scope.spawn(|| accept_all(&listener, peer));
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| accept_all(&listener, peer));
+        }
         // The connection says nothing more; its end is what is waited for.
         let _ = link.next(Wait::Sleep, Until::stop(stop));
-        // Ends the other thread's accept.
+        // Ends the other threads' accepts.
         let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
     });
     Ok(())
@@ -220,12 +234,12 @@ fn read_message(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> {
 
 fn read_spinning(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> {
     let mut got = 0;
-    let mut empty = 0u32;
+    let mut spin = Spin::default();
     while got < buffer.len() {
         match stream.read(&mut buffer[got..]) {
             Ok(0) => return Ok(false),
             Ok(n) => got += n,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => relax(&mut empty),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => spin.empty(),
             Err(error) => return Err(error),
         }
     }
@@ -233,11 +247,11 @@ fn read_spinning(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> 
 }
 
 fn write_spinning(stream: &mut TcpStream, mut octets: &[u8]) -> io::Result<()> {
-    let mut full = 0u32;
+    let mut spin = Spin::default();
     while !octets.is_empty() {
         match stream.write(octets) {
             Ok(n) => octets = &octets[n..],
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => relax(&mut full),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => spin.empty(),
             Err(error) => return Err(error),
         }
     }
@@ -249,16 +263,6 @@ fn keep_last(last: &mut [u8; 8], octets: &[u8]) {
     let new = octets.len().min(last.len());
     last.copy_within(new.., 0);
     last[8 - new..].copy_from_slice(&octets[octets.len() - new..]);
-}
-
-/// As our own pollers do: spin, then let others have the core.
-fn relax(times: &mut u32) {
-    *times += 1;
-    if *times > 2000 {
-        std::thread::yield_now();
-    } else {
-        std::hint::spin_loop();
-    }
 }
 
 /// What a raw connection measured.
@@ -316,45 +320,66 @@ impl Client {
         Failure::lost(format!("raw TCP to {}", self.server), error)
     }
 
-    /// One slice of throughput on a new connection: writes of `buffer` octets, from and to `memory` octets.
-    pub(crate) fn slice(
-        &self,
-        to_server: bool,
-        buffer: u32,
-        memory: u32,
-        time: Duration,
-    ) -> Result<Measured> {
-        self.try_slice(to_server, buffer, memory, time).map_err(|error| self.failed(error))
+    /// One slice of throughput on new connections: writes of `buffer` octets, from and to `memory` octets.
+    pub(crate) fn slice(&self, way: Way, buffer: u32, memory: u32, time: Duration) -> Result<Measured> {
+        match way {
+            Way::ToServer => self.write(buffer, memory, time),
+            Way::ToClient => self.read(buffer, memory, time),
+            Way::Both => self.both(buffer, memory, time),
+        }
+        .map_err(|error| self.failed(error))
     }
 
-    fn try_slice(&self, to_server: bool, buffer: u32, memory: u32, time: Duration) -> io::Result<Measured> {
-        let kind = if to_server { Kind::ToServer } else { Kind::ToClient };
-        let mut ring =
-            if to_server { Ring::new(buffer as usize, memory) } else { Ring::of_reader(buffer, memory) };
-        let mut stream = self.connect(kind, buffer, memory, time)?;
+    /// Octets of both; the time and the processors' time, which is that of whole processes, of the longer one.
+    fn both(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<Measured> {
+        let (a, b) = std::thread::scope(|scope| {
+            let other = scope.spawn(|| self.read(buffer, memory, time));
+            let this = self.write(buffer, memory, time);
+            (this, other.join().unwrap_or_else(|_| Err(io::Error::other("the reader's thread panicked"))))
+        });
+        let (a, b) = (a?, b?);
+        Ok(Measured {
+            octets: a.octets + b.octets,
+            seconds: a.seconds.max(b.seconds),
+            cpu_client_ns: a.cpu_client_ns.max(b.cpu_client_ns),
+            cpu_server_ns: a.cpu_server_ns.max(b.cpu_server_ns),
+        })
+    }
+
+    fn write(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<Measured> {
+        let mut ring = Ring::new(buffer as usize, memory);
+        let mut stream = self.connect(Kind::ToServer, buffer, memory, time)?;
         let (cpu, start) = (cpu_ns(), Instant::now());
-        let mut moved = 0;
+        let octets = write_until(&mut stream, &mut ring, start + time)?;
+        stream.shutdown(std::net::Shutdown::Write)?;
         let mut answer = [0; 8];
-        if to_server {
-            moved = write_until(&mut stream, &mut ring, start + time)?;
-            stream.shutdown(std::net::Shutdown::Write)?;
-            stream.read_exact(&mut answer)?;
-        } else {
-            loop {
-                let octets = ring.next();
-                match stream.read(octets)? {
-                    0 => break,
-                    n => {
-                        moved += n as u64;
-                        keep_last(&mut answer, &octets[..n]);
-                    }
+        stream.read_exact(&mut answer)?;
+        Ok(Measured {
+            octets,
+            seconds: start.elapsed().as_secs_f64(),
+            cpu_client_ns: cpu_ns() - cpu,
+            cpu_server_ns: u64::from_be_bytes(answer),
+        })
+    }
+
+    fn read(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<Measured> {
+        let mut ring = Ring::of_reader(buffer, memory);
+        let mut stream = self.connect(Kind::ToClient, buffer, memory, time)?;
+        let (cpu, start) = (cpu_ns(), Instant::now());
+        let (mut octets, mut answer) = (0, [0; 8]);
+        loop {
+            let piece = ring.next();
+            match stream.read(piece)? {
+                0 => break,
+                n => {
+                    octets += n as u64;
+                    keep_last(&mut answer, &piece[..n]);
                 }
             }
         }
-        let seconds = start.elapsed().as_secs_f64();
         Ok(Measured {
-            octets: moved,
-            seconds,
+            octets,
+            seconds: start.elapsed().as_secs_f64(),
             cpu_client_ns: cpu_ns() - cpu,
             cpu_server_ns: u64::from_be_bytes(answer),
         })

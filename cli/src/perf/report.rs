@@ -14,6 +14,7 @@ fn context(plan: &Plan, outcome: &Outcome) -> Value {
         "op": plan.op,
         "size": plan.size,
         "connections": plan.connections,
+        "bidirectional": plan.bidirectional,
         "depth": plan.depth,
         "chain": plan.chain,
         "signal_every": plan.signal_every,
@@ -51,13 +52,18 @@ pub(crate) fn heading(plan: &Plan, outcome: &Outcome) -> String {
     });
     format!(
         "{} to {}: CRC {}, Markers {}{path}; {} cores, Linux {}",
-        plan.op,
+        title(plan),
         outcome.peer,
         on(plan.wishes.crc),
         on(plan.wishes.markers),
         std::thread::available_parallelism().map_or(0, usize::from),
         kernel(),
     )
+}
+
+/// What is measured, in a word or two.
+fn title(plan: &Plan) -> String {
+    if plan.bidirectional { format!("{} both ways", plan.op) } else { plan.op.to_string() }
 }
 
 fn kernel() -> String {
@@ -116,6 +122,9 @@ pub(crate) fn result(plan: &Plan, outcome: &Outcome) -> Value {
     value["mode"] = if plan.latency { "latency" } else { "throughput" }.into();
     value["messages"] = outcome.messages.into();
     value["octets"] = outcome.octets.into();
+    if let Some(by_server) = outcome.by_server {
+        value["messages_by"] = json!({"client": outcome.messages - by_server, "server": by_server});
+    }
     value["seconds"] = outcome.seconds.into();
     let octets = outcome.octets.max(1) as f64;
     value["cpu_ns_per_octet"] = json!({
@@ -202,7 +211,7 @@ pub(crate) fn comparison_lines(plan: &Plan, comparison: &Comparison) -> Vec<Stri
             "{} slices of {} s each, every one on a new connection, medians:",
             comparison.slices, comparison.slice_seconds
         ),
-        line(format!("uiw {}, {} octets", plan.op, plan.size), ours, cpu_ours),
+        line(format!("uiw {}, {} octets", title(plan), plan.size), ours, cpu_ours),
         line(format!("raw TCP, {} octets a call", comparison.raw_size), raw, cpu_raw),
         format!("  ratio uiw / raw ({better})     {}", of(ratio)),
         format!("  noise raw / raw                    {}", of(noise)),

@@ -1,11 +1,13 @@
 //! A measurement from its first message to its last.
 
 use super::lane::Lane;
+use super::opposite::OppositeLane;
 use super::plan::Plan;
 use super::raw::cpu_ns;
 use crate::fail::{Failure, Result};
 use crate::link::{Until, completions, cq_options};
 use crate::service::{Op, Stats};
+use crate::spin::Spin;
 use hdrhistogram::Histogram;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,6 +27,8 @@ pub(crate) fn histogram() -> Result<Histogram<u64>> {
 pub(crate) struct Outcome {
     pub(crate) messages: u64,
     pub(crate) octets: u64,
+    /// Messages of those that the server posted, in a measurement of both directions.
+    pub(crate) by_server: Option<u64>,
     pub(crate) seconds: f64,
     pub(crate) cpu_client_ns: u64,
     pub(crate) cpu_server_ns: u64,
@@ -46,6 +50,8 @@ pub(crate) struct Run {
     cq: Arc<Cq>,
     plan: Plan,
     lanes: Vec<Lane>,
+    /// Those on which the server posts.
+    opposite: Vec<OppositeLane>,
     batch: Vec<Wc>,
     /// Empty Sends whose completion is outstanding.
     marks: usize,
@@ -53,16 +59,21 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn connect(device: &Device, pd: &Pd, peer: SocketAddr, plan: &Plan) -> Result<Self> {
-        let depth = plan.connections * (plan.depth + 16);
+        let depth = plan.connections * (plan.depth + 16 + OppositeLane::DEPTH);
         let cq = device.create_cq(depth, cq_options())?;
         let lanes = (0..u64::from(plan.connections))
             .map(|index| Lane::connect(device, pd, &cq, index, peer, plan))
+            .collect::<Result<_>>()?;
+        let others = if plan.bidirectional { plan.connections } else { 0 };
+        let opposite = (plan.connections..plan.connections + others)
+            .map(|index| OppositeLane::connect(device, pd, &cq, index.into(), peer, plan))
             .collect::<Result<_>>()?;
         Ok(Self {
             device: device.clone(),
             cq,
             plan: plan.clone(),
             lanes,
+            opposite,
             batch: Vec::with_capacity(64),
             marks: 0,
         })
@@ -73,22 +84,26 @@ impl Run {
         let Self { device, cq, plan, batch, .. } = self;
         let taken = completions(device, cq, plan.wait, until, 64, |wc| batch.push(wc));
         for wc in self.batch.drain(..) {
-            let Some(lane) = self.lanes.get_mut(Lane::index_of(&wc)) else { continue };
-            if lane.completion(&wc)? {
-                self.marks -= 1;
+            let index = Lane::index_of(&wc);
+            if let Some(lane) = self.lanes.get_mut(index) {
+                if lane.completion(&wc)? {
+                    self.marks -= 1;
+                }
+            } else if let Some(lane) = self.opposite.get_mut(index - self.lanes.len()) {
+                lane.completion(&wc)?;
             }
         }
         Ok(taken)
     }
 
-    /// Asks every server thread for statistics and waits for all.
+    /// Asks every server thread for statistics and waits for all, those that post included.
     fn stats(&mut self) -> Result<Vec<Stats>> {
         for lane in &mut self.lanes {
             lane.ask()?;
         }
         self.marks = self.lanes.len();
         let deadline = Instant::now() + PATIENCE;
-        while self.marks > 0 || self.lanes.iter().any(|lane| lane.stats.is_none()) {
+        while self.marks > 0 || self.lanes.iter().any(|lane| lane.stats.is_none()) || self.opposite_runs() {
             if self.take(Until::deadline(deadline))? == 0 {
                 return Err(Failure::lost(self.lanes[0].link.peer(), "did not finish the run in a minute"));
             }
@@ -96,8 +111,14 @@ impl Run {
         Ok(self.lanes.iter().filter_map(|lane| lane.stats).collect())
     }
 
+    /// Whether a server's last word is awaited on a connection on which it posts.
+    fn opposite_runs(&self) -> bool {
+        self.opposite.iter().any(|lane| lane.stats.is_none())
+    }
+
     /// Measures, showing the octets so far to `progress`.
     pub(crate) fn measure(mut self, mut progress: impl FnMut(u64, Duration)) -> Result<Outcome> {
+        self.opposite.iter_mut().try_for_each(OppositeLane::ask)?;
         let before = self.stats()?;
         let cpu = cpu_ns();
         let start = Instant::now();
@@ -117,11 +138,14 @@ impl Run {
         }
         let cpu_client_ns = cpu_ns() - cpu;
         self.verify(&after)?;
-        let messages = self.lanes.iter().map(|lane| lane.posted).sum();
+        let own: u64 = self.lanes.iter().map(|lane| lane.source.posted).sum();
+        let opposite: u64 = self.opposite.iter().map(OppositeLane::messages).sum();
+        let messages = own + opposite;
         let first = &self.lanes[0].link;
         let outcome = Outcome {
             messages,
             octets: messages * u64::from(self.plan.size),
+            by_server: self.plan.bidirectional.then_some(opposite),
             seconds,
             cpu_client_ns,
             cpu_server_ns: after[0].cpu_ns.saturating_sub(before[0].cpu_ns),
@@ -132,47 +156,49 @@ impl Run {
         for lane in self.lanes {
             lane.link.close();
         }
+        for lane in self.opposite {
+            lane.link.close();
+        }
         Ok(outcome)
     }
 
     fn stream(&mut self, start: Instant, progress: &mut impl FnMut(u64, Duration)) -> Result<()> {
         let limit = self.plan.iterations.unwrap_or(u64::MAX);
-        let (depth, chain) = (u64::from(self.plan.depth), u64::from(self.plan.chain));
+        self.opposite.iter_mut().try_for_each(OppositeLane::go)?;
         loop {
             let elapsed = start.elapsed();
-            let running = elapsed < self.plan.time;
-            let mut waiting = false;
-            for lane in &mut self.lanes {
-                while running && lane.posted < limit {
-                    let count = chain.min(limit - lane.posted);
-                    if lane.in_flight() + count > depth {
-                        break;
-                    }
-                    lane.post(count as u32)?;
-                }
-                waiting |= lane.in_flight() > 0;
-            }
-            if !running || self.lanes.iter().all(|lane| lane.posted >= limit) {
+            if elapsed >= self.plan.time {
                 break;
             }
-            if waiting {
+            for lane in &mut self.lanes {
+                lane.source.fill_up(&lane.link.qp, limit)?;
+            }
+            let is_posted = self.lanes.iter().all(|lane| lane.source.posted >= limit);
+            if is_posted && !self.opposite_runs() {
+                break;
+            }
+            if is_posted {
+                // The server has more to do: until it has, or the time is over.
+                self.take(Until::deadline(start + self.plan.time))?;
+            } else {
                 self.take(Until::NEVER)?;
             }
-            progress(
-                self.lanes.iter().map(|lane| lane.done).sum::<u64>() * u64::from(self.plan.size),
-                elapsed,
-            );
+            let done = self.lanes.iter().map(|lane| lane.source.done).sum::<u64>();
+            progress(done * u64::from(self.plan.size), elapsed);
         }
-        Ok(())
+        self.opposite.iter_mut().try_for_each(OppositeLane::stop)
     }
 
     fn ping_pong(&mut self, start: Instant, histogram: &mut Histogram<u64>) -> Result<()> {
         let limit = self.plan.iterations.unwrap_or(u64::MAX);
         let mut now = start;
-        while now - start < self.plan.time && self.lanes[0].posted < limit {
+        while now - start < self.plan.time && self.lanes[0].source.posted < limit {
             self.lanes[0].ping()?;
+            let mut spin = Spin::default();
             while !self.answered()? {
-                self.take_for_answer()?;
+                if self.take_for_answer()? == 0 {
+                    spin.empty();
+                }
             }
             let then = Instant::now();
             histogram.saturating_record((then - now).as_nanos() as u64);
@@ -181,18 +207,18 @@ impl Run {
         Ok(())
     }
 
-    /// Polls once where memory tells of the answer; otherwise waits for a completion.
-    fn take_for_answer(&mut self) -> Result<()> {
+    /// Polls once where memory tells of the answer; otherwise waits for a completion. Returns those taken.
+    fn take_for_answer(&mut self) -> Result<usize> {
         let until = if self.plan.op == Op::Write { Until::deadline(Instant::now()) } else { Until::NEVER };
-        self.take(until).map(drop)
+        self.take(until)
     }
 
     fn answered(&self) -> Result<bool> {
         let lane = &self.lanes[0];
         Ok(match self.plan.op {
-            Op::Write => lane.written_back()? && lane.in_flight() == 0,
-            Op::Send | Op::WriteImm => lane.answers == lane.posted && lane.in_flight() == 0,
-            Op::Read | Op::FetchAdd | Op::CmpSwap => lane.in_flight() == 0,
+            Op::Write => lane.written_back()? && lane.source.in_flight() == 0,
+            Op::Send | Op::WriteImm => lane.answers == lane.source.posted && lane.source.in_flight() == 0,
+            Op::Read | Op::FetchAdd | Op::CmpSwap => lane.source.in_flight() == 0,
         })
     }
 
@@ -204,13 +230,20 @@ impl Run {
             self.read_back()?;
         }
         for (lane, stats) in self.lanes.iter().zip(stats) {
-            let wrong = lane.wrong + stats.wrong;
+            let wrong = lane.source.wrong + stats.wrong;
             if wrong > 0 {
-                let why = format!("{wrong} of {} messages had wrong octets", lane.posted);
+                let why = format!("{wrong} of {} messages had wrong octets", lane.source.posted);
                 return Err(Failure::differs(lane.link.peer(), why));
             }
-            if self.plan.op == Op::Send && stats.messages != lane.posted {
-                let why = format!("{} messages were sent, {} arrived", lane.posted, stats.messages);
+            if self.plan.op == Op::Send && stats.messages != lane.source.posted {
+                let why = format!("{} messages were sent, {} arrived", lane.source.posted, stats.messages);
+                return Err(Failure::differs(lane.link.peer(), why));
+            }
+        }
+        for lane in &self.opposite {
+            let wrong = lane.wrong()?;
+            if wrong > 0 {
+                let why = format!("{wrong} of {} messages from there had wrong octets", lane.messages());
                 return Err(Failure::differs(lane.link.peer(), why));
             }
         }

@@ -2,6 +2,7 @@
 
 mod budget;
 mod foreign;
+mod opposite;
 pub(crate) mod perf;
 mod ping;
 mod sessions;

@@ -1,7 +1,7 @@
 //! The server of `uiw perf`: memory for Writes, Reads and atomics, receives for Sends, answers for ping-pong. An empty Send is
 //! answered with statistics; it marks the beginning and the end of a run.
 
-use super::Server;
+use super::{Server, opposite};
 use crate::fail::{Failure, Result};
 use crate::link::{
     Depths, Half, Link, MAX_INLINE, RECV, Until, Wait, completions, post, post_recvs, send_copy,
@@ -9,6 +9,7 @@ use crate::link::{
 use crate::memory::Buffer;
 use crate::perf::{pattern, raw::cpu_ns};
 use crate::service::{Op, PerfOrder, PerfReply, Stats};
+use crate::spin::Spin;
 use verbs::cm::ConnRequest;
 use verbs::{Access, Remote, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
 
@@ -37,9 +38,14 @@ fn receives(order: &PerfOrder) -> u64 {
 
 pub(super) fn serve(server: &Server, request: ConnRequest, order: &PerfOrder) -> Result<()> {
     let peer = request.peer_addr();
-    if let Err(why) = check(order) {
+    let opposite = order.opposite;
+    let checked = check(order).and_then(|()| opposite.map_or(Ok(()), |o| opposite::check(order, &o)));
+    if let Err(why) = checked {
         let _ = request.reject(why.as_bytes());
         return Err(Failure::lost(peer, why));
+    }
+    if let Some(opposite) = opposite {
+        return opposite::serve(server, request, order, opposite);
     }
     let mut session = Session::new(server, request, order)?;
     if order.latency && order.op == Op::Write { session.answer_writes(server) } else { session.run(server) }?;
@@ -187,7 +193,7 @@ impl Session {
 
     /// Answers Writes that nothing but their last octet tells of.
     fn answer_writes(&mut self, server: &Server) -> Result<()> {
-        let (mut seen, mut empty) = (0u8, 0u32);
+        let (mut seen, mut spin) = (0u8, Spin::default());
         let mut last = [0u8];
         let mut batch = Vec::with_capacity(16);
         while !server.stop.is_set() {
@@ -201,12 +207,10 @@ impl Session {
             self.open.read(self.size - 1, &mut last)?;
             if last[0] != seen {
                 seen = last[0];
-                empty = 0;
+                spin = Spin::default();
                 self.write_back(false)?;
-            } else if empty > 2000 {
-                std::thread::yield_now();
             } else {
-                empty += 1;
+                spin.empty();
             }
         }
         Ok(())

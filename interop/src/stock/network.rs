@@ -1,8 +1,10 @@
 //! Where programs meet: on loopback, or in two network namespaces with a cable between them.
 
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
-use std::path::PathBuf;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
@@ -21,6 +23,8 @@ pub struct Namespaces {
     ip: PathBuf,
     /// The server's, the client's; then the one between them.
     names: Vec<String>,
+    /// Queues in each direction of an interface.
+    queues: u32,
 }
 
 /// A TCP port that nobody uses at the moment, and that no connection will have either: the ports that a system chooses by itself are
@@ -54,7 +58,14 @@ impl Network {
     #[track_caller]
     #[must_use]
     pub fn veth() -> Option<Self> {
-        Self::spaces(&["s", "c"])
+        Self::spaces(&["s", "c"], 1)
+    }
+
+    /// As [`Network::veth`], with `queues` queues at both ends and in both directions.
+    #[track_caller]
+    #[must_use]
+    pub fn veth_of(queues: u32) -> Option<Self> {
+        Self::spaces(&["s", "c"], queues)
     }
 
     /// As [`Network::veth`], with a third namespace between the two: its interfaces `server` and `client` have no addresses, and
@@ -62,16 +73,16 @@ impl Network {
     #[track_caller]
     #[must_use]
     pub fn path() -> Option<Self> {
-        Self::spaces(&["s", "c", "m"])
+        Self::spaces(&["s", "c", "m"], 1)
     }
 
     #[track_caller]
-    fn spaces(kinds: &[&str]) -> Option<Self> {
+    fn spaces(kinds: &[&str], queues: u32) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let ip = crate::require("ip")?;
         let unique = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let names = kinds.iter().map(|kind| format!("uiw-{kind}-{unique}")).collect();
-        let space = Namespaces { ip, names };
+        let space = Namespaces { ip, names, queues };
         if let Err(reason) = space.set_up() {
             // What was made is removed with `space`.
             crate::skip(&format!("network namespaces: {reason}"));
@@ -119,6 +130,37 @@ impl Network {
         self.at(2, command)
     }
 
+    /// Does `what` in a thread at the server's place: sockets that it opens stay there.
+    ///
+    /// # Panics
+    /// When `what` does, or the place cannot be entered.
+    pub fn inside_server<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
+        self.inside(0, what)
+    }
+
+    /// As [`Network::inside_server`], at the client's place.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn inside_client<T: Send>(&self, what: impl FnOnce() -> T + Send) -> T {
+        self.inside(1, what)
+    }
+
+    fn inside<T: Send>(&self, place: usize, what: impl FnOnce() -> T + Send) -> T {
+        let Self::Veth(space) = self else { return what() };
+        let file = fs::File::open(Path::new(NAMESPACES).join(&space.names[place])).expect("the namespace");
+        let done = thread::scope(|scope| {
+            let entered = scope.spawn(|| {
+                // Of this thread alone, which ends with `what`.
+                move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
+                    .expect("entering it");
+                what()
+            });
+            entered.join()
+        });
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
     fn at(&self, place: usize, command: Command) -> Command {
         let Self::Veth(space) = self else { return command };
         let mut inside = Command::new(&space.ip);
@@ -139,6 +181,9 @@ impl Network {
     }
 }
 
+/// Where `ip netns` keeps them.
+const NAMESPACES: &str = "/run/netns";
+
 /// Nobody else is in the namespaces, so every test may use the same addresses.
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
@@ -149,8 +194,12 @@ impl Namespaces {
             self.ip(&["netns", "add", name])?;
         }
         let [server, client] = &self.names[..2] else { return Err("two namespaces at least".to_owned()) };
+        let count = self.queues.to_string();
+        let queues = ["numtxqueues", &count, "numrxqueues", &count];
         let cable = |from: &str, to: &str, there: &str| {
-            self.ip(&["-n", from, "link", "add", "veth0", "type", "veth", "peer", "name", there, "netns", to])
+            let near = [["-n", from, "link", "add", "veth0"].as_slice(), &queues].concat();
+            let far = [["type", "veth", "peer", "name", there, "netns", to].as_slice(), &queues].concat();
+            self.ip(&[near, far].concat())
         };
         if let Some(middle) = self.names.get(2) {
             for (name, there) in [(server, "server"), (client, "client")] {

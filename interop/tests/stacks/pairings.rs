@@ -51,7 +51,7 @@ impl Stack {
     }
 }
 
-fn at(network: &Network, server: bool, program: &str, args: &[&str]) -> String {
+pub(crate) fn at(network: &Network, server: bool, program: &str, args: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(args);
     let mut command = if server { network.server(command) } else { network.client(command) };

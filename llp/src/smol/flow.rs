@@ -1,6 +1,7 @@
 //! Which connection a frame belongs to, read from its headers before smoltcp sees it.
 
 use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet, TcpPacket};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
 
 /// Both ends of a connection.
@@ -8,6 +9,15 @@ use std::net::{IpAddr, SocketAddr};
 pub(super) struct Flow {
     pub(super) local: SocketAddr,
     pub(super) peer: SocketAddr,
+}
+
+impl Flow {
+    /// A number that is the same for all its frames, and spread evenly over flows.
+    pub(super) fn hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        Hash::hash(self, &mut hasher);
+        hasher.finish()
+    }
 }
 
 /// What a frame is.

@@ -1,7 +1,8 @@
 //! Links: where Ethernet frames come from and go to. And the little that makes one a device of smoltcp's for one frame.
 
+use super::mss;
 use super::stretch::Stretch;
-use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, PacketMeta, RxToken, TxToken};
+use smoltcp::phy::{Checksum, Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::time::Instant as Tick;
 use std::io;
 use std::num::NonZeroUsize;
@@ -13,18 +14,18 @@ use std::time::Instant;
 pub struct Capabilities {
     /// Octets of an IP packet on the wire.
     pub mtu: usize,
-    /// The link cuts larger TCP packets itself, up to this many octets with their Ethernet header, and computes the checksums of
-    /// all TCP segments.
+    /// The link cuts larger TCP packets itself, over both versions of IP, up to this many octets with their Ethernet header, and
+    /// computes the checksums of all TCP segments.
     pub segmentation: Option<usize>,
     /// Frames may come from this machine, with TCP checksums that are only begun: the sum of the pseudo-header, which a card would
     /// complete. They are taken for right.
     pub partial_checksums: bool,
 }
 
-/// How the link is to cut a frame into segments.
+/// How the link is to cut a TCP packet into segments, where one does not take it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segmentation {
-    /// Octets of payload in each.
+    /// Octets of payload and TCP options in each: the peer's maximum segment size, at most what the MTU carries.
     pub size: u16,
 }
 
@@ -51,6 +52,10 @@ pub trait Link: Send {
     /// Takes back a frame that was used: its memory serves another one.
     fn recycle(&mut self, frame: Self::Frame);
 
+    /// Frames that are sent from now on belong to a flow with this hash. A link with several queues has one for each flow: its
+    /// frames stay in order.
+    fn send_for(&mut self, _flow: u64) {}
+
     /// Whether [`Link::transmit`] has room now.
     fn has_room(&mut self) -> bool;
 
@@ -63,7 +68,7 @@ pub trait Link: Send {
     /// Readable when [`Link::receive`] has something.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// When [`Link::receive`] will have something, where only the clock tells.
+    /// When [`Link::receive`] will have something, or [`Link::flush`] should be called again, where only the clock tells.
     fn next(&self) -> Option<Instant> {
         None
     }
@@ -82,7 +87,20 @@ pub(super) struct Port<'a, L: Link> {
     pub(super) link: &'a mut L,
     pub(super) frame: Option<&'a mut [u8]>,
     /// Of the connection whose segments leave.
-    pub(super) stretch: Option<&'a mut Stretch>,
+    pub(super) sender: Option<Sender<'a>>,
+}
+
+/// A connection as far as its segments on the link go.
+pub(super) struct Sender<'a> {
+    pub(super) stretch: &'a mut Stretch,
+    /// Of links that cut.
+    pub(super) segmentation: Option<Segmentation>,
+}
+
+impl Sender<'_> {
+    fn again(&mut self) -> Sender<'_> {
+        Sender { stretch: self.stretch, segmentation: self.segmentation }
+    }
 }
 
 impl<L: Link> Device for Port<'_, L> {
@@ -97,25 +115,30 @@ impl<L: Link> Device for Port<'_, L> {
 
     fn receive(&mut self, _: Tick) -> Option<(Rx<'_>, Tx<'_, L>)> {
         let frame = self.frame.take()?;
-        let stretch = self.stretch.as_deref_mut();
-        Some((Rx(frame), Tx { link: self.link, segmentation: None, stretch }))
+        Some((Rx(frame), Tx { link: self.link, sender: self.sender.as_mut().map(Sender::again) }))
     }
 
     fn transmit(&mut self, _: Tick) -> Option<Tx<'_, L>> {
-        let stretch = self.stretch.as_deref_mut();
-        self.link.has_room().then_some(Tx { link: self.link, segmentation: None, stretch })
+        self.link
+            .has_room()
+            .then_some(Tx { link: self.link, sender: self.sender.as_mut().map(Sender::again) })
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
         let ours = self.link.capabilities();
         let mut theirs = DeviceCapabilities::default();
         theirs.medium = Medium::Ethernet;
-        theirs.max_transmission_unit = longest_packet(ours.mtu) + ETHERNET_HEADER;
+        // Where the link cuts, of the longest packet: see `mss`.
+        theirs.max_transmission_unit =
+            ours.segmentation.unwrap_or(longest_packet(ours.mtu) + ETHERNET_HEADER);
         // Received segments are verified before smoltcp sees them: whether one needs it is known only here.
         theirs.checksum.tcp = if ours.segmentation.is_some() { Checksum::None } else { Checksum::Tx };
-        // IPv4 only: smoltcp 0.14 drops IPv6 packets that are longer than the MTU even where the device would cut them.
-        theirs.segmentation.tcpv4 =
-            ours.segmentation.and_then(|longest| NonZeroUsize::new(whole_segments(longest, ours.mtu)));
+        let cut = |headers| {
+            ours.segmentation
+                .and_then(|longest| NonZeroUsize::new(whole_segments(longest, ours.mtu, headers)))
+        };
+        theirs.segmentation.tcpv4 = cut(IPV4_AND_TCP);
+        theirs.segmentation.tcpv6 = cut(IPV6_AND_TCP);
         theirs
     }
 }
@@ -128,15 +151,16 @@ pub(super) fn longest_packet(mtu: usize) -> usize {
 
 /// Octets of the longest frame that the link is given to cut, of `longest`: one of whole segments. A remainder would be a short segment
 /// behind each frame, and might end anywhere.
-fn whole_segments(longest: usize, mtu: usize) -> usize {
-    let headers = ETHERNET_HEADER + IPV4_AND_TCP;
-    let segment = longest_packet(mtu).saturating_sub(IPV4_AND_TCP).max(1);
+fn whole_segments(longest: usize, mtu: usize, ip_and_tcp: usize) -> usize {
+    let headers = ETHERNET_HEADER + ip_and_tcp;
+    let segment = longest_packet(mtu).saturating_sub(ip_and_tcp).max(1);
     let payload = longest.saturating_sub(headers);
     headers + if payload < segment { payload & !3 } else { payload / segment * segment }
 }
 
 /// Octets of the two headers without options.
 const IPV4_AND_TCP: usize = 40;
+const IPV6_AND_TCP: usize = 60;
 
 /// Octets in front of the IP packet.
 pub(super) const ETHERNET_HEADER: usize = 14;
@@ -151,17 +175,21 @@ impl RxToken for Rx<'_> {
 
 pub(super) struct Tx<'a, L: Link> {
     link: &'a mut L,
-    segmentation: Option<Segmentation>,
-    stretch: Option<&'a mut Stretch>,
+    sender: Option<Sender<'a>>,
 }
 
 impl<L: Link> TxToken for Tx<'_, L> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
-        let (mut f, mut result, mut stretch) = (Some(f), None, self.stretch);
-        self.link.transmit(len, self.segmentation, &mut |octets| {
+        let (mut f, mut result, mut sender) = (Some(f), None, self.sender);
+        let Capabilities { mtu, segmentation: cuts, .. } = self.link.capabilities();
+        let segmentation = sender.as_ref().and_then(|sender| sender.segmentation);
+        self.link.transmit(len, segmentation, &mut |octets| {
             result = f.take().map(|f| f(octets));
-            if let Some(stretch) = &mut stretch {
-                stretch.has_left(octets);
+            if cuts.is_some() {
+                mss::limit(octets, longest_packet(mtu));
+            }
+            if let Some(sender) = &mut sender {
+                sender.stretch.has_left(octets);
             }
         });
         match (result, f) {
@@ -171,10 +199,6 @@ impl<L: Link> TxToken for Tx<'_, L> {
             (None, None) => unreachable!("what was called has a result"),
         }
     }
-
-    fn set_meta(&mut self, meta: PacketMeta) {
-        self.segmentation = meta.segmentation_offload_size.map(|size| Segmentation { size: size.get() });
-    }
 }
 
 #[cfg(test)]
@@ -183,17 +207,20 @@ mod tests {
 
     #[test]
     fn frames_to_be_cut_hold_whole_segments_of_a_multiple_of_four() {
-        for (mtu, segment) in
-            [(1500, 1460), (1501, 1460), (1503, 1460), (1504, 1464), (9000, 8960), (9001, 8960)]
+        for (mtu, packet) in
+            [(1500, 1500), (1501, 1500), (1503, 1500), (1504, 1504), (9000, 9000), (9001, 9000)]
         {
-            let payload = whole_segments(65_535, mtu) - ETHERNET_HEADER - IPV4_AND_TCP;
-            assert_eq!(payload % segment, 0, "MTU {mtu}");
-            assert_eq!(payload % 4, 0, "MTU {mtu}");
-            assert!(payload + segment > 65_535 - ETHERNET_HEADER - IPV4_AND_TCP, "MTU {mtu}: another fits");
+            for headers in [IPV4_AND_TCP, IPV6_AND_TCP] {
+                let payload = whole_segments(65_535, mtu, headers) - ETHERNET_HEADER - headers;
+                let segment = packet - headers;
+                assert_eq!(payload % segment, 0, "MTU {mtu}");
+                assert_eq!(payload % 4, 0, "MTU {mtu}");
+                assert!(payload + segment > 65_535 - ETHERNET_HEADER - headers, "MTU {mtu}: another fits");
+            }
         }
         // An interface whose packets are longer than a frame to be cut, and the loopback's 65,536.
         for mtu in [65_536, 70_000] {
-            assert_eq!(whole_segments(65_535, mtu), ETHERNET_HEADER + IPV4_AND_TCP + 65_480);
+            assert_eq!(whole_segments(65_535, mtu, IPV4_AND_TCP), ETHERNET_HEADER + IPV4_AND_TCP + 65_480);
         }
     }
 }

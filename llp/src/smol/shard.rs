@@ -7,7 +7,8 @@ mod wake;
 use super::SmolConfig;
 use super::addr::{endpoint, plain};
 use super::flow::{Checksum, Flow, Kind, classify};
-use super::link::{Frame, Link, Port, longest_packet};
+use super::link::{Frame, Link, Port, Segmentation, Sender, longest_packet};
+use super::mss;
 use crate::{Clock, Event, Interest, ListenOptions, Rest, StreamOptions, Token};
 use conn::{Conn, Owner};
 use mem::{IoVec, IoVecMut};
@@ -74,7 +75,7 @@ impl<L: Link> Shard<L> {
         let mut theirs = Config::new(HardwareAddress::Ethernet(mac));
         theirs.random_seed = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
         let mut iface =
-            Interface::new(theirs, &mut Port { link: &mut link, frame: None, stretch: None }, Tick::ZERO);
+            Interface::new(theirs, &mut Port { link: &mut link, frame: None, sender: None }, Tick::ZERO);
         for (address, prefix) in &config.addresses {
             let longest = if address.is_ipv4() { 32 } else { 128 };
             if *prefix > longest || address.is_unspecified() || address.is_multicast() {
@@ -194,7 +195,7 @@ impl<L: Link> Shard<L> {
             },
         };
         let Some(id) = id else {
-            let mut port = Port { link: &mut self.link, frame: Some(octets), stretch: None };
+            let mut port = Port { link: &mut self.link, frame: Some(octets), sender: None };
             self.iface.poll_ingress_single(now, &mut port, &mut self.nobody);
             // A neighbour has answered, perhaps: who waits for it goes on at once, and not when it would ask again.
             let waiting = self.conns.iter().filter(|(_, conn)| conn.is_opening());
@@ -202,14 +203,23 @@ impl<L: Link> Shard<L> {
             return;
         };
         let emss = self.emss(self.conns[id].flow.peer.is_ipv6());
-        let Conn { sockets, stretch, .. } = &mut self.conns[id];
+        let (mtu, cuts) = (self.mtu(), self.link.capabilities().segmentation.is_some());
+        let Conn { sockets, stretch, segmentation, queue, .. } = &mut self.conns[id];
+        // The checksum was looked at before, and is not again.
+        if cuts && let Some(size) = mss::limit(octets, mtu) {
+            *segmentation = Some(Segmentation { size });
+        }
+        let segmentation = *segmentation;
+        self.link.send_for(*queue);
         if let Some(mut parts) = stretch.has_come(octets, emss) {
             while let Some(part) = parts.next() {
-                let mut port = Port { link: &mut self.link, frame: Some(part), stretch: Some(stretch) };
+                let sender = Some(Sender { stretch, segmentation });
+                let mut port = Port { link: &mut self.link, frame: Some(part), sender };
                 self.iface.poll_ingress_single(now, &mut port, sockets);
             }
         }
-        let mut port = Port { link: &mut self.link, frame: Some(octets), stretch: Some(stretch) };
+        let sender = Some(Sender { stretch, segmentation });
+        let mut port = Port { link: &mut self.link, frame: Some(octets), sender };
         let result = self.iface.poll_ingress_single(now, &mut port, sockets);
         if result == PollIngressSingleResult::SocketStateChanged {
             self.state_changed(id);
@@ -254,9 +264,11 @@ impl<L: Link> Shard<L> {
         let Some(v6) = self.conns.get(id).map(|conn| conn.flow.peer.is_ipv6()) else { return };
         let emss = self.emss(v6);
         let conn = &mut self.conns[id];
+        self.link.send_for(conn.queue);
         let mut changed = false;
         for _ in 0..BURSTS {
-            let mut port = Port { link: &mut self.link, frame: None, stretch: Some(&mut conn.stretch) };
+            let sender = Some(Sender { stretch: &mut conn.stretch, segmentation: conn.segmentation });
+            let mut port = Port { link: &mut self.link, frame: None, sender };
             if self.iface.poll_egress(now, &mut port, &mut conn.sockets) == PollResult::None {
                 break;
             }

@@ -13,7 +13,7 @@ use smoltcp::wire::{EthernetFrame, EthernetProtocol, Ipv4Packet, Ipv6Packet, Tcp
 const PARTS: u32 = 64;
 /// Octets of the IPv6 header and of a TCP header without options.
 const IPV6_HEADER: usize = 40;
-const TCP_HEADER: usize = 20;
+pub(super) const TCP_HEADER: usize = 20;
 const LONGEST: usize = ETHERNET_HEADER + IPV6_HEADER + TCP_HEADER;
 
 /// What is known of a connection's sending direction.
@@ -133,7 +133,7 @@ fn ethertype(frame: &[u8]) -> Option<EthernetProtocol> {
 }
 
 /// Where the TCP segment of a frame begins, and its octets.
-fn segment_of(frame: &[u8]) -> Option<(usize, usize)> {
+pub(super) fn segment_of(frame: &[u8]) -> Option<(usize, usize)> {
     let packet = frame.get(ETHERNET_HEADER..)?;
     let (header, len) = match ethertype(frame)? {
         EthernetProtocol::Ipv4 => {

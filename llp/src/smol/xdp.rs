@@ -1,13 +1,16 @@
 //! AF_XDP: frames between the driver and this process without the kernel's stack. Needs CAP_NET_RAW, CAP_BPF and CAP_NET_ADMIN.
 //!
 //! A program on the interface (`xdp::program`) hands us the frames for our MAC and the questions for our addresses; everything else
-//! goes the kernel's way. One socket a receive queue, each with memory of its own (`xdp::umem`); sending uses the first.
+//! goes the kernel's way. One socket a receive queue, each with memory of its own (`xdp::umem`). A flow sends by one of them: so all
+//! of the memory serves, and an interface at the other end that keeps the queues apart (a veth does) spreads flows over its own.
 
 mod bpf;
 mod features;
 mod program;
 mod ring;
 mod socket;
+#[cfg(test)]
+mod tests;
 mod umem;
 
 use super::SmolConfig;
@@ -26,6 +29,10 @@ use std::time::{Duration, Instant};
 /// How often it is looked at whether the interface is still there and the program on it: while frames come, and while nothing does.
 const LOOK: Duration = Duration::from_millis(200);
 const LOOK_IDLE: Duration = Duration::from_secs(1);
+
+/// Frames that the kernel left in a ring are given to it again after this time: what it waited for (memory of its own, a queue of the
+/// interface) tells nobody when it is there.
+const AGAIN: Duration = Duration::from_micros(200);
 
 /// How the program is attached and the frames are moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,6 +77,11 @@ impl fmt::Display for XdpMode {
 /// A link over AF_XDP.
 pub struct XdpLink {
     sockets: Vec<XdpSocket>,
+    /// Of how many of them the queue may send too.
+    senders: usize,
+    /// Which one sends now, and which one is asked first for a frame.
+    sending: usize,
+    turn: usize,
     /// Of several sockets' descriptors one.
     set: Option<OwnedFd>,
     /// Keeps the program attached.
@@ -79,6 +91,8 @@ pub struct XdpLink {
     mtu: usize,
     is_virtual: bool,
     looked: Instant,
+    /// When to flush again.
+    again: Option<Instant>,
     failure: Option<io::ErrorKind>,
     /// Frames that are longer than a chunk are built here.
     scratch: Vec<u8>,
@@ -116,7 +130,7 @@ impl XdpLink {
     fn open_as(interface: &str, index: u32, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
         let mtu = mtu_of(interface)?;
         let layout = umem::Layout::for_frames(mtu + ETHERNET_HEADER);
-        let queues = queues_of(interface);
+        let queues = queues_of(interface, "rx-");
         let map = bpf::XskMap::create(queues)?;
         let instructions = program::redirect(map.fd(), config);
         let program = bpf::Program::load(&instructions, layout.several)?;
@@ -138,6 +152,9 @@ impl XdpLink {
             }
         };
         Ok(Self {
+            senders: sockets.len().min(queues_of(interface, "tx-") as usize),
+            sending: 0,
+            turn: 0,
             sockets,
             set,
             attachment,
@@ -147,6 +164,7 @@ impl XdpLink {
             // A card has a device below it; veth, bridges and the like have none.
             is_virtual: !Path::new("/sys/class/net").join(interface).join("device").exists(),
             looked: Instant::now(),
+            again: None,
             failure: None,
             scratch: Vec::new(),
         })
@@ -169,7 +187,7 @@ impl XdpLink {
     /// `NotFound` when there is no such interface; the system's.
     pub fn frame_memory(interface: &str) -> io::Result<usize> {
         let layout = umem::Layout::for_frames(mtu_of(interface)? + ETHERNET_HEADER);
-        Ok(layout.chunk * umem::CHUNKS as usize * queues_of(interface) as usize)
+        Ok(layout.chunk * umem::CHUNKS as usize * queues_of(interface, "rx-") as usize)
     }
 
     /// How it is attached.
@@ -185,11 +203,11 @@ impl XdpLink {
     }
 }
 
-/// Receive queues of an interface; one where the system does not say.
-fn queues_of(interface: &str) -> u32 {
+/// Queues of an interface, `rx-` or `tx-`; one where the system does not say.
+fn queues_of(interface: &str, kind: &str) -> u32 {
     let queues = Path::new("/sys/class/net").join(interface).join("queues");
     let names = std::fs::read_dir(queues).into_iter().flatten().flatten();
-    let count = names.filter(|entry| entry.file_name().to_string_lossy().starts_with("rx-")).count();
+    let count = names.filter(|entry| entry.file_name().to_string_lossy().starts_with(kind)).count();
     u32::try_from(count).unwrap_or(1).max(1)
 }
 
@@ -217,8 +235,11 @@ impl Link for XdpLink {
     }
 
     fn receive(&mut self) -> Option<XdpFrame> {
-        for (queue, socket) in self.sockets.iter_mut().enumerate() {
-            if let Some(received) = socket.receive() {
+        // By turns: a queue that is always busy leaves the others their part.
+        for _ in 0..self.sockets.len() {
+            let queue = self.turn;
+            self.turn = (queue + 1) % self.sockets.len();
+            if let Some(received) = self.sockets[queue].receive() {
                 return Some(XdpFrame { queue, received });
             }
         }
@@ -229,22 +250,31 @@ impl Link for XdpLink {
         self.sockets[frame.queue].recycle(frame.received);
     }
 
+    fn send_for(&mut self, flow: u64) {
+        self.sending = (flow % self.senders as u64) as usize;
+    }
+
     fn has_room(&mut self) -> bool {
-        self.sockets[0].has_room()
+        self.sockets[self.sending].has_room()
     }
 
     fn transmit(&mut self, len: usize, _: Option<Segmentation>, fill: &mut dyn FnMut(&mut [u8])) {
-        self.sockets[0].transmit(len, &mut self.scratch, fill);
+        self.sockets[self.sending].transmit(len, &mut self.scratch, fill);
     }
 
     fn flush(&mut self) {
+        let mut all = true;
         for socket in &mut self.sockets {
-            if let Err(error) = socket.flush() {
-                tracing::debug!(%error, "AF_XDP");
-                self.looked = Instant::now();
-                self.failure.get_or_insert(io::ErrorKind::NetworkDown);
+            match socket.flush() {
+                Ok(left) => all &= left,
+                Err(error) => {
+                    tracing::debug!(%error, "AF_XDP");
+                    self.looked = Instant::now();
+                    self.failure.get_or_insert(io::ErrorKind::NetworkDown);
+                }
             }
         }
+        self.again = if all { None } else { Instant::now().checked_add(AGAIN) };
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
@@ -252,6 +282,10 @@ impl Link for XdpLink {
             Some(set) => Some(set.as_fd()),
             None => self.sockets.first().map(XdpSocket::fd),
         }
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.again
     }
 
     fn watch(&self) -> Option<Instant> {

@@ -403,6 +403,6 @@ fn a_stream_to_itself_receives_what_it_sends() {
         assert_eq!(got.len(), sent);
         assert!(got.chunks(block.len()).all(|part| *part == block[..part.len()]));
         stream.shutdown().unwrap();
-        assert_eq!(recv(&mut *stream, 1).unwrap(), [], "its own FIN");
+        assert!(recv(&mut *stream, 1).unwrap().is_empty(), "its own FIN");
     }
 }

@@ -14,7 +14,7 @@ const CWR: u8 = 0x80;
 const FIN_PSH: u8 = 0x09;
 
 /// Gives `each` the frames that a wire would carry for `frame`. False when it cannot be understood; nothing was given then.
-pub(super) fn cut(header: Header, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) -> bool {
+pub(crate) fn cut(header: Header, frame: &[u8], each: &mut dyn FnMut(Vec<u8>)) -> bool {
     if header.gso() == GSO_NONE {
         let mut whole = frame.to_vec();
         let right = match header.checksum_at() {

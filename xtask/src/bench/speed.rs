@@ -7,9 +7,9 @@ use serde_json::Value;
 use std::process::{Command, ExitCode};
 
 /// Runs of one row until its noise is low enough.
-const TRIES: usize = 5;
+pub(super) const TRIES: usize = 5;
 /// Raw over raw, where a figure counts.
-const QUIET: std::ops::RangeInclusive<f64> = 0.95..=1.05;
+pub(super) const QUIET: std::ops::RangeInclusive<f64> = 0.95..=1.05;
 
 /// What can be asked for.
 #[derive(clap::Args)]
@@ -49,8 +49,9 @@ struct Row {
     bar: Bar,
 }
 
+/// What a row should reach.
 #[derive(Clone, Copy)]
-enum Bar {
+pub(super) enum Bar {
     AtLeast(f64),
     AtMost(f64),
 }
@@ -99,6 +100,7 @@ const ROWS: &[Row] = {
         ),
         row("read 64, 128 outstanding", "--op read --size 64 --depth 128 --spin", Messages, AtLeast(8.0)),
         row("fetch-add, 128 outstanding", "--op fetch-add --depth 128 --spin", Messages, AtLeast(8.0)),
+        row("two directions, write 1M", "--op write --size 1M --bidirectional", Throughput, AtLeast(0.90)),
         row("processor time, write 1M", "--op write --size 1M", Processor, AtMost(1.15)),
     ]
 };

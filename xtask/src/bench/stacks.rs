@@ -1,5 +1,6 @@
 //! `cargo xtask bench stacks`: iWARP over smoltcp beside bare smoltcp and the kernel's TCP, on one veth, in alternating slices.
 
+use super::speed::{Bar, QUIET, TRIES};
 use interop::stock::{Network, Running, free_port};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,10 @@ use std::process::{Command, ExitCode};
 #[derive(clap::Args)]
 #[command(after_help = "\
 Needs root, for network namespaces of its own. Prints one line a row: the median of the ratios slice by slice with their range, the bar,
-and both figures. Ours and theirs take turns at coming first. Exit code 1 when a row is below its bar.")]
+the noise (theirs over theirs of the same rounds) and both figures. The three take turns at coming first. On emulated paths ours is
+beside the line's rate, and the noise is that of the kernel's TCP over the same path; what share of the line that has tells what the
+emulator can carry here. A row is repeated up to five times until its noise is within 0.95 to 1.05. smoltcp's congestion control is
+cubic, ours and the bare one. Exit code 1 when a row is below its bar or never was quiet.")]
 pub(crate) struct Options {
     /// Only rows whose name contains this
     #[arg(long, value_name = "SUBSTR")]
@@ -23,6 +27,9 @@ pub(crate) struct Options {
     /// Seconds of a slice; on emulated paths six times as long
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
+    /// Lines of a Markdown table
+    #[arg(long)]
+    markdown: bool,
 }
 
 /// Who is measured.
@@ -36,36 +43,51 @@ enum Who {
     Tcp(&'static str),
     /// Round trips of the kernel's TCP, spinning.
     TcpPing(&'static str),
-    /// A rate in octets a second that is known.
-    Line(f64),
 }
 
-enum Bar {
-    AtLeast(f64),
-    AtMost(f64),
+impl Who {
+    fn name(self) -> String {
+        match self {
+            Self::Uiw(stack, _) => format!("uiw over {stack}"),
+            Self::Smoltcp => "bare smoltcp".to_owned(),
+            Self::Tcp(congestion) | Self::TcpPing(congestion) => format!("bare kernel TCP {congestion}"),
+        }
+    }
+}
+
+/// What ours is divided by.
+#[derive(Clone, Copy)]
+enum Beside {
+    /// What they do.
+    Them,
+    /// A rate in octets a second that is known; what they do is told.
+    Line(f64),
 }
 
 struct Row {
     name: &'static str,
     mtu: u32,
+    /// Over IPv6.
+    v6: bool,
     /// Options of an emulator in between.
     path: &'static [&'static str],
     ours: Who,
     theirs: Who,
+    beside: Beside,
     bar: Bar,
 }
 
 /// A round trip of 10 ms, and a queue of 1.5 MB.
 const PATH: &[&str] = &["--delay", "5ms", "--rate", "1Gbit", "--queue", "1500000", "--seed", "1"];
 const WRITE: &str = "--op write --size 1M";
-const LINE: Who = Who::Line(125e6);
+const LINE: Beside = Beside::Line(125e6);
 
 const fn row(name: &'static str, mtu: u32, ours: Who, theirs: Who, bar: Bar) -> Row {
-    Row { name, mtu, path: &[], ours, theirs, bar }
+    Row { name, mtu, v6: false, path: &[], ours, theirs, beside: Beside::Them, bar }
 }
 
-const fn path(name: &'static str, ours: Who) -> Row {
-    Row { name, mtu: 1500, path: PATH, ours, theirs: LINE, bar: Bar::AtLeast(0.90) }
+const fn path(name: &'static str, ours: Who, theirs: Who) -> Row {
+    Row { name, mtu: 1500, v6: false, path: PATH, ours, theirs, beside: LINE, bar: Bar::AtLeast(0.90) }
 }
 
 const ROWS: &[Row] = &[
@@ -73,6 +95,16 @@ const ROWS: &[Row] = &[
     row("xdp, bare smoltcp, MTU 3498", 3498, Who::Uiw("xdp", WRITE), Who::Smoltcp, Bar::AtLeast(0.90)),
     row("packet, kernel TCP cubic", 1500, Who::Uiw("packet", WRITE), Who::Tcp("cubic"), Bar::AtLeast(1.0)),
     row("packet, kernel TCP bbr", 1500, Who::Uiw("packet", WRITE), Who::Tcp("bbr"), Bar::AtLeast(1.0)),
+    Row {
+        v6: true,
+        ..row(
+            "packet IPv6, kernel TCP cubic",
+            1500,
+            Who::Uiw("packet", WRITE),
+            Who::Tcp("cubic"),
+            Bar::AtLeast(1.0),
+        )
+    },
     row(
         "xdp ping-pong, kernel TCP cubic",
         1500,
@@ -80,9 +112,18 @@ const ROWS: &[Row] = &[
         Who::TcpPing("cubic"),
         Bar::AtMost(0.60),
     ),
-    path("1 Gbit/s 10 ms, kernel TCP", Who::Uiw("tcp", "--op write --size 1M --depth 8")),
-    path("1 Gbit/s 10 ms, packet", Who::Uiw("packet", "--op write --size 1M --depth 8")),
-    path("1 Gbit/s 10 ms, xdp", Who::Uiw("xdp", "--op write --size 1M --depth 8")),
+    path(
+        "1 Gbit/s 10 ms, kernel TCP cubic",
+        Who::Uiw("tcp", "--op write --size 1M --depth 8 --congestion cubic"),
+        Who::Tcp("cubic"),
+    ),
+    path(
+        "1 Gbit/s 10 ms, kernel TCP bbr",
+        Who::Uiw("tcp", "--op write --size 1M --depth 8 --congestion bbr"),
+        Who::Tcp("bbr"),
+    ),
+    path("1 Gbit/s 10 ms, packet", Who::Uiw("packet", "--op write --size 1M --depth 8"), Who::Tcp("cubic")),
+    path("1 Gbit/s 10 ms, xdp", Who::Uiw("xdp", "--op write --size 1M --depth 8"), Who::Tcp("cubic")),
 ];
 
 /// Where the programs are.
@@ -112,10 +153,13 @@ pub(crate) fn run(options: &Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    if options.markdown {
+        println!("| row | bar | ratio | range | noise | |\n|---|---|---|---|---|---|");
+    }
     let mut all = true;
     for row in rows {
         match measure(row, options, &programs) {
-            Ok(reached) => all &= reached,
+            Ok(measured) => all &= print(row, &measured, options.markdown),
             Err(why) => {
                 eprintln!("xtask: {}: {why}", row.name);
                 all = false;
@@ -152,8 +196,9 @@ impl Place {
         let no = "no network namespaces: run it as root";
         if row.path.is_empty() {
             let place = Self { network: Network::veth().ok_or(no)?, _wan: None };
-            for server in [true, false] {
+            for (server, address) in [(true, "fd77::1/64"), (false, "fd77::2/64")] {
                 place.at(server, "ip", &["link", "set", "veth0", "mtu", &row.mtu.to_string()])?;
+                place.at(server, "ip", &["address", "add", address, "dev", "veth0", "nodad"])?;
             }
             return Ok(place);
         }
@@ -195,17 +240,25 @@ fn slice(who: Who, place: &Place, row: &Row, seconds: f64, programs: &Programs) 
     let buffer = match (row.path.is_empty(), row.mtu) {
         (true, 1500) if matches!(row.theirs, Who::Smoltcp) => "256K",
         (true, _) if matches!(row.theirs, Who::Smoltcp) => "512K",
+        // The kernel's TCP beside it takes windows of up to 6 MB by itself.
+        (true, _) if matches!(row.ours, Who::Uiw("packet", _)) => "4M",
         (true, _) => "1M",
         (false, _) => "2M",
     };
-    let own = |kind: &str, host: u8| format!("{kind}:veth0,ip=10.77.0.{host}/24,buffer={buffer}");
+    let own = |kind: &str, host: u8| {
+        let address = if row.v6 { format!("fd77::{host}/64") } else { format!("10.77.0.{host}/24") };
+        format!("{kind}:veth0,ip={address},buffer={buffer}")
+    };
+    let server_at = |host: u8| {
+        if row.v6 { format!("[fd77::{host}]:{port}") } else { format!("10.77.0.{host}:{port}") }
+    };
     let bare = |args: &[&str]| {
         let mut command = Command::new(&programs.bare);
         command.args(args);
         command
     };
     let tcp = |congestion: &str, verb: &str, size: &str| {
-        let at = format!("10.77.0.1:{port}");
+        let at = server_at(1);
         let server = bare(&["tcp", congestion, "listen", &at]);
         place.pair(server, "listening", bare(&["tcp", congestion, verb, &at, &seconds, size]))
     };
@@ -214,7 +267,6 @@ fn slice(who: Who, place: &Place, row: &Row, seconds: f64, programs: &Programs) 
     let trip =
         |value: Value| value["round_trip_us"]["p50"].as_f64().ok_or_else(|| format!("no trip in {value}"));
     match who {
-        Who::Line(rate) => Ok(rate),
         Who::Tcp(congestion) => {
             let sizes = ["64000", "262144"].map(|size| tcp(congestion, "connect", size).and_then(rate));
             let [a, b] = sizes;
@@ -223,13 +275,13 @@ fn slice(who: Who, place: &Place, row: &Row, seconds: f64, programs: &Programs) 
         Who::TcpPing(congestion) => tcp(congestion, "ping", "64").and_then(trip),
         Who::Smoltcp => {
             let server = bare(&["smoltcp", &own("xdp", 11), "listen", &port.to_string()]);
-            let to = format!("10.77.0.11:{port}");
+            let to = server_at(11);
             let client = bare(&["smoltcp", &own("xdp", 12), "connect", &to, &seconds]);
             place.pair(server, "listening", client).and_then(rate)
         }
         Who::Uiw(kind, args) => {
             let spec = |host| if kind == "tcp" { "tcp".to_owned() } else { own(kind, host) };
-            let at = format!("10.77.0.{}:{port}", if kind == "tcp" { 1 } else { 11 });
+            let at = server_at(if kind == "tcp" { 1 } else { 11 });
             let mut server = Command::new(&programs.uiw);
             server.args(["--llp", &spec(11), "serve", "--listen", &at]);
             let mut client = Command::new(&programs.uiw);
@@ -241,35 +293,85 @@ fn slice(who: Who, place: &Place, row: &Row, seconds: f64, programs: &Programs) 
     }
 }
 
-/// Measures a row and prints it. True when it reached its bar.
-fn measure(row: &Row, options: &Options, programs: &Programs) -> Result<bool, String> {
+/// One measured row.
+struct Measured {
+    /// Least, median and most of the ratios.
+    ratio: (f64, f64, f64),
+    noise: f64,
+    /// Medians.
+    ours: f64,
+    theirs: f64,
+}
+
+/// Measures until the machine is quiet enough, or no more; then what came nearest to quiet counts.
+fn measure(row: &Row, options: &Options, programs: &Programs) -> Result<Measured, String> {
     let place = Place::new(row, programs)?;
-    let seconds = options.seconds * if row.path.is_empty() { 1.0 } else { 6.0 };
-    let (mut ours, mut theirs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..options.slices {
-        let (a, b) = if round % 2 == 0 {
-            let a = slice(row.ours, &place, row, seconds, programs)?;
-            (a, slice(row.theirs, &place, row, seconds, programs)?)
-        } else {
-            let b = slice(row.theirs, &place, row, seconds, programs)?;
-            (slice(row.ours, &place, row, seconds, programs)?, b)
-        };
-        ours.push(a);
-        theirs.push(b);
-        ratios.push(a / b);
+    let off = |measured: &Measured| (measured.noise - 1.0).abs();
+    let mut best = once(row, &place, options, programs)?;
+    for _ in 1..TRIES {
+        if QUIET.contains(&best.noise) {
+            break;
+        }
+        let measured = once(row, &place, options, programs)?;
+        if off(&measured) < off(&best) {
+            best = measured;
+        }
     }
-    let [(_, ours, _), (_, theirs, _), (least, ratio, most)] = [ours, theirs, ratios].map(spread);
+    Ok(best)
+}
+
+fn once(row: &Row, place: &Place, options: &Options, programs: &Programs) -> Result<Measured, String> {
+    let seconds = options.seconds * if row.path.is_empty() { 1.0 } else { 6.0 };
+    // Theirs, ours, theirs again.
+    let who = [row.theirs, row.ours, row.theirs];
+    let mut slices = [const { Vec::new() }; 3];
+    for round in 0..options.slices {
+        // Whoever comes first in one round comes last in another.
+        for step in 0..who.len() {
+            let turn = (round + step) % who.len();
+            slices[turn].push(slice(who[turn], place, row, seconds, programs)?);
+        }
+    }
+    let [first, ours, second] = slices;
+    let over = |a: &[f64], b: &[f64]| spread(a.iter().zip(b).map(|(a, b)| a / b).collect());
+    let ratio = match row.beside {
+        Beside::Them => over(&ours, &first),
+        Beside::Line(rate) => spread(ours.iter().map(|ours| ours / rate).collect()),
+    };
+    let (_, noise, _) = over(&second, &first);
+    Ok(Measured { ratio, noise, ours: spread(ours).1, theirs: spread(first).1 })
+}
+
+/// Prints a row; true when it reached its bar in a quiet run.
+fn print(row: &Row, measured: &Measured, markdown: bool) -> bool {
+    let Measured { ratio: (least, ratio, most), noise, ours, theirs } = *measured;
     let (reached, bar) = match row.bar {
         Bar::AtLeast(bar) => (ratio >= bar, format!(">= {bar}")),
         Bar::AtMost(bar) => (ratio <= bar, format!("<= {bar}")),
     };
-    let figures = match row.bar {
-        Bar::AtLeast(_) => format!("{:.3} beside {:.3} GB/s", ours / 1e9, theirs / 1e9),
-        Bar::AtMost(_) => format!("{ours:.1} beside {theirs:.1} us"),
+    let figures = match (row.bar, row.beside) {
+        (Bar::AtMost(_), _) => format!("{ours:.1} beside {theirs:.1} us"),
+        (Bar::AtLeast(_), Beside::Them) => format!("{:.3} beside {:.3} GB/s", ours / 1e9, theirs / 1e9),
+        (Bar::AtLeast(_), Beside::Line(rate)) => {
+            format!("{:.1} MB/s; {} {:.3} of the line", ours / 1e6, row.theirs.name(), theirs / rate)
+        }
     };
-    let verdict = if reached { "reached" } else { "below" };
-    println!("{:<34} {bar:>8}  {ratio:>6.3} ({least:.3} to {most:.3})  {verdict:<8} {figures}", row.name);
-    Ok(reached)
+    let quiet = QUIET.contains(&noise);
+    let verdict = match (reached, quiet) {
+        (true, true) => "reached",
+        (false, true) => "below",
+        (_, false) => "too noisy",
+    };
+    let name = row.name;
+    if markdown {
+        println!(
+            "| {name} | {bar} | {ratio:.3} | {least:.3} to {most:.3} | {noise:.3} | {verdict}; {figures} |"
+        );
+    } else {
+        let range = format!("{least:.3} to {most:.3}");
+        println!("{name:<34} {bar:>8}  {ratio:>6.3} ({range:<14}) noise {noise:.3}  {verdict:<9}  {figures}");
+    }
+    reached && quiet
 }
 
 /// Least, median and most.

@@ -2,6 +2,7 @@
 
 use super::super::flow::pseudo_sum;
 use super::super::link::{ETHERNET_HEADER, Segmentation};
+use super::super::stretch::TCP_HEADER;
 use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet};
 use std::net::IpAddr;
 
@@ -98,12 +99,17 @@ pub(super) fn complete(buffer: &mut [u8], segmentation: Option<Segmentation>) {
     };
     let at = tcp.start + CSUM_OFFSET;
     frame[at..at + 2].copy_from_slice(&tcp.pseudo_sum.to_be_bytes());
-    let header_len = tcp.start + usize::from(frame[tcp.start + 12] >> 4) * 4;
+    let tcp_header = usize::from(frame[tcp.start + 12] >> 4) * 4;
+    let header_len = tcp.start + tcp_header;
+    // RFC 9293 section 3.7.1: options take their part of a segment.
+    let options = tcp_header.saturating_sub(TCP_HEADER) as u16;
+    let size = segmentation.map(|segmentation| segmentation.size.saturating_sub(options).max(1));
+    let size = size.filter(|size| frame.len() > header_len + usize::from(*size));
     Header {
         flags: NEEDS_CSUM,
-        gso_type: if segmentation.is_some() { tcp.gso_type } else { GSO_NONE },
+        gso_type: if size.is_some() { tcp.gso_type } else { GSO_NONE },
         hdr_len: header_len as u16,
-        gso_size: segmentation.map_or(0, |segmentation| segmentation.size),
+        gso_size: size.unwrap_or(0),
         csum_start: tcp.start as u16,
         csum_offset: CSUM_OFFSET as u16,
     }
@@ -134,4 +140,85 @@ fn locate(frame: &[u8]) -> Option<Tcp> {
     let length = total.checked_sub(header_len).filter(|length| *length >= 20)?;
     let pseudo_sum = pseudo_sum(source, destination, length);
     Some(Tcp { start: ETHERNET_HEADER + header_len, pseudo_sum, gso_type })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::smol::flow::{Checksum, Kind, classify};
+    use crate::wan::segments::cut;
+    use smoltcp::wire::TcpPacket;
+
+    /// A TCP packet as smoltcp builds it for a link that cuts: no checksum.
+    fn packet(v6: bool, options: usize, payload: usize) -> Vec<u8> {
+        let ip = if v6 { 40 } else { 20 };
+        let tcp = TCP_HEADER + options;
+        let mut buffer = vec![0; HEADER + ETHERNET_HEADER + ip + TCP_HEADER];
+        // Options that do nothing, and octets.
+        buffer.resize(buffer.len() + options + payload, 1);
+        let mut ethernet = EthernetFrame::new_unchecked(&mut buffer[HEADER..]);
+        ethernet.set_ethertype(if v6 { EthernetProtocol::Ipv6 } else { EthernetProtocol::Ipv4 });
+        let octets = ethernet.payload_mut();
+        if v6 {
+            let mut packet = Ipv6Packet::new_unchecked(&mut *octets);
+            packet.set_version(6);
+            packet.set_payload_len((tcp + payload) as u16);
+            packet.set_next_header(IpProtocol::Tcp);
+            packet.set_src_addr("fd00::1".parse().unwrap());
+            packet.set_dst_addr("fd00::2".parse().unwrap());
+        } else {
+            let mut packet = Ipv4Packet::new_unchecked(&mut *octets);
+            packet.set_version(4);
+            packet.set_header_len(20);
+            packet.set_total_len((ip + tcp + payload) as u16);
+            packet.set_next_header(IpProtocol::Tcp);
+            packet.set_src_addr([10, 0, 0, 1].into());
+            packet.set_dst_addr([10, 0, 0, 2].into());
+        }
+        let mut segment = TcpPacket::new_unchecked(&mut octets[ip..]);
+        segment.set_src_port(7);
+        segment.set_dst_port(8);
+        segment.set_header_len(tcp as u8);
+        segment.set_psh(true);
+        buffer
+    }
+
+    /// What a wire would carry has right checksums and lengths, and is the packet put together again.
+    #[test]
+    fn packets_are_cut_where_they_are_too_long_for_a_segment() {
+        for (v6, options, payload, size, segments) in [
+            (true, 0, 64_000, 1440, 45),
+            (false, 0, 64_000, 1460, 44),
+            (true, 12, 2857, 1440, 3),
+            (true, 12, 2856, 1440, 2),
+            (true, 0, 1440, 1440, 1),
+            (true, 0, 1441, 1440, 2),
+            (false, 0, 600, 536, 2),
+        ] {
+            let mut buffer = packet(v6, options, payload);
+            complete(&mut buffer, Some(Segmentation { size }));
+            let mut frames = Vec::new();
+            assert!(cut(Header::parse(&buffer), &buffer[HEADER..], &mut |frame| frames.push(frame)));
+            assert_eq!(frames.len(), segments, "{payload} octets in segments of {size}");
+            let ip = if v6 { 40 } else { 20 };
+            let mut sum = 0;
+            for frame in &mut frames {
+                let right = classify(frame, Checksum::Whole);
+                assert!(matches!(right, Some(Kind::Tcp { .. })), "the checksum of a segment");
+                let carried = frame.len() - ETHERNET_HEADER - ip - TCP_HEADER;
+                assert!(carried <= usize::from(size), "options count");
+                sum += carried - options;
+            }
+            assert_eq!(sum, payload);
+        }
+    }
+
+    /// Nothing says how to cut before the peer's SYN has come.
+    #[test]
+    fn packets_of_nobody_are_not_cut() {
+        let mut buffer = packet(true, 0, 0);
+        complete(&mut buffer, None);
+        assert_eq!(Header::parse(&buffer).gso(), GSO_NONE);
+        assert!(Header::parse(&buffer).checksum_at().is_some());
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::super::addr::endpoint;
 use super::super::flow::Flow;
+use super::super::link::Segmentation;
 use super::super::stretch::Stretch;
 use super::CLOCK;
 use crate::{Clock, Event, Interest, OptionError, StreamOptions, Token};
@@ -33,7 +34,11 @@ pub(super) struct Conn {
     pub(super) sockets: SocketSet<'static>,
     handle: SocketHandle,
     pub(super) stretch: Stretch,
+    /// Known from the peer's SYN on.
+    pub(super) segmentation: Option<Segmentation>,
     pub(super) flow: Flow,
+    /// The hash of the flow: its frames leave by one queue of the link.
+    pub(super) queue: u64,
     pub(super) token: Option<Token>,
     pub(super) interest: Interest,
     pub(super) owner: Owner,
@@ -87,6 +92,8 @@ impl Conn {
             sockets,
             handle,
             stretch: Stretch::default(),
+            segmentation: None,
+            queue: flow.hash(),
             flow,
             token: None,
             interest: Interest::NONE,

@@ -8,7 +8,9 @@ use std::ptr::NonNull;
 use std::time::Duration;
 
 /// Entries of each ring.
-const RING: u32 = CHUNKS / 2;
+pub(super) const RING: u32 = CHUNKS / 2;
+/// Chunks of the longest frame: 65,549 octets in chunks of 4096.
+const LONGEST: usize = 17;
 /// A queue stays busy for some milliseconds after its last user is gone.
 const BUSY_TRIES: u32 = 50;
 const BUSY_WAIT: Duration = Duration::from_millis(10);
@@ -178,18 +180,17 @@ impl XdpSocket {
         self.fill.publish();
     }
 
-    fn reap(&mut self) {
+    /// Takes back the chunks that the kernel has sent. Of those that are ours how many there are.
+    pub(super) fn reap(&mut self) -> usize {
         while let Some(at) = self.completion.pop() {
             self.free.push(self.umem.chunk_of(at));
         }
+        self.free.len()
     }
 
     pub(super) fn has_room(&mut self) -> bool {
-        // The longest frame takes 16 chunks of 4096 octets.
-        if self.free.len() < 17 {
-            self.reap();
-        }
-        self.free.len() >= 17 && self.tx.has_room(17)
+        let free = if self.free.len() < LONGEST { self.reap() } else { self.free.len() };
+        free >= LONGEST && self.tx.has_room(LONGEST as u32)
     }
 
     /// Puts a frame of `len` octets into the ring. Without room it is lost, as on any wire.
@@ -217,35 +218,16 @@ impl XdpSocket {
         }
     }
 
-    /// Tells the kernel of frames to send, and of chunks to fill.
+    /// Tells the kernel of frames to send, and of chunks to fill. False: it has left some in the ring, and takes them when it is told
+    /// again.
     ///
     /// # Errors
-    /// The interface is gone.
-    pub(super) fn flush(&mut self) -> io::Result<()> {
+    /// The interface is gone or down.
+    pub(super) fn flush(&mut self) -> io::Result<bool> {
         if std::mem::take(&mut self.unflushed) {
             self.tx.publish();
         }
-        if self.tx.pending() > 0 && self.tx.needs_wakeup() {
-            // SAFETY: no pointer but null is passed, with no octets.
-            let sent = unsafe {
-                libc::sendto(
-                    self.fd.as_raw_fd(),
-                    std::ptr::null(),
-                    0,
-                    libc::MSG_DONTWAIT,
-                    std::ptr::null(),
-                    0,
-                )
-            };
-            if sent < 0 {
-                let error = io::Error::last_os_error();
-                // "Call again": the kernel sends so many frames a call.
-                let again = [libc::EAGAIN, libc::EBUSY, libc::ENOBUFS, libc::EINTR];
-                if !error.raw_os_error().is_some_and(|code| again.contains(&code)) {
-                    return Err(error);
-                }
-            }
-        }
+        self.push_out()?;
         if self.fill.needs_wakeup() {
             // SAFETY: no pointer but null is passed, with no octets. Its result tells nothing that is not seen elsewhere.
             unsafe {
@@ -253,6 +235,32 @@ impl XdpSocket {
                 let null = std::ptr::null_mut();
                 libc::recvfrom(self.fd.as_raw_fd(), null, 0, flags, std::ptr::null_mut(), null.cast());
             }
+        }
+        // Of a ring that the driver empties by itself nothing is to be told again.
+        Ok(self.tx.pending() == 0 || !self.tx.needs_wakeup())
+    }
+
+    fn push_out(&mut self) -> io::Result<()> {
+        let mut pending = self.tx.pending();
+        while pending > 0 && self.tx.needs_wakeup() {
+            let (flags, null) = (libc::MSG_DONTWAIT, std::ptr::null());
+            // SAFETY: no pointer but null is passed, with no octets.
+            if unsafe { libc::sendto(self.fd.as_raw_fd(), null, 0, flags, null.cast(), 0) } >= 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => return Err(error),
+                // The interface has thrown a frame away (no cable, a full queue), which is back; those behind it are still there.
+                Some(libc::EBUSY) => {}
+                // The kernel sends so many frames a call, or has no memory for more at the moment.
+                _ => return Ok(()),
+            }
+            let left = self.tx.pending();
+            if left >= pending {
+                return Ok(());
+            }
+            pending = left;
         }
         Ok(())
     }

@@ -1,0 +1,60 @@
+//! Frames of AF_XDP that run out under connections.
+
+use crate::pairings::{Stack, at};
+use interop::stock::{Network, Running, uiw};
+use std::net::UdpSocket;
+use std::process::Command;
+
+/// Frames that the server's interface had none of our memory for.
+fn dropped(network: &Network) -> u64 {
+    let said = at(network, true, "ethtool", &["-S", "veth0"]);
+    let line = said.lines().find_map(|line| line.trim().strip_prefix("rx_queue_0_drops:"));
+    line.unwrap_or_else(|| panic!("no drops in {said}")).trim().parse().expect("a number")
+}
+
+/// The server does not run, and somebody floods it until every frame of its memory is used up. Then it runs again: its connection goes
+/// on, octet for octet, and others can be made.
+#[test]
+fn a_flood_while_nobody_takes_frames_costs_only_time() {
+    if interop::require("ethtool").is_none() {
+        return;
+    }
+    let Some(network) = Network::veth() else { return };
+    let port = interop::stock::free_port();
+    let address = Stack::Xdp.addresses()[0];
+    let mut command = Command::new(uiw());
+    command.args(["--llp", &Stack::Xdp.spec(11), "serve", "--listen", &format!("{address}:{port}")]);
+    let mut server = Running::start(network.server(command));
+    server.wait_saying("listening on");
+    let client = |seconds: &str| {
+        let mut command = Command::new(uiw());
+        command.args(["perf", &format!("{address}:{port}"), "--validate", "--bidirectional"]);
+        command.args(["--size", "20000", "--seconds", seconds]);
+        Running::start(network.client(command))
+    };
+    let measured = client("4");
+    // The client's kernel knows the server's MAC once there is a connection.
+    while !at(&network, false, "ip", &["neighbour", "show", address]).contains("lladdr") {
+        std::thread::yield_now();
+    }
+    let socket = network.inside_client(|| UdpSocket::bind("10.77.0.2:0")).expect("a socket there");
+    for _ in 0..2 {
+        server.signal("STOP");
+        let before = dropped(&network);
+        let mut floods = 0;
+        while dropped(&network) == before {
+            floods += 1;
+            assert!(floods < 1000, "frames of the server's never run out");
+            for _ in 0..256 {
+                // The client's own memory may be full for a moment.
+                let _ = socket.send_to(&[0x5A; 100], (address, 9));
+            }
+        }
+        server.signal("CONT");
+        let other = client("0.5").end();
+        assert_eq!(other.code, 0, "{}{}", other.said, server.said());
+    }
+    let ended = measured.end();
+    assert_eq!(ended.code, 0, "{}{}", ended.said, server.said());
+    let _ = server.stop();
+}

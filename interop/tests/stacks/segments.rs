@@ -1,0 +1,98 @@
+//! What AF_PACKET leaves to the interface: packets that it cuts and checksums that it completes, as tshark sees them on the wire.
+
+use crate::pairings::{Stack, at};
+use interop::stock::{Network, Running, uiw};
+use interop::tshark::Tshark;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A file that goes away.
+struct Capture(PathBuf);
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A TCP segment as tshark has it.
+struct Segment {
+    frame_len: usize,
+    payload: usize,
+    is_right: bool,
+    mss: Option<u16>,
+}
+
+fn segment(line: &str) -> Segment {
+    let fields: Vec<_> = line.split('\t').collect();
+    let [frame_len, payload, checksum, mss] = fields[..] else { panic!("four fields: {line}") };
+    let number = |text: &str| text.parse().unwrap_or_else(|_| panic!("a number: {line}"));
+    // A number in some versions of tshark, a word in others.
+    let is_right = ["1", "Good"].contains(&checksum);
+    Segment { frame_len: number(frame_len), payload: number(payload), is_right, mss: mss.parse().ok() }
+}
+
+/// Segments in both directions of a measurement between two of AF_PACKET, seen at the server's end.
+fn capture(network: &Network, version: usize, name: &str) -> Vec<Segment> {
+    let file = Capture(std::env::temp_dir().join(format!("uiw-segments-{}-{name}.pcap", std::process::id())));
+    let port = interop::stock::free_port();
+    let mut command = Command::new("tshark");
+    command.args(["-i", "veth0", "-f", "tcp", "-w"]).arg(&file.0);
+    let mut tshark = Running::start(network.server(command));
+    tshark.wait_saying("Capture started");
+    let mut command = Command::new(uiw());
+    command.args(["--llp", &Stack::Packet.spec(11), "serve", "--listen", &format!("[::]:{port}")]);
+    let mut server = Running::start(network.server(command));
+    server.wait_saying("listening on");
+    let to = match Stack::Packet.addresses()[version] {
+        address if address.contains(':') => format!("[{address}]:{port}"),
+        address => format!("{address}:{port}"),
+    };
+    let mut command = Command::new(uiw());
+    command.args(["--llp", &Stack::Packet.spec(12), "perf", &to, "--validate", "--bidirectional"]);
+    command.args(["--size", "200000", "--iterations", "20", "--seconds", "20"]);
+    let ended = Running::start(network.client(command)).end();
+    assert_eq!(ended.code, 0, "{}{}", ended.said, server.said());
+    let _ = server.stop();
+    tshark.interrupt().is_well();
+    let mut command = Command::new("tshark");
+    command.arg("-r").arg(&file.0).args(["-o", "tcp.check_checksum:TRUE", "-T", "fields"]);
+    for field in ["frame.len", "tcp.len", "tcp.checksum.status", "tcp.options.mss_val"] {
+        command.args(["-e", field]);
+    }
+    let output = command.output().expect("tshark starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).lines().map(segment).collect()
+}
+
+/// Two messages of 200,000 octets and more in each direction.
+const OCTETS: usize = 2 * 20 * 200_000;
+
+#[test]
+fn what_the_interface_cuts_and_completes_is_right_on_the_wire() {
+    let (Some(_), Some(_)) = (Tshark::require(), interop::require("ethtool")) else { return };
+    for (version, mss) in [(0, 1460), (1, 1440)] {
+        let Some(network) = Network::veth() else { return };
+        let whole = capture(&network, version, &format!("whole-{mss}"));
+        // Between the ends of a veth packets stay whole.
+        assert!(whole.iter().any(|segment| segment.payload > 20_000), "packets of many segments: MSS {mss}");
+        for server in [true, false] {
+            let off = ["-K", "veth0", "tx", "off", "gso", "off", "tso", "off", "gro", "off"];
+            at(&network, server, "ethtool", &off);
+        }
+        let segments = capture(&network, version, &format!("cut-{mss}"));
+        assert!(segments.iter().map(|segment| segment.payload).sum::<usize>() >= OCTETS);
+        for Segment { frame_len, payload, is_right, mss: said } in &segments {
+            assert!(*is_right, "a checksum, of {payload} octets, MSS {mss}");
+            assert!(*frame_len <= 1514 && *payload <= mss, "a frame of {frame_len} octets, MSS {mss}");
+            assert!(said.is_none_or(|said| usize::from(said) == mss), "an MSS of {said:?}, not {mss}");
+        }
+        let full = segments.iter().filter(|segment| segment.payload == mss).count();
+        assert!(full * 4 > segments.len(), "{full} of {} segments are full", segments.len());
+        assert_eq!(
+            segments.iter().filter(|segment| segment.mss.is_some()).count(),
+            4,
+            "two connections' SYNs"
+        );
+    }
+}

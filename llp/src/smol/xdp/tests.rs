@@ -1,0 +1,132 @@
+//! All frames of the memory in somebody's hands: the kernel's, or ours. Nothing hangs, none is lost for ever.
+
+use super::super::SmolConfig;
+use super::super::link::{Frame, Link};
+use super::socket::RING;
+use super::{XdpLink, XdpMode};
+use interop::stock::Network;
+use std::io;
+use std::net::{IpAddr, UdpSocket};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const OURS: &str = "10.77.0.11";
+/// For what happens soon on any machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn config() -> SmolConfig {
+    SmolConfig::new(OURS.parse::<IpAddr>().unwrap(), 24)
+}
+
+fn ip(network: &Network, server: bool, args: &[&str]) {
+    let mut command = Command::new("ip");
+    command.args(args);
+    let mut command = if server { network.server(command) } else { network.client(command) };
+    let output = command.output().expect("ip starts");
+    assert!(output.status.success(), "ip {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what}: not in a minute");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A frame that nobody takes: of an experimental ethertype, to nobody's MAC.
+fn frame(octets: &mut [u8]) {
+    octets.fill(0);
+    octets[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+    octets[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
+    octets[12..14].copy_from_slice(&[0x88, 0xB5]);
+}
+
+/// Sends as long as there is room, and how many that were.
+fn fill_up(link: &mut XdpLink, len: usize) -> usize {
+    let mut sent = 0;
+    while link.has_room() {
+        link.transmit(len, None, &mut frame);
+        sent += 1;
+    }
+    sent
+}
+
+fn all_back(link: &mut XdpLink, all: usize) {
+    until("the frames come back", || {
+        link.flush();
+        link.sockets[0].reap() == all
+    });
+    assert!(link.next().is_none(), "nothing is left to be flushed");
+}
+
+/// Nobody tells the kernel to send: the ring fills up, what is sent beyond that is lost, and then everything is as before.
+#[test]
+fn frames_for_sending_run_out_and_come_back() {
+    for mtu in [1500, 9000] {
+        let Some(network) = Network::veth() else { return };
+        for server in [true, false] {
+            ip(&network, server, &["link", "set", "veth0", "mtu", &mtu.to_string()]);
+        }
+        network.inside_server(|| {
+            let mut link = XdpLink::open("veth0", XdpMode::Auto, &config()).expect("AF_XDP");
+            let all = link.sockets[0].reap();
+            let sent = fill_up(&mut link, mtu + 14);
+            assert!(sent > 100, "{sent} frames had room");
+            for _ in 0..3 {
+                let mut filled = false;
+                link.transmit(mtu + 14, None, &mut |_| filled = true);
+                assert!(!filled, "a frame without room is not built");
+                all_back(&mut link, all);
+                assert_eq!(fill_up(&mut link, mtu + 14), sent, "as many as before");
+            }
+            // Without a cable frames are thrown away, and not kept.
+            ip(&network, false, &["link", "set", "veth0", "down"]);
+            all_back(&mut link, all);
+            assert_eq!(fill_up(&mut link, mtu + 14), sent, "as many as before");
+            all_back(&mut link, all);
+            assert!(link.failure().is_none(), "a cable may come back");
+            ip(&network, false, &["link", "set", "veth0", "up"]);
+            assert_eq!(fill_up(&mut link, mtu + 14), sent, "as many as before");
+            all_back(&mut link, all);
+            // An interface that is down tells so.
+            ip(&network, true, &["link", "set", "veth0", "down"]);
+            fill_up(&mut link, mtu + 14);
+            link.flush();
+            assert_eq!(link.failure().map(|error| error.kind()), Some(io::ErrorKind::NetworkDown));
+        });
+    }
+}
+
+/// All frames for receiving are in our hands: what comes meanwhile is lost, and what comes when they are back is not.
+#[test]
+fn frames_for_receiving_run_out_and_come_back() {
+    let Some(network) = Network::veth() else { return };
+    let mac = config().mac.map(|octet| format!("{octet:02x}")).join(":");
+    ip(&network, false, &["neighbour", "add", OURS, "lladdr", &mac, "dev", "veth0", "nud", "permanent"]);
+    let socket = network.inside_client(|| UdpSocket::bind("10.77.0.2:0")).expect("a socket there");
+    network.inside_server(|| {
+        let mut link = XdpLink::open("veth0", XdpMode::Auto, &config()).expect("AF_XDP");
+        for _ in 0..3 {
+            let mut held = Vec::new();
+            until("as many frames as there are", || {
+                for _ in 0..64 {
+                    socket.send_to(&[0x5A; 100], (OURS, 9)).expect("a datagram leaves");
+                }
+                held.extend(std::iter::from_fn(|| link.receive()));
+                held.len() >= RING as usize
+            });
+            for _ in 0..64 {
+                socket.send_to(&[0xA5; 100], (OURS, 9)).expect("a datagram leaves");
+            }
+            assert_eq!(held.len(), RING as usize, "no more than there are");
+            assert!(link.receive().is_none(), "none is left for what came last");
+            for mut frame in held {
+                assert!(frame.octets().ends_with(&[0x5A; 100]), "nobody wrote into a frame that is ours");
+                link.recycle(frame);
+            }
+            link.flush();
+            assert!(link.failure().is_none());
+        }
+    });
+}
