@@ -62,11 +62,8 @@ impl Context {
     /// # Errors
     /// EINVAL for NULL and for what is none; EIO for one that came through a fork.
     pub unsafe fn get<'a>(context: *mut ibv_context) -> Result<&'a Arc<Self>> {
-        if context.is_null() {
-            return Err(Errno::INVAL);
-        }
-        // SAFETY: the caller's promise: it is the tail of a context of ours.
-        unsafe { Ok(&Object::<Opened>::get(context.byte_sub(TAIL).cast())?.0) }
+        // SAFETY: the caller's promise.
+        unsafe { Ok(&Object::<Opened>::get(whole(context))?.0) }
     }
 }
 
@@ -154,20 +151,21 @@ pub fn shared(device: &'static Device) -> Result<*mut ibv_context> {
     Ok(kept as *mut ibv_context)
 }
 
+/// The structure whose tail C's pointer names, if it names one.
+fn whole<T>(context: *mut ibv_context) -> *mut T {
+    context.wrapping_byte_sub(TAIL).cast()
+}
+
 /// # Safety
 /// `context` is one of ours, and nobody uses it any more.
 unsafe fn close(context: *mut ibv_context) {
     // SAFETY: the caller's promise.
-    unsafe { Object::<Opened>::free(context.byte_sub(TAIL).cast()) };
+    unsafe { Object::<Opened>::free(whole(context)) };
 }
 
 /// `ibv_open_device`.
-///
-/// # Safety
-/// `device` is NULL or one of ours.
-pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    // SAFETY: the caller's promise.
-    boundary::pointer(|| open(unsafe { Device::get(device) }?))
+pub extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    boundary::pointer(|| open(Device::get(device)?))
 }
 
 /// `ibv_close_device`.
@@ -176,12 +174,9 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 /// `context` is NULL or one of ours, and nobody uses it any more.
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     boundary::minus_one(|| {
-        if context.is_null() {
-            return Err(Errno::INVAL);
-        }
         // SAFETY: the caller's promise.
         unsafe {
-            Object::<Opened>::get_any(context.byte_sub(TAIL).cast())?;
+            Object::<Opened>::get_any(whole(context))?;
             close(context);
         }
         Ok(())

@@ -222,7 +222,7 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int) -> c_int {
     boundary::light_code(|| {
         // SAFETY: the caller's promise.
-        let object = unsafe { Cq::get(cq) }?;
+        let object = unsafe { Object::<Cq>::get_called(cq.cast()) }?;
         object.engine.arm(if solicited == 0 { Arm::Any } else { Arm::Solicited });
         Ok(())
     })
@@ -235,7 +235,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int)
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, max: c_int, wc: *mut ibv_wc) -> c_int {
     boundary::light_value(-libc::EIO, || {
         // SAFETY: the caller's promise, here and below.
-        let object = unsafe { Cq::get(cq) }?;
+        let object = unsafe { Object::<Cq>::get_called(cq.cast()) }?;
         let Ok(max @ 1..) = usize::try_from(max) else { return Ok(if max == 0 { 0 } else { -libc::EINVAL }) };
         if wc.is_null() {
             return Ok(-libc::EINVAL);

@@ -92,7 +92,7 @@ fn fill(cq: &mut ibv_cq_ex) {
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     boundary::light_code(|| {
         // SAFETY: the caller's promise, here and below.
-        let object = unsafe { Object::<Cq>::get(cq) }?;
+        let object = unsafe { Object::<Cq>::get_called(cq) }?;
         // SAFETY: `attr` is NULL or one number.
         if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
             return Err(Errno::INVAL);
@@ -115,7 +115,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
     boundary::light_code(|| {
         // SAFETY: the caller's promise.
-        unsafe { take(Object::<Cq>::get(cq)?, cq) }
+        unsafe { take(Object::<Cq>::get_called(cq)?, cq) }
     })
 }
 
@@ -127,7 +127,7 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
     boundary::light_value((), || {
         // SAFETY: the caller's promise: locked by `start_poll`.
         unsafe {
-            let object = Object::<Cq>::get(cq)?;
+            let object = Object::<Cq>::get_called(cq)?;
             if object.cursor.lock.is_locked() {
                 object.cursor.lock.unlock();
             }
@@ -161,7 +161,7 @@ unsafe fn take(object: &Object<Cq>, cq: *mut ibv_cq_ex) -> Result<()> {
 unsafe fn field<T: Default>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Wc) -> T) -> T {
     boundary::light_value(T::default(), || {
         // SAFETY: the caller's promise: the cursor is locked by this thread.
-        let wc = unsafe { &*Object::<Cq>::get(cq)?.cursor.wc.get() };
+        let wc = unsafe { &*Object::<Cq>::get_called(cq)?.cursor.wc.get() };
         wc.as_ref().map(read).ok_or(Errno::INVAL)
     })
 }

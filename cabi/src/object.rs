@@ -1,11 +1,42 @@
-//! Objects that C holds: C's structure in front, ours behind it, in one box.
+//! Objects that C holds: C's structure in front, ours behind it, in one box. Where each living one is stands in a table, so that
+//! a pointer to anything else, freed or never ours, is an error number and is not looked at.
 
 use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::process;
+use parking_lot::{RwLock, RwLockWriteGuard};
 use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The kind of every living object, by address. Only looked up and changed: nothing else is locked meanwhile.
+static LIVING: RwLock<BTreeMap<usize, u32>> = RwLock::new(BTreeMap::new());
+
+/// Something of `kind` lives at `address` from now on.
+pub(crate) fn enter(address: usize, kind: u32) {
+    LIVING.write().insert(address, kind);
+}
+
+/// Whether something of `kind` lives at `address`.
+pub(crate) fn lives(address: usize, kind: u32) -> bool {
+    LIVING.read().get(&address) == Some(&kind)
+}
+
+/// Held while the process is copied by a fork: the child gets the table whole.
+pub(crate) fn before_fork() {
+    std::mem::forget(LIVING.write());
+}
+
+/// Behind [`before_fork`], in the parent and in the child.
+///
+/// # Safety
+/// This thread called [`before_fork`], or is the copy of the one that did.
+pub(crate) unsafe fn after_fork() {
+    // SAFETY: the caller's promise: locked, and the guard was forgotten.
+    let table: RwLockWriteGuard<'_, _> = unsafe { LIVING.make_write_guard_unchecked() };
+    drop(table);
+}
 
 /// What stands behind C's structure.
 pub trait Body {
@@ -38,13 +69,15 @@ impl<B: Body> Object<B> {
             generation: process::generation(),
             body,
         };
-        Box::into_raw(Box::new(object)).cast()
+        let abi = Box::into_raw(Box::new(object)).cast::<B::Abi>();
+        enter(abi.addr(), B::KIND);
+        abi
     }
 
     /// The object behind C's pointer, if it is one of these, alive, and of this process.
     ///
     /// # Safety
-    /// `abi` is NULL or points to readable memory as large as this object, and nobody frees the object during `'a`.
+    /// Nobody frees the object during `'a`.
     ///
     /// # Errors
     /// EINVAL for NULL and for what is no such object; EIO for one that came through a fork.
@@ -52,6 +85,29 @@ impl<B: Body> Object<B> {
         // SAFETY: the caller's promise.
         let object = unsafe { Self::get_any(abi) }?;
         if object.is_inherited() { Err(Errno::INHERITED) } else { Ok(object) }
+    }
+
+    /// As [`Object::get`], without a look at the table, for what is called with every message: only through functions in the
+    /// structure itself (`ibv_post_send` is `qp->context->ops.post_send`), so that the program has read through the pointer
+    /// before.
+    ///
+    /// # Safety
+    /// `abi` is NULL or points to readable memory as large as this object, and nobody frees the object during `'a`.
+    ///
+    /// # Errors
+    /// As [`Object::get`].
+    pub unsafe fn get_called<'a>(abi: *mut B::Abi) -> Result<&'a Self> {
+        let object = abi.cast::<Self>();
+        if object.is_null() || !object.is_aligned() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let object = unsafe { &*object };
+        match object.kind.load(Ordering::Acquire) == B::KIND {
+            true if object.is_inherited() => Err(Errno::INHERITED),
+            true => Ok(object),
+            false => Err(Errno::INVAL),
+        }
     }
 
     /// As [`Object::get`], also for an object that came through a fork.
@@ -62,13 +118,11 @@ impl<B: Body> Object<B> {
     /// # Errors
     /// EINVAL.
     pub unsafe fn get_any<'a>(abi: *mut B::Abi) -> Result<&'a Self> {
-        let object = abi.cast::<Self>();
-        if object.is_null() || !object.is_aligned() {
+        if !lives(abi.addr(), B::KIND) {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the caller's promise.
-        let object = unsafe { &*object };
-        if object.kind.load(Ordering::Acquire) != B::KIND { Err(Errno::INVAL) } else { Ok(object) }
+        // SAFETY: it lives, and nobody frees it by the caller's promise.
+        Ok(unsafe { &*abi.cast::<Self>() })
     }
 
     /// Whether it was made before a fork, in the parent.
@@ -86,6 +140,7 @@ impl<B: Body> Object<B> {
     /// # Safety
     /// `abi` is an object that [`Object::create`] made and nobody uses any more.
     pub unsafe fn free(abi: *mut B::Abi) {
+        LIVING.write().remove(&abi.addr());
         // SAFETY: the caller's promise: made by `create`, and ours alone now.
         let object = unsafe { Box::from_raw(abi.cast::<Self>()) };
         object.kind.store(0, Ordering::Release);

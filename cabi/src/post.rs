@@ -182,7 +182,7 @@ pub(crate) unsafe extern "C" fn post_send(
     boundary::light_code(|| {
         // SAFETY: the caller's promise, for all of it.
         unsafe {
-            let object = Qp::get(qp)?;
+            let object = Object::<Qp>::get_called(qp.cast())?;
             let posted = chain(wr, bad, |chain| object.engine.post_send(std::iter::from_fn(|| step(chain))));
             object.note_post();
             posted
@@ -202,7 +202,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     boundary::light_code(|| {
         // SAFETY: the caller's promise, for all of it.
         unsafe {
-            let object = Qp::get(qp)?;
+            let object = Object::<Qp>::get_called(qp.cast())?;
             chain(wr, bad, |chain| object.engine.post_recv(std::iter::from_fn(|| step(chain))))
         }
     })
@@ -220,7 +220,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     boundary::light_code(|| {
         // SAFETY: the caller's promise, for all of it.
         unsafe {
-            let object = Object::<Srq>::get(srq)?;
+            let object = Object::<Srq>::get_called(srq)?;
             chain(wr, bad, |chain| object.engine.post_recv(std::iter::from_fn(|| step(chain))))
         }
     })

@@ -9,6 +9,7 @@ use crate::cm::registry::Registry;
 use crate::device::Devices;
 use crate::errno::Errno;
 use crate::inherited;
+use crate::object;
 use crate::pair::Pairs;
 use crate::settings::Settings;
 use crate::signals::Held;
@@ -140,14 +141,19 @@ extern "C" fn before_fork() {
         process.members = inherited::members(sockets.as_raw_fd());
     }
     std::mem::forget(process);
+    object::before_fork();
 }
 
 extern "C" fn in_parent() {
+    // SAFETY: `before_fork` did its part on this very thread.
+    unsafe { object::after_fork() };
     // SAFETY: `before_fork` locked it on this very thread, and nobody has unlocked it since.
     unsafe { PROCESS.force_unlock() };
 }
 
 extern "C" fn in_child() {
+    // SAFETY: as in the parent.
+    unsafe { object::after_fork() };
     // SAFETY: as in the parent; this thread is the only one of the child.
     let process: MutexGuard<'_, Option<Process>> = unsafe { PROCESS.make_guard_unchecked() };
     let mut process = process;

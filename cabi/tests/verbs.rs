@@ -435,6 +435,74 @@ fn null_is_an_error_and_nothing_more() {
     }
 }
 
+/// What a wild pointer is not: any object. None of these may be looked at.
+#[test]
+fn wild_pointers_are_errors_and_nothing_more() {
+    let opened = open();
+    let end = End::new(opened, false);
+    let page = [0u64; 1024];
+    let wild =
+        [8, 0x7FFF_0000_0000, usize::MAX - 7, usize::MAX, page.as_ptr().addr(), end.memory.as_ptr().addr()];
+    for address in wild {
+        fn at<T>(address: usize) -> *mut T {
+            ptr::without_provenance_mut(address)
+        }
+        let mut srq_attr = abi::ibv_srq_attr { max_wr: 1, max_sge: 1, srq_limit: 0 };
+        // SAFETY: what every function promises to refuse without a look; results have room.
+        unsafe {
+            let (mut attr, mut init): (abi::ibv_qp_attr, abi::ibv_qp_init_attr) =
+                (abi::zeroed(), abi::zeroed());
+            let (mut event_cq, mut event_context) = (ptr::null_mut(), ptr::null_mut());
+            assert!(device::ibv_get_device_name(at(address)).is_null());
+            assert_eq!(device::ibv_get_device_guid(at(address)), 0);
+            assert!(context::ibv_open_device(at(address)).is_null());
+            assert_eq!(context::ibv_close_device(at(address)), -1);
+            assert_eq!(device::port::ibv_query_gid(at(address), 1, 0, ptr::null_mut()), -1);
+            assert!(pd::ibv_alloc_pd(at(address)).is_null());
+            assert_eq!(pd::ibv_dealloc_pd(at(address)), libc::EINVAL);
+            assert!(mr::ibv_reg_mr(at(address), at(address), 1, 0).is_null());
+            assert_eq!(mr::ibv_dereg_mr(at(address)), libc::EINVAL);
+            assert_eq!(mr::ibv_rereg_mr(at(address), 4, at(address), at(address), 1, 0), -1);
+            assert!(channel::ibv_create_comp_channel(at(address)).is_null());
+            assert_eq!(channel::ibv_destroy_comp_channel(at(address)), libc::EINVAL);
+            let (to_cq, to_context) = (&raw mut event_cq, &raw mut event_context);
+            assert_eq!(channel::ibv_get_cq_event(at(address), to_cq, to_context), -1);
+            assert!(cq::ibv_create_cq(opened, 1, ptr::null_mut(), at(address), 0).is_null());
+            assert_eq!(cq::ibv_resize_cq(at(address), 1), libc::EINVAL);
+            assert_eq!(cq::ibv_destroy_cq(at(address)), libc::EINVAL);
+            cq::ibv_ack_cq_events(at(address), 1);
+            assert_eq!(srq::ibv_modify_srq(at(address), &raw mut srq_attr, 1), libc::EINVAL);
+            assert_eq!(srq::ibv_destroy_srq(at(address)), libc::EINVAL);
+            (init.qp_type, init.send_cq, init.recv_cq) = (flags::IBV_QPT_RC, end.cq.cast(), at(address));
+            assert!(qp::ibv_create_qp(end.pd, &raw mut init).is_null());
+            (init.recv_cq, init.srq) = (end.cq.cast(), at(address));
+            assert!(qp::ibv_create_qp(end.pd, &raw mut init).is_null());
+            let state = flags::IBV_QP_STATE;
+            assert_eq!(qp::ibv_modify_qp(at(address), &raw mut attr, state), libc::EINVAL);
+            assert_eq!(qp::ibv_query_qp(at(address), &raw mut attr, state, &raw mut init), libc::EINVAL);
+            assert_eq!(qp::ibv_destroy_qp(at(address)), libc::EINVAL);
+            assert!(qp::ibv_qp_to_qp_ex(at(address)).is_null());
+            for event_type in 0..20 {
+                let element = abi::ibv_async_element { qp: at(address) };
+                let mut event = abi::ibv_async_event { element, event_type };
+                async_events::ibv_ack_async_event(&raw mut event);
+            }
+        }
+    }
+    // SAFETY: pointers of ours, and their destruction once more, which is to be refused.
+    unsafe {
+        let domain = pd::ibv_alloc_pd(opened);
+        assert_eq!(pd::ibv_dealloc_pd(domain), 0);
+        assert_eq!(pd::ibv_dealloc_pd(domain), libc::EINVAL);
+    }
+    drop(end);
+    // SAFETY: nobody uses it any more.
+    unsafe {
+        assert_eq!(context::ibv_close_device(opened), 0);
+        assert_eq!(context::ibv_close_device(opened), -1);
+    }
+}
+
 #[test]
 fn arguments_without_a_meaning_are_refused() {
     let opened = open();

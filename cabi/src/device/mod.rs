@@ -8,6 +8,7 @@ pub mod port;
 use crate::abi::{self, ibv_device};
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
+use crate::object;
 use crate::persona::Persona;
 use crate::process;
 use crate::settings::Settings;
@@ -37,11 +38,17 @@ pub(crate) struct Devices(HashMap<String, &'static Device>);
 
 impl Devices {
     fn find(&mut self, netdev: &NetDev, persona: Persona) -> &'static Device {
-        self.0.entry(netdev.name.clone()).or_insert_with(|| Box::leak(Box::new(Device::new(netdev, persona))))
+        self.0.entry(netdev.name.clone()).or_insert_with(|| {
+            let device: &'static Device = Box::leak(Box::new(Device::new(netdev, persona)));
+            object::enter(device.abi().addr(), Device::KIND);
+            device
+        })
     }
 }
 
 impl Device {
+    const KIND: u32 = 0x7569_630b;
+
     fn new(netdev: &NetDev, persona: Persona) -> Self {
         let name = format!("uiw_{}", netdev.name);
         // SAFETY: integers and two unused pointers.
@@ -77,14 +84,14 @@ impl Device {
 
     /// The device behind C's pointer.
     ///
-    /// # Safety
-    /// `abi` is NULL or came out of [`Device::abi`].
-    ///
     /// # Errors
-    /// EINVAL for NULL.
-    pub unsafe fn get(abi: *mut ibv_device) -> Result<&'static Self> {
-        // SAFETY: the caller's promise; devices are never freed.
-        unsafe { abi.cast::<Self>().as_ref() }.ok_or(Errno::INVAL)
+    /// EINVAL for anything else.
+    pub fn get(abi: *mut ibv_device) -> Result<&'static Self> {
+        if !object::lives(abi.addr(), Self::KIND) {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: it is one of ours, and they are never freed.
+        Ok(unsafe { &*abi.cast::<Self>() })
     }
 }
 
@@ -155,30 +162,18 @@ pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
 }
 
 /// `ibv_get_device_name`.
-///
-/// # Safety
-/// `device` is NULL or one of ours.
-pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
-    // SAFETY: the caller's promise.
-    boundary::pointer(|| unsafe { Device::get(device) }.map(|d| d.abi.name.as_ptr().cast_mut())).cast_const()
+pub extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char {
+    boundary::pointer(|| Device::get(device).map(|d| d.abi.name.as_ptr().cast_mut())).cast_const()
 }
 
 /// `ibv_get_device_index`: there is no kernel device with an index; what rdma-core says on kernels that tell none.
-///
-/// # Safety
-/// `device` is NULL or one of ours.
-pub unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) -> c_int {
-    // SAFETY: the caller's promise.
-    boundary::number(|| unsafe { Device::get(device) }?.netdev().map(|netdev| netdev.index.cast_signed()))
+pub extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
+    -1
 }
 
 /// `ibv_get_device_guid`, big-endian.
-///
-/// # Safety
-/// `device` is NULL or one of ours.
-pub unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
-    // SAFETY: the caller's promise.
-    boundary::value(0, || unsafe { Device::get(device) }?.netdev().map(|n| attributes::guid(&n)))
+pub extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
+    boundary::value(0, || Device::get(device)?.netdev().map(|n| attributes::guid(&n)))
 }
 
 /// `ibv_get_sysfs_path`: where sysfs is mounted.

@@ -1,7 +1,8 @@
 //! Queue pair numbers that name a TCP port and one of 256 slots.
 //!
 //! A port is reserved (bound) when the first queue pair takes a slot, at every address of the device, and listened on from the
-//! first INIT. Slots come back at the end of the line, so that a number is not used again at once.
+//! first INIT. Slots come back at the end of the line, so that a number is not used again at once; nor when nobody was on the port
+//! meanwhile, as it may be the first one of a range that the user gave.
 
 use super::worker::Worker;
 use crate::boundary::Result;
@@ -10,7 +11,7 @@ use crate::errno::Errno;
 use crate::settings::Settings;
 use crate::stack;
 use socket2::{Domain, Socket, Type};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
@@ -19,7 +20,11 @@ use verbs::cm::Listener;
 
 /// All ports of the process.
 #[derive(Default)]
-pub(super) struct Ports(Vec<Block>);
+pub(super) struct Ports {
+    blocks: Vec<Block>,
+    /// Where the line begins of a port that was let go.
+    former: HashMap<u16, u8>,
+}
 
 /// One port, on one device.
 pub(super) struct Block {
@@ -55,22 +60,22 @@ pub(super) fn socket_address(ip: IpAddr, port: u16, netdev: &NetDev) -> SocketAd
 impl Ports {
     /// A number on `netdev` that no living queue pair has.
     pub(super) fn take(&mut self, netdev: &NetDev) -> Result<u32> {
-        let place = self.0.iter().position(|block| block.netdev == netdev.name && !block.free.is_empty());
+        let place = self.blocks.iter().position(|b| b.netdev == netdev.name && !b.free.is_empty());
         let place = match place {
             Some(place) => place,
             None => {
                 let block = self.reserve(netdev)?;
-                self.0.push(block);
-                self.0.len() - 1
+                self.blocks.push(block);
+                self.blocks.len() - 1
             }
         };
-        let block = &mut self.0[place];
+        let block = &mut self.blocks[place];
         let slot = block.free.pop_front().ok_or(Errno::NOMEM)?;
         Ok(u32::from(block.port) << 8 | u32::from(slot))
     }
 
     fn reserve(&self, netdev: &NetDev) -> Result<Block> {
-        let taken = |port: u16| self.0.iter().any(|block| block.port == port);
+        let taken = |port: u16| self.blocks.iter().any(|block| block.port == port);
         let mut last = Errno(libc::EADDRINUSE);
         let range = Settings::get()?.qp_ports.clone();
         let wanted: Box<dyn Iterator<Item = u16>> = match range {
@@ -86,7 +91,7 @@ impl Ports {
                         port,
                         addresses,
                         state: State::Reserved(sockets),
-                        free: (0..=u8::MAX).collect(),
+                        free: self.line(port),
                     });
                 }
                 Err(error) => last = error.into(),
@@ -94,6 +99,12 @@ impl Ports {
         }
         tracing::warn!(netdev = netdev.name, error = %last, "no port for queue pairs");
         Err(last)
+    }
+
+    /// All slots of a port, in the order in which they are given out.
+    fn line(&self, port: u16) -> VecDeque<u8> {
+        let first = self.former.get(&port).copied().unwrap_or_default();
+        (0..=u8::MAX).map(|slot| slot.wrapping_add(first)).collect()
     }
 
     /// Listens on the port of `number` at every address of `netdev` where nobody does yet: addresses come and go, and those of IPv6
@@ -105,7 +116,7 @@ impl Ports {
         engine: &verbs::Device,
         worker: &Arc<Worker>,
     ) -> Result<()> {
-        let Some(block) = self.0.iter_mut().find(|block| u32::from(block.port) == number >> 8) else {
+        let Some(block) = self.blocks.iter_mut().find(|block| u32::from(block.port) == number >> 8) else {
             return Err(Errno::INVAL);
         };
         let options: Arc<ConnOptions> = Arc::new(worker.options());
@@ -135,9 +146,14 @@ impl Ports {
 
     /// The number is free again. Gives a port that nobody needs any more, for the caller to close.
     pub(super) fn give_back(&mut self, number: u32) -> Option<Block> {
-        let place = self.0.iter().position(|block| u32::from(block.port) == number >> 8)?;
-        self.0[place].free.push_back((number & 0xFF) as u8);
-        (self.0[place].free.len() == SLOTS).then(|| self.0.swap_remove(place))
+        let place = self.blocks.iter().position(|block| u32::from(block.port) == number >> 8)?;
+        let block = &mut self.blocks[place];
+        block.free.push_back((number & 0xFF) as u8);
+        if block.free.len() < SLOTS {
+            return None;
+        }
+        self.former.insert(block.port, block.free.front().copied().unwrap_or_default());
+        Some(self.blocks.swap_remove(place))
     }
 }
 
@@ -200,6 +216,19 @@ mod tests {
         ports.give_back(two);
         assert_ne!(ports.take(&lo()).unwrap(), two);
         assert_ne!(one, two);
+    }
+
+    #[test]
+    fn nor_when_its_port_was_let_go_meanwhile() {
+        let mut ports = Ports::default();
+        let numbers = [ports.take(&lo()).unwrap(), ports.take(&lo()).unwrap()];
+        let port = (numbers[0] >> 8) as u16;
+        assert!(ports.give_back(numbers[1]).is_none());
+        drop(ports.give_back(numbers[0]).expect("nobody else is on this port"));
+        // The port is taken again.
+        let line = ports.line(port);
+        assert_eq!(line.len(), SLOTS);
+        assert!(line.iter().take(SLOTS - 2).all(|slot| numbers.iter().all(|n| n & 0xFF != u32::from(*slot))));
     }
 
     #[test]

@@ -96,7 +96,7 @@ unsafe fn with(qp: *mut ibv_qp_ex, body: impl FnOnce(&mut Batch) -> Result<()>) 
     boundary::light_value((), || {
         // SAFETY: the caller's promise: this thread holds the lock.
         unsafe {
-            let object = Object::<Qp>::get(qp)?;
+            let object = Object::<Qp>::get_called(qp)?;
             let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
             let batch = &mut *builder.batch.get();
             if let Err(errno) = body(batch) {
@@ -140,7 +140,7 @@ impl Batch {
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     boundary::light_value((), || {
         // SAFETY: the caller's promise.
-        let object = unsafe { Object::<Qp>::get(qp) }?;
+        let object = unsafe { Object::<Qp>::get_called(qp) }?;
         let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
         builder.lock.lock();
         // SAFETY: locked.
@@ -156,7 +156,7 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     boundary::light_code(|| {
         // SAFETY: the caller's promise.
-        let object = unsafe { Object::<Qp>::get(qp) }?;
+        let object = unsafe { Object::<Qp>::get_called(qp) }?;
         let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
         if !builder.lock.is_locked() {
             return Err(Errno::INVAL);
@@ -201,7 +201,7 @@ unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     boundary::light_value((), || {
         // SAFETY: the caller's promise.
         unsafe {
-            let object = Object::<Qp>::get(qp)?;
+            let object = Object::<Qp>::get_called(qp)?;
             let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
             if builder.lock.is_locked() {
                 builder.lock.unlock();
@@ -293,7 +293,7 @@ unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, l
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
     // SAFETY: the caller's promise.
     unsafe {
-        let most = Object::<Qp>::get(qp).map_or(0, |object| object.cap.max_inline_data as usize);
+        let most = Object::<Qp>::get_called(qp).map_or(0, |object| object.cap.max_inline_data as usize);
         with(qp, |batch| {
             if list.is_null() && count > 0 {
                 return Err(Errno::INVAL);
