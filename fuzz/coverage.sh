@@ -20,9 +20,12 @@ report() {
     "$tools/llvm-cov" export -summary-only -format=text -instr-profile "$target/profiles/$name.profdata" "$program" "$@" \
         | python3 -c "
 import json, sys
-for f in json.load(sys.stdin)['data'][0]['files']:
-    lines = f['summary']['lines']
-    print('| $name | %s | %d | %d | %.1f %% |' % (f['filename'].removeprefix('$root/'), lines['count'], lines['covered'], lines['percent']))"
+def row(what, lines):
+    print('| $name | %s | %d | %d | %.1f %% |' % (what, lines['count'], lines['covered'], lines['percent']))
+data = json.load(sys.stdin)['data'][0]
+for f in data['files']:
+    row(f['filename'].removeprefix('$root/'), f['summary']['lines'])
+row('**together**', data['totals']['lines'])"
 }
 echo "| target | file | lines | reached | |"
 echo "|---|---|---|---|---|"

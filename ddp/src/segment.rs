@@ -76,8 +76,10 @@ mod tests {
 
     #[test]
     fn segments_cover_the_message_in_order() {
-        for total in 0..300 {
-            for max_payload in 1..40 {
+        // Miri takes a part.
+        let step = if cfg!(miri) { 13 } else { 1 };
+        for total in (0..300).step_by(step) {
+            for max_payload in (1..40).step_by(step) {
                 let (mut expected_offset, mut ended) = (0, false);
                 let cut = segments(total, max_payload);
                 assert_eq!(cut.len(), cut.clone().count());

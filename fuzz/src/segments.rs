@@ -5,7 +5,8 @@ use ddp::{Header, STag, Segment, Tagged, Untagged, UntaggedRx, segments};
 use mpa::MAX_ULPDU;
 use rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, Control, Extensions, Fault, HeaderCopy, ImmediateData, Inbound,
-    Opcode, Quoted, ReadRequest, StreamRx, Terminate, TerminateReason,
+    Opcode, Quoted, ReadRequest, StreamRx, Terminate, TerminateReason, send_imm_header, tagged_header,
+    untagged_header,
 };
 
 use crate::input::Input;
@@ -80,28 +81,23 @@ impl Receiver {
         let queue = opcode.and_then(Opcode::queue);
         let qn = queue.unwrap_or(0);
         let spec = &self.queues[qn as usize];
-        // A message in progress goes on with its own opcode.
-        let control = if spec.in_progress() && queue.is_some() {
-            None
-        } else {
-            Some(Control { version: 1, rsv: 0, opcode: raw })
-        };
         let len = message_len(opcode, input);
-        let mut header = match queue {
-            None => Header::Tagged(Tagged {
-                last: input.bool(),
-                rsvd_ulp: Control { version: 1, rsv: 0, opcode: raw }.emit(),
-                stag: STag(input.u32()),
-                to: input.u64(),
-            }),
-            Some(_) => Header::Untagged(Untagged {
-                last: true,
-                rsvd_ulp: control.map_or(0x43, Control::emit),
-                rsvd_ulp32: input.u32(),
-                qn,
-                msn: spec.expected_msn(),
-                mo: spec.received(),
-            }),
+        let mut header = match opcode.zip(queue) {
+            None => {
+                let (last, stag, to) = (input.bool(), STag(input.u32()), input.u64());
+                let no_opcode =
+                    Tagged { last, rsvd_ulp: Control { version: 1, rsv: 0, opcode: raw }.emit(), stag, to };
+                Header::Tagged(opcode.map_or(no_opcode, |opcode| tagged_header(opcode, stag, to, last)))
+            }
+            Some((opcode, qn)) => {
+                let (word, msn, mo) = (input.u32(), spec.expected_msn(), spec.received());
+                Header::Untagged(match opcode {
+                    // What is in progress goes on as a Send.
+                    _ if spec.in_progress() => untagged_header(Opcode::Send, qn, msn, mo, true, word),
+                    Opcode::SendImm => send_imm_header(msn, mo, true, word, word & 1 != 0),
+                    _ => untagged_header(opcode, qn, msn, mo, true, word),
+                })
+            }
         };
         let bent = input.u8() >= 170;
         if bent {

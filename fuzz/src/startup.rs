@@ -95,8 +95,16 @@ fn well_formed(octets: &[u8]) -> Option<usize> {
 fn check_frame(octets: &[u8]) {
     let parsed = Frame::parse(octets);
     assert_eq!(parsed.as_ref().ok().and_then(Option::as_ref).map(|(_, used)| *used), well_formed(octets));
-    if let Ok(Some((frame, used))) = parsed {
-        assert_eq!(frame.emit(), octets[..used], "{frame}");
+    match parsed {
+        Ok(Some((frame, used))) => {
+            assert_eq!(frame.emit(), octets[..used], "{frame}");
+            // What came is put into words, for logs.
+            let words = frame.to_string();
+            assert_eq!(words.contains("S=1"), frame.enhanced.is_some());
+            assert!(words.ends_with(&format!(" {} octets", frame.private_data.len())), "{words}");
+        }
+        Ok(None) => {}
+        Err(error) => assert!(!error.to_string().is_empty()),
     }
 }
 

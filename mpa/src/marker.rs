@@ -117,8 +117,10 @@ mod tests {
     #[test]
     fn layout_agrees_with_walking_the_stream() {
         let near_wrap = (1u64 << 32) - 512;
-        for position in (0..1024).chain(near_wrap..near_wrap + 1024).step_by(4) {
-            for fpdu_len in (8..2200).step_by(4).chain([64_776, 65_544]) {
+        // Miri takes a part, and nothing long.
+        let (positions, lengths) = if cfg!(miri) { (508, 50) } else { (4, 1) };
+        for position in (0..1024).chain(near_wrap..near_wrap + 1024).step_by(positions) {
+            for fpdu_len in (8..2200).step_by(4).chain([64_776, 65_544]).step_by(lengths) {
                 let (lead, pointers) = by_walking(position, fpdu_len);
                 let layout = Layout::new(position, fpdu_len);
                 let found: Vec<_> = (0..layout.inner()).map(|n| layout.pointer(n)).collect();

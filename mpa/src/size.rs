@@ -105,7 +105,8 @@ mod tests {
     /// What MULPDU is for: the FPDU fits into one TCP segment, wherever the Markers fall.
     #[test]
     fn a_mulpdu_fits_into_a_segment() {
-        for emss in 150..3000 {
+        // Miri takes a part.
+        for emss in (150..3000).step_by(if cfg!(miri) { 229 } else { 1 }) {
             assert!(fpdu_len(mulpdu(emss, false)) <= emss);
             for position in (0..512).step_by(4) {
                 let layout = Layout::new(position, fpdu_len(mulpdu(emss, true)));

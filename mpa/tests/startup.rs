@@ -308,7 +308,11 @@ fn replies_of_another_revision() {
 
 // ---------------------------------------------------------------- IRD and ORD
 
+#[cfg(not(miri))]
 const DEPTHS: [u16; 5] = [0, 1, 8, 128, 0x3FFF];
+/// Slower by a thousand times.
+#[cfg(miri)]
+const DEPTHS: [u16; 3] = [0, 8, 0x3FFF];
 
 // [test:RFC6581-9.1-02] [test:RFC6581-9.1-04] [test:RFC6581-9.1-07] [test:RFC6581-9.1-11] [test:RFC6581-9.1-12]
 // [test:RFC6581-9.1-13] [test:RFC6581-9.1-14]

@@ -72,6 +72,7 @@ mod tests {
 
     // [test:RFC5040-8.1.1-09] [test:RFC5040-8.1.1-10]
     #[test]
+    #[cfg_attr(miri, ignore = "a minute of statistics")]
     fn spread_and_unpredictable() {
         let mut indexes = Indexes::new(u32::MAX);
         let taken: Vec<u32> = (0..4096).map(|_| indexes.take(|_| false).unwrap()).collect();

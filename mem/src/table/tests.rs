@@ -69,7 +69,8 @@ fn ranges_are_exact() {
     let table = table();
     let top = u64::MAX;
     let bases = [0, 1, 4095, 1 << 32, (1 << 63) - 2, top - 100, top - 4, top - 3];
-    for base in bases {
+    // Miri takes a part.
+    for base in bases.into_iter().step_by(if cfg!(miri) { 7 } else { 1 }) {
         for len in [0usize, 1, 2, 3] {
             let region = table.register(PD, vec![0; len].into(), base, ALL).unwrap();
             let (stag, end) = (region.stag(), u128::from(base) + len as u128);
@@ -164,7 +165,7 @@ fn every_other_key_and_index_is_invalid() {
     let table = table();
     let region = plain(&table);
     let stag = region.stag();
-    for key in 1..=255 {
+    for key in (1..=255).step_by(if cfg!(miri) { 127 } else { 1 }) {
         let stag = STag::from_parts(stag.index(), key);
         assert_eq!(write(&table, stag, BASE, 1).map(drop), Err(RemoteError::InvalidStag { stag }));
         assert!(table.local(stag.0, PD, BASE, 1, false).is_err());
@@ -415,7 +416,7 @@ fn an_stag_does_not_come_back_soon() {
     let table = table();
     let first = table.reserve().unwrap();
     table.release(first);
-    for _ in 0..1000 {
+    for _ in 0..if cfg!(miri) { 30 } else { 1000 } {
         let next = table.reserve().unwrap();
         assert_ne!(next.index(), first.index());
         table.release(next);
@@ -425,9 +426,10 @@ fn an_stag_does_not_come_back_soon() {
 #[test]
 fn many_entries() {
     let table = table();
-    let all: Vec<STag> = (0..20_000).map(|_| table.reserve().unwrap()).collect();
+    const MANY: usize = if cfg!(miri) { 30 } else { 20_000 };
+    let all: Vec<STag> = (0..MANY).map(|_| table.reserve().unwrap()).collect();
     let distinct: std::collections::HashSet<u32> = all.iter().map(|s| s.index()).collect();
-    assert_eq!((distinct.len(), table.len()), (20_000, 20_000));
+    assert_eq!((distinct.len(), table.len()), (MANY, MANY));
     assert!(!distinct.contains(&0));
     assert!(all.into_iter().all(|stag| table.release(stag)));
     assert!(table.is_empty());

@@ -5,6 +5,8 @@ mod drops;
 mod every_octet;
 mod link;
 mod paths;
+mod raw;
 mod segments;
+mod slow;
 mod splits;
 mod timers;

@@ -1,10 +1,12 @@
 //! Memory and objects that go away while peers use them.
 
-use crate::common::{ALL, End, Make, memory, pair, peek, plain, responder, responder_opt};
+use crate::common::{ALL, End, Make, pair, peek, plain, responder, responder_opt};
 use crate::peer::{PATIENCE, Peer, tagged};
 use rdmap::Opcode;
+use std::collections::VecDeque;
 use std::io::Write;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Instant;
 use verbs::{Access, AsyncEvent, Device, Memory, RawMr, Remote, SendFlags, SendOp};
 
@@ -49,11 +51,11 @@ impl Drop for Lent {
     }
 }
 
-/// Writes `octet` all over a region, again and again, until the stream is gone.
-fn write_on(peer: &mut Peer, stag: u32, at: u64, stop: &AtomicBool) -> u64 {
+/// Writes all over a region of `len` octets, again and again, until the stream is gone.
+fn write_on(peer: &mut Peer, stag: u32, at: u64, len: usize, stop: &AtomicBool) -> u64 {
     let mut written = 0;
     while !stop.load(Ordering::Relaxed) {
-        let offset = written * 4096 % (LEN as u64 - 4096);
+        let offset = written * 4096 % (len as u64 - 4096);
         let octets = peer.seal(&tagged(Opcode::Write, stag, at + offset, true, &[0xAB; 4096]));
         if peer.tcp.write_all(&octets).is_err() {
             break;
@@ -83,7 +85,7 @@ fn deregistration_during_a_peers_writes() {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
-                let written = write_on(&mut peer, stag, at, &stop);
+                let written = write_on(&mut peer, stag, at, LEN, &stop);
                 (written, peer)
             });
             until("nothing is written", || peek(lent.mr(), 5 * 4096, 1) == [0xAB]);
@@ -116,7 +118,7 @@ fn reregistration_during_a_peers_writes() {
     let (stag, at) = (old.mr().rkey(), old.mr().addr());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let writer = scope.spawn(|| write_on(&mut peer, stag, at, &stop));
+        let writer = scope.spawn(|| write_on(&mut peer, stag, at, LEN, &stop));
         until("nothing is written", || peek(old.mr(), 5 * 4096, 1) == [0xAB]);
         // The same octets, and peers may only read them.
         old.mr().rereg(None, None, Some(Access::LOCAL_WRITE | Access::REMOTE_READ)).unwrap();
@@ -129,28 +131,62 @@ fn reregistration_during_a_peers_writes() {
     old.take_back();
 }
 
-/// Everything goes, in every order, from several threads, while the peer writes and reads.
+/// Octets of the application that a peer may write for as long as this stands; its end fills them with [`Watched::OURS`].
+struct Watched<'a> {
+    octets: &'a [AtomicU8],
+    mr: Option<RawMr>,
+}
+
+impl Watched<'_> {
+    const OURS: u8 = 0x11;
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        drop(self.mr.take());
+        self.octets.iter().for_each(|octet| octet.store(Self::OURS, Ordering::Relaxed));
+    }
+}
+
+/// The `n`th of the orders of `things`, each of which comes once in `0..things.len()!`.
+fn ordered<T>(mut things: Vec<T>, mut n: usize) -> VecDeque<T> {
+    let mut out = VecDeque::new();
+    while !things.is_empty() {
+        let len = things.len();
+        out.push_back(things.remove(n % len));
+        n /= len;
+    }
+    out
+}
+
+/// Everything goes, in every order, from two threads, while the peer writes: the stream ends, and no octet of the
+/// application is touched once its region is gone.
 #[test]
-fn everything_may_go_from_several_threads() {
-    for order in 0..12usize {
+fn everything_may_go_in_every_order_from_several_threads() {
+    const SIZE: usize = 64 << 10;
+    let octets: Vec<AtomicU8> = (0..SIZE).map(|_| AtomicU8::new(0)).collect();
+    for order in 0..720 {
         let device = Device::open().unwrap();
         let pd = device.alloc_pd().unwrap();
         let end = End::make(&device, &pd, Make::default());
-        let target = memory(&pd, LEN, ALL);
+        octets[5 * 4096].store(0, Ordering::Relaxed);
+        // SAFETY: `octets` outlive the region and are accessed atomically.
+        let memory = unsafe { Memory::borrowed(octets.as_ptr().cast_mut().cast(), SIZE) };
+        let base = memory.as_ptr() as u64;
+        let mr = pd.register_raw(memory.shared(), base, ALL).unwrap();
+        let (stag, at) = (mr.rkey(), mr.addr());
+        let target = Watched { octets: &octets, mr: Some(mr) };
         let mut peer = responder_opt(&end, &plain());
-        let (stag, at) = (target.rkey(), target.addr());
         for id in 0..8 {
             end.recv(id, id * 64, 64);
             end.op(id, SendOp::Write { remote: Remote::default() }, 0, 9000);
         }
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
-                write_on(&mut peer, stag, at, &stop);
-            });
-            until("nothing is written", || peek(&target, 5 * 4096, 1) == [0xAB]);
+            let writer = scope.spawn(|| write_on(&mut peer, stag, at, SIZE, &stop));
+            until("nothing is written", || octets[5 * 4096].load(Ordering::Relaxed) == 0xAB);
             let End { qp, device: handle, pd: domain, scq, rcq, channel, mr } = end;
-            let mut things: Vec<Box<dyn Send>> = vec![
+            let things: Vec<Box<dyn Send + '_>> = vec![
                 Box::new(qp),
                 Box::new(target),
                 Box::new(mr),
@@ -158,19 +194,22 @@ fn everything_may_go_from_several_threads() {
                 Box::new((rcq, domain)),
                 Box::new((handle, device, pd)),
             ];
-            things.rotate_left(order % 6);
-            if order >= 6 {
-                things.reverse();
-            }
-            let (mut one, mut two) = (Vec::new(), Vec::new());
-            for (n, thing) in things.into_iter().enumerate() {
-                if n % 2 == 0 { one.push(thing) } else { two.push(thing) }
-            }
-            let other = scope.spawn(move || drop(two));
-            drop(one);
-            other.join().unwrap();
-            stop.store(true, Ordering::Relaxed);
+            let things = Mutex::new(ordered(things, order));
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        // The end of a thing begins in its turn, and may last into the next one's.
+                        let next = || things.lock().unwrap().pop_front();
+                        while let Some(thing) = next() {
+                            drop(thing);
+                        }
+                    });
+                }
+            });
+            until("the stream stands, with nobody to hold it", || writer.is_finished());
         });
+        let touched = octets.iter().filter(|octet| octet.load(Ordering::Relaxed) != Watched::OURS).count();
+        assert_eq!(touched, 0, "octets of a region that was gone, in order {order}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Races: revocation against access.
 
 use std::{
-    sync::atomic::{AtomicU64, AtomicUsize},
+    sync::atomic::{AtomicU8, AtomicU64, AtomicUsize},
     thread,
     time::{Duration, Instant},
 };
@@ -19,7 +19,7 @@ fn nothing_after(
     let table = table();
     let stag = AtomicU64::new(u64::MAX);
     let writes = AtomicUsize::new(0);
-    let memory: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(0)).collect();
+    let memory: Vec<AtomicU8> = (0..512).map(|_| AtomicU8::new(0)).collect();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         for _ in 0..2 {
@@ -48,10 +48,10 @@ fn nothing_after(
                 thread::yield_now();
             }
             revoke(&table, &region, target);
-            memory.iter().for_each(|word| word.store(0, Relaxed));
+            memory.iter().for_each(|octet| octet.store(0, Relaxed));
             for _ in 0..20 {
                 thread::yield_now();
-                assert!(memory.iter().all(|word| word.load(Relaxed) == 0), "written after revocation");
+                assert!(memory.iter().all(|octet| octet.load(Relaxed) == 0), "written after revocation");
             }
             stag.store(u64::MAX, Relaxed);
             if region.is_live() {

@@ -1,0 +1,92 @@
+//! A responder that knows no engine: it reads and says what the test wants.
+
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use llp::{ListenOptions, Listener, Stack, Stream, Token};
+use mem::{IoVec, IoVecMut};
+use mpa::rx::{FpduRx, Step};
+use mpa::startup::{Config, Responder, Revision};
+use verbs::{ConnOptions, ConnSettings, Connection, FpduSize, Recognition, Revision as VerbsRevision};
+
+use crate::link::Simulation;
+
+pub(crate) const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 9));
+
+/// A responder, at least of what it reads: ULPDUs.
+pub(crate) struct Reader {
+    pub(crate) stream: Box<dyn Stream>,
+    rx: FpduRx,
+    octets: Vec<u8>,
+    pub(crate) ulpdus: Vec<Vec<u8>>,
+    /// Octets of FPDUs.
+    pub(crate) read: usize,
+}
+
+impl Reader {
+    pub(crate) fn read(&mut self) {
+        let mut buffer = [0; 4096];
+        while let Ok(got) = self.stream.recv(&mut [IoVecMut::from(&mut buffer[..])]) {
+            if got == 0 {
+                break;
+            }
+            self.octets.extend_from_slice(&buffer[..got]);
+            self.read += got;
+        }
+        while let Step::Fpdu(fpdu) = self.rx.next(&mut self.octets).unwrap() {
+            self.ulpdus.push(self.octets[fpdu.ulpdu].to_vec());
+            self.octets.drain(..fpdu.consumed);
+        }
+    }
+}
+
+/// Our client, connected to a [`Reader`].
+pub(crate) fn reader(simulation: &Simulation, settings: &ConnSettings) -> (verbs::Pd, Connection, Reader) {
+    let mut stack = simulation.network().stack(PEER);
+    let mut listener: Box<dyn Listener> =
+        stack.listen((PEER, 4791).into(), &ListenOptions::default(), Token(0)).unwrap();
+    let pd = simulation.client.alloc_pd().unwrap();
+    let address = listener.local_addr();
+    let (connection, reader) = simulation.run(
+        async { Connection::connect(&simulation.client, &pd, address, settings).await.unwrap() },
+        std::future::poll_fn({
+            let mut accepted: Option<(Box<dyn Stream>, Vec<u8>)> = None;
+            move |_| {
+                if accepted.is_none() {
+                    accepted = listener.accept(Token(1)).ok().map(|stream| (stream, Vec::new()));
+                }
+                let Some((mut stream, mut octets)) = accepted.take() else { return Poll::Pending };
+                let mut buffer = [0; 600];
+                if let Ok(got) = stream.recv(&mut [IoVecMut::from(&mut buffer[..])]) {
+                    octets.extend_from_slice(&buffer[..got]);
+                }
+                let config = Config { revision: Revision::One, crc: true, ..Config::default() };
+                let mut responder = Responder::new(config.clone());
+                let Some((_, request)) = responder.request(&octets).unwrap() else {
+                    accepted = Some((stream, octets));
+                    return Poll::Pending;
+                };
+                let (reply, negotiated) = responder.accept(&request, &config, b"").unwrap();
+                assert_eq!(stream.send(&[IoVec::from(&reply[..])]).unwrap(), reply.len());
+                let rx = FpduRx::new(negotiated.crc, negotiated.markers_rx);
+                Poll::Ready(Reader { stream, rx, octets: Vec::new(), ulpdus: Vec::new(), read: 0 })
+            }
+        }),
+    );
+    (pd, connection, reader)
+}
+
+pub(crate) fn settings() -> ConnSettings {
+    let options = ConnOptions {
+        revision: VerbsRevision::One,
+        recognition: Recognition::Off,
+        fpdu: FpduSize::Segment,
+        ..ConnOptions::default()
+    };
+    ConnSettings { options, ..ConnSettings::default() }
+}
+
+pub(crate) fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+}
