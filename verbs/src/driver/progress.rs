@@ -144,11 +144,13 @@ impl Shared {
         (ns != NEVER).then(|| self.base + Duration::from_nanos(ns))
     }
 
-    /// Wakes the thread whose sleep the streams depend on.
+    /// Wakes the thread whose sleep the streams depend on, unless it looks within [`MAX_LEASE`] anyway: woken before, the background
+    /// thread would take the pollers for gone, as they have not polled since its last look.
     fn wake_sleeper(&self) {
         let roles = self.roles.lock();
         match &roles.leader {
             Leader::App(waker) => waker.wake_by_ref(),
+            Leader::Background | Leader::None if self.watches.load(Ordering::SeqCst) => {}
             Leader::Background | Leader::None => self.background.notify(),
         }
     }
