@@ -81,6 +81,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return wrong_arguments(&error),
     };
+    if let Err(failure) = options_fit(&cli.command, &cli.global) {
+        eprintln!("{failure}");
+        return failure.exit.into();
+    }
     let result = match cli.command {
         Command::Decode(args) => return decode::run(&args),
         Command::Run(args) => return run::run(&args, &cli.global),
@@ -92,6 +96,19 @@ fn main() -> ExitCode {
             eprintln!("{failure}");
             failure.exit.into()
         }
+    }
+}
+
+/// Options of every command that a few of them cannot heed: to ignore them would be a lie.
+fn options_fit(command: &Command, global: &Global) -> Result<()> {
+    match command {
+        Command::Devices(_) | Command::Env(_) | Command::Doctor(_) | Command::Wan(_) | Command::Decode(_) => {
+            let why = "this command makes no connections";
+            global.without_llp(why)?;
+            global.without_pcap(why)
+        }
+        Command::Demo(_) => global.without_llp("both processes of the demo are on this machine's own TCP"),
+        _ => Ok(()),
     }
 }
 
@@ -123,6 +140,10 @@ fn wrong_arguments(error: &clap::Error) -> ExitCode {
     let mut why: Vec<&str> = Vec::new();
     for line in text.lines().map(str::trim).take_while(|line| !line.starts_with("Usage:")) {
         // Tips and the list of possible values are part of the reason.
+        // The help that fits is named below.
+        if line.starts_with("For more information") {
+            continue;
+        }
         why.push(line.strip_prefix("error: ").unwrap_or(line));
     }
     let commands: Vec<_> = Cli::command().get_subcommands().map(|sub| sub.get_name().to_owned()).collect();

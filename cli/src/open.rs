@@ -1,10 +1,12 @@
 //! What every command opens: logging, and devices whose octets may be captured.
 
 use crate::fail::{Exit, Failure, Result};
-use llp::Spec;
 use llp::capability;
 use llp::capture::{CaptureStack, PcapSink};
+use llp::{Spec, SpecError};
+use std::io::ErrorKind;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use tracing_subscriber::EnvFilter;
 use verbs::{Device, DeviceOptions};
@@ -18,11 +20,45 @@ pub(crate) struct Global {
     /// The TCP to use: `tcp` (the kernel's), or smoltcp on an interface with addresses of its own:
     /// `packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=OCTETS]` or
     /// `xdp:IFACE,..[,mode=auto|zerocopy|native|generic]`
-    #[arg(long, global = true, value_name = "STACK", default_value = "tcp")]
-    pub(crate) llp: Spec,
+    /// [default: tcp]
+    #[arg(long, global = true, value_name = "STACK")]
+    pub(crate) llp: Option<Named>,
     /// Say more on standard error; twice and thrice for more. UIW_LOG chooses more finely
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
+}
+
+/// A stack as it was named.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    pub(crate) text: String,
+    pub(crate) spec: Spec,
+}
+
+impl FromStr for Named {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> std::result::Result<Self, SpecError> {
+        Ok(Self { text: text.to_owned(), spec: text.parse()? })
+    }
+}
+
+impl Global {
+    /// Refuses `--llp` for a command that would do nothing with it.
+    pub(crate) fn without_llp(&self, why: &str) -> Result<()> {
+        match &self.llp {
+            Some(llp) => Err(Failure::usage(format!("--llp {}", llp.text), why, "leave it out")),
+            None => Ok(()),
+        }
+    }
+
+    /// The same for `--pcap`.
+    pub(crate) fn without_pcap(&self, why: &str) -> Result<()> {
+        match &self.pcap {
+            Some(path) => Err(Failure::usage(format!("--pcap {}", path.display()), why, "leave it out")),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Makes devices.
@@ -40,7 +76,8 @@ impl Opener {
                 Failure::new(Exit::Failed, path.display(), error, "choose a file that can be written")
             })
         });
-        Ok(Self { llp: global.llp.clone(), sink: sink.transpose()? })
+        let llp = global.llp.as_ref().map(|llp| llp.spec.clone()).unwrap_or_default();
+        Ok(Self { llp, sink: sink.transpose()? })
     }
 
     pub(crate) fn device(&self) -> Result<Device> {
@@ -55,28 +92,26 @@ impl Opener {
     /// Why the stack cannot be had, and what would help.
     fn refused(&self, error: &std::io::Error) -> Failure {
         let (_, help) = capability::refusal(self.llp.capabilities());
-        let (what, fix) = match &self.llp {
-            Spec::Tcp => ("the kernel's TCP".to_owned(), "raise the limit of open files".to_owned()),
-            Spec::Xdp { interface, .. } => (
-                format!("AF_XDP on {interface}"),
-                match error.kind() {
-                    std::io::ErrorKind::PermissionDenied => help.to_owned(),
-                    std::io::ErrorKind::NotFound => "see `ip link` for the interfaces there are".to_owned(),
-                    std::io::ErrorKind::OutOfMemory => "raise the limit with `ulimit -l`".to_owned(),
-                    std::io::ErrorKind::ResourceBusy => {
-                        "another XDP program or socket has it: see `ip link show`".to_owned()
-                    }
-                    _ => "try mode=generic, or packet: instead of xdp:".to_owned(),
-                },
-            ),
-            Spec::Packet { interface, .. } => (
-                format!("AF_PACKET on {interface}"),
-                match error.kind() {
-                    std::io::ErrorKind::PermissionDenied => help.to_owned(),
-                    std::io::ErrorKind::NotFound => "see `ip link` for the interfaces there are".to_owned(),
-                    _ => "see `ip link show` for its state".to_owned(),
-                },
-            ),
+        let what = match &self.llp {
+            Spec::Tcp => "the kernel's TCP".to_owned(),
+            Spec::Xdp { interface, .. } => format!("AF_XDP on {interface}"),
+            Spec::Packet { interface, .. } => format!("AF_PACKET on {interface}"),
+        };
+        let fix = match (&self.llp, error.kind()) {
+            (Spec::Tcp, _) => "raise the limit of open files",
+            (_, ErrorKind::PermissionDenied) => help,
+            (_, ErrorKind::NotFound) => "see `ip link` for the interfaces there are",
+            (_, ErrorKind::NetworkDown) => "ip link set it up, before uiw starts",
+            (_, ErrorKind::Unsupported) if error.raw_os_error().is_none() => {
+                "choose an Ethernet interface, as `ip link` shows them"
+            }
+            (_, ErrorKind::AddrInUse) => "choose one that neither the kernel nor anybody on the wire has",
+            (Spec::Xdp { .. }, ErrorKind::OutOfMemory) => "raise the limit with `ulimit -l`",
+            (Spec::Xdp { .. }, ErrorKind::ResourceBusy) => {
+                "an interface carries one, so one process: see `ip link show`, or use packet: instead of xdp:"
+            }
+            (Spec::Xdp { .. }, _) => "try mode=generic, or packet: instead of xdp:",
+            (Spec::Packet { .. }, _) => "see `ip link show` for its state",
         };
         Failure::new(Exit::Failed, what, error, fix)
     }

@@ -84,6 +84,9 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
             .map_err(|error| Failure::usage(path.display(), error, "choose a file that can be written"))?;
         command.env("UIW_PCAP", path);
     }
+    if let Some(llp) = &global.llp {
+        command.env("UIW_LLP", &llp.text);
+    }
     check_variables(&command)?;
     if args.sysfs {
         let persona = args.persona.as_deref().and_then(Persona::named).unwrap_or_else(|| {

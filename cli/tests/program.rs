@@ -458,3 +458,37 @@ fn a_listener_that_others_reach_says_that_the_wire_is_not_encrypted() {
     assert_eq!(heard_of("127.0.0.1:0", Some("warn")), "");
     assert_eq!(heard_of("[::1]:0", Some("warn")), "");
 }
+
+/// What would be ignored is refused, and what is given to a program reaches it.
+#[test]
+fn options_of_every_command_are_heeded_or_refused() {
+    for args in [
+        &["--llp", "tcp", "doctor"][..],
+        &["--llp", "tcp", "devices"],
+        &["--llp", "tcp", "env"],
+        &["--llp", "tcp", "wan", "a", "b"],
+        &["--llp", "tcp", "decode", "file"],
+        &["--llp", "tcp", "demo"],
+    ] {
+        fails(args, 2, "--llp tcp: ");
+    }
+    let capture = std::env::temp_dir().join(format!("uiw-{}-none.pcapng", std::process::id()));
+    fails(&["--pcap", capture.to_str().unwrap(), "wan", "a", "b"], 2, "makes no connections");
+    assert!(!capture.exists(), "a capture that nothing would be written to");
+    fails(&["--llp", "quic", "serve"], 2, "or xdp:IFACE,ip=ADDR/PREFIX: see `uiw serve --help`");
+
+    let folder = std::env::temp_dir().join(format!("uiw-{}-lib", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for library in ["libibverbs.so.1", "librdmacm.so.1"] {
+        std::fs::write(folder.join(library), b"").unwrap();
+    }
+    let spec = "packet:eth0,ip=10.1.0.2/24,gw=10.1.0.1";
+    let output = Command::new(env!("CARGO_BIN_EXE_uiw"))
+        .args(["--llp", spec, "run", "--", "sh", "-c", "echo $UIW_LLP"])
+        .env("UIW_LIB", &folder)
+        .env("UIW_LLP", "tcp")
+        .output()
+        .unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(text(&output.stdout).trim(), spec, "{}", text(&output.stderr));
+}

@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// A network interface.
@@ -76,6 +77,58 @@ pub(crate) fn index_of(name: &str) -> io::Result<u32> {
     }
 }
 
+/// Whether frames can be had of the interface: it is up, and its frames are Ethernet's. Its MAC address.
+///
+/// # Errors
+/// `NotFound` when there is none, `NetworkDown`, `Unsupported` without Ethernet headers (tun, WireGuard, tunnels); the system's.
+pub(crate) fn ethernet(name: &str) -> io::Result<[u8; 6]> {
+    if !Interface::find(name)?.is_up {
+        return Err(io::Error::new(io::ErrorKind::NetworkDown, format!("interface `{name}` is down")));
+    }
+    let mut request = request(name);
+    // SAFETY: the request is readable and writable, and named with a final zero.
+    check(unsafe { libc::ioctl(socket()?.as_raw_fd(), libc::SIOCGIFHWADDR, &raw mut request) })?;
+    // SAFETY: SIOCGIFHWADDR fills this member.
+    let address = unsafe { request.ifr_ifru.ifru_hwaddr };
+    if ![libc::ARPHRD_ETHER, libc::ARPHRD_LOOPBACK].contains(&address.sa_family) {
+        let why = format!("interface `{name}` carries no Ethernet frames");
+        return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+    }
+    let mut mac = [0; 6];
+    for (to, from) in mac.iter_mut().zip(address.sa_data) {
+        *to = from.cast_unsigned();
+    }
+    Ok(mac)
+}
+
+/// The kernel's own IP addresses in this network namespace.
+pub(crate) fn kernels_addresses() -> io::Result<Vec<IpAddr>> {
+    let mut list = std::ptr::null_mut();
+    // SAFETY: the list is written, and freed below.
+    check(unsafe { libc::getifaddrs(&raw mut list) })?;
+    let mut found = Vec::new();
+    let mut at = list;
+    // SAFETY: each element is whole until the list is freed; its address is null, or as long as its family says.
+    unsafe {
+        while let Some(one) = at.as_ref() {
+            at = one.ifa_next;
+            match one.ifa_addr.as_ref().map(|address| i32::from(address.sa_family)) {
+                Some(libc::AF_INET) => {
+                    let address = one.ifa_addr.cast::<libc::sockaddr_in>().read_unaligned().sin_addr;
+                    found.push(Ipv4Addr::from(address.s_addr.to_ne_bytes()).into());
+                }
+                Some(libc::AF_INET6) => {
+                    let address = one.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned().sin6_addr;
+                    found.push(Ipv6Addr::from(address.s6_addr).into());
+                }
+                _ => {}
+            }
+        }
+        libc::freeifaddrs(list);
+    }
+    Ok(found)
+}
+
 /// Octets of an IP packet on the interface.
 pub(crate) fn mtu_of(name: &str) -> io::Result<usize> {
     mtu_by(&socket()?, name)
@@ -121,5 +174,9 @@ mod tests {
         assert_eq!(Interface::find(&lo.name).unwrap(), lo);
         assert!(lo.index > 0 && lo.mtu >= 1280);
         assert_eq!(Interface::find("uiw-none").unwrap_err().kind(), io::ErrorKind::NotFound);
+        if lo.is_up {
+            assert_eq!(ethernet(&lo.name).unwrap(), [0; 6]);
+            assert!(kernels_addresses().unwrap().contains(&Ipv4Addr::LOCALHOST.into()));
+        }
     }
 }

@@ -21,6 +21,12 @@
 //! * [`Stack::wait_fd`] is readable whenever `poll` would tell something; a set (epoll) is a descriptor. [`Stack::deadline`] is for the
 //!   stack's own timers. A stack without a descriptor works with `Progress::Manual`, where the program calls `Device::pump` and
 //!   asks `Device::deadline`.
+//! * The engine asks for [`Stack::wait_fd`] once, in the beginning. An error of [`Stack::poll`] or, but for `WouldBlock`, of
+//!   [`Listener::accept`] is only logged, and asked again: what has happened to a connection is told by its stream, whose calls all end
+//!   in that error from then on, and whose event says both readable and writable.
+//! * A [`Stream`] that is dropped is closed, not cut: what was sent is still delivered, then a FIN. Only [`Stream::abort`] cuts. After
+//!   [`Stream::shutdown`] octets still come in. Events of a token that nobody has any more are passed over.
+//! * Options that a stack has no means for it ignores; values that it knows to be wrong are an [`OptionError`].
 //! * [`Stream::send`] takes [`mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
 //!   copied out with [`mem::IoVec::copy_to`] or given to a system call. What it takes must leave in order, and what was taken is the
 //!   stack's: the memory may be used again.

@@ -6,6 +6,8 @@
 //! as long as the user says.
 
 mod addr;
+mod claim;
+mod config;
 mod flow;
 mod link;
 mod listener;
@@ -23,53 +25,16 @@ use crate::{Clock, Event, ListenOptions, Listener, Stack, Stream, StreamOptions,
 use parking_lot::Mutex;
 use shard::Shard;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+pub use config::{ConfigError, SmolConfig};
 pub use link::{Capabilities, Frame, Link, Segmentation};
 
 /// How long a stack that is dropped waits for its peers to acknowledge what was sent.
 const LINGER: Duration = Duration::from_secs(1);
-
-/// An interface's addresses.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SmolConfig {
-    /// Its MAC address; unicast, and not that of the kernel's interface.
-    pub mac: [u8; 6],
-    /// Its IP addresses with their prefix lengths.
-    pub addresses: Vec<(IpAddr, u8)>,
-    /// Default routes, one an address family.
-    pub gateways: Vec<IpAddr>,
-    /// Octets of a connection's receive buffer and of its send buffer where the options of a stream say nothing: at least the
-    /// product of bandwidth and delay, or the path is not filled.
-    pub buffer: usize,
-}
-
-impl SmolConfig {
-    /// Octets of each buffer by default: what 10 Gbit/s need at 0.8 ms.
-    pub const BUFFER: usize = 1 << 20;
-
-    /// One address, and a MAC made of it: as long as nobody else has the address, nobody else has the MAC, and neighbours that
-    /// remember it from another process of ours are right.
-    #[must_use]
-    pub fn new(address: IpAddr, prefix: u8) -> Self {
-        let [a, b, c, d] = match address {
-            IpAddr::V4(v4) => v4.octets(),
-            // FNV-1a over all of it.
-            IpAddr::V6(v6) => v6
-                .octets()
-                .iter()
-                .fold(0x811C_9DC5, |hash: u32, octet| (hash ^ u32::from(*octet)).wrapping_mul(0x0100_0193))
-                .to_be_bytes(),
-        };
-        // Locally administered, unicast (IEEE 802); the two families do not meet.
-        let first = if address.is_ipv4() { 0x02 } else { 0x06 };
-        let mac = [first, 0x75, a, b, c, d];
-        Self { mac, addresses: vec![(address, prefix)], gateways: Vec::new(), buffer: Self::BUFFER }
-    }
-}
 
 /// smoltcp on one link.
 pub struct SmolStack<L: Link> {
@@ -82,7 +47,7 @@ impl<L: Link + 'static> SmolStack<L> {
     /// A stack on `link`.
     ///
     /// # Errors
-    /// `InvalidInput` for addresses that are none of a host's, too many of them, or a prefix that is too long; the system's.
+    /// `InvalidInput` with a [`ConfigError`] inside, or for too many addresses; the system's.
     pub fn new(link: L, config: &SmolConfig) -> io::Result<Self> {
         Self::with_clock(link, config, Clock::system())
     }

@@ -4,7 +4,7 @@ use crate::Stack;
 use crate::capability::{self, Capability};
 use crate::smol::packet::PacketLink;
 use crate::smol::xdp::{XdpLink, XdpMode};
-use crate::smol::{SmolConfig, SmolStack};
+use crate::smol::{ConfigError, SmolConfig, SmolStack};
 use crate::tcp::TcpStack;
 use std::io;
 use std::net::IpAddr;
@@ -73,6 +73,9 @@ pub enum SpecError {
         /// What is understood.
         expected: &'static str,
     },
+    /// Values that can be read, and that no host has.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
 }
 
 impl FromStr for Spec {
@@ -131,6 +134,7 @@ fn parse(kind: &str, rest: &str) -> Result<(String, SmolConfig, XdpMode), SpecEr
     config.gateways = gateways;
     config.mac = mac.unwrap_or(config.mac);
     config.buffer = buffer.unwrap_or(config.buffer);
+    config.check()?;
     Ok((interface, config, mode))
 }
 
@@ -159,7 +163,7 @@ fn octets(text: &str) -> Option<usize> {
         _ => (text, 1),
     };
     let octets = digits.parse::<usize>().ok()?.checked_mul(unit)?;
-    (4096..=1 << 30).contains(&octets).then_some(octets)
+    SmolConfig::BUFFERS.contains(&octets).then_some(octets)
 }
 
 /// Says what a refusal is for.
@@ -195,12 +199,12 @@ impl Spec {
     /// Opens the stack.
     ///
     /// # Errors
-    /// The system's: `PermissionDenied` names the capability that is missing; `NotFound` for an interface that is not there.
+    /// As of [`PacketLink::open`] and [`XdpLink::open`]; `PermissionDenied` names the capability that is missing.
     pub fn open(&self) -> io::Result<Box<dyn Stack>> {
         match self {
             Self::Tcp => Ok(Box::new(TcpStack::new()?)),
             Self::Packet { interface, config } => {
-                let link = PacketLink::open(interface, config.mac)
+                let link = PacketLink::open(interface, config)
                     .map_err(|error| denied(error, &Capability::PACKET))?;
                 Ok(Box::new(SmolStack::new(link, config)?))
             }
@@ -241,5 +245,10 @@ mod tests {
         assert!(wrong("packet:eth0,ip=10.0.0.1/8,mac=1:2").contains("mac=1:2"));
         assert!(wrong("packet:eth0,ip=10.0.0.1/8,buffer=1").contains("buffer=1"));
         assert!(wrong("packet:eth0,colour=red").contains("`colour` is no key"));
+        assert!(
+            wrong("packet:eth0,ip=255.255.255.255/24").contains("ip=255.255.255.255/24 is not the address")
+        );
+        assert!(wrong("packet:eth0,ip=10.0.0.1/8,mac=01:00:00:00:00:00").contains("mac=01:00:00:00:00:00"));
+        assert!(wrong("packet:eth0,ip=10.0.0.1/8,gw=11.0.0.1").contains("gw=11.0.0.1 is in no network"));
     }
 }

@@ -23,6 +23,8 @@ fn stacks_that_are_none() {
     fails(&mut serve("quic"), 2, &["quic", "tcp, packet:"]);
     fails(&mut serve("packet:veth0"), 2, &["ip=ADDR/PREFIX"]);
     fails(&mut serve("xdp:veth0,ip=10.0.0.1/8,mode=fast"), 2, &["mode=fast"]);
+    fails(&mut serve("packet:veth0,ip=255.255.255.255/8"), 2, &["is not the address of a host"]);
+    fails(&mut serve("packet:veth0,ip=10.0.0.1/8,gw=11.0.0.1"), 2, &["gw=11.0.0.1"]);
 }
 
 #[test]
@@ -66,6 +68,80 @@ fn an_interface_that_is_deleted_under_traffic() {
         server.wait_saying("the connection ended before the work was done");
         let _ = server.stop();
     }
+}
+
+/// The server's interface is down for a moment: what was connected ends, or goes on where nobody noticed, and the server goes on.
+#[test]
+fn an_interface_that_comes_back() {
+    for kind in ["packet", "xdp"] {
+        let Some(network) = Network::veth() else { return };
+        let mut command = Command::new(uiw());
+        let spec = format!("{kind}:veth0,ip=10.77.0.11/24");
+        command.args(["--llp", &spec, "serve", "--listen", "10.77.0.11:7174"]);
+        let mut server = Running::start(network.server(command));
+        server.wait_saying("listening on");
+        let client = |args: &[&str]| {
+            let mut command = Command::new(uiw());
+            command.args(args);
+            Running::start(network.client(command))
+        };
+        let measured = client(&["perf", "10.77.0.11", "--size", "64K", "--seconds", "5"]);
+        thread::sleep(Duration::from_millis(500));
+        for state in ["down", "up"] {
+            let mut command = Command::new("ip");
+            command.args(["link", "set", "veth0", state]);
+            assert!(network.server(command).status().expect("ip starts").success());
+            thread::sleep(Duration::from_millis(500));
+        }
+        let ended = measured.end();
+        // The socket of AF_PACKET is told at once; that of AF_XDP only when it sends.
+        assert!(ended.code == 4 || kind == "xdp" && ended.code == 0, "{kind}: {}", ended.said);
+        let ended = client(&["ping", "10.77.0.11", "-c", "3"]).end();
+        assert_eq!(ended.code, 0, "{kind}: {}{}", ended.said, server.said());
+        let _ = server.stop();
+    }
+}
+
+/// Interfaces, addresses and MACs that a TCP of its own cannot have, and what to do instead.
+#[test]
+fn what_is_somebody_elses() {
+    let Some(network) = Network::veth() else { return };
+    let serve = |spec: &str| {
+        let mut command = Command::new(uiw());
+        command.args(["--llp", spec, "serve", "--listen", "10.77.0.11:0"]);
+        network.server(command)
+    };
+    let ip = |args: &[&str]| {
+        let mut command = Command::new("ip");
+        command.args(args);
+        assert!(network.server(command).status().expect("ip starts").success());
+    };
+    ip(&["link", "add", "sweep0", "type", "veth", "peer", "name", "sweep1"]);
+    ip(&["tuntap", "add", "tun0", "mode", "tun"]);
+    ip(&["link", "set", "tun0", "up"]);
+    for kind in ["packet", "xdp"] {
+        let of = |rest: &str| format!("{kind}:{rest}");
+        fails(&mut serve(&of("veth0,ip=10.77.0.1/24")), 1, &["ip=10.77.0.1 is the kernel's", "choose one"]);
+        fails(&mut serve(&of("tun0,ip=10.77.0.11/24")), 1, &["`tun0` carries no Ethernet"]);
+        fails(&mut serve(&of("sweep0,ip=10.77.0.11/24")), 1, &["`sweep0` is down", "ip link set"]);
+        let mut server = Running::start(serve(&of("veth0,ip=10.77.0.11/24")));
+        server.wait_saying("listening on");
+        let taken = format!("ip=10.77.0.11 is that of process {}", server.id());
+        fails(&mut serve("packet:veth0,ip=10.77.0.11/24"), 1, &[&taken]);
+        if kind == "xdp" {
+            fails(&mut serve("xdp:veth0,ip=10.77.0.12/24"), 1, &["another XDP program", "one process"]);
+        }
+        let _ = server.stop();
+    }
+}
+
+/// A peer in no network of ours, and nobody to ask for the way.
+#[test]
+fn a_peer_without_a_gateway() {
+    let Some(network) = Network::veth() else { return };
+    let mut command = Command::new(uiw());
+    command.args(["--llp", "packet:veth0,ip=10.77.0.12/24", "ping", "10.78.0.1"]);
+    fails(&mut network.client(command), 3, &["no network of ours has 10.78.0.1", "gw="]);
 }
 
 /// A server and a client over `kind`, with a connection between them that carries what `args` of `uiw` say.

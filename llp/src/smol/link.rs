@@ -78,7 +78,8 @@ pub trait Link: Send {
         None
     }
 
-    /// Why the link is gone, once it is: the interface was deleted, its program detached.
+    /// Why the link is gone, once it is: the interface is down or was deleted, its program detached. `None` again when it is back:
+    /// listeners go on then, and what was connected is lost.
     fn failure(&mut self) -> Option<io::Error>;
 }
 

@@ -8,11 +8,15 @@ mod filter;
 pub(crate) mod socket;
 pub(crate) mod virtio;
 
+use super::SmolConfig;
+use super::claim::Claim;
 use super::link::{Capabilities, Frame, Link, Segmentation};
+use crate::Interface;
 use socket::{PacketSocket, Takes};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
 use virtio::{HEADER, Header};
 
 /// Longest frame: an IPv6 packet with 65,535 octets behind its header, and the Ethernet header.
@@ -22,6 +26,8 @@ pub(crate) const LONGEST: usize = 65_535 + 40 + 14;
 const LONGEST_SENT: usize = 65_535;
 /// Frames that wait for the interface to have room.
 const WAITING: usize = 64;
+/// How often an interface that failed is looked at, while somebody asks.
+const LOOK: Duration = Duration::from_millis(200);
 /// Buffers kept.
 const SPARE: usize = 256;
 
@@ -35,16 +41,24 @@ pub struct PacketLink {
     /// Where the next frame is received: long enough for any, set to zero once.
     scratch: Vec<u8>,
     failure: Option<io::ErrorKind>,
+    interface: Interface,
+    /// When the interface that failed was looked at.
+    looked: Instant,
+    _claim: Claim,
 }
 
 impl PacketLink {
-    /// Opens `interface` for frames to `mac` and to groups.
+    /// Opens `interface` for frames to the MAC address of `config` and to groups.
     ///
     /// # Errors
-    /// `PermissionDenied` without CAP_NET_RAW; `NotFound` when there is no such interface; the system's.
-    pub fn open(interface: &str, mac: [u8; 6]) -> io::Result<Self> {
-        let (socket, mtu) = PacketSocket::open(interface, Takes::For(mac))?;
+    /// `PermissionDenied` without CAP_NET_RAW; `NotFound` when there is no such interface, `NetworkDown`, `Unsupported` where it has
+    /// no Ethernet frames; `AddrInUse` for addresses of the kernel's or of another process; the system's.
+    pub fn open(interface: &str, config: &SmolConfig) -> io::Result<Self> {
+        let (socket, mtu) = PacketSocket::open(interface, Takes::For(config.mac))?;
         Ok(Self {
+            interface: Interface::find(interface)?,
+            looked: Instant::now(),
+            _claim: Claim::new(interface, config)?,
             socket,
             mtu,
             waiting: VecDeque::new(),
@@ -67,6 +81,17 @@ impl PacketLink {
         let gone = [libc::ENETDOWN, libc::ENXIO, libc::ENODEV];
         if error.raw_os_error().is_some_and(|code| gone.contains(&code)) {
             self.failure.get_or_insert(io::ErrorKind::NetworkDown);
+            self.looked = Instant::now();
+        }
+    }
+
+    /// An interface that was down may be up again; the kernel gives frames to the socket again then. One that was deleted is gone,
+    /// though another one may have its name.
+    fn look(&mut self) {
+        let now = Interface::find(&self.interface.name);
+        if now.is_ok_and(|now| now.is_up && now.index == self.interface.index) {
+            self.failure = None;
+            self.waiting.clear();
         }
     }
 
@@ -167,6 +192,10 @@ impl Link for PacketLink {
     }
 
     fn failure(&mut self) -> Option<io::Error> {
+        if self.failure.is_some() && self.looked.elapsed() >= LOOK {
+            self.looked = Instant::now();
+            self.look();
+        }
         self.failure.map(io::Error::from)
     }
 }

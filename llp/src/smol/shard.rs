@@ -62,25 +62,19 @@ pub(super) struct Shard<L: Link> {
     base: Instant,
     wake: Wake,
     buffer: usize,
+    gateways: Vec<IpAddr>,
     gone: Option<ErrorKind>,
 }
 
 impl<L: Link> Shard<L> {
     pub(super) fn new(mut link: L, config: &SmolConfig, time: Clock) -> io::Result<Self> {
         let wrong = |why: String| io::Error::new(ErrorKind::InvalidInput, why);
-        let mac = EthernetAddress(config.mac);
-        if !mac.is_unicast() {
-            return Err(wrong(format!("MAC address {mac} is not that of a host")));
-        }
-        let mut theirs = Config::new(HardwareAddress::Ethernet(mac));
+        config.check().map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
+        let mut theirs = Config::new(HardwareAddress::Ethernet(EthernetAddress(config.mac)));
         theirs.random_seed = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
         let mut iface =
             Interface::new(theirs, &mut Port { link: &mut link, frame: None, sender: None }, Tick::ZERO);
         for (address, prefix) in &config.addresses {
-            let longest = if address.is_ipv4() { 32 } else { 128 };
-            if *prefix > longest || address.is_unspecified() || address.is_multicast() {
-                return Err(wrong(format!("{address}/{prefix} is not the address of a host")));
-            }
             let mut full = false;
             iface.update_ip_addrs(|list| full = list.push(IpCidr::new((*address).into(), *prefix)).is_err());
             if full {
@@ -109,6 +103,7 @@ impl<L: Link> Shard<L> {
             time,
             wake,
             buffer: config.buffer,
+            gateways: config.gateways.clone(),
             gone: None,
         })
     }
@@ -144,13 +139,14 @@ impl<L: Link> Shard<L> {
 
     /// Takes what the link has, lets timers run, sends what is due.
     pub(super) fn tick(&mut self) {
-        if self.gone.is_some() {
-            return;
-        }
         if let Some(error) = self.link.failure() {
-            self.fail(&error);
+            if self.gone.is_none() {
+                self.fail(&error);
+            }
             return;
         }
+        // An interface that was down: what was connected is lost, listeners go on.
+        self.gone = None;
         let now = self.clock();
         for _ in 0..FRAMES {
             let Some(mut frame) = self.link.receive() else { break };
@@ -341,6 +337,14 @@ impl<L: Link> Shard<L> {
         self.wake.kick();
     }
 
+    /// Whether the link is there, or there again.
+    fn standing(&mut self) -> io::Result<()> {
+        if self.gone.is_some() {
+            self.tick();
+        }
+        self.gone.map_or(Ok(()), |kind| Err(kind.into()))
+    }
+
     pub(super) fn poll(&mut self, events: &mut Vec<Event>) {
         self.wake.unkick();
         self.tick();
@@ -498,9 +502,7 @@ impl<L: Link> Shard<L> {
         options: &StreamOptions,
         token: Token,
     ) -> io::Result<(ConnId, SocketAddr)> {
-        if let Some(kind) = self.gone {
-            return Err(kind.into());
-        }
+        self.standing()?;
         let peer = SocketAddr::new(plain(peer.ip()), peer.port());
         let local = self.source(local, peer)?;
         let flow = Flow { local, peer };
@@ -512,8 +514,17 @@ impl<L: Link> Shard<L> {
         Ok((ConnId(id), local))
     }
 
+    fn has_route(&self, peer: IpAddr) -> bool {
+        let near = |cidr: &IpCidr| cidr.contains_addr(&peer.into());
+        self.iface.ip_addrs().iter().any(near)
+            || self.gateways.iter().any(|gateway| gateway.is_ipv4() == peer.is_ipv4())
+    }
+
     /// Our end of a connection to `peer`.
     fn source(&self, asked: Option<SocketAddr>, peer: SocketAddr) -> io::Result<SocketAddr> {
+        if peer.ip().is_unspecified() || peer.ip().is_multicast() {
+            return Err(ErrorKind::AddrNotAvailable.into());
+        }
         let ip = match asked.map(|asked| plain(asked.ip())) {
             Some(ip) if !ip.is_unspecified() => {
                 if !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(ip)) {
@@ -528,6 +539,11 @@ impl<L: Link> Shard<L> {
         };
         if ip.is_ipv4() != peer.is_ipv4() {
             return Err(ErrorKind::AddrNotAvailable.into());
+        }
+        // smoltcp would send nothing, and say nothing.
+        if !self.has_route(peer.ip()) {
+            let why = format!("no network of ours has {}, and there is no gateway (gw=)", peer.ip());
+            return Err(io::Error::new(ErrorKind::NetworkUnreachable, why));
         }
         let taken = |port| self.flows.contains_key(&Flow { local: SocketAddr::new(ip, port), peer });
         let port = match asked.map(|asked| asked.port()).filter(|port| *port != 0) {
@@ -544,9 +560,7 @@ impl<L: Link> Shard<L> {
         options: &ListenOptions,
         token: Token,
     ) -> io::Result<(ListenerId, SocketAddr)> {
-        if let Some(kind) = self.gone {
-            return Err(kind.into());
-        }
+        self.standing()?;
         let ip = plain(local.ip());
         if !ip.is_unspecified() && !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(ip)) {
             return Err(ErrorKind::AddrNotAvailable.into());
@@ -561,9 +575,7 @@ impl<L: Link> Shard<L> {
         listener: ListenerId,
         token: Token,
     ) -> io::Result<(ConnId, (SocketAddr, SocketAddr))> {
-        if let Some(kind) = self.gone {
-            return Err(kind.into());
-        }
+        self.standing()?;
         let port = &mut self.ports.listeners[listener.0];
         let id = port.ready.pop_front().ok_or(ErrorKind::WouldBlock)?;
         port.waiting -= 1;

@@ -287,9 +287,46 @@ fn ports_and_addresses_that_cannot_be_had() {
         kind(stack.connect(Some(foreign), peer, &StreamOptions::default(), Token(9))),
         ErrorKind::AddrNotAvailable
     );
+    let options = StreamOptions::default();
+    let mut connect = |peer: &str| kind(stack.connect(None, peer.parse().unwrap(), &options, Token(9)));
+    assert_eq!(connect("10.9.1.1:5"), ErrorKind::NetworkUnreachable);
+    assert_eq!(connect("[fd00::1]:5"), ErrorKind::NetworkUnreachable);
+    for peer in ["0.0.0.0:5", "[::]:5", "224.0.0.1:5"] {
+        assert_eq!(connect(peer), ErrorKind::AddrNotAvailable, "{peer}");
+    }
+    let base = SmolConfig::new(address(1, false), 24);
+    let limited = ("255.255.255.255".parse().unwrap(), 24);
+    for config in [
+        SmolConfig { mac: [1, 0, 0, 0, 0, 1], ..base.clone() },
+        SmolConfig { addresses: vec![limited], ..base.clone() },
+        SmolConfig { gateways: vec!["10.8.0.1".parse().unwrap()], ..base },
+    ] {
+        let (link, _other) = pipe(1500).unwrap();
+        assert_eq!(kind(SmolStack::new(link, &config)), ErrorKind::InvalidInput, "{config:?}");
+    }
+}
+
+/// smoltcp takes windows up to 1 GiB, and panics at more.
+#[test]
+fn buffers_beyond_every_window() {
+    let mut world = World::new(1500, false);
+    let options = StreamOptions {
+        recv_buffer: Some(usize::MAX),
+        send_buffer: Some(usize::MAX),
+        ..StreamOptions::default()
+    };
+    assert!(world.stacks[0].connect(None, "10.9.0.2:5".parse().unwrap(), &options, Token(9)).is_ok());
+}
+
+/// A peer beyond the network is asked by way of the gateway.
+#[test]
+fn a_peer_behind_a_gateway() {
     let (link, _other) = pipe(1500).unwrap();
-    let config = SmolConfig { mac: [1, 0, 0, 0, 0, 1], ..SmolConfig::new(address(1, false), 24) };
-    assert_eq!(kind(SmolStack::new(link, &config)), ErrorKind::InvalidInput);
+    let gateways = vec![address(2, false)];
+    let config = SmolConfig { gateways, ..SmolConfig::new(address(1, false), 24) };
+    let mut stack = SmolStack::new(link, &config).unwrap();
+    let far = "10.8.0.1:5".parse().unwrap();
+    assert!(stack.connect(None, far, &StreamOptions::default(), Token(9)).is_ok());
 }
 
 #[test]

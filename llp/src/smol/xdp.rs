@@ -14,8 +14,10 @@ mod tests;
 mod umem;
 
 use super::SmolConfig;
+use super::claim::Claim;
 use super::link::{Capabilities, ETHERNET_HEADER, Frame, Link, Segmentation};
-use crate::interface::{index_of, mtu_of};
+use crate::Interface;
+use crate::interface::{ethernet, index_of, mtu_of};
 pub use features::XdpFeatures;
 use rustix::event::epoll;
 use socket::{Received, XdpSocket};
@@ -33,6 +35,10 @@ const LOOK_IDLE: Duration = Duration::from_secs(1);
 /// Frames that the kernel left in a ring are given to it again after this time: what it waited for (memory of its own, a queue of the
 /// interface) tells nobody when it is there.
 const AGAIN: Duration = Duration::from_micros(200);
+
+/// What no other mode would mend.
+const NO_OTHER_MODE: [io::ErrorKind; 3] =
+    [io::ErrorKind::PermissionDenied, io::ErrorKind::ResourceBusy, io::ErrorKind::AddrInUse];
 
 /// How the program is attached and the frames are moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -96,20 +102,25 @@ pub struct XdpLink {
     failure: Option<io::ErrorKind>,
     /// Frames that are longer than a chunk are built here.
     scratch: Vec<u8>,
+    _claim: Claim,
 }
 
 impl XdpLink {
     /// Attaches to `interface` for the addresses of `config`.
     ///
     /// # Errors
-    /// `PermissionDenied` without the capabilities, `NotFound` when there is no such interface, `ResourceBusy` when another
-    /// program is attached, `OutOfMemory` when RLIMIT_MEMLOCK is too small for the frames; the system's.
+    /// `PermissionDenied` without the capabilities, `NotFound` when there is no such interface, `NetworkDown`, `Unsupported` where it
+    /// has no Ethernet frames; `AddrInUse` for addresses of the kernel's or of another process; `ResourceBusy` when another program
+    /// is attached, `OutOfMemory` when RLIMIT_MEMLOCK is too small for the frames; the system's.
     pub fn open(interface: &str, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
         let index = index_of(interface)?;
         let modes: &[XdpMode] = match mode {
             XdpMode::Auto => &[XdpMode::ZeroCopy, XdpMode::Native, XdpMode::Generic],
             ref one => std::slice::from_ref(one),
         };
+        // Whoever may do nothing is told so first.
+        socket::socket()?;
+        ethernet(interface)?;
         let mut last = None;
         for mode in modes {
             match Self::open_as(interface, index, *mode, config) {
@@ -117,7 +128,7 @@ impl XdpLink {
                     tracing::info!(interface, %mode, queues = link.sockets.len(), "AF_XDP");
                     return Ok(link);
                 }
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Err(error),
+                Err(error) if NO_OTHER_MODE.contains(&error.kind()) => return Err(error),
                 Err(error) => {
                     tracing::debug!(interface, %mode, %error, "not in this mode");
                     last = Some(error);
@@ -135,6 +146,7 @@ impl XdpLink {
         let instructions = program::redirect(map.fd(), config);
         let program = bpf::Program::load(&instructions, layout.several)?;
         let attachment = bpf::Attachment::new(&program, index, mode == XdpMode::Generic)?;
+        let claim = Claim::new(interface, config)?;
         let mut sockets = Vec::new();
         for queue in 0..queues {
             let socket = XdpSocket::open(index, queue, mode == XdpMode::ZeroCopy, &layout)?;
@@ -167,6 +179,7 @@ impl XdpLink {
             again: None,
             failure: None,
             scratch: Vec::new(),
+            _claim: claim,
         })
     }
 
@@ -197,8 +210,16 @@ impl XdpLink {
     }
 
     fn look(&mut self) {
-        if index_of(&self.interface).is_err() || !self.attachment.is_attached() {
-            self.failure.get_or_insert(io::ErrorKind::NetworkDown);
+        match Interface::find(&self.interface) {
+            Ok(interface) if self.attachment.is_attached() => {
+                // It was down.
+                if interface.is_up {
+                    self.failure = None;
+                }
+            }
+            _ => {
+                self.failure.get_or_insert(io::ErrorKind::NetworkDown);
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::filter;
 use super::virtio::HEADER;
-use crate::interface::{index_of, mtu_of};
+use crate::interface::{ethernet, index_of, mtu_of};
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -38,6 +38,7 @@ impl PacketSocket {
     pub(crate) fn open(interface: &str, takes: Takes) -> io::Result<(Self, usize)> {
         let index = index_of(interface)? as libc::c_int;
         let socket = Self::closed()?;
+        ethernet(interface)?;
         let mtu = mtu_of(interface)?;
         socket.set(libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1i32)?;
         // Older kernels do not have it; smoltcp drops its own frames anyway.

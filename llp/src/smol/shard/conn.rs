@@ -1,5 +1,6 @@
 //! One connection: a socket of smoltcp's in a set of its own.
 
+use super::super::SmolConfig;
 use super::super::addr::endpoint;
 use super::super::flow::Flow;
 use super::super::link::Segmentation;
@@ -80,7 +81,10 @@ impl Conn {
         options: &StreamOptions,
         (buffer, time): (usize, &Clock),
     ) -> io::Result<Self> {
-        let ring = |size: Option<usize>| SocketBuffer::new(vec![0; size.unwrap_or(buffer).max(4096)]);
+        let ring = |size: Option<usize>| {
+            let (least, most) = SmolConfig::BUFFERS.into_inner();
+            SocketBuffer::new(vec![0; size.unwrap_or(buffer).clamp(least, most)])
+        };
         let mut socket = Socket::new(ring(options.recv_buffer), ring(options.send_buffer));
         socket.set_congestion_control(check(options)?);
         socket.set_nagle_enabled(false);

@@ -114,7 +114,14 @@ impl Attachment {
             .set32(8, ATTACH_XDP)
             .set32(12, flags);
         // SAFETY: no address is in it.
-        Ok(Self(unsafe { attr.open(LINK_CREATE)? }))
+        let made: io::Result<OwnedFd> = unsafe { attr.open(LINK_CREATE) };
+        made.map(Self).map_err(|error| match error.raw_os_error() {
+            // The interface has one program; it may be that of another process of ours.
+            Some(libc::EEXIST | libc::EBUSY) => {
+                io::Error::new(io::ErrorKind::ResourceBusy, "another XDP program is attached")
+            }
+            _ => error,
+        })
     }
 
     /// False once the interface is gone or somebody has detached the program.

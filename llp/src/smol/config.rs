@@ -1,0 +1,238 @@
+//! An interface's addresses, and what they must be like.
+
+use std::net::IpAddr;
+
+/// An interface's addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SmolConfig {
+    /// Its MAC address; unicast, and not that of the kernel's interface.
+    pub mac: [u8; 6],
+    /// Its IP addresses with their prefix lengths; none of them the kernel's or anybody else's on the wire. Only those that this
+    /// process knows of are found to be taken: nothing on the wire is asked.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// Default routes, one an address family.
+    pub gateways: Vec<IpAddr>,
+    /// Octets of a connection's receive buffer and of its send buffer where the options of a stream say nothing: at least the
+    /// product of bandwidth and delay, or the path is not filled.
+    pub buffer: usize,
+}
+
+/// What is wrong with a [`SmolConfig`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A group's MAC address, or none at all.
+    #[error("mac={}: a host has a unicast address, such as 02:00:00:00:00:01", colons(mac))]
+    Mac {
+        /// What was given.
+        mac: [u8; 6],
+    },
+    /// Not an address that a host can have on this network.
+    #[error("ip={address}/{prefix} is not the address of a host in a network")]
+    Address {
+        /// What was given.
+        address: IpAddr,
+        /// Its prefix length.
+        prefix: u8,
+    },
+    /// The same address again.
+    #[error("ip={address} is given twice")]
+    AddressTwice {
+        /// What was given.
+        address: IpAddr,
+    },
+    /// A gateway that no address of ours can reach.
+    #[error("gw={gateway} is in no network of ip=: a gateway is a neighbour")]
+    GatewayFar {
+        /// What was given.
+        gateway: IpAddr,
+    },
+    /// There is one default route a family.
+    #[error("gw={gateway} is a second gateway of its family: one for IPv4 and one for IPv6")]
+    GatewayTwice {
+        /// What was given.
+        gateway: IpAddr,
+    },
+    /// A buffer that smoltcp does not have.
+    #[error("buffer={octets}: expected octets between 4K and 1G, such as 4M")]
+    Buffer {
+        /// What was given.
+        octets: usize,
+    },
+}
+
+impl SmolConfig {
+    /// Octets of each buffer by default: what 10 Gbit/s need at 0.8 ms.
+    pub const BUFFER: usize = 1 << 20;
+    /// Least octets of a buffer, and most: a window is no longer (RFC 7323 section 2.3).
+    pub const BUFFERS: std::ops::RangeInclusive<usize> = 4096..=1 << 30;
+
+    /// One address, and a MAC made of it: as long as nobody else has the address, nobody else has the MAC, and neighbours that
+    /// remember it from another process of ours are right.
+    #[must_use]
+    pub fn new(address: IpAddr, prefix: u8) -> Self {
+        let [a, b, c, d] = match address {
+            IpAddr::V4(v4) => v4.octets(),
+            // FNV-1a over all of it.
+            IpAddr::V6(v6) => v6
+                .octets()
+                .iter()
+                .fold(0x811C_9DC5, |hash: u32, octet| (hash ^ u32::from(*octet)).wrapping_mul(0x0100_0193))
+                .to_be_bytes(),
+        };
+        // Locally administered, unicast (IEEE 802); the two families do not meet.
+        let first = if address.is_ipv4() { 0x02 } else { 0x06 };
+        let mac = [first, 0x75, a, b, c, d];
+        Self { mac, addresses: vec![(address, prefix)], gateways: Vec::new(), buffer: Self::BUFFER }
+    }
+
+    /// Whether a host can be like this.
+    ///
+    /// # Errors
+    /// The first value that it cannot have.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let mac = self.mac;
+        if mac[0] & 1 == 1 || mac == [0; 6] {
+            return Err(ConfigError::Mac { mac });
+        }
+        for (n, (address, prefix)) in self.addresses.iter().copied().enumerate() {
+            if !is_host(address, prefix) {
+                return Err(ConfigError::Address { address, prefix });
+            }
+            if self.addresses[..n].iter().any(|(other, _)| *other == address) {
+                return Err(ConfigError::AddressTwice { address });
+            }
+        }
+        for (n, gateway) in self.gateways.iter().copied().enumerate() {
+            if self.gateways[..n].iter().any(|other| other.is_ipv4() == gateway.is_ipv4()) {
+                return Err(ConfigError::GatewayTwice { gateway });
+            }
+            if !self.is_neighbour(gateway) {
+                return Err(ConfigError::GatewayFar { gateway });
+            }
+        }
+        if !Self::BUFFERS.contains(&self.buffer) {
+            return Err(ConfigError::Buffer { octets: self.buffer });
+        }
+        Ok(())
+    }
+
+    /// Whether somebody else in a network of ours has this address. IPv6 routers mostly go by their link-local one.
+    fn is_neighbour(&self, other: IpAddr) -> bool {
+        let link_local = matches!(other, IpAddr::V6(v6) if v6.is_unicast_link_local());
+        self.addresses.iter().any(|(address, prefix)| {
+            let near = address.is_ipv4() == other.is_ipv4()
+                && network(*address, *prefix).0 == network(other, *prefix).0
+                && is_host(other, *prefix);
+            *address != other && (near || link_local && address.is_ipv6())
+        })
+    }
+}
+
+/// Whether a host can have this address.
+fn is_host(address: IpAddr, prefix: u8) -> bool {
+    let width = if address.is_ipv4() { 32 } else { 128 };
+    if prefix > width || address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+        return false;
+    }
+    let (_, host, ones) = network(address, prefix);
+    // RFC 3021, RFC 6164: networks of two hosts have no other addresses.
+    let named = width - prefix < 2;
+    match address {
+        IpAddr::V4(v4) => !v4.is_broadcast() && (named || host != 0 && host != ones),
+        // RFC 4291 section 2.6.1: the routers' anycast address.
+        IpAddr::V6(v6) => v6.to_ipv4_mapped().is_none() && (named || host != 0),
+    }
+}
+
+/// An address's network, its host's part, and a host's part of ones.
+fn network(address: IpAddr, prefix: u8) -> (u128, u128, u128) {
+    let (bits, width) = match address {
+        IpAddr::V4(v4) => (u128::from(v4.to_bits()), 32),
+        IpAddr::V6(v6) => (v6.to_bits(), 128),
+    };
+    let all = u128::MAX >> (128 - width);
+    let ones = all.checked_shr(u32::from(prefix)).unwrap_or(0);
+    (bits & !ones, bits & ones, ones)
+}
+
+fn colons(mac: &[u8; 6]) -> String {
+    mac.map(|octet| format!("{octet:02x}")).join(":")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(addresses: &[&str], gateways: &[&str]) -> Result<(), ConfigError> {
+        let split = |text: &str| {
+            let (address, prefix) = text.split_once('/').unwrap();
+            (address.parse().unwrap(), prefix.parse().unwrap())
+        };
+        let mut config = SmolConfig::new("10.1.0.2".parse().unwrap(), 24);
+        config.addresses = addresses.iter().map(|text| split(text)).collect();
+        config.gateways = gateways.iter().map(|text| text.parse().unwrap()).collect();
+        config.check()
+    }
+
+    #[test]
+    fn addresses_of_hosts() {
+        for right in [
+            "10.1.0.2/24",
+            "10.1.0.255/16",
+            "10.1.0.2/0",
+            "10.1.0.0/31",
+            "10.1.0.1/32",
+            "fd00::1/64",
+            "fe80::1/10",
+            "fd00::/127",
+            "fd00::/128",
+        ] {
+            assert_eq!(of(&[right], &[]), Ok(()), "{right}");
+        }
+        for wrong in [
+            "0.0.0.0/24",
+            "255.255.255.255/24",
+            "255.255.255.255/32",
+            "224.0.0.1/24",
+            "127.0.0.1/8",
+            "10.1.0.0/24",
+            "10.1.0.255/24",
+            "10.1.0.1/33",
+            "::/64",
+            "::1/128",
+            "ff02::1/64",
+            "fd00::/64",
+            "::ffff:10.1.0.2/120",
+            "fd00::1/129",
+        ] {
+            assert!(matches!(of(&[wrong], &[]), Err(ConfigError::Address { .. })), "{wrong}");
+        }
+        assert!(matches!(of(&["10.1.0.2/24", "10.1.0.2/16"], &[]), Err(ConfigError::AddressTwice { .. })));
+    }
+
+    #[test]
+    fn gateways_are_neighbours() {
+        let both = ["10.1.0.2/24", "fd00::2/64"];
+        for right in [&["10.1.0.1"][..], &["10.1.0.1", "fd00::1"], &["fe80::1"]] {
+            assert_eq!(of(&both, right), Ok(()), "{right:?}");
+        }
+        for wrong in ["10.1.1.1", "10.1.0.2", "10.1.0.255", "0.0.0.0", "fd01::1", "ff02::2"] {
+            assert!(matches!(of(&both, &[wrong]), Err(ConfigError::GatewayFar { .. })), "{wrong}");
+        }
+        assert!(matches!(of(&both[..1], &["fe80::1"]), Err(ConfigError::GatewayFar { .. })));
+        let two = of(&both, &["10.1.0.1", "10.1.0.3"]);
+        assert!(matches!(two, Err(ConfigError::GatewayTwice { .. })));
+    }
+
+    #[test]
+    fn macs_and_buffers_of_hosts() {
+        let base = SmolConfig::new("10.1.0.2".parse().unwrap(), 24);
+        for mac in [[0; 6], [0xFF; 6], [1, 0, 0, 0, 0, 1]] {
+            assert_eq!(SmolConfig { mac, ..base.clone() }.check(), Err(ConfigError::Mac { mac }));
+        }
+        for octets in [0, 4095, (1 << 30) + 1] {
+            let config = SmolConfig { buffer: octets, ..base.clone() };
+            assert_eq!(config.check(), Err(ConfigError::Buffer { octets }));
+        }
+    }
+}
