@@ -1,8 +1,7 @@
 //! The data path against a scripted peer: what may come, what may not, and what the wire and the application are told.
 
 use crate::common::{
-    ALL, End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt,
-    responder_with,
+    ALL, End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt, responder_with,
 };
 use crate::peer::{
     Peer, Segment, enhanced, read_request, request, tagged, terminate, terminate_of, untagged, with,
