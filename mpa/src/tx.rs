@@ -172,7 +172,7 @@ impl FpduTx {
 mod tests {
     use super::*;
 
-    // [test:RFC5044-4.3-02] [test:RFC5044-4.3-04]
+    // [test:RFC5044-4.3-04]
     #[test]
     fn a_marker_at_2_to_32() {
         let mut tx = FpduTx::at((1 << 32) - 8);

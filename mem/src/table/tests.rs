@@ -306,8 +306,6 @@ fn nothing_beyond_a_span() {
     assert_eq!(region.pins(), 0, "a panic gives its pin back");
 }
 
-// [test:RFC7306-5.1.1-02a] [test:RFC7306-5.1.1-02b] [test:RFC7306-5.1.2-03] [test:RFC7306-5.1.2-04]
-// [test:RFC7306-5.1.2-05] [test:RFC7306-8.2-06]
 #[test]
 fn atomics_and_their_alignment() {
     let table = table();

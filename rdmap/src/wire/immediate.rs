@@ -40,7 +40,7 @@ impl ImmediateData {
 mod tests {
     use super::*;
 
-    // [test:RFC7306-6.3-06] [test:RFC7306-6.3-08]
+    // [test:RFC7306-6.3-06]
     #[test]
     fn exactly_eight_octets() {
         let data = ImmediateData([1, 2, 3, 4, 5, 6, 7, 8]);

@@ -1,8 +1,7 @@
 //! The data path against a scripted peer: what may come, what may not, and what the wire and the application are told.
 
 use crate::common::{
-    ALL, End, Make, fill, initiator, memory, next_wc, pattern, peek, plain, responder, responder_opt,
-    responder_with,
+    ALL, End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt, responder_with,
 };
 use crate::peer::{
     Peer, Segment, enhanced, read_request, request, tagged, terminate, terminate_of, untagged, with,
@@ -808,11 +807,23 @@ fn immediate_data_and_atomics_from_a_peer() {
     let answer = AtomicResponse::parse(answer.payload()).unwrap();
     assert_eq!((answer.request_id, answer.original), (0x77, 40));
     assert_eq!(peek(&end.mr, 8, 8), 42u64.to_ne_bytes());
-    // Immediate Data is eight octets, no more and no less.
-    end.recv(2, 0, 64);
-    peer.fpdu(&untagged(Opcode::Immediate, 0, 2, 0, true, 0, &[1, 2, 3, 4]));
-    assert!(matches!(terminate_of(&peer.expect_fpdu()).layer, 0 | 1));
-    assert_eq!(next_wc(&end.device, &end.rcq).status, WcStatus::Flushed);
+}
+
+// [test:RFC7306-6.3-08]
+#[test]
+fn immediate_data_is_eight_octets_no_more_and_no_less() {
+    for opcode in [Opcode::Immediate, Opcode::ImmediateSe] {
+        for len in [0, 4, 7, 9, 16] {
+            let end = End::new();
+            end.recv(1, 0, 64);
+            let mut peer = responder_opt(&end, &assumed());
+            peer.fpdu(&untagged(opcode, 0, 1, 0, true, 0, &[1; 16][..len]));
+            // Too many do not fit what DDP has for it; too few are seen by RDMAP.
+            let (layer, etype, code) = if len > 8 { (1, 2, 5) } else { (0, 2, 0xFF) };
+            peer.expect_terminate(layer, etype, code);
+            assert_eq!(end.received().status, WcStatus::Flushed, "{opcode} of {len} octets");
+        }
+    }
 }
 
 #[test]

@@ -498,13 +498,14 @@ fn atomics_of_several_streams_do_not_disturb_each_other() {
     assert_eq!(peek(&word, 0, 8), (STREAMS * EACH).to_ne_bytes());
 }
 
-// [test:RFC7306-5.1.1-03a] [test:RFC7306-5.1.2-06]
+// [test:RFC7306-5.1.1-02a] [test:RFC7306-5.1.1-02b] [test:RFC7306-5.1.1-03a] [test:RFC7306-5.1.2-03]
+// [test:RFC7306-5.1.2-04] [test:RFC7306-5.1.2-05] [test:RFC7306-5.1.2-06] [test:RFC7306-8.2-06]
 #[test]
 fn an_unaligned_atomic_is_told_to_both_ends_and_changes_nothing() {
-    for swap in [false, true] {
+    for (swap, offset) in [(false, 1), (false, 4), (true, 1), (true, 4)] {
         let end = End::new();
         let mut peer = responder_opt(&end, &with_extensions());
-        let (stag, to) = (STag(end.mr.rkey()), end.mr.addr() + 4);
+        let (stag, to) = (STag(end.mr.rkey()), end.mr.addr() + offset);
         let request = match swap {
             false => AtomicRequest::fetch_add(1, stag, to, u64::MAX, 0),
             true => AtomicRequest::cmp_swap(1, stag, to, 0, u64::MAX),

@@ -1,6 +1,6 @@
 //! What verbs promise, between two ends of ours.
 
-use crate::common::{ALL, End, Make, fill, memory, next_wc, pair, pair_of, pattern, peek, plain};
+use crate::common::{ALL, End, Make, fill, memory, next_wc, pair, pair_of, pattern, peek, plain, responder};
 use std::sync::Arc;
 use std::time::Duration;
 use verbs::{
@@ -325,6 +325,31 @@ fn window_of_type_2_is_invalidated_by_a_send_and_belongs_to_one_stream() {
     let reason = b.ended().reason.unwrap();
     assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (false, 0, 1, 9));
     assert_eq!(b.received().status, WcStatus::Flushed);
+}
+
+/// Two streams of one protection domain: what one of them has bound is not the other's.
+// [test:RFC5041-8.2-02] [test:RFC5041-8.3.1-03] [test:RFC5040-7.2-10]
+#[test]
+fn window_of_type_2_serves_no_other_stream_of_its_domain() {
+    for reads in [false, true] {
+        let (a, b) = pair();
+        let window = b.pd.alloc_window(WindowType::Two).unwrap();
+        let stag = new_key(window.stag(), 0x21);
+        bind(&b, &window, stag, Access::REMOTE_READ | Access::REMOTE_WRITE);
+        let other = End::make(&b.device, &b.pd, Make::default());
+        let mut peer = responder(&other);
+        if reads {
+            peer.read(stag.0, b.mr.addr(), 8);
+            peer.expect_terminate(0, 1, 3);
+        } else {
+            peer.write(stag.0, b.mr.addr(), b"x");
+            peer.expect_terminate(1, 1, 2);
+            assert_eq!(peek(&b.mr, 0, 1), [0]);
+        }
+        assert!(matches!(other.async_event(), AsyncEvent::QpAccessError { .. }));
+        a.op(1, read(Remote { addr: b.mr.addr(), rkey: stag.0 }), 0, 8);
+        a.sent_ok(1);
+    }
 }
 
 /// A batch of segments keeps the memory they name pinned; what ends that memory may stand among them.

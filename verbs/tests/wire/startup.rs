@@ -444,7 +444,7 @@ fn responder_gives_up_on_a_missing_rtr() {
 
 // ---------------------------------------------------------------- initiator
 
-// [test:RFC5044-7.1.1-01] [test:RFC5044-7.1.1-14] [test:RFC6581-9.2-01] [test:RFC6581-9.2-02] [test:RFC5044-4.4-04]
+// [test:RFC5044-7.1.1-14] [test:RFC6581-9.2-01] [test:RFC6581-9.2-02] [test:RFC5044-4.4-04]
 #[test]
 fn requests_say_what_the_options_say() {
     let case = |options: ConnOptions, data: &[u8]| -> Frame {

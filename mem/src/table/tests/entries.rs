@@ -91,6 +91,16 @@ fn type_2_serves_one_stream() {
         table.remote(stag, OTHER_STREAM, PD, BASE + 10, 1, Right::Write).map(drop),
         Err(RemoteError::NotAssociated { stag, stream: OTHER_STREAM, pd: PD })
     );
+    // Nor does another stream read, with every right there is.
+    let (entry, fast) = fast(&table, Some(STREAM));
+    for right in [Right::Write, Right::Read, Right::Atomic] {
+        table.remote(fast, STREAM, PD, BASE, 8, right).unwrap();
+        assert_eq!(
+            table.remote(fast, OTHER_STREAM, PD, BASE, 8, right).map(drop),
+            Err(RemoteError::NotAssociated { stag: fast, stream: OTHER_STREAM, pd: PD })
+        );
+    }
+    assert!(table.dealloc(&entry));
     // The region itself is as open as before.
     table.remote(region.stag(), OTHER_STREAM, PD, BASE, 1, Right::Write).unwrap();
     let again = table.bind(&window, &region, Some(STREAM), BASE, 1, WRITE, Some(8));
