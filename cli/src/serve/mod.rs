@@ -53,7 +53,7 @@ struct Server {
     stop: Arc<Stop>,
     /// For peers that do not say what they want.
     wishes: Wishes,
-    sessions: Sessions,
+    sessions: Arc<Sessions>,
     budget: Budget,
 }
 
@@ -69,7 +69,7 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
         pd: device.alloc_pd()?,
         stop: Arc::clone(stop),
         wishes: wishes.clone(),
-        sessions: Sessions::default(),
+        sessions: Arc::default(),
         budget: Budget::default(),
     });
     loop {
@@ -80,7 +80,10 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
         let Some(event) = channel.try_pop() else { continue };
         match event.kind {
             CmEventKind::ConnectRequest(request) => begin(&server, request),
-            CmEventKind::Failed(error) => tracing::info!(%error, "a connection came to nothing"),
+            CmEventKind::Failed(error) => {
+                tracing::info!(%error, "a connection came to nothing");
+                server.sessions.failed();
+            }
             CmEventKind::Established(_) | CmEventKind::Disconnected(_) | CmEventKind::Posted(_) => {}
         }
     }

@@ -1,13 +1,13 @@
 //! The connections that are served: how many there are, and that what a crowd of them held goes back when it has left.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 /// Connections at a time.
 pub(super) const MAX: usize = 1024;
 /// So many are a crowd, at a time or one after the other.
-const CROWD: usize = 128;
+const CROWD: usize = 32;
 /// So few may still be there when a crowd is said to have left.
 const STRAGGLERS: usize = 8;
 /// After this, what the crowd held is free.
@@ -44,21 +44,38 @@ impl Sessions {
         true
     }
 
-    /// One less. The thread of the last of a crowd tidies up, a while later: what the crowd held is freed by others, too.
-    pub(super) fn leave(&self) {
+    /// One less.
+    pub(super) fn leave(self: &Arc<Self>) {
         let mut count = self.count();
         count.now -= 1;
-        count.gone += 1;
-        let tidies = count.gone >= CROWD && count.now <= STRAGGLERS && !count.is_tidied;
-        count.is_tidied |= tidies;
-        drop(count);
+        self.has_gone(count);
         self.left.notify_all();
-        if tidies {
+    }
+
+    /// A connection came to nothing before it was served.
+    pub(super) fn failed(self: &Arc<Self>) {
+        self.has_gone(self.count());
+    }
+
+    /// When a crowd has left, what it held is given back, a while later: it is freed by others, too.
+    fn has_gone(self: &Arc<Self>, mut count: MutexGuard<'_, Count>) {
+        count.gone += 1;
+        if count.gone < CROWD || count.now > STRAGGLERS || count.is_tidied {
+            return;
+        }
+        count.is_tidied = true;
+        drop(count);
+        let own = Arc::clone(self);
+        let tidy = move || {
             thread::sleep(SETTLED);
-            let mut count = self.count();
+            let mut count = own.count();
             (count.gone, count.is_tidied) = (0, false);
             drop(count);
             mem::give_back_free_pages();
+        };
+        if thread::Builder::new().name("uiw-tidy".to_owned()).spawn(tidy).is_err() {
+            // Then the next one who leaves tries.
+            self.count().is_tidied = false;
         }
     }
 
@@ -74,11 +91,10 @@ impl Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Arc;
 
     #[test]
     fn no_more_than_the_bound_at_a_time() {
-        let sessions = Sessions::default();
+        let sessions = Arc::new(Sessions::default());
         assert!((0..MAX).all(|_| sessions.enter()));
         assert!(!sessions.enter());
         sessions.leave();
