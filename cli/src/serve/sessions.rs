@@ -18,7 +18,7 @@ struct Count {
     now: usize,
     /// Those that have left since memory was given back.
     gone: usize,
-    /// A thread is about to give it back.
+    /// A thread gives it back, until a while has passed in which nobody left.
     is_tidied: bool,
 }
 
@@ -67,16 +67,22 @@ impl Sessions {
         drop(count);
         let own = Arc::clone(self);
         let tidy = move || {
-            thread::sleep(SETTLED);
-            let mut count = own.count();
-            (count.gone, count.is_tidied) = (0, false);
-            drop(count);
-            mem::give_back_free_pages();
+            while own.is_left_by_more() {
+                thread::sleep(SETTLED);
+                mem::give_back_free_pages();
+            }
         };
         if thread::Builder::new().name("uiw-tidy".to_owned()).spawn(tidy).is_err() {
             // Then the next one who leaves tries.
             self.count().is_tidied = false;
         }
+    }
+
+    /// Whether somebody has left since this was asked last; if not, the tidying is over.
+    fn is_left_by_more(&self) -> bool {
+        let mut count = self.count();
+        count.is_tidied = std::mem::take(&mut count.gone) > 0;
+        count.is_tidied
     }
 
     /// Waits until none is left.
@@ -100,6 +106,20 @@ mod tests {
         sessions.leave();
         assert!(sessions.enter());
         assert!(!sessions.enter());
+    }
+
+    #[test]
+    fn tidying_goes_on_until_nobody_leaves() {
+        let sessions = Arc::new(Sessions::default());
+        let tidies = || sessions.count().is_tidied;
+        (1..CROWD).for_each(|_| sessions.failed());
+        assert!(!tidies(), "no crowd yet");
+        sessions.count().is_tidied = true;
+        assert!(sessions.is_left_by_more());
+        sessions.failed();
+        assert!(sessions.is_left_by_more(), "a straggler's memory is given back, too");
+        assert!(!sessions.is_left_by_more());
+        assert!(!tidies());
     }
 
     #[test]

@@ -168,3 +168,31 @@ fn scale_of(segment: &TcpPacket<&[u8]>) -> u8 {
     }
     0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_come_in_order_end_before_the_whole_and_at_multiples_of_four() {
+        let mut whole = vec![0; ETHERNET_HEADER + 20 + TCP_HEADER];
+        EthernetFrame::new_unchecked(&mut whole[..]).set_ethertype(EthernetProtocol::Ipv4);
+        let at = ETHERNET_HEADER + 20;
+        for (before, covers) in
+            [(0, 1464), (1000, 37_120), (1000, 37_121), (u32::MAX - 5000, 65_480), (4, 10_000_000)]
+        {
+            for mss in [28, 1459, 1460, 8960] {
+                let mut parts = Parts::of(&whole, at, (before, before.wrapping_add(covers)), mss).unwrap();
+                let (mut last, mut count) = (0, 0);
+                while let Some(frame) = parts.next() {
+                    let ack =
+                        sequence(TcpPacket::new_unchecked(&frame[at..]).ack_number()).wrapping_sub(before);
+                    assert!(ack > last && ack < covers, "{covers} in {mss}: {ack} behind {last}");
+                    assert_eq!(ack % 4, 0, "{covers} in {mss}");
+                    (last, count) = (ack, count + 1);
+                }
+                assert!(count < PARTS, "{covers} in {mss}: {count} parts");
+            }
+        }
+    }
+}
