@@ -80,10 +80,7 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
         let Some(event) = channel.try_pop() else { continue };
         match event.kind {
             CmEventKind::ConnectRequest(request) => begin(&server, request),
-            CmEventKind::Failed(error) => {
-                tracing::info!(%error, "a connection came to nothing");
-                server.sessions.failed();
-            }
+            CmEventKind::Failed(error) => tracing::info!(%error, "a connection came to nothing"),
             CmEventKind::Established(_) | CmEventKind::Disconnected(_) | CmEventKind::Posted(_) => {}
         }
     }

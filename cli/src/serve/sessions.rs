@@ -52,11 +52,6 @@ impl Sessions {
         self.left.notify_all();
     }
 
-    /// A connection came to nothing before it was served.
-    pub(super) fn failed(self: &Arc<Self>) {
-        self.has_gone(self.count());
-    }
-
     /// When a crowd has left, what it held is given back, a while later: it is freed by others, too.
     fn has_gone(self: &Arc<Self>, mut count: MutexGuard<'_, Count>) {
         count.gone += 1;
@@ -112,11 +107,11 @@ mod tests {
     fn tidying_goes_on_until_nobody_leaves() {
         let sessions = Arc::new(Sessions::default());
         let tidies = || sessions.count().is_tidied;
-        (1..CROWD).for_each(|_| sessions.failed());
+        (1..CROWD).for_each(|_| sessions.has_gone(sessions.count()));
         assert!(!tidies(), "no crowd yet");
         sessions.count().is_tidied = true;
         assert!(sessions.is_left_by_more());
-        sessions.failed();
+        sessions.has_gone(sessions.count());
         assert!(sessions.is_left_by_more(), "a straggler's memory is given back, too");
         assert!(!sessions.is_left_by_more());
         assert!(!tidies());
