@@ -16,6 +16,7 @@ mod devices;
 mod ep;
 mod event;
 mod id;
+mod left_behind;
 mod listen;
 mod multicast;
 mod option;

@@ -5,6 +5,7 @@ use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use crate::boundary::Result;
 use crate::cm::channel::Channel;
 use crate::cm::id::Id;
+use crate::cm::left_behind::LeftBehind;
 use crate::errno::Errno;
 use crate::process;
 use std::collections::{HashMap, HashSet};
@@ -18,6 +19,8 @@ pub(crate) struct Registry {
     ids: HashMap<usize, Arc<Id>>,
     channels: HashMap<usize, Arc<Channel>>,
     events: HashSet<usize>,
+    /// Who still believes in a channel that is gone.
+    pub(crate) left_behind: LeftBehind,
     /// Whom the engine's events are about.
     pub(crate) conns: HashMap<ConnId, Arc<Id>>,
     pub(crate) listeners: HashMap<ListenerId, Arc<Id>>,
@@ -61,6 +64,7 @@ impl Registry {
 
     pub(crate) fn add_channel(&mut self, channel: &Arc<Channel>) {
         self.inherited.remove(&channel.abi().addr());
+        self.left_behind.forget(channel.abi().addr());
         self.channels.insert(channel.abi().addr(), Arc::clone(channel));
     }
 
