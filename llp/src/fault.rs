@@ -371,6 +371,10 @@ impl Stream for FaultStream {
         self.inner.info()
     }
 
+    fn set_congestion(&mut self, name: &str) -> io::Result<()> {
+        self.inner.set_congestion(name)
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.fd()
     }

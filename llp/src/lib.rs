@@ -165,6 +165,15 @@ pub trait Stream: Send {
     /// How the connection is doing.
     fn info(&self) -> StreamInfo;
 
+    /// Another congestion control from now on, by a name as in [`StreamOptions::congestion`]: a listener's streams have its choice,
+    /// and whoever accepts one may want another. A stack without a choice ignores it.
+    ///
+    /// # Errors
+    /// `InvalidInput` with an [`OptionError`] when there is none of that name.
+    fn set_congestion(&mut self, _name: &str) -> io::Result<()> {
+        Ok(())
+    }
+
     /// The descriptor, where there is one.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -85,7 +85,8 @@ pub struct ConnOptions {
     pub close_timeout: Duration,
     /// Falls back to MPA revision 1 when a peer closes on revision 2 before any Reply octet.
     pub fallback: bool,
-    /// The TCP connection.
+    /// The TCP connection. One that is accepted has been made with the listener's; only another congestion control can still
+    /// be had then.
     pub stream: StreamOptions,
 }
 

@@ -228,6 +228,10 @@ impl Stream for CaptureStream {
         self.inner.info()
     }
 
+    fn set_congestion(&mut self, name: &str) -> io::Result<()> {
+        self.inner.set_congestion(name)
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.fd()
     }

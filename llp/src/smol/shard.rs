@@ -491,6 +491,10 @@ impl<L: Link> Shard<L> {
         self.gone.is_none() && self.conns.iter().any(|(_, conn)| conn.is_unacknowledged())
     }
 
+    pub(super) fn set_congestion(&mut self, id: ConnId, name: &str) -> io::Result<()> {
+        self.conns.get_mut(id.0).ok_or(ErrorKind::NotConnected)?.set_congestion(name)
+    }
+
     pub(super) fn congestion(&self, id: ConnId) -> Option<String> {
         self.conns.get(id.0).map(|conn| conn.congestion().to_owned())
     }

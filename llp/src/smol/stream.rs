@@ -98,6 +98,11 @@ impl<L: Link + 'static> Stream for SmolStream<L> {
         let path_mtu = u32::try_from(shard.mtu()).ok();
         StreamInfo { emss, path_mtu, congestion: shard.congestion(self.id), ..StreamInfo::default() }
     }
+
+    fn set_congestion(&mut self, name: &str) -> io::Result<()> {
+        self.live()?;
+        self.shard.lock().set_congestion(self.id, name)
+    }
 }
 
 impl<L: Link> Drop for SmolStream<L> {

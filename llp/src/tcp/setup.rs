@@ -89,11 +89,15 @@ fn apply(socket: &Socket, address: SocketAddr, options: &StreamOptions) -> io::R
             .map_err(|error| OptionError::Interface { name: name.clone(), reason: error.to_string() })?;
     }
     if let Some(name) = &options.congestion {
-        socket
-            .set_tcp_congestion(name.as_bytes())
-            .map_err(|_| OptionError::Congestion { name: name.clone(), available: congestion_controls() })?;
+        set_congestion(socket, name)?;
     }
     Ok(())
+}
+
+pub(super) fn set_congestion(socket: &Socket, name: &str) -> io::Result<()> {
+    socket.set_tcp_congestion(name.as_bytes()).map_err(|_| {
+        OptionError::Congestion { name: name.to_owned(), available: congestion_controls() }.into()
+    })
 }
 
 /// What the system offers to every user, or else what it has.

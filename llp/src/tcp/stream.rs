@@ -172,6 +172,10 @@ impl Stream for TcpStream {
         self.peer
     }
 
+    fn set_congestion(&mut self, name: &str) -> io::Result<()> {
+        setup::set_congestion(self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?, name)
+    }
+
     fn info(&self) -> StreamInfo {
         let Some(socket) = &self.socket else { return StreamInfo::default() };
         let Ok(info) = syscall::tcp_info(socket.as_fd()) else { return StreamInfo::default() };

@@ -1,4 +1,5 @@
 use std::{
+    fs,
     io::{ErrorKind, Read as _},
     net::{Ipv4Addr, Ipv6Addr},
     thread,
@@ -272,9 +273,15 @@ fn defaults_reach_both_ends() {
 #[test]
 fn congestion_control_by_name() {
     let options = StreamOptions { congestion: Some("reno".into()), ..StreamOptions::default() };
-    let pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
+    let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
     assert_eq!(pair.client.info().congestion.as_deref(), Some("reno"));
     assert_eq!(pair.server.info().congestion.as_deref(), Some("reno"));
+    let other = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap();
+    if let Some(other) = other.split_whitespace().find(|&name| name != "reno") {
+        pair.server.set_congestion(other).unwrap();
+        assert_eq!(pair.server.info().congestion.as_deref(), Some(other));
+    }
+    assert_eq!(pair.server.set_congestion("nonsuch").unwrap_err().kind(), ErrorKind::InvalidInput);
     let mut stack = TcpStack::new().unwrap();
     let options = StreamOptions { congestion: Some("nonsuch".into()), ..StreamOptions::default() };
     let error = stack

@@ -250,6 +250,13 @@ impl Conn {
         let (responder, request) = &**decision;
         let (reply, negotiated) = responder.accept(request, &options.mpa(), private_data)?;
         let info = self.info(negotiated, request.ird().zip(request.ord()), request.private_data().to_vec());
+        match &options.stream.congestion {
+            Some(name) if Some(name) != self.options.stream.congestion.as_ref() => {
+                let peer = self.stream.peer_addr();
+                self.stream.set_congestion(name).map_err(|source| connect_error(peer, source))?;
+            }
+            _ => {}
+        }
         self.options = Arc::clone(options);
         self.no_receive_timeout = options.no_receive_timeout;
         self.peer = Peer::new(false, options.recognition, 0);

@@ -453,8 +453,8 @@ impl QpInner {
         let mode = sq.mode;
         // One ring until the stream looks at the queue: it takes what it finds then.
         let ring = posted > 0 && mode == SqMode::Running && !std::mem::replace(&mut sq.rung, true);
-        // A chain is its own company: it goes out at its end.
-        let go = at_once || posted > 1 || sq.unpumped >= EAGER_OCTETS;
+        // A chain waits for company as a single request does: chains that went out at their ends were a system call each.
+        let go = at_once || sq.unpumped >= EAGER_OCTETS;
         if mode == SqMode::Running && posted > 0 && go {
             sq.unpumped = 0;
         }

@@ -1023,3 +1023,26 @@ fn patience_with_a_refusing_peer_ends() {
     // The queue pair is free for somebody who listens.
     initiator_opt(&end, &plain(), |_| with(reply(2), enhanced(4, 4)));
 }
+
+#[test]
+fn who_accepts_chooses_the_congestion_control_of_its_direction() {
+    let named = |name: &str| {
+        let mut options = ConnOptions::default();
+        options.stream.congestion = Some(name.to_owned());
+        Arc::new(options)
+    };
+    let (client, server) = (End::new(), End::new());
+    let listener = server.listen(&ConnOptions::default());
+    client.connect(listener.local_addr(), &ConnOptions::default());
+    server.request().accept(&server.qp, Some(&named("reno")), b"", None).unwrap();
+    client.established();
+    server.established();
+    assert_eq!(server.qp.path().unwrap().stream.congestion.as_deref(), Some("reno"));
+    let (client, server) = (End::new(), End::new());
+    let listener = server.listen(&ConnOptions::default());
+    client.connect(listener.local_addr(), &ConnOptions::default());
+    let error = server.request().accept(&server.qp, Some(&named("nonsuch")), b"", None).unwrap_err();
+    assert!(error.to_string().contains("`nonsuch` is not available here"), "{error}");
+    assert!(matches!(client.failed(), Error::Rejected { .. }));
+    assert_eq!(server.qp.state(), QpState::Init);
+}

@@ -26,6 +26,9 @@ pub(crate) struct Options {
     /// Lines of a Markdown table
     #[arg(long)]
     markdown: bool,
+    /// Congestion control of all streams, ours and raw: the system's, unless said
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<String>,
 }
 
 /// What is read from a comparison.
@@ -134,7 +137,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     }
     let mut all = true;
     for row in rows {
-        match measure(row) {
+        match measure(row, options.congestion.as_deref()) {
             Ok(measured) => all &= print(row, &measured, options.markdown),
             Err(why) => {
                 eprintln!("xtask: {}: {why}", row.name);
@@ -155,10 +158,10 @@ pub(super) fn build() -> Result<(), String> {
 }
 
 /// Measures until the machine is quiet enough, or no more; then what came nearest to quiet counts.
-fn measure(row: &Row) -> Result<Measured, String> {
+fn measure(row: &Row, congestion: Option<&str>) -> Result<Measured, String> {
     let mut best: Option<Measured> = None;
     for _ in 0..TRIES {
-        let measured = once(row)?;
+        let measured = once(row, congestion)?;
         let off = |m: &Measured| (m.noise - 1.0).abs();
         if best.as_ref().is_none_or(|best| off(&measured) < off(best)) {
             best = Some(measured);
@@ -170,10 +173,11 @@ fn measure(row: &Row) -> Result<Measured, String> {
     best.ok_or_else(|| "nothing was measured".to_owned())
 }
 
-fn once(row: &Row) -> Result<Measured, String> {
+fn once(row: &Row, congestion: Option<&str>) -> Result<Measured, String> {
     let output = Command::new(env!("CARGO"))
         .args(["run", "--quiet", "--release", "-p", "uiw", "--", "perf", "--compare", "--json"])
         .args(row.args.split_whitespace())
+        .args(congestion.iter().flat_map(|name| ["--congestion", name]))
         .output()
         .map_err(|error| format!("starting uiw perf: {error}"))?;
     if !output.status.success() {

@@ -59,7 +59,12 @@ pub(super) struct Conn {
 
 /// Whether the options can be had here.
 pub(super) fn check(options: &StreamOptions) -> io::Result<CongestionControl> {
-    match options.congestion.as_deref() {
+    congestion_control(options.congestion.as_deref())
+}
+
+/// By name, or the usual one.
+fn congestion_control(name: Option<&str>) -> io::Result<CongestionControl> {
+    match name {
         None | Some(CUBIC) => Ok(CongestionControl::Cubic),
         Some(RENO) => Ok(CongestionControl::Reno),
         Some(name) => {
@@ -174,6 +179,12 @@ impl Conn {
     /// Octets that the peer has not acknowledged, sent or not.
     pub(super) fn unacknowledged(&self) -> usize {
         self.socket().send_queue()
+    }
+
+    pub(super) fn set_congestion(&mut self, name: &str) -> io::Result<()> {
+        let control = congestion_control(Some(name))?;
+        self.socket_mut().set_congestion_control(control);
+        Ok(())
     }
 
     pub(super) fn congestion(&self) -> &'static str {

@@ -67,3 +67,13 @@ fn a_long_path_is_filled_soon() {
     let rate = rate(&long_path(), 2 << 20, Duration::from_millis(1), Duration::from_secs(1));
     assert!(rate > 0.75 * line, "{:.3} of the line in the first second", rate / line);
 }
+
+#[test]
+fn who_accepts_may_choose() {
+    let mut world = World::new(1500, false);
+    let (_client, mut server) = world.pair();
+    assert_eq!(server.info().congestion.as_deref(), Some("cubic"));
+    server.set_congestion("reno").unwrap();
+    assert_eq!(server.info().congestion.as_deref(), Some("reno"));
+    assert_eq!(server.set_congestion("bbr").unwrap_err().kind(), ErrorKind::InvalidInput);
+}
