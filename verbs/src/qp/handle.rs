@@ -7,7 +7,7 @@ use crate::notify::Wakes;
 use crate::pd::Pd;
 use crate::qp::peer::Known;
 use crate::qp::send_queue::{SendQueue, SqLimits, SqMode};
-use crate::qp::{QpState, RecvQueue, RecvWqe};
+use crate::qp::{QpState, RecvQueue, RecvWqe, tx};
 use crate::srq::Srq;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
 use crate::wr::{RecvWr, SendOp, SendWr, Sge};
@@ -454,7 +454,7 @@ impl QpInner {
         // One ring until the stream looks at the queue: it takes what it finds then.
         let ring = posted > 0 && mode == SqMode::Running && !std::mem::replace(&mut sq.rung, true);
         // A chain waits for company as a single request does: chains that went out at their ends were a system call each.
-        let go = at_once || sq.unpumped >= EAGER_OCTETS;
+        let go = at_once || sq.unpumped >= tx::BATCH;
         if mode == SqMode::Running && posted > 0 && go {
             sq.unpumped = 0;
         }
@@ -574,9 +574,6 @@ impl QpInner {
         }
     }
 }
-
-/// Octets posted that make a burst worth a system call of its own.
-const EAGER_OCTETS: u64 = 64 << 10;
 
 impl Drop for QpInner {
     fn drop(&mut self) {

@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Octets given to TCP in one call, about.
-const BATCH: u64 = 256 << 10;
+pub(crate) const BATCH: u64 = 256 << 10;
 /// Pieces in one call; each FPDU by iovec takes two.
 const BATCH_PIECES: usize = 1000;
 /// Staging of one stream.
