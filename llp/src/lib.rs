@@ -45,6 +45,7 @@ pub mod capture;
 mod clock;
 pub mod fault;
 mod interface;
+mod netlink;
 pub mod sim;
 pub mod smol;
 mod spec;

@@ -17,14 +17,13 @@ use super::SmolConfig;
 use super::claim::Claim;
 use super::link::{Capabilities, ETHERNET_HEADER, Frame, Link, Segmentation};
 use crate::Interface;
-use crate::interface::{ethernet, index_of, mtu_of};
+use crate::interface::{Queues, ethernet, index_of, is_virtual, mtu_of};
 pub use features::XdpFeatures;
 use rustix::event::epoll;
 use socket::{Received, XdpSocket};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -141,14 +140,14 @@ impl XdpLink {
     fn open_as(interface: &str, index: u32, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
         let mtu = mtu_of(interface)?;
         let layout = umem::Layout::for_frames(mtu + ETHERNET_HEADER);
-        let queues = queues_of(interface, "rx-");
-        let map = bpf::XskMap::create(queues)?;
+        let queues = Queues::of(interface)?;
+        let map = bpf::XskMap::create(queues.rx)?;
         let instructions = program::redirect(map.fd(), config);
         let program = bpf::Program::load(&instructions, layout.several)?;
         let attachment = bpf::Attachment::new(&program, index, mode == XdpMode::Generic)?;
         let claim = Claim::new(interface, config)?;
         let mut sockets = Vec::new();
-        for queue in 0..queues {
+        for queue in 0..queues.rx {
             let socket = XdpSocket::open(index, queue, mode == XdpMode::ZeroCopy, &layout)?;
             map.set(queue, socket.fd())?;
             sockets.push(socket);
@@ -164,7 +163,7 @@ impl XdpLink {
             }
         };
         Ok(Self {
-            senders: sockets.len().min(queues_of(interface, "tx-") as usize),
+            senders: sockets.len().min(queues.tx as usize),
             sending: 0,
             turn: 0,
             sockets,
@@ -173,8 +172,7 @@ impl XdpLink {
             mode,
             interface: interface.to_owned(),
             mtu,
-            // A card has a device below it; veth, bridges and the like have none.
-            is_virtual: !Path::new("/sys/class/net").join(interface).join("device").exists(),
+            is_virtual: is_virtual(interface)?,
             looked: Instant::now(),
             again: None,
             failure: None,
@@ -200,7 +198,7 @@ impl XdpLink {
     /// `NotFound` when there is no such interface; the system's.
     pub fn frame_memory(interface: &str) -> io::Result<usize> {
         let layout = umem::Layout::for_frames(mtu_of(interface)? + ETHERNET_HEADER);
-        Ok(layout.chunk * umem::CHUNKS as usize * queues_of(interface, "rx-") as usize)
+        Ok(layout.chunk * umem::CHUNKS as usize * Queues::of(interface)?.rx as usize)
     }
 
     /// How it is attached.
@@ -222,14 +220,6 @@ impl XdpLink {
             }
         }
     }
-}
-
-/// Queues of an interface, `rx-` or `tx-`; one where the system does not say.
-fn queues_of(interface: &str, kind: &str) -> u32 {
-    let queues = Path::new("/sys/class/net").join(interface).join("queues");
-    let names = std::fs::read_dir(queues).into_iter().flatten().flatten();
-    let count = names.filter(|entry| entry.file_name().to_string_lossy().starts_with(kind)).count();
-    u32::try_from(count).unwrap_or(1).max(1)
 }
 
 /// A received frame: in the memory that the driver filled, or put together from several pieces.
