@@ -1,6 +1,7 @@
 //! The stacks against each other: the kernel's TCP, smoltcp over AF_PACKET and over AF_XDP, in two network namespaces.
 
 mod doctor;
+mod exchange;
 mod exhaustion;
 mod pairings;
 mod path;
