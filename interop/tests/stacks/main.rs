@@ -3,6 +3,8 @@
 mod doctor;
 mod exchange;
 mod exhaustion;
+mod gateway;
+mod modes;
 mod pairings;
 mod path;
 mod programs;

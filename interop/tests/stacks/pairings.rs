@@ -51,14 +51,28 @@ impl Stack {
 pub(crate) fn at(network: &Network, server: bool, program: &str, args: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(args);
-    let mut command = if server { network.server(command) } else { network.client(command) };
+    said_by(if server { network.server(command) } else { network.client(command) })
+}
+
+/// The same between the two.
+pub(crate) fn at_middle(network: &Network, program: &str, args: &[&str]) -> String {
+    let mut command = Command::new(program);
+    command.args(args);
+    said_by(network.middle(command))
+}
+
+fn said_by(mut command: Command) -> String {
     let output = command.output().expect("the command starts");
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {args:?}: {said}");
+    assert!(output.status.success(), "{command:?}: {said}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Two namespaces, or nothing where they cannot be had.
+pub(crate) fn network_of(mtu: u32, offload: bool) -> Option<Network> {
+    network(Link { mtu, offload })
+}
+
 fn network(link: Link) -> Option<Network> {
     let network = Network::veth()?;
     let ethtool = if link.offload { None } else { Some(interop::require("ethtool")?) };
@@ -81,7 +95,7 @@ fn serve_all(link: Link, stack: Stack, count: usize) {
     thread::scope(|scope| {
         scope.spawn(|| {
             network.inside_server(move || {
-                let (device, pd) = open(stack, 11);
+                let (device, pd) = open(&stack.spec(11));
                 // The wildcard: one server for both versions.
                 let any = "[::]:0".parse().expect("an address");
                 let listener = Listener::bind(&device, any, &ConnOptions::default()).expect("a listener");
@@ -94,7 +108,7 @@ fn serve_all(link: Link, stack: Stack, count: usize) {
         network.inside_client(move || {
             let port = told.recv().expect("the server listens");
             for client in STACKS {
-                let (device, pd) = open(client, 12);
+                let (device, pd) = open(&client.spec(12));
                 for address in stack.addresses() {
                     println!("{client:?} to {stack:?} at {address}, {link:?}");
                     let to = SocketAddr::new(address.parse().expect("an address"), port);
@@ -106,8 +120,41 @@ fn serve_all(link: Link, stack: Stack, count: usize) {
     });
 }
 
-fn open(stack: Stack, host: u8) -> (Device, Pd) {
-    let spec: Spec = stack.spec(host).parse().expect("a stack");
+/// Every operation between one server and one client, on stacks by name, at each of the server's addresses. `meanwhile` is called
+/// while both stacks are there.
+pub(crate) fn exchange_between(
+    network: &Network,
+    [server, client]: [&str; 2],
+    addresses: &[&str],
+    meanwhile: impl Fn() + Sync,
+) {
+    let (tell, told) = mpsc::channel();
+    let meanwhile = &meanwhile;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            network.inside_server(move || {
+                let (device, pd) = open(server);
+                let any = "[::]:0".parse().expect("an address");
+                let listener = Listener::bind(&device, any, &ConnOptions::default()).expect("a listener");
+                tell.send(listener.local_addr().port()).expect("the client listens");
+                addresses.iter().for_each(|_| exchange::serve(&device, &pd, &listener, 1));
+            });
+        });
+        network.inside_client(move || {
+            let port = told.recv().expect("the server listens");
+            let (device, pd) = open(client);
+            meanwhile();
+            for address in addresses {
+                println!("{client} to {server} at {address}");
+                exchange::call(&device, &pd, SocketAddr::new(address.parse().expect("an address"), port), 1);
+            }
+            device.settle(Duration::from_secs(10));
+        });
+    });
+}
+
+fn open(spec: &str) -> (Device, Pd) {
+    let spec: Spec = spec.parse().expect("a stack");
     let device = Device::with_stack(spec.open().expect("the stack"), DeviceOptions::default());
     let device = device.expect("a device");
     let pd = device.alloc_pd().expect("a protection domain");

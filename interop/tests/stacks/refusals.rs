@@ -75,11 +75,7 @@ fn an_interface_that_is_deleted_under_traffic() {
 fn an_interface_that_comes_back() {
     for kind in ["packet", "xdp"] {
         let Some(network) = Network::veth() else { return };
-        let mut command = Command::new(uiw());
-        let spec = format!("{kind}:veth0,ip=10.77.0.11/24");
-        command.args(["--llp", &spec, "serve", "--listen", "10.77.0.11:7174"]);
-        let mut server = Running::start(network.server(command));
-        server.wait_saying("listening on");
+        let server = listening(&network, kind);
         let client = |args: &[&str]| {
             let mut command = Command::new(uiw());
             command.args(args);
@@ -144,15 +140,21 @@ fn a_peer_without_a_gateway() {
     fails(&mut network.client(command), 3, &["no network of ours has 10.78.0.1", "gw="]);
 }
 
-/// A server and a client over `kind`, with a connection between them that carries what `args` of `uiw` say.
-fn connected(network: &Network, kind: &str, args: &[&str]) -> (Running, Running) {
-    let spec = |host| format!("{kind}:veth0,ip=10.77.0.{host}/24");
+/// A server over `kind`.
+fn listening(network: &Network, kind: &str) -> Running {
     let mut command = Command::new(uiw());
-    command.args(["--llp", &spec(11), "serve", "--listen", "10.77.0.11:7174"]);
+    let spec = format!("{kind}:veth0,ip=10.77.0.11/24");
+    command.args(["--llp", &spec, "serve", "--listen", "10.77.0.11:7174"]);
     let mut server = Running::start(network.server(command));
     server.wait_saying("listening on");
+    server
+}
+
+/// A server and a client over `kind`, with a connection between them that carries what `args` of `uiw` say.
+fn connected(network: &Network, kind: &str, args: &[&str]) -> (Running, Running) {
+    let server = listening(network, kind);
     let mut command = Command::new(uiw());
-    command.args(["--llp", &spec(12)]).args(args);
+    command.args(["--llp", &format!("{kind}:veth0,ip=10.77.0.12/24")]).args(args);
     (server, Running::start(network.client(command)))
 }
 
@@ -171,6 +173,21 @@ fn an_idle_connection_uses_no_processor() {
         // Of 200 ticks; a spinning end would have most of them even on a busy machine.
         assert!(used.iter().all(|ticks| *ticks <= 10), "{kind}: {used:?} ticks");
         let _ = client.stop();
+        let _ = server.stop();
+    }
+}
+
+/// Nobody has connected yet: a listener alone sleeps.
+#[test]
+fn an_idle_listener_uses_no_processor() {
+    for kind in ["packet", "xdp"] {
+        let Some(network) = Network::veth() else { return };
+        let server = listening(&network, kind);
+        thread::sleep(Duration::from_millis(500));
+        let before = server.ticks();
+        thread::sleep(Duration::from_secs(2));
+        let used = server.ticks() - before;
+        assert!(used <= 10, "{kind}: {used} ticks of 200");
         let _ = server.stop();
     }
 }

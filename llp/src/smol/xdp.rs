@@ -110,7 +110,7 @@ impl XdpLink {
     /// # Errors
     /// `PermissionDenied` without the capabilities, `NotFound` when there is no such interface, `NetworkDown`, `Unsupported` where it
     /// has no Ethernet frames; `AddrInUse` for addresses of the kernel's or of another process; `ResourceBusy` when another program
-    /// is attached, `OutOfMemory` when RLIMIT_MEMLOCK is too small for the frames; the system's.
+    /// is attached, `InvalidInput` where the driver lacks the mode, `OutOfMemory` when RLIMIT_MEMLOCK is too small for the frames; the system's.
     pub fn open(interface: &str, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
         let index = index_of(interface)?;
         let modes: &[XdpMode] = match mode {
@@ -134,7 +134,13 @@ impl XdpLink {
                 }
             }
         }
-        Err(last.unwrap_or_else(|| io::ErrorKind::Unsupported.into()))
+        Err(match last {
+            Some(error) if mode != XdpMode::Auto && error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                let why = format!("the interface's driver has no mode={mode}");
+                io::Error::new(io::ErrorKind::InvalidInput, why)
+            }
+            last => last.unwrap_or_else(|| io::ErrorKind::Unsupported.into()),
+        })
     }
 
     fn open_as(interface: &str, index: u32, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
