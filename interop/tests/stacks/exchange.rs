@@ -69,7 +69,7 @@ pub(crate) fn serve(device: &Device, pd: &Pd, listener: &Listener, count: usize)
     within(device, "a crowd is served", async {
         let mut incoming = Vec::new();
         for _ in 0..count {
-            incoming.push(listener.accept().await);
+            incoming.push(listener.accept().await.expect("a peer"));
         }
         let settings = settings();
         all(incoming.into_iter().map(async |incoming| {

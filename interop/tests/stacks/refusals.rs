@@ -66,8 +66,47 @@ fn an_interface_that_is_deleted_under_traffic() {
         let ended = client.end();
         assert_eq!(ended.code, 4, "{}", ended.said);
         server.wait_saying("the connection ended before the work was done");
-        let _ = server.stop();
+        let ended = server.end();
+        assert_eq!((ended.code, ended.count("`veth0` was deleted")), (1, 1), "{kind}: {}", ended.said);
     }
+}
+
+fn link(network: &Network, args: &[&str]) {
+    let mut command = Command::new("ip");
+    command.arg("link").args(args);
+    assert!(network.server(command).status().expect("ip starts").success());
+}
+
+/// Nobody is connected: whoever only listens is told in one line, and ends, as that interface never comes back.
+#[test]
+fn an_interface_that_is_deleted_under_a_listener() {
+    for kind in ["packet", "xdp"] {
+        let Some(network) = Network::veth() else { return };
+        let server = listening(&network, kind);
+        link(&network, &["delete", "veth0"]);
+        let ended = server.end();
+        assert_eq!((ended.code, ended.count("uiw: listening on")), (1, 1), "{kind}: {}", ended.said);
+        assert_eq!(ended.count("interface `veth0` was deleted: start it again"), 1, "{kind}: {}", ended.said);
+        assert_eq!(ended.count("is down"), 0, "{kind}: {}", ended.said);
+    }
+}
+
+/// One that is down may come back: that is said, and then it goes on. Deleted while it is down, it does not.
+#[test]
+fn an_interface_that_is_down_under_a_listener() {
+    let Some(network) = Network::veth() else { return };
+    let mut server = listening(&network, "packet");
+    link(&network, &["set", "veth0", "down"]);
+    server.wait_saying("listening: interface `veth0` is down: it goes on when");
+    link(&network, &["set", "veth0", "up"]);
+    let mut command = Command::new(uiw());
+    command.args(["ping", "10.77.0.11", "-c", "3"]);
+    let ended = Running::start(network.client(command)).end();
+    assert_eq!(ended.code, 0, "{}{}", ended.said, server.said());
+    link(&network, &["set", "veth0", "down"]);
+    link(&network, &["delete", "veth0"]);
+    let ended = server.end();
+    assert_eq!((ended.code, ended.count("`veth0` was deleted")), (1, 1), "{}", ended.said);
 }
 
 /// The server's interface is down for a moment: what was connected ends, or goes on where nobody noticed, and the server goes on.

@@ -15,7 +15,7 @@ mod umem;
 
 use super::SmolConfig;
 use super::claim::Claim;
-use super::link::{Capabilities, ETHERNET_HEADER, Frame, Link, Segmentation};
+use super::link::{Capabilities, ETHERNET_HEADER, Frame, Gone, Link, Segmentation};
 use crate::Interface;
 use crate::interface::{Queues, ethernet, index_of, is_virtual, mtu_of};
 pub use features::XdpFeatures;
@@ -93,12 +93,13 @@ pub struct XdpLink {
     attachment: bpf::Attachment,
     mode: XdpMode,
     interface: String,
+    index: u32,
     mtu: usize,
     is_virtual: bool,
     looked: Instant,
     /// When to flush again.
     again: Option<Instant>,
-    failure: Option<io::ErrorKind>,
+    failure: Option<Gone>,
     /// Frames that are longer than a chunk are built here.
     scratch: Vec<u8>,
     _claim: Claim,
@@ -177,6 +178,7 @@ impl XdpLink {
             attachment,
             mode,
             interface: interface.to_owned(),
+            index,
             mtu,
             is_virtual: is_virtual(interface)?,
             looked: Instant::now(),
@@ -215,15 +217,12 @@ impl XdpLink {
 
     fn look(&mut self) {
         match Interface::find(&self.interface) {
-            Ok(interface) if self.attachment.is_attached() => {
-                // It was down.
-                if interface.is_up {
-                    self.failure = None;
-                }
-            }
-            _ => {
-                self.failure.get_or_insert(io::ErrorKind::NetworkDown);
-            }
+            Ok(now) if now.index != self.index => self.failure = Some(Gone::Deleted),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.failure = Some(Gone::Deleted),
+            Ok(_) if !self.attachment.is_attached() => self.failure = Some(Gone::Detached),
+            // It was down.
+            Ok(now) if now.is_up => self.failure = None,
+            _ => {}
         }
     }
 }
@@ -287,7 +286,7 @@ impl Link for XdpLink {
                 Err(error) => {
                     tracing::debug!(%error, "AF_XDP");
                     self.looked = Instant::now();
-                    self.failure.get_or_insert(io::ErrorKind::NetworkDown);
+                    self.failure.get_or_insert(Gone::Down);
                 }
             }
         }
@@ -315,6 +314,6 @@ impl Link for XdpLink {
             self.looked = Instant::now();
             self.look();
         }
-        self.failure.map(io::Error::from)
+        self.failure.map(|gone| gone.error(&self.interface))
     }
 }
