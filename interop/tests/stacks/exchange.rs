@@ -3,9 +3,13 @@
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::task::Poll;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
-use verbs::{Access, ConnSettings, Connection, Device, Grant, Listener, Mr, Pd, RemoteMr, SharedMr};
+use verbs::{
+    Access, ConnOptions, ConnSettings, Connection, Device, Grant, Listener, Mr, Pd, RemoteMr, SharedMr,
+};
 
 /// For a crowd on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -41,16 +45,45 @@ fn places() -> impl Iterator<Item = (u64, usize)> {
 }
 
 fn settings() -> ConnSettings {
-    ConnSettings { recv_size: LARGEST as u32, recv_depth: 8, send_depth: 16, ..ConnSettings::default() }
+    // A crowd's messages may wait for their receives on a busy machine.
+    let options = ConnOptions { no_receive_timeout: PATIENCE, ..ConnOptions::default() };
+    ConnSettings {
+        options,
+        recv_size: LARGEST as u32,
+        recv_depth: 8,
+        send_depth: 16,
+        ..ConnSettings::default()
+    }
+}
+
+/// Wakes whoever waits for all, and says which one it was: of a crowd only those are asked that have something to say.
+struct Bell {
+    has_rung: AtomicBool,
+    all: Waker,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.has_rung.store(true, Ordering::SeqCst);
+        self.all.wake_by_ref();
+    }
 }
 
 /// All futures' ends, on one thread.
 async fn all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    let mut waiting: Vec<Pin<Box<_>>> = futures.into_iter().map(Box::pin).collect();
+    let all = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+    let bell = || Arc::new(Bell { has_rung: AtomicBool::new(true), all: all.clone() });
+    let mut waiting: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), bell())).collect();
     let mut done: Vec<Option<T>> = waiting.iter().map(|_| None).collect();
     poll_fn(|cx| {
-        for (future, done) in waiting.iter_mut().zip(&mut done).filter(|(_, done)| done.is_none()) {
-            if let Poll::Ready(output) = future.as_mut().poll(cx) {
+        for ((future, bell), done) in waiting.iter_mut().zip(&mut done).filter(|(_, done)| done.is_none()) {
+            if !bell.all.will_wake(cx.waker()) {
+                *bell = Arc::new(Bell { has_rung: AtomicBool::new(true), all: cx.waker().clone() });
+            }
+            if bell.has_rung.swap(false, Ordering::SeqCst)
+                && let Poll::Ready(output) =
+                    future.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(bell))))
+            {
                 *done = Some(output);
             }
         }
