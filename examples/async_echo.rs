@@ -14,7 +14,7 @@ async fn echo(connection: Connection) {
 
 async fn serve(listener: Listener, device: Device) {
     loop {
-        let incoming = listener.accept().await;
+        let Ok(incoming) = listener.accept().await else { return };
         let Ok(pd) = device.alloc_pd() else { return };
         if let Ok(connection) = incoming.accept(&pd, &ConnSettings::default()).await {
             tokio::spawn(echo(connection));

@@ -82,7 +82,8 @@ pub const VARIABLES: &[Variable] = &[
         values: "tcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=OCTETS] or xdp:IFACE,ip=..[,mode=MODE]",
         what: "the TCP to use: the kernel's, or smoltcp on an interface with addresses of its own; the only device is the interface then",
         set: |s, v| {
-            let rule = "expected tcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX";
+            let rule =
+                "expected tcp, packet:IFACE,ip=ADDR/PREFIX or xdp:IFACE,ip=ADDR/PREFIX: see `uiw doctor`";
             v.parse().map(|llp| s.llp = llp).map_err(|_| rule)
         },
     },

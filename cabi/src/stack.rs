@@ -37,8 +37,8 @@ pub(crate) fn is_own() -> bool {
 }
 
 /// The only device there is on a TCP in this process: the interface, with our addresses.
-pub(crate) fn device() -> Option<io::Result<NetDev>> {
-    let (name, config) = own()?;
+pub(crate) fn device(llp: &llp::Spec) -> Option<io::Result<NetDev>> {
+    let (name, config) = llp.own()?;
     Some(Interface::find(name).map(|interface| NetDev {
         name: name.to_owned(),
         index: interface.index,

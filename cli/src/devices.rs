@@ -1,8 +1,11 @@
 //! `uiw devices`: what `ibv_get_device_list` gives to programs here, and the address behind each GID.
 
 use crate::fail::{Failure, Result};
+use crate::open::Global;
 use crate::text;
 use cabi::device::{attributes, netdev, netdev::NetDev};
+use cabi::settings::Settings;
+use llp::Spec;
 use serde_json::json;
 
 /// Show the devices that programs see.
@@ -13,8 +16,18 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<()> {
-    let netdevs = netdev::all().map_err(|error| Failure::local("asking for the network devices", error))?;
+/// The TCP that programs have: of `--llp`, which `uiw run` gives them, or else of `UIW_LLP`.
+fn stack(global: &Global) -> Result<Spec> {
+    if let Some(llp) = &global.llp {
+        return Ok(llp.spec.clone());
+    }
+    let value = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    Settings::read(value).map(|settings| settings.llp).map_err(|line| crate::env::wrong(&line))
+}
+
+pub(crate) fn run(args: &Args, global: &Global) -> Result<()> {
+    let netdevs = netdev::all_on(&stack(global)?)
+        .map_err(|error| Failure::local("asking for the network devices", error))?;
     for netdev in netdevs {
         let guid = u64::from_be(attributes::guid(&netdev));
         if args.json {

@@ -35,9 +35,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         }
     }
     // What is set must also be right.
-    Settings::read(value).map(drop).map_err(|line| {
-        let line = line.strip_prefix("uiw: ").unwrap_or(&line);
-        let (what, why) = line.split_once(": ").unwrap_or((line, "a bad value"));
-        Failure::usage(what, why, "change or unset it")
-    })
+    Settings::read(value).map(drop).map_err(|line| wrong(&line))
+}
+
+/// What programs on the libraries would be told of a variable.
+pub(crate) fn wrong(line: &str) -> Failure {
+    let line = line.strip_prefix("uiw: ").unwrap_or(line);
+    let (what, why) = line.split_once(": ").unwrap_or((line, "a bad value"));
+    Failure::usage(what, why, "change or unset it")
 }

@@ -22,7 +22,7 @@ mod stop;
 mod text;
 mod wan;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use fail::{EXIT_CODES, Exit, Failure, Result};
 use open::{Global, Opener};
 use std::process::ExitCode;
@@ -77,7 +77,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let parsed = command_line().try_get_matches().and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => return wrong_arguments(&error),
     };
@@ -99,10 +100,29 @@ fn main() -> ExitCode {
     }
 }
 
+/// The command line, whose help says nothing of options that [`options_fit`] refuses.
+fn command_line() -> clap::Command {
+    let mut command = Cli::command();
+    for (name, refused) in [
+        ("demo", &["llp"][..]),
+        ("devices", &["pcap"]),
+        ("env", &["llp", "pcap"]),
+        ("doctor", &["llp", "pcap"]),
+        ("wan", &["llp", "pcap"]),
+        ("decode", &["llp", "pcap"]),
+    ] {
+        let hidden = command.get_arguments().filter(|arg| refused.contains(&arg.get_id().as_str()));
+        let hidden: Vec<_> = hidden.map(|arg| arg.clone().hide(true)).collect();
+        command = command.mut_subcommand(name, |command| command.args(hidden));
+    }
+    command
+}
+
 /// Options of every command that a few of them cannot heed: to ignore them would be a lie.
 fn options_fit(command: &Command, global: &Global) -> Result<()> {
     match command {
-        Command::Devices(_) | Command::Env(_) | Command::Doctor(_) | Command::Wan(_) | Command::Decode(_) => {
+        Command::Devices(_) => global.without_pcap("this command makes no connections"),
+        Command::Env(_) | Command::Doctor(_) | Command::Wan(_) | Command::Decode(_) => {
             let why = "this command makes no connections";
             global.without_llp(why)?;
             global.without_pcap(why)
@@ -121,7 +141,7 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
         Command::Ping(args) => ping::run(&opener, args),
         Command::Perf(args) => perf::run(&opener, args),
         Command::Siwtest(args) => siwtest::run(&opener, args),
-        Command::Devices(args) => devices::run(args),
+        Command::Devices(args) => devices::run(args, global),
         Command::Env(args) => env::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Wan(args) => wan::run(args),

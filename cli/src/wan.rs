@@ -44,7 +44,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = share)]
     loss: f64,
     /// Losses come in runs of so many frames on average, instead of each by itself
-    #[arg(long, value_name = "FRAMES")]
+    #[arg(long, value_name = "FRAMES", value_parser = burst)]
     burst: Option<f64>,
     /// Frames that one to three later ones overtake
     #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = share)]
@@ -58,7 +58,7 @@ pub(crate) struct Args {
     /// Bits a second, such as 100Mbit or 1Gbit, counting each frame from its Ethernet header on
     #[arg(long, value_name = "RATE", value_parser = rate)]
     rate: Option<u64>,
-    /// Octets that wait for the line at most, such as 1M; by default what the line sends in a round trip, at least 256K
+    /// Octets that wait for the line at most, such as 64K, 1M or 1G; by default what the line sends in a round trip, at least 256K
     #[arg(long, value_name = "OCTETS", value_parser = queue)]
     queue: Option<usize>,
     /// Where chance begins; by default another one each time, which is printed
@@ -83,7 +83,8 @@ pub(crate) fn time(text: &str) -> std::result::Result<Duration, String> {
         _ => return Err(wrong()),
     };
     let number: f64 = digits.parse().map_err(|_| wrong())?;
-    Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
+    let time = Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())?;
+    if time > Duration::from_secs(60) { Err(wrong()) } else { Ok(time) }
 }
 
 fn share(text: &str) -> std::result::Result<f64, String> {
@@ -95,7 +96,7 @@ fn share(text: &str) -> std::result::Result<f64, String> {
 }
 
 pub(crate) fn rate(text: &str) -> std::result::Result<u64, String> {
-    let wrong = || "expected bits a second, such as 10Mbit or 1Gbit".to_owned();
+    let wrong = || "expected bits a second from 1kbit to 1000Gbit, such as 10Mbit or 1Gbit".to_owned();
     let (digits, unit) = split(text);
     let unit = match unit {
         "kbit" => 1e3,
@@ -104,11 +105,28 @@ pub(crate) fn rate(text: &str) -> std::result::Result<u64, String> {
         _ => return Err(wrong()),
     };
     let number: f64 = digits.parse().map_err(|_| wrong())?;
-    Ok((number * unit) as u64)
+    let bits = number * unit;
+    if (1e3..=1e12).contains(&bits) { Ok(bits as u64) } else { Err(wrong()) }
 }
 
 fn queue(text: &str) -> std::result::Result<usize, String> {
-    crate::args::octets(text).map(|octets| octets as usize)
+    let wrong = || "expected octets from 2000 to 64G, such as 64K, 1M or 1G".to_owned();
+    let (digits, unit) = split(text);
+    let unit = match unit {
+        "" => 0,
+        "k" | "K" => 10,
+        "m" | "M" => 20,
+        "g" | "G" => 30,
+        _ => return Err(wrong()),
+    };
+    let number: usize = digits.parse().map_err(|_| wrong())?;
+    let octets = number.checked_mul(1 << unit);
+    octets.filter(|octets| (2000..=64 << 30).contains(octets)).ok_or_else(wrong)
+}
+
+fn burst(text: &str) -> std::result::Result<f64, String> {
+    let frames = text.parse().ok().filter(|frames: &f64| *frames >= 1.0 && frames.is_finite());
+    frames.ok_or_else(|| "expected the frames of a run, on average 1 at least, such as 3 or 2.5".to_owned())
 }
 
 impl Args {
@@ -262,6 +280,20 @@ mod tests {
             assert!(time(wrong).is_err(), "{wrong}");
         }
         assert!(share("1").is_err() && share("101%").is_err() && share("x%").is_err());
-        assert!(rate("100").is_err() && rate("1GB").is_err());
+        for wrong in ["100", "1GB", "0.5kbit", "0Gbit", "1001Gbit", "99999999999999999999Gbit", "", "Mbit"] {
+            assert!(rate(wrong).unwrap_err().contains("1kbit to 1000Gbit"), "{wrong}");
+        }
+        for wrong in ["61s", "99999999999999999999s", "60000.1ms"] {
+            assert!(time(wrong).unwrap_err().contains("up to a minute"), "{wrong}");
+        }
+        assert_eq!((queue("2000"), queue("64k"), queue("3M")), (Ok(2000), Ok(64 << 10), Ok(3 << 20)));
+        assert_eq!(queue("2G"), Ok(2 << 30));
+        for wrong in ["1999", "1K", "65G", "99999999999999999999G", "1.5M", "M", "1Mbit", ""] {
+            assert!(queue(wrong).unwrap_err().contains("2000 to 64G"), "{wrong}");
+        }
+        assert_eq!((burst("1"), burst("2.5")), (Ok(1.0), Ok(2.5)));
+        for wrong in ["x", "0.5", "inf", "nan", "-3", ""] {
+            assert!(burst(wrong).unwrap_err().contains("1 at least"), "{wrong}");
+        }
     }
 }

@@ -464,13 +464,28 @@ fn a_listener_that_others_reach_says_that_the_wire_is_not_encrypted() {
 fn options_of_every_command_are_heeded_or_refused() {
     for args in [
         &["--llp", "tcp", "doctor"][..],
-        &["--llp", "tcp", "devices"],
         &["--llp", "tcp", "env"],
         &["--llp", "tcp", "wan", "a", "b"],
         &["--llp", "tcp", "decode", "file"],
         &["--llp", "tcp", "demo"],
     ] {
         fails(args, 2, "--llp tcp: ");
+    }
+    // Help lists what is heeded, and no more.
+    for (command, lists) in [
+        ("wan", [false, false]),
+        ("decode", [false, false]),
+        ("doctor", [false, false]),
+        ("env", [false, false]),
+        ("devices", [true, false]),
+        ("demo", [false, true]),
+        ("serve", [true, true]),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_uiw")).args([command, "--help"]).output().unwrap();
+        let help = text(&output.stdout);
+        let listed =
+            ["--llp", "--pcap"].map(|option| help.lines().any(|l| l.trim_start().starts_with(option)));
+        assert_eq!((output.status.code(), listed), (Some(0), lists), "{command}: {help}");
     }
     let capture = std::env::temp_dir().join(format!("uiw-{}-none.pcapng", std::process::id()));
     fails(&["--pcap", capture.to_str().unwrap(), "wan", "a", "b"], 2, "makes no connections");

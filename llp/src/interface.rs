@@ -1,5 +1,6 @@
 //! Network interfaces, asked for by system calls: a mounted `/sys` may be that of another network namespace.
 
+use crate::netlink::{self, attribute};
 use std::ffi::CString;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -141,6 +142,78 @@ fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<usize> {
     // SAFETY: SIOCGIFMTU fills this member.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     usize::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Queues of an interface that are in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Queues {
+    /// For receiving; one at least.
+    pub(crate) rx: u32,
+    /// For sending; one at least.
+    pub(crate) tx: u32,
+}
+
+/// `struct ethtool_channels`.
+#[repr(C)]
+#[derive(Default)]
+struct Channels {
+    command: u32,
+    /// Of each kind at most: receiving, sending, other, both.
+    most: [u32; 4],
+    rx: u32,
+    tx: u32,
+    other: u32,
+    both: u32,
+}
+
+impl Queues {
+    /// Those of the interface of this name: as its driver says, or where it does not, as many as it was made with.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn of(name: &str) -> io::Result<Self> {
+        const ETHTOOL_GCHANNELS: u32 = 0x3C;
+        let mut channels = Channels { command: ETHTOOL_GCHANNELS, ..Channels::default() };
+        let mut request = request(name);
+        request.ifr_ifru.ifru_data = (&raw mut channels).cast();
+        // SAFETY: the request is named with a final zero, and its data is what this command fills.
+        let asked = check(unsafe {
+            libc::ioctl(socket()?.as_raw_fd(), libc::SIOCETHTOOL as libc::Ioctl, &raw mut request)
+        });
+        if asked.is_ok() {
+            let Channels { rx, tx, both, .. } = channels;
+            return Ok(Self { rx: rx.saturating_add(both).max(1), tx: tx.saturating_add(both).max(1) });
+        }
+        let link = link(name)?;
+        let count = |which| {
+            let value = attribute(&link, which).and_then(|value| value.first_chunk::<4>());
+            value.map_or(1, |value| u32::from_ne_bytes(*value)).max(1)
+        };
+        Ok(Self { rx: count(libc::IFLA_NUM_RX_QUEUES), tx: count(libc::IFLA_NUM_TX_QUEUES) })
+    }
+}
+
+/// Whether the interface has no device below it, as a veth or a bridge: the kernel knows what kind it is, and no parent of it.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn is_virtual(name: &str) -> io::Result<bool> {
+    const IFLA_PARENT_DEV_NAME: u16 = 56;
+    const IFLA_INFO_KIND: u16 = 1;
+    let link = link(name)?;
+    let info = attribute(&link, libc::IFLA_LINKINFO).unwrap_or_default();
+    let has_kind =
+        attribute(info, IFLA_INFO_KIND).is_some() && attribute(&link, IFLA_PARENT_DEV_NAME).is_none();
+    Ok(has_kind || Interface::find(name)?.is_loopback)
+}
+
+/// What rtnetlink(7) tells of an interface, as attributes.
+fn link(name: &str) -> io::Result<Vec<u8>> {
+    // `struct ifinfomsg`: family, padding, type, then the index.
+    let mut header = [0; 16];
+    header[4..8].copy_from_slice(&index_of(name)?.to_ne_bytes());
+    // Without another number it is NETLINK_ROUTE.
+    netlink::ask(None, libc::RTM_GETLINK, &header, None)
 }
 
 /// Any socket will do for questions.

@@ -21,8 +21,8 @@
 //! * [`Stack::wait_fd`] is readable whenever `poll` would tell something; a set (epoll) is a descriptor. [`Stack::deadline`] is for the
 //!   stack's own timers. A stack without a descriptor works with `Progress::Manual`, where the program calls `Device::pump` and
 //!   asks `Device::deadline`.
-//! * The engine asks for [`Stack::wait_fd`] once, in the beginning. An error of [`Stack::poll`] or, but for `WouldBlock`, of
-//!   [`Listener::accept`] is only logged, and asked again: what has happened to a connection is told by its stream, whose calls all end
+//! * The engine asks for [`Stack::wait_fd`] once, in the beginning. An error of [`Stack::poll`] or, but for those that it
+//!   names, of [`Listener::accept`] is only logged, and asked again: what has happened to a connection is told by its stream, whose calls all end
 //!   in that error from then on, and whose event says both readable and writable.
 //! * A [`Stream`] that is dropped is closed, not cut: what was sent is still delivered, then a FIN. Only [`Stream::abort`] cuts. After
 //!   [`Stream::shutdown`] octets still come in. Events of a token that nobody has any more are passed over.
@@ -45,6 +45,7 @@ pub mod capture;
 mod clock;
 pub mod fault;
 mod interface;
+mod netlink;
 pub mod sim;
 pub mod smol;
 mod spec;
@@ -207,8 +208,9 @@ pub trait Listener: Send {
     /// The next connection, which will be known by `token`.
     ///
     /// # Errors
-    /// `WouldBlock`: there is none. Others concern the process (out of descriptors): the connection stays in the queue
-    /// and the listener stays readable.
+    /// `WouldBlock`: there is none. `NetworkDown`: the interface is down, and the listener goes on when it is up again; `NotFound`:
+    /// it is gone for good, and nobody will ever come. Of these two a readable event tells, and each is said once. Others concern
+    /// the process (out of descriptors): the connection stays in the queue and the listener stays readable.
     fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>>;
 
     /// The address, with the port that the system chose.

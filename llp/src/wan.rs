@@ -81,14 +81,14 @@ pub enum ProfileError {
         /// The length of a run.
         burst: f64,
     },
-    /// A line that sends nothing.
-    #[error("a rate of {value} bit/s is less than 1000")]
+    /// A line that sends nothing, or faster than any.
+    #[error("a rate of {value} bit/s is not between 1 kbit/s and 1000 Gbit/s")]
     Rate {
         /// What was given.
         value: u64,
     },
-    /// A frame would not fit.
-    #[error("a queue of {value} octets holds no frame: at least 2000")]
+    /// A frame would not fit, or it is larger than a machine's memory.
+    #[error("a queue of {value} octets: it holds a frame, so 2000 at least, and 64G at most")]
     Queue {
         /// What was given.
         value: usize,
@@ -126,10 +126,10 @@ impl Profile {
                 return Err(ProfileError::LossInBursts { loss: self.loss, burst });
             }
         }
-        if let Some(value) = self.rate.filter(|rate| *rate < 1000) {
+        if let Some(value) = self.rate.filter(|rate| !(1_000..=1_000_000_000_000).contains(rate)) {
             return Err(ProfileError::Rate { value });
         }
-        if let Some(value) = self.queue.filter(|queue| *queue < 2000) {
+        if let Some(value) = self.queue.filter(|queue| !(2000..=64 << 30).contains(queue)) {
             return Err(ProfileError::Queue { value });
         }
         let times = [("a delay", self.delay), ("a jitter", self.jitter)];

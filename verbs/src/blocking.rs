@@ -140,17 +140,17 @@ impl Listener {
     /// Waits for a peer and accepts it.
     ///
     /// # Errors
-    /// As [`crate::Incoming::accept`].
+    /// As [`crate::Listener::accept`] and [`crate::Incoming::accept`].
     pub fn accept(&self, pd: &Pd, settings: &ConnSettings) -> Result<Connection> {
-        let inner = self.device.block_on(async { self.inner.accept().await.accept(pd, settings).await })?;
+        let inner = self.device.block_on(async { self.inner.accept().await?.accept(pd, settings).await })?;
         Ok(Connection { device: self.device.clone(), inner })
     }
 
     /// Waits for a peer, at most `timeout`; the caller decides.
     ///
     /// # Errors
-    /// [`Error::NotConnected`] when none came in time.
+    /// [`Error::NotConnected`] when none came in time; as [`crate::Listener::accept`].
     pub fn incoming(&self, timeout: Duration) -> Result<crate::Incoming> {
-        self.device.block_on_for(timeout, self.inner.accept()).ok_or(Error::NotConnected)
+        self.device.block_on_for(timeout, self.inner.accept()).unwrap_or(Err(Error::NotConnected))
     }
 }

@@ -61,6 +61,12 @@ pub(crate) fn deliver(raw: CmEvent) -> Option<*mut rdma_cm_event> {
             let id = process::with(|process| process.cm.conns.get(&raw.id).map(Arc::clone))?;
             deliver_failed(&id, &error)
         }
+        // The interface is gone, and the program may look for another one; while it is only down there is nothing to do.
+        CmEventKind::Deaf { listener, for_good, .. } => {
+            let id = process::with(|process| process.cm.listeners.get(&listener).map(Arc::clone))?;
+            for_good.then_some(())?;
+            give(&id, draft(&id, RDMA_CM_EVENT_DEVICE_REMOVAL, 0, conn_param(&[], 0, 0)), &[])
+        }
         CmEventKind::Disconnected(_) => {
             let id = process::with(|process| process.cm.conns.get(&raw.id).map(Arc::clone))?;
             id.lock_alive()?.phase = Phase::Over;

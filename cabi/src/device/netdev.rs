@@ -32,12 +32,18 @@ impl NetDev {
     }
 }
 
-/// Every network device that has an IP address, loopback last; on a TCP in this process the one that it is on.
+/// The devices of this process.
+pub(crate) fn all() -> io::Result<Vec<NetDev>> {
+    // Of settings that are wrong the user has been told.
+    all_on(&crate::settings::Settings::get().map(|settings| settings.llp.clone()).unwrap_or_default())
+}
+
+/// Every network device that has an IP address, loopback last; on a TCP in the process the one that it is on.
 ///
 /// # Errors
 /// The system's.
-pub fn all() -> io::Result<Vec<NetDev>> {
-    if let Some(own) = crate::stack::device() {
+pub fn all_on(llp: &llp::Spec) -> io::Result<Vec<NetDev>> {
+    if let Some(own) = crate::stack::device(llp) {
         return own.map(|netdev| vec![netdev]);
     }
     let mut list: *mut libc::ifaddrs = ptr::null_mut();

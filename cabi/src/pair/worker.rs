@@ -216,6 +216,7 @@ impl Worker {
                     state.ended(number);
                 }
             }
+            CmEventKind::Deaf { error, .. } => tracing::error!(%error, "nobody can call"),
             // Only the connection manager posts events of its own, to its own channels.
             CmEventKind::Posted(_) => {}
         }

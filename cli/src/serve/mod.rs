@@ -61,7 +61,7 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
     let channel = Arc::new(CmChannel::default());
     let options = Arc::new(wishes.options());
     let listener = Listener::bind(device, address, BACKLOG, &options, &channel)
-        .map_err(|error| cannot_listen(address, &error))?;
+        .map_err(|error| cannot_listen(address, error))?;
     announce(listener.local_addr());
     mem::share_arenas();
     let server = Arc::new(Server {
@@ -72,6 +72,7 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
         sessions: Arc::default(),
         budget: Budget::default(),
     });
+    let mut outcome = Ok(());
     loop {
         // Not in the device: a connection's thread that waits there is to be woken by nobody else.
         if !stop.sleep_on(channel.fd()?) {
@@ -81,23 +82,42 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
         match event.kind {
             CmEventKind::ConnectRequest(request) => begin(&server, request),
             CmEventKind::Failed(error) => tracing::info!(%error, "a connection came to nothing"),
+            CmEventKind::Deaf { error, for_good: true, .. } => {
+                outcome = Err(deaf(listener.local_addr(), error));
+                stop.set();
+            }
+            CmEventKind::Deaf { error, .. } => eprintln!("uiw: {}", while_down(&error)),
             CmEventKind::Established(_) | CmEventKind::Disconnected(_) | CmEventKind::Posted(_) => {}
         }
     }
     drop(listener);
     server.sessions.over();
-    Ok(())
+    outcome
 }
 
-fn cannot_listen(address: SocketAddr, error: &Error) -> Failure {
-    let why = match error {
+/// Nobody will ever come any more.
+pub(crate) fn deaf(address: SocketAddr, error: Error) -> Failure {
+    let fix = "start it again when the interface is there: see `ip link`";
+    Failure::new(Exit::Failed, format!("listening on {address}"), why(error), fix)
+}
+
+/// Nobody comes for the time being.
+pub(crate) fn while_down(error: &Error) -> String {
+    format!("{error}: it goes on when the interface is up")
+}
+
+fn why(error: Error) -> String {
+    match error {
         Error::Io { source, .. } => source.to_string(),
         error => error.to_string(),
-    };
+    }
+}
+
+fn cannot_listen(address: SocketAddr, error: Error) -> Failure {
     Failure::new(
         Exit::Failed,
         format!("listening on {address}"),
-        why,
+        why(error),
         "choose another address with `--listen`, or port 0 for a free one",
     )
 }

@@ -23,6 +23,7 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
         .map_err(|error| Failure::local(format!("listening on {address}"), error))?;
     crate::serve::announce(listener.local_addr());
     let mut threads = Vec::new();
+    let mut outcome = Ok(());
     while stop.sleep_on(channel.fd()?) {
         match channel.try_pop().map(|event| event.kind) {
             Some(CmEventKind::ConnectRequest(request)) => {
@@ -35,6 +36,11 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
                     }
                 }));
             }
+            Some(CmEventKind::Deaf { error, for_good: true, .. }) => {
+                outcome = Err(crate::serve::deaf(address, error));
+                stop.set();
+            }
+            Some(CmEventKind::Deaf { error, .. }) => text::line(crate::serve::while_down(&error)),
             Some(CmEventKind::Failed(error)) => text::line(format!("a connection came to nothing: {error}")),
             _ => {}
         }
@@ -44,7 +50,7 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
     for thread in threads {
         let _ = thread.join();
     }
-    Ok(())
+    outcome
 }
 
 fn session(

@@ -1,7 +1,10 @@
 //! The stacks against each other: the kernel's TCP, smoltcp over AF_PACKET and over AF_XDP, in two network namespaces.
 
 mod doctor;
+mod exchange;
 mod exhaustion;
+mod gateway;
+mod modes;
 mod pairings;
 mod path;
 mod programs;

@@ -1,7 +1,14 @@
 //! Every operation between every two stacks, verified octet for octet.
 
-use interop::stock::{Network, Running, uiw};
+use crate::exchange;
+use interop::stock::Network;
+use llp::Spec;
+use std::net::SocketAddr;
 use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+use verbs::{ConnOptions, Device, DeviceOptions, Listener, Pd};
 
 /// A stack at one end of the cable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,18 +20,8 @@ pub(crate) enum Stack {
 
 const STACKS: [Stack; 3] = [Stack::Kernel, Stack::Packet, Stack::Xdp];
 
-/// What `uiw perf` is asked for: each way of moving octets, from less than a segment to many.
-const OPERATIONS: [&[&str]; 6] = [
-    &["--op", "write", "--size", "100000"],
-    &["--op", "read", "--size", "100000"],
-    &["--op", "send", "--size", "30000"],
-    &["--op", "send", "--size", "1"],
-    &["--op", "write-imm", "--size", "5000"],
-    &["--op", "fetch-add"],
-];
-
 /// How the namespaces differ from the plain ones.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Link {
     mtu: u32,
     /// The kernel leaves checksums and segmentation to the "card".
@@ -54,14 +51,28 @@ impl Stack {
 pub(crate) fn at(network: &Network, server: bool, program: &str, args: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(args);
-    let mut command = if server { network.server(command) } else { network.client(command) };
+    said_by(if server { network.server(command) } else { network.client(command) })
+}
+
+/// The same between the two.
+pub(crate) fn at_middle(network: &Network, program: &str, args: &[&str]) -> String {
+    let mut command = Command::new(program);
+    command.args(args);
+    said_by(network.middle(command))
+}
+
+fn said_by(mut command: Command) -> String {
     let output = command.output().expect("the command starts");
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {args:?}: {said}");
+    assert!(output.status.success(), "{command:?}: {said}");
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Two namespaces, or nothing where they cannot be had.
+pub(crate) fn network_of(mtu: u32, offload: bool) -> Option<Network> {
+    network(Link { mtu, offload })
+}
+
 fn network(link: Link) -> Option<Network> {
     let network = Network::veth()?;
     let ethtool = if link.offload { None } else { Some(interop::require("ethtool")?) };
@@ -77,78 +88,110 @@ fn network(link: Link) -> Option<Network> {
     Some(network)
 }
 
-/// One server on `stack`, and clients on every stack, over both versions of IP.
-fn serve_all(link: Link, stack: Stack, operations: &[&[&str]]) {
+/// One server on `stack`, and clients on every stack, over both versions of IP: `count` connections at once between each two.
+fn serve_all(link: Link, stack: Stack, count: usize) {
     let Some(network) = network(link) else { return };
-    let port = interop::stock::free_port().to_string();
-    // The wildcard: one server for both versions.
-    let listen = format!("[::]:{port}");
-    let mut command = Command::new(uiw());
-    command.args(["--llp", &stack.spec(11), "serve", "--listen", &listen]);
-    let mut server = Running::start(network.server(command));
-    server.wait_saying("listening on");
-    for client in STACKS {
-        for address in stack.addresses() {
-            for operation in operations {
-                let to = if address.contains(':') {
-                    format!("[{address}]:{port}")
-                } else {
-                    format!("{address}:{port}")
-                };
-                let spec = client.spec(12);
-                let mut args = vec!["--llp", &spec, "perf", &to, "--validate", "--seconds", "20"];
-                args.extend(["--iterations", "40"]);
-                args.extend(*operation);
-                let mut command = Command::new(uiw());
-                command.args(&args);
-                let output = network.client(command).output().expect("uiw starts");
-                let said = String::from_utf8_lossy(&output.stderr);
-                assert!(
-                    output.status.success(),
-                    "{client:?} to {stack:?} at {address}, {operation:?}: {said}{}",
-                    server.said()
-                );
+    let (tell, told) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            network.inside_server(move || {
+                let (device, pd) = open(&stack.spec(11));
+                // The wildcard: one server for both versions.
+                let any = "[::]:0".parse().expect("an address");
+                let listener = Listener::bind(&device, any, &ConnOptions::default()).expect("a listener");
+                tell.send(listener.local_addr().port()).expect("the client listens");
+                for _ in 0..STACKS.len() * 2 {
+                    exchange::serve(&device, &pd, &listener, count);
+                }
+            });
+        });
+        network.inside_client(move || {
+            let port = told.recv().expect("the server listens");
+            for client in STACKS {
+                let (device, pd) = open(&client.spec(12));
+                for address in stack.addresses() {
+                    println!("{client:?} to {stack:?} at {address}, {link:?}");
+                    let to = SocketAddr::new(address.parse().expect("an address"), port);
+                    exchange::call(&device, &pd, to, count);
+                }
+                device.settle(Duration::from_secs(10));
             }
-        }
-    }
-    let _ = server.stop();
+        });
+    });
 }
 
-const PLAIN: Link = Link { mtu: 1500, offload: true };
+/// Every operation between one server and one client, on stacks by name, at each of the server's addresses. `meanwhile` is called
+/// while both stacks are there.
+pub(crate) fn exchange_between(
+    network: &Network,
+    [server, client]: [&str; 2],
+    addresses: &[&str],
+    meanwhile: impl Fn() + Sync,
+) {
+    let (tell, told) = mpsc::channel();
+    let meanwhile = &meanwhile;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            network.inside_server(move || {
+                let (device, pd) = open(server);
+                let any = "[::]:0".parse().expect("an address");
+                let listener = Listener::bind(&device, any, &ConnOptions::default()).expect("a listener");
+                tell.send(listener.local_addr().port()).expect("the client listens");
+                addresses.iter().for_each(|_| exchange::serve(&device, &pd, &listener, 1));
+            });
+        });
+        network.inside_client(move || {
+            let port = told.recv().expect("the server listens");
+            let (device, pd) = open(client);
+            meanwhile();
+            for address in addresses {
+                println!("{client} to {server} at {address}");
+                exchange::call(&device, &pd, SocketAddr::new(address.parse().expect("an address"), port), 1);
+            }
+            device.settle(Duration::from_secs(10));
+        });
+    });
+}
 
-#[test]
-fn clients_of_a_server_on_the_kernels_tcp() {
-    serve_all(PLAIN, Stack::Kernel, &OPERATIONS);
+fn open(spec: &str) -> (Device, Pd) {
+    let spec: Spec = spec.parse().expect("a stack");
+    let device = Device::with_stack(spec.open().expect("the stack"), DeviceOptions::default());
+    let device = device.expect("a device");
+    let pd = device.alloc_pd().expect("a protection domain");
+    (device, pd)
 }
 
 #[test]
-fn clients_of_a_server_on_af_packet() {
-    serve_all(PLAIN, Stack::Packet, &OPERATIONS);
-}
-
-#[test]
-fn clients_of_a_server_on_af_xdp() {
-    serve_all(PLAIN, Stack::Xdp, &OPERATIONS);
-}
-
-#[test]
-fn jumbo_frames() {
+fn every_operation_at_mtu_1500_with_offloads() {
     for stack in STACKS {
-        serve_all(Link { mtu: 9000, offload: true }, stack, &OPERATIONS[..3]);
+        serve_all(Link { mtu: 1500, offload: true }, stack, 1);
     }
 }
 
 #[test]
-fn without_the_kernels_offloads() {
+fn every_operation_at_mtu_1500_without_offloads() {
     for stack in STACKS {
-        serve_all(Link { mtu: 1500, offload: false }, stack, &OPERATIONS[..3]);
+        serve_all(Link { mtu: 1500, offload: false }, stack, 1);
     }
 }
 
 #[test]
-fn two_hundred_connections_at_once() {
-    for stack in [Stack::Packet, Stack::Xdp] {
-        let operation: &[&str] = &["--op", "write", "--size", "2000", "--connections", "200"];
-        serve_all(PLAIN, stack, &[operation]);
+fn every_operation_at_mtu_9000_with_offloads() {
+    for stack in STACKS {
+        serve_all(Link { mtu: 9000, offload: true }, stack, 1);
+    }
+}
+
+#[test]
+fn every_operation_at_mtu_9000_without_offloads() {
+    for stack in STACKS {
+        serve_all(Link { mtu: 9000, offload: false }, stack, 1);
+    }
+}
+
+#[test]
+fn every_operation_on_two_hundred_connections_at_once() {
+    for stack in STACKS {
+        serve_all(Link { mtu: 1500, offload: true }, stack, 200);
     }
 }

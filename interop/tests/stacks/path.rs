@@ -151,6 +151,13 @@ fn paths_that_cannot_be() {
         assert!(said.contains(says), "{said}");
     };
     fails(&["a", "b", "--loss", "1"], 2, "percent");
+    fails(&["a", "b", "--rate", "99999999999Gbit"], 2, "'99999999999Gbit'");
+    fails(&["a", "b", "--rate", "99999999999Gbit"], 2, "1kbit to 1000Gbit");
+    fails(&["a", "b", "--delay", "1000000s"], 2, "up to a minute");
+    fails(&["a", "b", "--burst", "x"], 2, "1 at least");
+    fails(&["a", "b", "--queue", "1T"], 2, "2000 to 64G");
+    fails(&["uiw-none0", "uiw-none1", "--queue", "1G"], 1, "uiw-none0");
+    fails(&["a", "b", "--llp", "tcp"], 2, "makes no connections");
     fails(&["a", "b", "--delay", "5"], 2, "5ms");
     fails(&["a", "b", "--rate", "fast"], 2, "1Gbit");
     fails(&["a", "b", "--loss", "90%", "--burst", "2"], 2, "runs of 2");

@@ -1,7 +1,8 @@
 //! Stock programs on the C libraries with a TCP of their own (`UIW_LLP`), against each other and against the kernel's.
 
 use crate::pairings::Stack;
-use interop::stock::{Ended, Libraries, Network, Running, User};
+use interop::stock::{Ended, Libraries, Network, Running, User, uiw};
+use serde_json::{Value, json};
 use std::process::Command;
 
 /// The program at one end, on `stack` as `host`.
@@ -95,6 +96,32 @@ fn the_device_has_the_addresses_of_its_own() {
     );
 }
 
+/// `uiw devices` shows what programs would see, however they are given their TCP.
+#[test]
+fn what_programs_would_see_is_shown() {
+    let Some(network) = Network::veth() else { return };
+    let spec = Stack::Packet.spec(11);
+    let shown = |args: &[&str], variable: &str| {
+        let mut command = Command::new(uiw());
+        command.args(args).args(["devices", "--json"]).env("UIW_LLP", variable);
+        let ended = Running::start(network.client(command)).end();
+        let objects: Vec<Value> =
+            ended.well().said.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
+        let gids = |object: &Value| (object["netdev"].clone(), object["gids"].clone());
+        objects.iter().map(gids).collect::<Vec<_>>()
+    };
+    let own = [(json!("veth0"), json!(["10.77.0.11", "fd77::11"]))];
+    assert_eq!(shown(&["--llp", &spec], ""), own);
+    assert_eq!(shown(&[], &spec), own);
+    let kernels = shown(&["--llp", "tcp"], &spec);
+    assert!(kernels.iter().any(|(_, gids)| gids.to_string().contains("10.77.0.2")), "{kernels:?}");
+    let mut command = Command::new(uiw());
+    command.arg("devices").env("UIW_LLP", "packet:veth0");
+    let ended = Running::start(network.client(command)).end();
+    assert_eq!((ended.code, ended.said.lines().count()), (2, 1), "{}", ended.said);
+    assert!(ended.said.contains("UIW_LLP=packet:veth0: expected tcp"), "{}", ended.said);
+}
+
 /// A stack that cannot be had is one line and an error number.
 #[test]
 fn an_interface_that_is_not_there_for_programs() {
@@ -104,10 +131,13 @@ fn an_interface_that_is_not_there_for_programs() {
     for (llp, says) in [
         ("packet:veth9,ip=10.77.0.11/24", "there is no interface `veth9`"),
         ("packet:veth0", "UIW_LLP=packet:veth0: expected tcp, packet:IFACE"),
+        ("xdp:veth0,ip=10.77.0.11", "UIW_LLP=xdp:veth0,ip=10.77.0.11: expected tcp, packet:IFACE"),
     ] {
         let mut command = libraries.command(User::Same, &program);
         command.args(["-s", "-p", "7999", "-C", "1"]).env("UIW_LLP", llp);
         let ended = Running::start(network.server(command)).end();
         assert!(ended.code != 0 && ended.count(says) == 1, "{ended:?}");
+        let line = ended.said.lines().find(|line| line.contains(says)).expect("a line");
+        assert!(line.ends_with("see `uiw doctor`"), "{line}");
     }
 }

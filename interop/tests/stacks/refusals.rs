@@ -66,8 +66,47 @@ fn an_interface_that_is_deleted_under_traffic() {
         let ended = client.end();
         assert_eq!(ended.code, 4, "{}", ended.said);
         server.wait_saying("the connection ended before the work was done");
-        let _ = server.stop();
+        let ended = server.end();
+        assert_eq!((ended.code, ended.count("`veth0` was deleted")), (1, 1), "{kind}: {}", ended.said);
     }
+}
+
+fn link(network: &Network, args: &[&str]) {
+    let mut command = Command::new("ip");
+    command.arg("link").args(args);
+    assert!(network.server(command).status().expect("ip starts").success());
+}
+
+/// Nobody is connected: whoever only listens is told in one line, and ends, as that interface never comes back.
+#[test]
+fn an_interface_that_is_deleted_under_a_listener() {
+    for kind in ["packet", "xdp"] {
+        let Some(network) = Network::veth() else { return };
+        let server = listening(&network, kind);
+        link(&network, &["delete", "veth0"]);
+        let ended = server.end();
+        assert_eq!((ended.code, ended.count("uiw: listening on")), (1, 1), "{kind}: {}", ended.said);
+        assert_eq!(ended.count("interface `veth0` was deleted: start it again"), 1, "{kind}: {}", ended.said);
+        assert_eq!(ended.count("is down"), 0, "{kind}: {}", ended.said);
+    }
+}
+
+/// One that is down may come back: that is said, and then it goes on. Deleted while it is down, it does not.
+#[test]
+fn an_interface_that_is_down_under_a_listener() {
+    let Some(network) = Network::veth() else { return };
+    let mut server = listening(&network, "packet");
+    link(&network, &["set", "veth0", "down"]);
+    server.wait_saying("listening: interface `veth0` is down: it goes on when");
+    link(&network, &["set", "veth0", "up"]);
+    let mut command = Command::new(uiw());
+    command.args(["ping", "10.77.0.11", "-c", "3"]);
+    let ended = Running::start(network.client(command)).end();
+    assert_eq!(ended.code, 0, "{}{}", ended.said, server.said());
+    link(&network, &["set", "veth0", "down"]);
+    link(&network, &["delete", "veth0"]);
+    let ended = server.end();
+    assert_eq!((ended.code, ended.count("`veth0` was deleted")), (1, 1), "{}", ended.said);
 }
 
 /// The server's interface is down for a moment: what was connected ends, or goes on where nobody noticed, and the server goes on.
@@ -75,11 +114,7 @@ fn an_interface_that_is_deleted_under_traffic() {
 fn an_interface_that_comes_back() {
     for kind in ["packet", "xdp"] {
         let Some(network) = Network::veth() else { return };
-        let mut command = Command::new(uiw());
-        let spec = format!("{kind}:veth0,ip=10.77.0.11/24");
-        command.args(["--llp", &spec, "serve", "--listen", "10.77.0.11:7174"]);
-        let mut server = Running::start(network.server(command));
-        server.wait_saying("listening on");
+        let server = listening(&network, kind);
         let client = |args: &[&str]| {
             let mut command = Command::new(uiw());
             command.args(args);
@@ -144,15 +179,21 @@ fn a_peer_without_a_gateway() {
     fails(&mut network.client(command), 3, &["no network of ours has 10.78.0.1", "gw="]);
 }
 
-/// A server and a client over `kind`, with a connection between them that carries what `args` of `uiw` say.
-fn connected(network: &Network, kind: &str, args: &[&str]) -> (Running, Running) {
-    let spec = |host| format!("{kind}:veth0,ip=10.77.0.{host}/24");
+/// A server over `kind`.
+fn listening(network: &Network, kind: &str) -> Running {
     let mut command = Command::new(uiw());
-    command.args(["--llp", &spec(11), "serve", "--listen", "10.77.0.11:7174"]);
+    let spec = format!("{kind}:veth0,ip=10.77.0.11/24");
+    command.args(["--llp", &spec, "serve", "--listen", "10.77.0.11:7174"]);
     let mut server = Running::start(network.server(command));
     server.wait_saying("listening on");
+    server
+}
+
+/// A server and a client over `kind`, with a connection between them that carries what `args` of `uiw` say.
+fn connected(network: &Network, kind: &str, args: &[&str]) -> (Running, Running) {
+    let server = listening(network, kind);
     let mut command = Command::new(uiw());
-    command.args(["--llp", &spec(12)]).args(args);
+    command.args(["--llp", &format!("{kind}:veth0,ip=10.77.0.12/24")]).args(args);
     (server, Running::start(network.client(command)))
 }
 
@@ -171,6 +212,21 @@ fn an_idle_connection_uses_no_processor() {
         // Of 200 ticks; a spinning end would have most of them even on a busy machine.
         assert!(used.iter().all(|ticks| *ticks <= 10), "{kind}: {used:?} ticks");
         let _ = client.stop();
+        let _ = server.stop();
+    }
+}
+
+/// Nobody has connected yet: a listener alone sleeps.
+#[test]
+fn an_idle_listener_uses_no_processor() {
+    for kind in ["packet", "xdp"] {
+        let Some(network) = Network::veth() else { return };
+        let server = listening(&network, kind);
+        thread::sleep(Duration::from_millis(500));
+        let before = server.ticks();
+        thread::sleep(Duration::from_secs(2));
+        let used = server.ticks() - before;
+        assert!(used <= 10, "{kind}: {used} ticks of 200");
         let _ = server.stop();
     }
 }

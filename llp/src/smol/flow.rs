@@ -1,6 +1,9 @@
 //! Which connection a frame belongs to, read from its headers before smoltcp sees it.
 
-use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet, TcpPacket};
+use smoltcp::wire::{
+    ArpPacket, EthernetFrame, EthernetProtocol, Icmpv6Message, Icmpv6Packet, IpProtocol, Ipv4Packet,
+    Ipv6Packet, TcpPacket,
+};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
 
@@ -59,6 +62,28 @@ pub(super) fn classify(frame: &[u8], checksum: Checksum) -> Option<Kind> {
             tcp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), checksum)
         }
         _ => Some(Kind::Other),
+    }
+}
+
+/// Who speaks in a frame that tells neighbours of each other: ARP (RFC 826), or Neighbor Discovery (RFC 4861 sections 4.3 and 4.4).
+pub(super) fn neighbour(frame: &[u8]) -> Option<IpAddr> {
+    let ethernet = EthernetFrame::new_checked(frame).ok()?;
+    match ethernet.ethertype() {
+        EthernetProtocol::Arp => {
+            let arp = ArpPacket::new_checked(ethernet.payload()).ok()?;
+            let address: [u8; 4] = arp.source_protocol_addr().try_into().ok()?;
+            Some(address.into())
+        }
+        EthernetProtocol::Ipv6 => {
+            let ip = Ipv6Packet::new_checked(ethernet.payload()).ok()?;
+            let icmp = Icmpv6Packet::new_checked(ip.payload()).ok();
+            match icmp.filter(|_| ip.next_header() == IpProtocol::Icmpv6)? {
+                icmp if icmp.msg_type() == Icmpv6Message::NeighborAdvert => Some(icmp.target_addr().into()),
+                icmp if icmp.msg_type() == Icmpv6Message::NeighborSolicit => Some(ip.src_addr().into()),
+                _ => None,
+            }
+        }
+        _ => None,
     }
 }
 

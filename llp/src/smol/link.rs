@@ -73,14 +73,38 @@ pub trait Link: Send {
         None
     }
 
-    /// When [`Link::failure`] should be asked though nothing comes, because nothing would tell. It is, while there are connections.
+    /// When [`Link::failure`] should be asked though nothing comes, because nothing would tell. It is, while there are connections or
+    /// listeners.
     fn watch(&self) -> Option<Instant> {
         None
     }
 
-    /// Why the link is gone, once it is: the interface is down or was deleted, its program detached. `None` again when it is back:
-    /// listeners go on then, and what was connected is lost.
+    /// Why the link is gone, once it is: `NetworkDown` where it may come back, `NotFound` where it is gone for good (the interface was
+    /// deleted, its program detached). `None` again when it is back: listeners go on then, and what was connected is lost.
     fn failure(&mut self) -> Option<io::Error>;
+}
+
+/// Why the link over an interface is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gone {
+    /// It is down.
+    Down,
+    /// There is no such interface any more, though another one may have its name.
+    Deleted,
+    /// Somebody has taken our XDP program off it.
+    Detached,
+}
+
+impl Gone {
+    /// As [`Link::failure`] has it.
+    pub(super) fn error(self, interface: &str) -> io::Error {
+        let (kind, what) = match self {
+            Self::Down => (io::ErrorKind::NetworkDown, "is down"),
+            Self::Deleted => (io::ErrorKind::NotFound, "was deleted"),
+            Self::Detached => (io::ErrorKind::NotFound, "has lost its XDP program"),
+        };
+        io::Error::new(kind, format!("interface `{interface}` {what}"))
+    }
 }
 
 /// A link as smoltcp sees it during one call: with one received frame, or none.

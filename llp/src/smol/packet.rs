@@ -10,7 +10,7 @@ pub(crate) mod virtio;
 
 use super::SmolConfig;
 use super::claim::Claim;
-use super::link::{Capabilities, Frame, Link, Segmentation};
+use super::link::{Capabilities, Frame, Gone, Link, Segmentation};
 use crate::Interface;
 use socket::{PacketSocket, Takes};
 use std::collections::VecDeque;
@@ -28,6 +28,8 @@ const LONGEST_SENT: usize = 65_535;
 const WAITING: usize = 64;
 /// How often an interface that failed is looked at, while somebody asks.
 const LOOK: Duration = Duration::from_millis(200);
+/// How often while nobody asks.
+const LOOK_DOWN: Duration = Duration::from_secs(1);
 /// Buffers kept.
 const SPARE: usize = 256;
 
@@ -40,7 +42,7 @@ pub struct PacketLink {
     free: Vec<Vec<u8>>,
     /// Where the next frame is received: long enough for any, set to zero once.
     scratch: Vec<u8>,
-    failure: Option<io::ErrorKind>,
+    failure: Option<Gone>,
     interface: Interface,
     /// When the interface that failed was looked at.
     looked: Instant,
@@ -80,7 +82,7 @@ impl PacketLink {
         // ENETDOWN, ENXIO, ENODEV: the interface was deleted or is down.
         let gone = [libc::ENETDOWN, libc::ENXIO, libc::ENODEV];
         if error.raw_os_error().is_some_and(|code| gone.contains(&code)) {
-            self.failure.get_or_insert(io::ErrorKind::NetworkDown);
+            self.failure.get_or_insert(Gone::Down);
             self.looked = Instant::now();
         }
     }
@@ -88,10 +90,14 @@ impl PacketLink {
     /// An interface that was down may be up again; the kernel gives frames to the socket again then. One that was deleted is gone,
     /// though another one may have its name.
     fn look(&mut self) {
-        let now = Interface::find(&self.interface.name);
-        if now.is_ok_and(|now| now.is_up && now.index == self.interface.index) {
-            self.failure = None;
-            self.waiting.clear();
+        match Interface::find(&self.interface.name) {
+            Ok(now) if now.index != self.interface.index => self.failure = Some(Gone::Deleted),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.failure = Some(Gone::Deleted),
+            Ok(now) if now.is_up => {
+                self.failure = None;
+                self.waiting.clear();
+            }
+            _ => {}
         }
     }
 
@@ -191,11 +197,16 @@ impl Link for PacketLink {
         Some(self.socket.fd())
     }
 
+    fn watch(&self) -> Option<Instant> {
+        // One that is down may be deleted, and nobody tells the socket a second time.
+        (self.failure == Some(Gone::Down)).then(|| self.looked + LOOK_DOWN)
+    }
+
     fn failure(&mut self) -> Option<io::Error> {
-        if self.failure.is_some() && self.looked.elapsed() >= LOOK {
+        if self.failure == Some(Gone::Down) && self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
             self.look();
         }
-        self.failure.map(io::Error::from)
+        self.failure.map(|gone| gone.error(&self.interface.name))
     }
 }

@@ -6,7 +6,7 @@ mod wake;
 
 use super::SmolConfig;
 use super::addr::{endpoint, plain};
-use super::flow::{Checksum, Flow, Kind, classify};
+use super::flow::{Checksum, Flow, Kind, classify, neighbour};
 use super::link::{Frame, Link, Port, Segmentation, Sender, longest_packet};
 use super::mss;
 use crate::{Clock, Event, Interest, ListenOptions, Rest, StreamOptions, Token};
@@ -36,6 +36,9 @@ const BURSTS: usize = 64;
 /// A connection that found the link full tries again after this time.
 const LINK_FULL: i64 = 1000;
 
+/// Listeners are told of an interface that is down for so long.
+const STAYS_DOWN: Duration = Duration::from_millis(900);
+
 /// Names a connection of the shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnId(usize);
@@ -63,7 +66,27 @@ pub(super) struct Shard<L: Link> {
     wake: Wake,
     buffer: usize,
     gateways: Vec<IpAddr>,
-    gone: Option<ErrorKind>,
+    /// Those of them that were heard.
+    heard: Vec<IpAddr>,
+    gone: Option<Gone>,
+}
+
+/// The link is gone.
+struct Gone {
+    why: io::Error,
+    since: Instant,
+    /// Listeners have been told.
+    is_told: bool,
+}
+
+impl Gone {
+    fn error(&self) -> io::Error {
+        io::Error::new(self.why.kind(), self.why.to_string())
+    }
+
+    fn is_for_good(&self) -> bool {
+        self.why.kind() == ErrorKind::NotFound
+    }
 }
 
 impl<L: Link> Shard<L> {
@@ -104,6 +127,7 @@ impl<L: Link> Shard<L> {
             wake,
             buffer: config.buffer,
             gateways: config.gateways.clone(),
+            heard: Vec::new(),
             gone: None,
         })
     }
@@ -124,7 +148,9 @@ impl<L: Link> Shard<L> {
             let micros = u64::try_from(*at).unwrap_or(0).div_ceil(u64::from(CLOCK));
             self.base.checked_add(Duration::from_micros(micros))
         });
-        let watch = if self.conns.is_empty() || self.gone.is_some() { None } else { self.link.watch() };
+        let watched = !self.conns.is_empty() || !self.ports.listeners.is_empty();
+        let for_good = self.gone.as_ref().is_some_and(Gone::is_for_good);
+        let watch = if watched && !for_good { self.link.watch() } else { None };
         timer.into_iter().chain(self.link.next()).chain(watch).min()
     }
 
@@ -140,9 +166,7 @@ impl<L: Link> Shard<L> {
     /// Takes what the link has, lets timers run, sends what is due.
     pub(super) fn tick(&mut self) {
         if let Some(error) = self.link.failure() {
-            if self.gone.is_none() {
-                self.fail(&error);
-            }
+            self.is_gone(error);
             return;
         }
         // An interface that was down: what was connected is lost, listeners go on.
@@ -191,6 +215,13 @@ impl<L: Link> Shard<L> {
             },
         };
         let Some(id) = id else {
+            if self.heard.len() < self.gateways.len()
+                && let Some(who) = neighbour(octets)
+                && self.gateways.contains(&who)
+                && !self.heard.contains(&who)
+            {
+                self.heard.push(who);
+            }
             let mut port = Port { link: &mut self.link, frame: Some(octets), sender: None };
             self.iface.poll_ingress_single(now, &mut port, &mut self.nobody);
             // A neighbour has answered, perhaps: who waits for it goes on at once, and not when it would ask again.
@@ -260,6 +291,14 @@ impl<L: Link> Shard<L> {
         let Some(v6) = self.conns.get(id).map(|conn| conn.flow.peer.is_ipv6()) else { return };
         let emss = self.emss(v6);
         let conn = &mut self.conns[id];
+        if conn.misses_gateway(self.time.now()) {
+            if !conn.gateway.is_some_and(|gateway| self.heard.contains(&gateway)) {
+                conn.end(ErrorKind::HostUnreachable);
+                self.heat(id);
+                return;
+            }
+            conn.gateway = None;
+        }
         self.link.send_for(conn.queue);
         let mut changed = false;
         for _ in 0..BURSTS {
@@ -320,15 +359,34 @@ impl<L: Link> Shard<L> {
         }
     }
 
-    /// The link is gone: every connection ends with its error.
+    /// The link is gone. An interface that is deleted is down before: listeners are told of that only when it stays so.
+    fn is_gone(&mut self, why: io::Error) {
+        let now = self.time.now();
+        let (since, is_told) = match &self.gone {
+            Some(before) if before.why.kind() == why.kind() => (before.since, before.is_told),
+            Some(before) => (before.since, false),
+            None => {
+                self.fail(&why);
+                (now, false)
+            }
+        };
+        let mut gone = Gone { why, since, is_told };
+        if !gone.is_told && (gone.is_for_good() || now.saturating_duration_since(since) >= STAYS_DOWN) {
+            gone.is_told = true;
+            self.ports.listeners.iter_mut().for_each(|(_, listener)| listener.is_to_be_told = true);
+            self.wake.kick();
+        }
+        self.gone = Some(gone);
+    }
+
+    /// Every connection ends with the link.
     fn fail(&mut self, error: &io::Error) {
         tracing::error!(%error, "the link is gone: its connections are lost");
-        self.gone = Some(error.kind());
         self.timers.clear();
         for id in self.conns.iter().map(|(id, _)| id).collect::<Vec<_>>() {
             let conn = &mut self.conns[id];
             conn.timer = None;
-            conn.end(error.kind());
+            conn.end(ErrorKind::NetworkDown);
             match conn.owner {
                 Owner::Stream => self.heat(id),
                 Owner::Listener { .. } | Owner::Nobody => self.remove(id),
@@ -342,14 +400,14 @@ impl<L: Link> Shard<L> {
         if self.gone.is_some() {
             self.tick();
         }
-        self.gone.map_or(Ok(()), |kind| Err(kind.into()))
+        self.gone.as_ref().map_or(Ok(()), |gone| Err(gone.error()))
     }
 
     pub(super) fn poll(&mut self, events: &mut Vec<Event>) {
         self.wake.unkick();
         self.tick();
         for listener in self.ports.listeners.iter().map(|(_, listener)| listener) {
-            if !listener.ready.is_empty() {
+            if listener.has_news() {
                 events.push(Event { token: listener.token, readable: true, writable: false });
             }
         }
@@ -369,7 +427,7 @@ impl<L: Link> Shard<L> {
     /// After frames were taken outside of a poll: who sleeps in the descriptor is woken for the others' sake.
     fn tell_others(&mut self, me: usize) {
         let ready = |id: &usize| *id != me && self.conns.get(*id).is_some_and(|conn| conn.event().is_some());
-        let accepts = self.ports.listeners.iter().any(|(_, listener)| !listener.ready.is_empty());
+        let accepts = self.ports.listeners.iter().any(|(_, listener)| listener.has_news());
         if accepts || self.hot.iter().any(ready) {
             self.wake.kick();
         }
@@ -510,7 +568,13 @@ impl<L: Link> Shard<L> {
         let peer = SocketAddr::new(plain(peer.ip()), peer.port());
         let local = self.source(local, peer)?;
         let flow = Flow { local, peer };
-        let conn = Conn::connecting(flow, token, options, (self.buffer, &self.time), self.iface.context())?;
+        let mut conn =
+            Conn::connecting(flow, token, options, (self.buffer, &self.time), self.iface.context())?;
+        let forwards =
+            |gateway: &&IpAddr| gateway.is_ipv4() == peer.is_ipv4() && !self.heard.contains(*gateway);
+        if !self.is_near(peer.ip()) {
+            conn.gateway = self.gateways.iter().find(forwards).copied();
+        }
         let id = self.conns.insert(conn);
         self.flows.insert(flow, id);
         self.touched.push(id);
@@ -518,10 +582,12 @@ impl<L: Link> Shard<L> {
         Ok((ConnId(id), local))
     }
 
+    fn is_near(&self, peer: IpAddr) -> bool {
+        self.iface.ip_addrs().iter().any(|cidr| cidr.contains_addr(&peer.into()))
+    }
+
     fn has_route(&self, peer: IpAddr) -> bool {
-        let near = |cidr: &IpCidr| cidr.contains_addr(&peer.into());
-        self.iface.ip_addrs().iter().any(near)
-            || self.gateways.iter().any(|gateway| gateway.is_ipv4() == peer.is_ipv4())
+        self.is_near(peer) || self.gateways.iter().any(|gateway| gateway.is_ipv4() == peer.is_ipv4())
     }
 
     /// Our end of a connection to `peer`.
@@ -579,8 +645,12 @@ impl<L: Link> Shard<L> {
         listener: ListenerId,
         token: Token,
     ) -> io::Result<(ConnId, (SocketAddr, SocketAddr))> {
-        self.standing()?;
         let port = &mut self.ports.listeners[listener.0];
+        if std::mem::take(&mut port.is_to_be_told)
+            && let Some(gone) = &self.gone
+        {
+            return Err(gone.error());
+        }
         let id = port.ready.pop_front().ok_or(ErrorKind::WouldBlock)?;
         port.waiting -= 1;
         let conn = &mut self.conns[id];

@@ -15,16 +15,15 @@ mod umem;
 
 use super::SmolConfig;
 use super::claim::Claim;
-use super::link::{Capabilities, ETHERNET_HEADER, Frame, Link, Segmentation};
+use super::link::{Capabilities, ETHERNET_HEADER, Frame, Gone, Link, Segmentation};
 use crate::Interface;
-use crate::interface::{ethernet, index_of, mtu_of};
+use crate::interface::{Queues, ethernet, index_of, is_virtual, mtu_of};
 pub use features::XdpFeatures;
 use rustix::event::epoll;
 use socket::{Received, XdpSocket};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -94,12 +93,13 @@ pub struct XdpLink {
     attachment: bpf::Attachment,
     mode: XdpMode,
     interface: String,
+    index: u32,
     mtu: usize,
     is_virtual: bool,
     looked: Instant,
     /// When to flush again.
     again: Option<Instant>,
-    failure: Option<io::ErrorKind>,
+    failure: Option<Gone>,
     /// Frames that are longer than a chunk are built here.
     scratch: Vec<u8>,
     _claim: Claim,
@@ -111,7 +111,7 @@ impl XdpLink {
     /// # Errors
     /// `PermissionDenied` without the capabilities, `NotFound` when there is no such interface, `NetworkDown`, `Unsupported` where it
     /// has no Ethernet frames; `AddrInUse` for addresses of the kernel's or of another process; `ResourceBusy` when another program
-    /// is attached, `OutOfMemory` when RLIMIT_MEMLOCK is too small for the frames; the system's.
+    /// is attached, `InvalidInput` where the driver lacks the mode, `OutOfMemory` when RLIMIT_MEMLOCK is too small for the frames; the system's.
     pub fn open(interface: &str, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
         let index = index_of(interface)?;
         let modes: &[XdpMode] = match mode {
@@ -135,20 +135,26 @@ impl XdpLink {
                 }
             }
         }
-        Err(last.unwrap_or_else(|| io::ErrorKind::Unsupported.into()))
+        Err(match last {
+            Some(error) if mode != XdpMode::Auto && error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                let why = format!("the interface's driver has no mode={mode}");
+                io::Error::new(io::ErrorKind::InvalidInput, why)
+            }
+            last => last.unwrap_or_else(|| io::ErrorKind::Unsupported.into()),
+        })
     }
 
     fn open_as(interface: &str, index: u32, mode: XdpMode, config: &SmolConfig) -> io::Result<Self> {
         let mtu = mtu_of(interface)?;
         let layout = umem::Layout::for_frames(mtu + ETHERNET_HEADER);
-        let queues = queues_of(interface, "rx-");
-        let map = bpf::XskMap::create(queues)?;
+        let queues = Queues::of(interface)?;
+        let map = bpf::XskMap::create(queues.rx)?;
         let instructions = program::redirect(map.fd(), config);
         let program = bpf::Program::load(&instructions, layout.several)?;
         let attachment = bpf::Attachment::new(&program, index, mode == XdpMode::Generic)?;
         let claim = Claim::new(interface, config)?;
         let mut sockets = Vec::new();
-        for queue in 0..queues {
+        for queue in 0..queues.rx {
             let socket = XdpSocket::open(index, queue, mode == XdpMode::ZeroCopy, &layout)?;
             map.set(queue, socket.fd())?;
             sockets.push(socket);
@@ -164,7 +170,7 @@ impl XdpLink {
             }
         };
         Ok(Self {
-            senders: sockets.len().min(queues_of(interface, "tx-") as usize),
+            senders: sockets.len().min(queues.tx as usize),
             sending: 0,
             turn: 0,
             sockets,
@@ -172,9 +178,9 @@ impl XdpLink {
             attachment,
             mode,
             interface: interface.to_owned(),
+            index,
             mtu,
-            // A card has a device below it; veth, bridges and the like have none.
-            is_virtual: !Path::new("/sys/class/net").join(interface).join("device").exists(),
+            is_virtual: is_virtual(interface)?,
             looked: Instant::now(),
             again: None,
             failure: None,
@@ -200,7 +206,7 @@ impl XdpLink {
     /// `NotFound` when there is no such interface; the system's.
     pub fn frame_memory(interface: &str) -> io::Result<usize> {
         let layout = umem::Layout::for_frames(mtu_of(interface)? + ETHERNET_HEADER);
-        Ok(layout.chunk * umem::CHUNKS as usize * queues_of(interface, "rx-") as usize)
+        Ok(layout.chunk * umem::CHUNKS as usize * Queues::of(interface)?.rx as usize)
     }
 
     /// How it is attached.
@@ -211,25 +217,14 @@ impl XdpLink {
 
     fn look(&mut self) {
         match Interface::find(&self.interface) {
-            Ok(interface) if self.attachment.is_attached() => {
-                // It was down.
-                if interface.is_up {
-                    self.failure = None;
-                }
-            }
-            _ => {
-                self.failure.get_or_insert(io::ErrorKind::NetworkDown);
-            }
+            Ok(now) if now.index != self.index => self.failure = Some(Gone::Deleted),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.failure = Some(Gone::Deleted),
+            Ok(_) if !self.attachment.is_attached() => self.failure = Some(Gone::Detached),
+            // It was down.
+            Ok(now) if now.is_up => self.failure = None,
+            _ => {}
         }
     }
-}
-
-/// Queues of an interface, `rx-` or `tx-`; one where the system does not say.
-fn queues_of(interface: &str, kind: &str) -> u32 {
-    let queues = Path::new("/sys/class/net").join(interface).join("queues");
-    let names = std::fs::read_dir(queues).into_iter().flatten().flatten();
-    let count = names.filter(|entry| entry.file_name().to_string_lossy().starts_with(kind)).count();
-    u32::try_from(count).unwrap_or(1).max(1)
 }
 
 /// A received frame: in the memory that the driver filled, or put together from several pieces.
@@ -291,7 +286,7 @@ impl Link for XdpLink {
                 Err(error) => {
                     tracing::debug!(%error, "AF_XDP");
                     self.looked = Instant::now();
-                    self.failure.get_or_insert(io::ErrorKind::NetworkDown);
+                    self.failure.get_or_insert(Gone::Down);
                 }
             }
         }
@@ -319,6 +314,6 @@ impl Link for XdpLink {
             self.looked = Instant::now();
             self.look();
         }
-        self.failure.map(io::Error::from)
+        self.failure.map(|gone| gone.error(&self.interface))
     }
 }

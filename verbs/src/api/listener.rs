@@ -39,11 +39,18 @@ impl Listener {
     }
 
     /// The next peer that wants to connect.
-    pub async fn accept(&self) -> Incoming {
+    ///
+    /// # Errors
+    /// [`crate::Error::Io`] once, when the interface of a TCP in this process is gone for good: nobody will come any more. While it is
+    /// only down, this waits on.
+    pub async fn accept(&self) -> Result<Incoming> {
         loop {
-            let event = poll_fn(|cx| self.channel.poll_pop(cx)).await;
-            if let CmEventKind::ConnectRequest(request) = event.kind {
-                return Incoming { device: self.device.clone(), request };
+            match poll_fn(|cx| self.channel.poll_pop(cx)).await.kind {
+                CmEventKind::ConnectRequest(request) => {
+                    return Ok(Incoming { device: self.device.clone(), request });
+                }
+                CmEventKind::Deaf { error, for_good: true, .. } => return Err(error),
+                _ => {}
             }
         }
     }

@@ -110,6 +110,7 @@ impl Listener {
                 follow.push(request.token);
                 true
             }
+            CmEventKind::Deaf { listener, .. } => *listener == self.id(),
             _ => false,
         };
         before[0].move_to(channel, moved, &mut core.wakes);
@@ -135,10 +136,12 @@ impl Drop for Listener {
         // Requests lock the core when dropped.
         drop(busy);
         if let Some(Slot::Listener(slot)) = slot {
-            let token = self.token;
-            drop(slot.channel.remove_if(
-                |event| matches!(&event.kind, CmEventKind::ConnectRequest(r) if r.listener == Some(token)),
-            ));
+            let (token, id) = (self.token, self.id());
+            drop(slot.channel.remove_if(|event| match &event.kind {
+                CmEventKind::ConnectRequest(request) => request.listener == Some(token),
+                CmEventKind::Deaf { listener, .. } => *listener == id,
+                _ => false,
+            }));
         }
     }
 }
@@ -193,7 +196,9 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
                 if let (Some(oldest), Some(slot)) = (oldest, core.listener(token)) {
                     slot.unheard.push_front(oldest);
                 }
-                if error.kind() != io::ErrorKind::WouldBlock {
+                if matches!(error.kind(), io::ErrorKind::NetworkDown | io::ErrorKind::NotFound) {
+                    tell_deaf(core, token, error);
+                } else if error.kind() != io::ErrorKind::WouldBlock {
                     // Out of descriptors, or a peer that is gone already: the listener goes on.
                     tracing::warn!(%error, "accepting failed");
                 }
@@ -201,6 +206,15 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
             }
         }
     }
+}
+
+/// The stack says that nobody can come for the time being, or ever.
+fn tell_deaf(core: &mut Core, token: Token, error: io::Error) {
+    let Some(channel) = core.listener(token).map(|slot| Arc::clone(&slot.channel)) else { return };
+    let for_good = error.kind() == io::ErrorKind::NotFound;
+    let (listener, error) = (ListenerId(token.0), Error::io("listening")(error));
+    let kind = CmEventKind::Deaf { listener, error, for_good };
+    channel.push(CmEvent { id: ConnId(0), kind }, &mut core.wakes);
 }
 
 /// Another connection has been accepted. Those that have been heard since are forgotten now and then.

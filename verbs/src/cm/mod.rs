@@ -46,6 +46,15 @@ pub enum CmEventKind {
     Failed(Error),
     /// The connection has ended.
     Disconnected(Ending),
+    /// Nobody can come to a listener: the interface of a TCP in this process is down or gone.
+    Deaf {
+        /// Which one.
+        listener: ListenerId,
+        /// [`Error::Io`] with what happened to the interface.
+        error: Error,
+        /// Whether it is for good; otherwise the listener goes on when the interface is up again.
+        for_good: bool,
+    },
     /// The program put it there itself, with [`EventQueue::post`] and a number that means something to it.
     Posted(u64),
 }

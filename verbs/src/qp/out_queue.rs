@@ -125,18 +125,23 @@ impl OutQueue {
             let octets = &self.staging[start + self.skip..*end];
             return stream.send(&[IoVec::from(octets)]).map_err(SendError::Io);
         }
-        let last = self.pieces.iter().take(count).rev().find_map(|piece| match piece {
-            Piece::Memory { memory, .. } => Some(self.place(*memory) + 1),
+        // Memory in front of the first piece's is sent: its request may be complete, and the memory gone.
+        let place = |piece: &Piece| match piece {
+            Piece::Memory { memory, .. } => Some(self.place(*memory)),
             Piece::Staged { .. } => None,
-        });
-        let spans = self.memory.iter().take(last.unwrap_or(0));
+        };
+        let first = self.pieces.iter().take(count).find_map(place).unwrap_or(0);
+        let last = self.pieces.iter().take(count).rev().find_map(place).map_or(first, |last| last + 1);
+        let spans = self.memory.range(first..last);
         let pins: Vec<_> = spans.map(Span::pin).collect::<Result<_, _>>().map_err(|_| SendError::Gone)?;
         let mut vecs = Vec::with_capacity(count);
         let mut skip = self.skip;
         for piece in self.pieces.iter().take(count) {
             vecs.push(match piece {
                 Piece::Staged { start, end } => IoVec::from(&self.staging[start + skip..*end]),
-                Piece::Memory { memory, start, end } => pins[self.place(*memory)].io_vec(start + skip..*end),
+                Piece::Memory { memory, start, end } => {
+                    pins[self.place(*memory) - first].io_vec(start + skip..*end)
+                }
             });
             skip = 0;
         }
@@ -217,5 +222,95 @@ impl OutQueue {
             self.end_fpdu();
         }
         whole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use llp::{Interest, StreamInfo};
+    use mem::{Access, Limits, PdId, Table};
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    /// A TCP that has room for so many octets.
+    struct Room(usize, Vec<u8>);
+
+    impl llp::Stream for Room {
+        fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+            let mut octets = Vec::new();
+            bufs.iter().for_each(|buf| buf.append_to(&mut octets));
+            octets.truncate(self.0);
+            self.0 -= octets.len();
+            self.1.extend_from_slice(&octets);
+            if octets.is_empty() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(octets.len()) }
+        }
+
+        fn recv(&mut self, _: &mut [mem::IoVecMut<'_>]) -> io::Result<usize> {
+            Err(io::ErrorKind::WouldBlock.into())
+        }
+
+        fn set_interest(&mut self, _: Interest) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn connect_result(&mut self) -> io::Result<bool> {
+            Ok(true)
+        }
+
+        fn shutdown(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn abort(&mut self) {}
+
+        fn emss(&self) -> usize {
+            1460
+        }
+
+        fn local_addr(&self) -> SocketAddr {
+            (Ipv4Addr::LOCALHOST, 1).into()
+        }
+
+        fn peer_addr(&self) -> SocketAddr {
+            (Ipv4Addr::LOCALHOST, 2).into()
+        }
+
+        fn info(&self) -> StreamInfo {
+            StreamInfo::default()
+        }
+    }
+
+    /// TCP has no room right behind an FPDU's last octet: its request is complete, and the application gives up the memory, while
+    /// the next FPDU with memory of its own still waits.
+    #[test]
+    fn memory_whose_octets_are_sent_may_go() {
+        for taken in [9, 10, 11] {
+            let table = Table::new(Limits::default());
+            let mut out = OutQueue::default();
+            let regions: Vec<_> = (1..=2u8)
+                .map(|number| {
+                    let memory = vec![number; 4].into();
+                    let region = table.register(PdId(1), memory, 0, Access::LOCAL_WRITE).expect("a region");
+                    for octet in [b'h', b'c'] {
+                        let start = out.staging.len();
+                        out.staging.extend([octet; 3]);
+                        out.push_staged(start);
+                        if octet == b'h' {
+                            let id = out.add_memory(region.span(0, 4).expect("in range"));
+                            out.push_memory(id, 0, 4);
+                        }
+                    }
+                    out.end_fpdu();
+                    region
+                })
+                .collect();
+            // Of an FPDU of 10 octets; with 9 the memory's own octets are sent, and its CRC is not.
+            let mut tcp = Room(taken, Vec::new());
+            assert!(matches!(out.send(&mut tcp), Ok(false)), "there is no room");
+            table.deregister(regions[0].stag()).expect("it is not pinned");
+            tcp.0 = 100;
+            assert!(matches!(out.send(&mut tcp), Ok(true)), "with {taken} octets sent before");
+            assert_eq!(tcp.1, b"hhh\x01\x01\x01\x01ccchhh\x02\x02\x02\x02ccc");
+        }
     }
 }

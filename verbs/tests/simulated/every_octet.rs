@@ -201,7 +201,9 @@ impl End {
                 }
                 CmEventKind::Established(_) => self.established = true,
                 CmEventKind::Failed(_) | CmEventKind::Disconnected(_) => self.over = true,
-                CmEventKind::Posted(_) => {}
+                CmEventKind::Posted(_) | CmEventKind::Deaf { .. } => {
+                    panic!("nobody posts, and a simulated link stands")
+                }
             }
         }
     }

@@ -145,7 +145,7 @@ impl Simulation {
             },
             async {
                 let mut accepting = pin!(async {
-                    let incoming = listener.accept().await;
+                    let incoming = listener.accept().await.unwrap();
                     incoming.accept(&server_pd, settings).await.ok()
                 });
                 // A client that failed may never have been heard of: its time is over then.

@@ -12,11 +12,15 @@ use smoltcp::iface::{Context, SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{CongestionControl, RecvError, Socket, SocketBuffer, State};
 use smoltcp::wire::IpListenEndpoint;
 use std::io::{self, ErrorKind};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 /// Names of congestion controls.
 const CUBIC: &str = "cubic";
 const RENO: &str = "reno";
+
+/// A neighbour that has not answered for so long is not there: as Linux has it.
+const GATEWAY: Duration = Duration::from_secs(3);
 
 /// Whose a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +55,8 @@ pub(super) struct Conn {
     timeout: Option<Duration>,
     /// Why it ended, where smoltcp does not know.
     ended: Option<ErrorKind>,
+    /// Who is to forward its segments, and has not been heard yet.
+    pub(super) gateway: Option<IpAddr>,
     /// Its FIN was asked for.
     finished: bool,
     /// Received octets that are of no use without more.
@@ -112,6 +118,7 @@ impl Conn {
             began: time.now(),
             timeout: options.user_timeout,
             ended: None,
+            gateway: None,
             finished: false,
             useless: 0,
         })
@@ -214,7 +221,12 @@ impl Conn {
 
     /// Why nothing can be sent or received any more.
     fn error(&self) -> io::Error {
-        self.ended.unwrap_or(ErrorKind::ConnectionReset).into()
+        match (self.ended, self.gateway) {
+            (Some(ErrorKind::HostUnreachable), Some(gateway)) => {
+                io::Error::new(ErrorKind::HostUnreachable, format!("the gateway {gateway} does not answer"))
+            }
+            (ended, _) => ended.unwrap_or(ErrorKind::ConnectionReset).into(),
+        }
     }
 
     /// Copies octets into the send buffer.
@@ -329,6 +341,11 @@ impl Conn {
         self.finished = true;
         self.socket_mut().close();
         Ok(())
+    }
+
+    /// Whether it waits in vain for who is to forward its segments.
+    pub(super) fn misses_gateway(&self, now: Instant) -> bool {
+        self.gateway.is_some() && self.is_opening() && now.saturating_duration_since(self.began) >= GATEWAY
     }
 
     /// Ends it at once; a RST is sent with the next egress.

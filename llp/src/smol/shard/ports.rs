@@ -18,7 +18,16 @@ pub(super) struct PortListener {
     pub(super) waiting: usize,
     /// Those that stand, oldest first.
     pub(super) ready: VecDeque<usize>,
+    /// The link is gone, and its owner is not told yet.
+    pub(super) is_to_be_told: bool,
     pub(super) stream: StreamOptions,
+}
+
+impl PortListener {
+    /// Whether an accept has an answer.
+    pub(super) fn has_news(&self) -> bool {
+        self.is_to_be_told || !self.ready.is_empty()
+    }
 }
 
 #[derive(Default)]
@@ -46,7 +55,9 @@ impl Ports {
         let local = SocketAddr::new(local.ip(), port);
         let backlog = usize::try_from(options.backlog.max(1)).unwrap_or(usize::MAX);
         let stream = options.stream.clone();
-        let listener = PortListener { local, token, backlog, waiting: 0, ready: VecDeque::new(), stream };
+        let ready = VecDeque::new();
+        let listener =
+            PortListener { local, token, backlog, waiting: 0, ready, is_to_be_told: false, stream };
         Ok((self.listeners.insert(listener), local))
     }
 

@@ -9,6 +9,7 @@ const MAP_UPDATE_ELEM: libc::c_int = 2;
 const PROG_LOAD: libc::c_int = 5;
 const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const LINK_CREATE: libc::c_int = 28;
+const LINK_DETACH: libc::c_int = 34;
 
 const MAP_TYPE_XSKMAP: u32 = 17;
 const PROG_TYPE_XDP: u32 = 6;
@@ -103,7 +104,11 @@ impl Program {
 }
 
 /// A program on an interface, for as long as this lives, or the process.
-pub(super) struct Attachment(OwnedFd);
+pub(super) struct Attachment {
+    link: OwnedFd,
+    /// Whose it is: a child of a fork has a copy of the descriptor.
+    process: u32,
+}
 
 impl Attachment {
     pub(super) fn new(program: &Program, interface: u32, generic: bool) -> io::Result<Self> {
@@ -115,7 +120,8 @@ impl Attachment {
             .set32(12, flags);
         // SAFETY: no address is in it.
         let made: io::Result<OwnedFd> = unsafe { attr.open(LINK_CREATE) };
-        made.map(Self).map_err(|error| match error.raw_os_error() {
+        let made = made.map(|link| Self { link, process: std::process::id() });
+        made.map_err(|error| match error.raw_os_error() {
             // The interface has one program; it may be that of another process of ours.
             Some(libc::EEXIST | libc::EBUSY) => {
                 io::Error::new(io::ErrorKind::ResourceBusy, "another XDP program is attached")
@@ -129,11 +135,48 @@ impl Attachment {
         // `struct bpf_link_info`: type, id, program, then the interface's number at 16.
         let mut info = [0u32; 32];
         let mut attr = Attr::new()
-            .set32(0, self.0.as_raw_fd().cast_unsigned())
+            .set32(0, self.link.as_raw_fd().cast_unsigned())
             .set32(4, size_of_val(&info) as u32)
             .set64(8, info.as_mut_ptr() as u64);
         // SAFETY: `info` is writable for the length that the kernel is told, during the call.
         let asked = unsafe { attr.call(OBJ_GET_INFO_BY_FD) };
         asked.is_ok() && info[4] != 0
+    }
+}
+
+impl Drop for Attachment {
+    /// To close the descriptor is not enough: a child that another thread has just made holds a copy until it becomes its program, and
+    /// nobody could attach another one meanwhile, not even in another mode.
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            let mut attr = Attr::new().set32(0, self.link.as_raw_fd().cast_unsigned());
+            // SAFETY: no address is in it.
+            let _ = unsafe { attr.call(LINK_DETACH) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::SmolConfig;
+    use super::super::program::redirect;
+    use super::*;
+    use interop::stock::Network;
+
+    /// As a child between fork and exec has them.
+    #[test]
+    fn copies_of_a_descriptor_keep_no_program_attached() {
+        let Some(network) = Network::veth() else { return };
+        network.inside_server(|| {
+            let map = XskMap::create(1).expect("a map");
+            let config = SmolConfig::new(std::net::Ipv4Addr::new(10, 77, 0, 11).into(), 24);
+            let program = Program::load(&redirect(map.fd(), &config), false).expect("a program");
+            let index = crate::interface::index_of("veth0").expect("the interface");
+            let first = Attachment::new(&program, index, false).expect("attached");
+            let _copy = first.link.try_clone().expect("a copy");
+            drop(first);
+            let second = Attachment::new(&program, index, true).expect("attached in another mode");
+            assert!(second.is_attached());
+        });
     }
 }

@@ -3,7 +3,7 @@
 use super::super::SmolConfig;
 use super::super::link::{Frame, Link};
 use super::socket::RING;
-use super::{XdpLink, XdpMode};
+use super::{Queues, XdpLink, XdpMode, is_virtual};
 use interop::stock::Network;
 use std::io;
 use std::net::{IpAddr, UdpSocket};
@@ -129,4 +129,29 @@ fn frames_for_receiving_run_out_and_come_back() {
             assert!(link.failure().is_none());
         }
     });
+}
+
+/// A `/sys` is that of the namespace in which it was mounted: this thread is in another one.
+#[test]
+fn what_is_asked_of_an_interface_is_that_of_this_namespace() {
+    let Some(network) = Network::veth_of(3) else { return };
+    ip(&network, true, &["link", "add", "uiwbr0", "type", "bridge"]);
+    // A card outside, if there is one: inside its name is a veth's.
+    let entries = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+    let card = entries
+        .filter(|entry| entry.path().join("device").exists())
+        .find_map(|e| e.file_name().into_string().ok());
+    let name = card.as_deref().unwrap_or("card0");
+    ip(&network, true, &["link", "add", name, "type", "veth", "peer", "name", "uiwpeer0"]);
+    network.inside_server(|| {
+        assert_eq!(Queues::of("veth0").unwrap(), Queues { rx: 3, tx: 3 });
+        assert_eq!(Queues::of("uiwbr0").unwrap(), Queues { rx: 1, tx: 1 }, "whose driver does not say");
+        assert!(is_virtual("veth0").unwrap() && is_virtual("uiwbr0").unwrap() && is_virtual("lo").unwrap());
+        let link = XdpLink::open("veth0", XdpMode::Auto, &config()).expect("AF_XDP");
+        assert_eq!((link.sockets.len(), link.senders), (3, 3));
+        assert!(is_virtual(name).unwrap(), "{name} is a veth here");
+    });
+    if let Some(card) = card {
+        assert!(!is_virtual(&card).unwrap(), "{card} has a device below it");
+    }
 }

@@ -1,0 +1,270 @@
+//! Every operation of the safe API, in both directions at once over each of a crowd of connections, verified octet for octet at both ends.
+
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+use verbs::{
+    Access, ConnOptions, ConnSettings, Connection, Device, Grant, Listener, Mr, Pd, RemoteMr, SharedMr,
+};
+
+/// For a crowd on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// Octets of messages: from none to several segments of any MTU.
+const MESSAGES: [usize; 5] = [0, 1, 1441, 9001, 20_000];
+const LARGEST: usize = MESSAGES[MESSAGES.len() - 1];
+/// Octets of Writes and Reads; each has a place of its own.
+const PLACES: [usize; 6] = [0, 1, 1459, 8961, 20_000, 60_001];
+/// Writes with immediates have theirs behind the others.
+const WITH_IMMEDIATE: [usize; 2] = [5000, 3];
+const IMMEDIATE: u32 = 0xC0FF_EE00;
+const ADDEND: u64 = 0x1_0000_0001;
+const ADDS: u64 = 5;
+const SWAPPED: u64 = 0x0123_4567_89AB_CDEF;
+/// Where the others' Writes go, what they read, and the words of atomics.
+const TARGET: u64 = 0;
+const SOURCE: u64 = 128 << 10;
+const WORDS: u64 = 256 << 10;
+const LEN: u64 = WORDS + 16;
+
+fn octets(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8).wrapping_add(seed)).collect()
+}
+
+/// Offset and length of each place; the last ones are those of the Writes with immediates.
+fn places() -> impl Iterator<Item = (u64, usize)> {
+    let mut at = 0;
+    PLACES.into_iter().chain(WITH_IMMEDIATE).map(move |len| {
+        let offset = at;
+        at += (len as u64 + 1).next_multiple_of(8);
+        (offset, len)
+    })
+}
+
+fn settings() -> ConnSettings {
+    // A crowd's messages may wait for their receives on a busy machine.
+    let options = ConnOptions { no_receive_timeout: PATIENCE, ..ConnOptions::default() };
+    ConnSettings {
+        options,
+        recv_size: LARGEST as u32,
+        recv_depth: 8,
+        send_depth: 16,
+        ..ConnSettings::default()
+    }
+}
+
+/// Wakes whoever waits for all, and says which one it was: of a crowd only those are asked that have something to say.
+struct Bell {
+    has_rung: AtomicBool,
+    all: Waker,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.has_rung.store(true, Ordering::SeqCst);
+        self.all.wake_by_ref();
+    }
+}
+
+/// All futures' ends, on one thread.
+async fn all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let all = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+    let bell = || Arc::new(Bell { has_rung: AtomicBool::new(true), all: all.clone() });
+    let mut waiting: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), bell())).collect();
+    let mut done: Vec<Option<T>> = waiting.iter().map(|_| None).collect();
+    poll_fn(|cx| {
+        for ((future, bell), done) in waiting.iter_mut().zip(&mut done).filter(|(_, done)| done.is_none()) {
+            if !bell.all.will_wake(cx.waker()) {
+                *bell = Arc::new(Bell { has_rung: AtomicBool::new(true), all: cx.waker().clone() });
+            }
+            if bell.has_rung.swap(false, Ordering::SeqCst)
+                && let Poll::Ready(output) =
+                    future.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(bell))))
+            {
+                *done = Some(output);
+            }
+        }
+        if done.iter().all(Option::is_some) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    done.into_iter().flatten().collect()
+}
+
+fn within<T>(device: &Device, what: &str, future: impl Future<Output = T>) -> T {
+    device.block_on_for(PATIENCE, future).unwrap_or_else(|| panic!("{what}: not in {PATIENCE:?}"))
+}
+
+/// Takes `count` connections and does everything with each; ends with them.
+pub(crate) fn serve(device: &Device, pd: &Pd, listener: &Listener, count: usize) {
+    within(device, "a crowd is served", async {
+        let mut incoming = Vec::new();
+        for _ in 0..count {
+            incoming.push(listener.accept().await.expect("a peer"));
+        }
+        let settings = settings();
+        all(incoming.into_iter().map(async |incoming| {
+            let connection = incoming.accept(pd, &settings).await.expect("a connection");
+            converse(pd, &connection).await;
+            assert!(connection.ended().await.orderly, "the client closes");
+        }))
+        .await;
+    });
+}
+
+/// Makes `count` connections and does everything with each.
+pub(crate) fn call(device: &Device, pd: &Pd, to: SocketAddr, count: usize) {
+    within(device, "a crowd calls", async {
+        let settings = settings();
+        all((0..count).map(async |_| {
+            let connection = Connection::connect(device, pd, to, &settings).await.expect("a connection");
+            converse(pd, &connection).await;
+            assert!(connection.disconnect().await.expect("it stands").orderly);
+        }))
+        .await;
+    });
+}
+
+/// Memory for the other end.
+struct Ours {
+    memory: SharedMr,
+    /// For its two ways of invalidating.
+    grants: [Grant; 2],
+}
+
+/// What the other end has for us.
+#[derive(Clone, Copy)]
+struct Theirs {
+    memory: RemoteMr,
+    grants: [RemoteMr; 2],
+}
+
+impl Ours {
+    async fn new(pd: &Pd, connection: &Connection) -> Self {
+        let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let memory = pd.share(LEN as usize, access).expect("memory");
+        memory.write(SOURCE, &octets((WORDS - SOURCE) as usize, 1)).expect("in range");
+        let grant = async || memory.grant(connection, 0..64, Access::REMOTE_WRITE).await.expect("a window");
+        let grants = [grant().await, grant().await];
+        Self { memory, grants }
+    }
+
+    fn told(&self) -> Vec<u8> {
+        let all = self.memory.remote(0..LEN).expect("in range");
+        [all, self.grants[0].remote(), self.grants[1].remote()]
+            .into_iter()
+            .flat_map(RemoteMr::to_bytes)
+            .collect()
+    }
+}
+
+impl Theirs {
+    fn heard(message: &[u8]) -> Self {
+        let mut parts =
+            message.chunks(message.len() / 3).map(|part| RemoteMr::from_bytes(part).expect("memory"));
+        let mut next = || parts.next().expect("three of them");
+        Self { memory: next(), grants: [next(), next()] }
+    }
+
+    fn place(&self, at: u64, len: usize) -> RemoteMr {
+        self.memory.slice(at..at + len as u64).expect("in range")
+    }
+}
+
+/// Both ends do the same: each asks for everything, and looks at what the other one asks for.
+async fn converse(pd: &Pd, connection: &Connection) {
+    let ours = Ours::new(pd, connection).await;
+    connection.send_copy(&ours.told()).await.expect("a Send");
+    let theirs = Theirs::heard(&connection.recv().await.expect("a message"));
+    let asking: Pin<Box<dyn Future<Output = ()> + '_>> = Box::pin(ask(pd, connection, theirs));
+    all([asking, Box::pin(answer(connection, &ours))]).await;
+    // Neither closes before the other one has everything: what is still unread when a connection ends is nobody's.
+    connection.send_copy(b"seen").await.expect("a Send");
+    assert_eq!(*connection.recv().await.expect("a message"), *b"seen");
+}
+
+fn buffer(pd: &Pd, len: usize, seed: u8) -> Mr<Vec<u8>> {
+    pd.register(octets(len, seed)).map_err(|(error, _)| error).expect("memory")
+}
+
+async fn ask(pd: &Pd, connection: &Connection, theirs: Theirs) {
+    let places: Vec<_> = places().collect();
+    let (plain, with_immediate) = places.split_at(PLACES.len());
+    // All under way at once.
+    let writes = plain.iter().enumerate().map(|(n, (offset, len))| {
+        connection.write(buffer(pd, *len, n as u8), theirs.place(TARGET + offset, *len))
+    });
+    let reads = plain.iter().map(|(offset, len)| {
+        let from = theirs.place(SOURCE + offset, *len);
+        connection.read(pd.register(vec![0; *len]).map_err(|(error, _)| error).expect("memory"), from)
+    });
+    let (writes, reads): (Vec<_>, Vec<_>) = (writes.collect(), reads.collect());
+    for write in writes {
+        write.await.0.expect("a Write");
+    }
+    let source = octets((WORDS - SOURCE) as usize, 1);
+    for (read, (offset, len)) in reads.into_iter().zip(plain) {
+        let (result, got) = read.await;
+        result.expect("a Read");
+        assert!(*got.bytes() == source[*offset as usize..][..*len], "a Read of {len} octets");
+    }
+    for (n, len) in MESSAGES.into_iter().enumerate() {
+        connection.send(buffer(pd, len, n as u8)).await.0.expect("a Send");
+        connection.send_solicited(buffer(pd, len, n as u8 + 10)).await.0.expect("a solicited Send");
+        connection
+            .send_imm(buffer(pd, len, n as u8 + 20), IMMEDIATE + n as u32)
+            .await
+            .0
+            .expect("an immediate");
+    }
+    let [first, second] = theirs.grants.map(|grant| grant.rkey);
+    connection.send_invalidate(buffer(pd, 700, 30), first).await.0.expect("Send with Invalidate");
+    connection.send_solicited_invalidate(buffer(pd, 800, 31), second).await.0.expect("the solicited one");
+    let [a, b] = [0, 1].map(|n| {
+        let (offset, len) = with_immediate[n];
+        (buffer(pd, len, 40 + n as u8), theirs.place(TARGET + offset, len))
+    });
+    connection.write_imm(a.0, a.1, IMMEDIATE + 40).await.0.expect("Write with immediate");
+    connection.write_imm_solicited(b.0, b.1, IMMEDIATE + 41).await.0.expect("the solicited one");
+    let word = theirs.place(WORDS, 8);
+    for n in 0..ADDS {
+        assert_eq!(connection.fetch_add(word, ADDEND).await.expect("FetchAdd"), n * ADDEND);
+    }
+    let word = theirs.place(WORDS + 8, 8);
+    assert_eq!(connection.compare_swap(word, 0, SWAPPED).await.expect("CmpSwap"), 0);
+    assert_eq!(connection.compare_swap(word, 0, 1).await.expect("CmpSwap"), SWAPPED, "which differs");
+    connection.send_copy(b"that is all").await.expect("a Send");
+}
+
+async fn answer(connection: &Connection, ours: &Ours) {
+    let next = async || connection.recv().await.expect("a message");
+    for (n, len) in MESSAGES.into_iter().enumerate() {
+        for (seed, imm) in [(0, None), (10, None), (20, Some(IMMEDIATE + n as u32))] {
+            let message = next().await;
+            assert!(*message == octets(len, n as u8 + seed), "message {n} of {len} octets, {seed}");
+            assert_eq!((message.imm(), message.invalidated(), message.write_len()), (imm, None, None));
+        }
+    }
+    for (grant, (len, seed)) in ours.grants.iter().zip([(700, 30), (800, 31)]) {
+        let message = next().await;
+        assert!(*message == octets(len, seed), "Send with Invalidate of {len} octets");
+        assert_eq!(message.invalidated(), Some(grant.remote().rkey));
+    }
+    for (n, len) in WITH_IMMEDIATE.into_iter().enumerate() {
+        let message = next().await;
+        assert_eq!((message.imm(), message.write_len()), (Some(IMMEDIATE + 40 + n as u32), Some(len as u32)));
+    }
+    assert_eq!(*next().await, *b"that is all");
+    for (n, (offset, len)) in places().enumerate() {
+        let seed = if n < PLACES.len() { n } else { 40 + n - PLACES.len() };
+        // One octet more: nobody wrote behind the place.
+        let came = ours.memory.to_vec(TARGET + offset..TARGET + offset + len as u64 + 1).expect("in range");
+        assert!(came[..len] == octets(len, seed as u8) && came[len] == 0, "a Write of {len} octets");
+    }
+    let word = |at| ours.memory.load_u64(at).expect("a word");
+    assert_eq!((word(WORDS), word(WORDS + 8)), (ADDS * ADDEND, SWAPPED));
+    let source = ours.memory.to_vec(SOURCE..WORDS).expect("in range");
+    assert!(source == octets((WORDS - SOURCE) as usize, 1), "what is only read stays");
+}

@@ -1,0 +1,55 @@
+//! The modes of AF_XDP, each asked for by name.
+
+use crate::pairings::{Stack, at, exchange_between, network_of};
+use interop::stock::uiw;
+use std::process::Command;
+
+/// `--llp` with a mode.
+fn spec(mode: &str, host: u8) -> String {
+    format!("{},mode={mode}", Stack::Xdp.spec(host))
+}
+
+/// Every operation between two ends in `mode`, while `ip link` says that the server's program is attached as `shown`.
+fn both_ends(mode: &str, shown: &str) {
+    for mtu in [1500, 9000] {
+        let Some(network) = network_of(mtu, true) else { return };
+        exchange_between(&network, [&spec(mode, 11), &spec(mode, 12)], &Stack::Xdp.addresses(), || {
+            let said = at(&network, true, "ip", &["link", "show", "dev", "veth0"]);
+            // `xdp/id:` or `prog/xdp` of the driver, `xdpgeneric` in front of the stack.
+            assert!(said.contains(shown), "mode={mode}, MTU {mtu}: {said}");
+            assert_eq!(said.contains("xdpgeneric"), mode == "generic", "mode={mode}, MTU {mtu}: {said}");
+        });
+    }
+}
+
+#[test]
+fn every_operation_in_mode_native() {
+    both_ends("native", "xdp");
+}
+
+#[test]
+fn every_operation_in_mode_generic() {
+    both_ends("generic", "xdpgeneric");
+}
+
+/// A driver that lacks a mode: one line that names it, and what works instead.
+#[test]
+fn a_mode_that_the_driver_does_not_have() {
+    let Some(network) = network_of(1500, true) else { return };
+    // A bridge's driver runs no programs, and a veth's moves no frames in place.
+    at(&network, true, "ip", &["link", "add", "br0", "type", "bridge"]);
+    at(&network, true, "ip", &["link", "set", "br0", "up"]);
+    let serve = |interface: &str, mode: &str| {
+        let mut command = Command::new(uiw());
+        let spec = format!("xdp:{interface},ip=10.77.0.11/24,mode={mode}");
+        command.args(["--llp", &spec, "serve", "--listen", "10.77.0.11:0"]);
+        network.server(command)
+    };
+    for (interface, mode) in [("br0", "native"), ("br0", "zerocopy"), ("veth0", "zerocopy")] {
+        let output = serve(interface, mode).output().expect("uiw starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+        let says = format!("AF_XDP on {interface}: the interface's driver has no mode={mode}");
+        assert!(said.contains(&says) && said.contains("try mode=generic"), "{said}");
+    }
+}
