@@ -8,7 +8,10 @@ use verbs::{Access, Memory, Pd, RawMr, Remote, RemoteMr, Sge};
 /// what a peer may write at any time is registered shared and copied atomically by the engine.
 pub(crate) struct Buffer {
     mr: RawMr,
-    len: usize,
+    /// All of it, and what requests call it: the same as long as it is registered, so that no message asks again.
+    whole: mem::Span,
+    addr: u64,
+    lkey: u32,
 }
 
 impl Buffer {
@@ -38,16 +41,18 @@ impl Buffer {
     fn register(pd: &Pd, memory: Memory, len: usize, access: Access) -> Result<Self> {
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory, base, access)?;
-        Ok(Self { mr, len })
+        let whole = mr.region().span(0, len).map_err(|error| Failure::local("reaching memory", error))?;
+        let (addr, lkey) = (mr.addr(), mr.lkey());
+        Ok(Self { mr, whole, addr, lkey })
     }
 
     pub(crate) fn sge(&self, range: Range<usize>) -> Sge {
         let length = u32::try_from(range.len()).unwrap_or(u32::MAX);
-        Sge { addr: self.mr.addr() + range.start as u64, length, lkey: self.mr.lkey() }
+        Sge { addr: self.addr + range.start as u64, length, lkey: self.lkey }
     }
 
     pub(crate) fn remote(&self) -> RemoteMr {
-        RemoteMr { len: self.len as u64, ..self.mr.remote() }
+        RemoteMr { len: self.whole.len() as u64, ..self.mr.remote() }
     }
 
     /// Octets `range` by our own address: for inline requests.
@@ -60,8 +65,8 @@ impl Buffer {
     pub(crate) fn clear(&self) -> Result<()> {
         let zeros = [0; 64 << 10];
         let mut at = 0;
-        while at < self.len {
-            let len = zeros.len().min(self.len - at);
+        while at < self.whole.len() {
+            let len = zeros.len().min(self.whole.len() - at);
             self.write(at, &zeros[..len])?;
             at += len;
         }
@@ -69,16 +74,12 @@ impl Buffer {
     }
 
     pub(crate) fn write(&self, offset: usize, octets: &[u8]) -> Result<()> {
-        let span = self.span(offset, octets.len())?;
-        let pin = span.pin().map_err(gone)?;
-        pin.copy_from(0, octets);
+        self.pin(offset, octets.len())?.copy_from(offset, octets);
         Ok(())
     }
 
     pub(crate) fn read(&self, offset: usize, octets: &mut [u8]) -> Result<()> {
-        let span = self.span(offset, octets.len())?;
-        let pin = span.pin().map_err(gone)?;
-        pin.copy_to(0, octets);
+        self.pin(offset, octets.len())?.copy_to(offset, octets);
         Ok(())
     }
 
@@ -101,17 +102,18 @@ impl Buffer {
         verbs::STag(self.mr.rkey())
     }
 
-    fn span(&self, offset: usize, len: usize) -> Result<mem::Span> {
-        self.mr.region().span(offset, len).map_err(|error| Failure::local("reaching memory", error))
+    /// All of it, if the `len` octets from `offset` on are inside.
+    fn pin(&self, offset: usize, len: usize) -> Result<mem::Pinned<'_>> {
+        let failed = |why: &dyn std::fmt::Display| Failure::local("reaching memory", why);
+        if offset.saturating_add(len) > self.whole.len() {
+            self.mr.region().span(offset, len).map_err(|error| failed(&error))?;
+        }
+        self.whole.pin().map_err(|gone| failed(&gone))
     }
 }
 
 fn owned(len: usize) -> Result<Memory> {
     Memory::owned(len).map_err(|error| Failure::local(format!("allocating {len} octets"), error))
-}
-
-fn gone(error: mem::Gone) -> Failure {
-    Failure::local("reaching memory", error)
 }
 
 /// A place in the peer's memory, `offset` octets into `mr`.

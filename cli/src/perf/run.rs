@@ -83,6 +83,12 @@ impl Run {
     fn take(&mut self, until: Until<'_>) -> Result<usize> {
         let Self { device, cq, plan, batch, .. } = self;
         let taken = completions(device, cq, plan.wait, until, 64, |wc| batch.push(wc));
+        self.sort()?;
+        Ok(taken)
+    }
+
+    /// Gives what was taken to the connections.
+    fn sort(&mut self) -> Result<()> {
         for wc in self.batch.drain(..) {
             let index = Lane::index_of(&wc);
             if let Some(lane) = self.lanes.get_mut(index) {
@@ -93,7 +99,7 @@ impl Run {
                 lane.completion(&wc)?;
             }
         }
-        Ok(taken)
+        Ok(())
     }
 
     /// Asks every server thread for statistics and waits for all, those that post included.
@@ -209,8 +215,12 @@ impl Run {
 
     /// Polls once where memory tells of the answer; otherwise waits for a completion. Returns those taken.
     fn take_for_answer(&mut self) -> Result<usize> {
-        let until = if self.plan.op == Op::Write { Until::deadline(Instant::now()) } else { Until::NEVER };
-        self.take(until)
+        if self.plan.op != Op::Write {
+            return self.take(Until::NEVER);
+        }
+        let taken = self.cq.poll_with(64, |wc| self.batch.push(wc));
+        self.sort()?;
+        Ok(taken)
     }
 
     fn answered(&self) -> Result<bool> {

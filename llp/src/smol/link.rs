@@ -80,8 +80,9 @@ pub trait Link: Send {
     }
 
     /// Why the link is gone, once it is: `NetworkDown` where it may come back, `NotFound` where it is gone for good (the interface was
-    /// deleted, its program detached). `None` again when it is back: listeners go on then, and what was connected is lost.
-    fn failure(&mut self) -> Option<io::Error>;
+    /// deleted, its program detached). `None` again when it is back: listeners go on then, and what was connected is lost. `now` is
+    /// the stack's time: the system's, where the link is an interface.
+    fn failure(&mut self, now: Instant) -> Option<io::Error>;
 }
 
 /// Why the link over an interface is gone.

@@ -202,9 +202,9 @@ impl Link for PacketLink {
         (self.failure == Some(Gone::Down)).then(|| self.looked + LOOK_DOWN)
     }
 
-    fn failure(&mut self) -> Option<io::Error> {
-        if self.failure == Some(Gone::Down) && self.looked.elapsed() >= LOOK {
-            self.looked = Instant::now();
+    fn failure(&mut self, now: Instant) -> Option<io::Error> {
+        if self.failure == Some(Gone::Down) && now.saturating_duration_since(self.looked) >= LOOK {
+            self.looked = now;
             self.look();
         }
         self.failure.map(|gone| gone.error(&self.interface.name))

@@ -181,7 +181,7 @@ impl Link for PipeLink {
         path.start.checked_add(path.direction.next()?)
     }
 
-    fn failure(&mut self) -> Option<io::Error> {
+    fn failure(&mut self, _now: Instant) -> Option<io::Error> {
         let cut = self.into.lock().cut;
         cut.then(|| io::Error::new(io::ErrorKind::NetworkDown, "the pipe was cut"))
     }

@@ -137,7 +137,11 @@ impl<L: Link> Shard<L> {
     }
 
     fn clock(&self) -> Tick {
-        let ticks = (self.time.now() - self.base).as_micros() * u128::from(CLOCK);
+        self.tick_at(self.time.now())
+    }
+
+    fn tick_at(&self, time: Instant) -> Tick {
+        let ticks = (time - self.base).as_micros() * u128::from(CLOCK);
         Tick::from_micros(i64::try_from(ticks).unwrap_or(i64::MAX))
     }
 
@@ -165,13 +169,14 @@ impl<L: Link> Shard<L> {
 
     /// Takes what the link has, lets timers run, sends what is due.
     pub(super) fn tick(&mut self) {
-        if let Some(error) = self.link.failure() {
+        let time = self.time.now();
+        if let Some(error) = self.link.failure(time) {
             self.is_gone(error);
             return;
         }
         // An interface that was down: what was connected is lost, listeners go on.
         self.gone = None;
-        let now = self.clock();
+        let now = self.tick_at(time);
         for _ in 0..FRAMES {
             let Some(mut frame) = self.link.receive() else { break };
             self.ingress(now, &mut frame);

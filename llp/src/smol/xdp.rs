@@ -309,9 +309,9 @@ impl Link for XdpLink {
         self.looked.checked_add(LOOK_IDLE)
     }
 
-    fn failure(&mut self) -> Option<io::Error> {
-        if self.looked.elapsed() >= LOOK {
-            self.looked = Instant::now();
+    fn failure(&mut self, now: Instant) -> Option<io::Error> {
+        if now.saturating_duration_since(self.looked) >= LOOK {
+            self.looked = now;
             self.look();
         }
         self.failure.map(|gone| gone.error(&self.interface))
