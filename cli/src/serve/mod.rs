@@ -72,6 +72,8 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
         sessions: Arc::default(),
         budget: Budget::default(),
     });
+    let sessions = Arc::clone(&server.sessions);
+    device.when_a_crowd_leaves(move || sessions.crowd_has_left());
     loop {
         // Not in the device: a connection's thread that waits there is to be woken by nobody else.
         if !stop.sleep_on(channel.fd()?) {
