@@ -6,6 +6,10 @@ use std::time::Duration;
 
 /// Connections at a time.
 pub(super) const MAX: usize = 1024;
+/// So many are a crowd, at a time or one after the other.
+const CROWD: usize = 32;
+/// So few may still be there when a crowd is said to have left.
+const STRAGGLERS: usize = 8;
 /// After this, what the crowd held is free.
 const SETTLED: Duration = Duration::from_secs(1);
 
@@ -41,18 +45,25 @@ impl Sessions {
     }
 
     /// One less.
-    pub(super) fn leave(&self) {
+    pub(super) fn leave(self: &Arc<Self>) {
         let mut count = self.count();
         count.now -= 1;
         count.gone += 1;
-        drop(count);
+        if count.gone >= CROWD && count.now <= STRAGGLERS {
+            self.tidy(count);
+        }
         self.left.notify_all();
     }
 
-    /// When a crowd of connections has left, what it held is given back, a while later: it is freed by others, too.
+    /// A crowd of connections has left, of which some or all were never served: no Request came.
     pub(super) fn crowd_has_left(self: &Arc<Self>) {
         let mut count = self.count();
         count.gone += 1;
+        self.tidy(count);
+    }
+
+    /// What a crowd held is given back, a while later: it is freed by others, too.
+    fn tidy(self: &Arc<Self>, mut count: MutexGuard<'_, Count>) {
         if std::mem::replace(&mut count.is_tidied, true) {
             return;
         }
@@ -114,6 +125,17 @@ mod tests {
         assert!(!sessions.count().is_tidied);
         sessions.crowd_has_left();
         assert!(sessions.count().is_tidied, "the next crowd's as well");
+    }
+
+    #[test]
+    fn those_who_were_served_are_a_crowd_when_most_have_left() {
+        let sessions = Arc::new(Sessions::default());
+        let tidies = || sessions.count().is_tidied;
+        assert!((0..CROWD + STRAGGLERS).all(|_| sessions.enter()));
+        (1..CROWD).for_each(|_| sessions.leave());
+        assert!(!tidies(), "no crowd yet");
+        sessions.leave();
+        assert!(tidies());
     }
 
     #[test]

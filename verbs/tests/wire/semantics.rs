@@ -443,7 +443,7 @@ fn local_invalidation_of_what_is_not_the_streams_own() {
         b.post(3, SendOp::LocalInvalidate { stag }, &[], SendFlags::SIGNALED).unwrap();
         let wc = b.sent();
         assert_eq!((wc.wr_id, wc.status), (3, WcStatus::LocalProtection), "{what}");
-        client.op(4, read(Remote { addr: b.mr.addr(), rkey: two.stag().0 }), 0, 8);
+        client.op(4, read(Remote { addr: server.mr.addr(), rkey: two.stag().0 }), 0, 8);
         client.sent_ok(4);
         drop(a);
     }
