@@ -116,8 +116,7 @@ fn fence_waits_for_reads() {
     a.post(2, SendOp::Send, &[a.sge(0, 4)], SendFlags::FENCE | SendFlags::SIGNALED).unwrap();
     let asked = peer.expect_fpdu().read_request();
     peer.expect_silence(50);
-    let answer =
-        crate::peer::tagged(rdmap::Opcode::ReadResponse, asked.sink_stag.0, asked.sink_to, true, b"abcd");
+    let answer = crate::peer::tagged(Opcode::ReadResponse, asked.sink_stag.0, asked.sink_to, true, b"abcd");
     peer.fpdu(&answer);
     assert_eq!(peer.expect_fpdu().payload(), b"abcd", "the fenced Send carries what the Read brought");
     a.sent_ok(1);
@@ -833,7 +832,7 @@ fn closing_queue_pair_is_not_drained_or_resumed() {
     assert!(matches!(a.qp.modify(QpState::Rts), Err(Error::NotConnected)));
     assert_eq!(a.qp.state(), QpState::Sqd);
     for id in 0..6usize {
-        let (opcode, sink) = (rdmap::Opcode::ReadResponse, asked[id]);
+        let (opcode, sink) = (Opcode::ReadResponse, asked[id]);
         peer.fpdu(&crate::peer::tagged(opcode, sink.sink_stag.0, sink.sink_to, true, b"data"));
         a.sent_ok(id as u64);
         if id < 2 {
