@@ -1,22 +1,33 @@
 //! How whoever polls waits: ours and what it is compared with do it in one way.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 /// Polls that find nothing before a spinning thread lets others have its core. `llp/examples/bare.rs` has the same.
 const SPINS: u32 = 2000;
+/// Nobody measures what takes longer than this: whoever asked for the spinning has stopped in the middle.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Between two polls then: a server's thousand clients that say nothing are not to take its processors.
+const NAP: Duration = Duration::from_millis(20);
 
 /// Counts the polls of one wait that found nothing.
 #[derive(Default)]
 pub(crate) struct Spin {
     empty: u32,
+    /// When it began to let others have the core.
+    since: Option<Instant>,
 }
 
 impl Spin {
-    /// A poll found nothing: spins, and from the 2,000th on lets others have the core.
+    /// A poll found nothing: spins, from the 2,000th on lets others have the core, and after a second sleeps in between.
     pub(crate) fn empty(&mut self) {
         if self.empty < SPINS {
             self.empty += 1;
             std::hint::spin_loop();
+        } else if self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+            thread::yield_now();
         } else {
-            std::thread::yield_now();
+            thread::sleep(NAP);
         }
     }
 }

@@ -78,7 +78,22 @@ pub struct Table {
 /// Own cache lines: a lock that one core takes does not slow down another core's.
 #[derive(Default)]
 #[repr(align(128))]
-struct Shard(RwLock<HashMap<u32, Slot, BuildHasherDefault<IndexHasher>>>);
+struct Shard(RwLock<Slots>);
+
+type Slots = HashMap<u32, Slot, BuildHasherDefault<IndexHasher>>;
+
+/// A shard's room for so many is kept whatever happens.
+const FEW: usize = 64;
+
+/// An index means nothing any more. The room that a crowd took goes when most have left: to twice what is left, so that the next
+/// time is far.
+fn forget(slots: &mut Slots, indexes: &mut Indexes, index: u32) {
+    slots.remove(&index);
+    indexes.give_back(index);
+    if slots.capacity() > FEW && slots.len() * 8 <= slots.capacity() {
+        slots.shrink_to(2 * slots.len());
+    }
+}
 
 /// What an index stands for.
 enum Slot {
@@ -293,8 +308,7 @@ impl Table {
                         }
                     }
                     let region = region.clone();
-                    slots.remove(&stag.index());
-                    indexes.give_back(stag.index());
+                    forget(&mut slots, &mut indexes, stag.index());
                     region
                 }
                 Some(Slot::Entry(entry, _)) if entry.stag() == stag && entry.is_fast() => {
@@ -324,8 +338,7 @@ impl Table {
         let mut slots = self.shard(stag).0.write();
         let reserved = matches!(slots.get(&stag.index()), Some(Slot::Reserved));
         if reserved {
-            slots.remove(&stag.index());
-            indexes.give_back(stag.index());
+            forget(&mut slots, &mut indexes, stag.index());
         }
         reserved
     }

@@ -16,7 +16,7 @@ const SETTLED: Duration = Duration::from_secs(1);
 #[derive(Default)]
 struct Count {
     now: usize,
-    /// Those that have left since memory was given back.
+    /// What has left since memory was given back.
     gone: usize,
     /// A thread gives it back, until a while has passed in which nobody left.
     is_tidied: bool,
@@ -48,17 +48,25 @@ impl Sessions {
     pub(super) fn leave(self: &Arc<Self>) {
         let mut count = self.count();
         count.now -= 1;
-        self.has_gone(count);
+        count.gone += 1;
+        if count.gone >= CROWD && count.now <= STRAGGLERS {
+            self.tidy(count);
+        }
         self.left.notify_all();
     }
 
-    /// When a crowd has left, what it held is given back, a while later: it is freed by others, too.
-    fn has_gone(self: &Arc<Self>, mut count: MutexGuard<'_, Count>) {
+    /// A crowd of connections has left, of which some or all were never served: no Request came.
+    pub(super) fn crowd_has_left(self: &Arc<Self>) {
+        let mut count = self.count();
         count.gone += 1;
-        if count.gone < CROWD || count.now > STRAGGLERS || count.is_tidied {
+        self.tidy(count);
+    }
+
+    /// What a crowd held is given back, a while later: it is freed by others, too.
+    fn tidy(self: &Arc<Self>, mut count: MutexGuard<'_, Count>) {
+        if std::mem::replace(&mut count.is_tidied, true) {
             return;
         }
-        count.is_tidied = true;
         drop(count);
         let own = Arc::clone(self);
         let tidy = move || {
@@ -68,7 +76,7 @@ impl Sessions {
             }
         };
         if thread::Builder::new().name("uiw-tidy".to_owned()).spawn(tidy).is_err() {
-            // Then the next one who leaves tries.
+            // Then the next crowd tries.
             self.count().is_tidied = false;
         }
     }
@@ -106,15 +114,28 @@ mod tests {
     #[test]
     fn tidying_goes_on_until_nobody_leaves() {
         let sessions = Arc::new(Sessions::default());
-        let tidies = || sessions.count().is_tidied;
-        (1..CROWD).for_each(|_| sessions.has_gone(sessions.count()));
-        assert!(!tidies(), "no crowd yet");
+        assert!(sessions.enter());
+        // As if a thread did already: this one asks in its place.
         sessions.count().is_tidied = true;
+        sessions.crowd_has_left();
         assert!(sessions.is_left_by_more());
-        sessions.has_gone(sessions.count());
+        sessions.leave();
         assert!(sessions.is_left_by_more(), "a straggler's memory is given back, too");
         assert!(!sessions.is_left_by_more());
-        assert!(!tidies());
+        assert!(!sessions.count().is_tidied);
+        sessions.crowd_has_left();
+        assert!(sessions.count().is_tidied, "the next crowd's as well");
+    }
+
+    #[test]
+    fn those_who_were_served_are_a_crowd_when_most_have_left() {
+        let sessions = Arc::new(Sessions::default());
+        let tidies = || sessions.count().is_tidied;
+        assert!((0..CROWD + STRAGGLERS).all(|_| sessions.enter()));
+        (1..CROWD).for_each(|_| sessions.leave());
+        assert!(!tidies(), "no crowd yet");
+        sessions.leave();
+        assert!(tidies());
     }
 
     #[test]

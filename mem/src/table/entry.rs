@@ -100,8 +100,7 @@ impl Table {
                 Some(Slot::Entry(found, now)) if core::ptr::eq(&**found, entry) => now.take(),
                 _ => return false,
             };
-            slots.remove(&entry.index);
-            indexes.give_back(entry.index);
+            super::forget(&mut slots, &mut indexes, entry.index);
             now
         };
         self.retire(now);

@@ -431,6 +431,8 @@ fn many_entries() {
     assert!(!distinct.contains(&0));
     assert!(all.into_iter().all(|stag| table.release(stag)));
     assert!(table.is_empty());
+    let room = table.shards.iter().map(|shard| shard.0.read().capacity());
+    assert!(room.max().unwrap() <= 2 * FEW, "the room of many goes with them");
 }
 
 #[test]

@@ -15,6 +15,8 @@ pub(crate) const RX_STAGING: usize = 256 << 10;
 const DIRECT_STREAMS: usize = 4;
 /// With few streams the stack is still asked every so many pumps: listeners, connects, hang-ups.
 const ASK_EVERY: u32 = 32;
+/// So many connections are a crowd, at a time or one after the other.
+const CROWD: usize = 32;
 
 pub(crate) enum Slot {
     Listener(ListenerSlot),
@@ -43,6 +45,10 @@ pub(crate) struct Core {
     /// The deadline that the sleepers know.
     told_deadline: Option<Instant>,
     pumps: u32,
+    /// Connections that have left since that was told.
+    gone: usize,
+    /// Of a crowd of connections most have left: told when the lock is released.
+    pub(crate) crowd_left: bool,
     /// Connections that are over. They are dropped after the lock: what they hold may run foreign code or lock again.
     #[expect(clippy::vec_box, reason = "connections live boxed in their slots")]
     pub(crate) trash: Vec<Box<Conn>>,
@@ -75,6 +81,8 @@ impl Core {
             ready: Vec::new(),
             told_deadline: None,
             pumps: 0,
+            gone: 0,
+            crowd_left: false,
             trash: Vec::new(),
         }
     }
@@ -164,14 +172,29 @@ impl Core {
     pub(crate) fn remove(&mut self, token: Token) -> Option<Slot> {
         self.slot(token)?;
         let (_, slot) = self.slots.remove(token.0 as u32 as usize);
-        // What a crowd of connections took goes back when most have left; asked seldom, as it walks the slots.
-        let left = self.slots.len();
-        if left.is_power_of_two() && left * 8 <= self.slots.capacity() {
-            self.slots.shrink_to_fit();
-        }
         match self.established.iter().position(|t| *t == token) {
             Some(at) => drop(self.established.swap_remove(at)),
             None => self.others -= 1,
+        }
+        self.pool.keep(self.slots.len());
+        // What a crowd of connections took goes back when most have left; asked seldom, as it walks the slots.
+        let left = self.slots.len();
+        self.gone += 1;
+        if self.gone >= CROWD && left * 8 <= self.gone {
+            self.gone = 0;
+            self.crowd_left = true;
+        }
+        let most_left = left.is_power_of_two() && left * 8 <= self.slots.capacity();
+        if most_left {
+            self.slots.shrink_to_fit();
+            self.established.shrink_to(2 * left);
+        }
+        if most_left || self.timers.is_full() {
+            let slots = &self.slots;
+            self.timers.keep(|token| {
+                let slot = slots.get(token.0 as u32 as usize);
+                slot.is_some_and(|(generation, _)| u64::from(*generation) == token.0 >> 32)
+            });
         }
         Some(slot)
     }

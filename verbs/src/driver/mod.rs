@@ -26,7 +26,7 @@ use parking_lot::{Mutex, MutexGuard};
 use progress::Sleepers;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Counts of a device's objects against its limits.
 #[derive(Default)]
@@ -90,6 +90,8 @@ pub(crate) struct Driver {
     pub(crate) qps: Mutex<HashMap<u32, Weak<QpInner>>>,
     sleepers: Sleepers,
     guard: Option<DriveGuard>,
+    /// See [`crate::Device::when_a_crowd_leaves`].
+    crowd_left: OnceLock<Box<dyn Fn() + Send + Sync>>,
     next_num: AtomicU32,
     next_stream: std::sync::atomic::AtomicU64,
 }
@@ -110,6 +112,7 @@ impl Driver {
             qps: Mutex::default(),
             sleepers,
             guard,
+            crowd_left: OnceLock::new(),
             next_num: AtomicU32::new(1),
             next_stream: std::sync::atomic::AtomicU64::new(1),
         });
@@ -159,6 +162,11 @@ impl Driver {
     /// Whether the stack has nothing left to do for a process that ends.
     pub(crate) fn farewell(&self) -> bool {
         self.core.lock().stack.farewell()
+    }
+
+    /// False: there is something to call already.
+    pub(crate) fn when_a_crowd_leaves(&self, call: Box<dyn Fn() + Send + Sync>) -> bool {
+        self.crowd_left.set(call).is_ok()
     }
 
     pub(crate) fn is_manual(&self) -> bool {
@@ -260,12 +268,16 @@ impl Busy<'_> {
             let trash = std::mem::take(&mut core.trash);
             // Told while the core is held: a deadline that another thread adds meanwhile is not to be overwritten.
             let earlier = core.new_deadline().is_some_and(|next| self.driver.sleepers.timer_at(next));
+            let crowd_left = std::mem::take(&mut core.crowd_left);
             drop(core);
             if earlier {
                 self.driver.sleepers.wake();
             }
             drop(trash);
             wakes.give();
+            if crowd_left && let Some(call) = self.driver.crowd_left.get() {
+                call();
+            }
         }
     }
 }

@@ -37,4 +37,27 @@ impl Pool {
             self.free.push(buffer);
         }
     }
+
+    /// So many streams are left, and want no more buffers than that.
+    pub(crate) fn keep(&mut self, streams: usize) {
+        self.free.truncate(streams);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crowds_buffers_go_with_it() {
+        let mut pool = Pool::new(1 << 20);
+        for streams in (0..40).rev() {
+            pool.give(Vec::with_capacity(1000));
+            pool.keep(streams);
+            assert!(pool.free.len() <= streams.min(16));
+        }
+        assert_eq!(pool.take().capacity(), 0);
+        pool.give(Vec::with_capacity(KEEP + 1));
+        assert!(pool.free.is_empty(), "too large to be kept");
+    }
 }

@@ -1,11 +1,13 @@
 //! What verbs promise, between two ends of ours.
 
 use crate::common::{ALL, End, Make, fill, memory, next_wc, pair, pair_of, pattern, peek, plain, responder};
+use crate::peer::untagged;
+use rdmap::Opcode;
 use std::sync::Arc;
 use std::time::Duration;
 use verbs::{
     Access, Arm, AsyncEvent, Bind, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, Error,
-    FastRegister, QpCap, QpInit, QpState, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge,
+    FastRegister, Pd, QpCap, QpInit, QpState, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge,
     SrqAttr, WcOpcode, WcStatus, WindowType,
 };
 
@@ -114,8 +116,7 @@ fn fence_waits_for_reads() {
     a.post(2, SendOp::Send, &[a.sge(0, 4)], SendFlags::FENCE | SendFlags::SIGNALED).unwrap();
     let asked = peer.expect_fpdu().read_request();
     peer.expect_silence(50);
-    let answer =
-        crate::peer::tagged(rdmap::Opcode::ReadResponse, asked.sink_stag.0, asked.sink_to, true, b"abcd");
+    let answer = crate::peer::tagged(Opcode::ReadResponse, asked.sink_stag.0, asked.sink_to, true, b"abcd");
     peer.fpdu(&answer);
     assert_eq!(peer.expect_fpdu().payload(), b"abcd", "the fenced Send carries what the Read brought");
     a.sent_ok(1);
@@ -349,6 +350,101 @@ fn window_of_type_2_serves_no_other_stream_of_its_domain() {
         assert!(matches!(other.async_event(), AsyncEvent::QpAccessError { .. }));
         a.op(1, read(Remote { addr: b.mr.addr(), rkey: stag.0 }), 0, 8);
         a.sent_ok(1);
+    }
+}
+
+/// A Send with Invalidate comes to a queue pair of `pd` on the device of `b`, for what `b` has: it is refused, takes its receive along,
+/// and what it named is as it was for `a`.
+fn refuses_to_invalidate((a, b): (&End, &End), pd: &Pd, stag: STag, still: Option<Remote>) {
+    let other = End::make(&b.device, pd, Make::default());
+    other.recv(1, 0, 64);
+    let mut peer = responder(&other);
+    peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, stag.0, b"x"));
+    peer.expect_terminate(0, 1, 9);
+    assert_ne!(other.received().status, WcStatus::Success);
+    if let Some(remote) = still {
+        a.op(7, read(remote), 0, 8);
+        a.sent_ok(7);
+    }
+}
+
+// [test:RFC5040-5.3-14]
+#[test]
+fn what_is_not_the_streams_own_is_not_invalidated_by_its_peer() {
+    let (a, b) = pair();
+    let other_pd = b.device.alloc_pd().unwrap();
+    let remote = |stag: STag| Some(Remote { addr: b.mr.addr(), rkey: stag.0 });
+    // Bound to another stream; unbound; by a key that it had, or has not yet.
+    let window = b.pd.alloc_window(WindowType::Two).unwrap();
+    refuses_to_invalidate((&a, &b), &b.pd, window.stag(), None);
+    let stag = new_key(window.stag(), 0x31);
+    bind(&b, &window, stag, Access::REMOTE_READ);
+    for pd in [&b.pd, &other_pd] {
+        refuses_to_invalidate((&a, &b), pd, stag, remote(stag));
+        refuses_to_invalidate((&a, &b), pd, new_key(stag, 0x30), remote(stag));
+    }
+    // All streams of the domain share it.
+    let window = b.pd.alloc_window(WindowType::One).unwrap();
+    bind(&b, &window, new_key(window.stag(), window.stag().key().wrapping_add(1)), Access::REMOTE_READ);
+    for pd in [&b.pd, &other_pd] {
+        refuses_to_invalidate((&a, &b), pd, window.stag(), remote(window.stag()));
+    }
+    // A fast registration is the stream's that posted it, whose peer may end it.
+    let fast = b.pd.alloc_fast(64).unwrap();
+    let (stag, addr, access) = (new_key(fast.stag(), 9), b.mr.addr(), Access::REMOTE_READ);
+    let register = FastRegister { stag, addr, length: 64, base: addr, access };
+    b.post(1, SendOp::FastRegister(register), &[], SendFlags::SIGNALED).unwrap();
+    b.sent_ok(1);
+    for pd in [&b.pd, &other_pd] {
+        refuses_to_invalidate((&a, &b), pd, stag, remote(stag));
+    }
+    b.recv(5, 1000, 64);
+    a.op(2, SendOp::SendInvalidate { stag }, 0, 4);
+    assert_eq!(b.received_ok(5).invalidated, Some(stag.0));
+}
+
+/// The leniency is for regions of the stream's domain that stand for themselves.
+#[test]
+fn lenient_invalidation_spares_what_has_windows_and_what_is_elsewhere() {
+    let (a, b) = pair();
+    b.device.set_lenient_invalidate(true);
+    let other_pd = b.device.alloc_pd().unwrap();
+    let region = STag(b.mr.rkey());
+    refuses_to_invalidate((&a, &b), &other_pd, region, Some(b.remote(0)));
+    let window = b.pd.alloc_window(WindowType::Two).unwrap();
+    bind(&b, &window, new_key(window.stag(), 5), Access::REMOTE_READ);
+    refuses_to_invalidate((&a, &b), &b.pd, region, Some(b.remote(0)));
+    // Once is enough.
+    let own = memory(&b.pd, 64, ALL);
+    let twice = End::make(&b.device, &b.pd, Make::default());
+    twice.recv(1, 0, 64);
+    let mut peer = responder(&twice);
+    peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, own.rkey(), b""));
+    assert_eq!(twice.received_ok(1).invalidated, Some(own.rkey()));
+    refuses_to_invalidate((&a, &b), &b.pd, STag(own.rkey()), None);
+}
+
+/// What a program may not invalidate itself: the status says so, and it is as it was.
+#[test]
+fn local_invalidation_of_what_is_not_the_streams_own() {
+    for what in 0..5 {
+        let (a, b) = pair();
+        let other = b.device.alloc_pd().unwrap();
+        let (one, two) =
+            (b.pd.alloc_window(WindowType::One).unwrap(), b.pd.alloc_window(WindowType::Two).unwrap());
+        let foreign = other.alloc_window(WindowType::Two).unwrap();
+        let (client, server) = {
+            let server = End::make(&b.device, &b.pd, Make::default());
+            pair_of(End::new(), server, &ConnOptions::default())
+        };
+        bind(&server, &two, new_key(two.stag(), 8), Access::REMOTE_READ);
+        let stag = [one.stag(), two.stag(), foreign.stag(), STag(b.mr.rkey()), new_key(two.stag(), 7)][what];
+        b.post(3, SendOp::LocalInvalidate { stag }, &[], SendFlags::SIGNALED).unwrap();
+        let wc = b.sent();
+        assert_eq!((wc.wr_id, wc.status), (3, WcStatus::LocalProtection), "{what}");
+        client.op(4, read(Remote { addr: server.mr.addr(), rkey: two.stag().0 }), 0, 8);
+        client.sent_ok(4);
+        drop(a);
     }
 }
 
@@ -736,7 +832,7 @@ fn closing_queue_pair_is_not_drained_or_resumed() {
     assert!(matches!(a.qp.modify(QpState::Rts), Err(Error::NotConnected)));
     assert_eq!(a.qp.state(), QpState::Sqd);
     for id in 0..6usize {
-        let (opcode, sink) = (rdmap::Opcode::ReadResponse, asked[id]);
+        let (opcode, sink) = (Opcode::ReadResponse, asked[id]);
         peer.fpdu(&crate::peer::tagged(opcode, sink.sink_stag.0, sink.sink_to, true, b"data"));
         a.sent_ok(id as u64);
         if id < 2 {
