@@ -125,13 +125,14 @@ pub fn give_back_free_pages() {
     }
 }
 
-/// All threads share two of the allocator's arenas, for programs that have a thread a connection: glibc keeps some hundred KiB of each
-/// of up to eight arenas a processor. To be called before the threads are there. Elsewhere it does nothing.
+/// All threads share one of the allocator's arenas, for programs that have a thread a connection: of each further one (up to eight a
+/// processor) glibc keeps some hundred KiB when a crowd has left, and more with the next crowd. To be called before the threads are
+/// there; what they allocate often, each still has a store of its own for. Elsewhere it does nothing.
 pub fn share_arenas() {
     #[cfg(target_env = "gnu")]
     // SAFETY: sets a number in the allocator, under its own lock.
     unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 2);
+        libc::mallopt(libc::M_ARENA_MAX, 1);
     }
 }
 

@@ -273,6 +273,10 @@ impl Cq {
 impl Drop for Cq {
     fn drop(&mut self) {
         self.driver().counts.release_cq();
+        if self.inner.get_mut().overflowed {
+            let gone = AsyncEvent::CqError { cq: self.num };
+            self.device.events().remove_if(|event| *event == gone);
+        }
     }
 }
 

@@ -54,4 +54,16 @@ impl EventQueue<AsyncEvent> {
         tracing::debug!(?event, "asynchronous event");
         self.push(event, wakes);
     }
+
+    /// The queue pair is gone: what was not asked for goes with it.
+    pub(crate) fn forget_qp(&self, gone: u32) {
+        self.remove_if(|event| match event {
+            AsyncEvent::QpFatal { qp_num, .. }
+            | AsyncEvent::QpRequestError { qp_num, .. }
+            | AsyncEvent::QpAccessError { qp_num, .. }
+            | AsyncEvent::SqDrained { qp_num }
+            | AsyncEvent::LastWqeReached { qp_num } => *qp_num == gone,
+            AsyncEvent::CqError { .. } | AsyncEvent::SrqLimitReached { .. } => false,
+        });
+    }
 }

@@ -101,6 +101,19 @@ struct Inner<T> {
     wakers: Vec<Waker>,
 }
 
+/// Room for so many events stays when a queue is empty; what a crowd of connections needed goes.
+const KEPT: usize = 64;
+
+impl<T> Inner<T> {
+    fn pop(&mut self) -> Option<T> {
+        let item = self.items.pop_front();
+        if self.items.is_empty() && self.items.capacity() > KEPT {
+            self.items.shrink_to(KEPT);
+        }
+        item
+    }
+}
+
 impl<T> Default for EventQueue<T> {
     fn default() -> Self {
         Self {
@@ -139,7 +152,7 @@ impl<T> EventQueue<T> {
     /// The oldest event, if there is one.
     pub fn try_pop(&self) -> Option<T> {
         let mut inner = self.inner.lock();
-        let item = inner.items.pop_front()?;
+        let item = inner.pop()?;
         self.tokens.take();
         Some(item)
     }
@@ -148,7 +161,7 @@ impl<T> EventQueue<T> {
     /// signals restart or interrupt as the program asked for. Nothing when another thread took the event meanwhile; the token
     /// is put back if it is another event's.
     pub fn pop_with_token(&self) -> Option<T> {
-        let item = self.inner.lock().items.pop_front();
+        let item = self.inner.lock().pop();
         if item.is_none() {
             self.tokens.give();
         }
@@ -158,7 +171,7 @@ impl<T> EventQueue<T> {
     /// The oldest event, or a wake-up when there is one.
     pub fn poll_pop(&self, cx: &mut Context<'_>) -> Poll<T> {
         let mut inner = self.inner.lock();
-        if let Some(item) = inner.items.pop_front() {
+        if let Some(item) = inner.pop() {
             self.tokens.take();
             return Poll::Ready(item);
         }

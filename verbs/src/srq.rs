@@ -161,5 +161,7 @@ impl Srq {
 impl Drop for Srq {
     fn drop(&mut self) {
         self.pd.driver().counts.release_srq();
+        let gone = AsyncEvent::SrqLimitReached { srq: self.num };
+        self.pd.device().events().remove_if(|event| *event == gone);
     }
 }

@@ -39,6 +39,8 @@ pub(crate) struct Args {
 
 /// Runs until Ctrl-C.
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
+    // Before any other thread has an arena.
+    mem::share_arenas();
     let stop = Stop::on_signal()?;
     if args.until_stdin_ends {
         stop.on_stdin_end();
@@ -63,7 +65,6 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
     let listener = Listener::bind(device, address, BACKLOG, &options, &channel)
         .map_err(|error| cannot_listen(address, error))?;
     announce(listener.local_addr());
-    mem::share_arenas();
     let server = Arc::new(Server {
         device: device.clone(),
         pd: device.alloc_pd()?,

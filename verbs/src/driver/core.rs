@@ -176,7 +176,7 @@ impl Core {
             Some(at) => drop(self.established.swap_remove(at)),
             None => self.others -= 1,
         }
-        self.pool.keep(self.slots.len());
+        self.pool.keep(self.established.len());
         // What a crowd of connections took goes back when most have left; asked seldom, as it walks the slots.
         let left = self.slots.len();
         self.gone += 1;

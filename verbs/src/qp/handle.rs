@@ -3,6 +3,7 @@
 use crate::cq::{Cq, Cqe};
 use crate::driver::Driver;
 use crate::error::{Error, PostError, Result};
+use crate::event::AsyncEvent;
 use crate::notify::Wakes;
 use crate::pd::Pd;
 use crate::qp::peer::Known;
@@ -14,7 +15,7 @@ use crate::wr::{RecvWr, SendOp, SendWr, Sge};
 use llp::Token;
 use mem::{Access, StreamId};
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -112,6 +113,8 @@ pub(crate) struct QpInner {
     /// Its stream's token, or [`NO_CONN`]. Written with the core held.
     conn: AtomicU64,
     pub(crate) attrs: Mutex<Attrs>,
+    /// The device's queue of asynchronous events had one about this queue pair.
+    has_raised: AtomicBool,
 }
 
 pub(crate) struct Attrs {
@@ -182,6 +185,7 @@ impl Qp {
                 (Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC).bits(),
             ),
             attrs: Mutex::new(Attrs { ord: max_rd_atomic, ird: max_rd_atomic, stream }),
+            has_raised: AtomicBool::new(false),
             driver,
         });
         inner.driver.qps.lock().insert(num, Arc::downgrade(&inner));
@@ -381,6 +385,12 @@ impl Doorbell {
 }
 
 impl QpInner {
+    /// Tells the device's queue of an event about this queue pair.
+    pub(crate) fn raise(&self, event: AsyncEvent, wakes: &mut Wakes) {
+        self.has_raised.store(true, Ordering::Release);
+        self.pd.device().events().raise(event, wakes);
+    }
+
     pub(crate) fn state(&self) -> QpState {
         QpState::from_raw(self.state.load(Ordering::Acquire))
     }
@@ -582,6 +592,10 @@ impl Drop for QpInner {
         self.recv_cq.remove_user();
         if let RecvSource::Shared(srq) = &self.rq {
             srq.remove_user();
+        }
+        if *self.has_raised.get_mut() {
+            // Nobody may ever ask for them, and peers can cause one with every connection.
+            self.pd.device().events().forget_qp(self.num);
         }
     }
 }

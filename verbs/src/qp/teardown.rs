@@ -259,7 +259,7 @@ impl Conn {
             Down::Closed | Down::Asked => return,
             _ => AsyncEvent::QpFatal { qp_num, reason },
         };
-        qp.pd.device().events().raise(event, env.wakes);
+        qp.raise(event, env.wakes);
     }
 
     /// Whether the peer may wait for acknowledgements, and can be asked.
@@ -300,7 +300,7 @@ impl Conn {
             self.draining = false;
             if let Some(qp) = &self.qp {
                 let event = AsyncEvent::SqDrained { qp_num: qp.num };
-                qp.pd.device().events().raise(event, env.wakes);
+                qp.raise(event, env.wakes);
             }
         }
         if self.fin.wanted && !self.fin.sent && self.is_drained() {
@@ -331,7 +331,7 @@ fn flush_receive_queue(qp: &Arc<QpInner>, token: llp::Token, reason: Option<Wire
         RecvSource::Own(rq) => qp.flush_receives(&mut rq.lock(), reason, env.wakes),
         RecvSource::Shared(srq) => {
             srq.forget(token);
-            qp.pd.device().events().raise(AsyncEvent::LastWqeReached { qp_num: qp.num }, env.wakes);
+            qp.raise(AsyncEvent::LastWqeReached { qp_num: qp.num }, env.wakes);
         }
     }
 }

@@ -870,3 +870,36 @@ fn local_requests_do_not_wait_for_the_peer() {
     peer.expect_fpdu();
     end.sent_ok(2);
 }
+
+/// Nobody has to ask for asynchronous events, and peers can cause one with every connection.
+#[test]
+fn events_that_nobody_asked_for_go_with_their_object() {
+    let none_is_left = |device: &Device| {
+        let until = std::time::Instant::now() + Duration::from_secs(10);
+        while !device.async_events().is_empty() {
+            assert!(std::time::Instant::now() < until, "{:?}", device.async_events().try_pop());
+            device.pump();
+            std::thread::yield_now();
+        }
+    };
+    let end = End::new();
+    let device = end.device.clone();
+    let mut peer = responder(&end);
+    // No FPDU has this CRC.
+    peer.raw(&[0; 64]);
+    assert!(!end.ended().orderly);
+    assert_eq!(device.async_events().len(), 1);
+    drop(end);
+    none_is_left(&device);
+
+    let (a, b) = pair_of(End::new(), End::made(Make { cqe: 1, ..Make::default() }), &ConnOptions::default());
+    let device = b.device.clone();
+    for i in 0..3 {
+        b.recv(i, 0, 64);
+        a.send(i, 0, 4);
+    }
+    assert!(!b.ended().orderly);
+    assert!(!device.async_events().is_empty());
+    drop(b);
+    none_is_left(&device);
+}
