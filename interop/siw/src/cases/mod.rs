@@ -7,6 +7,7 @@ mod own_tcp;
 mod rping;
 mod startup;
 mod stock;
+mod sums;
 
 use crate::case::{Case, Setting};
 

@@ -1,12 +1,10 @@
 //! uiw with a TCP of its own on the tap: smoltcp over AF_PACKET and over AF_XDP against the TCP under siw, the kernel's.
 
-use super::ops::{converse, judge};
+use super::sums::converse_and_judge;
 use crate::Result;
 use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict};
 use crate::net::Tcp;
-use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -46,50 +44,10 @@ fn over(
         bench.guest().must(&cut("off"))?;
     }
     let orders: Vec<&str> = orders.split_whitespace().collect();
-    let result = but_for_wrong_sums(bench, setting, direction, &orders);
+    let result = converse_and_judge(bench, setting, direction, &orders, PATIENCE);
     bench.use_tcp(Tcp::Kernel)?;
     if generic {
         bench.guest().must(&cut("on"))?;
     }
     result
-}
-
-/// siw at times sums the payload of an FPDU twice when TCP had no room (QUIRKS.md), which ends the stream. Where the capture shows
-/// that it was so, the row is run again.
-fn but_for_wrong_sums(
-    bench: &mut Bench,
-    setting: &Setting,
-    direction: Direction,
-    orders: &[&str],
-) -> Result<Verdict> {
-    let before = bench.captured();
-    let own = std::env::temp_dir().join(format!("uiw-siw-{}-sums.pcapng", std::process::id()));
-    let file = before.clone().unwrap_or_else(|| own.clone());
-    let mut result = Ok(Verdict::Fail("siw summed the payload of an FPDU twice, 5 times of 5".to_owned()));
-    for wrong in 0..5 {
-        bench.capture(Some(file.clone()));
-        let verdict =
-            converse(bench, setting, direction, orders, PATIENCE).map(|output| judge(orders, &output));
-        // The listener, which holds the file, has ended.
-        bench.capture(before.clone());
-        let by_siw = matches!(verdict, Ok(Verdict::Fail(_))) && summed_twice(bench, &file);
-        if by_siw {
-            bench.renew();
-        } else {
-            result = verdict.map(|verdict| match verdict {
-                Verdict::Pass(_) if wrong > 0 => {
-                    Verdict::Pass(format!("siw summed the payload of an FPDU twice {wrong} times"))
-                }
-                verdict => verdict,
-            });
-            break;
-        }
-    }
-    let _ = fs::remove_file(own);
-    result
-}
-
-fn summed_twice(bench: &Bench, file: &Path) -> bool {
-    let decoded = bench.decode("--quiet", file);
-    decoded.is_ok_and(|output| output.out.contains("summed twice, an error of the Linux siw driver"))
 }
