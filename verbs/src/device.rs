@@ -123,9 +123,9 @@ impl Device {
     }
 
     /// `call` is called whenever most of a crowd of connections have left, of some dozens at least, at a time or one after the other: also
-    /// of such that never came to anything, of which the program hears nothing else. What the device kept for them is free then; whether the allocator gives it back to
-    /// the system is the program's business (`malloc_trim`), as that stops its other threads. Called by whatever thread drives, which
-    /// holds no lock, and should not be kept. False: another call was set before, and stays.
+    /// of such that never came to anything, of which the program hears nothing else. What the device kept for them is free then; whether
+    /// the allocator gives it back to the system is the program's business (`malloc_trim`), as that stops its other threads. Called by
+    /// whatever thread drives, which holds no lock, and should not be kept. False: another call was set before, and stays.
     pub fn when_a_crowd_leaves(&self, call: impl Fn() + Send + Sync + 'static) -> bool {
         self.driver.when_a_crowd_leaves(Box::new(call))
     }
