@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// Frames that arrive twice
     #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = share)]
     duplicate: f64,
-    /// Frames that arrive with a flipped bit
+    /// Frames that arrive with a flipped bit; ARP, which has no checksum, does not arrive
     #[arg(long, value_name = "SHARE", default_value = "0%", value_parser = share)]
     damage: f64,
     /// Bits a second, such as 100Mbit or 1Gbit, counting each frame from its Ethernet header on

@@ -47,7 +47,8 @@ pub struct Profile {
     pub reorder: f64,
     /// Share of frames that arrive twice.
     pub duplicate: f64,
-    /// Share of frames that arrive with a flipped bit behind their Ethernet header.
+    /// Share of frames that arrive with a flipped bit behind their Ethernet header. ARP, which has no checksum but Ethernet's, does
+    /// not arrive then.
     pub damage: f64,
     /// Bits a second on the line, counting each frame from its Ethernet header to its last octet; `None` takes no time.
     pub rate: Option<u64>,

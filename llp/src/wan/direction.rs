@@ -12,6 +12,12 @@ const HOLD: Duration = Duration::from_millis(10);
 /// Octets that a flipped bit spares: the Ethernet header.
 const SPARED: usize = 14;
 
+/// Whether a frame is of the Address Resolution Protocol (RFC 826), which has no checksum of its own: damage that Ethernet's check
+/// did not find would give a neighbour a MAC that nobody has, for minutes.
+fn is_arp(frame: &[u8]) -> bool {
+    frame.get(12..14) == Some(&[8, 6])
+}
+
 /// What became of frames.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -131,6 +137,10 @@ impl Direction {
         let due = sent + self.profile.delay + self.jitter.at(sent);
         let mut frame = Frame { octets, given: now, due };
         if damaged && frame.octets.len() > SPARED {
+            if is_arp(&frame.octets) {
+                self.counts.damaged += 1;
+                return;
+            }
             let bit = self.damage.below((frame.octets.len() - SPARED) * 8);
             frame.octets[SPARED + bit / 8] ^= 1 << (bit % 8);
             self.counts.damaged += 1;

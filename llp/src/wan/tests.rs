@@ -90,6 +90,19 @@ fn doubles_late_and_damaged_frames_are_as_many_as_asked() {
     assert!(back > 3000, "{back} steps back");
 }
 
+/// A flipped bit in an answer would be a neighbour's wrong MAC, which nothing corrects before the entry is old.
+#[test]
+fn arp_is_not_damaged_but_lost() {
+    let mut direction = Direction::new(&Profile { damage: 1.0, ..Profile::default() }, 3).unwrap();
+    let of = |ethertype: [u8; 2]| [&[0; 12][..], &ethertype, &[0; 28]].concat();
+    direction.offer(Duration::ZERO, of([8, 6]));
+    direction.offer(Duration::ZERO, of([8, 0]));
+    let came = direction.take(Duration::MAX).unwrap();
+    assert!(came != of([8, 0]) && came[..14] == of([8, 0])[..14], "{came:?}");
+    assert!(direction.take(Duration::MAX).is_none());
+    assert_eq!(direction.counts().damaged, 2);
+}
+
 #[test]
 fn a_late_frame_that_nobody_follows_arrives_all_the_same() {
     let profile = Profile { reorder: 1.0, ..Profile::default() };
