@@ -5,9 +5,22 @@ use interop::stock::{Network, Running, uiw};
 use interop::tshark::Tshark;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 /// A file that goes away.
 struct Capture(PathBuf);
+
+impl Capture {
+    /// Waits until nothing is added any more: what tshark has not written when it is interrupted is lost.
+    fn settle(&self) {
+        let len = || std::fs::metadata(&self.0).map(|file| file.len()).ok();
+        let mut before = None;
+        while before != len() {
+            before = len();
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    }
+}
 
 impl Drop for Capture {
     fn drop(&mut self) {
@@ -32,12 +45,14 @@ fn segment(line: &str) -> Segment {
     Segment { frame_len: number(frame_len), payload: number(payload), is_right, mss: mss.parse().ok() }
 }
 
-/// Segments in both directions of a measurement between two of AF_PACKET, seen at the server's end.
-fn capture(network: &Network, version: usize, name: &str) -> Vec<Segment> {
+/// Segments in both directions of a measurement between two of AF_PACKET, seen at the server's end, and what tshark says of those
+/// it missed.
+fn capture(network: &Network, version: usize, name: &str) -> (Vec<Segment>, String) {
     let file = Capture(std::env::temp_dir().join(format!("uiw-segments-{}-{name}.pcap", std::process::id())));
     let port = interop::stock::free_port();
     let mut command = Command::new("tshark");
-    command.args(["-i", "veth0", "-f", "tcp", "-w"]).arg(&file.0);
+    // Room for all of it in MiB, should tshark not get a processor meanwhile.
+    command.args(["-i", "veth0", "-f", "tcp", "-B", "64", "-w"]).arg(&file.0);
     let mut tshark = Running::start(network.server(command));
     tshark.wait_saying("Capture started");
     let mut command = Command::new(uiw());
@@ -54,7 +69,9 @@ fn capture(network: &Network, version: usize, name: &str) -> Vec<Segment> {
     let ended = Running::start(network.client(command)).end();
     assert_eq!(ended.code, 0, "{}{}", ended.said, server.said());
     let _ = server.stop();
-    tshark.interrupt().is_well();
+    file.settle();
+    let captured = tshark.interrupt();
+    captured.is_well();
     let mut command = Command::new("tshark");
     command.arg("-r").arg(&file.0).args(["-o", "tcp.check_checksum:TRUE", "-T", "fields"]);
     for field in ["frame.len", "tcp.len", "tcp.checksum.status", "tcp.options.mss_val"] {
@@ -62,7 +79,7 @@ fn capture(network: &Network, version: usize, name: &str) -> Vec<Segment> {
     }
     let output = command.output().expect("tshark starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).lines().map(segment).collect()
+    (String::from_utf8_lossy(&output.stdout).lines().map(segment).collect(), captured.said)
 }
 
 /// Two messages of 200,000 octets and more in each direction.
@@ -73,15 +90,16 @@ fn what_the_interface_cuts_and_completes_is_right_on_the_wire() {
     let (Some(_), Some(_)) = (Tshark::require(), interop::require("ethtool")) else { return };
     for (version, mss) in [(0, 1460), (1, 1440)] {
         let Some(network) = Network::veth() else { return };
-        let whole = capture(&network, version, &format!("whole-{mss}"));
+        let (whole, _) = capture(&network, version, &format!("whole-{mss}"));
         // Between the ends of a veth packets stay whole.
         assert!(whole.iter().any(|segment| segment.payload > 20_000), "packets of many segments: MSS {mss}");
         for server in [true, false] {
             let off = ["-K", "veth0", "tx", "off", "gso", "off", "tso", "off", "gro", "off"];
             at(&network, server, "ethtool", &off);
         }
-        let segments = capture(&network, version, &format!("cut-{mss}"));
-        assert!(segments.iter().map(|segment| segment.payload).sum::<usize>() >= OCTETS);
+        let (segments, said) = capture(&network, version, &format!("cut-{mss}"));
+        let octets = segments.iter().map(|segment| segment.payload).sum::<usize>();
+        assert!(octets >= OCTETS, "{octets} octets of at least {OCTETS}: {said}");
         for Segment { frame_len, payload, is_right, mss: said } in &segments {
             assert!(*is_right, "a checksum, of {payload} octets, MSS {mss}");
             assert!(*frame_len <= 1514 && *payload <= mss, "a frame of {frame_len} octets, MSS {mss}");
