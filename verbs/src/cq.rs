@@ -5,12 +5,11 @@ use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
 use crate::notify::{EventQueue, Wake, Wakes, register};
-use crate::qp::SendReport;
 use crate::wc::{Wc, WcStatus};
 use arrayvec::ArrayVec;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
@@ -45,8 +44,6 @@ pub(crate) struct Cqe {
     pub(crate) wc: Wc,
     /// Raises an event even when only solicited ones were asked for.
     pub(crate) solicited: bool,
-    /// Tells the send queue that the application has seen everything up to this request.
-    pub(crate) report: Option<(Arc<SendReport>, u32)>,
 }
 
 /// A completion queue: a ring of fixed depth. A completion that finds it full is lost: the queue raises
@@ -58,6 +55,8 @@ pub struct Cq {
     inner: Mutex<Inner>,
     /// Copy of the ring's length that a poller reads without the lock.
     queued: AtomicUsize,
+    /// Completions that have left the ring: copy of what the lock guards.
+    taken: AtomicU64,
     /// Queue pairs that complete here.
     users: AtomicU32,
     this: Weak<Self>,
@@ -65,6 +64,8 @@ pub struct Cq {
 
 struct Inner {
     ring: VecDeque<Cqe>,
+    /// Completions that were ever in the ring.
+    pushed: u64,
     depth: usize,
     arm: Arm,
     overflowed: bool,
@@ -79,12 +80,14 @@ impl Cq {
             options,
             inner: Mutex::new(Inner {
                 ring: VecDeque::new(),
+                pushed: 0,
                 depth: depth as usize,
                 arm: Arm::None,
                 overflowed: false,
                 wakers: Vec::new(),
             }),
             queued: AtomicUsize::new(0),
+            taken: AtomicU64::new(0),
             users: AtomicU32::new(0),
             this: this.clone(),
         })
@@ -170,15 +173,13 @@ impl Cq {
                 while batch.len() < BATCH.min(max - taken)
                     && let Some(cqe) = inner.ring.pop_front()
                 {
-                    if let Some((report, seq)) = cqe.report {
-                        report.seen(seq);
-                    }
                     batch.push(cqe.wc);
                 }
-                self.queued.store(inner.ring.len(), Ordering::Release);
+                self.note_left(&inner);
             }
             let count = batch.len();
-            batch.into_iter().for_each(&mut *each);
+            // Not moved: that would copy the room for all of them.
+            batch.drain(..).for_each(&mut *each);
             taken += count;
             if count < BATCH {
                 break;
@@ -227,8 +228,21 @@ impl Cq {
         self.device.driver()
     }
 
-    /// Adds a completion. False when the queue has overflowed: then the caller's queue pair enters the error state.
-    pub(crate) fn push(&self, mut cqe: Cqe, wakes: &mut Wakes) -> bool {
+    /// Completions have left the ring.
+    fn note_left(&self, inner: &Inner) {
+        let queued = inner.ring.len();
+        self.queued.store(queued, Ordering::Release);
+        self.taken.store(inner.pushed - queued as u64, Ordering::Release);
+    }
+
+    /// How many completions have left the queue, which are those whose number is less.
+    pub(crate) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Acquire)
+    }
+
+    /// Adds a completion and gives its number. None when the queue has overflowed: then the caller's queue pair enters the error
+    /// state.
+    pub(crate) fn push(&self, mut cqe: Cqe, wakes: &mut Wakes) -> Option<u64> {
         if self.options.timestamps {
             cqe.wc.timestamp_ns = monotonic_ns();
         }
@@ -240,7 +254,7 @@ impl Cq {
                 tracing::error!(cq = self.num, "completion queue overflow");
                 self.device.events().raise(AsyncEvent::CqError { cq: self.num }, wakes);
             }
-            return false;
+            return None;
         }
         let fires = match inner.arm {
             Arm::None => false,
@@ -248,6 +262,8 @@ impl Cq {
             Arm::Solicited => cqe.solicited || cqe.wc.status != WcStatus::Success,
         };
         inner.ring.push_back(cqe);
+        let number = inner.pushed;
+        inner.pushed += 1;
         self.queued.store(inner.ring.len(), Ordering::Release);
         if !inner.wakers.is_empty() {
             inner.wakers.drain(..).for_each(|waker| wakes.push(Wake::Waker(waker)));
@@ -259,14 +275,14 @@ impl Cq {
                 channel.push(self.this.clone(), wakes);
             }
         }
-        true
+        Some(number)
     }
 
     /// Removes the completions of a queue pair that is being destroyed.
     pub(crate) fn forget_qp(&self, qp_num: u32) {
         let mut inner = self.inner.lock();
         inner.ring.retain(|cqe| cqe.wc.qp_num != qp_num);
-        self.queued.store(inner.ring.len(), Ordering::Release);
+        self.note_left(&inner);
     }
 }
 

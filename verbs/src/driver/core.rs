@@ -243,12 +243,17 @@ impl Core {
         Some(result)
     }
 
+    /// Serves a stream for which something was posted.
+    pub(crate) fn serve(&mut self, driver: &Arc<Driver>, token: Token) {
+        self.with_conn(driver, token, Conn::on_doorbell);
+    }
+
     /// Serves the streams that rang.
     pub(crate) fn serve_ready(&mut self, driver: &Arc<Driver>) -> usize {
         let mut ready = std::mem::take(&mut self.ready);
         driver.take_ready(&mut ready);
         for token in &ready {
-            self.with_conn(driver, *token, Conn::on_doorbell);
+            self.serve(driver, *token);
         }
         let count = ready.len();
         ready.clear();

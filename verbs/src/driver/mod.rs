@@ -193,6 +193,17 @@ impl Driver {
         true
     }
 
+    /// Serves one stream, for which something was posted; while another thread drives, that one does.
+    pub(crate) fn serve(self: &Arc<Self>, token: Token) {
+        if let Some(mut busy) = self.try_lock() {
+            let (core, driver) = busy.parts();
+            core.serve(driver, token);
+        } else {
+            self.ring(token);
+            self.try_flush();
+        }
+    }
+
     /// Moves the streams that rang to `into`, which is empty: the two lists change places and keep what they allocated.
     fn take_ready(&self, into: &mut Vec<Token>) {
         if self.pending.load(Ordering::SeqCst) && self.pending.swap(false, Ordering::SeqCst) {

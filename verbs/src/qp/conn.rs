@@ -293,6 +293,7 @@ impl Conn {
 
     /// Somebody posted, or a receive for a stalled stream.
     pub(crate) fn on_doorbell(&mut self, env: &mut Env<'_>) {
+        self.tx.rang();
         if self.rx.is_stalled() {
             self.on_readable(env);
         } else {
@@ -345,6 +346,7 @@ impl Conn {
         }
         match self.receive(env) {
             Ok(false) if !self.fin.received && self.sends_nothing() => false,
+            Ok(true) if !self.fin.received && self.waits_for_posts() => true,
             received => self.send_after(received, env),
         }
     }

@@ -372,14 +372,14 @@ pub(crate) struct Doorbell {
 impl Doorbell {
     fn ring(mut self, qp: &QpInner) {
         self.wakes.give();
-        let rang = self.token.is_some();
-        if let Some(token) = self.token {
-            qp.driver.ring(token);
-        }
-        if self.go {
-            qp.driver.try_flush();
-        } else if rang {
-            qp.driver.deferred();
+        match self.token {
+            Some(token) if self.go => qp.driver.serve(token),
+            Some(token) => {
+                qp.driver.ring(token);
+                qp.driver.deferred();
+            }
+            None if self.go => drop(qp.driver.try_flush()),
+            None => {}
         }
     }
 }
@@ -447,7 +447,7 @@ impl QpInner {
     ) -> (std::result::Result<(), PostError>, Doorbell) {
         let mut wakes = Wakes::default();
         let mut sq = self.sq.lock();
-        let at_once = sq.all_seen();
+        let at_once = sq.all_seen(self.send_cq.taken());
         let mut posted = 0usize;
         let mut result = Ok(());
         for (index, wr) in wrs.into_iter().enumerate() {
@@ -528,15 +528,17 @@ impl QpInner {
         wakes: &mut Wakes,
     ) -> std::result::Result<(), crate::qp::Down> {
         let mut room = true;
-        sq.retire(None, |cqe| room &= self.send_cq.push(cqe, wakes));
+        sq.retire(None, |cqe| {
+            let place = self.send_cq.push(cqe, wakes);
+            room &= place.is_some();
+            place
+        });
         if room { Ok(()) } else { Err(crate::qp::Down::CqOverflow) }
     }
 
-    /// Ends every posted send as flushed. Returns false when a completion queue overflowed.
+    /// Ends every posted send as flushed.
     pub(crate) fn flush_sends(&self, sq: &mut SendQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
-        sq.flush(reason, |cqe| {
-            self.send_cq.push(cqe, wakes);
-        });
+        sq.flush(reason, |cqe| self.send_cq.push(cqe, wakes));
     }
 
     pub(crate) fn flush_receives(&self, rq: &mut RecvQueue, reason: Option<WireReason>, wakes: &mut Wakes) {
@@ -566,7 +568,7 @@ impl QpInner {
             reason,
             timestamp_ns: 0,
         };
-        self.recv_cq.push(Cqe { wc, solicited: true, report: None }, wakes);
+        self.recv_cq.push(Cqe { wc, solicited: true }, wakes);
     }
 
     /// Takes the oldest receive, or notes the stream as waiting for one.

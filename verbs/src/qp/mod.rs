@@ -32,6 +32,6 @@ pub use handle::{Path, Qp, QpAttr, QpCap, QpInit};
 pub(crate) use out_queue::SendError;
 pub(crate) use peer::Peer;
 pub(crate) use recv_queue::{RecvQueue, RecvWqe};
-pub(crate) use send_queue::{SendReport, SqMode};
+pub(crate) use send_queue::SqMode;
 pub use state::QpState;
 pub(crate) use teardown::Down;

@@ -21,7 +21,6 @@ use rdmap::{
     AtomicRequest, AtomicResponse, Fault, Inbound, Operation, Protection, ReadRequest, StreamRx, Terminate,
 };
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Reads of the socket in one pump, each of up to the staging's size: the stream's budget.
@@ -350,11 +349,29 @@ impl Conn {
             self.rx.queues[0].placed(header, 0);
             return Ok(true);
         }
-        let Some(qp) = self.qp.clone() else {
+        // Lent for the time: another count of it would cost.
+        let Some(qp) = self.qp.take() else {
             // The queue pair is gone, and says farewell: what was on its way is taken as by a card whose program looks no more.
             self.rx.queues[0].placed(header, len);
             return Ok(true);
         };
+        let filled = self.fill(&qp, header, inbound, payload, quoted, env);
+        self.qp = Some(qp);
+        filled
+    }
+
+    /// A segment for a receive that is posted. False when none is.
+    fn fill(
+        &mut self,
+        qp: &QpInner,
+        header: &Untagged,
+        inbound: Inbound,
+        payload: &[u8],
+        quoted: &dyn Fn() -> QuotedSegment,
+        env: &mut Env<'_>,
+    ) -> Result<bool, Down> {
+        let len = payload.len() as u32;
+        let refuse = |conn: &Self, error: UntaggedError| conn.fault(Fault::from(error), Some(quoted()));
         self.rx.receiving = self.rx.receiving || qp.take_recv(&mut self.rx.recv, self.token, env.wakes);
         if !self.rx.receiving {
             return Ok(false);
@@ -367,7 +384,7 @@ impl Conn {
             Ok(place) => place,
             Err(error) => {
                 if matches!(error, UntaggedError::TooLong { .. }) && !immediate {
-                    self.end_recv(&qp, WcStatus::LocalLength, env);
+                    self.end_recv(qp, WcStatus::LocalLength, env);
                 }
                 return Err(refuse(self, error));
             }
@@ -378,11 +395,11 @@ impl Conn {
         } else if scatter((&qp.pd, &env.driver.table, &mut self.recent), &recv.sges, place.offset, payload)
             .is_err()
         {
-            self.end_recv(&qp, WcStatus::LocalProtection, env);
+            self.end_recv(qp, WcStatus::LocalProtection, env);
             return Err(self.fault(Fault::LocalCatastrophic, None));
         }
         if let Some(delivered) = self.rx.queues[0].placed(header, len) {
-            self.deliver(&qp, inbound, delivered.len, quoted, env)?;
+            self.deliver(qp, inbound, delivered.len, quoted, env)?;
         }
         Ok(true)
     }
@@ -407,7 +424,7 @@ impl Conn {
     /// A whole message on queue 0: its receive completes.
     fn deliver(
         &mut self,
-        qp: &Arc<QpInner>,
+        qp: &QpInner,
         inbound: Inbound,
         len: u32,
         quoted: &dyn Fn() -> QuotedSegment,
@@ -447,11 +464,7 @@ impl Conn {
             reason: None,
             timestamp_ns: 0,
         };
-        if qp.recv_cq.push(Cqe { wc, solicited, report: None }, env.wakes) {
-            Ok(())
-        } else {
-            Err(Down::CqOverflow)
-        }
+        qp.recv_cq.push(Cqe { wc, solicited }, env.wakes).map(drop).ok_or(Down::CqOverflow)
     }
 
     /// A segment of the engine's own queues: Read Request, Atomic Request, Terminate, Atomic Response.

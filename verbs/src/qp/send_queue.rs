@@ -9,23 +9,6 @@ use crate::qp::ring::Ring;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
 use crate::wr::{SendFlags, SendOp, SendWr, Sge};
 use ddp::STag;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-
-/// How far the application has seen the queue's completions.
-#[derive(Default)]
-pub(crate) struct SendReport(AtomicU32);
-
-impl SendReport {
-    /// The application has taken the completion of request `seq` (and with it all before).
-    pub(crate) fn seen(&self, seq: u32) {
-        self.0.store(seq.wrapping_add(1), Ordering::Release);
-    }
-
-    fn next_unseen(&self) -> u32 {
-        self.0.load(Ordering::Acquire)
-    }
-}
 
 /// What the queue does with requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,7 +99,8 @@ pub(crate) struct SendQueue {
     /// Requests from this sequence number on are not given to the stream (SQD).
     stop: Option<u32>,
     qp_num: u32,
-    report: Arc<SendReport>,
+    /// The number behind that of our last completion in its queue: once so many were taken, the application has seen ours.
+    reported: u64,
     /// The stream was told that there are requests, and has not looked since.
     pub(crate) rung: bool,
     /// Octets of requests that no pump has seen yet.
@@ -133,15 +117,16 @@ impl SendQueue {
             mode: SqMode::Closed,
             stop: None,
             qp_num,
-            report: Arc::default(),
+            reported: 0,
             rung: false,
             unpumped: 0,
         }
     }
 
-    /// Whether every request posted so far was reported to the application.
-    pub(crate) fn all_seen(&self) -> bool {
-        self.report.next_unseen() == self.front.wrapping_add(self.len())
+    /// Whether every request posted so far is over and the application has seen its completion: it has taken `taken` of those that
+    /// were ever in the completion queue.
+    pub(crate) fn all_seen(&self, taken: u64) -> bool {
+        self.ring.len() == 0 && taken >= self.reported
     }
 
     pub(crate) fn len(&self) -> u32 {
@@ -333,21 +318,25 @@ impl SendQueue {
         self.get(seq).is_some_and(|wqe| !wqe.op.needs_ord())
     }
 
-    /// Takes the requests that are over off the front; `complete` gets their completions in order.
-    pub(crate) fn retire(&mut self, reason: Option<WireReason>, mut complete: impl FnMut(Cqe)) {
+    /// Takes the requests that are over off the front; `complete` gets their completions in order and gives each one's number in
+    /// the completion queue.
+    pub(crate) fn retire(
+        &mut self,
+        reason: Option<WireReason>,
+        mut complete: impl FnMut(Cqe) -> Option<u64>,
+    ) {
         while self.ring.get(0).is_some_and(|wqe| wqe.state == WqeState::Done) {
             self.retire_front(reason, &mut complete);
         }
     }
 
-    fn retire_front(&mut self, reason: Option<WireReason>, complete: &mut impl FnMut(Cqe)) {
+    fn retire_front(&mut self, reason: Option<WireReason>, complete: &mut impl FnMut(Cqe) -> Option<u64>) {
         let Some(wqe) = self.ring.pop() else { return };
-        let seq = self.front;
         self.front = self.front.wrapping_add(1);
         self.next = self.next.saturating_sub(1);
         let signaled = self.limits.signal_all || wqe.flags.contains(SendFlags::SIGNALED);
         if signaled || wqe.status != WcStatus::Success {
-            complete(Cqe {
+            let number = complete(Cqe {
                 wc: Wc {
                     wr_id: wqe.wr_id,
                     status: wqe.status,
@@ -360,11 +349,8 @@ impl SendQueue {
                     timestamp_ns: 0,
                 },
                 solicited: false,
-                report: Some((Arc::clone(&self.report), seq)),
             });
-        } else if self.report.next_unseen() == seq {
-            // Nobody will be told of this one: it counts as seen when all before it were.
-            self.report.seen(seq);
+            self.reported = number.map_or(self.reported, |number| number + 1);
         }
     }
 
@@ -375,7 +361,7 @@ impl SendQueue {
     }
 
     /// Ends everything that has no end yet as flushed and retires all of it. From now on posted requests are flushed too.
-    pub(crate) fn flush(&mut self, reason: Option<WireReason>, mut complete: impl FnMut(Cqe)) {
+    pub(crate) fn flush(&mut self, reason: Option<WireReason>, mut complete: impl FnMut(Cqe) -> Option<u64>) {
         self.mode = SqMode::Flushing;
         let mut failed = false;
         for at in 0..self.ring.len() {
@@ -400,7 +386,7 @@ impl SendQueue {
         self.next = 0;
         self.stop = None;
         self.mode = SqMode::Closed;
-        self.report.0.store(self.front, Ordering::Release);
+        self.reported = 0;
         self.rung = false;
         self.unpumped = 0;
     }
@@ -421,7 +407,10 @@ mod tests {
 
     fn completions(queue: &mut SendQueue) -> Vec<(u64, WcStatus)> {
         let mut out = Vec::new();
-        queue.retire(None, |cqe| out.push((cqe.wc.wr_id, cqe.wc.status)));
+        queue.retire(None, |cqe| {
+            out.push((cqe.wc.wr_id, cqe.wc.status));
+            None
+        });
         out
     }
 
@@ -470,7 +459,10 @@ mod tests {
         assert!(completions(&mut queue).is_empty());
         queue.done(1, WcStatus::RemoteAccess);
         let mut out = completions(&mut queue);
-        queue.flush(None, |cqe| out.push((cqe.wc.wr_id, cqe.wc.status)));
+        queue.flush(None, |cqe| {
+            out.push((cqe.wc.wr_id, cqe.wc.status));
+            None
+        });
         assert_eq!(out, [(1, WcStatus::RemoteAccess), (2, WcStatus::Flushed)]);
     }
 
@@ -485,7 +477,10 @@ mod tests {
         queue.done(1, WcStatus::RemoteAccess);
         queue.done(3, WcStatus::Success);
         let mut out = Vec::new();
-        queue.flush(None, |cqe| out.push(cqe.wc.status));
+        queue.flush(None, |cqe| {
+            out.push(cqe.wc.status);
+            None
+        });
         let flushed = WcStatus::Flushed;
         assert_eq!(out, [WcStatus::Success, WcStatus::RemoteAccess, flushed, flushed]);
     }
@@ -493,21 +488,22 @@ mod tests {
     #[test]
     fn knows_whether_the_application_has_seen_all() {
         let mut queue = queue(4);
-        assert!(queue.all_seen());
+        assert!(queue.all_seen(0));
         queue.post(&send(1, SendFlags::SIGNALED), |_, _| ()).unwrap();
         queue.advance();
-        assert!(!queue.all_seen());
+        assert!(!queue.all_seen(9), "not over");
         queue.done(0, WcStatus::Success);
-        let mut report = None;
-        queue.retire(None, |cqe| report = cqe.report);
-        assert!(!queue.all_seen(), "completed, but not taken by the application");
-        let (report, seq) = report.unwrap();
-        report.seen(seq);
-        assert!(queue.all_seen());
+        // Eight completions, of others, are in front of it.
+        queue.retire(None, |_| Some(8));
+        assert!(!queue.all_seen(8), "completed, but not taken by the application");
+        assert!(queue.all_seen(9));
         queue.post(&send(2, SendFlags::empty()), |_, _| ()).unwrap();
         queue.advance();
         queue.done(1, WcStatus::Success);
-        queue.retire(None, |_| ());
-        assert!(queue.all_seen(), "an unsignaled request that retired after all were seen");
+        queue.retire(None, |_| unreachable!("it is not signaled"));
+        assert!(
+            !queue.all_seen(8) && queue.all_seen(9),
+            "an unsignaled request that retired after all were seen"
+        );
     }
 }

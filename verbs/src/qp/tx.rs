@@ -61,6 +61,8 @@ pub(crate) struct Tx {
     /// Whose turn it is when both requests and answers are due.
     pub(super) answers_turn: bool,
     pub(super) acks: Acks,
+    /// At the last look the send queue had no more; who posts from then on rings.
+    drained: bool,
     /// A Read to be sent behind all, for a queue pair that is gone.
     pub(super) farewell: bool,
     spans: Vec<Span>,
@@ -120,6 +122,7 @@ impl Tx {
             rtr_unanswered: false,
             answers_turn: false,
             acks: Acks::default(),
+            drained: false,
             farewell: false,
             spans: Vec::new(),
             unsigned: Unsigned::default(),
@@ -140,6 +143,11 @@ impl Tx {
         self.acks = Acks::default();
         self.marks.clear();
         self.farewell = true;
+    }
+
+    /// There are requests to look at.
+    pub(crate) fn rang(&mut self) {
+        self.drained = false;
     }
 
     pub(crate) fn ack_came(&mut self) {
@@ -301,18 +309,23 @@ impl Conn {
 
     /// Requests of one small FPDU each, under one lock of the send queue.
     fn burst(&mut self, env: &mut Env<'_>) -> Result<Burst, Down> {
-        let built = self.build_burst(env);
+        // Lent for the time: another count of it would cost more than all of this.
+        let qp = self.qp.take();
+        let built = match &qp {
+            Some(qp) => self.build_burst(qp, env),
+            None => Ok(Burst::NotSmall),
+        };
+        self.qp = qp;
         self.tx.unsigned.sign(&self.tx.fpdu, &mut self.out.staging);
         self.recent.let_go();
         built
     }
 
-    fn build_burst(&mut self, env: &mut Env<'_>) -> Result<Burst, Down> {
+    fn build_burst(&mut self, qp: &QpInner, env: &mut Env<'_>) -> Result<Burst, Down> {
         let others_first = !self.reads.owed.is_empty() && !self.tx.answers_turn;
         if self.tx.hold || !self.tx.may_burst() || others_first {
             return Ok(Burst::NotSmall);
         }
-        let Some(qp) = self.qp.clone() else { return Ok(Burst::NotSmall) };
         let offered = self.peer.features().extensions();
         let (table, pd) = (&env.driver.table, qp.pd.id());
         let mut sq = qp.sq.lock();
@@ -366,6 +379,7 @@ impl Conn {
             built += 1;
         }
         self.tx.answers_turn &= built == 0;
+        self.tx.drained = drained;
         Ok(match (drained, built) {
             (true, _) => Burst::Drained,
             (false, 0) => Burst::NotSmall,
@@ -562,12 +576,17 @@ impl Conn {
         qp.retire(&mut qp.sq.lock(), env.wakes)
     }
 
-    /// Whether there is nothing to send unless something happens: a post, an arrival, room.
+    /// Whether there is nothing to send unless something happens: a post, an arrival that lets a waiting request go, room.
     pub(super) fn sends_nothing(&self) -> bool {
         self.out.is_empty()
             && self.tx.is_idle()
             && self.reads.owed.is_empty()
             && self.interest == llp::Interest { read: self.rx.is_read(), write: false }
+    }
+
+    /// As [`Conn::sends_nothing`], and no request or close waits for an arrival.
+    pub(super) fn waits_for_posts(&self) -> bool {
+        self.sends_nothing() && self.tx.drained && !self.fin.wanted && !self.draining
     }
 
     /// Whether a request is half built.
