@@ -27,10 +27,14 @@ impl Wakes {
     }
 
     /// Gives every wake-up. No lock of the engine may be held: a waker runs foreign code.
+    #[inline]
     pub(crate) fn give(&mut self) {
-        if self.0.is_empty() {
-            return;
+        if !self.0.is_empty() {
+            self.give_all();
         }
+    }
+
+    fn give_all(&mut self) {
         for wake in self.0.drain(..) {
             match wake {
                 Wake::Waker(waker) => waker.wake(),

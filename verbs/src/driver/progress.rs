@@ -20,8 +20,13 @@ use std::time::{Duration, Instant};
 /// The background thread looks this often, at first, whether somebody still polls. An arrival at an application that stopped
 /// polling without arming waits at most two looks.
 const LEASE: Duration = Duration::from_micros(200);
-/// Under steady polling it looks ever less often, down to this: a look costs the pollers some microseconds of a core.
+/// Under steady polling it looks ever less often, soon down to this.
 const MAX_LEASE: Duration = Duration::from_millis(1);
+/// Where polling has lasted for long, each look is so large a part of that time behind the one before: a look takes 25 microseconds
+/// of a poller's core, and with one each millisecond at both ends one of fifty round trips met one.
+const LEASE_PART: u32 = 16;
+/// But it looks this often.
+const MAX_LONG_LEASE: Duration = Duration::from_millis(4);
 /// Within this time after a sleep in our own wait, arming a queue is taken as the prelude of the next one.
 const OWN_WAIT_HABIT: Duration = Duration::from_millis(10);
 /// Posts that wait for company wait at most this long.
@@ -144,7 +149,7 @@ impl Shared {
         (ns != NEVER).then(|| self.base + Duration::from_nanos(ns))
     }
 
-    /// Wakes the thread whose sleep the streams depend on, unless it looks within [`MAX_LEASE`] anyway: woken before, the background
+    /// Wakes the thread whose sleep the streams depend on, unless it looks within [`MAX_LONG_LEASE`] anyway: woken before, the background
     /// thread would take the pollers for gone, as they have not polled since its last look.
     fn wake_sleeper(&self) {
         let roles = self.roles.lock();
@@ -503,13 +508,21 @@ fn follow(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) -> Option
         habits.epoch = roles.epoch;
         habits.same_leader = 0;
     }
-    if led || polled {
-        habits.lease = (habits.lease * 2).clamp(LEASE, MAX_LEASE);
-        return Some(Some(Instant::now() + habits.lease));
+    if !led && !polled {
+        (habits.lease, habits.polled_since) = (Duration::ZERO, None);
+        roles.leader = Leader::Background;
+        return None;
     }
-    habits.lease = Duration::ZERO;
-    roles.leader = Leader::Background;
-    None
+    let now = Instant::now();
+    let most = if led {
+        habits.polled_since = None;
+        MAX_LEASE
+    } else {
+        let polled_for = now - *habits.polled_since.get_or_insert(now);
+        (polled_for / LEASE_PART).clamp(MAX_LEASE, MAX_LONG_LEASE)
+    };
+    habits.lease = (habits.lease * 2).clamp(LEASE, most);
+    Some(Some(now + habits.lease))
 }
 
 /// Drives in the place of others when they do not: a leader that is awake but busy with something else, a poller that posted and
@@ -535,6 +548,8 @@ struct Habits {
     rounds: u32,
     /// Somebody drove between the last two looks.
     driven: bool,
+    /// At every look since then somebody had polled and driven.
+    polled_since: Option<Instant>,
     lease: Duration,
 }
 

@@ -634,9 +634,9 @@ impl Conn {
 /// Room for ULPDU_Length, and the DDP header behind it. Gives the FPDU's first octet.
 fn begin_fpdu(staging: &mut Vec<u8>, header: &Header) -> usize {
     let start = staging.len();
-    let at = start + 2;
-    staging.resize(at + header.len(), 0);
-    header.emit(&mut staging[at..]);
+    let mut front = [0; 2 + ddp::Untagged::LEN];
+    let len = header.emit(&mut front[2..]);
+    staging.extend_from_slice(&front[..2 + len]);
     start
 }
 
