@@ -902,4 +902,19 @@ fn events_that_nobody_asked_for_go_with_their_object() {
     assert!(!device.async_events().is_empty());
     drop(b);
     none_is_left(&device);
+
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let srq = pd.create_srq(SrqAttr { max_wr: 8, max_sge: 1, limit: 0 }).unwrap();
+    let b = End::make(&device, &pd, Make { srq: Some(srq.clone()), ..Make::default() });
+    let (a, b) = pair_of(End::new(), b, &ConnOptions::default());
+    let sge = [b.sge(0, 64)];
+    // SAFETY: the region lives longer than the connection, and nobody else touches it.
+    unsafe { srq.post_recv((0..2).map(|wr_id| RecvWr { wr_id, sges: &sge })) }.unwrap();
+    srq.modify(None, Some(2)).unwrap();
+    a.send(1, 0, 4);
+    b.received_ok(0);
+    assert_eq!(device.async_events().len(), 1);
+    drop((b, srq));
+    none_is_left(&device);
 }
