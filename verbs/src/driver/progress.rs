@@ -599,11 +599,15 @@ fn lead(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) {
 
 fn drive(shared: &Shared, driver: &Weak<Driver>, readable: bool) {
     let Some(driver) = driver.upgrade() else { return };
-    if !readable {
-        driver.try_pump();
-    } else if driver.pump_events().is_some() {
-        driver.linger(|| shared.polled.load(Ordering::SeqCst) || shared.is_led());
+    let drove = if readable {
+        driver.pump_events().is_some()
     } else {
+        driver.try_lock().map(|mut busy| busy.pump()).is_some()
+    };
+    if !drove {
+        // Somebody else drives at the moment, and until he is done the set stays readable or the deadline past.
         shared.background.sleep(None, Some(Instant::now() + LEASE));
+    } else if readable {
+        driver.linger(|| shared.polled.load(Ordering::SeqCst) || shared.is_led());
     }
 }
