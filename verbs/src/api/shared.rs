@@ -8,6 +8,7 @@ use crate::wr::{Bind, SendOp};
 use mem::{Access, Memory, WindowType};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Zeroed memory of the engine's that peers may be let into.
 #[derive(Clone)]
@@ -98,17 +99,19 @@ impl SharedMr {
     /// [`Error::OutOfRange`]; [`Error::Misuse`] when `offset` is not a multiple of eight.
     pub fn update_u64(&self, offset: u64, f: impl FnMut(u64) -> u64) -> Result<u64> {
         let span = self.span(offset, 8)?;
-        let misaligned = Error::Misuse("an atomic needs an offset that is a multiple of 8");
         let Ok(pin) = span.pin() else { return Err(Error::NotConnected) };
-        pin.atomic_u64(0, f).map_err(|_| misaligned)
+        pin.atomic_u64(0, f).map_err(misaligned)
     }
 
-    /// The number in the eight aligned octets at `offset`.
+    /// The number in the eight aligned octets at `offset`. Nothing is written: for a program that looks until a peer has written
+    /// or counted there; what that peer placed before is seen, too.
     ///
     /// # Errors
     /// As [`SharedMr::update_u64`].
     pub fn load_u64(&self, offset: u64) -> Result<u64> {
-        self.update_u64(offset, |now| now)
+        let span = self.span(offset, 8)?;
+        let Ok(pin) = span.pin() else { return Err(Error::NotConnected) };
+        Ok(pin.atomic_cell(0).map_err(misaligned)?.load(Ordering::SeqCst))
     }
 
     /// What a peer must know to reach octets `range`: for every connection of the protection domain, with the rights given to
@@ -144,6 +147,10 @@ impl SharedMr {
         result.map_err(|_| Error::NotConnected)?;
         Ok(Grant { remote: RemoteMr { rkey: window.stag().0, ..remote }, _window: window, _memory: memory })
     }
+}
+
+fn misaligned(_: mem::Unaligned) -> Error {
+    Error::Misuse("an atomic needs an offset that is a multiple of 8")
 }
 
 impl std::fmt::Debug for SharedMr {
