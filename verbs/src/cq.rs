@@ -235,7 +235,8 @@ impl Cq {
         self.taken.store(inner.pushed - queued as u64, Ordering::Release);
     }
 
-    /// How many completions have left the queue, which are those whose number is less.
+    /// How many completions have left the queue: those whose number is less, but for a destroyed queue pair's, which leave from
+    /// anywhere.
     pub(crate) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Acquire)
     }

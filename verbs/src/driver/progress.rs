@@ -149,8 +149,8 @@ impl Shared {
         (ns != NEVER).then(|| self.base + Duration::from_nanos(ns))
     }
 
-    /// Wakes the thread whose sleep the streams depend on, unless it looks within [`MAX_LONG_LEASE`] anyway: woken before, the background
-    /// thread would take the pollers for gone, as they have not polled since its last look.
+    /// Wakes the thread whose sleep the streams depend on, unless it looks within [`MAX_LONG_LEASE`] anyway: woken before, the
+    /// background thread would take the pollers for gone, as they have not polled since its last look.
     fn wake_sleeper(&self) {
         let roles = self.roles.lock();
         match &roles.leader {
