@@ -258,7 +258,11 @@ impl Conn {
             }
             (Header::Tagged(tagged), _) => self.read_response(&tagged, payload, &quoted, env)?,
             (Header::Untagged(untagged), Inbound::Send { .. } | Inbound::Immediate { .. }) => {
-                if !self.send(&untagged, inbound, payload, &quoted, env)? {
+                // Lent for the time: another count of it would cost.
+                let qp = self.qp.take();
+                let placed = self.send(qp.as_deref(), &untagged, inbound, payload, &quoted, env);
+                self.qp = qp;
+                if !placed? {
                     return Ok(false);
                 }
             }
@@ -330,9 +334,10 @@ impl Conn {
         Ok(())
     }
 
-    /// A segment of a Send or of Immediate Data on queue 0. False when no receive is posted.
+    /// A segment of a Send or of Immediate Data on queue 0, for `qp` if it is not gone. False when no receive is posted.
     fn send(
         &mut self,
+        qp: Option<&QpInner>,
         header: &Untagged,
         inbound: Inbound,
         payload: &[u8],
@@ -349,29 +354,11 @@ impl Conn {
             self.rx.queues[0].placed(header, 0);
             return Ok(true);
         }
-        // Lent for the time: another count of it would cost.
-        let Some(qp) = self.qp.take() else {
+        let Some(qp) = qp else {
             // The queue pair is gone, and says farewell: what was on its way is taken as by a card whose program looks no more.
             self.rx.queues[0].placed(header, len);
             return Ok(true);
         };
-        let filled = self.fill(&qp, header, inbound, payload, quoted, env);
-        self.qp = Some(qp);
-        filled
-    }
-
-    /// A segment for a receive that is posted. False when none is.
-    fn fill(
-        &mut self,
-        qp: &QpInner,
-        header: &Untagged,
-        inbound: Inbound,
-        payload: &[u8],
-        quoted: &dyn Fn() -> QuotedSegment,
-        env: &mut Env<'_>,
-    ) -> Result<bool, Down> {
-        let len = payload.len() as u32;
-        let refuse = |conn: &Self, error: UntaggedError| conn.fault(Fault::from(error), Some(quoted()));
         self.rx.receiving = self.rx.receiving || qp.take_recv(&mut self.rx.recv, self.token, env.wakes);
         if !self.rx.receiving {
             return Ok(false);

@@ -429,6 +429,20 @@ fn ord_holds_reads_back_and_answers_let_them_go() {
     }
 }
 
+#[test]
+fn a_queue_is_drained_when_its_last_read_is_answered() {
+    let end = End::new();
+    let mut peer = initiator(&end);
+    end.op(1, read(Remote { addr: 0, rkey: 1 }), 0, 4);
+    let request = peer.expect_fpdu().read_request();
+    end.qp.modify(QpState::Sqd).unwrap();
+    end.nothing_more();
+    assert!(end.device.async_events().is_empty());
+    peer.fpdu(&tagged(Opcode::ReadResponse, request.sink_stag.0, request.sink_to, true, b"data"));
+    end.sent_ok(1);
+    assert_eq!(end.async_event(), AsyncEvent::SqDrained { qp_num: end.qp.num() });
+}
+
 // ---------------------------------------------------------------- untagged messages
 
 // [test:RFC5041-7.1-08] [test:RFC5041-7.1-10]

@@ -202,16 +202,23 @@ fn notification_of_any_or_only_solicited() {
     b.device.wait(None, |cx| channel.poll_pop(cx)).unwrap();
 }
 
-#[test]
-fn shared_receive_queue_limit() {
+/// Two ends, of which the second takes its receives from a shared queue with so many.
+fn pair_with_srq(receives: u64) -> (End, End, Arc<verbs::Srq>) {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
     let srq = pd.create_srq(SrqAttr { max_wr: 8, max_sge: 1, limit: 0 }).unwrap();
     let b = End::make(&device, &pd, Make { srq: Some(srq.clone()), ..Make::default() });
     let (a, b) = pair_of(End::new(), b, &ConnOptions::default());
     let sge = [b.sge(0, 64)];
-    // SAFETY: the region lives to the end of the test, and nobody else touches it.
-    unsafe { srq.post_recv((0..4).map(|wr_id| RecvWr { wr_id, sges: &sge })) }.unwrap();
+    // SAFETY: the region lives as long as the connection, and nobody else touches it.
+    unsafe { srq.post_recv((0..receives).map(|wr_id| RecvWr { wr_id, sges: &sge })) }.unwrap();
+    (a, b, srq)
+}
+
+#[test]
+fn shared_receive_queue_limit() {
+    let (a, b, srq) = pair_with_srq(4);
+    let device = b.device.clone();
     srq.modify(None, Some(3)).unwrap();
     assert!(srq.modify(None, Some(9)).is_err());
     a.send(1, 0, 4);
@@ -903,14 +910,8 @@ fn events_that_nobody_asked_for_go_with_their_object() {
     drop(b);
     none_is_left(&device);
 
-    let device = Device::open().unwrap();
-    let pd = device.alloc_pd().unwrap();
-    let srq = pd.create_srq(SrqAttr { max_wr: 8, max_sge: 1, limit: 0 }).unwrap();
-    let b = End::make(&device, &pd, Make { srq: Some(srq.clone()), ..Make::default() });
-    let (a, b) = pair_of(End::new(), b, &ConnOptions::default());
-    let sge = [b.sge(0, 64)];
-    // SAFETY: the region lives longer than the connection, and nobody else touches it.
-    unsafe { srq.post_recv((0..2).map(|wr_id| RecvWr { wr_id, sges: &sge })) }.unwrap();
+    let (a, b, srq) = pair_with_srq(2);
+    let device = b.device.clone();
     srq.modify(None, Some(2)).unwrap();
     a.send(1, 0, 4);
     b.received_ok(0);
