@@ -97,7 +97,7 @@ impl End {
         let mut at = 0;
         while let Phase::Open { rx, messages, .. } = &mut self.phase {
             let Step::Fpdu(fpdu) = rx.next(&mut octets[at..])? else { break };
-            let ulpdu = &octets[at + fpdu.ulpdu.start..at + fpdu.ulpdu.end];
+            let ulpdu = fpdu.ulpdu.as_bytes();
             let (header, header_len) = Header::parse(ulpdu)?;
             if let Inbound::Send { .. } = messages.admit(&header)? {
                 let text = String::from_utf8_lossy(&ulpdu[header_len..]).into_owned();

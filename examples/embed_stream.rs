@@ -115,13 +115,13 @@ impl<S: Read + Write> Wire<S> {
 
     /// The next segment; messages here are one segment long.
     fn next(&mut self) -> Result<Came> {
-        let fpdu = loop {
+        let (ulpdu, consumed) = loop {
             match self.rx.next(&mut self.received)? {
-                Step::Fpdu(fpdu) => break fpdu,
+                Step::Fpdu(fpdu) => break (fpdu.ulpdu.to_vec(), fpdu.consumed),
                 Step::NeedMore { .. } => more(&mut self.stream, &mut self.received)?,
             }
         };
-        let ulpdu = &self.received[fpdu.ulpdu];
+        let ulpdu = &ulpdu[..];
         let (header, header_len) = Header::parse(ulpdu)?;
         let octets = ulpdu[header_len..].to_vec();
         let came = match (header, self.messages.admit(&header)?) {
@@ -135,7 +135,7 @@ impl<S: Read + Write> Wire<S> {
             }
             (_, other) => return Err(format!("{other:?} is not for this example").into()),
         };
-        self.received.drain(..fpdu.consumed);
+        self.received.drain(..consumed);
         Ok(came)
     }
 }

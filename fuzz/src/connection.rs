@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use llp::sim::{Link, Network, Split};
 use llp::{ListenOptions, Stack, StreamOptions, Token};
-use verbs::{ConnOptions, Device, DeviceOptions, Limits, Progress, Recognition, Revision, RtrKinds};
+use verbs::{CapabilityExchange, ConnOptions, Device, DeviceOptions, Limits, Progress, Revision, RtrKinds};
 
 use crate::input::Input;
 use application::Application;
@@ -139,7 +139,11 @@ fn options_of(input: &mut Input<'_>) -> ConnOptions {
         rtr: RtrKinds { write: kinds & 1 == 0, read: kinds & 2 == 0, send: true },
         ird: input.pick(&[4, 1, 0, 16, 0x3FFF]),
         ord: input.pick(&[4, 1, 0, 16, 0x3FFF]),
-        recognition: input.pick(&[Recognition::Assume, Recognition::Off, Recognition::On]),
+        capabilities: input.pick(&[
+            CapabilityExchange::Assume,
+            CapabilityExchange::Off,
+            CapabilityExchange::On,
+        ]),
         acknowledged: bits & 16 != 0,
         stable_tx: bits & 32 != 0,
         no_receive_timeout: Duration::from_millis(input.pick(&[500, 0, 5000])),

@@ -8,7 +8,7 @@
 //!   MPA Reply  ◀───── (octets of accept)                └─▶ Negotiated
 //!                      Initiator::request / reply ──────────▶ Negotiated
 //!
-//!   FPDU FPDU ... ───▶ FpduRx::next ───▶ Fpdu { ulpdu, proof: Verified } ──▶ segment
+//!   FPDU FPDU ... ───▶ FpduRx::next ───▶ Fpdu { ulpdu: Verified } ─────────▶ segment
 //!   FPDU FPDU ... ◀─── FpduTx::seal / header + trailer ◀──────────────────── segment
 //! ```
 //!
@@ -39,6 +39,6 @@ pub mod tx;
 pub mod wire;
 
 pub use crc::{Crc32c, crc32c};
-pub use rx::{Fpdu, FpduError, FpduRx, Step, Verified};
+pub use rx::{Fpdu, FpduError, FpduRx, Step, Verified, VerifiedBuf};
 pub use size::{MAX_FPDU_ON_WIRE, MAX_ULPDU, MIN_FPDU, MIN_MULPDU, fpdu_len, mulpdu, pad_len};
 pub use tx::{FpduTx, Trailer};

@@ -1,6 +1,7 @@
 //! Receiving FPDUs: one direction's octets in, verified ULPDUs out (RFC 5044 sections 4 and 6).
 
-use core::ops::Range;
+use alloc::vec::Vec;
+use core::ops::{Deref, Range};
 
 use crate::crc::crc32c;
 use crate::marker::{self, Layout, MARKER_LEN, STRIDE};
@@ -28,34 +29,81 @@ pub struct FpduRx {
     failed: Option<FpduError>,
 }
 
-/// What the octets at the front of the input are.
+/// What the bytes at the front of the input are.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum Step<'a> {
     /// Not a whole FPDU yet.
     NeedMore {
-        /// With fewer octets than this, counted from the front, there is no progress.
+        /// With fewer bytes than this, counted from the front, there is no progress.
         at_least: usize,
     },
     /// A whole and valid FPDU.
-    Fpdu(Fpdu),
+    Fpdu(Fpdu<'a>),
 }
 
 /// A valid FPDU at the front of the input.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Fpdu {
-    /// Octets of the input it takes, Markers included.
+pub struct Fpdu<'a> {
+    /// Bytes of the input it takes, Markers included.
     pub consumed: usize,
-    /// Where in the input its ULPDU lies, in one piece.
-    pub ulpdu: Range<usize>,
-    /// That it was checked.
-    pub proof: Verified,
+    /// Bytes of the input in front of the ULPDU.
+    pub start: usize,
+    /// Its ULPDU, in one piece.
+    pub ulpdu: Verified<'a>,
 }
 
-/// Proof that an FPDU was verified as RFC 5044 section 6 demands before its ULPDU may reach DDP: its CRC was
-/// right, or CRCs are off by negotiation. Only [`FpduRx`] makes it.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use]
-pub struct Verified(());
+/// Bytes of an FPDU that was verified as RFC 5044 section 6 demands before its ULPDU may reach DDP: its CRC was
+/// right, or CRCs are off by negotiation. Only [`FpduRx`] creates it, so a function that takes it cannot be given
+/// bytes that were not verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verified<'a>(&'a [u8]);
+
+impl<'a> Verified<'a> {
+    /// The bytes.
+    #[inline]
+    #[must_use]
+    pub const fn as_bytes(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// The first `mid` bytes, and the rest.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline]
+    #[must_use]
+    pub fn split_at(self, mid: usize) -> (Self, Self) {
+        let (front, rest) = self.0.split_at(mid);
+        (Self(front), Self(rest))
+    }
+
+    /// A copy that can be kept after the buffer is reused.
+    #[must_use]
+    pub fn to_buf(self) -> VerifiedBuf {
+        VerifiedBuf(Vec::from(self.0))
+    }
+}
+
+impl Deref for Verified<'_> {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        self.0
+    }
+}
+
+/// A copy of [`Verified`] bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerifiedBuf(Vec<u8>);
+
+impl VerifiedBuf {
+    /// The bytes.
+    #[must_use]
+    pub fn as_verified(&self) -> Verified<'_> {
+        Verified(&self.0)
+    }
+}
 
 /// Why the direction is dead (RFC 5044 section 8). TCP must stay open for the Terminate that reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,13 +140,13 @@ impl FpduRx {
     /// Looks at the front of `input`, whose first octet is the one at [`position`](Self::position).
     ///
     /// A whole FPDU is verified and counted as consumed. With Markers its ULPDU is moved together in place, so
-    /// that the range given is the ULPDU alone. Until the FPDU is whole, `input` is left as it is.
+    /// that [`Fpdu::ulpdu`] is the ULPDU alone. Until the FPDU is whole, `input` is left as it is.
     ///
     /// # Errors
     /// An invalid FPDU. From then on every call gives the same error: once MPA has reported one, it must not
     /// pass any more FPDUs on that half connection (RFC 5044 section 8).
     #[inline]
-    pub fn next(&mut self, input: &mut [u8]) -> Result<Step, FpduError> {
+    pub fn next<'a>(&mut self, input: &'a mut [u8]) -> Result<Step<'a>, FpduError> {
         if let Some(error) = self.failed {
             return Err(error);
         }
@@ -129,21 +177,8 @@ impl FpduRx {
         self.markers
     }
 
-    /// Counts an FPDU with a ULPDU of `ulpdu_len` octets as consumed, whose payload the caller reads from the
-    /// stream by itself, straight to where it belongs.
-    ///
-    /// That is possible only where nothing has to be checked or removed: `None` with CRCs or Markers on, or
-    /// after an error.
-    pub fn take_direct(&mut self, ulpdu_len: u16) -> Option<Verified> {
-        if self.crc || self.markers || self.failed.is_some() {
-            return None;
-        }
-        self.position += fpdu_len(usize::from(ulpdu_len)) as u64;
-        Some(Verified(()))
-    }
-
     #[inline]
-    fn next_plain(&self, input: &[u8]) -> Result<Step, FpduError> {
+    fn next_plain<'a>(&self, input: &'a [u8]) -> Result<Step<'a>, FpduError> {
         let Some(length) = input.first_chunk::<LENGTH_LEN>() else {
             return Ok(Step::NeedMore { at_least: MIN_FPDU });
         };
@@ -151,11 +186,10 @@ impl FpduRx {
         let consumed = fpdu_len(ulpdu_len);
         let Some(fpdu) = input.get(..consumed) else { return Ok(Step::NeedMore { at_least: consumed }) };
         self.check_crc(fpdu)?;
-        let ulpdu = LENGTH_LEN..LENGTH_LEN + ulpdu_len;
-        Ok(Step::Fpdu(Fpdu { consumed, ulpdu, proof: Verified(()) }))
+        Ok(Step::Fpdu(Self::fpdu(fpdu, LENGTH_LEN..LENGTH_LEN + ulpdu_len)))
     }
 
-    fn next_with_markers(&self, input: &mut [u8]) -> Result<Step, FpduError> {
+    fn next_with_markers<'a>(&self, input: &'a mut [u8]) -> Result<Step<'a>, FpduError> {
         let lead = Layout::new(self.position, MIN_FPDU).lead;
         let Some(length) = input.get(lead..).and_then(|input| input.first_chunk::<LENGTH_LEN>()) else {
             return Ok(Step::NeedMore { at_least: lead + MIN_FPDU });
@@ -169,7 +203,13 @@ impl FpduRx {
         self.check_markers(fpdu, &layout)?;
         remove_markers(fpdu, &layout, LENGTH_LEN + ulpdu_len);
         let start = lead + LENGTH_LEN;
-        Ok(Step::Fpdu(Fpdu { consumed, ulpdu: start..start + ulpdu_len, proof: Verified(()) }))
+        Ok(Step::Fpdu(Self::fpdu(fpdu, start..start + ulpdu_len)))
+    }
+
+    /// The one place where bytes become [`Verified`]: the caller has checked all of `fpdu`.
+    #[inline]
+    fn fpdu(fpdu: &[u8], ulpdu: Range<usize>) -> Fpdu<'_> {
+        Fpdu { consumed: fpdu.len(), start: ulpdu.start, ulpdu: Verified(&fpdu[ulpdu]) }
     }
 
     /// The CRC covers all octets before the CRC field, a leading Marker and one between PAD and CRC included.
@@ -238,7 +278,7 @@ mod tests {
             let expected = buf[2..].to_vec();
             tx.seal(&mut buf, 0);
             let Ok(Step::Fpdu(fpdu)) = rx.next(&mut buf) else { panic!("{len} octets") };
-            assert_eq!(buf[fpdu.ulpdu], expected);
+            assert_eq!(*fpdu.ulpdu, expected);
         }
         assert!(rx.position() > 1 << 32);
         assert_eq!(rx.position(), tx.position());

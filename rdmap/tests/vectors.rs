@@ -343,11 +343,12 @@ fn fpdus() {
                 let what = format!("{name}: {}", frame.note);
                 let mut octets = unhex(&frame.hex);
                 assert_eq!(Some(rx.position()), frame.stream_offset, "{what}");
+                let total = octets.len();
                 let Ok(Step::Fpdu(Fpdu { consumed, ulpdu, .. })) = rx.next(&mut octets) else {
                     panic!("{what}")
                 };
-                assert_eq!(consumed, octets.len(), "{what}");
-                let ulpdu = &octets[ulpdu];
+                assert_eq!(consumed, total, "{what}");
+                let ulpdu = ulpdu.as_bytes();
                 assert_eq!(ulpdu, unhex(frame.ulpdu_hex.as_ref().unwrap()), "{what}");
 
                 let fields = Fields::of(frame);
@@ -399,7 +400,7 @@ fn verdict(vector: &Negative) -> Result<(), Option<Fault>> {
         Err(FpduError::Crc { .. }) => return Err(Some(MpaFault::Crc.into())),
         Err(FpduError::Marker { .. }) => return Err(Some(MpaFault::Marker.into())),
     };
-    dispatch(&vector.name, &octets[fpdu.ulpdu]).map_err(Some)
+    dispatch(&vector.name, &fpdu.ulpdu).map_err(Some)
 }
 
 fn dispatch(name: &str, ulpdu: &[u8]) -> Result<(), Fault> {

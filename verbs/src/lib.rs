@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   application            engine                                        wire
-//!   post_send  ─► send_queue ─► qp/tx: rdmap ─► ddp ─► mpa ─► out_queue ─► llp
-//!   poll_cq    ◄─ cq ◄─ qp/rx: mem ◄─ rdmap ◄─ ddp ◄─ mpa ◄─ staging    ◄─ llp
+//!   post_send  ─► send_queue ─► conn ─► stream::Sender: rdmap ─► ddp ─► mpa ─► llp
+//!   poll_cq    ◄─ cq ◄─ mem ◄─── conn ◄─ stream::Receiver: rdmap ◄─ ddp ◄─ mpa ◄─ llp
 //! ```
 //!
 //! The types at this level are the *raw layer*: one to one with verbs, with the memory rules in the hands of the caller
@@ -11,6 +11,7 @@
 //! thread when it does not.
 
 mod api;
+mod conn;
 mod cq;
 mod device;
 mod driver;
@@ -40,7 +41,7 @@ pub use error::{Error, PostError, Result};
 pub use event::AsyncEvent;
 pub use mr::{FastMr, RawMr, RawMw, RemoteMr};
 pub use notify::EventQueue;
-pub use options::{ConnOptions, DriveGuard, FpduSize, Limits, PeerProfile, Progress, Recognition};
+pub use options::{ConnOptions, DriveGuard, Limits, PeerProfile, Progress};
 pub use pd::Pd;
 pub use qp::{Path, Qp, QpAttr, QpCap, QpInit, QpState};
 pub use srq::{Srq, SrqAttr};
@@ -52,3 +53,4 @@ pub use llp::StreamOptions;
 pub use mem::{Access, Memory, WindowType};
 pub use mpa::startup::{Negotiated, Revision, Rtr, RtrKinds};
 pub use rdmap::Origin;
+pub use stream::{CapabilityExchange, FpduSize};

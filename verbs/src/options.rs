@@ -3,32 +3,7 @@
 use llp::StreamOptions;
 use mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
 use std::time::Duration;
-
-/// How large the FPDUs are that we send.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FpduSize {
-    /// Large towards our own peers, what a TCP segment carries towards others (RFC 5044 section 5).
-    #[default]
-    Auto,
-    /// What a TCP segment carries.
-    Segment,
-    /// As large as MPA allows (64,768 octets of ULPDU), whatever the segment.
-    Large,
-    /// A MULPDU of this many octets, between 128 and 64,768.
-    Fixed(u16),
-}
-
-/// Whether uiw peers may recognise each other (ARCHITECTURE.md, "Our own peers").
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Recognition {
-    /// Say hello in the first FPDU; extensions are on where both agree.
-    #[default]
-    On,
-    /// Say nothing; no extensions.
-    Off,
-    /// Say nothing; the peer is known to do RFC 7306 (immediate data and atomics), as some NICs are.
-    Assume,
-}
+use stream::{CapabilityExchange, FpduSize};
 
 /// A departure from the RFCs for the sake of one kind of peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,8 +35,8 @@ pub struct ConnOptions {
     pub ord: u16,
     /// FPDU size policy.
     pub fpdu: FpduSize,
-    /// Recognition of our own peers.
-    pub recognition: Recognition,
+    /// The exchange of capabilities with uiw peers (ARCHITECTURE.md, "Capability exchange").
+    pub capabilities: CapabilityExchange,
     /// A named departure from the RFCs, for one kind of peer.
     pub profile: PeerProfile,
     /// Copies every source before its CRC is computed, for callers that rewrite buffers in flight.
@@ -101,7 +76,7 @@ impl Default for ConnOptions {
             ird: 128,
             ord: 128,
             fpdu: FpduSize::Auto,
-            recognition: Recognition::On,
+            capabilities: CapabilityExchange::On,
             profile: PeerProfile::Rfc,
             stable_tx: false,
             acknowledged: false,
@@ -117,7 +92,8 @@ impl Default for ConnOptions {
 }
 
 impl ConnOptions {
-    pub(crate) fn mpa(&self) -> MpaConfig {
+    /// What start-up asks for and offers.
+    pub(crate) fn startup(&self) -> MpaConfig {
         MpaConfig {
             revision: self.revision,
             crc: self.crc,
@@ -127,6 +103,21 @@ impl ConnOptions {
             ird: self.ird,
             ord: self.ord,
             siw_gso: self.profile == PeerProfile::SiwGso,
+        }
+    }
+
+    /// Settings of the stream.
+    pub(crate) fn stream_config(&self) -> stream::Config {
+        stream::Config {
+            startup: self.startup(),
+            fpdu: self.fpdu,
+            capabilities: self.capabilities,
+            stable_source: self.stable_tx,
+            acknowledged: self.acknowledged,
+            fallback: self.fallback,
+            startup_timeout: self.startup_timeout,
+            no_receive_timeout: self.no_receive_timeout,
+            close_timeout: self.close_timeout,
         }
     }
 }

@@ -104,8 +104,7 @@ impl Framing {
             let markers = self.set_markers(position, lead, &mut copy);
             match self.rx.next(&mut copy) {
                 Ok(Step::Fpdu(fpdu)) => {
-                    let ulpdu = copy.get(fpdu.ulpdu.clone()).unwrap_or_default();
-                    let cut = self.judge(position, ulpdu, fpdu.ulpdu.start, fpdu.consumed, &markers);
+                    let cut = self.judge(position, &fpdu.ulpdu, fpdu.start, fpdu.consumed, &markers);
                     self.buffer.drain(..fpdu.consumed);
                     self.at_least = 0;
                     let end = self.position();

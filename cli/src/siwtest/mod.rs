@@ -17,7 +17,7 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use talk::{MAX_SGES, Order, Orders};
-use verbs::{ConnOptions, Recognition, Revision, RtrKinds};
+use verbs::{CapabilityExchange, ConnOptions, Revision, RtrKinds};
 
 /// The partner's port.
 const PORT: u16 = 7471;
@@ -153,7 +153,11 @@ impl Args {
             fallback: !startup.no_fallback,
             rtr: startup.rtr,
             peer_to_peer: !startup.no_peer_to_peer,
-            recognition: if startup.no_recognition { Recognition::Off } else { Recognition::On },
+            capabilities: if startup.no_recognition {
+                CapabilityExchange::Off
+            } else {
+                CapabilityExchange::On
+            },
             ird: startup.ird,
             ord: startup.ord,
             startup_timeout: Duration::from_secs_f64(startup.timeout),

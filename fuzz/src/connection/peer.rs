@@ -167,8 +167,8 @@ impl Peer {
             match rx.next(&mut self.inbox).expect("our own framing is right") {
                 Step::NeedMore { .. } => break,
                 Step::Fpdu(fpdu) => {
-                    let ulpdu = self.inbox[fpdu.ulpdu].to_vec();
-                    self.inbox.drain(..fpdu.consumed);
+                    let (ulpdu, consumed) = (fpdu.ulpdu.to_vec(), fpdu.consumed);
+                    self.inbox.drain(..consumed);
                     self.look(&ulpdu, rights);
                 }
             }

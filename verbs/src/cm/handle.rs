@@ -1,9 +1,10 @@
 //! Connections by themselves: for connection managers whose queue pairs come and go.
 
 use crate::cm::{CmChannel, ConnId};
-use crate::driver::{Driver, Env};
+use crate::conn::Conn;
+use crate::driver::{Driver, Services};
 use crate::error::{Error, Result};
-use crate::qp::{Conn, Down, Qp};
+use crate::qp::Qp;
 use llp::Token;
 use std::sync::Arc;
 
@@ -53,7 +54,7 @@ impl ConnHandle {
     /// # Errors
     /// [`Error::NotConnected`].
     pub fn disconnect(&self) -> Result<()> {
-        with(&self.driver, self.token, Conn::start_close)
+        with(&self.driver, self.token, Conn::close)
     }
 
     /// Gives up a connection in set-up, whose queue pair is free again then, and terminates one that stands, whose queue pair
@@ -62,11 +63,11 @@ impl ConnHandle {
     /// # Errors
     /// [`Error::NotConnected`].
     pub fn abort(&self) -> Result<()> {
-        with(&self.driver, self.token, |conn, env| {
+        with(&self.driver, self.token, |conn, services| {
             if conn.is_established() {
-                conn.fall(Down::Asked, env);
+                conn.abort(services);
             } else {
-                conn.give_up_startup(Error::NotConnected, env);
+                conn.fail_startup(Error::NotConnected, services);
             }
         })
     }
@@ -81,14 +82,13 @@ impl std::fmt::Debug for ConnHandle {
 fn with<R>(
     driver: &Arc<Driver>,
     token: Token,
-    serve: impl FnOnce(&mut Conn, &mut Env<'_>) -> R,
+    serve: impl FnOnce(&mut Conn, &mut Services) -> R,
 ) -> Result<R> {
     let mut busy = driver.lock();
-    let (core, driver) = busy.parts();
-    core.with_conn(driver, token, serve).ok_or(Error::NotConnected)
+    busy.core().with_conn(token, serve).ok_or(Error::NotConnected)
 }
 
 pub(super) fn migrate(driver: &Arc<Driver>, token: Token, channel: &Arc<CmChannel>) -> Result<()> {
     // The channel before is dropped after the core: its wakers are foreign code.
-    with(driver, token, |conn, env| conn.cm.migrate_all(channel, env.wakes)).map(drop)
+    with(driver, token, |conn, services| conn.cm.migrate_all(channel, &mut services.wakes)).map(drop)
 }

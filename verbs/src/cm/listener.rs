@@ -1,17 +1,19 @@
 //! Listeners and the requests they bring.
 
 use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnId};
-use crate::driver::{Core, Driver, Slot, TimerKind};
+use crate::conn::Conn;
+use crate::driver::{Core, Driver, Slot};
 use crate::error::{Error, Result};
 use crate::options::ConnOptions;
-use crate::qp::{Conn, Phase, Qp};
+use crate::qp::Qp;
 use llp::{ListenOptions, Token};
-use mpa::startup::{Request, Responder};
+use mpa::startup::Request;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
+use stream::Stream;
 
 /// Says once a process, in the log, that what comes and goes here can be read on its way (RFC 5042 section 5.4: IPsec is for
 /// whoever runs the network).
@@ -62,9 +64,8 @@ impl Listener {
         let driver = Arc::clone(device.driver());
         super::check_options(driver.limits().max_rd_atomic, options)?;
         let mut busy = driver.lock();
-        let (core, _) = busy.parts();
         let mut bound = local;
-        let token = core.insert(|stack, token| {
+        let token = busy.core().insert(|stack, _, token| {
             let listen = ListenOptions { backlog, stream: options.stream.clone() };
             let listener = stack.listen(local, &listen, token).map_err(Error::io("listening"))?;
             bound = listener.local_addr();
@@ -96,15 +97,14 @@ impl Listener {
     /// Requests go to another channel: those not taken yet, in order, and all later ones (`rdma_migrate_id`).
     pub fn migrate(&self, channel: &Arc<CmChannel>) {
         let mut busy = self.driver.lock();
-        let (core, driver) = busy.parts();
+        let core = busy.core();
         let Some(slot) = core.listener(self.token) else { return };
         if Arc::ptr_eq(&slot.channel, channel) {
             return;
         }
         // Channels are dropped after the core.
         let mut before = vec![std::mem::replace(&mut slot.channel, Arc::clone(channel))];
-        let mut follow =
-            core.conns(|conn| self.brought(conn) && matches!(conn.phase, Phase::AwaitRequest(_)));
+        let mut follow = core.conns(|conn| self.brought(conn) && conn.stream.awaits_request());
         let moved = |event: &CmEvent| match &event.kind {
             CmEventKind::ConnectRequest(request) if request.listener == Some(self.token) => {
                 follow.push(request.token);
@@ -113,9 +113,9 @@ impl Listener {
             CmEventKind::Deaf { listener, .. } => *listener == self.id(),
             _ => false,
         };
-        before[0].move_to(channel, moved, &mut core.wakes);
+        before[0].move_to(channel, moved, &mut core.services.wakes);
         for token in follow {
-            before.extend(core.with_conn(driver, token, |conn, _| conn.cm.migrate(channel)));
+            before.extend(core.with_conn(token, |conn, _| conn.cm.migrate(channel)));
         }
         drop(busy);
     }
@@ -128,10 +128,10 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let mut busy = self.driver.lock();
-        let (core, driver) = busy.parts();
+        let core = busy.core();
         let slot = core.remove(self.token);
         for token in core.conns(|conn| self.brought(conn)) {
-            core.with_conn(driver, token, Conn::listener_closed);
+            core.with_conn(token, Conn::listener_closed);
         }
         // Requests lock the core when dropped.
         drop(busy);
@@ -182,14 +182,11 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
                         limit,
                         "too many connections in set-up: the oldest without a Request is cut"
                     );
-                    core.with_conn(driver, oldest, |conn, env| {
-                        conn.give_up_startup(Error::NotConnected, env);
+                    core.with_conn(oldest, |conn, services| {
+                        conn.fail_startup(Error::NotConnected, services);
                     });
                 }
-                core.with_conn(driver, conn, |conn, env| {
-                    conn.set_timer(TimerKind::Startup, conn.options.startup_timeout, env);
-                    conn.on_startup_event(env);
-                });
+                core.with_conn(conn, Conn::on_readable);
             }
             Err(error) => {
                 driver.table.release(sink);
@@ -214,7 +211,7 @@ fn tell_deaf(core: &mut Core, token: Token, error: io::Error) {
     let for_good = error.kind() == io::ErrorKind::NotFound;
     let (listener, error) = (ListenerId(token.0), Error::io("listening")(error));
     let kind = CmEventKind::Deaf { listener, error, for_good };
-    channel.push(CmEvent { id: ConnId(0), kind }, &mut core.wakes);
+    channel.push(CmEvent { id: ConnId(0), kind }, &mut core.services.wakes);
 }
 
 /// Another connection has been accepted. Those that have been heard since are forgotten now and then.
@@ -231,7 +228,7 @@ fn remember_unheard(core: &mut Core, listener: Token, conn: Token, limit: usize)
 }
 
 fn is_unheard(conn: &Conn) -> bool {
-    matches!(conn.phase, Phase::AwaitRequest(_))
+    conn.stream.awaits_request()
 }
 
 /// Takes the connection that has been without a whole Request for the longest time.
@@ -260,26 +257,16 @@ fn accept_one(
     channel: Arc<CmChannel>,
     half_open: HalfOpen,
 ) -> io::Result<Token> {
-    // The slot is filled in two steps, as the listener lives in the same slab.
-    let token = core.reserve();
-    let accepted = match core.listener(listener) {
-        Some(slot) => slot.listener.accept(token),
-        None => Err(io::ErrorKind::WouldBlock.into()),
+    let token = core.next_token();
+    let socket = match core.listener(listener) {
+        Some(slot) => slot.listener.accept(token)?,
+        None => return Err(io::ErrorKind::WouldBlock.into()),
     };
-    match accepted {
-        Ok(stream) => {
-            let phase = Phase::AwaitRequest(Box::new(Responder::new(options.mpa())));
-            let cm = CmSide::new(id, channel);
-            let mut conn = Conn::new(token, stream, phase, options, cm, sink);
-            conn.half_open = Some(half_open);
-            core.fill(token, Slot::Conn(Box::new(conn)));
-            Ok(token)
-        }
-        Err(error) => {
-            core.remove(token);
-            Err(error)
-        }
-    }
+    let stream = Stream::listen(options.stream_config(), sink, core.services.now);
+    let mut conn = Conn::new(token, socket, stream, options, CmSide::new(id, channel));
+    conn.half_open = Some(half_open);
+    core.fill(token, Slot::Conn(Box::new(conn)));
+    Ok(token)
 }
 
 /// Counts one connection in set-up while it lives.
@@ -323,7 +310,7 @@ pub struct ConnRequest {
 }
 
 impl ConnRequest {
-    pub(super) fn new(
+    pub(crate) fn new(
         driver: Arc<Driver>,
         (token, half_open): (Token, Option<&HalfOpen>),
         id: ConnId,
@@ -431,15 +418,15 @@ impl ConnRequest {
         // Dropped after the core.
         let mut channel_before = None;
         let mut busy = driver.lock();
-        let (core, driver) = busy.parts();
+        let core = busy.core();
         inner.may_connect("accepting")?;
         inner.set_conn(Some(self.token));
         let accepted = core
-            .with_conn(driver, self.token, |conn, env| {
+            .with_conn(self.token, |conn, services| {
                 if let Some(channel) = channel {
                     channel_before = Some(conn.cm.migrate(channel));
                 }
-                conn.accept(&inner, &options, private_data, env)
+                conn.accept(&inner, &options, private_data, services)
             })
             .unwrap_or(Err(Error::NotConnected));
         if accepted.is_err() {
@@ -463,8 +450,8 @@ impl ConnRequest {
 
     fn reject_now(&self, private_data: &[u8]) -> Result<()> {
         let mut busy = self.driver.lock();
-        let (core, driver) = busy.parts();
-        core.with_conn(driver, self.token, |conn, env| conn.reject(private_data, env))
+        busy.core()
+            .with_conn(self.token, |conn, services| conn.reject(private_data, services))
             .unwrap_or(Err(Error::NotConnected))
     }
 }

@@ -2,22 +2,25 @@
 
 mod handle;
 mod listener;
-mod startup;
 
 pub use handle::ConnHandle;
 pub use listener::{ConnRequest, Listener, ListenerId};
 pub(crate) use listener::{HalfOpen, ListenerSlot, accept_all};
 
-use crate::driver::{Slot, TimerKind};
+use crate::conn::Conn;
+use crate::driver::Slot;
 use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
 use crate::options::ConnOptions;
-use crate::qp::{Conn, Phase, Qp, QpInner};
+use crate::qp::{Qp, QpInner};
 use crate::wc::WireReason;
-use llp::{Stack, Stream, Token};
+use ddp::STag;
+use llp::{Stack, Token};
 use mpa::startup::{Initiator, Negotiated};
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use stream::{Stream, Time};
 
 /// One end of one connection, for telling events apart. Never used again on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -96,13 +99,11 @@ pub struct ConnInfo {
 pub(crate) struct CmSide {
     pub(crate) id: ConnId,
     channel: Arc<CmChannel>,
-    told: Told,
-    /// Given when the peer's first FPDU is here: a responder in peer-to-peer mode waits for the RTR message.
-    waiting: Option<ConnInfo>,
+    state: CmState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+enum CmState {
     Nothing,
     Established,
     Ended,
@@ -110,26 +111,16 @@ enum Told {
 
 impl CmSide {
     pub(crate) fn new(id: ConnId, channel: Arc<CmChannel>) -> Self {
-        Self { id, channel, told: Told::Nothing, waiting: None }
+        Self { id, channel, state: CmState::Nothing }
     }
 
     pub(crate) fn tell(&self, kind: CmEventKind, wakes: &mut Wakes) {
         self.channel.push(CmEvent { id: self.id, kind }, wakes);
     }
 
-    fn established(&mut self, info: ConnInfo, wakes: &mut Wakes) {
-        self.told = Told::Established;
+    pub(crate) fn established(&mut self, info: ConnInfo, wakes: &mut Wakes) {
+        self.state = CmState::Established;
         self.tell(CmEventKind::Established(info), wakes);
-    }
-
-    fn established_with_first_fpdu(&mut self, info: ConnInfo) {
-        self.waiting = Some(info);
-    }
-
-    pub(crate) fn first_fpdu(&mut self, wakes: &mut Wakes) {
-        if let Some(info) = self.waiting.take() {
-            self.established(info, wakes);
-        }
     }
 
     /// Later events go to another channel. Returns the one before, to be dropped without a lock: its wakers are foreign code.
@@ -146,26 +137,26 @@ impl CmSide {
         before
     }
 
-    /// Nobody is told anything more.
-    fn forget(&mut self) {
-        self.told = Told::Ended;
+    /// No event tells of it any more.
+    pub(crate) fn forget(&mut self) {
+        self.state = CmState::Ended;
     }
 
-    fn failed(&mut self, error: Error, wakes: &mut Wakes) {
-        if self.told == Told::Nothing {
-            self.told = Told::Ended;
+    pub(crate) fn failed(&mut self, error: Error, wakes: &mut Wakes) {
+        if self.state == CmState::Nothing {
+            self.state = CmState::Ended;
             self.tell(CmEventKind::Failed(error), wakes);
         }
     }
 
     /// The stream has ended.
     pub(crate) fn ended(&mut self, ending: Ending, wakes: &mut Wakes) {
-        match self.told {
-            Told::Established => self.tell(CmEventKind::Disconnected(ending), wakes),
-            Told::Nothing => self.tell(CmEventKind::Failed(Error::NotConnected), wakes),
-            Told::Ended => {}
+        match self.state {
+            CmState::Established => self.tell(CmEventKind::Disconnected(ending), wakes),
+            CmState::Nothing => self.tell(CmEventKind::Failed(Error::NotConnected), wakes),
+            CmState::Ended => {}
         }
-        self.told = Told::Ended;
+        self.state = CmState::Ended;
     }
 }
 
@@ -186,16 +177,14 @@ pub fn connect(
 ) -> Result<ConnId> {
     let inner = &qp.0;
     check_options(inner.driver.limits().max_rd_atomic, options)?;
-    Initiator::new(options.mpa(), private_data)?;
-    begin(inner, options, channel, |stack, token| {
-        let stream = stack
+    Initiator::new(options.startup(), private_data)?;
+    begin(inner, options, channel, |stack, token, sink, now| {
+        let socket = stack
             .connect(local, peer, &options.stream, token)
-            .map_err(|source| startup::connect_error(peer, source))?;
-        let prepare = |conn: &mut Conn| {
-            conn.private_data = private_data.to_vec();
-            conn.asked_local = local;
-        };
-        Ok((stream, prepare))
+            .map_err(|source| connect_error(peer, source))?;
+        let nonce = getrandom::u64().unwrap_or(token.0);
+        let stream = Stream::connect(options.stream_config(), private_data, sink, nonce, now)?;
+        Ok((socket, stream, local))
     })
 }
 
@@ -214,32 +203,47 @@ pub fn connect_self(
 ) -> Result<ConnId> {
     let inner = &qp.0;
     check_options(inner.driver.limits().max_rd_atomic, options)?;
-    begin(inner, options, channel, |stack, token| {
-        let stream = stack
+    begin(inner, options, channel, |stack, token, sink, now| {
+        let socket = stack
             .connect_self(local, &options.stream, token)
-            .map_err(|source| startup::connect_error(local, source))?;
-        Ok((stream, |conn: &mut Conn| conn.to_itself = true))
+            .map_err(|source| connect_error(local, source))?;
+        let mut config = options.stream_config();
+        let limit = inner.driver.limits().max_rd_atomic;
+        (config.startup.ird, config.startup.ord) = (options.ird.min(limit), options.ord.min(limit));
+        Ok((socket, Stream::loopback(config, sink, now), None))
     })
 }
 
-/// Gives `qp` a connection in set-up, on a stream that `open` begins.
-fn begin<P: FnOnce(&mut Conn)>(
+/// How a failed TCP connect is reported.
+pub(crate) fn connect_error(peer: SocketAddr, source: io::Error) -> Error {
+    match source.kind() {
+        io::ErrorKind::ConnectionRefused => Error::Refused { peer },
+        _ => Error::Lost { peer, source },
+    }
+}
+
+/// What a connection is begun with: the socket, the stream, and the local address that the application asked for.
+type Opened = (Box<dyn llp::Stream>, Stream<mem::Span>, Option<SocketAddr>);
+
+/// Gives `qp` a connection in start-up, which `open` begins.
+fn begin(
     inner: &Arc<QpInner>,
     options: &Arc<ConnOptions>,
     channel: &Arc<CmChannel>,
-    open: impl FnOnce(&mut dyn Stack, Token) -> Result<(Box<dyn Stream>, P)>,
+    open: impl FnOnce(&mut dyn Stack, Token, STag, Time) -> Result<Opened>,
 ) -> Result<ConnId> {
     let mut busy = inner.driver.lock();
-    let (core, driver) = busy.parts();
+    let core = busy.core();
+    let driver = &inner.driver;
     inner.may_connect("connecting")?;
     let sink = driver.table.reserve()?;
     let id = ConnId(driver.next_stream().0);
     let cm = CmSide::new(id, Arc::clone(channel));
-    let opened = core.insert(|stack, token| {
-        let (stream, prepare) = open(stack, token)?;
-        let mut conn = Conn::new(token, stream, Phase::Connecting, Arc::clone(options), cm, sink);
+    let opened = core.insert(|stack, services, token| {
+        let (socket, stream, asked_local) = open(stack, token, sink, services.now)?;
+        let mut conn = Conn::new(token, socket, stream, Arc::clone(options), cm);
         conn.qp = Some(Arc::clone(inner));
-        prepare(&mut conn);
+        conn.asked_local = asked_local;
         Ok(Slot::Conn(Box::new(conn)))
     });
     let token = match opened {
@@ -250,9 +254,8 @@ fn begin<P: FnOnce(&mut Conn)>(
         }
     };
     inner.set_conn(Some(token));
-    core.with_conn(driver, token, |conn, env| {
-        conn.set_timer(TimerKind::Startup, conn.options.startup_timeout, env);
-    });
+    // The time for start-up gets its timer.
+    core.with_conn(token, |_, _| ());
     Ok(id)
 }
 
@@ -260,11 +263,10 @@ fn begin<P: FnOnce(&mut Conn)>(
 pub fn abandon(qp: &Qp) {
     let inner = &qp.0;
     let mut busy = inner.driver.lock();
-    let (core, driver) = busy.parts();
     if let Some(token) = inner.conn() {
-        core.with_conn(driver, token, |conn, env| {
+        busy.core().with_conn(token, |conn, services| {
             if !conn.is_established() {
-                conn.give_up_startup(Error::NotConnected, env);
+                conn.fail_startup(Error::NotConnected, services);
             }
         });
     }

@@ -1,82 +1,92 @@
-//! What the holder of the driver's lock works on: the stack, the streams, their timers.
+//! What the holder of the driver's lock works on: the stack, the connections, their timers.
 
 use crate::cm::ListenerSlot;
+use crate::conn::Conn;
 use crate::driver::{Driver, Pool, Timers};
+use crate::error::Error;
 use crate::notify::Wakes;
-use crate::qp::Conn;
 use llp::{Event, Stack, Token};
 use slab::Slab;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use stream::Time;
 
-/// Octets that one read asks for; also the size of the receive staging that all streams share.
+/// Bytes that one read asks for; also the size of the receive staging that all connections share.
 pub(crate) const RX_STAGING: usize = 256 << 10;
-/// Up to this many streams a pump reads them directly; with more it asks the stack which have something.
+/// Up to this many connections a round reads them directly; with more it asks the stack which have something.
 const DIRECT_STREAMS: usize = 4;
-/// With few streams the stack is still asked every so many pumps: listeners, connects, hang-ups.
+/// With few connections the stack is still asked every so many rounds: listeners, connects, hang-ups.
 const ASK_EVERY: u32 = 32;
-/// So many connections are a crowd, at a time or one after the other.
-const CROWD: usize = 32;
+/// Fewer connections that close, at a time or one after the other, are no bulk disconnect.
+const BULK: usize = 32;
 
 pub(crate) enum Slot {
     Listener(ListenerSlot),
     Conn(Box<Conn>),
-    /// Out of the slab while its stream is served.
-    Lent,
 }
 
 pub(crate) struct Core {
     pub(crate) stack: Box<dyn Stack>,
-    /// The time at the start of this pump.
-    now: Instant,
+    pub(crate) services: Services,
+    /// The origin of [`Time`].
+    base: Instant,
     slots: Slab<(u32, Slot)>,
     generation: u32,
-    /// Streams in Full Operation: candidates for direct reading.
+    /// Connections in Full Operation: candidates for direct reading.
     established: Vec<Token>,
-    /// Slots that only the stack's events move: listeners and streams in set-up.
+    /// Slots that only the stack's events move: listeners and connections in start-up.
     others: usize,
-    pub(crate) timers: Timers,
-    pub(crate) wakes: Wakes,
-    pub(crate) pool: Pool,
-    staging: Vec<u8>,
     events: Vec<Event>,
-    /// Where the streams that rang are listed while they are served.
+    /// Where the connections whose doorbell was rung are listed while they are served.
     ready: Vec<Token>,
     /// The deadline that the sleepers know.
     told_deadline: Option<Instant>,
     pumps: u32,
-    /// Connections that have left since that was told.
+    /// Connections that have left since a bulk disconnect was reported.
     gone: usize,
-    /// Of a crowd of connections most have left: told when the lock is released.
+    /// Most of many connections have left: reported when the lock is released.
     pub(crate) crowd_left: bool,
     /// Connections that are over. They are dropped after the lock: what they hold may run foreign code or lock again.
     #[expect(clippy::vec_box, reason = "connections live boxed in their slots")]
     pub(crate) trash: Vec<Box<Conn>>,
 }
 
-/// What a stream needs of the core while it is served.
-pub(crate) struct Env<'a> {
-    pub(crate) driver: &'a Arc<Driver>,
-    pub(crate) now: Instant,
-    pub(crate) timers: &'a mut Timers,
-    pub(crate) wakes: &'a mut Wakes,
-    pub(crate) pool: &'a mut Pool,
-    pub(crate) staging: &'a mut [u8],
+/// What a connection needs of the core while it is served.
+pub(crate) struct Services {
+    pub(crate) driver: Weak<Driver>,
+    pub(crate) table: Arc<mem::Table>,
+    /// The time at the start of this round.
+    pub(crate) now: Time,
+    pub(crate) timers: Timers,
+    pub(crate) wakes: Wakes,
+    pub(crate) pool: Pool,
+    pub(crate) staging: Vec<u8>,
 }
 
 impl Core {
-    pub(crate) fn new(stack: Box<dyn Stack>, held_limit: usize) -> Self {
-        Self {
-            now: stack.now(),
-            stack,
-            slots: Slab::new(),
-            generation: 0,
-            established: Vec::new(),
-            others: 0,
+    pub(crate) fn new(
+        stack: Box<dyn Stack>,
+        driver: Weak<Driver>,
+        table: Arc<mem::Table>,
+        held_limit: usize,
+    ) -> Self {
+        let services = Services {
+            driver,
+            table,
+            now: Time::default(),
             timers: Timers::default(),
             wakes: Wakes::default(),
             pool: Pool::new(held_limit),
             staging: vec![0; RX_STAGING],
+        };
+        Self {
+            base: stack.now(),
+            stack,
+            services,
+            slots: Slab::new(),
+            generation: 0,
+            established: Vec::new(),
+            others: 0,
             events: Vec::new(),
             ready: Vec::new(),
             told_deadline: None,
@@ -87,38 +97,38 @@ impl Core {
         }
     }
 
-    /// Brings the time up to date: once a pump or a call of the control path.
+    /// Brings the time up to date: once a round or a call of the control path.
     pub(crate) fn look_at_clock(&mut self) {
-        self.now = self.stack.now();
+        let since = self.stack.now().saturating_duration_since(self.base);
+        self.services.now = Time::default().after(since);
+    }
+
+    fn instant(&self, at: Time) -> Instant {
+        self.base + Duration::from_nanos(at.as_nanos())
     }
 
     /// A token for a slot that `fill` makes; the token names this slot and no later one at the same place.
     pub(crate) fn insert<E>(
         &mut self,
-        fill: impl FnOnce(&mut dyn Stack, Token) -> Result<Slot, E>,
+        fill: impl FnOnce(&mut dyn Stack, &Services, Token) -> Result<Slot, E>,
     ) -> Result<Token, E> {
-        self.generation = self.generation.wrapping_add(1);
-        let generation = self.generation;
-        let entry = self.slots.vacant_entry();
-        let token = Token(entry.key() as u64 | u64::from(generation) << 32);
-        let slot = fill(&mut *self.stack, token)?;
-        entry.insert((generation, slot));
-        self.others += 1;
+        let token = self.next_token();
+        let slot = fill(&mut *self.stack, &self.services, token)?;
+        self.fill(token, slot);
         Ok(token)
     }
 
-    /// A token for a slot that is filled later, by [`Core::fill`].
-    pub(crate) fn reserve(&mut self) -> Token {
+    /// The token of the slot that [`Core::fill`] fills next.
+    pub(crate) fn next_token(&mut self) -> Token {
         self.generation = self.generation.wrapping_add(1);
-        let key = self.slots.insert((self.generation, Slot::Lent));
-        self.others += 1;
-        Token(key as u64 | u64::from(self.generation) << 32)
+        Token(self.slots.vacant_key() as u64 | u64::from(self.generation) << 32)
     }
 
+    /// Fills the slot of a token that [`Core::next_token`] has just given.
     pub(crate) fn fill(&mut self, token: Token, slot: Slot) {
-        if let Some(place) = self.slot(token) {
-            *place = slot;
-        }
+        let key = self.slots.insert(((token.0 >> 32) as u32, slot));
+        debug_assert_eq!(key as u64, token.0 & u64::from(u32::MAX), "no slot was filled in between");
+        self.others += 1;
     }
 
     fn slot(&mut self, token: Token) -> Option<&mut Slot> {
@@ -133,9 +143,9 @@ impl Core {
         }
     }
 
-    /// When somebody must look at the streams, or the stack at its own timers, though nothing came.
+    /// When a round is wanted though nothing came: for a connection, or for the stack's own timers.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        match (self.timers.next(), self.stack.deadline()) {
+        match (self.services.timers.next().map(|at| self.instant(at)), self.stack.deadline()) {
             (Some(ours), Some(theirs)) => Some(ours.min(theirs)),
             (ours, theirs) => ours.or(theirs),
         }
@@ -176,11 +186,11 @@ impl Core {
             Some(at) => drop(self.established.swap_remove(at)),
             None => self.others -= 1,
         }
-        self.pool.keep(self.established.len());
-        // What a crowd of connections took goes back when most have left; asked seldom, as it walks the slots.
+        self.services.pool.keep(self.established.len());
+        // What many connections took goes back when most have left; asked seldom, as it walks the slots.
         let left = self.slots.len();
         self.gone += 1;
-        if self.gone >= CROWD && left * 8 <= self.gone {
+        if self.gone >= BULK && left * 8 <= self.gone {
             self.gone = 0;
             self.crowd_left = true;
         }
@@ -189,9 +199,9 @@ impl Core {
             self.slots.shrink_to_fit();
             self.established.shrink_to(2 * left);
         }
-        if most_left || self.timers.is_full() {
+        if most_left || self.services.timers.is_full() {
             let slots = &self.slots;
-            self.timers.keep(|token| {
+            self.services.timers.keep(|token| {
                 let slot = slots.get(token.0 as u32 as usize);
                 slot.is_some_and(|(generation, _)| u64::from(*generation) == token.0 >> 32)
             });
@@ -199,61 +209,54 @@ impl Core {
         Some(slot)
     }
 
-    /// Runs `serve` on a connection; afterwards the connection is settled: removed when it is over.
+    /// Runs `serve` on a connection; afterwards the connection gets what it asks for, and is removed when it is over.
     pub(crate) fn with_conn<R>(
         &mut self,
-        driver: &Arc<Driver>,
         token: Token,
-        serve: impl FnOnce(&mut Conn, &mut Env<'_>) -> R,
+        serve: impl FnOnce(&mut Conn, &mut Services) -> R,
     ) -> Option<R> {
-        let slot = self.slot(token)?;
-        let Slot::Conn(_) = slot else { return None };
-        let Slot::Conn(mut conn) = std::mem::replace(slot, Slot::Lent) else { return None };
+        let (generation, slot) = self.slots.get_mut(token.0 as u32 as usize)?;
+        if u64::from(*generation) != token.0 >> 32 {
+            return None;
+        }
+        let Slot::Conn(conn) = slot else { return None };
+        let services = &mut self.services;
         let was_established = conn.is_established();
-        let mut env = Env {
-            driver,
-            now: self.now,
-            timers: &mut self.timers,
-            wakes: &mut self.wakes,
-            pool: &mut self.pool,
-            staging: &mut self.staging,
-        };
-        let result = serve(&mut conn, &mut env);
+        let result = serve(conn, services);
         if std::mem::take(&mut conn.wants_reconnect) {
-            let peer = conn.stream.peer_addr();
+            let peer = conn.socket.peer_addr();
             let local = conn.local_again();
             match self.stack.connect(Some(local), peer, &conn.options.stream, token) {
-                Ok(stream) => conn.reconnected(stream),
-                Err(source) => conn.give_up_startup(crate::error::Error::Lost { peer, source }, &mut env),
+                Ok(socket) => conn.reconnected(socket),
+                Err(source) => conn.fail_startup(Error::Lost { peer, source }, services),
             }
         }
         if conn.is_over() {
-            conn.let_go(&mut env);
-            self.remove(token);
-            self.trash.push(conn);
+            conn.give_back(services);
+            if let Some(Slot::Conn(conn)) = self.remove(token) {
+                self.trash.push(conn);
+            }
         } else {
+            conn.enter_timer(services);
             if !was_established && conn.is_established() {
                 self.established.push(token);
                 self.others -= 1;
-            }
-            if let Some(slot) = self.slot(token) {
-                *slot = Slot::Conn(conn);
             }
         }
         Some(result)
     }
 
-    /// Serves a stream for which something was posted.
-    pub(crate) fn serve(&mut self, driver: &Arc<Driver>, token: Token) {
-        self.with_conn(driver, token, Conn::on_doorbell);
+    /// Serves a connection for which something was posted.
+    pub(crate) fn serve(&mut self, token: Token) {
+        self.with_conn(token, Conn::on_doorbell);
     }
 
-    /// Serves the streams that rang.
+    /// Serves the connections whose doorbell was rung.
     pub(crate) fn serve_ready(&mut self, driver: &Arc<Driver>) -> usize {
         let mut ready = std::mem::take(&mut self.ready);
         driver.take_ready(&mut ready);
         for token in &ready {
-            self.serve(driver, *token);
+            self.serve(*token);
         }
         let count = ready.len();
         ready.clear();
@@ -267,17 +270,17 @@ impl Core {
         let mut work = self.serve_ready(driver);
         self.pumps = self.pumps.wrapping_add(1);
         let direct = self.established.len() <= DIRECT_STREAMS && !self.established.is_empty();
-        let asked =
-            self.pumps.is_multiple_of(ASK_EVERY) || self.stack.deadline().is_some_and(|at| at <= self.now);
+        let asked = self.pumps.is_multiple_of(ASK_EVERY)
+            || self.stack.deadline().is_some_and(|at| at <= self.instant(self.services.now));
         if direct && !asked {
             for at in 0..self.established.len() {
                 let Some(token) = self.established.get(at).copied() else { break };
-                work += usize::from(self.with_conn(driver, token, Conn::on_look).unwrap_or(false));
+                work += usize::from(self.with_conn(token, Conn::on_look).unwrap_or(false));
             }
         } else {
             work += self.serve_events(driver);
         }
-        work + self.serve_timers(driver)
+        work + self.serve_timers()
     }
 
     /// Whether only an answer of the stack can tell of news: used before sleeping.
@@ -298,22 +301,22 @@ impl Core {
     fn serve_event(&mut self, driver: &Arc<Driver>, event: Event) {
         match self.slot(event.token) {
             Some(Slot::Conn(_)) => {
-                self.with_conn(driver, event.token, |conn, env| conn.on_event(event, env));
+                self.with_conn(event.token, |conn, services| conn.on_event(event, services));
             }
             Some(Slot::Listener(_)) => crate::cm::accept_all(self, driver, event.token),
             _ => {}
         }
     }
 
-    fn serve_timers(&mut self, driver: &Arc<Driver>) -> usize {
-        let Some(next) = self.timers.next() else { return 0 };
-        let now = self.now;
+    fn serve_timers(&mut self) -> usize {
+        let Some(next) = self.services.timers.next() else { return 0 };
+        let now = self.services.now;
         if next > now {
             return 0;
         }
         let mut count = 0;
-        while let Some((token, kind)) = self.timers.due(now) {
-            self.with_conn(driver, token, |conn, env| conn.on_timer(kind, env));
+        while let Some(token) = self.services.timers.due(now) {
+            self.with_conn(token, Conn::on_timer);
             count += 1;
         }
         count

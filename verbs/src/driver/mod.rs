@@ -11,11 +11,11 @@ mod progress;
 mod seat;
 mod timers;
 
-pub(crate) use self::core::{Core, Env, RX_STAGING, Slot};
+pub(crate) use self::core::{Core, RX_STAGING, Services, Slot};
 pub(crate) use pool::Pool;
 #[cfg(feature = "tokio")]
 pub(crate) use progress::TaskLead;
-pub(crate) use timers::{TIMER_KINDS, TimerKind, Timers};
+pub(crate) use timers::Timers;
 
 use crate::device::DeviceOptions;
 use crate::error::{Error, Result};
@@ -101,8 +101,8 @@ impl Driver {
         let DeviceOptions { limits, progress, guard } = options;
         let table = mem::Table::new(mem::Limits { max_entries: limits.max_mr });
         let sleepers = Sleepers::new(stack.wait_fd(), progress)?;
-        let driver = Arc::new(Self {
-            core: Mutex::new(Core::new(stack, limits.max_held_octets)),
+        let driver = Arc::new_cyclic(|this| Self {
+            core: Mutex::new(Core::new(stack, this.clone(), Arc::clone(&table), limits.max_held_octets)),
             ready: Mutex::default(),
             pending: AtomicBool::new(false),
             rounds: AtomicU32::new(0),
@@ -152,7 +152,7 @@ impl Driver {
 
     /// Whether a connection of a queue pair that is gone has something left to say.
     pub(crate) fn has_let_go(&self) -> bool {
-        !self.core.lock().conns(crate::qp::Conn::is_let_go).is_empty()
+        !self.core.lock().conns(crate::conn::Conn::is_draining).is_empty()
     }
 
     pub(crate) fn deadline(&self) -> Option<std::time::Instant> {
@@ -196,8 +196,7 @@ impl Driver {
     /// Serves one stream, for which something was posted; while another thread drives, that one does.
     pub(crate) fn serve(self: &Arc<Self>, token: Token) {
         if let Some(mut busy) = self.try_lock() {
-            let (core, driver) = busy.parts();
-            core.serve(driver, token);
+            busy.core().serve(token);
         } else {
             self.ring(token);
             self.try_flush();
@@ -236,25 +235,26 @@ impl Drop for Guarded {
 }
 
 impl Busy<'_> {
-    /// The core and what its streams need of the device.
-    pub(crate) fn parts(&mut self) -> (&mut Core, &Arc<Driver>) {
+    /// The core.
+    pub(crate) fn core(&mut self) -> &mut Core {
         match &mut self.core {
-            Some(core) => (core, self.driver),
+            Some(core) => core,
             None => unreachable!("the core is held until drop"),
         }
     }
 
     /// One round: streams that rang, what the network has, timers.
     pub(crate) fn pump(&mut self) -> usize {
-        let (core, driver) = self.parts();
+        let driver = self.driver;
         let round = driver.rounds.load(Ordering::Relaxed).wrapping_add(1);
         driver.rounds.store(round, Ordering::Relaxed);
-        core.pump(driver)
+        self.core().pump(driver)
     }
 
     /// A round that asks the stack first. Returns how much news it had.
     pub(crate) fn ask(&mut self) -> usize {
-        let (core, driver) = self.parts();
+        let driver = self.driver;
+        let core = self.core();
         core.look_at_clock();
         let events = core.serve_events(driver);
         core.pump(driver);
@@ -269,13 +269,13 @@ impl Busy<'_> {
     }
 
     fn flush(&mut self) {
-        let (core, driver) = self.parts();
-        core.serve_ready(driver);
+        let driver = self.driver;
+        self.core().serve_ready(driver);
     }
 
     fn release(&mut self) {
         if let Some(mut core) = self.core.take() {
-            let mut wakes = std::mem::take(&mut core.wakes);
+            let mut wakes = std::mem::take(&mut core.services.wakes);
             let trash = std::mem::take(&mut core.trash);
             // Told while the core is held: a deadline that another thread adds meanwhile is not to be overwritten.
             let earlier = core.new_deadline().is_some_and(|next| self.driver.sleepers.timer_at(next));

@@ -1,34 +1,17 @@
-//! Deadlines of streams: a heap, cancelled by forgetting (the stream keeps the time that counts).
+//! Deadlines of connections: a heap, cancelled by forgetting (the connection keeps the time that counts).
 
 use llp::Token;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::time::Instant;
-
-/// What a deadline is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum TimerKind {
-    /// TCP and MPA set-up take too long.
-    Startup,
-    /// A Send waits for a receive.
-    NoReceive,
-    /// The orderly close takes too long.
-    Close,
-    /// Repeat the hello, or stop waiting for its answer.
-    Hello,
-    /// Posted requests wait for nothing but a pump, or a refused connection is tried again.
-    Retry,
-}
-
-pub(crate) const TIMER_KINDS: usize = 5;
+use stream::Time;
 
 pub(crate) struct Timers {
-    heap: BinaryHeap<Reverse<(Instant, u64, TimerKind)>>,
+    heap: BinaryHeap<Reverse<(Time, u64)>>,
     /// With so many entries it is time to look for those of streams that are gone.
     full: usize,
 }
 
-/// Entries among which nobody looks for those that do not matter.
+/// Below this size stale entries are not purged.
 const FEW: usize = 256;
 
 impl Default for Timers {
@@ -38,21 +21,21 @@ impl Default for Timers {
 }
 
 impl Timers {
-    pub(crate) fn add(&mut self, at: Instant, token: Token, kind: TimerKind) {
-        self.heap.push(Reverse((at, token.0, kind)));
+    pub(crate) fn add(&mut self, at: Time, token: Token) {
+        self.heap.push(Reverse((at, token.0)));
     }
 
     /// The next deadline that may matter.
-    pub(crate) fn next(&self) -> Option<Instant> {
-        self.heap.peek().map(|Reverse((at, ..))| *at)
+    pub(crate) fn next(&self) -> Option<Time> {
+        self.heap.peek().map(|Reverse((at, _))| *at)
     }
 
     /// Takes one deadline that has passed.
-    pub(crate) fn due(&mut self, now: Instant) -> Option<(Token, TimerKind)> {
+    pub(crate) fn due(&mut self, now: Time) -> Option<Token> {
         if self.next()? > now {
             return None;
         }
-        self.heap.pop().map(|Reverse((_, token, kind))| (Token(token), kind))
+        self.heap.pop().map(|Reverse((_, token))| Token(token))
     }
 
     /// Whether there are twice as many entries as [`Timers::keep`] left: so what it walks is paid for by what was added.
@@ -60,9 +43,9 @@ impl Timers {
         self.heap.len() >= self.full
     }
 
-    /// Forgets the entries of streams that are gone, which peers that come and go would pile up, and the room they took.
+    /// Forgets the entries of connections that are gone, which peers that come and go would pile up, and the room they took.
     pub(crate) fn keep(&mut self, lives: impl Fn(Token) -> bool) {
-        self.heap.retain(|Reverse((_, token, _))| lives(Token(*token)));
+        self.heap.retain(|Reverse((_, token))| lives(Token(*token)));
         self.full = (2 * self.heap.len()).max(FEW);
         self.heap.shrink_to(self.full);
     }
@@ -76,10 +59,10 @@ mod tests {
     #[test]
     fn streams_that_come_and_go_leave_no_entries_and_no_room_behind() {
         const AT_A_TIME: u64 = if cfg!(miri) { 200 } else { 1000 };
-        let (begin, mut timers) = (Instant::now(), Timers::default());
+        let (begin, mut timers) = (Time::from_nanos(7), Timers::default());
         let mut most = 0;
         for token in 0..20 * AT_A_TIME {
-            timers.add(begin + Duration::from_secs(10), Token(token), TimerKind::Startup);
+            timers.add(begin.after(Duration::from_secs(10)), Token(token));
             if timers.is_full() {
                 timers.keep(|other| other.0 + AT_A_TIME > token);
             }
@@ -93,8 +76,8 @@ mod tests {
         timers.keep(|token| token == last);
         assert!(timers.heap.capacity() <= 2 * FEW, "room for {}", timers.heap.capacity());
         assert_eq!(timers.due(begin), None);
-        let due = timers.due(begin + Duration::from_secs(10));
-        assert_eq!(due, Some((last, TimerKind::Startup)));
+        let due = timers.due(begin.after(Duration::from_secs(10)));
+        assert_eq!(due, Some(last));
         assert_eq!(timers.next(), None);
     }
 }

@@ -6,9 +6,8 @@ use crate::error::{Error, PostError, Result};
 use crate::event::AsyncEvent;
 use crate::notify::Wakes;
 use crate::pd::Pd;
-use crate::qp::peer::Known;
 use crate::qp::send_queue::{SendQueue, SqLimits, SqMode};
-use crate::qp::{QpState, RecvQueue, RecvWqe, tx};
+use crate::qp::{QpState, RecvQueue, RecvWqe};
 use crate::srq::Srq;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
 use crate::wr::{RecvWr, SendOp, SendWr, Sge};
@@ -18,6 +17,7 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
+use stream::LocalError;
 
 /// Capacities of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +84,9 @@ pub struct Path {
     /// What TCP says.
     pub stream: llp::StreamInfo,
 }
+
+/// So many bytes posted are worth a call of their own to the socket.
+const BATCH: u64 = 256 << 10;
 
 /// A token that no stream has.
 const NO_CONN: u64 = u64::MAX;
@@ -285,7 +288,7 @@ impl Qp {
     /// # Errors
     /// [`Error::Transition`]; [`Error::NotConnected`] for RTS of a connection that is being closed.
     pub fn modify(&self, to: QpState) -> Result<()> {
-        crate::qp::teardown::modify(&self.0, to)
+        crate::qp::control::modify(&self.0, to)
     }
 
     /// Starts the orderly close: what was posted is sent, then FIN both ways, then ERR and the flush (`rdma_disconnect`).
@@ -293,13 +296,13 @@ impl Qp {
     /// # Errors
     /// [`Error::NotConnected`].
     pub fn disconnect(&self) -> Result<()> {
-        crate::qp::teardown::disconnect(&self.0)
+        crate::qp::control::disconnect(&self.0)
     }
 
     /// Ends the queue pair as a failure of its connection: the oldest open request completes with `status`, every other one is
     /// flushed, a standing connection is terminated, and the state is ERR. For callers who decide that a peer is out of reach.
     pub fn fail(&self, status: WcStatus) {
-        crate::qp::teardown::fail(&self.0, status);
+        crate::qp::control::fail(&self.0, status);
     }
 
     /// How long from now on an inbound Send may wait for a receive (`ConnOptions::no_receive_timeout`); [`Duration::MAX`] =
@@ -310,8 +313,8 @@ impl Qp {
     pub fn set_no_receive_timeout(&self, timeout: Duration) -> Result<()> {
         let token = self.0.conn().ok_or(Error::NotConnected)?;
         let mut busy = self.0.driver.lock();
-        let (core, driver) = busy.parts();
-        core.with_conn(driver, token, |conn, env| conn.set_no_receive_timeout(timeout, env))
+        busy.core()
+            .with_conn(token, |conn, services| conn.set_no_receive_timeout(timeout, services))
             .ok_or(Error::NotConnected)
     }
 
@@ -320,13 +323,7 @@ impl Qp {
     pub fn path(&self) -> Option<Path> {
         let token = self.0.conn()?;
         let mut busy = self.0.driver.lock();
-        let (core, driver) = busy.parts();
-        core.with_conn(driver, token, |conn, _| Path {
-            emss: conn.stream.emss(),
-            max_ulpdu: conn.tx.mulpdu,
-            uiw_peer: matches!(conn.peer.known, Known::Ours(_)),
-            stream: conn.stream.info(),
-        })
+        busy.core().with_conn(token, |conn, _| conn.path())
     }
 
     /// The device's driver works for this queue pair once, if nobody else drives.
@@ -337,7 +334,7 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        crate::qp::teardown::destroy(&self.0);
+        crate::qp::control::destroy(&self.0);
     }
 }
 
@@ -464,7 +461,7 @@ impl QpInner {
         // One ring until the stream looks at the queue: it takes what it finds then.
         let ring = posted > 0 && mode == SqMode::Running && !std::mem::replace(&mut sq.rung, true);
         // A chain waits for company as a single request does: chains that went out at their ends were a system call each.
-        let go = at_once || sq.unpumped >= tx::BATCH;
+        let go = at_once || sq.unpumped >= BATCH;
         if mode == SqMode::Running && posted > 0 && go {
             sq.unpumped = 0;
         }
@@ -526,14 +523,14 @@ impl QpInner {
         &self,
         sq: &mut SendQueue,
         wakes: &mut Wakes,
-    ) -> std::result::Result<(), crate::qp::Down> {
+    ) -> std::result::Result<(), LocalError> {
         let mut room = true;
         sq.retire(None, |cqe| {
             let place = self.send_cq.push(cqe, wakes);
             room &= place.is_some();
             place
         });
-        if room { Ok(()) } else { Err(crate::qp::Down::CqOverflow) }
+        if room { Ok(()) } else { Err(LocalError::CqOverflow) }
     }
 
     /// Ends every posted send as flushed.

@@ -239,12 +239,7 @@ impl SendQueue {
         self.ring.get(seq.wrapping_sub(self.front) as usize)
     }
 
-    /// Takes the elements of request `seq` along, for the place where its answer is awaited.
-    pub(crate) fn take_sges(&mut self, seq: u32) -> Vec<Sge> {
-        self.get_mut(seq).map(|wqe| std::mem::take(&mut wqe.sges)).unwrap_or_default()
-    }
-
-    /// Gives the elements back: their allocation serves a later request.
+    /// Gives the elements that [`SendQueue::begun`] took back: their allocation serves a later request.
     pub(crate) fn return_sges(&mut self, seq: u32, sges: Vec<Sge>) {
         if let Some(wqe) = self.get_mut(seq) {
             wqe.sges = sges;
@@ -255,11 +250,11 @@ impl SendQueue {
         self.ring.get_mut(seq.wrapping_sub(self.front) as usize)
     }
 
-    /// The untagged message of request `seq` has this MSN.
-    pub(crate) fn begun(&mut self, seq: u32, msn: u32) {
-        if let Some(wqe) = self.get_mut(seq) {
-            wqe.msn = msn;
-        }
+    /// The untagged message of request `seq` has this MSN. Of a Read or atomic, gives the elements where its answer is placed.
+    pub(crate) fn begun(&mut self, seq: u32, msn: u32) -> Option<Vec<Sge>> {
+        let wqe = self.get_mut(seq)?;
+        wqe.msn = msn;
+        wqe.op.needs_ord().then(|| std::mem::take(&mut wqe.sges))
     }
 
     /// The peer has placed every Write and Send up to request `upto`.
@@ -311,11 +306,6 @@ impl SendQueue {
             wqe.state = WqeState::Done;
             wqe.status = status;
         }
-    }
-
-    /// Whether a built request `seq` is finished once its octets are with TCP.
-    pub(crate) fn done_when_sent(&self, seq: u32) -> bool {
-        self.get(seq).is_some_and(|wqe| !wqe.op.needs_ord())
     }
 
     /// Takes the requests that are over off the front; `complete` gets their completions in order and gives each one's number in

@@ -11,9 +11,9 @@ use std::time::Duration;
 use llp::sim::{Link, Split};
 use verbs::cm::{self, CmChannel, CmEventKind};
 use verbs::{
-    Access, Bind, ConnOptions, Cq, CqOptions, Device, FastMr, FastRegister, Memory, Pd, Qp, QpCap, QpInit,
-    QpState, RawMr, RawMw, Recognition, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge, Wc, WcOpcode,
-    WcStatus, WindowType,
+    Access, Bind, CapabilityExchange, ConnOptions, Cq, CqOptions, Device, FastMr, FastRegister, Memory, Pd,
+    Qp, QpCap, QpInit, QpState, RawMr, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge, Wc,
+    WcOpcode, WcStatus, WindowType,
 };
 
 use crate::link::{CLIENT, SERVER, Simulation};
@@ -292,7 +292,7 @@ fn run(case: Case) -> ([u64; 2], bool) {
         Fate::Fin => link.fin_at = Some(case.at),
         Fate::Whole | Fate::Stall => {}
     });
-    let options = Arc::new(ConnOptions { recognition: Recognition::On, ..ConnOptions::default() });
+    let options = Arc::new(ConnOptions { capabilities: CapabilityExchange::On, ..ConnOptions::default() });
     let (client_pd, server_pd) =
         (simulation.client.alloc_pd().unwrap(), simulation.server.alloc_pd().unwrap());
     let mut ends = [End::new(&simulation.client, &client_pd), End::new(&simulation.server, &server_pd)];

@@ -8,7 +8,7 @@ use llp::{ListenOptions, Listener, Stack, Stream, Token};
 use mem::{IoVec, IoVecMut};
 use mpa::rx::{FpduRx, Step};
 use mpa::startup::{Config, Responder, Revision};
-use verbs::{ConnOptions, ConnSettings, Connection, FpduSize, Recognition, Revision as VerbsRevision};
+use verbs::{CapabilityExchange, ConnOptions, ConnSettings, Connection, FpduSize, Revision as VerbsRevision};
 
 use crate::link::Simulation;
 
@@ -35,8 +35,9 @@ impl Reader {
             self.read += got;
         }
         while let Step::Fpdu(fpdu) = self.rx.next(&mut self.octets).unwrap() {
-            self.ulpdus.push(self.octets[fpdu.ulpdu].to_vec());
-            self.octets.drain(..fpdu.consumed);
+            let consumed = fpdu.consumed;
+            self.ulpdus.push(fpdu.ulpdu.to_vec());
+            self.octets.drain(..consumed);
         }
     }
 }
@@ -80,7 +81,7 @@ pub(crate) fn reader(simulation: &Simulation, settings: &ConnSettings) -> (verbs
 pub(crate) fn settings() -> ConnSettings {
     let options = ConnOptions {
         revision: VerbsRevision::One,
-        recognition: Recognition::Off,
+        capabilities: CapabilityExchange::Off,
         fpdu: FpduSize::Segment,
         ..ConnOptions::default()
     };

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use verbs::blocking::{Connection, Listener};
 use verbs::cm::{self, CmChannel, CmEventKind, ConnInfo, ConnRequest, Ending};
 use verbs::{
-    Access, AsyncEvent, ConnOptions, ConnSettings, Cq, CqOptions, Device, Error, Memory, Pd, PostError, Qp,
-    QpCap, QpInit, RawMr, Recognition, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcStatus,
+    Access, AsyncEvent, CapabilityExchange, ConnOptions, ConnSettings, Cq, CqOptions, Device, Error, Memory,
+    Pd, PostError, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcStatus,
 };
 
 pub(crate) const ALL: Access = Access::LOCAL_WRITE
@@ -27,7 +27,7 @@ pub(crate) fn loopback() -> SocketAddr {
 pub(crate) fn plain() -> ConnOptions {
     ConnOptions {
         peer_to_peer: false,
-        recognition: Recognition::Off,
+        capabilities: CapabilityExchange::Off,
         ird: 4,
         ord: 4,
         close_timeout: Duration::from_secs(2),

@@ -11,7 +11,7 @@ use rdmap::{AtomicRequest, AtomicResponse, Opcode};
 use serde_json::Value;
 use std::time::Duration;
 use verbs::{
-    Access, AsyncEvent, ConnOptions, QpState, Recognition, RecvWr, Remote, SendOp, SrqAttr, WcOpcode,
+    Access, AsyncEvent, CapabilityExchange, ConnOptions, QpState, RecvWr, Remote, SendOp, SrqAttr, WcOpcode,
     WcStatus,
 };
 
@@ -20,7 +20,7 @@ fn read(remote: Remote) -> SendOp {
 }
 
 fn assumed() -> ConnOptions {
-    ConnOptions { recognition: Recognition::Assume, ..plain() }
+    ConnOptions { capabilities: CapabilityExchange::Assume, ..plain() }
 }
 
 // ---------------------------------------------------------------- the negative vectors

@@ -200,8 +200,8 @@ impl Peer {
         loop {
             match self.rx.next(&mut self.inbox).expect("a well-formed FPDU") {
                 Step::Fpdu(fpdu) => {
-                    let ulpdu = self.inbox[fpdu.ulpdu].to_vec();
-                    self.inbox.drain(..fpdu.consumed);
+                    let (ulpdu, consumed) = (fpdu.ulpdu.to_vec(), fpdu.consumed);
+                    self.inbox.drain(..consumed);
                     let (header, _) = Header::parse(&ulpdu).expect("a DDP header");
                     return Some(Segment { header, ulpdu });
                 }

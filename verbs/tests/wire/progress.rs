@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use verbs::{
-    Access, Arm, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, QpCap, QpInit, Recognition,
-    RecvWr, Remote, SendFlags, SendOp, SendWr, Sge,
+    Access, Arm, CapabilityExchange, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, QpCap,
+    QpInit, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge,
 };
 
 struct Notified {
@@ -168,7 +168,7 @@ fn deferred_posts_go_out_by_themselves() {
 /// A connection on which no timer wakes anybody: neither a hello nor a Send that waits.
 fn without_timers() -> (End, End) {
     let options = ConnOptions {
-        recognition: Recognition::Off,
+        capabilities: CapabilityExchange::Off,
         no_receive_timeout: Duration::MAX,
         startup_timeout: Duration::from_secs(3600),
         ..ConnOptions::default()

@@ -5,8 +5,8 @@ use crate::peer::{Peer, Segment, read_request, tagged, terminate_of, untagged};
 use ddp::STag;
 use rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 use verbs::{
-    AsyncEvent, ConnOptions, Device, FpduSize, QpState, Recognition, Remote, SendFlags, SendOp, WcOpcode,
-    WcStatus,
+    AsyncEvent, CapabilityExchange, ConnOptions, Device, FpduSize, QpState, Remote, SendFlags, SendOp,
+    WcOpcode, WcStatus,
 };
 
 fn read(remote: Remote) -> SendOp {
@@ -14,7 +14,7 @@ fn read(remote: Remote) -> SendOp {
 }
 
 fn with_extensions() -> ConnOptions {
-    ConnOptions { recognition: Recognition::Assume, ..plain() }
+    ConnOptions { capabilities: CapabilityExchange::Assume, ..plain() }
 }
 
 /// The segments of one message, checked against each other.

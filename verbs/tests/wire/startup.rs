@@ -8,7 +8,7 @@ use rdmap::Opcode;
 use std::sync::Arc;
 use std::time::Duration;
 use verbs::cm::Listener;
-use verbs::{ConnOptions, Error, QpState, Recognition, Revision, SendFlags, SendOp};
+use verbs::{CapabilityExchange, ConnOptions, Error, QpState, Revision, SendFlags, SendOp};
 
 fn p2p(rtr: RtrKinds) -> ConnOptions {
     ConnOptions { peer_to_peer: true, rtr, ..plain() }
@@ -848,7 +848,7 @@ fn with_crc_off_the_field_is_not_looked_at() {
 // ---------------------------------------------------------------- recognition
 
 fn recognising() -> ConnOptions {
-    ConnOptions { recognition: Recognition::On, ..plain() }
+    ConnOptions { capabilities: CapabilityExchange::On, ..plain() }
 }
 
 /// Whether requests that need an extension are refused locally.
@@ -985,7 +985,7 @@ fn recognition_off_says_nothing_and_assume_needs_no_answer() {
     assert!(is_foreign(&end));
     peer.expect_terminate(0, 0, 0);
     let end = End::new();
-    let options = ConnOptions { recognition: Recognition::Assume, ..plain() };
+    let options = ConnOptions { capabilities: CapabilityExchange::Assume, ..plain() };
     let (mut peer, _) = initiator_opt(&end, &options, |_| with(reply(2), enhanced(4, 4)));
     end.op(1, SendOp::FetchAdd { remote: verbs::Remote::default(), add: 1, mask: 0 }, 0, 8);
     assert_eq!(peer.next().unwrap().opcode(), Opcode::AtomicRequest);

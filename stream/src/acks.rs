@@ -1,41 +1,41 @@
-//! Acknowledged completion: zero-length Reads of the engine's own behind the application's Writes and Sends. As a peer executes
-//! a stream in order, the answer says that all before it was placed.
+//! Acknowledged completion: zero-length Reads of the stream's own behind the host's Writes and Sends. A peer executes a stream in
+//! order, so the answer says that everything before it was placed.
 
 /// Requests that one acknowledging Read covers at most while others wait behind it.
 const ACK_EVERY: u32 = 16;
-/// Acknowledging Reads under way.
+/// Acknowledging Reads outstanding.
 const ACKS: u32 = 4;
 
 /// Which requests of a stream wait for an acknowledgement.
-#[derive(Default)]
-pub(super) struct Acks {
-    pub(super) on: bool,
+#[derive(Debug, Default)]
+pub(crate) struct Acks {
+    pub(crate) on: bool,
     /// Requests built behind the last acknowledging Read, and the last of them.
     uncovered: u32,
     last: u32,
-    /// Acknowledging Reads under way.
+    /// Acknowledging Reads outstanding.
     outstanding: u32,
 }
 
 impl Acks {
-    /// Request `seq` is built.
-    pub(super) fn built(&mut self, seq: u32) {
+    /// Request `id` is built.
+    pub(crate) fn built(&mut self, id: u32) {
         self.uncovered += 1;
-        self.last = seq;
+        self.last = id;
     }
 
     /// As many requests are built as one Read covers: it goes first.
-    pub(super) fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         self.uncovered >= ACK_EVERY
     }
 
-    /// Whether an acknowledging Read is on its way for all that was built.
-    pub(super) fn covers_all(&self) -> bool {
+    /// Whether acknowledging Reads were sent for all that was built.
+    pub(crate) fn covers_all(&self) -> bool {
         self.uncovered == 0
     }
 
     /// Begins an acknowledging Read, if one is of use: the last request it covers.
-    pub(super) fn begin(&mut self) -> Option<u32> {
+    pub(crate) fn begin(&mut self) -> Option<u32> {
         if self.uncovered == 0 || self.outstanding == ACKS {
             return None;
         }
@@ -44,13 +44,13 @@ impl Acks {
         Some(self.last)
     }
 
-    /// The answer to an acknowledging Read is here.
-    pub(super) fn came(&mut self) {
-        self.outstanding -= 1;
+    /// The answer to an acknowledging Read has come.
+    pub(crate) fn answered(&mut self) {
+        self.outstanding = self.outstanding.saturating_sub(1);
     }
 
     /// What was built is forgotten.
-    pub(super) fn forget(&mut self) {
+    pub(crate) fn clear(&mut self) {
         *self = Self { on: self.on, ..Self::default() };
     }
 }

@@ -48,19 +48,15 @@ impl End {
     fn at_msn(&self, msn: u32) {
         let token = self.qp.0.conn().unwrap();
         let mut busy = self.qp.0.driver.lock();
-        let (core, driver) = busy.parts();
-        core.with_conn(driver, token, |conn, _| {
-            conn.tx.at_msn(msn);
-            conn.rx.at_msn(msn);
-        })
-        .unwrap();
+        busy.core().with_conn(token, |conn, _| conn.stream.set_msn(msn)).unwrap();
     }
 }
 
 fn connected(network: &Network) -> [End; 2] {
     let ips = [1, 2].map(|n| IpAddr::V4(Ipv4Addr::new(10, 0, 0, n)));
     let ends = ips.map(|ip| End::new(network, ip));
-    let options = Arc::new(ConnOptions { recognition: crate::Recognition::Assume, ..ConnOptions::default() });
+    let options =
+        Arc::new(ConnOptions { capabilities: crate::CapabilityExchange::Assume, ..ConnOptions::default() });
     let at = (ips[1], 7174).into();
     let _listener = Listener::bind(&ends[1].device, at, 4, &options, &ends[1].channel).unwrap();
     cm::connect(&ends[0].qp, None, at, &options, b"", &ends[0].channel).unwrap();

@@ -1,0 +1,223 @@
+//! The capability exchange between uiw peers, without a single illegal bit.
+//!
+//! MPA has no room to negotiate extensions, and siw echoes every reserved bit. So the initiator's first FPDU is a zero-length RDMA
+//! Write, which every receiver accepts without checking its STag and TO (RFC 5040 section 5.2.1). In ours they carry a capability
+//! request: STag = magic, TO = capabilities and a nonce. A uiw responder answers with another magic and a function of that nonce,
+//! so that echoed or zero values are not recognised as a uiw peer.
+
+use ddp::STag;
+use rdmap::Extensions;
+
+const REQUEST: STag = STag(0x7569_7731);
+const ANSWER: STag = STag(0x7569_7732);
+const NONCE_BITS: u32 = 48;
+const NONCE_MASK: u64 = (1 << NONCE_BITS) - 1;
+
+/// Whether the capability exchange takes place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CapabilityExchange {
+    /// The first FPDU carries the request; extensions are on where both ends have them.
+    #[default]
+    On,
+    /// No request, no answer, no extensions.
+    Off,
+    /// No request and no answer: the peer is known to implement RFC 7306 (immediate data and atomics), as some NICs do.
+    Assume,
+}
+
+/// Capabilities of a uiw peer, as bits in the TO of a request and an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities(u16);
+
+impl Capabilities {
+    const IMMEDIATE: u16 = 1;
+    const ATOMIC: u16 = 2;
+    const SEND_IMM: u16 = 4;
+    const LARGE_FPDU: u16 = 8;
+    /// Everything that this implementation has.
+    pub(crate) const OURS: Self = Self(Self::IMMEDIATE | Self::ATOMIC | Self::SEND_IMM | Self::LARGE_FPDU);
+    const NONE: Self = Self(0);
+    const RFC_7306: Self = Self(Self::IMMEDIATE | Self::ATOMIC);
+
+    /// Takes FPDUs larger than a TCP segment.
+    #[must_use]
+    pub const fn large_fpdu(self) -> bool {
+        self.0 & Self::LARGE_FPDU != 0
+    }
+
+    /// Messages beyond RFC 5040.
+    #[must_use]
+    pub const fn extensions(self) -> Extensions {
+        Extensions {
+            immediate: self.0 & Self::IMMEDIATE != 0,
+            atomic: self.0 & Self::ATOMIC != 0,
+            send_imm: self.0 & Self::SEND_IMM != 0,
+        }
+    }
+}
+
+/// What the capability exchange has found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerKind {
+    /// Its answer has not come yet.
+    Unknown,
+    /// A uiw peer, or one that is assumed to be as capable, with the capabilities that both ends have.
+    Capable(Capabilities),
+    /// Any other iWARP peer.
+    Foreign,
+}
+
+/// A zero-length Write that carries a request or an answer, or nothing (the plain RTR message).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ZeroWrite {
+    pub(crate) stag: STag,
+    pub(crate) to: u64,
+}
+
+/// The capability exchange of one stream.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PeerCaps {
+    pub(crate) kind: PeerKind,
+    /// To be sent before anything else.
+    pub(crate) due: Option<ZeroWrite>,
+    initiator: bool,
+    on: bool,
+    nonce: u64,
+}
+
+impl PeerCaps {
+    pub(crate) fn new(initiator: bool, mode: CapabilityExchange, nonce: u64) -> Self {
+        let kind = match mode {
+            CapabilityExchange::On => PeerKind::Unknown,
+            CapabilityExchange::Off => PeerKind::Foreign,
+            CapabilityExchange::Assume => PeerKind::Capable(Capabilities::RFC_7306),
+        };
+        let on = mode == CapabilityExchange::On;
+        Self { kind, due: None, initiator, on, nonce: nonce & NONCE_MASK }
+    }
+
+    /// A stream to itself: both ends have the same capabilities.
+    pub(crate) fn loopback() -> Self {
+        let kind = PeerKind::Capable(Capabilities::OURS);
+        Self { kind, due: None, initiator: true, on: false, nonce: 0 }
+    }
+
+    /// Whether the exchange is not over.
+    #[inline]
+    pub(crate) fn is_undecided(&self) -> bool {
+        self.kind == PeerKind::Unknown
+    }
+
+    pub(crate) fn capabilities(&self) -> Capabilities {
+        match self.kind {
+            PeerKind::Capable(capabilities) => capabilities,
+            PeerKind::Unknown | PeerKind::Foreign => Capabilities::NONE,
+        }
+    }
+
+    /// The initiator's request; a plain zero-length Write where the exchange is off.
+    pub(crate) fn request(&self) -> ZeroWrite {
+        if self.on {
+            ZeroWrite { stag: REQUEST, to: u64::from(Capabilities::OURS.0) << NONCE_BITS | self.nonce }
+        } else {
+            ZeroWrite { stag: STag(1), to: 0 }
+        }
+    }
+
+    /// An inbound zero-length Write; `first`: it is the peer's first FPDU. Makes the answer due. True when it decided the exchange.
+    pub(crate) fn on_zero_write(&mut self, stag: STag, to: u64, first: bool) -> bool {
+        if !self.on {
+            return false;
+        }
+        let before = self.kind;
+        let common = Capabilities((to >> NONCE_BITS) as u16 & Capabilities::OURS.0);
+        let nonce = to & NONCE_MASK;
+        if self.initiator {
+            // A late answer still counts: nothing was sent meanwhile that it forbids.
+            if stag == ANSWER && nonce == mix(self.nonce) {
+                self.kind = PeerKind::Capable(common);
+            }
+        } else if first && stag == REQUEST {
+            self.kind = PeerKind::Capable(common);
+            self.due = Some(ZeroWrite { stag: ANSWER, to: u64::from(common.0) << NONCE_BITS | mix(nonce) });
+        }
+        self.kind != before
+    }
+
+    /// The peer's first FPDU was something else, or no answer came in time.
+    pub(crate) fn give_up(&mut self) {
+        if self.kind == PeerKind::Unknown {
+            self.kind = PeerKind::Foreign;
+        }
+    }
+}
+
+/// A fixed permutation of 48 bits with no simple structure: the answer shows that its sender knows this protocol, not a secret.
+fn mix(nonce: u64) -> u64 {
+    let mut x = nonce;
+    for _ in 0..3 {
+        x = x.wrapping_mul(0x9E37_79B9_7F4A_7C15 | 1) & NONCE_MASK;
+        x ^= x >> 23;
+    }
+    (x ^ 0x5549_5721_7569) & NONCE_MASK
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_uiw_peers_agree() {
+        let mut initiator = PeerCaps::new(true, CapabilityExchange::On, 0xFFFF_1234_5678_9ABC);
+        let mut responder = PeerCaps::new(false, CapabilityExchange::On, 7);
+        let request = initiator.request();
+        assert!(responder.on_zero_write(request.stag, request.to, true));
+        assert_eq!(responder.kind, PeerKind::Capable(Capabilities::OURS));
+        let answer = responder.due.unwrap();
+        assert!(initiator.on_zero_write(answer.stag, answer.to, true));
+        assert_eq!((initiator.kind, initiator.due), (PeerKind::Capable(Capabilities::OURS), None));
+    }
+
+    #[test]
+    fn an_echoed_request_is_no_answer() {
+        let mut initiator = PeerCaps::new(true, CapabilityExchange::On, 42);
+        let request = initiator.request();
+        assert!(!initiator.on_zero_write(request.stag, request.to, true));
+        assert_eq!(initiator.kind, PeerKind::Unknown);
+        initiator.give_up();
+        assert_eq!(initiator.kind, PeerKind::Foreign);
+    }
+
+    #[test]
+    fn zeros_are_neither_request_nor_answer() {
+        for initiator in [true, false] {
+            let mut caps = PeerCaps::new(initiator, CapabilityExchange::On, 42);
+            assert!(!caps.on_zero_write(STag(0), 0, true));
+            assert_eq!((caps.kind, caps.due), (PeerKind::Unknown, None));
+        }
+    }
+
+    #[test]
+    fn a_request_counts_in_the_first_fpdu_only() {
+        let request = PeerCaps::new(true, CapabilityExchange::On, 3).request();
+        let mut responder = PeerCaps::new(false, CapabilityExchange::On, 0);
+        assert!(!responder.on_zero_write(request.stag, request.to, false));
+        assert_eq!(responder.due, None);
+    }
+
+    #[test]
+    fn the_rtr_write_of_siw_is_not_a_request() {
+        // A zero-length Write with STag 1, TO 0.
+        let mut responder = PeerCaps::new(false, CapabilityExchange::On, 0);
+        assert!(!responder.on_zero_write(STag(1), 0, true));
+        assert_eq!(responder.kind, PeerKind::Unknown);
+    }
+
+    #[test]
+    fn switched_off_neither_asks_nor_answers() {
+        let request = PeerCaps::new(true, CapabilityExchange::On, 3).request();
+        let mut off = PeerCaps::new(false, CapabilityExchange::Off, 0);
+        assert!(!off.on_zero_write(request.stag, request.to, true));
+        assert_ne!(PeerCaps::new(true, CapabilityExchange::Off, 0).request().stag, REQUEST);
+    }
+}

@@ -1,0 +1,213 @@
+//! How a stream ends, from either side and for whatever reason: what the wire is told, and what the host is told.
+
+use crate::Time;
+use crate::error::{ConnError, LocalError, StartupFailure};
+use crate::event::{Ended, Event, Named};
+use crate::host::Host;
+use crate::stream::{Phase, Stream};
+use crate::timers::Timer;
+use alloc::boxed::Box;
+use core::time::Duration;
+use ddp::Header;
+use mpa::startup::StartupRefusal;
+use rdmap::{Fault, MpaFault, Origin, Terminate};
+
+/// Longest time for the last Reads of a peer after the host has let go.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl<M> Stream<M> {
+    /// Begins the orderly close (`rdma_disconnect`): what was posted is sent and answered, then FIN goes both ways. False: the
+    /// stream is not open, or closes already.
+    pub fn close(&mut self, now: Time) -> bool {
+        if !self.is_open() || self.shared.fin.wanted {
+            return false;
+        }
+        self.shared.now = now;
+        self.shared.fin.wanted = true;
+        self.shared.timers.set(Timer::Close, now, self.shared.config.close_timeout);
+        true
+    }
+
+    /// Ends the stream: a Terminate tells the peer that it is not at fault, and [`Event::Ended`] the host what to flush. During
+    /// start-up the stream closes without one.
+    pub fn abort<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
+        self.shared.now = now;
+        self.fail(ConnError::Aborted, host);
+    }
+
+    /// As [`Stream::abort`], because the host gives up the peer.
+    pub fn give_up<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
+        self.shared.now = now;
+        self.fail(ConnError::Local { request: None, error: LocalError::GivenUp }, host);
+    }
+
+    /// Ends start-up without a word to the peer; nothing happens to a stream past it.
+    pub fn abandon_startup(&mut self) {
+        if !self.is_established() && !self.is_over() {
+            self.fail_startup(StartupFailure::Aborted);
+        }
+    }
+
+    /// The host's queues go away. The stream closes in order where nothing is under way, and otherwise with a Terminate; the host
+    /// is asked for nothing any more behind the events that are reported now.
+    ///
+    /// A peer of acknowledged completions may still wait for an answer to its last Reads, as an RNIC answers even after the queue
+    /// pair is destroyed: it gets them until a Read of ours has been to it and back.
+    pub fn detach<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
+        self.shared.now = now;
+        if self.may_drain() {
+            self.shared.reads.acks.clear();
+            self.shared.reads.acks.on = false;
+            self.sender.send_drain_read();
+            let wait = self.shared.config.close_timeout.min(DRAIN_TIMEOUT);
+            self.shared.timers.set(Timer::Close, now, wait);
+        } else {
+            let finished = self.is_open() && self.sender.is_finished(&self.shared, host);
+            self.fail(if finished { ConnError::Closed } else { ConnError::Aborted }, host);
+        }
+        self.shared.detached = true;
+    }
+
+    /// Whether the stream is open for a peer, though the host's queues are gone.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.shared.detached && self.is_open()
+    }
+
+    /// Whether the peer may wait for acknowledgements, and can be asked.
+    fn may_drain(&self) -> bool {
+        self.is_open()
+            && self.shared.reads.acks.on
+            && !self.shared.hold
+            && !self.loopback
+            && !self.sender.is_inside_request()
+            && !self.shared.fin.wanted
+            && !self.shared.fin.received
+    }
+
+    /// The transport is lost.
+    pub fn handle_lost<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
+        self.shared.now = now;
+        if self.is_starting() {
+            self.fail_startup(StartupFailure::Lost);
+        } else {
+            self.fail(ConnError::Lost, host);
+        }
+    }
+
+    /// Leaves Full Operation: tells the peer what it may be told and the host what to flush.
+    pub(crate) fn fail<H: Host<Memory = M>>(&mut self, error: ConnError, host: &mut H) {
+        if matches!(self.phase, Phase::Closing | Phase::Over) {
+            if error.is_fatal_to_transport() {
+                self.reset();
+            }
+            return;
+        }
+        let error = if self.loopback { self.as_own_peer(error) } else { error };
+        let idle = self.sender.has_no_open_request(&self.shared)
+            && !self.receiver.is_receiving()
+            && !self.shared.fin.wanted;
+        let named = self.named_request(&error);
+        let acknowledged = self.shared.reads.acks.on;
+        // What is partly on the wire is finished; the rest names memory that the host is about to give back.
+        let whole = self.sender.abandon(&mut self.shared, host);
+        let terminate = if whole { self.terminate_for(&error) } else { None };
+        if let Some(terminate) = &terminate {
+            // The last FPDU of the stream, behind what is started.
+            let header = rdmap::untagged_header(rdmap::Opcode::Terminate, rdmap::QN_TERMINATE, 1, 0, true, 0);
+            self.sender.send_control(&Header::Untagged(header), &terminate.emit());
+        }
+        let lost = error.is_fatal_to_transport() || !whole;
+        let ended = Ended { error, terminate, named, acknowledged, idle };
+        self.shared.events.push_back(Event::Ended(Box::new(ended)));
+        self.shared.reads.outstanding.clear();
+        self.shared.reads.inbound.clear();
+        self.receiver.drop_parked();
+        self.begin_closing();
+        if lost {
+            self.reset();
+        }
+    }
+
+    /// Sends what is queued, then FIN, and waits for the peer's.
+    pub(crate) fn begin_closing(&mut self) {
+        self.phase = Phase::Closing;
+        self.pausing = false;
+        self.shared.fin.wanted = true;
+        self.shared.timers.set(Timer::Close, self.shared.now, self.shared.config.close_timeout);
+    }
+
+    /// Ends the transport with a reset.
+    pub(crate) fn reset(&mut self) {
+        self.reset = true;
+        self.phase = Phase::Over;
+    }
+
+    /// What the fault of a peer is where the peer is this very stream: the Terminate that it sends itself has come already.
+    fn as_own_peer(&self, error: ConnError) -> ConnError {
+        match (&error, self.terminate_for(&error)) {
+            (ConnError::Fault(_), Some(terminate)) => ConnError::Terminated(Box::new(terminate), Origin::Rfc),
+            _ => error,
+        }
+    }
+
+    /// The Terminate that `error` asks for (RFC 5040 section 4.8), if one may be sent.
+    fn terminate_for(&self, error: &ConnError) -> Option<Terminate> {
+        // RFC 5044 section 7.1.1: a responder sends no FPDU before it has validated the initiator's first.
+        if self.shared.hold || self.shared.fin.sent || !self.is_open() {
+            return None;
+        }
+        match error {
+            ConnError::Fault(fault) => {
+                let (fault, segment) = &**fault;
+                Some(fault.terminate(segment.as_ref().map(|segment| segment.quoted())))
+            }
+            ConnError::Local { .. } | ConnError::Aborted => Some(Fault::LocalCatastrophic.terminate(None)),
+            ConnError::FinInsideFpdu { .. } => Some(Fault::Mpa(MpaFault::LlpClosed).terminate(None)),
+            ConnError::Refused(refusal) => {
+                let fault = match refusal {
+                    StartupRefusal::InsufficientIrd { .. } => Fault::InsufficientIrd,
+                    StartupRefusal::NoMatchingRtr => Fault::NoMatchingRtr,
+                };
+                Some(fault.terminate(None))
+            }
+            ConnError::Terminated(..)
+            | ConnError::Lost
+            | ConnError::Closed
+            | ConnError::SourceGone
+            | ConnError::NoFirstFpdu => None,
+        }
+    }
+
+    /// The request that failed: the one a Terminate names, else the oldest that has not completed.
+    fn named_request(&self, error: &ConnError) -> Named {
+        match error {
+            ConnError::Local { request, .. } => request.map_or(Named::Nothing, Named::Request),
+            ConnError::Terminated(terminate, _) => {
+                let header = terminate.ddp_header.and_then(|copy| copy.header().ok());
+                header.map_or(Named::Oldest, |header| self.request_of(&header))
+            }
+            ConnError::Lost
+            | ConnError::NoFirstFpdu
+            | ConnError::FinInsideFpdu { .. }
+            | ConnError::Fault(_) => Named::Oldest,
+            ConnError::Refused(_) | ConnError::Closed | ConnError::SourceGone | ConnError::Aborted => {
+                Named::Nothing
+            }
+        }
+    }
+
+    /// The request that a segment of ours belonged to.
+    fn request_of(&self, header: &Header) -> Named {
+        match header {
+            Header::Tagged(tagged) => Named::Write { stag: tagged.stag, to: tagged.to },
+            Header::Untagged(untagged) if untagged.qn == rdmap::QN_SEND => Named::Send { msn: untagged.msn },
+            Header::Untagged(untagged) if untagged.qn == rdmap::QN_READ => {
+                let mut outstanding = self.shared.reads.outstanding.iter();
+                let named = outstanding.find(|read| read.msn == untagged.msn);
+                named.and_then(|read| read.origin.request()).map_or(Named::Oldest, Named::Request)
+            }
+            Header::Untagged(_) => Named::Oldest,
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! What one end of a stream is set to.
+
+use crate::CapabilityExchange;
+use core::time::Duration;
+use mpa::startup;
+
+/// How large the FPDUs are that the stream sends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FpduSize {
+    /// Large towards peers that take them, what a TCP segment carries towards others (RFC 5044 section 5).
+    #[default]
+    Auto,
+    /// What a TCP segment carries.
+    Segment,
+    /// As large as MPA allows (64,768 bytes of ULPDU), whatever the segment.
+    Large,
+    /// A MULPDU of this many bytes, between 128 and 64,768.
+    Fixed(u16),
+}
+
+/// Settings of one stream.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What start-up asks for and offers.
+    pub startup: startup::Config,
+    /// FPDU size policy.
+    pub fpdu: FpduSize,
+    /// The capability exchange with the peer.
+    pub capabilities: CapabilityExchange,
+    /// Copies every source before its CRC is computed, for callers that rewrite buffers in flight.
+    pub stable_source: bool,
+    /// A Write or Send completes when a zero-length Read behind it has returned, or with the status of the peer's Terminate,
+    /// instead of when TCP has taken its bytes. Needs an ORD of at least 1; otherwise it has no effect.
+    pub acknowledged: bool,
+    /// As initiator: reports [`crate::Event::Reconnect`] once, to start again with MPA revision 1, when the peer closes on
+    /// revision 2 before any byte of a Reply (RFC 6581 section 10).
+    pub fallback: bool,
+    /// Time for the connection of TCP and the start-up together.
+    pub startup_timeout: Duration,
+    /// How long an inbound Send may wait for a receive before the stream is terminated; zero: not at all,
+    /// [`Duration::MAX`]: for ever.
+    pub no_receive_timeout: Duration,
+    /// How long an orderly close may take before the stream is aborted.
+    pub close_timeout: Duration,
+}
+
+impl Default for Config {
+    /// Revision 2 with every RTR kind, CRCs, no Markers; the capability exchange on; 10 s for start-up, 1 s for a receive, 5 s for
+    /// the close.
+    fn default() -> Self {
+        Self {
+            startup: startup::Config::default(),
+            fpdu: FpduSize::Auto,
+            capabilities: CapabilityExchange::On,
+            stable_source: false,
+            acknowledged: false,
+            fallback: true,
+            startup_timeout: Duration::from_secs(10),
+            no_receive_timeout: Duration::from_secs(1),
+            close_timeout: Duration::from_secs(5),
+        }
+    }
+}

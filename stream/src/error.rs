@@ -1,0 +1,194 @@
+//! Why start-up fails, and why a stream leaves Full Operation.
+
+use crate::reads::QuotedSegment;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use ddp::{STag, TaggedError};
+use mpa::rx::FpduError;
+use mpa::startup::{ConfigError, StartupRefusal};
+use rdmap::{Fault, MpaFault, Origin, Protection, RdmapError, Terminate};
+
+/// Why the peer may not do to our memory what it asks for: the checks of [`crate::Host`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AccessError {
+    /// No memory has this STag, or not any more.
+    #[error("no memory has this STag")]
+    InvalidStag,
+    /// The memory belongs to another stream or protection domain.
+    #[error("the memory is not associated with this stream")]
+    NotAssociated,
+    /// The memory gives no such right.
+    #[error("the memory gives no such right")]
+    AccessRights,
+    /// Some bytes lie outside of the memory.
+    #[error("some bytes lie outside of the memory")]
+    BaseOrBounds,
+    /// Offset and length add up to more than 64 bits.
+    #[error("offset and length wrap")]
+    ToWrap,
+}
+
+impl AccessError {
+    /// As DDP reports it, of an RDMA Write.
+    pub(crate) fn of_write(self, stag: STag, to: u64, len: u32) -> Fault {
+        match self {
+            Self::InvalidStag => TaggedError::InvalidStag { stag },
+            Self::NotAssociated => TaggedError::NotAssociated { stag },
+            Self::AccessRights => TaggedError::AccessRights { stag },
+            Self::BaseOrBounds => TaggedError::BaseOrBounds { stag, to, len },
+            Self::ToWrap => TaggedError::ToWrap { stag, to, len },
+        }
+        .into()
+    }
+
+    /// As RDMAP reports it, of a Read or an atomic.
+    pub(crate) fn of_read(self, stag: STag, to: u64, len: u32) -> Fault {
+        match self {
+            Self::InvalidStag => Protection::InvalidStag { stag },
+            Self::NotAssociated => Protection::NotAssociated { stag },
+            Self::AccessRights => Protection::AccessRights { stag },
+            Self::BaseOrBounds => Protection::BaseOrBounds { stag, to, len },
+            Self::ToWrap => Protection::ToWrap { stag, to, len },
+        }
+        .into()
+    }
+}
+
+/// Why an atomic of the peer is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AtomicError {
+    /// The memory may not be used.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// The address is not a multiple of eight (RFC 7306 section 5.2).
+    #[error("the address is not aligned to 64 bits")]
+    Unaligned,
+}
+
+impl AtomicError {
+    pub(crate) fn fault(self, stag: STag, to: u64) -> Fault {
+        match self {
+            Self::Access(error) => error.of_read(stag, to, 8),
+            Self::Unaligned => RdmapError::AtomicUnaligned { stag, to }.into(),
+        }
+    }
+}
+
+/// Why the host cannot go on with a request or a receive. The peer is not at fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LocalError {
+    /// Local memory is not registered for this use, or not any more.
+    #[error("local memory protection error")]
+    Protection,
+    /// A window could not be bound.
+    #[error("the memory window cannot be bound")]
+    WindowBind,
+    /// The peer does not have the extension that the request needs.
+    #[error("the peer does not support {0}")]
+    Unsupported(&'static str),
+    /// A completion queue overflowed.
+    #[error("completion queue overflow")]
+    CqOverflow,
+    /// The host gives up the peer for a reason of its own.
+    #[error("given up by the host")]
+    GivenUp,
+}
+
+/// Why a stream leaves Full Operation.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnError {
+    /// The peer broke a rule; a Terminate reports it.
+    #[error("the peer broke a rule: {}", .0.0)]
+    Fault(Box<(Fault, Option<QuotedSegment>)>),
+    /// The host failed; a Terminate tells the peer that it is not at fault.
+    #[error("{error}")]
+    Local {
+        /// The request that failed.
+        request: Option<u32>,
+        /// How.
+        error: LocalError,
+    },
+    /// The peer sent a Terminate.
+    #[error("the peer terminated the stream: {}", .0.reason())]
+    Terminated(Box<Terminate>, Origin),
+    /// The transport is lost, or a deadline passed.
+    #[error("connection lost")]
+    Lost,
+    /// The peer closed inside an FPDU.
+    #[error("the peer closed inside an FPDU, {bytes} bytes into it")]
+    FinInsideFpdu {
+        /// Bytes of the FPDU that came.
+        bytes: usize,
+    },
+    /// Both ends have closed in order.
+    #[error("closed in order")]
+    Closed,
+    /// An FPDU that is partly sent cannot be finished: its memory was deregistered.
+    #[error("memory of a partly sent FPDU was deregistered")]
+    SourceGone,
+    /// The host ended the stream.
+    #[error("ended by the host")]
+    Aborted,
+    /// Start-up ended in a refusal that only a Terminate can report (RFC 6581 section 9).
+    #[error("the Reply cannot be accepted: {0}")]
+    Refused(StartupRefusal),
+    /// The initiator's first FPDU did not come within the time for start-up.
+    #[error("no first FPDU in time")]
+    NoFirstFpdu,
+}
+
+impl ConnError {
+    pub(crate) fn fault(fault: impl Into<Fault>, quoted: Option<QuotedSegment>) -> Self {
+        Self::Fault(Box::new((fault.into(), quoted)))
+    }
+
+    pub(crate) fn of_request(request: u32, error: LocalError) -> Self {
+        Self::Local { request: Some(request), error }
+    }
+
+    pub(crate) fn of_fpdu(error: &FpduError) -> Self {
+        let fault = match error {
+            FpduError::Crc { .. } => MpaFault::Crc,
+            FpduError::Marker { .. } => MpaFault::Marker,
+        };
+        Self::fault(fault, None)
+    }
+
+    /// Whether the transport carries nothing any more.
+    pub(crate) const fn is_fatal_to_transport(&self) -> bool {
+        matches!(self, Self::Lost | Self::SourceGone | Self::NoFirstFpdu)
+    }
+}
+
+/// Why a connection was not established.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StartupFailure {
+    /// The peer rejected.
+    #[error("the peer rejected the connection")]
+    Rejected {
+        /// Its private data.
+        private_data: Vec<u8>,
+        /// Its IRD and ORD, where its Reply has them.
+        peer_ird_ord: Option<(u16, u16)>,
+        /// It rejected because of Markers (RFC 5044 section 7.1.2).
+        markers_refused: bool,
+    },
+    /// The peer's frame is wrong.
+    #[error(transparent)]
+    Frame(#[from] mpa::startup::StartupError),
+    /// Our own settings are illegal.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The peer closed.
+    #[error("the peer closed during start-up")]
+    Closed,
+    /// Time is up.
+    #[error("no answer in time")]
+    TimedOut,
+    /// The transport was lost.
+    #[error("the connection was lost during start-up")]
+    Lost,
+    /// The host gave up.
+    #[error("given up by the host")]
+    Aborted,
+}

@@ -1,0 +1,205 @@
+//! What a stream needs of the program around it: memory, queues, completions.
+
+use crate::error::{AccessError, AtomicError, LocalError};
+use crate::request::Request;
+use alloc::vec::Vec;
+use core::ops::Range;
+use ddp::STag;
+use mpa::Verified;
+use mpa::crc::Crc32c;
+use rdmap::AtomicRequest;
+
+/// The program around a stream: the memory that peers reach, the queues of requests and receives, and what becomes of them.
+///
+/// The stream calls its host only inside of its own methods, from the thread that called them, and never keeps what a call
+/// returned. A method that the stream calls for a peer's segment checks everything about the memory itself: the stream knows only
+/// that the segment is legal at this place of the stream.
+pub trait Host {
+    /// Names memory whose bytes wait in the transmit queue. Keeping it must keep the memory from being reused unnoticed.
+    type Memory;
+    /// Memory that was looked up and checked, for the time of one call.
+    type Payload<'a>: Payload<Memory = Self::Memory>
+    where
+        Self: 'a;
+
+    /// Places a segment of the peer's RDMA Write.
+    ///
+    /// # Errors
+    /// [`AccessError`]: nothing was placed; the stream is terminated (RFC 5041 section 7.1).
+    fn write(&mut self, stag: STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError>;
+
+    /// The `len` bytes from `to` on of the memory that the peer reads, or the first of them if they lie in several pieces.
+    ///
+    /// # Errors
+    /// [`AccessError`]: one of the bytes may not be read. The stream asks again for fewer, and is terminated at the segment that
+    /// holds the byte.
+    fn read_source(&mut self, stag: STag, to: u64, len: u32) -> Result<Self::Payload<'_>, AccessError>;
+
+    /// Executes the peer's atomic ([`AtomicRequest::apply`]). Returns the value before.
+    ///
+    /// # Errors
+    /// [`AtomicError`]: the memory is as before; the stream is terminated.
+    fn atomic(&mut self, request: &AtomicRequest) -> Result<u64, AtomicError>;
+
+    /// Invalidates the STag that the peer's Send names.
+    ///
+    /// # Errors
+    /// [`AccessError`]: the peer may not invalidate it; the stream is terminated.
+    fn invalidate(&mut self, stag: STag) -> Result<(), AccessError>;
+
+    /// Begins to fill the oldest posted receive. Returns its bytes; `None` when none is posted: then the stream is not read until
+    /// [`crate::Stream::receive_posted`].
+    fn begin_receive(&mut self) -> Option<u32>;
+
+    /// Places a segment of a Send at byte `offset` of the receive that was begun.
+    ///
+    /// # Errors
+    /// [`LocalError::Protection`]: the receive's memory is gone.
+    fn place(&mut self, offset: u32, payload: Verified<'_>) -> Result<(), LocalError>;
+
+    /// Completes the receive that was begun.
+    ///
+    /// # Errors
+    /// [`LocalError::CqOverflow`].
+    fn receive(&mut self, message: Received) -> Result<(), LocalError>;
+
+    /// The receive that was begun is too short for its message (`TooLong`), or its memory is gone: it completes with an error.
+    fn fail_receive(&mut self, error: ReceiveError);
+
+    /// The oldest request that was not given to [`Host::built`], if it may be sent. It stays the same until then.
+    ///
+    /// A host may keep locks and pins across calls until [`Host::release`].
+    fn next_request(&mut self) -> Option<Request>;
+
+    /// The stream has done one batch of work: the host releases what it kept locked or pinned across calls.
+    fn release(&mut self) {}
+
+    /// The message of request `id` has this MSN on its queue: a Terminate of the peer may name it.
+    fn begun(&mut self, id: u32, msn: u32);
+
+    /// The next request is in the transmit queue, whole.
+    fn built(&mut self, id: u32);
+
+    /// Appends `range` of the payload of request `id`.
+    ///
+    /// # Errors
+    /// [`LocalError::Protection`].
+    fn copy_request(&mut self, id: u32, range: Range<u32>, out: &mut Vec<u8>) -> Result<(), LocalError>;
+
+    /// The `len` bytes from `offset` on of the payload of request `id`, or the first of them if they lie in several pieces.
+    ///
+    /// # Errors
+    /// [`LocalError::Protection`].
+    fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<Self::Payload<'_>, LocalError>;
+
+    /// Executes a request that sends nothing ([`crate::Op::Local`]), and completes it.
+    ///
+    /// # Errors
+    /// [`LocalError`].
+    fn execute_local(&mut self, id: u32) -> Result<(), LocalError>;
+
+    /// Places a part of the answer to a Read or an atomic at byte `offset` of the memory of request `id`. The answers come in the
+    /// order of the requests.
+    ///
+    /// # Errors
+    /// [`LocalError::Protection`].
+    fn place_answer(&mut self, id: u32, offset: u32, payload: Answer<'_>) -> Result<(), LocalError>;
+
+    /// The Read or atomic `id` has its whole answer: it completes, after its STag (if any) was invalidated.
+    ///
+    /// # Errors
+    /// [`LocalError`].
+    fn answered(&mut self, id: u32, invalidate: Option<STag>) -> Result<(), LocalError>;
+
+    /// TCP has taken the last byte of the Writes and Sends that `ids` yields: they complete.
+    ///
+    /// # Errors
+    /// [`LocalError::CqOverflow`].
+    fn sent(&mut self, ids: impl Iterator<Item = u32>) -> Result<(), LocalError>;
+
+    /// The peer has placed every Write and Send up to request `id`: they complete ([`crate::Config::acknowledged`]).
+    ///
+    /// # Errors
+    /// [`LocalError::CqOverflow`].
+    fn acknowledged(&mut self, id: u32) -> Result<(), LocalError>;
+
+    /// Appends `range` of memory that waits in the transmit queue. False: it is gone.
+    fn copy_memory(&mut self, memory: &Self::Memory, range: Range<usize>, out: &mut Vec<u8>) -> bool;
+}
+
+/// Memory that was looked up and checked. Its bytes may change while they are read if [`Payload::is_stable`] is false.
+pub trait Payload {
+    /// See [`Host::Memory`].
+    type Memory;
+
+    /// Bytes; more than none.
+    fn len(&self) -> usize;
+
+    /// Whether there is no byte.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether nobody writes these bytes before the request completes: then they may be sent from where they lie, and a CRC that
+    /// was computed over them stays right.
+    fn is_stable(&self) -> bool;
+
+    /// Appends the bytes of `range`.
+    fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>);
+
+    /// Updates `crc` with the bytes of `range`.
+    fn update_crc(&self, range: Range<usize>, crc: Crc32c) -> Crc32c;
+
+    /// Names the memory, to be sent from where it lies.
+    fn to_memory(&self) -> Self::Memory;
+}
+
+/// A part of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer<'a> {
+    /// Of a Read: bytes.
+    Read(Verified<'a>),
+    /// Of an atomic: the value before, a number of this machine.
+    Atomic(u64),
+}
+
+/// A message that has come for a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// What it is.
+    pub kind: ReceivedKind,
+    /// The peer asked for a solicited event.
+    pub solicited: bool,
+    /// The STag that it invalidated.
+    pub invalidated: Option<STag>,
+}
+
+/// What came for a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReceivedKind {
+    /// A Send.
+    Send {
+        /// Bytes placed.
+        len: u32,
+        /// Immediate data.
+        imm: Option<u32>,
+    },
+    /// Immediate Data (RFC 7306 section 6).
+    Immediate {
+        /// The immediate.
+        imm: u32,
+        /// Bytes of the Write in front of it, 0 if there was none.
+        write_len: u32,
+    },
+}
+
+/// Why a receive fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReceiveError {
+    /// The message is longer.
+    #[error("the message is longer than the receive")]
+    TooLong,
+    /// Its memory is gone.
+    #[error("local memory protection error")]
+    Protection,
+}

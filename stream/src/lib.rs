@@ -1,0 +1,55 @@
+//! One RDMAP stream ([RFC 5040] section 2), from the start-up frames to the Terminate and the last byte. **No I/O, no clock, no
+//! thread, no unsafe code**; `no_std` + `alloc`.
+//!
+//! ```text
+//!   transport                 stream                                             host
+//!   ─────────                 ──────                                             ────
+//!   received ─▶ handle_bytes ─▶ Receiver: mpa ─▶ ddp ─▶ rdmap ─────────▶ write, place, receive, answered
+//!   FIN      ─▶ handle_eof                         │ answers due
+//!                                                  ▼
+//!   to send  ◀─ poll_transmit ◀─ Sender:  mpa ◀─ ddp ◀─ rdmap ◀──────── next_request, request_payload
+//!   taken    ─▶ handle_sent ───────────────────────────────────────────▶ sent
+//!   clock    ─▶ handle_timeout ◀─ poll_timeout
+//!                              poll_event ─▶ Requested, Established, Ended, ...
+//! ```
+//!
+//! A [`Stream`] belongs to one connection of TCP. The program around it implements [`Host`]: the memory that the peer reaches, the
+//! queues of requests and receives, and their completions. Bytes are verified and placed where they lie in the caller's buffer, and
+//! payloads are sent from the host's memory ([`Piece::Memory`]).
+//!
+//! `examples/embed_stream.rs` is a whole peer over any reader and writer, `examples/embed_smoltcp.rs` one within a loop of smoltcp.
+//!
+//! [RFC 5040]: https://www.rfc-editor.org/rfc/rfc5040
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod acks;
+mod capabilities;
+mod close;
+mod config;
+mod error;
+mod event;
+mod host;
+mod reads;
+mod receiver;
+mod request;
+mod sender;
+mod shared;
+mod startup;
+mod stream;
+mod time;
+mod timers;
+
+pub use capabilities::{Capabilities, CapabilityExchange, PeerKind};
+pub use config::{Config, FpduSize};
+pub use error::{AccessError, AtomicError, ConnError, LocalError, StartupFailure};
+pub use event::{Ended, Established, Event, Named};
+pub use host::{Answer, Host, Payload, ReceiveError, Received, ReceivedKind};
+pub use reads::QuotedSegment;
+pub use request::{Op, Remote, Request};
+pub use sender::{Batch, Piece};
+pub use stream::{Stream, Transmit};
+pub use time::Time;

@@ -1,0 +1,163 @@
+//! Reads and atomics under way: ours at the peer (the ORQ, bounded by ORD), the peer's here (the IRQ, bounded by IRD).
+
+use crate::acks::Acks;
+use alloc::collections::VecDeque;
+use ddp::STag;
+use rdmap::{AtomicRequest, Quoted, ReadRequest};
+
+/// A Read or atomic of ours that waits for its answer.
+#[derive(Debug)]
+pub(crate) struct Outstanding {
+    pub(crate) origin: ReadOrigin,
+    /// MSN of the request on queue 1: a Terminate names it.
+    pub(crate) msn: u32,
+    pub(crate) kind: OutstandingKind,
+    pub(crate) invalidate: Option<STag>,
+}
+
+/// On whose behalf a Read or atomic was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadOrigin {
+    /// A request of the host.
+    Request(u32),
+    /// The stream: the RTR message.
+    Rtr,
+    /// The stream: the answer says that the peer has placed everything up to this request.
+    Ack(u32),
+    /// The stream, after the host let go of it: behind the answer the peer waits for no acknowledgement.
+    Drain,
+}
+
+impl ReadOrigin {
+    pub(crate) const fn request(self) -> Option<u32> {
+        match self {
+            Self::Request(id) => Some(id),
+            Self::Rtr | Self::Ack(_) | Self::Drain => None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutstandingKind {
+    Read { sink_to: u64, len: u32, received: u32 },
+    Atomic { request_id: u32 },
+}
+
+/// A Read or atomic of the peer that waits for our answer.
+#[derive(Debug)]
+pub(crate) struct InboundRead {
+    pub(crate) kind: InboundKind,
+    /// The request as it came: a Terminate quotes it.
+    pub(crate) segment: QuotedSegment,
+}
+
+#[derive(Debug)]
+pub(crate) enum InboundKind {
+    Read(ReadRequest),
+    Atomic(AtomicRequest),
+}
+
+/// The front of a received segment, as far as a Terminate may quote it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotedSegment {
+    bytes: [u8; Self::LEN],
+    kept: u8,
+    header_len: u8,
+    segment_len: u16,
+}
+
+impl QuotedSegment {
+    /// Untagged header and Read Request.
+    const LEN: usize = 46;
+
+    pub(crate) fn new(ulpdu: &[u8], header_len: usize) -> Self {
+        let mut bytes = [0; Self::LEN];
+        let kept = ulpdu.len().min(Self::LEN);
+        bytes[..kept].copy_from_slice(&ulpdu[..kept]);
+        Self {
+            bytes,
+            kept: kept as u8,
+            header_len: header_len.min(kept) as u8,
+            segment_len: u16::try_from(ulpdu.len()).unwrap_or(u16::MAX),
+        }
+    }
+
+    pub(crate) fn quoted(&self) -> Quoted<'_> {
+        Quoted {
+            segment_len: self.segment_len,
+            header: &self.bytes[..usize::from(self.header_len)],
+            read_request: self.bytes[..usize::from(self.kept)].get(ddp::Untagged::LEN..Self::LEN),
+        }
+    }
+}
+
+/// Both queues of a stream.
+#[derive(Debug)]
+pub(crate) struct Reads {
+    pub(crate) outstanding: VecDeque<Outstanding>,
+    pub(crate) inbound: VecDeque<InboundRead>,
+    pub(crate) ord: u16,
+    pub(crate) ird: u16,
+    /// A Read Response is being cut into segments: it counts against the IRD until its last one is built (RFC 5040 section 6.1).
+    pub(crate) responding: bool,
+    /// STag that our Reads name as sink. It names no memory: an answer is matched with its request instead, so the peer never
+    /// learns a key or an address of ours by being read.
+    pub(crate) sink: STag,
+    pub(crate) acks: Acks,
+    next_sink: u32,
+    next_request_id: u32,
+}
+
+impl Reads {
+    pub(crate) fn new(sink: STag) -> Self {
+        Self {
+            outstanding: VecDeque::new(),
+            inbound: VecDeque::new(),
+            ord: 0,
+            ird: 0,
+            responding: false,
+            sink,
+            acks: Acks::default(),
+            next_sink: 0,
+            next_request_id: 0,
+        }
+    }
+
+    /// Whether ORD leaves room for another Read or atomic of ours.
+    #[inline]
+    pub(crate) fn has_credit(&self) -> bool {
+        self.outstanding.len() < usize::from(self.ord)
+    }
+
+    /// Whether IRD leaves room for another Read or atomic of the peer.
+    pub(crate) fn has_inbound_room(&self) -> bool {
+        self.inbound.len() + usize::from(self.responding) < usize::from(self.ird)
+    }
+
+    pub(crate) fn add(
+        &mut self,
+        origin: ReadOrigin,
+        msn: u32,
+        kind: OutstandingKind,
+        invalidate: Option<STag>,
+    ) {
+        self.outstanding.push_back(Outstanding { origin, msn, kind, invalidate });
+    }
+
+    /// Whether an RTR Read waits for its answer.
+    #[inline]
+    pub(crate) fn awaits_rtr(&self) -> bool {
+        self.outstanding.front().is_some_and(|front| front.origin == ReadOrigin::Rtr)
+    }
+
+    /// A tagged offset for the sink of the next Read: unlike those before, so that a stale answer matches nothing.
+    pub(crate) fn next_sink_to(&mut self) -> u64 {
+        self.next_sink = self.next_sink.wrapping_add(1) & 0x7FFF_FFFF;
+        u64::from(self.next_sink) << 32
+    }
+
+    pub(crate) fn next_request_id(&mut self) -> u32 {
+        self.next_request_id = self.next_request_id.wrapping_add(1);
+        self.next_request_id
+    }
+}

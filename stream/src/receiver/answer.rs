@@ -1,0 +1,90 @@
+//! Answers to our Reads and atomics: matched with the request that is outstanding the longest, placed, and completed.
+
+use super::{Receiver, Segment};
+use crate::error::ConnError;
+use crate::host::{Answer, Host};
+use crate::reads::{Outstanding, OutstandingKind, ReadOrigin};
+use crate::shared::Shared;
+use ddp::{Tagged, TaggedError};
+use rdmap::{AtomicResponse, Operation};
+
+impl Receiver {
+    /// A segment of the answer to our oldest Read.
+    pub(super) fn read_response<H: Host>(
+        &mut self,
+        header: &Tagged,
+        segment: &Segment<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<(), ConnError> {
+        let payload = segment.payload();
+        let len = payload.len() as u32;
+        let (stag, to) = (header.stag, header.to);
+        let sink = shared.reads.sink;
+        let unexpected = || segment.fault(TaggedError::InvalidStag { stag });
+        let front = shared.reads.outstanding.front_mut().ok_or_else(unexpected)?;
+        let OutstandingKind::Read { sink_to, len: wanted, received } = &mut front.kind else {
+            return Err(unexpected());
+        };
+        let expected_to = *sink_to + u64::from(*received);
+        // RFC 5040 section 5.2.1: an empty answer's STag and TO are not checked.
+        let checked = *wanted > 0 || len > 0;
+        if checked && stag != sink {
+            return Err(unexpected());
+        }
+        if checked && (to != expected_to || len > *wanted - *received)
+            || header.last != (*received + len == *wanted)
+        {
+            return Err(segment.fault(TaggedError::BaseOrBounds { stag, to, len }));
+        }
+        let offset = *received;
+        *received += len;
+        if len > 0
+            && !shared.detached
+            && let ReadOrigin::Request(id) = front.origin
+        {
+            host.place_answer(id, offset, Answer::Read(payload))
+                .map_err(|error| ConnError::of_request(id, error))?;
+        }
+        if header.last { Self::answered(shared, host) } else { Ok(()) }
+    }
+
+    pub(super) fn atomic_response<H: Host>(
+        response: &AtomicResponse,
+        segment: &Segment<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<(), ConnError> {
+        let kind = OutstandingKind::Atomic { request_id: response.request_id };
+        let front = shared.reads.outstanding.front().filter(|front| front.kind == kind);
+        let Some(&Outstanding { origin: ReadOrigin::Request(id), .. }) = front else {
+            return Err(segment.fault(Operation::Unspecified));
+        };
+        if !shared.detached {
+            host.place_answer(id, 0, Answer::Atomic(response.original))
+                .map_err(|error| ConnError::of_request(id, error))?;
+        }
+        Self::answered(shared, host)
+    }
+
+    /// The oldest Read or atomic has its answer.
+    fn answered<H: Host>(shared: &mut Shared, host: &mut H) -> Result<(), ConnError> {
+        let Some(front) = shared.reads.outstanding.pop_front() else { return Ok(()) };
+        match front.origin {
+            // What the peer asked for before its answer to the drain Read is still answered.
+            ReadOrigin::Drain => {
+                shared.fin.wanted = true;
+                Ok(())
+            }
+            _ if shared.detached => Ok(()),
+            ReadOrigin::Rtr => Ok(()),
+            ReadOrigin::Ack(upto) => {
+                shared.reads.acks.answered();
+                host.acknowledged(upto).map_err(|error| ConnError::Local { request: None, error })
+            }
+            ReadOrigin::Request(id) => {
+                host.answered(id, front.invalidate).map_err(|error| ConnError::of_request(id, error))
+            }
+        }
+    }
+}

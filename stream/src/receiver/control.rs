@@ -1,0 +1,76 @@
+//! Messages of the stream's own queues: Read Request, Atomic Request, Terminate, Atomic Response.
+
+use super::{CONTROL_LEN, Receiver, Segment};
+use crate::error::ConnError;
+use crate::host::Host;
+use crate::reads::{InboundKind, InboundRead};
+use crate::shared::Shared;
+use ddp::{Untagged, UntaggedError};
+use rdmap::{AtomicRequest, AtomicResponse, Inbound, Operation, ReadRequest, Terminate};
+
+impl Receiver {
+    pub(super) fn control<H: Host>(
+        &mut self,
+        header: &Untagged,
+        inbound: Inbound,
+        segment: &Segment<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<(), ConnError> {
+        let payload = segment.payload();
+        let len = payload.len() as u32;
+        let qn = header.qn as usize & 3;
+        let queue = &mut self.queues[qn];
+        let place = queue.check(header, len, Some(CONTROL_LEN as u32)).map_err(|e| segment.fault(e))?;
+        let place = place.offset as usize;
+        self.control[qn][place..place + payload.len()].copy_from_slice(&payload);
+        let Some(message) = queue.placed(header, len) else { return Ok(()) };
+        let bytes = self.control[qn];
+        let bytes = &bytes[..message.len as usize];
+        let malformed = || segment.fault(Operation::Unspecified);
+        match inbound {
+            Inbound::ReadRequest => {
+                let request = ReadRequest::parse(bytes).map_err(|_| malformed())?;
+                if request.len > 0 || shared.first_fpdu {
+                    self.only_rtr = false;
+                }
+                self.add_inbound(InboundKind::Read(request), segment, shared)
+            }
+            Inbound::AtomicRequest => {
+                self.only_rtr = false;
+                let request = AtomicRequest::parse(bytes).map_err(|_| malformed())?;
+                self.add_inbound(InboundKind::Atomic(request), segment, shared)
+            }
+            Inbound::AtomicResponse => {
+                let response = AtomicResponse::parse(bytes).map_err(|_| malformed())?;
+                Self::atomic_response(&response, segment, shared, host)
+            }
+            _ => {
+                let refuses_reply = !shared.initiator && !shared.first_fpdu;
+                let (terminate, origin) =
+                    Terminate::parse_at(bytes, refuses_reply).map_err(|_| malformed())?;
+                Err(ConnError::Terminated(alloc::boxed::Box::new(terminate), origin))
+            }
+        }
+    }
+
+    /// A Read or atomic of the peer joins the queue of those to be answered; the sending half answers it.
+    fn add_inbound(
+        &self,
+        kind: InboundKind,
+        segment: &Segment<'_>,
+        shared: &mut Shared,
+    ) -> Result<(), ConnError> {
+        if shared.fin.sent {
+            // Our half is closed; the peer learns from the FIN that no answer comes.
+            return Ok(());
+        }
+        if !shared.reads.has_inbound_room() {
+            // More than the IRD that was agreed: queue 1 has no buffer for it (RFC 5041 section 7.1).
+            let msn = self.queues[1].expected_msn().wrapping_sub(1);
+            return Err(segment.fault(UntaggedError::NoBuffer { msn }));
+        }
+        shared.reads.inbound.push_back(InboundRead { kind, segment: segment.quoted() });
+        Ok(())
+    }
+}

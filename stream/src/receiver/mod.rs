@@ -1,0 +1,303 @@
+//! The receiving half: bytes to FPDUs (`mpa`), segments (`ddp`), messages (`rdmap`), and the host's memory. Read from top to bottom,
+//! it is the way of one FPDU.
+//!
+//! CRC before placement (RFC 5044 section 6): every function behind [`Receiver::handle_fpdus`] takes [`Verified`] bytes, which only
+//! `mpa` creates.
+
+mod answer;
+mod control;
+mod send;
+
+use crate::Event;
+use crate::error::ConnError;
+use crate::host::Host;
+use crate::reads::QuotedSegment;
+use crate::shared::Shared;
+use crate::timers::Timer;
+use core::time::Duration;
+use ddp::{Header, Tagged, UntaggedRx};
+use mpa::rx::{FpduRx, Step};
+use mpa::startup::Negotiated;
+use mpa::{Verified, VerifiedBuf};
+use rdmap::{Inbound, StreamRx};
+
+/// After this time without an answer to the capability request a peer is foreign.
+pub(crate) const CAPABILITY_TIMEOUT: Duration = Duration::from_millis(1000);
+/// Longest message on the stream's own queues: a Terminate or an Atomic Request of 52 bytes, with room to see a longer one.
+const CONTROL_LEN: usize = 52;
+
+/// What a stream remembers between FPDUs it receives.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    fpdu: FpduRx,
+    rdmap: StreamRx,
+    /// Untagged queues: Send, Read Request, Terminate, Atomic Response.
+    queues: [UntaggedRx; 4],
+    /// The message that each of these queues is receiving, as far as it is here; of queue 0, Immediate Data only.
+    control: [[u8; CONTROL_LEN]; 4],
+    /// Bytes of the receive that the present Send fills.
+    receiving: Option<u32>,
+    /// A segment that waits for a receive.
+    parked: Option<VerifiedBuf>,
+    /// Bytes of the present Write so far, and of the last one that was whole.
+    write_len: u32,
+    last_write_len: u32,
+    /// Nothing but RTR messages came so far: a capability request may still come.
+    only_rtr: bool,
+    negotiated: Option<Negotiated>,
+    /// Bytes from the front of the input that an FPDU needs; 0 while none is known to have begun.
+    needed: usize,
+}
+
+/// What became of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placed {
+    Yes,
+    /// No receive is posted for it.
+    NoReceive,
+}
+
+impl Receiver {
+    pub(crate) fn new() -> Self {
+        Self {
+            fpdu: FpduRx::new(false, false),
+            rdmap: StreamRx::new(rdmap::Extensions::default()),
+            // RFC 5041 section 5.1: the first message on each queue has MSN 1.
+            queues: [UntaggedRx::new(1), UntaggedRx::new(1), UntaggedRx::new(1), UntaggedRx::new(1)],
+            control: [[0; CONTROL_LEN]; 4],
+            receiving: None,
+            parked: None,
+            write_len: 0,
+            last_write_len: 0,
+            only_rtr: true,
+            negotiated: None,
+            needed: 0,
+        }
+    }
+
+    /// Full Operation begins.
+    pub(crate) fn open(&mut self, negotiated: &Negotiated, shared: &Shared) {
+        self.fpdu = FpduRx::new(negotiated.crc, negotiated.markers_rx);
+        self.negotiated = Some(*negotiated);
+        self.set_extensions(shared);
+    }
+
+    /// The capability exchange is decided.
+    pub(crate) fn set_extensions(&mut self, shared: &Shared) {
+        self.rdmap.set_extensions(shared.caps.capabilities().extensions());
+    }
+
+    /// Whether a Send waits for a receive: nothing is read meanwhile.
+    #[inline]
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.parked.is_some()
+    }
+
+    /// Bytes that are kept until a receive is posted.
+    pub(crate) fn parked_len(&self) -> usize {
+        self.parked.as_ref().map_or(0, |parked| parked.as_verified().len())
+    }
+
+    pub(crate) fn drop_parked(&mut self) {
+        self.parked = None;
+    }
+
+    /// Whether a message has begun to fill a receive.
+    pub(crate) fn is_receiving(&self) -> bool {
+        self.receiving.is_some()
+    }
+
+    #[inline]
+    pub(crate) fn needed(&self) -> usize {
+        self.needed
+    }
+
+    /// Places the segment that waited for a receive. False when there is still none.
+    pub(crate) fn unpark<H: Host>(&mut self, shared: &mut Shared, host: &mut H) -> Result<bool, ConnError> {
+        let Some(parked) = self.parked.take() else { return Ok(true) };
+        match self.segment(parked.as_verified(), shared, host)? {
+            Placed::Yes => {
+                shared.timers.cancel(Timer::NoReceive);
+                Ok(true)
+            }
+            Placed::NoReceive => {
+                self.parked = Some(parked);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Takes the whole FPDUs at the front of `input`. Returns the bytes they took.
+    #[inline]
+    pub(crate) fn handle_fpdus<H: Host>(
+        &mut self,
+        input: &mut [u8],
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<usize, ConnError> {
+        let mut at = 0;
+        loop {
+            let fpdu = match self.fpdu.next(&mut input[at..]) {
+                Ok(Step::Fpdu(fpdu)) => fpdu,
+                Ok(Step::NeedMore { at_least }) => {
+                    self.needed = at_least;
+                    return Ok(at);
+                }
+                Err(error) => return Err(ConnError::of_fpdu(&error)),
+            };
+            at += fpdu.consumed;
+            if self.segment(fpdu.ulpdu, shared, host)? == Placed::NoReceive {
+                self.park(fpdu.ulpdu, shared)?;
+                return Ok(at);
+            }
+        }
+    }
+
+    /// One DDP segment.
+    fn segment<H: Host>(
+        &mut self,
+        ulpdu: Verified<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<Placed, ConnError> {
+        let (header, header_len) = Header::parse(&ulpdu)
+            .map_err(|error| ConnError::fault(error, Some(QuotedSegment::new(&ulpdu, ddp::Untagged::LEN))))?;
+        let segment = Segment { ulpdu, header_len };
+        let inbound = self.rdmap.admit(&header).map_err(|error| segment.fault(error))?;
+        let awaited_rtr = shared.reads.awaits_rtr();
+        match (header, inbound) {
+            (Header::Tagged(tagged), Inbound::Write) => self.write(&tagged, &segment, shared, host)?,
+            (Header::Tagged(tagged), _) => self.read_response(&tagged, &segment, shared, host)?,
+            (Header::Untagged(untagged), Inbound::Send { .. } | Inbound::Immediate { .. }) => {
+                if self.send(&untagged, inbound, &segment, shared, host)? == Placed::NoReceive {
+                    return Ok(Placed::NoReceive);
+                }
+            }
+            (Header::Untagged(untagged), _) => {
+                self.control(&untagged, inbound, &segment, shared, host)?;
+            }
+        }
+        self.valid_fpdu(awaited_rtr == shared.reads.awaits_rtr(), shared);
+        Ok(Placed::Yes)
+    }
+
+    /// A valid FPDU was taken; `tells` unless it is the answer to our RTR Read, behind which the answer to the capability request
+    /// may come.
+    fn valid_fpdu(&mut self, tells: bool, shared: &mut Shared) {
+        if shared.caps.is_undecided() {
+            self.judge_peer(tells, shared);
+        }
+        if shared.first_fpdu {
+            return;
+        }
+        shared.first_fpdu = true;
+        shared.hold = false;
+        shared.timers.cancel(Timer::Startup);
+        shared.first_fpdu_came();
+    }
+
+    /// What an FPDU without capability request or answer tells of the peer: anything but RTR messages makes it a foreign one.
+    fn judge_peer(&mut self, tells: bool, shared: &mut Shared) {
+        let foreign = if shared.initiator { tells } else { !self.only_rtr };
+        if foreign {
+            shared.timers.cancel(Timer::Capabilities);
+            shared.caps.give_up();
+            self.peer_decided(shared);
+        } else if !shared.first_fpdu {
+            shared.timers.set(Timer::Capabilities, shared.now, CAPABILITY_TIMEOUT);
+        }
+    }
+
+    /// The capability exchange is decided.
+    pub(crate) fn peer_decided(&mut self, shared: &mut Shared) {
+        self.set_extensions(shared);
+        shared.events.push_back(Event::Peer(shared.caps.kind));
+    }
+
+    /// A segment of an RDMA Write (RFC 5041 section 5.2, RFC 5040 section 5.2.1).
+    #[inline]
+    fn write<H: Host>(
+        &mut self,
+        header: &Tagged,
+        segment: &Segment<'_>,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<(), ConnError> {
+        let payload = segment.payload();
+        let len = payload.len() as u32;
+        if payload.is_empty() {
+            // STag and TO of an empty Write are not checked; uiw peers carry the capability exchange there.
+            let first = shared.initiator || self.only_rtr;
+            if shared.caps.on_zero_write(header.stag, header.to, first) {
+                self.peer_decided(shared);
+            } else if !shared.initiator {
+                // A uiw peer would have asked in it.
+                self.only_rtr = false;
+            }
+        } else if !shared.detached {
+            self.only_rtr = false;
+            host.write(header.stag, header.to, payload)
+                .map_err(|error| segment.fault(error.of_write(header.stag, header.to, len)))?;
+        }
+        self.write_len = self.write_len.wrapping_add(len);
+        if header.last {
+            self.last_write_len = core::mem::take(&mut self.write_len);
+        }
+        Ok(())
+    }
+
+    /// Keeps a segment, and leaves the stream unread, until a receive is posted.
+    fn park(&mut self, ulpdu: Verified<'_>, shared: &mut Shared) -> Result<(), ConnError> {
+        // It was received and validated; that no receive is posted must not keep our own half waiting.
+        self.only_rtr = false;
+        self.valid_fpdu(true, shared);
+        self.parked = Some(ulpdu.to_buf());
+        let timeout = shared.config.no_receive_timeout;
+        if timeout.is_zero() {
+            return Err(self.no_receive_in_time());
+        }
+        shared.timers.set(Timer::NoReceive, shared.now, timeout);
+        Ok(())
+    }
+
+    /// No receive was posted for the parked segment in time (RFC 5041 section 7.1: 1/2/02).
+    pub(crate) fn no_receive_in_time(&mut self) -> ConnError {
+        let quoted =
+            self.parked.take().map(|parked| QuotedSegment::new(&parked.as_verified(), ddp::Untagged::LEN));
+        let msn = self.queues[0].expected_msn();
+        ConnError::fault(ddp::UntaggedError::NoBuffer { msn }, quoted)
+    }
+}
+
+/// A segment, as a Terminate may quote it.
+struct Segment<'a> {
+    ulpdu: Verified<'a>,
+    header_len: usize,
+}
+
+impl<'a> Segment<'a> {
+    #[inline]
+    fn payload(&self) -> Verified<'a> {
+        self.ulpdu.split_at(self.header_len).1
+    }
+
+    fn quoted(&self) -> QuotedSegment {
+        QuotedSegment::new(&self.ulpdu, self.header_len)
+    }
+
+    /// The error of a peer that sent this.
+    #[cold]
+    fn fault(&self, fault: impl Into<rdmap::Fault>) -> ConnError {
+        ConnError::fault(fault, Some(self.quoted()))
+    }
+}
+
+#[cfg(feature = "test-util")]
+impl Receiver {
+    /// As after so many messages on each queue but the Terminate's.
+    pub(crate) fn set_msn(&mut self, msn: u32) {
+        for qn in [0, 1, 3] {
+            self.queues[qn] = UntaggedRx::new(msn);
+        }
+    }
+}

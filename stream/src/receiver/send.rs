@@ -1,0 +1,114 @@
+//! Sends and Immediate Data: messages for a receive.
+
+use super::{Placed, Receiver, Segment};
+use crate::error::{ConnError, LocalError};
+use crate::host::{Host, ReceiveError, Received, ReceivedKind};
+use crate::shared::Shared;
+use ddp::{Untagged, UntaggedError};
+use rdmap::{Fault, Inbound, Operation, Protection};
+
+/// Bytes of Immediate Data (RFC 7306 section 6).
+const IMMEDIATE_LEN: u32 = 8;
+
+impl Receiver {
+    /// A segment of a Send or of Immediate Data on queue 0.
+    #[inline]
+    pub(super) fn send<H: Host>(
+        &mut self,
+        header: &Untagged,
+        inbound: Inbound,
+        segment: &Segment<'_>,
+        shared: &Shared,
+        host: &mut H,
+    ) -> Result<Placed, ConnError> {
+        let payload = segment.payload();
+        let len = payload.len() as u32;
+        // Order and offset first: a segment that may not be here must not take a receive.
+        self.queues[0].check(header, len, Some(u32::MAX)).map_err(|error| segment.fault(error))?;
+        if self.is_rtr_send(header, &inbound, len, shared) {
+            self.queues[0].placed(header, 0);
+            return Ok(Placed::Yes);
+        }
+        if shared.detached {
+            // Discarded, as by an RNIC whose program does not look any more.
+            self.queues[0].placed(header, len);
+            return Ok(Placed::Yes);
+        }
+        let room = match self.receiving {
+            Some(room) => room,
+            None => match host.begin_receive() {
+                Some(room) => *self.receiving.insert(room),
+                None => return Ok(Placed::NoReceive),
+            },
+        };
+        self.only_rtr = false;
+        let immediate = matches!(inbound, Inbound::Immediate { .. });
+        let buffer = if immediate { IMMEDIATE_LEN } else { room };
+        let place = match self.queues[0].check(header, len, Some(buffer)) {
+            Ok(place) => place.offset,
+            Err(error) => {
+                if matches!(error, UntaggedError::TooLong { .. }) && !immediate {
+                    self.receiving = None;
+                    host.fail_receive(ReceiveError::TooLong);
+                }
+                return Err(segment.fault(error));
+            }
+        };
+        if immediate {
+            let place = place as usize;
+            self.control[0][place..place + payload.len()].copy_from_slice(&payload);
+        } else if host.place(place, payload).is_err() {
+            self.receiving = None;
+            host.fail_receive(ReceiveError::Protection);
+            return Err(ConnError::fault(Fault::LocalCatastrophic, None));
+        }
+        if let Some(delivered) = self.queues[0].placed(header, len) {
+            self.deliver(inbound, delivered.len, segment, host)?;
+        }
+        Ok(Placed::Yes)
+    }
+
+    /// RFC 6581 section 9.2: a zero-length Send as the initiator's first FPDU is the RTR message, where our Reply offered that
+    /// kind; the stream takes it.
+    fn is_rtr_send(&self, header: &Untagged, inbound: &Inbound, len: u32, shared: &Shared) -> bool {
+        let rtr = !shared.initiator
+            && !shared.first_fpdu
+            && self.negotiated.as_ref().is_some_and(|n| n.peer_to_peer && n.rtr_kinds.send);
+        rtr && len == 0
+            && header.last
+            && matches!(inbound, Inbound::Send { solicited: false, invalidate: None, imm: None })
+    }
+
+    /// A whole message on queue 0: its receive completes.
+    fn deliver<H: Host>(
+        &mut self,
+        inbound: Inbound,
+        len: u32,
+        segment: &Segment<'_>,
+        host: &mut H,
+    ) -> Result<(), ConnError> {
+        // An immediate counts the Write in front of it, not one that was followed by something else.
+        let write_len = core::mem::take(&mut self.last_write_len);
+        let message = match inbound {
+            Inbound::Send { solicited, invalidate, imm } => {
+                Received { kind: ReceivedKind::Send { len, imm }, solicited, invalidated: invalidate }
+            }
+            Inbound::Immediate { solicited } => {
+                if len != IMMEDIATE_LEN {
+                    return Err(segment.fault(Operation::Unspecified));
+                }
+                let [a, b, c, d, ..] = self.control[0];
+                let imm = u32::from_be_bytes([a, b, c, d]);
+                Received { kind: ReceivedKind::Immediate { imm, write_len }, solicited, invalidated: None }
+            }
+            _ => return Ok(()),
+        };
+        if let Some(stag) = message.invalidated
+            && host.invalidate(stag).is_err()
+        {
+            return Err(segment.fault(Protection::CannotInvalidate { stag }));
+        }
+        self.receiving = None;
+        host.receive(message).map_err(|_| ConnError::Local { request: None, error: LocalError::CqOverflow })
+    }
+}

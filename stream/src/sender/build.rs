@@ -1,0 +1,305 @@
+//! From messages to FPDUs in the transmit queue.
+
+use super::Sender;
+use super::gathered::GatheredFpdu;
+use super::message::{End, Message, Source, missing_extension};
+use crate::error::ConnError;
+use crate::host::{Host, Payload};
+use crate::shared::Shared;
+use alloc::vec::Vec;
+use ddp::Header;
+
+/// Bytes of one batch, about.
+pub(crate) const BATCH: u64 = 256 << 10;
+/// Pieces of one batch; each gathered FPDU takes two.
+const BATCH_PIECES: usize = 1000;
+/// Staging of one stream.
+const STAGING: usize = 192 << 10;
+/// Small requests built between two calls of [`Host::release`]: a poster waits no longer than that for the host's queue.
+const BURST: usize = 32;
+/// From this payload on an FPDU is gathered; below, three pieces cost more than the copy.
+const GATHER_MIN: u32 = 8 << 10;
+
+/// What asking the host for small requests came to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Burst {
+    /// Some were built; there may be more.
+    Built,
+    /// The host has no more, whether some were built or not.
+    Drained,
+    /// The next in line is something else, or something else goes first.
+    NotSmall,
+}
+
+impl<M> Sender<M> {
+    /// Cuts messages into FPDUs until the batch is full or nothing is due. True when nothing more is.
+    pub(crate) fn build<H: Host<Memory = M>>(
+        &mut self,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<bool, ConnError> {
+        self.choose_mulpdu(shared);
+        while self.has_room() {
+            if self.message.is_none() {
+                match self.burst(shared, host)? {
+                    Burst::Built => continue,
+                    Burst::Drained if self.is_idle(shared) && shared.reads.inbound.is_empty() => {
+                        return Ok(true);
+                    }
+                    Burst::Drained | Burst::NotSmall => {}
+                }
+                let next = self.next_message(shared, host);
+                host.release();
+                self.message = next?;
+            }
+            let Some(mut message) = self.message.take() else { return Ok(true) };
+            let last = match self.build_run(&mut message, shared, host)? {
+                true => message.left() == 0,
+                false => self.build_fpdu(&mut message, shared, host)?,
+            };
+            if !last {
+                self.message = Some(message);
+                continue;
+            }
+            if let Source::Inbound { .. } = message.source {
+                shared.reads.responding = false;
+            }
+            match message.end {
+                End::Nothing => {}
+                End::Answered(id) => host.built(id),
+                End::Sent(id) => {
+                    host.built(id);
+                    self.completes_when_sent(id, shared);
+                }
+                End::Immediate { id, imm, solicited } => {
+                    self.message = Some(self.immediate(id, imm, solicited, host));
+                }
+            }
+            host.release();
+        }
+        Ok(false)
+    }
+
+    /// Whether the batch takes more.
+    fn has_room(&self) -> bool {
+        self.queue.waiting() < BATCH
+            && self.queue.pieces() < BATCH_PIECES
+            && self.queue.staging.len() < STAGING
+    }
+
+    /// Requests of one small FPDU each.
+    fn burst<H: Host<Memory = M>>(&mut self, shared: &mut Shared, host: &mut H) -> Result<Burst, ConnError> {
+        let built = self.build_burst(shared, host);
+        self.pending_crc.finalize(&self.fpdu, &mut self.queue.staging);
+        host.release();
+        built
+    }
+
+    fn build_burst<H: Host<Memory = M>>(
+        &mut self,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<Burst, ConnError> {
+        let answers_first = !shared.reads.inbound.is_empty() && !self.answers_turn;
+        let own_first = shared.caps.due.is_some() || self.rtr.is_some() || shared.reads.acks.is_due();
+        if shared.hold || own_first || answers_first || shared.detached {
+            return Ok(Burst::NotSmall);
+        }
+        let offered = shared.caps.capabilities().extensions();
+        let mut built = 0;
+        let mut drained = false;
+        while built < BURST && self.queue.staging.len() < STAGING && !shared.reads.acks.is_due() {
+            let Some(request) = host.next_request() else {
+                drained = true;
+                break;
+            };
+            if request.fence || missing_extension(&request.op, offered).is_some() {
+                break;
+            }
+            let id = request.id;
+            if request.op.needs_ord() {
+                if !shared.reads.has_credit() {
+                    break;
+                }
+                let message = self.start(&request, shared, host);
+                let start = self.begin_fpdu(&message.segment_header(message.total));
+                self.queue.staging.extend_from_slice(message.own_bytes());
+                self.queue_small(start);
+                host.built(id);
+                built += 1;
+                continue;
+            }
+            let small = (request.len as usize) < (GATHER_MIN as usize).min(self.mulpdu - ddp::Untagged::LEN);
+            if !small {
+                break;
+            }
+            // Behind every reason to stop: it counts the message.
+            let Some(header) = self.plain_header(&request.op, request.solicited) else { break };
+            let start = self.begin_fpdu(&header.segment(0, true));
+            host.copy_request(id, 0..request.len, &mut self.queue.staging)
+                .map_err(|error| ConnError::of_request(id, error))?;
+            self.queue_small(start);
+            host.begun(id, header.msn());
+            host.built(id);
+            self.completes_when_sent(id, shared);
+            built += 1;
+        }
+        self.answers_turn &= built == 0;
+        self.drained = drained;
+        Ok(match (drained, built) {
+            (true, _) => Burst::Drained,
+            (false, 0) => Burst::NotSmall,
+            (false, _) => Burst::Built,
+        })
+    }
+
+    /// Queues the FPDU that stands in staging from `start` on; its CRC is still to be computed.
+    fn queue_small(&mut self, start: usize) {
+        self.pending_crc.frame(&mut self.fpdu, &mut self.queue.staging, start);
+        self.queue.push_staged(start);
+        self.queue.end_fpdu();
+    }
+
+    /// Whether an FPDU with `len` bytes of payload may be sent from where the payload lies.
+    fn may_gather(&self, len: u32, shared: &Shared) -> bool {
+        len >= GATHER_MIN && !self.fpdu.markers() && !shared.config.stable_source
+    }
+
+    /// Bytes of payload that the next FPDU of `message` has room for.
+    fn room(&self, message: &Message) -> u32 {
+        u32::try_from(self.mulpdu - message.header.len()).unwrap_or(u32::MAX)
+    }
+
+    /// As many FPDUs as the batch has room for and one piece of memory has bytes: the memory is looked up, checked and pinned once
+    /// for all of them. False when the next FPDU must be built alone: it needs no memory, or more than one piece.
+    fn build_run<H: Host<Memory = M>>(
+        &mut self,
+        message: &mut Message,
+        shared: &Shared,
+        host: &mut H,
+    ) -> Result<bool, ConnError> {
+        let (room, left) = (self.room(message), message.left());
+        if left == 0 {
+            return Ok(false);
+        }
+        let gathers = self.may_gather(room.min(left), shared);
+        let payload = match &message.source {
+            Source::Request { id } => host
+                .request_payload(*id, message.offset, left)
+                .map_err(|error| ConnError::of_request(*id, error))?,
+            Source::Inbound { request, .. } => {
+                let to = request.source_to.wrapping_add(u64::from(message.offset));
+                // What is wrong with a part of it is found, and reported, with the segment that holds it.
+                match host.read_source(request.source_stag, to, left) {
+                    Ok(payload) => payload,
+                    Err(_) => return Ok(false),
+                }
+            }
+            Source::Empty | Source::Inline { .. } | Source::Fields { .. } => return Ok(false),
+        };
+        let gathers = gathers && payload.is_stable();
+        let mut memory = None;
+        let mut done = 0;
+        while done < payload.len() && self.has_room() {
+            let len = room.min(message.left());
+            let end = done + len as usize;
+            if end > payload.len() {
+                break;
+            }
+            let start = self.begin_fpdu(&message.segment_header(len));
+            if gathers {
+                let memory = *memory.get_or_insert_with(|| self.queue.add_memory(payload.to_memory()));
+                let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, len);
+                fpdu.memory(memory, &payload, done..end);
+                fpdu.end();
+            } else {
+                payload.append_to(done..end, &mut self.queue.staging);
+                self.queue_small(start);
+            }
+            message.offset += len;
+            done = end;
+        }
+        drop(payload);
+        self.pending_crc.finalize(&self.fpdu, &mut self.queue.staging);
+        host.release();
+        Ok(done > 0)
+    }
+
+    /// One FPDU of `message`. True when it was the last.
+    fn build_fpdu<H: Host<Memory = M>>(
+        &mut self,
+        message: &mut Message,
+        shared: &Shared,
+        host: &mut H,
+    ) -> Result<bool, ConnError> {
+        let len = self.room(message).min(message.left());
+        let start = self.begin_fpdu(&message.segment_header(len));
+        let from = message.offset..message.offset + len;
+        let gathers = self.may_gather(len, shared)
+            && matches!(message.source, Source::Request { .. } | Source::Inbound { .. });
+        if gathers {
+            let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, len);
+            each_payload(&message.source, from, host, |payload| fpdu.payload(payload))?;
+            fpdu.end();
+        } else {
+            let staging = &mut self.queue.staging;
+            match &message.source {
+                Source::Empty => {}
+                Source::Fields { bytes } => {
+                    staging.extend_from_slice(&bytes[from.start as usize..from.end as usize]);
+                }
+                Source::Inline { id } => host
+                    .copy_request(*id, from, staging)
+                    .map_err(|error| ConnError::of_request(*id, error))?,
+                source @ (Source::Request { .. } | Source::Inbound { .. }) => {
+                    each_payload(source, from, host, |payload| {
+                        payload.append_to(0..payload.len(), staging);
+                    })?;
+                }
+            }
+            self.fpdu.seal(&mut self.queue.staging, start);
+            self.queue.push_staged(start);
+            self.queue.end_fpdu();
+        }
+        message.offset += len;
+        Ok(message.left() == 0)
+    }
+
+    /// Room for ULPDU_Length, and the DDP header behind it. Gives the FPDU's first byte in staging.
+    pub(super) fn begin_fpdu(&mut self, header: &Header) -> usize {
+        let staging: &mut Vec<u8> = &mut self.queue.staging;
+        let start = staging.len();
+        let mut front = [0; 2 + ddp::Untagged::LEN];
+        let len = header.emit(&mut front[2..]);
+        staging.extend_from_slice(&front[..2 + len]);
+        start
+    }
+}
+
+/// Calls `each` for the pieces of memory that hold the bytes `from` of a message.
+fn each_payload<H: Host>(
+    source: &Source,
+    from: core::ops::Range<u32>,
+    host: &mut H,
+    mut each: impl FnMut(&H::Payload<'_>),
+) -> Result<(), ConnError> {
+    let mut at = from.start;
+    while at < from.end {
+        let left = from.end - at;
+        let payload = match source {
+            Source::Request { id } => {
+                host.request_payload(*id, at, left).map_err(|error| ConnError::of_request(*id, error))?
+            }
+            Source::Inbound { request, segment } => {
+                let (stag, to) = (request.source_stag, request.source_to.wrapping_add(u64::from(at)));
+                host.read_source(stag, to, left)
+                    .map_err(|error| ConnError::fault(error.of_read(stag, to, left), Some(segment.clone())))?
+            }
+            Source::Empty | Source::Inline { .. } | Source::Fields { .. } => return Ok(()),
+        };
+        each(&payload);
+        at += payload.len() as u32;
+    }
+    host.release();
+    Ok(())
+}

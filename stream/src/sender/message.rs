@@ -1,0 +1,149 @@
+//! A message on its way out: what its segments' headers say and where its bytes come from.
+
+use crate::reads::QuotedSegment;
+use crate::request::{Op, Remote, Request};
+use ddp::Header;
+use ddp::STag;
+use rdmap::{Opcode, ReadRequest};
+
+/// A message being sent.
+#[derive(Debug)]
+pub(super) struct Message {
+    pub(super) header: MessageHeader,
+    pub(super) total: u32,
+    pub(super) offset: u32,
+    pub(super) source: Source,
+    pub(super) end: End,
+}
+
+/// What follows the last segment of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// Nothing: it is no request's.
+    Nothing,
+    /// This request is built. It completes with its answer.
+    Answered(u32),
+    /// This request is built. It completes when its bytes are sent, or acknowledged.
+    Sent(u32),
+    /// The Immediate Data message of the same request (RFC 7306 section 6).
+    Immediate { id: u32, imm: u32, solicited: bool },
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum MessageHeader {
+    Tagged { opcode: Opcode, stag: STag, to: u64 },
+    Untagged { opcode: Opcode, qn: u32, msn: u32, ulp32: u32 },
+    SendImm { msn: u32, imm: u32, solicited: bool },
+}
+
+#[derive(Debug)]
+pub(super) enum Source {
+    Empty,
+    /// The memory of a request.
+    Request {
+        id: u32,
+    },
+    /// A request's payload that the host copied while posting.
+    Inline {
+        id: u32,
+    },
+    /// A message of a few fixed fields.
+    Fields {
+        bytes: [u8; Message::FIELDS],
+    },
+    /// The memory that a Read of the peer asks for, checked for every segment; the peer's segment is what a Terminate quotes.
+    Inbound {
+        request: ReadRequest,
+        segment: QuotedSegment,
+    },
+}
+
+impl Message {
+    /// An Atomic Request, the longest message of fixed fields.
+    const FIELDS: usize = 52;
+
+    pub(super) fn fields(header: MessageHeader, fields: &[u8], end: End) -> Self {
+        let mut bytes = [0; Self::FIELDS];
+        bytes[..fields.len()].copy_from_slice(fields);
+        Self { header, total: fields.len() as u32, offset: 0, source: Source::Fields { bytes }, end }
+    }
+
+    pub(super) fn empty(header: MessageHeader) -> Self {
+        Self { header, total: 0, offset: 0, source: Source::Empty, end: End::Nothing }
+    }
+
+    pub(super) fn of_request(header: MessageHeader, request: &Request, end: End) -> Self {
+        let id = request.id;
+        let source = if request.inline { Source::Inline { id } } else { Source::Request { id } };
+        Self { header, total: request.len, offset: 0, source, end }
+    }
+
+    /// The bytes of a message of fixed fields.
+    pub(super) fn own_bytes(&self) -> &[u8] {
+        match &self.source {
+            Source::Fields { bytes } => &bytes[..self.total as usize],
+            Source::Empty | Source::Request { .. } | Source::Inline { .. } | Source::Inbound { .. } => &[],
+        }
+    }
+
+    /// The DDP header of the next segment with `len` bytes of payload.
+    pub(super) fn segment_header(&self, len: u32) -> Header {
+        self.header.segment(self.offset, self.offset + len == self.total)
+    }
+
+    pub(super) fn left(&self) -> u32 {
+        self.total - self.offset
+    }
+
+    /// Whether it belongs to a request.
+    pub(super) fn is_request(&self) -> bool {
+        self.end != End::Nothing
+    }
+}
+
+impl MessageHeader {
+    pub(super) fn write(remote: Remote) -> Self {
+        Self::Tagged { opcode: Opcode::Write, stag: remote.stag, to: remote.to }
+    }
+
+    /// The DDP header of the segment at `offset`.
+    pub(super) fn segment(&self, offset: u32, last: bool) -> Header {
+        match *self {
+            Self::Tagged { opcode, stag, to } => {
+                Header::Tagged(rdmap::tagged_header(opcode, stag, to.wrapping_add(u64::from(offset)), last))
+            }
+            Self::Untagged { opcode, qn, msn, ulp32 } => {
+                Header::Untagged(rdmap::untagged_header(opcode, qn, msn, offset, last, ulp32))
+            }
+            Self::SendImm { msn, imm, solicited } => {
+                Header::Untagged(rdmap::send_imm_header(msn, offset, last, imm, solicited))
+            }
+        }
+    }
+
+    /// Bytes of a segment's header.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Tagged { .. } => ddp::Tagged::LEN,
+            Self::Untagged { .. } | Self::SendImm { .. } => ddp::Untagged::LEN,
+        }
+    }
+
+    pub(super) fn msn(&self) -> u32 {
+        match self {
+            Self::Tagged { .. } => 0,
+            Self::Untagged { msn, .. } | Self::SendImm { msn, .. } => *msn,
+        }
+    }
+}
+
+/// The extension that `op` needs and the peer does not have.
+pub(super) fn missing_extension(op: &Op, peer: rdmap::Extensions) -> Option<&'static str> {
+    match op {
+        Op::WriteImm { .. } if !peer.immediate => Some("immediate data (RFC 7306)"),
+        Op::FetchAdd { .. } | Op::CmpSwap { .. } if !peer.atomic => Some("atomics (RFC 7306)"),
+        Op::AtomicWrite { .. } if !peer.send_imm => Some("atomic writes (between uiw peers)"),
+        Op::SendImm { .. } if !peer.send_imm => Some("Send with immediate (between uiw peers)"),
+        _ => None,
+    }
+}

@@ -1,0 +1,317 @@
+//! The sending half: messages ([`next_message`]) of requests and answers to segments (`ddp`), FPDUs (`mpa`) and bytes for TCP.
+//!
+//! Large payloads are sent from the host's memory; small ones, and all with Markers, are built in one piece. Memory that a peer may
+//! write, and the source of a Read Response (which may legally change at any moment), is copied before its CRC is computed: an
+//! FPDU's bytes never change between CRC and wire.
+
+mod build;
+mod gathered;
+mod message;
+mod next_message;
+mod pending_crc;
+mod transmit_queue;
+
+pub use transmit_queue::Piece;
+
+use crate::config::FpduSize;
+use crate::error::ConnError;
+use crate::host::Host;
+use crate::shared::Shared;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use ddp::Header;
+use message::Message;
+use mpa::startup::{Negotiated, Rtr};
+use mpa::tx::FpduTx;
+use pending_crc::PendingCrc;
+use transmit_queue::TransmitQueue;
+
+/// What a stream remembers between FPDUs it sends. `M` is [`Host::Memory`].
+#[derive(Debug)]
+pub(crate) struct Sender<M> {
+    fpdu: FpduTx,
+    /// Position of the transmit queue at which Full Operation began.
+    base: u64,
+    /// Bytes that a TCP segment carries.
+    emss: usize,
+    /// Largest ULPDU.
+    mulpdu: usize,
+    /// Next MSN of queues 0 to 3.
+    msn: [u32; 4],
+    /// The message that is being cut into FPDUs.
+    message: Option<Message>,
+    /// Completion watermarks: requests whose last byte lies at these positions complete when TCP has taken it.
+    watermarks: VecDeque<(u64, u32)>,
+    /// The RTR message, where it is a Read or a Send: to be sent first of all.
+    rtr: Option<Rtr>,
+    /// Whose turn it is when both requests and answers are due.
+    answers_turn: bool,
+    /// The host had no more requests when it was asked last; a doorbell tells of new ones.
+    drained: bool,
+    /// A Read is to be sent behind everything, for a host that has let go of the stream.
+    drain_read: bool,
+    queue: TransmitQueue<M>,
+    pending_crc: PendingCrc,
+}
+
+impl<M> Sender<M> {
+    pub(crate) fn new() -> Self {
+        Self {
+            fpdu: FpduTx::new(false, false),
+            base: 0,
+            emss: mpa::MIN_MULPDU,
+            mulpdu: mpa::MIN_MULPDU,
+            // RFC 5041 section 5.1: the first message on each queue has MSN 1.
+            msn: [1; 4],
+            message: None,
+            watermarks: VecDeque::new(),
+            rtr: None,
+            answers_turn: false,
+            drained: false,
+            drain_read: false,
+            queue: TransmitQueue::new(),
+            pending_crc: PendingCrc::default(),
+        }
+    }
+
+    /// Full Operation begins behind the start-up frame.
+    pub(crate) fn open(&mut self, negotiated: &Negotiated, initiator: bool) {
+        self.fpdu = FpduTx::new(negotiated.crc, negotiated.markers_tx);
+        // Markers count from here.
+        self.base = self.queue.queued();
+        self.rtr = negotiated.rtr.filter(|rtr| initiator && *rtr != Rtr::Write);
+    }
+
+    /// Another connection of TCP begins.
+    pub(crate) fn restart(&mut self) {
+        self.queue = TransmitQueue::new();
+    }
+
+    /// Queues a start-up frame.
+    pub(crate) fn startup_frame(&mut self, frame: &[u8]) {
+        let start = self.queue.staging.len();
+        self.queue.staging.extend_from_slice(frame);
+        self.queue.push_staged(start);
+        self.queue.end_fpdu();
+    }
+
+    #[inline]
+    pub(crate) fn set_emss(&mut self, emss: usize) {
+        self.emss = emss;
+    }
+
+    /// RFC 5044 section 5: an FPDU should fit one TCP segment; peers that take larger ones said so. The path may change at any time:
+    /// what is queued stays as it was cut, what is built next fits (RFC 5041 section 3).
+    #[inline]
+    pub(crate) fn choose_mulpdu(&mut self, shared: &Shared) {
+        let large = mpa::MAX_ULPDU;
+        self.mulpdu = match shared.config.fpdu {
+            FpduSize::Auto if shared.caps.capabilities().large_fpdu() => large,
+            FpduSize::Auto | FpduSize::Segment => mpa::mulpdu(self.emss, self.fpdu.markers()),
+            FpduSize::Large => large,
+            FpduSize::Fixed(size) => usize::from(size).clamp(mpa::MIN_MULPDU, large),
+        };
+    }
+
+    pub(crate) fn mulpdu(&self) -> usize {
+        self.mulpdu
+    }
+
+    /// There are requests to ask for.
+    #[inline]
+    pub(crate) fn doorbell(&mut self) {
+        self.drained = false;
+    }
+
+    /// The host has let go of the stream: what is left is one Read, behind whose answer the peer waits for nothing.
+    pub(crate) fn send_drain_read(&mut self) {
+        self.watermarks.clear();
+        self.drain_read = true;
+    }
+
+    fn next_msn(&mut self, qn: u32) -> u32 {
+        let msn = &mut self.msn[qn as usize & 3];
+        let now = *msn;
+        *msn = msn.wrapping_add(1);
+        now
+    }
+
+    /// Request `id` ends at the present end of the queue: it completes when TCP has taken that, or when the peer has acknowledged it.
+    fn completes_when_sent(&mut self, id: u32, shared: &mut Shared) {
+        if shared.reads.acks.on {
+            shared.reads.acks.built(id);
+        } else {
+            self.watermarks.push_back((self.queue.queued(), id));
+        }
+    }
+
+    /// Drops what is not on the wire: the stream has left Full Operation. False when an FPDU that is partly sent cannot be finished.
+    pub(crate) fn abandon<H: Host<Memory = M>>(&mut self, shared: &mut Shared, host: &mut H) -> bool {
+        let whole = self.queue.keep_started(host);
+        self.fpdu.rewind(self.queue.queued().saturating_sub(self.base));
+        self.message = None;
+        shared.reads.acks.clear();
+        shared.reads.responding = false;
+        self.drain_read = false;
+        self.watermarks.clear();
+        shared.caps.due = None;
+        self.rtr = None;
+        whole
+    }
+
+    /// Whether nothing of the stream's own is due.
+    #[inline]
+    fn is_idle(&self, shared: &Shared) -> bool {
+        self.message.is_none()
+            && shared.caps.due.is_none()
+            && self.rtr.is_none()
+            && !self.drain_read
+            && shared.reads.acks.covers_all()
+    }
+
+    /// Whether there is nothing to send unless something happens: a post, an arrival that lets a waiting request go, room.
+    #[inline]
+    pub(crate) fn has_nothing_due(&self, shared: &Shared) -> bool {
+        self.queue.is_empty() && self.is_idle(shared) && shared.reads.inbound.is_empty()
+    }
+
+    /// Whether the host had no more requests when it was asked last.
+    #[inline]
+    pub(crate) fn is_drained(&self) -> bool {
+        self.drained
+    }
+
+    /// Whether a request is partly built.
+    pub(crate) fn is_inside_request(&self) -> bool {
+        self.message.as_ref().is_some_and(Message::is_request)
+    }
+
+    /// Whether every request that was begun has completed.
+    pub(crate) fn has_no_open_request(&self, shared: &Shared) -> bool {
+        !self.is_inside_request()
+            && self.watermarks.is_empty()
+            && shared.reads.acks.covers_all()
+            && shared.reads.outstanding.is_empty()
+    }
+
+    /// Whether everything that was posted is sent and answered.
+    pub(crate) fn is_finished<H: Host<Memory = M>>(&self, shared: &Shared, host: &mut H) -> bool {
+        let finished = self.has_nothing_due(shared)
+            && self.watermarks.is_empty()
+            && shared.reads.outstanding.is_empty()
+            && host.next_request().is_none();
+        host.release();
+        finished
+    }
+
+    /// Whether the peer has every answer.
+    pub(crate) fn owes_nothing(&self, shared: &Shared) -> bool {
+        shared.reads.inbound.is_empty() && self.message.is_none() && self.queue.is_empty()
+    }
+
+    /// A segment of the stream's own, queued behind everything.
+    pub(crate) fn send_control(&mut self, header: &Header, payload: &[u8]) {
+        let start = self.begin_fpdu(header);
+        self.queue.staging.extend_from_slice(payload);
+        self.fpdu.seal(&mut self.queue.staging, start);
+        self.queue.push_staged(start);
+        self.queue.end_fpdu();
+    }
+
+    /// TCP took `count` bytes: requests whose last byte was among them complete.
+    #[inline]
+    pub(crate) fn advance<H: Host<Memory = M>>(
+        &mut self,
+        count: usize,
+        host: &mut H,
+    ) -> Result<(), ConnError> {
+        self.queue.advance(count);
+        let sent = self.queue.sent();
+        if self.watermarks.front().is_none_or(|(end, _)| *end > sent) {
+            return Ok(());
+        }
+        let watermarks = &mut self.watermarks;
+        let ids = core::iter::from_fn(|| {
+            let (_, id) = watermarks.front().copied().filter(|(end, _)| *end <= sent)?;
+            watermarks.pop_front();
+            Some(id)
+        });
+        host.sent(ids).map_err(|error| ConnError::Local { request: None, error })
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// The bytes that are due.
+    pub(crate) fn batch(&self, more: bool) -> Batch<'_, M> {
+        Batch { queue: &self.queue, more }
+    }
+
+    /// Takes `buffer` to build FPDUs in, if the stream has none.
+    pub(crate) fn give_buffer(&mut self, buffer: impl FnOnce() -> Vec<u8>) {
+        if self.queue.staging.capacity() == 0 {
+            self.queue.staging = buffer();
+        }
+    }
+
+    /// Gives back the buffer while nothing is queued.
+    pub(crate) fn take_buffer(&mut self) -> Option<Vec<u8>> {
+        let unused = self.queue.is_empty() && self.queue.staging.capacity() > 0;
+        unused.then(|| core::mem::take(&mut self.queue.staging))
+    }
+}
+
+/// Bytes that are due, in pieces: see [`crate::Transmit`].
+#[derive(Debug)]
+pub struct Batch<'a, M> {
+    queue: &'a TransmitQueue<M>,
+    more: bool,
+}
+
+impl<'a, M> Batch<'a, M> {
+    /// Bytes in all pieces.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.queue.waiting()
+    }
+
+    /// Whether there is no byte: never.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// The pieces, in stream order.
+    pub fn pieces(&self) -> impl Iterator<Item = Piece<'a, M>> + use<'a, M> {
+        self.queue.iter()
+    }
+
+    /// How many pieces there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.queue.pieces()
+    }
+
+    /// All bytes, if they are one piece of the stream's own.
+    #[must_use]
+    #[inline]
+    pub fn single(&self) -> Option<&'a [u8]> {
+        self.queue.single()
+    }
+
+    /// Whether the stream has more to send once these bytes are taken. Otherwise [`crate::Stream::poll_transmit`] need not be
+    /// called again until something happens.
+    #[must_use]
+    pub const fn has_more(&self) -> bool {
+        self.more
+    }
+}
+
+#[cfg(feature = "test-util")]
+impl<M> Sender<M> {
+    /// As after so many messages on each queue.
+    pub(crate) fn set_msn(&mut self, msn: u32) {
+        self.msn = [msn; 4];
+    }
+}

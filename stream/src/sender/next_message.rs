@@ -1,0 +1,242 @@
+//! Which message a stream sends next, and what its RDMAP header says: the stream's own, answers, requests.
+
+use super::Sender;
+use super::message::{End, Message, MessageHeader, Source, missing_extension};
+use crate::capabilities::ZeroWrite;
+use crate::error::{ConnError, LocalError};
+use crate::host::Host;
+use crate::reads::{InboundKind, InboundRead, OutstandingKind, ReadOrigin};
+use crate::request::{Op, Remote, Request};
+use crate::shared::Shared;
+use ddp::STag;
+use mpa::startup::Rtr;
+use rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
+
+impl<M> Sender<M> {
+    /// The second half of a Write with immediate (RFC 7306 section 6): the immediate in the first four of eight bytes.
+    pub(super) fn immediate<H: Host>(&mut self, id: u32, imm: u32, solicited: bool, host: &mut H) -> Message {
+        let opcode = if solicited { Opcode::ImmediateSe } else { Opcode::Immediate };
+        let header = self.untagged(opcode, rdmap::QN_SEND, 0);
+        let mut bytes = [0; 8];
+        bytes[..4].copy_from_slice(&imm.to_be_bytes());
+        host.begun(id, header.msn());
+        Message::fields(header, &bytes, End::Sent(id))
+    }
+
+    /// The next message in line: RTR and capability exchange first, then answers and requests by turns.
+    pub(super) fn next_message<H: Host>(
+        &mut self,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<Option<Message>, ConnError> {
+        if self.drain_read && shared.reads.has_credit() {
+            self.drain_read = false;
+            return Ok(Some(self.read(ReadOrigin::Drain, Remote::default(), 0, None, shared)));
+        }
+        if shared.hold {
+            // Only requests that send nothing.
+            return self.take_request(shared, host);
+        }
+        if let Some(rtr) = self.rtr.take() {
+            return Ok(Some(self.rtr_message(rtr, shared)));
+        }
+        if let Some(ZeroWrite { stag, to }) = shared.caps.due.take() {
+            return Ok(Some(Message::empty(MessageHeader::Tagged { opcode: Opcode::Write, stag, to })));
+        }
+        // Before an answer, too: behind the answer to a drain Read the peer reads no request for an acknowledgement.
+        let ack_first = shared.reads.acks.is_due() || !shared.reads.inbound.is_empty();
+        if ack_first && let Some(message) = self.next_ack(shared) {
+            return Ok(Some(message));
+        }
+        self.answers_turn = !self.answers_turn;
+        for answer in [self.answers_turn, !self.answers_turn] {
+            let next = match answer {
+                true => self.next_answer(shared, host)?,
+                false => self.take_request(shared, host)?,
+            };
+            if next.is_some() {
+                return Ok(next);
+            }
+        }
+        Ok(self.next_ack(shared))
+    }
+
+    /// The Read whose answer completes what was built since the last one.
+    fn next_ack(&mut self, shared: &mut Shared) -> Option<Message> {
+        if !shared.reads.has_credit() {
+            return None;
+        }
+        let upto = shared.reads.acks.begin()?;
+        Some(self.read(ReadOrigin::Ack(upto), Remote::default(), 0, None, shared))
+    }
+
+    /// RFC 6581 section 9.2: the initiator's zero-length Read or Send.
+    fn rtr_message(&mut self, rtr: Rtr, shared: &mut Shared) -> Message {
+        if rtr == Rtr::Send {
+            let header = self.untagged(Opcode::Send, rdmap::QN_SEND, 0);
+            return Message::empty(header);
+        }
+        self.read(ReadOrigin::Rtr, Remote::default(), 0, None, shared)
+    }
+
+    /// A Read Request, and its place among the outstanding ones.
+    fn read(
+        &mut self,
+        origin: ReadOrigin,
+        remote: Remote,
+        len: u32,
+        invalidate: Option<STag>,
+        shared: &mut Shared,
+    ) -> Message {
+        let reads = &mut shared.reads;
+        let sink_to = reads.next_sink_to();
+        let header = self.untagged(Opcode::ReadRequest, rdmap::QN_READ, 0);
+        let (source_stag, source_to) = (remote.stag, remote.to);
+        let request = ReadRequest { sink_stag: reads.sink, sink_to, len, source_stag, source_to };
+        let kind = OutstandingKind::Read { sink_to, len, received: 0 };
+        reads.add(origin, header.msn(), kind, invalidate);
+        Message::fields(header, &request.emit(), origin.request().map_or(End::Nothing, End::Answered))
+    }
+
+    /// The answer that the peer has waited for the longest. Its credit is free as soon as its last segment is built: the peer cannot
+    /// use the credit before it has the answer.
+    fn next_answer<H: Host>(
+        &mut self,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<Option<Message>, ConnError> {
+        let Some(InboundRead { kind, segment }) = shared.reads.inbound.pop_front() else { return Ok(None) };
+        match kind {
+            InboundKind::Read(request) => {
+                shared.reads.responding = true;
+                let (stag, to) = (request.sink_stag, request.sink_to);
+                Ok(Some(Message {
+                    header: MessageHeader::Tagged { opcode: Opcode::ReadResponse, stag, to },
+                    total: request.len,
+                    offset: 0,
+                    source: Source::Inbound { request, segment },
+                    end: End::Nothing,
+                }))
+            }
+            InboundKind::Atomic(request) => {
+                // In its turn behind earlier Reads (RFC 7306 section 5.4).
+                let original = host.atomic(&request).map_err(|error| {
+                    ConnError::fault(error.fault(request.stag, request.to), Some(segment))
+                })?;
+                let response = AtomicResponse { request_id: request.request_id, original };
+                let header = self.untagged(Opcode::AtomicResponse, rdmap::QN_ATOMIC_RESPONSE, 0);
+                Ok(Some(Message::fields(header, &response.emit(), End::Nothing)))
+            }
+        }
+    }
+
+    /// The next request of the host that may start.
+    fn take_request<H: Host>(
+        &mut self,
+        shared: &mut Shared,
+        host: &mut H,
+    ) -> Result<Option<Message>, ConnError> {
+        if shared.detached {
+            return Ok(None);
+        }
+        while let Some(request) = host.next_request() {
+            let fenced = request.fence && !shared.reads.outstanding.is_empty();
+            let no_credit = request.op.needs_ord() && !shared.reads.has_credit();
+            let local = request.op == Op::Local;
+            if fenced || no_credit || shared.hold && !local {
+                return Ok(None);
+            }
+            let id = request.id;
+            if local {
+                host.execute_local(id).map_err(|error| ConnError::of_request(id, error))?;
+                continue;
+            }
+            if let Some(what) = missing_extension(&request.op, shared.caps.capabilities().extensions()) {
+                if shared.caps.is_undecided() {
+                    return Ok(None);
+                }
+                return Err(ConnError::of_request(id, LocalError::Unsupported(what)));
+            }
+            let awaits_answer = request.op.needs_ord();
+            let message = self.start(&request, shared, host);
+            if !awaits_answer {
+                host.begun(id, message.header.msn());
+            }
+            return Ok(Some(message));
+        }
+        Ok(None)
+    }
+
+    /// The first (mostly the only) message of a request.
+    pub(super) fn start<H: Host>(&mut self, request: &Request, shared: &mut Shared, host: &mut H) -> Message {
+        let (id, solicited) = (request.id, request.solicited);
+        if let Some(header) = self.plain_header(&request.op, solicited) {
+            return Message::of_request(header, request, End::Sent(id));
+        }
+        let message = match request.op {
+            Op::AtomicWrite { remote } => {
+                return Message::of_request(MessageHeader::write(remote), request, End::Sent(id));
+            }
+            Op::WriteImm { remote, imm } => {
+                let end = End::Immediate { id, imm, solicited };
+                return Message::of_request(MessageHeader::write(remote), request, end);
+            }
+            Op::SendImm { imm } => {
+                let msn = self.next_msn(rdmap::QN_SEND);
+                let header = MessageHeader::SendImm { msn, imm, solicited };
+                return Message::of_request(header, request, End::Sent(id));
+            }
+            Op::Read { remote, invalidate } => {
+                self.read(ReadOrigin::Request(id), remote, request.len, invalidate, shared)
+            }
+            Op::FetchAdd { remote, add, mask } => {
+                self.atomic(id, remote, (AtomicOp::FetchAdd, add, mask, 0, u64::MAX), shared)
+            }
+            Op::CmpSwap { remote, compare, compare_mask, swap, swap_mask } => {
+                let op = (AtomicOp::CmpSwap, swap, swap_mask, compare, compare_mask);
+                self.atomic(id, remote, op, shared)
+            }
+            Op::Write { .. } | Op::Send | Op::SendInvalidate { .. } => {
+                unreachable!("these have a plain header")
+            }
+            Op::Local => unreachable!("local requests send nothing"),
+        };
+        host.begun(id, message.header.msn());
+        message
+    }
+
+    fn atomic(
+        &mut self,
+        id: u32,
+        remote: Remote,
+        (op, data, mask, compare, compare_mask): (AtomicOp, u64, u64, u64, u64),
+        shared: &mut Shared,
+    ) -> Message {
+        let request_id = shared.reads.next_request_id();
+        let header = self.untagged(Opcode::AtomicRequest, rdmap::QN_READ, 0);
+        let (stag, to) = (remote.stag, remote.to);
+        let request = AtomicRequest { op, request_id, stag, to, data, mask, compare, compare_mask };
+        shared.reads.add(ReadOrigin::Request(id), header.msn(), OutstandingKind::Atomic { request_id }, None);
+        Message::fields(header, &request.emit(), End::Answered(id))
+    }
+
+    /// The header of an operation that is one message of the host's bytes and needs no extension.
+    pub(super) fn plain_header(&mut self, op: &Op, solicited: bool) -> Option<MessageHeader> {
+        Some(match *op {
+            Op::Write { remote } => MessageHeader::write(remote),
+            Op::Send => {
+                let opcode = if solicited { Opcode::SendSe } else { Opcode::Send };
+                self.untagged(opcode, rdmap::QN_SEND, 0)
+            }
+            Op::SendInvalidate { stag } => {
+                let opcode = if solicited { Opcode::SendSeInvalidate } else { Opcode::SendInvalidate };
+                self.untagged(opcode, rdmap::QN_SEND, stag.0)
+            }
+            _ => return None,
+        })
+    }
+
+    fn untagged(&mut self, opcode: Opcode, qn: u32, ulp32: u32) -> MessageHeader {
+        MessageHeader::Untagged { opcode, qn, msn: self.next_msn(qn), ulp32 }
+    }
+}

@@ -1,0 +1,285 @@
+//! Bytes on their way to TCP: staged ones and memory of the host, in stream order, with FPDU boundaries.
+//!
+//! What TCP does not take at once stays here, so a partial send costs nothing and an FPDU is never spliced: a Terminate goes behind
+//! the FPDU whose first byte is on the wire.
+
+use crate::host::Host;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::ops::Range;
+
+#[derive(Debug)]
+enum Queued {
+    /// `staging[start..end]`.
+    Staged { start: usize, end: usize },
+    /// Bytes `start..end` of memory.
+    Memory { memory: MemoryId, start: usize, end: usize },
+}
+
+impl Queued {
+    fn len(&self) -> usize {
+        match self {
+            Self::Staged { start, end } | Self::Memory { start, end, .. } => end - start,
+        }
+    }
+}
+
+/// Memory of one or more pieces in a row: counted up, never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct MemoryId(u64);
+
+/// A piece of the bytes that are due.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece<'a, M> {
+    /// Bytes of the stream's own.
+    Bytes(&'a [u8]),
+    /// A range of memory of the host. Consecutive pieces may name the same memory: then the reference is the same, too.
+    Memory {
+        /// Which memory.
+        memory: &'a M,
+        /// Which of its bytes.
+        range: Range<usize>,
+    },
+}
+
+/// The transmit queue of one stream. Positions count bytes since the connection began.
+#[derive(Debug)]
+pub(super) struct TransmitQueue<M> {
+    pub(super) staging: Vec<u8>,
+    pieces: VecDeque<Queued>,
+    /// The memory of pieces, oldest first, and the number of the first.
+    memory: VecDeque<M>,
+    first_memory: u64,
+    /// Bytes of the first piece that are sent.
+    skip: usize,
+    queued: u64,
+    sent: u64,
+    /// End positions of FPDUs that are not sent whole.
+    ends: VecDeque<u64>,
+    /// End position of the last FPDU that was sent whole: beyond it, the next one is partly sent.
+    boundary: u64,
+}
+
+impl<M> TransmitQueue<M> {
+    pub(super) const fn new() -> Self {
+        Self {
+            staging: Vec::new(),
+            pieces: VecDeque::new(),
+            memory: VecDeque::new(),
+            first_memory: 0,
+            skip: 0,
+            queued: 0,
+            sent: 0,
+            ends: VecDeque::new(),
+            boundary: 0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.queued == self.sent
+    }
+
+    /// Bytes waiting.
+    pub(super) fn waiting(&self) -> u64 {
+        self.queued - self.sent
+    }
+
+    pub(super) fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Position behind the last queued byte.
+    pub(super) fn queued(&self) -> u64 {
+        self.queued
+    }
+
+    /// Position behind the last byte that TCP took.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Queues what was appended to `staging` since `start`.
+    pub(super) fn push_staged(&mut self, start: usize) {
+        let end = self.staging.len();
+        self.queued += (end - start) as u64;
+        match self.pieces.back_mut() {
+            Some(Queued::Staged { end: last, .. }) if *last == start => *last = end,
+            _ => self.pieces.push_back(Queued::Staged { start, end }),
+        }
+    }
+
+    /// Memory of which pieces are queued next.
+    pub(super) fn add_memory(&mut self, memory: M) -> MemoryId {
+        self.memory.push_back(memory);
+        MemoryId(self.first_memory + self.memory.len() as u64 - 1)
+    }
+
+    /// Queues `range` of the memory that was added last.
+    pub(super) fn push_memory(&mut self, memory: MemoryId, range: Range<usize>) {
+        self.queued += range.len() as u64;
+        self.pieces.push_back(Queued::Memory { memory, start: range.start, end: range.end });
+    }
+
+    /// An FPDU (or start-up frame) ends at the present end.
+    pub(super) fn end_fpdu(&mut self) {
+        self.ends.push_back(self.queued);
+    }
+
+    /// The only piece, if it is one of staged bytes.
+    pub(super) fn single(&self) -> Option<&[u8]> {
+        match self.pieces.front() {
+            Some(Queued::Staged { start, end }) if self.pieces.len() == 1 => {
+                Some(&self.staging[start + self.skip..*end])
+            }
+            _ => None,
+        }
+    }
+
+    /// The pieces that are due, in stream order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Piece<'_, M>> {
+        let mut skip = self.skip;
+        self.pieces.iter().map(move |piece| {
+            let skip = core::mem::take(&mut skip);
+            match piece {
+                Queued::Staged { start, end } => Piece::Bytes(&self.staging[start + skip..*end]),
+                Queued::Memory { memory, start, end } => {
+                    Piece::Memory { memory: &self.memory[self.place(*memory)], range: start + skip..*end }
+                }
+            }
+        })
+    }
+
+    /// Where in `memory` the memory of this number is.
+    fn place(&self, id: MemoryId) -> usize {
+        (id.0 - self.first_memory) as usize
+    }
+
+    /// Drops memory of which no piece is queued any more.
+    fn drop_memory(&mut self, before: u64) {
+        let gone = (before - self.first_memory) as usize;
+        self.memory.drain(..gone);
+        self.first_memory = before;
+    }
+
+    /// TCP took `count` bytes.
+    pub(super) fn advance(&mut self, count: usize) {
+        debug_assert!(count as u64 <= self.waiting());
+        self.sent += count as u64;
+        let mut left = count + self.skip;
+        while let Some(piece) = self.pieces.front() {
+            if left < piece.len() {
+                break;
+            }
+            left -= piece.len();
+            // Pieces of one memory stand in a row.
+            if let Queued::Memory { memory, .. } = *piece {
+                self.drop_memory(memory.0);
+            }
+            self.pieces.pop_front();
+        }
+        if self.pieces.is_empty() {
+            self.drop_memory(self.first_memory + self.memory.len() as u64);
+            self.staging.clear();
+        }
+        self.skip = left;
+        while let Some(end) = self.ends.front().copied().filter(|end| *end <= self.sent) {
+            self.boundary = end;
+            self.ends.pop_front();
+        }
+    }
+
+    /// Drops every FPDU of which no byte is with TCP and copies the rest of the one that is partly sent, so that nothing here
+    /// names memory of the host any more. False when that memory is gone: then the FPDU cannot be finished.
+    pub(super) fn keep_started<H: Host<Memory = M>>(&mut self, host: &mut H) -> bool {
+        let started_end = match self.ends.front() {
+            Some(end) if self.sent > self.boundary => *end,
+            _ => self.sent,
+        };
+        let mut rest = Vec::new();
+        let mut left = (started_end - self.sent) as usize;
+        let mut whole = true;
+        for piece in self.iter() {
+            if left == 0 {
+                break;
+            }
+            match piece {
+                Piece::Bytes(bytes) => {
+                    let take = left.min(bytes.len());
+                    rest.extend_from_slice(&bytes[..take]);
+                    left -= take;
+                }
+                Piece::Memory { memory, range } => {
+                    let take = left.min(range.len());
+                    whole &= host.copy_memory(memory, range.start..range.start + take, &mut rest);
+                    left -= take;
+                }
+            }
+        }
+        self.pieces.clear();
+        self.drop_memory(self.first_memory + self.memory.len() as u64);
+        self.skip = 0;
+        self.ends.clear();
+        self.staging = rest;
+        self.queued = self.sent;
+        if !self.staging.is_empty() {
+            self.push_staged(0);
+            self.end_fpdu();
+        }
+        whole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What TCP would take: up to `room` bytes of the pieces.
+    fn take(queue: &TransmitQueue<u8>, room: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for piece in queue.iter() {
+            match piece {
+                Piece::Bytes(staged) => bytes.extend_from_slice(staged),
+                Piece::Memory { memory, range } => bytes.extend(range.map(|_| *memory)),
+            }
+        }
+        bytes.truncate(room);
+        bytes
+    }
+
+    /// TCP has no room right behind the last byte of memory: its request completes and the host gives up the memory, while the next
+    /// FPDU with memory of its own still waits.
+    #[test]
+    fn memory_whose_bytes_are_sent_is_not_named_any_more() {
+        for taken in [9, 10, 11] {
+            let mut queue = TransmitQueue::new();
+            for number in 1..=2u8 {
+                for byte in [b'h', b'c'] {
+                    let start = queue.staging.len();
+                    queue.staging.extend([byte; 3]);
+                    queue.push_staged(start);
+                    if byte == b'h' {
+                        let id = queue.add_memory(number);
+                        queue.push_memory(id, 0..4);
+                    }
+                }
+                queue.end_fpdu();
+            }
+            // Of an FPDU of 10 bytes; with 9 the memory's own bytes are sent, and its CRC is not.
+            let mut sent = take(&queue, taken);
+            queue.advance(taken);
+            let named: Vec<_> = queue
+                .iter()
+                .filter_map(|piece| match piece {
+                    Piece::Memory { memory, .. } => Some(*memory),
+                    Piece::Bytes(_) => None,
+                })
+                .collect();
+            assert_eq!(named, [2], "with {taken} bytes sent");
+            sent.extend(take(&queue, 100));
+            queue.advance(20 - taken);
+            assert_eq!(sent, b"hhh\x01\x01\x01\x01ccchhh\x02\x02\x02\x02ccc");
+            assert!(queue.is_empty() && queue.memory.is_empty() && queue.staging.is_empty());
+        }
+    }
+}

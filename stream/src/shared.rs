@@ -1,0 +1,48 @@
+//! State that both halves of a stream use.
+
+use crate::capabilities::PeerCaps;
+use crate::reads::Reads;
+use crate::timers::Timers;
+use crate::{Config, Established, Event, Time};
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+
+/// How far the close is, in both directions.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Fin {
+    /// FIN is sent when everything before it is.
+    pub(crate) wanted: bool,
+    pub(crate) sent: bool,
+    pub(crate) received: bool,
+}
+
+/// What the two halves have in common, and what each tells the other.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Config,
+    pub(crate) initiator: bool,
+    /// The time of the call that is being served.
+    pub(crate) now: Time,
+    pub(crate) timers: Timers,
+    pub(crate) caps: PeerCaps,
+    pub(crate) reads: Reads,
+    pub(crate) fin: Fin,
+    /// RFC 5044 section 7.1.1: a responder sends nothing before it has validated the initiator's first FPDU.
+    pub(crate) hold: bool,
+    /// The peer's first FPDU was received and validated.
+    pub(crate) first_fpdu: bool,
+    /// The host's queues are gone: Sends are discarded, Reads are still answered.
+    pub(crate) detached: bool,
+    pub(crate) events: VecDeque<Event>,
+    /// Reported when the peer's first FPDU comes: a responder of the peer-to-peer model waits for the RTR message.
+    pub(crate) established: Option<Box<Established>>,
+}
+
+impl Shared {
+    /// The peer's first FPDU has come.
+    pub(crate) fn first_fpdu_came(&mut self) {
+        if let Some(established) = self.established.take() {
+            self.events.push_back(Event::Established(established));
+        }
+    }
+}

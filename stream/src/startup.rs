@@ -1,0 +1,249 @@
+//! Start-up of a connection: the MPA Request and Reply (RFC 5044 section 7.1, RFC 6581), and the begin of Full Operation.
+
+use crate::capabilities::PeerCaps;
+use crate::error::{ConnError, StartupFailure};
+use crate::host::Host;
+use crate::receiver::CAPABILITY_TIMEOUT;
+use crate::stream::{Phase, Stream};
+use crate::timers::Timer;
+use crate::{Config, Established, Event, Time};
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::time::Duration;
+use mpa::startup::{ConfigError, Initiator, Negotiated, Outcome, Request, Revision, Rtr, RtrKinds};
+
+/// How often, and at which distance, the capability request is repeated towards a peer that has sent nothing: siw's responder can
+/// miss the first FPDU.
+pub(crate) const CAPABILITY_REPEATS: u8 = 5;
+const CAPABILITY_INTERVAL: Duration = Duration::from_millis(50);
+
+impl<M> Stream<M> {
+    /// TCP is connected: an initiator sends its Request, and a stream to itself is established. A responder does nothing.
+    pub fn handle_connected(&mut self, now: Time) {
+        self.shared.now = now;
+        match self.phase {
+            Phase::Connecting if self.loopback => self.open_loopback(),
+            Phase::Connecting => self.send_request(),
+            _ => {}
+        }
+    }
+
+    /// A new connection of TCP has been begun in the place of the one before, after [`Event::Reconnect`] or because the peer
+    /// refused.
+    pub fn reconnected(&mut self) {
+        self.phase = Phase::Connecting;
+        self.sender.restart();
+    }
+
+    fn send_request(&mut self) {
+        let mut config = self.shared.config.startup.clone();
+        if self.fell_back {
+            config.revision = Revision::One;
+        }
+        match Initiator::new(config, &self.private_data) {
+            Ok(initiator) => {
+                self.sender.startup_frame(&initiator.request());
+                self.phase = Phase::AwaitReply(Box::new(initiator));
+            }
+            Err(error) => self.fail_startup(error.into()),
+        }
+    }
+
+    /// A stream to itself negotiates with nobody: both ends have the same settings.
+    fn open_loopback(&mut self) {
+        let config = &self.shared.config.startup;
+        // The Reads that it asks for are the Reads that it answers.
+        let depth = config.ird.min(config.ord);
+        let negotiated = Negotiated {
+            revision: 2,
+            enhanced: true,
+            crc: config.crc,
+            markers_tx: config.want_markers,
+            markers_rx: config.want_markers,
+            ird: depth,
+            ord: depth,
+            peer_to_peer: false,
+            rtr: None,
+            rtr_kinds: RtrKinds::NONE,
+        };
+        self.shared.caps = PeerCaps::loopback();
+        self.open(negotiated);
+        self.report_established(negotiated, None, Vec::new());
+    }
+
+    /// Start-up frames. Returns the bytes they took.
+    pub(crate) fn handle_startup<H: Host<Memory = M>>(&mut self, host: &mut H, bytes: &[u8]) -> usize {
+        match core::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::AwaitReply(initiator) => match initiator.reply(bytes) {
+                Ok(None) => self.phase = Phase::AwaitReply(initiator),
+                Ok(Some((used, outcome))) => {
+                    self.on_reply(outcome, host);
+                    return used;
+                }
+                Err(error) => self.fail_startup(error.into()),
+            },
+            Phase::AwaitRequest(mut responder) => match responder.request(bytes) {
+                Ok(None) => self.phase = Phase::AwaitRequest(responder),
+                Ok(Some((used, request))) => {
+                    self.shared.events.push_back(Event::Requested(Box::new(request.clone())));
+                    self.phase = Phase::Decision(Box::new((*responder, request)));
+                    return used;
+                }
+                Err(error) => self.fail_startup(error.into()),
+            },
+            phase => self.phase = phase,
+        }
+        0
+    }
+
+    /// The initiator has its Reply.
+    fn on_reply<H: Host<Memory = M>>(&mut self, outcome: Outcome, host: &mut H) {
+        match outcome {
+            Outcome::Rejected { enhanced, private_data, markers_refused, .. } => {
+                let peer_ird_ord = enhanced.map(|said| (said.ird, said.ord));
+                self.fail_startup(StartupFailure::Rejected { private_data, peer_ird_ord, markers_refused });
+            }
+            Outcome::Accepted { negotiated, enhanced, private_data, terminate } => {
+                self.open(negotiated);
+                match terminate {
+                    None => {
+                        let peer_ird_ord = enhanced.map(|said| (said.ird, said.ord));
+                        self.report_established(negotiated, peer_ird_ord, private_data);
+                    }
+                    Some(refusal) => self.fail(ConnError::Refused(refusal), host),
+                }
+            }
+        }
+    }
+
+    fn report_established(
+        &mut self,
+        negotiated: Negotiated,
+        peer_ird_ord: Option<(u16, u16)>,
+        private_data: Vec<u8>,
+    ) {
+        let established = Box::new(Established { negotiated, peer_ird_ord, private_data });
+        if !self.shared.initiator && negotiated.peer_to_peer {
+            self.shared.established = Some(established);
+        } else {
+            self.shared.events.push_back(Event::Established(established));
+        }
+    }
+
+    /// The Request that waits for the host's decision.
+    #[must_use]
+    pub fn request(&self) -> Option<&Request> {
+        match &self.phase {
+            Phase::Decision(decision) => Some(&decision.1),
+            _ => None,
+        }
+    }
+
+    /// Accepts the Request: the Reply is queued and Full Operation begins, with `config` in the place of the listener's.
+    /// [`Event::Established`] follows, in the peer-to-peer model with the peer's first FPDU.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: nothing has changed. `Ok(None)`: there is no Request to be decided.
+    pub fn accept(
+        &mut self,
+        config: Config,
+        private_data: &[u8],
+        now: Time,
+    ) -> Result<Option<Negotiated>, ConfigError> {
+        let Phase::Decision(decision) = &self.phase else { return Ok(None) };
+        let (responder, request) = &**decision;
+        let (reply, negotiated) = responder.accept(request, &config.startup, private_data)?;
+        let (peer_ird_ord, theirs) = (request.ird().zip(request.ord()), request.private_data().to_vec());
+        self.shared.now = now;
+        self.shared.caps = PeerCaps::new(false, config.capabilities, 0);
+        self.shared.config = config;
+        self.sender.startup_frame(&reply);
+        self.open(negotiated);
+        self.report_established(negotiated, peer_ird_ord, theirs);
+        Ok(Some(negotiated))
+    }
+
+    /// Rejects the Request: the Reply is queued, and the stream closes.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: nothing has changed. `Ok(false)`: there is no Request to be decided.
+    pub fn reject(&mut self, private_data: &[u8], now: Time) -> Result<bool, ConfigError> {
+        let Phase::Decision(decision) = &self.phase else { return Ok(false) };
+        let (responder, request) = &**decision;
+        let reply = responder.reject(request, private_data)?;
+        self.shared.now = now;
+        self.shared.timers.cancel(Timer::Startup);
+        self.sender.startup_frame(&reply);
+        self.begin_closing();
+        Ok(true)
+    }
+
+    /// Full Operation begins; bytes behind the start-up frame belong to it.
+    fn open(&mut self, negotiated: Negotiated) {
+        let shared = &mut self.shared;
+        shared.reads.ird = negotiated.ird;
+        shared.reads.ord = negotiated.ord;
+        shared.reads.acks.on = shared.config.acknowledged && negotiated.ord > 0;
+        self.sender.open(&negotiated, shared.initiator);
+        self.receiver.open(&negotiated, shared);
+        self.sender.choose_mulpdu(shared);
+        if shared.initiator {
+            // Its first FPDU: the RTR message where one was negotiated, and the capability request.
+            if negotiated.rtr == Some(Rtr::Write) || shared.caps.is_undecided() {
+                shared.caps.due = Some(shared.caps.request());
+                self.capability_repeats = CAPABILITY_REPEATS;
+                shared.timers.set(Timer::Capabilities, shared.now, CAPABILITY_INTERVAL);
+            }
+        } else {
+            shared.hold = true;
+        }
+        // A responder of the peer-to-peer model waits for the RTR message, inside the same time.
+        if shared.initiator || !negotiated.peer_to_peer {
+            shared.timers.cancel(Timer::Startup);
+        }
+        self.phase = Phase::Open;
+    }
+
+    /// The capability request is repeated, or its answer is no longer awaited.
+    pub(crate) fn on_capability_timer(&mut self) {
+        if !matches!(self.phase, Phase::Open) {
+            return;
+        }
+        let shared = &mut self.shared;
+        if self.capability_repeats > 0 && !shared.first_fpdu {
+            self.capability_repeats -= 1;
+            shared.caps.due = Some(shared.caps.request());
+            let repeats = CAPABILITY_INTERVAL * u32::from(CAPABILITY_REPEATS);
+            let wait = match self.capability_repeats {
+                0 => CAPABILITY_TIMEOUT.saturating_sub(repeats),
+                _ => CAPABILITY_INTERVAL,
+            };
+            shared.timers.set(Timer::Capabilities, shared.now, wait);
+        } else if shared.caps.is_undecided() {
+            shared.caps.give_up();
+            self.receiver.peer_decided(shared);
+        }
+    }
+
+    /// The peer closed before start-up was over; `unread` bytes of a frame had come.
+    pub(crate) fn handle_startup_eof(&mut self, unread: usize) {
+        let may_fall_back = matches!(self.phase, Phase::AwaitReply(_))
+            && self.shared.config.fallback
+            && self.shared.config.startup.revision == Revision::Two
+            && !self.fell_back
+            && unread == 0;
+        if may_fall_back {
+            // RFC 6581 section 10: a revision 1 peer closes on revision 2. Once, and inside the same time.
+            self.fell_back = true;
+            self.shared.events.push_back(Event::Reconnect);
+            return;
+        }
+        self.fail_startup(StartupFailure::Closed);
+    }
+
+    /// Ends a stream that was not established.
+    pub(crate) fn fail_startup(&mut self, failure: StartupFailure) {
+        self.shared.events.push_back(Event::Failed(failure));
+        self.reset();
+    }
+}

@@ -1,0 +1,511 @@
+//! The stream: its state, and the method families that a host calls.
+
+use crate::capabilities::PeerCaps;
+use crate::error::ConnError;
+use crate::event::Event;
+use crate::host::Host;
+use crate::reads::Reads;
+use crate::receiver::Receiver;
+use crate::sender::{Batch, Sender};
+use crate::shared::{Fin, Shared};
+use crate::timers::{Timer, Timers};
+use crate::{Config, PeerKind, Time};
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::time::Duration;
+use ddp::STag;
+use mpa::startup::{ConfigError, Initiator, Request, Responder};
+
+/// How far a stream is.
+#[derive(Debug)]
+pub(crate) enum Phase {
+    /// TCP connects.
+    Connecting,
+    /// Our Request is sent.
+    AwaitReply(Box<Initiator>),
+    /// The peer's Request has not come.
+    AwaitRequest(Box<Responder>),
+    /// The host decides.
+    Decision(Box<(Responder, Request)>),
+    /// Full Operation.
+    Open,
+    /// What is queued is sent, then FIN.
+    Closing,
+    /// Nothing left.
+    Over,
+}
+
+/// One RDMAP stream (RFC 5040 section 2), from the first start-up frame to the last byte. `M` is [`Host::Memory`].
+///
+/// The host moves the bytes: it gives what TCP has received to [`Stream::handle_bytes`] and sends what
+/// [`Stream::poll_transmit`] returns. After every call it takes the events of [`Stream::poll_event`] and looks at
+/// [`Stream::poll_timeout`].
+#[derive(Debug)]
+pub struct Stream<M> {
+    pub(crate) phase: Phase,
+    pub(crate) shared: Shared,
+    pub(crate) receiver: Receiver,
+    pub(crate) sender: Sender<M>,
+    /// The other end is this one.
+    pub(crate) loopback: bool,
+    /// The transport ends with a reset.
+    pub(crate) reset: bool,
+    /// [`Event::Drained`] is due.
+    pub(crate) pausing: bool,
+    /// Revision 2 was tried, and the peer closed.
+    pub(crate) fell_back: bool,
+    /// How often the capability request may still be repeated.
+    pub(crate) capability_repeats: u8,
+    /// Of the Request, kept for a fall-back to revision 1.
+    pub(crate) private_data: Vec<u8>,
+}
+
+/// What the transport is to do: see [`Stream::poll_transmit`].
+#[derive(Debug)]
+pub enum Transmit<'a, M> {
+    /// Send these bytes. What the transport took is told by [`Stream::handle_sent`].
+    Bytes(Batch<'a, M>),
+    /// Send a FIN behind everything.
+    Fin,
+}
+
+impl<M> Stream<M> {
+    /// An initiator, whose TCP connects: see [`Stream::handle_connected`]. `sink` is the STag that its Reads name; it must name no
+    /// memory. `nonce` is a random number for the capability exchange.
+    ///
+    /// # Errors
+    /// [`ConfigError`]: illegal settings, or private data that is too long.
+    pub fn connect(
+        config: Config,
+        private_data: &[u8],
+        sink: STag,
+        nonce: u64,
+        now: Time,
+    ) -> Result<Self, ConfigError> {
+        Initiator::new(config.startup.clone(), private_data)?;
+        let mut stream = Self::new(Phase::Connecting, true, config, sink, nonce, now);
+        stream.private_data = private_data.to_vec();
+        Ok(stream)
+    }
+
+    /// A responder, whose TCP is connected. `config` is the listener's: [`Stream::accept`] takes another.
+    #[must_use]
+    pub fn listen(config: Config, sink: STag, now: Time) -> Self {
+        let responder = Responder::new(config.startup.clone());
+        Self::new(Phase::AwaitRequest(Box::new(responder)), false, config, sink, 0, now)
+    }
+
+    /// A stream to itself: what it sends is what it receives. Nothing is negotiated; both ends have `config`.
+    #[must_use]
+    pub fn loopback(config: Config, sink: STag, now: Time) -> Self {
+        let mut stream = Self::new(Phase::Connecting, true, config, sink, 0, now);
+        stream.loopback = true;
+        stream
+    }
+
+    fn new(phase: Phase, initiator: bool, config: Config, sink: STag, nonce: u64, now: Time) -> Self {
+        let mut timers = Timers::new();
+        timers.set(Timer::Startup, now, config.startup_timeout);
+        let caps = PeerCaps::new(initiator, config.capabilities, nonce);
+        let shared = Shared {
+            config,
+            initiator,
+            now,
+            timers,
+            caps,
+            reads: Reads::new(sink),
+            fin: Fin::default(),
+            hold: false,
+            first_fpdu: false,
+            detached: false,
+            events: VecDeque::new(),
+            established: None,
+        };
+        Self {
+            phase,
+            shared,
+            receiver: Receiver::new(),
+            sender: Sender::new(),
+            loopback: false,
+            reset: false,
+            pausing: false,
+            fell_back: false,
+            capability_repeats: 0,
+            private_data: Vec::new(),
+        }
+    }
+
+    // What the transport brings.
+
+    /// Takes start-up frames and whole FPDUs from the front of `bytes`, which begin where the last call stopped. Returns how many
+    /// bytes it took: the others are given again with more behind them, at least [`Stream::needed`] in all.
+    ///
+    /// It stops behind a start-up frame, so that the host can take the event of it; and it takes nothing while
+    /// [`Stream::wants_bytes`] is false. The bytes may be changed in place: Markers are removed from them.
+    #[inline]
+    pub fn handle_bytes<H: Host<Memory = M>>(&mut self, host: &mut H, bytes: &mut [u8], now: Time) -> usize {
+        self.shared.now = now;
+        match self.phase {
+            Phase::Open if self.receiver.is_stalled() => 0,
+            Phase::Open => match self.receiver.handle_fpdus(bytes, &mut self.shared, host) {
+                Ok(used) => used,
+                Err(error) => {
+                    self.fail(error, host);
+                    bytes.len()
+                }
+            },
+            Phase::AwaitReply(_) | Phase::AwaitRequest(_) => self.handle_startup(host, bytes),
+            Phase::Connecting | Phase::Decision(_) => 0,
+            Phase::Closing | Phase::Over => bytes.len(),
+        }
+    }
+
+    /// The peer sent FIN, behind `unread` bytes that were not taken.
+    pub fn handle_eof<H: Host<Memory = M>>(&mut self, host: &mut H, unread: usize, now: Time) {
+        self.shared.now = now;
+        self.shared.fin.received = true;
+        match self.phase {
+            Phase::Open if unread > 0 => self.fail(ConnError::FinInsideFpdu { bytes: unread }, host),
+            Phase::Open | Phase::Closing | Phase::Over => {}
+            Phase::Connecting | Phase::AwaitReply(_) | Phase::AwaitRequest(_) | Phase::Decision(_) => {
+                self.shared.fin.received = false;
+                self.handle_startup_eof(unread);
+            }
+        }
+    }
+
+    /// A deadline of [`Stream::poll_timeout`] has passed.
+    pub fn handle_timeout<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
+        self.shared.now = now;
+        while let Some(timer) = self.shared.timers.expire(now) {
+            match timer {
+                Timer::Startup => self.on_startup_timer(host),
+                Timer::NoReceive => {
+                    let error = self.receiver.no_receive_in_time();
+                    self.fail(error, host);
+                }
+                Timer::Close => {
+                    self.fail(ConnError::Lost, host);
+                    self.reset();
+                }
+                Timer::Capabilities => self.on_capability_timer(),
+            }
+        }
+    }
+
+    fn on_startup_timer<H: Host<Memory = M>>(&mut self, host: &mut H) {
+        match self.phase {
+            Phase::Open => self.fail(ConnError::NoFirstFpdu, host),
+            Phase::Closing | Phase::Over => {}
+            _ => self.fail_startup(crate::StartupFailure::TimedOut),
+        }
+    }
+
+    // What the host has to do.
+
+    /// What is due to be sent: builds FPDUs of what the host has posted and of answers, up to a batch. `None`: nothing, until
+    /// something happens.
+    ///
+    /// What is returned stays due until [`Stream::handle_sent`] tells that the transport took it.
+    #[inline]
+    pub fn poll_transmit<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) -> Option<Transmit<'_, M>> {
+        self.shared.now = now;
+        let mut more = false;
+        if matches!(self.phase, Phase::Open) {
+            match self.sender.build(&mut self.shared, host) {
+                Ok(all) => more = !all,
+                Err(error) => self.fail(error, host),
+            }
+        }
+        if self.sender.is_empty() {
+            return self.poll_close(host);
+        }
+        Some(Transmit::Bytes(self.sender.batch(more)))
+    }
+
+    /// The transport took so many of the bytes that were due.
+    #[inline]
+    pub fn handle_sent<H: Host<Memory = M>>(&mut self, host: &mut H, bytes: usize, now: Time) {
+        self.shared.now = now;
+        if let Err(error) = self.sender.advance(bytes, host) {
+            self.fail(error, host);
+        }
+        self.poll_drained();
+    }
+
+    /// Memory of an FPDU that is partly sent is gone: the FPDU cannot be finished.
+    pub fn handle_source_gone<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
+        self.shared.now = now;
+        self.fail(ConnError::SourceGone, host);
+    }
+
+    /// Moves the close on, once nothing is queued. True when FIN is due.
+    fn poll_close<H: Host<Memory = M>>(&mut self, host: &mut H) -> Option<Transmit<'_, M>> {
+        if matches!(self.phase, Phase::Open) {
+            self.poll_drained();
+            let fin = self.shared.fin;
+            if fin.received && self.sender.owes_nothing(&self.shared) {
+                self.fail(ConnError::Closed, host);
+            } else if fin.wanted && !fin.sent && self.sender.is_finished(&self.shared, host) {
+                self.shared.fin.sent = true;
+                return Some(Transmit::Fin);
+            }
+        }
+        if matches!(self.phase, Phase::Closing) && self.sender.is_empty() {
+            let fin = &mut self.shared.fin;
+            if !fin.sent {
+                fin.sent = true;
+                return Some(Transmit::Fin);
+            }
+            if fin.received {
+                self.phase = Phase::Over;
+            }
+        }
+        None
+    }
+
+    fn poll_drained(&mut self) {
+        if self.pausing && self.sender.has_no_open_request(&self.shared) {
+            self.pausing = false;
+            self.shared.events.push_back(Event::Drained);
+        }
+    }
+
+    /// The next event.
+    #[inline]
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.shared.events.pop_front()
+    }
+
+    /// When [`Stream::handle_timeout`] is due; [`Time::NEVER`]: not at all.
+    #[inline]
+    #[must_use]
+    pub fn poll_timeout(&self) -> Time {
+        self.shared.timers.earliest()
+    }
+
+    // What the host tells.
+
+    /// Requests were posted: [`Stream::poll_transmit`] is due.
+    #[inline]
+    pub fn doorbell(&mut self) {
+        self.sender.doorbell();
+    }
+
+    /// Receives were posted. True when the stream goes on with [`Stream::handle_bytes`]: a segment that waited was placed, or none
+    /// did.
+    pub fn receive_posted<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) -> bool {
+        self.shared.now = now;
+        if !self.is_open() {
+            return false;
+        }
+        match self.receiver.unpark(&mut self.shared, host) {
+            Ok(placed) => placed,
+            Err(error) => {
+                self.fail(error, host);
+                false
+            }
+        }
+    }
+
+    /// Asks for [`Event::Drained`] when no request is under way any more. The host gives no more requests meanwhile.
+    pub fn pause(&mut self) {
+        self.pausing = self.is_open();
+    }
+
+    /// The host gives requests again.
+    pub fn resume(&mut self) {
+        self.pausing = false;
+        self.doorbell();
+    }
+
+    /// How long from now on an inbound Send may wait for a receive; for one that waits already its time begins anew.
+    pub fn set_no_receive_timeout(&mut self, timeout: Duration, now: Time) {
+        self.shared.config.no_receive_timeout = timeout;
+        if self.receiver.is_stalled() {
+            self.shared.timers.set(Timer::NoReceive, now, timeout);
+        }
+    }
+
+    /// Bytes that a TCP segment carries now (RFC 5044 section 5.1).
+    #[inline]
+    pub fn set_emss(&mut self, emss: usize) {
+        self.sender.set_emss(emss);
+    }
+
+    /// Takes `buffer` to build FPDUs in, if the stream has none; the host may keep a pool of them.
+    #[inline]
+    pub fn give_buffer(&mut self, buffer: impl FnOnce() -> Vec<u8>) {
+        self.sender.give_buffer(buffer);
+    }
+
+    /// Gives back the buffer while nothing is queued.
+    #[inline]
+    pub fn take_buffer(&mut self) -> Option<Vec<u8>> {
+        self.sender.take_buffer()
+    }
+
+    // How it is.
+
+    /// Whether [`Stream::handle_bytes`] takes bytes now. It does not while the host decides on a Request, while a Send waits for a
+    /// receive, and behind the peer's FIN.
+    #[inline]
+    #[must_use]
+    pub fn wants_bytes(&self) -> bool {
+        !self.shared.fin.received
+            && !self.receiver.is_stalled()
+            && !matches!(self.phase, Phase::Decision(_) | Phase::Connecting | Phase::Over)
+    }
+
+    /// Whether a Send waits for a receive.
+    #[inline]
+    #[must_use]
+    pub fn is_stalled(&self) -> bool {
+        self.receiver.is_stalled()
+    }
+
+    /// Bytes that the front of the input must have before [`Stream::handle_bytes`] takes anything of it, as far as is known.
+    #[inline]
+    #[must_use]
+    pub fn needed(&self) -> usize {
+        self.receiver.needed()
+    }
+
+    /// Bytes that the stream keeps for a Send that waits for a receive.
+    #[must_use]
+    pub fn parked_len(&self) -> usize {
+        self.receiver.parked_len()
+    }
+
+    /// Whether nothing is to be sent unless something happens: a post, an arrival, room.
+    #[inline]
+    #[must_use]
+    pub fn has_nothing_due(&self) -> bool {
+        self.sender.has_nothing_due(&self.shared) && !self.shared.fin.received
+    }
+
+    /// As [`Stream::has_nothing_due`], and neither a request nor the close waits for an arrival: after one,
+    /// [`Stream::poll_transmit`] has nothing to do.
+    #[inline]
+    #[must_use]
+    pub fn awaits_doorbell(&self) -> bool {
+        self.has_nothing_due() && self.sender.is_drained() && !self.shared.fin.wanted && !self.pausing
+    }
+
+    /// Whether a request is partly built.
+    #[must_use]
+    pub fn is_inside_request(&self) -> bool {
+        self.sender.is_inside_request()
+    }
+
+    /// Whether the stream was begun by this end.
+    #[must_use]
+    pub fn is_initiator(&self) -> bool {
+        self.shared.initiator
+    }
+
+    /// Whether it is a stream to itself.
+    #[must_use]
+    pub fn is_loopback(&self) -> bool {
+        self.loopback
+    }
+
+    /// Whether start-up is under way.
+    #[must_use]
+    pub fn is_starting(&self) -> bool {
+        !self.is_established() && !self.is_over()
+    }
+
+    /// Whether the peer's Request has not come.
+    #[must_use]
+    pub fn awaits_request(&self) -> bool {
+        matches!(self.phase, Phase::AwaitRequest(_))
+    }
+
+    /// Whether TCP connects.
+    #[inline]
+    #[must_use]
+    pub fn is_connecting(&self) -> bool {
+        matches!(self.phase, Phase::Connecting)
+    }
+
+    /// Whether the stream is past start-up: in Full Operation, or closing.
+    #[inline]
+    #[must_use]
+    pub fn is_established(&self) -> bool {
+        matches!(self.phase, Phase::Open | Phase::Closing)
+    }
+
+    /// Whether it is in Full Operation.
+    #[inline]
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open)
+    }
+
+    /// Whether the orderly close was begun, from this end.
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        self.shared.fin.wanted
+    }
+
+    /// Whether the close has begun, from either end, or [`Event::Drained`] is due: then [`Stream::poll_transmit`] has something to
+    /// find out when everything is sent.
+    #[inline]
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        !self.is_open() || self.shared.fin.wanted || self.shared.fin.received || self.pausing
+    }
+
+    /// Whether nothing is left to do.
+    #[inline]
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over)
+    }
+
+    /// Of a stream that is over: whether the transport is to be ended with a reset.
+    #[must_use]
+    pub fn is_reset(&self) -> bool {
+        self.reset
+    }
+
+    /// Whether the peer has sent FIN.
+    #[inline]
+    #[must_use]
+    pub fn peer_has_closed(&self) -> bool {
+        self.shared.fin.received
+    }
+
+    /// What the capability exchange has found out.
+    #[must_use]
+    pub fn peer(&self) -> PeerKind {
+        self.shared.caps.kind
+    }
+
+    /// Bytes of the longest ULPDU that is sent.
+    #[must_use]
+    pub fn max_ulpdu(&self) -> usize {
+        self.sender.mulpdu()
+    }
+
+    /// The settings in force.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// The STag that Reads of this stream name.
+    #[must_use]
+    pub fn sink(&self) -> STag {
+        self.shared.reads.sink
+    }
+
+    /// As after so many messages on each queue, for tests of their wrap.
+    #[cfg(feature = "test-util")]
+    pub fn set_msn(&mut self, msn: u32) {
+        self.sender.set_msn(msn);
+        self.receiver.set_msn(msn);
+    }
+}

@@ -1,0 +1,49 @@
+//! Points in time, as the host counts them.
+
+use core::time::Duration;
+
+/// A point in time: nanoseconds since an origin that the host chooses. The stream has no clock; it compares and adds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(u64);
+
+impl Time {
+    /// Later than every other: a deadline that never passes.
+    pub const NEVER: Self = Self(u64::MAX);
+
+    /// So many nanoseconds behind the origin.
+    #[must_use]
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// Nanoseconds since the origin.
+    #[must_use]
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+
+    /// `wait` later. A wait that is longer than the clock reaches lasts for ever.
+    #[must_use]
+    pub fn after(self, wait: Duration) -> Self {
+        let nanos = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
+        Self(self.0.saturating_add(nanos))
+    }
+
+    /// As an optional deadline: `None` for [`Time::NEVER`].
+    #[must_use]
+    pub fn deadline(self) -> Option<Self> {
+        (self != Self::NEVER).then_some(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_beyond_the_clock_never_ends() {
+        assert_eq!(Time::from_nanos(5).after(Duration::MAX), Time::NEVER);
+        assert_eq!(Time::from_nanos(5).after(Duration::from_nanos(7)), Time::from_nanos(12));
+        assert_eq!(Time::NEVER.deadline(), None);
+    }
+}

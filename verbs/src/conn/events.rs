@@ -1,0 +1,299 @@
+//! What a stream reports becomes completions, states and events of the connection manager.
+
+use super::Conn;
+use crate::cm::{CmEventKind, ConnInfo, ConnRequest, Ending};
+use crate::driver::Services;
+use crate::error::Error;
+use crate::event::AsyncEvent;
+use crate::qp::{QpInner, QpState, RecvSource, SqMode};
+use crate::wc::{WcStatus, WireReason};
+use mpa::startup::Negotiated;
+use rdmap::{Fault, Origin, TerminateReason};
+use std::sync::Arc;
+use stream::{ConnError, Ended, Established, Event, LocalError, Named, PeerKind, StartupFailure};
+
+impl Conn {
+    /// Takes every event that the stream has.
+    #[inline]
+    pub(super) fn take_events(&mut self, services: &mut Services) {
+        while let Some(event) = self.stream.poll_event() {
+            self.on_stream_event(event, services);
+        }
+    }
+
+    #[cold]
+    fn on_stream_event(&mut self, event: Event, services: &mut Services) {
+        match event {
+            Event::Requested(request) => self.on_request(&request, services),
+            Event::Established(established) => self.on_established(*established, services),
+            Event::Failed(failure) => {
+                let error = self.startup_error(failure);
+                self.on_startup_failed(error, services);
+            }
+            Event::Reconnect => {
+                tracing::info!(parent: &self.span, "closed on revision 2: trying revision 1");
+                self.wants_reconnect = true;
+            }
+            Event::Peer(PeerKind::Capable(capabilities)) => {
+                tracing::debug!(parent: &self.span, ?capabilities, "the peer is a uiw peer");
+            }
+            Event::Peer(_) => {}
+            Event::Drained => {
+                if let Some(qp) = &self.qp {
+                    qp.raise(AsyncEvent::SqDrained { qp_num: qp.num }, &mut services.wakes);
+                }
+            }
+            Event::Ended(ended) => self.on_ended(&ended, services),
+        }
+    }
+
+    /// The responder has its Request: the application decides.
+    fn on_request(&mut self, request: &mpa::startup::Request, services: &mut Services) {
+        let Some(driver) = services.driver.upgrade() else { return };
+        let request = ConnRequest::new(
+            driver,
+            (self.token, self.half_open.as_ref()),
+            self.cm.id,
+            (self.socket.local_addr(), self.socket.peer_addr()),
+            request,
+            Arc::clone(&self.options),
+        );
+        self.cm.tell(CmEventKind::ConnectRequest(request), &mut services.wakes);
+        // Nothing may come before our Reply; a peer that hangs up is noticed all the same.
+        let _ = self.want(false, false);
+    }
+
+    fn on_established(&mut self, established: Established, services: &mut Services) {
+        let Established { negotiated, peer_ird_ord, private_data } = established;
+        if self.stream.is_initiator() {
+            self.enter_rts(&negotiated);
+        }
+        let (local, peer) = (self.socket.local_addr(), self.socket.peer_addr());
+        let info = ConnInfo { local, peer, negotiated, peer_ird_ord, private_data };
+        self.cm.established(info, &mut services.wakes);
+    }
+
+    /// Full Operation has begun: the queue pair sends.
+    pub(super) fn enter_rts(&mut self, negotiated: &Negotiated) {
+        self.half_open = None;
+        tracing::debug!(parent: &self.span, ?negotiated, "full operation");
+        if self.options.acknowledged && negotiated.ord == 0 {
+            tracing::warn!(parent: &self.span, "completions are not acknowledged: ORD was negotiated to 0");
+        }
+        let Some(qp) = &self.qp else { return };
+        qp.set_state(QpState::Rts);
+        qp.sq.lock().mode = SqMode::Running;
+        let mut attrs = qp.attrs.lock();
+        self.state.stream = attrs.stream;
+        attrs.ird = negotiated.ird;
+        attrs.ord = negotiated.ord;
+    }
+
+    /// The error of the connection manager for a start-up that failed.
+    fn startup_error(&self, failure: StartupFailure) -> Error {
+        let peer = self.socket.peer_addr();
+        match failure {
+            StartupFailure::Rejected { private_data, peer_ird_ord, markers_refused } => {
+                Error::Rejected { peer, private_data, peer_ird_ord, markers_asked: markers_refused }
+            }
+            StartupFailure::Frame(source) => Error::PeerStartup { peer, source },
+            StartupFailure::Config(source) => Error::Startup(source),
+            StartupFailure::Closed => Error::ClosedInStartup { peer },
+            StartupFailure::TimedOut => Error::TimedOut { peer, after: self.options.startup_timeout },
+            StartupFailure::Lost | StartupFailure::Aborted => Error::NotConnected,
+        }
+    }
+
+    /// A connection that was never established is over.
+    pub(super) fn on_startup_failed(&mut self, error: Error, services: &mut Services) {
+        if self.stream.is_initiator() {
+            tracing::debug!(parent: &self.span, %error, "start-up failed");
+            self.cm.failed(error, &mut services.wakes);
+        } else {
+            tracing::warn!(parent: &self.span, %error, "start-up failed");
+        }
+        if let Some(qp) = self.qp.take() {
+            // The queue pair keeps its state: the application may try again with it.
+            qp.set_conn(None);
+        }
+        self.socket.abort();
+    }
+
+    fn on_ended(&mut self, ended: &Ended, services: &mut Services) {
+        let span = self.span.clone();
+        let _entered = span.enter();
+        log(&ended.error);
+        if matches!(ended.error, ConnError::Closed) && ended.idle && self.may_leave() {
+            return self.leave(services);
+        }
+        let peer = self.socket.peer_addr();
+        match &ended.error {
+            ConnError::Refused(refusal) => {
+                self.cm.failed(Error::PeerRefusal { peer, refusal: *refusal }, &mut services.wakes);
+            }
+            ConnError::NoFirstFpdu => {
+                let after = self.options.startup_timeout;
+                self.cm.failed(Error::TimedOut { peer, after }, &mut services.wakes);
+            }
+            _ => {}
+        }
+        let reason = wire_reason(ended);
+        self.complete_all(ended, reason, services);
+        self.raise(&ended.error, reason, services);
+        let orderly = matches!(ended.error, ConnError::Closed | ConnError::Aborted);
+        self.cm.ended(Ending { reason, orderly }, &mut services.wakes);
+    }
+
+    /// Whether the queue pair goes on without this connection, which the peer has closed while nothing was under way.
+    fn may_leave(&self) -> bool {
+        self.options.outlives_peer
+            && self.qp.as_ref().is_some_and(|qp| {
+                let sq = qp.sq.lock();
+                sq.mode == SqMode::Running && !sq.has_next()
+            })
+    }
+
+    /// Lets the queue pair go: it waits for another connection.
+    fn leave(&mut self, services: &mut Services) {
+        let Some(qp) = self.qp.take() else { return };
+        qp.sq.lock().mode = SqMode::Waiting;
+        match &qp.rq {
+            RecvSource::Own(rq) => rq.lock().waiting.retain(|token| *token != self.token),
+            RecvSource::Shared(srq) => srq.forget(self.token),
+        }
+        services.table.unbind_stream(qp.stream());
+        qp.set_conn(None);
+        qp.attrs.lock().stream = qp.driver.next_stream();
+        self.cm.ended(Ending { reason: None, orderly: true }, &mut services.wakes);
+    }
+
+    /// Completes the request that failed and flushes every other, in order, once. Nothing is reported afterwards.
+    fn complete_all(&mut self, ended: &Ended, reason: Option<WireReason>, services: &mut Services) {
+        self.state.forget_reads();
+        let Some(qp) = &self.qp else { return };
+        let wakes = &mut services.wakes;
+        qp.set_state(QpState::Err);
+        {
+            let mut sq = qp.sq.lock();
+            let oldest = sq.oldest_open();
+            let found = match ended.named {
+                Named::Nothing => None,
+                Named::Oldest => oldest,
+                Named::Request(id) => Some(id),
+                Named::Write { stag, to } => sq.find_write(stag, to),
+                Named::Send { msn } => sq.find_send(msn),
+            };
+            if let Some(id) = found
+                && ended.named != Named::Oldest
+                && ended.acknowledged
+                && matches!(ended.error, ConnError::Terminated(..))
+            {
+                // The peer executed everything in front of the request that failed.
+                sq.acknowledge(id.wrapping_sub(1));
+            }
+            let fallback = if ended.named == Named::Nothing { None } else { oldest };
+            if let (Some(id), Some(status)) = (found.or(fallback), status_of(ended)) {
+                sq.done(id, status);
+            }
+            qp.flush_sends(&mut sq, reason, wakes);
+        }
+        if let Some(wr_id) = self.state.take_receive() {
+            qp.complete_recv(wr_id, WcStatus::Flushed, reason, wakes);
+        }
+        match &qp.rq {
+            RecvSource::Own(rq) => qp.flush_receives(&mut rq.lock(), reason, wakes),
+            RecvSource::Shared(srq) => {
+                srq.forget(self.token);
+                qp.raise(AsyncEvent::LastWqeReached { qp_num: qp.num }, wakes);
+            }
+        }
+        services.table.unbind_stream(qp.stream());
+    }
+
+    fn raise(&self, error: &ConnError, reason: Option<WireReason>, services: &mut Services) {
+        let Some(qp) = &self.qp else { return };
+        let qp_num = qp.num;
+        let event = match error {
+            ConnError::Fault(fault) if is_access(&fault.0) => AsyncEvent::QpAccessError { qp_num, reason },
+            ConnError::Fault(_) => AsyncEvent::QpRequestError { qp_num, reason },
+            ConnError::Closed | ConnError::Aborted => return,
+            _ => AsyncEvent::QpFatal { qp_num, reason },
+        };
+        qp.raise(event, &mut services.wakes);
+    }
+}
+
+impl QpInner {
+    /// Enters the error state without a connection: everything posted is flushed.
+    pub(crate) fn flush_unconnected(&self, wakes: &mut crate::notify::Wakes) {
+        self.set_state(QpState::Err);
+        self.flush_sends(&mut self.sq.lock(), None, wakes);
+        if let RecvSource::Own(rq) = &self.rq {
+            self.flush_receives(&mut rq.lock(), None, wakes);
+        }
+    }
+}
+
+fn log(error: &ConnError) {
+    match error {
+        ConnError::Fault(_)
+        | ConnError::Terminated(..)
+        | ConnError::Lost
+        | ConnError::FinInsideFpdu { .. }
+        | ConnError::Refused(_)
+        | ConnError::NoFirstFpdu => tracing::warn!(%error, "the stream ends"),
+        ConnError::Local { error: LocalError::CqOverflow, .. } | ConnError::SourceGone => {
+            tracing::error!(%error, "the stream ends");
+        }
+        ConnError::Local { .. } => tracing::warn!(%error, "a request failed locally; the stream ends"),
+        ConnError::Closed | ConnError::Aborted => tracing::debug!(%error, "the stream ends"),
+    }
+}
+
+/// The reason that completions and events carry.
+fn wire_reason(ended: &Ended) -> Option<WireReason> {
+    let (terminate, from_peer, origin) = match &ended.error {
+        ConnError::Terminated(terminate, origin) => (&**terminate, true, *origin),
+        _ => (ended.terminate.as_ref()?, false, Origin::Rfc),
+    };
+    let (layer, etype, code) = (terminate.layer, terminate.etype, terminate.code);
+    Some(WireReason { from_peer, layer, etype, code, origin })
+}
+
+/// How the request completes that the error is about.
+fn status_of(ended: &Ended) -> Option<WcStatus> {
+    match &ended.error {
+        ConnError::Local { error, .. } => match error {
+            LocalError::Protection => Some(WcStatus::LocalProtection),
+            LocalError::WindowBind => Some(WcStatus::MwBind),
+            LocalError::Unsupported(_) => Some(WcStatus::LocalQpOperation),
+            LocalError::CqOverflow | LocalError::GivenUp => None,
+        },
+        ConnError::Terminated(terminate, _) => {
+            Some(status_of_terminate(terminate.reason(), ended.acknowledged))
+        }
+        ConnError::Lost | ConnError::NoFirstFpdu | ConnError::FinInsideFpdu { .. } => {
+            Some(WcStatus::RetryExceeded)
+        }
+        ConnError::Fault(_) => Some(WcStatus::Fatal),
+        ConnError::Refused(_) | ConnError::Closed | ConnError::SourceGone | ConnError::Aborted => None,
+    }
+}
+
+/// The status of the request that a peer's Terminate is about. With acknowledged completion (`placed`) it is known that the peer was
+/// executing this one when it failed.
+fn status_of_terminate(reason: TerminateReason, placed: bool) -> WcStatus {
+    match reason.codes() {
+        (0, 1, _) | (1, 1, _) => WcStatus::RemoteAccess,
+        (1, 2, 2) => WcStatus::RnrRetryExceeded,
+        (1, 2, _) | (0, 2, 5 | 6) => WcStatus::RemoteInvalidRequest,
+        (0, 2, _) => WcStatus::RemoteOperation,
+        (0 | 1, 0, _) if placed => WcStatus::RemoteOperation,
+        (0 | 1, 0, _) => WcStatus::RemoteAborted,
+        _ => WcStatus::Fatal,
+    }
+}
+
+fn is_access(fault: &Fault) -> bool {
+    matches!(fault, Fault::RemoteProtection(_) | Fault::Ddp(rdmap::DdpFault::Tagged(_)))
+}

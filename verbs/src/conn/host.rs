@@ -1,0 +1,472 @@
+//! The queue pair and the device's memory, as a stream sees them: [`stream::Host`].
+
+use crate::cq::Cqe;
+use crate::notify::Wakes;
+use crate::qp::{QpInner, RecvWqe, SendQueue, SqMode, Wqe};
+use crate::wc::{Wc, WcOpcode, WcStatus};
+use crate::wr::{Remote, SendFlags, SendOp, Sge};
+use llp::Token;
+use mem::{Access, Pinned, Recent, RemoteError, Right, Span, StreamId, Table};
+use mpa::{Crc32c, Verified};
+use parking_lot::MutexGuard;
+use rdmap::AtomicRequest;
+use std::collections::VecDeque;
+use std::ops::Range;
+use stream::{
+    AccessError, Answer, AtomicError, LocalError, Op, Payload, ReceiveError, Received, ReceivedKind, Request,
+};
+
+/// What the engine remembers for one stream between calls.
+pub(crate) struct HostState {
+    token: Token,
+    /// What the STags bound to this stream alone are bound to.
+    pub(crate) stream: StreamId,
+    /// Memory that was named last.
+    cache: Recent,
+    /// The receive that is being filled.
+    receive: RecvWqe,
+    /// Whether there is one.
+    receiving: bool,
+    /// Elements of the Reads and atomics that wait for answers, in their order.
+    sinks: VecDeque<Vec<Sge>>,
+}
+
+impl HostState {
+    pub(crate) fn new(token: Token) -> Self {
+        Self {
+            token,
+            stream: StreamId(0),
+            cache: Recent::default(),
+            receive: RecvWqe::default(),
+            receiving: false,
+            sinks: VecDeque::new(),
+        }
+    }
+
+    /// The number of the receive whose message will not be finished.
+    pub(crate) fn take_receive(&mut self) -> Option<u64> {
+        std::mem::take(&mut self.receiving).then_some(self.receive.wr_id)
+    }
+
+    /// No answer comes any more.
+    pub(crate) fn forget_reads(&mut self) {
+        self.sinks.clear();
+    }
+}
+
+/// One call's view of a queue pair and of the device's memory. Locks and pins that it keeps across calls of the stream are released
+/// when it is dropped, at the latest.
+pub(crate) struct QpHost<'a> {
+    qp: Option<&'a QpInner>,
+    state: &'a mut HostState,
+    table: &'a Table,
+    wakes: &'a mut Wakes,
+    queue: Option<MutexGuard<'a, SendQueue>>,
+}
+
+impl Drop for QpHost<'_> {
+    fn drop(&mut self) {
+        self.state.cache.let_go();
+    }
+}
+
+/// Pinned memory.
+pub(crate) struct Source<'a>(Pinned<'a>);
+
+impl Payload for Source<'_> {
+    type Memory = Span;
+
+    #[inline]
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline]
+    fn is_stable(&self) -> bool {
+        !self.0.is_shared()
+    }
+
+    #[inline]
+    fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>) {
+        self.0.copy_to_vec(range, out);
+    }
+
+    #[inline]
+    fn update_crc(&self, range: Range<usize>, crc: Crc32c) -> Crc32c {
+        self.0.fold(range, crc, Crc32c::update)
+    }
+
+    fn to_memory(&self) -> Span {
+        self.0.to_span()
+    }
+}
+
+impl<'a> QpHost<'a> {
+    pub(crate) fn new(
+        qp: Option<&'a QpInner>,
+        state: &'a mut HostState,
+        table: &'a Table,
+        wakes: &'a mut Wakes,
+    ) -> Self {
+        Self { qp, state, table, wakes, queue: None }
+    }
+
+    /// The send queue, locked until [`stream::Host::release`].
+    fn queue(&mut self) -> Option<&mut MutexGuard<'a, SendQueue>> {
+        if self.queue.is_none() {
+            self.queue = self.qp.map(|qp| qp.sq.lock());
+        }
+        self.queue.as_mut()
+    }
+
+    /// Ends request `id`, and completes those at the front of the queue that are over.
+    fn done(&mut self, ids: impl Iterator<Item = u32>, status: WcStatus) -> Result<(), LocalError> {
+        let Some(qp) = self.qp else { return Ok(()) };
+        self.queue = None;
+        let mut queue = qp.sq.lock();
+        ids.for_each(|id| queue.done(id, status));
+        qp.retire(&mut queue, self.wakes)
+    }
+
+    /// Places `bytes` at byte `offset` of a message whose memory is `sges`.
+    fn scatter(
+        (qp, table, cache): (&QpInner, &Table, &mut Recent),
+        sges: &[Sge],
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<(), LocalError> {
+        let mut skip = u64::from(offset);
+        let mut rest = bytes;
+        for sge in sges {
+            if rest.is_empty() {
+                break;
+            }
+            let room = u64::from(sge.length);
+            if skip >= room {
+                skip -= room;
+                continue;
+            }
+            let take = (room - skip).min(rest.len() as u64) as usize;
+            let (now, later) = rest.split_at(take);
+            let range = (sge.addr.wrapping_add(skip), take as u32);
+            table
+                .hold_local(cache, sge.lkey, qp.pd.id(), range, true)
+                .map_err(|_| LocalError::Protection)?
+                .copy_from(0, now);
+            rest = later;
+            skip = 0;
+        }
+        Ok(())
+    }
+}
+
+impl stream::Host for QpHost<'_> {
+    type Memory = Span;
+    type Payload<'b>
+        = Source<'b>
+    where
+        Self: 'b;
+
+    #[inline]
+    fn write(&mut self, stag: ddp::STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError> {
+        let qp = self.qp.ok_or(AccessError::InvalidStag)?;
+        if !qp.access().contains(Access::REMOTE_WRITE) {
+            return Err(AccessError::AccessRights);
+        }
+        let (from, range) = ((self.state.stream, qp.pd.id()), (to, payload.len() as u32));
+        self.table
+            .hold_remote(&mut self.state.cache, stag, from, range, Right::Write)
+            .map_err(|error| access_error(&error))?
+            .copy_from(0, payload.as_bytes());
+        Ok(())
+    }
+
+    fn read_source(&mut self, stag: ddp::STag, to: u64, len: u32) -> Result<Source<'_>, AccessError> {
+        let qp = self.qp.ok_or(AccessError::InvalidStag)?;
+        if !qp.access().contains(Access::REMOTE_READ) {
+            return Err(AccessError::AccessRights);
+        }
+        let from = (self.state.stream, qp.pd.id());
+        self.table
+            .hold_remote(&mut self.state.cache, stag, from, (to, len), Right::Read)
+            .map(Source)
+            .map_err(|error| access_error(&error))
+    }
+
+    fn atomic(&mut self, request: &AtomicRequest) -> Result<u64, AtomicError> {
+        let qp = self.qp.ok_or(AccessError::InvalidStag)?;
+        if !qp.access().contains(Access::REMOTE_ATOMIC) {
+            return Err(AccessError::AccessRights.into());
+        }
+        let from = (self.state.stream, qp.pd.id());
+        let pin = self
+            .table
+            .hold_remote(&mut self.state.cache, request.stag, from, (request.to, 8), Right::Atomic)
+            .map_err(|error| access_error(&error))?;
+        pin.atomic_u64(0, |old| request.apply(old)).map_err(|_| AtomicError::Unaligned)
+    }
+
+    fn invalidate(&mut self, stag: ddp::STag) -> Result<(), AccessError> {
+        let qp = self.qp.ok_or(AccessError::InvalidStag)?;
+        // Invalidating a region waits for its pins: this thread holds none meanwhile.
+        self.state.cache.let_go();
+        self.table
+            .invalidate_remote(stag, qp.stream(), qp.pd.id())
+            .map_err(|_| AccessError::AccessRights)
+            .map(drop)
+    }
+
+    #[inline]
+    fn begin_receive(&mut self) -> Option<u32> {
+        let state = &mut *self.state;
+        state.receiving = self.qp?.take_recv(&mut state.receive, state.token, self.wakes);
+        state.receiving.then_some(state.receive.len)
+    }
+
+    #[inline]
+    fn place(&mut self, offset: u32, payload: Verified<'_>) -> Result<(), LocalError> {
+        let qp = self.qp.ok_or(LocalError::Protection)?;
+        let state = &mut *self.state;
+        Self::scatter((qp, self.table, &mut state.cache), &state.receive.sges, offset, &payload)
+    }
+
+    #[inline]
+    fn receive(&mut self, message: Received) -> Result<(), LocalError> {
+        let (Some(qp), Some(wr_id)) = (self.qp, self.state.take_receive()) else { return Ok(()) };
+        let (opcode, byte_len, imm) = match message.kind {
+            ReceivedKind::Send { len, imm } => (WcOpcode::Recv, len, imm),
+            ReceivedKind::Immediate { imm, write_len } => (WcOpcode::RecvWriteImm, write_len, Some(imm)),
+        };
+        let wc = Wc {
+            wr_id,
+            status: WcStatus::Success,
+            opcode,
+            byte_len,
+            imm,
+            invalidated: message.invalidated.map(|stag| stag.0),
+            qp_num: qp.num,
+            reason: None,
+            timestamp_ns: 0,
+        };
+        let cqe = Cqe { wc, solicited: message.solicited };
+        qp.recv_cq.push(cqe, self.wakes).map(drop).ok_or(LocalError::CqOverflow)
+    }
+
+    fn fail_receive(&mut self, error: ReceiveError) {
+        let status = match error {
+            ReceiveError::TooLong => WcStatus::LocalLength,
+            ReceiveError::Protection => WcStatus::LocalProtection,
+        };
+        if let (Some(qp), Some(wr_id)) = (self.qp, self.state.take_receive()) {
+            qp.complete_recv(wr_id, status, None, self.wakes);
+        }
+    }
+
+    #[inline]
+    fn next_request(&mut self) -> Option<Request> {
+        let first = self.queue.is_none();
+        let queue = self.queue()?;
+        if first {
+            queue.look();
+        }
+        if queue.mode != SqMode::Running {
+            return None;
+        }
+        let (id, wqe) = queue.next_wqe()?;
+        Some(Request {
+            id,
+            op: op(&wqe.op),
+            len: wqe.len,
+            fence: wqe.flags.contains(SendFlags::FENCE),
+            solicited: wqe.flags.contains(SendFlags::SOLICITED),
+            inline: wqe.flags.contains(SendFlags::INLINE),
+        })
+    }
+
+    #[inline]
+    fn release(&mut self) {
+        self.queue = None;
+        self.state.cache.let_go();
+    }
+
+    #[inline]
+    fn begun(&mut self, id: u32, msn: u32) {
+        let Some(queue) = self.queue() else { return };
+        if let Some(sges) = queue.begun(id, msn) {
+            self.state.sinks.push_back(sges);
+        }
+    }
+
+    #[inline]
+    fn built(&mut self, _id: u32) {
+        if let Some(queue) = self.queue() {
+            queue.advance();
+        }
+    }
+
+    #[inline]
+    fn copy_request(&mut self, id: u32, range: Range<u32>, out: &mut Vec<u8>) -> Result<(), LocalError> {
+        if self.queue.is_none() {
+            self.queue = self.qp.map(|qp| qp.sq.lock());
+        }
+        let (Some(queue), Some(qp)) = (&self.queue, self.qp) else { return Err(LocalError::Protection) };
+        let wqe = queue.get(id).ok_or(LocalError::Protection)?;
+        if wqe.flags.contains(SendFlags::INLINE) {
+            out.extend_from_slice(&wqe.inline[range.start as usize..range.end as usize]);
+            return Ok(());
+        }
+        let (mut skip, mut left) = (range.start, range.end - range.start);
+        for sge in &wqe.sges {
+            if skip >= sge.length {
+                skip -= sge.length;
+                continue;
+            }
+            let take = left.min(sge.length - skip);
+            let part = (sge.addr.wrapping_add(u64::from(skip)), take);
+            let pin = self
+                .table
+                .hold_local(&mut self.state.cache, sge.lkey, qp.pd.id(), part, false)
+                .map_err(|_| LocalError::Protection)?;
+            pin.copy_to_vec(0..pin.len(), out);
+            left -= take;
+            skip = 0;
+            if left == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<Source<'_>, LocalError> {
+        let qp = self.qp.ok_or(LocalError::Protection)?;
+        let queue = self.queue().ok_or(LocalError::Protection)?;
+        let wqe = queue.get(id).ok_or(LocalError::Protection)?;
+        let (sge, skip) = element(wqe, offset).ok_or(LocalError::Protection)?;
+        // The copies and CRCs that follow are long: nobody who posts waits for them.
+        self.queue = None;
+        let range = (sge.addr.wrapping_add(u64::from(skip)), len.min(sge.length - skip));
+        self.table
+            .hold_local(&mut self.state.cache, sge.lkey, qp.pd.id(), range, false)
+            .map(Source)
+            .map_err(|_| LocalError::Protection)
+    }
+
+    fn execute_local(&mut self, id: u32) -> Result<(), LocalError> {
+        let qp = self.qp.ok_or(LocalError::Protection)?;
+        let queue = self.queue().ok_or(LocalError::Protection)?;
+        let op = queue.get(id).ok_or(LocalError::Protection)?.op;
+        queue.advance();
+        self.release();
+        execute(qp, self.table, &op)?;
+        self.done(std::iter::once(id), WcStatus::Success)
+    }
+
+    #[inline]
+    fn place_answer(&mut self, _id: u32, offset: u32, payload: Answer<'_>) -> Result<(), LocalError> {
+        let qp = self.qp.ok_or(LocalError::Protection)?;
+        let sges = self.state.sinks.front().ok_or(LocalError::Protection)?;
+        let memory = (qp, self.table, &mut self.state.cache);
+        match payload {
+            Answer::Read(bytes) => Self::scatter(memory, sges, offset, &bytes),
+            // A number of this machine's, as `ibv_post_send` documents it.
+            Answer::Atomic(value) => Self::scatter(memory, sges, offset, &value.to_ne_bytes()),
+        }
+    }
+
+    fn answered(&mut self, id: u32, invalidate: Option<ddp::STag>) -> Result<(), LocalError> {
+        let Some(qp) = self.qp else { return Ok(()) };
+        let sges = self.state.sinks.pop_front().unwrap_or_default();
+        let mut outcome = Ok(());
+        if let Some(stag) = invalidate {
+            self.release();
+            let ended = self.table.invalidate_local(stag, qp.stream(), qp.pd.id());
+            outcome = ended.map_err(|_| LocalError::Protection).map(drop);
+        }
+        self.queue = None;
+        let mut queue = qp.sq.lock();
+        queue.return_sges(id, sges);
+        outcome?;
+        queue.done(id, WcStatus::Success);
+        qp.retire(&mut queue, self.wakes)
+    }
+
+    #[inline]
+    fn sent(&mut self, ids: impl Iterator<Item = u32>) -> Result<(), LocalError> {
+        self.done(ids, WcStatus::Success)
+    }
+
+    fn acknowledged(&mut self, id: u32) -> Result<(), LocalError> {
+        let Some(qp) = self.qp else { return Ok(()) };
+        self.queue = None;
+        let mut queue = qp.sq.lock();
+        queue.acknowledge(id);
+        qp.retire(&mut queue, self.wakes)
+    }
+
+    fn copy_memory(&mut self, memory: &Span, range: Range<usize>, out: &mut Vec<u8>) -> bool {
+        let pin = memory.pin();
+        if let Ok(pin) = &pin {
+            pin.copy_to_vec(range, out);
+        }
+        pin.is_ok()
+    }
+}
+
+/// The element that holds byte `offset` of a request, and how many of its bytes lie in front.
+fn element(wqe: &Wqe, offset: u32) -> Option<(Sge, u32)> {
+    let mut skip = offset;
+    for sge in &wqe.sges {
+        if skip < sge.length {
+            return Some((*sge, skip));
+        }
+        skip -= sge.length;
+    }
+    None
+}
+
+/// What a request does, in the stream's terms.
+#[inline]
+fn op(op: &SendOp) -> Op {
+    let place = |remote: Remote| stream::Remote { stag: ddp::STag(remote.rkey), to: remote.addr };
+    match *op {
+        SendOp::Write { remote } => Op::Write { remote: place(remote) },
+        SendOp::WriteImm { remote, imm } => Op::WriteImm { remote: place(remote), imm },
+        SendOp::AtomicWrite { remote } => Op::AtomicWrite { remote: place(remote) },
+        SendOp::Send => Op::Send,
+        SendOp::SendInvalidate { stag } => Op::SendInvalidate { stag },
+        SendOp::SendImm { imm } => Op::SendImm { imm },
+        SendOp::Read { remote, invalidate } => Op::Read { remote: place(remote), invalidate },
+        SendOp::FetchAdd { remote, add, mask } => Op::FetchAdd { remote: place(remote), add, mask },
+        SendOp::CmpSwap { remote, compare, compare_mask, swap, swap_mask } => {
+            Op::CmpSwap { remote: place(remote), compare, compare_mask, swap, swap_mask }
+        }
+        SendOp::LocalInvalidate { .. } | SendOp::Bind(_) | SendOp::FastRegister(_) => Op::Local,
+    }
+}
+
+/// Requests that touch only the table of STags.
+fn execute(qp: &QpInner, table: &Table, op: &SendOp) -> Result<(), LocalError> {
+    let (pd, stream) = (qp.pd.id(), qp.stream());
+    match op {
+        SendOp::LocalInvalidate { stag } => {
+            table.invalidate_local(*stag, stream, pd).map(drop).map_err(|_| LocalError::Protection)
+        }
+        SendOp::Bind(bind) => {
+            crate::mr::bind(table, bind, pd, stream).map(drop).map_err(|_| LocalError::WindowBind)
+        }
+        SendOp::FastRegister(register) => {
+            crate::mr::fast_register(table, register, pd, stream).map_err(|_| LocalError::Protection)
+        }
+        _ => Err(LocalError::Protection),
+    }
+}
+
+fn access_error(error: &RemoteError) -> AccessError {
+    match error {
+        RemoteError::InvalidStag { .. } => AccessError::InvalidStag,
+        RemoteError::NotAssociated { .. } => AccessError::NotAssociated,
+        RemoteError::BaseOrBounds { .. } => AccessError::BaseOrBounds,
+        RemoteError::ToWrap { .. } => AccessError::ToWrap,
+        RemoteError::AccessRights { .. } => AccessError::AccessRights,
+    }
+}

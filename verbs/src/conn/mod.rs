@@ -1,0 +1,242 @@
+//! One connection: a stream (`stream::Stream`), the socket that carries its bytes, and the queue pair that it serves.
+
+mod control;
+mod events;
+mod host;
+mod partial;
+mod receive;
+mod transmit;
+
+pub(crate) use host::{HostState, QpHost};
+
+use crate::cm::{CmSide, HalfOpen};
+use crate::driver::Services;
+use crate::options::ConnOptions;
+use crate::qp::QpInner;
+use llp::{Event, Interest, Token};
+use mem::Span;
+use partial::PartialFpdu;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use stream::{Stream, Time};
+
+pub(crate) struct Conn {
+    pub(crate) token: Token,
+    pub(crate) socket: Box<dyn llp::Stream>,
+    pub(crate) stream: Stream<Span>,
+    pub(crate) options: Arc<ConnOptions>,
+    pub(crate) cm: CmSide,
+    pub(crate) qp: Option<Arc<QpInner>>,
+    state: HostState,
+    partial: PartialFpdu,
+    /// Bytes counted against the receive memory budget.
+    counted: usize,
+    /// The socket is not read until other connections release bytes that they hold.
+    starved: bool,
+    /// Earliest entry of this connection among the timers: a deadline that moves later needs no entry of its own, so that the heap
+    /// does not grow with what a peer does.
+    entry: Time,
+    /// When a refused connection is tried again, or the receive memory budget asked again.
+    retry: Time,
+    /// Counted by the listener during start-up.
+    pub(crate) half_open: Option<HalfOpen>,
+    /// A new connection of TCP is wanted: for the fall-back to revision 1, or after a refusal.
+    pub(crate) wants_reconnect: bool,
+    /// The local address that the application asked for.
+    pub(crate) asked_local: Option<SocketAddr>,
+    /// When TCP was refused first, and how long the next pause is.
+    refused: Option<(Time, Duration)>,
+    interest: Interest,
+    pub(crate) span: tracing::Span,
+}
+
+impl Conn {
+    pub(crate) fn new(
+        token: Token,
+        socket: Box<dyn llp::Stream>,
+        stream: Stream<Span>,
+        options: Arc<ConnOptions>,
+        cm: CmSide,
+    ) -> Self {
+        let initiator = stream.is_initiator();
+        let span = tracing::debug_span!("connection", id = cm.id.0, peer = %socket.peer_addr(), initiator);
+        Self {
+            token,
+            socket,
+            stream,
+            options,
+            cm,
+            qp: None,
+            state: HostState::new(token),
+            partial: PartialFpdu::default(),
+            counted: 0,
+            starved: false,
+            entry: Time::NEVER,
+            retry: Time::NEVER,
+            half_open: None,
+            wants_reconnect: false,
+            asked_local: None,
+            refused: None,
+            interest: Interest { read: true, write: initiator },
+            span,
+        }
+    }
+
+    /// Calls the stream with its host, and takes the events that follow.
+    #[inline]
+    fn with_stream<R>(
+        &mut self,
+        services: &mut Services,
+        call: impl FnOnce(&mut Stream<Span>, &mut QpHost<'_>, Time) -> R,
+    ) -> R {
+        let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, &services.table, &mut services.wakes);
+        let result = call(&mut self.stream, &mut host, services.now);
+        drop(host);
+        self.take_events(services);
+        result
+    }
+
+    /// Whether the stream is past start-up: the driver may read it without asking the stack first.
+    pub(crate) fn is_established(&self) -> bool {
+        self.stream.is_established()
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.stream.is_over()
+    }
+
+    /// Its queue pair is gone, and its peer still waits for answers.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.stream.is_draining()
+    }
+
+    /// Requests were posted, or a receive for a stalled stream.
+    pub(crate) fn on_doorbell(&mut self, services: &mut Services) {
+        self.stream.doorbell();
+        if self.stream.is_stalled() {
+            self.on_readable(services);
+        } else {
+            self.serve_sends(services);
+        }
+    }
+
+    pub(crate) fn serve_sends(&mut self, services: &mut Services) {
+        if self.is_established() {
+            self.transmit(services);
+        }
+    }
+
+    pub(crate) fn on_event(&mut self, event: Event, services: &mut Services) {
+        if self.stream.is_connecting() {
+            return self.on_connect_event(services);
+        }
+        if event.readable && !self.interest.read && !self.is_closing() {
+            // Nobody asked for readability: the stack reports a hang-up.
+            return self.on_hang_up(services);
+        }
+        self.on_readable(services);
+    }
+
+    /// Whether what comes is read and discarded.
+    fn is_closing(&self) -> bool {
+        self.is_established() && !self.stream.is_open()
+    }
+
+    /// The transport is lost.
+    pub(super) fn on_lost(&mut self, error: &io::Error, services: &mut Services) {
+        if self.stream.is_starting() {
+            return self.fail_startup(self.startup_lost(error), services);
+        }
+        tracing::debug!(parent: &self.span, %error, "the transport is lost");
+        self.with_stream(services, |stream, host, now| stream.handle_lost(host, now));
+    }
+
+    /// The stack reports a hang-up while the socket is not read.
+    fn on_hang_up(&mut self, services: &mut Services) {
+        self.on_lost(&io::ErrorKind::ConnectionReset.into(), services);
+    }
+
+    /// Receives, then sends. True when bytes moved.
+    pub(crate) fn on_readable(&mut self, services: &mut Services) -> bool {
+        let moved = self.receive(services);
+        self.transmit(services);
+        moved
+    }
+
+    /// Reads though the stack told of nothing, and nothing was posted: sends only if something came or waits. True when bytes moved.
+    pub(crate) fn on_look(&mut self, services: &mut Services) -> bool {
+        if !self.stream.is_open() {
+            return self.on_readable(services);
+        }
+        let moved = self.receive(services);
+        let quiet = self.interest == Interest { read: self.reads(), write: false }
+            && if moved { self.stream.awaits_doorbell() } else { self.stream.has_nothing_due() };
+        if !quiet || !self.stream.is_open() {
+            self.transmit(services);
+        }
+        moved
+    }
+
+    /// Whether news of the socket can be used. To ask for it otherwise would wake the active poller again and again.
+    fn reads(&self) -> bool {
+        self.stream.wants_bytes() && !self.starved
+    }
+
+    /// Tells the stack what to be woken for; a system call only on change.
+    fn want(&mut self, read: bool, write: bool) -> io::Result<()> {
+        let interest = Interest { read, write };
+        if interest != self.interest {
+            self.socket.set_interest(interest)?;
+            self.interest = interest;
+        }
+        Ok(())
+    }
+
+    /// When [`Conn::on_timer`] is due.
+    fn deadline(&self) -> Time {
+        self.stream.poll_timeout().min(self.retry)
+    }
+
+    /// Sees to it that the deadline has an entry among the timers.
+    pub(crate) fn enter_timer(&mut self, services: &mut Services) {
+        let at = self.deadline();
+        if at < self.entry {
+            self.entry = at;
+            services.timers.add(at, self.token);
+        }
+    }
+
+    /// An entry of this connection has come up.
+    pub(crate) fn on_timer(&mut self, services: &mut Services) {
+        self.entry = Time::NEVER;
+        let now = services.now;
+        if self.retry <= now {
+            self.retry = Time::NEVER;
+            if self.stream.is_connecting() {
+                self.wants_reconnect = true;
+            } else {
+                self.on_readable(services);
+            }
+        }
+        if self.stream.poll_timeout() <= now {
+            self.with_stream(services, |stream, host, now| stream.handle_timeout(host, now));
+            self.serve_sends(services);
+        }
+    }
+
+    /// The connection is removed: what it held goes back.
+    pub(crate) fn give_back(&mut self, services: &mut Services) {
+        if self.stream.is_reset() {
+            self.socket.abort();
+        }
+        services.pool.count(self.counted, 0);
+        self.counted = 0;
+        services.pool.give(self.partial.replace_buffer(Vec::new()));
+        if let Some(buffer) = self.stream.take_buffer() {
+            services.pool.give(buffer);
+        }
+        services.table.release(self.stream.sink());
+    }
+}

@@ -1,0 +1,239 @@
+//! From the socket to the stream: bytes are read into staging that all connections of a driver share, or taken where they lie in the
+//! stack's own memory.
+
+use super::Conn;
+use crate::driver::{RX_STAGING, Services};
+use llp::Rest;
+use mem::IoVecMut;
+use std::io;
+use std::time::Duration;
+
+/// Reads of the socket in one round, each of up to the staging's size: the connection's budget.
+const READS_PER_ROUND: usize = 4;
+/// Bytes of start-up read at most before a frame must be whole: header, private data, and some of what follows.
+const STARTUP_BYTES: usize = 4096;
+/// The receive memory budget is asked again after this time.
+const STARVED_PAUSE: Duration = Duration::from_millis(1);
+
+/// What became of a peek at the stack's memory.
+enum PeekResult {
+    /// The stack has none: the socket is read into staging.
+    Elsewhere,
+    /// The rest of an FPDU goes to staging, where its front is or will be: up to this many bytes together.
+    Staged { until: usize },
+    /// FPDUs were taken; perhaps there are `more`.
+    Used { more: bool },
+    /// Nothing is there.
+    Nothing,
+    /// The transport is lost.
+    Lost(io::Error),
+}
+
+impl Conn {
+    /// Reads what the socket has, within the budget. True when bytes came.
+    pub(super) fn receive(&mut self, services: &mut Services) -> bool {
+        if self.stream.is_starting() {
+            return self.receive_startup(services);
+        }
+        if self.is_closing() {
+            return self.discard(services);
+        }
+        if self.stream.is_stalled() && !self.unpark(services) || self.stream.peer_has_closed() {
+            return false;
+        }
+        self.starved = self.partial.is_empty() && !services.pool.has_room(RX_STAGING);
+        if self.starved {
+            self.retry = services.now.after(STARVED_PAUSE);
+            return false;
+        }
+        let mut staging = std::mem::take(&mut services.staging);
+        let moved = self.receive_into(&mut staging, services);
+        services.staging = staging;
+        moved
+    }
+
+    /// Tells the stream that receives were posted. True when it goes on.
+    fn unpark(&mut self, services: &mut Services) -> bool {
+        let goes_on = self.with_stream(services, |stream, host, now| stream.receive_posted(host, now));
+        goes_on && self.stream.is_open()
+    }
+
+    fn receive_into(&mut self, staging: &mut [u8], services: &mut Services) -> bool {
+        let mut moved = false;
+        if !self.partial.is_empty() {
+            // Bytes that came with the Reply, or behind a segment that was parked.
+            let mut partial = std::mem::take(&mut self.partial);
+            let used = self.handle_bytes(partial.bytes_mut(), services);
+            moved = used > 0;
+            partial.consume(used);
+            self.partial = partial;
+            if !self.stream.wants_bytes() || !self.stream.is_open() {
+                self.count_held(services);
+                return moved;
+            }
+        }
+        let mut have = self.partial.len();
+        staging[..have].copy_from_slice(self.partial.bytes());
+        self.partial.clear();
+        for _ in 0..READS_PER_ROUND {
+            if !self.stream.wants_bytes() || !self.stream.is_open() {
+                break;
+            }
+            let mut end = staging.len();
+            match self.peek(have, services) {
+                PeekResult::Elsewhere => {}
+                PeekResult::Staged { until } => end = until,
+                PeekResult::Used { more } => {
+                    moved = true;
+                    if more { continue } else { break }
+                }
+                PeekResult::Nothing => break,
+                PeekResult::Lost(error) => {
+                    self.on_lost(&error, services);
+                    break;
+                }
+            }
+            let room = end - have;
+            match self.socket.recv(&mut [IoVecMut::from(&mut staging[have..end])]) {
+                Ok(0) => {
+                    self.on_eof(have, services);
+                    break;
+                }
+                Ok(got) => {
+                    moved = true;
+                    let used = self.handle_bytes(&mut staging[..have + got], services);
+                    staging.copy_within(used..have + got, 0);
+                    have = have + got - used;
+                    if got < room {
+                        break;
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    self.on_lost(&error, services);
+                    break;
+                }
+            }
+        }
+        let keep = if self.stream.is_open() { have } else { 0 };
+        self.hold(&staging[..keep], services);
+        moved
+    }
+
+    /// Gives `bytes` to the stream. Returns how many it took.
+    fn handle_bytes(&mut self, bytes: &mut [u8], services: &mut Services) -> usize {
+        self.with_stream(services, |stream, host, now| stream.handle_bytes(host, bytes, now))
+    }
+
+    fn on_eof(&mut self, unread: usize, services: &mut Services) {
+        self.with_stream(services, |stream, host, now| stream.handle_eof(host, unread, now));
+    }
+
+    /// FPDUs of a stack in this process: verified where they lie in its receive buffer, behind `have` bytes of an FPDU that are in
+    /// staging, then copied once, to their place. Only one that wraps the buffer's end is staged.
+    fn peek(&mut self, have: usize, services: &mut Services) -> PeekResult {
+        let mut look = match self.socket.look() {
+            Ok(Some(look)) => look,
+            Ok(None) => return PeekResult::Elsewhere,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return PeekResult::Nothing,
+            Err(error) => return PeekResult::Lost(error),
+        };
+        if have > 0 {
+            return PeekResult::Staged { until: self.stream.needed().max(have + 1) };
+        }
+        let bytes = look.octets();
+        if bytes.is_empty() {
+            // The peer's FIN, which `recv` tells.
+            return PeekResult::Elsewhere;
+        }
+        // In pieces, between which the peer is told of the room.
+        let piece = bytes.len().min(RX_STAGING);
+        let limited = piece < bytes.len();
+        let used = self.handle_bytes(&mut bytes[..piece], services);
+        let more = limited || !look.can_grow(used);
+        if used == piece || limited || !self.stream.wants_bytes() {
+            look.consume(used, Rest::Useful);
+            return PeekResult::Used { more };
+        }
+        if more {
+            look.consume(used, Rest::Useful);
+            return PeekResult::Staged { until: self.stream.needed().max(1) };
+        }
+        look.consume(used, Rest::WaitForMore);
+        PeekResult::Used { more }
+    }
+
+    /// Keeps bytes until the next round.
+    fn hold(&mut self, rest: &[u8], services: &mut Services) {
+        if rest.is_empty() {
+            if self.partial.has_buffer() {
+                services.pool.give(self.partial.replace_buffer(Vec::new()));
+            }
+        } else {
+            if !self.partial.has_buffer() {
+                self.partial.replace_buffer(services.pool.take());
+            }
+            self.partial.extend(rest);
+        }
+        self.count_held(services);
+    }
+
+    /// Counts what this connection keeps against the receive memory budget.
+    fn count_held(&mut self, services: &mut Services) {
+        let counted = self.partial.len() + self.stream.parked_len();
+        services.pool.count(self.counted, counted);
+        self.counted = counted;
+    }
+
+    /// Reads start-up frames. Bytes behind a frame belong to Full Operation and stay in the buffer.
+    fn receive_startup(&mut self, services: &mut Services) -> bool {
+        let have = self.partial.len();
+        if self.stream.is_connecting() || have >= STARTUP_BYTES {
+            return false;
+        }
+        let mut bytes = [0u8; STARTUP_BYTES];
+        match self.socket.recv(&mut [IoVecMut::from(&mut bytes[..STARTUP_BYTES - have])]) {
+            Ok(0) => {
+                self.on_eof(have, services);
+                false
+            }
+            Ok(got) => {
+                self.partial.extend(&bytes[..got]);
+                let mut partial = std::mem::take(&mut self.partial);
+                let used = self.handle_bytes(partial.bytes_mut(), services);
+                partial.consume(used);
+                self.partial = partial;
+                if self.stream.is_open() {
+                    self.receive(services);
+                }
+                true
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => false,
+            Err(error) => {
+                self.on_lost(&error, services);
+                false
+            }
+        }
+    }
+
+    /// Reads and discards, while closing. True when bytes came.
+    fn discard(&mut self, services: &mut Services) -> bool {
+        let mut scratch = [0u8; 16 << 10];
+        let mut moved = false;
+        for _ in 0..READS_PER_ROUND {
+            match self.socket.recv(&mut [IoVecMut::from(&mut scratch[..])]) {
+                Ok(0) => {
+                    self.on_eof(0, services);
+                    break;
+                }
+                Ok(_) => moved = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    self.on_lost(&error, services);
+                    break;
+                }
+            }
+        }
+        moved
+    }
+}

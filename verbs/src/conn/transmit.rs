@@ -1,0 +1,167 @@
+//! From the stream to the socket.
+
+use super::{Conn, QpHost};
+use crate::driver::Services;
+use mem::{IoVec, Span};
+use std::io;
+use stream::{Batch, Host, Piece, Transmit};
+
+/// Batches in one round: the connection's budget.
+const BATCHES_PER_ROUND: usize = 4;
+/// Pieces one system call is given: what Linux takes (UIO_MAXIOV).
+const MAX_PIECES: usize = 1024;
+
+/// What became of a batch.
+enum Outcome {
+    /// The socket took this many bytes.
+    Sent {
+        bytes: usize,
+        full: bool,
+    },
+    /// Memory of an FPDU that is partly sent was deregistered.
+    SourceGone,
+    Lost(io::Error),
+}
+
+/// What the stream asks for next.
+enum Step {
+    Nothing,
+    Fin,
+    Sent { outcome: Outcome, more: bool },
+}
+
+impl Conn {
+    /// Sends what is due, within the budget and as far as the socket takes it, and asks the stack for what is needed to go on.
+    pub(super) fn transmit(&mut self, services: &mut Services) {
+        if self.stream.is_connecting() || self.is_over() {
+            return;
+        }
+        let mut write = false;
+        for round in 1..=BATCHES_PER_ROUND {
+            match self.transmit_batch(services) {
+                Step::Nothing => break,
+                Step::Fin => {
+                    if let Err(error) = self.socket.shutdown() {
+                        self.on_lost(&error, services);
+                        break;
+                    }
+                }
+                Step::Sent { outcome: Outcome::Sent { full: true, .. }, .. } => {
+                    write = true;
+                    break;
+                }
+                Step::Sent { outcome: Outcome::Sent { .. }, more } => {
+                    if !more && !self.stream.is_ending() {
+                        break;
+                    }
+                    write = round == BATCHES_PER_ROUND;
+                }
+                Step::Sent { outcome: Outcome::SourceGone, .. } => {
+                    self.with_stream(services, |stream, host, now| stream.handle_source_gone(host, now));
+                }
+                Step::Sent { outcome: Outcome::Lost(error), .. } => {
+                    self.on_lost(&error, services);
+                    break;
+                }
+            }
+        }
+        if let Some(buffer) = self.stream.take_buffer() {
+            services.pool.give(buffer);
+        }
+        if self.is_over() {
+            return;
+        }
+        if let Err(error) = self.want(self.reads(), write) {
+            self.on_lost(&error, services);
+        }
+    }
+
+    #[inline]
+    fn transmit_batch(&mut self, services: &mut Services) -> Step {
+        self.stream.give_buffer(|| services.pool.take());
+        self.stream.set_emss(self.socket.emss());
+        let socket = &mut *self.socket;
+        let mut host = QpHost::new(self.qp.as_deref(), &mut self.state, &services.table, &mut services.wakes);
+        let step = match self.stream.poll_transmit(&mut host, services.now) {
+            None => Step::Nothing,
+            Some(Transmit::Fin) => Step::Fin,
+            Some(Transmit::Bytes(batch)) => {
+                // What was locked or pinned for building is not held during the system call.
+                host.release();
+                let (outcome, more) = (send(socket, &batch), batch.has_more());
+                if let Outcome::Sent { bytes, .. } = outcome {
+                    self.stream.handle_sent(&mut host, bytes, services.now);
+                }
+                Step::Sent { outcome, more }
+            }
+        };
+        drop(host);
+        self.take_events(services);
+        step
+    }
+}
+
+/// Gives the socket what it takes of `batch`.
+fn send(socket: &mut dyn llp::Stream, batch: &Batch<'_, Span>) -> Outcome {
+    let (mut sent, mut left, mut pieces) = (0, batch.len(), 0);
+    while left > 0 {
+        let outcome = match batch.single() {
+            Some(bytes) => socket.send(&[IoVec::from(bytes)]).map(|taken| (taken, bytes.len())),
+            None => match send_pieces(socket, batch, pieces) {
+                Some(outcome) => outcome,
+                None => return Outcome::SourceGone,
+            },
+        };
+        pieces += MAX_PIECES;
+        match outcome {
+            Ok((taken, offered)) => {
+                sent += taken;
+                left -= taken as u64;
+                if taken < offered {
+                    return Outcome::Sent { bytes: sent, full: true };
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                return Outcome::Sent { bytes: sent, full: true };
+            }
+            Err(error) => return Outcome::Lost(error),
+        }
+    }
+    Outcome::Sent { bytes: sent, full: false }
+}
+
+/// Gives the socket as many pieces as one system call takes, behind the first `skip`: how many bytes it took, of how many. `None`:
+/// the memory of a piece is gone.
+fn send_pieces(
+    socket: &mut dyn llp::Stream,
+    batch: &Batch<'_, Span>,
+    skip: usize,
+) -> Option<io::Result<(usize, usize)>> {
+    let pieces = || batch.pieces().skip(skip).take(MAX_PIECES);
+    // Pieces of the same memory stand in a row and share a pin.
+    let mut pins: Vec<(&Span, mem::Pinned<'_>)> = Vec::new();
+    for piece in pieces() {
+        if let Piece::Memory { memory, .. } = piece
+            && !pins.last().is_some_and(|(last, _)| std::ptr::eq(*last, memory))
+        {
+            pins.push((memory, memory.pin().ok()?));
+        }
+    }
+    let mut vecs = Vec::with_capacity(batch.count().saturating_sub(skip).min(MAX_PIECES));
+    let mut pin = 0;
+    let mut offered = 0;
+    for piece in pieces() {
+        let vec = match piece {
+            Piece::Bytes(bytes) => IoVec::from(bytes),
+            Piece::Memory { memory, range } => {
+                if !std::ptr::eq(pins[pin].0, memory) {
+                    pin += 1;
+                }
+                pins[pin].1.io_vec(range)
+            }
+        };
+        offered += vec.len();
+        vecs.push(vec);
+    }
+    Some(socket.send(&vecs).map(|taken| (taken, offered)))
+}
