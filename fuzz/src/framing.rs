@@ -157,9 +157,10 @@ fn receive(sender: &Sender, cut: &mut dyn FnMut(usize) -> usize) -> Received {
     let (mut buffer, mut rest) = (Vec::new(), &sender.octets[..]);
     let mut wanted = 0;
     loop {
+        let length = buffer.len();
         match rx.next(&mut buffer) {
             Ok(Step::Fpdu(fpdu)) => {
-                assert!(buffer.len() >= wanted, "an FPDU of fewer octets than were said to be the least");
+                assert!(length >= wanted, "an FPDU of fewer octets than were said to be the least");
                 assert!(fpdu.start + fpdu.ulpdu.len() <= fpdu.consumed);
                 received.ulpdus.push(fpdu.ulpdu.to_vec());
                 let consumed = fpdu.consumed;

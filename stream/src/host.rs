@@ -74,11 +74,12 @@ pub trait Host {
     /// The stream has done one batch of work: the host releases what it kept locked or pinned across calls.
     fn release(&mut self) {}
 
-    /// The message of request `id` has this MSN on its queue: a Terminate of the peer may name it.
+    /// A message of request `id` is begun, of which more than one segment is to be built or whose answer is awaited. It has this MSN
+    /// on its queue: a Terminate of the peer may name it.
     fn begun(&mut self, id: u32, msn: u32);
 
-    /// The next request is in the transmit queue, whole.
-    fn built(&mut self, id: u32);
+    /// The next request, `id`, is in the transmit queue, whole; its last message has this MSN.
+    fn built(&mut self, id: u32, msn: u32);
 
     /// Appends `range` of the payload of request `id`.
     ///

@@ -353,9 +353,12 @@ impl<M> Stream<M> {
     #[inline]
     #[must_use]
     pub fn wants_bytes(&self) -> bool {
-        !self.shared.fin.received
-            && !self.receiver.is_stalled()
-            && !matches!(self.phase, Phase::Decision(_) | Phase::Connecting | Phase::Over)
+        match self.phase {
+            Phase::Open => !self.shared.fin.received && !self.receiver.is_stalled(),
+            Phase::AwaitReply(_) | Phase::AwaitRequest(_) => true,
+            Phase::Closing => !self.shared.fin.received,
+            Phase::Decision(_) | Phase::Connecting | Phase::Over => false,
+        }
     }
 
     /// Whether a Send waits for a receive.

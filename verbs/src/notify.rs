@@ -26,6 +26,11 @@ impl Wakes {
         self.0.push(wake);
     }
 
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Gives every wake-up. No lock of the engine may be held: a waker runs foreign code.
     #[inline]
     pub(crate) fn give(&mut self) {

@@ -33,6 +33,7 @@ impl Recent {
     }
 
     /// Gives back the pins of the batch. What was found is kept.
+    #[inline]
     pub fn let_go(&mut self) {
         self.remote.let_go();
         self.local.let_go();
@@ -56,6 +57,7 @@ impl Kept {
         self.held.then(|| Pinned::lent(region, offset, len))
     }
 
+    #[inline]
     fn let_go(&mut self) {
         if std::mem::take(&mut self.held)
             && let Some(region) = &self.region

@@ -164,7 +164,8 @@ impl Receiver {
             .map_err(|error| ConnError::fault(error, Some(QuotedSegment::new(&ulpdu, ddp::Untagged::LEN))))?;
         let segment = Segment { ulpdu, header_len };
         let inbound = self.rdmap.admit(&header).map_err(|error| segment.fault(error))?;
-        let awaited_rtr = shared.reads.awaits_rtr();
+        let undecided = shared.caps.is_undecided();
+        let awaited_rtr = undecided && shared.reads.awaits_rtr();
         match (header, inbound) {
             (Header::Tagged(tagged), Inbound::Write) => self.write(&tagged, &segment, shared, host)?,
             (Header::Tagged(tagged), _) => self.read_response(&tagged, &segment, shared, host)?,
@@ -177,7 +178,9 @@ impl Receiver {
                 self.control(&untagged, inbound, &segment, shared, host)?;
             }
         }
-        self.valid_fpdu(awaited_rtr == shared.reads.awaits_rtr(), shared);
+        if undecided || !shared.first_fpdu {
+            self.valid_fpdu(awaited_rtr == shared.reads.awaits_rtr(), shared);
+        }
         Ok(Placed::Yes)
     }
 

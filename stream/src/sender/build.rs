@@ -66,9 +66,9 @@ impl<M> Sender<M> {
             }
             match message.end {
                 End::Nothing => {}
-                End::Answered(id) => host.built(id),
+                End::Answered(id) => host.built(id, message.header.msn()),
                 End::Sent(id) => {
-                    host.built(id);
+                    host.built(id, message.header.msn());
                     self.completes_when_sent(id, shared);
                 }
                 End::Immediate { id, imm, solicited } => {
@@ -125,7 +125,7 @@ impl<M> Sender<M> {
                 let start = self.begin_fpdu(&message.segment_header(message.total));
                 self.queue.staging.extend_from_slice(message.own_bytes());
                 self.queue_small(start);
-                host.built(id);
+                host.built(id, message.header.msn());
                 built += 1;
                 continue;
             }
@@ -139,8 +139,7 @@ impl<M> Sender<M> {
             host.copy_request(id, 0..request.len, &mut self.queue.staging)
                 .map_err(|error| ConnError::of_request(id, error))?;
             self.queue_small(start);
-            host.begun(id, header.msn());
-            host.built(id);
+            host.built(id, header.msn());
             self.completes_when_sent(id, shared);
             built += 1;
         }

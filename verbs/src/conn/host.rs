@@ -112,6 +112,7 @@ impl<'a> QpHost<'a> {
     }
 
     /// The send queue, locked until [`stream::Host::release`].
+    #[inline(always)]
     fn queue(&mut self) -> Option<&mut MutexGuard<'a, SendQueue>> {
         if self.queue.is_none() {
             self.queue = self.qp.map(|qp| qp.sq.lock());
@@ -262,7 +263,7 @@ impl stream::Host for QpHost<'_> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn next_request(&mut self) -> Option<Request> {
         let first = self.queue.is_none();
         let queue = self.queue()?;
@@ -283,13 +284,13 @@ impl stream::Host for QpHost<'_> {
         })
     }
 
-    #[inline]
+    #[inline(always)]
     fn release(&mut self) {
         self.queue = None;
         self.state.cache.let_go();
     }
 
-    #[inline]
+    #[inline(always)]
     fn begun(&mut self, id: u32, msn: u32) {
         let Some(queue) = self.queue() else { return };
         if let Some(sges) = queue.begun(id, msn) {
@@ -297,19 +298,18 @@ impl stream::Host for QpHost<'_> {
         }
     }
 
-    #[inline]
-    fn built(&mut self, _id: u32) {
+    #[inline(always)]
+    fn built(&mut self, _id: u32, msn: u32) {
         if let Some(queue) = self.queue() {
-            queue.advance();
+            queue.built(msn);
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn copy_request(&mut self, id: u32, range: Range<u32>, out: &mut Vec<u8>) -> Result<(), LocalError> {
-        if self.queue.is_none() {
-            self.queue = self.qp.map(|qp| qp.sq.lock());
-        }
-        let (Some(queue), Some(qp)) = (&self.queue, self.qp) else { return Err(LocalError::Protection) };
+        let qp = self.qp.ok_or(LocalError::Protection)?;
+        self.queue();
+        let queue = self.queue.as_ref().ok_or(LocalError::Protection)?;
         let wqe = queue.get(id).ok_or(LocalError::Protection)?;
         if wqe.flags.contains(SendFlags::INLINE) {
             out.extend_from_slice(&wqe.inline[range.start as usize..range.end as usize]);
@@ -355,7 +355,7 @@ impl stream::Host for QpHost<'_> {
         let qp = self.qp.ok_or(LocalError::Protection)?;
         let queue = self.queue().ok_or(LocalError::Protection)?;
         let op = queue.get(id).ok_or(LocalError::Protection)?.op;
-        queue.advance();
+        queue.built(0);
         self.release();
         execute(qp, self.table, &op)?;
         self.done(std::iter::once(id), WcStatus::Success)

@@ -67,7 +67,7 @@ impl Conn {
             moved = used > 0;
             partial.consume(used);
             self.partial = partial;
-            if !self.stream.wants_bytes() || !self.stream.is_open() {
+            if !self.takes_bytes() {
                 self.count_held(services);
                 return moved;
             }
@@ -76,16 +76,13 @@ impl Conn {
         staging[..have].copy_from_slice(self.partial.bytes());
         self.partial.clear();
         for _ in 0..READS_PER_ROUND {
-            if !self.stream.wants_bytes() || !self.stream.is_open() {
-                break;
-            }
             let mut end = staging.len();
             match self.peek(have, services) {
                 PeekResult::Elsewhere => {}
                 PeekResult::Staged { until } => end = until,
                 PeekResult::Used { more } => {
                     moved = true;
-                    if more { continue } else { break }
+                    if more && self.takes_bytes() { continue } else { break }
                 }
                 PeekResult::Nothing => break,
                 PeekResult::Lost(error) => {
@@ -104,7 +101,7 @@ impl Conn {
                     let used = self.handle_bytes(&mut staging[..have + got], services);
                     staging.copy_within(used..have + got, 0);
                     have = have + got - used;
-                    if got < room {
+                    if got < room || !self.takes_bytes() {
                         break;
                     }
                 }
@@ -118,6 +115,11 @@ impl Conn {
         let keep = if self.stream.is_open() { have } else { 0 };
         self.hold(&staging[..keep], services);
         moved
+    }
+
+    /// Whether the stream goes on in Full Operation.
+    fn takes_bytes(&self) -> bool {
+        self.stream.is_open() && self.stream.wants_bytes()
     }
 
     /// Gives `bytes` to the stream. Returns how many it took.

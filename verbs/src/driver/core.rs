@@ -39,8 +39,8 @@ pub(crate) struct Core {
     events: Vec<Event>,
     /// Where the connections whose doorbell was rung are listed while they are served.
     ready: Vec<Token>,
-    /// The deadline that the sleepers know.
-    told_deadline: Option<Instant>,
+    /// The deadline that the sleepers know: of the connections, and of the stack.
+    told_deadline: (Time, Option<Instant>),
     pumps: u32,
     /// Connections that have left since a bulk disconnect was reported.
     gone: usize,
@@ -89,7 +89,7 @@ impl Core {
             others: 0,
             events: Vec::new(),
             ready: Vec::new(),
-            told_deadline: None,
+            told_deadline: (Time::NEVER, None),
             pumps: 0,
             gone: 0,
             crowd_left: false,
@@ -100,7 +100,8 @@ impl Core {
     /// Brings the time up to date: once a round or a call of the control path.
     pub(crate) fn look_at_clock(&mut self) {
         let since = self.stack.now().saturating_duration_since(self.base);
-        self.services.now = Time::default().after(since);
+        self.services.now =
+            Time::from_nanos(since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos()));
     }
 
     fn instant(&self, at: Time) -> Instant {
@@ -152,9 +153,20 @@ impl Core {
     }
 
     /// As [`Core::deadline`]; `None` when that is as it was when this was asked last.
+    #[inline]
     pub(crate) fn new_deadline(&mut self) -> Option<Option<Instant>> {
-        let next = self.deadline();
-        (std::mem::replace(&mut self.told_deadline, next) != next).then_some(next)
+        let next = (self.services.timers.next().unwrap_or(Time::NEVER), self.stack.deadline());
+        (std::mem::replace(&mut self.told_deadline, next) != next).then(|| self.deadline())
+    }
+
+    /// Whether nothing has to be done once the lock is released.
+    #[inline]
+    pub(crate) fn has_no_news(&mut self) -> bool {
+        self.services.wakes.is_empty()
+            && self.trash.is_empty()
+            && !self.crowd_left
+            && self.told_deadline
+                == (self.services.timers.next().unwrap_or(Time::NEVER), self.stack.deadline())
     }
 
     /// Whether `token` is a connection past its start-up.

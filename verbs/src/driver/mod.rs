@@ -275,6 +275,9 @@ impl Busy<'_> {
 
     fn release(&mut self) {
         if let Some(mut core) = self.core.take() {
+            if core.has_no_news() {
+                return;
+            }
             let mut wakes = std::mem::take(&mut core.services.wakes);
             let trash = std::mem::take(&mut core.trash);
             // Told while the core is held: a deadline that another thread adds meanwhile is not to be overwritten.

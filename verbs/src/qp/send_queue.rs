@@ -226,10 +226,12 @@ impl SendQueue {
         self.stop = None;
     }
 
-    /// The next request was given to the stream whole.
-    pub(crate) fn advance(&mut self) {
+    /// The next request was given to the stream whole; its last message has this MSN.
+    #[inline]
+    pub(crate) fn built(&mut self, msn: u32) {
         if let Some(wqe) = self.ring.get_mut(self.next) {
             wqe.state = WqeState::Built;
+            wqe.msn = msn;
             self.next += 1;
         }
     }
@@ -409,7 +411,7 @@ mod tests {
         let mut queue = queue(4);
         for id in 0..3 {
             queue.post(&send(id, SendFlags::SIGNALED), |_, _| ()).unwrap();
-            queue.advance();
+            queue.built(0);
         }
         queue.done(1, WcStatus::Success);
         queue.done(2, WcStatus::Success);
@@ -443,7 +445,7 @@ mod tests {
         let mut queue = queue(4);
         for id in 0..3 {
             queue.post(&send(id, SendFlags::empty()), |_, _| ()).unwrap();
-            queue.advance();
+            queue.built(0);
         }
         queue.done(0, WcStatus::Success);
         assert!(completions(&mut queue).is_empty());
@@ -461,7 +463,7 @@ mod tests {
         let mut queue = queue(4);
         for id in 0..4 {
             queue.post(&send(id, SendFlags::SIGNALED), |_, _| ()).unwrap();
-            queue.advance();
+            queue.built(0);
         }
         queue.done(0, WcStatus::Success);
         queue.done(1, WcStatus::RemoteAccess);
@@ -480,7 +482,7 @@ mod tests {
         let mut queue = queue(4);
         assert!(queue.all_seen(0));
         queue.post(&send(1, SendFlags::SIGNALED), |_, _| ()).unwrap();
-        queue.advance();
+        queue.built(0);
         assert!(!queue.all_seen(9), "not over");
         queue.done(0, WcStatus::Success);
         // Eight completions, of others, are in front of it.
@@ -488,7 +490,7 @@ mod tests {
         assert!(!queue.all_seen(8), "completed, but not taken by the application");
         assert!(queue.all_seen(9));
         queue.post(&send(2, SendFlags::empty()), |_, _| ()).unwrap();
-        queue.advance();
+        queue.built(0);
         queue.done(1, WcStatus::Success);
         queue.retire(None, |_| unreachable!("it is not signaled"));
         assert!(
