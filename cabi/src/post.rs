@@ -179,7 +179,7 @@ pub(crate) unsafe extern "C" fn post_send(
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    boundary::light_code(|| {
+    boundary::code_fast(|| {
         // SAFETY: the caller's promise, for all of it.
         unsafe {
             let object = Object::<Qp>::get_called(qp.cast())?;
@@ -199,7 +199,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    boundary::light_code(|| {
+    boundary::code_fast(|| {
         // SAFETY: the caller's promise, for all of it.
         unsafe {
             let object = Object::<Qp>::get_called(qp.cast())?;
@@ -217,7 +217,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    boundary::light_code(|| {
+    boundary::code_fast(|| {
         // SAFETY: the caller's promise, for all of it.
         unsafe {
             let object = Object::<Srq>::get_called(srq)?;

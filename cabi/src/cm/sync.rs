@@ -4,7 +4,7 @@
 use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_REJECTED};
 use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use crate::boundary::{self, Result};
-use crate::cm::{channel, qp, registry};
+use crate::cm::{event_channel, lifecycle, qp, registry};
 use crate::errno::Errno;
 use std::ffi::c_int;
 use std::ptr;
@@ -12,7 +12,7 @@ use std::ptr;
 /// The end of a call whose beginning came to `result`: of a synchronous id the event, of any other nothing.
 ///
 /// # Safety
-/// As for [`channel::wait`].
+/// As for [`event_channel::wait`].
 #[inline]
 pub(crate) unsafe fn complete(id: *mut rdma_cm_id, result: c_int) -> c_int {
     if result != 0 {
@@ -23,7 +23,7 @@ pub(crate) unsafe fn complete(id: *mut rdma_cm_id, result: c_int) -> c_int {
         return 0;
     }
     // SAFETY: the caller's promise.
-    let event = unsafe { channel::wait(own) };
+    let event = unsafe { event_channel::wait(own) };
     if event.is_null() {
         return -1;
     }
@@ -41,7 +41,7 @@ fn own_channel(id: *mut rdma_cm_id) -> *mut rdma_event_channel {
         if !sync {
             return Ok(ptr::null_mut());
         }
-        id.acknowledge_own();
+        lifecycle::acknowledge_shown(&id);
         Ok(channel)
     })
 }
@@ -75,7 +75,7 @@ pub unsafe extern "C-unwind" fn rdma_get_request(
         return -1;
     }
     // SAFETY: nothing on this stack frame has a destructor.
-    let event = unsafe { channel::wait(own) };
+    let event = unsafe { event_channel::wait(own) };
     if event.is_null() {
         return -1;
     }
