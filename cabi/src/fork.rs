@@ -44,10 +44,7 @@ struct Shard<T>(RwLock<T>);
 
 impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
     pub(crate) const fn new() -> Self {
-        Self {
-            shards: [const { Shard(RwLock::new(T::NEW)) }; SHARDS],
-            registered: AtomicBool::new(false),
-        }
+        Self { shards: [const { Shard(RwLock::new(T::NEW)) }; SHARDS], registered: AtomicBool::new(false) }
     }
 
     /// The part that `key` belongs to. Its lock is held for a look-up or a change, never during a call of the engine or a
@@ -198,8 +195,9 @@ mod tests {
     fn keys_spread_over_all_shards() {
         static STATE: ForkSafe<Numbers, 64> = ForkSafe::new();
         let places = |step: u64| {
-            let all: std::collections::BTreeSet<_> =
-                (0..1024).map(|n| std::ptr::from_ref(STATE.shard(0x7F00_0000_1000 + n * step)).addr()).collect();
+            let all: std::collections::BTreeSet<_> = (0..1024)
+                .map(|n| std::ptr::from_ref(STATE.shard(0x7F00_0000_1000 + n * step)).addr())
+                .collect();
             all.len()
         };
         // Counters, and addresses of objects of 16, 160 and 4096 bytes.

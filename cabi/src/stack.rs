@@ -4,9 +4,9 @@
 use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::settings::Settings;
+use llp::Stack;
 use llp::capability::refusal;
 use llp::smol::SmolConfig;
-use llp::Stack;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 

@@ -110,8 +110,7 @@ fn begin(
     let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
     let options = params::conn_options(set, params.responder_resources, params.initiator_depth)?;
     let opening = channel.opening();
-    let begun =
-        cm::connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
+    let begun = cm::connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
     let conn = match begun {
         Ok(conn) => conn,
         Err(error @ (Error::Refused { .. } | Error::Lost { .. })) => return Err(Begin::Peer(error)),
@@ -170,8 +169,7 @@ unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
             }
         }
     };
-    let accepted =
-        request.accept(qp.engine(), Some(&options), &params.private_data, Some(channel.queue()));
+    let accepted = request.accept(qp.engine(), Some(&options), &params.private_data, Some(channel.queue()));
     if let Err(error) = accepted {
         id.lock().phase = Phase::Over;
         return Err(peer_is_gone(error));

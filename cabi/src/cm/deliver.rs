@@ -74,8 +74,8 @@ fn request_id(listener: &Arc<Id>, request: ConnRequest, draft: &Draft<'_>) -> Re
     let id = Id::new(&channel, sync, listener.context());
     registry::add_id(&id);
     let conn = request.id();
-    let followed = devices::bind(&id, local.ip())
-        .and_then(|()| request.migrate(channel.queue()).map_err(Into::into));
+    let followed =
+        devices::bind(&id, local.ip()).and_then(|()| request.migrate(channel.queue()).map_err(Into::into));
     if let Err(error) = followed {
         lifecycle::discard(&id);
         return Err(error);

@@ -84,8 +84,7 @@ fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
     let from = std::mem::replace(&mut state.channel, Arc::clone(to));
     let was_sync = std::mem::replace(&mut state.sync, sync);
     let conn = state.conn;
-    let notes =
-        |event: &CmEvent| matches!(event.kind, CmEventKind::Posted(_)) && id.is_about(event, conn);
+    let notes = |event: &CmEvent| matches!(event.kind, CmEventKind::Posted(_)) && id.is_about(event, conn);
     for event in from.queue().remove_if(notes) {
         to.queue().post(event);
     }

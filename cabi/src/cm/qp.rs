@@ -3,8 +3,8 @@
 use crate::abi::qp::{IBV_QP_INIT_ATTR_PD, IBV_QPT_RC};
 use crate::abi::srq::{IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQT_BASIC};
 use crate::abi::{
-    self, ibv_comp_channel, ibv_cq, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex,
-    ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
+    self, ibv_comp_channel, ibv_cq, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_init_attr,
+    ibv_srq_init_attr_ex, rdma_cm_id,
 };
 use crate::boundary::{self, Result};
 use crate::cm::id::Id;

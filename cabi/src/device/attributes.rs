@@ -7,8 +7,8 @@ use crate::abi::{self, ibv_context, ibv_values_ex};
 use crate::boundary::{self, Result};
 use crate::clock::monotonic_ns;
 use crate::context::Context;
-use crate::errno::Errno;
 use crate::engine::MAX_RD_ATOMIC;
+use crate::errno::Errno;
 use std::ffi::{c_int, c_uint};
 use verbs::Limits;
 

@@ -44,8 +44,7 @@ impl PairInfo {
     /// `None` for other data.
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
-        let word =
-            |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let gid = |at: usize| ibv_gid { raw: std::array::from_fn(|i| bytes[at + i]) };
         (bytes[..8] == MAGIC).then(|| Self {
             from: End { qp_num: word(8), gid: gid(16) },

@@ -230,7 +230,10 @@ mod tests {
     fn numbers_are_ports_and_slots_and_differ() {
         let ports = Ports::default();
         let first: Vec<Slot> = (0..SLOTS).map(|_| ports.take(&lo()).unwrap()).collect();
-        assert!(first.iter().all(|slot| slot.number() >> 8 == first[0].number() >> 8), "256 slots of one port");
+        assert!(
+            first.iter().all(|slot| slot.number() >> 8 == first[0].number() >> 8),
+            "256 slots of one port"
+        );
         let next = ports.take(&lo()).unwrap();
         assert_ne!(next.number() >> 8, first[0].number() >> 8, "then another port");
         ports.give_back(&first[3]);

@@ -259,11 +259,7 @@ impl Worker {
     }
 
     /// The connection `conn` of a pair, unless the pair has another one or none by now.
-    fn with_conn(
-        &self,
-        conn: ConnId,
-        serve: impl FnOnce(u32, &mut MutexGuard<'_, Option<PairState>>),
-    ) {
+    fn with_conn(&self, conn: ConnId, serve: impl FnOnce(u32, &mut MutexGuard<'_, Option<PairState>>)) {
         let (number, pair) = {
             let tables = self.tables.lock();
             let Some(number) = tables.conns.get(&conn) else { return };
@@ -458,8 +454,8 @@ impl Pending {
         }
         let connecting = matches!(state.phase, Phase::Connecting(_));
         let pending = self.0.iter().position(|peer| {
-            let matches = peer.info.to.qp_num == number
-                && state.target.matches(&peer.info, peer.request.peer_addr());
+            let matches =
+                peer.info.to.qp_num == number && state.target.matches(&peer.info, peer.request.peer_addr());
             matches && (!connecting || now >= peer.since + SIMULTANEOUS_DELAY)
         });
         if let Some(pending) = pending {

@@ -112,8 +112,7 @@ fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
     if to == QpState::Rts {
         let kept = *object.attributes.lock();
         let psn = sets(flags::IBV_QP_SQ_PSN).then_some(kept.sq_psn);
-        let policy =
-            RetryPolicy::new(kept.timeout, kept.retry_cnt, kept.min_rnr_timer, kept.rnr_retry);
+        let policy = RetryPolicy::new(kept.timeout, kept.retry_cnt, kept.min_rnr_timer, kept.rnr_retry);
         object.reservation.ready(psn, policy);
     }
     Ok(())

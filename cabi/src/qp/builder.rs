@@ -39,7 +39,6 @@ impl Builder {
     ///
     /// # Safety
     /// This thread called [`Builder::start`], and neither ends the batch nor calls this during `'a`.
-    #[expect(clippy::mut_from_ref, reason = "the thread that holds the lock has the batch alone")]
     pub(super) unsafe fn batch<'a>(&self) -> &'a mut Batch {
         // SAFETY: the caller's promise.
         unsafe { &mut *self.batch.get() }
