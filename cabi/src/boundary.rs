@@ -9,7 +9,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use verbs::DriveGuard;
 
-/// Result of what C may ask for.
+/// Result of a call of C.
 pub type Result<T> = std::result::Result<T, Errno>;
 
 fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -118,7 +118,7 @@ pub fn value_fast<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
     guarded_fast(body).unwrap_or(fallback)
 }
 
-/// For functions that cannot say that they failed.
+/// For functions that cannot report a failure.
 pub fn value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
     guarded(body).unwrap_or(fallback)
 }
@@ -126,7 +126,7 @@ pub fn value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
 /// Takes one token of an event descriptor, sleeping until there is one unless the descriptor is one that does not block. As `read`
 /// of C's own: signals interrupt or restart it as the program asked for, and it is a cancellation point: a thread that is cancelled
 /// here (`pthread_cancel`, as rping does) unwinds from inside the C library through this function and its callers, so neither may hold
-/// anything that is to be dropped. False when it failed; `errno` says why.
+/// anything that is to be dropped. False when it failed; `errno` has the reason.
 ///
 /// # Safety
 /// No caller on the stack up to C holds a value with a destructor, and each is `extern "C-unwind"` or inlined into one.
@@ -136,7 +136,7 @@ pub unsafe fn read_token(fd: c_int) -> bool {
         fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
     }
     let mut token = [0u8; 8];
-    // SAFETY: eight bytes, as a semaphore's token has; the declaration is the C library's own, except that it says that a
+    // SAFETY: eight bytes, as a semaphore's token has; the declaration is the C library's own, except that it declares that a
     // cancelled thread unwinds.
     unsafe { read(fd, (&raw mut token).cast(), token.len()) == 8 }
 }

@@ -129,7 +129,7 @@ impl Context {
 }
 
 fn empty_descriptor() -> Result<OwnedFd> {
-    // SAFETY: makes a descriptor, which belongs to nobody else.
+    // SAFETY: makes a descriptor, which has no other owner.
     unsafe {
         match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
             -1 => Err(Errno::last()),

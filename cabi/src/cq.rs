@@ -75,7 +75,7 @@ pub struct CqInit {
 /// `context` and the channel are NULL or ours.
 ///
 /// # Errors
-/// EINVAL for nonsense and for more than the device can.
+/// EINVAL for invalid values and for more than the device can.
 pub unsafe fn create(context: *mut ibv_context, init: &CqInit) -> Result<*mut ibv_cq_ex> {
     // SAFETY: the caller's promise, here and below.
     let open = unsafe { Context::get(context) }?;

@@ -183,7 +183,7 @@ mod tests {
         let state = ForkSafe::<Numbers, 4>::new();
         state.lock();
         assert!(state.shards.iter().all(|shard| shard.0.is_locked_exclusive()));
-        // SAFETY: locked above, on this thread; nobody else has the value.
+        // SAFETY: locked above, on this thread; no other thread has the value.
         unsafe {
             state.in_child();
             state.unlock();

@@ -3,7 +3,7 @@
 //! Nothing is exported from here: `cabi/ibverbs` is the shared library, whose table of exports names these functions.
 //!
 //! C's pointers come from outside, so almost everything is `unsafe`, with one contract: *a pointer is NULL, or an object that this
-//! library gave out and that nobody has freed, or memory that C may read and write as the man page says*. NULL and objects of
+//! library gave out and that has not been freed, or memory that C may read and write as the man page says*. NULL and objects of
 //! another kind are answered with an error.
 
 pub mod abi;

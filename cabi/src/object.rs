@@ -141,7 +141,7 @@ impl<B: Body> Object<B> {
     /// `abi` is an object that [`Object::create`] made and no thread uses any more.
     pub unsafe fn free(abi: *mut B::Abi) {
         leave(abi.addr());
-        // SAFETY: the caller's promise: made by `create`, and ours alone now.
+        // SAFETY: the caller's promise: made by `create`, and no other thread has it.
         let object = unsafe { Box::from_raw(abi.cast::<Self>()) };
         object.kind.store(0, Ordering::Release);
         if object.is_inherited() {

@@ -152,7 +152,7 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
 /// `ibv_destroy_srq`: waits until every delivered event is acknowledged; EBUSY while queue pairs use it.
 ///
 /// # Safety
-/// `srq` is NULL or one of ours, and nobody else uses it any more.
+/// `srq` is NULL or one of ours, and no thread else uses it any more.
 pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     boundary::code(|| {
         // SAFETY: the caller's promise, here and below.

@@ -29,7 +29,7 @@ struct Query {
 
 impl Query {
     /// # Safety
-    /// The texts are NULL or end in NUL, `hints` is NULL or readable with addresses as long as it says.
+    /// The texts are NULL or end in NUL, `hints` is NULL or readable with addresses of the lengths it names.
     unsafe fn read(node: *const c_char, service: *const c_char, hints: *const rdma_addrinfo) -> Result<Self> {
         let text = |text: *const c_char| match text.is_null() {
             true => None,
@@ -158,7 +158,7 @@ fn copy(bytes: &[u8]) -> (*mut libc::sockaddr, libc::socklen_t) {
 /// `rdma_getaddrinfo`: 0, or an error of the C library's `getaddrinfo`, or -1 and `errno`.
 ///
 /// # Safety
-/// The texts are NULL or end in NUL, `hints` is NULL or readable with addresses as long as it says, `res` is NULL or writable.
+/// The texts are NULL or end in NUL, `hints` is NULL or readable with addresses of the lengths it names, `res` is NULL or writable.
 pub unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
     service: *const c_char,

@@ -123,7 +123,7 @@ unsafe fn ready_to_receive(new: *mut ibv_qp) -> Result<()> {
     Ok(())
 }
 
-/// Makes the completion queues, with a channel each, that the program has not brought.
+/// Makes the completion queues, with a channel each, that the program has not given.
 ///
 /// # Safety
 /// The structure of the id is alive, and C orders its own calls.
@@ -186,7 +186,7 @@ unsafe fn create_queue(
 /// As for [`create_queues`]; no queue pair uses them any more.
 unsafe fn destroy_queues(id: &Id) {
     let abi = id.abi();
-    // SAFETY: the caller's promise; what the places hold, we made.
+    // SAFETY: the caller's promise; what the places hold was made by `create_queues`.
     unsafe {
         let queues = [&raw mut (*abi).send_cq, &raw mut (*abi).recv_cq];
         let channels = [&raw mut (*abi).send_cq_channel, &raw mut (*abi).recv_cq_channel];
@@ -229,7 +229,7 @@ pub(crate) unsafe fn destroy(id: &Id) {
     }
 }
 
-/// Gives the id of a request the queue pair that its listener was told to make.
+/// Gives the id of a request the queue pair that `rdma_create_ep` asked for.
 pub(crate) fn for_request(listener: *mut rdma_cm_id, new: *mut rdma_cm_id) -> Result<()> {
     let Some(endpoint) = registry::id(listener)?.lock().endpoint else { return Ok(()) };
     let id = registry::id(new)?;
@@ -255,7 +255,7 @@ pub unsafe extern "C" fn rdma_create_srq(
     })
 }
 
-/// `rdma_create_srq_ex`: basic queues alone; extended connections and tag matching are other transports'.
+/// `rdma_create_srq_ex`: basic queues alone; extended connections and tag matching belong to other transports.
 ///
 /// # Safety
 /// As for [`rdma_create_srq`].

@@ -52,7 +52,7 @@ pub(crate) fn add(source: Source, id: &Arc<Id>, opening: Option<Opening>) {
     drop(before);
 }
 
-/// Events of `sources` are about no id any more; returns those in the channel, and those for which `gone` says so. The engine adds
+/// Events of `sources` are about no id any more; returns those in the channel, and those that `gone` selects. The engine adds
 /// none any more.
 ///
 /// Atomic towards [`next`]: an event without a route is one whose route is yet to come.

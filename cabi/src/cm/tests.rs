@@ -40,7 +40,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// Kernel TCP whose `connect` says that it was called and blocks until it is told to go on.
+/// Kernel TCP whose `connect` reports the call and blocks until it is released.
 struct SlowStack {
     tcp: TcpStack,
     entered: mpsc::Sender<()>,

@@ -1,4 +1,4 @@
-//! What a device says about itself: siw's numbers where siw has the limit, the engine's own otherwise.
+//! Attributes of a device: siw's numbers where siw has the limit, the engine's own otherwise.
 
 use super::netdev::NetDev;
 use super::write_text;
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut 
 /// `ibv_query_device_ex`, by `verbs_context`: as much of the structure as the caller knows.
 ///
 /// # Safety
-/// `context` is NULL or one of ours, `attr` is NULL or `size` octets can be written there.
+/// `context` is NULL or one of ours, `attr` is NULL or `size` bytes can be written there.
 pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     input: *const c_uint,
@@ -100,7 +100,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         if attr.is_null() || size < size_of::<ibv_device_attr>() {
             return Err(Errno::INVAL);
         }
-        // SAFETY: `input` is one number, the mask of what else is asked: nothing is defined.
+        // SAFETY: `input` is one number, a mask of further requests, of which none is defined.
         if !input.is_null() && unsafe { *input } != 0 {
             return Err(Errno::INVAL);
         }
@@ -114,7 +114,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         full.pci_atomic_caps = [0; 3];
         full.phys_port_cnt_ex = 1;
         let known = size.min(size_of::<ibv_device_attr_ex>());
-        // SAFETY: `known` octets fit both; what the caller knows beyond is zeroed.
+        // SAFETY: `known` bytes fit both; what the caller knows beyond is zeroed.
         unsafe {
             attr.cast::<u8>().write_bytes(0, size);
             std::ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast::<u8>(), known);

@@ -182,7 +182,7 @@ pub extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char 
     boundary::pointer(|| Device::get(device).map(|d| d.abi.name.as_ptr().cast_mut())).cast_const()
 }
 
-/// `ibv_get_device_index`: there is no kernel device with an index; what rdma-core says on kernels that tell none.
+/// `ibv_get_device_index`: there is no kernel device with an index; as rdma-core on kernels that report none.
 pub extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
     -1
 }
@@ -200,7 +200,7 @@ pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
 /// `ibv_read_sysfs_file`: reads `dir/file` and cuts a newline at the end.
 ///
 /// # Safety
-/// `dir` and `file` are NULL or end in NUL; `buffer` holds `size` octets.
+/// `dir` and `file` are NULL or end in NUL; `buffer` holds `size` bytes.
 pub unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
@@ -214,12 +214,12 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
         // SAFETY: the caller's promise.
         let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
         let path = format!("{}/{}", dir.to_string_lossy(), file.to_string_lossy());
-        let octets = std::fs::read(path)?;
-        let octets = octets.strip_suffix(b"\n").unwrap_or(&octets);
-        let len = octets.len().min(size - 1);
-        // SAFETY: `len` + 1 octets fit `size`.
+        let bytes = std::fs::read(path)?;
+        let bytes = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
+        let len = bytes.len().min(size - 1);
+        // SAFETY: `len` + 1 bytes fit `size`.
         unsafe {
-            ptr::copy_nonoverlapping(octets.as_ptr(), buffer.cast(), len);
+            ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast(), len);
             *buffer.add(len) = 0;
         }
         Ok(c_int::try_from(len).unwrap_or(c_int::MAX))

@@ -85,7 +85,7 @@ pub fn all_on(llp: &llp::Spec) -> io::Result<Vec<NetDev>> {
             devices.push(new(name, entry.ifa_flags as c_int));
             devices.len() - 1
         });
-        // SAFETY: the chain's addresses are as long as their families say.
+        // SAFETY: the chain's addresses have the lengths of their families.
         unsafe { note(&mut devices[place], entry) };
     }
     // SAFETY: the chain that `getifaddrs` made; nothing points into it any more.
@@ -125,10 +125,10 @@ fn new(name: String, flags: c_int) -> NetDev {
     }
 }
 
-/// Adds what one element of the chain says.
+/// Adds the content of one element of the chain.
 ///
 /// # Safety
-/// The element's addresses are NULL, or as long as their families say.
+/// The element's addresses are NULL, or have the lengths of their families.
 unsafe fn note(device: &mut NetDev, entry: &libc::ifaddrs) {
     if entry.ifa_addr.is_null() {
         return;
@@ -172,7 +172,7 @@ unsafe fn note(device: &mut NetDev, entry: &libc::ifaddrs) {
 }
 
 fn mtu(name: &str) -> Option<u32> {
-    // SAFETY: a socket of our own, closed below; the request holds a name with its NUL, and the kernel writes the MTU there.
+    // SAFETY: a new socket, closed below; the request holds a name with its NUL, and the kernel writes the MTU there.
     unsafe {
         let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
         if fd < 0 {

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_attributes_are_refused() {
         let here = netdev("10.0.0.1");
         assert!(Target::new(&here, 0x70_0001, &ah("0.0.0.0"), 0x71_0002, 0).is_err());
         assert!(Target::new(&here, 0x70_0001, &ah("10.0.0.2"), 5, 0).is_err(), "no port");

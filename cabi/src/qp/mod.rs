@@ -110,7 +110,7 @@ const INLINE: u32 = 256;
 /// `pd` and the pointers in `init` are NULL or ours.
 ///
 /// # Errors
-/// EINVAL for nonsense and for more than the device can, EOPNOTSUPP for every type but RC.
+/// EINVAL for invalid values and for more than the device can, EOPNOTSUPP for every type but RC.
 unsafe fn create_qp(
     pd: *mut ibv_pd,
     init: &mut ibv_qp_init_attr,
