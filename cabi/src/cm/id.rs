@@ -46,7 +46,7 @@ pub(crate) enum Phase {
     AddrResolved,
     /// `rdma_resolve_route` was called: on iWARP there is nothing more to resolve.
     RouteResolved,
-    /// It brings requests.
+    /// Peers can connect.
     Listening(Listener),
     /// A peer's request waits for the answer.
     Requested(ConnRequest),

@@ -8,6 +8,7 @@
 //! of its own ([`worker`]).
 
 mod lid;
+mod pair;
 mod pair_info;
 mod ports;
 mod reservation;

@@ -3,6 +3,7 @@
 //! Locks: each pair has its own, which is held while the engine works for that pair; the tables have one, which is held for look-ups
 //! and changes alone. A pair's lock is taken before the tables', never behind it.
 
+use super::pair::{Pair, PairState, Phase};
 use super::pair_info::{LATER, PairInfo};
 use super::{RetryPolicy, Target};
 use crate::boundary::Result;
@@ -18,8 +19,6 @@ use std::time::{Duration, Instant};
 use verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, ConnInfo, ConnRequest};
 use verbs::{ConnOptions, QpState, Revision, WcStatus};
 
-/// How long the end that listens waits before it connects as well.
-const RESPONDER_DELAY: Duration = Duration::from_secs(1);
 /// How long a peer's connection is left unanswered while a connection to that peer is being made.
 const SIMULTANEOUS_DELAY: Duration = Duration::from_millis(500);
 /// How long a peer is kept for a queue pair that is not in RTR.
@@ -27,9 +26,6 @@ const PENDING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Peers kept for one queue pair, and for all.
 const MAX_PENDING_EACH: usize = 4;
 const MAX_PENDING: usize = 1024;
-/// Between two attempts: at first, and at most.
-const RETRY: Duration = Duration::from_millis(20);
-const MAX_RETRY: Duration = Duration::from_millis(500);
 
 /// What the threads of the program and the worker's own thread share.
 pub(super) struct Worker {
@@ -51,40 +47,6 @@ struct Tables {
     conns: HashMap<ConnId, u32>,
 }
 
-/// A queue pair in RTR or RTS. The state, and with it the reference to the engine's queue pair, ends with [`Worker::forget`].
-type Pair = Mutex<Option<PairState>>;
-
-struct PairState {
-    qp: Arc<verbs::Qp>,
-    /// Set while a post is to start the time-out of the connection.
-    connecting: Arc<AtomicBool>,
-    target: Target,
-    policy: RetryPolicy,
-    phase: Phase,
-    /// When to connect next, if no connection came by then.
-    next: Option<Instant>,
-    retry: Duration,
-    /// When to give up; set once something is posted.
-    gives_up: Option<Instant>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Waiting,
-    Connecting(ConnId),
-    Accepting(ConnId),
-    Established(ConnId),
-}
-
-impl Phase {
-    fn conn(self) -> Option<ConnId> {
-        match self {
-            Self::Waiting => None,
-            Self::Connecting(conn) | Self::Accepting(conn) | Self::Established(conn) => Some(conn),
-        }
-    }
-}
-
 /// Peers whose connection waits for the state of its queue pair.
 #[derive(Default)]
 struct Pending(Vec<PendingPeer>);
@@ -96,7 +58,7 @@ struct PendingPeer {
     since: Instant,
 }
 
-/// Wakes the thread, and makes it look at the channel once more before it sleeps.
+/// Wakes the thread, which reads the channel once more before it sleeps.
 struct Doorbell(Arc<Worker>, AtomicBool);
 
 impl Wake for Doorbell {
@@ -158,22 +120,12 @@ impl Worker {
         connecting: &Arc<AtomicBool>,
         target: Target,
     ) {
-        let next = Instant::now() + if target.initiates() { Duration::ZERO } else { RESPONDER_DELAY };
-        let mut new = PairState {
-            qp: Arc::clone(qp),
-            connecting: Arc::clone(connecting),
-            target,
-            policy: RetryPolicy::UNLIMITED,
-            phase: Phase::Waiting,
-            next: Some(next),
-            retry: RETRY,
-            gives_up: None,
-        };
+        let mut new = PairState::new(qp, connecting, target);
         let known = self.pair(number);
         if let Some(known) = &known
             && let Some(state) = &mut *known.lock()
         {
-            // RTR once more: a connection that is being made, or stands, stays.
+            // RTR once more: a connection, also one that is being made, is kept.
             new.phase = state.phase;
             new.next = state.next;
             *state = new;
@@ -464,15 +416,6 @@ impl Pending {
         } else if !connecting && state.next.is_some_and(|at| at <= now) {
             worker.initiate(number, state);
         }
-    }
-}
-
-impl PairState {
-    /// Another attempt later: soon at first, then less often.
-    fn retry_later(&mut self) {
-        self.phase = Phase::Waiting;
-        self.next = Some(Instant::now() + self.retry);
-        self.retry = (self.retry * 2).min(MAX_RETRY);
     }
 }
 

@@ -1,4 +1,4 @@
-//! `ibv_modify_qp` and `ibv_query_qp`, as siw understands them.
+//! `ibv_modify_qp` and `ibv_query_qp`, with the semantics of siw.
 
 use super::Qp;
 use crate::abi::qp as flags;
