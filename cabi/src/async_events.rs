@@ -12,8 +12,8 @@ use crate::srq::Srq;
 use std::ffi::c_int;
 use verbs::AsyncEvent;
 
-/// What a look at the queue came to.
-enum Look {
+/// The result of one attempt to take an event.
+enum Attempt {
     Taken,
     Failed,
     Sleep(c_int),
@@ -31,10 +31,10 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(
     loop {
         // SAFETY: the caller's promise. Nothing here has a destructor, so a thread may be cancelled while it waits.
         unsafe {
-            match look(context, has_token, event) {
-                Look::Taken => return 0,
-                Look::Failed => return -1,
-                Look::Sleep(fd) => has_token = read_token(fd),
+            match attempt(context, has_token, event) {
+                Attempt::Taken => return 0,
+                Attempt::Failed => return -1,
+                Attempt::Sleep(fd) => has_token = read_token(fd),
             }
         }
         if !has_token {
@@ -45,8 +45,8 @@ pub unsafe extern "C-unwind" fn ibv_get_async_event(
 
 /// # Safety
 /// As for [`ibv_get_async_event`].
-unsafe fn look(context: *mut ibv_context, has_token: bool, event: *mut ibv_async_event) -> Look {
-    let body = || -> Result<Look> {
+unsafe fn attempt(context: *mut ibv_context, has_token: bool, event: *mut ibv_async_event) -> Attempt {
+    let body = || -> Result<Attempt> {
         // SAFETY: the caller's promise, here and below.
         let open = unsafe { Context::get(context) }?;
         if event.is_null() {
@@ -60,42 +60,34 @@ unsafe fn look(context: *mut ibv_context, has_token: bool, event: *mut ibv_async
             if let Some(found) = deliver(open, &found) {
                 // SAFETY: as above.
                 unsafe { event.write(found) };
-                return Ok(Look::Taken);
+                return Ok(Attempt::Taken);
             }
             next = events.try_pop();
         }
-        if is_nonblocking(fd) { Err(Errno::AGAIN) } else { Ok(Look::Sleep(fd)) }
+        if is_nonblocking(fd) { Err(Errno::AGAIN) } else { Ok(Attempt::Sleep(fd)) }
     };
-    boundary::value(Look::Failed, || {
+    boundary::value(Attempt::Failed, || {
         Ok(body().unwrap_or_else(|errno| {
             errno.set();
-            Look::Failed
+            Attempt::Failed
         }))
     })
 }
 
-/// The event in C's words, counted as delivered; `None` when its object is gone.
+/// The event as C's, counted as delivered; `None` when its object is destroyed.
 fn deliver(context: &Context, event: &AsyncEvent) -> Option<ibv_async_event> {
     let numbers = context.numbers.lock();
     let qp = |number: &u32, event_type| {
-        let qp = *numbers.qps.get(number)?;
-        // SAFETY: objects leave `numbers` before they are freed, and the lock is held; here and below.
-        unsafe { Object::<Qp>::get(qp) }.ok()?.async_events.deliver();
+        let qp = numbers.qps.get(number)?.deliver();
         Some(ibv_async_event { element: ibv_async_element { qp: qp.cast() }, event_type })
     };
     match event {
         AsyncEvent::CqError { cq } => {
-            let cq = *numbers.cqs.get(cq)?;
-            // SAFETY: as above.
-            unsafe { Object::<Cq>::get(cq) }.ok()?.async_events.deliver();
-            let element = ibv_async_element { cq: cq.cast() };
+            let element = ibv_async_element { cq: numbers.cqs.get(cq)?.deliver().cast() };
             Some(ibv_async_event { element, event_type: kinds::IBV_EVENT_CQ_ERR })
         }
         AsyncEvent::SrqLimitReached { srq } => {
-            let srq = *numbers.srqs.get(srq)?;
-            // SAFETY: as above.
-            unsafe { Object::<Srq>::get(srq) }.ok()?.async_events.deliver();
-            let element = ibv_async_element { srq };
+            let element = ibv_async_element { srq: numbers.srqs.get(srq)?.deliver() };
             Some(ibv_async_event { element, event_type: kinds::IBV_EVENT_SRQ_LIMIT_REACHED })
         }
         AsyncEvent::QpFatal { qp_num, .. } => qp(qp_num, kinds::IBV_EVENT_QP_FATAL),

@@ -1,6 +1,6 @@
-//! The border to C: every exported function's body runs inside one of these. A panic stays on our side.
+//! FFI guards: every exported function's body runs inside one of these. They stop panics and map errors to C's conventions.
 //!
-//! Three ways of failing exist in the two libraries: the error number as the result, -1 with `errno`, and NULL with `errno`.
+//! The two libraries report failures in three ways: the error number as the result, -1 with `errno`, and NULL with `errno`.
 
 use crate::errno::Errno;
 use std::ffi::{c_int, c_void};
@@ -9,24 +9,25 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use verbs::DriveGuard;
 
-/// Result of what C may ask for.
+/// Result of a call of C.
 pub type Result<T> = std::result::Result<T, Errno>;
 
 fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    let _whole = Uncancelled::new();
+    let _uncancelled = Uncancelled::new();
     caught(body)
 }
 
-/// For what programs call with every message. Two calls of the C library for each would cost more than the message, so only
-/// the engine's own work is guarded ([`DRIVE_GUARD`]); the rest makes no system call of the C library, unless there is a log.
-fn light<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
+/// The guard's fast path, for functions that are called with every message. Two calls of the C library for each would cost more
+/// than the message, so only the engine's own work is protected from cancellation ([`DRIVE_GUARD`]); the rest makes no system call
+/// through the C library, unless there is a log.
+fn guarded_fast<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     if LOGGING.load(Ordering::Relaxed) { guarded(body) } else { caught(body) }
 }
 
-/// Something may be written to standard error at any time.
+/// Whether any call may write to standard error.
 pub(crate) static LOGGING: AtomicBool = AtomicBool::new(false);
 
-/// Makes the engine's work on a thread of the program's whole: that thread is not cancelled meanwhile.
+/// A thread of the program is not cancelled while it does the engine's work.
 pub(crate) const DRIVE_GUARD: DriveGuard = DriveGuard { enter: uncancelled, leave: as_before };
 
 fn uncancelled() -> i32 {
@@ -37,7 +38,7 @@ fn uncancelled() -> i32 {
 }
 
 fn as_before(before: i32) {
-    // SAFETY: as above; nobody asks for what was before.
+    // SAFETY: as above; the state before is not asked for.
     unsafe { pthread_setcancelstate(before, ptr::null_mut()) };
 }
 
@@ -64,9 +65,9 @@ unsafe extern "C" {
 }
 
 fn caught<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
-    // What a panic leaves half done is an object of ours behind locks that do not poison; the caller gets an error.
+    // What a panic leaves half done is behind locks that do not poison; the caller gets an error.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
-        tracing::error!("a panic stopped at the border to C");
+        tracing::error!("a panic was stopped before it reached C");
         Err(Errno::IO)
     })
 }
@@ -76,9 +77,9 @@ pub fn code(body: impl FnOnce() -> Result<()>) -> c_int {
     code_of(guarded(body))
 }
 
-/// As [`code`], for what is called with every message.
-pub fn light_code(body: impl FnOnce() -> Result<()>) -> c_int {
-    code_of(light(body))
+/// As [`code`], for functions that are called with every message.
+pub fn code_fast(body: impl FnOnce() -> Result<()>) -> c_int {
+    code_of(guarded_fast(body))
 }
 
 fn code_of(result: Result<()>) -> c_int {
@@ -112,12 +113,12 @@ pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
     })
 }
 
-/// As [`value`], for what is called with every message.
-pub fn light_value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
-    light(body).unwrap_or(fallback)
+/// As [`value`], for functions that are called with every message.
+pub fn value_fast<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
+    guarded_fast(body).unwrap_or(fallback)
 }
 
-/// For functions that cannot say that they failed.
+/// For functions that cannot report a failure.
 pub fn value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
     guarded(body).unwrap_or(fallback)
 }
@@ -125,7 +126,7 @@ pub fn value<T>(fallback: T, body: impl FnOnce() -> Result<T>) -> T {
 /// Takes one token of an event descriptor, sleeping until there is one unless the descriptor is one that does not block. As `read`
 /// of C's own: signals interrupt or restart it as the program asked for, and it is a cancellation point: a thread that is cancelled
 /// here (`pthread_cancel`, as rping does) unwinds from inside the C library through this function and its callers, so neither may hold
-/// anything that is to be dropped. False when it failed; `errno` says why.
+/// anything that is to be dropped. False when it failed; `errno` has the reason.
 ///
 /// # Safety
 /// No caller on the stack up to C holds a value with a destructor, and each is `extern "C-unwind"` or inlined into one.
@@ -135,7 +136,7 @@ pub unsafe fn read_token(fd: c_int) -> bool {
         fn read(fd: c_int, buffer: *mut c_void, len: usize) -> isize;
     }
     let mut token = [0u8; 8];
-    // SAFETY: eight octets, as a semaphore's token has; the declaration is the C library's own, except that it says that a
+    // SAFETY: eight bytes, as a semaphore's token has; the declaration is the C library's own, except that it declares that a
     // cancelled thread unwinds.
     unsafe { read(fd, (&raw mut token).cast(), token.len()) == 8 }
 }
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn panics_stay_on_our_side() {
+    fn panics_become_errors() {
         assert_eq!(code(|| panic!("on purpose")), libc::EIO);
         assert_eq!(minus_one(|| panic!("on purpose")), -1);
         assert_eq!(Errno::last(), Errno::IO);
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_arrive_each_in_its_way() {
+    fn errors_follow_the_convention_of_the_function() {
         assert_eq!(code(|| Err(Errno::BUSY)), libc::EBUSY);
         assert_eq!(minus_one(|| Err(Errno::INVAL)), -1);
         assert_eq!(Errno::last(), Errno::INVAL);

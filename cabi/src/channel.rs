@@ -1,13 +1,14 @@
-//! Completion channels: where completion queues announce that something has completed.
+//! Completion channels: completion queues announce there that something has completed.
 
 use crate::abi::{ibv_comp_channel, ibv_context, ibv_cq};
 use crate::boundary::{self, Result, is_nonblocking, read_token};
 use crate::context::Context;
-use crate::cq::Cq;
 use crate::errno::Errno;
 use crate::object::{Body, Object};
 use crate::signals::Held;
-use crate::users::Users;
+use crate::users::{Unacknowledged, Users};
+use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -16,10 +17,65 @@ use std::time::{Duration, Instant};
 /// A channel as C holds it.
 pub struct CompChannel {
     context: Arc<Context>,
-    /// The engine's.
-    pub engine: Arc<verbs::CompChannel>,
+    pub(crate) events: Arc<CompEvents>,
     /// Queues that announce here.
     pub users: Users,
+}
+
+/// The completion events of a channel, and the queues that they can be about.
+pub(crate) struct CompEvents {
+    engine: Arc<verbs::CompChannel>,
+    /// C's objects by the engine's numbers. The lock is the channel's own, and is held for a look-up alone.
+    queues: Mutex<HashMap<u32, Queue>>,
+}
+
+/// A queue of C's, with its count of delivered completion events.
+struct Queue {
+    object: *mut ibv_cq,
+    events: Arc<Unacknowledged>,
+}
+
+// SAFETY: the pointer is handed to C, and not read through here, except while an event of the queue is delivered: until that is
+// acknowledged the queue is not freed.
+unsafe impl Send for Queue {}
+
+impl CompEvents {
+    /// The engine's channel.
+    pub(crate) fn engine(&self) -> &Arc<verbs::CompChannel> {
+        &self.engine
+    }
+
+    /// Events about the engine's queue `number` are given to C with `object`, and counted in `events`.
+    pub(crate) fn add(&self, number: u32, object: *mut ibv_cq, events: &Arc<Unacknowledged>) {
+        self.queues.lock().insert(number, Queue { object, events: Arc::clone(events) });
+    }
+
+    /// No event about `queue` is given to C from now on.
+    pub(crate) fn remove(&self, queue: &Arc<verbs::Cq>) {
+        self.queues.lock().remove(&queue.num());
+        let queue = Arc::as_ptr(queue);
+        drop(self.engine.remove_if(|event| std::ptr::eq(event.as_ptr(), queue)));
+    }
+
+    /// The queue of the oldest event, counted as delivered. Events of destroyed queues are skipped.
+    fn try_get(&self, has_token: bool) -> Option<*mut ibv_cq> {
+        let mut event = if has_token { self.engine.pop_with_token() } else { self.engine.try_pop() };
+        loop {
+            if let Some(cq) = self.deliver(event?.upgrade()) {
+                return Some(cq);
+            }
+            event = self.engine.try_pop();
+        }
+    }
+
+    /// Counted under the lock: a queue leaves the table before its destruction waits for delivered events.
+    fn deliver(&self, cq: Option<Arc<verbs::Cq>>) -> Option<*mut ibv_cq> {
+        let number = cq?.num();
+        let queues = self.queues.lock();
+        let queue = queues.get(&number)?;
+        queue.events.deliver();
+        Some(queue.object)
+    }
 }
 
 impl Body for CompChannel {
@@ -27,12 +83,12 @@ impl Body for CompChannel {
     const KIND: u32 = 0x7569_6306;
 }
 
-/// How long a waiting thread drives the device itself before it sleeps in the descriptor and leaves driving to the background
-/// thread. Only the descriptor is a point where a thread can be cancelled and where a signal is seen.
+/// How long a waiting thread drives the engine itself before it sleeps in the descriptor and leaves driving to the background
+/// thread. Only the read of the descriptor is a cancellation point and is ended by signals.
 const DRIVE: Duration = Duration::from_millis(5);
 
-/// What a look at the channel came to.
-enum Look {
+/// The result of one attempt to take an event.
+enum Attempt {
     Taken,
     Failed,
     Sleep(c_int),
@@ -48,7 +104,8 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
         let open = unsafe { Context::get(context) }?;
         let engine = Arc::<verbs::CompChannel>::default();
         let fd = engine.fd()?.as_raw_fd();
-        let channel = CompChannel { context: Arc::clone(open), engine, users: Users::default() };
+        let events = Arc::new(CompEvents { engine, queues: Mutex::default() });
+        let channel = CompChannel { context: Arc::clone(open), events, users: Users::default() };
         Ok(Object::create(ibv_comp_channel { context, fd, refcnt: 0 }, channel))
     })
 }
@@ -56,7 +113,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
 /// `ibv_destroy_comp_channel`; EBUSY while a queue uses it.
 ///
 /// # Safety
-/// `channel` is NULL or one of ours, and nobody uses it any more.
+/// `channel` is NULL or one of ours, and no thread uses it any more.
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
     boundary::code(|| {
         // SAFETY: the caller's promise, here and below.
@@ -83,10 +140,10 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
     loop {
         // SAFETY: the caller's promise. Nothing here has a destructor, so a thread may be cancelled while it waits.
         unsafe {
-            match look(channel, has_token, cq, cq_context) {
-                Look::Taken => return 0,
-                Look::Failed => return -1,
-                Look::Sleep(fd) => has_token = read_token(fd),
+            match attempt(channel, has_token, cq, cq_context) {
+                Attempt::Taken => return 0,
+                Attempt::Failed => return -1,
+                Attempt::Sleep(fd) => has_token = read_token(fd),
             }
         }
         if !has_token {
@@ -97,13 +154,13 @@ pub unsafe extern "C-unwind" fn ibv_get_cq_event(
 
 /// # Safety
 /// As for [`ibv_get_cq_event`].
-unsafe fn look(
+unsafe fn attempt(
     channel: *mut ibv_comp_channel,
     has_token: bool,
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
-) -> Look {
-    let body = || -> Result<Look> {
+) -> Attempt {
+    let body = || -> Result<Attempt> {
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Object::<CompChannel>::get(channel) }?;
         if cq.is_null() || cq_context.is_null() {
@@ -111,7 +168,7 @@ unsafe fn look(
         }
         // SAFETY: as above.
         let fd = unsafe { (*channel).fd };
-        let taken = match object.try_get(has_token) {
+        let taken = match object.events.try_get(has_token) {
             None if is_nonblocking(fd) => return Err(Errno::AGAIN),
             None => {
                 let held = Held::new();
@@ -123,48 +180,29 @@ unsafe fn look(
             }
             some => some,
         };
-        let Some(found) = taken else { return Ok(Look::Sleep(fd)) };
+        let Some(found) = taken else { return Ok(Attempt::Sleep(fd)) };
         // SAFETY: as above; the queue cannot be destroyed before this event is acknowledged.
         unsafe {
             *cq = found;
             *cq_context = (*found).cq_context;
         }
-        Ok(Look::Taken)
+        Ok(Attempt::Taken)
     };
-    boundary::value(Look::Failed, || {
+    boundary::value(Attempt::Failed, || {
         Ok(body().unwrap_or_else(|errno| {
             errno.set();
-            Look::Failed
+            Attempt::Failed
         }))
     })
 }
 
 impl CompChannel {
-    /// The queue of the oldest event, counted as delivered. Events of queues that are gone are skipped.
-    fn try_get(&self, has_token: bool) -> Option<*mut ibv_cq> {
-        let mut event = if has_token { self.engine.pop_with_token() } else { self.engine.try_pop() };
-        loop {
-            if let Some(cq) = self.deliver(event?.upgrade()) {
-                return Some(cq);
-            }
-            event = self.engine.try_pop();
-        }
-    }
-
-    fn deliver(&self, cq: Option<Arc<verbs::Cq>>) -> Option<*mut ibv_cq> {
-        let numbers = self.context.numbers.lock();
-        let abi = *numbers.cqs.get(&cq?.num())?;
-        // SAFETY: objects leave `numbers` before they are freed, and the lock is held.
-        let object = unsafe { Object::<Cq>::get(abi) }.ok()?;
-        object.events.deliver();
-        Some(abi.cast())
-    }
-
+    /// As [`CompEvents::try_get`]; drives the engine for [`DRIVE`] while there is none.
     fn get_driving(&self) -> Option<*mut ibv_cq> {
         let deadline = Instant::now() + DRIVE;
         loop {
-            let event = self.context.engine.wait(Some(deadline), |cx| self.engine.poll_pop(cx))?;
-            if let Some(cq) = self.deliver(event.upgrade()) {
+            let event = self.context.engine.wait(Some(deadline), |cx| self.events.engine.poll_pop(cx))?;
+            if let Some(cq) = self.events.deliver(event.upgrade()) {
                 return Some(cq);
             }
         }

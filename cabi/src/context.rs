@@ -1,18 +1,16 @@
 //! Open devices. Every context is a view of the one engine, with asynchronous events of its own.
 
-use crate::abi::{self, ibv_context, ibv_device, verbs_context};
-use crate::boundary::{self, Result};
-use crate::device::{self, Device};
+use crate::abi::{ibv_context, ibv_cq_ex, ibv_qp_ex, ibv_srq, verbs_context};
+use crate::boundary::Result;
+use crate::device::Device;
 use crate::errno::Errno;
 use crate::object::{Body, Object};
 use crate::persona::Persona;
 use crate::settings::Settings;
-use crate::{cq, cq_ex, mw, pd, post, process, qp, srq};
+use crate::users::Unacknowledged;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use std::ffi::c_int;
 use std::mem::offset_of;
-use std::net::IpAddr;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -22,24 +20,49 @@ pub struct Context {
     pub device: &'static Device,
     /// The engine, as this context's own view.
     pub engine: verbs::Device,
-    /// What the program takes it for.
+    /// The kind of device that the program sees.
     pub persona: Persona,
-    /// What programs take for the kernel's descriptor of the context, and may duplicate; nothing can be asked of it.
+    /// `cmd_fd`: programs take it for the kernel's descriptor of the context, and may duplicate it; it has no function.
     _command: OwnedFd,
     /// Objects that events are about.
     pub(crate) numbers: Mutex<Numbers>,
 }
 
-/// C's objects by the engine's numbers. Who takes an event looks here, under the lock, and counts it as delivered before
-/// letting go; who destroys an object leaves here first.
+/// C's objects by the engine's numbers. An asynchronous event is counted as delivered under the lock that its object was found
+/// under; an object is removed from here before its destruction waits for delivered events.
+///
+/// One lock a context: it is held for look-ups alone, and messages and completion events do not use it.
 #[derive(Default)]
 pub(crate) struct Numbers {
-    pub(crate) cqs: HashMap<u32, *mut abi::ibv_cq_ex>,
-    pub(crate) qps: HashMap<u32, *mut abi::ibv_qp_ex>,
-    pub(crate) srqs: HashMap<u32, *mut abi::ibv_srq>,
+    pub(crate) cqs: HashMap<u32, Numbered<ibv_cq_ex>>,
+    pub(crate) qps: HashMap<u32, Numbered<ibv_qp_ex>>,
+    pub(crate) srqs: HashMap<u32, Numbered<ibv_srq>>,
 }
 
-// SAFETY: the pointers are used under the lock alone, and objects leave the maps before they are freed.
+/// An object of C's, with its count of delivered asynchronous events.
+pub(crate) struct Numbered<T> {
+    object: *mut T,
+    events: Arc<Unacknowledged>,
+}
+
+impl<T> Numbered<T> {
+    pub(crate) fn new(object: *mut T, events: &Arc<Unacknowledged>) -> Self {
+        Self { object, events: Arc::clone(events) }
+    }
+
+    /// C's pointer, which is used under the lock of the table, or by a caller that knows otherwise that the object stays.
+    pub(crate) fn object(&self) -> *mut T {
+        self.object
+    }
+
+    /// C's pointer; one more event about the object is delivered, and the object stays until it is acknowledged.
+    pub(crate) fn deliver(&self) -> *mut T {
+        self.events.deliver();
+        self.object
+    }
+}
+
+// SAFETY: the pointers are used under the lock, and objects leave the maps before they are freed.
 unsafe impl Send for Numbers {}
 
 /// The body of a `verbs_context`.
@@ -50,14 +73,52 @@ impl Body for Opened {
     const KIND: u32 = 0x7569_6301;
 }
 
-/// Where the `ibv_context` that C has lies in its `verbs_context`.
+/// The offset of the `ibv_context` that C has in its `verbs_context`.
 const TAIL: usize = offset_of!(verbs_context, context);
 
 impl Context {
+    /// A new context of `device` on `engine`. `abi` is C's structure as far as the caller fills it; the device's pointer and the
+    /// descriptors are filled here.
+    ///
+    /// # Errors
+    /// EINVAL when an environment variable has a bad value, EMFILE.
+    pub(crate) fn create(
+        device: &'static Device,
+        engine: &verbs::Device,
+        mut abi: verbs_context,
+    ) -> Result<*mut ibv_context> {
+        let engine = engine.with_own_events();
+        let command = empty_descriptor()?;
+        abi.context.device = device.abi();
+        abi.context.async_fd = engine.async_events().fd().map_err(Errno::from)?.as_raw_fd();
+        abi.context.cmd_fd = command.as_raw_fd();
+        let persona = Settings::get()?.persona;
+        let context = Self { device, engine, persona, _command: command, numbers: Mutex::default() };
+        let opened = Object::<Opened>::create(abi, Opened(Arc::new(context)));
+        // SAFETY: the tail of the structure just made.
+        Ok(unsafe { &raw mut (*opened).context })
+    }
+
+    /// Frees C's structure. Objects made in the context keep what they need of it.
+    ///
+    /// # Safety
+    /// `context` is NULL or one of ours, and no thread uses it any more.
+    ///
+    /// # Errors
+    /// EINVAL for NULL and for what is none.
+    pub(crate) unsafe fn free(context: *mut ibv_context) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            Object::<Opened>::get_any(whole(context))?;
+            Object::<Opened>::free(whole(context));
+        }
+        Ok(())
+    }
+
     /// The context behind C's pointer.
     ///
     /// # Safety
-    /// `context` is NULL or one of ours, and nobody closes it during `'a`.
+    /// `context` is NULL or one of ours, and no thread closes it during `'a`.
     ///
     /// # Errors
     /// EINVAL for NULL and for what is none; EIO for one that came through a fork.
@@ -67,28 +128,8 @@ impl Context {
     }
 }
 
-/// Opens `device` once more.
-///
-/// # Errors
-/// Those of opening the engine.
-pub fn open(device: &'static Device) -> Result<*mut ibv_context> {
-    let engine = process::with(process::Process::engine)?.with_own_events();
-    let async_fd = engine.async_events().fd().map_err(Errno::from)?.as_raw_fd();
-    let persona = Settings::get()?.persona;
-    let command = empty_descriptor()?;
-    let command_fd = command.as_raw_fd();
-    let context = Context { device, engine, persona, _command: command, numbers: Mutex::default() };
-    // SAFETY: integers, pointers and optional functions.
-    let mut abi: verbs_context = unsafe { abi::zeroed() };
-    fill(&mut abi, device, async_fd);
-    abi.context.cmd_fd = command_fd;
-    let opened = Object::<Opened>::create(abi, Opened(Arc::new(context)));
-    // SAFETY: the tail of the structure just made.
-    Ok(unsafe { &raw mut (*opened).context })
-}
-
 fn empty_descriptor() -> Result<OwnedFd> {
-    // SAFETY: makes a descriptor, which belongs to nobody else.
+    // SAFETY: makes a descriptor, which has no other owner.
     unsafe {
         match libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) {
             -1 => Err(Errno::last()),
@@ -97,103 +138,7 @@ fn empty_descriptor() -> Result<OwnedFd> {
     }
 }
 
-fn fill(abi: &mut verbs_context, device: &'static Device, async_fd: c_int) {
-    abi.query_port = Some(device::port::query_port_long);
-    abi.alloc_parent_domain = Some(pd::alloc_parent_domain);
-    abi.alloc_td = Some(pd::alloc_td);
-    abi.dealloc_td = Some(pd::dealloc_td);
-    abi.query_rt_values = Some(device::attributes::query_rt_values);
-    abi.create_cq_ex = Some(cq_ex::create_cq_ex);
-    abi.query_device_ex = Some(device::attributes::query_device_ex);
-    abi.create_qp_ex = Some(qp::create_qp_ex);
-    abi.get_srq_num = Some(srq::get_srq_num);
-    abi.create_srq_ex = Some(srq::create_srq_ex);
-    abi.sz = size_of::<verbs_context>();
-    let context = &mut abi.context;
-    context.device = device.abi();
-    context.ops.alloc_mw = Some(mw::alloc_mw);
-    context.ops.bind_mw = Some(mw::bind_mw);
-    context.ops.dealloc_mw = Some(mw::dealloc_mw);
-    context.ops.poll_cq = Some(cq::poll_cq);
-    context.ops.req_notify_cq = Some(cq::req_notify_cq);
-    context.ops.post_srq_recv = Some(post::post_srq_recv);
-    context.ops.post_send = Some(post::post_send);
-    context.ops.post_recv = Some(post::post_recv);
-    context.async_fd = async_fd;
-    context.num_comp_vectors = 1;
-    context.abi_compat = usize::MAX;
-}
-
-/// The context that the connection manager uses for everybody, of the device that has `address`; opened once a device.
-///
-/// # Errors
-/// ENODEV when no device has the address; those of [`open`].
-pub fn for_address(address: IpAddr) -> Result<*mut ibv_context> {
-    shared(device::with_address(address)?)
-}
-
-/// The context that the connection manager uses for everybody, of `device`.
-///
-/// # Errors
-/// Those of [`open`].
-pub fn shared(device: &'static Device) -> Result<*mut ibv_context> {
-    let name = device.netdev_name();
-    if let Some(context) = process::with(|process| process.shared.get(name).copied()) {
-        return Ok(context as *mut ibv_context);
-    }
-    let new = open(device)?;
-    let kept = process::with(|process| *process.shared.entry(name.to_owned()).or_insert(new as usize));
-    if kept != new as usize {
-        // Another thread was quicker.
-        // SAFETY: made above, and nobody else has seen it.
-        unsafe { close(new) };
-    }
-    Ok(kept as *mut ibv_context)
-}
-
-/// The structure whose tail C's pointer names, if it names one.
+/// The structure that ends with C's `ibv_context`, if the pointer names one.
 fn whole<T>(context: *mut ibv_context) -> *mut T {
     context.wrapping_byte_sub(TAIL).cast()
-}
-
-/// # Safety
-/// `context` is one of ours, and nobody uses it any more.
-unsafe fn close(context: *mut ibv_context) {
-    // SAFETY: the caller's promise.
-    unsafe { Object::<Opened>::free(whole(context)) };
-}
-
-/// `ibv_open_device`.
-pub extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    boundary::pointer(|| open(Device::get(device)?))
-}
-
-/// `ibv_close_device`.
-///
-/// # Safety
-/// `context` is NULL or one of ours, and nobody uses it any more.
-pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    boundary::minus_one(|| {
-        // SAFETY: the caller's promise.
-        unsafe {
-            Object::<Opened>::get_any(whole(context))?;
-            close(context);
-        }
-        Ok(())
-    })
-}
-
-/// `ibv_fork_init`: nothing is pinned and no hardware writes, so there is nothing to prepare.
-pub extern "C" fn ibv_fork_init() -> c_int {
-    0
-}
-
-/// `ibv_is_fork_initialized`: `IBV_FORK_UNNEEDED`.
-pub extern "C" fn ibv_is_fork_initialized() -> c_int {
-    2
-}
-
-/// `ibv_dontfork_range` and `ibv_dofork_range`: nothing to do, as for [`ibv_fork_init`].
-pub extern "C" fn fork_range(_base: *mut std::ffi::c_void, _size: usize) -> c_int {
-    0
 }

@@ -3,9 +3,9 @@
 use crate::abi::wr::{IBV_WC_WITH_IMM, IBV_WC_WITH_INV};
 use crate::abi::{self, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
 use crate::boundary::{self, Result};
-use crate::channel::CompChannel;
-use crate::context::Context;
-use crate::cq_ex::Cursor;
+use crate::channel::{CompChannel, CompEvents};
+use crate::context::{Context, Numbered};
+use crate::cursor::Cursor;
 use crate::errno::Errno;
 use crate::object::{Body, Object};
 use crate::users::{Unacknowledged, Used, Users};
@@ -20,21 +20,21 @@ pub struct Cq {
     pub(crate) context: Arc<Context>,
     /// The engine's.
     pub engine: Arc<verbs::Cq>,
-    channel: Option<Arc<verbs::CompChannel>>,
+    channel: Option<Arc<CompEvents>>,
     _in_channel: Option<Used>,
     /// Queue pairs that complete here.
     pub users: Users,
     /// Completion events that the program holds.
-    pub events: Unacknowledged,
+    pub events: Arc<Unacknowledged>,
     /// Asynchronous events that the program holds.
-    pub async_events: Unacknowledged,
+    pub async_events: Arc<Unacknowledged>,
     pub(crate) cursor: Cursor,
-    /// Polls that found nothing since one that found something.
+    /// Polls that found nothing since the last one that found something.
     empty_polls: AtomicU32,
 }
 
-/// Empty polls in a row before a thread begins to yield: some microseconds.
-const PATIENT_POLLS: u32 = 32;
+/// Empty polls in a row before a thread calls `sched_yield`: some microseconds.
+const POLLS_BEFORE_YIELD: u32 = 32;
 
 impl Body for Cq {
     type Abi = ibv_cq_ex;
@@ -45,7 +45,7 @@ impl Cq {
     /// The queue behind C's pointer.
     ///
     /// # Safety
-    /// `cq` is NULL or one of ours, and nobody frees it during `'a`.
+    /// `cq` is NULL or one of ours, and no thread frees it during `'a`.
     ///
     /// # Errors
     /// As [`Object::get`].
@@ -55,15 +55,15 @@ impl Cq {
     }
 }
 
-/// What a queue is made of.
+/// How a queue is made.
 pub struct CqInit {
     /// Completions it holds.
     pub depth: u32,
     /// The program's own.
     pub cq_context: *mut c_void,
-    /// Where events go, or NULL.
+    /// The channel of its events, or NULL.
     pub channel: *mut ibv_comp_channel,
-    /// Must be 0: there is one.
+    /// Must be 0: there is one vector.
     pub vector: u32,
     /// Whether completions carry the time.
     pub timestamps: bool,
@@ -75,7 +75,7 @@ pub struct CqInit {
 /// `context` and the channel are NULL or ours.
 ///
 /// # Errors
-/// EINVAL for nonsense and for more than the device can.
+/// EINVAL for invalid values and for more than the device can.
 pub unsafe fn create(context: *mut ibv_context, init: &CqInit) -> Result<*mut ibv_cq_ex> {
     // SAFETY: the caller's promise, here and below.
     let open = unsafe { Context::get(context) }?;
@@ -87,7 +87,8 @@ pub unsafe fn create(context: *mut ibv_context, init: &CqInit) -> Result<*mut ib
         // SAFETY: as above.
         false => Some(unsafe { Object::<CompChannel>::get(init.channel) }?),
     };
-    let options = CqOptions { channel: channel.map(|c| Arc::clone(&c.engine)), timestamps: init.timestamps };
+    let options =
+        CqOptions { channel: channel.map(|c| Arc::clone(c.events.engine())), timestamps: init.timestamps };
     let engine = open.engine.create_cq(init.depth, options)?;
     let number = engine.num();
     // SAFETY: integers, pointers and optional functions.
@@ -100,16 +101,20 @@ pub unsafe fn create(context: *mut ibv_context, init: &CqInit) -> Result<*mut ib
     let cq = Cq {
         context: Arc::clone(open),
         engine,
-        channel: channel.map(|c| Arc::clone(&c.engine)),
+        channel: channel.map(|c| Arc::clone(&c.events)),
         _in_channel: channel.map(|c| c.users.add()),
         users: Users::default(),
-        events: Unacknowledged::default(),
-        async_events: Unacknowledged::default(),
+        events: Arc::default(),
+        async_events: Arc::default(),
         cursor: Cursor::default(),
         empty_polls: AtomicU32::new(0),
     };
+    let (events, async_events) = (Arc::clone(&cq.events), Arc::clone(&cq.async_events));
     let cq = Object::create(abi, cq);
-    open.numbers.lock().cqs.insert(number, cq);
+    open.numbers.lock().cqs.insert(number, Numbered::new(cq, &async_events));
+    if let Some(channel) = channel {
+        channel.events.add(number, cq.cast(), &events);
+    }
     Ok(cq)
 }
 
@@ -151,7 +156,7 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 /// `ibv_destroy_cq`: waits until every delivered event is acknowledged; EBUSY while queue pairs use it.
 ///
 /// # Safety
-/// `cq` is NULL or one of ours, and nobody else uses it any more.
+/// `cq` is NULL or one of ours, and no other thread uses it any more.
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
     boundary::code(|| {
         // SAFETY: the caller's promise, here and below.
@@ -169,29 +174,28 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
 }
 
 impl Cq {
-    /// Behind a poll: a program that spins on an empty queue lets others have the processor now and then, as those whom it waits
-    /// for may be among them.
-    pub(crate) fn rest(&self, taken: usize) {
+    /// Called after a poll: a program that spins on an empty queue yields the processor, as the threads that it waits for may need
+    /// it.
+    pub(crate) fn yield_if_empty(&self, taken: usize) {
         if taken > 0 {
             self.empty_polls.store(0, Ordering::Relaxed);
             return;
         }
-        // Counted roughly where several threads poll.
+        // Not exact where several threads poll; no atomic read-modify-write is needed for that.
         let empty = self.empty_polls.load(Ordering::Relaxed);
-        if empty < PATIENT_POLLS {
+        if empty < POLLS_BEFORE_YIELD {
             self.empty_polls.store(empty + 1, Ordering::Relaxed);
         } else {
             thread::yield_now();
         }
     }
 
-    /// No event names it from here on, and the program holds none.
+    /// From here on no event names it, and the program holds none.
     fn leave(&self) {
         let number = self.engine.num();
         self.context.numbers.lock().cqs.remove(&number);
         if let Some(channel) = &self.channel {
-            let ours = Arc::as_ptr(&self.engine);
-            drop(channel.remove_if(|event| std::ptr::eq(event.as_ptr(), ours)));
+            channel.remove(&self.engine);
         }
         let about = |event: &AsyncEvent| matches!(event, AsyncEvent::CqError { cq } if *cq == number);
         drop(self.context.engine.async_events().remove_if(about));
@@ -205,7 +209,7 @@ impl Cq {
 /// # Safety
 /// `cq` is NULL or one of ours.
 pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
-    boundary::light_value((), || {
+    boundary::value_fast((), || {
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Cq::get(cq) }?;
         // SAFETY: as above. Programs do not write the field, some show it.
@@ -220,7 +224,7 @@ pub unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
 /// # Safety
 /// `cq` is NULL or one of ours.
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int) -> c_int {
-    boundary::light_code(|| {
+    boundary::code_fast(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { Object::<Cq>::get_called(cq.cast()) }?;
         object.engine.arm(if solicited == 0 { Arm::Any } else { Arm::Solicited });
@@ -233,7 +237,7 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int)
 /// # Safety
 /// `cq` is NULL or one of ours; `max` completions can be written to `wc`.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, max: c_int, wc: *mut ibv_wc) -> c_int {
-    boundary::light_value(-libc::EIO, || {
+    boundary::value_fast(-libc::EIO, || {
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Object::<Cq>::get_called(cq.cast()) }?;
         let Ok(max @ 1..) = usize::try_from(max) else { return Ok(if max == 0 { 0 } else { -libc::EINVAL }) };
@@ -248,12 +252,12 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, max: c_int, wc: *mut ib
                 to = to.add(1);
             }
         });
-        object.rest(taken);
+        object.yield_if_empty(taken);
         Ok(c_int::try_from(taken).unwrap_or(c_int::MAX))
     })
 }
 
-/// A completion in C's words.
+/// A completion as C's.
 pub(crate) fn convert(wc: &Wc) -> ibv_wc {
     let (imm, wc_flags) = imm_and_flags(wc);
     ibv_wc {

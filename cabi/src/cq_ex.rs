@@ -3,30 +3,12 @@
 use crate::abi::cq as flags;
 use crate::abi::{ibv_context, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_poll_cq_attr};
 use crate::boundary::{self, Result};
+use crate::clock::{monotonic_ns, realtime_ns};
 use crate::cq::{self, Cq, CqInit, imm_and_flags};
-use crate::device::attributes::{monotonic_ns, realtime_ns};
 use crate::errno::Errno;
 use crate::object::Object;
-use parking_lot::RawMutex;
-use parking_lot::lock_api::RawMutex as _;
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_uint};
 use verbs::Wc;
-
-/// The completion that is being read. Locked from a successful `ibv_start_poll` to `ibv_end_poll`.
-pub(crate) struct Cursor {
-    lock: RawMutex,
-    wc: UnsafeCell<Option<Wc>>,
-}
-
-// SAFETY: the completion is touched between `start_poll` and `end_poll` alone, by the thread that holds the lock.
-unsafe impl Sync for Cursor {}
-
-impl Default for Cursor {
-    fn default() -> Self {
-        Self { lock: RawMutex::INIT, wc: UnsafeCell::new(None) }
-    }
-}
 
 /// `ibv_create_cq_ex`.
 ///
@@ -90,19 +72,19 @@ fn fill(cq: &mut ibv_cq_ex) {
 /// # Safety
 /// `cq` is one of ours.
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
-    boundary::light_code(|| {
+    boundary::code_fast(|| {
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Object::<Cq>::get_called(cq) }?;
         // SAFETY: `attr` is NULL or one number.
         if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
             return Err(Errno::INVAL);
         }
-        object.cursor.lock.lock();
+        object.cursor.lock();
         // SAFETY: locked.
         let taken = unsafe { take(object, cq) };
         if taken.is_err() {
             // SAFETY: locked above, on this thread.
-            unsafe { object.cursor.lock.unlock() };
+            unsafe { object.cursor.unlock() };
         }
         taken
     })
@@ -113,7 +95,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
 /// # Safety
 /// `cq` is one of ours, between a successful `ibv_start_poll` and `ibv_end_poll`.
 unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
-    boundary::light_code(|| {
+    boundary::code_fast(|| {
         // SAFETY: the caller's promise.
         unsafe { take(Object::<Cq>::get_called(cq)?, cq) }
     })
@@ -124,14 +106,9 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 /// # Safety
 /// `cq` is one of ours, behind a successful `ibv_start_poll`.
 unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
-    boundary::light_value((), || {
+    boundary::value_fast((), || {
         // SAFETY: the caller's promise: locked by `start_poll`.
-        unsafe {
-            let object = Object::<Cq>::get_called(cq)?;
-            if object.cursor.lock.is_locked() {
-                object.cursor.lock.unlock();
-            }
-        }
+        unsafe { Object::<Cq>::get_called(cq)?.cursor.unlock() };
         Ok(())
     });
 }
@@ -143,13 +120,13 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 unsafe fn take(object: &Object<Cq>, cq: *mut ibv_cq_ex) -> Result<()> {
     let mut next = None;
     let taken = object.engine.poll_with(1, |wc| next = Some(wc));
-    object.rest(taken);
+    object.yield_if_empty(taken);
     let wc = next.ok_or(Errno(libc::ENOENT))?;
     // SAFETY: the caller's promise.
     unsafe {
         (*cq).status = wc.status as c_int;
         (*cq).wr_id = wc.wr_id;
-        *object.cursor.wc.get() = Some(wc);
+        object.cursor.set(wc);
     }
     Ok(())
 }
@@ -159,10 +136,10 @@ unsafe fn take(object: &Object<Cq>, cq: *mut ibv_cq_ex) -> Result<()> {
 /// # Safety
 /// `cq` is one of ours, between a successful `ibv_start_poll` and `ibv_end_poll`.
 unsafe fn field<T: Default>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Wc) -> T) -> T {
-    boundary::light_value(T::default(), || {
+    boundary::value_fast(T::default(), || {
         // SAFETY: the caller's promise: the cursor is locked by this thread.
-        let wc = unsafe { &*Object::<Cq>::get_called(cq)?.cursor.wc.get() };
-        wc.as_ref().map(read).ok_or(Errno::INVAL)
+        let wc = unsafe { Object::<Cq>::get_called(cq)?.cursor.get() };
+        wc.map(read).ok_or(Errno::INVAL)
     })
 }
 

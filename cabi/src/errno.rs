@@ -9,19 +9,19 @@ use verbs::Error;
 pub struct Errno(pub c_int);
 
 impl Errno {
-    /// An argument is nonsense.
+    /// An argument is invalid.
     pub const INVAL: Self = Self(libc::EINVAL);
     /// What was asked for exists in verbs, but not on this device.
     pub const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
-    /// The function is not there.
+    /// The function is not offered.
     pub const NOSYS: Self = Self(libc::ENOSYS);
-    /// Out of something.
+    /// A resource is exhausted.
     pub const NOMEM: Self = Self(libc::ENOMEM);
-    /// Somebody else uses it.
+    /// It is in use.
     pub const BUSY: Self = Self(libc::EBUSY);
     /// The object came through a fork: its engine runs in the parent.
     pub const INHERITED: Self = Self(libc::EIO);
-    /// Something inside failed that should not.
+    /// An internal failure.
     pub const IO: Self = Self(libc::EIO);
     /// Nothing there yet.
     pub const AGAIN: Self = Self(libc::EAGAIN);
@@ -30,7 +30,7 @@ impl Errno {
     /// No such device or address.
     pub const NODEV: Self = Self(libc::ENODEV);
 
-    /// Puts it where C looks for it.
+    /// Sets C's `errno`.
     pub fn set(self) {
         // SAFETY: the C library gives every thread its own `errno`, at an address that is always good.
         unsafe { *libc::__errno_location() = self.0 };

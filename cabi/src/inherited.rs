@@ -1,18 +1,18 @@
-//! What a child of a fork does with its copies of the parent's sockets: it closes them. Else a port would go on listening, and a
-//! connection that the parent has reset would go on standing, as long as a child lives.
+//! A child of a fork closes its copies of the parent's sockets. Otherwise a port would stay in LISTEN, and a connection that the
+//! parent has reset would stay established, as long as a child lives.
 
 use std::ffi::c_int;
 use std::fs;
 use std::mem::MaybeUninit;
 
-/// A socket in an epoll set: its descriptor, and the inode that tells it from whatever has the number later.
+/// A socket in an epoll set: its descriptor, and the inode that tells it from a later file with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     fd: c_int,
     inode: u64,
 }
 
-/// The sockets in an epoll set. Asked before the fork: the set is the parent's too, who changes it at once.
+/// The sockets in an epoll set. Read before the fork: the parent shares the set, and changes it at once.
 pub(crate) fn members(set: c_int) -> Vec<Member> {
     // Where /proc is not mounted the child's copies stay open, and nothing else is lost.
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{set}")).unwrap_or_default();
@@ -24,7 +24,7 @@ pub(crate) fn close(members: &[Member], set: c_int) {
     for member in members {
         // Another thread of the parent may have closed it just before the fork, and the program may have got its number.
         if inode(member.fd) == Some(member.inode) {
-            // SAFETY: the descriptor is the engine's, whose owner in this process is forgotten: nobody else closes or uses it.
+            // SAFETY: the descriptor is the engine's, whose owner in this process is forgotten: nothing else closes or uses it.
             unsafe { libc::close(member.fd) };
         }
     }
@@ -34,7 +34,7 @@ pub(crate) fn close(members: &[Member], set: c_int) {
 
 fn inode(fd: c_int) -> Option<u64> {
     let mut status = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: room for the answer, which is whole when the call says so.
+    // SAFETY: room for the answer, which is complete when the call succeeds.
     unsafe { (libc::fstat(fd, status.as_mut_ptr()) == 0).then(|| status.assume_init().st_ino) }
 }
 
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_writes_what_is_read_here() {
+    fn the_format_is_the_kernels() {
         // SAFETY: makes a descriptor of the test's own.
         let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -74,7 +74,7 @@ mod tests {
         }
         assert_eq!(found, [Member { fd, inode: inode(fd).unwrap() }]);
 
-        // One that has become something else is left alone.
+        // A number that names another file by now is left alone.
         close(&[Member { fd, inode: inode(fd).unwrap() + 1 }], set);
         assert!(inode(fd).is_some());
     }

@@ -3,28 +3,32 @@
 //! Nothing is exported from here: `cabi/ibverbs` is the shared library, whose table of exports names these functions.
 //!
 //! C's pointers come from outside, so almost everything is `unsafe`, with one contract: *a pointer is NULL, or an object that this
-//! library gave out and that nobody has freed, or memory that C may read and write as the man page says*. NULL and objects of
+//! library gave out and that has not been freed, or memory that C may read and write as the man page says*. NULL and objects of
 //! another kind are answered with an error.
 
 pub mod abi;
 pub mod async_events;
 pub mod boundary;
 pub mod channel;
+mod clock;
 pub mod cm;
 pub mod context;
 pub mod cq;
 mod cq_ex;
+mod cursor;
 pub mod device;
+mod engine;
 pub mod errno;
+mod fork;
 mod inherited;
 pub mod mr;
 pub mod mw;
 pub mod object;
-mod pair;
+mod oob;
+pub mod open;
 pub mod pd;
 pub mod persona;
 pub mod post;
-pub mod process;
 pub mod qp;
 pub mod refused;
 pub mod settings;

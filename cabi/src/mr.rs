@@ -24,8 +24,8 @@ impl Body for Mr {
 }
 
 impl Mr {
-    /// The key of the region, and how much of `length` octets from `addr` lies in it. Adapters bind windows that reach beyond
-    /// their region and refuse only accesses there; ours ends with the region, which comes to the same.
+    /// The key of the region, and how much of `length` bytes from `addr` lies in it. Adapters bind windows that reach beyond
+    /// their region and refuse only accesses there; this one ends with the region, which has the same effect.
     ///
     /// # Errors
     /// EINVAL while it is being deregistered.
@@ -50,16 +50,16 @@ pub fn access(flags: c_uint) -> Result<Access> {
     if flags & flags::IBV_ACCESS_ON_DEMAND != 0 {
         return Err(Errno::UNSUPPORTED);
     }
-    // Relaxed ordering and its like are wishes; huge pages are a hint.
+    // Relaxed ordering and similar rights are optional; huge pages are a hint.
     let flags = flags & !(flags::IBV_ACCESS_OPTIONAL_RANGE | flags::IBV_ACCESS_HUGETLB);
     Access::from_bits(flags).ok_or(Errno::INVAL)
 }
 
-/// The memory that C vouches for. Exclusive unless peers can reach it: verbs forbid touching octets in flight, and
+/// Memory that C guarantees to be mapped. Exclusive unless peers can reach it: verbs forbid touching bytes in flight, and
 /// UIW_STABLE_TX is there for programs that do.
 fn memory(addr: *mut c_void, length: usize) -> Memory {
-    // SAFETY: `ibv_reg_mr`'s contract with its caller: the octets stay mapped until the region is deregistered, and requests in
-    // flight own what they name. A program that breaks it harms itself as it would with any adapter.
+    // SAFETY: `ibv_reg_mr`'s contract with its caller: the bytes stay mapped until the region is deregistered, and requests in
+    // flight own what they name. A program that breaks it corrupts its own memory, as with any adapter.
     unsafe { Memory::borrowed(addr.cast(), length) }
 }
 
@@ -90,7 +90,7 @@ unsafe fn register(
 /// `ibv_reg_mr`.
 ///
 /// # Safety
-/// `pd` is NULL or one of ours; the `length` octets at `addr` stay mapped until the region is deregistered.
+/// `pd` is NULL or one of ours; the `length` bytes at `addr` stay mapped until the region is deregistered.
 pub unsafe extern "C" fn ibv_reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
 /// `ibv_dereg_mr`; EBUSY while windows are bound to it.
 ///
 /// # Safety
-/// `mr` is NULL or one of ours, and nobody uses it any more.
+/// `mr` is NULL or one of ours, and no thread uses it any more.
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
     boundary::code(|| {
         // SAFETY: the caller's promise, here and below.
@@ -160,7 +160,7 @@ const IBV_REREG_MR_ERR_CMD: c_int = -4;
 /// `ibv_rereg_mr`: the keys change, the object stays.
 ///
 /// # Safety
-/// `mr` is NULL or one of ours and nobody uses it meanwhile; what is changed is as for [`ibv_reg_mr`].
+/// `mr` is NULL or one of ours and no other thread uses it meanwhile; what is changed is as for [`ibv_reg_mr`].
 pub unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut ibv_mr,
     what: c_int,
@@ -224,7 +224,7 @@ unsafe fn rereg(
     if let Some(domain) = domain {
         *object.in_pd.lock() = domain.users.add();
     }
-    // SAFETY: the object lives, and C lets nobody else write it during this call.
+    // SAFETY: the object lives, and C orders its own calls, so no other thread writes it during this one.
     unsafe {
         (*mr).lkey = region.lkey();
         (*mr).rkey = region.rkey();

@@ -48,7 +48,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut i
 /// `ibv_dealloc_mw`.
 ///
 /// # Safety
-/// `mw` is NULL or one of ours, and nobody uses it any more.
+/// `mw` is NULL or one of ours, and no thread uses it any more.
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     boundary::code(|| {
         // SAFETY: the caller's promise.
@@ -70,7 +70,7 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
 pub(crate) unsafe fn bind_op(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<SendOp> {
     // SAFETY: the caller's promise, here and below.
     let window = unsafe { Object::<Mw>::get(mw) }?;
-    // Rights of ours mean nothing for a window; programs give them all the same.
+    // Local rights have no meaning for a window; some programs set them.
     let access = mr::access(info.mw_access_flags)? & (Access::REMOTE | Access::ZERO_BASED);
     let (region, length) = match (info.length, info.mr.is_null()) {
         // Nothing is bound: a type 1 window is revoked.
@@ -108,13 +108,13 @@ pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: 
         let wr = SendWr { wr_id: request.wr_id, op, sges: &[], flags };
         // SAFETY: a bind names no memory of its own.
         unsafe { qp.engine.post_send([wr]) }.map_err(|refused| Errno::from(refused.error))?;
-        // The engine counts the key octet up with every bind, as `ibv_inc_rkey` does.
+        // The engine increments the key byte with every bind, as `ibv_inc_rkey` does.
         window.rkey = rkey;
         Ok(())
     })
 }
 
-/// `ibv_inc_rkey`: the key octet counted up.
+/// `ibv_inc_rkey`: the key byte incremented.
 fn next_key(rkey: u32) -> u32 {
     rkey & !0xFF | rkey.wrapping_add(1) & 0xFF
 }
@@ -122,7 +122,7 @@ fn next_key(rkey: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_key_octet_counts_round() {
+    fn the_key_byte_wraps() {
         assert_eq!(super::next_key(0x1234_56FF), 0x1234_5600);
         assert_eq!(super::next_key(0x1234_5601), 0x1234_5602);
     }

@@ -1,44 +1,45 @@
-//! Objects that C holds: C's structure in front, ours behind it, in one box. Where each living one is stands in a table, so that
-//! a pointer to anything else, freed or never ours, is an error number and is not looked at.
+//! Objects that C holds: C's structure first, the Rust value behind it, in one box. A table has the address of each living one:
+//! a pointer to anything else, freed or never given out by this library, is answered with an error and not read through.
 
 use crate::boundary::Result;
 use crate::errno::Errno;
-use crate::process;
-use parking_lot::{RwLock, RwLockWriteGuard};
+use crate::fork::{self, ForkSafe, Forked};
 use std::cell::UnsafeCell;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The kind of every living object, by address. Only looked up and changed: nothing else is locked meanwhile.
-static LIVING: RwLock<BTreeMap<usize, u32>> = RwLock::new(BTreeMap::new());
+/// The kind of every living object, by address.
+///
+/// `ibv_ack_cq_events` and `ibv_get_cq_event` look here, so the table is in shards, each with a lock that is held for the look-up
+/// alone: threads with different objects do not share a cache line.
+struct Living(BTreeMap<usize, u32>);
+
+impl Forked for Living {
+    const NEW: Self = Self(BTreeMap::new());
+
+    /// Inherited objects stay known: calls on them return EIO, and destroying them frees their memory.
+    fn in_child(&mut self) {}
+}
+
+static LIVING: ForkSafe<Living, 64> = ForkSafe::new();
 
 /// Something of `kind` lives at `address` from now on.
 pub(crate) fn enter(address: usize, kind: u32) {
-    LIVING.write().insert(address, kind);
+    LIVING.shard(address as u64).write().0.insert(address, kind);
+}
+
+/// Nothing lives at `address` any more.
+pub(crate) fn leave(address: usize) {
+    LIVING.shard(address as u64).write().0.remove(&address);
 }
 
 /// Whether something of `kind` lives at `address`.
 pub(crate) fn lives(address: usize, kind: u32) -> bool {
-    LIVING.read().get(&address) == Some(&kind)
+    LIVING.shard(address as u64).read().0.get(&address) == Some(&kind)
 }
 
-/// Held while the process is copied by a fork: the child gets the table whole.
-pub(crate) fn before_fork() {
-    std::mem::forget(LIVING.write());
-}
-
-/// Behind [`before_fork`], in the parent and in the child.
-///
-/// # Safety
-/// This thread called [`before_fork`], or is the copy of the one that did.
-pub(crate) unsafe fn after_fork() {
-    // SAFETY: the caller's promise: locked, and the guard was forgotten.
-    let table: RwLockWriteGuard<'_, _> = unsafe { LIVING.make_write_guard_unchecked() };
-    drop(table);
-}
-
-/// What stands behind C's structure.
+/// The Rust value behind C's structure.
 pub trait Body {
     /// C's structure.
     type Abi;
@@ -66,7 +67,7 @@ impl<B: Body> Object<B> {
         let object = Self {
             abi: UnsafeCell::new(abi),
             kind: AtomicU32::new(B::KIND),
-            generation: process::generation(),
+            generation: fork::generation(),
             body,
         };
         let abi = Box::into_raw(Box::new(object)).cast::<B::Abi>();
@@ -77,7 +78,7 @@ impl<B: Body> Object<B> {
     /// The object behind C's pointer, if it is one of these, alive, and of this process.
     ///
     /// # Safety
-    /// Nobody frees the object during `'a`.
+    /// No thread frees the object during `'a`.
     ///
     /// # Errors
     /// EINVAL for NULL and for what is no such object; EIO for one that came through a fork.
@@ -87,12 +88,11 @@ impl<B: Body> Object<B> {
         if object.is_inherited() { Err(Errno::INHERITED) } else { Ok(object) }
     }
 
-    /// As [`Object::get`], without a look at the table, for what is called with every message: only through functions in the
-    /// structure itself (`ibv_post_send` is `qp->context->ops.post_send`), so that the program has read through the pointer
-    /// before.
+    /// As [`Object::get`], without the table, for what is called with every message: only for functions that are called through the
+    /// structure itself (`ibv_post_send` is `qp->context->ops.post_send`), where the program has already read through the pointer.
     ///
     /// # Safety
-    /// `abi` is NULL or points to readable memory as large as this object, and nobody frees the object during `'a`.
+    /// `abi` is NULL or points to readable memory as large as this object, and no thread frees the object during `'a`.
     ///
     /// # Errors
     /// As [`Object::get`].
@@ -121,13 +121,13 @@ impl<B: Body> Object<B> {
         if !lives(abi.addr(), B::KIND) {
             return Err(Errno::INVAL);
         }
-        // SAFETY: it lives, and nobody frees it by the caller's promise.
+        // SAFETY: it lives, and no thread frees it by the caller's promise.
         Ok(unsafe { &*abi.cast::<Self>() })
     }
 
     /// Whether it was made before a fork, in the parent.
     pub fn is_inherited(&self) -> bool {
-        self.generation != process::generation()
+        self.generation != fork::generation()
     }
 
     /// C's pointer to it.
@@ -135,13 +135,13 @@ impl<B: Body> Object<B> {
         self.abi.get()
     }
 
-    /// Frees it. What came through a fork is forgotten: its engine's threads and locks stayed in the parent.
+    /// Frees it. What came through a fork is forgotten, not dropped: its engine's threads and locks stayed in the parent.
     ///
     /// # Safety
-    /// `abi` is an object that [`Object::create`] made and nobody uses any more.
+    /// `abi` is an object that [`Object::create`] made and no thread uses any more.
     pub unsafe fn free(abi: *mut B::Abi) {
-        LIVING.write().remove(&abi.addr());
-        // SAFETY: the caller's promise: made by `create`, and ours alone now.
+        leave(abi.addr());
+        // SAFETY: the caller's promise: made by `create`, and no other thread has it.
         let object = unsafe { Box::from_raw(abi.cast::<Self>()) };
         object.kind.store(0, Ordering::Release);
         if object.is_inherited() {

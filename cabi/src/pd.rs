@@ -47,7 +47,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
 /// `ibv_dealloc_pd`; EBUSY while anything is in it.
 ///
 /// # Safety
-/// `pd` is NULL or one of ours, and nobody uses it any more.
+/// `pd` is NULL or one of ours, and no thread uses it any more.
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     boundary::code(|| {
         // SAFETY: the caller's promise, here and below.
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     })
 }
 
-/// A thread domain: a promise of the program that one thread at a time uses what is in it. We need no such promise.
+/// A thread domain: a promise of the program that one thread at a time uses what is in it. The engine does not need it.
 struct Td(#[expect(dead_code, reason = "keeps the context")] Arc<Context>);
 
 impl Body for Td {
@@ -90,7 +90,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
 /// `ibv_dealloc_td`.
 ///
 /// # Safety
-/// `td` is NULL or one of ours, and nobody uses it any more.
+/// `td` is NULL or one of ours, and no thread uses it any more.
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     boundary::code(|| {
         // SAFETY: the caller's promise.
@@ -103,7 +103,7 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
 }
 
 /// `ibv_alloc_parent_domain`: another handle of the same domain. Its allocators are for queues in memory that the program chooses;
-/// ours are our own, so they are never called.
+/// the engine allocates its own, so they are never called.
 ///
 /// # Safety
 /// `context` is NULL or one of ours, `attr` is NULL or readable with pointers of ours in it.

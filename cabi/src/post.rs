@@ -22,10 +22,10 @@ const _: () = {
 /// C's elements as the engine's.
 ///
 /// # Safety
-/// `count` elements at `list` can be read during `'a`, unless one of the two is nonsense.
+/// `count` elements at `list` can be read during `'a`, unless one of the two is invalid.
 ///
 /// # Errors
-/// EINVAL for nonsense.
+/// EINVAL for NULL, an unaligned list and a negative count.
 pub(crate) unsafe fn sges<'a>(list: *mut ibv_sge, count: c_int) -> Result<&'a [Sge]> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
@@ -37,7 +37,7 @@ pub(crate) unsafe fn sges<'a>(list: *mut ibv_sge, count: c_int) -> Result<&'a [S
     }
 }
 
-/// A compare and swap of the whole eight octets.
+/// A compare and swap of all eight bytes.
 pub(crate) fn cmp_swap(remote: Remote, compare: u64, swap: u64) -> SendOp {
     SendOp::CmpSwap { remote, compare, compare_mask: u64::MAX, swap, swap_mask: u64::MAX }
 }
@@ -45,7 +45,7 @@ pub(crate) fn cmp_swap(remote: Remote, compare: u64, swap: u64) -> SendOp {
 /// # Safety
 /// The request is as for `ibv_post_send`.
 unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
-    // SAFETY: every variant of the union is integers; which one counts is said by the opcode.
+    // SAFETY: every variant of the union is integers; the opcode names the one that is set.
     let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
     let remote = Remote { addr: rdma.remote_addr, rkey: rdma.rkey };
     let cell = Remote { addr: atomic.remote_addr, rkey: atomic.rkey };
@@ -109,11 +109,11 @@ impl Chained for ibv_recv_wr {
     }
 }
 
-/// Walks along a chain; stops at the first request that is nonsense.
+/// Walks along a chain; stops at the first invalid request.
 struct Chain<W> {
     /// The request that is given out next.
     next: *mut W,
-    /// The request given out last, or the one that is nonsense.
+    /// The request given out last, or the invalid one.
     last: *mut W,
     failed: Option<Errno>,
 }
@@ -145,7 +145,7 @@ unsafe fn step<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
     }
 }
 
-/// Posts a chain by `post` and says which request was refused.
+/// Posts a chain by `post` and reports the request that was refused.
 ///
 /// # Safety
 /// The chain at `first` can be read, `bad` is NULL or writable.
@@ -179,7 +179,7 @@ pub(crate) unsafe extern "C" fn post_send(
     wr: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
-    boundary::light_code(|| {
+    boundary::code_fast(|| {
         // SAFETY: the caller's promise, for all of it.
         unsafe {
             let object = Object::<Qp>::get_called(qp.cast())?;
@@ -199,7 +199,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    boundary::light_code(|| {
+    boundary::code_fast(|| {
         // SAFETY: the caller's promise, for all of it.
         unsafe {
             let object = Object::<Qp>::get_called(qp.cast())?;
@@ -217,7 +217,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    boundary::light_code(|| {
+    boundary::code_fast(|| {
         // SAFETY: the caller's promise, for all of it.
         unsafe {
             let object = Object::<Srq>::get_called(srq)?;

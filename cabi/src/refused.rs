@@ -1,5 +1,5 @@
-//! What is not offered, said as rdma-core says it. One function serves names of any parameters: in C's calling convention the
-//! caller puts arguments away and takes them back, and these look at none.
+//! What is not offered, with rdma-core's results. One function serves names of any parameters: in C's calling convention the
+//! caller passes and removes the arguments, and these read none.
 
 use crate::errno::Errno;
 use std::ffi::{c_int, c_void};
@@ -26,7 +26,7 @@ pub extern "C" fn unsupported_null() -> *mut c_void {
 /// For functions that return nothing, and for those that vendors' libraries call when they are loaded.
 pub extern "C" fn nothing() {}
 
-/// For functions that answer "no" or "none".
+/// For functions whose result is "no" or "none".
 pub extern "C" fn zero() -> c_int {
     0
 }

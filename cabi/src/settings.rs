@@ -1,4 +1,4 @@
-//! What users set from outside: environment variables, read once. `uiw env` prints the same table.
+//! Settings from outside: environment variables, read once. `uiw env` prints the same table.
 
 use crate::boundary::Result;
 use crate::errno::Errno;
@@ -22,7 +22,7 @@ pub struct Variable {
     set: fn(&mut Settings, &str) -> std::result::Result<(), &'static str>,
 }
 
-/// Every variable that programs on our libraries obey.
+/// Every variable that the libraries obey.
 pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "UIW_PERSONA",
@@ -59,7 +59,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "UIW_FPDU",
         values: "auto, segment, large, or a MULPDU from 128 to 64768",
-        what: "how large the FPDUs are that we send",
+        what: "size of the FPDUs that are sent",
         set: |s, v| fpdu(v).map(|size| s.conn.fpdu = size),
     },
     Variable {
@@ -96,7 +96,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "UIW_QP_PORTS",
         values: "LO-HI",
-        what: "TCP ports that hand-made queue pairs listen on, for firewalls",
+        what: "TCP ports that out-of-band connected queue pairs listen on, for firewalls",
         set: |s, v| ports(v).map(|range| s.qp_ports = Some(range)),
     },
     Variable {
@@ -124,7 +124,7 @@ pub const VARIABLES: &[Variable] = &[
         name: "UIW_FAULT",
         values: "send-split=N, recv-split=N, flip-sent=OCTET:MASK, flip-received=OCTET:MASK, cut-sent=N, cut-received=N, \
                  fin-sent=N, would-block=N, seed=N, several with commas",
-        what: "what goes wrong on every TCP stream of the program",
+        what: "faults that are injected into every TCP stream of the program",
         set: |s, v| faults(v).map(|faults| s.faults = Some(faults)),
     },
     Variable {
@@ -139,7 +139,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "UIW_LOG",
         values: "off, error, warn, info, debug, trace, or filters such as verbs=trace",
-        what: "say on standard error what happens",
+        what: "log to standard error",
         set: |s, v| {
             s.log = Some(v.to_owned());
             Ok(())
@@ -150,30 +150,30 @@ pub const VARIABLES: &[Variable] = &[
 /// Everything set from outside.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// What programs see.
+    /// The device profile that programs see.
     pub persona: Persona,
     /// The TCP under everything.
     pub llp: Spec,
     /// Options of every connection.
     pub conn: ConnOptions,
-    /// Acknowledged completion, if said.
+    /// Acknowledged completion, if set.
     pub acknowledged: Option<bool>,
-    /// Ports of hand-made queue pairs.
+    /// Ports of out-of-band connected queue pairs.
     pub qp_ports: Option<RangeInclusive<u16>>,
     /// Addresses by LID.
     pub lid_map: Option<PathBuf>,
     /// Added to every rdma_cm port.
     pub port_offset: i32,
-    /// What goes wrong, with the seed of what is random about it.
+    /// Injected faults, with the seed of the random ones.
     pub faults: Option<(u64, Faults)>,
-    /// Where the traffic is captured.
+    /// The file that the traffic is captured to.
     pub pcap: Option<PathBuf>,
     /// Filter of the log.
     pub log: Option<String>,
 }
 
 impl Settings {
-    /// The process's settings. A bad value is told once on standard error.
+    /// The process's settings. A bad value is reported once on standard error.
     ///
     /// # Errors
     /// EINVAL when a variable has a bad value.
@@ -228,7 +228,7 @@ fn fpdu(text: &str) -> std::result::Result<FpduSize, &'static str> {
             Ok(size) if (mpa::MIN_MULPDU..=mpa::MAX_ULPDU).contains(&usize::from(size)) => {
                 FpduSize::Fixed(size)
             }
-            _ => return Err("expected auto, segment, large or 128 to 64768 octets"),
+            _ => return Err("expected auto, segment, large or 128 to 64768 bytes"),
         },
     })
 }
@@ -247,7 +247,7 @@ fn faults(text: &str) -> std::result::Result<(u64, Faults), &'static str> {
     let mut seed = 0;
     for part in text.split(',').map(str::trim) {
         let (name, value) = part.split_once('=').ok_or("expected NAME=VALUE, several with commas")?;
-        let number = || value.parse::<u64>().map_err(|_| "expected a number of octets or calls behind =");
+        let number = || value.parse::<u64>().map_err(|_| "expected a number of bytes or calls behind =");
         let small = || value.parse::<u32>().map_err(|_| "expected a number below 2^32 behind =");
         match name {
             "seed" => seed = number()?,
@@ -266,7 +266,7 @@ fn faults(text: &str) -> std::result::Result<(u64, Faults), &'static str> {
 }
 
 fn split(most: u32) -> std::result::Result<Split, &'static str> {
-    if most == 0 { Err("a split of 0 octets would never end") } else { Ok(Split::Random(most as usize)) }
+    if most == 0 { Err("a split of 0 bytes would never end") } else { Ok(Split::Random(most as usize)) }
 }
 
 fn flip(text: &str) -> std::result::Result<Flip, &'static str> {

@@ -1,14 +1,14 @@
 //! Signals during a wait that is more than one system call.
 //!
-//! A program may count on a signal to end its wait, as it ends a `read`: with EINTR, unless its handler restarts calls. What comes while
-//! the thread drives the engine would be handled there, unseen, and the `read` behind it would sleep for ever. So signals are held
-//! back meanwhile, and what is pending in the end decides.
+//! A program may rely on a signal to end its wait, as it ends a `read`: with EINTR, unless its handler restarts calls. A signal that came
+//! while the thread drives the engine would be handled there, unnoticed, and the `read` behind it would sleep without end. So signals are
+//! blocked meanwhile, and the signals that are pending afterwards decide.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// Raised by what the thread itself does: these are not to be held back.
+/// Raised by the thread's own instructions: these are not blocked.
 const OWN_FAULTS: [c_int; 7] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
 

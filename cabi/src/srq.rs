@@ -3,7 +3,7 @@
 use crate::abi::srq as flags;
 use crate::abi::{self, ibv_context, ibv_pd, ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex};
 use crate::boundary::{self, Result};
-use crate::context::Context;
+use crate::context::{Context, Numbered};
 use crate::errno::Errno;
 use crate::object::{Body, Object};
 use crate::pd;
@@ -20,7 +20,7 @@ pub struct Srq {
     /// Queue pairs that take from it.
     pub users: Users,
     /// Asynchronous events that the program holds.
-    pub async_events: Unacknowledged,
+    pub async_events: Arc<Unacknowledged>,
     _in_pd: Used,
 }
 
@@ -57,11 +57,12 @@ unsafe fn create(
         context: Arc::clone(&domain.context),
         engine,
         users: Users::default(),
-        async_events: Unacknowledged::default(),
+        async_events: Arc::default(),
         _in_pd: domain.users.add(),
     };
+    let events = Arc::clone(&srq.async_events);
     let srq = Object::create(abi, srq);
-    domain.context.numbers.lock().srqs.insert(number, srq);
+    domain.context.numbers.lock().srqs.insert(number, Numbered::new(srq, &events));
     Ok(srq)
 }
 
@@ -151,7 +152,7 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_att
 /// `ibv_destroy_srq`: waits until every delivered event is acknowledged; EBUSY while queue pairs use it.
 ///
 /// # Safety
-/// `srq` is NULL or one of ours, and nobody else uses it any more.
+/// `srq` is NULL or one of ours, and no thread else uses it any more.
 pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
     boundary::code(|| {
         // SAFETY: the caller's promise, here and below.
@@ -169,7 +170,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
 }
 
 impl Srq {
-    /// No event names it from here on, and the program holds none.
+    /// From here on no event names it, and the program holds none.
     fn leave(&self) {
         let number = self.engine.num();
         self.context.numbers.lock().srqs.remove(&number);

@@ -2,19 +2,18 @@
 //! does not know.
 
 use crate::boundary::Result;
-use crate::device::netdev::NetDev;
 use crate::errno::Errno;
 use crate::settings::Settings;
+use llp::Stack;
 use llp::capability::refusal;
 use llp::smol::SmolConfig;
-use llp::{Interface, Stack};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 /// Dynamic ports (RFC 6335 section 6).
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;
 
-/// Opens it. Why it cannot be had is said on standard error: an error number alone would not tell.
+/// Opens it. The reason of a failure is written to standard error: an error number alone would not name it.
 pub(crate) fn open(settings: &Settings) -> Result<Box<dyn Stack>> {
     settings.llp.open().map_err(|error| {
         if settings.llp.own().is_some() {
@@ -31,26 +30,12 @@ fn own() -> Option<(&'static str, &'static SmolConfig)> {
     Settings::get().ok()?.llp.own()
 }
 
-/// Whether addresses and ports are none of the kernel's.
+/// Whether the kernel knows neither its addresses nor its ports.
 pub(crate) fn is_own() -> bool {
     own().is_some()
 }
 
-/// The only device there is on a TCP in this process: the interface, with our addresses.
-pub(crate) fn device(llp: &llp::Spec) -> Option<io::Result<NetDev>> {
-    let (name, config) = llp.own()?;
-    Some(Interface::find(name).map(|interface| NetDev {
-        name: name.to_owned(),
-        index: interface.index,
-        running: interface.is_up,
-        loopback: false,
-        mac: Some(config.mac),
-        mtu: u32::try_from(interface.mtu).unwrap_or(1500),
-        addresses: config.addresses.clone(),
-    }))
-}
-
-/// Which of our addresses leads to `peer` on a TCP in this process: of its network, else the first of its family.
+/// The source address for `peer` on a TCP in this process: one of the same network, else the first of its family.
 pub(crate) fn source_for(peer: SocketAddr) -> Option<Result<SocketAddr>> {
     let (_, config) = own()?;
     let family = || config.addresses.iter().filter(|(address, _)| address.is_ipv4() == peer.is_ipv4());
@@ -73,7 +58,7 @@ fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
     }
 }
 
-/// A port for one that asks for any, on a TCP in this process.
+/// A random dynamic port, for port 0 on a TCP in this process.
 pub(crate) fn any_port() -> u16 {
     let count = u32::from(DYNAMIC.end() - DYNAMIC.start()) + 1;
     let random = getrandom::u32().unwrap_or_else(|_| std::process::id());

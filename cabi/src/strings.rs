@@ -142,14 +142,14 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_has_words_too() {
+    fn unknown_values_have_a_text() {
         assert_eq!(text(ibv_wc_status_str(5)), "Work Request Flushed Error");
         assert_eq!(text(ibv_node_type_str(4)), "iWARP NIC");
-        for nonsense in [-1, 99, c_int::MIN] {
-            assert_eq!(text(ibv_wc_status_str(nonsense)), "unknown");
-            assert_eq!(text(ibv_event_type_str(nonsense)), "unknown");
-            assert_eq!(text(ibv_port_state_str(nonsense)), "unknown");
-            assert_eq!(text(ibv_node_type_str(nonsense)), "unknown");
+        for unknown in [-1, 99, c_int::MIN] {
+            assert_eq!(text(ibv_wc_status_str(unknown)), "unknown");
+            assert_eq!(text(ibv_event_type_str(unknown)), "unknown");
+            assert_eq!(text(ibv_port_state_str(unknown)), "unknown");
+            assert_eq!(text(ibv_node_type_str(unknown)), "unknown");
         }
     }
 

@@ -1,5 +1,5 @@
 //! A small `/sys/class/infiniband` for programs that look there: made on a tmpfs in a mount namespace of their own, and, for
-//! ordinary users, in a user namespace in which they stay who they are.
+//! ordinary users, in a user namespace that keeps their user id.
 
 use crate::device::netdev::{self, NetDev};
 use crate::device::{attributes, gid, port};
@@ -46,7 +46,7 @@ pub fn enter(persona: Persona) -> io::Result<()> {
 }
 
 fn namespaces() -> io::Result<()> {
-    // SAFETY: asks who we are.
+    // SAFETY: two calls without arguments.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
     // SAFETY: takes flags only; here and below.
     if unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0 {

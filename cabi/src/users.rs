@@ -1,4 +1,4 @@
-//! Who still uses an object, and which events about it the program still holds.
+//! Users of an object, and events about it that the program has not acknowledged.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl Users {
         Used(Arc::clone(&self.0))
     }
 
-    /// Whether anybody uses it.
+    /// Whether there is any user.
     #[must_use]
     pub fn any(&self) -> bool {
         self.0.load(Ordering::Acquire) > 0
@@ -33,7 +33,7 @@ impl Drop for Used {
 }
 
 /// Events that were delivered about an object and not acknowledged yet. Its destruction waits for them: the program may still
-/// look at the object that an event names.
+/// use the object that an event names.
 #[derive(Default)]
 pub struct Unacknowledged {
     count: Mutex<u32>,

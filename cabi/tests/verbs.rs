@@ -4,7 +4,7 @@ use cabi::abi::{self, cq as cqf, event as kinds, qp as flags, wr};
 use cabi::abi::{
     ibv_context, ibv_cq, ibv_cq_ex, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_sge, ibv_srq, ibv_wc,
 };
-use cabi::{async_events, channel, context, cq, device, mr, pd, qp, srq};
+use cabi::{async_events, channel, cq, device, mr, open, pd, qp, srq};
 use std::ffi::{CStr, c_int, c_uint};
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ fn open() -> *mut ibv_context {
         while CStr::from_ptr(device::ibv_get_device_name(*at)) != c"uiw_lo" {
             at = at.add(1);
         }
-        let opened = context::ibv_open_device(*at);
+        let opened = open::ibv_open_device(*at);
         device::ibv_free_device_list(list);
         assert!(!opened.is_null());
         opened
@@ -299,7 +299,7 @@ fn every_request_by_ibv_wr() {
     }
     drop((a, b));
     // SAFETY: nobody uses it any more.
-    assert_eq!(unsafe { context::ibv_close_device(opened) }, 0);
+    assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
 }
 
 #[test]
@@ -338,7 +338,7 @@ fn completions_are_read_field_by_field() {
     }
     drop((a, b));
     // SAFETY: nobody uses it any more.
-    assert_eq!(unsafe { context::ibv_close_device(opened) }, 0);
+    assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
 }
 
 #[test]
@@ -367,8 +367,8 @@ fn asynchronous_events_are_of_their_context_and_wait_for_acknowledgement() {
     drop((a, b));
     // SAFETY: nobody uses them any more.
     unsafe {
-        assert_eq!(context::ibv_close_device(opened), 0);
-        assert_eq!(context::ibv_close_device(other), 0);
+        assert_eq!(open::ibv_close_device(opened), 0);
+        assert_eq!(open::ibv_close_device(other), 0);
     }
 }
 
@@ -386,7 +386,7 @@ fn completion_events_have_a_descriptor() {
         assert_eq!(channel::ibv_destroy_comp_channel(announced), libc::EBUSY);
         assert_eq!(cq::ibv_destroy_cq(cq), 0);
         assert_eq!(channel::ibv_destroy_comp_channel(announced), 0);
-        assert_eq!(context::ibv_close_device(opened), 0);
+        assert_eq!(open::ibv_close_device(opened), 0);
     }
 }
 
@@ -397,8 +397,8 @@ fn null_is_an_error_and_nothing_more() {
     }
     // SAFETY: NULL everywhere: what every function promises to refuse.
     unsafe {
-        assert!(context::ibv_open_device(none()).is_null());
-        assert_eq!(context::ibv_close_device(none()), -1);
+        assert!(open::ibv_open_device(none()).is_null());
+        assert_eq!(open::ibv_close_device(none()), -1);
         assert!(device::ibv_get_device_name(none()).is_null());
         assert_eq!(device::ibv_get_device_guid(none()), 0);
         device::ibv_free_device_list(none());
@@ -455,8 +455,8 @@ fn wild_pointers_are_errors_and_nothing_more() {
             let (mut event_cq, mut event_context) = (ptr::null_mut(), ptr::null_mut());
             assert!(device::ibv_get_device_name(at(address)).is_null());
             assert_eq!(device::ibv_get_device_guid(at(address)), 0);
-            assert!(context::ibv_open_device(at(address)).is_null());
-            assert_eq!(context::ibv_close_device(at(address)), -1);
+            assert!(open::ibv_open_device(at(address)).is_null());
+            assert_eq!(open::ibv_close_device(at(address)), -1);
             assert_eq!(device::port::ibv_query_gid(at(address), 1, 0, ptr::null_mut()), -1);
             assert!(pd::ibv_alloc_pd(at(address)).is_null());
             assert_eq!(pd::ibv_dealloc_pd(at(address)), libc::EINVAL);
@@ -498,8 +498,8 @@ fn wild_pointers_are_errors_and_nothing_more() {
     drop(end);
     // SAFETY: nobody uses it any more.
     unsafe {
-        assert_eq!(context::ibv_close_device(opened), 0);
-        assert_eq!(context::ibv_close_device(opened), -1);
+        assert_eq!(open::ibv_close_device(opened), 0);
+        assert_eq!(open::ibv_close_device(opened), -1);
     }
 }
 
@@ -554,5 +554,5 @@ fn arguments_without_a_meaning_are_refused() {
     }
     drop(end);
     // SAFETY: nobody uses it any more.
-    assert_eq!(unsafe { context::ibv_close_device(opened) }, 0);
+    assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
 }

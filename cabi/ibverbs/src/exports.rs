@@ -52,7 +52,7 @@ exports! {
     "ibv_ack_cq_events" "IBVERBS_1.1" default cabi::cq::ibv_ack_cq_events;
     "ibv_alloc_pd" "IBVERBS_1.1" default cabi::pd::ibv_alloc_pd;
     "ibv_attach_mcast" "IBVERBS_1.1" default cabi::refused::unsupported;
-    "ibv_close_device" "IBVERBS_1.1" default cabi::context::ibv_close_device;
+    "ibv_close_device" "IBVERBS_1.1" default cabi::open::ibv_close_device;
     "ibv_copy_ah_attr_from_kern" "IBVERBS_1.1" default cabi::refused::nothing;
     "ibv_create_ah" "IBVERBS_1.1" default cabi::refused::unsupported_null;
     "ibv_create_ah_from_wc" "IBVERBS_1.1" default cabi::refused::unsupported_null;
@@ -66,10 +66,10 @@ exports! {
     "ibv_destroy_qp" "IBVERBS_1.1" default cabi::qp::ibv_destroy_qp;
     "ibv_destroy_srq" "IBVERBS_1.1" default cabi::srq::ibv_destroy_srq;
     "ibv_detach_mcast" "IBVERBS_1.1" default cabi::refused::unsupported;
-    "ibv_dofork_range" "IBVERBS_1.1" default cabi::context::fork_range;
-    "ibv_dontfork_range" "IBVERBS_1.1" default cabi::context::fork_range;
+    "ibv_dofork_range" "IBVERBS_1.1" default cabi::open::fork_range;
+    "ibv_dontfork_range" "IBVERBS_1.1" default cabi::open::fork_range;
     "ibv_event_type_str" "IBVERBS_1.1" default cabi::strings::ibv_event_type_str;
-    "ibv_fork_init" "IBVERBS_1.1" default cabi::context::ibv_fork_init;
+    "ibv_fork_init" "IBVERBS_1.1" default cabi::open::ibv_fork_init;
     "ibv_free_device_list" "IBVERBS_1.1" default cabi::device::ibv_free_device_list;
     "ibv_get_async_event" "IBVERBS_1.1" default cabi::async_events::ibv_get_async_event;
     "ibv_get_cq_event" "IBVERBS_1.1" default cabi::channel::ibv_get_cq_event;
@@ -80,7 +80,7 @@ exports! {
     "ibv_modify_qp" "IBVERBS_1.1" default cabi::qp::ibv_modify_qp;
     "ibv_modify_srq" "IBVERBS_1.1" default cabi::srq::ibv_modify_srq;
     "ibv_node_type_str" "IBVERBS_1.1" default cabi::strings::ibv_node_type_str;
-    "ibv_open_device" "IBVERBS_1.1" default cabi::context::ibv_open_device;
+    "ibv_open_device" "IBVERBS_1.1" default cabi::open::ibv_open_device;
     "ibv_port_state_str" "IBVERBS_1.1" default cabi::strings::ibv_port_state_str;
     "ibv_query_device" "IBVERBS_1.1" default cabi::device::attributes::ibv_query_device;
     "ibv_query_gid" "IBVERBS_1.1" default cabi::device::port::ibv_query_gid;
@@ -111,7 +111,7 @@ exports! {
     "ibv_reg_dmabuf_mr" "IBVERBS_1.12" default cabi::refused::unsupported_null;
     // IBVERBS_1.13
     "ibv_import_dm" "IBVERBS_1.13" default cabi::refused::unsupported_null;
-    "ibv_is_fork_initialized" "IBVERBS_1.13" default cabi::context::ibv_is_fork_initialized;
+    "ibv_is_fork_initialized" "IBVERBS_1.13" default cabi::open::ibv_is_fork_initialized;
     "ibv_unimport_dm" "IBVERBS_1.13" default cabi::refused::nothing;
     // IBVERBS_1.14
     "ibv_query_qp_data_in_order" "IBVERBS_1.14" default cabi::refused::zero;

@@ -75,7 +75,7 @@ pub struct ibv_device_attr {
 }
 layout!(ibv_device_attr: 232 { node_guid: 64, max_mr_size: 80, vendor_id: 96, max_qp: 108, device_cap_flags: 116, max_cqe: 132, max_qp_rd_atom: 144, atomic_cap: 164, max_mw: 176, max_ah: 200, max_srq: 212, max_pkeys: 224, phys_port_cnt: 227 });
 
-/// Only what we fill has a name; the rest stays zero: on-demand paging, TSO, RSS, pacing, raw packets, tag matching.
+/// Only what is filled has a name; the rest stays zero: on-demand paging, TSO, RSS, pacing, raw packets, tag matching.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ibv_device_attr_ex {
@@ -124,7 +124,7 @@ pub struct ibv_port_attr {
 }
 layout!(ibv_port_attr: 56 { max_mtu: 4, gid_tbl_len: 12, port_cap_flags: 16, pkey_tbl_len: 32, lid: 34, lmc: 38, active_width: 43, phys_state: 45, link_layer: 46, flags: 47, port_cap_flags2: 48, active_speed_ex: 52 });
 
-/// What the exported `ibv_query_port` fills: the structure as it was in 2006, 48 octets of it.
+/// What the exported `ibv_query_port` fills: the structure as it was in 2006, 48 bytes of it.
 pub type _compat_ibv_port_attr = [u8; 48];
 
 pub const IBV_PORT_DOWN: c_int = 1;

@@ -44,7 +44,7 @@ pub use wr::{
     ibv_target_atomic, ibv_target_rdma, ibv_wc,
 };
 
-/// `pthread_mutex_t` and `pthread_cond_t` inside verbs objects. Zeroed is their static initialiser; we lock neither.
+/// `pthread_mutex_t` and `pthread_cond_t` inside verbs objects. Zeroed is their static initialiser; this library locks neither.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub struct pthread_words<const N: usize>(pub [u64; N]);

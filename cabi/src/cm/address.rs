@@ -1,21 +1,15 @@
-//! Addresses of C, the port offset, ports that ids have, and which of our addresses leads to a peer.
+//! Socket addresses as C has them, the port offset, and the source address for a peer.
 
 use crate::abi::cm::rdma_sockaddr;
-use crate::abi::rdma_cm_id;
-use crate::boundary::{self, Result};
-use crate::cm::id::{Id, Options};
-use crate::cm::registry::{self, Port};
+use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::settings::Settings;
-use crate::{context, process, stack};
-use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
+use crate::stack;
+use socket2::{SockAddr, SockAddrStorage};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::ptr;
 
-/// Ports that are asked of the system until one can be shown to the program.
-const PORT_TRIES: usize = 16;
-
-/// An address of C's.
+/// An address of C.
 ///
 /// # Safety
 /// `addr` is NULL or points to an address as long as its family's.
@@ -33,7 +27,7 @@ pub(crate) unsafe fn read(addr: *const libc::sockaddr) -> Result<SocketAddr> {
         _ => return Err(Errno::INVAL),
     };
     let mut storage = SockAddrStorage::zeroed();
-    // SAFETY: the caller's promise: that many octets are there, and they fit the storage.
+    // SAFETY: the caller's promise: that many bytes are there, and they fit the storage.
     let address = unsafe {
         ptr::copy_nonoverlapping(addr.cast::<u8>(), (&raw mut storage).cast::<u8>(), len);
         SockAddr::new(storage, len as libc::socklen_t)
@@ -59,7 +53,7 @@ pub(crate) fn write(address: SocketAddr) -> rdma_sockaddr {
 pub(crate) fn shown(address: SocketAddr) -> rdma_sockaddr {
     let mut address = address;
     if address.port() != 0 {
-        address.set_port(program_port(address.port(), offset()));
+        address.set_port(program_port(address.port()));
     }
     write(address)
 }
@@ -81,17 +75,22 @@ fn offset() -> i32 {
     Settings::get().map_or(0, |settings| settings.port_offset)
 }
 
-/// Counting goes round at 65536, so that every port but one that would be 0 has a number, at both ends of a connection the same.
+/// Modulo 65536, so that every port but one that would be 0 has a number, at both ends of a connection the same.
 fn real_port(program: u16, offset: i32) -> Option<u16> {
     let real = (i32::from(program) + offset).rem_euclid(1 << 16) as u16;
     (real != 0).then_some(real)
 }
 
-fn program_port(real: u16, offset: i32) -> u16 {
+/// The number that the program has for a real port.
+pub(crate) fn program_port(real: u16) -> u16 {
+    shifted_back(real, offset())
+}
+
+fn shifted_back(real: u16, offset: i32) -> u16 {
     (i32::from(real) - offset).rem_euclid(1 << 16) as u16
 }
 
-/// An IPv4 address that came through an IPv6 socket, as what it is.
+/// An IPv4-mapped IPv6 address as the IPv4 address.
 pub(crate) fn plain(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         ip @ IpAddr::V4(_) => SocketAddr::new(ip, address.port()),
@@ -99,63 +98,7 @@ pub(crate) fn plain(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// A port that an id has: nobody else in this process gets it, and the system gives it to nobody.
-pub(crate) struct Reservation {
-    /// Bound, and neither listening nor connected: it ends when the id gives up its port. None on a TCP in this process.
-    _socket: Option<Socket>,
-}
-
-/// Takes the real address `at` for `id`. Port 0 takes a free one. Returns the address with its port.
-///
-/// # Errors
-/// EADDRINUSE, EADDRNOTAVAIL, EACCES.
-pub(crate) fn reserve(id: &Id, at: SocketAddr, options: Options) -> Result<(SocketAddr, Reservation)> {
-    for _ in 0..PORT_TRIES {
-        if stack::is_own() {
-            let port = if at.port() == 0 { stack::any_port() } else { at.port() };
-            let bound = SocketAddr::new(at.ip(), port);
-            match take(id, Port { at: bound, reuse: options.reuse }) {
-                Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => continue,
-                taken => return taken.map(|()| (bound, Reservation { _socket: None })),
-            }
-        }
-        let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
-        // Connections of a former life in TIME-WAIT do not matter.
-        socket.set_reuse_address(true)?;
-        if at.is_ipv6() {
-            socket.set_only_v6(options.v6_only)?;
-        }
-        socket.bind(&at.into())?;
-        let bound = socket.local_addr()?.as_socket().ok_or(Errno::INVAL)?;
-        if program_port(bound.port(), offset()) == 0 {
-            continue;
-        }
-        take(id, Port { at: bound, reuse: options.reuse })?;
-        return Ok((bound, Reservation { _socket: Some(socket) }));
-    }
-    Err(Errno(libc::EADDRNOTAVAIL))
-}
-
-/// Notes that `id` has a port, unless another id of this process has it.
-fn take(id: &Id, port: Port) -> Result<()> {
-    process::with(|process| {
-        let taken = process.cm.ports.values().any(|other| collide(*other, port));
-        if taken {
-            return Err(Errno(libc::EADDRINUSE));
-        }
-        process.cm.ports.insert(id.abi().addr(), port);
-        Ok(())
-    })
-}
-
-fn collide(a: Port, b: Port) -> bool {
-    let (left, right) = (a.at.ip(), b.at.ip());
-    let same = left == right
-        || (left.is_unspecified() || right.is_unspecified()) && left.is_ipv4() == right.is_ipv4();
-    a.at.port() == b.at.port() && same && !(a.reuse && b.reuse)
-}
-
-/// Which of our addresses the system sends from to reach `peer`, without a port.
+/// The address that the system sends from to reach `peer`, without a port.
 ///
 /// # Errors
 /// ENETUNREACH, EHOSTUNREACH, ..
@@ -175,57 +118,16 @@ pub(crate) fn source_for(peer: SocketAddr) -> Result<SocketAddr> {
     Ok(source)
 }
 
-/// Ties an id to the device that has `address`: its context and its default protection domain.
-///
-/// # Errors
-/// ENODEV when no device has the address; those of opening it.
-pub(crate) fn bind_device(id: &Id, address: IpAddr) -> Result<()> {
-    let verbs = context::for_address(address)?;
-    let pd = crate::cm::qp::default_domain(verbs)?;
-    let _ordered = id.lock();
-    // SAFETY: the structure is alive, and the lock orders us.
-    unsafe {
-        (*id.abi()).verbs = verbs;
-        (*id.abi()).pd = pd;
-        (*id.abi()).port_num = 1;
-    }
-    Ok(())
-}
-
-/// `rdma_get_src_port`, in network order.
-///
-/// # Safety
-/// None: what is no id of ours has port 0.
-pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
-    port(id, |id| id.lock().local)
-}
-
-/// `rdma_get_dst_port`, in network order.
-///
-/// # Safety
-/// As [`rdma_get_src_port`].
-pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
-    port(id, |id| id.lock().peer)
-}
-
-fn port(id: *mut rdma_cm_id, of: impl FnOnce(&Id) -> Option<SocketAddr>) -> u16 {
-    boundary::value(0, || {
-        let id = registry::id(id)?;
-        let real = of(&id).map_or(0, |address| address.port());
-        Ok(if real == 0 { 0 } else { program_port(real, offset()).to_be() })
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn offsets_go_round_and_both_ends_agree() {
+    fn offsets_wrap_and_both_ends_agree() {
         for offset in [-65535, -40000, -1, 0, 1, 10000, 40000, 65535] {
             for program in [1u16, 80, 7471, 32768, 65535] {
                 match real_port(program, offset) {
-                    Some(real) => assert_eq!(program_port(real, offset), program, "{offset}"),
+                    Some(real) => assert_eq!(shifted_back(real, offset), program, "{offset}"),
                     None => assert_eq!((i32::from(program) + offset) % 65536, 0),
                 }
             }
@@ -259,16 +161,5 @@ mod tests {
             let infiniband = rdma_sockaddr([27; 128]);
             assert_eq!(read(infiniband.0.as_ptr().cast()), Err(Errno::INVAL));
         }
-    }
-
-    #[test]
-    fn ports_collide_by_address_family_and_consent() {
-        let port = |at: &str, reuse| Port { at: at.parse().unwrap(), reuse };
-        assert!(collide(port("10.0.0.1:5", false), port("10.0.0.1:5", true)));
-        assert!(collide(port("0.0.0.0:5", false), port("10.0.0.1:5", false)));
-        assert!(!collide(port("10.0.0.1:5", true), port("10.0.0.1:5", true)));
-        assert!(!collide(port("10.0.0.1:5", false), port("10.0.0.2:5", false)));
-        assert!(!collide(port("10.0.0.1:5", false), port("10.0.0.1:6", false)));
-        assert!(!collide(port("0.0.0.0:5", false), port("[::1]:5", false)));
     }
 }

@@ -1,35 +1,21 @@
-//! `rdma_getaddrinfo`: the C library's own answer in rdma_cm's words, and the newer call that gives it as an event.
+//! `rdma_getaddrinfo`: the result of the C library's `getaddrinfo` as rdma_cm's, and the newer call that gives it as an event.
 
 use crate::abi::cm::*;
 use crate::abi::qp::IBV_QPT_RC;
 use crate::abi::{rdma_addrinfo, rdma_cm_id};
 use crate::boundary::{self, Result};
-use crate::cm::event::Note;
+use crate::cm::id::Note;
+use crate::cm::resolved::Resolved;
 use crate::cm::{registry, sync};
 use crate::errno::Errno;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::{ptr, slice};
 
 /// `IBV_QPT_UD`
 const UD: c_int = 4;
 
-/// An answer that a program may ask for: the head of the list, or the C library's error.
-pub(crate) struct Resolved(std::result::Result<*mut rdma_addrinfo, c_int>);
-
-// SAFETY: the list is on C's heap and nobody else's; whoever has it may be any thread.
-unsafe impl Send for Resolved {}
-
-impl Drop for Resolved {
-    fn drop(&mut self) {
-        if let Ok(list) = self.0 {
-            // SAFETY: made by `convert` and not handed out.
-            unsafe { rdma_freeaddrinfo(list) };
-        }
-    }
-}
-
-/// What is asked for, owned: it may be answered on another thread.
-struct Question {
+/// The parameters of a look-up, owned: it may be made on another thread.
+struct Query {
     node: Option<CString>,
     service: Option<CString>,
     flags: c_int,
@@ -41,16 +27,16 @@ struct Question {
     hinted: bool,
 }
 
-impl Question {
+impl Query {
     /// # Safety
-    /// The texts are NULL or end in NUL, `hints` is NULL or readable with addresses as long as it says.
+    /// The texts are NULL or end in NUL, `hints` is NULL or readable with addresses of the lengths it names.
     unsafe fn read(node: *const c_char, service: *const c_char, hints: *const rdma_addrinfo) -> Result<Self> {
         let text = |text: *const c_char| match text.is_null() {
             true => None,
             // SAFETY: the caller's promise, here and below.
             false => Some(unsafe { CStr::from_ptr(text) }.to_owned()),
         };
-        let octets = |at: *const libc::sockaddr, len: libc::socklen_t| match (at.is_null(), len as usize) {
+        let bytes = |at: *const libc::sockaddr, len: libc::socklen_t| match (at.is_null(), len as usize) {
             (_, 0) => Ok(Vec::new()),
             // SAFETY: as above.
             (false, len @ 1..=128) => Ok(unsafe { slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec()),
@@ -69,16 +55,17 @@ impl Question {
             family: given.map_or(0, |g| g.ai_family),
             qp_type: given.map_or(0, |g| g.ai_qp_type),
             port_space: given.map_or(0, |g| g.ai_port_space),
-            src: given.map_or(Ok(Vec::new()), |g| octets(g.ai_src_addr, g.ai_src_len))?,
-            dst: given.map_or(Ok(Vec::new()), |g| octets(g.ai_dst_addr, g.ai_dst_len))?,
+            src: given.map_or(Ok(Vec::new()), |g| bytes(g.ai_src_addr, g.ai_src_len))?,
+            dst: given.map_or(Ok(Vec::new()), |g| bytes(g.ai_dst_addr, g.ai_dst_len))?,
             hinted: given.is_some(),
         })
     }
 
-    /// The answer, or the C library's error number (`EAI_*`).
+    /// Looks it up.
     fn answer(&self) -> Resolved {
         if self.node.is_none() && self.service.is_none() {
-            return Resolved(self.convert(self.family, &self.dst, None));
+            // SAFETY: a list of `convert`, or none.
+            return unsafe { Resolved::new(self.convert(self.family, &self.dst, None)) };
         }
         // SAFETY: integers and pointers.
         let mut hints: libc::addrinfo = unsafe { crate::abi::zeroed() };
@@ -98,19 +85,20 @@ impl Question {
             libc::getaddrinfo(text(&self.node), text(&self.service), &raw const hints, &raw mut list)
         };
         if error != 0 {
-            return Resolved(Err(error));
+            // SAFETY: no list.
+            return unsafe { Resolved::new(Err(error)) };
         }
         // SAFETY: a list with at least one address, as the C library promises; freed once.
         unsafe {
             let first = &*list;
-            let octets = slice::from_raw_parts(first.ai_addr.cast::<u8>(), first.ai_addrlen as usize);
-            let converted = self.convert(first.ai_family, octets, Some(first.ai_socktype));
+            let bytes = slice::from_raw_parts(first.ai_addr.cast::<u8>(), first.ai_addrlen as usize);
+            let converted = self.convert(first.ai_family, bytes, Some(first.ai_socktype));
             libc::freeaddrinfo(list);
-            Resolved(converted)
+            Resolved::new(converted)
         }
     }
 
-    /// One answer on C's heap. Programs may free parts of it themselves.
+    /// One result on C's heap. Programs may free parts of it themselves.
     fn convert(
         &self,
         family: c_int,
@@ -151,26 +139,26 @@ impl Question {
     }
 }
 
-/// Octets on C's heap; nothing for nothing.
-fn copy(octets: &[u8]) -> (*mut libc::sockaddr, libc::socklen_t) {
-    if octets.is_empty() {
+/// Bytes on C's heap; NULL for none.
+fn copy(bytes: &[u8]) -> (*mut libc::sockaddr, libc::socklen_t) {
+    if bytes.is_empty() {
         return (ptr::null_mut(), 0);
     }
     // SAFETY: memory of C's heap, as long as what is copied there.
     unsafe {
-        let to = libc::malloc(octets.len()).cast::<u8>();
+        let to = libc::malloc(bytes.len()).cast::<u8>();
         if to.is_null() {
             return (ptr::null_mut(), 0);
         }
-        ptr::copy_nonoverlapping(octets.as_ptr(), to, octets.len());
-        (to.cast(), octets.len() as libc::socklen_t)
+        ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        (to.cast(), bytes.len() as libc::socklen_t)
     }
 }
 
 /// `rdma_getaddrinfo`: 0, or an error of the C library's `getaddrinfo`, or -1 and `errno`.
 ///
 /// # Safety
-/// The texts are NULL or end in NUL, `hints` is NULL or readable with addresses as long as it says, `res` is NULL or writable.
+/// The texts are NULL or end in NUL, `hints` is NULL or readable with addresses of the lengths it names, `res` is NULL or writable.
 pub unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
     service: *const c_char,
@@ -179,11 +167,11 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
 ) -> c_int {
     boundary::number(|| {
         // SAFETY: the caller's promise, here and below.
-        let question = unsafe { Question::read(node, service, hints) }?;
+        let query = unsafe { Query::read(node, service, hints) }?;
         if res.is_null() {
             return Err(Errno::INVAL);
         }
-        match question.answer().take() {
+        match query.answer().take() {
             Ok(list) => {
                 // SAFETY: as above.
                 unsafe { *res = list };
@@ -194,36 +182,7 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
     })
 }
 
-impl Resolved {
-    fn take(mut self) -> std::result::Result<*mut rdma_addrinfo, c_int> {
-        std::mem::replace(&mut self.0, Err(0))
-    }
-}
-
-/// `rdma_freeaddrinfo`.
-///
-/// # Safety
-/// `res` is NULL or a list of `rdma_getaddrinfo`.
-pub unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
-    let mut next = res;
-    while !next.is_null() {
-        // SAFETY: the caller's promise: every part is on C's heap or NULL.
-        unsafe {
-            let one = ptr::read(next);
-            for part in
-                [one.ai_route, one.ai_connect, one.ai_src_addr.cast::<c_void>(), one.ai_dst_addr.cast()]
-            {
-                libc::free(part);
-            }
-            libc::free(one.ai_src_canonname.cast());
-            libc::free(one.ai_dst_canonname.cast());
-            libc::free(next.cast());
-            next = one.ai_next;
-        }
-    }
-}
-
-/// `rdma_resolve_addrinfo`: as [`rdma_getaddrinfo`], on another thread; the answer is an event.
+/// `rdma_resolve_addrinfo`: as [`rdma_getaddrinfo`], on another thread; the result is announced by an event.
 ///
 /// # Safety
 /// As for [`rdma_getaddrinfo`].
@@ -236,21 +195,21 @@ pub unsafe extern "C-unwind" fn rdma_resolve_addrinfo(
     let result = boundary::minus_one(|| {
         let id = registry::id(id)?;
         // SAFETY: the caller's promise.
-        let question = unsafe { Question::read(node, service, hints) }?;
-        if question.flags & RAI_SA != 0 {
+        let query = unsafe { Query::read(node, service, hints) }?;
+        if query.flags & RAI_SA != 0 {
             // InfiniBand's subnet administration.
             return Err(Errno::UNSUPPORTED);
         }
         let answer = move || {
-            let resolved = question.answer();
-            let note = match resolved.0 {
-                Ok(_) => Note { event: RDMA_CM_EVENT_ADDRINFO_RESOLVED, status: 0, arg: 0 },
-                Err(error) => Note { event: RDMA_CM_EVENT_ADDRINFO_ERROR, status: error, arg: 0 },
+            let resolved = query.answer();
+            let note = match resolved.error() {
+                0 => Note { event: RDMA_CM_EVENT_ADDRINFO_RESOLVED, status: 0, arg: 0 },
+                error => Note { event: RDMA_CM_EVENT_ADDRINFO_ERROR, status: error, arg: 0 },
             };
             if let Some(mut state) = id.lock_alive() {
                 state.resolved = Some(resolved);
             }
-            // Nobody waits for the answer of an id that was destroyed meanwhile.
+            // No event for an id that was destroyed meanwhile.
             let _ = id.post(note);
         };
         std::thread::Builder::new().name("uiw-resolver".into()).spawn(answer)?;
@@ -260,7 +219,7 @@ pub unsafe extern "C-unwind" fn rdma_resolve_addrinfo(
     unsafe { sync::complete(id, result) }
 }
 
-/// `rdma_query_addrinfo`: the answer that an event announced, once.
+/// `rdma_query_addrinfo`: the result that an event announced, once.
 ///
 /// # Safety
 /// `info` is NULL or writable.

@@ -1,110 +1,43 @@
 //! Connecting, accepting, rejecting, disconnecting.
+//!
+//! These calls hold the id's `control` while the engine works, and neither its state nor any lock that other ids use: events of this
+//! and of every other id are delivered meanwhile.
 
-use crate::abi::cm::*;
 use crate::abi::{self, ibv_qp, rdma_cm_id, rdma_conn_param};
 use crate::boundary::{self, Result};
-use crate::cm::event;
-use crate::cm::id::{Id, Options, Phase, State};
-use crate::cm::{registry, sync};
+use crate::cm::channel::Channel;
+use crate::cm::id::{Id, Options, Phase};
+use crate::cm::params::{self, Params};
+use crate::cm::ports::Reservation;
+use crate::cm::routes::{self, Source};
+use crate::cm::{failure, registry, sync};
 use crate::errno::Errno;
 use crate::object::Object;
-use crate::process::{self, MAX_RD_ATOMIC};
 use crate::qp::Qp;
-use crate::settings::Settings;
 use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 use verbs::cm::{self, ConnHandle};
-use verbs::{ConnOptions, Error, QpState};
+use verbs::{Error, QpState};
 
-/// A number of Reads as C has it.
-pub(crate) fn in_one_octet(reads: u16) -> u8 {
-    reads.min(MAX_RD_ATOMIC) as u8
-}
-
-/// Programs announce a port when it is bound, and listen a moment later (qperf does). Elsewhere resolving addresses and routes takes
-/// longer than that.
-const REFUSED_PATIENCE: Duration = Duration::from_millis(200);
-
-/// Options of a connection or listener of an id.
-///
-/// # Errors
-/// EINVAL when an environment variable has a bad value.
-pub(crate) fn options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnOptions>> {
-    let settings = Settings::get()?;
-    let mut options = settings.conn.clone();
-    (options.ird, options.ord) = (ird.into(), ord.into());
-    if settings.acknowledged() {
-        // Behind every Write and Send goes a Read of nothing, which both sides must have room for.
-        options.acknowledged = true;
-        (options.ird, options.ord) = (options.ird.max(1), options.ord.max(1));
-    }
-    options.refused_patience = REFUSED_PATIENCE;
-    options.stream.tos = set.tos;
-    options.stream.v6_only = set.v6_only;
-    Ok(Arc::new(options))
-}
-
-/// What a program says about a connection.
-struct Params {
-    private_data: Vec<u8>,
-    responder_resources: u8,
-    initiator_depth: u8,
-    qp_num: u32,
-}
-
-/// # Safety
-/// `param` is NULL or readable, and so is its private data.
-unsafe fn params(param: *const rdma_conn_param, state: &State) -> Result<Params> {
-    // SAFETY: the caller's promise.
-    let given = unsafe { param.as_ref() };
-    let of = |given: Option<u8>, offered: u8| match given {
-        // As many as the device has; of a request, as many as the peer takes.
-        None | Some(RDMA_MAX_RESOURCES) if state.active => MAX_RD_ATOMIC as u8,
-        None | Some(RDMA_MAX_RESOURCES) => offered,
-        Some(number) => number,
-    };
-    let mut private_data = state.connect_data.clone();
-    if let Some(given) = given
-        && given.private_data_len > 0
-    {
-        // SAFETY: the caller's promise.
-        private_data.extend_from_slice(unsafe { octets(given.private_data, given.private_data_len) }?);
-    }
-    Ok(Params {
-        private_data,
-        responder_resources: of(given.map(|g| g.responder_resources), state.responder_resources),
-        initiator_depth: of(given.map(|g| g.initiator_depth), state.initiator_depth),
-        qp_num: given.map_or(0, |g| g.qp_num),
-    })
-}
-
-/// # Safety
-/// `data` is NULL or `len` readable octets.
-unsafe fn octets<'a>(data: *const c_void, len: u8) -> Result<&'a [u8]> {
-    if len == 0 {
-        return Ok(&[]);
-    }
-    if data.is_null() {
-        return Err(Errno::INVAL);
-    }
-    // SAFETY: the caller's promise.
-    Ok(unsafe { std::slice::from_raw_parts(data.cast(), len.into()) })
+/// Whether the program moves the queue pair of the connection itself, and gives its number.
+fn has_foreign_qp(id: &Id) -> bool {
+    // SAFETY: the structure is alive, and C orders its own calls.
+    unsafe { (*id.abi()).qp.is_null() }
 }
 
 /// The queue pair of an id, or the one of its device that the program names by number, ready to be connected.
-fn queue_pair<'a>(id: &Id, state: &mut State, qp_num: u32) -> Result<&'a Object<Qp>> {
+fn queue_pair<'a>(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<&'a Object<Qp>> {
     // SAFETY: the structure is alive; a queue pair stays while a call of its id uses it, as C orders its own calls.
     let qp = unsafe {
         let own: *mut ibv_qp = (*id.abi()).qp;
-        state.foreign_qp = own.is_null();
         if own.is_null() { Qp::numbered((*id.abi()).verbs, qp_num) } else { Qp::get(own) }
     }?;
     if qp.engine().state() == QpState::Reset {
-        // On other transports programs move it when the peer has answered; ours needs it to ask.
+        // On other transports programs move it when the peer has answered; the engine connects from INIT.
         qp.engine().modify(QpState::Init)?;
     }
-    if let Some(timeout) = state.options.ack_timeout {
+    if let Some(timeout) = ack_timeout {
         qp.set_timeout(timeout);
     }
     Ok(qp)
@@ -124,38 +57,76 @@ pub unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rd
 /// # Safety
 /// As for [`rdma_connect`].
 unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Result<()> {
-    let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
-    let (Phase::RouteResolved, Some(local), Some(peer)) = (&state.phase, state.local, state.peer) else {
-        return Err(Errno::INVAL);
+    let _control = id.control();
+    let (channel, local, peer, params, set) = {
+        let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+        let (Phase::RouteResolved, Some(local), Some(peer)) = (&state.phase, state.local, state.peer) else {
+            return Err(Errno::INVAL);
+        };
+        state.active = true;
+        // SAFETY: the caller's promise.
+        let params = unsafe { params::read(param, &state) }?;
+        state.foreign_qp = has_foreign_qp(id);
+        // Now, as events of the connection are delivered before this call ends.
+        state.phase = Phase::Connecting;
+        (Arc::clone(&state.channel), local, peer, params, state.options)
     };
-    state.active = true;
-    // SAFETY: the caller's promise.
-    let params = unsafe { params(param, &state) }?;
-    let qp = queue_pair(id, &mut state, params.qp_num)?;
-    let options = options(state.options, params.responder_resources, params.initiator_depth)?;
-    let queue = Arc::clone(state.channel.queue());
-    // The first event may come before this call ends: nobody looks up the connection until it is known.
-    let begun = process::with(|process| {
-        let conn = cm::connect(qp.engine(), Some(local), peer, &options, &params.private_data, &queue)?;
-        process.cm.conns.insert(conn, Arc::clone(id));
-        Ok(conn)
-    });
+    match begin(id, &channel, local, peer, &params, set) {
+        Ok(()) => Ok(()),
+        Err(Begin::Program(errno)) => {
+            id.lock().phase = Phase::RouteResolved;
+            Err(errno)
+        }
+        Err(Begin::Peer(error)) => {
+            id.lock().phase = Phase::Over;
+            id.post(failure::at_once(id, &error))
+        }
+    }
+}
+
+/// Why a connection was not begun.
+enum Begin {
+    /// The call fails.
+    Program(Errno),
+    /// A peer of this host answers while TCP is asked to connect. Programs wait for the event.
+    Peer(Error),
+}
+
+impl<T: Into<Errno>> From<T> for Begin {
+    fn from(error: T) -> Self {
+        Self::Program(error.into())
+    }
+}
+
+/// Calls the engine, without the lock of the id's state.
+fn begin(
+    id: &Arc<Id>,
+    channel: &Arc<Channel>,
+    local: SocketAddr,
+    peer: SocketAddr,
+    params: &Params,
+    set: Options,
+) -> std::result::Result<(), Begin> {
+    let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
+    let options = params::conn_options(set, params.responder_resources, params.initiator_depth)?;
+    let opening = channel.opening();
+    let begun = cm::connect(qp.engine(), Some(local), peer, &options, &params.private_data, channel.queue());
     let conn = match begun {
         Ok(conn) => conn,
-        // A peer of this host answers while TCP is asked to connect. Programs wait for the event.
-        Err(error @ (Error::Refused { .. } | Error::Lost { .. })) => {
-            state.phase = Phase::Over;
-            drop(state);
-            return id.post(event::failed_at_once(id, &error));
-        }
+        Err(error @ (Error::Refused { .. } | Error::Lost { .. })) => return Err(Begin::Peer(error)),
         Err(error) => return Err(error.into()),
     };
-    state.conn = Some(conn);
     // One that has failed already needs no handle; its event is there.
-    state.handle = ConnHandle::of(qp.engine()).ok();
-    state.phase = Phase::Connecting;
-    // The connection has the port now.
-    state.port = None;
+    let handle = ConnHandle::of(qp.engine()).ok();
+    let bound = {
+        let mut state = id.lock();
+        state.conn = Some(conn);
+        state.handle = handle;
+        // The connection has it now; the port stays the id's towards others of this process.
+        state.port.as_mut().and_then(Reservation::unbind)
+    };
+    drop(bound);
+    routes::add(Source::Conn(conn), id, Some(opening));
     Ok(())
 }
 
@@ -173,19 +144,38 @@ pub unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdm
 /// # Safety
 /// As for [`rdma_connect`].
 unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
-    let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
-    if !matches!(state.phase, Phase::Requested(_)) {
-        return Err(Errno::INVAL);
+    let _control = id.control();
+    let (channel, params, set) = {
+        let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+        if !matches!(state.phase, Phase::Requested(_)) {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the caller's promise.
+        let params = unsafe { params::read(param, &state) }?;
+        state.foreign_qp = has_foreign_qp(id);
+        (Arc::clone(&state.channel), params, state.options)
+    };
+    let qp = queue_pair(id, params.qp_num, set.ack_timeout)?;
+    let options = params::conn_options(set, params.responder_resources, params.initiator_depth)?;
+    let request = {
+        let mut state = id.lock();
+        // Connecting now, as events of the connection are delivered before this call ends.
+        match std::mem::replace(&mut state.phase, Phase::Connecting) {
+            Phase::Requested(request) => request,
+            // `rdma_reject` takes it without `control`.
+            phase => {
+                state.phase = phase;
+                return Err(Errno::INVAL);
+            }
+        }
+    };
+    let accepted = request.accept(qp.engine(), Some(&options), &params.private_data, Some(channel.queue()));
+    if let Err(error) = accepted {
+        id.lock().phase = Phase::Over;
+        return Err(peer_is_gone(error));
     }
-    // SAFETY: the caller's promise.
-    let params = unsafe { params(param, &state) }?;
-    let qp = queue_pair(id, &mut state, params.qp_num)?;
-    let options = options(state.options, params.responder_resources, params.initiator_depth)?;
-    let Phase::Requested(request) = std::mem::replace(&mut state.phase, Phase::Over) else { unreachable!() };
-    let queue = Arc::clone(state.channel.queue());
-    request.accept(qp.engine(), Some(&options), &params.private_data, Some(&queue)).map_err(peer_is_gone)?;
-    state.handle = ConnHandle::of(qp.engine()).ok();
-    state.phase = Phase::Connecting;
+    let handle = ConnHandle::of(qp.engine()).ok();
+    id.lock().handle = handle;
     Ok(())
 }
 
@@ -193,15 +183,15 @@ fn peer_is_gone(error: Error) -> Errno {
     if matches!(error, Error::NotConnected) { Errno(libc::ECONNRESET) } else { error.into() }
 }
 
-/// `rdma_reject`, and `rdma_reject_ece`: nothing of vendors is negotiated here.
+/// `rdma_reject`, and `rdma_reject_ece`: there are no vendor options to negotiate.
 ///
 /// # Safety
-/// `data` is NULL or `len` readable octets.
+/// `data` is NULL or `len` readable bytes.
 pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, len: u8) -> c_int {
     boundary::minus_one(|| {
         let id = registry::id(id)?;
         // SAFETY: the caller's promise.
-        let data = unsafe { octets(data, len) }?;
+        let data = unsafe { params::bytes(data, len) }?;
         let request = {
             let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
             match std::mem::replace(&mut state.phase, Phase::Over) {
@@ -216,7 +206,7 @@ pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, l
     })
 }
 
-/// `rdma_establish`: the connection stands by itself as soon as both sides know.
+/// `rdma_establish`: the connection is established without it.
 ///
 /// # Safety
 /// None: what is no id of ours is refused.
@@ -264,26 +254,28 @@ pub unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 
 /// Whether an event is there or will come.
 fn disconnect(id: &Id) -> Result<bool> {
-    let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
-    match state.phase {
-        Phase::Connected => {
+    // Waits for `rdma_connect` or `rdma_accept` of another thread, which is about to know the connection.
+    let _control = id.control();
+    let (established, handle) = {
+        let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+        let established = match state.phase {
+            Phase::Connected => true,
+            Phase::Connecting => false,
+            // The second time, after the peer's, or instead of an answer to its request.
+            Phase::Disconnecting | Phase::Over | Phase::Requested(_) => return Ok(false),
+            _ => return Err(Errno::INVAL),
+        };
+        if established {
             state.phase = Phase::Disconnecting;
-            // One that is over already has its event in the channel.
-            let _ = state.handle.as_ref().map(ConnHandle::disconnect);
-            Ok(true)
         }
-        Phase::Connecting => {
-            // Not established yet: given up, which is an event as well.
-            let _ = state.handle.as_ref().map(ConnHandle::abort);
-            Ok(true)
-        }
-        // The second time, after the peer's, or instead of an answer to its request.
-        Phase::Disconnecting | Phase::Over | Phase::Requested(_) => Ok(false),
-        _ => Err(Errno::INVAL),
-    }
+        (established, state.handle.clone())
+    };
+    // A connection that is over already has its event in the channel. One that is not established is given up, with an event too.
+    let _ = handle.map(|handle| if established { handle.disconnect() } else { handle.abort() });
+    Ok(true)
 }
 
-/// `rdma_init_qp_attr`, for programs that move a queue pair of their own: what the kernel says of an iWARP device.
+/// `rdma_init_qp_attr`, for programs that move a queue pair of their own: the kernel's answer for an iWARP device.
 ///
 /// # Safety
 /// `attr` and `mask` are NULL or readable and writable.

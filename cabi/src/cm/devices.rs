@@ -1,11 +1,87 @@
-//! The connection manager's devices: one context each, the same for every id.
+//! The connection manager's devices: one context and one protection domain each, the same for every id.
 
-use crate::abi::ibv_context;
-use crate::boundary;
+use crate::abi::{ibv_context, ibv_pd};
+use crate::boundary::{self, Result};
+use crate::cm::id::Id;
+use crate::context::Context;
+use crate::device::{self, Device};
 use crate::errno::Errno;
-use crate::{context, device};
+use crate::fork::{ForkSafe, Forked};
+use crate::{open, pd};
+use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::net::IpAddr;
 use std::ptr;
+
+/// A context and its protection domain, which are never closed.
+#[derive(Clone, Copy)]
+struct Shared {
+    context: *mut ibv_context,
+    domain: *mut ibv_pd,
+}
+
+// SAFETY: pointers to objects that any thread may use.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+/// By name of the network device.
+struct Opened(BTreeMap<String, Shared>);
+
+impl Forked for Opened {
+    const NEW: Self = Self(BTreeMap::new());
+
+    /// The child opens its own, on its own engine.
+    fn in_child(&mut self) {
+        self.0.clear();
+    }
+}
+
+static OPENED: ForkSafe<Opened> = ForkSafe::new();
+
+/// Opened at the first use of `device`, without the lock.
+fn shared(device: &'static Device) -> Result<Shared> {
+    let name = device.netdev_name();
+    if let Some(known) = OPENED.read().0.get(name) {
+        return Ok(*known);
+    }
+    let context = open::open(device)?;
+    // SAFETY: a context of ours, made above.
+    let domain = unsafe { pd::ibv_alloc_pd(context) };
+    if domain.is_null() {
+        let error = Errno::last();
+        // SAFETY: made above, and no other thread has it.
+        unsafe { Context::free(context) }?;
+        return Err(error);
+    }
+    let new = Shared { context, domain };
+    let kept = *OPENED.write().0.entry(name.to_owned()).or_insert(new);
+    if kept.context != new.context {
+        // Another thread was faster.
+        // SAFETY: made above, and no other thread has them.
+        unsafe {
+            pd::ibv_dealloc_pd(new.domain);
+            Context::free(new.context)?;
+        }
+    }
+    Ok(kept)
+}
+
+/// Ties an id to the device that has `address`: its context and its default protection domain.
+///
+/// # Errors
+/// ENODEV when no device has the address; those of opening it.
+pub(crate) fn bind(id: &Id, address: IpAddr) -> Result<()> {
+    let shared = shared(device::with_address(address)?)?;
+    let _ordered = id.lock();
+    // SAFETY: the structure is alive, and the lock orders this library's threads.
+    unsafe {
+        (*id.abi()).verbs = shared.context;
+        (*id.abi()).pd = shared.domain;
+        (*id.abi()).port_num = 1;
+    }
+    Ok(())
+}
 
 /// `rdma_get_devices`.
 ///
@@ -19,7 +95,7 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
         }
         let mut list = Vec::with_capacity(devices.len() + 1);
         for device in devices {
-            list.push(context::shared(device)?);
+            list.push(shared(device)?.context);
         }
         if !count.is_null() {
             // SAFETY: the caller's promise.

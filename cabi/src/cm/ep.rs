@@ -4,16 +4,15 @@ use crate::abi::cm::{RAI_PASSIVE, RDMA_PS_TCP};
 use crate::abi::qp::IBV_QPT_RC;
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_id};
 use crate::boundary::{self, Result};
-use crate::cm::channel::Channel;
-use crate::cm::id::{Endpoint, Id, check_port_space};
+use crate::cm::id::{Endpoint, Id};
+use crate::cm::lifecycle::{self, check_port_space};
 use crate::cm::{address, qp, registry, resolve};
 use crate::errno::Errno;
-use crate::process;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::{ptr, slice};
 
-/// Octets of private data that can go before the caller's.
+/// Bytes of private data that can precede the caller's.
 const MAX_CONNECT_DATA: usize = 255;
 
 /// `rdma_create_ep`: a synchronous id. Of a passive endpoint, the attributes are those of its requests' queue pairs.
@@ -37,7 +36,7 @@ pub unsafe extern "C" fn rdma_create_ep(
         if res.ai_qp_type != IBV_QPT_RC && res.ai_qp_type != 0 {
             return Err(Errno::UNSUPPORTED);
         }
-        let new = Id::create(&Channel::create()?, true, ptr::null_mut());
+        let new = lifecycle::create(&lifecycle::own_channel()?, true, ptr::null_mut());
         // SAFETY: as above.
         match unsafe { equip(&new, res, pd, attr) } {
             Ok(()) => {
@@ -46,7 +45,7 @@ pub unsafe extern "C" fn rdma_create_ep(
                 Ok(())
             }
             Err(error) => {
-                new.discard();
+                lifecycle::discard(&new);
                 Err(error)
             }
         }
@@ -80,7 +79,7 @@ unsafe fn equip(
     };
     resolve::resolve(id, src, dst)?;
     resolve::route(id)?;
-    // Both events are ours, and nobody but us has seen the id.
+    // Both events are notes, and C has not seen the id yet.
     id.forget_notes();
     if let Some(given) = given {
         given.qp_type = IBV_QPT_RC;
@@ -101,10 +100,10 @@ unsafe fn equip(
 /// `rdma_destroy_ep`: the id, and what was made on it.
 ///
 /// # Safety
-/// Nobody uses the id's queue pair and shared receive queue any more.
+/// No thread uses the id's queue pair and shared receive queue any more.
 pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     boundary::value((), || {
-        if process::with(|process| process.cm.forget_inherited(id)) {
+        if registry::forget_inherited(id) {
             return Ok(());
         }
         let id = registry::id(id)?;
@@ -113,7 +112,7 @@ pub unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
             qp::destroy(&id);
             qp::destroy_srq(&id);
         }
-        id.destroy();
+        lifecycle::destroy(&id);
         Ok(())
     });
 }

@@ -3,15 +3,17 @@
 use crate::abi::rdma_cm_id;
 use crate::boundary::{self, Result};
 use crate::cm::id::{Id, Phase};
-use crate::cm::{connect, registry, resolve};
+use crate::cm::ports::Reservation;
+use crate::cm::routes::{self, Source};
+use crate::cm::{params, registry, resolve};
+use crate::engine::{self, MAX_RD_ATOMIC};
 use crate::errno::Errno;
-use crate::process::{self, MAX_RD_ATOMIC, Process};
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use verbs::cm::Listener;
 
-/// What a backlog of nothing means, and the most there is: `net.core.somaxconn` bounds it further.
+/// The default and the maximum: `net.core.somaxconn` bounds it further.
 const MAX_BACKLOG: u32 = 1024;
 
 /// `rdma_listen`. An id without an address listens on a free port of every device.
@@ -29,24 +31,29 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
 }
 
 fn listen(id: &Arc<Id>, backlog: c_int) -> Result<()> {
-    let engine = process::with(Process::engine)?;
-    let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
-    let (Phase::Bound, Some(local)) = (&state.phase, state.local) else { return Err(Errno::INVAL) };
+    let engine = engine::get()?;
+    let _control = id.control();
+    let (local, channel, set) = {
+        let state = id.lock_alive().ok_or(Errno::INVAL)?;
+        let (Phase::Bound, Some(local)) = (&state.phase, state.local) else { return Err(Errno::INVAL) };
+        (local, Arc::clone(&state.channel), state.options)
+    };
     let backlog = match u32::try_from(backlog) {
         Ok(backlog @ 1..MAX_BACKLOG) => backlog,
         _ => MAX_BACKLOG,
     };
-    let most = MAX_RD_ATOMIC as u8;
-    let options = connect::options(state.options, most, most)?;
-    let queue = Arc::clone(state.channel.queue());
-    // The first request may come before this call ends: nobody looks up the listener until it is known.
-    let listener = process::with(|process| -> Result<_> {
-        let listener = Listener::bind(&engine, local, backlog, &options, &queue)?;
-        process.cm.listeners.insert(listener.id(), Arc::clone(id));
-        Ok(listener)
-    })?;
-    state.phase = Phase::Listening(listener);
-    // The listener has the port now; the id goes on having it among ours.
-    state.port = None;
+    let reads = MAX_RD_ATOMIC as u8;
+    let options = params::conn_options(set, reads, reads)?;
+    let opening = channel.opening();
+    let listener = Listener::bind(&engine, local, backlog, &options, channel.queue())?;
+    let source = Source::Listener(listener.id());
+    let bound = {
+        let mut state = id.lock();
+        state.phase = Phase::Listening(listener);
+        // The listener has it now; the port stays the id's towards others of this process.
+        state.port.as_mut().and_then(Reservation::unbind)
+    };
+    drop(bound);
+    routes::add(source, id, Some(opening));
     Ok(())
 }

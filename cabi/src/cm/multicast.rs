@@ -1,4 +1,4 @@
-//! Multicast, which iWARP has not: refused as the kernel does for an iWARP device.
+//! Multicast, which iWARP does not have: refused as the kernel does for an iWARP device.
 
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
 use crate::boundary;
@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 /// `rdma_join_multicast`.
 ///
 /// # Safety
-/// None: nothing is looked at but the id.
+/// None: only the id is used.
 pub unsafe extern "C" fn rdma_join_multicast(
     id: *mut rdma_cm_id,
     _addr: *mut libc::sockaddr,
@@ -34,7 +34,7 @@ fn refuse(id: *mut rdma_cm_id) -> c_int {
     boundary::minus_one(|| registry::id(id).and(Err(Errno::NOSYS)))
 }
 
-/// `rdma_leave_multicast`: nobody has joined.
+/// `rdma_leave_multicast`: no group can have been joined.
 ///
 /// # Safety
 /// As [`rdma_join_multicast`].

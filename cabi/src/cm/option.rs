@@ -1,4 +1,4 @@
-//! `rdma_set_option`, and the extended connection establishment of vendors, which there is none of.
+//! `rdma_set_option`, and the extended connection establishment of vendors, which is not offered.
 
 use crate::abi::cm::*;
 use crate::abi::{self, ibv_ece, rdma_cm_id};
@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_void};
 /// `rdma_set_option`. An acknowledgement time-out is InfiniBand's: it becomes the queue pair's attribute, and TCP has its own.
 ///
 /// # Safety
-/// `value` is NULL or `len` readable octets.
+/// `value` is NULL or `len` readable bytes.
 pub unsafe extern "C" fn rdma_set_option(
     id: *mut rdma_cm_id,
     level: c_int,
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn rdma_set_option(
 }
 
 /// # Safety
-/// `value` is NULL or `len` readable octets; any octets are a `T`.
+/// `value` is NULL or `len` readable bytes; any bytes are a `T`.
 unsafe fn value_of<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
     if value.is_null() || len != size_of::<T>() {
         return Err(Errno::INVAL);
@@ -48,7 +48,7 @@ unsafe fn value_of<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 
-/// `rdma_set_local_ece`: accepted before there is a queue pair, and told to nobody.
+/// `rdma_set_local_ece`: accepted before there is a queue pair, and not sent.
 ///
 /// # Safety
 /// `ece` is NULL or readable.
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_e
     })
 }
 
-/// `rdma_get_remote_ece`: the peer said nothing.
+/// `rdma_get_remote_ece`: always empty.
 ///
 /// # Safety
 /// `ece` is NULL or writable.

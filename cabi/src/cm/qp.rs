@@ -3,39 +3,20 @@
 use crate::abi::qp::{IBV_QP_INIT_ATTR_PD, IBV_QPT_RC};
 use crate::abi::srq::{IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQT_BASIC};
 use crate::abi::{
-    self, ibv_comp_channel, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex,
-    ibv_srq_init_attr, ibv_srq_init_attr_ex, rdma_cm_id,
+    self, ibv_comp_channel, ibv_cq, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_init_attr,
+    ibv_srq_init_attr_ex, rdma_cm_id,
 };
 use crate::boundary::{self, Result};
 use crate::cm::id::Id;
 use crate::cm::registry;
 use crate::errno::Errno;
 use crate::qp::Qp;
-use crate::{channel, cq, pd, process, qp, srq};
+use crate::{channel, cq, pd, qp, srq};
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use verbs::QpState;
 
-/// The protection domain of a shared context for whoever brings none.
-///
-/// # Errors
-/// Those of making it.
-pub(crate) fn default_domain(verbs: *mut ibv_context) -> Result<*mut ibv_pd> {
-    if let Some(known) = process::with(|process| process.cm.domains.get(&verbs.addr()).copied()) {
-        return Ok(known as *mut ibv_pd);
-    }
-    // SAFETY: a context of ours, which is never closed.
-    let new = made(unsafe { pd::ibv_alloc_pd(verbs) })?;
-    let kept = process::with(|process| *process.cm.domains.entry(verbs.addr()).or_insert(new as usize));
-    if kept != new as usize {
-        // Another thread was quicker.
-        // SAFETY: made above, and nobody else has seen it.
-        unsafe { pd::ibv_dealloc_pd(new) };
-    }
-    Ok(kept as *mut ibv_pd)
-}
-
-/// What a function of verbs made, or why it did not.
+/// The object that a function of verbs made, or its error.
 fn made<T>(object: *mut T) -> Result<*mut T> {
     if object.is_null() { Err(Errno::last()) } else { Ok(object) }
 }
@@ -142,7 +123,7 @@ unsafe fn ready_to_receive(new: *mut ibv_qp) -> Result<()> {
     Ok(())
 }
 
-/// Makes the completion queues, with a channel each, that the program has not brought.
+/// Makes the completion queues, with a channel each, that the program has not given.
 ///
 /// # Safety
 /// The structure of the id is alive, and C orders its own calls.
@@ -205,7 +186,7 @@ unsafe fn create_queue(
 /// As for [`create_queues`]; no queue pair uses them any more.
 unsafe fn destroy_queues(id: &Id) {
     let abi = id.abi();
-    // SAFETY: the caller's promise; what the places hold, we made.
+    // SAFETY: the caller's promise; what the places hold was made by `create_queues`.
     unsafe {
         let queues = [&raw mut (*abi).send_cq, &raw mut (*abi).recv_cq];
         let channels = [&raw mut (*abi).send_cq_channel, &raw mut (*abi).recv_cq_channel];
@@ -225,7 +206,7 @@ unsafe fn destroy_queues(id: &Id) {
 /// `rdma_destroy_qp`.
 ///
 /// # Safety
-/// Nobody uses the queue pair of the id any more.
+/// No thread uses the queue pair of the id any more.
 pub unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     boundary::value((), || {
         // SAFETY: the caller's promise.
@@ -248,7 +229,7 @@ pub(crate) unsafe fn destroy(id: &Id) {
     }
 }
 
-/// Gives the id of a request the queue pair that its listener was told to make.
+/// Gives the id of a request the queue pair that `rdma_create_ep` asked for.
 pub(crate) fn for_request(listener: *mut rdma_cm_id, new: *mut rdma_cm_id) -> Result<()> {
     let Some(endpoint) = registry::id(listener)?.lock().endpoint else { return Ok(()) };
     let id = registry::id(new)?;
@@ -274,7 +255,7 @@ pub unsafe extern "C" fn rdma_create_srq(
     })
 }
 
-/// `rdma_create_srq_ex`: basic queues alone; extended connections and tag matching are other transports'.
+/// `rdma_create_srq_ex`: basic queues alone; extended connections and tag matching belong to other transports.
 ///
 /// # Safety
 /// As for [`rdma_create_srq`].
@@ -316,7 +297,7 @@ unsafe fn create_srq(id: &Id, pd: *mut ibv_pd, attr: &mut ibv_srq_init_attr) -> 
 /// `rdma_destroy_srq`.
 ///
 /// # Safety
-/// Nobody uses the shared receive queue of the id any more.
+/// No thread uses the shared receive queue of the id any more.
 pub unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     boundary::value((), || {
         // SAFETY: the caller's promise.

@@ -1,93 +1,78 @@
-//! What C may name: every pointer that it has from the connection manager, while it is good. A pointer to anything else, freed or
-//! never ours, is answered with EINVAL and not looked at.
+//! Every pointer that C has from the connection manager, while it is valid. A pointer to anything else, freed or never given out by
+//! this library, is answered with EINVAL and not read through.
 
 use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use crate::boundary::Result;
 use crate::cm::channel::Channel;
 use crate::cm::id::Id;
-use crate::cm::left_behind::LeftBehind;
+use crate::cm::orphaned;
 use crate::errno::Errno;
-use crate::process;
-use std::collections::{HashMap, HashSet};
-use std::net::SocketAddr;
+use crate::fork::{ForkSafe, Forked};
+use parking_lot::RwLock;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use verbs::cm::{ConnId, ListenerId};
 
-/// The connection manager's part of the process's state.
-#[derive(Default)]
-pub(crate) struct Registry {
-    ids: HashMap<usize, Arc<Id>>,
-    channels: HashMap<usize, Arc<Channel>>,
-    events: HashSet<usize>,
-    /// Who still believes in a channel that is gone.
-    pub(crate) left_behind: LeftBehind,
-    /// Whom the engine's events are about.
-    pub(crate) conns: HashMap<ConnId, Arc<Id>>,
-    pub(crate) listeners: HashMap<ListenerId, Arc<Id>>,
-    /// Ports that ids of this process have, by id.
-    pub(crate) ports: HashMap<usize, Port>,
-    /// The protection domain of each shared context, by context.
-    pub(crate) domains: HashMap<usize, usize>,
-    /// Good before a fork, in the parent: destroying them is no mistake, and does nothing.
-    inherited: HashSet<usize>,
+enum Known {
+    Id(Arc<Id>),
+    Channel(Arc<Channel>),
+    /// The box belongs to C until it is acknowledged.
+    Event,
+    /// Valid before a fork, in the parent: destroying it is no error, and does nothing.
+    Inherited,
 }
 
-/// A port that an id has.
-#[derive(Clone, Copy)]
-pub(crate) struct Port {
-    /// The real address.
-    pub(crate) at: SocketAddr,
-    /// `RDMA_OPTION_ID_REUSEADDR`
-    pub(crate) reuse: bool,
+/// By address. Every call of the connection manager begins with a look-up here, so the table is in shards, each with a lock that is
+/// held for the look-up alone.
+struct Pointers(BTreeMap<usize, Known>);
+
+impl Forked for Pointers {
+    const NEW: Self = Self(BTreeMap::new());
+
+    fn in_child(&mut self) {
+        for known in self.0.values_mut() {
+            std::mem::forget(std::mem::replace(known, Known::Inherited));
+        }
+    }
 }
 
-impl Registry {
-    /// What a forked child knows of its parent's: the pointers, to ignore them.
-    pub(crate) fn after_fork(&self) -> Self {
-        let pointers = self.ids.keys().chain(self.channels.keys()).chain(&self.events).chain(&self.inherited);
-        Self { inherited: pointers.copied().collect(), ..Self::default() }
-    }
+static POINTERS: ForkSafe<Pointers, 64> = ForkSafe::new();
 
-    pub(crate) fn add_id(&mut self, id: &Arc<Id>) {
-        self.inherited.remove(&id.abi().addr());
-        self.ids.insert(id.abi().addr(), Arc::clone(id));
-    }
+fn shard(address: usize) -> &'static RwLock<Pointers> {
+    POINTERS.shard(address as u64)
+}
 
-    pub(crate) fn id_at(&self, address: usize) -> Option<Arc<Id>> {
-        self.ids.get(&address).map(Arc::clone)
-    }
+fn add(address: usize, known: Known) {
+    let before = shard(address).write().0.insert(address, known);
+    // Unlocked: what it refers to may take locks when it is dropped.
+    drop(before);
+}
 
-    pub(crate) fn remove_id(&mut self, id: &Id) {
-        self.ids.remove(&id.abi().addr());
-        self.ports.remove(&id.abi().addr());
-    }
+/// Removes what `is` accepts.
+fn remove(address: usize, is: impl FnOnce(&Known) -> bool) -> Option<Known> {
+    let mut shard = shard(address).write();
+    if shard.0.get(&address).is_some_and(is) { shard.0.remove(&address) } else { None }
+}
 
-    pub(crate) fn add_channel(&mut self, channel: &Arc<Channel>) {
-        self.inherited.remove(&channel.abi().addr());
-        self.left_behind.forget(channel.abi().addr());
-        self.channels.insert(channel.abi().addr(), Arc::clone(channel));
-    }
+/// The error for a pointer that names something else, or nothing.
+fn invalid(known: Option<&Known>) -> Errno {
+    if let Some(Known::Inherited) = known { Errno::INHERITED } else { Errno::INVAL }
+}
 
-    pub(crate) fn remove_channel(&mut self, channel: *mut rdma_event_channel) -> Option<Arc<Channel>> {
-        self.channels.remove(&channel.addr())
-    }
+/// C may name `id` from now on.
+pub(crate) fn add_id(id: &Arc<Id>) {
+    add(id.abi().addr(), Known::Id(Arc::clone(id)));
+}
 
-    pub(crate) fn add_event(&mut self, event: *mut rdma_cm_event) {
-        self.inherited.remove(&event.addr());
-        self.events.insert(event.addr());
-    }
+/// C may not name the id any more.
+pub(crate) fn remove_id(id: &Id) {
+    drop(remove(id.abi().addr(), |known| matches!(known, Known::Id(_))));
+}
 
-    /// True once for each event.
-    pub(crate) fn remove_event(&mut self, event: *mut rdma_cm_event) -> bool {
-        self.events.remove(&event.addr())
-    }
-
-    pub(crate) fn forget_inherited<T>(&mut self, pointer: *mut T) -> bool {
-        self.inherited.remove(&pointer.addr())
-    }
-
-    fn missing<T>(&self, pointer: *mut T) -> Errno {
-        if self.inherited.contains(&pointer.addr()) { Errno::INHERITED } else { Errno::INVAL }
+/// The id at an address, if there is one.
+pub(crate) fn id_at(address: usize) -> Option<Arc<Id>> {
+    match shard(address).read().0.get(&address) {
+        Some(Known::Id(id)) => Some(Arc::clone(id)),
+        _ => None,
     }
 }
 
@@ -96,7 +81,24 @@ impl Registry {
 /// # Errors
 /// EINVAL when there is none; EIO when it came through a fork.
 pub(crate) fn id(pointer: *mut rdma_cm_id) -> Result<Arc<Id>> {
-    process::with(|process| process.cm.id_at(pointer.addr()).ok_or_else(|| process.cm.missing(pointer)))
+    match shard(pointer.addr()).read().0.get(&pointer.addr()) {
+        Some(Known::Id(id)) => Ok(Arc::clone(id)),
+        other => Err(invalid(other)),
+    }
+}
+
+/// C may name `channel` from now on.
+pub(crate) fn add_channel(channel: &Arc<Channel>) {
+    orphaned::forget(channel.abi().addr());
+    add(channel.abi().addr(), Known::Channel(Arc::clone(channel)));
+}
+
+/// C may not name the channel any more.
+pub(crate) fn remove_channel(channel: *mut rdma_event_channel) -> Option<Arc<Channel>> {
+    match remove(channel.addr(), |known| matches!(known, Known::Channel(_))) {
+        Some(Known::Channel(channel)) => Some(channel),
+        _ => None,
+    }
 }
 
 /// The channel behind C's pointer.
@@ -104,8 +106,23 @@ pub(crate) fn id(pointer: *mut rdma_cm_id) -> Result<Arc<Id>> {
 /// # Errors
 /// As [`id`].
 pub(crate) fn channel(pointer: *mut rdma_event_channel) -> Result<Arc<Channel>> {
-    process::with(|process| {
-        let cm = &process.cm;
-        cm.channels.get(&pointer.addr()).map(Arc::clone).ok_or_else(|| cm.missing(pointer))
-    })
+    match shard(pointer.addr()).read().0.get(&pointer.addr()) {
+        Some(Known::Channel(channel)) => Ok(Arc::clone(channel)),
+        other => Err(invalid(other)),
+    }
+}
+
+/// C may acknowledge `event` from now on.
+pub(crate) fn add_event(event: *mut rdma_cm_event) {
+    add(event.addr(), Known::Event);
+}
+
+/// True once for each event.
+pub(crate) fn remove_event(event: *mut rdma_cm_event) -> bool {
+    remove(event.addr(), |known| matches!(known, Known::Event)).is_some()
+}
+
+/// Whether the pointer came through a fork. It is forgotten.
+pub(crate) fn forget_inherited<T>(pointer: *mut T) -> bool {
+    remove(pointer.addr(), |known| matches!(known, Known::Inherited)).is_some()
 }

@@ -1,11 +1,10 @@
-//! Local addresses, and the way to a peer.
+//! Local addresses, and the address and route of a peer.
 
 use crate::abi::cm::{RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_RESOLVED};
 use crate::abi::rdma_cm_id;
 use crate::boundary::{self, Result};
-use crate::cm::event::Note;
-use crate::cm::id::{Id, Phase};
-use crate::cm::{address, registry, sync};
+use crate::cm::id::{Id, Note, Phase};
+use crate::cm::{address, devices, ports, registry, sync};
 use crate::errno::Errno;
 use std::ffi::c_int;
 use std::net::SocketAddr;
@@ -33,9 +32,9 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
         state.options
     };
     if !real.ip().is_unspecified() {
-        address::bind_device(id, real.ip()).map_err(not_ours)?;
+        devices::bind(id, real.ip()).map_err(not_available)?;
     }
-    let (bound, port) = address::reserve(id, real, options)?;
+    let (bound, port) = ports::reserve(id.abi().addr(), real, options.reuse, options.v6_only)?;
     id.set_addresses(Some(bound), None);
     let mut state = id.lock();
     state.port = Some(port);
@@ -43,12 +42,12 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-/// An address that no device has is none to bind to.
-fn not_ours(errno: Errno) -> Errno {
+/// What a program gets that binds to an address of no device.
+fn not_available(errno: Errno) -> Errno {
     if errno == Errno::NODEV { Errno(libc::EADDRNOTAVAIL) } else { errno }
 }
 
-/// `rdma_resolve_addr`: the answer is there at once, so the time-out never passes.
+/// `rdma_resolve_addr`: the result is there at once, so the time-out never passes.
 ///
 /// # Safety
 /// The addresses are NULL or as long as their families'.
@@ -95,7 +94,7 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
         Some(local) if !local.ip().is_unspecified() => local,
         _ => {
             let mut source = address::source_for(peer)?;
-            address::bind_device(id, source.ip())?;
+            devices::bind(id, source.ip())?;
             source.set_port(bound.map_or(0, |local| local.port()));
             source
         }
@@ -124,4 +123,28 @@ pub(crate) fn route(id: &Id) -> Result<()> {
         state.phase = Phase::RouteResolved;
     }
     id.post(Note { event: RDMA_CM_EVENT_ROUTE_RESOLVED, status: 0, arg: 0 })
+}
+
+/// `rdma_get_src_port`, in network order.
+///
+/// # Safety
+/// None: what is no id of ours has port 0.
+pub unsafe extern "C" fn rdma_get_src_port(id: *mut rdma_cm_id) -> u16 {
+    port(id, |id| id.lock().local)
+}
+
+/// `rdma_get_dst_port`, in network order.
+///
+/// # Safety
+/// As [`rdma_get_src_port`].
+pub unsafe extern "C" fn rdma_get_dst_port(id: *mut rdma_cm_id) -> u16 {
+    port(id, |id| id.lock().peer)
+}
+
+fn port(id: *mut rdma_cm_id, of: impl FnOnce(&Id) -> Option<SocketAddr>) -> u16 {
+    boundary::value(0, || {
+        let id = registry::id(id)?;
+        let real = of(&id).map_or(0, |address| address.port());
+        Ok(if real == 0 { 0 } else { address::program_port(real).to_be() })
+    })
 }

@@ -1,18 +1,18 @@
-//! Synchronous ids: those without a channel of the program's. Every call that an event answers waits for that event and leaves it
-//! in the id for the program to look at.
+//! Synchronous ids: those without a channel of the program's. Every call that is completed by an event waits for that event and leaves it
+//! in the id, where the program can read it.
 
 use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_REJECTED};
 use crate::abi::{rdma_cm_event, rdma_cm_id, rdma_event_channel};
 use crate::boundary::{self, Result};
-use crate::cm::{channel, qp, registry};
+use crate::cm::{event_channel, lifecycle, qp, registry};
 use crate::errno::Errno;
 use std::ffi::c_int;
 use std::ptr;
 
-/// The end of a call whose beginning came to `result`: of a synchronous id the event, of any other nothing.
+/// Completes a call that began with `result`: a synchronous id waits for the event, any other id for nothing.
 ///
 /// # Safety
-/// As for [`channel::wait`].
+/// As for [`event_channel::wait`].
 #[inline]
 pub(crate) unsafe fn complete(id: *mut rdma_cm_id, result: c_int) -> c_int {
     if result != 0 {
@@ -23,7 +23,7 @@ pub(crate) unsafe fn complete(id: *mut rdma_cm_id, result: c_int) -> c_int {
         return 0;
     }
     // SAFETY: the caller's promise.
-    let event = unsafe { channel::wait(own) };
+    let event = unsafe { event_channel::wait(own) };
     if event.is_null() {
         return -1;
     }
@@ -41,12 +41,12 @@ fn own_channel(id: *mut rdma_cm_id) -> *mut rdma_event_channel {
         if !sync {
             return Ok(ptr::null_mut());
         }
-        id.acknowledge_own();
+        lifecycle::acknowledge_shown(&id);
         Ok(channel)
     })
 }
 
-/// Shows an event to the program, and says whether it is a good one.
+/// Shows an event to the program; an error for an event that reports one.
 fn keep(id: *mut rdma_cm_id, event: *mut rdma_cm_event) -> Result<()> {
     let id = registry::id(id)?;
     // SAFETY: the structure is alive, and the event is not acknowledged before the id lets it go.
@@ -61,7 +61,7 @@ fn keep(id: *mut rdma_cm_id, event: *mut rdma_cm_event) -> Result<()> {
     }
 }
 
-/// `rdma_get_request`: the next request of a synchronous listener, with a queue pair if `rdma_create_ep` was told how to make one.
+/// `rdma_get_request`: the next request of a synchronous listener, with a queue pair if `rdma_create_ep` was given its attributes.
 ///
 /// # Safety
 /// `id` is NULL or writable.
@@ -75,7 +75,7 @@ pub unsafe extern "C-unwind" fn rdma_get_request(
         return -1;
     }
     // SAFETY: nothing on this stack frame has a destructor.
-    let event = unsafe { channel::wait(own) };
+    let event = unsafe { event_channel::wait(own) };
     if event.is_null() {
         return -1;
     }

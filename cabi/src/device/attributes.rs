@@ -1,27 +1,24 @@
-//! What a device says about itself: siw's numbers where siw has the limit, the engine's own otherwise.
+//! Attributes of a device: siw's numbers where siw has the limit, the engine's own otherwise.
 
 use super::netdev::NetDev;
 use super::write_text;
 use crate::abi::device::{self as dev, ibv_device_attr, ibv_device_attr_ex};
 use crate::abi::{self, ibv_context, ibv_values_ex};
 use crate::boundary::{self, Result};
+use crate::clock::monotonic_ns;
 use crate::context::Context;
+use crate::engine::MAX_RD_ATOMIC;
 use crate::errno::Errno;
-use crate::process::MAX_RD_ATOMIC;
 use std::ffi::{c_int, c_uint};
 use verbs::Limits;
 
 /// The vendor that siw gives: software, so no vendor has the number.
 const VENDOR_ID: u32 = 0x62_6d74;
 
-/// Node GUID, big-endian: the EUI-64 of the MAC address; a locally administered one for devices without.
+/// As [`NetDev::guid`].
 #[must_use]
 pub fn guid(netdev: &NetDev) -> u64 {
-    let [a, b, c, d, e, f] = netdev.mac.unwrap_or_else(|| {
-        let [_, _, high, low] = netdev.index.to_be_bytes();
-        [0x02, b'u', b'i', b'w', high, low]
-    });
-    u64::from_ne_bytes([a ^ 2, b, c, 0xFF, 0xFE, d, e, f])
+    netdev.guid()
 }
 
 fn int(value: u32) -> c_int {
@@ -34,7 +31,7 @@ pub fn of(netdev: &NetDev, limits: &Limits, pkeys: u16) -> ibv_device_attr {
     // SAFETY: integers.
     let mut attr: ibv_device_attr = unsafe { abi::zeroed() };
     write_text(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
-    attr.node_guid = guid(netdev);
+    attr.node_guid = netdev.guid();
     attr.sys_image_guid = attr.node_guid;
     attr.max_mr_size = u64::MAX;
     attr.page_size_cap = 4096;
@@ -90,7 +87,7 @@ pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut 
 /// `ibv_query_device_ex`, by `verbs_context`: as much of the structure as the caller knows.
 ///
 /// # Safety
-/// `context` is NULL or one of ours, `attr` is NULL or `size` octets can be written there.
+/// `context` is NULL or one of ours, `attr` is NULL or `size` bytes can be written there.
 pub(crate) unsafe extern "C" fn query_device_ex(
     context: *mut ibv_context,
     input: *const c_uint,
@@ -103,7 +100,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         if attr.is_null() || size < size_of::<ibv_device_attr>() {
             return Err(Errno::INVAL);
         }
-        // SAFETY: `input` is one number, the mask of what else is asked: nothing is defined.
+        // SAFETY: `input` is one number, a mask of further requests, of which none is defined.
         if !input.is_null() && unsafe { *input } != 0 {
             return Err(Errno::INVAL);
         }
@@ -117,7 +114,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         full.pci_atomic_caps = [0; 3];
         full.phys_port_cnt_ex = 1;
         let known = size.min(size_of::<ibv_device_attr_ex>());
-        // SAFETY: `known` octets fit both; what the caller knows beyond is zeroed.
+        // SAFETY: `known` bytes fit both; what the caller knows beyond is zeroed.
         unsafe {
             attr.cast::<u8>().write_bytes(0, size);
             std::ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast::<u8>(), known);
@@ -148,21 +145,4 @@ pub(crate) unsafe extern "C" fn query_rt_values(
         values.comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;
         Ok(())
     })
-}
-
-/// The clock of completion timestamps.
-pub(crate) fn monotonic_ns() -> u64 {
-    clock(libc::CLOCK_MONOTONIC)
-}
-
-/// The wall clock.
-pub(crate) fn realtime_ns() -> u64 {
-    clock(libc::CLOCK_REALTIME)
-}
-
-fn clock(id: libc::clockid_t) -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one timespec.
-    unsafe { libc::clock_gettime(id, &raw mut now) };
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }

@@ -8,21 +8,21 @@ pub mod port;
 use crate::abi::{self, ibv_device};
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
+use crate::fork::{ForkSafe, Forked};
 use crate::object;
 use crate::persona::Persona;
-use crate::process;
 use crate::settings::Settings;
 use netdev::NetDev;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int};
 use std::net::IpAddr;
 use std::ptr;
 
-/// A device as C holds it. Never freed: a process knows few names of network devices, and programs keep pointers.
+/// A device as C holds it. Never freed: a process has few network devices, and programs keep pointers.
 #[repr(C)]
 pub struct Device {
     abi: ibv_device,
-    /// Vendors' libraries look for their own marks behind the structure (`verbs_device.ops`): they find none.
+    /// Vendors' libraries read marks of their own behind the structure (`verbs_device.ops`): these words are zero.
     behind: [u64; 64],
     netdev: String,
 }
@@ -32,18 +32,34 @@ unsafe impl Sync for Device {}
 // SAFETY: as above.
 unsafe impl Send for Device {}
 
-/// The devices found so far, by name of their network device.
-#[derive(Default)]
-pub(crate) struct Devices(HashMap<String, &'static Device>);
+/// The devices found so far, by name of their network device. They are never freed, and a child of a fork has the same.
+struct Devices(BTreeMap<String, &'static Device>);
 
-impl Devices {
-    fn find(&mut self, netdev: &NetDev, persona: Persona) -> &'static Device {
-        self.0.entry(netdev.name.clone()).or_insert_with(|| {
-            let device: &'static Device = Box::leak(Box::new(Device::new(netdev, persona)));
-            object::enter(device.abi().addr(), Device::KIND);
-            device
-        })
+impl Forked for Devices {
+    const NEW: Self = Self(BTreeMap::new());
+
+    fn in_child(&mut self) {}
+}
+
+static DEVICES: ForkSafe<Devices> = ForkSafe::new();
+
+fn find(netdev: &NetDev, persona: Persona) -> &'static Device {
+    if let Some(known) = DEVICES.read().0.get(&netdev.name) {
+        return known;
     }
+    let made = Box::into_raw(Box::new(Device::new(netdev, persona)));
+    // SAFETY: the box just made; it is freed below or never.
+    let new: &'static Device = unsafe { &*made };
+    // Before other threads can find it and give it to C.
+    object::enter(new.abi().addr(), Device::KIND);
+    let kept = *DEVICES.write().0.entry(netdev.name.clone()).or_insert(new);
+    if !ptr::eq(kept, new) {
+        // Another thread was faster.
+        object::leave(new.abi().addr());
+        // SAFETY: made above, in no table, and no other reference to it exists.
+        drop(unsafe { Box::from_raw(made) });
+    }
+    kept
 }
 
 impl Device {
@@ -109,7 +125,7 @@ pub fn write_text<const N: usize>(to: &mut [c_char; N], text: &str) {
 pub fn list() -> Result<Vec<&'static Device>> {
     let persona = Settings::get()?.persona;
     let netdevs = netdev::all()?;
-    Ok(process::with(|process| netdevs.iter().map(|netdev| process.devices.find(netdev, persona)).collect()))
+    Ok(netdevs.iter().map(|netdev| find(netdev, persona)).collect())
 }
 
 /// The device that has `address`. Every address 127.x.y.z is one of the loopback device.
@@ -124,7 +140,7 @@ pub fn with_address(address: IpAddr) -> Result<&'static Device> {
             || netdev.loopback && address.is_loopback() && address.is_ipv4()
     };
     let netdev = netdevs.iter().find(has).ok_or(Errno::NODEV)?;
-    Ok(process::with(|process| process.devices.find(netdev, persona)))
+    Ok(find(netdev, persona))
 }
 
 /// `ibv_get_device_list`.
@@ -166,14 +182,14 @@ pub extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char 
     boundary::pointer(|| Device::get(device).map(|d| d.abi.name.as_ptr().cast_mut())).cast_const()
 }
 
-/// `ibv_get_device_index`: there is no kernel device with an index; what rdma-core says on kernels that tell none.
+/// `ibv_get_device_index`: there is no kernel device with an index; as rdma-core on kernels that report none.
 pub extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
     -1
 }
 
 /// `ibv_get_device_guid`, big-endian.
 pub extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
-    boundary::value(0, || Device::get(device)?.netdev().map(|n| attributes::guid(&n)))
+    boundary::value(0, || Device::get(device)?.netdev().map(|netdev| netdev.guid()))
 }
 
 /// `ibv_get_sysfs_path`: where sysfs is mounted.
@@ -184,7 +200,7 @@ pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
 /// `ibv_read_sysfs_file`: reads `dir/file` and cuts a newline at the end.
 ///
 /// # Safety
-/// `dir` and `file` are NULL or end in NUL; `buffer` holds `size` octets.
+/// `dir` and `file` are NULL or end in NUL; `buffer` holds `size` bytes.
 pub unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
@@ -198,12 +214,12 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
         // SAFETY: the caller's promise.
         let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };
         let path = format!("{}/{}", dir.to_string_lossy(), file.to_string_lossy());
-        let octets = std::fs::read(path)?;
-        let octets = octets.strip_suffix(b"\n").unwrap_or(&octets);
-        let len = octets.len().min(size - 1);
-        // SAFETY: `len` + 1 octets fit `size`.
+        let bytes = std::fs::read(path)?;
+        let bytes = bytes.strip_suffix(b"\n").unwrap_or(&bytes);
+        let len = bytes.len().min(size - 1);
+        // SAFETY: `len` + 1 bytes fit `size`.
         unsafe {
-            ptr::copy_nonoverlapping(octets.as_ptr(), buffer.cast(), len);
+            ptr::copy_nonoverlapping(bytes.as_ptr(), buffer.cast(), len);
             *buffer.add(len) = 0;
         }
         Ok(c_int::try_from(len).unwrap_or(c_int::MAX))

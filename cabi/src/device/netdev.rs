@@ -1,8 +1,11 @@
 //! The network devices of this machine, by `getifaddrs`: no files, so it works in every container.
 
+use crate::settings::Settings;
+use llp::Interface;
+use llp::smol::SmolConfig;
 use std::ffi::{CStr, c_int};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ptr;
 
 /// A network device with its addresses.
@@ -18,7 +21,7 @@ pub struct NetDev {
     pub loopback: bool,
     /// Its MAC address, if it has one.
     pub mac: Option<[u8; 6]>,
-    /// Octets of the longest packet.
+    /// Bytes of the longest packet.
     pub mtu: u32,
     /// Its addresses, each with the length of its prefix, in the kernel's order.
     pub addresses: Vec<(IpAddr, u8)>,
@@ -30,21 +33,40 @@ impl NetDev {
     pub fn address(&self, index: usize) -> Option<IpAddr> {
         self.addresses.get(index).map(|(address, _)| *address)
     }
+
+    /// The socket address of `ip` at this device: link-local addresses need the index of their device.
+    #[must_use]
+    pub fn socket_address(&self, ip: IpAddr, port: u16) -> SocketAddr {
+        match ip {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => SocketAddrV6::new(v6, port, 0, self.index).into(),
+            ip => SocketAddr::new(ip, port),
+        }
+    }
+
+    /// Node GUID, big-endian: the EUI-64 of the MAC address; a locally administered one for devices without.
+    #[must_use]
+    pub fn guid(&self) -> u64 {
+        let [a, b, c, d, e, f] = self.mac.unwrap_or_else(|| {
+            let [_, _, high, low] = self.index.to_be_bytes();
+            [0x02, b'u', b'i', b'w', high, low]
+        });
+        u64::from_ne_bytes([a ^ 2, b, c, 0xFF, 0xFE, d, e, f])
+    }
 }
 
 /// The devices of this process.
 pub(crate) fn all() -> io::Result<Vec<NetDev>> {
-    // Of settings that are wrong the user has been told.
-    all_on(&crate::settings::Settings::get().map(|settings| settings.llp.clone()).unwrap_or_default())
+    // `Settings::get` has reported bad values.
+    all_on(&Settings::get().map(|settings| settings.llp.clone()).unwrap_or_default())
 }
 
-/// Every network device that has an IP address, loopback last; on a TCP in the process the one that it is on.
+/// Every network device that has an IP address, loopback last; with a TCP in this process, the interface that it runs on alone.
 ///
 /// # Errors
 /// The system's.
 pub fn all_on(llp: &llp::Spec) -> io::Result<Vec<NetDev>> {
-    if let Some(own) = crate::stack::device(llp) {
-        return own.map(|netdev| vec![netdev]);
+    if let Some((name, config)) = llp.own() {
+        return own(name, config).map(|netdev| vec![netdev]);
     }
     let mut list: *mut libc::ifaddrs = ptr::null_mut();
     // SAFETY: fills `list` with a chain that is freed below.
@@ -63,7 +85,7 @@ pub fn all_on(llp: &llp::Spec) -> io::Result<Vec<NetDev>> {
             devices.push(new(name, entry.ifa_flags as c_int));
             devices.len() - 1
         });
-        // SAFETY: the chain's addresses are as long as their families say.
+        // SAFETY: the chain's addresses have the lengths of their families.
         unsafe { note(&mut devices[place], entry) };
     }
     // SAFETY: the chain that `getifaddrs` made; nothing points into it any more.
@@ -71,6 +93,19 @@ pub fn all_on(llp: &llp::Spec) -> io::Result<Vec<NetDev>> {
     devices.retain(|device| !device.addresses.is_empty());
     devices.sort_by_key(|device| (device.loopback, device.index));
     Ok(devices)
+}
+
+/// The interface of a TCP in this process, with the addresses of that TCP.
+fn own(name: &str, config: &SmolConfig) -> io::Result<NetDev> {
+    Interface::find(name).map(|interface| NetDev {
+        name: name.to_owned(),
+        index: interface.index,
+        running: interface.is_up,
+        loopback: false,
+        mac: Some(config.mac),
+        mtu: u32::try_from(interface.mtu).unwrap_or(1500),
+        addresses: config.addresses.clone(),
+    })
 }
 
 fn new(name: String, flags: c_int) -> NetDev {
@@ -90,10 +125,10 @@ fn new(name: String, flags: c_int) -> NetDev {
     }
 }
 
-/// Adds what one element of the chain says.
+/// Adds the content of one element of the chain.
 ///
 /// # Safety
-/// The element's addresses are NULL, or as long as their families say.
+/// The element's addresses are NULL, or have the lengths of their families.
 unsafe fn note(device: &mut NetDev, entry: &libc::ifaddrs) {
     if entry.ifa_addr.is_null() {
         return;
@@ -137,7 +172,7 @@ unsafe fn note(device: &mut NetDev, entry: &libc::ifaddrs) {
 }
 
 fn mtu(name: &str) -> Option<u32> {
-    // SAFETY: a socket of our own, closed below; the request holds a name with its NUL, and the kernel writes the MTU there.
+    // SAFETY: a new socket, closed below; the request holds a name with its NUL, and the kernel writes the MTU there.
     unsafe {
         let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
         if fd < 0 {

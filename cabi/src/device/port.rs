@@ -36,7 +36,7 @@ pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
     attr.max_msg_sz = u32::MAX;
     attr.pkey_tbl_len = persona.pkeys();
     attr.max_vl_num = 1;
-    // What the kernel says of a link whose speed nobody knows: one lane at 2.5 Gbit/s.
+    // As the kernel for a link of unknown speed: one lane at 2.5 Gbit/s.
     attr.active_width = 1;
     attr.active_speed = 1;
     attr.link_layer = persona.link_layer();
@@ -70,7 +70,7 @@ fn of_context(context: &Context, port: u32) -> Result<NetDev> {
 /// `ibv_query_port` of programs that know the structure as it grew; by `verbs_context`.
 ///
 /// # Safety
-/// `context` is NULL or one of ours, `attr` is NULL or `len` octets can be written there.
+/// `context` is NULL or one of ours, `attr` is NULL or `len` bytes can be written there.
 pub(crate) unsafe extern "C" fn query_port_long(
     context: *mut ibv_context,
     port: u8,
@@ -85,7 +85,7 @@ pub(crate) unsafe extern "C" fn query_port_long(
         }
         let full = of(&of_context(context, port.into())?, Settings::get()?.persona);
         let known = len.min(size_of::<ibv_port_attr>());
-        // SAFETY: the caller's promise for `len`; the source has `known` octets.
+        // SAFETY: the caller's promise for `len`; the source has `known` bytes.
         unsafe {
             attr.cast::<u8>().write_bytes(0, len);
             std::ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast::<u8>(), known);
@@ -97,7 +97,7 @@ pub(crate) unsafe extern "C" fn query_port_long(
 /// `ibv_query_port` as exported: the structure of 2006.
 ///
 /// # Safety
-/// `context` is NULL or one of ours, `attr` is NULL or 48 octets can be written there.
+/// `context` is NULL or one of ours, `attr` is NULL or 48 bytes can be written there.
 pub unsafe extern "C" fn ibv_query_port(
     context: *mut ibv_context,
     port: u8,
@@ -144,7 +144,7 @@ fn entry(netdev: &NetDev, index: usize, persona: Persona) -> Option<ibv_gid_entr
 /// `_ibv_query_gid_ex`: one entry, of the size that the caller knows.
 ///
 /// # Safety
-/// `context` is NULL or one of ours, `to` is NULL or `size` octets can be written there.
+/// `context` is NULL or one of ours, `to` is NULL or `size` bytes can be written there.
 pub unsafe extern "C" fn _ibv_query_gid_ex(
     context: *mut ibv_context,
     port: u32,
@@ -160,7 +160,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
             return Err(Errno::INVAL);
         }
         let netdev = of_context(context, port)?;
-        // An index without an address: what rdma-core says of an empty entry.
+        // An index without an address: as rdma-core for an empty entry.
         let entry = entry(&netdev, index as usize, Settings::get()?.persona).ok_or(Errno(libc::ENODATA))?;
         // SAFETY: as above.
         unsafe { write_entry(to, &entry, size) };
@@ -171,7 +171,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
 /// `_ibv_query_gid_table`: every entry; the number of them, or a negative error number.
 ///
 /// # Safety
-/// `context` is NULL or one of ours; `max` entries of `size` octets can be written to `to`.
+/// `context` is NULL or one of ours; `max` entries of `size` bytes can be written to `to`.
 pub unsafe extern "C" fn _ibv_query_gid_table(
     context: *mut ibv_context,
     to: *mut ibv_gid_entry,
@@ -207,7 +207,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
 }
 
 /// # Safety
-/// `size` octets can be written to `to`.
+/// `size` bytes can be written to `to`.
 unsafe fn write_entry(to: *mut ibv_gid_entry, entry: &ibv_gid_entry, size: usize) {
     // SAFETY: the caller's promise; the source has its own size.
     unsafe {

@@ -1,38 +1,17 @@
-//! `ibv_modify_qp` and `ibv_query_qp`, as siw understands them.
+//! `ibv_modify_qp` and `ibv_query_qp`, with the semantics of siw.
 
 use super::Qp;
 use crate::abi::qp as flags;
-use crate::abi::{self, ibv_ah_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
+use crate::abi::{self, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
 use crate::boundary::{self, Result};
 use crate::device::port;
 use crate::errno::Errno;
 use crate::mr;
 use crate::object::Object;
-use crate::pair::{Patience, Target};
-use std::ffi::{c_int, c_uint};
+use crate::oob::{RetryPolicy, Target};
+use std::ffi::c_int;
 use std::sync::atomic::Ordering;
 use verbs::{Access, QpState};
-
-/// What was set and is only kept for whoever asks, or for the connection that a hand-made queue pair makes.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Attributes {
-    pub(crate) access: Option<c_uint>,
-    pub(crate) ah: ibv_ah_attr,
-    pub(crate) dest_qp_num: u32,
-    pub(crate) rq_psn: u32,
-    pub(crate) sq_psn: u32,
-    pub(crate) qkey: u32,
-    pub(crate) path_mtu: c_int,
-    pub(crate) pkey_index: u16,
-    pub(crate) max_rd_atomic: Option<u8>,
-    pub(crate) max_dest_rd_atomic: Option<u8>,
-    pub(crate) min_rnr_timer: u8,
-    pub(crate) timeout: u8,
-    pub(crate) retry_cnt: u8,
-    pub(crate) rnr_retry: u8,
-    /// The program has not asked for RTS yet, though the connection may stand.
-    pub(crate) before_rts: bool,
-}
 
 /// Every bit of `ibv_qp_attr_mask` up to `IBV_QP_RATE_LIMIT`.
 const KNOWN: c_int = 0x3F_FFFF | 1 << 25;
@@ -79,10 +58,10 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
     {
         return Err(Errno::INVAL);
     }
-    keep(&mut object.attributes.lock(), attr, mask);
+    object.attributes.lock().merge(attr, mask);
     if let Some(access) = access {
-        // As on InfiniBand: the rights given with the port hold. siw does not look at those of a queue pair, and what rdma_cm
-        // says on iWARP leaves out atomics: it adds rights and takes none away.
+        // As on InfiniBand: the rights that come with the port replace those before. siw ignores the rights of a queue pair, and
+        // `rdma_init_qp_attr` on iWARP leaves out atomics: without a port, rights are added and none is taken away.
         let before = match mask & flags::IBV_QP_PORT {
             0 => object.engine.query().access,
             _ => Access::empty(),
@@ -95,106 +74,63 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
     }
 }
 
-/// The transition itself, with what queue pairs connected by hand do on the way.
+/// The transition itself, and the steps of an out-of-band connection that belong to it.
 fn change(object: &Object<Qp>, to: QpState, mask: c_int) -> Result<()> {
-    let by_hand = |bits: c_int| object.place.as_ref().filter(|_| mask & bits != 0);
-    let target = match (to, by_hand(flags::IBV_QP_DEST_QPN)) {
-        (QpState::Rtr, Some(_)) => Some(target(object)?),
+    let sets = |bits: c_int| mask & bits != 0;
+    let target = match to {
+        QpState::Rtr if sets(flags::IBV_QP_DEST_QPN) => Some(target(object)?),
         _ => None,
     };
-    if let (QpState::Reset | QpState::Err, Some(place)) = (to, &object.place) {
-        place.forget();
-        object.calling.store(false, Ordering::Relaxed);
+    if let QpState::Reset | QpState::Err = to {
+        object.reservation.forget();
+        object.oob_connecting.store(false, Ordering::Relaxed);
     }
     if to != object.engine.state() || to == QpState::Sqd {
         object.engine.modify(to)?;
     }
     match to {
         QpState::Init => {
-            if let Some(place) = by_hand(flags::IBV_QP_PORT) {
-                place.listen(&object.context)?;
+            if sets(flags::IBV_QP_PORT) {
+                object.reservation.listen(&object.context)?;
             }
         }
         QpState::Rtr => {
             object.attributes.lock().before_rts = true;
-            if let (Some(place), Some(target)) = (&object.place, target) {
-                place.listen(&object.context)?;
-                object.calling.store(true, Ordering::Relaxed);
-                place.connect(&object.context, &object.engine, &object.calling, target)?;
+            if let Some(target) = target {
+                object.reservation.listen(&object.context)?;
+                object.oob_connecting.store(true, Ordering::Relaxed);
+                object.reservation.connect(
+                    &object.context,
+                    &object.engine,
+                    &object.oob_connecting,
+                    target,
+                )?;
             }
         }
         _ => object.attributes.lock().before_rts = false,
     }
-    if to == QpState::Rts
-        && let Some(place) = &object.place
-    {
+    if to == QpState::Rts {
         let kept = *object.attributes.lock();
-        let psn = (mask & flags::IBV_QP_SQ_PSN != 0).then_some(kept.sq_psn);
-        let patience = Patience::of(kept.timeout, kept.retry_cnt, kept.min_rnr_timer, kept.rnr_retry);
-        place.ready(psn, patience);
+        let psn = sets(flags::IBV_QP_SQ_PSN).then_some(kept.sq_psn);
+        let policy = RetryPolicy::new(kept.timeout, kept.retry_cnt, kept.min_rnr_timer, kept.rnr_retry);
+        object.reservation.ready(psn, policy);
     }
     Ok(())
 }
 
-/// Whom the attributes of RTR name.
+/// The peer that the attributes of RTR name.
 fn target(object: &Object<Qp>) -> Result<Target> {
     let kept = *object.attributes.lock();
     let netdev = object.context.device.netdev()?;
     Target::new(&netdev, object.engine.num(), &kept.ah, kept.dest_qp_num, kept.rq_psn)
 }
 
-/// Programs that connect with rdma_cm and move their queue pair themselves come to INIT and RTR, with what `rdma_init_qp_attr` told
-/// them to set, when the connection has long brought RTS. Nothing is left to do, and siw says so too.
+/// Programs that connect with rdma_cm and move their queue pair themselves ask for INIT and RTR, with the mask of
+/// `rdma_init_qp_attr`, after the connection has brought the queue pair to RTS. Nothing is left to do; siw succeeds as well.
 fn is_past(now: QpState, to: QpState, mask: c_int) -> bool {
     now == QpState::Rts
         && matches!(to, QpState::Init | QpState::Rtr)
         && mask == flags::IBV_QP_STATE | flags::IBV_QP_ACCESS_FLAGS
-}
-
-fn keep(kept: &mut Attributes, attr: &ibv_qp_attr, mask: c_int) {
-    let has = |bit| mask & bit != 0;
-    if has(flags::IBV_QP_ACCESS_FLAGS) {
-        kept.access = Some(attr.qp_access_flags);
-    }
-    if has(flags::IBV_QP_AV) {
-        kept.ah = attr.ah_attr;
-    }
-    if has(flags::IBV_QP_DEST_QPN) {
-        kept.dest_qp_num = attr.dest_qp_num;
-    }
-    if has(flags::IBV_QP_RQ_PSN) {
-        kept.rq_psn = attr.rq_psn;
-    }
-    if has(flags::IBV_QP_SQ_PSN) {
-        kept.sq_psn = attr.sq_psn;
-    }
-    if has(flags::IBV_QP_QKEY) {
-        kept.qkey = attr.qkey;
-    }
-    if has(flags::IBV_QP_PATH_MTU) {
-        kept.path_mtu = attr.path_mtu;
-    }
-    if has(flags::IBV_QP_PKEY_INDEX) {
-        kept.pkey_index = attr.pkey_index;
-    }
-    if has(flags::IBV_QP_MAX_QP_RD_ATOMIC) {
-        kept.max_rd_atomic = Some(attr.max_rd_atomic);
-    }
-    if has(flags::IBV_QP_MAX_DEST_RD_ATOMIC) {
-        kept.max_dest_rd_atomic = Some(attr.max_dest_rd_atomic);
-    }
-    if has(flags::IBV_QP_MIN_RNR_TIMER) {
-        kept.min_rnr_timer = attr.min_rnr_timer;
-    }
-    if has(flags::IBV_QP_TIMEOUT) {
-        kept.timeout = attr.timeout;
-    }
-    if has(flags::IBV_QP_RETRY_CNT) {
-        kept.retry_cnt = attr.retry_cnt;
-    }
-    if has(flags::IBV_QP_RNR_RETRY) {
-        kept.rnr_retry = attr.rnr_retry;
-    }
 }
 
 fn state(raw: c_int) -> Option<QpState> {

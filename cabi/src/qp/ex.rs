@@ -1,57 +1,16 @@
 //! `ibv_wr_*`: requests built field by field between `ibv_wr_start` and `ibv_wr_complete`.
 
 use super::Qp;
+use super::builder::{Batch, Data, Wr};
 use crate::abi::{ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge};
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
 use crate::mw;
 use crate::object::Object;
 use crate::post;
-use parking_lot::RawMutex;
-use parking_lot::lock_api::RawMutex as _;
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use verbs::{Remote, STag, SendFlags, SendOp, SendWr, Sge};
-
-/// The requests between `ibv_wr_start` and `ibv_wr_complete`; locked meanwhile.
-pub(crate) struct Builder {
-    lock: RawMutex,
-    batch: UnsafeCell<Batch>,
-}
-
-// SAFETY: the batch is touched between `wr_start` and `wr_complete` or `wr_abort` alone, by the thread that holds the lock.
-unsafe impl Sync for Builder {}
-
-impl Default for Builder {
-    fn default() -> Self {
-        Self { lock: RawMutex::INIT, batch: UnsafeCell::default() }
-    }
-}
-
-#[derive(Default)]
-struct Batch {
-    wrs: Vec<Wr>,
-    /// Elements of all requests, one behind the other.
-    sges: Vec<Sge>,
-    /// Inline data of all requests: C's buffers are free when the call that names them returns.
-    inline: Vec<u8>,
-    failed: Option<Errno>,
-}
-
-struct Wr {
-    wr_id: u64,
-    flags: SendFlags,
-    op: SendOp,
-    data: Data,
-}
-
-#[derive(Clone, Copy)]
-enum Data {
-    None,
-    Sges { first: usize, count: usize },
-    Inline { first: usize, len: usize },
-}
 
 /// `ibv_qp_to_qp_ex`; NULL for a queue pair made without `ibv_wr_*`.
 ///
@@ -65,7 +24,7 @@ pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     })
 }
 
-/// Gives C the calls that it asked for.
+/// Fills the function table with the calls that the program asked for.
 pub(super) fn fill(abi: &mut ibv_qp_ex, ops: u64) {
     let has = |bit: u32| ops & 1 << bit != 0;
     abi.wr_rdma_write = has(0).then_some(wr_rdma_write as _);
@@ -88,17 +47,17 @@ pub(super) fn fill(abi: &mut ibv_qp_ex, ops: u64) {
     abi.wr_abort = Some(wr_abort);
 }
 
-/// Does something with the batch; what fails is told by `ibv_wr_complete`.
+/// Changes the batch; `ibv_wr_complete` returns the first error.
 ///
 /// # Safety
 /// `qp` is one of ours, between `ibv_wr_start` and `ibv_wr_complete` on this thread.
 unsafe fn with(qp: *mut ibv_qp_ex, body: impl FnOnce(&mut Batch) -> Result<()>) {
-    boundary::light_value((), || {
+    boundary::value_fast((), || {
         // SAFETY: the caller's promise: this thread holds the lock.
         unsafe {
             let object = Object::<Qp>::get_called(qp)?;
             let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
-            let batch = &mut *builder.batch.get();
+            let batch = builder.batch();
             if let Err(errno) = body(batch) {
                 batch.failed.get_or_insert(errno);
             }
@@ -121,51 +80,35 @@ unsafe fn push(qp: *mut ibv_qp_ex, op: impl FnOnce() -> Result<SendOp>) {
     }
 }
 
-impl Batch {
-    fn set(&mut self, data: Data) -> Result<()> {
-        self.wrs.last_mut().ok_or(Errno::INVAL)?.data = data;
-        Ok(())
-    }
-
-    fn clear(&mut self) {
-        self.wrs.clear();
-        self.sges.clear();
-        self.inline.clear();
-        self.failed = None;
-    }
-}
-
 /// # Safety
 /// `qp` is one of ours.
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
-    boundary::light_value((), || {
+    boundary::value_fast((), || {
         // SAFETY: the caller's promise.
         let object = unsafe { Object::<Qp>::get_called(qp) }?;
-        let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
-        builder.lock.lock();
-        // SAFETY: locked.
-        unsafe { (*builder.batch.get()).clear() };
+        object.builder.as_ref().ok_or(Errno::INVAL)?.start();
         Ok(())
     });
 }
 
-/// Posts the batch as one chain. Nothing is posted of a batch that has a mistake in it.
+/// Posts the batch as one chain. Nothing is posted of a batch with an error in it.
 ///
 /// # Safety
 /// `qp` is one of ours, behind `ibv_wr_start` on this thread; the requests are as for `ibv_post_send`.
 unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
-    boundary::light_code(|| {
+    boundary::code_fast(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { Object::<Qp>::get_called(qp) }?;
         let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
-        if !builder.lock.is_locked() {
+        if !builder.is_started() {
             return Err(Errno::INVAL);
         }
-        // SAFETY: locked by this thread in `wr_start`.
-        let posted = unsafe { post_batch(object, &*builder.batch.get()) };
-        // SAFETY: as above.
-        unsafe { builder.lock.unlock() };
-        posted
+        // SAFETY: started by this thread in `wr_start`.
+        unsafe {
+            let posted = post_batch(object, builder.batch());
+            builder.end();
+            posted
+        }
     })
 }
 
@@ -173,8 +116,7 @@ fn post_batch(object: &Object<Qp>, batch: &Batch) -> Result<()> {
     if let Some(errno) = batch.failed {
         return Err(errno);
     }
-    // One element for each request with inline data, at the copy.
-    let inline: Vec<Sge> = batch.wrs.iter().map(|wr| inline_sge(batch, wr)).collect::<Result<_>>()?;
+    let inline: Vec<Sge> = batch.wrs.iter().map(|wr| batch.inline_sge(wr)).collect::<Result<_>>()?;
     let wrs = batch.wrs.iter().zip(&inline).map(|(wr, inline)| {
         let (sges, flags) = match wr.data {
             Data::None => (&[][..], SendFlags::empty()),
@@ -183,30 +125,18 @@ fn post_batch(object: &Object<Qp>, batch: &Batch) -> Result<()> {
         };
         SendWr { wr_id: wr.wr_id, op: wr.op, sges, flags: wr.flags | flags }
     });
-    // SAFETY: `ibv_post_send`'s contract with the program; the inline data is ours and stays during the call.
+    // SAFETY: `ibv_post_send`'s contract with the program; the inline data is in the batch and stays during the call.
     let posted = unsafe { object.engine.post_send(wrs) }.map_err(|refused| refused.error.into());
     object.note_post();
     posted
 }
 
-fn inline_sge(batch: &Batch, wr: &Wr) -> Result<Sge> {
-    let Data::Inline { first, len } = wr.data else { return Ok(Sge::default()) };
-    let length = u32::try_from(len).map_err(|_| Errno::INVAL)?;
-    Ok(Sge { addr: batch.inline[first..].as_ptr().addr() as u64, length, lkey: 0 })
-}
-
 /// # Safety
 /// `qp` is one of ours, behind `ibv_wr_start` on this thread.
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
-    boundary::light_value((), || {
+    boundary::value_fast((), || {
         // SAFETY: the caller's promise.
-        unsafe {
-            let object = Object::<Qp>::get_called(qp)?;
-            let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
-            if builder.lock.is_locked() {
-                builder.lock.unlock();
-            }
-        }
+        unsafe { Object::<Qp>::get_called(qp)?.builder.as_ref().ok_or(Errno::INVAL)?.end() };
         Ok(())
     });
 }
@@ -247,15 +177,15 @@ requests! {
     };
 }
 
-/// The eight octets are taken at once.
+/// The eight bytes are copied at once.
 ///
 /// # Safety
-/// As for [`with`]; eight octets at `octets` can be read.
-unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, octets: *const c_void) {
+/// As for [`with`]; eight bytes at `bytes` can be read.
+unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, bytes: *const c_void) {
     // SAFETY: the caller's promise, for both.
     unsafe {
         push(qp, || Ok(SendOp::AtomicWrite { remote: Remote { addr, rkey } }));
-        wr_set_inline_data(qp, octets.cast_mut(), 8);
+        wr_set_inline_data(qp, bytes.cast_mut(), 8);
     }
 }
 
@@ -281,7 +211,7 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *co
 }
 
 /// # Safety
-/// As for [`with`]; `length` octets at `addr` can be read.
+/// As for [`with`]; `length` bytes at `addr` can be read.
 unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
     let buffer = ibv_data_buf { addr, length };
     // SAFETY: the caller's promise; one buffer.
@@ -289,7 +219,7 @@ unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, l
 }
 
 /// # Safety
-/// As for [`with`]; `count` buffers at `list` can be read, and the octets that they name.
+/// As for [`with`]; `count` buffers at `list` can be read, and the bytes that they name.
 unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_data_buf) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -308,8 +238,8 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, l
                     if buffer.addr.is_null() {
                         return Err(Errno::INVAL);
                     }
-                    let octets = std::slice::from_raw_parts(buffer.addr.cast::<u8>(), buffer.length);
-                    batch.inline.extend_from_slice(octets);
+                    let bytes = std::slice::from_raw_parts(buffer.addr.cast::<u8>(), buffer.length);
+                    batch.inline.extend_from_slice(bytes);
                 }
             }
             let len = batch.inline.len() - first;

@@ -1,7 +1,7 @@
-//! Whom a queue pair is to be connected to, out of the attributes of RTR.
+//! The peer of a queue pair, from the attributes of RTR.
 
-use super::hello::{End, Hello};
-use super::{lid, ports};
+use super::lid;
+use super::pair_info::{End, PairInfo};
 use crate::abi::ibv_ah_attr;
 use crate::boundary::Result;
 use crate::device::{gid, netdev::NetDev};
@@ -13,14 +13,14 @@ use std::net::SocketAddr;
 pub(crate) struct Target {
     pub(super) own: End,
     pub(super) peer: End,
-    /// Our address, and the peer's with its port.
+    /// The local address, and the peer's with its port.
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
     /// The queue pair is its own peer.
     pub(super) itself: bool,
-    /// The PSN that we expect.
+    /// The PSN that this end expects.
     pub(super) expects: u32,
-    /// The PSN that we begin with, from RTS on.
+    /// The PSN that this end begins with, from RTS on.
     pub(super) begins: Option<u32>,
 }
 
@@ -28,7 +28,7 @@ impl Target {
     /// From the attributes of RTR, on a device as it is now.
     ///
     /// # Errors
-    /// EINVAL for an index without a GID, a GID or LID that is nobody's address, a number that is nobody's.
+    /// EINVAL for an index without a GID, a GID or LID without an address, a number without a port.
     pub(crate) fn new(
         netdev: &NetDev,
         number: u32,
@@ -57,35 +57,35 @@ impl Target {
             itself,
             own: End { qp_num: number, gid: gid::from_address(own) },
             peer: End { qp_num: dest, gid: gid::from_address(remote) },
-            local: ports::socket_address(own, 0, netdev),
-            remote: ports::socket_address(remote, (dest >> 8) as u16, netdev),
+            local: netdev.socket_address(own, 0),
+            remote: netdev.socket_address(remote, (dest >> 8) as u16),
             expects: rq_psn & 0xFF_FFFF,
             begins: None,
         })
     }
 
     /// Whether this end connects at once.
-    pub(super) fn leads(&self) -> bool {
+    pub(super) fn initiates(&self) -> bool {
         let key = |end: &End| (end.qp_num, end.gid.raw);
         self.itself || key(&self.own) < key(&self.peer)
     }
 
-    /// What we say to the peer.
-    pub(super) fn hello(&self) -> Hello {
-        Hello { from: self.own, to: self.peer, expects: self.expects, begins: self.begins }
+    /// Private data for the peer.
+    pub(super) fn info(&self) -> PairInfo {
+        PairInfo { from: self.own, to: self.peer, expects: self.expects, begins: self.begins }
     }
 
-    /// Whether a caller at `from` is the peer, and means us as we are now: two programs that start again have other PSNs.
-    pub(super) fn fits(&self, hello: &Hello, from: SocketAddr) -> bool {
+    /// Whether data from a connection of `from` names this pair in this run of the two programs: after a restart the PSNs differ.
+    pub(super) fn matches(&self, info: &PairInfo, from: SocketAddr) -> bool {
         let psn = |theirs: Option<u32>, ours: Option<u32>| match (theirs, ours) {
             (Some(theirs), Some(ours)) => theirs == ours,
             _ => true,
         };
-        hello.from == self.peer
-            && hello.to == self.own
+        info.from == self.peer
+            && info.to == self.own
             && from.ip() == self.remote.ip()
-            && psn(hello.begins, Some(self.expects))
-            && psn(Some(hello.expects), self.begins)
+            && psn(info.begins, Some(self.expects))
+            && psn(Some(info.expects), self.begins)
     }
 }
 
@@ -116,25 +116,25 @@ mod tests {
     }
 
     #[test]
-    fn two_ends_fit_each_other_and_nobody_else() {
+    fn two_ends_match_each_other_alone() {
         let mut a = Target::new(&netdev("10.0.0.1"), 0x70_0001, &ah("10.0.0.2"), 0x71_0002, 5).unwrap();
         let mut b = Target::new(&netdev("10.0.0.2"), 0x71_0002, &ah("10.0.0.1"), 0x70_0001, 9).unwrap();
-        assert!(a.leads() && !b.leads());
+        assert!(a.initiates() && !b.initiates());
         assert_eq!(a.remote, "10.0.0.2:28928".parse().unwrap());
         let from = SocketAddr::new(a.local.ip(), 4711);
-        assert!(b.fits(&a.hello(), from));
-        assert!(!b.fits(&a.hello(), "10.0.0.3:4711".parse().unwrap()), "from another address");
+        assert!(b.matches(&a.info(), from));
+        assert!(!b.matches(&a.info(), "10.0.0.3:4711".parse().unwrap()), "from another address");
         (a.begins, b.begins) = (Some(9), Some(5));
-        assert!(b.fits(&a.hello(), from));
+        assert!(b.matches(&a.info(), from));
         a.begins = Some(8);
-        assert!(!b.fits(&a.hello(), from), "another run of the program");
-        let mut hello = b.hello();
-        hello.to.qp_num += 1;
-        assert!(!a.fits(&hello, SocketAddr::new(b.local.ip(), 1)), "for another queue pair");
+        assert!(!b.matches(&a.info(), from), "another run of the program");
+        let mut info = b.info();
+        info.to.qp_num += 1;
+        assert!(!a.matches(&info, SocketAddr::new(b.local.ip(), 1)), "for another queue pair");
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_attributes_are_refused() {
         let here = netdev("10.0.0.1");
         assert!(Target::new(&here, 0x70_0001, &ah("0.0.0.0"), 0x71_0002, 0).is_err());
         assert!(Target::new(&here, 0x70_0001, &ah("10.0.0.2"), 5, 0).is_err(), "no port");
@@ -146,9 +146,9 @@ mod tests {
     }
 
     #[test]
-    fn equal_numbers_are_led_by_the_smaller_gid() {
+    fn of_equal_numbers_the_smaller_gid_initiates() {
         let a = Target::new(&netdev("10.0.0.1"), 0x70_0001, &ah("10.0.0.2"), 0x70_0001, 0).unwrap();
         let b = Target::new(&netdev("10.0.0.2"), 0x70_0001, &ah("10.0.0.1"), 0x70_0001, 0).unwrap();
-        assert!(a.leads() && !b.leads());
+        assert!(a.initiates() && !b.initiates());
     }
 }

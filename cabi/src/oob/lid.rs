@@ -10,7 +10,7 @@ use std::path::Path;
 /// The address behind a LID: of the map that UIW_LID_MAP names, else in the network of the device.
 ///
 /// # Errors
-/// EINVAL when there is none, or the map is nonsense.
+/// EINVAL when there is none, or the map cannot be parsed.
 pub(super) fn address(lid: u16, netdev: &NetDev) -> Result<IpAddr> {
     if let Some(path) = &Settings::get()?.lid_map
         && let Some(address) = mapped(path, lid)?
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn lids_are_addresses_of_the_own_network() {
+    fn lids_are_addresses_in_the_network_of_the_device() {
         let lid = |text: &str| (text.parse::<Ipv4Addr>().unwrap().to_bits() & 0xFFFF) as u16;
         let find = |own: &str, prefix, peer: &str| in_network(lid(peer), &netdev(own, prefix));
         assert_eq!(find("10.1.2.3", 24, "10.1.2.9"), Some("10.1.2.9".parse().unwrap()));
@@ -94,8 +94,8 @@ mod tests {
     }
 
     #[test]
-    fn maps_name_addresses_and_say_what_is_wrong() {
-        let map = "# lab\n\n 7 10.0.0.1\n0x10\t2001:db8::1\n";
+    fn maps_name_addresses_and_errors_name_lines() {
+        let map = "# comment\n\n 7 10.0.0.1\n0x10\t2001:db8::1\n";
         assert_eq!(find(map, 7), Ok(Some("10.0.0.1".parse().unwrap())));
         assert_eq!(find(map, 16), Ok(Some("2001:db8::1".parse().unwrap())));
         assert_eq!(find(map, 8), Ok(None));

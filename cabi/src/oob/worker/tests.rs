@@ -3,7 +3,7 @@
 use super::*;
 use crate::abi::ibv_gid;
 use crate::device::gid;
-use crate::pair::hello::End;
+use crate::oob::pair_info::End;
 use std::fs;
 use std::net::Ipv4Addr;
 use verbs::cm::Listener;
@@ -58,29 +58,31 @@ impl Side {
             begins: Some(0),
         };
         self.qp.modify(QpState::Rtr).unwrap();
-        self.worker.want(self.number, &self.qp, &Arc::default(), target);
+        self.worker.connect(self.number, &self.qp, &Arc::default(), target);
         self.qp.modify(QpState::Rts).unwrap();
     }
 
-    /// Calls now, whoever's turn it is.
+    /// Does something with the state of its pair, if there is one.
+    fn with_pair<T>(&self, body: impl FnOnce(&mut PairState) -> T) -> Option<T> {
+        let pair = self.worker.pair(self.number)?;
+        pair.lock().as_mut().map(body)
+    }
+
+    /// Connects now, without the responder's delay.
     fn hurry(&self) {
-        if let Some(pair) = self.worker.state.lock().pairs.get_mut(&self.number) {
-            pair.next = Some(Instant::now());
-        }
+        self.with_pair(|pair| pair.next = Some(Instant::now()));
         self.worker.wake();
     }
 
-    fn calls(&self) -> bool {
-        let state = self.worker.state.lock();
-        state.pairs.get(&self.number).is_some_and(|pair| matches!(pair.phase, Phase::Calling(_)))
+    fn connects(&self) -> bool {
+        self.with_pair(|pair| matches!(pair.phase, Phase::Connecting(_))) == Some(true)
     }
 
-    fn stands(&self) -> bool {
-        let state = self.worker.state.lock();
-        state.pairs.get(&self.number).is_some_and(|pair| matches!(pair.phase, Phase::Standing(_)))
+    fn is_established(&self) -> bool {
+        self.with_pair(|pair| matches!(pair.phase, Phase::Established(_))) == Some(true)
     }
 
-    /// A message without octets reaches the peer.
+    /// A message of no bytes reaches the peer.
     fn sends_to(&self, peer: &Self) {
         // SAFETY: no memory is named.
         unsafe {
@@ -106,13 +108,13 @@ fn local() -> ibv_gid {
 fn until(mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !done() {
-        assert!(Instant::now() < end, "it does not happen");
+        assert!(Instant::now() < end, "it did not happen");
         thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Connections from somewhere to `port` on loopback that stand.
-fn standing(port: u16) -> usize {
+/// Established TCP connections to `port` on loopback.
+fn established(port: u16) -> usize {
     let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
     let accepted = |line: &&str| {
         let words: Vec<_> = line.split_whitespace().collect();
@@ -122,61 +124,84 @@ fn standing(port: u16) -> usize {
     table.lines().skip(1).filter(accepted).count()
 }
 
-/// Both ends call at the same time: the call of the smaller number is the one that stays.
+/// Both ends connect at the same time: the connection of the smaller number is the one that stays.
 #[test]
-fn of_two_calls_that_of_the_smaller_number_survives() {
+fn of_two_simultaneous_connections_that_of_the_smaller_number_stays() {
     for _ in 0..20 {
         let (a, b) = (Side::new(), Side::new());
         let (smaller, larger) = if a.number < b.number { (&a, &b) } else { (&b, &a) };
         larger.ready(smaller);
         {
-            // Its worker takes no call before it has called itself.
-            let mut state = larger.worker.state.lock();
+            // Its thread accepts no connection before it has connected itself.
+            let _stopped = larger.worker.pending.lock();
             smaller.ready(larger);
-            until(|| smaller.calls());
-            state.call(larger.number, &larger.worker);
+            until(|| smaller.connects());
+            larger.with_pair(|pair| larger.worker.initiate(larger.number, pair)).unwrap();
         }
-        until(|| a.stands() && b.stands());
+        until(|| a.is_established() && b.is_established());
         smaller.sends_to(larger);
         larger.sends_to(smaller);
-        until(|| standing(smaller.port) == 0);
-        assert_eq!(standing(larger.port), 1, "the connection is the one that the smaller number made");
+        until(|| established(smaller.port) == 0);
+        assert_eq!(established(larger.port), 1, "the connection is the one that the smaller number made");
     }
 }
 
-/// A call that comes before the queue pair is ready for it waits, whoever makes it.
+/// A peer that connects before the queue pair is ready for it waits, whichever end it is.
 #[test]
-fn an_early_call_is_answered_later() {
+fn an_early_connection_is_accepted_later() {
     let (a, b) = (Side::new(), Side::new());
     let (smaller, larger) = if a.number < b.number { (&a, &b) } else { (&b, &a) };
     larger.ready(smaller);
     larger.hurry();
-    until(|| !smaller.worker.state.lock().callers.is_empty());
+    until(|| !smaller.worker.pending.lock().0.is_empty());
     smaller.ready(larger);
-    until(|| a.stands() && b.stands());
+    until(|| a.is_established() && b.is_established());
     larger.sends_to(smaller);
-    assert_eq!(standing(smaller.port), 1);
+    assert_eq!(established(smaller.port), 1);
 }
 
-/// Nobody answers at the larger number's port: the larger number calls, and is answered.
+/// No connection reaches the larger number's port: the larger number connects, and is accepted.
 #[test]
-fn the_larger_number_calls_where_the_smaller_one_cannot() {
+fn the_larger_number_connects_where_the_smaller_one_cannot() {
     let (a, b) = (Side::new(), Side::new());
     let (smaller, larger) = if a.number < b.number { (&a, &b) } else { (&b, &a) };
     smaller.ready(larger);
-    {
-        // Where nobody listens.
-        let mut state = smaller.worker.state.lock();
-        let pair = state.pairs.get_mut(&smaller.number).unwrap();
+    smaller.with_pair(|pair| {
+        // A port without a listener.
         pair.target.remote.set_port(1);
-        if let Phase::Calling(conn) = pair.phase {
+        if let Phase::Connecting(conn) = pair.phase {
             cm::abandon(&pair.qp);
-            state.conns.remove(&conn);
-            state.pairs.get_mut(&smaller.number).unwrap().again();
+            smaller.worker.tables.lock().conns.remove(&conn);
+            pair.retry_later();
         }
-    }
+    });
     larger.ready(smaller);
-    until(|| a.stands() && b.stands());
+    until(|| a.is_established() && b.is_established());
     smaller.sends_to(larger);
-    assert_eq!(standing(smaller.port), 1);
+    assert_eq!(established(smaller.port), 1);
+}
+
+/// A thread that posts, moves or destroys a queue pair does not wait while the worker's thread does the engine's work for another.
+#[test]
+fn one_pair_does_not_wait_for_another() {
+    let (a, b) = (Side::new(), Side::new());
+    a.ready(&b);
+    b.ready(&a);
+    until(|| a.is_established() && b.is_established());
+    let other = a.number ^ 1;
+    let target = a.with_pair(|pair| pair.target).unwrap();
+    // As if the thread were in a call of the engine for the pair `other`.
+    let busy = Arc::new(Mutex::new(None));
+    let mut tables = a.worker.tables.lock();
+    tables.pairs.insert(other, Arc::clone(&busy));
+    tables.unconnected.insert(other);
+    drop(tables);
+    let (working, pending) = (busy.lock(), a.worker.pending.lock());
+    assert!(!a.worker.posted(a.number), "a connection is established");
+    a.worker.ready(a.number, Some(0), RetryPolicy::UNLIMITED);
+    a.worker.forget(a.number);
+    a.worker.connect(a.number, &a.qp, &Arc::default(), target);
+    assert!(a.worker.posted(a.number));
+    a.worker.forget(a.number);
+    drop((working, pending));
 }

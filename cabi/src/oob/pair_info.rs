@@ -1,18 +1,18 @@
-//! What two ends of a hand-made connection say in their MPA private data.
+//! MPA private data of an out-of-band connection: it names the two queue pairs.
 
 use crate::abi::ibv_gid;
 
-/// Says that a Request is of a queue pair connected by hand.
+/// Marks the Request of an out-of-band connected queue pair.
 const MAGIC: [u8; 8] = *b"uiw pair";
 
-/// Who calls, and whom.
+/// The two ends, as the sender of the data knows them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Hello {
+pub(super) struct PairInfo {
     pub(super) from: End,
     pub(super) to: End,
-    /// The PSN that the caller expects.
+    /// The PSN that the sender expects.
     pub(super) expects: u32,
-    /// The PSN that the caller begins with, if it knows it already (from RTS on).
+    /// The PSN that the sender begins with, if it knows it already (from RTS on).
     pub(super) begins: Option<u32>,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct End {
 /// "No PSN yet": PSNs have 24 bits.
 const UNKNOWN: u32 = u32::MAX;
 
-impl Hello {
+impl PairInfo {
     pub(super) const LEN: usize = 56;
 
     pub(super) fn emit(&self) -> [u8; Self::LEN] {
@@ -41,13 +41,12 @@ impl Hello {
         out
     }
 
-    /// `None` for what is no such greeting.
-    pub(super) fn parse(octets: &[u8]) -> Option<Self> {
-        let octets: &[u8; Self::LEN] = octets.try_into().ok()?;
-        let word =
-            |at: usize| u32::from_be_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]]);
-        let gid = |at: usize| ibv_gid { raw: std::array::from_fn(|i| octets[at + i]) };
-        (octets[..8] == MAGIC).then(|| Self {
+    /// `None` for other data.
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
+        let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let gid = |at: usize| ibv_gid { raw: std::array::from_fn(|i| bytes[at + i]) };
+        (bytes[..8] == MAGIC).then(|| Self {
             from: End { qp_num: word(8), gid: gid(16) },
             to: End { qp_num: word(12), gid: gid(32) },
             expects: word(48),
@@ -56,7 +55,7 @@ impl Hello {
     }
 }
 
-/// Private data of a rejection that means: not now, ask again.
+/// Private data of a rejection that asks for another attempt later.
 pub(super) const LATER: &[u8] = b"uiw pair: later";
 
 #[cfg(test)]
@@ -64,22 +63,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn greetings_survive_the_wire() {
+    fn what_is_emitted_is_parsed() {
         let gid = |last| ibv_gid { raw: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, last] };
         let end = |qp_num, last| End { qp_num, gid: gid(last) };
         for begins in [None, Some(0), Some(0xFF_FFFF)] {
-            let hello = Hello { from: end(0x12_3456, 1), to: end(0x65_4321, 2), expects: 77, begins };
-            assert_eq!(Hello::parse(&hello.emit()), Some(hello));
+            let info = PairInfo { from: end(0x12_3456, 1), to: end(0x65_4321, 2), expects: 77, begins };
+            assert_eq!(PairInfo::parse(&info.emit()), Some(info));
         }
     }
 
     #[test]
-    fn anything_else_is_no_greeting() {
-        let mut octets = [0; Hello::LEN];
-        assert_eq!(Hello::parse(&octets), None);
-        octets[..8].copy_from_slice(&MAGIC);
-        assert!(Hello::parse(&octets).is_some());
-        assert_eq!(Hello::parse(&octets[..55]), None);
-        assert_eq!(Hello::parse(&[]), None);
+    fn other_data_is_refused() {
+        let mut bytes = [0; PairInfo::LEN];
+        assert_eq!(PairInfo::parse(&bytes), None);
+        bytes[..8].copy_from_slice(&MAGIC);
+        assert!(PairInfo::parse(&bytes).is_some());
+        assert_eq!(PairInfo::parse(&bytes[..55]), None);
+        assert_eq!(PairInfo::parse(&[]), None);
     }
 }

@@ -1,0 +1,132 @@
+//! Events of the engine become C's, with the order and the status codes of librdmacm on iWARP.
+
+use crate::abi::cm::*;
+use crate::abi::rdma_cm_event;
+use crate::boundary::Result;
+use crate::cm::channel::Channel;
+use crate::cm::event::{Draft, give, give_note, reads_in_one_byte};
+use crate::cm::failure::{event_and_status, flush_if_rejected};
+use crate::cm::id::{Id, Phase};
+use crate::cm::routes::{self, Source};
+use crate::cm::{address, devices, lifecycle, registry};
+use crate::persona::Persona;
+use crate::settings::Settings;
+use std::sync::Arc;
+use verbs::Error;
+use verbs::cm::{CmEvent, CmEventKind, ConnInfo, ConnRequest};
+
+/// An event about `id` as C's; nothing when the id is being destroyed.
+pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<*mut rdma_cm_event> {
+    match event.kind {
+        CmEventKind::Posted(_) => {
+            let note = id.lock_alive()?.notes.pop_front()?;
+            give_note(id, note)
+        }
+        CmEventKind::ConnectRequest(request) => requested(id, request),
+        CmEventKind::Established(info) => established(id, &info),
+        CmEventKind::Failed(error) => failed(id, &error),
+        // The interface is gone, and the program may use another one; while it is only down there is nothing to do.
+        CmEventKind::Deaf { for_good, .. } => {
+            for_good.then_some(())?;
+            give(id, id, &Draft::new(RDMA_CM_EVENT_DEVICE_REMOVAL))
+        }
+        CmEventKind::Disconnected(_) => {
+            id.lock_alive()?.phase = Phase::Over;
+            give(id, id, &Draft::new(RDMA_CM_EVENT_DISCONNECTED))
+        }
+    }
+}
+
+/// A request becomes an id of its own, with the listener's context and, if that is synchronous, a channel of its own.
+fn requested(listener: &Arc<Id>, request: ConnRequest) -> Option<*mut rdma_cm_event> {
+    let private_data = request.private_data().to_vec();
+    let (peer_ird, peer_ord) = request.peer_ird_ord().unwrap_or((u16::MAX, u16::MAX));
+    let draft = Draft {
+        private_data: &private_data,
+        responder_resources: reads_in_one_byte(peer_ord),
+        initiator_depth: reads_in_one_byte(peer_ird),
+        ..Draft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
+    };
+    let id = match request_id(listener, request, &draft) {
+        Ok(id) => id,
+        Err(error) => {
+            tracing::warn!(%error, "a connection request is rejected: no id can be made for it");
+            return None;
+        }
+    };
+    let given = give(listener, &id, &draft);
+    if given.is_none() {
+        lifecycle::discard(&id);
+    }
+    given
+}
+
+fn request_id(listener: &Arc<Id>, request: ConnRequest, draft: &Draft<'_>) -> Result<Arc<Id>> {
+    let (local, peer) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
+    let (channel, sync, options) = {
+        let state = listener.lock();
+        (Arc::clone(&state.channel), state.sync, state.options)
+    };
+    let channel = if sync { Channel::new()? } else { channel };
+    if sync {
+        registry::add_channel(&channel);
+    }
+    let id = Id::new(&channel, sync, listener.context());
+    registry::add_id(&id);
+    let conn = request.id();
+    let followed =
+        devices::bind(&id, local.ip()).and_then(|()| request.migrate(channel.queue()).map_err(Into::into));
+    if let Err(error) = followed {
+        lifecycle::discard(&id);
+        return Err(error);
+    }
+    let mut state = id.lock();
+    state.options = options;
+    state.responder_resources = draft.responder_resources;
+    state.initiator_depth = draft.initiator_depth;
+    state.conn = Some(conn);
+    state.phase = Phase::Requested(request);
+    drop(state);
+    id.set_addresses(Some(local), Some(peer));
+    // Nothing comes of a request that is not answered, and only this thread has the id: no opening is needed.
+    routes::add(Source::Conn(conn), &id, None);
+    Ok(id)
+}
+
+fn established(id: &Arc<Id>, info: &ConnInfo) -> Option<*mut rdma_cm_event> {
+    let (active, event) = {
+        let mut state = id.lock_alive()?;
+        if !matches!(state.phase, Phase::Disconnecting) {
+            state.phase = Phase::Connected;
+        }
+        let responds = state.active && state.foreign_qp && Settings::get().is_ok_and(answers_first);
+        (state.active, if responds { RDMA_CM_EVENT_CONNECT_RESPONSE } else { RDMA_CM_EVENT_ESTABLISHED })
+    };
+    id.set_addresses(Some(address::plain(info.local)), Some(address::plain(info.peer)));
+    let draft = Draft {
+        // The passive side has had the peer's private data with the request.
+        private_data: if active { &info.private_data } else { &[] },
+        responder_resources: reads_in_one_byte(info.negotiated.ird),
+        initiator_depth: reads_in_one_byte(info.negotiated.ord),
+        ..Draft::new(event)
+    };
+    give(id, id, &draft)
+}
+
+/// On other transports than iWARP a program that moves its queue pair itself gets an event when the peer has answered, and calls
+/// `rdma_establish` after that.
+fn answers_first(settings: &Settings) -> bool {
+    settings.persona != Persona::Iwarp
+}
+
+fn failed(id: &Arc<Id>, error: &Error) -> Option<*mut rdma_cm_event> {
+    tracing::info!(%error, "a connection could not be set up");
+    id.lock_alive()?.phase = Phase::Over;
+    let (event, status) = event_and_status(error);
+    flush_if_rejected(id, event);
+    let private_data = match error {
+        Error::Rejected { private_data, .. } => private_data.as_slice(),
+        _ => &[],
+    };
+    give(id, id, &Draft { status, private_data, ..Draft::new(event) })
+}

@@ -1,0 +1,128 @@
+//! Event channels: creating and destroying them, and the one wait of the connection manager.
+
+use crate::abi::{rdma_cm_event, rdma_event_channel};
+use crate::boundary::{self, read_token};
+use crate::cm::channel::Channel;
+use crate::cm::{deliver, orphaned, registry, routes};
+use crate::errno::Errno;
+use std::ffi::c_int;
+use std::os::fd::AsRawFd;
+use std::ptr;
+use std::thread;
+
+/// `rdma_create_event_channel`.
+pub extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    boundary::pointer(|| {
+        let channel = Channel::new()?;
+        registry::add_channel(&channel);
+        Ok(channel.abi())
+    })
+}
+
+/// `rdma_destroy_event_channel`. Ids that still use the channel keep its descriptor open until they are destroyed. A thread that
+/// sleeps in [`rdma_get_cm_event`] sleeps on, and one that is about to does, too.
+///
+/// # Safety
+/// None: a pointer that is no channel of ours is ignored.
+pub unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    boundary::value((), || {
+        if registry::forget_inherited(channel) {
+            return Ok(());
+        }
+        // Orphaned before the pointer is invalid: the reader finds the channel valid, or itself among the orphans' readers.
+        if let Some(reader) = registry::channel(channel)?.sleeper() {
+            orphaned::add(channel.addr(), reader);
+        }
+        drop(registry::remove_channel(channel));
+        Ok(())
+    });
+}
+
+/// `rdma_get_cm_event`.
+///
+/// # Safety
+/// `event` is NULL or writable.
+pub unsafe extern "C-unwind" fn rdma_get_cm_event(
+    channel: *mut rdma_event_channel,
+    event: *mut *mut rdma_cm_event,
+) -> c_int {
+    if event.is_null() {
+        Errno::INVAL.set();
+        return -1;
+    }
+    // SAFETY: nothing on this stack frame has a destructor.
+    let next = unsafe { wait(channel) };
+    if next.is_null() {
+        return -1;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { *event = next };
+    0
+}
+
+/// The channel's next event, or NULL and `errno`. Sleeps unless the descriptor is one that does not block.
+///
+/// # Safety
+/// No caller on the stack up to C holds a value with a destructor: a thread may be cancelled while it sleeps here.
+#[inline]
+pub(crate) unsafe fn wait(channel: *mut rdma_event_channel) -> *mut rdma_cm_event {
+    let mut has_token = false;
+    loop {
+        match next(channel, has_token) {
+            Next::Event(event) => return event,
+            Next::Failed => return ptr::null_mut(),
+            // SAFETY: the caller's promise, and nothing here has a destructor either.
+            Next::Sleep(fd) => match unsafe { read_token(fd) } {
+                true => has_token = true,
+                false if is_gone(channel) => has_token = false,
+                false => return ptr::null_mut(),
+            },
+            Next::SleepForever => {
+                // SAFETY: as above.
+                unsafe { orphaned::sleep() };
+                return ptr::null_mut();
+            }
+        }
+    }
+}
+
+/// Whether the channel was destroyed, and its descriptor closed, between the attempt and the sleep that has just failed.
+fn is_gone(channel: *mut rdma_event_channel) -> bool {
+    let closed = Errno::last() == Errno(libc::EBADF);
+    closed && boundary::value(false, || Ok(registry::channel(channel).is_err()))
+}
+
+/// The result of one attempt to take an event. Plain values only: they are held while the thread may be cancelled.
+#[derive(Clone, Copy)]
+enum Next {
+    Event(*mut rdma_cm_event),
+    Sleep(c_int),
+    /// The channel is destroyed, and in rdma-core this thread would sleep in it.
+    SleepForever,
+    Failed,
+}
+
+fn next(channel: *mut rdma_event_channel, has_token: bool) -> Next {
+    let mut next = Next::Failed;
+    boundary::minus_one(|| {
+        let reader = thread::current().id();
+        let channel = registry::channel(channel).inspect_err(|_| {
+            if orphaned::contains(channel.addr(), reader) {
+                next = Next::SleepForever;
+            }
+        })?;
+        channel.set_reader();
+        next = Next::Sleep(channel.queue().fd()?.as_raw_fd());
+        let mut taken = routes::next(&channel, has_token);
+        while let Some((event, id)) = taken {
+            // Events for a destroyed id are dropped.
+            if let Some(event) = id.and_then(|id| deliver::deliver(&id, event)) {
+                next = Next::Event(event);
+                return Ok(());
+            }
+            taken = routes::next(&channel, false);
+        }
+        Ok(())
+    });
+    next
+}

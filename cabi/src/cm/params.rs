@@ -1,0 +1,83 @@
+//! Parameters and options of connections.
+
+use crate::abi::cm::RDMA_MAX_RESOURCES;
+use crate::abi::rdma_conn_param;
+use crate::boundary::Result;
+use crate::cm::id::{Options, State};
+use crate::engine::MAX_RD_ATOMIC;
+use crate::errno::Errno;
+use crate::settings::Settings;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::Duration;
+use verbs::ConnOptions;
+
+/// Programs announce a port when it is bound, and listen a moment later (qperf does). With other implementations resolving addresses
+/// and routes takes longer than that.
+const REFUSED_PATIENCE: Duration = Duration::from_millis(200);
+
+/// Options of a connection or listener of an id.
+///
+/// # Errors
+/// EINVAL when an environment variable has a bad value.
+pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnOptions>> {
+    let settings = Settings::get()?;
+    let mut options = settings.conn.clone();
+    (options.ird, options.ord) = (ird.into(), ord.into());
+    if settings.acknowledged() {
+        // Every Write and Send is followed by a Read of no bytes, which both sides must have room for.
+        options.acknowledged = true;
+        (options.ird, options.ord) = (options.ird.max(1), options.ord.max(1));
+    }
+    options.refused_patience = REFUSED_PATIENCE;
+    options.stream.tos = set.tos;
+    options.stream.v6_only = set.v6_only;
+    Ok(Arc::new(options))
+}
+
+/// The parameters that a program gives for a connection.
+pub(crate) struct Params {
+    pub(crate) private_data: Vec<u8>,
+    pub(crate) responder_resources: u8,
+    pub(crate) initiator_depth: u8,
+    pub(crate) qp_num: u32,
+}
+
+/// # Safety
+/// `param` is NULL or readable, and so is its private data.
+pub(crate) unsafe fn read(param: *const rdma_conn_param, state: &State) -> Result<Params> {
+    // SAFETY: the caller's promise.
+    let given = unsafe { param.as_ref() };
+    let of = |given: Option<u8>, offered: u8| match given {
+        // As many as the device has; of a request, as many as the peer takes.
+        None | Some(RDMA_MAX_RESOURCES) if state.active => MAX_RD_ATOMIC as u8,
+        None | Some(RDMA_MAX_RESOURCES) => offered,
+        Some(number) => number,
+    };
+    let mut private_data = state.connect_data.clone();
+    if let Some(given) = given
+        && given.private_data_len > 0
+    {
+        // SAFETY: the caller's promise.
+        private_data.extend_from_slice(unsafe { bytes(given.private_data, given.private_data_len) }?);
+    }
+    Ok(Params {
+        private_data,
+        responder_resources: of(given.map(|g| g.responder_resources), state.responder_resources),
+        initiator_depth: of(given.map(|g| g.initiator_depth), state.initiator_depth),
+        qp_num: given.map_or(0, |g| g.qp_num),
+    })
+}
+
+/// # Safety
+/// `data` is NULL or `len` readable bytes.
+pub(crate) unsafe fn bytes<'a>(data: *const c_void, len: u8) -> Result<&'a [u8]> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    if data.is_null() {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(data.cast(), len.into()) })
+}

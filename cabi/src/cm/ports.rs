@@ -1,0 +1,148 @@
+//! Ports that ids of this process have.
+
+use crate::boundary::Result;
+use crate::cm::address;
+use crate::errno::Errno;
+use crate::fork::{ForkSafe, Forked};
+use crate::stack;
+use parking_lot::RwLock;
+use socket2::{Domain, Protocol, Socket, Type};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+/// Ports that are asked of the system until one can be shown to the program.
+const PORT_TRIES: usize = 16;
+
+/// A port that an id has.
+#[derive(Clone, Copy)]
+struct Port {
+    /// The real address.
+    at: SocketAddr,
+    /// `RDMA_OPTION_ID_REUSEADDR`
+    reuse: bool,
+    /// Tells the ids of one port apart.
+    holder: usize,
+}
+
+/// By port number: ids collide only where that is the same.
+struct Ports(BTreeMap<u16, Vec<Port>>);
+
+impl Forked for Ports {
+    const NEW: Self = Self(BTreeMap::new());
+
+    fn in_child(&mut self) {
+        self.0.clear();
+    }
+}
+
+static PORTS: ForkSafe<Ports, 16> = ForkSafe::new();
+
+fn shard(port: u16) -> &'static RwLock<Ports> {
+    PORTS.shard(port.into())
+}
+
+/// A port that an id has: no other id in this process gets it, and the system gives it to no other socket while it is bound.
+pub(crate) struct Reservation {
+    port: u16,
+    holder: usize,
+    /// Bound, and neither listening nor connected. None on a TCP in this process.
+    bound: Option<Socket>,
+}
+
+impl Reservation {
+    /// The system's part of the reservation, which ends when the connection or listener of the id has the port.
+    pub(crate) fn unbind(&mut self) -> Option<Socket> {
+        self.bound.take()
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut shard = shard(self.port).write();
+        if let Some(ports) = shard.0.get_mut(&self.port) {
+            ports.retain(|port| port.holder != self.holder);
+            if ports.is_empty() {
+                shard.0.remove(&self.port);
+            }
+        }
+    }
+}
+
+/// Takes the real address `at` for the id `holder`. Port 0 takes a free one. Returns the address with its port.
+///
+/// # Errors
+/// EADDRINUSE, EADDRNOTAVAIL, EACCES.
+pub(crate) fn reserve(
+    holder: usize,
+    at: SocketAddr,
+    reuse: bool,
+    v6_only: bool,
+) -> Result<(SocketAddr, Reservation)> {
+    for _ in 0..PORT_TRIES {
+        if stack::is_own() {
+            let port = if at.port() == 0 { stack::any_port() } else { at.port() };
+            let bound = SocketAddr::new(at.ip(), port);
+            match take(Port { at: bound, reuse, holder }, None) {
+                Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => continue,
+                taken => return taken.map(|reservation| (bound, reservation)),
+            }
+        }
+        let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
+        // Earlier connections of the port in TIME-WAIT are no hindrance.
+        socket.set_reuse_address(true)?;
+        if at.is_ipv6() {
+            socket.set_only_v6(v6_only)?;
+        }
+        socket.bind(&at.into())?;
+        let bound = socket.local_addr()?.as_socket().ok_or(Errno::INVAL)?;
+        if address::program_port(bound.port()) == 0 {
+            continue;
+        }
+        return Ok((bound, take(Port { at: bound, reuse, holder }, Some(socket))?));
+    }
+    Err(Errno(libc::EADDRNOTAVAIL))
+}
+
+/// Records a port, unless another id of this process has it.
+fn take(port: Port, bound: Option<Socket>) -> Result<Reservation> {
+    let number = port.at.port();
+    let mut shard = shard(number).write();
+    let ports = shard.0.entry(number).or_default();
+    if ports.iter().any(|other| collide(*other, port)) {
+        return Err(Errno(libc::EADDRINUSE));
+    }
+    ports.push(port);
+    Ok(Reservation { port: number, holder: port.holder, bound })
+}
+
+fn collide(a: Port, b: Port) -> bool {
+    let (left, right) = (a.at.ip(), b.at.ip());
+    let same = left == right
+        || (left.is_unspecified() || right.is_unspecified()) && left.is_ipv4() == right.is_ipv4();
+    a.at.port() == b.at.port() && same && !(a.reuse && b.reuse)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_collide_by_address_family_and_consent() {
+        let port = |at: &str, reuse| Port { at: at.parse().unwrap(), reuse, holder: 0 };
+        assert!(collide(port("10.0.0.1:5", false), port("10.0.0.1:5", true)));
+        assert!(collide(port("0.0.0.0:5", false), port("10.0.0.1:5", false)));
+        assert!(!collide(port("10.0.0.1:5", true), port("10.0.0.1:5", true)));
+        assert!(!collide(port("10.0.0.1:5", false), port("10.0.0.2:5", false)));
+        assert!(!collide(port("10.0.0.1:5", false), port("10.0.0.1:6", false)));
+        assert!(!collide(port("0.0.0.0:5", false), port("[::1]:5", false)));
+    }
+
+    #[test]
+    fn a_port_is_held_until_its_reservation_ends() {
+        let (bound, reservation) = reserve(1, "127.0.0.1:0".parse().unwrap(), false, false).unwrap();
+        assert_eq!(reserve(2, bound, false, false).err(), Some(Errno(libc::EADDRINUSE)));
+        drop(reservation);
+        let (again, _reservation) = reserve(2, bound, false, false).unwrap();
+        assert_eq!(again, bound);
+    }
+}

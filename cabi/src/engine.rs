@@ -1,0 +1,143 @@
+//! The engine: one for all devices and both libraries of a process, opened at first use.
+
+use crate::boundary::{DRIVE_GUARD, LOGGING, Result};
+use crate::errno::Errno;
+use crate::fork::{self, ForkSafe, Forked};
+use crate::inherited;
+use crate::settings::Settings;
+use crate::signals::Held;
+use crate::stack;
+use llp::Stack;
+use llp::capture::{CaptureStack, PcapSink};
+use llp::fault::FaultStack;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Once};
+use std::time::Duration;
+use verbs::{Device, DeviceOptions, Limits};
+
+/// Reads and atomics outstanding on one queue pair: programs keep the number in one byte.
+pub(crate) const MAX_RD_ATOMIC: u16 = 255;
+
+/// The longest time that the end of a process waits for its peers to acknowledge what was sent.
+const EXIT_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
+
+struct Engine {
+    device: Option<Device>,
+    /// The epoll set of the engine's sockets.
+    sockets: Option<Arc<OwnedFd>>,
+    /// What was in it before a fork.
+    members: Vec<inherited::Member>,
+    pcap: Option<Arc<PcapSink>>,
+}
+
+static ENGINE: ForkSafe<Engine> = ForkSafe::new();
+
+impl Forked for Engine {
+    const NEW: Self = Self { device: None, sockets: None, members: Vec::new(), pcap: None };
+
+    fn before_fork(&mut self) {
+        if let Some(sockets) = &self.sockets {
+            self.members = inherited::members(sockets.as_raw_fd());
+        }
+    }
+
+    fn in_child(&mut self) {
+        if let Some(sockets) = &self.sockets {
+            inherited::close(&self.members, sockets.as_raw_fd());
+        }
+        std::mem::forget(std::mem::replace(self, Self::NEW));
+    }
+}
+
+/// The engine, opened if it is not.
+///
+/// # Errors
+/// EINVAL when an environment variable has a bad value; those of opening it.
+pub(crate) fn get() -> Result<Device> {
+    if let Some(device) = &ENGINE.read().device {
+        return Ok(device.clone());
+    }
+    // The lock is held while the engine is opened, once in a process: every thread that comes meanwhile needs the engine.
+    ENGINE.write().open()
+}
+
+impl Engine {
+    fn open(&mut self) -> Result<Device> {
+        if let Some(device) = &self.device {
+            return Ok(device.clone());
+        }
+        let settings = Settings::get()?;
+        start_log(settings);
+        let stack = self.stack(settings)?;
+        let limits = Limits { max_rd_atomic: MAX_RD_ATOMIC, ..Limits::default() };
+        // Threads are started with the mask of this thread: the program's signals are for the program's own threads.
+        let held = Held::new();
+        let device = Device::with_stack(
+            stack,
+            DeviceOptions { limits, guard: Some(DRIVE_GUARD), ..DeviceOptions::default() },
+        )?;
+        drop(held);
+        // As siw: peers may invalidate a plain region with Send with Invalidate.
+        device.set_lenient_invalidate(true);
+        self.device = Some(device.clone());
+        flush_at_exit();
+        Ok(device)
+    }
+
+    fn stack(&mut self, settings: &Settings) -> Result<Box<dyn Stack>> {
+        let tcp = stack::open(settings)?;
+        self.sockets = tcp.wait_fd();
+        let stack: Box<dyn Stack> = match &settings.faults {
+            Some((seed, faults)) => Box::new(FaultStack::new(tcp, *seed, faults.clone())),
+            None => tcp,
+        };
+        let Some(path) = &settings.pcap else { return Ok(stack) };
+        // A child of a fork captures to a file of its own.
+        let path = match fork::generation() {
+            1 => path.clone(),
+            _ => format!("{}.{}", path.display(), std::process::id()).into(),
+        };
+        let sink = PcapSink::create(&path).map_err(|error| {
+            eprintln!("uiw: UIW_PCAP={}: {error}", path.display());
+            Errno::from(error)
+        })?;
+        self.pcap = Some(Arc::clone(&sink));
+        Ok(Box::new(CaptureStack::new(stack, sink, "uiw")))
+    }
+}
+
+/// Nothing is logged unless UIW_LOG is set; a subscriber that the program has installed stays.
+fn start_log(settings: &Settings) {
+    let Some(filter) = &settings.log else { return };
+    match tracing_subscriber::EnvFilter::try_new(filter) {
+        Ok(filter) => {
+            let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+            LOGGING.store(true, Ordering::Relaxed);
+            let _ = log.try_init();
+        }
+        Err(error) => eprintln!("uiw: UIW_LOG={filter}: {error}"),
+    }
+}
+
+fn flush_at_exit() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: a handler without arguments that lives as long as the program.
+        unsafe { libc::atexit(at_exit) };
+    });
+}
+
+/// Connections whose queue pair is destroyed finish sending; the capture is written to its file.
+extern "C" fn at_exit() {
+    // Another thread may be opening the engine, or may have been stopped while it was: then nothing was sent yet.
+    let Some(engine) = ENGINE.try_read() else { return };
+    let (device, pcap) = (engine.device.clone(), engine.pcap.clone());
+    drop(engine);
+    if let Some(device) = device {
+        device.settle(EXIT_FLUSH_TIMEOUT);
+    }
+    if let Some(sink) = pcap {
+        let _ = sink.flush();
+    }
+}

@@ -1,0 +1,208 @@
+//! Forks: which generation of the process this is, and state of a subsystem that a fork copies consistently.
+//!
+//! Threads do not survive a fork, and a lock of the engine may be held by one of them at that moment. The child therefore drops
+//! its reference to the engine without touching it, and everything made before is inert: calls on it return EIO, destroying it
+//! only frees the memory. A new generation begins; the child opens an engine of its own when it opens a device.
+//!
+//! Each subsystem (engine, devices, objects, connection manager, out-of-band connections) has a static [`ForkSafe`] of its own.
+//! Its locks are held while the process is copied, so that the child never finds one in the hands of a thread that it lacks.
+//! Invariant: a thread that holds one of these locks takes no other of them, so the order in which a fork takes them is free.
+
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+static GENERATION: AtomicU32 = AtomicU32::new(1);
+
+/// Counts the forks between the first process and this one, from 1.
+pub(crate) fn generation() -> u32 {
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// State of a subsystem.
+pub(crate) trait Forked: Send + Sync + 'static {
+    /// The state of a process that has not used the subsystem.
+    const NEW: Self;
+
+    /// Called in the parent before it is copied.
+    fn before_fork(&mut self) {}
+
+    /// Called in the child. Locks inside of the state may be held by threads that the child does not have: what contains such
+    /// locks is forgotten (`mem::forget`), not dropped.
+    fn in_child(&mut self);
+}
+
+/// A static that holds the state of a subsystem, in `SHARDS` parts with a lock each. Several parts serve look-ups that are made
+/// on every call: threads that use different objects then rarely touch the same lock, nor its cache line.
+pub(crate) struct ForkSafe<T: Forked, const SHARDS: usize = 1> {
+    shards: [Shard<T>; SHARDS],
+    registered: AtomicBool,
+}
+
+/// Two cache lines, which processors prefetch as a pair.
+#[repr(align(128))]
+struct Shard<T>(RwLock<T>);
+
+impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
+    pub(crate) const fn new() -> Self {
+        Self { shards: [const { Shard(RwLock::new(T::NEW)) }; SHARDS], registered: AtomicBool::new(false) }
+    }
+
+    /// The part that `key` belongs to. Its lock is held for a look-up or a change, never during a call of the engine or a
+    /// system call.
+    pub(crate) fn shard(&'static self, key: u64) -> &'static RwLock<T> {
+        self.register();
+        // Multiplication by 2^64 divided by the golden ratio spreads addresses and counters alike.
+        let hash = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        &self.shards[hash as usize % SHARDS].0
+    }
+
+    /// From the first use on, forks copy it consistently.
+    fn register(&'static self) {
+        if self.registered.load(Ordering::Acquire) {
+            return;
+        }
+        let mut list = REGISTERED.lock();
+        if self.registered.load(Ordering::Acquire) {
+            return;
+        }
+        if list.is_empty() {
+            // SAFETY: three handlers without arguments that live as long as the program; the library is never unloaded, as its
+            // threads run in it.
+            unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+        }
+        list.push(self);
+        self.registered.store(true, Ordering::Release);
+    }
+}
+
+impl<T: Forked> ForkSafe<T> {
+    pub(crate) fn read(&'static self) -> RwLockReadGuard<'static, T> {
+        self.shard(0).read()
+    }
+
+    pub(crate) fn try_read(&'static self) -> Option<RwLockReadGuard<'static, T>> {
+        self.shard(0).try_read()
+    }
+
+    pub(crate) fn write(&'static self) -> RwLockWriteGuard<'static, T> {
+        self.shard(0).write()
+    }
+}
+
+/// A [`ForkSafe`], whatever its state.
+trait Registered: Sync {
+    fn lock(&self);
+
+    /// # Safety
+    /// This thread called [`Registered::lock`], or is the copy of the one that did.
+    unsafe fn unlock(&self);
+
+    /// # Safety
+    /// As for [`Registered::unlock`]; this thread is the only one of the process.
+    unsafe fn in_child(&self);
+}
+
+impl<T: Forked, const SHARDS: usize> Registered for ForkSafe<T, SHARDS> {
+    fn lock(&self) {
+        for shard in &self.shards {
+            let mut state = shard.0.write();
+            state.before_fork();
+            std::mem::forget(state);
+        }
+    }
+
+    unsafe fn unlock(&self) {
+        for shard in &self.shards {
+            // SAFETY: the caller's promise: locked by this thread, and the guard was forgotten.
+            unsafe { shard.0.force_unlock_write() };
+        }
+    }
+
+    unsafe fn in_child(&self) {
+        for shard in &self.shards {
+            // SAFETY: the caller's promise: locked, and there is no other thread.
+            unsafe { (*shard.0.data_ptr()).in_child() };
+        }
+    }
+}
+
+/// Everything that has been used. Locked while the process is copied.
+static REGISTERED: Mutex<Vec<&'static dyn Registered>> = Mutex::new(Vec::new());
+
+extern "C" fn before_fork() {
+    let list = REGISTERED.lock();
+    for state in &*list {
+        state.lock();
+    }
+    std::mem::forget(list);
+}
+
+extern "C" fn in_parent() {
+    // SAFETY: `before_fork` locked the list and everything in it on this very thread, and no other thread unlocks them.
+    unsafe {
+        for state in &*REGISTERED.data_ptr() {
+            state.unlock();
+        }
+        REGISTERED.force_unlock();
+    }
+}
+
+extern "C" fn in_child() {
+    GENERATION.fetch_add(1, Ordering::Relaxed);
+    // SAFETY: as in the parent; this thread is the only one of the child.
+    unsafe {
+        for state in &*REGISTERED.data_ptr() {
+            state.in_child();
+            state.unlock();
+        }
+        REGISTERED.force_unlock();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Numbers(Vec<u32>);
+
+    impl Forked for Numbers {
+        const NEW: Self = Self(Vec::new());
+
+        fn before_fork(&mut self) {
+            self.0.push(7);
+        }
+
+        fn in_child(&mut self) {
+            self.0.push(9);
+        }
+    }
+
+    /// The hooks are called on a value that no static registers: a fork of the test process itself would copy other tests' threads.
+    #[test]
+    fn every_shard_is_locked_before_a_fork_and_usable_behind_it() {
+        let state = ForkSafe::<Numbers, 4>::new();
+        state.lock();
+        assert!(state.shards.iter().all(|shard| shard.0.is_locked_exclusive()));
+        // SAFETY: locked above, on this thread; no other thread has the value.
+        unsafe {
+            state.in_child();
+            state.unlock();
+        }
+        assert!(state.shards.iter().all(|shard| shard.0.read().0 == [7, 9]));
+    }
+
+    #[test]
+    fn keys_spread_over_all_shards() {
+        static STATE: ForkSafe<Numbers, 64> = ForkSafe::new();
+        let places = |step: u64| {
+            let all: std::collections::BTreeSet<_> = (0..1024)
+                .map(|n| std::ptr::from_ref(STATE.shard(0x7F00_0000_1000 + n * step)).addr())
+                .collect();
+            all.len()
+        };
+        // Counters, and addresses of objects of 16, 160 and 4096 bytes.
+        for step in [1, 16, 160, 4096] {
+            assert!(places(step) > 48, "step {step}: {}", places(step));
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The state of a queue pair between RTR and its established connection.
+
+use super::{RetryPolicy, Target};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+use verbs::cm::ConnId;
+
+/// How long the end that listens waits before it connects as well.
+const RESPONDER_DELAY: Duration = Duration::from_secs(1);
+/// Between two attempts: at first, and at most.
+const RETRY: Duration = Duration::from_millis(20);
+const MAX_RETRY: Duration = Duration::from_millis(500);
+
+/// A queue pair in RTR or RTS. The state, and with it the reference to the engine's queue pair, ends with `Worker::forget`.
+pub(super) type Pair = Mutex<Option<PairState>>;
+
+pub(super) struct PairState {
+    pub(super) qp: Arc<verbs::Qp>,
+    /// Set while a post is to start the time-out of the connection.
+    pub(super) connecting: Arc<AtomicBool>,
+    pub(super) target: Target,
+    pub(super) policy: RetryPolicy,
+    pub(super) phase: Phase,
+    /// When to connect next, if no connection came by then.
+    pub(super) next: Option<Instant>,
+    retry: Duration,
+    /// When to give up; set once something is posted.
+    pub(super) gives_up: Option<Instant>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Waiting,
+    Connecting(ConnId),
+    Accepting(ConnId),
+    Established(ConnId),
+}
+
+impl Phase {
+    /// The connection, if there is one.
+    pub(super) fn conn(self) -> Option<ConnId> {
+        match self {
+            Self::Waiting => None,
+            Self::Connecting(conn) | Self::Accepting(conn) | Self::Established(conn) => Some(conn),
+        }
+    }
+}
+
+impl PairState {
+    /// A queue pair that has just entered RTR.
+    pub(super) fn new(qp: &Arc<verbs::Qp>, connecting: &Arc<AtomicBool>, target: Target) -> Self {
+        let delay = if target.initiates() { Duration::ZERO } else { RESPONDER_DELAY };
+        Self {
+            qp: Arc::clone(qp),
+            connecting: Arc::clone(connecting),
+            target,
+            policy: RetryPolicy::UNLIMITED,
+            phase: Phase::Waiting,
+            next: Some(Instant::now() + delay),
+            retry: RETRY,
+            gives_up: None,
+        }
+    }
+
+    /// Another attempt later: soon at first, then less often.
+    pub(super) fn retry_later(&mut self) {
+        self.phase = Phase::Waiting;
+        self.next = Some(Instant::now() + self.retry);
+        self.retry = (self.retry * 2).min(MAX_RETRY);
+    }
+}

@@ -1,0 +1,119 @@
+//! The number of a queue pair, and the state of out-of-band connections in this process.
+
+use super::ports::{Ports, Slot};
+use super::worker::Worker;
+use super::{RetryPolicy, Target};
+use crate::boundary::Result;
+use crate::context::Context;
+use crate::fork::{self, ForkSafe, Forked};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// What a process has for out-of-band connections. A child of a fork begins without it.
+struct Shared {
+    ports: Option<Arc<Ports>>,
+    worker: Option<Arc<Worker>>,
+}
+
+impl Forked for Shared {
+    const NEW: Self = Self { ports: None, worker: None };
+
+    fn in_child(&mut self) {
+        std::mem::forget(std::mem::replace(self, Self::NEW));
+    }
+}
+
+/// Locked to get at the two references alone.
+static SHARED: ForkSafe<Shared> = ForkSafe::new();
+
+fn ports() -> Arc<Ports> {
+    if let Some(ports) = &SHARED.read().ports {
+        return Arc::clone(ports);
+    }
+    Arc::clone(SHARED.write().ports.get_or_insert_default())
+}
+
+/// The worker thread's handle; the thread is started at the first call. The lock is held meanwhile: only queue pairs that are about
+/// to need the thread wait for it, once in a process.
+fn worker(engine: &verbs::Device) -> Result<Arc<Worker>> {
+    if let Some(worker) = running_worker() {
+        return Ok(worker);
+    }
+    let mut shared = SHARED.write();
+    match &shared.worker {
+        Some(worker) => Ok(Arc::clone(worker)),
+        None => Ok(Arc::clone(shared.worker.insert(Worker::start(engine)?))),
+    }
+}
+
+fn running_worker() -> Option<Arc<Worker>> {
+    SHARED.read().worker.clone()
+}
+
+/// The number of a queue pair, which names a TCP port of this process at the addresses of the device. Given back on drop.
+pub(crate) struct QpnReservation {
+    slot: Slot,
+    /// The generation of the process: in a child of a fork the ports are its parent's, and nothing is given back.
+    generation: u32,
+}
+
+impl QpnReservation {
+    /// A number on the context's device. Its port is bound, and not listened on yet.
+    pub(crate) fn new(context: &Context) -> Result<Self> {
+        let netdev = context.device.netdev()?;
+        Ok(Self { slot: ports().take(&netdev)?, generation: fork::generation() })
+    }
+
+    /// The queue pair number.
+    pub(crate) fn number(&self) -> u32 {
+        self.slot.number()
+    }
+
+    /// From INIT on peers may connect.
+    pub(crate) fn listen(&self, context: &Context) -> Result<()> {
+        let netdev = context.device.netdev()?;
+        self.slot.listen(&netdev, &context.engine, &*worker(&context.engine)?)
+    }
+
+    /// From RTR on the queue pair connects to its peer.
+    pub(crate) fn connect(
+        &self,
+        context: &Context,
+        qp: &Arc<verbs::Qp>,
+        connecting: &Arc<AtomicBool>,
+        target: Target,
+    ) -> Result<()> {
+        worker(&context.engine)?.connect(self.number(), qp, connecting, target);
+        Ok(())
+    }
+
+    /// In RTS the first PSN and the time-outs are known.
+    pub(crate) fn ready(&self, psn: Option<u32>, policy: RetryPolicy) {
+        if let Some(worker) = running_worker() {
+            worker.ready(self.number(), psn, policy);
+        }
+    }
+
+    /// Something was posted: while no connection is established, its time-out runs from now on. False when one is, or none is being
+    /// made.
+    pub(crate) fn posted(&self) -> bool {
+        running_worker().is_some_and(|worker| worker.posted(self.number()))
+    }
+
+    /// In RESET, in ERR and at the end no connection is made any more. When this has returned, the worker holds no reference to the
+    /// queue pair.
+    pub(crate) fn forget(&self) {
+        if let Some(worker) = running_worker() {
+            worker.forget(self.number());
+        }
+    }
+}
+
+impl Drop for QpnReservation {
+    fn drop(&mut self) {
+        if self.generation == fork::generation() {
+            self.forget();
+            ports().give_back(&self.slot);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! How long an out-of-band connected queue pair waits, from InfiniBand's attributes.
+
+use std::time::Duration;
+
+/// Time-outs of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RetryPolicy {
+    /// For the connection, once something is posted; `None` = without limit.
+    pub(super) connection: Option<Duration>,
+    /// An inbound Send for a receive.
+    pub(super) receive: Duration,
+}
+
+impl RetryPolicy {
+    /// Before the attributes of RTS are known.
+    pub(super) const UNLIMITED: Self = Self { connection: None, receive: Duration::MAX };
+
+    /// Connecting needs more time than a lost packet on InfiniBand: TCP's own, and the second that the other end waits.
+    const MIN_CONNECTION: Duration = Duration::from_secs(3);
+
+    /// From the attributes of InfiniBand: local ACK time-out, retries, and the same for receivers that are not ready.
+    pub(crate) fn new(timeout: u8, retry_cnt: u8, min_rnr_timer: u8, rnr_retry: u8) -> Self {
+        let connection = (timeout != 0).then(|| {
+            let once = Duration::from_nanos(4096 << (timeout & 31).min(40));
+            (once * (u32::from(retry_cnt & 7) + 1)).max(Self::MIN_CONNECTION)
+        });
+        let receive = match rnr_retry & 7 {
+            7 => Duration::MAX,
+            times => rnr_delay(min_rnr_timer) * (u32::from(times) + 1),
+        };
+        Self { connection, receive }
+    }
+}
+
+/// The delay behind a value of `min_rnr_timer`, in steps of ten microseconds (InfiniBand Architecture, table "RNR NAK timer").
+fn rnr_delay(value: u8) -> Duration {
+    const STEPS: [u64; 32] = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+    Duration::from_micros(STEPS[usize::from(value & 31)] * 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_follow_the_attributes() {
+        let policy = RetryPolicy::new(18, 7, 12, 7);
+        assert_eq!(policy.connection, Some(Duration::from_nanos(4096 << 18) * 8));
+        assert_eq!(policy.receive, Duration::MAX);
+        assert_eq!(RetryPolicy::new(14, 0, 12, 7).connection, Some(RetryPolicy::MIN_CONNECTION));
+        assert_eq!(RetryPolicy::new(0, 7, 12, 7).connection, None);
+        // 12 stands for 0.64 ms, tried once and twice again.
+        assert_eq!(RetryPolicy::new(0, 0, 12, 2).receive, Duration::from_micros(640 * 3));
+        assert_eq!(rnr_delay(0), Duration::from_micros(655_360));
+    }
+}
