@@ -39,15 +39,15 @@ const LINK_FULL: i64 = 1000;
 /// Listeners are told of an interface that is down for so long.
 const STAYS_DOWN: Duration = Duration::from_millis(900);
 
-/// Names a connection of the shard.
+/// Names a connection of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnId(usize);
 
-/// Names a listener of the shard.
+/// Names a listener of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ListenerId(usize);
 
-pub(super) struct Shard<L: Link> {
+pub(super) struct SmolInterface<L: Link> {
     link: L,
     iface: Interface,
     /// No sockets: for frames that are no connection's.
@@ -89,7 +89,7 @@ impl Gone {
     }
 }
 
-impl<L: Link> Shard<L> {
+impl<L: Link> SmolInterface<L> {
     pub(super) fn new(mut link: L, config: &SmolConfig, time: Clock) -> io::Result<Self> {
         let wrong = |why: String| io::Error::new(ErrorKind::InvalidInput, why);
         config.check().map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
@@ -145,7 +145,7 @@ impl<L: Link> Shard<L> {
         Tick::from_micros(i64::try_from(ticks).unwrap_or(i64::MAX))
     }
 
-    /// When [`Shard::tick`] is wanted without a frame.
+    /// When [`SmolInterface::tick`] is wanted without a frame.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let timer = self.timers.first().and_then(|(at, _)| {
             // Never before the tick that is meant.
@@ -477,7 +477,7 @@ impl<L: Link> Shard<L> {
         self.conns[id.0].received().map(|octets| octets.len())
     }
 
-    /// What [`Shard::look`] found.
+    /// What [`SmolInterface::look`] found.
     pub(super) fn received(&mut self, id: ConnId) -> &mut [u8] {
         self.conns[id.0].received().unwrap_or_default()
     }
