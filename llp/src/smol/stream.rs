@@ -133,3 +133,9 @@ impl<L: Link> Look for SmolLook<L> {
         self.interface.consume(self.id, used, rest);
     }
 }
+
+impl<L: Link> Drop for SmolLook<L> {
+    fn drop(&mut self) {
+        self.interface.tell_of(self.id);
+    }
+}
