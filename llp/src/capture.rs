@@ -35,7 +35,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use crate::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token, foreign_stream};
 use stream::CaptureStream;
 
 /// How long a packet may wait in memory for others.
@@ -176,11 +176,15 @@ struct Tap {
 }
 
 impl<S: Stack> CaptureStack<S> {
-    /// Captures to `sink`, as the interface `name`.
+    /// Captures to `sink`, as the interface `name`; so do its shards, for which the lock of the sink is the one they share.
     pub fn new(inner: S, sink: Arc<PcapSink>, name: &str) -> Self {
+        let interface = sink.interface(name);
+        Self::on_interface(inner, sink, interface)
+    }
+
+    fn on_interface(inner: S, sink: Arc<PcapSink>, interface: u32) -> Self {
         // Without a descriptor to wait for, a stack lives in a time of its own.
         let own_clock = inner.wait_fd().is_none().then(|| Arc::new(Mutex::new(inner.now())));
-        let interface = sink.interface(name);
         Self { inner, tap: Tap { sink, interface, own_clock } }
     }
 
@@ -256,6 +260,17 @@ impl<S: Stack> Stack for CaptureStack<S> {
     fn now(&self) -> Instant {
         self.set_clock();
         self.inner.now()
+    }
+
+    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
+        let Some(inner) = self.inner.shard()? else { return Ok(None) };
+        let Tap { sink, interface, .. } = &self.tap;
+        Ok(Some(Box::new(CaptureStack::on_interface(inner, Arc::clone(sink), *interface))))
+    }
+
+    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+        let stream = stream.downcast_mut::<CaptureStream>().ok_or_else(foreign_stream)?;
+        stream.enter(&mut self.inner, token, &self.tap)
     }
 
     fn farewell(&mut self) -> bool {

@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 
 pub use crate::sim::Split;
 use crate::{
-    Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo, StreamOptions, Token, no_octets,
-    sim::Random,
+    Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo, StreamOptions, Token,
+    attached_stream, foreign_stream, no_octets, sim::Random,
 };
 
 /// What goes wrong on one stream. Positions count the octets of one direction of that stream, from 0.
@@ -69,14 +69,23 @@ pub struct FaultStack<S> {
     shared: Shared,
 }
 
-/// What stack, listeners and streams have in common.
+/// What a stack, its listeners and its streams have in common.
 #[derive(Clone)]
-struct Shared(Arc<Mutex<Common>>);
+struct Shared {
+    plan: Arc<Mutex<Plan>>,
+    shard: Arc<Mutex<ShardState>>,
+}
 
-struct Common {
+/// Common to all shards; locked when a stream or a shard is made.
+struct Plan {
     /// The faults of the next stream, by its role and its number (from 0).
-    plan: Box<dyn FnMut(Role, u64) -> Faults + Send>,
+    faults: Box<dyn FnMut(Role, u64) -> Faults + Send>,
     streams: u64,
+    /// Each shard takes the next one.
+    seed: u64,
+}
+
+struct ShardState {
     random: Random,
     /// Streams we cut: the stack below knows no event for them.
     cut: BTreeSet<Token>,
@@ -94,21 +103,30 @@ impl<S: Stack> FaultStack<S> {
         Self::with(inner, seed, move |_, _| faults.clone())
     }
 
-    /// Each stream has the faults that `plan` says, given its role and its number (from 0).
+    /// Each stream has the faults that `plan` says, given its role and its number (from 0). The streams of all shards are counted
+    /// together.
     pub fn with(inner: S, seed: u64, plan: impl FnMut(Role, u64) -> Faults + Send + 'static) -> Self {
-        let common =
-            Common { plan: Box::new(plan), streams: 0, random: Random::new(seed), cut: BTreeSet::new() };
-        Self { inner, shared: Shared(Arc::new(Mutex::new(common))) }
+        let plan = Plan { faults: Box::new(plan), streams: 0, seed };
+        Self { inner, shared: Shared::next(&Arc::new(Mutex::new(plan))) }
     }
 }
 
 impl Shared {
+    /// For the next shard of `plan`.
+    fn next(plan: &Arc<Mutex<Plan>>) -> Self {
+        let mut locked = plan.lock();
+        let seed = locked.seed;
+        locked.seed = seed.wrapping_add(1);
+        let shard = ShardState { random: Random::new(seed), cut: BTreeSet::new() };
+        Self { plan: Arc::clone(plan), shard: Arc::new(Mutex::new(shard)) }
+    }
+
     fn wrap(&self, inner: Box<dyn Stream>, role: Role, token: Token) -> Box<dyn Stream> {
-        let mut common = self.0.lock();
-        let number = common.streams;
-        common.streams += 1;
-        let faults = (common.plan)(role, number);
-        drop(common);
+        let mut plan = self.plan.lock();
+        let number = plan.streams;
+        plan.streams += 1;
+        let faults = (plan.faults)(role, number);
+        drop(plan);
         Box::new(FaultStream {
             inner,
             token,
@@ -118,6 +136,7 @@ impl Shared {
             received: 0,
             calls: [0; 2],
             end: None,
+            detached: false,
         })
     }
 }
@@ -156,8 +175,8 @@ impl<S: Stack> Stack for FaultStack<S> {
 
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         self.inner.poll(events)?;
-        let common = self.shared.0.lock();
-        events.extend(common.cut.iter().map(|&token| Event { token, readable: true, writable: true }));
+        let shard = self.shared.shard.lock();
+        events.extend(shard.cut.iter().map(|&token| Event { token, readable: true, writable: true }));
         Ok(())
     }
 
@@ -166,11 +185,31 @@ impl<S: Stack> Stack for FaultStack<S> {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        if self.shared.0.lock().cut.is_empty() { self.inner.deadline() } else { Some(self.now()) }
+        if self.shared.shard.lock().cut.is_empty() { self.inner.deadline() } else { Some(self.now()) }
     }
 
     fn now(&self) -> Instant {
         self.inner.now()
+    }
+
+    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
+        let Some(inner) = self.inner.shard()? else { return Ok(None) };
+        Ok(Some(Box::new(FaultStack { inner, shared: Shared::next(&self.shared.plan) })))
+    }
+
+    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+        let stream = stream.downcast_mut::<FaultStream>().ok_or_else(foreign_stream)?;
+        if !stream.detached && stream.end != Some(End::Aborted) {
+            return Err(attached_stream());
+        }
+        if stream.end == Some(End::Cut) {
+            // It is reset in the eyes of its user, and known to no stack below.
+            self.shared.shard.lock().cut.insert(token);
+        } else {
+            self.inner.adopt(&mut stream.inner, token)?;
+        }
+        (stream.token, stream.shared, stream.detached) = (token, self.shared.clone(), false);
+        Ok(())
     }
 
     fn farewell(&mut self) -> bool {
@@ -209,12 +248,14 @@ struct FaultStream {
     calls: [u32; 2],
     /// What every call says after a cut, and `send` after a FIN.
     end: Option<End>,
+    detached: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Cut,
     Fin,
+    Aborted,
 }
 
 impl FaultStream {
@@ -225,19 +266,26 @@ impl FaultStream {
     }
 
     fn split(&self, split: Split) -> usize {
-        split.next(&mut self.shared.0.lock().random)
+        split.next(&mut self.shared.shard.lock().random)
     }
 
     fn cut(&mut self) {
         self.inner.abort();
         self.end = Some(End::Cut);
-        self.shared.0.lock().cut.insert(self.token);
+        self.shared.shard.lock().cut.insert(self.token);
+    }
+
+    /// Its shard reports it no more. Once it is detached, its token may be another stream's there.
+    fn forget_cut(&self) {
+        if !self.detached {
+            self.shared.shard.lock().cut.remove(&self.token);
+        }
     }
 
     /// Faults that stand right behind the octets sent and received so far.
     fn apply_position(&mut self) {
         let reached = |at: Option<u64>, position| at.is_some_and(|at| position >= at);
-        if self.end != Some(End::Cut)
+        if matches!(self.end, None | Some(End::Fin))
             && (reached(self.faults.cut_sent, self.sent) || reached(self.faults.cut_received, self.received))
         {
             self.cut();
@@ -270,6 +318,7 @@ impl Stream for FaultStream {
         match self.end {
             Some(End::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
             Some(End::Fin) => return Err(io::ErrorKind::BrokenPipe.into()),
+            Some(End::Aborted) => return Err(io::ErrorKind::NotConnected.into()),
             None => {}
         }
         if IoVec::total(bufs) == 0 {
@@ -305,8 +354,10 @@ impl Stream for FaultStream {
 
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         self.apply_position();
-        if self.end == Some(End::Cut) {
-            return Err(io::ErrorKind::ConnectionReset.into());
+        match self.end {
+            Some(End::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
+            Some(End::Aborted) => return Err(io::ErrorKind::NotConnected.into()),
+            Some(End::Fin) | None => {}
         }
         if IoVecMut::total(bufs) == 0 {
             return Err(no_octets());
@@ -346,13 +397,24 @@ impl Stream for FaultStream {
         match self.end {
             Some(End::Cut) => Err(io::ErrorKind::NotConnected.into()),
             Some(End::Fin) => Ok(()),
-            None => self.inner.shutdown(),
+            Some(End::Aborted) | None => self.inner.shutdown(),
         }
+    }
+
+    fn detach(&mut self) -> io::Result<()> {
+        if self.end != Some(End::Cut) {
+            // Of an aborted stream it says so.
+            self.inner.detach()?;
+        }
+        self.forget_cut();
+        self.detached = true;
+        Ok(())
     }
 
     fn abort(&mut self) {
         self.inner.abort();
-        self.shared.0.lock().cut.remove(&self.token);
+        self.end = Some(End::Aborted);
+        self.forget_cut();
     }
 
     fn emss(&self) -> usize {
@@ -382,7 +444,7 @@ impl Stream for FaultStream {
 
 impl Drop for FaultStream {
     fn drop(&mut self) {
-        self.shared.0.lock().cut.remove(&self.token);
+        self.forget_cut();
     }
 }
 

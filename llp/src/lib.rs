@@ -32,6 +32,8 @@
 //!   stack's: the memory may be used again.
 //! * A stack whose receive buffers are in the process offers [`Stream::look`]: FPDUs are then verified where they lie.
 //! * A TCP that ends with its process implements [`Stack::farewell`].
+//! * A stack that several threads can drive at the same time implements [`Stack::shard`], [`Stream::detach`] and [`Stack::adopt`].
+//!   The defaults say that it cannot.
 //!
 //! `smol` is the example to read; `smol::Link` is a smaller trait for those who have frames, and want smoltcp for the rest. The protocol
 //! crates alone, without the engine, need none of this: see `examples/embed_stream.rs` and `examples/embed_smoltcp.rs`.
@@ -55,6 +57,7 @@ pub mod wan;
 mod options;
 
 use std::{
+    any::Any,
     io,
     net::SocketAddr,
     os::fd::{BorrowedFd, OwnedFd},
@@ -105,7 +108,7 @@ pub struct Event {
 /// One TCP connection, or something that behaves as one. To drop it closes it.
 ///
 /// A stream made by [`Stack::connect`] has [`Interest::WRITE`] at first, an accepted one [`Interest::READ`].
-pub trait Stream: Send {
+pub trait Stream: Any + Send {
     /// Sends octets from the front of `bufs`, as many as there is room for.
     ///
     /// # Errors
@@ -175,9 +178,29 @@ pub trait Stream: Send {
         Ok(())
     }
 
+    /// Removes the stream from the event set of its stack, so that [`Stack::adopt`] of another shard can take it over. The connection
+    /// stays as it is: received bytes, buffered bytes, the state of a connection attempt and the interest are kept. Afterwards no
+    /// [`Stack::poll`] reports the stream; a report that was made before may name its token.
+    ///
+    /// Called by the thread that drives the stream's stack. Until the stream is adopted, only [`Stack::adopt`], [`Stream::abort`], the
+    /// addresses and drop may be used. To detach it again changes nothing.
+    ///
+    /// # Errors
+    /// `Unsupported`: streams of this stack stay with it. `NotConnected`: it was aborted.
+    fn detach(&mut self) -> io::Result<()> {
+        Err(io::Error::new(io::ErrorKind::Unsupported, "streams of this stack cannot move to another one"))
+    }
+
     /// The descriptor, where there is one.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+}
+
+impl dyn Stream {
+    /// The stream as what it was made, for a [`Stack::adopt`] that must know its own streams. `None`: it is another type.
+    pub fn downcast_mut<T: Stream>(&mut self) -> Option<&mut T> {
+        (self as &mut dyn Any).downcast_mut()
     }
 }
 
@@ -279,6 +302,33 @@ pub trait Stack: Send {
     /// The stack's clock.
     fn now(&self) -> Instant;
 
+    /// Another shard of this stack: an independent stack with the same addresses, which another thread can drive at the same time. A call
+    /// of one shard takes no lock that a call of another one holds, and each has an event set, a descriptor and deadlines of its own.
+    /// A listener and its queue stay with the shard that made it; a stream starts on the shard that connected or accepted it, and
+    /// moves by [`Stream::detach`] and [`Stack::adopt`]. Tokens of two shards are unrelated. Shards may be made of shards, all of
+    /// them are equal, and each lives as long as it is kept.
+    ///
+    /// `Ok(None)`, always the same for a stack: there is one event set, and nothing can be driven beside it.
+    ///
+    /// # Errors
+    /// The system's: out of descriptors.
+    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
+        Ok(None)
+    }
+
+    /// Takes over a stream that was detached ([`Stream::detach`]) from another shard of the same stack, or from this one. It is known by
+    /// `token` from then on and keeps its interest. Nothing is lost on the way: what is ready by then is reported by the next
+    /// [`Stack::poll`], and [`Stack::wait_fd`] becomes readable for it, also where another thread sleeps in that descriptor already.
+    ///
+    /// # Errors
+    /// `Unsupported`: this stack has no shards. `InvalidInput`: the stream is not detached, or another kind of stack made it.
+    /// `NotConnected`: it was aborted. Otherwise the system's (out of memory). The stream stays as it was, and another shard may still
+    /// adopt it.
+    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+        let _ = (stream, token);
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this stack has no shards"))
+    }
+
     /// The process ends, and nobody uses its streams any more: they are closed as the kernel closes a process's, and what was sent
     /// leaves. Call it until it says true: nothing is left to do. The kernel's TCP outlives the process and needs none of this.
     fn farewell(&mut self) -> bool {
@@ -331,6 +381,14 @@ impl<S: Stack + ?Sized> Stack for Box<S> {
         (**self).now()
     }
 
+    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
+        (**self).shard()
+    }
+
+    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+        (**self).adopt(stream, token)
+    }
+
     fn farewell(&mut self) -> bool {
         (**self).farewell()
     }
@@ -339,6 +397,16 @@ impl<S: Stack + ?Sized> Stack for Box<S> {
 /// True if a system call found a buffer unmapped or not writable (EFAULT): a program took away registered memory.
 pub fn is_memory_fault(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EFAULT)
+}
+
+/// What [`Stack::adopt`] answers to a stream of another kind of stack.
+fn foreign_stream() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "the stream was made by another kind of stack")
+}
+
+/// What [`Stack::adopt`] answers to a stream that is still in the event set of a stack.
+fn attached_stream() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "the stream is not detached")
 }
 
 /// What `send` and `recv` say to no octets: an answer of 0 would look like a FIN.

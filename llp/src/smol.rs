@@ -1,6 +1,6 @@
 //! smoltcp's TCP over links of Ethernet frames: a TCP of its own, with its own MAC and IP addresses, beside the kernel's.
 //!
-//! One [`SmolStack`] is one interface shard: one link, one smoltcp interface, and a socket set *per connection*. smoltcp looks
+//! One [`SmolStack`] is one network interface: one link, one smoltcp interface, and a socket set *per connection*. smoltcp looks
 //! for a segment's socket by a linear scan of the set it is given; here a frame's ports and addresses choose the set first
 //! (`smol::flow`), so the number of connections costs nothing. A listening socket is made when a SYN for it comes, so a backlog is
 //! as long as the user says.
@@ -9,12 +9,12 @@ mod addr;
 mod claim;
 mod config;
 mod flow;
+mod interface;
 mod link;
 mod listener;
 mod mss;
 pub mod packet;
 pub mod pipe;
-mod shard;
 mod stream;
 mod stretch;
 #[cfg(test)]
@@ -22,8 +22,8 @@ mod tests;
 pub mod xdp;
 
 use crate::{Clock, Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use interface::SmolInterface;
 use parking_lot::Mutex;
-use shard::Shard;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -38,7 +38,7 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// smoltcp on one link.
 pub struct SmolStack<L: Link> {
-    shard: Arc<Mutex<Shard<L>>>,
+    interface: Arc<Mutex<SmolInterface<L>>>,
     wait: Arc<OwnedFd>,
     clock: Clock,
 }
@@ -58,9 +58,9 @@ impl<L: Link + 'static> SmolStack<L> {
     /// # Errors
     /// As for [`SmolStack::new`].
     pub fn with_clock(link: L, config: &SmolConfig, clock: Clock) -> io::Result<Self> {
-        let shard = Shard::new(link, config, clock.clone())?;
-        let wait = shard.wait_fd();
-        Ok(Self { shard: Arc::new(Mutex::new(shard)), wait, clock })
+        let interface = SmolInterface::new(link, config, clock.clone())?;
+        let wait = interface.wait_fd();
+        Ok(Self { interface: Arc::new(Mutex::new(interface)), wait, clock })
     }
 }
 
@@ -71,9 +71,9 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
         options: &ListenOptions,
         token: Token,
     ) -> io::Result<Box<dyn Listener>> {
-        let (id, local) = self.shard.lock().listen(local, options, token)?;
+        let (id, local) = self.interface.lock().listen(local, options, token)?;
         tracing::debug!(%local, "listening");
-        Ok(Box::new(listener::SmolListener::new(Arc::clone(&self.shard), id, local)))
+        Ok(Box::new(listener::SmolListener::new(Arc::clone(&self.interface), id, local)))
     }
 
     fn connect(
@@ -83,13 +83,13 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
         options: &StreamOptions,
         token: Token,
     ) -> io::Result<Box<dyn Stream>> {
-        let (id, local) = self.shard.lock().connect(local, peer, options, token)?;
+        let (id, local) = self.interface.lock().connect(local, peer, options, token)?;
         tracing::debug!(%local, %peer, "connecting");
-        Ok(Box::new(stream::SmolStream::new(Arc::clone(&self.shard), id, (local, peer))))
+        Ok(Box::new(stream::SmolStream::new(Arc::clone(&self.interface), id, (local, peer))))
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        self.shard.lock().poll(events);
+        self.interface.lock().poll(events);
         Ok(())
     }
 
@@ -98,7 +98,7 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        self.shard.lock().deadline()
+        self.interface.lock().deadline()
     }
 
     fn now(&self) -> Instant {
@@ -106,10 +106,10 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
     }
 
     fn farewell(&mut self) -> bool {
-        let mut shard = self.shard.lock();
-        shard.close_all();
-        shard.tick();
-        !shard.is_lingering()
+        let mut interface = self.interface.lock();
+        interface.close_all();
+        interface.tick();
+        !interface.is_lingering()
     }
 }
 
@@ -121,12 +121,12 @@ impl<L: Link> Drop for SmolStack<L> {
         }
         let until = Instant::now() + LINGER;
         while Instant::now() < until {
-            let mut shard = self.shard.lock();
-            if !shard.is_lingering() {
+            let mut interface = self.interface.lock();
+            if !interface.is_lingering() {
                 return;
             }
-            shard.tick();
-            drop(shard);
+            interface.tick();
+            drop(interface);
             std::thread::sleep(Duration::from_micros(200));
         }
     }

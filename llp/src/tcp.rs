@@ -21,7 +21,7 @@ use rustix::{
     net::{SocketFlags, accept_with},
 };
 
-use crate::{Event, Interest, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use crate::{Event, Interest, ListenOptions, Listener, Stack, Stream, StreamOptions, Token, foreign_stream};
 pub use stream::TcpStream;
 
 /// Events taken by one poll. Epoll puts a ready descriptor that was told to the end of its list, so with more than
@@ -116,6 +116,15 @@ impl Stack for TcpStack {
 
     fn now(&self) -> Instant {
         Instant::now()
+    }
+
+    /// Another epoll set: shards have nothing in common but the kernel's sockets and ports.
+    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
+        Ok(Some(Box::new(Self::new()?)))
+    }
+
+    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+        stream.downcast_mut::<TcpStream>().ok_or_else(foreign_stream)?.enter(&self.epoll, token)
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     Tap,
     packet::{self, ACK, FIN, Header, MAX_PAYLOAD, PSH, RST, SYN},
 };
-use crate::{Interest, Stream, StreamInfo};
+use crate::{Interest, Stack, Stream, StreamInfo, Token};
 
 pub(super) struct CaptureStream {
     inner: Box<dyn Stream>,
@@ -42,6 +42,13 @@ impl CaptureStream {
         let mut stream = Self::new(inner, tap, true);
         stream.to_itself = true;
         stream
+    }
+
+    /// Moves to the shard `stack`, which captures with `tap`.
+    pub(super) fn enter(&mut self, stack: &mut impl Stack, token: Token, tap: &Tap) -> io::Result<()> {
+        stack.adopt(&mut self.inner, token)?;
+        self.tap = tap.clone();
+        Ok(())
     }
 
     fn new(inner: Box<dyn Stream>, tap: Tap, initiator: bool) -> Self {
@@ -230,6 +237,10 @@ impl Stream for CaptureStream {
 
     fn set_congestion(&mut self, name: &str) -> io::Result<()> {
         self.inner.set_congestion(name)
+    }
+
+    fn detach(&mut self) -> io::Result<()> {
+        self.inner.detach()
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

@@ -339,3 +339,28 @@ fn what_was_written_reaches_the_file_by_the_deadline() {
     assert!(read(&file.0.lock(), 0).iter().any(|(_, segment)| segment.payload == b"to me"));
     assert_eq!(stack.deadline(), None, "an idle stack does not want to be polled");
 }
+
+#[test]
+fn a_stream_that_moves_to_another_shard_goes_on_in_the_same_interface() {
+    let file = Shared::default();
+    let sink = PcapSink::new(Box::new(file.clone())).unwrap();
+    let Pair { stack, mut client, mut server } = pair(TcpStack::new().unwrap(), &sink);
+    let mut other = stack.shard().unwrap().unwrap();
+    send(&mut *client, b"before");
+    client.detach().unwrap();
+    other.adopt(&mut client, Token(4)).unwrap();
+    let mut events = Vec::new();
+    client.set_interest(crate::Interest::WRITE).unwrap();
+    other.poll(&mut events).unwrap();
+    assert_eq!(events, [Event { token: Token(4), readable: false, writable: true }]);
+    send(&mut *client, b"behind");
+    assert_eq!(recv(&mut *server, 12), b"beforebehind");
+    assert_eq!(other.adopt(&mut server, Token(5)).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    sink.flush().unwrap();
+    let port = client.local_addr().port();
+    let sent = read(&file.0.lock(), 0).into_iter().filter(|(_, s)| s.ports.0 == port && s.outgoing);
+    let sent: Vec<_> = sent.filter(|(_, s)| !s.payload.is_empty()).map(|(_, s)| (s.seq, s.payload)).collect();
+    assert_eq!(sent, [(1, b"before".to_vec()), (7, b"behind".to_vec())]);
+    assert_eq!(read(&file.0.lock(), 1), [], "the shard has no interface of its own");
+    assert!(CaptureStack::new(Network::new(1).stack(IP), sink, "sim").shard().unwrap().is_none());
+}

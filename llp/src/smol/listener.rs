@@ -1,7 +1,7 @@
 //! A port of ours.
 
+use super::interface::{ListenerId, SmolInterface};
 use super::link::Link;
-use super::shard::{ListenerId, Shard};
 use super::stream::SmolStream;
 use crate::{Listener, Stream, Token};
 use parking_lot::Mutex;
@@ -10,22 +10,22 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 pub(super) struct SmolListener<L: Link> {
-    shard: Arc<Mutex<Shard<L>>>,
+    interface: Arc<Mutex<SmolInterface<L>>>,
     id: ListenerId,
     local: SocketAddr,
 }
 
 impl<L: Link> SmolListener<L> {
-    pub(super) fn new(shard: Arc<Mutex<Shard<L>>>, id: ListenerId, local: SocketAddr) -> Self {
-        Self { shard, id, local }
+    pub(super) fn new(interface: Arc<Mutex<SmolInterface<L>>>, id: ListenerId, local: SocketAddr) -> Self {
+        Self { interface, id, local }
     }
 }
 
 impl<L: Link + 'static> Listener for SmolListener<L> {
     fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
-        let (id, addresses) = self.shard.lock().accept(self.id, token)?;
+        let (id, addresses) = self.interface.lock().accept(self.id, token)?;
         tracing::debug!(local = %addresses.0, peer = %addresses.1, "accepted");
-        Ok(Box::new(SmolStream::new(Arc::clone(&self.shard), id, addresses)))
+        Ok(Box::new(SmolStream::new(Arc::clone(&self.interface), id, addresses)))
     }
 
     fn local_addr(&self) -> SocketAddr {
@@ -35,6 +35,6 @@ impl<L: Link + 'static> Listener for SmolListener<L> {
 
 impl<L: Link> Drop for SmolListener<L> {
     fn drop(&mut self) {
-        self.shard.lock().close_listener(self.id);
+        self.interface.lock().close_listener(self.id);
     }
 }

@@ -1,7 +1,7 @@
 //! A connection of ours.
 
+use super::interface::{ConnId, SmolInterface};
 use super::link::Link;
-use super::shard::{ConnId, Shard};
 use crate::{Interest, Look, Rest, Stream, StreamInfo, no_octets};
 use mem::{IoVec, IoVecMut};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
@@ -10,23 +10,23 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 pub(super) struct SmolStream<L: Link> {
-    shard: Arc<Mutex<Shard<L>>>,
+    interface: Arc<Mutex<SmolInterface<L>>>,
     id: ConnId,
     local: SocketAddr,
     peer: SocketAddr,
-    /// Asked for while the shard is locked, and always the same.
+    /// Asked for while the interface is locked, and always the same.
     emss: usize,
     aborted: bool,
 }
 
 impl<L: Link> SmolStream<L> {
     pub(super) fn new(
-        shard: Arc<Mutex<Shard<L>>>,
+        interface: Arc<Mutex<SmolInterface<L>>>,
         id: ConnId,
         (local, peer): (SocketAddr, SocketAddr),
     ) -> Self {
-        let emss = shard.lock().emss(peer.is_ipv6());
-        Self { shard, id, local, peer, emss, aborted: false }
+        let emss = interface.lock().emss(peer.is_ipv6());
+        Self { interface, id, local, peer, emss, aborted: false }
     }
 
     fn live(&self) -> io::Result<()> {
@@ -40,7 +40,7 @@ impl<L: Link + 'static> Stream for SmolStream<L> {
         if bufs.iter().all(IoVec::is_empty) {
             return Err(no_octets());
         }
-        self.shard.lock().send(self.id, bufs)
+        self.interface.lock().send(self.id, bufs)
     }
 
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
@@ -48,35 +48,35 @@ impl<L: Link + 'static> Stream for SmolStream<L> {
         if bufs.iter().all(IoVecMut::is_empty) {
             return Err(no_octets());
         }
-        self.shard.lock().recv(self.id, bufs)
+        self.interface.lock().recv(self.id, bufs)
     }
 
     fn look(&mut self) -> io::Result<Option<Box<dyn Look>>> {
         self.live()?;
-        let mut shard = self.shard.lock_arc();
-        let len = shard.look(self.id)?;
-        Ok(Some(Box::new(SmolLook { shard, id: self.id, len })))
+        let mut interface = self.interface.lock_arc();
+        let len = interface.look(self.id)?;
+        Ok(Some(Box::new(SmolLook { interface, id: self.id, len })))
     }
 
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
         self.live()?;
-        self.shard.lock().set_interest(self.id, interest);
+        self.interface.lock().set_interest(self.id, interest);
         Ok(())
     }
 
     fn connect_result(&mut self) -> io::Result<bool> {
         self.live()?;
-        self.shard.lock().connect_result(self.id)
+        self.interface.lock().connect_result(self.id)
     }
 
     fn shutdown(&mut self) -> io::Result<()> {
         self.live()?;
-        self.shard.lock().shutdown(self.id)
+        self.interface.lock().shutdown(self.id)
     }
 
     fn abort(&mut self) {
         if !std::mem::replace(&mut self.aborted, true) {
-            self.shard.lock().abort(self.id);
+            self.interface.lock().abort(self.id);
         }
     }
 
@@ -93,43 +93,49 @@ impl<L: Link + 'static> Stream for SmolStream<L> {
     }
 
     fn info(&self) -> StreamInfo {
-        let shard = self.shard.lock();
+        let interface = self.interface.lock();
         let emss = u32::try_from(self.emss).ok();
-        let path_mtu = u32::try_from(shard.mtu()).ok();
-        StreamInfo { emss, path_mtu, congestion: shard.congestion(self.id), ..StreamInfo::default() }
+        let path_mtu = u32::try_from(interface.mtu()).ok();
+        StreamInfo { emss, path_mtu, congestion: interface.congestion(self.id), ..StreamInfo::default() }
     }
 
     fn set_congestion(&mut self, name: &str) -> io::Result<()> {
         self.live()?;
-        self.shard.lock().set_congestion(self.id, name)
+        self.interface.lock().set_congestion(self.id, name)
     }
 }
 
 impl<L: Link> Drop for SmolStream<L> {
     fn drop(&mut self) {
         if !self.aborted {
-            self.shard.lock().let_go(self.id);
+            self.interface.lock().let_go(self.id);
         }
     }
 }
 
-/// Octets in the receive buffer of a connection, whose shard does nothing else meanwhile.
+/// Octets in the receive buffer of a connection, whose interface does nothing else meanwhile.
 struct SmolLook<L: Link> {
-    shard: ArcMutexGuard<RawMutex, Shard<L>>,
+    interface: ArcMutexGuard<RawMutex, SmolInterface<L>>,
     id: ConnId,
     len: usize,
 }
 
 impl<L: Link> Look for SmolLook<L> {
     fn octets(&mut self) -> &mut [u8] {
-        self.shard.received(self.id)
+        self.interface.received(self.id)
     }
 
     fn can_grow(&self, used: usize) -> bool {
-        self.shard.can_grow(self.id, self.len, used)
+        self.interface.can_grow(self.id, self.len, used)
     }
 
     fn consume(mut self: Box<Self>, used: usize, rest: Rest) {
-        self.shard.consume(self.id, used, rest);
+        self.interface.consume(self.id, used, rest);
+    }
+}
+
+impl<L: Link> Drop for SmolLook<L> {
+    fn drop(&mut self) {
+        self.interface.tell_of(self.id);
     }
 }

@@ -439,3 +439,97 @@ fn looks_pass_the_end_of_the_buffer() {
     assert!(came == octets[..came.len()]);
     assert!(ends >= 3, "the buffer has {} octets", SmolConfig::BUFFER);
 }
+
+/// Two stacks on a virtual clock, with a connection between them.
+fn on_virtual_clock(clock: &Clock) -> (World, Box<dyn Stream>, Box<dyn Stream>) {
+    let (a, b) = pipe(1500).unwrap();
+    let stack = |link, host| {
+        SmolStack::with_clock(link, &SmolConfig::new(address(host, false), 24), clock.clone()).unwrap()
+    };
+    let mut world = World { stacks: [stack(a, 1), stack(b, 2)], events: [Vec::new(), Vec::new()], v6: false };
+    let (client, server) = world.pair();
+    (world, client, server)
+}
+
+/// Minutes pass, deadline by deadline.
+fn minutes_pass(world: &mut World, clock: &Clock) {
+    let end = clock.now() + Duration::from_secs(180);
+    while clock.now() < end {
+        world.step();
+        let next = world.stacks.iter().filter_map(Stack::deadline).chain([end]).min().unwrap();
+        clock.advance(next.saturating_duration_since(clock.now()));
+    }
+    world.step();
+}
+
+/// smoltcp throws away what it holds when TIME-WAIT ends.
+#[test]
+fn what_came_is_there_long_after_the_connection_ended() {
+    let clock = Clock::virtual_time();
+    let (mut world, mut client, mut server) = on_virtual_clock(&clock);
+    client.shutdown().unwrap();
+    world.step();
+    server.send(&[IoVec::from(&b"last words"[..])]).unwrap();
+    server.shutdown().unwrap();
+    minutes_pass(&mut world, &clock);
+    client.set_interest(Interest::READ).unwrap();
+    world.step();
+    assert!(world.told(0, 1).is_some_and(|event| event.readable));
+    let mut block = [0; 20];
+    assert_eq!(client.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 10);
+    minutes_pass(&mut world, &clock);
+    for stream in [&mut client, &mut server] {
+        assert_eq!(stream.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 0, "the FIN");
+    }
+}
+
+#[test]
+fn nothing_is_left_of_closed_connections() {
+    let clock = Clock::virtual_time();
+    for read_late in [false, true] {
+        let (mut world, client, server) = on_virtual_clock(&clock);
+        if read_late {
+            // Both FINs are there before the streams are dropped.
+            let [mut one, mut other] = [client, server];
+            one.shutdown().unwrap();
+            other.shutdown().unwrap();
+            minutes_pass(&mut world, &clock);
+            drop((one, other));
+        } else {
+            drop(client);
+            world.step();
+            drop(server);
+        }
+        minutes_pass(&mut world, &clock);
+        for stack in &world.stacks {
+            assert!(stack.interface.lock().is_empty(), "a connection is kept");
+            assert_eq!(stack.deadline(), None);
+        }
+    }
+}
+
+/// A stream that was read in part keeps the descriptor readable, as a poll would tell of it.
+#[test]
+fn the_descriptor_is_readable_as_long_as_a_poll_tells() {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut world = World::new(1500, false);
+    let (mut client, mut server) = world.pair();
+    let fd = world.stacks[1].wait_fd().unwrap();
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let ready = || poll(&mut [PollFd::new(&*fd, PollFlags::IN)], Some(&at_once)).unwrap() == 1;
+    client.send(&[IoVec::from(&b"12"[..])]).unwrap();
+    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
+    let mut octet = [0];
+    for _ in 0..2 {
+        assert!(ready());
+        assert_eq!(server.recv(&mut [IoVecMut::from(&mut octet[..])]).unwrap(), 1);
+        world.step();
+    }
+    world.until(|_| !ready());
+    client.send(&[IoVec::from(&b"34"[..])]).unwrap();
+    // Taken off the link and left by a look.
+    world.until(|_| server.look().is_ok_and(|look| look.is_some()));
+    assert!(ready());
+    server.look().unwrap().unwrap().consume(2, Rest::Useful);
+    world.until(|_| !ready());
+}

@@ -14,7 +14,7 @@ use rustix::event::epoll;
 use socket2::Socket;
 
 use super::{data, flags, setup, syscall};
-use crate::{Interest, Stream, StreamInfo, Token, no_octets};
+use crate::{Interest, Stream, StreamInfo, Token, attached_stream, no_octets};
 
 /// The kernel's segment size is asked for again with every so many questions: it changes with the path MTU, which is
 /// rare, and asking costs a system call.
@@ -28,7 +28,8 @@ const EMSS_DEFAULT: usize = 536;
 pub struct TcpStream {
     /// `None` after an abort.
     socket: Option<Socket>,
-    epoll: Arc<OwnedFd>,
+    /// The event set that it is in; `None` while it is detached.
+    epoll: Option<Arc<OwnedFd>>,
     token: Token,
     interest: Interest,
     connection: Connection,
@@ -58,7 +59,7 @@ impl TcpStream {
         epoll::add(epoll, &socket, data(token), flags(interest))?;
         Ok(Self {
             socket: Some(socket),
-            epoll: epoll.clone(),
+            epoll: Some(epoll.clone()),
             token,
             interest,
             connection: Connection::Pending,
@@ -85,10 +86,20 @@ impl TcpStream {
     }
 
     /// Another process may hold a copy of the descriptor (fork), which would keep it in the set.
-    fn leave_set(&self) {
-        if let Some(socket) = &self.socket {
-            let _ = epoll::delete(&self.epoll, socket);
+    fn leave_set(&mut self) {
+        if let (Some(epoll), Some(socket)) = (self.epoll.take(), &self.socket) {
+            let _ = epoll::delete(epoll, socket);
         }
+    }
+
+    /// Enters another event set. The kernel looks at the socket's state when it is added, and wakes who sleeps in the set.
+    pub(super) fn enter(&mut self, epoll: &Arc<OwnedFd>, token: Token) -> io::Result<()> {
+        if self.epoll.is_some() {
+            return Err(attached_stream());
+        }
+        epoll::add(epoll, self.socket()?, data(token), flags(self.interest))?;
+        (self.epoll, self.token) = (Some(epoll.clone()), token);
+        Ok(())
     }
 }
 
@@ -109,7 +120,8 @@ impl Stream for TcpStream {
 
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
         if interest != self.interest {
-            epoll::modify(&self.epoll, self.socket()?, data(self.token), flags(interest))?;
+            let epoll = self.epoll.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+            epoll::modify(epoll, self.socket()?, data(self.token), flags(interest))?;
             self.interest = interest;
         }
         Ok(())
@@ -198,6 +210,12 @@ impl Stream for TcpStream {
             delivery_rate: Some(info.tcpi_delivery_rate),
             congestion,
         }
+    }
+
+    fn detach(&mut self) -> io::Result<()> {
+        self.socket()?;
+        self.leave_set();
+        Ok(())
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

@@ -43,7 +43,7 @@ impl Pair {
 }
 
 /// Polls until an event fits; all events of that poll.
-fn wait(stack: &mut TcpStack, fits: impl Fn(&Event) -> bool) -> Vec<Event> {
+fn wait(stack: &mut dyn Stack, fits: impl Fn(&Event) -> bool) -> Vec<Event> {
     for _ in 0..2000 {
         let mut events = Vec::new();
         stack.poll(&mut events).unwrap();
@@ -55,7 +55,7 @@ fn wait(stack: &mut TcpStack, fits: impl Fn(&Event) -> bool) -> Vec<Event> {
     panic!("no such event within 2 s");
 }
 
-fn quiet(stack: &mut TcpStack) {
+fn quiet(stack: &mut dyn Stack) {
     let mut events = Vec::new();
     stack.poll(&mut events).unwrap();
     assert_eq!(events, []);
@@ -412,4 +412,83 @@ fn a_stream_to_itself_receives_what_it_sends() {
         stream.shutdown().unwrap();
         assert!(recv(&mut *stream, 1).unwrap().is_empty(), "its own FIN");
     }
+}
+
+const MOVED: Token = Token(4);
+
+#[test]
+fn a_stream_moves_to_another_shard() {
+    let mut pair = Pair::new();
+    let mut other = pair.stack.shard().unwrap().unwrap();
+    send(&mut *pair.client, b"before ").unwrap();
+    wait(&mut pair.stack, |e| e.token == SERVER && e.readable);
+    pair.server.detach().unwrap();
+    pair.server.detach().unwrap();
+    send(&mut *pair.client, b"between ").unwrap();
+    pair.client.set_interest(Interest::READ).unwrap();
+    quiet(&mut pair.stack);
+    other.adopt(&mut pair.server, MOVED).unwrap();
+    wait(&mut *other, |e| *e == Event { token: MOVED, readable: true, writable: false });
+    send(&mut *pair.client, b"after").unwrap();
+    assert_eq!(recv(&mut *pair.server, 20).unwrap(), b"before between after");
+    quiet(&mut pair.stack);
+    quiet(&mut *other);
+    // Its interest can be changed, and reaches the set that it is in now.
+    pair.server.set_interest(Interest::WRITE).unwrap();
+    wait(&mut *other, |e| *e == Event { token: MOVED, readable: false, writable: true });
+    drop(pair.server);
+    quiet(&mut *other);
+    assert!(recv(&mut *pair.client, 1).unwrap().is_empty(), "its FIN");
+}
+
+#[test]
+fn adoption_wakes_a_thread_that_sleeps_in_the_set() {
+    let mut pair = Pair::new();
+    let mut other = pair.stack.shard().unwrap().unwrap();
+    let set = other.wait_fd().unwrap();
+    send(&mut *pair.client, b"x").unwrap();
+    wait(&mut pair.stack, |e| e.token == SERVER && e.readable);
+    pair.server.detach().unwrap();
+    thread::scope(|scope| {
+        let sleeper = scope.spawn(|| {
+            let mut fds = [rustix::event::PollFd::new(&set, rustix::event::PollFlags::IN)];
+            rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 30, tv_nsec: 0 })).unwrap()
+        });
+        other.adopt(&mut pair.server, MOVED).unwrap();
+        assert_eq!(sleeper.join().unwrap(), 1);
+    });
+}
+
+#[test]
+fn a_connection_attempt_moves_too() {
+    let mut stack = TcpStack::new().unwrap();
+    let any = "127.0.0.1:0".parse().unwrap();
+    let listener = stack.listen(any, &ListenOptions::default(), LISTENER).unwrap();
+    let options = StreamOptions::default();
+    let mut client = stack.connect(None, listener.local_addr(), &options, CLIENT).unwrap();
+    client.detach().unwrap();
+    let mut other = stack.shard().unwrap().unwrap();
+    other.adopt(&mut client, MOVED).unwrap();
+    wait(&mut *other, |e| e.token == MOVED && e.writable);
+    assert!(client.connect_result().unwrap());
+}
+
+#[test]
+fn what_cannot_be_adopted() {
+    let mut pair = Pair::new();
+    let mut other = pair.stack.shard().unwrap().unwrap();
+    let mut kind = |stream: &mut Box<dyn Stream>| other.adopt(stream, MOVED).unwrap_err().kind();
+    assert_eq!(kind(&mut pair.server), ErrorKind::InvalidInput, "still in its first set");
+    let network = crate::sim::Network::new(1);
+    let mut simulated = network.stack(Ipv4Addr::LOCALHOST);
+    let to = pair.client.peer_addr();
+    let mut foreign = simulated.connect(None, to, &StreamOptions::default(), CLIENT).unwrap();
+    assert_eq!(kind(&mut foreign), ErrorKind::InvalidInput);
+    assert_eq!(foreign.detach().unwrap_err().kind(), ErrorKind::Unsupported);
+    assert_eq!(simulated.adopt(&mut foreign, MOVED).unwrap_err().kind(), ErrorKind::Unsupported);
+    assert!(simulated.shard().unwrap().is_none());
+    pair.server.detach().unwrap();
+    pair.server.abort();
+    assert_eq!(kind(&mut pair.server), ErrorKind::NotConnected);
+    assert_eq!(pair.server.detach().unwrap_err().kind(), ErrorKind::NotConnected);
 }

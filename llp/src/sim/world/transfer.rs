@@ -104,7 +104,11 @@ impl World {
     }
 
     pub(in crate::sim) fn set_interest(&mut self, id: EndId, interest: Interest) -> io::Result<()> {
-        self.end(id)?.interest = interest;
+        let end = self.end(id)?;
+        if end.state == State::Closed {
+            return Err(ErrorKind::NotConnected.into());
+        }
+        end.interest = interest;
         Ok(())
     }
 

@@ -24,7 +24,7 @@ pub(super) enum Received {
 }
 
 // SAFETY: the chunk is this value's alone until it is recycled, and lives as long as the socket, which outlives its frames
-// (`Shard::ingress` gives each back before the next call).
+// (`SmolInterface::ingress` gives each back before the next call).
 unsafe impl Send for Received {}
 
 impl Received {

@@ -39,15 +39,15 @@ const LINK_FULL: i64 = 1000;
 /// Listeners are told of an interface that is down for so long.
 const STAYS_DOWN: Duration = Duration::from_millis(900);
 
-/// Names a connection of the shard.
+/// Names a connection of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConnId(usize);
 
-/// Names a listener of the shard.
+/// Names a listener of the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ListenerId(usize);
 
-pub(super) struct Shard<L: Link> {
+pub(super) struct SmolInterface<L: Link> {
     link: L,
     iface: Interface,
     /// No sockets: for frames that are no connection's.
@@ -89,7 +89,7 @@ impl Gone {
     }
 }
 
-impl<L: Link> Shard<L> {
+impl<L: Link> SmolInterface<L> {
     pub(super) fn new(mut link: L, config: &SmolConfig, time: Clock) -> io::Result<Self> {
         let wrong = |why: String| io::Error::new(ErrorKind::InvalidInput, why);
         config.check().map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
@@ -145,7 +145,7 @@ impl<L: Link> Shard<L> {
         Tick::from_micros(i64::try_from(ticks).unwrap_or(i64::MAX))
     }
 
-    /// When [`Shard::tick`] is wanted without a frame.
+    /// When [`SmolInterface::tick`] is wanted without a frame.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let timer = self.timers.first().and_then(|(at, _)| {
             // Never before the tick that is meant.
@@ -156,6 +156,11 @@ impl<L: Link> Shard<L> {
         let for_good = self.gone.as_ref().is_some_and(Gone::is_for_good);
         let watch = if watched && !for_good { self.link.watch() } else { None };
         timer.into_iter().chain(self.link.next()).chain(watch).min()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.conns.is_empty() && self.flows.is_empty()
     }
 
     pub(super) fn mtu(&self) -> usize {
@@ -296,6 +301,12 @@ impl<L: Link> Shard<L> {
         let Some(v6) = self.conns.get(id).map(|conn| conn.flow.peer.is_ipv6()) else { return };
         let emss = self.emss(v6);
         let conn = &mut self.conns[id];
+        if conn.outlasts_time_wait(now) {
+            if let Some(before) = conn.timer.take() {
+                self.timers.remove(&(before, id));
+            }
+            return;
+        }
         if conn.misses_gateway(self.time.now()) {
             if !conn.gateway.is_some_and(|gateway| self.heard.contains(&gateway)) {
                 conn.end(ErrorKind::HostUnreachable);
@@ -327,9 +338,11 @@ impl<L: Link> Shard<L> {
                 self.timers.insert((at, id));
             }
         }
-        if changed {
+        // The end of TIME-WAIT sends nothing, and so counts as no change.
+        if conn.owner == Owner::Nobody && conn.is_over() {
+            self.remove(id);
+        } else if changed {
             match conn.owner {
-                Owner::Nobody if conn.is_over() => self.remove(id),
                 Owner::Listener { ready: false, .. } if !conn.is_opening() && !conn.is_established() => {
                     self.remove(id);
                 }
@@ -409,8 +422,8 @@ impl<L: Link> Shard<L> {
     }
 
     pub(super) fn poll(&mut self, events: &mut Vec<Event>) {
-        self.wake.unkick();
         self.tick();
+        let before = events.len();
         for listener in self.ports.listeners.iter().map(|(_, listener)| listener) {
             if listener.has_news() {
                 events.push(Event { token: listener.token, readable: true, writable: false });
@@ -427,11 +440,19 @@ impl<L: Link> Shard<L> {
         // Whatever became hot meanwhile is none of these.
         hot.append(&mut self.hot);
         self.hot = hot;
+        // The descriptor is readable as long as a poll has something to tell: frames that were taken off the link may stand for it no
+        // more. Two system calls for each time that it begins and ends.
+        if events.len() > before || !self.hot.is_empty() {
+            self.wake.kick();
+        } else {
+            self.wake.unkick();
+        }
     }
 
-    /// After frames were taken outside of a poll: who sleeps in the descriptor is woken for the others' sake.
-    fn tell_others(&mut self, me: usize) {
-        let ready = |id: &usize| *id != me && self.conns.get(*id).is_some_and(|conn| conn.event().is_some());
+    /// After frames were taken outside of a poll: who sleeps in the descriptor is woken for whom they are.
+    fn tell(&mut self, except: Option<usize>) {
+        let has_event = |id: &usize| self.conns.get(*id).is_some_and(|conn| conn.event().is_some());
+        let ready = |id: &usize| Some(*id) != except && has_event(id);
         let accepts = self.ports.listeners.iter().any(|(_, listener)| listener.has_news());
         if accepts || self.hot.iter().any(ready) {
             self.wake.kick();
@@ -445,7 +466,7 @@ impl<L: Link> Shard<L> {
             // Acknowledgements that wait in the link make room.
             self.tick();
             let taken = self.conns[id.0].fill(bufs)?;
-            self.tell_others(id.0);
+            self.tell(None);
             if taken == 0 {
                 return Err(ErrorKind::WouldBlock.into());
             }
@@ -466,18 +487,26 @@ impl<L: Link> Shard<L> {
             self.touched.push(id.0);
             self.egress_all(self.clock());
         }
-        self.tell_others(id.0);
+        self.tell(None);
         result
     }
 
     /// Takes what the link has, and tells how many octets of the connection can be looked at in one piece; none behind its end.
     pub(super) fn look(&mut self, id: ConnId) -> io::Result<usize> {
         self.tick();
-        self.tell_others(id.0);
+        self.tell(Some(id.0));
         self.conns[id.0].received().map(|octets| octets.len())
     }
 
-    /// What [`Shard::look`] found.
+    /// Whoever sleeps is woken if the connection has something to tell now: another interest, or what a look has left.
+    pub(super) fn tell_of(&mut self, id: ConnId) {
+        if self.conns.get(id.0).is_some_and(|conn| conn.event().is_some()) {
+            self.heat(id.0);
+            self.wake.kick();
+        }
+    }
+
+    /// What [`SmolInterface::look`] found.
     pub(super) fn received(&mut self, id: ConnId) -> &mut [u8] {
         self.conns[id.0].received().unwrap_or_default()
     }
@@ -496,12 +525,8 @@ impl<L: Link> Shard<L> {
     }
 
     pub(super) fn set_interest(&mut self, id: ConnId, interest: Interest) {
-        let conn = &mut self.conns[id.0];
-        conn.interest = interest;
-        if conn.event().is_some() {
-            self.heat(id.0);
-            self.wake.kick();
-        }
+        self.conns[id.0].interest = interest;
+        self.tell_of(id);
     }
 
     pub(super) fn connect_result(&mut self, id: ConnId) -> io::Result<bool> {
@@ -663,8 +688,7 @@ impl<L: Link> Shard<L> {
         conn.token = Some(token);
         conn.interest = Interest::READ;
         let Flow { local, peer } = conn.flow;
-        self.heat(id);
-        self.wake.kick();
+        self.tell_of(ConnId(id));
         Ok((ConnId(id), (local, peer)))
     }
 

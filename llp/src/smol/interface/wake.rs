@@ -27,14 +27,14 @@ impl Wake {
         Arc::clone(&self.set)
     }
 
-    /// Whoever sleeps, or goes to sleep, polls first.
+    /// There is something to tell: whoever sleeps, or goes to sleep, polls first.
     pub(super) fn kick(&mut self) {
         if !std::mem::replace(&mut self.kicked, true) {
             let _ = rustix::io::write(&self.kick, &1u64.to_ne_bytes());
         }
     }
 
-    /// Somebody polls.
+    /// There is nothing to tell but what the link has.
     pub(super) fn unkick(&mut self) {
         if std::mem::replace(&mut self.kicked, false) {
             let _ = rustix::io::read(&self.kick, &mut [0u8; 8]);

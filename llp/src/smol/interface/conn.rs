@@ -10,6 +10,7 @@ use crate::{Clock, Event, Interest, OptionError, StreamOptions, Token};
 use mem::{IoVec, IoVecMut};
 use smoltcp::iface::{Context, SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{CongestionControl, RecvError, Socket, SocketBuffer, State};
+use smoltcp::time::Instant as Tick;
 use smoltcp::wire::IpListenEndpoint;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
@@ -18,6 +19,9 @@ use std::time::{Duration, Instant};
 /// Names of congestion controls.
 const CUBIC: &str = "cubic";
 const RENO: &str = "reno";
+
+/// How long smoltcp stays in TIME-WAIT, on its clock.
+const TIME_WAIT: smoltcp::time::Duration = smoltcp::time::Duration::from_secs(10);
 
 /// A neighbour that has not answered for so long is not there: as Linux has it.
 const GATEWAY: Duration = Duration::from_secs(3);
@@ -61,6 +65,8 @@ pub(super) struct Conn {
     finished: bool,
     /// Received octets that are of no use without more.
     useless: usize,
+    /// When it was seen in TIME-WAIT first.
+    time_wait: Option<Tick>,
 }
 
 /// Whether the options can be had here.
@@ -121,6 +127,7 @@ impl Conn {
             gateway: None,
             finished: false,
             useless: 0,
+            time_wait: None,
         })
     }
 
@@ -181,6 +188,15 @@ impl Conn {
     pub(super) fn is_unacknowledged(&self) -> bool {
         let acknowledged = [State::Closed, State::TimeWait, State::FinWait2];
         (self.owner == Owner::Nobody || self.finished) && !acknowledged.contains(&self.socket().state())
+    }
+
+    /// Whether smoltcp is to leave it alone until its stream is dropped: at the end of TIME-WAIT it throws away what was received and
+    /// not read, the peer's FIN as well. Until half of that time is over it acknowledges, as it must (RFC 9293 section 3.6.1).
+    pub(super) fn outlasts_time_wait(&mut self, now: Tick) -> bool {
+        if self.owner != Owner::Stream || self.socket().state() != State::TimeWait {
+            return false;
+        }
+        now >= *self.time_wait.get_or_insert(now) + TIME_WAIT / 2
     }
 
     /// Octets that the peer has not acknowledged, sent or not.
