@@ -2,6 +2,7 @@
 
 use crate::device::Device;
 use crate::driver::Driver;
+use crate::driver::Shard;
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
 use crate::notify::{EventQueue, Wake, Wakes, register};
@@ -38,6 +39,8 @@ pub struct CqOptions {
     pub channel: Option<Arc<CompChannel>>,
     /// Whether completions carry the time.
     pub timestamps: bool,
+    /// The shard of connections whose receives complete here, less than [`Device::shards`]; by default the device chooses.
+    pub shard: Option<usize>,
 }
 
 pub(crate) struct Cqe {
@@ -59,6 +62,12 @@ pub struct Cq {
     taken: AtomicU64,
     /// Queue pairs that complete here.
     users: AtomicU32,
+    /// The shard of connections whose receives complete here.
+    shard: usize,
+    /// The shards of connections that complete here: a bit for each.
+    shards: AtomicU64,
+    /// How many connections complete here on each shard; `shards` is its copy.
+    connections: Mutex<Vec<u32>>,
     this: Weak<Self>,
 }
 
@@ -74,6 +83,7 @@ struct Inner {
 
 impl Cq {
     pub(crate) fn new(device: &Device, num: u32, depth: u32, options: CqOptions) -> Arc<Self> {
+        let shard = options.shard.unwrap_or_else(|| device.driver().shard_for_queue());
         Arc::new_cyclic(|this| Self {
             num,
             device: device.clone(),
@@ -89,6 +99,9 @@ impl Cq {
             queued: AtomicUsize::new(0),
             taken: AtomicU64::new(0),
             users: AtomicU32::new(0),
+            shard,
+            shards: AtomicU64::new(0),
+            connections: Mutex::default(),
             this: this.clone(),
         })
     }
@@ -121,6 +134,42 @@ impl Cq {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// The shard of connections whose receives complete here.
+    pub fn shard(&self) -> usize {
+        self.shard
+    }
+
+    /// A connection of `shard` completes here from now on.
+    pub(crate) fn add_connection(&self, shard: usize) {
+        let mut connections = self.connections.lock();
+        if connections.len() <= shard {
+            connections.resize(shard + 1, 0);
+        }
+        connections[shard] += 1;
+        self.shards.fetch_or(1 << shard, Ordering::Release);
+    }
+
+    /// A connection of `shard` does not complete here any more.
+    pub(crate) fn remove_connection(&self, shard: usize) {
+        let mut connections = self.connections.lock();
+        if let Some(count) = connections.get_mut(shard) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.shards.fetch_and(!(1 << shard), Ordering::Release);
+            }
+        }
+    }
+
+    /// Calls `each` for every shard on which a connection completes here.
+    #[inline]
+    fn each_shard(&self, mut each: impl FnMut(&Arc<Shard>)) {
+        let mut shards = self.shards.load(Ordering::Acquire);
+        while shards != 0 {
+            each(self.driver().shard_at(shards.trailing_zeros() as usize));
+            shards &= shards - 1;
+        }
+    }
+
     /// Changes the depth; completions in the queue stay.
     ///
     /// # Errors
@@ -145,14 +194,16 @@ impl Cq {
 
     /// Takes up to `max` completions, oldest first; each goes to `each`. Returns how many.
     ///
-    /// When none is queued, the caller's thread drives the device once (`ARCHITECTURE.md`, "Progress").
+    /// When none is queued, the caller's thread drives the shards on which connections complete here, once, until one is queued
+    /// (`ARCHITECTURE.md`, "Progress").
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
-        self.driver().note_poll();
+        self.each_shard(|shard| shard.note_poll());
         let taken = self.pop(max, &mut each);
         if taken > 0 {
             return taken;
         }
-        self.driver().poll_progress();
+        let enough = || self.queued.load(Ordering::Relaxed) > 0;
+        self.each_shard(|shard| shard.poll_progress(&enough));
         self.pop(max, &mut each)
     }
 
@@ -198,7 +249,7 @@ impl Cq {
                 inner.arm = arm;
             }
         }
-        self.driver().armed();
+        self.each_shard(Shard::armed);
     }
 
     /// Ready when at least one completion is queued.
@@ -289,7 +340,7 @@ impl Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        self.driver().counts.release_cq();
+        self.driver().shared.counts.release_cq();
         if self.inner.get_mut().overflowed {
             let gone = AsyncEvent::CqError { cq: self.num };
             self.device.events().remove_if(|event| *event == gone);

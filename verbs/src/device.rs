@@ -36,6 +36,9 @@ pub struct DeviceOptions {
     pub progress: Progress,
     /// Done around every thread's work.
     pub guard: Option<DriveGuard>,
+    /// Shards, each with an event set and a lock of its own: so many threads can move bytes at the same time. By default as many as
+    /// the process has cores, at most 8; at most 64. A stack whose connections can only be driven together has one.
+    pub shards: Option<usize>,
 }
 
 impl Device {
@@ -77,6 +80,12 @@ impl Device {
         &self.events
     }
 
+    /// How many shards it has: see [`DeviceOptions::shards`].
+    #[must_use]
+    pub fn shards(&self) -> usize {
+        self.driver.shards().len()
+    }
+
     /// Its limits.
     #[must_use]
     pub fn limits(&self) -> &Limits {
@@ -88,7 +97,7 @@ impl Device {
     /// # Errors
     /// [`Error::Limit`].
     pub fn alloc_pd(&self) -> Result<Pd> {
-        self.driver.counts.take_pd(self.driver.limits())?;
+        self.driver.shared.counts.take_pd(self.driver.limits())?;
         Ok(Pd::new(self.clone()))
     }
 
@@ -99,8 +108,13 @@ impl Device {
     pub fn create_cq(&self, depth: u32, options: CqOptions) -> Result<Arc<Cq>> {
         let limits = self.driver.limits();
         limits.check("completion queue depth", depth.into(), limits.max_cqe.into())?;
-        self.driver.counts.take_cq(limits)?;
-        Ok(Cq::new(self, self.driver.next_num(), depth, options))
+        let shards = self.shards();
+        if let Some(shard) = options.shard.filter(|shard| *shard >= shards) {
+            let (asked, limit) = (shard as u64, shards as u64 - 1);
+            return Err(Error::Limit { what: "shard", asked, limit });
+        }
+        self.driver.shared.counts.take_cq(limits)?;
+        Ok(Cq::new(self, self.driver.shared.next_num(), depth, options))
     }
 
     /// The asynchronous events of this handle's objects.
@@ -111,8 +125,7 @@ impl Device {
 
     /// Drives once; returns how much was done. With [`Progress::Manual`] nothing else does.
     pub fn pump(&self) -> usize {
-        let mut busy = self.driver.lock();
-        busy.pump()
+        self.driver.pump()
     }
 
     /// When [`Device::pump`] is wanted though nothing comes: a time-out of ours or of the TCP in this process. For
@@ -138,7 +151,7 @@ impl Device {
     /// (`atexit`); with [`Progress::Manual`] it drives itself.
     pub fn settle(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
-        while self.driver.has_let_go() {
+        while self.driver.is_draining() {
             if Instant::now() >= until {
                 return false;
             }
@@ -160,7 +173,7 @@ impl Device {
     /// Tagged offsets of peers may be checked less strictly: a peer may invalidate plain regions with Send with Invalidate, as
     /// siw allows and RFC 5040 section 8.1.1 forbids. Off by default.
     pub fn set_lenient_invalidate(&self, on: bool) {
-        self.driver.table.set_lenient_invalidate(on);
+        self.driver.shared.table.set_lenient_invalidate(on);
     }
 
     /// Runs a future to its end on this thread, driving the device while it waits: the sleeper is the driver.
@@ -250,7 +263,7 @@ impl Pd {
         let limits = driver.limits();
         limits.check("shared receive queue depth", attr.max_wr.into(), limits.max_srq_wr.into())?;
         limits.check("receive elements", attr.max_sge.max(1).into(), limits.max_sge.into())?;
-        driver.counts.take_srq(limits)?;
-        Ok(Arc::new(Srq::new(self.clone(), driver.next_num(), attr)))
+        driver.shared.counts.take_srq(limits)?;
+        Ok(Arc::new(Srq::new(self.clone(), driver.shared.next_num(), attr)))
     }
 }

@@ -70,7 +70,7 @@ pub struct RawMr {
 
 impl RawMr {
     pub(crate) fn register(pd: &Pd, memory: Memory, base: u64, access: Access) -> Result<Self> {
-        let region = pd.driver().table.register(pd.id(), memory, base, access)?;
+        let region = pd.driver().shared.table.register(pd.id(), memory, base, access)?;
         Ok(Self { pd: Mutex::new(pd.clone()), region: Mutex::new(region), gone: false })
     }
 
@@ -128,7 +128,7 @@ impl RawMr {
         let mut own_pd = self.pd.lock();
         let mut region = self.region.lock();
         let change = Rereg { pd: pd.map(Pd::id), memory, access };
-        *region = own_pd.driver().table.rereg(region.stag(), change)?;
+        *region = own_pd.driver().shared.table.rereg(region.stag(), change)?;
         if let Some(pd) = pd {
             *own_pd = pd.clone();
         }
@@ -142,7 +142,7 @@ impl RawMr {
     pub fn deregister(mut self) -> std::result::Result<(), (crate::Error, Self)> {
         let driver = Arc::clone(self.pd.lock().driver());
         let stag = self.region.lock().stag();
-        match driver.table.deregister(stag) {
+        match driver.shared.table.deregister(stag) {
             Ok(()) => {
                 self.gone = true;
                 Ok(())
@@ -156,7 +156,7 @@ impl Drop for RawMr {
     fn drop(&mut self) {
         if !self.gone {
             let stag = self.region.get_mut().stag();
-            let _ = self.pd.get_mut().driver().table.deregister(stag);
+            let _ = self.pd.get_mut().driver().shared.table.deregister(stag);
         }
     }
 }
@@ -170,7 +170,7 @@ pub struct RawMw {
 
 impl RawMw {
     pub(crate) fn alloc(pd: &Pd, kind: WindowType) -> Result<Self> {
-        let window = pd.driver().table.alloc_window(pd.id(), kind)?;
+        let window = pd.driver().shared.table.alloc_window(pd.id(), kind)?;
         Ok(Self { pd: pd.clone(), window, kind })
     }
 
@@ -195,7 +195,7 @@ impl RawMw {
 
 impl Drop for RawMw {
     fn drop(&mut self) {
-        self.pd.driver().table.dealloc(&self.window);
+        self.pd.driver().shared.table.dealloc(&self.window);
     }
 }
 
@@ -207,7 +207,7 @@ pub struct FastMr {
 
 impl FastMr {
     pub(crate) fn alloc(pd: &Pd, max_len: u64) -> Result<Self> {
-        Ok(Self { pd: pd.clone(), entry: pd.driver().table.alloc_fast(pd.id(), max_len)? })
+        Ok(Self { pd: pd.clone(), entry: pd.driver().shared.table.alloc_fast(pd.id(), max_len)? })
     }
 
     /// Its STag now.
@@ -219,7 +219,7 @@ impl FastMr {
 
 impl Drop for FastMr {
     fn drop(&mut self) {
-        self.pd.driver().table.dealloc(&self.entry);
+        self.pd.driver().shared.table.dealloc(&self.entry);
     }
 }
 

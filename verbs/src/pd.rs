@@ -17,7 +17,7 @@ struct PdInner {
 
 impl Pd {
     pub(crate) fn new(device: Device) -> Self {
-        let id = mem::PdId(device.driver().next_num());
+        let id = mem::PdId(device.driver().shared.next_num());
         Self(Arc::new(PdInner { id, device }))
     }
 
@@ -54,6 +54,6 @@ impl PartialEq for Pd {
 
 impl Drop for PdInner {
     fn drop(&mut self) {
-        self.device.driver().counts.release_pd();
+        self.device.driver().shared.counts.release_pd();
     }
 }

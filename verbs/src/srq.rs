@@ -87,11 +87,8 @@ impl Srq {
         }
         let waiting = std::mem::take(&mut queue.waiting);
         drop(queue);
-        for token in &waiting {
-            self.pd.driver().ring(*token);
-        }
         if !waiting.is_empty() {
-            self.pd.driver().deferred();
+            self.pd.driver().ring_all(&waiting);
         }
         result
     }
@@ -160,7 +157,7 @@ impl Srq {
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        self.pd.driver().counts.release_srq();
+        self.pd.driver().shared.counts.release_srq();
         let gone = AsyncEvent::SrqLimitReached { srq: self.num };
         self.pd.device().events().remove_if(|event| *event == gone);
     }

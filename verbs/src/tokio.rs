@@ -4,13 +4,14 @@
 //! tokio that is one thread hop an arrival; [`drive`] takes it away.
 
 use crate::Device;
-use crate::driver::TaskLead;
+use crate::driver::{Shard, TaskLead};
 use std::io;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
 /// Rounds without giving other tasks a turn.
@@ -28,17 +29,28 @@ impl Wake for Nudge {
     }
 }
 
-/// Drives `device` from the runtime this future is spawned on, until it is dropped or aborted. Meanwhile the background thread
-/// sleeps. Never resolves unless the runtime cannot wait for the device's descriptor.
+/// Drives `device` from the runtime this future is spawned on, with a task for each of its shards, until it is dropped or aborted.
+/// Meanwhile the background threads sleep. Never resolves unless the runtime cannot wait for the device's descriptor.
 ///
 /// # Errors
 /// The system's, when the descriptor cannot be registered; [`io::ErrorKind::Unsupported`] for a stack without one (a simulated
 /// link); [`io::ErrorKind::ResourceBusy`] when another task or thread drives already.
 pub async fn drive(device: Device) -> io::Result<()> {
-    let driver = device.driver();
-    let nudge = Arc::new(Nudge(Notify::new()));
-    let lead = TaskLead::try_new(driver, || Waker::from(Arc::clone(&nudge)));
-    let lead = lead.ok_or(io::ErrorKind::ResourceBusy)?;
+    let mut shards = JoinSet::new();
+    for shard in device.driver().shards() {
+        let nudge = Arc::new(Nudge(Notify::new()));
+        let lead = TaskLead::try_new(shard, || Waker::from(Arc::clone(&nudge)));
+        let lead = lead.ok_or(io::ErrorKind::ResourceBusy)?;
+        shards.spawn(drive_shard(Arc::clone(shard), lead, nudge));
+    }
+    // The first that cannot be driven ends all.
+    match shards.join_next().await {
+        Some(outcome) => outcome?,
+        None => Ok(()),
+    }
+}
+
+async fn drive_shard(shard: Arc<Shard>, lead: TaskLead, nudge: Arc<Nudge>) -> io::Result<()> {
     let set = lead.set().ok_or(io::ErrorKind::Unsupported)?;
     // SAFETY: the descriptor is owned by the `Arc` inside the `AsyncFd`, so it stays open and the same until it is deregistered.
     let set = unsafe { AsyncFd::register_with_interest(set, Interest::READABLE)? };
@@ -54,15 +66,15 @@ pub async fn drive(device: Device) -> io::Result<()> {
             ready = set.readable() => {
                 let mut ready = ready?;
                 // The descriptor is watched edge-triggered: it may only be called quiet when the stack has nothing more.
-                let quiet = (0..ROUNDS).any(|_| driver.pump_events() == Some(false));
+                let quiet = (0..ROUNDS).any(|_| shard.pump_events() == Some(false));
                 if quiet {
                     ready.clear_ready();
                 } else {
                     tokio::task::yield_now().await;
                 }
             }
-            () = nudge.0.notified() => { driver.try_pump(); }
-            () = deadline => { driver.try_pump(); }
+            () = nudge.0.notified() => { shard.try_pump(); }
+            () = deadline => { shard.try_pump(); }
         }
     }
 }

@@ -82,13 +82,16 @@ impl std::fmt::Debug for ConnHandle {
 fn with<R>(
     driver: &Arc<Driver>,
     token: Token,
-    serve: impl FnOnce(&mut Conn, &mut Services) -> R,
-) -> Result<R> {
-    let mut busy = driver.lock();
-    busy.core().with_conn(token, serve).ok_or(Error::NotConnected)
+    serve: impl FnOnce(&mut Conn, &mut Services) -> R + Send + 'static,
+) -> Result<R>
+where
+    R: Send + 'static,
+{
+    driver.shard(token).call(move |core| core.with_conn(token, serve)).ok_or(Error::NotConnected)
 }
 
 pub(super) fn migrate(driver: &Arc<Driver>, token: Token, channel: &Arc<CmChannel>) -> Result<()> {
-    // The channel before is dropped after the core: its wakers are foreign code.
-    with(driver, token, |conn, services| conn.cm.migrate_all(channel, &mut services.wakes)).map(drop)
+    let channel = Arc::clone(channel);
+    // The channel before is dropped without a lock: its wakers are foreign code.
+    with(driver, token, move |conn, services| conn.cm.migrate_all(&channel, &mut services.wakes)).map(drop)
 }

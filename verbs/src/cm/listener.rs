@@ -2,10 +2,10 @@
 
 use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnId};
 use crate::conn::Conn;
-use crate::driver::{Core, Driver, Slot};
+use crate::driver::{Core, Driver, Services, Slot};
 use crate::error::{Error, Result};
 use crate::options::ConnOptions;
-use crate::qp::Qp;
+use crate::qp::{Qp, QpInner};
 use llp::{ListenOptions, Token};
 use mpa::startup::Request;
 use std::collections::VecDeque;
@@ -63,21 +63,26 @@ impl Listener {
     ) -> Result<Self> {
         let driver = Arc::clone(device.driver());
         super::check_options(driver.limits().max_rd_atomic, options)?;
-        let mut busy = driver.lock();
-        let mut bound = local;
-        let token = busy.core().insert(|stack, _, token| {
-            let listen = ListenOptions { backlog, stream: options.stream.clone() };
-            let listener = stack.listen(local, &listen, token).map_err(Error::io("listening"))?;
-            bound = listener.local_addr();
-            Ok::<_, Error>(Slot::Listener(ListenerSlot {
-                listener,
-                options: Arc::clone(options),
-                channel: Arc::clone(channel),
-                half_open: Arc::default(),
-                unheard: VecDeque::new(),
-            }))
+        let shard = driver.shard_for_listener();
+        shard.start()?;
+        let (options, channel) = (Arc::clone(options), Arc::clone(channel));
+        let (token, bound) = shard.call(move |core| {
+            let mut bound = local;
+            let token = core.insert(|stack, _, token| {
+                let listen = ListenOptions { backlog, stream: options.stream.clone() };
+                let listener = stack.listen(local, &listen, token).map_err(Error::io("listening"))?;
+                bound = listener.local_addr();
+                Ok::<_, Error>(Slot::Listener(ListenerSlot {
+                    listener,
+                    options,
+                    channel,
+                    half_open: Arc::default(),
+                    unheard: VecDeque::new(),
+                }))
+            })?;
+            Ok::<_, Error>((token, bound))
         })?;
-        drop(busy);
+        driver.note_use(token);
         warn_of_cleartext(bound);
         Ok(Self { driver, token, local: bound })
     }
@@ -96,47 +101,58 @@ impl Listener {
 
     /// Requests go to another channel: those not taken yet, in order, and all later ones (`rdma_migrate_id`).
     pub fn migrate(&self, channel: &Arc<CmChannel>) {
-        let mut busy = self.driver.lock();
-        let core = busy.core();
-        let Some(slot) = core.listener(self.token) else { return };
+        let (id, token, channel) = (self.id(), self.token, Arc::clone(channel));
+        let before = self.driver.shard(token).call(move |core| Self::migrate_on(core, token, id, &channel));
+        // Without a lock: their wakers are foreign code.
+        drop(before);
+    }
+
+    /// Returns the channels that nobody may need any more.
+    fn migrate_on(
+        core: &mut Core,
+        listener: Token,
+        id: ListenerId,
+        channel: &Arc<CmChannel>,
+    ) -> Vec<Arc<CmChannel>> {
+        let Some(slot) = core.listener(listener) else { return Vec::new() };
         if Arc::ptr_eq(&slot.channel, channel) {
-            return;
+            return Vec::new();
         }
-        // Channels are dropped after the core.
         let mut before = vec![std::mem::replace(&mut slot.channel, Arc::clone(channel))];
-        let mut follow = core.conns(|conn| self.brought(conn) && conn.stream.awaits_request());
+        let mut follow = core.conns(|conn| is_of(conn, listener) && conn.stream.awaits_request());
         let moved = |event: &CmEvent| match &event.kind {
-            CmEventKind::ConnectRequest(request) if request.listener == Some(self.token) => {
+            CmEventKind::ConnectRequest(request) if request.listener == Some(listener) => {
                 follow.push(request.token);
                 true
             }
-            CmEventKind::Deaf { listener, .. } => *listener == self.id(),
+            CmEventKind::Deaf { listener, .. } => *listener == id,
             _ => false,
         };
         before[0].move_to(channel, moved, &mut core.services.wakes);
         for token in follow {
             before.extend(core.with_conn(token, |conn, _| conn.cm.migrate(channel)));
         }
-        drop(busy);
+        before
     }
+}
 
-    fn brought(&self, conn: &Conn) -> bool {
-        conn.half_open.as_ref().is_some_and(|half| half.listener == self.token)
-    }
+/// Whether a connection in start-up came to `listener`.
+fn is_of(conn: &Conn, listener: Token) -> bool {
+    conn.half_open.as_ref().is_some_and(|half| half.listener == listener)
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let mut busy = self.driver.lock();
-        let core = busy.core();
-        let slot = core.remove(self.token);
-        for token in core.conns(|conn| self.brought(conn)) {
-            core.with_conn(token, Conn::listener_closed);
-        }
-        // Requests lock the core when dropped.
-        drop(busy);
+        let (token, id) = (self.token, self.id());
+        let slot = self.driver.shard(token).call(move |core| {
+            let slot = core.remove(token);
+            for conn in core.conns(|conn| is_of(conn, token)) {
+                core.with_conn(conn, Conn::listener_closed);
+            }
+            slot
+        });
+        // Requests call their shard when they are dropped.
         if let Some(Slot::Listener(slot)) = slot {
-            let (token, id) = (self.token, self.id());
             drop(slot.channel.remove_if(|event| match &event.kind {
                 CmEventKind::ConnectRequest(request) => request.listener == Some(token),
                 CmEventKind::Deaf { listener, .. } => *listener == id,
@@ -147,9 +163,10 @@ impl Drop for Listener {
 }
 
 /// Takes every connection that waits at a listener.
-pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
+pub(crate) fn accept_all(core: &mut Core, token: Token) {
+    let shared = Arc::clone(&core.services.shared);
     loop {
-        let limit = driver.limits().max_half_open;
+        let limit = shared.limits.max_half_open;
         let Some(slot) = core.listener(token) else { return };
         let (options, channel) = (Arc::clone(&slot.options), Arc::clone(&slot.channel));
         let half_open = HalfOpen::new(&slot.half_open, token);
@@ -163,7 +180,7 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
             }
             return;
         }
-        let sink = match driver.table.reserve() {
+        let sink = match shared.table.reserve() {
             Ok(sink) => sink,
             Err(error) => {
                 if !core.listener(token).is_some_and(drop_one) {
@@ -173,7 +190,7 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
                 continue;
             }
         };
-        let id = ConnId(driver.next_stream().0);
+        let id = ConnId(shared.next_stream().0);
         match accept_one(core, token, id, sink, options, channel, half_open) {
             Ok(conn) => {
                 remember_unheard(core, token, conn, limit as usize);
@@ -189,7 +206,7 @@ pub(crate) fn accept_all(core: &mut Core, driver: &Arc<Driver>, token: Token) {
                 core.with_conn(conn, Conn::on_readable);
             }
             Err(error) => {
-                driver.table.release(sink);
+                shared.table.release(sink);
                 if let (Some(oldest), Some(slot)) = (oldest, core.listener(token)) {
                     slot.unheard.push_front(oldest);
                 }
@@ -414,29 +431,37 @@ impl ConnRequest {
         if !Arc::ptr_eq(&inner.driver, &self.driver) {
             return Err(Error::Foreign { what: "queue pair", of: "device" });
         }
-        let driver = Arc::clone(&self.driver);
-        // Dropped after the core.
-        let mut channel_before = None;
-        let mut busy = driver.lock();
-        let core = busy.core();
-        inner.may_connect("accepting")?;
-        inner.set_conn(Some(self.token));
-        let accepted = core
-            .with_conn(self.token, |conn, services| {
-                if let Some(channel) = channel {
-                    channel_before = Some(conn.cm.migrate(channel));
-                }
-                conn.accept(&inner, &options, private_data, services)
-            })
-            .unwrap_or(Err(Error::NotConnected));
-        if accepted.is_err() {
-            inner.set_conn(None);
-        }
-        drop(busy);
+        self.move_to(inner.recv_cq.shard())?;
+        let token = self.token;
+        let (private_data, channel) = (private_data.to_vec(), channel.cloned());
+        let (accepted, channel_before) = self.driver.shard(token).call(move |core| {
+            let mut channel_before = None;
+            let accepted = accept_on(core, token, &inner, |conn, services| {
+                channel_before = channel.map(|channel| conn.cm.migrate(&channel));
+                conn.accept(&inner, &options, &private_data, services)
+            });
+            (accepted, channel_before)
+        });
+        // Without a lock: its wakers are foreign code.
         drop(channel_before);
         accepted?;
         self.decided = true;
+        self.driver.note_use(token);
         Ok(self.id)
+    }
+
+    /// Moves the connection to another shard, that of its queue pair: out of the listener's shard first, then into the other one, so
+    /// that no thread holds both locks.
+    fn move_to(&mut self, index: usize) -> Result<()> {
+        let (token, from, to) = (self.token, self.driver.shard(self.token), self.driver.shard_at(index));
+        if from.index() == to.index() {
+            return Ok(());
+        }
+        to.start()?;
+        let conn = from.call(move |core| core.take_conn(token)).ok_or(Error::NotConnected)?;
+        // A connection that comes back is dropped here, without a lock.
+        self.token = to.call(move |core| core.adopt(conn)).map_err(|_| Error::NotConnected)?;
+        Ok(())
     }
 
     /// Rejects, with private data for the peer.
@@ -449,11 +474,31 @@ impl ConnRequest {
     }
 
     fn reject_now(&self, private_data: &[u8]) -> Result<()> {
-        let mut busy = self.driver.lock();
-        busy.core()
-            .with_conn(self.token, |conn, services| conn.reject(private_data, services))
-            .unwrap_or(Err(Error::NotConnected))
+        let (token, private_data) = (self.token, private_data.to_vec());
+        self.driver.shard(token).call(move |core| {
+            core.with_conn(token, |conn, services| conn.reject(&private_data, services))
+                .unwrap_or(Err(Error::NotConnected))
+        })
     }
+}
+
+/// Gives `qp` the connection `token`, which `accept` accepts.
+fn accept_on(
+    core: &mut Core,
+    token: Token,
+    qp: &QpInner,
+    accept: impl FnOnce(&mut Conn, &mut Services) -> Result<()>,
+) -> Result<()> {
+    {
+        let _control = qp.control();
+        qp.may_connect("accepting")?;
+        qp.set_conn(Some(token));
+    }
+    let accepted = core.with_conn(token, accept).unwrap_or(Err(Error::NotConnected));
+    if accepted.is_err() {
+        qp.set_conn(None);
+    }
+    accepted
 }
 
 impl Drop for ConnRequest {

@@ -8,7 +8,7 @@ pub use listener::{ConnRequest, Listener, ListenerId};
 pub(crate) use listener::{HalfOpen, ListenerSlot, accept_all};
 
 use crate::conn::Conn;
-use crate::driver::Slot;
+use crate::driver::{Core, Slot};
 use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
 use crate::options::ConnOptions;
@@ -178,12 +178,14 @@ pub fn connect(
     let inner = &qp.0;
     check_options(inner.driver.limits().max_rd_atomic, options)?;
     Initiator::new(options.startup(), private_data)?;
-    begin(inner, options, channel, |stack, token, sink, now| {
+    let (stream_options, private_data) = (Arc::clone(options), private_data.to_vec());
+    begin(inner, options, channel, move |stack, token, sink, now| {
+        let options = stream_options;
         let socket = stack
             .connect(local, peer, &options.stream, token)
             .map_err(|source| connect_error(peer, source))?;
         let nonce = getrandom::u64().unwrap_or(token.0);
-        let stream = Stream::connect(options.stream_config(), private_data, sink, nonce, now)?;
+        let stream = Stream::connect(options.stream_config(), &private_data, sink, nonce, now)?;
         Ok((socket, stream, local))
     })
 }
@@ -203,12 +205,13 @@ pub fn connect_self(
 ) -> Result<ConnId> {
     let inner = &qp.0;
     check_options(inner.driver.limits().max_rd_atomic, options)?;
-    begin(inner, options, channel, |stack, token, sink, now| {
+    let (stream_options, limit) = (Arc::clone(options), inner.driver.limits().max_rd_atomic);
+    begin(inner, options, channel, move |stack, token, sink, now| {
+        let options = stream_options;
         let socket = stack
             .connect_self(local, &options.stream, token)
             .map_err(|source| connect_error(local, source))?;
         let mut config = options.stream_config();
-        let limit = inner.driver.limits().max_rd_atomic;
         (config.startup.ird, config.startup.ord) = (options.ird.min(limit), options.ord.min(limit));
         Ok((socket, Stream::loopback(config, sink, now), None))
     })
@@ -230,14 +233,29 @@ fn begin(
     inner: &Arc<QpInner>,
     options: &Arc<ConnOptions>,
     channel: &Arc<CmChannel>,
-    open: impl FnOnce(&mut dyn Stack, Token, STag, Time) -> Result<Opened>,
+    open: impl FnOnce(&mut dyn Stack, Token, STag, Time) -> Result<Opened> + Send + 'static,
 ) -> Result<ConnId> {
-    let mut busy = inner.driver.lock();
-    let core = busy.core();
     let driver = &inner.driver;
+    let shard = driver.shard_at(inner.recv_cq.shard());
+    shard.start()?;
+    let (qp, options, channel) = (Arc::clone(inner), Arc::clone(options), Arc::clone(channel));
+    let (token, id) = shard.call(move |core| begin_on(core, &qp, &options, &channel, open))?;
+    driver.note_use(token);
+    Ok(id)
+}
+
+fn begin_on(
+    core: &mut Core,
+    inner: &Arc<QpInner>,
+    options: &Arc<ConnOptions>,
+    channel: &Arc<CmChannel>,
+    open: impl FnOnce(&mut dyn Stack, Token, STag, Time) -> Result<Opened>,
+) -> Result<(Token, ConnId)> {
+    let shared = Arc::clone(&core.services.shared);
+    let control = inner.control();
     inner.may_connect("connecting")?;
-    let sink = driver.table.reserve()?;
-    let id = ConnId(driver.next_stream().0);
+    let sink = shared.table.reserve()?;
+    let id = ConnId(shared.next_stream().0);
     let cm = CmSide::new(id, Arc::clone(channel));
     let opened = core.insert(|stack, services, token| {
         let (socket, stream, asked_local) = open(stack, token, sink, services.now)?;
@@ -249,27 +267,27 @@ fn begin(
     let token = match opened {
         Ok(token) => token,
         Err(error) => {
-            driver.table.release(sink);
+            shared.table.release(sink);
             return Err(error);
         }
     };
     inner.set_conn(Some(token));
+    drop(control);
     // The time for start-up gets its timer.
     core.with_conn(token, |_, _| ());
-    Ok(id)
+    Ok((token, id))
 }
 
 /// Gives up a connection that is being set up; nothing happens to one that stands. The queue pair is free again.
 pub fn abandon(qp: &Qp) {
-    let inner = &qp.0;
-    let mut busy = inner.driver.lock();
-    if let Some(token) = inner.conn() {
-        busy.core().with_conn(token, |conn, services| {
+    let Some(token) = qp.0.conn() else { return };
+    qp.0.driver.shard(token).call(move |core| {
+        core.with_conn(token, |conn, services| {
             if !conn.is_established() {
                 conn.fail_startup(Error::NotConnected, services);
             }
         });
-    }
+    });
 }
 
 fn check_options(max_rd_atomic: u16, options: &ConnOptions) -> Result<()> {

@@ -163,7 +163,7 @@ impl Conn {
         }
         services.table.unbind_stream(qp.stream());
         qp.set_conn(None);
-        qp.attrs.lock().stream = qp.driver.next_stream();
+        qp.attrs.lock().stream = qp.driver.shared.next_stream();
         self.cm.ended(Ending { reason: None, orderly: true }, &mut services.wakes);
     }
 

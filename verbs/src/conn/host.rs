@@ -43,6 +43,11 @@ impl HostState {
         }
     }
 
+    /// The connection is another shard's now.
+    pub(super) fn set_token(&mut self, token: Token) {
+        self.token = token;
+    }
+
     /// The number of the receive whose message will not be finished.
     pub(crate) fn take_receive(&mut self) -> Option<u64> {
         std::mem::take(&mut self.receiving).then_some(self.receive.wr_id)

@@ -136,7 +136,11 @@ impl Conn {
             // Nobody asked for readability: the stack reports a hang-up.
             return self.on_hang_up(services);
         }
-        self.on_readable(services);
+        if event.readable || !self.stream.is_open() {
+            self.on_readable(services);
+        } else {
+            self.transmit(services);
+        }
     }
 
     /// Whether what comes is read and discarded.
@@ -226,12 +230,28 @@ impl Conn {
         }
     }
 
+    /// Leaves its shard, for another one: the socket leaves the event set.
+    pub(crate) fn leave_shard(&mut self, services: &mut Services) -> io::Result<()> {
+        self.socket.detach()?;
+        if let Some(buffer) = self.stream.take_buffer() {
+            services.pool.give(buffer);
+        }
+        Ok(())
+    }
+
+    /// Has entered another shard.
+    pub(crate) fn enter_shard(&mut self, token: Token) {
+        self.token = token;
+        self.state.set_token(token);
+        self.entry = Time::NEVER;
+    }
+
     /// The connection is removed: what it held goes back.
     pub(crate) fn give_back(&mut self, services: &mut Services) {
         if self.stream.is_reset() {
             self.socket.abort();
         }
-        services.pool.count(self.counted, 0);
+        services.shared.budget.count(self.counted, 0);
         self.counted = 0;
         services.pool.give(self.partial.replace_buffer(Vec::new()));
         if let Some(buffer) = self.stream.take_buffer() {

@@ -8,8 +8,8 @@ use mem::IoVecMut;
 use std::io;
 use std::time::Duration;
 
-/// Reads of the socket in one round, each of up to the staging's size: the connection's budget.
-const READS_PER_ROUND: usize = 4;
+/// Reads of a closing connection in one round.
+const DISCARDS_PER_ROUND: usize = 4;
 /// Bytes of start-up read at most before a frame must be whole: header, private data, and some of what follows.
 const STARTUP_BYTES: usize = 4096;
 /// The receive memory budget is asked again after this time.
@@ -41,7 +41,7 @@ impl Conn {
         if self.stream.is_stalled() && !self.unpark(services) || self.stream.peer_has_closed() {
             return false;
         }
-        self.starved = self.partial.is_empty() && !services.pool.has_room(RX_STAGING);
+        self.starved = self.partial.is_empty() && !services.shared.budget.has_room(RX_STAGING);
         if self.starved {
             self.retry = services.now.after(STARVED_PAUSE);
             return false;
@@ -75,7 +75,7 @@ impl Conn {
         let mut have = self.partial.len();
         staging[..have].copy_from_slice(self.partial.bytes());
         self.partial.clear();
-        for _ in 0..READS_PER_ROUND {
+        for _ in 0..services.turn {
             let mut end = staging.len();
             match self.peek(have, services) {
                 PeekResult::Elsewhere => {}
@@ -98,6 +98,7 @@ impl Conn {
                 }
                 Ok(got) => {
                     moved = true;
+                    services.moved += got;
                     let used = self.handle_bytes(&mut staging[..have + got], services);
                     staging.copy_within(used..have + got, 0);
                     have = have + got - used;
@@ -152,6 +153,7 @@ impl Conn {
         let piece = bytes.len().min(RX_STAGING);
         let limited = piece < bytes.len();
         let used = self.handle_bytes(&mut bytes[..piece], services);
+        services.moved += used;
         let more = limited || !look.can_grow(used);
         if used == piece || limited || !self.stream.wants_bytes() {
             look.consume(used, Rest::Useful);
@@ -183,7 +185,7 @@ impl Conn {
     /// Counts what this connection keeps against the receive memory budget.
     fn count_held(&mut self, services: &mut Services) {
         let counted = self.partial.len() + self.stream.parked_len();
-        services.pool.count(self.counted, counted);
+        services.shared.budget.count(self.counted, counted);
         self.counted = counted;
     }
 
@@ -222,7 +224,7 @@ impl Conn {
     fn discard(&mut self, services: &mut Services) -> bool {
         let mut scratch = [0u8; 16 << 10];
         let mut moved = false;
-        for _ in 0..READS_PER_ROUND {
+        for _ in 0..DISCARDS_PER_ROUND {
             match self.socket.recv(&mut [IoVecMut::from(&mut scratch[..])]) {
                 Ok(0) => {
                     self.on_eof(0, services);

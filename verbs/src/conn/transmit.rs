@@ -6,8 +6,6 @@ use mem::{IoVec, Span};
 use std::io;
 use stream::{Batch, Host, Piece, Transmit};
 
-/// Batches in one round: the connection's budget.
-const BATCHES_PER_ROUND: usize = 4;
 /// Pieces one system call is given: what Linux takes (UIO_MAXIOV).
 const MAX_PIECES: usize = 1024;
 
@@ -37,7 +35,8 @@ impl Conn {
             return;
         }
         let mut write = false;
-        for round in 1..=BATCHES_PER_ROUND {
+        let turn = services.turn;
+        for round in 1..=turn {
             match self.transmit_batch(services) {
                 Step::Nothing => break,
                 Step::Fin => {
@@ -54,7 +53,7 @@ impl Conn {
                     if !more && !self.stream.is_ending() {
                         break;
                     }
-                    write = round == BATCHES_PER_ROUND;
+                    write = round == turn;
                 }
                 Step::Sent { outcome: Outcome::SourceGone, .. } => {
                     self.with_stream(services, |stream, host, now| stream.handle_source_gone(host, now));
@@ -90,6 +89,7 @@ impl Conn {
                 host.release();
                 let (outcome, more) = (send(socket, &batch), batch.has_more());
                 if let Outcome::Sent { bytes, .. } = outcome {
+                    services.moved += bytes;
                     self.stream.handle_sent(&mut host, bytes, services.now);
                 }
                 Step::Sent { outcome, more }

@@ -2,11 +2,12 @@
 
 use crate::cm::ListenerSlot;
 use crate::conn::Conn;
-use crate::driver::{Driver, Pool, Timers};
+use crate::driver::{Driver, Pool, SHARD_SHIFT, Shard, Shared, Timers};
 use crate::error::Error;
 use crate::notify::Wakes;
 use llp::{Event, Stack, Token};
 use slab::Slab;
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use stream::Time;
@@ -17,6 +18,13 @@ pub(crate) const RX_STAGING: usize = 256 << 10;
 const DIRECT_STREAMS: usize = 4;
 /// With few connections the stack is still asked every so many rounds: listeners, connects, hang-ups.
 const ASK_EVERY: u32 = 32;
+/// Reads, and batches to send, of the only connection in one round.
+const TURN_ALONE: usize = 4;
+/// As many of one connection among others: then it is the next one's turn.
+const TURN: usize = 1;
+/// Bytes that the connections move in one round, about: then the application has its turn.
+const ROUND_BYTES: usize = 2 << 20;
+
 /// Fewer connections that close, at a time or one after the other, are no bulk disconnect.
 const BULK: usize = 32;
 
@@ -28,17 +36,24 @@ pub(crate) enum Slot {
 pub(crate) struct Core {
     pub(crate) stack: Box<dyn Stack>,
     pub(crate) services: Services,
-    /// The origin of [`Time`].
+    /// The origin of [`Time`], of every shard of the device.
     base: Instant,
+    /// The number of this shard.
+    index: usize,
     slots: Slab<(u32, Slot)>,
     generation: u32,
     /// Connections in Full Operation: candidates for direct reading.
     established: Vec<Token>,
     /// Slots that only the stack's events move: listeners and connections in start-up.
     others: usize,
-    events: Vec<Event>,
-    /// Where the connections whose doorbell was rung are listed while they are served.
-    ready: Vec<Token>,
+    /// News of the stack that no round has served yet.
+    events: VecDeque<Event>,
+    /// Where the stack lists news.
+    polled: Vec<Event>,
+    /// Connections whose doorbell was rung, as far as they are not served.
+    pub(super) ready: VecDeque<Token>,
+    /// The connection that is read first in the next round, counted from the front of `established`.
+    first: usize,
     /// The deadline that the sleepers know: of the connections, and of the stack.
     told_deadline: (Time, Option<Instant>),
     pumps: u32,
@@ -54,6 +69,8 @@ pub(crate) struct Core {
 /// What a connection needs of the core while it is served.
 pub(crate) struct Services {
     pub(crate) driver: Weak<Driver>,
+    pub(crate) shared: Arc<Shared>,
+    /// Of `shared`.
     pub(crate) table: Arc<mem::Table>,
     /// The time at the start of this round.
     pub(crate) now: Time,
@@ -61,34 +78,45 @@ pub(crate) struct Services {
     pub(crate) wakes: Wakes,
     pub(crate) pool: Pool,
     pub(crate) staging: Vec<u8>,
+    /// Reads, and batches to send, of one connection before the next one's turn.
+    pub(crate) turn: usize,
+    /// Bytes that connections have moved in this round.
+    pub(crate) moved: usize,
 }
 
 impl Core {
     pub(crate) fn new(
         stack: Box<dyn Stack>,
+        index: usize,
+        base: Instant,
         driver: Weak<Driver>,
-        table: Arc<mem::Table>,
-        held_limit: usize,
+        shared: &Arc<Shared>,
     ) -> Self {
         let services = Services {
             driver,
-            table,
+            shared: Arc::clone(shared),
+            table: Arc::clone(&shared.table),
             now: Time::default(),
             timers: Timers::default(),
             wakes: Wakes::default(),
-            pool: Pool::new(held_limit),
+            pool: Pool::default(),
             staging: vec![0; RX_STAGING],
+            turn: TURN_ALONE,
+            moved: 0,
         };
         Self {
-            base: stack.now(),
+            base,
+            index,
             stack,
             services,
             slots: Slab::new(),
             generation: 0,
             established: Vec::new(),
             others: 0,
-            events: Vec::new(),
-            ready: Vec::new(),
+            events: VecDeque::new(),
+            polled: Vec::new(),
+            ready: VecDeque::new(),
+            first: 0,
             told_deadline: (Time::NEVER, None),
             pumps: 0,
             gone: 0,
@@ -122,19 +150,21 @@ impl Core {
     /// The token of the slot that [`Core::fill`] fills next.
     pub(crate) fn next_token(&mut self) -> Token {
         self.generation = self.generation.wrapping_add(1);
-        Token(self.slots.vacant_key() as u64 | u64::from(self.generation) << 32)
+        let key = self.slots.vacant_key();
+        assert!(key < 1 << SHARD_SHIFT, "more slots than a token can name");
+        token(key, self.index, self.generation)
     }
 
     /// Fills the slot of a token that [`Core::next_token`] has just given.
     pub(crate) fn fill(&mut self, token: Token, slot: Slot) {
-        let key = self.slots.insert(((token.0 >> 32) as u32, slot));
-        debug_assert_eq!(key as u64, token.0 & u64::from(u32::MAX), "no slot was filled in between");
+        let key = self.slots.insert((generation_of(token), slot));
+        debug_assert_eq!(key, key_of(token), "no slot was filled in between");
         self.others += 1;
     }
 
     fn slot(&mut self, token: Token) -> Option<&mut Slot> {
-        let (generation, slot) = self.slots.get_mut(token.0 as u32 as usize)?;
-        (u64::from(*generation) == token.0 >> 32).then_some(slot)
+        let (generation, slot) = self.slots.get_mut(key_of(token))?;
+        (*generation == generation_of(token)).then_some(slot)
     }
 
     pub(crate) fn listener(&mut self, token: Token) -> Option<&mut ListenerSlot> {
@@ -183,9 +213,8 @@ impl Core {
     }
 
     pub(crate) fn conns(&self, which: impl Fn(&Conn) -> bool) -> Vec<Token> {
-        let token = |key: usize, generation: u32| Token(key as u64 | u64::from(generation) << 32);
         let found = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
-            Slot::Conn(conn) if which(conn) => Some(token(key, *generation)),
+            Slot::Conn(conn) if which(conn) => Some(token(key, self.index, *generation)),
             _ => None,
         });
         found.collect()
@@ -193,7 +222,7 @@ impl Core {
 
     pub(crate) fn remove(&mut self, token: Token) -> Option<Slot> {
         self.slot(token)?;
-        let (_, slot) = self.slots.remove(token.0 as u32 as usize);
+        let (_, slot) = self.slots.remove(key_of(token));
         match self.established.iter().position(|t| *t == token) {
             Some(at) => drop(self.established.swap_remove(at)),
             None => self.others -= 1,
@@ -214,8 +243,8 @@ impl Core {
         if most_left || self.services.timers.is_full() {
             let slots = &self.slots;
             self.services.timers.keep(|token| {
-                let slot = slots.get(token.0 as u32 as usize);
-                slot.is_some_and(|(generation, _)| u64::from(*generation) == token.0 >> 32)
+                let slot = slots.get(key_of(token));
+                slot.is_some_and(|(generation, _)| *generation == generation_of(token))
             });
         }
         Some(slot)
@@ -227,8 +256,8 @@ impl Core {
         token: Token,
         serve: impl FnOnce(&mut Conn, &mut Services) -> R,
     ) -> Option<R> {
-        let (generation, slot) = self.slots.get_mut(token.0 as u32 as usize)?;
-        if u64::from(*generation) != token.0 >> 32 {
+        let (generation, slot) = self.slots.get_mut(key_of(token))?;
+        if *generation != generation_of(token) {
             return None;
         }
         let Slot::Conn(conn) = slot else { return None };
@@ -263,60 +292,131 @@ impl Core {
         self.with_conn(token, Conn::on_doorbell);
     }
 
-    /// Serves the connections whose doorbell was rung.
-    pub(crate) fn serve_ready(&mut self, driver: &Arc<Driver>) -> usize {
-        let mut ready = std::mem::take(&mut self.ready);
-        driver.take_ready(&mut ready);
-        for token in &ready {
-            self.serve(*token);
+    /// Takes a connection out, for another shard: see [`Core::adopt`]. `None`: it is over.
+    pub(crate) fn take_conn(&mut self, token: Token) -> Option<Box<Conn>> {
+        self.with_conn(token, |conn, services| conn.leave_shard(services))?.ok()?;
+        match self.remove(token)? {
+            Slot::Conn(conn) => Some(conn),
+            Slot::Listener(_) => None,
         }
-        let count = ready.len();
-        ready.clear();
-        self.ready = ready;
+    }
+
+    /// Takes over a connection of another shard. Its new token; the connection comes back, to be dropped without the lock, when the
+    /// stack does not take it.
+    pub(crate) fn adopt(&mut self, mut conn: Box<Conn>) -> Result<Token, Box<Conn>> {
+        let token = self.next_token();
+        if let Err(error) = self.stack.adopt(&mut conn.socket, token) {
+            tracing::warn!(parent: &conn.span, %error, "the connection cannot move to its queue pair's shard");
+            conn.socket.abort();
+            conn.give_back(&mut self.services);
+            return Err(conn);
+        }
+        conn.enter_shard(token);
+        self.fill(token, Slot::Conn(conn));
+        Ok(token)
+    }
+
+    /// Whether a connection of a queue pair that is gone has something left to send.
+    pub(crate) fn has_draining(&self) -> bool {
+        self.slots.iter().any(|(_, (_, slot))| matches!(slot, Slot::Conn(conn) if conn.is_draining()))
+    }
+
+    /// Whether the round ends: it has moved enough, or the application has something to do.
+    #[inline]
+    fn is_round_over(&self, enough: &dyn Fn() -> bool) -> bool {
+        self.services.moved >= ROUND_BYTES || enough()
+    }
+
+    /// Serves the connections whose doorbell was rung, until `enough` says so.
+    #[inline]
+    pub(crate) fn serve_ready(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
+        shard.take_pending(self);
+        let mut count = 0;
+        while let Some(token) = self.ready.pop_front() {
+            self.serve(token);
+            count += 1;
+            shard.run_commands(self);
+            if enough() {
+                break;
+            }
+        }
         count
     }
 
-    /// One round for all: receive before send, each stream with a budget. Returns how much was done.
-    pub(crate) fn pump(&mut self, driver: &Arc<Driver>) -> usize {
+    /// One round for all: receive before send, each connection with a budget. Ends early once `enough` says so: the next round goes on
+    /// behind the connection that was served last. Returns how much was done.
+    pub(crate) fn pump(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
         self.look_at_clock();
-        let mut work = self.serve_ready(driver);
+        self.services.moved = 0;
+        self.services.turn = if self.established.len() <= 1 { TURN_ALONE } else { TURN };
+        let mut work = self.serve_ready(shard, enough);
         self.pumps = self.pumps.wrapping_add(1);
         let direct = self.established.len() <= DIRECT_STREAMS && !self.established.is_empty();
-        let asked = self.pumps.is_multiple_of(ASK_EVERY)
+        let asked = !self.events.is_empty()
+            || self.pumps.is_multiple_of(ASK_EVERY)
             || self.stack.deadline().is_some_and(|at| at <= self.instant(self.services.now));
         if direct && !asked {
-            for at in 0..self.established.len() {
-                let Some(token) = self.established.get(at).copied() else { break };
-                work += usize::from(self.with_conn(token, Conn::on_look).unwrap_or(false));
-            }
+            work += self.look_at_all(shard, enough);
         } else {
-            work += self.serve_events(driver);
+            if self.events.is_empty() {
+                self.ask_stack();
+            }
+            work += self.serve_events(shard, enough);
         }
         work + self.serve_timers()
     }
 
-    /// Whether only an answer of the stack can tell of news: used before sleeping.
-    pub(crate) fn serve_events(&mut self, driver: &Arc<Driver>) -> usize {
-        let mut events = std::mem::take(&mut self.events);
-        events.clear();
-        if let Err(error) = self.stack.poll(&mut events) {
+    /// Reads each of a few connections without asking the stack first.
+    fn look_at_all(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
+        let mut work = 0;
+        for _ in 0..self.established.len() {
+            if self.first >= self.established.len() {
+                self.first = 0;
+            }
+            let Some(token) = self.established.get(self.first).copied() else { break };
+            self.first += 1;
+            let moved = self.with_conn(token, Conn::on_look).unwrap_or(false);
+            work += usize::from(moved);
+            shard.run_commands(self);
+            if moved && self.is_round_over(enough) {
+                break;
+            }
+        }
+        work
+    }
+
+    /// Lists what the stack has. Returns how much that is.
+    pub(crate) fn ask_stack(&mut self) -> usize {
+        self.polled.clear();
+        if let Err(error) = self.stack.poll(&mut self.polled) {
             tracing::error!(%error, "the stack cannot be polled");
         }
-        for event in &events {
-            self.serve_event(driver, *event);
+        // What is still listed from before is served first.
+        let listed = &mut self.events;
+        listed.extend(self.polled.iter().copied());
+        self.polled.len()
+    }
+
+    fn serve_events(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
+        let mut count = 0;
+        while let Some(event) = self.events.pop_front() {
+            self.serve_event(event);
+            count += 1;
+            shard.run_commands(self);
+            if self.is_round_over(enough) {
+                break;
+            }
         }
-        let count = events.len();
-        self.events = events;
         count
     }
 
-    fn serve_event(&mut self, driver: &Arc<Driver>, event: Event) {
+    fn serve_event(&mut self, event: Event) {
         match self.slot(event.token) {
             Some(Slot::Conn(_)) => {
                 self.with_conn(event.token, |conn, services| conn.on_event(event, services));
             }
-            Some(Slot::Listener(_)) => crate::cm::accept_all(self, driver, event.token),
-            _ => {}
+            Some(Slot::Listener(_)) => crate::cm::accept_all(self, event.token),
+            None => {}
         }
     }
 
@@ -333,4 +433,19 @@ impl Core {
         }
         count
     }
+}
+
+/// A token names a slot (26 bits), the shard (6 bits), and which of the slot's uses it is.
+fn token(key: usize, shard: usize, generation: u32) -> Token {
+    Token(key as u64 | (shard as u64) << SHARD_SHIFT | u64::from(generation) << 32)
+}
+
+#[inline]
+fn key_of(token: Token) -> usize {
+    (token.0 as u32 & ((1 << SHARD_SHIFT) - 1)) as usize
+}
+
+#[inline]
+fn generation_of(token: Token) -> u32 {
+    (token.0 >> 32) as u32
 }

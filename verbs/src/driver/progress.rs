@@ -5,7 +5,7 @@
 //! leaves. While somebody polls the background thread sleeps on a timer (the pollers' *lease*); while there is a leader it follows;
 //! else it leads. When all is idle everybody sleeps without a time-out.
 
-use crate::driver::Driver;
+use crate::driver::Shard;
 use crate::driver::park::Parker;
 use crate::driver::seat::Seat;
 use crate::error::{Error, Result};
@@ -226,10 +226,12 @@ const fn nanos(wait: Duration) -> u64 {
     wait.as_nanos() as u64
 }
 
-impl Driver {
-    /// What a poll that found nothing does: drives once. Never blocks.
-    pub(crate) fn poll_progress(self: &Arc<Self>) {
-        self.try_pump();
+impl Shard {
+    /// What a poll that found nothing does: drives once, until `enough` says that the poll has what it wants. Never blocks.
+    pub(crate) fn poll_progress(self: &Arc<Self>, enough: &dyn Fn() -> bool) {
+        if let Some(mut busy) = self.try_lock() {
+            busy.pump_until(enough);
+        }
     }
 
     /// Somebody polls and is trusted to poll again soon: the background thread keeps out of the way.
@@ -353,7 +355,7 @@ impl Driver {
             *lead = Some(Lead(shared));
         }
         // Whoever rang before we led may have seen nobody to wake.
-        if !self.pending.load(Ordering::SeqCst) {
+        if !self.is_pending() {
             let timer = shared.instant(shared.timer.load(Ordering::SeqCst));
             let until = match (timer, deadline) {
                 (Some(a), Some(b)) => Some(a.min(b)),
@@ -425,8 +427,8 @@ pub(crate) struct TaskLead(Arc<Shared>);
 #[cfg(feature = "tokio")]
 impl TaskLead {
     /// Leads if no other application thread or task does.
-    pub(crate) fn try_new(driver: &Driver, waker: impl FnOnce() -> Waker) -> Option<Self> {
-        let shared = &driver.sleepers.0;
+    pub(crate) fn try_new(shard: &Shard, waker: impl FnOnce() -> Waker) -> Option<Self> {
+        let shared = &shard.sleepers.0;
         let taken = shared.take_lead(&mut shared.roles.lock(), waker);
         if taken {
             // Its runtime's reactor sleeps in its place.
@@ -454,9 +456,9 @@ impl Drop for TaskLead {
 }
 
 /// Starts the background thread. It ends with the driver.
-pub(crate) fn spawn(driver: &Arc<Driver>) -> Result<()> {
-    let shared = Arc::clone(&driver.sleepers.0);
-    let driver = Arc::downgrade(driver);
+pub(crate) fn spawn(shard: &Arc<Shard>) -> Result<()> {
+    let shared = Arc::clone(&shard.sleepers.0);
+    let driver = Arc::downgrade(shard);
     std::thread::Builder::new()
         .name("uiw-driver".into())
         .spawn(move || background(&shared, &driver))
@@ -464,7 +466,7 @@ pub(crate) fn spawn(driver: &Arc<Driver>) -> Result<()> {
     Ok(())
 }
 
-fn background(shared: &Shared, driver: &Weak<Driver>) {
+fn background(shared: &Shared, driver: &Weak<Shard>) {
     let mut habits = Habits::default();
     while !shared.stop.load(Ordering::SeqCst) {
         shared.background.reset();
@@ -472,7 +474,7 @@ fn background(shared: &Shared, driver: &Weak<Driver>) {
             std::thread::sleep(DEFER);
             shared.deferred.store(false, Ordering::SeqCst);
             // Mostly a poll has served them.
-            if driver.upgrade().is_some_and(|driver| driver.pending.load(Ordering::SeqCst)) {
+            if driver.upgrade().is_some_and(|driver| driver.is_pending()) {
                 drive(shared, driver, false);
             }
         } else if let Some(wait) = follow(shared, driver, &mut habits) {
@@ -487,7 +489,7 @@ fn background(shared: &Shared, driver: &Weak<Driver>) {
 }
 
 /// How long the background thread stays out of the way: `None` = it leads, `Some(None)` = until woken.
-fn follow(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) -> Option<Option<Instant>> {
+fn follow(shared: &Shared, driver: &Weak<Shard>, habits: &mut Habits) -> Option<Option<Instant>> {
     habits.driven = habits.see_rounds(driver);
     // Who polls but never finds the queue empty does not drive: a program that spins on its memory until the peer has written.
     let polled = shared.polled.swap(false, Ordering::SeqCst) && habits.driven;
@@ -527,8 +529,8 @@ fn follow(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) -> Option
 
 /// Drives in the place of others when they do not: a leader that is awake but busy with something else, a poller that posted and
 /// does not poll any more. If somebody drove since the last look there is nothing to help with, and the core is left to him.
-fn help(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) {
-    let posted = driver.upgrade().is_some_and(|driver| driver.pending.load(Ordering::SeqCst));
+fn help(shared: &Shared, driver: &Weak<Shard>, habits: &mut Habits) {
+    let posted = driver.upgrade().is_some_and(|driver| driver.is_pending());
     if !habits.driven && (habits.helps || posted) {
         drive(shared, driver, false);
         habits.see_rounds(driver);
@@ -555,25 +557,25 @@ struct Habits {
 
 impl Habits {
     /// Whether somebody drove since it was asked last.
-    fn see_rounds(&mut self, driver: &Weak<Driver>) -> bool {
+    fn see_rounds(&mut self, driver: &Weak<Shard>) -> bool {
         let now = self.rounds_now(driver);
         std::mem::replace(&mut self.rounds, now) != now
     }
 
     /// As [`Self::see_rounds`], and the next question is answered the same: two looks right after one another find no round
     /// between them.
-    fn has_rounds(&self, driver: &Weak<Driver>) -> bool {
+    fn has_rounds(&self, driver: &Weak<Shard>) -> bool {
         self.rounds_now(driver) != self.rounds
     }
 
-    fn rounds_now(&self, driver: &Weak<Driver>) -> u32 {
+    fn rounds_now(&self, driver: &Weak<Shard>) -> u32 {
         driver.upgrade().map_or(self.rounds, |driver| driver.rounds.load(Ordering::Relaxed))
     }
 }
 
-fn lead(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) {
+fn lead(shared: &Shared, driver: &Weak<Shard>, habits: &mut Habits) {
     let idle = match driver.upgrade() {
-        Some(driver) => !driver.pending.load(Ordering::SeqCst),
+        Some(driver) => !driver.is_pending(),
         None => return,
     };
     let mut readable = false;
@@ -597,7 +599,7 @@ fn lead(shared: &Shared, driver: &Weak<Driver>, habits: &mut Habits) {
     }
 }
 
-fn drive(shared: &Shared, driver: &Weak<Driver>, readable: bool) {
+fn drive(shared: &Shared, driver: &Weak<Shard>, readable: bool) {
     let Some(driver) = driver.upgrade() else { return };
     let drove = if readable {
         driver.pump_events().is_some()

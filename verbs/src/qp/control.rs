@@ -1,39 +1,52 @@
 //! Changes of a queue pair's state that the application asks for.
+//!
+//! A queue pair without a connection changes under its own lock. The connection of one that has one is changed by a command to its
+//! shard, in which the state is asked again.
 
 use crate::conn::Conn;
+use crate::driver::Core;
 use crate::error::{Error, Result};
+use crate::notify::Wakes;
 use crate::qp::{QpInner, QpState, RecvSource, SqMode};
 use crate::wc::WcStatus;
 use std::sync::Arc;
 
+/// Runs `command` on the shard of the queue pair's connection, with the connection's token; `without` where there is no connection.
+fn on_shard<R: Send + 'static>(
+    qp: &Arc<QpInner>,
+    without: impl FnOnce(&mut Wakes) -> R,
+    command: impl FnOnce(&mut Core, &Arc<QpInner>, llp::Token) -> R + Send + 'static,
+) -> R {
+    let mut wakes = Wakes::default();
+    let control = qp.control();
+    let Some(token) = qp.conn() else {
+        let result = without(&mut wakes);
+        drop(control);
+        wakes.give();
+        return result;
+    };
+    drop(control);
+    let inner = Arc::clone(qp);
+    qp.driver.shard(token).call(move |core| command(core, &inner, token))
+}
+
 /// `ibv_modify_qp` of the state.
 pub(super) fn modify(qp: &Arc<QpInner>, to: QpState) -> Result<()> {
-    let mut busy = qp.driver.lock();
-    let core = busy.core();
-    let driver = &qp.driver;
     let from = qp.state();
-    if !from.may_become(to) {
+    if !from.may_become(to) || to == QpState::Sqe {
         return Err(Error::Transition { from, to });
     }
-    let token = qp.conn();
+    on_shard(
+        qp,
+        |wakes| modify_unconnected(qp, from, to, wakes),
+        move |core, qp, token| modify_connected(core, qp, token, to),
+    )
+}
+
+fn modify_unconnected(qp: &QpInner, from: QpState, to: QpState, wakes: &mut Wakes) -> Result<()> {
     match to {
-        QpState::Err => {
-            let ended = token.and_then(|token| core.with_conn(token, Conn::abort));
-            if ended.is_none() || qp.state() != QpState::Err {
-                qp.flush_unconnected(&mut core.services.wakes);
-            }
-        }
-        QpState::Reset => {
-            if let Some(token) = token {
-                core.with_conn(token, Conn::forget_qp);
-            }
-            qp.send_cq.forget_qp(qp.num);
-            qp.recv_cq.forget_qp(qp.num);
-            reset_queues(qp);
-            qp.set_conn(None);
-            qp.attrs.lock().stream = driver.next_stream();
-            qp.set_state(QpState::Reset);
-        }
+        QpState::Err => qp.flush_unconnected(wakes),
+        QpState::Reset => reset(qp),
         QpState::Init => {
             if let RecvSource::Own(rq) = &qp.rq {
                 rq.lock().closed = false;
@@ -41,72 +54,111 @@ pub(super) fn modify(qp: &Arc<QpInner>, to: QpState) -> Result<()> {
             qp.set_state(QpState::Init);
         }
         QpState::Rtr => qp.set_state(QpState::Rtr),
-        QpState::Rts if !token.is_some_and(|token| core.is_established(token)) => {
-            // Its connection brings the queue pair here, and lets the requests go.
-            if from != QpState::Rtr && from != QpState::Rts {
-                return Err(Error::NotConnected);
-            }
-            qp.sq.lock().mode = SqMode::Waiting;
-            qp.set_state(QpState::Rts);
-        }
-        QpState::Rts => {
-            let token = token.ok_or(Error::NotConnected)?;
-            if core.with_conn(token, Conn::resume) != Some(true) {
-                return Err(Error::NotConnected);
-            }
-        }
-        QpState::Sqd => {
-            let token = token.ok_or(Error::NotConnected)?;
-            qp.set_state(QpState::Sqd);
-            core.with_conn(token, Conn::pause);
-        }
-        QpState::Sqe => return Err(Error::Transition { from, to }),
+        QpState::Rts => return wait_for_connection(qp, from),
+        QpState::Sqd | QpState::Sqe => return Err(Error::NotConnected),
     }
     Ok(())
 }
 
-fn reset_queues(qp: &QpInner) {
+/// RTS before the connection stands: the connection brings the queue pair here, and lets the requests go.
+fn wait_for_connection(qp: &QpInner, from: QpState) -> Result<()> {
+    if from != QpState::Rtr && from != QpState::Rts {
+        return Err(Error::NotConnected);
+    }
+    qp.sq.lock().mode = SqMode::Waiting;
+    qp.set_state(QpState::Rts);
+    Ok(())
+}
+
+fn modify_connected(core: &mut Core, qp: &Arc<QpInner>, token: llp::Token, to: QpState) -> Result<()> {
+    let from = qp.state();
+    if !from.may_become(to) {
+        return Err(Error::Transition { from, to });
+    }
+    match to {
+        QpState::Err => {
+            let ended = core.with_conn(token, Conn::abort);
+            if ended.is_none() || qp.state() != QpState::Err {
+                qp.flush_unconnected(&mut core.services.wakes);
+            }
+        }
+        QpState::Reset => {
+            core.with_conn(token, Conn::forget_qp);
+            reset(qp);
+        }
+        QpState::Rts if core.is_established(token) => {
+            if core.with_conn(token, Conn::resume) != Some(true) {
+                return Err(Error::NotConnected);
+            }
+        }
+        QpState::Rts => return wait_for_connection(qp, from),
+        QpState::Sqd => {
+            qp.set_state(QpState::Sqd);
+            core.with_conn(token, Conn::pause);
+        }
+        QpState::Init | QpState::Rtr | QpState::Sqe => {
+            return modify_unconnected(qp, from, to, &mut core.services.wakes);
+        }
+    }
+    Ok(())
+}
+
+/// RESET: everything is forgotten, and the queue pair is new.
+fn reset(qp: &QpInner) {
+    qp.send_cq.forget_qp(qp.num);
+    qp.recv_cq.forget_qp(qp.num);
     qp.sq.lock().reset();
     if let RecvSource::Own(rq) = &qp.rq {
         let mut rq = rq.lock();
         rq.reset();
         rq.closed = true;
     }
+    qp.set_conn(None);
+    qp.attrs.lock().stream = qp.driver.shared.next_stream();
+    qp.set_state(QpState::Reset);
 }
 
-/// The application gives up the peer.
+/// The application gives up the peer: the oldest open request ends with `status`.
 pub(super) fn fail(qp: &Arc<QpInner>, status: WcStatus) {
-    let mut busy = qp.driver.lock();
-    let core = busy.core();
     {
         let mut sq = qp.sq.lock();
         if let Some(id) = sq.oldest_open() {
             sq.done(id, status);
         }
     }
-    let ended = qp.conn().and_then(|token| core.with_conn(token, Conn::give_up));
-    if ended.is_none() {
-        qp.flush_unconnected(&mut core.services.wakes);
-    }
+    on_shard(
+        qp,
+        |wakes| qp.flush_unconnected(wakes),
+        |core, qp, token| {
+            if core.with_conn(token, Conn::give_up).is_none() {
+                qp.flush_unconnected(&mut core.services.wakes);
+            }
+        },
+    );
 }
 
 /// `rdma_disconnect`.
 pub(super) fn disconnect(qp: &Arc<QpInner>) -> Result<()> {
-    let mut busy = qp.driver.lock();
-    let token = qp.conn().ok_or(Error::NotConnected)?;
-    busy.core().with_conn(token, Conn::close).ok_or(Error::NotConnected)
+    on_shard(
+        qp,
+        |_| Err(Error::NotConnected),
+        |core, _, token| core.with_conn(token, Conn::close).ok_or(Error::NotConnected),
+    )
 }
 
 /// The application destroys the queue pair: its connection closes, and nothing completes any more.
 pub(super) fn destroy(qp: &Arc<QpInner>) {
-    let mut busy = qp.driver.lock();
-    let driver = &qp.driver;
-    if let Some(token) = qp.conn() {
-        busy.core().with_conn(token, Conn::detach);
-    }
+    on_shard(
+        qp,
+        |_| (),
+        |core, _, token| {
+            core.with_conn(token, Conn::detach);
+        },
+    );
     qp.sq.lock().mode = SqMode::Flushing;
-    driver.qps.lock().remove(&qp.num);
-    driver.table.unbind_stream(qp.stream());
+    let shared = &qp.driver.shared;
+    shared.qps.lock().remove(&qp.num);
+    shared.table.unbind_stream(qp.stream());
     qp.send_cq.forget_qp(qp.num);
     qp.recv_cq.forget_qp(qp.num);
 }

@@ -1,7 +1,7 @@
 //! The queue pair as the application holds it.
 
 use crate::cq::{Cq, Cqe};
-use crate::driver::Driver;
+use crate::driver::{Core, Driver, Shard};
 use crate::error::{Error, PostError, Result};
 use crate::event::AsyncEvent;
 use crate::notify::Wakes;
@@ -13,7 +13,7 @@ use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
 use crate::wr::{RecvWr, SendOp, SendWr, Sge};
 use llp::Token;
 use mem::{Access, StreamId};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -108,12 +108,13 @@ pub(crate) struct QpInner {
     pub(crate) recv_cq: Arc<Cq>,
     pub(crate) sq: Mutex<SendQueue>,
     pub(crate) rq: RecvSource,
-    /// Written with the core held.
+    /// Held while the state or the connection changes, and for nothing else.
+    control: Mutex<()>,
     state: AtomicU8,
     cap: QpCap,
     /// Rights of peers, as bits: read for every segment.
     access: AtomicU32,
-    /// Its stream's token, or [`NO_CONN`]. Written with the core held.
+    /// Its connection's token, or [`NO_CONN`].
     conn: AtomicU64,
     pub(crate) attrs: Mutex<Attrs>,
     /// The device's queue of asynchronous events had one about this queue pair.
@@ -149,11 +150,11 @@ impl Qp {
         {
             return Err(Error::Foreign { what: "shared receive queue", of: "device" });
         }
-        driver.counts.take_qp(limits)?;
+        driver.shared.counts.take_qp(limits)?;
         let num = match take_num(&driver, init.num) {
             Ok(num) => num,
             Err(error) => {
-                driver.counts.release_qp();
+                driver.shared.counts.release_qp();
                 return Err(error);
             }
         };
@@ -173,7 +174,7 @@ impl Qp {
             None => RecvSource::Own(Mutex::new(RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge))),
         };
         let max_rd_atomic = limits.max_rd_atomic;
-        let stream = driver.next_stream();
+        let stream = driver.shared.next_stream();
         let inner = Arc::new(QpInner {
             num,
             pd: pd.clone(),
@@ -181,6 +182,7 @@ impl Qp {
             recv_cq: init.recv_cq,
             sq: Mutex::new(SendQueue::new(sq_limits, num)),
             rq,
+            control: Mutex::new(()),
             state: AtomicU8::new(QpState::Init as u8),
             cap,
             conn: AtomicU64::new(NO_CONN),
@@ -191,7 +193,7 @@ impl Qp {
             has_raised: AtomicBool::new(false),
             driver,
         });
-        inner.driver.qps.lock().insert(num, Arc::downgrade(&inner));
+        inner.driver.shared.qps.lock().insert(num, Arc::downgrade(&inner));
         Ok(Self(inner))
     }
 
@@ -312,23 +314,24 @@ impl Qp {
     /// [`Error::NotConnected`].
     pub fn set_no_receive_timeout(&self, timeout: Duration) -> Result<()> {
         let token = self.0.conn().ok_or(Error::NotConnected)?;
-        let mut busy = self.0.driver.lock();
-        busy.core()
-            .with_conn(token, |conn, services| conn.set_no_receive_timeout(timeout, services))
-            .ok_or(Error::NotConnected)
+        let set = move |core: &mut Core| {
+            core.with_conn(token, |conn, services| conn.set_no_receive_timeout(timeout, services))
+        };
+        self.0.driver.shard(token).call(set).ok_or(Error::NotConnected)
     }
 
     /// How the octets of its connection travel now; `None` without a connection.
     #[must_use]
     pub fn path(&self) -> Option<Path> {
         let token = self.0.conn()?;
-        let mut busy = self.0.driver.lock();
-        busy.core().with_conn(token, |conn, _| conn.path())
+        self.0.driver.shard(token).call(move |core| core.with_conn(token, |conn, _| conn.path()))
     }
 
-    /// The device's driver works for this queue pair once, if nobody else drives.
+    /// Drives the shard of its connection once, if nobody else does.
     pub fn progress(&self) {
-        self.0.driver.try_pump();
+        if let Some(shard) = self.0.shard() {
+            shard.try_pump();
+        }
     }
 }
 
@@ -340,13 +343,13 @@ impl Drop for Qp {
 
 /// The number asked for, or one that no living queue pair has: random, so that a number from a former life is met by nobody.
 fn take_num(driver: &Driver, asked: Option<u32>) -> Result<u32> {
-    let mut qps = driver.qps.lock();
+    let mut qps = driver.shared.qps.lock();
     let num = match asked {
         Some(num) if num <= 1 || num > MAX_NUM => return Err(Error::QpNumber { num }),
         Some(num) if qps.contains_key(&num) => return Err(Error::QpNumberTaken { num }),
         Some(num) => num,
         None => loop {
-            let num = getrandom::u32().unwrap_or_else(|_| driver.next_num()) & MAX_NUM;
+            let num = getrandom::u32().unwrap_or_else(|_| driver.shared.next_num()) & MAX_NUM;
             // 0 and 1 are special queue pairs in verbs.
             if num > 1 && !qps.contains_key(&num) {
                 break num;
@@ -370,12 +373,13 @@ impl Doorbell {
     fn ring(mut self, qp: &QpInner) {
         self.wakes.give();
         match self.token {
-            Some(token) if self.go => qp.driver.serve(token),
+            Some(token) if self.go => qp.driver.shard(token).serve(token),
             Some(token) => {
-                qp.driver.ring(token);
-                qp.driver.deferred();
+                let shard = qp.driver.shard(token);
+                shard.ring(token);
+                shard.deferred();
             }
-            None if self.go => drop(qp.driver.try_flush()),
+            None if self.go => drop(qp.shard().map(Shard::try_flush)),
             None => {}
         }
     }
@@ -392,7 +396,11 @@ impl QpInner {
         QpState::from_raw(self.state.load(Ordering::Acquire))
     }
 
-    /// The core must be held: the stream is the only one that relies on a state not changing.
+    /// Held while the state or the connection changes. No other lock is waited for meanwhile but the queues' own.
+    pub(crate) fn control(&self) -> MutexGuard<'_, ()> {
+        self.control.lock()
+    }
+
     pub(crate) fn set_state(&self, state: QpState) {
         let before = self.state.swap(state as u8, Ordering::AcqRel);
         if before != state as u8 {
@@ -410,12 +418,24 @@ impl QpInner {
         (token != NO_CONN).then_some(Token(token))
     }
 
-    /// The core must be held.
-    pub(crate) fn set_conn(&self, token: Option<Token>) {
-        self.conn.store(token.map_or(NO_CONN, |token| token.0), Ordering::Release);
+    /// The shard of its connection.
+    pub(crate) fn shard(&self) -> Option<&Arc<Shard>> {
+        self.conn().map(|token| self.driver.shard(token))
     }
 
-    /// Whether a connection may be begun. The core must be held.
+    /// Gives it a connection, or takes it away. Its completion queues are polled on the shard of the connection.
+    pub(crate) fn set_conn(&self, token: Option<Token>) {
+        let queues = [&self.send_cq, &self.recv_cq];
+        if let Some(token) = token {
+            queues.iter().for_each(|cq| cq.add_connection(self.driver.shard(token).index()));
+        }
+        let before = self.conn.swap(token.map_or(NO_CONN, |token| token.0), Ordering::AcqRel);
+        if before != NO_CONN {
+            queues.iter().for_each(|cq| cq.remove_connection(self.driver.shard(Token(before)).index()));
+        }
+    }
+
+    /// Whether a connection may be begun: asked with [`QpInner::control`] held.
     pub(crate) fn may_connect(&self, what: &'static str) -> Result<()> {
         let state = self.state();
         let waiting = state == QpState::Rts && self.sq.lock().mode == SqMode::Waiting;
@@ -508,12 +528,8 @@ impl QpInner {
         let waiting = std::mem::take(&mut rq.waiting);
         drop(rq);
         wakes.give();
-        for token in &waiting {
-            self.driver.ring(*token);
-        }
         if !waiting.is_empty() {
-            // A stream that goes on at once takes one receive and waits again: the next poll finds more of them.
-            self.driver.deferred();
+            self.driver.ring_all(&waiting);
         }
         result
     }
@@ -586,7 +602,8 @@ impl QpInner {
 
 impl Drop for QpInner {
     fn drop(&mut self) {
-        self.driver.counts.release_qp();
+        self.set_conn(None);
+        self.driver.shared.counts.release_qp();
         self.send_cq.remove_user();
         self.recv_cq.remove_user();
         if let RecvSource::Shared(srq) = &self.rq {

@@ -47,8 +47,8 @@ impl End {
     /// As after `msn` messages on each queue, each way.
     fn at_msn(&self, msn: u32) {
         let token = self.qp.0.conn().unwrap();
-        let mut busy = self.qp.0.driver.lock();
-        busy.core().with_conn(token, |conn, _| conn.stream.set_msn(msn)).unwrap();
+        let shard = self.qp.0.driver.shard(token);
+        shard.call(move |core| core.with_conn(token, |conn, _| conn.stream.set_msn(msn))).unwrap();
     }
 }
 

@@ -18,8 +18,10 @@ struct Notified {
 fn notified() -> Notified {
     let mut end = End::new();
     let channel: Arc<CompChannel> = Arc::default();
-    let cq =
-        end.device.create_cq(256, CqOptions { channel: Some(channel.clone()), timestamps: false }).unwrap();
+    let cq = end
+        .device
+        .create_cq(256, CqOptions { channel: Some(channel.clone()), timestamps: false, shard: None })
+        .unwrap();
     let init = QpInit {
         send_cq: end.scq.clone(),
         recv_cq: cq.clone(),

@@ -158,7 +158,9 @@ fn with_channel(device: &Device) -> (End, Arc<CompChannel>) {
     let channel: Arc<CompChannel> = Arc::default();
     let pd = device.alloc_pd().unwrap();
     let mut end = End::make(device, &pd, Make::default());
-    let rcq = device.create_cq(64, CqOptions { channel: Some(channel.clone()), timestamps: true }).unwrap();
+    let rcq = device
+        .create_cq(64, CqOptions { channel: Some(channel.clone()), timestamps: true, shard: None })
+        .unwrap();
     let init = QpInit {
         send_cq: end.scq.clone(),
         recv_cq: rcq.clone(),

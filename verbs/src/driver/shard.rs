@@ -1,0 +1,301 @@
+//! A shard: an event set, connections, timers and staging behind one lock.
+
+use super::progress::{self, Sleepers};
+use super::{Core, Shared};
+use crate::error::Result;
+use crate::options::Progress;
+use llp::Token;
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
+
+/// What a control call asks of the shard's connections.
+type Command = Box<dyn FnOnce(&mut Core) + Send>;
+
+pub(crate) struct Shard {
+    index: usize,
+    shared: Arc<Shared>,
+    core: Mutex<Core>,
+    /// Connections with something to do: posts, receives for a stalled stream.
+    ready: Mutex<VecDeque<Token>>,
+    commands: Mutex<Vec<Command>>,
+    /// Set after `ready` or `commands` was extended; read by the holder of `core` after unlocking.
+    pending: AtomicBool,
+    /// Set after `commands` was extended: the holder reads it between two connections.
+    commanded: AtomicBool,
+    /// Counts rounds of whoever drives: the background thread sees by it that somebody does. Written with the core held.
+    pub(super) rounds: AtomicU32,
+    pub(super) sleepers: Sleepers,
+    /// The background thread was started.
+    started: AtomicBool,
+}
+
+impl Shard {
+    pub(super) fn new(
+        core: Core,
+        index: usize,
+        shared: Arc<Shared>,
+        progress: Progress,
+    ) -> Result<Arc<Self>> {
+        let sleepers = Sleepers::new(core.stack.wait_fd(), progress)?;
+        Ok(Arc::new(Self {
+            index,
+            shared,
+            core: Mutex::new(core),
+            ready: Mutex::default(),
+            commands: Mutex::default(),
+            pending: AtomicBool::new(false),
+            commanded: AtomicBool::new(false),
+            rounds: AtomicU32::new(0),
+            sleepers,
+            started: AtomicBool::new(false),
+        }))
+    }
+
+    pub(crate) fn index(&self) -> usize {
+        self.index
+    }
+
+    pub(crate) fn is_manual(&self) -> bool {
+        self.sleepers.is_manual()
+    }
+
+    /// Starts the background thread with the first listener or connection: an idle shard has none.
+    pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
+        if self.is_manual()
+            || self.started.load(Ordering::Acquire)
+            || self.started.swap(true, Ordering::AcqRel)
+        {
+            return Ok(());
+        }
+        progress::spawn(self).inspect_err(|_| self.started.store(false, Ordering::Release))
+    }
+
+    /// Puts a connection on the list of those with something to do.
+    pub(crate) fn ring(&self, token: Token) {
+        self.ready.lock().push_back(token);
+        self.pending.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_pending(&self) -> bool {
+        self.pending.load(Ordering::SeqCst)
+    }
+
+    /// Takes the core, waiting for it: only for a program that drives by itself ([`crate::Device::pump`]).
+    pub(crate) fn lock(self: &Arc<Self>) -> Busy<'_> {
+        let guarded = self.guarded();
+        Busy::new(self, self.core.lock(), guarded)
+    }
+
+    #[inline]
+    pub(super) fn try_lock(self: &Arc<Self>) -> Option<Busy<'_>> {
+        self.core.try_lock().map(|core| Busy::new(self, core, self.guarded()))
+    }
+
+    fn guarded(&self) -> Option<Guarded> {
+        self.shared.guard.map(|guard| Guarded { leave: guard.leave, entered: (guard.enter)() })
+    }
+
+    /// Runs `command` on the shard's connections and returns its result: at once where nobody drives; otherwise the thread that drives
+    /// runs it behind the connection that it is serving.
+    pub(crate) fn call<R: Send + 'static>(
+        self: &Arc<Self>,
+        command: impl FnOnce(&mut Core) -> R + Send + 'static,
+    ) -> R {
+        if let Some(mut busy) = self.try_lock() {
+            let core = busy.core();
+            core.look_at_clock();
+            return command(core);
+        }
+        let (result, results) = mpsc::sync_channel(1);
+        self.commands.lock().push(Box::new(move |core| {
+            // The caller waits for it.
+            let _ = result.send(command(core));
+        }));
+        self.commanded.store(true, Ordering::SeqCst);
+        self.pending.store(true, Ordering::SeqCst);
+        self.try_flush();
+        match results.recv() {
+            Ok(result) => result,
+            Err(_) => {
+                unreachable!("whoever takes a command runs it, and the shard lives as long as this call")
+            }
+        }
+    }
+
+    /// One round, if nobody else drives. Returns how much was done.
+    pub(crate) fn try_pump(self: &Arc<Self>) -> usize {
+        self.try_lock().map_or(0, |mut busy| busy.pump())
+    }
+
+    /// Serves only the connections whose doorbell was rung, without looking at the network: what a post does.
+    pub(crate) fn try_flush(self: &Arc<Self>) -> bool {
+        let Some(mut busy) = self.try_lock() else { return false };
+        busy.flush();
+        true
+    }
+
+    /// Serves one connection, for which something was posted; while another thread drives, that one does.
+    pub(crate) fn serve(self: &Arc<Self>, token: Token) {
+        if let Some(mut busy) = self.try_lock() {
+            busy.core().serve(token);
+        } else {
+            self.ring(token);
+            self.try_flush();
+        }
+    }
+
+    /// Moves the connections whose doorbell was rung to `into`: an empty list changes places with theirs, so that both keep what they
+    /// allocated. Runs the commands that wait.
+    pub(super) fn take_pending(&self, core: &mut Core) {
+        if self.pending.load(Ordering::SeqCst) && self.pending.swap(false, Ordering::SeqCst) {
+            self.run_commands(core);
+            let ready = &mut *self.ready.lock();
+            if core.ready.is_empty() {
+                std::mem::swap(ready, &mut core.ready);
+            } else {
+                core.ready.append(ready);
+            }
+        }
+    }
+
+    /// Runs the commands that wait, between two connections.
+    #[inline]
+    pub(super) fn run_commands(&self, core: &mut Core) {
+        if self.commanded.load(Ordering::Relaxed) && self.commanded.swap(false, Ordering::SeqCst) {
+            let commands = std::mem::take(&mut *self.commands.lock());
+            core.look_at_clock();
+            for command in commands {
+                command(core);
+            }
+        }
+    }
+}
+
+/// Rounds that a thread serves posts of others after its own work.
+const SERVE_OTHERS: usize = 8;
+
+/// The core, held. Unlocking gives the wake-ups that were collected and serves what others left in `pending` meanwhile.
+pub(crate) struct Busy<'a> {
+    shard: &'a Arc<Shard>,
+    core: Option<MutexGuard<'a, Core>>,
+    /// Dropped last.
+    _guarded: Option<Guarded>,
+}
+
+/// Between the two calls of a [`crate::DriveGuard`].
+struct Guarded {
+    leave: fn(i32),
+    entered: i32,
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        (self.leave)(self.entered);
+    }
+}
+
+#[cfg(debug_assertions)]
+thread_local! {
+    /// Whether this thread holds a shard's lock.
+    static HOLDS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+impl<'a> Busy<'a> {
+    fn new(shard: &'a Arc<Shard>, core: MutexGuard<'a, Core>, guarded: Option<Guarded>) -> Self {
+        #[cfg(debug_assertions)]
+        assert!(!HOLDS.replace(true), "a thread holds the locks of two shards");
+        Self { shard, core: Some(core), _guarded: guarded }
+    }
+
+    /// The core.
+    pub(crate) fn core(&mut self) -> &mut Core {
+        match &mut self.core {
+            Some(core) => core,
+            None => unreachable!("the core is held until drop"),
+        }
+    }
+
+    /// One round: doorbells, what the network has, timers.
+    pub(crate) fn pump(&mut self) -> usize {
+        self.pump_until(&|| false)
+    }
+
+    /// As [`Busy::pump`]; ends early, between two connections, once `enough` says so.
+    pub(crate) fn pump_until(&mut self, enough: &dyn Fn() -> bool) -> usize {
+        let shard = self.shard;
+        let round = shard.rounds.load(Ordering::Relaxed).wrapping_add(1);
+        shard.rounds.store(round, Ordering::Relaxed);
+        self.core().pump(shard, enough)
+    }
+
+    /// A round that asks the stack first. Returns how much news it had.
+    pub(super) fn ask(&mut self) -> usize {
+        let shard = self.shard;
+        let core = self.core();
+        core.look_at_clock();
+        let events = core.ask_stack();
+        core.pump(shard, &|| false);
+        events
+    }
+
+    /// A round after a sleep that news ended. With few connections they are read without asking which of them it is.
+    pub(super) fn answer(&mut self) {
+        if self.pump() == 0 {
+            self.ask();
+        }
+    }
+
+    fn flush(&mut self) {
+        let shard = self.shard;
+        self.core().serve_ready(shard, &|| false);
+    }
+
+    fn release(&mut self) {
+        if let Some(mut core) = self.core.take() {
+            #[cfg(debug_assertions)]
+            HOLDS.set(false);
+            if core.has_no_news() {
+                return;
+            }
+            let mut wakes = std::mem::take(&mut core.services.wakes);
+            let trash = std::mem::take(&mut core.trash);
+            // Told while the core is held: a deadline that another thread adds meanwhile is not to be overwritten.
+            let earlier = core.new_deadline().is_some_and(|next| self.shard.sleepers.timer_at(next));
+            let crowd_left = std::mem::take(&mut core.crowd_left);
+            drop(core);
+            if earlier {
+                self.shard.sleepers.wake();
+            }
+            drop(trash);
+            wakes.give();
+            if crowd_left && let Some(call) = self.shard.shared.crowd_left.get() {
+                call();
+            }
+        }
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.release();
+        // A post that found the core busy left its note before its try; so either that try succeeds or the note is seen here.
+        let mut rounds = 0;
+        // Somebody waits for the result of a command; posts can wait for the background thread.
+        while rounds < SERVE_OTHERS || self.shard.commanded.load(Ordering::SeqCst) {
+            rounds += 1;
+            if !self.shard.is_pending() {
+                return;
+            }
+            let Some(core) = self.shard.core.try_lock() else { return };
+            #[cfg(debug_assertions)]
+            HOLDS.set(true);
+            self.core = Some(core);
+            self.flush();
+            self.release();
+        }
+        // Others post faster than this thread can serve them, and it has work of its own.
+        self.shard.deferred();
+    }
+}

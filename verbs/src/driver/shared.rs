@@ -1,0 +1,126 @@
+//! What the shards of a device have in common: the table of STags, limits and counts, numbers, the receive memory budget.
+
+use crate::error::{Error, Result};
+use crate::options::{DriveGuard, Limits};
+use crate::qp::QpInner;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// Counts of a device's objects against its limits.
+#[derive(Default)]
+pub(crate) struct Counts {
+    qp: AtomicU32,
+    cq: AtomicU32,
+    srq: AtomicU32,
+    pd: AtomicU32,
+}
+
+macro_rules! counted {
+    ($take:ident, $release:ident, $field:ident, $limit:ident, $what:literal) => {
+        pub(crate) fn $take(&self, limits: &Limits) -> Result<()> {
+            let before = self.$field.fetch_add(1, Ordering::AcqRel);
+            if before >= limits.$limit {
+                self.$field.fetch_sub(1, Ordering::AcqRel);
+                return Err(Error::Limit {
+                    what: $what,
+                    asked: u64::from(before) + 1,
+                    limit: limits.$limit.into(),
+                });
+            }
+            Ok(())
+        }
+        pub(crate) fn $release(&self) {
+            self.$field.fetch_sub(1, Ordering::AcqRel);
+        }
+    };
+}
+
+impl Counts {
+    counted!(take_qp, release_qp, qp, max_qp, "number of queue pairs");
+    counted!(take_cq, release_cq, cq, max_cq, "number of completion queues");
+    counted!(take_srq, release_srq, srq, max_srq, "number of shared receive queues");
+    counted!(take_pd, release_pd, pd, max_pd, "number of protection domains");
+}
+
+impl Limits {
+    pub(crate) fn check(&self, what: &'static str, asked: u64, limit: u64) -> Result<()> {
+        if asked == 0 {
+            return Err(Error::Zero { what });
+        }
+        if asked > limit {
+            return Err(Error::Limit { what, asked, limit });
+        }
+        Ok(())
+    }
+}
+
+/// The receive memory budget: bytes that connections keep between rounds, the front of an FPDU or everything behind a Send that
+/// waits for a receive. One bound for all connections of a device; a connection that would pass it is not read until others release
+/// bytes.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    held: AtomicUsize,
+    limit: usize,
+}
+
+impl Budget {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { held: AtomicUsize::new(0), limit }
+    }
+
+    /// Whether another `bytes` may be held.
+    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+        self.held.load(Ordering::Relaxed) + bytes <= self.limit
+    }
+
+    /// What one connection holds has changed.
+    pub(crate) fn count(&self, before: usize, after: usize) {
+        if before < after {
+            self.held.fetch_add(after - before, Ordering::Relaxed);
+        } else if before > after {
+            self.held.fetch_sub(before - after, Ordering::Relaxed);
+        }
+    }
+}
+
+/// State that every shard of a device uses.
+pub(crate) struct Shared {
+    pub(crate) table: Arc<mem::Table>,
+    pub(crate) counts: Counts,
+    pub(crate) limits: Limits,
+    pub(crate) qps: Mutex<HashMap<u32, Weak<QpInner>>>,
+    pub(crate) budget: Budget,
+    pub(crate) guard: Option<DriveGuard>,
+    /// See [`crate::Device::when_a_crowd_leaves`].
+    pub(crate) crowd_left: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    next_num: AtomicU32,
+    next_stream: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(limits: Limits, guard: Option<DriveGuard>) -> Self {
+        Self {
+            table: mem::Table::new(mem::Limits { max_entries: limits.max_mr }),
+            counts: Counts::default(),
+            budget: Budget::new(limits.max_held_octets),
+            limits,
+            qps: Mutex::default(),
+            guard,
+            crowd_left: OnceLock::new(),
+            next_num: AtomicU32::new(1),
+            next_stream: AtomicU64::new(1),
+        }
+    }
+
+    /// A number for an object that has no meaning on the wire.
+    pub(crate) fn next_num(&self) -> u32 {
+        self.next_num.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The identity of one stream: never used again.
+    pub(crate) fn next_stream(&self) -> mem::StreamId {
+        mem::StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed))
+    }
+}
