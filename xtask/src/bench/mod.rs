@@ -7,6 +7,7 @@ mod hostile;
 mod instructions;
 mod peers;
 mod perftest;
+mod programs;
 mod siw;
 mod speed;
 mod stacks;
@@ -22,7 +23,7 @@ pub(crate) enum Bench {
     Stacks(stacks::Options),
     /// A server among peers that mean it no good: what it serves the others, and what it keeps
     Hostile(hostile::Options),
-    /// Instructions a round under callgrind, beside the committed figures: stable on a busy machine
+    /// Instructions, locked instructions and system calls a round under callgrind, beside the committed figures: stable on a busy machine
     Instructions(instructions::Options),
     /// Connections set up a second, beside TCP's
     Connects(connects::Options),
