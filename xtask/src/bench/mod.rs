@@ -8,6 +8,7 @@ mod instructions;
 mod peers;
 mod perftest;
 mod programs;
+mod scaling;
 mod siw;
 mod speed;
 mod stacks;
@@ -25,6 +26,8 @@ pub(crate) enum Bench {
     Hostile(hostile::Options),
     /// Instructions, locked instructions and system calls a round under callgrind, beside the committed figures: stable on a busy machine
     Instructions(instructions::Options),
+    /// Two threads on one device, neighbours, sleepers and control calls, each beside its ceiling
+    Scaling(scaling::Options),
     /// Connections set up a second, beside TCP's
     Connects(connects::Options),
     /// Debian's perftest on the C libraries beside `uiw perf` and raw TCP
@@ -42,6 +45,7 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
         Bench::Stacks(options) => stacks::run(options),
         Bench::Hostile(options) => hostile::run(options),
         Bench::Instructions(options) => instructions::run(options),
+        Bench::Scaling(options) => scaling::run(options),
         Bench::Connects(options) => connects::run(options),
         Bench::Perftest(options) => perftest::run(options),
         Bench::Peers(options) => peers::run(options),
