@@ -6,6 +6,7 @@
 
 mod baseline;
 mod idle;
+mod others;
 mod rows;
 mod slices;
 mod table;
@@ -21,7 +22,8 @@ use std::process::ExitCode;
 #[command(after_help = "\
 Prints a line for each ratio of a row: its bar, the median with the range of all rounds, and whether the bar is reached or MISSED. A ratio
 without a bar is information. \"no less\" is reached when the upper quartile of the rounds is at least 1, as the median of a program
-beside itself is below 1 in half of all runs. Exit code 1 when a bar is missed or a program fails.
+beside itself is below 1 in half of all runs. A row is too noisy when other work has
+more than a tenth of the processors' time between its slices. Exit code 1 when a bar is missed, a row is too noisy or a program fails.
 The first run builds the engine of commit 02b5a5a below the target folder, which needs the git history and some minutes. Needs strace, a C
 compiler and librdmacm-dev, and two processors on which nothing else runs.")]
 pub(crate) struct Options {

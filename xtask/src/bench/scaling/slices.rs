@@ -2,7 +2,7 @@
 
 use super::super::programs::{self, Scratch};
 use super::baseline::Baseline;
-use super::idle;
+use super::{idle, others};
 use crate::process::{self, End};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -67,8 +67,13 @@ pub(super) enum Bar {
     NoLess,
 }
 
-/// The output of each variant in one round.
-pub(super) type Round = Vec<Value>;
+/// One round of a row.
+pub(super) struct Round {
+    /// The output of each variant.
+    pub(super) outputs: Vec<Value>,
+    /// The share of the processors' time that other work had between the slices.
+    pub(super) others: f64,
+}
 
 /// The programs of both engines.
 pub(super) struct Programs {
@@ -149,12 +154,13 @@ impl Row {
     pub(super) fn run(&self, programs: &Programs, rounds: usize, seconds: f64) -> Result<Vec<Round>, String> {
         let count = self.variants.len();
         let round = |number: usize| {
-            let mut output = vec![Value::Null; count];
+            let mut round = Round { outputs: vec![Value::Null; count], others: 0.0 };
             for step in 0..count {
                 let turn = (number + step) % count;
-                output[turn] = programs.slice(&self.variants[turn], seconds)?;
+                round.others += others::share()? / count as f64;
+                round.outputs[turn] = programs.slice(&self.variants[turn], seconds)?;
             }
-            Ok(output)
+            Ok(round)
         };
         (0..rounds).map(round).collect()
     }
@@ -171,7 +177,7 @@ impl Check {
     }
 
     pub(super) fn figure_of(&self, round: &Round, variant: usize) -> Result<f64, String> {
-        let output = &round[variant];
+        let output = &round.outputs[variant];
         output[self.figure].as_f64().ok_or_else(|| format!("no {} in {output}", self.figure))
     }
 }

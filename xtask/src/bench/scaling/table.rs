@@ -1,6 +1,7 @@
 //! Whether bars are reached, and the lines of the table.
 
 use super::super::figures::{Format, Spread};
+use super::others::QUIET;
 use super::slices::{Bar, Check, Round, Row};
 use serde_json::json;
 
@@ -49,7 +50,7 @@ pub(super) fn head(format: Format) {
     }
 }
 
-/// Prints the lines of a row; true when it reached its bars.
+/// Prints the lines of a row; true when it reached its bars on a quiet machine.
 pub(super) fn print(row: &Row, rounds: &[Round], format: Format) -> bool {
     let lines = row.checks.iter().map(|check| match line(row, check, rounds, format) {
         Ok(reached) => reached,
@@ -77,12 +78,16 @@ fn line(row: &Row, check: &Check, rounds: &[Round], format: Format) -> Result<bo
     };
     // Without vectors to pin, the row says nothing about two shards.
     if row.variants[check.of].args.contains("pinned") {
-        note += &format!("; vectors {}", rounds[0][check.of]["vectors"]);
+        note += &format!("; vectors {}", rounds[0].outputs[check.of]["vectors"]);
     }
-    let verdict = match reached {
-        Some(true) => "reached",
-        Some(false) => "MISSED",
-        None => "",
+    let others = Spread::of(rounds.iter().map(|round| round.others).collect()).median;
+    let quiet = others <= QUIET;
+    let verdict = match (reached, quiet) {
+        (Some(true), true) => "reached",
+        (Some(true), false) => "reached, too noisy",
+        (Some(false), true) => "MISSED",
+        (Some(false), false) => "MISSED, too noisy",
+        (None, _) => "",
     };
     let (name, what, bar) = (&row.name, check.what, check.bar.map_or(String::new(), Bar::text));
     let Measured { spread, least, most } = &measured;
@@ -90,18 +95,19 @@ fn line(row: &Row, check: &Check, rounds: &[Round], format: Format) -> Result<bo
     let middle = number(spread.median);
     match format {
         Format::Plain => {
-            println!("{name:<63} {what:<20} {bar:>8}  {middle:>9}  {range:<20} {verdict:<8} {note}");
+            println!("{name:<63} {what:<20} {bar:>8}  {middle:>9}  {range:<20} {verdict:<18} {note}");
         }
         Format::Markdown => println!("| {name} | {what} | {bar} | {middle} | {range} | {verdict} | {note} |"),
         Format::Json => println!(
             "{}",
             json!({
                 "row": name, "ratio": what, "figure": check.figure, "rounds": rounds.len(), "bar": check.bar.map(Bar::text),
-                "median": spread.median, "least": least, "most": most, "reached": reached, "of": ours, "over": theirs,
+                "median": spread.median, "least": least, "most": most, "reached": reached, "others": others, "of": ours, "over": theirs,
             })
         ),
     }
-    Ok(reached != Some(false))
+    // Without a bar there is nothing that noise could spoil.
+    Ok(reached.is_none_or(|reached| reached && quiet))
 }
 
 /// Three decimals, none for large values.
@@ -143,10 +149,11 @@ mod tests {
 
     #[test]
     fn a_ratio_is_of_one_round() {
-        let rounds = vec![
-            vec![json!({"rate": 10.0}), json!({"rate": 5.0})],
-            vec![json!({"rate": 3.0}), json!({"rate": 1.0})],
-        ];
+        let round = |ours: f64, theirs: f64| Round {
+            outputs: vec![json!({"rate": ours}), json!({"rate": theirs})],
+            others: 0.0,
+        };
+        let rounds = [round(10.0, 5.0), round(3.0, 1.0)];
         let check = Check { what: "", figure: "rate", of: 0, over: Some(1), bar: None };
         assert_eq!(check.values(&rounds), Ok(vec![2.0, 3.0]));
         let check = Check { figure: "p99_us", ..check };
