@@ -81,7 +81,11 @@ fn line(row: &Row, check: &Check, rounds: &[Round], format: Format) -> Result<bo
         note += &format!("; vectors {}", rounds[0].outputs[check.of]["vectors"]);
     }
     let others = Spread::of(rounds.iter().map(|round| round.others).collect()).median;
-    let quiet = others <= QUIET;
+    // Load changes ratios of times and rates; a figure by itself is a count.
+    let quiet = check.over.is_none() || others <= QUIET;
+    if !quiet {
+        note += &format!("; other work {:.0} %", others * 100.0);
+    }
     let verdict = match (reached, quiet) {
         (Some(true), true) => "reached",
         (Some(true), false) => "reached, too noisy",
