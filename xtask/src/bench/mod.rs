@@ -7,6 +7,8 @@ mod hostile;
 mod instructions;
 mod peers;
 mod perftest;
+mod programs;
+mod scaling;
 mod siw;
 mod speed;
 mod stacks;
@@ -22,8 +24,10 @@ pub(crate) enum Bench {
     Stacks(stacks::Options),
     /// A server among peers that mean it no good: what it serves the others, and what it keeps
     Hostile(hostile::Options),
-    /// Instructions a round under callgrind, beside the committed figures: stable on a busy machine
+    /// Instructions, locked instructions and system calls a round under callgrind, beside the committed figures: stable on a busy machine
     Instructions(instructions::Options),
+    /// Two threads on one device, neighbours, sleepers and control calls, each beside its ceiling
+    Scaling(scaling::Options),
     /// Connections set up a second, beside TCP's
     Connects(connects::Options),
     /// Debian's perftest on the C libraries beside `uiw perf` and raw TCP
@@ -41,6 +45,7 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
         Bench::Stacks(options) => stacks::run(options),
         Bench::Hostile(options) => hostile::run(options),
         Bench::Instructions(options) => instructions::run(options),
+        Bench::Scaling(options) => scaling::run(options),
         Bench::Connects(options) => connects::run(options),
         Bench::Perftest(options) => perftest::run(options),
         Bench::Peers(options) => peers::run(options),

@@ -1,0 +1,74 @@
+//! The engine of commit 02b5a5a, built on this machine by this compiler: the ceiling that later engines are measured beside.
+//!
+//! `git archive` writes the sources to `target/baseline-02b5a5a/tree`: no worktree is registered in the repository, and files have the
+//! commit's time, so that Cargo builds them once. The program that measures is copied to the examples there.
+
+use super::super::programs;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const COMMIT: &str = "02b5a5a";
+/// Path of the program in both trees.
+const EXAMPLE: &str = "verbs/examples/threads.rs";
+
+/// The program and the libraries.
+pub(super) struct Baseline {
+    /// The example `threads` of `uiw-verbs`.
+    pub(super) threads: PathBuf,
+    /// The folder of the two C libraries.
+    pub(super) libraries: PathBuf,
+}
+
+impl Baseline {
+    /// Builds what is not built yet.
+    ///
+    /// # Errors
+    /// When the repository does not have the commit, or the build fails.
+    pub(super) fn build() -> Result<Self, String> {
+        let folder = crate::install::target()?.join(format!("baseline-{COMMIT}"));
+        let (tree, target) = (folder.join("tree"), folder.join("target"));
+        if !tree.is_dir() {
+            export(&tree)?;
+        }
+        place(&crate::test::workspace().join(EXAMPLE), &tree.join(EXAMPLE))?;
+        eprintln!("xtask: the engine of {COMMIT}:");
+        programs::cargo_build(&tree, &target, &["-p", "uiw-verbs", "--example", "threads"])?;
+        let libraries = folder.join("lib");
+        programs::build_libraries(&tree, &target, &libraries)?;
+        Ok(Self { threads: target.join("release/examples/threads"), libraries })
+    }
+}
+
+/// Takes the commit's files out of the repository.
+fn export(tree: &Path) -> Result<(), String> {
+    let new = tree.with_extension("new");
+    // What an interrupted run has left.
+    let _ = fs::remove_dir_all(&new);
+    fs::create_dir_all(&new).map_err(|error| format!("{}: {error}", new.display()))?;
+    let mut archive = Command::new("git")
+        .args(["archive", "--format=tar", COMMIT])
+        .current_dir(crate::test::workspace())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("git: {error}"))?;
+    let stream = archive.stdout.take().ok_or("git archive has no output")?;
+    let unpacked = Command::new("tar").args(["-x", "-C"]).arg(&new).stdin(stream).status();
+    let archived = archive.wait().map_err(|error| format!("git: {error}"))?;
+    let unpacked = unpacked.map_err(|error| format!("tar: {error}"))?;
+    if !archived.success() || !unpacked.success() {
+        return Err(format!(
+            "the sources of {COMMIT} are not in the repository: a clone with the whole history is needed"
+        ));
+    }
+    fs::rename(&new, tree).map_err(|error| format!("{}: {error}", tree.display()))
+}
+
+/// Copies a file, unless the same is there: Cargo would build again.
+fn place(from: &Path, to: &Path) -> Result<(), String> {
+    let new = fs::read(from).map_err(|error| format!("{}: {error}", from.display()))?;
+    if fs::read(to).is_ok_and(|old| old == new) {
+        return Ok(());
+    }
+    fs::write(to, new).map_err(|error| format!("{}: {error}", to.display()))
+}
