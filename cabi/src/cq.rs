@@ -63,7 +63,7 @@ pub struct CqInit {
     pub cq_context: *mut c_void,
     /// The channel of its events, or NULL.
     pub channel: *mut ibv_comp_channel,
-    /// Must be 0: there is one vector.
+    /// 0: the engine chooses the shard of the connections whose receives complete here; another one names it, counted from 1.
     pub vector: u32,
     /// Whether completions carry the time.
     pub timestamps: bool,
@@ -79,16 +79,20 @@ pub struct CqInit {
 pub unsafe fn create(context: *mut ibv_context, init: &CqInit) -> Result<*mut ibv_cq_ex> {
     // SAFETY: the caller's promise, here and below.
     let open = unsafe { Context::get(context) }?;
-    if init.vector != 0 {
-        return Err(Errno::INVAL);
-    }
+    let shard = match (init.vector as usize).checked_sub(1) {
+        Some(shard) if shard >= open.engine.shards() => return Err(Errno::INVAL),
+        shard => shard,
+    };
     let channel = match init.channel.is_null() {
         true => None,
         // SAFETY: as above.
         false => Some(unsafe { Object::<CompChannel>::get(init.channel) }?),
     };
-    let options =
-        CqOptions { channel: channel.map(|c| Arc::clone(c.events.engine())), timestamps: init.timestamps };
+    let options = CqOptions {
+        channel: channel.map(|c| Arc::clone(c.events.engine())),
+        timestamps: init.timestamps,
+        shard,
+    };
     let engine = open.engine.create_cq(init.depth, options)?;
     let number = engine.num();
     // SAFETY: integers, pointers and optional functions.

@@ -75,7 +75,12 @@ impl Engine {
         let held = Held::new();
         let device = Device::with_stack(
             stack,
-            DeviceOptions { limits, guard: Some(DRIVE_GUARD), ..DeviceOptions::default() },
+            DeviceOptions {
+                limits,
+                guard: Some(DRIVE_GUARD),
+                shards: settings.shards,
+                ..DeviceOptions::default()
+            },
         )?;
         drop(held);
         // As siw: peers may invalidate a plain region with Send with Invalidate.

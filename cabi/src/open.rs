@@ -20,11 +20,13 @@ pub(crate) fn open(device: &'static Device) -> Result<*mut ibv_context> {
 /// # Errors
 /// As [`Context::create`].
 pub(crate) fn open_on(device: &'static Device, engine: &verbs::Device) -> Result<*mut ibv_context> {
-    Context::create(device, engine, functions())
+    // Vector 0 lets the engine choose; every other one is a shard.
+    let vectors = c_int::try_from(engine.shards() + 1).unwrap_or(c_int::MAX);
+    Context::create(device, engine, functions(vectors))
 }
 
-/// The function tables through which programs call the verbs of a context.
-fn functions() -> verbs_context {
+/// The function tables through which programs call the verbs of a context, which has so many completion vectors.
+fn functions(vectors: c_int) -> verbs_context {
     // SAFETY: integers, pointers and optional functions.
     let mut abi: verbs_context = unsafe { abi::zeroed() };
     abi.query_port = Some(device::port::query_port_long);
@@ -47,7 +49,7 @@ fn functions() -> verbs_context {
     context.ops.post_srq_recv = Some(post::post_srq_recv);
     context.ops.post_send = Some(post::post_send);
     context.ops.post_recv = Some(post::post_recv);
-    context.num_comp_vectors = 1;
+    context.num_comp_vectors = vectors;
     context.abi_compat = usize::MAX;
     abi
 }

@@ -94,6 +94,18 @@ pub const VARIABLES: &[Variable] = &[
         set: |s, v| switch(v).map(|on| s.acknowledged = Some(on)),
     },
     Variable {
+        name: "UIW_SHARDS",
+        values: "a number from 1 to 64",
+        what: "how many threads can move bytes at the same time (default: the process's cores, at most 8)",
+        set: |s, v| match v.parse::<usize>() {
+            Ok(shards @ 1..=64) => {
+                s.shards = Some(shards);
+                Ok(())
+            }
+            _ => Err("expected a number from 1 to 64"),
+        },
+    },
+    Variable {
         name: "UIW_QP_PORTS",
         values: "LO-HI",
         what: "TCP ports that out-of-band connected queue pairs listen on, for firewalls",
@@ -158,6 +170,8 @@ pub struct Settings {
     pub conn: ConnOptions,
     /// Acknowledged completion, if set.
     pub acknowledged: Option<bool>,
+    /// Shards of the device, if set.
+    pub shards: Option<usize>,
     /// Ports of out-of-band connected queue pairs.
     pub qp_ports: Option<RangeInclusive<u16>>,
     /// Addresses by LID.

@@ -4,6 +4,7 @@ mod acknowledged;
 mod common;
 mod data;
 mod foreign;
+mod idle_poll;
 mod itself;
 mod migrate;
 mod peer;
