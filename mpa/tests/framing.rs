@@ -1,7 +1,7 @@
 //! FPDUs against RFC 5044: its figures, a second encoder that walks the stream word by word, and streams that
 //! are cut anywhere or damaged.
 
-use mpa::{Crc32c, Fpdu, FpduError, FpduRx, FpduTx, MAX_ULPDU, MIN_FPDU, Step, crc32c, fpdu_len};
+use mpa::{Crc32c, Fpdu, FpduError, FpduRx, FpduTx, MAX_ULPDU, MIN_FPDU, Step, crc32c};
 use proptest::prelude::*;
 
 /// The FPDU of RFC 5044 Figure 5, with the Marker before it.
@@ -84,10 +84,11 @@ fn by_walking(position: u64, ulpdu: &[u8], crc: bool, markers: bool) -> Vec<u8> 
 }
 
 /// The one FPDU that `octets` are.
-fn receive(rx: &mut FpduRx, octets: &mut [u8]) -> Fpdu {
+fn receive<'a>(rx: &mut FpduRx, octets: &'a mut [u8]) -> Fpdu<'a> {
+    let length = octets.len();
     match rx.next(octets).unwrap() {
         Step::Fpdu(fpdu) => fpdu,
-        more => panic!("{more:?} of {}", octets.len()),
+        more => panic!("{more:?} of {length}"),
     }
 }
 
@@ -222,13 +223,14 @@ fn octet_by_octet() {
         for octet in stream {
             buffer.push(octet);
             let before = buffer.clone();
+            let length = buffer.len();
             match rx.next(&mut buffer).unwrap() {
                 Step::NeedMore { at_least } => {
-                    assert!(at_least > buffer.len());
+                    assert!(at_least > length);
                     assert_eq!(buffer, before);
                 }
                 Step::Fpdu(fpdu) => {
-                    assert_eq!(fpdu.consumed, buffer.len(), "found with its last octet");
+                    assert_eq!(fpdu.consumed, length, "found with its last octet");
                     received.push(fpdu.ulpdu.to_vec());
                     buffer.clear();
                 }
@@ -317,7 +319,8 @@ fn with_crc(mut octets: Vec<u8>) -> Vec<u8> {
 fn pad_is_not_looked_at() {
     let mut octets = seal(&mut FpduTx::new(true, false), &pattern(39));
     octets[41..44].copy_from_slice(&[0xFF; 3]);
-    let fpdu = receive(&mut FpduRx::new(true, false), &mut with_crc(octets));
+    let mut octets = with_crc(octets);
+    let fpdu = receive(&mut FpduRx::new(true, false), &mut octets);
     assert_eq!((fpdu.start, fpdu.ulpdu.len()), (2, 39));
 }
 

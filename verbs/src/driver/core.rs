@@ -294,7 +294,7 @@ impl Core {
 
     /// Takes a connection out, for another shard: see [`Core::adopt`]. `None`: it is over.
     pub(crate) fn take_conn(&mut self, token: Token) -> Option<Box<Conn>> {
-        self.with_conn(token, |conn, services| conn.leave_shard(services))?.ok()?;
+        self.with_conn(token, Conn::leave_shard)?.ok()?;
         match self.remove(token)? {
             Slot::Conn(conn) => Some(conn),
             Slot::Listener(_) => None,
