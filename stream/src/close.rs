@@ -35,10 +35,10 @@ impl<M> Stream<M> {
         self.fail(ConnError::Aborted, host);
     }
 
-    /// As [`Stream::abort`], because the host gives up the peer.
-    pub fn give_up<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
+    /// As [`Stream::abort`], for a reason that the host names.
+    pub fn fail_locally<H: Host<Memory = M>>(&mut self, host: &mut H, error: LocalError, now: Time) {
         self.shared.now = now;
-        self.fail(ConnError::Local { request: None, error: LocalError::GivenUp }, host);
+        self.fail(ConnError::Local { request: None, error }, host);
     }
 
     /// Ends start-up without a word to the peer; nothing happens to a stream past it.

@@ -89,6 +89,9 @@ pub enum LocalError {
     /// A completion queue overflowed.
     #[error("completion queue overflow")]
     CqOverflow,
+    /// The host's memory for received bytes is short, and this stream keeps the front of an FPDU for the longest time.
+    #[error("the memory for received bytes is short, and the peer is silent inside an FPDU")]
+    ReceiveMemory,
     /// The host gives up the peer for a reason of its own.
     #[error("given up by the host")]
     GivenUp,

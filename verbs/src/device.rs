@@ -135,14 +135,6 @@ impl Device {
         self.driver.deadline()
     }
 
-    /// `call` is called whenever most of a crowd of connections have left, of some dozens at least, at a time or one after the other: also
-    /// of such that never came to anything, of which the program hears nothing else. What the device kept for them is free then; whether
-    /// the allocator gives it back to the system is the program's business (`malloc_trim`), as that stops its other threads. Called by
-    /// whatever thread drives, which holds no lock, and should not be kept. False: another call was set before, and stays.
-    pub fn when_a_crowd_leaves(&self, call: impl Fn() + Send + Sync + 'static) -> bool {
-        self.driver.when_a_crowd_leaves(Box::new(call))
-    }
-
     /// Waits until no connection of a queue pair that is gone has anything left to say, at most for `patience`: before the process
     /// ends, and its peers find their last octets unanswered. True when all is said. Over a TCP in this process every other
     /// connection ends as well, as the kernel would end them after the process.

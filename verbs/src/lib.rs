@@ -23,6 +23,7 @@ mod options;
 mod pd;
 mod qp;
 mod srq;
+mod thread;
 mod wc;
 mod wr;
 

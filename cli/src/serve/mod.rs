@@ -74,8 +74,6 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
         budget: Budget::default(),
     });
     let mut outcome = Ok(());
-    let sessions = Arc::clone(&server.sessions);
-    device.when_a_crowd_leaves(move || sessions.crowd_has_left());
     loop {
         // Not in the device: a connection's thread that waits there is to be woken by nobody else.
         if !stop.sleep_on(channel.fd()?) {

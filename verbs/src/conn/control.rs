@@ -10,7 +10,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use stream::PeerKind;
+use stream::{LocalError, PeerKind};
 
 /// After the first refusal; every further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -140,7 +140,12 @@ impl Conn {
 
     /// As [`Conn::abort`], because the application gives up the peer.
     pub(crate) fn give_up(&mut self, services: &mut Services) {
-        self.with_stream(services, |stream, host, now| stream.give_up(host, now));
+        self.fail(LocalError::GivenUp, services);
+    }
+
+    /// As [`Conn::abort`], for a reason of the engine's own.
+    pub(crate) fn fail(&mut self, error: LocalError, services: &mut Services) {
+        self.with_stream(services, |stream, host, now| stream.fail_locally(host, error, now));
         self.transmit(services);
     }
 

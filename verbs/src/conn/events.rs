@@ -137,6 +137,8 @@ impl Conn {
             }
             _ => {}
         }
+        // Nothing of it will be an FPDU.
+        self.hold(&[], services);
         let reason = wire_reason(ended);
         self.complete_all(ended, reason, services);
         self.raise(&ended.error, reason, services);
@@ -267,7 +269,7 @@ fn status_of(ended: &Ended) -> Option<WcStatus> {
             LocalError::Protection => Some(WcStatus::LocalProtection),
             LocalError::WindowBind => Some(WcStatus::MwBind),
             LocalError::Unsupported(_) => Some(WcStatus::LocalQpOperation),
-            LocalError::CqOverflow | LocalError::GivenUp => None,
+            LocalError::CqOverflow | LocalError::ReceiveMemory | LocalError::GivenUp => None,
         },
         ConnError::Terminated(terminate, _) => {
             Some(status_of_terminate(terminate.reason(), ended.acknowledged))

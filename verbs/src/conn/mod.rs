@@ -33,8 +33,12 @@ pub(crate) struct Conn {
     partial: PartialFpdu,
     /// Bytes counted against the receive memory budget.
     counted: usize,
+    /// When the FPDU began of which a part is kept.
+    partial_since: Time,
     /// The socket is not read until other connections release bytes that they hold.
     starved: bool,
+    /// The peer's FIN was read while a Send waits for a receive: it counts behind what is kept.
+    eof: bool,
     /// Earliest entry of this connection among the timers: a deadline that moves later needs no entry of its own, so that the heap
     /// does not grow with what a peer does.
     entry: Time,
@@ -72,7 +76,9 @@ impl Conn {
             state: HostState::new(token),
             partial: PartialFpdu::default(),
             counted: 0,
+            partial_since: Time::NEVER,
             starved: false,
+            eof: false,
             entry: Time::NEVER,
             retry: Time::NEVER,
             half_open: None,
@@ -107,6 +113,12 @@ impl Conn {
         self.stream.is_over()
     }
 
+    /// When the FPDU began that the peer has sent a part of and is silent since; `None` where nothing is kept, or the peer is not to
+    /// blame, as a Send waits for a receive.
+    pub(crate) fn partial_since(&self) -> Option<Time> {
+        (self.counted > 0 && self.stream.is_open() && !self.stream.is_stalled()).then_some(self.partial_since)
+    }
+
     /// Its queue pair is gone, and its peer still waits for answers.
     pub(crate) fn is_draining(&self) -> bool {
         self.stream.is_draining()
@@ -133,8 +145,8 @@ impl Conn {
             return self.on_connect_event(services);
         }
         if event.readable && !self.interest.read && !self.is_closing() {
-            // Nobody asked for readability: the stack reports a hang-up.
-            return self.on_hang_up(services);
+            // Nobody asked for readability: the stack reports a hang-up, or the event was listed before the interest changed.
+            return self.read_ahead(services);
         }
         if event.readable || !self.stream.is_open() {
             self.on_readable(services);
@@ -155,11 +167,6 @@ impl Conn {
         }
         tracing::debug!(parent: &self.span, %error, "the transport is lost");
         self.with_stream(services, |stream, host, now| stream.handle_lost(host, now));
-    }
-
-    /// The stack reports a hang-up while the socket is not read.
-    fn on_hang_up(&mut self, services: &mut Services) {
-        self.on_lost(&io::ErrorKind::ConnectionReset.into(), services);
     }
 
     /// Receives, then sends. True when bytes moved.

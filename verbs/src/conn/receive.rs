@@ -43,6 +43,7 @@ impl Conn {
         }
         self.starved = self.partial.is_empty() && !services.shared.budget.has_room(RX_STAGING);
         if self.starved {
+            services.is_short = true;
             self.retry = services.now.after(STARVED_PAUSE);
             return false;
         }
@@ -67,12 +68,22 @@ impl Conn {
             moved = used > 0;
             partial.consume(used);
             self.partial = partial;
+            if !self.stream.is_open() {
+                self.hold(&[], services);
+                return moved;
+            }
             if !self.takes_bytes() {
                 self.count_held(services);
                 return moved;
             }
         }
-        let mut have = self.partial.len();
+        if self.eof {
+            self.on_eof(self.partial.len(), services);
+            self.count_held(services);
+            return true;
+        }
+        let (begun, mut taken) = (self.partial.len(), moved);
+        let mut have = begun;
         staging[..have].copy_from_slice(self.partial.bytes());
         self.partial.clear();
         for _ in 0..services.turn {
@@ -100,6 +111,7 @@ impl Conn {
                     moved = true;
                     services.moved += got;
                     let used = self.handle_bytes(&mut staging[..have + got], services);
+                    taken |= used > 0;
                     staging.copy_within(used..have + got, 0);
                     have = have + got - used;
                     if got < room || !self.takes_bytes() {
@@ -114,6 +126,9 @@ impl Conn {
             }
         }
         let keep = if self.stream.is_open() { have } else { 0 };
+        if begun == 0 || taken {
+            self.partial_since = services.now;
+        }
         self.hold(&staging[..keep], services);
         moved
     }
@@ -167,8 +182,38 @@ impl Conn {
         PeekResult::Used { more }
     }
 
+    /// The stack reports the socket as readable, though it is not read: a hang-up, where both ends have closed and what the peer sent
+    /// may still wait in the socket, or a reset. What is there is kept until the stream takes it; that is no more than the socket
+    /// holds, as nothing else comes.
+    pub(super) fn read_ahead(&mut self, services: &mut Services) {
+        if self.starved {
+            // A timer reads it.
+            return;
+        }
+        let mut staging = std::mem::take(&mut services.staging);
+        let got = self.socket.recv(&mut [IoVecMut::from(&mut staging[..])]);
+        match got {
+            Ok(0) if self.stream.is_starting() => {
+                self.on_lost(&io::ErrorKind::ConnectionReset.into(), services);
+            }
+            Ok(0) => {
+                self.eof = !self.stream.peer_has_closed();
+                // Otherwise the hang-up would be reported again and again. A stack that cannot do it has no descriptor that is
+                // slept on.
+                let _ = self.socket.detach();
+            }
+            Ok(got) => {
+                self.partial.extend(&staging[..got]);
+                self.count_held(services);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => self.on_lost(&error, services),
+        }
+        services.staging = staging;
+    }
+
     /// Keeps bytes until the next round.
-    fn hold(&mut self, rest: &[u8], services: &mut Services) {
+    pub(super) fn hold(&mut self, rest: &[u8], services: &mut Services) {
         if rest.is_empty() {
             if self.partial.has_buffer() {
                 services.pool.give(self.partial.replace_buffer(Vec::new()));

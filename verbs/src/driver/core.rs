@@ -2,6 +2,7 @@
 
 use crate::cm::ListenerSlot;
 use crate::conn::Conn;
+use crate::driver::closed::ClosedStack;
 use crate::driver::{Driver, Pool, SHARD_SHIFT, Shard, Shared, Timers};
 use crate::error::Error;
 use crate::notify::Wakes;
@@ -10,7 +11,7 @@ use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use stream::Time;
+use stream::{LocalError, Time};
 
 /// Bytes that one read asks for; also the size of the receive staging that all connections share.
 pub(crate) const RX_STAGING: usize = 256 << 10;
@@ -24,6 +25,11 @@ const TURN_ALONE: usize = 4;
 const TURN: usize = 1;
 /// Bytes that the connections move in one round, about: then the application has its turn.
 const ROUND_BYTES: usize = 2 << 20;
+
+/// How long a peer may be silent inside an FPDU while the receive memory budget is short.
+const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
+/// Connections that keep the budget short are looked for at most this often, as that asks every connection.
+const RELIEF_PAUSE: Duration = Duration::from_millis(100);
 
 /// Fewer connections that close, at a time or one after the other, are no bulk disconnect.
 const BULK: usize = 32;
@@ -52,6 +58,8 @@ pub(crate) struct Core {
     polled: Vec<Event>,
     /// Connections whose doorbell was rung, as far as they are not served.
     pub(super) ready: VecDeque<Token>,
+    /// When connections may be ended next to relieve the receive memory budget.
+    next_relief: Time,
     /// The connection that is read first in the next round, counted from the front of `established`.
     first: usize,
     /// The deadline that the sleepers know: of the connections, and of the stack.
@@ -60,7 +68,7 @@ pub(crate) struct Core {
     /// Connections that have left since a bulk disconnect was reported.
     gone: usize,
     /// Most of many connections have left: reported when the lock is released.
-    pub(crate) crowd_left: bool,
+    pub(crate) bulk_disconnect: bool,
     /// Connections that are over. They are dropped after the lock: what they hold may run foreign code or lock again.
     #[expect(clippy::vec_box, reason = "connections live boxed in their slots")]
     pub(crate) trash: Vec<Box<Conn>>,
@@ -82,6 +90,8 @@ pub(crate) struct Services {
     pub(crate) turn: usize,
     /// Bytes that connections have moved in this round.
     pub(crate) moved: usize,
+    /// A connection was not read, as the receive memory budget has no room.
+    pub(crate) is_short: bool,
 }
 
 impl Core {
@@ -103,6 +113,7 @@ impl Core {
             staging: vec![0; RX_STAGING],
             turn: TURN_ALONE,
             moved: 0,
+            is_short: false,
         };
         Self {
             base,
@@ -116,11 +127,12 @@ impl Core {
             events: VecDeque::new(),
             polled: Vec::new(),
             ready: VecDeque::new(),
+            next_relief: Time::default(),
             first: 0,
             told_deadline: (Time::NEVER, None),
             pumps: 0,
             gone: 0,
-            crowd_left: false,
+            bulk_disconnect: false,
             trash: Vec::new(),
         }
     }
@@ -194,7 +206,7 @@ impl Core {
     pub(crate) fn has_no_news(&mut self) -> bool {
         self.services.wakes.is_empty()
             && self.trash.is_empty()
-            && !self.crowd_left
+            && !self.bulk_disconnect
             && self.told_deadline
                 == (self.services.timers.next().unwrap_or(Time::NEVER), self.stack.deadline())
     }
@@ -233,7 +245,7 @@ impl Core {
         self.gone += 1;
         if self.gone >= BULK && left * 8 <= self.gone {
             self.gone = 0;
-            self.crowd_left = true;
+            self.bulk_disconnect = true;
         }
         let most_left = left.is_power_of_two() && left * 8 <= self.slots.capacity();
         if most_left {
@@ -316,6 +328,16 @@ impl Core {
         Ok(token)
     }
 
+    /// Takes everything that holds a socket or an address, to be dropped without the lock.
+    pub(super) fn close(&mut self) -> impl Sized + use<> {
+        self.established.clear();
+        self.events.clear();
+        self.ready.clear();
+        let slots = std::mem::take(&mut self.slots);
+        let stack = std::mem::replace(&mut self.stack, Box::new(ClosedStack));
+        (slots, std::mem::take(&mut self.trash), stack)
+    }
+
     /// Whether a connection of a queue pair that is gone has something left to send.
     pub(crate) fn has_draining(&self) -> bool {
         self.slots.iter().any(|(_, (_, slot))| matches!(slot, Slot::Conn(conn) if conn.is_draining()))
@@ -358,12 +380,45 @@ impl Core {
         if direct && !asked {
             work += self.look_at_all(shard, enough);
         } else {
-            if self.events.is_empty() {
-                self.ask_stack();
-            }
+            self.ask_stack();
             work += self.serve_events(shard, enough);
         }
-        work + self.serve_timers()
+        work += self.serve_timers();
+        if std::mem::take(&mut self.services.is_short) {
+            self.relieve_everywhere();
+        }
+        work
+    }
+
+    /// Ends connections that keep the receive memory budget short, on every shard. At most once in [`RELIEF_PAUSE`].
+    fn relieve_everywhere(&mut self) {
+        if self.services.now < self.next_relief {
+            return;
+        }
+        self.next_relief = self.services.now.after(RELIEF_PAUSE);
+        self.relieve();
+        let Some(driver) = self.services.driver.upgrade() else { return };
+        for shard in driver.shards().iter().filter(|shard| shard.index() != self.index) {
+            shard.enqueue(Self::relieve);
+        }
+    }
+
+    /// Ends those connections whose peers have been silent inside an FPDU for the longest time, until the receive memory budget has
+    /// room again: peers that open many connections and send the front of an FPDU on each must not keep others from being read.
+    fn relieve(&mut self) {
+        let now = self.services.now;
+        let holders = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
+            Slot::Conn(conn) => Some((conn.partial_since()?, token(key, self.index, *generation))),
+            Slot::Listener(_) => None,
+        });
+        let mut holders: Vec<_> = holders.filter(|(since, _)| since.after(PARTIAL_PATIENCE) <= now).collect();
+        holders.sort_unstable();
+        for (_, token) in holders {
+            if self.services.shared.budget.is_relaxed(2 * RX_STAGING) {
+                break;
+            }
+            self.with_conn(token, |conn, services| conn.fail(LocalError::ReceiveMemory, services));
+        }
     }
 
     /// Reads each of a few connections without asking the stack first.
@@ -385,16 +440,18 @@ impl Core {
         work
     }
 
-    /// Lists what the stack has. Returns how much that is.
+    /// Lists what the stack has, unless something is listed still: an event that is served late may be out of date, and one that is
+    /// listed twice is. Returns how much is listed.
     pub(crate) fn ask_stack(&mut self) -> usize {
+        if !self.events.is_empty() {
+            return self.events.len();
+        }
         self.polled.clear();
         if let Err(error) = self.stack.poll(&mut self.polled) {
             tracing::error!(%error, "the stack cannot be polled");
         }
-        // What is still listed from before is served first.
-        let listed = &mut self.events;
-        listed.extend(self.polled.iter().copied());
-        self.polled.len()
+        self.events.extend(&self.polled);
+        self.events.len()
     }
 
     fn serve_events(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {

@@ -8,6 +8,7 @@
 //! No thread holds the locks of two shards.
 
 mod affinity;
+mod closed;
 mod core;
 mod park;
 mod pool;
@@ -16,6 +17,7 @@ mod seat;
 mod shard;
 mod shared;
 mod timers;
+mod trim;
 
 pub(crate) use self::core::{Core, RX_STAGING, Services, Slot};
 pub(crate) use pool::Pool;
@@ -156,11 +158,6 @@ impl Driver {
         self.shards.iter().all(|shard| shard.call(|core| core.stack.farewell()))
     }
 
-    /// False: there is something to call already.
-    pub(crate) fn when_a_crowd_leaves(&self, call: Box<dyn Fn() + Send + Sync>) -> bool {
-        self.shared.crowd_left.set(call).is_ok()
-    }
-
     pub(crate) fn is_manual(&self) -> bool {
         self.shards[0].is_manual()
     }
@@ -178,5 +175,15 @@ impl Driver {
         poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
         self.shard_at(self.affinity.of_wait()).block_on(deadline, poll)
+    }
+}
+
+impl Drop for Driver {
+    /// Sockets, addresses and ports are released before the last handle of the device is gone: a thread of the engine that is about to
+    /// end finds nothing left.
+    fn drop(&mut self) {
+        for shard in &self.shards {
+            shard.close();
+        }
     }
 }

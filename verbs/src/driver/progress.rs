@@ -459,9 +459,7 @@ impl Drop for TaskLead {
 pub(crate) fn spawn(shard: &Arc<Shard>) -> Result<()> {
     let shared = Arc::clone(&shard.sleepers.0);
     let driver = Arc::downgrade(shard);
-    std::thread::Builder::new()
-        .name("uiw-driver".into())
-        .spawn(move || background(&shared, &driver))
+    crate::thread::spawn("uiw-driver", move || background(&shared, &driver))
         .map_err(Error::io("starting the driver thread"))?;
     Ok(())
 }

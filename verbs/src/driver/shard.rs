@@ -9,6 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 /// What a control call asks of the shard's connections.
 type Command = Box<dyn FnOnce(&mut Core) + Send>;
@@ -30,6 +31,9 @@ pub(crate) struct Shard {
     /// The background thread was started.
     started: AtomicBool,
 }
+
+/// Longest time for which the end of a device waits for the background thread's round.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Shard {
     pub(super) fn new(
@@ -122,6 +126,23 @@ impl Shard {
                 unreachable!("whoever takes a command runs it, and the shard lives as long as this call")
             }
         }
+    }
+
+    /// Has `command` run on the shard's connections soon, by whoever drives it. May be called with another shard's lock held.
+    pub(super) fn enqueue(&self, command: impl FnOnce(&mut Core) + Send + 'static) {
+        self.commands.lock().push(Box::new(command));
+        self.commanded.store(true, Ordering::SeqCst);
+        self.pending.store(true, Ordering::SeqCst);
+        self.deferred();
+    }
+
+    /// Drops connections, listeners and the stack: the device is gone. A background thread that drives at the moment is waited for.
+    pub(super) fn close(&self) {
+        // A round is over long before. Should the last handle be dropped within one, the thread that holds the lock is this one.
+        let Some(mut core) = self.core.try_lock_for(CLOSE_PATIENCE) else { return };
+        let left = core.close();
+        drop(core);
+        drop(left);
     }
 
     /// One round, if nobody else drives. Returns how much was done.
@@ -263,15 +284,15 @@ impl<'a> Busy<'a> {
             let trash = std::mem::take(&mut core.trash);
             // Told while the core is held: a deadline that another thread adds meanwhile is not to be overwritten.
             let earlier = core.new_deadline().is_some_and(|next| self.shard.sleepers.timer_at(next));
-            let crowd_left = std::mem::take(&mut core.crowd_left);
+            let bulk_disconnect = std::mem::take(&mut core.bulk_disconnect);
             drop(core);
             if earlier {
                 self.shard.sleepers.wake();
             }
             drop(trash);
             wakes.give();
-            if crowd_left && let Some(call) = self.shard.shared.crowd_left.get() {
-                call();
+            if bulk_disconnect {
+                self.shard.shared.trim.bulk_disconnect(!self.shard.is_manual());
             }
         }
     }

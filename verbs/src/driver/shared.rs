@@ -1,12 +1,13 @@
 //! What the shards of a device have in common: the table of STags, limits and counts, numbers, the receive memory budget.
 
+use crate::driver::trim::Trim;
 use crate::error::{Error, Result};
 use crate::options::{DriveGuard, Limits};
 use crate::qp::QpInner;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 /// Counts of a device's objects against its limits.
 #[derive(Default)]
@@ -75,6 +76,11 @@ impl Budget {
         self.held.load(Ordering::Relaxed) + bytes <= self.limit
     }
 
+    /// Whether so much is free that holders of partial FPDUs may go on: `bytes`, or most of a small budget.
+    pub(crate) fn is_relaxed(&self, bytes: usize) -> bool {
+        self.has_room(bytes) || self.held.load(Ordering::Relaxed) <= self.limit / 4
+    }
+
     /// What one connection holds has changed.
     pub(crate) fn count(&self, before: usize, after: usize) {
         if before < after {
@@ -93,8 +99,7 @@ pub(crate) struct Shared {
     pub(crate) qps: Mutex<HashMap<u32, Weak<QpInner>>>,
     pub(crate) budget: Budget,
     pub(crate) guard: Option<DriveGuard>,
-    /// See [`crate::Device::when_a_crowd_leaves`].
-    pub(crate) crowd_left: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    pub(crate) trim: Arc<Trim>,
     next_num: AtomicU32,
     next_stream: AtomicU64,
 }
@@ -108,7 +113,7 @@ impl Shared {
             limits,
             qps: Mutex::default(),
             guard,
-            crowd_left: OnceLock::new(),
+            trim: Arc::default(),
             next_num: AtomicU32::new(1),
             next_stream: AtomicU64::new(1),
         }

@@ -52,11 +52,20 @@ pub(crate) struct Make {
     pub(crate) memory: usize,
     pub(crate) access: Access,
     pub(crate) cqe: u32,
+    pub(crate) shard: Option<usize>,
 }
 
 impl Default for Make {
     fn default() -> Self {
-        Self { cap: QpCap::default(), signal_all: true, srq: None, memory: 64 << 10, access: ALL, cqe: 1024 }
+        Self {
+            cap: QpCap::default(),
+            signal_all: true,
+            srq: None,
+            memory: 64 << 10,
+            access: ALL,
+            cqe: 1024,
+            shard: None,
+        }
     }
 }
 
@@ -124,7 +133,8 @@ impl End {
 
     pub(crate) fn make(device: &Device, pd: &Pd, make: Make) -> Self {
         let scq = device.create_cq(make.cqe, CqOptions::default()).unwrap();
-        let rcq = device.create_cq(make.cqe, CqOptions::default()).unwrap();
+        let shard = CqOptions { shard: make.shard, ..CqOptions::default() };
+        let rcq = device.create_cq(make.cqe, shard).unwrap();
         let init = QpInit {
             send_cq: Arc::clone(&scq),
             recv_cq: Arc::clone(&rcq),

@@ -279,25 +279,6 @@ fn half_open_connections_are_bounded_and_the_listener_lives() {
     assert!(fourth.startup_frame().reject);
 }
 
-/// Of connections that never came to a Request the program hears nothing; that a crowd of them is gone, it does.
-#[test]
-fn a_crowd_of_half_open_connections_that_has_left_is_told() {
-    let end = End::new();
-    let listener = end.listen(&plain());
-    let (left, told) = std::sync::mpsc::channel();
-    assert!(end.device.when_a_crowd_leaves(move || left.send(()).unwrap_or_default()));
-    assert!(!end.device.when_a_crowd_leaves(|| unreachable!("the first stays")));
-    let crowd: Vec<Peer> = (0..100).map(|_| Peer::connect(listener.local_addr())).collect();
-    // They are taken in their order: when the last one's Request is here, all are.
-    let mut last = Peer::connect(listener.local_addr());
-    last.raw(&request(1).emit());
-    let undecided = end.request();
-    assert!(told.try_recv().is_err(), "nobody has left");
-    drop(crowd);
-    told.recv().unwrap();
-    undecided.reject(b"").unwrap();
-}
-
 #[test]
 fn initiator_that_leaves_in_the_middle_is_forgotten() {
     let end = End::new();

@@ -1,0 +1,49 @@
+//! Threads of the engine's own.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::thread::JoinHandle;
+
+/// Starts a thread that handles no signal: those of the program are for its own threads. Called from any thread of the program, whose
+/// mask stays as it is.
+pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: sets that can be written, the first filled before it is read; a thread may always change its own mask, and a new thread
+    // inherits it. An all-zero set is the empty one, should the call fail.
+    let before = unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        before.assume_init()
+    };
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+    // SAFETY: the set that the call above filled, or the empty one.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    spawned
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocks(signal: i32) -> bool {
+        let mut now = MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: a set that can be written, and is by this call.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), now.as_mut_ptr());
+            libc::sigismember(now.as_ptr(), signal) == 1
+        }
+    }
+
+    #[test]
+    fn the_new_thread_blocks_every_signal_and_the_caller_none() {
+        let inside = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let seen = std::sync::Arc::clone(&inside);
+        let thread = spawn("test", move || {
+            seen.store(blocks(libc::SIGUSR1) && blocks(libc::SIGALRM), std::sync::atomic::Ordering::SeqCst);
+        });
+        thread.unwrap().join().unwrap();
+        assert!(inside.load(std::sync::atomic::Ordering::SeqCst));
+        assert!(!blocks(libc::SIGUSR1));
+    }
+}

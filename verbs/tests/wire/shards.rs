@@ -1,0 +1,230 @@
+//! A device with several shards: connections between them, control calls while another thread drives, and the end of a device.
+
+use crate::common::{End, Make, pair_of, plain, responder_opt};
+use crate::peer::{PATIENCE, Peer, tagged};
+use llp::tcp::TcpStack;
+use llp::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use rdmap::Opcode;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+use verbs::{ConnOptions, CqOptions, Device, DeviceOptions, Limits, Progress, QpState, WcStatus};
+
+fn device(stack: impl Stack + 'static, shards: usize, limits: Limits) -> Device {
+    let options = DeviceOptions { shards: Some(shards), limits, ..DeviceOptions::default() };
+    Device::with_stack(Box::new(stack), options).unwrap()
+}
+
+/// Both ends of a connection live on shards of the same device, and what is accepted moves to its queue pair's shard.
+#[test]
+fn two_queue_pairs_of_a_device_are_connected_whatever_their_shards() {
+    let device = device(TcpStack::new().unwrap(), 3, Limits::default());
+    for (a, b) in [(0, 0), (0, 1), (1, 2), (2, 0)] {
+        let [a, b] = [a, b].map(|shard| {
+            let pd = device.alloc_pd().unwrap();
+            let end = End::make(&device, &pd, Make { shard: Some(shard), ..Make::default() });
+            assert_eq!(end.rcq.shard(), shard);
+            end
+        });
+        let (a, b) = pair_of(a, b, &plain());
+        for id in 0..50 {
+            b.recv(id, 0, 4096);
+            a.send(id, 0, 4096);
+            a.sent_ok(id);
+            b.received_ok(id);
+            a.recv(id, 0, 64);
+            b.send(id, 0, 64);
+            b.sent_ok(id);
+            a.received_ok(id);
+        }
+        a.qp.disconnect().unwrap();
+        assert!(a.ended().orderly && b.ended().orderly);
+    }
+}
+
+#[test]
+fn a_shard_that_the_device_has_not_is_refused() {
+    let device = device(TcpStack::new().unwrap(), 2, Limits::default());
+    assert_eq!(device.shards(), 2);
+    assert!(device.create_cq(8, CqOptions { shard: Some(1), ..CqOptions::default() }).is_ok());
+    assert!(device.create_cq(8, CqOptions { shard: Some(2), ..CqOptions::default() }).is_err());
+    for shards in [0, 65] {
+        let options = DeviceOptions { shards: Some(shards), ..DeviceOptions::default() };
+        assert!(Device::with_stack(Box::new(TcpStack::new().unwrap()), options).is_err());
+    }
+}
+
+/// A stack whose `poll` can be held, as a long system call holds the thread that drives.
+struct Held {
+    inner: TcpStack,
+    hold: Arc<AtomicBool>,
+    held: mpsc::Sender<()>,
+    _alive: Arc<()>,
+}
+
+impl Held {
+    fn new(alive: &Arc<()>) -> (Self, Arc<AtomicBool>, mpsc::Receiver<()>) {
+        let (held, holds) = mpsc::channel();
+        let hold = Arc::new(AtomicBool::new(false));
+        let inner = TcpStack::new().unwrap();
+        (Self { inner, hold: Arc::clone(&hold), held, _alive: Arc::clone(alive) }, hold, holds)
+    }
+}
+
+impl Stack for Held {
+    fn listen(
+        &mut self,
+        local: SocketAddr,
+        options: &ListenOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Listener>> {
+        self.inner.listen(local, options, token)
+    }
+
+    fn connect(
+        &mut self,
+        local: Option<SocketAddr>,
+        peer: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        self.inner.connect(local, peer, options, token)
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        if self.hold.load(Ordering::SeqCst) {
+            self.held.send(()).unwrap();
+            while self.hold.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+        }
+        self.inner.poll(events)
+    }
+
+    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
+        self.inner.wait_fd()
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.inner.deadline()
+    }
+
+    fn now(&self) -> Instant {
+        self.inner.now()
+    }
+}
+
+/// While a thread drives and does not come back, queue pairs without a connection are made, changed, asked and destroyed.
+#[test]
+fn an_unconnected_queue_pair_waits_for_nobody_who_drives() {
+    let (stack, hold, holds) = Held::new(&Arc::default());
+    let options = DeviceOptions { progress: Progress::Manual, shards: Some(1), ..DeviceOptions::default() };
+    let device = Device::with_stack(Box::new(stack), options).unwrap();
+    std::thread::scope(|scope| {
+        hold.store(true, Ordering::SeqCst);
+        scope.spawn(|| device.pump());
+        holds.recv().unwrap();
+        let end = End::on(&device);
+        for state in [QpState::Rtr, QpState::Rts, QpState::Reset, QpState::Init, QpState::Err, QpState::Reset]
+        {
+            end.qp.modify(state).unwrap();
+            assert_eq!(end.qp.query().state, state);
+        }
+        drop(end);
+        hold.store(false, Ordering::SeqCst);
+    });
+}
+
+/// A call that needs the shard is carried out by the thread that drives, which does not have to let go of the shard for it.
+#[test]
+fn calls_are_served_while_another_thread_drives_without_end() {
+    let device = device(TcpStack::new().unwrap(), 1, Limits::default());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                device.pump();
+            }
+        });
+        for _ in 0..100 {
+            let (a, b) = (End::on(&device), End::on(&device));
+            let listener = b.listen(&plain());
+            a.connect(listener.local_addr(), &plain());
+            b.accept(b.request());
+            a.established();
+            b.established();
+            a.qp.modify(QpState::Err).unwrap();
+            assert_eq!(a.qp.state(), QpState::Err);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+/// With the last handle of a device its stack is gone, with its sockets and addresses, whatever the background thread does.
+#[test]
+fn a_dropped_device_has_released_its_stack() {
+    for _ in 0..200 {
+        let alive = Arc::new(());
+        let (stack, _, _) = Held::new(&alive);
+        let device = Device::with_stack(Box::new(stack), DeviceOptions::default()).unwrap();
+        let end = End::on(&device);
+        let listener = end.listen(&plain());
+        // The background thread wakes up for it.
+        let peer = std::net::TcpStream::connect(listener.local_addr()).unwrap();
+        drop((listener, end, device));
+        assert_eq!(Arc::strong_count(&alive), 1, "something keeps the stack");
+        drop(peer);
+    }
+}
+
+/// Peers that begin an FPDU and fall silent, so many that the receive memory budget is used up, do not keep others from being read.
+#[test]
+fn silent_peers_inside_an_fpdu_stop_nobody_else() {
+    let limits = Limits { max_held_octets: 1 << 20, ..Limits::default() };
+    let device = device(TcpStack::new().unwrap(), 2, limits);
+    let silent: Vec<(End, Peer)> = (0..40)
+        .map(|_| {
+            let end = End::on(&device);
+            let mut peer = responder_opt(&end, &plain());
+            let fpdu = peer.seal(&tagged(Opcode::Write, 1, 0, true, &vec![0; 60_000]));
+            peer.raw(&fpdu[..59_000]);
+            (end, peer)
+        })
+        .collect();
+    let end = End::on(&device);
+    let mut peer = responder_opt(&end, &plain());
+    for id in 0..20 {
+        end.recv(id, 0, 64);
+        peer.send(b"well-behaved");
+        end.received_ok(id);
+    }
+    // Some of the others were ended, and each of those is told.
+    let ended = silent.iter().filter(|(end, _)| end.qp.state() == QpState::Err).count();
+    assert!((1..40).contains(&ended), "{ended} of 40 were ended");
+}
+
+/// A Send waits for its receive while both ends close: the stack reports a hang-up then, and the message is still there.
+#[test]
+fn a_hang_up_behind_a_parked_send_loses_nothing() {
+    let end = End::new();
+    let options = ConnOptions { no_receive_timeout: PATIENCE, close_timeout: PATIENCE, ..plain() };
+    let mut peer = responder_opt(&end, &options);
+    peer.send(b"first");
+    peer.send(b"second");
+    // It is parked once the socket is not read any more; the FIN of ours goes out at once, as nothing was posted.
+    end.qp.disconnect().unwrap();
+    peer.fin();
+    peer.expect_close();
+    std::thread::sleep(Duration::from_millis(50));
+    for id in 0..2 {
+        end.recv(id, 64 * id, 64);
+    }
+    for id in 0..2 {
+        let wc = end.received();
+        assert_eq!((wc.wr_id, wc.status), (id, WcStatus::Success), "{wc:?}");
+    }
+    assert!(end.ended().orderly);
+}
