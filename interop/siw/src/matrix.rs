@@ -3,7 +3,8 @@
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
 use crate::results::{Environment, Results};
-use crate::rig::{Rig, folder, workspace};
+use crate::test_vm::TestVm;
+use crate::workspace::{folder, workspace};
 use crate::{Error, Result, cases, shell};
 use std::fs;
 use std::path::PathBuf;
@@ -82,9 +83,9 @@ fn run(options: &Options, cases: &[Case]) -> Result<usize> {
         fs::create_dir_all(folder).map_err(Error::io(folder.display()))?;
     }
     let uiw = build_uiw("release")?;
-    let rig = Rig::boot()?;
-    eprintln!("siw: the guest is up after {:.1} s", rig.guest.boot_time.as_secs_f64());
-    let mut bench = Bench::new(rig, uiw);
+    let vm = TestVm::boot()?;
+    eprintln!("siw: the guest is up after {:.1} s", vm.guest.boot_time.as_secs_f64());
+    let mut bench = Bench::new(vm, uiw);
     let results = go(options, cases, &mut bench)?;
     if let Some(folder) = &options.pcap {
         println!("captures are in {}", folder.display());

@@ -4,8 +4,8 @@ use super::sums::converse_and_judge;
 use crate::Result;
 use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict};
-use crate::rig::PARTNER;
 use crate::shell::Output;
+use crate::test_vm::PARTNER;
 use std::time::Duration;
 
 /// Name and orders; each is done by both ends unless it says otherwise.

@@ -3,8 +3,8 @@
 use super::ops::converse_with;
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
-use crate::rig::{PARTNER, SPARE};
 use crate::shell::Output;
+use crate::test_vm::{PARTNER, SPARE};
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
 

@@ -6,8 +6,8 @@
 use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict};
 use crate::guest::Job;
-use crate::rig::SPARE;
 use crate::shell::{Output, Process};
+use crate::test_vm::SPARE;
 use crate::{Error, Result};
 use std::thread;
 use std::time::{Duration, Instant};
