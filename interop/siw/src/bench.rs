@@ -321,11 +321,16 @@ impl Bench {
     pub fn renew(&mut self) {
         self.listener = None;
         if self.vm.guest.is_running() && self.stop_partner().is_err() {
-            let stuck = self.vm.guest.run(STUCK, Duration::from_secs(10)).map(|output| output.out);
-            let stuck = stuck.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
-            eprintln!("siw: the driver in the guest is stuck; booting another guest: {stuck}");
+            eprintln!("siw: the driver in the guest is stuck; booting another guest: {}", self.stuck());
             self.power_off();
         }
+    }
+
+    /// The programs in the guest that sleep so that nothing wakes them, each with the functions of the kernel in which it does.
+    #[must_use]
+    pub fn stuck(&self) -> String {
+        let output = self.vm.guest.run(STUCK, Duration::from_secs(10)).map(|output| output.out);
+        output.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     /// Ends the partner in the guest: it holds the driver.
@@ -403,6 +408,12 @@ impl Bench {
         let (_, process, _) =
             self.listener.as_mut().ok_or_else(|| Error::Failed("nothing listens".to_owned()))?;
         process.wait_for(what, patience)
+    }
+
+    /// The last line that the listener on the host has said.
+    pub fn listener_last(&mut self) -> String {
+        let news = self.listener.as_mut().map(|(_, process, _)| process.news()).unwrap_or_default();
+        news.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing").to_owned()
     }
 
     /// Kills the listener on the host (SIGKILL).
