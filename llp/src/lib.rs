@@ -32,6 +32,7 @@
 //!   stack's: the memory may be used again.
 //! * A stack whose receive buffers are in the process offers [`Stream::look`]: FPDUs are then verified where they lie.
 //! * A TCP that ends with its process implements [`Stack::farewell`].
+//! * Feature `conformance`: the module `conformance` checks a stack for all of this.
 //! * A stack that several threads can drive at the same time implements [`Stack::shard`], [`Stream::detach`] and [`Stack::adopt`].
 //!   The defaults say that it cannot.
 //!
@@ -45,6 +46,8 @@
 pub mod capability;
 pub mod capture;
 mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub mod fault;
 mod interface;
 mod netlink;

@@ -39,7 +39,7 @@ enum Chore {
 #[derive(Subcommand)]
 enum Interop {
     /// The Linux kernel's siw driver in a virtual machine: the whole matrix, both ways round.
-    Siw(siw_rig::matrix::Options),
+    Siw(siw_interop::matrix::Options),
 }
 
 fn main() -> ExitCode {
@@ -48,8 +48,8 @@ fn main() -> ExitCode {
         Chore::Requirements(options) => requirements::run(&options),
         Chore::Bench(bench) => bench::run(&bench),
         Chore::Interop(Interop::Siw(options)) => {
-            process::on_interrupt(siw_rig::rig::sweep);
-            siw_rig::matrix::main(&options)
+            process::on_interrupt(siw_interop::test_vm::sweep);
+            siw_interop::matrix::main(&options)
         }
         Chore::Install(options) => install::run(&options),
     }

@@ -13,8 +13,10 @@ use verbs::{
     WindowType,
 };
 
-/// How long anything may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long nothing may move: no request and no receive completes, and TCP neither delivers nor receives a byte.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long one wait may take, whatever moves: the largest order is 256 MiB.
+const BOUND: Duration = Duration::from_secs(600);
 /// Receives for talk.
 const SLOTS: u64 = 4;
 /// Octets of the memory that is there to be invalidated.
@@ -43,6 +45,34 @@ pub(super) struct End {
     broken: bool,
     /// What is wrong.
     pub(super) wrong: Option<String>,
+}
+
+/// A wait that lasts as long as something moves, within [`BOUND`].
+struct Progress {
+    bound: Instant,
+    /// What had moved at the beginning of the present [`PATIENCE`], and when that ends.
+    seen: (u32, u64),
+    deadline: Instant,
+}
+
+impl Progress {
+    fn new(end: &End) -> Self {
+        let now = Instant::now();
+        Self { bound: now + BOUND, seen: end.moved(), deadline: now + PATIENCE }
+    }
+
+    /// Whether the time is over in which something had to move.
+    fn is_stalled(&mut self, end: &End) -> bool {
+        let now = Instant::now();
+        if now < self.deadline {
+            return false;
+        }
+        let moved = end.moved();
+        let stalled = now >= self.bound || moved == self.seen;
+        self.seen = moved;
+        self.deadline = self.bound.min(now + PATIENCE);
+        stalled
+    }
 }
 
 /// Memory of an order.
@@ -234,20 +264,26 @@ impl End {
     }
 
     fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let mut progress = Progress::new(self);
         while !is_so(self) {
             if self.broken {
                 let why = self.wrong.clone().unwrap_or_default();
                 return Err(self.lost(why));
             }
-            if Instant::now() >= deadline {
-                self.note(format!("nothing for {PATIENCE:?}, waiting until {what}"));
+            if progress.is_stalled(self) {
+                self.note(format!("nothing moved for {PATIENCE:?}, waiting until {what}"));
                 self.broken = true;
                 continue;
             }
-            self.step(Until::deadline(deadline));
+            self.step(Until::deadline(progress.deadline));
         }
         Ok(())
+    }
+
+    /// Requests and receives done, and bytes that TCP has delivered or received, where it counts them.
+    fn moved(&self) -> (u32, u64) {
+        let stream = self.link.qp.path().map(|path| path.stream).unwrap_or_default();
+        (self.all.1, stream.octets_acked.unwrap_or(0) + stream.octets_received.unwrap_or(0))
     }
 
     fn lost(&self, why: impl std::fmt::Display) -> Failure {
@@ -326,20 +362,20 @@ impl End {
 
     /// Waits until all that was posted is done, flushed or failed; gives what became of the connection.
     pub(super) fn drain(&mut self) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let mut progress = Progress::new(self);
         self.broken = true;
         if self.link.qp.state() == verbs::QpState::Rts {
             // Who is gone already needs no closing.
             let _ = self.link.qp.disconnect();
         }
         while self.all.1 < self.all.0 {
-            if Instant::now() >= deadline {
+            if progress.is_stalled(self) {
                 let (posted, done) = self.all;
-                return Err(
-                    self.lost(format!("{done} of {posted} requests and receives done after {PATIENCE:?}"))
-                );
+                return Err(self.lost(format!(
+                    "{done} of {posted} requests and receives done; nothing moved for {PATIENCE:?}"
+                )));
             }
-            self.step(Until::deadline(deadline));
+            self.step(Until::deadline(progress.deadline));
         }
         if let Some(reason) = self.link.wait_ending(Duration::from_secs(10)).and_then(|ending| ending.reason)
             && self.wrong.as_deref().is_none_or(|wrong| wrong == "closed")

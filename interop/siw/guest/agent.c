@@ -1,4 +1,4 @@
-/* agent: runs commands in the guest for the rig outside.
+/* agent: runs commands in the guest for the program that started the virtual machine.
  *
  * It talks over one byte stream (a virtio-serial port):
  *

@@ -30,7 +30,11 @@
 #define MAX_COUNT 400
 #define GAP 8
 #define SLOTS 4
+/* Milliseconds in which something must move, and for which one wait may last whatever moves. */
 #define PATIENCE 30000
+#define BOUND 600000
+/* Bytes on the interfaces that are nobody's progress: acknowledgements and probes of an idle connection, broadcasts. */
+#define IDLE_BYTES 4096
 
 enum kind { ORDER = 1, READY, DONE, VERDICT };
 enum op {
@@ -308,11 +312,54 @@ static void step(struct conn *c, const struct talk *o, int solicited)
 	}
 }
 
+/* Bytes that all interfaces but the loopback have received and sent; 0 where the kernel does not say. */
+static unsigned long long wire_bytes(void)
+{
+	FILE *f = fopen("/proc/net/dev", "r");
+	unsigned long long sum = 0, in, out;
+	char line[512], name[64];
+
+	while (f && fgets(line, sizeof(line), f))
+		if (sscanf(line, " %63[^:]: %llu %*u %*u %*u %*u %*u %*u %*u %llu", name, &in, &out) == 3 && strcmp(name, "lo"))
+			sum += in + out;
+	if (f)
+		fclose(f);
+	return sum;
+}
+
+/* A wait that lasts as long as something moves: requests and receives, or the bytes of a long one. */
+struct progress {
+	long bound, deadline;
+	unsigned done;
+	unsigned long long bytes;
+};
+
+static struct progress begin(const struct conn *c)
+{
+	long now = ms();
+
+	return (struct progress){ now + BOUND, now + PATIENCE, c->all_done, wire_bytes() };
+}
+
+static int stalled(struct progress *p, const struct conn *c)
+{
+	long now = ms();
+
+	if (now < p->deadline)
+		return 0;
+	unsigned long long bytes = wire_bytes();
+	int moved = c->all_done != p->done || bytes > p->bytes + IDLE_BYTES;
+	p->done = c->all_done;
+	p->bytes = bytes;
+	p->deadline = now + PATIENCE < p->bound ? now + PATIENCE : p->bound;
+	return now >= p->bound || !moved;
+}
+
 #define UNTIL(c, o, solicited, condition) ({ \
-	long until_ = ms() + PATIENCE; \
-	while (!(condition) && !(c)->broken && ms() < until_) \
+	struct progress progress_ = begin(c); \
+	while (!(condition) && !(c)->broken && !stalled(&progress_, c)) \
 		step(c, o, solicited); \
-	(condition) ? 0 : (c)->broken ? -1 : wrong(c, "nothing for 30 s, waiting for " #condition); })
+	(condition) ? 0 : (c)->broken ? -1 : wrong(c, "nothing moved for 30 s, waiting for " #condition); })
 
 static int say(struct conn *c, const struct talk *o, enum kind kind)
 {

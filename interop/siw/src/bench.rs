@@ -4,8 +4,8 @@ use crate::case::Setting;
 use crate::guest::{Guest, Job};
 use crate::kernel::Variant;
 use crate::net::{Family, Net, Tcp};
-use crate::rig::{PARTNER, Parts, Rig};
 use crate::shell::{Output, Process, need};
+use crate::test_vm::{PARTNER, Parts, TestVm};
 use crate::{Error, Result};
 use interop::stock::{Libraries, User, free_port, listens};
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ const PARAMETERS: &[(&str, &str)] = &[
 
 /// What rows run on.
 pub struct Bench {
-    rig: Rig,
+    vm: TestVm,
     uiw: PathBuf,
     variant: Option<Variant>,
     parameters: Vec<(String, String)>,
@@ -56,9 +56,9 @@ pub struct Bench {
 impl Bench {
     /// A bench with this uiw program.
     #[must_use]
-    pub fn new(rig: Rig, uiw: PathBuf) -> Self {
+    pub fn new(vm: TestVm, uiw: PathBuf) -> Self {
         Self {
-            rig,
+            vm,
             uiw,
             variant: None,
             parameters: Vec::new(),
@@ -75,24 +75,24 @@ impl Bench {
     /// The guest.
     #[must_use]
     pub fn guest(&self) -> &Guest {
-        &self.rig.guest
+        &self.vm.guest
     }
 
     /// The network.
     #[must_use]
     pub fn net(&self) -> &Net {
-        &self.rig.net
+        &self.vm.net
     }
 
     /// What the guest is made of.
     #[must_use]
     pub fn parts(&self) -> &Parts {
-        &self.rig.parts
+        &self.vm.parts
     }
 
     /// Pulls the guest's plug; the next [`Bench::apply`] boots another.
     pub fn power_off(&mut self) {
-        self.rig.guest.power_off();
+        self.vm.guest.power_off();
     }
 
     /// Sets up driver and wire.
@@ -102,15 +102,15 @@ impl Bench {
     pub fn apply(&mut self, setting: &Setting) -> Result<()> {
         self.revive()?;
         if setting.mtu != self.mtu {
-            if !self.rig.net.set_mtu(setting.mtu)? {
+            if !self.vm.net.set_mtu(setting.mtu)? {
                 return Err(Error::Missing("an MTU of one's own (user-mode networking)".to_owned()));
             }
-            self.rig.guest.must(&format!("ip link set eth0 mtu {}", setting.mtu))?;
+            self.vm.guest.must(&format!("ip link set eth0 mtu {}", setting.mtu))?;
             self.mtu = setting.mtu;
             // siw takes the MTU over when its device is made.
             self.variant = None;
         }
-        if self.rig.net.host(setting.family).is_none() {
+        if self.vm.net.host(setting.family).is_none() {
             return Err(Error::Missing("IPv6 (user-mode networking)".to_owned()));
         }
         if setting.gso { self.lab(&[("try_gso", "1")]) } else { self.driver(Variant::Stock) }
@@ -118,16 +118,16 @@ impl Bench {
 
     /// Boots another guest if there is none.
     fn revive(&mut self) -> Result<()> {
-        if self.rig.guest.is_running() {
+        if self.vm.guest.is_running() {
             return Ok(());
         }
-        let parts = &self.rig.parts;
+        let parts = &self.vm.parts;
         self.partner = None;
-        self.rig.guest = Guest::boot(&parts.modules.image, &parts.initramfs, &self.rig.net)?;
+        self.vm.guest = Guest::boot(&parts.modules.image, &parts.initramfs, &self.vm.net)?;
         self.boots += 1;
         self.variant = None;
         if self.mtu != 1500 {
-            self.rig.guest.must(&format!("ip link set eth0 mtu {}", self.mtu))?;
+            self.vm.guest.must(&format!("ip link set eth0 mtu {}", self.mtu))?;
         }
         Ok(())
     }
@@ -140,7 +140,7 @@ impl Bench {
         if self.variant == Some(variant) {
             return Ok(());
         }
-        if variant == Variant::Lab && self.rig.parts.modules.lab.is_none() {
+        if variant == Variant::Lab && self.vm.parts.modules.lab.is_none() {
             return Err(Error::Missing(
                 "the lab variant of siw (lab.patch does not fit this kernel)".to_owned(),
             ));
@@ -151,7 +151,7 @@ impl Bench {
             self.power_off();
             self.revive()?;
         }
-        self.rig.guest.load(variant)?;
+        self.vm.guest.load(variant)?;
         self.variant = Some(variant);
         self.parameters.clear();
         Ok(())
@@ -174,7 +174,7 @@ impl Bench {
                 format!("echo {value} > /sys/module/siw/parameters/{name}")
             };
             let script: Vec<String> = wanted.iter().map(set).collect();
-            self.rig.guest.must(&script.join(" && "))?;
+            self.vm.guest.must(&script.join(" && "))?;
             self.parameters = wanted;
         }
         Ok(())
@@ -185,7 +185,7 @@ impl Bench {
     /// # Errors
     /// [`Error::Missing`] without a tap.
     pub fn use_tcp(&mut self, tcp: Tcp) -> Result<()> {
-        if tcp != Tcp::Kernel && self.rig.net.own_tcp(tcp, Family::V4).is_none() {
+        if tcp != Tcp::Kernel && self.vm.net.own_tcp(tcp, Family::V4).is_none() {
             return Err(Error::Missing("a tap interface (user-mode networking)".to_owned()));
         }
         if self.tcp != tcp {
@@ -198,8 +198,8 @@ impl Bench {
     /// The uiw program, where it reaches the guest.
     #[must_use]
     pub fn uiw(&self, args: &[&str]) -> Command {
-        let mut command = self.rig.net.command(&self.uiw.display().to_string());
-        if let Some((llp, _)) = self.rig.net.own_tcp(self.tcp, Family::V4) {
+        let mut command = self.vm.net.command(&self.uiw.display().to_string());
+        if let Some((llp, _)) = self.vm.net.own_tcp(self.tcp, Family::V4) {
             command.args(["--llp", &llp]);
         }
         command.args(args);
@@ -245,7 +245,7 @@ impl Bench {
         need(&[(program, package)])?;
         let libraries = self.libraries.get_or_insert_with(Libraries::get);
         let plain = libraries.command(User::Same, program);
-        let mut command = self.rig.net.command(program);
+        let mut command = self.vm.net.command(program);
         for (name, value) in plain.get_envs() {
             match value {
                 Some(value) => command.env(name, value),
@@ -287,8 +287,8 @@ impl Bench {
     /// # Errors
     /// If it does not come up.
     pub fn serve_uiw(&self, args: &[&str], family: Family) -> Result<(Process, u16)> {
-        let own = self.rig.net.own_tcp(self.tcp, family).map(|(_, own)| own);
-        let address = own.or_else(|| self.rig.net.listen(family));
+        let own = self.vm.net.own_tcp(self.tcp, family).map(|(_, own)| own);
+        let address = own.or_else(|| self.vm.net.listen(family));
         let address = address.ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
         let listen = SocketAddr::new(address, 0).to_string();
         let mut command = self.uiw(args);
@@ -312,7 +312,7 @@ impl Bench {
              echo guest is listening\n\
              wait $!"
         );
-        let mut job = self.rig.guest.start(&script, patience)?;
+        let mut job = self.vm.guest.start(&script, patience)?;
         job.wait_for("guest is listening", LISTENING)?;
         Ok(job)
     }
@@ -320,12 +320,17 @@ impl Bench {
     /// After a row that failed: nothing of it stays. A guest whose driver is stuck is given up.
     pub fn renew(&mut self) {
         self.listener = None;
-        if self.rig.guest.is_running() && self.stop_partner().is_err() {
-            let stuck = self.rig.guest.run(STUCK, Duration::from_secs(10)).map(|output| output.out);
-            let stuck = stuck.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
-            eprintln!("siw: the driver in the guest is stuck; booting another guest: {stuck}");
+        if self.vm.guest.is_running() && self.stop_partner().is_err() {
+            eprintln!("siw: the driver in the guest is stuck; booting another guest: {}", self.stuck());
             self.power_off();
         }
+    }
+
+    /// The programs in the guest that sleep so that nothing wakes them, each with the functions of the kernel in which it does.
+    #[must_use]
+    pub fn stuck(&self) -> String {
+        let output = self.vm.guest.run(STUCK, Duration::from_secs(10)).map(|output| output.out);
+        output.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     /// Ends the partner in the guest: it holds the driver.
@@ -337,7 +342,7 @@ impl Bench {
         let gone = "for i in $(seq 100); do [ -e /sys/module/siw ] || exit 0; \
                     [ \"$(cat /sys/module/siw/refcnt)\" = 0 ] && exit 0; usleep 50000; done; \
                     echo the driver is still in use; exit 1";
-        self.rig.guest.must(gone).map(|_| ())
+        self.vm.guest.must(gone).map(|_| ())
     }
 
     /// `siwpeer serve` in the guest, with these keys: started if it does not run. Gives what it has said since the last time.
@@ -405,6 +410,12 @@ impl Bench {
         process.wait_for(what, patience)
     }
 
+    /// The last line that the listener on the host has said.
+    pub fn listener_last(&mut self) -> String {
+        let news = self.listener.as_mut().map(|(_, process, _)| process.news()).unwrap_or_default();
+        news.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("nothing").to_owned()
+    }
+
     /// Kills the listener on the host (SIGKILL).
     pub fn kill_listener(&mut self) {
         self.listener = None;
@@ -415,8 +426,8 @@ impl Bench {
     /// # Errors
     /// [`Error::Missing`] without IPv6.
     pub fn host(&self, family: Family) -> Result<String> {
-        let own = self.rig.net.own_tcp(self.tcp, family).map(|(_, own)| own);
-        let host = own.or_else(|| self.rig.net.host(family));
+        let own = self.vm.net.own_tcp(self.tcp, family).map(|(_, own)| own);
+        let host = own.or_else(|| self.vm.net.host(family));
         Ok(host.ok_or_else(|| Error::Missing("IPv6".to_owned()))?.to_string())
     }
 
@@ -425,7 +436,7 @@ impl Bench {
     /// # Errors
     /// [`Error::Missing`] without IPv6.
     pub fn guest_own(&self, family: Family) -> Result<String> {
-        let own = self.rig.net.guest_own(family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+        let own = self.vm.net.guest_own(family).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
         Ok(own.to_string())
     }
 
@@ -434,7 +445,7 @@ impl Bench {
     /// # Errors
     /// [`Error::Missing`] without IPv6.
     pub fn guest_at(&self, family: Family, port: u16) -> Result<String> {
-        let at = self.rig.net.guest(family, port).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
+        let at = self.vm.net.guest(family, port).ok_or_else(|| Error::Missing("IPv6".to_owned()))?;
         Ok(at.to_string())
     }
 }

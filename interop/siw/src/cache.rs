@@ -21,8 +21,8 @@ impl Cache {
     /// # Errors
     /// If the folder cannot be made.
     pub fn open() -> Result<Self> {
-        let root =
-            env::var_os(VARIABLE).map_or_else(|| crate::rig::workspace().join("target/siw"), PathBuf::from);
+        let root = env::var_os(VARIABLE)
+            .map_or_else(|| crate::workspace::workspace().join("target/siw"), PathBuf::from);
         let folders = ["", "debs", "stage", "made"].map(|folder| root.join(folder));
         for folder in &folders {
             fs::create_dir_all(folder).map_err(Error::io(folder.display()))?;

@@ -101,11 +101,48 @@ pub enum Verdict {
     Pass(String),
     /// Not so.
     Fail(String),
+    /// Not so, and what the guest shows is what QUIRKS.md explains: the fault is siw's. At most [`MOST_KNOWN`] of a run are taken as such.
+    Known {
+        /// What it is called in QUIRKS.md.
+        quirk: &'static str,
+        /// What was seen.
+        seen: String,
+    },
     /// It cannot be: siw or this machine lacks something.
     NotApplicable(String),
 }
 
+/// What rows may be known by: the first cells of lines in QUIRKS.md.
+pub mod quirk {
+    /// siw answers a Read of no bytes with those of the Send before.
+    pub const READ_OF_NOTHING: &str = "Read of no octets while siw is sending";
+    /// siw sums the payload of an FPDU twice.
+    pub const SUMMED_TWICE: &str = "the CRC of an FPDU that waited for room in TCP";
+    /// A program in the guest waits for ever in `siw_destroy_qp`.
+    pub const DESTROY_QP: &str = "the end of rdma_xserver";
+}
+
+/// Rows of one run that may be [`Verdict::Known`]; more are failures, as something has become worse.
+pub const MOST_KNOWN: usize = 3;
+
 impl Verdict {
+    /// [`Verdict::Known`]; `quirk` begins a line of the tables in QUIRKS.md.
+    #[must_use]
+    pub fn known(quirk: &'static str, seen: impl Into<String>) -> Self {
+        Self::Known { quirk, seen: seen.into() }
+    }
+
+    /// As it is, but failed if it is [`Verdict::Known`] and `before` others of this run were already.
+    #[must_use]
+    pub fn limited(self, before: usize) -> Self {
+        match self {
+            Self::Known { quirk, seen } if before >= MOST_KNOWN => {
+                Self::Fail(format!("more than {MOST_KNOWN} rows that QUIRKS.md explains; {quirk}: {seen}"))
+            }
+            verdict => verdict,
+        }
+    }
+
     /// Passed, with nothing to add.
     #[must_use]
     pub fn pass() -> Self {
@@ -182,7 +219,7 @@ impl Case {
             return error.into();
         }
         let verdict = (self.run)(bench, setting, direction).unwrap_or_else(Verdict::from);
-        if matches!(verdict, Verdict::Fail(_)) {
+        if matches!(verdict, Verdict::Fail(_) | Verdict::Known { .. }) {
             bench.renew();
         }
         verdict
@@ -192,6 +229,25 @@ impl Case {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A row is known by the first cell of a line in QUIRKS.md.
+    #[test]
+    fn quirks_are_in_their_tables() {
+        let quirks = include_str!("../QUIRKS.md");
+        for quirk in [quirk::READ_OF_NOTHING, quirk::SUMMED_TWICE, quirk::DESTROY_QP] {
+            assert!(quirks.lines().any(|line| line.starts_with(&format!("| {quirk} |"))), "{quirk}");
+        }
+    }
+
+    #[test]
+    fn few_are_known() {
+        let known = Verdict::known("a quirk", "it was seen");
+        assert_eq!(known.clone().limited(MOST_KNOWN - 1), known);
+        assert!(
+            matches!(known.limited(MOST_KNOWN), Verdict::Fail(why) if why.ends_with("a quirk: it was seen"))
+        );
+        assert_eq!(Verdict::pass().limited(MOST_KNOWN), Verdict::pass());
+    }
 
     #[test]
     fn settings_are_distinct() {

@@ -203,7 +203,7 @@ pub fn sweep() {
     for path in entries.flatten().map(|entry| entry.path()) {
         let name = crate::shell::name(&path);
         let owned = [FOLDER, LIBRARIES].iter().find_map(|prefix| name.strip_prefix(prefix));
-        if owned.is_some_and(crate::rig::is_left_over) {
+        if owned.is_some_and(crate::workspace::is_left_over) {
             // Somebody else's stays.
             let _ = fs::remove_dir_all(&path);
         }

@@ -3,8 +3,8 @@
 use crate::cache::{Cache, is_fresh};
 use crate::cpio::Archive;
 use crate::kernel::Modules;
-use crate::rig::folder;
 use crate::shell::{must, name, need};
+use crate::workspace::folder;
 use crate::{Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -3,8 +3,8 @@
 
 use crate::cache::{Cache, is_fresh};
 use crate::packages::{self, KernelPackages};
-use crate::rig::folder;
 use crate::shell::{must, need, run};
+use crate::workspace::folder;
 use crate::{Error, Result};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -15,10 +15,11 @@ pub mod matrix;
 pub mod net;
 pub mod packages;
 pub mod results;
-pub mod rig;
 pub mod shell;
+pub mod test_vm;
+pub mod workspace;
 
-/// Why the rig cannot go on.
+/// Why a run cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// This machine lacks something: what needs the guest is skipped.
@@ -29,7 +30,7 @@ pub enum Error {
     Failed(String),
 }
 
-/// What the rig's functions return.
+/// What functions of this crate return.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {

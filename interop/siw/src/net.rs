@@ -255,7 +255,7 @@ fn ip(args: &[&str]) -> Result<()> {
 pub fn sweep() {
     let Ok(list) = must(Command::new("ip").args(["netns", "list"]), PATIENCE) else { return };
     for name in list.lines().filter_map(|line| line.split_whitespace().next()) {
-        if name.strip_prefix(PREFIX).is_some_and(crate::rig::is_left_over) {
+        if name.strip_prefix(PREFIX).is_some_and(crate::workspace::is_left_over) {
             let _ = ip(&["netns", "del", name]);
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::bench::Bench;
-use crate::case::{Case, Direction, Setting, Verdict};
+use crate::case::{Case, Direction, MOST_KNOWN, Setting, Verdict};
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -60,17 +60,19 @@ impl Results {
         }
     }
 
-    /// Runs passed, failed, not applicable.
+    /// How many runs came out how.
     #[must_use]
-    pub fn counts(&self) -> (usize, usize, usize) {
-        let count = |of: fn(&Verdict) -> bool| {
-            self.rows.iter().flat_map(|row| &row.runs).filter(|(_, verdict)| of(verdict)).count()
-        };
-        (
-            count(|verdict| matches!(verdict, Verdict::Pass(_))),
-            count(|verdict| matches!(verdict, Verdict::Fail(_))),
-            count(|verdict| matches!(verdict, Verdict::NotApplicable(_))),
-        )
+    pub fn counts(&self) -> Counts {
+        let mut counts = Counts::default();
+        for (_, verdict) in self.rows.iter().flat_map(|row| &row.runs) {
+            match verdict {
+                Verdict::Pass(_) => counts.passed += 1,
+                Verdict::Fail(_) => counts.failed += 1,
+                Verdict::Known { .. } => counts.known += 1,
+                Verdict::NotApplicable(_) => counts.not_applicable += 1,
+            }
+        }
+        counts
     }
 
     /// The file.
@@ -88,7 +90,7 @@ impl Results {
         let _ = writeln!(text, "{}\n", count_line(self.counts()));
         text += "A row is a case one way round. *n of m* counts settings: CRC on and off, IPv4 and IPv6, MTU 1500 and 9000, \
                  the stock driver and one that sends large FPDUs (`try_gso`) to our profile `siw-gso`. Data is compared octet \
-                 for octet at both ends.\n\n| case | who connects | result | |\n|---|---|---|---|\n";
+                 for octet at both ends. A *known* run failed as [QUIRKS.md](QUIRKS.md) explains, by what the guest shows.\n\n| case | who connects | result | |\n|---|---|---|---|\n";
         for row in &self.rows {
             let _ = writeln!(text, "{}", row.line());
         }
@@ -118,37 +120,66 @@ impl Results {
     }
 }
 
+/// How many runs came out how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Passed.
+    pub passed: usize,
+    /// Failed.
+    pub failed: usize,
+    /// Failed as QUIRKS.md explains, by what the guest shows.
+    pub known: usize,
+    /// Not applicable.
+    pub not_applicable: usize,
+}
+
+impl std::fmt::Display for Counts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { passed, failed, known, not_applicable } = self;
+        write!(
+            f,
+            "{passed} passed, {failed} failed, {known} known (at most {MOST_KNOWN}), {not_applicable} not applicable"
+        )
+    }
+}
+
 /// Begins the line with the numbers of runs.
 const COUNT: &str = "* **";
 
-fn count_line((passed, failed, na): (usize, usize, usize)) -> String {
-    format!("{COUNT}{passed} runs passed, {failed} failed, {na} not applicable**")
+fn count_line(counts: Counts) -> String {
+    format!("{COUNT}runs: {counts}**")
 }
 
-/// Runs passed, failed, not applicable, as the table has them. A row that failed in some settings does not tell those that do not
-/// apply from those that failed: they count as failed.
-fn table_counts(lines: &[String]) -> (usize, usize, usize) {
-    let mut counts = (0, 0, 0);
+/// Counts as the table has them. A row that failed in some settings does not tell those that do not apply from those that failed: they
+/// count as failed, and in a known one as known.
+fn table_counts(lines: &[String]) -> Counts {
+    let mut counts = Counts::default();
     for line in lines {
         let Some(word) = line.split('|').nth(3).map(str::trim) else { continue };
         let numbers: Vec<usize> =
             word.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect();
         match (word, numbers.as_slice()) {
-            (word, [passed, of, ..]) if word.starts_with("**FAIL") => {
-                counts.0 += passed;
-                counts.1 += of - passed;
+            (word, [passed, of, ..]) if word.starts_with(FAIL) => {
+                counts.passed += passed;
+                counts.failed += of - passed;
+            }
+            (word, [passed, of, ..]) if word.starts_with(KNOWN) => {
+                counts.passed += passed;
+                counts.known += of - passed;
             }
             (word, [passed, of, ..]) if word.starts_with("pass") => {
-                counts.0 += passed;
-                counts.2 += of - passed;
+                counts.passed += passed;
+                counts.not_applicable += of - passed;
             }
-            (word, [of]) if word.starts_with(NOT_APPLICABLE) => counts.2 += of,
+            (word, [of]) if word.starts_with(NOT_APPLICABLE) => counts.not_applicable += of,
             _ => {}
         }
     }
     counts
 }
 
+const FAIL: &str = "**FAIL**";
+const KNOWN: &str = "known";
 const NOT_APPLICABLE: &str = "not applicable";
 
 impl Row {
@@ -163,13 +194,16 @@ impl Row {
 
     fn word(&self) -> String {
         let of = self.runs.len();
-        let passed = self.runs.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Pass(_))).count();
-        let failed = self.runs.iter().filter(|(_, verdict)| matches!(verdict, Verdict::Fail(_))).count();
-        match (passed, failed) {
-            (0, 0) => format!("{NOT_APPLICABLE}, {of}"),
-            (passed, 0) if passed == of => format!("pass, {passed} of {of}"),
-            (passed, 0) => format!("pass, {passed} of {of}; {} not applicable", of - passed),
-            (passed, _) => format!("**FAIL**, {passed} of {of}"),
+        let count = |is: fn(&Verdict) -> bool| self.runs.iter().filter(|(_, verdict)| is(verdict)).count();
+        let passed = count(|verdict| matches!(verdict, Verdict::Pass(_)));
+        let failed = count(|verdict| matches!(verdict, Verdict::Fail(_)));
+        let known = count(|verdict| matches!(verdict, Verdict::Known { .. }));
+        match (passed, failed, known) {
+            (0, 0, 0) => format!("{NOT_APPLICABLE}, {of}"),
+            (passed, 0, 0) if passed == of => format!("pass, {passed} of {of}"),
+            (passed, 0, 0) => format!("pass, {passed} of {of}; {} not applicable", of - passed),
+            (passed, 0, _) => format!("{KNOWN}, {passed} of {of}"),
+            (passed, ..) => format!("{FAIL}, {passed} of {of}"),
         }
     }
 
@@ -180,6 +214,9 @@ impl Row {
             let remark = match verdict {
                 Verdict::Pass(what) | Verdict::NotApplicable(what) => what.clone(),
                 Verdict::Fail(what) => format!("{setting}: {what}"),
+                Verdict::Known { quirk, seen } => {
+                    format!("{setting}: {seen} ([QUIRKS.md](QUIRKS.md), \"{quirk}\")")
+                }
             };
             let remark = remark.replace('|', "/").split_whitespace().collect::<Vec<_>>().join(" ");
             if !remark.is_empty() && !seen.contains(&remark) {
@@ -220,17 +257,26 @@ mod tests {
         let fail = Verdict::Fail("why".to_owned());
         let none = Verdict::NotApplicable("that".to_owned());
         let first = results(&[("a", fail), ("b", Verdict::pass())]).markdown(&environment());
-        assert!(first.contains("* **1 runs passed, 1 failed, 0 not applicable**"), "{first}");
-        let again = results(&[("a", Verdict::pass()), ("c", none)]).added_to(&first, &environment());
-        assert!(again.contains("* **2 runs passed, 0 failed, 1 not applicable**"), "{again}");
-        assert!(again.contains("* 2 rows run again or added by uiw 1, today; 7 s"), "{again}");
+        assert!(
+            first.contains("* **runs: 1 passed, 1 failed, 0 known (at most 3), 0 not applicable**"),
+            "{first}"
+        );
+        let known = Verdict::known("a quirk", "seen");
+        let again =
+            results(&[("a", Verdict::pass()), ("c", none), ("d", known)]).added_to(&first, &environment());
+        assert!(
+            again.contains("* **runs: 2 passed, 0 failed, 1 known (at most 3), 1 not applicable**"),
+            "{again}"
+        );
+        assert!(again.contains("* 3 rows run again or added by uiw 1, today; 7 s"), "{again}");
         let rows: Vec<&str> = again.lines().filter(|line| line.contains("uiw to siw")).collect();
         assert_eq!(
             rows,
             [
                 "| a | uiw to siw | pass, 1 of 1 |  |",
                 "| b | uiw to siw | pass, 1 of 1 |  |",
-                "| c | uiw to siw | not applicable, 1 | that |"
+                "| c | uiw to siw | not applicable, 1 | that |",
+                "| d | uiw to siw | known, 0 of 1 | CRC, IPv4, MTU 1500, stock: seen ([QUIRKS.md](QUIRKS.md), \"a quirk\") |"
             ]
         );
     }

@@ -5,19 +5,22 @@ use crate::mr::RawMr;
 use crate::pd::Pd;
 use crate::wr::Sge;
 use mem::{Access, Memory};
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::Range;
 
 /// A buffer at a stable address.
 ///
 /// # Safety
-/// While the value lives, `as_ptr` gives the same address whatever is done to the value by moving it, and `len` octets there are
-/// initialised and belong to it alone.
+/// `as_mut_ptr` gives the first of `len` initialised bytes, which belong to the value alone and stay at that address as long as the
+/// value lives, wherever it is moved. It is asked once, before the buffer is registered; until the region has been deregistered, the
+/// bytes are used through that pointer only.
 pub unsafe trait IoBuf: Send + 'static {
-    /// The first octet.
-    fn as_ptr(&self) -> *const u8;
-    /// Octets.
+    /// The first byte, by way of the unique buffer: what arrives is written through this pointer if the buffer is [`IoBufMut`]. A
+    /// pointer that comes from a shared reference must not be written through.
+    fn as_mut_ptr(&mut self) -> *mut u8;
+    /// Bytes.
     fn len(&self) -> usize;
-    /// Whether it has no octets.
+    /// Whether it has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -26,33 +29,26 @@ pub unsafe trait IoBuf: Send + 'static {
 /// A buffer at a stable address that may be written.
 ///
 /// # Safety
-/// As [`IoBuf`], and the octets may be written through `as_mut_ptr`.
-pub unsafe trait IoBufMut: IoBuf {
-    /// The first octet.
-    fn as_mut_ptr(&mut self) -> *mut u8;
-}
+/// As [`IoBuf`], and the bytes may be written through the pointer.
+pub unsafe trait IoBufMut: IoBuf {}
 
-// SAFETY: a vector's heap block does not move with the vector; nobody can change the vector while it is inside an `Mr`.
+// SAFETY: a vector's heap block does not move with the vector, and nobody can change the vector while it is inside an `Mr`.
 unsafe impl IoBuf for Vec<u8> {
-    fn as_ptr(&self) -> *const u8 {
-        self.as_slice().as_ptr()
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        Self::as_mut_ptr(self)
     }
     fn len(&self) -> usize {
-        self.as_slice().len()
+        self.len()
     }
 }
 
 // SAFETY: as above; the block may be written through a unique vector.
-unsafe impl IoBufMut for Vec<u8> {
-    fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.as_mut_slice().as_mut_ptr()
-    }
-}
+unsafe impl IoBufMut for Vec<u8> {}
 
 // SAFETY: a box's heap block does not move with the box.
 unsafe impl IoBuf for Box<[u8]> {
-    fn as_ptr(&self) -> *const u8 {
-        (**self).as_ptr()
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        (**self).as_mut_ptr()
     }
     fn len(&self) -> usize {
         (**self).len()
@@ -60,29 +56,67 @@ unsafe impl IoBuf for Box<[u8]> {
 }
 
 // SAFETY: as above; the block may be written through a unique box.
-unsafe impl IoBufMut for Box<[u8]> {
-    fn as_mut_ptr(&mut self) -> *mut u8 {
-        (**self).as_mut_ptr()
-    }
-}
+unsafe impl IoBufMut for Box<[u8]> {}
 
-// SAFETY: static memory does not move, and shared references keep everybody from writing it.
+// SAFETY: static memory does not move, and shared references keep everybody from writing it. It is not `IoBufMut`: no operation writes
+// through the pointer.
 unsafe impl IoBuf for &'static [u8] {
-    fn as_ptr(&self) -> *const u8 {
-        (**self).as_ptr()
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        (**self).as_ptr().cast_mut()
     }
     fn len(&self) -> usize {
         (**self).len()
     }
 }
 
-// SAFETY: static memory does not move, and shared references keep everybody from writing it.
+// SAFETY: as for a static slice.
 unsafe impl IoBuf for &'static str {
-    fn as_ptr(&self) -> *const u8 {
-        (**self).as_bytes().as_ptr()
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        (**self).as_ptr().cast_mut()
     }
     fn len(&self) -> usize {
         (**self).len()
+    }
+}
+
+/// A buffer whose bytes are used through the pointer that was taken first. The buffer itself is not touched meanwhile: to move a box, or
+/// to borrow from a buffer again, would claim the bytes anew and make that pointer invalid. `MaybeUninit` keeps moves from doing so.
+struct Held<B> {
+    /// `len` bytes of `buf`.
+    at: *mut u8,
+    len: usize,
+    /// Initialised until `into_inner` or drop.
+    buf: MaybeUninit<B>,
+}
+
+// SAFETY: the pointer is into the buffer that is held, and `IoBuf` says that its bytes are the buffer's alone.
+unsafe impl<B: Send> Send for Held<B> {}
+
+// SAFETY: as above; a shared `Held` lets the bytes be read only.
+unsafe impl<B: Sync> Sync for Held<B> {}
+
+impl<B: IoBuf> Held<B> {
+    fn new(buf: B) -> Self {
+        let len = buf.len();
+        let mut buf = MaybeUninit::new(buf);
+        // SAFETY: initialised the line before.
+        let at = unsafe { buf.assume_init_mut() }.as_mut_ptr();
+        Self { at, len, buf }
+    }
+}
+
+impl<B> Held<B> {
+    fn into_inner(self) -> B {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: initialised since `new`; `this` is not used again and not dropped.
+        unsafe { this.buf.assume_init_read() }
+    }
+}
+
+impl<B> Drop for Held<B> {
+    fn drop(&mut self) {
+        // SAFETY: initialised since `new`; `into_inner` keeps what it took from being dropped here.
+        unsafe { self.buf.assume_init_drop() }
     }
 }
 
@@ -92,7 +126,7 @@ unsafe impl IoBuf for &'static str {
 pub struct Mr<B: IoBuf> {
     /// Dropped first: the region ends before its memory does.
     raw: RawMr,
-    buf: B,
+    buf: Held<B>,
     range: Range<usize>,
 }
 
@@ -102,14 +136,14 @@ impl Pd {
     /// # Errors
     /// [`Error::Register`] with the buffer, when the device has no STag left.
     pub fn register<B: IoBuf>(&self, buf: B) -> std::result::Result<Mr<B>, (Error, B)> {
-        let len = buf.len();
-        // SAFETY: `IoBuf` promises `len` octets at a stable address while `buf` lives, and `Mr` drops the region before the
-        // buffer. Exclusive: the octets are given out as a slice only while the `Mr` is not inside an operation. A buffer that
+        let buf = Held::new(buf);
+        // SAFETY: `IoBuf` promises `len` bytes at a stable address while `buf` lives, and `Mr` drops the region before the
+        // buffer. Exclusive: the bytes are given out as a slice only while the `Mr` is not inside an operation. A buffer that
         // is not `IoBufMut` is taken only by operations that read it.
-        let memory = unsafe { Memory::borrowed(buf.as_ptr().cast_mut(), len) };
-        match self.register_raw(memory, buf.as_ptr() as u64, Access::LOCAL_WRITE) {
-            Ok(raw) => Ok(Mr { raw, buf, range: 0..len }),
-            Err(error) => Err((error, buf)),
+        let memory = unsafe { Memory::borrowed(buf.at, buf.len) };
+        match self.register_raw(memory, buf.at as u64, Access::LOCAL_WRITE) {
+            Ok(raw) => Ok(Mr { raw, range: 0..buf.len, buf }),
+            Err(error) => Err((error, buf.into_inner())),
         }
     }
 }
@@ -119,7 +153,7 @@ impl<B: IoBuf> Mr<B> {
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: `IoBuf` promises the octets; operations take the `Mr` by value, so nothing writes them now.
-        unsafe { std::slice::from_raw_parts(self.buf.as_ptr(), self.buf.len()) }
+        unsafe { std::slice::from_raw_parts(self.buf.at, self.buf.len) }
     }
 
     /// Operations are to take only this part.
@@ -127,7 +161,7 @@ impl<B: IoBuf> Mr<B> {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn range(mut self, range: Range<usize>) -> Result<Self> {
-        let len = self.buf.len();
+        let len = self.buf.len;
         if range.start > range.end || range.end > len {
             return Err(Error::OutOfRange {
                 offset: range.start as u64,
@@ -142,7 +176,7 @@ impl<B: IoBuf> Mr<B> {
     /// Operations take all of it again.
     #[must_use]
     pub fn full(mut self) -> Self {
-        self.range = 0..self.buf.len();
+        self.range = 0..self.buf.len;
         self
     }
 
@@ -162,7 +196,7 @@ impl<B: IoBuf> Mr<B> {
     pub fn into_inner(self) -> B {
         let Self { raw, buf, .. } = self;
         drop(raw);
-        buf
+        buf.into_inner()
     }
 
     pub(crate) fn sge(&self) -> Result<Sge> {
@@ -179,14 +213,97 @@ impl<B: IoBuf> Mr<B> {
 impl<B: IoBufMut> Mr<B> {
     /// All octets, to be written.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        let len = self.buf.len();
-        // SAFETY: as in `bytes`, and `IoBufMut` lets the octets be written through a unique buffer.
-        unsafe { std::slice::from_raw_parts_mut(self.buf.as_mut_ptr(), len) }
+        // SAFETY: as in `bytes`, and `IoBufMut` lets the bytes be written through the pointer; the `Mr` is borrowed uniquely.
+        unsafe { std::slice::from_raw_parts_mut(self.buf.at, self.buf.len) }
     }
 }
 
 impl<B: IoBuf> std::fmt::Debug for Mr<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Mr").field("len", &self.buf.len()).field("range", &self.range).finish_non_exhaustive()
+        f.debug_struct("Mr").field("len", &self.buf.len).field("range", &self.range).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Device, DeviceOptions};
+    use crate::options::Progress;
+    use std::net::Ipv4Addr;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn pd() -> Pd {
+        let stack = llp::sim::Network::new(1).stack(Ipv4Addr::LOCALHOST);
+        let options = DeviceOptions { progress: Progress::Manual, ..DeviceOptions::default() };
+        Device::with_stack(Box::new(stack), options).unwrap().alloc_pd().unwrap()
+    }
+
+    /// As a receive or the answer to a Read places it.
+    fn place<B: IoBuf>(mr: &Mr<B>, bytes: &[u8]) {
+        let sge = mr.sge().unwrap();
+        let pd = mr.pd();
+        let span = pd.driver().table.local(sge.lkey, pd.id(), sge.addr, sge.length, true).unwrap();
+        span.pin().unwrap().copy_from(0, bytes);
+    }
+
+    /// For miri: whatever is done to the buffer in between, the region may still write it.
+    fn is_written_again_and_again<B: IoBufMut + AsRef<[u8]> + std::fmt::Debug>(buf: B) {
+        let mut mr = pd().register(buf).unwrap();
+        place(&mr, b"one");
+        assert_eq!(&mr.bytes()[..4], b"one\0");
+        place(&mr, b"two");
+        mr.bytes_mut()[0] = b'T';
+        assert_eq!(&mr.bytes()[..4], b"Two\0");
+        place(&mr, b"ton");
+        let moved = std::hint::black_box(Box::new(mr));
+        place(&moved, b"six");
+        let mr = moved.range(1..4).unwrap();
+        place(&mr, b"ten");
+        assert_eq!(&mr.bytes()[..5], b"sten\0");
+        assert_eq!(&mr.into_inner().as_ref()[..5], b"sten\0");
+    }
+
+    #[test]
+    fn what_is_placed_is_in_the_buffer() {
+        is_written_again_and_again(vec![0; 8]);
+        is_written_again_and_again(vec![0; 8].into_boxed_slice());
+        let fixed = pd().register(&b"fixed"[..]).unwrap();
+        assert_eq!(fixed.bytes(), b"fixed");
+        assert_eq!(pd().register("text").unwrap().into_inner(), "text");
+    }
+
+    /// A buffer that counts how often it is asked for its bytes.
+    #[derive(Debug)]
+    struct Counted {
+        bytes: Vec<u8>,
+        asked: Arc<AtomicUsize>,
+    }
+
+    // SAFETY: as for the vector.
+    unsafe impl IoBuf for Counted {
+        fn as_mut_ptr(&mut self) -> *mut u8 {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+            self.bytes.as_mut_ptr()
+        }
+        fn len(&self) -> usize {
+            self.bytes.len()
+        }
+    }
+
+    // SAFETY: as for the vector.
+    unsafe impl IoBufMut for Counted {}
+
+    #[test]
+    fn every_access_is_through_the_pointer_of_the_unique_buffer() {
+        let asked = Arc::<AtomicUsize>::default();
+        let mut mr = pd().register(Counted { bytes: vec![0; 8], asked: Arc::clone(&asked) }).unwrap();
+        place(&mr, b"placed");
+        mr.bytes_mut()[0] = b'P';
+        assert_eq!(&mr.bytes()[..6], b"Placed");
+        assert_eq!(asked.load(Ordering::Relaxed), 1, "a second pointer would make the region's invalid");
+        assert_eq!(Arc::strong_count(&asked), 2);
+        drop(mr);
+        assert_eq!(Arc::strong_count(&asked), 1, "the buffer is dropped with its region");
     }
 }

@@ -252,19 +252,15 @@ fn dropped_operations_detach_and_leak_nothing() {
     struct Counted(Vec<u8>, #[expect(dead_code, reason = "counts how many are alive")] Arc<()>);
     // SAFETY: a vector's heap block stays where it is and belongs to the vector.
     unsafe impl verbs::IoBuf for Counted {
-        fn as_ptr(&self) -> *const u8 {
-            self.0.as_ptr()
+        fn as_mut_ptr(&mut self) -> *mut u8 {
+            self.0.as_mut_ptr()
         }
         fn len(&self) -> usize {
             self.0.len()
         }
     }
     // SAFETY: as above; a unique vector may be written.
-    unsafe impl verbs::IoBufMut for Counted {
-        fn as_mut_ptr(&mut self) -> *mut u8 {
-            self.0.as_mut_ptr()
-        }
-    }
+    unsafe impl verbs::IoBufMut for Counted {}
     let alive = Arc::new(());
     let settings = ConnSettings { send_depth: 4, ..ConnSettings::default() };
     let ((_a, client), (_b, server)) = connected(&settings);

@@ -8,11 +8,11 @@ use super::cases::{Case, Pick, ping_pong};
 use super::figures::{Measured, Row, Slice};
 use crate::process;
 use serde_json::Value;
-use siw_rig::bench::Bench;
-use siw_rig::case::Setting;
-use siw_rig::net::Family;
-use siw_rig::rig::{self, Rig, SPARE};
-use siw_rig::{Error, Result, matrix};
+use siw_interop::bench::Bench;
+use siw_interop::case::Setting;
+use siw_interop::net::Family;
+use siw_interop::test_vm::{self, SPARE, TestVm};
+use siw_interop::{Error, Result, matrix};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
         Ok(cases) => cases,
         Err(code) => return code,
     };
-    process::on_interrupt(rig::sweep);
+    process::on_interrupt(test_vm::sweep);
     match measure(options, &cases) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -70,8 +70,8 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 /// False when a row could not be measured.
 fn measure(options: &Options, cases: &[Case]) -> Result<bool> {
     let uiw = matrix::build_uiw("release")?;
-    let rig = Rig::boot_with(&uiw)?;
-    let mut guest = Both { bench: Bench::new(rig, uiw), crc: options.crc };
+    let vm = TestVm::boot_with(&uiw)?;
+    let mut guest = Both { bench: Bench::new(vm, uiw), crc: options.crc };
     guest.ready()?;
     let kernel = guest.bench.guest().must("uname -r")?;
     let format = options.pick.format();

@@ -3,8 +3,8 @@
 use super::faults::complete;
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
-use crate::rig::PARTNER;
 use crate::shell::Process;
+use crate::test_vm::PARTNER;
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
 

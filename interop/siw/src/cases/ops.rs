@@ -3,9 +3,9 @@
 use super::sums::converse_and_judge;
 use crate::Result;
 use crate::bench::Bench;
-use crate::case::{Axes, Case, Direction, Setting, Verdict};
-use crate::rig::PARTNER;
+use crate::case::{Axes, Case, Direction, Setting, Verdict, quirk};
 use crate::shell::Output;
+use crate::test_vm::PARTNER;
 use std::time::Duration;
 
 /// Name and orders; each is done by both ends unless it says otherwise.
@@ -51,6 +51,10 @@ const LARGE: &[(&str, &str)] = &[
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// For the large ones. Both ends give up by themselves when nothing has moved for half a minute, and a wait of theirs ends after ten
+/// minutes in any case; an order has two long waits.
+const BOUND: Duration = Duration::from_secs(1500);
+
 pub(super) fn cases() -> Vec<Case> {
     let case = |name: &'static str, text: &'static str| {
         Case::new(name, move |bench, setting, direction| {
@@ -65,7 +69,14 @@ pub(super) fn cases() -> Vec<Case> {
         // Without a capture of so much.
         Case::new(*name, move |bench, setting, direction| {
             let orders: Vec<&str> = text.split_whitespace().collect();
-            Ok(judge(&orders, &converse(bench, setting, direction, &orders, Duration::from_secs(300))?))
+            let output = converse(bench, setting, direction, &orders, BOUND)?;
+            Ok(match judge(&orders, &output) {
+                // Which end saw no progress is half of the answer.
+                Verdict::Fail(why) if direction == Direction::Theirs => {
+                    Verdict::Fail(format!("{why}; our end: {}", bench.listener_last()))
+                }
+                verdict => verdict,
+            })
         })
     }));
     cases.push(case("every operation, small", SMALL).axes(Axes::Crc).short());
@@ -109,7 +120,7 @@ fn read_nothing(bench: &mut Bench, setting: &Setting, direction: Direction) -> R
             return Ok(verdict);
         }
     }
-    Ok(Verdict::Fail("siw answered with octets 20 times of 20".to_owned()))
+    Ok(Verdict::known(quirk::READ_OF_NOTHING, "siw answered with bytes 20 times of 20"))
 }
 
 /// Has the orders carried out over one connection; gives what the end that connected said.

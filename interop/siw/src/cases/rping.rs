@@ -3,7 +3,7 @@
 use crate::Result;
 use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict};
-use crate::rig::RPING;
+use crate::test_vm::RPING;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(120);

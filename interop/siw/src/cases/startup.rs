@@ -3,8 +3,8 @@
 use super::ops::converse_with;
 use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
-use crate::rig::{PARTNER, SPARE};
 use crate::shell::Output;
+use crate::test_vm::{PARTNER, SPARE};
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
 
@@ -380,12 +380,19 @@ fn refused(bench: &mut Bench, setting: &Setting, direction: Direction, what: &st
     Ok(Verdict::of(line.is_some(), line.unwrap_or_else(|| output.last_line().to_owned())))
 }
 
-/// siw misses the wake-up of an FPDU that comes too soon after its Reply.
+/// Connections that are made one after the other.
+const CONNECTIONS: usize = 1000;
+/// For all of them. Each ends by itself when nothing has moved for half a minute.
+const CONNECTIONS_BOUND: Duration = Duration::from_secs(1800);
+
+/// siw misses the wake-up of an FPDU that comes too soon after its Reply: without another segment such a connection waits for ever.
+/// So all have to get through, and those that had to be woken, a small part, show among the others.
 fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> {
     bench.partner(setting.family, "")?;
     let to = bench.guest_at(setting.family, PARTNER)?;
-    let args = [&["siwtest", &to, "me.send:64", "--connections", "1000", "--json"][..], more].concat();
-    let output = bench.run_uiw(&args, Duration::from_secs(300))?;
+    let count = CONNECTIONS.to_string();
+    let args = [&["siwtest", &to, "me.send:64", "--connections", &count, "--json"][..], more].concat();
+    let output = bench.run_uiw(&args, CONNECTIONS_BOUND)?;
     let lines: Vec<serde_json::Value> =
         output.out.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     let of = |kind: &str| {
@@ -394,15 +401,51 @@ fn race(bench: &mut Bench, setting: &Setting, more: &[&str]) -> Result<Verdict> 
     };
     // Until the connection stands, and from then until a Send has gone and its receipt has come.
     let (standing, first) = (of("established"), of("order"));
-    let mut times: Vec<f64> = standing.iter().zip(&first).map(|(standing, first)| standing + first).collect();
-    times.sort_by(f64::total_cmp);
-    let (Some(worst), Some(median)) = (times.last(), times.get(times.len() / 2)) else {
+    let times: Vec<f64> = standing.iter().zip(&first).map(|(standing, first)| standing + first).collect();
+    if times.is_empty() {
         return Ok(Verdict::Fail(output.last_line().to_owned()));
-    };
-    let slow = times.iter().filter(|ms| **ms > 200.0).count();
+    }
+    let Spread { median, p99, longest } = Spread::of(times.clone());
     let seen = format!(
-        "{} of 1000; connecting and a first Send with its answer: median {median:.1} ms, longest {worst:.0} ms, {slow} above 200 ms",
+        "{} of {CONNECTIONS}; connecting and a first Send with its answer: median {median:.1} ms, 99th percentile {p99:.1} ms, \
+         longest {longest:.0} ms",
         times.len()
     );
-    Ok(Verdict::of(output.is_ok() && times.len() == 1000 && slow == 0, seen))
+    let all = output.is_ok() && times.len() == CONNECTIONS;
+    let seen = if output.is_ok() { seen } else { format!("{seen}; {}", output.last_line()) };
+    Ok(Verdict::of(all && p99 <= SLOW.max(5.0 * median), seen))
+}
+
+/// Milliseconds that a connection may take which our end woke: the fourth repetition of its first FPDU. On a slow machine all take
+/// longer, so five medians are as good.
+const SLOW: f64 = 200.0;
+
+/// How long connections took, in milliseconds.
+struct Spread {
+    median: f64,
+    p99: f64,
+    longest: f64,
+}
+
+impl Spread {
+    fn of(mut times: Vec<f64>) -> Self {
+        times.sort_by(f64::total_cmp);
+        let at = |share: usize| times.get((times.len() * share / 100).min(times.len() - 1)).copied();
+        let [median, p99, longest] = [50, 99, 100].map(|share| at(share).unwrap_or(f64::NAN));
+        Self { median, p99, longest }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Spread;
+
+    #[test]
+    fn a_hundredth_may_be_slow() {
+        let times = |slow: usize| (0..1000).map(|n| if n < slow { 4000.0 } else { 70.0 }).collect();
+        let Spread { median, p99, longest } = Spread::of(times(9));
+        assert_eq!((median, p99, longest), (70.0, 70.0, 4000.0));
+        assert_eq!(Spread::of(times(11)).p99, 4000.0);
+        assert_eq!(Spread::of(vec![1.0]).longest, 1.0);
+    }
 }

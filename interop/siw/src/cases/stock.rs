@@ -4,10 +4,10 @@
 //! only the guest's program does not end is told apart from one in which ours does not, is repeated, and is named in the remark.
 
 use crate::bench::Bench;
-use crate::case::{Axes, Case, Direction, Setting, Verdict};
+use crate::case::{Axes, Case, Direction, Setting, Verdict, quirk};
 use crate::guest::Job;
-use crate::rig::SPARE;
 use crate::shell::{Output, Process};
+use crate::test_vm::SPARE;
 use crate::{Error, Result};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -127,7 +127,7 @@ impl Pair {
             ));
         }
         let needs_rtr = self.server_speaks_first && direction == Direction::Theirs;
-        let mut hung = 0;
+        let (mut hung, mut explained) = (0, 0);
         while hung < ATTEMPTS {
             if hung > 0 {
                 // A driver that is stuck takes its guest with it.
@@ -143,6 +143,7 @@ impl Pair {
                     // Nothing of ours has begun yet.
                     Err(Error::Failed(_)) => {
                         hung += 1;
+                        explained += usize::from(is_stuck_in_siw(&bench.stuck()));
                         continue;
                     }
                     Err(missing) => return Err(missing),
@@ -156,14 +157,21 @@ impl Pair {
             match (ours, theirs) {
                 (None, None) if needs_rtr && hung == 0 => return Ok(Verdict::Pass(PEER_TO_PEER.to_owned())),
                 (None, None) => return Ok(Verdict::Pass(remark(hung))),
-                (None, Some(_)) if ends.guest.status == HUNG => hung += 1,
+                (None, Some(_)) if ends.guest.status == HUNG => {
+                    hung += 1;
+                    explained += usize::from(is_stuck_in_siw(&bench.stuck()));
+                }
                 (None, Some(_)) if self.measured(&ends.guest) && is_closing_race(&ends.guest) => {
                     return Ok(Verdict::Pass(CLOSING_RACE.to_owned()));
                 }
                 (ours, theirs) => return Ok(Verdict::Fail(both(ours, theirs))),
             }
         }
-        Ok(Verdict::Fail(remark(hung)))
+        Ok(if explained == hung {
+            Verdict::known(quirk::DESTROY_QP, remark(hung))
+        } else {
+            Verdict::Fail(format!("{}; {explained} of them in siw_destroy_qp", remark(hung)))
+        })
     }
 
     fn serve_guest(&self, bench: &Bench, setting: &Setting) -> Result<Job> {
@@ -288,6 +296,11 @@ fn is_usual_of_rping(line: &str, client: bool) -> bool {
         || !client && line.ends_with("wait for RDMA_READ_ADV state 10")
 }
 
+/// Whether a program in the guest cannot be ended, as it waits in the driver for a reference to a queue pair that nobody gives back.
+fn is_stuck_in_siw(stuck: &str) -> bool {
+    stuck.contains("siw_destroy_qp")
+}
+
 /// Whether perftest in the guest measured, and found its last Send of all in error. siw completes a Send so (2: `IBV_WC_LOC_QP_OP_ERR`)
 /// whose last octet is sent, if the peer's FIN comes before it has looked: see QUIRKS.md.
 fn is_closing_race(output: &Output) -> bool {
@@ -306,4 +319,16 @@ fn remark(hung: usize) -> String {
 fn both(ours: Option<String>, theirs: Option<String>) -> String {
     let told = [ours.map(|what| format!("ours: {what}")), theirs.map(|what| format!("siw's: {what}"))];
     told.into_iter().flatten().collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_stuck_in_siw;
+
+    #[test]
+    fn a_hang_is_explained_by_the_stack_of_the_guest() {
+        let stack = "rdma_xserver [<0>] siw_destroy_qp+0x1b1/0x2b0 [siw] [<0>] ib_destroy_qp_user+0x8b/0x160";
+        assert!(is_stuck_in_siw(stack));
+        assert!(!is_stuck_in_siw("rdma_xserver [<0>] ep_poll+0x2f0/0x3a0"));
+    }
 }

@@ -3,7 +3,7 @@
 use super::ops::{converse, judge};
 use crate::Result;
 use crate::bench::Bench;
-use crate::case::{Direction, Setting, Verdict};
+use crate::case::{Direction, Setting, Verdict, quirk};
 use std::fs;
 use std::path::Path;
 use std::time::Duration;
@@ -20,7 +20,8 @@ pub(super) fn converse_and_judge(
     let before = bench.captured();
     let own = std::env::temp_dir().join(format!("uiw-siw-{}-sums.pcapng", std::process::id()));
     let file = before.clone().unwrap_or_else(|| own.clone());
-    let mut result = Ok(Verdict::Fail("siw summed the payload of an FPDU twice, 5 times of 5".to_owned()));
+    let mut result =
+        Ok(Verdict::known(quirk::SUMMED_TWICE, "siw summed the payload of an FPDU twice, 5 times of 5"));
     for wrong in 0..5 {
         bench.capture(Some(file.clone()));
         let verdict =

@@ -1,4 +1,4 @@
-//! Everything together: packages, modules, initramfs, network, guest.
+//! The virtual machine with the siw driver, from the packages to the running guest and the network to it.
 
 use crate::cache::Cache;
 use crate::guest::{Folder, Guest};
@@ -27,27 +27,14 @@ pub struct Parts {
     folder: Option<Folder>,
 }
 
-/// A guest and the way to it. The guest goes first.
-pub struct Rig {
+/// A guest and the network to it. The guest is dropped first.
+pub struct TestVm {
     /// The guest.
     pub guest: Guest,
     /// The network between it and this machine.
     pub net: Net,
     /// What it is made of.
     pub parts: Parts,
-}
-
-/// The folder of this crate.
-#[must_use]
-pub fn folder() -> PathBuf {
-    let here = std::env::var_os("UIW_SIW_FOLDER").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    PathBuf::from(here)
-}
-
-/// The workspace's folder.
-#[must_use]
-pub fn workspace() -> PathBuf {
-    folder().parent().and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
 /// Fetches and builds what a guest is made of, as far as it is not there yet.
@@ -69,13 +56,7 @@ pub fn sweep() {
     crate::guest::sweep();
 }
 
-/// Whether what is named by a process id and a number belongs to this process, or to one that is gone.
-pub(crate) fn is_left_over(name: &str) -> bool {
-    let owner = name.split('-').next().unwrap_or_default();
-    owner == std::process::id().to_string() || !Path::new("/proc").join(owner).exists()
-}
-
-impl Rig {
+impl TestVm {
     /// Provides the parts, then boots a guest.
     ///
     /// # Errors
@@ -86,10 +67,10 @@ impl Rig {
         Self::boot_parts(parts)
     }
 
-    /// As [`Rig::boot`], with a program of this machine in the guest, too.
+    /// As [`TestVm::boot`], with a program of this machine in the guest, too.
     ///
     /// # Errors
-    /// As [`Rig::boot`].
+    /// As [`TestVm::boot`].
     pub fn boot_with(program: &Path) -> Result<Self> {
         let mut parts = provide()?;
         sweep();

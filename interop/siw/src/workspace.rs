@@ -1,0 +1,22 @@
+//! Folders of this workspace, and names that say which process something belongs to.
+
+use std::path::{Path, PathBuf};
+
+/// The folder of this crate.
+#[must_use]
+pub fn folder() -> PathBuf {
+    let here = std::env::var_os("UIW_SIW_FOLDER").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    PathBuf::from(here)
+}
+
+/// The workspace's folder.
+#[must_use]
+pub fn workspace() -> PathBuf {
+    folder().parent().and_then(Path::parent).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+/// Whether what is named by a process id and a number belongs to this process, or to one that is gone.
+pub(crate) fn is_left_over(name: &str) -> bool {
+    let owner = name.split('-').next().unwrap_or_default();
+    owner == std::process::id().to_string() || !Path::new("/proc").join(owner).exists()
+}

@@ -1,0 +1,288 @@
+//! What a stack may have, and what it may ignore.
+
+use super::session::{
+    ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
+};
+use super::{Check, Stop, Verdict, ensure, unexpected};
+use crate::{
+    Interest, KeepAlive, ListenOptions, Listener, Look, OptionError, Rest, Stream, StreamOptions, Token,
+};
+use std::io::{self, ErrorKind};
+use std::time::Duration;
+
+pub(super) const CHECKS: &[Check] = &[
+    Check::new("options", "options of any kind are kept or ignored", options),
+    Check::new(
+        "wrong_congestion",
+        "a congestion control of no stack is ignored or an OptionError",
+        wrong_congestion,
+    ),
+    Check::new("segment_size", "the effective segment size is one", segment_size),
+    Check::new("info", "what a stream tells of itself is no more than was", info),
+    Check::new("to_itself", "a stream to itself receives what it sends, and its own FIN", to_itself),
+    Check::new(
+        "look_takes_nothing",
+        "received bytes can be looked at, and are still there",
+        look_takes_nothing,
+    ),
+    Check::new("look_and_consume", "what is consumed is gone, and the rest is told of", look_and_consume),
+    Check::new("look_and_wait", "bytes that are of no use yet are told of when more came", look_and_wait),
+    Check::new("look_at_the_fin", "a look without bytes is the FIN", look_at_the_fin),
+    Check::new(
+        "look_round_the_buffer",
+        "looks see every byte, wherever the buffer ends",
+        look_round_the_buffer,
+    ),
+];
+
+const HERE: (usize, Token) = (CLIENT, CONNECTED);
+const THERE: (usize, Token) = (SERVER, ACCEPTED);
+
+fn options(s: &mut Session) -> Verdict {
+    let all = StreamOptions {
+        keep_alive: Some(KeepAlive { idle: Duration::from_secs(7), ..KeepAlive::default() }),
+        user_timeout: Some(Duration::from_secs(17)),
+        send_buffer: Some(100_000),
+        recv_buffer: Some(100_000),
+        tos: Some(0x28),
+        ..StreamOptions::default()
+    };
+    let none = StreamOptions { keep_alive: None, user_timeout: None, ..StreamOptions::default() };
+    for options in [all, none] {
+        let Pair { mut client, mut server, listener: _listener } = s.pair_with(&options)?;
+        s.send_all(HERE, &mut *client, b"x")?;
+        s.expect(THERE, &mut *server, b"x")?;
+    }
+    Ok(())
+}
+
+/// Ignored, or `InvalidInput` with an [`OptionError`] inside.
+fn ignored_or_named<T>(what: &str, result: io::Result<T>) -> Verdict<Option<T>> {
+    match result {
+        Ok(made) => Ok(Some(made)),
+        Err(error) => {
+            let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<OptionError>()).is_some();
+            ensure!(error.kind() == ErrorKind::InvalidInput && inner, "{what}: {error}");
+            Ok(None)
+        }
+    }
+}
+
+fn wrong_congestion(s: &mut Session) -> Verdict {
+    const NAME: &str = "nobodys-own";
+    let at = s.at(SERVER);
+    let stream = StreamOptions { congestion: Some(NAME.to_owned()), ..StreamOptions::default() };
+    let listen = ListenOptions { stream: stream.clone(), ..ListenOptions::default() };
+    let listener: Option<Box<dyn Listener>> =
+        ignored_or_named("listen", s.stack(SERVER).listen(at, &listen, LISTENER))?;
+    drop(listener);
+    let Pair { mut client, mut server, listener } = s.pair()?;
+    let other = s.stack(CLIENT).connect(None, listener.local_addr(), &stream, Token(9));
+    drop(ignored_or_named::<Box<dyn Stream>>("connect", other)?);
+    ignored_or_named("set_congestion", client.set_congestion(NAME))?;
+    s.send_all(HERE, &mut *client, b"x")?;
+    s.expect(THERE, &mut *server, b"x")
+}
+
+fn segment_size(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = s.pair()?;
+    for _ in 0..40 {
+        for stream in [&client, &server] {
+            // RFC 9293 section 3.7.1 and RFC 8200 section 5: no path has less than 536 or 1220; a packet has at most 65,535.
+            let emss = stream.emss();
+            ensure!((48..=65_535).contains(&emss), "an EMSS of {emss}");
+        }
+        s.send_all(HERE, &mut *client, &pattern(3000))?;
+        s.expect(THERE, &mut *server, &pattern(3000))?;
+    }
+    Ok(())
+}
+
+fn info(s: &mut Session) -> Verdict {
+    const LEN: u64 = 4000;
+    let Pair { mut client, mut server, listener: _listener } = s.pair()?;
+    s.send_all(HERE, &mut *client, &pattern(LEN as usize))?;
+    s.expect(THERE, &mut *server, &pattern(LEN as usize))?;
+    s.settle()?;
+    let (ours, theirs) = (client.info(), server.info());
+    // The kernel counts the SYN and the FIN as well.
+    if let Some(acked) = ours.octets_acked {
+        ensure!(acked <= LEN + 2, "{acked} of {LEN} bytes are acknowledged");
+    }
+    if let Some(received) = theirs.octets_received {
+        ensure!((LEN..=LEN + 2).contains(&received), "{received} of {LEN} bytes were received");
+    }
+    client.abort();
+    // Whatever it tells, it can be asked.
+    let _ = client.info();
+    Ok(())
+}
+
+fn to_itself(s: &mut Session) -> Verdict {
+    let at = s.at(CLIENT);
+    let options = StreamOptions::default();
+    let mut stream = match s.stack(CLIENT).connect_self(at, &options, CONNECTED) {
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            return Err(Stop::NotOffered("a stream to itself"));
+        }
+        stream => stream.map_err(unexpected("connect_self"))?,
+    };
+    s.made(&mut *stream, CONNECTED)?;
+    let ends = (stream.local_addr(), stream.peer_addr());
+    ensure!(ends.0 == ends.1 && ends.0.ip() == at.ip() && ends.0.port() != 0, "its ends are {ends:?}");
+    let bytes = pattern(4000);
+    s.send_all(HERE, &mut *stream, &bytes)?;
+    s.expect(HERE, &mut *stream, &bytes)?;
+    expect_kind("recv of nothing", recv(&mut *stream, 1), ErrorKind::WouldBlock)?;
+    stream.shutdown().map_err(unexpected("shutdown"))?;
+    s.expect_fin(HERE, &mut *stream)
+}
+
+/// What [`Stream::look`] found.
+enum Seen {
+    Bytes(Box<dyn Look>),
+    Fin,
+    Nothing,
+}
+
+fn look(stream: &mut dyn Stream) -> Verdict<Seen> {
+    match stream.look() {
+        Ok(None) => Err(Stop::NotOffered("a look at received bytes")),
+        Ok(Some(mut look)) => Ok(if look.octets().is_empty() { Seen::Fin } else { Seen::Bytes(look) }),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Seen::Nothing),
+        Err(error) => Err(unexpected("look")(error)),
+    }
+}
+
+/// A look at some bytes, which have come.
+fn look_at(stream: &mut dyn Stream) -> Verdict<Box<dyn Look>> {
+    match look(stream)? {
+        Seen::Bytes(look) => Ok(look),
+        Seen::Fin => Err(Stop::Failed("a look says FIN where bytes are due".into())),
+        Seen::Nothing => Err(Stop::Failed("a look would block where bytes are due".into())),
+    }
+}
+
+/// A pair whose accepted end can be looked at.
+fn lookable(s: &mut Session) -> Verdict<Pair> {
+    let mut pair = s.pair()?;
+    ensure!(matches!(look(&mut *pair.server)?, Seen::Nothing), "a look sees what nobody sent");
+    Ok(pair)
+}
+
+fn told(s: &mut Session) -> Verdict {
+    s.until("an event of the bytes", |s| Ok(s.is_readable(SERVER, ACCEPTED)))
+}
+
+fn look_takes_nothing(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = lookable(s)?;
+    s.send_all(HERE, &mut *client, b"0123456789")?;
+    s.settle()?;
+    told(s)?;
+    for _ in 0..2 {
+        same(look_at(&mut *server)?.octets(), b"0123456789")?;
+    }
+    s.poll()?;
+    ensure!(s.is_readable(SERVER, ACCEPTED), "a look that was dropped is told of no more");
+    s.expect(THERE, &mut *server, b"0123456789")?;
+    ensure!(matches!(look(&mut *server)?, Seen::Nothing), "a look sees what was received");
+    Ok(())
+}
+
+fn look_and_consume(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = lookable(s)?;
+    s.send_all(HERE, &mut *client, b"0123456789")?;
+    s.settle()?;
+    told(s)?;
+    let mut seen = look_at(&mut *server)?;
+    // They may be changed where they lie: those that stay are as they are left.
+    seen.octets()[4] = b'X';
+    seen.consume(4, Rest::Useful);
+    s.poll()?;
+    ensure!(s.is_readable(SERVER, ACCEPTED), "bytes that are of use are told of no more");
+    let mut seen = look_at(&mut *server)?;
+    same(seen.octets(), b"X56789")?;
+    seen.consume(1, Rest::Useful);
+    s.expect(THERE, &mut *server, b"56789")?;
+    s.never("an event of a stream without bytes", |s| Ok(s.is_readable(SERVER, ACCEPTED)))
+}
+
+fn look_and_wait(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = lookable(s)?;
+    s.send_all(HERE, &mut *client, b"one, tw")?;
+    s.settle()?;
+    told(s)?;
+    let seen = look_at(&mut *server)?;
+    ensure!(seen.can_grow(5), "two bytes in an empty buffer cannot grow");
+    seen.consume(5, Rest::WaitForMore);
+    s.never("an event of bytes that are of no use", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
+    ensure!(matches!(look(&mut *server)?, Seen::Nothing), "a look does not wait for more");
+    s.send_all(HERE, &mut *client, b"o")?;
+    told(s)?;
+    let mut seen = look_at(&mut *server)?;
+    same(seen.octets(), b"two")?;
+    seen.consume(1, Rest::WaitForMore);
+    // No more comes: what is left is told of as well.
+    client.shutdown().map_err(unexpected("shutdown"))?;
+    told(s)?;
+    let mut seen = look_at(&mut *server)?;
+    ensure!(!seen.can_grow(0), "bytes before a FIN can grow");
+    same(seen.octets(), b"wo")?;
+    drop(seen);
+    s.expect(THERE, &mut *server, b"wo")
+}
+
+fn look_at_the_fin(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = lookable(s)?;
+    client.shutdown().map_err(unexpected("shutdown"))?;
+    told(s)?;
+    for _ in 0..2 {
+        ensure!(matches!(look(&mut *server)?, Seen::Fin), "a look does not see the FIN");
+    }
+    client.abort();
+    server.abort();
+    expect_kind("a look at an aborted stream", server.look().map(drop), ErrorKind::NotConnected)
+}
+
+fn look_round_the_buffer(s: &mut Session) -> Verdict {
+    let small = StreamOptions {
+        send_buffer: Some(64 << 10),
+        recv_buffer: Some(64 << 10),
+        ..StreamOptions::default()
+    };
+    let Pair { mut client, mut server, listener: _listener } = s.pair_with(&small)?;
+    ensure!(matches!(look(&mut *server)?, Seen::Nothing), "a look sees what nobody sent");
+    let bytes = pattern(1 << 20);
+    let (mut sent, mut got) = (0, Vec::new());
+    client.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;
+    s.until("all bytes were seen", |s| {
+        if s.is_writable(CLIENT, CONNECTED) {
+            match send(&mut *client, &bytes[sent..bytes.len().min(sent + 20_000)]) {
+                Ok(count) => sent += count,
+                Err(error) => ensure!(error.kind() == ErrorKind::WouldBlock, "send: {error}"),
+            }
+            if sent == bytes.len() {
+                client.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
+            }
+        }
+        if s.is_readable(SERVER, ACCEPTED) {
+            let mut seen = look_at(&mut *server)?;
+            // Pieces of seven bytes, as if they were messages; the rest stays until it is whole.
+            let len = seen.octets().len();
+            let take = len - len % 7;
+            got.extend_from_slice(&seen.octets()[..take]);
+            if take < len && !seen.can_grow(take) {
+                seen.consume(take, Rest::Useful);
+                got.extend(recv(&mut *server, len - take).map_err(unexpected("recv behind a look"))?);
+            } else {
+                let last = got.len() + len - take == bytes.len();
+                if last {
+                    got.extend_from_slice(&seen.octets()[take..]);
+                }
+                seen.consume(if last { len } else { take }, Rest::WaitForMore);
+            }
+        }
+        Ok(got.len() >= bytes.len())
+    })?;
+    same(&got, &bytes)
+}
