@@ -1,133 +1,104 @@
 //! iWARP inside of somebody's own smoltcp loop: no thread, no descriptor, the loop's own clock. Two sockets of one interface talk
 //! over a device in memory. FPDUs are taken where they lie in a socket's receive buffer.
 
-use ddp::{Header, STag};
-use mpa::rx::{FpduRx, Step};
-use mpa::startup::{Config, Initiator, Negotiated, Outcome, Responder, Rtr};
-use mpa::tx::FpduTx;
-use rdmap::{Extensions, Inbound, Opcode, QN_SEND, StreamRx};
-use smoltcp::iface::{Config as InterfaceConfig, Interface, SocketSet};
+#[path = "embed_host.rs"]
+mod embed_host;
+
+use embed_host::{AnyError, Peer, SINK};
+use smoltcp::iface::{Config as InterfaceConfig, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{Loopback, Medium};
-use smoltcp::socket::tcp::{Socket, SocketBuffer};
+use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::{Duration, Instant};
 use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr};
-use std::error::Error;
+use std::hash::{BuildHasher, RandomState};
+use stream::{Config, Stream, Time, Transmit};
 
-type Result<T> = std::result::Result<T, Box<dyn Error>>;
-
-/// What one end is doing.
-enum Phase {
-    Asking(Initiator),
-    Asked(Responder),
-    Open { tx: FpduTx, rx: FpduRx, messages: StreamRx },
-}
-
-/// One end: a state machine that the loop gives its socket.
+/// One end: what the loop keeps for a socket.
 struct End {
-    phase: Phase,
-    /// Octets that the socket has not taken yet.
-    out: Vec<u8>,
-    sent: u32,
-    heard: Vec<String>,
+    socket: SocketHandle,
+    stream: Stream<Vec<u8>>,
+    peer: Peer,
+    /// Bytes that stood on both sides of the end of the socket's ring.
+    joined: Vec<u8>,
 }
 
 impl End {
-    fn initiator() -> Result<Self> {
-        let initiator = Initiator::new(Config::default(), b"")?;
-        let out = initiator.request();
-        Ok(Self { phase: Phase::Asking(initiator), out, sent: 0, heard: Vec::new() })
-    }
-
-    fn responder() -> Self {
-        let phase = Phase::Asked(Responder::new(Config::default()));
-        Self { phase, out: Vec::new(), sent: 0, heard: Vec::new() }
+    fn new(socket: SocketHandle, stream: Stream<Vec<u8>>, peer: Peer) -> Self {
+        Self { socket, stream, peer, joined: Vec::new() }
     }
 
     /// Called by the loop after every poll of the interface.
-    fn step(&mut self, socket: &mut Socket<'_>) -> Result<()> {
-        if socket.can_recv() {
-            // `octets` is the receive buffer itself.
-            socket.recv(|octets| match self.receive(octets) {
-                Ok(used) => (used, Ok(())),
-                Err(error) => (0, Err(error)),
-            })??;
+    fn step(&mut self, socket: &mut Socket<'_>, now: Time) -> Result<(), AnyError> {
+        if socket.may_send() {
+            self.stream.handle_connected(now);
         }
-        if socket.can_send() && !self.out.is_empty() {
-            let taken = socket.send_slice(&self.out)?;
-            self.out.drain(..taken);
+        if self.stream.poll_timeout() <= now {
+            self.stream.handle_timeout(&mut self.peer, now);
+        }
+        while self.stream.wants_bytes() && socket.can_recv() && self.receive(socket, now)? {
+            self.take_events(now)?;
+        }
+        let fin =
+            matches!(socket.state(), State::CloseWait | State::LastAck | State::Closing | State::TimeWait);
+        if fin && self.stream.wants_bytes() {
+            let unread = socket.recv_queue() + self.joined.len();
+            self.stream.handle_eof(&mut self.peer, unread, now);
+        }
+        self.transmit(socket, now)?;
+        self.take_events(now)?;
+        if self.stream.is_reset() {
+            socket.abort();
         }
         Ok(())
     }
 
-    /// Takes what is whole of `octets`. What is not stays in the socket; one that wraps the buffer's end would have to be copied
-    /// together, as uiw's own engine does.
-    fn receive(&mut self, octets: &mut [u8]) -> Result<usize> {
-        match &mut self.phase {
-            Phase::Asking(initiator) => {
-                let Some((used, outcome)) = initiator.reply(octets)? else { return Ok(0) };
-                let Outcome::Accepted { negotiated, .. } = outcome else { return Err("rejected".into()) };
-                self.open(&negotiated);
-                if negotiated.rtr == Some(Rtr::Write) {
-                    let header = rdmap::tagged_header(Opcode::Write, STag(1), 0, true);
-                    self.fpdu(Header::Tagged(header), b"");
-                }
-                self.send(b"from inside the loop");
-                Ok(used)
+    /// Takes what is whole of the socket's receive buffer, mostly where it lies. False: nothing is.
+    fn receive(&mut self, socket: &mut Socket<'_>, now: Time) -> Result<bool, AnyError> {
+        let Self { stream, peer, joined, .. } = self;
+        let queued = socket.recv_queue();
+        if joined.is_empty() {
+            let (used, front) = socket.recv(|bytes| {
+                let used = stream.handle_bytes(peer, bytes, now);
+                (used, (used, bytes.len()))
+            })?;
+            if used > 0 || front == queued {
+                return Ok(used > 0);
             }
-            Phase::Asked(responder) => {
-                let Some((used, request)) = responder.request(octets)? else { return Ok(0) };
-                let (reply, negotiated) = responder.accept(&request, &Config::default(), b"")?;
-                self.out.extend(reply);
-                self.open(&negotiated);
-                Ok(used)
-            }
-            Phase::Open { .. } => self.fpdus(octets),
         }
-    }
-
-    fn open(&mut self, negotiated: &Negotiated) {
-        self.phase = Phase::Open {
-            tx: FpduTx::new(negotiated.crc, negotiated.markers_tx),
-            rx: FpduRx::new(negotiated.crc, negotiated.markers_rx),
-            messages: StreamRx::new(Extensions::default()),
-        };
-    }
-
-    fn fpdus(&mut self, octets: &mut [u8]) -> Result<usize> {
-        let mut at = 0;
-        while let Phase::Open { rx, messages, .. } = &mut self.phase {
-            let Step::Fpdu(fpdu) = rx.next(&mut octets[at..])? else { break };
-            let ulpdu = fpdu.ulpdu.as_bytes();
-            let (header, header_len) = Header::parse(ulpdu)?;
-            if let Inbound::Send { .. } = messages.admit(&header)? {
-                let text = String::from_utf8_lossy(&ulpdu[header_len..]).into_owned();
-                if self.sent == 0 {
-                    self.send(format!("{text}, and back").as_bytes());
-                }
-                self.heard.push(text);
-            }
-            at += fpdu.consumed;
+        while socket.can_recv() {
+            socket.recv(|bytes| (bytes.len(), joined.extend_from_slice(bytes)))?;
         }
-        Ok(at)
+        let used = stream.handle_bytes(peer, joined, now);
+        joined.drain(..used);
+        Ok(used > 0)
     }
 
-    fn send(&mut self, octets: &[u8]) {
-        self.sent += 1;
-        let header = rdmap::untagged_header(Opcode::Send, QN_SEND, self.sent, 0, true, 0);
-        self.fpdu(Header::Untagged(header), octets);
+    fn transmit(&mut self, socket: &mut Socket<'_>, now: Time) -> Result<(), AnyError> {
+        while let Some(transmit) = self.stream.poll_transmit(&mut self.peer, now) {
+            let Transmit::Bytes(batch) = transmit else {
+                socket.close();
+                continue;
+            };
+            let mut bytes = Vec::new();
+            batch.append_to(&mut bytes);
+            let taken = socket.send_slice(&bytes)?;
+            self.stream.handle_sent(&mut self.peer, taken, now);
+            if taken < bytes.len() {
+                break;
+            }
+        }
+        Ok(())
     }
 
-    fn fpdu(&mut self, header: Header, payload: &[u8]) {
-        let Phase::Open { tx, .. } = &mut self.phase else { return };
-        let start = self.out.len();
-        self.out.resize(start + 2 + header.len(), 0);
-        header.emit(&mut self.out[start + 2..]);
-        self.out.extend_from_slice(payload);
-        tx.seal(&mut self.out, start);
+    fn take_events(&mut self, now: Time) -> Result<(), AnyError> {
+        while let Some(event) = self.stream.poll_event() {
+            self.peer.on_event(event, &mut self.stream, now)?;
+        }
+        Ok(())
     }
 }
 
-fn main() -> Result<()> {
+fn main() -> Result<(), AnyError> {
     let mut device = Loopback::new(Medium::Ethernet);
     let mut now = Instant::ZERO;
     let mac = EthernetAddress([2, 0, 0, 0, 0, 1]);
@@ -142,11 +113,16 @@ fn main() -> Result<()> {
     sockets.get_mut::<Socket<'_>>(server).listen(4791)?;
     sockets.get_mut::<Socket<'_>>(client).connect(interface.context(), (address, 4791), 49_152)?;
 
-    let mut ends = [(server, End::responder()), (client, End::initiator()?)];
-    while ends.iter().any(|(_, end)| end.heard.is_empty()) {
+    let start = Time::default();
+    let responder = Stream::listen(Config::default(), SINK, start);
+    let initiator = Stream::connect(Config::default(), b"", SINK, RandomState::new().hash_one(0), start)?;
+    let mut ends =
+        [End::new(client, initiator, Peer::default()), End::new(server, responder, Peer::responder())];
+    while ends.iter().any(|end| !end.stream.is_over()) {
         interface.poll(now, &mut device, &mut sockets);
-        for (handle, end) in &mut ends {
-            end.step(sockets.get_mut::<Socket<'_>>(*handle))?;
+        for end in &mut ends {
+            let time = Time::from_nanos(now.total_micros() as u64 * 1000);
+            end.step(sockets.get_mut(end.socket), time)?;
         }
         // The loop's own clock: this one never waits.
         now += Duration::from_millis(1);
@@ -154,8 +130,6 @@ fn main() -> Result<()> {
             return Err("nothing happens".into());
         }
     }
-    for (_, end) in &ends {
-        println!("heard {:?}", end.heard);
-    }
+    embed_host::report(&ends[0].peer, &ends[1].peer);
     Ok(())
 }

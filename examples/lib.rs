@@ -7,5 +7,5 @@
 //! | `read` | RDMA Read of memory the peer shares, and an atomic on it |
 //! | `pingpong` | round trips on the raw layer, one thread polling |
 //! | `async_echo` | an echo server and its client as tokio tasks, tokio driving the device |
-//! | `embed_stream` | the protocol crates alone, over any reader and writer |
-//! | `embed_smoltcp` | the protocol crates inside of somebody's own smoltcp loop: no socket of the kernel's, no thread, no clock |
+//! | `embed_stream` | a whole peer without the engine, over any reader and writer |
+//! | `embed_smoltcp` | the same peer inside of somebody's own smoltcp loop: no socket of the kernel's, no thread, no clock |

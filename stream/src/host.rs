@@ -35,17 +35,23 @@ pub trait Host {
     /// holds the byte.
     fn read_source(&mut self, stag: STag, to: u64, len: u32) -> Result<Self::Payload<'_>, AccessError>;
 
-    /// Executes the peer's atomic ([`AtomicRequest::apply`]). Returns the value before.
+    /// Executes the peer's atomic ([`AtomicRequest::apply`]). Returns the value before. As provided, no memory gives the right.
     ///
     /// # Errors
     /// [`AtomicError`]: the memory is as before; the stream is terminated.
-    fn atomic(&mut self, request: &AtomicRequest) -> Result<u64, AtomicError>;
+    fn atomic(&mut self, request: &AtomicRequest) -> Result<u64, AtomicError> {
+        let _ = request;
+        Err(AccessError::AccessRights.into())
+    }
 
-    /// Invalidates the STag that the peer's Send names.
+    /// Invalidates the STag that the peer's Send names. As provided, no STag may be invalidated by the peer.
     ///
     /// # Errors
     /// [`AccessError`]: the peer may not invalidate it; the stream is terminated.
-    fn invalidate(&mut self, stag: STag) -> Result<(), AccessError>;
+    fn invalidate(&mut self, stag: STag) -> Result<(), AccessError> {
+        let _ = stag;
+        Err(AccessError::AccessRights)
+    }
 
     /// Begins to fill the oldest posted receive. Returns its bytes; `None` when none is posted: then the stream is not read until
     /// [`crate::Stream::receive_posted`].
@@ -76,16 +82,26 @@ pub trait Host {
 
     /// A message of request `id` is begun, of which more than one segment is to be built or whose answer is awaited. It has this MSN
     /// on its queue: a Terminate of the peer may name it.
-    fn begun(&mut self, id: u32, msn: u32);
+    fn begun(&mut self, id: u32, msn: u32) {
+        let _ = (id, msn);
+    }
 
     /// The next request, `id`, is in the transmit queue, whole; its last message has this MSN.
     fn built(&mut self, id: u32, msn: u32);
 
-    /// Appends `range` of the payload of request `id`.
+    /// Appends `range` of the payload of request `id`. As provided, of what [`Host::request_payload`] returns.
     ///
     /// # Errors
     /// [`LocalError::Protection`].
-    fn copy_request(&mut self, id: u32, range: Range<u32>, out: &mut Vec<u8>) -> Result<(), LocalError>;
+    fn copy_request(&mut self, id: u32, range: Range<u32>, out: &mut Vec<u8>) -> Result<(), LocalError> {
+        let mut at = range.start;
+        while at < range.end {
+            let payload = self.request_payload(id, at, range.end - at)?;
+            payload.append_to(0..payload.len(), out);
+            at += payload.len() as u32;
+        }
+        Ok(())
+    }
 
     /// The `len` bytes from `offset` on of the payload of request `id`, or the first of them if they lie in several pieces.
     ///
@@ -93,11 +109,14 @@ pub trait Host {
     /// [`LocalError::Protection`].
     fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<Self::Payload<'_>, LocalError>;
 
-    /// Executes a request that sends nothing ([`crate::Op::Local`]), and completes it.
+    /// Executes a request that sends nothing ([`crate::Op::Local`]), and completes it. As provided, there are no such requests.
     ///
     /// # Errors
     /// [`LocalError`].
-    fn execute_local(&mut self, id: u32) -> Result<(), LocalError>;
+    fn execute_local(&mut self, id: u32) -> Result<(), LocalError> {
+        let _ = id;
+        Err(LocalError::GivenUp)
+    }
 
     /// Places a part of the answer to a Read or an atomic at byte `offset` of the memory of request `id`. The answers come in the
     /// order of the requests.
@@ -124,8 +143,12 @@ pub trait Host {
     /// [`LocalError::CqOverflow`].
     fn acknowledged(&mut self, id: u32) -> Result<(), LocalError>;
 
-    /// Appends `range` of memory that waits in the transmit queue. False: it is gone.
-    fn copy_memory(&mut self, memory: &Self::Memory, range: Range<usize>, out: &mut Vec<u8>) -> bool;
+    /// Appends `range` of memory that waits in the transmit queue. False: it is gone. As provided, it is: a host whose payloads are
+    /// never stable has no memory there.
+    fn copy_memory(&mut self, memory: &Self::Memory, range: Range<usize>, out: &mut Vec<u8>) -> bool {
+        let _ = (memory, range, out);
+        false
+    }
 }
 
 /// Memory that was looked up and checked. Its bytes may change while they are read if [`Payload::is_stable`] is false.
@@ -153,6 +176,31 @@ pub trait Payload {
 
     /// Names the memory, to be sent from where it lies.
     fn to_memory(&self) -> Self::Memory;
+}
+
+/// Bytes that are copied into the FPDU: for a host that lends its memory for the time of a call only.
+impl Payload for &[u8] {
+    type Memory = Vec<u8>;
+
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+
+    fn is_stable(&self) -> bool {
+        false
+    }
+
+    fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self[range]);
+    }
+
+    fn update_crc(&self, range: Range<usize>, crc: Crc32c) -> Crc32c {
+        crc.update(&self[range])
+    }
+
+    fn to_memory(&self) -> Vec<u8> {
+        self.to_vec()
+    }
 }
 
 /// A part of an answer.

@@ -308,6 +308,18 @@ impl<'a, M> Batch<'a, M> {
     }
 }
 
+impl<M: AsRef<[u8]>> Batch<'_, M> {
+    /// Appends all bytes to `out`, for a transport that takes them in one piece.
+    pub fn append_to(&self, out: &mut Vec<u8>) {
+        for piece in self.pieces() {
+            match piece {
+                Piece::Bytes(bytes) => out.extend_from_slice(bytes),
+                Piece::Memory { memory, range } => out.extend_from_slice(&memory.as_ref()[range]),
+            }
+        }
+    }
+}
+
 #[cfg(feature = "test-util")]
 impl<M> Sender<M> {
     /// As after so many messages on each queue.

@@ -1,0 +1,336 @@
+//! How streams end: in order, by the host, by the transport; and what becomes of requests and of FPDUs that are partly sent.
+
+mod common;
+
+use common::{Pair, at, config_with, pattern};
+use rdmap::TerminateReason;
+use std::time::Duration;
+use stream::{Config, ConnError, FpduSize, Named, Op, Stream};
+
+fn pair() -> Pair {
+    Pair::open(Config::default(), Config::default())
+}
+
+/// FPDUs as large as MPA allows, sent from memory.
+fn large_pair() -> Pair {
+    let config = config_with(|config| config.fpdu = FpduSize::Large);
+    Pair::open(config.clone(), config)
+}
+
+#[test]
+fn the_orderly_close_sends_and_answers_everything_first() {
+    let mut pair = pair();
+    pair.receives(1, 1, 100);
+    for n in 0..2 {
+        pair.ends[n].post(Op::Write { remote: at(0) }, &pattern(50_000, 1));
+        pair.ends[n].post(Op::Read { remote: at(0), invalidate: None }, &[0; 20_000]);
+    }
+    pair.ends[0].post(Op::Send, b"last");
+    assert!(pair.call(0, |stream, _, now| stream.close(now)), "was open");
+    assert!(!pair.call(0, |stream, _, now| stream.close(now)), "closes already");
+    pair.assert_over();
+    for end in &pair.ends {
+        end.host.assert_all_completed();
+        assert!(matches!(end.error(), ConnError::Closed));
+        assert!(end.fin_sent && !end.stream.is_reset());
+        assert!(
+            end.ended
+                .as_ref()
+                .is_some_and(|ended| ended.terminate.is_none() && ended.named == Named::Nothing)
+        );
+    }
+    // The close interrupted nothing at the end that did not ask for it.
+    assert!(pair.ends[1].ended.as_ref().is_some_and(|ended| ended.idle));
+    assert_eq!(pair.ends[1].host.received[0].1, b"last");
+}
+
+#[test]
+fn a_close_that_the_peer_does_not_answer_is_cut_off() {
+    let mut pair = pair();
+    pair.call(0, |stream, _, now| stream.close(now));
+    // The FIN leaves, and nothing comes back.
+    assert!(matches!(next_transmit(&mut pair, 0), Some(None)));
+    pair.now = pair.now.after(Duration::from_millis(4_999));
+    pair.call(0, Stream::handle_timeout);
+    assert!(!pair.ends[0].stream.is_over());
+    pair.now = pair.now.after(Duration::from_millis(1));
+    pair.call(0, Stream::handle_timeout);
+    assert!(pair.ends[0].stream.is_over() && pair.ends[0].stream.is_reset());
+    assert!(matches!(pair.ends[0].error(), ConnError::Lost));
+}
+
+/// What end `n` sends next, which nobody gets: bytes, or `None` for FIN.
+fn next_transmit(pair: &mut Pair, n: usize) -> Option<Option<usize>> {
+    let now = pair.now;
+    let end = &mut pair.ends[n];
+    match end.stream.poll_transmit(&mut end.host, now)? {
+        stream::Transmit::Fin => Some(None),
+        stream::Transmit::Bytes(batch) => {
+            let len = batch.len() as usize;
+            end.stream.handle_sent(&mut end.host, len, now);
+            Some(Some(len))
+        }
+    }
+}
+
+#[test]
+fn an_abort_tells_the_peer_that_it_is_not_at_fault() {
+    let mut pair = pair();
+    let done = pair.ends[0].post(Op::Write { remote: at(0) }, b"done");
+    pair.run();
+    let open = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
+    next_transmit(&mut pair, 0);
+    pair.ends[0].post(Op::Send, b"never built");
+    pair.call(0, Stream::abort);
+    assert_eq!(pair.ends[0].terminated(), TerminateReason::LocalCatastrophic);
+    assert!(pair.ends[0].ended.as_ref().is_some_and(|ended| !ended.idle));
+    pair.assert_over();
+    let host = &mut pair.ends[0].host;
+    assert_eq!((host.get(done).completions, host.get(open).completions, host.built), (1, 0, 2));
+}
+
+/// The whole of what an end has said is FPDUs, however far a gathered one was sent when the stream ended.
+#[test]
+fn an_fpdu_that_is_partly_sent_is_finished_before_the_terminate() {
+    for taken in [1, 2, 15, 16, 17, 18, 4_000, 64_000, 64_772, 64_775, 64_776, 64_777, 70_000, 129_553] {
+        for stable in [false, true] {
+            let mut pair = large_pair();
+            pair.ends[0].host.stable = stable;
+            let id = pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(200_000, 9));
+            let mut budget = vec![0, taken];
+            pair.send_cuts = Box::new(move || budget.pop().unwrap_or(0));
+            pair.run();
+            pair.call(0, Stream::abort);
+            pair.send_cuts = Box::new(|| usize::MAX);
+            pair.run();
+            assert_eq!(
+                pair.ends[1].terminated_by_peer(),
+                TerminateReason::LocalCatastrophic,
+                "{taken} {stable}"
+            );
+            let whole = taken.div_ceil(64_776) * (64_768 - 14);
+            let placed =
+                pair.ends[1].host.memory.iter().zip(pattern(200_000, 9)).take_while(|(a, b)| **a == *b);
+            assert_eq!(placed.count(), whole, "FPDUs that were begun, and no more: {taken}");
+            assert_eq!(pair.ends[0].host.get(id).completions, 0);
+            pair.assert_over();
+        }
+    }
+}
+
+#[test]
+fn without_its_memory_a_partly_sent_fpdu_ends_the_transport() {
+    for taken in [1, 16, 40_000] {
+        let mut pair = large_pair();
+        pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
+        let mut budget = vec![0, taken];
+        pair.send_cuts = Box::new(move || budget.pop().unwrap_or(0));
+        pair.run();
+        pair.ends[0].host.gone = true;
+        pair.call(0, Stream::abort);
+        assert!(pair.ends[0].stream.is_over() && pair.ends[0].stream.is_reset());
+        assert!(pair.ends[0].ended.as_ref().is_some_and(|ended| ended.terminate.is_none()));
+    }
+    // Of FPDUs that were not begun nothing is missing.
+    let mut pair = large_pair();
+    pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
+    pair.send_cuts = Box::new(|| 0);
+    pair.run();
+    pair.ends[0].host.gone = true;
+    pair.call(0, Stream::abort);
+    pair.send_cuts = Box::new(|| usize::MAX);
+    pair.run();
+    assert_eq!(pair.ends[1].terminated_by_peer(), TerminateReason::LocalCatastrophic);
+}
+
+#[test]
+fn memory_that_is_gone_while_it_is_sent_ends_the_stream() {
+    let mut pair = large_pair();
+    pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
+    let mut budget = vec![0, 30_000];
+    pair.send_cuts = Box::new(move || budget.pop().unwrap_or(0));
+    pair.run();
+    pair.ends[0].host.gone = true;
+    pair.call(0, Stream::handle_source_gone);
+    assert!(matches!(pair.ends[0].error(), ConnError::SourceGone));
+    assert!(pair.ends[0].stream.is_over() && pair.ends[0].stream.is_reset());
+    pair.call(1, Stream::handle_lost);
+    assert!(matches!(pair.ends[1].error(), ConnError::Lost));
+    assert_eq!(pair.ends[1].host.memory, vec![0; 1 << 18], "nothing of a part of an FPDU is placed");
+}
+
+#[test]
+fn an_end_inside_an_fpdu_is_a_fault() {
+    let mut pair = pair();
+    pair.ends[0].post(Op::Write { remote: at(0) }, &[7; 100]);
+    let mut budget = vec![0, 50];
+    pair.send_cuts = Box::new(move || budget.pop().unwrap_or(0));
+    pair.run();
+    pair.ends[1].incoming_fin = true;
+    pair.run();
+    assert!(
+        matches!(pair.ends[1].error(), ConnError::FinInsideFpdu { bytes: 50 }),
+        "{:?}",
+        pair.ends[1].ended
+    );
+    assert_eq!(pair.ends[1].terminated(), TerminateReason::LlpClosed);
+}
+
+#[test]
+fn a_peer_that_closes_first_still_gets_its_answers() {
+    let mut pair = pair();
+    pair.ends[1].host.memory[..3].copy_from_slice(b"abc");
+    pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 3]);
+    let Some(Some(_)) = forward(&mut pair) else { panic!("no Read Request") };
+    pair.ends[1].incoming_fin = true;
+    pair.run();
+    assert_eq!(pair.ends[0].host.requests[0].bytes, b"abc");
+    assert!(matches!(pair.ends[1].error(), ConnError::Closed));
+}
+
+/// What the initiator sends next, to the responder.
+fn forward(pair: &mut Pair) -> Option<Option<usize>> {
+    let now = pair.now;
+    let [end, peer] = &mut pair.ends;
+    match end.stream.poll_transmit(&mut end.host, now)? {
+        stream::Transmit::Fin => Some(None),
+        stream::Transmit::Bytes(batch) => {
+            let mut bytes = Vec::new();
+            batch.append_to(&mut bytes);
+            end.stream.handle_sent(&mut end.host, bytes.len(), now);
+            peer.incoming.extend(&bytes);
+            Some(Some(bytes.len()))
+        }
+    }
+}
+
+#[test]
+fn a_lost_transport_flushes_what_is_open() {
+    for closing in [false, true] {
+        let mut pair = pair();
+        let done = pair.ends[0].post(Op::Write { remote: at(0) }, b"done");
+        pair.run();
+        let open = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
+        next_transmit(&mut pair, 0);
+        if closing {
+            pair.call(0, |stream, _, now| stream.close(now));
+            assert!(next_transmit(&mut pair, 0).is_none(), "no FIN while a Read is open");
+        }
+        pair.call(0, Stream::handle_lost);
+        let end = &mut pair.ends[0];
+        assert!(matches!(end.error(), ConnError::Lost));
+        assert_eq!(end.ended.as_ref().map(|ended| ended.named), Some(Named::Oldest));
+        assert!(end.stream.is_over() && end.stream.is_reset());
+        assert_eq!((end.host.get(done).completions, end.host.get(open).completions), (1, 0));
+    }
+    // Behind the end nothing is reported again.
+    let mut pair = pair();
+    pair.call(0, Stream::abort);
+    pair.call(0, Stream::handle_lost);
+    assert!(matches!(pair.ends[0].error(), ConnError::Aborted) && pair.ends[0].stream.is_over());
+}
+
+#[test]
+fn a_detached_idle_stream_closes_in_order() {
+    let mut pair = pair();
+    pair.call(0, Stream::detach);
+    pair.assert_over();
+    assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)));
+}
+
+#[test]
+fn a_detached_stream_with_open_requests_is_aborted() {
+    let mut pair = pair();
+    pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
+    next_transmit(&mut pair, 0);
+    pair.call(0, Stream::detach);
+    assert!(matches!(pair.ends[0].error(), ConnError::Aborted));
+    pair.assert_over();
+}
+
+fn acknowledged() -> Config {
+    config_with(|config| config.acknowledged = true)
+}
+
+#[test]
+fn acknowledged_requests_complete_when_the_peer_has_placed_them() {
+    let mut pair = Pair::open(acknowledged(), acknowledged());
+    pair.receives(1, 40, 64);
+    let ids: Vec<u32> = (0..40)
+        .map(|n| {
+            let op = if n % 2 == 0 { Op::Write { remote: at(n * 8) } } else { Op::Send };
+            pair.ends[0].post(op, b"acked")
+        })
+        .collect();
+    while forward(&mut pair).is_some() {}
+    assert!(pair.ends[0].host.completed.is_empty(), "TCP has them all, and the peer has not looked");
+    pair.run();
+    assert_eq!(pair.ends[0].host.completed, ids);
+    assert!(pair.ends[0].stream.awaits_doorbell(), "no acknowledgement is open");
+    // A request that the peer refuses never completes, nor does what is behind it.
+    pair.ends[0].post(Op::Write { remote: at(0) }, b"placed");
+    let bad = pair.ends[0].post(Op::Write { remote: at(1 << 40) }, b"refused");
+    pair.ends[0].post(Op::Write { remote: at(0) }, b"behind");
+    pair.run();
+    assert_eq!(pair.ends[0].terminated_by_peer(), TerminateReason::TaggedBaseOrBounds);
+    let ended = pair.ends[0].ended.as_ref().expect("ended");
+    assert!(ended.acknowledged);
+    assert_eq!(ended.named, Named::Write { stag: common::MEMORY, to: 1 << 40 });
+    assert_eq!(pair.ends[0].host.get(bad).completions, 0);
+    assert_eq!(pair.ends[0].host.get(bad + 1).completions, 0);
+    pair.assert_over();
+}
+
+#[test]
+fn a_detached_stream_answers_the_last_acknowledgements_of_its_peer() {
+    let mut pair = Pair::open(acknowledged(), acknowledged());
+    pair.receives(1, 8, 64);
+    let ids: Vec<u32> = (0..8).map(|_| pair.ends[0].post(Op::Send, b"acked")).collect();
+    while forward(&mut pair).is_some() {}
+    pair.call(1, Stream::detach);
+    assert!(pair.ends[1].stream.is_draining());
+    pair.assert_over();
+    assert_eq!(pair.ends[0].host.completed, ids);
+    assert!(pair.ends[1].host.received.is_empty(), "a host that has let go gets nothing");
+    assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)), "{:?}", pair.ends[0].ended);
+}
+
+#[test]
+fn a_drain_lasts_a_second_at_most() {
+    let mut pair = Pair::open(acknowledged(), acknowledged());
+    pair.call(1, Stream::detach);
+    assert!(matches!(next_transmit(&mut pair, 1), Some(Some(_))));
+    pair.now = pair.now.after(Duration::from_secs(1));
+    pair.call(1, Stream::handle_timeout);
+    assert!(pair.ends[1].stream.is_over() && pair.ends[1].stream.is_reset());
+}
+
+#[test]
+fn a_pause_takes_effect_when_nothing_is_under_way() {
+    let mut pair = pair();
+    let id = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
+    next_transmit_to_peer(&mut pair);
+    pair.call(0, |stream, _, _| stream.pause());
+    assert_eq!(pair.ends[0].drained, 0);
+    pair.run();
+    assert_eq!((pair.ends[0].drained, pair.ends[0].host.get(id).completions), (1, 1));
+    pair.call(0, |stream, _, _| stream.resume());
+    pair.ends[0].post(Op::Write { remote: at(0) }, b"goes on");
+    pair.run();
+    pair.ends[0].host.assert_all_completed();
+    assert_eq!(pair.ends[0].drained, 1);
+}
+
+fn next_transmit_to_peer(pair: &mut Pair) {
+    assert!(matches!(forward(pair), Some(Some(_))));
+}
+
+#[test]
+fn a_completion_queue_that_overflows_ends_the_stream() {
+    let mut pair = pair();
+    pair.ends[0].host.cq_full = true;
+    pair.ends[0].post(Op::Write { remote: at(0) }, b"sent");
+    pair.run();
+    assert_eq!(pair.ends[1].terminated_by_peer(), TerminateReason::LocalCatastrophic);
+    pair.assert_over();
+}

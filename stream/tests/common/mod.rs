@@ -1,0 +1,323 @@
+//! Two streams back to back: a host with memory, queues and completions for each, a virtual clock, and a wire of which tests choose
+//! how it cuts. No thread, no socket.
+
+// Each test program uses a part of it.
+#![allow(dead_code)]
+
+mod host;
+
+pub(crate) use host::{MEMORY, TestHost};
+
+use ddp::{Header, STag};
+use mpa::startup::Negotiated;
+use mpa::tx::FpduTx;
+use rdmap::{Opcode, TerminateReason};
+use std::collections::VecDeque;
+use std::time::Duration;
+use stream::{
+    Config, ConnError, Ended, Established, Event, Op, PeerKind, Piece, Remote, StartupFailure, Stream, Time,
+    Transmit,
+};
+
+const SINK: STag = STag(0x51_4B00);
+
+/// What a responder does about a Request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    Accept,
+    Reject,
+    Wait,
+}
+
+/// One stream, its host, and what it has reported.
+pub(crate) struct End {
+    pub(crate) stream: Stream<Vec<u8>>,
+    pub(crate) host: TestHost,
+    config: Config,
+    pub(crate) decision: Decision,
+    /// Bytes on their way to this end.
+    pub(crate) incoming: VecDeque<u8>,
+    /// The peer's FIN is behind them.
+    pub(crate) incoming_fin: bool,
+    /// Bytes that came and were not taken.
+    pub(crate) unread: Vec<u8>,
+    eof: bool,
+    /// Every byte that this end has sent.
+    pub(crate) sent: Vec<u8>,
+    pub(crate) fin_sent: bool,
+    pub(crate) established: Option<Established>,
+    pub(crate) kind: Option<PeerKind>,
+    pub(crate) failed: Option<StartupFailure>,
+    pub(crate) ended: Option<Ended>,
+    pub(crate) drained: u32,
+    pub(crate) reconnects: u32,
+}
+
+impl End {
+    pub(crate) fn new(stream: Stream<Vec<u8>>, config: Config) -> Self {
+        Self {
+            stream,
+            host: TestHost::new(),
+            config,
+            decision: Decision::Accept,
+            incoming: VecDeque::new(),
+            incoming_fin: false,
+            unread: Vec::new(),
+            eof: false,
+            sent: Vec::new(),
+            fin_sent: false,
+            established: None,
+            kind: None,
+            failed: None,
+            ended: None,
+            drained: 0,
+            reconnects: 0,
+        }
+    }
+
+    pub(crate) fn negotiated(&self) -> Negotiated {
+        self.established.as_ref().expect("established").negotiated
+    }
+
+    /// Posts a request with `payload`, or with room for an answer of its length.
+    pub(crate) fn post(&mut self, op: Op, payload: &[u8]) -> u32 {
+        let id = self.host.post(op, payload);
+        self.stream.doorbell();
+        id
+    }
+
+    pub(crate) fn error(&self) -> &ConnError {
+        &self.ended.as_ref().expect("ended").error
+    }
+
+    /// What the Terminate that this end has received says.
+    pub(crate) fn terminated_by_peer(&self) -> TerminateReason {
+        match self.error() {
+            ConnError::Terminated(terminate, _) => terminate.reason(),
+            other => panic!("no Terminate came: {other:?}"),
+        }
+    }
+
+    /// What the Terminate that this end has sent says.
+    pub(crate) fn terminated(&self) -> TerminateReason {
+        let ended = self.ended.as_ref().expect("ended");
+        ended.terminate.as_ref().unwrap_or_else(|| panic!("no Terminate: {:?}", ended.error)).reason()
+    }
+
+    fn take_events(&mut self, now: Time) {
+        while let Some(event) = self.stream.poll_event() {
+            assert!(self.ended.is_none() && self.failed.is_none(), "{event:?} behind the end");
+            match event {
+                Event::Requested(_) => match self.decision {
+                    Decision::Accept => {
+                        let accepted = self.stream.accept(self.config.clone(), b"accepted", now);
+                        assert!(accepted.expect("legal settings").is_some());
+                    }
+                    Decision::Reject => assert!(self.stream.reject(b"rejected", now).expect("legal data")),
+                    Decision::Wait => {}
+                },
+                Event::Established(established) => {
+                    assert!(self.established.replace(*established).is_none(), "established twice");
+                }
+                Event::Failed(failure) => self.failed = Some(failure),
+                Event::Reconnect => self.reconnects += 1,
+                Event::Peer(kind) => assert!(self.kind.replace(kind).is_none(), "decided twice"),
+                Event::Drained => self.drained += 1,
+                Event::Ended(ended) => self.ended = Some(*ended),
+            }
+        }
+    }
+
+    /// Takes the next `count` bytes of the wire, and what is whole of them. True when anything happened.
+    fn receive(&mut self, count: usize, now: Time) -> bool {
+        if !self.stream.wants_bytes() {
+            return false;
+        }
+        let count = count.min(self.incoming.len());
+        self.unread.extend(self.incoming.drain(..count));
+        let mut moved = count > 0;
+        while self.stream.wants_bytes() {
+            let used = self.stream.handle_bytes(&mut self.host, &mut self.unread, now);
+            self.unread.drain(..used);
+            self.take_events(now);
+            moved |= used > 0;
+            if used == 0 {
+                break;
+            }
+        }
+        if self.incoming.is_empty() && self.incoming_fin && !self.eof && self.stream.wants_bytes() {
+            self.eof = true;
+            self.stream.handle_eof(&mut self.host, self.unread.len(), now);
+            self.take_events(now);
+            moved = true;
+        }
+        moved
+    }
+
+    /// Up to `room` bytes that are due, in the order of the pieces; true when there was anything.
+    fn transmit(&mut self, room: usize, now: Time) -> (Vec<u8>, bool) {
+        let mut bytes = Vec::new();
+        let mut fin = false;
+        match self.stream.poll_transmit(&mut self.host, now) {
+            None => {}
+            Some(Transmit::Fin) => fin = true,
+            Some(Transmit::Bytes(batch)) => {
+                let len = batch.len();
+                for piece in batch.pieces() {
+                    if bytes.len() >= room {
+                        break;
+                    }
+                    match piece {
+                        Piece::Bytes(own) => bytes.extend_from_slice(own),
+                        Piece::Memory { memory, range } => bytes.extend_from_slice(&memory[range]),
+                    }
+                }
+                assert!(bytes.len() as u64 == len || bytes.len() >= room);
+                bytes.truncate(room);
+                self.stream.handle_sent(&mut self.host, bytes.len(), now);
+            }
+        }
+        assert!(!fin || !std::mem::replace(&mut self.fin_sent, fin), "FIN twice");
+        assert!(bytes.is_empty() || !self.fin_sent, "bytes behind FIN");
+        self.sent.extend_from_slice(&bytes);
+        self.take_events(now);
+        (bytes, fin)
+    }
+}
+
+/// How the wire cuts: the sizes of the next pieces that a sender is rid of, and that a receiver gets.
+pub(crate) type Cuts = Box<dyn FnMut() -> usize>;
+
+/// Two streams back to back; the first is the initiator.
+pub(crate) struct Pair {
+    pub(crate) ends: [End; 2],
+    pub(crate) now: Time,
+    pub(crate) send_cuts: Cuts,
+    pub(crate) receive_cuts: Cuts,
+}
+
+impl Pair {
+    /// Both ends with these settings, before the first byte.
+    pub(crate) fn new(initiator: Config, responder: Config) -> Self {
+        let now = Time::from_nanos(1_000_000_000);
+        let connect =
+            Stream::connect(initiator.clone(), b"request", SINK, 0x1234_5678_9ABC, now).expect("legal");
+        let mut ends =
+            [End::new(connect, initiator), End::new(Stream::listen(responder.clone(), SINK, now), responder)];
+        ends[0].stream.handle_connected(now);
+        for end in &mut ends {
+            end.stream.set_emss(1460);
+        }
+        Self { ends, now, send_cuts: Box::new(|| usize::MAX), receive_cuts: Box::new(|| usize::MAX) }
+    }
+
+    /// Both ends established, with the capability exchange decided.
+    pub(crate) fn open(initiator: Config, responder: Config) -> Self {
+        let mut pair = Self::new(initiator, responder);
+        pair.run();
+        pair.assert_established();
+        pair
+    }
+
+    pub(crate) fn assert_established(&self) {
+        for end in &self.ends {
+            assert!(end.stream.is_open() && end.established.is_some(), "{:?} {:?}", end.failed, end.ended);
+        }
+    }
+
+    /// Moves bytes until nothing happens any more without the clock.
+    pub(crate) fn run(&mut self) {
+        for _ in 0..1_000_000 {
+            let mut moved = false;
+            for n in 0..2 {
+                let (bytes, fin) = self.ends[n].transmit((self.send_cuts)(), self.now);
+                moved |= !bytes.is_empty() || fin;
+                let peer = &mut self.ends[1 - n];
+                peer.incoming.extend(bytes);
+                peer.incoming_fin |= fin;
+                moved |= peer.receive((self.receive_cuts)(), self.now);
+            }
+            if !moved {
+                return;
+            }
+        }
+        panic!("the pair never comes to rest");
+    }
+
+    /// The clock goes on by `wait`; deadlines that have passed are served, and what follows from them.
+    pub(crate) fn advance(&mut self, wait: Duration) {
+        self.now = self.now.after(wait);
+        for end in &mut self.ends {
+            if end.stream.poll_timeout() <= self.now {
+                end.stream.handle_timeout(&mut end.host, self.now);
+                end.take_events(self.now);
+            }
+        }
+        self.run();
+    }
+
+    /// A call of one stream, and the events of it.
+    pub(crate) fn call<R>(
+        &mut self,
+        n: usize,
+        call: impl FnOnce(&mut Stream<Vec<u8>>, &mut TestHost, Time) -> R,
+    ) -> R {
+        let end = &mut self.ends[n];
+        let result = call(&mut end.stream, &mut end.host, self.now);
+        end.take_events(self.now);
+        result
+    }
+
+    /// Posts `count` receives of `len` bytes at end `n`.
+    pub(crate) fn receives(&mut self, n: usize, count: usize, len: u32) {
+        self.ends[n].host.receives.extend(std::iter::repeat_n(len, count));
+        self.call(n, |stream, host, now| stream.receive_posted(host, now));
+    }
+
+    /// An FPDU from nowhere, with a right CRC, arrives at end `n` behind everything else.
+    pub(crate) fn inject(&mut self, n: usize, header: &Header, payload: &[u8]) {
+        let mut ulpdu = vec![0; header.len()];
+        header.emit(&mut ulpdu);
+        ulpdu.extend_from_slice(payload);
+        self.inject_ulpdu(n, &ulpdu);
+    }
+
+    pub(crate) fn inject_ulpdu(&mut self, n: usize, ulpdu: &[u8]) {
+        self.run();
+        let mut fpdu = vec![0; 2];
+        fpdu.extend_from_slice(ulpdu);
+        FpduTx::new(true, false).seal(&mut fpdu, 0);
+        self.ends[n].incoming.extend(fpdu);
+        self.run();
+    }
+
+    /// Both streams are over, and every request was completed at most once.
+    pub(crate) fn assert_over(&mut self) {
+        self.run();
+        for end in &self.ends {
+            assert!(end.stream.is_over(), "{:?}", end.ended);
+            end.host.assert_completed_at_most_once();
+        }
+    }
+}
+
+pub(crate) fn config_with(change: impl FnOnce(&mut Config)) -> Config {
+    let mut config = Config::default();
+    change(&mut config);
+    config
+}
+
+/// A place in the memory of a host.
+pub(crate) fn at(to: u64) -> Remote {
+    Remote { stag: MEMORY, to }
+}
+
+/// Bytes that show where they come from.
+pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|n| (n as u8).wrapping_mul(31).wrapping_add((n >> 8) as u8).wrapping_add(seed)).collect()
+}
+
+/// A segment header on queue 0.
+pub(crate) fn send_header(msn: u32, mo: u32, last: bool) -> Header {
+    Header::Untagged(rdmap::untagged_header(Opcode::Send, rdmap::QN_SEND, msn, mo, last, 0))
+}

@@ -1,0 +1,276 @@
+//! Every operation, both ways at once, over every framing; and the same result however the wire cuts the bytes.
+
+mod common;
+
+use common::{MEMORY, Pair, at, config_with, pattern};
+use ddp::STag;
+use proptest::prelude::*;
+use stream::{CapabilityExchange, Config, FpduSize, Op, PeerKind, Received, ReceivedKind};
+
+/// Where things are in the memory of each end.
+const WRITTEN: u64 = 0;
+const SOURCE: u64 = 128 << 10;
+const ATOMIC: u64 = 250 << 10;
+
+/// What has come of everything that one end posted.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    memory: Vec<u8>,
+    received: Vec<(Received, Vec<u8>)>,
+    answers: Vec<Vec<u8>>,
+}
+
+/// Every operation, with payloads of `large` bytes where there are any; the other end has receives for all of it.
+fn post_everything(pair: &mut Pair, n: usize, large: usize) {
+    let seed = 1 + n as u8;
+    let atomic = ATOMIC as usize;
+    let peer = &mut pair.ends[1 - n].host;
+    peer.memory[SOURCE as usize..][..large].copy_from_slice(&pattern(large, seed + 64));
+    peer.memory[atomic..atomic + 8].copy_from_slice(&40u64.to_ne_bytes());
+    peer.memory[atomic + 8..atomic + 16].copy_from_slice(&0xAABBu64.to_ne_bytes());
+    peer.may_invalidate = vec![STag(77)];
+    pair.receives(1 - n, 9, large as u32);
+    let end = &mut pair.ends[n];
+    let big = pattern(large, seed);
+    end.post(Op::Write { remote: at(WRITTEN) }, &big);
+    end.post(Op::Read { remote: at(SOURCE), invalidate: None }, &vec![0; large]);
+    end.post(Op::Send, b"");
+    end.post(Op::Send, &big);
+    end.post(Op::SendInvalidate { stag: STag(77) }, b"take it back");
+    end.post(Op::SendImm { imm: 0x0102_0304 }, &big[..large / 2]);
+    end.post(Op::WriteImm { remote: at(WRITTEN + 100), imm: 5 }, &big[..large / 3]);
+    end.post(Op::WriteImm { remote: at(WRITTEN), imm: 6 }, b"");
+    end.post(Op::AtomicWrite { remote: at(ATOMIC + 16) }, &7u64.to_ne_bytes());
+    end.post(Op::FetchAdd { remote: at(ATOMIC), add: 2, mask: 0 }, &[0; 8]);
+    let (compare, compare_mask) = (0xBB, 0xFF);
+    let swap = Op::CmpSwap { remote: at(ATOMIC + 8), compare, compare_mask, swap: 0xCC, swap_mask: 0xFF };
+    end.post(swap, &[0; 8]);
+    end.post(Op::Read { remote: at(SOURCE), invalidate: Some(STag(3)) }, b"");
+    end.host.post(Op::Local, b"");
+    end.host.post_with(Op::Send, b"behind the Reads", |request| request.fence = true);
+    end.host.post_with(Op::Send, b"inline and solicited", |request| {
+        request.inline = true;
+        request.solicited = true;
+    });
+    end.post(Op::Read { remote: at(SOURCE + 1), invalidate: None }, &vec![0; large / 4]);
+    end.host.post_with(Op::Write { remote: at(WRITTEN + 7) }, b"fenced", |request| request.fence = true);
+    end.stream.doorbell();
+}
+
+/// What `post_everything` must come to at end `n`'s peer and in `n`'s answers.
+fn expected(n: usize, large: usize) -> Outcome {
+    let seed = 1 + n as u8;
+    let (big, source) = (pattern(large, seed), pattern(large, seed + 64));
+    let mut memory = vec![0; 1 << 18];
+    let mut put = |to: u64, bytes: &[u8]| memory[to as usize..][..bytes.len()].copy_from_slice(bytes);
+    put(SOURCE, &source);
+    put(WRITTEN, &big);
+    put(WRITTEN + 100, &big[..large / 3]);
+    put(WRITTEN + 7, b"fenced");
+    put(ATOMIC, &42u64.to_ne_bytes());
+    put(ATOMIC + 8, &0xAACCu64.to_ne_bytes());
+    put(ATOMIC + 16, &7u64.to_ne_bytes());
+    let plain = |bytes: &[u8]| {
+        let kind = ReceivedKind::Send { len: bytes.len() as u32, imm: None };
+        (Received { kind, solicited: false, invalidated: None }, bytes.to_vec())
+    };
+    let immediate = |imm, write_len| {
+        let kind = ReceivedKind::Immediate { imm, write_len };
+        (Received { kind, solicited: false, invalidated: None }, Vec::new())
+    };
+    let mut received = vec![plain(b""), plain(&big), plain(b"take it back"), plain(&big[..large / 2])];
+    received[2].0.invalidated = Some(STag(77));
+    received[3].0.kind = ReceivedKind::Send { len: large as u32 / 2, imm: Some(0x0102_0304) };
+    received.extend([immediate(5, large as u32 / 3), immediate(6, 0)]);
+    received.extend([plain(b"behind the Reads"), plain(b"inline and solicited")]);
+    received[7].0.solicited = true;
+    let answers = vec![
+        source.clone(),
+        40u64.to_ne_bytes().to_vec(),
+        0xAABBu64.to_ne_bytes().to_vec(),
+        Vec::new(),
+        source[1..][..large / 4].to_vec(),
+    ];
+    Outcome { memory, received, answers }
+}
+
+fn outcome(pair: &Pair, n: usize) -> Outcome {
+    let (end, peer) = (&pair.ends[n].host, &pair.ends[1 - n].host);
+    let answers = end.requests.iter().filter(|posted| posted.request.op.needs_ord());
+    Outcome {
+        memory: peer.memory.clone(),
+        received: peer.received.clone(),
+        answers: answers.map(|posted| posted.bytes.clone()).collect(),
+    }
+}
+
+/// Runs everything both ways, and compares.
+fn everything(mut pair: Pair, large: usize) {
+    (0..2).for_each(|n| post_everything(&mut pair, n, large));
+    pair.run();
+    for n in 0..2 {
+        pair.ends[n].host.assert_all_completed();
+        let (got, wanted) = (outcome(&pair, n), expected(n, large));
+        assert!(got.memory == wanted.memory, "memory of the peer of {n}");
+        assert_eq!((got.received, got.answers), (wanted.received, wanted.answers));
+        let mut invalidated = pair.ends[n].host.invalidated.clone();
+        invalidated.sort_unstable();
+        assert_eq!(invalidated, [STag(3), STag(77)], "by a Read of its own, and by the peer");
+        assert_eq!(pair.ends[n].host.receives.len(), 1, "one receive was not used");
+    }
+    assert!(pair.ends.iter().all(|end| end.stream.awaits_doorbell()));
+    for n in 0..2 {
+        pair.call(n, |stream, _, now| stream.close(now));
+    }
+    pair.assert_over();
+}
+
+/// One of the ways in which streams differ, from bits.
+fn setting(bits: u32) -> Config {
+    config_with(|config| {
+        config.startup.crc = bits & 1 == 0;
+        config.startup.want_markers = bits & 2 != 0;
+        config.stable_source = bits & 4 != 0;
+        config.acknowledged = bits & 8 != 0;
+        config.startup.ord = if bits & 16 == 0 { 4 } else { 1 };
+        config.fpdu = match bits >> 5 & 3 {
+            0 => FpduSize::Auto,
+            1 => FpduSize::Segment,
+            2 => FpduSize::Large,
+            _ => FpduSize::Fixed(999),
+        };
+        if bits & 128 != 0 {
+            config.startup.rtr = mpa::startup::RtrKinds { write: false, read: true, send: false };
+        }
+    })
+}
+
+fn pair(bits: u32) -> Pair {
+    let mut pair = Pair::open(setting(bits), setting(bits >> 8));
+    for end in &mut pair.ends {
+        assert!(matches!(end.kind, Some(PeerKind::Capable(_))), "{:?}", end.kind);
+        end.host.stable = bits & 1 << 16 == 0;
+        end.host.element = if bits & 1 << 17 == 0 { usize::MAX } else { 3000 };
+    }
+    pair
+}
+
+#[test]
+fn every_operation_both_ways_over_every_framing() {
+    for bits in 0..256u32 {
+        for host in 0..4 {
+            everything(pair(bits | bits.reverse_bits() >> 16 & 0xFF00 | host << 16), 3000);
+        }
+    }
+}
+
+#[test]
+fn large_messages_are_sent_from_memory_and_copied() {
+    for bits in [0, 2, 4, 8, 1 << 5, 2 << 5, 3 << 5, 1 << 16, 1 << 17, 2 << 5 | 1 << 17, 2 << 5 | 3 << 16] {
+        everything(pair(bits | bits << 8), 100_000);
+    }
+}
+
+#[test]
+fn the_wire_may_cut_between_any_two_bytes() {
+    for bits in [0, 1, 2, 3, 2 | 512, 128] {
+        let mut pair = pair(bits | bits << 8);
+        pair.receive_cuts = Box::new(|| 1);
+        everything(pair, 1200);
+    }
+}
+
+#[test]
+fn a_transport_that_takes_byte_after_byte_gets_the_same_bytes() {
+    for bits in [0, 2, 8, 1 << 5, 2 << 5 | 1 << 17] {
+        let mut pair = pair(bits | bits << 8);
+        pair.send_cuts = Box::new(|| 1);
+        everything(pair, 1200);
+    }
+}
+
+/// Sizes from 1 on, small ones more often, as a seed says.
+fn cuts(seed: u64) -> common::Cuts {
+    let mut state = seed | 1;
+    Box::new(move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let bits = (state >> 33) as u32;
+        1 + (bits >> 8) as usize % [7, 90, 1500, 20_000][bits as usize & 3]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    /// Partial sends of gathered pieces, and partial arrivals, of any sizes.
+    #[test]
+    fn any_cuts_give_the_same_result(
+        bits in 0u32..1 << 18, large in 600usize..40_000, send in any::<u64>(), receive in any::<u64>(),
+    ) {
+        let mut pair = pair(bits);
+        pair.send_cuts = cuts(send);
+        pair.receive_cuts = cuts(receive);
+        everything(pair, large);
+    }
+
+    /// Start-up frames, too.
+    #[test]
+    fn any_cuts_of_start_up_give_the_same_result(
+        bits in 0u32..1 << 16, send in any::<u64>(), receive in any::<u64>(),
+    ) {
+        let whole = Pair::open(setting(bits), setting(bits >> 8));
+        let mut pair = Pair::new(setting(bits), setting(bits >> 8));
+        pair.send_cuts = cuts(send);
+        pair.receive_cuts = cuts(receive);
+        pair.run();
+        pair.assert_established();
+        for n in 0..2 {
+            prop_assert_eq!(&pair.ends[n].established, &whole.ends[n].established);
+            prop_assert_eq!(&pair.ends[n].kind, &whole.ends[n].kind);
+        }
+    }
+}
+
+/// With the extensions of RFC 7306 alone, as some NICs have them; without any, the requests fail and say what is missing.
+#[test]
+fn extensions_are_used_where_the_peer_has_them() {
+    let assume = || config_with(|config| config.capabilities = CapabilityExchange::Assume);
+    let mut pair = Pair::open(assume(), assume());
+    pair.receives(1, 1, 64);
+    pair.ends[0].post(Op::WriteImm { remote: at(8), imm: 9 }, b"written");
+    pair.ends[0].post(Op::FetchAdd { remote: at(64), add: 1, mask: 0 }, &[0; 8]);
+    pair.run();
+    pair.ends[0].host.assert_all_completed();
+    let kind = ReceivedKind::Immediate { imm: 9, write_len: 7 };
+    assert_eq!(pair.ends[1].host.received[0].0.kind, kind);
+    let off = || config_with(|config| config.capabilities = CapabilityExchange::Off);
+    let ops = [
+        Op::WriteImm { remote: at(8), imm: 9 },
+        Op::FetchAdd { remote: at(64), add: 1, mask: 0 },
+        Op::AtomicWrite { remote: at(64) },
+        Op::SendImm { imm: 1 },
+    ];
+    for op in ops {
+        let mut pair = Pair::open(off(), off());
+        let id = pair.ends[0].post(op, &[1; 8]);
+        pair.run();
+        let ended = pair.ends[0].ended.as_ref().expect("ended");
+        assert_eq!(ended.named, stream::Named::Request(id));
+        assert!(ended.error.to_string().starts_with("the peer does not support "), "{}", ended.error);
+        assert_eq!(pair.ends[1].terminated_by_peer(), rdmap::TerminateReason::LocalCatastrophic);
+        pair.assert_over();
+    }
+}
+
+#[test]
+fn the_sink_of_reads_names_no_memory() {
+    let mut pair = pair(0);
+    pair.ends[0].post(Op::Read { remote: at(SOURCE), invalidate: None }, &[0; 8]);
+    let before = pair.ends[0].sent.len();
+    pair.run();
+    // The Read Request: untagged header, then the sink's STag.
+    let request = &pair.ends[0].sent[before..];
+    let sink = u32::from_be_bytes(request[2 + 18..][..4].try_into().unwrap());
+    assert_eq!(STag(sink), pair.ends[0].stream.sink());
+    assert_ne!(STag(sink), MEMORY);
+}

@@ -1,0 +1,363 @@
+//! What the stream answers to a peer that breaks a rule: which Terminate, which receive fails, which request is named.
+
+mod common;
+
+use common::{MEMORY, Pair, at, config_with, pattern, send_header};
+use ddp::{Header, STag};
+use rdmap::{AtomicOp, AtomicRequest, Opcode, ReadRequest, TerminateReason as Reason};
+use std::time::Duration;
+use stream::{Config, ConnError, Named, Op, ReceiveError, Stream};
+
+fn pair() -> Pair {
+    Pair::open(Config::default(), Config::default())
+}
+
+fn tagged(opcode: Opcode, stag: STag, to: u64) -> Header {
+    Header::Tagged(rdmap::tagged_header(opcode, stag, to, true))
+}
+
+fn untagged(opcode: Opcode, qn: u32, msn: u32, mo: u32) -> Header {
+    Header::Untagged(rdmap::untagged_header(opcode, qn, msn, mo, true, 0))
+}
+
+/// The responder gets one FPDU that is wrong, and says so.
+#[track_caller]
+fn refused(mut pair: Pair, header: &Header, payload: &[u8], reason: Reason) -> Pair {
+    pair.inject(1, header, payload);
+    assert!(matches!(pair.ends[1].error(), ConnError::Fault(_)), "{:?}", pair.ends[1].ended);
+    assert_eq!((pair.ends[1].terminated(), pair.ends[0].terminated_by_peer()), (reason, reason));
+    pair.assert_over();
+    pair
+}
+
+#[test]
+fn writes_and_what_is_wrong_with_their_memory() {
+    let write = |stag, to| tagged(Opcode::Write, stag, to);
+    refused(pair(), &write(STag(5), 0), b"x", Reason::TaggedInvalidStag);
+    refused(pair(), &write(MEMORY, (1 << 18) - 1), b"xy", Reason::TaggedBaseOrBounds);
+    refused(pair(), &write(MEMORY, u64::MAX), b"xy", Reason::TaggedToWrap);
+    let mut forbidden = pair();
+    forbidden.ends[1].host.forbidden = 5..6;
+    // RFC 5041 section 7.2 has no code for rights.
+    let over = refused(forbidden, &write(MEMORY, 0), &[1; 6], Reason::TaggedInvalidStag);
+    assert_eq!(over.ends[1].host.memory[..6], [0; 6], "nothing of it is placed");
+}
+
+#[test]
+fn sends_out_of_order_and_too_long() {
+    let ready = || {
+        let mut pair = pair();
+        pair.receives(1, 2, 8);
+        pair
+    };
+    let kept = refused(ready(), &send_header(2, 0, true), b"x", Reason::UntaggedMsnRange);
+    assert_eq!(kept.ends[1].host.receives.len(), 2, "no receive is taken for what may not be here");
+    refused(ready(), &send_header(1, 4, true), b"x", Reason::UntaggedMo);
+    let mut late = ready();
+    late.inject(1, &send_header(1, 0, true), b"first");
+    refused(late, &send_header(1, 0, true), b"again", Reason::UntaggedMsnRange);
+    let over = refused(ready(), &send_header(1, 0, true), &[0; 9], Reason::UntaggedTooLong);
+    assert_eq!(over.ends[1].host.failed_receives, [ReceiveError::TooLong]);
+    assert_eq!((over.ends[1].host.received.len(), over.ends[1].host.receives.len()), (0, 1));
+    refused(pair(), &untagged(Opcode::Send, 1, 1, 0), b"x", Reason::UnexpectedOpcode);
+    let queue = Header::Untagged(ddp::Untagged { qn: 7, ..send_of(&send_header(1, 0, true)) });
+    refused(pair(), &queue, b"x", Reason::UntaggedInvalidQn);
+}
+
+fn send_of(header: &Header) -> ddp::Untagged {
+    match header {
+        Header::Untagged(untagged) => *untagged,
+        Header::Tagged(_) => panic!("a tagged header"),
+    }
+}
+
+#[test]
+fn a_crc_or_a_marker_that_is_wrong() {
+    let mut wrong = pair();
+    wrong.ends[1].incoming.extend([0, 14, 0xC1, 0x40, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4]);
+    wrong.run();
+    assert_eq!(
+        (wrong.ends[1].terminated(), wrong.ends[0].terminated_by_peer()),
+        (Reason::LlpCrc, Reason::LlpCrc)
+    );
+    wrong.assert_over();
+    let config = config_with(|config| config.startup.want_markers = true);
+    let mut marked = Pair::open(config.clone(), config);
+    // The Marker in front of the next 512 bytes points back to where no FPDU begins.
+    marked.ends[0].post(Op::Write { remote: at(0) }, &[0; 3000]);
+    marked.receive_cuts = Box::new(|| 0);
+    marked.run();
+    let position = marked.ends[0].sent.len() - marked.ends[1].incoming.len();
+    let frames = 20 + b"request".len() + 4;
+    assert!(position > frames, "Full Operation has begun");
+    let marker = (position - frames).div_ceil(512) * 512 + frames - position;
+    marked.ends[1].incoming[marker + 3] ^= 0x04;
+    marked.receive_cuts = Box::new(|| usize::MAX);
+    marked.run();
+    let reason = marked.ends[1].terminated();
+    assert!(matches!(reason, Reason::LlpMarker | Reason::LlpCrc), "{reason:?}");
+}
+
+#[test]
+fn versions_and_opcodes() {
+    let mut ulpdu = vec![0; 18];
+    send_header(1, 0, true).emit(&mut ulpdu);
+    for (byte, bits, reason) in [
+        (0, 0x02, Reason::UntaggedVersion),
+        (1, 0xC0, Reason::RdmapVersion),
+        (1, 0x0F, Reason::UnexpectedOpcode),
+    ] {
+        let mut pair = pair();
+        pair.receives(1, 1, 8);
+        let mut wrong = ulpdu.clone();
+        wrong[byte] ^= bits;
+        pair.inject_ulpdu(1, &wrong);
+        assert_eq!(
+            (pair.ends[1].terminated(), pair.ends[0].terminated_by_peer()),
+            (reason, reason),
+            "{byte}"
+        );
+    }
+}
+
+#[test]
+fn reads_and_atomics_of_wrong_memory() {
+    let read = |source_stag, source_to, len| {
+        ReadRequest { sink_stag: STag(1), sink_to: 0, len, source_stag, source_to }.emit()
+    };
+    let header = untagged(Opcode::ReadRequest, rdmap::QN_READ, 1, 0);
+    refused(pair(), &header, &read(STag(5), 0, 1), Reason::ProtectionInvalidStag);
+    refused(pair(), &header, &read(MEMORY, 1 << 18, 1), Reason::ProtectionBaseOrBounds);
+    refused(pair(), &header, &read(MEMORY, u64::MAX - 1, 9), Reason::ProtectionToWrap);
+    refused(pair(), &header, &read(MEMORY, 0, 1)[..20], Reason::OperationUnspecified);
+    let atomic = |stag, to| {
+        let op = AtomicOp::FetchAdd;
+        let (data, mask, compare, compare_mask) = (1, 0, 0, u64::MAX);
+        AtomicRequest { op, request_id: 1, stag, to, data, mask, compare, compare_mask }.emit()
+    };
+    let header = untagged(Opcode::AtomicRequest, rdmap::QN_READ, 1, 0);
+    refused(pair(), &header, &atomic(STag(5), 0), Reason::ProtectionInvalidStag);
+    refused(pair(), &header, &atomic(MEMORY, 4), Reason::StreamCatastrophic);
+}
+
+#[test]
+fn a_read_of_which_one_byte_may_not_be_read_is_refused() {
+    let mut pair = pair();
+    pair.ends[1].host.forbidden = 100_000..100_001;
+    let id = pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &vec![0; 120_000]);
+    pair.run();
+    assert_eq!(pair.ends[0].terminated_by_peer(), Reason::ProtectionAccessRights);
+    assert_eq!(pair.ends[0].host.get(id).completions, 0);
+}
+
+#[test]
+fn answers_that_nobody_asked_for() {
+    let response = |stag| tagged(Opcode::ReadResponse, stag, 0);
+    let sink = pair().ends[1].stream.sink();
+    refused(pair(), &response(sink), b"x", Reason::TaggedInvalidStag);
+    let atomic = untagged(Opcode::AtomicResponse, rdmap::QN_ATOMIC_RESPONSE, 1, 0);
+    let answer = rdmap::AtomicResponse { request_id: 1, original: 5 }.emit();
+    refused(pair(), &atomic, &answer, Reason::OperationUnspecified);
+    // Of a Read that is open: another sink, more bytes than asked for.
+    for (stag, len, reason) in [
+        (STag(1), 4, Reason::TaggedInvalidStag),
+        (sink, 5, Reason::TaggedBaseOrBounds),
+        (sink, 3, Reason::TaggedBaseOrBounds),
+    ] {
+        let mut pair = pair();
+        // The peer never sees it.
+        pair.ends[1].host.post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
+        pair.ends[1].stream.doorbell();
+        let now = pair.now;
+        let end = &mut pair.ends[1];
+        let Some(stream::Transmit::Bytes(batch)) = end.stream.poll_transmit(&mut end.host, now) else {
+            panic!("nothing is due")
+        };
+        let mut request = Vec::new();
+        batch.append_to(&mut request);
+        end.stream.handle_sent(&mut end.host, request.len(), now);
+        let sink_to = u64::from_be_bytes(request[2 + 18 + 4..][..8].try_into().unwrap());
+        pair.inject(1, &tagged(Opcode::ReadResponse, stag, sink_to), &vec![9; len]);
+        assert_eq!(pair.ends[1].terminated(), reason, "{stag:?} {len}");
+        assert_eq!(pair.ends[1].host.requests[0].completions, 0);
+    }
+}
+
+#[test]
+fn a_peer_has_no_more_reads_open_than_the_ird() {
+    let initiator = config_with(|config| config.startup.ord = 2);
+    let responder = config_with(|config| config.startup.ird = 2);
+    let request =
+        ReadRequest { sink_stag: STag(1), sink_to: 0, len: 1, source_stag: MEMORY, source_to: 0 }.emit();
+    for count in [2, 3] {
+        let mut pair = Pair::open(initiator.clone(), responder.clone());
+        pair.send_cuts = Box::new(|| 0);
+        pair.ends[1].incoming.clear();
+        let mut fpdus = Vec::new();
+        for msn in 1..=count {
+            let mut fpdu = vec![0; 2 + 18];
+            untagged(Opcode::ReadRequest, rdmap::QN_READ, msn, 0).emit(&mut fpdu[2..]);
+            fpdu.extend_from_slice(&request);
+            mpa::tx::FpduTx::new(true, false).seal(&mut fpdu, 0);
+            fpdus.extend(fpdu);
+        }
+        // All of them come at once, before an answer is built.
+        pair.call(1, |stream, host, now| stream.handle_bytes(host, &mut fpdus, now));
+        if count == 2 {
+            assert!(pair.ends[1].ended.is_none());
+        } else {
+            assert_eq!(pair.ends[1].terminated(), Reason::UntaggedNoBuffer);
+        }
+    }
+}
+
+#[test]
+fn the_stream_keeps_to_its_own_ord() {
+    let config = config_with(|config| config.startup.ord = 2);
+    let mut pair = Pair::open(config, Config::default());
+    for _ in 0..9 {
+        pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 8]);
+    }
+    let sent = pair.ends[0].sent.len();
+    pair.receive_cuts = Box::new(|| 0);
+    pair.run();
+    assert_eq!(pair.ends[0].host.built, 2);
+    assert_eq!(pair.ends[0].sent.len() - sent, 2 * (2 + 18 + 28 + 4), "two Read Requests, and no more");
+    pair.receive_cuts = Box::new(|| usize::MAX);
+    pair.run();
+    pair.ends[0].host.assert_all_completed();
+}
+
+#[test]
+fn an_stag_that_may_not_be_invalidated() {
+    let mut pair = pair();
+    pair.receives(1, 1, 8);
+    pair.ends[0].post(Op::SendInvalidate { stag: STag(9) }, b"x");
+    pair.run();
+    assert_eq!(pair.ends[0].terminated_by_peer(), Reason::ProtectionCannotInvalidate);
+    assert!(pair.ends[1].host.received.is_empty());
+    pair.assert_over();
+}
+
+#[test]
+fn a_receive_whose_memory_is_gone_is_no_fault_of_the_peer() {
+    let mut pair = pair();
+    pair.receives(1, 1, 8);
+    pair.ends[1].host.no_local_memory = true;
+    pair.ends[0].post(Op::Send, b"x");
+    pair.run();
+    assert_eq!(pair.ends[1].host.failed_receives, [ReceiveError::Protection]);
+    assert_eq!(pair.ends[0].terminated_by_peer(), Reason::LocalCatastrophic);
+}
+
+#[test]
+fn a_request_whose_memory_is_gone_is_named() {
+    for len in [5, 20_000, 100_000] {
+        let mut pair = pair();
+        pair.ends[0].post(Op::Write { remote: at(0) }, b"whole");
+        pair.run();
+        pair.ends[0].host.no_local_memory = true;
+        let id = pair.ends[0].post(Op::Write { remote: at(8) }, &pattern(len, 1));
+        pair.run();
+        let ended = pair.ends[0].ended.as_ref().expect("ended");
+        assert_eq!(ended.named, Named::Request(id));
+        assert_eq!(ended.error.to_string(), "local memory protection error");
+        assert_eq!(pair.ends[1].terminated_by_peer(), Reason::LocalCatastrophic);
+        pair.assert_over();
+    }
+}
+
+#[test]
+fn the_request_that_a_terminate_is_about_is_named() {
+    let cases: [(Op, Option<Named>); 4] = [
+        (Op::Write { remote: at(1 << 40) }, Some(Named::Write { stag: MEMORY, to: 1 << 40 })),
+        (Op::SendInvalidate { stag: STag(9) }, Some(Named::Send { msn: 3 })),
+        (Op::Read { remote: at(1 << 40), invalidate: None }, None),
+        (Op::FetchAdd { remote: at(1 << 40), add: 1, mask: 0 }, None),
+    ];
+    for (op, named) in cases {
+        let mut pair = pair();
+        pair.receives(1, 4, 64);
+        for _ in 0..2 {
+            pair.ends[0].post(Op::Send, b"fine");
+            pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 8]);
+        }
+        let id = pair.ends[0].post(op, &[0; 8]);
+        pair.run();
+        let ended = pair.ends[0].ended.as_ref().expect("ended");
+        assert_eq!(ended.named, named.unwrap_or(Named::Request(id)), "{op:?}");
+        pair.assert_over();
+    }
+}
+
+#[test]
+fn a_send_waits_for_its_receive() {
+    let mut pair = pair();
+    pair.ends[0].post(Op::Send, b"early");
+    pair.ends[0].post(Op::Write { remote: at(0) }, b"behind");
+    pair.run();
+    assert!(pair.ends[1].stream.is_stalled() && !pair.ends[1].stream.wants_bytes());
+    assert_eq!(pair.ends[1].stream.parked_len(), 18 + 5);
+    assert_eq!(pair.ends[1].host.memory[..6], [0; 6], "nothing behind it is placed");
+    // The stalled end goes on sending.
+    pair.ends[1].post(Op::Write { remote: at(0) }, b"on");
+    pair.run();
+    assert_eq!(&pair.ends[0].host.memory[..2], b"on");
+    assert!(!pair.call(1, Stream::receive_posted), "none was posted");
+    pair.advance(Duration::from_millis(999));
+    pair.receives(1, 1, 64);
+    assert_eq!(pair.ends[1].host.received[0].1, b"early");
+    assert_eq!(pair.ends[1].stream.parked_len(), 0);
+    pair.run();
+    assert_eq!(&pair.ends[1].host.memory[..6], b"behind");
+    assert_eq!(pair.ends[1].stream.poll_timeout(), stream::Time::NEVER);
+}
+
+#[test]
+fn a_send_without_a_receive_is_terminated_in_time() {
+    for wait in [0u64, 50, 1000] {
+        let config = config_with(|config| config.no_receive_timeout = Duration::from_millis(wait));
+        let mut pair = Pair::open(Config::default(), config);
+        pair.ends[0].post(Op::Send, b"early");
+        pair.run();
+        if wait > 0 {
+            pair.advance(Duration::from_millis(wait - 1));
+            assert!(pair.ends[1].ended.is_none());
+            pair.advance(Duration::from_millis(1));
+        }
+        assert_eq!(pair.ends[0].terminated_by_peer(), Reason::UntaggedNoBuffer);
+        assert_eq!(pair.ends[1].stream.parked_len(), 0);
+        pair.assert_over();
+    }
+    // The host may change its mind while one waits.
+    let mut pair = pair();
+    pair.ends[0].post(Op::Send, b"early");
+    pair.run();
+    pair.call(1, |stream, _, now| stream.set_no_receive_timeout(Duration::MAX, now));
+    pair.advance(Duration::from_secs(100_000));
+    assert!(pair.ends[1].ended.is_none());
+    pair.receives(1, 1, 64);
+    assert_eq!(pair.ends[1].host.received.len(), 1);
+}
+
+#[test]
+fn a_receive_that_is_posted_too_short_fails_where_the_send_waited() {
+    let mut pair = pair();
+    pair.ends[0].post(Op::Send, b"early");
+    pair.run();
+    pair.receives(1, 1, 4);
+    pair.run();
+    assert_eq!(pair.ends[1].host.failed_receives, [ReceiveError::TooLong]);
+    assert_eq!(pair.ends[0].terminated_by_peer(), Reason::UntaggedTooLong);
+}
+
+#[test]
+fn nothing_is_taken_behind_a_terminate() {
+    let mut pair = pair();
+    pair.receives(1, 1, 64);
+    pair.inject(1, &tagged(Opcode::Write, STag(5), 0), b"x");
+    let before = pair.ends[1].sent.len();
+    pair.inject(1, &send_header(1, 0, true), b"late");
+    assert!(pair.ends[1].host.received.is_empty());
+    assert_eq!(pair.ends[1].sent.len(), before, "one Terminate, and nothing behind it");
+}
