@@ -9,12 +9,17 @@
 
 mod affinity;
 mod core;
+mod drive;
+mod epoll_waiter;
+mod handoff;
+mod mutant;
+mod os;
 mod park;
 mod pool;
 mod progress;
-mod seat;
 mod shard;
 mod shared;
+mod sync;
 mod timers;
 
 pub(crate) use self::core::{Core, RX_STAGING, Services, Slot};
