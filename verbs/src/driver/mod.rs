@@ -10,12 +10,17 @@
 mod affinity;
 mod closed;
 mod core;
+mod drive;
+mod epoll_waiter;
+mod handoff;
+mod mutant;
+mod os;
 mod park;
 mod pool;
 mod progress;
-mod seat;
 mod shard;
 mod shared;
+mod sync;
 mod timers;
 mod trim;
 

@@ -1,50 +1,50 @@
-//! A thread that sleeps and can be woken as a task: in poll(2), or in the leader's seat.
+//! A thread that sleeps and can be woken as a task: in poll(2), or in the stack's epoll set.
+//!
+//! The sleeper sets `asleep`, then reads `notified`; [`Parker::notify`] sets `notified`, then reads `asleep`. In the order of the
+//! sequentially consistent accesses one of the two reads comes last, and sees what the other thread stored: either the sleeper stays
+//! awake, or the descriptor is written.
 
-use crate::driver::seat::Seat;
-use crate::error::{Error, Result};
-use parking_lot::Mutex;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::time::Timespec;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use super::epoll_waiter::EpollWaiter;
+use super::mutant::{Mutant, is_mutant};
+use super::os::{Instant, StackFd, WakeFd};
+use super::sync::{AtomicBool, Mutex, per_thread};
+use std::cell::OnceCell;
+use std::io::Result;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::Wake;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A wake-up target with a descriptor. The descriptor is written only while its thread sleeps.
-pub(crate) struct Parker {
-    fd: OwnedFd,
+pub(super) struct Parker {
+    wake_fd: WakeFd,
     notified: AtomicBool,
     asleep: AtomicBool,
-    place: Mutex<Place>,
+    sleeps_in: Mutex<SleepsIn>,
 }
 
-/// Where the thread sleeps.
-enum Place {
-    Awake,
-    /// On its own descriptor, among others.
-    Alone,
-    Seat(Arc<Seat>),
+/// What the thread sleeps in.
+enum SleepsIn {
+    Nothing,
+    /// poll(2), with the parker's own descriptor.
+    Poll,
+    Epoll(Arc<EpollWaiter>),
 }
+
+per_thread!(PARKER: OnceCell<Arc<Parker>> = OnceCell::new());
 
 impl Parker {
-    pub(crate) fn new() -> Result<Self> {
-        let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
-            .map_err(std::io::Error::from)
-            .map_err(Error::io("eventfd"))?;
+    pub(super) fn new() -> Result<Self> {
         Ok(Self {
-            fd,
+            wake_fd: WakeFd::new()?,
             notified: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
-            place: Mutex::new(Place::Awake),
+            sleeps_in: Mutex::new(SleepsIn::Nothing),
         })
     }
 
     /// The calling thread's own.
-    pub(crate) fn current() -> Result<Arc<Self>> {
-        thread_local! {
-            static PARKER: std::cell::OnceCell<Arc<Parker>> = const { std::cell::OnceCell::new() };
-        }
+    pub(super) fn current() -> Result<Arc<Self>> {
         PARKER.with(|cell| {
             if let Some(parker) = cell.get() {
                 return Ok(Arc::clone(parker));
@@ -55,65 +55,52 @@ impl Parker {
     }
 
     /// Forgets a wake-up given before now.
-    pub(crate) fn reset(&self) {
+    pub(super) fn reset(&self) {
         self.notified.store(false, Ordering::SeqCst);
     }
 
-    pub(crate) fn is_notified(&self) -> bool {
+    pub(super) fn is_notified(&self) -> bool {
         self.notified.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn notify(&self) {
+    pub(super) fn notify(&self) {
         self.notified.store(true, Ordering::SeqCst);
-        // Order: the sleeper sets `asleep` and then reads `notified`; here it is the other way round. One of the two sees the
-        // other, so a wake-up between its last look and its sleep still writes the descriptor.
-        if self.asleep.load(Ordering::SeqCst) {
-            // Held while the bell is rung: behind the sleeper's own lock nobody rings any more.
-            match &*self.place.lock() {
-                Place::Awake => {}
-                Place::Alone => drop(rustix::io::write(&self.fd, &1u64.to_ne_bytes())),
-                Place::Seat(seat) => seat.ring(),
+        if self.asleep.load(Ordering::SeqCst) && !is_mutant(Mutant::NotifyOmitsWake) {
+            // Held while the descriptor is written: once the sleeper has taken this lock nobody writes any more.
+            match &*self.sleeps_in.lock() {
+                SleepsIn::Nothing => {}
+                SleepsIn::Poll => self.wake_fd.write(),
+                SleepsIn::Epoll(waiter) => waiter.wake(),
             }
         }
     }
 
-    /// Sleeps until notified, until `extra` is readable, or until `deadline`. True when `extra` is readable.
-    pub(crate) fn sleep(&self, extra: Option<BorrowedFd<'_>>, deadline: Option<Instant>) -> bool {
-        *self.place.lock() = Place::Alone;
-        let readable = self.asleep_while(|| self.poll(extra, deadline));
-        *self.place.lock() = Place::Awake;
+    /// Sleeps until notified, until `stack` is readable, or until `deadline`. True when `stack` is readable.
+    pub(super) fn sleep(&self, stack: Option<&StackFd>, deadline: Option<Instant>) -> bool {
+        *self.sleeps_in.lock() = SleepsIn::Poll;
+        let readable = self.asleep_while(|| self.wake_fd.sleep(stack, deadline.map(remaining)));
+        *self.sleeps_in.lock() = SleepsIn::Nothing;
         readable
     }
 
-    /// Sleeps until notified, until the stack of `seat` has something, or until `deadline`, a millisecond later at most. True
+    /// Sleeps until notified, until the stack of `waiter` has something, or until `deadline`, a millisecond later at most. True
     /// when the stack has something.
-    pub(crate) fn sleep_in(&self, seat: &Arc<Seat>, deadline: Option<Instant>) -> bool {
-        *self.place.lock() = Place::Seat(Arc::clone(seat));
-        let readable = self.asleep_while(|| seat.sleep(deadline.map(remaining)));
-        *self.place.lock() = Place::Awake;
-        seat.silence();
+    pub(super) fn sleep_in(&self, waiter: &Arc<EpollWaiter>, deadline: Option<Instant>) -> bool {
+        *self.sleeps_in.lock() = SleepsIn::Epoll(Arc::clone(waiter));
+        let readable = self.asleep_while(|| waiter.sleep(deadline.map(remaining)));
+        *self.sleeps_in.lock() = SleepsIn::Nothing;
+        waiter.clear();
         readable
     }
 
     fn asleep_while(&self, sleep: impl FnOnce() -> bool) -> bool {
+        let notified_before = is_mutant(Mutant::NotifiedBeforeAsleep) && self.is_notified();
         self.asleep.store(true, Ordering::SeqCst);
-        let readable = if self.is_notified() { false } else { sleep() };
+        let notified =
+            if is_mutant(Mutant::NotifiedBeforeAsleep) { notified_before } else { self.is_notified() };
+        let readable = if notified { false } else { sleep() };
         self.asleep.store(false, Ordering::SeqCst);
         readable
-    }
-
-    fn poll(&self, extra: Option<BorrowedFd<'_>>, deadline: Option<Instant>) -> bool {
-        let own = PollFd::from_borrowed_fd(self.fd.as_fd(), PollFlags::IN);
-        let other = PollFd::from_borrowed_fd(extra.unwrap_or(self.fd.as_fd()), PollFlags::IN);
-        let mut fds = [own, other];
-        let used = if extra.is_some() { 2 } else { 1 };
-        let timeout = deadline.map(|at| timespec(remaining(at)));
-        // EINTR is a wake-up like any other: every caller looks again.
-        let _ = poll(&mut fds[..used], timeout.as_ref());
-        if !fds[0].revents().is_empty() {
-            let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
-        }
-        used == 2 && !fds[1].revents().is_empty()
     }
 }
 
@@ -129,11 +116,4 @@ impl Wake for Parker {
 
 fn remaining(at: Instant) -> Duration {
     at.saturating_duration_since(Instant::now())
-}
-
-pub(super) fn timespec(wait: Duration) -> Timespec {
-    Timespec {
-        tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: i64::from(wait.subsec_nanos()),
-    }
 }

@@ -1,33 +1,25 @@
 //! A shard: an event set, connections, timers and staging behind one lock.
 
-use super::progress::{self, Sleepers};
+use super::handoff::{Handoff, Rest};
+use super::progress::State;
+use super::sync::TryMutexGuard;
 use super::{Core, Shared};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::Progress;
 use llp::Token;
-use parking_lot::{Mutex, MutexGuard};
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// What a control call asks of the shard's connections.
-type Command = Box<dyn FnOnce(&mut Core) + Send>;
-
 pub(crate) struct Shard {
     index: usize,
     shared: Arc<Shared>,
-    core: Mutex<Core>,
-    /// Connections with something to do: posts, receives for a stalled stream.
-    ready: Mutex<VecDeque<Token>>,
-    commands: Mutex<Vec<Command>>,
-    /// Set after `ready` or `commands` was extended; read by the holder of `core` after unlocking.
-    pending: AtomicBool,
-    /// Set after `commands` was extended: the holder reads it between two connections.
-    commanded: AtomicBool,
+    /// The core, and what waits for its holder: connections with something to do (posts, receives for a stalled stream), commands.
+    handoff: Handoff<Core, Token>,
     /// Counts rounds of whoever drives: the background thread sees by it that somebody does. Written with the core held.
     pub(super) rounds: AtomicU32,
-    pub(super) sleepers: Sleepers,
+    /// Shared with the background thread, which outlives the shard.
+    pub(super) progress: Arc<State>,
     /// The background thread was started.
     started: AtomicBool,
 }
@@ -42,17 +34,14 @@ impl Shard {
         shared: Arc<Shared>,
         progress: Progress,
     ) -> Result<Arc<Self>> {
-        let sleepers = Sleepers::new(core.stack.wait_fd(), progress)?;
+        let state = State::new(core.stack.wait_fd(), progress == Progress::Manual)
+            .map_err(Error::io("opening the descriptors that a shard waits with"))?;
         Ok(Arc::new(Self {
             index,
             shared,
-            core: Mutex::new(core),
-            ready: Mutex::default(),
-            commands: Mutex::default(),
-            pending: AtomicBool::new(false),
-            commanded: AtomicBool::new(false),
+            handoff: Handoff::new(core),
             rounds: AtomicU32::new(0),
-            sleepers,
+            progress: Arc::new(state),
             started: AtomicBool::new(false),
         }))
     }
@@ -62,7 +51,7 @@ impl Shard {
     }
 
     pub(crate) fn is_manual(&self) -> bool {
-        self.sleepers.is_manual()
+        self.progress.is_manual()
     }
 
     /// Starts the background thread with the first listener or connection: an idle shard has none.
@@ -73,28 +62,27 @@ impl Shard {
         {
             return Ok(());
         }
-        progress::spawn(self).inspect_err(|_| self.started.store(false, Ordering::Release))
+        self.spawn().inspect_err(|_| self.started.store(false, Ordering::Release))
     }
 
     /// Puts a connection on the list of those with something to do.
     pub(crate) fn ring(&self, token: Token) {
-        self.ready.lock().push_back(token);
-        self.pending.store(true, Ordering::SeqCst);
+        self.handoff.post(token);
     }
 
     pub(super) fn is_pending(&self) -> bool {
-        self.pending.load(Ordering::SeqCst)
+        self.handoff.is_pending()
     }
 
     /// Takes the core, waiting for it: only for a program that drives by itself ([`crate::Device::pump`]).
     pub(crate) fn lock(self: &Arc<Self>) -> Busy<'_> {
         let guarded = self.guarded();
-        Busy::new(self, self.core.lock(), guarded)
+        Busy::new(self, self.handoff.lock(), guarded)
     }
 
     #[inline]
     pub(super) fn try_lock(self: &Arc<Self>) -> Option<Busy<'_>> {
-        self.core.try_lock().map(|core| Busy::new(self, core, self.guarded()))
+        self.handoff.try_lock().map(|core| Busy::new(self, core, self.guarded()))
     }
 
     fn guarded(&self) -> Option<Guarded> {
@@ -113,12 +101,10 @@ impl Shard {
             return command(core);
         }
         let (result, results) = mpsc::sync_channel(1);
-        self.commands.lock().push(Box::new(move |core| {
+        self.handoff.command(Box::new(move |core| {
             // The caller waits for it.
             let _ = result.send(command(core));
         }));
-        self.commanded.store(true, Ordering::SeqCst);
-        self.pending.store(true, Ordering::SeqCst);
         self.try_flush();
         match results.recv() {
             Ok(result) => result,
@@ -130,16 +116,14 @@ impl Shard {
 
     /// Has `command` run on the shard's connections soon, by whoever drives it. May be called with another shard's lock held.
     pub(super) fn enqueue(&self, command: impl FnOnce(&mut Core) + Send + 'static) {
-        self.commands.lock().push(Box::new(command));
-        self.commanded.store(true, Ordering::SeqCst);
-        self.pending.store(true, Ordering::SeqCst);
+        self.handoff.command(Box::new(command));
         self.deferred();
     }
 
     /// Drops connections, listeners and the stack: the device is gone. A background thread that drives at the moment is waited for.
     pub(super) fn close(&self) {
         // A round is over long before. Should the last handle be dropped within one, the thread that holds the lock is this one.
-        let Some(mut core) = self.core.try_lock_for(CLOSE_PATIENCE) else { return };
+        let Some(mut core) = self.handoff.lock_within(CLOSE_PATIENCE) else { return };
         let left = core.close();
         drop(core);
         drop(left);
@@ -167,25 +151,19 @@ impl Shard {
         }
     }
 
-    /// Moves the connections whose doorbell was rung to `into`: an empty list changes places with theirs, so that both keep what they
-    /// allocated. Runs the commands that wait.
+    /// Runs the commands that wait, and moves the connections whose doorbell was rung to the core's list.
+    #[inline]
     pub(super) fn take_pending(&self, core: &mut Core) {
-        if self.pending.load(Ordering::SeqCst) && self.pending.swap(false, Ordering::SeqCst) {
+        if self.handoff.take_pending() {
             self.run_commands(core);
-            let ready = &mut *self.ready.lock();
-            if core.ready.is_empty() {
-                std::mem::swap(ready, &mut core.ready);
-            } else {
-                core.ready.append(ready);
-            }
+            self.handoff.take_posts(&mut core.ready);
         }
     }
 
     /// Runs the commands that wait, between two connections.
     #[inline]
     pub(super) fn run_commands(&self, core: &mut Core) {
-        if self.commanded.load(Ordering::Relaxed) && self.commanded.swap(false, Ordering::SeqCst) {
-            let commands = std::mem::take(&mut *self.commands.lock());
+        if let Some(commands) = self.handoff.take_commands() {
             core.look_at_clock();
             for command in commands {
                 command(core);
@@ -194,13 +172,16 @@ impl Shard {
     }
 }
 
-/// Rounds that a thread serves posts of others after its own work.
-const SERVE_OTHERS: usize = 8;
+impl Drop for Shard {
+    fn drop(&mut self) {
+        self.progress.stop();
+    }
+}
 
 /// The core, held. Unlocking gives the wake-ups that were collected and serves what others left in `pending` meanwhile.
 pub(crate) struct Busy<'a> {
     shard: &'a Arc<Shard>,
-    core: Option<MutexGuard<'a, Core>>,
+    core: Option<TryMutexGuard<'a, Core>>,
     /// Dropped last.
     _guarded: Option<Guarded>,
 }
@@ -224,7 +205,7 @@ thread_local! {
 }
 
 impl<'a> Busy<'a> {
-    fn new(shard: &'a Arc<Shard>, core: MutexGuard<'a, Core>, guarded: Option<Guarded>) -> Self {
+    fn new(shard: &'a Arc<Shard>, core: TryMutexGuard<'a, Core>, guarded: Option<Guarded>) -> Self {
         #[cfg(debug_assertions)]
         assert!(!HOLDS.replace(true), "a thread holds the locks of two shards");
         Self { shard, core: Some(core), _guarded: guarded }
@@ -283,11 +264,11 @@ impl<'a> Busy<'a> {
             let mut wakes = std::mem::take(&mut core.services.wakes);
             let trash = std::mem::take(&mut core.trash);
             // Told while the core is held: a deadline that another thread adds meanwhile is not to be overwritten.
-            let earlier = core.new_deadline().is_some_and(|next| self.shard.sleepers.timer_at(next));
+            let earlier = core.new_deadline().is_some_and(|next| self.shard.progress.set_timer(next));
             let bulk_disconnect = std::mem::take(&mut core.bulk_disconnect);
             drop(core);
             if earlier {
-                self.shard.sleepers.wake();
+                self.shard.progress.wake_owner();
             }
             drop(trash);
             wakes.give();
@@ -301,22 +282,17 @@ impl<'a> Busy<'a> {
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
         self.release();
-        // A post that found the core busy left its note before its try; so either that try succeeds or the note is seen here.
-        let mut rounds = 0;
-        // Somebody waits for the result of a command; posts can wait for the background thread.
-        while rounds < SERVE_OTHERS || self.shard.commanded.load(Ordering::SeqCst) {
-            rounds += 1;
-            if !self.shard.is_pending() {
-                return;
-            }
-            let Some(core) = self.shard.core.try_lock() else { return };
+        let shard = self.shard;
+        let rest = shard.handoff.serve_rest(|core| {
             #[cfg(debug_assertions)]
             HOLDS.set(true);
             self.core = Some(core);
             self.flush();
             self.release();
+        });
+        if rest == Rest::Posts {
+            // This thread has work of its own.
+            shard.deferred();
         }
-        // Others post faster than this thread can serve them, and it has work of its own.
-        self.shard.deferred();
     }
 }

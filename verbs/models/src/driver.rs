@@ -1,0 +1,25 @@
+//! The engine's files, and what stands in for the rest of the crate.
+#![allow(dead_code, reason = "the models do not use all of the engine")]
+
+#[path = "../../src/driver/epoll_waiter.rs"]
+mod epoll_waiter;
+#[path = "../../src/driver/handoff.rs"]
+mod handoff;
+#[path = "../../src/driver/mutant.rs"]
+mod mutant;
+#[path = "../../src/driver/park.rs"]
+mod park;
+#[path = "../../src/driver/progress/mod.rs"]
+#[allow(unexpected_cfgs, reason = "features of uiw-verbs, which the models do not have")]
+mod progress;
+
+#[path = "os.rs"]
+mod os;
+#[path = "shard.rs"]
+mod shard;
+#[path = "sync.rs"]
+mod sync;
+
+pub use mutant::Mutant;
+pub use shard::{Post, Queue, Shard};
+pub use sync::spawn;

@@ -1,0 +1,49 @@
+//! Models of the progress engine of `uiw-verbs`.
+//!
+//! The engine's own source files (`verbs/src/driver`: who drives, hand-off, sleep and wake-up) are compiled here with the types of
+//! loom, which runs every schedule of a few threads up to a number of preemptions, or of shuttle, which draws schedules of more
+//! threads at random. In place of descriptors, clock and network stand those of [`driver`]: a kernel that is a lock and condition
+//! variables, a clock that is always late, and a stack that counts arrivals.
+//!
+//! A wait that nothing ends is a deadlock, which both tools report. A sleep with a time-out ends at once: what only a timer repairs
+//! is therefore not found, and what needs a wake-up although there is a timer is not either.
+//!
+//! `cargo xtask models` runs the tests of this crate.
+
+mod driver;
+
+pub use driver::{Mutant, Post, Queue, Shard, spawn};
+
+use std::cell::Cell;
+
+thread_local! {
+    /// Both tools run all threads of a model on the thread that starts it.
+    static MUTANT: Cell<Option<Mutant>> = const { Cell::new(None) };
+}
+
+fn is_mutant(mutant: Mutant) -> bool {
+    MUTANT.get() == Some(mutant)
+}
+
+/// Runs every schedule of `model` with at most `preemptions` preemptions.
+#[cfg(loom)]
+pub fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 20_000;
+    builder.check(model);
+}
+
+/// Runs `schedules` random schedules of `model`.
+#[cfg(shuttle)]
+pub fn check(schedules: usize, model: impl Fn() + Sync + Send + 'static) {
+    shuttle::check_random(model, schedules);
+}
+
+/// Whether `check` fails with `mutant` switched on.
+pub fn finds(mutant: Mutant, check: impl FnOnce() + std::panic::UnwindSafe) -> bool {
+    MUTANT.set(Some(mutant));
+    let found = std::panic::catch_unwind(check).is_err();
+    MUTANT.set(None);
+    found
+}

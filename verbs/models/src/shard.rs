@@ -1,0 +1,321 @@
+//! A shard with a completion queue, as `driver/shard.rs`, `driver/core.rs` and `cq.rs` of `uiw-verbs` make them, without protocol.
+
+use super::handoff::{Handoff, Rest};
+use super::os::{Instant, StackFd, WakeFd};
+use super::progress::{self, Drive, State};
+use super::sync::{AtomicU32, Mutex, TryMutexGuard, spawn};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
+
+/// Something to do for the holder of the core.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Post {
+    /// Completes when it is served.
+    Send,
+    /// Sets a deadline when it is served; completes in the first round after that.
+    Timer,
+}
+
+struct Core {
+    stack: Arc<StackFd>,
+    ready: VecDeque<Post>,
+    deadline: Option<Instant>,
+    told_deadline: Option<Instant>,
+    wakes: Vec<Waker>,
+    /// Channels of queues that have raised an event.
+    events: Vec<Arc<WakeFd>>,
+    queue: Arc<Queue>,
+    /// Completions that a command has asked for.
+    commands: usize,
+}
+
+/// A completion queue with an event channel.
+pub struct Queue {
+    inner: Mutex<Completions>,
+    channel: Arc<WakeFd>,
+}
+
+#[derive(Default)]
+struct Completions {
+    queued: usize,
+    armed: bool,
+    wakers: Vec<Waker>,
+}
+
+impl Queue {
+    fn new() -> Self {
+        let channel = Arc::new(WakeFd::new().expect("a model has descriptors"));
+        Self { inner: Mutex::default(), channel }
+    }
+
+    fn push(&self, wakes: &mut Vec<Waker>, events: &mut Vec<Arc<WakeFd>>) {
+        let mut inner = self.inner.lock();
+        inner.queued += 1;
+        wakes.append(&mut inner.wakers);
+        if std::mem::take(&mut inner.armed) {
+            events.push(Arc::clone(&self.channel));
+        }
+    }
+
+    /// Takes all completions. How many.
+    pub fn pop(&self) -> usize {
+        std::mem::take(&mut self.inner.lock().queued)
+    }
+
+    fn poll_ready(&self, count: usize, cx: &Context<'_>) -> Poll<()> {
+        let mut inner = self.inner.lock();
+        if inner.queued >= count {
+            return Poll::Ready(());
+        }
+        if !inner.wakers.iter().any(|known| known.will_wake(cx.waker())) {
+            inner.wakers.push(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+}
+
+/// A shard of the model.
+pub struct Shard {
+    handoff: Handoff<Core, Post>,
+    rounds: AtomicU32,
+    state: Arc<State>,
+    stack: Arc<StackFd>,
+    queue: Arc<Queue>,
+}
+
+impl Shard {
+    /// A shard without its background thread.
+    pub fn new() -> Arc<Self> {
+        let stack = Arc::new(StackFd::new());
+        let queue = Arc::new(Queue::new());
+        let core = Core {
+            stack: Arc::clone(&stack),
+            ready: VecDeque::new(),
+            deadline: None,
+            told_deadline: None,
+            wakes: Vec::new(),
+            events: Vec::new(),
+            queue: Arc::clone(&queue),
+            commands: 0,
+        };
+        Arc::new(Self {
+            handoff: Handoff::new(core),
+            rounds: AtomicU32::new(0),
+            state: Arc::new(State::new(Some(Arc::clone(&stack)), false).expect("a model has descriptors")),
+            stack,
+            queue,
+        })
+    }
+
+    /// A shard with its background thread.
+    pub fn start() -> Arc<Self> {
+        let shard = Self::new();
+        let (state, weak) = (Arc::clone(&shard.state), Arc::downgrade(&shard));
+        spawn(move || progress::run(&state, &weak));
+        shard
+    }
+
+    /// Its completion queue.
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    /// The peer sends what completes a receive.
+    pub fn arrive(&self) {
+        self.stack.arrive();
+    }
+
+    /// What `ibv_post_send` does.
+    pub fn post(self: &Arc<Self>, post: Post) {
+        if let Some(mut busy) = self.try_lock() {
+            busy.core().serve(post);
+        } else {
+            self.handoff.post(post);
+            self.try_flush();
+        }
+    }
+
+    /// What a post that may be coalesced does.
+    pub fn post_coalesced(&self, post: Post) {
+        self.handoff.post(post);
+        self.state.coalesce_timer();
+    }
+
+    /// What a control call does, without waiting for its result: it completes.
+    pub fn command(self: &Arc<Self>) {
+        if let Some(mut busy) = self.try_lock() {
+            busy.core().command();
+        } else {
+            self.handoff.command(Box::new(Core::command));
+            self.try_flush();
+        }
+    }
+
+    /// What `ibv_poll_cq` does: takes all completions, and drives when there is none.
+    pub fn poll(self: &Arc<Self>) -> usize {
+        self.state.hint_poll();
+        let taken = self.queue.pop();
+        if taken > 0 {
+            return taken;
+        }
+        self.try_pump();
+        self.queue.pop()
+    }
+
+    /// What `ibv_req_notify_cq` does.
+    pub fn arm(self: &Arc<Self>) {
+        self.queue.inner.lock().armed = true;
+        self.try_flush();
+        self.state.end_poll_hint();
+    }
+
+    /// Sleeps in poll(2) until the queue's channel has an event.
+    pub fn wait_for_event(&self) {
+        self.queue.channel.sleep(None, None);
+    }
+
+    /// A blocking wait for so many completions. Others may take them.
+    pub fn wait(self: &Arc<Self>, count: usize) {
+        let done = progress::block_on(self, None, |cx| self.queue.poll_ready(count, cx));
+        assert!(done.is_some(), "no deadline was given");
+    }
+
+    fn try_lock(self: &Arc<Self>) -> Option<Busy<'_>> {
+        self.handoff.try_lock().map(|core| Busy { shard: self, core: Some(core) })
+    }
+
+    fn try_flush(self: &Arc<Self>) {
+        if let Some(mut busy) = self.try_lock() {
+            busy.flush();
+        }
+    }
+}
+
+impl Drop for Shard {
+    fn drop(&mut self) {
+        self.state.stop();
+    }
+}
+
+impl Drive for Shard {
+    fn progress(&self) -> &State {
+        &self.state
+    }
+
+    fn is_pending(&self) -> bool {
+        self.handoff.is_pending()
+    }
+
+    fn rounds(&self) -> u32 {
+        self.rounds.load(Ordering::Relaxed)
+    }
+
+    fn try_pump(self: &Arc<Self>) -> Option<usize> {
+        self.try_lock().map(|mut busy| busy.pump())
+    }
+
+    fn try_ask(self: &Arc<Self>) -> Option<usize> {
+        self.try_pump()
+    }
+
+    fn try_answer(self: &Arc<Self>) -> bool {
+        self.try_pump().is_some()
+    }
+}
+
+impl Core {
+    fn complete(&mut self) {
+        self.queue.push(&mut self.wakes, &mut self.events);
+    }
+
+    fn command(&mut self) {
+        self.commands += 1;
+        self.complete();
+    }
+
+    fn serve(&mut self, post: Post) {
+        match post {
+            Post::Send => self.complete(),
+            Post::Timer => self.deadline = Some(Instant::now()),
+        }
+    }
+}
+
+/// The core, held.
+struct Busy<'a> {
+    shard: &'a Arc<Shard>,
+    core: Option<TryMutexGuard<'a, Core>>,
+}
+
+impl Busy<'_> {
+    fn core(&mut self) -> &mut Core {
+        self.core.as_mut().expect("held until drop")
+    }
+
+    fn pump(&mut self) -> usize {
+        let shard = self.shard;
+        let round = shard.rounds.load(Ordering::Relaxed).wrapping_add(1);
+        shard.rounds.store(round, Ordering::Relaxed);
+        let core = self.core();
+        let mut done = core.stack.read();
+        for _ in 0..done {
+            core.complete();
+        }
+        if core.deadline.take().is_some() {
+            core.complete();
+            done += 1;
+        }
+        done + self.flush()
+    }
+
+    fn flush(&mut self) -> usize {
+        let shard = self.shard;
+        let core = self.core();
+        let mut done = 0;
+        if shard.handoff.take_pending() {
+            for command in shard.handoff.take_commands().unwrap_or_default() {
+                command(core);
+                done += 1;
+            }
+            shard.handoff.take_posts(&mut core.ready);
+        }
+        while let Some(post) = core.ready.pop_front() {
+            core.serve(post);
+            done += 1;
+        }
+        done
+    }
+
+    /// Unlocks the core, and gives the wake-ups that are due.
+    fn release(&mut self) {
+        let Some(mut core) = self.core.take() else { return };
+        let wakes = std::mem::take(&mut core.wakes);
+        let events = std::mem::take(&mut core.events);
+        let deadline = core.deadline;
+        let is_new = std::mem::replace(&mut core.told_deadline, deadline) != deadline;
+        let earlier = is_new && self.shard.state.set_timer(deadline);
+        drop(core);
+        if earlier {
+            self.shard.state.wake_owner();
+        }
+        wakes.into_iter().for_each(Waker::wake);
+        events.iter().for_each(|channel| channel.write());
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.release();
+        let shard = self.shard;
+        let rest = shard.handoff.serve_rest(|core| {
+            self.core = Some(core);
+            self.flush();
+            self.release();
+        });
+        if rest == Rest::Posts {
+            shard.state.coalesce_timer();
+        }
+    }
+}

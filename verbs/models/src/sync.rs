@@ -1,0 +1,140 @@
+//! Atomics and locks of loom or shuttle, with the interface of `verbs/src/driver/sync.rs`.
+
+#[cfg(loom)]
+use loom as model;
+#[cfg(shuttle)]
+use shuttle as model;
+
+use model::sync::atomic;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+pub(super) use model::sync::{Condvar, MutexGuard};
+pub use model::thread::spawn;
+pub(super) use model::thread::yield_now;
+
+/// A lock that a thread waits for.
+#[derive(Default)]
+pub(super) struct Mutex<T>(model::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(super) fn new(value: T) -> Self {
+        Self(model::sync::Mutex::new(value))
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A lock that the data path only tries to take: a flag that is taken and released by read-modify-writes. loom's own lock would
+/// make a thread that is about to try wait until the holder unlocks, so that a try that fails is missed in some schedules.
+pub(super) struct TryMutex<T> {
+    held: atomic::AtomicBool,
+    /// Taken only by the thread that has set `held`.
+    value: std::sync::Mutex<T>,
+}
+
+pub(super) struct TryMutexGuard<'a, T> {
+    held: &'a atomic::AtomicBool,
+    value: Option<std::sync::MutexGuard<'a, T>>,
+}
+
+impl<T> TryMutex<T> {
+    pub(super) fn new(value: T) -> Self {
+        Self { held: atomic::AtomicBool::new(false), value: std::sync::Mutex::new(value) }
+    }
+
+    pub(super) fn try_lock(&self) -> Option<TryMutexGuard<'_, T>> {
+        self.held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        let value = self.value.try_lock().expect("only the thread that has set `held` takes it");
+        Some(TryMutexGuard { held: &self.held, value: Some(value) })
+    }
+
+    pub(super) fn lock(&self) -> TryMutexGuard<'_, T> {
+        loop {
+            if let Some(guard) = self.try_lock() {
+                return guard;
+            }
+            yield_now();
+        }
+    }
+}
+
+impl<T> std::ops::Deref for TryMutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.value.as_ref().expect("until drop")
+    }
+}
+
+impl<T> std::ops::DerefMut for TryMutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.value.as_mut().expect("until drop")
+    }
+}
+
+impl<T> Drop for TryMutexGuard<'_, T> {
+    fn drop(&mut self) {
+        self.value = None;
+        // A read-modify-write, as parking_lot's.
+        self.held.swap(false, Ordering::Release);
+    }
+}
+
+/// loom takes a sequentially consistent access for an acquire or a release. The fences make of it what every target of the engine
+/// does: such a store is visible to each such load that comes later.
+fn fence(order: Ordering) {
+    if order == Ordering::SeqCst {
+        atomic::fence(Ordering::SeqCst);
+    }
+}
+
+macro_rules! atomic {
+    ($name:ident, $type:ty) => {
+        pub(super) struct $name(atomic::$name);
+
+        impl $name {
+            pub(super) fn new(value: $type) -> Self {
+                Self(atomic::$name::new(value))
+            }
+
+            pub(super) fn load(&self, order: Ordering) -> $type {
+                fence(order);
+                self.0.load(order)
+            }
+
+            pub(super) fn store(&self, value: $type, order: Ordering) {
+                self.0.store(value, order);
+                fence(order);
+            }
+
+            pub(super) fn swap(&self, value: $type, order: Ordering) -> $type {
+                fence(order);
+                let before = self.0.swap(value, order);
+                fence(order);
+                before
+            }
+        }
+    };
+}
+
+atomic!(AtomicBool, bool);
+atomic!(AtomicU32, u32);
+atomic!(AtomicU64, u64);
+
+/// Defines a value of each thread of the model.
+macro_rules! per_thread {
+    ($name:ident: $type:ty = $init:expr) => {
+        #[cfg(loom)]
+        loom::thread_local! {
+            static $name: $type = $init;
+        }
+        #[cfg(shuttle)]
+        shuttle::thread_local! {
+            static $name: $type = $init;
+        }
+    };
+}
+pub(super) use per_thread;

@@ -1,0 +1,170 @@
+//! Every schedule of a few threads.
+#![cfg(not(feature = "shuttle"))]
+
+use std::sync::Arc;
+use uiw_models::{Mutant, Post, Shard, check, finds, spawn};
+
+const PREEMPTIONS: usize = 3;
+
+/// Three threads that have work for the core at the same time, none of which comes back: all is served.
+fn posts_and_a_command(preemptions: usize) {
+    check(preemptions, || {
+        let shard = Shard::new();
+        let posts = {
+            let shard = Arc::clone(&shard);
+            spawn(move || shard.post(Post::Send))
+        };
+        let commands = {
+            let shard = Arc::clone(&shard);
+            spawn(move || shard.command())
+        };
+        shard.post(Post::Send);
+        posts.join().unwrap();
+        commands.join().unwrap();
+        assert_eq!(shard.queue().pop(), 3);
+    });
+}
+
+/// A thread that posts without polling: the background thread serves it.
+fn coalesced_posts(preemptions: usize) {
+    check(preemptions, || {
+        let shard = Shard::start();
+        let poster = {
+            let shard = Arc::clone(&shard);
+            spawn(move || {
+                shard.post_coalesced(Post::Send);
+                shard.post_coalesced(Post::Send);
+            })
+        };
+        shard.wait(2);
+        poster.join().unwrap();
+    });
+}
+
+/// A thread that waits while two others post and poll, beside the background thread.
+fn two_pollers_and_a_waiter(preemptions: usize) {
+    check(preemptions, || {
+        let shard = Shard::start();
+        let pollers = [Post::Send, Post::Send].map(|post| {
+            let shard = Arc::clone(&shard);
+            spawn(move || shard.post(post))
+        });
+        shard.wait(2);
+        for poller in pollers {
+            poller.join().unwrap();
+        }
+    });
+}
+
+/// An arrival while a thread waits and another one polls once.
+fn arrival(preemptions: usize) {
+    check(preemptions, || {
+        let shard = Shard::start();
+        let other = {
+            let shard = Arc::clone(&shard);
+            spawn(move || {
+                shard.arrive();
+                shard.post(Post::Send);
+            })
+        };
+        shard.wait(2);
+        other.join().unwrap();
+    });
+}
+
+/// A deadline that another thread sets while a thread begins to wait.
+fn timer(preemptions: usize) {
+    check(preemptions, || {
+        let shard = Shard::start();
+        let other = {
+            let shard = Arc::clone(&shard);
+            spawn(move || shard.post(Post::Timer))
+        };
+        shard.wait(1);
+        other.join().unwrap();
+    });
+}
+
+/// A program that polls, arms, polls again and sleeps in a poll(2) of its own. `again`: the poll after arming is made.
+fn armed(preemptions: usize, again: bool) {
+    check(preemptions, move || {
+        let shard = Shard::start();
+        let peer = {
+            let shard = Arc::clone(&shard);
+            spawn(move || shard.arrive())
+        };
+        if shard.poll() == 0 {
+            shard.arm();
+            if !again || shard.poll() == 0 {
+                shard.wait_for_event();
+                assert_eq!(shard.queue().pop(), 1);
+            }
+        }
+        peer.join().unwrap();
+    });
+}
+
+/// A wait, and then a sleep outside of the engine: the background thread serves what arrives then.
+fn armed_after_a_wait(preemptions: usize) {
+    check(preemptions, || {
+        let shard = Shard::start();
+        let other = {
+            let shard = Arc::clone(&shard);
+            spawn(move || shard.arrive())
+        };
+        shard.wait(1);
+        assert_eq!(shard.queue().pop(), 1);
+        other.join().unwrap();
+        shard.arm();
+        shard.arrive();
+        shard.wait_for_event();
+    });
+}
+
+#[test]
+fn no_post_and_no_command_is_left_behind() {
+    posts_and_a_command(PREEMPTIONS);
+}
+
+#[test]
+fn coalesced_posts_are_served() {
+    coalesced_posts(PREEMPTIONS);
+}
+
+#[test]
+fn waiter_sees_the_completions_of_two_pollers() {
+    two_pollers_and_a_waiter(PREEMPTIONS);
+}
+
+#[test]
+fn waiter_sees_an_arrival() {
+    arrival(PREEMPTIONS);
+}
+
+#[test]
+fn waiter_sees_a_deadline() {
+    timer(PREEMPTIONS);
+}
+
+#[test]
+fn armed_queue_raises_an_event() {
+    armed(PREEMPTIONS, true);
+}
+
+#[test]
+fn armed_queue_raises_an_event_after_a_wait() {
+    armed_after_a_wait(PREEMPTIONS);
+}
+
+#[test]
+fn mutants_are_found() {
+    use Mutant::*;
+    assert!(finds(PendingBeforePost, || posts_and_a_command(PREEMPTIONS)));
+    assert!(finds(TakenBeforePending, || posts_and_a_command(PREEMPTIONS)));
+    assert!(finds(UnlockOmitsRead, || posts_and_a_command(PREEMPTIONS)));
+    assert!(finds(NotifyOmitsWake, || arrival(PREEMPTIONS)));
+    assert!(finds(NotifiedBeforeAsleep, || timer(PREEMPTIONS)));
+    assert!(finds(ReadBeforeClaim, || timer(PREEMPTIONS)));
+    assert!(finds(PendingBeforeCoalescing, || coalesced_posts(PREEMPTIONS)));
+    assert!(finds(ReleaseOmitsWake, || armed_after_a_wait(PREEMPTIONS)));
+}

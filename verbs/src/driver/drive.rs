@@ -1,0 +1,99 @@
+//! A shard as what [`progress`](super::progress) drives.
+
+use super::Shard;
+#[cfg(feature = "tokio")]
+use super::TaskLead;
+use super::progress::{self, Drive, State};
+use crate::error::{Error, Result};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+#[cfg(feature = "tokio")]
+use std::task::Waker;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+impl Drive for Shard {
+    fn progress(&self) -> &State {
+        &self.progress
+    }
+
+    fn is_pending(&self) -> bool {
+        self.is_pending()
+    }
+
+    fn rounds(&self) -> u32 {
+        self.rounds.load(Ordering::Relaxed)
+    }
+
+    fn try_pump(self: &Arc<Self>) -> Option<usize> {
+        self.try_lock().map(|mut busy| busy.pump())
+    }
+
+    fn try_ask(self: &Arc<Self>) -> Option<usize> {
+        self.try_lock().map(|mut busy| busy.ask())
+    }
+
+    fn try_answer(self: &Arc<Self>) -> bool {
+        self.try_lock().map(|mut busy| busy.answer()).is_some()
+    }
+}
+
+impl Shard {
+    /// Starts the background thread. It ends with the shard.
+    pub(super) fn spawn(self: &Arc<Self>) -> Result<()> {
+        let state = Arc::clone(&self.progress);
+        let shard = Arc::downgrade(self);
+        crate::thread::spawn("uiw-driver", move || progress::run(&state, &shard))
+            .map_err(Error::io("starting the driver thread"))?;
+        Ok(())
+    }
+
+    /// What a poll that found nothing does: drives once, until `enough` says that the poll has what it wants. Never blocks.
+    pub(crate) fn poll_progress(self: &Arc<Self>, enough: &dyn Fn() -> bool) {
+        if let Some(mut busy) = self.try_lock() {
+            busy.pump_until(enough);
+        }
+    }
+
+    /// An application thread polls: see [`State::hint_poll`].
+    pub(crate) fn note_poll(&self) {
+        self.progress.hint_poll();
+    }
+
+    /// A completion queue was armed: see [`State::end_poll_hint`].
+    pub(crate) fn armed(self: &Arc<Self>) {
+        self.try_flush();
+        self.progress.end_poll_hint();
+    }
+
+    /// Posts wait to be coalesced with more: see [`State::coalesce_timer`].
+    pub(crate) fn deferred(&self) {
+        self.progress.coalesce_timer();
+    }
+
+    /// Runs `poll` until it is ready or `deadline` has passed, driving the shard meanwhile. `None`: the deadline has passed.
+    pub(crate) fn block_on<T>(
+        self: &Arc<Self>,
+        deadline: Option<Instant>,
+        poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Option<T> {
+        progress::block_on(self, deadline, poll)
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl Shard {
+    /// A round that asks the stack, after its descriptor was readable. `Some(true)` when the stack may have more; `None` when another
+    /// thread drives.
+    pub(crate) fn pump_events(self: &Arc<Self>) -> Option<bool> {
+        self.try_ask().map(|news| news > 0)
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl TaskLead {
+    /// The task of `waker` becomes the active poller of `shard`, unless it has one.
+    pub(crate) fn try_new(shard: &Shard, waker: impl FnOnce() -> Waker) -> Option<Self> {
+        Self::claim(&shard.progress, waker)
+    }
+}

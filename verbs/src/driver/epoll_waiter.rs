@@ -1,0 +1,75 @@
+//! Where the active poller sleeps: in the stack's own epoll set, which has a wake fd in it.
+//!
+//! A nested epoll set, or an epoll set in poll(2), costs an extra wake-up, and reports that there is something, but not for whom: a
+//! second call asks. The cost of a round trip between two sleepers is in ARCHITECTURE.md, thresholds.
+
+use super::os::{EpollSet, StackFd, WakeFd};
+use super::sync::AtomicBool;
+use std::io::Result;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// One thread sleeps here at a time.
+pub(super) struct EpollWaiter {
+    set: EpollSet,
+    wake_fd: WakeFd,
+    /// The wake fd was written since it was cleared last.
+    written: AtomicBool,
+}
+
+impl EpollWaiter {
+    pub(super) fn new(stack: &Arc<StackFd>) -> Result<Self> {
+        let wake_fd = WakeFd::new()?;
+        Ok(Self { set: EpollSet::new(stack, &wake_fd)?, wake_fd, written: AtomicBool::new(false) })
+    }
+
+    /// Sleeps until the stack has something, [`EpollWaiter::wake`] is called, a signal comes, or `timeout` has passed, rounded up
+    /// to a millisecond. True when the stack has something.
+    pub(super) fn sleep(&self, timeout: Option<Duration>) -> bool {
+        self.set.sleep(timeout)
+    }
+
+    /// Wakes the thread that sleeps here.
+    pub(super) fn wake(&self) {
+        self.written.store(true, Ordering::SeqCst);
+        self.wake_fd.write();
+    }
+
+    /// Clears the wake fd, once no thread can write it any more: while it is readable nobody could sleep in the set.
+    pub(super) fn clear(&self) {
+        if self.written.swap(false, Ordering::SeqCst) {
+            self.wake_fd.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::EpollWaiter;
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    #[test]
+    fn wake_ends_the_sleep_and_leaves_the_set_quiet() {
+        let set = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+        let waiter = EpollWaiter::new(&set).unwrap();
+        waiter.wake();
+        assert!(!waiter.sleep(None), "the stack has nothing");
+        waiter.clear();
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        assert_eq!(poll(&mut [PollFd::new(&set, PollFlags::IN)], Some(&at_once)), Ok(0));
+    }
+
+    #[test]
+    fn a_stack_without_an_epoll_set_is_waited_for_too() {
+        let fd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+        let waiter = EpollWaiter::new(&fd).unwrap();
+        assert!(!waiter.sleep(Some(Duration::ZERO)));
+        rustix::io::write(&fd, &1u64.to_ne_bytes()).unwrap();
+        assert!(waiter.sleep(None));
+        waiter.wake();
+        assert!(waiter.sleep(None), "the wake fd does not hide it");
+    }
+}

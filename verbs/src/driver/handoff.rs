@@ -1,0 +1,145 @@
+//! How work reaches the thread that holds a shard's core: the notes that a thread leaves when it cannot take the lock.
+//!
+//! | step | thread that has work | thread that holds the core |
+//! |---|---|---|
+//! | 1 | extends `posts` or `commands` | unlocks the core |
+//! | 2 | sets `pending` (after `commanded`, for a command) | reads `pending` ([`Handoff::serve_rest`]); not set: done |
+//! | 3 | tries the core's lock | tries the core's lock; taken by another: that one does step 2 |
+//! | 4 | has it: serves; has it not: returns | clears `pending`, then takes the lists, serves, goes to step 1 |
+//!
+//! No work is left behind: where the try of step 3 fails, another thread holds the core and has not unlocked, so its step 2 comes after
+//! `pending` was set. `pending` is cleared before the lists are taken and set after they were extended, so a list that is extended
+//! behind the taking has its flag.
+//!
+//! The proof needs the store of `pending` before the try, and the unlocking before the load of `pending`. The flags are sequentially
+//! consistent, and trying and unlocking are read-modify-writes on the lock's word: on x86-64 each is a full barrier; on AArch64 a
+//! store-release, or a release of a read-modify-write, is never passed by a later load-acquire.
+
+use super::mutant::{MODEL, Mutant, is_mutant};
+use super::sync::{AtomicBool, Mutex, TryMutex, TryMutexGuard};
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+/// What a control call asks of the core.
+pub(super) type Command<C> = Box<dyn FnOnce(&mut C) + Send>;
+
+/// Times that a thread serves work of others after its own.
+const SERVE_OTHERS: usize = if MODEL { 2 } else { 8 };
+
+/// A core `C`, and the work `P` that waits for its holder.
+pub(super) struct Handoff<C, P> {
+    core: TryMutex<C>,
+    posts: Mutex<VecDeque<P>>,
+    commands: Mutex<Vec<Command<C>>>,
+    /// Set after `posts` or `commands` was extended; read by the holder of `core` after unlocking.
+    pending: AtomicBool,
+    /// Set after `commands` was extended: the holder reads it between two connections.
+    commanded: AtomicBool,
+}
+
+/// What [`Handoff::serve_rest`] left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    /// Nothing, or another thread holds the core and serves it.
+    Served,
+    /// Posts: others post faster than this thread serves them.
+    Posts,
+}
+
+impl<C, P> Handoff<C, P> {
+    pub(super) fn new(core: C) -> Self {
+        Self {
+            core: TryMutex::new(core),
+            posts: Mutex::default(),
+            commands: Mutex::default(),
+            pending: AtomicBool::new(false),
+            commanded: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes the core, waiting for it.
+    pub(super) fn lock(&self) -> TryMutexGuard<'_, C> {
+        self.core.lock()
+    }
+
+    /// Takes the core, waiting for it at most so long.
+    #[cfg(not(any(loom, shuttle)))]
+    pub(super) fn lock_within(&self, patience: std::time::Duration) -> Option<TryMutexGuard<'_, C>> {
+        self.core.try_lock_for(patience)
+    }
+
+    #[inline]
+    pub(super) fn try_lock(&self) -> Option<TryMutexGuard<'_, C>> {
+        self.core.try_lock()
+    }
+
+    /// Adds a post. The caller then tries the lock, or sees to it that somebody does.
+    pub(super) fn post(&self, post: P) {
+        if is_mutant(Mutant::PendingBeforePost) {
+            self.pending.store(true, Ordering::SeqCst);
+            self.posts.lock().push_back(post);
+            return;
+        }
+        self.posts.lock().push_back(post);
+        self.pending.store(true, Ordering::SeqCst);
+    }
+
+    /// Adds a command. The caller then tries the lock.
+    pub(super) fn command(&self, command: Command<C>) {
+        self.commands.lock().push(command);
+        self.commanded.store(true, Ordering::SeqCst);
+        self.pending.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a post or a command waits.
+    #[inline]
+    pub(super) fn is_pending(&self) -> bool {
+        self.pending.load(Ordering::SeqCst)
+    }
+
+    /// Clears `pending`. True when it was set: the holder takes the commands and the posts.
+    #[inline]
+    pub(super) fn take_pending(&self) -> bool {
+        if is_mutant(Mutant::TakenBeforePending) {
+            return self.is_pending();
+        }
+        self.pending.load(Ordering::SeqCst) && self.pending.swap(false, Ordering::SeqCst)
+    }
+
+    /// Moves the posts to `into`: an empty list changes places with theirs, so that both keep what they allocated.
+    pub(super) fn take_posts(&self, into: &mut VecDeque<P>) {
+        let mut posts = self.posts.lock();
+        if into.is_empty() {
+            std::mem::swap(&mut *posts, into);
+        } else {
+            into.append(&mut posts);
+        }
+        drop(posts);
+        if is_mutant(Mutant::TakenBeforePending) {
+            self.pending.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// The commands that wait, between two connections.
+    #[inline]
+    pub(super) fn take_commands(&self) -> Option<Vec<Command<C>>> {
+        let waits = self.commanded.load(Ordering::Relaxed) && self.commanded.swap(false, Ordering::SeqCst);
+        waits.then(|| std::mem::take(&mut *self.commands.lock()))
+    }
+
+    /// Serves what others left while the caller held the core, which it has just unlocked. `serve` unlocks it again.
+    #[inline]
+    pub(super) fn serve_rest<'a>(&'a self, mut serve: impl FnMut(TryMutexGuard<'a, C>)) -> Rest {
+        let mut times = 0;
+        // Somebody waits for the result of a command; posts can wait for the background thread.
+        while times < SERVE_OTHERS || self.commanded.load(Ordering::SeqCst) {
+            times += 1;
+            if !self.is_pending() || is_mutant(Mutant::UnlockOmitsRead) {
+                return Rest::Served;
+            }
+            let Some(core) = self.core.try_lock() else { return Rest::Served };
+            serve(core);
+        }
+        Rest::Posts
+    }
+}

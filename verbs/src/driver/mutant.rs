@@ -1,0 +1,36 @@
+//! Defects that the tests of the models switch on, to show that they are found. Outside of the models there are none.
+
+/// Whether a model runs. It shortens counts that only bound work.
+pub(super) const MODEL: bool = cfg!(any(loom, shuttle));
+
+/// A defect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(any(loom, shuttle)), expect(unreachable_pub, reason = "the models' tests name it"))]
+pub enum Mutant {
+    /// A notification leaves a sleeper asleep.
+    NotifyOmitsWake,
+    /// A thread that stops being the active poller leaves a parked background thread asleep.
+    ReleaseOmitsWake,
+    /// A post sets `pending` before it is in the list.
+    PendingBeforePost,
+    /// The holder of the core takes the lists before it clears `pending`.
+    TakenBeforePending,
+    /// A sleeper reads `notified` before it sets `asleep`.
+    NotifiedBeforeAsleep,
+    /// The background thread reads `pending` before it clears `coalescing`.
+    PendingBeforeCoalescing,
+    /// A thread reads what it has to wait for before it becomes the active poller.
+    ReadBeforeClaim,
+    /// The holder of the core does not read `pending` after unlocking.
+    UnlockOmitsRead,
+}
+
+/// Whether `mutant` is switched on.
+#[cfg(not(any(loom, shuttle)))]
+#[inline(always)]
+pub(super) const fn is_mutant(_: Mutant) -> bool {
+    false
+}
+
+#[cfg(any(loom, shuttle))]
+pub(super) use crate::is_mutant;

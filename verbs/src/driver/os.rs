@@ -1,0 +1,100 @@
+//! What a thread sleeps on: eventfd, poll(2), epoll. And the clock.
+
+pub(super) use std::time::Instant;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
+use rustix::io::Errno;
+use rustix::time::Timespec;
+use std::io::Result;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a stack waits with: readable while it has something.
+pub(super) type StackFd = OwnedFd;
+
+/// The epoll data of a wake fd. No token of a stream has all bits set: its slot's number would be the largest of all.
+const WAKE: u64 = u64::MAX;
+/// Events that are read: the wake fd, and whether there is anything else.
+const EVENTS: usize = 2;
+
+/// An eventfd: readable from a write until it is cleared.
+pub(super) struct WakeFd(OwnedFd);
+
+impl WakeFd {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?))
+    }
+
+    pub(super) fn write(&self) {
+        // It fails only when 2^64 - 2 wake-ups are in it.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn clear(&self) {
+        // It fails only when there is none.
+        let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
+    }
+
+    /// Sleeps in poll(2) until this descriptor is readable, which clears it, until `stack` is, or until `timeout` has passed. True
+    /// when `stack` is readable.
+    pub(super) fn sleep(&self, stack: Option<&StackFd>, timeout: Option<Duration>) -> bool {
+        let own: BorrowedFd<'_> = self.0.as_fd();
+        let other = stack.map_or(own, AsFd::as_fd);
+        let mut fds =
+            [PollFd::from_borrowed_fd(own, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
+        let used = if stack.is_some() { 2 } else { 1 };
+        // EINTR is a wake-up like any other: every caller looks again.
+        let _ = poll(&mut fds[..used], timeout.map(timespec).as_ref());
+        if !fds[0].revents().is_empty() {
+            self.clear();
+        }
+        used == 2 && !fds[1].revents().is_empty()
+    }
+}
+
+/// An epoll set with a wake fd in it.
+pub(super) struct EpollSet(Arc<OwnedFd>);
+
+impl EpollSet {
+    /// The stack's own set, to which `wake` is added; where the stack does not wait with an epoll set, one around both.
+    pub(super) fn new(stack: &Arc<StackFd>, wake: &WakeFd) -> Result<Self> {
+        let add = |set: &OwnedFd, fd: &OwnedFd, data| {
+            epoll::add(set, fd, epoll::EventData::new_u64(data), epoll::EventFlags::IN)
+        };
+        match add(stack, &wake.0, WAKE) {
+            Ok(()) => Ok(Self(Arc::clone(stack))),
+            Err(Errno::INVAL) => {
+                let own = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+                add(&own, &wake.0, WAKE)?;
+                add(&own, stack, 0)?;
+                Ok(Self(Arc::new(own)))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Sleeps until the stack has something, the wake fd is readable, a signal comes, or `timeout` has passed, rounded up to a
+    /// millisecond. True when the stack has something.
+    pub(super) fn sleep(&self, timeout: Option<Duration>) -> bool {
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
+        match epoll::wait(&self.0, &mut events[..], timeout.map(timespec).as_ref()) {
+            Ok((ready, _)) => ready.iter().any(|event| event.data.u64() != WAKE),
+            // EINTR is a wake-up like any other: every caller looks again.
+            Err(_) => false,
+        }
+    }
+}
+
+/// Sleeps for `time`, whatever happens.
+pub(super) fn sleep_for(time: Duration) {
+    std::thread::sleep(time);
+}
+
+fn timespec(wait: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(wait.subsec_nanos()),
+    }
+}

@@ -1,0 +1,155 @@
+//! A thread that waits for something that a round brings.
+
+use super::super::mutant::{Mutant, is_mutant};
+use super::super::os::Instant;
+use super::super::park::Parker;
+use super::super::sync::yield_now;
+use super::{Drive, State};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+/// After bytes moved, a driving thread polls for this long before it sleeps: what belongs together comes within it, and a sleep and its
+/// wake-up cost as much.
+const KEEP_POLLING: Duration = Duration::from_micros(20);
+/// Rounds in one go; then the state of ownership and the life of the driver are looked at again.
+const KEEP_POLLING_ROUNDS: usize = 256;
+/// While another thread drives, a thread that an event woke sleeps for this long before it looks at the descriptor again.
+const CORE_HELD: Duration = Duration::from_micros(200);
+
+/// Runs `poll` until it is ready or `deadline` has passed, driving meanwhile. `None`: the deadline has passed.
+pub(in super::super) fn block_on<D: Drive, T>(
+    drive: &Arc<D>,
+    deadline: Option<Instant>,
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Option<T> {
+    let parker = match Parker::current() {
+        Ok(parker) => parker,
+        Err(error) => {
+            tracing::error!(%error, "no descriptor to sleep on: spinning");
+            return spin_on(drive, deadline, poll);
+        }
+    };
+    let waker = Waker::from(Arc::clone(&parker));
+    let mut cx = Context::from_waker(&waker);
+    // The thread may be inside another wait, whose wake-ups are forgotten here: it looks again.
+    let _outer = NotifyOnDrop(&parker);
+    // The active poller from the first sleep to the return: a hand-over at every wake-up would wake two threads for each.
+    let mut active = None;
+    loop {
+        parker.reset();
+        if let Poll::Ready(value) = poll(&mut cx) {
+            return Some(value);
+        }
+        let moved = drive.try_pump().is_some_and(|moved| moved > 0);
+        if parker.is_notified() {
+            continue;
+        }
+        if deadline.is_some_and(|at| Instant::now() >= at) {
+            return None;
+        }
+        // A thread on standby does not keep polling: one thread that drives is enough.
+        if moved && (active.is_some() || !drive.progress().ownership.is_owned()) {
+            keep_polling(drive, || parker.is_notified());
+            continue;
+        }
+        sleep(drive, &parker, deadline, &mut active);
+    }
+}
+
+fn spin_on<D: Drive, T>(
+    drive: &Arc<D>,
+    deadline: Option<Instant>,
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Option<T> {
+    let mut cx = Context::from_waker(Waker::noop());
+    loop {
+        if let Poll::Ready(value) = poll(&mut cx) {
+            return Some(value);
+        }
+        drive.try_pump();
+        if deadline.is_some_and(|at| Instant::now() >= at) {
+            return None;
+        }
+        yield_now();
+    }
+}
+
+fn sleep<'a, D: Drive>(
+    drive: &'a Arc<D>,
+    parker: &Arc<Parker>,
+    deadline: Option<Instant>,
+    active: &mut Option<Active<'a>>,
+) {
+    let state = drive.progress();
+    if state.manual {
+        yield_now();
+        return;
+    }
+    let read = || (drive.is_pending(), state.deadline());
+    let read_early = is_mutant(Mutant::ReadBeforeClaim).then(read);
+    if active.is_none() && !state.ownership.is_owned_by(parker) {
+        if !state.ownership.claim_or_stand_by(parker) {
+            parker.sleep(None, deadline);
+            state.ownership.leave_standby(parker);
+            return;
+        }
+        *active = Some(Active(state));
+    }
+    // After the claim: whoever extended either before it may have seen nobody to wake.
+    let (pending, timer) = read_early.unwrap_or_else(read);
+    if pending {
+        return;
+    }
+    let until = match (timer, deadline) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    };
+    state.ownership.fall_asleep();
+    let readable = match &state.waiter {
+        Some(waiter) => parker.sleep_in(waiter, until),
+        None => parker.sleep(None, until),
+    };
+    state.ownership.wake_up();
+    if readable && !drive.try_answer() {
+        parker.sleep(None, Some(Instant::now() + CORE_HELD));
+    }
+}
+
+/// Makes rounds while bytes move, and [`KEEP_POLLING`] longer, until `stop`.
+pub(super) fn keep_polling<D: Drive>(drive: &Arc<D>, stop: impl Fn() -> bool) {
+    if drive.progress().manual {
+        return;
+    }
+    let mut last = Instant::now();
+    for _ in 0..KEEP_POLLING_ROUNDS {
+        if stop() {
+            return;
+        }
+        if drive.try_pump().is_some_and(|moved| moved > 0) {
+            last = Instant::now();
+        } else if last.elapsed() >= KEEP_POLLING {
+            return;
+        } else {
+            yield_now();
+        }
+    }
+}
+
+/// Wakes a thread's own parker when its wait is over, however it ends.
+struct NotifyOnDrop<'a>(&'a Parker);
+
+impl Drop for NotifyOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.notify();
+    }
+}
+
+/// The thread is the active poller, until dropped.
+struct Active<'a>(&'a State);
+
+impl Drop for Active<'_> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
