@@ -243,7 +243,7 @@ mod tests {
     fn place<B: IoBuf>(mr: &Mr<B>, bytes: &[u8]) {
         let sge = mr.sge().unwrap();
         let pd = mr.pd();
-        let span = pd.driver().table.local(sge.lkey, pd.id(), sge.addr, sge.length, true).unwrap();
+        let span = pd.driver().shared.table.local(sge.lkey, pd.id(), sge.addr, sge.length, true).unwrap();
         span.pin().unwrap().copy_from(0, bytes);
     }
 
