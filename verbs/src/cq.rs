@@ -2,7 +2,6 @@
 
 use crate::device::Device;
 use crate::driver::Driver;
-use crate::driver::Shard;
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
 use crate::notify::{EventQueue, Wake, Wakes, register};
@@ -160,14 +159,16 @@ impl Cq {
         }
     }
 
-    /// Calls `each` for every shard on which a connection completes here.
+    /// The shards on which a connection completes here.
     #[inline]
-    fn each_shard(&self, mut each: impl FnMut(&Arc<Shard>)) {
+    fn shards(&self) -> impl Iterator<Item = usize> + use<> {
         let mut shards = self.shards.load(Ordering::Acquire);
-        while shards != 0 {
-            each(self.driver().shard_at(shards.trailing_zeros() as usize));
-            shards &= shards - 1;
-        }
+        std::iter::from_fn(move || {
+            let next = shards.trailing_zeros() as usize;
+            let any = shards != 0;
+            shards &= shards.wrapping_sub(1);
+            any.then_some(next)
+        })
     }
 
     /// Changes the depth; completions in the queue stay.
@@ -197,13 +198,13 @@ impl Cq {
     /// When none is queued, the caller's thread drives the shards on which connections complete here, once, until one is queued
     /// (`ARCHITECTURE.md`, "Progress").
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
-        self.each_shard(|shard| shard.note_poll());
+        self.shards().for_each(|shard| self.driver().shard_at(shard).note_poll());
         let taken = self.pop(max, &mut each);
         if taken > 0 {
             return taken;
         }
         let enough = || self.queued.load(Ordering::Relaxed) > 0;
-        self.each_shard(|shard| shard.poll_progress(&enough));
+        self.shards().for_each(|shard| self.driver().shard_at(shard).poll_progress(&enough));
         self.pop(max, &mut each)
     }
 
@@ -249,7 +250,7 @@ impl Cq {
                 inner.arm = arm;
             }
         }
-        self.each_shard(Shard::armed);
+        self.shards().for_each(|shard| self.driver().shard_at(shard).armed());
     }
 
     /// Ready when at least one completion is queued.
@@ -335,6 +336,24 @@ impl Cq {
         let mut inner = self.inner.lock();
         inner.ring.retain(|cqe| cqe.wc.qp_num != qp_num);
         self.note_left(&inner);
+    }
+}
+
+impl Device {
+    /// A completion queue of `depth` entries.
+    ///
+    /// # Errors
+    /// [`Error::Zero`], [`Error::Limit`].
+    pub fn create_cq(&self, depth: u32, options: CqOptions) -> Result<Arc<Cq>> {
+        let limits = self.driver().limits();
+        limits.check("completion queue depth", depth.into(), limits.max_cqe.into())?;
+        let shards = self.shards();
+        if let Some(shard) = options.shard.filter(|shard| *shard >= shards) {
+            let (asked, limit) = (shard as u64, shards as u64 - 1);
+            return Err(Error::Limit { what: "shard", asked, limit });
+        }
+        self.driver().shared.counts.take_cq(limits)?;
+        Ok(Cq::new(self, self.driver().shared.next_num(), depth, options))
     }
 }
 

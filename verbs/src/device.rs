@@ -1,18 +1,12 @@
 //! The device: a driver and everything made on it.
 
-use crate::cq::{Cq, CqOptions};
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
-use crate::mr::{FastMr, RawMr, RawMw};
 use crate::notify::EventQueue;
-use crate::options::{DriveGuard, Limits, Progress};
-use crate::pd::Pd;
-use crate::qp::{Qp, QpInit};
-use crate::srq::{Srq, SrqAttr};
+use crate::options::{DeviceOptions, Limits};
 use llp::Stack;
 use llp::capture::{CaptureStack, PcapSink};
-use mem::{Access, Memory, WindowType};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::pin::pin;
@@ -25,20 +19,6 @@ use std::time::{Duration, Instant};
 pub struct Device {
     driver: Arc<Driver>,
     events: Arc<EventQueue<AsyncEvent>>,
-}
-
-/// How a device is opened.
-#[derive(Clone, Debug, Default)]
-pub struct DeviceOptions {
-    /// Limits.
-    pub limits: Limits,
-    /// Who makes progress.
-    pub progress: Progress,
-    /// Done around every thread's work.
-    pub guard: Option<DriveGuard>,
-    /// Shards, each with an event set and a lock of its own: so many threads can move bytes at the same time. By default as many as
-    /// the process has cores, at most 8; at most 64. A stack whose connections can only be driven together has one.
-    pub shards: Option<usize>,
 }
 
 impl Device {
@@ -90,31 +70,6 @@ impl Device {
     #[must_use]
     pub fn limits(&self) -> &Limits {
         self.driver.limits()
-    }
-
-    /// A new protection domain.
-    ///
-    /// # Errors
-    /// [`Error::Limit`].
-    pub fn alloc_pd(&self) -> Result<Pd> {
-        self.driver.shared.counts.take_pd(self.driver.limits())?;
-        Ok(Pd::new(self.clone()))
-    }
-
-    /// A completion queue of `depth` entries.
-    ///
-    /// # Errors
-    /// [`Error::Zero`], [`Error::Limit`].
-    pub fn create_cq(&self, depth: u32, options: CqOptions) -> Result<Arc<Cq>> {
-        let limits = self.driver.limits();
-        limits.check("completion queue depth", depth.into(), limits.max_cqe.into())?;
-        let shards = self.shards();
-        if let Some(shard) = options.shard.filter(|shard| *shard >= shards) {
-            let (asked, limit) = (shard as u64, shards as u64 - 1);
-            return Err(Error::Limit { what: "shard", asked, limit });
-        }
-        self.driver.shared.counts.take_cq(limits)?;
-        Ok(Cq::new(self, self.driver.shared.next_num(), depth, options))
     }
 
     /// The asynchronous events of this handle's objects.
@@ -210,52 +165,5 @@ fn capture_wanted() -> Result<Option<Arc<PcapSink>>> {
 impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Device").finish_non_exhaustive()
-    }
-}
-
-impl Pd {
-    /// Registers memory; `base` is the tagged offset of its first octet, for peers and for elements of ours.
-    ///
-    /// # Errors
-    /// [`Error::Register`].
-    pub fn register_raw(&self, memory: Memory, base: u64, access: Access) -> Result<RawMr> {
-        RawMr::register(self, memory, base, access)
-    }
-
-    /// A memory window, bound to nothing.
-    ///
-    /// # Errors
-    /// [`Error::Register`] when the device has no STag left.
-    pub fn alloc_window(&self, kind: WindowType) -> Result<RawMw> {
-        RawMw::alloc(self, kind)
-    }
-
-    /// An STag for fast-register requests of at most `max_len` octets.
-    ///
-    /// # Errors
-    /// [`Error::Register`] when the device has no STag left.
-    pub fn alloc_fast(&self, max_len: u64) -> Result<FastMr> {
-        FastMr::alloc(self, max_len)
-    }
-
-    /// A queue pair, in INIT.
-    ///
-    /// # Errors
-    /// [`Error::Limit`], [`Error::Foreign`] for queues of another device.
-    pub fn create_qp(&self, init: QpInit) -> Result<Qp> {
-        Qp::create(self, init)
-    }
-
-    /// A shared receive queue.
-    ///
-    /// # Errors
-    /// [`Error::Zero`], [`Error::Limit`].
-    pub fn create_srq(&self, attr: SrqAttr) -> Result<Arc<Srq>> {
-        let driver = self.driver();
-        let limits = driver.limits();
-        limits.check("shared receive queue depth", attr.max_wr.into(), limits.max_srq_wr.into())?;
-        limits.check("receive elements", attr.max_sge.max(1).into(), limits.max_sge.into())?;
-        driver.shared.counts.take_srq(limits)?;
-        Ok(Arc::new(Srq::new(self.clone(), driver.shared.next_num(), attr)))
     }
 }

@@ -37,12 +37,12 @@ pub use api::{
     WcError,
 };
 pub use cq::{Arm, CompChannel, Cq, CqOptions};
-pub use device::{Device, DeviceOptions};
+pub use device::Device;
 pub use error::{Error, PostError, Result};
 pub use event::AsyncEvent;
 pub use mr::{FastMr, RawMr, RawMw, RemoteMr};
 pub use notify::EventQueue;
-pub use options::{ConnOptions, DriveGuard, Limits, PeerProfile, Progress};
+pub use options::{ConnOptions, DeviceOptions, DriveGuard, Limits, PeerProfile, Progress};
 pub use pd::Pd;
 pub use qp::{Path, Qp, QpAttr, QpCap, QpInit, QpState};
 pub use srq::{Srq, SrqAttr};

@@ -223,6 +223,32 @@ impl Drop for FastMr {
     }
 }
 
+impl Pd {
+    /// Registers memory; `base` is the tagged offset of its first octet, for peers and for elements of ours.
+    ///
+    /// # Errors
+    /// [`Error::Register`].
+    pub fn register_raw(&self, memory: Memory, base: u64, access: Access) -> Result<RawMr> {
+        RawMr::register(self, memory, base, access)
+    }
+
+    /// A memory window, bound to nothing.
+    ///
+    /// # Errors
+    /// [`Error::Register`] when the device has no STag left.
+    pub fn alloc_window(&self, kind: WindowType) -> Result<RawMw> {
+        RawMw::alloc(self, kind)
+    }
+
+    /// An STag for fast-register requests of at most `max_len` octets.
+    ///
+    /// # Errors
+    /// [`Error::Register`] when the device has no STag left.
+    pub fn alloc_fast(&self, max_len: u64) -> Result<FastMr> {
+        FastMr::alloc(self, max_len)
+    }
+}
+
 /// Executes a bind request.
 pub(crate) fn bind(
     table: &Table,

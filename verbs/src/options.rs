@@ -191,3 +191,17 @@ impl Default for Limits {
         }
     }
 }
+
+/// How a device is opened.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceOptions {
+    /// Limits.
+    pub limits: Limits,
+    /// Who makes progress.
+    pub progress: Progress,
+    /// Done around every thread's work.
+    pub guard: Option<DriveGuard>,
+    /// Shards, each with an event set and a lock of its own: so many threads can move bytes at the same time. By default as many as
+    /// the process has cores, at most 8; at most 64. A stack whose connections can only be driven together has one.
+    pub shards: Option<usize>,
+}

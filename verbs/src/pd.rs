@@ -2,6 +2,7 @@
 
 use crate::device::Device;
 use crate::driver::Driver;
+use crate::error::Result;
 use std::sync::Arc;
 
 /// A protection domain: memory and queue pairs of the same domain may work together, others not (RFC 5040 section 2.1).
@@ -43,6 +44,17 @@ impl Pd {
     #[must_use]
     pub fn users(&self) -> usize {
         Arc::strong_count(&self.0) - 1
+    }
+}
+
+impl Device {
+    /// A new protection domain.
+    ///
+    /// # Errors
+    /// [`Error::Limit`].
+    pub fn alloc_pd(&self) -> Result<Pd> {
+        self.driver().shared.counts.take_pd(self.driver().limits())?;
+        Ok(Pd::new(self.clone()))
     }
 }
 

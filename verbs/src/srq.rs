@@ -7,6 +7,7 @@ use crate::pd::Pd;
 use crate::qp::{RecvQueue, RecvWqe};
 use crate::wr::RecvWr;
 use parking_lot::Mutex;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Limits of a shared receive queue.
@@ -152,6 +153,21 @@ impl Srq {
     /// A stream is over: it waits for no receive any more.
     pub(crate) fn forget(&self, token: llp::Token) {
         self.queue.lock().waiting.retain(|waiting| *waiting != token);
+    }
+}
+
+impl Pd {
+    /// A shared receive queue.
+    ///
+    /// # Errors
+    /// [`Error::Zero`], [`Error::Limit`].
+    pub fn create_srq(&self, attr: SrqAttr) -> Result<Arc<Srq>> {
+        let driver = self.driver();
+        let limits = driver.limits();
+        limits.check("shared receive queue depth", attr.max_wr.into(), limits.max_srq_wr.into())?;
+        limits.check("receive elements", attr.max_sge.max(1).into(), limits.max_sge.into())?;
+        driver.shared.counts.take_srq(limits)?;
+        Ok(Arc::new(Srq::new(self.clone(), driver.shared.next_num(), attr)))
     }
 }
 

@@ -227,7 +227,8 @@ impl<B: IoBuf> std::fmt::Debug for Mr<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::{Device, DeviceOptions};
+    use crate::device::Device;
+    use crate::options::DeviceOptions;
     use crate::options::Progress;
     use std::net::Ipv4Addr;
     use std::sync::Arc;

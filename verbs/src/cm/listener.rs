@@ -2,10 +2,9 @@
 
 use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnId};
 use crate::conn::Conn;
-use crate::driver::{Core, Driver, Services, Slot};
+use crate::driver::{Core, Driver, Slot};
 use crate::error::{Error, Result};
 use crate::options::ConnOptions;
-use crate::qp::{Qp, QpInner};
 use llp::{ListenOptions, Token};
 use mpa::startup::Request;
 use std::collections::VecDeque;
@@ -311,10 +310,10 @@ impl Drop for HalfOpen {
 
 /// A peer that wants to connect. Dropping it rejects without private data.
 pub struct ConnRequest {
-    driver: Arc<Driver>,
-    token: Token,
+    pub(super) driver: Arc<Driver>,
+    pub(super) token: Token,
     listener: Option<Token>,
-    id: ConnId,
+    pub(super) id: ConnId,
     local: SocketAddr,
     peer: SocketAddr,
     private_data: Vec<u8>,
@@ -322,8 +321,8 @@ pub struct ConnRequest {
     ord: Option<u16>,
     revision: u8,
     max_reply: usize,
-    options: Arc<ConnOptions>,
-    decided: bool,
+    pub(super) options: Arc<ConnOptions>,
+    pub(super) decided: bool,
 }
 
 impl ConnRequest {
@@ -414,45 +413,9 @@ impl ConnRequest {
         super::handle::migrate(&self.driver, self.token, channel)
     }
 
-    /// Accepts with `qp`. [`crate::cm::CmEventKind::Established`] follows on `channel`, or else the listener's.
-    ///
-    /// # Errors
-    /// As [`crate::cm::connect`]; [`Error::NotConnected`] when the peer has gone away.
-    pub fn accept(
-        mut self,
-        qp: &Qp,
-        options: Option<&Arc<ConnOptions>>,
-        private_data: &[u8],
-        channel: Option<&Arc<CmChannel>>,
-    ) -> Result<ConnId> {
-        let options = Arc::clone(options.unwrap_or(&self.options));
-        super::check_options(self.driver.limits().max_rd_atomic, &options)?;
-        let inner = Arc::clone(&qp.0);
-        if !Arc::ptr_eq(&inner.driver, &self.driver) {
-            return Err(Error::Foreign { what: "queue pair", of: "device" });
-        }
-        self.move_to(inner.recv_cq.shard())?;
-        let token = self.token;
-        let (private_data, channel) = (private_data.to_vec(), channel.cloned());
-        let (accepted, channel_before) = self.driver.shard(token).call(move |core| {
-            let mut channel_before = None;
-            let accepted = accept_on(core, token, &inner, |conn, services| {
-                channel_before = channel.map(|channel| conn.cm.migrate(&channel));
-                conn.accept(&inner, &options, &private_data, services)
-            });
-            (accepted, channel_before)
-        });
-        // Without a lock: its wakers are foreign code.
-        drop(channel_before);
-        accepted?;
-        self.decided = true;
-        self.driver.note_use(token);
-        Ok(self.id)
-    }
-
     /// Moves the connection to another shard, that of its queue pair: out of the listener's shard first, then into the other one, so
     /// that no thread holds both locks.
-    fn move_to(&mut self, index: usize) -> Result<()> {
+    pub(super) fn move_to(&mut self, index: usize) -> Result<()> {
         let (token, from, to) = (self.token, self.driver.shard(self.token), self.driver.shard_at(index));
         if from.index() == to.index() {
             return Ok(());
@@ -480,25 +443,6 @@ impl ConnRequest {
                 .unwrap_or(Err(Error::NotConnected))
         })
     }
-}
-
-/// Gives `qp` the connection `token`, which `accept` accepts.
-fn accept_on(
-    core: &mut Core,
-    token: Token,
-    qp: &QpInner,
-    accept: impl FnOnce(&mut Conn, &mut Services) -> Result<()>,
-) -> Result<()> {
-    {
-        let _control = qp.control();
-        qp.may_connect("accepting")?;
-        qp.set_conn(Some(token));
-    }
-    let accepted = core.with_conn(token, accept).unwrap_or(Err(Error::NotConnected));
-    if accepted.is_err() {
-        qp.set_conn(None);
-    }
-    accepted
 }
 
 impl Drop for ConnRequest {

@@ -3,6 +3,7 @@
 use crate::cm::ListenerSlot;
 use crate::conn::Conn;
 use crate::driver::closed::ClosedStack;
+use crate::driver::services::{RX_STAGING, Services};
 use crate::driver::{Driver, Pool, SHARD_SHIFT, Shard, Shared, Timers};
 use crate::error::Error;
 use crate::notify::Wakes;
@@ -13,8 +14,6 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use stream::{LocalError, Time};
 
-/// Bytes that one read asks for; also the size of the receive staging that all connections share.
-pub(crate) const RX_STAGING: usize = 256 << 10;
 /// Up to this many connections a round reads them directly; with more it asks the stack which have something.
 const DIRECT_STREAMS: usize = 4;
 /// With few connections the stack is still asked every so many rounds: listeners, connects, hang-ups.
@@ -72,26 +71,6 @@ pub(crate) struct Core {
     /// Connections that are over. They are dropped after the lock: what they hold may run foreign code or lock again.
     #[expect(clippy::vec_box, reason = "connections live boxed in their slots")]
     pub(crate) trash: Vec<Box<Conn>>,
-}
-
-/// What a connection needs of the core while it is served.
-pub(crate) struct Services {
-    pub(crate) driver: Weak<Driver>,
-    pub(crate) shared: Arc<Shared>,
-    /// Of `shared`.
-    pub(crate) table: Arc<mem::Table>,
-    /// The time at the start of this round.
-    pub(crate) now: Time,
-    pub(crate) timers: Timers,
-    pub(crate) wakes: Wakes,
-    pub(crate) pool: Pool,
-    pub(crate) staging: Vec<u8>,
-    /// Reads, and batches to send, of one connection before the next one's turn.
-    pub(crate) turn: usize,
-    /// Bytes that connections have moved in this round.
-    pub(crate) moved: usize,
-    /// A connection was not read, as the receive memory budget has no room.
-    pub(crate) is_short: bool,
 }
 
 impl Core {

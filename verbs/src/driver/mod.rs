@@ -18,23 +18,24 @@ mod os;
 mod park;
 mod pool;
 mod progress;
+mod services;
 mod shard;
 mod shared;
 mod sync;
 mod timers;
 mod trim;
 
-pub(crate) use self::core::{Core, RX_STAGING, Services, Slot};
+pub(crate) use self::core::{Core, Slot};
 pub(crate) use pool::Pool;
 #[cfg(feature = "tokio")]
 pub(crate) use progress::TaskLead;
+pub(crate) use services::{RX_STAGING, Services};
 pub(crate) use shard::Shard;
 pub(crate) use shared::Shared;
 pub(crate) use timers::Timers;
 
-use crate::device::DeviceOptions;
 use crate::error::{Error, Result};
-use crate::options::Limits;
+use crate::options::{DeviceOptions, Limits};
 use llp::{Stack, Token};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

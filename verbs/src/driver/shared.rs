@@ -3,11 +3,10 @@
 use crate::driver::trim::Trim;
 use crate::error::{Error, Result};
 use crate::options::{DriveGuard, Limits};
-use crate::qp::QpInner;
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 
 /// Counts of a device's objects against its limits.
 #[derive(Default)]
@@ -96,7 +95,8 @@ pub(crate) struct Shared {
     pub(crate) table: Arc<mem::Table>,
     pub(crate) counts: Counts,
     pub(crate) limits: Limits,
-    pub(crate) qps: Mutex<HashMap<u32, Weak<QpInner>>>,
+    /// Numbers of living queue pairs.
+    pub(crate) qps: Mutex<HashSet<u32>>,
     pub(crate) budget: Budget,
     pub(crate) guard: Option<DriveGuard>,
     pub(crate) trim: Arc<Trim>,

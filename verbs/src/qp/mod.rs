@@ -1,8 +1,10 @@
 //! Queue pairs: what the application holds of one, its two queues and its state. The connection behind it is a [`crate::conn::Conn`],
 //! owned by the driver.
 
+mod attributes;
 mod control;
 mod handle;
+mod inner;
 #[cfg(test)]
 mod msn_wrap;
 mod recv_queue;
@@ -10,8 +12,9 @@ mod ring;
 mod send_queue;
 mod state;
 
-pub(crate) use handle::{Doorbell, QpInner, RecvSource};
-pub use handle::{Path, Qp, QpAttr, QpCap, QpInit};
+pub use attributes::{Path, QpAttr, QpCap, QpInit};
+pub use handle::Qp;
+pub(crate) use inner::{Doorbell, QpInner, RecvSource};
 pub(crate) use recv_queue::{RecvQueue, RecvWqe};
 pub(crate) use send_queue::{SendQueue, SqMode, Wqe};
 pub use state::QpState;

@@ -1,0 +1,67 @@
+//! Accepting a request with a queue pair.
+
+use crate::cm::{CmChannel, ConnId, ConnRequest, check_options};
+use crate::conn::Conn;
+use crate::driver::{Core, Services};
+use crate::error::{Error, Result};
+use crate::options::ConnOptions;
+use crate::qp::{Qp, QpInner};
+use llp::Token;
+use std::sync::Arc;
+
+impl ConnRequest {
+    /// Accepts with `qp`. [`crate::cm::CmEventKind::Established`] follows on `channel`, or else the listener's.
+    ///
+    /// # Errors
+    /// As [`crate::cm::connect`]; [`Error::NotConnected`] when the peer has gone away.
+    pub fn accept(
+        mut self,
+        qp: &Qp,
+        options: Option<&Arc<ConnOptions>>,
+        private_data: &[u8],
+        channel: Option<&Arc<CmChannel>>,
+    ) -> Result<ConnId> {
+        let options = Arc::clone(options.unwrap_or(&self.options));
+        check_options(self.driver.limits().max_rd_atomic, &options)?;
+        let inner = Arc::clone(&qp.0);
+        if !Arc::ptr_eq(&inner.driver, &self.driver) {
+            return Err(Error::Foreign { what: "queue pair", of: "device" });
+        }
+        self.move_to(inner.recv_cq.shard())?;
+        let token = self.token;
+        let (private_data, channel) = (private_data.to_vec(), channel.cloned());
+        let (accepted, channel_before) = self.driver.shard(token).call(move |core| {
+            let mut channel_before = None;
+            let accepted = accept_on(core, token, &inner, |conn, services| {
+                channel_before = channel.map(|channel| conn.cm.migrate(&channel));
+                conn.accept(&inner, &options, &private_data, services)
+            });
+            (accepted, channel_before)
+        });
+        // Without a lock: its wakers are foreign code.
+        drop(channel_before);
+        accepted?;
+        self.decided = true;
+        self.driver.note_use(token);
+        Ok(self.id)
+    }
+}
+
+/// Gives `qp` the connection `token`, which `accept` accepts.
+fn accept_on(
+    core: &mut Core,
+    token: Token,
+    qp: &QpInner,
+    accept: impl FnOnce(&mut Conn, &mut Services) -> Result<()>,
+) -> Result<()> {
+    {
+        let _control = qp.control();
+        qp.may_connect("accepting")?;
+        qp.set_conn(Some(token));
+    }
+    let accepted = core.with_conn(token, accept).unwrap_or(Err(Error::NotConnected));
+    if accepted.is_err() {
+        qp.set_conn(None);
+    }
+    accepted
+}

@@ -1,0 +1,136 @@
+//! Connecting a queue pair.
+
+use crate::cm::{CmChannel, CmSide, ConnId, check_options, connect_error};
+use crate::conn::Conn;
+use crate::driver::{Core, Slot};
+use crate::error::{Error, Result};
+use crate::options::ConnOptions;
+use crate::qp::{Qp, QpInner};
+use ddp::STag;
+use llp::{Stack, Token};
+use mpa::startup::Initiator;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use stream::{Stream, Time};
+
+/// Connects `qp` to `peer`. The outcome is an event on `channel`: [`CmEventKind::Established`] or [`CmEventKind::Failed`].
+///
+/// Private data is at most 512 octets at MPA revision 1 and 508 at revision 2.
+///
+/// # Errors
+/// [`Error::Startup`] for illegal options or private data that is too long, [`Error::State`] unless the queue pair is in INIT,
+/// RTR or an RTS that waits for its connection, [`Error::AlreadyConnected`], [`Error::Io`] when no connection can be begun.
+pub fn connect(
+    qp: &Qp,
+    local: Option<SocketAddr>,
+    peer: SocketAddr,
+    options: &Arc<ConnOptions>,
+    private_data: &[u8],
+    channel: &Arc<CmChannel>,
+) -> Result<ConnId> {
+    let inner = &qp.0;
+    check_options(inner.driver.limits().max_rd_atomic, options)?;
+    Initiator::new(options.startup(), private_data)?;
+    let (stream_options, private_data) = (Arc::clone(options), private_data.to_vec());
+    begin(inner, options, channel, move |stack, token, sink, now| {
+        let options = stream_options;
+        let socket = stack
+            .connect(local, peer, &options.stream, token)
+            .map_err(|source| connect_error(peer, source))?;
+        let nonce = getrandom::u64().unwrap_or(token.0);
+        let stream = Stream::connect(options.stream_config(), &private_data, sink, nonce, now)?;
+        Ok((socket, stream, local))
+    })
+}
+
+/// Connects `qp` to itself, by a stream from `local` (port 0: any) to the same address: it receives what it sends, and reads and
+/// writes its own domain's memory. Nothing is negotiated; both ends have `options`, and a smaller one of IRD and ORD counts for
+/// both. The outcome is an event on `channel`, as of [`connect`]. A fault that the stream finds in itself ends the request that
+/// it is about with the status that a peer's Terminate would give it.
+///
+/// # Errors
+/// As for [`connect`]; [`Error::Lost`] where the device's stack has no such streams.
+pub fn connect_self(
+    qp: &Qp,
+    local: SocketAddr,
+    options: &Arc<ConnOptions>,
+    channel: &Arc<CmChannel>,
+) -> Result<ConnId> {
+    let inner = &qp.0;
+    check_options(inner.driver.limits().max_rd_atomic, options)?;
+    let (stream_options, limit) = (Arc::clone(options), inner.driver.limits().max_rd_atomic);
+    begin(inner, options, channel, move |stack, token, sink, now| {
+        let options = stream_options;
+        let socket = stack
+            .connect_self(local, &options.stream, token)
+            .map_err(|source| connect_error(local, source))?;
+        let mut config = options.stream_config();
+        (config.startup.ird, config.startup.ord) = (options.ird.min(limit), options.ord.min(limit));
+        Ok((socket, Stream::loopback(config, sink, now), None))
+    })
+}
+
+/// What a connection is begun with: the socket, the stream, and the local address that the application asked for.
+type Opened = (Box<dyn llp::Stream>, Stream<mem::Span>, Option<SocketAddr>);
+
+/// Gives `qp` a connection in start-up, which `open` begins.
+fn begin(
+    inner: &Arc<QpInner>,
+    options: &Arc<ConnOptions>,
+    channel: &Arc<CmChannel>,
+    open: impl FnOnce(&mut dyn Stack, Token, STag, Time) -> Result<Opened> + Send + 'static,
+) -> Result<ConnId> {
+    let driver = &inner.driver;
+    let shard = driver.shard_at(inner.recv_cq.shard());
+    shard.start()?;
+    let (qp, options, channel) = (Arc::clone(inner), Arc::clone(options), Arc::clone(channel));
+    let (token, id) = shard.call(move |core| begin_on(core, &qp, &options, &channel, open))?;
+    driver.note_use(token);
+    Ok(id)
+}
+
+fn begin_on(
+    core: &mut Core,
+    inner: &Arc<QpInner>,
+    options: &Arc<ConnOptions>,
+    channel: &Arc<CmChannel>,
+    open: impl FnOnce(&mut dyn Stack, Token, STag, Time) -> Result<Opened>,
+) -> Result<(Token, ConnId)> {
+    let shared = Arc::clone(&core.services.shared);
+    let control = inner.control();
+    inner.may_connect("connecting")?;
+    let sink = shared.table.reserve()?;
+    let id = ConnId(shared.next_stream().0);
+    let cm = CmSide::new(id, Arc::clone(channel));
+    let opened = core.insert(|stack, services, token| {
+        let (socket, stream, asked_local) = open(stack, token, sink, services.now)?;
+        let mut conn = Conn::new(token, socket, stream, Arc::clone(options), cm);
+        conn.qp = Some(Arc::clone(inner));
+        conn.asked_local = asked_local;
+        Ok(Slot::Conn(Box::new(conn)))
+    });
+    let token = match opened {
+        Ok(token) => token,
+        Err(error) => {
+            shared.table.release(sink);
+            return Err(error);
+        }
+    };
+    inner.set_conn(Some(token));
+    drop(control);
+    // The time for start-up gets its timer.
+    core.with_conn(token, |_, _| ());
+    Ok((token, id))
+}
+
+/// Gives up a connection that is being set up; nothing happens to one that stands. The queue pair is free again.
+pub fn abandon(qp: &Qp) {
+    let Some(token) = qp.0.conn() else { return };
+    qp.0.driver.shard(token).call(move |core| {
+        core.with_conn(token, |conn, services| {
+            if !conn.is_established() {
+                conn.fail_startup(Error::NotConnected, services);
+            }
+        });
+    });
+}

@@ -1,0 +1,29 @@
+//! What a connection needs of its shard while it is served.
+
+use crate::driver::{Driver, Pool, Shared, Timers};
+use crate::notify::Wakes;
+use std::sync::{Arc, Weak};
+use stream::Time;
+
+/// Bytes that one read asks for; also the size of the receive staging that all connections share.
+pub(crate) const RX_STAGING: usize = 256 << 10;
+
+/// What a connection needs of the core while it is served.
+pub(crate) struct Services {
+    pub(crate) driver: Weak<Driver>,
+    pub(crate) shared: Arc<Shared>,
+    /// Of `shared`.
+    pub(crate) table: Arc<mem::Table>,
+    /// The time at the start of this round.
+    pub(crate) now: Time,
+    pub(crate) timers: Timers,
+    pub(crate) wakes: Wakes,
+    pub(crate) pool: Pool,
+    pub(crate) staging: Vec<u8>,
+    /// Reads, and batches to send, of one connection before the next one's turn.
+    pub(crate) turn: usize,
+    /// Bytes that connections have moved in this round.
+    pub(crate) moved: usize,
+    /// A connection was not read, as the receive memory budget has no room.
+    pub(crate) is_short: bool,
+}
