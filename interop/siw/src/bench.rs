@@ -237,6 +237,11 @@ impl Bench {
         crate::shell::run(&mut self.uiw(args), patience)
     }
 
+    /// Builds the libraries under stock programs, if that is not done: minutes on a busy machine, in which no program of a row may wait.
+    pub fn build_libraries(&mut self) {
+        self.libraries.get_or_insert_with(Libraries::get);
+    }
+
     /// A stock program of this machine on uiw's libibverbs and librdmacm, where it reaches the guest.
     ///
     /// # Errors

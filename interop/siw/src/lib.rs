@@ -1,4 +1,4 @@
-//! The Linux kernel's siw driver as a referee: Debian packages into a cache, a guest under QEMU, commands in it over one channel,
+//! The Linux kernel's siw driver as an oracle: Debian packages into a cache, a guest under QEMU, commands in it over one channel,
 //! and the table of cases that it and uiw go through together.
 //!
 //! How to use it and what it needs: `interop/siw/README.md`.

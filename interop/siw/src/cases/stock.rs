@@ -126,6 +126,7 @@ impl Pair {
                     .to_owned(),
             ));
         }
+        bench.build_libraries();
         let needs_rtr = self.server_speaks_first && direction == Direction::Theirs;
         let (mut hung, mut explained) = (0, 0);
         while hung < ATTEMPTS {
