@@ -14,7 +14,7 @@ use mpa::tx::FpduTx;
 use rdmap::{Opcode, TerminateReason};
 use std::collections::VecDeque;
 use std::time::Duration;
-use stream::{
+use uiw_stream::{
     Config, ConnError, Ended, Established, Event, Op, PeerKind, Piece, Remote, StartupFailure, Stream, Time,
     Transmit,
 };

@@ -3,8 +3,6 @@
 
 mod control;
 mod handle;
-#[cfg(test)]
-mod msn_wrap;
 mod recv_queue;
 mod ring;
 mod send_queue;
