@@ -7,7 +7,7 @@ root=$(dirname "$here")
 target=${CARGO_TARGET_DIR:-$root/target}/fuzz-coverage
 tools=$(dirname "$(find "$(rustc +nightly --print sysroot)" -name llvm-profdata | head -1)")
 rm -rf "$target/profiles"
-for name in startup framing segments connection; do
+for name in startup framing segments stream connection; do
     export LLVM_PROFILE_FILE="$target/profiles/$name-%p.profraw"
     RUSTFLAGS="-Cinstrument-coverage" cargo +nightly test -q --manifest-path "$root/Cargo.toml" -p uiw-fuzz \
         --test corpora --target-dir "$target" -- --exact "$name" >&2
@@ -33,5 +33,6 @@ cd "$root"
 report startup mpa/src/wire/startup.rs mpa/src/startup/*.rs
 report framing mpa/src/rx.rs mpa/src/marker.rs mpa/src/size.rs
 report segments ddp/src/rx.rs ddp/src/wire/*.rs rdmap/src/stream.rs rdmap/src/fault.rs rdmap/src/wire/*.rs
+report stream stream/src/*.rs stream/src/receiver/*.rs stream/src/sender/*.rs
 report connection verbs/src/qp/rx.rs verbs/src/qp/read_queue.rs verbs/src/qp/recv_queue.rs verbs/src/qp/inbox.rs \
     mem/src/table.rs mem/src/table/find.rs mem/src/table/invalidate.rs mpa/src/rx.rs ddp/src/rx.rs rdmap/src/stream.rs

@@ -9,14 +9,16 @@ pub mod framing;
 pub mod input;
 pub mod segments;
 pub mod startup;
+pub mod stream;
 
 /// A target: what it is called, and what it does with an input.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: [Target; 5] = [
     ("startup", startup::run),
     ("framing", framing::run),
     ("segments", segments::run),
+    ("stream", stream::run),
     ("connection", connection::run),
 ];

@@ -34,6 +34,11 @@ fn segments() {
 }
 
 #[test]
+fn stream() {
+    replay("stream");
+}
+
+#[test]
 fn connection() {
     replay("connection");
 }

@@ -54,7 +54,16 @@ pub struct Fpdu<'a> {
 
 /// Bytes of an FPDU that was verified as RFC 5044 section 6 demands before its ULPDU may reach DDP: its CRC was
 /// right, or CRCs are off by negotiation. Only [`FpduRx`] creates it, so a function that takes it cannot be given
-/// bytes that were not verified.
+/// bytes that were not verified:
+///
+/// ```compile_fail,E0423
+/// let forged = mpa::Verified(b"no CRC was checked");
+/// ```
+///
+/// ```compile_fail,E0308
+/// let place: fn(mpa::Verified<'_>) = |_| {};
+/// place(b"no CRC was checked");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verified<'a>(&'a [u8]);
 

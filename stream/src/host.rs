@@ -13,7 +13,21 @@ use rdmap::AtomicRequest;
 ///
 /// The stream calls its host only inside of its own methods, from the thread that called them, and never keeps what a call
 /// returned. A method that the stream calls for a peer's segment checks everything about the memory itself: the stream knows only
-/// that the segment is legal at this place of the stream.
+/// that the segment is legal at this place of the stream. What reaches a peer's memory was verified first: no other bytes compile.
+///
+/// ```compile_fail,E0308
+/// fn write_unverified(host: &mut impl stream::Host, bytes: &[u8]) {
+///     let _ = host.write(ddp::STag(1), 0, bytes);
+/// }
+/// ```
+///
+/// With [`Verified`] bytes the same call does:
+///
+/// ```
+/// fn write(host: &mut impl stream::Host, bytes: mpa::Verified<'_>) {
+///     let _ = host.write(ddp::STag(1), 0, bytes);
+/// }
+/// ```
 pub trait Host {
     /// Names memory whose bytes wait in the transmit queue. Keeping it must keep the memory from being reused unnoticed.
     type Memory;

@@ -21,10 +21,13 @@
 //!
 //! [RFC 5040]: https://www.rfc-editor.org/rfc/rfc5040
 
-#![no_std]
+#![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 
 extern crate alloc;
+// The name by which `tests/common` knows this crate: it is part of the unit tests, too.
+#[cfg(test)]
+extern crate self as uiw_stream;
 
 mod acks;
 mod capabilities;
@@ -33,6 +36,8 @@ mod config;
 mod error;
 mod event;
 mod host;
+#[cfg(test)]
+mod msn_wrap;
 mod reads;
 mod receiver;
 mod request;
@@ -42,6 +47,10 @@ mod startup;
 mod stream;
 mod time;
 mod timers;
+
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;
 
 pub use capabilities::{Capabilities, CapabilityExchange, PeerKind};
 pub use config::{Config, FpduSize};

@@ -506,8 +506,8 @@ impl<M> Stream<M> {
     }
 
     /// As after so many messages on each queue, for tests of their wrap.
-    #[cfg(feature = "test-util")]
-    pub fn set_msn(&mut self, msn: u32) {
+    #[cfg(test)]
+    pub(crate) fn set_msn(&mut self, msn: u32) {
         self.sender.set_msn(msn);
         self.receiver.set_msn(msn);
     }

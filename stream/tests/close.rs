@@ -1,5 +1,7 @@
 //! How streams end: in order, by the host, by the transport; and what becomes of requests and of FPDUs that are partly sent.
 
+extern crate stream as uiw_stream;
+
 mod common;
 
 use common::{Pair, at, config_with, pattern};

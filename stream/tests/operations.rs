@@ -1,5 +1,7 @@
 //! Every operation, both ways at once, over every framing; and the same result however the wire cuts the bytes.
 
+extern crate stream as uiw_stream;
+
 mod common;
 
 use common::{MEMORY, Pair, at, config_with, pattern};

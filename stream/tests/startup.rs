@@ -1,5 +1,7 @@
 //! Start-up in both roles: every revision, model and RTR kind, rejects, the fall-back, time-outs, broken frames.
 
+extern crate stream as uiw_stream;
+
 mod common;
 
 use common::{Decision, End, Pair, at, config_with};

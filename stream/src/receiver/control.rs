@@ -5,6 +5,7 @@ use crate::error::ConnError;
 use crate::host::Host;
 use crate::reads::{InboundKind, InboundRead};
 use crate::shared::Shared;
+use alloc::boxed::Box;
 use ddp::{Untagged, UntaggedError};
 use rdmap::{AtomicRequest, AtomicResponse, Inbound, Operation, ReadRequest, Terminate};
 
@@ -49,7 +50,7 @@ impl Receiver {
                 let refuses_reply = !shared.initiator && !shared.first_fpdu;
                 let (terminate, origin) =
                     Terminate::parse_at(bytes, refuses_reply).map_err(|_| malformed())?;
-                Err(ConnError::Terminated(alloc::boxed::Box::new(terminate), origin))
+                Err(ConnError::Terminated(Box::new(terminate), origin))
             }
         }
     }

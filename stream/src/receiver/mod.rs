@@ -295,7 +295,7 @@ impl<'a> Segment<'a> {
     }
 }
 
-#[cfg(feature = "test-util")]
+#[cfg(test)]
 impl Receiver {
     /// As after so many messages on each queue but the Terminate's.
     pub(crate) fn set_msn(&mut self, msn: u32) {

@@ -320,7 +320,7 @@ impl<M: AsRef<[u8]>> Batch<'_, M> {
     }
 }
 
-#[cfg(feature = "test-util")]
+#[cfg(test)]
 impl<M> Sender<M> {
     /// As after so many messages on each queue.
     pub(crate) fn set_msn(&mut self, msn: u32) {

@@ -5,7 +5,7 @@ use mpa::{Crc32c, Verified};
 use rdmap::AtomicRequest;
 use std::collections::VecDeque;
 use std::ops::Range;
-use stream::{
+use uiw_stream::{
     AccessError, Answer, AtomicError, Host, LocalError, Op, Payload, ReceiveError, Received, Request,
 };
 

@@ -14,7 +14,7 @@ use mpa::tx::FpduTx;
 use rdmap::{Opcode, TerminateReason};
 use std::collections::VecDeque;
 use std::time::Duration;
-use stream::{
+use uiw_stream::{
     Config, ConnError, Ended, Established, Event, Op, PeerKind, Piece, Remote, StartupFailure, Stream, Time,
     Transmit,
 };
@@ -271,7 +271,7 @@ impl Pair {
     /// Posts `count` receives of `len` bytes at end `n`.
     pub(crate) fn receives(&mut self, n: usize, count: usize, len: u32) {
         self.ends[n].host.receives.extend(std::iter::repeat_n(len, count));
-        self.call(n, |stream, host, now| stream.receive_posted(host, now));
+        self.call(n, Stream::receive_posted);
     }
 
     /// An FPDU from nowhere, with a right CRC, arrives at end `n` behind everything else.

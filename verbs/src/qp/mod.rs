@@ -5,8 +5,6 @@ mod attributes;
 mod control;
 mod handle;
 mod inner;
-#[cfg(test)]
-mod msn_wrap;
 mod recv_queue;
 mod ring;
 mod send_queue;
