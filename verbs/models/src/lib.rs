@@ -30,8 +30,13 @@ fn is_mutant(mutant: Mutant) -> bool {
 pub fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
-    builder.max_branches = 20_000;
-    builder.check(model);
+    let schedules = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = std::sync::Arc::clone(&schedules);
+    builder.check(move || {
+        count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        model();
+    });
+    println!("{} schedules", schedules.load(std::sync::atomic::Ordering::Relaxed));
 }
 
 /// Runs `schedules` random schedules of `model`.

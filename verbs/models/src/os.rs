@@ -1,74 +1,74 @@
 //! Descriptors, their sleeps and the clock, with the interface of `verbs/src/driver/os.rs`.
 
-use super::sync::{Condvar, Mutex, MutexGuard, yield_now};
+use super::sync::{Condvar, Mutex, yield_now};
 use std::cell::Cell;
 use std::io::Result;
 use std::ops::{Add, Sub};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-/// Which descriptor.
-type Fd = usize;
+/// A descriptor. A lock of its own, as the order of calls for different ones does not matter.
+#[derive(Clone)]
+struct Fd(Arc<Mutex<FdState>>);
 
-/// What the kernel knows: one lock, as a system call is one step for the others.
 #[derive(Default)]
-struct Kernel {
-    /// How much is in each descriptor.
-    fds: Vec<usize>,
-    /// Threads in a sleep, and what they sleep on.
-    sleepers: Vec<([Option<Fd>; 2], Arc<Condvar>)>,
+struct FdState {
+    /// How much is in it.
+    count: usize,
+    /// Threads to be woken when something comes.
+    sleepers: Vec<Arc<Sleeper>>,
 }
 
-#[cfg(loom)]
-loom::lazy_static! {
-    static ref KERNEL: Mutex<Kernel> = Mutex::default();
-}
-#[cfg(shuttle)]
-shuttle::lazy_static! {
-    static ref KERNEL: Mutex<Kernel> = Mutex::default();
+/// A thread in one sleep.
+#[derive(Default)]
+struct Sleeper {
+    woken: Mutex<bool>,
+    condvar: Condvar,
 }
 
-fn kernel() -> MutexGuard<'static, Kernel> {
-    KERNEL.lock()
-}
-
-impl Kernel {
-    fn open(&mut self) -> Fd {
-        self.fds.push(0);
-        self.fds.len() - 1
+impl Fd {
+    fn new() -> Self {
+        Self(Arc::new(Mutex::default()))
     }
 
-    fn add(&mut self, fd: Fd) {
-        self.fds[fd] += 1;
-        for (fds, condvar) in &self.sleepers {
-            if fds.contains(&Some(fd)) {
-                condvar.notify_one();
-            }
+    fn add(&self) {
+        let mut state = self.0.lock();
+        state.count += 1;
+        let sleepers = std::mem::take(&mut state.sleepers);
+        drop(state);
+        for sleeper in sleepers {
+            *sleeper.woken.lock() = true;
+            sleeper.condvar.notify_one();
         }
+    }
+
+    fn take(&self) -> usize {
+        std::mem::take(&mut self.0.lock().count)
     }
 }
 
 /// Sleeps until one of `fds` is readable. A time-out is over at once.
-fn sleep(fds: [Option<Fd>; 2], timeout: Option<Duration>) -> [bool; 2] {
-    let mut kernel = kernel();
-    let readable = |kernel: &Kernel| fds.map(|fd| fd.is_some_and(|fd| kernel.fds[fd] > 0));
-    let now = readable(&kernel);
-    if now.contains(&true) {
-        return now;
-    }
-    if timeout.is_some() {
-        drop(kernel);
-        yield_now();
-        return now;
-    }
-    let condvar = Arc::new(Condvar::new());
-    kernel.sleepers.push((fds, Arc::clone(&condvar)));
+fn sleep(fds: [Option<&Fd>; 2], timeout: Option<Duration>) -> [bool; 2] {
     loop {
-        kernel = condvar.wait(kernel).unwrap_or_else(PoisonError::into_inner);
-        let now = readable(&kernel);
-        if now.contains(&true) {
-            kernel.sleepers.retain(|(_, other)| !Arc::ptr_eq(other, &condvar));
-            return now;
+        let sleeper = Arc::<Sleeper>::default();
+        let readable = fds.map(|fd| {
+            let Some(fd) = fd else { return false };
+            let mut state = fd.0.lock();
+            if state.count == 0 && timeout.is_none() {
+                state.sleepers.push(Arc::clone(&sleeper));
+            }
+            state.count > 0
+        });
+        if readable.contains(&true) {
+            return readable;
+        }
+        if timeout.is_some() {
+            yield_now();
+            return readable;
+        }
+        let mut woken = sleeper.woken.lock();
+        while !*woken {
+            woken = sleeper.condvar.wait(woken).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -78,17 +78,17 @@ pub(super) struct StackFd(Fd);
 
 impl StackFd {
     pub(super) fn new() -> Self {
-        Self(kernel().open())
+        Self(Fd::new())
     }
 
     /// The peer sends something.
     pub(super) fn arrive(&self) {
-        kernel().add(self.0);
+        self.0.add();
     }
 
     /// Reads all that has arrived.
     pub(super) fn read(&self) -> usize {
-        std::mem::take(&mut kernel().fds[self.0])
+        self.0.take()
     }
 }
 
@@ -98,19 +98,19 @@ pub(super) struct WakeFd(Fd);
 impl WakeFd {
     #[expect(clippy::unnecessary_wraps, reason = "the interface of the kernel's")]
     pub(super) fn new() -> Result<Self> {
-        Ok(Self(kernel().open()))
+        Ok(Self(Fd::new()))
     }
 
     pub(super) fn write(&self) {
-        kernel().add(self.0);
+        self.0.add();
     }
 
     pub(super) fn clear(&self) {
-        kernel().fds[self.0] = 0;
+        self.0.take();
     }
 
     pub(super) fn sleep(&self, stack: Option<&StackFd>, timeout: Option<Duration>) -> bool {
-        let [own, other] = sleep([Some(self.0), stack.map(|stack| stack.0)], timeout);
+        let [own, other] = sleep([Some(&self.0), stack.map(|stack| &stack.0)], timeout);
         if own {
             self.clear();
         }
@@ -119,16 +119,16 @@ impl WakeFd {
 }
 
 /// An epoll set with a wake fd in it.
-pub(super) struct EpollSet([Option<Fd>; 2]);
+pub(super) struct EpollSet([Fd; 2]);
 
 impl EpollSet {
     #[expect(clippy::unnecessary_wraps, reason = "the interface of the kernel's")]
     pub(super) fn new(stack: &Arc<StackFd>, wake: &WakeFd) -> Result<Self> {
-        Ok(Self([Some(wake.0), Some(stack.0)]))
+        Ok(Self([wake.0.clone(), stack.0.clone()]))
     }
 
     pub(super) fn sleep(&self, timeout: Option<Duration>) -> bool {
-        sleep(self.0, timeout)[1]
+        sleep([Some(&self.0[0]), Some(&self.0[1])], timeout)[1]
     }
 }
 

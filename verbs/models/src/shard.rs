@@ -109,12 +109,14 @@ impl Shard {
         })
     }
 
-    /// A shard with its background thread.
-    pub fn start() -> Arc<Self> {
+    /// Runs `model` on a shard with its background thread, which then ends.
+    pub fn with_background(model: impl FnOnce(&Arc<Self>)) {
         let shard = Self::new();
         let (state, weak) = (Arc::clone(&shard.state), Arc::downgrade(&shard));
-        spawn(move || progress::run(&state, &weak));
-        shard
+        let background = spawn(move || progress::run(&state, &weak));
+        model(&shard);
+        drop(shard);
+        background.join().expect("the background thread ends");
     }
 
     /// Its completion queue.

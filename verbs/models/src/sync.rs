@@ -100,9 +100,12 @@ macro_rules! atomic {
                 Self(atomic::$name::new(value))
             }
 
+            #[track_caller]
             pub(super) fn load(&self, order: Ordering) -> $type {
                 fence(order);
-                self.0.load(order)
+                let v = self.0.load(order);
+                if std::env::var_os("DEBUGM").is_some() { eprintln!("{:?} load {} {:p} {:?}", model::thread::current().id(), std::panic::Location::caller(), self, v); }
+                v
             }
 
             pub(super) fn store(&self, value: $type, order: Ordering) {

@@ -6,6 +6,10 @@ use uiw_models::{Mutant, Post, Shard, check, finds, spawn};
 
 const PREEMPTIONS: usize = 3;
 
+fn with_background(preemptions: usize, model: impl Fn(&Arc<Shard>) + Copy + Sync + Send + 'static) {
+    check(preemptions, move || Shard::with_background(model));
+}
+
 /// Three threads that have work for the core at the same time, none of which comes back: all is served.
 fn posts_and_a_command(preemptions: usize) {
     check(preemptions, || {
@@ -27,10 +31,9 @@ fn posts_and_a_command(preemptions: usize) {
 
 /// A thread that posts without polling: the background thread serves it.
 fn coalesced_posts(preemptions: usize) {
-    check(preemptions, || {
-        let shard = Shard::start();
+    with_background(preemptions, |shard| {
         let poster = {
-            let shard = Arc::clone(&shard);
+            let shard = Arc::clone(shard);
             spawn(move || {
                 shard.post_coalesced(Post::Send);
                 shard.post_coalesced(Post::Send);
@@ -43,10 +46,9 @@ fn coalesced_posts(preemptions: usize) {
 
 /// A thread that waits while two others post and poll, beside the background thread.
 fn two_pollers_and_a_waiter(preemptions: usize) {
-    check(preemptions, || {
-        let shard = Shard::start();
+    with_background(preemptions, |shard| {
         let pollers = [Post::Send, Post::Send].map(|post| {
-            let shard = Arc::clone(&shard);
+            let shard = Arc::clone(shard);
             spawn(move || shard.post(post))
         });
         shard.wait(2);
@@ -58,10 +60,9 @@ fn two_pollers_and_a_waiter(preemptions: usize) {
 
 /// An arrival while a thread waits and another one polls once.
 fn arrival(preemptions: usize) {
-    check(preemptions, || {
-        let shard = Shard::start();
+    with_background(preemptions, |shard| {
         let other = {
-            let shard = Arc::clone(&shard);
+            let shard = Arc::clone(shard);
             spawn(move || {
                 shard.arrive();
                 shard.post(Post::Send);
@@ -74,10 +75,9 @@ fn arrival(preemptions: usize) {
 
 /// A deadline that another thread sets while a thread begins to wait.
 fn timer(preemptions: usize) {
-    check(preemptions, || {
-        let shard = Shard::start();
+    with_background(preemptions, |shard| {
         let other = {
-            let shard = Arc::clone(&shard);
+            let shard = Arc::clone(shard);
             spawn(move || shard.post(Post::Timer))
         };
         shard.wait(1);
@@ -87,10 +87,9 @@ fn timer(preemptions: usize) {
 
 /// A program that polls, arms, polls again and sleeps in a poll(2) of its own. `again`: the poll after arming is made.
 fn armed(preemptions: usize, again: bool) {
-    check(preemptions, move || {
-        let shard = Shard::start();
+    with_background(preemptions, move |shard| {
         let peer = {
-            let shard = Arc::clone(&shard);
+            let shard = Arc::clone(shard);
             spawn(move || shard.arrive())
         };
         if shard.poll() == 0 {
@@ -106,10 +105,9 @@ fn armed(preemptions: usize, again: bool) {
 
 /// A wait, and then a sleep outside of the engine: the background thread serves what arrives then.
 fn armed_after_a_wait(preemptions: usize) {
-    check(preemptions, || {
-        let shard = Shard::start();
+    with_background(preemptions, |shard| {
         let other = {
-            let shard = Arc::clone(&shard);
+            let shard = Arc::clone(shard);
             spawn(move || shard.arrive())
         };
         shard.wait(1);
