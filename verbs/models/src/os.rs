@@ -1,10 +1,11 @@
 //! Descriptors, their sleeps and the clock, with the interface of `verbs/src/driver/os.rs`.
 
-use super::sync::{Condvar, Mutex, yield_now};
+use super::sync::Mutex;
+use super::time::{self, Sleeper};
 use std::cell::Cell;
 use std::io::Result;
 use std::ops::{Add, Sub};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A descriptor. A lock of its own, as the order of calls for different ones does not matter.
@@ -19,13 +20,6 @@ struct FdState {
     sleepers: Vec<Arc<Sleeper>>,
 }
 
-/// A thread in one sleep.
-#[derive(Default)]
-struct Sleeper {
-    woken: Mutex<bool>,
-    condvar: Condvar,
-}
-
 impl Fd {
     fn new() -> Self {
         Self(Arc::new(Mutex::default()))
@@ -36,10 +30,7 @@ impl Fd {
         state.count += 1;
         let sleepers = std::mem::take(&mut state.sleepers);
         drop(state);
-        for sleeper in sleepers {
-            *sleeper.woken.lock() = true;
-            sleeper.condvar.notify_one();
-        }
+        sleepers.iter().for_each(|sleeper| sleeper.wake());
     }
 
     fn take(&self) -> usize {
@@ -47,29 +38,25 @@ impl Fd {
     }
 }
 
-/// Sleeps until one of `fds` is readable. A time-out is over at once.
+/// Sleeps until one of `fds` is readable, or a time passes.
 fn sleep(fds: [Option<&Fd>; 2], timeout: Option<Duration>) -> [bool; 2] {
+    // A deadline that has passed is one that passes next.
+    let mut timeout = timeout.map(|wait| wait.max(STEP));
     loop {
         let sleeper = Arc::<Sleeper>::default();
         let readable = fds.map(|fd| {
             let Some(fd) = fd else { return false };
             let mut state = fd.0.lock();
-            if state.count == 0 && timeout.is_none() {
+            if state.count == 0 && timeout != Some(Duration::ZERO) {
                 state.sleepers.push(Arc::clone(&sleeper));
             }
             state.count > 0
         });
-        if readable.contains(&true) {
+        if readable.contains(&true) || timeout == Some(Duration::ZERO) {
             return readable;
         }
-        if timeout.is_some() {
-            yield_now();
-            return readable;
-        }
-        let mut woken = sleeper.woken.lock();
-        while !*woken {
-            woken = sleeper.condvar.wait(woken).unwrap_or_else(PoisonError::into_inner);
-        }
+        time::sleep(&sleeper, timeout.is_some());
+        timeout = timeout.map(|_| Duration::ZERO);
     }
 }
 
@@ -133,7 +120,7 @@ impl EpollSet {
 }
 
 pub(super) fn sleep_for(_: Duration) {
-    yield_now();
+    time::yield_now();
 }
 
 /// A time of a clock that is later with every reading by more than each short time of the engine: every deadline has passed.

@@ -3,7 +3,8 @@
 use super::handoff::{Handoff, Rest};
 use super::os::{Instant, StackFd, WakeFd};
 use super::progress::{self, Drive, State};
-use super::sync::{AtomicU32, Mutex, TryMutexGuard, spawn};
+use super::sync::{AtomicU32, Mutex, TryMutexGuard};
+use super::time::spawn;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -116,7 +117,7 @@ impl Shard {
         let background = spawn(move || progress::run(&state, &weak));
         model(&shard);
         drop(shard);
-        background.join().expect("the background thread ends");
+        background.join();
     }
 
     /// Its completion queue.

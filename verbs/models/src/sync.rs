@@ -9,9 +9,9 @@ use model::sync::atomic;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+pub(super) use super::time::yield_now;
 pub(super) use model::sync::{Condvar, MutexGuard};
-pub use model::thread::spawn;
-pub(super) use model::thread::yield_now;
+pub(super) use model::thread;
 
 /// A lock that a thread waits for.
 #[derive(Default)]
@@ -80,6 +80,7 @@ impl<T> Drop for TryMutexGuard<'_, T> {
         self.value = None;
         // A read-modify-write, as parking_lot's.
         self.held.swap(false, Ordering::Release);
+        super::time::pass();
     }
 }
 
@@ -100,12 +101,9 @@ macro_rules! atomic {
                 Self(atomic::$name::new(value))
             }
 
-            #[track_caller]
             pub(super) fn load(&self, order: Ordering) -> $type {
                 fence(order);
-                let v = self.0.load(order);
-                if std::env::var_os("DEBUGM").is_some() { eprintln!("{:?} load {} {:p} {:?}", model::thread::current().id(), std::panic::Location::caller(), self, v); }
-                v
+                self.0.load(order)
             }
 
             pub(super) fn store(&self, value: $type, order: Ordering) {

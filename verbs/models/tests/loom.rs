@@ -23,8 +23,8 @@ fn posts_and_a_command(preemptions: usize) {
             spawn(move || shard.command())
         };
         shard.post(Post::Send);
-        posts.join().unwrap();
-        commands.join().unwrap();
+        posts.join();
+        commands.join();
         assert_eq!(shard.queue().pop(), 3);
     });
 }
@@ -40,7 +40,7 @@ fn coalesced_posts(preemptions: usize) {
             })
         };
         shard.wait(2);
-        poster.join().unwrap();
+        poster.join();
     });
 }
 
@@ -53,7 +53,7 @@ fn two_pollers_and_a_waiter(preemptions: usize) {
         });
         shard.wait(2);
         for poller in pollers {
-            poller.join().unwrap();
+            poller.join();
         }
     });
 }
@@ -69,7 +69,7 @@ fn arrival(preemptions: usize) {
             })
         };
         shard.wait(2);
-        other.join().unwrap();
+        other.join();
     });
 }
 
@@ -81,7 +81,7 @@ fn timer(preemptions: usize) {
             spawn(move || shard.post(Post::Timer))
         };
         shard.wait(1);
-        other.join().unwrap();
+        other.join();
     });
 }
 
@@ -99,7 +99,7 @@ fn armed(preemptions: usize, again: bool) {
                 assert_eq!(shard.queue().pop(), 1);
             }
         }
-        peer.join().unwrap();
+        peer.join();
     });
 }
 
@@ -112,7 +112,7 @@ fn armed_after_a_wait(preemptions: usize) {
         };
         shard.wait(1);
         assert_eq!(shard.queue().pop(), 1);
-        other.join().unwrap();
+        other.join();
         shard.arm();
         shard.arrive();
         shard.wait_for_event();
