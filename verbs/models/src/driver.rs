@@ -19,7 +19,10 @@ mod os;
 mod shard;
 #[path = "sync.rs"]
 mod sync;
+#[path = "time.rs"]
+mod time;
 
 pub use mutant::Mutant;
 pub use shard::{Post, Queue, Shard};
-pub use sync::spawn;
+pub(crate) use time::begin;
+pub use time::{JoinHandle, spawn};

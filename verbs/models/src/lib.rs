@@ -5,14 +5,14 @@
 //! threads at random. In place of descriptors, clock and network stand those of [`driver`]: a kernel that is a lock and condition
 //! variables, a clock that is always late, and a stack that counts arrivals.
 //!
-//! A wait that nothing ends is a deadlock, which both tools report. A sleep with a time-out ends at once: what only a timer repairs
-//! is therefore not found, and what needs a wake-up although there is a timer is not either.
+//! A wait that nothing ends is a deadlock, which both tools report. A time-out passes when no thread can run, or after the core was
+//! unlocked: a wake-up that is lost while a timer repairs it is late, and not found.
 //!
 //! `cargo xtask models` runs the tests of this crate.
 
 mod driver;
 
-pub use driver::{Mutant, Post, Queue, Shard, spawn};
+pub use driver::{JoinHandle, Mutant, Post, Queue, Shard, spawn};
 
 use std::cell::Cell;
 
@@ -30,13 +30,23 @@ fn is_mutant(mutant: Mutant) -> bool {
 pub fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
-    builder.max_branches = 20_000;
-    builder.check(model);
+    let schedules = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = std::sync::Arc::clone(&schedules);
+    builder.check(move || {
+        driver::begin();
+        count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        model();
+    });
+    println!("{} schedules", schedules.load(std::sync::atomic::Ordering::Relaxed));
 }
 
 /// Runs `schedules` random schedules of `model`.
 #[cfg(shuttle)]
 pub fn check(schedules: usize, model: impl Fn() + Sync + Send + 'static) {
+    let model = move || {
+        driver::begin();
+        model();
+    };
     shuttle::check_random(model, schedules);
 }
 

@@ -1,75 +1,62 @@
 //! Descriptors, their sleeps and the clock, with the interface of `verbs/src/driver/os.rs`.
 
-use super::sync::{Condvar, Mutex, MutexGuard, yield_now};
+use super::sync::Mutex;
+use super::time::{self, Sleeper};
 use std::cell::Cell;
 use std::io::Result;
 use std::ops::{Add, Sub};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Which descriptor.
-type Fd = usize;
+/// A descriptor. A lock of its own, as the order of calls for different ones does not matter.
+#[derive(Clone)]
+struct Fd(Arc<Mutex<FdState>>);
 
-/// What the kernel knows: one lock, as a system call is one step for the others.
 #[derive(Default)]
-struct Kernel {
-    /// How much is in each descriptor.
-    fds: Vec<usize>,
-    /// Threads in a sleep, and what they sleep on.
-    sleepers: Vec<([Option<Fd>; 2], Arc<Condvar>)>,
+struct FdState {
+    /// How much is in it.
+    count: usize,
+    /// Threads to be woken when something comes.
+    sleepers: Vec<Arc<Sleeper>>,
 }
 
-#[cfg(loom)]
-loom::lazy_static! {
-    static ref KERNEL: Mutex<Kernel> = Mutex::default();
-}
-#[cfg(shuttle)]
-shuttle::lazy_static! {
-    static ref KERNEL: Mutex<Kernel> = Mutex::default();
-}
-
-fn kernel() -> MutexGuard<'static, Kernel> {
-    KERNEL.lock()
-}
-
-impl Kernel {
-    fn open(&mut self) -> Fd {
-        self.fds.push(0);
-        self.fds.len() - 1
+impl Fd {
+    fn new() -> Self {
+        Self(Arc::new(Mutex::default()))
     }
 
-    fn add(&mut self, fd: Fd) {
-        self.fds[fd] += 1;
-        for (fds, condvar) in &self.sleepers {
-            if fds.contains(&Some(fd)) {
-                condvar.notify_one();
-            }
-        }
+    fn add(&self) {
+        let mut state = self.0.lock();
+        state.count += 1;
+        let sleepers = std::mem::take(&mut state.sleepers);
+        drop(state);
+        sleepers.iter().for_each(|sleeper| sleeper.wake());
+    }
+
+    fn take(&self) -> usize {
+        std::mem::take(&mut self.0.lock().count)
     }
 }
 
-/// Sleeps until one of `fds` is readable. A time-out is over at once.
-fn sleep(fds: [Option<Fd>; 2], timeout: Option<Duration>) -> [bool; 2] {
-    let mut kernel = kernel();
-    let readable = |kernel: &Kernel| fds.map(|fd| fd.is_some_and(|fd| kernel.fds[fd] > 0));
-    let now = readable(&kernel);
-    if now.contains(&true) {
-        return now;
-    }
-    if timeout.is_some() {
-        drop(kernel);
-        yield_now();
-        return now;
-    }
-    let condvar = Arc::new(Condvar::new());
-    kernel.sleepers.push((fds, Arc::clone(&condvar)));
+/// Sleeps until one of `fds` is readable, or a time passes.
+fn sleep(fds: [Option<&Fd>; 2], timeout: Option<Duration>) -> [bool; 2] {
+    // A deadline that has passed is one that passes next.
+    let mut timeout = timeout.map(|wait| wait.max(STEP));
     loop {
-        kernel = condvar.wait(kernel).unwrap_or_else(PoisonError::into_inner);
-        let now = readable(&kernel);
-        if now.contains(&true) {
-            kernel.sleepers.retain(|(_, other)| !Arc::ptr_eq(other, &condvar));
-            return now;
+        let sleeper = Arc::<Sleeper>::default();
+        let readable = fds.map(|fd| {
+            let Some(fd) = fd else { return false };
+            let mut state = fd.0.lock();
+            if state.count == 0 && timeout != Some(Duration::ZERO) {
+                state.sleepers.push(Arc::clone(&sleeper));
+            }
+            state.count > 0
+        });
+        if readable.contains(&true) || timeout == Some(Duration::ZERO) {
+            return readable;
         }
+        time::sleep(&sleeper, timeout.is_some());
+        timeout = timeout.map(|_| Duration::ZERO);
     }
 }
 
@@ -78,17 +65,17 @@ pub(super) struct StackFd(Fd);
 
 impl StackFd {
     pub(super) fn new() -> Self {
-        Self(kernel().open())
+        Self(Fd::new())
     }
 
     /// The peer sends something.
     pub(super) fn arrive(&self) {
-        kernel().add(self.0);
+        self.0.add();
     }
 
     /// Reads all that has arrived.
     pub(super) fn read(&self) -> usize {
-        std::mem::take(&mut kernel().fds[self.0])
+        self.0.take()
     }
 }
 
@@ -98,19 +85,19 @@ pub(super) struct WakeFd(Fd);
 impl WakeFd {
     #[expect(clippy::unnecessary_wraps, reason = "the interface of the kernel's")]
     pub(super) fn new() -> Result<Self> {
-        Ok(Self(kernel().open()))
+        Ok(Self(Fd::new()))
     }
 
     pub(super) fn write(&self) {
-        kernel().add(self.0);
+        self.0.add();
     }
 
     pub(super) fn clear(&self) {
-        kernel().fds[self.0] = 0;
+        self.0.take();
     }
 
     pub(super) fn sleep(&self, stack: Option<&StackFd>, timeout: Option<Duration>) -> bool {
-        let [own, other] = sleep([Some(self.0), stack.map(|stack| stack.0)], timeout);
+        let [own, other] = sleep([Some(&self.0), stack.map(|stack| &stack.0)], timeout);
         if own {
             self.clear();
         }
@@ -119,21 +106,21 @@ impl WakeFd {
 }
 
 /// An epoll set with a wake fd in it.
-pub(super) struct EpollSet([Option<Fd>; 2]);
+pub(super) struct EpollSet([Fd; 2]);
 
 impl EpollSet {
     #[expect(clippy::unnecessary_wraps, reason = "the interface of the kernel's")]
     pub(super) fn new(stack: &Arc<StackFd>, wake: &WakeFd) -> Result<Self> {
-        Ok(Self([Some(wake.0), Some(stack.0)]))
+        Ok(Self([wake.0.clone(), stack.0.clone()]))
     }
 
     pub(super) fn sleep(&self, timeout: Option<Duration>) -> bool {
-        sleep(self.0, timeout)[1]
+        sleep([Some(&self.0[0]), Some(&self.0[1])], timeout)[1]
     }
 }
 
 pub(super) fn sleep_for(_: Duration) {
-    yield_now();
+    time::yield_now();
 }
 
 /// A time of a clock that is later with every reading by more than each short time of the engine: every deadline has passed.

@@ -3,7 +3,8 @@
 use super::handoff::{Handoff, Rest};
 use super::os::{Instant, StackFd, WakeFd};
 use super::progress::{self, Drive, State};
-use super::sync::{AtomicU32, Mutex, TryMutexGuard, spawn};
+use super::sync::{AtomicU32, Mutex, TryMutexGuard};
+use super::time::spawn;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -109,12 +110,14 @@ impl Shard {
         })
     }
 
-    /// A shard with its background thread.
-    pub fn start() -> Arc<Self> {
+    /// Runs `model` on a shard with its background thread, which then ends.
+    pub fn with_background(model: impl FnOnce(&Arc<Self>)) {
         let shard = Self::new();
         let (state, weak) = (Arc::clone(&shard.state), Arc::downgrade(&shard));
-        spawn(move || progress::run(&state, &weak));
-        shard
+        let background = spawn(move || progress::run(&state, &weak));
+        model(&shard);
+        drop(shard);
+        background.join();
     }
 
     /// Its completion queue.

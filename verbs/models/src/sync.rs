@@ -9,9 +9,9 @@ use model::sync::atomic;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+pub(super) use super::time::yield_now;
 pub(super) use model::sync::{Condvar, MutexGuard};
-pub use model::thread::spawn;
-pub(super) use model::thread::yield_now;
+pub(super) use model::thread;
 
 /// A lock that a thread waits for.
 #[derive(Default)]
@@ -80,6 +80,7 @@ impl<T> Drop for TryMutexGuard<'_, T> {
         self.value = None;
         // A read-modify-write, as parking_lot's.
         self.held.swap(false, Ordering::Release);
+        super::time::pass();
     }
 }
 

@@ -6,6 +6,10 @@ use uiw_models::{Mutant, Post, Shard, check, finds, spawn};
 
 const PREEMPTIONS: usize = 3;
 
+fn with_background(preemptions: usize, model: impl Fn(&Arc<Shard>) + Copy + Sync + Send + 'static) {
+    check(preemptions, move || Shard::with_background(model));
+}
+
 /// Three threads that have work for the core at the same time, none of which comes back: all is served.
 fn posts_and_a_command(preemptions: usize) {
     check(preemptions, || {
@@ -19,78 +23,73 @@ fn posts_and_a_command(preemptions: usize) {
             spawn(move || shard.command())
         };
         shard.post(Post::Send);
-        posts.join().unwrap();
-        commands.join().unwrap();
+        posts.join();
+        commands.join();
         assert_eq!(shard.queue().pop(), 3);
     });
 }
 
 /// A thread that posts without polling: the background thread serves it.
 fn coalesced_posts(preemptions: usize) {
-    check(preemptions, || {
-        let shard = Shard::start();
+    with_background(preemptions, |shard| {
         let poster = {
-            let shard = Arc::clone(&shard);
+            let shard = Arc::clone(shard);
             spawn(move || {
                 shard.post_coalesced(Post::Send);
                 shard.post_coalesced(Post::Send);
             })
         };
         shard.wait(2);
-        poster.join().unwrap();
+        poster.join();
     });
 }
 
 /// A thread that waits while two others post and poll, beside the background thread.
 fn two_pollers_and_a_waiter(preemptions: usize) {
-    check(preemptions, || {
-        let shard = Shard::start();
+    with_background(preemptions, |shard| {
         let pollers = [Post::Send, Post::Send].map(|post| {
-            let shard = Arc::clone(&shard);
+            let shard = Arc::clone(shard);
             spawn(move || shard.post(post))
         });
         shard.wait(2);
         for poller in pollers {
-            poller.join().unwrap();
+            poller.join();
         }
     });
 }
 
 /// An arrival while a thread waits and another one polls once.
 fn arrival(preemptions: usize) {
-    check(preemptions, || {
-        let shard = Shard::start();
+    with_background(preemptions, |shard| {
         let other = {
-            let shard = Arc::clone(&shard);
+            let shard = Arc::clone(shard);
             spawn(move || {
                 shard.arrive();
                 shard.post(Post::Send);
             })
         };
         shard.wait(2);
-        other.join().unwrap();
+        other.join();
     });
 }
 
 /// A deadline that another thread sets while a thread begins to wait.
 fn timer(preemptions: usize) {
-    check(preemptions, || {
-        let shard = Shard::start();
+    with_background(preemptions, |shard| {
         let other = {
-            let shard = Arc::clone(&shard);
+            let shard = Arc::clone(shard);
             spawn(move || shard.post(Post::Timer))
         };
         shard.wait(1);
-        other.join().unwrap();
+        other.join();
     });
 }
 
 /// A program that polls, arms, polls again and sleeps in a poll(2) of its own. `again`: the poll after arming is made.
 fn armed(preemptions: usize, again: bool) {
-    check(preemptions, move || {
-        let shard = Shard::start();
+    with_background(preemptions, move |shard| {
         let peer = {
-            let shard = Arc::clone(&shard);
+            let shard = Arc::clone(shard);
             spawn(move || shard.arrive())
         };
         if shard.poll() == 0 {
@@ -100,21 +99,20 @@ fn armed(preemptions: usize, again: bool) {
                 assert_eq!(shard.queue().pop(), 1);
             }
         }
-        peer.join().unwrap();
+        peer.join();
     });
 }
 
 /// A wait, and then a sleep outside of the engine: the background thread serves what arrives then.
 fn armed_after_a_wait(preemptions: usize) {
-    check(preemptions, || {
-        let shard = Shard::start();
+    with_background(preemptions, |shard| {
         let other = {
-            let shard = Arc::clone(&shard);
+            let shard = Arc::clone(shard);
             spawn(move || shard.arrive())
         };
         shard.wait(1);
         assert_eq!(shard.queue().pop(), 1);
-        other.join().unwrap();
+        other.join();
         shard.arm();
         shard.arrive();
         shard.wait_for_event();

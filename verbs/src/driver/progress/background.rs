@@ -19,10 +19,11 @@ const TIMER_PART: u32 = 16;
 /// But it is no longer than this.
 const MAX_LONG_TIMER: Duration = Duration::from_millis(4);
 
-/// Runs the background thread of `drive`, until [`State::stop`].
+/// Runs the background thread of `drive`, until that is dropped.
 pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
     let mut background = Background { state, drive, standby: Standby::default() };
-    while !state.stop.load(Ordering::SeqCst) {
+    // The flag ends a sleep; the count ends this loop also while `drop` has not come to [`State::stop`] yet.
+    while !state.stop.load(Ordering::SeqCst) && drive.strong_count() > 0 {
         // Before any state is read: a wake-up that comes later is not forgotten.
         state.background.reset();
         if state.coalescing.load(Ordering::SeqCst) {

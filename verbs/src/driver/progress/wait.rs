@@ -41,7 +41,8 @@ pub(in super::super) fn block_on<D: Drive, T>(
         if let Poll::Ready(value) = poll(&mut cx) {
             return Some(value);
         }
-        let moved = drive.try_pump().is_some_and(|moved| moved > 0);
+        let pumped = drive.try_pump();
+        let moved = pumped.is_some_and(|moved| moved > 0);
         if parker.is_notified() {
             continue;
         }
@@ -53,7 +54,11 @@ pub(in super::super) fn block_on<D: Drive, T>(
             keep_polling(drive, || parker.is_notified());
             continue;
         }
-        sleep(drive, &parker, deadline, &mut active);
+        let pending = sleep(drive, &parker, deadline, &mut active);
+        if pending && pumped.is_none() {
+            // The thread that holds the core serves it.
+            yield_now();
+        }
     }
 }
 
@@ -75,16 +80,17 @@ fn spin_on<D: Drive, T>(
     }
 }
 
+/// Sleeps. True when it did not, as a post or a command waits.
 fn sleep<'a, D: Drive>(
     drive: &'a Arc<D>,
     parker: &Arc<Parker>,
     deadline: Option<Instant>,
     active: &mut Option<Active<'a>>,
-) {
+) -> bool {
     let state = drive.progress();
     if state.manual {
         yield_now();
-        return;
+        return false;
     }
     let read = || (drive.is_pending(), state.deadline());
     let read_early = is_mutant(Mutant::ReadBeforeClaim).then(read);
@@ -92,14 +98,14 @@ fn sleep<'a, D: Drive>(
         if !state.ownership.claim_or_stand_by(parker) {
             parker.sleep(None, deadline);
             state.ownership.leave_standby(parker);
-            return;
+            return false;
         }
         *active = Some(Active(state));
     }
     // After the claim: whoever extended either before it may have seen nobody to wake.
     let (pending, timer) = read_early.unwrap_or_else(read);
     if pending {
-        return;
+        return true;
     }
     let until = match (timer, deadline) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -114,6 +120,7 @@ fn sleep<'a, D: Drive>(
     if readable && !drive.try_answer() {
         parker.sleep(None, Some(Instant::now() + CORE_HELD));
     }
+    false
 }
 
 /// Makes rounds while bytes move, and [`KEEP_POLLING`] longer, until `stop`.
