@@ -2,6 +2,7 @@
 
 mod bench;
 mod install;
+mod models;
 mod packages;
 mod process;
 mod report;
@@ -26,6 +27,8 @@ enum Chore {
     Test(test::Options),
     /// Say which sentence of the RFCs has which test.
     Requirements(requirements::Options),
+    /// Run the models of the progress engine: every schedule of a few threads, random ones of more.
+    Models(models::Options),
     /// Measure beside raw TCP.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
     match Cli::parse().chore {
         Chore::Test(options) => test::run(&options),
         Chore::Requirements(options) => requirements::run(&options),
+        Chore::Models(options) => models::run(&options),
         Chore::Bench(bench) => bench::run(&bench),
         Chore::Interop(Interop::Siw(options)) => {
             process::on_interrupt(siw_interop::test_vm::sweep);

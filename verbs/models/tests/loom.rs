@@ -1,10 +1,12 @@
-//! Every schedule of a few threads.
+//! Every schedule of a few threads: with at most [`QUICK`] preemptions, and in `cargo xtask models` with [`PREEMPTIONS`].
 #![cfg(not(feature = "shuttle"))]
 
 use std::sync::Arc;
 use uiw_models::{Mutant, Post, Shard, check, finds, spawn};
 
 const PREEMPTIONS: usize = 3;
+/// Of tests that `cargo test` runs.
+const QUICK: usize = 1;
 
 fn with_background(preemptions: usize, model: impl Fn(&Arc<Shard>) + Copy + Sync + Send + 'static) {
     check(preemptions, move || Shard::with_background(model));
@@ -121,37 +123,37 @@ fn armed_after_a_wait(preemptions: usize) {
 
 #[test]
 fn no_post_and_no_command_is_left_behind() {
-    posts_and_a_command(PREEMPTIONS);
+    posts_and_a_command(QUICK);
 }
 
 #[test]
 fn coalesced_posts_are_served() {
-    coalesced_posts(PREEMPTIONS);
+    coalesced_posts(QUICK);
 }
 
 #[test]
 fn waiter_sees_the_completions_of_two_pollers() {
-    two_pollers_and_a_waiter(PREEMPTIONS);
+    two_pollers_and_a_waiter(QUICK);
 }
 
 #[test]
 fn waiter_sees_an_arrival() {
-    arrival(PREEMPTIONS);
+    arrival(QUICK);
 }
 
 #[test]
 fn waiter_sees_a_deadline() {
-    timer(PREEMPTIONS);
+    timer(QUICK);
 }
 
 #[test]
 fn armed_queue_raises_an_event() {
-    armed(PREEMPTIONS, true);
+    armed(QUICK, true);
 }
 
 #[test]
 fn armed_queue_raises_an_event_after_a_wait() {
-    armed_after_a_wait(PREEMPTIONS);
+    armed_after_a_wait(QUICK);
 }
 
 #[test]
@@ -163,6 +165,54 @@ fn mutants_are_found() {
     assert!(finds(NotifyOmitsWake, || arrival(PREEMPTIONS)));
     assert!(finds(NotifiedBeforeAsleep, || timer(PREEMPTIONS)));
     assert!(finds(ReadBeforeClaim, || timer(PREEMPTIONS)));
-    assert!(finds(PendingBeforeCoalescing, || coalesced_posts(PREEMPTIONS)));
     assert!(finds(ReleaseOmitsWake, || armed_after_a_wait(PREEMPTIONS)));
+    // A program that does not poll again after arming.
+    assert!(std::panic::catch_unwind(|| armed(PREEMPTIONS, false)).is_err());
+}
+
+/// The same with more preemptions: minutes each.
+mod exhaustive {
+    use super::*;
+
+    #[test]
+    #[ignore = "minutes: cargo xtask models"]
+    fn no_post_and_no_command_is_left_behind() {
+        posts_and_a_command(PREEMPTIONS);
+    }
+
+    #[test]
+    #[ignore = "minutes: cargo xtask models"]
+    fn coalesced_posts_are_served() {
+        coalesced_posts(PREEMPTIONS);
+    }
+
+    #[test]
+    #[ignore = "minutes: cargo xtask models"]
+    fn waiter_sees_the_completions_of_two_pollers() {
+        two_pollers_and_a_waiter(PREEMPTIONS);
+    }
+
+    #[test]
+    #[ignore = "minutes: cargo xtask models"]
+    fn waiter_sees_an_arrival() {
+        arrival(PREEMPTIONS);
+    }
+
+    #[test]
+    #[ignore = "minutes: cargo xtask models"]
+    fn waiter_sees_a_deadline() {
+        timer(PREEMPTIONS);
+    }
+
+    #[test]
+    #[ignore = "minutes: cargo xtask models"]
+    fn armed_queue_raises_an_event() {
+        armed(PREEMPTIONS, true);
+    }
+
+    #[test]
+    #[ignore = "minutes: cargo xtask models"]
+    fn armed_queue_raises_an_event_after_a_wait() {
+        armed_after_a_wait(PREEMPTIONS);
+    }
 }

@@ -17,8 +17,6 @@ pub enum Mutant {
     TakenBeforePending,
     /// A sleeper reads `notified` before it sets `asleep`.
     NotifiedBeforeAsleep,
-    /// The background thread reads `pending` before it clears `coalescing`.
-    PendingBeforeCoalescing,
     /// A thread reads what it has to wait for before it becomes the active poller.
     ReadBeforeClaim,
     /// The holder of the core does not read `pending` after unlocking.

@@ -1,6 +1,5 @@
 //! The background thread: the owner while no application thread waits or polls, on standby otherwise.
 
-use super::super::mutant::{Mutant, is_mutant};
 use super::super::os::{Instant, sleep_for};
 use super::ownership::{Seen, Turn};
 use super::wait::keep_polling;
@@ -78,9 +77,8 @@ impl<D: Drive> Background<'_, D> {
     fn flush_coalesced(&mut self) {
         sleep_for(COALESCE);
         // Cleared before `pending` is read: a post behind that reading sets it again.
-        let pending_before = is_mutant(Mutant::PendingBeforeCoalescing) && self.is_pending();
         self.state.coalescing.store(false, Ordering::SeqCst);
-        if if is_mutant(Mutant::PendingBeforeCoalescing) { pending_before } else { self.is_pending() } {
+        if self.is_pending() {
             self.make_round(false);
         }
     }

@@ -52,13 +52,13 @@
 //!
 //! # Orders that matter
 //!
-//! Each is a row of the models in `verbs/models`, where the opposite order is found to lose a wake-up.
+//! The models in `verbs/models` show for those marked with * that the opposite order loses a wake-up.
 //!
-//! * A thread claims first and then reads `pending` and the deadline: whoever stores either and then asks who the owner is has seen
+//! * (*) A thread claims first and then reads `pending` and the deadline: whoever stores either and then asks who the owner is has seen
 //!   the claim, or the thread sees what was stored.
 //! * The background thread forgets its wake-ups (`Parker::reset`) before it reads any state.
 //! * The background thread clears `coalescing` and then reads `pending`; a post sets `pending` and then `coalescing`.
-//! * The sleeper's and the core holder's orders stand in `driver/park.rs` and `driver/handoff.rs`.
+//! * (*) The sleeper's and the core holder's orders stand in `driver/park.rs` and `driver/handoff.rs`.
 
 mod background;
 mod ownership;

@@ -1,0 +1,49 @@
+//! Random schedules of more threads.
+#![cfg(feature = "shuttle")]
+
+use std::sync::Arc;
+use uiw_models::{Mutant, Post, Shard, check, finds, spawn};
+
+const SCHEDULES: usize = 20_000;
+
+/// Threads that post, coalesce, command and set deadlines, arrivals, two threads that wait and one that polls, beside the background
+/// thread: everything completes, and every wait ends.
+fn everything(schedules: usize) {
+    check(schedules, || {
+        Shard::with_background(|shard| {
+            let start = |body: fn(&Arc<Shard>)| {
+                let shard = Arc::clone(shard);
+                spawn(move || body(&shard))
+            };
+            let threads = [
+                start(|shard| shard.post(Post::Send)),
+                start(|shard| shard.post_coalesced(Post::Send)),
+                start(|shard| shard.post(Post::Timer)),
+                start(Shard::command),
+                start(|shard| shard.arrive()),
+                start(|shard| shard.wait(2)),
+                start(|shard| shard.wait(5)),
+            ];
+            shard.wait(5);
+            for thread in threads {
+                thread.join();
+            }
+            assert_eq!(shard.queue().pop(), 5);
+            shard.arm();
+            shard.arrive();
+            shard.wait_for_event();
+        });
+    });
+}
+
+#[test]
+fn everything_is_served() {
+    everything(SCHEDULES);
+}
+
+#[test]
+fn mutants_are_found() {
+    for mutant in [Mutant::UnlockOmitsRead, Mutant::NotifyOmitsWake, Mutant::NotifiedBeforeAsleep] {
+        assert!(finds(mutant, || everything(SCHEDULES)), "{mutant:?}");
+    }
+}

@@ -1,0 +1,41 @@
+//! `cargo xtask models`: the models of the progress engine (`verbs/models`), with more schedules than `cargo test` runs.
+
+use std::process::{Command, ExitCode};
+use std::{env, io};
+
+/// What `cargo xtask models` can be told.
+#[derive(clap::Args)]
+#[command(after_help = "\
+First every schedule of at most four threads with at most three preemptions (loom), then random schedules of nine threads (shuttle).
+Takes several minutes. Exit code 1 when a schedule fails.")]
+pub(crate) struct Options {
+    /// Only models whose name contains this
+    #[arg(long, value_name = "SUBSTR")]
+    only: Option<String>,
+}
+
+/// The arguments of Cargo for each tool.
+const TOOLS: [&[&str]; 2] = [
+    &["test", "-p", "uiw-models", "--test", "loom", "--", "--include-ignored", "--nocapture"],
+    &["test", "-p", "uiw-models", "--features", "shuttle", "--test", "shuttle", "--", "--nocapture"],
+];
+
+/// Runs both tools.
+pub(crate) fn run(options: &Options) -> ExitCode {
+    let passes = |args: &&[&str]| -> io::Result<bool> {
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.current_dir(crate::test::workspace()).args(*args).args(&options.only);
+        Ok(cargo.status()?.success())
+    };
+    let mut passed = true;
+    for tool in &TOOLS {
+        match passes(tool) {
+            Ok(success) => passed &= success,
+            Err(error) => {
+                eprintln!("error: cannot run cargo: {error}");
+                passed = false;
+            }
+        }
+    }
+    if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
