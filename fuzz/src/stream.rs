@@ -52,7 +52,7 @@ pub fn run(data: &[u8]) {
     let config = config(&mut input);
     let theirs = self::config(&mut input);
     let now = Time::from_nanos(1);
-    let element = input.pick(&[usize::MAX, 5000, 64]);
+    let element = input.pick(&[1 << 20, 5000, 64]);
     let host = FuzzHost::new(element, input.bool());
     let (stream, initiator, responder) = match input.below(8) {
         0..4 => {

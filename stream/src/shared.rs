@@ -27,7 +27,7 @@ pub(crate) struct Shared {
     pub(crate) caps: PeerCaps,
     pub(crate) reads: Reads,
     pub(crate) fin: Fin,
-    /// RFC 5044 section 7.1.1: a responder sends nothing before it has validated the initiator's first FPDU.
+    /// No FPDU is sent: RFC 5044 section 7.1.1, a responder before it has validated the initiator's first FPDU; and behind our FIN.
     pub(crate) hold: bool,
     /// The peer's first FPDU was received and validated.
     pub(crate) first_fpdu: bool,

@@ -210,7 +210,7 @@ impl<M> Stream<M> {
             return;
         }
         let shared = &mut self.shared;
-        if self.capability_repeats > 0 && !shared.first_fpdu {
+        if self.capability_repeats > 0 && !shared.first_fpdu && !shared.fin.sent {
             self.capability_repeats -= 1;
             shared.caps.due = Some(shared.caps.request());
             let repeats = CAPABILITY_INTERVAL * u32::from(CAPABILITY_REPEATS);

@@ -249,6 +249,8 @@ impl<M> Stream<M> {
                 self.fail(ConnError::Closed, host);
             } else if fin.wanted && !fin.sent && self.sender.is_finished(&self.shared, host) {
                 self.shared.fin.sent = true;
+                // Nothing follows a FIN, whatever the peer asks for and the host posts.
+                self.shared.hold = true;
                 return Some(Transmit::Fin);
             }
         }

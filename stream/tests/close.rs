@@ -336,3 +336,34 @@ fn a_completion_queue_that_overflows_ends_the_stream() {
     assert_eq!(pair.ends[1].terminated_by_peer(), TerminateReason::LocalCatastrophic);
     pair.assert_over();
 }
+
+#[test]
+fn nothing_follows_a_fin() {
+    // A request that is posted behind it stays with the host.
+    let mut pair = pair();
+    pair.receive_cuts = Box::new(|| 0);
+    pair.call(0, |stream, _, now| stream.close(now));
+    pair.run();
+    assert!(pair.ends[0].fin_sent);
+    let (late, before) = (pair.ends[0].post(Op::Send, b"too late"), pair.ends[0].sent.len());
+    pair.run();
+    assert_eq!((pair.ends[0].sent.len(), pair.ends[0].host.built), (before, 0));
+    assert_eq!(pair.ends[0].host.get(late).completions, 0);
+    // Nor is the peer's capability request answered, where it is the first FPDU behind our FIN.
+    let config = config_with(|config| config.startup.peer_to_peer = false);
+    let mut pair = Pair::new(config.clone(), config.clone());
+    pair.ends[1].decision = common::Decision::Wait;
+    pair.run();
+    pair.call(1, |stream, _, now| {
+        assert!(stream.accept(config, b"", now).expect("legal").is_some());
+        assert!(stream.close(now));
+    });
+    let now = pair.now;
+    let (reply, _) = pair.ends[1].transmit(usize::MAX, now);
+    assert!(pair.ends[1].transmit(usize::MAX, now).1, "FIN");
+    pair.ends[0].incoming.extend(&reply);
+    pair.run();
+    assert_eq!(pair.ends[1].sent, reply);
+    assert!(matches!(pair.ends[1].kind, Some(stream::PeerKind::Capable(_))), "its request has come");
+    assert!(pair.ends[1].stream.has_nothing_due());
+}

@@ -159,18 +159,6 @@ impl Cq {
         }
     }
 
-    /// The shards on which a connection completes here.
-    #[inline]
-    fn shards(&self) -> impl Iterator<Item = usize> + use<> {
-        let mut shards = self.shards.load(Ordering::Acquire);
-        std::iter::from_fn(move || {
-            let next = shards.trailing_zeros() as usize;
-            let any = shards != 0;
-            shards &= shards.wrapping_sub(1);
-            any.then_some(next)
-        })
-    }
-
     /// Changes the depth; completions in the queue stay.
     ///
     /// # Errors
@@ -198,14 +186,16 @@ impl Cq {
     /// When none is queued, the caller's thread drives the shards on which connections complete here, once, until one is queued
     /// (`ARCHITECTURE.md`, "Progress").
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
-        self.shards().for_each(|shard| self.driver().shard_at(shard).note_poll());
-        let taken = self.pop(max, &mut each);
-        if taken > 0 {
-            return taken;
+        self.driver().each_shard(self.shards.load(Ordering::Acquire), |shard| shard.note_poll());
+        if !self.is_empty() {
+            let taken = self.pop(max, &mut each);
+            if taken > 0 {
+                return taken;
+            }
         }
         let enough = || self.queued.load(Ordering::Relaxed) > 0;
-        self.shards().for_each(|shard| self.driver().shard_at(shard).poll_progress(&enough));
-        self.pop(max, &mut each)
+        self.driver().each_shard(self.shards.load(Ordering::Acquire), |shard| shard.poll_progress(&enough));
+        if self.is_empty() { 0 } else { self.pop(max, &mut each) }
     }
 
     /// As [`Cq::poll_with`], appended to `out`.
@@ -250,7 +240,7 @@ impl Cq {
                 inner.arm = arm;
             }
         }
-        self.shards().for_each(|shard| self.driver().shard_at(shard).armed());
+        self.driver().each_shard(self.shards.load(Ordering::Acquire), |shard| shard.armed());
     }
 
     /// Ready when at least one completion is queued.

@@ -194,7 +194,7 @@ impl Receiver {
             return;
         }
         shared.first_fpdu = true;
-        shared.hold = false;
+        shared.hold = shared.fin.sent;
         shared.timers.cancel(Timer::Startup);
         shared.first_fpdu_came();
     }
@@ -232,6 +232,10 @@ impl Receiver {
             // STag and TO of an empty Write are not checked; uiw peers carry the capability exchange there.
             let first = shared.initiator || self.only_rtr;
             if shared.caps.on_zero_write(header.stag, header.to, first) {
+                if shared.fin.sent {
+                    // Nothing follows a FIN.
+                    shared.caps.due = None;
+                }
                 self.peer_decided(shared);
             } else if !shared.initiator {
                 // A uiw peer would have asked in it.

@@ -121,7 +121,9 @@ impl<M> Sender<M> {
                 if !shared.reads.has_credit() {
                     break;
                 }
-                let message = self.start(&request, shared, host);
+                // A copy: the address of the original, once taken, would keep all of it in memory on the path of small Sends.
+                let read = request;
+                let message = self.start(&read, shared, host);
                 let start = self.begin_fpdu(&message.segment_header(message.total));
                 self.queue.staging.extend_from_slice(message.own_bytes());
                 self.queue_small(start);

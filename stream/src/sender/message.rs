@@ -138,6 +138,7 @@ impl MessageHeader {
 }
 
 /// The extension that `op` needs and the peer does not have.
+#[inline(always)]
 pub(super) fn missing_extension(op: &Op, peer: rdmap::Extensions) -> Option<&'static str> {
     match op {
         Op::WriteImm { .. } if !peer.immediate => Some("immediate data (RFC 7306)"),

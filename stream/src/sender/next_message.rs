@@ -221,6 +221,7 @@ impl<M> Sender<M> {
     }
 
     /// The header of an operation that is one message of the host's bytes and needs no extension.
+    #[inline(always)]
     pub(super) fn plain_header(&mut self, op: &Op, solicited: bool) -> Option<MessageHeader> {
         Some(match *op {
             Op::Write { remote } => MessageHeader::write(remote),

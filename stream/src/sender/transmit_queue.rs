@@ -179,7 +179,9 @@ impl<M> TransmitQueue<M> {
             self.pieces.pop_front();
         }
         if self.pieces.is_empty() {
-            self.drop_memory(self.first_memory + self.memory.len() as u64);
+            if !self.memory.is_empty() {
+                self.drop_memory(self.first_memory + self.memory.len() as u64);
+            }
             self.staging.clear();
         }
         self.skip = left;

@@ -155,7 +155,7 @@ impl End {
     }
 
     /// Up to `room` bytes that are due, in the order of the pieces; true when there was anything.
-    fn transmit(&mut self, room: usize, now: Time) -> (Vec<u8>, bool) {
+    pub(crate) fn transmit(&mut self, room: usize, now: Time) -> (Vec<u8>, bool) {
         let mut bytes = Vec::new();
         let mut fin = false;
         match self.stream.poll_transmit(&mut self.host, now) {

@@ -70,6 +70,7 @@ pub(crate) struct QpHost<'a> {
 }
 
 impl Drop for QpHost<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
         self.state.cache.let_go();
     }

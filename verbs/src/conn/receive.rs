@@ -32,11 +32,8 @@ enum PeekResult {
 impl Conn {
     /// Reads what the socket has, within the budget. True when bytes came.
     pub(super) fn receive(&mut self, services: &mut Services) -> bool {
-        if self.stream.is_starting() {
-            return self.receive_startup(services);
-        }
-        if self.is_closing() {
-            return self.discard(services);
+        if !self.stream.is_open() {
+            return self.receive_outside(services);
         }
         if self.stream.is_stalled() && !self.unpark(services) || self.stream.peer_has_closed() {
             return false;
@@ -51,6 +48,12 @@ impl Conn {
         let moved = self.receive_into(&mut staging, services);
         services.staging = staging;
         moved
+    }
+
+    /// Reads outside of Full Operation.
+    #[cold]
+    fn receive_outside(&mut self, services: &mut Services) -> bool {
+        if self.stream.is_starting() { self.receive_startup(services) } else { self.discard(services) }
     }
 
     /// Tells the stream that receives were posted. True when it goes on.

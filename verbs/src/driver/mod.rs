@@ -117,6 +117,17 @@ impl Driver {
         &self.shards[shard_of(token)]
     }
 
+    /// Calls `each` with the shards whose bits are set.
+    #[inline(always)]
+    pub(crate) fn each_shard(&self, mut bits: u64, mut each: impl FnMut(&Arc<Shard>)) {
+        while bits != 0 {
+            if let Some(shard) = self.shards.get(bits.trailing_zeros() as usize) {
+                each(shard);
+            }
+            bits &= bits - 1;
+        }
+    }
+
     /// The shard of this number.
     pub(crate) fn shard_at(&self, index: usize) -> &Arc<Shard> {
         &self.shards[index % self.shards.len()]
