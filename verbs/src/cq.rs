@@ -186,7 +186,7 @@ impl Cq {
     /// When none is queued, the caller's thread drives the shards on which connections complete here, once, until one is queued
     /// (`ARCHITECTURE.md`, "Progress").
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
-        self.driver().each_shard(self.shards.load(Ordering::Acquire), |shard| shard.note_poll());
+        self.driver().note_poll(self.shards.load(Ordering::Acquire));
         if !self.is_empty() {
             let taken = self.pop(max, &mut each);
             if taken > 0 {
@@ -194,7 +194,7 @@ impl Cq {
             }
         }
         let enough = || self.queued.load(Ordering::Relaxed) > 0;
-        self.driver().each_shard(self.shards.load(Ordering::Acquire), |shard| shard.poll_progress(&enough));
+        self.driver().poll_progress(self.shards.load(Ordering::Acquire), &enough);
         if self.is_empty() { 0 } else { self.pop(max, &mut each) }
     }
 
@@ -240,7 +240,7 @@ impl Cq {
                 inner.arm = arm;
             }
         }
-        self.driver().each_shard(self.shards.load(Ordering::Acquire), |shard| shard.armed());
+        self.driver().armed(self.shards.load(Ordering::Acquire));
     }
 
     /// Ready when at least one completion is queued.

@@ -78,13 +78,13 @@ impl Device {
         &self.events
     }
 
-    /// Drives once; returns how much was done. With [`Progress::Manual`] nothing else does.
+    /// Drives once; returns how much was done. With [`crate::Progress::Manual`] nothing else does.
     pub fn pump(&self) -> usize {
         self.driver.pump()
     }
 
     /// When [`Device::pump`] is wanted though nothing comes: a time-out of ours or of the TCP in this process. For
-    /// [`Progress::Manual`].
+    /// [`crate::Progress::Manual`].
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.driver.deadline()
@@ -95,7 +95,7 @@ impl Device {
     /// connection ends as well, as the kernel would end them after the process.
     ///
     /// The background thread drives meanwhile, so that this may be called when the calling thread's own storage is gone
-    /// (`atexit`); with [`Progress::Manual`] it drives itself.
+    /// (`atexit`); with [`crate::Progress::Manual`] it drives itself.
     pub fn settle(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         while self.driver.is_draining() {

@@ -227,7 +227,7 @@ impl Pd {
     /// Registers memory; `base` is the tagged offset of its first octet, for peers and for elements of ours.
     ///
     /// # Errors
-    /// [`Error::Register`].
+    /// [`crate::Error::Register`].
     pub fn register_raw(&self, memory: Memory, base: u64, access: Access) -> Result<RawMr> {
         RawMr::register(self, memory, base, access)
     }
@@ -235,7 +235,7 @@ impl Pd {
     /// A memory window, bound to nothing.
     ///
     /// # Errors
-    /// [`Error::Register`] when the device has no STag left.
+    /// [`crate::Error::Register`] when the device has no STag left.
     pub fn alloc_window(&self, kind: WindowType) -> Result<RawMw> {
         RawMw::alloc(self, kind)
     }
@@ -243,7 +243,7 @@ impl Pd {
     /// An STag for fast-register requests of at most `max_len` octets.
     ///
     /// # Errors
-    /// [`Error::Register`] when the device has no STag left.
+    /// [`crate::Error::Register`] when the device has no STag left.
     pub fn alloc_fast(&self, max_len: u64) -> Result<FastMr> {
         FastMr::alloc(self, max_len)
     }

@@ -51,7 +51,7 @@ impl Device {
     /// A new protection domain.
     ///
     /// # Errors
-    /// [`Error::Limit`].
+    /// [`crate::Error::Limit`].
     pub fn alloc_pd(&self) -> Result<Pd> {
         self.driver().shared.counts.take_pd(self.driver().limits())?;
         Ok(Pd::new(self.clone()))

@@ -2,7 +2,7 @@
 //!
 //! The engine's own source files (`verbs/src/driver`: who drives, hand-off, sleep and wake-up) are compiled here with the types of
 //! loom, which runs every schedule of a few threads up to a number of preemptions, or of shuttle, which draws schedules of more
-//! threads at random. In place of descriptors, clock and network stand those of [`driver`]: a kernel that is a lock and condition
+//! threads at random. In place of descriptors, clock and network stand those of `driver`: a kernel that is a lock and condition
 //! variables, a clock that is always late, and a stack that counts arrivals.
 //!
 //! A wait that nothing ends is a deadlock, which both tools report. A time-out passes when no thread can run, or after the core was

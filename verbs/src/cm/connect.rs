@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use stream::{Stream, Time};
 
-/// Connects `qp` to `peer`. The outcome is an event on `channel`: [`CmEventKind::Established`] or [`CmEventKind::Failed`].
+/// Connects `qp` to `peer`. The outcome is an event on `channel`: [`crate::cm::CmEventKind::Established`] or [`crate::cm::CmEventKind::Failed`].
 ///
 /// Private data is at most 512 octets at MPA revision 1 and 508 at revision 2.
 ///

@@ -117,9 +117,26 @@ impl Driver {
         &self.shards[shard_of(token)]
     }
 
+    /// A queue is polled whose connections live on the shards whose bits are set.
+    #[inline]
+    pub(crate) fn note_poll(&self, shards: u64) {
+        self.each_shard(shards, |shard| shard.note_poll());
+    }
+
+    /// The poll has found nothing: it drives these shards once, until `enough` says so.
+    #[inline]
+    pub(crate) fn poll_progress(&self, shards: u64, enough: &dyn Fn() -> bool) {
+        self.each_shard(shards, |shard| shard.poll_progress(enough));
+    }
+
+    /// The queue is armed.
+    pub(crate) fn armed(&self, shards: u64) {
+        self.each_shard(shards, Shard::armed);
+    }
+
     /// Calls `each` with the shards whose bits are set.
     #[inline(always)]
-    pub(crate) fn each_shard(&self, mut bits: u64, mut each: impl FnMut(&Arc<Shard>)) {
+    fn each_shard(&self, mut bits: u64, mut each: impl FnMut(&Arc<Shard>)) {
         while bits != 0 {
             if let Some(shard) = self.shards.get(bits.trailing_zeros() as usize) {
                 each(shard);
