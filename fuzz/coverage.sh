@@ -34,5 +34,5 @@ report startup mpa/src/wire/startup.rs mpa/src/startup/*.rs
 report framing mpa/src/rx.rs mpa/src/marker.rs mpa/src/size.rs
 report segments ddp/src/rx.rs ddp/src/wire/*.rs rdmap/src/stream.rs rdmap/src/fault.rs rdmap/src/wire/*.rs
 report stream stream/src/*.rs stream/src/receiver/*.rs stream/src/sender/*.rs
-report connection verbs/src/qp/rx.rs verbs/src/qp/read_queue.rs verbs/src/qp/recv_queue.rs verbs/src/qp/inbox.rs \
+report connection stream/src/receiver/*.rs stream/src/reads.rs verbs/src/conn/*.rs verbs/src/qp/recv_queue.rs \
     mem/src/table.rs mem/src/table/find.rs mem/src/table/invalidate.rs mpa/src/rx.rs ddp/src/rx.rs rdmap/src/stream.rs
