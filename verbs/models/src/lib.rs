@@ -12,7 +12,7 @@
 
 mod driver;
 
-pub use driver::{JoinHandle, Mutant, Post, Queue, Shard, spawn};
+pub use driver::{JoinHandle, Mutant, Post, Queue, Shard, pass, set_tick, spawn};
 
 use std::cell::Cell;
 
