@@ -23,6 +23,7 @@ mod sync;
 mod time;
 
 pub use mutant::Mutant;
+pub use os::set_tick;
 pub use shard::{Post, Queue, Shard};
 pub(crate) use time::begin;
-pub use time::{JoinHandle, spawn};
+pub use time::{JoinHandle, pass, spawn};

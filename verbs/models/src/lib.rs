@@ -12,17 +12,23 @@
 
 mod driver;
 
-pub use driver::{JoinHandle, Mutant, Post, Queue, Shard, spawn};
+pub use driver::{JoinHandle, Mutant, Post, Queue, Shard, pass, set_tick, spawn};
 
-use std::cell::Cell;
+use std::process::Command;
+use std::sync::LazyLock;
 
-thread_local! {
-    /// Both tools run all threads of a model on the thread that starts it.
-    static MUTANT: Cell<Option<Mutant>> = const { Cell::new(None) };
-}
+/// Names the defect that is switched on in a process.
+const MUTANT: &str = "UIW_MUTANT";
+
+static SWITCHED_ON: LazyLock<Option<String>> = LazyLock::new(|| std::env::var(MUTANT).ok());
 
 fn is_mutant(mutant: Mutant) -> bool {
-    MUTANT.get() == Some(mutant)
+    SWITCHED_ON.is_some() && is_switched_on(&format!("{mutant:?}"))
+}
+
+/// Whether the defect of this name is switched on: a [`Mutant`], or one of a test's own.
+pub fn is_switched_on(name: &str) -> bool {
+    SWITCHED_ON.as_deref() == Some(name)
 }
 
 /// Runs every schedule of `model` with at most `preemptions` preemptions.
@@ -50,10 +56,18 @@ pub fn check(schedules: usize, model: impl Fn() + Sync + Send + 'static) {
     shuttle::check_random(model, schedules);
 }
 
-/// Whether `check` fails with `mutant` switched on.
-pub fn finds(mutant: Mutant, check: impl FnOnce() + std::panic::UnwindSafe) -> bool {
-    MUTANT.set(Some(mutant));
-    let found = std::panic::catch_unwind(check).is_err();
-    MUTANT.set(None);
-    found
+/// Whether a model of this test binary, by the name of its test, fails with the defect `mutant` switched on. It runs in a process of
+/// its own, as unwinding through a schedule that has failed may abort.
+pub fn finds(mutant: &str, test: &str) -> bool {
+    let this = std::env::current_exe().expect("a test knows its program");
+    let output = Command::new(this)
+        .args([test, "--exact", "--include-ignored", "--nocapture"])
+        .env(MUTANT, mutant)
+        .output()
+        .expect("a test can start itself");
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    let ran = said.contains("running 1 test");
+    assert!(ran, "no test {test}: {said}");
+    !output.status.success() && ["deadlock", "left == right"].iter().any(|what| said.contains(what))
 }

@@ -123,20 +123,28 @@ pub(super) fn sleep_for(_: Duration) {
     time::yield_now();
 }
 
-/// A time of a clock that is later with every reading by more than each short time of the engine: every deadline has passed.
+/// A time of a clock that is later with every reading: every deadline has passed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Instant(Duration);
 
-const STEP: Duration = Duration::from_millis(20);
+/// A time-out that has not passed.
+const STEP: Duration = Duration::from_millis(1);
 
 thread_local! {
     /// Of all executions of a model: only differences matter.
     static CLOCK: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    /// How much later each reading is.
+    static TICK: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+}
+
+/// Every reading of the clock is `tick` later than the one before. It does not matter where the clock begins.
+pub fn set_tick(tick: Duration) {
+    TICK.set(tick);
 }
 
 impl Instant {
     pub(super) fn now() -> Self {
-        CLOCK.set(CLOCK.get() + STEP);
+        CLOCK.set(CLOCK.get() + TICK.get());
         Self(CLOCK.get())
     }
 

@@ -47,7 +47,7 @@ fn count(change: impl FnOnce(&mut Threads)) {
 }
 
 /// All time-outs pass.
-pub(super) fn pass() {
+pub fn pass() {
     let timed = THREADS.with_borrow_mut(|threads| std::mem::take(&mut threads.timed));
     timed.iter().for_each(|sleeper| sleeper.wake());
 }

@@ -9,8 +9,8 @@ pub(super) const MODEL: bool = cfg!(any(loom, shuttle));
 pub enum Mutant {
     /// A notification leaves a sleeper asleep.
     NotifyOmitsWake,
-    /// A thread that stops being the active poller leaves a parked background thread asleep.
-    ReleaseOmitsWake,
+    /// The active poller leaves a parked background thread asleep.
+    ParkedStaysAsleep,
     /// A post sets `pending` before it is in the list.
     PendingBeforePost,
     /// The holder of the core takes the lists before it clears `pending`.

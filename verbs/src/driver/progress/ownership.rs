@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 /// The background thread keeps its timer for so many turns with the same active poller asleep; then it parks.
-pub(super) const STANDBY_TURNS: u32 = if MODEL { 1 } else { 10 };
+pub(super) const STANDBY_TURNS: u32 = if MODEL { 0 } else { 10 };
 
 /// Who sleeps in the stack's descriptor, or is about to.
 #[derive(Default)]
@@ -77,7 +77,7 @@ impl Inner {
     }
 
     fn wake_parked(&mut self, background: &Parker) {
-        if std::mem::take(&mut self.background_parked) {
+        if std::mem::take(&mut self.background_parked) && !is_mutant(Mutant::ParkedStaysAsleep) {
             background.notify();
         }
     }
@@ -135,9 +135,7 @@ impl Ownership {
         if let Some(next) = inner.standby.pop() {
             next.notify();
         }
-        if !is_mutant(Mutant::ReleaseOmitsWake) {
-            inner.wake_parked(&self.background);
-        }
+        inner.wake_parked(&self.background);
     }
 
     /// Whether there is an active poller.
