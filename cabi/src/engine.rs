@@ -24,27 +24,25 @@ const EXIT_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
 
 struct Engine {
     device: Option<Device>,
-    /// The epoll set of the engine's sockets.
-    sockets: Option<Arc<OwnedFd>>,
-    /// What was in it before a fork.
-    members: Vec<inherited::Member>,
+    /// The epoll sets of the engine's sockets, one of each shard.
+    sockets: Vec<Arc<OwnedFd>>,
+    /// What was in each of them before a fork.
+    members: Vec<Vec<inherited::Member>>,
     pcap: Option<Arc<PcapSink>>,
 }
 
 static ENGINE: ForkSafe<Engine> = ForkSafe::new();
 
 impl Forked for Engine {
-    const NEW: Self = Self { device: None, sockets: None, members: Vec::new(), pcap: None };
+    const NEW: Self = Self { device: None, sockets: Vec::new(), members: Vec::new(), pcap: None };
 
     fn before_fork(&mut self) {
-        if let Some(sockets) = &self.sockets {
-            self.members = inherited::members(sockets.as_raw_fd());
-        }
+        self.members = self.sockets.iter().map(|set| inherited::members(set.as_raw_fd())).collect();
     }
 
     fn in_child(&mut self) {
-        if let Some(sockets) = &self.sockets {
-            inherited::close(&self.members, sockets.as_raw_fd());
+        for (members, set) in self.members.iter().zip(&self.sockets) {
+            inherited::close(members, set.as_raw_fd());
         }
         std::mem::forget(std::mem::replace(self, Self::NEW));
     }
@@ -83,6 +81,7 @@ impl Engine {
             },
         )?;
         drop(held);
+        self.sockets = device.wait_fds().to_vec();
         // As siw: peers may invalidate a plain region with Send with Invalidate.
         device.set_lenient_invalidate(true);
         self.device = Some(device.clone());
@@ -92,7 +91,6 @@ impl Engine {
 
     fn stack(&mut self, settings: &Settings) -> Result<Box<dyn Stack>> {
         let tcp = stack::open(settings)?;
-        self.sockets = tcp.wait_fd();
         let stack: Box<dyn Stack> = match &settings.faults {
             Some((seed, faults)) => Box::new(FaultStack::new(tcp, *seed, faults.clone())),
             None => tcp,

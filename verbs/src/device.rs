@@ -9,6 +9,7 @@ use llp::Stack;
 use llp::capture::{CaptureStack, PcapSink};
 use parking_lot::Mutex;
 use std::future::Future;
+use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
@@ -58,6 +59,13 @@ impl Device {
 
     pub(crate) fn events(&self) -> &Arc<EventQueue<AsyncEvent>> {
         &self.events
+    }
+
+    /// The descriptors that its stack waits with, one of each shard; none of a stack that has none. A child of a fork may close what it
+    /// inherited by them.
+    #[must_use]
+    pub fn wait_fds(&self) -> &[Arc<OwnedFd>] {
+        self.driver.wait_fds()
     }
 
     /// How many shards it has: see [`DeviceOptions::shards`].

@@ -37,6 +37,7 @@ pub(crate) use timers::Timers;
 use crate::error::{Error, Result};
 use crate::options::{DeviceOptions, Limits};
 use llp::{Stack, Token};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
@@ -60,6 +61,7 @@ pub(crate) struct Driver {
     shards: Box<[Arc<Shard>]>,
     affinity: affinity::Affinity,
     next_listener: AtomicUsize,
+    wait_fds: Vec<Arc<OwnedFd>>,
 }
 
 impl Driver {
@@ -86,6 +88,7 @@ impl Driver {
                 None => break,
             }
         }
+        let wait_fds = stacks.iter().filter_map(Stack::wait_fd).collect();
         let shared = Arc::new(Shared::new(limits, guard));
         let mut failed = None;
         let driver = Arc::new_cyclic(|this| {
@@ -98,6 +101,7 @@ impl Driver {
                 shared: Arc::clone(&shared),
                 affinity: affinity::Affinity::new(),
                 next_listener: AtomicUsize::new(0),
+                wait_fds,
             }
         });
         failed.map_or(Ok(driver), Err)
@@ -105,6 +109,10 @@ impl Driver {
 
     pub(crate) fn limits(&self) -> &Limits {
         &self.shared.limits
+    }
+
+    pub(crate) fn wait_fds(&self) -> &[Arc<OwnedFd>] {
+        &self.wait_fds
     }
 
     pub(crate) fn shards(&self) -> &[Arc<Shard>] {
