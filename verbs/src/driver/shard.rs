@@ -251,7 +251,7 @@ impl<'a> Busy<'a> {
 
     fn flush(&mut self) {
         let shard = self.shard;
-        self.core().serve_ready(shard, &|| false);
+        self.core().serve_ready(shard);
     }
 
     fn release(&mut self) {
