@@ -16,7 +16,7 @@ pub(crate) struct Options {
 
 /// The arguments of Cargo for each tool.
 const TOOLS: [&[&str]; 2] = [
-    &["test", "-p", "uiw-models", "--test", "loom", "--", "--include-ignored", "--nocapture"],
+    &["test", "-p", "uiw-models", "--test", "loom", "--", "--nocapture"],
     &["test", "-p", "uiw-models", "--features", "shuttle", "--test", "shuttle", "--", "--nocapture"],
 ];
 
@@ -24,7 +24,11 @@ const TOOLS: [&[&str]; 2] = [
 pub(crate) fn run(options: &Options) -> ExitCode {
     let passes = |args: &&[&str]| -> io::Result<bool> {
         let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.current_dir(crate::test::workspace()).args(*args).args(&options.only);
+        cargo
+            .current_dir(crate::test::workspace())
+            .args(*args)
+            .args(&options.only)
+            .env("LOOM_MAX_PREEMPTIONS", "3");
         Ok(cargo.status()?.success())
     };
     let mut passed = true;

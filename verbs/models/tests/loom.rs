@@ -1,33 +1,26 @@
-//! Every schedule of a few threads: with at most [`QUICK`] preemptions, and in `cargo xtask models` with [`PREEMPTIONS`].
+//! Every schedule of a few threads, with a bounded number of preemptions: see [`check`].
 #![cfg(not(feature = "shuttle"))]
 
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_models::{Mutant, Post, Shard, check, finds, is_switched_on, pass, set_tick, spawn};
 
-const PREEMPTIONS: usize = 3;
-/// Of tests that `cargo test` runs.
-const QUICK: usize = 1;
-
-fn with_background(preemptions: usize, model: impl Fn(&Arc<Shard>) + Copy + Sync + Send + 'static) {
+fn with_background(model: impl Fn(&Arc<Shard>) + Copy + Sync + Send + 'static) {
     // Longer than each time within which the engine takes one call for the sign of another.
-    with_clock(Duration::from_millis(20), preemptions, model);
+    with_clock(Duration::from_millis(20), model);
 }
 
-fn with_clock(
-    tick: Duration,
-    preemptions: usize,
-    model: impl Fn(&Arc<Shard>) + Copy + Sync + Send + 'static,
-) {
-    check(preemptions, move || {
+fn with_clock(tick: Duration, model: impl Fn(&Arc<Shard>) + Copy + Sync + Send + 'static) {
+    check(move || {
         set_tick(tick);
         Shard::with_background(model);
     });
 }
 
 /// Three threads that have work for the core at the same time, none of which comes back: all is served.
-fn posts_and_a_command(preemptions: usize) {
-    check(preemptions, || {
+#[test]
+fn no_post_and_no_command_is_left_behind() {
+    check(|| {
         let shard = Shard::new();
         let posts = {
             let shard = Arc::clone(&shard);
@@ -45,8 +38,9 @@ fn posts_and_a_command(preemptions: usize) {
 }
 
 /// A thread that posts without polling: the background thread serves it.
-fn coalesced_posts(preemptions: usize) {
-    with_background(preemptions, |shard| {
+#[test]
+fn coalesced_posts_are_served() {
+    with_background(|shard| {
         let poster = {
             let shard = Arc::clone(shard);
             spawn(move || {
@@ -60,8 +54,9 @@ fn coalesced_posts(preemptions: usize) {
 }
 
 /// A thread that waits while two others post and poll, beside the background thread.
-fn two_pollers_and_a_waiter(preemptions: usize) {
-    with_background(preemptions, |shard| {
+#[test]
+fn waiter_sees_the_completions_of_two_pollers() {
+    with_background(|shard| {
         let pollers = [Post::Send, Post::Send].map(|post| {
             let shard = Arc::clone(shard);
             spawn(move || shard.post(post))
@@ -74,8 +69,9 @@ fn two_pollers_and_a_waiter(preemptions: usize) {
 }
 
 /// An arrival while a thread waits and another one polls once.
-fn arrival(preemptions: usize) {
-    with_background(preemptions, |shard| {
+#[test]
+fn waiter_sees_an_arrival() {
+    with_background(|shard| {
         let other = {
             let shard = Arc::clone(shard);
             spawn(move || {
@@ -89,8 +85,9 @@ fn arrival(preemptions: usize) {
 }
 
 /// A deadline that another thread sets while a thread begins to wait.
-fn timer(preemptions: usize) {
-    with_background(preemptions, |shard| {
+#[test]
+fn waiter_sees_a_deadline() {
+    with_background(|shard| {
         let other = {
             let shard = Arc::clone(shard);
             spawn(move || {
@@ -107,8 +104,9 @@ fn timer(preemptions: usize) {
 const NO_POLL_AFTER_ARM: &str = "NoPollAfterArm";
 
 /// A program that polls, arms, polls again and sleeps in a poll(2) of its own.
-fn armed(preemptions: usize) {
-    with_background(preemptions, move |shard| {
+#[test]
+fn armed_queue_raises_an_event() {
+    with_background(move |shard| {
         let peer = {
             let shard = Arc::clone(shard);
             spawn(move || shard.arrive())
@@ -125,9 +123,10 @@ fn armed(preemptions: usize) {
 }
 
 /// A wait, and then a sleep outside of the engine: the background thread serves what arrives then.
-fn armed_after_a_wait(preemptions: usize) {
+#[test]
+fn armed_queue_raises_an_event_after_a_wait() {
     // So short that arming is taken for the prelude of another wait, and wakes nobody.
-    with_clock(Duration::from_micros(100), preemptions, |shard| {
+    with_clock(Duration::from_micros(100), |shard| {
         let other = {
             let shard = Arc::clone(shard);
             spawn(move || {
@@ -146,45 +145,10 @@ fn armed_after_a_wait(preemptions: usize) {
 }
 
 #[test]
-fn no_post_and_no_command_is_left_behind() {
-    posts_and_a_command(QUICK);
-}
-
-#[test]
-fn coalesced_posts_are_served() {
-    coalesced_posts(QUICK);
-}
-
-#[test]
-fn waiter_sees_the_completions_of_two_pollers() {
-    two_pollers_and_a_waiter(QUICK);
-}
-
-#[test]
-fn waiter_sees_an_arrival() {
-    arrival(QUICK);
-}
-
-#[test]
-fn waiter_sees_a_deadline() {
-    timer(QUICK);
-}
-
-#[test]
-fn armed_queue_raises_an_event() {
-    armed(QUICK);
-}
-
-#[test]
-fn armed_queue_raises_an_event_after_a_wait() {
-    armed_after_a_wait(QUICK);
-}
-
-#[test]
 fn defects_are_found() {
-    let handoff = "exhaustive::no_post_and_no_command_is_left_behind";
-    let arrival = "exhaustive::waiter_sees_an_arrival";
-    let deadline = "exhaustive::waiter_sees_a_deadline";
+    let handoff = "no_post_and_no_command_is_left_behind";
+    let arrival = "waiter_sees_an_arrival";
+    let deadline = "waiter_sees_a_deadline";
     let found = [
         (Mutant::PendingBeforePost, handoff),
         (Mutant::TakenBeforePending, handoff),
@@ -192,57 +156,10 @@ fn defects_are_found() {
         (Mutant::NotifyOmitsWake, arrival),
         (Mutant::NotifiedBeforeAsleep, deadline),
         (Mutant::ReadBeforeClaim, deadline),
-        (Mutant::ParkedStaysAsleep, "exhaustive::armed_queue_raises_an_event_after_a_wait"),
+        (Mutant::ParkedStaysAsleep, "armed_queue_raises_an_event_after_a_wait"),
     ];
     for (mutant, model) in found {
         assert!(finds(&format!("{mutant:?}"), model), "{mutant:?}");
     }
-    assert!(finds(NO_POLL_AFTER_ARM, "exhaustive::armed_queue_raises_an_event"));
-}
-
-/// The same with more preemptions: minutes each.
-mod exhaustive {
-    use super::*;
-
-    #[test]
-    #[ignore = "minutes: cargo xtask models"]
-    fn no_post_and_no_command_is_left_behind() {
-        posts_and_a_command(PREEMPTIONS);
-    }
-
-    #[test]
-    #[ignore = "minutes: cargo xtask models"]
-    fn coalesced_posts_are_served() {
-        coalesced_posts(PREEMPTIONS);
-    }
-
-    #[test]
-    #[ignore = "minutes: cargo xtask models"]
-    fn waiter_sees_the_completions_of_two_pollers() {
-        two_pollers_and_a_waiter(PREEMPTIONS);
-    }
-
-    #[test]
-    #[ignore = "minutes: cargo xtask models"]
-    fn waiter_sees_an_arrival() {
-        arrival(PREEMPTIONS);
-    }
-
-    #[test]
-    #[ignore = "minutes: cargo xtask models"]
-    fn waiter_sees_a_deadline() {
-        timer(PREEMPTIONS);
-    }
-
-    #[test]
-    #[ignore = "minutes: cargo xtask models"]
-    fn armed_queue_raises_an_event() {
-        armed(PREEMPTIONS);
-    }
-
-    #[test]
-    #[ignore = "minutes: cargo xtask models"]
-    fn armed_queue_raises_an_event_after_a_wait() {
-        armed_after_a_wait(PREEMPTIONS);
-    }
+    assert!(finds(NO_POLL_AFTER_ARM, "armed_queue_raises_an_event"));
 }
