@@ -28,6 +28,13 @@ impl<M> Stream<M> {
         true
     }
 
+    /// Resets an open stream that has not ended within `wait`. One that closes already has its own deadline.
+    pub fn limit_lifetime(&mut self, wait: Duration, now: Time) {
+        if self.is_open() && !self.shared.fin.wanted {
+            self.shared.timers.set(Timer::Close, now, wait);
+        }
+    }
+
     /// Ends the stream: a Terminate tells the peer that it is not at fault, and [`Event::Ended`] the host what to flush. During
     /// start-up the stream closes without one.
     pub fn abort<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {

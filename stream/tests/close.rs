@@ -367,3 +367,23 @@ fn nothing_follows_a_fin() {
     assert!(matches!(pair.ends[1].kind, Some(stream::PeerKind::Capable(_))), "its request has come");
     assert!(pair.ends[1].stream.has_nothing_due());
 }
+
+/// The limit of an open stream's lifetime does not move the deadline of one that closes.
+#[test]
+fn a_limited_lifetime_resets_an_open_stream() {
+    for closes in [false, true] {
+        let mut pair = pair();
+        if closes {
+            pair.call(0, |stream, _, now| stream.close(now));
+            assert!(matches!(next_transmit(&mut pair, 0), Some(None)));
+        }
+        pair.call(0, |stream, _, now| stream.limit_lifetime(Duration::from_secs(3), now));
+        let wait = if closes { 5_000 } else { 3_000 };
+        pair.now = pair.now.after(Duration::from_millis(wait - 1));
+        pair.call(0, Stream::handle_timeout);
+        assert!(!pair.ends[0].stream.is_over());
+        pair.now = pair.now.after(Duration::from_millis(1));
+        pair.call(0, Stream::handle_timeout);
+        assert!(pair.ends[0].stream.is_over() && pair.ends[0].stream.is_reset());
+    }
+}

@@ -3,7 +3,7 @@
 use crate::api::buf::{IoBuf, IoBufMut, Mr};
 use crate::api::message::Message;
 use crate::api::op::{Op, WcError};
-use crate::api::router::{AnyBuffer, OpDone, Request, Ring, Router};
+use crate::api::router::{AnyBuffer, Handle, OpDone, Request, Ring};
 use crate::cm::{self, CmChannel, CmEvent, CmEventKind, ConnInfo, Ending};
 use crate::cq::CqOptions;
 use crate::device::Device;
@@ -21,6 +21,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 /// What a connection of the safe API is made with.
 #[derive(Clone, Debug)]
@@ -35,6 +36,9 @@ pub struct ConnSettings {
     pub recv_depth: u32,
     /// Octets of each receive: the longest message that the peer may send.
     pub recv_size: u32,
+    /// How long operations that were dropped keep a connection of which nothing else is left: if they are not over then, it is
+    /// aborted. [`Duration::MAX`]: for ever.
+    pub detached_timeout: Duration,
 }
 
 impl Default for ConnSettings {
@@ -45,23 +49,24 @@ impl Default for ConnSettings {
             send_depth: 128,
             recv_depth: 32,
             recv_size: 16 << 10,
+            detached_timeout: Duration::from_secs(60),
         }
     }
 }
 
 /// A connection: a queue pair whose completions find their way back to the operations.
 ///
-/// Clones are the same connection. When the last clone and the last operation under way are gone it is closed; what was sent
-/// before arrives.
+/// Clones are the same connection. When the last clone, the last message and the last operation are dropped it is closed; operations
+/// that were dropped before they were over are finished first, for at most [`ConnSettings::detached_timeout`].
 #[derive(Clone)]
 pub struct Connection {
-    router: Arc<Router>,
+    router: Arc<Handle>,
     pd: Pd,
 }
 
 /// A queue pair with its receives posted, not connected yet.
 pub(super) struct Half {
-    router: Arc<Router>,
+    router: Arc<Handle>,
     pd: Pd,
 }
 
@@ -82,8 +87,7 @@ impl Half {
         let memory = unsafe { memory.exclusive() };
         let memory = pd.register_raw(memory, 0, Access::LOCAL_WRITE)?;
         let ring = Ring { memory, size: settings.recv_size, depth: settings.recv_depth };
-        let channel = Arc::new(CmChannel::default());
-        let router = Router::new(device.clone(), qp, cq, settings.send_depth, ring, channel)?;
+        let router = Handle::new(device.clone(), qp, cq, settings, ring)?;
         Ok(Self { router, pd: pd.clone() })
     }
 
@@ -112,7 +116,7 @@ impl Half {
 }
 
 /// A connect future that is dropped gives its connection up.
-struct Abandon<'a>(Option<&'a Arc<Router>>);
+struct Abandon<'a>(Option<&'a Arc<Handle>>);
 
 impl Abandon<'_> {
     fn forget(mut self) {
@@ -342,7 +346,7 @@ impl Connection {
 
 /// A request of the engine's own that somebody waits for.
 struct Waiting<'a> {
-    router: &'a Arc<Router>,
+    router: &'a Arc<Handle>,
     ticket: u64,
     over: bool,
 }

@@ -1,6 +1,6 @@
 //! Received messages.
 
-use crate::api::router::{Router, is_write_imm};
+use crate::api::router::{Handle, is_write_imm};
 use crate::wc::Wc;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use std::sync::Arc;
 /// A received message, in its receive buffer. Dropping it posts the buffer again; while messages are kept, as many receives
 /// fewer are posted.
 pub struct Message {
-    router: Arc<Router>,
+    router: Arc<Handle>,
     wc: Wc,
 }
 
 impl Message {
-    pub(super) fn new(router: Arc<Router>, wc: Wc) -> Self {
+    pub(super) fn new(router: Arc<Handle>, wc: Wc) -> Self {
         Self { router, wc }
     }
 

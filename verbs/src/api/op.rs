@@ -1,7 +1,7 @@
 //! Operations under way.
 
 use crate::api::buf::{IoBuf, Mr};
-use crate::api::router::Router;
+use crate::api::router::Handle;
 use crate::error::Error;
 use crate::wc::{Wc, WcStatus, WireReason};
 use std::any::Any;
@@ -40,18 +40,18 @@ pub type Done<B> = (Result<Wc, WcError>, Mr<B>);
 
 /// An operation under way. It owns its buffer until the completion.
 ///
-/// It is posted when it is made if the send queue has room, otherwise when it is polled and room has come (back-pressure, first
-/// come first served). Dropping a posted operation detaches it: it goes on, and the engine frees the buffer when it completes;
-/// RDMA knows no cancelling of single requests. Dropping one that was not posted yet cancels it.
-#[must_use = "an operation that was not posted yet is cancelled when dropped"]
+/// It is posted when it is made if the send queue has room, otherwise when room has come (back-pressure, first come first served).
+/// Dropping it detaches it, posted or not: the request goes on in its turn, and the engine holds the buffer until it completes or the
+/// connection ends. RDMA knows no cancelling of single requests.
+#[must_use = "the outcome of an operation that is dropped is lost"]
 pub struct Op<B: IoBuf> {
-    router: Arc<Router>,
+    router: Arc<Handle>,
     ticket: Option<u64>,
     buffer: PhantomData<fn() -> B>,
 }
 
 impl<B: IoBuf> Op<B> {
-    pub(super) fn new(router: Arc<Router>, ticket: u64) -> Self {
+    pub(super) fn new(router: Arc<Handle>, ticket: u64) -> Self {
         Self { router, ticket: Some(ticket), buffer: PhantomData }
     }
 

@@ -4,6 +4,7 @@
 //! push; the drained completions wake the tasks concerned. Buffers live here from post to completion, so a future that is
 //! dropped or forgotten never frees memory in flight.
 
+use crate::api::connection::ConnSettings;
 use crate::api::op::WcError;
 use crate::cm::{CmChannel, CmEventKind, ConnInfo, Ending};
 use crate::cq::Cq;
@@ -19,9 +20,11 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
 
 /// Buffers of any type.
 pub(super) type AnyBuffer = Box<dyn Any + Send>;
@@ -39,22 +42,28 @@ enum State {
     /// Not posted: waits for room.
     Waiting(Request),
     Posted,
-    /// Posted, and nobody waits for it any more. It keeps the connection until it is over: what was posted arrives.
-    Detached {
-        _connection: Arc<Router>,
-    },
     Done(std::result::Result<Wc, WcError>),
+}
+
+/// What takes the outcome of an operation.
+enum Caller {
+    /// Its future, which is woken by this if it has been polled.
+    Waits(Option<Waker>),
+    /// The future was dropped. The request is posted and completes as any other; then the slot is freed.
+    Detached,
 }
 
 struct Slot {
     state: State,
+    caller: Caller,
     buffer: AnyBuffer,
-    waker: Option<Waker>,
 }
 
 /// The operations of a connection.
 pub(super) struct Ops {
     slots: Slab<Slot>,
+    /// Keeps the connection until `slots` is empty, when only detached operations are left of it.
+    lingering: Option<Arc<Router>>,
     /// Room in the send queue.
     room: u32,
     /// Operations that wait for room, first come first served.
@@ -76,6 +85,57 @@ pub(super) struct Ring {
     pub(super) depth: u32,
 }
 
+/// The application's hold on a connection: connections, operations and messages share one.
+pub(super) struct Handle(Arc<Router>);
+
+impl Handle {
+    pub(super) fn new(
+        device: Device,
+        qp: Qp,
+        cq: Arc<Cq>,
+        settings: &ConnSettings,
+        ring: Ring,
+    ) -> Result<Arc<Self>> {
+        let slots = Slab::new();
+        let ops = Ops { slots, lingering: None, room: settings.send_depth, waiting: VecDeque::new() };
+        let router = Arc::new_cyclic(|this: &Weak<Router>| Router {
+            device,
+            qp,
+            cq,
+            ops: Mutex::new(ops),
+            inbox: Mutex::new(Inbox { messages: VecDeque::new(), wakers: Vec::new(), closed: None }),
+            gate: Mutex::new(()),
+            again: AtomicBool::new(false),
+            ring,
+            detached_timeout: settings.detached_timeout,
+            channel: Arc::new(CmChannel::default()),
+            info: std::sync::OnceLock::new(),
+            ending: Mutex::new(None),
+            notifier: Waker::from(Arc::new(Notifier(this.clone()))),
+        });
+        for slot in 0..router.ring.depth {
+            router.post_slot(slot)?;
+        }
+        // Registers the notifier.
+        router.drain();
+        Ok(Arc::new(Self(router)))
+    }
+}
+
+impl Deref for Handle {
+    type Target = Router;
+
+    fn deref(&self) -> &Router {
+        &self.0
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        Router::linger(&self.0);
+    }
+}
+
 pub(super) struct Router {
     device: Device,
     /// Dropped before the buffers: the engine lets go first.
@@ -88,6 +148,8 @@ pub(super) struct Router {
     gate: Mutex<()>,
     again: AtomicBool,
     pub(super) ring: Ring,
+    /// See [`ConnSettings::detached_timeout`].
+    detached_timeout: Duration,
     pub(super) channel: Arc<CmChannel>,
     pub(super) info: std::sync::OnceLock<ConnInfo>,
     ending: Mutex<Option<Ending>>,
@@ -98,14 +160,16 @@ pub(super) struct Router {
 #[derive(Default)]
 struct Due {
     wakers: Vec<Waker>,
-    /// Operations that nobody waits for, over.
+    /// Detached operations that are over.
     freed: Vec<Slot>,
     doorbells: Vec<Doorbell>,
+    /// The last of [`Ops::lingering`].
+    ended: Option<Arc<Router>>,
 }
 
 impl Due {
     fn settle(self, qp: &Qp) {
-        let Self { wakers, freed, doorbells } = self;
+        let Self { wakers, freed, doorbells, ended } = self;
         for doorbell in doorbells {
             qp.ring(doorbell);
         }
@@ -113,6 +177,7 @@ impl Due {
         for waker in wakers {
             waker.wake();
         }
+        drop(ended);
     }
 }
 
@@ -164,36 +229,6 @@ impl Drop for Turn {
 }
 
 impl Router {
-    pub(super) fn new(
-        device: Device,
-        qp: Qp,
-        cq: Arc<Cq>,
-        room: u32,
-        ring: Ring,
-        channel: Arc<CmChannel>,
-    ) -> Result<Arc<Self>> {
-        let router = Arc::new_cyclic(|this: &Weak<Self>| Self {
-            device,
-            qp,
-            cq,
-            ops: Mutex::new(Ops { slots: Slab::new(), room, waiting: VecDeque::new() }),
-            inbox: Mutex::new(Inbox { messages: VecDeque::new(), wakers: Vec::new(), closed: None }),
-            gate: Mutex::new(()),
-            again: AtomicBool::new(false),
-            ring,
-            channel,
-            info: std::sync::OnceLock::new(),
-            ending: Mutex::new(None),
-            notifier: Waker::from(Arc::new(Notifier(this.clone()))),
-        });
-        for slot in 0..router.ring.depth {
-            router.post_slot(slot)?;
-        }
-        // Registers the notifier.
-        router.drain();
-        Ok(router)
-    }
-
     pub(super) fn device(&self) -> &Device {
         &self.device
     }
@@ -218,12 +253,16 @@ impl Router {
     }
 
     /// Takes an operation in: posts it if there is room, else lets it wait.
-    pub(super) fn submit(self: &Arc<Self>, request: Request, buffer: AnyBuffer) -> u64 {
+    pub(super) fn submit(&self, request: Request, buffer: AnyBuffer) -> u64 {
         let mut due = Due::default();
         let gate = self.gate.lock();
         let key = {
             let mut ops = self.ops.lock();
-            let key = ops.slots.insert(Slot { state: State::Waiting(request), buffer, waker: None });
+            let key = ops.slots.insert(Slot {
+                state: State::Waiting(request),
+                caller: Caller::Waits(None),
+                buffer,
+            });
             ops.waiting.push_back(key);
             self.post_waiting(&mut ops, &mut due);
             key
@@ -239,7 +278,7 @@ impl Router {
     /// Takes an operation in that failed before it was posted.
     pub(super) fn submit_failed(&self, error: Error, buffer: AnyBuffer) -> u64 {
         let state = State::Done(Err(WcError::Refused(error)));
-        self.ops.lock().slots.insert(Slot { state, buffer, waker: None }) as u64
+        self.ops.lock().slots.insert(Slot { state, caller: Caller::Waits(None), buffer }) as u64
     }
 
     /// Posts waiting operations while there is room. The gate is held.
@@ -265,10 +304,7 @@ impl Router {
                     slot.state = State::Posted;
                     ops.room -= 1;
                 }
-                Err(refused) => {
-                    slot.state = State::Done(Err(WcError::Refused(refused.error)));
-                    due.wakers.extend(slot.waker.take());
-                }
+                Err(refused) => ops.finish(key, Err(WcError::Refused(refused.error)), due),
             }
         }
     }
@@ -279,7 +315,8 @@ impl Router {
             return Poll::Ready(done);
         }
         let waker = Some(cx.waker().clone());
-        let before = ops.slots.get_mut(ticket as usize).map(|slot| std::mem::replace(&mut slot.waker, waker));
+        let slot = ops.slots.get_mut(ticket as usize);
+        let before = slot.map(|slot| std::mem::replace(&mut slot.caller, Caller::Waits(waker)));
         drop(ops);
         drop(before);
         // The completion may be in the queue already; draining also renews the notifier.
@@ -290,27 +327,32 @@ impl Router {
         }
     }
 
-    /// Nobody waits for the operation any more.
-    pub(super) fn detach(self: &Arc<Self>, ticket: u64) {
+    /// The operation's future was dropped: its request goes on, whether it was posted or waits for room.
+    pub(super) fn detach(&self, ticket: u64) {
+        let key = ticket as usize;
         let mut ops = self.ops.lock();
-        let Some(slot) = ops.slots.get_mut(ticket as usize) else { return };
-        match slot.state {
-            State::Posted => {
-                slot.state = State::Detached { _connection: Arc::clone(self) };
-                let waker = slot.waker.take();
-                drop(ops);
-                drop(waker);
-            }
-            State::Waiting(_) | State::Done(_) | State::Detached { .. } => {
-                if matches!(slot.state, State::Waiting(_)) {
-                    // The slot's next tenant waits for its own turn, not for this one.
-                    ops.waiting.retain(|key| *key != ticket as usize);
-                }
-                let slot = ops.slots.remove(ticket as usize);
-                drop(ops);
-                drop(slot);
-            }
+        let Some(slot) = ops.slots.get_mut(key) else { return };
+        // The waker and the buffer are foreign code: dropped without the lock.
+        if matches!(slot.state, State::Done(_)) {
+            let slot = ops.slots.remove(key);
+            drop(ops);
+            drop(slot);
+        } else {
+            let before = std::mem::replace(&mut slot.caller, Caller::Detached);
+            drop(ops);
+            drop(before);
         }
+    }
+
+    /// The last handle was dropped. Detached operations that are not over keep the connection, at most for the detached timeout.
+    fn linger(this: &Arc<Self>) {
+        let mut ops = this.ops.lock();
+        if ops.slots.is_empty() {
+            return;
+        }
+        ops.lingering = Some(Arc::clone(this));
+        drop(ops);
+        this.qp.limit_lifetime(this.detached_timeout);
     }
 
     /// The oldest message.
@@ -385,18 +427,11 @@ impl Router {
         let mut ops = self.ops.lock();
         ops.room += 1;
         let peer = self.peer();
-        if let Some(slot) = ops.slots.get_mut(key) {
-            if matches!(slot.state, State::Detached { .. }) {
-                due.freed.extend(ops.slots.try_remove(key));
-            } else {
-                let result = match wc.status {
-                    WcStatus::Success => Ok(wc),
-                    status => Err(WcError::Completed { status, reason: wc.reason, peer }),
-                };
-                slot.state = State::Done(result);
-                due.wakers.extend(slot.waker.take());
-            }
-        }
+        let result = match wc.status {
+            WcStatus::Success => Ok(wc),
+            status => Err(WcError::Completed { status, reason: wc.reason, peer }),
+        };
+        ops.finish(key, result, due);
         self.post_waiting(&mut ops, due);
     }
 
@@ -423,6 +458,23 @@ impl Router {
 const SEND: u64 = 1 << 63;
 
 impl Ops {
+    /// An operation is over.
+    fn finish(&mut self, key: usize, result: std::result::Result<Wc, WcError>, due: &mut Due) {
+        let Some(slot) = self.slots.get_mut(key) else { return };
+        match &mut slot.caller {
+            Caller::Waits(waker) => {
+                due.wakers.extend(waker.take());
+                slot.state = State::Done(result);
+            }
+            Caller::Detached => {
+                due.freed.extend(self.slots.try_remove(key));
+                if self.slots.is_empty() {
+                    due.ended = self.lingering.take();
+                }
+            }
+        }
+    }
+
     fn take_done(&mut self, ticket: u64) -> Option<OpDone> {
         let key = ticket as usize;
         if !matches!(self.slots.get(key)?.state, State::Done(_)) {

@@ -204,6 +204,10 @@ impl Conn {
         self.stream.set_no_receive_timeout(timeout, services.now);
     }
 
+    pub(crate) fn limit_lifetime(&mut self, timeout: Duration, services: &mut Services) {
+        self.stream.limit_lifetime(timeout, services.now);
+    }
+
     /// How the bytes travel now.
     pub(crate) fn path(&self) -> Path {
         Path {

@@ -10,6 +10,7 @@ use crate::notify::Wakes;
 use crate::qp::{QpInner, QpState, RecvSource, SqMode};
 use crate::wc::WcStatus;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Runs `command` on the shard of the queue pair's connection, with the connection's token; `without` where there is no connection.
 fn on_shard<R: Send + 'static>(
@@ -144,6 +145,17 @@ pub(super) fn disconnect(qp: &Arc<QpInner>) -> Result<()> {
         |_| Err(Error::NotConnected),
         |core, _, token| core.with_conn(token, Conn::close).ok_or(Error::NotConnected),
     )
+}
+
+/// The application has no handle of the connection left.
+pub(super) fn limit_lifetime(qp: &Arc<QpInner>, timeout: Duration) {
+    on_shard(
+        qp,
+        |_| (),
+        move |core, _, token| {
+            core.with_conn(token, |conn, services| conn.limit_lifetime(timeout, services));
+        },
+    );
 }
 
 /// The application destroys the queue pair: its connection closes, and nothing completes any more.

@@ -209,6 +209,11 @@ impl Qp {
         self.0.driver.shard(token).call(set).ok_or(Error::NotConnected)
     }
 
+    /// Aborts its connection, if it has one, unless it has ended within `timeout`.
+    pub(crate) fn limit_lifetime(&self, timeout: Duration) {
+        crate::qp::control::limit_lifetime(&self.0, timeout);
+    }
+
     /// How the octets of its connection travel now; `None` without a connection.
     #[must_use]
     pub fn path(&self) -> Option<Path> {
