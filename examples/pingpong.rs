@@ -46,7 +46,7 @@ impl End {
 
     fn send(&self) -> Result<()> {
         let wr = SendWr { wr_id: 2, op: SendOp::Send, sges: &self.sge(64), flags: SendFlags::empty() };
-        // SAFETY: as in `post_recv`; nobody writes the octets.
+        // SAFETY: as in `post_recv`; nobody writes the bytes.
         unsafe { self.qp.post_send([wr])? };
         Ok(())
     }
@@ -105,7 +105,7 @@ fn main() -> Result<()> {
         client.send()?;
         client.receive()?;
     }
-    println!("{ROUNDS} round trips of 64 octets, {:?} each", start.elapsed() / ROUNDS);
+    println!("{ROUNDS} round trips of 64 bytes, {:?} each", start.elapsed() / ROUNDS);
     client.qp.disconnect()?;
     wait(&client, &channel)?;
     thread.join().map_err(|_| "the server panicked")?

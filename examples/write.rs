@@ -1,4 +1,4 @@
-//! RDMA Write into memory that the server opened for this connection only: its application does nothing while the octets arrive.
+//! RDMA Write into memory that the server opened for this connection only: its application does nothing while the bytes arrive.
 
 use std::error::Error;
 use std::thread;
@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         connection.send_copy(&grant.remote().to_bytes())?;
         let done = connection.recv()?;
         assert_eq!(&*done, b"written");
-        Ok(memory.to_vec(0..LEN)?.iter().all(|octet| *octet == 0xA5))
+        Ok(memory.to_vec(0..LEN)?.iter().all(|byte| *byte == 0xA5))
     });
 
     let device = Device::open()?;
@@ -34,6 +34,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     result?;
     // A Write tells the peer's application nothing; what is sent behind it arrives behind it.
     connection.send_copy(b"written")?;
-    println!("written {LEN} octets; the server saw them: {}", server.join().map_err(|_| "panic")??);
+    println!("written {LEN} bytes; the server saw them: {}", server.join().map_err(|_| "panic")??);
     Ok(())
 }

@@ -79,7 +79,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "UIW_LLP",
-        values: "tcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=OCTETS] or xdp:IFACE,ip=..[,mode=MODE]",
+        values: "tcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES] or xdp:IFACE,ip=..[,mode=MODE]",
         what: "the TCP to use: the kernel's, or smoltcp on an interface with addresses of its own; the only device is the interface then",
         set: |s, v| {
             let rule =
@@ -134,7 +134,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "UIW_FAULT",
-        values: "send-split=N, recv-split=N, flip-sent=OCTET:MASK, flip-received=OCTET:MASK, cut-sent=N, cut-received=N, \
+        values: "send-split=N, recv-split=N, flip-sent=BYTE:MASK, flip-received=BYTE:MASK, cut-sent=N, cut-received=N, \
                  fin-sent=N, would-block=N, seed=N, several with commas",
         what: "faults that are injected into every TCP stream of the program",
         set: |s, v| faults(v).map(|faults| s.faults = Some(faults)),
@@ -284,10 +284,10 @@ fn split(most: u32) -> std::result::Result<Split, &'static str> {
 }
 
 fn flip(text: &str) -> std::result::Result<Flip, &'static str> {
-    let rule = "expected OCTET:MASK, MASK from 1 to 255";
-    let (octet, mask) = text.split_once(':').ok_or(rule)?;
-    match (octet.parse(), mask.parse()) {
-        (Ok(octet), Ok(mask)) if mask != 0 => Ok(Flip { octet, mask }),
+    let rule = "expected BYTE:MASK, MASK from 1 to 255";
+    let (byte, mask) = text.split_once(':').ok_or(rule)?;
+    match (byte.parse(), mask.parse()) {
+        (Ok(byte), Ok(mask)) if mask != 0 => Ok(Flip { byte, mask }),
         _ => Err(rule),
     }
 }
@@ -316,7 +316,7 @@ mod tests {
         let (seed, faults) =
             read("UIW_FAULT", "seed=4,flip-sent=99:1,cut-received=7").unwrap().faults.unwrap();
         assert_eq!((seed, faults.cut_received), (4, Some(7)));
-        assert_eq!(faults.flip_sent, [Flip { octet: 99, mask: 1 }]);
+        assert_eq!(faults.flip_sent, [Flip { byte: 99, mask: 1 }]);
         assert_eq!(read("UIW_PCAP", "f").unwrap().pcap, Some("f".into()));
         let llp = read("UIW_LLP", "packet:eth0,ip=10.0.0.7/24").unwrap().llp;
         assert_eq!(llp.own().map(|(name, config)| (name, config.addresses.len())), Some(("eth0", 1)));

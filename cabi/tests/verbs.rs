@@ -117,7 +117,7 @@ impl End {
         self.modify(&mut attr, rts | flags::IBV_QP_SQ_PSN);
     }
 
-    /// Posts one receive of eight octets into word `word`, to the shared queue if there is one.
+    /// Posts one receive of eight bytes into word `word`, to the shared queue if there is one.
     fn receive(&self, id: u64, word: usize) {
         let mut sge = self.sge(word, 8);
         let mut wr = abi::ibv_recv_wr { wr_id: id, next: ptr::null_mut(), sg_list: &raw mut sge, num_sge: 1 };
@@ -258,19 +258,19 @@ fn every_request_by_ibv_wr() {
         );
         a.done(5);
         assert_eq!(a.memory[3], 1);
-        let octets = 0xABCDu64;
+        let bytes = 0xABCDu64;
         assert_eq!(
             a.build(6, |ex| (*ex).wr_atomic_write.unwrap()(
                 ex,
                 rkey,
                 b.address(10),
-                (&raw const octets).cast()
+                (&raw const bytes).cast()
             )),
             0
         );
         assert_eq!(a.done(6).opcode, 9);
         let misaligned = a.build(7, |ex| {
-            (*ex).wr_atomic_write.unwrap()(ex, rkey, b.address(10) + 4, (&raw const octets).cast());
+            (*ex).wr_atomic_write.unwrap()(ex, rkey, b.address(10) + 4, (&raw const bytes).cast());
         });
         assert_eq!(misaligned, libc::EINVAL);
         // Inline data is taken at once, and more than was agreed is refused as a whole.

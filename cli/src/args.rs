@@ -27,7 +27,7 @@ impl Switch {
     }
 }
 
-/// How large FPDUs are: `auto`, `segment`, `large` or a MULPDU in octets.
+/// How large FPDUs are: `auto`, `segment`, `large` or a MULPDU in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Fpdu(pub(crate) FpduSize);
@@ -44,7 +44,7 @@ impl FromStr for Fpdu {
                 Ok(size) if (mpa::MIN_MULPDU..=mpa::MAX_ULPDU).contains(&usize::from(size)) => {
                     FpduSize::Fixed(size)
                 }
-                _ => return Err("expected auto, segment, large or 128 to 64768 octets".to_owned()),
+                _ => return Err("expected auto, segment, large or 128 to 64768 bytes".to_owned()),
             },
         }))
     }
@@ -92,7 +92,7 @@ pub(crate) struct ConnArgs {
     /// Ask for Markers, both ways where the peer is `uiw serve`
     #[arg(long)]
     pub(crate) markers: bool,
-    /// FPDU size: auto (large between our own), segment, large, or a MULPDU in octets
+    /// FPDU size: auto (large between our own), segment, large, or a MULPDU in bytes
     #[arg(long, value_name = "SIZE", default_value = "auto")]
     pub(crate) fpdu: Fpdu,
     /// Depart from the RFCs as this peer wants it
@@ -163,14 +163,14 @@ impl Wishes {
     }
 }
 
-/// A number of octets: `4096`, `64K`, `8M`.
-pub(crate) fn octets(text: &str) -> std::result::Result<u32, String> {
+/// A number of bytes: `4096`, `64K`, `8M`.
+pub(crate) fn bytes(text: &str) -> std::result::Result<u32, String> {
     let (digits, unit) = match text.char_indices().next_back() {
         Some((at, 'k' | 'K')) => (&text[..at], 1 << 10),
         Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),
         _ => (text, 1),
     };
-    let number: u32 = digits.parse().map_err(|_| "expected octets, such as 4096, 64K or 8M".to_owned())?;
+    let number: u32 = digits.parse().map_err(|_| "expected bytes, such as 4096, 64K or 8M".to_owned())?;
     number.checked_mul(unit).ok_or_else(|| "at most 4095M".to_owned())
 }
 
@@ -231,11 +231,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn octets_take_units() {
-        assert_eq!(octets("12"), Ok(12));
-        assert_eq!(octets("64k"), Ok(65_536));
-        assert_eq!(octets("8M"), Ok(8 << 20));
-        assert!(octets("8G").is_err() && octets("").is_err() && octets("5000M").is_err());
+    fn bytes_take_units() {
+        assert_eq!(bytes("12"), Ok(12));
+        assert_eq!(bytes("64k"), Ok(65_536));
+        assert_eq!(bytes("8M"), Ok(8 << 20));
+        assert!(bytes("8G").is_err() && bytes("").is_err() && bytes("5000M").is_err());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use verbs::{Error, Wc, WcStatus};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {
-    /// The run itself failed: octets differ, or this machine lacks something.
+    /// The run itself failed: bytes differ, or this machine lacks something.
     Failed = 1,
     /// The command line is wrong.
     Usage = 2,
@@ -22,7 +22,7 @@ pub(crate) enum Exit {
 pub(crate) const EXIT_CODES: &str = "\
 Exit codes:
   0  done, and everything verified
-  1  the run failed: octets differ, or this machine lacks something
+  1  the run failed: bytes differ, or this machine lacks something
   2  the command line is wrong
   3  no connection: refused, unreachable, timed out, rejected, or the peer does not speak iWARP
   4  the peer misbehaved, or the connection was lost
@@ -68,9 +68,9 @@ impl Failure {
         Self::new(Exit::Lost, what, why, "look at the peer's messages, or at `--pcap FILE` with `uiw decode`")
     }
 
-    /// Octets differ.
+    /// Bytes differ.
     pub(crate) fn differs(what: impl fmt::Display, why: impl fmt::Display) -> Self {
-        Self::new(Exit::Failed, what, why, "keep the octets of the run with `--pcap FILE` and report it")
+        Self::new(Exit::Failed, what, why, "keep the bytes of the run with `--pcap FILE` and report it")
     }
 
     /// A connection could not be set up.

@@ -18,7 +18,7 @@ use verbs::{
 
 /// Set in the number of every receive: the opcode of a completion in error means nothing.
 pub(crate) const RECV: u64 = 1 << 63;
-/// Octets that go inline at most.
+/// Bytes that go inline at most.
 pub(crate) const MAX_INLINE: u32 = 1024;
 
 /// How a thread waits for completions.
@@ -166,7 +166,7 @@ pub(crate) fn post_srq(srq: &Srq, slots: impl IntoIterator<Item = (u64, Option<S
 /// Posts one request.
 pub(crate) fn post(qp: &Qp, wr_id: u64, op: SendOp, sges: &[Sge], flags: SendFlags) -> Result<()> {
     // SAFETY: elements lie in a `crate::memory::Buffer`, whose parts the commands touch only after the completion; inline ones
-    // are addresses of octets that are borrowed or owned by the caller during this call.
+    // are addresses of bytes that are borrowed or owned by the caller during this call.
     unsafe { qp.post_send([SendWr { wr_id, op, sges, flags }]) }?;
     Ok(())
 }
@@ -178,9 +178,9 @@ pub(crate) fn post_all<'a>(qp: &Qp, wrs: impl Iterator<Item = SendWr<'a>>) -> Re
     Ok(())
 }
 
-/// Posts a Send of a copy of `octets`, at most [`MAX_INLINE`] of them.
-pub(crate) fn send_copy(qp: &Qp, wr_id: u64, octets: &[u8]) -> Result<()> {
-    let sge = Sge { addr: octets.as_ptr() as u64, length: octets.len() as u32, lkey: 0 };
+/// Posts a Send of a copy of `bytes`, at most [`MAX_INLINE`] of them.
+pub(crate) fn send_copy(qp: &Qp, wr_id: u64, bytes: &[u8]) -> Result<()> {
+    let sge = Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 };
     post(qp, wr_id, SendOp::Send, &[sge], SendFlags::SIGNALED | SendFlags::INLINE)
 }
 

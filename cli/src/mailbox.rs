@@ -21,7 +21,7 @@ struct Ring {
 
 /// What comes out of a mailbox.
 pub(crate) enum Event {
-    /// A message of `len` octets in `slot`, which is to be posted again.
+    /// A message of `len` bytes in `slot`, which is to be posted again.
     Message { slot: u64, len: usize },
     /// A request of ours is done.
     Sent(u64),
@@ -46,7 +46,7 @@ impl Ring {
 }
 
 impl Mailbox {
-    /// Connects `half` with `slots` receives of `size` octets.
+    /// Connects `half` with `slots` receives of `size` bytes.
     pub(crate) fn connect(
         half: Half,
         (slots, size): (u32, u32),
@@ -58,7 +58,7 @@ impl Mailbox {
         Ok(Self { link: half.connect(peer, options, private_data)?, ring })
     }
 
-    /// Accepts with `half` and `slots` receives of `size` octets.
+    /// Accepts with `half` and `slots` receives of `size` bytes.
     pub(crate) fn accept(
         half: Half,
         (slots, size): (u32, u32),
@@ -84,11 +84,11 @@ impl Mailbox {
         Ok(Some(if wc.wr_id & RECV == 0 { Event::Sent(wc.wr_id) } else { message }))
     }
 
-    /// The octets of a message.
-    pub(crate) fn octets(&self, slot: u64, len: usize) -> Result<Vec<u8>> {
-        let mut octets = vec![0; len];
-        self.ring.buffer.read(self.ring.range(slot, len).start, &mut octets)?;
-        Ok(octets)
+    /// The bytes of a message.
+    pub(crate) fn bytes(&self, slot: u64, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len];
+        self.ring.buffer.read(self.ring.range(slot, len).start, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// A message as an element: to be sent back from where it lies.
@@ -108,9 +108,9 @@ impl Mailbox {
                 None => return Ok(None),
                 Some(Event::Sent(_)) => {}
                 Some(Event::Message { slot, len }) => {
-                    let octets = self.octets(slot, len)?;
+                    let bytes = self.bytes(slot, len)?;
                     self.repost(slot)?;
-                    return Ok(Some(octets));
+                    return Ok(Some(bytes));
                 }
             }
         }

@@ -4,7 +4,7 @@ use crate::fail::{Failure, Result};
 use std::ops::Range;
 use verbs::{Access, Memory, Pd, RawMr, Remote, RemoteMr, Sge};
 
-/// Octets of the engine's that requests name. The commands copy in and out of a part only while no request of theirs names it;
+/// Bytes of the engine's that requests name. The commands copy in and out of a part only while no request of theirs names it;
 /// what a peer may write at any time is registered shared and copied atomically by the engine.
 pub(crate) struct Buffer {
     mr: RawMr,
@@ -55,7 +55,7 @@ impl Buffer {
         RemoteMr { len: self.whole.len() as u64, ..self.mr.remote() }
     }
 
-    /// Octets `range` by our own address: for inline requests.
+    /// Bytes `range` by our own address: for inline requests.
     pub(crate) fn address(&self, range: Range<usize>) -> Sge {
         let length = u32::try_from(range.len()).unwrap_or(u32::MAX);
         Sge { addr: self.mr.region().as_ptr() as u64 + range.start as u64, length, lkey: 0 }
@@ -73,17 +73,17 @@ impl Buffer {
         Ok(())
     }
 
-    pub(crate) fn write(&self, offset: usize, octets: &[u8]) -> Result<()> {
-        self.pin(offset, octets.len())?.copy_from(offset, octets);
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.pin(offset, bytes.len())?.copy_from(offset, bytes);
         Ok(())
     }
 
-    pub(crate) fn read(&self, offset: usize, octets: &mut [u8]) -> Result<()> {
-        self.pin(offset, octets.len())?.copy_to(offset, octets);
+    pub(crate) fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.pin(offset, bytes.len())?.copy_to(offset, bytes);
         Ok(())
     }
 
-    /// Where octets from `offset` on differ from `expected`, counted from there.
+    /// Where bytes from `offset` on differ from `expected`, counted from there.
     pub(crate) fn differs(&self, offset: usize, expected: &[u8]) -> Result<Option<usize>> {
         let mut block = vec![0; (64 << 10).min(expected.len())];
         for (index, want) in expected.chunks(block.len().max(1)).enumerate() {
@@ -102,7 +102,7 @@ impl Buffer {
         verbs::STag(self.mr.rkey())
     }
 
-    /// All of it, if the `len` octets from `offset` on are inside.
+    /// All of it, if the `len` bytes from `offset` on are inside.
     fn pin(&self, offset: usize, len: usize) -> Result<mem::Pinned<'_>> {
         let failed = |why: &dyn std::fmt::Display| Failure::local("reaching memory", why);
         if offset.saturating_add(len) > self.whole.len() {
@@ -113,10 +113,10 @@ impl Buffer {
 }
 
 fn owned(len: usize) -> Result<Memory> {
-    Memory::owned(len).map_err(|error| Failure::local(format!("allocating {len} octets"), error))
+    Memory::owned(len).map_err(|error| Failure::local(format!("allocating {len} bytes"), error))
 }
 
-/// A place in the peer's memory, `offset` octets into `mr`.
+/// A place in the peer's memory, `offset` bytes into `mr`.
 pub(crate) fn at(mr: RemoteMr, offset: u64) -> Remote {
     Remote { addr: mr.addr + offset, rkey: mr.rkey }
 }

@@ -1,4 +1,4 @@
-//! What every command opens: logging, and devices whose octets may be captured.
+//! What every command opens: logging, and devices whose bytes may be captured.
 
 use crate::fail::{Exit, Failure, Result};
 use llp::capability;
@@ -18,7 +18,7 @@ pub(crate) struct Global {
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
     /// The TCP to use: `tcp` (the kernel's), or smoltcp on an interface with addresses of its own:
-    /// `packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=OCTETS]` or
+    /// `packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES]` or
     /// `xdp:IFACE,..[,mode=auto|zerocopy|native|generic]`
     /// [default: tcp]
     #[arg(long, global = true, value_name = "STACK")]

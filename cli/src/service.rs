@@ -37,7 +37,7 @@ pub(crate) struct PingOrder {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PerfOrder {
     pub(crate) op: Op,
-    /// Octets of a message.
+    /// Bytes of a message.
     pub(crate) size: u32,
     /// Messages that the memory for Writes and Reads holds side by side.
     pub(crate) slots: u32,
@@ -87,10 +87,10 @@ pub(crate) enum Op {
     Read,
     /// Send
     Send,
-    /// Atomic FetchAdd on eight octets
+    /// Atomic FetchAdd on eight bytes
     #[value(alias = "atomic")]
     FetchAdd,
-    /// Atomic CmpSwap on eight octets
+    /// Atomic CmpSwap on eight bytes
     CmpSwap,
 }
 
@@ -139,7 +139,7 @@ pub(crate) struct Stats {
     pub(crate) cpu_ns: u64,
     /// Messages received, or posted where the server posts.
     pub(crate) messages: u64,
-    /// Messages whose octets were wrong.
+    /// Messages whose bytes were wrong.
     pub(crate) wrong: u64,
 }
 
@@ -154,7 +154,7 @@ impl Service {
         match known {
             Some(service) => service,
             None if private_data.starts_with(b"uiw-") => {
-                let end = private_data.iter().position(|&octet| octet == b' ').unwrap_or(private_data.len());
+                let end = private_data.iter().position(|&byte| byte == b' ').unwrap_or(private_data.len());
                 Self::Unknown(private_data[..end].escape_ascii().to_string())
             }
             None => Self::Foreign,
@@ -211,7 +211,7 @@ mod tests {
         ];
         for order in orders {
             let private_data = order.private_data();
-            assert!(private_data.len() <= 508, "{} octets", private_data.len());
+            assert!(private_data.len() <= 508, "{} bytes", private_data.len());
             assert_eq!(Service::of(&private_data), order);
         }
     }

@@ -37,8 +37,8 @@ impl Stop {
     pub(crate) fn on_stdin_end(self: &Arc<Self>) {
         let stop = Arc::clone(self);
         std::thread::spawn(move || {
-            let mut octets = [0; 64];
-            while matches!(std::io::stdin().read(&mut octets), Ok(1..)) {}
+            let mut bytes = [0; 64];
+            while matches!(std::io::stdin().read(&mut bytes), Ok(1..)) {}
             stop.set();
         });
     }

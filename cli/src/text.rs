@@ -3,9 +3,9 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// Octets a second, in GB/s, MB/s or kB/s.
-pub(crate) fn rate(octets_per_second: f64) -> String {
-    match octets_per_second {
+/// Bytes a second, in GB/s, MB/s or kB/s.
+pub(crate) fn rate(bytes_per_second: f64) -> String {
+    match bytes_per_second {
         r if r >= 1e9 => format!("{:.2} GB/s", r / 1e9),
         r if r >= 1e6 => format!("{:.1} MB/s", r / 1e6),
         r => format!("{:.1} kB/s", r / 1e3),

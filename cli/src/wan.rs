@@ -58,8 +58,8 @@ pub(crate) struct Args {
     /// Bits a second, such as 100Mbit or 1Gbit, counting each frame from its Ethernet header on
     #[arg(long, value_name = "RATE", value_parser = rate)]
     rate: Option<u64>,
-    /// Octets that wait for the line at most, such as 64K, 1M or 1G; by default what the line sends in a round trip, at least 256K
-    #[arg(long, value_name = "OCTETS", value_parser = queue)]
+    /// Bytes that wait for the line at most, such as 64K, 1M or 1G; by default what the line sends in a round trip, at least 256K
+    #[arg(long, value_name = "BYTES", value_parser = queue)]
     queue: Option<usize>,
     /// Where chance begins; by default another one each time, which is printed
     #[arg(long)]
@@ -110,7 +110,7 @@ pub(crate) fn rate(text: &str) -> std::result::Result<u64, String> {
 }
 
 fn queue(text: &str) -> std::result::Result<usize, String> {
-    let wrong = || "expected octets from 2000 to 64G, such as 64K, 1M or 1G".to_owned();
+    let wrong = || "expected bytes from 2000 to 64G, such as 64K, 1M or 1G".to_owned();
     let (digits, unit) = split(text);
     let unit = match unit {
         "" => 0,
@@ -120,8 +120,8 @@ fn queue(text: &str) -> std::result::Result<usize, String> {
         _ => return Err(wrong()),
     };
     let number: usize = digits.parse().map_err(|_| wrong())?;
-    let octets = number.checked_mul(1 << unit);
-    octets.filter(|octets| (2000..=64 << 30).contains(octets)).ok_or_else(wrong)
+    let bytes = number.checked_mul(1 << unit);
+    bytes.filter(|bytes| (2000..=64 << 30).contains(bytes)).ok_or_else(wrong)
 }
 
 fn burst(text: &str) -> std::result::Result<f64, String> {
@@ -162,7 +162,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut bridge =
         Bridge::open([&args.a, &args.b], &profile, seed).map_err(|error| refused(args, &error))?;
     if args.json {
-        text::json(&json!({ "carrying": [args.a, args.b], "seed": seed, "queue": profile.queue_octets() }));
+        text::json(&json!({ "carrying": [args.a, args.b], "seed": seed, "queue": profile.queue_bytes() }));
     } else {
         text::line(format!("carrying frames between {} and {}, seed {seed}", args.a, args.b));
     }
@@ -209,10 +209,10 @@ fn mean_us(time: Duration, count: u64) -> f64 {
 fn as_json(counts: &Counts, port: PortCounts, seconds: f64) -> Value {
     json!({
         "frames": counts.offered,
-        "octets": counts.offered_octets,
+        "bytes": counts.offered_bytes,
         "delivered": counts.delivered,
-        "delivered_octets": counts.delivered_octets,
-        "bits_per_second": counts.delivered_octets as f64 * 8.0 / seconds,
+        "delivered_bytes": counts.delivered_bytes,
+        "bits_per_second": counts.delivered_bytes as f64 * 8.0 / seconds,
         "lost": counts.lost,
         "runs": counts.runs,
         "queue_full": counts.queue_full,
@@ -236,7 +236,7 @@ fn print(from: &str, to: &str, counts: &Counts, port: PortCounts, seconds: f64) 
         "{from} to {to}: {} frames, {} delivered at {:.1} Mbit/s",
         text::grouped(counts.offered),
         text::grouped(counts.delivered),
-        counts.delivered_octets as f64 * 8.0 / seconds / 1e6
+        counts.delivered_bytes as f64 * 8.0 / seconds / 1e6
     ));
     text::line(format!(
         "    lost {} ({:.3} %) in {} runs, queue full {}, doubled {}, overtaken {}, damaged {}",
@@ -249,7 +249,7 @@ fn print(from: &str, to: &str, counts: &Counts, port: PortCounts, seconds: f64) 
         counts.damaged
     ));
     text::line(format!(
-        "    way {} on average; later than due {} on average, {} at most; {} octets queued at most",
+        "    way {} on average; later than due {} on average, {} at most; {} bytes queued at most",
         text::micros(mean_us(counts.way, counts.delivered)),
         text::micros(mean_us(counts.late, counts.delivered)),
         text::micros(counts.latest.as_secs_f64() * 1e6),

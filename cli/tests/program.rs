@@ -11,8 +11,8 @@ fn uiw(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_uiw")).args(args).stdin(Stdio::null()).output().unwrap()
 }
 
-fn text(octets: &[u8]) -> String {
-    String::from_utf8_lossy(octets).into_owned()
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// One line on standard error, and this exit code.
@@ -25,13 +25,13 @@ fn fails(args: &[&str], code: i32, says: &str) {
     assert!(output.stdout.is_empty(), "{args:?}: {}", text(&output.stdout));
 }
 
-/// A file of some octets, gone when dropped.
+/// A file of some bytes, gone when dropped.
 struct TempFile(PathBuf);
 
 impl TempFile {
-    fn new(name: &str, octets: usize) -> Self {
+    fn new(name: &str, bytes: usize) -> Self {
         let path = std::env::temp_dir().join(format!("uiw-{}-{name}", std::process::id()));
-        std::fs::write(&path, (0..octets).map(|i| (i * 7 + i / 251) as u8).collect::<Vec<_>>()).unwrap();
+        std::fs::write(&path, (0..bytes).map(|i| (i * 7 + i / 251) as u8).collect::<Vec<_>>()).unwrap();
         Self(path)
     }
 
@@ -173,7 +173,7 @@ fn demo_notices(line: usize) {
     let output = uiw(&["demo", "--json", "--seconds", "0", "--corrupt", &line.to_string(), file.name()]);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     let error = text(&output.stderr);
-    assert!(error.lines().count() == 1 && error.contains("octet 150000 differs"), "{error}");
+    assert!(error.lines().count() == 1 && error.contains("byte 150000 differs"), "{error}");
     for object in text(&output.stdout).lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
         if object["type"] == "line" {
             assert_eq!(object["verified"], object["line"] != line, "{object}");
@@ -216,9 +216,9 @@ fn results_are_objects_that_can_be_interpreted() {
     let perf = objects(&uiw(&args));
     let result = &perf[0];
     assert_eq!((&result["type"], &result["mode"]), (&"result".into(), &"throughput".into()));
-    assert_eq!((&result["messages"], &result["octets"]), (&6000.into(), &(6000 * 4096).into()));
+    assert_eq!((&result["messages"], &result["bytes"]), (&6000.into(), &(6000 * 4096).into()));
     assert_eq!((&result["crc"], &result["uiw_peer"]), (&false.into(), &true.into()));
-    for field in ["octets_per_second", "emss", "path_mtu", "fpdu_octets", "cores", "seconds"] {
+    for field in ["bytes_per_second", "emss", "path_mtu", "fpdu_bytes", "cores", "seconds"] {
         assert!(result[field].as_f64().is_some_and(|number| number > 0.0), "{field}: {result}");
     }
     assert!(result["kernel"].is_string() && result["congestion"].is_string(), "{result}");
@@ -250,7 +250,7 @@ fn both_directions_are_counted_and_validated() {
                 serde_json::json!({"client": each, "server": each}),
                 "{args:?}"
             );
-            assert_eq!(result["octets"], 2 * each * 3072, "{args:?}");
+            assert_eq!(result["bytes"], 2 * each * 3072, "{args:?}");
         }
     }
     // Until the time is over, where no number was given; a number that is too large does not keep it beyond that.
@@ -291,7 +291,7 @@ fn a_sweep_has_every_size_validated() {
 #[test]
 fn wrong_measurements_are_2() {
     for (args, says) in [
-        (&["--size", "0"][..], "octets"),
+        (&["--size", "0"][..], "bytes"),
         (&["--depth", "100000"], "under way"),
         (&["-b", "--op", "send"], "Writes and Reads"),
         (&["--chain", "9", "--depth", "8"], "chain"),
@@ -417,7 +417,7 @@ fn peers_that_know_nothing_of_uiw_are_echoed() {
     };
     let peer = server.address.parse().unwrap();
     let connection = Connection::connect(&device, &pd, peer, &settings(b"somebody else's")).unwrap();
-    // Sixteen octets that describe no buffer are no rping.
+    // Sixteen bytes that describe no buffer are no rping.
     for message in [&[0u8; 16][..], b"hello", &[7; 10_000]] {
         connection.send_copy(message).unwrap();
         assert_eq!(&*connection.recv().unwrap(), message);

@@ -54,8 +54,8 @@ impl Drop for Partner {
     }
 }
 
-fn text(octets: &[u8]) -> String {
-    String::from_utf8_lossy(octets).into_owned()
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Whether a line ends with "N of N requests and receives done".
@@ -108,7 +108,7 @@ fn errors_are_told_at_both_ends() {
 fn private_data_and_rejection() {
     let partner = Partner::start(&[]);
     let output = partner.test(&["send:1", "--private-data", "508"]);
-    assert!(text(&output.stdout).contains("508 octets of private data"), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("508 bytes of private data"), "{}", text(&output.stderr));
     let output = partner.test(&["send:1", "--private-text", "reject-me"]);
     assert_eq!(output.status.code(), Some(3));
     assert!(

@@ -13,16 +13,16 @@ fn tagged() -> Header {
 
 #[divan::bench]
 fn parse_tagged(bencher: Bencher<'_, '_>) {
-    let mut octets = [0; Tagged::LEN];
-    tagged().emit(&mut octets);
-    bencher.bench_local(|| Header::parse(black_box(&octets)));
+    let mut bytes = [0; Tagged::LEN];
+    tagged().emit(&mut bytes);
+    bencher.bench_local(|| Header::parse(black_box(&bytes)));
 }
 
 #[divan::bench]
 fn emit_tagged(bencher: Bencher<'_, '_>) {
     let header = tagged();
-    let mut octets = [0; Tagged::LEN];
-    bencher.bench_local(|| black_box(&header).emit(black_box(&mut octets)));
+    let mut bytes = [0; Tagged::LEN];
+    bencher.bench_local(|| black_box(&header).emit(black_box(&mut bytes)));
 }
 
 #[divan::bench]

@@ -1,12 +1,12 @@
 //! What may be placed: the checks of RFC 5041 section 7.1.
 //!
 //! TCP is an ordered LLP, so segments arrive in the order in which they were sent: of a queue only the message
-//! in progress, or else the next one, can be valid, and of that only the next octet.
+//! in progress, or else the next one, can be valid, and of that only the next byte.
 
 use crate::STag;
 use crate::wire::Untagged;
 
-/// One untagged queue of one stream, receiving: which message and which octet of it comes next.
+/// One untagged queue of one stream, receiving: which message and which byte of it comes next.
 ///
 /// For each segment call [`check`](Self::check), place the payload, then call [`placed`](Self::placed).
 ///
@@ -36,7 +36,7 @@ struct Message {
 /// Where the payload of a segment goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// Octets from the start of the message's buffer.
+    /// Bytes from the start of the message's buffer.
     pub offset: u32,
 }
 
@@ -45,7 +45,7 @@ pub struct Placement {
 pub struct Delivered {
     /// Its Message Sequence Number.
     pub msn: u32,
-    /// Its length in octets.
+    /// Its length in bytes.
     pub len: u32,
 }
 
@@ -68,14 +68,14 @@ impl UntaggedRx {
         self.message.is_some()
     }
 
-    /// Octets of the message in progress placed so far.
+    /// Bytes of the message in progress placed so far.
     #[must_use]
     pub fn received(&self) -> u32 {
         self.message.map_or(0, |message| message.received)
     }
 
-    /// Whether a segment with `len` octets of payload may be placed into the message's buffer of `buffer`
-    /// octets, and where. `None`: no buffer is posted. A message without octets needs a buffer too.
+    /// Whether a segment with `len` bytes of payload may be placed into the message's buffer of `buffer`
+    /// bytes, and where. `None`: no buffer is posted. A message without bytes needs a buffer too.
     ///
     /// # Errors
     /// The first rule broken, in this order: MSN, buffer, MO, RsvdULP, length.
@@ -94,7 +94,7 @@ impl UntaggedRx {
         if header.mo != received {
             return Err(UntaggedError::Mo { expected: received, got: header.mo });
         }
-        // Only the octet that says what the message is: the other 32 bits are, for most messages, to be ignored.
+        // Only the byte that says what the message is: the other 32 bits are, for most messages, to be ignored.
         if let Some(Message { rsvd_ulp, .. }) = self.message
             && rsvd_ulp != header.rsvd_ulp
         {
@@ -145,20 +145,20 @@ pub enum UntaggedError {
         /// MSN of the segment.
         got: u32,
     },
-    /// Code 4: not the octet that comes next.
+    /// Code 4: not the byte that comes next.
     #[error("MO {got} where {expected} is due")]
     Mo {
-        /// Octets of the message so far.
+        /// Bytes of the message so far.
         expected: u32,
         /// MO of the segment.
         got: u32,
     },
     /// Code 5: the message does not fit its buffer.
-    #[error("message of at least {message} octets for a buffer of {buffer}")]
+    #[error("message of at least {message} bytes for a buffer of {buffer}")]
     TooLong {
-        /// Octets of the message with this segment.
+        /// Bytes of the message with this segment.
         message: u32,
-        /// Octets of the buffer.
+        /// Bytes of the buffer.
         buffer: u32,
     },
     /// The segments of a message disagree on what it is (section 4.3). DDP has no code for it.
@@ -169,12 +169,12 @@ pub enum UntaggedError {
         /// RsvdULP\[0:7\] of the segment.
         got: u8,
     },
-    /// Code 5 as well: a message has less than 2^32 octets (section 5.2).
-    #[error("message of 2^32 octets or more: {len} at MO {mo}")]
+    /// Code 5 as well: a message has less than 2^32 bytes (section 5.2).
+    #[error("message of 2^32 bytes or more: {len} at MO {mo}")]
     MessageTooLong {
         /// MO of the segment.
         mo: u32,
-        /// Octets of its payload.
+        /// Bytes of its payload.
         len: u32,
     },
 }
@@ -198,13 +198,13 @@ pub enum TaggedError {
         stag: STag,
     },
     /// Code 1: the payload does not lie within the Tagged Buffer.
-    #[error("TO {to:#x} with {len} octets is outside STag {stag}")]
+    #[error("TO {to:#x} with {len} bytes is outside STag {stag}")]
     BaseOrBounds {
         /// STag of the segment.
         stag: STag,
         /// TO of the segment.
         to: u64,
-        /// Octets of its payload.
+        /// Bytes of its payload.
         len: u32,
     },
     /// Code 2: the Tagged Buffer is another stream's.
@@ -214,13 +214,13 @@ pub enum TaggedError {
         stag: STag,
     },
     /// Code 3: TO and length add up to more than 64 bits.
-    #[error("TO {to:#x} with {len} octets wraps")]
+    #[error("TO {to:#x} with {len} bytes wraps")]
     ToWrap {
         /// STag of the segment.
         stag: STag,
         /// TO of the segment.
         to: u64,
-        /// Octets of its payload.
+        /// Bytes of its payload.
         len: u32,
     },
 }
@@ -231,10 +231,10 @@ mod tests {
 
     const SEND: Untagged = Untagged { last: true, rsvd_ulp: 0x43, rsvd_ulp32: 0, qn: 0, msn: 1, mo: 0 };
 
-    /// A queue of which `octets` of a message have come.
-    fn amid(msn: u32, octets: u32) -> UntaggedRx {
+    /// A queue of which `bytes` of a message have come.
+    fn amid(msn: u32, bytes: u32) -> UntaggedRx {
         let mut queue = UntaggedRx::new(msn);
-        queue.placed(&Untagged { last: false, msn, ..SEND }, octets);
+        queue.placed(&Untagged { last: false, msn, ..SEND }, bytes);
         queue
     }
 
@@ -260,7 +260,7 @@ mod tests {
             assert_eq!(error, Err(UntaggedError::MsnRange { expected: 7, got }));
         }
         let duplicate = queue.check(&Untagged { msn: 6, ..SEND }, 0, None);
-        assert_eq!(duplicate, Err(UntaggedError::MsnRange { expected: 7, got: 6 }), "even without octets");
+        assert_eq!(duplicate, Err(UntaggedError::MsnRange { expected: 7, got: 6 }), "even without bytes");
     }
 
     // [test:RFC5041-7.1-03] [test:RFC5040-5.3-10]
@@ -298,7 +298,7 @@ mod tests {
 
     // [test:RFC5041-5.2-02]
     #[test]
-    fn a_message_has_less_than_2_to_32_octets() {
+    fn a_message_has_less_than_2_to_32_bytes() {
         let queue = amid(1, u32::MAX - 3);
         let segment = Untagged { mo: u32::MAX - 3, ..SEND };
         assert_eq!(queue.check(&segment, 3, Some(u32::MAX)), Ok(Placement { offset: u32::MAX - 3 }));

@@ -5,9 +5,9 @@ use core::iter::FusedIterator;
 /// A segment's share of its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Octets of the message before it: its MO, or what its TO adds to the message's first.
+    /// Bytes of the message before it: its MO, or what its TO adds to the message's first.
     pub offset: u32,
-    /// Octets of its payload.
+    /// Bytes of its payload.
     pub len: u32,
     /// L: nothing of the message comes after it.
     pub last: bool,
@@ -22,8 +22,8 @@ pub struct Segments {
     next: Option<u32>,
 }
 
-/// Cuts a message of `total` octets into segments with at most `max_payload` octets each. A message without
-/// octets is exactly one segment.
+/// Cuts a message of `total` bytes into segments with at most `max_payload` bytes each. A message without
+/// bytes is exactly one segment.
 ///
 /// A `max_payload` of 0 counts as 1.
 ///

@@ -1,4 +1,4 @@
-//! Messages cut by one end and put together by the other, with nothing but octets in between.
+//! Messages cut by one end and put together by the other, with nothing but bytes in between.
 
 use ddp::{Header, Placement, STag, Tagged, Untagged, UntaggedError, UntaggedRx, segments};
 use proptest::prelude::*;
@@ -97,13 +97,13 @@ proptest! {
     }
 
     #[test]
-    fn garbage(octets in prop::collection::vec(any::<u8>(), 0..40)) {
-        if let Ok((header, len)) = Header::parse(&octets) {
+    fn garbage(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+        if let Ok((header, len)) = Header::parse(&bytes) {
             let mut out = [0; Header::MAX_LEN];
             prop_assert_eq!(header.emit(&mut out), len);
             // All but the reserved bits come back.
-            prop_assert_eq!(out[0], octets[0] & !0x3C);
-            prop_assert_eq!(&out[1..len], &octets[1..len]);
+            prop_assert_eq!(out[0], bytes[0] & !0x3C);
+            prop_assert_eq!(&out[1..len], &bytes[1..len]);
             if let Header::Untagged(header) = header {
                 let _ = UntaggedRx::new(1).check(&header, 5, Some(64));
             }

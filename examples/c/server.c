@@ -21,7 +21,7 @@ static void on_established(struct connection *c)
 
 	wait_completions(c, 1);
 	printf("server got: %s\n", c->in);
-	snprintf(answer, sizeof answer, "you said %zu octets", strlen(c->in));
+	snprintf(answer, sizeof answer, "you said %zu bytes", strlen(c->in));
 	send_message(c, answer);
 	wait_completions(c, 1);
 }

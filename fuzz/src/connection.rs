@@ -1,5 +1,5 @@
 //! A whole connection over the simulated link: our engine with an application that posts and destroys what it likes, and
-//! a peer that says what it likes. After every run, memory that nobody was given is as it was, no octet of it was seen on the
+//! a peer that says what it likes. After every run, memory that nobody was given is as it was, no byte of it was seen on the
 //! wire, and every request has completed once.
 
 mod application;
@@ -29,7 +29,7 @@ pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let network = Network::new(input.u8().into());
     network.set_default_link(link(&mut input));
-    let limits = Limits { max_held_octets: 1 << 20, ..Limits::default() };
+    let limits = Limits { max_held_bytes: 1 << 20, ..Limits::default() };
     let options = DeviceOptions { progress: Progress::Manual, limits, ..DeviceOptions::default() };
     let device = Device::with_stack(Box::new(network.stack(OURS)), options).expect("a device");
     let mut stack = network.stack(THEIRS);

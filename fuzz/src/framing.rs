@@ -16,7 +16,7 @@ enum Due {
     Crc,
     /// A Marker error.
     Marker,
-    /// No ULPDU may be delivered any more; the receiver may as well wait for octets that never come.
+    /// No ULPDU may be delivered any more; the receiver may as well wait for bytes that never come.
     Nothing,
     /// Without CRCs nobody can tell.
     Anything,
@@ -27,7 +27,7 @@ struct Sender {
     crc: bool,
     markers: bool,
     tx: FpduTx,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     due: Vec<Due>,
 }
 
@@ -37,7 +37,7 @@ pub fn run(data: &[u8]) {
     let bits = input.u8();
     let (crc, markers) = (bits & 1 == 0, bits & 2 == 0);
     let mut sender =
-        Sender { crc, markers, tx: FpduTx::new(crc, markers), octets: Vec::new(), due: Vec::new() };
+        Sender { crc, markers, tx: FpduTx::new(crc, markers), bytes: Vec::new(), due: Vec::new() };
     let fpdus = input.below(12);
     for _ in 0..fpdus {
         sender.item(&mut input);
@@ -51,7 +51,7 @@ pub fn run(data: &[u8]) {
         1..=99 => 1,
         other => usize::from(other) * 3,
     });
-    assert_eq!(whole, cut, "how the octets are cut makes no difference");
+    assert_eq!(whole, cut, "how the bytes are cut makes no difference");
     check(&sender.due, &whole);
 }
 
@@ -62,15 +62,15 @@ impl Sender {
     }
 
     fn item(&mut self, input: &mut Input<'_>) {
-        let start = self.octets.len();
+        let start = self.bytes.len();
         if input.u8() >= 250 {
-            // Usually nonsense; but four octets of ones, four of zeros and four of ones are an FPDU with a right CRC.
-            self.octets.extend_from_slice(input.take(64));
+            // Usually nonsense; but four bytes of ones, four of zeros and four of ones are an FPDU with a right CRC.
+            self.bytes.extend_from_slice(input.take(64));
             self.due.push(Due::Anything);
             return;
         }
         let len = match input.u8() {
-            0..=9 if self.octets.len() < 4096 => MAX_ULPDU - input.below(8),
+            0..=9 if self.bytes.len() < 4096 => MAX_ULPDU - input.below(8),
             10..=99 => input.below(2000),
             other => usize::from(other) % 64,
         };
@@ -84,7 +84,7 @@ impl Sender {
             180..=209 => self.flip(&mut fpdu, input),
             _ => self.forge(start, &mut fpdu, ulpdu, input),
         };
-        self.octets.extend_from_slice(&fpdu);
+        self.bytes.extend_from_slice(&fpdu);
         self.due.push(due);
     }
 
@@ -93,7 +93,7 @@ impl Sender {
         if self.markers && start.is_multiple_of(512) { 4 } else { 0 }
     }
 
-    /// One octet changes on the way.
+    /// One byte changes on the way.
     fn flip(&self, fpdu: &mut [u8], input: &mut Input<'_>) -> Due {
         let at = input.below(fpdu.len());
         let by = input.u8().max(1);
@@ -101,12 +101,12 @@ impl Sender {
         if !self.crc {
             return Due::Anything;
         }
-        let lead = self.lead(self.octets.len());
-        // Another length takes in other octets, perhaps more than there are.
+        let lead = self.lead(self.bytes.len());
+        // Another length takes in other bytes, perhaps more than there are.
         if (lead..lead + 2).contains(&at) { Due::Nothing } else { Due::Crc }
     }
 
-    /// One octet is not what it should be, and the CRC vouches for it.
+    /// One byte is not what it should be, and the CRC vouches for it.
     fn forge(&self, start: usize, fpdu: &mut [u8], mut ulpdu: Vec<u8>, input: &mut Input<'_>) -> Due {
         let lead = self.lead(start);
         let markers: Vec<usize> =
@@ -115,8 +115,8 @@ impl Sender {
             // Within the ULPDU, before any Marker behind the length.
             let room = markers.iter().find(|at| **at > 0).copied().unwrap_or(fpdu.len()) - lead - 2;
             let at = input.below(room.min(ulpdu.len()));
-            if let Some(octet) = ulpdu.get_mut(at) {
-                *octet ^= 0x55;
+            if let Some(byte) = ulpdu.get_mut(at) {
+                *byte ^= 0x55;
                 fpdu[lead + 2 + at] ^= 0x55;
             }
             self.vouch(fpdu);
@@ -154,13 +154,13 @@ struct Received {
 fn receive(sender: &Sender, cut: &mut dyn FnMut(usize) -> usize) -> Received {
     let mut rx = FpduRx::new(sender.crc, sender.markers);
     let mut received = Received { ulpdus: Vec::new(), error: None };
-    let (mut buffer, mut rest) = (Vec::new(), &sender.octets[..]);
+    let (mut buffer, mut rest) = (Vec::new(), &sender.bytes[..]);
     let mut wanted = 0;
     loop {
         let length = buffer.len();
         match rx.next(&mut buffer) {
             Ok(Step::Fpdu(fpdu)) => {
-                assert!(length >= wanted, "an FPDU of fewer octets than were said to be the least");
+                assert!(length >= wanted, "an FPDU of fewer bytes than were said to be the least");
                 assert!(fpdu.start + fpdu.ulpdu.len() <= fpdu.consumed);
                 received.ulpdus.push(fpdu.ulpdu.to_vec());
                 let consumed = fpdu.consumed;
@@ -168,10 +168,10 @@ fn receive(sender: &Sender, cut: &mut dyn FnMut(usize) -> usize) -> Received {
                 wanted = 0;
             }
             Ok(Step::NeedMore { at_least }) => {
-                assert!(at_least > buffer.len(), "{at_least} octets are there");
+                assert!(at_least > buffer.len(), "{at_least} bytes are there");
                 wanted = wanted.max(at_least);
                 if rest.is_empty() {
-                    assert_eq!(rx.position() as usize + buffer.len(), sender.octets.len());
+                    assert_eq!(rx.position() as usize + buffer.len(), sender.bytes.len());
                     break;
                 }
                 let (now, later) = rest.split_at(cut(rest.len()).min(rest.len()));
@@ -192,7 +192,7 @@ fn check(due: &[Due], received: &Received) {
     let mut ulpdus = received.ulpdus.iter();
     for due in due {
         match due {
-            Due::Ulpdu(ulpdu) => assert!(ulpdus.next() == Some(ulpdu), "a ULPDU of {} octets", ulpdu.len()),
+            Due::Ulpdu(ulpdu) => assert!(ulpdus.next() == Some(ulpdu), "a ULPDU of {} bytes", ulpdu.len()),
             Due::Crc => {
                 assert!(matches!(received.error, Some(FpduError::Crc { .. })), "{:?}", received.error);
             }

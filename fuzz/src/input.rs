@@ -1,59 +1,59 @@
-//! An input's octets, taken from the front as choices. Behind the end everything is zero.
+//! An input's bytes, taken from the front as choices. Behind the end everything is zero.
 
 /// What is left of an input.
 #[derive(Clone, Debug)]
 pub struct Input<'a> {
-    octets: &'a [u8],
+    bytes: &'a [u8],
 }
 
 impl<'a> Input<'a> {
     /// All of it.
     #[must_use]
-    pub const fn new(octets: &'a [u8]) -> Self {
-        Self { octets }
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes }
     }
 
     /// Whether no choice is left.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.octets.is_empty()
+        self.bytes.is_empty()
     }
 
     fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut out = [0; N];
-        let n = N.min(self.octets.len());
-        let (now, later) = self.octets.split_at(n);
+        let n = N.min(self.bytes.len());
+        let (now, later) = self.bytes.split_at(n);
         out[..n].copy_from_slice(now);
-        self.octets = later;
+        self.bytes = later;
         out
     }
 
-    /// One octet.
+    /// One byte.
     pub fn u8(&mut self) -> u8 {
         self.array::<1>()[0]
     }
 
-    /// A bit; it takes a whole octet.
+    /// A bit; it takes a whole byte.
     pub fn bool(&mut self) -> bool {
         self.u8() & 1 != 0
     }
 
-    /// Two octets.
+    /// Two bytes.
     pub fn u16(&mut self) -> u16 {
         u16::from_be_bytes(self.array())
     }
 
-    /// Four octets.
+    /// Four bytes.
     pub fn u32(&mut self) -> u32 {
         u32::from_be_bytes(self.array())
     }
 
-    /// Eight octets.
+    /// Eight bytes.
     pub fn u64(&mut self) -> u64 {
         u64::from_be_bytes(self.array())
     }
 
-    /// A number below `bound`, of one octet or of two; 0 for a `bound` of 0.
+    /// A number below `bound`, of one byte or of two; 0 for a `bound` of 0.
     pub fn below(&mut self, bound: usize) -> usize {
         let raw = if bound <= 256 { usize::from(self.u8()) } else { usize::from(self.u16()) };
         raw.checked_rem(bound).unwrap_or(0)
@@ -64,10 +64,10 @@ impl<'a> Input<'a> {
         choices[self.below(choices.len())]
     }
 
-    /// Up to `len` octets as they are: fewer when the input ends.
+    /// Up to `len` bytes as they are: fewer when the input ends.
     pub fn take(&mut self, len: usize) -> &'a [u8] {
-        let (now, later) = self.octets.split_at(len.min(self.octets.len()));
-        self.octets = later;
+        let (now, later) = self.bytes.split_at(len.min(self.bytes.len()));
+        self.bytes = later;
         now
     }
 }

@@ -11,7 +11,7 @@ use rdmap::{
 
 use crate::input::Input;
 
-/// Octets of the buffer that each untagged queue has for a message.
+/// Bytes of the buffer that each untagged queue has for a message.
 const BUFFERS: [u32; 4] = [300, 52, 52, 52];
 
 struct Receiver {
@@ -159,7 +159,7 @@ impl Receiver {
         deliver(inbound, &message)
     }
 
-    /// Versions, opcodes and extensions, read afresh from the control octet.
+    /// Versions, opcodes and extensions, read afresh from the control byte.
     fn allowed(&self, control: u8) {
         let extensions = self.stream.extensions();
         let agreed = match control & 15 {
@@ -216,8 +216,8 @@ fn deliver(inbound: Inbound, message: &[u8]) -> Result<(), Fault> {
 }
 
 /// RFC 7306 section 5.1, bit by bit.
-fn atomic(request: AtomicRequest, octets: &[u8]) {
-    assert_eq!(request.emit()[..36], [&[0, 0, 0, request.op as u8], &octets[4..36]].concat());
+fn atomic(request: AtomicRequest, bytes: &[u8]) {
+    assert_eq!(request.emit()[..36], [&[0, 0, 0, request.op as u8], &bytes[4..36]].concat());
     let old = request.to ^ request.compare.rotate_left(7);
     let mut carry = false;
     let equal = (0..64).all(|bit| {
@@ -270,9 +270,9 @@ fn report(fault: &Fault, ulpdu: &[u8]) {
     let terminate = fault.terminate(Some(quoted));
     assert!(terminate.reason().is_known() && TerminateReason::ALL.contains(&terminate.reason()));
     assert_eq!((terminate.layer, terminate.etype, terminate.code), fault.codes());
-    let octets = terminate.emit();
-    assert!(octets.len() <= Terminate::MAX_LEN);
-    assert_eq!(Terminate::parse(&octets), Ok(terminate));
+    let bytes = terminate.emit();
+    assert!(bytes.len() <= Terminate::MAX_LEN);
+    assert_eq!(Terminate::parse(&bytes), Ok(terminate));
     if let Some(copy) = terminate.ddp_header {
         assert_eq!(Some(copy), HeaderCopy::new(ulpdu));
         assert_eq!(terminate.segment_len, Some(ulpdu.len() as u16));

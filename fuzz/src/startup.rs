@@ -16,9 +16,9 @@ pub fn run(data: &[u8]) {
         1 => request(&ours, &theirs, &mut input),
         2 => reply(&ours, &mut input),
         _ => {
-            let octets = input.take(600);
-            check_frame(octets);
-            let _ = Responder::new(ours).request(octets);
+            let bytes = input.take(600);
+            check_frame(bytes);
+            let _ = Responder::new(ours).request(bytes);
         }
     }
 }
@@ -44,8 +44,8 @@ fn config(input: &mut Input<'_>) -> Config {
     }
 }
 
-/// A frame's octets, most of them well-formed.
-fn octets(kind: FrameKind, input: &mut Input<'_>) -> Vec<u8> {
+/// A frame's bytes, most of them well-formed.
+fn bytes(kind: FrameKind, input: &mut Input<'_>) -> Vec<u8> {
     let bits = input.u8();
     let enhanced = (bits & 8 == 0).then(|| Enhanced::parse(input.u32().to_be_bytes()));
     let len = match input.u8() {
@@ -68,88 +68,88 @@ fn octets(kind: FrameKind, input: &mut Input<'_>) -> Vec<u8> {
         },
         private_data: vec![input.u8(); len],
     };
-    let mut octets = frame.emit();
+    let mut bytes = frame.emit();
     for _ in 0..input.below(4) {
-        let at = input.below(octets.len().min(HEADER_LEN + 8));
-        octets[at] ^= input.u8();
+        let at = input.below(bytes.len().min(HEADER_LEN + 8));
+        bytes[at] ^= input.u8();
     }
     if input.u8() >= 200 {
-        octets.truncate(input.below(octets.len()));
+        bytes.truncate(input.below(bytes.len()));
     }
     // Full Operation follows at once.
-    octets.extend_from_slice(input.take(40));
-    octets
+    bytes.extend_from_slice(input.take(40));
+    bytes
 }
 
-/// What RFC 5044 section 7.1.1 and RFC 6581 section 9 make of octets, read afresh: the length of the frame.
-fn well_formed(octets: &[u8]) -> Option<usize> {
-    let header = octets.get(..HEADER_LEN)?;
+/// What RFC 5044 section 7.1.1 and RFC 6581 section 9 make of bytes, read afresh: the length of the frame.
+fn well_formed(bytes: &[u8]) -> Option<usize> {
+    let header = bytes.get(..HEADER_LEN)?;
     let key = header.starts_with(b"MPA ID Req Frame") || header.starts_with(b"MPA ID Rep Frame");
     let announced = usize::from(u16::from_be_bytes([header[18], header[19]]));
     let room_for_depths = header[17] < 2 || header[16] & 0x10 == 0 || announced >= 4;
-    let whole = key && announced <= 512 && room_for_depths && octets.len() >= HEADER_LEN + announced;
+    let whole = key && announced <= 512 && room_for_depths && bytes.len() >= HEADER_LEN + announced;
     whole.then_some(HEADER_LEN + announced)
 }
 
-/// `Frame::parse` agrees with [`well_formed`], takes no octet of Full Operation, and puts together what it took apart.
-fn check_frame(octets: &[u8]) {
-    let parsed = Frame::parse(octets);
-    assert_eq!(parsed.as_ref().ok().and_then(Option::as_ref).map(|(_, used)| *used), well_formed(octets));
+/// `Frame::parse` agrees with [`well_formed`], takes no byte of Full Operation, and puts together what it took apart.
+fn check_frame(bytes: &[u8]) {
+    let parsed = Frame::parse(bytes);
+    assert_eq!(parsed.as_ref().ok().and_then(Option::as_ref).map(|(_, used)| *used), well_formed(bytes));
     match parsed {
         Ok(Some((frame, used))) => {
-            assert_eq!(frame.emit(), octets[..used], "{frame}");
+            assert_eq!(frame.emit(), bytes[..used], "{frame}");
             // What came is put into words, for logs.
             let words = frame.to_string();
             assert_eq!(words.contains("S=1"), frame.enhanced.is_some());
-            assert!(words.ends_with(&format!(" {} octets", frame.private_data.len())), "{words}");
+            assert!(words.ends_with(&format!(" {} bytes", frame.private_data.len())), "{words}");
         }
         Ok(None) => {}
         Err(error) => assert!(!error.to_string().is_empty()),
     }
 }
 
-/// Octets used and what they said, once there are enough.
+/// Bytes used and what they said, once there are enough.
 type Judged<T> = Result<Option<(usize, T)>, StartupError>;
 
-/// However the octets come in, the answer is the same, and none comes twice.
+/// However the bytes come in, the answer is the same, and none comes twice.
 fn check_prefixes<T: PartialEq + std::fmt::Debug>(
-    octets: &[u8],
+    bytes: &[u8],
     judge: &mut dyn FnMut(&[u8]) -> Judged<T>,
 ) -> Option<(usize, T)> {
-    let whole = judge(octets);
-    for len in (0..octets.len()).filter(|len| *len < 48 || len + 4 > octets.len() || len % 97 == 0) {
-        match judge(&octets[..len]) {
+    let whole = judge(bytes);
+    for len in (0..bytes.len()).filter(|len| *len < 48 || len + 4 > bytes.len() || len % 97 == 0) {
+        match judge(&bytes[..len]) {
             Ok(None) => {}
             Ok(Some((used, told))) => {
                 assert!(used <= len);
-                assert_eq!(whole.as_ref(), Ok(&Some((used, told))), "decided after {len} octets");
+                assert_eq!(whole.as_ref(), Ok(&Some((used, told))), "decided after {len} bytes");
             }
             // For the same reason or, by then, for another.
-            Err(error) => assert!(whole.is_err(), "{error} after {len} octets, and then {whole:?}"),
+            Err(error) => assert!(whole.is_err(), "{error} after {len} bytes, and then {whole:?}"),
         }
     }
     whole.ok().flatten()
 }
 
 fn request(limits: &Config, config: &Config, input: &mut Input<'_>) {
-    let octets = octets(FrameKind::Request, input);
-    check_frame(&octets);
+    let bytes = bytes(FrameKind::Request, input);
+    check_frame(&bytes);
     let mut responder = Responder::new(limits.clone());
-    let judged = check_prefixes(&octets, &mut |octets| responder.request(octets));
+    let judged = check_prefixes(&bytes, &mut |bytes| responder.request(bytes));
     let Some((used, request)) = judged else { return };
-    assert_eq!(well_formed(&octets), Some(used));
-    assert!(octets[..16] == *b"MPA ID Req Frame" && octets[17] <= limits.revision as u8);
+    assert_eq!(well_formed(&bytes), Some(used));
+    assert!(bytes[..16] == *b"MPA ID Req Frame" && bytes[17] <= limits.revision as u8);
     let private_data = vec![7; input.below(600)];
     let responder = Responder::new(limits.clone());
     if let Ok((reply, negotiated)) = responder.accept(&request, config, &private_data) {
-        check_reply(&octets, &reply);
-        assert_eq!(negotiated.crc, config.crc || octets[16] & 0x40 != 0, "on if either end asks");
-        assert_eq!(negotiated.markers_tx, octets[16] & 0x80 != 0, "Markers as the peer says");
+        check_reply(&bytes, &reply);
+        assert_eq!(negotiated.crc, config.crc || bytes[16] & 0x40 != 0, "on if either end asks");
+        assert_eq!(negotiated.markers_tx, bytes[16] & 0x80 != 0, "Markers as the peer says");
         assert_eq!(negotiated.markers_rx, config.want_markers);
         assert!(negotiated.ord <= config.ord);
     }
     if let Ok(reply) = responder.reject(&request, &private_data) {
-        check_reply(&octets, &reply);
+        check_reply(&bytes, &reply);
         assert!(reply[16] & 0x20 != 0);
     }
 }
@@ -167,20 +167,20 @@ fn reply(config: &Config, input: &mut Input<'_>) {
     let Ok(initiator) = Initiator::new(config.clone(), &vec![3; input.below(600)]) else { return };
     check_frame(&initiator.request());
     let kind = if input.u8() == 255 { FrameKind::Request } else { FrameKind::Reply };
-    let octets = octets(kind, input);
-    check_frame(&octets);
-    let Some((used, outcome)) = check_prefixes(&octets, &mut |octets| initiator.reply(octets)) else {
+    let bytes = bytes(kind, input);
+    check_frame(&bytes);
+    let Some((used, outcome)) = check_prefixes(&bytes, &mut |bytes| initiator.reply(bytes)) else {
         return;
     };
-    assert_eq!(well_formed(&octets), Some(used));
+    assert_eq!(well_formed(&bytes), Some(used));
     match outcome {
-        Outcome::Rejected { .. } => assert!(octets[16] & 0x20 != 0),
+        Outcome::Rejected { .. } => assert!(bytes[16] & 0x20 != 0),
         Outcome::Accepted { negotiated, .. } => {
-            assert!(octets[16] & 0x20 == 0);
-            assert_eq!(negotiated.crc, config.crc || octets[16] & 0x40 != 0);
+            assert!(bytes[16] & 0x20 == 0);
+            assert_eq!(negotiated.crc, config.crc || bytes[16] & 0x40 != 0);
             assert_eq!(
                 (negotiated.markers_tx, negotiated.markers_rx),
-                (octets[16] & 0x80 != 0, config.want_markers)
+                (bytes[16] & 0x80 != 0, config.want_markers)
             );
             assert!(negotiated.ord <= config.ord && negotiated.ird == config.ird);
         }
@@ -190,17 +190,17 @@ fn reply(config: &Config, input: &mut Input<'_>) {
 /// Two of ours: what they agree on is the same at both ends.
 fn dialogue(one: &Config, two: &Config, input: &mut Input<'_>) {
     let Ok(initiator) = Initiator::new(one.clone(), &vec![1; input.below(513)]) else { return };
-    let octets = initiator.request();
+    let bytes = initiator.request();
     let mut responder = Responder::new(two.clone());
-    let Ok(Some((used, request))) = responder.request(&octets) else { return };
-    assert_eq!(used, octets.len());
-    let Ok((octets, at_two)) = responder.accept(&request, two, b"reply") else { return };
+    let Ok(Some((used, request))) = responder.request(&bytes) else { return };
+    assert_eq!(used, bytes.len());
+    let Ok((bytes, at_two)) = responder.accept(&request, two, b"reply") else { return };
     let Ok(Some((used, Outcome::Accepted { negotiated: at_one, private_data, terminate, .. }))) =
-        initiator.reply(&octets)
+        initiator.reply(&bytes)
     else {
         panic!("our own Reply is refused");
     };
-    assert_eq!((used, &*private_data), (octets.len(), &b"reply"[..]));
+    assert_eq!((used, &*private_data), (bytes.len(), &b"reply"[..]));
     agree(&at_one, &at_two, terminate);
 }
 

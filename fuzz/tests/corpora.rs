@@ -11,8 +11,8 @@ fn replay(name: &str) {
     inputs.sort();
     assert!(inputs.len() >= 20, "{} inputs in {}", inputs.len(), folder.display());
     for input in inputs {
-        let octets = fs::read(&input).unwrap();
-        if std::panic::catch_unwind(|| target(&octets)).is_err() {
+        let bytes = fs::read(&input).unwrap();
+        if std::panic::catch_unwind(|| target(&bytes)).is_err() {
             panic!("{} fails: cargo test -p uiw-fuzz -- {name}", input.display());
         }
     }

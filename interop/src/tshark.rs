@@ -32,7 +32,7 @@ pub struct Fpdu {
     pub ulpdu_length: Option<u16>,
     /// What became of the CRC.
     pub crc: Crc,
-    /// The CRC field's octets as a big-endian number, as tshark prints it.
+    /// The CRC field's bytes as a big-endian number, as tshark prints it.
     pub crc_field: Option<u32>,
     /// Markers in it.
     pub markers: u32,
@@ -59,7 +59,7 @@ pub struct Fpdu {
 /// What tshark found in a capture.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dissection {
-    /// FPDUs, in the order of their last octets.
+    /// FPDUs, in the order of their last bytes.
     pub fpdus: Vec<Fpdu>,
     /// MPA Request Frames.
     pub requests: usize,

@@ -1,10 +1,10 @@
-//! What iWARP is measured beside (`cargo xtask bench stacks`): octets over a bare TCP, without a protocol above it.
+//! What iWARP is measured beside (`cargo xtask bench stacks`): bytes over a bare TCP, without a protocol above it.
 //!
 //! ```text
 //! bare smoltcp xdp:IFACE,ip=ADDR/PREFIX listen PORT                 smoltcp alone on the same device, one socket
 //! bare smoltcp xdp:IFACE,ip=ADDR/PREFIX connect ADDR:PORT SECONDS
 //! bare tcp CONGESTION listen ADDR:PORT                              the kernel's TCP; serves either of
-//! bare tcp CONGESTION connect ADDR:PORT SECONDS WRITE               writes of so many octets
+//! bare tcp CONGESTION connect ADDR:PORT SECONDS WRITE               writes of so many bytes
 //! bare tcp CONGESTION ping ADDR:PORT SECONDS SIZE                   round trips; both ends spin
 //! ```
 //!
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
-/// Octets given to a stream at a time.
+/// Bytes given to a stream at a time.
 const BLOCK: usize = 1 << 20;
 /// Reads that find nothing before a thread that spins lets others have its core: as `uiw perf --spin`.
 const SPINS: u32 = 2000;
@@ -55,8 +55,8 @@ fn time(seconds: &str) -> Result<Duration> {
     Ok(Duration::try_from_secs_f64(seconds.parse()?)?)
 }
 
-fn print_rate(octets: u64, elapsed: Duration) {
-    println!("{{\"octets_per_second\":{}}}", octets as f64 / elapsed.as_secs_f64());
+fn print_rate(bytes: u64, elapsed: Duration) {
+    println!("{{\"bytes_per_second\":{}}}", bytes as f64 / elapsed.as_secs_f64());
 }
 
 /// A device of smoltcp's on a link of ours.
@@ -67,7 +67,7 @@ struct Tx<'a>(&'a RefCell<XdpLink>);
 
 impl RxToken for Rx<'_> {
     fn consume<R, F: FnOnce(&[u8]) -> R>(mut self, f: F) -> R {
-        let result = f(self.0.octets());
+        let result = f(self.0.bytes());
         self.1.borrow_mut().recycle(self.0);
         result
     }
@@ -76,7 +76,7 @@ impl RxToken for Rx<'_> {
 impl TxToken for Tx<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
         let (mut f, mut result) = (Some(f), None);
-        self.0.borrow_mut().transmit(len, None, &mut |octets| result = f.take().map(|f| f(octets)));
+        self.0.borrow_mut().transmit(len, None, &mut |bytes| result = f.take().map(|f| f(bytes)));
         result.expect("there was room")
     }
 }
@@ -189,7 +189,7 @@ fn set(stream: &TcpStream, congestion: &str) -> io::Result<()> {
     SockRef::from(stream).set_tcp_congestion(congestion.as_bytes())
 }
 
-/// The first octets say what is to come: 0 and anything, or 1 and the size of a ping.
+/// The first bytes say what is to come: 0 and anything, or 1 and the size of a ping.
 fn connect(peer: SocketAddr, congestion: &str, kind: u8, size: u32) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(peer)?;
     set(&stream, congestion)?;

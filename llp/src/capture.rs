@@ -3,7 +3,7 @@
 //!
 //! The headers have the true addresses and ports, sequence numbers from 0, and correct checksums; the three segments
 //! of the handshake, FIN and RST stand where the stream tells of them. Segments are as long as the calls were: where
-//! the kernel cut, this does not know. Sent octets are copied after they were sent; if the program changes them
+//! the kernel cut, this does not know. Sent bytes are copied after they were sent; if the program changes them
 //! meanwhile, the file has what it made of them.
 //!
 //! What was written reaches the file within [`FLUSH_AFTER`], as long as somebody polls the stack when it says so: of a process

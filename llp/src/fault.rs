@@ -1,5 +1,5 @@
 //! Faults on top of any stack: odd-sized reads and writes, flipped bits, cuts, half-closes, spurious `WouldBlock`.
-//! Everything follows from a seed and from octet positions, nothing from time.
+//! Everything follows from a seed and from byte positions, nothing from time.
 
 #[cfg(test)]
 mod tests;
@@ -19,36 +19,36 @@ use parking_lot::Mutex;
 pub use crate::sim::Split;
 use crate::{
     Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo, StreamOptions, Token,
-    attached_stream, foreign_stream, no_octets, sim::Random,
+    attached_stream, foreign_stream, no_bytes, sim::Random,
 };
 
-/// What goes wrong on one stream. Positions count the octets of one direction of that stream, from 0.
+/// What goes wrong on one stream. Positions count the bytes of one direction of that stream, from 0.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Faults {
-    /// Octets that one `send` takes.
+    /// Bytes that one `send` takes.
     pub send_split: Split,
-    /// Octets that one `recv` gives.
+    /// Bytes that one `recv` gives.
     pub recv_split: Split,
-    /// Octets changed on their way out.
+    /// Bytes changed on their way out.
     pub flip_sent: Vec<Flip>,
-    /// Octets changed on their way in.
+    /// Bytes changed on their way in.
     pub flip_received: Vec<Flip>,
-    /// The connection is reset once so many octets were sent.
+    /// The connection is reset once so many bytes were sent.
     pub cut_sent: Option<u64>,
-    /// The connection is reset once so many octets were received.
+    /// The connection is reset once so many bytes were received.
     pub cut_received: Option<u64>,
-    /// A FIN follows so many octets sent; `send` says `BrokenPipe` from then on.
+    /// A FIN follows so many bytes sent; `send` says `BrokenPipe` from then on.
     pub fin_sent: Option<u64>,
     /// Every so many calls of `send`, and of `recv`, one says `WouldBlock` without need. 1 would be for ever: it counts
     /// as 2.
     pub would_block_every: Option<u32>,
 }
 
-/// Changes one octet.
+/// Changes one byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flip {
     /// Its position.
-    pub octet: u64,
+    pub byte: u64,
     /// Its bits to turn over.
     pub mask: u8,
 }
@@ -282,7 +282,7 @@ impl FaultStream {
         }
     }
 
-    /// Faults that stand right behind the octets sent and received so far.
+    /// Faults that stand right behind the bytes sent and received so far.
     fn apply_position(&mut self) {
         let reached = |at: Option<u64>, position| at.is_some_and(|at| position >= at);
         if matches!(self.end, None | Some(End::Fin))
@@ -296,7 +296,7 @@ impl FaultStream {
     }
 }
 
-/// Octets from `position` until `at`; none if it is passed.
+/// Bytes from `position` until `at`; none if it is passed.
 fn until(at: impl IntoIterator<Item = u64>, position: u64) -> usize {
     let next = at.into_iter().filter(|&at| at > position).min();
     next.map_or(usize::MAX, |at| usize::try_from(at - position).unwrap_or(usize::MAX))
@@ -322,24 +322,23 @@ impl Stream for FaultStream {
             None => {}
         }
         if IoVec::total(bufs) == 0 {
-            return Err(no_octets());
+            return Err(no_bytes());
         }
         if self.blocks(0) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let flips = self.faults.flip_sent.iter();
-        let mask =
-            flips.clone().filter(|flip| flip.octet == self.sent).fold(0, |mask, flip| mask ^ flip.mask);
+        let mask = flips.clone().filter(|flip| flip.byte == self.sent).fold(0, |mask, flip| mask ^ flip.mask);
         let sent = if mask != 0 {
-            // The octet to change goes alone, from a copy: the program's own memory stays as it is.
-            let octet = first(bufs, 1).into_iter().find(|buf| !buf.is_empty()).map(|buf| {
-                let mut octet = [0];
-                buf.copy_to(&mut octet);
-                [octet[0] ^ mask]
+            // The byte to change goes alone, from a copy: the program's own memory stays as it is.
+            let byte = first(bufs, 1).into_iter().find(|buf| !buf.is_empty()).map(|buf| {
+                let mut byte = [0];
+                buf.copy_to(&mut byte);
+                [byte[0] ^ mask]
             });
-            self.inner.send(&[IoVec::from(&octet.unwrap_or_default()[..])])?
+            self.inner.send(&[IoVec::from(&byte.unwrap_or_default()[..])])?
         } else {
-            let stops = flips.map(|flip| flip.octet).chain(self.faults.cut_sent).chain(self.faults.fin_sent);
+            let stops = flips.map(|flip| flip.byte).chain(self.faults.cut_sent).chain(self.faults.fin_sent);
             let len = until(stops, self.sent).min(self.split(self.faults.send_split));
             if len >= IoVec::total(bufs) {
                 self.inner.send(bufs)?
@@ -360,7 +359,7 @@ impl Stream for FaultStream {
             Some(End::Fin) | None => {}
         }
         if IoVecMut::total(bufs) == 0 {
-            return Err(no_octets());
+            return Err(no_bytes());
         }
         if self.blocks(1) {
             return Err(io::ErrorKind::WouldBlock.into());
@@ -448,13 +447,13 @@ impl Drop for FaultStream {
     }
 }
 
-/// Changes octets of a buffer that holds the positions `here`.
+/// Changes bytes of a buffer that holds the positions `here`.
 fn flip(mut buf: IoVecMut<'_>, here: &std::ops::Range<u64>, flips: &[Flip]) {
-    for flip in flips.iter().filter(|flip| here.contains(&flip.octet)) {
-        let at = (flip.octet - here.start) as usize;
-        let mut octet = [0];
+    for flip in flips.iter().filter(|flip| here.contains(&flip.byte)) {
+        let at = (flip.byte - here.start) as usize;
+        let mut byte = [0];
         let mut place = buf.sub(at..at + 1);
-        place.as_io_vec().copy_to(&mut octet);
-        place.copy_from(&[octet[0] ^ flip.mask]);
+        place.as_io_vec().copy_to(&mut byte);
+        place.copy_from(&[byte[0] ^ flip.mask]);
     }
 }

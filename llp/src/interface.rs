@@ -13,7 +13,7 @@ pub struct Interface {
     pub name: String,
     /// The kernel's number.
     pub index: u32,
-    /// Octets of the longest IP packet.
+    /// Bytes of the longest IP packet.
     pub mtu: usize,
     /// Whether it is up.
     pub is_up: bool,
@@ -130,7 +130,7 @@ pub(crate) fn kernels_addresses() -> io::Result<Vec<IpAddr>> {
     Ok(found)
 }
 
-/// Octets of an IP packet on the interface.
+/// Bytes of an IP packet on the interface.
 pub(crate) fn mtu_of(name: &str) -> io::Result<usize> {
     mtu_by(&socket()?, name)
 }

@@ -25,7 +25,7 @@
 //!   names, of [`Listener::accept`] is only logged, and asked again: what has happened to a connection is told by its stream, whose calls all end
 //!   in that error from then on, and whose event says both readable and writable.
 //! * A [`Stream`] that is dropped is closed, not cut: what was sent is still delivered, then a FIN. Only [`Stream::abort`] cuts. After
-//!   [`Stream::shutdown`] octets still come in. Events of a token that nobody has any more are passed over.
+//!   [`Stream::shutdown`] bytes still come in. Events of a token that nobody has any more are passed over.
 //! * Options that a stack has no means for it ignores; values that it knows to be wrong are an [`OptionError`].
 //! * [`Stream::send`] takes [`mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
 //!   copied out with [`mem::IoVec::copy_to`] or given to a system call. What it takes must leave in order, and what was taken is the
@@ -80,9 +80,9 @@ pub struct Token(pub u64);
 /// What a stream wants to be woken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Interest {
-    /// Octets, the peer's FIN, or an error to be read.
+    /// Bytes, the peer's FIN, or an error to be read.
     pub read: bool,
-    /// Room for octets to send.
+    /// Room for bytes to send.
     pub write: bool,
 }
 
@@ -112,10 +112,10 @@ pub struct Event {
 ///
 /// A stream made by [`Stack::connect`] has [`Interest::WRITE`] at first, an accepted one [`Interest::READ`].
 pub trait Stream: Any + Send {
-    /// Sends octets from the front of `bufs`, as many as there is room for.
+    /// Sends bytes from the front of `bufs`, as many as there is room for.
     ///
     /// # Errors
-    /// `WouldBlock`: there is no room. `InvalidInput`: no octet was given. `BrokenPipe`, `ConnectionReset`, `TimedOut`:
+    /// `WouldBlock`: there is no room. `InvalidInput`: no byte was given. `BrokenPipe`, `ConnectionReset`, `TimedOut`:
     /// the connection is gone. [`is_memory_fault`]: one of the buffers is not mapped, and nothing was sent; to find out
     /// which, send them one by one. Never a SIGPIPE.
     fn send(&mut self, bufs: &[mem::IoVec<'_>]) -> io::Result<usize>;
@@ -126,14 +126,14 @@ pub trait Stream: Any + Send {
     /// As for [`Stream::send`].
     fn recv(&mut self, bufs: &mut [mem::IoVecMut<'_>]) -> io::Result<usize>;
 
-    /// Received octets where they lie, from a stack whose receive buffers are in this process: they can be looked at, and used,
-    /// without the copy that [`Stream::recv`] makes. Without any octets it is the peer's FIN. `Ok(None)`, always the same for a
+    /// Received bytes where they lie, from a stack whose receive buffers are in this process: they can be looked at, and used,
+    /// without the copy that [`Stream::recv`] makes. Without any bytes it is the peer's FIN. `Ok(None)`, always the same for a
     /// stream: it has no such memory.
     ///
     /// While the look lives, nothing but [`Stream::emss`] and the addresses may be asked of any stream of this stack.
     ///
     /// # Errors
-    /// As for [`Stream::send`]; `WouldBlock` also when nothing came behind octets that were left with
+    /// As for [`Stream::send`]; `WouldBlock` also when nothing came behind bytes that were left with
     /// [`Rest::WaitForMore`].
     fn look(&mut self) -> io::Result<Option<Box<dyn Look>>> {
         Ok(None)
@@ -160,7 +160,7 @@ pub trait Stream: Any + Send {
     /// Sends a RST now and closes. Everything but addresses answers `NotConnected` from then on.
     fn abort(&mut self);
 
-    /// Effective maximum segment size: octets that a TCP segment carries now (RFC 5044 5.1).
+    /// Effective maximum segment size: bytes that a TCP segment carries now (RFC 5044 5.1).
     fn emss(&self) -> usize;
 
     /// Our end.
@@ -207,20 +207,20 @@ impl dyn Stream {
     }
 }
 
-/// Received octets in the memory of their stack: see [`Stream::look`]. To drop it takes nothing.
+/// Received bytes in the memory of their stack: see [`Stream::look`]. To drop it takes nothing.
 pub trait Look {
-    /// The octets from the stream's present position on, as far as they lie in one piece. They may be changed in place.
-    fn octets(&mut self) -> &mut [u8];
+    /// The bytes from the stream's present position on, as far as they lie in one piece. They may be changed in place.
+    fn bytes(&mut self) -> &mut [u8];
 
-    /// Whether it is worth while to leave what is behind the first `used` octets until more has come. `false`: the piece ends at
+    /// Whether it is worth while to leave what is behind the first `used` bytes until more has come. `false`: the piece ends at
     /// the buffer's end or the stream's, or the buffer has hardly room for more; the rest must be had by [`Stream::recv`].
     fn can_grow(&self, used: usize) -> bool;
 
-    /// Takes the first `used` octets from the stream.
+    /// Takes the first `used` bytes from the stream.
     fn consume(self: Box<Self>, used: usize, rest: Rest);
 }
 
-/// What the octets are worth that a [`Look`] leaves.
+/// What the bytes are worth that a [`Look`] leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     /// They are of use now: the stream stays readable.
@@ -412,7 +412,7 @@ fn attached_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream is not detached")
 }
 
-/// What `send` and `recv` say to no octets: an answer of 0 would look like a FIN.
-fn no_octets() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, "no octets to transfer")
+/// What `send` and `recv` say to no bytes: an answer of 0 would look like a FIN.
+fn no_bytes() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "no bytes to transfer")
 }

@@ -10,10 +10,10 @@ use std::io;
 
 const NLMSG_ERROR: u16 = 2;
 const REQUEST: u16 = 1;
-/// Octets of the message's header.
+/// Bytes of the message's header.
 const HEADER: usize = 16;
 
-/// One question of type `kind`: the header that its family wants, of a multiple of four octets, and perhaps an attribute. The attributes of
+/// One question of type `kind`: the header that its family wants, of a multiple of four bytes, and perhaps an attribute. The attributes of
 /// the answer, which has a header of the same length.
 ///
 /// # Errors
@@ -54,15 +54,15 @@ pub(crate) fn ask(
 }
 
 /// The value of an attribute among others.
-pub(crate) fn attribute(mut octets: &[u8], name: u16) -> Option<&[u8]> {
-    while let Some((head, _)) = octets.split_first_chunk::<4>() {
+pub(crate) fn attribute(mut bytes: &[u8], name: u16) -> Option<&[u8]> {
+    while let Some((head, _)) = bytes.split_first_chunk::<4>() {
         let len = usize::from(u16::from_ne_bytes([head[0], head[1]]));
-        let value = octets.get(4..len)?;
+        let value = bytes.get(4..len)?;
         // The upper two bits are flags.
         if u16::from_ne_bytes([head[2], head[3]]) & 0x3FFF == name {
             return Some(value);
         }
-        octets = octets.get(len.next_multiple_of(4)..)?;
+        bytes = bytes.get(len.next_multiple_of(4)..)?;
     }
     None
 }
@@ -73,11 +73,11 @@ mod tests {
 
     #[test]
     fn attributes_are_found_among_others() {
-        let octets = [6, 0, 1, 0, 9, 9, 0, 0, 8, 0, 2, 0, 1, 2, 3, 4];
-        assert_eq!(attribute(&octets, 1), Some(&[9, 9][..]));
-        assert_eq!(attribute(&octets, 2), Some(&[1, 2, 3, 4][..]));
-        assert_eq!(attribute(&octets, 3), None);
-        assert_eq!(attribute(&octets[..9], 2), None);
+        let bytes = [6, 0, 1, 0, 9, 9, 0, 0, 8, 0, 2, 0, 1, 2, 3, 4];
+        assert_eq!(attribute(&bytes, 1), Some(&[9, 9][..]));
+        assert_eq!(attribute(&bytes, 2), Some(&[1, 2, 3, 4][..]));
+        assert_eq!(attribute(&bytes, 3), None);
+        assert_eq!(attribute(&bytes[..9], 2), None);
         assert_eq!(attribute(&[0; 8], 1), None);
         assert_eq!(attribute(&[3, 0, 1, 0], 2), None);
     }

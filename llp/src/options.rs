@@ -9,11 +9,11 @@ pub struct StreamOptions {
     pub congestion: Option<String>,
     /// Probes on an idle connection.
     pub keep_alive: Option<KeepAlive>,
-    /// How long sent octets may stay unacknowledged, or the peer's window closed, until the connection is given up.
+    /// How long sent bytes may stay unacknowledged, or the peer's window closed, until the connection is given up.
     pub user_timeout: Option<Duration>,
-    /// Octets of the send buffer; `None` = the system grows it as needed.
+    /// Bytes of the send buffer; `None` = the system grows it as needed.
     pub send_buffer: Option<usize>,
-    /// Octets of the receive buffer; `None` = the system grows it as needed.
+    /// Bytes of the receive buffer; `None` = the system grows it as needed.
     pub recv_buffer: Option<usize>,
     /// Name of the only interface to use.
     pub interface: Option<String>,
@@ -117,17 +117,17 @@ pub struct StreamInfo {
     pub retransmits: Option<u32>,
     /// Segments in flight.
     pub unacked: Option<u32>,
-    /// Octets taken by `send` that were not sent even once.
+    /// Bytes taken by `send` that were not sent even once.
     pub not_sent: Option<u32>,
-    /// Octets of a segment that we send.
+    /// Bytes of a segment that we send.
     pub emss: Option<u32>,
-    /// Octets of a packet on this path.
+    /// Bytes of a packet on this path.
     pub path_mtu: Option<u32>,
-    /// Octets the peer acknowledged.
-    pub octets_acked: Option<u64>,
-    /// Octets that came.
-    pub octets_received: Option<u64>,
-    /// Recent throughput in octets per second.
+    /// Bytes the peer acknowledged.
+    pub bytes_acked: Option<u64>,
+    /// Bytes that came.
+    pub bytes_received: Option<u64>,
+    /// Recent throughput in bytes per second.
     pub delivery_rate: Option<u64>,
     /// Congestion control.
     pub congestion: Option<String>,

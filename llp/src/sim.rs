@@ -86,12 +86,12 @@ impl Network {
         self.lock().default = link;
     }
 
-    /// The link for octets from `from` to `to`, from now on and for existing connections as well.
+    /// The link for bytes from `from` to `to`, from now on and for existing connections as well.
     pub fn set_link(&self, from: impl Into<IpAddr>, to: impl Into<IpAddr>, link: Link) {
         self.lock().links.insert((from.into(), to.into()), link);
     }
 
-    /// Changes the link for octets from `from` to `to`.
+    /// Changes the link for bytes from `from` to `to`.
     pub fn change_link(
         &self,
         from: impl Into<IpAddr>,

@@ -16,7 +16,7 @@ pub enum Spec {
     /// `tcp`: the kernel's TCP.
     #[default]
     Tcp,
-    /// `packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=OCTETS]`: smoltcp over AF_PACKET.
+    /// `packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES]`: smoltcp over AF_PACKET.
     Packet {
         /// The interface.
         interface: String,
@@ -115,10 +115,10 @@ fn parse(kind: &str, rest: &str) -> Result<(String, SmolConfig, XdpMode), SpecEr
             }
             "gw" => gateways.push(value.parse().map_err(|_| wrong("gw", "an address"))?),
             "mac" => {
-                mac = Some(hardware(value).ok_or(wrong("mac", "six octets, such as 02:00:00:00:00:01"))?);
+                mac = Some(hardware(value).ok_or(wrong("mac", "six bytes, such as 02:00:00:00:00:01"))?);
             }
             "buffer" => {
-                buffer = Some(octets(value).ok_or(wrong("buffer", "octets between 4K and 1G, such as 4M"))?);
+                buffer = Some(bytes(value).ok_or(wrong("buffer", "bytes between 4K and 1G, such as 4M"))?);
             }
             "mode" if kind == "xdp" => {
                 mode = value.parse().map_err(|()| wrong("mode", "auto, zerocopy, native or generic"))?;
@@ -149,21 +149,21 @@ fn prefixed(text: &str) -> Option<(IpAddr, u8)> {
 fn hardware(text: &str) -> Option<[u8; 6]> {
     let mut mac = [0; 6];
     let mut words = text.split(':');
-    for octet in &mut mac {
-        *octet = u8::from_str_radix(words.next()?, 16).ok()?;
+    for byte in &mut mac {
+        *byte = u8::from_str_radix(words.next()?, 16).ok()?;
     }
     words.next().is_none().then_some(mac)
 }
 
-fn octets(text: &str) -> Option<usize> {
+fn bytes(text: &str) -> Option<usize> {
     let (digits, unit) = match text.char_indices().next_back()? {
         (at, 'k' | 'K') => (&text[..at], 1 << 10),
         (at, 'm' | 'M') => (&text[..at], 1 << 20),
         (at, 'g' | 'G') => (&text[..at], 1 << 30),
         _ => (text, 1),
     };
-    let octets = digits.parse::<usize>().ok()?.checked_mul(unit)?;
-    SmolConfig::BUFFERS.contains(&octets).then_some(octets)
+    let bytes = digits.parse::<usize>().ok()?.checked_mul(unit)?;
+    SmolConfig::BUFFERS.contains(&bytes).then_some(bytes)
 }
 
 /// Says what a refusal is for.

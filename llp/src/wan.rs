@@ -50,9 +50,9 @@ pub struct Profile {
     /// Share of frames that arrive with a flipped bit behind their Ethernet header. ARP, which has no checksum but Ethernet's, does
     /// not arrive then.
     pub damage: f64,
-    /// Bits a second on the line, counting each frame from its Ethernet header to its last octet; `None` takes no time.
+    /// Bits a second on the line, counting each frame from its Ethernet header to its last byte; `None` takes no time.
     pub rate: Option<u64>,
-    /// Octets that wait for the line at most; a frame beyond is lost. `None`: what the line sends in a round trip
+    /// Bytes that wait for the line at most; a frame beyond is lost. `None`: what the line sends in a round trip
     /// (twice `delay` and `jitter`), at least 256 KiB.
     pub queue: Option<usize>,
 }
@@ -89,7 +89,7 @@ pub enum ProfileError {
         value: u64,
     },
     /// A frame would not fit, or it is larger than a machine's memory.
-    #[error("a queue of {value} octets: it holds a frame, so 2000 at least, and 64G at most")]
+    #[error("a queue of {value} bytes: it holds a frame, so 2000 at least, and 64G at most")]
     Queue {
         /// What was given.
         value: usize,
@@ -140,9 +140,9 @@ impl Profile {
         }
     }
 
-    /// Octets that wait for the line at most.
+    /// Bytes that wait for the line at most.
     #[must_use]
-    pub fn queue_octets(&self) -> usize {
+    pub fn queue_bytes(&self) -> usize {
         const LEAST: usize = 256 << 10;
         self.queue.unwrap_or_else(|| {
             let round_trip = 2 * self.delay + 2 * self.jitter;

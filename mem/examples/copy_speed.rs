@@ -7,7 +7,7 @@ use std::{hint::black_box, time::Instant};
 
 use mem::{Access, Limits, Memory, PdId, Right, StreamId, Table, bench};
 
-/// Octets copied for one figure.
+/// Bytes copied for one figure.
 const WORK: usize = 1 << 30;
 /// Figures taken; the best counts, since others only were disturbed.
 const ROUNDS: usize = 5;
@@ -23,15 +23,14 @@ fn main() {
         #[cfg(target_arch = "x86_64")]
         ("rep movsb", bench::string),
     ];
-    for (what, shift) in [("aligned", 0), ("source off by 20 octets", 20), ("destination off by 8 octets", 8)]
-    {
+    for (what, shift) in [("aligned", 0), ("source off by 20 bytes", 20), ("destination off by 8 bytes", 8)] {
         println!("GB/s, {what}");
-        print!("{:>10}", "octets");
+        print!("{:>10}", "bytes");
         copies.iter().for_each(|(name, _)| print!("{name:>12}"));
         println!();
         for len in [16, 64, 128, 256, 512, 1024, 2048, 4096, 16_384, 65_536, 1 << 20, 16 << 20] {
             let (mut dst, src) = (vec![0u64; len / 8 + 16], vec![1u64; len / 8 + 16]);
-            // SAFETY: plain octets of vectors that live on.
+            // SAFETY: plain bytes of vectors that live on.
             let (dst, src) = unsafe { (dst.align_to_mut::<u8>().1, src.align_to::<u8>().1) };
             let (to, from) = if shift == 8 { (8, 0) } else { (0, shift) };
             print!("{len:>10}");
@@ -44,7 +43,7 @@ fn main() {
     }
     println!();
     for entries in [1, 1000, 100_000] {
-        println!("{:>7} entries: {:.0} ns to look up, pin and place 64 octets", entries, placing(entries));
+        println!("{:>7} entries: {:.0} ns to look up, pin and place 64 bytes", entries, placing(entries));
     }
 }
 

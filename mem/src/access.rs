@@ -16,7 +16,7 @@ bitflags::bitflags! {
         const REMOTE_ATOMIC = 8;
         /// Memory windows may be bound to the region.
         const MW_BIND = 16;
-        /// The TO of the first octet is 0, not its address.
+        /// The TO of the first byte is 0, not its address.
         const ZERO_BASED = 32;
     }
 }
@@ -65,9 +65,9 @@ impl fmt::Display for StreamId {
 /// What a peer wants to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Right {
-    /// Place octets of an RDMA Write.
+    /// Place bytes of an RDMA Write.
     Write,
-    /// Fetch octets for an RDMA Read.
+    /// Fetch bytes for an RDMA Read.
     Read,
     /// Execute an atomic operation (RFC 7306).
     Atomic,
@@ -99,6 +99,6 @@ impl fmt::Display for Right {
 pub enum WindowType {
     /// PD-wide; a bind replaces the last one and gives a new key; a bind of length zero revokes.
     One,
-    /// Bound to one stream, with a key octet of the consumer's choice; revoked by invalidation.
+    /// Bound to one stream, with a key byte of the consumer's choice; revoked by invalidation.
     Two,
 }

@@ -1,13 +1,13 @@
-//! Copies between private octets and shared memory: relaxed atomic accesses of naturally aligned words.
+//! Copies between private bytes and shared memory: relaxed atomic accesses of naturally aligned words.
 //!
 //! A race with the program (or with another stream that writes to the same place) is legal in RDMA and must not be
 //! undefined behaviour here. Words are aligned on the shared side, so that a naturally aligned field of 2, 4 or 8
-//! octets is never seen torn; the private side is read and written unaligned. The last word is stored with release
+//! bytes is never seen torn; the private side is read and written unaligned. The last word is stored with release
 //! ordering after all others: whoever sees it sees the rest.
 //!
-//! Accesses of different sizes to the same octets are outside of the letter of the C++ memory model; every target of
+//! Accesses of different sizes to the same bytes are outside of the letter of the C++ memory model; every target of
 //! ours gives them the meaning that the caches give them. Miri knows only the letter: for it alone, the last step of each
-//! access goes octet by octet, so that it checks everything else (bounds, order, races with accesses that are not atomic).
+//! access goes byte by byte, so that it checks everything else (bounds, order, races with accesses that are not atomic).
 
 use core::sync::atomic::{
     AtomicU8,
@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 
 /// From this length on x86-64 copies with `rep movsb`. `examples/copy_speed.rs` on an AMD EPYC (Zen 5, fsrm), GB/s:
 ///
-/// | octets | memcpy | words | rep movsb | store as it is |
+/// | bytes | memcpy | words | rep movsb | store as it is |
 /// |---|---|---|---|---|
 /// | 64 | 47 | 28 | 14 | 17 |
 /// | 512 | 159 | 56 | 41 | 50 |
@@ -27,12 +27,12 @@ use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
 /// | 65,536 | 134 | 60 | 136 | 133 |
 /// | 1,048,576 | 62 | 37 | 74 | 48 to 70 |
 ///
-/// Only where the processor says that it is fast ("ermsb"): others, and emulators, move octet by octet (1 MiB Writes in an
+/// Only where the processor says that it is fast ("ermsb"): others, and emulators, move byte by byte (1 MiB Writes in an
 /// emulated Nehalem: 175 MB/s).
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const STRING_FROM: usize = 1024;
 
-/// Whether a copy of `len` octets is one for [`string_move`].
+/// Whether a copy of `len` bytes is one for [`string_move`].
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 fn is_for_string(len: usize) -> bool {
@@ -41,10 +41,10 @@ fn is_for_string(len: usize) -> bool {
 
 const WORD: usize = 8;
 
-/// Stores one aligned piece of 1, 2, 4 or 8 octets.
+/// Stores one aligned piece of 1, 2, 4 or 8 bytes.
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `size` octets, and `dst` is a multiple of `size`.
+/// `src` is readable and `dst` writable for `size` bytes, and `dst` is a multiple of `size`.
 #[inline(always)]
 unsafe fn store_piece(dst: *mut u8, src: *const u8, size: usize, order: Ordering) {
     debug_assert!(dst.addr().is_multiple_of(size));
@@ -65,10 +65,10 @@ unsafe fn store_piece(dst: *mut u8, src: *const u8, size: usize, order: Ordering
     }
 }
 
-/// Loads one aligned piece of 1, 2, 4 or 8 octets.
+/// Loads one aligned piece of 1, 2, 4 or 8 bytes.
 ///
 /// # Safety
-/// `src` is readable and `dst` writable for `size` octets, and `src` is a multiple of `size`.
+/// `src` is readable and `dst` writable for `size` bytes, and `src` is a multiple of `size`.
 #[inline(always)]
 unsafe fn load_piece(dst: *mut u8, src: *const u8, size: usize) {
     let src = src.cast_mut();
@@ -98,10 +98,10 @@ fn piece(at: usize, left: usize) -> usize {
     if aligned < fits { aligned } else { fits }
 }
 
-/// Copies private octets into shared memory; the last aligned piece becomes visible last.
+/// Copies private bytes into shared memory; the last aligned piece becomes visible last.
 ///
 /// # Safety
-/// `src` is readable and not written meanwhile, `dst` is writable, both for `len` octets, and they do not overlap.
+/// `src` is readable and not written meanwhile, `dst` is writable, both for `len` bytes, and they do not overlap.
 /// Whoever else accesses `dst` meanwhile does so atomically (or is the kernel, a device or another process).
 #[inline]
 pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) {
@@ -130,10 +130,10 @@ pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// Copies shared memory into private octets.
+/// Copies shared memory into private bytes.
 ///
 /// # Safety
-/// `src` is readable, `dst` is writable and nobody else's, both for `len` octets, and they do not overlap. Whoever
+/// `src` is readable, `dst` is writable and nobody else's, both for `len` bytes, and they do not overlap. Whoever
 /// writes `src` meanwhile does so atomically (or is the kernel, a device or another process).
 #[inline]
 pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) {
@@ -236,7 +236,7 @@ unsafe fn load_loop(dst: *mut u8, src: *const u8, len: usize) {
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline(always)]
 unsafe fn string_move(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: reads `len` octets at `src`, writes `len` at `dst`, which the caller vouches for. The direction flag is
+    // SAFETY: reads `len` bytes at `src`, writes `len` at `dst`, which the caller vouches for. The direction flag is
     // clear by the calling convention.
     unsafe {
         core::arch::asm!(
@@ -288,7 +288,7 @@ pub mod bench {
 mod tests {
     use super::*;
 
-    /// Every alignment of both sides, every length around the edges: the right octets and no others.
+    /// Every alignment of both sides, every length around the edges: the right bytes and no others.
     #[test]
     fn copies_exactly() {
         let lens = (0..80).chain([511, 512, 1000, 1023, 1024, 1025, 1031, 1032, 1033, 1040, 1041, 4097]);
@@ -348,9 +348,9 @@ mod tests {
         }
     }
 
-    /// Who sees the last octet of a copy sees all of it.
+    /// Who sees the last byte of a copy sees all of it.
     #[test]
-    fn last_octets_last() {
+    fn last_bytes_last() {
         use std::sync::atomic::{AtomicU8, Ordering::Acquire};
         const LEN: usize = 777;
         const ROUNDS: u8 = if cfg!(miri) { 3 } else { 100 };
@@ -369,7 +369,7 @@ mod tests {
             });
             for round in 1..=ROUNDS {
                 let source = [round; LEN];
-                // SAFETY: `shared` is LEN octets, and its other accesses are atomic.
+                // SAFETY: `shared` is LEN bytes, and its other accesses are atomic.
                 unsafe { store(shared.as_ptr().cast_mut().cast(), source.as_ptr(), LEN) };
                 while shared[1].load(Acquire) != 0 {
                     std::thread::yield_now();

@@ -4,7 +4,7 @@ use ddp::STag;
 
 use crate::{Access, PdId, Right, StreamId};
 
-/// The region, window binding or fast registration behind a span was revoked; not an octet may be touched.
+/// The region, window binding or fast registration behind a span was revoked; not a byte may be touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the memory behind {stag} was deregistered or invalidated")]
 pub struct Gone {
@@ -16,7 +16,7 @@ pub struct Gone {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("atomic operation on {address:#x}, which is not 64-bit aligned")]
 pub struct Unaligned {
-    /// Address of the target octet.
+    /// Address of the target byte.
     pub address: usize,
 }
 
@@ -35,16 +35,16 @@ pub enum RegisterError {
         /// The rights asked for.
         access: Access,
     },
-    /// The TO behind the last octet does not fit 64 bits, so RFC 5041 7.1 would refuse every access to that octet.
-    #[error("{len} octets from tagged offset {base:#x} run past 2^64")]
+    /// The TO behind the last byte does not fit 64 bits, so RFC 5041 7.1 would refuse every access to that byte.
+    #[error("{len} bytes from tagged offset {base:#x} run past 2^64")]
     TooHigh {
-        /// TO of the first octet.
+        /// TO of the first byte.
         base: u64,
-        /// Octets.
+        /// Bytes.
         len: u64,
     },
-    /// The system gave no random octets for the STag.
-    #[error("no random octets for an STag: {0}")]
+    /// The system gave no random bytes for the STag.
+    #[error("no random bytes for an STag: {0}")]
     NoEntropy(getrandom::Error),
 }
 
@@ -92,7 +92,7 @@ pub enum DeregisterError {
 /// Why a peer may not touch what it asked for: the checks of RFC 5041 7.1 and 8.2, RFC 5040 7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RemoteError {
-    /// No such STag, a stale key octet, or an STag that is in the invalid state.
+    /// No such STag, a stale key byte, or an STag that is in the invalid state.
     #[error("{stag} is not valid")]
     InvalidStag {
         /// The STag given.
@@ -109,13 +109,13 @@ pub enum RemoteError {
         pd: PdId,
     },
     /// Not wholly inside the TO range of the STag.
-    #[error("octets {to:#x} + {len} are outside of {stag}")]
+    #[error("bytes {to:#x} + {len} are outside of {stag}")]
     BaseOrBounds {
         /// The STag given.
         stag: STag,
         /// First TO.
         to: u64,
-        /// Octets.
+        /// Bytes.
         len: u32,
     },
     /// TO plus length wraps 2^64.
@@ -125,7 +125,7 @@ pub enum RemoteError {
         stag: STag,
         /// First TO.
         to: u64,
-        /// Octets.
+        /// Bytes.
         len: u32,
     },
     /// The STag does not grant this.
@@ -160,13 +160,13 @@ pub enum LocalError {
         pd: PdId,
     },
     /// Not wholly inside the region.
-    #[error("octets {addr:#x} + {len} are outside of the region with local key {lkey:#010x}")]
+    #[error("bytes {addr:#x} + {len} are outside of the region with local key {lkey:#010x}")]
     OutOfRange {
         /// The key given.
         lkey: u32,
         /// First address (or offset, for a zero-based region).
         addr: u64,
-        /// Octets.
+        /// Bytes.
         len: u64,
     },
     /// The element is to be written, the region lacks LOCAL_WRITE.
@@ -221,13 +221,13 @@ pub enum BindError {
         access: Access,
     },
     /// Not wholly inside the region.
-    #[error("octets {to:#x} + {len} are outside of region {stag}")]
+    #[error("bytes {to:#x} + {len} are outside of region {stag}")]
     OutOfRange {
         /// The region's STag.
         stag: STag,
         /// First TO.
         to: u64,
-        /// Octets.
+        /// Bytes.
         len: u64,
     },
     /// A type 2 window is bound already; it must be invalidated first.
@@ -265,12 +265,12 @@ pub enum FastRegisterError {
         /// Its present value.
         stag: STag,
     },
-    /// More octets than it was allocated for.
-    #[error("{len} octets, {stag} was allocated for {max}")]
+    /// More bytes than it was allocated for.
+    #[error("{len} bytes, {stag} was allocated for {max}")]
     TooLong {
         /// The STag.
         stag: STag,
-        /// Octets given.
+        /// Bytes given.
         len: u64,
         /// Its maximum.
         max: u64,
@@ -283,7 +283,7 @@ pub enum FastRegisterError {
 /// Why an STag was not invalidated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidateError {
-    /// No such STag, a stale key octet, or (for a peer) an STag that is in the invalid state already.
+    /// No such STag, a stale key byte, or (for a peer) an STag that is in the invalid state already.
     #[error("{stag} is not valid")]
     InvalidStag {
         /// The STag given.

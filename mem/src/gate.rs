@@ -85,7 +85,7 @@ impl Gate {
         }
     }
 
-    /// Waits until no pin is held. Afterwards no octet is touched through this gate any more.
+    /// Waits until no pin is held. Afterwards no byte is touched through this gate any more.
     pub(crate) fn drain(&self) {
         debug_assert!(!self.is_open());
         for turn in 0..SPINS + YIELDS {

@@ -4,35 +4,35 @@ use core::{fmt, marker::PhantomData, ops::Range};
 
 use crate::copy;
 
-/// Octets to send: an address and a length that hold for `'a`. They may be memory that a peer or the program changes
+/// Bytes to send: an address and a length that hold for `'a`. They may be memory that a peer or the program changes
 /// meanwhile, so there is no way to get a slice of them.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct IoVec<'a> {
     raw: libc::iovec,
-    _octets: PhantomData<&'a [u8]>,
+    _bytes: PhantomData<&'a [u8]>,
 }
 
-/// Octets to receive into: an address and a length that hold for `'a`.
+/// Bytes to receive into: an address and a length that hold for `'a`.
 #[repr(transparent)]
 pub struct IoVecMut<'a> {
     raw: libc::iovec,
-    _octets: PhantomData<&'a mut [u8]>,
+    _bytes: PhantomData<&'a mut [u8]>,
 }
 
 impl<'a> IoVec<'a> {
     /// # Safety
-    /// The octets are readable for `'a`; whoever writes them meanwhile does so atomically, or is the kernel.
+    /// The bytes are readable for `'a`; whoever writes them meanwhile does so atomically, or is the kernel.
     pub unsafe fn from_raw(at: *const u8, len: usize) -> Self {
-        Self { raw: libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len }, _octets: PhantomData }
+        Self { raw: libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len }, _bytes: PhantomData }
     }
 
-    /// Octets.
+    /// Bytes.
     pub fn len(&self) -> usize {
         self.raw.iov_len
     }
 
-    /// True if there is no octet.
+    /// True if there is no byte.
     pub fn is_empty(&self) -> bool {
         self.raw.iov_len == 0
     }
@@ -44,23 +44,23 @@ impl<'a> IoVec<'a> {
     pub fn sub(&self, range: Range<usize>) -> Self {
         check(&range, self.len());
         let at: *mut u8 = self.raw.iov_base.cast();
-        // SAFETY: `range` is inside of the octets that hold for `'a`.
+        // SAFETY: `range` is inside of the bytes that hold for `'a`.
         unsafe { Self::from_raw(at.add(range.start), range.len()) }
     }
 
-    /// Copies all octets to the front of `to`.
+    /// Copies all bytes to the front of `to`.
     ///
     /// # Panics
     /// If `to` is shorter.
     pub fn copy_to(&self, to: &mut [u8]) {
-        assert!(to.len() >= self.len(), "{} octets do not fit into {}", self.len(), to.len());
-        // SAFETY: our octets are readable and changed only atomically; `to` is a private slice, long enough.
+        assert!(to.len() >= self.len(), "{} bytes do not fit into {}", self.len(), to.len());
+        // SAFETY: our bytes are readable and changed only atomically; `to` is a private slice, long enough.
         unsafe { copy::load(to.as_mut_ptr(), self.raw.iov_base.cast(), self.len()) }
     }
 
-    /// Appends all octets to `to`.
+    /// Appends all bytes to `to`.
     pub fn append_to(&self, to: &mut Vec<u8>) {
-        // SAFETY: our octets are readable and changed only atomically.
+        // SAFETY: our bytes are readable and changed only atomically.
         unsafe { append(to, self.raw.iov_base.cast(), self.len()) }
     }
 
@@ -69,7 +69,7 @@ impl<'a> IoVec<'a> {
         list.as_ptr().cast()
     }
 
-    /// Octets of all elements.
+    /// Bytes of all elements.
     pub fn total(list: &[Self]) -> usize {
         list.iter().map(Self::len).sum()
     }
@@ -77,17 +77,17 @@ impl<'a> IoVec<'a> {
 
 impl<'a> IoVecMut<'a> {
     /// # Safety
-    /// The octets are writable for `'a`; whoever else accesses them meanwhile does so atomically, or is the kernel.
+    /// The bytes are writable for `'a`; whoever else accesses them meanwhile does so atomically, or is the kernel.
     pub unsafe fn from_raw(at: *mut u8, len: usize) -> Self {
-        Self { raw: libc::iovec { iov_base: at.cast(), iov_len: len }, _octets: PhantomData }
+        Self { raw: libc::iovec { iov_base: at.cast(), iov_len: len }, _bytes: PhantomData }
     }
 
-    /// Octets.
+    /// Bytes.
     pub fn len(&self) -> usize {
         self.raw.iov_len
     }
 
-    /// True if there is no octet.
+    /// True if there is no byte.
     pub fn is_empty(&self) -> bool {
         self.raw.iov_len == 0
     }
@@ -99,7 +99,7 @@ impl<'a> IoVecMut<'a> {
     pub fn sub(&mut self, range: Range<usize>) -> IoVecMut<'_> {
         check(&range, self.len());
         let at: *mut u8 = self.raw.iov_base.cast();
-        // SAFETY: `range` is inside of the octets that hold for `'a`, and the whole is borrowed meanwhile.
+        // SAFETY: `range` is inside of the bytes that hold for `'a`, and the whole is borrowed meanwhile.
         unsafe { IoVecMut::from_raw(at.add(range.start), range.len()) }
     }
 
@@ -108,12 +108,12 @@ impl<'a> IoVecMut<'a> {
     /// # Panics
     /// If `from` is longer than this.
     pub fn copy_from(&mut self, from: &[u8]) {
-        assert!(from.len() <= self.len(), "{} octets do not fit into {}", from.len(), self.len());
-        // SAFETY: our octets are writable and otherwise accessed only atomically; `from` is a slice.
+        assert!(from.len() <= self.len(), "{} bytes do not fit into {}", from.len(), self.len());
+        // SAFETY: our bytes are writable and otherwise accessed only atomically; `from` is a slice.
         unsafe { copy::store(self.raw.iov_base.cast(), from.as_ptr(), from.len()) }
     }
 
-    /// The same octets, to be read.
+    /// The same bytes, to be read.
     pub fn as_io_vec(&self) -> IoVec<'_> {
         // SAFETY: what may be written may be read.
         unsafe { IoVec::from_raw(self.raw.iov_base.cast(), self.len()) }
@@ -124,50 +124,50 @@ impl<'a> IoVecMut<'a> {
         list.as_mut_ptr().cast()
     }
 
-    /// Octets of all elements.
+    /// Bytes of all elements.
     pub fn total(list: &[Self]) -> usize {
         list.iter().map(Self::len).sum()
     }
 }
 
 impl<'a> From<&'a [u8]> for IoVec<'a> {
-    fn from(octets: &'a [u8]) -> Self {
+    fn from(bytes: &'a [u8]) -> Self {
         // SAFETY: nobody writes a borrowed slice.
-        unsafe { Self::from_raw(octets.as_ptr(), octets.len()) }
+        unsafe { Self::from_raw(bytes.as_ptr(), bytes.len()) }
     }
 }
 
 impl<'a> From<&'a mut [u8]> for IoVecMut<'a> {
-    fn from(octets: &'a mut [u8]) -> Self {
+    fn from(bytes: &'a mut [u8]) -> Self {
         // SAFETY: nobody else has a mutably borrowed slice.
-        unsafe { Self::from_raw(octets.as_mut_ptr(), octets.len()) }
+        unsafe { Self::from_raw(bytes.as_mut_ptr(), bytes.len()) }
     }
 }
 
 impl fmt::Debug for IoVec<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "IoVec({} octets)", self.len())
+        write!(f, "IoVec({} bytes)", self.len())
     }
 }
 
 impl fmt::Debug for IoVecMut<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "IoVecMut({} octets)", self.len())
+        write!(f, "IoVecMut({} bytes)", self.len())
     }
 }
 
 pub(crate) fn check(range: &Range<usize>, len: usize) {
-    assert!(range.start <= range.end && range.end <= len, "{range:?} is not inside of {len} octets");
+    assert!(range.start <= range.end && range.end <= len, "{range:?} is not inside of {len} bytes");
 }
 
-/// Appends `len` shared octets to a vector.
+/// Appends `len` shared bytes to a vector.
 ///
 /// # Safety
 /// As for [`copy::load`], as to `from`.
 pub(crate) unsafe fn append(to: &mut Vec<u8>, from: *const u8, len: usize) {
     to.reserve(len);
     let spare = to.spare_capacity_mut().as_mut_ptr();
-    // SAFETY: `reserve` made room for `len` octets, which are set before they count.
+    // SAFETY: `reserve` made room for `len` bytes, which are set before they count.
     unsafe {
         copy::load(spare.cast(), from, len);
         to.set_len(to.len() + len);
@@ -198,16 +198,16 @@ mod tests {
     #[test]
     fn layout_is_the_systems() {
         assert_eq!(size_of::<IoVec<'_>>(), size_of::<libc::iovec>());
-        let octets = [1u8, 2, 3];
-        let list = [IoVec::from(&octets[..2]), IoVec::from(&octets[2..])];
+        let bytes = [1u8, 2, 3];
+        let list = [IoVec::from(&bytes[..2]), IoVec::from(&bytes[2..])];
         // SAFETY: two elements lie there.
         let raw = unsafe { core::slice::from_raw_parts(IoVec::as_libc(&list), 2) };
         assert_eq!((raw[0].iov_len, raw[1].iov_len), (2, 1));
-        assert_eq!(raw[1].iov_base.addr(), octets.as_ptr().addr() + 2);
+        assert_eq!(raw[1].iov_base.addr(), bytes.as_ptr().addr() + 2);
     }
 
     #[test]
-    #[should_panic(expected = "is not inside of 3 octets")]
+    #[should_panic(expected = "is not inside of 3 bytes")]
     fn no_part_beyond_the_end() {
         IoVec::from(&[1u8, 2, 3][..]).sub(1..4);
     }

@@ -7,11 +7,11 @@
 //!
 //! # Memory a peer can reach is never a Rust reference
 //! The peer's Write is executed by code of this very process, in whatever thread drives the engine, while the
-//! program looks at the same octets. That race is legal between an RNIC and a program; between two threads of
+//! program looks at the same bytes. That race is legal between an RNIC and a program; between two threads of
 //! one Rust program it is undefined behaviour, unless both sides use atomic accesses. Hence:
 //!
 //! * **Shared** memory ([`Span::is_shared`]): every copy is made of relaxed atomic accesses of naturally aligned
-//!   words, and the last octets of a copy become visible last, since programs spin on them.
+//!   words, and the last bytes of a copy become visible last, since programs spin on them.
 //! * **Exclusive** memory: somebody who wrote `unsafe` ([`Memory::borrowed`], [`Memory::exclusive`]) promised
 //!   that an in-flight buffer belongs to the engine; there a copy is `memcpy` and [`Pinned::fold`] copies nothing.
 //!

@@ -1,9 +1,9 @@
-//! What a region is made of: octets of ours, of a buffer kept alive, or of a caller who vouches for them.
+//! What a region is made of: bytes of ours, of a buffer kept alive, or of a caller who vouches for them.
 
 use core::{any::Any, fmt, ptr::NonNull};
 use std::io;
 
-/// Octets to register. Dropped with the last region, window or span that stands on them.
+/// Bytes to register. Dropped with the last region, window or span that stands on them.
 pub struct Memory {
     at: NonNull<u8>,
     len: usize,
@@ -19,14 +19,14 @@ enum Keep {
     Buffer(#[expect(dead_code, reason = "kept for its drop")] Box<dyn Any + Send>),
 }
 
-// SAFETY: `Memory` is an address, a length and a `Send` owner. It touches no octet itself; whoever does (the copies
+// SAFETY: `Memory` is an address, a length and a `Send` owner. It touches no byte itself; whoever does (the copies
 // of this crate) uses atomic accesses, or stands under the promise of `exclusive`.
 unsafe impl Send for Memory {}
 // SAFETY: as above; `&Memory` gives away the address and nothing else (`Keep` is never looked at).
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// `len` zeroed octets on pages of their own.
+    /// `len` zeroed bytes on pages of their own.
     ///
     /// # Errors
     /// The system's, if it has no memory.
@@ -35,11 +35,11 @@ impl Memory {
         Ok(Self { at: pages.at, len, exclusive: false, _keep: Keep::Owned(pages) })
     }
 
-    /// The `len` octets at `at`, which belong to the caller. Exclusive unless it is registered with rights that
+    /// The `len` bytes at `at`, which belong to the caller. Exclusive unless it is registered with rights that
     /// let a peer reach it, or [`Memory::shared`] is said.
     ///
     /// # Safety
-    /// * All octets stay readable, and writable if LOCAL_WRITE is granted, until the region has been deregistered
+    /// * All bytes stay readable, and writable if LOCAL_WRITE is granted, until the region has been deregistered
     ///   (and every span and window of it with it). A program in C that unmaps them earlier gets a fault in a copy
     ///   or EFAULT from a system call.
     /// * While they are in flight (an unfinished work request names them) nobody else writes them, nor reads what a
@@ -49,7 +49,7 @@ impl Memory {
         Self { at, len, exclusive: true, _keep: Keep::Borrowed }
     }
 
-    /// The `len` octets at `at`, which `keep` owns and which live at that address until `keep` is dropped.
+    /// The `len` bytes at `at`, which `keep` owns and which live at that address until `keep` is dropped.
     ///
     /// # Safety
     /// As for [`Memory::borrowed`], as long as `keep` lives.
@@ -59,7 +59,7 @@ impl Memory {
     }
 
     /// Takes the promise back (or never relies on it): all copies are atomic. For callers that may register the same
-    /// octets twice, once for peers and once not, as C programs do.
+    /// bytes twice, once for peers and once not, as C programs do.
     pub fn shared(mut self) -> Self {
         self.exclusive = false;
         self
@@ -68,24 +68,24 @@ impl Memory {
     /// Copies of it may be plain `memcpy`, unless it is registered with rights that let a peer reach it.
     ///
     /// # Safety
-    /// While an unfinished work request names octets of it, nobody else writes these, nor reads what a receive or a
-    /// Read places, and no two work requests in flight place into the same octets.
+    /// While an unfinished work request names bytes of it, nobody else writes these, nor reads what a receive or a
+    /// Read places, and no two work requests in flight place into the same bytes.
     pub unsafe fn exclusive(mut self) -> Self {
         self.exclusive = true;
         self
     }
 
-    /// Octets.
+    /// Bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if there is no octet.
+    /// True if there is no byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Address of the first octet.
+    /// Address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.at.as_ptr()
     }
@@ -96,11 +96,11 @@ impl Memory {
 }
 
 impl From<Vec<u8>> for Memory {
-    /// The vector's octets (not its spare capacity).
-    fn from(mut octets: Vec<u8>) -> Self {
-        let (at, len) = (octets.as_mut_ptr(), octets.len());
-        // SAFETY: a vector's octets stay where they are when the vector is moved, and nobody else has it now.
-        unsafe { Self::buffer(Box::new(octets), at, len) }.shared()
+    /// The vector's bytes (not its spare capacity).
+    fn from(mut bytes: Vec<u8>) -> Self {
+        let (at, len) = (bytes.as_mut_ptr(), bytes.len());
+        // SAFETY: a vector's bytes stay where they are when the vector is moved, and nobody else has it now.
+        unsafe { Self::buffer(Box::new(bytes), at, len) }.shared()
     }
 }
 
@@ -111,7 +111,7 @@ impl fmt::Debug for Memory {
             Keep::Borrowed => "borrowed",
             Keep::Buffer(_) => "buffer",
         };
-        write!(f, "{} octets at {:p} ({kind})", self.len, self.at)
+        write!(f, "{} bytes at {:p} ({kind})", self.len, self.at)
     }
 }
 
@@ -177,8 +177,8 @@ mod tests {
         assert_eq!(memory.as_ptr().addr() % 4096, 0);
         assert_eq!(memory.len(), 10_000);
         // SAFETY: nobody else has this memory.
-        let octets = unsafe { core::slice::from_raw_parts(memory.as_ptr(), memory.len()) };
-        assert!(octets.iter().all(|&o| o == 0));
+        let bytes = unsafe { core::slice::from_raw_parts(memory.as_ptr(), memory.len()) };
+        assert!(bytes.iter().all(|&o| o == 0));
         assert!(Memory::owned(0).unwrap().is_empty());
     }
 

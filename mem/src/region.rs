@@ -1,4 +1,4 @@
-//! A range of tagged offsets that stands for octets: a region, the binding of a window, a fast registration.
+//! A range of tagged offsets that stands for bytes: a region, the binding of a window, a fast registration.
 
 use core::{fmt, ptr::NonNull};
 use std::sync::Arc;
@@ -21,12 +21,12 @@ pub struct Region {
     stream: Option<StreamId>,
     /// The base given, before ZERO_BASED made it 0.
     origin: u64,
-    /// TO of the first octet.
+    /// TO of the first byte.
     base: u64,
     at: NonNull<u8>,
     len: usize,
     shared: bool,
-    /// `None` once the region has ended for good: whoever still holds the handle keeps no octets.
+    /// `None` once the region has ended for good: whoever still holds the handle keeps no bytes.
     memory: Mutex<Option<Arc<Memory>>>,
     /// The region a window is bound to.
     parent: Option<Arc<Self>>,
@@ -36,7 +36,7 @@ pub struct Region {
 // SAFETY: `at` points into `memory`, which is `Send` and kept alive by this until the gate is closed and drained; everything
 // else is `Send`.
 unsafe impl Send for Region {}
-// SAFETY: `&Region` hands out the address, never access to the octets; pins are counted atomically.
+// SAFETY: `&Region` hands out the address, never access to the bytes; pins are counted atomically.
 unsafe impl Sync for Region {}
 
 /// Where a range of tagged offsets fails to lie inside of a region.
@@ -57,7 +57,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// The rules of `ibv_reg_mr(3)`, and that every octet has a TO which RFC 5041 7.1 lets a peer name.
+    /// The rules of `ibv_reg_mr(3)`, and that every byte has a TO which RFC 5041 7.1 lets a peer name.
     pub(crate) fn check(&self) -> Result<(), RegisterError> {
         if self.access.changes_memory() && !self.access.contains(Access::LOCAL_WRITE) {
             return Err(RegisterError::RemoteWriteNeedsLocalWrite { access: self.access });
@@ -117,22 +117,22 @@ impl Region {
         self.stream
     }
 
-    /// TO of the first octet.
+    /// TO of the first byte.
     pub fn base(&self) -> u64 {
         self.base
     }
 
-    /// Octets.
+    /// Bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if there is no octet.
+    /// True if there is no byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Address of the first octet. Whoever uses it answers for the memory being there and for racing with peers.
+    /// Address of the first byte. Whoever uses it answers for the memory being there and for racing with peers.
     pub fn as_ptr(&self) -> *mut u8 {
         self.at.as_ptr()
     }
@@ -152,7 +152,7 @@ impl Region {
         self.gate.pins()
     }
 
-    /// The `len` octets from `offset` (counted from the first octet, whatever its TO), for the program itself.
+    /// The `len` bytes from `offset` (counted from the first byte, whatever its TO), for the program itself.
     ///
     /// # Errors
     /// [`LocalError::OutOfRange`].
@@ -163,7 +163,7 @@ impl Region {
         }
     }
 
-    /// Offset of the first octet. RFC 5041 7.1: "The TO falls in the range of legal offsets registered for the STag",
+    /// Offset of the first byte. RFC 5041 7.1: "The TO falls in the range of legal offsets registered for the STag",
     /// so does the sum with the length, and "a 64-bit unsigned sum [..] does not wrap".
     pub(crate) fn locate(&self, to: u64, len: u64) -> Result<usize, RangeError> {
         let end = to.checked_add(len).ok_or(RangeError::Wrap)?;
@@ -175,7 +175,7 @@ impl Region {
         Ok(offset as usize)
     }
 
-    /// A window onto `len` octets from `offset` of this region.
+    /// A window onto `len` bytes from `offset` of this region.
     pub(crate) fn window(
         self: &Arc<Self>,
         stag: STag,
@@ -216,7 +216,7 @@ impl Region {
         })
     }
 
-    /// The gate is closed and drained, and the STag will not come back: the octets are given back.
+    /// The gate is closed and drained, and the STag will not come back: the bytes are given back.
     pub(crate) fn give_back(&self) {
         debug_assert!(!self.is_live(), "only what was revoked is given back");
         drop(self.memory.lock().take());

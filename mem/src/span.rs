@@ -1,4 +1,4 @@
-//! A checked part of a region, and the pin under which its octets may be touched.
+//! A checked part of a region, and the pin under which its bytes may be touched.
 
 use core::{
     fmt,
@@ -15,11 +15,11 @@ use crate::{
     iovec::{append, check},
 };
 
-/// Shared octets pass through the stack in blocks of this size on their way to a checksum: large enough that the
+/// Shared bytes pass through the stack in blocks of this size on their way to a checksum: large enough that the
 /// checksum's start-up does not count, small enough to stay in the first-level cache.
 const FOLD_BLOCK: usize = 4096;
 
-/// Octets of a region that passed every check. It holds no address: those exist under a [`Pinned`].
+/// Bytes of a region that passed every check. It holds no address: those exist under a [`Pinned`].
 #[derive(Clone)]
 pub struct Span {
     region: Arc<Region>,
@@ -33,12 +33,12 @@ impl Span {
         Self { region, offset, len }
     }
 
-    /// Octets.
+    /// Bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if there is no octet.
+    /// True if there is no byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -83,7 +83,7 @@ impl fmt::Debug for Span {
     }
 }
 
-/// A pinned span: its octets stay where they are until this is dropped. Offsets count from the start of the span.
+/// A pinned span: its bytes stay where they are until this is dropped. Offsets count from the start of the span.
 #[must_use]
 pub struct Pinned<'a> {
     region: &'a Arc<Region>,
@@ -108,12 +108,12 @@ impl<'a> Pinned<'a> {
         Self { region, offset, len, counted: false }
     }
 
-    /// Octets.
+    /// Bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if there is no octet.
+    /// True if there is no byte.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -123,15 +123,15 @@ impl<'a> Pinned<'a> {
         self.region.is_shared()
     }
 
-    /// The same octets, to be pinned again later.
+    /// The same bytes, to be pinned again later.
     pub fn to_span(&self) -> Span {
         Span { region: self.region.clone(), offset: self.offset, len: self.len }
     }
 
-    /// Address of the octet at `range.start`, after the check that all of `range` is inside.
+    /// Address of the byte at `range.start`, after the check that all of `range` is inside.
     fn at(&self, range: &Range<usize>) -> *mut u8 {
         check(range, self.len);
-        // SAFETY: the pinned octets lie in their region and `range` among them.
+        // SAFETY: the pinned bytes lie in their region and `range` among them.
         unsafe { self.region.as_ptr().add(self.offset + range.start) }
     }
 
@@ -140,17 +140,17 @@ impl<'a> Pinned<'a> {
         self.at(&(0..self.len())).addr()
     }
 
-    /// The octets of `range`, to be sent by a system call.
+    /// The bytes of `range`, to be sent by a system call.
     ///
     /// # Panics
     /// If `range` is not inside.
     pub fn io_vec(&self, range: Range<usize>) -> IoVec<'_> {
-        // SAFETY: the pin keeps the octets there as long as the result; they are changed only atomically, or stand
+        // SAFETY: the pin keeps the bytes there as long as the result; they are changed only atomically, or stand
         // under the promise of exclusive memory.
         unsafe { IoVec::from_raw(self.at(&range), range.len()) }
     }
 
-    /// The octets of `range`, to be received into by a system call.
+    /// The bytes of `range`, to be received into by a system call.
     ///
     /// # Panics
     /// If `range` is not inside.
@@ -159,7 +159,7 @@ impl<'a> Pinned<'a> {
         unsafe { IoVecMut::from_raw(self.at(&range), range.len()) }
     }
 
-    /// Copies octets out, from `offset` on, as many as `dst` holds.
+    /// Copies bytes out, from `offset` on, as many as `dst` holds.
     ///
     /// # Panics
     /// If these are not inside.
@@ -176,7 +176,7 @@ impl<'a> Pinned<'a> {
         }
     }
 
-    /// Appends the octets of `range` to `dst`.
+    /// Appends the bytes of `range` to `dst`.
     ///
     /// # Panics
     /// If `range` is not inside.
@@ -193,7 +193,7 @@ impl<'a> Pinned<'a> {
         }
     }
 
-    /// Copies `src` in at `offset`. In shared memory the last octets become visible last.
+    /// Copies `src` in at `offset`. In shared memory the last bytes become visible last.
     ///
     /// # Panics
     /// If it does not fit.
@@ -210,7 +210,7 @@ impl<'a> Pinned<'a> {
         }
     }
 
-    /// Folds `f` over the octets of `range`, block by block, for checksums. Shared octets are copied block by block
+    /// Folds `f` over the bytes of `range`, block by block, for checksums. Shared bytes are copied block by block
     /// first: they may change while `f` looks at them.
     ///
     /// # Panics
@@ -226,25 +226,25 @@ impl<'a> Pinned<'a> {
         let mut done = 0;
         while done < range.len() {
             let len = FOLD_BLOCK.min(range.len() - done);
-            // SAFETY: `done + len` is inside of the range; the first `len` octets of the block are set here.
-            let octets = unsafe {
+            // SAFETY: `done + len` is inside of the range; the first `len` bytes of the block are set here.
+            let bytes = unsafe {
                 copy::load(block.as_mut_ptr().cast(), src.add(done), len);
                 core::slice::from_raw_parts(block.as_ptr().cast(), len)
             };
-            folded = f(folded, octets);
+            folded = f(folded, bytes);
             done += len;
         }
         folded
     }
 
-    /// Replaces the eight octets at `offset`, as a number in the machine's own octet order, by `f` of them, at once for
+    /// Replaces the eight bytes at `offset`, as a number in the machine's own byte order, by `f` of them, at once for
     /// every thread of this process. `f` may be called several times. Returns the number that was replaced.
     ///
     /// # Errors
     /// [`Unaligned`], if the address is no multiple of eight; nothing is changed then (RFC 7306 5.1.1, 5.1.2).
     ///
     /// # Panics
-    /// If the eight octets are not inside.
+    /// If the eight bytes are not inside.
     pub fn atomic_u64(&self, offset: usize, mut f: impl FnMut(u64) -> u64) -> Result<u64, Unaligned> {
         let cell = self.atomic_cell(offset)?;
         // Total order with other atomics, and with the copies before and behind in this stream.
@@ -253,13 +253,13 @@ impl<'a> Pinned<'a> {
             .unwrap_or_else(|old| old))
     }
 
-    /// The eight octets at `offset` as an atomic number, coherent with the atomic operations of peers.
+    /// The eight bytes at `offset` as an atomic number, coherent with the atomic operations of peers.
     ///
     /// # Errors
     /// [`Unaligned`], if the address is no multiple of eight.
     ///
     /// # Panics
-    /// If the eight octets are not inside.
+    /// If the eight bytes are not inside.
     pub fn atomic_cell(&self, offset: usize) -> Result<&AtomicU64, Unaligned> {
         let at: *mut u64 = self.at(&(offset..offset.saturating_add(8))).cast();
         if !at.is_aligned() {

@@ -58,7 +58,7 @@ impl Default for Limits {
 pub struct Rereg {
     /// Another protection domain.
     pub pd: Option<PdId>,
-    /// Other memory, and the TO of its first octet.
+    /// Other memory, and the TO of its first byte.
     pub memory: Option<(Memory, u64)>,
     /// Other rights.
     pub access: Option<Access>,
@@ -130,7 +130,7 @@ impl Slot {
 }
 
 impl Region {
-    /// The offset of `to`, if a peer on `stream` may touch `len` octets there.
+    /// The offset of `to`, if a peer on `stream` may touch `len` bytes there.
     fn check_remote(
         &self,
         stream: StreamId,
@@ -153,7 +153,7 @@ impl Region {
         Ok(offset)
     }
 
-    /// The offset of `addr`, if an element of ours may name `len` octets there.
+    /// The offset of `addr`, if an element of ours may name `len` bytes there.
     fn check_local(&self, pd: PdId, addr: u64, len: u32, write: bool) -> Result<usize, LocalError> {
         let lkey = self.lkey();
         if self.pd() != pd {
@@ -179,9 +179,9 @@ impl Hasher for IndexHasher {
         self.0
     }
 
-    fn write(&mut self, octets: &[u8]) {
-        for &octet in octets {
-            self.write_u32(u32::from(octet));
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u32(u32::from(byte));
         }
     }
 
@@ -208,7 +208,7 @@ impl Table {
         self.lenient.store(on, Relaxed);
     }
 
-    /// Treats every region registered from now on as shared: for programs that may register octets twice, with rights
+    /// Treats every region registered from now on as shared: for programs that may register bytes twice, with rights
     /// for peers and without. Off at first.
     pub fn set_all_shared(&self, on: bool) {
         self.all_shared.store(on, Relaxed);
@@ -224,8 +224,8 @@ impl Table {
         self.len() == 0
     }
 
-    /// Registers memory: `base` is the TO of its first octet (without effect with [`Access::ZERO_BASED`]). The STag has
-    /// a random index and key octet 0.
+    /// Registers memory: `base` is the TO of its first byte (without effect with [`Access::ZERO_BASED`]). The STag has
+    /// a random index and key byte 0.
     ///
     /// # Errors
     /// [`RegisterError`].
@@ -244,7 +244,7 @@ impl Table {
         })
     }
 
-    /// Changes protection domain, memory or rights of a region. With other memory, or after an invalidation, its key octet is
+    /// Changes protection domain, memory or rights of a region. With other memory, or after an invalidation, its key byte is
     /// the next one and the old STag is stale; otherwise the STag stays, as programs expect of `ibv_rereg_mr`. Waits until no
     /// pin of the old region is held.
     ///
@@ -289,7 +289,7 @@ impl Table {
         Ok(new)
     }
 
-    /// Ends a region (or a fast-register STag). Waits until no pin is held; afterwards no octet of it is touched. The
+    /// Ends a region (or a fast-register STag). Waits until no pin is held; afterwards no byte of it is touched. The
     /// calling thread must hold no pin of it.
     ///
     /// # Errors
@@ -343,8 +343,8 @@ impl Table {
         reserved
     }
 
-    /// A peer's access to `len` octets from `to`, asked for by `stream` of protection domain `pd`. The order of checks
-    /// is that of RFC 5041 7.1: validity, association, wrap, range; then the right (RFC 5040 7). A segment of no octets
+    /// A peer's access to `len` bytes from `to`, asked for by `stream` of protection domain `pd`. The order of checks
+    /// is that of RFC 5041 7.1: validity, association, wrap, range; then the right (RFC 5040 7). A segment of no bytes
     /// is not to be checked (RFC 5041 5.2), so it is not to be asked for.
     ///
     /// # Errors
@@ -365,8 +365,8 @@ impl Table {
         Ok(Span::new(region.clone(), offset, len as usize))
     }
 
-    /// A scatter/gather element of ours: `len` octets from `addr`, to be written if `write`. With `len` 0 the address is
-    /// not looked at (an element of no octets names nothing), the key is.
+    /// A scatter/gather element of ours: `len` bytes from `addr`, to be written if `write`. With `len` 0 the address is
+    /// not looked at (an element of no bytes names nothing), the key is.
     ///
     /// # Errors
     /// [`LocalError`].

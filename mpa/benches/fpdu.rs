@@ -9,7 +9,7 @@ fn main() {
     divan::main();
 }
 
-/// ULPDU octets: a small Write, what an Ethernet frame carries, what MPA allows.
+/// ULPDU bytes: a small Write, what an Ethernet frame carries, what MPA allows.
 const SIZES: [usize; 3] = [78, 1418, 64_768];
 
 /// CRC, Markers.
@@ -23,8 +23,8 @@ fn built(tx: &mut FpduTx, buffer: &mut Vec<u8>, size: usize) {
 
 #[divan::bench(args = SIZES)]
 fn crc32c(bencher: Bencher<'_, '_>, size: usize) {
-    let octets = vec![0x5A; size];
-    bencher.counter(BytesCount::new(size)).bench_local(|| mpa::crc32c(black_box(&octets)));
+    let bytes = vec![0x5A; size];
+    bencher.counter(BytesCount::new(size)).bench_local(|| mpa::crc32c(black_box(&bytes)));
 }
 
 #[divan::bench(args = SIZES, consts = [0, 1, 2])]
@@ -40,9 +40,9 @@ fn parse<const MODE: usize>(bencher: Bencher<'_, '_>, size: usize) {
     let (crc, markers) = MODES[MODE];
     let mut whole = Vec::new();
     built(&mut FpduTx::new(crc, markers), &mut whole, size);
-    // Markers are taken out where they stand: each round needs octets as they came, at the start of a stream.
-    bencher.counter(BytesCount::new(size)).with_inputs(|| whole.clone()).bench_local_refs(|octets| {
-        let step = FpduRx::new(crc, markers).next(black_box(octets));
+    // Markers are taken out where they stand: each round needs bytes as they came, at the start of a stream.
+    bencher.counter(BytesCount::new(size)).with_inputs(|| whole.clone()).bench_local_refs(|bytes| {
+        let step = FpduRx::new(crc, markers).next(black_box(bytes));
         assert!(matches!(step, Ok(Step::Fpdu(_))));
     });
 }

@@ -22,19 +22,19 @@ pub struct Crc32c {
 const ALL_ONES: u32 = 0xFFFF_FFFF;
 
 impl Crc32c {
-    /// The CRC of no octets.
+    /// The CRC of no bytes.
     pub const fn new() -> Self {
         Self { register: ALL_ONES }
     }
 
-    /// Continues over `octets`.
+    /// Continues over `bytes`.
     #[inline]
-    pub fn update(self, octets: &[u8]) -> Self {
-        // The one-shot entry point is the faster one (3 against 5 ns for 20 octets), and most FPDUs are one piece.
+    pub fn update(self, bytes: &[u8]) -> Self {
+        // The one-shot entry point is the faster one (3 against 5 ns for 20 bytes), and most FPDUs are one piece.
         let register = if self.register == ALL_ONES {
-            engine::one_shot(octets) ^ ALL_ONES
+            engine::one_shot(bytes) ^ ALL_ONES
         } else {
-            engine::extend(self.register, octets)
+            engine::extend(self.register, bytes)
         };
         Self { register }
     }
@@ -45,7 +45,7 @@ impl Crc32c {
         self.register ^ ALL_ONES
     }
 
-    /// The CRC as it stands in the CRC field of an FPDU: least significant octet first (RFC 5044 Figure 5).
+    /// The CRC as it stands in the CRC field of an FPDU: least significant byte first (RFC 5044 Figure 5).
     #[must_use]
     pub const fn finish_wire(self) -> [u8; 4] {
         self.finish().to_le_bytes()
@@ -58,15 +58,15 @@ impl Default for Crc32c {
     }
 }
 
-/// The CRC32C of `octets`, fast for short inputs as well.
+/// The CRC32C of `bytes`, fast for short inputs as well.
 ///
 /// ```
 /// assert_eq!(mpa::crc32c(b"123456789"), 0xE306_9283);
 /// ```
 #[inline]
 #[must_use]
-pub fn crc32c(octets: &[u8]) -> u32 {
-    engine::one_shot(octets)
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    engine::one_shot(bytes)
 }
 
 #[cfg(feature = "std")]
@@ -74,14 +74,14 @@ mod engine {
     use crc_fast::{CrcAlgorithm, Digest};
 
     #[inline]
-    pub(super) fn one_shot(octets: &[u8]) -> u32 {
-        crc_fast::crc32_iscsi(octets)
+    pub(super) fn one_shot(bytes: &[u8]) -> u32 {
+        crc_fast::crc32_iscsi(bytes)
     }
 
     #[inline]
-    pub(super) fn extend(register: u32, octets: &[u8]) -> u32 {
+    pub(super) fn extend(register: u32, bytes: &[u8]) -> u32 {
         let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(register));
-        digest.update(octets);
+        digest.update(bytes);
         digest.get_state() as u32
     }
 }
@@ -92,14 +92,14 @@ mod engine {
 
     static CASTAGNOLI: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISCSI);
 
-    pub(super) fn one_shot(octets: &[u8]) -> u32 {
-        CASTAGNOLI.checksum(octets)
+    pub(super) fn one_shot(bytes: &[u8]) -> u32 {
+        CASTAGNOLI.checksum(bytes)
     }
 
-    pub(super) fn extend(register: u32, octets: &[u8]) -> u32 {
+    pub(super) fn extend(register: u32, bytes: &[u8]) -> u32 {
         // `digest_with_initial` takes the register unreflected and reflects it itself.
         let mut digest = CASTAGNOLI.digest_with_initial(register.reverse_bits());
-        digest.update(octets);
+        digest.update(bytes);
         digest.finalize() ^ super::ALL_ONES
     }
 }
@@ -122,17 +122,17 @@ mod tests {
             (&descending, [0x5C, 0xDB, 0x3F, 0x11]),
             (&[], [0, 0, 0, 0]),
         ];
-        for (octets, field) in examples {
-            assert_eq!(Crc32c::new().update(octets).finish_wire(), field);
-            assert_eq!(crc32c(octets).to_le_bytes(), field);
+        for (bytes, field) in examples {
+            assert_eq!(Crc32c::new().update(bytes).finish_wire(), field);
+            assert_eq!(crc32c(bytes).to_le_bytes(), field);
         }
     }
 
     /// The definition, bit by bit.
-    fn by_definition(octets: &[u8]) -> u32 {
+    fn by_definition(bytes: &[u8]) -> u32 {
         let mut register = ALL_ONES;
-        for octet in octets {
-            register ^= u32::from(*octet);
+        for byte in bytes {
+            register ^= u32::from(*byte);
             for _ in 0..8 {
                 register = if register & 1 == 1 { register >> 1 ^ 0x82F6_3B78 } else { register >> 1 };
             }
@@ -143,16 +143,16 @@ mod tests {
     // [test:RFC5044-4.4-12]
     #[test]
     fn any_cut_gives_the_same_crc() {
-        let octets: Vec<u8> = (0..700u32).map(|n| (n * 7 % 251) as u8).collect();
+        let bytes: Vec<u8> = (0..700u32).map(|n| (n * 7 % 251) as u8).collect();
         for len in [0, 1, 2, 3, 4, 15, 16, 17, 44, 63, 64, 65, 127, 128, 129, 255, 256, 257, 700] {
-            let whole = by_definition(&octets[..len]);
-            assert_eq!(crc32c(&octets[..len]), whole, "{len} octets");
+            let whole = by_definition(&bytes[..len]);
+            assert_eq!(crc32c(&bytes[..len]), whole, "{len} bytes");
             for cut in 0..=len {
-                let (head, tail) = octets[..len].split_at(cut);
+                let (head, tail) = bytes[..len].split_at(cut);
                 assert_eq!(
                     Crc32c::new().update(head).update(tail).finish(),
                     whole,
-                    "{len} octets cut at {cut}"
+                    "{len} bytes cut at {cut}"
                 );
             }
         }

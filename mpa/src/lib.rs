@@ -5,7 +5,7 @@
 //!   TCP stream                                                             DDP
 //!   ──────────                                                             ───
 //!   MPA Request ─────▶ Responder::request ─▶ Request ─▶ accept / reject
-//!   MPA Reply  ◀───── (octets of accept)                └─▶ Negotiated
+//!   MPA Reply  ◀───── (bytes of accept)                └─▶ Negotiated
 //!                      Initiator::request / reply ──────────▶ Negotiated
 //!
 //!   FPDU FPDU ... ───▶ FpduRx::next ───▶ Fpdu { ulpdu: Verified } ─────────▶ segment

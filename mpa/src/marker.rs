@@ -8,17 +8,17 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 //!
-//! A Marker stands at every 512th octet of Full Operation in its direction, the first one before the first
-//! FPDU. FPDUs are multiples of four octets long, so a Marker never splits ULPDU_Length or the CRC field. A
+//! A Marker stands at every 512th byte of Full Operation in its direction, the first one before the first
+//! FPDU. FPDUs are multiples of four bytes long, so a Marker never splits ULPDU_Length or the CRC field. A
 //! Marker that falls between two FPDUs belongs to the second.
 
-/// Octets of a Marker.
+/// Bytes of a Marker.
 pub(crate) const MARKER_LEN: usize = 4;
 
-/// Octets of the stream from one Marker to the next.
+/// Bytes of the stream from one Marker to the next.
 const INTERVAL: usize = 512;
 
-/// Octets of FPDU between two Markers.
+/// Bytes of FPDU between two Markers.
 pub(crate) const STRIDE: usize = INTERVAL - MARKER_LEN;
 
 /// The Markers of one FPDU that starts at a known position of the stream.
@@ -31,28 +31,28 @@ pub(crate) const STRIDE: usize = INTERVAL - MARKER_LEN;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// Octets of the Marker right before ULPDU_Length: 4, or 0 when there is none.
+    /// Bytes of the Marker right before ULPDU_Length: 4, or 0 when there is none.
     pub(crate) lead: usize,
-    /// Octets of FPDU before the first Marker behind ULPDU_Length: 4..=508.
+    /// Bytes of FPDU before the first Marker behind ULPDU_Length: 4..=508.
     first: usize,
     /// Markers behind ULPDU_Length.
     inner: usize,
-    /// Octets of the FPDU without its Markers.
+    /// Bytes of the FPDU without its Markers.
     fpdu_len: usize,
 }
 
 impl Layout {
-    /// `position`: octets of Full Operation before this FPDU; `fpdu_len`: its octets without Markers.
+    /// `position`: bytes of Full Operation before this FPDU; `fpdu_len`: its bytes without Markers.
     #[inline]
     pub(crate) fn new(position: u64, fpdu_len: usize) -> Self {
         let past_marker = (position % INTERVAL as u64) as usize;
         let (lead, first) = if past_marker == 0 { (MARKER_LEN, STRIDE) } else { (0, INTERVAL - past_marker) };
-        // A Marker right behind the CRC field is the next FPDU's: only those with FPDU octets behind them count.
+        // A Marker right behind the CRC field is the next FPDU's: only those with FPDU bytes behind them count.
         let inner = fpdu_len.saturating_sub(first).div_ceil(STRIDE);
         Self { lead, first, inner, fpdu_len }
     }
 
-    /// Octets on the wire, all Markers included.
+    /// Bytes on the wire, all Markers included.
     #[inline]
     pub(crate) fn wire_len(&self) -> usize {
         self.lead + self.fpdu_len + MARKER_LEN * self.inner
@@ -64,20 +64,20 @@ impl Layout {
         self.inner
     }
 
-    /// Octets of FPDU before inner Marker `n` (0-based).
+    /// Bytes of FPDU before inner Marker `n` (0-based).
     #[inline]
     pub(crate) fn fpdu_offset(&self, n: usize) -> usize {
         self.first + STRIDE * n
     }
 
-    /// Octets from ULPDU_Length to the first octet of inner Marker `n`: its FPDUPTR.
+    /// Bytes from ULPDU_Length to the first byte of inner Marker `n`: its FPDUPTR.
     #[inline]
     pub(crate) fn pointer(&self, n: usize) -> usize {
         self.first + INTERVAL * n
     }
 }
 
-/// The octets of a Marker.
+/// The bytes of a Marker.
 #[inline]
 pub(crate) fn emit(pointer: u16) -> [u8; MARKER_LEN] {
     let [high, low] = pointer.to_be_bytes();
@@ -124,7 +124,7 @@ mod tests {
                 let (lead, pointers) = by_walking(position, fpdu_len);
                 let layout = Layout::new(position, fpdu_len);
                 let found: Vec<_> = (0..layout.inner()).map(|n| layout.pointer(n)).collect();
-                assert_eq!((layout.lead, found), (lead, pointers), "at {position}, {fpdu_len} octets");
+                assert_eq!((layout.lead, found), (lead, pointers), "at {position}, {fpdu_len} bytes");
                 assert_eq!(layout.wire_len(), lead + fpdu_len + 4 * layout.inner());
             }
         }

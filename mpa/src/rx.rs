@@ -1,4 +1,4 @@
-//! Receiving FPDUs: one direction's octets in, verified ULPDUs out (RFC 5044 sections 4 and 6).
+//! Receiving FPDUs: one direction's bytes in, verified ULPDUs out (RFC 5044 sections 4 and 6).
 
 use alloc::vec::Vec;
 use core::ops::{Deref, Range};
@@ -20,7 +20,7 @@ use crate::size::{CRC_LEN, LENGTH_LEN, MIN_FPDU, fpdu_len};
 ///    ◀── consumed ──▶ next call starts here
 /// ```
 ///
-/// How octets are cut into reads makes no difference.
+/// How bytes are cut into reads makes no difference.
 #[derive(Debug)]
 pub struct FpduRx {
     crc: bool,
@@ -118,19 +118,19 @@ impl VerifiedBuf {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FpduError {
     /// Code 2: the CRC does not match.
-    #[error("FPDU at octet {position}: CRC32C is {received:#010x}, computed {computed:#010x}")]
+    #[error("FPDU at byte {position}: CRC32C is {received:#010x}, computed {computed:#010x}")]
     Crc {
-        /// Octets of Full Operation before the FPDU.
+        /// Bytes of Full Operation before the FPDU.
         position: u64,
-        /// Over the octets that came.
+        /// Over the bytes that came.
         computed: u32,
         /// In the CRC field.
         received: u32,
     },
     /// Code 3: the CRC is right, but a Marker and the ULPDU_Lengths disagree on where the FPDU starts.
-    #[error("Marker at octet {position}: FPDUPTR is {found}, the FPDU starts {expected} octets before")]
+    #[error("Marker at byte {position}: FPDUPTR is {found}, the FPDU starts {expected} bytes before")]
     Marker {
-        /// Octets of Full Operation before the Marker.
+        /// Bytes of Full Operation before the Marker.
         position: u64,
         /// FPDUPTR by the ULPDU_Lengths.
         expected: u16,
@@ -140,13 +140,13 @@ pub enum FpduError {
 }
 
 impl FpduRx {
-    /// The direction at the first octet behind the startup frame, with what was negotiated for it.
+    /// The direction at the first byte behind the startup frame, with what was negotiated for it.
     #[must_use]
     pub const fn new(crc: bool, markers: bool) -> Self {
         Self { crc, markers, position: 0, failed: None }
     }
 
-    /// Looks at the front of `input`, whose first octet is the one at [`position`](Self::position).
+    /// Looks at the front of `input`, whose first byte is the one at [`position`](Self::position).
     ///
     /// A whole FPDU is verified and counted as consumed. With Markers its ULPDU is moved together in place, so
     /// that [`Fpdu::ulpdu`] is the ULPDU alone. Until the FPDU is whole, `input` is left as it is.
@@ -168,7 +168,7 @@ impl FpduRx {
         step
     }
 
-    /// Octets of Full Operation consumed so far.
+    /// Bytes of Full Operation consumed so far.
     #[must_use]
     pub const fn position(&self) -> u64 {
         self.position
@@ -221,7 +221,7 @@ impl FpduRx {
         Fpdu { consumed: fpdu.len(), start: ulpdu.start, ulpdu: Verified(&fpdu[ulpdu]) }
     }
 
-    /// The CRC covers all octets before the CRC field, a leading Marker and one between PAD and CRC included.
+    /// The CRC covers all bytes before the CRC field, a leading Marker and one between PAD and CRC included.
     #[inline]
     fn check_crc(&self, fpdu: &[u8]) -> Result<(), FpduError> {
         if self.crc
@@ -239,7 +239,7 @@ impl FpduRx {
         let check = |at: usize, expected: usize| {
             // Behind an oversized ULPDU a Marker may be too far from the header for FPDUPTR to say it.
             let Ok(expected) = u16::try_from(expected) else { return Ok(()) };
-            let marker = fpdu.get(at..).and_then(|octets| octets.first_chunk::<MARKER_LEN>());
+            let marker = fpdu.get(at..).and_then(|bytes| bytes.first_chunk::<MARKER_LEN>());
             match marker.map(|marker| marker::parse(*marker)) {
                 Some(found) if found != expected => {
                     Err(FpduError::Marker { position: self.position + at as u64, expected, found })
@@ -256,7 +256,7 @@ impl FpduRx {
     }
 }
 
-/// Moves the first `wanted` octets of FPDU (ULPDU_Length and ULPDU) together, one move per Marker.
+/// Moves the first `wanted` bytes of FPDU (ULPDU_Length and ULPDU) together, one move per Marker.
 fn remove_markers(fpdu: &mut [u8], layout: &Layout, wanted: usize) {
     for n in 0..layout.inner() {
         let to = layout.fpdu_offset(n);
@@ -275,7 +275,7 @@ mod tests {
     use crate::FpduTx;
     use alloc::vec::Vec;
 
-    /// Long after the TCP sequence numbers have wrapped, Markers still stand 512 octets apart.
+    /// Long after the TCP sequence numbers have wrapped, Markers still stand 512 bytes apart.
     // [test:RFC5044-4.3-04]
     #[test]
     fn positions_past_2_to_32() {
@@ -286,7 +286,7 @@ mod tests {
             let mut buf: Vec<u8> = (0..len + 2).map(|n| n as u8).collect();
             let expected = buf[2..].to_vec();
             tx.seal(&mut buf, 0);
-            let Ok(Step::Fpdu(fpdu)) = rx.next(&mut buf) else { panic!("{len} octets") };
+            let Ok(Step::Fpdu(fpdu)) = rx.next(&mut buf) else { panic!("{len} bytes") };
             assert_eq!(*fpdu.ulpdu, expected);
         }
         assert!(rx.position() > 1 << 32);

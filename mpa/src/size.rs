@@ -2,38 +2,38 @@
 
 use crate::marker::MARKER_LEN;
 
-/// Octets of the ULPDU_Length field.
+/// Bytes of the ULPDU_Length field.
 pub(crate) const LENGTH_LEN: usize = 2;
 
-/// Octets of the CRC field.
+/// Bytes of the CRC field.
 pub(crate) const CRC_LEN: usize = 4;
 
-/// The largest ULPDU DDP may post: 64,768 octets (RFC 5044 section 3). With it, FPDUPTR cannot overflow.
+/// The largest ULPDU DDP may post: 64,768 bytes (RFC 5044 section 3). With it, FPDUPTR cannot overflow.
 pub const MAX_ULPDU: usize = 64_768;
 
-/// The smallest MULPDU MPA may announce: 128 octets (RFC 5044 section 3).
+/// The smallest MULPDU MPA may announce: 128 bytes (RFC 5044 section 3).
 pub const MIN_MULPDU: usize = 128;
 
-/// Octets of the smallest FPDU: that of an empty ULPDU.
+/// Bytes of the smallest FPDU: that of an empty ULPDU.
 pub const MIN_FPDU: usize = fpdu_len(0);
 
-/// Octets of the largest FPDU a peer can put on the wire, its Markers included.
+/// Bytes of the largest FPDU a peer can put on the wire, its Markers included.
 ///
 /// ULPDU_Length can announce more than [`MAX_ULPDU`]; such FPDUs are taken, so buffers are sized for them.
 pub const MAX_FPDU_ON_WIRE: usize = {
     let plain = fpdu_len(u16::MAX as usize);
-    // Markers stand 508 octets of FPDU apart; at worst one stands right in front of the FPDU or 4 octets behind.
+    // Markers stand 508 bytes of FPDU apart; at worst one stands right in front of the FPDU or 4 bytes behind.
     plain + MARKER_LEN * (plain.div_ceil(508) + 1)
 };
 
-/// Octets of PAD behind a ULPDU of `ulpdu_len` octets: 0 to 3 (RFC 5044 section 4.1).
+/// Bytes of PAD behind a ULPDU of `ulpdu_len` bytes: 0 to 3 (RFC 5044 section 4.1).
 #[inline]
 #[must_use]
 pub const fn pad_len(ulpdu_len: usize) -> usize {
     (LENGTH_LEN + ulpdu_len).wrapping_neg() % 4
 }
 
-/// Octets of the FPDU around a ULPDU of `ulpdu_len` octets, without Markers: always a multiple of four.
+/// Bytes of the FPDU around a ULPDU of `ulpdu_len` bytes, without Markers: always a multiple of four.
 ///
 /// ```
 /// assert_eq!(mpa::fpdu_len(42), 48);
@@ -45,7 +45,7 @@ pub const fn fpdu_len(ulpdu_len: usize) -> usize {
     LENGTH_LEN + ulpdu_len + pad_len(ulpdu_len) + CRC_LEN
 }
 
-/// The largest ULPDU whose FPDU fills a TCP segment of `emss` octets (RFC 5044 section 4.5), kept between
+/// The largest ULPDU whose FPDU fills a TCP segment of `emss` bytes (RFC 5044 section 4.5), kept between
 /// [`MIN_MULPDU`] and [`MAX_ULPDU`].
 ///
 /// ```
@@ -54,8 +54,8 @@ pub const fn fpdu_len(ulpdu_len: usize) -> usize {
 /// ```
 #[must_use]
 pub const fn mulpdu(emss: usize, markers: bool) -> usize {
-    let marker_octets = if markers { MARKER_LEN * emss.div_ceil(512) } else { 0 };
-    let fits = emss.saturating_sub(LENGTH_LEN + CRC_LEN + marker_octets + emss % 4);
+    let marker_bytes = if markers { MARKER_LEN * emss.div_ceil(512) } else { 0 };
+    let fits = emss.saturating_sub(LENGTH_LEN + CRC_LEN + marker_bytes + emss % 4);
     if fits < MIN_MULPDU {
         MIN_MULPDU
     } else if fits > MAX_ULPDU {

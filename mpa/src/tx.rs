@@ -8,7 +8,7 @@ use crate::size::{CRC_LEN, LENGTH_LEN, MAX_ULPDU, fpdu_len, pad_len};
 
 /// The send framing of one direction.
 ///
-/// Two ways lead to the same octets:
+/// Two ways lead to the same bytes:
 /// * [`seal`](Self::seal) completes an FPDU that was built in a buffer;
 /// * [`header`](Self::header) and [`trailer`](Self::trailer) are what stands around a ULPDU that is sent from
 ///   where it lies. Not with Markers, which stand in its middle.
@@ -22,19 +22,19 @@ pub struct FpduTx {
 }
 
 impl FpduTx {
-    /// The direction at the first octet behind the startup frame, with what was negotiated for it.
+    /// The direction at the first byte behind the startup frame, with what was negotiated for it.
     #[must_use]
     pub const fn new(crc: bool, markers: bool) -> Self {
         Self { crc, markers, position: 0 }
     }
 
-    /// Octets of Full Operation framed so far.
+    /// Bytes of Full Operation framed so far.
     #[must_use]
     pub const fn position(&self) -> u64 {
         self.position
     }
 
-    /// The octets behind `position` were never given to TCP: the next FPDU stands there. For a sender that drops FPDUs it has
+    /// The bytes behind `position` were never given to TCP: the next FPDU stands there. For a sender that drops FPDUs it has
     /// built but not begun to send, because a Terminate comes instead.
     pub const fn rewind(&mut self, position: u64) {
         self.position = position;
@@ -52,26 +52,26 @@ impl FpduTx {
         self.crc
     }
 
-    /// Makes an FPDU of `buf[start..]`: two octets to be overwritten, then the ULPDU up to the end. The buffer
+    /// Makes an FPDU of `buf[start..]`: two bytes to be overwritten, then the ULPDU up to the end. The buffer
     /// grows by PAD, Markers and CRC.
     ///
     /// # Panics
-    /// If the two octets are missing or the ULPDU is longer than [`MAX_ULPDU`].
+    /// If the two bytes are missing or the ULPDU is longer than [`MAX_ULPDU`].
     pub fn seal(&mut self, buf: &mut Vec<u8>, start: usize) {
         self.frame(buf, start);
         self.sign(&mut buf[start..]);
     }
 
     /// As [`seal`](Self::seal), but the CRC is still zero: [`sign`](Self::sign) computes it. For many FPDUs in a row it is
-    /// faster to compute all CRCs behind all copies than to read each octet right behind its store.
+    /// faster to compute all CRCs behind all copies than to read each byte right behind its store.
     ///
     /// # Panics
     /// As [`seal`](Self::seal).
     pub fn frame(&mut self, buf: &mut Vec<u8>, start: usize) {
         let len = buf.len().saturating_sub(start);
-        assert!(len >= LENGTH_LEN, "two octets are due in front of the ULPDU");
+        assert!(len >= LENGTH_LEN, "two bytes are due in front of the ULPDU");
         let ulpdu_len = len - LENGTH_LEN;
-        assert!(ulpdu_len <= MAX_ULPDU, "ULPDU of {ulpdu_len} octets");
+        assert!(ulpdu_len <= MAX_ULPDU, "ULPDU of {ulpdu_len} bytes");
         buf[start..start + LENGTH_LEN].copy_from_slice(&Self::header(ulpdu_len as u16));
         if self.markers {
             let layout = Layout::new(self.position, fpdu_len(ulpdu_len));
@@ -88,20 +88,20 @@ impl FpduTx {
     #[inline]
     pub fn sign(&self, fpdu: &mut [u8]) {
         if self.crc
-            && let Some((octets, crc)) = fpdu.split_last_chunk_mut::<CRC_LEN>()
+            && let Some((bytes, crc)) = fpdu.split_last_chunk_mut::<CRC_LEN>()
         {
-            *crc = crc32c(octets).to_le_bytes();
+            *crc = crc32c(bytes).to_le_bytes();
         }
     }
 
-    /// ULPDU_Length as it stands in front of a ULPDU of `ulpdu_len` octets.
+    /// ULPDU_Length as it stands in front of a ULPDU of `ulpdu_len` bytes.
     #[inline]
     #[must_use]
     pub const fn header(ulpdu_len: u16) -> [u8; LENGTH_LEN] {
         ulpdu_len.to_be_bytes()
     }
 
-    /// PAD and CRC behind a ULPDU of `ulpdu_len` octets. `crc` has gone over ULPDU_Length and the ULPDU; with
+    /// PAD and CRC behind a ULPDU of `ulpdu_len` bytes. `crc` has gone over ULPDU_Length and the ULPDU; with
     /// CRCs off its value does not matter.
     ///
     /// # Panics
@@ -112,51 +112,51 @@ impl FpduTx {
         assert!(!self.markers, "Markers stand in the ULPDU");
         let ulpdu_len = usize::from(ulpdu_len);
         let pad = pad_len(ulpdu_len);
-        let mut octets = [0; Trailer::MAX_LEN];
+        let mut bytes = [0; Trailer::MAX_LEN];
         if self.crc {
-            let crc = crc.update(&octets[..pad]).finish_wire();
-            octets[pad..pad + CRC_LEN].copy_from_slice(&crc);
+            let crc = crc.update(&bytes[..pad]).finish_wire();
+            bytes[pad..pad + CRC_LEN].copy_from_slice(&crc);
         }
         self.position += fpdu_len(ulpdu_len) as u64;
-        Trailer { octets, len: (pad + CRC_LEN) as u8 }
+        Trailer { bytes, len: (pad + CRC_LEN) as u8 }
     }
 }
 
 /// PAD and CRC: the end of an FPDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trailer {
-    octets: [u8; Self::MAX_LEN],
+    bytes: [u8; Self::MAX_LEN],
     len: u8,
 }
 
 impl Trailer {
-    /// The most octets there can be.
+    /// The most bytes there can be.
     pub const MAX_LEN: usize = 3 + CRC_LEN;
 
-    /// The octets.
+    /// The bytes.
     #[inline]
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        &self.octets[..usize::from(self.len)]
+        &self.bytes[..usize::from(self.len)]
     }
 }
 
-/// Opens a gap for every Marker and fills it. `octets` has the room; its first `len` octets are FPDU (with
+/// Opens a gap for every Marker and fills it. `bytes` has the room; its first `len` bytes are FPDU (with
 /// PAD, without CRC).
-fn insert_markers(octets: &mut [u8], layout: &Layout, len: usize) {
-    // From the back, so that each octet moves once.
+fn insert_markers(bytes: &mut [u8], layout: &Layout, len: usize) {
+    // From the back, so that each byte moves once.
     let mut end = len;
     for n in (0..layout.inner()).rev() {
         let from = layout.fpdu_offset(n);
         let marker = layout.lead + layout.pointer(n);
-        octets.copy_within(from..end, marker + MARKER_LEN);
+        bytes.copy_within(from..end, marker + MARKER_LEN);
         // MAX_ULPDU is such that no pointer overflows.
-        octets[marker..marker + MARKER_LEN].copy_from_slice(&marker::emit(layout.pointer(n) as u16));
+        bytes[marker..marker + MARKER_LEN].copy_from_slice(&marker::emit(layout.pointer(n) as u16));
         end = from;
     }
     if layout.lead != 0 {
-        octets.copy_within(..end, layout.lead);
-        octets[..MARKER_LEN].copy_from_slice(&marker::emit(0));
+        bytes.copy_within(..end, layout.lead);
+        bytes[..MARKER_LEN].copy_from_slice(&marker::emit(0));
     }
 }
 
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic = "two octets are due"]
+    #[should_panic = "two bytes are due"]
     fn the_length_needs_its_room() {
         FpduTx::new(true, false).seal(&mut Vec::from([0; 5]), 4);
     }

@@ -16,7 +16,7 @@ const FIGURE_5: &[u8] = &[
     0x52, 0x23, 0x99, 0x83, // CRC32C
 ];
 
-/// The FPDU of RFC 5044 Figure 6, the second of its stream, behind 492 octets.
+/// The FPDU of RFC 5044 Figure 6, the second of its stream, behind 492 bytes.
 const FIGURE_6: &[u8] = &[
     0x00, 0x2A, 0x41, 0x43, // length, DDP control, RDMAP control
     0x00, 0x00, 0x00, 0x00, // reserved
@@ -41,7 +41,7 @@ const fn thinned(step: usize, under_miri: usize) -> usize {
     if cfg!(miri) { under_miri } else { step }
 }
 
-/// Octets that differ from place to place.
+/// Bytes that differ from place to place.
 fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|n| (n * 7 + n / 251) as u8).collect()
 }
@@ -83,10 +83,10 @@ fn by_walking(position: u64, ulpdu: &[u8], crc: bool, markers: bool) -> Vec<u8> 
     wire
 }
 
-/// The one FPDU that `octets` are.
-fn receive<'a>(rx: &mut FpduRx, octets: &'a mut [u8]) -> Fpdu<'a> {
-    let length = octets.len();
-    match rx.next(octets).unwrap() {
+/// The one FPDU that `bytes` are.
+fn receive<'a>(rx: &mut FpduRx, bytes: &'a mut [u8]) -> Fpdu<'a> {
+    let length = bytes.len();
+    match rx.next(bytes).unwrap() {
         Step::Fpdu(fpdu) => fpdu,
         more => panic!("{more:?} of {length}"),
     }
@@ -97,8 +97,8 @@ fn receive<'a>(rx: &mut FpduRx, octets: &'a mut [u8]) -> Fpdu<'a> {
 #[test]
 fn figure_5() {
     assert_eq!(seal(&mut FpduTx::new(true, true), &figure_ulpdu(1)), FIGURE_5);
-    let mut octets = FIGURE_5.to_vec();
-    let fpdu = receive(&mut FpduRx::new(true, true), &mut octets);
+    let mut bytes = FIGURE_5.to_vec();
+    let fpdu = receive(&mut FpduRx::new(true, true), &mut bytes);
     assert_eq!((fpdu.consumed, &*fpdu.ulpdu), (52, &figure_ulpdu(1)[..]));
 }
 
@@ -111,8 +111,8 @@ fn figure_6() {
     receive(&mut rx, &mut before);
 
     assert_eq!(seal(&mut tx, &figure_ulpdu(2)), FIGURE_6);
-    let mut octets = FIGURE_6.to_vec();
-    let fpdu = receive(&mut rx, &mut octets);
+    let mut bytes = FIGURE_6.to_vec();
+    let fpdu = receive(&mut rx, &mut bytes);
     assert_eq!((fpdu.consumed, &*fpdu.ulpdu), (52, &figure_ulpdu(2)[..]));
     assert_eq!((tx.position(), rx.position()), (544, 544));
 }
@@ -124,15 +124,15 @@ fn figure_6() {
 #[test]
 fn any_length_at_any_position() {
     for (crc, markers) in [(true, true), (false, true), (true, false), (false, false)] {
-        for first in (0..=600).step_by(thinned(4, 300)).map(|octets| octets + 2) {
+        for first in (0..=600).step_by(thinned(4, 300)).map(|bytes| bytes + 2) {
             for len in (0..24).chain(490..530).chain([1014, 1024, 1500]).step_by(thinned(1, 11)) {
                 let (mut tx, mut rx) = (FpduTx::new(crc, markers), FpduRx::new(crc, markers));
                 receive(&mut rx, &mut seal(&mut tx, &pattern(first)));
                 let ulpdu = pattern(len);
                 let expected = by_walking(tx.position(), &ulpdu, crc, markers);
-                let mut octets = seal(&mut tx, &ulpdu);
-                assert_eq!(octets, expected, "{len} octets behind {first}, CRC {crc}, Markers {markers}");
-                let fpdu = receive(&mut rx, &mut octets);
+                let mut bytes = seal(&mut tx, &ulpdu);
+                assert_eq!(bytes, expected, "{len} bytes behind {first}, CRC {crc}, Markers {markers}");
+                let fpdu = receive(&mut rx, &mut bytes);
                 assert_eq!(fpdu.consumed, expected.len());
                 assert_eq!(*fpdu.ulpdu, ulpdu);
             }
@@ -142,34 +142,34 @@ fn any_length_at_any_position() {
 
 // [test:RFC5044-3-05] [test:RFC5044-3-06a] [test:RFC5044-A.4-01]
 #[test]
-#[cfg_attr(miri, ignore = "minutes: 64 KiB octet by octet")]
+#[cfg_attr(miri, ignore = "minutes: 64 KiB byte by byte")]
 fn the_largest_ulpdu_at_every_position() {
     assert_eq!(MAX_ULPDU, 64_768, "RFC 5044 section 3");
     let ulpdu = pattern(MAX_ULPDU);
-    for first in (0..=512).step_by(4).map(|octets| octets + 2) {
+    for first in (0..=512).step_by(4).map(|bytes| bytes + 2) {
         let (mut tx, mut rx) = (FpduTx::new(true, true), FpduRx::new(true, true));
         receive(&mut rx, &mut seal(&mut tx, &pattern(first)));
-        let mut octets = seal(&mut tx, &ulpdu);
-        let fpdu = receive(&mut rx, &mut octets);
+        let mut bytes = seal(&mut tx, &ulpdu);
+        let fpdu = receive(&mut rx, &mut bytes);
         assert!(*fpdu.ulpdu == *ulpdu, "behind {first}");
     }
 }
 
 #[test]
-#[should_panic = "ULPDU of 64769 octets"]
+#[should_panic = "ULPDU of 64769 bytes"]
 fn a_larger_ulpdu_is_not_sent() {
     seal(&mut FpduTx::new(true, false), &pattern(MAX_ULPDU + 1));
 }
 
 /// A peer may send all that ULPDU_Length can say. The Markers past what FPDUPTR can say are not looked at.
 #[test]
-#[cfg_attr(miri, ignore = "minutes: 64 KiB octet by octet")]
+#[cfg_attr(miri, ignore = "minutes: 64 KiB byte by byte")]
 fn a_larger_ulpdu_is_taken() {
     let ulpdu = pattern(65_535);
     for markers in [false, true] {
-        let mut octets = by_walking(0, &ulpdu, true, markers);
-        assert!(octets.len() <= mpa::MAX_FPDU_ON_WIRE);
-        let fpdu = receive(&mut FpduRx::new(true, markers), &mut octets);
+        let mut bytes = by_walking(0, &ulpdu, true, markers);
+        assert!(bytes.len() <= mpa::MAX_FPDU_ON_WIRE);
+        let fpdu = receive(&mut FpduRx::new(true, markers), &mut bytes);
         assert!(*fpdu.ulpdu == *ulpdu);
     }
 }
@@ -186,7 +186,7 @@ fn header_and_trailer_are_what_seal_writes() {
             let sum = Crc32c::new().update(&header).update(front).update(back);
             let trailer = gathered.trailer(len as u16, sum);
             let pieces = [&header[..], &ulpdu, trailer.as_slice()].concat();
-            assert_eq!(pieces, seal(&mut contiguous, &ulpdu), "{len} octets, CRC {crc}");
+            assert_eq!(pieces, seal(&mut contiguous, &ulpdu), "{len} bytes, CRC {crc}");
             assert_eq!(contiguous.position(), gathered.position());
         }
     }
@@ -208,11 +208,11 @@ fn seal_leaves_what_stands_before() {
     assert_eq!(tx.position(), expected.len() as u64);
 }
 
-/// One octet more at a time. There is no FPDU before it is whole, `at_least` never asks for too much, and the
-/// octets are not touched.
+/// One byte more at a time. There is no FPDU before it is whole, `at_least` never asks for too much, and the
+/// bytes are not touched.
 // [test:RFC5044-6-09] [test:RFC5044-5.1-05] [test:RFC5044-5.2-01] [test:RFC5044-6-06] [test:RFC5044-3-07]
 #[test]
-fn octet_by_octet() {
+fn byte_by_byte() {
     for (crc, markers) in [(true, true), (false, true), (true, false), (false, false)] {
         let ulpdus: Vec<_> = [0, 1, 18, 480, 3, 42, 1442, 2, 900, 0].into_iter().map(pattern).collect();
         let mut tx = FpduTx::new(crc, markers);
@@ -220,8 +220,8 @@ fn octet_by_octet() {
 
         let mut rx = FpduRx::new(crc, markers);
         let (mut buffer, mut received) = (Vec::new(), Vec::new());
-        for octet in stream {
-            buffer.push(octet);
+        for byte in stream {
+            buffer.push(byte);
             let before = buffer.clone();
             let length = buffer.len();
             match rx.next(&mut buffer).unwrap() {
@@ -230,7 +230,7 @@ fn octet_by_octet() {
                     assert_eq!(buffer, before);
                 }
                 Step::Fpdu(fpdu) => {
-                    assert_eq!(fpdu.consumed, length, "found with its last octet");
+                    assert_eq!(fpdu.consumed, length, "found with its last byte");
                     received.push(fpdu.ulpdu.to_vec());
                     buffer.clear();
                 }
@@ -244,12 +244,12 @@ fn octet_by_octet() {
 #[test]
 fn at_least_is_exact_once_the_length_is_known() {
     for markers in [false, true] {
-        let octets = seal(&mut FpduTx::new(true, markers), &pattern(1000));
+        let bytes = seal(&mut FpduTx::new(true, markers), &pattern(1000));
         let mut rx = FpduRx::new(true, markers);
         let lead = if markers { 4 } else { 0 };
         assert_eq!(rx.next(&mut []), Ok(Step::NeedMore { at_least: lead + MIN_FPDU }));
-        let whole = Step::NeedMore { at_least: octets.len() };
-        assert_eq!(rx.next(&mut octets[..lead + 2].to_vec()), Ok(whole));
+        let whole = Step::NeedMore { at_least: bytes.len() };
+        assert_eq!(rx.next(&mut bytes[..lead + 2].to_vec()), Ok(whole));
     }
 }
 
@@ -267,7 +267,7 @@ fn fpdus_that_came_together() {
             assert_eq!(*fpdu.ulpdu, pattern(count * 37), "CRC {crc}, Markers {markers}");
             (at, count) = (at + fpdu.consumed, count + 1);
         }
-        assert_eq!(count, 19, "the last one lacks an octet");
+        assert_eq!(count, 19, "the last one lacks a byte");
     }
 }
 
@@ -279,9 +279,9 @@ fn fpdus_that_came_together() {
 fn no_flipped_bit_gets_through() {
     let good = seal(&mut FpduTx::new(true, true), &pattern(521));
     for bit in (0..good.len() * 8).step_by(thinned(1, 131)) {
-        let mut octets = good.clone();
-        octets[bit / 8] ^= 1 << (bit % 8);
-        match FpduRx::new(true, true).next(&mut octets) {
+        let mut bytes = good.clone();
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        match FpduRx::new(true, true).next(&mut bytes) {
             Err(FpduError::Crc { position: 0, computed, received }) => assert_ne!(computed, received),
             Ok(Step::NeedMore { at_least }) => {
                 assert!((32..48).contains(&bit), "only a length can ask for more");
@@ -297,30 +297,30 @@ fn no_flipped_bit_gets_through() {
 fn without_crcs_the_field_may_be_anything() {
     for markers in [false, true] {
         for field in [[0; 4], [0xDE, 0xAD, 0xBE, 0xEF], [0xFF; 4]] {
-            let mut octets = seal(&mut FpduTx::new(false, markers), &pattern(41));
-            let end = octets.len();
-            octets[end - 4..].copy_from_slice(&field);
-            let fpdu = receive(&mut FpduRx::new(false, markers), &mut octets);
+            let mut bytes = seal(&mut FpduTx::new(false, markers), &pattern(41));
+            let end = bytes.len();
+            bytes[end - 4..].copy_from_slice(&field);
+            let fpdu = receive(&mut FpduRx::new(false, markers), &mut bytes);
             assert_eq!(*fpdu.ulpdu, pattern(41));
         }
     }
 }
 
-/// `octets` with a right CRC.
-fn with_crc(mut octets: Vec<u8>) -> Vec<u8> {
-    let end = octets.len() - 4;
-    let crc = crc32c(&octets[..end]);
-    octets[end..].copy_from_slice(&crc.to_le_bytes());
-    octets
+/// `bytes` with a right CRC.
+fn with_crc(mut bytes: Vec<u8>) -> Vec<u8> {
+    let end = bytes.len() - 4;
+    let crc = crc32c(&bytes[..end]);
+    bytes[end..].copy_from_slice(&crc.to_le_bytes());
+    bytes
 }
 
 // [test:RFC5044-4.1-02]
 #[test]
 fn pad_is_not_looked_at() {
-    let mut octets = seal(&mut FpduTx::new(true, false), &pattern(39));
-    octets[41..44].copy_from_slice(&[0xFF; 3]);
-    let mut octets = with_crc(octets);
-    let fpdu = receive(&mut FpduRx::new(true, false), &mut octets);
+    let mut bytes = seal(&mut FpduTx::new(true, false), &pattern(39));
+    bytes[41..44].copy_from_slice(&[0xFF; 3]);
+    let mut bytes = with_crc(bytes);
+    let fpdu = receive(&mut FpduRx::new(true, false), &mut bytes);
     assert_eq!((fpdu.start, fpdu.ulpdu.len()), (2, 39));
 }
 
@@ -330,10 +330,10 @@ fn a_marker_that_points_elsewhere() {
     let good = seal(&mut FpduTx::new(true, true), &pattern(1100));
     for (at, expected) in [(0, 0), (512, 508), (1024, 1020)] {
         for found in [0, 4, 504, 508, 512, 1016, 1020, 0xFFFC] {
-            let mut octets = good.clone();
-            octets[at + 2..at + 4].copy_from_slice(&u16::to_be_bytes(found));
-            let mut octets = with_crc(octets);
-            let outcome = FpduRx::new(true, true).next(&mut octets);
+            let mut bytes = good.clone();
+            bytes[at + 2..at + 4].copy_from_slice(&u16::to_be_bytes(found));
+            let mut bytes = with_crc(bytes);
+            let outcome = FpduRx::new(true, true).next(&mut bytes);
             if found == expected {
                 assert!(matches!(outcome, Ok(Step::Fpdu(_))));
             } else {
@@ -346,13 +346,13 @@ fn a_marker_that_points_elsewhere() {
 // [test:RFC5044-4.2-02] [test:RFC5044-4.2-03b] [test:RFC5044-4.3-06]
 #[test]
 fn reserved_bits_of_a_marker_are_not_looked_at() {
-    let mut octets = seal(&mut FpduTx::new(true, true), &pattern(1100));
+    let mut bytes = seal(&mut FpduTx::new(true, true), &pattern(1100));
     for at in [0, 512, 1024] {
-        octets[at..at + 2].copy_from_slice(&[0xFF; 2]);
-        octets[at + 3] |= 0b11;
+        bytes[at..at + 2].copy_from_slice(&[0xFF; 2]);
+        bytes[at + 3] |= 0b11;
     }
-    let mut octets = with_crc(octets);
-    let fpdu = receive(&mut FpduRx::new(true, true), &mut octets);
+    let mut bytes = with_crc(bytes);
+    let fpdu = receive(&mut FpduRx::new(true, true), &mut bytes);
     assert_eq!(*fpdu.ulpdu, pattern(1100));
 }
 
@@ -360,9 +360,9 @@ fn reserved_bits_of_a_marker_are_not_looked_at() {
 // [test:RFC5044-8-04]
 #[test]
 fn a_crc_error_comes_before_a_marker_error() {
-    let mut octets = seal(&mut FpduTx::new(true, true), &pattern(600));
-    octets[515] ^= 4;
-    let outcome = FpduRx::new(true, true).next(&mut octets);
+    let mut bytes = seal(&mut FpduTx::new(true, true), &pattern(600));
+    bytes[515] ^= 4;
+    let outcome = FpduRx::new(true, true).next(&mut bytes);
     assert!(matches!(outcome, Err(FpduError::Crc { .. })), "{outcome:?}");
 }
 
@@ -408,15 +408,15 @@ fn nothing_is_passed_after_an_error() {
 }
 
 proptest! {
-    /// Whatever comes: no panic, and no claim to octets that are not there.
+    /// Whatever comes: no panic, and no claim to bytes that are not there.
     #[test]
-    fn garbage(octets in prop::collection::vec(any::<u8>(), 0..2000), crc: bool, markers: bool) {
+    fn garbage(bytes in prop::collection::vec(any::<u8>(), 0..2000), crc: bool, markers: bool) {
         let mut rx = FpduRx::new(crc, markers);
-        let (mut octets, mut at) = (octets, 0);
-        while let Ok(Step::Fpdu(fpdu)) = rx.next(&mut octets[at..]) {
+        let (mut bytes, mut at) = (bytes, 0);
+        while let Ok(Step::Fpdu(fpdu)) = rx.next(&mut bytes[at..]) {
             prop_assert!(fpdu.consumed >= MIN_FPDU && fpdu.start + fpdu.ulpdu.len() + 4 <= fpdu.consumed);
             at += fpdu.consumed;
-            prop_assert!(at <= octets.len());
+            prop_assert!(at <= bytes.len());
             prop_assert_eq!(rx.position(), at as u64);
         }
     }

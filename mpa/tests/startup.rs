@@ -25,10 +25,10 @@ fn dialogue(initiator: &Config, responder: &Config) -> Dialogue {
     let (consumed, request) = passive.request(&active.request()).unwrap().unwrap();
     assert_eq!(consumed, active.request().len());
     assert_eq!(request.private_data(), b"ping");
-    let (octets, negotiated) = passive.accept(&request, responder, b"pong").unwrap();
-    let (consumed, outcome) = active.reply(&octets).unwrap().unwrap();
-    assert_eq!(consumed, octets.len());
-    let (reply, _) = Frame::parse(&octets).unwrap().unwrap();
+    let (bytes, negotiated) = passive.accept(&request, responder, b"pong").unwrap();
+    let (consumed, outcome) = active.reply(&bytes).unwrap().unwrap();
+    assert_eq!(consumed, bytes.len());
+    let (reply, _) = Frame::parse(&bytes).unwrap().unwrap();
     let Outcome::Accepted { negotiated: initiator, enhanced, private_data, terminate } = outcome else {
         panic!("{outcome:?}")
     };
@@ -56,7 +56,7 @@ fn bare_reply(revision: u8, enhanced: Option<Enhanced>) -> Frame {
     }
 }
 
-// ---------------------------------------------------------------- octets
+// ---------------------------------------------------------------- bytes
 
 // [test:RFC5044-7.1.1-01] [test:RFC5044-7.1.1-17] [test:RFC5044-7.1.2-01] [test:RFC6581-6-02] [test:RFC6581-6-05]
 // [test:RFC6581-9-01] [test:RFC6581-9.2-01] [test:RFC6581-9.2-02] [test:RFC5044-4.4-04]
@@ -93,39 +93,39 @@ fn the_default_reply() {
 fn a_frame_may_come_in_pieces_and_ends_where_it_ends() {
     let initiator = Initiator::new(Config::default(), b"hello").unwrap();
     let mut responder = Responder::new(Config::default());
-    let mut octets = initiator.request();
-    let len = octets.len();
+    let mut bytes = initiator.request();
+    let len = bytes.len();
     for cut in 0..len {
-        assert_eq!(responder.request(&octets[..cut]), Ok(None), "{cut} octets");
+        assert_eq!(responder.request(&bytes[..cut]), Ok(None), "{cut} bytes");
     }
-    octets.extend_from_slice(b"MPA ID Req Frame behind it");
-    let (consumed, request) = responder.request(&octets).unwrap().unwrap();
+    bytes.extend_from_slice(b"MPA ID Req Frame behind it");
+    let (consumed, request) = responder.request(&bytes).unwrap().unwrap();
     assert_eq!(consumed, len);
 
-    let (mut octets, _) = responder.accept(&request, &Config::default(), b"world").unwrap();
-    let len = octets.len();
+    let (mut bytes, _) = responder.accept(&request, &Config::default(), b"world").unwrap();
+    let len = bytes.len();
     for cut in 0..len {
-        assert_eq!(initiator.reply(&octets[..cut]), Ok(None), "{cut} octets");
+        assert_eq!(initiator.reply(&bytes[..cut]), Ok(None), "{cut} bytes");
     }
-    octets.extend_from_slice(&[0xFF; 99]);
-    assert_eq!(initiator.reply(&octets).unwrap().unwrap().0, len, "FPDUs behind the Reply are left alone");
+    bytes.extend_from_slice(&[0xFF; 99]);
+    assert_eq!(initiator.reply(&bytes).unwrap().unwrap().0, len, "FPDUs behind the Reply are left alone");
 }
 
 // [test:RFC5044-7.1.1-02] [test:RFC5044-7.1.1-04] [test:RFC5044-7.1.2-12] [test:RFC5044-8-08]
 #[test]
-fn a_wrong_key_is_seen_at_its_first_wrong_octet() {
+fn a_wrong_key_is_seen_at_its_first_wrong_byte() {
     let initiator = Initiator::new(Config::default(), b"").unwrap();
     let mut responder = Responder::new(Config::default());
     for offset in 0..16 {
         for (key, reply) in [(KEY_REQUEST, false), (KEY_REPLY, true)] {
             let mut key = key;
             key[offset] ^= 0x80;
-            let error = Err(FrameError::BadKey { offset, octet: key[offset] }.into());
-            let octets = &key[..=offset];
+            let error = Err(FrameError::BadKey { offset, byte: key[offset] }.into());
+            let bytes = &key[..=offset];
             if reply {
-                assert_eq!(initiator.reply(octets), error);
+                assert_eq!(initiator.reply(bytes), error);
             } else {
-                assert_eq!(responder.request(octets).map(|_| None), error);
+                assert_eq!(responder.request(bytes).map(|_| None), error);
             }
         }
     }
@@ -543,8 +543,8 @@ fn a_rejection_has_the_c_of_either() {
 fn the_ulp_is_told_what_the_request_asks_for() {
     let config = Config { ird: 7, ord: 300, ..Config::default() };
     let ask = |config: Config| {
-        let octets = Initiator::new(config, b"").unwrap().request();
-        Responder::new(Config::default()).request(&octets).unwrap().unwrap().1
+        let bytes = Initiator::new(config, b"").unwrap().request();
+        Responder::new(Config::default()).request(&bytes).unwrap().unwrap().1
     };
     let request = ask(config.clone());
     assert_eq!((request.ird(), request.ord(), request.revision()), (Some(7), Some(300), 2));
@@ -588,10 +588,10 @@ fn frames_are_told_in_words() {
         reserved: 8,
         ..bare_reply(2, None)
     };
-    let words = "MPA Reply rev 2 M=0 C=1 R=0 S=1 A=1 B=0 C=0 D=1 IRD=3 ORD=4 Res=0x08 private data 0 octets";
+    let words = "MPA Reply rev 2 M=0 C=1 R=0 S=1 A=1 B=0 C=0 D=1 IRD=3 ORD=4 Res=0x08 private data 0 bytes";
     assert_eq!(frame.to_string(), words);
     let plain = Frame { private_data: b"abc".to_vec(), ..bare_reply(1, None) };
-    assert_eq!(plain.to_string(), "MPA Reply rev 1 M=0 C=1 R=0 private data 3 octets");
+    assert_eq!(plain.to_string(), "MPA Reply rev 1 M=0 C=1 R=0 private data 3 bytes");
 }
 
 /// A peer of the RDMA Consortium asks for CRCs always: they are on, whatever we would rather have.
@@ -631,9 +631,9 @@ fn a_rejection_in_another_revision_is_one() {
 
 proptest! {
     #[test]
-    fn garbage_behind_a_key(octets in prop::collection::vec(any::<u8>(), 0..600), reply: bool, good_key: bool) {
+    fn garbage_behind_a_key(bytes in prop::collection::vec(any::<u8>(), 0..600), reply: bool, good_key: bool) {
         let key = if !good_key { &[][..] } else if reply { &KEY_REPLY[..] } else { &KEY_REQUEST[..] };
-        let input = [key, &octets].concat();
+        let input = [key, &bytes].concat();
         if let Ok(Some((frame, consumed))) = Frame::parse(&input) {
             prop_assert!(consumed <= input.len());
             prop_assert_eq!(frame.emit(), &input[..consumed]);
@@ -651,7 +651,7 @@ proptest! {
     }
 }
 
-/// The flags octet of a start-up frame.
+/// The flags byte of a start-up frame.
 fn flags(frame: &[u8]) -> u8 {
     frame[16]
 }

@@ -82,14 +82,14 @@ pub enum Protection {
         /// The STag named.
         stag: STag,
     },
-    /// Some octets lie outside.
-    #[error("TO {to:#x} with {len} octets is outside STag {stag}")]
+    /// Some bytes lie outside.
+    #[error("TO {to:#x} with {len} bytes is outside STag {stag}")]
     BaseOrBounds {
         /// The STag named.
         stag: STag,
-        /// The first octet.
+        /// The first byte.
         to: u64,
-        /// Octets.
+        /// Bytes.
         len: u32,
     },
     /// The Tagged Buffer is not open for this operation.
@@ -105,13 +105,13 @@ pub enum Protection {
         stag: STag,
     },
     /// TO and length add up to more than 64 bits.
-    #[error("TO {to:#x} with {len} octets wraps")]
+    #[error("TO {to:#x} with {len} bytes wraps")]
     ToWrap {
         /// The STag named.
         stag: STag,
-        /// The first octet.
+        /// The first byte.
         to: u64,
-        /// Octets.
+        /// Bytes.
         len: u32,
     },
     /// The peer may not invalidate it.
@@ -166,11 +166,11 @@ impl From<FormatError> for Fault {
 /// The segment at fault, for the Terminate to quote.
 #[derive(Clone, Copy, Debug)]
 pub struct Quoted<'a> {
-    /// Octets of the DDP segment, header included: its ULPDU_Length.
+    /// Bytes of the DDP segment, header included: its ULPDU_Length.
     pub segment_len: u16,
-    /// The segment's header, or the segment from its first octet on.
+    /// The segment's header, or the segment from its first byte on.
     pub header: &'a [u8],
-    /// If it is a Read Request, the octets behind the DDP header.
+    /// If it is a Read Request, the bytes behind the DDP header.
     pub read_request: Option<&'a [u8]>,
 }
 
@@ -234,7 +234,7 @@ impl Fault {
         terminate.segment_len = Some(quoted.segment_len);
         terminate.ddp_header = Some(header);
         if quotes_rdma {
-            terminate.read_request = quoted.read_request.and_then(|octets| ReadRequest::parse(octets).ok());
+            terminate.read_request = quoted.read_request.and_then(|bytes| ReadRequest::parse(bytes).ok());
         }
         terminate
     }

@@ -67,7 +67,7 @@ impl Opcode {
         })
     }
 
-    /// The four bits of the control octet.
+    /// The four bits of the control byte.
     #[inline]
     #[must_use]
     pub const fn raw(self) -> u8 {

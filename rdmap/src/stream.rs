@@ -188,7 +188,7 @@ pub enum RdmapError {
         /// Raw.
         opcode: u8,
     },
-    /// The octets of the message are not what its opcode says.
+    /// The bytes of the message are not what its opcode says.
     #[error(transparent)]
     Format(#[from] FormatError),
     /// A Read Response, and no Read is outstanding. RFC 5040 has no code of its own for it.

@@ -83,13 +83,13 @@ proptest! {
     }
 
     #[test]
-    fn octets_and_back(octets in prop::collection::vec(any::<u8>(), 0..60)) {
-        if let Ok(request) = AtomicRequest::parse(&octets) {
+    fn bytes_and_back(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
+        if let Ok(request) = AtomicRequest::parse(&bytes) {
             prop_assert_eq!(AtomicRequest::parse(&request.emit()).map(|again| again.to), Ok(request.to));
-            prop_assert_eq!(&request.emit()[4..36], &octets[4..36]);
+            prop_assert_eq!(&request.emit()[4..36], &bytes[4..36]);
         }
-        if let Ok(response) = AtomicResponse::parse(&octets) {
-            prop_assert_eq!(&response.emit()[..], &octets[..]);
+        if let Ok(response) = AtomicResponse::parse(&bytes) {
+            prop_assert_eq!(&response.emit()[..], &bytes[..]);
         }
     }
 }

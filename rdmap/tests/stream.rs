@@ -6,12 +6,12 @@ use rdmap::*;
 const ALL: Extensions = Extensions { immediate: true, atomic: true, send_imm: true };
 const NONE: Extensions = Extensions { immediate: false, atomic: false, send_imm: false };
 
-fn tagged(octet: u8) -> Header {
-    Header::Tagged(Tagged { last: true, rsvd_ulp: octet, stag: STag(1), to: 2 })
+fn tagged(byte: u8) -> Header {
+    Header::Tagged(Tagged { last: true, rsvd_ulp: byte, stag: STag(1), to: 2 })
 }
 
-fn untagged(octet: u8, qn: u32, word: u32) -> Header {
-    Header::Untagged(Untagged { last: true, rsvd_ulp: octet, rsvd_ulp32: word, qn, msn: 1, mo: 0 })
+fn untagged(byte: u8, qn: u32, word: u32) -> Header {
+    Header::Untagged(Untagged { last: true, rsvd_ulp: byte, rsvd_ulp32: word, qn, msn: 1, mo: 0 })
 }
 
 fn admit(extensions: Extensions, header: &Header) -> Result<Inbound, RdmapError> {
@@ -114,8 +114,8 @@ fn extensions_may_be_agreed_on_later() {
 fn other_versions() {
     for version in [0, 2, 3] {
         for (raw, home, _) in table() {
-            let octet = version << 6 | raw;
-            let header = home.map_or(tagged(octet), |qn| untagged(octet, qn, 9));
+            let byte = version << 6 | raw;
+            let header = home.map_or(tagged(byte), |qn| untagged(byte, qn, 9));
             assert_eq!(admit(ALL, &header), Err(RdmapError::Version { got: version }));
         }
     }
@@ -155,7 +155,7 @@ fn nothing_after_the_terminate() {
     }
 }
 
-/// No sender needs it, as four octets fit into every segment; but DDP may cut any message.
+/// No sender needs it, as four bytes fit into every segment; but DDP may cut any message.
 #[test]
 fn a_terminate_may_come_in_pieces() {
     let mut stream = StreamRx::new(NONE);
@@ -169,8 +169,8 @@ fn a_terminate_may_come_in_pieces() {
 
 #[test]
 fn errors_say_what_came_where() {
-    let wrong = |octet, qn: Option<u32>| {
-        let header = qn.map_or(tagged(octet), |qn| untagged(octet, qn, 0));
+    let wrong = |byte, qn: Option<u32>| {
+        let header = qn.map_or(tagged(byte), |qn| untagged(byte, qn, 0));
         admit(ALL, &header).unwrap_err().to_string()
     };
     assert_eq!(wrong(0x43, None), "Send in a tagged segment");
@@ -187,11 +187,11 @@ fn headers_made_here_are_admitted_here() {
             None => tagged_header(opcode, STag(0x1234), 0x5678, true).into(),
             Some(qn) => untagged_header(opcode, qn, 7, 8, true, 9).into(),
         };
-        let mut octets = [0; Header::MAX_LEN];
-        let len = header.emit(&mut octets);
+        let mut bytes = [0; Header::MAX_LEN];
+        let len = header.emit(&mut bytes);
         let expected = if home.is_some() { 0x41 } else { 0xC1 };
-        assert_eq!(octets[..2], [expected, 0x40 | raw]);
-        assert_eq!(Header::parse(&octets[..len]), Ok((header, len)));
+        assert_eq!(bytes[..2], [expected, 0x40 | raw]);
+        assert_eq!(Header::parse(&bytes[..len]), Ok((header, len)));
         assert_eq!(admit(ALL, &header), Ok(inbound));
     }
 }

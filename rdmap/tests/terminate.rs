@@ -99,14 +99,14 @@ fn figure_10((layer, etype, _): (u8, u8, u8)) -> (bool, bool) {
 // [test:RFC5040-7.1-04] [test:RFC5041-7.1-18]
 #[test]
 fn what_is_quoted_goes_by_figure_10() {
-    let read_octets = READ.1.emit();
+    let read_bytes = READ.1.emit();
     for (fault, codes) in faults() {
         let first_two = [codes.0 << 4 | codes.1, codes.2];
         for (segment, header_len, read) in
-            [(SEND, 18, None), (WRITE, 14, None), (READ.0, 18, Some(&read_octets[..]))]
+            [(SEND, 18, None), (WRITE, 14, None), (READ.0, 18, Some(&read_bytes[..]))]
         {
             let quoted = Quoted { segment_len: 0x1234, header: segment, read_request: read };
-            let octets = fault.terminate(Some(quoted)).emit();
+            let bytes = fault.terminate(Some(quoted)).emit();
             let mut expected = first_two.to_vec();
             let (ddp, rdma) = figure_10(codes);
             let rdma = read.filter(|_| rdma);
@@ -117,8 +117,8 @@ fn what_is_quoted_goes_by_figure_10() {
                 expected.extend_from_slice(&segment[..header_len]);
             }
             expected.extend_from_slice(rdma.unwrap_or(&[]));
-            assert_eq!(octets, expected, "{fault}");
-            assert!(octets.len() <= Terminate::MAX_LEN);
+            assert_eq!(bytes, expected, "{fault}");
+            assert!(bytes.len() <= Terminate::MAX_LEN);
         }
         // RFC 5040 section 7.1, rule 1: not associated with an incoming message.
         assert_eq!(fault.terminate(None).emit(), [first_two[0], first_two[1], 0, 0]);
@@ -141,17 +141,17 @@ fn no_half_header_is_quoted() {
 /// Every combination of M, D and R comes back as it was.
 // [test:RFC5040-4.8-07] [test:RFC5040-4.8-08] [test:RFC5040-4.8-10] [test:RFC5040-4.8-11]
 #[test]
-fn octets_and_back() {
+fn bytes_and_back() {
     let headers = [None, HeaderCopy::new(SEND), HeaderCopy::new(WRITE)];
     for segment_len in [None, Some(0x1234)] {
         for ddp_header in headers {
             for read_request in [None, Some(READ.1)] {
                 let terminate =
                     Terminate { layer: 1, etype: 2, code: 3, segment_len, ddp_header, read_request };
-                let octets = terminate.emit();
-                assert_eq!(Terminate::parse(&octets), Ok(terminate));
-                assert_eq!(Terminate::parse_any(&octets), Ok((terminate, Origin::Rfc)));
-                let mut reserved = octets;
+                let bytes = terminate.emit();
+                assert_eq!(Terminate::parse(&bytes), Ok(terminate));
+                assert_eq!(Terminate::parse_any(&bytes), Ok((terminate, Origin::Rfc)));
+                let mut reserved = bytes;
                 reserved[2] |= 0x1F;
                 reserved[3] = 0xFF;
                 assert_eq!(Terminate::parse(&reserved), Ok(terminate), "reserved bits are ignored");
@@ -171,10 +171,10 @@ fn bits_that_announce_more_than_there_is() {
         ddp_header: HeaderCopy::new(READ.0),
         read_request: Some(READ.1),
     };
-    let octets = whole.emit();
-    assert_eq!(octets.len(), 52);
-    for len in 0..octets.len() {
-        let parsed = Terminate::parse(&octets[..len]);
+    let bytes = whole.emit();
+    assert_eq!(bytes.len(), 52);
+    for len in 0..bytes.len() {
+        let parsed = Terminate::parse(&bytes[..len]);
         if len < 4 {
             assert_eq!(parsed, Err(TerminateTooShort { len }));
             continue;
@@ -185,22 +185,22 @@ fn bits_that_announce_more_than_there_is() {
             read_request: None,
             ..whole
         };
-        assert_eq!(parsed, Ok(expected), "{len} octets");
+        assert_eq!(parsed, Ok(expected), "{len} bytes");
     }
-    let longer = [&octets[..], &[0xFF; 9]].concat();
+    let longer = [&bytes[..], &[0xFF; 9]].concat();
     assert_eq!(Terminate::parse(&longer), Ok(whole));
 }
 
 /// The quoted header's own T bit says how long it is, whatever the Error Type.
 #[test]
 fn a_tagged_header_under_an_untagged_error() {
-    let octets = [&[0x12, 0x05, 0xC0, 0, 0, 16][..], &WRITE[..14]].concat();
-    let header = Terminate::parse(&octets).unwrap().ddp_header.unwrap();
+    let bytes = [&[0x12, 0x05, 0xC0, 0, 0, 16][..], &WRITE[..14]].concat();
+    let header = Terminate::parse(&bytes).unwrap().ddp_header.unwrap();
     assert_eq!(header.as_slice(), &WRITE[..14]);
     assert!(matches!(header.header(), Ok(ddp::Header::Tagged(_))));
 }
 
-/// Terminates of the Linux siw driver, octets behind the DDP header as seen on the wire: what siw means by them,
+/// Terminates of the Linux siw driver, bytes behind the DDP header as seen on the wire: what siw means by them,
 /// and whether that can be told from the RFC's way of writing.
 #[test]
 fn terminates_of_siw() {
@@ -237,16 +237,16 @@ fn terminates_of_siw() {
         ("11010000", TerminateReason::TaggedBaseOrBounds, Origin::Rfc),
     ];
     for (hex, reason, origin) in seen {
-        let octets: Vec<_> =
+        let bytes: Vec<_> =
             (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
-        let siw = Terminate::parse_siw(&octets).unwrap();
+        let siw = Terminate::parse_siw(&bytes).unwrap();
         assert_eq!(siw.reason(), reason, "{hex}");
-        assert_eq!(siw.ddp_header.is_some(), octets.len() > 4, "{hex}");
-        assert_eq!(siw.read_request.is_some(), octets.len() == 52, "{hex}");
-        let (best, found) = Terminate::parse_any(&octets).unwrap();
+        assert_eq!(siw.ddp_header.is_some(), bytes.len() > 4, "{hex}");
+        assert_eq!(siw.read_request.is_some(), bytes.len() == 52, "{hex}");
+        let (best, found) = Terminate::parse_any(&bytes).unwrap();
         assert_eq!(found, origin, "{hex}");
-        assert_eq!(Terminate::looks_like_siw(&octets), origin == Origin::Siw);
-        let expected = if origin == Origin::Siw { siw } else { Terminate::parse(&octets).unwrap() };
+        assert_eq!(Terminate::looks_like_siw(&bytes), origin == Origin::Siw);
+        let expected = if origin == Origin::Siw { siw } else { Terminate::parse(&bytes).unwrap() };
         assert_eq!(best, expected);
     }
 }
@@ -254,9 +254,9 @@ fn terminates_of_siw() {
 /// A Terminate of ours never looks like one of siw's.
 #[test]
 fn ours_are_not_taken_for_siws() {
-    let read_octets = READ.1.emit();
+    let read_bytes = READ.1.emit();
     for (fault, _) in faults() {
-        let quoted = Quoted { segment_len: 46, header: READ.0, read_request: Some(&read_octets) };
+        let quoted = Quoted { segment_len: 46, header: READ.0, read_request: Some(&read_bytes) };
         for quoted in [None, Some(quoted)] {
             assert!(!Terminate::looks_like_siw(&fault.terminate(quoted).emit()), "{fault}");
         }
@@ -265,25 +265,25 @@ fn ours_are_not_taken_for_siws() {
 
 proptest! {
     #[test]
-    fn garbage(octets in prop::collection::vec(any::<u8>(), 0..80)) {
-        let parsed = Terminate::parse(&octets);
-        prop_assert_eq!(parsed.is_ok(), octets.len() >= 4);
-        prop_assert_eq!(Terminate::parse_siw(&octets).is_ok(), octets.len() >= 4);
+    fn garbage(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+        let parsed = Terminate::parse(&bytes);
+        prop_assert_eq!(parsed.is_ok(), bytes.len() >= 4);
+        prop_assert_eq!(Terminate::parse_siw(&bytes).is_ok(), bytes.len() >= 4);
         if let Ok(terminate) = parsed {
             // What is taken is what is there: written again it is the front of what came, bits aside.
             let again = terminate.emit();
-            prop_assert!(again.len() <= octets.len().max(6));
-            prop_assert_eq!(&again[..2], &octets[..2]);
-            prop_assert_eq!(again[2] & !octets[2], 0);
+            prop_assert!(again.len() <= bytes.len().max(6));
+            prop_assert_eq!(&again[..2], &bytes[..2]);
+            prop_assert_eq!(again[2] & !bytes[2], 0);
             prop_assert_eq!(Terminate::parse(&again), Ok(terminate));
         }
-        let _ = Terminate::parse_any(&octets).map(|(terminate, _)| terminate.to_string());
-        let _ = ReadRequest::parse(&octets);
-        let _ = ImmediateData::parse(&octets);
+        let _ = Terminate::parse_any(&bytes).map(|(terminate, _)| terminate.to_string());
+        let _ = ReadRequest::parse(&bytes);
+        let _ = ImmediateData::parse(&bytes);
     }
 }
 
-/// What had been done to siw, the octets behind the DDP header, the codes that it meant, and whether those octets could also refuse a
+/// What had been done to siw, the bytes behind the DDP header, the codes that it meant, and whether those bytes could also refuse a
 /// Reply.
 type FromSiw = (&'static str, &'static str, (u8, u8, u8), bool);
 
@@ -318,16 +318,16 @@ const FROM_SIW: &[FromSiw] = &[
 
 #[test]
 fn every_terminate_of_siw_is_understood() {
-    for (what, octets, codes, undecidable) in FROM_SIW {
-        let digits: String = octets.split_whitespace().collect();
-        let octets: Vec<u8> = (0..digits.len() / 2)
+    for (what, bytes, codes, undecidable) in FROM_SIW {
+        let digits: String = bytes.split_whitespace().collect();
+        let bytes: Vec<u8> = (0..digits.len() / 2)
             .map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16).unwrap())
             .collect();
-        let (terminate, origin) = Terminate::parse_at(&octets, false).unwrap();
+        let (terminate, origin) = Terminate::parse_at(&bytes, false).unwrap();
         assert_eq!((terminate.layer, terminate.etype, terminate.code), *codes, "{what}");
         assert_eq!(origin, Origin::Siw, "{what}");
         // As the initiator's first FPDU it might refuse a Reply instead (RFC 6581 section 8).
-        let (first, origin) = Terminate::parse_at(&octets, true).unwrap();
+        let (first, origin) = Terminate::parse_at(&bytes, true).unwrap();
         if *undecidable {
             assert_eq!((first.layer, first.etype, first.code), (codes.1, codes.0, codes.2), "{what}");
             assert_eq!(origin, Origin::Ambiguous, "{what}");
@@ -349,7 +349,7 @@ fn what_refuses_a_reply_is_that_only_at_the_start() {
     assert_eq!((later.layer, later.etype, later.code, origin), (0, 2, 6, Origin::Rfc));
 }
 
-/// Any one of M, D and R tells whose octets they are, where the codes do not.
+/// Any one of M, D and R tells whose bytes they are, where the codes do not.
 #[test]
 fn each_bit_alone_tells_the_origin() {
     for bit in [0x80, 0x40, 0x20] {

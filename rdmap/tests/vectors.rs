@@ -1,5 +1,5 @@
 //! The wire vectors of `interop/data/vectors`: made by a generator that shares no code with these crates, and
-//! dissected by Wireshark. Every octet is parsed and built again, through all three layers.
+//! dissected by Wireshark. Every byte is parsed and built again, through all three layers.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -115,7 +115,7 @@ fn unhex(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
-/// The fields of a frame as numbers or octets, from the vector's own list.
+/// The fields of a frame as numbers or bytes, from the vector's own list.
 struct Fields<'a>(BTreeMap<&'a str, Vec<u8>>);
 
 impl<'a> Fields<'a> {
@@ -128,8 +128,8 @@ impl<'a> Fields<'a> {
         Self(fields)
     }
 
-    fn octets(&self, name: &str) -> &[u8] {
-        self.0.get(name).map_or(&[], |octets| octets)
+    fn bytes(&self, name: &str) -> &[u8] {
+        self.0.get(name).map_or(&[], |bytes| bytes)
     }
 
     fn has(&self, name: &str) -> bool {
@@ -137,8 +137,8 @@ impl<'a> Fields<'a> {
     }
 
     fn number(&self, name: &str) -> u64 {
-        let octets = self.0.get(name).unwrap_or_else(|| panic!("{name}"));
-        octets.iter().fold(0, |number, octet| number << 8 | u64::from(*octet))
+        let bytes = self.0.get(name).unwrap_or_else(|| panic!("{name}"));
+        bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
     }
 
     fn word(&self, name: &str) -> u32 {
@@ -159,13 +159,13 @@ fn crc32c_values() {
     }
 }
 
-/// Each startup frame from its fields, octet for octet, and back.
+/// Each startup frame from its fields, byte for byte, and back.
 #[test]
 fn startup_frames() {
     let mut count = 0;
     for (name, conversation) in conversations() {
         for frame in conversation.frames.iter().filter(|frame| frame.kind != "fpdu") {
-            let (fields, octets) = (Fields::of(frame), unhex(&frame.hex));
+            let (fields, bytes) = (Fields::of(frame), unhex(&frame.hex));
             let flags = fields.word("mpa.flags");
             let expected = Frame {
                 kind: if frame.kind == "mpa_request" { FrameKind::Request } else { FrameKind::Reply },
@@ -185,10 +185,10 @@ fn startup_frames() {
                 }),
                 reserved: (flags & 0x0F) as u8,
                 revision: fields.word("mpa.rev") as u8,
-                private_data: fields.octets("mpa.private_data").to_vec(),
+                private_data: fields.bytes("mpa.private_data").to_vec(),
             };
-            assert_eq!(Frame::parse(&octets), Ok(Some((expected.clone(), octets.len()))), "{name}");
-            assert_eq!(expected.emit(), octets, "{name}");
+            assert_eq!(Frame::parse(&bytes), Ok(Some((expected.clone(), bytes.len()))), "{name}");
+            assert_eq!(expected.emit(), bytes, "{name}");
             count += 1;
         }
     }
@@ -288,7 +288,7 @@ fn body_of(fields: &Fields<'_>, inbound: Inbound) -> Vec<u8> {
             response.emit().to_vec()
         }
         Inbound::Immediate { .. } => {
-            let data = ImmediateData::parse(fields.octets("immediate.data")).unwrap();
+            let data = ImmediateData::parse(fields.bytes("immediate.data")).unwrap();
             data.emit().to_vec()
         }
         Inbound::Terminate => {
@@ -300,27 +300,27 @@ fn body_of(fields: &Fields<'_>, inbound: Inbound) -> Vec<u8> {
                 segment_len: fields
                     .has("term.ddp_segment_length")
                     .then(|| fields.word("term.ddp_segment_length") as u16),
-                ddp_header: HeaderCopy::new(fields.octets("term.ddp_header")),
-                read_request: ReadRequest::parse(fields.octets("term.rdma_header")).ok(),
+                ddp_header: HeaderCopy::new(fields.bytes("term.ddp_header")),
+                read_request: ReadRequest::parse(fields.bytes("term.rdma_header")).ok(),
             };
-            let octets = terminate.emit();
-            assert_eq!(Terminate::parse_any(&octets).unwrap().0, terminate);
+            let bytes = terminate.emit();
+            assert_eq!(Terminate::parse_any(&bytes).unwrap().0, terminate);
             assert!(terminate.reason().is_known());
-            octets
+            bytes
         }
-        Inbound::Write | Inbound::ReadResponse | Inbound::Send { .. } => fields.octets("payload").to_vec(),
+        Inbound::Write | Inbound::ReadResponse | Inbound::Send { .. } => fields.bytes("payload").to_vec(),
     }
 }
 
 /// The FPDU built of `ulpdu`, with the CRC field as the vector has it where CRCs are off.
 fn sealed(tx: &mut FpduTx, ulpdu: &[u8], frame: &WireFrame) -> Vec<u8> {
-    let mut octets = [&[0; 2], ulpdu].concat();
-    tx.seal(&mut octets, 0);
+    let mut bytes = [&[0; 2], ulpdu].concat();
+    tx.seal(&mut bytes, 0);
     if !tx.crc_on() {
-        let end = octets.len() - 4;
-        octets[end..].copy_from_slice(&unhex(&frame.crc.as_ref().unwrap().wire_hex));
+        let end = bytes.len() - 4;
+        bytes[end..].copy_from_slice(&unhex(&frame.crc.as_ref().unwrap().wire_hex));
     }
-    octets
+    bytes
 }
 
 /// Every FPDU of every conversation, through MPA, DDP and RDMAP, both ways.
@@ -341,10 +341,10 @@ fn fpdus() {
                 conversation.frames.iter().filter(|frame| frame.kind == "fpdu" && frame.dir == direction)
             {
                 let what = format!("{name}: {}", frame.note);
-                let mut octets = unhex(&frame.hex);
+                let mut bytes = unhex(&frame.hex);
                 assert_eq!(Some(rx.position()), frame.stream_offset, "{what}");
-                let total = octets.len();
-                let Ok(Step::Fpdu(Fpdu { consumed, ulpdu, .. })) = rx.next(&mut octets) else {
+                let total = bytes.len();
+                let Ok(Step::Fpdu(Fpdu { consumed, ulpdu, .. })) = rx.next(&mut bytes) else {
                     panic!("{what}")
                 };
                 assert_eq!(consumed, total, "{what}");
@@ -380,21 +380,21 @@ fn fpdus() {
 
 // ---------------------------------------------------------------- what has to be refused
 
-/// The receiver the negative vectors are for: one receive buffer of 64 octets, one Tagged Buffer of 64 octets
+/// The receiver the negative vectors are for: one receive buffer of 64 bytes, one Tagged Buffer of 64 bytes
 /// that may be read and written.
 const BUFFER: u32 = 64;
 
 /// What a receiver reports about a frame; `Err(None)` stands for closing at startup.
 fn verdict(vector: &Negative) -> Result<(), Option<Fault>> {
-    let mut octets = unhex(&vector.hex);
+    let mut bytes = unhex(&vector.hex);
     if vector.phase.as_deref() == Some("startup") {
-        let as_reply = Initiator::new(Config::default(), b"").unwrap().reply(&octets);
-        let as_request = Responder::new(Config::default()).request(&octets);
+        let as_reply = Initiator::new(Config::default(), b"").unwrap().reply(&bytes);
+        let as_request = Responder::new(Config::default()).request(&bytes);
         let refused =
             if vector.name == "mpa-request-as-reply" { as_reply.is_err() } else { as_request.is_err() };
         return if refused { Err(None) } else { Ok(()) };
     }
-    let fpdu = match FpduRx::new(true, vector.markers).next(&mut octets) {
+    let fpdu = match FpduRx::new(true, vector.markers).next(&mut bytes) {
         Ok(Step::Fpdu(fpdu)) => fpdu,
         Ok(more) => panic!("{}: {more:?}", vector.name),
         Err(FpduError::Crc { .. }) => return Err(Some(MpaFault::Crc.into())),

@@ -49,7 +49,7 @@ impl Connection {
         self.device.block_on(self.inner.send_copy(message))
     }
 
-    /// Adds to eight octets of the peer's; returns what they were.
+    /// Adds to eight bytes of the peer's; returns what they were.
     ///
     /// # Errors
     /// [`WcError`].
@@ -57,7 +57,7 @@ impl Connection {
         self.device.block_on(self.inner.fetch_add(at, add))
     }
 
-    /// Replaces eight octets of the peer's by `swap` if they are `compare`; returns what they were.
+    /// Replaces eight bytes of the peer's by `swap` if they are `compare`; returns what they were.
     ///
     /// # Errors
     /// [`WcError`].

@@ -99,7 +99,7 @@ impl Device {
     }
 
     /// Waits until no connection of a queue pair that is gone has anything left to say, at most for `patience`: before the process
-    /// ends, and its peers find their last octets unanswered. True when all is said. Over a TCP in this process every other
+    /// ends, and its peers find their last bytes unanswered. True when all is said. Over a TCP in this process every other
     /// connection ends as well, as the kernel would end them after the process.
     ///
     /// The background thread drives meanwhile, so that this may be called when the calling thread's own storage is gone

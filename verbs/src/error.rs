@@ -113,7 +113,7 @@ pub enum Error {
     },
     /// The peer rejected the connection.
     #[error(
-        "{peer} rejected the connection ({} octets of private data){}",
+        "{peer} rejected the connection ({} bytes of private data){}",
         private_data.len(),
         if *markers_asked { "; it may be one that cannot send the Markers that were asked for" } else { "" }
     )]
@@ -178,23 +178,23 @@ pub enum Error {
         max: u32,
     },
     /// Inline data longer than agreed.
-    #[error("{given} octets inline, at most {max}")]
+    #[error("{given} bytes inline, at most {max}")]
     InlineTooLong {
-        /// Octets given.
+        /// Bytes given.
         given: u64,
-        /// Octets allowed.
+        /// Bytes allowed.
         max: u32,
     },
-    /// A message longer than 2^32 - 1 octets.
-    #[error("message of {given} octets, at most 4294967295")]
+    /// A message longer than 2^32 - 1 bytes.
+    #[error("message of {given} bytes, at most 4294967295")]
     MessageTooLong {
-        /// Octets given.
+        /// Bytes given.
         given: u64,
     },
-    /// An atomic's local element is not eight octets.
-    #[error("an atomic needs 8 local octets, got {given}")]
+    /// An atomic's local element is not eight bytes.
+    #[error("an atomic needs 8 local bytes, got {given}")]
     AtomicLength {
-        /// Octets given.
+        /// Bytes given.
         given: u64,
     },
     /// An atomic write does not go to an aligned address.
@@ -210,13 +210,13 @@ pub enum Error {
         what: &'static str,
     },
     /// An offset leaves the memory.
-    #[error("range {offset}..{end} leaves memory of {len} octets")]
+    #[error("range {offset}..{end} leaves memory of {len} bytes")]
     OutOfRange {
-        /// First octet.
+        /// First byte.
         offset: u64,
         /// End.
         end: u64,
-        /// Octets there are.
+        /// Bytes there are.
         len: u64,
     },
     /// The call may not be made on this kind of object.

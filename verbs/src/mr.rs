@@ -13,16 +13,16 @@ use std::sync::Arc;
 /// A peer's memory, as it is told to us: send it in a message of your own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteMr {
-    /// Tagged offset of the first octet.
+    /// Tagged offset of the first byte.
     pub addr: u64,
     /// STag.
     pub rkey: u32,
-    /// Octets.
+    /// Bytes.
     pub len: u64,
 }
 
 impl RemoteMr {
-    /// Octets of [`RemoteMr::to_bytes`].
+    /// Bytes of [`RemoteMr::to_bytes`].
     pub const LEN: usize = 20;
 
     /// For a message: address, length, key, all big-endian.
@@ -35,11 +35,11 @@ impl RemoteMr {
         out
     }
 
-    /// The reverse of [`RemoteMr::to_bytes`]; `None` unless there are exactly 20 octets.
+    /// The reverse of [`RemoteMr::to_bytes`]; `None` unless there are exactly 20 bytes.
     #[must_use]
-    pub fn from_bytes(octets: &[u8]) -> Option<Self> {
-        let octets: &[u8; Self::LEN] = octets.try_into().ok()?;
-        let (addr, rest) = octets.split_first_chunk::<8>()?;
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
+        let (addr, rest) = bytes.split_first_chunk::<8>()?;
         let (len, rest) = rest.split_first_chunk::<8>()?;
         let (rkey, _) = rest.split_first_chunk::<4>()?;
         Some(Self {
@@ -94,17 +94,17 @@ impl RawMr {
         self.region.lock().stag().0
     }
 
-    /// Tagged offset of the first octet.
+    /// Tagged offset of the first byte.
     pub fn addr(&self) -> u64 {
         self.region.lock().base()
     }
 
-    /// Octets.
+    /// Bytes.
     pub fn len(&self) -> usize {
         self.region.lock().len()
     }
 
-    /// Whether it has no octets.
+    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -135,7 +135,7 @@ impl RawMr {
         Ok(())
     }
 
-    /// Deregisters; when it has returned, no octet is touched any more.
+    /// Deregisters; when it has returned, no byte is touched any more.
     ///
     /// # Errors
     /// [`crate::Error::Deregister`] while windows are bound; the region stays.
@@ -224,7 +224,7 @@ impl Drop for FastMr {
 }
 
 impl Pd {
-    /// Registers memory; `base` is the tagged offset of its first octet, for peers and for elements of ours.
+    /// Registers memory; `base` is the tagged offset of its first byte, for peers and for elements of ours.
     ///
     /// # Errors
     /// [`crate::Error::Register`].
@@ -240,7 +240,7 @@ impl Pd {
         RawMw::alloc(self, kind)
     }
 
-    /// An STag for fast-register requests of at most `max_len` octets.
+    /// An STag for fast-register requests of at most `max_len` bytes.
     ///
     /// # Errors
     /// [`crate::Error::Register`] when the device has no STag left.

@@ -42,7 +42,7 @@ pub struct ConnOptions {
     /// Copies every source before its CRC is computed, for callers that rewrite buffers in flight.
     pub stable_tx: bool,
     /// Acknowledged completion: a Write or Send completes when a zero-length Read behind it has returned, or with the status of
-    /// the peer's Terminate, instead of when TCP has taken its octets. Success then says that the peer has placed it, and an
+    /// the peer's Terminate, instead of when TCP has taken its bytes. Success then says that the peer has placed it, and an
     /// error lands on the request that caused it; it costs a round trip. Needs an ORD of at least 1.
     pub acknowledged: bool,
     /// A peer that closes in order while nothing of ours is under way leaves the queue pair as it is, waiting for another connection:
@@ -58,7 +58,7 @@ pub struct ConnOptions {
     pub no_receive_timeout: Duration,
     /// How long an orderly close may take before the connection is cut.
     pub close_timeout: Duration,
-    /// Falls back to MPA revision 1 when a peer closes on revision 2 before any Reply octet.
+    /// Falls back to MPA revision 1 when a peer closes on revision 2 before any Reply byte.
     pub fallback: bool,
     /// The TCP connection. One that is accepted has been made with the listener's; only another congestion control can still
     /// be had then.
@@ -122,7 +122,7 @@ impl ConnOptions {
     }
 }
 
-/// Who moves the octets of a device.
+/// Who moves the bytes of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Progress {
     /// The caller's thread when it polls, posts or waits; a background thread when it does not.
@@ -162,14 +162,14 @@ pub struct Limits {
     pub max_srq: u32,
     /// Requests in one shared receive queue.
     pub max_srq_wr: u32,
-    /// Octets of inline data.
+    /// Bytes of inline data.
     pub max_inline: u32,
     /// IRD and ORD.
     pub max_rd_atomic: u16,
     /// Connections in set-up at one listener.
     pub max_half_open: u32,
-    /// Octets held for partly received FPDUs and stalled streams of all connections together.
-    pub max_held_octets: usize,
+    /// Bytes held for partly received FPDUs and stalled streams of all connections together.
+    pub max_held_bytes: usize,
 }
 
 impl Default for Limits {
@@ -187,7 +187,7 @@ impl Default for Limits {
             max_inline: 1024,
             max_rd_atomic: 0x3FFE,
             max_half_open: 1024,
-            max_held_octets: 256 << 20,
+            max_held_bytes: 256 << 20,
         }
     }
 }

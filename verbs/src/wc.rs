@@ -134,7 +134,7 @@ impl fmt::Display for WireReason {
         write!(f, "{who} terminated the stream: {reason} (layer {layer}, type {etype}, code {code:#04x})")?;
         match self.origin {
             Origin::Rfc => Ok(()),
-            Origin::Siw => f.write_str(", in the octets of the Linux siw driver, which swaps layer and type"),
+            Origin::Siw => f.write_str(", in the bytes of the Linux siw driver, which swaps layer and type"),
             Origin::Ambiguous => {
                 let other = rdmap::TerminateReason::from_codes(etype, layer, code);
                 write!(f, "; or, if the peer is the Linux siw driver, {other}")
@@ -152,7 +152,7 @@ pub struct Wc {
     pub status: WcStatus,
     /// What ended.
     pub opcode: WcOpcode,
-    /// Octets received or read.
+    /// Bytes received or read.
     pub byte_len: u32,
     /// The immediate that came along.
     pub imm: Option<u32>,
@@ -171,13 +171,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reason_says_whose_octets_it_was_in() {
+    fn a_reason_says_whose_bytes_it_was_in() {
         let reason = |origin| WireReason { from_peer: true, layer: 2, etype: 0, code: 6, origin }.to_string();
         let rfc = reason(Origin::Rfc);
         assert!(rfc.contains("(layer 2, type 0, code 0x06)") && !rfc.contains("siw"), "{rfc}");
         assert!(
-            reason(Origin::Siw)
-                .ends_with("in the octets of the Linux siw driver, which swaps layer and type")
+            reason(Origin::Siw).ends_with("in the bytes of the Linux siw driver, which swaps layer and type")
         );
         // The other reading is an RDMAP error.
         let both = reason(Origin::Ambiguous);

@@ -5,15 +5,15 @@ use bitflags::bitflags;
 use ddp::STag;
 use mem::Access;
 
-/// One scatter/gather element: `length` octets at `addr` in the region named by `lkey`.
+/// One scatter/gather element: `length` bytes at `addr` in the region named by `lkey`.
 ///
 /// `addr` is a virtual address, or an offset for a zero-based region. The layout is that of `ibv_sge`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
-    /// Tagged offset of the first octet.
+    /// Tagged offset of the first byte.
     pub addr: u64,
-    /// Octets.
+    /// Bytes.
     pub length: u32,
     /// The region's STag.
     pub lkey: u32,
@@ -49,10 +49,10 @@ pub enum SendOp {
         /// The immediate, as the application's number.
         imm: u32,
     },
-    /// RDMA Write of eight octets, inline or not, which the peer's programs see all at once: what our own peers do with every
+    /// RDMA Write of eight bytes, inline or not, which the peer's programs see all at once: what our own peers do with every
     /// aligned word, so only between uiw peers.
     AtomicWrite {
-        /// Eight aligned octets of the peer's.
+        /// Eight aligned bytes of the peer's.
         remote: Remote,
     },
     /// Send (RFC 5040 section 4.3).
@@ -76,7 +76,7 @@ pub enum SendOp {
     },
     /// FetchAdd (RFC 7306 section 5.2): the old value lands in the local element.
     FetchAdd {
-        /// Eight aligned octets of the peer's.
+        /// Eight aligned bytes of the peer's.
         remote: Remote,
         /// What to add.
         add: u64,
@@ -85,7 +85,7 @@ pub enum SendOp {
     },
     /// CmpSwap (RFC 7306 section 5.3): the old value lands in the local element.
     CmpSwap {
-        /// Eight aligned octets of the peer's.
+        /// Eight aligned bytes of the peer's.
         remote: Remote,
         /// Value compared with.
         compare: u64,
@@ -127,13 +127,13 @@ impl From<RemoteMr> for Remote {
 pub struct Bind {
     /// The window's present STag.
     pub window: STag,
-    /// The STag it has afterwards: same index; type 2 takes the consumer's key octet from here, type 1 is given one.
+    /// The STag it has afterwards: same index; type 2 takes the consumer's key byte from here, type 1 is given one.
     pub new_stag: STag,
     /// The region under it.
     pub region: STag,
-    /// First octet, in the region's tagged offsets.
+    /// First byte, in the region's tagged offsets.
     pub addr: u64,
-    /// Octets; 0 revokes a type 1 window.
+    /// Bytes; 0 revokes a type 1 window.
     pub length: u64,
     /// Rights of the window.
     pub access: Access,
@@ -143,13 +143,13 @@ pub struct Bind {
 /// of [`crate::Qp::post_send`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FastRegister {
-    /// The STag with the consumer's key octet.
+    /// The STag with the consumer's key byte.
     pub stag: STag,
-    /// Address of the first octet in this process.
+    /// Address of the first byte in this process.
     pub addr: u64,
-    /// Octets.
+    /// Bytes.
     pub length: u64,
-    /// Tagged offset of the first octet as peers see it.
+    /// Tagged offset of the first byte as peers see it.
     pub base: u64,
     /// Rights.
     pub access: Access,

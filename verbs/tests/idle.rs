@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use verbs::cm::{self, CmChannel, CmEventKind, Listener};
 use verbs::{ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit};
 
-/// Octets allocated and not freed.
+/// Bytes allocated and not freed.
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
 struct Counting;
@@ -106,6 +106,6 @@ fn an_idle_connection_holds_at_most_16_kib() {
     let connections = CONNECTIONS.min((descriptors() - 100) / 2);
     (0..connections).for_each(|_| connect(&mut client, &mut server, listener.local_addr(), &options));
     let each = (HELD.load(Ordering::Relaxed) - before) / (2 * connections);
-    println!("{} idle ends hold {each} octets each", 2 * connections);
-    assert!(each <= BOUND, "{each} octets an idle end");
+    println!("{} idle ends hold {each} bytes each", 2 * connections);
+    assert!(each <= BOUND, "{each} bytes an idle end");
 }

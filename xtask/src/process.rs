@@ -149,15 +149,15 @@ fn end(status: ExitStatus) -> End {
     if status.success() { End::Success } else { End::Failure(status.to_string()) }
 }
 
-/// Lines with any octets in them: what is not UTF-8 is replaced.
+/// Lines with any bytes in them: what is not UTF-8 is replaced.
 fn read_lines(mut from: impl BufRead, to: &mpsc::Sender<String>) {
-    let mut octets = Vec::new();
-    while let Ok(1..) = from.read_until(b'\n', &mut octets) {
-        let text = String::from_utf8_lossy(&octets);
+    let mut bytes = Vec::new();
+    while let Ok(1..) = from.read_until(b'\n', &mut bytes) {
+        let text = String::from_utf8_lossy(&bytes);
         if to.send(text.trim_end_matches(['\n', '\r']).to_owned()).is_err() {
             return;
         }
-        octets.clear();
+        bytes.clear();
     }
 }
 

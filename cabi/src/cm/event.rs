@@ -97,7 +97,7 @@ fn shorten(private_data: &[u8]) -> &[u8] {
     if private_data.len() > MAX_PRIVATE_DATA {
         tracing::warn!(
             bytes = private_data.len(),
-            "the peer's private data is cut to 255 octets: C cannot have more"
+            "the peer's private data is cut to 255 bytes: C cannot have more"
         );
     }
     &private_data[..private_data.len().min(MAX_PRIVATE_DATA)]

@@ -19,7 +19,7 @@ pub(super) const fn other(side: Side) -> Side {
     1 - side
 }
 
-/// Octets kept of a direction whose peer's startup frame has not come yet.
+/// Bytes kept of a direction whose peer's startup frame has not come yet.
 const MAX_WAITING: usize = 1 << 20;
 
 /// What was found, and in which direction.
@@ -38,7 +38,7 @@ pub(super) struct Connection {
 #[derive(Debug)]
 struct Half {
     phase: Phase,
-    /// Octets since the direction's startup frame began, holes included.
+    /// Bytes since the direction's startup frame began, holes included.
     position: u64,
     fpdus: u64,
     tracker: Tracker,
@@ -48,7 +48,7 @@ struct Half {
 
 #[derive(Debug)]
 enum Phase {
-    /// Octets of a startup frame.
+    /// Bytes of a startup frame.
     Startup(Vec<u8>),
     /// The frame was read; what follows it, until the peer's frame tells how to read it.
     Waiting(Vec<u8>),
@@ -79,32 +79,32 @@ impl Connection {
         let half = &mut self.halves[side];
         let position = half.position;
         match chunk {
-            Chunk::Octets(octets) => {
-                half.position += octets.len() as u64;
+            Chunk::Bytes(bytes) => {
+                half.position += bytes.len() as u64;
                 match &mut half.phase {
                     Phase::Startup(buffer) => {
-                        buffer.extend(octets);
+                        buffer.extend(bytes);
                         self.startup(side, out);
                     }
-                    Phase::Waiting(buffer) if buffer.len() + octets.len() <= MAX_WAITING => {
-                        buffer.extend(octets);
+                    Phase::Waiting(buffer) if buffer.len() + bytes.len() <= MAX_WAITING => {
+                        buffer.extend(bytes);
                     }
                     Phase::Waiting(_) => {
                         self.end(side, "the peer's startup frame is not in the capture", out);
                     }
                     Phase::Full(framing) => {
-                        framing.push(&octets);
+                        framing.push(&bytes);
                         self.fpdus(side, out);
                     }
                     Phase::Ended => {}
                 }
             }
-            Chunk::Missing(octets) => {
-                half.position += octets;
+            Chunk::Missing(bytes) => {
+                half.position += bytes;
                 if !matches!(half.phase, Phase::Ended) {
-                    out.push((side, Event::Missing { position, octets }));
+                    out.push((side, Event::Missing { position, bytes }));
                 }
-                self.missing(side, octets, out);
+                self.missing(side, bytes, out);
             }
         }
     }
@@ -114,7 +114,7 @@ impl Connection {
         let half = &self.halves[side];
         let what = match &half.phase {
             Phase::Startup(buffer) if !buffer.is_empty() => {
-                Some(format!("{how} after {} octets of a startup frame", buffer.len()))
+                Some(format!("{how} after {} bytes of a startup frame", buffer.len()))
             }
             Phase::Waiting(buffer) if !buffer.is_empty() => {
                 let why = format!("the peer's startup frame is not in the capture ({how})");
@@ -122,7 +122,7 @@ impl Connection {
                 return;
             }
             Phase::Full(framing) if framing.pending() > 0 => {
-                Some(format!("{how} after {} octets of an FPDU", framing.pending()))
+                Some(format!("{how} after {} bytes of an FPDU", framing.pending()))
             }
             Phase::Full(_) => half.tracker.unfinished().map(|message| format!("{how}: {message}")),
             _ => None,
@@ -145,12 +145,12 @@ impl Connection {
         out.push((side, Event::NotFollowed { position, why: why.into() }));
     }
 
-    fn missing(&mut self, side: Side, octets: u64, out: &mut Findings) {
+    fn missing(&mut self, side: Side, bytes: u64, out: &mut Findings) {
         let half = &mut self.halves[side];
         match &mut half.phase {
-            Phase::Startup(_) => self.end(side, "octets of its startup frame are missing", out),
-            Phase::Waiting(_) => self.end(side, "octets are missing before the peer's startup frame", out),
-            Phase::Full(framing) => match framing.push_lost(octets) {
+            Phase::Startup(_) => self.end(side, "bytes of its startup frame are missing", out),
+            Phase::Waiting(_) => self.end(side, "bytes are missing before the peer's startup frame", out),
+            Phase::Full(framing) => match framing.push_lost(bytes) {
                 Ok(()) => self.fpdus(side, out),
                 Err(lost) => self.boundary_lost(side, lost.position, out),
             },
@@ -159,7 +159,7 @@ impl Connection {
     }
 
     fn boundary_lost(&mut self, side: Side, position: u64, out: &mut Findings) {
-        let why = format!("the length of the FPDU at octet {position} of Full Operation is missing");
+        let why = format!("the length of the FPDU at byte {position} of Full Operation is missing");
         self.end(side, &why, out);
     }
 
@@ -237,7 +237,7 @@ impl Connection {
                 if let Phase::Waiting(buffer) = &self.halves[side].phase
                     && !buffer.is_empty()
                 {
-                    let what = format!("{} octets around a rejecting Reply", buffer.len());
+                    let what = format!("{} bytes around a rejecting Reply", buffer.len());
                     out.push((side, Event::departure("RFC 5044 7.1.2", what)));
                 }
                 self.halves[side].phase = Phase::Ended;
@@ -254,7 +254,7 @@ impl Connection {
         if let Phase::Waiting(buffer) = &self.halves[initiator].phase
             && !buffer.is_empty()
         {
-            let what = format!("{} octets from the initiator before the Reply", buffer.len());
+            let what = format!("{} bytes from the initiator before the Reply", buffer.len());
             out.push((initiator, Event::departure("RFC 5044 7.1.2", what)));
         }
         let agreement = Agreement::of(request, reply);
@@ -306,7 +306,7 @@ impl Connection {
         self.judge_turn(side, out);
         let mut departures = cut.departures;
         if cut.ulpdu.len() > MAX_ULPDU {
-            let what = format!("a ULPDU of {} octets, {MAX_ULPDU} are the most", cut.ulpdu.len());
+            let what = format!("a ULPDU of {} bytes, {MAX_ULPDU} are the most", cut.ulpdu.len());
             departures.push(Event::departure("RFC 5044 4.1", what));
         }
         // What the capture lacks is zero here: it must not be taken for what was sent.
@@ -385,7 +385,7 @@ impl Connection {
         if !sent.is_some_and(|rtr| agreement.rtr.contains(&rtr)) {
             let agreed: Vec<_> = agreement.rtr.iter().map(|rtr| rtr.name()).collect();
             let what = format!(
-                "the initiator's first FPDU is a {} with {} octets; agreed as RTR: {}",
+                "the initiator's first FPDU is a {} with {} bytes; agreed as RTR: {}",
                 segment::name(parsed.opcode),
                 parsed.payload.len(),
                 if agreed.is_empty() { "nothing".into() } else { agreed.join(", ") }

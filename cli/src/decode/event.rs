@@ -47,16 +47,16 @@ pub enum Event {
     Message(Message),
     /// Something that an RFC does not allow, or that this peer does in its own way.
     Departure(Departure),
-    /// Octets of the TCP stream that are not in the capture.
+    /// Bytes of the TCP stream that are not in the capture.
     Missing {
-        /// Octets of the direction before the hole, counted from its startup frame.
+        /// Bytes of the direction before the hole, counted from its startup frame.
         position: u64,
-        /// Octets in the hole.
-        octets: u64,
+        /// Bytes in the hole.
+        bytes: u64,
     },
     /// From here on the direction cannot be decoded.
     NotFollowed {
-        /// Octets of the direction before, counted from its startup frame.
+        /// Bytes of the direction before, counted from its startup frame.
         position: u64,
         /// Why.
         why: String,
@@ -85,7 +85,7 @@ pub struct Startup {
     pub ird: Option<u16>,
     /// As `ird`.
     pub ord: Option<u16>,
-    /// Octets of Private Data without the enhanced data.
+    /// Bytes of Private Data without the enhanced data.
     pub private_data_length: usize,
     /// All of it in one line.
     #[serde(skip)]
@@ -115,14 +115,14 @@ pub enum Crc {
     Bad,
     /// CRCs are not in use on this connection.
     Off,
-    /// Octets of the FPDU are not in the capture.
+    /// Bytes of the FPDU are not in the capture.
     Unknown,
 }
 
 /// An FPDU and the DDP segment in it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Fpdu {
-    /// Octets of Full Operation before it.
+    /// Bytes of Full Operation before it.
     pub position: u64,
     /// ULPDU_Length.
     pub ulpdu_length: u16,
@@ -137,7 +137,7 @@ pub struct Fpdu {
     pub segment: Option<Segment>,
 }
 
-/// A DDP segment's header with the RDMAP control octet.
+/// A DDP segment's header with the RDMAP control byte.
 #[derive(Clone, Debug, Serialize)]
 pub struct Segment {
     /// T.
@@ -163,7 +163,7 @@ pub struct Segment {
     /// Untagged: MO.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mo: Option<u32>,
-    /// Octets behind the DDP header.
+    /// Bytes behind the DDP header.
     pub payload_length: usize,
 }
 
@@ -174,7 +174,7 @@ pub struct Message {
     pub name: &'static str,
     /// The OpCode, as a number.
     pub opcode: u8,
-    /// Octets behind the DDP headers, of all its segments.
+    /// Bytes behind the DDP headers, of all its segments.
     pub length: u64,
     /// DDP segments.
     pub segments: u64,

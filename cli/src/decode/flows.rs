@@ -1,4 +1,4 @@
-//! Which TCP connections are iWARP: those whose octets begin with an MPA Key, on whatever port.
+//! Which TCP connections are iWARP: those whose bytes begin with an MPA Key, on whatever port.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use super::reassembly::{Chunk, Stream};
 /// Connections followed at a time. Above it those that are not iWARP are forgotten.
 const MAX_FLOWS: usize = 65_536;
 
-/// Octets of a Key.
+/// Bytes of a Key.
 const KEY_LEN: usize = KEY_REQUEST.len();
 
 /// When something was captured.
@@ -29,7 +29,7 @@ pub(super) struct Flows {
     table: BTreeMap<(SocketAddr, SocketAddr), Flow>,
     /// iWARP connections so far.
     pub(super) connections: u32,
-    /// Octets of iWARP connections that came more than once.
+    /// Bytes of iWARP connections that came more than once.
     pub(super) repeated: u64,
 }
 
@@ -44,7 +44,7 @@ struct Flow {
 
 #[derive(Debug)]
 enum State {
-    /// From the SYN on, until the first octets of either direction tell.
+    /// From the SYN on, until the first bytes of either direction tell.
     Watching {
         openings: [Vec<u8>; 2],
     },
@@ -191,8 +191,8 @@ impl Flow {
     fn chunk(&mut self, side: Side, chunk: Chunk, connections: &mut u32, findings: &mut Findings) {
         match (&mut self.state, chunk) {
             (State::Iwarp { connection, .. }, chunk) => connection.feed(side, chunk, findings),
-            (State::Watching { openings }, Chunk::Octets(octets)) => {
-                openings[side].extend(octets);
+            (State::Watching { openings }, Chunk::Bytes(bytes)) => {
+                openings[side].extend(bytes);
                 let opening = &openings[side];
                 let key = &opening[..opening.len().min(KEY_LEN)];
                 match FrameKind::detect(key) {
@@ -215,13 +215,13 @@ impl Flow {
         for side in [side, other(side)] {
             let opening = std::mem::take(&mut openings[side]);
             if !opening.is_empty() {
-                connection.feed(side, Chunk::Octets(opening), findings);
+                connection.feed(side, Chunk::Bytes(opening), findings);
             }
         }
         self.state = State::Iwarp { id: *connections, connection };
     }
 
-    /// Nothing more will come. Returns the octets that came more than once.
+    /// Nothing more will come. Returns the bytes that came more than once.
     fn finish(&mut self, how: &str, at: Moment, sink: &mut dyn FnMut(&Record)) -> u64 {
         let State::Iwarp { connection, .. } = &mut self.state else { return 0 };
         let mut findings = Findings::new();

@@ -1,8 +1,8 @@
-//! One direction's FPDUs, also when the capture lacks some of their octets or a CRC is wrong.
+//! One direction's FPDUs, also when the capture lacks some of their bytes or a CRC is wrong.
 //!
 //! [`FpduRx`] stops for good at the first invalid FPDU, as RFC 5044 section 8 demands of a receiver. Here the
 //! rest is wanted as well. So the FPDUs are cut with CRCs off and with every Marker set right in a copy; the
-//! CRC and the Markers are then judged on the octets as they came.
+//! CRC and the Markers are then judged on the bytes as they came.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,7 +15,7 @@ const MARKER_INTERVAL: u64 = 512;
 const MARKER_LEN: usize = 4;
 const LENGTH_LEN: usize = 2;
 const CRC_LEN: usize = 4;
-/// Octets in front of the payload: ULPDU_Length and the headers of DDP and RDMAP (RFC 5041 sections 4.2 and 4.3).
+/// Bytes in front of the payload: ULPDU_Length and the headers of DDP and RDMAP (RFC 5041 sections 4.2 and 4.3).
 const TAGGED: usize = LENGTH_LEN + 14;
 const UNTAGGED: usize = LENGTH_LEN + 18;
 const SUMMED_TWICE: &str = ": that of the payload summed twice, an error of the Linux siw driver";
@@ -25,11 +25,11 @@ const SUMMED_TWICE: &str = ": that of the payload summed twice, an error of the 
 pub(super) struct Framing {
     rx: FpduRx,
     crc: bool,
-    /// Octets from the position of `rx` on. Those not in the capture are zero.
+    /// Bytes from the position of `rx` on. Those not in the capture are zero.
     buffer: Vec<u8>,
-    /// Positions of octets that are not in the capture, in order.
+    /// Positions of bytes that are not in the capture, in order.
     lost: VecDeque<Range<u64>>,
-    /// No FPDU can end before the buffer has this many octets.
+    /// No FPDU can end before the buffer has this many bytes.
     at_least: usize,
 }
 
@@ -57,31 +57,31 @@ impl Framing {
         Self { rx: FpduRx::new(false, markers), crc, buffer: Vec::new(), lost: VecDeque::new(), at_least: 0 }
     }
 
-    /// Octets of Full Operation in FPDUs that were given out.
+    /// Bytes of Full Operation in FPDUs that were given out.
     pub(super) fn position(&self) -> u64 {
         self.rx.position()
     }
 
-    /// Octets of an FPDU that is not complete.
+    /// Bytes of an FPDU that is not complete.
     pub(super) fn pending(&self) -> usize {
         self.buffer.len()
     }
 
-    /// The next octets of the direction.
-    pub(super) fn push(&mut self, octets: &[u8]) {
-        self.buffer.extend_from_slice(octets);
+    /// The next bytes of the direction.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next octets of the direction are not in the capture.
+    /// The next bytes of the direction are not in the capture.
     ///
     /// # Errors
     /// So many that the start of an FPDU must be among them.
-    pub(super) fn push_lost(&mut self, octets: u64) -> Result<(), BoundaryLost> {
+    pub(super) fn push_lost(&mut self, bytes: u64) -> Result<(), BoundaryLost> {
         let start = self.position() + self.buffer.len() as u64;
-        let length = usize::try_from(octets).ok().filter(|length| *length <= MAX_FPDU_ON_WIRE);
+        let length = usize::try_from(bytes).ok().filter(|length| *length <= MAX_FPDU_ON_WIRE);
         let Some(length) = length else { return Err(BoundaryLost { position: self.position() }) };
         self.buffer.resize(self.buffer.len() + length, 0);
-        self.lost.push_back(start..start + octets);
+        self.lost.push_back(start..start + bytes);
         Ok(())
     }
 
@@ -177,7 +177,7 @@ impl Framing {
         if !damaged {
             judge_pad(whole, ulpdu.len(), markers, &mut departures);
         }
-        // Where the ULPDU lies in the copy and where it lay on the wire differ by the Markers before each octet.
+        // Where the ULPDU lies in the copy and where it lay on the wire differ by the Markers before each byte.
         let unknown = self.overlap(position, &(0..consumed)).map(|lost| {
             let inner = |at: usize| {
                 let before = markers.iter().filter(|(marker, _)| *marker >= start && *marker < at).count();
@@ -198,7 +198,7 @@ impl Framing {
         departures: &mut Vec<Event>,
     ) {
         for &(at, expected) in markers {
-            let Some([r0, r1, high, low]) = whole.get(at..).and_then(|octets| octets.first_chunk()).copied()
+            let Some([r0, r1, high, low]) = whole.get(at..).and_then(|bytes| bytes.first_chunk()).copied()
             else {
                 continue;
             };
@@ -208,19 +208,19 @@ impl Framing {
             let (reserved, pointer) = (u16::from_be_bytes([r0, r1]), u16::from_be_bytes([high, low]));
             let place = position + at as u64;
             if reserved != 0 {
-                let what = format!("the Marker at octet {place} has {reserved:#06x} in its reserved field");
+                let what = format!("the Marker at byte {place} has {reserved:#06x} in its reserved field");
                 departures.push(Event::departure("RFC 5044 4.3", what));
             }
             if pointer != expected {
                 let what = format!(
-                    "the Marker at octet {place} points {pointer} octets back, the FPDU begins {expected} back"
+                    "the Marker at byte {place} points {pointer} bytes back, the FPDU begins {expected} back"
                 );
                 departures.push(Event::departure("RFC 5044 4.3", what));
             }
         }
     }
 
-    /// The octets of an FPDU at `position` that are not in the capture: the smallest range that has them all.
+    /// The bytes of an FPDU at `position` that are not in the capture: the smallest range that has them all.
     fn overlap(&self, position: u64, range: &Range<usize>) -> Option<Range<usize>> {
         let (start, end) = (position + range.start as u64, position + range.end as u64);
         let mut within = self.lost.iter().filter(|lost| lost.start < end && lost.end > start);
@@ -245,7 +245,7 @@ fn judge_pad(whole: &[u8], ulpdu_len: usize, markers: &[(usize, u16)], departure
         |at: usize| markers.iter().any(|(marker, _)| (*marker..*marker + MARKER_LEN).contains(&at));
     let before_crc = (0..whole.len() - CRC_LEN).rev().filter(|at| !is_marker(*at));
     let pad: Vec<u8> = before_crc.take(pad_len(ulpdu_len)).map(|at| whole[at]).collect();
-    if pad.iter().any(|octet| *octet != 0) {
+    if pad.iter().any(|byte| *byte != 0) {
         let pad: Vec<u8> = pad.into_iter().rev().collect();
         departures.push(Event::departure("RFC 5044 4.1", format!("PAD is {pad:02x?}, not zero")));
     }
@@ -255,7 +255,7 @@ fn judge_pad(whole: &[u8], ulpdu_len: usize, markers: &[(usize, u16)], departure
 mod tests {
     use super::*;
 
-    /// The FPDU that siw sent in a run of the matrix: the 33rd of a Send of 65,536 octets.
+    /// The FPDU that siw sent in a run of the matrix: the 33rd of a Send of 65,536 bytes.
     #[test]
     fn a_crc_that_siw_summed_twice_is_told_apart() {
         let mut fpdu = vec![0x05, 0xaa, 0x01, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x1e, 0, 0, 0xb3, 0];

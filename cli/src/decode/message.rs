@@ -12,7 +12,7 @@ use super::terminate;
 
 /// Queues 0 to 3 (RFC 5040 section 4.1, RFC 7306 section 4).
 const QUEUES: usize = 4;
-/// The longest header that a message has of its own is the Terminate's with everything in it: 52 octets.
+/// The longest header that a message has of its own is the Terminate's with everything in it: 52 bytes.
 const HEAD: usize = 128;
 
 /// One direction's messages.
@@ -69,7 +69,7 @@ impl Tracker {
         Self { queues: std::array::from_fn(|_| queue()), tagged: None, terminated: false }
     }
 
-    /// Octets of the direction were lost or cannot be trusted: nothing is known about what comes next.
+    /// Bytes of the direction were lost or cannot be trusted: nothing is known about what comes next.
     pub(super) fn lose(&mut self, own: &mut Outstanding, peers: &mut Outstanding) {
         for queue in &mut self.queues {
             queue.expected = None;
@@ -90,7 +90,7 @@ impl Tracker {
         let untagged = untagged.map(|message| (message.first.rsvd_ulp & 0x0f, message.length));
         let tagged = self.tagged.iter().map(|message| (message.opcode, message.length));
         untagged.chain(tagged).next().map(|(opcode, length)| {
-            format!("{} without its last segment, {length} octets so far", name(opcode))
+            format!("{} without its last segment, {length} bytes so far", name(opcode))
         })
     }
 
@@ -140,7 +140,7 @@ impl Tracker {
             let details = match message.length {
                 0 => String::new(),
                 length => {
-                    format!("to STag {} TO {:#x}, {length} octets", message.first.stag, message.first.to)
+                    format!("to STag {} TO {:#x}, {length} bytes", message.first.stag, message.first.to)
                 }
             };
             out.push(Event::Message(Message {
@@ -218,7 +218,7 @@ fn take(message: &mut UntaggedMessage, header: &Untagged, payload: &[u8], out: &
     if end > u64::from(u32::MAX) {
         out.push(Event::departure(
             "RFC 5041 5.2",
-            format!("a message of at least {end} octets, 2^32 - 1 are the most"),
+            format!("a message of at least {end} bytes, 2^32 - 1 are the most"),
         ));
     }
     if mo == message.head.len() as u64 && message.head.len() < HEAD {
@@ -264,7 +264,7 @@ fn finished(
     if let Some(expected) = known.and_then(fixed_length)
         && message.length != expected
     {
-        let what = format!("{} of {} octets, it has {expected}", name(opcode), message.length);
+        let what = format!("{} of {} bytes, it has {expected}", name(opcode), message.length);
         out.push(Event::departure("RFC 5040 4.2", what));
     }
     let mut terminate = None;
@@ -278,8 +278,8 @@ fn finished(
             details
         }
         Some(Opcode::Immediate | Opcode::ImmediateSe) => {
-            let octets = message.head.iter().map(|octet| format!("{octet:02x}")).collect::<String>();
-            format!("data {octets}")
+            let bytes = message.head.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+            format!("data {bytes}")
         }
         Some(Opcode::SendImm) => format!("immediate {:#010x}", message.first.rsvd_ulp32),
         _ if has_invalidate(opcode) => format!("invalidates STag {}", STag(message.first.rsvd_ulp32)),
@@ -289,7 +289,7 @@ fn finished(
     out.push(Event::Message(Message { name: name(opcode), opcode, length, segments, details, terminate }));
 }
 
-/// Octets of the messages that have a header of their own and no payload.
+/// Bytes of the messages that have a header of their own and no payload.
 fn fixed_length(opcode: Opcode) -> Option<u64> {
     match opcode {
         Opcode::ReadRequest => Some(ReadRequest::LEN as u64),
@@ -304,7 +304,7 @@ fn read_request(head: &[u8], own: &mut Outstanding, out: &mut Vec<Event>) -> Str
     let Ok(request) = ReadRequest::parse(head) else { return "not whole".into() };
     let ReadRequest { sink_stag, sink_to, len, source_stag, source_to } = request;
     own.add(Request::Read { sink_stag, sink_to, len }, out);
-    format!("{len} octets from STag {source_stag} TO {source_to:#x} to STag {sink_stag} TO {sink_to:#x}")
+    format!("{len} bytes from STag {source_stag} TO {source_to:#x} to STag {sink_stag} TO {sink_to:#x}")
 }
 
 fn atomic_request(head: &[u8], own: &mut Outstanding, out: &mut Vec<Event>) -> String {

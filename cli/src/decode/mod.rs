@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! capture ─► pcap ─► packet ─► flows ─► reassembly ─► connection ─► framing ─► segment ─► message ─► output
-//!  file      records  IP, TCP  MPA Key   octets in     startup      FPDUs      DDP, RDMAP  whole
+//!  file      records  IP, TCP  MPA Key   bytes in     startup      FPDUs      DDP, RDMAP  whole
 //!                     header   on any    order, holes  frames       CRC        headers     messages
 //!                              port                                 Markers
 //! ```
 //!
-//! Each step takes any octets and never panics; what it cannot follow it names, with the place and the reason.
+//! Each step takes any bytes and never panics; what it cannot follow it names, with the place and the reason.
 //! The capture is read as a stream: memory is bounded by the connections that are open at a time.
 
 mod connection;
@@ -38,7 +38,7 @@ use packet::Content;
 /// What `uiw decode` can be told.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
-Exit code: 0 when every octet could be followed (departures from the RFCs included), 1 when some could not, \
+Exit code: 0 when every byte could be followed (departures from the RFCs included), 1 when some could not, \
 2 when the file is no capture or the command line is wrong.")]
 pub struct Args {
     /// A pcap or pcapng file; `-` reads standard input
@@ -47,7 +47,7 @@ pub struct Args {
     /// One JSON object per line
     #[arg(long)]
     pub json: bool,
-    /// Only departures, missing octets and the summary
+    /// Only departures, missing bytes and the summary
     #[arg(long)]
     pub quiet: bool,
 }
@@ -110,7 +110,7 @@ pub fn decode(input: impl Read, sink: &mut dyn FnMut(&Record)) -> Result<Summary
     }
     flows.finish(last, &mut |record| summary.take(record, sink));
     summary.connections = flows.connections;
-    summary.repeated_octets = flows.repeated;
+    summary.repeated_bytes = flows.repeated;
     Ok(summary)
 }
 

@@ -31,12 +31,12 @@ pub struct Summary {
     pub messages: BTreeMap<&'static str, u64>,
     /// Departures from the RFCs.
     pub departures: u64,
-    /// Octets of iWARP connections that are not in the capture.
-    pub missing_octets: u64,
+    /// Bytes of iWARP connections that are not in the capture.
+    pub missing_bytes: u64,
     /// Directions that could not be decoded to their end.
     pub not_followed: u64,
-    /// Octets of iWARP connections that came more than once.
-    pub repeated_octets: u64,
+    /// Bytes of iWARP connections that came more than once.
+    pub repeated_bytes: u64,
     /// IP fragments of TCP segments; they are not put together.
     pub fragments: u64,
     /// Packets whose TCP header is damaged or not whole.
@@ -48,11 +48,11 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Whether every octet of iWARP could be followed.
+    /// Whether every byte of iWARP could be followed.
     #[must_use]
     pub fn followed(&self) -> bool {
         self.connections > 0
-            && self.missing_octets == 0
+            && self.missing_bytes == 0
             && self.not_followed == 0
             && self.unknown_links.is_empty()
             && self.capture_error.is_none()
@@ -73,14 +73,14 @@ impl Summary {
             }
             Event::Message(message) => *self.messages.entry(message.name).or_default() += 1,
             Event::Departure(_) => self.departures += 1,
-            Event::Missing { octets, .. } => self.missing_octets += octets,
+            Event::Missing { bytes, .. } => self.missing_bytes += bytes,
             Event::NotFollowed { .. } => self.not_followed += 1,
             Event::Negotiated(_) | Event::Closed { .. } => {}
         }
         sink(record);
     }
 
-    /// What kept the decoder from following every octet, one reason a line.
+    /// What kept the decoder from following every byte, one reason a line.
     fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.connections == 0 {
@@ -88,8 +88,8 @@ impl Summary {
                 "no MPA Request or Reply Frame in the capture: capture from the connection's start on".into(),
             );
         }
-        if self.missing_octets > 0 {
-            reasons.push(format!("{} octets are missing from the capture", self.missing_octets));
+        if self.missing_bytes > 0 {
+            reasons.push(format!("{} bytes are missing from the capture", self.missing_bytes));
         }
         if self.not_followed > 0 {
             reasons.push(format!("{} direction(s) could not be decoded to the end", self.not_followed));
@@ -122,7 +122,7 @@ impl fmt::Display for Summary {
             writeln!(f, "messages: {}", messages.join(", "))?;
         }
         for (count, what) in [
-            (self.repeated_octets, "octets came more than once"),
+            (self.repeated_bytes, "bytes came more than once"),
             (self.fragments, "IP fragments of TCP were not put together"),
             (self.broken_tcp, "packets have no whole TCP header"),
         ] {
@@ -212,8 +212,8 @@ fn text(event: &Event) -> Option<String> {
         Event::Fpdu(fpdu) => fpdu_text(fpdu),
         Event::Message(message) => return message_text(message),
         Event::Departure(departure) => format!("DEPARTURE ({}): {}", departure.rule, departure.what),
-        Event::Missing { position, octets } => format!("MISSING: {octets} octets after octet {position}"),
-        Event::NotFollowed { position, why } => format!("NOT FOLLOWED from octet {position} on: {why}"),
+        Event::Missing { position, bytes } => format!("MISSING: {bytes} bytes after byte {position}"),
+        Event::NotFollowed { position, why } => format!("NOT FOLLOWED from byte {position} on: {why}"),
         Event::Closed { what } => format!("unfinished: {what}"),
     })
 }
@@ -252,7 +252,7 @@ fn segment_text(segment: &Segment) -> String {
         Segment { qn: Some(qn), msn: Some(msn), mo: Some(mo), .. } => format!("QN {qn} MSN {msn} MO {mo}"),
         _ => String::new(),
     };
-    format!("{} {place}, {} octets{last}", segment.name, segment.payload_length)
+    format!("{} {place}, {} bytes{last}", segment.name, segment.payload_length)
 }
 
 fn message_text(message: &Message) -> Option<String> {
@@ -262,5 +262,5 @@ fn message_text(message: &Message) -> Option<String> {
     }
     let separator = if details.is_empty() { "" } else { ": " };
     let segments = if *segments == 1 { String::new() } else { format!(" in {segments} segments") };
-    Some(format!("  message {name}, {length} octets{segments}{separator}{details}"))
+    Some(format!("  message {name}, {length} bytes{segments}{separator}{details}"))
 }

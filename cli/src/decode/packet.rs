@@ -21,7 +21,7 @@ pub(super) struct Segment<'a> {
     pub(super) fin: bool,
     pub(super) rst: bool,
     pub(super) payload: &'a [u8],
-    /// Octets of payload that the packet had and the capture has not (its snapshot length cut them off).
+    /// Bytes of payload that the packet had and the capture has not (its snapshot length cut them off).
     pub(super) cut: u32,
 }
 
@@ -40,28 +40,28 @@ pub(super) enum Content<'a> {
 
 /// Finds the TCP segment in a packet.
 pub(super) fn parse(packet: &Packet) -> Content<'_> {
-    let octets = packet.octets.as_slice();
+    let bytes = packet.bytes.as_slice();
     let sliced = match packet.link {
-        LinkType::ETHERNET => LaxSlicedPacket::from_ethernet(octets).ok(),
-        LinkType::RAW | LinkType::RAW_12 | LinkType::RAW_14 | LinkType::IPV4 | LinkType::IPV6 => ip(octets),
+        LinkType::ETHERNET => LaxSlicedPacket::from_ethernet(bytes).ok(),
+        LinkType::RAW | LinkType::RAW_12 | LinkType::RAW_14 | LinkType::IPV4 | LinkType::IPV6 => ip(bytes),
         // The address family differs between systems; the version field of IP does not.
-        LinkType::NULL | LinkType::LOOP => octets.get(4..).and_then(ip),
-        // Protocol number at 14 of 16 octets.
-        LinkType::LINUX_SLL => cooked(octets, 14, 16),
-        // Protocol number at 0 of 20 octets.
-        LinkType::LINUX_SLL2 => cooked(octets, 0, 20),
+        LinkType::NULL | LinkType::LOOP => bytes.get(4..).and_then(ip),
+        // Protocol number at 14 of 16 bytes.
+        LinkType::LINUX_SLL => cooked(bytes, 14, 16),
+        // Protocol number at 0 of 20 bytes.
+        LinkType::LINUX_SLL2 => cooked(bytes, 0, 20),
         other => return Content::UnknownLink(other),
     };
     sliced.map_or(Content::Other, |sliced| content(&sliced))
 }
 
-fn ip(octets: &[u8]) -> Option<LaxSlicedPacket<'_>> {
-    LaxSlicedPacket::from_ip(octets).ok()
+fn ip(bytes: &[u8]) -> Option<LaxSlicedPacket<'_>> {
+    LaxSlicedPacket::from_ip(bytes).ok()
 }
 
-fn cooked(octets: &[u8], protocol_at: usize, header: usize) -> Option<LaxSlicedPacket<'_>> {
-    let protocol = u16::from_be_bytes(*octets.get(protocol_at..)?.first_chunk()?);
-    let payload = octets.get(header..)?;
+fn cooked(bytes: &[u8], protocol_at: usize, header: usize) -> Option<LaxSlicedPacket<'_>> {
+    let protocol = u16::from_be_bytes(*bytes.get(protocol_at..)?.first_chunk()?);
+    let payload = bytes.get(header..)?;
     match EtherType(protocol) {
         ether_type::IPV4 | ether_type::IPV6 => ip(payload),
         other => Some(LaxSlicedPacket::from_ether_type(other, payload)),

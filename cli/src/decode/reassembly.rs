@@ -1,4 +1,4 @@
-//! One direction of a TCP connection: captured segments in, the octet stream out.
+//! One direction of a TCP connection: captured segments in, the byte stream out.
 //!
 //! ```text
 //!               next                held back, out of order
@@ -6,14 +6,14 @@
 //! ───delivered───┼─────missing─────┤ held ├──────┤held│
 //!                                  └──────┘      └────┘
 //! ```
-//! What the capture lacks shows as [`Chunk::Missing`], at the latest when [`MAX_HELD`] octets wait behind it.
+//! What the capture lacks shows as [`Chunk::Missing`], at the latest when [`MAX_HELD`] bytes wait behind it.
 
 use std::collections::BTreeMap;
 
-/// Octets held back behind a hole before the hole counts as missing from the capture.
+/// Bytes held back behind a hole before the hole counts as missing from the capture.
 pub(super) const MAX_HELD: usize = 4 << 20;
 
-/// What a held segment costs besides its octets: many tiny ones must not take much memory either.
+/// What a held segment costs besides its bytes: many tiny ones must not take much memory either.
 const HELD_COST: usize = 128;
 
 /// Segments that begin further than this from the expected sequence number are of another connection's life.
@@ -22,42 +22,42 @@ const WINDOW: u64 = 1 << 30;
 /// A piece of the stream, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Chunk {
-    Octets(Vec<u8>),
-    /// So many octets are not in the capture.
+    Bytes(Vec<u8>),
+    /// So many bytes are not in the capture.
     Missing(u64),
 }
 
 /// One direction.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// Octets of the stream already given out; sequence numbers are compared with its low 32 bits + `first`.
+    /// Bytes of the stream already given out; sequence numbers are compared with its low 32 bits + `first`.
     delivered: u64,
-    /// The sequence number of the stream's first octet.
+    /// The sequence number of the stream's first byte.
     first: u32,
     held: BTreeMap<u64, Held>,
-    held_octets: usize,
-    /// Octets that came once more.
+    held_bytes: usize,
+    /// Bytes that came once more.
     pub(super) repeated: u64,
 }
 
 #[derive(Debug)]
 struct Held {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     cut: u32,
 }
 
 impl Stream {
-    /// The stream whose first octet has the sequence number `first`.
+    /// The stream whose first byte has the sequence number `first`.
     pub(super) fn new(first: u32) -> Self {
-        Self { delivered: 0, first, held: BTreeMap::new(), held_octets: 0, repeated: 0 }
+        Self { delivered: 0, first, held: BTreeMap::new(), held_bytes: 0, repeated: 0 }
     }
 
-    /// The sequence number of the first octet.
+    /// The sequence number of the first byte.
     pub(super) fn first(&self) -> u32 {
         self.first
     }
 
-    /// Whether all octets before this sequence number were given out, and none after.
+    /// Whether all bytes before this sequence number were given out, and none after.
     pub(super) fn is_next(&self, sequence: u32) -> bool {
         self.distance(sequence) == 0
     }
@@ -76,7 +76,7 @@ impl Stream {
         let behind = usize::try_from(distance.min(0).unsigned_abs()).unwrap_or(usize::MAX);
         self.repeated += behind.min(payload.len()) as u64;
         let fresh = payload.get(behind..).unwrap_or_default();
-        // How far the octets that are not there reach past what was delivered.
+        // How far the bytes that are not there reach past what was delivered.
         let old_cut = behind.saturating_sub(payload.len());
         let cut = cut.saturating_sub(u32::try_from(old_cut).unwrap_or(u32::MAX));
         if fresh.is_empty() && cut == 0 {
@@ -89,7 +89,7 @@ impl Stream {
                 self.release(out);
             }
         }
-        while self.held_octets > MAX_HELD {
+        while self.held_bytes > MAX_HELD {
             self.give_up_hole(out);
         }
     }
@@ -108,10 +108,10 @@ impl Stream {
         i64::from(sequence.wrapping_sub(expected).cast_signed())
     }
 
-    fn deliver(&mut self, octets: Vec<u8>, cut: u32, out: &mut Vec<Chunk>) {
-        self.delivered += octets.len() as u64 + u64::from(cut);
-        if !octets.is_empty() {
-            out.push(Chunk::Octets(octets));
+    fn deliver(&mut self, bytes: Vec<u8>, cut: u32, out: &mut Vec<Chunk>) {
+        self.delivered += bytes.len() as u64 + u64::from(cut);
+        if !bytes.is_empty() {
+            out.push(Chunk::Bytes(bytes));
         }
         if cut > 0 {
             out.push(Chunk::Missing(cut.into()));
@@ -119,18 +119,18 @@ impl Stream {
     }
 
     /// Of two segments with the same start the longer one is kept.
-    fn hold(&mut self, position: u64, octets: &[u8], cut: u32) {
-        let length = |octets: usize, cut: u32| (octets, cut);
-        let fresh = Held { octets: octets.to_vec(), cut };
+    fn hold(&mut self, position: u64, bytes: &[u8], cut: u32) {
+        let length = |bytes: usize, cut: u32| (bytes, cut);
+        let fresh = Held { bytes: bytes.to_vec(), cut };
         match self.held.get(&position) {
-            Some(old) if length(old.octets.len(), old.cut) >= length(octets.len(), cut) => {
-                self.repeated += octets.len() as u64;
+            Some(old) if length(old.bytes.len(), old.cut) >= length(bytes.len(), cut) => {
+                self.repeated += bytes.len() as u64;
             }
             _ => {
-                self.held_octets += octets.len() + HELD_COST;
+                self.held_bytes += bytes.len() + HELD_COST;
                 if let Some(old) = self.held.insert(position, fresh) {
-                    self.held_octets -= old.octets.len() + HELD_COST;
-                    self.repeated += old.octets.len() as u64;
+                    self.held_bytes -= old.bytes.len() + HELD_COST;
+                    self.repeated += old.bytes.len() as u64;
                 }
             }
         }
@@ -143,13 +143,13 @@ impl Stream {
         {
             let position = *entry.key();
             let mut held = entry.remove();
-            self.held_octets -= held.octets.len() + HELD_COST;
+            self.held_bytes -= held.bytes.len() + HELD_COST;
             let overlap = usize::try_from(self.delivered - position).unwrap_or(usize::MAX);
-            let known = overlap.min(held.octets.len());
+            let known = overlap.min(held.bytes.len());
             self.repeated += known as u64;
             let old_cut = u32::try_from(overlap - known).unwrap_or(u32::MAX);
-            held.octets.drain(..known);
-            self.deliver(held.octets, held.cut.saturating_sub(old_cut), out);
+            held.bytes.drain(..known);
+            self.deliver(held.bytes, held.cut.saturating_sub(old_cut), out);
         }
     }
 
@@ -185,35 +185,35 @@ mod tests {
         let mut out: Vec<Chunk> = Vec::new();
         for chunk in chunks {
             match (out.last_mut(), chunk) {
-                (Some(Chunk::Octets(before)), Chunk::Octets(more)) => before.extend(more),
+                (Some(Chunk::Bytes(before)), Chunk::Bytes(more)) => before.extend(more),
                 (_, chunk) => out.push(chunk),
             }
         }
         out
     }
 
-    fn octets(text: &str) -> Chunk {
-        Chunk::Octets(text.as_bytes().to_vec())
+    fn bytes(text: &str) -> Chunk {
+        Chunk::Bytes(text.as_bytes().to_vec())
     }
 
     #[test]
     fn out_of_order_over_the_wrap() {
         let (chunks, repeated) = run(u32::MAX - 1, &[(1, b"de"), (u32::MAX - 1, b"abc"), (3, b"f")]);
-        assert_eq!(chunks, [octets("abcdef")]);
+        assert_eq!(chunks, [bytes("abcdef")]);
         assert_eq!(repeated, 0);
     }
 
     #[test]
     fn retransmissions_and_overlaps() {
         let (chunks, repeated) = run(10, &[(10, b"abcd"), (10, b"abcd"), (12, b"cdef"), (9, b"X")]);
-        assert_eq!(chunks, [octets("abcdef")]);
+        assert_eq!(chunks, [bytes("abcdef")]);
         assert_eq!(repeated, 7);
     }
 
     #[test]
     fn holes_are_counted() {
         let (chunks, _) = run(0, &[(0, b"ab"), (5, b"f"), (9, b"j")]);
-        assert_eq!(chunks, [octets("ab"), Chunk::Missing(3), octets("f"), Chunk::Missing(3), octets("j")]);
+        assert_eq!(chunks, [bytes("ab"), Chunk::Missing(3), bytes("f"), Chunk::Missing(3), bytes("j")]);
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
         stream.push(0, b"ab", 3, &mut out);
         stream.push(2, b"", 3, &mut out);
         stream.push(5, b"f", 0, &mut out);
-        assert_eq!(out, [octets("ab"), Chunk::Missing(3), octets("f")]);
+        assert_eq!(out, [bytes("ab"), Chunk::Missing(3), bytes("f")]);
     }
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
         let mut out = Vec::new();
         for n in 0..100_u32 {
             stream.push(10 + n * 100_000, &vec![0; 100_000], 0, &mut out);
-            assert!(stream.held_octets <= MAX_HELD);
+            assert!(stream.held_bytes <= MAX_HELD);
         }
         assert_eq!(out.first(), Some(&Chunk::Missing(10)));
     }
@@ -244,7 +244,7 @@ mod tests {
             text in proptest::collection::vec(any::<u8>(), 1..200),
             pieces in proptest::collection::vec((0..200_usize, 1..50_usize), 0..60),
         ) {
-            // Every octet comes at least once: the pieces in any order, then all single octets backwards.
+            // Every byte comes at least once: the pieces in any order, then all single bytes backwards.
             let mut stream = Stream::new(first);
             let mut out = Vec::new();
             let mut push = |from: usize, to: usize| {
@@ -256,7 +256,7 @@ mod tests {
                 push(from, (from + length).min(text.len()));
             }
             (0..text.len()).rev().for_each(|at| push(at, at + 1));
-            prop_assert_eq!(joined(out), [Chunk::Octets(text)]);
+            prop_assert_eq!(joined(out), [Chunk::Bytes(text)]);
         }
     }
 }

@@ -75,7 +75,7 @@ impl Outstanding {
             out.push(Event::departure("RFC 5040 4.4", what));
         }
         if !self.uncertain && !partial && (length > asked || last && length != asked) {
-            let what = format!("RDMA Read Response of {length} octets, its request asked for {asked}");
+            let what = format!("RDMA Read Response of {length} bytes, its request asked for {asked}");
             out.push(Event::departure("RFC 5040 5.2.1", what));
         }
         if last {

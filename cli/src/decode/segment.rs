@@ -5,9 +5,9 @@ use rdmap::{Control, Opcode, ReadRequest};
 
 use super::event::{Event, Segment};
 
-/// Rsvd in the DDP control octet.
+/// Rsvd in the DDP control byte.
 const DDP_RESERVED: u8 = 0x3c;
-/// Rsv in the RDMAP control octet.
+/// Rsv in the RDMAP control byte.
 const RDMAP_RESERVED: u8 = 0x30;
 /// RDMAP version of RFC 5040; 0 is the RDMA Consortium's.
 const RDMAP_VERSION: u8 = 1;
@@ -52,7 +52,7 @@ impl Parsed<'_> {
         record
     }
 
-    /// A message of no octets, or a Read of none.
+    /// A message of no bytes, or a Read of none.
     pub(super) fn is_zero_length(&self) -> bool {
         match (Opcode::from_raw(self.opcode), &self.header) {
             (Some(Opcode::ReadRequest), Header::Untagged(_)) => {
@@ -93,7 +93,7 @@ pub(super) fn parse<'a>(ulpdu: &'a [u8], departures: &mut Vec<Event>) -> Result<
     })?;
     let reserved = ulpdu.first().copied().unwrap_or_default() & DDP_RESERVED;
     if reserved != 0 {
-        let what = format!("reserved bits {reserved:#04x} of the DDP control octet are set");
+        let what = format!("reserved bits {reserved:#04x} of the DDP control byte are set");
         departures.push(Event::departure("RFC 5041 4.1", what));
     }
     let payload = ulpdu.get(length..).unwrap_or_default();
@@ -112,7 +112,7 @@ fn judge_control(parsed: &Parsed<'_>, departures: &mut Vec<Event>) {
         other => departures.push(Event::departure("RFC 5040 4.1", format!("unknown RDMAP version {other}"))),
     }
     if reserved != 0 && parsed.opcode != OPCODE_EXPERIMENTAL {
-        let what = format!("reserved bits {reserved:#04x} of the RDMAP control octet are set");
+        let what = format!("reserved bits {reserved:#04x} of the RDMAP control byte are set");
         departures.push(Event::departure("RFC 5040 4.1", what));
     }
     match parsed.opcode {

@@ -4,32 +4,32 @@ use rdmap::{HeaderCopy, Origin};
 
 use super::event::{Event, Terminate};
 
-/// Reserved bits of the Terminate Control: third octet, fourth octet (RFC 5040 section 4.8, Figure 8).
+/// Reserved bits of the Terminate Control: third byte, fourth byte (RFC 5040 section 4.8, Figure 8).
 const RESERVED: [u8; 2] = [0x1f, 0xff];
 
-/// A Terminate's octets behind the DDP header: in words, and by its numbers.
-pub(super) fn describe(octets: &[u8], out: &mut Vec<Event>) -> (String, Option<Terminate>) {
-    let (terminate, origin) = match rdmap::Terminate::parse_any(octets) {
+/// A Terminate's bytes behind the DDP header: in words, and by its numbers.
+pub(super) fn describe(bytes: &[u8], out: &mut Vec<Event>) -> (String, Option<Terminate>) {
+    let (terminate, origin) = match rdmap::Terminate::parse_any(bytes) {
         Ok(found) => found,
         Err(error) => {
             out.push(Event::departure("RFC 5040 4.8", error.to_string()));
             return ("not whole".into(), None);
         }
     };
-    judge(octets, &terminate, origin, out);
+    judge(bytes, &terminate, origin, out);
     let (layer, etype, code) = (terminate.layer, terminate.etype, terminate.code);
     let reason = terminate.reason().to_string();
     let mut text = reason.clone();
     if origin == Origin::Ambiguous
-        && let Ok(other) = rdmap::Terminate::parse_siw(octets)
+        && let Ok(other) = rdmap::Terminate::parse_siw(bytes)
     {
         text += &format!(" (if siw sent it: {})", other.reason());
     }
-    text += &terminate.segment_len.map(|length| format!(", segment of {length} octets")).unwrap_or_default();
+    text += &terminate.segment_len.map(|length| format!(", segment of {length} bytes")).unwrap_or_default();
     text += &terminate.ddp_header.as_ref().map(quoted).unwrap_or_default();
     if let Some(read) = &terminate.read_request {
         text += &format!(
-            ", Read Request of {} octets from STag {} TO {:#x}",
+            ", Read Request of {} bytes from STag {} TO {:#x}",
             read.len, read.source_stag, read.source_to
         );
     }
@@ -41,8 +41,8 @@ pub(super) fn describe(octets: &[u8], out: &mut Vec<Event>) -> (String, Option<T
     (text, Some(Terminate { layer, etype, code, reason, layout }))
 }
 
-fn judge(octets: &[u8], terminate: &rdmap::Terminate, origin: Origin, out: &mut Vec<Event>) {
-    let control = octets.first_chunk::<4>().copied().unwrap_or_default();
+fn judge(bytes: &[u8], terminate: &rdmap::Terminate, origin: Origin, out: &mut Vec<Event>) {
+    let control = bytes.first_chunk::<4>().copied().unwrap_or_default();
     if origin == Origin::Siw {
         let what = "a Terminate as siw writes it: Layer and EType swapped, M, D and R in the low bits";
         out.push(Event::departure("RFC 5040 4.8", what));

@@ -1,4 +1,4 @@
-//! The lines of the demo: every way an octet can move, and the ways the wire can be set up.
+//! The lines of the demo: every way a byte can move, and the ways the wire can be set up.
 
 use crate::args::{Fpdu, Wishes};
 use verbs::FpduSize;
@@ -30,9 +30,9 @@ pub(super) struct Case {
     pub(super) wire: &'static str,
 }
 
-/// Octets of a block. A file is Sent, Written and Read in blocks.
+/// Bytes of a block. A file is Sent, Written and Read in blocks.
 const BLOCK: usize = 256 << 10;
-/// Octets of an inline Send.
+/// Bytes of an inline Send.
 const INLINE: usize = 1024;
 /// Elements of a Read into several.
 pub(super) const ELEMENTS: usize = 4;
@@ -72,12 +72,12 @@ impl Way {
         }
     }
 
-    /// Octets of a message.
+    /// Bytes of a message.
     pub(super) const fn block(self) -> usize {
         if matches!(self, Self::SendInline) { INLINE } else { BLOCK }
     }
 
-    /// Whether the octets are placed by the peer's receives.
+    /// Whether the bytes are placed by the peer's receives.
     pub(super) const fn is_send(self) -> bool {
         matches!(
             self,
@@ -95,7 +95,7 @@ impl Way {
         self.is_send() || matches!(self, Self::WriteImmediate)
     }
 
-    /// Whether the octets come from the peer.
+    /// Whether the bytes come from the peer.
     pub(super) const fn is_read(self) -> bool {
         matches!(self, Self::Read | Self::ReadElements)
     }
@@ -107,7 +107,7 @@ pub(super) fn all() -> Vec<Case> {
     let settings = [
         ("CRC off", Wishes { crc: false, ..Wishes::default() }),
         ("Markers", Wishes { markers: true, ..Wishes::default() }),
-        // What fits an Ethernet frame of 1500 octets.
+        // What fits an Ethernet frame of 1500 bytes.
         ("FPDUs of 1424", Wishes { fpdu: Fpdu(FpduSize::Fixed(1424)), ..Wishes::default() }),
     ];
     let special = settings.into_iter().flat_map(|(wire, wishes)| {
@@ -116,7 +116,7 @@ pub(super) fn all() -> Vec<Case> {
     usual.into_iter().chain(special).collect()
 }
 
-/// The blocks of a file of `len` octets: offset and length.
+/// The blocks of a file of `len` bytes: offset and length.
 pub(super) fn blocks(len: usize, block: usize) -> impl ExactSizeIterator<Item = (usize, usize)> {
     (0..len.div_ceil(block)).map(move |index| {
         let offset = index * block;

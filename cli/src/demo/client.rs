@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// What a line measured.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Moved {
-    pub(super) octets: u64,
+    pub(super) bytes: u64,
     pub(super) seconds: f64,
 }
 
@@ -56,7 +56,7 @@ impl<'a> Line<'a> {
         Ok(Self { case, file, mailbox, memory, old, in_flight: 0 })
     }
 
-    /// Moves the file again and again for `time`, verifying it every time. The clock stands while octets are compared.
+    /// Moves the file again and again for `time`, verifying it every time. The clock stands while bytes are compared.
     pub(super) fn run(&mut self, time: Duration) -> Result<Moved> {
         let mut moved = Moved::default();
         let begun = Instant::now();
@@ -66,7 +66,7 @@ impl<'a> Line<'a> {
             self.pass(&go)?;
             self.end()?;
             moved.seconds += start.elapsed().as_secs_f64();
-            moved.octets += self.file.len() as u64;
+            moved.bytes += self.file.len() as u64;
             self.verify()?;
             if begun.elapsed() >= time {
                 return Ok(moved);
@@ -144,9 +144,9 @@ impl<'a> Line<'a> {
         let sge = self.old.sge(0..8);
         self.post_sges(op, &[sge], SendFlags::empty())?;
         self.drain(0)?;
-        let mut octets = [0; 8];
-        self.old.read(0, &mut octets)?;
-        Ok(u64::from_ne_bytes(octets))
+        let mut bytes = [0; 8];
+        self.old.read(0, &mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
     }
 
     fn expect(&self, what: &str, got: u64, want: u64) -> Result<()> {
@@ -187,14 +187,14 @@ impl<'a> Line<'a> {
         // Behind every Read: a Send alone would overtake them.
         self.post_sges(SendOp::Send, &[], SendFlags::SOLICITED | SendFlags::FENCE)?;
         match self.message()? {
-            octets if octets.is_empty() => self.drain(0),
+            bytes if bytes.is_empty() => self.drain(0),
             _ => Err(self.out_of_turn()),
         }
     }
 
     fn hear<T: serde::de::DeserializeOwned>(&mut self) -> Result<T> {
-        let octets = self.message()?;
-        serde_json::from_slice(&octets).map_err(|_| self.out_of_turn())
+        let bytes = self.message()?;
+        serde_json::from_slice(&bytes).map_err(|_| self.out_of_turn())
     }
 
     /// The peer's next message. Requests may complete before it.
@@ -203,9 +203,9 @@ impl<'a> Line<'a> {
             match self.event()? {
                 Event::Sent(_) => self.in_flight -= 1,
                 Event::Message { slot, len } => {
-                    let octets = self.mailbox.octets(slot, len)?;
+                    let bytes = self.mailbox.bytes(slot, len)?;
                     self.mailbox.repost(slot)?;
-                    return Ok(octets);
+                    return Ok(bytes);
                 }
             }
         }
@@ -239,7 +239,7 @@ impl<'a> Line<'a> {
             };
             for (place, offset, len) in parts {
                 if let Some(at) = self.memory.differs(place, &self.file[offset..offset + len])? {
-                    let why = format!("octet {} differs", offset + at);
+                    let why = format!("byte {} differs", offset + at);
                     return Err(Failure::differs(self.case.way.name(), why));
                 }
             }
@@ -249,7 +249,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Octets of the area where one element of every block goes.
+/// Bytes of the area where one element of every block goes.
 fn area(len: usize) -> usize {
     let block = Way::ReadElements.block();
     len.div_ceil(block) * (block / ELEMENTS)
@@ -277,7 +277,7 @@ mod tests {
     fn elements_cover_a_block_and_never_meet() {
         let file = (256 << 10) * 2 + 1000;
         let mut taken = vec![false; area(file) * ELEMENTS];
-        let mut octets = 0;
+        let mut bytes = 0;
         for (offset, len) in blocks(file, Way::ReadElements.block()) {
             let mut next = offset;
             for (place, from, len) in places(file, offset, len) {
@@ -286,9 +286,9 @@ mod tests {
                 for taken in &mut taken[place..place + len] {
                     assert!(!std::mem::replace(taken, true));
                 }
-                octets += len;
+                bytes += len;
             }
         }
-        assert_eq!(octets, file);
+        assert_eq!(bytes, file);
     }
 }

@@ -1,4 +1,4 @@
-//! `uiw demo`: two processes move a file in every way the protocol knows, each verified octet for octet, beside raw TCP.
+//! `uiw demo`: two processes move a file in every way the protocol knows, each verified byte for byte, beside raw TCP.
 
 mod case;
 mod client;
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use verbs::{Device, Pd};
 
-/// Octets of the file at most: it lies in memory four times.
+/// Bytes of the file at most: it lies in memory four times.
 const MAX_FILE: u64 = 1 << 30;
 
 /// Options of `uiw demo`.
@@ -50,13 +50,13 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let demo = Demo::start(opener, &path, &file, args)?;
     if !args.json {
         text::line(format!(
-            "{} ({} octets) from process to process over iWARP on 127.0.0.1, in every way; beside it raw TCP:",
+            "{} ({} bytes) from process to process over iWARP on 127.0.0.1, in every way; beside it raw TCP:",
             path.display(),
             text::grouped(file.len() as u64)
         ));
         text::line(format!(
             "{:>3}  {:<35} {:<14} {:>14} {:>9} {:>12} {:>12} {:>6}",
-            "", "", "wire", "octets", "verified", "uiw", "raw TCP", "ratio"
+            "", "", "wire", "bytes", "verified", "uiw", "raw TCP", "ratio"
         ));
     }
     demo.lines(args.json)
@@ -67,9 +67,9 @@ fn read_file(path: &Path) -> Result<Vec<u8>> {
     let wrong = |why: &dyn std::fmt::Display| {
         Failure::usage(path.display(), why, "name a file that is not empty and at most 1 GiB")
     };
-    let octets = std::fs::metadata(path).map_err(|error| wrong(&error))?.len();
-    if octets > MAX_FILE {
-        return Err(wrong(&format_args!("has {octets} octets")));
+    let bytes = std::fs::metadata(path).map_err(|error| wrong(&error))?.len();
+    if bytes > MAX_FILE {
+        return Err(wrong(&format_args!("has {bytes} bytes")));
     }
     let file = std::fs::read(path).map_err(|error| wrong(&error))?;
     if file.is_empty() { Err(wrong(&"is empty")) } else { Ok(file) }
@@ -132,7 +132,7 @@ impl<'a> Demo<'a> {
             let all = verified == cases.len();
             text::json(&json!({"type": "summary", "lines": cases.len(), "verified": verified, "all": all}));
         } else {
-            text::line(format!("{verified} of {} lines verified, octet for octet", cases.len()));
+            text::line(format!("{verified} of {} lines verified, byte for byte", cases.len()));
         }
         match first_failure {
             None => Ok(()),
@@ -153,7 +153,7 @@ impl<'a> Demo<'a> {
 
 impl Moved {
     fn rate(&self) -> f64 {
-        self.octets as f64 / self.seconds
+        self.bytes as f64 / self.seconds
     }
 }
 
@@ -162,7 +162,7 @@ fn line_text(number: usize, case: &Case, outcome: &Result<Verified>) -> String {
     match outcome {
         Ok(Verified { ours, raw }) => format!(
             "{head} {:>14} {:>9} {:>12} {:>12} {:>6.2}",
-            text::grouped(ours.octets),
+            text::grouped(ours.bytes),
             "yes",
             text::rate(ours.rate()),
             text::rate(raw.rate()),
@@ -190,9 +190,9 @@ fn line_json(number: usize, case: &Case, outcome: &Result<Verified>) -> serde_js
     });
     match outcome {
         Ok(Verified { ours, raw }) => {
-            value["octets"] = ours.octets.into();
-            value["octets_per_second"] = ours.rate().into();
-            value["raw_octets_per_second"] = raw.rate().into();
+            value["bytes"] = ours.bytes.into();
+            value["bytes_per_second"] = ours.rate().into();
+            value["raw_bytes_per_second"] = raw.rate().into();
             value["ratio"] = (ours.rate() / raw.rate()).into();
         }
         Err(failure) => value["error"] = failure.to_string().into(),

@@ -1,4 +1,4 @@
-//! The demo's second process: it has the file too, receives what the first one moves, and compares octet for octet.
+//! The demo's second process: it has the file too, receives what the first one moves, and compares byte for byte.
 
 use super::case::{Case, Way, all, blocks};
 use super::talk::{Go, HELLO, TALK_LEN, Verdict};
@@ -20,7 +20,7 @@ use verbs::{
 
 /// Receives posted at a time.
 const RECVS: u32 = 256;
-/// Octets of the window that is only there to be invalidated.
+/// Bytes of the window that is only there to be invalidated.
 const WINDOW_LEN: usize = 4096;
 
 /// Options of the hidden second process.
@@ -83,7 +83,7 @@ struct Line<'a> {
 impl Peer {
     fn line(&self, request: ConnRequest) -> Result<()> {
         let number =
-            request.private_data().strip_prefix(HELLO).and_then(|octets| std::str::from_utf8(octets).ok());
+            request.private_data().strip_prefix(HELLO).and_then(|bytes| std::str::from_utf8(bytes).ok());
         let number = number.and_then(|digits| digits.parse::<usize>().ok());
         let Some((number, case)) = number.and_then(|number| Some((number, self.cases.get(number)?))) else {
             return request.reject(b"no such line").map_err(Failure::from);
@@ -275,7 +275,7 @@ impl<'a> Line<'a> {
     /// Checks what came along with block `index`.
     fn check(&mut self, index: usize, messages: usize, wc: &Wc) {
         let (len, block) = (self.peer.file.len(), self.way.block());
-        let octets = block.min(len - index * block);
+        let bytes = block.min(len - index * block);
         let last = index + 1 == messages;
         let (mut imm, mut invalidated) = (None, None);
         match self.way {
@@ -285,11 +285,11 @@ impl<'a> Line<'a> {
             }
             _ => {}
         }
-        let right = wc.byte_len as usize == octets && wc.imm == imm && wc.invalidated == invalidated;
+        let right = wc.byte_len as usize == bytes && wc.imm == imm && wc.invalidated == invalidated;
         if !right && self.wrong.is_none() {
             let Wc { byte_len, imm, invalidated, .. } = wc;
             self.wrong = Some(format!(
-                "block {index} came with {byte_len} octets, immediate {imm:?}, invalidated {invalidated:?}"
+                "block {index} came with {byte_len} bytes, immediate {imm:?}, invalidated {invalidated:?}"
             ));
         }
     }
@@ -301,7 +301,7 @@ impl<'a> Line<'a> {
                 self.flip()?;
             }
             if let Some(at) = self.target.differs(0, &self.peer.file)? {
-                self.wrong = Some(format!("octet {at} differs"));
+                self.wrong = Some(format!("byte {at} differs"));
             }
         }
         let blocks = blocks(self.peer.file.len(), self.way.block()).len() as u64;
@@ -311,17 +311,17 @@ impl<'a> Line<'a> {
             _ => None,
         };
         if let Some(expected) = expected {
-            let mut octets = [0; 8];
-            self.cell.read(0, &mut octets)?;
-            let cell = u64::from_ne_bytes(octets);
+            let mut bytes = [0; 8];
+            self.cell.read(0, &mut bytes)?;
+            let cell = u64::from_ne_bytes(bytes);
             if cell != expected {
                 self.wrong = Some(format!("the number in memory is {cell}, not {expected}"));
             }
         }
         let verdict = Verdict { wrong: self.wrong.take() };
-        let mut octets = serde_json::to_vec(&verdict).unwrap_or_default();
-        octets.truncate(TALK_LEN);
-        send_copy(&self.link.qp, 0, &octets)
+        let mut bytes = serde_json::to_vec(&verdict).unwrap_or_default();
+        bytes.truncate(TALK_LEN);
+        send_copy(&self.link.qp, 0, &bytes)
     }
 
     fn flip(&self) -> Result<()> {

@@ -6,7 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Octets of a read or write.
+/// Bytes of a read or write.
 const CALL: usize = 256 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The client asks for the file / is about to send it.
@@ -54,12 +54,12 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))
 }
 
-fn write(stream: &mut TcpStream, octets: &[u8]) -> io::Result<()> {
-    octets.chunks(CALL).try_for_each(|block| stream.write_all(block))
+fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
+    bytes.chunks(CALL).try_for_each(|block| stream.write_all(block))
 }
 
-fn read(stream: &mut TcpStream, octets: &mut [u8]) -> io::Result<()> {
-    octets.chunks_mut(CALL).try_for_each(|block| stream.read_exact(block))
+fn read(stream: &mut TcpStream, bytes: &mut [u8]) -> io::Result<()> {
+    bytes.chunks_mut(CALL).try_for_each(|block| stream.read_exact(block))
 }
 
 /// Moves the file for `time`, verifying it every time.
@@ -77,21 +77,21 @@ fn try_run(peer: SocketAddr, file: &[u8], to_peer: bool, time: Duration) -> io::
     let mut copy = vec![0; file.len()];
     let mut moved = Moved::default();
     let begun = Instant::now();
-    let mut octet = [0];
+    let mut byte = [0];
     loop {
         let start = Instant::now();
         stream.write_all(&[if to_peer { TO_PEER } else { FROM_PEER }])?;
         if to_peer {
             write(&mut stream, file)?;
-            stream.read_exact(&mut octet)?;
+            stream.read_exact(&mut byte)?;
         } else {
             read(&mut stream, &mut copy)?;
         }
         moved.seconds += start.elapsed().as_secs_f64();
-        moved.octets += file.len() as u64;
+        moved.bytes += file.len() as u64;
         let right = if to_peer {
-            stream.read_exact(&mut octet)?;
-            octet[0] == RIGHT
+            stream.read_exact(&mut byte)?;
+            byte[0] == RIGHT
         } else {
             let right = copy == file;
             copy.fill(0);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// Private data of the client: this, and the number of the line.
 pub(super) const HELLO: &[u8] = b"uiw-demo/1 ";
-/// Octets of a short Send at most.
+/// Bytes of a short Send at most.
 pub(super) const TALK_LEN: usize = 512;
 
 /// The peer is ready for the file.
@@ -19,7 +19,7 @@ pub(super) const TALK_LEN: usize = 512;
 pub(super) struct Go {
     /// Tagged offset and STag of where the file goes, or lies.
     pub(super) file: (u64, u32),
-    /// Tagged offset and STag of the eight octets for atomics.
+    /// Tagged offset and STag of the eight bytes for atomics.
     pub(super) cell: (u64, u32),
     /// The window to be invalidated.
     pub(super) window: u32,

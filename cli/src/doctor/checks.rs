@@ -66,7 +66,7 @@ impl Check {
     }
 }
 
-/// Everything, for paths that hold `bdp` octets.
+/// Everything, for paths that hold `bdp` bytes.
 pub(super) fn all(bdp: u64) -> Vec<Check> {
     let mut found = vec![kernel(), capabilities(), packet(), xdp()];
     let interfaces = Interface::all().unwrap_or_default();
@@ -135,15 +135,15 @@ fn refused(name: &'static str, error: &io::Error, needed: &[Capability]) -> Chec
 fn locked(interfaces: &[Interface]) -> Vec<Check> {
     const NAME: &str = "locked memory";
     let limit = getrlimit(Resource::Memlock).current;
-    let need = |i: &Interface| XdpLink::frame_memory(&i.name).ok().map(|octets| octets as u64);
+    let need = |i: &Interface| XdpLink::frame_memory(&i.name).ok().map(|bytes| bytes as u64);
     let most = interfaces.iter().filter_map(need).max().unwrap_or(0);
     let details = json!({ "limit": limit, "frames": most });
-    let frames = format!("frames of AF_XDP take up to {} octets an interface", grouped(most));
+    let frames = format!("frames of AF_XDP take up to {} bytes an interface", grouped(most));
     let check = match limit {
         _ if Capability::IpcLock.is_held() => Check::ok(NAME, format!("no limit by CAP_IPC_LOCK; {frames}")),
         None => Check::ok(NAME, format!("no limit; {frames}")),
-        Some(limit) if limit >= most => Check::ok(NAME, format!("{} octets; {frames}", grouped(limit))),
-        Some(limit) => Check::ok(NAME, format!("{} octets; {frames}", grouped(limit)))
+        Some(limit) if limit >= most => Check::ok(NAME, format!("{} bytes; {frames}", grouped(limit))),
+        Some(limit) => Check::ok(NAME, format!("{} bytes; {frames}", grouped(limit)))
             .not(State::Limited, format!("ulimit -l {} (limits.conf: memlock)", most.div_ceil(1024))),
     };
     vec![check.with(details)]
@@ -159,7 +159,7 @@ fn buffer(name: &'static str, knob: &str, bdp: u64) -> Check {
     };
     let wanted = 2 * bdp;
     let says = format!(
-        "up to {} octets; a path with {} on its way wants {}",
+        "up to {} bytes; a path with {} on its way wants {}",
         grouped(most),
         grouped(bdp),
         grouped(wanted)

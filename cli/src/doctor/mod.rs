@@ -2,7 +2,7 @@
 
 mod checks;
 
-use crate::args::octets;
+use crate::args::bytes;
 use crate::fail::{Exit, Failure, Result};
 use crate::text;
 use crate::wan::{rate, time};
@@ -23,8 +23,8 @@ Exit codes:
 /// Options of `uiw doctor`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Octets on their way at once (bandwidth-delay product), such as 4M, that buffers should hold
-    #[arg(long, value_name = "OCTETS", value_parser = octets, conflicts_with_all = ["rate", "rtt"])]
+    /// Bytes on their way at once (bandwidth-delay product), such as 4M, that buffers should hold
+    #[arg(long, value_name = "BYTES", value_parser = bytes, conflicts_with_all = ["rate", "rtt"])]
     bdp: Option<u32>,
     /// Instead: bits a second of the path ..
     #[arg(long, value_name = "RATE", value_parser = rate, default_value = "10Gbit")]
@@ -64,7 +64,7 @@ impl Need {
 /// Runs `uiw doctor`.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let bdp = match args.bdp {
-        Some(octets) => u64::from(octets),
+        Some(bytes) => u64::from(bytes),
         None => (args.rtt.as_secs_f64() * args.rate as f64 / 8.0).ceil() as u64,
     };
     let found = checks::all(bdp);

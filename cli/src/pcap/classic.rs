@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! file:    magic 4, major 2, minor 2, reserved 8, snapshot length 4, link type 4 (low 16 bits)
-//! record:  seconds 4, micro- or nanoseconds 4, captured length 4, original length 4, octets
+//! record:  seconds 4, micro- or nanoseconds 4, captured length 4, original length 4, bytes
 //! ```
 
 use std::io::Read;
@@ -48,8 +48,8 @@ impl Header {
         if length > MAX_RECORD {
             return Err(Error::Length { offset, what: "packet", length: captured.into() });
         }
-        let octets = source.octets(length, offset, "packet")?;
+        let bytes = source.bytes(length, offset, "packet")?;
         let time = u64::from(seconds) * 1_000_000_000 + u64::from(fraction) * self.nanoseconds_per_unit;
-        Ok(Some(Packet { number: 0, time: Some(time), link: self.link, octets }))
+        Ok(Some(Packet { number: 0, time: Some(time), link: self.link, bytes }))
     }
 }

@@ -1,6 +1,6 @@
 //! Packet captures: the classic pcap format and pcapng, either byte order, read as a stream.
 //!
-//! Any octets may be given: what is not a capture is an [`Error`], never a panic, and memory stays bounded by
+//! Any bytes may be given: what is not a capture is an [`Error`], never a panic, and memory stays bounded by
 //! [`MAX_RECORD`].
 
 mod classic;
@@ -8,7 +8,7 @@ mod ng;
 
 use std::io::{self, Read};
 
-/// The longest record that is believed, in octets. Captures hold packets of up to 256 KiB.
+/// The longest record that is believed, in bytes. Captures hold packets of up to 256 KiB.
 pub const MAX_RECORD: usize = 16 << 20;
 
 /// A link type number of the tcpdump registry.
@@ -45,10 +45,10 @@ pub struct Packet {
     pub number: u64,
     /// Nanoseconds since 1970-01-01 00:00 UTC; `None` in a pcapng Simple Packet Block, which has no time.
     pub time: Option<u64>,
-    /// What the octets begin with.
+    /// What the bytes begin with.
     pub link: LinkType,
-    /// The captured octets, from the link header on.
-    pub octets: Vec<u8>,
+    /// The captured bytes, from the link header on.
+    pub bytes: Vec<u8>,
 }
 
 /// Why a capture cannot be read, or not on.
@@ -57,24 +57,24 @@ pub enum Error {
     /// The file could not be read.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The first octets are those of no capture format.
+    /// The first bytes are those of no capture format.
     #[error("not a packet capture (it begins with {0:02x?})")]
     NotACapture(Vec<u8>),
-    /// The first octets are those of a compressed file.
+    /// The first bytes are those of a compressed file.
     #[error("compressed with {0}")]
     Compressed(&'static str),
     /// The file ends inside a header or a record.
-    #[error("the file ends inside the {what} that begins at octet {offset}")]
+    #[error("the file ends inside the {what} that begins at byte {offset}")]
     Truncated {
-        /// Where the unfinished part begins, in octets from the start of the file.
+        /// Where the unfinished part begins, in bytes from the start of the file.
         offset: u64,
         /// What it is.
         what: &'static str,
     },
     /// A length that cannot be.
-    #[error("the {what} at octet {offset} has the impossible length {length}")]
+    #[error("the {what} at byte {offset} has the impossible length {length}")]
     Length {
-        /// Where it begins, in octets from the start of the file.
+        /// Where it begins, in bytes from the start of the file.
         offset: u64,
         /// What it is.
         what: &'static str,
@@ -82,19 +82,19 @@ pub enum Error {
         length: u64,
     },
     /// A pcapng section with an unknown byte-order magic.
-    #[error("the section header at octet {offset} has the unknown byte-order magic {magic:#010x}")]
+    #[error("the section header at byte {offset} has the unknown byte-order magic {magic:#010x}")]
     ByteOrder {
-        /// Where the block begins, in octets from the start of the file.
+        /// Where the block begins, in bytes from the start of the file.
         offset: u64,
         /// The magic as it stands there, read as a big-endian number.
         magic: u32,
     },
     /// A packet of an interface that the capture does not describe.
     #[error(
-        "the packet block at octet {offset} is of interface {interface}, of which there is no description"
+        "the packet block at byte {offset} is of interface {interface}, of which there is no description"
     )]
     Interface {
-        /// Where the block begins, in octets from the start of the file.
+        /// Where the block begins, in bytes from the start of the file.
         offset: u64,
         /// The interface's number.
         interface: u32,
@@ -116,7 +116,7 @@ enum Format {
 }
 
 impl<R: Read> Reader<R> {
-    /// Recognises the format by the first octets.
+    /// Recognises the format by the first bytes.
     ///
     /// # Errors
     /// Nothing that can be read as a capture: not one, compressed, or too short.
@@ -189,12 +189,12 @@ impl<R: Read> Source<R> {
         Ok(true)
     }
 
-    /// `length` octets. What a damaged length announces is not allocated before it was read.
-    fn octets(&mut self, length: usize, offset: u64, what: &'static str) -> Result<Vec<u8>, Error> {
-        let mut octets = Vec::with_capacity(length.min(1 << 16));
-        (&mut self.read).take(length as u64).read_to_end(&mut octets)?;
-        self.offset += octets.len() as u64;
-        if octets.len() == length { Ok(octets) } else { Err(Error::Truncated { offset, what }) }
+    /// `length` bytes. What a damaged length announces is not allocated before it was read.
+    fn bytes(&mut self, length: usize, offset: u64, what: &'static str) -> Result<Vec<u8>, Error> {
+        let mut bytes = Vec::with_capacity(length.min(1 << 16));
+        (&mut self.read).take(length as u64).read_to_end(&mut bytes)?;
+        self.offset += bytes.len() as u64;
+        if bytes.len() == length { Ok(bytes) } else { Err(Error::Truncated { offset, what }) }
     }
 }
 
@@ -206,28 +206,28 @@ enum Order {
 }
 
 impl Order {
-    fn u16(self, octets: [u8; 2]) -> u16 {
+    fn u16(self, bytes: [u8; 2]) -> u16 {
         match self {
-            Self::Big => u16::from_be_bytes(octets),
-            Self::Little => u16::from_le_bytes(octets),
+            Self::Big => u16::from_be_bytes(bytes),
+            Self::Little => u16::from_le_bytes(bytes),
         }
     }
 
-    fn u32(self, octets: [u8; 4]) -> u32 {
+    fn u32(self, bytes: [u8; 4]) -> u32 {
         match self {
-            Self::Big => u32::from_be_bytes(octets),
-            Self::Little => u32::from_le_bytes(octets),
+            Self::Big => u32::from_be_bytes(bytes),
+            Self::Little => u32::from_le_bytes(bytes),
         }
     }
 
-    /// The number at `at`; `None` when the octets end before it does.
-    fn u32_at(self, octets: &[u8], at: usize) -> Option<u32> {
-        octets.get(at..)?.first_chunk().map(|octets| self.u32(*octets))
+    /// The number at `at`; `None` when the bytes end before it does.
+    fn u32_at(self, bytes: &[u8], at: usize) -> Option<u32> {
+        bytes.get(at..)?.first_chunk().map(|bytes| self.u32(*bytes))
     }
 
-    /// The number at `at`; `None` when the octets end before it does.
-    fn u16_at(self, octets: &[u8], at: usize) -> Option<u16> {
-        octets.get(at..)?.first_chunk().map(|octets| self.u16(*octets))
+    /// The number at `at`; `None` when the bytes end before it does.
+    fn u16_at(self, bytes: &[u8], at: usize) -> Option<u16> {
+        bytes.get(at..)?.first_chunk().map(|bytes| self.u16(*bytes))
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) struct Section {
 #[derive(Clone, Copy, Debug)]
 struct Interface {
     link: LinkType,
-    /// Octets kept of each packet, 0 = all. A Simple Packet Block does not say how many it holds.
+    /// Bytes kept of each packet, 0 = all. A Simple Packet Block does not say how many it holds.
     snapshot_length: u32,
     /// Units per second.
     resolution: u128,
@@ -90,7 +90,7 @@ impl Section {
         self.interfaces.clear();
         let length = self.order.u32([l0, l1, l2, l3]);
         let rest = checked(length, 12, offset, "section header")?;
-        source.octets(rest, offset, "section header")?;
+        source.bytes(rest, offset, "section header")?;
         Ok(())
     }
 
@@ -99,7 +99,7 @@ impl Section {
         let mut length = [0; 4];
         source.exact(&mut length, "block")?;
         let rest = checked(self.order.u32(length), 12, offset, "block")?;
-        let body = source.octets(rest, offset, "block")?;
+        let body = source.bytes(rest, offset, "block")?;
         source.exact(&mut length, "block")?;
         Ok(body)
     }
@@ -129,7 +129,7 @@ impl Section {
         }
     }
 
-    /// Enhanced Packet Block: interface 4, time 8, captured length 4, original length 4, octets, options.
+    /// Enhanced Packet Block: interface 4, time 8, captured length 4, original length 4, bytes, options.
     fn enhanced(&self, body: &[u8], offset: u64) -> Result<Packet, Error> {
         let interface = self.field(body, 0, offset)?;
         self.timed(body, interface, offset)
@@ -145,12 +145,12 @@ impl Section {
         let interface = self.interface(interface, offset)?;
         let (high, low) = (self.field(body, 4, offset)?, self.field(body, 8, offset)?);
         let captured = self.field(body, 12, offset)?;
-        let octets = octets(body, 20, captured, offset)?;
+        let bytes = bytes(body, 20, captured, offset)?;
         let time = interface.nanoseconds(u64::from(high) << 32 | u64::from(low));
-        Ok(Packet { number: 0, time: Some(time), link: interface.link, octets })
+        Ok(Packet { number: 0, time: Some(time), link: interface.link, bytes })
     }
 
-    /// Simple Packet Block: original length 4, octets; always of the first interface.
+    /// Simple Packet Block: original length 4, bytes; always of the first interface.
     fn simple(&self, body: &[u8], offset: u64) -> Result<Packet, Error> {
         let interface = self.interface(0, offset)?;
         let original = self.field(body, 0, offset)?;
@@ -158,8 +158,8 @@ impl Section {
             0 => original,
             limit => original.min(limit),
         };
-        let octets = octets(body, 4, captured, offset)?;
-        Ok(Packet { number: 0, time: None, link: interface.link, octets })
+        let bytes = bytes(body, 4, captured, offset)?;
+        Ok(Packet { number: 0, time: None, link: interface.link, bytes })
     }
 
     fn interface(&self, number: u32, offset: u64) -> Result<Interface, Error> {
@@ -189,20 +189,20 @@ fn units_per_second(resolution: u8) -> u128 {
     base.checked_pow(exponent).unwrap_or(u128::MAX)
 }
 
-/// The octets of a block after `fixed` ones that its total length counts.
+/// The bytes of a block after `fixed` ones that its total length counts.
 fn checked(length: u32, fixed: u32, offset: u64, what: &'static str) -> Result<usize, Error> {
     let rest = length.checked_sub(fixed).map(|rest| rest as usize);
     let rest = rest.filter(|rest| length.is_multiple_of(4) && *rest <= MAX_RECORD);
     rest.ok_or(Error::Length { offset, what, length: length.into() })
 }
 
-fn octets(body: &[u8], at: usize, captured: u32, offset: u64) -> Result<Vec<u8>, Error> {
+fn bytes(body: &[u8], at: usize, captured: u32, offset: u64) -> Result<Vec<u8>, Error> {
     let packet = at.checked_add(captured as usize).and_then(|end| body.get(at..end));
     let error = Error::Length { offset, what: "packet", length: captured.into() };
     packet.map(<[u8]>::to_vec).ok_or(error)
 }
 
-/// Options: code 2, length 2, value padded to 4 octets.
+/// Options: code 2, length 2, value padded to 4 bytes.
 struct Options<'a> {
     order: Order,
     rest: &'a [u8],

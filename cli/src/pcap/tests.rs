@@ -11,15 +11,15 @@ fn packets(file: &[u8]) -> Result<Vec<Packet>, Error> {
     Ok(packets)
 }
 
-fn classic(order: Order, magic: u32, octets: &[u8]) -> Vec<u8> {
+fn classic(order: Order, magic: u32, bytes: &[u8]) -> Vec<u8> {
     let u32 = |n: u32| match order {
         Order::Big => n.to_be_bytes(),
         Order::Little => n.to_le_bytes(),
     };
-    let length = u32::try_from(octets.len()).unwrap();
+    let length = u32::try_from(bytes.len()).unwrap();
     let fields = [magic, 0, 0, 0, 65_535, 1, 7, 5, length, length];
     let mut file: Vec<u8> = fields.into_iter().flat_map(u32).collect();
-    file.extend(octets);
+    file.extend(bytes);
     file
 }
 
@@ -67,8 +67,8 @@ fn classic_in_all_four_forms() {
         for (magic, fraction) in [(0xa1b2_c3d4, 5000), (0xa1b2_3c4d, 5)] {
             let packets = packets(&classic(order, magic, b"abc")).unwrap();
             let time = Some(7_000_000_000 + fraction);
-            let octets = b"abc".to_vec();
-            assert_eq!(packets, [Packet { number: 1, time, link: LinkType::ETHERNET, octets }]);
+            let bytes = b"abc".to_vec();
+            assert_eq!(packets, [Packet { number: 1, time, link: LinkType::ETHERNET, bytes }]);
         }
     }
 }
@@ -93,8 +93,7 @@ fn pcapng_with_two_interfaces_and_two_sections() {
         file.extend(section(other));
         file.extend(interface(other, 113, &[]));
         file.extend(block(other, 3, &[&numbers(other, &[1])[..], b"q"].concat()));
-        let seen: Vec<_> =
-            packets(&file).unwrap().into_iter().map(|p| (p.time, p.link.0, p.octets)).collect();
+        let seen: Vec<_> = packets(&file).unwrap().into_iter().map(|p| (p.time, p.link.0, p.bytes)).collect();
         let expected = [
             (Some(3000), 1, b"xy".to_vec()),
             (Some(3), 101, b"xy".to_vec()),
@@ -109,7 +108,7 @@ fn pcapng_with_two_interfaces_and_two_sections() {
 fn a_cut_file_says_where() {
     let file = classic(Order::Little, 0xa1b2_c3d4, b"abcdef");
     let error = packets(&file[..file.len() - 1]).unwrap_err();
-    assert_eq!(error.to_string(), "the file ends inside the packet that begins at octet 24");
+    assert_eq!(error.to_string(), "the file ends inside the packet that begins at byte 24");
 }
 
 #[test]
@@ -128,12 +127,12 @@ fn an_interface_nobody_described() {
 
 proptest! {
     #[test]
-    fn any_octets_are_survived(octets in proptest::collection::vec(any::<u8>(), 0..400), magic in 0..6_usize) {
+    fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..400), magic in 0..6_usize) {
         let magic: &[u8] = [
             &[][..], &[0xa1, 0xb2, 0xc3, 0xd4], &[0x4d, 0x3c, 0xb2, 0xa1], &[0x0a, 0x0d, 0x0d, 0x0a],
             &[0x0a, 0x0d, 0x0d, 0x0a, 0, 0, 0, 28, 0x1a, 0x2b, 0x3c, 0x4d],
             &[0x0a, 0x0d, 0x0d, 0x0a, 28, 0, 0, 0, 0x4d, 0x3c, 0x2b, 0x1a],
         ][magic];
-        let _ = packets(&[magic, &octets].concat());
+        let _ = packets(&[magic, &bytes].concat());
     }
 }

@@ -39,7 +39,7 @@ impl Quartiles {
     }
 }
 
-/// Processor time an octet, in nanoseconds (of a round trip, in a ping-pong).
+/// Processor time a byte, in nanoseconds (of a round trip, in a ping-pong).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cpu {
     pub(crate) client: f64,
@@ -51,9 +51,9 @@ pub(crate) struct Cpu {
 pub(crate) struct Comparison {
     pub(crate) slices: usize,
     pub(crate) slice_seconds: f64,
-    /// Octets of a raw write and read.
+    /// Bytes of a raw write and read.
     pub(crate) raw_size: u32,
-    /// Octets a second, or round trip in microseconds (median of a slice).
+    /// Bytes a second, or round trip in microseconds (median of a slice).
     pub(crate) ours: Quartiles,
     pub(crate) raw: Quartiles,
     /// Ours over raw, slice by slice.
@@ -75,7 +75,7 @@ pub(crate) struct Comparison {
 /// Raw TCP with one write a message (TCP_NODELAY), and ours over it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OneByOne {
-    /// Octets of a raw message: those of ours, but for atomics, which have none of their own.
+    /// Bytes of a raw message: those of ours, but for atomics, which have none of their own.
     pub(crate) size: u32,
     /// Raw messages a second.
     pub(crate) raw: Quartiles,
@@ -179,7 +179,7 @@ impl Bench<'_> {
         let outcome = Run::connect(self.device, self.pd, self.peer, self.plan)?.measure(|_, _| {})?;
         let (figure, units) = match &outcome.round_trips {
             Some(histogram) => (us_at(histogram, 0.5), histogram.len() as f64),
-            None => (outcome.rate(), outcome.octets as f64),
+            None => (outcome.rate(), outcome.bytes as f64),
         };
         let (cpu_client_ns, cpu_server_ns) = (outcome.cpu_client_ns, outcome.cpu_server_ns);
         let messages = outcome.messages as f64 / outcome.seconds;
@@ -200,18 +200,18 @@ impl Bench<'_> {
         } else {
             self.raw.slice(self.plan.way(), size, self.memory(), self.plan.time)?
         };
-        let Measured { octets, cpu_client_ns, cpu_server_ns, .. } = measured;
-        let (figure, units) = figure.unwrap_or((measured.rate(), octets as f64));
+        let Measured { bytes, cpu_client_ns, cpu_server_ns, .. } = measured;
+        let (figure, units) = figure.unwrap_or((measured.rate(), bytes as f64));
         let messages = measured.rate() / f64::from(size);
         Ok(Slice { figure, messages, tail, units, cpu_client_ns, cpu_server_ns })
     }
 
-    /// Octets of memory that the messages of a connection come from.
+    /// Bytes of memory that the messages of a connection come from.
     fn memory(&self) -> u32 {
         self.plan.size.saturating_mul(self.plan.depth)
     }
 
-    /// The octets of a raw write: those of a message in a ping-pong, else what is fastest here.
+    /// The bytes of a raw write: those of a message in a ping-pong, else what is fastest here.
     fn raw_size(&self, tries: usize) -> Result<u32> {
         if self.plan.latency {
             return Ok(self.plan.size);

@@ -17,7 +17,7 @@ pub(super) const LANE_SHIFT: u32 = 40;
 const SEQ: u64 = (1 << LANE_SHIFT) - 1;
 /// The number of an empty Send.
 pub(super) const MARK: u64 = SEQ;
-/// Octets of a statistics message at most.
+/// Bytes of a statistics message at most.
 pub(super) const STATS_LEN: usize = 512;
 /// Receives for statistics and answers.
 pub(super) const RECVS: u64 = 4;
@@ -81,7 +81,7 @@ impl Lane {
         let size = self.plan.size as usize;
         let one_way = matches!(self.plan.op, Op::Write | Op::WriteImm | Op::Send);
         if self.plan.op == Op::Write {
-            // The server looks at the last octet.
+            // The server looks at the last byte.
             source.local.write(size - 1, &[(seq + 1) as u8])?;
         }
         let (sge, flags) = if one_way {
@@ -125,9 +125,9 @@ impl Lane {
         if self.plan.latency && self.answers < self.source.posted && self.plan.op.takes_receives() {
             self.answers += 1;
         } else {
-            let mut octets = vec![0; (wc.byte_len as usize).min(self.ring_size)];
-            self.ring.read(slot as usize * self.ring_size, &mut octets)?;
-            let stats = serde_json::from_slice(&octets)
+            let mut bytes = vec![0; (wc.byte_len as usize).min(self.ring_size)];
+            self.ring.read(slot as usize * self.ring_size, &mut bytes)?;
+            let stats = serde_json::from_slice(&bytes)
                 .map_err(|_| Failure::lost(self.link.peer(), "sent no statistics where they were due"))?;
             self.stats = Some(stats);
         }
@@ -141,7 +141,7 @@ impl Lane {
         post(&self.link.qp, self.index << LANE_SHIFT | MARK, SendOp::Send, &[], SendFlags::SIGNALED)
     }
 
-    /// Where the octets that were written lie at the peer, to be read back: slot by slot, with the last message of each.
+    /// Where the bytes that were written lie at the peer, to be read back: slot by slot, with the last message of each.
     pub(crate) fn read_back(&mut self, mut wait: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
         let messages = self.source.posted;
         let slots = u64::from(self.plan.slots()).min(messages);

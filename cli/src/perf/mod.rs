@@ -10,7 +10,7 @@ mod report;
 mod run;
 pub(crate) mod source;
 
-use crate::args::{ConnArgs, DEFAULT_PORT, octets, resolve, seconds};
+use crate::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, seconds};
 use crate::child::Server;
 use crate::fail::Result;
 use crate::link::Wait;
@@ -39,10 +39,10 @@ pub(crate) struct Args {
     /// What to measure
     #[arg(long, value_enum, default_value = "write")]
     op: Op,
-    /// Octets of a message, such as 64, 64K, 1M
-    #[arg(short, long, default_value = "64K", value_parser = octets)]
+    /// Bytes of a message, such as 64, 64K, 1M
+    #[arg(short, long, default_value = "64K", value_parser = bytes)]
     size: u32,
-    /// Every power of two from 2 octets to 8 MiB
+    /// Every power of two from 2 bytes to 8 MiB
     #[arg(long, conflicts_with = "size")]
     sweep: bool,
     /// Connections at a time; with --bidirectional as many again
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     /// Messages of a measurement on each connection; ends it before its time
     #[arg(long)]
     iterations: Option<u64>,
-    /// Check every octet (what is checked costs time)
+    /// Check every byte (what is checked costs time)
     #[arg(long)]
     validate: bool,
     /// One message in so many asks for a completion [default: a quarter of the depth, at most 16]
@@ -141,10 +141,10 @@ fn measure(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()
     // All plans before the first measurement: a wrong one ends the command at once.
     let plans = sizes(args).into_iter().map(|size| Plan::new(args, size)).collect::<Result<Vec<_>>>()?;
     for plan in plans {
-        let outcome = Run::connect(device, pd, peer, &plan)?.measure(|octets, elapsed| {
+        let outcome = Run::connect(device, pd, peer, &plan)?.measure(|bytes, elapsed| {
             progress.show(|| {
-                let rate = text::rate(octets as f64 / elapsed.as_secs_f64().max(1e-9));
-                format!("{} octets: {rate} after {:.1} s", plan.size, elapsed.as_secs_f64())
+                let rate = text::rate(bytes as f64 / elapsed.as_secs_f64().max(1e-9));
+                format!("{} bytes: {rate} after {:.1} s", plan.size, elapsed.as_secs_f64())
             });
         })?;
         progress.clear();

@@ -84,9 +84,9 @@ impl OppositeLane {
             return Ok(());
         }
         let slot = wc.wr_id & !RECV & ((1 << LANE_SHIFT) - 1);
-        let mut octets = vec![0; (wc.byte_len as usize).min(STATS_LEN)];
-        self.ring.read(slot as usize * STATS_LEN, &mut octets)?;
-        let stats = serde_json::from_slice(&octets)
+        let mut bytes = vec![0; (wc.byte_len as usize).min(STATS_LEN)];
+        self.ring.read(slot as usize * STATS_LEN, &mut bytes)?;
+        let stats = serde_json::from_slice(&bytes)
             .map_err(|_| Failure::lost(self.link.peer(), "sent no statistics where they were due"))?;
         self.stats = Some(stats);
         let receive = (self.index << LANE_SHIFT | slot, Some(slot_of(&self.ring, slot, STATS_LEN)));

@@ -10,12 +10,12 @@ use crate::serve::perf::{MAX_DEPTH, MAX_MEMORY, MAX_SIZE};
 use crate::service::{Op, Opposite, PerfOrder};
 use std::time::Duration;
 
-/// Octets under way when nothing else is said. A Write or Send is done when TCP has taken it, so a few are enough to keep TCP
-/// busy; a Read is done when its octets are here, so the path must be full of them.
-const AUTO_OCTETS: u32 = 1 << 20;
-const AUTO_READ_OCTETS: u32 = 4 << 20;
+/// Bytes under way when nothing else is said. A Write or Send is done when TCP has taken it, so a few are enough to keep TCP
+/// busy; a Read is done when its bytes are here, so the path must be full of them.
+const AUTO_BYTES: u32 = 1 << 20;
+const AUTO_READ_BYTES: u32 = 4 << 20;
 
-/// An atomic's request has 52 octets behind its headers.
+/// An atomic's request has 52 bytes behind its headers.
 const RAW_FOR_ATOMICS: u32 = 64;
 
 /// One measurement.
@@ -67,7 +67,7 @@ impl Plan {
         let wrong = |what: String, why: String| Err(Failure::usage(what, why, "see `uiw perf --help`"));
         let Self { size, depth, chain, signal_every, connections, .. } = *self;
         if size == 0 || size > MAX_SIZE {
-            return wrong(format!("--size {size}"), format!("a message has 1 to {MAX_SIZE} octets"));
+            return wrong(format!("--size {size}"), format!("a message has 1 to {MAX_SIZE} bytes"));
         }
         if depth == 0 || depth > MAX_DEPTH {
             return wrong(format!("--depth {depth}"), format!("1 to {MAX_DEPTH} messages can be under way"));
@@ -86,8 +86,7 @@ impl Plan {
             return wrong(format!("--connections {connections}"), "1 to 512 connections".into());
         }
         if u64::from(self.slots()) * u64::from(size) > MAX_MEMORY {
-            let why =
-                format!("{} messages of {size} octets need more than {MAX_MEMORY} octets", self.slots());
+            let why = format!("{} messages of {size} bytes need more than {MAX_MEMORY} bytes", self.slots());
             return wrong(format!("--depth {depth}"), why);
         }
         if self.latency && connections > 1 {
@@ -133,12 +132,12 @@ impl Plan {
         }
     }
 
-    /// Octets of the raw message that one of ours is compared with.
+    /// Bytes of the raw message that one of ours is compared with.
     pub(crate) fn raw_message(&self) -> u32 {
         if self.op.is_atomic() { RAW_FOR_ATOMICS } else { self.size }
     }
 
-    /// Where octets go.
+    /// Where bytes go.
     pub(crate) fn way(&self) -> Way {
         match self.op {
             _ if self.bidirectional => Way::Both,
@@ -150,6 +149,6 @@ impl Plan {
 
 /// A depth that keeps the path full and the end of a run short.
 fn auto_depth(op: Op, size: u32, chain: u32) -> u32 {
-    let octets = if op == Op::Read { AUTO_READ_OCTETS } else { AUTO_OCTETS };
-    (octets / size.max(1)).clamp(2, 128).max(chain)
+    let bytes = if op == Op::Read { AUTO_READ_BYTES } else { AUTO_BYTES };
+    (bytes / size.max(1)).clamp(2, 128).max(chain)
 }

@@ -13,18 +13,18 @@ use verbs::{ConnOptions, Device, Pd};
 
 /// Largest buffer of a reader or writer.
 const MAX_BUFFER: u32 = 4 << 20;
-/// Most memory that a connection's octets come from, or go to.
+/// Most memory that a connection's bytes come from, or go to.
 const MAX_MEMORY: u32 = 64 << 20;
 /// Connections served at a time: one a direction.
 const AT_ONCE: usize = 2;
-/// Octets of memory that serving them takes at most.
+/// Bytes of memory that serving them takes at most.
 pub(crate) const MEMORY: u64 = AT_ONCE as u64 * (MAX_MEMORY as u64 + MAX_BUFFER as u64);
-/// A reader of small writes asks for this many octets.
+/// A reader of small writes asks for this many bytes.
 const MIN_READ: usize = 64_000;
 /// A peer that stops in the middle.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Where a measurement's octets go.
+/// Where a measurement's bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     ToServer,
@@ -46,13 +46,13 @@ pub(crate) enum Kind {
     PingPongBlock,
 }
 
-/// The first octets on a raw connection.
+/// The first bytes on a raw connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Header {
     kind: Kind,
-    /// Octets of one write, or of a message.
+    /// Bytes of one write, or of a message.
     buffer: u32,
-    /// Octets of memory that the writes come from, one behind the other, and the reads go to: as much as the messages of a
+    /// Bytes of memory that the writes come from, one behind the other, and the reads go to: as much as the messages of a
     /// measurement beside it, or the caches would serve one of the two better.
     memory: u32,
     /// How long the server writes.
@@ -74,18 +74,18 @@ impl Header {
         out
     }
 
-    fn from_bytes(octets: &[u8; Self::LEN]) -> Option<Self> {
-        let kind = match octets[0] {
+    fn from_bytes(bytes: &[u8; Self::LEN]) -> Option<Self> {
+        let kind = match bytes[0] {
             0 => Kind::ToServer,
             1 => Kind::ToClient,
             2 => Kind::PingPongSpin,
             3 => Kind::PingPongBlock,
             _ => return None,
         };
-        let number = |at: usize| octets[at..at + 4].iter().fold(0, |n, &octet| n << 8 | u32::from(octet));
+        let number = |at: usize| bytes[at..at + 4].iter().fold(0, |n, &byte| n << 8 | u32::from(byte));
         let (buffer, memory) = (number(1), number(9));
         let mut congestion = [0; 16];
-        congestion.copy_from_slice(&octets[13..]);
+        congestion.copy_from_slice(&bytes[13..]);
         let sane = (1..=MAX_BUFFER).contains(&buffer) && memory <= MAX_MEMORY;
         sane.then_some(Self { kind, buffer, memory, millis: number(5), congestion })
     }
@@ -174,7 +174,7 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 }
 
 fn set_congestion(stream: &TcpStream, name: &[u8; 16]) -> io::Result<()> {
-    let end = name.iter().position(|&octet| octet == 0).unwrap_or(name.len());
+    let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
     match std::str::from_utf8(&name[..end]) {
         Ok("") => Ok(()),
         Ok(name) => Ok(rustix::net::sockopt::set_tcp_congestion(stream, name)?),
@@ -184,14 +184,14 @@ fn set_congestion(stream: &TcpStream, name: &[u8; 16]) -> io::Result<()> {
 
 /// Memory that is used piece by piece, from its start again behind its end.
 struct Ring {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     piece: usize,
     at: usize,
 }
 
 impl Ring {
     fn new(piece: usize, memory: u32) -> Self {
-        Self { octets: vec![0xA5; piece.max(memory as usize)], piece, at: 0 }
+        Self { bytes: vec![0xA5; piece.max(memory as usize)], piece, at: 0 }
     }
 
     /// Many small writes are read together.
@@ -200,22 +200,22 @@ impl Ring {
     }
 
     fn next(&mut self) -> &mut [u8] {
-        if self.at + self.piece > self.octets.len() {
+        if self.at + self.piece > self.bytes.len() {
             self.at = 0;
         }
         let start = self.at;
         self.at += self.piece;
-        &mut self.octets[start..self.at]
+        &mut self.bytes[start..self.at]
     }
 }
 
 fn write_until(stream: &mut TcpStream, ring: &mut Ring, deadline: Instant) -> io::Result<u64> {
-    let mut octets = 0;
+    let mut bytes = 0;
     loop {
         stream.write_all(ring.next())?;
-        octets += ring.piece as u64;
+        bytes += ring.piece as u64;
         if Instant::now() >= deadline {
-            return Ok(octets);
+            return Ok(bytes);
         }
     }
 }
@@ -246,11 +246,11 @@ fn read_spinning(stream: &mut TcpStream, buffer: &mut [u8]) -> io::Result<bool> 
     Ok(true)
 }
 
-fn write_spinning(stream: &mut TcpStream, mut octets: &[u8]) -> io::Result<()> {
+fn write_spinning(stream: &mut TcpStream, mut bytes: &[u8]) -> io::Result<()> {
     let mut spin = Spin::default();
-    while !octets.is_empty() {
-        match stream.write(octets) {
-            Ok(n) => octets = &octets[n..],
+    while !bytes.is_empty() {
+        match stream.write(bytes) {
+            Ok(n) => bytes = &bytes[n..],
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => spin.empty(),
             Err(error) => return Err(error),
         }
@@ -258,17 +258,17 @@ fn write_spinning(stream: &mut TcpStream, mut octets: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Keeps the last octets of a stream: what stands behind the data.
-fn keep_last(last: &mut [u8; 8], octets: &[u8]) {
-    let new = octets.len().min(last.len());
+/// Keeps the last bytes of a stream: what stands behind the data.
+fn keep_last(last: &mut [u8; 8], bytes: &[u8]) {
+    let new = bytes.len().min(last.len());
     last.copy_within(new.., 0);
-    last[8 - new..].copy_from_slice(&octets[octets.len() - new..]);
+    last[8 - new..].copy_from_slice(&bytes[bytes.len() - new..]);
 }
 
 /// What a raw connection measured.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Measured {
-    pub(crate) octets: u64,
+    pub(crate) bytes: u64,
     pub(crate) seconds: f64,
     pub(crate) cpu_client_ns: u64,
     pub(crate) cpu_server_ns: u64,
@@ -276,7 +276,7 @@ pub(crate) struct Measured {
 
 impl Measured {
     pub(crate) fn rate(&self) -> f64 {
-        self.octets as f64 / self.seconds
+        self.bytes as f64 / self.seconds
     }
 }
 
@@ -320,7 +320,7 @@ impl Client {
         Failure::lost(format!("raw TCP to {}", self.server), error)
     }
 
-    /// One slice of throughput on new connections: writes of `buffer` octets, from and to `memory` octets.
+    /// One slice of throughput on new connections: writes of `buffer` bytes, from and to `memory` bytes.
     pub(crate) fn slice(&self, way: Way, buffer: u32, memory: u32, time: Duration) -> Result<Measured> {
         match way {
             Way::ToServer => self.write(buffer, memory, time),
@@ -330,7 +330,7 @@ impl Client {
         .map_err(|error| self.failed(error))
     }
 
-    /// Octets of both; the time and the processors' time, which is that of whole processes, of the longer one.
+    /// Bytes of both; the time and the processors' time, which is that of whole processes, of the longer one.
     fn both(&self, buffer: u32, memory: u32, time: Duration) -> io::Result<Measured> {
         let (a, b) = std::thread::scope(|scope| {
             let other = scope.spawn(|| self.read(buffer, memory, time));
@@ -339,7 +339,7 @@ impl Client {
         });
         let (a, b) = (a?, b?);
         Ok(Measured {
-            octets: a.octets + b.octets,
+            bytes: a.bytes + b.bytes,
             seconds: a.seconds.max(b.seconds),
             cpu_client_ns: a.cpu_client_ns.max(b.cpu_client_ns),
             cpu_server_ns: a.cpu_server_ns.max(b.cpu_server_ns),
@@ -350,12 +350,12 @@ impl Client {
         let mut ring = Ring::new(buffer as usize, memory);
         let mut stream = self.connect(Kind::ToServer, buffer, memory, time)?;
         let (cpu, start) = (cpu_ns(), Instant::now());
-        let octets = write_until(&mut stream, &mut ring, start + time)?;
+        let bytes = write_until(&mut stream, &mut ring, start + time)?;
         stream.shutdown(std::net::Shutdown::Write)?;
         let mut answer = [0; 8];
         stream.read_exact(&mut answer)?;
         Ok(Measured {
-            octets,
+            bytes,
             seconds: start.elapsed().as_secs_f64(),
             cpu_client_ns: cpu_ns() - cpu,
             cpu_server_ns: u64::from_be_bytes(answer),
@@ -366,26 +366,26 @@ impl Client {
         let mut ring = Ring::of_reader(buffer, memory);
         let mut stream = self.connect(Kind::ToClient, buffer, memory, time)?;
         let (cpu, start) = (cpu_ns(), Instant::now());
-        let (mut octets, mut answer) = (0, [0; 8]);
+        let (mut bytes, mut answer) = (0, [0; 8]);
         loop {
             let piece = ring.next();
             match stream.read(piece)? {
                 0 => break,
                 n => {
-                    octets += n as u64;
+                    bytes += n as u64;
                     keep_last(&mut answer, &piece[..n]);
                 }
             }
         }
         Ok(Measured {
-            octets,
+            bytes,
             seconds: start.elapsed().as_secs_f64(),
             cpu_client_ns: cpu_ns() - cpu,
             cpu_server_ns: u64::from_be_bytes(answer),
         })
     }
 
-    /// Round trips of `size` octets for `time`, each given to `each`.
+    /// Round trips of `size` bytes for `time`, each given to `each`.
     pub(crate) fn ping_pong(
         &self,
         wait: Wait,
@@ -407,20 +407,20 @@ impl Client {
         let kind = if spin { Kind::PingPongSpin } else { Kind::PingPongBlock };
         let mut stream = self.connect(kind, size, size, time)?;
         stream.set_nonblocking(spin)?;
-        let mut octets = vec![0; size as usize];
+        let mut bytes = vec![0; size as usize];
         let (cpu, start) = (cpu_ns(), Instant::now());
         let mut rounds = 0u64;
         let mut now = start;
         while now < start + time {
             if spin {
-                write_spinning(&mut stream, &octets)?;
+                write_spinning(&mut stream, &bytes)?;
             } else {
-                stream.write_all(&octets)?;
+                stream.write_all(&bytes)?;
             }
             let whole = if spin {
-                read_spinning(&mut stream, &mut octets)?
+                read_spinning(&mut stream, &mut bytes)?
             } else {
-                read_message(&mut stream, &mut octets)?
+                read_message(&mut stream, &mut bytes)?
             };
             if !whole {
                 return Err(io::ErrorKind::UnexpectedEof.into());
@@ -435,9 +435,9 @@ impl Client {
         stream.shutdown(std::net::Shutdown::Write)?;
         let mut answer = [0; 8];
         stream.read_exact(&mut answer)?;
-        let octets = rounds * u64::from(size);
+        let bytes = rounds * u64::from(size);
         let seconds = (now - start).as_secs_f64();
-        Ok(Measured { octets, seconds, cpu_client_ns, cpu_server_ns: u64::from_be_bytes(answer) })
+        Ok(Measured { bytes, seconds, cpu_client_ns, cpu_server_ns: u64::from_be_bytes(answer) })
     }
 }
 
@@ -446,11 +446,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_octets_are_kept_however_they_come() {
+    fn the_last_bytes_are_kept_however_they_come() {
         let stream: Vec<u8> = (0..100).collect();
         for step in [1, 3, 8, 9, 64] {
             let mut last = [0; 8];
-            stream.chunks(step).for_each(|octets| keep_last(&mut last, octets));
+            stream.chunks(step).for_each(|bytes| keep_last(&mut last, bytes));
             assert_eq!(last, stream[92..], "in steps of {step}");
         }
     }

@@ -30,7 +30,7 @@ fn context(plan: &Plan, outcome: &Outcome) -> Value {
     if let Some(path) = &outcome.path {
         value["emss"] = path.emss.into();
         value["path_mtu"] = path.stream.path_mtu.into();
-        value["fpdu_octets"] = mpa::fpdu_len(path.max_ulpdu).into();
+        value["fpdu_bytes"] = mpa::fpdu_len(path.max_ulpdu).into();
         value["congestion"] = path.stream.congestion.clone().into();
         value["retransmits"] = path.stream.retransmits.into();
         value["uiw_peer"] = path.uiw_peer.into();
@@ -76,12 +76,12 @@ pub(crate) fn columns(plan: &Plan) -> String {
     if plan.latency {
         format!(
             "{:>9} {:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
-            "octets", "rounds", "min us", "avg", "p50", "p90", "p99", "p99.9", "max"
+            "bytes", "rounds", "min us", "avg", "p50", "p90", "p99", "p99.9", "max"
         )
     } else {
         format!(
             "{:>9} {:>12} {:>12} {:>13} {:>11} {:>11}",
-            "octets", "messages", "throughput", "messages/s", "cpu ns/oct", "at server"
+            "bytes", "messages", "throughput", "messages/s", "cpu ns/oct", "at server"
         )
     }
 }
@@ -103,15 +103,15 @@ pub(crate) fn row(plan: &Plan, outcome: &Outcome) -> String {
             us(1.0),
         );
     }
-    let octets = outcome.octets.max(1) as f64;
+    let bytes = outcome.bytes.max(1) as f64;
     format!(
         "{:>9} {:>12} {:>12} {:>13} {:>11.3} {:>11.3}",
         plan.size,
         text::grouped(outcome.messages),
         text::rate(outcome.rate()),
         text::grouped((outcome.messages as f64 / outcome.seconds) as u64),
-        outcome.cpu_client_ns as f64 / octets,
-        outcome.cpu_server_ns as f64 / octets,
+        outcome.cpu_client_ns as f64 / bytes,
+        outcome.cpu_server_ns as f64 / bytes,
     )
 }
 
@@ -121,15 +121,15 @@ pub(crate) fn result(plan: &Plan, outcome: &Outcome) -> Value {
     value["type"] = "result".into();
     value["mode"] = if plan.latency { "latency" } else { "throughput" }.into();
     value["messages"] = outcome.messages.into();
-    value["octets"] = outcome.octets.into();
+    value["bytes"] = outcome.bytes.into();
     if let Some(by_server) = outcome.by_server {
         value["messages_by"] = json!({"client": outcome.messages - by_server, "server": by_server});
     }
     value["seconds"] = outcome.seconds.into();
-    let octets = outcome.octets.max(1) as f64;
-    value["cpu_ns_per_octet"] = json!({
-        "client": outcome.cpu_client_ns as f64 / octets,
-        "server": outcome.cpu_server_ns as f64 / octets,
+    let bytes = outcome.bytes.max(1) as f64;
+    value["cpu_ns_per_byte"] = json!({
+        "client": outcome.cpu_client_ns as f64 / bytes,
+        "server": outcome.cpu_server_ns as f64 / bytes,
     });
     match &outcome.round_trips {
         Some(histogram) => {
@@ -140,7 +140,7 @@ pub(crate) fn result(plan: &Plan, outcome: &Outcome) -> Value {
             });
         }
         None => {
-            value["octets_per_second"] = outcome.rate().into();
+            value["bytes_per_second"] = outcome.rate().into();
             value["messages_per_second"] = (outcome.messages as f64 / outcome.seconds).into();
         }
     }
@@ -166,7 +166,7 @@ pub(crate) fn comparison(plan: &Plan, comparison: &Comparison) -> Value {
     let (unit, cpu_unit) = if plan.latency {
         ("round_trip_us_p50", "cpu_ns_per_round_trip")
     } else {
-        ("octets_per_second", "cpu_ns_per_octet")
+        ("bytes_per_second", "cpu_ns_per_byte")
     };
     value[unit] = json!({"uiw": quartiles(&comparison.ours), "raw": quartiles(&comparison.raw)});
     value["ratio_of"] = format!("{unit}, uiw / raw").into();
@@ -193,7 +193,7 @@ pub(crate) fn comparison_lines(plan: &Plan, comparison: &Comparison) -> Vec<Stri
     let figure = |quartiles: &Quartiles| {
         if plan.latency { text::micros(quartiles.median) } else { text::rate(quartiles.median) }
     };
-    let unit = if plan.latency { "round trip" } else { "octet" };
+    let unit = if plan.latency { "round trip" } else { "byte" };
     let better = if plan.latency { "less is better" } else { "more is better" };
     let line = |name: String, quartiles: &Quartiles, cpu: &Cpu| {
         format!(
@@ -211,14 +211,14 @@ pub(crate) fn comparison_lines(plan: &Plan, comparison: &Comparison) -> Vec<Stri
             "{} slices of {} s each, every one on a new connection, medians:",
             comparison.slices, comparison.slice_seconds
         ),
-        line(format!("uiw {}, {} octets", title(plan), plan.size), ours, cpu_ours),
-        line(format!("raw TCP, {} octets a call", comparison.raw_size), raw, cpu_raw),
+        line(format!("uiw {}, {} bytes", title(plan), plan.size), ours, cpu_ours),
+        line(format!("raw TCP, {} bytes a call", comparison.raw_size), raw, cpu_raw),
         format!("  ratio uiw / raw ({better})     {}", of(ratio)),
         format!("  noise raw / raw                    {}", of(noise)),
     ];
     if let Some(one) = &comparison.one_by_one {
         let messages = text::grouped(one.raw.median as u64);
-        lines.push(format!("  raw TCP, {} octets a write         {messages:>12} a second", one.size));
+        lines.push(format!("  raw TCP, {} bytes a write         {messages:>12} a second", one.size));
         lines.push(format!("  ratio of messages, uiw / that      {}", of(&one.ratio)));
     }
     if let Some((ours, raw)) = &comparison.p99 {

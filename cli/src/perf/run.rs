@@ -26,7 +26,7 @@ pub(crate) fn histogram() -> Result<Histogram<u64>> {
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) messages: u64,
-    pub(crate) octets: u64,
+    pub(crate) bytes: u64,
     /// Messages of those that the server posted, in a measurement of both directions.
     pub(crate) by_server: Option<u64>,
     pub(crate) seconds: f64,
@@ -40,7 +40,7 @@ pub(crate) struct Outcome {
 
 impl Outcome {
     pub(crate) fn rate(&self) -> f64 {
-        self.octets as f64 / self.seconds
+        self.bytes as f64 / self.seconds
     }
 }
 
@@ -122,7 +122,7 @@ impl Run {
         self.opposite.iter().any(|lane| lane.stats.is_none())
     }
 
-    /// Measures, showing the octets so far to `progress`.
+    /// Measures, showing the bytes so far to `progress`.
     pub(crate) fn measure(mut self, mut progress: impl FnMut(u64, Duration)) -> Result<Outcome> {
         self.opposite.iter_mut().try_for_each(OppositeLane::ask)?;
         let before = self.stats()?;
@@ -139,7 +139,7 @@ impl Run {
         let mut seconds = start.elapsed().as_secs_f64();
         let after = self.stats()?;
         if !self.plan.latency {
-            // The last octet has arrived when the server says so.
+            // The last byte has arrived when the server says so.
             seconds = start.elapsed().as_secs_f64();
         }
         let cpu_client_ns = cpu_ns() - cpu;
@@ -150,7 +150,7 @@ impl Run {
         let first = &self.lanes[0].link;
         let outcome = Outcome {
             messages,
-            octets: messages * u64::from(self.plan.size),
+            bytes: messages * u64::from(self.plan.size),
             by_server: self.plan.bidirectional.then_some(opposite),
             seconds,
             cpu_client_ns,
@@ -242,7 +242,7 @@ impl Run {
         for (lane, stats) in self.lanes.iter().zip(stats) {
             let wrong = lane.source.wrong + stats.wrong;
             if wrong > 0 {
-                let why = format!("{wrong} of {} messages had wrong octets", lane.source.posted);
+                let why = format!("{wrong} of {} messages had wrong bytes", lane.source.posted);
                 return Err(Failure::differs(lane.link.peer(), why));
             }
             if self.plan.op == Op::Send && stats.messages != lane.source.posted {
@@ -253,7 +253,7 @@ impl Run {
         for lane in &self.opposite {
             let wrong = lane.wrong()?;
             if wrong > 0 {
-                let why = format!("{wrong} of {} messages from there had wrong octets", lane.messages());
+                let why = format!("{wrong} of {} messages from there had wrong bytes", lane.messages());
                 return Err(Failure::differs(lane.link.peer(), why));
             }
         }

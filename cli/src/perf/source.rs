@@ -11,7 +11,7 @@ use verbs::{Qp, RemoteMr, SendFlags, SendOp, SendWr, Sge};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Messages {
     pub(crate) op: Op,
-    /// Octets of one.
+    /// Bytes of one.
     pub(crate) size: u32,
     /// How many lie side by side in memory, here and there.
     pub(crate) slots: u32,
@@ -24,7 +24,7 @@ pub(crate) struct Messages {
 }
 
 impl Messages {
-    /// Octets of memory for them at each end.
+    /// Bytes of memory for them at each end.
     pub(crate) fn memory(&self) -> usize {
         self.size as usize * self.slots as usize
     }
@@ -49,7 +49,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Posts from `local`, which has [`Messages::memory`] octets, to `open`. Message `n` is request `tag + n`.
+    /// Posts from `local`, which has [`Messages::memory`] bytes, to `open`. Message `n` is request `tag + n`.
     pub(crate) fn new(what: Messages, tag: u64, local: Buffer, open: RemoteMr) -> Self {
         let size = what.size as usize;
         let sges = (0..what.slots as usize).map(|slot| local.sge(slot * size..(slot + 1) * size)).collect();
@@ -119,17 +119,17 @@ impl Source {
         }
     }
 
-    /// Puts the octets of the next messages into their slots, and clears where answers go.
+    /// Puts the bytes of the next messages into their slots, and clears where answers go.
     fn fill(&mut self, count: u64) -> Result<()> {
         let size = self.what.size as usize;
         for seq in self.posted..self.posted + count {
             let start = (seq % self.sges.len() as u64) as usize * size;
-            let octets = match self.what.op {
+            let bytes = match self.what.op {
                 Op::Write | Op::WriteImm | Op::Send => pattern::message(seq, size),
                 Op::Read => vec![0; size],
                 Op::FetchAdd | Op::CmpSwap => vec![0xFF; size],
             };
-            self.local.write(start, &octets)?;
+            self.local.write(start, &bytes)?;
         }
         Ok(())
     }

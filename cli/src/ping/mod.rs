@@ -1,8 +1,8 @@
-//! `uiw ping`: round trips, each with its octets checked.
+//! `uiw ping`: round trips, each with its bytes checked.
 
 pub(crate) mod rping;
 
-use crate::args::{ConnArgs, DEFAULT_PORT, octets, resolve, seconds};
+use crate::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, seconds};
 use crate::fail::{Failure, Result};
 use crate::link::{Depths, Half, Until, Wait, post};
 use crate::mailbox::{Event, Mailbox};
@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use verbs::{ConnOptions, RemoteMr, SendFlags, SendOp};
 
-/// Octets of a ping at most.
+/// Bytes of a ping at most.
 const MAX_SIZE: u32 = 16 << 20;
 
 /// Options of `uiw ping`.
@@ -28,13 +28,13 @@ pub(crate) struct Args {
     /// Round trips; 0 = until Ctrl-C
     #[arg(short, long, default_value_t = 5)]
     count: u64,
-    /// Octets of a message, such as 64, 4K, 1M
-    #[arg(short, long, default_value = "64", value_parser = octets)]
+    /// Bytes of a message, such as 64, 4K, 1M
+    #[arg(short, long, default_value = "64", value_parser = bytes)]
     size: u32,
     /// Seconds between round trips
     #[arg(short, long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
     interval: f64,
-    /// What goes there and back: a Send and its echo, a Write and a Read of the same octets, or a Read
+    /// What goes there and back: a Send and its echo, a Write and a Read of the same bytes, or a Read
     #[arg(long, value_enum, default_value = "send")]
     op: PingOp,
     /// Speak the stock rping's messages
@@ -54,7 +54,7 @@ pub(crate) struct Args {
 enum PingOp {
     /// A Send and its echo
     Send,
-    /// An RDMA Write and an RDMA Read of the same octets
+    /// An RDMA Write and an RDMA Read of the same bytes
     Write,
     /// An RDMA Read
     Read,
@@ -62,7 +62,7 @@ enum PingOp {
 
 /// One round trip after the other.
 trait Rounds {
-    /// Makes round trip `round` and checks its octets.
+    /// Makes round trip `round` and checks its bytes.
     fn round(&mut self, round: u64) -> Result<()>;
     /// Closes in order.
     fn close(self: Box<Self>);
@@ -73,7 +73,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     if args.size == 0 || args.size > MAX_SIZE {
         return Err(Failure::usage(
             format!("--size {}", args.size),
-            format!("a ping has 1 to {MAX_SIZE} octets"),
+            format!("a ping has 1 to {MAX_SIZE} bytes"),
             "choose a size in between",
         ));
     }
@@ -117,7 +117,7 @@ pub(crate) fn rping_sizes(
         Box::new(client).close();
         let ms = begun.elapsed().as_secs_f64() * 1e3;
         if as_json {
-            text::json(&json!({"type": "rping", "octets": size, "rounds": 20, "verified": true, "ms": ms}));
+            text::json(&json!({"type": "rping", "bytes": size, "rounds": 20, "verified": true, "ms": ms}));
         } else {
             text::line(format!("ok rping {size}, 20 rounds {ms:.1} ms"));
         }
@@ -147,9 +147,9 @@ fn pause(args: &Args, begun: Instant, round: u64, stop: &Stop) {
 fn report(args: &Args, peer: SocketAddr, round: u64, took: Duration) {
     let us = took.as_secs_f64() * 1e6;
     if args.json {
-        text::json(&json!({"type": "round", "round": round, "octets": args.size, "us": us}));
+        text::json(&json!({"type": "round", "round": round, "bytes": args.size, "us": us}));
     } else if args.interval > 0.0 || args.count <= 20 && args.count > 0 {
-        text::line(format!("{} octets to {peer} and back: round {round}, {}", args.size, text::micros(us)));
+        text::line(format!("{} bytes to {peer} and back: round {round}, {}", args.size, text::micros(us)));
     }
 }
 
@@ -165,14 +165,14 @@ fn summary(args: &Args, peer: SocketAddr, mut times: Vec<Duration>) {
     let op = if args.rping { "rping".to_owned() } else { format!("{:?}", args.op).to_lowercase() };
     if args.json {
         text::json(&json!({
-            "type": "summary", "peer": peer.to_string(), "op": op, "octets": args.size, "rounds": times.len(),
+            "type": "summary", "peer": peer.to_string(), "op": op, "bytes": args.size, "rounds": times.len(),
             "verified": true, "crc": args.conn.crc.is_on(),
             "us": {"min": min, "avg": avg, "p50": p50, "p99": p99, "max": max},
         }));
         return;
     }
     text::line(format!(
-        "{} round trips ({op}, {} octets), all verified: min {}, avg {}, p50 {}, p99 {}, max {}",
+        "{} round trips ({op}, {} bytes), all verified: min {}, avg {}, p50 {}, p99 {}, max {}",
         times.len(),
         args.size,
         text::micros(min),
@@ -183,7 +183,7 @@ fn summary(args: &Args, peer: SocketAddr, mut times: Vec<Duration>) {
     ));
 }
 
-/// The octets of round `round`: different every time.
+/// The bytes of round `round`: different every time.
 fn pattern(round: u64, size: usize) -> Vec<u8> {
     (0..size as u64).map(|i| (i.wrapping_mul(31) ^ (i >> 8) ^ round.wrapping_mul(167)) as u8).collect()
 }
@@ -245,7 +245,7 @@ impl Pinger {
             match self.mailbox.next(self.wait, Until::NEVER)?.ok_or_else(|| self.gone())? {
                 Event::Sent(_) => out = true,
                 Event::Message { slot, len } => {
-                    back = Some(self.mailbox.octets(slot, len)?);
+                    back = Some(self.mailbox.bytes(slot, len)?);
                     self.mailbox.repost(slot)?;
                 }
             }
@@ -263,20 +263,20 @@ impl Pinger {
 impl Rounds for Pinger {
     fn round(&mut self, round: u64) -> Result<()> {
         // A Read gets what was written before the first round.
-        let octets = pattern(if self.op == PingOp::Read { 0 } else { round }, self.size);
+        let bytes = pattern(if self.op == PingOp::Read { 0 } else { round }, self.size);
         if self.op == PingOp::Send {
-            self.data.write(0, &octets)?;
-            return check(self.mailbox.link.peer(), round, &self.echo()?, &octets);
+            self.data.write(0, &bytes)?;
+            return check(self.mailbox.link.peer(), round, &self.echo()?, &bytes);
         }
         self.data.write(self.size, &vec![0; self.size])?;
         if self.op == PingOp::Write {
-            self.data.write(0, &octets)?;
+            self.data.write(0, &bytes)?;
             self.post(OUT, SendOp::Write { remote: at(self.open, 0) }, 0..self.size)?;
         }
         self.read_back()?;
         let mut back = vec![0; self.size];
         self.data.read(self.size, &mut back)?;
-        check(self.mailbox.link.peer(), round, &back, &octets)
+        check(self.mailbox.link.peer(), round, &back, &bytes)
     }
 
     fn close(self: Box<Self>) {
@@ -289,6 +289,6 @@ fn check(peer: SocketAddr, round: u64, got: &[u8], want: &[u8]) -> Result<()> {
         return Ok(());
     }
     let first = got.iter().zip(want).position(|(a, b)| a != b).unwrap_or(got.len().min(want.len()));
-    let why = format!("round {round} came back different from octet {first} on ({} octets)", got.len());
+    let why = format!("round {round} came back different from byte {first} on ({} bytes)", got.len());
     Err(Failure::differs(peer, why))
 }

@@ -1,5 +1,5 @@
 //! rping's protocol (librdmacm's `rping`): the client describes its source, the server reads it; the client describes its sink,
-//! the server writes the octets back.
+//! the server writes the bytes back.
 
 use super::Rounds;
 use crate::fail::{Failure, Result};
@@ -10,7 +10,7 @@ use crate::open::Opener;
 use std::net::SocketAddr;
 use verbs::{Access, ConnOptions, Remote, RemoteMr};
 
-/// Octets of rping's buffers at most.
+/// Bytes of rping's buffers at most.
 pub(crate) const MAX_SIZE: u32 = 64 << 10;
 
 /// `struct rping_rdma_info`: a buffer, as one end tells the other. All big-endian.
@@ -20,12 +20,12 @@ pub(crate) struct Info {
     pub(crate) buf: u64,
     /// STag.
     pub(crate) rkey: u32,
-    /// Octets.
+    /// Bytes.
     pub(crate) size: u32,
 }
 
 impl Info {
-    /// Octets of the message.
+    /// Bytes of the message.
     pub(crate) const LEN: usize = 16;
 
     pub(crate) fn from_bytes(message: &[u8]) -> Option<Self> {
@@ -48,7 +48,7 @@ impl Info {
         out
     }
 
-    /// Whether it can be a buffer of rping's, and is not sixteen octets of something else.
+    /// Whether it can be a buffer of rping's, and is not sixteen bytes of something else.
     pub(crate) fn is_plausible(&self) -> bool {
         self.rkey != 0
             && (1..=MAX_SIZE).contains(&self.size)
@@ -66,7 +66,7 @@ impl From<RemoteMr> for Info {
     }
 }
 
-/// rping's octets of round `round`: "rdma-ping-N: ", then printing characters that begin one later every round, then NUL.
+/// rping's bytes of round `round`: "rdma-ping-N: ", then printing characters that begin one later every round, then NUL.
 pub(crate) fn pattern(round: u64, size: usize) -> Vec<u8> {
     const FIRST: u8 = b'A';
     const LAST: u8 = b'z';
@@ -101,7 +101,7 @@ impl Client {
         if size > MAX_SIZE {
             return Err(Failure::usage(
                 format!("--size {size}"),
-                format!("rping's limit is {MAX_SIZE} octets"),
+                format!("rping's limit is {MAX_SIZE} bytes"),
                 "choose a smaller size, or ping without --rping",
             ));
         }
@@ -126,7 +126,7 @@ impl Client {
                     if len == Info::LEN {
                         return Ok(());
                     }
-                    let why = format!("sent {len} octets where an rping server sends {}", Info::LEN);
+                    let why = format!("sent {len} bytes where an rping server sends {}", Info::LEN);
                     return Err(Failure::lost(self.mailbox.link.peer(), why));
                 }
             }
@@ -136,14 +136,14 @@ impl Client {
 
 impl Rounds for Client {
     fn round(&mut self, round: u64) -> Result<()> {
-        let octets = pattern(round, self.size);
+        let bytes = pattern(round, self.size);
         self.sink.clear()?;
-        self.source.write(0, &octets)?;
+        self.source.write(0, &bytes)?;
         self.hand_over(&self.source)?;
         self.hand_over(&self.sink)?;
         let mut back = vec![0; self.size];
         self.sink.read(0, &mut back)?;
-        super::check(self.mailbox.link.peer(), round, &back, &octets)
+        super::check(self.mailbox.link.peer(), round, &back, &bytes)
     }
 
     fn close(self: Box<Self>) {
@@ -168,11 +168,11 @@ mod tests {
     #[test]
     fn info_is_three_numbers_in_network_order() {
         let info = Info { buf: 0x0102_0304_0506_0708, rkey: 0x0A0B_0C0D, size: 64 };
-        let octets = info.to_bytes();
-        assert_eq!(octets, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 0, 0, 0, 64]);
-        assert_eq!(Info::from_bytes(&octets), Some(info));
+        let bytes = info.to_bytes();
+        assert_eq!(bytes, [1, 2, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 0, 0, 0, 64]);
+        assert_eq!(Info::from_bytes(&bytes), Some(info));
         assert!(info.is_plausible());
         assert!(!Info::default().is_plausible());
-        assert_eq!(Info::from_bytes(&octets[1..]), None);
+        assert_eq!(Info::from_bytes(&bytes[1..]), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Octets of memory that all clients hold together at most.
+/// Bytes of memory that all clients hold together at most.
 const TOTAL: u64 = 2 << 30;
 
 /// What is left.
@@ -16,13 +16,13 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// `octets` of it for as long as the share lives; what was asked for and what is left when that is too much.
-    pub(super) fn take(&self, octets: u64) -> Result<Share<'_>, String> {
+    /// `bytes` of it for as long as the share lives; what was asked for and what is left when that is too much.
+    pub(super) fn take(&self, bytes: u64) -> Result<Share<'_>, String> {
         self.0
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(octets))
-            .map(|_| Share { budget: self, octets })
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(bytes))
+            .map(|_| Share { budget: self, bytes })
             .map_err(|left| {
-                format!("asks for {octets} octets of memory; {left} of {TOTAL} for all clients are left")
+                format!("asks for {bytes} bytes of memory; {left} of {TOTAL} for all clients are left")
             })
     }
 }
@@ -31,12 +31,12 @@ impl Budget {
 #[derive(Debug)]
 pub(super) struct Share<'a> {
     budget: &'a Budget,
-    octets: u64,
+    bytes: u64,
 }
 
 impl Drop for Share<'_> {
     fn drop(&mut self) {
-        self.budget.0.fetch_add(self.octets, Ordering::AcqRel);
+        self.budget.0.fetch_add(self.bytes, Ordering::AcqRel);
     }
 }
 
@@ -49,7 +49,7 @@ mod tests {
         let budget = Budget::default();
         let most = budget.take(TOTAL - 1).unwrap();
         let refused = budget.take(2).unwrap_err();
-        assert_eq!(refused, "asks for 2 octets of memory; 1 of 2147483648 for all clients are left");
+        assert_eq!(refused, "asks for 2 bytes of memory; 1 of 2147483648 for all clients are left");
         assert!(budget.take(u64::MAX).is_err());
         drop(most);
         assert!(budget.take(TOTAL).is_ok());

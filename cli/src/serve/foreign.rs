@@ -10,9 +10,9 @@ use crate::ping::rping::{Info, MAX_SIZE};
 use verbs::cm::ConnRequest;
 use verbs::{SendFlags, SendOp};
 
-/// Octets of a message that is echoed, at most.
+/// Bytes of a message that is echoed, at most.
 const ECHO_SIZE: u32 = 64 << 10;
-/// Octets of memory that a peer takes.
+/// Bytes of memory that a peer takes.
 pub(super) const MEMORY: u64 = ECHO_SIZE as u64 * 16 + MAX_SIZE as u64;
 const READ: u64 = 1 << 32;
 const GO_AHEAD: u64 = 2 << 32;
@@ -25,7 +25,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest) -> Result<()> {
         mailbox.link.close();
         return Ok(());
     };
-    match Info::from_bytes(&mailbox.octets(slot, len)?).filter(Info::is_plausible) {
+    match Info::from_bytes(&mailbox.bytes(slot, len)?).filter(Info::is_plausible) {
         Some(source) => {
             mailbox.repost(slot)?;
             let rping = Rping { server, data: Buffer::untouched(&server.pd, MAX_SIZE as usize)?, mailbox };
@@ -69,7 +69,7 @@ impl Rping<'_> {
     /// One transfer, and the message that tells the client to go ahead: rping looks at its length only.
     fn step(&self, wr_id: u64, op: SendOp, info: Info) -> Result<bool> {
         if info.size > MAX_SIZE {
-            let why = format!("describes a buffer of {} octets; rping's limit is {MAX_SIZE}", info.size);
+            let why = format!("describes a buffer of {} bytes; rping's limit is {MAX_SIZE}", info.size);
             return Err(Failure::lost(self.mailbox.link.peer(), why));
         }
         let until = Until::stop(&self.server.stop);
@@ -89,7 +89,7 @@ impl Rping<'_> {
         match Info::from_bytes(&message) {
             Some(info) => Ok(Some(info)),
             None => {
-                let why = format!("sent {} octets where rping sends {}", message.len(), Info::LEN);
+                let why = format!("sent {} bytes where rping sends {}", message.len(), Info::LEN);
                 Err(Failure::lost(self.mailbox.link.peer(), why))
             }
         }

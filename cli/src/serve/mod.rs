@@ -131,7 +131,7 @@ pub(crate) fn announce(address: SocketAddr) {
     }
 }
 
-/// Octets of memory that serving it takes.
+/// Bytes of memory that serving it takes.
 fn memory(service: &Service) -> u64 {
     match service {
         Service::Ping(order) => ping::memory(order.size),
@@ -142,7 +142,7 @@ fn memory(service: &Service) -> u64 {
     }
 }
 
-/// Octets that a connection's stack may grow to. glibc keeps 40 MiB of stacks whose threads have ended, with what they touched: so of large
+/// Bytes that a connection's stack may grow to. glibc keeps 40 MiB of stacks whose threads have ended, with what they touched: so of large
 /// ones it keeps few.
 const STACK: usize = 8 << 20;
 

@@ -10,7 +10,7 @@ use crate::service::{Op, Opposite, PerfOrder, PerfReply, Stats};
 use verbs::cm::ConnRequest;
 use verbs::{RemoteMr, SendFlags, SendOp, Wc, WcStatus};
 
-/// Receives for what the client says, an octet each.
+/// Receives for what the client says, a byte each.
 const RECVS: u64 = 4;
 /// The number of an answer.
 const STATS: u64 = 1 << 40;
@@ -134,9 +134,9 @@ impl Driver {
     fn answer(&mut self) -> Result<()> {
         self.is_asked = false;
         let Source { posted, wrong, .. } = self.source;
-        let octets =
+        let bytes =
             serde_json::to_vec(&Stats { cpu_ns: cpu_ns(), messages: posted, wrong }).unwrap_or_default();
-        let sge = verbs::Sge { addr: octets.as_ptr() as u64, length: octets.len() as u32, lkey: 0 };
+        let sge = verbs::Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 };
         let flags = SendFlags::SIGNALED | SendFlags::INLINE | SendFlags::FENCE;
         post(&self.link.qp, STATS, SendOp::Send, &[sge], flags)
     }

@@ -13,9 +13,9 @@ use crate::spin::Spin;
 use verbs::cm::ConnRequest;
 use verbs::{Access, Remote, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
 
-/// Octets of memory that one client gets, for Writes and Reads and again for receives.
+/// Bytes of memory that one client gets, for Writes and Reads and again for receives.
 pub(crate) const MAX_MEMORY: u64 = 512 << 20;
-/// Octets of a message at most.
+/// Bytes of a message at most.
 pub(crate) const MAX_SIZE: u32 = 64 << 20;
 /// Messages under way at most.
 pub(crate) const MAX_DEPTH: u32 = 4096;
@@ -23,7 +23,7 @@ pub(crate) const MAX_DEPTH: u32 = 4096;
 const STATS: u64 = 1 << 40;
 const PONG: u64 = 2 << 40;
 
-/// Octets of memory that an order takes: what stands open, and the receives.
+/// Bytes of memory that an order takes: what stands open, and the receives.
 pub(super) fn memory(order: &PerfOrder) -> u64 {
     let size = u64::from(order.size);
     let ring = if order.op == Op::Send { size.saturating_mul(receives(order)) } else { 0 };
@@ -56,7 +56,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &PerfOrder) ->
 fn check(order: &PerfOrder) -> std::result::Result<(), String> {
     let memory = u64::from(order.size) * u64::from(order.slots);
     if order.size == 0 || order.size > MAX_SIZE || order.slots == 0 || memory > MAX_MEMORY {
-        return Err(format!("asks for {} messages of {} octets", order.slots, order.size));
+        return Err(format!("asks for {} messages of {} bytes", order.slots, order.size));
     }
     if order.depth == 0 || order.depth > MAX_DEPTH {
         return Err(format!("asks for {} messages under way", order.depth));
@@ -70,7 +70,7 @@ struct Session {
     size: usize,
     /// What the peer writes and reads.
     open: Buffer,
-    /// What it sends; a slot a receive. Empty when receives take no octets.
+    /// What it sends; a slot a receive. Empty when receives take no bytes.
     ring: Option<Buffer>,
     slots: u64,
     stats: Stats,
@@ -191,7 +191,7 @@ impl Session {
         post(&self.link.qp, PONG, op, &[sge], SendFlags::SIGNALED | flags)
     }
 
-    /// Answers Writes that nothing but their last octet tells of.
+    /// Answers Writes that nothing but their last byte tells of.
     fn answer_writes(&mut self, server: &Server) -> Result<()> {
         let (mut seen, mut spin) = (0u8, Spin::default());
         let mut last = [0u8];
@@ -218,8 +218,8 @@ impl Session {
 
     fn answer_stats(&self) -> Result<()> {
         let stats = Stats { cpu_ns: cpu_ns(), ..self.stats };
-        let octets = serde_json::to_vec(&stats).unwrap_or_default();
-        send_copy(&self.link.qp, STATS, &octets)
+        let bytes = serde_json::to_vec(&stats).unwrap_or_default();
+        send_copy(&self.link.qp, STATS, &bytes)
     }
 
     fn post_again(&mut self) -> Result<()> {

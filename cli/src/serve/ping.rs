@@ -11,10 +11,10 @@ use verbs::{Access, ConnOptions, SendFlags, SendOp};
 
 /// Receives kept posted.
 const SLOTS: u32 = 16;
-/// Octets of a message at most.
+/// Bytes of a message at most.
 pub(crate) const MAX_SIZE: u32 = 16 << 20;
 
-/// Octets of memory for messages of `size` octets: those that stand open, and the receives.
+/// Bytes of memory for messages of `size` bytes: those that stand open, and the receives.
 pub(super) fn memory(size: u32) -> u64 {
     u64::from(size) * u64::from(SLOTS + 1)
 }
@@ -23,7 +23,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &PingOrder) ->
     let peer = request.peer_addr();
     if order.size > MAX_SIZE {
         let _ = request.reject(b"message too long");
-        return Err(Failure::lost(peer, format!("asks for messages of {} octets", order.size)));
+        return Err(Failure::lost(peer, format!("asks for messages of {} bytes", order.size)));
     }
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
     let open = Buffer::shared(&server.pd, order.size.max(1) as usize, access)?;
@@ -32,7 +32,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &PingOrder) ->
     echo(server, mailbox)
 }
 
-/// Accepts with receives of `size` octets.
+/// Accepts with receives of `size` bytes.
 pub(super) fn accept(
     server: &Server,
     request: ConnRequest,

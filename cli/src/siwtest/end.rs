@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const BOUND: Duration = Duration::from_secs(600);
 /// Receives for talk.
 const SLOTS: u64 = 4;
-/// Octets of the memory that is there to be invalidated.
+/// Bytes of the memory that is there to be invalidated.
 const REVOCABLE: usize = 4096;
 
 // Numbers of requests: what they are, and which.
@@ -283,7 +283,7 @@ impl End {
     /// Requests and receives done, and bytes that TCP has delivered or received, where it counts them.
     fn moved(&self) -> (u32, u64) {
         let stream = self.link.qp.path().map(|path| path.stream).unwrap_or_default();
-        (self.all.1, stream.octets_acked.unwrap_or(0) + stream.octets_received.unwrap_or(0))
+        (self.all.1, stream.bytes_acked.unwrap_or(0) + stream.bytes_received.unwrap_or(0))
     }
 
     fn lost(&self, why: impl std::fmt::Display) -> Failure {
@@ -331,13 +331,13 @@ impl End {
     }
 
     fn on_talk(&mut self, wc: &Wc) {
-        let mut octets = vec![0; (wc.byte_len as usize).min(Talk::LEN)];
+        let mut bytes = vec![0; (wc.byte_len as usize).min(Talk::LEN)];
         let at = (wc.wr_id & 0xFFFF_FFFF) as usize * Talk::LEN;
-        let read = self.talk.read(at, &mut octets);
-        match Talk::parse(&octets).filter(|_| read.is_ok()) {
+        let read = self.talk.read(at, &mut bytes);
+        match Talk::parse(&bytes).filter(|_| read.is_ok()) {
             Some(talk) => self.heard.push_back(talk),
             None => {
-                self.note(format!("said something else than a siwtest does ({} octets)", wc.byte_len));
+                self.note(format!("said something else than a siwtest does ({} bytes)", wc.byte_len));
                 self.broken = true;
             }
         }

@@ -1,13 +1,13 @@
 //! `uiw siwtest`: every operation in both directions against a foreign stack. The other end is `siwpeer` (C, on libibverbs and
 //! librdmacm: `interop/siw/guest/siwpeer.c`), `uiw siwtest --listen`, or any stock `rping -s`.
 
+mod bytes;
 mod end;
-mod octets;
 mod orders;
 mod passive;
 mod talk;
 
-use crate::args::{ConnArgs, octets as parse_octets, resolve, seconds};
+use crate::args::{ConnArgs, bytes as parse_bytes, resolve, seconds};
 use crate::fail::{Failure, Result};
 use crate::link::{Depths, Half};
 use crate::open::Opener;
@@ -63,7 +63,7 @@ pub(crate) struct Args {
     /// Be the end that waits for orders: ADDR:PORT, ADDR or PORT
     #[arg(long, value_name = "ADDR:PORT", value_parser = crate::args::listen)]
     listen: Option<SocketAddr>,
-    /// The peer is stock `rping -s -P`: its protocol, in sizes from 23 to 65,535 octets
+    /// The peer is stock `rping -s -P`: its protocol, in sizes from 23 to 65,535 bytes
     #[arg(long, conflicts_with_all = ["listen", "orders"])]
     rping: bool,
     /// Connections one after the other
@@ -72,8 +72,8 @@ pub(crate) struct Args {
     /// Repeat the orders for so long
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
     seconds: f64,
-    /// Octets of private data, which the partner sends back
-    #[arg(long, value_name = "OCTETS", default_value = "0", value_parser = parse_octets)]
+    /// Bytes of private data, which the partner sends back
+    #[arg(long, value_name = "BYTES", default_value = "0", value_parser = parse_bytes)]
     private_data: u32,
     /// Private data as text; the partner rejects what begins with `reject`
     #[arg(long, value_name = "TEXT", conflicts_with = "private_data")]
@@ -287,7 +287,7 @@ fn say_established(end: &End, took: Duration, json: bool) {
     say(json, "established", &details, || {
         let rtr = negotiated.rtr.map_or_else(String::new, |rtr| format!(", RTR {rtr:?}"));
         format!(
-            "established in {ms:.1} ms: revision {}, CRC {}, IRD {}, ORD {}{rtr}, {} octets of private data",
+            "established in {ms:.1} ms: revision {}, CRC {}, IRD {}, ORD {}{rtr}, {} bytes of private data",
             negotiated.revision,
             if negotiated.crc { "on" } else { "off" },
             negotiated.ird,

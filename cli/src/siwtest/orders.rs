@@ -1,8 +1,8 @@
 //! Orders being given, taken and carried out.
 
 use super::Refused;
+use super::bytes::{Layout, differs, elements, fill};
 use super::end::End;
-use super::octets::{Layout, differs, elements, fill};
 use super::talk::{Actor, Kind, Op, Order, Talk};
 use crate::fail::{Failure, Result};
 use crate::memory::Buffer;
@@ -72,7 +72,7 @@ fn believe(end: &mut End, talk: Talk) {
 
 /// Memory as the end that acts needs it, or the one that is acted on.
 fn prepare(end: &mut End, order: &Order, acts: bool) -> Result<()> {
-    // One octet more than the messages have: a Send that is too long has it.
+    // One byte more than the messages have: a Send that is too long has it.
     let (remote, local) = (Layout::Whole.len(order), Layout::Pieces.len(order) + 1);
     end.provide(order, if acts { 1 } else { remote }, local)?;
     let memory = end.memory()?;

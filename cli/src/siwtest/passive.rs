@@ -67,7 +67,7 @@ fn session(
     });
     say(as_json, "request", &details, || {
         format!(
-            "request: revision {}, {} octets of private data, IRD {ird}, ORD {ord}",
+            "request: revision {}, {} bytes of private data, IRD {ird}, ORD {ord}",
             request.revision(),
             private_data.len()
         )

@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use verbs::Remote;
 
-/// Octets of all messages of an order at most.
-const MAX_OCTETS: u64 = 256 << 20;
+/// Bytes of all messages of an order at most.
+const MAX_BYTES: u64 = 256 << 20;
 /// Messages of an order at most.
 const MAX_COUNT: u32 = 400;
 /// Elements of a message at most: siw's limit.
@@ -69,12 +69,12 @@ impl Op {
         Self::ALL.iter().find(|(op, _)| *op == self).map_or("", |(_, name)| name)
     }
 
-    /// Whether its octets are placed by receives.
+    /// Whether its bytes are placed by receives.
     pub(super) fn is_send(self) -> bool {
         (self as u8) <= Self::SendInline as u8 || self == Self::Fence
     }
 
-    /// Whether its octets come from the other end's memory.
+    /// Whether its bytes come from the other end's memory.
     pub(super) fn is_read(self) -> bool {
         matches!(self, Self::Read | Self::Fence)
     }
@@ -142,7 +142,7 @@ impl Order {
     pub(super) fn is_bounded(&self) -> bool {
         self.count <= MAX_COUNT
             && (1..=MAX_SGES).contains(&self.sges)
-            && u64::from(self.size) * u64::from(self.count) <= MAX_OCTETS
+            && u64::from(self.size) * u64::from(self.count) <= MAX_BYTES
     }
 }
 
@@ -163,7 +163,7 @@ pub(super) enum Kind {
     Verdict,
 }
 
-/// A message; 128 octets, big-endian.
+/// A message; 128 bytes, big-endian.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Talk {
     pub(super) kind: Kind,
@@ -196,31 +196,30 @@ impl Talk {
         number(40, u32::from(self.wrong.is_some()));
         out[24..32].copy_from_slice(&self.memory.addr.to_be_bytes());
         let text = self.wrong.as_deref().unwrap_or_default().as_bytes();
-        // The last octet stays NUL.
+        // The last byte stays NUL.
         let len = text.len().min(Self::LEN - Self::TEXT - 1);
         out[Self::TEXT..Self::TEXT + len].copy_from_slice(&text[..len]);
         out
     }
 
-    /// The message in `octets`, if it is one within the limits.
-    pub(super) fn parse(octets: &[u8]) -> Option<Self> {
-        let octets: &[u8; Self::LEN] = octets.try_into().ok()?;
-        let number =
-            |at: usize| u32::from_be_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]]);
+    /// The message in `bytes`, if it is one within the limits.
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
+        let number = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let kinds = [Kind::Order, Kind::Ready, Kind::Done, Kind::Verdict];
-        let kind = kinds.into_iter().find(|kind| *kind as u8 == octets[4])?;
-        let actor = match octets[6] {
+        let kind = kinds.into_iter().find(|kind| *kind as u8 == bytes[4])?;
+        let actor = match bytes[6] {
             0 => Actor::Initiator,
             1 => Actor::Responder,
             _ => return None,
         };
-        let op = Op::from_wire(octets[5])?;
+        let op = Op::from_wire(bytes[5])?;
         let order =
             Order { op, actor, size: number(8), count: number(12), sges: number(16), seed: number(20) };
         if number(0) != Self::MAGIC || !order.is_bounded() {
             return None;
         }
-        let text = octets[Self::TEXT..].split(|octet| *octet == 0).next().unwrap_or_default();
+        let text = bytes[Self::TEXT..].split(|byte| *byte == 0).next().unwrap_or_default();
         let wrong = (number(40) != 0).then(|| String::from_utf8_lossy(text).into_owned());
         let memory = Remote { addr: u64::from(number(24)) << 32 | u64::from(number(28)), rkey: number(32) };
         Some(Self { kind, order, memory, revocable: number(36), wrong })

@@ -19,7 +19,7 @@ fn a_whole_capture_is_0() {
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(text.contains("MPA Request rev 2 M=0 C=1"), "{text}");
     assert!(
-        text.contains("CRC good: RDMA Write STag 0x57b65c00 TO 0x7f1006e08000, 64 octets, last"),
+        text.contains("CRC good: RDMA Write STag 0x57b65c00 TO 0x7f1006e08000, 64 bytes, last"),
         "{text}"
     );
     assert!(text.contains("DEPARTURE (RFC 5040 4.8): a Terminate as siw writes it"), "{text}");

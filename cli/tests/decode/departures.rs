@@ -9,7 +9,7 @@ use crate::packets::{ACK, Link, SYN, Segment, capture_of, decode, of_type};
 const CLIENT: usize = 0;
 const SERVER: usize = 1;
 
-/// Two ends that exchange octets.
+/// Two ends that exchange bytes.
 struct Talk {
     segments: Vec<Segment>,
     next: [u32; 2],
@@ -34,7 +34,7 @@ impl Talk {
         talk
     }
 
-    fn say(&mut self, side: usize, octets: &[u8]) {
+    fn say(&mut self, side: usize, bytes: &[u8]) {
         let ends = [([10, 0, 0, 1], 40_000), ([10, 0, 0, 2], 7174)];
         self.segments.push(Segment {
             from: ends[side],
@@ -42,9 +42,9 @@ impl Talk {
             sequence: self.next[side],
             acknowledgment: self.next[1 - side],
             flags: ACK,
-            payload: octets.to_vec(),
+            payload: bytes.to_vec(),
         });
-        self.next[side] += u32::try_from(octets.len()).unwrap();
+        self.next[side] += u32::try_from(bytes.len()).unwrap();
     }
 
     fn fpdu(mut self, side: usize, ulpdu: &[u8]) -> Self {
@@ -52,8 +52,8 @@ impl Talk {
         self
     }
 
-    fn raw(mut self, side: usize, octets: &[u8]) -> Self {
-        self.say(side, octets);
+    fn raw(mut self, side: usize, bytes: &[u8]) -> Self {
+        self.say(side, bytes);
         self
     }
 
@@ -90,18 +90,18 @@ fn peer_to_peer(kind: FrameKind, rtr_write: bool, rtr_read: bool) -> Frame {
 
 /// With a good CRC and no Markers.
 fn fpdu(ulpdu: &[u8]) -> Vec<u8> {
-    let mut octets = u16::try_from(ulpdu.len()).unwrap().to_be_bytes().to_vec();
-    octets.extend(ulpdu);
-    octets.resize(octets.len().next_multiple_of(4), 0);
-    octets.extend(crc32c(&octets).to_le_bytes());
-    octets
+    let mut bytes = u16::try_from(ulpdu.len()).unwrap().to_be_bytes().to_vec();
+    bytes.extend(ulpdu);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes.extend(crc32c(&bytes).to_le_bytes());
+    bytes
 }
 
 fn untagged(controls: [u8; 2], rsvd: u32, [qn, msn, mo]: [u32; 3], payload: &[u8]) -> Vec<u8> {
-    let mut octets = controls.to_vec();
-    octets.extend([rsvd, qn, msn, mo].into_iter().flat_map(u32::to_be_bytes));
-    octets.extend(payload);
-    octets
+    let mut bytes = controls.to_vec();
+    bytes.extend([rsvd, qn, msn, mo].into_iter().flat_map(u32::to_be_bytes));
+    bytes.extend(payload);
+    bytes
 }
 
 fn tagged(controls: [u8; 2], stag: u32, to: u64, payload: &[u8]) -> Vec<u8> {
@@ -180,7 +180,7 @@ fn who_speaks_first() {
     talk.say(CLIENT, &frame(FrameKind::Request, true).emit());
     let mut talk = talk.fpdu(CLIENT, &send(1, b"too early"));
     talk.say(SERVER, &frame(FrameKind::Reply, true).emit());
-    talk.departs("36 octets from the initiator before the Reply");
+    talk.departs("36 bytes from the initiator before the Reply");
     assert_eq!(of_type(&talk.records(), "fpdu").len(), 1);
 }
 
@@ -217,7 +217,7 @@ fn fpdus() {
 
     Talk::started(false).raw(CLIENT, &fpdu(&send(1, b"x"))).departs("CRCs are off, yet");
     Talk::started(true).fpdu(CLIENT, &[0; 3]).departs("DDP version 0");
-    Talk::started(true).fpdu(CLIENT, &[0x41, 0x43]).departs("DDP segment of 2 octets");
+    Talk::started(true).fpdu(CLIENT, &[0x41, 0x43]).departs("DDP segment of 2 bytes");
 }
 
 #[test]
@@ -226,24 +226,24 @@ fn markers() {
     talk.say(CLIENT, &frame(FrameKind::Request, true).emit());
     talk.say(SERVER, &Frame { markers: true, ..frame(FrameKind::Reply, true) }.emit());
     let with_marker = |marker: [u8; 4]| {
-        let mut octets = [&marker[..], &fpdu(&send(1, b"hello!"))].concat();
-        let end = octets.len() - 4;
-        let crc = crc32c(&octets[..end]);
-        octets[end..].copy_from_slice(&crc.to_le_bytes());
-        octets
+        let mut bytes = [&marker[..], &fpdu(&send(1, b"hello!"))].concat();
+        let end = bytes.len() - 4;
+        let crc = crc32c(&bytes[..end]);
+        bytes[end..].copy_from_slice(&crc.to_le_bytes());
+        bytes
     };
     let talk =
         |marker| Talk { segments: talk.segments.clone(), next: talk.next }.raw(CLIENT, &with_marker(marker));
     talk([0; 4]).is_fine();
-    talk([0, 0, 0, 8]).departs("points 8 octets back, the FPDU begins 0 back");
+    talk([0, 0, 0, 8]).departs("points 8 bytes back, the FPDU begins 0 back");
     talk([1, 0, 0, 0]).departs("0x0100 in its reserved field");
 }
 
 #[test]
 fn headers() {
     let first = |ulpdu: Vec<u8>| Talk::started(true).fpdu(CLIENT, &ulpdu);
-    first(untagged([0x45, 0x43], 0, [0, 1, 0], b"")).departs("reserved bits 0x04 of the DDP control octet");
-    first(untagged([0x41, 0x63], 0, [0, 1, 0], b"")).departs("reserved bits 0x20 of the RDMAP control octet");
+    first(untagged([0x45, 0x43], 0, [0, 1, 0], b"")).departs("reserved bits 0x04 of the DDP control byte");
+    first(untagged([0x41, 0x63], 0, [0, 1, 0], b"")).departs("reserved bits 0x20 of the RDMAP control byte");
     first(untagged([0x41, 0x83], 0, [0, 1, 0], b"")).departs("unknown RDMAP version 2");
     first(untagged([0x41, 0x03], 0, [0, 1, 0], b"")).departs("the RDMA Consortium's");
     first(untagged([0x41, 0x4c], 0, [0, 1, 0], b"")).departs("unknown OpCode 12");
@@ -278,8 +278,8 @@ fn reads() {
     asked().fpdu(SERVER, &read_response(7, 0, b"data")).is_fine();
     asked().fpdu(SERVER, &read_response(8, 0, b"data")).departs("its request named STag 0x00000007");
     asked().fpdu(SERVER, &read_response(7, 1, b"data")).departs("its request named STag 0x00000007 TO 0x0");
-    asked().fpdu(SERVER, &read_response(7, 0, b"dat")).departs("of 3 octets, its request asked for 4");
-    asked().fpdu(SERVER, &read_response(7, 0, b"datum")).departs("of 5 octets, its request asked for 4");
+    asked().fpdu(SERVER, &read_response(7, 0, b"dat")).departs("of 3 bytes, its request asked for 4");
+    asked().fpdu(SERVER, &read_response(7, 0, b"datum")).departs("of 5 bytes, its request asked for 4");
     Talk::started(true)
         .fpdu(CLIENT, &send(1, b""))
         .fpdu(SERVER, &read_response(7, 0, b""))
@@ -290,7 +290,7 @@ fn reads() {
         .fpdu(CLIENT, &read_request(3, 4))
         .departs("3 Reads and Atomics outstanding, the peer's IRD is 2");
     let short = untagged([0x41, 0x41], 0, [1, 1, 0], &[0; 20]);
-    Talk::started(true).fpdu(CLIENT, &short).departs("RDMA Read Request of 20 octets, it has 28");
+    Talk::started(true).fpdu(CLIENT, &short).departs("RDMA Read Request of 20 bytes, it has 28");
 }
 
 #[test]
@@ -304,5 +304,5 @@ fn terminates() {
     terminate(&[0x2f, 0x02, 0, 0]).departs("a reason no RFC has");
     terminate(&[0x20, 0x02, 0x10, 0]).departs("reserved bits");
     terminate(&[0x11, 0x00, 0x40, 0, 0]).departs("D without a Terminated DDP Header");
-    terminate(&[0x20]).departs("Terminate of 1 octets");
+    terminate(&[0x20]).departs("Terminate of 1 bytes");
 }

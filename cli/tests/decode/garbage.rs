@@ -9,7 +9,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn any_octets_of_a_capture_may_change(
+    fn any_bytes_of_a_capture_may_change(
         file in prop::sample::select(vec![
             "vectors/vectors.pcap", "vectors/quirks.pcap", "siw/tool-oobwrite-crc.pcap", "siw/write-bw-64k.pcapng",
         ]),
@@ -17,29 +17,29 @@ proptest! {
         cut in any::<prop::sample::Index>(),
         whole in any::<bool>(),
     ) {
-        let mut octets = file_of(file);
-        for (at, octet) in changes {
-            let at = at.index(octets.len());
-            octets[at] = octet;
+        let mut bytes = file_of(file);
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
         }
         if !whole {
-            octets.truncate(cut.index(octets.len()));
+            bytes.truncate(cut.index(bytes.len()));
         }
-        let _ = decode::decode(octets.as_slice(), &mut |_| {});
+        let _ = decode::decode(bytes.as_slice(), &mut |_| {});
     }
 
     /// The TCP headers stay whole, so that the damage reaches MPA, DDP and RDMAP.
     #[test]
-    fn any_octets_of_the_streams_may_change(
+    fn any_bytes_of_the_streams_may_change(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>()), 1..30),
         drops in prop::collection::vec(any::<prop::sample::Index>(), 0..3),
     ) {
         let mut segments = segments_of("vectors/vectors.pcap");
-        for (which, at, octet) in changes {
+        for (which, at, byte) in changes {
             let payload = &mut which.get_mut(&mut segments).payload;
             if !payload.is_empty() {
                 let at = at.index(payload.len());
-                payload[at] = octet;
+                payload[at] = byte;
             }
         }
         for which in drops {
@@ -64,8 +64,8 @@ fn what_is_no_capture_is_one_line() {
 
 #[test]
 fn a_capture_that_ends_early_is_decoded_up_to_there() {
-    let octets = file_of("siw/rping-crc-on.pcap");
-    let (_, summary) = findings(&octets[..octets.len() - 10]);
+    let bytes = file_of("siw/rping-crc-on.pcap");
+    let (_, summary) = findings(&bytes[..bytes.len() - 10]);
     assert!(summary.capture_error.is_some() && !summary.followed());
     assert_eq!(summary.fpdus, 21);
 }

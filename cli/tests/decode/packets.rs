@@ -124,8 +124,8 @@ pub(crate) fn capture_of(segments: &[Segment], link: Link) -> Vec<u8> {
 
 /// The segments of a capture in `interop/data`: little-endian pcap, Ethernet, IPv4.
 pub(crate) fn segments_of(file: &str) -> Vec<Segment> {
-    let octets = file_of(file);
-    let mut rest = &octets[24..];
+    let bytes = file_of(file);
+    let mut rest = &bytes[24..];
     let mut segments = Vec::new();
     while let Some((header, behind)) = rest.split_first_chunk::<16>() {
         let length = u32::from_le_bytes(header[8..12].try_into().unwrap()) as usize;

@@ -1,4 +1,4 @@
-//! However TCP and the capture carry the octets, the findings are the same; what is missing is named.
+//! However TCP and the capture carry the bytes, the findings are the same; what is missing is named.
 
 use crate::packets::{
     ACK, FIN, Link, SYN, Segment, capture, capture_of, decode, essence, of_type, packet, segments_of,
@@ -29,7 +29,7 @@ fn every_link_type_and_ip_version() {
 }
 
 #[test]
-fn one_octet_a_segment() {
+fn one_byte_a_segment() {
     let segments = segments_of(VECTORS);
     let single: Vec<_> = segments
         .iter()
@@ -59,7 +59,7 @@ fn repeated_overlapping_and_out_of_order() {
     }
     let (records, summary) = decode(&capture_of(&shuffled, Link::Ethernet));
     assert!(summary.followed(), "{summary}");
-    assert!(summary.repeated_octets > 0);
+    assert!(summary.repeated_bytes > 0);
     assert_eq!(essence(&records), found(&segments));
 }
 
@@ -144,7 +144,7 @@ fn a_packet_that_is_cut_short_costs_its_payload_only() {
     let (records, summary) = decode(&capture(1, packets));
     let (whole, _) = decode(&capture_of(&segments, Link::Ethernet));
     assert_eq!((summary.fpdus, summary.crc_unknown), (64, 1));
-    assert_eq!(summary.missing_octets, segments[long].payload.len() as u64 - (200 - 54));
+    assert_eq!(summary.missing_bytes, segments[long].payload.len() as u64 - (200 - 54));
     assert!(!summary.followed());
     let messages = |records: &[serde_json::Value]| {
         essence(records).into_iter().filter(|found| found.2["type"] == "message").collect::<Vec<_>>()
@@ -169,7 +169,7 @@ fn any_payload_may_be_cut() {
         });
         let (records, summary) = decode(&capture(1, packets));
         assert_eq!(summary.fpdus, 64, "packet {cut}");
-        assert_eq!(summary.missing_octets, segments[cut].payload.len() as u64 - 24);
+        assert_eq!(summary.missing_bytes, segments[cut].payload.len() as u64 - 24);
         let found = of_type(&records, "departure");
         assert!(found.len() <= departures, "packet {cut}: {found:?}");
     }
@@ -213,7 +213,7 @@ fn fin_within_an_fpdu_is_told() {
     segments.truncate(last + 1);
     let (records, _) = decode(&capture_of(&segments, Link::Ethernet));
     let closed = of_type(&records, "closed");
-    assert_eq!(closed[0]["what"], "the capture ends after 10 octets of an FPDU");
+    assert_eq!(closed[0]["what"], "the capture ends after 10 bytes of an FPDU");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The DDP headers (RFC 5041 section 4).
 //!
-//! Both begin with the DDP control octet:
+//! Both begin with the DDP control byte:
 //!
 //! ```text
 //!  0 1 2 3 4 5 6 7
@@ -34,10 +34,10 @@ pub enum Header {
 }
 
 impl Header {
-    /// Octets of the longest header.
+    /// Bytes of the longest header.
     pub const MAX_LEN: usize = Untagged::LEN;
 
-    /// Reads the header `segment` begins with, and tells how many octets it takes; the payload is the rest.
+    /// Reads the header `segment` begins with, and tells how many bytes it takes; the payload is the rest.
     ///
     /// # Errors
     /// If the version is not 1 or the segment ends within the header.
@@ -52,15 +52,15 @@ impl Header {
         }
         let too_short = |needed| HeaderError::TooShort { len: segment.len(), needed };
         if tagged {
-            let octets = segment.first_chunk().ok_or(too_short(Tagged::LEN))?;
-            Ok((Self::Tagged(Tagged::parse(octets)), Tagged::LEN))
+            let bytes = segment.first_chunk().ok_or(too_short(Tagged::LEN))?;
+            Ok((Self::Tagged(Tagged::parse(bytes)), Tagged::LEN))
         } else {
-            let octets = segment.first_chunk().ok_or(too_short(Untagged::LEN))?;
-            Ok((Self::Untagged(Untagged::parse(octets)), Untagged::LEN))
+            let bytes = segment.first_chunk().ok_or(too_short(Untagged::LEN))?;
+            Ok((Self::Untagged(Untagged::parse(bytes)), Untagged::LEN))
         }
     }
 
-    /// Writes the header to the front of `out` and tells how many octets it took.
+    /// Writes the header to the front of `out` and tells how many bytes it took.
     ///
     /// # Panics
     /// If `out` is shorter than [`len`](Self::len).
@@ -73,7 +73,7 @@ impl Header {
         self.len()
     }
 
-    /// Octets on the wire: 14 or 18.
+    /// Bytes on the wire: 14 or 18.
     #[inline]
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a header is never empty")]
@@ -94,7 +94,7 @@ impl Header {
         }
     }
 
-    /// The first octet DDP carries for its ULP; both headers have it at the same place.
+    /// The first byte DDP carries for its ULP; both headers have it at the same place.
     #[inline]
     #[must_use]
     pub const fn rsvd_ulp(&self) -> u8 {
@@ -117,15 +117,15 @@ impl From<Untagged> for Header {
     }
 }
 
-/// Why octets are no DDP segment.
+/// Why bytes are no DDP segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
     /// The segment ends within its header. RFC 5041 has no code for that.
-    #[error("DDP segment of {len} octets, its header takes {needed}")]
+    #[error("DDP segment of {len} bytes, its header takes {needed}")]
     TooShort {
-        /// Octets of the segment.
+        /// Bytes of the segment.
         len: usize,
-        /// Octets of the header.
+        /// Bytes of the header.
         needed: usize,
     },
     /// DV is not 1 (RFC 5041 section 7.2: code 4 of type 1, or code 6 of type 2).
@@ -138,7 +138,7 @@ pub enum HeaderError {
     },
 }
 
-/// The DDP control octet.
+/// The DDP control byte.
 const fn control(tagged: bool, last: bool) -> u8 {
     (if tagged { T } else { 0 }) | (if last { L } else { 0 }) | VERSION
 }
@@ -154,7 +154,7 @@ mod tests {
 
     // [test:RFC5041-4.2-01] [test:RFC5041-4.1-01] [test:RFC5041-4.1-11]
     #[test]
-    fn tagged_octets() {
+    fn tagged_bytes() {
         let header = Tagged { last: true, rsvd_ulp: 0x40, stag: STag(0x1234_A501), to: 0x7FFF_0000_1008 };
         assert_eq!(Header::parse(&WRITE), Ok((header.into(), 14)));
         assert_eq!(header.emit(), WRITE);
@@ -163,7 +163,7 @@ mod tests {
 
     // [test:RFC5041-4.3-01] [test:RFC5041-4.1-02] [test:RFC5041-4.1-11]
     #[test]
-    fn untagged_octets() {
+    fn untagged_bytes() {
         let header = Untagged {
             last: true,
             rsvd_ulp: 0x44,
@@ -181,17 +181,17 @@ mod tests {
     // [test:RFC5041-4.2-03] [test:RFC5041-4.2-08] [test:RFC5041-4.3-03] [test:RFC5041-5.4-07]
     #[test]
     fn what_is_the_ulps_passes_unchanged() {
-        for octet in 0..=255u8 {
+        for byte in 0..=255u8 {
             for last in [false, true] {
-                let (word, rsvd_ulp) = ((u32::from(octet) * 0x0101_0101) ^ 0x00FF_5A00, octet);
+                let (word, rsvd_ulp) = ((u32::from(byte) * 0x0101_0101) ^ 0x00FF_5A00, byte);
                 let tagged = Header::Tagged(Tagged { last, rsvd_ulp, stag: STag(word), to: 5 });
                 let untagged =
                     Header::Untagged(Untagged { last, rsvd_ulp, rsvd_ulp32: word, qn: 3, msn: 4, mo: 5 });
                 for header in [tagged, untagged] {
-                    let mut octets = [0; Header::MAX_LEN];
-                    let len = header.emit(&mut octets);
-                    assert_eq!(Header::parse(&octets[..len]), Ok((header, len)));
-                    assert_eq!((header.last(), header.rsvd_ulp()), (last, octet));
+                    let mut bytes = [0; Header::MAX_LEN];
+                    let len = header.emit(&mut bytes);
+                    assert_eq!(Header::parse(&bytes[..len]), Ok((header, len)));
+                    assert_eq!((header.last(), header.rsvd_ulp()), (last, byte));
                 }
             }
         }
@@ -208,12 +208,12 @@ mod tests {
     // [test:RFC5041-4.1-10]
     #[test]
     fn reserved_bits_are_not_checked_and_sent_as_zero() {
-        for octets in [&WRITE[..], &SEND[..]] {
+        for bytes in [&WRITE[..], &SEND[..]] {
             let mut set = [0; 18];
-            let set = &mut set[..octets.len()];
-            set.copy_from_slice(octets);
+            let set = &mut set[..bytes.len()];
+            set.copy_from_slice(bytes);
             set[0] |= 0x3C;
-            assert_eq!(Header::parse(set), Header::parse(octets));
+            assert_eq!(Header::parse(set), Header::parse(bytes));
         }
         assert_eq!((control(true, true), control(false, false)), (0xC1, 0x01));
     }
@@ -222,9 +222,9 @@ mod tests {
     #[test]
     fn other_versions_are_refused() {
         for version in [0, 2, 3] {
-            for (octets, tagged) in [(&WRITE[..], true), (&SEND[..], false)] {
+            for (bytes, tagged) in [(&WRITE[..], true), (&SEND[..], false)] {
                 let mut other = [0; 18];
-                other[..octets.len()].copy_from_slice(octets);
+                other[..bytes.len()].copy_from_slice(bytes);
                 other[0] = other[0] & !DV | version;
                 assert_eq!(Header::parse(&other), Err(HeaderError::Version { tagged, version }));
             }
@@ -233,10 +233,10 @@ mod tests {
 
     #[test]
     fn every_truncation_is_refused() {
-        for octets in [&WRITE[..], &SEND[..]] {
-            for len in 0..octets.len() {
-                let needed = if len == 0 { Tagged::LEN } else { octets.len() };
-                assert_eq!(Header::parse(&octets[..len]), Err(HeaderError::TooShort { len, needed }));
+        for bytes in [&WRITE[..], &SEND[..]] {
+            for len in 0..bytes.len() {
+                let needed = if len == 0 { Tagged::LEN } else { bytes.len() };
+                assert_eq!(Header::parse(&bytes[..len]), Err(HeaderError::TooShort { len, needed }));
             }
         }
     }

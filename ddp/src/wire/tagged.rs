@@ -26,17 +26,17 @@ pub struct Tagged {
     pub rsvd_ulp: u8,
     /// The Tagged Buffer. Not to be checked if the segment has no payload.
     pub stag: STag,
-    /// Tagged Offset of the payload's first octet. Not to be checked if the segment has no payload.
+    /// Tagged Offset of the payload's first byte. Not to be checked if the segment has no payload.
     pub to: u64,
 }
 
 impl Tagged {
-    /// Octets on the wire.
+    /// Bytes on the wire.
     pub const LEN: usize = 14;
 
     #[inline]
-    pub(super) fn parse(octets: &[u8; Self::LEN]) -> Self {
-        let [control, rsvd_ulp, s0, s1, s2, s3, to @ ..] = *octets;
+    pub(super) fn parse(bytes: &[u8; Self::LEN]) -> Self {
+        let [control, rsvd_ulp, s0, s1, s2, s3, to @ ..] = *bytes;
         Self {
             last: control & L != 0,
             rsvd_ulp,
@@ -45,15 +45,15 @@ impl Tagged {
         }
     }
 
-    /// The octets of the header.
+    /// The bytes of the header.
     #[inline]
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
-        let mut octets = [0; Self::LEN];
-        octets[0] = control(true, self.last);
-        octets[1] = self.rsvd_ulp;
-        octets[2..6].copy_from_slice(&self.stag.0.to_be_bytes());
-        octets[6..].copy_from_slice(&self.to.to_be_bytes());
-        octets
+        let mut bytes = [0; Self::LEN];
+        bytes[0] = control(true, self.last);
+        bytes[1] = self.rsvd_ulp;
+        bytes[2..6].copy_from_slice(&self.stag.0.to_be_bytes());
+        bytes[6..].copy_from_slice(&self.to.to_be_bytes());
+        bytes
     }
 }

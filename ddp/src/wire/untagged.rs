@@ -31,21 +31,20 @@ pub struct Untagged {
     pub qn: u32,
     /// Message Sequence Number: 1 for a queue's first message, then one more for each, 0 after 0xFFFFFFFF.
     pub msn: u32,
-    /// Message Offset of the payload's first octet.
+    /// Message Offset of the payload's first byte.
     pub mo: u32,
 }
 
 impl Untagged {
-    /// Octets on the wire.
+    /// Bytes on the wire.
     pub const LEN: usize = 18;
 
     #[inline]
-    pub(super) fn parse(octets: &[u8; Self::LEN]) -> Self {
-        let word =
-            |at: usize| u32::from_be_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]]);
+    pub(super) fn parse(bytes: &[u8; Self::LEN]) -> Self {
+        let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         Self {
-            last: octets[0] & L != 0,
-            rsvd_ulp: octets[1],
+            last: bytes[0] & L != 0,
+            rsvd_ulp: bytes[1],
             rsvd_ulp32: word(2),
             qn: word(6),
             msn: word(10),
@@ -53,17 +52,17 @@ impl Untagged {
         }
     }
 
-    /// The octets of the header.
+    /// The bytes of the header.
     #[inline]
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
-        let mut octets = [0; Self::LEN];
-        octets[0] = control(false, self.last);
-        octets[1] = self.rsvd_ulp;
-        octets[2..6].copy_from_slice(&self.rsvd_ulp32.to_be_bytes());
-        octets[6..10].copy_from_slice(&self.qn.to_be_bytes());
-        octets[10..14].copy_from_slice(&self.msn.to_be_bytes());
-        octets[14..].copy_from_slice(&self.mo.to_be_bytes());
-        octets
+        let mut bytes = [0; Self::LEN];
+        bytes[0] = control(false, self.last);
+        bytes[1] = self.rsvd_ulp;
+        bytes[2..6].copy_from_slice(&self.rsvd_ulp32.to_be_bytes());
+        bytes[6..10].copy_from_slice(&self.qn.to_be_bytes());
+        bytes[10..14].copy_from_slice(&self.msn.to_be_bytes());
+        bytes[14..].copy_from_slice(&self.mo.to_be_bytes());
+        bytes
     }
 }

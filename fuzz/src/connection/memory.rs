@@ -14,7 +14,7 @@ const LEN: usize = 64 << 10;
 const SECRET: u8 = 0xEE;
 /// What peers may see: half of what CmpSwap compares with.
 const PLAIN: u8 = 0x11;
-/// What CmpSwap leaves: octets of one to eight.
+/// What CmpSwap leaves: bytes of one to eight.
 pub(crate) const SWAP: u64 = 0x0102_0304_0506_0708;
 const PART: usize = 4096;
 
@@ -60,23 +60,23 @@ struct Place {
 }
 
 impl Place {
-    /// What it is filled with: no octet that a peer cannot get by a right of its own.
+    /// What it is filled with: no byte that a peer cannot get by a right of its own.
     fn fill(&self) -> u8 {
         let seen = self.access.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
         if seen { PLAIN } else { SECRET }
     }
 }
 
-/// Octets that a window opened at some time, and how.
+/// Bytes that a window opened at some time, and how.
 struct Opened {
-    octets: Range<usize>,
+    bytes: Range<usize>,
     access: Access,
 }
 
 /// The arena and its regions.
 pub(crate) struct Arena {
     /// Never a reference while regions live: the engine reaches it through them.
-    octets: *mut [u8],
+    bytes: *mut [u8],
     pub(crate) pd: Pd,
     places: Vec<Place>,
     sink: RawMr,
@@ -97,13 +97,13 @@ pub(crate) struct Arena {
 
 impl Arena {
     pub(crate) fn new(device: &Device, input: &mut Input<'_>) -> Self {
-        let octets = Box::into_raw(vec![SECRET; LEN].into_boxed_slice());
+        let bytes = Box::into_raw(vec![SECRET; LEN].into_boxed_slice());
         let pd = device.alloc_pd().expect("a PD");
         let register = |part: Part, access, fill| {
             // SAFETY: the part lies within the allocation, which is freed after every region (`check` takes the arena
             // apart in this order); nobody else touches it meanwhile, and the parts do not overlap.
             let memory = unsafe {
-                let at = octets.cast::<u8>().add(part.start());
+                let at = bytes.cast::<u8>().add(part.start());
                 at.write_bytes(fill, PART);
                 Memory::borrowed(at, PART)
             };
@@ -135,7 +135,7 @@ impl Arena {
         let source = register(Part::Source, Access::empty(), PLAIN);
         let lkey = places[0].region.borrow().as_ref().map_or(0, RawMr::lkey);
         Self {
-            octets,
+            bytes,
             places,
             lkey,
             sink_key: sink.lkey(),
@@ -150,9 +150,9 @@ impl Arena {
         }
     }
 
-    /// The address of a part's first octet.
+    /// The address of a part's first byte.
     pub(crate) fn address(&self, part: Part) -> u64 {
-        self.octets.cast::<u8>() as u64 + part.start() as u64
+        self.bytes.cast::<u8>() as u64 + part.start() as u64
     }
 
     fn place(&self, part: Part) -> Option<&Place> {
@@ -189,7 +189,7 @@ impl Arena {
         }
     }
 
-    /// Takes the shared region back. No octet of it may change from now on.
+    /// Takes the shared region back. No byte of it may change from now on.
     pub(crate) fn take_back(&self) {
         let Some(place) = self.place(Part::Shared) else { return };
         let region = place.region.borrow_mut().take();
@@ -233,9 +233,9 @@ impl Arena {
         self.place(part)?.region.borrow().as_ref().map(|region| STag(region.rkey()))
     }
 
-    /// A window is about to be bound to octets of a part. Gives the rights it may have: the shared part's are those of its
+    /// A window is about to be bound to bytes of a part. Gives the rights it may have: the shared part's are those of its
     /// region, and what peers may only read is to be refused with any other.
-    pub(crate) fn bound(&self, part: Part, octets: Range<usize>, wanted: Access) -> Access {
+    pub(crate) fn bound(&self, part: Part, bytes: Range<usize>, wanted: Access) -> Access {
         let changes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         match part {
             Part::Shared => {
@@ -244,26 +244,26 @@ impl Arena {
                 return access;
             }
             Part::Granted => {
-                let octets = octets.start.min(PART)..octets.end.min(PART);
+                let bytes = bytes.start.min(PART)..bytes.end.min(PART);
                 if wanted.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC) {
-                    self.publish(octets.clone());
+                    self.publish(bytes.clone());
                 }
-                self.opened.borrow_mut().push(Opened { octets, access: wanted });
+                self.opened.borrow_mut().push(Opened { bytes, access: wanted });
             }
             _ => {}
         }
         wanted
     }
 
-    /// The application writes what peers may see into octets that they may see from now on.
-    fn publish(&self, octets: Range<usize>) {
+    /// The application writes what peers may see into bytes that they may see from now on.
+    fn publish(&self, bytes: Range<usize>) {
         if let Some(frozen) = self.frozen.borrow_mut().get_mut(&Part::Granted) {
-            frozen[octets.clone()].fill(PLAIN);
+            frozen[bytes.clone()].fill(PLAIN);
         }
         // SAFETY: the part lies within the living allocation, and no other thread runs: the device is driven by hand.
         unsafe {
-            let at = self.octets.cast::<u8>().add(Part::Granted.start() + octets.start);
-            at.write_bytes(PLAIN, octets.len());
+            let at = self.bytes.cast::<u8>().add(Part::Granted.start() + bytes.start);
+            at.write_bytes(PLAIN, bytes.len());
         }
     }
 
@@ -271,15 +271,15 @@ impl Arena {
         let mut out = vec![0; PART];
         // SAFETY: as in `publish`.
         unsafe {
-            let from = self.octets.cast::<u8>().add(part.start());
+            let from = self.bytes.cast::<u8>().add(part.start());
             std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), PART);
         }
         out
     }
 
-    /// Whether octets on the wire are none of the secret ones. A peer writes none like these.
-    pub(crate) fn no_secret(octets: &[u8]) {
-        assert!(octets.iter().all(|octet| octet & 0x80 == 0), "memory that nobody was given: {octets:02x?}");
+    /// Whether bytes on the wire are none of the secret ones. A peer writes none like these.
+    pub(crate) fn no_secret(bytes: &[u8]) {
+        assert!(bytes.iter().all(|byte| byte & 0x80 == 0), "memory that nobody was given: {bytes:02x?}");
     }
 
     /// Nothing changed but what somebody was allowed to change. `rights` are the most that the queue pair ever had.
@@ -290,37 +290,37 @@ impl Arena {
         for place in &self.places {
             self.check_place(place, rights);
         }
-        assert!(self.copy(Part::Source).iter().all(|octet| *octet == PLAIN), "memory that is only sent");
-        let Self { octets, named, places, sink, source, .. } = self;
+        assert!(self.copy(Part::Source).iter().all(|byte| *byte == PLAIN), "memory that is only sent");
+        let Self { bytes, named, places, sink, source, .. } = self;
         drop((places, sink, source));
         // SAFETY: made by `Box::into_raw`, freed once, and no region is left that reaches it.
-        let octets = unsafe { Box::from_raw(octets) };
+        let bytes = unsafe { Box::from_raw(bytes) };
         let named = named.into_inner();
         let mut open = named.into_iter().peekable();
         let mut end = 0;
-        for (at, octet) in octets.iter().enumerate() {
+        for (at, byte) in bytes.iter().enumerate() {
             while let Some((_, to)) = open.next_if(|(from, _)| *from <= at) {
                 end = end.max(to);
             }
             let judged = Part::OF_PEERS.iter().chain(&[Part::Source]).any(|part| part.range().contains(&at));
-            assert!(at < end || judged || *octet == SECRET, "octet {at} changed");
+            assert!(at < end || judged || *byte == SECRET, "byte {at} changed");
         }
     }
 
-    /// Each octet of a part is what its own rights, those of windows, and the queue pair's let it become.
+    /// Each byte of a part is what its own rights, those of windows, and the queue pair's let it become.
     fn check_place(&self, place: &Place, rights: Access) {
         let opened = self.opened.borrow();
         let windows = || opened.iter().filter(|_| place.part == Part::Granted);
-        for (at, octet) in self.copy(place.part).into_iter().enumerate() {
-            let by_windows = windows().filter(|opened| opened.octets.contains(&at));
+        for (at, byte) in self.copy(place.part).into_iter().enumerate() {
+            let by_windows = windows().filter(|opened| opened.bytes.contains(&at));
             let given = by_windows.fold(place.access, |all, opened| all | opened.access);
             let may = given & rights;
             let seen = given.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
-            let as_before = octet == place.fill() || seen && octet == PLAIN;
-            let swapped = may.contains(Access::REMOTE_ATOMIC) && (1..=8).contains(&octet);
+            let as_before = byte == place.fill() || seen && byte == PLAIN;
+            let swapped = may.contains(Access::REMOTE_ATOMIC) && (1..=8).contains(&byte);
             assert!(
                 may.contains(Access::REMOTE_WRITE) || as_before || swapped,
-                "octet {at} of {:?} became {octet:#x}, peers have {may:?}",
+                "byte {at} of {:?} became {byte:#x}, peers have {may:?}",
                 place.part
             );
         }

@@ -1,4 +1,4 @@
-//! The peer: speaks MPA, DDP and RDMAP right or wrong, as the input says, and looks at every octet of the answers.
+//! The peer: speaks MPA, DDP and RDMAP right or wrong, as the input says, and looks at every byte of the answers.
 
 use std::collections::VecDeque;
 
@@ -66,9 +66,9 @@ impl Peer {
         }
     }
 
-    fn raw(&mut self, octets: &[u8]) {
+    fn raw(&mut self, bytes: &[u8]) {
         if let Some(stream) = &mut self.stream {
-            let mut rest = octets;
+            let mut rest = bytes;
             // What does not fit is lost: a peer that does not look at what `send` says.
             while !rest.is_empty() {
                 match stream.send(&[IoVec::from(rest)]) {
@@ -103,14 +103,14 @@ impl Peer {
             revision,
             private_data: vec![b'p'; input.below(20)],
         };
-        let mut octets = frame.emit();
+        let mut bytes = frame.emit();
         if input.u8() > 250 {
-            let at = input.below(octets.len());
-            octets[at] ^= input.u8();
+            let at = input.below(bytes.len());
+            bytes[at] ^= input.u8();
         }
-        self.raw(&octets);
+        self.raw(&bytes);
         // As our side reads it.
-        self.sent_frame = Frame::parse(&octets).ok().flatten().map(|(frame, _)| frame);
+        self.sent_frame = Frame::parse(&bytes).ok().flatten().map(|(frame, _)| frame);
     }
 
     /// What was agreed takes effect, if anything was.
@@ -139,22 +139,22 @@ impl Peer {
     }
 
     fn fpdu(&mut self, ulpdu: &[u8]) {
-        let mut octets = vec![0, 0];
-        octets.extend_from_slice(ulpdu);
-        self.tx.seal(&mut octets, 0);
-        self.raw(&octets);
+        let mut bytes = vec![0, 0];
+        bytes.extend_from_slice(ulpdu);
+        self.tx.seal(&mut bytes, 0);
+        self.raw(&bytes);
     }
 
     /// Reads what came, and looks at it: our queue pair had no more than these `rights`.
     pub(crate) fn take(&mut self, rights: Access) {
-        let mut octets = [0; 8192];
+        let mut bytes = [0; 8192];
         while let Some(stream) = &mut self.stream {
-            match stream.recv(&mut [IoVecMut::from(&mut octets[..])]) {
+            match stream.recv(&mut [IoVecMut::from(&mut bytes[..])]) {
                 Ok(0) => {
                     self.ended = true;
                     break;
                 }
-                Ok(got) => self.inbox.extend_from_slice(&octets[..got]),
+                Ok(got) => self.inbox.extend_from_slice(&bytes[..got]),
                 Err(_) => break,
             }
         }
@@ -215,8 +215,8 @@ impl Peer {
             120..=189 => self.answer(input),
             190..=199 => self.wrong_fpdu(input),
             200..=203 => {
-                let octets = input.take(40).to_vec();
-                self.raw(&octets);
+                let bytes = input.take(40).to_vec();
+                self.raw(&bytes);
             }
             204..=206 => {
                 if let Some(stream) = &mut self.stream {
@@ -266,7 +266,7 @@ impl Peer {
         }
     }
 
-    fn octets(len: usize, input: &mut Input<'_>) -> Vec<u8> {
+    fn bytes(len: usize, input: &mut Input<'_>) -> Vec<u8> {
         let seed = input.u8();
         (0..len).map(|n| (n as u8).wrapping_mul(13).wrapping_add(seed) & 0x7F).collect()
     }
@@ -289,7 +289,7 @@ impl Peer {
         let to = Self::to(arena, part, len, input);
         let header = Tagged { last, rsvd_ulp: Control::new(opcode).emit(), stag: STag(stag), to };
         let mut ulpdu = header.emit().to_vec();
-        ulpdu.extend(Self::octets(len, input));
+        ulpdu.extend(Self::bytes(len, input));
         self.fpdu(&ulpdu);
     }
 
@@ -327,7 +327,7 @@ impl Peer {
                 } else {
                     Self::to(arena, part, 8, input)
                 };
-                // No octet that could pass for a secret one comes out of it.
+                // No byte that could pass for a secret one comes out of it.
                 AtomicRequest::cmp_swap(input.u32(), STag(stag), to, 0x1111_1111_1111_1111, SWAP)
                     .emit()
                     .to_vec()
@@ -343,7 +343,7 @@ impl Peer {
             Opcode::Immediate | Opcode::ImmediateSe if input.u8() < 220 => vec![1; 8],
             _ => {
                 let len = Self::len(input);
-                Self::octets(len, input)
+                Self::bytes(len, input)
             }
         };
         let (invalidate, _) = Self::stag(arena, application, input);
@@ -408,18 +408,18 @@ impl Peer {
                     250..=251 => len = input.below(len.max(1)),
                     _ => {}
                 }
-                let payload = Self::octets(len, input);
+                let payload = Self::bytes(len, input);
                 let piece = 1 + input.below(1400);
                 let mut at = 0;
-                for (n, octets) in
+                for (n, bytes) in
                     payload.chunks(piece).chain(payload.is_empty().then_some(&[][..])).enumerate()
                 {
-                    let last = at + octets.len() == len && bend != 252 || bend == 253 && n == 0;
+                    let last = at + bytes.len() == len && bend != 252 || bend == 253 && n == 0;
                     let header = Tagged { last, rsvd_ulp: 0x42, stag, to: to.wrapping_add(at as u64) };
                     let mut ulpdu = header.emit().to_vec();
-                    ulpdu.extend_from_slice(octets);
+                    ulpdu.extend_from_slice(bytes);
                     self.fpdu(&ulpdu);
-                    at += octets.len();
+                    at += bytes.len();
                 }
             }
         }
@@ -427,17 +427,17 @@ impl Peer {
 
     /// An FPDU that was damaged on its way, or one whose CRC vouches for nonsense.
     fn wrong_fpdu(&mut self, input: &mut Input<'_>) {
-        let mut octets = vec![0, 0];
-        octets.extend_from_slice(input.take(60));
-        self.tx.seal(&mut octets, 0);
-        let at = input.below(octets.len());
-        octets[at] ^= input.u8();
+        let mut bytes = vec![0, 0];
+        bytes.extend_from_slice(input.take(60));
+        self.tx.seal(&mut bytes, 0);
+        let at = input.below(bytes.len());
+        bytes[at] ^= input.u8();
         if input.bool() {
-            let covered = octets.len() - 4;
-            let crc = crc32c(&octets[..covered]).to_le_bytes();
-            octets[covered..].copy_from_slice(&crc);
+            let covered = bytes.len() - 4;
+            let crc = crc32c(&bytes[..covered]).to_le_bytes();
+            bytes[covered..].copy_from_slice(&crc);
         }
-        self.raw(&octets);
+        self.raw(&bytes);
     }
 
     pub(crate) fn close(&mut self) {

@@ -5,7 +5,7 @@
  *	host:	RUN id seconds length \n script		run a shell script, at most that long
  *		KILL id \n				end it now, with all it started
  *	guest:	READY \n				once, at the start
- *		OUT id length \n octets			what the script wrote, standard output and error mixed
+ *		OUT id length \n bytes			what the script wrote, standard output and error mixed
  *		END id status \n			exit status; 128 + signal; 124 when the time was over
  */
 #define _GNU_SOURCE
@@ -54,9 +54,9 @@ static time_t now(void)
 	return t.tv_sec;
 }
 
-static void put(const void *octets, size_t len)
+static void put(const void *bytes, size_t len)
 {
-	const char *at = octets;
+	const char *at = bytes;
 
 	while (len > 0) {
 		ssize_t n = write(port, at, len);
@@ -79,7 +79,7 @@ static void say(const char *what, unsigned id, long number)
 	put(line, (size_t)snprintf(line, sizeof(line), "%s %u %ld\n", what, id, number));
 }
 
-/* Takes exactly `len` octets from the port. */
+/* Takes exactly `len` bytes from the port. */
 static void take(char *to, size_t len)
 {
 	while (len > 0) {
@@ -157,13 +157,13 @@ static void command(void)
 /* Passes on what a job has written. Returns 0 when there is nothing more to come now. */
 static int drain(struct job *job)
 {
-	static char octets[32 << 10];
-	ssize_t n = read(job->out, octets, sizeof(octets));
+	static char bytes[32 << 10];
+	ssize_t n = read(job->out, bytes, sizeof(bytes));
 
 	if (n <= 0)
 		return 0;
 	say("OUT", job->id, n);
-	put(octets, (size_t)n);
+	put(bytes, (size_t)n);
 	return 1;
 }
 

@@ -4,8 +4,8 @@
  *	siwbench run ADDR PORT write|read|send SIZE DEPTH bw|lat SECONDS
  *
  * It measures as `uiw perf` does: requests posted one by one, DEPTH under way, a completion for one in a quarter of DEPTH (at most
- * 16); Writes and Sends from and to one place, Reads side by side. The time ends when the peer has every octet: at the answer to
- * a Read behind the last request. A round trip is measured from post to answer. Up to 64 octets go inline.
+ * 16); Writes and Sends from and to one place, Reads side by side. The time ends when the peer has every byte: at the answer to
+ * a Read behind the last request. A round trip is measured from post to answer. Up to 64 bytes go inline.
  *
  * Sends are never more than the receives posted: the server writes how many it has posted so far into the client's memory.
  */

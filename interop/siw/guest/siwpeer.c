@@ -4,10 +4,10 @@
  *	siwpeer run ADDR PORT [KEY=VALUE...] ORDER...	gives them
  *
  * An order is OP[:SIZE[xCOUNT[xSGES]]]. "me.OP" is done by the end that connected, "you.OP" by the other one; without either
- * it is done by both, one after the other. Keys: ird, ord (128 each), pd (octets of private data, or text behind "pd=:"),
+ * it is done by both, one after the other. Keys: ird, ord (128 each), pd (bytes of private data, or text behind "pd=:"),
  * seconds (repeat the orders that long), pause (milliseconds between connecting and the first order).
  *
- * Messages between the ends are 128 octets, big-endian: see struct talk. After ORDER the end that acts gets READY (from the
+ * Messages between the ends are 128 bytes, big-endian: see struct talk. After ORDER the end that acts gets READY (from the
  * one that accepted) or has in ORDER all it needs; behind its last operation it says DONE; the one that accepted ends with
  * VERDICT if the other one acted. `cli/src/siwtest` is the other implementation.
  */
@@ -26,7 +26,7 @@
 #include <rdma/rdma_cma.h>
 
 #define MAGIC 0x73697774u
-#define MAX_OCTETS (256u << 20)
+#define MAX_BYTES (256u << 20)
 #define MAX_COUNT 400
 #define GAP 8
 #define SLOTS 4
@@ -123,12 +123,12 @@ static int is_send(unsigned op)
 	return op <= SEND_INLINE || op == FENCE;
 }
 
-static uint8_t octet(uint32_t seed, uint32_t message, uint32_t at)
+static uint8_t byte(uint32_t seed, uint32_t message, uint32_t at)
 {
 	return (uint8_t)(seed + message * 7 + at * 31 + (at >> 8) * 17);
 }
 
-/* Octets between messages where they lie in pieces. */
+/* Bytes between messages where they lie in pieces. */
 static size_t stride(const struct talk *o)
 {
 	return (size_t)o->size + GAP * (o->sges - 1);
@@ -145,7 +145,7 @@ static unsigned elements(struct conn *c, const struct talk *o, size_t start, str
 	return o->sges;
 }
 
-/* Puts the order's octets there, or compares with them. `gap` octets lie between the pieces of a message. */
+/* Puts the order's bytes there, or compares with them. `gap` bytes lie between the pieces of a message. */
 static int pattern(struct conn *c, uint8_t *at, const struct talk *o, unsigned gap, int compare)
 {
 	uint32_t pieces = gap ? o->sges : 1, piece = o->size / pieces;
@@ -154,11 +154,11 @@ static int pattern(struct conn *c, uint8_t *at, const struct talk *o, unsigned g
 		for (uint32_t p = 0, i = 0; p < pieces; p++, at += p < pieces ? gap : 0) {
 			uint32_t end = p + 1 < pieces ? i + piece : o->size;
 			for (; i < end; i++, at++) {
-				uint8_t want = octet(o->seed, m, i);
+				uint8_t want = byte(o->seed, m, i);
 				if (!compare)
 					*at = want;
 				else if (*at != want)
-					return wrong(c, "octet %u of message %u is %#x, not %#x", i, m, *at, want);
+					return wrong(c, "byte %u of message %u is %#x, not %#x", i, m, *at, want);
 			}
 		}
 	return 0;
@@ -189,7 +189,7 @@ static int memory(struct conn *c, const struct talk *o)
 	c->data = calloc(1, c->len);
 	c->revocable = calloc(1, 4096);
 	if (!c->data || !c->revocable)
-		return wrong(c, "no memory for %zu octets", c->len);
+		return wrong(c, "no memory for %zu bytes", c->len);
 	c->mr = ibv_reg_mr(c->pd, c->data, c->len, access);
 	c->inv_mr = ibv_reg_mr(c->pd, c->revocable, 4096, access);
 	if (!c->mr || !c->inv_mr)
@@ -257,7 +257,7 @@ static void on_completion(struct conn *c, const struct ibv_wc *wc, const struct 
 	switch (what) {
 	case TALK_IN:
 		if (wc->byte_len != sizeof(struct talk))
-			wrong(c, "a message of %u octets out of turn", wc->byte_len);
+			wrong(c, "a message of %u bytes out of turn", wc->byte_len);
 		c->arrived++;
 		break;
 	case TALK_OUT:
@@ -265,7 +265,7 @@ static void on_completion(struct conn *c, const struct ibv_wc *wc, const struct 
 		break;
 	case TEST_IN:
 		if (o && wc->byte_len != o->size)
-			wrong(c, "message %u has %u octets, not %u", (unsigned)wc->wr_id, wc->byte_len, o->size);
+			wrong(c, "message %u has %u bytes, not %u", (unsigned)wc->wr_id, wc->byte_len, o->size);
 		if (wc->opcode != IBV_WC_RECV)
 			wrong(c, "a receive completed as %d", wc->opcode);
 		c->in_done++;
@@ -400,7 +400,7 @@ static int hear(struct conn *c, const struct talk *o, enum kind kind, struct tal
 	to->text[sizeof(to->text) - 1] = 0;
 	if (be32toh(to->magic) != MAGIC || to->kind != kind)
 		return wrong(c, "message %d where %d is due", to->kind, kind);
-	if (to->sges < 1 || to->sges > 6 || to->count > MAX_COUNT || (uint64_t)to->size * to->count > MAX_OCTETS)
+	if (to->sges < 1 || to->sges > 6 || to->count > MAX_COUNT || (uint64_t)to->size * to->count > MAX_BYTES)
 		return wrong(c, "an order beyond the limits");
 	return 0;
 }
@@ -683,7 +683,7 @@ static void on_request(struct rdma_cm_event *event)
 
 	memcpy(data, event->param.conn.private_data ? event->param.conn.private_data : "", len);
 	c->id = event->id;
-	printf("request: %u octets of private data, responder resources %u, initiator depth %u\n", len,
+	printf("request: %u bytes of private data, responder resources %u, initiator depth %u\n", len,
 	       event->param.conn.responder_resources, event->param.conn.initiator_depth);
 	rdma_ack_cm_event(event);
 	if (len >= 6 && !memcmp(data, "reject", 6)) {
@@ -770,7 +770,7 @@ static int connect_to(struct conn *c, struct sockaddr *address)
 		return wrong(c, "rdma_connect: %s", strerror(errno));
 	if (wait_event(c, RDMA_CM_EVENT_ESTABLISHED, &event))
 		return -1;
-	printf("established: %u octets of private data, responder resources %u, initiator depth %u\n",
+	printf("established: %u bytes of private data, responder resources %u, initiator depth %u\n",
 	       event->param.conn.private_data_len, event->param.conn.responder_resources, event->param.conn.initiator_depth);
 	if (event->param.conn.private_data_len < private_len ||
 	    (private_len && memcmp(event->param.conn.private_data, private_data, private_len)))
@@ -803,7 +803,7 @@ static int parse(const char *text, struct talk *o)
 	o->size = size;
 	o->count = count;
 	o->sges = sges;
-	if (!o->op || count > MAX_COUNT || (uint64_t)size * count > MAX_OCTETS || sges < 1 || sges > 6) {
+	if (!o->op || count > MAX_COUNT || (uint64_t)size * count > MAX_BYTES || sges < 1 || sges > 6) {
 		printf("siwpeer: no order: %s\n", text);
 		exit(2);
 	}

@@ -115,7 +115,7 @@ pub enum Verdict {
 /// What rows may be known by: the first cells of lines in QUIRKS.md.
 pub mod quirk {
     /// siw answers a Read of no bytes with those of the Send before.
-    pub const READ_OF_NOTHING: &str = "Read of no octets while siw is sending";
+    pub const READ_OF_NOTHING: &str = "Read of no bytes while siw is sending";
     /// siw sums the payload of an FPDU twice.
     pub const SUMMED_TWICE: &str = "the CRC of an FPDU that waited for room in TCP";
     /// A program in the guest waits for ever in `siw_destroy_qp`.

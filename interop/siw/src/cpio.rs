@@ -10,7 +10,7 @@ pub struct Archive {
 
 struct Entry {
     mode: u32,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
 }
 
 const FOLDER: u32 = 0o040_755;
@@ -29,9 +29,9 @@ impl Archive {
     }
 
     /// A file with these permissions.
-    pub fn file(&mut self, path: &str, permissions: u32, octets: Vec<u8>) {
+    pub fn file(&mut self, path: &str, permissions: u32, bytes: Vec<u8>) {
         self.above(path);
-        self.add(path, FILE | permissions, octets);
+        self.add(path, FILE | permissions, bytes);
     }
 
     /// A symbolic link.
@@ -52,34 +52,34 @@ impl Archive {
         }
     }
 
-    fn add(&mut self, path: &str, mode: u32, octets: Vec<u8>) {
+    fn add(&mut self, path: &str, mode: u32, bytes: Vec<u8>) {
         if !path.is_empty() {
-            self.entries.entry(path.to_owned()).or_insert(Entry { mode, octets });
+            self.entries.entry(path.to_owned()).or_insert(Entry { mode, bytes });
         }
     }
 
-    /// The archive's octets. Folders come before what is in them.
+    /// The archive's bytes. Folders come before what is in them.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let mut out = Vec::new();
         for (number, (path, entry)) in self.entries.iter().enumerate() {
-            emit(&mut out, number + 1, path, entry.mode, &entry.octets);
+            emit(&mut out, number + 1, path, entry.mode, &entry.bytes);
         }
         emit(&mut out, 0, "TRAILER!!!", 0, &[]);
         out
     }
 }
 
-fn emit(out: &mut Vec<u8>, inode: usize, name: &str, mode: u32, octets: &[u8]) {
+fn emit(out: &mut Vec<u8>, inode: usize, name: &str, mode: u32, bytes: &[u8]) {
     let links = if mode & 0o170_000 == 0o040_000 { 2 } else { 1 };
-    let fields = [inode, mode as usize, 0, 0, links, 0, octets.len(), 0, 0, 0, 0, name.len() + 1, 0]
+    let fields = [inode, mode as usize, 0, 0, links, 0, bytes.len(), 0, 0, 0, 0, name.len() + 1, 0]
         .map(|field| format!("{field:08x}"));
     out.extend_from_slice(b"070701");
     out.extend_from_slice(fields.concat().as_bytes());
     out.extend_from_slice(name.as_bytes());
     out.push(0);
     pad(out);
-    out.extend_from_slice(octets);
+    out.extend_from_slice(bytes);
     pad(out);
 }
 
@@ -97,13 +97,13 @@ mod tests {
         archive.file("a/b/c", 0o644, b"xyz".to_vec());
         archive.file("a/b/d", 0o755, Vec::new());
         archive.link("a/e", "b/c");
-        let octets = archive.emit();
-        let text = String::from_utf8_lossy(&octets);
+        let bytes = archive.emit();
+        let text = String::from_utf8_lossy(&bytes);
         let at = |name: &str| text.find(&format!("{name}\0")).unwrap();
         assert!(at("a") < at("a/b") && at("a/b") < at("a/b/c") && at("a/b/c") < at("TRAILER!!!"));
-        assert_eq!(octets.len() % 4, 0);
+        assert_eq!(bytes.len() % 4, 0);
         assert_eq!(text.matches("070701").count(), 6);
-        // 110 octets of header, the name with its NUL, padded, then the octets.
+        // 110 bytes of header, the name with its NUL, padded, then the bytes.
         assert!(text.contains("a/b/c\0xyz"));
     }
 }

@@ -23,7 +23,7 @@ const GRACE: Duration = Duration::from_secs(20);
 const FOLDER: &str = "uiw-siw-";
 /// Begins the name of a folder with our libraries for stock programs.
 const LIBRARIES: &str = "uiw-stock-";
-/// Octets of memory: the largest messages are of 256 MiB, and there are two buffers.
+/// Bytes of memory: the largest messages are of 256 MiB, and there are two buffers.
 const MEGABYTES: &str = "1024";
 
 /// A guest. Dropping it is pulling its plug.
@@ -242,11 +242,11 @@ fn dispatch(port: UnixStream, jobs: &Mutex<HashMap<u32, Sender<Event>>>) {
         let Some((id, number)) = numbers else { return };
         let event = match what {
             Some("OUT") => {
-                let mut octets = vec![0; usize::try_from(number).unwrap_or(0)];
-                if port.read_exact(&mut octets).is_err() {
+                let mut bytes = vec![0; usize::try_from(number).unwrap_or(0)];
+                if port.read_exact(&mut bytes).is_err() {
                     return;
                 }
-                Event::Out(octets)
+                Event::Out(bytes)
             }
             _ => Event::End(number),
         };
@@ -268,7 +268,7 @@ impl Job {
     /// Takes what has come; false when nothing came in `patience` or nothing will.
     fn step(&mut self, patience: Duration) -> bool {
         match self.events.recv_timeout(patience) {
-            Ok(Event::Out(octets)) => self.text.extend_from_slice(&octets),
+            Ok(Event::Out(bytes)) => self.text.extend_from_slice(&bytes),
             Ok(Event::End(status)) => self.status = Some(status),
             Err(RecvTimeoutError::Timeout) => return false,
             // The guest is gone.
@@ -318,10 +318,10 @@ impl Job {
         while self.status.is_none() && Instant::now() < self.deadline {
             self.step(Duration::from_millis(100));
         }
-        let octets = std::mem::take(&mut self.text);
+        let bytes = std::mem::take(&mut self.text);
         Output {
             status: self.status.unwrap_or(124),
-            out: String::from_utf8_lossy(&octets).into_owned(),
+            out: String::from_utf8_lossy(&bytes).into_owned(),
             err: String::new(),
         }
     }

@@ -116,9 +116,9 @@ pub fn with_program(cache: &Cache, image: &Path, program: &Path) -> Result<Vec<u
     for (soname, from) in &libraries.found {
         archive.file(&format!("{LIBRARIES}/{soname}"), 0o755, read(from)?);
     }
-    let mut octets = read(image)?;
-    octets.extend(archive.emit());
-    Ok(octets)
+    let mut bytes = read(image)?;
+    bytes.extend(archive.emit());
+    Ok(bytes)
 }
 
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
@@ -283,8 +283,8 @@ fn order_of(
 /// `depends=` in a module's `.modinfo`: its strings stand between NULs.
 fn depends(module: &[u8]) -> Vec<String> {
     let key = b"\0depends=";
-    let Some(at) = module.windows(key.len()).position(|octets| octets == key) else { return Vec::new() };
-    let value = module[at + key.len()..].split(|octet| *octet == 0).next().unwrap_or_default();
+    let Some(at) = module.windows(key.len()).position(|bytes| bytes == key) else { return Vec::new() };
+    let value = module[at + key.len()..].split(|byte| *byte == 0).next().unwrap_or_default();
     let text = String::from_utf8_lossy(value);
     text.split(',').filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect()
 }

@@ -89,8 +89,8 @@ impl Results {
         let _ = writeln!(text, "* {network}; {boots} boot(s), {:.0} s in all", took.as_secs_f64());
         let _ = writeln!(text, "{}\n", count_line(self.counts()));
         text += "A row is a case one way round. *n of m* counts settings: CRC on and off, IPv4 and IPv6, MTU 1500 and 9000, \
-                 the stock driver and one that sends large FPDUs (`try_gso`) to our profile `siw-gso`. Data is compared octet \
-                 for octet at both ends. A *known* run failed as [QUIRKS.md](QUIRKS.md) explains, by what the guest shows.\n\n| case | who connects | result | |\n|---|---|---|---|\n";
+                 the stock driver and one that sends large FPDUs (`try_gso`) to our profile `siw-gso`. Data is compared byte \
+                 for byte at both ends. A *known* run failed as [QUIRKS.md](QUIRKS.md) explains, by what the guest shows.\n\n| case | who connects | result | |\n|---|---|---|---|\n";
         for row in &self.rows {
             let _ = writeln!(text, "{}", row.line());
         }

@@ -179,10 +179,10 @@ fn kill_group(id: u32) {
 fn follow(mut pipe: impl Read + Send + 'static, stream: &Arc<Stream>) -> thread::JoinHandle<()> {
     let stream = Arc::clone(stream);
     thread::spawn(move || {
-        let mut octets = [0; 8192];
-        while let Ok(len @ 1..) = pipe.read(&mut octets) {
+        let mut bytes = [0; 8192];
+        while let Ok(len @ 1..) = pipe.read(&mut bytes) {
             let mut text = stream.text.lock().unwrap_or_else(PoisonError::into_inner);
-            text.push_str(&String::from_utf8_lossy(&octets[..len]));
+            text.push_str(&String::from_utf8_lossy(&bytes[..len]));
             stream.grown.notify_all();
         }
     })

@@ -74,10 +74,10 @@ impl TestVm {
     pub fn boot_with(program: &Path) -> Result<Self> {
         let mut parts = provide()?;
         sweep();
-        let octets = image::with_program(&Cache::open()?, &parts.initramfs, program)?;
+        let bytes = image::with_program(&Cache::open()?, &parts.initramfs, program)?;
         let folder = Folder::create("program")?;
         parts.initramfs = folder.path().join("initramfs");
-        fs::write(&parts.initramfs, octets).map_err(Error::io(parts.initramfs.display()))?;
+        fs::write(&parts.initramfs, bytes).map_err(Error::io(parts.initramfs.display()))?;
         parts.folder = Some(folder);
         Self::boot_parts(parts)
     }

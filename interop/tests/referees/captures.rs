@@ -73,7 +73,7 @@ fn opcode(record: &Value) -> u64 {
 }
 
 #[test]
-fn every_octet_of_the_captures_is_followed() {
+fn every_byte_of_the_captures_is_followed() {
     for expected in Expected::all() {
         let decoded = Decoded::new(interop::data(&expected.file));
         let summary = &decoded.summary;

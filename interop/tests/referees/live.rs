@@ -90,7 +90,7 @@ async fn every_operation(connection: &Connection, script: Script) {
         let target = pd.register(vec![0; len]).unwrap();
         let (result, target) = connection.read(target, remote).await;
         result.unwrap();
-        assert!(source.bytes() == target.bytes(), "{len} octets written and read back");
+        assert!(source.bytes() == target.bytes(), "{len} bytes written and read back");
     }
     if all {
         connection.write_imm(buffer(pd, 33), remote, 0x0102_0304).await.0.unwrap();
@@ -103,7 +103,7 @@ async fn every_operation(connection: &Connection, script: Script) {
     connection.disconnect().await.unwrap();
 }
 
-/// Whose octets the capture holds as they were given to TCP; those of the other end are as TCP gave them here.
+/// Whose bytes the capture holds as they were given to TCP; those of the other end are as TCP gave them here.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Client,
@@ -143,7 +143,7 @@ fn opcodes(dissection: &Dissection) -> BTreeMap<u8, usize> {
     counts
 }
 
-/// Our decoder follows every octet and has nothing to complain of but the experimental opcode of Send with immediate.
+/// Our decoder follows every byte and has nothing to complain of but the experimental opcode of Send with immediate.
 fn judge_by_ourselves(file: &Path) -> Decoded {
     let decoded = Decoded::new(file.to_owned());
     assert!(decoded.summary.followed(), "{:?}", decoded.summary);

@@ -108,7 +108,7 @@ fn the_limit_of_locked_memory_is_named() {
 fn what_cannot_be_asked() {
     for (args, says) in [
         (&["--need", "quic"][..], "quic"),
-        (&["--bdp", "x"], "octets"),
+        (&["--bdp", "x"], "bytes"),
         (&["--rtt", "5"], "5ms"),
         (&["--bdp", "1M", "--rtt", "5ms"], "--rtt"),
     ] {

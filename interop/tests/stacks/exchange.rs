@@ -1,4 +1,4 @@
-//! Every operation of the safe API, in both directions at once over each of a crowd of connections, verified octet for octet at both ends.
+//! Every operation of the safe API, in both directions at once over each of a crowd of connections, verified byte for byte at both ends.
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
@@ -13,10 +13,10 @@ use verbs::{
 
 /// For a crowd on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// Octets of messages: from none to several segments of any MTU.
+/// Bytes of messages: from none to several segments of any MTU.
 const MESSAGES: [usize; 5] = [0, 1, 1441, 9001, 20_000];
 const LARGEST: usize = MESSAGES[MESSAGES.len() - 1];
-/// Octets of Writes and Reads; each has a place of its own.
+/// Bytes of Writes and Reads; each has a place of its own.
 const PLACES: [usize; 6] = [0, 1, 1459, 8961, 20_000, 60_001];
 /// Writes with immediates have theirs behind the others.
 const WITH_IMMEDIATE: [usize; 2] = [5000, 3];
@@ -30,7 +30,7 @@ const SOURCE: u64 = 128 << 10;
 const WORDS: u64 = 256 << 10;
 const LEN: u64 = WORDS + 16;
 
-fn octets(len: usize, seed: u8) -> Vec<u8> {
+fn bytes(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8).wrapping_add(seed)).collect()
 }
 
@@ -145,7 +145,7 @@ impl Ours {
     async fn new(pd: &Pd, connection: &Connection) -> Self {
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let memory = pd.share(LEN as usize, access).expect("memory");
-        memory.write(SOURCE, &octets((WORDS - SOURCE) as usize, 1)).expect("in range");
+        memory.write(SOURCE, &bytes((WORDS - SOURCE) as usize, 1)).expect("in range");
         let grant = async || memory.grant(connection, 0..64, Access::REMOTE_WRITE).await.expect("a window");
         let grants = [grant().await, grant().await];
         Self { memory, grants }
@@ -186,7 +186,7 @@ async fn converse(pd: &Pd, connection: &Connection) {
 }
 
 fn buffer(pd: &Pd, len: usize, seed: u8) -> Mr<Vec<u8>> {
-    pd.register(octets(len, seed)).map_err(|(error, _)| error).expect("memory")
+    pd.register(bytes(len, seed)).map_err(|(error, _)| error).expect("memory")
 }
 
 async fn ask(pd: &Pd, connection: &Connection, theirs: Theirs) {
@@ -204,11 +204,11 @@ async fn ask(pd: &Pd, connection: &Connection, theirs: Theirs) {
     for write in writes {
         write.await.0.expect("a Write");
     }
-    let source = octets((WORDS - SOURCE) as usize, 1);
+    let source = bytes((WORDS - SOURCE) as usize, 1);
     for (read, (offset, len)) in reads.into_iter().zip(plain) {
         let (result, got) = read.await;
         result.expect("a Read");
-        assert!(*got.bytes() == source[*offset as usize..][..*len], "a Read of {len} octets");
+        assert!(*got.bytes() == source[*offset as usize..][..*len], "a Read of {len} bytes");
     }
     for (n, len) in MESSAGES.into_iter().enumerate() {
         connection.send(buffer(pd, len, n as u8)).await.0.expect("a Send");
@@ -243,13 +243,13 @@ async fn answer(connection: &Connection, ours: &Ours) {
     for (n, len) in MESSAGES.into_iter().enumerate() {
         for (seed, imm) in [(0, None), (10, None), (20, Some(IMMEDIATE + n as u32))] {
             let message = next().await;
-            assert!(*message == octets(len, n as u8 + seed), "message {n} of {len} octets, {seed}");
+            assert!(*message == bytes(len, n as u8 + seed), "message {n} of {len} bytes, {seed}");
             assert_eq!((message.imm(), message.invalidated(), message.write_len()), (imm, None, None));
         }
     }
     for (grant, (len, seed)) in ours.grants.iter().zip([(700, 30), (800, 31)]) {
         let message = next().await;
-        assert!(*message == octets(len, seed), "Send with Invalidate of {len} octets");
+        assert!(*message == bytes(len, seed), "Send with Invalidate of {len} bytes");
         assert_eq!(message.invalidated(), Some(grant.remote().rkey));
     }
     for (n, len) in WITH_IMMEDIATE.into_iter().enumerate() {
@@ -259,12 +259,12 @@ async fn answer(connection: &Connection, ours: &Ours) {
     assert_eq!(*next().await, *b"that is all");
     for (n, (offset, len)) in places().enumerate() {
         let seed = if n < PLACES.len() { n } else { 40 + n - PLACES.len() };
-        // One octet more: nobody wrote behind the place.
+        // One byte more: nobody wrote behind the place.
         let came = ours.memory.to_vec(TARGET + offset..TARGET + offset + len as u64 + 1).expect("in range");
-        assert!(came[..len] == octets(len, seed as u8) && came[len] == 0, "a Write of {len} octets");
+        assert!(came[..len] == bytes(len, seed as u8) && came[len] == 0, "a Write of {len} bytes");
     }
     let word = |at| ours.memory.load_u64(at).expect("a word");
     assert_eq!((word(WORDS), word(WORDS + 8)), (ADDS * ADDEND, SWAPPED));
     let source = ours.memory.to_vec(SOURCE..WORDS).expect("in range");
-    assert!(source == octets((WORDS - SOURCE) as usize, 1), "what is only read stays");
+    assert!(source == bytes((WORDS - SOURCE) as usize, 1), "what is only read stays");
 }

@@ -13,7 +13,7 @@ fn dropped(network: &Network) -> u64 {
 }
 
 /// The server does not run, and somebody floods it until every frame of its memory is used up. Then it runs again: its connection goes
-/// on, octet for octet, and others can be made.
+/// on, byte for byte, and others can be made.
 #[test]
 fn a_flood_while_nobody_takes_frames_costs_only_time() {
     if interop::require("ethtool").is_none() {

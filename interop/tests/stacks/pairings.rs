@@ -1,4 +1,4 @@
-//! Every operation between every two stacks, verified octet for octet.
+//! Every operation between every two stacks, verified byte for byte.
 
 use crate::exchange;
 use interop::stock::Network;

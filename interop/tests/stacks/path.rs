@@ -37,7 +37,7 @@ impl Path {
     }
 }
 
-/// All operations, verified octet for octet, by a client on `client` at a server on `server`.
+/// All operations, verified byte for byte, by a client on `client` at a server on `server`.
 fn soak(client: Stack, server: Stack, path: &[&str]) {
     const OPERATIONS: [&[&str]; 5] = [
         &["--op", "write", "--size", "30000"],

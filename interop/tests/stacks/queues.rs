@@ -19,7 +19,7 @@ fn redirected(network: &Network, server: bool) -> Vec<u64> {
     (0..QUEUES).map(of).collect()
 }
 
-/// Runs `uiw perf` from `client` to a server over AF_XDP, both with every octet looked at.
+/// Runs `uiw perf` from `client` to a server over AF_XDP, both with every byte looked at.
 fn measure(network: &Network, client: Stack) {
     let port = interop::stock::free_port();
     let mut command = Command::new(uiw());

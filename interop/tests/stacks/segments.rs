@@ -82,8 +82,8 @@ fn capture(network: &Network, version: usize, name: &str) -> (Vec<Segment>, Stri
     (String::from_utf8_lossy(&output.stdout).lines().map(segment).collect(), captured.said)
 }
 
-/// Two messages of 200,000 octets and more in each direction.
-const OCTETS: usize = 2 * 20 * 200_000;
+/// Two messages of 200,000 bytes and more in each direction.
+const BYTES: usize = 2 * 20 * 200_000;
 
 #[test]
 fn what_the_interface_cuts_and_completes_is_right_on_the_wire() {
@@ -98,11 +98,11 @@ fn what_the_interface_cuts_and_completes_is_right_on_the_wire() {
             at(&network, server, "ethtool", &off);
         }
         let (segments, said) = capture(&network, version, &format!("cut-{mss}"));
-        let octets = segments.iter().map(|segment| segment.payload).sum::<usize>();
-        assert!(octets >= OCTETS, "{octets} octets of at least {OCTETS}: {said}");
+        let bytes = segments.iter().map(|segment| segment.payload).sum::<usize>();
+        assert!(bytes >= BYTES, "{bytes} bytes of at least {BYTES}: {said}");
         for Segment { frame_len, payload, is_right, mss: said } in &segments {
-            assert!(*is_right, "a checksum, of {payload} octets, MSS {mss}");
-            assert!(*frame_len <= 1514 && *payload <= mss, "a frame of {frame_len} octets, MSS {mss}");
+            assert!(*is_right, "a checksum, of {payload} bytes, MSS {mss}");
+            assert!(*frame_len <= 1514 && *payload <= mss, "a frame of {frame_len} bytes, MSS {mss}");
             assert!(said.is_none_or(|said| usize::from(said) == mss), "an MSS of {said:?}, not {mss}");
         }
         let full = segments.iter().filter(|segment| segment.payload == mss).count();

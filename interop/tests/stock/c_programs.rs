@@ -37,7 +37,7 @@ fn first_programs_exchange_messages() {
             let mut command = libraries.command(User::Same, &client_file);
             command.args([&network.server_address().to_string(), &port, text]);
             let client = Running::start(network.client(command)).end();
-            assert_eq!(client.well().said, format!("client got: you said {} octets\n", text.len()));
+            assert_eq!(client.well().said, format!("client got: you said {} bytes\n", text.len()));
         }
         let server = server.end();
         assert_eq!(server.well().count("server got: good day"), 1);
@@ -122,7 +122,7 @@ fn queue_pairs_are_connected_by_hand() {
 }
 
 #[test]
-fn longer_private_data_reaches_c_as_its_first_255_octets() {
+fn longer_private_data_reaches_c_as_its_first_255_bytes() {
     let libraries = Libraries::get();
     let Some(program) = compile(&libraries, &folder("../examples/c/server.c"), &[]) else { return };
     let mut command = libraries.command(User::Same, program);
@@ -135,9 +135,9 @@ fn longer_private_data_reaches_c_as_its_first_255_octets() {
     let pd = device.alloc_pd().unwrap();
     let settings = ConnSettings { private_data: vec![0x5A; 508], ..ConnSettings::default() };
     let connection = Connection::connect(&device, &pd, ([127, 0, 0, 1], port).into(), &settings).unwrap();
-    server.wait_saying("private data is cut to 255 octets");
+    server.wait_saying("private data is cut to 255 bytes");
     connection.send_copy(b"good day\0").unwrap();
-    assert_eq!(connection.recv().unwrap().split(|octet| *octet == 0).next().unwrap(), b"you said 8 octets");
+    assert_eq!(connection.recv().unwrap().split(|byte| *byte == 0).next().unwrap(), b"you said 8 bytes");
     drop(server.stop());
 }
 

@@ -52,7 +52,7 @@ fn qperf_serves_a_child_a_client() {
     drop(server.stop());
 }
 
-/// Octets that fio moves.
+/// Bytes that fio moves.
 const SIZE: u64 = 2 << 30;
 
 /// One side's job: fio forks a process for it.
@@ -65,7 +65,7 @@ fn job(libraries: &Libraries, name: &str, lines: &[String]) -> Running {
     Running::start(command)
 }
 
-/// The octets that a side counted under `direction`.
+/// The bytes that a side counted under `direction`.
 fn moved(ended: &Ended, direction: &str) -> u64 {
     let json = &ended.said[ended.said.find('{').expect("a report")..];
     let report: serde_json::Value = serde_json::Deserializer::from_str(json)
@@ -73,7 +73,7 @@ fn moved(ended: &Ended, direction: &str) -> u64 {
         .next()
         .expect("a report")
         .expect("a report in JSON");
-    report["jobs"][0][direction]["io_bytes"].as_u64().expect("octets")
+    report["jobs"][0][direction]["io_bytes"].as_u64().expect("bytes")
 }
 
 fn fio(verb: &str) {

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// Most payload octets of a packet: with both headers it fits the 16-bit lengths of IPv4 and IPv6.
+/// Most payload bytes of a packet: with both headers it fits the 16-bit lengths of IPv4 and IPv6.
 pub(super) const MAX_PAYLOAD: usize = 65_000;
 
 pub(super) const FIN: u8 = 0x01;
@@ -106,8 +106,8 @@ fn v6(address: IpAddr) -> Ipv6Addr {
 }
 
 /// Sum of 16-bit numbers (RFC 1071).
-fn sum(octets: &[u8]) -> u64 {
-    let pairs = octets.chunks_exact(2);
+fn sum(bytes: &[u8]) -> u64 {
+    let pairs = bytes.chunks_exact(2);
     let odd = pairs.remainder().first().map_or(0, |&last| u64::from(last) << 8);
     pairs.map(|pair| u64::from(u16::from_be_bytes([pair[0], pair[1]]))).sum::<u64>() + odd
 }

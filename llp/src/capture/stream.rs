@@ -135,8 +135,8 @@ impl CaptureStream {
         }
     }
 
-    /// The first `total` octets of `bufs`.
-    fn octets<'a>(&mut self, outgoing: bool, bufs: impl Iterator<Item = IoVec<'a>>, total: usize) {
+    /// The first `total` bytes of `bufs`.
+    fn bytes<'a>(&mut self, outgoing: bool, bufs: impl Iterator<Item = IoVec<'a>>, total: usize) {
         self.begin();
         let mut left = total;
         let mut segment: Vec<IoVec<'a>> = Vec::new();
@@ -170,7 +170,7 @@ impl CaptureStream {
 impl Stream for CaptureStream {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         let sent = self.inner.send(bufs).inspect_err(|error| self.note_error(error))?;
-        self.octets(true, bufs.iter().copied(), sent);
+        self.bytes(true, bufs.iter().copied(), sent);
         Ok(sent)
     }
 
@@ -183,7 +183,7 @@ impl Stream for CaptureStream {
             self.begin();
             self.fin(false);
         } else {
-            self.octets(false, bufs.iter().map(IoVecMut::as_io_vec), received);
+            self.bytes(false, bufs.iter().map(IoVecMut::as_io_vec), received);
         }
         Ok(received)
     }

@@ -10,14 +10,14 @@ use crate::{
 
 const IP: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 1);
 
-/// A sink whose octets can be looked at.
+/// A sink whose bytes can be looked at.
 #[derive(Clone, Default)]
 struct Shared(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Shared {
-    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-        self.0.lock().extend_from_slice(octets);
-        Ok(octets.len())
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -36,12 +36,12 @@ struct Segment {
     payload: Vec<u8>,
 }
 
-fn u32_at(octets: &[u8], at: usize) -> u32 {
-    u32::from_ne_bytes(octets[at..at + 4].try_into().unwrap())
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-fn be32(octets: &[u8], at: usize) -> u32 {
-    u32::from_be_bytes(octets[at..at + 4].try_into().unwrap())
+fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
 /// Reads a file of ours back, checking the structure of its blocks; segments of one interface, with their times.
@@ -100,14 +100,14 @@ fn pair<S: Stack>(inner: S, sink: &Arc<PcapSink>) -> Pair<S> {
     Pair { stack, client, server }
 }
 
-fn send(stream: &mut dyn Stream, octets: &[u8]) {
+fn send(stream: &mut dyn Stream, bytes: &[u8]) {
     let mut sent = 0;
-    while sent < octets.len() {
-        sent += stream.send(&[IoVec::from(&octets[sent..sent]), IoVec::from(&octets[sent..])]).unwrap();
+    while sent < bytes.len() {
+        sent += stream.send(&[IoVec::from(&bytes[sent..sent]), IoVec::from(&bytes[sent..])]).unwrap();
     }
 }
 
-/// Receives until `len` octets are there or the end.
+/// Receives until `len` bytes are there or the end.
 fn recv(stream: &mut dyn Stream, len: usize) -> Vec<u8> {
     let mut all = vec![0; len];
     let mut at = 0;
@@ -171,15 +171,15 @@ fn long_transfers_are_cut_into_segments() {
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let network = Network::new(1);
     let Pair { mut client, server: _server, .. } = pair(network.stack(IP), &sink);
-    let octets: Vec<u8> = (0..150_000u32).map(|i| i as u8).collect();
-    assert_eq!(client.send(&[IoVec::from(&octets[..100]), IoVec::from(&octets[100..])]).unwrap(), 150_000);
+    let bytes: Vec<u8> = (0..150_000u32).map(|i| i as u8).collect();
+    assert_eq!(client.send(&[IoVec::from(&bytes[..100]), IoVec::from(&bytes[100..])]).unwrap(), 150_000);
     sink.flush().unwrap();
     let data: Vec<_> = read(&file.0.lock(), 0).into_iter().filter(|(_, s)| !s.payload.is_empty()).collect();
     assert_eq!(
         data.iter().map(|(_, s)| (s.seq, s.payload.len())).collect::<Vec<_>>(),
         [(1, 65_000), (65_001, 65_000), (130_001, 20_000)]
     );
-    assert_eq!(data.iter().flat_map(|(_, s)| s.payload.clone()).collect::<Vec<_>>(), octets);
+    assert_eq!(data.iter().flat_map(|(_, s)| s.payload.clone()).collect::<Vec<_>>(), bytes);
 }
 
 #[test]
@@ -190,8 +190,8 @@ fn resets_and_refusals() {
     let Pair { mut stack, mut client, mut server } = pair(network.stack(IP), &sink);
     client.abort();
     client.abort();
-    let mut octet = [0];
-    assert!(server.recv(&mut [IoVecMut::from(&mut octet[..])]).is_err());
+    let mut byte = [0];
+    assert!(server.recv(&mut [IoVecMut::from(&mut byte[..])]).is_err());
     drop((client, server));
     let resets: Vec<_> = brief(&file, 0).into_iter().filter(|s| s.1 & RST != 0).collect();
     assert_eq!(resets, [(true, RST | ACK, 1, 1, 0), (false, RST | ACK, 1, 1, 0)]);
@@ -224,8 +224,8 @@ fn times_are_those_of_the_stack() {
 fn a_failing_file_fails_no_stream() {
     struct Full;
     impl Write for Full {
-        fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-            if octets.len() > 1000 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(octets.len()) }
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if bytes.len() > 1000 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(bytes.len()) }
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -259,8 +259,8 @@ fn tshark_reads_it() {
         client_side.connect(None, listener.local_addr(), &StreamOptions::default(), Token(2)).unwrap();
     while !client.connect_result().unwrap() {}
     let mut server = listener.accept(Token(3)).unwrap();
-    let octets: Vec<u8> = (0..200_000u32).map(|i| (i >> 3) as u8).collect();
-    send(&mut *client, &octets[..70_000]);
+    let bytes: Vec<u8> = (0..200_000u32).map(|i| (i >> 3) as u8).collect();
+    send(&mut *client, &bytes[..70_000]);
     assert_eq!(recv(&mut *server, 70_000).len(), 70_000);
     send(&mut *server, b"answer");
     client.shutdown().unwrap();

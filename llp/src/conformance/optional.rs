@@ -106,10 +106,10 @@ fn info(s: &mut Session) -> Verdict {
     s.settle()?;
     let (ours, theirs) = (client.info(), server.info());
     // The kernel counts the SYN and the FIN as well.
-    if let Some(acked) = ours.octets_acked {
+    if let Some(acked) = ours.bytes_acked {
         ensure!(acked <= LEN + 2, "{acked} of {LEN} bytes are acknowledged");
     }
-    if let Some(received) = theirs.octets_received {
+    if let Some(received) = theirs.bytes_received {
         ensure!((LEN..=LEN + 2).contains(&received), "{received} of {LEN} bytes were received");
     }
     client.abort();
@@ -148,7 +148,7 @@ enum Seen {
 fn look(stream: &mut dyn Stream) -> Verdict<Seen> {
     match stream.look() {
         Ok(None) => Err(Stop::NotOffered("a look at received bytes")),
-        Ok(Some(mut look)) => Ok(if look.octets().is_empty() { Seen::Fin } else { Seen::Bytes(look) }),
+        Ok(Some(mut look)) => Ok(if look.bytes().is_empty() { Seen::Fin } else { Seen::Bytes(look) }),
         Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Seen::Nothing),
         Err(error) => Err(unexpected("look")(error)),
     }
@@ -180,7 +180,7 @@ fn look_takes_nothing(s: &mut Session) -> Verdict {
     s.settle()?;
     told(s)?;
     for _ in 0..2 {
-        same(look_at(&mut *server)?.octets(), b"0123456789")?;
+        same(look_at(&mut *server)?.bytes(), b"0123456789")?;
     }
     s.poll()?;
     ensure!(s.is_readable(SERVER, ACCEPTED), "a look that was dropped is told of no more");
@@ -196,12 +196,12 @@ fn look_and_consume(s: &mut Session) -> Verdict {
     told(s)?;
     let mut seen = look_at(&mut *server)?;
     // They may be changed where they lie: those that stay are as they are left.
-    seen.octets()[4] = b'X';
+    seen.bytes()[4] = b'X';
     seen.consume(4, Rest::Useful);
     s.poll()?;
     ensure!(s.is_readable(SERVER, ACCEPTED), "bytes that are of use are told of no more");
     let mut seen = look_at(&mut *server)?;
-    same(seen.octets(), b"X56789")?;
+    same(seen.bytes(), b"X56789")?;
     seen.consume(1, Rest::Useful);
     s.expect(THERE, &mut *server, b"56789")?;
     s.never("an event of a stream without bytes", |s| Ok(s.is_readable(SERVER, ACCEPTED)))
@@ -220,14 +220,14 @@ fn look_and_wait(s: &mut Session) -> Verdict {
     s.send_all(HERE, &mut *client, b"o")?;
     told(s)?;
     let mut seen = look_at(&mut *server)?;
-    same(seen.octets(), b"two")?;
+    same(seen.bytes(), b"two")?;
     seen.consume(1, Rest::WaitForMore);
     // No more comes: what is left is told of as well.
     client.shutdown().map_err(unexpected("shutdown"))?;
     told(s)?;
     let mut seen = look_at(&mut *server)?;
     ensure!(!seen.can_grow(0), "bytes before a FIN can grow");
-    same(seen.octets(), b"wo")?;
+    same(seen.bytes(), b"wo")?;
     drop(seen);
     s.expect(THERE, &mut *server, b"wo")
 }
@@ -268,16 +268,16 @@ fn look_round_the_buffer(s: &mut Session) -> Verdict {
         if s.is_readable(SERVER, ACCEPTED) {
             let mut seen = look_at(&mut *server)?;
             // Pieces of seven bytes, as if they were messages; the rest stays until it is whole.
-            let len = seen.octets().len();
+            let len = seen.bytes().len();
             let take = len - len % 7;
-            got.extend_from_slice(&seen.octets()[..take]);
+            got.extend_from_slice(&seen.bytes()[..take]);
             if take < len && !seen.can_grow(take) {
                 seen.consume(take, Rest::Useful);
                 got.extend(recv(&mut *server, len - take).map_err(unexpected("recv behind a look"))?);
             } else {
                 let last = got.len() + len - take == bytes.len();
                 if last {
-                    got.extend_from_slice(&seen.octets()[take..]);
+                    got.extend_from_slice(&seen.bytes()[take..]);
                 }
                 seen.consume(if last { len } else { take }, Rest::WaitForMore);
             }

@@ -38,17 +38,17 @@ fn pair(faults: Faults) -> Pair {
     pair_on(Box::new(Network::new(1).stack(IP)), faults)
 }
 
-fn send(stream: &mut dyn Stream, octets: &[u8]) -> io::Result<usize> {
+fn send(stream: &mut dyn Stream, bytes: &[u8]) -> io::Result<usize> {
     // Two elements, one of them empty, so that positions fall into the second.
-    stream.send(&[IoVec::from(&octets[..0]), IoVec::from(octets)])
+    stream.send(&[IoVec::from(&bytes[..0]), IoVec::from(bytes)])
 }
 
 fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
-    let mut octets = vec![0; len];
-    let (a, b) = octets.split_at_mut(len / 2);
+    let mut bytes = vec![0; len];
+    let (a, b) = bytes.split_at_mut(len / 2);
     let n = stream.recv(&mut [IoVecMut::from(a), IoVecMut::from(b)])?;
-    octets.truncate(n);
-    Ok(octets)
+    bytes.truncate(n);
+    Ok(bytes)
 }
 
 fn kind<T>(result: io::Result<T>) -> ErrorKind {
@@ -78,25 +78,24 @@ fn splits() {
 
 #[test]
 fn flipped_bits_both_ways() {
-    let flips =
-        vec![Flip { octet: 0, mask: 1 }, Flip { octet: 3, mask: 0x80 }, Flip { octet: 7, mask: 0xFF }];
+    let flips = vec![Flip { byte: 0, mask: 1 }, Flip { byte: 3, mask: 0x80 }, Flip { byte: 7, mask: 0xFF }];
     let faults = Faults { flip_sent: flips.clone(), flip_received: flips, ..Faults::default() };
     let Pair { mut client, mut server, .. } = pair(faults);
-    let octets = [0u8; 10];
+    let bytes = [0u8; 10];
     let mut sent = 0;
-    while sent < octets.len() {
-        sent += send(&mut *client, &octets[sent..]).unwrap();
+    while sent < bytes.len() {
+        sent += send(&mut *client, &bytes[sent..]).unwrap();
     }
     let changed = [1, 0, 0, 0x80, 0, 0, 0, 0xFF, 0, 0];
     assert_eq!(recv(&mut *server, 10).unwrap(), changed);
-    send(&mut *server, &octets).unwrap();
+    send(&mut *server, &bytes).unwrap();
     let mut got = recv(&mut *client, 5).unwrap();
     got.extend(recv(&mut *client, 20).unwrap());
     assert_eq!(got, changed);
 }
 
 #[test]
-fn a_cut_after_octets_sent() {
+fn a_cut_after_bytes_sent() {
     let faults = Faults { cut_sent: Some(4), ..Faults::default() };
     let Pair { mut stack, mut client, mut server, .. } = pair(faults);
     assert_eq!(send(&mut *client, b"123456").unwrap(), 4);
@@ -115,7 +114,7 @@ fn a_cut_after_octets_sent() {
 }
 
 #[test]
-fn a_cut_after_octets_received() {
+fn a_cut_after_bytes_received() {
     let Pair { mut client, mut server, .. } = pair(Faults { cut_received: Some(3), ..Faults::default() });
     send(&mut *server, b"12345").unwrap();
     assert_eq!(recv(&mut *client, 9).unwrap(), b"123");
@@ -124,7 +123,7 @@ fn a_cut_after_octets_received() {
 }
 
 #[test]
-fn a_fin_after_octets_sent() {
+fn a_fin_after_bytes_sent() {
     let Pair { mut client, mut server, .. } = pair(Faults { fin_sent: Some(3), ..Faults::default() });
     assert_eq!(send(&mut *client, b"12345").unwrap(), 3);
     assert_eq!(kind(send(&mut *client, b"45")), ErrorKind::BrokenPipe);
@@ -155,7 +154,7 @@ fn on_the_kernels_tcp() {
     assert_eq!((sent, error.kind()), (20, ErrorKind::ConnectionReset));
     let error = loop {
         match recv(&mut *server, 9) {
-            Ok(octets) => assert!(!octets.is_empty()),
+            Ok(bytes) => assert!(!bytes.is_empty()),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => break error,
         }

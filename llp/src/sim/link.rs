@@ -2,22 +2,22 @@
 
 use std::time::Duration;
 
-/// One direction. Faults count the octets of each connection by themselves.
+/// One direction. Faults count the bytes of each connection by themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Time from `send` until the octets can be received.
+    /// Time from `send` until the bytes can be received.
     pub latency: Duration,
-    /// Octets that may be under way or unread at the receiver; `send` blocks at so many.
+    /// Bytes that may be under way or unread at the receiver; `send` blocks at so many.
     pub capacity: usize,
-    /// Octets that one `send` takes.
+    /// Bytes that one `send` takes.
     pub send_split: Split,
-    /// Octets that one `recv` gives.
+    /// Bytes that one `recv` gives.
     pub recv_split: Split,
     /// Nothing arrives any more; nothing is lost.
     pub stalled: bool,
-    /// The connection is reset at both ends once so many octets were sent; the receiver gets them all before.
+    /// The connection is reset at both ends once so many bytes were sent; the receiver gets them all before.
     pub cut_at: Option<u64>,
-    /// The receiver sees a FIN behind so many octets; what is sent after them vanishes.
+    /// The receiver sees a FIN behind so many bytes; what is sent after them vanishes.
     pub fin_at: Option<u64>,
     /// What [`Stream::emss`](crate::Stream::emss) tells.
     pub emss: usize,
@@ -39,7 +39,7 @@ impl Default for Link {
     }
 }
 
-/// How many octets a call transfers at most.
+/// How many bytes a call transfers at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Split {
     /// As many as there are.
@@ -52,7 +52,7 @@ pub enum Split {
 }
 
 impl Split {
-    /// The most octets of the next call.
+    /// The most bytes of the next call.
     pub(crate) fn next(self, random: &mut Random) -> usize {
         match self {
             Self::Whole => usize::MAX,

@@ -42,15 +42,15 @@ fn events(stack: &mut SimStack) -> Vec<(u64, bool, bool)> {
     events.iter().map(|e| (e.token.0, e.readable, e.writable)).collect()
 }
 
-fn send(stream: &mut dyn Stream, octets: &[u8]) -> io::Result<usize> {
-    stream.send(&[IoVec::from(octets)])
+fn send(stream: &mut dyn Stream, bytes: &[u8]) -> io::Result<usize> {
+    stream.send(&[IoVec::from(bytes)])
 }
 
 fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
-    let mut octets = vec![0; len];
-    let n = stream.recv(&mut [IoVecMut::from(&mut octets[..])])?;
-    octets.truncate(n);
-    Ok(octets)
+    let mut bytes = vec![0; len];
+    let n = stream.recv(&mut [IoVecMut::from(&mut bytes[..])])?;
+    bytes.truncate(n);
+    Ok(bytes)
 }
 
 fn kind<T>(result: io::Result<T>) -> ErrorKind {
@@ -123,12 +123,12 @@ fn addresses_are_checked() {
 }
 
 #[test]
-fn octets_travel_in_order_and_in_time() {
+fn bytes_travel_in_order_and_in_time() {
     let Pair { network, mut a, mut b, mut client, mut server, listener: _listener } =
         Pair::with(1, Link { latency: 2 * MS, ..Link::default() });
     assert_eq!(client.send(&[&b"one "[..], b"two"].map(IoVec::from)).unwrap(), 7);
     network.advance(MS);
-    // A faster link does not let later octets overtake.
+    // A faster link does not let later bytes overtake.
     network.set_link(A, B, Link::default());
     send(&mut *client, b" three").unwrap();
     assert_eq!(events(&mut b), []);
@@ -143,8 +143,8 @@ fn octets_travel_in_order_and_in_time() {
     client.set_interest(Interest::NONE).unwrap();
     assert_eq!(events(&mut a), []);
     let info = client.info();
-    assert_eq!((info.octets_acked, info.rtt_us, info.emss), (Some(13), Some(2000), Some(1448)));
-    assert_eq!(server.info().octets_received, Some(13));
+    assert_eq!((info.bytes_acked, info.rtt_us, info.emss), (Some(13), Some(2000), Some(1448)));
+    assert_eq!(server.info().bytes_received, Some(13));
 }
 
 #[test]
@@ -163,8 +163,8 @@ fn a_full_pipe_blocks() {
 fn splits() {
     let link = Link { send_split: Split::Fixed(1), recv_split: Split::Fixed(3), ..Link::default() };
     let Pair { mut client, mut server, .. } = Pair::with(1, link);
-    for octet in b"12345" {
-        assert_eq!(send(&mut *client, &[*octet, 0, 0]).unwrap(), 1);
+    for byte in b"12345" {
+        assert_eq!(send(&mut *client, &[*byte, 0, 0]).unwrap(), 1);
     }
     assert_eq!(recv(&mut *server, 50).unwrap(), b"123");
     assert_eq!(recv(&mut *server, 1).unwrap(), b"4");
@@ -197,7 +197,7 @@ fn a_stall_keeps_everything() {
 }
 
 #[test]
-fn a_cut_resets_behind_its_octet() {
+fn a_cut_resets_behind_its_byte() {
     let Pair { network, mut a, mut b, mut client, mut server, .. } = Pair::new();
     network.change_link(A, B, |link| link.cut_at = Some(5));
     assert_eq!(send(&mut *client, b"123").unwrap(), 3);
@@ -223,7 +223,7 @@ fn a_cut_at_once_and_at_zero() {
 }
 
 #[test]
-fn a_fin_at_an_octet_hides_the_rest() {
+fn a_fin_at_a_byte_hides_the_rest() {
     let Pair { network, mut client, mut server, .. } = Pair::new();
     network.change_link(A, B, |link| link.fin_at = Some(4));
     assert_eq!(send(&mut *client, b"123456").unwrap(), 6);
@@ -255,11 +255,11 @@ fn shutdown_abort_and_drop() {
     send(&mut *client, b"unread").unwrap();
     assert_eq!(events(&mut b), [(3, true, false)]);
     drop(server);
-    assert_eq!(kind(recv(&mut *client, 1)), ErrorKind::ConnectionReset, "octets were thrown away");
+    assert_eq!(kind(recv(&mut *client, 1)), ErrorKind::ConnectionReset, "bytes were thrown away");
 }
 
 #[test]
-fn octets_for_a_closed_end_are_answered_with_a_reset() {
+fn bytes_for_a_closed_end_are_answered_with_a_reset() {
     let Pair { network, mut a, mut client, server, .. } = Pair::new();
     drop(server);
     send(&mut *client, b"nobody").unwrap();

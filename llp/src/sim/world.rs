@@ -68,10 +68,10 @@ struct End {
     received: VecDeque<u8>,
     peer_fin: bool,
     fin_sent: bool,
-    /// Octets sent so far.
+    /// Bytes sent so far.
     sent: u64,
     taken: u64,
-    /// Octets sent that the other end has not read.
+    /// Bytes sent that the other end has not read.
     unread: usize,
     /// When the last packet from here is due: packets do not overtake each other.
     last_due: Time,
@@ -88,7 +88,7 @@ enum State {
 enum Packet {
     Established,
     Refused,
-    Octets(Vec<u8>),
+    Bytes(Vec<u8>),
     Fin,
     Reset,
 }
@@ -198,8 +198,8 @@ impl World {
                 Packet::Established if end.state == State::Connecting => end.state = State::Made,
                 Packet::Established => {}
                 Packet::Refused => end.state = State::Failed(ErrorKind::ConnectionRefused),
-                Packet::Octets(octets) if end.held => end.received.extend(octets),
-                Packet::Octets(_) => {
+                Packet::Bytes(bytes) if end.held => end.received.extend(bytes),
+                Packet::Bytes(_) => {
                     // Nobody reads here any more: TCP answers with a RST.
                     end.state = State::Closed;
                     self.post(id, Packet::Reset);
@@ -361,7 +361,7 @@ impl World {
         end.held = false;
         let other = end.other;
         match end.state {
-            // As the kernel does: a RST if received octets are thrown away, otherwise a FIN.
+            // As the kernel does: a RST if received bytes are thrown away, otherwise a FIN.
             State::Made if end.received.is_empty() => {
                 if !std::mem::replace(&mut end.fin_sent, true) {
                     self.post(id, Packet::Fin);

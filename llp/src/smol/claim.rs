@@ -29,7 +29,7 @@ impl Claim {
                 format!("{what} is {who}: a TCP of its own needs its own"),
             ))
         };
-        let colons = config.mac.map(|octet| format!("{octet:02x}")).join(":");
+        let colons = config.mac.map(|byte| format!("{byte:02x}")).join(":");
         // With this MAC all that is for the kernel would come to us.
         if ethernet(interface)? == config.mac {
             return taken(format!("mac={colons}"), "the interface's");

@@ -12,7 +12,7 @@ pub struct SmolConfig {
     pub addresses: Vec<(IpAddr, u8)>,
     /// Default routes, one an address family.
     pub gateways: Vec<IpAddr>,
-    /// Octets of a connection's receive buffer and of its send buffer where the options of a stream say nothing: at least the
+    /// Bytes of a connection's receive buffer and of its send buffer where the options of a stream say nothing: at least the
     /// product of bandwidth and delay, or the path is not filled.
     pub buffer: usize,
 }
@@ -53,17 +53,17 @@ pub enum ConfigError {
         gateway: IpAddr,
     },
     /// A buffer that smoltcp does not have.
-    #[error("buffer={octets}: expected octets between 4K and 1G, such as 4M")]
+    #[error("buffer={bytes}: expected bytes between 4K and 1G, such as 4M")]
     Buffer {
         /// What was given.
-        octets: usize,
+        bytes: usize,
     },
 }
 
 impl SmolConfig {
-    /// Octets of each buffer by default: what 10 Gbit/s need at 0.8 ms.
+    /// Bytes of each buffer by default: what 10 Gbit/s need at 0.8 ms.
     pub const BUFFER: usize = 1 << 20;
-    /// Least octets of a buffer, and most: a window is no longer (RFC 7323 section 2.3).
+    /// Least bytes of a buffer, and most: a window is no longer (RFC 7323 section 2.3).
     pub const BUFFERS: std::ops::RangeInclusive<usize> = 4096..=1 << 30;
 
     /// One address, and a MAC made of it: as long as nobody else has the address, nobody else has the MAC, and neighbours that
@@ -76,7 +76,7 @@ impl SmolConfig {
             IpAddr::V6(v6) => v6
                 .octets()
                 .iter()
-                .fold(0x811C_9DC5, |hash: u32, octet| (hash ^ u32::from(*octet)).wrapping_mul(0x0100_0193))
+                .fold(0x811C_9DC5, |hash: u32, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
                 .to_be_bytes(),
         };
         // Locally administered, unicast (IEEE 802); the two families do not meet.
@@ -111,7 +111,7 @@ impl SmolConfig {
             }
         }
         if !Self::BUFFERS.contains(&self.buffer) {
-            return Err(ConfigError::Buffer { octets: self.buffer });
+            return Err(ConfigError::Buffer { bytes: self.buffer });
         }
         Ok(())
     }
@@ -156,7 +156,7 @@ fn network(address: IpAddr, prefix: u8) -> (u128, u128, u128) {
 }
 
 fn colons(mac: &[u8; 6]) -> String {
-    mac.map(|octet| format!("{octet:02x}")).join(":")
+    mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
 #[cfg(test)]
@@ -230,9 +230,9 @@ mod tests {
         for mac in [[0; 6], [0xFF; 6], [1, 0, 0, 0, 0, 1]] {
             assert_eq!(SmolConfig { mac, ..base.clone() }.check(), Err(ConfigError::Mac { mac }));
         }
-        for octets in [0, 4095, (1 << 30) + 1] {
-            let config = SmolConfig { buffer: octets, ..base.clone() };
-            assert_eq!(config.check(), Err(ConfigError::Buffer { octets }));
+        for bytes in [0, 4095, (1 << 30) + 1] {
+            let config = SmolConfig { buffer: bytes, ..base.clone() };
+            assert_eq!(config.check(), Err(ConfigError::Buffer { bytes }));
         }
     }
 }

@@ -88,10 +88,10 @@ pub(super) fn neighbour(frame: &[u8]) -> Option<IpAddr> {
 }
 
 fn tcp(source: IpAddr, destination: IpAddr, segment: &[u8], checksum: Checksum) -> Option<Kind> {
-    let octets = segment;
-    let Ok(segment) = TcpPacket::new_checked(octets) else { return Some(Kind::Other) };
+    let bytes = segment;
+    let Ok(segment) = TcpPacket::new_checked(bytes) else { return Some(Kind::Other) };
     let whole = || segment.verify_checksum(&source.into(), &destination.into());
-    let begun = || pseudo_sum(source, destination, octets.len()) == segment.checksum();
+    let begun = || pseudo_sum(source, destination, bytes.len()) == segment.checksum();
     let right = match checksum {
         Checksum::Trusted => true,
         Checksum::Whole => whole(),
@@ -121,6 +121,6 @@ pub(super) fn pseudo_sum(source: IpAddr, destination: IpAddr, len: usize) -> u16
     whole as u16
 }
 
-fn sum(octets: &[u8]) -> u32 {
-    octets.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum()
+fn sum(bytes: &[u8]) -> u32 {
+    bytes.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum()
 }

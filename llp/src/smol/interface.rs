@@ -167,7 +167,7 @@ impl<L: Link> SmolInterface<L> {
         longest_packet(self.link.capabilities().mtu)
     }
 
-    /// Octets of payload in a segment: without options, as smoltcp sends none after the SYN.
+    /// Bytes of payload in a segment: without options, as smoltcp sends none after the SYN.
     pub(super) fn emss(&self, v6: bool) -> usize {
         self.mtu() - if v6 { 60 } else { 40 }
     }
@@ -213,8 +213,8 @@ impl<L: Link> SmolInterface<L> {
             (false, true) => Checksum::WholeOrBegun,
             (false, false) => Checksum::Whole,
         };
-        let octets = frame.octets();
-        let id = match classify(octets, checksum) {
+        let bytes = frame.bytes();
+        let id = match classify(bytes, checksum) {
             // The checksum is wrong: as if it had not come.
             None => return,
             Some(Kind::Other) => None,
@@ -226,13 +226,13 @@ impl<L: Link> SmolInterface<L> {
         };
         let Some(id) = id else {
             if self.heard.len() < self.gateways.len()
-                && let Some(who) = neighbour(octets)
+                && let Some(who) = neighbour(bytes)
                 && self.gateways.contains(&who)
                 && !self.heard.contains(&who)
             {
                 self.heard.push(who);
             }
-            let mut port = Port { link: &mut self.link, frame: Some(octets), sender: None };
+            let mut port = Port { link: &mut self.link, frame: Some(bytes), sender: None };
             self.iface.poll_ingress_single(now, &mut port, &mut self.nobody);
             // A neighbour has answered, perhaps: who waits for it goes on at once, and not when it would ask again.
             let waiting = self.conns.iter().filter(|(_, conn)| conn.is_opening());
@@ -243,12 +243,12 @@ impl<L: Link> SmolInterface<L> {
         let (mtu, cuts) = (self.mtu(), self.link.capabilities().segmentation.is_some());
         let Conn { sockets, stretch, segmentation, queue, .. } = &mut self.conns[id];
         // The checksum was looked at before, and is not again.
-        if cuts && let Some(size) = mss::limit(octets, mtu) {
+        if cuts && let Some(size) = mss::limit(bytes, mtu) {
             *segmentation = Some(Segmentation { size });
         }
         let segmentation = *segmentation;
         self.link.send_for(*queue);
-        if let Some(mut parts) = stretch.has_come(octets, emss) {
+        if let Some(mut parts) = stretch.has_come(bytes, emss) {
             while let Some(part) = parts.next() {
                 let sender = Some(Sender { stretch, segmentation });
                 let mut port = Port { link: &mut self.link, frame: Some(part), sender };
@@ -256,7 +256,7 @@ impl<L: Link> SmolInterface<L> {
             }
         }
         let sender = Some(Sender { stretch, segmentation });
-        let mut port = Port { link: &mut self.link, frame: Some(octets), sender };
+        let mut port = Port { link: &mut self.link, frame: Some(bytes), sender };
         let result = self.iface.poll_ingress_single(now, &mut port, sockets);
         if result == PollIngressSingleResult::SocketStateChanged {
             self.state_changed(id);
@@ -491,11 +491,11 @@ impl<L: Link> SmolInterface<L> {
         result
     }
 
-    /// Takes what the link has, and tells how many octets of the connection can be looked at in one piece; none behind its end.
+    /// Takes what the link has, and tells how many bytes of the connection can be looked at in one piece; none behind its end.
     pub(super) fn look(&mut self, id: ConnId) -> io::Result<usize> {
         self.tick();
         self.tell(Some(id.0));
-        self.conns[id.0].received().map(|octets| octets.len())
+        self.conns[id.0].received().map(|bytes| bytes.len())
     }
 
     /// Whoever sleeps is woken if the connection has something to tell now: another interest, or what a look has left.

@@ -12,9 +12,9 @@ use std::time::Instant;
 /// What a link can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Octets of an IP packet on the wire.
+    /// Bytes of an IP packet on the wire.
     pub mtu: usize,
-    /// The link cuts larger TCP packets itself, over both versions of IP, up to this many octets with their Ethernet header, and
+    /// The link cuts larger TCP packets itself, over both versions of IP, up to this many bytes with their Ethernet header, and
     /// computes the checksums of all TCP segments.
     pub segmentation: Option<usize>,
     /// Frames may come from this machine, with TCP checksums that are only begun: the sum of the pseudo-header, which a card would
@@ -25,14 +25,14 @@ pub struct Capabilities {
 /// How the link is to cut a TCP packet into segments, where one does not take it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segmentation {
-    /// Octets of payload and TCP options in each: the peer's maximum segment size, at most what the MTU carries.
+    /// Bytes of payload and TCP options in each: the peer's maximum segment size, at most what the MTU carries.
     pub size: u16,
 }
 
 /// A frame that came.
 pub trait Frame {
-    /// Its octets, from the Ethernet header on.
-    fn octets(&mut self) -> &mut [u8];
+    /// Its bytes, from the Ethernet header on.
+    fn bytes(&mut self) -> &mut [u8];
 
     /// Whether the link vouches for its TCP checksum, or it never had one (it came from this machine).
     fn is_checked(&self) -> bool;
@@ -59,7 +59,7 @@ pub trait Link: Send {
     /// Whether [`Link::transmit`] has room now.
     fn has_room(&mut self) -> bool;
 
-    /// Sends a frame of `len` octets that `fill` writes. It may be kept until [`Link::flush`].
+    /// Sends a frame of `len` bytes that `fill` writes. It may be kept until [`Link::flush`].
     fn transmit(&mut self, len: usize, segmentation: Option<Segmentation>, fill: &mut dyn FnMut(&mut [u8]));
 
     /// Frames given so far leave.
@@ -169,13 +169,13 @@ impl<L: Link> Device for Port<'_, L> {
     }
 }
 
-/// Octets of the longest IP packet that is sent: of the MTU, what leaves a payload of a multiple of four. An FPDU has a length of
+/// Bytes of the longest IP packet that is sent: of the MTU, what leaves a payload of a multiple of four. An FPDU has a length of
 /// that kind (RFC 5044 section 4.1), so no segment ends within its CRC. Linux's siw takes no CRC that comes in two segments.
 pub(super) fn longest_packet(mtu: usize) -> usize {
     mtu & !3
 }
 
-/// Octets of the longest frame that the link is given to cut, of `longest`: one of whole segments. A remainder would be a short segment
+/// Bytes of the longest frame that the link is given to cut, of `longest`: one of whole segments. A remainder would be a short segment
 /// behind each frame, and might end anywhere.
 fn whole_segments(longest: usize, mtu: usize, ip_and_tcp: usize) -> usize {
     let headers = ETHERNET_HEADER + ip_and_tcp;
@@ -184,11 +184,11 @@ fn whole_segments(longest: usize, mtu: usize, ip_and_tcp: usize) -> usize {
     headers + if payload < segment { payload & !3 } else { payload / segment * segment }
 }
 
-/// Octets of the two headers without options.
+/// Bytes of the two headers without options.
 const IPV4_AND_TCP: usize = 40;
 const IPV6_AND_TCP: usize = 60;
 
-/// Octets in front of the IP packet.
+/// Bytes in front of the IP packet.
 pub(super) const ETHERNET_HEADER: usize = 14;
 
 pub(super) struct Rx<'a>(&'a mut [u8]);
@@ -209,13 +209,13 @@ impl<L: Link> TxToken for Tx<'_, L> {
         let (mut f, mut result, mut sender) = (Some(f), None, self.sender);
         let Capabilities { mtu, segmentation: cuts, .. } = self.link.capabilities();
         let segmentation = sender.as_ref().and_then(|sender| sender.segmentation);
-        self.link.transmit(len, segmentation, &mut |octets| {
-            result = f.take().map(|f| f(octets));
+        self.link.transmit(len, segmentation, &mut |bytes| {
+            result = f.take().map(|f| f(bytes));
             if cuts.is_some() {
-                mss::limit(octets, longest_packet(mtu));
+                mss::limit(bytes, longest_packet(mtu));
             }
             if let Some(sender) = &mut sender {
-                sender.stretch.has_left(octets);
+                sender.stretch.has_left(bytes);
             }
         });
         match (result, f) {

@@ -10,18 +10,18 @@ use smoltcp::wire::TcpPacket;
 
 /// What a peer takes that says nothing: smoltcp's, for both versions of IP.
 const UNSAID: u16 = 536;
-/// smoltcp sends segments of so many octets whatever a peer says.
+/// smoltcp sends segments of so many bytes whatever a peer says.
 const LEAST: u16 = 48;
 /// Kinds of options.
 const END: u8 = 0;
 const NOTHING: u8 = 1;
 const MSS: u8 = 2;
 
-/// Lowers the segment size that a SYN tells to what an IP packet of `mtu` octets carries. Returns what it then is; nothing for frames
+/// Lowers the segment size that a SYN tells to what an IP packet of `mtu` bytes carries. Returns what it then is; nothing for frames
 /// that are no SYN.
 pub(super) fn limit(frame: &mut [u8], mtu: usize) -> Option<u16> {
-    let (at, octets) = segment_of(frame)?;
-    let segment = TcpPacket::new_checked(&frame[at..at + octets]).ok()?;
+    let (at, bytes) = segment_of(frame)?;
+    let segment = TcpPacket::new_checked(&frame[at..at + bytes]).ok()?;
     if !segment.syn() {
         return None;
     }
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
     use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet};
 
-    /// A segment with these options, a multiple of four octets.
+    /// A segment with these options, a multiple of four bytes.
     fn segment(v6: bool, options: &[u8], syn: bool) -> Vec<u8> {
         let ip = if v6 { 40 } else { 20 };
         let tcp = TCP_HEADER + options.len();
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn what_a_syn_says_fits_the_link() {
-        // Behind others, and the octets that it has then.
+        // Behind others, and the bytes that it has then.
         let options = |size: u16| {
             let [a, b] = size.to_be_bytes();
             [1, 3, 3, 7, 4, 2, 1, 2, 4, a, b, 0]
@@ -132,7 +132,7 @@ mod tests {
         for len in 0..frame.len() {
             let mut cut = segment(true, &[2, 4, 255, 255], true);
             cut.truncate(len);
-            assert_eq!(limit(&mut cut, 1500), None, "{len} octets");
+            assert_eq!(limit(&mut cut, 1500), None, "{len} bytes");
         }
     }
 }

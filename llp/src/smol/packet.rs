@@ -19,9 +19,9 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 use virtio::{HEADER, Header};
 
-/// Longest frame: an IPv6 packet with 65,535 octets behind its header, and the Ethernet header.
+/// Longest frame: an IPv6 packet with 65,535 bytes behind its header, and the Ethernet header.
 pub(crate) const LONGEST: usize = 65_535 + 40 + 14;
-/// Longest frame that is sent for the interface to cut. From 65,536 octets on (`gso_max_size`) the kernel cuts in software, before the
+/// Longest frame that is sent for the interface to cut. From 65,536 bytes on (`gso_max_size`) the kernel cuts in software, before the
 /// interface: half the throughput on a veth.
 const LONGEST_SENT: usize = 65_535;
 /// Frames that wait for the interface to have room.
@@ -37,7 +37,7 @@ const SPARE: usize = 256;
 pub struct PacketLink {
     socket: PacketSocket,
     mtu: usize,
-    /// Frames that the interface had no room for, oldest first, each with the octets that it takes of its buffer.
+    /// Frames that the interface had no room for, oldest first, each with the bytes that it takes of its buffer.
     waiting: VecDeque<(Vec<u8>, usize)>,
     free: Vec<Vec<u8>>,
     /// Where the next frame is received: long enough for any, set to zero once.
@@ -131,7 +131,7 @@ pub struct PacketFrame {
 }
 
 impl Frame for PacketFrame {
-    fn octets(&mut self) -> &mut [u8] {
+    fn bytes(&mut self) -> &mut [u8] {
         &mut self.buffer[HEADER..self.len]
     }
 

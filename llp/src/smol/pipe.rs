@@ -39,7 +39,7 @@ pub struct PipeLink {
     readable: Arc<OwnedFd>,
 }
 
-/// Both ends of a link with IP packets of up to `mtu` octets.
+/// Both ends of a link with IP packets of up to `mtu` bytes.
 ///
 /// # Errors
 /// The process has no descriptor left.
@@ -96,7 +96,7 @@ impl Scissors {
 pub struct PipeFrame(Vec<u8>);
 
 impl Frame for PipeFrame {
-    fn octets(&mut self) -> &mut [u8] {
+    fn bytes(&mut self) -> &mut [u8] {
         &mut self.0
     }
 

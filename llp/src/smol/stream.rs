@@ -2,7 +2,7 @@
 
 use super::interface::{ConnId, SmolInterface};
 use super::link::Link;
-use crate::{Interest, Look, Rest, Stream, StreamInfo, no_octets};
+use crate::{Interest, Look, Rest, Stream, StreamInfo, no_bytes};
 use mem::{IoVec, IoVecMut};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use std::io;
@@ -38,7 +38,7 @@ impl<L: Link + 'static> Stream for SmolStream<L> {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         self.live()?;
         if bufs.iter().all(IoVec::is_empty) {
-            return Err(no_octets());
+            return Err(no_bytes());
         }
         self.interface.lock().send(self.id, bufs)
     }
@@ -46,7 +46,7 @@ impl<L: Link + 'static> Stream for SmolStream<L> {
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         self.live()?;
         if bufs.iter().all(IoVecMut::is_empty) {
-            return Err(no_octets());
+            return Err(no_bytes());
         }
         self.interface.lock().recv(self.id, bufs)
     }
@@ -113,7 +113,7 @@ impl<L: Link> Drop for SmolStream<L> {
     }
 }
 
-/// Octets in the receive buffer of a connection, whose interface does nothing else meanwhile.
+/// Bytes in the receive buffer of a connection, whose interface does nothing else meanwhile.
 struct SmolLook<L: Link> {
     interface: ArcMutexGuard<RawMutex, SmolInterface<L>>,
     id: ConnId,
@@ -121,7 +121,7 @@ struct SmolLook<L: Link> {
 }
 
 impl<L: Link> Look for SmolLook<L> {
-    fn octets(&mut self) -> &mut [u8] {
+    fn bytes(&mut self) -> &mut [u8] {
         self.interface.received(self.id)
     }
 

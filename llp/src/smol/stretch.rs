@@ -11,7 +11,7 @@ use smoltcp::wire::{EthernetFrame, EthernetProtocol, Ipv4Packet, Ipv6Packet, Tcp
 
 /// Parts of an acknowledgement: each costs what a frame costs.
 const PARTS: u32 = 64;
-/// Octets of the IPv6 header and of a TCP header without options.
+/// Bytes of the IPv6 header and of a TCP header without options.
 const IPV6_HEADER: usize = 40;
 pub(super) const TCP_HEADER: usize = 20;
 const LONGEST: usize = ETHERNET_HEADER + IPV6_HEADER + TCP_HEADER;
@@ -19,29 +19,29 @@ const LONGEST: usize = ETHERNET_HEADER + IPV6_HEADER + TCP_HEADER;
 /// What is known of a connection's sending direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stretch {
-    /// The first octet that the peer has not acknowledged.
+    /// The first byte that the peer has not acknowledged.
     acknowledged: u32,
-    /// The octet behind the one that was sent last.
+    /// The byte behind the one that was sent last.
     sent: u32,
     /// The peer's window, and by how many bits it is shifted.
     window: u32,
     scale: u8,
-    /// Nothing but the congestion window kept octets back when it was last looked at.
+    /// Nothing but the congestion window kept bytes back when it was last looked at.
     is_limited: bool,
 }
 
 impl Stretch {
     /// A frame with a TCP segment has left.
     pub(super) fn has_left(&mut self, frame: &[u8]) {
-        if let Some((at, octets)) = segment_of(frame) {
-            let segment = TcpPacket::new_unchecked(&frame[at..at + octets]);
+        if let Some((at, bytes)) = segment_of(frame) {
+            let segment = TcpPacket::new_unchecked(&frame[at..at + bytes]);
             let flags = usize::from(segment.syn()) + usize::from(segment.fin());
-            let len = octets.saturating_sub(usize::from(segment.header_len())) + flags;
+            let len = bytes.saturating_sub(usize::from(segment.header_len())) + flags;
             self.sent = sequence(segment.seq_number()).wrapping_add(len as u32);
         }
     }
 
-    /// Everything that could be sent was. `queued`: octets that are not acknowledged, sent or not.
+    /// Everything that could be sent was. `queued`: bytes that are not acknowledged, sent or not.
     pub(super) fn has_sent_all(&mut self, queued: usize, mss: usize) {
         let flight = self.sent.wrapping_sub(self.acknowledged) as usize;
         let room = (self.window as usize).saturating_sub(flight);
@@ -50,8 +50,8 @@ impl Stretch {
 
     /// A frame with a TCP segment has come: the parts in which smoltcp should get its acknowledgement before itself.
     pub(super) fn has_come(&mut self, frame: &[u8], mss: usize) -> Option<Parts> {
-        let (at, octets) = segment_of(frame)?;
-        let segment = TcpPacket::new_checked(&frame[at..at + octets]).ok()?;
+        let (at, bytes) = segment_of(frame)?;
+        let segment = TcpPacket::new_checked(&frame[at..at + bytes]).ok()?;
         if segment.syn() {
             self.scale = scale_of(&segment);
         }
@@ -87,7 +87,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// The frame's headers without options and octets, with room for other acknowledgements between `before` and `ack`.
+    /// The frame's headers without options and bytes, with room for other acknowledgements between `before` and `ack`.
     fn of(whole: &[u8], at: usize, (before, ack): (u32, u32), mss: u32) -> Option<Self> {
         let covers = ack.wrapping_sub(before);
         let parts = covers.div_ceil(mss).min(PARTS);
@@ -132,7 +132,7 @@ fn ethertype(frame: &[u8]) -> Option<EthernetProtocol> {
     Some(EthernetFrame::new_checked(frame).ok()?.ethertype())
 }
 
-/// Where the TCP segment of a frame begins, and its octets.
+/// Where the TCP segment of a frame begins, and its bytes.
 pub(super) fn segment_of(frame: &[u8]) -> Option<(usize, usize)> {
     let packet = frame.get(ETHERNET_HEADER..)?;
     let (header, len) = match ethertype(frame)? {
@@ -152,8 +152,8 @@ pub(super) fn segment_of(frame: &[u8]) -> Option<(usize, usize)> {
         }
         _ => return None,
     };
-    let octets = len.checked_sub(header).filter(|octets| *octets >= TCP_HEADER)?;
-    Some((ETHERNET_HEADER + header, octets))
+    let bytes = len.checked_sub(header).filter(|bytes| *bytes >= TCP_HEADER)?;
+    Some((ETHERNET_HEADER + header, bytes))
 }
 
 /// RFC 7323 section 2.2: the shift that a SYN announces; none is a shift of 0, and more than 14 is 14.

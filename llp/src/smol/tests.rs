@@ -88,14 +88,14 @@ impl World {
         (client, server)
     }
 
-    /// Moves `octets` and compares them; interest is set as the engine does.
-    fn carry(&mut self, from: &mut dyn Stream, to: &mut dyn Stream, octets: &[u8]) {
-        let (mut sent, mut came) = (0, Vec::with_capacity(octets.len()));
+    /// Moves `bytes` and compares them; interest is set as the engine does.
+    fn carry(&mut self, from: &mut dyn Stream, to: &mut dyn Stream, bytes: &[u8]) {
+        let (mut sent, mut came) = (0, Vec::with_capacity(bytes.len()));
         let mut block = vec![0; 100_000];
         self.until(|_| {
-            if sent < octets.len() {
-                let end = octets.len().min(sent + 70_000);
-                match from.send(&[IoVec::from(&octets[sent..end])]) {
+            if sent < bytes.len() {
+                let end = bytes.len().min(sent + 70_000);
+                match from.send(&[IoVec::from(&bytes[sent..end])]) {
                     Ok(count) => sent += count,
                     Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
                 }
@@ -104,9 +104,9 @@ impl World {
                 Ok(count) => came.extend_from_slice(&block[..count]),
                 Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
             }
-            came.len() == octets.len()
+            came.len() == bytes.len()
         });
-        assert!(came == octets, "octets differ");
+        assert!(came == bytes, "bytes differ");
     }
 }
 
@@ -121,7 +121,7 @@ fn kind<T>(result: io::Result<T>) -> ErrorKind {
 }
 
 #[test]
-fn octets_arrive_over_both_versions_and_any_mtu() {
+fn bytes_arrive_over_both_versions_and_any_mtu() {
     for v6 in [false, true] {
         for mtu in [1500, 9000] {
             let mut world = World::new(mtu, v6);
@@ -184,7 +184,7 @@ fn a_long_path_on_a_virtual_clock() {
         step(&mut world);
     }
     let took = clock.now() - begin;
-    // 1054 octets at 1 Mbit/s.
+    // 1054 bytes at 1 Mbit/s.
     assert!((0.058..0.059).contains(&took.as_secs_f64()), "{took:?}");
 }
 
@@ -346,8 +346,8 @@ fn a_link_that_is_cut_ends_its_connections() {
 fn what_was_sent_before_the_end_arrives() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
-    let octets = pattern(500_000);
-    client.send(&[IoVec::from(&octets[..])]).unwrap();
+    let bytes = pattern(500_000);
+    client.send(&[IoVec::from(&bytes[..])]).unwrap();
     drop(client);
     let mut came = Vec::new();
     let mut block = vec![0; 65_536];
@@ -362,7 +362,7 @@ fn what_was_sent_before_the_end_arrives() {
             false
         }
     });
-    assert!(came == octets);
+    assert!(came == bytes);
 }
 
 /// A thread that sleeps in the descriptor is woken by what another call took off the link.
@@ -385,16 +385,16 @@ fn the_descriptor_tells_what_nobody_polled_for() {
     assert!(world.told(1, 11 + one as u64).is_some_and(|event| event.readable));
 }
 
-/// Octets are used where they lie; what is of no use yet is news again only with more behind it, or with the end.
+/// Bytes are used where they lie; what is of no use yet is news again only with more behind it, or with the end.
 #[test]
-fn octets_are_looked_at_where_they_lie() {
+fn bytes_are_looked_at_where_they_lie() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
     assert_eq!(server.look().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
     client.send(&[IoVec::from(&b"one, tw"[..])]).unwrap();
     world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
     let mut look = server.look().unwrap().unwrap();
-    assert_eq!(look.octets(), b"one, tw");
+    assert_eq!(look.bytes(), b"one, tw");
     assert!(look.can_grow(5));
     look.consume(5, Rest::WaitForMore);
     world.step();
@@ -403,7 +403,7 @@ fn octets_are_looked_at_where_they_lie() {
     client.send(&[IoVec::from(&b"o"[..])]).unwrap();
     world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
     let mut look = server.look().unwrap().unwrap();
-    assert_eq!(look.octets(), b"two");
+    assert_eq!(look.bytes(), b"two");
     look.consume(1, Rest::WaitForMore);
     client.shutdown().unwrap();
     world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
@@ -412,7 +412,7 @@ fn octets_are_looked_at_where_they_lie() {
     drop(look);
     let mut block = [0; 10];
     assert_eq!(server.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 2, "a look takes nothing");
-    assert!(server.look().unwrap().unwrap().octets().is_empty(), "the FIN");
+    assert!(server.look().unwrap().unwrap().bytes().is_empty(), "the FIN");
 }
 
 /// Round and round the buffer: pieces that end where it ends are followed by those at its front.
@@ -420,24 +420,24 @@ fn octets_are_looked_at_where_they_lie() {
 fn looks_pass_the_end_of_the_buffer() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
-    let octets = pattern(3_500_000);
+    let bytes = pattern(3_500_000);
     let (mut sent, mut came, mut ends) = (0, Vec::new(), 0);
     world.until(|_| {
-        if let Ok(count) = client.send(&[IoVec::from(&octets[sent..octets.len().min(sent + 50_000)])]) {
+        if let Ok(count) = client.send(&[IoVec::from(&bytes[sent..bytes.len().min(sent + 50_000)])]) {
             sent += count;
         }
         if let Ok(Some(mut look)) = server.look() {
-            // An odd number of octets stays.
-            let len = look.octets().len();
+            // An odd number of bytes stays.
+            let len = look.bytes().len();
             let take = (len.max(8) - 7).min(len);
-            came.extend_from_slice(&look.octets()[..take]);
+            came.extend_from_slice(&look.bytes()[..take]);
             ends += usize::from(!look.can_grow(take));
             look.consume(take, Rest::Useful);
         }
         came.len() > 3_400_000
     });
-    assert!(came == octets[..came.len()]);
-    assert!(ends >= 3, "the buffer has {} octets", SmolConfig::BUFFER);
+    assert!(came == bytes[..came.len()]);
+    assert!(ends >= 3, "the buffer has {} bytes", SmolConfig::BUFFER);
 }
 
 /// Two stacks on a virtual clock, with a connection between them.
@@ -519,10 +519,10 @@ fn the_descriptor_is_readable_as_long_as_a_poll_tells() {
     let ready = || poll(&mut [PollFd::new(&*fd, PollFlags::IN)], Some(&at_once)).unwrap() == 1;
     client.send(&[IoVec::from(&b"12"[..])]).unwrap();
     world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
-    let mut octet = [0];
+    let mut byte = [0];
     for _ in 0..2 {
         assert!(ready());
-        assert_eq!(server.recv(&mut [IoVecMut::from(&mut octet[..])]).unwrap(), 1);
+        assert_eq!(server.recv(&mut [IoVecMut::from(&mut byte[..])]).unwrap(), 1);
         world.step();
     }
     world.until(|_| !ready());

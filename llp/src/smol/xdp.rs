@@ -200,7 +200,7 @@ impl XdpLink {
         bpf::Program::load(&program::redirect(map.fd(), &config), false).map(drop)
     }
 
-    /// Octets of memory for frames of an interface. Without CAP_IPC_LOCK they count against the limit of locked memory.
+    /// Bytes of memory for frames of an interface. Without CAP_IPC_LOCK they count against the limit of locked memory.
     ///
     /// # Errors
     /// `NotFound` when there is no such interface; the system's.
@@ -234,8 +234,8 @@ pub struct XdpFrame {
 }
 
 impl Frame for XdpFrame {
-    fn octets(&mut self) -> &mut [u8] {
-        self.received.octets()
+    fn bytes(&mut self) -> &mut [u8] {
+        self.received.bytes()
     }
 
     fn is_checked(&self) -> bool {

@@ -62,11 +62,11 @@ fn socket(address: SocketAddr) -> io::Result<Socket> {
 
 /// Buffers first: they decide the window scale, which is fixed when the connection is made.
 fn apply(socket: &Socket, address: SocketAddr, options: &StreamOptions) -> io::Result<()> {
-    if let Some(octets) = options.send_buffer {
-        socket.set_send_buffer_size(octets)?;
+    if let Some(bytes) = options.send_buffer {
+        socket.set_send_buffer_size(bytes)?;
     }
-    if let Some(octets) = options.recv_buffer {
-        socket.set_recv_buffer_size(octets)?;
+    if let Some(bytes) = options.recv_buffer {
+        socket.set_recv_buffer_size(bytes)?;
     }
     // FPDUs are written whole; nothing that follows would be worth waiting for.
     socket.set_tcp_nodelay(true)?;

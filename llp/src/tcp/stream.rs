@@ -14,7 +14,7 @@ use rustix::event::epoll;
 use socket2::Socket;
 
 use super::{data, flags, setup, syscall};
-use crate::{Interest, Stream, StreamInfo, Token, attached_stream, no_octets};
+use crate::{Interest, Stream, StreamInfo, Token, attached_stream, no_bytes};
 
 /// The kernel's segment size is asked for again with every so many questions: it changes with the path MTU, which is
 /// rare, and asking costs a system call.
@@ -106,14 +106,14 @@ impl TcpStream {
 impl Stream for TcpStream {
     fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         match syscall::send(self.socket()?.as_fd(), bufs) {
-            Ok(0) => Err(no_octets()),
+            Ok(0) => Err(no_bytes()),
             sent => sent,
         }
     }
 
     fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         match syscall::recv(self.socket()?.as_fd(), bufs) {
-            Ok(0) if IoVecMut::total(bufs) == 0 => Err(no_octets()),
+            Ok(0) if IoVecMut::total(bufs) == 0 => Err(no_bytes()),
             received => received,
         }
     }
@@ -205,8 +205,8 @@ impl Stream for TcpStream {
             not_sent: Some(info.tcpi_notsent_bytes),
             emss: Some(info.tcpi_snd_mss),
             path_mtu: Some(info.tcpi_pmtu),
-            octets_acked: Some(info.tcpi_bytes_acked),
-            octets_received: Some(info.tcpi_bytes_received),
+            bytes_acked: Some(info.tcpi_bytes_acked),
+            bytes_received: Some(info.tcpi_bytes_received),
             delivery_rate: Some(info.tcpi_delivery_rate),
             congestion,
         }

@@ -16,14 +16,14 @@ pub(super) fn send(fd: BorrowedFd<'_>, bufs: &[IoVec<'_>]) -> io::Result<usize> 
     let bufs = &bufs[..bufs.len().min(MAX_ELEMENTS)];
     let (fd, elements) = (fd.as_raw_fd(), IoVec::as_libc(bufs));
     if let [_] = bufs {
-        // SAFETY: `elements` points to the one element of `bufs`, whose octets hold during the call.
+        // SAFETY: `elements` points to the one element of `bufs`, whose bytes hold during the call.
         return retry(|| unsafe {
             let only = *elements;
             libc::send(fd, only.iov_base, only.iov_len, libc::MSG_NOSIGNAL)
         });
     }
     let message = message(elements.cast_mut(), bufs.len());
-    // SAFETY: `message` names the elements of `bufs`, which the call only reads; their octets hold during the call.
+    // SAFETY: `message` names the elements of `bufs`, which the call only reads; their bytes hold during the call.
     retry(|| unsafe { libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL) })
 }
 
@@ -32,14 +32,14 @@ pub(super) fn recv(fd: BorrowedFd<'_>, bufs: &mut [IoVecMut<'_>]) -> io::Result<
     let count = bufs.len().min(MAX_ELEMENTS);
     let (fd, elements) = (fd.as_raw_fd(), IoVecMut::as_libc(bufs));
     if count == 1 {
-        // SAFETY: `elements` points to the one element of `bufs`, whose octets hold during the call.
+        // SAFETY: `elements` points to the one element of `bufs`, whose bytes hold during the call.
         return retry(|| unsafe {
             let only = *elements;
             libc::recv(fd, only.iov_base, only.iov_len, 0)
         });
     }
     let mut message = message(elements, count);
-    // SAFETY: `message` names the elements of `bufs`, whose octets hold during the call.
+    // SAFETY: `message` names the elements of `bufs`, whose bytes hold during the call.
     retry(|| unsafe { libc::recvmsg(fd, &mut message, 0) })
 }
 
@@ -69,7 +69,7 @@ fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
 pub(super) fn tcp_info(fd: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
     let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
     let mut len = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: the call writes at most `len` octets, the size of `info`.
+    // SAFETY: the call writes at most `len` bytes, the size of `info`.
     let result = unsafe {
         libc::getsockopt(
             fd.as_raw_fd(),

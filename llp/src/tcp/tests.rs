@@ -61,11 +61,11 @@ fn quiet(stack: &mut dyn Stack) {
     assert_eq!(events, []);
 }
 
-fn send(stream: &mut dyn Stream, octets: &[u8]) -> io::Result<usize> {
-    stream.send(&[IoVec::from(octets)])
+fn send(stream: &mut dyn Stream, bytes: &[u8]) -> io::Result<usize> {
+    stream.send(&[IoVec::from(bytes)])
 }
 
-/// Receives until `len` octets are there, the end, or an error.
+/// Receives until `len` bytes are there, the end, or an error.
 fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
     let mut all = Vec::new();
     for _ in 0..2000 {
@@ -80,11 +80,11 @@ fn recv(stream: &mut dyn Stream, len: usize) -> io::Result<Vec<u8>> {
             return Ok(all);
         }
     }
-    panic!("{} of {len} octets within 2 s", all.len());
+    panic!("{} of {len} bytes within 2 s", all.len());
 }
 
 #[test]
-fn octets_pass_gathered_and_scattered() {
+fn bytes_pass_gathered_and_scattered() {
     let mut pair = Pair::new();
     let bufs = [&b"one "[..], b"", b"two ", b"three"].map(IoVec::from);
     assert_eq!(pair.client.send(&bufs).unwrap(), 13);
@@ -99,7 +99,7 @@ fn octets_pass_gathered_and_scattered() {
 }
 
 #[test]
-fn no_octets_is_no_fin() {
+fn no_bytes_is_no_fin() {
     let mut pair = Pair::new();
     assert_eq!(pair.client.send(&[]).unwrap_err().kind(), ErrorKind::InvalidInput);
     assert_eq!(send(&mut *pair.client, b"").unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -111,12 +111,12 @@ fn no_octets_is_no_fin() {
 #[test]
 fn more_elements_than_a_call_takes() {
     let mut pair = Pair::new();
-    let octets: Vec<u8> = (0..3000u32).map(|i| i as u8).collect();
-    let bufs: Vec<IoVec<'_>> = octets.chunks(1).map(IoVec::from).collect();
+    let bytes: Vec<u8> = (0..3000u32).map(|i| i as u8).collect();
+    let bufs: Vec<IoVec<'_>> = bytes.chunks(1).map(IoVec::from).collect();
     assert_eq!(pair.client.send(&bufs).unwrap(), 1024);
     assert_eq!(pair.client.send(&bufs[1024..]).unwrap(), 1024);
     assert_eq!(pair.client.send(&bufs[2048..]).unwrap(), 952);
-    assert_eq!(recv(&mut *pair.server, 100).unwrap(), octets[..100]);
+    assert_eq!(recv(&mut *pair.server, 100).unwrap(), bytes[..100]);
     let mut rest = vec![0; 2900];
     let mut into: Vec<IoVecMut<'_>> = rest.chunks_mut(1).map(IoVecMut::from).collect();
     wait(&mut pair.stack, |e| e.token == SERVER && e.readable);
@@ -154,7 +154,7 @@ fn a_full_buffer_blocks_and_clears() {
         }
     };
     assert_eq!(error.kind(), ErrorKind::WouldBlock);
-    assert!(sent < 10_000_000, "{sent} octets in a small buffer");
+    assert!(sent < 10_000_000, "{sent} bytes in a small buffer");
     pair.server.set_interest(Interest::NONE).unwrap();
     pair.client.set_interest(Interest::WRITE).unwrap();
     quiet(&mut pair.stack);
@@ -312,7 +312,7 @@ fn type_of_service_of_both_families_at_both_ends() {
 #[test]
 fn unmapped_memory_is_told_apart() {
     let mut pair = Pair::new();
-    // SAFETY: nothing in this process touches the octets; the kernel finds page 0 unmapped and says so.
+    // SAFETY: nothing in this process touches the bytes; the kernel finds page 0 unmapped and says so.
     let nowhere = unsafe { IoVec::from_raw(std::ptr::without_provenance(16), 4096) };
     let error = pair.client.send(&[nowhere]).unwrap_err();
     assert!(is_memory_fault(&error), "{error}");

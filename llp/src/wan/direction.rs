@@ -5,11 +5,11 @@ use super::{Profile, ProfileError};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Octets that are on their way at most: 1 Gbit/s for two seconds.
+/// Bytes that are on their way at most: 1 Gbit/s for two seconds.
 const ON_THE_WAY: usize = 256 << 20;
 /// A frame that is to be overtaken waits so long for those that do.
 const HOLD: Duration = Duration::from_millis(10);
-/// Octets that a flipped bit spares: the Ethernet header.
+/// Bytes that a flipped bit spares: the Ethernet header.
 const SPARED: usize = 14;
 
 /// Whether a frame is of the Address Resolution Protocol (RFC 826), which has no checksum of its own: damage that Ethernet's check
@@ -23,12 +23,12 @@ fn is_arp(frame: &[u8]) -> bool {
 pub struct Counts {
     /// Frames that were given.
     pub offered: u64,
-    /// Their octets.
-    pub offered_octets: u64,
+    /// Their bytes.
+    pub offered_bytes: u64,
     /// Frames that left, doubles included.
     pub delivered: u64,
-    /// Their octets.
-    pub delivered_octets: u64,
+    /// Their bytes.
+    pub delivered_bytes: u64,
     /// Lost by chance.
     pub lost: u64,
     /// Runs of such losses.
@@ -43,7 +43,7 @@ pub struct Counts {
     pub reordered: u64,
     /// Delivered with a flipped bit.
     pub damaged: u64,
-    /// Octets that waited for the line, at most.
+    /// Bytes that waited for the line, at most.
     pub most_queued: usize,
     /// How much later than due frames were taken, together and at most.
     pub late: Duration,
@@ -55,7 +55,7 @@ pub struct Counts {
 
 /// A frame and when it was given.
 struct Frame {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     given: Duration,
     due: Duration,
 }
@@ -83,7 +83,7 @@ pub struct Direction {
     /// In the order in which they leave.
     on_the_way: VecDeque<Frame>,
     held: Vec<Held>,
-    octets: usize,
+    bytes: usize,
     lost_last: bool,
     counts: Counts,
 }
@@ -96,7 +96,7 @@ impl Direction {
     pub fn new(profile: &Profile, seed: u64) -> Result<Self, ProfileError> {
         profile.check()?;
         Ok(Self {
-            queue: profile.queue_octets(),
+            queue: profile.queue_bytes(),
             loss: Loss::new(profile, seed),
             duplicate: Share::new(profile.duplicate, seed, 3),
             reorder: Share::new(profile.reorder, seed, 4),
@@ -106,21 +106,21 @@ impl Direction {
             free_at: Duration::ZERO,
             on_the_way: VecDeque::new(),
             held: Vec::new(),
-            octets: 0,
+            bytes: 0,
             lost_last: false,
             counts: Counts::default(),
         })
     }
 
     /// Gives it a frame.
-    pub fn offer(&mut self, now: Duration, octets: Vec<u8>) {
+    pub fn offer(&mut self, now: Duration, bytes: Vec<u8>) {
         self.counts.offered += 1;
-        self.counts.offered_octets += octets.len() as u64;
-        let Some(sent) = self.line(now, octets.len()) else {
+        self.counts.offered_bytes += bytes.len() as u64;
+        let Some(sent) = self.line(now, bytes.len()) else {
             self.counts.queue_full += 1;
             return;
         };
-        if self.octets + octets.len() > ON_THE_WAY {
+        if self.bytes + bytes.len() > ON_THE_WAY {
             self.counts.too_many += 1;
             return;
         }
@@ -135,17 +135,17 @@ impl Direction {
             return;
         }
         let due = sent + self.profile.delay + self.jitter.at(sent);
-        let mut frame = Frame { octets, given: now, due };
-        if damaged && frame.octets.len() > SPARED {
-            if is_arp(&frame.octets) {
+        let mut frame = Frame { bytes, given: now, due };
+        if damaged && frame.bytes.len() > SPARED {
+            if is_arp(&frame.bytes) {
                 self.counts.damaged += 1;
                 return;
             }
-            let bit = self.damage.below((frame.octets.len() - SPARED) * 8);
-            frame.octets[SPARED + bit / 8] ^= 1 << (bit % 8);
+            let bit = self.damage.below((frame.bytes.len() - SPARED) * 8);
+            frame.bytes[SPARED + bit / 8] ^= 1 << (bit % 8);
             self.counts.damaged += 1;
         }
-        self.octets += frame.octets.len();
+        self.bytes += frame.bytes.len();
         if late {
             let passing = 1 + self.reorder.below(3);
             self.held.push(Held { frame, passing, overtaken: false });
@@ -153,8 +153,8 @@ impl Direction {
         }
         if twice {
             self.counts.duplicated += 1;
-            self.octets += frame.octets.len();
-            self.on_the_way.push_back(Frame { octets: frame.octets.clone(), ..frame });
+            self.bytes += frame.bytes.len();
+            self.on_the_way.push_back(Frame { bytes: frame.bytes.clone(), ..frame });
         }
         self.on_the_way.push_back(frame);
         self.overtake(due);
@@ -163,8 +163,8 @@ impl Direction {
     /// When the line will have sent a frame; `None` if there is no room to wait for it.
     fn line(&mut self, now: Duration, len: usize) -> Option<Duration> {
         let Some(rate) = self.profile.rate else { return Some(now) };
-        let time = |octets: usize| {
-            let nanos = octets as u128 * 8 * 1_000_000_000 / u128::from(rate);
+        let time = |bytes: usize| {
+            let nanos = bytes as u128 * 8 * 1_000_000_000 / u128::from(rate);
             Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
         };
         let waits = self.free_at.saturating_sub(now);
@@ -212,15 +212,15 @@ impl Direction {
             self.counts.reordered += u64::from(held.overtaken);
             Frame { due: held.frame.due + HOLD, ..held.frame }
         };
-        self.octets -= frame.octets.len();
+        self.bytes -= frame.bytes.len();
         let counts = &mut self.counts;
         counts.delivered += 1;
-        counts.delivered_octets += frame.octets.len() as u64;
+        counts.delivered_bytes += frame.bytes.len() as u64;
         let late = now - frame.due;
         counts.late += late;
         counts.latest = counts.latest.max(late);
         counts.way += now.saturating_sub(frame.given);
-        Some(frame.octets)
+        Some(frame.bytes)
     }
 
     /// What became of frames so far.

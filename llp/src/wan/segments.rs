@@ -40,19 +40,19 @@ fn complete(frame: &mut [u8], start: usize, offset: usize) -> Option<()> {
     Some(())
 }
 
-/// The octets of a checksum field. A UDP checksum of zero is written as ones (RFC 768).
+/// The bytes of a checksum field. A UDP checksum of zero is written as ones (RFC 768).
 fn finished(sum: u16, is_udp: bool) -> [u8; 2] {
     let checksum = !sum;
     (if checksum == 0 && is_udp { 0xFFFF } else { checksum }).to_ne_bytes()
 }
 
-/// RFC 1071: the sum of 16-bit words, in whatever octet order; carries are in the upper half.
-fn sum(octets: &[u8]) -> u64 {
-    let (words, rest) = octets.as_chunks::<4>();
+/// RFC 1071: the sum of 16-bit words, in whatever byte order; carries are in the upper half.
+fn sum(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<4>();
     let whole: u64 = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum();
     let (pairs, last) = rest.as_chunks::<2>();
     let pairs: u64 = pairs.iter().map(|pair| u64::from(u16::from_ne_bytes(*pair))).sum();
-    let last: u64 = last.iter().map(|octet| u64::from(u16::from_ne_bytes([*octet, 0]))).sum();
+    let last: u64 = last.iter().map(|byte| u64::from(u16::from_ne_bytes([*byte, 0]))).sum();
     whole + pairs + last
 }
 
@@ -70,7 +70,7 @@ struct Packet {
     /// Where the header of TCP or UDP begins, and where its payload.
     transport: usize,
     payload: usize,
-    /// Octets of payload in each segment.
+    /// Bytes of payload in each segment.
     size: usize,
 }
 
@@ -139,25 +139,25 @@ impl Packet {
     /// The TCP or UDP header of segment `n`.
     fn transport(&self, segment: &mut [u8], n: usize, last: bool) {
         let pseudo = self.pseudo_sum(segment);
-        let octets = &mut segment[self.transport..];
+        let bytes = &mut segment[self.transport..];
         let checksum_at = if self.is_udp { 6 } else { 16 };
         if self.is_udp {
-            let len = octets.len() as u16;
-            octets[4..6].copy_from_slice(&len.to_be_bytes());
+            let len = bytes.len() as u16;
+            bytes[4..6].copy_from_slice(&len.to_be_bytes());
         } else {
-            let sequence = u32::from_be_bytes([octets[4], octets[5], octets[6], octets[7]]);
+            let sequence = u32::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
             let sequence = sequence.wrapping_add((n * self.size) as u32);
-            octets[4..8].copy_from_slice(&sequence.to_be_bytes());
+            bytes[4..8].copy_from_slice(&sequence.to_be_bytes());
             if n > 0 {
-                octets[13] &= !CWR;
+                bytes[13] &= !CWR;
             }
             if !last {
-                octets[13] &= !FIN_PSH;
+                bytes[13] &= !FIN_PSH;
             }
         }
-        octets[checksum_at..checksum_at + 2].fill(0);
-        let checksum = finished(fold(pseudo + sum(octets)), self.is_udp);
-        octets[checksum_at..checksum_at + 2].copy_from_slice(&checksum);
+        bytes[checksum_at..checksum_at + 2].fill(0);
+        let checksum = finished(fold(pseudo + sum(bytes)), self.is_udp);
+        bytes[checksum_at..checksum_at + 2].copy_from_slice(&checksum);
     }
 
     fn pseudo_sum(&self, segment: &[u8]) -> u64 {
@@ -236,15 +236,15 @@ mod tests {
             (true, true, GSO_UDP_L4),
             (false, true, GSO_UDP_L4),
         ] {
-            let (mut octets, start) = frame(v4, udp, &payload);
+            let (mut bytes, start) = frame(v4, udp, &payload);
             if v4 {
                 // The IP checksum of the whole packet is right, and no segment's.
-                let sum = finished(fold(sum(&octets[14..34])), false);
-                octets[24..26].copy_from_slice(&sum);
+                let sum = finished(fold(sum(&bytes[14..34])), false);
+                bytes[24..26].copy_from_slice(&sum);
             }
             let header = Header::to_cut(kind, 1448, start, if udp { 6 } else { 16 });
             let mut segments = Vec::new();
-            assert!(cut(header, &octets, &mut |segment| segments.push(segment)));
+            assert!(cut(header, &bytes, &mut |segment| segments.push(segment)));
             assert_eq!(segments.len(), 3);
             let joined: Vec<u8> = segments.iter().flat_map(|segment| check(segment, v4, udp)).collect();
             assert_eq!(joined, payload);
@@ -260,26 +260,26 @@ mod tests {
     #[test]
     fn checksums_that_are_begun_are_completed() {
         for udp in [false, true] {
-            let (mut octets, start) = frame(true, udp, b"odd");
-            let sum = finished(fold(sum(&octets[14..34])), false);
-            octets[24..26].copy_from_slice(&sum);
+            let (mut bytes, start) = frame(true, udp, b"odd");
+            let sum = finished(fold(sum(&bytes[14..34])), false);
+            bytes[24..26].copy_from_slice(&sum);
             let header = Header::to_cut(GSO_NONE, 0, start, if udp { 6 } else { 16 });
             let mut whole = Vec::new();
-            assert!(cut(header, &octets, &mut |frame| whole = frame));
+            assert!(cut(header, &bytes, &mut |frame| whole = frame));
             assert_eq!(check(&whole, true, udp), b"odd");
         }
     }
 
     #[test]
     fn what_cannot_be_understood_is_refused() {
-        let (octets, start) = frame(true, false, &[7; 3000]);
+        let (bytes, start) = frame(true, false, &[7; 3000]);
         let never = &mut |_| panic!("nothing is to be given");
         for len in 0..start + 20 {
-            assert!(!cut(Header::to_cut(GSO_TCPV4, 1448, start, 16), &octets[..len], never));
+            assert!(!cut(Header::to_cut(GSO_TCPV4, 1448, start, 16), &bytes[..len], never));
         }
-        assert!(!cut(Header::to_cut(GSO_TCPV4, 0, start, 16), &octets, never));
-        assert!(!cut(Header::to_cut(GSO_UDP_L4, 100, start, 6), &octets, never));
-        assert!(!cut(Header::to_cut(3, 100, start, 6), &octets, never), "fragments of UDP");
-        assert!(!cut(Header::to_cut(GSO_NONE, 0, 9999, 16), &octets, never));
+        assert!(!cut(Header::to_cut(GSO_TCPV4, 0, start, 16), &bytes, never));
+        assert!(!cut(Header::to_cut(GSO_UDP_L4, 100, start, 6), &bytes, never));
+        assert!(!cut(Header::to_cut(3, 100, start, 6), &bytes, never), "fragments of UDP");
+        assert!(!cut(Header::to_cut(GSO_NONE, 0, 9999, 16), &bytes, never));
     }
 }

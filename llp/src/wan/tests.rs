@@ -5,7 +5,7 @@ use std::time::Duration;
 
 const US: Duration = Duration::from_micros(1);
 
-/// Frames numbered in their last octets, one every `every`; what arrives, with its time.
+/// Frames numbered in their last bytes, one every `every`; what arrives, with its time.
 fn pass(
     profile: &Profile,
     seed: u64,
@@ -41,7 +41,7 @@ fn delay_and_rate_are_what_was_asked() {
     let profile = Profile { delay: 5000 * US, rate: Some(1_000_000_000), ..Profile::default() };
     let (came, direction) = pass(&profile, 1, 1000, 10 * US, 1250);
     for (at, n) in &came {
-        // 1250 octets are 10 microseconds: the line is exactly full.
+        // 1250 bytes are 10 microseconds: the line is exactly full.
         assert_eq!(*at, 10 * US * (n + 1) + 5000 * US);
     }
     assert_eq!(came.len(), 1000);

@@ -10,7 +10,7 @@ use crate::{
     Access, BindError, FastRegisterError, Memory, PdId, Region, RegisterError, StreamId, WindowType,
 };
 
-/// A memory window or a fast-register STag: an index for as long as it is allocated, and a key octet that changes.
+/// A memory window or a fast-register STag: an index for as long as it is allocated, and a key byte that changes.
 /// It is ended by [`Table::dealloc`]; to drop it does nothing.
 #[derive(Debug)]
 pub struct Entry {
@@ -31,7 +31,7 @@ pub enum EntryKind {
     Window(WindowType),
     /// A fast-register STag (`IB_WR_REG_MR`).
     Fast {
-        /// Most octets it may stand for.
+        /// Most bytes it may stand for.
         max_len: u64,
     },
 }
@@ -75,7 +75,7 @@ impl Table {
         self.alloc(pd, EntryKind::Window(kind))
     }
 
-    /// Allocates a fast-register STag, in the invalid state, for at most `max_len` octets.
+    /// Allocates a fast-register STag, in the invalid state, for at most `max_len` bytes.
     ///
     /// # Errors
     /// [`RegisterError::TooManyEntries`], [`RegisterError::NoEntropy`].
@@ -107,11 +107,11 @@ impl Table {
         true
     }
 
-    /// Binds a window to `len` octets from tagged offset `to` of `region`, with remote rights `access`
+    /// Binds a window to `len` bytes from tagged offset `to` of `region`, with remote rights `access`
     /// (`ibv_bind_mw(3)`). Gives the new STag.
     ///
-    /// Type 1: `stream` and `key` have no effect; the key octet is the next one; what was bound is revoked; `len` 0 only
-    /// revokes. Type 2: bound to `stream`; `key` is the new key octet (`None`: the next one).
+    /// Type 1: `stream` and `key` have no effect; the key byte is the next one; what was bound is revoked; `len` 0 only
+    /// revokes. Type 2: bound to `stream`; `key` is the new key byte (`None`: the next one).
     ///
     /// # Errors
     /// [`BindError`]; nothing is changed then.
@@ -161,7 +161,7 @@ impl Table {
         }
     }
 
-    /// Makes a fast-register STag valid: `memory` from TO `base` on, with rights `access` and key octet `key`. With
+    /// Makes a fast-register STag valid: `memory` from TO `base` on, with rights `access` and key byte `key`. With
     /// `stream`, it may be used, and invalidated remotely, on that stream alone; without, it is PD-wide and no peer may
     /// invalidate it (RFC 5040 8.1.1 item 7).
     ///
@@ -212,7 +212,7 @@ impl Table {
         }
     }
 
-    /// Revokes the binding of a type 1 window; the key octet changes.
+    /// Revokes the binding of a type 1 window; the key byte changes.
     fn unbind(&self, window: &Window) -> Result<STag, BindError> {
         let stag = window.stag();
         let set = self.set(window, None, |slot, _| match slot {

@@ -16,7 +16,7 @@ impl Table {
         }
     }
 
-    /// The window or fast-register STag with this index, whatever its key octet is now.
+    /// The window or fast-register STag with this index, whatever its key byte is now.
     pub fn entry(&self, stag: STag) -> Option<Arc<Entry>> {
         match self.shard(stag).0.read().get(&stag.index()) {
             Some(Slot::Entry(entry, _)) => Some(entry.clone()),

@@ -8,7 +8,7 @@ use crate::RegisterError;
 /// mean other memory at once. (Among 2^24 a given index is drawn again by chance once in 16 million times.)
 const RESTING: usize = 1024;
 
-/// Random octets fetched by one system call.
+/// Random bytes fetched by one system call.
 const POOL: usize = 256;
 
 pub(super) struct Indexes {
@@ -57,9 +57,9 @@ impl Indexes {
             getrandom::fill(&mut self.pool).map_err(RegisterError::NoEntropy)?;
             self.used = 0;
         }
-        let octets = &mut self.pool[self.used..self.used + 3];
-        let index = u32::from_le_bytes([octets[0], octets[1], octets[2], 0]);
-        octets.fill(0);
+        let bytes = &mut self.pool[self.used..self.used + 3];
+        let index = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]);
+        bytes.fill(0);
         self.used += 3;
         Ok(index)
     }

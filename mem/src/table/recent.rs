@@ -8,7 +8,7 @@ use super::{Slot, Table};
 use crate::{LocalError, PdId, Pinned, Region, RemoteError, Right, StreamId};
 
 /// What one stream's last look-ups found. An STag names a region only as long as that lives, so a live region with the right
-/// STag is what the table would give. It keeps no octets of a region that has ended.
+/// STag is what the table would give. It keeps no bytes of a region that has ended.
 ///
 /// A batch of segments is spared a pin each: [`Table::hold_remote`] and [`Table::hold_local`] pin the region once and keep it so
 /// until [`Recent::let_go`], another region or the end of this. Ending a region waits for that: the holder lets go at the end of

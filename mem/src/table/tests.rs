@@ -22,7 +22,7 @@ pub(super) fn region(table: &Table, len: usize, access: Access) -> Arc<Region> {
     table.register(PD, vec![0; len].into(), BASE, access).unwrap()
 }
 
-/// A region of 100 octets from `BASE` that grants everything.
+/// A region of 100 bytes from `BASE` that grants everything.
 pub(super) fn plain(table: &Table) -> Arc<Region> {
     region(table, 100, ALL)
 }
@@ -31,11 +31,11 @@ pub(super) fn write(table: &Table, stag: STag, to: u64, len: u32) -> Result<Span
     table.remote(stag, STREAM, PD, to, len, Right::Write)
 }
 
-/// The octets of a region.
-pub(super) fn octets(region: &Arc<Region>) -> Vec<u8> {
-    let mut octets = vec![0; region.len()];
-    region.span(0, region.len()).unwrap().pin().unwrap().copy_to(0, &mut octets);
-    octets
+/// The bytes of a region.
+pub(super) fn bytes(region: &Arc<Region>) -> Vec<u8> {
+    let mut bytes = vec![0; region.len()];
+    region.span(0, region.len()).unwrap().pin().unwrap().copy_to(0, &mut bytes);
+    bytes
 }
 
 // [test:RFC5040-8.1.1-05] [test:RFC5041-8.3-01] [test:RFC5041-8.3-02] [test:RFC5041-8.3.1-05]
@@ -53,7 +53,7 @@ fn registered_written_read_deregistered() {
     let mut got = Vec::new();
     source.pin().unwrap().copy_to_vec(5..12, &mut got);
     assert_eq!(got, b"\0\0hello");
-    assert_eq!(octets(&region)[7..12], *b"hello");
+    assert_eq!(bytes(&region)[7..12], *b"hello");
     table.deregister(region.stag()).unwrap();
     assert!(table.is_empty() && !region.is_live());
     let stag = region.stag();
@@ -101,7 +101,7 @@ fn ranges_are_exact() {
 }
 
 #[test]
-fn no_octet_whose_tagged_offset_is_out_of_reach() {
+fn no_byte_whose_tagged_offset_is_out_of_reach() {
     let table = table();
     for (base, len, legal) in [
         (u64::MAX, 0, true),
@@ -215,7 +215,7 @@ fn remote_change_needs_local_write() {
 }
 
 #[test]
-fn an_element_of_no_octets_has_no_address() {
+fn an_element_of_no_bytes_has_no_address() {
     let table = table();
     let region = plain(&table);
     assert_eq!(table.local(region.lkey(), PD, 12345, 0, true).unwrap().len(), 0);
@@ -277,7 +277,7 @@ fn copies_work_on_exclusive_memory_as_well() {
         assert_eq!(seen, source[..20]);
         pinned.io_vec_mut(0..2).copy_from(b"ab");
         drop(pinned);
-        assert_eq!((octets(&region)[3..5].to_vec(), region.pins()), (b"ab".to_vec(), 0));
+        assert_eq!((bytes(&region)[3..5].to_vec(), region.pins()), (b"ab".to_vec(), 0));
     }
 }
 
@@ -316,12 +316,12 @@ fn atomics_and_their_alignment() {
     assert_eq!(pinned.atomic_u64(8, |n| n + 1), Ok(41));
     assert_eq!(pinned.atomic_u64(8, |n| n), Ok(42));
     assert_eq!(pinned.atomic_cell(8).unwrap().load(Relaxed), 42);
-    let before = octets(&region);
+    let before = bytes(&region);
     for offset in (0..=24).filter(|offset| offset % 8 != 0) {
         let address = region.as_ptr().addr() + offset;
         assert_eq!(pinned.atomic_u64(offset, |_| u64::MAX), Err(crate::Unaligned { address }));
     }
-    assert_eq!(octets(&region), before, "nothing was changed");
+    assert_eq!(bytes(&region), before, "nothing was changed");
     // It is the address that counts, not the offset.
     let shifted = region.span(4, 28).unwrap();
     let pinned = shifted.pin().unwrap();
@@ -335,12 +335,12 @@ fn reregistered_in_every_way() {
     let first = plain(&table);
     let old = write(&table, first.stag(), BASE, 1).unwrap();
     first.span(0, 5).unwrap().pin().unwrap().copy_from(0, b"stays");
-    // Rights: octets and STag stay, old spans are gone.
+    // Rights: bytes and STag stay, old spans are gone.
     let access = Access::REMOTE_READ | Access::ZERO_BASED;
     let second = table.rereg(first.stag(), Rereg { access: Some(access), ..Rereg::default() }).unwrap();
     assert_eq!(second.stag(), first.stag());
     assert_eq!((second.base(), second.access(), second.pd(), second.len()), (0, access, PD, 100));
-    assert_eq!(octets(&second)[..5], *b"stays");
+    assert_eq!(bytes(&second)[..5], *b"stays");
     let stag = first.stag();
     assert_eq!(old.pin().map(drop), Err(Gone { stag }));
     assert!(matches!(write(&table, stag, 0, 1), Err(RemoteError::AccessRights { .. })));
@@ -352,7 +352,7 @@ fn reregistered_in_every_way() {
     let change = Rereg { memory: Some((vec![9; 7].into(), 70)), ..Rereg::default() };
     let fourth = table.rereg(third.stag(), change).unwrap();
     assert_eq!(fourth.stag(), STag::from_parts(first.stag().index(), 1));
-    assert_eq!((fourth.base(), octets(&fourth), fourth.access()), (70, vec![9; 7], ALL));
+    assert_eq!((fourth.base(), bytes(&fourth), fourth.access()), (70, vec![9; 7], ALL));
     // Errors leave everything as it was.
     assert_eq!(
         table.rereg(third.stag(), Rereg::default()).map(drop),
@@ -441,7 +441,7 @@ fn errors_name_rule_and_value() {
     let region = plain(&table);
     let s = region.stag();
     let text = |e: RemoteError| e.to_string();
-    assert_eq!(text(write(&table, s, 0x123, 5).unwrap_err()), format!("octets 0x123 + 5 are outside of {s}"));
+    assert_eq!(text(write(&table, s, 0x123, 5).unwrap_err()), format!("bytes 0x123 + 5 are outside of {s}"));
     let other = table.remote(s, STREAM, OTHER_PD, 0, 1, Right::Read).unwrap_err();
     assert_eq!(text(other), format!("{s} is not associated with stream 10 in PD 2"));
     let read_only = self::region(&table, 1, Access::REMOTE_READ);

@@ -5,12 +5,12 @@ use crate::wire::startup::FrameError;
 /// Our own caller asks for what cannot be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// More Private Data than the frame carries (RFC 5044 section 7.1.1; 4 octets less with enhanced data).
-    #[error("{len} octets of private data, {max} are the most")]
+    /// More Private Data than the frame carries (RFC 5044 section 7.1.1; 4 bytes less with enhanced data).
+    #[error("{len} bytes of private data, {max} are the most")]
     PrivateDataTooLong {
-        /// Octets given.
+        /// Bytes given.
         len: usize,
-        /// Octets possible.
+        /// Bytes possible.
         max: usize,
     },
     /// The peer-to-peer model needs an RTR kind (RFC 6581 section 9.2). A Read is none while ORD is 0.
@@ -34,7 +34,7 @@ pub enum ConfigError {
 /// can be sent, as there is no Full Operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartupError {
-    /// The octets are no startup frame.
+    /// The bytes are no startup frame.
     #[error(transparent)]
     Frame(#[from] FrameError),
     /// A Request of a revision we do not speak.

@@ -44,7 +44,7 @@ impl Initiator {
     /// An initiator that wants `config` and has `private_data` for the responder.
     ///
     /// # Errors
-    /// If the Private Data does not fit (512 octets; 508 from revision 2 on), IRD or ORD does not fit 14 bits,
+    /// If the Private Data does not fit (512 bytes; 508 from revision 2 on), IRD or ORD does not fit 14 bits,
     /// or the peer-to-peer model is wanted without a usable RTR kind.
     pub fn new(config: Config, private_data: &[u8]) -> Result<Self, ConfigError> {
         config.check_depths()?;
@@ -72,15 +72,15 @@ impl Initiator {
         Ok(Self { config, request })
     }
 
-    /// The octets of the Request.
+    /// The bytes of the Request.
     #[must_use]
     pub fn request(&self) -> Vec<u8> {
         self.request.emit()
     }
 
-    /// Looks at the octets received so far, always from the first one on. `Ok(None)` asks for more.
+    /// Looks at the bytes received so far, always from the first one on. `Ok(None)` asks for more.
     ///
-    /// The number is that of the Reply's octets; what stands behind them is Full Operation already.
+    /// The number is that of the Reply's bytes; what stands behind them is Full Operation already.
     ///
     /// # Errors
     /// Any means: close TCP, report locally.

@@ -7,7 +7,7 @@
 //!   first FPDU (the RTR, where one was agreed) ────────▶ only now may the responder send an FPDU
 //! ```
 //!
-//! Neither end keeps octets: both are shown all that came so far and say how many of them the frame takes.
+//! Neither end keeps bytes: both are shown all that came so far and say how many of them the frame takes.
 //! Waiting, time-outs and closing are the caller's. After any [`StartupError`] TCP has to be closed at once
 //! (RFC 5044 section 8, code 4); after a rejection MPA is over and TCP may stay open.
 

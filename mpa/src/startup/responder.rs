@@ -27,9 +27,9 @@ impl Responder {
         Self { limits }
     }
 
-    /// Looks at the octets received so far, always from the first one on. `Ok(None)` asks for more.
+    /// Looks at the bytes received so far, always from the first one on. `Ok(None)` asks for more.
     ///
-    /// The number is that of the Request's octets.
+    /// The number is that of the Request's bytes.
     ///
     /// # Errors
     /// Any means: close TCP, report locally.
@@ -47,7 +47,7 @@ impl Responder {
         Ok(Some((consumed, Request { frame })))
     }
 
-    /// Accepts: the octets of the Reply, and how the connection works from then on.
+    /// Accepts: the bytes of the Reply, and how the connection works from then on.
     ///
     /// The Reply is of the Request's revision, and enhanced if the Request was. No FPDU and no Marker may be
     /// sent before the first FPDU of the initiator has come (RFC 5044 section 7.1.2).
@@ -94,7 +94,7 @@ impl Responder {
         Ok((reply.emit(), negotiated))
     }
 
-    /// Rejects: the octets of the Reply. In enhanced data, IRD and ORD are the listener's: what it would have
+    /// Rejects: the bytes of the Reply. In enhanced data, IRD and ORD are the listener's: what it would have
     /// taken, and what it would have needed (RFC 6581 section 9.1).
     ///
     /// # Errors
@@ -186,7 +186,7 @@ impl Request {
         self.frame.enhanced.is_some_and(|enhanced| enhanced.peer_to_peer)
     }
 
-    /// Octets of Private Data the Reply has room for.
+    /// Bytes of Private Data the Reply has room for.
     #[must_use]
     pub fn max_reply_private_data(&self) -> usize {
         MAX_PRIVATE_DATA - self.frame.enhanced.map_or(0, |_| Enhanced::LEN)

@@ -28,10 +28,10 @@ pub const KEY_REQUEST: [u8; 16] = *b"MPA ID Req Frame";
 /// The Key of an MPA Reply Frame.
 pub const KEY_REPLY: [u8; 16] = *b"MPA ID Rep Frame";
 
-/// Octets of a frame before its Private Data.
+/// Bytes of a frame before its Private Data.
 pub const HEADER_LEN: usize = 20;
 
-/// The most PD_Length may say, in octets; with S = 1 the four octets of [`Enhanced`] are part of it.
+/// The most PD_Length may say, in bytes; with S = 1 the four bytes of [`Enhanced`] are part of it.
 pub const MAX_PRIVATE_DATA: usize = 512;
 
 /// IRD or ORD of all ones: the ULP negotiates that value itself (RFC 6581 section 9.1).
@@ -56,7 +56,7 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
-    /// The sixteen octets that open such a frame.
+    /// The sixteen bytes that open such a frame.
     #[must_use]
     pub const fn key(self) -> [u8; 16] {
         match self {
@@ -65,19 +65,19 @@ impl FrameKind {
         }
     }
 
-    /// The kind of the frame that `input` begins, as soon as its first ten octets tell.
+    /// The kind of the frame that `input` begins, as soon as its first ten bytes tell.
     ///
     /// # Errors
-    /// [`FrameError::BadKey`] at the first octet that fits neither Key.
+    /// [`FrameError::BadKey`] at the first byte that fits neither Key.
     pub fn detect(input: &[u8]) -> Result<Option<Self>, FrameError> {
         let mut possible = [true; 2];
         let kinds = [Self::Request, Self::Reply];
-        for (offset, octet) in input.iter().take(16).enumerate() {
+        for (offset, byte) in input.iter().take(16).enumerate() {
             for (possible, kind) in possible.iter_mut().zip(kinds) {
-                *possible &= kind.key()[offset] == *octet;
+                *possible &= kind.key()[offset] == *byte;
             }
             if possible == [false; 2] {
-                return Err(FrameError::BadKey { offset, octet: *octet });
+                return Err(FrameError::BadKey { offset, byte: *byte });
             }
         }
         Ok(match possible {
@@ -106,14 +106,14 @@ pub struct Enhanced {
 }
 
 impl Enhanced {
-    /// Octets on the wire.
+    /// Bytes on the wire.
     pub const LEN: usize = 4;
 
-    /// Reads the four octets; every value of theirs has a meaning.
+    /// Reads the four bytes; every value of theirs has a meaning.
     #[must_use]
-    pub fn parse(octets: [u8; Self::LEN]) -> Self {
-        let ird = u16::from_be_bytes([octets[0], octets[1]]);
-        let ord = u16::from_be_bytes([octets[2], octets[3]]);
+    pub fn parse(bytes: [u8; Self::LEN]) -> Self {
+        let ird = u16::from_be_bytes([bytes[0], bytes[1]]);
+        let ord = u16::from_be_bytes([bytes[2], bytes[3]]);
         Self {
             peer_to_peer: ird & 0x8000 != 0,
             rtr_send: ird & 0x4000 != 0,
@@ -124,7 +124,7 @@ impl Enhanced {
         }
     }
 
-    /// The four octets. Bits of `ird` and `ord` past the fourteenth are not sent.
+    /// The four bytes. Bits of `ird` and `ord` past the fourteenth are not sent.
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let flags = |high: bool, low: bool| u16::from(high) << 15 | u16::from(low) << 14;
@@ -157,8 +157,8 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Reads the frame `input` begins with, and tells how many octets it takes. `Ok(None)` asks for more
-    /// octets; octets behind the frame are not looked at.
+    /// Reads the frame `input` begins with, and tells how many bytes it takes. `Ok(None)` asks for more
+    /// bytes; bytes behind the frame are not looked at.
     ///
     /// # Errors
     /// What makes the frame improperly formatted (RFC 5044 section 7.1.2), as soon as it can be seen. The
@@ -179,8 +179,8 @@ impl Frame {
         }
         let Some(mut private_data) = rest.get(..usize::from(pd_length)) else { return Ok(None) };
         let mut enhanced = None;
-        if has_enhanced && let Some((octets, behind)) = private_data.split_first_chunk() {
-            enhanced = Some(Enhanced::parse(*octets));
+        if has_enhanced && let Some((bytes, behind)) = private_data.split_first_chunk() {
+            enhanced = Some(Enhanced::parse(*bytes));
             private_data = behind;
         }
         let frame = Self {
@@ -196,14 +196,14 @@ impl Frame {
         Ok(Some((frame, HEADER_LEN + usize::from(pd_length))))
     }
 
-    /// The octets of the frame, as it is: a wrong one comes out wrong.
+    /// The bytes of the frame, as it is: a wrong one comes out wrong.
     ///
     /// # Panics
     /// If the Private Data does not fit the 16 bits of PD_Length.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let enhanced = self.enhanced.map(|enhanced| enhanced.emit());
-        let enhanced = enhanced.as_ref().map_or(&[][..], |octets| &octets[..]);
+        let enhanced = enhanced.as_ref().map_or(&[][..], |bytes| &bytes[..]);
         let pd_length =
             u16::try_from(enhanced.len() + self.private_data.len()).expect("PD_Length has 16 bits");
         let bit = |on: bool, bit: u8| if on { bit } else { 0 };
@@ -212,13 +212,13 @@ impl Frame {
             | bit(self.reject, R)
             | bit(self.enhanced.is_some(), S)
             | self.reserved & 0x1F;
-        let mut octets = Vec::with_capacity(HEADER_LEN + usize::from(pd_length));
-        octets.extend_from_slice(&self.kind.key());
-        octets.extend_from_slice(&[flags, self.revision]);
-        octets.extend_from_slice(&pd_length.to_be_bytes());
-        octets.extend_from_slice(enhanced);
-        octets.extend_from_slice(&self.private_data);
-        octets
+        let mut bytes = Vec::with_capacity(HEADER_LEN + usize::from(pd_length));
+        bytes.extend_from_slice(&self.kind.key());
+        bytes.extend_from_slice(&[flags, self.revision]);
+        bytes.extend_from_slice(&pd_length.to_be_bytes());
+        bytes.extend_from_slice(enhanced);
+        bytes.extend_from_slice(&self.private_data);
+        bytes
     }
 }
 
@@ -241,23 +241,23 @@ impl fmt::Display for Frame {
         if self.reserved != 0 {
             write!(f, " Res={:#04x}", self.reserved)?;
         }
-        write!(f, " private data {} octets", self.private_data.len())
+        write!(f, " private data {} bytes", self.private_data.len())
     }
 }
 
-/// Why octets are no startup frame.
+/// Why bytes are no startup frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The octets at the front are neither Key (RFC 5044 section 7.1.1).
-    #[error("no MPA startup frame: octet {offset} of the Key is {octet:#04x}")]
+    /// The bytes at the front are neither Key (RFC 5044 section 7.1.1).
+    #[error("no MPA startup frame: byte {offset} of the Key is {byte:#04x}")]
     BadKey {
-        /// The first octet that fits neither Key.
+        /// The first byte that fits neither Key.
         offset: usize,
         /// Its value.
-        octet: u8,
+        byte: u8,
     },
     /// PD_Length is above 512 (RFC 5044 section 7.1.1).
-    #[error("PD_Length announces {announced} octets of Private Data, 512 are the most")]
+    #[error("PD_Length announces {announced} bytes of Private Data, 512 are the most")]
     PrivateDataTooLong {
         /// What PD_Length says.
         announced: u16,

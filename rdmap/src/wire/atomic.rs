@@ -65,7 +65,7 @@ pub struct AtomicRequest {
 }
 
 impl AtomicRequest {
-    /// Octets on the wire.
+    /// Bytes on the wire.
     pub const LEN: usize = 52;
 
     /// A FetchAdd.
@@ -82,46 +82,46 @@ impl AtomicRequest {
         Self { op, request_id, stag, to, data: swap, mask, compare, compare_mask: mask }
     }
 
-    /// Reads the octets behind the DDP header. The reserved bits are ignored.
+    /// Reads the bytes behind the DDP header. The reserved bits are ignored.
     ///
     /// # Errors
     /// If they are not exactly 52, or the operation is neither of the two.
-    pub fn parse(octets: &[u8]) -> Result<Self, FormatError> {
-        let octets: &[u8; Self::LEN] = exactly(Opcode::AtomicRequest, octets)?;
-        let op = match octets[3] & 0x0F {
+    pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
+        let bytes: &[u8; Self::LEN] = exactly(Opcode::AtomicRequest, bytes)?;
+        let op = match bytes[3] & 0x0F {
             0 => AtomicOp::FetchAdd,
             2 => AtomicOp::CmpSwap,
             code => return Err(FormatError::AtomicCode { code }),
         };
         Ok(Self {
             op,
-            request_id: u32_at(octets, 4),
-            stag: STag(u32_at(octets, 8)),
-            to: u64_at(octets, 12),
-            data: u64_at(octets, 20),
-            mask: u64_at(octets, 28),
-            compare: u64_at(octets, 36),
-            compare_mask: u64_at(octets, 44),
+            request_id: u32_at(bytes, 4),
+            stag: STag(u32_at(bytes, 8)),
+            to: u64_at(bytes, 12),
+            data: u64_at(bytes, 20),
+            mask: u64_at(bytes, 28),
+            compare: u64_at(bytes, 36),
+            compare_mask: u64_at(bytes, 44),
         })
     }
 
-    /// The octets. A FetchAdd goes out with Compare Data and Compare Mask as the RFC wants them.
+    /// The bytes. A FetchAdd goes out with Compare Data and Compare Mask as the RFC wants them.
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let (compare, compare_mask) = match self.op {
             AtomicOp::FetchAdd => (0, u64::MAX),
             AtomicOp::CmpSwap => (self.compare, self.compare_mask),
         };
-        let mut octets = [0; Self::LEN];
-        octets[3] = self.op as u8;
-        octets[4..8].copy_from_slice(&self.request_id.to_be_bytes());
-        octets[8..12].copy_from_slice(&self.stag.0.to_be_bytes());
-        octets[12..20].copy_from_slice(&self.to.to_be_bytes());
-        octets[20..28].copy_from_slice(&self.data.to_be_bytes());
-        octets[28..36].copy_from_slice(&self.mask.to_be_bytes());
-        octets[36..44].copy_from_slice(&compare.to_be_bytes());
-        octets[44..].copy_from_slice(&compare_mask.to_be_bytes());
-        octets
+        let mut bytes = [0; Self::LEN];
+        bytes[3] = self.op as u8;
+        bytes[4..8].copy_from_slice(&self.request_id.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.stag.0.to_be_bytes());
+        bytes[12..20].copy_from_slice(&self.to.to_be_bytes());
+        bytes[20..28].copy_from_slice(&self.data.to_be_bytes());
+        bytes[28..36].copy_from_slice(&self.mask.to_be_bytes());
+        bytes[36..44].copy_from_slice(&compare.to_be_bytes());
+        bytes[44..].copy_from_slice(&compare_mask.to_be_bytes());
+        bytes
     }
 
     /// What memory holds after the operation, if it held `old` before (RFC 7306 sections 5.1.1 and 5.1.2). `old`
@@ -152,25 +152,25 @@ pub struct AtomicResponse {
 }
 
 impl AtomicResponse {
-    /// Octets on the wire. RFC 7306 section 4 speaks of 32; Figure 6 has these.
+    /// Bytes on the wire. RFC 7306 section 4 speaks of 32; Figure 6 has these.
     pub const LEN: usize = 12;
 
-    /// Reads the octets behind the DDP header.
+    /// Reads the bytes behind the DDP header.
     ///
     /// # Errors
     /// If they are not exactly 12.
-    pub fn parse(octets: &[u8]) -> Result<Self, FormatError> {
-        let octets: &[u8; Self::LEN] = exactly(Opcode::AtomicResponse, octets)?;
-        Ok(Self { request_id: u32_at(octets, 0), original: u64_at(octets, 4) })
+    pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
+        let bytes: &[u8; Self::LEN] = exactly(Opcode::AtomicResponse, bytes)?;
+        Ok(Self { request_id: u32_at(bytes, 0), original: u64_at(bytes, 4) })
     }
 
-    /// The octets.
+    /// The bytes.
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
-        let mut octets = [0; Self::LEN];
-        octets[..4].copy_from_slice(&self.request_id.to_be_bytes());
-        octets[4..].copy_from_slice(&self.original.to_be_bytes());
-        octets
+        let mut bytes = [0; Self::LEN];
+        bytes[..4].copy_from_slice(&self.request_id.to_be_bytes());
+        bytes[4..].copy_from_slice(&self.original.to_be_bytes());
+        bytes
     }
 }
 
@@ -189,17 +189,17 @@ mod tests {
         compare_mask: 0x2D2E_2F30_3132_3334,
     };
 
-    fn octets() -> [u8; 52] {
-        let mut octets = core::array::from_fn(|n| n as u8 + 1);
-        octets[..4].copy_from_slice(&[0, 0, 0, 2]);
-        octets
+    fn bytes() -> [u8; 52] {
+        let mut bytes = core::array::from_fn(|n| n as u8 + 1);
+        bytes[..4].copy_from_slice(&[0, 0, 0, 2]);
+        bytes
     }
 
     #[test]
-    fn request_octets_in_their_places() {
-        assert_eq!(AtomicRequest::parse(&octets()), Ok(REQUEST));
-        assert_eq!(REQUEST.emit(), octets());
-        let mut reserved = octets();
+    fn request_bytes_in_their_places() {
+        assert_eq!(AtomicRequest::parse(&bytes()), Ok(REQUEST));
+        assert_eq!(REQUEST.emit(), bytes());
+        let mut reserved = bytes();
         reserved[..4].copy_from_slice(&[0xFF, 0xFF, 0xFF, 0xF2]);
         assert_eq!(AtomicRequest::parse(&reserved), Ok(REQUEST), "reserved bits are ignored");
         for len in (0..60).filter(|len| *len != 52) {
@@ -219,9 +219,9 @@ mod tests {
     #[test]
     fn two_operations_and_no_other() {
         for code in 0..16 {
-            let mut octets = octets();
-            octets[3] = code;
-            match AtomicRequest::parse(&octets) {
+            let mut bytes = bytes();
+            bytes[3] = code;
+            match AtomicRequest::parse(&bytes) {
                 Ok(request) => assert_eq!(request.op as u8, code),
                 Err(error) => {
                     assert!(code != 0 && code != 2);
@@ -232,11 +232,11 @@ mod tests {
     }
 
     #[test]
-    fn response_octets_in_their_places() {
-        let octets = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+    fn response_bytes_in_their_places() {
+        let bytes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
         let response = AtomicResponse { request_id: 0x0102_0304, original: 0x0506_0708_090A_0B0C };
-        assert_eq!(AtomicResponse::parse(&octets), Ok(response));
-        assert_eq!(response.emit(), octets);
+        assert_eq!(AtomicResponse::parse(&bytes), Ok(response));
+        assert_eq!(response.emit(), bytes);
         for len in (0..40).filter(|len| *len != 12) {
             assert!(AtomicResponse::parse(&[0; 40][..len]).is_err());
         }

@@ -1,4 +1,4 @@
-//! The RDMAP control octet, which DDP carries as the first octet of RsvdULP (RFC 5040 section 4.1, Figure 3).
+//! The RDMAP control byte, which DDP carries as the first byte of RsvdULP (RFC 5040 section 4.1, Figure 3).
 //!
 //! ```text
 //!  0 1 2 3 4 5 6 7
@@ -10,7 +10,7 @@
 use super::VERSION;
 use crate::Opcode;
 
-/// The control octet as it stands on the wire.
+/// The control byte as it stands on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Control {
     /// RV: 1 by RFC 5040.
@@ -26,20 +26,20 @@ impl Control {
     /// this bit of it.
     pub const SOLICITED: u8 = 0b01;
 
-    /// The octet of a message.
+    /// The byte of a message.
     #[must_use]
     pub const fn new(opcode: Opcode) -> Self {
         Self { version: VERSION, rsv: 0, opcode: opcode.raw() }
     }
 
-    /// Takes the octet apart.
+    /// Takes the byte apart.
     #[inline]
     #[must_use]
-    pub const fn parse(octet: u8) -> Self {
-        Self { version: octet >> 6, rsv: octet >> 4 & 0b11, opcode: octet & 0x0F }
+    pub const fn parse(byte: u8) -> Self {
+        Self { version: byte >> 6, rsv: byte >> 4 & 0b11, opcode: byte & 0x0F }
     }
 
-    /// The octet.
+    /// The byte.
     #[inline]
     #[must_use]
     pub const fn emit(self) -> u8 {
@@ -57,8 +57,8 @@ mod tests {
         assert_eq!(Control::new(Opcode::SendSeInvalidate).emit(), 0x46);
         assert_eq!(Control::parse(0x46), Control { version: 1, rsv: 0, opcode: 6 });
         assert_eq!(Control::parse(0xBF), Control { version: 2, rsv: 3, opcode: 15 });
-        for octet in 0..=255 {
-            assert_eq!(Control::parse(octet).emit(), octet);
+        for byte in 0..=255 {
+            assert_eq!(Control::parse(byte).emit(), byte);
         }
     }
 }

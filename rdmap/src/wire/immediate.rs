@@ -1,4 +1,4 @@
-//! Immediate Data (RFC 7306 section 6.3): the payload of the message is these eight octets.
+//! Immediate Data (RFC 7306 section 6.3): the payload of the message is these eight bytes.
 //!
 //! ```text
 //!  0                   1                   2                   3
@@ -13,23 +13,23 @@
 use super::{FormatError, exactly};
 use crate::Opcode;
 
-/// Eight octets for the ULP at the other end.
+/// Eight bytes for the ULP at the other end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ImmediateData(pub [u8; Self::LEN]);
 
 impl ImmediateData {
-    /// Octets on the wire.
+    /// Bytes on the wire.
     pub const LEN: usize = 8;
 
-    /// Reads the octets behind the DDP header.
+    /// Reads the bytes behind the DDP header.
     ///
     /// # Errors
     /// If they are not exactly eight, which the receiver must check (RFC 7306 section 6.3).
-    pub fn parse(octets: &[u8]) -> Result<Self, FormatError> {
-        exactly(Opcode::Immediate, octets).map(|octets| Self(*octets))
+    pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
+        exactly(Opcode::Immediate, bytes).map(|bytes| Self(*bytes))
     }
 
-    /// The octets.
+    /// The bytes.
     #[must_use]
     pub const fn emit(&self) -> [u8; Self::LEN] {
         self.0
@@ -42,7 +42,7 @@ mod tests {
 
     // [test:RFC7306-6.3-06]
     #[test]
-    fn exactly_eight_octets() {
+    fn exactly_eight_bytes() {
         let data = ImmediateData([1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(ImmediateData::parse(&data.emit()), Ok(data));
         for len in (0..20).filter(|len| *len != 8) {

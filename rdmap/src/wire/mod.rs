@@ -1,5 +1,5 @@
 //! The RDMAP headers (RFC 5040 section 4, RFC 7306 section 5 and 6). They follow the DDP header, except for the
-//! control octet, which is within it.
+//! control byte, which is within it.
 
 mod atomic;
 mod control;
@@ -18,17 +18,17 @@ use crate::Opcode;
 /// The version of RDMAP in RFC 5040. Version 0 is the RDMA Consortium's.
 pub const VERSION: u8 = 1;
 
-/// Why the octets of a message are not what its opcode says.
+/// Why the bytes of a message are not what its opcode says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// A message of fixed length has another one.
-    #[error("{message} of {len} octets instead of {needed}")]
+    #[error("{message} of {len} bytes instead of {needed}")]
     Length {
         /// The message.
         message: Opcode,
-        /// Octets behind the DDP header.
+        /// Bytes behind the DDP header.
         len: usize,
-        /// Octets there should be.
+        /// Bytes there should be.
         needed: usize,
     },
     /// An Atomic Request with a code that RFC 7306 section 5.2.1 does not have.
@@ -39,17 +39,17 @@ pub enum FormatError {
     },
 }
 
-/// A message of exactly `N` octets.
-fn exactly<const N: usize>(message: Opcode, octets: &[u8]) -> Result<&[u8; N], FormatError> {
-    octets.try_into().map_err(|_| FormatError::Length { message, len: octets.len(), needed: N })
+/// A message of exactly `N` bytes.
+fn exactly<const N: usize>(message: Opcode, bytes: &[u8]) -> Result<&[u8; N], FormatError> {
+    bytes.try_into().map_err(|_| FormatError::Length { message, len: bytes.len(), needed: N })
 }
 
 /// The big-endian 32 bits at `at`.
-fn u32_at<const N: usize>(octets: &[u8; N], at: usize) -> u32 {
-    u32::from_be_bytes([octets[at], octets[at + 1], octets[at + 2], octets[at + 3]])
+fn u32_at<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
+    u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
 /// The big-endian 64 bits at `at`.
-fn u64_at<const N: usize>(octets: &[u8; N], at: usize) -> u64 {
-    u64::from(u32_at(octets, at)) << 32 | u64::from(u32_at(octets, at + 4))
+fn u64_at<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
+    u64::from(u32_at(bytes, at)) << 32 | u64::from(u32_at(bytes, at + 4))
 }

@@ -32,7 +32,7 @@ pub struct ReadRequest {
     pub sink_stag: STag,
     /// Where in the requester's buffer; the Response starts with it.
     pub sink_to: u64,
-    /// Octets to read. With 0, source STag and TO must not be validated.
+    /// Bytes to read. With 0, source STag and TO must not be validated.
     pub len: u32,
     /// The responder's buffer.
     pub source_stag: STag,
@@ -41,37 +41,37 @@ pub struct ReadRequest {
 }
 
 impl ReadRequest {
-    /// Octets on the wire.
+    /// Bytes on the wire.
     pub const LEN: usize = 28;
 
-    /// Reads the octets behind the DDP header.
+    /// Reads the bytes behind the DDP header.
     ///
     /// # Errors
     /// If they are not exactly 28.
-    pub fn parse(octets: &[u8]) -> Result<Self, FormatError> {
-        exactly(Opcode::ReadRequest, octets).map(Self::from_octets)
+    pub fn parse(bytes: &[u8]) -> Result<Self, FormatError> {
+        exactly(Opcode::ReadRequest, bytes).map(Self::from_bytes)
     }
 
-    pub(super) fn from_octets(octets: &[u8; Self::LEN]) -> Self {
+    pub(super) fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
         Self {
-            sink_stag: STag(u32_at(octets, 0)),
-            sink_to: u64_at(octets, 4),
-            len: u32_at(octets, 12),
-            source_stag: STag(u32_at(octets, 16)),
-            source_to: u64_at(octets, 20),
+            sink_stag: STag(u32_at(bytes, 0)),
+            sink_to: u64_at(bytes, 4),
+            len: u32_at(bytes, 12),
+            source_stag: STag(u32_at(bytes, 16)),
+            source_to: u64_at(bytes, 20),
         }
     }
 
-    /// The octets.
+    /// The bytes.
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
-        let mut octets = [0; Self::LEN];
-        octets[..4].copy_from_slice(&self.sink_stag.0.to_be_bytes());
-        octets[4..12].copy_from_slice(&self.sink_to.to_be_bytes());
-        octets[12..16].copy_from_slice(&self.len.to_be_bytes());
-        octets[16..20].copy_from_slice(&self.source_stag.0.to_be_bytes());
-        octets[20..].copy_from_slice(&self.source_to.to_be_bytes());
-        octets
+        let mut bytes = [0; Self::LEN];
+        bytes[..4].copy_from_slice(&self.sink_stag.0.to_be_bytes());
+        bytes[4..12].copy_from_slice(&self.sink_to.to_be_bytes());
+        bytes[12..16].copy_from_slice(&self.len.to_be_bytes());
+        bytes[16..20].copy_from_slice(&self.source_stag.0.to_be_bytes());
+        bytes[20..].copy_from_slice(&self.source_to.to_be_bytes());
+        bytes
     }
 }
 
@@ -81,8 +81,8 @@ mod tests {
 
     // [test:RFC5040-4.4-01]
     #[test]
-    fn octets_in_their_places() {
-        let octets: [u8; 28] = core::array::from_fn(|n| n as u8 + 1);
+    fn bytes_in_their_places() {
+        let bytes: [u8; 28] = core::array::from_fn(|n| n as u8 + 1);
         let request = ReadRequest {
             sink_stag: STag(0x0102_0304),
             sink_to: 0x0506_0708_090A_0B0C,
@@ -90,8 +90,8 @@ mod tests {
             source_stag: STag(0x1112_1314),
             source_to: 0x1516_1718_191A_1B1C,
         };
-        assert_eq!(ReadRequest::parse(&octets), Ok(request));
-        assert_eq!(request.emit(), octets);
+        assert_eq!(ReadRequest::parse(&bytes), Ok(request));
+        assert_eq!(request.emit(), bytes);
     }
 
     #[test]

@@ -15,7 +15,7 @@
 //! ```
 //!
 //! The Linux siw driver fills the first word through bit fields of its host's byte order. On the usual hosts
-//! Layer and EType come out swapped, and M, D and R are the low bits of the third octet instead of the high ones.
+//! Layer and EType come out swapped, and M, D and R are the low bits of the third byte instead of the high ones.
 //! It reads ours the same way. [`Terminate::parse_any`] tells the two apart where that is possible.
 
 use alloc::vec::Vec;
@@ -44,7 +44,7 @@ pub struct Terminate {
     pub etype: u8,
     /// Error Code.
     pub code: u8,
-    /// M: octets of the DDP segment at fault. By some senders that is the ULPDU's length, by others its payload's.
+    /// M: bytes of the DDP segment at fault. By some senders that is the ULPDU's length, by others its payload's.
     pub segment_len: Option<u16>,
     /// D: the header of the DDP segment at fault.
     pub ddp_header: Option<HeaderCopy>,
@@ -65,14 +65,14 @@ pub enum Origin {
 
 /// A message too short to be a Terminate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("Terminate of {len} octets, 4 are the least")]
+#[error("Terminate of {len} bytes, 4 are the least")]
 pub struct TerminateTooShort {
-    /// Octets behind the DDP header.
+    /// Bytes behind the DDP header.
     pub len: usize,
 }
 
 impl Terminate {
-    /// The most octets one takes.
+    /// The most bytes one takes.
     pub const MAX_LEN: usize = 4 + 2 + Header::MAX_LEN + ReadRequest::LEN;
 
     /// A Terminate that quotes nothing.
@@ -82,39 +82,39 @@ impl Terminate {
         Self { layer, etype, code, segment_len: None, ddp_header: None, read_request: None }
     }
 
-    /// Reads the octets behind the DDP header as the RFC has them.
+    /// Reads the bytes behind the DDP header as the RFC has them.
     ///
     /// Peers set M, D and R without sending what they announce, so a part is taken only if it is there in full.
-    /// Octets behind the last part are ignored.
+    /// Bytes behind the last part are ignored.
     ///
     /// # Errors
-    /// If there are fewer than four octets.
-    pub fn parse(octets: &[u8]) -> Result<Self, TerminateTooShort> {
-        let (&[types, code, bits, _], parts) = control(octets)?;
+    /// If there are fewer than four bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, TerminateTooShort> {
+        let (&[types, code, bits, _], parts) = control(bytes)?;
         let mut terminate = Self::from_parts([bits & M != 0, bits & D != 0, bits & R != 0], parts);
         (terminate.layer, terminate.etype, terminate.code) = (types >> 4, types & 0x0F, code);
         Ok(terminate)
     }
 
-    /// Reads the octets behind the DDP header as siw writes them.
+    /// Reads the bytes behind the DDP header as siw writes them.
     ///
     /// # Errors
-    /// If there are fewer than four octets.
-    pub fn parse_siw(octets: &[u8]) -> Result<Self, TerminateTooShort> {
-        let (&[types, code, bits, _], parts) = control(octets)?;
+    /// If there are fewer than four bytes.
+    pub fn parse_siw(bytes: &[u8]) -> Result<Self, TerminateTooShort> {
+        let (&[types, code, bits, _], parts) = control(bytes)?;
         let mut terminate =
             Self::from_parts([bits & SIW_M != 0, bits & SIW_D != 0, bits & SIW_R != 0], parts);
         (terminate.layer, terminate.etype, terminate.code) = (types & 0x0F, types >> 4, code);
         Ok(terminate)
     }
 
-    /// Reads the octets behind the DDP header the way that makes sense, and tells which it was.
+    /// Reads the bytes behind the DDP header the way that makes sense, and tells which it was.
     ///
     /// # Errors
-    /// If there are fewer than four octets.
-    pub fn parse_any(octets: &[u8]) -> Result<(Self, Origin), TerminateTooShort> {
-        let (rfc, siw) = (Self::parse(octets)?, Self::parse_siw(octets)?);
-        let origin = Self::origin(octets)?;
+    /// If there are fewer than four bytes.
+    pub fn parse_any(bytes: &[u8]) -> Result<(Self, Origin), TerminateTooShort> {
+        let (rfc, siw) = (Self::parse(bytes)?, Self::parse_siw(bytes)?);
+        let origin = Self::origin(bytes)?;
         Ok((if origin == Origin::Siw { siw } else { rfc }, origin))
     }
 
@@ -123,14 +123,14 @@ impl Terminate {
     /// could be read either way is an RDMAP error.
     ///
     /// # Errors
-    /// If there are fewer than four octets.
-    pub fn parse_at(octets: &[u8], refuses_reply: bool) -> Result<(Self, Origin), TerminateTooShort> {
-        let (rfc, origin) = Self::parse_any(octets)?;
+    /// If there are fewer than four bytes.
+    pub fn parse_at(bytes: &[u8], refuses_reply: bool) -> Result<(Self, Origin), TerminateTooShort> {
+        let (rfc, origin) = Self::parse_any(bytes)?;
         if origin != Origin::Ambiguous || refuses_reply {
             return Ok((rfc, origin));
         }
         let as_startup = |terminate: &Self| terminate.layer == 2 && matches!(terminate.code, 5..=7);
-        let siw = Self::parse_siw(octets)?;
+        let siw = Self::parse_siw(bytes)?;
         Ok(match (as_startup(&rfc), as_startup(&siw)) {
             (true, false) => (siw, Origin::Siw),
             (false, true) => (rfc, Origin::Rfc),
@@ -138,14 +138,14 @@ impl Terminate {
         })
     }
 
-    /// Whether the octets can only be siw's.
+    /// Whether the bytes can only be siw's.
     #[must_use]
-    pub fn looks_like_siw(octets: &[u8]) -> bool {
-        Self::origin(octets) == Ok(Origin::Siw)
+    pub fn looks_like_siw(bytes: &[u8]) -> bool {
+        Self::origin(bytes) == Ok(Origin::Siw)
     }
 
-    fn origin(octets: &[u8]) -> Result<Origin, TerminateTooShort> {
-        let (&[types, code, bits, _], _) = control(octets)?;
+    fn origin(bytes: &[u8]) -> Result<Origin, TerminateTooShort> {
+        let (&[types, code, bits, _], _) = control(bytes)?;
         // Each way's bits are the other's reserved ones, which are zero.
         let (rfc_bits, siw_bits) = (bits & (M | D | R) != 0, bits & (SIW_M | SIW_D | SIW_R) != 0);
         if rfc_bits != siw_bits {
@@ -176,30 +176,30 @@ impl Terminate {
             terminate.ddp_header = Some(header);
         }
         if r {
-            terminate.read_request = parts.first_chunk().map(ReadRequest::from_octets);
+            terminate.read_request = parts.first_chunk().map(ReadRequest::from_bytes);
         }
         terminate
     }
 
-    /// The octets: only the parts there are, with M, D and R to match.
+    /// The bytes: only the parts there are, with M, D and R to match.
     #[must_use]
     pub fn emit(&self) -> Vec<u8> {
         let bit = |on: bool, bit: u8| if on { bit } else { 0 };
         let bits = bit(self.segment_len.is_some(), M)
             | bit(self.ddp_header.is_some(), D)
             | bit(self.read_request.is_some(), R);
-        let mut octets = Vec::with_capacity(Self::MAX_LEN);
-        octets.extend_from_slice(&[self.layer << 4 | self.etype & 0x0F, self.code, bits, 0]);
+        let mut bytes = Vec::with_capacity(Self::MAX_LEN);
+        bytes.extend_from_slice(&[self.layer << 4 | self.etype & 0x0F, self.code, bits, 0]);
         if self.segment_len.is_some() || self.ddp_header.is_some() {
-            octets.extend_from_slice(&self.segment_len.unwrap_or(0).to_be_bytes());
+            bytes.extend_from_slice(&self.segment_len.unwrap_or(0).to_be_bytes());
         }
         if let Some(header) = &self.ddp_header {
-            octets.extend_from_slice(header.as_slice());
+            bytes.extend_from_slice(header.as_slice());
         }
         if let Some(request) = &self.read_request {
-            octets.extend_from_slice(&request.emit());
+            bytes.extend_from_slice(&request.emit());
         }
-        octets
+        bytes
     }
 
     /// What the codes mean.
@@ -216,32 +216,32 @@ impl fmt::Display for Terminate {
 }
 
 /// The control word and what follows.
-fn control(octets: &[u8]) -> Result<(&[u8; 4], &[u8]), TerminateTooShort> {
-    octets.split_first_chunk().ok_or(TerminateTooShort { len: octets.len() })
+fn control(bytes: &[u8]) -> Result<(&[u8; 4], &[u8]), TerminateTooShort> {
+    bytes.split_first_chunk().ok_or(TerminateTooShort { len: bytes.len() })
 }
 
 /// A DDP header as it came, whatever is wrong with it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HeaderCopy {
-    octets: [u8; Header::MAX_LEN],
+    bytes: [u8; Header::MAX_LEN],
     len: u8,
 }
 
 impl HeaderCopy {
-    /// Copies the header `segment` begins with: 14 or 18 octets, by its own T bit. `None` if it is cut short.
+    /// Copies the header `segment` begins with: 14 or 18 bytes, by its own T bit. `None` if it is cut short.
     #[must_use]
     pub fn new(segment: &[u8]) -> Option<Self> {
         let tagged = segment.first()? & 0x80 != 0;
         let len = if tagged { ddp::Tagged::LEN } else { ddp::Untagged::LEN };
-        let mut octets = [0; Header::MAX_LEN];
-        octets[..len].copy_from_slice(segment.get(..len)?);
-        Some(Self { octets, len: len as u8 })
+        let mut bytes = [0; Header::MAX_LEN];
+        bytes[..len].copy_from_slice(segment.get(..len)?);
+        Some(Self { bytes, len: len as u8 })
     }
 
-    /// The octets: 14 or 18.
+    /// The bytes: 14 or 18.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        &self.octets[..usize::from(self.len)]
+        &self.bytes[..usize::from(self.len)]
     }
 
     /// The header they are.

@@ -149,10 +149,10 @@ impl Pd {
 }
 
 impl<B: IoBuf> Mr<B> {
-    /// All octets.
+    /// All bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `IoBuf` promises the octets; operations take the `Mr` by value, so nothing writes them now.
+        // SAFETY: `IoBuf` promises the bytes; operations take the `Mr` by value, so nothing writes them now.
         unsafe { std::slice::from_raw_parts(self.buf.at, self.buf.len) }
     }
 
@@ -180,7 +180,7 @@ impl<B: IoBuf> Mr<B> {
         self
     }
 
-    /// Octets that operations take.
+    /// Bytes that operations take.
     #[must_use]
     pub fn len(&self) -> usize {
         self.range.len()
@@ -211,7 +211,7 @@ impl<B: IoBuf> Mr<B> {
 }
 
 impl<B: IoBufMut> Mr<B> {
-    /// All octets, to be written.
+    /// All bytes, to be written.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and `IoBufMut` lets the bytes be written through the pointer; the `Mr` is borrowed uniquely.
         unsafe { std::slice::from_raw_parts_mut(self.buf.at, self.buf.len) }

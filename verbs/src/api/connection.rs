@@ -28,13 +28,13 @@ use std::time::Duration;
 pub struct ConnSettings {
     /// The connection's options.
     pub options: ConnOptions,
-    /// Private data for the peer: at most 512 octets at MPA revision 1, 508 at revision 2.
+    /// Private data for the peer: at most 512 bytes at MPA revision 1, 508 at revision 2.
     pub private_data: Vec<u8>,
     /// Requests that may be under way; further ones wait.
     pub send_depth: u32,
     /// Receives kept posted.
     pub recv_depth: u32,
-    /// Octets of each receive: the longest message that the peer may send.
+    /// Bytes of each receive: the longest message that the peer may send.
     pub recv_size: u32,
     /// How long operations that were dropped keep a connection of which nothing else is left: if they are not over then, it is
     /// aborted. [`Duration::MAX`]: for ever.
@@ -210,7 +210,7 @@ impl Connection {
         op.await.0
     }
 
-    /// Adds to eight octets of the peer's; returns what they were (RFC 7306).
+    /// Adds to eight bytes of the peer's; returns what they were (RFC 7306).
     ///
     /// # Errors
     /// [`WcError`].
@@ -218,7 +218,7 @@ impl Connection {
         self.atomic(at, |remote| SendOp::FetchAdd { remote, add, mask: 0 }).await
     }
 
-    /// Replaces eight octets of the peer's by `swap` if they are `compare`; returns what they were (RFC 7306).
+    /// Replaces eight bytes of the peer's by `swap` if they are `compare`; returns what they were (RFC 7306).
     ///
     /// # Errors
     /// [`WcError`].
@@ -241,9 +241,9 @@ impl Connection {
         let buffer = self.pd.register(vec![0u8; 8]).map_err(|(error, _)| error)?;
         let (result, buffer) = self.start(op(at.slice(0..8)?.into()), buffer).await;
         result?;
-        let mut octets = [0; 8];
-        octets.copy_from_slice(buffer.bytes());
-        Ok(u64::from_ne_bytes(octets))
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(buffer.bytes());
+        Ok(u64::from_ne_bytes(bytes))
     }
 
     /// The next message. Dropping the future loses nothing: the message stays queued.

@@ -29,7 +29,7 @@ impl Message {
         self.wc.invalidated
     }
 
-    /// For the immediate of a Write: how many octets the Write had. `None` for a Send.
+    /// For the immediate of a Write: how many bytes the Write had. `None` for a Send.
     #[must_use]
     pub fn write_len(&self) -> Option<u32> {
         is_write_imm(&self.wc).then_some(self.wc.byte_len)
@@ -46,7 +46,7 @@ impl Deref for Message {
         let region = ring.memory.region();
         // SAFETY: slot `wr_id` lies inside the ring's memory, which lives as long as the router held here; no peer has a right
         // on it, and the engine writes it only while its receive is posted, which is not before this message is dropped. The
-        // memory was zeroed at the start, so every octet is initialised.
+        // memory was zeroed at the start, so every byte is initialised.
         unsafe { std::slice::from_raw_parts(region.as_ptr().add(start), len as usize) }
     }
 }

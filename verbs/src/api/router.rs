@@ -295,7 +295,7 @@ impl Router {
                 flags: request.flags | SendFlags::SIGNALED,
             };
             // SAFETY: the elements lie in `slot.buffer`, an `Mr` that stays in this slot until the completion was taken (or
-            // the queue pair was dropped, which happens before the slots are); nobody can reach its octets meanwhile. Inline
+            // the queue pair was dropped, which happens before the slots are); nobody can reach its bytes meanwhile. Inline
             // data lies in the slot's buffer too.
             let (posted, doorbell) = unsafe { self.qp.queue_send([wr]) };
             due.doorbells.push(doorbell);

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 pub struct SharedMr(Arc<RawMr>);
 
 impl Pd {
-    /// `len` zeroed octets that peers may reach with `access` (any of the `REMOTE_*` rights; local ones are implied). With none,
+    /// `len` zeroed bytes that peers may reach with `access` (any of the `REMOTE_*` rights; local ones are implied). With none,
     /// peers get in through a [`Grant`] only.
     ///
     /// # Errors
@@ -29,7 +29,7 @@ impl Pd {
 }
 
 impl SharedMr {
-    /// Octets.
+    /// Bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.0.len() as u64
@@ -54,7 +54,7 @@ impl SharedMr {
         self.0.region().span(offset as usize, len as usize).map_err(|_| out_of_range)
     }
 
-    /// Copies octets out. A peer may be writing them: each octet is then the old or the new one.
+    /// Copies bytes out. A peer may be writing them: each byte is then the old or the new one.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -66,7 +66,7 @@ impl SharedMr {
         Ok(())
     }
 
-    /// Copies octets in; the last ones become visible last.
+    /// Copies bytes in; the last ones become visible last.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -78,7 +78,7 @@ impl SharedMr {
         Ok(())
     }
 
-    /// Octets `range`, copied out.
+    /// Bytes `range`, copied out.
     ///
     /// # Errors
     /// [`Error::OutOfRange`].
@@ -92,8 +92,8 @@ impl SharedMr {
         Ok(out)
     }
 
-    /// Replaces the eight aligned octets at `offset` by what `f` makes of them, atomically with respect to peers' FetchAdd and
-    /// CmpSwap. Returns the old value. The number is in this machine's octet order.
+    /// Replaces the eight aligned bytes at `offset` by what `f` makes of them, atomically with respect to peers' FetchAdd and
+    /// CmpSwap. Returns the old value. The number is in this machine's byte order.
     ///
     /// # Errors
     /// [`Error::OutOfRange`]; [`Error::Misuse`] when `offset` is not a multiple of eight.
@@ -103,7 +103,7 @@ impl SharedMr {
         pin.atomic_u64(0, f).map_err(misaligned)
     }
 
-    /// The number in the eight aligned octets at `offset`. Nothing is written: for a program that looks until a peer has written
+    /// The number in the eight aligned bytes at `offset`. Nothing is written: for a program that looks until a peer has written
     /// or counted there; what that peer placed before is seen, too.
     ///
     /// # Errors
@@ -114,7 +114,7 @@ impl SharedMr {
         Ok(pin.atomic_cell(0).map_err(misaligned)?.load(Ordering::SeqCst))
     }
 
-    /// What a peer must know to reach octets `range`: for every connection of the protection domain, with the rights given to
+    /// What a peer must know to reach bytes `range`: for every connection of the protection domain, with the rights given to
     /// [`Pd::share`].
     ///
     /// # Errors
@@ -123,7 +123,7 @@ impl SharedMr {
         self.0.remote().slice(range)
     }
 
-    /// Opens octets `range` with `access` to the peer of one connection only. Dropping the [`Grant`] closes them again; the key
+    /// Opens bytes `range` with `access` to the peer of one connection only. Dropping the [`Grant`] closes them again; the key
     /// is of no use to anybody else (RFC 5042 section 5).
     ///
     /// # Errors

@@ -15,7 +15,7 @@ use stream::{Stream, Time};
 
 /// Connects `qp` to `peer`. The outcome is an event on `channel`: [`crate::cm::CmEventKind::Established`] or [`crate::cm::CmEventKind::Failed`].
 ///
-/// Private data is at most 512 octets at MPA revision 1 and 508 at revision 2.
+/// Private data is at most 512 bytes at MPA revision 1 and 508 at revision 2.
 ///
 /// # Errors
 /// [`Error::Startup`] for illegal options or private data that is too long, [`Error::State`] unless the queue pair is in INIT,

@@ -393,7 +393,7 @@ impl ConnRequest {
         self.revision
     }
 
-    /// Octets of private data that the Reply can carry.
+    /// Bytes of private data that the Reply can carry.
     #[must_use]
     pub fn max_reply_private_data(&self) -> usize {
         self.max_reply

@@ -162,7 +162,7 @@ impl Conn {
         if have > 0 {
             return PeekResult::Staged { until: self.stream.needed().max(have + 1) };
         }
-        let bytes = look.octets();
+        let bytes = look.bytes();
         if bytes.is_empty() {
             // The peer's FIN, which `recv` tells.
             return PeekResult::Elsewhere;

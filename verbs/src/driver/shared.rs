@@ -109,7 +109,7 @@ impl Shared {
         Self {
             table: mem::Table::new(mem::Limits { max_entries: limits.max_mr }),
             counts: Counts::default(),
-            budget: Budget::new(limits.max_held_octets),
+            budget: Budget::new(limits.max_held_bytes),
             limits,
             qps: Mutex::default(),
             guard,

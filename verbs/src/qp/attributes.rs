@@ -17,7 +17,7 @@ pub struct QpCap {
     pub max_send_sge: u32,
     /// Elements of one receive.
     pub max_recv_sge: u32,
-    /// Octets of inline data.
+    /// Bytes of inline data.
     pub max_inline: u32,
 }
 
@@ -59,12 +59,12 @@ pub struct QpAttr {
     pub cap: QpCap,
 }
 
-/// How the octets of a standing connection travel.
+/// How the bytes of a standing connection travel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// Octets a TCP segment carries (RFC 5044 section 5.1).
+    /// Bytes a TCP segment carries (RFC 5044 section 5.1).
     pub emss: usize,
-    /// Octets of the longest ULPDU we send.
+    /// Bytes of the longest ULPDU we send.
     pub max_ulpdu: usize,
     /// Whether the peer turned out to be one of ours; false until its answer is here.
     pub uiw_peer: bool,

@@ -29,7 +29,7 @@ impl Qp {
         limits.check("receive queue depth", cap.max_recv_wr.max(1).into(), limits.max_qp_wr.into())?;
         limits.check("send elements", cap.max_send_sge.max(1).into(), limits.max_sge.into())?;
         limits.check("receive elements", cap.max_recv_sge.max(1).into(), limits.max_sge.into())?;
-        limits.check("inline octets", cap.max_inline.max(1).into(), limits.max_inline.into())?;
+        limits.check("inline bytes", cap.max_inline.max(1).into(), limits.max_inline.into())?;
         for cq in [&init.send_cq, &init.recv_cq] {
             if !Arc::ptr_eq(cq.driver(), &driver) {
                 return Err(Error::Foreign { what: "completion queue", of: "device" });
@@ -214,7 +214,7 @@ impl Qp {
         crate::qp::control::limit_lifetime(&self.0, timeout);
     }
 
-    /// How the octets of its connection travel now; `None` without a connection.
+    /// How the bytes of its connection travel now; `None` without a connection.
     #[must_use]
     pub fn path(&self) -> Option<Path> {
         let token = self.0.conn()?;

@@ -322,7 +322,7 @@ impl Drop for QpInner {
 fn copy_inline(sges: &[Sge], out: &mut Vec<u8>) {
     for sge in sges {
         // SAFETY: `post_send` demands that inline elements are readable addresses of this process during the call.
-        let octets = unsafe { mem::IoVec::from_raw(sge.addr as *const u8, sge.length as usize) };
-        octets.append_to(out);
+        let bytes = unsafe { mem::IoVec::from_raw(sge.addr as *const u8, sge.length as usize) };
+        bytes.append_to(out);
     }
 }

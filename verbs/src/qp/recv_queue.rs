@@ -9,7 +9,7 @@ use crate::wr::{RecvWr, Sge};
 pub(crate) struct RecvWqe {
     pub(crate) wr_id: u64,
     pub(crate) sges: Vec<Sge>,
-    /// Octets it takes.
+    /// Bytes it takes.
     pub(crate) len: u32,
 }
 

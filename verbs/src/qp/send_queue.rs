@@ -27,7 +27,7 @@ pub(crate) enum SqMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WqeState {
     Posted,
-    /// Every octet was given to the stream's out queue; for a Read or atomic, the request was.
+    /// Every byte was given to the stream's out queue; for a Read or atomic, the request was.
     Built,
     Done,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Wqe {
     pub(crate) flags: SendFlags,
     pub(crate) sges: Vec<Sge>,
     pub(crate) inline: Vec<u8>,
-    /// Octets of the message.
+    /// Bytes of the message.
     pub(crate) len: u32,
     /// MSN of its untagged message, once it was begun.
     msn: u32,
@@ -103,7 +103,7 @@ pub(crate) struct SendQueue {
     reported: u64,
     /// The stream was told that there are requests, and has not looked since.
     pub(crate) rung: bool,
-    /// Octets of requests that no pump has seen yet.
+    /// Bytes of requests that no pump has seen yet.
     pub(crate) unpumped: u64,
 }
 
@@ -168,7 +168,7 @@ impl SendQueue {
             return Err(Error::TooManySges { given: wr.sges.len(), max: self.limits.max_sge });
         }
         let len: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
-        // DDP counts a message's octets in 32 bits (RFC 5041 section 4.3, MO).
+        // DDP counts a message's bytes in 32 bits (RFC 5041 section 4.3, MO).
         let len32 = u32::try_from(len).map_err(|_| Error::MessageTooLong { given: len })?;
         if wr.flags.contains(SendFlags::INLINE) {
             if wr.op.writes_locally() || wr.op.is_local() {
@@ -285,7 +285,7 @@ impl SendQueue {
         })
     }
 
-    /// The oldest open request that writes octet `to` of the peer's `stag`.
+    /// The oldest open request that writes byte `to` of the peer's `stag`.
     pub(crate) fn find_write(&self, stag: STag, to: u64) -> Option<u32> {
         self.find(|wqe| match wqe.op {
             SendOp::Write { remote } | SendOp::AtomicWrite { remote } | SendOp::WriteImm { remote, .. } => {

@@ -1,4 +1,4 @@
-//! A connection that breaks at any octet, in either direction: every operation ends exactly once, nothing hangs, nothing panics.
+//! A connection that breaks at any byte, in either direction: every operation ends exactly once, nothing hangs, nothing panics.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -78,14 +78,14 @@ async fn server(connection: &Connection, pd: &Pd) {
     }
     while let Ok(message) = connection.recv().await {
         // What a receiver saw completed is whole and right.
-        assert!(message.iter().all(|octet| *octet == 0xC3), "a message is whole");
+        assert!(message.iter().all(|byte| *byte == 0xC3), "a message is whole");
     }
 }
 
 const ADDRESSES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2))];
 
-/// Cuts the direction from `ADDRESSES[from]` after `at` octets. None when the set-up failed already.
+/// Cuts the direction from `ADDRESSES[from]` after `at` bytes. None when the set-up failed already.
 fn conversation(from: usize, at: u64, fin: bool) -> Option<Outcome> {
     let simulation = Simulation::new(at, Link { recv_split: Split::Random(900), ..Link::default() });
     simulation.network().change_link(ADDRESSES[from], ADDRESSES[1 - from], |link| {
@@ -117,7 +117,7 @@ fn every_cut(from: usize, fin: bool) {
     let whole = conversation(from, u64::MAX, fin).unwrap();
     assert_eq!(whole, Outcome { succeeded: OPERATIONS, failed: 0, out_of_order: 0 });
     let mut broke = 0;
-    // Every octet of the start-up and of the first messages, then every eleventh.
+    // Every byte of the start-up and of the first messages, then every eleventh.
     for at in (0..300).chain((300..9_000).step_by(11)) {
         if let Some(outcome) = conversation(from, at, fin) {
             let seen = outcome.succeeded + outcome.failed;

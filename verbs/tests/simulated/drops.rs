@@ -11,13 +11,13 @@ use verbs::{Access, ConnSettings, IoBuf, Mr, Op, Pd};
 
 use crate::link::Simulation;
 
-/// A link on which a message of some thousand octets is under way for a while.
+/// A link on which a message of some thousand bytes is under way for a while.
 fn narrow() -> Link {
     Link { capacity: 1000, ..Link::default() }
 }
 
-fn buffer(pd: &Pd, octet: u8, len: usize) -> Mr<Vec<u8>> {
-    pd.register(vec![octet; len]).unwrap()
+fn buffer(pd: &Pd, byte: u8, len: usize) -> Mr<Vec<u8>> {
+    pd.register(vec![byte; len]).unwrap()
 }
 
 fn poll<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {

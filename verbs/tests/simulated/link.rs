@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// What is between the two.
 enum Medium {
-    /// Streams of octets.
+    /// Streams of bytes.
     Streams(Network),
     /// smoltcp at both ends, and frames that go an emulated path.
     Frames(Clock),
@@ -41,7 +41,7 @@ impl Simulation {
         Self { medium: Medium::Streams(network), client, server }
     }
 
-    /// smoltcp at both ends, with frames of up to `mtu` octets and socket buffers of `buffer`.
+    /// smoltcp at both ends, with frames of up to `mtu` bytes and socket buffers of `buffer`.
     pub(crate) fn frames(seed: u64, profile: &Profile, mtu: usize, buffer: usize) -> Self {
         let clock = Clock::virtual_time();
         let (a, b) = pipe(mtu).unwrap();

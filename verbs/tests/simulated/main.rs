@@ -1,8 +1,8 @@
-//! Two ends on a simulated link with a virtual clock: every operation, however the link cuts the octets up.
+//! Two ends on a simulated link with a virtual clock: every operation, however the link cuts the bytes up.
 
 mod cuts;
 mod drops;
-mod every_octet;
+mod every_byte;
 mod link;
 mod paths;
 mod raw;

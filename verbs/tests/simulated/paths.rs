@@ -1,4 +1,4 @@
-//! smoltcp at both ends of emulated paths: every operation, verified octet for octet.
+//! smoltcp at both ends of emulated paths: every operation, verified byte for byte.
 
 use std::time::Duration;
 

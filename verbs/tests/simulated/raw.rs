@@ -18,9 +18,9 @@ pub(crate) const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 9))
 pub(crate) struct Reader {
     pub(crate) stream: Box<dyn Stream>,
     rx: FpduRx,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     pub(crate) ulpdus: Vec<Vec<u8>>,
-    /// Octets of FPDUs.
+    /// Bytes of FPDUs.
     pub(crate) read: usize,
 }
 
@@ -31,13 +31,13 @@ impl Reader {
             if got == 0 {
                 break;
             }
-            self.octets.extend_from_slice(&buffer[..got]);
+            self.bytes.extend_from_slice(&buffer[..got]);
             self.read += got;
         }
-        while let Step::Fpdu(fpdu) = self.rx.next(&mut self.octets).unwrap() {
+        while let Step::Fpdu(fpdu) = self.rx.next(&mut self.bytes).unwrap() {
             let consumed = fpdu.consumed;
             self.ulpdus.push(fpdu.ulpdu.to_vec());
-            self.octets.drain(..consumed);
+            self.bytes.drain(..consumed);
         }
     }
 }
@@ -57,21 +57,21 @@ pub(crate) fn reader(simulation: &Simulation, settings: &ConnSettings) -> (verbs
                 if accepted.is_none() {
                     accepted = listener.accept(Token(1)).ok().map(|stream| (stream, Vec::new()));
                 }
-                let Some((mut stream, mut octets)) = accepted.take() else { return Poll::Pending };
+                let Some((mut stream, mut bytes)) = accepted.take() else { return Poll::Pending };
                 let mut buffer = [0; 600];
                 if let Ok(got) = stream.recv(&mut [IoVecMut::from(&mut buffer[..])]) {
-                    octets.extend_from_slice(&buffer[..got]);
+                    bytes.extend_from_slice(&buffer[..got]);
                 }
                 let config = Config { revision: Revision::One, crc: true, ..Config::default() };
                 let mut responder = Responder::new(config.clone());
-                let Some((_, request)) = responder.request(&octets).unwrap() else {
-                    accepted = Some((stream, octets));
+                let Some((_, request)) = responder.request(&bytes).unwrap() else {
+                    accepted = Some((stream, bytes));
                     return Poll::Pending;
                 };
                 let (reply, negotiated) = responder.accept(&request, &config, b"").unwrap();
                 assert_eq!(stream.send(&[IoVec::from(&reply[..])]).unwrap(), reply.len());
                 let rx = FpduRx::new(negotiated.crc, negotiated.markers_rx);
-                Poll::Ready(Reader { stream, rx, octets: Vec::new(), ulpdus: Vec::new(), read: 0 })
+                Poll::Ready(Reader { stream, rx, bytes: Vec::new(), ulpdus: Vec::new(), read: 0 })
             }
         }),
     );

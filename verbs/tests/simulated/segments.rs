@@ -15,9 +15,9 @@ fn segments_follow_the_path() {
     const CAPACITY: usize = 20_000;
     let simulation = Simulation::new(1, Link { capacity: CAPACITY, ..Link::default() });
     let (pd, connection, mut reader) = reader(&simulation, &settings());
-    let octets: Vec<u8> = (0..900_000u32).map(|n| (n / 3) as u8).collect();
-    let remote = RemoteMr { addr: 0, rkey: 1, len: octets.len() as u64 };
-    let mut write = connection.write(pd.register(octets.clone()).unwrap(), remote);
+    let bytes: Vec<u8> = (0..900_000u32).map(|n| (n / 3) as u8).collect();
+    let remote = RemoteMr { addr: 0, rkey: 1, len: bytes.len() as u64 };
+    let mut write = connection.write(pd.register(bytes.clone()).unwrap(), remote);
     for _ in 0..20 {
         assert!(poll(&mut write).is_pending());
         simulation.client.pump();
@@ -27,13 +27,13 @@ fn segments_follow_the_path() {
     let mut rounds = 0;
     while poll(&mut write).is_pending() {
         reader.read();
-        if reader.read > octets.len() / 2 {
+        if reader.read > bytes.len() / 2 {
             emss(1000);
         }
         simulation.client.pump();
         simulation.network().step();
         rounds += 1;
-        assert!(rounds < 10_000, "the Write does not end: the reader has {} octets", reader.read);
+        assert!(rounds < 10_000, "the Write does not end: the reader has {} bytes", reader.read);
     }
     reader.read();
     let lens: Vec<usize> = reader.ulpdus.iter().map(Vec::len).collect();
@@ -53,10 +53,10 @@ fn segments_follow_the_path() {
         assert!(matches!(header, Header::Tagged(tagged) if tagged.to == got.len() as u64));
         got.extend_from_slice(&ulpdu[len..]);
     }
-    assert!(got == octets);
+    assert!(got == bytes);
 }
 
-/// A Write or Send is complete when TCP has taken its last octet, and not before: here TCP has room for a sixth of it.
+/// A Write or Send is complete when TCP has taken its last byte, and not before: here TCP has room for a sixth of it.
 // [test:RFC5040-5.5-10]
 #[test]
 fn nothing_is_complete_before_tcp_has_it() {
@@ -76,6 +76,6 @@ fn nothing_is_complete_before_tcp_has_it() {
             }
             reader.read();
         }
-        assert!(reader.read > 25_000, "complete, and the reader has {} octets", reader.read);
+        assert!(reader.read > 25_000, "complete, and the reader has {} bytes", reader.read);
     }
 }

@@ -1,4 +1,4 @@
-//! Peers that stop reading, or send one octet a minute: no rule of an established stream ends them, so whatever is under way waits
+//! Peers that stop reading, or send one byte a minute: no rule of an established stream ends them, so whatever is under way waits
 //! for as long as the application does, in bounded memory, and an orderly close has its time.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -45,7 +45,7 @@ static COUNTING: Counting = Counting;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What the engine may hold for one stream: a batch that was built, staging, and the octets of one started FPDU.
+/// What the engine may hold for one stream: a batch that was built, staging, and the bytes of one started FPDU.
 const BOUND: isize = 1 << 20;
 
 /// Lets time pass, and everybody look.
@@ -104,7 +104,7 @@ fn a_peer_that_stops_reading_holds_up_nobody_but_itself() {
         pass(&simulation, MINUTE);
         assert!(!is_over(&connection), "ended after {minute} minutes");
         let held = LIVE.get() - before;
-        assert!(held < BOUND, "{held} octets held after {minute} minutes");
+        assert!(held < BOUND, "{held} bytes held after {minute} minutes");
     }
     assert!(ops.iter_mut().all(|op| poll(op).is_pending()), "TCP cannot have taken the first message");
     assert_eq!(peer.read, 0);
@@ -117,7 +117,7 @@ fn a_peer_that_stops_reading_holds_up_nobody_but_itself() {
     closes_in_its_time(&simulation, &connection, ops);
 }
 
-/// The Read that the peer has been asked for, answered with `payload`, as octets on the wire.
+/// The Read that the peer has been asked for, answered with `payload`, as bytes on the wire.
 fn answer(peer: &Reader, payload: &[u8]) -> Vec<u8> {
     let request = peer.ulpdus.iter().find_map(|ulpdu| match Header::parse(ulpdu).unwrap() {
         (Header::Untagged(header), len) if header.qn == QN_READ => {
@@ -136,7 +136,7 @@ fn answer(peer: &Reader, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn one_octet_a_minute_is_an_answer_in_the_end() {
+fn one_byte_a_minute_is_an_answer_in_the_end() {
     const LEN: usize = 300;
     for whole in [true, false] {
         let simulation = Simulation::new(1, Link::default());
@@ -151,14 +151,14 @@ fn one_octet_a_minute_is_an_answer_in_the_end() {
             pass(&simulation, Duration::from_millis(1));
             peer.read();
         }
-        let octets = answer(&peer, &payload);
-        let (last, front) = octets.split_last().unwrap();
-        for octet in front {
-            assert_eq!(peer.stream.send(&[IoVec::from(&[*octet][..])]).unwrap(), 1);
+        let bytes = answer(&peer, &payload);
+        let (last, front) = bytes.split_last().unwrap();
+        for byte in front {
+            assert_eq!(peer.stream.send(&[IoVec::from(&[*byte][..])]).unwrap(), 1);
             pass(&simulation, MINUTE);
             assert!(!is_over(&connection) && poll(&mut read).is_pending() && poll(&mut send).is_pending());
             let held = LIVE.get() - before;
-            assert!(held < BOUND, "{held} octets held");
+            assert!(held < BOUND, "{held} bytes held");
         }
         if !whole {
             closes_in_its_time(&simulation, &connection, vec![read, send]);

@@ -1,4 +1,4 @@
-//! Octets that arrive one by one, in lumps, or through a narrow pipe.
+//! Bytes that arrive one by one, in lumps, or through a narrow pipe.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ async fn client(pd: &Pd, connection: &Connection, largest: usize) {
         result.unwrap();
         let (result, back) = connection.read(pd.register(vec![0; len]).unwrap(), remote).await;
         result.unwrap();
-        assert!(source.bytes() == back.bytes(), "{len} octets written and read back");
+        assert!(source.bytes() == back.bytes(), "{len} bytes written and read back");
         connection.send(buffer(pd, len.min(16_000), 2)).await.0.unwrap();
     }
     connection.write_imm(buffer(pd, 99, 3), remote, 4711).await.0.unwrap();
@@ -41,7 +41,7 @@ async fn server(memory: &SharedMr, connection: &Connection, largest: usize) {
         let message = connection.recv().await.unwrap();
         let wanted: Vec<u8> =
             (0..len.min(16_000)).map(|i| (i as u8).wrapping_mul(31).wrapping_add(2)).collect();
-        assert!(*message == wanted, "message of {len} octets");
+        assert!(*message == wanted, "message of {len} bytes");
     }
     let message = connection.recv().await.unwrap();
     assert_eq!((message.imm(), message.write_len()), (Some(4711), Some(99)));
@@ -53,7 +53,7 @@ fn converse(seed: u64, link: Link, settings: &ConnSettings, largest: usize) {
     converse_over(&Simulation::new(seed, link), settings, largest);
 }
 
-/// Every operation, verified octet for octet.
+/// Every operation, verified byte for byte.
 pub(crate) fn converse_over(simulation: &Simulation, settings: &ConnSettings, largest: usize) {
     let ((client_pd, c), (server_pd, s)) = simulation.connect(settings);
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
@@ -87,7 +87,7 @@ fn all_variants(seed: u64, link: &Link, largest: usize) {
 
 // [test:RFC5044-4.1-02]
 #[test]
-fn one_octet_at_a_time() {
+fn one_byte_at_a_time() {
     let split = Split::Fixed(1);
     all_variants(1, &Link { recv_split: split, send_split: split, ..Link::default() }, 1_000);
 }

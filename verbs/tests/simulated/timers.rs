@@ -15,14 +15,14 @@ fn a_send_that_meets_no_receive_waits_for_one() {
     let ((_, client), (_, server)) = simulation.connect(&settings);
     simulation.run(
         async {
-            for octet in 0..5u8 {
-                client.send_copy(&[octet]).await.unwrap();
+            for byte in 0..5u8 {
+                client.send_copy(&[byte]).await.unwrap();
             }
         },
         async {
             // Each message keeps the only receive until it is dropped.
-            for octet in 0..5u8 {
-                assert_eq!(*server.recv().await.unwrap(), [octet]);
+            for byte in 0..5u8 {
+                assert_eq!(*server.recv().await.unwrap(), [byte]);
             }
         },
     );

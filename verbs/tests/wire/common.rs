@@ -75,8 +75,8 @@ pub(crate) fn memory(pd: &Pd, len: usize, access: Access) -> RawMr {
     pd.register_raw(memory, base, access).unwrap()
 }
 
-pub(crate) fn fill(mr: &RawMr, offset: usize, octets: &[u8]) {
-    mr.region().span(offset, octets.len()).unwrap().pin().unwrap().copy_from(0, octets);
+pub(crate) fn fill(mr: &RawMr, offset: usize, bytes: &[u8]) {
+    mr.region().span(offset, bytes.len()).unwrap().pin().unwrap().copy_from(0, bytes);
 }
 
 pub(crate) fn peek(mr: &RawMr, offset: usize, len: usize) -> Vec<u8> {

@@ -31,23 +31,23 @@ fn vectors() -> Vec<Value> {
     all["vectors"].as_array().unwrap().clone()
 }
 
-fn octets(vector: &Value) -> Vec<u8> {
+fn bytes(vector: &Value) -> Vec<u8> {
     let hex = vector["hex"].as_str().unwrap().as_bytes();
     hex.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
 }
 
-/// The vector as this connection would carry it: with the STag of a 64-octet region where it names one of the vectors' own.
+/// The vector as this connection would carry it: with the STag of a 64-byte region where it names one of the vectors' own.
 fn adapted(vector: &Value, end: &End, peer: &mut Peer) -> Vec<u8> {
-    let octets = octets(vector);
+    let bytes = bytes(vector);
     let name = vector["name"].as_str().unwrap();
     if !["tagged-bounds", "tagged-to-wrap", "read-bounds", "read-to-wrap", "atomic-unaligned"].contains(&name)
     {
-        return octets;
+        return bytes;
     }
     let theirs = [0x1234_A501u32, 0x00C0_FF03].map(u32::to_be_bytes);
-    let at = octets.windows(4).position(|window| theirs.iter().any(|stag| stag == window)).unwrap();
-    let len = usize::from(u16::from_be_bytes([octets[0], octets[1]]));
-    let mut ulpdu = octets[2..2 + len].to_vec();
+    let at = bytes.windows(4).position(|window| theirs.iter().any(|stag| stag == window)).unwrap();
+    let len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
+    let mut ulpdu = bytes[2..2 + len].to_vec();
     ulpdu[at - 2..at + 2].copy_from_slice(&end.mr.rkey().to_be_bytes());
     if name == "atomic-unaligned" {
         ulpdu[at + 2..at + 10].copy_from_slice(&1u64.to_be_bytes());
@@ -67,26 +67,22 @@ fn expectations(expect: &Value) -> Vec<Option<(u8, u8, u8)>> {
     vec![Some((field("layer"), field("etype"), field("code")))]
 }
 
-/// A responder with 64 octets of memory at TO 0.
+/// A responder with 64 bytes of memory at TO 0.
 fn vector_end() -> End {
     let mut end = End::new();
     end.mr = end.pd.register_raw(verbs::Memory::owned(64).unwrap(), 0, ALL).unwrap();
     end
 }
 
-/// RFC 5040 section 7.1: which headers of the FPDU `octets` its Terminate quotes.
-fn check_quoted(name: &str, told: &rdmap::Terminate, octets: &[u8]) {
-    let len = u16::from_be_bytes([octets[0], octets[1]]);
-    let ulpdu = &octets[2..2 + usize::from(len)];
+/// RFC 5040 section 7.1: which headers of the FPDU `bytes` its Terminate quotes.
+fn check_quoted(name: &str, told: &rdmap::Terminate, bytes: &[u8]) {
+    let len = u16::from_be_bytes([bytes[0], bytes[1]]);
+    let ulpdu = &bytes[2..2 + usize::from(len)];
     let quoted = rdmap::HeaderCopy::new(ulpdu).filter(|_| told.layer < 2 && told.etype > 0);
     assert_eq!((told.ddp_header, told.segment_len), (quoted, quoted.map(|_| len)), "{name}");
     let is_read = ulpdu.len() == 46 && ulpdu[1] & 15 == Opcode::ReadRequest.raw();
     let request = ulpdu.get(18..).filter(|_| is_read && (told.layer, told.etype) == (0, 1));
-    assert_eq!(
-        told.read_request,
-        request.and_then(|octets| rdmap::ReadRequest::parse(octets).ok()),
-        "{name}"
-    );
+    assert_eq!(told.read_request, request.and_then(|bytes| rdmap::ReadRequest::parse(bytes).ok()), "{name}");
 }
 
 // [test:RFC5041-7.1-02] [test:RFC5041-7.1-08] [test:RFC5041-7.1-10] [test:RFC5041-7.1-14]
@@ -101,7 +97,7 @@ fn negative_vectors_behind_a_good_fpdu_are_terminated() {
         let name = vector["name"].as_str().unwrap();
         let markers = vector["markers"].as_bool().unwrap_or(false);
         if markers {
-            // These are the stream's first octets: the next test has them.
+            // These are the stream's first bytes: the next test has them.
             continue;
         }
         let end = vector_end();
@@ -110,12 +106,12 @@ fn negative_vectors_behind_a_good_fpdu_are_terminated() {
         }
         let options = ConnOptions { no_receive_timeout: Duration::from_millis(50), ..assumed() };
         let mut peer = responder_opt(&end, &options);
-        let octets = adapted(vector, &end, &mut peer);
-        peer.raw(&octets);
+        let bytes = adapted(vector, &end, &mut peer);
+        peer.raw(&bytes);
         let told = peer.next().map(|segment| terminate_of(&segment));
         let got = told.map(|told| (told.layer, told.etype, told.code));
         if let Some(told) = told {
-            check_quoted(name, &told, &octets);
+            check_quoted(name, &told, &bytes);
         }
         assert!(expectations(&vector["expect"]).contains(&got), "{name}: {got:?}");
         if got.is_some() {
@@ -155,8 +151,8 @@ fn negative_vectors_as_first_fpdu_of_an_initiator_are_silently_closed() {
         let options = ConnOptions { markers, ..assumed() };
         let (mut peer, _) = responder_with(&end, &options, &with(request(2), enhanced(4, 4)));
         end.established();
-        let octets = if markers { octets(vector) } else { adapted(vector, &end, &mut peer) };
-        peer.raw(&octets);
+        let bytes = if markers { bytes(vector) } else { adapted(vector, &end, &mut peer) };
+        peer.raw(&bytes);
         if matches!(name, "read-bounds" | "read-to-wrap" | "atomic-unaligned") {
             // The request itself is a valid FPDU; what it asks for is refused when its turn comes.
             terminate_of(&peer.next().unwrap());
@@ -177,7 +173,7 @@ fn negative_vectors_of_the_startup_close() {
             end.connect(port.addr(), &plain());
             let mut peer = port.accept();
             peer.startup_frame();
-            peer.raw(&octets(vector));
+            peer.raw(&bytes(vector));
             end.failed();
             assert!(peer.rest().is_empty());
         } else {
@@ -185,7 +181,7 @@ fn negative_vectors_of_the_startup_close() {
             let options = ConnOptions { startup_timeout: 10 * crate::peer::PATIENCE, ..plain() };
             let listener = end.listen(&options);
             let mut peer = Peer::connect(listener.local_addr());
-            peer.raw(&octets(vector));
+            peer.raw(&bytes(vector));
             assert!(peer.rest().is_empty(), "{name}");
             assert!(end.channel.is_empty(), "{name}: the application hears of it");
         }
@@ -296,23 +292,23 @@ fn reads_within_ird_are_answered_in_order_and_one_more_is_refused() {
     let end = End::new();
     fill(&end.mr, 0, &pattern(4096));
     let mut peer = responder(&end);
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for i in 0..4u32 {
         let ulpdu = read_request(i + 1, end.mr.rkey(), end.mr.addr() + u64::from(i) * 1000, 1000);
-        octets.extend(peer.seal(&ulpdu));
+        bytes.extend(peer.seal(&ulpdu));
     }
-    peer.raw(&octets);
+    peer.raw(&bytes);
     for i in 0..4usize {
         let segment = peer.expect_fpdu();
         assert_eq!(segment.opcode(), Opcode::ReadResponse);
         assert!(segment.payload() == &pattern(4096)[i * 1000..(i + 1) * 1000]);
         assert!(segment.header.last());
     }
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for i in 4..10u32 {
-        octets.extend(peer.seal(&read_request(i + 1, end.mr.rkey(), end.mr.addr(), 8)));
+        bytes.extend(peer.seal(&read_request(i + 1, end.mr.rkey(), end.mr.addr(), 8)));
     }
-    peer.raw(&octets);
+    peer.raw(&bytes);
     loop {
         let segment = peer.expect_fpdu();
         if segment.opcode() != Opcode::ReadResponse {
@@ -558,16 +554,16 @@ fn shared_receive_queue_stalls_and_goes_on_for_each_stream() {
 
 // [test:RFC5040-5.3-05] [test:RFC5041-5.4-06] [test:RFC5044-6-09]
 #[test]
-fn many_fpdus_in_one_write_and_one_octet_at_a_time() {
+fn many_fpdus_in_one_write_and_one_byte_at_a_time() {
     for chunk in [usize::MAX, 1, 7] {
         let end = End::new();
         let mut peer = responder(&end);
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         for i in 0..40u32 {
             end.recv(i.into(), u64::from(i) * 64, 64);
             let payload = vec![i as u8; i as usize];
-            octets.extend(peer.seal(&untagged(Opcode::Send, 0, i + 1, 0, true, 0, &payload)));
-            octets.extend(peer.seal(&tagged(
+            bytes.extend(peer.seal(&untagged(Opcode::Send, 0, i + 1, 0, true, 0, &payload)));
+            bytes.extend(peer.seal(&tagged(
                 Opcode::Write,
                 end.mr.rkey(),
                 end.mr.addr() + 9000,
@@ -575,7 +571,7 @@ fn many_fpdus_in_one_write_and_one_octet_at_a_time() {
                 &payload,
             )));
         }
-        for part in octets.chunks(chunk.min(octets.len())) {
+        for part in bytes.chunks(chunk.min(bytes.len())) {
             peer.raw(part);
         }
         for i in 0..40 {
@@ -632,8 +628,8 @@ fn fin_inside_an_fpdu() {
     let end = End::new();
     end.recv(1, 0, 64);
     let mut peer = responder(&end);
-    let octets = peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"data"));
-    peer.raw(&octets[..octets.len() - 1]);
+    let bytes = peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"data"));
+    peer.raw(&bytes[..bytes.len() - 1]);
     peer.fin();
     peer.expect_terminate(2, 0, 1);
     assert_eq!(end.received().status, WcStatus::Flushed);
@@ -761,13 +757,13 @@ fn terminate_names_a_read_and_the_others_flush_in_order_once() {
         }
         let asked: Vec<_> = (0..3).map(|_| peer.expect_fpdu()).collect();
         let (layer, etype, code) = codes;
-        let mut octets = vec![layer << 4 | etype, code, 0xE0, 0, 0, 46];
+        let mut bytes = vec![layer << 4 | etype, code, 0xE0, 0, 0, 46];
         if siw {
-            octets[0] = etype << 4 | layer;
-            octets[2] = 7;
+            bytes[0] = etype << 4 | layer;
+            bytes[2] = 7;
         }
-        octets.extend_from_slice(&asked[1].ulpdu);
-        peer.fpdu(&untagged(Opcode::Terminate, 2, 1, 0, true, 0, &octets));
+        bytes.extend_from_slice(&asked[1].ulpdu);
+        peer.fpdu(&untagged(Opcode::Terminate, 2, 1, 0, true, 0, &bytes));
         let got: Vec<_> = (0..3).map(|_| end.sent()).map(|wc| (wc.wr_id, wc.status)).collect();
         assert_eq!(got, [(1, WcStatus::Flushed), (2, status), (3, WcStatus::Flushed)], "{siw} {codes:?}");
         assert_eq!([end.received().wr_id, end.received().wr_id], [50, 51]);
@@ -825,7 +821,7 @@ fn immediate_data_and_atomics_from_a_peer() {
 
 // [test:RFC7306-6.3-08]
 #[test]
-fn immediate_data_is_eight_octets_no_more_and_no_less() {
+fn immediate_data_is_eight_bytes_no_more_and_no_less() {
     for opcode in [Opcode::Immediate, Opcode::ImmediateSe] {
         for len in [0, 4, 7, 9, 16] {
             let end = End::new();
@@ -835,7 +831,7 @@ fn immediate_data_is_eight_octets_no_more_and_no_less() {
             // Too many do not fit what DDP has for it; too few are seen by RDMAP.
             let (layer, etype, code) = if len > 8 { (1, 2, 5) } else { (0, 2, 0xFF) };
             peer.expect_terminate(layer, etype, code);
-            assert_eq!(end.received().status, WcStatus::Flushed, "{opcode} of {len} octets");
+            assert_eq!(end.received().status, WcStatus::Flushed, "{opcode} of {len} bytes");
         }
     }
 }
@@ -851,7 +847,7 @@ fn immediate_data_without_the_extension_is_unexpected() {
 
 /// The byte count belongs to the Write that the immediate follows, not to one long ago.
 #[test]
-fn immediate_without_a_write_of_its_own_counts_no_octets() {
+fn immediate_without_a_write_of_its_own_counts_no_bytes() {
     let end = End::new();
     for id in 0..3 {
         end.recv(id, id * 64, 64);
@@ -886,14 +882,14 @@ fn ird_of_zero_takes_no_reads() {
 
 // [test:RFC5041-7.1-19] [test:RFC5040-5.4-05]
 #[test]
-fn second_terminate_and_octets_behind_it_are_ignored() {
+fn second_terminate_and_bytes_behind_it_are_ignored() {
     let end = End::new();
     let mut peer = responder(&end);
-    let mut octets = peer.seal(&terminate(0, 0, 0));
-    octets.extend(peer.seal(&terminate(1, 1, 0)));
-    octets.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr(), true, b"late")));
-    octets.extend([0xFF; 100]);
-    peer.raw(&octets);
+    let mut bytes = peer.seal(&terminate(0, 0, 0));
+    bytes.extend(peer.seal(&terminate(1, 1, 0)));
+    bytes.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr(), true, b"late")));
+    bytes.extend([0xFF; 100]);
+    peer.raw(&bytes);
     peer.fin();
     let reason = end.ended().reason.unwrap();
     assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, 0, 0, 0));

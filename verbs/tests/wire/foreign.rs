@@ -179,7 +179,7 @@ fn thread_cpu() -> Duration {
 
 #[test]
 fn a_stream_that_may_not_be_read_does_not_spin() {
-    let limits = Limits { max_held_octets: 0, ..Limits::default() };
+    let limits = Limits { max_held_bytes: 0, ..Limits::default() };
     let stack = Box::new(llp::tcp::TcpStack::new().unwrap());
     let options = DeviceOptions { limits, ..DeviceOptions::default() };
     let end = End::on(&Device::with_stack(stack, options).unwrap());

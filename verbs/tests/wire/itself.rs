@@ -28,25 +28,25 @@ fn acknowledged() -> ConnOptions {
 /// Everything that a queue pair can ask of another one.
 fn every_operation(options: &ConnOptions) {
     let end = connected(options);
-    let octets = pattern(8192);
-    fill(&end.mr, 0, &octets);
+    let bytes = pattern(8192);
+    fill(&end.mr, 0, &bytes);
 
     end.recv(1, 8192, 8192);
     end.op(2, SendOp::Send, 0, 8192);
     end.sent_ok(2);
     assert_eq!(end.received_ok(1).byte_len, 8192);
-    assert_eq!(peek(&end.mr, 8192, 8192), octets);
+    assert_eq!(peek(&end.mr, 8192, 8192), bytes);
 
     end.recv(3, 0, 0);
     end.op(4, SendOp::WriteImm { remote: end.remote(16 << 10), imm: 7 }, 0, 8192);
     end.sent_ok(4);
     let wc = end.received_ok(3);
     assert_eq!((wc.opcode, wc.byte_len, wc.imm), (WcOpcode::RecvWriteImm, 8192, Some(7)));
-    assert_eq!(peek(&end.mr, 16 << 10, 8192), octets);
+    assert_eq!(peek(&end.mr, 16 << 10, 8192), bytes);
 
     end.op(5, SendOp::Read { remote: end.remote(0), invalidate: None }, 24 << 10, 8192);
     end.sent_ok(5);
-    assert_eq!(peek(&end.mr, 24 << 10, 8192), octets);
+    assert_eq!(peek(&end.mr, 24 << 10, 8192), bytes);
 
     fill(&end.mr, 40 << 10, &5u64.to_ne_bytes());
     let remote = end.remote(40 << 10);

@@ -1,4 +1,4 @@
-//! The engine against a scripted peer, octet by octet, and against itself.
+//! The engine against a scripted peer, byte by byte, and against itself.
 
 mod acknowledged;
 mod common;

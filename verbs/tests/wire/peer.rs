@@ -1,4 +1,4 @@
-//! A peer that speaks MPA octet by octet over a plain socket: it says exactly what a test tells it to, right or wrong.
+//! A peer that speaks MPA byte by byte over a plain socket: it says exactly what a test tells it to, right or wrong.
 
 use ddp::{Header, STag, Tagged, Untagged};
 use mpa::rx::{FpduRx, Step};
@@ -107,21 +107,21 @@ impl Peer {
         self.rx = FpduRx::new(crc, markers_rx);
     }
 
-    pub(crate) fn raw(&mut self, octets: &[u8]) {
-        self.tcp.write_all(octets).unwrap();
+    pub(crate) fn raw(&mut self, bytes: &[u8]) {
+        self.tcp.write_all(bytes).unwrap();
     }
 
     /// The FPDU of `ulpdu`, not sent.
     pub(crate) fn seal(&mut self, ulpdu: &[u8]) -> Vec<u8> {
-        let mut octets = vec![0, 0];
-        octets.extend_from_slice(ulpdu);
-        self.tx.seal(&mut octets, 0);
-        octets
+        let mut bytes = vec![0, 0];
+        bytes.extend_from_slice(ulpdu);
+        self.tx.seal(&mut bytes, 0);
+        bytes
     }
 
     pub(crate) fn fpdu(&mut self, ulpdu: &[u8]) {
-        let octets = self.seal(ulpdu);
-        self.raw(&octets);
+        let bytes = self.seal(ulpdu);
+        self.raw(&bytes);
     }
 
     fn next_msn(&mut self, qn: u32) -> u32 {
@@ -168,14 +168,14 @@ impl Peer {
         assert_eq!(done, 0);
     }
 
-    /// More octets; `false` at the end of the stream.
+    /// More bytes; `false` at the end of the stream.
     fn more(&mut self) -> bool {
-        let mut octets = [0; 65536];
+        let mut bytes = [0; 65536];
         loop {
-            match self.tcp.read(&mut octets) {
+            match self.tcp.read(&mut bytes) {
                 Ok(0) => return false,
                 Ok(got) => {
-                    self.inbox.extend_from_slice(&octets[..got]);
+                    self.inbox.extend_from_slice(&bytes[..got]);
                     return true;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -245,10 +245,10 @@ impl Peer {
     pub(crate) fn expect_silence(&mut self, millis: u64) {
         assert!(self.inbox.is_empty(), "{:02x?}", self.inbox);
         self.tcp.set_read_timeout(Some(Duration::from_millis(millis))).unwrap();
-        let mut octet = [0; 64];
-        match self.tcp.read(&mut octet) {
+        let mut byte = [0; 64];
+        match self.tcp.read(&mut byte) {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
-            other => panic!("not silent: {other:?} {octet:02x?}"),
+            other => panic!("not silent: {other:?} {byte:02x?}"),
         }
         self.tcp.set_read_timeout(Some(PATIENCE)).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Who moves the octets: nothing waits for a call that does not come, and nothing spins.
+//! Who moves the bytes: nothing waits for a call that does not come, and nothing spins.
 
 use crate::common::{End, Make, connected, fill, loopback, memory, pair, pair_of, peek};
 use std::os::fd::{AsFd, AsRawFd};

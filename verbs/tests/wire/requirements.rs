@@ -27,18 +27,18 @@ fn message(peer: &mut Peer) -> Vec<Segment> {
 }
 
 /// Everything that tells a message's segments from another's is the same in all of them.
-fn check_tagged(segments: &[Segment], stag: u32, to: u64, octets: &[u8]) {
+fn check_tagged(segments: &[Segment], stag: u32, to: u64, bytes: &[u8]) {
     let mut at = 0;
     for segment in segments {
         let header = segment.tagged();
         assert_eq!((header.rsvd_ulp, header.stag.0, header.to), (0x40, stag, to + at as u64));
-        assert!(segment.payload() == &octets[at..at + segment.payload().len()]);
+        assert!(segment.payload() == &bytes[at..at + segment.payload().len()]);
         at += segment.payload().len();
     }
-    assert_eq!(at, octets.len());
+    assert_eq!(at, bytes.len());
 }
 
-fn check_untagged(segments: &[Segment], (opcode, qn, msn, word): (Opcode, u32, u32, u32), octets: &[u8]) {
+fn check_untagged(segments: &[Segment], (opcode, qn, msn, word): (Opcode, u32, u32, u32), bytes: &[u8]) {
     let mut at = 0;
     for segment in segments {
         let header = segment.untagged();
@@ -48,10 +48,10 @@ fn check_untagged(segments: &[Segment], (opcode, qn, msn, word): (Opcode, u32, u
             (qn, msn, at as u32, word),
             "{opcode}"
         );
-        assert!(segment.payload() == &octets[at..at + segment.payload().len()]);
+        assert!(segment.payload() == &bytes[at..at + segment.payload().len()]);
         at += segment.payload().len();
     }
-    assert_eq!(at, octets.len());
+    assert_eq!(at, bytes.len());
 }
 
 // [test:RFC5040-3.1-01] [test:RFC5040-5.1-02] [test:RFC5040-5.1-06] [test:RFC5040-5.1-08] [test:RFC5040-5.2.1-02]
@@ -170,8 +170,8 @@ fn reads_and_atomics_are_answered_by_the_engine_each_once_in_their_order() {
         ReadRequest { sink_stag: STag(stag), sink_to: to, len, source_stag: STag(end.mr.rkey()), source_to }
             .emit()
     };
-    let mut octets = peer.seal(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic(0x51)));
-    octets.extend(peer.seal(&untagged(
+    let mut bytes = peer.seal(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic(0x51)));
+    bytes.extend(peer.seal(&untagged(
         Opcode::ReadRequest,
         1,
         2,
@@ -180,9 +180,9 @@ fn reads_and_atomics_are_answered_by_the_engine_each_once_in_their_order() {
         0,
         &ask(0xFEDC_BA98, !0xFFFF, 2000, 1000),
     )));
-    octets.extend(peer.seal(&untagged(Opcode::AtomicRequest, 1, 3, 0, true, 0, &atomic(0x49))));
-    octets.extend(peer.seal(&untagged(Opcode::ReadRequest, 1, 4, 0, true, 0, &ask(3, 9, 8, 0))));
-    peer.raw(&octets);
+    bytes.extend(peer.seal(&untagged(Opcode::AtomicRequest, 1, 3, 0, true, 0, &atomic(0x49))));
+    bytes.extend(peer.seal(&untagged(Opcode::ReadRequest, 1, 4, 0, true, 0, &ask(3, 9, 8, 0))));
+    peer.raw(&bytes);
     for (msn, id) in [(1, 0x51), (2, 0x49)] {
         let answer = peer.expect_fpdu();
         check_untagged(std::slice::from_ref(&answer), (Opcode::AtomicResponse, 3, msn, 0), answer.payload());
@@ -204,11 +204,11 @@ fn reads_and_atomics_are_answered_by_the_engine_each_once_in_their_order() {
     }
     end.nothing_more();
     // Nothing is left of them: as many again are taken, and of one more at once there is one refused.
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for msn in 5..30 {
-        octets.extend(peer.seal(&untagged(Opcode::ReadRequest, 1, msn, 0, true, 0, &ask(1, 1, 8, 0))));
+        bytes.extend(peer.seal(&untagged(Opcode::ReadRequest, 1, msn, 0, true, 0, &ask(1, 1, 8, 0))));
     }
-    peer.raw(&octets);
+    peer.raw(&bytes);
     let answers = std::iter::from_fn(|| {
         let segment = peer.expect_fpdu();
         (segment.opcode() != Opcode::Terminate).then_some(()).or_else(|| {
@@ -224,10 +224,10 @@ fn reads_and_atomics_are_answered_by_the_engine_each_once_in_their_order() {
 #[test]
 fn a_read_stays_within_one_tagged_buffer() {
     let end = End::new();
-    // Two regions over the same octets, end to start.
+    // Two regions over the same bytes, end to start.
     let (low, high) = (end.mr.addr(), end.mr.addr() + 4096);
     let half = |at: u64| {
-        // SAFETY: the octets are those of the end's own region, which lives as long; every access is atomic.
+        // SAFETY: the bytes are those of the end's own region, which lives as long; every access is atomic.
         let memory = unsafe { verbs::Memory::borrowed(at as *mut u8, 4096) };
         end.pd.register_raw(memory.shared(), at, crate::common::ALL).unwrap()
     };
@@ -357,11 +357,11 @@ fn the_first_error_ends_the_stream_in_both_directions() {
     end.recv(1, 0, 64);
     let mut peer = responder_opt(&end, &with_extensions());
     let atomic = AtomicRequest::fetch_add(1, STag(0xBAD), 0, 1, 0).emit();
-    let mut octets = peer.seal(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic[..40]));
-    octets.extend(peer.seal(&tagged(Opcode::Write, 0xBAD, 5, true, b"another error")));
-    octets.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr(), true, b"late")));
-    octets.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"late")));
-    peer.raw(&octets);
+    let mut bytes = peer.seal(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic[..40]));
+    bytes.extend(peer.seal(&tagged(Opcode::Write, 0xBAD, 5, true, b"another error")));
+    bytes.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr(), true, b"late")));
+    bytes.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"late")));
+    peer.raw(&bytes);
     // The first of the two is told, with its DDP header and no RDMA header.
     let told = peer.expect_terminate(0, 2, 0xFF);
     let quoted = told.ddp_header.unwrap().header().unwrap();
@@ -449,8 +449,8 @@ fn a_graceful_close_is_told_and_answered_in_kind() {
     assert!(end.ended().orderly);
     // A FIN and not a RST: `rest` reads up to the end without an error.
     assert!(peer.rest().is_empty());
-    let mut octet = [0];
-    assert_eq!(std::io::Read::read(&mut peer.tcp, &mut octet).unwrap(), 0);
+    let mut byte = [0];
+    assert_eq!(std::io::Read::read(&mut peer.tcp, &mut byte).unwrap(), 0);
     let end = End::new();
     let mut peer = responder(&end);
     end.qp.disconnect().unwrap();
@@ -518,7 +518,7 @@ fn an_unaligned_atomic_is_told_to_both_ends_and_changes_nothing() {
     }
 }
 
-/// What the negative vectors cannot say, as they are a stream's first octets: Markers that are wrong or missing later on.
+/// What the negative vectors cannot say, as they are a stream's first bytes: Markers that are wrong or missing later on.
 // [test:RFC5044-8-04] [test:RFC5044-8-05] [test:RFC5044-8-12]
 #[test]
 fn markers_that_lie_behind_a_good_fpdu() {
@@ -528,22 +528,22 @@ fn markers_that_lie_behind_a_good_fpdu() {
         let options = ConnOptions { markers: true, ..plain() };
         let mut peer = responder_opt(&end, &options);
         let ulpdu = untagged(Opcode::Send, 0, 1, 0, true, 0, &[5; 600]);
-        let octets = if missing {
+        let bytes = if missing {
             let mut sender = mpa::FpduTx::new(true, false);
-            let mut octets = [&[0, 0][..], &ulpdu].concat();
-            sender.seal(&mut octets, 0);
-            octets
+            let mut bytes = [&[0, 0][..], &ulpdu].concat();
+            sender.seal(&mut bytes, 0);
+            bytes
         } else {
             let start = peer.tx.position() as usize;
-            let mut octets = peer.seal(&ulpdu);
-            octets[512 - start + 3] ^= 8;
-            let covered = octets.len() - 4;
-            let crc = mpa::crc32c(&octets[..covered]).to_le_bytes();
-            octets[covered..].copy_from_slice(&crc);
-            octets
+            let mut bytes = peer.seal(&ulpdu);
+            bytes[512 - start + 3] ^= 8;
+            let covered = bytes.len() - 4;
+            let crc = mpa::crc32c(&bytes[..covered]).to_le_bytes();
+            bytes[covered..].copy_from_slice(&crc);
+            bytes
         };
-        peer.raw(&octets);
-        // Without its Marker the FPDU is taken for longer than it is: the next octets are looked at as its CRC.
+        peer.raw(&bytes);
+        // Without its Marker the FPDU is taken for longer than it is: the next bytes are looked at as its CRC.
         peer.raw(&[0; 16]);
         peer.expect_terminate(2, 0, if missing { 2 } else { 3 });
         assert_eq!(end.received().status, WcStatus::Flushed);

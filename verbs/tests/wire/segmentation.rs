@@ -7,9 +7,9 @@ use ddp::{Header, STag};
 use rdmap::{Opcode, ReadRequest};
 use verbs::{Access, ConnOptions, Error, FpduSize, Memory, Remote, SendFlags, SendOp, Sge};
 
-/// Reads one message, and checks what each of its segments says of its place. `first` is the TO, or the MO, of the first octet.
-fn check_message(peer: &mut Peer, opcode: Opcode, mulpdu: usize, first: u64, octets: &[u8]) {
-    let what = format!("{opcode} of {} octets, MULPDU {mulpdu}", octets.len());
+/// Reads one message, and checks what each of its segments says of its place. `first` is the TO, or the MO, of the first byte.
+fn check_message(peer: &mut Peer, opcode: Opcode, mulpdu: usize, first: u64, bytes: &[u8]) {
+    let what = format!("{opcode} of {} bytes, MULPDU {mulpdu}", bytes.len());
     let mut at = 0;
     loop {
         let segment = peer.next().expect("a segment");
@@ -21,18 +21,18 @@ fn check_message(peer: &mut Peer, opcode: Opcode, mulpdu: usize, first: u64, oct
         };
         assert_eq!(offset, first + at as u64, "{what}");
         let payload = segment.payload();
-        assert!(payload.len() <= octets.len() - at, "{what}: more than was posted");
-        assert!(payload == &octets[at..at + payload.len()], "{what}: at {at}");
-        assert!(!payload.is_empty() || octets.is_empty(), "{what}: a segment without octets");
+        assert!(payload.len() <= bytes.len() - at, "{what}: more than was posted");
+        assert!(payload == &bytes[at..at + payload.len()], "{what}: at {at}");
+        assert!(!payload.is_empty() || bytes.is_empty(), "{what}: a segment without bytes");
         at += payload.len();
-        assert_eq!(segment.header.last(), at == octets.len(), "{what}: L at {at}");
+        assert_eq!(segment.header.last(), at == bytes.len(), "{what}: L at {at}");
         if segment.header.last() {
             return;
         }
     }
 }
 
-/// Lengths around multiples of what fits into a segment behind a header of 14 or 18 octets.
+/// Lengths around multiples of what fits into a segment behind a header of 14 or 18 bytes.
 fn lengths(mulpdu: usize) -> Vec<usize> {
     let mut lengths = vec![0, 1, 7];
     for room in [mulpdu - ddp::Tagged::LEN, mulpdu - ddp::Untagged::LEN] {
@@ -92,7 +92,7 @@ fn segments_cover_their_message_in_order_and_only_the_last_says_so() {
 
 // [test:RFC5041-5.2-02]
 #[test]
-fn a_message_of_2_to_32_octets_is_not_taken() {
+fn a_message_of_2_to_32_bytes_is_not_taken() {
     let end = End::new();
     let mut peer = responder_opt(&end, &plain());
     let half = Sge { length: 1 << 31, ..end.sge(0, 0) };

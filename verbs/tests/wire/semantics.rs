@@ -297,7 +297,7 @@ fn windows_of_both_types() {
     }
 }
 
-/// Binds `window` as `new_stag` to the first 64 octets of `end`'s region.
+/// Binds `window` as `new_stag` to the first 64 bytes of `end`'s region.
 fn bind(end: &End, window: &RawMw, new_stag: STag, access: Access) {
     let bind = Bind {
         window: window.stag(),
@@ -750,7 +750,7 @@ fn two_hundred_connections_at_once() {
 }
 
 #[test]
-fn last_octets_become_visible_last() {
+fn last_bytes_become_visible_last() {
     let (a, b) = pair();
     for len in [8usize, 9, 64, 1000, 5000] {
         fill(&b.mr, 0, &vec![0; len]);
@@ -765,7 +765,7 @@ fn last_octets_become_visible_last() {
 }
 
 #[test]
-fn write_with_immediate_counts_its_octets() {
+fn write_with_immediate_counts_its_bytes() {
     let (a, b) = pair();
     for (i, len) in [0u32, 1, 1000, 60_000].into_iter().enumerate() {
         b.recv(i as u64, 0, 0);

@@ -183,7 +183,7 @@ fn a_dropped_device_has_released_its_stack() {
 /// Peers that begin an FPDU and fall silent, so many that the receive memory budget is used up, do not keep others from being read.
 #[test]
 fn silent_peers_inside_an_fpdu_stop_nobody_else() {
-    let limits = Limits { max_held_octets: 1 << 20, ..Limits::default() };
+    let limits = Limits { max_held_bytes: 1 << 20, ..Limits::default() };
     let device = device(TcpStack::new().unwrap(), 2, limits);
     let silent: Vec<(End, Peer)> = (0..40)
         .map(|_| {

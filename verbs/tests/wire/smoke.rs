@@ -3,7 +3,7 @@ use crate::common::connected;
 use verbs::{Access, ConnOptions, ConnSettings};
 
 #[test]
-fn every_operation_moves_its_octets() {
+fn every_operation_moves_its_bytes() {
     let ((_c, client), (_s, server)) = connected(&ConnSettings::default());
     let cpd = client.clone().into_async().pd().clone();
     let spd = server.clone().into_async().pd().clone();

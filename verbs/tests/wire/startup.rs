@@ -50,11 +50,11 @@ fn responder_answers_each_revision_in_kind() {
     }
 }
 
-fn refused(octets: &[u8]) {
+fn refused(bytes: &[u8]) {
     let end = End::new();
     let listener = end.listen(&plain());
     let mut peer = Peer::connect(listener.local_addr());
-    peer.raw(octets);
+    peer.raw(bytes);
     assert!(peer.rest().is_empty(), "nothing may be answered");
     assert!(end.channel.is_empty());
     // The listener goes on.
@@ -104,12 +104,12 @@ fn private_data_of_every_size_arrives() {
 }
 
 #[test]
-fn request_in_single_octets() {
+fn request_in_single_bytes() {
     let end = End::new();
     let listener = end.listen(&plain());
     let mut peer = Peer::connect(listener.local_addr());
-    for octet in with(frame(FrameKind::Request, 2, b"pieces"), enhanced(1, 1)).emit() {
-        peer.raw(&[octet]);
+    for byte in with(frame(FrameKind::Request, 2, b"pieces"), enhanced(1, 1)).emit() {
+        peer.raw(&[byte]);
     }
     let request = end.request();
     assert_eq!(request.private_data(), b"pieces");
@@ -118,17 +118,17 @@ fn request_in_single_octets() {
 }
 
 #[test]
-fn reply_in_single_octets_with_the_first_fpdu_behind_it() {
+fn reply_in_single_bytes_with_the_first_fpdu_behind_it() {
     let end = End::new();
     let port = Port::new();
     end.connect(port.addr(), &plain());
     let mut peer = port.accept();
     peer.startup_frame();
     end.recv(1, 0, 64);
-    let mut octets = with(frame(FrameKind::Reply, 2, b"x"), enhanced(1, 1)).emit();
-    octets.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"glued")));
-    for octet in octets {
-        peer.raw(&[octet]);
+    let mut bytes = with(frame(FrameKind::Reply, 2, b"x"), enhanced(1, 1)).emit();
+    bytes.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"glued")));
+    for byte in bytes {
+        peer.raw(&[byte]);
     }
     assert_eq!(end.established().private_data, b"x");
     assert_eq!(end.received_ok(1).byte_len, 5);
@@ -136,31 +136,31 @@ fn reply_in_single_octets_with_the_first_fpdu_behind_it() {
 
 // [test:RFC5044-7.1-01] [test:RFC5044-7.1-04]
 #[test]
-fn octets_glued_behind_the_reply_are_full_operation() {
+fn bytes_glued_behind_the_reply_are_full_operation() {
     let end = End::new();
     let port = Port::new();
     end.recv(1, 0, 64);
     end.connect(port.addr(), &plain());
     let mut peer = port.accept();
     peer.startup_frame();
-    let mut octets = with(reply(2), enhanced(1, 1)).emit();
-    octets.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"glued")));
-    octets.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr() + 100, true, b"write")));
-    peer.raw(&octets);
+    let mut bytes = with(reply(2), enhanced(1, 1)).emit();
+    bytes.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"glued")));
+    bytes.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr() + 100, true, b"write")));
+    peer.raw(&bytes);
     end.established();
     assert_eq!(end.received_ok(1).byte_len, 5);
     assert_eq!(crate::common::peek(&end.mr, 0, 5), b"glued");
 }
 
-/// Not legal for the initiator, but harmless: the octets wait for the decision.
+/// Not legal for the initiator, but harmless: the bytes wait for the decision.
 #[test]
-fn octets_glued_behind_the_request_wait() {
+fn bytes_glued_behind_the_request_wait() {
     let end = End::new();
     let listener = end.listen(&plain());
     let mut peer = Peer::connect(listener.local_addr());
-    let mut octets = request(1).emit();
-    octets.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"early")));
-    peer.raw(&octets);
+    let mut bytes = request(1).emit();
+    bytes.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"early")));
+    peer.raw(&bytes);
     end.recv(1, 0, 64);
     end.accept(end.request());
     assert!(!peer.startup_frame().reject);
@@ -223,19 +223,19 @@ fn responder_gives_up_on_a_silent_initiator() {
     assert!(half.rest().is_empty());
 }
 
-/// Each octet of a slow loris does not buy more time.
+/// Each byte of a slow loris does not buy more time.
 // [test:RFC5044-7.1.2-20]
 #[test]
-fn octets_do_not_extend_the_startup_timeout() {
+fn bytes_do_not_extend_the_startup_timeout() {
     let end = End::new();
     let options = ConnOptions { startup_timeout: Duration::from_millis(100), ..plain() };
     let listener = end.listen(&options);
     let mut peer = Peer::connect(listener.local_addr());
     peer.tcp.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
-    let octets = frame(FrameKind::Request, 1, &[0; 400]).emit();
-    for octet in octets {
+    let bytes = frame(FrameKind::Request, 1, &[0; 400]).emit();
+    for byte in bytes {
         use std::io::{Read, Write};
-        if peer.tcp.write_all(&[octet]).is_err() {
+        if peer.tcp.write_all(&[byte]).is_err() {
             return;
         }
         match peer.tcp.read(&mut [0; 16]) {
@@ -244,7 +244,7 @@ fn octets_do_not_extend_the_startup_timeout() {
             _ => {}
         }
     }
-    panic!("still open after 420 octets of 20 ms each");
+    panic!("still open after 420 bytes of 20 ms each");
 }
 
 #[test]
@@ -355,13 +355,13 @@ fn responder_whose_first_fpdu_is_invalid_says_nothing() {
         let (mut peer, _) = responder_with(&end, &plain(), &request(1));
         end.established();
         end.send(7, 0, 10);
-        let mut octets = peer.seal(&tagged(Opcode::Write, 1, 0, true, b""));
+        let mut bytes = peer.seal(&tagged(Opcode::Write, 1, 0, true, b""));
         if bad == 0 {
-            *octets.last_mut().unwrap() ^= 1;
+            *bytes.last_mut().unwrap() ^= 1;
         } else {
-            octets = peer.seal(&tagged(Opcode::Write, 1, 0, true, b"data"));
+            bytes = peer.seal(&tagged(Opcode::Write, 1, 0, true, b"data"));
         }
-        peer.raw(&octets);
+        peer.raw(&bytes);
         peer.expect_close();
         assert_ne!(end.sent().status, verbs::WcStatus::Success);
     }
@@ -502,16 +502,16 @@ fn nobody_listens() {
     end.established();
 }
 
-fn reply_fails(octets: &[u8]) -> Error {
+fn reply_fails(bytes: &[u8]) -> Error {
     let end = End::new();
     let port = Port::new();
     end.connect(port.addr(), &plain());
     let mut peer = port.accept();
     peer.startup_frame();
-    peer.raw(octets);
+    peer.raw(bytes);
     let error = end.failed();
     assert!(peer.rest().is_empty());
-    assert!(port.is_quiet(20), "no fall-back after an octet");
+    assert!(port.is_quiet(20), "no fall-back after a byte");
     assert_eq!(end.qp.state(), QpState::Init);
     error
 }
@@ -519,14 +519,14 @@ fn reply_fails(octets: &[u8]) -> Error {
 // [test:RFC5044-7.1.1-04] [test:RFC5044-7.1.2-08] [test:RFC5044-7.1.2-15]
 #[test]
 fn replies_that_are_none() {
-    for octets in [
+    for bytes in [
         request(2).emit(),
         b"HTTP/1.1 400 Bad Request\r\n".to_vec(),
         with(reply(3), enhanced(1, 1)).emit(),
         with(reply(1), enhanced(1, 1)).emit(),
         reply(2).emit(),
     ] {
-        let error = reply_fails(&octets);
+        let error = reply_fails(&bytes);
         assert!(matches!(error, Error::PeerStartup { .. }), "{error:?}");
     }
     let mut long = reply(2).emit();
@@ -591,7 +591,7 @@ fn fall_back_not_twice() {
 }
 
 #[test]
-fn fall_back_not_after_a_reset_nor_after_an_octet_nor_when_switched_off() {
+fn fall_back_not_after_a_reset_nor_after_a_byte_nor_when_switched_off() {
     let port = Port::new();
     let end = End::new();
     end.connect(port.addr(), &plain());
@@ -742,7 +742,7 @@ fn rtr_of_every_kind_as_initiator() {
     }
 }
 
-/// Posted before the Reply's octets have been served, but after the connection stands: the RTR message is still the first.
+/// Posted before the Reply's bytes have been served, but after the connection stands: the RTR message is still the first.
 #[test]
 fn initiator_without_rtr_sends_when_told() {
     let end = End::new();
@@ -820,9 +820,9 @@ fn with_crc_off_the_field_is_not_looked_at() {
     let (mut peer, reply) = responder_with(&end, &ConnOptions { crc: false, ..plain() }, &asked);
     assert!(!reply.crc);
     end.recv(1, 0, 64);
-    let mut octets = peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"data"));
-    *octets.last_mut().unwrap() ^= 0xFF;
-    peer.raw(&octets);
+    let mut bytes = peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"data"));
+    *bytes.last_mut().unwrap() ^= 0xFF;
+    peer.raw(&bytes);
     assert_eq!(end.received_ok(1).byte_len, 4);
 }
 

@@ -23,7 +23,7 @@ impl Dice {
     }
 }
 
-fn octets(seed: u8, len: usize) -> Vec<u8> {
+fn bytes(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(29).wrapping_add(seed)).collect()
 }
 
@@ -59,10 +59,10 @@ impl<'a> Client<'a> {
         let seed = dice.below(256) as u8;
         let len = dice.below(BLOCK / 2) as usize;
         let at = self.remote.slice(0..BLOCK).unwrap();
-        let block = |len| self.pd.register(octets(seed, len)).unwrap();
+        let block = |len| self.pd.register(bytes(seed, len)).unwrap();
         let write = self.connection.write(block(len), at);
         let read = self.connection.read(self.pd.register(vec![0; len]).unwrap(), at);
-        let echo = octets(seed, 1 + dice.below(4000) as usize);
+        let echo = bytes(seed, 1 + dice.below(4000) as usize);
         let send = self.connection.send(self.pd.register(echo.clone()).unwrap());
         // More than there is room for, dropped while they wait or go out; they write elsewhere.
         let elsewhere = self.remote.slice(BLOCK..2 * BLOCK).unwrap();
@@ -70,13 +70,13 @@ impl<'a> Client<'a> {
             drop(self.connection.write(block(dice.below(BLOCK) as usize), elsewhere));
         }
         let message = self.connection.recv().ok()?;
-        assert!(*message == echo, "the echo of {} octets", echo.len());
+        assert!(*message == echo, "the echo of {} bytes", echo.len());
         send.wait().0.ok()?;
         let (result, source) = write.wait();
         result.ok()?;
         let (result, back) = read.wait();
         result.ok()?;
-        assert!(source.bytes() == back.bytes(), "{len} octets written and read back");
+        assert!(source.bytes() == back.bytes(), "{len} bytes written and read back");
         Some(())
     }
 }

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Instant;
 use verbs::{Access, AsyncEvent, Device, Memory, RawMr, Remote, SendFlags, SendOp};
 
-/// Octets that the test owns, registered for peers.
+/// Bytes that the test owns, registered for peers.
 struct Lent {
-    octets: *mut [u8],
+    bytes: *mut [u8],
     mr: Option<RawMr>,
 }
 
@@ -20,11 +20,11 @@ const LEN: usize = 1 << 20;
 
 impl Lent {
     fn new(end: &End, access: Access) -> Self {
-        let octets = Box::into_raw(vec![0; LEN].into_boxed_slice());
-        // SAFETY: the octets live until the region is gone; meanwhile they are looked at through the region.
-        let memory = unsafe { Memory::borrowed(octets.cast(), LEN) };
+        let bytes = Box::into_raw(vec![0; LEN].into_boxed_slice());
+        // SAFETY: the bytes live until the region is gone; meanwhile they are looked at through the region.
+        let memory = unsafe { Memory::borrowed(bytes.cast(), LEN) };
         let base = memory.as_ptr() as u64;
-        Self { octets, mr: Some(end.pd.register_raw(memory.shared(), base, access).unwrap()) }
+        Self { bytes, mr: Some(end.pd.register_raw(memory.shared(), base, access).unwrap()) }
     }
 
     fn mr(&self) -> &RawMr {
@@ -36,10 +36,10 @@ impl Lent {
     }
 
     /// Ours again: nobody may touch it.
-    fn octets(&mut self) -> &mut [u8] {
+    fn bytes(&mut self) -> &mut [u8] {
         assert!(self.mr.is_none());
-        // SAFETY: no region is left over the octets, so this is the only way to them.
-        unsafe { &mut *self.octets }
+        // SAFETY: no region is left over the bytes, so this is the only way to them.
+        unsafe { &mut *self.bytes }
     }
 }
 
@@ -47,17 +47,17 @@ impl Drop for Lent {
     fn drop(&mut self) {
         drop(self.mr.take());
         // SAFETY: made by `Box::into_raw`, and no region is left.
-        drop(unsafe { Box::from_raw(self.octets) });
+        drop(unsafe { Box::from_raw(self.bytes) });
     }
 }
 
-/// Writes all over a region of `len` octets, again and again, until the stream is gone.
+/// Writes all over a region of `len` bytes, again and again, until the stream is gone.
 fn write_on(peer: &mut Peer, stag: u32, at: u64, len: usize, stop: &AtomicBool) -> u64 {
     let mut written = 0;
     while !stop.load(Ordering::Relaxed) {
         let offset = written * 4096 % (len as u64 - 4096);
-        let octets = peer.seal(&tagged(Opcode::Write, stag, at + offset, true, &[0xAB; 4096]));
-        if peer.tcp.write_all(&octets).is_err() {
+        let bytes = peer.seal(&tagged(Opcode::Write, stag, at + offset, true, &[0xAB; 4096]));
+        if peer.tcp.write_all(&bytes).is_err() {
             break;
         }
         written += 1;
@@ -73,7 +73,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Not a single octet is placed once `deregister` has returned, and the peer is told.
+/// Not a single byte is placed once `deregister` has returned, and the peer is told.
 // [test:RFC5040-8.1.1-07]
 #[test]
 fn deregistration_during_a_peers_writes() {
@@ -90,10 +90,10 @@ fn deregistration_during_a_peers_writes() {
             });
             until("nothing is written", || peek(lent.mr(), 5 * 4096, 1) == [0xAB]);
             lent.take_back();
-            lent.octets().fill(0x11);
+            lent.bytes().fill(0x11);
             let reason = end.ended().reason.unwrap();
             assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (false, 1, 1, 0));
-            assert!(lent.octets().iter().all(|octet| *octet == 0x11), "placed behind the end");
+            assert!(lent.bytes().iter().all(|byte| *byte == 0x11), "placed behind the end");
             stop.store(true, Ordering::Relaxed);
             let (written, mut peer) = writer.join().unwrap();
             assert!(written > 5);
@@ -120,7 +120,7 @@ fn reregistration_during_a_peers_writes() {
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| write_on(&mut peer, stag, at, LEN, &stop));
         until("nothing is written", || peek(old.mr(), 5 * 4096, 1) == [0xAB]);
-        // The same octets, and peers may only read them.
+        // The same bytes, and peers may only read them.
         old.mr().rereg(None, None, Some(Access::LOCAL_WRITE | Access::REMOTE_READ)).unwrap();
         let before = peek(old.mr(), 0, LEN);
         assert!(end.ended().reason.is_some_and(|reason| !reason.from_peer && reason.layer == 1));
@@ -131,9 +131,9 @@ fn reregistration_during_a_peers_writes() {
     old.take_back();
 }
 
-/// Octets of the application that a peer may write for as long as this stands; its end fills them with [`Watched::OURS`].
+/// Bytes of the application that a peer may write for as long as this stands; its end fills them with [`Watched::OURS`].
 struct Watched<'a> {
-    octets: &'a [AtomicU8],
+    bytes: &'a [AtomicU8],
     mr: Option<RawMr>,
 }
 
@@ -144,7 +144,7 @@ impl Watched<'_> {
 impl Drop for Watched<'_> {
     fn drop(&mut self) {
         drop(self.mr.take());
-        self.octets.iter().for_each(|octet| octet.store(Self::OURS, Ordering::Relaxed));
+        self.bytes.iter().for_each(|byte| byte.store(Self::OURS, Ordering::Relaxed));
     }
 }
 
@@ -159,23 +159,23 @@ fn ordered<T>(mut things: Vec<T>, mut n: usize) -> VecDeque<T> {
     out
 }
 
-/// Everything goes, in every order, from two threads, while the peer writes: the stream ends, and no octet of the
+/// Everything goes, in every order, from two threads, while the peer writes: the stream ends, and no byte of the
 /// application is touched once its region is gone.
 #[test]
 fn everything_may_go_in_every_order_from_several_threads() {
     const SIZE: usize = 64 << 10;
-    let octets: Vec<AtomicU8> = (0..SIZE).map(|_| AtomicU8::new(0)).collect();
+    let bytes: Vec<AtomicU8> = (0..SIZE).map(|_| AtomicU8::new(0)).collect();
     for order in 0..720 {
         let device = Device::open().unwrap();
         let pd = device.alloc_pd().unwrap();
         let end = End::make(&device, &pd, Make::default());
-        octets[5 * 4096].store(0, Ordering::Relaxed);
-        // SAFETY: `octets` outlive the region and are accessed atomically.
-        let memory = unsafe { Memory::borrowed(octets.as_ptr().cast_mut().cast(), SIZE) };
+        bytes[5 * 4096].store(0, Ordering::Relaxed);
+        // SAFETY: `bytes` outlive the region and are accessed atomically.
+        let memory = unsafe { Memory::borrowed(bytes.as_ptr().cast_mut().cast(), SIZE) };
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory.shared(), base, ALL).unwrap();
         let (stag, at) = (mr.rkey(), mr.addr());
-        let target = Watched { octets: &octets, mr: Some(mr) };
+        let target = Watched { bytes: &bytes, mr: Some(mr) };
         let mut peer = responder_opt(&end, &plain());
         for id in 0..8 {
             end.recv(id, id * 64, 64);
@@ -184,7 +184,7 @@ fn everything_may_go_in_every_order_from_several_threads() {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| write_on(&mut peer, stag, at, SIZE, &stop));
-            until("nothing is written", || octets[5 * 4096].load(Ordering::Relaxed) == 0xAB);
+            until("nothing is written", || bytes[5 * 4096].load(Ordering::Relaxed) == 0xAB);
             let End { qp, device: handle, pd: domain, scq, rcq, channel, mr } = end;
             let things: Vec<Box<dyn Send + '_>> = vec![
                 Box::new(qp),
@@ -208,8 +208,8 @@ fn everything_may_go_in_every_order_from_several_threads() {
             });
             until("the stream stands, with nobody to hold it", || writer.is_finished());
         });
-        let touched = octets.iter().filter(|octet| octet.load(Ordering::Relaxed) != Watched::OURS).count();
-        assert_eq!(touched, 0, "octets of a region that was gone, in order {order}");
+        let touched = bytes.iter().filter(|byte| byte.load(Ordering::Relaxed) != Watched::OURS).count();
+        assert_eq!(touched, 0, "bytes of a region that was gone, in order {order}");
     }
 }
 
@@ -250,7 +250,7 @@ fn queue_pairs_may_go_while_both_ends_work() {
     }
 }
 
-/// Octets that change under the engine's hands leave with a CRC of what leaves.
+/// Bytes that change under the engine's hands leave with a CRC of what leaves.
 #[test]
 fn a_buffer_that_changes_while_it_is_sent_has_a_right_crc() {
     let end = End::made(Make { memory: LEN, ..Make::default() });
@@ -258,10 +258,10 @@ fn a_buffer_that_changes_while_it_is_sent_has_a_right_crc() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut octet = 0u8;
+            let mut byte = 0u8;
             while !done.load(Ordering::Relaxed) {
-                octet = octet.wrapping_add(1);
-                crate::common::fill(&end.mr, 0, &[octet; 60_000]);
+                byte = byte.wrapping_add(1);
+                crate::common::fill(&end.mr, 0, &[byte; 60_000]);
             }
         });
         for id in 0..60 {

@@ -17,7 +17,7 @@ const fn stream(op: &'static str, size: u32, depth: u32) -> Case {
     Case { op, size, depth, latency: false }
 }
 
-/// Round trips of messages of `size` octets.
+/// Round trips of messages of `size` bytes.
 pub(crate) const fn ping_pong(op: &'static str, size: u32) -> Case {
     Case { op, size, depth: 1, latency: true }
 }

@@ -88,7 +88,7 @@ impl Format {
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) kind: Kind,
-    /// Octets of a message.
+    /// Bytes of a message.
     pub(crate) size: u32,
     pub(crate) rounds: Vec<Vec<Measured>>,
 }
@@ -181,7 +181,7 @@ pub(crate) struct Slice {
 }
 
 impl Slice {
-    /// `size`: octets of a message.
+    /// `size`: bytes of a message.
     pub(crate) fn read(said: &str, size: u32) -> Option<Self> {
         let value: Value = said.lines().find_map(|line| serde_json::from_str(line).ok())?;
         let kind = match value["mode"].as_str()? {
@@ -191,7 +191,7 @@ impl Slice {
         let figure = |who: &str| match kind {
             Kind::RoundTrip => value["round_trip_us_p50"][who]["median"].as_f64(),
             Kind::Throughput => {
-                value["octets_per_second"][who]["median"].as_f64().map(|octets| octets / f64::from(size))
+                value["bytes_per_second"][who]["median"].as_f64().map(|bytes| bytes / f64::from(size))
             }
         };
         Some(Self {
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn a_comparison_is_read() {
         let said =
-            r#"{"mode":"throughput","octets_per_second":{"uiw":{"median":6400.0},"raw":{"median":64000.0}},
+            r#"{"mode":"throughput","bytes_per_second":{"uiw":{"median":6400.0},"raw":{"median":64000.0}},
             "one_write_a_message":{"raw_messages_per_second":{"median":25.0}},"noise":{"median":1.01}}"#
                 .replace('\n', "");
         let slice = Slice::read(&format!("a line of something else\n{said}\n"), 64).unwrap();

@@ -47,7 +47,7 @@ const ATTACKS: [(&str, usize, Attack); 6] = [
     ("1,000 that send garbage once connected", 1_000, |to, count| {
         connect(count, to, |tcp| establish(tcp, &garbage(4096)))
     }),
-    ("1,000 that sent one octet", 1_000, |to, count| connect(count, to, |tcp| drop(tcp.write_all(b"M")))),
+    ("1,000 that sent one byte", 1_000, |to, count| connect(count, to, |tcp| drop(tcp.write_all(b"M")))),
     ("100 that do not read what they asked for", 100, |to, count| {
         connect(count, to, |tcp| establish(tcp, &echoes()))
     }),
@@ -147,7 +147,7 @@ impl Server {
         Ok(Self { child, address })
     }
 
-    /// Octets a second that a peer of good manners gets through.
+    /// Bytes a second that a peer of good manners gets through.
     fn speed(&self) -> Result<f64, String> {
         let address = self.address.to_string();
         let output = uiw()?
@@ -156,7 +156,7 @@ impl Server {
             .map_err(|error| format!("starting uiw: {error}"))?;
         let result: Value = serde_json::from_slice(&output.stdout)
             .map_err(|_| format!("uiw perf: {}", String::from_utf8_lossy(&output.stderr).trim()))?;
-        result["octets_per_second"].as_f64().ok_or_else(|| format!("uiw perf said {result}"))
+        result["bytes_per_second"].as_f64().ok_or_else(|| format!("uiw perf said {result}"))
     }
 
     fn held(&self) -> Result<Held, String> {
@@ -210,8 +210,8 @@ fn connect(count: usize, to: SocketAddr, begin: fn(&mut TcpStream)) -> Attackers
     attackers
 }
 
-/// Full Operation, and then these octets, as far as they are taken.
-fn establish(tcp: &mut TcpStream, octets: &[u8]) {
+/// Full Operation, and then these bytes, as far as they are taken.
+fn establish(tcp: &mut TcpStream, bytes: &[u8]) {
     let request = Frame {
         kind: FrameKind::Request,
         markers: false,
@@ -224,7 +224,7 @@ fn establish(tcp: &mut TcpStream, octets: &[u8]) {
     };
     let mut reply = [0; 20];
     if tcp.write_all(&request.emit()).is_ok() && tcp.read_exact(&mut reply).is_ok() {
-        let _ = tcp.write_all(octets);
+        let _ = tcp.write_all(bytes);
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct Options {
 
 /// How far perftest may be behind `uiw perf`.
 const BAR: f64 = 0.90;
-/// How long a run of perftest should take: its first octets are in its figures, those of `uiw perf` are not.
+/// How long a run of perftest should take: its first bytes are in its figures, those of `uiw perf` are not.
 const RUN: f64 = 1.2;
 /// Requests under way.
 const DEPTH: u32 = 128;
@@ -171,8 +171,8 @@ impl Bench {
         }
         let value: Value = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
         let rate = |who: &str| {
-            let octets = value["octets_per_second"][who]["median"].as_f64();
-            octets.map(|octets| octets / f64::from(row.size))
+            let bytes = value["bytes_per_second"][who]["median"].as_f64();
+            bytes.map(|bytes| bytes / f64::from(row.size))
         };
         let noise = value["noise"]["median"].as_f64();
         let (Some(uiw), Some(raw), Some(noise)) = (rate("uiw"), rate("raw"), noise) else {
@@ -235,7 +235,7 @@ impl Drop for Running {
     }
 }
 
-/// Messages a second from perftest's table: octets, iterations, peak, average, millions of messages a second.
+/// Messages a second from perftest's table: bytes, iterations, peak, average, millions of messages a second.
 fn figure(said: &str, size: u32) -> Option<f64> {
     let size = size.to_string();
     let line = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());

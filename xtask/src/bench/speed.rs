@@ -40,7 +40,7 @@ enum Figure {
     RoundTrip,
     /// Messages a second over raw writes of the same size a second.
     Messages,
-    /// Processor time an octet at both ends together, over raw TCP's.
+    /// Processor time a byte at both ends together, over raw TCP's.
     Processor,
 }
 
@@ -76,7 +76,7 @@ const ROWS: &[Row] = {
         row("read 64000", "--op read --size 64000", Throughput, AtLeast(0.80)),
         row("read 1M", "--op read --size 1M", Throughput, AtLeast(0.80)),
         row("write 1M, stable_tx", "--op write --size 1M --stable-tx", Throughput, AtLeast(0.80)),
-        row("write 1M, FPDUs of 1,424 octets", "--op write --size 1M --fpdu 1418", Throughput, AtLeast(0.75)),
+        row("write 1M, FPDUs of 1,424 bytes", "--op write --size 1M --fpdu 1418", Throughput, AtLeast(0.75)),
         row("write 1M, Markers", "--op write --size 1M --markers", Throughput, AtLeast(0.65)),
         row("write ping-pong, polling", "--op write --size 64 --latency", RoundTrip, AtMost(1.12)),
         row("send ping-pong, polling", "--op send --size 64 --latency", RoundTrip, AtMost(1.12)),
@@ -196,7 +196,7 @@ fn read(figure: Figure, value: &Value) -> Option<Measured> {
     };
     match figure {
         Figure::Throughput => {
-            let rate = |who: &str| Some(value["octets_per_second"][who]["median"].as_f64()? / 1e9);
+            let rate = |who: &str| Some(value["bytes_per_second"][who]["median"].as_f64()? / 1e9);
             of(&value["ratio"], format!("{:.2} beside {:.2} GB/s", rate("uiw")?, rate("raw")?))
         }
         Figure::RoundTrip => {
@@ -220,11 +220,11 @@ fn read(figure: Figure, value: &Value) -> Option<Measured> {
         }
         Figure::Processor => {
             let cost = |who: &str| {
-                let cpu = &value["cpu_ns_per_octet"][who];
+                let cpu = &value["cpu_ns_per_byte"][who];
                 Some(cpu["client"].as_f64()? + cpu["server"].as_f64()?)
             };
             let (ours, raw) = (cost("uiw")?, cost("raw")?);
-            let note = format!("{ours:.3} beside {raw:.3} ns an octet");
+            let note = format!("{ours:.3} beside {raw:.3} ns a byte");
             Some(Measured { median: ours / raw, quartiles: None, noise, note })
         }
     }

@@ -60,7 +60,7 @@ impl Who {
 enum Beside {
     /// What they do.
     Them,
-    /// A rate in octets a second that is known; what they do is told.
+    /// A rate in bytes a second that is known; what they do is told.
     Line(f64),
 }
 
@@ -232,7 +232,7 @@ impl Place {
     }
 }
 
-/// One slice: octets a second, or microseconds of a round trip.
+/// One slice: bytes a second, or microseconds of a round trip.
 fn slice(who: Who, place: &Place, row: &Row, seconds: f64, programs: &Programs) -> Result<f64, String> {
     let (port, seconds) = (free_port(), seconds.to_string());
     // On the path: more than the product of bandwidth and delay (1.25 MB), less than that and the queue together. A veth holds 256
@@ -262,8 +262,7 @@ fn slice(who: Who, place: &Place, row: &Row, seconds: f64, programs: &Programs) 
         let server = bare(&["tcp", congestion, "listen", &at]);
         place.pair(server, "listening", bare(&["tcp", congestion, verb, &at, &seconds, size]))
     };
-    let rate =
-        |value: Value| value["octets_per_second"].as_f64().ok_or_else(|| format!("no rate in {value}"));
+    let rate = |value: Value| value["bytes_per_second"].as_f64().ok_or_else(|| format!("no rate in {value}"));
     let trip =
         |value: Value| value["round_trip_us"]["p50"].as_f64().ok_or_else(|| format!("no trip in {value}"));
     match who {

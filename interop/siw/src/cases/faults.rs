@@ -33,7 +33,7 @@ const FAULTS: &[Fault] = &[
         name: "Read with an invalid STag",
         order: "badread",
         siw_says: &["(0/1/0x00)"],
-        // siw reads the octet of layer and type by halves the other way round.
+        // siw reads the byte of layer and type by halves the other way round.
         siw_hears: "layer 1, type 0, code 0",
     },
     Fault {
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn everything_posted_is_accounted_for() {
         assert!(complete("x\nover: 6 of 6 requests and receives done"));
-        assert!(complete("over: in the octets of the Linux siw driver; 6 of 6 requests and receives done"));
+        assert!(complete("over: in the bytes of the Linux siw driver; 6 of 6 requests and receives done"));
         assert!(!complete("over: 5 of 6 requests and receives done"));
         assert!(!complete("over"));
     }

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 /// Name and orders; each is done by both ends unless it says otherwise.
 const EVERYWHERE: &[(&str, &str)] = &[
-    ("Send of 0, 1, 64, 1441 octets", "send:0 send:1 send:64x20 send:1441x3"),
+    ("Send of 0, 1, 64, 1441 bytes", "send:0 send:1 send:64x20 send:1441x3"),
     ("Send of 64 KiB", "send:65536x4"),
     ("Send with SE", "sendse:0 sendse:64x20 sendse:20000"),
     ("Send with Invalidate", "sendinv:64x3 sendinv:0 sendinv:20000"),
     ("Send with SE and Invalidate", "sendseinv:64x3 sendseinv:0 sendseinv:20000"),
-    ("Write of 0, 1, 1441 octets", "write:0 write:1 write:1441x3 write:3"),
+    ("Write of 0, 1, 1441 bytes", "write:0 write:1 write:1441x3 write:3"),
     ("Write of 64 KiB, 16 at a time", "write:65536x16"),
-    ("Read of 1, 3, 1441 octets", "read:1 read:1441x3 read:3"),
+    ("Read of 1, 3, 1441 bytes", "read:1 read:1441x3 read:3"),
     ("Read of 64 KiB, 16 at a time", "read:65536x16"),
     ("Read, then a fenced Send of what was read", "fence:4096x20"),
 ];
@@ -80,7 +80,7 @@ pub(super) fn cases() -> Vec<Case> {
         })
     }));
     cases.push(case("every operation, small", SMALL).axes(Axes::Crc).short());
-    cases.push(Case::new("Read of no octets", read_nothing).axes(Axes::All).short());
+    cases.push(Case::new("Read of no bytes", read_nothing).axes(Axes::All).short());
     cases.push(
         Case::new("Read into three and six elements", |bench, setting, direction| {
             // Only uiw can: siw's limit (max_sge_rd) is one.
@@ -95,7 +95,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-/// siw at times answers a Read of no octets with the octets that it sent before (QUIRKS.md, "Reads of no octets"), which we must
+/// siw at times answers a Read of no bytes with the bytes that it sent before (QUIRKS.md, "Reads of no bytes"), which we must
 /// not take. It does so while it is still busy sending, so one of a few connections goes well.
 fn read_nothing(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let orders = &["me.read:0", "you.read:0"];
@@ -106,7 +106,7 @@ fn read_nothing(bench: &mut Bench, setting: &Setting, direction: Direction) -> R
             return Ok(if wrong == 0 {
                 verdict
             } else {
-                Verdict::Pass(format!("siw answered with octets {wrong} times"))
+                Verdict::Pass(format!("siw answered with bytes {wrong} times"))
             });
         }
         // Our Terminate says base or bounds violation; siw's program sees its requests flushed.

@@ -1,4 +1,4 @@
-//! Stock rping in the guest against `uiw ping --rping` and `uiw serve`. rping takes sizes from 23 to 65,535 octets.
+//! Stock rping in the guest against `uiw ping --rping` and `uiw serve`. rping takes sizes from 23 to 65,535 bytes.
 
 use crate::Result;
 use crate::bench::Bench;

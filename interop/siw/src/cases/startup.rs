@@ -12,21 +12,20 @@ const PATIENCE: Duration = Duration::from_secs(25);
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for octets in [0, 1, 251] {
-        let case = Case::new(format!("private data of {octets} octets, both ways"), move |b, s, d| {
-            private(b, s, d, octets)
+    for bytes in [0, 1, 251] {
+        let case = Case::new(format!("private data of {bytes} bytes, both ways"), move |b, s, d| {
+            private(b, s, d, bytes)
         });
         cases.push(case);
     }
-    for octets in [252, 253, 400, 508] {
-        let name = format!("private data of {octets} octets: over siw's limit");
-        cases.push(Case::new(name, move |b, s, _| too_long(b, s, octets)).directions(Direction::OURS));
+    for bytes in [252, 253, 400, 508] {
+        let name = format!("private data of {bytes} bytes: over siw's limit");
+        cases.push(Case::new(name, move |b, s, _| too_long(b, s, bytes)).directions(Direction::OURS));
     }
+    cases
+        .push(Case::new("private data of 509 bytes: over MPA's limit", over_mpa).directions(Direction::OURS));
     cases.push(
-        Case::new("private data of 509 octets: over MPA's limit", over_mpa).directions(Direction::OURS),
-    );
-    cases.push(
-        Case::new("private data of 252 octets: over siw's limit", siws_limit).directions(Direction::THEIRS),
+        Case::new("private data of 252 bytes: over siw's limit", siws_limit).directions(Direction::THEIRS),
     );
     cases.push(Case::new("rejected with private data", rejected));
     cases.push(Case::new("nobody listens", nobody));
@@ -85,19 +84,19 @@ fn failed(output: &Output, expected: &[&str]) -> Verdict {
     Verdict::of(right, line)
 }
 
-fn private(bench: &mut Bench, setting: &Setting, direction: Direction, octets: u32) -> Result<Verdict> {
-    let (ours, theirs) = (octets.to_string(), format!("pd={octets}"));
+fn private(bench: &mut Bench, setting: &Setting, direction: Direction, bytes: u32) -> Result<Verdict> {
+    let (ours, theirs) = (bytes.to_string(), format!("pd={bytes}"));
     let with: (&[&str], &str) = match direction {
         Direction::Ours => (&["--private-data", &ours], ""),
         Direction::Theirs => (&[], &theirs),
     };
     let output = converse_with(bench, setting, direction, with, &["send:64"], PATIENCE)?;
-    Ok(stood(&output, &[&format!("{octets} octets of private data")]))
+    Ok(stood(&output, &[&format!("{bytes} bytes of private data")]))
 }
 
-fn too_long(bench: &mut Bench, setting: &Setting, octets: u32) -> Result<Verdict> {
-    let octets = octets.to_string();
-    let with: (&[&str], &str) = (&["--private-data", &octets], "");
+fn too_long(bench: &mut Bench, setting: &Setting, bytes: u32) -> Result<Verdict> {
+    let bytes = bytes.to_string();
+    let with: (&[&str], &str) = (&["--private-data", &bytes], "");
     let output = converse_with(bench, setting, Direction::Ours, with, &["send:64"], PATIENCE)?;
     Ok(failed(&output, &["closed before its MPA Reply", "rejected", "reset by peer", "PD_Length is"]))
 }
@@ -108,7 +107,7 @@ fn over_mpa(bench: &mut Bench, setting: &Setting, direction: Direction) -> Resul
     Ok(failed(&output, &["508"]))
 }
 
-/// siw counts the octets of its frame in eight bits: it says 0, and its own program waits for ever. That guest is given up.
+/// siw counts the bytes of its frame in eight bits: it says 0, and its own program waits for ever. That guest is given up.
 fn siws_limit(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verdict> {
     let port = bench.listener(&super::wire(setting), setting.family)?;
     let host = bench.host(setting.family)?;
@@ -345,7 +344,7 @@ fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bo
         records.filter(|record| record["type"] == "fpdu" && matches!(record["opcode"].as_u64(), Some(0 | 2)));
     let largest = data.filter_map(|record| record["ulpdu_length"].as_u64()).max().unwrap_or(0);
     let right = if profile { largest > 1460 } else { (1000..=1460).contains(&largest) };
-    Ok(Verdict::of(right, format!("the largest FPDU has a ULPDU of {largest} octets")))
+    Ok(Verdict::of(right, format!("the largest FPDU has a ULPDU of {largest} bytes")))
 }
 
 fn crc_required(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {

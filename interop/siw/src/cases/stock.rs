@@ -303,7 +303,7 @@ fn is_stuck_in_siw(stuck: &str) -> bool {
 }
 
 /// Whether perftest in the guest measured, and found its last Send of all in error. siw completes a Send so (2: `IBV_WC_LOC_QP_OP_ERR`)
-/// whose last octet is sent, if the peer's FIN comes before it has looked: see QUIRKS.md.
+/// whose last byte is sent, if the peer's FIN comes before it has looked: see QUIRKS.md.
 fn is_closing_race(output: &Output) -> bool {
     ["Bad wc status 2", "Failed to close connection"]
         .iter()

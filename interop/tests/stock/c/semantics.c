@@ -199,18 +199,18 @@ static void rejecting(void)
 static void disconnecting(void)
 {
 	struct rdma_cm_id *listener = listening(), *client, *server;
-	char octets[32] = "last words", room[32];
+	char bytes[32] = "last words", room[32];
 	struct ibv_mr *mr, *target;
 	struct ibv_wc wc;
 
 	connected(listener, &client, &server);
-	CHECK((target = rdma_reg_msgs(server, room, sizeof room)) && (mr = rdma_reg_msgs(client, octets, sizeof octets)));
+	CHECK((target = rdma_reg_msgs(server, room, sizeof room)) && (mr = rdma_reg_msgs(client, bytes, sizeof bytes)));
 	CHECK(!rdma_post_recv(server, NULL, room, sizeof room, target));
-	CHECK(!rdma_post_send(client, NULL, octets, sizeof octets, mr, IBV_SEND_SIGNALED));
+	CHECK(!rdma_post_send(client, NULL, bytes, sizeof bytes, mr, IBV_SEND_SIGNALED));
 	CHECK(!rdma_disconnect(client));
 	CHECK(!rdma_disconnect(client));
 	/* What was posted before arrives, then both sides hear of the end, once each. */
-	CHECK(rdma_get_recv_comp(server, &wc) == 1 && wc.status == IBV_WC_SUCCESS && !strcmp(room, octets));
+	CHECK(rdma_get_recv_comp(server, &wc) == 1 && wc.status == IBV_WC_SUCCESS && !strcmp(room, bytes));
 	await(active, RDMA_CM_EVENT_DISCONNECTED);
 	await(passive, RDMA_CM_EVENT_DISCONNECTED);
 	CHECK(!rdma_disconnect(server) && !rdma_disconnect(client));
@@ -404,7 +404,7 @@ static void synchronous(void)
 	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_port_space = RDMA_PS_TCP }, *res;
 	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 16 }, .sq_sig_all = 1 };
 	struct rdma_cm_id *listener, *id;
-	char octets[16] = "good day", room[16], port[8];
+	char bytes[16] = "good day", room[16], port[8];
 	struct ibv_mr *mr, *in;
 	struct ibv_wc wc;
 	pthread_t thread;
@@ -424,11 +424,11 @@ static void synchronous(void)
 	CHECK(!rdma_create_ep(&id, res, NULL, &attr));
 	rdma_freeaddrinfo(res);
 	CHECK(id->qp && id->verbs && attr.qp_type == IBV_QPT_RC);
-	CHECK((mr = rdma_reg_msgs(id, octets, sizeof octets)) && (in = rdma_reg_msgs(id, room, sizeof room)));
+	CHECK((mr = rdma_reg_msgs(id, bytes, sizeof bytes)) && (in = rdma_reg_msgs(id, room, sizeof room)));
 	CHECK(!rdma_post_recv(id, NULL, room, sizeof room, in));
 	CHECK(!rdma_connect(id, NULL));
 	CHECK(id->event && id->event->event == RDMA_CM_EVENT_ESTABLISHED);
-	CHECK(!rdma_post_send(id, NULL, octets, sizeof octets, mr, 0));
+	CHECK(!rdma_post_send(id, NULL, bytes, sizeof bytes, mr, 0));
 	CHECK(rdma_get_recv_comp(id, &wc) == 1 && wc.status == IBV_WC_SUCCESS && !strcmp(room, "and you"));
 	CHECK(!rdma_disconnect(id));
 	CHECK(!pthread_join(thread, NULL));

@@ -1,4 +1,4 @@
-//! Octets in and out, and readiness.
+//! Bytes in and out, and readiness.
 
 use std::{
     io::{self, ErrorKind},
@@ -8,7 +8,7 @@ use std::{
 use mem::{IoVec, IoVecMut};
 
 use super::{EndId, Packet, State, World};
-use crate::{Event, Interest, StreamInfo, no_octets};
+use crate::{Event, Interest, StreamInfo, no_bytes};
 
 impl World {
     pub(in crate::sim) fn send(&mut self, id: EndId, bufs: &[IoVec<'_>]) -> io::Result<usize> {
@@ -24,7 +24,7 @@ impl World {
         let (from, to, sent, unread) = (end.local.ip(), end.peer.ip(), end.sent, end.unread);
         let total = IoVec::total(bufs);
         if total == 0 {
-            return Err(no_octets());
+            return Err(no_bytes());
         }
         let link = self.link(from, to).clone();
         let room = link.capacity.saturating_sub(unread);
@@ -48,21 +48,21 @@ impl World {
         Ok(len)
     }
 
-    /// Sends the first `len` octets of `bufs`; those behind `until_fin` vanish.
+    /// Sends the first `len` bytes of `bufs`; those behind `until_fin` vanish.
     fn carry(&mut self, id: EndId, bufs: &[IoVec<'_>], len: usize, until_fin: u64) {
-        let mut octets = Vec::with_capacity(len);
+        let mut bytes = Vec::with_capacity(len);
         for buf in bufs {
-            let part = buf.len().min(len - octets.len());
-            buf.sub(0..part).append_to(&mut octets);
+            let part = buf.len().min(len - bytes.len());
+            buf.sub(0..part).append_to(&mut bytes);
         }
         let arriving = len.min(usize::try_from(until_fin).unwrap_or(usize::MAX));
-        octets.truncate(arriving);
+        bytes.truncate(arriving);
         if let Some(end) = self.ends.get_mut(&id) {
             end.sent += len as u64;
             end.unread += arriving;
         }
         if arriving > 0 {
-            self.post(id, Packet::Octets(octets));
+            self.post(id, Packet::Bytes(bytes));
             if arriving as u64 == until_fin {
                 self.post(id, Packet::Fin);
             }
@@ -73,7 +73,7 @@ impl World {
         self.arrive(id);
         let end = self.end(id)?;
         if IoVecMut::total(bufs) == 0 {
-            return Err(no_octets());
+            return Err(no_bytes());
         }
         if end.state == State::Closed {
             return Err(ErrorKind::NotConnected.into());
@@ -89,9 +89,9 @@ impl World {
         let split = self.link(from, to).recv_split.next(&mut self.random);
         let end = self.end(id)?;
         let len = IoVecMut::total(bufs).min(end.received.len()).min(split);
-        let octets: Vec<u8> = end.received.drain(..len).collect();
+        let bytes: Vec<u8> = end.received.drain(..len).collect();
         end.taken += len as u64;
-        let mut rest = &octets[..];
+        let mut rest = &bytes[..];
         for buf in bufs {
             let (now, later) = rest.split_at(rest.len().min(buf.len()));
             buf.copy_from(now);
@@ -145,8 +145,8 @@ impl World {
             min_rtt_us: rtt,
             retransmits: Some(0),
             emss: u32::try_from(there.emss).ok(),
-            octets_acked: Some(end.sent - end.unread as u64),
-            octets_received: Some(end.taken + end.received.len() as u64),
+            bytes_acked: Some(end.sent - end.unread as u64),
+            bytes_received: Some(end.taken + end.received.len() as u64),
             ..StreamInfo::default()
         }
     }

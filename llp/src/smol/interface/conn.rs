@@ -63,7 +63,7 @@ pub(super) struct Conn {
     pub(super) gateway: Option<IpAddr>,
     /// Its FIN was asked for.
     finished: bool,
-    /// Received octets that are of no use without more.
+    /// Received bytes that are of no use without more.
     useless: usize,
     /// When it was seen in TIME-WAIT first.
     time_wait: Option<Tick>,
@@ -184,7 +184,7 @@ impl Conn {
         matches!(self.socket().state(), State::Closed | State::Listen)
     }
 
-    /// Let go or closed, with octets or a FIN that the peer has not acknowledged.
+    /// Let go or closed, with bytes or a FIN that the peer has not acknowledged.
     pub(super) fn is_unacknowledged(&self) -> bool {
         let acknowledged = [State::Closed, State::TimeWait, State::FinWait2];
         (self.owner == Owner::Nobody || self.finished) && !acknowledged.contains(&self.socket().state())
@@ -199,7 +199,7 @@ impl Conn {
         now >= *self.time_wait.get_or_insert(now) + TIME_WAIT / 2
     }
 
-    /// Octets that the peer has not acknowledged, sent or not.
+    /// Bytes that the peer has not acknowledged, sent or not.
     pub(super) fn unacknowledged(&self) -> usize {
         self.socket().send_queue()
     }
@@ -229,7 +229,7 @@ impl Conn {
             return None;
         }
         let readable = self.interest.read && (socket.recv_queue() > self.useless || self.is_all_here());
-        // A little room is no news: octets would leave in small segments.
+        // A little room is no news: bytes would leave in small segments.
         let room = socket.send_capacity() - socket.send_queue() >= socket.send_capacity() / 8;
         let writable = self.interest.write && (room || !socket.may_send());
         (readable || writable).then_some(Event { token, readable, writable })
@@ -245,7 +245,7 @@ impl Conn {
         }
     }
 
-    /// Copies octets into the send buffer.
+    /// Copies bytes into the send buffer.
     pub(super) fn fill(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         if self.ended.is_some() || self.is_over() {
             return Err(self.error());
@@ -282,34 +282,34 @@ impl Conn {
         !matches!(self.socket().state(), State::Established | State::FinWait1 | State::FinWait2)
     }
 
-    /// Received octets as far as they lie in one piece; none behind the peer's FIN.
+    /// Received bytes as far as they lie in one piece; none behind the peer's FIN.
     pub(super) fn received(&mut self) -> io::Result<&mut [u8]> {
         let (all_here, opening) = (self.is_all_here(), self.is_opening());
         if !all_here && self.socket().recv_queue() <= self.useless {
             return Err(ErrorKind::WouldBlock.into());
         }
         let ended = self.ended;
-        match self.socket_mut().recv(|octets| (0, octets)) {
-            Ok(octets) => Ok(octets),
+        match self.socket_mut().recv(|bytes| (0, bytes)) {
+            Ok(bytes) => Ok(bytes),
             Err(RecvError::Finished) if ended.is_none() => Ok(&mut []),
             Err(_) if opening => Err(ErrorKind::WouldBlock.into()),
             Err(_) => Err(ended.unwrap_or(ErrorKind::ConnectionReset).into()),
         }
     }
 
-    /// Whether octets that come will stand behind the `len` of [`Conn::received`], with room for them once `used` are taken.
+    /// Whether bytes that come will stand behind the `len` of [`Conn::received`], with room for them once `used` are taken.
     pub(super) fn can_grow(&self, len: usize, used: usize) -> bool {
         let socket = self.socket();
         !self.is_all_here() && socket.recv_queue() == len && len - used < socket.recv_capacity() / 2
     }
 
-    /// Takes octets of [`Conn::received`]; the rest is of no use until more has come, if `wait` says so.
+    /// Takes bytes of [`Conn::received`]; the rest is of no use until more has come, if `wait` says so.
     pub(super) fn consume(&mut self, used: usize, wait: bool) {
-        let _ = self.socket_mut().recv(|octets| (used.min(octets.len()), ()));
+        let _ = self.socket_mut().recv(|bytes| (used.min(bytes.len()), ()));
         self.useless = if wait { self.socket().recv_queue() } else { 0 };
     }
 
-    /// Copies received octets out.
+    /// Copies received bytes out.
     pub(super) fn drain(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         self.useless = 0;
         let mut total = 0;
@@ -317,9 +317,9 @@ impl Conn {
             let mut done = 0;
             while done < buf.len() {
                 let len = buf.len();
-                let taken = self.socket_mut().recv(|octets| {
-                    let count = octets.len().min(len - done);
-                    buf.sub(done..done + count).copy_from(&octets[..count]);
+                let taken = self.socket_mut().recv(|bytes| {
+                    let count = bytes.len().min(len - done);
+                    buf.sub(done..done + count).copy_from(&bytes[..count]);
                     (count, count)
                 });
                 match taken {

@@ -12,7 +12,7 @@ pub(super) fn program(mac: [u8; 6]) -> [sock_filter; 8] {
     let high = u32::from_be_bytes([a, b, c, d]);
     let low = u32::from(u16::from_be_bytes([e, f]));
     [
-        // The group bit of the first octet.
+        // The group bit of the first byte.
         op(BPF_LD | BPF_B | BPF_ABS, 0, 0, 0),
         op(BPF_JMP | BPF_JSET | BPF_K, 1, 4, 0),
         op(BPF_LD | BPF_W | BPF_ABS, 0, 0, 0),

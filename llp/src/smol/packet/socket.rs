@@ -7,7 +7,7 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Octets that may wait in the socket: frames come in bursts of whole windows.
+/// Bytes that may wait in the socket: frames come in bursts of whole windows.
 const BUFFER: libc::c_int = 8 << 20;
 
 /// Which frames of the interface a socket takes.
@@ -34,7 +34,7 @@ impl PacketSocket {
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 
-    /// The socket, and octets of an IP packet on the interface.
+    /// The socket, and bytes of an IP packet on the interface.
     pub(crate) fn open(interface: &str, takes: Takes) -> io::Result<(Self, usize)> {
         let index = index_of(interface)? as libc::c_int;
         let socket = Self::closed()?;
@@ -89,7 +89,7 @@ impl PacketSocket {
         address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
         address.sll_ifindex = index;
         let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-        // SAFETY: the address is readable for `len` octets.
+        // SAFETY: the address is readable for `len` bytes.
         check(unsafe { libc::bind(self.fd.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) })?;
         Ok(())
     }
@@ -125,7 +125,7 @@ impl PacketSocket {
     pub(crate) fn missed(&self) -> io::Result<u64> {
         let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
         let mut len = size_of::<libc::tpacket_stats>() as libc::socklen_t;
-        // SAFETY: `stats` is writable for `len` octets.
+        // SAFETY: `stats` is writable for `len` bytes.
         check(unsafe {
             let at = std::ptr::from_mut(&mut stats).cast();
             libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS, at, &raw mut len)
@@ -155,10 +155,10 @@ impl PacketSocket {
     }
 
     /// Sends header and frame.
-    pub(crate) fn send(&self, octets: &[u8]) -> io::Result<()> {
-        // SAFETY: `octets` is readable for its length.
+    pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<()> {
+        // SAFETY: `bytes` is readable for its length.
         let sent = unsafe {
-            libc::send(self.fd.as_raw_fd(), octets.as_ptr().cast(), octets.len(), libc::MSG_NOSIGNAL)
+            libc::send(self.fd.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL)
         };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }

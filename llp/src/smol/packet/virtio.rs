@@ -1,4 +1,4 @@
-//! The virtio-net header in front of every frame of a PACKET_VNET_HDR socket (`struct virtio_net_hdr`, native octet order).
+//! The virtio-net header in front of every frame of a PACKET_VNET_HDR socket (`struct virtio_net_hdr`, native byte order).
 
 use super::super::flow::pseudo_sum;
 use super::super::link::{ETHERNET_HEADER, Segmentation};
@@ -6,7 +6,7 @@ use super::super::stretch::TCP_HEADER;
 use smoltcp::wire::{EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet};
 use std::net::IpAddr;
 
-/// Octets of the header.
+/// Bytes of the header.
 pub(crate) const HEADER: usize = 10;
 
 /// The checksum from `csum_start` on is only begun.
@@ -35,11 +35,11 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    pub(crate) fn parse(octets: &[u8]) -> Self {
-        let half = |at: usize| u16::from_ne_bytes([octets[at], octets[at + 1]]);
+    pub(crate) fn parse(bytes: &[u8]) -> Self {
+        let half = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
         Self {
-            flags: octets[0],
-            gso_type: octets[1],
+            flags: bytes[0],
+            gso_type: bytes[1],
             hdr_len: half(2),
             gso_size: half(4),
             csum_start: half(6),
@@ -47,12 +47,12 @@ impl Header {
         }
     }
 
-    fn emit(self, octets: &mut [u8]) {
-        octets[0] = self.flags;
-        octets[1] = self.gso_type;
+    fn emit(self, bytes: &mut [u8]) {
+        bytes[0] = self.flags;
+        bytes[1] = self.gso_type;
         for (at, half) in [(2, self.hdr_len), (4, self.gso_size), (6, self.csum_start), (8, self.csum_offset)]
         {
-            octets[at..at + 2].copy_from_slice(&half.to_ne_bytes());
+            bytes[at..at + 2].copy_from_slice(&half.to_ne_bytes());
         }
     }
 
@@ -61,7 +61,7 @@ impl Header {
         self.gso_type & !GSO_ECN
     }
 
-    /// Octets of payload in each segment.
+    /// Bytes of payload in each segment.
     pub(crate) fn gso_size(self) -> usize {
         usize::from(self.gso_size)
     }
@@ -154,20 +154,20 @@ mod tests {
         let ip = if v6 { 40 } else { 20 };
         let tcp = TCP_HEADER + options;
         let mut buffer = vec![0; HEADER + ETHERNET_HEADER + ip + TCP_HEADER];
-        // Options that do nothing, and octets.
+        // Options that do nothing, and bytes.
         buffer.resize(buffer.len() + options + payload, 1);
         let mut ethernet = EthernetFrame::new_unchecked(&mut buffer[HEADER..]);
         ethernet.set_ethertype(if v6 { EthernetProtocol::Ipv6 } else { EthernetProtocol::Ipv4 });
-        let octets = ethernet.payload_mut();
+        let bytes = ethernet.payload_mut();
         if v6 {
-            let mut packet = Ipv6Packet::new_unchecked(&mut *octets);
+            let mut packet = Ipv6Packet::new_unchecked(&mut *bytes);
             packet.set_version(6);
             packet.set_payload_len((tcp + payload) as u16);
             packet.set_next_header(IpProtocol::Tcp);
             packet.set_src_addr("fd00::1".parse().unwrap());
             packet.set_dst_addr("fd00::2".parse().unwrap());
         } else {
-            let mut packet = Ipv4Packet::new_unchecked(&mut *octets);
+            let mut packet = Ipv4Packet::new_unchecked(&mut *bytes);
             packet.set_version(4);
             packet.set_header_len(20);
             packet.set_total_len((ip + tcp + payload) as u16);
@@ -175,7 +175,7 @@ mod tests {
             packet.set_src_addr([10, 0, 0, 1].into());
             packet.set_dst_addr([10, 0, 0, 2].into());
         }
-        let mut segment = TcpPacket::new_unchecked(&mut octets[ip..]);
+        let mut segment = TcpPacket::new_unchecked(&mut bytes[ip..]);
         segment.set_src_port(7);
         segment.set_dst_port(8);
         segment.set_header_len(tcp as u8);
@@ -199,7 +199,7 @@ mod tests {
             complete(&mut buffer, Some(Segmentation { size }));
             let mut frames = Vec::new();
             assert!(cut(Header::parse(&buffer), &buffer[HEADER..], &mut |frame| frames.push(frame)));
-            assert_eq!(frames.len(), segments, "{payload} octets in segments of {size}");
+            assert_eq!(frames.len(), segments, "{payload} bytes in segments of {size}");
             let ip = if v6 { 40 } else { 20 };
             let mut sum = 0;
             for frame in &mut frames {

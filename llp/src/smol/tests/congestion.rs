@@ -10,7 +10,7 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Octets a second over a path of `profile` in both directions, each end with buffers of `buffer` octets, in `time` after the
+/// Bytes a second over a path of `profile` in both directions, each end with buffers of `buffer` bytes, in `time` after the
 /// handshake. The ends are looked at every `step`, as on a busy machine: what came since is acknowledged as one.
 fn rate(profile: &Profile, buffer: usize, step: Duration, time: Duration) -> f64 {
     let clock = Clock::virtual_time();

@@ -31,9 +31,9 @@ impl Attr {
 
     fn set32(mut self, at: usize, value: u32) -> Self {
         let word = &mut self.0[at / 8];
-        let mut octets = word.to_ne_bytes();
-        octets[at % 8..at % 8 + 4].copy_from_slice(&value.to_ne_bytes());
-        *word = u64::from_ne_bytes(octets);
+        let mut bytes = word.to_ne_bytes();
+        bytes[at % 8..at % 8 + 4].copy_from_slice(&value.to_ne_bytes());
+        *word = u64::from_ne_bytes(bytes);
         self
     }
 
@@ -78,7 +78,7 @@ impl XskMap {
             .set32(0, self.0.as_raw_fd().cast_unsigned())
             .set64(8, std::ptr::from_ref(&queue) as u64)
             .set64(16, std::ptr::from_ref(&value) as u64);
-        // SAFETY: key and value are readable for the four octets that the map has for each, during the call.
+        // SAFETY: key and value are readable for the four bytes that the map has for each, during the call.
         unsafe { attr.call(MAP_UPDATE_ELEM)? };
         Ok(())
     }

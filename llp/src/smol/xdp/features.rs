@@ -20,7 +20,7 @@ pub struct XdpFeatures {
     pub native: bool,
     /// Mode `zerocopy`.
     pub zero_copy: bool,
-    /// In these two modes, frames of several pieces: an MTU beyond some 3,500 octets.
+    /// In these two modes, frames of several pieces: an MTU beyond some 3,500 bytes.
     pub several_pieces: bool,
 }
 

@@ -88,10 +88,10 @@ impl Assembler {
         self.push(instruction(code, to, from, 0, number.cast_signed()));
     }
 
-    /// Unless the octets at `at` of the frame are `octets`, on to the next test. The frame is in register 2.
-    fn require(&mut self, at: i16, octets: &[u8], test: usize) {
+    /// Unless the bytes at `at` of the frame are `bytes`, on to the next test. The frame is in register 2.
+    fn require(&mut self, at: i16, bytes: &[u8], test: usize) {
         let mut at = at;
-        for piece in octets.chunks(4) {
+        for piece in bytes.chunks(4) {
             match *piece {
                 [a, b, c, d] => {
                     self.push(load32(4, 2, at));
@@ -130,7 +130,7 @@ pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruct
     asm.push(move_register(6, 1));
     asm.push(load32(2, 6, MD_DATA));
     asm.push(load32(3, 6, MD_DATA_END));
-    // The verifier wants to see that what is read is there: 42 octets are an ARP packet, and less than any other of ours.
+    // The verifier wants to see that what is read is there: 42 bytes are an ARP packet, and less than any other of ours.
     asm.push(move_register(4, 2));
     asm.push(add(4, 42));
     asm.jump(GREATER, 4, 3, 0, Target::Pass);
@@ -176,7 +176,7 @@ pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruct
     asm.resolve(&ends, redirect, pass)
 }
 
-/// What register 4 holds after [`Assembler::require`] of six octets: to compare it again is always true, a jump that the verifier
+/// What register 4 holds after [`Assembler::require`] of six bytes: to compare it again is always true, a jump that the verifier
 /// need not understand.
 fn mac_tail(mac: &[u8; 6]) -> u32 {
     u32::from(u16::from_ne_bytes([mac[4], mac[5]]))
@@ -210,10 +210,10 @@ mod tests {
                 }
                 0x61 | 0x69 => {
                     let start = r[from] as usize - 1000 + offset as usize;
-                    let mut octets = [0; 4];
+                    let mut bytes = [0; 4];
                     let len = if code == 0x61 { 4 } else { 2 };
-                    octets[..len].copy_from_slice(&frame[start..start + len]);
-                    r[to] = u64::from(u32::from_ne_bytes(octets));
+                    bytes[..len].copy_from_slice(&frame[start..start + len]);
+                    r[to] = u64::from(u32::from_ne_bytes(bytes));
                 }
                 UNEQUAL32 => at += jump(r[to] as u32 != immediate.cast_unsigned()),
                 EQUAL32 => at += jump(r[to] as u32 == immediate.cast_unsigned()),

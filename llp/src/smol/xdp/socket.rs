@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Entries of each ring.
 pub(super) const RING: u32 = CHUNKS / 2;
-/// Chunks of the longest frame: 65,549 octets in chunks of 4096.
+/// Chunks of the longest frame: 65,549 bytes in chunks of 4096.
 const LONGEST: usize = 17;
 /// A queue stays busy for some milliseconds after its last user is gone.
 const BUSY_TRIES: u32 = 50;
@@ -18,7 +18,7 @@ const BUSY_WAIT: Duration = Duration::from_millis(10);
 /// What came.
 pub(super) enum Received {
     /// In one chunk of the memory.
-    Chunk { at: u64, octets: NonNull<u8>, len: usize },
+    Chunk { at: u64, bytes: NonNull<u8>, len: usize },
     /// Put together from several.
     Copied(Vec<u8>),
 }
@@ -28,14 +28,12 @@ pub(super) enum Received {
 unsafe impl Send for Received {}
 
 impl Received {
-    pub(super) fn octets(&mut self) -> &mut [u8] {
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
         match self {
             // SAFETY: `pointer` checked the range; the chunk is out of the kernel's hands until it is recycled, and nobody else
             // has its address.
-            Self::Chunk { octets, len, .. } => unsafe {
-                std::slice::from_raw_parts_mut(octets.as_ptr(), *len)
-            },
-            Self::Copied(octets) => octets,
+            Self::Chunk { bytes, len, .. } => unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), *len) },
+            Self::Copied(bytes) => bytes,
         }
     }
 }
@@ -73,8 +71,8 @@ impl XdpSocket {
         set(&fd, libc::XDP_UMEM_REG, &registration).map_err(|error| {
             // ENOBUFS: the frames count against the limit of locked memory.
             if error.raw_os_error() == Some(libc::ENOBUFS) {
-                let octets = umem.len();
-                let why = format!("{octets} octets for frames are over the limit of locked memory");
+                let bytes = umem.len();
+                let why = format!("{bytes} bytes for frames are over the limit of locked memory");
                 return io::Error::new(io::ErrorKind::OutOfMemory, why);
             }
             error
@@ -126,7 +124,7 @@ impl XdpSocket {
         let len = size_of::<libc::sockaddr_xdp>() as libc::socklen_t;
         let mut tries = 0;
         loop {
-            // SAFETY: the address is readable for `len` octets.
+            // SAFETY: the address is readable for `len` bytes.
             let bound = unsafe { libc::bind(self.fd.as_raw_fd(), std::ptr::from_ref(&address).cast(), len) };
             match check(bound) {
                 Ok(_) => return Ok(()),
@@ -150,10 +148,10 @@ impl XdpSocket {
             let more = piece.options & libc::XDP_PKT_CONTD != 0;
             let len = piece.len as usize;
             if !more && self.partial.is_empty() {
-                let (octets, len) = self.umem.pointer(piece.addr, len);
-                return Some(Received::Chunk { at: piece.addr, octets, len });
+                let (bytes, len) = self.umem.pointer(piece.addr, len);
+                return Some(Received::Chunk { at: piece.addr, bytes, len });
             }
-            self.partial.extend_from_slice(self.umem.octets(piece.addr, len));
+            self.partial.extend_from_slice(self.umem.bytes(piece.addr, len));
             self.give_back(piece.addr);
             if !more {
                 let empty = self.spare.pop().unwrap_or_default();
@@ -165,9 +163,9 @@ impl XdpSocket {
     pub(super) fn recycle(&mut self, received: Received) {
         match received {
             Received::Chunk { at, .. } => self.give_back(at),
-            Received::Copied(mut octets) => {
-                octets.clear();
-                self.spare.push(octets);
+            Received::Copied(mut bytes) => {
+                bytes.clear();
+                self.spare.push(bytes);
             }
         }
     }
@@ -193,7 +191,7 @@ impl XdpSocket {
         free >= LONGEST && self.tx.has_room(LONGEST as u32)
     }
 
-    /// Puts a frame of `len` octets into the ring. Without room it is lost, as on any wire.
+    /// Puts a frame of `len` bytes into the ring. Without room it is lost, as on any wire.
     pub(super) fn transmit(&mut self, len: usize, scratch: &mut Vec<u8>, fill: &mut dyn FnMut(&mut [u8])) {
         if !self.has_room() {
             return;
@@ -201,7 +199,7 @@ impl XdpSocket {
         self.unflushed = true;
         if len <= self.chunk {
             let Some(at) = self.free.pop() else { return };
-            fill(self.umem.octets(at, len));
+            fill(self.umem.bytes(at, len));
             self.tx.push(libc::xdp_desc { addr: at, len: len as u32, options: 0 });
             return;
         }
@@ -211,7 +209,7 @@ impl XdpSocket {
         while !rest.is_empty() {
             let Some(at) = self.free.pop() else { return };
             let (piece, behind) = rest.split_at(rest.len().min(self.chunk));
-            self.umem.octets(at, piece.len()).copy_from_slice(piece);
+            self.umem.bytes(at, piece.len()).copy_from_slice(piece);
             rest = behind;
             let options = if rest.is_empty() { 0 } else { libc::XDP_PKT_CONTD };
             self.tx.push(libc::xdp_desc { addr: at, len: piece.len() as u32, options });
@@ -229,7 +227,7 @@ impl XdpSocket {
         }
         self.push_out()?;
         if self.fill.needs_wakeup() {
-            // SAFETY: no pointer but null is passed, with no octets. Its result tells nothing that is not seen elsewhere.
+            // SAFETY: no pointer but null is passed, with no bytes. Its result tells nothing that is not seen elsewhere.
             unsafe {
                 let flags = libc::MSG_DONTWAIT;
                 let null = std::ptr::null_mut();
@@ -244,7 +242,7 @@ impl XdpSocket {
         let mut pending = self.tx.pending();
         while pending > 0 && self.tx.needs_wakeup() {
             let (flags, null) = (libc::MSG_DONTWAIT, std::ptr::null());
-            // SAFETY: no pointer but null is passed, with no octets.
+            // SAFETY: no pointer but null is passed, with no bytes.
             if unsafe { libc::sendto(self.fd.as_raw_fd(), null, 0, flags, null.cast(), 0) } >= 0 {
                 return Ok(());
             }
@@ -287,7 +285,7 @@ fn offsets(fd: &OwnedFd) -> io::Result<libc::xdp_mmap_offsets> {
     // SAFETY: all zeros are a valid value of numbers.
     let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
     let mut len = size_of::<libc::xdp_mmap_offsets>() as libc::socklen_t;
-    // SAFETY: `offsets` is writable for `len` octets.
+    // SAFETY: `offsets` is writable for `len` bytes.
     check(unsafe {
         let at = std::ptr::from_mut(&mut offsets).cast();
         libc::getsockopt(fd.as_raw_fd(), libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, at, &raw mut len)

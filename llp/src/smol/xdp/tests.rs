@@ -35,11 +35,11 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// A frame that nobody takes: of an experimental ethertype, to nobody's MAC.
-fn frame(octets: &mut [u8]) {
-    octets.fill(0);
-    octets[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
-    octets[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
-    octets[12..14].copy_from_slice(&[0x88, 0xB5]);
+fn frame(bytes: &mut [u8]) {
+    bytes.fill(0);
+    bytes[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+    bytes[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
+    bytes[12..14].copy_from_slice(&[0x88, 0xB5]);
 }
 
 /// Sends as long as there is room, and how many that were.
@@ -105,7 +105,7 @@ fn frames_for_sending_run_out_and_come_back() {
 #[test]
 fn frames_for_receiving_run_out_and_come_back() {
     let Some(network) = Network::veth() else { return };
-    let mac = config().mac.map(|octet| format!("{octet:02x}")).join(":");
+    let mac = config().mac.map(|byte| format!("{byte:02x}")).join(":");
     ip(&network, false, &["neighbour", "add", OURS, "lladdr", &mac, "dev", "veth0", "nud", "permanent"]);
     let socket = network.inside_client(|| UdpSocket::bind("10.77.0.2:0")).expect("a socket there");
     network.inside_server(|| {
@@ -125,7 +125,7 @@ fn frames_for_receiving_run_out_and_come_back() {
             assert_eq!(held.len(), RING as usize, "no more than there are");
             assert!(link.receive().is_none(), "none is left for what came last");
             for mut frame in held {
-                assert!(frame.octets().ends_with(&[0x5A; 100]), "nobody wrote into a frame that is ours");
+                assert!(frame.bytes().ends_with(&[0x5A; 100]), "nobody wrote into a frame that is ours");
                 link.recycle(frame);
             }
             link.flush();

@@ -3,7 +3,7 @@
 use std::io;
 use std::ptr::NonNull;
 
-/// Octets that the kernel keeps free in front of a frame (XDP_PACKET_HEADROOM).
+/// Bytes that the kernel keeps free in front of a frame (XDP_PACKET_HEADROOM).
 const HEADROOM: usize = 256;
 /// Chunks for receiving, and as many for sending: more than a window of segments.
 pub(super) const CHUNKS: u32 = 4096;
@@ -11,14 +11,14 @@ pub(super) const CHUNKS: u32 = 4096;
 /// How frames lie in the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// Octets of a chunk: 2048 or 4096.
+    /// Bytes of a chunk: 2048 or 4096.
     pub(super) chunk: usize,
     /// A frame may take several chunks.
     pub(super) several: bool,
 }
 
 impl Layout {
-    /// For frames of at most `len` octets.
+    /// For frames of at most `len` bytes.
     pub(super) fn for_frames(len: usize) -> Self {
         let chunk = if len + HEADROOM <= 2048 { 2048 } else { 4096 };
         Self { chunk, several: len + HEADROOM > chunk }
@@ -32,7 +32,7 @@ pub(super) struct Umem {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone, and its octets are only touched through `&mut self` of the socket that owns
+// SAFETY: the mapping belongs to this value alone, and its bytes are only touched through `&mut self` of the socket that owns
 // it, or by the kernel in chunks that were given to it.
 unsafe impl Send for Umem {}
 
@@ -63,24 +63,24 @@ impl Umem {
         at - at % self.chunk as u64
     }
 
-    /// Octets from offset `at` on, all in one chunk. Whoever asks has the chunk back from the kernel. What a kernel says that
+    /// Bytes from offset `at` on, all in one chunk. Whoever asks has the chunk back from the kernel. What a kernel says that
     /// does not fit its own memory gives nothing.
-    pub(super) fn octets(&mut self, at: u64, len: usize) -> &mut [u8] {
+    pub(super) fn bytes(&mut self, at: u64, len: usize) -> &mut [u8] {
         let start = usize::try_from(at).unwrap_or(usize::MAX);
         let inside = start.checked_add(len).is_some_and(|end| end <= self.len);
         if !inside || len > self.chunk {
             return &mut [];
         }
-        // SAFETY: the range lies in the mapping, whose octets are set to zero by the kernel; `&mut self` keeps every other
+        // SAFETY: the range lies in the mapping, whose bytes are set to zero by the kernel; `&mut self` keeps every other
         // reference of ours away, and the kernel does not touch chunks that it has given back.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr().add(start), len) }
     }
 
-    /// The address of octets that [`Umem::octets`] would give, for a frame that outlives this call.
+    /// The address of bytes that [`Umem::bytes`] would give, for a frame that outlives this call.
     pub(super) fn pointer(&mut self, at: u64, len: usize) -> (NonNull<u8>, usize) {
-        let octets = self.octets(at, len);
-        let len = octets.len();
-        (NonNull::from(octets).cast(), len)
+        let bytes = self.bytes(at, len);
+        let len = bytes.len();
+        (NonNull::from(bytes).cast(), len)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::WindowType;
 
 const ROUNDS: usize = if cfg!(miri) { 3 } else { 40 };
 
-/// Writers look up, pin and write as fast as they can; after `revoke` has returned no octet changes any more.
+/// Writers look up, pin and write as fast as they can; after `revoke` has returned no byte changes any more.
 fn nothing_after(
     revoke: impl Fn(&Table, &Arc<Region>, STag),
     prepare: impl Fn(&Table, &Arc<Region>) -> STag,
@@ -40,18 +40,18 @@ fn nothing_after(
         for _ in 0..ROUNDS {
             let before = writes.load(Relaxed);
             // SAFETY: `memory` outlives the region, and all accesses are atomic.
-            let octets = unsafe { Memory::borrowed(memory.as_ptr().cast_mut().cast(), 512) };
-            let region = table.register(PD, octets, BASE, ALL).unwrap();
+            let bytes = unsafe { Memory::borrowed(memory.as_ptr().cast_mut().cast(), 512) };
+            let region = table.register(PD, bytes, BASE, ALL).unwrap();
             let target = prepare(&table, &region);
             stag.store(u64::from(target.0), Relaxed);
             while writes.load(Relaxed) < before + 3 {
                 thread::yield_now();
             }
             revoke(&table, &region, target);
-            memory.iter().for_each(|octet| octet.store(0, Relaxed));
+            memory.iter().for_each(|byte| byte.store(0, Relaxed));
             for _ in 0..20 {
                 thread::yield_now();
-                assert!(memory.iter().all(|octet| octet.load(Relaxed) == 0), "written after revocation");
+                assert!(memory.iter().all(|byte| byte.load(Relaxed) == 0), "written after revocation");
             }
             stag.store(u64::MAX, Relaxed);
             if region.is_live() {

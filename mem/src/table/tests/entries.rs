@@ -9,7 +9,7 @@ fn window(table: &Table, kind: WindowType) -> Arc<Window> {
     table.alloc_window(PD, kind).unwrap()
 }
 
-/// A type 2 window on octets 10..20 of a region, for `STREAM`, with key 7.
+/// A type 2 window on bytes 10..20 of a region, for `STREAM`, with key 7.
 fn bound_two(table: &Table, region: &Arc<Region>) -> (Arc<Window>, STag) {
     let window = window(table, WindowType::Two);
     let stag = table.bind(&window, region, Some(STREAM), BASE + 10, 10, WRITE, Some(7)).unwrap();
@@ -35,7 +35,7 @@ fn type_1_is_pd_wide_and_changes_its_key() {
     let span = write(&table, first, BASE + 10, 10).unwrap();
     assert!(span.is_shared());
     span.pin().unwrap().copy_from(0, b"0123456789");
-    assert_eq!(octets(&region)[10..20], *b"0123456789");
+    assert_eq!(bytes(&region)[10..20], *b"0123456789");
     table.remote(first, OTHER_STREAM, PD, BASE + 10, 1, Right::Write).unwrap();
     for (to, len) in [(BASE + 9, 1), (BASE + 10, 11), (BASE + 20, 1)] {
         let stag = first;
@@ -123,7 +123,7 @@ fn a_window_may_be_zero_based() {
     let stag = table.bind(&window, &region, None, BASE + 90, 10, access, None).unwrap();
     write(&table, stag, 0, 10).unwrap().pin().unwrap().copy_from(9, b"!");
     assert!(write(&table, stag, 1, 10).is_err());
-    assert_eq!(octets(&region)[99], b'!');
+    assert_eq!(bytes(&region)[99], b'!');
     // On a zero-based region the range to bind counts from zero as well.
     let zero = self::region(&table, 10, ALL | Access::ZERO_BASED);
     let stag = table.bind(&window, &zero, None, 4, 6, WRITE, None).unwrap();

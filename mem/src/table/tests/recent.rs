@@ -2,9 +2,9 @@
 
 use super::*;
 
-fn hold(table: &Table, recent: &mut Recent, region: &Region, octets: &[u8]) -> Result<(), RemoteError> {
-    let range = (BASE, u32::try_from(octets.len()).unwrap());
-    table.hold_remote(recent, region.stag(), (STREAM, PD), range, Right::Write)?.copy_from(0, octets);
+fn hold(table: &Table, recent: &mut Recent, region: &Region, bytes: &[u8]) -> Result<(), RemoteError> {
+    let range = (BASE, u32::try_from(bytes.len()).unwrap());
+    table.hold_remote(recent, region.stag(), (STREAM, PD), range, Right::Write)?.copy_from(0, bytes);
     Ok(())
 }
 
@@ -13,11 +13,11 @@ fn a_batch_takes_one_pin_and_gives_it_back() {
     let table = table();
     let (one, two) = (plain(&table), plain(&table));
     let mut recent = Recent::default();
-    for octets in [b"first", b"again"] {
-        hold(&table, &mut recent, &one, octets).unwrap();
+    for bytes in [b"first", b"again"] {
+        hold(&table, &mut recent, &one, bytes).unwrap();
         assert_eq!(one.pins(), 1);
     }
-    assert_eq!(octets(&one)[..5], *b"again");
+    assert_eq!(bytes(&one)[..5], *b"again");
     // Another region: the one before is let go.
     hold(&table, &mut recent, &two, b"other").unwrap();
     assert_eq!((one.pins(), two.pins()), (0, 1));

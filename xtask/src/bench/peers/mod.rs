@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 Prints one table: a line for uiw, raw TCP and each peer in each row, medians and quartiles of the rounds, and how many times as good
 uiw is, round by round (above 1.00 it is ahead). UCX is Debian's ucx_perftest with UCX_TLS=tcp; libfabric is Debian's
 fi_pingpong with the tcp provider, which knows ping-pongs of messages only and tells their mean, so our mean is what it is compared
-with. uiw has CRC on, which neither of them has. Messages of 64 octets are posted by a program that polls (`uiw perf --spin`), larger ones
+with. uiw has CRC on, which neither of them has. Messages of 64 bytes are posted by a program that polls (`uiw perf --spin`), larger ones
 by one that sleeps; ucx_perftest and fi_pingpong always poll. In round trips each end has a processor of its own.
 Missing programs are installed by apt-get where this machine lets us; otherwise a line names the package and the rest is measured.
 Exit codes: 0 everything was measured, whoever is ahead; 1 a run failed; 2 no such row; 77 a peer's program is missing.")]

@@ -1,9 +1,9 @@
 //! Both ends run a script of every operation against each other, over a link with delays and splits of its own; the
-//! connection is reset, closed or stalled behind every octet of either direction. Whatever happens: every request completes
+//! connection is reset, closed or stalled behind every byte of either direction. Whatever happens: every request completes
 //! once and in order, or retires with the next; what a receiver saw is whole and right; a Read or atomic that succeeded did
 //! happen. (A Write or Send that succeeded was taken by TCP, and promises no more.)
 //!
-//! One case again: `UIW_CASE='reset 1 1234' cargo test -p uiw-verbs --test simulated every_octet`.
+//! One case again: `UIW_CASE='reset 1 1234' cargo test -p uiw-verbs --test simulated every_byte`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,7 +70,7 @@ struct End {
     established: bool,
 }
 
-fn octet(n: usize) -> u8 {
+fn byte(n: usize) -> u8 {
     (n * 7 + n / 251) as u8 | 1
 }
 
@@ -108,7 +108,7 @@ impl End {
             over: false,
             established: false,
         };
-        let source: Vec<u8> = (0..900).map(octet).collect();
+        let source: Vec<u8> = (0..900).map(byte).collect();
         this.mr.region().span(SOURCE as usize, 900).unwrap().pin().unwrap().copy_from(0, &source);
         for wr_id in 0..6 {
             let sges = [this.sge(RECEIVES + wr_id * 256, 256)];
@@ -233,7 +233,7 @@ impl End {
             "request {next} never completes"
         );
         let succeeded = |id: u64| self.sent.iter().any(|wc| wc.wr_id == id && wc.status == WcStatus::Success);
-        let source = |at: usize, len: usize| (at..at + len).map(octet).collect::<Vec<_>>();
+        let source = |at: usize, len: usize| (at..at + len).map(byte).collect::<Vec<_>>();
         assert!(!succeeded(3) || self.peek(SINK, 150) == source(20, 150), "a Read that succeeded");
         assert!(!succeeded(10) || self.peek(SINK + 300, 90) == source(0, 90), "a Read with invalidation");
         let words: Vec<u64> = [200, 208]
@@ -279,7 +279,7 @@ impl End {
     }
 }
 
-/// Octets that each direction carried, and whether a request failed.
+/// Bytes that each direction carried, and whether a request failed.
 fn run(case: Case) -> ([u64; 2], bool) {
     let random = case.at % 3;
     let split = if random == 0 { Split::Whole } else { Split::Random(if random == 1 { 40 } else { 700 }) };
@@ -330,7 +330,7 @@ fn run(case: Case) -> ([u64; 2], bool) {
         go(&mut ends, &|ends| ends.iter().all(|end| end.over || end.done() && end.received.len() >= 5));
     }
     let sent =
-        [&ends[0], &ends[1]].map(|end| end.qp.path().and_then(|path| path.stream.octets_acked).unwrap_or(0));
+        [&ends[0], &ends[1]].map(|end| end.qp.path().and_then(|path| path.stream.bytes_acked).unwrap_or(0));
     for end in &ends {
         let _ = end.qp.disconnect();
     }
@@ -358,12 +358,12 @@ fn every(fate: Fate, from: usize) {
         if words.next() == Some(&format!("{fate:?}").to_lowercase())
             && words.next() == Some(&from.to_string())
         {
-            run(Case { fate, from, at: words.next().and_then(|at| at.parse().ok()).expect("an octet") });
+            run(Case { fate, from, at: words.next().and_then(|at| at.parse().ok()).expect("a byte") });
         }
         return;
     }
     let whole = run(Case { fate: Fate::Whole, from, at: 0 }).0[from];
-    assert!(whole > 1000, "{whole} octets are no script");
+    assert!(whole > 1000, "{whole} bytes are no script");
     // Stalls are counted in rounds of the simulation.
     let until = if fate == Fate::Stall { 400 } else { whole + 10 };
     let mut broken = 0;
@@ -372,12 +372,12 @@ fn every(fate: Fate, from: usize) {
         let Ok((_, failed)) = std::panic::catch_unwind(|| run(case)) else {
             let fate = format!("{fate:?}").to_lowercase();
             panic!(
-                "again: UIW_CASE='{fate} {from} {at}' cargo test -p uiw-verbs --test simulated every_octet"
+                "again: UIW_CASE='{fate} {from} {at}' cargo test -p uiw-verbs --test simulated every_byte"
             );
         };
         broken += u64::from(failed);
     }
-    assert!(fate == Fate::Stall || broken > whole / 2, "only {broken} of {whole} octets hit a request");
+    assert!(fate == Fate::Stall || broken > whole / 2, "only {broken} of {whole} bytes hit a request");
 }
 
 // [test:RFC5041-3-04]

@@ -1,15 +1,15 @@
-//! The octets of an order, and where they lie.
+//! The bytes of an order, and where they lie.
 
 use super::talk::{MAX_SGES, Order};
 use crate::fail::Result;
 use crate::memory::Buffer;
 use verbs::Sge;
 
-/// Octets between the pieces of a message.
+/// Bytes between the pieces of a message.
 const GAP: usize = 8;
 
-/// Octet `at` of message `message`.
-fn octet(seed: u32, message: u32, at: u32) -> u8 {
+/// Byte `at` of message `message`.
+fn byte(seed: u32, message: u32, at: u32) -> u8 {
     let at_part = at.wrapping_mul(31).wrapping_add((at >> 8).wrapping_mul(17));
     seed.wrapping_add(message.wrapping_mul(7)).wrapping_add(at_part) as u8
 }
@@ -32,7 +32,7 @@ impl Layout {
         order.size as usize + self.gap() * (order.sges as usize - 1)
     }
 
-    /// Octets that all messages take.
+    /// Bytes that all messages take.
     pub(super) fn len(self, order: &Order) -> usize {
         self.stride(order) * order.count as usize
     }
@@ -50,31 +50,31 @@ impl Layout {
     }
 }
 
-/// Puts the order's octets into `buffer`.
+/// Puts the order's bytes into `buffer`.
 pub(super) fn fill(buffer: &Buffer, order: &Order, layout: Layout) -> Result<()> {
     for message in 0..order.count {
         for (place, at, len) in layout.pieces(order, message) {
-            let octets: Vec<u8> = (at..at + len).map(|at| octet(order.seed, message, at)).collect();
-            buffer.write(place, &octets)?;
+            let bytes: Vec<u8> = (at..at + len).map(|at| byte(order.seed, message, at)).collect();
+            buffer.write(place, &bytes)?;
         }
     }
     Ok(())
 }
 
-/// What is wrong with the octets in `buffer`.
+/// What is wrong with the bytes in `buffer`.
 pub(super) fn differs(buffer: &Buffer, order: &Order, layout: Layout) -> Result<Option<String>> {
     for message in 0..order.count {
         for (place, at, len) in layout.pieces(order, message) {
-            let expected: Vec<u8> = (at..at + len).map(|at| octet(order.seed, message, at)).collect();
+            let expected: Vec<u8> = (at..at + len).map(|at| byte(order.seed, message, at)).collect();
             if let Some(first) = buffer.differs(place, &expected)? {
-                return Ok(Some(format!("octet {} of message {message} differs", at as usize + first)));
+                return Ok(Some(format!("byte {} of message {message} differs", at as usize + first)));
             }
         }
     }
     Ok(None)
 }
 
-/// The elements of a message; `more` octets are added to the last.
+/// The elements of a message; `more` bytes are added to the last.
 pub(super) fn elements(buffer: &Buffer, order: &Order, message: u32, more: usize) -> Vec<Sge> {
     let mut sges = Vec::with_capacity(MAX_SGES as usize);
     for (place, at, len) in Layout::Pieces.pieces(order, message) {
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_wrong_octet_is_found() {
+    fn one_wrong_byte_is_found() {
         let device = verbs::Device::open().unwrap();
         let buffer = Buffer::exclusive(&device.alloc_pd().unwrap(), 1 << 20).unwrap();
         let order = Order { op: Op::Send, actor: Actor::Initiator, size: 70_001, count: 3, sges: 3, seed: 9 };
@@ -98,10 +98,10 @@ mod tests {
             fill(&buffer, &order, layout).unwrap();
             assert_eq!(differs(&buffer, &order, layout).unwrap(), None);
             let (place, at, len) = layout.pieces(&order, 2).last().unwrap();
-            let mut octet = [0];
-            buffer.read(place + len as usize - 1, &mut octet).unwrap();
-            buffer.write(place + len as usize - 1, &[octet[0] ^ 1]).unwrap();
-            let expected = format!("octet {} of message 2 differs", at + len - 1);
+            let mut byte = [0];
+            buffer.read(place + len as usize - 1, &mut byte).unwrap();
+            buffer.write(place + len as usize - 1, &[byte[0] ^ 1]).unwrap();
+            let expected = format!("byte {} of message 2 differs", at + len - 1);
             assert_eq!(differs(&buffer, &order, layout).unwrap(), Some(expected));
             assert!(differs(&buffer, &Order { seed: 10, ..order }, layout).unwrap().is_some());
         }
