@@ -134,7 +134,8 @@ impl PeerCaps {
         let nonce = to & NONCE_MASK;
         if self.initiator {
             // A late answer still counts: nothing was sent meanwhile that it forbids.
-            if stag == ANSWER && nonce == mix(self.nonce) {
+            let answered = matches!(self.kind, PeerKind::Capable(_));
+            if !answered && stag == ANSWER && nonce == mix(self.nonce) {
                 self.kind = PeerKind::Capable(common);
             }
         } else if first && stag == REQUEST {
@@ -186,6 +187,15 @@ mod tests {
         assert_eq!(initiator.kind, PeerKind::Unknown);
         initiator.give_up();
         assert_eq!(initiator.kind, PeerKind::Foreign);
+    }
+
+    #[test]
+    fn the_first_answer_counts() {
+        let mut initiator = PeerCaps::new(true, CapabilityExchange::On, 42);
+        let answer = |capabilities: u64| capabilities << NONCE_BITS | mix(42);
+        assert!(initiator.on_zero_write(ANSWER, answer(1), true));
+        assert!(!initiator.on_zero_write(ANSWER, answer(15), true));
+        assert_eq!(initiator.kind, PeerKind::Capable(Capabilities(1)));
     }
 
     #[test]

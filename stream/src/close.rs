@@ -62,7 +62,11 @@ impl<M> Stream<M> {
     /// pair is destroyed: it gets them until a Read of ours has been to it and back.
     pub fn detach<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
-        if self.may_drain() {
+        if self.may_drain() && self.receiver.is_stalled() {
+            // No receive will be posted for the Send that waits for one, and to acknowledge it would be wrong.
+            let error = self.receiver.no_receive_in_time();
+            self.fail(error, host);
+        } else if self.may_drain() {
             self.shared.reads.acks.clear();
             self.shared.reads.acks.on = false;
             self.sender.send_drain_read();

@@ -29,10 +29,12 @@ impl<M> Stream<M> {
     }
 
     /// A new connection of TCP has been begun in the place of the one before, after [`Event::Reconnect`] or because the peer
-    /// refused.
+    /// refused. Nothing happens to a stream past that: its time for start-up may be over.
     pub fn reconnected(&mut self) {
-        self.phase = Phase::Connecting;
-        self.sender.restart();
+        if matches!(self.phase, Phase::Connecting | Phase::AwaitReply(_)) {
+            self.phase = Phase::Connecting;
+            self.sender.restart();
+        }
     }
 
     fn send_request(&mut self) {

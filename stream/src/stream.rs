@@ -161,7 +161,8 @@ impl<M> Stream<M> {
         }
     }
 
-    /// The peer sent FIN, behind `unread` bytes that were not taken.
+    /// The peer sent FIN, behind `unread` bytes that were not taken. While [`Stream::wants_bytes`] is false for a Send that waits
+    /// for a receive, the host keeps what was not taken, and tells of the FIN behind it.
     pub fn handle_eof<H: Host<Memory = M>>(&mut self, host: &mut H, unread: usize, now: Time) {
         self.shared.now = now;
         self.shared.fin.received = true;
@@ -221,6 +222,10 @@ impl<M> Stream<M> {
         if self.sender.is_empty() {
             return self.poll_close(host);
         }
+        if matches!(self.phase, Phase::Over) {
+            // The transport carries nothing any more.
+            return None;
+        }
         Some(Transmit::Bytes(self.sender.batch(more)))
     }
 
@@ -245,7 +250,9 @@ impl<M> Stream<M> {
         if matches!(self.phase, Phase::Open) {
             self.poll_drained();
             let fin = self.shared.fin;
-            if fin.received && self.sender.owes_nothing(&self.shared) {
+            // A Send that waits for a receive came before the FIN.
+            let took_all = fin.received && !self.receiver.is_stalled();
+            if took_all && self.sender.owes_nothing(&self.shared) {
                 self.fail(ConnError::Closed, host);
             } else if fin.wanted && !fin.sent && self.sender.is_finished(&self.shared, host) {
                 self.shared.fin.sent = true;
@@ -256,12 +263,12 @@ impl<M> Stream<M> {
         }
         if matches!(self.phase, Phase::Closing) && self.sender.is_empty() {
             let fin = &mut self.shared.fin;
-            if !fin.sent {
-                fin.sent = true;
-                return Some(Transmit::Fin);
-            }
+            let due = !core::mem::replace(&mut fin.sent, true);
             if fin.received {
                 self.phase = Phase::Over;
+            }
+            if due {
+                return Some(Transmit::Fin);
             }
         }
         None

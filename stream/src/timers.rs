@@ -57,7 +57,9 @@ impl Timers {
         if self.earliest > now {
             return None;
         }
-        let timer = Timer::ALL.into_iter().find(|timer| self.deadlines[*timer as usize] <= now)?;
+        // A deadline of NEVER has not passed, though the clock may have come to its end.
+        let passed = |at: Time| at <= now && at != Time::NEVER;
+        let timer = Timer::ALL.into_iter().find(|timer| passed(self.deadlines[*timer as usize]))?;
         self.cancel(timer);
         Some(timer)
     }
@@ -86,5 +88,9 @@ mod tests {
         let mut timers = Timers::new();
         timers.set(Timer::NoReceive, Time::from_nanos(1), Duration::MAX);
         assert_eq!((timers.earliest(), timers.expire(Time::from_nanos(u64::MAX - 1))), (Time::NEVER, None));
+        // Not even at the last moment that the clock can show.
+        assert_eq!(timers.expire(Time::NEVER), None);
+        timers.set(Timer::Close, Time::from_nanos(1), Duration::ZERO);
+        assert_eq!((timers.expire(Time::NEVER), timers.expire(Time::NEVER)), (Some(Timer::Close), None));
     }
 }

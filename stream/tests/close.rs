@@ -387,3 +387,80 @@ fn a_limited_lifetime_resets_an_open_stream() {
         assert!(pair.ends[0].stream.is_over() && pair.ends[0].stream.is_reset());
     }
 }
+
+/// No receive will come for a Send that waits for one: the peer is told at once, and the Send is not acknowledged.
+#[test]
+fn a_detached_stream_refuses_the_send_that_waits_for_a_receive() {
+    let mut pair = Pair::open(acknowledged(), acknowledged());
+    pair.receives(1, 1, 100);
+    let placed = pair.ends[0].post(Op::Send, b"placed");
+    pair.ends[0].post(Op::Send, b"no receive");
+    pair.run();
+    assert!(pair.ends[1].stream.is_stalled());
+    pair.call(1, Stream::detach);
+    pair.ends[1].host.detached = true;
+    pair.assert_over();
+    assert_eq!(pair.ends[0].terminated_by_peer(), TerminateReason::UntaggedNoBuffer);
+    assert_eq!(pair.ends[0].ended.as_ref().map(|ended| ended.named), Some(Named::Send { msn: 2 }));
+    assert!(!pair.ends[0].host.completed.contains(&(placed + 1)));
+}
+
+/// The drain Read was answered: the FIN is due whatever the queue of requests had.
+#[test]
+fn a_detached_host_is_asked_for_no_request() {
+    let mut pair = Pair::open(acknowledged(), acknowledged());
+    pair.call(1, Stream::detach);
+    pair.ends[1].host.detached = true;
+    pair.assert_over();
+}
+
+/// A Send that waits for a receive came before the FIN: it is delivered first.
+#[test]
+fn a_fin_behind_a_send_that_waits_for_a_receive_ends_nothing() {
+    let mut pair = pair();
+    pair.ends[0].post(Op::Send, b"before the FIN");
+    pair.run();
+    assert!(pair.ends[1].stream.is_stalled());
+    pair.call(1, |stream, host, now| stream.handle_eof(host, 0, now));
+    assert!(next_transmit(&mut pair, 1).is_none());
+    pair.receives(1, 1, 100);
+    assert_eq!(pair.ends[1].host.received[0].1, b"before the FIN");
+    pair.run();
+    assert!(matches!(pair.ends[1].error(), ConnError::Closed));
+}
+
+/// Where the peer has closed already, our FIN is the last thing to be done: a host need not ask again.
+#[test]
+fn a_stream_is_over_with_its_fin_behind_that_of_the_peer() {
+    let mut pair = pair();
+    pair.call(0, |stream, host, now| stream.handle_eof(host, 0, now));
+    assert!(matches!(next_transmit(&mut pair, 0), Some(None)));
+    assert!(pair.ends[0].stream.is_over() && !pair.ends[0].stream.is_reset());
+}
+
+#[test]
+fn a_stream_that_was_reset_sends_nothing() {
+    let mut pair = large_pair();
+    pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(60_000, 9));
+    // A part of an FPDU is with TCP: the rest of it would be sent before a FIN.
+    let now = pair.now;
+    assert_eq!(pair.ends[0].transmit(100, now).0.len(), 100);
+    pair.call(0, Stream::handle_lost);
+    assert!(pair.ends[0].stream.is_over());
+    assert!(next_transmit(&mut pair, 0).is_none());
+}
+
+/// What is known of an FPDU that was taken does not hold of the next one.
+#[test]
+fn nothing_is_known_to_be_needed_behind_a_send_that_waits_for_a_receive() {
+    let mut pair = pair();
+    pair.ends[0].post(Op::Send, &[7; 1000]);
+    let now = pair.now;
+    let (fpdu, _) = pair.ends[0].transmit(usize::MAX, now);
+    pair.ends[1].incoming.extend(&fpdu);
+    pair.receive(1, 500);
+    assert_eq!(pair.ends[1].stream.needed(), fpdu.len());
+    pair.receive(1, 600);
+    assert!(pair.ends[1].stream.is_stalled());
+    assert!(pair.ends[1].stream.needed() < fpdu.len(), "{}", pair.ends[1].stream.needed());
+}

@@ -231,6 +231,23 @@ fn the_time_for_start_up_is_that_of_both_revisions_together() {
     assert_eq!(pair.ends[0].failed, Some(StartupFailure::TimedOut));
 }
 
+/// The new connection of TCP comes too late: a stream that has failed does not begin again, with no deadline any more.
+#[test]
+fn a_stream_whose_time_for_start_up_is_over_is_not_reconnected() {
+    let mut pair = Pair::new(Config::default(), Config::default());
+    first_bytes(&mut pair.ends[0]);
+    pair.call(0, |stream, host, now| stream.handle_eof(host, 0, now));
+    assert_eq!(pair.ends[0].reconnects, 1);
+    pair.now = pair.now.after(ms(10_000));
+    pair.call(0, Stream::handle_timeout);
+    assert_eq!(pair.ends[0].failed, Some(StartupFailure::TimedOut));
+    pair.call(0, |stream, _, now| {
+        stream.reconnected();
+        stream.handle_connected(now);
+    });
+    assert!(pair.ends[0].stream.is_over());
+}
+
 #[test]
 fn the_transport_may_be_lost_at_any_point_of_start_up() {
     let config = Config::default();

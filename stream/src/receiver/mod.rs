@@ -259,6 +259,8 @@ impl Receiver {
         self.only_rtr = false;
         self.valid_fpdu(true, shared);
         self.parked = Some(ulpdu.to_buf());
+        // Of the FPDU behind it nothing is known.
+        self.needed = 0;
         let timeout = shared.config.no_receive_timeout;
         if timeout.is_zero() {
             return Err(self.no_receive_in_time());

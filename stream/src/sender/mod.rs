@@ -199,7 +199,7 @@ impl<M> Sender<M> {
         let finished = self.has_nothing_due(shared)
             && self.watermarks.is_empty()
             && shared.reads.outstanding.is_empty()
-            && host.next_request().is_none();
+            && (shared.detached || host.next_request().is_none());
         host.release();
         finished
     }

@@ -52,6 +52,8 @@ pub(crate) struct TestHost {
     pub(crate) cq_full: bool,
     /// Bytes that the peer may not touch.
     pub(crate) forbidden: Range<usize>,
+    /// The queues are gone: the stream asks for nothing of them.
+    pub(crate) detached: bool,
 }
 
 pub(crate) struct Source<'a> {
@@ -104,6 +106,7 @@ impl TestHost {
             no_local_memory: false,
             cq_full: false,
             forbidden: 0..0,
+            detached: false,
         }
     }
 
@@ -210,6 +213,7 @@ impl Host for TestHost {
     }
 
     fn begin_receive(&mut self) -> Option<u32> {
+        assert!(!self.detached, "the queue of receives is gone");
         assert!(self.receiving.is_none(), "one receive at a time");
         let len = self.receives.pop_front()?;
         self.receiving = Some((len, Vec::new()));
@@ -240,6 +244,7 @@ impl Host for TestHost {
     }
 
     fn next_request(&mut self) -> Option<Request> {
+        assert!(!self.detached, "the queue of requests is gone");
         self.requests.get(self.built).map(|posted| posted.request)
     }
 

@@ -121,7 +121,11 @@ impl End {
                 }
                 Event::Failed(failure) => self.failed = Some(failure),
                 Event::Reconnect => self.reconnects += 1,
-                Event::Peer(kind) => assert!(self.kind.replace(kind).is_none(), "decided twice"),
+                Event::Peer(kind) => {
+                    // An answer that is late still counts.
+                    let before = self.kind.replace(kind);
+                    assert!(matches!(before, None | Some(PeerKind::Foreign)), "decided twice");
+                }
                 Event::Drained => self.drained += 1,
                 Event::Ended(ended) => self.ended = Some(*ended),
             }
@@ -266,6 +270,11 @@ impl Pair {
         let result = call(&mut end.stream, &mut end.host, self.now);
         end.take_events(self.now);
         result
+    }
+
+    /// End `n` gets the next `count` bytes of the wire.
+    pub(crate) fn receive(&mut self, n: usize, count: usize) {
+        self.ends[n].receive(count, self.now);
     }
 
     /// Posts `count` receives of `len` bytes at end `n`.

@@ -255,7 +255,7 @@ impl Core {
         let services = &mut self.services;
         let was_established = conn.is_established();
         let result = serve(conn, services);
-        if std::mem::take(&mut conn.wants_reconnect) {
+        if std::mem::take(&mut conn.wants_reconnect) && !conn.is_over() {
             let peer = conn.socket.peer_addr();
             let local = conn.local_again();
             match self.stack.connect(Some(local), peer, &conn.options.stream, token) {
