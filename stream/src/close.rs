@@ -35,6 +35,13 @@ impl<M> Stream<M> {
         }
     }
 
+    /// The time for the close begins now, for a host that gave an earlier time in the call that ended the stream.
+    pub fn renew_close_deadline(&mut self, now: Time) {
+        if matches!(self.phase, Phase::Closing) {
+            self.shared.timers.set(Timer::Close, now, self.shared.config.close_timeout);
+        }
+    }
+
     /// Ends the stream: a Terminate tells the peer that it is not at fault, and [`Event::Ended`] the host what to flush. During
     /// start-up the stream closes without one.
     pub fn abort<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {

@@ -22,6 +22,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use stream::{Stream, Time};
 
+/// What [`Conn::on_doorbell`] came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Doorbell {
+    Served,
+    /// [`Conn::on_doorbell_with_clock`] is due, at the time as it is now.
+    NeedsClock,
+}
+
 pub(crate) struct Conn {
     pub(crate) token: Token,
     pub(crate) socket: Box<dyn llp::Stream>,
@@ -124,13 +132,24 @@ impl Conn {
         self.stream.is_draining()
     }
 
-    /// Requests were posted, or a receive for a stalled stream.
-    pub(crate) fn on_doorbell(&mut self, services: &mut Services) {
+    /// Requests were posted, or a receive for a stalled stream. The time may be that of an earlier round: no deadline is set by it.
+    pub(crate) fn on_doorbell(&mut self, services: &mut Services) -> Doorbell {
         self.stream.doorbell();
+        if self.stream.is_stalled() {
+            return Doorbell::NeedsClock;
+        }
+        let was_open = self.stream.is_open();
+        self.serve_sends(services);
+        if was_open && self.is_closing() { Doorbell::NeedsClock } else { Doorbell::Served }
+    }
+
+    /// The rest of [`Conn::on_doorbell`]: a stalled stream goes on, or one that a request has ended gets its time to close.
+    #[cold]
+    pub(crate) fn on_doorbell_with_clock(&mut self, services: &mut Services) {
         if self.stream.is_stalled() {
             self.on_readable(services);
         } else {
-            self.serve_sends(services);
+            self.stream.renew_close_deadline(services.now);
         }
     }
 

@@ -1,7 +1,7 @@
 //! What the holder of the driver's lock works on: the stack, the connections, their timers.
 
 use crate::cm::ListenerSlot;
-use crate::conn::Conn;
+use crate::conn::{Conn, Doorbell};
 use crate::driver::closed::ClosedStack;
 use crate::driver::services::{RX_STAGING, Services};
 use crate::driver::{Driver, Pool, SHARD_SHIFT, Shard, Shared, Timers};
@@ -278,9 +278,13 @@ impl Core {
         Some(result)
     }
 
-    /// Serves a connection for which something was posted.
+    /// Serves a connection for which something was posted. That may be long after the last round: the clock is read where a deadline
+    /// depends on it, and not for every post.
     pub(crate) fn serve(&mut self, token: Token) {
-        self.with_conn(token, Conn::on_doorbell);
+        if self.with_conn(token, Conn::on_doorbell) == Some(Doorbell::NeedsClock) {
+            self.look_at_clock();
+            self.with_conn(token, Conn::on_doorbell_with_clock);
+        }
     }
 
     /// Takes a connection out, for another shard: see [`Core::adopt`]. `None`: it is over.

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use llp::Stream;
 use llp::sim::Link;
-use verbs::ConnSettings;
+use mem::IoVecMut;
+use verbs::{ConnSettings, SendFlags, SendOp, SendWr, Sge};
 
 use crate::link::Simulation;
+use crate::raw::{poll, reader, settings};
 
 #[test]
 fn a_send_that_meets_no_receive_waits_for_one() {
@@ -50,4 +53,51 @@ fn without_a_receive_in_time_the_stream_is_terminated() {
     let reason = ending.reason.unwrap();
     assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, 1, 2, 2), "no buffer");
     assert!(simulation.now() - start >= Duration::from_secs(3));
+}
+
+/// Some virtual milliseconds, with rounds of both devices.
+fn rounds(simulation: &Simulation, millis: u64) {
+    for _ in 0..millis {
+        simulation.round();
+        simulation.network().advance(Duration::from_millis(1));
+    }
+}
+
+/// A doorbell is served between rounds, and the last one may be long ago: the time for the close begins with the close.
+#[test]
+fn a_request_that_fails_after_a_long_pause_has_its_time_to_close() {
+    let simulation = Simulation::new(1, Link::default());
+    let (_pd, connection, mut peer) = reader(&simulation, &settings());
+    rounds(&simulation, 5);
+    simulation.network().advance(Duration::from_secs(3600));
+    let nowhere = Sge { addr: 0, length: 8, lkey: 0xBAD };
+    let wr = SendWr { wr_id: 1, op: SendOp::Send, sges: &[nowhere], flags: SendFlags::SIGNALED };
+    // SAFETY: the element names no registered memory; the request fails before a byte of it is read.
+    unsafe { connection.qp().post_send([wr]).unwrap() };
+    rounds(&simulation, 20);
+    peer.read();
+    assert_eq!(peer.ulpdus.len(), 1, "the Terminate");
+    let end = peer.stream.recv(&mut [IoVecMut::from(&mut [0; 8][..])]);
+    assert!(matches!(end, Ok(0)), "a FIN, and no reset: {end:?}");
+}
+
+/// As above: the time for which a Send waits for a receive begins when it is parked.
+#[test]
+fn a_send_that_is_parked_after_a_long_pause_has_its_time() {
+    let simulation = Simulation::new(1, Link::default());
+    let mut settings = ConnSettings { recv_depth: 1, ..ConnSettings::default() };
+    settings.options.no_receive_timeout = Duration::from_secs(3);
+    let ((client_pd, client), (server_pd, server)) = simulation.connect(&settings);
+    let ops: Vec<_> = (0..3).map(|n| client.send(client_pd.register(vec![n; 8]).unwrap())).collect();
+    let (kept, ()) = simulation.run(async { server.recv().await.unwrap() }, async {});
+    // The second message is parked.
+    rounds(&simulation, 100);
+    simulation.network().advance(Duration::from_millis(2700));
+    drop(kept);
+    // The post serves the receive as well; the third message is parked.
+    let posted = server.send(server_pd.register(vec![9; 8]).unwrap());
+    rounds(&simulation, 1000);
+    let mut ended = Box::pin(server.ended());
+    assert!(poll(&mut ended).is_pending(), "three seconds are not over");
+    drop((ops, posted));
 }
