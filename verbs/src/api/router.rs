@@ -352,7 +352,11 @@ impl Router {
         }
         ops.lingering = Some(Arc::clone(this));
         drop(ops);
-        this.qp.limit_lifetime(this.detached_timeout);
+        if !this.qp.limit_lifetime(this.detached_timeout) {
+            // No connection completes them, and nobody can bring another one.
+            let lingering = this.ops.lock().lingering.take();
+            drop(lingering);
+        }
     }
 
     /// The oldest message.

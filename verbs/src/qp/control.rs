@@ -147,15 +147,15 @@ pub(super) fn disconnect(qp: &Arc<QpInner>) -> Result<()> {
     )
 }
 
-/// The application has no handle of the connection left.
-pub(super) fn limit_lifetime(qp: &Arc<QpInner>, timeout: Duration) {
+/// The application has no handle of the connection left. False: there is no connection.
+pub(super) fn limit_lifetime(qp: &Arc<QpInner>, timeout: Duration) -> bool {
     on_shard(
         qp,
-        |_| (),
+        |_| false,
         move |core, _, token| {
-            core.with_conn(token, |conn, services| conn.limit_lifetime(timeout, services));
+            core.with_conn(token, |conn, services| conn.limit_lifetime(timeout, services)).is_some()
         },
-    );
+    )
 }
 
 /// The application destroys the queue pair: its connection closes, and nothing completes any more.

@@ -209,9 +209,9 @@ impl Qp {
         self.0.driver.shard(token).call(set).ok_or(Error::NotConnected)
     }
 
-    /// Aborts its connection, if it has one, unless it has ended within `timeout`.
-    pub(crate) fn limit_lifetime(&self, timeout: Duration) {
-        crate::qp::control::limit_lifetime(&self.0, timeout);
+    /// Aborts its connection unless it has ended within `timeout`. False: there is none.
+    pub(crate) fn limit_lifetime(&self, timeout: Duration) -> bool {
+        crate::qp::control::limit_lifetime(&self.0, timeout)
     }
 
     /// How the bytes of its connection travel now; `None` without a connection.

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use llp::sim::Link;
-use verbs::{Access, ConnSettings, IoBuf, Mr, Op, Pd};
+use verbs::{Access, ConnSettings, IoBuf, Mr, Op, Pd, QpState};
 
 use crate::link::Simulation;
 
@@ -174,4 +174,40 @@ fn detached_operations_keep_a_connection_no_longer_than_their_timeout() {
     let lasted = simulation.now() - start;
     assert!((TIMEOUT..TIMEOUT + Duration::from_secs(1)).contains(&lasted), "{lasted:?}");
     assert_eq!(Arc::strong_count(&alive), 1, "every buffer is freed");
+}
+
+/// A buffer that shows by `alive` whether it was freed.
+fn counted(pd: &Pd, alive: &Arc<()>) -> Mr<Counted> {
+    let buffer = Counted { bytes: vec![9; 8], _alive: Arc::clone(alive) };
+    pd.register(buffer).map_err(|(error, _)| error).unwrap()
+}
+
+/// The queue pair waits for another connection, which nobody can give it any more.
+#[test]
+fn detached_operations_of_a_queue_pair_that_outlived_its_connection_are_freed() {
+    let simulation = Simulation::new(7, Link::default());
+    let mut settings = ConnSettings::default();
+    settings.options.outlives_peer = true;
+    let ((pd, client), (_, server)) = simulation.connect(&settings);
+    simulation.run(async { client.ended().await }, async { drop(server) });
+    let alive = Arc::new(());
+    drop(client.send(counted(&pd, &alive)));
+    assert_eq!(Arc::strong_count(&alive), 2, "it waits for a connection");
+    drop(client);
+    assert_eq!(Arc::strong_count(&alive), 1);
+}
+
+/// RESET forgets what was posted: no completion will come.
+#[test]
+fn detached_operations_of_a_queue_pair_that_was_reset_are_freed() {
+    let simulation = Simulation::new(8, Link::default());
+    let mut settings = ConnSettings::default();
+    settings.options.acknowledged = true;
+    let ((pd, client), _server) = simulation.connect(&settings);
+    let alive = Arc::new(());
+    let op = client.send(counted(&pd, &alive));
+    client.qp().modify(QpState::Reset).unwrap();
+    drop(op);
+    drop(client);
+    assert_eq!(Arc::strong_count(&alive), 1);
 }
