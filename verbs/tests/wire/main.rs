@@ -12,6 +12,7 @@ mod progress;
 mod requirements;
 mod segmentation;
 mod semantics;
+mod shard_stress;
 mod shards;
 mod smoke;
 mod startup;
