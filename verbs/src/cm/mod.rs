@@ -134,6 +134,11 @@ impl CmSide {
         before
     }
 
+    /// Whether no event has told what became of it.
+    pub(crate) fn is_undecided(&self) -> bool {
+        self.state == CmState::Nothing
+    }
+
     /// No event tells of it any more.
     pub(crate) fn forget(&mut self) {
         self.state = CmState::Ended;

@@ -18,7 +18,14 @@ const FIRST_PAUSE: Duration = Duration::from_millis(1);
 impl Conn {
     /// The stack has news of a connection attempt.
     pub(super) fn on_connect_event(&mut self, services: &mut Services) {
-        match self.socket.connect_result() {
+        let connected = match self.socket.connect_result() {
+            // The system chose the port of the peer, at which nobody listens, as our own: a simultaneous open with itself.
+            Ok(true) if !self.stream.is_loopback() && self.socket.local_addr() == self.socket.peer_addr() => {
+                Err(io::ErrorKind::ConnectionRefused.into())
+            }
+            result => result,
+        };
+        match connected {
             Ok(false) => {}
             Ok(true) => {
                 self.stream.handle_connected(services.now);

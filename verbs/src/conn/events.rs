@@ -123,10 +123,14 @@ impl Conn {
         let span = self.span.clone();
         let _entered = span.enter();
         log(&ended.error);
-        if matches!(ended.error, ConnError::Closed) && ended.idle && self.may_leave() {
+        let peer = self.socket.peer_addr();
+        if ended.idle && self.may_leave(&ended.error) {
+            if matches!(ended.error, ConnError::NoFirstFpdu) {
+                let after = self.options.startup_timeout;
+                self.cm.failed(Error::TimedOut { peer, after }, &mut services.wakes);
+            }
             return self.leave(services);
         }
-        let peer = self.socket.peer_addr();
         match &ended.error {
             ConnError::Refused(refusal) => {
                 self.cm.failed(Error::PeerRefusal { peer, refusal: *refusal }, &mut services.wakes);
@@ -146,12 +150,18 @@ impl Conn {
         self.cm.ended(Ending { reason, orderly }, &mut services.wakes);
     }
 
-    /// Whether the queue pair goes on without this connection, which the peer has closed while nothing was under way.
-    fn may_leave(&self) -> bool {
+    /// Whether the queue pair goes on without this connection: the peer has closed it while nothing was under way, or has gone after
+    /// our Reply and before its first FPDU. What was posted before that waits for another connection.
+    fn may_leave(&self, error: &ConnError) -> bool {
+        let closed = matches!(error, ConnError::Closed);
+        let gone =
+            matches!(error, ConnError::Lost | ConnError::NoFirstFpdu | ConnError::FinInsideFpdu { .. });
+        let undecided = self.cm.is_undecided();
         self.options.outlives_peer
+            && (closed || gone && undecided)
             && self.qp.as_ref().is_some_and(|qp| {
                 let sq = qp.sq.lock();
-                sq.mode == SqMode::Running && !sq.has_next()
+                sq.mode == SqMode::Running && (undecided || !sq.has_next())
             })
     }
 

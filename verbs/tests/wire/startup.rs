@@ -442,6 +442,43 @@ fn responder_gives_up_on_a_missing_rtr() {
     peer.expect_close();
 }
 
+/// A peer that goes after our Reply and before its first FPDU: a queue pair that outlives its peers waits for another one, and what
+/// was posted with it.
+#[test]
+fn a_queue_pair_outlives_a_peer_that_sends_no_fpdu() {
+    let options = ConnOptions {
+        startup_timeout: Duration::from_millis(200),
+        outlives_peer: true,
+        ..p2p(RtrKinds::ALL)
+    };
+    let end = End::new();
+    let goes: [fn(Peer); 3] = [
+        Peer::reset,
+        // Inside an FPDU.
+        |mut peer| {
+            peer.raw(&[0, 40, 1]);
+            peer.fin();
+            peer.rest();
+        },
+        |mut peer| peer.expect_close(),
+    ];
+    for (id, go) in goes.into_iter().enumerate() {
+        let (peer, _) = responder_with(&end, &options, &with(request(2), asks(WRITE)));
+        end.send(id as u64, 0, 5);
+        go(peer);
+        let error = end.failed();
+        assert_eq!(end.qp.state(), QpState::Rts, "{error}");
+    }
+    let options = ConnOptions { startup_timeout: Duration::from_secs(20), ..options };
+    let (mut peer, _) = responder_with(&end, &options, &with(request(2), asks(WRITE)));
+    peer.empty_write();
+    end.established();
+    for id in 0..3 {
+        assert_eq!(peer.expect_fpdu().opcode(), Opcode::Send);
+        end.sent_ok(id);
+    }
+}
+
 // ---------------------------------------------------------------- initiator
 
 // [test:RFC5044-7.1.1-14] [test:RFC6581-9.2-01] [test:RFC6581-9.2-02] [test:RFC5044-4.4-04]
@@ -1019,9 +1056,21 @@ fn patience_with_a_refusing_peer_ends() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let end = End::new();
     end.connect(nobody, &ConnOptions { refused_patience: Duration::from_millis(20), ..plain() });
-    assert!(matches!(end.failed(), Error::Refused { .. }));
+    let error = end.failed();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     // The queue pair is free for somebody who listens.
     initiator_opt(&end, &plain(), |_| with(reply(2), enhanced(4, 4)));
+}
+
+/// On loopback the system may choose the port at which nobody listens as the local one: TCP connects to itself then.
+#[test]
+fn a_connection_of_tcp_to_itself_is_a_refusal() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let end = End::new();
+    let options = Arc::new(ConnOptions { refused_patience: Duration::ZERO, ..plain() });
+    verbs::cm::connect(&end.qp, Some(nobody), nobody, &options, b"", &end.channel).unwrap();
+    let error = end.failed();
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
 }
 
 #[test]
