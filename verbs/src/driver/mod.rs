@@ -210,13 +210,19 @@ impl Driver {
     }
 
     /// Runs `poll` until it is ready or `deadline` has passed. Meanwhile the thread drives the shard that it used last; its wakers
-    /// wake it for the others.
+    /// wake it for the others. Where no other thread drives, it drives all of them.
     pub(crate) fn block_on<T>(
         &self,
         deadline: Option<Instant>,
-        poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
-        self.shard_at(self.affinity.of_wait()).block_on(deadline, poll)
+        let manual = self.is_manual();
+        self.shard_at(self.affinity.of_wait()).block_on(deadline, |cx| {
+            if manual {
+                self.shards.iter().for_each(|shard| drop(shard.try_pump()));
+            }
+            poll(cx)
+        })
     }
 }
 

@@ -1,17 +1,23 @@
 //! A device with several shards: connections between them, control calls while another thread drives, and the end of a device.
 
-use crate::common::{End, Make, pair_of, plain, responder_opt};
+use crate::common::{End, Make, loopback, pair_of, plain, responder_opt};
 use crate::peer::{PATIENCE, Peer, tagged};
 use llp::tcp::TcpStack;
 use llp::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
 use rdmap::Opcode;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
+use std::task::Poll;
 use std::time::{Duration, Instant};
-use verbs::{ConnOptions, CqOptions, Device, DeviceOptions, Limits, Progress, QpState, WcStatus};
+use verbs::{
+    ConnOptions, ConnSettings, Connection, CqOptions, Device, DeviceOptions, Limits, Progress, QpState,
+    WcStatus,
+};
 
 fn device(stack: impl Stack + 'static, shards: usize, limits: Limits) -> Device {
     let options = DeviceOptions { shards: Some(shards), limits, ..DeviceOptions::default() };
@@ -55,6 +61,33 @@ fn a_shard_that_the_device_has_not_is_refused() {
         let options = DeviceOptions { shards: Some(shards), ..DeviceOptions::default() };
         assert!(Device::with_stack(Box::new(TcpStack::new().unwrap()), options).is_err());
     }
+}
+
+/// With manual progress a thread that waits drives the listener's shard and those of both ends: nobody else does.
+#[test]
+fn a_wait_drives_every_shard_where_no_other_thread_does() {
+    let options = DeviceOptions { progress: Progress::Manual, shards: Some(3), ..DeviceOptions::default() };
+    let device = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let listener = verbs::Listener::bind(&device, loopback(), &ConnOptions::default()).unwrap();
+    let settings = ConnSettings::default();
+    let mut connect = pin!(Connection::connect(&device, &pd, listener.local_addr(), &settings));
+    let mut accept = pin!(async { listener.accept().await.unwrap().accept(&pd, &settings).await.unwrap() });
+    let (mut ours, mut theirs) = (None, None);
+    let both = poll_fn(|cx| {
+        if ours.is_none()
+            && let Poll::Ready(connected) = connect.as_mut().poll(cx)
+        {
+            ours = Some(connected.unwrap());
+        }
+        if theirs.is_none()
+            && let Poll::Ready(accepted) = accept.as_mut().poll(cx)
+        {
+            theirs = Some(accepted);
+        }
+        if ours.is_some() && theirs.is_some() { Poll::Ready(()) } else { Poll::Pending }
+    });
+    device.block_on_for(PATIENCE, both).expect("both ends are established");
 }
 
 /// A stack whose `poll` can be held, as a long system call holds the thread that drives.
