@@ -173,6 +173,46 @@ fn large_messages_are_sent_from_memory_and_copied() {
     }
 }
 
+/// Where the payload may change before TCP has taken it, or the FPDU has Markers, it is copied.
+#[test]
+fn payloads_are_sent_from_where_they_lie_unless_they_may_change() {
+    const MARKERS: u32 = 2;
+    const STABLE_SOURCE: u32 = 4;
+    const UNSTABLE: u32 = 1 << 16;
+    for bits in [0, MARKERS, STABLE_SOURCE, UNSTABLE] {
+        let mut pair = pair(bits | bits << 8);
+        let len = 60_000;
+        pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(len, 1));
+        // The source of an answer may always change.
+        pair.ends[0].post(Op::Read { remote: at(SOURCE), invalidate: None }, &vec![0; len]);
+        pair.run();
+        assert_eq!(pair.ends[0].from_memory, if bits == 0 { len } else { 0 }, "{bits:#x}");
+        assert_eq!(pair.ends[1].from_memory, 0, "{bits:#x}");
+    }
+}
+
+#[test]
+fn a_fenced_request_waits_for_the_reads_before_it() {
+    for op in [Op::Send, Op::Write { remote: at(0) }, Op::Read { remote: at(0), invalidate: None }] {
+        let mut pair = pair(0);
+        pair.receives(1, 1, 64);
+        pair.ends[0].post(Op::Read { remote: at(SOURCE), invalidate: None }, &[0; 8]);
+        let fenced = pair.ends[0].host.post_with(op, &[7; 8], |request| request.fence = true);
+        pair.ends[0].stream.doorbell();
+        let now = pair.now;
+        let (request, _) = pair.ends[0].transmit(usize::MAX, now);
+        assert_eq!(
+            (pair.ends[0].host.built, pair.ends[0].transmit(usize::MAX, now).0.len()),
+            (1, 0),
+            "{op:?}"
+        );
+        pair.ends[1].incoming.extend(request);
+        pair.run();
+        pair.ends[0].host.assert_all_completed();
+        assert_eq!(pair.ends[0].host.completed, [fenced - 1, fenced]);
+    }
+}
+
 #[test]
 fn the_wire_may_cut_between_any_two_bytes() {
     for bits in [0, 1, 2, 3, 2 | 512, 128] {

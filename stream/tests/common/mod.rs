@@ -44,6 +44,8 @@ pub(crate) struct End {
     eof: bool,
     /// Every byte that this end has sent.
     pub(crate) sent: Vec<u8>,
+    /// How many of them were due from the host's memory.
+    pub(crate) from_memory: usize,
     pub(crate) fin_sent: bool,
     pub(crate) established: Option<Established>,
     pub(crate) kind: Option<PeerKind>,
@@ -65,6 +67,7 @@ impl End {
             unread: Vec::new(),
             eof: false,
             sent: Vec::new(),
+            from_memory: 0,
             fin_sent: false,
             established: None,
             kind: None,
@@ -173,7 +176,10 @@ impl End {
                     }
                     match piece {
                         Piece::Bytes(own) => bytes.extend_from_slice(own),
-                        Piece::Memory { memory, range } => bytes.extend_from_slice(&memory[range]),
+                        Piece::Memory { memory, range } => {
+                            self.from_memory += range.len();
+                            bytes.extend_from_slice(&memory[range]);
+                        }
                     }
                 }
                 assert!(bytes.len() as u64 == len || bytes.len() >= room);
