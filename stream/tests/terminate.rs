@@ -214,6 +214,36 @@ fn a_peer_has_no_more_reads_open_than_the_ird() {
     }
 }
 
+/// RFC 5040 section 6.1: a Read counts against the IRD until the last segment of its answer is built.
+#[test]
+fn a_read_whose_answer_is_partly_built_is_open() {
+    // More than one batch.
+    let request =
+        ReadRequest { sink_stag: STag(1), sink_to: 0, len: 1 << 18, source_stag: MEMORY, source_to: 0 };
+    let fpdu = |msn| {
+        let mut fpdu = vec![0; 2 + 18];
+        untagged(Opcode::ReadRequest, rdmap::QN_READ, msn, 0).emit(&mut fpdu[2..]);
+        fpdu.extend_from_slice(&request.emit());
+        mpa::tx::FpduTx::new(true, false).seal(&mut fpdu, 0);
+        fpdu
+    };
+    for built in [false, true] {
+        let mut pair = Pair::open(Config::default(), config_with(|config| config.startup.ird = 1));
+        pair.call(1, |stream, host, now| stream.handle_bytes(host, &mut fpdu(1), now));
+        let now = pair.now;
+        let mut sent = 0;
+        while sent < if built { 1 << 18 } else { 1 } {
+            sent += pair.ends[1].transmit(usize::MAX, now).0.len();
+        }
+        pair.call(1, |stream, host, now| stream.handle_bytes(host, &mut fpdu(2), now));
+        if built {
+            assert!(pair.ends[1].ended.is_none(), "{:?}", pair.ends[1].ended);
+        } else {
+            assert_eq!(pair.ends[1].terminated(), Reason::UntaggedNoBuffer);
+        }
+    }
+}
+
 #[test]
 fn the_stream_keeps_to_its_own_ord() {
     let config = config_with(|config| config.startup.ord = 2);
