@@ -198,11 +198,7 @@ fn a_peer_has_no_more_reads_open_than_the_ird() {
         pair.ends[1].incoming.clear();
         let mut fpdus = Vec::new();
         for msn in 1..=count {
-            let mut fpdu = vec![0; 2 + 18];
-            untagged(Opcode::ReadRequest, rdmap::QN_READ, msn, 0).emit(&mut fpdu[2..]);
-            fpdu.extend_from_slice(&request);
-            mpa::tx::FpduTx::new(true, false).seal(&mut fpdu, 0);
-            fpdus.extend(fpdu);
+            fpdus.extend(fpdu(&untagged(Opcode::ReadRequest, rdmap::QN_READ, msn, 0), &request));
         }
         // All of them come at once, before an answer is built.
         pair.call(1, |stream, host, now| stream.handle_bytes(host, &mut fpdus, now));
@@ -220,13 +216,7 @@ fn a_read_whose_answer_is_partly_built_is_open() {
     // More than one batch.
     let request =
         ReadRequest { sink_stag: STag(1), sink_to: 0, len: 1 << 18, source_stag: MEMORY, source_to: 0 };
-    let fpdu = |msn| {
-        let mut fpdu = vec![0; 2 + 18];
-        untagged(Opcode::ReadRequest, rdmap::QN_READ, msn, 0).emit(&mut fpdu[2..]);
-        fpdu.extend_from_slice(&request.emit());
-        mpa::tx::FpduTx::new(true, false).seal(&mut fpdu, 0);
-        fpdu
-    };
+    let fpdu = |msn| fpdu(&untagged(Opcode::ReadRequest, rdmap::QN_READ, msn, 0), &request.emit());
     for built in [false, true] {
         let mut pair = Pair::open(Config::default(), config_with(|config| config.startup.ird = 1));
         pair.call(1, |stream, host, now| stream.handle_bytes(host, &mut fpdu(1), now));
@@ -386,11 +376,38 @@ fn a_receive_that_is_posted_too_short_fails_where_the_send_waited() {
 
 #[test]
 fn nothing_is_taken_behind_a_terminate() {
-    let mut pair = pair();
-    pair.receives(1, 1, 64);
-    pair.inject(1, &tagged(Opcode::Write, STag(5), 0), b"x");
-    let before = pair.ends[1].sent.len();
-    pair.inject(1, &send_header(1, 0, true), b"late");
-    assert!(pair.ends[1].host.received.is_empty());
-    assert_eq!(pair.ends[1].sent.len(), before, "one Terminate, and nothing behind it");
+    // Before it is sent, with the FPDU that it is about or behind that, and while the peer's FIN is awaited.
+    for when in 0..3 {
+        let mut pair = pair();
+        pair.receives(1, 1, 64);
+        let mut bad = fpdu(&tagged(Opcode::Write, STag(5), 0), b"x");
+        let mut late = fpdu(&send_header(1, 0, true), b"late");
+        if when == 0 {
+            bad.extend_from_slice(&late);
+        }
+        let take = |pair: &mut Pair, bytes: &mut [u8]| {
+            pair.call(1, |stream, host, now| stream.handle_bytes(host, bytes, now))
+        };
+        assert_eq!(take(&mut pair, &mut bad), bad.len());
+        let now = pair.now;
+        if when == 2 {
+            assert!(!pair.ends[1].transmit(usize::MAX, now).0.is_empty(), "the Terminate");
+            assert!(pair.ends[1].transmit(usize::MAX, now).1, "FIN");
+        }
+        if when > 0 {
+            assert_eq!(take(&mut pair, &mut late), late.len());
+        }
+        assert!(pair.ends[1].host.received.is_empty() && pair.ends[1].host.receives.len() == 1);
+        assert_eq!(pair.ends[1].transmit(usize::MAX, now).0.is_empty(), when == 2);
+        assert!(pair.ends[1].transmit(usize::MAX, now).0.is_empty(), "one Terminate, and nothing behind it");
+    }
+}
+
+/// An FPDU with a right CRC.
+fn fpdu(header: &Header, payload: &[u8]) -> Vec<u8> {
+    let mut fpdu = vec![0; 2 + header.len()];
+    header.emit(&mut fpdu[2..]);
+    fpdu.extend_from_slice(payload);
+    mpa::tx::FpduTx::new(true, false).seal(&mut fpdu, 0);
+    fpdu
 }

@@ -140,7 +140,7 @@ impl Conn {
         }
         let was_open = self.stream.is_open();
         self.serve_sends(services);
-        if was_open && self.is_closing() { Doorbell::NeedsClock } else { Doorbell::Served }
+        if was_open && !self.stream.is_open() { Doorbell::NeedsClock } else { Doorbell::Served }
     }
 
     /// The rest of [`Conn::on_doorbell`]: a stalled stream goes on, or one that a request has ended gets its time to close.
