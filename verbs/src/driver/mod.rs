@@ -219,7 +219,9 @@ impl Driver {
         let manual = self.is_manual();
         self.shard_at(self.affinity.of_wait()).block_on(deadline, |cx| {
             if manual {
-                self.shards.iter().for_each(|shard| drop(shard.try_pump()));
+                for shard in &self.shards {
+                    shard.try_pump();
+                }
             }
             poll(cx)
         })
