@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use llp::Stream;
 use llp::sim::Link;
 use mem::IoVecMut;
 use verbs::{ConnSettings, SendFlags, SendOp, SendWr, Sge};
