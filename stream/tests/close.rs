@@ -120,6 +120,27 @@ fn an_fpdu_that_is_partly_sent_is_finished_before_the_terminate() {
     }
 }
 
+/// Markers stand every 512 bytes of what is sent (RFC 5044 section 4.3): what is dropped does not count.
+#[test]
+fn the_markers_of_a_terminate_go_by_what_is_sent() {
+    let config = config_with(|config| {
+        config.fpdu = FpduSize::Large;
+        config.startup.want_markers = true;
+    });
+    // The Terminate begins at every place between two Markers, in steps shorter than it is.
+    for len in (0..512).step_by(24) {
+        let mut pair = Pair::open(config.clone(), config.clone());
+        pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(len, 9));
+        pair.run();
+        pair.ends[0].post(Op::Write { remote: at(0) }, &pattern(1_300, 9));
+        let now = pair.now;
+        assert!(pair.ends[0].transmit(0, now).0.is_empty(), "built, and dropped");
+        pair.call(0, Stream::abort);
+        pair.assert_over();
+        assert_eq!(pair.ends[1].terminated_by_peer(), TerminateReason::LocalCatastrophic, "{len}");
+    }
+}
+
 #[test]
 fn without_its_memory_a_partly_sent_fpdu_ends_the_transport() {
     for taken in [1, 16, 40_000] {
