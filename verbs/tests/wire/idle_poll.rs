@@ -215,6 +215,13 @@ impl Pair {
                 other => panic!("{other:?}"),
             }
         }
+        // A message from the responder comes behind everything that start-up and the capability exchange bring.
+        a.recv();
+        b.send();
+        let mut completed = 0;
+        while completed < 2 {
+            completed += cq.poll_with(2, |wc| assert_eq!(wc.status, WcStatus::Success));
+        }
         Self { cq, a, b }
     }
 
@@ -245,7 +252,6 @@ fn poll_of_an_idle_queue_moves_nothing_of_another_shard() {
     thread::scope(|scope| {
         scope.spawn(|| busy.flood(&moved, &stop));
         let me = thread::current().id();
-        // Behind the start-up of both connections.
         while moved.load(Ordering::Relaxed) < WINDOW {
             thread::yield_now();
         }
