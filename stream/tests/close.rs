@@ -362,16 +362,19 @@ fn a_completion_queue_that_overflows_ends_the_stream() {
 
 #[test]
 fn nothing_follows_a_fin() {
-    // A request that is posted behind it stays with the host.
+    // A request that is posted behind it stays with the host, and one of the peer is not answered.
     let mut pair = pair();
-    pair.receive_cuts = Box::new(|| 0);
     pair.call(0, |stream, _, now| stream.close(now));
-    pair.run();
-    assert!(pair.ends[0].fin_sent);
-    let (late, before) = (pair.ends[0].post(Op::Send, b"too late"), pair.ends[0].sent.len());
-    pair.run();
-    assert_eq!((pair.ends[0].sent.len(), pair.ends[0].host.built), (before, 0));
-    assert_eq!(pair.ends[0].host.get(late).completions, 0);
+    let now = pair.now;
+    assert!(pair.ends[0].transmit(usize::MAX, now).1, "FIN");
+    let late = pair.ends[0].post(Op::Send, b"too late");
+    pair.ends[1].post(Op::Read { remote: at(0), invalidate: None }, &[0; 8]);
+    let (request, _) = pair.ends[1].transmit(usize::MAX, now);
+    pair.ends[0].incoming.extend(request);
+    pair.receive(0, usize::MAX);
+    assert!(pair.ends[0].stream.is_open() && pair.ends[0].incoming.is_empty(), "the peer has not closed");
+    assert!(pair.ends[0].transmit(usize::MAX, now).0.is_empty());
+    assert_eq!((pair.ends[0].host.built, pair.ends[0].host.get(late).completions), (0, 0));
     // Nor is the peer's capability request answered, where it is the first FPDU behind our FIN.
     let config = config_with(|config| config.startup.peer_to_peer = false);
     let mut pair = Pair::new(config.clone(), config.clone());
