@@ -123,7 +123,10 @@ impl End {
                 Event::Reconnect => self.reconnects += 1,
                 Event::Peer(kind) => assert!(self.kind.replace(kind).is_none(), "decided twice"),
                 Event::Drained => self.drained += 1,
-                Event::Ended(ended) => self.ended = Some(*ended),
+                Event::Ended(ended) => {
+                    self.host.over = true;
+                    self.ended = Some(*ended);
+                }
             }
         }
     }
