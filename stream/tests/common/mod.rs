@@ -271,6 +271,12 @@ impl Pair {
         result
     }
 
+    /// The host of end `n` lets go of its stream.
+    pub(crate) fn detach(&mut self, n: usize) {
+        self.call(n, Stream::detach);
+        self.ends[n].host.detached = true;
+    }
+
     /// Posts `count` receives of `len` bytes at end `n`.
     pub(crate) fn receives(&mut self, n: usize, count: usize, len: u32) {
         self.ends[n].host.receives.extend(std::iter::repeat_n(len, count));
