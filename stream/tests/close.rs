@@ -235,7 +235,7 @@ fn a_lost_transport_flushes_what_is_open() {
 #[test]
 fn a_detached_idle_stream_closes_in_order() {
     let mut pair = pair();
-    pair.call(0, Stream::detach);
+    pair.detach(0);
     pair.assert_over();
     assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)));
 }
@@ -245,7 +245,7 @@ fn a_detached_stream_with_open_requests_is_aborted() {
     let mut pair = pair();
     pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
     next_transmit(&mut pair, 0);
-    pair.call(0, Stream::detach);
+    pair.detach(0);
     assert!(matches!(pair.ends[0].error(), ConnError::Aborted));
     pair.assert_over();
 }
@@ -289,7 +289,7 @@ fn a_detached_stream_answers_the_last_acknowledgements_of_its_peer() {
     pair.receives(1, 8, 64);
     let ids: Vec<u32> = (0..8).map(|_| pair.ends[0].post(Op::Send, b"acked")).collect();
     while forward(&mut pair).is_some() {}
-    pair.call(1, Stream::detach);
+    pair.detach(1);
     assert!(pair.ends[1].stream.is_draining());
     pair.assert_over();
     assert_eq!(pair.ends[0].host.completed, ids);
@@ -300,7 +300,7 @@ fn a_detached_stream_answers_the_last_acknowledgements_of_its_peer() {
 #[test]
 fn a_drain_lasts_a_second_at_most() {
     let mut pair = Pair::open(acknowledged(), acknowledged());
-    pair.call(1, Stream::detach);
+    pair.detach(1);
     assert!(matches!(next_transmit(&mut pair, 1), Some(Some(_))));
     pair.now = pair.now.after(Duration::from_secs(1));
     pair.call(1, Stream::handle_timeout);

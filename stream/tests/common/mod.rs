@@ -123,7 +123,10 @@ impl End {
                 Event::Reconnect => self.reconnects += 1,
                 Event::Peer(kind) => assert!(self.kind.replace(kind).is_none(), "decided twice"),
                 Event::Drained => self.drained += 1,
-                Event::Ended(ended) => self.ended = Some(*ended),
+                Event::Ended(ended) => {
+                    self.host.over = true;
+                    self.ended = Some(*ended);
+                }
             }
         }
     }
@@ -266,6 +269,12 @@ impl Pair {
         let result = call(&mut end.stream, &mut end.host, self.now);
         end.take_events(self.now);
         result
+    }
+
+    /// The host of end `n` lets go of its stream.
+    pub(crate) fn detach(&mut self, n: usize) {
+        self.call(n, Stream::detach);
+        self.ends[n].host.detached = true;
     }
 
     /// Posts `count` receives of `len` bytes at end `n`.

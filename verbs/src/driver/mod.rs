@@ -91,7 +91,7 @@ impl Driver {
                 None => break,
             }
         }
-        let wait_fds = stacks.iter().filter_map(Stack::wait_fd).collect();
+        let wait_fds = stacks.iter().filter_map(|stack| stack.wait_fd()).collect();
         let shared = Arc::new(Shared::new(limits, guard));
         let mut failed = None;
         let driver = Arc::new_cyclic(|this| {
