@@ -53,11 +53,10 @@ impl CompEvents {
     /// No event about `queue` is given to C from now on.
     pub(crate) fn remove(&self, queue: &Arc<verbs::Cq>) {
         self.queues.lock().remove(&queue.num());
-        let queue = Arc::as_ptr(queue);
-        drop(self.engine.remove_if(|event| std::ptr::eq(event.as_ptr(), queue)));
+        self.engine.forget(queue);
     }
 
-    /// The queue of the oldest event, counted as delivered. Events of destroyed queues are skipped.
+    /// The queue of the oldest event, counted as delivered; the engine may be driven for one. Events of destroyed queues are skipped.
     fn try_get(&self, has_token: bool) -> Option<*mut ibv_cq> {
         let mut event = if has_token { self.engine.pop_with_token() } else { self.engine.try_pop() };
         loop {
@@ -83,8 +82,8 @@ impl Body for CompChannel {
     const KIND: u32 = 0x7569_6306;
 }
 
-/// How long a waiting thread drives the engine itself before it sleeps in the descriptor and leaves driving to the background
-/// thread. Only the read of the descriptor is a cancellation point and is ended by signals.
+/// How long a waiting thread drives the engine itself before it sleeps in the channel's semaphore and leaves driving to the background
+/// thread. Only the read of that is a cancellation point and is ended by signals.
 const DRIVE: Duration = Duration::from_millis(5);
 
 /// The result of one attempt to take an event.
@@ -180,7 +179,9 @@ unsafe fn attempt(
             }
             some => some,
         };
-        let Some(found) = taken else { return Ok(Attempt::Sleep(fd)) };
+        let Some(found) = taken else {
+            return Ok(Attempt::Sleep(object.events.engine.token_fd()?.as_raw_fd()));
+        };
         // SAFETY: as above; the queue cannot be destroyed before this event is acknowledged.
         unsafe {
             *cq = found;

@@ -1,27 +1,34 @@
 //! One stream alone, under a host that does what it likes and a peer that says what it likes, with a virtual clock. After every run
 //! each request has completed once or was flushed by the end, and no byte of a secret was sent.
 
+// Tests of the stream use the rest of it.
+#[allow(dead_code)]
+#[path = "../../stream/tests/common/host.rs"]
 mod host;
 
 use std::time::Duration;
 
-use ::stream::{CapabilityExchange, Config, Event, FpduSize, Op, Piece, Remote, Stream, Time, Transmit};
 use ddp::{Header, STag, Tagged, Untagged};
 use mpa::startup::{Initiator, Negotiated, Outcome, Responder, Revision, RtrKinds};
 use mpa::tx::FpduTx;
 use rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
+use uiw_stream::{CapabilityExchange, Config, Event, FpduSize, Op, Piece, Remote, Stream, Time, Transmit};
 
 use crate::input::Input;
-use host::{FuzzHost, LEN, MEMORY, SECRET};
+use host::{MEMORY, TestHost};
 
 /// Steps of a run.
 const STEPS: usize = 200;
+/// Bytes of memory that the peer may use.
+const LEN: usize = 40_000;
+/// Stands behind all memory, and never comes from a peer.
+const SECRET: [u8; 16] = *b"\xC3\x5ASECRET-BYTES\xA5\x3C";
 const SINK: STag = STag(0x51_4B00);
 
 /// A stream, its host, and the peer at the other end of the wire.
 struct Run {
     stream: Stream<Vec<u8>>,
-    host: FuzzHost,
+    host: TestHost,
     config: Config,
     now: Time,
     /// Bytes that came and were not taken.
@@ -53,7 +60,9 @@ pub fn run(data: &[u8]) {
     let theirs = self::config(&mut input);
     let now = Time::from_nanos(1);
     let element = input.pick(&[1 << 20, 5000, 64]);
-    let host = FuzzHost::new(element, input.bool());
+    let mut host = TestHost::with_memory(LEN, &SECRET);
+    (host.element, host.stable) = (element, input.bool());
+    host.may_invalidate = (0..=255).step_by(2).map(STag).collect();
     let (stream, initiator, responder) = match input.below(8) {
         0..4 => {
             let Ok(stream) = Stream::connect(config.clone(), b"fuzz", SINK, 1, now) else { return };
@@ -156,18 +165,20 @@ impl Run {
                 self.arrive(&bytes, input);
             }
             80..=129 => {
-                let len = input.pick(&[8, 0, 100, 3000, 20_000, 70_000]) as u32;
+                let len = input.pick(&[8, 0, 100, 3000, 20_000, 70_000]);
                 let op = op(input);
-                self.host.post(
-                    op,
-                    if matches!(op, Op::FetchAdd { .. } | Op::CmpSwap { .. }) { 8 } else { len },
-                    input.u8(),
-                );
+                let len = if matches!(op, Op::FetchAdd { .. } | Op::CmpSwap { .. }) { 8 } else { len };
+                let flags = input.u8();
+                self.host.post_with(op, &vec![0x50; len], |request| {
+                    request.fence = flags & 1 != 0;
+                    request.solicited = flags & 2 != 0;
+                    request.inline = flags & 4 != 0 && !op.needs_ord();
+                });
                 self.stream.doorbell();
             }
             130..=149 => {
                 let len = input.pick(&[100, 0, 8, 4000]) as u32;
-                self.host.post_receive(len);
+                self.host.receives.push_back(len);
                 if !self.host.over
                     && !self.host.detached
                     && self.stream.receive_posted(&mut self.host, self.now)
@@ -184,7 +195,7 @@ impl Run {
             }
             220..=223 => drop(self.stream.close(self.now)),
             224 | 225 => self.stream.abort(&mut self.host, self.now),
-            226 => self.stream.fail_locally(&mut self.host, stream::LocalError::GivenUp, self.now),
+            226 => self.stream.fail_locally(&mut self.host, uiw_stream::LocalError::GivenUp, self.now),
             227..=229 => {
                 if !self.host.detached {
                     self.stream.detach(&mut self.host, self.now);
@@ -200,15 +211,20 @@ impl Run {
             244 => self
                 .stream
                 .set_no_receive_timeout(Duration::from_millis(input.pick(&[0, 50, 9000])), self.now),
-            245 => self.host.deregistered = true,
+            245 => self.deregister(),
             246 => {
-                self.host.deregistered = true;
+                self.deregister();
                 self.stream.handle_source_gone(&mut self.host, self.now);
             }
             247 => self.host.cq_full = true,
             248 => self.stream.set_emss(input.pick(&[1460, 0, 100, 9000, 100_000])),
             _ => self.transmit(usize::MAX),
         }
+    }
+
+    /// The memory of requests and receives, and what waits in the transmit queue.
+    fn deregister(&mut self) {
+        (self.host.no_local_memory, self.host.gone) = (true, true);
     }
 
     /// Bytes come; the stream takes what is whole, from one of their front parts or all of them.
@@ -314,7 +330,10 @@ impl Run {
         self.stream.handle_timeout(&mut self.host, self.now);
         assert!(self.stream.poll_transmit(&mut self.host, self.now).is_none() || self.stream.is_reset());
         self.events(input);
-        self.host.check(self.ended);
+        self.host.assert_guards();
+        if !self.ended && self.host.built > 0 {
+            self.host.assert_all_completed();
+        }
     }
 }
 

@@ -23,8 +23,6 @@ use std::{
     fmt,
     fs::File,
     io::{self, BufWriter, Write},
-    net::SocketAddr,
-    os::fd::{BorrowedFd, OwnedFd},
     path::Path,
     sync::{
         Arc,
@@ -35,7 +33,10 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token, foreign_stream};
+use crate::{
+    Event, Stack, Stream, Token,
+    wrap::{Origin, StackHooks, WrappedStack, WrappedStream},
+};
 use stream::CaptureStream;
 
 /// How long a packet may wait in memory for others.
@@ -160,140 +161,87 @@ impl fmt::Debug for PcapSink {
 }
 
 /// A stack whose streams are captured.
-#[derive(Debug)]
-pub struct CaptureStack<S> {
-    inner: S,
-    tap: Tap,
-}
+pub type CaptureStack = WrappedStack<CaptureHooks>;
 
-/// Where the streams of one stack write to, and their clock.
+/// Where the streams of a [`CaptureStack`] write to, and their clock.
 #[derive(Clone, Debug)]
-struct Tap {
+pub struct CaptureHooks {
     sink: Arc<PcapSink>,
     interface: u32,
     /// The clock of a stack that has one of its own, at its last poll. Streams cannot ask for it.
     own_clock: Option<Arc<Mutex<Instant>>>,
 }
 
-impl<S: Stack> CaptureStack<S> {
+impl CaptureStack {
     /// Captures to `sink`, as the interface `name`; so do its shards, for which the lock of the sink is the one they share.
-    pub fn new(inner: S, sink: Arc<PcapSink>, name: &str) -> Self {
+    pub fn new(inner: Box<dyn Stack>, sink: Arc<PcapSink>, name: &str) -> Self {
         let interface = sink.interface(name);
-        Self::on_interface(inner, sink, interface)
+        let hooks = CaptureHooks::new(&*inner, sink, interface);
+        Self { inner, hooks }
     }
+}
 
-    fn on_interface(inner: S, sink: Arc<PcapSink>, interface: u32) -> Self {
+impl CaptureHooks {
+    fn new(inner: &dyn Stack, sink: Arc<PcapSink>, interface: u32) -> Self {
         // Without a descriptor to wait for, a stack lives in a time of its own.
         let own_clock = inner.wait_fd().is_none().then(|| Arc::new(Mutex::new(inner.now())));
-        Self { inner, tap: Tap { sink, interface, own_clock } }
+        Self { sink, interface, own_clock }
     }
 
     /// Not by a clock that is not the wall's: what happens there would depend on the capture.
     fn flush_due(&self) -> Option<Instant> {
-        if self.tap.own_clock.is_some() { None } else { self.tap.sink.due() }
+        if self.own_clock.is_some() { None } else { self.sink.due() }
     }
 
-    fn set_clock(&self) {
-        if let Some(clock) = &self.tap.own_clock {
-            *clock.lock() = self.inner.now();
+    fn set_clock(&self, inner: &dyn Stack) {
+        if let Some(clock) = &self.own_clock {
+            *clock.lock() = inner.now();
         }
     }
-}
 
-impl Tap {
-    fn now(&self) -> Instant {
+    /// The time that a stream writes.
+    fn time(&self) -> Instant {
         self.own_clock.as_ref().map_or_else(Instant::now, |clock| *clock.lock())
     }
 }
 
-impl<S: Stack> Stack for CaptureStack<S> {
-    fn listen(
-        &mut self,
-        local: SocketAddr,
-        options: &ListenOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
-        let inner = self.inner.listen(local, options, token)?;
-        Ok(Box::new(CaptureListener { inner, tap: self.tap.clone() }))
+impl StackHooks for CaptureHooks {
+    type Stream = CaptureStream;
+
+    fn stream(&self, inner: &dyn Stream, origin: Origin, _token: Token) -> CaptureStream {
+        CaptureStream::new(inner, self.clone(), origin)
     }
 
-    fn connect(
-        &mut self,
-        local: Option<SocketAddr>,
-        peer: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        self.set_clock();
-        let inner = self.inner.connect(local, peer, options, token)?;
-        Ok(Box::new(CaptureStream::connecting(inner, self.tap.clone())))
+    fn shard(&self, inner: &dyn Stack) -> Self {
+        Self::new(inner, Arc::clone(&self.sink), self.interface)
     }
 
-    fn connect_self(
-        &mut self,
-        local: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        self.set_clock();
-        let inner = self.inner.connect_self(local, options, token)?;
-        Ok(Box::new(CaptureStream::to_itself(inner, self.tap.clone())))
+    fn before_connect(&mut self, inner: &dyn Stack) {
+        self.set_clock(inner);
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        self.set_clock();
+    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+        self.set_clock(inner);
         if self.flush_due().is_some_and(|at| at <= Instant::now()) {
             // An error stays with the sink.
-            let _ = self.tap.sink.flush();
+            let _ = self.sink.flush();
         }
-        self.inner.poll(events)
+        inner.poll(events)
     }
 
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        self.inner.wait_fd()
+    fn deadline(&self, inner: &dyn Stack) -> Option<Instant> {
+        inner.deadline().into_iter().chain(self.flush_due()).min()
     }
 
-    fn deadline(&self) -> Option<Instant> {
-        self.inner.deadline().into_iter().chain(self.flush_due()).min()
+    fn now(&self, inner: &dyn Stack) -> Instant {
+        self.set_clock(inner);
+        inner.now()
     }
 
-    fn now(&self) -> Instant {
-        self.set_clock();
-        self.inner.now()
-    }
-
-    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
-        let Some(inner) = self.inner.shard()? else { return Ok(None) };
-        let Tap { sink, interface, .. } = &self.tap;
-        Ok(Some(Box::new(CaptureStack::on_interface(inner, Arc::clone(sink), *interface))))
-    }
-
-    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
-        let stream = stream.downcast_mut::<CaptureStream>().ok_or_else(foreign_stream)?;
-        stream.enter(&mut self.inner, token, &self.tap)
-    }
-
-    fn farewell(&mut self) -> bool {
-        self.inner.farewell()
-    }
-}
-
-struct CaptureListener {
-    inner: Box<dyn Listener>,
-    tap: Tap,
-}
-
-impl Listener for CaptureListener {
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
-        let inner = self.inner.accept(token)?;
-        Ok(Box::new(CaptureStream::accepted(inner, self.tap.clone())))
-    }
-
-    fn local_addr(&self) -> SocketAddr {
-        self.inner.local_addr()
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.fd()
+    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+        let stream = WrappedStream::<CaptureStream>::of(&mut **stream)?;
+        inner.adopt(&mut stream.inner, token)?;
+        stream.hooks.shared = self.clone();
+        Ok(())
     }
 }

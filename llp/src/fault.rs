@@ -4,22 +4,19 @@
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::BTreeSet,
-    fmt, io,
-    net::SocketAddr,
-    os::fd::{BorrowedFd, OwnedFd},
-    sync::Arc,
-    time::Instant,
-};
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
 
 use mem::{IoVec, IoVecMut};
 use parking_lot::Mutex;
 
 pub use crate::sim::Split;
 use crate::{
-    Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo, StreamOptions, Token,
-    attached_stream, foreign_stream, no_bytes, sim::Random,
+    Event, Interest, Stack, Stream, Token, attached_stream, no_bytes,
+    sim::Random,
+    wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream},
 };
 
 /// What goes wrong on one stream. Positions count the bytes of one direction of that stream, from 0.
@@ -53,33 +50,20 @@ pub struct Flip {
     pub mask: u8,
 }
 
-/// How a stream came to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// By [`Stack::connect`].
-    Connected,
-    /// By [`Listener::accept`].
-    Accepted,
-}
-
 /// A stack whose streams have faults.
-#[derive(Debug)]
-pub struct FaultStack<S> {
-    inner: S,
-    shared: Shared,
-}
+pub type FaultStack = WrappedStack<FaultHooks>;
 
-/// What a stack, its listeners and its streams have in common.
+/// What a [`FaultStack`], its listeners and its streams have in common.
 #[derive(Clone)]
-struct Shared {
+pub struct FaultHooks {
     plan: Arc<Mutex<Plan>>,
     shard: Arc<Mutex<ShardState>>,
 }
 
 /// Common to all shards; locked when a stream or a shard is made.
 struct Plan {
-    /// The faults of the next stream, by its role and its number (from 0).
-    faults: Box<dyn FnMut(Role, u64) -> Faults + Send>,
+    /// The faults of the next stream, by its origin and its number (from 0).
+    faults: Box<dyn FnMut(Origin, u64) -> Faults + Send>,
     streams: u64,
     /// Each shard takes the next one.
     seed: u64,
@@ -91,27 +75,25 @@ struct ShardState {
     cut: BTreeSet<Token>,
 }
 
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Shared")
-    }
-}
-
-impl<S: Stack> FaultStack<S> {
+impl FaultStack {
     /// All streams have these faults; random choices follow from `seed`.
-    pub fn new(inner: S, seed: u64, faults: Faults) -> Self {
+    pub fn new(inner: Box<dyn Stack>, seed: u64, faults: Faults) -> Self {
         Self::with(inner, seed, move |_, _| faults.clone())
     }
 
-    /// Each stream has the faults that `plan` says, given its role and its number (from 0). The streams of all shards are counted
+    /// Each stream has the faults that `plan` says, given its origin and its number (from 0). The streams of all shards are counted
     /// together.
-    pub fn with(inner: S, seed: u64, plan: impl FnMut(Role, u64) -> Faults + Send + 'static) -> Self {
+    pub fn with(
+        inner: Box<dyn Stack>,
+        seed: u64,
+        plan: impl FnMut(Origin, u64) -> Faults + Send + 'static,
+    ) -> Self {
         let plan = Plan { faults: Box::new(plan), streams: 0, seed };
-        Self { inner, shared: Shared::next(&Arc::new(Mutex::new(plan))) }
+        Self { inner, hooks: FaultHooks::next(&Arc::new(Mutex::new(plan))) }
     }
 }
 
-impl Shared {
+impl FaultHooks {
     /// For the next shard of `plan`.
     fn next(plan: &Arc<Mutex<Plan>>) -> Self {
         let mut locked = plan.lock();
@@ -120,15 +102,18 @@ impl Shared {
         let shard = ShardState { random: Random::new(seed), cut: BTreeSet::new() };
         Self { plan: Arc::clone(plan), shard: Arc::new(Mutex::new(shard)) }
     }
+}
 
-    fn wrap(&self, inner: Box<dyn Stream>, role: Role, token: Token) -> Box<dyn Stream> {
+impl StackHooks for FaultHooks {
+    type Stream = FaultStream;
+
+    fn stream(&self, _inner: &dyn Stream, origin: Origin, token: Token) -> FaultStream {
         let mut plan = self.plan.lock();
         let number = plan.streams;
         plan.streams += 1;
-        let faults = (plan.faults)(role, number);
+        let faults = (plan.faults)(origin, number);
         drop(plan);
-        Box::new(FaultStream {
-            inner,
+        FaultStream {
             token,
             faults,
             shared: self.clone(),
@@ -137,111 +122,45 @@ impl Shared {
             calls: [0; 2],
             end: None,
             detached: false,
-        })
-    }
-}
-
-impl<S: Stack> Stack for FaultStack<S> {
-    fn listen(
-        &mut self,
-        local: SocketAddr,
-        options: &ListenOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
-        let inner = self.inner.listen(local, options, token)?;
-        Ok(Box::new(FaultListener { inner, shared: self.shared.clone() }))
+        }
     }
 
-    fn connect(
-        &mut self,
-        local: Option<SocketAddr>,
-        peer: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let inner = self.inner.connect(local, peer, options, token)?;
-        Ok(self.shared.wrap(inner, Role::Connected, token))
+    fn shard(&self, _inner: &dyn Stack) -> Self {
+        Self::next(&self.plan)
     }
 
-    fn connect_self(
-        &mut self,
-        local: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let inner = self.inner.connect_self(local, options, token)?;
-        Ok(self.shared.wrap(inner, Role::Connected, token))
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        self.inner.poll(events)?;
-        let shard = self.shared.shard.lock();
+    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+        inner.poll(events)?;
+        let shard = self.shard.lock();
         events.extend(shard.cut.iter().map(|&token| Event { token, readable: true, writable: true }));
         Ok(())
     }
 
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        self.inner.wait_fd()
+    fn deadline(&self, inner: &dyn Stack) -> Option<Instant> {
+        if self.shard.lock().cut.is_empty() { inner.deadline() } else { Some(inner.now()) }
     }
 
-    fn deadline(&self) -> Option<Instant> {
-        if self.shared.shard.lock().cut.is_empty() { self.inner.deadline() } else { Some(self.now()) }
-    }
-
-    fn now(&self) -> Instant {
-        self.inner.now()
-    }
-
-    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
-        let Some(inner) = self.inner.shard()? else { return Ok(None) };
-        Ok(Some(Box::new(FaultStack { inner, shared: Shared::next(&self.shared.plan) })))
-    }
-
-    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
-        let stream = stream.downcast_mut::<FaultStream>().ok_or_else(foreign_stream)?;
-        if !stream.detached && stream.end != Some(End::Aborted) {
+    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+        let WrappedStream { inner: stream, hooks: faulty } = WrappedStream::<FaultStream>::of(&mut **stream)?;
+        if !faulty.detached && faulty.end != Some(End::Aborted) {
             return Err(attached_stream());
         }
-        if stream.end == Some(End::Cut) {
+        if faulty.end == Some(End::Cut) {
             // It is reset in the eyes of its user, and known to no stack below.
-            self.shared.shard.lock().cut.insert(token);
+            self.shard.lock().cut.insert(token);
         } else {
-            self.inner.adopt(&mut stream.inner, token)?;
+            inner.adopt(stream, token)?;
         }
-        (stream.token, stream.shared, stream.detached) = (token, self.shared.clone(), false);
+        (faulty.token, faulty.shared, faulty.detached) = (token, self.clone(), false);
         Ok(())
     }
-
-    fn farewell(&mut self) -> bool {
-        self.inner.farewell()
-    }
 }
 
-struct FaultListener {
-    inner: Box<dyn Listener>,
-    shared: Shared,
-}
-
-impl Listener for FaultListener {
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
-        let inner = self.inner.accept(token)?;
-        Ok(self.shared.wrap(inner, Role::Accepted, token))
-    }
-
-    fn local_addr(&self) -> SocketAddr {
-        self.inner.local_addr()
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.fd()
-    }
-}
-
-struct FaultStream {
-    inner: Box<dyn Stream>,
+/// The state of a stream of a [`FaultStack`].
+pub struct FaultStream {
     token: Token,
     faults: Faults,
-    shared: Shared,
+    shared: FaultHooks,
     sent: u64,
     received: u64,
     /// Calls of `send` and `recv`.
@@ -269,8 +188,8 @@ impl FaultStream {
         split.next(&mut self.shared.shard.lock().random)
     }
 
-    fn cut(&mut self) {
-        self.inner.abort();
+    fn cut(&mut self, inner: &mut dyn Stream) {
+        inner.abort();
         self.end = Some(End::Cut);
         self.shared.shard.lock().cut.insert(self.token);
     }
@@ -283,14 +202,14 @@ impl FaultStream {
     }
 
     /// Faults that stand right behind the bytes sent and received so far.
-    fn apply_position(&mut self) {
+    fn apply_position(&mut self, inner: &mut dyn Stream) {
         let reached = |at: Option<u64>, position| at.is_some_and(|at| position >= at);
         if matches!(self.end, None | Some(End::Fin))
             && (reached(self.faults.cut_sent, self.sent) || reached(self.faults.cut_received, self.received))
         {
-            self.cut();
+            self.cut(inner);
         }
-        if self.end.is_none() && reached(self.faults.fin_sent, self.sent) && self.inner.shutdown().is_ok() {
+        if self.end.is_none() && reached(self.faults.fin_sent, self.sent) && inner.shutdown().is_ok() {
             self.end = Some(End::Fin);
         }
     }
@@ -312,9 +231,9 @@ fn first<'a>(bufs: &[IoVec<'a>], mut len: usize) -> Vec<IoVec<'a>> {
     list
 }
 
-impl Stream for FaultStream {
-    fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
-        self.apply_position();
+impl StreamHooks for FaultStream {
+    fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+        self.apply_position(inner);
         match self.end {
             Some(End::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
             Some(End::Fin) => return Err(io::ErrorKind::BrokenPipe.into()),
@@ -336,23 +255,19 @@ impl Stream for FaultStream {
                 buf.copy_to(&mut byte);
                 [byte[0] ^ mask]
             });
-            self.inner.send(&[IoVec::from(&byte.unwrap_or_default()[..])])?
+            inner.send(&[IoVec::from(&byte.unwrap_or_default()[..])])?
         } else {
             let stops = flips.map(|flip| flip.byte).chain(self.faults.cut_sent).chain(self.faults.fin_sent);
             let len = until(stops, self.sent).min(self.split(self.faults.send_split));
-            if len >= IoVec::total(bufs) {
-                self.inner.send(bufs)?
-            } else {
-                self.inner.send(&first(bufs, len))?
-            }
+            if len >= IoVec::total(bufs) { inner.send(bufs)? } else { inner.send(&first(bufs, len))? }
         };
         self.sent += sent as u64;
-        self.apply_position();
+        self.apply_position(inner);
         Ok(sent)
     }
 
-    fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
-        self.apply_position();
+    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        self.apply_position(inner);
         match self.end {
             Some(End::Cut) => return Err(io::ErrorKind::ConnectionReset.into()),
             Some(End::Aborted) => return Err(io::ErrorKind::NotConnected.into()),
@@ -371,7 +286,7 @@ impl Stream for FaultStream {
             list.push(buf.sub(0..part));
             left -= part;
         }
-        let received = self.inner.recv(&mut list)?;
+        let received = inner.recv(&mut list)?;
         let mut at = self.received;
         let end = at + received as u64;
         for buf in list {
@@ -380,69 +295,43 @@ impl Stream for FaultStream {
             at = here.end;
         }
         self.received = end;
-        self.apply_position();
+        self.apply_position(inner);
         Ok(received)
     }
 
-    fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
-        if self.end == Some(End::Cut) { Ok(()) } else { self.inner.set_interest(interest) }
+    fn set_interest(&mut self, inner: &mut dyn Stream, interest: Interest) -> io::Result<()> {
+        if self.end == Some(End::Cut) { Ok(()) } else { inner.set_interest(interest) }
     }
 
-    fn connect_result(&mut self) -> io::Result<bool> {
-        if self.end == Some(End::Cut) { Ok(true) } else { self.inner.connect_result() }
+    fn connect_result(&mut self, inner: &mut dyn Stream) -> io::Result<bool> {
+        if self.end == Some(End::Cut) { Ok(true) } else { inner.connect_result() }
     }
 
-    fn shutdown(&mut self) -> io::Result<()> {
+    fn shutdown(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
         match self.end {
             Some(End::Cut) => Err(io::ErrorKind::NotConnected.into()),
             Some(End::Fin) => Ok(()),
-            Some(End::Aborted) | None => self.inner.shutdown(),
+            Some(End::Aborted) | None => inner.shutdown(),
         }
     }
 
-    fn detach(&mut self) -> io::Result<()> {
+    fn detach(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
         if self.end != Some(End::Cut) {
             // Of an aborted stream it says so.
-            self.inner.detach()?;
+            inner.detach()?;
         }
         self.forget_cut();
         self.detached = true;
         Ok(())
     }
 
-    fn abort(&mut self) {
-        self.inner.abort();
+    fn abort(&mut self, inner: &mut dyn Stream) {
+        inner.abort();
         self.end = Some(End::Aborted);
         self.forget_cut();
     }
 
-    fn emss(&self) -> usize {
-        self.inner.emss()
-    }
-
-    fn local_addr(&self) -> SocketAddr {
-        self.inner.local_addr()
-    }
-
-    fn peer_addr(&self) -> SocketAddr {
-        self.inner.peer_addr()
-    }
-
-    fn info(&self) -> StreamInfo {
-        self.inner.info()
-    }
-
-    fn set_congestion(&mut self, name: &str) -> io::Result<()> {
-        self.inner.set_congestion(name)
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.fd()
-    }
-}
-
-impl Drop for FaultStream {
-    fn drop(&mut self) {
+    fn before_drop(&mut self, _inner: &mut dyn Stream) {
         self.forget_cut();
     }
 }

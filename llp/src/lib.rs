@@ -8,6 +8,7 @@
 //! * [`sim::SimStack`]: links in one process with a virtual clock, for tests.
 //! * [`fault::FaultStack`]: cuts, flipped bits and odd-sized reads and writes on top of another stack.
 //! * [`capture::CaptureStack`]: writes what passes to a pcapng file.
+//! * [`wrap`]: for wrappers of your own.
 //!
 //! # A TCP of your own
 //!
@@ -56,6 +57,7 @@ pub mod smol;
 mod spec;
 pub mod tcp;
 pub mod wan;
+pub mod wrap;
 
 mod options;
 
@@ -336,64 +338,6 @@ pub trait Stack: Send {
     /// leaves. Call it until it says true: nothing is left to do. The kernel's TCP outlives the process and needs none of this.
     fn farewell(&mut self) -> bool {
         true
-    }
-}
-
-impl<S: Stack + ?Sized> Stack for Box<S> {
-    fn listen(
-        &mut self,
-        local: SocketAddr,
-        options: &ListenOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
-        (**self).listen(local, options, token)
-    }
-
-    fn connect(
-        &mut self,
-        local: Option<SocketAddr>,
-        peer: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        (**self).connect(local, peer, options, token)
-    }
-
-    fn connect_self(
-        &mut self,
-        local: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        (**self).connect_self(local, options, token)
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        (**self).poll(events)
-    }
-
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        (**self).wait_fd()
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        (**self).deadline()
-    }
-
-    fn now(&self) -> Instant {
-        (**self).now()
-    }
-
-    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
-        (**self).shard()
-    }
-
-    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
-        (**self).adopt(stream, token)
-    }
-
-    fn farewell(&mut self) -> bool {
-        (**self).farewell()
     }
 }
 

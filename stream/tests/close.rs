@@ -256,7 +256,7 @@ fn a_lost_transport_flushes_what_is_open() {
 #[test]
 fn a_detached_idle_stream_closes_in_order() {
     let mut pair = pair();
-    pair.call(0, Stream::detach);
+    pair.detach(0);
     pair.assert_over();
     assert!(pair.ends.iter().all(|end| matches!(end.error(), ConnError::Closed)));
 }
@@ -266,7 +266,7 @@ fn a_detached_stream_with_open_requests_is_aborted() {
     let mut pair = pair();
     pair.ends[0].post(Op::Read { remote: at(0), invalidate: None }, &[0; 4]);
     next_transmit(&mut pair, 0);
-    pair.call(0, Stream::detach);
+    pair.detach(0);
     assert!(matches!(pair.ends[0].error(), ConnError::Aborted));
     pair.assert_over();
 }
@@ -310,7 +310,7 @@ fn a_detached_stream_answers_the_last_acknowledgements_of_its_peer() {
     pair.receives(1, 8, 64);
     let ids: Vec<u32> = (0..8).map(|_| pair.ends[0].post(Op::Send, b"acked")).collect();
     while forward(&mut pair).is_some() {}
-    pair.call(1, Stream::detach);
+    pair.detach(1);
     assert!(pair.ends[1].stream.is_draining());
     pair.assert_over();
     assert_eq!(pair.ends[0].host.completed, ids);
@@ -321,7 +321,7 @@ fn a_detached_stream_answers_the_last_acknowledgements_of_its_peer() {
 #[test]
 fn a_drain_lasts_a_second_at_most() {
     let mut pair = Pair::open(acknowledged(), acknowledged());
-    pair.call(1, Stream::detach);
+    pair.detach(1);
     assert!(matches!(next_transmit(&mut pair, 1), Some(Some(_))));
     pair.now = pair.now.after(Duration::from_secs(1));
     pair.call(1, Stream::handle_timeout);
@@ -423,21 +423,11 @@ fn a_detached_stream_refuses_the_send_that_waits_for_a_receive() {
     pair.ends[0].post(Op::Send, b"no receive");
     pair.run();
     assert!(pair.ends[1].stream.is_stalled());
-    pair.call(1, Stream::detach);
-    pair.ends[1].host.detached = true;
+    pair.detach(1);
     pair.assert_over();
     assert_eq!(pair.ends[0].terminated_by_peer(), TerminateReason::UntaggedNoBuffer);
     assert_eq!(pair.ends[0].ended.as_ref().map(|ended| ended.named), Some(Named::Send { msn: 2 }));
     assert!(!pair.ends[0].host.completed.contains(&(placed + 1)));
-}
-
-/// The drain Read was answered: the FIN is due whatever the queue of requests had.
-#[test]
-fn a_detached_host_is_asked_for_no_request() {
-    let mut pair = Pair::open(acknowledged(), acknowledged());
-    pair.call(1, Stream::detach);
-    pair.ends[1].host.detached = true;
-    pair.assert_over();
 }
 
 /// A Send that waits for a receive came before the FIN: it is delivered first.

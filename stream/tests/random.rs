@@ -133,8 +133,7 @@ fn step(pair: &mut Pair, random: &mut Random, rude: bool) {
             pair.call(n, |stream, host, now| stream.fail_locally(host, LocalError::GivenUp, now));
         }
         27 if random.one_in(3) && !pair.ends[n].host.detached => {
-            pair.call(n, Stream::detach);
-            pair.ends[n].host.detached = true;
+            pair.detach(n);
         }
         28 if random.one_in(3) => pair.call(n, Stream::handle_lost),
         29 if random.one_in(3) => pair.call(n, |stream, _, _| stream.abandon_startup()),

@@ -1,10 +1,11 @@
 //! Completion queues.
 
+use crate::comp_channel::CompChannel;
 use crate::device::Device;
-use crate::driver::Driver;
+use crate::driver::{Driver, Shard};
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
-use crate::notify::{EventQueue, Wake, Wakes, register};
+use crate::notify::{Wake, Wakes, register};
 use crate::wc::{Wc, WcStatus};
 use arrayvec::ArrayVec;
 use parking_lot::Mutex;
@@ -27,9 +28,6 @@ pub enum Arm {
     /// Any completion.
     Any,
 }
-
-/// Completion events of one or more queues: `ibv_comp_channel`.
-pub type CompChannel = EventQueue<Weak<Cq>>;
 
 /// Options of a completion queue.
 #[derive(Clone, Default)]
@@ -240,7 +238,23 @@ impl Cq {
                 inner.arm = arm;
             }
         }
-        self.driver().armed(self.shards.load(Ordering::Acquire));
+        let channel = self.options.channel.as_deref();
+        let watched = channel.is_some_and(|channel| channel.note_armed(&self.this));
+        self.driver().each_shard(self.shards.load(Ordering::Acquire), |shard| {
+            let watch = if watched { channel.and_then(|channel| channel.watch(shard)) } else { None };
+            shard.arm(watch.as_ref());
+        });
+    }
+
+    /// Withdraws [`Cq::arm`]. False: it was not armed.
+    pub(crate) fn disarm(&self) -> bool {
+        std::mem::take(&mut self.inner.lock().arm) != Arm::None
+    }
+
+    /// Whether connections of `shard` complete here.
+    pub(crate) fn is_driven_by(&self, shard: &Arc<Shard>) -> bool {
+        let bit = self.shards.load(Ordering::Acquire) >> shard.index() & 1;
+        bit != 0 && self.driver().shards().get(shard.index()).is_some_and(|own| Arc::ptr_eq(own, shard))
     }
 
     /// Ready when at least one completion is queued.

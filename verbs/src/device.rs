@@ -29,10 +29,10 @@ impl Device {
     /// # Errors
     /// [`Error::Io`] when the process has no descriptors or threads left, or the capture cannot be written.
     pub fn open() -> Result<Self> {
-        let stack = llp::tcp::TcpStack::new().map_err(Error::io("opening the TCP stack"))?;
+        let stack = Box::new(llp::tcp::TcpStack::new().map_err(Error::io("opening the TCP stack"))?);
         let stack: Box<dyn Stack> = match capture_wanted()? {
             Some(sink) => Box::new(CaptureStack::new(stack, sink, "uiw")),
-            None => Box::new(stack),
+            None => stack,
         };
         Self::with_stack(stack, DeviceOptions::default())
     }

@@ -11,6 +11,7 @@
 //! thread when it does not.
 
 mod api;
+mod comp_channel;
 mod conn;
 mod cq;
 mod device;
@@ -36,7 +37,8 @@ pub use api::{
     ConnSettings, Connection, Done, Grant, Incoming, IoBuf, IoBufMut, Listener, Message, Mr, Op, SharedMr,
     WcError,
 };
-pub use cq::{Arm, CompChannel, Cq, CqOptions};
+pub use comp_channel::CompChannel;
+pub use cq::{Arm, Cq, CqOptions};
 pub use device::Device;
 pub use error::{Error, PostError, Result};
 pub use event::AsyncEvent;

@@ -81,6 +81,11 @@ impl Tokens {
         }
     }
 
+    /// As if a token had been read that is not written yet: the next one is not written.
+    fn borrow(&self) {
+        *self.taken_early.lock() += 1;
+    }
+
     /// Takes the token of an event just popped, or notes that its token need not be written.
     fn take(&self) {
         let Some(fd) = self.fd.get() else { return };
@@ -175,6 +180,13 @@ impl<T> EventQueue<T> {
             self.tokens.give();
         }
         item
+    }
+
+    /// Runs `find`, which may add an event from this thread, and takes the oldest event: that of `find` costs no token.
+    pub(crate) fn pop_found(&self, find: impl FnOnce()) -> Option<T> {
+        self.tokens.borrow();
+        find();
+        self.pop_with_token()
     }
 
     /// The oldest event, or a wake-up when there is one.

@@ -12,14 +12,13 @@ use crate::cm::id::Id;
 use crate::cm::routes::Source;
 use crate::{channel as comp_channel, cq, device, open, pd, post};
 use llp::tcp::TcpStack;
-use llp::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use llp::wrap::{Origin, StackHooks, WrappedStack};
+use llp::{Stack, Stream, Token};
 use std::ffi::c_int;
-use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use verbs::DeviceOptions;
 use verbs::cm::{CmEvent, CmEventKind, ConnId};
 
@@ -40,51 +39,23 @@ impl<T> Shared<T> {
     }
 }
 
-/// Kernel TCP whose first `connect` reports the call and blocks until it is released; the engine makes more where the peer refuses.
-struct SlowStack {
-    tcp: TcpStack,
+/// Hooks that report the first `connect` and block it until it is released; the engine makes more where the peer refuses.
+#[derive(Clone)]
+struct SlowConnect {
     entered: mpsc::Sender<()>,
-    go_on: mpsc::Receiver<()>,
+    go_on: Arc<Mutex<mpsc::Receiver<()>>>,
 }
 
-impl Stack for SlowStack {
-    fn listen(
-        &mut self,
-        local: SocketAddr,
-        options: &ListenOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
-        self.tcp.listen(local, options, token)
-    }
+impl StackHooks for SlowConnect {
+    type Stream = ();
 
-    fn connect(
-        &mut self,
-        local: Option<SocketAddr>,
-        peer: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
+    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) {}
+
+    fn before_connect(&mut self, _: &dyn Stack) {
         // The test lets go of the other end of `entered` when it has seen the first call.
         if self.entered.send(()).is_ok() {
-            self.go_on.recv().unwrap();
+            self.go_on.lock().unwrap().recv().unwrap();
         }
-        self.tcp.connect(local, peer, options, token)
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        self.tcp.poll(events)
-    }
-
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        self.tcp.wait_fd()
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.tcp.deadline()
-    }
-
-    fn now(&self) -> Instant {
-        self.tcp.now()
     }
 }
 
@@ -202,7 +173,8 @@ fn connect_and_send(channel: *mut rdma_event_channel) {
 #[test]
 fn an_id_inside_of_the_engine_stops_no_other_one() {
     let ((entered, is_entered), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel());
-    let stack = SlowStack { tcp: TcpStack::new().unwrap(), entered, go_on: may_go_on };
+    let hooks = SlowConnect { entered, go_on: Arc::new(Mutex::new(may_go_on)) };
+    let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks };
     let engine = verbs::Device::with_stack(Box::new(stack), DeviceOptions::default()).unwrap();
     let qp = queue_pair_on(&engine);
     let channel = rdma_create_event_channel();

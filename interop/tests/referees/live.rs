@@ -20,7 +20,7 @@ const LEN: usize = 200_000;
 
 /// A device whose connections are captured.
 fn captured(sink: &Arc<PcapSink>) -> Device {
-    let stack = CaptureStack::new(TcpStack::new().unwrap(), Arc::clone(sink), "uiw");
+    let stack = CaptureStack::new(Box::new(TcpStack::new().unwrap()), Arc::clone(sink), "uiw");
     Device::with_stack(Box::new(stack), DeviceOptions::default()).unwrap()
 }
 

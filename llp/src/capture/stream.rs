@@ -1,18 +1,24 @@
 //! A stream, and the conversation that is written down for it.
 
-use std::{io, net::SocketAddr, os::fd::BorrowedFd};
+use std::{io, net::SocketAddr};
 
 use mem::{IoVec, IoVecMut};
 
 use super::{
-    Tap,
+    CaptureHooks,
     packet::{self, ACK, FIN, Header, MAX_PAYLOAD, PSH, RST, SYN},
 };
-use crate::{Interest, Stack, Stream, StreamInfo, Token};
+use crate::{
+    Stream,
+    wrap::{Origin, StreamHooks},
+};
 
-pub(super) struct CaptureStream {
-    inner: Box<dyn Stream>,
-    tap: Tap,
+/// What a [`super::CaptureStack`] knows of a stream.
+pub struct CaptureStream {
+    /// Those of its shard.
+    pub(super) shared: CaptureHooks,
+    /// The local address and the peer's. The local one may become known with the connection.
+    ends: (SocketAddr, SocketAddr),
     initiator: bool,
     /// What is received is what was sent: written once.
     to_itself: bool,
@@ -28,47 +34,28 @@ pub(super) struct CaptureStream {
 }
 
 impl CaptureStream {
-    pub(super) fn connecting(inner: Box<dyn Stream>, tap: Tap) -> Self {
-        Self::new(inner, tap, true)
-    }
-
-    pub(super) fn accepted(inner: Box<dyn Stream>, tap: Tap) -> Self {
-        let mut stream = Self::new(inner, tap, false);
-        stream.begin();
-        stream
-    }
-
-    pub(super) fn to_itself(inner: Box<dyn Stream>, tap: Tap) -> Self {
-        let mut stream = Self::new(inner, tap, true);
-        stream.to_itself = true;
-        stream
-    }
-
-    /// Moves to the shard `stack`, which captures with `tap`.
-    pub(super) fn enter(&mut self, stack: &mut impl Stack, token: Token, tap: &Tap) -> io::Result<()> {
-        stack.adopt(&mut self.inner, token)?;
-        self.tap = tap.clone();
-        Ok(())
-    }
-
-    fn new(inner: Box<dyn Stream>, tap: Tap, initiator: bool) -> Self {
-        Self {
-            inner,
-            tap,
-            initiator,
-            to_itself: false,
+    pub(super) fn new(inner: &dyn Stream, shared: CaptureHooks, origin: Origin) -> Self {
+        let mut stream = Self {
+            shared,
+            ends: (inner.local_addr(), inner.peer_addr()),
+            initiator: origin != Origin::Accepted,
+            to_itself: origin == Origin::ConnectedToSelf,
             begun: false,
             ended: false,
             ours: 0,
             theirs: 0,
             our_fin: false,
             their_fin: false,
+        };
+        if origin == Origin::Accepted {
+            stream.begin();
         }
+        stream
     }
 
     /// Writes one segment and counts it.
     fn write(&mut self, outgoing: bool, flags: u8, len: usize, payload: impl FnOnce(&mut Vec<u8>)) {
-        let (local, peer) = (self.inner.local_addr(), self.inner.peer_addr());
+        let (local, peer) = self.ends;
         let (from, to, seq, ack) = if outgoing {
             (local, peer, self.ours, self.theirs)
         } else {
@@ -76,7 +63,7 @@ impl CaptureStream {
         };
         let ack = if flags & ACK == 0 { 0 } else { ack };
         let header = Header { from, to, seq, ack, flags };
-        self.tap.sink.packet(self.tap.interface, self.tap.now(), outgoing, |out| {
+        self.shared.sink.packet(self.shared.interface, self.shared.time(), outgoing, |out| {
             packet::emit(out, &header, payload);
         });
         let counted = len as u32 + u32::from(flags & (SYN | FIN) != 0);
@@ -126,7 +113,7 @@ impl CaptureStream {
     fn end(&mut self) {
         self.ended = true;
         // An error stays with the sink.
-        let _ = self.tap.sink.flush();
+        let _ = self.shared.sink.flush();
     }
 
     fn note_error(&mut self, error: &io::Error) {
@@ -167,15 +154,15 @@ impl CaptureStream {
     }
 }
 
-impl Stream for CaptureStream {
-    fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
-        let sent = self.inner.send(bufs).inspect_err(|error| self.note_error(error))?;
+impl StreamHooks for CaptureStream {
+    fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+        let sent = inner.send(bufs).inspect_err(|error| self.note_error(error))?;
         self.bytes(true, bufs.iter().copied(), sent);
         Ok(sent)
     }
 
-    fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
-        let received = self.inner.recv(bufs).inspect_err(|error| self.note_error(error))?;
+    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        let received = inner.recv(bufs).inspect_err(|error| self.note_error(error))?;
         if self.to_itself {
             return Ok(received);
         }
@@ -188,12 +175,10 @@ impl Stream for CaptureStream {
         Ok(received)
     }
 
-    fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
-        self.inner.set_interest(interest)
-    }
-
-    fn connect_result(&mut self) -> io::Result<bool> {
-        match self.inner.connect_result() {
+    fn connect_result(&mut self, inner: &mut dyn Stream) -> io::Result<bool> {
+        let result = inner.connect_result();
+        self.ends.0 = inner.local_addr();
+        match result {
             Ok(true) => {
                 self.begin();
                 Ok(true)
@@ -208,48 +193,18 @@ impl Stream for CaptureStream {
         }
     }
 
-    fn shutdown(&mut self) -> io::Result<()> {
-        self.inner.shutdown()?;
+    fn shutdown(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+        inner.shutdown()?;
         self.fin(true);
         Ok(())
     }
 
-    fn abort(&mut self) {
-        self.inner.abort();
+    fn abort(&mut self, inner: &mut dyn Stream) {
+        inner.abort();
         self.reset(true);
     }
 
-    fn emss(&self) -> usize {
-        self.inner.emss()
-    }
-
-    fn local_addr(&self) -> SocketAddr {
-        self.inner.local_addr()
-    }
-
-    fn peer_addr(&self) -> SocketAddr {
-        self.inner.peer_addr()
-    }
-
-    fn info(&self) -> StreamInfo {
-        self.inner.info()
-    }
-
-    fn set_congestion(&mut self, name: &str) -> io::Result<()> {
-        self.inner.set_congestion(name)
-    }
-
-    fn detach(&mut self) -> io::Result<()> {
-        self.inner.detach()
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.fd()
-    }
-}
-
-impl Drop for CaptureStream {
-    fn drop(&mut self) {
+    fn before_drop(&mut self, _inner: &mut dyn Stream) {
         if self.begun {
             self.fin(true);
         }

@@ -4,6 +4,7 @@ use mem::{IoVec, IoVecMut};
 
 use super::*;
 use crate::{
+    ListenOptions, StreamOptions,
     sim::{Link, Network},
     tcp::TcpStack,
 };
@@ -80,14 +81,14 @@ fn brief(file: &Shared, interface: u32) -> Vec<(bool, u8, u32, u32, usize)> {
     segments.iter().map(|(_, s)| (s.outgoing, s.flags, s.seq, s.ack, s.payload.len())).collect()
 }
 
-struct Pair<S> {
-    stack: CaptureStack<S>,
+struct Pair {
+    stack: CaptureStack,
     client: Box<dyn Stream>,
     server: Box<dyn Stream>,
 }
 
-fn pair<S: Stack>(inner: S, sink: &Arc<PcapSink>) -> Pair<S> {
-    let mut stack = CaptureStack::new(inner, sink.clone(), "both ends");
+fn pair(inner: impl Stack + 'static, sink: &Arc<PcapSink>) -> Pair {
+    let mut stack = CaptureStack::new(Box::new(inner), sink.clone(), "both ends");
     let mut listener = stack.listen((IP, 0).into(), &ListenOptions::default(), Token(1)).unwrap();
     let mut client = stack.connect(None, listener.local_addr(), &StreamOptions::default(), Token(2)).unwrap();
     while !client.connect_result().unwrap() {}
@@ -128,8 +129,8 @@ fn a_conversation_from_both_sides() {
     let file = Shared::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
     let network = Network::new(1);
-    let mut a = CaptureStack::new(network.stack(IP), sink.clone(), "a");
-    let mut b = CaptureStack::new(network.stack(IP), sink.clone(), "b");
+    let mut a = CaptureStack::new(Box::new(network.stack(IP)), sink.clone(), "a");
+    let mut b = CaptureStack::new(Box::new(network.stack(IP)), sink.clone(), "b");
     let mut listener = b.listen((IP, 4791).into(), &ListenOptions::default(), Token(1)).unwrap();
     let mut client = a.connect(None, (IP, 4791).into(), &StreamOptions::default(), Token(2)).unwrap();
     assert!(client.connect_result().unwrap());
@@ -252,7 +253,7 @@ fn tshark_reads_it() {
     let path = std::env::temp_dir().join(format!("llp-capture-{}.pcapng", std::process::id()));
     let sink = PcapSink::create(&path).unwrap();
     // The server's end alone: no packet is there twice.
-    let mut server_side = CaptureStack::new(TcpStack::new().unwrap(), sink.clone(), "server");
+    let mut server_side = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink.clone(), "server");
     let mut client_side = TcpStack::new().unwrap();
     let mut listener = server_side.listen((IP, 0).into(), &ListenOptions::default(), Token(1)).unwrap();
     let mut client =
@@ -306,7 +307,7 @@ fn tshark_reads_it() {
 fn a_stream_to_itself_is_written_once() {
     let file = Shared::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
-    let mut stack = CaptureStack::new(TcpStack::new().unwrap(), sink, "tcp");
+    let mut stack = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "tcp");
     let mut stream = stack.connect_self((IP, 0).into(), &StreamOptions::default(), Token(1)).unwrap();
     while !stream.connect_result().unwrap() {}
     stream.send(&[IoVec::from(&b"to me"[..])]).unwrap();
@@ -326,7 +327,7 @@ fn a_stream_to_itself_is_written_once() {
 fn what_was_written_reaches_the_file_by_the_deadline() {
     let file = Shared::default();
     let sink = PcapSink::new(Box::new(file.clone())).unwrap();
-    let mut stack = CaptureStack::new(TcpStack::new().unwrap(), sink, "tcp");
+    let mut stack = CaptureStack::new(Box::new(TcpStack::new().unwrap()), sink, "tcp");
     assert_eq!(stack.deadline(), None, "nothing is due in an empty file");
     let mut stream = stack.connect_self((IP, 0).into(), &StreamOptions::default(), Token(1)).unwrap();
     while !stream.connect_result().unwrap() {}
@@ -362,5 +363,5 @@ fn a_stream_that_moves_to_another_shard_goes_on_in_the_same_interface() {
     let sent: Vec<_> = sent.filter(|(_, s)| !s.payload.is_empty()).map(|(_, s)| (s.seq, s.payload)).collect();
     assert_eq!(sent, [(1, b"before".to_vec()), (7, b"behind".to_vec())]);
     assert_eq!(read(&file.0.lock(), 1), [], "the shard has no interface of its own");
-    assert!(CaptureStack::new(Network::new(1).stack(IP), sink, "sim").shard().unwrap().is_none());
+    assert!(CaptureStack::new(Box::new(Network::new(1).stack(IP)), sink, "sim").shard().unwrap().is_none());
 }

@@ -265,6 +265,21 @@ impl Session {
 
     // ---- bytes -----------------------------------------------------------------------------------------------
 
+    /// Polls tell `expected` (readable, writable) of a stream with `interest`, each again.
+    pub(super) fn tells(
+        &mut self,
+        (which, token): (usize, Token),
+        interest: Interest,
+        expected: Option<(bool, bool)>,
+    ) -> Verdict {
+        for _ in 0..2 {
+            self.poll()?;
+            let told = self.event(which, token).map(|event| (event.readable, event.writable));
+            ensure!(told == expected, "{interest:?} is told (readable, writable) = {told:?}");
+        }
+        Ok(())
+    }
+
     /// Sends from the front of `bufs`; sleeps for a writable event where there is no room, and then there must be.
     pub(super) fn send_some(
         &mut self,

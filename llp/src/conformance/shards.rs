@@ -180,11 +180,7 @@ fn move_keeps_interest(s: &mut Session) -> Verdict {
         detach(&mut *server)?;
         here = if here == SERVER { shard } else { SERVER };
         adopt(s, here, &mut server, MOVED)?;
-        for _ in 0..2 {
-            s.poll()?;
-            let told = s.event(here, MOVED).map(|event| (event.readable, event.writable));
-            ensure!(told == expected, "{interest:?} is told (readable, writable) = {told:?}");
-        }
+        s.tells((here, MOVED), interest, expected)?;
     }
     Ok(())
 }

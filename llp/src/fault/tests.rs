@@ -1,7 +1,7 @@
 use std::{io::ErrorKind, net::Ipv4Addr};
 
 use super::*;
-use crate::{sim::Network, tcp::TcpStack};
+use crate::{ListenOptions, Listener, StreamOptions, sim::Network, tcp::TcpStack};
 
 const IP: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const LISTENER: Token = Token(1);
@@ -9,7 +9,7 @@ const CLIENT: Token = Token(2);
 const SERVER: Token = Token(3);
 
 struct Pair {
-    stack: FaultStack<Box<dyn Stack>>,
+    stack: FaultStack,
     client: Box<dyn Stream>,
     server: Box<dyn Stream>,
     _listener: Box<dyn Listener>,
@@ -17,9 +17,9 @@ struct Pair {
 
 /// The connecting end has the faults.
 fn pair_on(inner: Box<dyn Stack>, faults: Faults) -> Pair {
-    let plan = move |role, number| {
-        assert_eq!(number, u64::from(role == Role::Accepted));
-        if role == Role::Connected { faults.clone() } else { Faults::default() }
+    let plan = move |origin, number| {
+        assert_eq!(number, u64::from(origin == Origin::Accepted));
+        if origin == Origin::Connected { faults.clone() } else { Faults::default() }
     };
     let mut stack = FaultStack::with(inner, 5, plan);
     let mut listener = stack.listen((IP, 0).into(), &ListenOptions::default(), LISTENER).unwrap();

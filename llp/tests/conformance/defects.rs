@@ -3,12 +3,13 @@
 use llp::conformance::{self, Outcome, Peers};
 use llp::sim::Network;
 use llp::tcp::TcpStack;
-use llp::{Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo, StreamOptions, Token};
+use llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream};
+use llp::{Event, Interest, Stack, Stream, Token};
 use mem::{IoVec, IoVecMut};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io::{self, ErrorKind};
-use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -108,12 +109,7 @@ fn defects_are_found() {
     for (defect, expected) in OF_ANY_STACK {
         failing(*defect, expected, || {
             let network = Network::new(1);
-            let stack = || Defective {
-                inner: Box::new(network.stack(ip)),
-                defect: *defect,
-                told: Vec::new(),
-                listening: None,
-            };
+            let stack = || Defective::with(*defect, network.stack(ip));
             let peers = Peers::new((stack(), ip), (stack(), ip));
             peers.with_clock(move |_| _ = network.step())
         });
@@ -124,57 +120,40 @@ fn defects_are_found() {
 fn defects_of_descriptors_and_shards_are_found() {
     let ip = Ipv4Addr::LOCALHOST;
     for (defect, expected) in OF_DESCRIPTORS_AND_SHARDS {
-        let stack = || Defective {
-            inner: Box::new(TcpStack::new().unwrap()),
-            defect: *defect,
-            told: Vec::new(),
-            listening: None,
-        };
+        let stack = || Defective::with(*defect, TcpStack::new().unwrap());
         failing(*defect, expected, || {
             Peers::new((stack(), ip), (stack(), ip)).with_patience(Duration::from_millis(200))
         });
     }
 }
 
+#[derive(Clone)]
 struct Defective {
-    inner: Box<dyn Stack>,
     defect: Defect,
     told: Vec<Event>,
     listening: Option<Token>,
 }
 
 impl Defective {
-    fn wrap(&self, inner: Box<dyn Stream>, token: Token) -> Box<dyn Stream> {
-        Box::new(DefectiveStream { inner, defect: self.defect, token, has_failed: false })
+    fn with(defect: Defect, inner: impl Stack + 'static) -> WrappedStack<Self> {
+        WrappedStack { inner: Box::new(inner), hooks: Self { defect, told: Vec::new(), listening: None } }
     }
 }
 
-impl Stack for Defective {
-    fn listen(
-        &mut self,
-        local: SocketAddr,
-        options: &ListenOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
+impl StackHooks for Defective {
+    type Stream = DefectiveStream;
+
+    fn stream(&self, _inner: &dyn Stream, _origin: Origin, token: Token) -> DefectiveStream {
+        DefectiveStream { defect: self.defect, token, has_failed: false }
+    }
+
+    fn before_listen(&mut self, token: Token) {
         self.listening = Some(token);
-        let inner = self.inner.listen(local, options, token)?;
-        Ok(Box::new(DefectiveListener { inner, defect: self.defect }))
     }
 
-    fn connect(
-        &mut self,
-        local: Option<SocketAddr>,
-        peer: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let inner = self.inner.connect(local, peer, options, token)?;
-        Ok(self.wrap(inner, token))
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
         let mut found = Vec::new();
-        self.inner.poll(&mut found)?;
+        inner.poll(&mut found)?;
         match self.defect {
             EdgeTriggered => {
                 let before = std::mem::replace(&mut self.told, found.clone());
@@ -196,66 +175,38 @@ impl Stack for Defective {
         Ok(())
     }
 
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
+    fn wait_fd(&self, inner: &dyn Stack) -> Option<Arc<OwnedFd>> {
         let count = match self.defect {
             NoWakeUp => 0,
             AlwaysAwake => 1,
-            _ => return self.inner.wait_fd(),
+            _ => return inner.wait_fd(),
         };
         Some(Arc::new(eventfd(count, EventfdFlags::CLOEXEC).expect("a descriptor")))
     }
 
-    fn deadline(&self) -> Option<Instant> {
-        if self.defect == AlwaysDue { Some(self.now()) } else { self.inner.deadline() }
+    fn deadline(&self, inner: &dyn Stack) -> Option<Instant> {
+        if self.defect == AlwaysDue { Some(inner.now()) } else { inner.deadline() }
     }
 
-    fn now(&self) -> Instant {
-        self.inner.now()
-    }
-
-    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
-        let Some(inner) = self.inner.shard()? else { return Ok(None) };
-        Ok(Some(Box::new(Self { inner, defect: self.defect, told: Vec::new(), listening: None })))
-    }
-
-    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
-        let Some(stream) = stream.downcast_mut::<DefectiveStream>() else {
-            return if self.defect == AdoptsAnything { Ok(()) } else { Err(ErrorKind::InvalidInput.into()) };
+    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+        let stream = match WrappedStream::<DefectiveStream>::of(&mut **stream) {
+            Err(_) if self.defect == AdoptsAnything => return Ok(()),
+            stream => stream?,
         };
-        let token = if self.defect == KeepsItsToken { stream.token } else { token };
-        if self.defect == LosesItsInterest {
-            self.inner.adopt(&mut stream.inner, token)?;
-            return stream.inner.set_interest(Interest::NONE);
-        }
-        self.inner.adopt(&mut stream.inner, token)
-    }
-}
-
-struct DefectiveListener {
-    inner: Box<dyn Listener>,
-    defect: Defect,
-}
-
-impl Listener for DefectiveListener {
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
-        let inner = self.inner.accept(token)?;
-        Ok(Box::new(DefectiveStream { inner, defect: self.defect, token, has_failed: false }))
-    }
-
-    fn local_addr(&self) -> SocketAddr {
-        self.inner.local_addr()
+        let token = if self.defect == KeepsItsToken { stream.hooks.token } else { token };
+        inner.adopt(&mut stream.inner, token)?;
+        if self.defect == LosesItsInterest { stream.inner.set_interest(Interest::NONE) } else { Ok(()) }
     }
 }
 
 struct DefectiveStream {
-    inner: Box<dyn Stream>,
     defect: Defect,
     token: Token,
     has_failed: bool,
 }
 
-impl Stream for DefectiveStream {
-    fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+impl StreamHooks for DefectiveStream {
+    fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
         let total = IoVec::total(bufs);
         match self.defect {
             NoBytesAreSent if total == 0 => Ok(0),
@@ -263,79 +214,53 @@ impl Stream for DefectiveStream {
                 let mut bytes = vec![0; bufs[0].len()];
                 bufs[0].copy_to(&mut bytes);
                 let kept = bytes.len().max(2) - 1;
-                Ok(self.inner.send(&[IoVec::from(&bytes[..kept])])? + usize::from(kept < bytes.len()))
+                Ok(inner.send(&[IoVec::from(&bytes[..kept])])? + usize::from(kept < bytes.len()))
             }
-            _ => self.inner.send(bufs),
+            _ => inner.send(bufs),
         }
     }
 
-    fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
         if self.defect == FirstBufferOnly && bufs.len() > 1 {
             let mut bytes = vec![0; IoVecMut::total(bufs)];
-            let count = self.inner.recv(&mut [IoVecMut::from(&mut bytes[..])])?;
+            let count = inner.recv(&mut [IoVecMut::from(&mut bytes[..])])?;
             let first = count.min(bufs[1].len());
             bufs[1].copy_from(&bytes[..first]);
             return Ok(count);
         }
-        match (self.defect, self.inner.recv(bufs)) {
+        match (self.defect, inner.recv(bufs)) {
             (NothingIsFin, Err(error)) if error.kind() == ErrorKind::WouldBlock => Ok(0),
             (NoFin, Ok(0)) => Err(ErrorKind::WouldBlock.into()),
             (_, result) => result,
         }
     }
 
-    fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
-        self.inner.set_interest(interest)
-    }
-
-    fn connect_result(&mut self) -> io::Result<bool> {
-        match self.inner.connect_result() {
+    fn connect_result(&mut self, inner: &mut dyn Stream) -> io::Result<bool> {
+        match inner.connect_result() {
             Err(_) if self.defect == ErrorOnce && std::mem::replace(&mut self.has_failed, true) => Ok(false),
             result => result,
         }
     }
 
-    fn shutdown(&mut self) -> io::Result<()> {
-        if self.defect == NoShutdown { Ok(()) } else { self.inner.shutdown() }
+    fn shutdown(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+        if self.defect == NoShutdown { Ok(()) } else { inner.shutdown() }
     }
 
-    fn abort(&mut self) {
+    fn abort(&mut self, inner: &mut dyn Stream) {
         if self.defect == AbortIsFin {
-            let _ = self.inner.shutdown();
+            let _ = inner.shutdown();
         } else {
-            self.inner.abort();
+            inner.abort();
         }
     }
 
-    fn emss(&self) -> usize {
-        self.inner.emss()
+    fn detach(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+        if self.defect == StaysAttached { Ok(()) } else { inner.detach() }
     }
 
-    fn local_addr(&self) -> SocketAddr {
-        self.inner.local_addr()
-    }
-
-    fn peer_addr(&self) -> SocketAddr {
-        self.inner.peer_addr()
-    }
-
-    fn info(&self) -> StreamInfo {
-        self.inner.info()
-    }
-
-    fn detach(&mut self) -> io::Result<()> {
-        if self.defect == StaysAttached { Ok(()) } else { self.inner.detach() }
-    }
-
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.fd()
-    }
-}
-
-impl Drop for DefectiveStream {
-    fn drop(&mut self) {
+    fn before_drop(&mut self, inner: &mut dyn Stream) {
         if self.defect == DropIsReset {
-            self.inner.abort();
+            inner.abort();
         }
     }
 }

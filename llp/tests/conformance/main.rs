@@ -3,6 +3,7 @@
 mod defects;
 
 use interop::stock::Network as Namespaces;
+use llp::Clock;
 use llp::capture::{CaptureStack, PcapSink};
 use llp::conformance::{self, Peers, Report};
 use llp::fault::{FaultStack, Faults, Split};
@@ -12,7 +13,6 @@ use llp::smol::pipe::{PipeLink, pipe};
 use llp::smol::{SmolConfig, SmolStack};
 use llp::tcp::TcpStack;
 use llp::wan::{Direction, Profile};
-use llp::{Clock, Stack};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::time::Duration;
@@ -76,7 +76,7 @@ fn kernel_tcp_over_ipv6() {
 #[test]
 fn kernel_tcp_captured() {
     let stack = || -> io::Result<_> {
-        Ok(CaptureStack::new(TcpStack::new()?, PcapSink::new(Box::new(io::sink()))?, "one"))
+        Ok(CaptureStack::new(Box::new(TcpStack::new()?), PcapSink::new(Box::new(io::sink()))?, "one"))
     };
     let ip = Ipv4Addr::LOCALHOST;
     conforms(|| Ok(Peers::new((stack()?, ip), (stack()?, ip))), &[LOOKS, NO_SHARDS]);
@@ -86,9 +86,7 @@ fn kernel_tcp_captured() {
 fn kernel_tcp_in_small_pieces() {
     let faults =
         Faults { send_split: Split::Random(900), recv_split: Split::Random(900), ..Faults::default() };
-    let stack = || -> io::Result<Box<dyn Stack>> {
-        Ok(Box::new(FaultStack::new(TcpStack::new()?, 1, faults.clone())))
-    };
+    let stack = || -> io::Result<_> { Ok(FaultStack::new(Box::new(TcpStack::new()?), 1, faults.clone())) };
     let ip = Ipv4Addr::LOCALHOST;
     conforms(|| Ok(Peers::new((stack()?, ip), (stack()?, ip))), &[LOOKS, NO_SHARDS]);
 }

@@ -194,7 +194,7 @@ impl<M> Sender<M> {
             && shared.reads.outstanding.is_empty()
     }
 
-    /// Whether everything that was posted is sent and answered.
+    /// Whether everything that was posted is sent and answered. A host that has let go has nothing to send.
     pub(crate) fn is_finished<H: Host<Memory = M>>(&self, shared: &Shared, host: &mut H) -> bool {
         let finished = self.has_nothing_due(shared)
             && self.watermarks.is_empty()

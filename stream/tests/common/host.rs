@@ -1,4 +1,4 @@
-//! A host in a few vectors, which checks what the stream may ask of it.
+//! A host in a few vectors, which checks what the stream may ask of it. Tests and the fuzz target `stream` use it.
 
 use ddp::STag;
 use mpa::{Crc32c, Verified};
@@ -16,7 +16,7 @@ pub(crate) const MEMORY: STag = STag(0x4D00);
 #[derive(Debug)]
 pub(crate) struct Posted {
     pub(crate) request: Request,
-    /// Its payload, or the bytes of its answer.
+    /// Its payload, or the bytes of its answer; the guard follows.
     pub(crate) bytes: Vec<u8>,
     pub(crate) msn: Option<u32>,
     pub(crate) completions: u32,
@@ -25,7 +25,10 @@ pub(crate) struct Posted {
 /// Memory, queues and completions of one end.
 #[derive(Debug)]
 pub(crate) struct TestHost {
+    /// What the peer reaches; the guard follows.
     pub(crate) memory: Vec<u8>,
+    /// Bytes behind all memory, which nobody may send or change.
+    guard: &'static [u8],
     pub(crate) requests: Vec<Posted>,
     /// The number of the first request, and how many were built.
     pub(crate) first_id: u32,
@@ -40,6 +43,9 @@ pub(crate) struct TestHost {
     pub(crate) invalidated: Vec<STag>,
     /// STags that the peer may invalidate.
     pub(crate) may_invalidate: Vec<STag>,
+    /// The stream has ended, or was detached: nothing may be asked of the queues.
+    pub(crate) over: bool,
+    pub(crate) detached: bool,
     /// Memory is in elements of so many bytes.
     pub(crate) element: usize,
     /// Payloads may be sent from where they lie.
@@ -52,13 +58,16 @@ pub(crate) struct TestHost {
     pub(crate) cq_full: bool,
     /// Bytes that the peer may not touch.
     pub(crate) forbidden: Range<usize>,
-    /// The queues are gone: the stream asks for nothing of them.
-    pub(crate) detached: bool,
 }
 
 pub(crate) struct Source<'a> {
     bytes: &'a [u8],
     stable: bool,
+    guard: &'static [u8],
+}
+
+fn guarded(bytes: &[u8], guard: &[u8]) -> Vec<u8> {
+    [bytes, guard].concat()
 }
 
 impl Payload for Source<'_> {
@@ -82,14 +91,20 @@ impl Payload for Source<'_> {
 
     fn to_memory(&self) -> Vec<u8> {
         assert!(self.stable, "memory that may change is copied");
-        self.bytes.to_vec()
+        guarded(self.bytes, self.guard)
     }
 }
 
 impl TestHost {
     pub(crate) fn new() -> Self {
+        Self::with_memory(1 << 18, &[])
+    }
+
+    /// With `len` bytes that the peer may use, and `guard` behind all memory.
+    pub(crate) fn with_memory(len: usize, guard: &'static [u8]) -> Self {
         Self {
-            memory: vec![0; 1 << 18],
+            memory: guarded(&vec![0; len], guard),
+            guard,
             requests: Vec::new(),
             first_id: 0,
             built: 0,
@@ -100,6 +115,7 @@ impl TestHost {
             failed_receives: Vec::new(),
             invalidated: Vec::new(),
             may_invalidate: Vec::new(),
+            over: false,
             element: usize::MAX,
             stable: true,
             gone: false,
@@ -119,7 +135,12 @@ impl TestHost {
         let mut request =
             Request { id, op, len: payload.len() as u32, fence: false, solicited: false, inline: false };
         change(&mut request);
-        self.requests.push(Posted { request, bytes: payload.to_vec(), msn: None, completions: 0 });
+        self.requests.push(Posted {
+            request,
+            bytes: guarded(payload, self.guard),
+            msn: None,
+            completions: 0,
+        });
         id
     }
 
@@ -127,7 +148,12 @@ impl TestHost {
         &mut self.requests[id.wrapping_sub(self.first_id) as usize]
     }
 
+    fn asked(&self) {
+        assert!(!self.over && !self.detached, "asked behind the end");
+    }
+
     fn complete(&mut self, id: u32) -> Result<(), LocalError> {
+        self.asked();
         if self.cq_full {
             return Err(LocalError::CqOverflow);
         }
@@ -149,12 +175,17 @@ impl TestHost {
         assert!(open.is_empty(), "{} requests, the first {:?}", open.len(), open[0].request);
     }
 
+    pub(crate) fn assert_guards(&self) {
+        let mut memory = self.requests.iter().map(|posted| &posted.bytes).chain([&self.memory]);
+        assert!(memory.all(|bytes| bytes.ends_with(self.guard)), "bytes behind memory were written");
+    }
+
     pub(crate) fn range(&self, stag: STag, to: u64, len: usize) -> Result<Range<usize>, AccessError> {
-        if stag != MEMORY {
+        if stag != MEMORY || self.detached {
             return Err(AccessError::InvalidStag);
         }
         let end = to.checked_add(len as u64).ok_or(AccessError::ToWrap)?;
-        if end > self.memory.len() as u64 {
+        if end > (self.memory.len() - self.guard.len()) as u64 {
             return Err(AccessError::BaseOrBounds);
         }
         let range = to as usize..end as usize;
@@ -171,6 +202,7 @@ impl TestHost {
     }
 
     fn check_local(&self) -> Result<(), LocalError> {
+        self.asked();
         if self.no_local_memory { Err(LocalError::Protection) } else { Ok(()) }
     }
 }
@@ -180,6 +212,7 @@ impl Host for TestHost {
     type Payload<'a> = Source<'a>;
 
     fn write(&mut self, stag: STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError> {
+        self.asked();
         assert!(!payload.is_empty(), "an empty Write names no memory");
         let range = self.range(stag, to, payload.len())?;
         self.memory[range].copy_from_slice(&payload);
@@ -187,13 +220,15 @@ impl Host for TestHost {
     }
 
     fn read_source(&mut self, stag: STag, to: u64, len: u32) -> Result<Source<'_>, AccessError> {
+        assert!(!self.over, "asked behind the end");
         assert!(len > 0, "an empty Read names no memory");
         let range = self.range(stag, to, len as usize)?;
         let range = self.in_element(range.start, range.len());
-        Ok(Source { bytes: &self.memory[range], stable: false })
+        Ok(Source { bytes: &self.memory[range], stable: false, guard: self.guard })
     }
 
     fn atomic(&mut self, request: &AtomicRequest) -> Result<u64, AtomicError> {
+        assert!(!self.over, "asked behind the end");
         let range = self.range(request.stag, request.to, 8)?;
         if !request.to.is_multiple_of(8) {
             return Err(AtomicError::Unaligned);
@@ -205,6 +240,7 @@ impl Host for TestHost {
     }
 
     fn invalidate(&mut self, stag: STag) -> Result<(), AccessError> {
+        self.asked();
         let place =
             self.may_invalidate.iter().position(|may| *may == stag).ok_or(AccessError::AccessRights)?;
         self.may_invalidate.remove(place);
@@ -213,7 +249,7 @@ impl Host for TestHost {
     }
 
     fn begin_receive(&mut self) -> Option<u32> {
-        assert!(!self.detached, "the queue of receives is gone");
+        self.asked();
         assert!(self.receiving.is_none(), "one receive at a time");
         let len = self.receives.pop_front()?;
         self.receiving = Some((len, Vec::new()));
@@ -230,21 +266,23 @@ impl Host for TestHost {
     }
 
     fn receive(&mut self, message: Received) -> Result<(), LocalError> {
+        self.asked();
+        let (_, bytes) = self.receiving.take().expect("a receive was begun");
         if self.cq_full {
             return Err(LocalError::CqOverflow);
         }
-        let (_, bytes) = self.receiving.take().expect("a receive was begun");
         self.received.push((message, bytes));
         Ok(())
     }
 
     fn fail_receive(&mut self, error: ReceiveError) {
+        self.asked();
         assert!(self.receiving.take().is_some(), "a receive was begun");
         self.failed_receives.push(error);
     }
 
     fn next_request(&mut self) -> Option<Request> {
-        assert!(!self.detached, "the queue of requests is gone");
+        self.asked();
         self.requests.get(self.built).map(|posted| posted.request)
     }
 
@@ -253,6 +291,7 @@ impl Host for TestHost {
     }
 
     fn built(&mut self, id: u32, msn: u32) {
+        self.asked();
         assert_eq!(id, self.first_id.wrapping_add(self.built as u32), "built in order");
         self.get(id).msn = Some(msn);
         self.built += 1;
@@ -262,8 +301,11 @@ impl Host for TestHost {
         assert!(len > 0, "no memory is looked up for nothing");
         self.check_local()?;
         let range = self.in_element(offset as usize, len as usize);
-        let stable = self.stable;
-        Ok(Source { bytes: &self.get(id).bytes[range], stable })
+        let (stable, guard) = (self.stable, self.guard);
+        let posted = self.get(id);
+        let end = offset.checked_add(len);
+        assert!(end.is_some_and(|end| end <= posted.request.len), "beyond the payload");
+        Ok(Source { bytes: &posted.bytes[range], stable, guard })
     }
 
     fn execute_local(&mut self, id: u32) -> Result<(), LocalError> {
@@ -273,7 +315,8 @@ impl Host for TestHost {
 
     fn place_answer(&mut self, id: u32, offset: u32, payload: Answer<'_>) -> Result<(), LocalError> {
         self.check_local()?;
-        let bytes = &mut self.get(id).bytes[offset as usize..];
+        let posted = self.get(id);
+        let bytes = &mut posted.bytes[offset as usize..posted.request.len as usize];
         match payload {
             Answer::Read(part) => bytes[..part.len()].copy_from_slice(&part),
             Answer::Atomic(before) => bytes.copy_from_slice(&before.to_ne_bytes()),

@@ -130,7 +130,10 @@ impl End {
                     assert!(matches!(before, None | Some(PeerKind::Foreign)), "decided twice");
                 }
                 Event::Drained => self.drained += 1,
-                Event::Ended(ended) => self.ended = Some(*ended),
+                Event::Ended(ended) => {
+                    self.host.over = true;
+                    self.ended = Some(*ended);
+                }
             }
         }
     }
@@ -281,6 +284,12 @@ impl Pair {
     /// End `n` gets the next `count` bytes of the wire.
     pub(crate) fn receive(&mut self, n: usize, count: usize) {
         self.ends[n].receive(count, self.now);
+    }
+
+    /// The host of end `n` lets go of its stream.
+    pub(crate) fn detach(&mut self, n: usize) {
+        self.call(n, Stream::detach);
+        self.ends[n].host.detached = true;
     }
 
     /// Posts `count` receives of `len` bytes at end `n`.

@@ -13,6 +13,9 @@ mod park;
 #[allow(unexpected_cfgs, reason = "features of uiw-verbs, which the models do not have")]
 mod progress;
 
+#[path = "../../src/driver/watch.rs"]
+mod watch;
+
 #[path = "os.rs"]
 mod os;
 #[path = "shard.rs"]

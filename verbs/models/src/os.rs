@@ -38,6 +38,18 @@ impl Fd {
     }
 }
 
+impl Fd {
+    fn is_readable(&self) -> bool {
+        self.0.lock().count > 0
+    }
+
+    /// Wakes the threads that sleep on it, to look again.
+    fn stir(&self) {
+        let sleepers = std::mem::take(&mut self.0.lock().sleepers);
+        sleepers.iter().for_each(|sleeper| sleeper.wake());
+    }
+}
+
 /// Sleeps until one of `fds` is readable, or a time passes.
 fn sleep(fds: [Option<&Fd>; 2], timeout: Option<Duration>) -> [bool; 2] {
     // A deadline that has passed is one that passes next.
@@ -96,6 +108,11 @@ impl WakeFd {
         self.0.take();
     }
 
+    /// Reads it. How much was in it.
+    pub(super) fn read(&self) -> usize {
+        self.0.take()
+    }
+
     pub(super) fn sleep(&self, stack: Option<&StackFd>, timeout: Option<Duration>) -> bool {
         let [own, other] = sleep([Some(&self.0), stack.map(|stack| &stack.0)], timeout);
         if own {
@@ -114,9 +131,64 @@ impl EpollSet {
         Ok(Self([wake.0.clone(), stack.0.clone()]))
     }
 
+    #[expect(clippy::unused_self, reason = "the interface of the kernel's")]
+    pub(super) fn is(&self, _: &Arc<StackFd>) -> bool {
+        true
+    }
+
     pub(super) fn sleep(&self, timeout: Option<Duration>) -> bool {
         sleep([Some(&self.0[0]), Some(&self.0[1])], timeout)[1]
     }
+}
+
+/// The epoll set of a channel.
+pub(crate) struct ChannelSet {
+    tokens: Fd,
+    watched: Mutex<Option<Fd>>,
+}
+
+impl ChannelSet {
+    pub(super) fn new(tokens: &WakeFd) -> Self {
+        Self { tokens: tokens.0.clone(), watched: Mutex::default() }
+    }
+
+    #[expect(clippy::unnecessary_wraps, clippy::unused_self, reason = "the interface of the kernel's")]
+    pub(super) fn add(&self, _: &StackFd) -> Result<()> {
+        Ok(())
+    }
+
+    pub(super) fn wait_for(&self, stack: &StackFd, on: bool) {
+        *self.watched.lock() = on.then(|| stack.0.clone());
+        self.tokens.stir();
+    }
+
+    /// The application's poll(2).
+    pub(super) fn sleep(&self) {
+        loop {
+            let watched = self.watched.lock().clone();
+            let fds = [Some(&self.tokens), watched.as_ref()];
+            let sleeper = Arc::<Sleeper>::default();
+            let mut readable = false;
+            for fd in fds.into_iter().flatten() {
+                let mut state = fd.0.lock();
+                readable |= state.count > 0;
+                state.sleepers.push(Arc::clone(&sleeper));
+            }
+            // It was changed before this thread could be woken for that.
+            let changed = self.watched.lock().is_some() != watched.is_some();
+            if readable {
+                return;
+            }
+            if !changed {
+                time::sleep(&sleeper, false);
+            }
+        }
+    }
+}
+
+/// Whether the stack has something.
+pub(super) fn is_readable(stack: &StackFd) -> bool {
+    stack.0.is_readable()
 }
 
 pub(super) fn sleep_for(_: Duration) {

@@ -1,10 +1,11 @@
 //! A shard with a completion queue, as `driver/shard.rs`, `driver/core.rs` and `cq.rs` of `uiw-verbs` make them, without protocol.
 
 use super::handoff::{Handoff, Rest};
-use super::os::{Instant, StackFd, WakeFd};
+use super::os::{ChannelSet, Instant, StackFd, WakeFd};
 use super::progress::{self, Drive, State};
 use super::sync::{AtomicU32, Mutex, TryMutexGuard};
 use super::time::spawn;
+use super::watch::Watch;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,6 +37,7 @@ struct Core {
 pub struct Queue {
     inner: Mutex<Completions>,
     channel: Arc<WakeFd>,
+    set: Arc<ChannelSet>,
 }
 
 #[derive(Default)]
@@ -48,7 +50,8 @@ struct Completions {
 impl Queue {
     fn new() -> Self {
         let channel = Arc::new(WakeFd::new().expect("a model has descriptors"));
-        Self { inner: Mutex::default(), channel }
+        let set = Arc::new(ChannelSet::new(&channel));
+        Self { inner: Mutex::default(), channel, set }
     }
 
     fn push(&self, wakes: &mut Vec<Waker>, events: &mut Vec<Arc<WakeFd>>) {
@@ -84,6 +87,7 @@ pub struct Shard {
     state: Arc<State>,
     stack: Arc<StackFd>,
     queue: Arc<Queue>,
+    watch: Arc<Watch>,
 }
 
 impl Shard {
@@ -101,12 +105,15 @@ impl Shard {
             queue: Arc::clone(&queue),
             commands: 0,
         };
+        let state = State::new(Some(Arc::clone(&stack)), false).expect("a model has descriptors");
+        let watch = Arc::new(state.watch(&queue.set).expect("a model's descriptors can be watched"));
         Arc::new(Self {
             handoff: Handoff::new(core),
             rounds: AtomicU32::new(0),
-            state: Arc::new(State::new(Some(Arc::clone(&stack)), false).expect("a model has descriptors")),
+            state: Arc::new(state),
             stack,
             queue,
+            watch,
         })
     }
 
@@ -171,12 +178,19 @@ impl Shard {
     pub fn arm(self: &Arc<Self>) {
         self.queue.inner.lock().armed = true;
         self.try_flush();
-        self.state.end_poll_hint();
+        self.state.arm(Some(&self.watch));
     }
 
-    /// Sleeps in poll(2) until the queue's channel has an event.
-    pub fn wait_for_event(&self) {
-        self.queue.channel.sleep(None, None);
+    /// Sleeps in poll(2) until the queue's channel is readable, and takes the event. Panics if there is none then.
+    pub fn wait_for_event(self: &Arc<Self>) {
+        self.queue.set.sleep();
+        let taken = self.queue.channel.read() > 0 || {
+            let announced = progress::answer_armed(self, &self.watch);
+            self.queue.channel.read() > 0 || announced
+        };
+        assert!(taken, "a channel was readable without an event");
+        self.queue.inner.lock().armed = false;
+        self.state.disarm(&self.watch);
     }
 
     /// A blocking wait for so many completions. Others may take them.
@@ -270,7 +284,11 @@ impl Busy<'_> {
             core.complete();
             done += 1;
         }
-        done + self.flush()
+        done += self.flush();
+        if done > 0 {
+            shard.state.note_work();
+        }
+        done
     }
 
     fn flush(&mut self) -> usize {

@@ -111,14 +111,40 @@ fn armed_queue_raises_an_event() {
             let shard = Arc::clone(shard);
             spawn(move || shard.arrive())
         };
-        if shard.poll() == 0 {
-            shard.arm();
-            if is_switched_on(NO_POLL_AFTER_ARM) || shard.poll() == 0 {
-                shard.wait_for_event();
-                assert_eq!(shard.queue().pop(), 1);
-            }
-        }
+        take_by_events(shard, 1);
         peer.join();
+    });
+}
+
+/// Polls, arms, polls again and sleeps, until `count` completions were taken. An event may be of an empty queue.
+fn take_by_events(shard: &Arc<Shard>, count: usize) {
+    let mut taken = shard.poll();
+    while taken < count {
+        shard.arm();
+        if !is_switched_on(NO_POLL_AFTER_ARM) {
+            taken += shard.poll();
+        }
+        if taken < count {
+            shard.wait_for_event();
+            taken += shard.queue().pop();
+        }
+    }
+    assert_eq!(taken, count);
+}
+
+/// A channel that is readable for an arrival has an event, whatever other threads find meanwhile.
+#[test]
+fn readable_channel_has_an_event() {
+    with_background(|shard| {
+        let other = {
+            let shard = Arc::clone(shard);
+            spawn(move || {
+                shard.arrive();
+                shard.post(Post::Send);
+            })
+        };
+        take_by_events(shard, 2);
+        other.join();
     });
 }
 
@@ -156,6 +182,7 @@ fn defects_are_found() {
         (Mutant::NotifyOmitsWake, arrival),
         (Mutant::NotifiedBeforeAsleep, deadline),
         (Mutant::ReadBeforeClaim, deadline),
+        (Mutant::WorkIsNotNoted, "readable_channel_has_an_event"),
         (Mutant::ParkedStaysAsleep, "armed_queue_raises_an_event_after_a_wait"),
     ];
     for (mutant, model) in found {

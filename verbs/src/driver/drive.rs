@@ -1,9 +1,11 @@
 //! A shard as what [`progress`](super::progress) drives.
 
+use super::ChannelSet;
 use super::Shard;
 #[cfg(feature = "tokio")]
 use super::TaskLead;
 use super::progress::{self, Drive, State};
+use super::watch::Watch;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -60,10 +62,30 @@ impl Shard {
         self.progress.hint_poll();
     }
 
-    /// A completion queue was armed: see [`State::end_poll_hint`].
-    pub(crate) fn armed(self: &Arc<Self>) {
+    /// A completion queue was armed: see [`State::arm`].
+    pub(crate) fn arm(self: &Arc<Self>, watch: Option<&Arc<Watch>>) {
         self.try_flush();
-        self.progress.end_poll_hint();
+        self.progress.arm(watch);
+    }
+
+    /// A watch in the set of a channel, whose programs are expected to drive this shard: see [`Watch`].
+    pub(crate) fn watch(&self, set: &Arc<ChannelSet>) -> Option<Watch> {
+        self.progress.watch(set)
+    }
+
+    /// The program of `watch` has its event: see [`State::disarm`].
+    pub(crate) fn disarm(&self, watch: &Arc<Watch>) {
+        self.progress.disarm(watch);
+    }
+
+    /// See [`progress::answer_armed`].
+    pub(crate) fn answer_armed(self: &Arc<Self>, watch: &Arc<Watch>) -> bool {
+        progress::answer_armed(self, watch)
+    }
+
+    /// The program of `watch` woke up, and nothing has completed.
+    pub(crate) fn note_needless(&self) {
+        self.progress.note_needless();
     }
 
     /// Posts wait to be coalesced with more: see [`State::coalesce_timer`].

@@ -24,6 +24,11 @@ impl EpollWaiter {
         Ok(Self { set: EpollSet::new(stack, &wake_fd)?, wake_fd, written: AtomicBool::new(false) })
     }
 
+    /// Whether the descriptor of the stack is an epoll set.
+    pub(super) fn is_set_of(&self, stack: &Arc<StackFd>) -> bool {
+        self.set.is(stack)
+    }
+
     /// Sleeps until the stack has something, [`EpollWaiter::wake`] is called, a signal comes, or `timeout` has passed, rounded up
     /// to a millisecond. True when the stack has something.
     pub(super) fn sleep(&self, timeout: Option<Duration>) -> bool {

@@ -24,8 +24,10 @@ mod shared;
 mod sync;
 mod timers;
 mod trim;
+mod watch;
 
 pub(crate) use self::core::{Core, Slot};
+pub(crate) use os::ChannelSet;
 pub(crate) use pool::Pool;
 #[cfg(feature = "tokio")]
 pub(crate) use progress::TaskLead;
@@ -33,6 +35,7 @@ pub(crate) use services::{RX_STAGING, Services};
 pub(crate) use shard::Shard;
 pub(crate) use shared::Shared;
 pub(crate) use timers::Timers;
+pub(crate) use watch::Watch;
 
 use crate::error::{Error, Result};
 use crate::options::{DeviceOptions, Limits};
@@ -88,7 +91,7 @@ impl Driver {
                 None => break,
             }
         }
-        let wait_fds = stacks.iter().filter_map(Stack::wait_fd).collect();
+        let wait_fds = stacks.iter().filter_map(|stack| stack.wait_fd()).collect();
         let shared = Arc::new(Shared::new(limits, guard));
         let mut failed = None;
         let driver = Arc::new_cyclic(|this| {
@@ -137,14 +140,9 @@ impl Driver {
         self.each_shard(shards, |shard| shard.poll_progress(enough));
     }
 
-    /// The queue is armed.
-    pub(crate) fn armed(&self, shards: u64) {
-        self.each_shard(shards, Shard::armed);
-    }
-
     /// Calls `each` with the shards whose bits are set.
     #[inline(always)]
-    fn each_shard(&self, mut bits: u64, mut each: impl FnMut(&Arc<Shard>)) {
+    pub(crate) fn each_shard(&self, mut bits: u64, mut each: impl FnMut(&Arc<Shard>)) {
         while bits != 0 {
             if let Some(shard) = self.shards.get(bits.trailing_zeros() as usize) {
                 each(shard);

@@ -19,6 +19,8 @@ pub enum Mutant {
     NotifiedBeforeAsleep,
     /// A thread reads what it has to wait for before it becomes the active poller.
     ReadBeforeClaim,
+    /// A round beside an armed program is not noted.
+    WorkIsNotNoted,
     /// The holder of the core does not read `pending` after unlocking.
     UnlockOmitsRead,
 }

@@ -75,6 +75,11 @@ impl EpollSet {
         }
     }
 
+    /// Whether this is the stack's own set.
+    pub(super) fn is(&self, stack: &Arc<StackFd>) -> bool {
+        Arc::ptr_eq(&self.0, stack)
+    }
+
     /// Sleeps until the stack has something, the wake fd is readable, a signal comes, or `timeout` has passed, rounded up to a
     /// millisecond. True when the stack has something.
     pub(super) fn sleep(&self, timeout: Option<Duration>) -> bool {
@@ -85,6 +90,42 @@ impl EpollSet {
             Err(_) => false,
         }
     }
+}
+
+/// An epoll set that an application waits with in a poll(2) of its own: the descriptor of a completion channel.
+pub(crate) struct ChannelSet(OwnedFd);
+
+impl ChannelSet {
+    /// A set that is readable while `tokens` is.
+    pub(crate) fn new(tokens: BorrowedFd<'_>) -> Result<Self> {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&set, tokens, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
+        Ok(Self(set))
+    }
+
+    /// Adds the stack's descriptor, which is not waited for yet. It has to be an epoll set: of others errors are reported always.
+    pub(super) fn add(&self, stack: &StackFd) -> Result<()> {
+        Ok(epoll::add(&self.0, stack, epoll::EventData::new_u64(0), epoll::EventFlags::empty())?)
+    }
+
+    /// Whether the set is readable while the stack's descriptor is.
+    pub(super) fn wait_for(&self, stack: &StackFd, on: bool) {
+        let flags = if on { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
+        // It fails only for a descriptor that is not in the set.
+        let _ = epoll::modify(&self.0, stack, epoll::EventData::new_u64(0), flags);
+    }
+}
+
+impl AsFd for ChannelSet {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Whether the stack's descriptor is readable.
+pub(super) fn is_readable(stack: &StackFd) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(stack, PollFlags::IN)], Some(&at_once)) == Ok(1)
 }
 
 /// Sleeps for `time`, whatever happens.

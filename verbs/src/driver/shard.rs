@@ -229,7 +229,11 @@ impl<'a> Busy<'a> {
         let shard = self.shard;
         let round = shard.rounds.load(Ordering::Relaxed).wrapping_add(1);
         shard.rounds.store(round, Ordering::Relaxed);
-        self.core().pump(shard, enough)
+        let work = self.core().pump(shard, enough);
+        if work > 0 {
+            shard.progress.note_work();
+        }
+        work
     }
 
     /// A round that asks the stack first. Returns how much news it had.

@@ -2,16 +2,14 @@
 //! how many bytes.
 
 use llp::tcp::TcpStack;
-use llp::{Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo, StreamOptions, Token};
+use llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack};
+use llp::{Stream, Token};
 use mem::{IoVec, IoVecMut};
 use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
-use std::time::Instant;
 use verbs::cm::{self, CmChannel, CmEventKind};
 use verbs::{
     Access, ConnOptions, Cq, CqOptions, Device, DeviceOptions, Memory, Pd, Qp, QpCap, QpInit, RawMr, RecvWr,
@@ -32,115 +30,21 @@ impl Counts {
     }
 }
 
-/// Counts what passes through `inner`.
-struct Counting<T> {
-    inner: T,
-    counts: Counts,
-}
+impl StackHooks for Counts {
+    type Stream = Self;
 
-impl Stack for Counting<Box<dyn Stack>> {
-    fn listen(
-        &mut self,
-        local: SocketAddr,
-        options: &ListenOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
-        let inner = self.inner.listen(local, options, token)?;
-        Ok(Box::new(Counting { inner, counts: self.counts.clone() }))
-    }
-
-    fn connect(
-        &mut self,
-        local: Option<SocketAddr>,
-        peer: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        let inner = self.inner.connect(local, peer, options, token)?;
-        Ok(Box::new(Counting { inner, counts: self.counts.clone() }))
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        self.inner.poll(events)
-    }
-
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        self.inner.wait_fd()
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.inner.deadline()
-    }
-
-    fn now(&self) -> Instant {
-        self.inner.now()
-    }
-
-    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
-        let counted = |inner| Box::new(Counting { inner, counts: self.counts.clone() }) as Box<dyn Stack>;
-        Ok(self.inner.shard()?.map(counted))
-    }
-
-    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
-        let counting = stream.downcast_mut::<Counting<Box<dyn Stream>>>();
-        self.inner.adopt(&mut counting.ok_or(io::ErrorKind::InvalidInput)?.inner, token)
+    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) -> Self {
+        self.clone()
     }
 }
 
-impl Listener for Counting<Box<dyn Listener>> {
-    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
-        let inner = self.inner.accept(token)?;
-        Ok(Box::new(Counting { inner, counts: self.counts.clone() }))
+impl StreamHooks for Counts {
+    fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+        inner.send(bufs).inspect(|bytes| self.add(*bytes))
     }
 
-    fn local_addr(&self) -> SocketAddr {
-        self.inner.local_addr()
-    }
-}
-
-impl Stream for Counting<Box<dyn Stream>> {
-    fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
-        self.inner.send(bufs).inspect(|bytes| self.counts.add(*bytes))
-    }
-
-    fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
-        self.inner.recv(bufs).inspect(|bytes| self.counts.add(*bytes))
-    }
-
-    fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
-        self.inner.set_interest(interest)
-    }
-
-    fn connect_result(&mut self) -> io::Result<bool> {
-        self.inner.connect_result()
-    }
-
-    fn shutdown(&mut self) -> io::Result<()> {
-        self.inner.shutdown()
-    }
-
-    fn abort(&mut self) {
-        self.inner.abort();
-    }
-
-    fn detach(&mut self) -> io::Result<()> {
-        self.inner.detach()
-    }
-
-    fn emss(&self) -> usize {
-        self.inner.emss()
-    }
-
-    fn local_addr(&self) -> SocketAddr {
-        self.inner.local_addr()
-    }
-
-    fn peer_addr(&self) -> SocketAddr {
-        self.inner.peer_addr()
-    }
-
-    fn info(&self) -> StreamInfo {
-        self.inner.info()
+    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        inner.recv(bufs).inspect(|bytes| self.add(*bytes))
     }
 }
 
@@ -244,9 +148,9 @@ impl Pair {
 #[test]
 fn poll_of_an_idle_queue_moves_nothing_of_another_shard() {
     let counts = Counts::default();
-    let inner: Box<dyn Stack> = Box::new(TcpStack::new().unwrap());
+    let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: counts.clone() };
     let options = DeviceOptions { shards: Some(2), ..DeviceOptions::default() };
-    let device = Device::with_stack(Box::new(Counting { inner, counts: counts.clone() }), options).unwrap();
+    let device = Device::with_stack(Box::new(stack), options).unwrap();
     let (busy, idle) = (Pair::connect(&device), Pair::connect(&device));
     let (moved, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {

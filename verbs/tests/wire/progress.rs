@@ -103,6 +103,77 @@ fn no_wake_up_is_lost_edge_triggered() {
     event_driven_ping_pong(true, 10_000);
 }
 
+/// Whether the channel becomes readable within 20 s.
+fn is_readable(channel: &CompChannel) -> bool {
+    let mut polled = libc::pollfd { fd: channel.fd().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one descriptor, which can be written.
+    unsafe { libc::poll(&raw mut polled, 1, 20_000) == 1 }
+}
+
+/// Shortly after a wait in one of the engine's calls, arming is taken for the prelude of the next one.
+fn forget_own_waits() {
+    std::thread::sleep(Duration::from_millis(15));
+}
+
+/// Arrivals that complete nothing end the sleep of a program that has armed a queue; then it always gets an event.
+#[test]
+fn readable_channel_has_an_event() {
+    let target = notified();
+    let channel = target.channel;
+    let (writer, target) = pair_of(End::new(), target.end, &ConnOptions::default());
+    channel.fd().unwrap();
+    let remote = target.remote(128);
+    for round in 0..5 {
+        // Each needless wake-up makes for a longer pause.
+        forget_own_waits();
+        target.recv(round, 0, 64);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for i in 0..20 {
+                    writer.op(i, SendOp::Write { remote }, 0, 64);
+                    writer.sent_ok(i);
+                    std::thread::sleep(Duration::from_micros(300));
+                }
+                writer.send(0, 0, 8);
+                writer.sent_ok(0);
+            });
+            let mut out = Vec::new();
+            loop {
+                target.rcq.arm(Arm::Any);
+                if target.rcq.poll(&mut out, 1) > 0 {
+                    break;
+                }
+                assert!(is_readable(&channel), "no event within 20 s");
+                assert!(channel.try_pop().is_some(), "readable, and no event");
+            }
+            assert_eq!(out[0].wr_id, round);
+        });
+        while channel.try_pop().is_some() {}
+    }
+}
+
+/// A program that arms a queue and then computes instead of sleeping delays no peer for ever.
+#[test]
+fn armed_program_that_does_not_sleep_is_replaced() {
+    let target = notified();
+    let channel = target.channel;
+    let (reader, target) = pair_of(End::new(), target.end, &ConnOptions::default());
+    target.recv(1, 0, 64);
+    channel.fd().unwrap();
+    let remote = target.remote(128);
+    for _ in 0..3 {
+        forget_own_waits();
+        target.rcq.arm(Arm::Any);
+        // The target's program does nothing meanwhile.
+        for i in 0..20 {
+            reader.op(i, SendOp::Read { remote, invalidate: None }, 0, 64);
+            reader.sent_ok(i);
+        }
+        // It is told, if its descriptor was readable before.
+        while channel.try_pop().is_some() {}
+    }
+}
+
 #[test]
 fn several_pollers_share_a_queue() {
     let (a, b) = pair();

@@ -3,17 +3,16 @@
 use crate::common::{End, Make, loopback, pair_of, plain, responder_opt};
 use crate::peer::{PATIENCE, Peer, tagged};
 use llp::tcp::TcpStack;
-use llp::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use llp::wrap::{Origin, StackHooks, WrappedStack};
+use llp::{Event, Stack, Stream, Token};
 use rdmap::Opcode;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use verbs::{
     ConnOptions, ConnSettings, Connection, CqOptions, Device, DeviceOptions, Limits, Progress, QpState,
     WcStatus,
@@ -90,70 +89,43 @@ fn a_wait_drives_every_shard_where_no_other_thread_does() {
     device.block_on_for(PATIENCE, both).expect("both ends are established");
 }
 
-/// A stack whose `poll` can be held, as a long system call holds the thread that drives.
+/// Hooks whose `poll` can be held, as a long system call holds the thread that drives.
+#[derive(Clone)]
 struct Held {
-    inner: TcpStack,
     hold: Arc<AtomicBool>,
     held: mpsc::Sender<()>,
     _alive: Arc<()>,
 }
 
 impl Held {
-    fn new(alive: &Arc<()>) -> (Self, Arc<AtomicBool>, mpsc::Receiver<()>) {
+    fn stack(alive: &Arc<()>) -> (WrappedStack<Self>, Arc<AtomicBool>, mpsc::Receiver<()>) {
         let (held, holds) = mpsc::channel();
         let hold = Arc::new(AtomicBool::new(false));
-        let inner = TcpStack::new().unwrap();
-        (Self { inner, hold: Arc::clone(&hold), held, _alive: Arc::clone(alive) }, hold, holds)
+        let hooks = Self { hold: Arc::clone(&hold), held, _alive: Arc::clone(alive) };
+        (WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks }, hold, holds)
     }
 }
 
-impl Stack for Held {
-    fn listen(
-        &mut self,
-        local: SocketAddr,
-        options: &ListenOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Listener>> {
-        self.inner.listen(local, options, token)
-    }
+impl StackHooks for Held {
+    type Stream = ();
 
-    fn connect(
-        &mut self,
-        local: Option<SocketAddr>,
-        peer: SocketAddr,
-        options: &StreamOptions,
-        token: Token,
-    ) -> io::Result<Box<dyn Stream>> {
-        self.inner.connect(local, peer, options, token)
-    }
+    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) {}
 
-    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
         if self.hold.load(Ordering::SeqCst) {
             self.held.send(()).unwrap();
             while self.hold.load(Ordering::SeqCst) {
                 std::thread::yield_now();
             }
         }
-        self.inner.poll(events)
-    }
-
-    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
-        self.inner.wait_fd()
-    }
-
-    fn deadline(&self) -> Option<Instant> {
-        self.inner.deadline()
-    }
-
-    fn now(&self) -> Instant {
-        self.inner.now()
+        inner.poll(events)
     }
 }
 
 /// While a thread drives and does not come back, queue pairs without a connection are made, changed, asked and destroyed.
 #[test]
 fn an_unconnected_queue_pair_waits_for_nobody_who_drives() {
-    let (stack, hold, holds) = Held::new(&Arc::default());
+    let (stack, hold, holds) = Held::stack(&Arc::default());
     let options = DeviceOptions { progress: Progress::Manual, shards: Some(1), ..DeviceOptions::default() };
     let device = Device::with_stack(Box::new(stack), options).unwrap();
     std::thread::scope(|scope| {
@@ -201,7 +173,7 @@ fn calls_are_served_while_another_thread_drives_without_end() {
 fn a_dropped_device_has_released_its_stack() {
     for _ in 0..200 {
         let alive = Arc::new(());
-        let (stack, _, _) = Held::new(&alive);
+        let (stack, _, _) = Held::stack(&alive);
         let device = Device::with_stack(Box::new(stack), DeviceOptions::default()).unwrap();
         let end = End::on(&device);
         let listener = end.listen(&plain());

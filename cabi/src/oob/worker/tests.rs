@@ -42,6 +42,13 @@ impl Side {
         Self { device, worker, _listener: listener, port, number, cq, qp }
     }
 
+    /// Two sides, that of the smaller number first.
+    fn two() -> [Self; 2] {
+        let mut sides = [Self::new(), Self::new()];
+        sides.sort_by_key(|side| side.number);
+        sides
+    }
+
     fn end(&self) -> End {
         End { qp_num: self.number, gid: local() }
     }
@@ -128,8 +135,7 @@ fn established(port: u16) -> usize {
 #[test]
 fn of_two_simultaneous_connections_that_of_the_smaller_number_stays() {
     for _ in 0..20 {
-        let (a, b) = (Side::new(), Side::new());
-        let (smaller, larger) = if a.number < b.number { (&a, &b) } else { (&b, &a) };
+        let [smaller, larger] = &Side::two();
         larger.ready(smaller);
         {
             // Its thread accepts no connection before it has connected itself.
@@ -138,7 +144,7 @@ fn of_two_simultaneous_connections_that_of_the_smaller_number_stays() {
             until(|| smaller.connects());
             larger.with_pair(|pair| larger.worker.initiate(larger.number, pair)).unwrap();
         }
-        until(|| a.is_established() && b.is_established());
+        until(|| smaller.is_established() && larger.is_established());
         smaller.sends_to(larger);
         larger.sends_to(smaller);
         until(|| established(smaller.port) == 0);
@@ -149,13 +155,12 @@ fn of_two_simultaneous_connections_that_of_the_smaller_number_stays() {
 /// A peer that connects before the queue pair is ready for it waits, whichever end it is.
 #[test]
 fn an_early_connection_is_accepted_later() {
-    let (a, b) = (Side::new(), Side::new());
-    let (smaller, larger) = if a.number < b.number { (&a, &b) } else { (&b, &a) };
+    let [smaller, larger] = &Side::two();
     larger.ready(smaller);
     larger.hurry();
     until(|| !smaller.worker.pending.lock().0.is_empty());
     smaller.ready(larger);
-    until(|| a.is_established() && b.is_established());
+    until(|| smaller.is_established() && larger.is_established());
     larger.sends_to(smaller);
     assert_eq!(established(smaller.port), 1);
 }
@@ -163,8 +168,7 @@ fn an_early_connection_is_accepted_later() {
 /// No connection reaches the larger number's port: the larger number connects, and is accepted.
 #[test]
 fn the_larger_number_connects_where_the_smaller_one_cannot() {
-    let (a, b) = (Side::new(), Side::new());
-    let (smaller, larger) = if a.number < b.number { (&a, &b) } else { (&b, &a) };
+    let [smaller, larger] = &Side::two();
     smaller.ready(larger);
     smaller.with_pair(|pair| {
         // A port without a listener.
@@ -176,7 +180,7 @@ fn the_larger_number_connects_where_the_smaller_one_cannot() {
         }
     });
     larger.ready(smaller);
-    until(|| a.is_established() && b.is_established());
+    until(|| smaller.is_established() && larger.is_established());
     smaller.sends_to(larger);
     assert_eq!(established(smaller.port), 1);
 }

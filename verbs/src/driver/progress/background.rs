@@ -1,7 +1,7 @@
 //! The background thread: the owner while no application thread waits or polls, on standby otherwise.
 
-use super::super::os::{Instant, sleep_for};
-use super::ownership::{Seen, Turn};
+use super::super::os::{Instant, is_readable, sleep_for};
+use super::ownership::{Beside, Seen, Turn};
 use super::wait::keep_polling;
 use super::{COALESCE, Drive, State};
 use std::sync::Weak;
@@ -59,7 +59,10 @@ impl<D: Drive> Background<'_, D> {
         // Who polls but never finds the queue empty makes no rounds.
         let hinted = state.poll_hint.swap(false, Ordering::SeqCst) && self.standby.driven;
         state.poll_hint_held.store(hinted, Ordering::Relaxed);
-        let until = match state.ownership.background_turn(&mut self.standby.seen, hinted) {
+        let beside =
+            Beside { readable: &|| state.stack.as_deref().is_some_and(is_readable), now: &|| state.now() };
+        let (seen, driven) = (&mut self.standby.seen, self.standby.driven);
+        let until = match state.ownership.background_turn(seen, driven, hinted, &beside) {
             Turn::Own => {
                 (self.standby.timer, self.standby.polled_since) = (Duration::ZERO, None);
                 return self.own();
@@ -84,10 +87,12 @@ impl<D: Drive> Background<'_, D> {
     }
 
     /// Drives in the place of others when they do not: an active poller that is awake but busy with something else, a poller that
-    /// posted and does not poll any more. If rounds were made since the last turn there is nothing to help with.
+    /// posted and does not poll any more, an armed program, which no deadline wakes. If rounds were made since the last turn there is
+    /// nothing to help with.
     fn help(&mut self) {
-        let posted = self.is_pending();
-        if !self.standby.driven && (self.standby.seen.stays_awake || posted) {
+        let due = || self.state.deadline().is_some_and(|at| at <= Instant::now());
+        let seen = &self.standby.seen;
+        if !self.standby.driven && (seen.stays_awake || self.is_pending() || seen.armed && due()) {
             self.make_round(false);
             self.see_rounds();
         }
@@ -118,7 +123,7 @@ impl<D: Drive> Background<'_, D> {
             // Another thread drives, and until it is done the descriptor stays readable or the deadline past.
             state.background.sleep(None, Some(Instant::now() + TIMER));
         } else if readable {
-            keep_polling(&drive, || state.poll_hint.load(Ordering::SeqCst) || state.ownership.is_owned());
+            keep_polling(&drive, || state.poll_hint.load(Ordering::SeqCst) || state.ownership.is_taken());
         }
     }
 

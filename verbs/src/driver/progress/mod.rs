@@ -26,6 +26,19 @@
 //! | `background_release` | background | background | nobody | its sleep ended | nobody |
 //! | `background_release` | background | awake, asleep | no change: it does not drive | a thread has claimed meanwhile | nobody |
 //!
+//! | `arm` | a program that arms a queue of a channel with a descriptor | nobody, served | armed | no failure lately (`Backoff`) | nobody |
+//! | `arm` | the same | background | armed | the same | background: it finds that it is not the owner any more |
+//! | `arm` | the same, of another channel | armed, served | nobody | each would wake up for the other one | background |
+//! | `disarm` | the program takes an event | armed | served | | nobody |
+//! | `end_served` | the program polls, or asks for an event | served | nobody | it does not arm at once | nobody |
+//! | `claim` | a thread in a wait, a driving task | armed, served | awake | it has nothing to do | nobody |
+//! | `background_turn` | background | armed, served | no change: standby with a timer | rounds or armings since its last turn, or neither for few turns | nobody |
+//! | `background_turn` | background | armed, served | background | neither for [`ARMED_TURNS`](ownership::ARMED_TURNS) turns, or the stack had something at two of them | nobody |
+//!
+//! "armed" is a program that sleeps in a poll(2) of its own, which an arrival ends ([`watch`](super::watch)); "served" is the same program
+//! with its event. It may compute instead of sleeping, so the background thread looks after it with a timer, and takes over when the
+//! stack's descriptor stays readable, or when nothing happens: an idle process has no timer.
+//!
 //! "awake" and "asleep" are states of the active poller: between its sleeps it may run foreign code for any time and drive nothing, so
 //! the background thread drives in its place when it was awake at two turns and no round was made between them.
 //!
@@ -40,7 +53,9 @@
 //! | | background, nobody | the background thread is woken, unless it is on standby with a timer |
 //! | a post, where another thread holds the core | any | the holder, after unlocking (`driver/handoff.rs`) |
 //! | a coalesced post ([`State::coalesce_timer`]) | any | the next poll within the poll hint; else the background thread, after [`COALESCE`] |
-//! | a queue is armed ([`State::end_poll_hint`]) | nobody | the background thread is woken: it is the owner from now on |
+//! | a queue is armed ([`State::arm`]) | nobody | the program itself ("armed"); without a channel's descriptor the background thread, which is woken |
+//! | the stack's descriptor becomes readable | armed, served | the program, at its next call for an event or its next poll |
+//! | an earlier deadline | armed, served | the background thread, at its next turn |
 //! | a completion | any | the thread that pushed it wakes the wakers that waited, after unlocking |
 //!
 //! # Poll hint
@@ -60,12 +75,14 @@
 //! * The background thread clears `coalescing` and then reads `pending`; a post sets `pending` and then `coalescing`.
 //! * (*) The sleeper's and the core holder's orders stand in `driver/park.rs` and `driver/handoff.rs`.
 
+mod armed;
 mod background;
 mod ownership;
 #[cfg(feature = "tokio")]
 mod task;
 mod wait;
 
+pub(super) use armed::answer_armed;
 pub(super) use background::run;
 #[cfg(feature = "tokio")]
 pub(crate) use task::TaskLead;
@@ -86,8 +103,10 @@ const OWN_WAIT_HINT: Duration = Duration::from_millis(10);
 /// Coalesced posts wait at most this long.
 const COALESCE: Duration = Duration::from_micros(50);
 
+/// A time, in nanoseconds from [`State`]'s base.
+type Nanos = u64;
 /// No time.
-const NEVER: u64 = u64::MAX;
+const NEVER: Nanos = Nanos::MAX;
 
 /// What drives: a shard.
 pub(super) trait Drive: Send + Sync + 'static {
@@ -126,6 +145,10 @@ pub(super) struct State {
     coalescing: AtomicBool,
     /// The background thread is on standby with a timer, after which it looks for what is posted.
     standby_timed: AtomicBool,
+    /// A round has done something since the last program that armed a queue became the owner.
+    worked: AtomicBool,
+    /// A program that was the owner has its event, and has not polled since.
+    served: AtomicBool,
     stop: AtomicBool,
     manual: bool,
 }
@@ -147,6 +170,8 @@ impl State {
             timer: AtomicU64::new(NEVER),
             coalescing: AtomicBool::new(false),
             standby_timed: AtomicBool::new(false),
+            worked: AtomicBool::new(false),
+            served: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             manual,
         })
@@ -181,20 +206,8 @@ impl State {
         // Read first: the line is shared with other pollers.
         if !self.poll_hint.load(Ordering::Relaxed) {
             self.poll_hint.store(true, Ordering::Relaxed);
+            self.end_served();
         }
-    }
-
-    /// A completion queue was armed: the application is about to sleep, perhaps in a poll(2) of its own, so what it polled before is no
-    /// hint any more.
-    pub(super) fn end_poll_hint(&self) {
-        if self.manual {
-            return;
-        }
-        if self.now().saturating_sub(self.own_wait.load(Ordering::Relaxed)) < nanos(OWN_WAIT_HINT) {
-            return;
-        }
-        self.poll_hint.store(false, Ordering::SeqCst);
-        self.ownership.wake_background_if_nobody();
     }
 
     /// Posts wait to be coalesced with more: until the next poll where an application thread polls steadily, else for at most

@@ -3,11 +3,16 @@
 use super::super::mutant::{MODEL, Mutant, is_mutant};
 use super::super::park::Parker;
 use super::super::sync::Mutex;
+use super::super::watch::Watch;
+use super::Nanos;
 use std::sync::Arc;
 use std::task::Waker;
 
 /// The background thread keeps its timer for so many turns with the same active poller asleep; then it parks.
 pub(super) const STANDBY_TURNS: u32 = if MODEL { 0 } else { 10 };
+
+/// The background thread takes over at this turn with the same armed program and without a round.
+pub(super) const ARMED_TURNS: u32 = if MODEL { 1 } else { 11 };
 
 /// Who sleeps in the stack's descriptor, or is about to.
 #[derive(Default)]
@@ -19,6 +24,32 @@ enum Owner {
     Awake(Waker),
     /// The same, in its sleep.
     Asleep(Waker),
+    /// A program that has armed a queue and is expected to sleep in a poll(2) of its own, which an arrival ends.
+    Armed(Arc<Watch>),
+    /// The same with its event: it drives or runs its own code, and mostly arms the queue again at once. Its watch is on until it polls
+    /// before that.
+    Served(Arc<Watch>),
+}
+
+/// When an armed program does not become the owner, as it did not drive in time or woke up for others.
+#[derive(Default)]
+struct Backoff {
+    until: Nanos,
+    pause: Nanos,
+}
+
+impl Backoff {
+    const MIN_PAUSE: Nanos = 10_000_000;
+    const MAX_PAUSE: Nanos = 1_000_000_000;
+
+    fn shrink(&mut self) {
+        self.pause -= self.pause / 8;
+    }
+
+    fn grow(&mut self, now: Nanos) {
+        self.pause = (2 * self.pause).clamp(Self::MIN_PAUSE, Self::MAX_PAUSE);
+        self.until = now + self.pause;
+    }
 }
 
 #[derive(Default)]
@@ -30,6 +61,7 @@ struct Inner {
     standby: Vec<Arc<Parker>>,
     /// The background thread is on standby without a timer.
     background_parked: bool,
+    backoff: Backoff,
 }
 
 pub(super) struct Ownership {
@@ -51,12 +83,18 @@ pub(super) enum Turn {
     Parked,
 }
 
-/// What the background thread has seen of the active pollers at its turns.
+/// What the background thread has seen of the owners at its turns.
 #[derive(Default)]
 pub(super) struct Seen {
     epoch: u32,
     /// Turns with the same active poller asleep.
     same_owner: u32,
+    /// A program that armed a queue was the owner at the last turn.
+    pub(super) armed: bool,
+    /// Turns with the same armed program, between which no rounds were made.
+    armed_idle: u32,
+    /// The stack had something at the last of them.
+    unserved: bool,
     /// The active poller was awake at the last turn.
     awake: bool,
     /// It was awake at the last two turns: it may be busy with something else.
@@ -64,11 +102,16 @@ pub(super) struct Seen {
 }
 
 impl Inner {
+    fn is_watched_by(&self, watch: &Arc<Watch>) -> bool {
+        matches!(&self.owner, Owner::Armed(own) | Owner::Served(own) if Arc::ptr_eq(own, watch))
+    }
+
     fn claim(&mut self, background: &Parker, waker: impl FnOnce() -> Waker) -> bool {
-        match self.owner {
+        match &self.owner {
             Owner::Awake(_) | Owner::Asleep(_) => return false,
             // Both may sleep in the stack's descriptor for a moment.
             Owner::Background => background.notify(),
+            Owner::Armed(watch) | Owner::Served(watch) => watch.take(),
             Owner::Nobody => {}
         }
         self.owner = Owner::Awake(waker());
@@ -138,16 +181,86 @@ impl Ownership {
         inner.wake_parked(&self.background);
     }
 
+    /// The program of `watch` has armed a queue: it becomes the owner, unless there is an active poller. True when it is. `begin` is
+    /// called before its descriptor can become readable.
+    pub(super) fn arm(&self, watch: &Arc<Watch>, now: Nanos, begin: impl FnOnce()) -> bool {
+        let mut inner = self.inner.lock();
+        let paused = now < inner.backoff.until;
+        match &inner.owner {
+            Owner::Awake(_) | Owner::Asleep(_) => return false,
+            Owner::Armed(known) if Arc::ptr_eq(known, watch) => {}
+            Owner::Served(known) if Arc::ptr_eq(known, watch) && !paused => begin(),
+            Owner::Served(known) if Arc::ptr_eq(known, watch) => {
+                known.stop();
+                inner.owner = Owner::Nobody;
+                return false;
+            }
+            Owner::Armed(other) | Owner::Served(other) => {
+                // Each would wake up for the other one's arrivals.
+                other.take();
+                inner.owner = Owner::Nobody;
+                inner.backoff.grow(now);
+                return false;
+            }
+            Owner::Background | Owner::Nobody if paused => return false,
+            owner => {
+                if let Owner::Background = owner {
+                    self.background.notify();
+                }
+                begin();
+                watch.start();
+            }
+        }
+        inner.owner = Owner::Armed(Arc::clone(watch));
+        inner.epoch = inner.epoch.wrapping_add(1);
+        true
+    }
+
+    /// The program of `watch` has an event. True when it was the owner: its next poll is to call [`Ownership::end_served`].
+    pub(super) fn disarm(&self, watch: &Arc<Watch>) -> bool {
+        let mut inner = self.inner.lock();
+        let armed = matches!(&inner.owner, Owner::Armed(armed) if Arc::ptr_eq(armed, watch));
+        if armed {
+            inner.owner = Owner::Served(Arc::clone(watch));
+            inner.backoff.shrink();
+        }
+        armed
+    }
+
+    /// A program that has its event polls, or asks for another one: it is not about to arm.
+    pub(super) fn end_served(&self) {
+        let mut inner = self.inner.lock();
+        if let Owner::Served(watch) = &inner.owner {
+            watch.stop();
+            inner.owner = Owner::Nobody;
+        }
+    }
+
+    /// Whether the program of `watch` is the owner, with or without its event.
+    pub(super) fn is_watched_by(&self, watch: &Arc<Watch>) -> bool {
+        self.inner.lock().is_watched_by(watch)
+    }
+
+    /// An armed program woke up for an arrival that was not for it.
+    pub(super) fn note_needless(&self, now: Nanos) {
+        self.inner.lock().backoff.grow(now);
+    }
+
     /// Whether there is an active poller.
     pub(super) fn is_owned(&self) -> bool {
         matches!(self.inner.lock().owner, Owner::Awake(_) | Owner::Asleep(_))
+    }
+
+    /// Whether there is an owner besides the background thread.
+    pub(super) fn is_taken(&self) -> bool {
+        !matches!(self.inner.lock().owner, Owner::Nobody | Owner::Background)
     }
 
     /// Whether the thread of `parker` is the active poller: it waits inside another wait of its own, in a waker or a future.
     pub(super) fn is_owned_by(&self, parker: &Arc<Parker>) -> bool {
         match &self.inner.lock().owner {
             Owner::Awake(waker) | Owner::Asleep(waker) => waker.data() == Arc::as_ptr(parker).cast(),
-            Owner::Nobody | Owner::Background => false,
+            Owner::Nobody | Owner::Background | Owner::Armed(_) | Owner::Served(_) => false,
         }
     }
 
@@ -155,8 +268,8 @@ impl Ownership {
     pub(super) fn wake_owner(&self, background: impl Fn() -> bool) {
         match &self.inner.lock().owner {
             Owner::Awake(waker) | Owner::Asleep(waker) => waker.wake_by_ref(),
-            Owner::Nobody | Owner::Background if background() => self.background.notify(),
-            Owner::Nobody | Owner::Background => {}
+            _ if background() => self.background.notify(),
+            _ => {}
         }
     }
 
@@ -167,12 +280,39 @@ impl Ownership {
         }
     }
 
-    /// A turn of the background thread. `hinted`: application threads poll and drive.
-    pub(super) fn background_turn(&self, seen: &mut Seen, hinted: bool) -> Turn {
+    /// A turn of the background thread. `driven`: rounds were made since the last one; `hinted`: and application threads poll.
+    pub(super) fn background_turn(
+        &self,
+        seen: &mut Seen,
+        driven: bool,
+        hinted: bool,
+        beside: &Beside<'_>,
+    ) -> Turn {
         let mut inner = self.inner.lock();
-        let (owned, awake) = match inner.owner {
+        seen.armed = false;
+        let (owned, awake) = match &inner.owner {
             Owner::Awake(_) => (true, true),
             Owner::Asleep(_) => (true, false),
+            Owner::Armed(watch) | Owner::Served(watch) => {
+                let armed_anew = std::mem::replace(&mut seen.epoch, inner.epoch) != inner.epoch;
+                let alive = driven || armed_anew;
+                let unserved = !alive && (beside.readable)();
+                let late = unserved && seen.unserved;
+                (seen.unserved, seen.awake, seen.stays_awake) = (unserved, false, false);
+                let idle = if alive { 0 } else { seen.armed_idle + 1 };
+                if !late && idle < ARMED_TURNS {
+                    seen.armed_idle = idle;
+                    seen.armed = true;
+                    return Turn::Timed { owned: false };
+                }
+                watch.take();
+                if late {
+                    inner.backoff.grow((beside.now)());
+                }
+                (seen.unserved, seen.armed_idle) = (false, 0);
+                inner.owner = Owner::Background;
+                return Turn::Own;
+            }
             Owner::Nobody | Owner::Background => (false, false),
         };
         seen.stays_awake = awake && seen.awake;
@@ -205,9 +345,19 @@ impl Ownership {
     }
 }
 
+/// What a turn of the background thread may have to know.
+pub(super) struct Beside<'a> {
+    /// Whether the stack has something.
+    pub(super) readable: &'a dyn Fn() -> bool,
+    pub(super) now: &'a dyn Fn() -> Nanos,
+}
+
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests {
+    use super::super::super::os::ChannelSet;
     use super::*;
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+    use std::os::fd::{AsFd, OwnedFd};
 
     struct Fixture {
         background: Arc<Parker>,
@@ -223,7 +373,16 @@ mod tests {
         }
 
         fn turn(&mut self, hinted: bool) -> Turn {
-            self.ownership.background_turn(&mut self.seen, hinted)
+            self.turn_beside(hinted, hinted, false)
+        }
+
+        fn turn_beside(&mut self, driven: bool, hinted: bool, readable: bool) -> Turn {
+            let beside = Beside { readable: &|| readable, now: &|| 0 };
+            self.ownership.background_turn(&mut self.seen, driven, hinted, &beside)
+        }
+
+        fn arm(&self, watch: &Watched, now: Nanos) -> bool {
+            self.ownership.arm(&watch.watch, now, || ())
         }
 
         /// Whether the background thread was woken since this was asked last.
@@ -231,6 +390,30 @@ mod tests {
             let woken = self.background.is_notified();
             self.background.reset();
             woken
+        }
+    }
+
+    /// A watch of a stack that has something.
+    struct Watched {
+        watch: Arc<Watch>,
+        set: Arc<ChannelSet>,
+        _descriptors: (Arc<OwnedFd>, [OwnedFd; 2]),
+    }
+
+    impl Watched {
+        fn new() -> Self {
+            let eventfds = [0, 1].map(|count| eventfd(count, EventfdFlags::CLOEXEC).unwrap());
+            let stack = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+            epoll::add(&stack, &eventfds[1], epoll::EventData::new_u64(0), epoll::EventFlags::IN).unwrap();
+            let set = Arc::new(ChannelSet::new(eventfds[0].as_fd()).unwrap());
+            let watch = Arc::new(Watch::new(&set, &stack).unwrap());
+            Self { watch, set, _descriptors: (stack, eventfds) }
+        }
+
+        /// Whether the channel's descriptor is readable, as the stack has something.
+        fn is_on(&self) -> bool {
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            poll(&mut [PollFd::new(&*self.set, PollFlags::IN)], Some(&at_once)) == Ok(1)
         }
     }
 
@@ -333,5 +516,74 @@ mod tests {
         f.ownership.release();
         f.ownership.wake_background_if_nobody();
         assert!(f.woken());
+    }
+
+    #[test]
+    fn armed_program_is_the_owner_until_it_polls() {
+        let mut f = Fixture::new();
+        let watched = Watched::new();
+        assert_eq!(f.turn(false), Turn::Own);
+        assert!(f.arm(&watched, 0));
+        assert!(f.woken(), "the background thread sleeps in the descriptor");
+        assert!(!f.ownership.background_release() && watched.is_on());
+        assert!(f.ownership.disarm(&watched.watch));
+        assert!(watched.is_on(), "it mostly arms again at once");
+        assert!(f.arm(&watched, 0) && watched.is_on());
+        assert!(f.ownership.disarm(&watched.watch));
+        f.ownership.end_served();
+        assert!(!watched.is_on() && !f.ownership.is_watched_by(&watched.watch));
+        assert!(!f.ownership.disarm(&watched.watch));
+        assert!(!f.woken());
+    }
+
+    #[test]
+    fn background_takes_over_when_nothing_happens() {
+        let mut f = Fixture::new();
+        let watched = Watched::new();
+        for (count, alive) in [(3, true), (ARMED_TURNS, false)] {
+            assert!(f.arm(&watched, 0));
+            for _ in 0..count {
+                assert_eq!(f.turn_beside(alive, false, false), Turn::Timed { owned: false });
+            }
+        }
+        assert_eq!(f.turn(false), Turn::Own);
+        assert!(!watched.is_on() && watched.watch.is_taken());
+        assert!(f.arm(&watched, 0), "idleness is no failure");
+    }
+
+    #[test]
+    fn background_takes_over_what_stays_unserved_and_backs_off() {
+        let mut f = Fixture::new();
+        let watched = Watched::new();
+        let mut now = 0;
+        for pause in [Backoff::MIN_PAUSE, 2 * Backoff::MIN_PAUSE] {
+            assert!(f.arm(&watched, now));
+            assert_eq!(f.turn_beside(true, false, true), Turn::Timed { owned: false });
+            assert_eq!(f.turn_beside(false, false, true), Turn::Timed { owned: false });
+            assert_eq!(f.turn_beside(false, false, true), Turn::Own);
+            assert!(!watched.is_on() && watched.watch.is_taken());
+            assert!(!f.arm(&watched, pause - 1), "not before the pause is over");
+            now = pause;
+        }
+    }
+
+    #[test]
+    fn two_armed_programs_leave_the_background_thread_the_owner() {
+        let f = Fixture::new();
+        let (first, second) = (Watched::new(), Watched::new());
+        assert!(f.arm(&first, 0));
+        assert!(!f.arm(&second, 0));
+        assert!(first.watch.is_taken() && !first.is_on() && !second.is_on());
+        assert!(!f.arm(&first, Backoff::MIN_PAUSE - 1) && f.arm(&first, Backoff::MIN_PAUSE));
+    }
+
+    #[test]
+    fn waiting_thread_takes_over_from_an_armed_program() {
+        let f = Fixture::new();
+        let watched = Watched::new();
+        assert!(f.arm(&watched, 0));
+        assert!(f.ownership.claim_or_stand_by(&parker()));
+        assert!(!watched.is_on() && watched.watch.is_taken());
+        assert!(!f.arm(&watched, 0), "there is an active poller");
     }
 }

@@ -1,0 +1,326 @@
+//! Wrappers: stacks that change some methods of a stack that they contain and of its streams, such as [`fault`](crate::fault) and
+//! [`capture`](crate::capture).
+//!
+//! A wrapper is a [`StackHooks`] with its [`StreamHooks`]. A hook stands for the method of [`Stack`] or [`Stream`] that has its name, is
+//! given the inner stack or stream as well, and by default calls the method of that one. All other methods are forwarded, except
+//! [`Stream::look`]: a wrapped stream offers none, so every received byte passes through [`StreamHooks::recv`].
+//!
+//! ```
+//! use llp::tcp::TcpStack;
+//! use llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack};
+//! use llp::{Stack, Stream, StreamOptions, Token};
+//! use std::sync::atomic::{AtomicUsize, Ordering};
+//! use std::{io, sync::Arc};
+//!
+//! /// Counts the bytes that all shards send.
+//! #[derive(Clone, Default)]
+//! struct Count(Arc<AtomicUsize>);
+//!
+//! impl StackHooks for Count {
+//!     type Stream = Self;
+//!
+//!     fn stream(&self, _: &dyn Stream, _: Origin, _: Token) -> Self {
+//!         self.clone()
+//!     }
+//! }
+//!
+//! impl StreamHooks for Count {
+//!     fn send(&mut self, inner: &mut dyn Stream, bufs: &[mem::IoVec<'_>]) -> io::Result<usize> {
+//!         inner.send(bufs).inspect(|sent| _ = self.0.fetch_add(*sent, Ordering::Relaxed))
+//!     }
+//! }
+//!
+//! let count = Count::default();
+//! let mut stack = WrappedStack { inner: Box::new(TcpStack::new()?), hooks: count.clone() };
+//! let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
+//! while !stream.connect_result()? {}
+//! stream.send(&[mem::IoVec::from(&b"four"[..])])?;
+//! assert_eq!(count.0.load(Ordering::Relaxed), 4);
+//! # Ok::<(), io::Error>(())
+//! ```
+
+use crate::{
+    Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo, StreamOptions, Token, foreign_stream,
+};
+use mem::{IoVec, IoVecMut};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The method that made a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// [`Stack::connect`].
+    Connected,
+    /// [`Stack::connect_self`].
+    ConnectedToSelf,
+    /// [`Listener::accept`].
+    Accepted,
+}
+
+/// What a wrapper changes in a stack. Each listener has a clone, which makes the hooks of the streams that it accepts.
+pub trait StackHooks: Clone + Send + 'static {
+    /// The hooks of a stream; `()` changes nothing.
+    type Stream: StreamHooks;
+
+    /// The hooks of a stream that was just made, and will be known by `token`.
+    fn stream(&self, inner: &dyn Stream, origin: Origin, token: Token) -> Self::Stream;
+
+    /// The hooks of another shard, whose inner stack is `inner`.
+    fn shard(&self, _inner: &dyn Stack) -> Self {
+        self.clone()
+    }
+
+    /// Comes before [`Stack::listen`].
+    fn before_listen(&mut self, _token: Token) {}
+
+    /// Comes before [`Stack::connect`] and [`Stack::connect_self`].
+    fn before_connect(&mut self, _inner: &dyn Stack) {}
+
+    /// See [`Stack::poll`].
+    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+        inner.poll(events)
+    }
+
+    /// See [`Stack::wait_fd`].
+    fn wait_fd(&self, inner: &dyn Stack) -> Option<Arc<OwnedFd>> {
+        inner.wait_fd()
+    }
+
+    /// See [`Stack::deadline`].
+    fn deadline(&self, inner: &dyn Stack) -> Option<Instant> {
+        inner.deadline()
+    }
+
+    /// See [`Stack::now`].
+    fn now(&self, inner: &dyn Stack) -> Instant {
+        inner.now()
+    }
+
+    /// See [`Stack::adopt`].
+    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+        inner.adopt(&mut WrappedStream::<Self::Stream>::of(&mut **stream)?.inner, token)
+    }
+}
+
+/// What a wrapper changes in a stream.
+pub trait StreamHooks: Send + 'static {
+    /// See [`Stream::send`].
+    fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+        inner.send(bufs)
+    }
+
+    /// See [`Stream::recv`].
+    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        inner.recv(bufs)
+    }
+
+    /// See [`Stream::set_interest`].
+    fn set_interest(&mut self, inner: &mut dyn Stream, interest: Interest) -> io::Result<()> {
+        inner.set_interest(interest)
+    }
+
+    /// See [`Stream::connect_result`].
+    fn connect_result(&mut self, inner: &mut dyn Stream) -> io::Result<bool> {
+        inner.connect_result()
+    }
+
+    /// See [`Stream::shutdown`].
+    fn shutdown(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+        inner.shutdown()
+    }
+
+    /// See [`Stream::abort`].
+    fn abort(&mut self, inner: &mut dyn Stream) {
+        inner.abort();
+    }
+
+    /// See [`Stream::detach`].
+    fn detach(&mut self, inner: &mut dyn Stream) -> io::Result<()> {
+        inner.detach()
+    }
+
+    /// Comes before the inner stream is dropped.
+    fn before_drop(&mut self, _inner: &mut dyn Stream) {}
+}
+
+impl StreamHooks for () {}
+
+/// A stack with hooks.
+pub struct WrappedStack<H> {
+    /// The stack below.
+    pub inner: Box<dyn Stack>,
+    /// What is changed.
+    pub hooks: H,
+}
+
+/// A stream with hooks.
+pub struct WrappedStream<H: StreamHooks> {
+    /// The stream below.
+    pub inner: Box<dyn Stream>,
+    /// What is changed.
+    pub hooks: H,
+}
+
+impl<H: StreamHooks> WrappedStream<H> {
+    /// The stream as one that has such hooks.
+    ///
+    /// # Errors
+    /// `InvalidInput`, as [`Stack::adopt`] says it: it is another kind of stream.
+    pub fn of(stream: &mut dyn Stream) -> io::Result<&mut Self> {
+        stream.downcast_mut().ok_or_else(foreign_stream)
+    }
+}
+
+struct WrappedListener<H> {
+    inner: Box<dyn Listener>,
+    hooks: H,
+}
+
+fn wrap(hooks: &impl StackHooks, inner: Box<dyn Stream>, origin: Origin, token: Token) -> Box<dyn Stream> {
+    let hooks = hooks.stream(&*inner, origin, token);
+    Box::new(WrappedStream { inner, hooks })
+}
+
+impl<H: StackHooks> Stack for WrappedStack<H> {
+    fn listen(
+        &mut self,
+        local: SocketAddr,
+        options: &ListenOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Listener>> {
+        self.hooks.before_listen(token);
+        let inner = self.inner.listen(local, options, token)?;
+        Ok(Box::new(WrappedListener { inner, hooks: self.hooks.clone() }))
+    }
+
+    fn connect(
+        &mut self,
+        local: Option<SocketAddr>,
+        peer: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        self.hooks.before_connect(&*self.inner);
+        let inner = self.inner.connect(local, peer, options, token)?;
+        Ok(wrap(&self.hooks, inner, Origin::Connected, token))
+    }
+
+    fn connect_self(
+        &mut self,
+        local: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        self.hooks.before_connect(&*self.inner);
+        let inner = self.inner.connect_self(local, options, token)?;
+        Ok(wrap(&self.hooks, inner, Origin::ConnectedToSelf, token))
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        self.hooks.poll(&mut *self.inner, events)
+    }
+
+    fn wait_fd(&self) -> Option<Arc<OwnedFd>> {
+        self.hooks.wait_fd(&*self.inner)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.hooks.deadline(&*self.inner)
+    }
+
+    fn now(&self) -> Instant {
+        self.hooks.now(&*self.inner)
+    }
+
+    fn shard(&self) -> io::Result<Option<Box<dyn Stack>>> {
+        let Some(inner) = self.inner.shard()? else { return Ok(None) };
+        let hooks = self.hooks.shard(&*inner);
+        Ok(Some(Box::new(Self { inner, hooks })))
+    }
+
+    fn adopt(&mut self, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+        self.hooks.adopt(&mut *self.inner, stream, token)
+    }
+
+    fn farewell(&mut self) -> bool {
+        self.inner.farewell()
+    }
+}
+
+impl<H: StackHooks> Listener for WrappedListener<H> {
+    fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>> {
+        let inner = self.inner.accept(token)?;
+        Ok(wrap(&self.hooks, inner, Origin::Accepted, token))
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.inner.local_addr()
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.fd()
+    }
+}
+
+impl<H: StreamHooks> Stream for WrappedStream<H> {
+    fn send(&mut self, bufs: &[IoVec<'_>]) -> io::Result<usize> {
+        self.hooks.send(&mut *self.inner, bufs)
+    }
+
+    fn recv(&mut self, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        self.hooks.recv(&mut *self.inner, bufs)
+    }
+
+    fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
+        self.hooks.set_interest(&mut *self.inner, interest)
+    }
+
+    fn connect_result(&mut self) -> io::Result<bool> {
+        self.hooks.connect_result(&mut *self.inner)
+    }
+
+    fn shutdown(&mut self) -> io::Result<()> {
+        self.hooks.shutdown(&mut *self.inner)
+    }
+
+    fn abort(&mut self) {
+        self.hooks.abort(&mut *self.inner);
+    }
+
+    fn emss(&self) -> usize {
+        self.inner.emss()
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.inner.local_addr()
+    }
+
+    fn peer_addr(&self) -> SocketAddr {
+        self.inner.peer_addr()
+    }
+
+    fn info(&self) -> StreamInfo {
+        self.inner.info()
+    }
+
+    fn set_congestion(&mut self, name: &str) -> io::Result<()> {
+        self.inner.set_congestion(name)
+    }
+
+    fn detach(&mut self) -> io::Result<()> {
+        self.hooks.detach(&mut *self.inner)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.fd()
+    }
+}
+
+impl<H: StreamHooks> Drop for WrappedStream<H> {
+    fn drop(&mut self) {
+        self.hooks.before_drop(&mut *self.inner);
+    }
+}

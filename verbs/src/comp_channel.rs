@@ -1,0 +1,187 @@
+//! Completion channels: where completion queues announce that something has completed.
+
+use crate::cq::Cq;
+use crate::driver::{ChannelSet, Shard, Watch};
+use crate::error::{Error, Result};
+use crate::notify::{EventQueue, Wakes};
+use parking_lot::Mutex;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, OnceLock, Weak};
+use std::task::{Context, Poll};
+
+/// Completion events of one or more queues: `ibv_comp_channel`.
+///
+/// A queue whose event was taken may be empty: its completion was polled before, or the descriptor was readable for bytes that completed
+/// nothing.
+#[derive(Default)]
+pub struct CompChannel {
+    events: EventQueue<Weak<Cq>>,
+    /// Made when the descriptor is asked for.
+    set: OnceLock<Arc<ChannelSet>>,
+    armed: Mutex<Armed>,
+}
+
+/// What the channel knows of queues that were armed while it had a descriptor.
+#[derive(Default)]
+struct Armed {
+    /// Queues that were armed since their last event was taken.
+    queues: Vec<Weak<Cq>>,
+    /// The queue of the last event.
+    last: Weak<Cq>,
+    watches: Vec<ShardWatch>,
+}
+
+struct ShardWatch {
+    shard: Weak<Shard>,
+    /// None: the shard's stack cannot be watched.
+    watch: Option<Arc<Watch>>,
+}
+
+impl CompChannel {
+    /// A descriptor that is readable while there is an event for [`CompChannel::try_pop`]: for poll(2), epoll and the like, not for
+    /// reading.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the process has no descriptor left.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>> {
+        if let Some(set) = self.set.get() {
+            return Ok(set.as_fd());
+        }
+        let set = ChannelSet::new(self.token_fd()?).map_err(Error::io("opening an epoll set"))?;
+        Ok(self.set.get_or_init(|| Arc::new(set)).as_fd())
+    }
+
+    /// A semaphore (eventfd) with one token for each event that is queued, for a thread that waits in a blocking read of it. It is not
+    /// written for an event that [`CompChannel::try_pop`] finds by driving.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the process has no descriptor left.
+    pub fn token_fd(&self) -> Result<BorrowedFd<'_>> {
+        self.events.fd()
+    }
+
+    /// The oldest event, if there is one. When there is none, and an arrival may have ended the caller's sleep on
+    /// [`CompChannel::fd`], the shards whose arrivals do that are driven once.
+    pub fn try_pop(&self) -> Option<Weak<Cq>> {
+        self.taken(self.events.try_pop().or_else(|| self.drive()))
+    }
+
+    /// As [`EventQueue::pop_with_token`], for a token of [`CompChannel::token_fd`].
+    pub fn pop_with_token(&self) -> Option<Weak<Cq>> {
+        self.taken(self.events.pop_with_token())
+    }
+
+    /// The oldest event, or a wake-up when there is one.
+    pub fn poll_pop(&self, cx: &mut Context<'_>) -> Poll<Weak<Cq>> {
+        let event = self.events.poll_pop(cx);
+        if let Poll::Ready(queue) = &event {
+            self.disarm(queue);
+        }
+        event
+    }
+
+    /// No event about `queue` is left, nor comes from an arming before now.
+    pub fn forget(&self, queue: &Arc<Cq>) {
+        queue.disarm();
+        let queue = Arc::downgrade(queue);
+        drop(self.events.remove_if(|event| event.ptr_eq(&queue)));
+        self.disarm(&queue);
+        self.armed.lock().last = Weak::new();
+    }
+
+    /// Events queued.
+    pub fn len(&self) -> usize {
+        self.events.len()
+    }
+
+    /// Whether no event is queued.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn push(&self, queue: Weak<Cq>, wakes: &mut Wakes) {
+        self.events.push(queue, wakes);
+    }
+
+    /// `queue` was armed. Whether shards can be watched: the application uses the descriptor.
+    pub(crate) fn note_armed(&self, queue: &Weak<Cq>) -> bool {
+        if self.set.get().is_none() {
+            return false;
+        }
+        let mut armed = self.armed.lock();
+        if !armed.queues.iter().any(|known| known.ptr_eq(queue)) {
+            armed.queues.push(queue.clone());
+        }
+        true
+    }
+
+    /// The watch of `shard`, made at its first use.
+    pub(crate) fn watch(&self, shard: &Arc<Shard>) -> Option<Arc<Watch>> {
+        let set = self.set.get()?;
+        let mut armed = self.armed.lock();
+        let known = armed.watches.iter().find(|known| std::ptr::eq(known.shard.as_ptr(), Arc::as_ptr(shard)));
+        if let Some(known) = known {
+            return known.watch.clone();
+        }
+        armed.watches.retain(|known| known.shard.strong_count() > 0);
+        let watch = shard.watch(set).map(Arc::new);
+        armed.watches.push(ShardWatch { shard: Arc::downgrade(shard), watch: watch.clone() });
+        watch
+    }
+
+    fn taken(&self, event: Option<Weak<Cq>>) -> Option<Weak<Cq>> {
+        self.disarm(event.as_ref()?);
+        event
+    }
+
+    /// The application has the event of `queue`: shards on which no other armed queue completes are not watched any more.
+    fn disarm(&self, queue: &Weak<Cq>) {
+        if self.set.get().is_none() {
+            return;
+        }
+        let mut armed = self.armed.lock();
+        armed.queues.retain(|known| !known.ptr_eq(queue) && known.strong_count() > 0);
+        armed.last.clone_from(queue);
+        let Armed { queues, watches, .. } = &*armed;
+        for (shard, watch) in watches.iter().filter_map(ShardWatch::get) {
+            if !queues.iter().filter_map(Weak::upgrade).any(|queue| queue.is_driven_by(&shard)) {
+                shard.disarm(&watch);
+            }
+        }
+    }
+
+    /// Drives the shards that are watched. An event, also one of an armed queue in which nothing is, where the descriptor may have been
+    /// readable.
+    fn drive(&self) -> Option<Weak<Cq>> {
+        self.set.get()?;
+        let watches: Vec<_> = self.armed.lock().watches.iter().filter_map(ShardWatch::get).collect();
+        let mut announced = Vec::new();
+        let event = self.events.pop_found(|| {
+            announced.extend(watches.iter().filter(|(shard, watch)| shard.answer_armed(watch)));
+        });
+        if event.is_some() || announced.is_empty() {
+            return event;
+        }
+        announced.iter().for_each(|(shard, _)| shard.note_needless());
+        let (queues, last) = {
+            let armed = self.armed.lock();
+            (armed.queues.clone(), armed.last.clone())
+        };
+        let armed = queues.into_iter().find(|queue| queue.upgrade().is_some_and(|queue| queue.disarm()));
+        armed.or_else(|| (last.strong_count() > 0).then_some(last))
+    }
+}
+
+impl ShardWatch {
+    fn get(&self) -> Option<(Arc<Shard>, Arc<Watch>)> {
+        Some((self.shard.upgrade()?, self.watch.clone()?))
+    }
+}
+
+impl Drop for CompChannel {
+    fn drop(&mut self) {
+        for (shard, watch) in self.armed.get_mut().watches.iter().filter_map(ShardWatch::get) {
+            shard.disarm(&watch);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! A program that arms a completion queue and sleeps in a poll(2) of its own: see [`Watch`].
+
+use super::super::mutant::{Mutant, is_mutant};
+use super::super::os::ChannelSet;
+use super::super::sync::yield_now;
+use super::super::watch::Watch;
+use super::{Drive, OWN_WAIT_HINT, State, nanos};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// The program of `watch` asks for an event and there is none: it drives once, if it is the owner. True when its channel's descriptor
+/// may have been readable.
+pub(in super::super) fn answer_armed<D: Drive>(drive: &Arc<D>, watch: &Arc<Watch>) -> bool {
+    let state = drive.progress();
+    let watched = state.ownership.is_watched_by(watch);
+    state.end_served();
+    if !watched {
+        return watch.is_taken();
+    }
+    if !drive.try_answer() {
+        // What the thread that holds the core finds may be what woke the program.
+        yield_now();
+        return true;
+    }
+    state.worked.load(Ordering::SeqCst)
+}
+
+impl State {
+    /// A watch of the stack's descriptor in `set`, if the stack's descriptor is an epoll set.
+    pub(in super::super) fn watch(&self, set: &Arc<ChannelSet>) -> Option<Watch> {
+        let (stack, waiter) = (self.stack.as_ref()?, self.waiter.as_ref()?);
+        waiter.is_set_of(stack).then(|| Watch::new(set, stack)).flatten()
+    }
+
+    /// A completion queue was armed: the application is about to sleep, perhaps in a poll(2) of its own, so what it polled before is no
+    /// hint any more. With `watch` it sleeps on a channel that can watch the stack's descriptor.
+    pub(in super::super) fn arm(&self, watch: Option<&Arc<Watch>>) {
+        if self.manual {
+            return;
+        }
+        let now = self.now();
+        if now.saturating_sub(self.own_wait.load(Ordering::Relaxed)) < nanos(OWN_WAIT_HINT) {
+            return;
+        }
+        self.poll_hint.store(false, Ordering::SeqCst);
+        let begin = || {
+            self.worked.store(false, Ordering::SeqCst);
+            self.served.store(false, Ordering::SeqCst);
+        };
+        if watch.is_some_and(|watch| self.ownership.arm(watch, now, begin)) {
+            return;
+        }
+        self.ownership.wake_background_if_nobody();
+    }
+
+    /// A program that armed a queue has its event, and is expected to poll.
+    pub(in super::super) fn disarm(&self, watch: &Arc<Watch>) {
+        watch.forget();
+        if self.ownership.disarm(watch) {
+            self.worked.store(false, Ordering::SeqCst);
+            self.served.store(true, Ordering::SeqCst);
+            // The next poll finds `served`.
+            self.poll_hint.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// A round has done something.
+    #[inline]
+    pub(in super::super) fn note_work(&self) {
+        // Read first: the line is shared.
+        if !self.worked.load(Ordering::Relaxed) && !is_mutant(Mutant::WorkIsNotNoted) {
+            self.worked.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The program of `watch` woke up for nothing of its own.
+    pub(in super::super) fn note_needless(&self) {
+        self.ownership.note_needless(self.now());
+    }
+
+    /// The program that has its event polls, or asks for another one: it is not about to arm.
+    pub(super) fn end_served(&self) {
+        if self.served.load(Ordering::Relaxed) {
+            self.served.store(false, Ordering::Relaxed);
+            self.ownership.end_served();
+        }
+    }
+}
