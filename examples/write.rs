@@ -17,9 +17,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         let pd = device.alloc_pd()?;
         let connection = listener.accept(&pd, &ConnSettings::default())?;
         let memory = pd.share(LEN as usize, Access::empty())?;
-        // A grant is a window bound to one connection: its key is of no use to anybody else, and ends with the grant.
-        let grant = device.block_on(memory.grant(connection.as_async(), 0..LEN, Access::REMOTE_WRITE))?;
-        connection.send_copy(&grant.remote().to_bytes())?;
+        // A bound window belongs to one connection: its key is of no use to another peer, and becomes invalid when the window is dropped.
+        let window =
+            device.block_on(memory.bind_window(connection.as_async(), 0..LEN, Access::REMOTE_WRITE))?;
+        connection.send_copy(&window.remote().to_bytes())?;
         let done = connection.recv()?;
         assert_eq!(&*done, b"written");
         Ok(memory.to_vec(0..LEN)?.iter().all(|byte| *byte == 0xA5))

@@ -107,8 +107,8 @@ pub(crate) struct ConnArgs {
 }
 
 impl ConnArgs {
-    pub(crate) fn wishes(&self) -> Wishes {
-        Wishes {
+    pub(crate) fn peer_options(&self) -> PeerOptions {
+        PeerOptions {
             crc: self.crc.is_on(),
             markers: self.markers,
             fpdu: self.fpdu,
@@ -121,7 +121,7 @@ impl ConnArgs {
 
 /// Options of a connection as its other end is told them, to do the same in its direction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Wishes {
+pub(crate) struct PeerOptions {
     pub(crate) crc: bool,
     pub(crate) markers: bool,
     pub(crate) fpdu: Fpdu,
@@ -132,7 +132,7 @@ pub(crate) struct Wishes {
     pub(crate) congestion: Option<String>,
 }
 
-impl Default for Wishes {
+impl Default for PeerOptions {
     fn default() -> Self {
         Self {
             crc: true,
@@ -145,7 +145,7 @@ impl Default for Wishes {
     }
 }
 
-impl Wishes {
+impl PeerOptions {
     pub(crate) fn options(&self) -> ConnOptions {
         let mut options = ConnOptions {
             crc: self.crc,

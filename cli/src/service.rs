@@ -1,8 +1,8 @@
 //! What a client of `uiw serve` wants: it says so in the private data of its MPA Request. Anything else is a peer of somebody
 //! else's making, which gets what its first message asks for (`serve::foreign`).
 
-use crate::args::Wishes;
-use crate::link::Wait;
+use crate::args::PeerOptions;
+use crate::qp_setup::Wait;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
 
@@ -30,7 +30,8 @@ pub(crate) enum Service {
 pub(crate) struct PingOrder {
     /// Longest message.
     pub(crate) size: u32,
-    pub(crate) wishes: Wishes,
+    #[serde(rename = "wishes")]
+    pub(crate) peer_options: PeerOptions,
 }
 
 /// The order of `uiw perf`.
@@ -54,7 +55,8 @@ pub(crate) struct PerfOrder {
     /// The server posts, and the client answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) opposite: Option<Opposite>,
-    pub(crate) wishes: Wishes,
+    #[serde(rename = "wishes")]
+    pub(crate) peer_options: PeerOptions,
 }
 
 /// What the server needs to know to post what a client does otherwise.
@@ -198,14 +200,17 @@ mod tests {
             validate: false,
             back: Some((u64::MAX, u32::MAX)),
             opposite: Some(Opposite { chain: u32::MAX, signal_every: u32::MAX, iterations: Some(u64::MAX) }),
-            wishes: Wishes { congestion: Some("a-long-congestion".into()), ..Wishes::default() },
+            peer_options: PeerOptions {
+                congestion: Some("a-long-congestion".into()),
+                ..PeerOptions::default()
+            },
         }
     }
 
     #[test]
     fn orders_come_back_and_fit_private_data() {
         let orders = [
-            Service::Ping(PingOrder { size: 9, wishes: Wishes::default() }),
+            Service::Ping(PingOrder { size: 9, peer_options: PeerOptions::default() }),
             Service::Perf(perf()),
             Service::Raw,
         ];

@@ -273,8 +273,8 @@ impl<S: Stack> Stack for CaptureStack<S> {
         stream.enter(&mut self.inner, token, &self.tap)
     }
 
-    fn farewell(&mut self) -> bool {
-        self.inner.farewell()
+    fn drain(&mut self) -> bool {
+        self.inner.drain()
     }
 }
 

@@ -50,7 +50,7 @@ pub struct Peers {
     stacks: [Box<dyn Stack>; 2],
     ips: [IpAddr; 2],
     advance: Option<Advance>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// Moves a clock: [`Peers::with_clock`].
@@ -68,7 +68,7 @@ impl Peers {
             stacks: [Box::new(client.0), Box::new(server.0)],
             ips: [client.1.into(), server.1.into()],
             advance: None,
-            patience: Duration::from_secs(30),
+            timeout: Duration::from_secs(30),
         }
     }
 
@@ -83,8 +83,8 @@ impl Peers {
     /// How long a check waits for what must happen before it fails: 30 seconds if this is not called. With [`Peers::with_clock`] rounds
     /// are counted instead.
     #[must_use]
-    pub fn with_patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 }

@@ -212,8 +212,8 @@ impl<S: Stack> Stack for FaultStack<S> {
         Ok(())
     }
 
-    fn farewell(&mut self) -> bool {
-        self.inner.farewell()
+    fn drain(&mut self) -> bool {
+        self.inner.drain()
     }
 }
 

@@ -30,8 +30,8 @@
 //! * [`Stream::send`] takes [`mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
 //!   copied out with [`mem::IoVec::copy_to`] or given to a system call. What it takes must leave in order, and what was taken is the
 //!   stack's: the memory may be used again.
-//! * A stack whose receive buffers are in the process offers [`Stream::look`]: FPDUs are then verified where they lie.
-//! * A TCP that ends with its process implements [`Stack::farewell`].
+//! * A stack whose receive buffers are in the process offers [`Stream::peek`]: FPDUs are then verified where they lie.
+//! * A TCP that ends with its process implements [`Stack::drain`].
 //! * Feature `conformance`: the module `conformance` checks a stack for all of this.
 //! * A stack that several threads can drive at the same time implements [`Stack::shard`], [`Stream::detach`] and [`Stack::adopt`].
 //!   The defaults say that it cannot.
@@ -135,7 +135,7 @@ pub trait Stream: Any + Send {
     /// # Errors
     /// As for [`Stream::send`]; `WouldBlock` also when nothing came behind bytes that were left with
     /// [`Rest::WaitForMore`].
-    fn look(&mut self) -> io::Result<Option<Box<dyn Look>>> {
+    fn peek(&mut self) -> io::Result<Option<Box<dyn RecvBuf>>> {
         Ok(None)
     }
 
@@ -207,8 +207,8 @@ impl dyn Stream {
     }
 }
 
-/// Received bytes in the memory of their stack: see [`Stream::look`]. To drop it takes nothing.
-pub trait Look {
+/// Received bytes in the memory of their stack: see [`Stream::peek`]. To drop it takes nothing.
+pub trait RecvBuf {
     /// The bytes from the stream's present position on, as far as they lie in one piece. They may be changed in place.
     fn bytes(&mut self) -> &mut [u8];
 
@@ -220,7 +220,7 @@ pub trait Look {
     fn consume(self: Box<Self>, used: usize, rest: Rest);
 }
 
-/// What the bytes are worth that a [`Look`] leaves.
+/// What the bytes are worth that a [`RecvBuf`] leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     /// They are of use now: the stream stays readable.
@@ -334,7 +334,7 @@ pub trait Stack: Send {
 
     /// The process ends, and nobody uses its streams any more: they are closed as the kernel closes a process's, and what was sent
     /// leaves. Call it until it says true: nothing is left to do. The kernel's TCP outlives the process and needs none of this.
-    fn farewell(&mut self) -> bool {
+    fn drain(&mut self) -> bool {
         true
     }
 }
@@ -392,8 +392,8 @@ impl<S: Stack + ?Sized> Stack for Box<S> {
         (**self).adopt(stream, token)
     }
 
-    fn farewell(&mut self) -> bool {
-        (**self).farewell()
+    fn drain(&mut self) -> bool {
+        (**self).drain()
     }
 }
 

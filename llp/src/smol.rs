@@ -105,7 +105,7 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
         self.clock.now()
     }
 
-    fn farewell(&mut self) -> bool {
+    fn drain(&mut self) -> bool {
         let mut interface = self.interface.lock();
         interface.close_all();
         interface.tick();

@@ -30,9 +30,9 @@
 mod access;
 mod copy;
 mod error;
-mod gate;
 mod iovec;
 mod memory;
+mod pin_count;
 mod region;
 mod span;
 mod table;
@@ -49,4 +49,4 @@ pub use iovec::{IoVec, IoVecMut};
 pub use memory::{Memory, give_back_free_pages, share_arenas};
 pub use region::Region;
 pub use span::{Pinned, Span};
-pub use table::{Entry, EntryKind, Limits, Recent, Rereg, Table, Window};
+pub use table::{Entry, EntryKind, Limits, MrCache, Rereg, Table, Window};

@@ -98,7 +98,7 @@ impl<'a> Pinned<'a> {
     pub(crate) fn new(region: &'a Arc<Region>, offset: usize, len: usize) -> Option<Self> {
         debug_assert!(offset + len <= region.len());
         // Not `then_some`: a pin that was never taken would be given back.
-        if region.gate().enter() { Some(Self { region, offset, len, counted: true }) } else { None }
+        if region.pin_count().enter() { Some(Self { region, offset, len, counted: true }) } else { None }
     }
 
     /// A pin under one that its lender has taken and keeps for `'a`.
@@ -274,7 +274,7 @@ impl<'a> Pinned<'a> {
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
         if self.counted {
-            self.region.gate().leave();
+            self.region.pin_count().leave();
         }
     }
 }

@@ -33,8 +33,8 @@ pub mod cm;
 pub mod tokio;
 
 pub use api::{
-    ConnSettings, Connection, Done, Grant, Incoming, IoBuf, IoBufMut, Listener, Message, Mr, Op, SharedMr,
-    WcError,
+    BoundWindow, ConnSettings, Connection, Done, Incoming, IoBuf, IoBufMut, Listener, Message, Mr, Op,
+    SharedMr, WcError,
 };
 pub use cq::{Arm, CompChannel, Cq, CqOptions};
 pub use device::Device;

@@ -50,9 +50,9 @@ pub struct ConnOptions {
     pub outlives_peer: bool,
     /// Time for TCP and MPA set-up together.
     pub startup_timeout: Duration,
-    /// How long a peer that refuses TCP is asked again, from the first refusal on: a program may announce its port before it
-    /// listens. Zero = once.
-    pub refused_patience: Duration,
+    /// How long a refused TCP connection is retried, from the first refusal on: a program may announce its port before it
+    /// listens. Zero: one attempt.
+    pub refused_retry_time: Duration,
     /// How long an inbound Send may wait for a receive before the stream is terminated; zero = not at all, [`Duration::MAX`] =
     /// for ever.
     pub no_receive_timeout: Duration,
@@ -82,7 +82,7 @@ impl Default for ConnOptions {
             acknowledged: false,
             outlives_peer: false,
             startup_timeout: Duration::from_secs(10),
-            refused_patience: Duration::ZERO,
+            refused_retry_time: Duration::ZERO,
             no_receive_timeout: Duration::from_secs(1),
             close_timeout: Duration::from_secs(5),
             fallback: true,

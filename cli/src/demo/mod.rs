@@ -183,9 +183,9 @@ fn line_json(number: usize, case: &Case, outcome: &Result<Verified>) -> serde_js
         "type": "line",
         "line": number + 1,
         "name": case.way.name(),
-        "crc": case.wishes.crc,
-        "markers": case.wishes.markers,
-        "fpdu": case.wishes.fpdu,
+        "crc": case.peer_options.crc,
+        "markers": case.peer_options.markers,
+        "fpdu": case.peer_options.fpdu,
         "verified": outcome.is_ok(),
     });
     match outcome {

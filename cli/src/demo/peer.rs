@@ -4,9 +4,9 @@ use super::case::{Case, Way, all, blocks};
 use super::talk::{Go, HELLO, TALK_LEN, Verdict};
 use super::{raw, read_file};
 use crate::fail::{Failure, Result};
-use crate::link::{Depths, Half, Link, RECV, Until, Wait, completions, post, post_srq, send_copy};
 use crate::memory::Buffer;
 use crate::open::Opener;
+use crate::qp_setup::{Depths, Half, Link, RECV, Until, Wait, completions, post, post_srq, send_copy};
 use crate::stop::Stop;
 use crate::text;
 use std::path::PathBuf;
@@ -120,7 +120,7 @@ impl<'a> Line<'a> {
         let cq = peer.device.create_cq(RECVS + 64, options)?;
         let depths = Depths { srq: srq.clone(), ..Depths::new(16, RECVS) };
         let half = Half::on(&peer.device, pd, &cq, &depths)?;
-        let link = half.accept(request, &case.wishes.options(), &[], Until::stop(&peer.stop))?;
+        let link = half.accept(request, &case.peer_options.options(), &[], Until::stop(&peer.stop))?;
         let cell = Buffer::shared(pd, 8, Access::REMOTE_ATOMIC)?;
         Ok(Self { peer, way, corrupt, link, target, cell, srq, events, window, wrong: None })
     }
@@ -214,7 +214,7 @@ impl<'a> Line<'a> {
         });
         match &self.srq {
             Some(srq) => post_srq(srq, receives)?,
-            None => crate::link::post_recvs(&self.link.qp, receives)?,
+            None => crate::qp_setup::post_recvs(&self.link.qp, receives)?,
         }
         Ok(to)
     }

@@ -116,7 +116,7 @@ pub(crate) fn compare(
     slices: usize,
     progress: &mut Progress,
 ) -> Result<Comparison> {
-    let (raw, _raw_link) = Client::open(device, pd, peer, plan.wishes.congestion.as_deref())?;
+    let (raw, _raw_link) = Client::open(device, pd, peer, plan.peer_options.congestion.as_deref())?;
     let bench = Bench { device, pd, peer, plan, raw };
     let raw_size = bench.raw_size(TRIES.min(slices))?;
     let mut last = None;

@@ -1,7 +1,7 @@
 //! `uiw perf`: throughput and latency, alone or beside raw TCP.
 
 mod compare;
-mod lane;
+mod flow_state;
 mod opposite;
 pub(crate) mod pattern;
 mod plan;
@@ -13,8 +13,8 @@ pub(crate) mod source;
 use crate::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, seconds};
 use crate::child::Server;
 use crate::fail::Result;
-use crate::link::Wait;
 use crate::open::Opener;
+use crate::qp_setup::Wait;
 use crate::serve;
 use crate::service::Op;
 use crate::text::{self, Progress};

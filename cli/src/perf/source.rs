@@ -2,8 +2,8 @@
 
 use super::pattern;
 use crate::fail::Result;
-use crate::link::post_all;
 use crate::memory::{Buffer, at};
+use crate::qp_setup::post_all;
 use crate::service::Op;
 use verbs::{Qp, RemoteMr, SendFlags, SendOp, SendWr, Sge};
 

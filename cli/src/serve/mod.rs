@@ -7,7 +7,7 @@ pub(crate) mod perf;
 mod ping;
 mod sessions;
 
-use crate::args::{ConnArgs, Wishes, listen};
+use crate::args::{ConnArgs, PeerOptions, listen};
 use crate::fail::{Exit, Failure, Result};
 use crate::open::Opener;
 use crate::perf::raw;
@@ -45,7 +45,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     if args.until_stdin_ends {
         stop.on_stdin_end();
     }
-    serve(&opener.device()?, args.listen, &args.conn.wishes(), &stop)
+    serve(&opener.device()?, args.listen, &args.conn.peer_options(), &stop)
 }
 
 /// What all connections share.
@@ -54,14 +54,14 @@ struct Server {
     pd: Pd,
     stop: Arc<Stop>,
     /// For peers that do not say what they want.
-    wishes: Wishes,
+    peer_options: PeerOptions,
     sessions: Arc<Sessions>,
     budget: Budget,
 }
 
-fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>) -> Result<()> {
+fn serve(device: &Device, address: SocketAddr, peer_options: &PeerOptions, stop: &Arc<Stop>) -> Result<()> {
     let channel = Arc::new(CmChannel::default());
-    let options = Arc::new(wishes.options());
+    let options = Arc::new(peer_options.options());
     let listener = Listener::bind(device, address, BACKLOG, &options, &channel)
         .map_err(|error| cannot_listen(address, error))?;
     announce(listener.local_addr());
@@ -69,7 +69,7 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
         device: device.clone(),
         pd: device.alloc_pd()?,
         stop: Arc::clone(stop),
-        wishes: wishes.clone(),
+        peer_options: peer_options.clone(),
         sessions: Arc::default(),
         budget: Budget::default(),
     });

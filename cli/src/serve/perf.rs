@@ -3,11 +3,11 @@
 
 use super::{Server, opposite};
 use crate::fail::{Failure, Result};
-use crate::link::{
-    Depths, Half, Link, MAX_INLINE, RECV, Until, Wait, completions, post, post_recvs, send_copy,
-};
 use crate::memory::Buffer;
 use crate::perf::{pattern, raw::cpu_ns};
+use crate::qp_setup::{
+    Depths, Half, Link, MAX_INLINE, RECV, Until, Wait, completions, post, post_recvs, send_copy,
+};
 use crate::service::{Op, PerfOrder, PerfReply, Stats};
 use crate::spin::Spin;
 use verbs::cm::ConnRequest;
@@ -100,7 +100,7 @@ impl Session {
         let remote = open.remote();
         let reply = PerfReply { addr: remote.addr, rkey: remote.rkey, len: remote.len };
         let reply = serde_json::to_vec(&reply).unwrap_or_default();
-        let link = half.accept(request, &order.wishes.options(), &reply, Until::stop(&server.stop))?;
+        let link = half.accept(request, &order.peer_options.options(), &reply, Until::stop(&server.stop))?;
         let stats = Stats::default();
         Ok(Self { link, order: order.clone(), size, open, ring, slots, stats, again: Vec::new() })
     }

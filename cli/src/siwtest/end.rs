@@ -2,8 +2,8 @@
 
 use super::talk::{Kind, Op, Order, Talk};
 use crate::fail::{Failure, Result};
-use crate::link::{Half, Link, RECV, Until, Wait, completions, post, post_recv, post_recvs, send_copy};
 use crate::memory::Buffer;
+use crate::qp_setup::{Half, Link, RECV, Until, Wait, completions, post, post_recv, post_recvs, send_copy};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use verbs::{
 };
 
 /// How long nothing may move: no request and no receive completes, and TCP neither delivers nor receives a byte.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one wait may take, whatever moves: the largest order is 256 MiB.
 const BOUND: Duration = Duration::from_secs(600);
 /// Receives for talk.
@@ -50,7 +50,7 @@ pub(super) struct End {
 /// A wait that lasts as long as something moves, within [`BOUND`].
 struct Progress {
     bound: Instant,
-    /// What had moved at the beginning of the present [`PATIENCE`], and when that ends.
+    /// What had moved at the beginning of the present [`TIMEOUT`], and when that ends.
     seen: (u32, u64),
     deadline: Instant,
 }
@@ -58,7 +58,7 @@ struct Progress {
 impl Progress {
     fn new(end: &End) -> Self {
         let now = Instant::now();
-        Self { bound: now + BOUND, seen: end.moved(), deadline: now + PATIENCE }
+        Self { bound: now + BOUND, seen: end.moved(), deadline: now + TIMEOUT }
     }
 
     /// Whether the time is over in which something had to move.
@@ -70,7 +70,7 @@ impl Progress {
         let moved = end.moved();
         let stalled = now >= self.bound || moved == self.seen;
         self.seen = moved;
-        self.deadline = self.bound.min(now + PATIENCE);
+        self.deadline = self.bound.min(now + TIMEOUT);
         stalled
     }
 }
@@ -271,7 +271,7 @@ impl End {
                 return Err(self.lost(why));
             }
             if progress.is_stalled(self) {
-                self.note(format!("nothing moved for {PATIENCE:?}, waiting until {what}"));
+                self.note(format!("nothing moved for {TIMEOUT:?}, waiting until {what}"));
                 self.broken = true;
                 continue;
             }
@@ -372,7 +372,7 @@ impl End {
             if progress.is_stalled(self) {
                 let (posted, done) = self.all;
                 return Err(self.lost(format!(
-                    "{done} of {posted} requests and receives done; nothing moved for {PATIENCE:?}"
+                    "{done} of {posted} requests and receives done; nothing moved for {TIMEOUT:?}"
                 )));
             }
             self.step(Until::deadline(progress.deadline));

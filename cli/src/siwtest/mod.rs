@@ -9,8 +9,8 @@ mod talk;
 
 use crate::args::{ConnArgs, bytes as parse_bytes, resolve, seconds};
 use crate::fail::{Failure, Result};
-use crate::link::{Depths, Half};
 use crate::open::Opener;
+use crate::qp_setup::{Depths, Half};
 use crate::text;
 use end::End;
 use serde_json::json;
@@ -161,7 +161,7 @@ impl Args {
             ird: startup.ird,
             ord: startup.ord,
             startup_timeout: Duration::from_secs_f64(startup.timeout),
-            ..self.conn.wishes().options()
+            ..self.conn.peer_options().options()
         }
     }
 

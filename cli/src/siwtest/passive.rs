@@ -3,8 +3,8 @@
 use super::end::End;
 use super::{Args, DEPTH, Refused, orders, say};
 use crate::fail::{Failure, Result};
-use crate::link::{Depths, Half, Until};
 use crate::open::Opener;
+use crate::qp_setup::{Depths, Half, Until};
 use crate::stop::Stop;
 use crate::text;
 use serde_json::json;

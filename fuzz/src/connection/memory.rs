@@ -33,7 +33,7 @@ pub(crate) enum Part {
     WriteOnly,
     /// Atomics, and nothing else.
     AtomicOnly,
-    /// Without any right of peers but those of windows, as the memory behind a `Grant`.
+    /// Without any right of peers but those of windows, as the memory behind a `BoundWindow`.
     Granted,
 }
 

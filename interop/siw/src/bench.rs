@@ -233,8 +233,8 @@ impl Bench {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn run_uiw(&self, args: &[&str], patience: Duration) -> Result<Output> {
-        crate::shell::run(&mut self.uiw(args), patience)
+    pub fn run_uiw(&self, args: &[&str], timeout: Duration) -> Result<Output> {
+        crate::shell::run(&mut self.uiw(args), timeout)
     }
 
     /// Builds the libraries under stock programs, if that is not done: minutes on a busy machine, in which no program of a row may wait.
@@ -309,7 +309,7 @@ impl Bench {
     ///
     /// # Errors
     /// If it does not come up.
-    pub fn serve_guest(&self, command: &str, port: u16, patience: Duration) -> Result<Job> {
+    pub fn serve_guest(&self, command: &str, port: u16, timeout: Duration) -> Result<Job> {
         let script = format!(
             "while ss -Hltn | grep -q ':{port} '; do usleep 20000; done\n\
              {command} &\n\
@@ -317,7 +317,7 @@ impl Bench {
              echo guest is listening\n\
              wait $!"
         );
-        let mut job = self.vm.guest.start(&script, patience)?;
+        let mut job = self.vm.guest.start(&script, timeout)?;
         job.wait_for("guest is listening", LISTENING)?;
         Ok(job)
     }
@@ -379,9 +379,9 @@ impl Bench {
     ///
     /// # Errors
     /// If it does not.
-    pub fn partner_line(&mut self, what: &str, patience: Duration) -> Result<String> {
+    pub fn partner_line(&mut self, what: &str, timeout: Duration) -> Result<String> {
         let (_, job) = self.partner.as_mut().ok_or_else(|| Error::Failed("no partner runs".to_owned()))?;
-        job.wait_for(what, patience)
+        job.wait_for(what, timeout)
     }
 
     /// `uiw siwtest --listen` on the host, with these arguments: started if it does not run. Gives its port.
@@ -409,10 +409,10 @@ impl Bench {
     ///
     /// # Errors
     /// If it does not.
-    pub fn listener_line(&mut self, what: &str, patience: Duration) -> Result<String> {
+    pub fn listener_line(&mut self, what: &str, timeout: Duration) -> Result<String> {
         let (_, process, _) =
             self.listener.as_mut().ok_or_else(|| Error::Failed("nothing listens".to_owned()))?;
-        process.wait_for(what, patience)
+        process.wait_for(what, timeout)
     }
 
     /// The last line that the listener on the host has said.

@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// The longest that a program of a test may run.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// A program that runs. Killed when dropped.
@@ -48,7 +48,7 @@ impl Running {
         if let Some(err) = child.stderr.take() {
             readers.push(collect(err, &said));
         }
-        Self { child, name, said, readers, until: Instant::now() + PATIENCE }
+        Self { child, name, said, readers, until: Instant::now() + TIMEOUT }
     }
 
     /// Waits until it listens on TCP port `port`.

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use verbs::{
-    Access, ConnOptions, ConnSettings, Connection, Device, Grant, Listener, Mr, Pd, RemoteMr, SharedMr,
+    Access, BoundWindow, ConnOptions, ConnSettings, Connection, Device, Listener, Mr, Pd, RemoteMr, SharedMr,
 };
 
 /// For a crowd on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 /// Bytes of messages: from none to several segments of any MTU.
 const MESSAGES: [usize; 5] = [0, 1, 1441, 9001, 20_000];
 const LARGEST: usize = MESSAGES[MESSAGES.len() - 1];
@@ -46,7 +46,7 @@ fn places() -> impl Iterator<Item = (u64, usize)> {
 
 fn settings() -> ConnSettings {
     // A crowd's messages may wait for their receives on a busy machine.
-    let options = ConnOptions { no_receive_timeout: PATIENCE, ..ConnOptions::default() };
+    let options = ConnOptions { no_receive_timeout: TIMEOUT, ..ConnOptions::default() };
     ConnSettings {
         options,
         recv_size: LARGEST as u32,
@@ -94,7 +94,7 @@ async fn all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> V
 }
 
 fn within<T>(device: &Device, what: &str, future: impl Future<Output = T>) -> T {
-    device.block_on_for(PATIENCE, future).unwrap_or_else(|| panic!("{what}: not in {PATIENCE:?}"))
+    device.block_on_for(TIMEOUT, future).unwrap_or_else(|| panic!("{what}: not in {TIMEOUT:?}"))
 }
 
 /// Takes `count` connections and does everything with each; ends with them.
@@ -131,14 +131,14 @@ pub(crate) fn call(device: &Device, pd: &Pd, to: SocketAddr, count: usize) {
 struct Ours {
     memory: SharedMr,
     /// For its two ways of invalidating.
-    grants: [Grant; 2],
+    windows: [BoundWindow; 2],
 }
 
 /// What the other end has for us.
 #[derive(Clone, Copy)]
 struct Theirs {
     memory: RemoteMr,
-    grants: [RemoteMr; 2],
+    windows: [RemoteMr; 2],
 }
 
 impl Ours {
@@ -146,14 +146,15 @@ impl Ours {
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let memory = pd.share(LEN as usize, access).expect("memory");
         memory.write(SOURCE, &bytes((WORDS - SOURCE) as usize, 1)).expect("in range");
-        let grant = async || memory.grant(connection, 0..64, Access::REMOTE_WRITE).await.expect("a window");
-        let grants = [grant().await, grant().await];
-        Self { memory, grants }
+        let window =
+            async || memory.bind_window(connection, 0..64, Access::REMOTE_WRITE).await.expect("a window");
+        let windows = [window().await, window().await];
+        Self { memory, windows }
     }
 
     fn told(&self) -> Vec<u8> {
         let all = self.memory.remote(0..LEN).expect("in range");
-        [all, self.grants[0].remote(), self.grants[1].remote()]
+        [all, self.windows[0].remote(), self.windows[1].remote()]
             .into_iter()
             .flat_map(RemoteMr::to_bytes)
             .collect()
@@ -165,7 +166,7 @@ impl Theirs {
         let mut parts =
             message.chunks(message.len() / 3).map(|part| RemoteMr::from_bytes(part).expect("memory"));
         let mut next = || parts.next().expect("three of them");
-        Self { memory: next(), grants: [next(), next()] }
+        Self { memory: next(), windows: [next(), next()] }
     }
 
     fn place(&self, at: u64, len: usize) -> RemoteMr {
@@ -219,7 +220,7 @@ async fn ask(pd: &Pd, connection: &Connection, theirs: Theirs) {
             .0
             .expect("an immediate");
     }
-    let [first, second] = theirs.grants.map(|grant| grant.rkey);
+    let [first, second] = theirs.windows.map(|window| window.rkey);
     connection.send_invalidate(buffer(pd, 700, 30), first).await.0.expect("Send with Invalidate");
     connection.send_solicited_invalidate(buffer(pd, 800, 31), second).await.0.expect("the solicited one");
     let [a, b] = [0, 1].map(|n| {
@@ -247,10 +248,10 @@ async fn answer(connection: &Connection, ours: &Ours) {
             assert_eq!((message.imm(), message.invalidated(), message.write_len()), (imm, None, None));
         }
     }
-    for (grant, (len, seed)) in ours.grants.iter().zip([(700, 30), (800, 31)]) {
+    for (window, (len, seed)) in ours.windows.iter().zip([(700, 30), (800, 31)]) {
         let message = next().await;
         assert!(*message == bytes(len, seed), "Send with Invalidate of {len} bytes");
-        assert_eq!(message.invalidated(), Some(grant.remote().rkey));
+        assert_eq!(message.invalidated(), Some(window.remote().rkey));
     }
     for (n, len) in WITH_IMMEDIATE.into_iter().enumerate() {
         let message = next().await;

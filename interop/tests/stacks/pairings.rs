@@ -114,7 +114,7 @@ fn serve_all(link: Link, stack: Stack, count: usize) {
                     let to = SocketAddr::new(address.parse().expect("an address"), port);
                     exchange::call(&device, &pd, to, count);
                 }
-                device.settle(Duration::from_secs(10));
+                device.wait_idle(Duration::from_secs(10));
             }
         });
     });
@@ -148,7 +148,7 @@ pub(crate) fn exchange_between(
                 println!("{client} to {server} at {address}");
                 exchange::call(&device, &pd, SocketAddr::new(address.parse().expect("an address"), port), 1);
             }
-            device.settle(Duration::from_secs(10));
+            device.wait_idle(Duration::from_secs(10));
         });
     });
 }

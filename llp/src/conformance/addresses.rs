@@ -40,7 +40,7 @@ fn port_is_free_again(s: &mut Session) -> Verdict {
     let listener = s.listen()?;
     let at = listener.local_addr();
     drop(listener);
-    s.settle()?;
+    s.wait_idle()?;
     let again = s.stack(SERVER).listen(at, &ListenOptions::default(), LISTENER);
     again.map(drop).map_err(unexpected("listening where a listener was dropped"))
 }

@@ -58,7 +58,7 @@ fn level_triggered(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     s.send_all(HERE, &mut *client, b"0123456789")?;
     s.until("all bytes are there", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
-    s.settle()?;
+    s.wait_idle()?;
     for left in (1..=10).rev() {
         for _ in 0..3 {
             s.poll()?;
@@ -155,7 +155,7 @@ fn events_are_appended(s: &mut Session) -> Verdict {
 fn clock(s: &mut Session) -> Verdict {
     const ROUNDS: usize = 50;
     let _pair = s.pair()?;
-    s.settle()?;
+    s.wait_idle()?;
     for which in [CLIENT, SERVER] {
         let mut before = s.stack(which).now();
         let mut late = 0;

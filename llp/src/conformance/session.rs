@@ -37,7 +37,7 @@ pub(super) struct Session {
     stacks: Vec<Driven>,
     pub(super) ips: [IpAddr; 2],
     advance: Option<Advance>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 struct Driven {
@@ -58,8 +58,8 @@ pub(super) struct Pair {
 
 impl Session {
     pub(super) fn new(peers: Peers) -> Self {
-        let Peers { stacks, ips, advance, patience } = peers;
-        let mut session = Self { stacks: Vec::new(), ips, advance, patience };
+        let Peers { stacks, ips, advance, timeout } = peers;
+        let mut session = Self { stacks: Vec::new(), ips, advance, timeout };
         for stack in stacks {
             session.add(stack);
         }
@@ -88,8 +88,8 @@ impl Session {
     }
 
     /// How long to wait for what must happen.
-    pub(super) fn patience(&self) -> Duration {
-        self.patience
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// Polls every stack.
@@ -151,7 +151,7 @@ impl Session {
             }
             rounds += 1;
             silent = if self.stacks.iter().all(|driven| driven.events.is_empty()) { silent + 1 } else { 0 };
-            let left = self.patience.saturating_sub(begin.elapsed());
+            let left = self.timeout.saturating_sub(begin.elapsed());
             let over = match self.advance {
                 Some(_) => silent > SILENT_ROUNDS || rounds > ROUNDS,
                 None => left.is_zero(),
@@ -204,7 +204,7 @@ impl Session {
     }
 
     /// Lets what is on its way arrive.
-    pub(super) fn settle(&mut self) -> Verdict {
+    pub(super) fn wait_idle(&mut self) -> Verdict {
         self.never("", |_| Ok(false))
     }
 
@@ -352,7 +352,7 @@ impl Session {
         for _ in 0..SILENT_ROUNDS {
             // All are told, also when the first one is not done.
             let busy =
-                self.stacks.iter_mut().filter_map(|driven| (!driven.stack.farewell()).then_some(())).count();
+                self.stacks.iter_mut().filter_map(|driven| (!driven.stack.drain()).then_some(())).count();
             let done = busy == 0;
             if done || Instant::now() > end || self.poll().is_err() {
                 return;

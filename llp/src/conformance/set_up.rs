@@ -68,7 +68,7 @@ fn refused(s: &mut Session) -> Verdict {
     let listener = s.listen()?;
     let nobody = listener.local_addr();
     drop(listener);
-    s.settle()?;
+    s.wait_idle()?;
     let mut client = match s.stack(CLIENT).connect(None, nobody, &StreamOptions::default(), CONNECTED) {
         // It may be known at once.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(()),
@@ -177,7 +177,7 @@ fn backlog(s: &mut Session) -> Verdict {
     for number in 0..COUNT {
         clients.push((Token(number), s.connect(listener.local_addr(), Token(number))?));
     }
-    s.settle()?;
+    s.wait_idle()?;
     // Those that found no room are refused or try again. Whoever is accepted is one of the others, and can talk.
     for number in 0..BACKLOG {
         let token = Token(100 + u64::from(number));
@@ -199,7 +199,7 @@ fn data_before_accept(s: &mut Session) -> Verdict {
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
     s.made(&mut *client, CONNECTED)?;
     s.send_all((CLIENT, CONNECTED), &mut *client, b"early")?;
-    s.settle()?;
+    s.wait_idle()?;
     let mut server = s.accept(&mut *listener, ACCEPTED)?;
     s.until("an event of bytes that came before accept", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
     s.expect((SERVER, ACCEPTED), &mut *server, b"early")
@@ -212,7 +212,7 @@ fn peer_closed_while_queued(s: &mut Session) -> Verdict {
     let bytes = pattern(2000);
     s.send_all((CLIENT, CONNECTED), &mut *client, &bytes)?;
     drop(client);
-    s.settle()?;
+    s.wait_idle()?;
     let mut server = s.accept(&mut *listener, ACCEPTED)?;
     s.expect((SERVER, ACCEPTED), &mut *server, &bytes)?;
     s.expect_fin((SERVER, ACCEPTED), &mut *server)
@@ -223,7 +223,7 @@ fn peer_reset_while_queued(s: &mut Session) -> Verdict {
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
     s.made(&mut *client, CONNECTED)?;
     client.abort();
-    s.settle()?;
+    s.wait_idle()?;
     // The stack may pass it over, or give a stream that says so.
     match listener.accept(ACCEPTED) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -258,7 +258,7 @@ fn listener_dropped_with_queue(s: &mut Session) -> Verdict {
     let listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
     s.made(&mut *client, CONNECTED)?;
-    s.settle()?;
+    s.wait_idle()?;
     drop(listener);
     client.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
     s.until("an event of the connection that was not accepted", |s| Ok(s.is_readable(CLIENT, CONNECTED)))?;

@@ -152,9 +152,9 @@ fn move_wakes(s: &mut Session) -> Verdict {
     s.send_all(HERE, &mut *client, b"x")?;
     s.until("the byte", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
     detach(&mut *server)?;
-    let patience = s.patience();
+    let timeout = s.timeout();
     let woken = std::thread::scope(|scope| {
-        let sleeper = scope.spawn(|| ready(&[Some(&fd)], patience).contains(&true));
+        let sleeper = scope.spawn(|| ready(&[Some(&fd)], timeout).contains(&true));
         adopt(s, shard, &mut server, MOVED)?;
         Ok(sleeper.join().unwrap_or(false))
     })?;
@@ -214,7 +214,7 @@ fn move_with_fin(s: &mut Session) -> Verdict {
             s.send_all(HERE, &mut *client, b"last")?;
             client.shutdown().map_err(unexpected("shutdown"))?;
         }
-        s.settle()?;
+        s.wait_idle()?;
         adopt(s, shard, &mut server, MOVED)?;
         s.until("an event of what came meanwhile", |s| Ok(s.is_readable(shard, MOVED)))?;
         if is_reset {
@@ -333,9 +333,9 @@ fn shards_at_once(s: &mut Session) -> Verdict {
         let which = shard(s)?;
         shards.extend(s.take_last().filter(|_| which > SERVER));
     }
-    let (at, patience) = (s.at(SERVER), s.patience());
+    let (at, timeout) = (s.at(SERVER), s.timeout());
     let results = std::thread::scope(|scope| {
-        let threads = shards.into_iter().map(|shard| scope.spawn(move || to_and_fro(shard, at, patience)));
+        let threads = shards.into_iter().map(|shard| scope.spawn(move || to_and_fro(shard, at, timeout)));
         let threads: Vec<_> = threads.collect();
         threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>()
     });
@@ -346,7 +346,7 @@ fn shards_at_once(s: &mut Session) -> Verdict {
 }
 
 /// Moves a megabyte over a connection with both ends in `stack`.
-fn to_and_fro(mut stack: Box<dyn Stack>, at: SocketAddr, patience: Duration) -> Verdict {
+fn to_and_fro(mut stack: Box<dyn Stack>, at: SocketAddr, timeout: Duration) -> Verdict {
     const LISTENING: Token = Token(0);
     let mut listener =
         stack.listen(at, &ListenOptions::default(), LISTENING).map_err(unexpected("listen"))?;
@@ -358,7 +358,7 @@ fn to_and_fro(mut stack: Box<dyn Stack>, at: SocketAddr, patience: Duration) -> 
     let (mut sent, mut got, mut events) = (0, Vec::new(), Vec::<Event>::new());
     let begin = Instant::now();
     while got.len() < bytes.len() {
-        ensure!(begin.elapsed() < patience, "{} bytes came, {sent} were sent", got.len());
+        ensure!(begin.elapsed() < timeout, "{} bytes came, {sent} were sent", got.len());
         events.clear();
         stack.poll(&mut events).map_err(unexpected("poll"))?;
         for event in &events {

@@ -201,7 +201,7 @@ fn recv_would_block(s: &mut Session) -> Verdict {
     for _ in 0..3 {
         expect_kind("recv of nothing", recv(&mut *server, 10), ErrorKind::WouldBlock)?;
         expect_kind("recv of nothing", recv(&mut *client, 10), ErrorKind::WouldBlock)?;
-        s.settle()?;
+        s.wait_idle()?;
     }
     Ok(())
 }
@@ -225,7 +225,7 @@ fn send_would_block(s: &mut Session) -> Verdict {
             Ok(count @ 1..) => (sent, full) = (sent + count, 0),
             Ok(_) => return Err(Stop::Failed("send took no byte, and says so as success".into())),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                s.settle()?;
+                s.wait_idle()?;
                 full += 1;
             }
             Err(error) => return Err(unexpected("send")(error)),

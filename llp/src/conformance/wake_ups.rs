@@ -53,9 +53,9 @@ fn is_ready(fd: &OwnedFd, longest: Duration) -> bool {
 /// tells what is expected.
 fn wakes(s: &mut Session, expected: Token, act: impl FnOnce(&mut Session) -> Verdict) -> Verdict {
     let fd = quiet(s)?;
-    let patience = s.patience();
+    let timeout = s.timeout();
     let woken = std::thread::scope(|scope| {
-        let sleeper = scope.spawn(|| is_ready(&fd, patience));
+        let sleeper = scope.spawn(|| is_ready(&fd, timeout));
         act(s)?;
         while !sleeper.is_finished() {
             s.poll_one(CLIENT)?;
@@ -123,7 +123,7 @@ fn woken_by_interest(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     server.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
     s.send_all(HERE, &mut *client, b"x")?;
-    s.settle()?;
+    s.wait_idle()?;
     wakes(s, ACCEPTED, |_| server.set_interest(Interest::READ).map_err(unexpected("set_interest")))
 }
 
@@ -133,10 +133,10 @@ fn woken_by_accept(s: &mut Session) -> Verdict {
     s.made(&mut *client, CONNECTED)?;
     s.send_all(HERE, &mut *client, b"x")?;
     s.until("the listener is readable", |s| Ok(s.is_readable(SERVER, LISTENER)))?;
-    s.settle()?;
+    s.wait_idle()?;
     let fd = s.wait_fd(SERVER)?;
     let mut server = listener.accept(ACCEPTED).map_err(unexpected("accept"))?;
-    ensure!(is_ready(&fd, s.patience()), "who sleeps in the descriptor is not woken");
+    ensure!(is_ready(&fd, s.timeout()), "who sleeps in the descriptor is not woken");
     s.until("the byte", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
     s.expect((SERVER, ACCEPTED), &mut *server, b"x")
 }
@@ -154,7 +154,7 @@ fn recv_wakes_for_others(s: &mut Session) -> Verdict {
         s.poll_one(CLIENT)?;
         expect_kind("recv of nothing", recv(&mut *server, 1), ErrorKind::WouldBlock)?;
     }
-    ensure!(is_ready(&fd, s.patience()), "who sleeps for the other stream is not woken");
+    ensure!(is_ready(&fd, s.timeout()), "who sleeps for the other stream is not woken");
     s.until("the event of the other stream", |s| Ok(s.is_readable(SERVER, other.1)))?;
     s.expect((SERVER, other.1), &mut *other_server, b"x")?;
     s.send_all(HERE, &mut *client, b"y")?;
@@ -171,7 +171,7 @@ fn descriptor_of_the_driver(s: &mut Session) -> Verdict {
         Err(Errno::INVAL) => return Err(Stop::NotOffered("an epoll set as its descriptor")),
         result => result.map_err(system)?,
     }
-    ensure!(is_ready(&fd, s.patience()), "an epoll set with a readable descriptor in it is not readable");
+    ensure!(is_ready(&fd, s.timeout()), "an epoll set with a readable descriptor in it is not readable");
     for _ in 0..3 {
         s.poll()?;
         let strange = s.events(SERVER).iter().find(|event| event.token != Token(u64::MAX));

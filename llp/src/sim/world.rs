@@ -133,7 +133,7 @@ impl World {
         let target = self.time + by;
         while let Some(due) = self.next_due(None).filter(|&due| due <= target) {
             self.time = self.time.max(due);
-            self.settle();
+            self.process_due();
         }
         self.time = target;
     }
@@ -141,7 +141,7 @@ impl World {
     pub(super) fn step(&mut self) -> bool {
         let Some(due) = self.next_due(None) else { return false };
         self.time = self.time.max(due);
-        self.settle();
+        self.process_due();
         true
     }
 
@@ -169,7 +169,7 @@ impl World {
     }
 
     /// Lets everything happen that is due.
-    fn settle(&mut self) {
+    fn process_due(&mut self) {
         let mut waiting = Vec::new();
         for request in std::mem::take(&mut self.requests) {
             if request.due > self.time || self.request_stalled(&request) {
@@ -311,7 +311,7 @@ impl World {
         listener: ListenerId,
         token: Token,
     ) -> io::Result<(EndId, SocketAddr, SocketAddr)> {
-        self.settle();
+        self.process_due();
         let Some(listening) = self.listeners.get_mut(&listener) else {
             return Err(ErrorKind::NotConnected.into());
         };
@@ -325,7 +325,7 @@ impl World {
     }
 
     pub(super) fn connect_result(&mut self, id: EndId) -> io::Result<bool> {
-        self.settle();
+        self.process_due();
         match self.end(id)?.state {
             State::Connecting => Ok(false),
             State::Made => Ok(true),

@@ -492,7 +492,7 @@ impl<L: Link> SmolInterface<L> {
     }
 
     /// Takes what the link has, and tells how many bytes of the connection can be looked at in one piece; none behind its end.
-    pub(super) fn look(&mut self, id: ConnId) -> io::Result<usize> {
+    pub(super) fn peek(&mut self, id: ConnId) -> io::Result<usize> {
         self.tick();
         self.tell(Some(id.0));
         self.conns[id.0].received().map(|bytes| bytes.len())

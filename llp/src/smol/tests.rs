@@ -11,7 +11,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 struct World {
     stacks: [SmolStack<PipeLink>; 2],
@@ -44,7 +44,7 @@ impl World {
     }
 
     fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while !done(self) {
             assert!(Instant::now() < end, "nothing happens");
             self.step();
@@ -387,37 +387,37 @@ fn the_descriptor_tells_what_nobody_polled_for() {
 
 /// Bytes are used where they lie; what is of no use yet is news again only with more behind it, or with the end.
 #[test]
-fn bytes_are_looked_at_where_they_lie() {
+fn peek_returns_bytes_in_the_receive_buffer() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
-    assert_eq!(server.look().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(server.peek().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
     client.send(&[IoVec::from(&b"one, tw"[..])]).unwrap();
     world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
-    let mut look = server.look().unwrap().unwrap();
-    assert_eq!(look.bytes(), b"one, tw");
-    assert!(look.can_grow(5));
-    look.consume(5, Rest::WaitForMore);
+    let mut buf = server.peek().unwrap().unwrap();
+    assert_eq!(buf.bytes(), b"one, tw");
+    assert!(buf.can_grow(5));
+    buf.consume(5, Rest::WaitForMore);
     world.step();
     assert!(world.told(1, 2).is_none());
-    assert_eq!(server.look().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(server.peek().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
     client.send(&[IoVec::from(&b"o"[..])]).unwrap();
     world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
-    let mut look = server.look().unwrap().unwrap();
-    assert_eq!(look.bytes(), b"two");
-    look.consume(1, Rest::WaitForMore);
+    let mut buf = server.peek().unwrap().unwrap();
+    assert_eq!(buf.bytes(), b"two");
+    buf.consume(1, Rest::WaitForMore);
     client.shutdown().unwrap();
     world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
-    let look = server.look().unwrap().unwrap();
-    assert!(!look.can_grow(0), "nothing comes behind a FIN");
-    drop(look);
+    let buf = server.peek().unwrap().unwrap();
+    assert!(!buf.can_grow(0), "nothing comes behind a FIN");
+    drop(buf);
     let mut block = [0; 10];
-    assert_eq!(server.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 2, "a look takes nothing");
-    assert!(server.look().unwrap().unwrap().bytes().is_empty(), "the FIN");
+    assert_eq!(server.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 2, "a peek takes nothing");
+    assert!(server.peek().unwrap().unwrap().bytes().is_empty(), "the FIN");
 }
 
 /// Round and round the buffer: pieces that end where it ends are followed by those at its front.
 #[test]
-fn looks_pass_the_end_of_the_buffer() {
+fn peeks_pass_the_end_of_the_buffer() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
     let bytes = pattern(3_500_000);
@@ -426,13 +426,13 @@ fn looks_pass_the_end_of_the_buffer() {
         if let Ok(count) = client.send(&[IoVec::from(&bytes[sent..bytes.len().min(sent + 50_000)])]) {
             sent += count;
         }
-        if let Ok(Some(mut look)) = server.look() {
+        if let Ok(Some(mut buf)) = server.peek() {
             // An odd number of bytes stays.
-            let len = look.bytes().len();
+            let len = buf.bytes().len();
             let take = (len.max(8) - 7).min(len);
-            came.extend_from_slice(&look.bytes()[..take]);
-            ends += usize::from(!look.can_grow(take));
-            look.consume(take, Rest::Useful);
+            came.extend_from_slice(&buf.bytes()[..take]);
+            ends += usize::from(!buf.can_grow(take));
+            buf.consume(take, Rest::Useful);
         }
         came.len() > 3_400_000
     });
@@ -528,8 +528,8 @@ fn the_descriptor_is_readable_as_long_as_a_poll_tells() {
     world.until(|_| !ready());
     client.send(&[IoVec::from(&b"34"[..])]).unwrap();
     // Taken off the link and left by a look.
-    world.until(|_| server.look().is_ok_and(|look| look.is_some()));
+    world.until(|_| server.peek().is_ok_and(|buf| buf.is_some()));
     assert!(ready());
-    server.look().unwrap().unwrap().consume(2, Rest::Useful);
+    server.peek().unwrap().unwrap().consume(2, Rest::Useful);
     world.until(|_| !ready());
 }

@@ -131,7 +131,7 @@ fn defects_of_descriptors_and_shards_are_found() {
             listening: None,
         };
         failing(*defect, expected, || {
-            Peers::new((stack(), ip), (stack(), ip)).with_patience(Duration::from_millis(200))
+            Peers::new((stack(), ip), (stack(), ip)).with_timeout(Duration::from_millis(200))
         });
     }
 }

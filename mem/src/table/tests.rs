@@ -2,7 +2,7 @@
 
 mod concurrent;
 mod entries;
-mod recent;
+mod mr_cache;
 
 use super::*;
 use crate::{Gone, InvalidateError, Pinned};

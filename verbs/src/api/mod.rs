@@ -5,10 +5,10 @@
 
 mod buf;
 mod connection;
+mod dispatcher;
 mod listener;
 mod message;
 mod op;
-mod router;
 mod shared;
 
 pub use buf::{IoBuf, IoBufMut, Mr};
@@ -16,4 +16,4 @@ pub use connection::{ConnSettings, Connection};
 pub use listener::{Incoming, Listener};
 pub use message::Message;
 pub use op::{Done, Op, WcError};
-pub use shared::{Grant, SharedMr};
+pub use shared::{BoundWindow, SharedMr};

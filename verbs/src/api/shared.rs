@@ -16,7 +16,7 @@ pub struct SharedMr(Arc<RawMr>);
 
 impl Pd {
     /// `len` zeroed bytes that peers may reach with `access` (any of the `REMOTE_*` rights; local ones are implied). With none,
-    /// peers get in through a [`Grant`] only.
+    /// peers get in through a [`BoundWindow`] only.
     ///
     /// # Errors
     /// [`Error::Io`] when there is no memory, [`Error::Register`].
@@ -123,12 +123,17 @@ impl SharedMr {
         self.0.remote().slice(range)
     }
 
-    /// Opens bytes `range` with `access` to the peer of one connection only. Dropping the [`Grant`] closes them again; the key
+    /// Opens bytes `range` with `access` to the peer of one connection only. Dropping the [`BoundWindow`] closes them again; the key
     /// is of no use to anybody else (RFC 5042 section 5).
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::Register`]; [`Error::NotConnected`] when the connection ends meanwhile.
-    pub async fn grant(&self, connection: &Connection, range: Range<u64>, access: Access) -> Result<Grant> {
+    pub async fn bind_window(
+        &self,
+        connection: &Connection,
+        range: Range<u64>,
+        access: Access,
+    ) -> Result<BoundWindow> {
         let remote = self.remote(range)?;
         let window = connection.pd().alloc_window(WindowType::Two)?;
         let before = window.stag();
@@ -145,7 +150,11 @@ impl SharedMr {
         let kept = (window, self.clone());
         let (result, (window, memory)) = connection.local_request(SendOp::Bind(bind), kept).await;
         result.map_err(|_| Error::NotConnected)?;
-        Ok(Grant { remote: RemoteMr { rkey: window.stag().0, ..remote }, _window: window, _memory: memory })
+        Ok(BoundWindow {
+            remote: RemoteMr { rkey: window.stag().0, ..remote },
+            _window: window,
+            _memory: memory,
+        })
     }
 }
 
@@ -160,13 +169,13 @@ impl std::fmt::Debug for SharedMr {
 }
 
 /// A window on shared memory for the peer of one connection. Dropping it revokes the key.
-pub struct Grant {
+pub struct BoundWindow {
     remote: RemoteMr,
     _window: RawMw,
     _memory: SharedMr,
 }
 
-impl Grant {
+impl BoundWindow {
     /// What the peer must know.
     #[must_use]
     pub fn remote(&self) -> RemoteMr {

@@ -45,7 +45,7 @@ pub enum CmEventKind {
     /// The connection could not be set up: refused, rejected, timed out, or the peer speaks something else.
     Failed(Error),
     /// The connection has ended.
-    Disconnected(Ending),
+    Disconnected(CloseReason),
     /// Nobody can come to a listener: the interface of a TCP in this process is down or gone.
     Deaf {
         /// Which one.
@@ -70,7 +70,7 @@ impl CmEvent {
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ending {
+pub struct CloseReason {
     /// The Terminate behind it.
     pub reason: Option<WireReason>,
     /// Whether both sides closed in order, or the application wanted it.
@@ -147,7 +147,7 @@ impl CmSide {
     }
 
     /// The stream has ended.
-    pub(crate) fn ended(&mut self, ending: Ending, wakes: &mut Wakes) {
+    pub(crate) fn ended(&mut self, ending: CloseReason, wakes: &mut Wakes) {
         match self.state {
             CmState::Established => self.tell(CmEventKind::Disconnected(ending), wakes),
             CmState::Nothing => self.tell(CmEventKind::Failed(Error::NotConnected), wakes),

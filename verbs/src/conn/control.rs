@@ -40,7 +40,7 @@ impl Conn {
     /// After a refusal: whether TCP will be tried once more.
     fn retries(&mut self, services: &mut Services) -> bool {
         let (since, pause) = self.refused.unwrap_or((services.now, FIRST_PAUSE));
-        let limit = since.after(self.options.refused_patience);
+        let limit = since.after(self.options.refused_retry_time);
         if self.stream.is_loopback() || services.now.after(pause) > limit {
             return false;
         }

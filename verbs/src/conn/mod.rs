@@ -177,7 +177,7 @@ impl Conn {
     }
 
     /// Reads though the stack told of nothing, and nothing was posted: sends only if something came or waits. True when bytes moved.
-    pub(crate) fn on_look(&mut self, services: &mut Services) -> bool {
+    pub(crate) fn on_poll(&mut self, services: &mut Services) -> bool {
         if !self.stream.is_open() {
             return self.on_readable(services);
         }

@@ -153,8 +153,8 @@ impl Conn {
     /// FPDUs of a stack in this process: verified where they lie in its receive buffer, behind `have` bytes of an FPDU that are in
     /// staging, then copied once, to their place. Only one that wraps the buffer's end is staged.
     fn peek(&mut self, have: usize, services: &mut Services) -> PeekResult {
-        let mut look = match self.socket.look() {
-            Ok(Some(look)) => look,
+        let mut buf = match self.socket.peek() {
+            Ok(Some(buf)) => buf,
             Ok(None) => return PeekResult::Elsewhere,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return PeekResult::Nothing,
             Err(error) => return PeekResult::Lost(error),
@@ -162,7 +162,7 @@ impl Conn {
         if have > 0 {
             return PeekResult::Staged { until: self.stream.needed().max(have + 1) };
         }
-        let bytes = look.bytes();
+        let bytes = buf.bytes();
         if bytes.is_empty() {
             // The peer's FIN, which `recv` tells.
             return PeekResult::Elsewhere;
@@ -172,16 +172,16 @@ impl Conn {
         let limited = piece < bytes.len();
         let used = self.handle_bytes(&mut bytes[..piece], services);
         services.moved += used;
-        let more = limited || !look.can_grow(used);
+        let more = limited || !buf.can_grow(used);
         if used == piece || limited || !self.stream.wants_bytes() {
-            look.consume(used, Rest::Useful);
+            buf.consume(used, Rest::Useful);
             return PeekResult::Used { more };
         }
         if more {
-            look.consume(used, Rest::Useful);
+            buf.consume(used, Rest::Useful);
             return PeekResult::Staged { until: self.stream.needed().max(1) };
         }
-        look.consume(used, Rest::WaitForMore);
+        buf.consume(used, Rest::WaitForMore);
         PeekResult::Used { more }
     }
 

@@ -55,8 +55,8 @@ fn a_grant_that_nobody_waits_for_does_not_end_the_connection() {
     let write = client.write(buffer(&pd, 5, 4 << 20), target.remote(0..4 << 20).unwrap());
     {
         // The bind waits behind the Write.
-        let mut grant = pin!(client_grant(&own, &client));
-        assert!(grant.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let mut window = pin!(client_window(&own, &client));
+        assert!(window.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
     drop(own);
     simulation.run(
@@ -68,8 +68,8 @@ fn a_grant_that_nobody_waits_for_does_not_end_the_connection() {
     );
 }
 
-async fn client_grant(memory: &verbs::SharedMr, connection: &verbs::Connection) {
-    let _ = memory.grant(connection, 0..4096, Access::REMOTE_READ).await;
+async fn client_window(memory: &verbs::SharedMr, connection: &verbs::Connection) {
+    let _ = memory.bind_window(connection, 0..4096, Access::REMOTE_READ).await;
 }
 
 /// Drops an operation when woken.

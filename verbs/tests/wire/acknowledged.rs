@@ -155,9 +155,9 @@ fn a_farewell_that_is_not_answered_ends_all_the_same() {
     let scripted = ConnOptions { acknowledged: true, close_timeout: Duration::from_millis(50), ..plain() };
     let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
     drop(end.qp);
-    assert!(!end.device.settle(Duration::ZERO));
+    assert!(!end.device.wait_idle(Duration::ZERO));
     assert_eq!(peer.expect_fpdu().read_request().len, 0);
-    assert!(end.device.settle(Duration::from_secs(20)));
+    assert!(end.device.wait_idle(Duration::from_secs(20)));
     assert!(peer.rest().is_empty());
 }
 

@@ -178,7 +178,7 @@ fn negative_vectors_of_the_startup_close() {
             assert!(peer.rest().is_empty());
         } else {
             // Closed at once, and not when the time for the set-up is over.
-            let options = ConnOptions { startup_timeout: 10 * crate::peer::PATIENCE, ..plain() };
+            let options = ConnOptions { startup_timeout: 10 * crate::peer::TIMEOUT, ..plain() };
             let listener = end.listen(&options);
             let mut peer = Peer::connect(listener.local_addr());
             peer.raw(&bytes(vector));

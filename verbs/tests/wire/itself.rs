@@ -174,7 +174,7 @@ fn closes_in_order_and_goes_away_with_work_under_way() {
             end.op(id, SendOp::Read { remote: end.remote(0), invalidate: None }, 0, 64 << 10);
         }
         drop(end.qp);
-        assert!(end.device.settle(Duration::from_secs(20)));
+        assert!(end.device.wait_idle(Duration::from_secs(20)));
     }
 }
 

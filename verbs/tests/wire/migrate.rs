@@ -12,9 +12,9 @@ fn listen(device: &Device, channel: &Arc<CmChannel>) -> Listener {
 
 /// Drives until an event waits, and leaves it there.
 fn let_it_come(device: &Device, channel: &CmChannel) {
-    let patience = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while channel.is_empty() {
-        assert!(Instant::now() < patience, "no event came");
+        assert!(Instant::now() < deadline, "no event came");
         device.pump();
         std::thread::yield_now();
     }

@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Longer than anything takes that happens at all.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) struct Peer {
     pub(crate) tcp: TcpStream,
@@ -91,8 +91,8 @@ pub(crate) fn with(mut frame: Frame, enhanced: Enhanced) -> Frame {
 impl Peer {
     pub(crate) fn new(tcp: TcpStream) -> Self {
         tcp.set_nodelay(true).unwrap();
-        tcp.set_read_timeout(Some(PATIENCE)).unwrap();
-        tcp.set_write_timeout(Some(PATIENCE)).unwrap();
+        tcp.set_read_timeout(Some(TIMEOUT)).unwrap();
+        tcp.set_write_timeout(Some(TIMEOUT)).unwrap();
         let (tx, rx) = (FpduTx::new(true, false), FpduRx::new(true, false));
         Self { tcp, tx, rx, inbox: Vec::new(), msn: [1; 4] }
     }
@@ -250,7 +250,7 @@ impl Peer {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             other => panic!("not silent: {other:?} {byte:02x?}"),
         }
-        self.tcp.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.tcp.set_read_timeout(Some(TIMEOUT)).unwrap();
     }
 
     /// Whatever comes until the end of the stream.

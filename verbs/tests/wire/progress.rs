@@ -208,9 +208,9 @@ fn receives_behind_a_single_poll_are_used_by_themselves() {
     b.rcq.poll(&mut out, 1);
     assert!(out.is_empty());
     b.recv(2, 0, 8);
-    let patience = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while b.rcq.is_empty() {
-        assert!(Instant::now() < patience, "the receive that was posted is not used");
+        assert!(Instant::now() < deadline, "the receive that was posted is not used");
         std::thread::yield_now();
     }
     b.received_ok(2);
@@ -278,7 +278,7 @@ fn dropped_operations_detach_and_leak_nothing() {
         .wait();
     result.unwrap();
     drop(buffer);
-    let until = Instant::now() + crate::peer::PATIENCE;
+    let until = Instant::now() + crate::peer::TIMEOUT;
     while Arc::strong_count(&alive) > 1 {
         assert!(Instant::now() < until, "{} buffers left", Arc::strong_count(&alive) - 1);
         let _ = client.recv_timeout(Some(Duration::from_millis(1)));

@@ -1,7 +1,7 @@
 //! A device with several shards: connections between them, control calls while another thread drives, and the end of a device.
 
 use crate::common::{End, Make, pair_of, plain, responder_opt};
-use crate::peer::{PATIENCE, Peer, tagged};
+use crate::peer::{Peer, TIMEOUT, tagged};
 use llp::tcp::TcpStack;
 use llp::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
 use rdmap::Opcode;
@@ -210,7 +210,7 @@ fn silent_peers_inside_an_fpdu_stop_nobody_else() {
 #[test]
 fn a_hang_up_behind_a_parked_send_loses_nothing() {
     let end = End::new();
-    let options = ConnOptions { no_receive_timeout: PATIENCE, close_timeout: PATIENCE, ..plain() };
+    let options = ConnOptions { no_receive_timeout: TIMEOUT, close_timeout: TIMEOUT, ..plain() };
     let mut peer = responder_opt(&end, &options);
     peer.send(b"first");
     peer.send(b"second");

@@ -998,7 +998,7 @@ fn a_refused_peer_is_asked_again_until_it_listens() {
         let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let (server, own) = (free(), free());
         let end = End::new();
-        let options = Arc::new(ConnOptions { refused_patience: Duration::from_secs(10), ..plain() });
+        let options = Arc::new(ConnOptions { refused_retry_time: Duration::from_secs(10), ..plain() });
         let local = port_given.then_some(own);
         verbs::cm::connect(&end.qp, local, server, &options, b"", &end.channel).unwrap();
         for _ in 0..100 {
@@ -1015,10 +1015,10 @@ fn a_refused_peer_is_asked_again_until_it_listens() {
 }
 
 #[test]
-fn patience_with_a_refusing_peer_ends() {
+fn retries_of_a_refused_connection_end() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let end = End::new();
-    end.connect(nobody, &ConnOptions { refused_patience: Duration::from_millis(20), ..plain() });
+    end.connect(nobody, &ConnOptions { refused_retry_time: Duration::from_millis(20), ..plain() });
     assert!(matches!(end.failed(), Error::Refused { .. }));
     // The queue pair is free for somebody who listens.
     initiator_opt(&end, &plain(), |_| with(reply(2), enhanced(4, 4)));

@@ -1,7 +1,7 @@
 //! Memory and objects that go away while peers use them.
 
 use crate::common::{ALL, End, Make, pair, peek, plain, responder, responder_opt};
-use crate::peer::{PATIENCE, Peer, tagged};
+use crate::peer::{Peer, TIMEOUT, tagged};
 use rdmap::Opcode;
 use std::collections::VecDeque;
 use std::io::Write;
@@ -68,7 +68,7 @@ fn write_on(peer: &mut Peer, stag: u32, at: u64, len: usize, stop: &AtomicBool) 
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
+        assert!(start.elapsed() < TIMEOUT, "{what}");
         std::thread::yield_now();
     }
 }

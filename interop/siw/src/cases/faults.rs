@@ -6,7 +6,7 @@ use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// An order that breaks a rule, what we must understand siw to say, and what siw must say that it got from us (layer, type, code).
 struct Fault {
@@ -94,7 +94,7 @@ pub(super) fn cases() -> Vec<Case> {
     {
         cases.push(
             Case::new(name, move |bench, setting, direction| {
-                let output = converse(bench, setting, direction, &["send:64", order], PATIENCE)?;
+                let output = converse(bench, setting, direction, &["send:64", order], TIMEOUT)?;
                 let over = output.out.lines().any(|line| line.starts_with("ended"));
                 Ok(Verdict::of(over && complete(&output.out), last(&output.out)))
             })
@@ -131,7 +131,7 @@ const WE_TERMINATED: &str = "this end terminated the stream";
 fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Fault) -> Result<Verdict> {
     let order = format!("me.{}:64", fault.order);
     bench.guest().must("dmesg -c > /dev/null")?;
-    let output = converse(bench, setting, direction, &["send:64", &order], PATIENCE)?;
+    let output = converse(bench, setting, direction, &["send:64", &order], TIMEOUT)?;
     let ended =
         output.out.lines().find(|line| line.starts_with("ended")).unwrap_or(output.last_line()).to_owned();
     // siw never completes a receive that its program posts when the stream has just ended (QUIRKS.md).

@@ -7,7 +7,7 @@ use crate::case::{Axes, Case, Direction, Setting, Verdict};
 use crate::net::Tcp;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Name and orders; each is done by both ends.
 const ORDERS: &[(&str, &str)] = &[
@@ -44,7 +44,7 @@ fn over(
         bench.guest().must(&cut("off"))?;
     }
     let orders: Vec<&str> = orders.split_whitespace().collect();
-    let result = converse_and_judge(bench, setting, direction, &orders, PATIENCE);
+    let result = converse_and_judge(bench, setting, direction, &orders, TIMEOUT);
     bench.use_tcp(Tcp::Kernel)?;
     if generic {
         bench.guest().must(&cut("on"))?;

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long both ends may take.
-const PATIENCE: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 /// How much longer than the first to end the other one may take.
 const AFTERWARDS: Duration = Duration::from_secs(10);
 /// By then the guest ends its program in any case.
@@ -268,13 +268,13 @@ impl Pair {
 
 /// Waits for both. Who hangs is told before anybody is killed: the end of one often ends the other, which then seems content.
 fn finish(mut host: Process, mut guest: Job) -> Ends {
-    let wait = |patience: Duration, done: &mut dyn FnMut() -> bool| {
-        let deadline = Instant::now() + patience;
+    let wait = |timeout: Duration, done: &mut dyn FnMut() -> bool| {
+        let deadline = Instant::now() + timeout;
         while !done() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
         }
     };
-    wait(PATIENCE, &mut || !host.is_running() || !guest.is_running());
+    wait(TIMEOUT, &mut || !host.is_running() || !guest.is_running());
     wait(AFTERWARDS, &mut || !host.is_running() && !guest.is_running());
     let guest_hangs = guest.is_running();
     let host = host.finish(Duration::ZERO);

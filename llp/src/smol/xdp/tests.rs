@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const OURS: &str = "10.77.0.11";
 /// For what happens soon on any machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn config() -> SmolConfig {
     SmolConfig::new(OURS.parse::<IpAddr>().unwrap(), 24)
@@ -29,7 +29,7 @@ fn ip(network: &Network, server: bool, args: &[&str]) {
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what}: not in a minute");
+        assert!(start.elapsed() < TIMEOUT, "{what}: not in a minute");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

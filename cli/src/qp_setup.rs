@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use verbs::cm::{self, CmChannel, CmEventKind, ConnInfo, ConnRequest, Ending};
+use verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
 use verbs::{
     Arm, ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, SendFlags, SendOp,
     SendWr, Sge, Srq, Wc, WcStatus,
@@ -64,7 +64,7 @@ pub(crate) struct Link {
     pub(crate) qp: Qp,
     pub(crate) info: ConnInfo,
     channel: Arc<CmChannel>,
-    ending: OnceLock<Ending>,
+    ending: OnceLock<CloseReason>,
 }
 
 /// With a channel, for those who wait for its descriptor.
@@ -286,13 +286,13 @@ impl Link {
         flushed && self.wait_ending(Duration::from_secs(1)).is_some_and(|ending| ending.orderly)
     }
 
-    /// How the connection has ended, waiting for that at most `patience`.
-    pub(crate) fn wait_ending(&self, patience: Duration) -> Option<Ending> {
-        self.device.wait(Instant::now().checked_add(patience), |cx| self.poll_ending(cx))
+    /// How the connection has ended, waiting for that at most `timeout`.
+    pub(crate) fn wait_ending(&self, timeout: Duration) -> Option<CloseReason> {
+        self.device.wait(Instant::now().checked_add(timeout), |cx| self.poll_ending(cx))
     }
 
     /// How the connection has ended.
-    fn poll_ending(&self, cx: &mut Context<'_>) -> Poll<Ending> {
+    fn poll_ending(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
         loop {
             if let Some(ending) = self.ending.get() {
                 return Poll::Ready(*ending);
