@@ -39,7 +39,7 @@ const RUN: f64 = 1.2;
 /// Requests under way.
 const DEPTH: u32 = 128;
 /// The longest that one program may run.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What is measured.
 struct Row {
@@ -257,7 +257,7 @@ fn free_port() -> Result<u16, String> {
 }
 
 fn wait_listening(server: &mut Child, port: u16) -> Result<(), String> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let hex = format!(":{port:04X}");
     let listens = |line: &str| {
         let words: Vec<_> = line.split_whitespace().collect();
@@ -280,7 +280,7 @@ fn wait_listening(server: &mut Child, port: u16) -> Result<(), String> {
 }
 
 fn wait_end(server: &mut Child) -> Result<(), String> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         match server.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),

@@ -39,7 +39,7 @@ pub(crate) struct Options {
 /// Seconds of one run of siw: those of a slice of `uiw perf --compare`.
 const SECONDS: &str = "0.2";
 /// The longest that one run may take in the emulated guest.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Tries of a run: siw loses a connection at times.
 const TRIES: usize = 3;
 
@@ -134,11 +134,11 @@ impl Both {
         let own = self.bench.guest_own(Family::V4)?;
         let [client, server] = pins(case);
         let command = format!("{server}uiw perf serve --listen {own}:{SPARE}");
-        let server = self.bench.serve_guest(&command, SPARE, PATIENCE)?;
+        let server = self.bench.serve_guest(&command, SPARE, TIMEOUT)?;
         let script = format!(
             "{client}uiw perf --compare --slices 1 --json --crc {crc} --op {op} --size {size} {how} {own}:{SPARE} 2>&1"
         );
-        let output = self.bench.guest().run(&script, PATIENCE)?;
+        let output = self.bench.guest().run(&script, TIMEOUT)?;
         let _ = server.kill();
         let slice = Slice::read(&output.out, *size).filter(|slice| slice.kind == case.kind());
         slice.ok_or_else(|| Error::Failed(format!("uiw perf in the guest: {}", output.last_line())))
@@ -166,10 +166,10 @@ impl Both {
         let own = self.bench.guest_own(Family::V4)?;
         let [client, server] = pins(case);
         let command = format!("{server}siwbench serve {own} {SPARE}");
-        let server = self.bench.serve_guest(&command, SPARE, PATIENCE)?;
+        let server = self.bench.serve_guest(&command, SPARE, TIMEOUT)?;
         let how = if *latency { "lat" } else { "bw" };
         let script = format!("{client}siwbench run {own} {SPARE} {op} {size} {depth} {how} {SECONDS} 2>&1");
-        let output = self.bench.guest().run(&script, PATIENCE)?;
+        let output = self.bench.guest().run(&script, TIMEOUT)?;
         let Some(figure) = figure(&output.out).filter(|_| output.is_ok()) else {
             let server = server.kill();
             return Err(Error::Failed(format!("{}; its server: {}", output.last_line(), server.last_line())));

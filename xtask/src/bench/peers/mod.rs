@@ -36,7 +36,7 @@ pub(crate) struct Options {
 }
 
 /// The longest that one program may run.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a server may take to listen.
 const LISTENING: Duration = Duration::from_secs(10);
 /// How long a run of a peer should take, in seconds: a slice of `uiw perf --compare`.
@@ -257,7 +257,7 @@ fn pair(name: &str, kind: Server, command: impl Fn(u16, bool) -> Command) -> Res
         }
         thread::sleep(Duration::from_millis(2));
     }
-    let client = shell::run(&mut command(port, true), PATIENCE).map_err(told)?;
+    let client = shell::run(&mut command(port, true), TIMEOUT).map_err(told)?;
     if kind == Server::Stays && client.is_ok() {
         return Ok(client.out);
     }
