@@ -26,7 +26,7 @@ pub struct Region {
     at: NonNull<u8>,
     len: usize,
     shared: bool,
-    /// `None` once the region has ended for good: whoever still holds the handle keeps no bytes.
+    /// `None` once the region has ended for good: a handle that still exists keeps no bytes.
     memory: Mutex<Option<Arc<Memory>>>,
     /// The region a window is bound to.
     parent: Option<Arc<Self>>,
@@ -132,12 +132,12 @@ impl Region {
         self.len == 0
     }
 
-    /// Address of the first byte. Whoever uses it answers for the memory being there and for racing with peers.
+    /// Address of the first byte. The user of the address ensures that the memory exists, and handles races with peers.
     pub fn as_ptr(&self) -> *mut u8 {
         self.at.as_ptr()
     }
 
-    /// True if a peer can reach it, or nobody promised exclusive use: every access must be atomic.
+    /// True if a peer can reach it, or exclusive use was not promised: every access must be atomic.
     pub fn is_shared(&self) -> bool {
         self.shared
     }
@@ -229,7 +229,7 @@ impl Region {
     /// Revokes the binding of a window or a fast registration and waits for its pins.
     pub(crate) fn retire(&self) {
         match self.pin_count.close() {
-            // Nobody binds a window to these, and each is taken out of the table once.
+            // No window is bound to these, and each is taken out of the table once.
             Ok(()) => {}
             Err(CloseError::Closed | CloseError::WindowsBound(_)) => return,
         }

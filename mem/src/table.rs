@@ -85,7 +85,7 @@ type Slots = HashMap<u32, Slot, BuildHasherDefault<IndexHasher>>;
 /// A shard's room for so many is kept whatever happens.
 const FEW: usize = 64;
 
-/// An index means nothing any more. The room that a crowd took goes when most have left: to twice what is left, so that the next
+/// An index means nothing any more. The capacity that many entries took is released when most are removed: to twice what is left, so that the next
 /// time is far.
 fn forget(slots: &mut Slots, indexes: &mut Indexes, index: u32) {
     slots.remove(&index);

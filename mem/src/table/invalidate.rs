@@ -1,4 +1,4 @@
-//! Who may invalidate what.
+//! Which ends may invalidate which STags.
 
 use core::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;

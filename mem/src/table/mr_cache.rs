@@ -1,4 +1,4 @@
-//! What one stream found last, and holds while a batch of its segments names it again and again.
+//! What one stream found last, and holds while a batch of its segments names it repeatedly.
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ impl Drop for Kept {
 }
 
 impl Table {
-    /// As [`Table::remote`], pinned at once until `cache` lets go; a stream that names the same STag again and again is spared
+    /// As [`Table::remote`], pinned at once until `cache` lets go; a stream that names the same STag repeatedly is spared
     /// the look-up and the pin.
     ///
     /// # Errors
@@ -93,7 +93,7 @@ impl Table {
         cache.remote.hold(offset, len as usize).ok_or(invalid)
     }
 
-    /// As [`Table::local`], pinned at once until `cache` lets go; elements that name the same key again and again are spared the
+    /// As [`Table::local`], pinned at once until `cache` lets go; elements that name the same key repeatedly are spared the
     /// look-up and the pin.
     ///
     /// # Errors
