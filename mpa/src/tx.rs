@@ -40,7 +40,7 @@ impl FpduTx {
         self.position = position;
     }
 
-    /// Whether the peer wants Markers.
+    /// Whether the peer requires Markers.
     #[must_use]
     pub const fn markers(&self) -> bool {
         self.markers

@@ -201,7 +201,7 @@ fn a_tagged_header_under_an_untagged_error() {
 }
 
 /// Terminates of the Linux siw driver, bytes behind the DDP header as seen on the wire: what siw means by them,
-/// and whether that can be told from the RFC's way of writing.
+/// and whether that differs from the RFC's way of writing.
 #[test]
 fn terminates_of_siw() {
     let seen: [(&str, TerminateReason, Origin); 17] = [
@@ -367,7 +367,7 @@ fn each_bit_alone_tells_the_origin() {
 }
 
 #[test]
-fn a_terminate_is_told_in_words() {
+fn a_terminate_has_a_readable_description() {
     let terminate = Terminate::new(TerminateReason::LlpCrc);
     assert_eq!(terminate.to_string(), TerminateReason::LlpCrc.to_string());
     let copy = HeaderCopy::new(&[0xC1; 14]).unwrap();

@@ -64,7 +64,7 @@ pub struct Stream<M> {
 /// What the transport is to do: see [`Stream::poll_transmit`].
 #[derive(Debug)]
 pub enum Transmit<'a, M> {
-    /// Send these bytes. What the transport took is told by [`Stream::handle_sent`].
+    /// Send these bytes. The host reports what the transport took with [`Stream::handle_sent`].
     Bytes(Batch<'a, M>),
     /// Send a FIN behind everything.
     Fin,
@@ -142,7 +142,7 @@ impl<M> Stream<M> {
     /// bytes it took: the others are given again with more behind them, at least [`Stream::needed`] in all.
     ///
     /// It stops behind a start-up frame, so that the host can take the event of it; and it takes nothing while
-    /// [`Stream::wants_bytes`] is false. The bytes may be changed in place: Markers are removed from them.
+    /// [`Stream::accepts_bytes`] is false. The bytes may be changed in place: Markers are removed from them.
     #[inline]
     pub fn handle_bytes<H: Host<Memory = M>>(&mut self, host: &mut H, bytes: &mut [u8], now: Time) -> usize {
         self.shared.now = now;
@@ -354,7 +354,7 @@ impl<M> Stream<M> {
     /// receive, and behind the peer's FIN.
     #[inline]
     #[must_use]
-    pub fn wants_bytes(&self) -> bool {
+    pub fn accepts_bytes(&self) -> bool {
         match self.phase {
             Phase::Open => !self.shared.fin.received && !self.receiver.is_stalled(),
             Phase::AwaitReply(_) | Phase::AwaitRequest(_) => true,

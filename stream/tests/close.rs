@@ -61,7 +61,7 @@ fn a_close_that_the_peer_does_not_answer_is_cut_off() {
     assert!(matches!(pair.ends[0].error(), ConnError::Lost));
 }
 
-/// What end `n` sends next, which nobody gets: bytes, or `None` for FIN.
+/// What end `n` sends next, which does not arrive: bytes, or `None` for FIN.
 fn next_transmit(pair: &mut Pair, n: usize) -> Option<Option<usize>> {
     let now = pair.now;
     let end = &mut pair.ends[n];

@@ -140,9 +140,9 @@ impl Enhanced {
 pub struct Frame {
     /// Request or Reply.
     pub kind: FrameKind,
-    /// M: the sender of this frame wants Markers in what it receives.
+    /// M: the sender of this frame requires Markers in what it receives.
     pub markers: bool,
-    /// C: the sender of this frame wants CRCs, in both directions.
+    /// C: the sender of this frame requires CRCs, in both directions.
     pub crc: bool,
     /// R: in a Reply, the connection is rejected. In a Request it means nothing.
     pub reject: bool,
