@@ -1,7 +1,7 @@
 //! Lower-layer protocol: byte streams behind one trait.
 //!
 //! A [`Stack`] makes [`Listener`]s and [`Stream`]s and says which of them are ready. Nothing here blocks, starts a
-//! thread or knows a byte of MPA. Three stacks, and two that wrap any of them:
+//! thread or parses a byte of MPA. Three stacks, and two that wrap any of them:
 //!
 //! * [`tcp::TcpStack`]: the kernel's TCP, level-triggered epoll.
 //! * [`smol::SmolStack`]: smoltcp over links of Ethernet frames.
@@ -11,9 +11,9 @@
 //!
 //! # A TCP of your own
 //!
-//! Whoever has a TCP implements three traits, and gives the stack to `verbs::Device::with_stack`; everything else stays the same.
+//! Another TCP implements three traits, and is passed to `verbs::Device::with_stack`; everything else stays the same.
 //!
-//! * The engine calls a stack and its streams from whichever thread drives, one at a time, and never while a call lasts: state that
+//! * The engine calls a stack and its streams from the driving thread, one at a time, and never while a call lasts: state that
 //!   streams and stack share is best behind one mutex (`smol` does so). Nothing may block.
 //! * [`Stack::poll`] is level-triggered: what is ready is said again with every poll, for what [`Stream::set_interest`] asked for, and
 //!   errors always. While few streams are open the engine reads them without asking first, so [`Stream::recv`] on a stream without
@@ -22,11 +22,11 @@
 //!   stack's own timers. A stack without a descriptor works with `Progress::Manual`, where the program calls `Device::pump` and
 //!   asks `Device::deadline`.
 //! * The engine asks for [`Stack::wait_fd`] once, in the beginning. An error of [`Stack::poll`] or, but for those that it
-//!   names, of [`Listener::accept`] is only logged, and asked again: what has happened to a connection is told by its stream, whose calls all end
+//!   names, of [`Listener::accept`] is only logged, and asked again: what has happened to a connection is reported by its stream, whose calls all end
 //!   in that error from then on, and whose event says both readable and writable.
 //! * A [`Stream`] that is dropped is closed, not cut: what was sent is still delivered, then a FIN. Only [`Stream::abort`] cuts. After
-//!   [`Stream::shutdown`] bytes still come in. Events of a token that nobody has any more are passed over.
-//! * Options that a stack has no means for it ignores; values that it knows to be wrong are an [`OptionError`].
+//!   [`Stream::shutdown`] bytes still come in. Events of a token that does not exist any more are ignored.
+//! * Options that a stack has no means for it ignores; values that it detects as wrong are an [`OptionError`].
 //! * [`Stream::send`] takes [`mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
 //!   copied out with [`mem::IoVec::copy_to`] or given to a system call. What it takes must leave in order, and what was taken is the
 //!   stack's: the memory may be used again.
@@ -36,7 +36,7 @@
 //! * A stack that several threads can drive at the same time implements [`Stack::shard`], [`Stream::detach`] and [`Stack::adopt`].
 //!   The defaults say that it cannot.
 //!
-//! `smol` is the example to read; `smol::Link` is a smaller trait for those who have frames, and want smoltcp for the rest. The protocol
+//! `smol` is the example to read; `smol::Link` is a smaller trait for sources of frames that use smoltcp for the rest. The protocol
 //! crates alone, without the engine, need none of this: see `examples/embed_stream.rs` and `examples/embed_smoltcp.rs`.
 //!
 //! [`wan`] emulates paths, between two interfaces or under smoltcp in one process.
@@ -73,11 +73,11 @@ pub use interface::Interface;
 pub use options::{KeepAlive, ListenOptions, OptionError, StreamInfo, StreamOptions};
 pub use spec::{Spec, SpecError};
 
-/// Names a stream or a listener in [`Event`]s; chosen by whoever makes it.
+/// Names a stream or a listener in [`Event`]s; chosen by the creator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub u64);
 
-/// What a stream wants to be woken for.
+/// The events that a stream is woken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Interest {
     /// Bytes, the peer's FIN, or an error to be read.
@@ -173,7 +173,7 @@ pub trait Stream: Any + Send {
     fn info(&self) -> StreamInfo;
 
     /// Another congestion control from now on, by a name as in [`StreamOptions::congestion`]: a listener's streams have its choice,
-    /// and whoever accepts one may want another. A stack without a choice ignores it.
+    /// and the acceptor may choose another. A stack without a choice ignores it.
     ///
     /// # Errors
     /// `InvalidInput` with an [`OptionError`] when there is none of that name.
@@ -235,7 +235,7 @@ pub trait Listener: Send {
     ///
     /// # Errors
     /// `WouldBlock`: there is none. `NetworkDown`: the interface is down, and the listener goes on when it is up again; `NotFound`:
-    /// it is gone for good, and nobody will ever come. Of these two a readable event tells, and each is said once. Others concern
+    /// it is gone for good, and no connection can come. A readable event announces these two, and each is reported once. Others concern
     /// the process (out of descriptors): the connection stays in the queue and the listener stays readable.
     fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>>;
 
@@ -295,8 +295,8 @@ pub trait Stack: Send {
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()>;
 
     /// A descriptor that is readable when [`Stack::poll`] would tell something. `None`: only the clock and the other
-    /// ends move this stack. Who drives the stack may add a descriptor of its own to an epoll set, whose data has all bits set:
-    /// a `poll` that finds it there leaves it out or passes it on as a token that nobody has.
+    /// ends move this stack. The driver of the stack may add a descriptor of its own to an epoll set, whose data has all bits set:
+    /// a `poll` that finds it there leaves it out or passes it on as a token that does not exist.
     fn wait_fd(&self) -> Option<Arc<OwnedFd>>;
 
     /// When `poll` is wanted even without readiness.
@@ -332,7 +332,7 @@ pub trait Stack: Send {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this stack has no shards"))
     }
 
-    /// The process ends, and nobody uses its streams any more: they are closed as the kernel closes a process's, and what was sent
+    /// The process ends, and its streams are not used any more: they are closed as the kernel closes a process's, and what was sent
     /// leaves. Call it until it says true: nothing is left to do. The kernel's TCP outlives the process and needs none of this.
     fn drain(&mut self) -> bool {
         true

@@ -102,7 +102,7 @@ impl From<OptionError> for io::Error {
     }
 }
 
-/// How a connection is doing, as far as the stack knows.
+/// The state of a connection, as far as the stack has it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct StreamInfo {
     /// Smoothed round-trip time in microseconds.

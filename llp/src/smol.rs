@@ -52,8 +52,8 @@ impl<L: Link + 'static> SmolStack<L> {
         Self::with_clock(link, config, Clock::system())
     }
 
-    /// A stack on `link` with a clock of its own. On a virtual one nothing waits for a descriptor, and a stack that is dropped waits
-    /// for nobody.
+    /// A stack on `link` with a clock of its own. On a virtual one nothing waits for a descriptor, and a stack that is dropped does
+    /// not wait.
     ///
     /// # Errors
     /// As for [`SmolStack::new`].

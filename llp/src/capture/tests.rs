@@ -321,7 +321,7 @@ fn a_stream_to_itself_is_written_once() {
     assert_eq!(flags, [(true, 2, 0), (true, 0x12, 0), (true, 0x18, 5), (true, 0x11, 0)]);
 }
 
-/// Nobody ends the stream or drops the sink: a process that is killed has written what it did.
+/// The stream is not ended and the sink not dropped: a killed process has written its frames.
 #[test]
 fn what_was_written_reaches_the_file_by_the_deadline() {
     let file = Shared::default();

@@ -6,17 +6,17 @@ use crate::{Interest, Token};
 use std::io::ErrorKind;
 
 pub(super) const CHECKS: &[Check] = &[
-    Check::new("fin", "shutdown is a FIN behind what was sent, and is told until the end", fin),
+    Check::new("fin", "shutdown is a FIN behind what was sent, and is reported until the end", fin),
     Check::new("half_close", "behind a FIN of ours bytes still come in", half_close),
     Check::new("send_after_fin", "behind a FIN of ours send says BrokenPipe", send_after_fin),
     Check::new("fin_both_ways", "both ends may close, one after the other", fin_both_ways),
     Check::new("shutdown_twice", "a second shutdown does no harm", shutdown_twice),
     Check::new("drop_delivers", "what was sent before a drop arrives, then the FIN", drop_delivers),
-    Check::new("reset", "abort is a reset that the peer is told of", reset),
+    Check::new("reset", "abort is a reset that is reported to the peer", reset),
     Check::new("reset_ends_sending", "a reset ends the peer's sending as well", reset_ends_sending),
     Check::new("aborted", "an aborted stream says NotConnected and keeps its addresses", aborted),
-    Check::new("aborted_is_silent", "an aborted stream is told of no more", aborted_is_silent),
-    Check::new("drain", "behind drain everything that was sent has left", drain),
+    Check::new("aborted_is_silent", "an aborted stream is not reported any more", aborted_is_silent),
+    Check::new("drain", "after drain everything that was sent has left", drain),
 ];
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
@@ -31,7 +31,7 @@ fn fin(s: &mut Session) -> Verdict {
     s.until("an event of the FIN", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
     for _ in 0..3 {
         s.poll()?;
-        ensure!(s.is_readable(SERVER, ACCEPTED), "the FIN is told only once");
+        ensure!(s.is_readable(SERVER, ACCEPTED), "the FIN is reported only once");
         let end = recv(&mut *server, 10).map_err(unexpected("recv of a FIN"))?;
         ensure!(end.is_empty(), "{} bytes behind the FIN", end.len());
     }

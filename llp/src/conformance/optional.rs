@@ -25,8 +25,8 @@ pub(super) const CHECKS: &[Check] = &[
         "received bytes can be peeked at, and remain in the buffer",
         peek_takes_nothing,
     ),
-    Check::new("peek_and_consume", "what is consumed is gone, and the rest is told of", peek_and_consume),
-    Check::new("peek_and_wait", "bytes that are of no use yet are told of when more came", peek_and_wait),
+    Check::new("peek_and_consume", "what is consumed is gone, and the rest is reported", peek_and_consume),
+    Check::new("peek_and_wait", "bytes that are of no use yet are reported when more came", peek_and_wait),
     Check::new("peek_at_the_fin", "a peek without bytes is the FIN", peek_at_the_fin),
     Check::new(
         "peek_round_the_buffer",
@@ -69,7 +69,7 @@ fn ignored_or_named<T>(what: &str, result: io::Result<T>) -> Verdict<Option<T>> 
 }
 
 fn wrong_congestion(s: &mut Session) -> Verdict {
-    const NAME: &str = "nobodys-own";
+    const NAME: &str = "unknown-control";
     let at = s.at(SERVER);
     let stream = StreamOptions { congestion: Some(NAME.to_owned()), ..StreamOptions::default() };
     let listen = ListenOptions { stream: stream.clone(), ..ListenOptions::default() };
@@ -166,7 +166,7 @@ fn peek_bytes(stream: &mut dyn Stream) -> Verdict<Box<dyn RecvBuf>> {
 /// A pair whose accepted end can be looked at.
 fn peekable(s: &mut Session) -> Verdict<Pair> {
     let mut pair = s.pair()?;
-    ensure!(matches!(peek(&mut *pair.server)?, Seen::Nothing), "a peek sees what nobody sent");
+    ensure!(matches!(peek(&mut *pair.server)?, Seen::Nothing), "a peek sees what was not sent");
     Ok(pair)
 }
 
@@ -183,7 +183,7 @@ fn peek_takes_nothing(s: &mut Session) -> Verdict {
         same(peek_bytes(&mut *server)?.bytes(), b"0123456789")?;
     }
     s.poll()?;
-    ensure!(s.is_readable(SERVER, ACCEPTED), "a peek that was dropped is told of no more");
+    ensure!(s.is_readable(SERVER, ACCEPTED), "a peek that was dropped is not reported any more");
     s.expect(THERE, &mut *server, b"0123456789")?;
     ensure!(matches!(peek(&mut *server)?, Seen::Nothing), "a peek sees what was received");
     Ok(())
@@ -199,7 +199,7 @@ fn peek_and_consume(s: &mut Session) -> Verdict {
     seen.bytes()[4] = b'X';
     seen.consume(4, Rest::Useful);
     s.poll()?;
-    ensure!(s.is_readable(SERVER, ACCEPTED), "bytes that are of use are told of no more");
+    ensure!(s.is_readable(SERVER, ACCEPTED), "bytes that are of use are not reported any more");
     let mut seen = peek_bytes(&mut *server)?;
     same(seen.bytes(), b"X56789")?;
     seen.consume(1, Rest::Useful);
@@ -222,7 +222,7 @@ fn peek_and_wait(s: &mut Session) -> Verdict {
     let mut seen = peek_bytes(&mut *server)?;
     same(seen.bytes(), b"two")?;
     seen.consume(1, Rest::WaitForMore);
-    // No more comes: what is left is told of as well.
+    // No more comes: what is left is reported as well.
     client.shutdown().map_err(unexpected("shutdown"))?;
     told(s)?;
     let mut seen = peek_bytes(&mut *server)?;
@@ -251,7 +251,7 @@ fn peek_round_the_buffer(s: &mut Session) -> Verdict {
         ..StreamOptions::default()
     };
     let Pair { mut client, mut server, listener: _listener } = s.pair_with(&small)?;
-    ensure!(matches!(peek(&mut *server)?, Seen::Nothing), "a peek sees what nobody sent");
+    ensure!(matches!(peek(&mut *server)?, Seen::Nothing), "a peek sees what was not sent");
     let bytes = pattern(1 << 20);
     let (mut sent, mut got) = (0, Vec::new());
     client.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;

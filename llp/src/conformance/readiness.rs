@@ -25,29 +25,30 @@ pub(super) const CHECKS: &[Check] = &[
     ),
     Check::new(
         "errors_without_interest",
-        "a reset is told to a stream without any interest",
+        "a reset is reported to a stream without any interest",
         errors_without_interest,
     ),
-    Check::new("dropped_is_silent", "a dropped stream is told of no more", dropped_is_silent),
+    Check::new("dropped_is_silent", "a dropped stream is not reported any more", dropped_is_silent),
     Check::new("token_used_again", "a token of a dropped stream may be another one's", token_used_again),
     Check::new(
         "events_are_appended",
         "poll leaves the events alone that the caller has",
         events_are_appended,
     ),
-    Check::new("clock", "the clock does not go backwards, and is what deadlines are told in", clock),
+    Check::new("clock", "the clock does not go backwards, and deadlines are points of it", clock),
 ];
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
 
 fn first_interest(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
-    s.never("an accepted stream is told that it is writable", |s| Ok(s.is_writable(SERVER, ACCEPTED)))?;
+    s.never("an accepted stream is reported as writable", |s| Ok(s.is_writable(SERVER, ACCEPTED)))?;
     s.until("the connected stream is writable", |s| Ok(s.is_writable(CLIENT, CONNECTED)))?;
     s.send_all((SERVER, ACCEPTED), &mut *server, b"x")?;
-    s.never("a stream that waits to write is told that it is readable", |s| {
-        Ok(s.is_readable(CLIENT, CONNECTED))
-    })?;
+    s.never(
+        "a stream that waits to write is reported as readable",
+        |s| Ok(s.is_readable(CLIENT, CONNECTED)),
+    )?;
     s.expect(HERE, &mut *client, b"x")?;
     server.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
     s.send_all(HERE, &mut *client, b"x")?;
@@ -65,7 +66,7 @@ fn level_triggered(s: &mut Session) -> Verdict {
             ensure!(s.is_readable(SERVER, ACCEPTED), "{left} bytes are left, and a poll does not tell");
         }
         let one = recv(&mut *server, 1).map_err(unexpected("recv behind a readable event"))?;
-        ensure!(one.len() == 1, "a FIN that nobody sent");
+        ensure!(one.len() == 1, "a FIN that was not sent");
     }
     s.never("a readable event of a stream without bytes", |s| Ok(s.is_readable(SERVER, ACCEPTED)))
 }
@@ -87,7 +88,7 @@ fn only_what_was_asked(s: &mut Session) -> Verdict {
         for _ in 0..2 {
             s.poll()?;
             let told = s.event(SERVER, ACCEPTED).map(|event| (event.readable, event.writable));
-            ensure!(told == expected, "{interest:?} is told (readable, writable) = {told:?}");
+            ensure!(told == expected, "{interest:?} is reported (readable, writable) = {told:?}");
         }
     }
     Ok(())
@@ -166,7 +167,7 @@ fn clock(s: &mut Session) -> Verdict {
             before = now;
             late += usize::from(s.stack(which).deadline().is_some_and(|at| at <= now));
         }
-        ensure!(late < ROUNDS, "an idle stack wants to be polled at once after every poll");
+        ensure!(late < ROUNDS, "an idle stack has a deadline at once after every poll");
     }
     Ok(())
 }

@@ -118,7 +118,7 @@ impl Session {
         Ok(())
     }
 
-    /// What the last poll of a stack told of a token, if anything.
+    /// What the last poll of a stack reported of a token, if anything.
     pub(super) fn event(&self, which: usize, token: Token) -> Option<Event> {
         let told = self.stacks[which].events.iter().filter(|event| event.token == token);
         told.copied().reduce(|one, other| Event {
@@ -164,12 +164,12 @@ impl Session {
         }
         self.poll()?;
         Err(Stop::Failed(match done(self)? {
-            true => format!("no wake-up: {what}. Only a poll that nothing asked for told it"),
+            true => format!("no wake-up: {what}. Only a poll without a wake-up reported it"),
             false => format!("waited in vain: {what}"),
         }))
     }
 
-    /// Sleeps until a stack has something or wants to be polled, but no longer than `longest`.
+    /// Sleeps until a stack has something or its deadline has passed, but no longer than `longest`.
     fn rest(&mut self, longest: Duration) {
         let deadline = |driven: &Driven| {
             let (deadline, now) = (driven.stack.deadline()?, driven.stack.now());
@@ -181,7 +181,7 @@ impl Session {
             self.stacks.iter_mut().for_each(|driven| driven.due = true);
             return;
         }
-        // A stack without a descriptor is asked again and again, as a program with `Progress::Manual` does.
+        // A stack without a descriptor is polled repeatedly, as a program with `Progress::Manual` does.
         let blind = self.stacks.iter().any(|driven| driven.wait.is_none()).then_some(BLIND);
         let sleep = next.map(|(_, left)| left).into_iter().chain(blind).chain([longest]).min();
         let fds: Vec<_> = self.stacks.iter().map(|driven| driven.wait.as_deref()).collect();
@@ -203,7 +203,7 @@ impl Session {
         Ok(())
     }
 
-    /// Lets what is on its way arrive.
+    /// Lets what is in flight arrive.
     pub(super) fn wait_idle(&mut self) -> Verdict {
         self.never("", |_| Ok(false))
     }
@@ -346,11 +346,11 @@ impl Session {
         Ok(())
     }
 
-    /// Gives what was sent a time to leave, so that nobody waits for it when the stacks are dropped.
+    /// Gives what was sent a time to leave, so that no drop of a stack waits for it.
     pub(super) fn wind_down(&mut self) {
         let end = Instant::now() + WIND_DOWN;
         for _ in 0..SILENT_ROUNDS {
-            // All are told, also when the first one is not done.
+            // All are drained, also when the first one is not done.
             let busy =
                 self.stacks.iter_mut().filter_map(|driven| (!driven.stack.drain()).then_some(())).count();
             let done = busy == 0;

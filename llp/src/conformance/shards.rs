@@ -23,10 +23,14 @@ pub(super) const CHECKS: &[Check] = &[
         "an accepted stream moves to another shard without losing a byte",
         move_accepted,
     ),
-    Check::new("move_wakes", "an adopted stream with bytes wakes who sleeps in the new shard", move_wakes),
+    Check::new(
+        "move_wakes",
+        "an adopted stream with bytes wakes a thread that sleeps in the new shard",
+        move_wakes,
+    ),
     Check::new("move_keeps_interest", "an adopted stream has the interest that it had", move_keeps_interest),
     Check::new("move_connecting", "a connection attempt moves", move_connecting),
-    Check::new("move_with_fin", "a FIN and a reset on the way are told by the new shard", move_with_fin),
+    Check::new("move_with_fin", "a FIN and a reset in flight are reported by the new shard", move_with_fin),
     Check::new("move_back", "a stream moves back, and to the shard that it left", move_back),
     Check::new(
         "drop_detached",
@@ -158,7 +162,7 @@ fn move_wakes(s: &mut Session) -> Verdict {
         adopt(s, shard, &mut server, MOVED)?;
         Ok(sleeper.join().unwrap_or(false))
     })?;
-    ensure!(woken, "who sleeps in the descriptor of the new shard is not woken");
+    ensure!(woken, "the thread that sleeps in the descriptor of the new shard is not woken");
     s.poll_one(shard)?;
     ensure!(s.is_readable(shard, MOVED), "the first poll behind adoption does not tell");
     s.expect((shard, MOVED), &mut *server, b"x")
@@ -183,7 +187,7 @@ fn move_keeps_interest(s: &mut Session) -> Verdict {
         for _ in 0..2 {
             s.poll()?;
             let told = s.event(here, MOVED).map(|event| (event.readable, event.writable));
-            ensure!(told == expected, "{interest:?} is told (readable, writable) = {told:?}");
+            ensure!(told == expected, "{interest:?} is reported (readable, writable) = {told:?}");
         }
     }
     Ok(())

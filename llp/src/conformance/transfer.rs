@@ -62,7 +62,7 @@ fn carry(s: &mut Session, from: End<'_>, to: End<'_>, bytes: &[u8]) -> Verdict {
         }
         if s.is_readable(to_stack, to_token) {
             let part = recv(&mut *to, 70_001).map_err(unexpected("recv behind a readable event"))?;
-            ensure!(!part.is_empty(), "a FIN that nobody sent, behind {} bytes", got.len());
+            ensure!(!part.is_empty(), "a FIN that was not sent, behind {} bytes", got.len());
             got.extend_from_slice(&part);
         }
         Ok(got.len() >= bytes.len())
@@ -128,7 +128,7 @@ fn scattered(s: &mut Session) -> Verdict {
         let mut into = [&mut none[..], &mut a, &mut nothing, &mut b, &mut c].map(IoVecMut::from);
         let count = s.recv_some(THERE, &mut *server, &mut into)?;
         let all = [&a[..], &b, &c].concat();
-        ensure!(count > 0, "a FIN that nobody sent");
+        ensure!(count > 0, "a FIN that was not sent");
         got.extend_from_slice(&all[..count]);
         ensure!(all[count..].iter().all(|byte| *byte == 0), "recv wrote behind what it gave");
     }
@@ -149,7 +149,7 @@ fn many_buffers(s: &mut Session) -> Verdict {
         let mut block = vec![0; COUNT];
         let mut into: Vec<_> = block.chunks_mut(1).map(IoVecMut::from).collect();
         let count = s.recv_some(THERE, &mut *server, &mut into)?;
-        ensure!(count > 0, "a FIN that nobody sent");
+        ensure!(count > 0, "a FIN that was not sent");
         got.extend_from_slice(&block[..count]);
     }
     same(&got, &bytes)
@@ -165,7 +165,7 @@ fn small_reads(s: &mut Session) -> Verdict {
             break;
         }
         let part = s.recv_upto(THERE, &mut *server, len.min(bytes.len() - got.len()))?;
-        ensure!(!part.is_empty(), "a FIN that nobody sent, behind {} bytes", got.len());
+        ensure!(!part.is_empty(), "a FIN that was not sent, behind {} bytes", got.len());
         got.extend(part);
     }
     same(&got, &bytes)?;
@@ -218,7 +218,7 @@ fn send_would_block(s: &mut Session) -> Verdict {
     server.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
     let block = pattern(1 << 16);
     let mut sent = 0;
-    // What has room at the receiver makes room at the sender.
+    // Bytes that the receiver takes leave the sender's buffer.
     let mut full = 0;
     while full < 3 {
         match send(&mut *client, &block[sent % block.len()..]) {
@@ -230,7 +230,7 @@ fn send_would_block(s: &mut Session) -> Verdict {
             }
             Err(error) => return Err(unexpected("send")(error)),
         }
-        ensure!(sent < MOST, "{sent} bytes that nobody read were taken");
+        ensure!(sent < MOST, "{sent} unread bytes were taken");
     }
     client.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;
     s.never("a writable event of a stream without room", |s| Ok(s.is_writable(CLIENT, CONNECTED)))?;

@@ -58,7 +58,7 @@ struct End {
     local: SocketAddr,
     peer: SocketAddr,
     state: State,
-    /// Somebody holds the stream (or may still accept it).
+    /// The stream is in use (or may still be accepted).
     held: bool,
     /// Its token is known: not before a connection is accepted.
     named: bool,
@@ -168,7 +168,7 @@ impl World {
         self.ends.get(&request.client).is_some_and(|c| self.link(c.local.ip(), request.to.ip()).stalled)
     }
 
-    /// Lets everything happen that is due.
+    /// Processes everything that is due.
     fn process_due(&mut self) {
         let mut waiting = Vec::new();
         for request in std::mem::take(&mut self.requests) {
@@ -200,7 +200,7 @@ impl World {
                 Packet::Refused => end.state = State::Failed(ErrorKind::ConnectionRefused),
                 Packet::Bytes(bytes) if end.held => end.received.extend(bytes),
                 Packet::Bytes(_) => {
-                    // Nobody reads here any more: TCP answers with a RST.
+                    // The receiving end is closed: TCP answers with a RST.
                     end.state = State::Closed;
                     self.post(id, Packet::Reset);
                 }
@@ -249,7 +249,7 @@ impl World {
 
     pub(super) fn stop_listening(&mut self, id: ListenerId) {
         if let Some(listening) = self.listeners.remove(&id) {
-            // As the kernel does with connections that nobody accepted.
+            // As the kernel does with connections that were not accepted.
             for end in listening.queue {
                 self.abort(end);
                 self.close(end);

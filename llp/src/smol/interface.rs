@@ -36,7 +36,7 @@ const BURSTS: usize = 64;
 /// A connection that found the link full tries again after this time.
 const LINK_FULL: i64 = 1000;
 
-/// Listeners are told of an interface that is down for so long.
+/// After this time an interface that is down is reported to listeners.
 const STAYS_DOWN: Duration = Duration::from_millis(900);
 
 /// Names a connection of the interface.
@@ -51,7 +51,7 @@ pub(super) struct SmolInterface<L: Link> {
     link: L,
     iface: Interface,
     /// No sockets: for frames that are no connection's.
-    nobody: SocketSet<'static>,
+    no_sockets: SocketSet<'static>,
     conns: Slab<Conn>,
     flows: HashMap<Flow, usize>,
     ports: Ports,
@@ -59,7 +59,7 @@ pub(super) struct SmolInterface<L: Link> {
     hot: Vec<usize>,
     /// Connections that frames or timers have touched, and that may have something to send.
     touched: Vec<usize>,
-    /// When each connection wants to be looked at, in ticks.
+    /// When each connection is to be polled, in ticks.
     timers: BTreeSet<(i64, usize)>,
     time: Clock,
     base: Instant,
@@ -115,7 +115,7 @@ impl<L: Link> SmolInterface<L> {
         Ok(Self {
             link,
             iface,
-            nobody: SocketSet::new(Vec::new()),
+            no_sockets: SocketSet::new(Vec::new()),
             conns: Slab::new(),
             flows: HashMap::new(),
             ports: Ports::default(),
@@ -233,8 +233,8 @@ impl<L: Link> SmolInterface<L> {
                 self.heard.push(who);
             }
             let mut port = Port { link: &mut self.link, frame: Some(bytes), sender: None };
-            self.iface.poll_ingress_single(now, &mut port, &mut self.nobody);
-            // A neighbour has answered, perhaps: who waits for it goes on at once, and not when it would ask again.
+            self.iface.poll_ingress_single(now, &mut port, &mut self.no_sockets);
+            // A neighbour has answered, perhaps: connections that wait for it go on at once, and not with their next query.
             let waiting = self.conns.iter().filter(|(_, conn)| conn.is_opening());
             self.touched.extend(waiting.map(|(id, _)| id));
             return;
@@ -263,7 +263,7 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// A connection in Listen for the SYN that has come, if somebody listens and has room.
+    /// A connection in Listen for the SYN that has come, if there is a listener with room.
     fn begin(&mut self, flow: Flow) -> Option<usize> {
         let port = self.ports.find(flow.local)?;
         let listener = &self.ports.listeners[port];
@@ -287,7 +287,7 @@ impl<L: Link> SmolInterface<L> {
                 conn.owner = Owner::Listener { port, ready: true };
                 self.ports.listeners[port].ready.push_back(id);
             }
-            // Reset before anybody took it, or no connection at all.
+            // Reset before it was accepted, or no connection at all.
             Owner::Listener { ready: false, .. } if !conn.is_opening() => self.remove(id),
             Owner::Listener { .. } => {}
             Owner::Stream => self.heat(id),
@@ -296,7 +296,7 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// Sends what a connection has to send, and notes when it wants to be looked at again.
+    /// Sends what a connection has to send, and notes when it is to be polled again.
     fn egress(&mut self, id: usize, now: Tick) {
         let Some(v6) = self.conns.get(id).map(|conn| conn.flow.peer.is_ipv6()) else { return };
         let emss = self.emss(v6);
@@ -377,7 +377,7 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// The link is gone. An interface that is deleted is down before: listeners are told of that only when it stays so.
+    /// The link is gone. An interface that is deleted is down before: that is reported to listeners only when it stays so.
     fn is_gone(&mut self, why: io::Error) {
         let now = self.time.now();
         let (since, is_told) = match &self.gone {
@@ -449,7 +449,7 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// After frames were taken outside of a poll: who sleeps in the descriptor is woken for whom they are.
+    /// After frames were taken outside of a poll: the thread that sleeps in the descriptor is woken if they are for its streams.
     fn tell(&mut self, except: Option<usize>) {
         let has_event = |id: &usize| self.conns.get(*id).is_some_and(|conn| conn.event().is_some());
         let ready = |id: &usize| Some(*id) != except && has_event(id);
@@ -498,7 +498,7 @@ impl<L: Link> SmolInterface<L> {
         self.conns[id.0].received().map(|bytes| bytes.len())
     }
 
-    /// Whoever sleeps is woken if the connection has something to tell now: another interest, or what a look has left.
+    /// A sleeping thread is woken if the connection has an event now: by another interest, or by what a peek has left.
     pub(super) fn tell_of(&mut self, id: ConnId) {
         if self.conns.get(id.0).is_some_and(|conn| conn.event().is_some()) {
             self.heat(id.0);
@@ -550,7 +550,7 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// The stream is dropped: a FIN behind what was sent, and nobody listens any more.
+    /// The stream is dropped: a FIN behind what was sent, and its events end.
     pub(super) fn let_go(&mut self, id: ConnId) {
         let conn = &mut self.conns[id.0];
         conn.owner = Owner::Nobody;

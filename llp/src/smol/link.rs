@@ -17,7 +17,7 @@ pub struct Capabilities {
     /// The link cuts larger TCP packets itself, over both versions of IP, up to this many bytes with their Ethernet header, and
     /// computes the checksums of all TCP segments.
     pub segmentation: Option<usize>,
-    /// Frames may come from this machine, with TCP checksums that are only begun: the sum of the pseudo-header, which a card would
+    /// Frames may come from this machine, with TCP checksums that are only begun: the sum of the pseudo-header, which hardware would
     /// complete. They are taken for right.
     pub partial_checksums: bool,
 }
@@ -92,7 +92,7 @@ pub(super) enum Gone {
     Down,
     /// There is no such interface any more, though another one may have its name.
     Deleted,
-    /// Somebody has taken our XDP program off it.
+    /// Another process has detached our XDP program.
     Detached,
 }
 

@@ -214,7 +214,7 @@ fn a_reset_is_seen_by_the_other_end() {
 }
 
 #[test]
-fn nobody_listens() {
+fn a_closed_port_refuses() {
     let mut world = World::new(1500, false);
     let mut client = world.connect(9, 1);
     world.until(|world| world.told(0, 1).is_some());
@@ -367,7 +367,7 @@ fn what_was_sent_before_the_end_arrives() {
 
 /// A thread that sleeps in the descriptor is woken by what another call took off the link.
 #[test]
-fn the_descriptor_tells_what_nobody_polled_for() {
+fn the_descriptor_reports_frames_taken_by_other_calls() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut world = World::new(1500, false);
     let mut listener = world.listen(4791, 8);

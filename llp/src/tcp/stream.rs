@@ -92,7 +92,7 @@ impl TcpStream {
         }
     }
 
-    /// Enters another event set. The kernel looks at the socket's state when it is added, and wakes who sleeps in the set.
+    /// Enters another event set. The kernel looks at the socket's state when it is added, and wakes a thread that sleeps in the set.
     pub(super) fn enter(&mut self, epoll: &Arc<OwnedFd>, token: Token) -> io::Result<()> {
         if self.epoll.is_some() {
             return Err(attached_stream());

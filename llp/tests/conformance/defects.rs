@@ -23,13 +23,13 @@ enum Defect {
     WrongToken,
     /// `poll` empties the list that it is given.
     EventsReplaced,
-    /// A listener is told with every poll.
+    /// A listener is reported with every poll.
     ListenerAlwaysReady,
     /// The descriptor is never readable.
     NoWakeUp,
     /// The descriptor is always readable.
     AlwaysAwake,
-    /// An idle stack wants to be polled at once.
+    /// An idle stack has a deadline at once.
     AlwaysDue,
     /// The last byte of each `send` is lost.
     LosesBytes,
@@ -39,7 +39,7 @@ enum Defect {
     NothingIsFin,
     /// `send` of no bytes says 0.
     NoBytesAreSent,
-    /// A FIN is told as `WouldBlock`.
+    /// A FIN is reported as `WouldBlock`.
     NoFin,
     /// `shutdown` does nothing.
     NoShutdown,

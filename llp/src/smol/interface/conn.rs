@@ -59,7 +59,7 @@ pub(super) struct Conn {
     timeout: Option<Duration>,
     /// Why it ended, where smoltcp does not know.
     ended: Option<ErrorKind>,
-    /// Who is to forward its segments, and has not been heard yet.
+    /// The gateway for its segments, from which nothing was received yet.
     pub(super) gateway: Option<IpAddr>,
     /// Its FIN was asked for.
     finished: bool,
@@ -359,7 +359,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Whether it waits in vain for who is to forward its segments.
+    /// Whether it waits in vain for the gateway of its segments.
     pub(super) fn misses_gateway(&self, now: Instant) -> bool {
         self.gateway.is_some() && self.is_opening() && now.saturating_duration_since(self.began) >= GATEWAY
     }
