@@ -125,8 +125,7 @@ impl Device {
         true
     }
 
-    /// Tagged offsets of peers may be checked less strictly: a peer may invalidate plain regions with Send with Invalidate, as
-    /// siw allows and RFC 5040 section 8.1.1 forbids. Off by default.
+    /// Allows a peer to invalidate plain regions with Send with Invalidate, as siw does and RFC 5040 section 8.1.1 forbids. Off by default.
     pub fn set_lenient_invalidate(&self, on: bool) {
         self.driver.shared.table.set_lenient_invalidate(on);
     }

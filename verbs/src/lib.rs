@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The types at this level are the *raw layer*: one to one with verbs, with the memory rules in the hands of the caller
-//! ([`Qp::post_send`] is `unsafe`). Nobody's thread is needed: the caller's drives while it polls, posts or waits, a background
+//! ([`Qp::post_send`] is `unsafe`). No extra thread is needed: the caller's drives while it polls, posts or waits, a background
 //! thread when it does not.
 
 mod api;

@@ -136,8 +136,8 @@ impl Connection {
     /// Connects to `peer`.
     ///
     /// # Errors
-    /// [`Error::Refused`], [`Error::Rejected`], [`Error::TimedOut`], [`Error::PeerStartup`] and the like: each says in one line
-    /// who did what. [`Error::Startup`] for illegal settings.
+    /// [`Error::Refused`], [`Error::Rejected`], [`Error::TimedOut`], [`Error::PeerStartup`] and the like: each is one line
+    /// that names the end at fault. [`Error::Startup`] for illegal settings.
     pub async fn connect(
         device: &Device,
         pd: &Pd,
@@ -293,7 +293,7 @@ impl Connection {
         poll_fn(|cx| self.dispatcher.poll_ended(cx)).await
     }
 
-    /// A request without memory. `kept` is what it works on: it lives until the request is over, whoever waits.
+    /// A request without memory. `kept` is what it works on: it is kept until the request is over, even if the future is dropped.
     pub(super) async fn local_request<T: Send + 'static>(
         &self,
         op: SendOp,
@@ -344,7 +344,7 @@ impl Connection {
     }
 }
 
-/// A request of the engine's own that somebody waits for.
+/// A request of the engine's own that a future waits for.
 struct Waiting<'a> {
     dispatcher: &'a Arc<Handle>,
     ticket: u64,

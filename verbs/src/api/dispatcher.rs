@@ -1,6 +1,6 @@
 //! From completions back to the operations and receives they belong to.
 //!
-//! One completion queue a connection, drained by whoever polls an operation and by the waker that the engine calls after a
+//! One completion queue a connection, drained by the thread that polls an operation and by the waker that the engine calls after a
 //! push; the drained completions wake the tasks concerned. Buffers live here from post to completion, so a future that is
 //! dropped or forgotten never frees memory in flight.
 
@@ -143,8 +143,8 @@ pub(super) struct Dispatcher {
     cq: Arc<Cq>,
     ops: Mutex<Ops>,
     inbox: Mutex<Inbox>,
-    /// Held while draining and while queueing requests, never while foreign code runs. A notifier that finds the gate closed
-    /// leaves a note in `again`, and whoever holds the gate drains once more.
+    /// Held while draining and while queueing requests, never while foreign code runs. A notifier that finds it locked
+    /// sets `again`, and the holder drains once more.
     gate: Mutex<()>,
     again: AtomicBool,
     pub(super) ring: Ring,
@@ -295,7 +295,7 @@ impl Dispatcher {
                 flags: request.flags | SendFlags::SIGNALED,
             };
             // SAFETY: the elements lie in `slot.buffer`, an `Mr` that stays in this slot until the completion was taken (or
-            // the queue pair was dropped, which happens before the slots are); nobody can reach its bytes meanwhile. Inline
+            // the queue pair was dropped, which happens before the slots are); nothing else can access its bytes meanwhile. Inline
             // data lies in the slot's buffer too.
             let (posted, doorbell) = unsafe { self.qp.queue_send([wr]) };
             due.doorbells.push(doorbell);

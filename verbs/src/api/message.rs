@@ -53,7 +53,7 @@ impl Deref for Message {
 
 impl Drop for Message {
     fn drop(&mut self) {
-        // Refused only when the queue pair is in error: then nobody needs the receive.
+        // Refused only when the queue pair is in error: then the receive is not needed.
         let _ = self.dispatcher.post_slot(self.wc.wr_id as u32);
     }
 }

@@ -17,7 +17,7 @@ use std::task::{Context, Poll};
 #[non_exhaustive]
 pub enum WcError {
     /// It was posted and completed with an error.
-    #[error("{}: {status}{}", peer, in_words(*reason))]
+    #[error("{}: {status}{}", peer, describe(*reason))]
     Completed {
         /// Status of the completion.
         status: WcStatus,
@@ -31,7 +31,7 @@ pub enum WcError {
     Refused(#[from] Error),
 }
 
-fn in_words(reason: Option<WireReason>) -> String {
+fn describe(reason: Option<WireReason>) -> String {
     reason.map(|reason| format!(": {reason}")).unwrap_or_default()
 }
 
@@ -42,7 +42,7 @@ pub type Done<B> = (Result<Wc, WcError>, Mr<B>);
 ///
 /// It is posted when it is made if the send queue has room, otherwise when room has come (back-pressure, first come first served).
 /// Dropping it detaches it, posted or not: the request goes on in its turn, and the engine holds the buffer until it completes or the
-/// connection ends. RDMA knows no cancelling of single requests.
+/// connection ends. RDMA cannot cancel single requests.
 #[must_use = "the outcome of an operation that is dropped is lost"]
 pub struct Op<B: IoBuf> {
     dispatcher: Arc<Handle>,

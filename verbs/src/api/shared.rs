@@ -124,7 +124,7 @@ impl SharedMr {
     }
 
     /// Opens bytes `range` with `access` to the peer of one connection only. Dropping the [`BoundWindow`] closes them again; the key
-    /// is of no use to anybody else (RFC 5042 section 5).
+    /// is of no use to other peers (RFC 5042 section 5).
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::Register`]; [`Error::NotConnected`] when the connection ends meanwhile.

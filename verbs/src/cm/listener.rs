@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
 use stream::Stream;
 
-/// Says once a process, in the log, that what comes and goes here can be read on its way (RFC 5042 section 5.4: IPsec is for
-/// whoever runs the network).
+/// Logs once per process that the traffic is not encrypted (RFC 5042 section 5.4: IPsec is a matter of
+/// the network configuration).
 fn warn_of_cleartext(local: SocketAddr) {
     static SAID: Once = Once::new();
     if !local.ip().is_loopback() {
@@ -106,7 +106,7 @@ impl Listener {
         drop(before);
     }
 
-    /// Returns the channels that nobody may need any more.
+    /// Returns the channels that may not be needed any more.
     fn migrate_on(
         core: &mut Core,
         listener: Token,
@@ -124,7 +124,7 @@ impl Listener {
                 follow.push(request.token);
                 true
             }
-            CmEventKind::Deaf { listener, .. } => *listener == id,
+            CmEventKind::ListenerDown { listener, .. } => *listener == id,
             _ => false,
         };
         before[0].move_to(channel, moved, &mut core.services.wakes);
@@ -154,7 +154,7 @@ impl Drop for Listener {
         if let Some(Slot::Listener(slot)) = slot {
             drop(slot.channel.remove_if(|event| match &event.kind {
                 CmEventKind::ConnectRequest(request) => request.listener == Some(token),
-                CmEventKind::Deaf { listener, .. } => *listener == id,
+                CmEventKind::ListenerDown { listener, .. } => *listener == id,
                 _ => false,
             }));
         }
@@ -169,7 +169,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
         let Some(slot) = core.listener(token) else { return };
         let (options, channel) = (Arc::clone(&slot.options), Arc::clone(&slot.channel));
         let half_open = HalfOpen::new(&slot.half_open, token);
-        // Whoever says nothing makes room for whoever comes: connections that are only opened lock nobody out.
+        // The oldest connection without a Request is evicted for a new one: idle connections lock out no peer.
         let oldest = if half_open.count() > limit { longest_unheard(core, token) } else { None };
         if half_open.count() > limit && oldest.is_none() {
             let Some(slot) = core.listener(token) else { return };
@@ -221,12 +221,12 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
     }
 }
 
-/// The stack says that nobody can come for the time being, or ever.
+/// The stack reports that no peer can connect for the time being, or ever.
 fn tell_deaf(core: &mut Core, token: Token, error: io::Error) {
     let Some(channel) = core.listener(token).map(|slot| Arc::clone(&slot.channel)) else { return };
     let for_good = error.kind() == io::ErrorKind::NotFound;
     let (listener, error) = (ListenerId(token.0), Error::io("listening")(error));
-    let kind = CmEventKind::Deaf { listener, error, for_good };
+    let kind = CmEventKind::ListenerDown { listener, error, for_good };
     channel.push(CmEvent { id: ConnId(0), kind }, &mut core.services.wakes);
 }
 
@@ -308,7 +308,7 @@ impl Drop for HalfOpen {
     }
 }
 
-/// A peer that wants to connect. Dropping it rejects without private data.
+/// A connection request. Dropping it rejects without private data.
 pub struct ConnRequest {
     pub(super) driver: Arc<Driver>,
     pub(super) token: Token,

@@ -38,7 +38,7 @@ pub struct CmEvent {
 /// What happened.
 #[derive(Debug)]
 pub enum CmEventKind {
-    /// A peer wants to connect.
+    /// A connection request of a peer.
     ConnectRequest(ConnRequest),
     /// The connection stands.
     Established(ConnInfo),
@@ -46,8 +46,8 @@ pub enum CmEventKind {
     Failed(Error),
     /// The connection has ended.
     Disconnected(CloseReason),
-    /// Nobody can come to a listener: the interface of a TCP in this process is down or gone.
-    Deaf {
+    /// No peer can connect to a listener: the interface of a TCP in this process is down or gone.
+    ListenerDown {
         /// Which one.
         listener: ListenerId,
         /// [`Error::Io`] with what happened to the interface.

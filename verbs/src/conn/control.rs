@@ -45,7 +45,7 @@ impl Conn {
             return false;
         }
         self.refused = Some((since, pause * 2));
-        // Its hang-up would be told again and again.
+        // Its hang-up would be reported repeatedly.
         self.socket.abort();
         self.retry = services.now.after(pause);
         true

@@ -348,7 +348,7 @@ impl stream::Host for QpHost<'_> {
         let queue = self.queue().ok_or(LocalError::Protection)?;
         let wqe = queue.get(id).ok_or(LocalError::Protection)?;
         let (sge, skip) = element(wqe, offset).ok_or(LocalError::Protection)?;
-        // The copies and CRCs that follow are long: nobody who posts waits for them.
+        // The copies and CRCs that follow are long: posting threads do not wait for them.
         self.queue = None;
         let range = (sge.addr.wrapping_add(u64::from(skip)), len.min(sge.length - skip));
         self.table

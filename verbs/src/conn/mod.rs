@@ -145,7 +145,7 @@ impl Conn {
             return self.on_connect_event(services);
         }
         if event.readable && !self.interest.read && !self.is_closing() {
-            // Nobody asked for readability: the stack reports a hang-up, or the event was listed before the interest changed.
+            // Readability was not requested: the stack reports a hang-up, or the event was listed before the interest changed.
             return self.read_ahead(services);
         }
         if event.readable || !self.stream.is_open() {
@@ -176,7 +176,7 @@ impl Conn {
         moved
     }
 
-    /// Reads though the stack told of nothing, and nothing was posted: sends only if something came or waits. True when bytes moved.
+    /// Reads though the stack reported nothing, and nothing was posted: sends only if something came or waits. True when bytes moved.
     pub(crate) fn on_poll(&mut self, services: &mut Services) -> bool {
         if !self.stream.is_open() {
             return self.on_readable(services);
@@ -190,9 +190,9 @@ impl Conn {
         moved
     }
 
-    /// Whether news of the socket can be used. To ask for it otherwise would wake the active poller again and again.
+    /// Whether news of the socket can be used. Otherwise an interest in it would wake the active poller repeatedly.
     fn reads(&self) -> bool {
-        self.stream.wants_bytes() && !self.starved
+        self.stream.accepts_bytes() && !self.starved
     }
 
     /// Tells the stack what to be woken for; a system call only on change.

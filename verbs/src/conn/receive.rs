@@ -138,7 +138,7 @@ impl Conn {
 
     /// Whether the stream goes on in Full Operation.
     fn takes_bytes(&self) -> bool {
-        self.stream.is_open() && self.stream.wants_bytes()
+        self.stream.is_open() && self.stream.accepts_bytes()
     }
 
     /// Gives `bytes` to the stream. Returns how many it took.
@@ -167,13 +167,13 @@ impl Conn {
             // The peer's FIN, which `recv` tells.
             return PeekResult::Elsewhere;
         }
-        // In pieces, between which the peer is told of the room.
+        // In pieces, between which the peer receives window updates.
         let piece = bytes.len().min(RX_STAGING);
         let limited = piece < bytes.len();
         let used = self.handle_bytes(&mut bytes[..piece], services);
         services.moved += used;
         let more = limited || !buf.can_grow(used);
-        if used == piece || limited || !self.stream.wants_bytes() {
+        if used == piece || limited || !self.stream.accepts_bytes() {
             buf.consume(used, Rest::Useful);
             return PeekResult::Used { more };
         }
@@ -201,7 +201,7 @@ impl Conn {
             }
             Ok(0) => {
                 self.eof = !self.stream.peer_has_closed();
-                // Otherwise the hang-up would be reported again and again. A stack that cannot do it has no descriptor that is
+                // Otherwise the hang-up would be reported repeatedly. A stack that cannot do it has no descriptor that is
                 // slept on.
                 let _ = self.socket.detach();
             }

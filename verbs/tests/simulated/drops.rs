@@ -47,7 +47,7 @@ fn a_dropped_operation_is_posted_in_its_turn() {
 }
 
 #[test]
-fn a_grant_that_nobody_waits_for_does_not_end_the_connection() {
+fn an_abandoned_window_bind_does_not_end_the_connection() {
     let simulation = Simulation::new(1, Link { capacity: 64 << 10, ..Link::default() });
     let ((pd, client), (server_pd, server)) = simulation.connect(&ConnSettings::default());
     let target = server_pd.share(4 << 20, Access::REMOTE_WRITE).unwrap();

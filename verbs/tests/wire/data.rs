@@ -1,4 +1,4 @@
-//! The data path against a scripted peer: what may come, what may not, and what the wire and the application are told.
+//! The data path against a scripted peer: what may come, what may not, and what is reported to the peer and to the application.
 
 use crate::common::{
     ALL, End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt, responder_with,
@@ -183,7 +183,7 @@ fn negative_vectors_of_the_startup_close() {
             let mut peer = Peer::connect(listener.local_addr());
             peer.raw(&bytes(vector));
             assert!(peer.rest().is_empty(), "{name}");
-            assert!(end.channel.is_empty(), "{name}: the application hears of it");
+            assert!(end.channel.is_empty(), "{name}: it is reported to the application");
         }
     }
 }
@@ -397,7 +397,7 @@ fn read_responses_that_answer_nothing() {
         assert_ne!(wc.status, WcStatus::Success, "{name}");
         assert_eq!(peek(&end.mr, 0, 17), [0; 17], "{name}");
     }
-    // Nobody asked at all.
+    // There was no request at all.
     let end = End::new();
     let mut peer = initiator(&end);
     peer.fpdu(&tagged(Opcode::ReadResponse, 1, 1, true, b"x"));
@@ -537,7 +537,7 @@ fn shared_receive_queue_stalls_and_goes_on_for_each_stream() {
     pa.expect_silence(40);
     for id in [1, 2] {
         let sge = [a.sge(id * 100, 64)];
-        // SAFETY: the region lives to the end of the test, and nobody else touches it.
+        // SAFETY: the region lives to the end of the test, and nothing else accesses it.
         unsafe { srq.post_recv([RecvWr { wr_id: id, sges: &sge }]) }.unwrap();
     }
     let mut got = [a.received().wr_id, b.received().wr_id];
@@ -658,7 +658,7 @@ fn reset_by_the_peer() {
 
 // [test:RFC5041-6.2.1-03]
 #[test]
-fn fin_with_reads_owed_gets_the_answers() {
+fn fin_with_outstanding_reads_gets_the_answers() {
     let end = End::made(Make { memory: 4 << 20, ..Make::default() });
     let data = pattern(4 << 20);
     fill(&end.mr, 0, &data);
@@ -771,7 +771,7 @@ fn terminate_names_a_read_and_the_others_flush_in_order_once() {
         assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, layer, etype, code));
         end.async_event();
         peer.expect_close();
-        // What comes behind a Terminate is nobody's.
+        // What comes behind a Terminate is dropped.
         let late = peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"late"));
         let _ = std::io::Write::write(&mut peer.tcp, &late);
         end.nothing_more();

@@ -61,7 +61,7 @@ fn a_waker_may_wait() {
         a.block_on_for(Duration::from_secs(1), std::future::pending::<()>());
     });
     let (message, waited) = told.recv_timeout(Duration::from_secs(10)).unwrap();
-    assert!(message && waited < Duration::from_secs(3), "nobody drove for {waited:?}");
+    assert!(message && waited < Duration::from_secs(3), "no thread drove for {waited:?}");
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn a_future_that_waits_for_another_thread_does_not_keep_it_from_its_messages() {
         });
         begun.elapsed()
     });
-    assert!(waited < Duration::from_secs(3), "nobody drove for {waited:?}");
+    assert!(waited < Duration::from_secs(3), "no thread drove for {waited:?}");
 }
 
 /// Begins a connection with a short time-out when dropped.
@@ -103,7 +103,7 @@ impl Drop for ConnectsWhenDropped {
     fn drop(&mut self) {
         let (end, port) = &*self.0;
         end.connect(port.addr(), &ConnOptions { startup_timeout: Duration::from_millis(300), ..plain() });
-        // What TCP has to say of it is over: nothing but the deadline is left to wake anybody.
+        // TCP has no more events of it: only the deadline can wake a thread.
         std::thread::sleep(Duration::from_millis(50));
         end.device.pump();
     }
@@ -137,7 +137,7 @@ fn a_deadline_set_while_a_connection_is_forgotten_counts() {
     std::thread::sleep(Duration::from_millis(20));
     let start = Instant::now();
     drop(peer);
-    // Nobody polls: the background thread alone must keep the deadline.
+    // No thread polls: the background thread alone must keep the deadline.
     while channel.is_empty() {
         assert!(start.elapsed() < Duration::from_secs(4), "the connection attempt does not time out");
         std::thread::sleep(Duration::from_millis(10));

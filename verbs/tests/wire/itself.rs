@@ -187,8 +187,8 @@ fn only_a_queue_pair_without_a_connection() {
         Err(Error::State { .. } | Error::AlreadyConnected { .. })
     ));
     let other = End::new();
-    let nobodys = "192.0.2.1:0".parse().unwrap();
-    assert!(cm::connect_self(&other.qp, nobodys, &options, &other.channel).is_err());
+    let foreign = "192.0.2.1:0".parse().unwrap();
+    assert!(cm::connect_self(&other.qp, foreign, &options, &other.channel).is_err());
     // It is as free as before.
     connect(&other, &options);
 }

@@ -40,7 +40,7 @@ fn requests_follow_their_listener_and_others_stay() {
     second.connect(listener.local_addr(), &ConnOptions::default());
     drop(next_request(&device, &new));
 
-    // What follows a request that was moved comes to the new channel without being told so.
+    // What follows a request that was moved comes to the new channel without a second call.
     let end = End::on(&device);
     request.accept(&end.qp, None, b"", None).unwrap();
     assert!(matches!(next_event(&device, &new), CmEventKind::Established(_)));
@@ -63,7 +63,7 @@ fn connection_takes_its_pending_events_along() {
 
     let handle = ConnHandle::of(&server.qp).unwrap();
     handle.migrate(&new).unwrap();
-    assert!(matches!(old.try_pop().unwrap().kind, CmEventKind::Posted(7)), "it is about nobody's connection");
+    assert!(matches!(old.try_pop().unwrap().kind, CmEventKind::Posted(7)), "it is about no connection");
     assert!(matches!(new.try_pop().unwrap().kind, CmEventKind::Established(_)));
     client.established();
     client.qp.disconnect().unwrap();

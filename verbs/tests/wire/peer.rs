@@ -215,7 +215,7 @@ impl Peer {
         }
     }
 
-    /// The next FPDU that is no hello.
+    /// The next FPDU that is no capability request.
     pub(crate) fn expect_fpdu(&mut self) -> Segment {
         loop {
             let segment = self.next().expect("an FPDU, not the end");
@@ -314,7 +314,7 @@ impl Port {
         Peer::new(self.0.accept().unwrap().0)
     }
 
-    /// Whether nobody comes for `millis`.
+    /// Whether no connection comes for `millis`.
     pub(crate) fn is_quiet(&self, millis: u64) -> bool {
         self.0.set_nonblocking(true).unwrap();
         let until = Instant::now() + Duration::from_millis(millis);

@@ -119,7 +119,7 @@ impl Stack for Held {
 
 /// While a thread drives and does not come back, queue pairs without a connection are made, changed, asked and destroyed.
 #[test]
-fn an_unconnected_queue_pair_waits_for_nobody_who_drives() {
+fn an_unconnected_queue_pair_does_not_wait_for_the_driving_thread() {
     let (stack, hold, holds) = Held::new(&Arc::default());
     let options = DeviceOptions { progress: Progress::Manual, shards: Some(1), ..DeviceOptions::default() };
     let device = Device::with_stack(Box::new(stack), options).unwrap();
@@ -182,7 +182,7 @@ fn a_dropped_device_has_released_its_stack() {
 
 /// Peers that begin an FPDU and fall silent, so many that the receive memory budget is used up, do not keep others from being read.
 #[test]
-fn silent_peers_inside_an_fpdu_stop_nobody_else() {
+fn silent_peers_inside_an_fpdu_do_not_block_others() {
     let limits = Limits { max_held_bytes: 1 << 20, ..Limits::default() };
     let device = device(TcpStack::new().unwrap(), 2, limits);
     let silent: Vec<(End, Peer)> = (0..40)
@@ -201,7 +201,7 @@ fn silent_peers_inside_an_fpdu_stop_nobody_else() {
         peer.send(b"well-behaved");
         end.received_ok(id);
     }
-    // Some of the others were ended, and each of those is told.
+    // Some of the others were ended, and each of those is reported.
     let ended = silent.iter().filter(|(end, _)| end.qp.state() == QpState::Err).count();
     assert!((1..40).contains(&ended), "{ended} of 40 were ended");
 }

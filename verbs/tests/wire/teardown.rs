@@ -35,7 +35,7 @@ impl Lent {
         self.mr.take().unwrap().deregister().map_err(|(error, _)| error).unwrap();
     }
 
-    /// Ours again: nobody may touch it.
+    /// Owned by the test again: nothing else may access it.
     fn bytes(&mut self) -> &mut [u8] {
         assert!(self.mr.is_none());
         // SAFETY: no region is left over the bytes, so this is the only way to them.
@@ -51,7 +51,7 @@ impl Drop for Lent {
     }
 }
 
-/// Writes all over a region of `len` bytes, again and again, until the stream is gone.
+/// Writes all over a region of `len` bytes, repeatedly, until the stream is gone.
 fn write_on(peer: &mut Peer, stag: u32, at: u64, len: usize, stop: &AtomicBool) -> u64 {
     let mut written = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -73,7 +73,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Not a single byte is placed once `deregister` has returned, and the peer is told.
+/// Not a single byte is placed once `deregister` has returned, and the peer gets an error.
 // [test:RFC5040-8.1.1-07]
 #[test]
 fn deregistration_during_a_peers_writes() {
@@ -206,7 +206,7 @@ fn everything_may_go_in_every_order_from_several_threads() {
                     });
                 }
             });
-            until("the stream stands, with nobody to hold it", || writer.is_finished());
+            until("the stream exists without an owner", || writer.is_finished());
         });
         let touched = bytes.iter().filter(|byte| byte.load(Ordering::Relaxed) != Watched::OURS).count();
         assert_eq!(touched, 0, "bytes of a region that was gone, in order {order}");
