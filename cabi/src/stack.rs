@@ -30,7 +30,7 @@ fn own() -> Option<(&'static str, &'static SmolConfig)> {
     Settings::get().ok()?.llp.own()
 }
 
-/// Whether the kernel knows neither its addresses nor its ports.
+/// Whether its addresses and ports are not the kernel's.
 pub(crate) fn is_own() -> bool {
     own().is_some()
 }

@@ -141,7 +141,7 @@ fn entry(netdev: &NetDev, index: usize, persona: Persona) -> Option<ibv_gid_entr
     })
 }
 
-/// `_ibv_query_gid_ex`: one entry, of the size that the caller knows.
+/// `_ibv_query_gid_ex`: one entry, of the caller's size.
 ///
 /// # Safety
 /// `context` is NULL or one of ours, `to` is NULL or `size` bytes can be written there.
