@@ -79,7 +79,7 @@ impl Failure {
         let no = |why: String, fix: &str| Self::new(Exit::Unreachable, &what, why, fix);
         match error {
             Error::Refused { .. } => no(
-                "nobody listens on that port".into(),
+                "connection refused".into(),
                 "start `uiw serve --listen ADDR:PORT` there, or name its port",
             ),
             Error::TimedOut { after, .. } => {

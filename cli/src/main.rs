@@ -40,12 +40,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Two processes move a file in every way the protocol knows, each verified, beside raw TCP
+    /// Transfer a file with every RDMA operation, verify it, and compare with raw TCP
     #[command(after_help = EXIT_CODES)]
     Demo(demo::Args),
     #[command(hide = true)]
     DemoPeer(demo::peer::Args),
-    /// A known-good peer: echo, rping and perf server in one
+    /// Reference server: echo, rping and perf
     #[command(after_help = EXIT_CODES)]
     Serve(serve::Args),
     /// Round trips, each verified

@@ -123,7 +123,7 @@ impl MsgConn {
                 None => return Ok(false),
                 Some(Event::Sent(id)) if id == wr_id => return Ok(true),
                 Some(Event::Sent(_)) => {}
-                // Somebody talks out of turn.
+                // The peer sent a message out of turn.
                 Some(Event::Message { slot, .. }) => self.repost(slot)?,
             }
         }

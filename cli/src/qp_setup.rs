@@ -67,7 +67,7 @@ pub(crate) struct Link {
     ending: OnceLock<CloseReason>,
 }
 
-/// With a channel, for those who wait for its descriptor.
+/// With a channel, for callers that wait for its descriptor.
 pub(crate) fn cq_options() -> CqOptions {
     CqOptions { channel: Some(Arc::default()), ..CqOptions::default() }
 }
@@ -272,7 +272,7 @@ impl Link {
     /// The next completion, which is no error; `None` when `until` came first.
     pub(crate) fn next(&self, wait: Wait, until: Until<'_>) -> Result<Option<Wc>> {
         let mut next = None;
-        // One at a time: nothing is left over for a caller who ends in between.
+        // One at a time: nothing is left over for a caller that ends in between.
         completions(&self.device, &self.cq, wait, until, 1, |wc| next = Some(wc));
         match next {
             Some(wc) if wc.status != WcStatus::Success => Err(self.failure(&wc)),

@@ -1,5 +1,5 @@
-//! What a client of `uiw serve` wants: it says so in the private data of its MPA Request. Anything else is a peer of somebody
-//! else's making, which gets what its first message asks for (`serve::foreign`).
+//! The service that a client of `uiw serve` requests in the private data of its MPA Request. A peer without it is of another
+//! implementation, and is served by its first message (`serve::foreign`).
 
 use crate::args::PeerOptions;
 use crate::qp_setup::Wait;
@@ -19,7 +19,7 @@ pub(crate) enum Service {
     Perf(PerfOrder),
     /// A port for raw TCP beside the measurements.
     Raw,
-    /// The peer knows nothing of us.
+    /// The peer is not a `uiw` client.
     Foreign,
     /// One of ours, of a version that this program does not understand.
     Unknown(String),
@@ -128,7 +128,7 @@ pub(crate) struct PerfReply {
     pub(crate) len: u64,
 }
 
-/// The server's private data in its Reply to a client that wants raw TCP.
+/// The server's private data in its Reply to a client that requests raw TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RawReply {
     pub(crate) port: u16,

@@ -112,24 +112,24 @@ fn demo_verifies_every_line() {
 }
 
 #[test]
-fn a_file_that_is_not_there_is_told_in_one_line() {
+fn a_missing_file_is_reported_in_one_line() {
     fails(&["demo", "/nonexistent/file"], 2, "/nonexistent/file");
     fails(&["decode", "/nonexistent/file"], 2, "/nonexistent/file");
 }
 
 #[test]
-fn wrong_arguments_are_told_in_one_line() {
+fn wrong_arguments_are_reported_in_one_line() {
     fails(&["ping", "127.0.0.1:1", "--size", "elephants"], 2, "elephants");
     fails(&["perf", "127.0.0.1:1", "--op", "levitate"], 2, "levitate");
     fails(&["levitate"], 2, "levitate");
 }
 
 #[test]
-fn nobody_there_is_3() {
+fn a_refused_connection_exits_with_3() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let peer = format!("127.0.0.1:{port}");
-    fails(&["ping", &peer], 3, "nobody listens");
-    fails(&["perf", &peer, "--seconds", "1"], 3, "nobody listens");
+    fails(&["ping", &peer], 3, "connection refused");
+    fails(&["perf", &peer, "--seconds", "1"], 3, "connection refused");
 }
 
 #[test]
@@ -439,7 +439,7 @@ fn heard_of(address: &str, log: Option<&str>) -> String {
     text(&output.stderr)
 }
 
-/// Nobody is surprised by cleartext: whoever listens beyond this machine is told so, on standard error and in the log.
+/// A server that listens beyond this machine warns of cleartext, on standard error and in the log.
 #[test]
 fn a_listener_that_others_reach_says_that_the_wire_is_not_encrypted() {
     let heard = heard_of("0.0.0.0:0", None);

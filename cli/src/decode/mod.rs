@@ -1,4 +1,4 @@
-//! `uiw decode`: the iWARP traffic in a packet capture, whoever sent it.
+//! `uiw decode`: the iWARP traffic in a packet capture, of any sender.
 //!
 //! ```text
 //! capture ─► pcap ─► packet ─► flows ─► reassembly ─► connection ─► framing ─► segment ─► message ─► output
@@ -35,7 +35,7 @@ use crate::pcap::{Error, Reader};
 use flows::{Flows, Moment};
 use packet::Content;
 
-/// What `uiw decode` can be told.
+/// Options of `uiw decode`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Exit code: 0 when every byte could be followed (departures from the RFCs included), 1 when some could not, \

@@ -1,7 +1,7 @@
 //! The demo's first process: it moves the file, and compares what it Reads.
 
 use super::case::{Case, ELEMENTS, Way, blocks};
-use super::talk::{Go, HELLO, TALK_LEN, Verdict};
+use super::talk::{GREETING, Go, TALK_LEN, Verdict};
 use crate::fail::{Failure, Result};
 use crate::memory::Buffer;
 use crate::msg_conn::{Event, MsgConn};
@@ -51,12 +51,13 @@ impl<'a> Line<'a> {
         let old = Buffer::exclusive(pd, 8)?;
         let depths = Depths { sges: ELEMENTS as u32, ..Depths::new(DEPTH as u32 + 4, 4) };
         let half = Half::new(device, pd, &depths)?;
-        let hello = [HELLO, number.to_string().as_bytes()].concat();
-        let conn = MsgConn::connect(half, (4, TALK_LEN as u32), peer, &case.peer_options.options(), &hello)?;
+        let greeting = [GREETING, number.to_string().as_bytes()].concat();
+        let conn =
+            MsgConn::connect(half, (4, TALK_LEN as u32), peer, &case.peer_options.options(), &greeting)?;
         Ok(Self { case, file, conn, memory, old, in_flight: 0 })
     }
 
-    /// Moves the file again and again for `time`, verifying it every time. The clock stands while bytes are compared.
+    /// Moves the file repeatedly for `time`, verifying it every time. The clock stands while bytes are compared.
     pub(super) fn run(&mut self, time: Duration) -> Result<Moved> {
         let mut moved = Moved::default();
         let begun = Instant::now();

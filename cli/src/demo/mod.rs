@@ -1,4 +1,4 @@
-//! `uiw demo`: two processes move a file in every way the protocol knows, each verified byte for byte, beside raw TCP.
+//! `uiw demo`: transfers a file between two processes with every RDMA operation, verifies it byte for byte, and compares with raw TCP.
 
 mod case;
 mod client;

@@ -1,7 +1,7 @@
 //! The demo's second process: it has the file too, receives what the first one moves, and compares byte for byte.
 
 use super::case::{Case, Way, all, blocks};
-use super::talk::{Go, HELLO, TALK_LEN, Verdict};
+use super::talk::{GREETING, Go, TALK_LEN, Verdict};
 use super::{raw, read_file};
 use crate::fail::{Failure, Result};
 use crate::memory::Buffer;
@@ -83,7 +83,7 @@ struct Line<'a> {
 impl Peer {
     fn line(&self, request: ConnRequest) -> Result<()> {
         let number =
-            request.private_data().strip_prefix(HELLO).and_then(|bytes| std::str::from_utf8(bytes).ok());
+            request.private_data().strip_prefix(GREETING).and_then(|bytes| std::str::from_utf8(bytes).ok());
         let number = number.and_then(|digits| digits.parse::<usize>().ok());
         let Some((number, case)) = number.and_then(|number| Some((number, self.cases.get(number)?))) else {
             return request.reject(b"no such line").map_err(Failure::from);

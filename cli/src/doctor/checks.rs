@@ -159,7 +159,7 @@ fn buffer(name: &'static str, knob: &str, bdp: u64) -> Check {
     };
     let wanted = 2 * bdp;
     let says = format!(
-        "up to {} bytes; a path with {} on its way wants {}",
+        "up to {} bytes; a path with {} in flight needs {}",
         grouped(most),
         grouped(bdp),
         grouped(wanted)
@@ -198,7 +198,7 @@ fn link(interface: &Interface) -> Check {
         .with(json!({ "mtu": mtu, "up": is_up }));
     match (is_up, mtu) {
         (false, _) => check.not(State::Limited, format!("ip link set {name} up")),
-        (true, ..1280) => check.not(State::Limited, format!("ip link set {name} mtu 1500: IPv6 wants 1280")),
+        (true, ..1280) => check.not(State::Limited, format!("ip link set {name} mtu 1500: IPv6 needs 1280")),
         (true, _) => check,
     }
 }

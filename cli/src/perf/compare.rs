@@ -124,7 +124,7 @@ pub(crate) fn compare(
     let steps = if !plan.latency && plan.size < SMALL { 4 } else { 3 };
     for round in 0..slices {
         progress.show(|| format!("comparing with raw TCP: slice {} of {slices}", round + 1));
-        // Whoever comes first in one round comes last in another: nobody always follows the same neighbour.
+        // The order rotates with every round: no measurement always follows the same one.
         for step in 0..steps {
             match (round + step) % steps {
                 0 => first.push(bench.raw_slice(raw_size)?),

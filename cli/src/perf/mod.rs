@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// Every power of two from 2 bytes to 8 MiB
     #[arg(long, conflicts_with = "size")]
     sweep: bool,
-    /// Connections at a time; with --bidirectional as many again
+    /// Connections at a time; doubled by --bidirectional
     #[arg(long, default_value_t = 1)]
     connections: u32,
     /// Messages under way on a connection [default: as many as have 1 MiB together (Reads: 4 MiB), 2 to 128]

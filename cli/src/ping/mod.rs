@@ -221,7 +221,7 @@ impl Pinger {
         let conn =
             MsgConn::connect(half, (4, args.size), peer, &peer_options.options(), &order.private_data())?;
         let open = RemoteMr::from_bytes(&conn.link.info.private_data).ok_or_else(|| {
-            Failure::lost(peer, "accepted, but is no `uiw serve` (a stock rping server wants --rping)")
+            Failure::lost(peer, "accepted, but is no `uiw serve` (a stock rping server needs --rping)")
         })?;
         let pinger = Self { op: args.op, wait: wait(args), size, conn, data, open };
         if pinger.op == PingOp::Read {

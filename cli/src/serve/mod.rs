@@ -1,4 +1,4 @@
-//! `uiw serve`: a known-good peer. One thread accepts; each connection has a thread of its own, which sleeps in the device.
+//! `uiw serve`: the reference server. One thread accepts; each connection has a thread of its own, which sleeps in the device.
 
 mod budget;
 mod foreign;
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     listen: SocketAddr,
     #[command(flatten)]
     conn: ConnArgs,
-    /// End when standard input does
+    /// Exit on EOF of stdin
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
 }
@@ -75,7 +75,7 @@ fn serve(device: &Device, address: SocketAddr, peer_options: &PeerOptions, stop:
     });
     let mut outcome = Ok(());
     loop {
-        // Not in the device: a connection's thread that waits there is to be woken by nobody else.
+        // Not in the device: a connection's thread that waits there is woken only by its own events.
         if !stop.sleep_on(channel.fd()?) {
             break;
         }
@@ -83,11 +83,11 @@ fn serve(device: &Device, address: SocketAddr, peer_options: &PeerOptions, stop:
         match event.kind {
             CmEventKind::ConnectRequest(request) => begin(&server, request),
             CmEventKind::Failed(error) => tracing::info!(%error, "a connection came to nothing"),
-            CmEventKind::Deaf { error, for_good: true, .. } => {
-                outcome = Err(deaf(listener.local_addr(), error));
+            CmEventKind::ListenerDown { error, for_good: true, .. } => {
+                outcome = Err(listener_down(listener.local_addr(), error));
                 stop.set();
             }
-            CmEventKind::Deaf { error, .. } => eprintln!("uiw: {}", while_down(&error)),
+            CmEventKind::ListenerDown { error, .. } => eprintln!("uiw: {}", while_down(&error)),
             CmEventKind::Established(_) | CmEventKind::Disconnected(_) | CmEventKind::Posted(_) => {}
         }
     }
@@ -96,13 +96,13 @@ fn serve(device: &Device, address: SocketAddr, peer_options: &PeerOptions, stop:
     outcome
 }
 
-/// Nobody will ever come any more.
-pub(crate) fn deaf(address: SocketAddr, error: Error) -> Failure {
+/// No peer can ever connect again.
+pub(crate) fn listener_down(address: SocketAddr, error: Error) -> Failure {
     let fix = "start it again when the interface is there: see `ip link`";
     Failure::new(Exit::Failed, format!("listening on {address}"), why(error), fix)
 }
 
-/// Nobody comes for the time being.
+/// No peer can connect for the time being.
 pub(crate) fn while_down(error: &Error) -> String {
     format!("{error}: it goes on when the interface is up")
 }

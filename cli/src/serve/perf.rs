@@ -19,7 +19,7 @@ pub(crate) const MAX_MEMORY: u64 = 512 << 20;
 pub(crate) const MAX_SIZE: u32 = 64 << 20;
 /// Messages under way at most.
 pub(crate) const MAX_DEPTH: u32 = 4096;
-/// Numbers of requests that nobody waits for.
+/// Numbers of requests without a waiter.
 const STATS: u64 = 1 << 40;
 const PONG: u64 = 2 << 40;
 
@@ -183,7 +183,7 @@ impl Session {
     /// Writes the first slot into the client's memory.
     fn write_back(&self, with_immediate: bool) -> Result<()> {
         let Some((addr, rkey)) = self.order.back else {
-            return Err(Failure::lost(self.link.peer(), "wants answers, but told of no memory for them"));
+            return Err(Failure::lost(self.link.peer(), "requests answers, but gave no memory for them"));
         };
         let remote = Remote { addr, rkey };
         let op = if with_immediate { SendOp::WriteImm { remote, imm: 0 } } else { SendOp::Write { remote } };

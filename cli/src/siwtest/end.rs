@@ -90,7 +90,7 @@ pub(super) struct Memory {
 }
 
 impl End {
-    /// Connects, with one receive for talk posted if `hears`.
+    /// Connects.
     pub(super) fn connect(
         half: Half,
         peer: SocketAddr,
@@ -365,7 +365,7 @@ impl End {
         let mut progress = Progress::new(self);
         self.broken = true;
         if self.link.qp.state() == verbs::QpState::Rts {
-            // Who is gone already needs no closing.
+            // A connection that has ended needs no closing.
             let _ = self.link.qp.disconnect();
         }
         while self.all.1 < self.all.0 {

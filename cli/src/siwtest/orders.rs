@@ -9,7 +9,7 @@ use crate::memory::Buffer;
 use serde_json::json;
 use verbs::{Remote, STag, SendFlags, SendOp, Sge};
 
-/// An STag that nobody has.
+/// An STag that does not exist.
 const NO_STAG: u32 = 0xDEAD_BE00;
 /// Past the end of every memory.
 const FAR: u64 = 512 << 20;

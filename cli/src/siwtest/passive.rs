@@ -1,4 +1,4 @@
-//! The end that waits for orders.
+//! The server end, which executes the client's orders.
 
 use super::end::End;
 use super::{Args, DEPTH, Refused, orders, say};
@@ -36,11 +36,11 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
                     }
                 }));
             }
-            Some(CmEventKind::Deaf { error, for_good: true, .. }) => {
-                outcome = Err(crate::serve::deaf(address, error));
+            Some(CmEventKind::ListenerDown { error, for_good: true, .. }) => {
+                outcome = Err(crate::serve::listener_down(address, error));
                 stop.set();
             }
-            Some(CmEventKind::Deaf { error, .. }) => text::line(crate::serve::while_down(&error)),
+            Some(CmEventKind::ListenerDown { error, .. }) => text::line(crate::serve::while_down(&error)),
             Some(CmEventKind::Failed(error)) => text::line(format!("a connection came to nothing: {error}")),
             _ => {}
         }
