@@ -1,5 +1,5 @@
 //! A whole connection over the simulated link: our engine with an application that posts and destroys what it likes, and
-//! a peer that says what it likes. After every run, memory that nobody was given is as it was, no byte of it was seen on the
+//! a peer that says what it likes. After every run, memory without access rights is as it was, no byte of it was seen on the
 //! wire, and every request has completed once.
 
 mod application;
@@ -24,7 +24,7 @@ const PORT: u16 = 4791;
 /// Steps of a conversation.
 const STEPS: usize = 96;
 
-/// An input: options, rights, and who does what in which order.
+/// An input: options, rights, and the actions of both ends in their order.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let network = Network::new(input.u8().into());

@@ -211,7 +211,7 @@ fn agree(one: &Negotiated, two: &Negotiated, terminate: Option<StartupRefusal>) 
     if !one.enhanced || terminate.is_some() {
         return;
     }
-    // RFC 6581 section 9.1: nobody has more outstanding than the other takes.
+    // RFC 6581 section 9.1: no end has more outstanding than the other takes.
     for (asks, takes) in [(one.ord, two.ird), (two.ord, one.ird)] {
         assert!(asks <= takes || asks == NOT_NEGOTIATED, "{one:?} {two:?}");
     }

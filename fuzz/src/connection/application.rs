@@ -158,7 +158,7 @@ impl Application {
         let sges = [arena.sink(offset, len), arena.sink(offset + len, len / 3)];
         let wr_id = self.received.signaled.len() as u64;
         if let Some(qp) = &self.qp {
-            // SAFETY: the arena outlives the queue pair, and nobody looks at the sink before both are gone.
+            // SAFETY: the arena outlives the queue pair, and nothing reads the sink before both are gone.
             if unsafe { qp.post_recv([RecvWr { wr_id, sges: &sges }]) }.is_ok() {
                 self.received.signaled.push(true);
             }

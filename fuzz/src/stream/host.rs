@@ -34,7 +34,7 @@ pub(super) struct FuzzHost {
     receives: VecDeque<u32>,
     /// Length of the receive that was begun, and bytes placed.
     receiving: Option<(u32, u32)>,
-    /// The host was told to flush, or has let go: nothing may be asked of its queues.
+    /// The host was asked to flush, or has released its queues: the stream must not use them.
     pub(super) over: bool,
     pub(super) detached: bool,
     /// The memory of requests and receives, and what waits in the transmit queue, was deregistered.
