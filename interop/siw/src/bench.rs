@@ -23,7 +23,7 @@ const LONG: Duration = Duration::from_secs(7200);
 const STUCK: &str =
     "for p in /proc/[0-9]*; do [ \"$(cut -d' ' -f3 $p/stat)\" = D ] && cat $p/comm $p/stack; done";
 
-/// A parameter of the lab variant, with its usual value.
+/// A parameter of the tunable variant, with its usual value.
 const PARAMETERS: &[(&str, &str)] = &[
     ("try_gso", "0"),
     ("peer_to_peer", "0"),
@@ -113,7 +113,7 @@ impl Bench {
         if self.vm.net.host(setting.family).is_none() {
             return Err(Error::Missing("IPv6 (user-mode networking)".to_owned()));
         }
-        if setting.gso { self.lab(&[("try_gso", "1")]) } else { self.driver(Variant::Stock) }
+        if setting.gso { self.tunable(&[("try_gso", "1")]) } else { self.driver(Variant::Stock) }
     }
 
     /// Boots another guest if there is none.
@@ -140,9 +140,9 @@ impl Bench {
         if self.variant == Some(variant) {
             return Ok(());
         }
-        if variant == Variant::Lab && self.vm.parts.modules.lab.is_none() {
+        if variant == Variant::Tunable && self.vm.parts.modules.tunable.is_none() {
             return Err(Error::Missing(
-                "the lab variant of siw (lab.patch does not fit this kernel)".to_owned(),
+                "the tunable variant of siw (tunable.patch does not fit this kernel)".to_owned(),
             ));
         }
         self.variant = None;
@@ -157,12 +157,12 @@ impl Bench {
         Ok(())
     }
 
-    /// Loads the lab variant, with these parameters and the usual ones otherwise.
+    /// Loads the tunable variant, with these parameters and the usual ones otherwise.
     ///
     /// # Errors
     /// As [`Bench::driver`].
-    pub fn lab(&mut self, changed: &[(&str, &str)]) -> Result<()> {
-        self.driver(Variant::Lab)?;
+    pub fn tunable(&mut self, changed: &[(&str, &str)]) -> Result<()> {
+        self.driver(Variant::Tunable)?;
         let value = |name: &str, usual: &str| {
             let changed = changed.iter().find(|(changed, _)| *changed == name);
             changed.map_or(usual, |(_, value)| value).to_owned()
@@ -180,7 +180,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Has uiw use this TCP until it is told otherwise.
+    /// Has uiw use this TCP until the next call.
     ///
     /// # Errors
     /// [`Error::Missing`] without a tap.
@@ -426,7 +426,7 @@ impl Bench {
         self.listener = None;
     }
 
-    /// The host's address as programs in the guest are told it.
+    /// The host's address for programs in the guest.
     ///
     /// # Errors
     /// [`Error::Missing`] without IPv6.

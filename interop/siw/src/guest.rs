@@ -204,7 +204,7 @@ pub fn sweep() {
         let name = crate::shell::name(&path);
         let owned = [FOLDER, LIBRARIES].iter().find_map(|prefix| name.strip_prefix(prefix));
         if owned.is_some_and(crate::workspace::is_left_over) {
-            // Somebody else's stays.
+            // A process of another owner stays.
             let _ = fs::remove_dir_all(&path);
         }
     }

@@ -146,7 +146,7 @@ impl Net {
         }
     }
 
-    /// What `uiw --llp` is told, and the address that the guest then sees in the host's place; `None` where uiw cannot have a TCP of its
+    /// The value of `uiw --llp`, and the address that the guest then sees in the host's place; `None` where uiw cannot have a TCP of its
     /// own.
     #[must_use]
     pub fn own_tcp(&self, tcp: Tcp, family: Family) -> Option<(String, IpAddr)> {

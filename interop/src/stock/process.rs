@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_are_told_from_connections() {
+    fn listeners_are_distinguished_from_connections() {
         let line = "   0: 0100007F:1D2F 00000000:0000 0A 00000000:00000000 00:00000000 00000000  0 0 17 1";
         assert!(is_listener(line, 0x1D2F));
         assert!(!is_listener(line, 0x1D30));
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_told() {
+    fn ends_are_reported() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo out; echo err >&2; exit 3"]);
         let ended = Running::start(command).end();

@@ -1,4 +1,4 @@
-//! Referees: uiw's decoder against captures and programs that share no code with it.
+//! uiw's decoder against test oracles: captures and programs that share no code with it.
 
 mod captures;
 mod decoded;

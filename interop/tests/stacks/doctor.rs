@@ -1,4 +1,4 @@
-//! `uiw doctor` in namespaces, as root and as somebody who may do nothing, with what the stacks say themselves beside it.
+//! `uiw doctor` in namespaces, as root and as a user without rights, with what the stacks say themselves beside it.
 
 use interop::stock::{Network, Running, uiw};
 use serde_json::Value;
@@ -25,7 +25,7 @@ fn without(drop: &[&str]) -> Option<Command> {
     Some(command)
 }
 
-const NOBODY: [&str; 4] = ["--bounding-set=-all", "--inh-caps=-all", "--reuid=65534", "--clear-groups"];
+const UNPRIVILEGED: [&str; 4] = ["--bounding-set=-all", "--inh-caps=-all", "--reuid=65534", "--clear-groups"];
 
 #[test]
 fn what_would_run_in_a_namespace() {
@@ -47,7 +47,7 @@ fn what_would_run_in_a_namespace() {
 #[test]
 fn what_would_run_for_a_user_without_capabilities() {
     let Some(network) = Network::veth() else { return };
-    let Some(command) = without(&NOBODY) else { return };
+    let Some(command) = without(&UNPRIVILEGED) else { return };
     let (found, code) = report(command, &network);
     assert_eq!(code, 1, "AF_XDP was needed: {found}");
     assert_eq!(check(&found, "kernel TCP", None)["state"], "ok");

@@ -1,4 +1,4 @@
-//! Every operation of the safe API, in both directions at once over each of a crowd of connections, verified byte for byte at both ends.
+//! Every operation of the safe API, in both directions at once over each of many connections, verified byte for byte at both ends.
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use verbs::{
     Access, BoundWindow, ConnOptions, ConnSettings, Connection, Device, Listener, Mr, Pd, RemoteMr, SharedMr,
 };
 
-/// For a crowd on a busy machine.
+/// For many connections on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(90);
 /// Bytes of messages: from none to several segments of any MTU.
 const MESSAGES: [usize; 5] = [0, 1, 1441, 9001, 20_000];
@@ -45,7 +45,7 @@ fn places() -> impl Iterator<Item = (u64, usize)> {
 }
 
 fn settings() -> ConnSettings {
-    // A crowd's messages may wait for their receives on a busy machine.
+    // Messages of many connections may wait for their receives on a busy machine.
     let options = ConnOptions { no_receive_timeout: TIMEOUT, ..ConnOptions::default() };
     ConnSettings {
         options,
@@ -56,13 +56,13 @@ fn settings() -> ConnSettings {
     }
 }
 
-/// Wakes whoever waits for all, and says which one it was: of a crowd only those are asked that have something to say.
-struct Bell {
+/// Wakes the waiter for all, and records which one it was: of many futures only those are polled that were woken.
+struct OneOfMany {
     has_rung: AtomicBool,
     all: Waker,
 }
 
-impl Wake for Bell {
+impl Wake for OneOfMany {
     fn wake(self: Arc<Self>) {
         self.has_rung.store(true, Ordering::SeqCst);
         self.all.wake_by_ref();
@@ -72,17 +72,17 @@ impl Wake for Bell {
 /// All futures' ends, on one thread.
 async fn all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let all = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
-    let bell = || Arc::new(Bell { has_rung: AtomicBool::new(true), all: all.clone() });
-    let mut waiting: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), bell())).collect();
+    let waker = || Arc::new(OneOfMany { has_rung: AtomicBool::new(true), all: all.clone() });
+    let mut waiting: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), waker())).collect();
     let mut done: Vec<Option<T>> = waiting.iter().map(|_| None).collect();
     poll_fn(|cx| {
-        for ((future, bell), done) in waiting.iter_mut().zip(&mut done).filter(|(_, done)| done.is_none()) {
-            if !bell.all.will_wake(cx.waker()) {
-                *bell = Arc::new(Bell { has_rung: AtomicBool::new(true), all: cx.waker().clone() });
+        for ((future, waker), done) in waiting.iter_mut().zip(&mut done).filter(|(_, done)| done.is_none()) {
+            if !waker.all.will_wake(cx.waker()) {
+                *waker = Arc::new(OneOfMany { has_rung: AtomicBool::new(true), all: cx.waker().clone() });
             }
-            if bell.has_rung.swap(false, Ordering::SeqCst)
+            if waker.has_rung.swap(false, Ordering::SeqCst)
                 && let Poll::Ready(output) =
-                    future.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(bell))))
+                    future.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(waker))))
             {
                 *done = Some(output);
             }
@@ -99,7 +99,7 @@ fn within<T>(device: &Device, what: &str, future: impl Future<Output = T>) -> T 
 
 /// Takes `count` connections and does everything with each; ends with them.
 pub(crate) fn serve(device: &Device, pd: &Pd, listener: &Listener, count: usize) {
-    within(device, "a crowd is served", async {
+    within(device, "all connections are served", async {
         let mut incoming = Vec::new();
         for _ in 0..count {
             incoming.push(listener.accept().await.expect("a peer"));
@@ -116,7 +116,7 @@ pub(crate) fn serve(device: &Device, pd: &Pd, listener: &Listener, count: usize)
 
 /// Makes `count` connections and does everything with each.
 pub(crate) fn call(device: &Device, pd: &Pd, to: SocketAddr, count: usize) {
-    within(device, "a crowd calls", async {
+    within(device, "all connections are made", async {
         let settings = settings();
         all((0..count).map(async |_| {
             let connection = Connection::connect(device, pd, to, &settings).await.expect("a connection");
@@ -181,7 +181,7 @@ async fn converse(pd: &Pd, connection: &Connection) {
     let theirs = Theirs::heard(&connection.recv().await.expect("a message"));
     let asking: Pin<Box<dyn Future<Output = ()> + '_>> = Box::pin(ask(pd, connection, theirs));
     all([asking, Box::pin(answer(connection, &ours))]).await;
-    // Neither closes before the other one has everything: what is still unread when a connection ends is nobody's.
+    // Neither closes before the other one has everything: what is still unread when a connection ends is lost.
     connection.send_copy(b"seen").await.expect("a Send");
     assert_eq!(*connection.recv().await.expect("a message"), *b"seen");
 }
@@ -260,7 +260,7 @@ async fn answer(connection: &Connection, ours: &Ours) {
     assert_eq!(*next().await, *b"that is all");
     for (n, (offset, len)) in places().enumerate() {
         let seed = if n < PLACES.len() { n } else { 40 + n - PLACES.len() };
-        // One byte more: nobody wrote behind the place.
+        // One byte more: nothing was written behind the place.
         let came = ours.memory.to_vec(TARGET + offset..TARGET + offset + len as u64 + 1).expect("in range");
         assert!(came[..len] == bytes(len, seed as u8) && came[len] == 0, "a Write of {len} bytes");
     }

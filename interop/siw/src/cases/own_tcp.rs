@@ -36,7 +36,7 @@ fn over(
     direction: Direction,
     orders: &str,
 ) -> Result<Verdict> {
-    // A program in front of the kernel's stack gets what the guest sends as it sends it: a packet that a card would cut is lost there.
+    // A program in front of the kernel's stack gets what the guest sends as it sends it: a packet that hardware would segment is lost there.
     let cut = |by: &str| format!("ethtool -K eth0 tso {by} gso {by}");
     let generic = tcp == Tcp::Xdp;
     bench.use_tcp(tcp)?;

@@ -1,4 +1,4 @@
-//! Setting up connections: private data, rejection, nobody there, revisions, RTR messages, depths, what siw refuses.
+//! Setting up connections: private data, rejection, a closed port, revisions, RTR messages, depths, what siw refuses.
 
 use super::ops::converse_with;
 use crate::bench::Bench;
@@ -28,8 +28,8 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("private data of 252 bytes: over siw's limit", siws_limit).directions(Direction::THEIRS),
     );
     cases.push(Case::new("rejected with private data", rejected));
-    cases.push(Case::new("nobody listens", nobody));
-    cases.push(Case::new("nobody answers", silence));
+    cases.push(Case::new("port closed", closed_port));
+    cases.push(Case::new("no answer", silence));
     cases.extend(rtr());
     cases.extend(revisions());
     cases.extend(depths());
@@ -43,7 +43,7 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(case);
     }
     // So far every case is part of the short set but those that give up a guest or wait for time-outs.
-    let slow = ["over siw's limit", "nobody answers"];
+    let slow = ["over siw's limit", "no answer"];
     let mut cases: Vec<Case> = cases
         .into_iter()
         .map(|case| if slow.iter().any(|words| case.name.contains(words)) { case } else { case.short() })
@@ -118,7 +118,7 @@ fn siws_limit(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verd
     Ok(Verdict::of(!stands, "siw sends PD_Length 0 with S set, is refused, and its program hangs"))
 }
 
-/// siw may see our FIN before the Reply in front of it, and then knows of no private data (QUIRKS.md); so several times.
+/// siw may see our FIN before the Reply in front of it, and then delivers no private data (QUIRKS.md); so several times.
 fn rejected(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let with: (&[&str], &str) = match direction {
         Direction::Ours => (&["--private-text", "reject-this-one"], ""),
@@ -137,7 +137,7 @@ fn rejected(bench: &mut Bench, setting: &Setting, direction: Direction) -> Resul
     Ok(Verdict::Fail("siw never saw the private data of a rejection".to_owned()))
 }
 
-fn nobody(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
+fn closed_port(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let output = match direction {
         Direction::Ours => {
             let to = bench.guest_at(setting.family, SPARE)?;
@@ -152,7 +152,7 @@ fn nobody(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<
     Ok(failed(
         &output,
         &[
-            "nobody listens",
+            "connection refused",
             "closed before its MPA Reply",
             "REJECTED",
             "UNREACHABLE",
@@ -210,7 +210,7 @@ fn rtr() -> Vec<Case> {
     };
     let theirs = |name: &'static str, modes: &'static str, args: &'static [&'static str]| {
         Case::new(name, move |bench, setting, direction| {
-            bench.lab(&[("peer_to_peer", "1"), ("rtr_modes", modes)])?;
+            bench.tunable(&[("peer_to_peer", "1"), ("rtr_modes", modes)])?;
             let output = three_operations(bench, setting, direction, (args, ""))?;
             Ok(stood(&output, &[]))
         })
@@ -236,7 +236,7 @@ fn rtr() -> Vec<Case> {
         theirs("siw peer-to-peer, RTR: both, uiw takes a Read", "49152", &["--rtr", "read"]),
         theirs("siw peer-to-peer, RTR: both, uiw takes a Write", "49152", &["--rtr", "write"]),
         Case::new("siw peer-to-peer, no RTR in common", |bench, setting, direction| {
-            bench.lab(&[("peer_to_peer", "1"), ("rtr_modes", "16384")])?;
+            bench.tunable(&[("peer_to_peer", "1"), ("rtr_modes", "16384")])?;
             let output =
                 converse_with(bench, setting, direction, (&["--rtr", "send"], ""), &["send:64"], TIMEOUT)?;
             Ok(failed(&output, &["FAIL"]))
@@ -251,7 +251,7 @@ fn revisions() -> Vec<Case> {
         Case::new("MPA revision 1", move |bench, setting, direction| {
             let args: &[&str] = if direction == Direction::Ours { &["--revision", "1"] } else { &[] };
             if direction == Direction::Theirs {
-                bench.lab(&[("mpa_version", "1")])?;
+                bench.tunable(&[("mpa_version", "1")])?;
             }
             let output = converse_with(bench, setting, direction, (args, ""), orders, TIMEOUT)?;
             Ok(stood(&output, &[]))
@@ -259,7 +259,7 @@ fn revisions() -> Vec<Case> {
         Case::new("MPA revision 1, Reads", move |bench, setting, direction| {
             let args: &[&str] = if direction == Direction::Ours { &["--revision", "1"] } else { &[] };
             if direction == Direction::Theirs {
-                bench.lab(&[("mpa_version", "1")])?;
+                bench.tunable(&[("mpa_version", "1")])?;
             }
             let output = converse_with(bench, setting, direction, (args, ""), &["read:64"], TIMEOUT)?;
             let verdict = stood(&output, &[]);
@@ -320,7 +320,7 @@ fn depths() -> Vec<Case> {
 
 /// A driver that may send large FPDUs does so to a peer that sets or returns its private flag, and to no other.
 fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bool) -> Result<Verdict> {
-    bench.lab(&[("try_gso", "1")])?;
+    bench.tunable(&[("try_gso", "1")])?;
     let file = std::env::temp_dir().join(format!("uiw-siw-{}-large.pcapng", std::process::id()));
     bench.capture(Some(file.clone()));
     let setting = Setting { gso: profile, ..*setting };
@@ -348,7 +348,7 @@ fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bo
 }
 
 fn crc_required(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
-    bench.lab(&[("mpa_crc_required", "1")])?;
+    bench.tunable(&[("mpa_crc_required", "1")])?;
     let setting = Setting { crc: false, ..*setting };
     let output = converse_with(
         bench,

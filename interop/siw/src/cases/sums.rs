@@ -1,4 +1,4 @@
-//! Rows in which siw sends much: its wrong sums are told from ours.
+//! Rows in which siw sends much: its wrong sums are distinguished from ours.
 
 use super::ops::{converse, judge};
 use crate::Result;
