@@ -15,7 +15,7 @@ use scan::Claim;
 const TABLE: &str = "interop/rfc/requirements.tsv";
 const NOT_APPLICABLE: &str = "interop/rfc/not-applicable.tsv";
 
-/// What `cargo xtask requirements` can be told.
+/// Options of `cargo xtask requirements`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Says of each RFC how many MUST, MUST NOT and REQUIRED are proved by a test or are not applicable, and what is wrong with tags.

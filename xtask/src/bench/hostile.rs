@@ -1,4 +1,4 @@
-//! `cargo xtask bench hostile`: a server among peers that mean it no good. Its speed to a peer that behaves, measured in pairs
+//! `cargo xtask bench hostile`: a server under attack. Its speed to a well-behaved peer, measured in pairs
 //! before and during each attack; its memory and descriptors before, and when the attackers are gone.
 
 use std::io::{BufRead, BufReader, Read, Write};
