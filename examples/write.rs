@@ -33,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let source = pd.register(vec![0xA5; LEN as usize]).map_err(|(error, _)| error)?;
     let (result, _source) = connection.write(source, target).wait();
     result?;
-    // A Write tells the peer's application nothing; what is sent behind it arrives behind it.
+    // A Write does not notify the peer's application; what is sent behind it arrives behind it.
     connection.send_copy(b"written")?;
     println!("written {LEN} bytes; the server saw them: {}", server.join().map_err(|_| "panic")??);
     Ok(())

@@ -1,5 +1,5 @@
 //! The TCP under the engine: the kernel's, or with `UIW_LLP` one of this process, with addresses and ports of its own that the kernel
-//! does not know.
+//! does not have.
 
 use crate::boundary::Result;
 use crate::errno::Errno;

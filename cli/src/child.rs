@@ -12,7 +12,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// A child that listens.
 pub(crate) struct Server {
     child: Child,
-    /// Its end tells the child to end, even when we die without a word.
+    /// Its EOF makes the child exit, even if this process is killed.
     stdin: Option<ChildStdin>,
     first_line: String,
     address: SocketAddr,

@@ -231,7 +231,7 @@ fn sleep_on_channel(cq: &Cq) {
 pub(crate) struct Until<'a> {
     pub(crate) stop: Option<&'a Stop>,
     pub(crate) deadline: Option<Instant>,
-    /// The end of this connection: where nothing is posted on it, no completion tells.
+    /// The end of this connection: if nothing is posted on it, no completion reports it.
     pub(crate) ended: Option<&'a Link>,
 }
 

@@ -100,7 +100,7 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
     Ok(command)
 }
 
-/// A bad value is better told here than by the program, which would only say that there are no devices.
+/// A bad value is reported here rather than by the program, which would only say that there are no devices.
 fn check_variables(command: &Command) -> Result<()> {
     let value = |name: &str| {
         let set = command.get_envs().find(|(key, _)| *key == name).and_then(|(_, value)| value);

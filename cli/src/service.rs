@@ -59,7 +59,7 @@ pub(crate) struct PerfOrder {
     pub(crate) peer_options: PeerOptions,
 }
 
-/// What the server needs to know to post what a client does otherwise.
+/// The data that the server needs to post what a client does otherwise.
 ///
 /// It begins when the client sends [`Opposite::GO`], and ends behind its last message or when the client sends
 /// [`Opposite::STOP`]. In between an empty Send is not answered.

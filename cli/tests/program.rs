@@ -406,7 +406,7 @@ fn a_capture_of_a_run_is_followed_to_its_end() {
 }
 
 #[test]
-fn peers_that_know_nothing_of_uiw_are_echoed() {
+fn foreign_peers_are_echoed() {
     use verbs::blocking::Connection;
     let server = Server::start();
     let device = verbs::Device::open().unwrap();
@@ -428,7 +428,7 @@ fn peers_that_know_nothing_of_uiw_are_echoed() {
 }
 
 /// `uiw serve` at an address: what it says on standard error before it is ended.
-fn heard_of(address: &str, log: Option<&str>) -> String {
+fn warnings_of(address: &str, log: Option<&str>) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
     command.args(["serve", "--until-stdin-ends", "--listen", address]).env_remove("UIW_LOG");
     if let Some(log) = log {
@@ -442,21 +442,21 @@ fn heard_of(address: &str, log: Option<&str>) -> String {
 /// A server that listens beyond this machine warns of cleartext, on standard error and in the log.
 #[test]
 fn a_listener_that_others_reach_says_that_the_wire_is_not_encrypted() {
-    let heard = heard_of("0.0.0.0:0", None);
+    let warnings = warnings_of("0.0.0.0:0", None);
     assert_eq!(
-        (heard.lines().count(), heard.matches("the wire is not encrypted").count()),
+        (warnings.lines().count(), warnings.matches("the wire is not encrypted").count()),
         (1, 1),
-        "{heard}"
+        "{warnings}"
     );
-    let heard = heard_of("0.0.0.0:0", Some("warn"));
+    let warnings = warnings_of("0.0.0.0:0", Some("warn"));
     assert_eq!(
-        heard.lines().filter(|line| line.contains("WARN") && line.contains("not encrypted")).count(),
+        warnings.lines().filter(|line| line.contains("WARN") && line.contains("not encrypted")).count(),
         1,
-        "{heard}"
+        "{warnings}"
     );
-    assert_eq!(heard.matches("the wire is not encrypted").count(), 2, "{heard}");
-    assert_eq!(heard_of("127.0.0.1:0", Some("warn")), "");
-    assert_eq!(heard_of("[::1]:0", Some("warn")), "");
+    assert_eq!(warnings.matches("the wire is not encrypted").count(), 2, "{warnings}");
+    assert_eq!(warnings_of("127.0.0.1:0", Some("warn")), "");
+    assert_eq!(warnings_of("[::1]:0", Some("warn")), "");
 }
 
 /// What would be ignored is refused, and what is given to a program reaches it.

@@ -120,9 +120,9 @@ fn check_prefixes<T: PartialEq + std::fmt::Debug>(
     for len in (0..bytes.len()).filter(|len| *len < 48 || len + 4 > bytes.len() || len % 97 == 0) {
         match judge(&bytes[..len]) {
             Ok(None) => {}
-            Ok(Some((used, told))) => {
+            Ok(Some((used, decoded))) => {
                 assert!(used <= len);
-                assert_eq!(whole.as_ref(), Ok(&Some((used, told))), "decided after {len} bytes");
+                assert_eq!(whole.as_ref(), Ok(&Some((used, decoded))), "decided after {len} bytes");
             }
             // For the same reason or, by then, for another.
             Err(error) => assert!(whole.is_err(), "{error} after {len} bytes, and then {whole:?}"),

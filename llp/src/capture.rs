@@ -2,8 +2,8 @@
 //! right to capture is needed, and no TCP of the kernel.
 //!
 //! The headers have the true addresses and ports, sequence numbers from 0, and correct checksums; the three segments
-//! of the handshake, FIN and RST stand where the stream tells of them. Segments are as long as the calls were: where
-//! the kernel cut, this does not know. Sent bytes are copied after they were sent; if the program changes them
+//! of the handshake, FIN and RST stand where the stream reports them. Segments are as long as the calls were: where
+//! the kernel cut is not visible here. Sent bytes are copied after they were sent; if the program changes them
 //! meanwhile, the file has what it made of them.
 //!
 //! What was written reaches the file within [`FLUSH_AFTER`], as long as the stack is polled at its deadlines: of a process

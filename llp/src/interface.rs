@@ -207,7 +207,7 @@ pub(crate) fn is_virtual(name: &str) -> io::Result<bool> {
     Ok(has_kind || Interface::find(name)?.is_loopback)
 }
 
-/// What rtnetlink(7) tells of an interface, as attributes.
+/// What rtnetlink(7) reports of an interface, as attributes.
 fn link(name: &str) -> io::Result<Vec<u8>> {
     // `struct ifinfomsg`: family, padding, type, then the index.
     let mut header = [0; 16];

@@ -18,7 +18,7 @@
 //! * [`Stack::poll`] is level-triggered: what is ready is said again with every poll, for what [`Stream::set_interest`] asked for, and
 //!   errors always. While few streams are open the engine reads them without asking first, so [`Stream::recv`] on a stream without
 //!   news must be cheap; if it takes in what others wait for, the descriptor must become readable for them.
-//! * [`Stack::wait_fd`] is readable whenever `poll` would tell something; a set (epoll) is a descriptor. [`Stack::deadline`] is for the
+//! * [`Stack::wait_fd`] is readable whenever `poll` would report something; a set (epoll) is a descriptor. [`Stack::deadline`] is for the
 //!   stack's own timers. A stack without a descriptor works with `Progress::Manual`, where the program calls `Device::pump` and
 //!   asks `Device::deadline`.
 //! * The engine asks for [`Stack::wait_fd`] once, in the beginning. An error of [`Stack::poll`] or, but for those that it
@@ -201,7 +201,7 @@ pub trait Stream: Any + Send {
 }
 
 impl dyn Stream {
-    /// The stream as what it was made, for a [`Stack::adopt`] that must know its own streams. `None`: it is another type.
+    /// The stream as what it was made, for a [`Stack::adopt`] that must identify its own streams. `None`: it is another type.
     pub fn downcast_mut<T: Stream>(&mut self) -> Option<&mut T> {
         (self as &mut dyn Any).downcast_mut()
     }
@@ -261,7 +261,7 @@ pub trait Stack: Send {
         token: Token,
     ) -> io::Result<Box<dyn Listener>>;
 
-    /// Begins to connect. A writable event tells that [`Stream::connect_result`] has an answer.
+    /// Begins to connect. A writable event reports that [`Stream::connect_result`] has an answer.
     ///
     /// # Errors
     /// As for [`Stack::listen`], and those of an attempt that failed at once.
@@ -274,7 +274,7 @@ pub trait Stack: Send {
     ) -> io::Result<Box<dyn Stream>>;
 
     /// Begins a stream from `local` (port 0: any) to itself: what is sent is what will be received, and so with the FIN. As for
-    /// [`Stack::connect`], a writable event tells that [`Stream::connect_result`] has an answer.
+    /// [`Stack::connect`], a writable event reports that [`Stream::connect_result`] has an answer.
     ///
     /// # Errors
     /// `Unsupported`: this stack has none. Otherwise as for [`Stack::connect`].
@@ -294,7 +294,7 @@ pub trait Stack: Send {
     /// The system's.
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()>;
 
-    /// A descriptor that is readable when [`Stack::poll`] would tell something. `None`: only the clock and the other
+    /// A descriptor that is readable when [`Stack::poll`] would report something. `None`: only the clock and the other
     /// ends move this stack. The driver of the stack may add a descriptor of its own to an epoll set, whose data has all bits set:
     /// a `poll` that finds it there leaves it out or passes it on as a token that does not exist.
     fn wait_fd(&self) -> Option<Arc<OwnedFd>>;

@@ -1,4 +1,4 @@
-//! Options of streams and listeners, and what a stream tells about itself.
+//! Options of streams and listeners, and what a stream reports about itself.
 
 use std::{fmt, io, time::Duration};
 

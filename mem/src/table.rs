@@ -31,7 +31,7 @@ pub use entry::{Entry, EntryKind, Window};
 use index::Indexes;
 pub use mr_cache::MrCache;
 
-/// More shards than cores that drive progress on the machines we know: two drivers rarely meet on one lock.
+/// More shards than cores that drive progress on common machines: two drivers rarely meet on one lock.
 const SHARDS: usize = 32;
 
 /// Bounds of a table, fixed when it is made.

@@ -349,9 +349,9 @@ fn what_refuses_a_reply_is_that_only_at_the_start() {
     assert_eq!((later.layer, later.etype, later.code, origin), (0, 2, 6, Origin::Rfc));
 }
 
-/// Any one of M, D and R tells whose bytes they are, where the codes do not.
+/// Any one of M, D and R identifies the sender's layout, where the codes do not.
 #[test]
-fn each_bit_alone_tells_the_origin() {
+fn each_bit_alone_determines_the_origin() {
     for bit in [0x80, 0x40, 0x20] {
         let rfc = [0x02, 5, bit, 0, 0, 20];
         assert_eq!(Terminate::parse_any(&rfc).unwrap().1, Origin::Rfc, "{bit:#x}");

@@ -35,7 +35,7 @@ impl<M> Stream<M> {
         }
     }
 
-    /// Ends the stream: a Terminate tells the peer that it is not at fault, and [`Event::Ended`] the host what to flush. During
+    /// Ends the stream: a Terminate reports to the peer that it is not at fault, and [`Event::Ended`] to the host what to flush. During
     /// start-up the stream closes without one.
     pub fn abort<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;

@@ -207,7 +207,7 @@ impl<M> Stream<M> {
     /// What is due to be sent: builds FPDUs of what the host has posted and of answers, up to a batch. `None`: nothing, until
     /// something happens.
     ///
-    /// What is returned stays due until [`Stream::handle_sent`] tells that the transport took it.
+    /// What is returned stays due until [`Stream::handle_sent`] reports that the transport took it.
     #[inline]
     pub fn poll_transmit<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) -> Option<Transmit<'_, M>> {
         self.shared.now = now;
@@ -287,7 +287,7 @@ impl<M> Stream<M> {
         self.shared.timers.earliest()
     }
 
-    // What the host tells.
+    // The inputs of the host.
 
     /// Requests were posted: [`Stream::poll_transmit`] is due.
     #[inline]

@@ -76,7 +76,7 @@ fn next_transmit(pair: &mut Pair, n: usize) -> Option<Option<usize>> {
 }
 
 #[test]
-fn an_abort_tells_the_peer_that_it_is_not_at_fault() {
+fn an_abort_reports_that_the_peer_is_not_at_fault() {
     let mut pair = pair();
     let done = pair.ends[0].post(Op::Write { remote: at(0) }, b"done");
     pair.run();

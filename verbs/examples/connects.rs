@@ -135,7 +135,7 @@ fn connect(to: SocketAddr, options: &Arc<ConnOptions>) -> usize {
     count
 }
 
-/// TCP connections a second. One is made when the server has accepted it, which its close tells: connects alone would run ahead
+/// TCP connections a second. One is made when the server has accepted it, which its close shows: connects alone would run ahead
 /// and overflow the listener's queue.
 fn raw() -> io::Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;

@@ -103,7 +103,7 @@ pub enum Error {
         /// The rule.
         source: mpa::startup::StartupError,
     },
-    /// The peer's Reply asks for what we cannot do; it was told so by a Terminate.
+    /// The peer's Reply asks for what we cannot do; a Terminate was sent.
     #[error("{peer} accepted, but {refusal}")]
     PeerRefusal {
         /// The peer.

@@ -114,7 +114,7 @@ impl Trace {
     pub(crate) fn judge(&self, passed: &BTreeMap<String, u64>) -> Vec<String> {
         let mut of_a_name: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for claim in &self.claims {
-            // A test's tags may stand on several lines: its file is what tells it from another of the same name.
+            // A test's tags may stand on several lines: its file distinguishes it from another of the same name.
             let file = claim.place.rsplit_once(':').map_or(claim.place.as_str(), |(file, _)| file);
             of_a_name.entry(&claim.test).or_default().insert(file);
         }

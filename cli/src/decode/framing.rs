@@ -97,7 +97,7 @@ impl Framing {
         {
             return Err(BoundaryLost { position });
         }
-        // First what tells the length, then just the FPDU: the copies stay small.
+        // First the bytes with the length, then just the FPDU: the copies stay small.
         self.at_least = self.at_least.max(lead + MIN_FPDU);
         while let Some(front) = self.buffer.get(..self.at_least) {
             let mut copy = front.to_vec();

@@ -81,7 +81,7 @@ pub fn run_to(args: &Args, out: &mut dyn Write) -> Result<Summary, Failure> {
 ///
 /// # Errors
 /// The input is no capture. A capture that is damaged further on is decoded up to there, which the
-/// [`Summary`] tells.
+/// [`Summary`] has it.
 pub fn decode(input: impl Read, sink: &mut dyn FnMut(&Record)) -> Result<Summary, Failure> {
     let mut reader = Reader::new(BufReader::with_capacity(1 << 16, input)).map_err(Failure::Capture)?;
     let mut flows = Flows::default();

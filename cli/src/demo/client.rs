@@ -62,7 +62,7 @@ impl<'a> Line<'a> {
         let mut moved = Moved::default();
         let begun = Instant::now();
         loop {
-            let go: Go = self.hear()?;
+            let go: Go = self.expect_message()?;
             let start = Instant::now();
             self.pass(&go)?;
             self.end()?;
@@ -193,7 +193,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    fn hear<T: serde::de::DeserializeOwned>(&mut self) -> Result<T> {
+    fn expect_message<T: serde::de::DeserializeOwned>(&mut self) -> Result<T> {
         let bytes = self.message()?;
         serde_json::from_slice(&bytes).map_err(|_| self.out_of_turn())
     }
@@ -225,7 +225,7 @@ impl<'a> Line<'a> {
     }
 
     fn verify(&mut self) -> Result<()> {
-        let verdict: Verdict = self.hear()?;
+        let verdict: Verdict = self.expect_message()?;
         if let Some(wrong) = verdict.wrong {
             return Err(Failure::differs(self.case.way.name(), wrong));
         }

@@ -219,7 +219,7 @@ impl<'a> Line<'a> {
         Ok(to)
     }
 
-    /// Tells the client where the file goes. False when it has closed.
+    /// Sends the client the file's destination. False when it has closed.
     fn go(&self) -> Result<bool> {
         if self.window.is_some() && !self.bound()? {
             return Ok(false);
@@ -294,7 +294,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Compares, and tells.
+    /// Compares, and reports.
     fn verdict(&mut self) -> Result<()> {
         if !self.way.is_read() {
             if self.corrupt {

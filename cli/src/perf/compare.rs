@@ -1,5 +1,5 @@
 //! `uiw perf --compare`: ours and raw TCP in alternating slices, each on a new connection, and raw TCP against raw TCP between
-//! them, which tells how much of a difference is noise.
+//! them, which shows how much of a difference is noise.
 
 use super::plan::Plan;
 use super::raw::{Client, Measured};

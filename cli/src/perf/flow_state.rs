@@ -95,7 +95,7 @@ impl FlowState {
         Ok(())
     }
 
-    /// Whether the answer to the last ping is here, as memory tells (Write only).
+    /// Whether the answer to the last ping has arrived, by the contents of memory (Write only).
     pub(crate) fn written_back(&self) -> Result<bool> {
         let Some(back) = &self.back else { return Ok(false) };
         let mut last = [0u8];

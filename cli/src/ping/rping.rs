@@ -13,7 +13,7 @@ use verbs::{Access, ConnOptions, Remote, RemoteMr};
 /// Bytes of rping's buffers at most.
 pub(crate) const MAX_SIZE: u32 = 64 << 10;
 
-/// `struct rping_rdma_info`: a buffer, as one end tells the other. All big-endian.
+/// `struct rping_rdma_info`: a buffer, as one end describes it to the other. All big-endian.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Info {
     /// Tagged offset.

@@ -1,4 +1,4 @@
-//! Peers that say nothing of what they want: stock `rping` and echo clients. A first message that is rping's description of a
+//! Peers that do not name a service: stock `rping` and echo clients. A first message that is rping's description of a
 //! buffer makes this rping's server; anything else is echoed.
 
 use super::{Server, ping};
@@ -66,7 +66,7 @@ impl Rping<'_> {
         }
     }
 
-    /// One transfer, and the message that tells the client to go ahead: rping looks at its length only.
+    /// One transfer, and the message that lets the client continue: rping looks at its length only.
     fn step(&self, wr_id: u64, op: SendOp, info: Info) -> Result<bool> {
         if info.size > MAX_SIZE {
             let why = format!("describes a buffer of {} bytes; rping's limit is {MAX_SIZE}", info.size);

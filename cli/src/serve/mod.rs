@@ -53,7 +53,7 @@ struct Server {
     device: Device,
     pd: Pd,
     stop: Arc<Stop>,
-    /// For peers that do not say what they want.
+    /// For peers that do not name a service.
     peer_options: PeerOptions,
     sessions: Arc<Sessions>,
     budget: Budget,

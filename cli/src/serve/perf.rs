@@ -191,7 +191,7 @@ impl Session {
         post(&self.link.qp, PONG, op, &[sge], SendFlags::SIGNALED | flags)
     }
 
-    /// Answers Writes that nothing but their last byte tells of.
+    /// Answers Writes, which only their last byte announces.
     fn answer_writes(&mut self, server: &Server) -> Result<()> {
         let (mut seen, mut spin) = (0u8, Spin::default());
         let mut last = [0u8];

@@ -34,7 +34,7 @@ pub(super) struct End {
     pub(super) pd: Pd,
     talk: Buffer,
     posted_slots: u64,
-    heard: VecDeque<Talk>,
+    received: VecDeque<Talk>,
     memory: Option<Memory>,
     /// Requests and receives of the order: posted and done.
     posted: (u32, u32),
@@ -124,7 +124,7 @@ impl End {
             pd,
             talk,
             posted_slots: 0,
-            heard: VecDeque::new(),
+            received: VecDeque::new(),
             memory: None,
             posted: (0, 0),
             done: (0, 0),
@@ -228,9 +228,9 @@ impl End {
     }
 
     /// The next message, which must be of this kind.
-    pub(super) fn hear(&mut self, kind: Kind) -> Result<Talk> {
-        self.until("talk", |end| !end.heard.is_empty())?;
-        match self.heard.pop_front() {
+    pub(super) fn expect(&mut self, kind: Kind) -> Result<Talk> {
+        self.until("talk", |end| !end.received.is_empty())?;
+        match self.received.pop_front() {
             Some(talk) if talk.kind == kind => Ok(talk),
             _ => Err(self.lost("said something out of turn")),
         }
@@ -238,10 +238,10 @@ impl End {
 
     /// The next order; `None` when the peer has closed.
     pub(super) fn next_order(&mut self, until: Until<'_>) -> Result<Option<Talk>> {
-        while self.heard.is_empty() && !self.broken && !until.is_over() {
+        while self.received.is_empty() && !self.broken && !until.is_over() {
             self.step(until);
         }
-        match self.heard.pop_front() {
+        match self.received.pop_front() {
             Some(talk) if talk.kind == Kind::Order => Ok(Some(talk)),
             Some(_) => Err(self.lost("said something out of turn")),
             None => Ok(None),
@@ -255,7 +255,7 @@ impl End {
 
     /// Waits until every receive of the order is done, or the other end says that it is.
     pub(super) fn await_receives(&mut self) -> Result<()> {
-        self.until("messages", |end| end.done.1 >= end.posted.1 || !end.heard.is_empty())
+        self.until("messages", |end| end.done.1 >= end.posted.1 || !end.received.is_empty())
     }
 
     /// Whether every receive of the order is done.
@@ -294,7 +294,7 @@ impl End {
         let mut taken = Vec::new();
         let until = until.ended(&self.link);
         completions(&self.link.device, &self.link.cq, Wait::Sleep, until, 64, |wc| taken.push(wc));
-        // Where nothing is posted, no completion tells of the end.
+        // If nothing is posted, no completion reports the end.
         if taken.is_empty() && self.link.wait_ending(Duration::ZERO).is_some() {
             self.note("closed");
             self.broken = true;
@@ -335,7 +335,7 @@ impl End {
         let at = (wc.wr_id & 0xFFFF_FFFF) as usize * Talk::LEN;
         let read = self.talk.read(at, &mut bytes);
         match Talk::parse(&bytes).filter(|_| read.is_ok()) {
-            Some(talk) => self.heard.push_back(talk),
+            Some(talk) => self.received.push_back(talk),
             None => {
                 self.note(format!("said something else than a siwtest does ({} bytes)", wc.byte_len));
                 self.broken = true;

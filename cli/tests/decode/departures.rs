@@ -26,7 +26,7 @@ impl Talk {
         talk
     }
 
-    /// After startup frames without anything special; CRCs as told.
+    /// After startup frames without anything special; CRCs as given.
     fn started(crc: bool) -> Self {
         let mut talk = Self::new();
         talk.say(CLIENT, &frame(FrameKind::Request, crc).emit());

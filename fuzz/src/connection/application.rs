@@ -128,7 +128,7 @@ impl Application {
         self.listener.is_some().then_some(Listening)
     }
 
-    /// Takes what the connection manager tells.
+    /// Takes the events of the connection manager.
     pub(crate) fn events(&mut self) {
         while let Some(event) = self.channel.try_pop() {
             if let (CmEventKind::ConnectRequest(request), Some(qp)) = (event.kind, &self.qp) {
@@ -275,7 +275,7 @@ impl Application {
         let books = [&self.sent, &self.received];
         for book in books.into_iter().filter(|_| self.qp.is_some()) {
             for late in book.done..book.signaled.len() {
-                // What succeeds unsignaled is only told by the next.
+                // The success of an unsignaled request is reported by the next one.
                 assert!(!book.signaled[late], "request {late} never completed");
             }
         }

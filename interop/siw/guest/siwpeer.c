@@ -436,7 +436,7 @@ static void fault(struct talk *o, const struct talk *theirs, struct ibv_send_wr 
 	}
 }
 
-/* Does what was ordered. `theirs` tells where. */
+/* Does what was ordered. `theirs` is the place. */
 static int act(struct conn *c, struct talk *o, const struct talk *theirs)
 {
 	struct ibv_sge sge[8];

@@ -150,7 +150,7 @@ fn count_line(counts: Counts) -> String {
     format!("{COUNT}runs: {counts}**")
 }
 
-/// Counts as the table has them. A row that failed in some settings does not tell those that do not apply from those that failed: they
+/// Counts as the table has them. A row that failed in some settings does not distinguish those that do not apply from those that failed: they
 /// count as failed, and in a known one as known.
 fn table_counts(lines: &[String]) -> Counts {
     let mut counts = Counts::default();

@@ -37,7 +37,7 @@ fn what_would_run_in_a_namespace() {
     }
     let veth = check(&found, "interface", Some("veth0"));
     assert_eq!((veth["details"]["mtu"].as_u64(), veth["state"].as_str()), (Some(1500), Some("ok")));
-    // Kernels before 6.3 do not tell more than "generic".
+    // Kernels before 6.3 report only "generic".
     let modes = check(&found, "AF_XDP modes", Some("veth0"));
     assert!(modes["says"].as_str().is_some_and(|says| says.contains("generic")), "{modes}");
     let buffers = check(&found, "receive buffers", None);

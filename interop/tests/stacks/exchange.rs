@@ -152,7 +152,7 @@ impl Ours {
         Self { memory, windows }
     }
 
-    fn told(&self) -> Vec<u8> {
+    fn to_bytes(&self) -> Vec<u8> {
         let all = self.memory.remote(0..LEN).expect("in range");
         [all, self.windows[0].remote(), self.windows[1].remote()]
             .into_iter()
@@ -162,7 +162,7 @@ impl Ours {
 }
 
 impl Theirs {
-    fn heard(message: &[u8]) -> Self {
+    fn from_bytes(message: &[u8]) -> Self {
         let mut parts =
             message.chunks(message.len() / 3).map(|part| RemoteMr::from_bytes(part).expect("memory"));
         let mut next = || parts.next().expect("three of them");
@@ -177,8 +177,8 @@ impl Theirs {
 /// Both ends do the same: each asks for everything, and looks at what the other one asks for.
 async fn converse(pd: &Pd, connection: &Connection) {
     let ours = Ours::new(pd, connection).await;
-    connection.send_copy(&ours.told()).await.expect("a Send");
-    let theirs = Theirs::heard(&connection.recv().await.expect("a message"));
+    connection.send_copy(&ours.to_bytes()).await.expect("a Send");
+    let theirs = Theirs::from_bytes(&connection.recv().await.expect("a message"));
     let asking: Pin<Box<dyn Future<Output = ()> + '_>> = Box::pin(ask(pd, connection, theirs));
     all([asking, Box::pin(answer(connection, &ours))]).await;
     // Neither closes before the other one has everything: what is still unread when a connection ends is lost.

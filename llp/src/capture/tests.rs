@@ -337,7 +337,7 @@ fn what_was_written_reaches_the_file_by_the_deadline() {
     std::thread::sleep(due.saturating_duration_since(Instant::now()));
     stack.poll(&mut events).unwrap();
     assert!(read(&file.0.lock(), 0).iter().any(|(_, segment)| segment.payload == b"to me"));
-    assert_eq!(stack.deadline(), None, "an idle stack does not want to be polled");
+    assert_eq!(stack.deadline(), None, "an idle stack has no deadline");
 }
 
 #[test]

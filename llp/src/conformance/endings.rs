@@ -126,7 +126,7 @@ fn reset(s: &mut Session) -> Verdict {
     client.abort();
     s.until("an event of the reset", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))?;
     let event = s.event(SERVER, ACCEPTED);
-    ensure!(event.is_some_and(|event| event.readable && event.writable), "{event:?} tells of a reset");
+    ensure!(event.is_some_and(|event| event.readable && event.writable), "{event:?} reports a reset");
     expect_kind("recv of a reset stream", recv(&mut *server, 10), ErrorKind::ConnectionReset)?;
     // From now on there is nothing to wait for.
     for _ in 0..2 {

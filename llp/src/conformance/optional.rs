@@ -18,7 +18,7 @@ pub(super) const CHECKS: &[Check] = &[
         wrong_congestion,
     ),
     Check::new("segment_size", "the effective segment size is one", segment_size),
-    Check::new("info", "what a stream tells of itself is no more than was", info),
+    Check::new("info", "what a stream reports of itself is no more than was", info),
     Check::new("to_itself", "a stream to itself receives what it sends, and its own FIN", to_itself),
     Check::new(
         "peek_takes_nothing",
@@ -30,7 +30,7 @@ pub(super) const CHECKS: &[Check] = &[
     Check::new("peek_at_the_fin", "a peek without bytes is the FIN", peek_at_the_fin),
     Check::new(
         "peek_round_the_buffer",
-        "looks see every byte, wherever the buffer ends",
+        "peeks see every byte, wherever the buffer ends",
         peek_round_the_buffer,
     ),
 ];
@@ -113,7 +113,7 @@ fn info(s: &mut Session) -> Verdict {
         ensure!((LEN..=LEN + 2).contains(&received), "{received} of {LEN} bytes were received");
     }
     client.abort();
-    // Whatever it tells, it can be asked.
+    // Whatever the values, the call works.
     let _ = client.info();
     Ok(())
 }
@@ -170,7 +170,7 @@ fn peekable(s: &mut Session) -> Verdict<Pair> {
     Ok(pair)
 }
 
-fn told(s: &mut Session) -> Verdict {
+fn wait_readable(s: &mut Session) -> Verdict {
     s.until("an event of the bytes", |s| Ok(s.is_readable(SERVER, ACCEPTED)))
 }
 
@@ -178,7 +178,7 @@ fn peek_takes_nothing(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = peekable(s)?;
     s.send_all(HERE, &mut *client, b"0123456789")?;
     s.wait_idle()?;
-    told(s)?;
+    wait_readable(s)?;
     for _ in 0..2 {
         same(peek_bytes(&mut *server)?.bytes(), b"0123456789")?;
     }
@@ -193,7 +193,7 @@ fn peek_and_consume(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = peekable(s)?;
     s.send_all(HERE, &mut *client, b"0123456789")?;
     s.wait_idle()?;
-    told(s)?;
+    wait_readable(s)?;
     let mut seen = peek_bytes(&mut *server)?;
     // They may be changed where they lie: those that stay are as they are left.
     seen.bytes()[4] = b'X';
@@ -211,20 +211,20 @@ fn peek_and_wait(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = peekable(s)?;
     s.send_all(HERE, &mut *client, b"one, tw")?;
     s.wait_idle()?;
-    told(s)?;
+    wait_readable(s)?;
     let seen = peek_bytes(&mut *server)?;
     ensure!(seen.can_grow(5), "two bytes in an empty buffer cannot grow");
     seen.consume(5, Rest::WaitForMore);
     s.never("an event of bytes that are of no use", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
     ensure!(matches!(peek(&mut *server)?, Seen::Nothing), "a peek does not wait for more");
     s.send_all(HERE, &mut *client, b"o")?;
-    told(s)?;
+    wait_readable(s)?;
     let mut seen = peek_bytes(&mut *server)?;
     same(seen.bytes(), b"two")?;
     seen.consume(1, Rest::WaitForMore);
     // No more comes: what is left is reported as well.
     client.shutdown().map_err(unexpected("shutdown"))?;
-    told(s)?;
+    wait_readable(s)?;
     let mut seen = peek_bytes(&mut *server)?;
     ensure!(!seen.can_grow(0), "bytes before a FIN can grow");
     same(seen.bytes(), b"wo")?;
@@ -235,7 +235,7 @@ fn peek_and_wait(s: &mut Session) -> Verdict {
 fn peek_at_the_fin(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = peekable(s)?;
     client.shutdown().map_err(unexpected("shutdown"))?;
-    told(s)?;
+    wait_readable(s)?;
     for _ in 0..2 {
         ensure!(matches!(peek(&mut *server)?, Seen::Fin), "a peek does not see the FIN");
     }

@@ -14,10 +14,10 @@ pub(super) const CHECKS: &[Check] = &[
     Check::new("level_triggered", "what is ready is said with every poll until it is used", level_triggered),
     Check::new(
         "only_what_was_asked",
-        "events tell what the interest asks for, and no more",
+        "events report what the interest asks for, and no more",
         only_what_was_asked,
     ),
-    Check::new("interest_later", "an interest tells what was ready before it", interest_later),
+    Check::new("interest_later", "an interest reports what was ready before it", interest_later),
     Check::new(
         "readable_keeps_its_word",
         "behind a readable event recv does not block",
@@ -63,7 +63,10 @@ fn level_triggered(s: &mut Session) -> Verdict {
     for left in (1..=10).rev() {
         for _ in 0..3 {
             s.poll()?;
-            ensure!(s.is_readable(SERVER, ACCEPTED), "{left} bytes are left, and a poll does not tell");
+            ensure!(
+                s.is_readable(SERVER, ACCEPTED),
+                "{left} bytes are left, and a poll does not report them"
+            );
         }
         let one = recv(&mut *server, 1).map_err(unexpected("recv behind a readable event"))?;
         ensure!(one.len() == 1, "a FIN that was not sent");
@@ -87,8 +90,8 @@ fn only_what_was_asked(s: &mut Session) -> Verdict {
         server.set_interest(interest).map_err(unexpected("set_interest"))?;
         for _ in 0..2 {
             s.poll()?;
-            let told = s.event(SERVER, ACCEPTED).map(|event| (event.readable, event.writable));
-            ensure!(told == expected, "{interest:?} is reported (readable, writable) = {told:?}");
+            let reported = s.event(SERVER, ACCEPTED).map(|event| (event.readable, event.writable));
+            ensure!(reported == expected, "{interest:?} is reported (readable, writable) = {reported:?}");
         }
     }
     Ok(())
@@ -120,7 +123,7 @@ fn errors_without_interest(s: &mut Session) -> Verdict {
     client.abort();
     s.until("an event of the reset", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))?;
     let both = Event { token: ACCEPTED, readable: true, writable: true };
-    ensure!(s.event(SERVER, ACCEPTED) == Some(both), "{:?} tells of a reset", s.event(SERVER, ACCEPTED));
+    ensure!(s.event(SERVER, ACCEPTED) == Some(both), "{:?} reports a reset", s.event(SERVER, ACCEPTED));
     expect_kind("recv of a reset stream", recv(&mut *server, 1), ErrorKind::ConnectionReset)
 }
 

@@ -19,7 +19,7 @@ pub(super) const LISTENER: Token = Token(1 << 40 | 1);
 pub(super) const CONNECTED: Token = Token(1 << 40 | 2);
 pub(super) const ACCEPTED: Token = Token(1 << 40 | 3);
 
-/// Rounds without anything to tell after which a check on a clock of its own has waited long enough.
+/// Rounds without an event after which a check on a clock of its own has waited long enough.
 const SILENT_ROUNDS: u32 = 10_000;
 /// Rounds of any kind.
 const ROUNDS: u32 = 100_000;
@@ -45,7 +45,7 @@ struct Driven {
     wait: Option<Arc<OwnedFd>>,
     /// Its descriptor or its deadline asks for a poll.
     due: bool,
-    /// What its last poll told; nothing if it was not due in this round.
+    /// What its last poll reported; nothing if it was not due in this round.
     events: Vec<Event>,
 }
 
@@ -114,14 +114,14 @@ impl Session {
         driven.events.clear();
         driven.stack.poll(&mut driven.events).map_err(unexpected("poll"))?;
         let silent = driven.events.iter().find(|event| !event.readable && !event.writable);
-        ensure!(silent.is_none(), "an event that tells nothing: {silent:?}");
+        ensure!(silent.is_none(), "an event without readiness: {silent:?}");
         Ok(())
     }
 
     /// What the last poll of a stack reported of a token, if anything.
     pub(super) fn event(&self, which: usize, token: Token) -> Option<Event> {
-        let told = self.stacks[which].events.iter().filter(|event| event.token == token);
-        told.copied().reduce(|one, other| Event {
+        let reported = self.stacks[which].events.iter().filter(|event| event.token == token);
+        reported.copied().reduce(|one, other| Event {
             token,
             readable: one.readable || other.readable,
             writable: one.writable || other.writable,
@@ -185,10 +185,10 @@ impl Session {
         let blind = self.stacks.iter().any(|driven| driven.wait.is_none()).then_some(BLIND);
         let sleep = next.map(|(_, left)| left).into_iter().chain(blind).chain([longest]).min();
         let fds: Vec<_> = self.stacks.iter().map(|driven| driven.wait.as_deref()).collect();
-        let told = ready(&fds, sleep.unwrap_or(longest));
-        for (driven, told) in self.stacks.iter_mut().zip(told) {
+        let reported = ready(&fds, sleep.unwrap_or(longest));
+        for (driven, reported) in self.stacks.iter_mut().zip(reported) {
             let late = driven.stack.deadline().is_some_and(|at| at <= driven.stack.now());
-            driven.due = told || late || driven.wait.is_none();
+            driven.due = reported || late || driven.wait.is_none();
             driven.events.clear();
         }
     }
@@ -372,13 +372,13 @@ pub(super) fn ready(fds: &[Option<&OwnedFd>], longest: Duration) -> Vec<bool> {
     // An interrupted call is a wake-up like any other.
     let interrupted = rustix::event::poll(&mut set, Some(&timeout)).is_err();
     let mut set = set.into_iter();
-    let told = |fd: &Option<&OwnedFd>| {
+    let reported = |fd: &Option<&OwnedFd>| {
         interrupted || fd.is_some_and(|_| set.next().is_some_and(|fd| !fd.revents().is_empty()))
     };
-    fds.iter().map(told).collect()
+    fds.iter().map(reported).collect()
 }
 
-/// The first `len` bytes of a stream that tells positions apart.
+/// The first `len` bytes of a stream whose positions are distinguishable.
 pub(super) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + (at >> 8) * 7 + (at >> 16) * 13) as u8).collect()
 }

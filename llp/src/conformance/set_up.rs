@@ -9,7 +9,11 @@ use std::collections::HashSet;
 use std::io::ErrorKind;
 
 pub(super) const CHECKS: &[Check] = &[
-    Check::new("connect_and_accept", "a connection is made, and events tell both ends", connect_and_accept),
+    Check::new(
+        "connect_and_accept",
+        "a connection is made, and events report it at both ends",
+        connect_and_accept,
+    ),
     Check::new("undecided", "an attempt that is undecided blocks and fails nothing", undecided),
     Check::new("refused", "an attempt at a closed port ends as ConnectionRefused, repeatedly", refused),
     Check::new("accept_would_block", "accept says WouldBlock when no connection waits", accept_would_block),
@@ -144,23 +148,27 @@ fn many_connections(s: &mut Session) -> Verdict {
     // Each server answers with what it got, when an event says so.
     let mut heard = HashSet::new();
     s.until("every server's bytes are reported", |s| {
-        let told: Vec<_> = s.events(SERVER).to_vec();
-        for event in told.iter().filter(|event| event.readable && event.token != LISTENER) {
+        let reported: Vec<_> = s.events(SERVER).to_vec();
+        for event in reported.iter().filter(|event| event.readable && event.token != LISTENER) {
             let at = event.token.0.checked_sub(1000).and_then(|at| usize::try_from(at).ok());
             let server = at.and_then(|at| servers.get_mut(at));
             let Some(server) = server else {
                 return Err(Stop::Failed(format!("an event of {:?}, which does not exist", event.token)));
             };
             let name = recv(&mut **server, 100).map_err(unexpected("recv behind a readable event"))?;
-            ensure!(name.len() == 1 && heard.insert(at), "{} bytes, and {at:?} was told twice", name.len());
+            ensure!(
+                name.len() == 1 && heard.insert(at),
+                "{} bytes, and {at:?} was reported twice",
+                name.len()
+            );
             ensure!(matches!(send(&mut **server, &name), Ok(1)), "a connection has no room for a byte");
         }
         Ok(heard.len() == COUNT)
     })?;
     let mut answered = HashSet::new();
     s.until("every client's answer is reported", |s| {
-        let told: Vec<_> = s.events(CLIENT).to_vec();
-        for event in told.iter().filter(|event| event.readable) {
+        let reported: Vec<_> = s.events(CLIENT).to_vec();
+        for event in reported.iter().filter(|event| event.readable) {
             let at = usize::try_from(event.token.0).unwrap_or(usize::MAX);
             let Some(client) = clients.get_mut(at) else {
                 return Err(Stop::Failed(format!("an event of {:?}, which does not exist", event.token)));

@@ -89,7 +89,7 @@ fn shard_of_its_own(s: &mut Session) -> Verdict {
     expect_kind("listening where another shard listens", taken, ErrorKind::AddrInUse)?;
     let mut client = s.connect(listener.local_addr(), Token(5))?;
     s.until("a connection to the shard", |s| {
-        ensure!(s.event(SERVER, ACCEPTED).is_none(), "the event of a shard was told by another one");
+        ensure!(s.event(SERVER, ACCEPTED).is_none(), "the event of a shard was reported by another one");
         Ok(s.is_readable(shard, ACCEPTED))
     })?;
     let mut server = listener.accept(Token(6)).map_err(unexpected("accept"))?;
@@ -164,7 +164,7 @@ fn move_wakes(s: &mut Session) -> Verdict {
     })?;
     ensure!(woken, "the thread that sleeps in the descriptor of the new shard is not woken");
     s.poll_one(shard)?;
-    ensure!(s.is_readable(shard, MOVED), "the first poll behind adoption does not tell");
+    ensure!(s.is_readable(shard, MOVED), "the first poll after adoption does not report it");
     s.expect((shard, MOVED), &mut *server, b"x")
 }
 
@@ -186,8 +186,8 @@ fn move_keeps_interest(s: &mut Session) -> Verdict {
         adopt(s, here, &mut server, MOVED)?;
         for _ in 0..2 {
             s.poll()?;
-            let told = s.event(here, MOVED).map(|event| (event.readable, event.writable));
-            ensure!(told == expected, "{interest:?} is reported (readable, writable) = {told:?}");
+            let reported = s.event(here, MOVED).map(|event| (event.readable, event.writable));
+            ensure!(reported == expected, "{interest:?} is reported (readable, writable) = {reported:?}");
         }
     }
     Ok(())

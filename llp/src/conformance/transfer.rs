@@ -41,7 +41,7 @@ fn bytes_in_order(s: &mut Session) -> Verdict {
 /// One end, its token and its stack.
 type End<'a> = (&'a mut dyn crate::Stream, crate::Token, usize);
 
-/// Moves `bytes`, each end acting only when an event tells it to.
+/// Moves `bytes`, each end acting only on an event.
 fn carry(s: &mut Session, from: End<'_>, to: End<'_>, bytes: &[u8]) -> Verdict {
     let ((from, from_token, from_stack), (to, to_token, to_stack)) = (from, to);
     from.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;

@@ -58,7 +58,7 @@ fn is_ready(fd: &OwnedFd, longest: Duration) -> bool {
 }
 
 /// Does `act` while a thread sleeps in the server's descriptor, and drives the client's stack until it wakes. Then the server's poll
-/// tells what is expected.
+/// reports what is expected.
 fn wakes(s: &mut Session, expected: Token, act: impl FnOnce(&mut Session) -> Verdict) -> Verdict {
     let fd = quiet(s)?;
     let timeout = s.timeout();

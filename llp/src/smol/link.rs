@@ -68,12 +68,12 @@ pub trait Link: Send {
     /// Readable when [`Link::receive`] has something.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// When [`Link::receive`] will have something, or [`Link::flush`] should be called again, where only the clock tells.
+    /// When [`Link::receive`] will have something, or [`Link::flush`] should be called again, where only the clock decides.
     fn next(&self) -> Option<Instant> {
         None
     }
 
-    /// When [`Link::failure`] should be asked though nothing comes, because nothing would tell. It is, while there are connections or
+    /// When [`Link::failure`] should be asked though nothing comes, because there would be no event. It is, while there are connections or
     /// listeners.
     fn watch(&self) -> Option<Instant> {
         None

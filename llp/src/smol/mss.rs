@@ -17,7 +17,7 @@ const END: u8 = 0;
 const NOTHING: u8 = 1;
 const MSS: u8 = 2;
 
-/// Lowers the segment size that a SYN tells to what an IP packet of `mtu` bytes carries. Returns what it then is; nothing for frames
+/// Lowers the segment size in a SYN to what an IP packet of `mtu` bytes carries. Returns what it then is; nothing for frames
 /// that are no SYN.
 pub(super) fn limit(frame: &mut [u8], mtu: usize) -> Option<u16> {
     let (at, bytes) = segment_of(frame)?;

@@ -136,6 +136,6 @@ impl<L: Link> RecvBuf for SmolRecvBuf<L> {
 
 impl<L: Link> Drop for SmolRecvBuf<L> {
     fn drop(&mut self) {
-        self.interface.tell_of(self.id);
+        self.interface.wake_for(self.id);
     }
 }

@@ -52,7 +52,7 @@ impl World {
         }
     }
 
-    fn told(&self, side: usize, token: u64) -> Option<Event> {
+    fn reported(&self, side: usize, token: u64) -> Option<Event> {
         self.events[side].iter().copied().find(|event| event.token == Token(token))
     }
 
@@ -208,7 +208,7 @@ fn a_reset_is_seen_by_the_other_end() {
     let (mut client, mut server) = world.pair();
     client.abort();
     assert_eq!(kind(client.send(&[IoVec::from(&b"x"[..])])), ErrorKind::NotConnected);
-    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable && event.writable));
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable && event.writable));
     let mut block = [0; 10];
     assert_eq!(kind(server.recv(&mut [IoVecMut::from(&mut block[..])])), ErrorKind::ConnectionReset);
 }
@@ -217,7 +217,7 @@ fn a_reset_is_seen_by_the_other_end() {
 fn a_closed_port_refuses() {
     let mut world = World::new(1500, false);
     let mut client = world.connect(9, 1);
-    world.until(|world| world.told(0, 1).is_some());
+    world.until(|world| world.reported(0, 1).is_some());
     assert_eq!(kind(client.connect_result()), ErrorKind::ConnectionRefused);
 }
 
@@ -226,20 +226,20 @@ fn readiness_is_said_again_until_it_is_used_and_only_when_asked() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
     client.send(&[IoVec::from(&b"hello"[..])]).unwrap();
-    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable && !event.writable));
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable && !event.writable));
     world.step();
-    assert!(world.told(1, 2).is_some(), "level-triggered");
+    assert!(world.reported(1, 2).is_some(), "level-triggered");
     server.set_interest(Interest::NONE).unwrap();
     world.step();
-    assert!(world.told(1, 2).is_none());
+    assert!(world.reported(1, 2).is_none());
     server.set_interest(Interest::BOTH).unwrap();
     world.step();
-    assert!(world.told(1, 2).is_some_and(|event| event.readable && event.writable));
+    assert!(world.reported(1, 2).is_some_and(|event| event.readable && event.writable));
     server.set_interest(Interest::READ).unwrap();
     let mut block = [0; 10];
     assert_eq!(server.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 5);
     world.step();
-    assert!(world.told(1, 2).is_none());
+    assert!(world.reported(1, 2).is_none());
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn a_link_that_is_cut_ends_its_connections() {
     let mut world = World::with((a, b), false);
     let (mut client, _server) = world.pair();
     scissors.cut();
-    world.until(|world| world.told(0, 1).is_some());
+    world.until(|world| world.reported(0, 1).is_some());
     let mut block = [0; 10];
     assert_eq!(kind(client.recv(&mut [IoVecMut::from(&mut block[..])])), ErrorKind::NetworkDown);
     assert_eq!(kind(client.send(&[IoVec::from(&b"x"[..])])), ErrorKind::NetworkDown);
@@ -382,7 +382,7 @@ fn the_descriptor_reports_frames_taken_by_other_calls() {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     assert_eq!(poll(&mut [PollFd::new(&*fd, PollFlags::IN)], Some(&at_once)).unwrap(), 1);
     world.step();
-    assert!(world.told(1, 11 + one as u64).is_some_and(|event| event.readable));
+    assert!(world.reported(1, 11 + one as u64).is_some_and(|event| event.readable));
 }
 
 /// Bytes are used where they lie; what is of no use yet is news again only with more behind it, or with the end.
@@ -392,21 +392,21 @@ fn peek_returns_bytes_in_the_receive_buffer() {
     let (mut client, mut server) = world.pair();
     assert_eq!(server.peek().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
     client.send(&[IoVec::from(&b"one, tw"[..])]).unwrap();
-    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable));
     let mut buf = server.peek().unwrap().unwrap();
     assert_eq!(buf.bytes(), b"one, tw");
     assert!(buf.can_grow(5));
     buf.consume(5, Rest::WaitForMore);
     world.step();
-    assert!(world.told(1, 2).is_none());
+    assert!(world.reported(1, 2).is_none());
     assert_eq!(server.peek().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
     client.send(&[IoVec::from(&b"o"[..])]).unwrap();
-    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable));
     let mut buf = server.peek().unwrap().unwrap();
     assert_eq!(buf.bytes(), b"two");
     buf.consume(1, Rest::WaitForMore);
     client.shutdown().unwrap();
-    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable));
     let buf = server.peek().unwrap().unwrap();
     assert!(!buf.can_grow(0), "nothing comes behind a FIN");
     drop(buf);
@@ -474,7 +474,7 @@ fn what_came_is_there_long_after_the_connection_ended() {
     minutes_pass(&mut world, &clock);
     client.set_interest(Interest::READ).unwrap();
     world.step();
-    assert!(world.told(0, 1).is_some_and(|event| event.readable));
+    assert!(world.reported(0, 1).is_some_and(|event| event.readable));
     let mut block = [0; 20];
     assert_eq!(client.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 10);
     minutes_pass(&mut world, &clock);
@@ -508,9 +508,9 @@ fn nothing_is_left_of_closed_connections() {
     }
 }
 
-/// A stream that was read in part keeps the descriptor readable, as a poll would tell of it.
+/// A stream that was read in part keeps the descriptor readable, as a poll would report it.
 #[test]
-fn the_descriptor_is_readable_as_long_as_a_poll_tells() {
+fn the_descriptor_is_readable_as_long_as_a_poll_reports() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
@@ -518,7 +518,7 @@ fn the_descriptor_is_readable_as_long_as_a_poll_tells() {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     let ready = || poll(&mut [PollFd::new(&*fd, PollFlags::IN)], Some(&at_once)).unwrap() == 1;
     client.send(&[IoVec::from(&b"12"[..])]).unwrap();
-    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable));
     let mut byte = [0];
     for _ in 0..2 {
         assert!(ready());
@@ -527,7 +527,7 @@ fn the_descriptor_is_readable_as_long_as_a_poll_tells() {
     }
     world.until(|_| !ready());
     client.send(&[IoVec::from(&b"34"[..])]).unwrap();
-    // Taken off the link and left by a look.
+    // Taken off the link and left by a peek.
     world.until(|_| server.peek().is_ok_and(|buf| buf.is_some()));
     assert!(ready());
     server.peek().unwrap().unwrap().consume(2, Rest::Useful);

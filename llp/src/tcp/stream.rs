@@ -44,7 +44,7 @@ pub struct TcpStream {
 enum Connection {
     Pending,
     Made,
-    /// The kernel tells an error once; we tell it as often as asked.
+    /// The kernel reports an error once; this stream reports it with every call.
     Failed(i32),
 }
 

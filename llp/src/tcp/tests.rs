@@ -194,7 +194,7 @@ fn abort_resets() {
 }
 
 #[test]
-fn a_dropped_stream_tells_nothing_more() {
+fn a_dropped_stream_reports_nothing_more() {
     let Pair { mut stack, client, server, _listener } = Pair::new();
     drop(client);
     wait(&mut stack, |e| e.token == SERVER && e.readable);

@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Defect {
-    /// What a poll told the next one does not tell.
+    /// What a poll reported the next one does not report.
     EdgeTriggered,
-    /// Events tell of both directions.
+    /// Events report both directions.
     AllInterests,
     /// Events name the next token.
     WrongToken,

@@ -33,7 +33,7 @@ pub struct Config {
     /// RDMA Reads and atomics outstanding at the peer at a time, 0 to 0x3FFE; 0x3FFF leaves it to the ULP.
     pub ord: u16,
     /// A departure from RFC 5044 section 7.1.1, where Res is sent as zero: sets (initiator) or returns (responder)
-    /// [`SIW_GSO`], by which the Linux siw driver tells that it may send FPDUs larger than a TCP segment. Off unless
+    /// [`SIW_GSO`], by which the Linux siw driver announces that it may send FPDUs larger than a TCP segment. Off unless
     /// the peer is known to be siw.
     pub siw_gso: bool,
 }

@@ -180,7 +180,7 @@ impl Connection {
         self.start_remote(buffer, to, |remote| SendOp::Write { remote })
     }
 
-    /// Writes the buffer into the peer's memory, then tells the peer with an immediate (RFC 7306).
+    /// Writes the buffer into the peer's memory, then notifies the peer with an immediate (RFC 7306).
     pub fn write_imm<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> Op<B> {
         self.start_remote(buffer, to, |remote| SendOp::WriteImm { remote, imm })
     }

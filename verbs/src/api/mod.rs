@@ -1,6 +1,6 @@
 //! The safe API: buffers go in and come back with the completion, and memory that a peer can reach is a type of its own.
 //!
-//! Everything here is written on the raw layer. The types are asynchronous and know no runtime; [`crate::blocking`] has the same
+//! Everything here is written on the raw layer. The types are asynchronous and need no runtime; [`crate::blocking`] has the same
 //! names for programs without one.
 
 mod buf;

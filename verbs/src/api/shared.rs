@@ -114,7 +114,7 @@ impl SharedMr {
         Ok(pin.atomic_cell(0).map_err(misaligned)?.load(Ordering::SeqCst))
     }
 
-    /// What a peer must know to reach bytes `range`: for every connection of the protection domain, with the rights given to
+    /// What a peer needs to reach bytes `range`: for every connection of the protection domain, with the rights given to
     /// [`Pd::share`].
     ///
     /// # Errors
@@ -176,7 +176,7 @@ pub struct BoundWindow {
 }
 
 impl BoundWindow {
-    /// What the peer must know.
+    /// What the peer needs to reach the window.
     #[must_use]
     pub fn remote(&self) -> RemoteMr {
         self.remote

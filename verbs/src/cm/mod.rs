@@ -19,7 +19,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// One end of one connection, for telling events apart. Never used again on its device.
+/// One end of one connection, to attribute events. Never used again on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnId(pub u64);
 
@@ -111,13 +111,13 @@ impl CmSide {
         Self { id, channel, state: CmState::Nothing }
     }
 
-    pub(crate) fn tell(&self, kind: CmEventKind, wakes: &mut Wakes) {
+    pub(crate) fn report(&self, kind: CmEventKind, wakes: &mut Wakes) {
         self.channel.push(CmEvent { id: self.id, kind }, wakes);
     }
 
     pub(crate) fn established(&mut self, info: ConnInfo, wakes: &mut Wakes) {
         self.state = CmState::Established;
-        self.tell(CmEventKind::Established(info), wakes);
+        self.report(CmEventKind::Established(info), wakes);
     }
 
     /// Later events go to another channel. Returns the one before, to be dropped without a lock: its wakers are foreign code.
@@ -134,7 +134,7 @@ impl CmSide {
         before
     }
 
-    /// No event tells of it any more.
+    /// No event reports it any more.
     pub(crate) fn forget(&mut self) {
         self.state = CmState::Ended;
     }
@@ -142,15 +142,15 @@ impl CmSide {
     pub(crate) fn failed(&mut self, error: Error, wakes: &mut Wakes) {
         if self.state == CmState::Nothing {
             self.state = CmState::Ended;
-            self.tell(CmEventKind::Failed(error), wakes);
+            self.report(CmEventKind::Failed(error), wakes);
         }
     }
 
     /// The stream has ended.
     pub(crate) fn ended(&mut self, ending: CloseReason, wakes: &mut Wakes) {
         match self.state {
-            CmState::Established => self.tell(CmEventKind::Disconnected(ending), wakes),
-            CmState::Nothing => self.tell(CmEventKind::Failed(Error::NotConnected), wakes),
+            CmState::Established => self.report(CmEventKind::Disconnected(ending), wakes),
+            CmState::Nothing => self.report(CmEventKind::Failed(Error::NotConnected), wakes),
             CmState::Ended => {}
         }
         self.state = CmState::Ended;

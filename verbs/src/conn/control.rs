@@ -132,7 +132,7 @@ impl Conn {
         self.on_startup_failed(error, services);
     }
 
-    /// Ends the connection for the application: a Terminate tells the peer.
+    /// Ends the connection for the application: a Terminate notifies the peer.
     pub(crate) fn abort(&mut self, services: &mut Services) {
         self.with_stream(services, |stream, host, now| stream.abort(host, now));
         self.transmit(services);
@@ -174,7 +174,7 @@ impl Conn {
         self.qp = None;
     }
 
-    /// SQD: requests that were not begun wait; [`crate::AsyncEvent::SqDrained`] tells when no request is under way.
+    /// SQD: requests that were not begun wait; [`crate::AsyncEvent::SqDrained`] reports that no request is under way.
     pub(crate) fn pause(&mut self, services: &mut Services) {
         if let Some(qp) = &self.qp
             && !self.stream.is_closing()

@@ -58,7 +58,7 @@ impl Conn {
             request,
             Arc::clone(&self.options),
         );
-        self.cm.tell(CmEventKind::ConnectRequest(request), &mut services.wakes);
+        self.cm.report(CmEventKind::ConnectRequest(request), &mut services.wakes);
         // Nothing may come before our Reply; a peer that hangs up is noticed all the same.
         let _ = self.want(false, false);
     }

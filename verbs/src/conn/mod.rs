@@ -195,7 +195,7 @@ impl Conn {
         self.stream.accepts_bytes() && !self.starved
     }
 
-    /// Tells the stack what to be woken for; a system call only on change.
+    /// Sets the stack's interest for wake-ups; a system call only on change.
     fn want(&mut self, read: bool, write: bool) -> io::Result<()> {
         let interest = Interest { read, write };
         if interest != self.interest {

@@ -56,7 +56,7 @@ impl Conn {
         if self.stream.is_starting() { self.receive_startup(services) } else { self.discard(services) }
     }
 
-    /// Tells the stream that receives were posted. True when it goes on.
+    /// Reports posted receives to the stream. True when it goes on.
     fn unpark(&mut self, services: &mut Services) -> bool {
         let goes_on = self.with_stream(services, |stream, host, now| stream.receive_posted(host, now));
         goes_on && self.stream.is_open()
@@ -164,7 +164,7 @@ impl Conn {
         }
         let bytes = buf.bytes();
         if bytes.is_empty() {
-            // The peer's FIN, which `recv` tells.
+            // The peer's FIN, which `recv` reports.
             return PeekResult::Elsewhere;
         }
         // In pieces, between which the peer receives window updates.

@@ -82,7 +82,7 @@ impl Doorbell {
 }
 
 impl QpInner {
-    /// Tells the device's queue of an event about this queue pair.
+    /// Adds an event about this queue pair to the device's queue.
     pub(crate) fn raise(&self, event: AsyncEvent, wakes: &mut Wakes) {
         self.has_raised.store(true, Ordering::Release);
         self.pd.device().events().raise(event, wakes);

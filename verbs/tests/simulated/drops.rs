@@ -127,7 +127,7 @@ fn a_dropped_connection_finishes_its_operations() {
     );
 }
 
-/// A buffer that tells by its counter whether it was freed.
+/// A buffer whose counter shows whether it was freed.
 struct Counted {
     bytes: Vec<u8>,
     _alive: Arc<()>,

@@ -148,7 +148,7 @@ impl Simulation {
                     let incoming = listener.accept().await.unwrap();
                     incoming.accept(&server_pd, settings).await.ok()
                 });
-                // A client that failed may never have been heard of: its time is over then.
+                // A client that failed may never have been seen: its time is over then.
                 let timeout = Duration::from_secs(20);
                 let start = self.now();
                 poll_fn(|cx| match accepting.as_mut().poll(cx) {

@@ -98,7 +98,7 @@ fn a_connection_obeys_its_handle_until_it_is_over() {
 }
 
 #[test]
-fn a_forgotten_connection_ends_unheard() {
+fn a_forgotten_connection_ends_without_an_event() {
     let device = Device::open().unwrap();
     let channel = Arc::new(CmChannel::default());
     let listener = listen(&device, &channel);

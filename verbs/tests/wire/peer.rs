@@ -1,4 +1,4 @@
-//! A peer that speaks MPA byte by byte over a plain socket: it says exactly what a test tells it to, right or wrong.
+//! A peer that speaks MPA byte by byte over a plain socket: it sends exactly what a test specifies, right or wrong.
 
 use ddp::{Header, STag, Tagged, Untagged};
 use mpa::rx::{FpduRx, Step};

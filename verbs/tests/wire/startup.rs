@@ -664,14 +664,14 @@ fn the_peers_ird_and_ord_are_reported() {
             let mut peer = port.accept();
             peer.startup_frame();
             peer.raw(&Frame { reject, ..data(reply(revision as u8)) }.emit());
-            let told = match reject {
+            let reported = match reject {
                 false => end.established().peer_ird_ord,
                 true => match end.failed() {
                     Error::Rejected { peer_ird_ord, .. } => peer_ird_ord,
                     other => panic!("{other:?}"),
                 },
             };
-            assert_eq!(told, said, "rejected: {reject}");
+            assert_eq!(reported, said, "rejected: {reject}");
         }
     }
 }
@@ -744,7 +744,7 @@ fn rtr_of_every_kind_as_initiator() {
 
 /// Posted before the Reply's bytes have been served, but after the connection stands: the RTR message is still the first.
 #[test]
-fn initiator_without_rtr_sends_when_told() {
+fn initiator_without_rtr_sends_after_a_post() {
     let end = End::new();
     let mut peer = crate::common::initiator(&end);
     peer.expect_silence(80);
@@ -882,7 +882,7 @@ fn the_capability_request_stops_with_the_first_inbound_fpdu() {
 
 /// A scripted peer that answers as a uiw peer, with the answer computed by a uiw responder.
 #[test]
-fn two_of_ours_know_each_other_over_every_rtr() {
+fn two_uiw_peers_recognise_each_other_over_every_rtr() {
     for rtr in [WRITE, READ, SEND, RtrKinds::ALL] {
         let options = ConnOptions { rtr, ..ConnOptions::default() };
         let (client, server) = pair_of(End::new(), End::new(), &options);
@@ -895,7 +895,7 @@ fn two_of_ours_know_each_other_over_every_rtr() {
 }
 
 #[test]
-fn two_of_ours_know_each_other_without_rtr_and_at_revision_1() {
+fn two_uiw_peers_recognise_each_other_without_rtr_and_at_revision_1() {
     for options in [
         ConnOptions { peer_to_peer: false, ..ConnOptions::default() },
         ConnOptions { revision: Revision::One, ..ConnOptions::default() },

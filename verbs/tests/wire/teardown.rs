@@ -101,8 +101,8 @@ fn deregistration_during_a_peers_writes() {
             if let Some(segment) =
                 std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| peer.next())).ok().flatten()
             {
-                let told = crate::peer::terminate_of(&segment);
-                assert_eq!((told.layer, told.etype, told.code), (1, 1, 0));
+                let terminate = crate::peer::terminate_of(&segment);
+                assert_eq!((terminate.layer, terminate.etype, terminate.code), (1, 1, 0));
             }
             assert!(matches!(end.async_event(), AsyncEvent::QpAccessError { .. }));
         });

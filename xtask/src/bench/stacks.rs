@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode};
 #[command(after_help = "\
 Needs root, for network namespaces of its own. Prints one line a row: the median of the ratios slice by slice with their range, the bar,
 the noise (theirs over theirs of the same rounds) and both figures. The three take turns at coming first. On emulated paths ours is
-beside the line's rate, and the noise is that of the kernel's TCP over the same path; what share of the line that has tells what the
+beside the line's rate, and the noise is that of the kernel's TCP over the same path; its share of the line shows what the
 emulator can carry here. A row is repeated up to five times until its noise is within 0.95 to 1.05. smoltcp's congestion control is
 cubic, ours and the bare one. Exit code 1 when a row is below its bar or never was quiet.")]
 pub(crate) struct Options {

@@ -318,8 +318,8 @@ fn remark(hung: usize) -> String {
 }
 
 fn both(ours: Option<String>, theirs: Option<String>) -> String {
-    let told = [ours.map(|what| format!("ours: {what}")), theirs.map(|what| format!("siw's: {what}"))];
-    told.into_iter().flatten().collect::<Vec<_>>().join("; ")
+    let text = [ours.map(|what| format!("ours: {what}")), theirs.map(|what| format!("siw's: {what}"))];
+    text.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]

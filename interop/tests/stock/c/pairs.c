@@ -294,7 +294,7 @@ static void no_peer_answers(void)
 	unmake(&b);
 }
 
-/* A queue pair does not hear of its peer's end, until it posts; and another peer of the same name may come. */
+/* A queue pair does not detect its peer's end until it posts; and another peer of the same name may come. */
 static void the_peer_goes(void)
 {
 	static struct end a, b;

@@ -209,7 +209,7 @@ static void disconnecting(void)
 	CHECK(!rdma_post_send(client, NULL, bytes, sizeof bytes, mr, IBV_SEND_SIGNALED));
 	CHECK(!rdma_disconnect(client));
 	CHECK(!rdma_disconnect(client));
-	/* What was posted before arrives, then both sides hear of the end, once each. */
+	/* What was posted before arrives, then both sides get the event of the end, once each. */
 	CHECK(rdma_get_recv_comp(server, &wc) == 1 && wc.status == IBV_WC_SUCCESS && !strcmp(room, bytes));
 	await(active, RDMA_CM_EVENT_DISCONNECTED);
 	await(passive, RDMA_CM_EVENT_DISCONNECTED);

@@ -57,7 +57,7 @@ pub(super) struct Conn {
     pub(super) timer: Option<i64>,
     began: Instant,
     timeout: Option<Duration>,
-    /// Why it ended, where smoltcp does not know.
+    /// Why it ended, if smoltcp has no reason.
     ended: Option<ErrorKind>,
     /// The gateway for its segments, from which nothing was received yet.
     pub(super) gateway: Option<IpAddr>,
@@ -179,7 +179,7 @@ impl Conn {
         !matches!(self.socket().state(), State::Closed | State::Listen | State::SynReceived | State::SynSent)
     }
 
-    /// Nothing is left to be said or heard.
+    /// Nothing is left to be sent or received.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.socket().state(), State::Closed | State::Listen)
     }
@@ -218,7 +218,7 @@ impl Conn {
         }
     }
 
-    /// What it would tell a poll.
+    /// What a poll would report of it.
     pub(super) fn event(&self) -> Option<Event> {
         let token = self.token?;
         let socket = self.socket();

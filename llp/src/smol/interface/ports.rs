@@ -18,7 +18,7 @@ pub(super) struct PortListener {
     pub(super) waiting: usize,
     /// Those that stand, oldest first.
     pub(super) ready: VecDeque<usize>,
-    /// The link is gone, and its owner is not told yet.
+    /// The link is gone, and it was not reported to its owner yet.
     pub(super) is_to_be_told: bool,
     pub(super) stream: StreamOptions,
 }

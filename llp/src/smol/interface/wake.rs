@@ -34,7 +34,7 @@ impl Wake {
         }
     }
 
-    /// There is nothing to tell but what the link has.
+    /// There is no event but those of the link.
     pub(super) fn unkick(&mut self) {
         if std::mem::replace(&mut self.kicked, false) {
             let _ = rustix::io::read(&self.kick, &mut [0u8; 8]);

@@ -44,7 +44,7 @@ impl<T: Copy> Ring<T> {
     }
 
     fn index(&self, offset: u64) -> &AtomicU32 {
-        // SAFETY: the kernel tells offsets of aligned 32-bit numbers inside of the mapping, which lives as long as `self`; both
+        // SAFETY: the kernel reports offsets of aligned 32-bit numbers inside of the mapping, which lives as long as `self`; both
         // sides access them atomically.
         unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(offset as usize).cast()) }
     }

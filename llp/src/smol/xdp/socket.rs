@@ -227,7 +227,7 @@ impl XdpSocket {
         }
         self.push_out()?;
         if self.fill.needs_wakeup() {
-            // SAFETY: no pointer but null is passed, with no bytes. Its result tells nothing that is not seen elsewhere.
+            // SAFETY: no pointer but null is passed, with no bytes. Its result has nothing that is not seen elsewhere.
             unsafe {
                 let flags = libc::MSG_DONTWAIT;
                 let null = std::ptr::null_mut();

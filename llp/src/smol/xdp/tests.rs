@@ -89,7 +89,7 @@ fn frames_for_sending_run_out_and_come_back() {
             ip(&network, false, &["link", "set", "veth0", "up"]);
             assert_eq!(fill_up(&mut link, mtu + 14), sent, "as many as before");
             all_back(&mut link, all);
-            // An interface that is down tells so.
+            // An interface that is down is reported.
             ip(&network, true, &["link", "set", "veth0", "down"]);
             fill_up(&mut link, mtu + 14);
             link.flush();

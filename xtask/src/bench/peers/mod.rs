@@ -247,8 +247,8 @@ enum Server {
 /// Runs a server, which `command` makes of a free port, and then a client; gives what the client says. Both are gone afterwards.
 fn pair(name: &str, kind: Server, command: impl Fn(u16, bool) -> Command) -> Result<String, String> {
     let port = free_port();
-    let told = |error: siw_interop::Error| error.to_string();
-    let mut server = Process::start(&mut command(port, false)).map_err(told)?;
+    let text = |error: siw_interop::Error| error.to_string();
+    let mut server = Process::start(&mut command(port, false)).map_err(text)?;
     let until = Instant::now() + LISTENING;
     while !listens(server.id(), port) {
         if !server.is_running() || Instant::now() > until {
@@ -257,7 +257,7 @@ fn pair(name: &str, kind: Server, command: impl Fn(u16, bool) -> Command) -> Res
         }
         thread::sleep(Duration::from_millis(2));
     }
-    let client = shell::run(&mut command(port, true), TIMEOUT).map_err(told)?;
+    let client = shell::run(&mut command(port, true), TIMEOUT).map_err(text)?;
     if kind == Server::Stays && client.is_ok() {
         return Ok(client.out);
     }
