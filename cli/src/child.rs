@@ -21,7 +21,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts this program with `args`; its first line ends with the address where it listens.
     pub(crate) fn start(args: &[&str]) -> Result<Self> {
-        let failed = |why: &dyn std::fmt::Display| Failure::local("starting a second process", why);
+        let failed = |why: &dyn std::fmt::Display| Failure::local("cannot start a second process", why);
         let program = std::env::current_exe().map_err(|error| failed(&error))?;
         let mut child = Command::new(program)
             .args(args)

@@ -122,7 +122,7 @@ impl Half {
         let options = Arc::new(options.clone());
         request
             .accept(&self.qp, Some(&options), private_data, Some(&self.channel))
-            .map_err(|error| Failure::lost(format!("accepting {peer}"), error))?;
+            .map_err(|error| Failure::lost(format!("cannot accept {peer}"), error))?;
         self.established(peer, until)
     }
 

@@ -20,7 +20,8 @@ pub(crate) struct Stop {
 
 impl Stop {
     fn new() -> Result<Self> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| Failure::local("eventfd", error))?;
+        let fd = eventfd(0, EventfdFlags::CLOEXEC)
+            .map_err(|error| Failure::local("cannot make an eventfd", error))?;
         Ok(Self { set: AtomicBool::new(false), wakers: Mutex::default(), fd })
     }
 
@@ -29,7 +30,7 @@ impl Stop {
         let stop = Arc::new(Self::new()?);
         let signalled = Arc::clone(&stop);
         ctrlc::set_handler(move || signalled.set())
-            .map_err(|error| Failure::local("catching Ctrl-C", error))?;
+            .map_err(|error| Failure::local("cannot catch Ctrl-C", error))?;
         Ok(stop)
     }
 

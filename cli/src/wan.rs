@@ -148,15 +148,13 @@ impl Args {
 /// Runs `uiw wan`.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let profile = args.profile();
-    profile
-        .check()
-        .map_err(|error| Failure::usage("the path", error, "see `uiw wan --help` for what can be asked"))?;
+    profile.check().map_err(|error| Failure::usage("invalid path", error, "see `uiw wan --help`"))?;
     if args.a == args.b {
         return Err(Failure::usage(&args.a, "a path has two ends", "name two interfaces"));
     }
     let seed = match args.seed {
         Some(seed) => seed,
-        None => getrandom::u64().map_err(|error| Failure::local("a seed", error))?,
+        None => getrandom::u64().map_err(|error| Failure::local("cannot get a random seed", error))?,
     };
     let stop = Stop::on_signal()?;
     let mut bridge =
@@ -168,7 +166,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let start = Instant::now();
     bridge.run(stop.fd()).map_err(|error| {
-        Failure::new(Exit::Failed, "the path", error, "see `ip link` for the interfaces' state")
+        Failure::new(Exit::Failed, "the path failed", error, "see `ip link` for the interfaces' state")
     })?;
     let seconds = start.elapsed().as_secs_f64();
     let sides = [(Side::A, &args.a, &args.b), (Side::B, &args.b, &args.a)];
@@ -198,7 +196,7 @@ fn refused(args: &Args, error: &std::io::Error) -> Failure {
         ErrorKind::NotFound => "see `ip link` for the interfaces there are",
         _ => "see `ip link show` for their state",
     };
-    Failure::new(Exit::Failed, format!("AF_PACKET on {} and {}", args.a, args.b), error, fix)
+    Failure::new(Exit::Failed, format!("cannot use AF_PACKET on {} and {}", args.a, args.b), error, fix)
 }
 
 /// Microseconds of `time` for each of `count`.

@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> ExitCode {
         Ok(_) => ExitCode::from(1),
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("uiw: {}: {failure}", args.file.display());
+            eprintln!("error: {}: {failure}\nhint: name a readable pcap or pcapng file", args.file.display());
             ExitCode::from(2)
         }
     }

@@ -221,7 +221,7 @@ impl<'a> Line<'a> {
     }
 
     fn out_of_turn(&self) -> Failure {
-        Failure::lost(self.case.way.name(), "the peer said something out of turn")
+        Failure::lost(self.case.way.name(), "the peer sent a message out of turn")
     }
 
     fn verify(&mut self) -> Result<()> {

@@ -17,7 +17,7 @@ const WRONG: u8 = b'-';
 
 /// Serves the file in a thread that ends with the process.
 pub(super) fn serve(file: Vec<u8>) -> Result<SocketAddr> {
-    let failed = |error: io::Error| Failure::local("listening for raw TCP", error);
+    let failed = |error: io::Error| Failure::local("cannot listen for raw TCP", error);
     let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     std::thread::spawn(move || {

@@ -140,7 +140,7 @@ pub(crate) fn compare(
     }
     progress.clear();
     let Some(last) = last else {
-        return Err(Failure::usage("--slices 0", "nothing to compare", "ask for some"));
+        return Err(Failure::usage("--slices 0", "nothing to compare", "use at least one slice"));
     };
     let figures = |slices: &[Slice]| slices.iter().map(|slice| slice.figure).collect::<Vec<_>>();
     let ratio =

@@ -100,7 +100,7 @@ pub(crate) fn cpu_ns() -> u64 {
 /// Serves raw connections as long as the iWARP connection stands that asked for them.
 pub(crate) fn serve(device: &Device, pd: &Pd, stop: &Stop, request: ConnRequest) -> Result<()> {
     let peer = request.peer_addr();
-    let failed = |error: io::Error| Failure::local(format!("raw TCP for {peer}"), error);
+    let failed = |error: io::Error| Failure::local(format!("cannot serve raw TCP to {peer}"), error);
     let listener = TcpListener::bind((request.local_addr().ip(), 0)).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     let reply = serde_json::to_vec(&RawReply { port }).unwrap_or_default();

@@ -19,7 +19,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An empty histogram of nanoseconds, up to a minute, with three digits.
 pub(crate) fn histogram() -> Result<Histogram<u64>> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(|error| Failure::local("histogram", error))
+    Histogram::new_with_bounds(1, 60_000_000_000, 3)
+        .map_err(|error| Failure::local("cannot make a histogram", error))
 }
 
 /// What was measured.

@@ -87,7 +87,7 @@ fn serve(device: &Device, address: SocketAddr, peer_options: &PeerOptions, stop:
                 outcome = Err(listener_down(listener.local_addr(), error));
                 stop.set();
             }
-            CmEventKind::ListenerDown { error, .. } => eprintln!("uiw: {}", while_down(&error)),
+            CmEventKind::ListenerDown { error, .. } => eprintln!("warning: {}", while_down(&error)),
             CmEventKind::Established(_) | CmEventKind::Disconnected(_) | CmEventKind::Posted(_) => {}
         }
     }
@@ -99,7 +99,7 @@ fn serve(device: &Device, address: SocketAddr, peer_options: &PeerOptions, stop:
 /// No peer can ever connect again.
 pub(crate) fn listener_down(address: SocketAddr, error: Error) -> Failure {
     let fix = "start it again when the interface is there: see `ip link`";
-    Failure::new(Exit::Failed, format!("listening on {address}"), why(error), fix)
+    Failure::new(Exit::Failed, format!("cannot listen on {address}"), why(error), fix)
 }
 
 /// No peer can connect for the time being.
@@ -117,7 +117,7 @@ fn why(error: Error) -> String {
 fn cannot_listen(address: SocketAddr, error: Error) -> Failure {
     Failure::new(
         Exit::Failed,
-        format!("listening on {address}"),
+        format!("cannot listen on {address}"),
         why(error),
         "choose another address with `--listen`, or port 0 for a free one",
     )
@@ -127,7 +127,9 @@ fn cannot_listen(address: SocketAddr, error: Error) -> Failure {
 pub(crate) fn announce(address: SocketAddr) {
     text::line(format!("listening on {address}"));
     if !address.ip().is_loopback() {
-        eprintln!("uiw: {address}: the wire is not encrypted: use a tunnel on networks you do not trust");
+        eprintln!(
+            "warning: {address}: the wire is not encrypted\nhint: use a tunnel on networks you do not trust"
+        );
     }
 }
 
@@ -150,7 +152,7 @@ const STACK: usize = 8 << 20;
 fn begin(server: &Arc<Server>, request: ConnRequest) {
     let peer = request.peer_addr();
     if !server.sessions.enter() {
-        eprintln!("uiw: {peer}: rejected: {} connections are served already", sessions::MAX);
+        eprintln!("warning: {peer}: rejected: {} connections are served already", sessions::MAX);
         let _ = request.reject(b"busy");
         return;
     }
@@ -168,11 +170,11 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     });
     if let Err(error) = spawned {
         server.sessions.leave();
-        eprintln!("uiw: {peer}: no thread for the connection: {error}");
+        eprintln!("error: {peer}: no thread for the connection: {error}");
     }
 }
 
-/// A session's thread, which leaves nothing behind however it ends.
+/// A session's thread, which releases everything however it ends.
 struct Leaving<'a>(&'a Server);
 
 impl Drop for Leaving<'_> {

@@ -178,7 +178,7 @@ impl Args {
         }
         let parsed: std::result::Result<Vec<Orders>, String> =
             USUAL.iter().map(|text| text.parse()).collect();
-        let parsed = parsed.map_err(|error| Failure::local("the usual orders", error))?;
+        let parsed = parsed.map_err(|error| Failure::local("cannot parse the default orders", error))?;
         Ok(parsed.into_iter().flat_map(|orders| orders.0).collect())
     }
 }

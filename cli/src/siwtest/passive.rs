@@ -20,7 +20,7 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
     let channel = Arc::new(CmChannel::default());
     let options = Arc::new(args.options());
     let listener = Listener::bind(&device, address, 64, &options, &channel)
-        .map_err(|error| Failure::local(format!("listening on {address}"), error))?;
+        .map_err(|error| Failure::local(format!("cannot listen on {address}"), error))?;
     crate::serve::announce(listener.local_addr());
     let mut threads = Vec::new();
     let mut outcome = Ok(());

@@ -1,4 +1,4 @@
-//! What cannot be had is said in one line, and a link that goes away ends its connections.
+//! What cannot be had is an error with a hint, and a link that goes away ends its connections.
 
 use interop::stock::{Network, Running, uiw};
 use std::process::Command;
@@ -9,7 +9,11 @@ fn fails(command: &mut Command, code: i32, says: &[&str]) {
     let output = command.output().expect("uiw starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{said}");
-    assert_eq!(said.lines().count(), 1, "{said}");
+    assert_eq!(
+        said.lines().map(|line| line.split(": ").next()).collect::<Vec<_>>(),
+        [Some("error"), Some("hint")],
+        "{said}"
+    );
     assert!(says.iter().all(|word| said.contains(word)), "{said}");
 }
 
@@ -77,7 +81,7 @@ fn link(network: &Network, args: &[&str]) {
     assert!(network.server(command).status().expect("ip starts").success());
 }
 
-/// No peer is connected: a program that only listens reports it in one line, and ends, as that interface never comes back.
+/// No peer is connected: a program that only listens reports it once, and ends, as that interface never comes back.
 #[test]
 fn an_interface_that_is_deleted_under_a_listener() {
     for kind in ["packet", "xdp"] {
@@ -85,8 +89,8 @@ fn an_interface_that_is_deleted_under_a_listener() {
         let server = listening(&network, kind);
         link(&network, &["delete", "veth0"]);
         let ended = server.end();
-        assert_eq!((ended.code, ended.count("uiw: listening on")), (1, 1), "{kind}: {}", ended.said);
-        assert_eq!(ended.count("interface `veth0` was deleted: start it again"), 1, "{kind}: {}", ended.said);
+        assert_eq!((ended.code, ended.count("error: cannot listen on")), (1, 1), "{kind}: {}", ended.said);
+        assert_eq!(ended.count("interface `veth0` was deleted"), 1, "{kind}: {}", ended.said);
         assert_eq!(ended.count("is down"), 0, "{kind}: {}", ended.said);
     }
 }
@@ -279,6 +283,6 @@ fn a_program_that_is_detached_ends_its_connections() {
     command.args(["-c", DETACH, &client.id().to_string()]);
     Running::start(network.client(command)).end().is_well();
     let ended = client.end();
-    assert_eq!((ended.code, ended.count("uiw: ")), (4, 1), "{}", ended.said);
+    assert_eq!((ended.code, ended.count("error: ")), (4, 1), "{}", ended.said);
     let _ = server.stop();
 }

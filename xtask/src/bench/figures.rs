@@ -149,7 +149,7 @@ impl Row {
                     println!("{name:<24} {stack:<26} {median:>16}  {range:<26} {ratio:>9}  {ratios}");
                 }
                 Format::Markdown => {
-                    println!("| {name} | {stack} | {median} | {range} | {ratio} | {ratios} |")
+                    println!("| {name} | {stack} | {median} | {range} | {ratio} | {ratios} |");
                 }
                 Format::Json => println!("{}", self.json(stack, &value, ahead.as_ref())),
             }
