@@ -89,13 +89,13 @@ impl Opener {
         Ok(Device::with_stack(stack, DeviceOptions::default())?)
     }
 
-    /// Why the stack cannot be had, and what would help.
+    /// Why the stack cannot be opened, and what to do.
     fn refused(&self, error: &std::io::Error) -> Failure {
         let (_, help) = capability::refusal(self.llp.capabilities());
         let what = match &self.llp {
-            Spec::Tcp => "the kernel's TCP".to_owned(),
-            Spec::Xdp { interface, .. } => format!("AF_XDP on {interface}"),
-            Spec::Packet { interface, .. } => format!("AF_PACKET on {interface}"),
+            Spec::Tcp => "cannot open the kernel's TCP".to_owned(),
+            Spec::Xdp { interface, .. } => format!("cannot open AF_XDP on {interface}"),
+            Spec::Packet { interface, .. } => format!("cannot open AF_PACKET on {interface}"),
         };
         let fix = match (&self.llp, error.kind()) {
             (Spec::Tcp, _) => "raise the limit of open files",
