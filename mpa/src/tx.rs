@@ -62,7 +62,7 @@ impl FpduTx {
         self.finalize_crc(&mut buf[start..]);
     }
 
-    /// As [`seal`](Self::seal), but the CRC is still zero: [`sign`](Self::sign) computes it. For many FPDUs in a row it is
+    /// As [`seal`](Self::seal), but the CRC is still zero: [`finalize_crc`](Self::finalize_crc) computes it. For many FPDUs in a row it is
     /// faster to compute all CRCs behind all copies than to read each byte right behind its store.
     ///
     /// # Panics
