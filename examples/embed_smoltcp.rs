@@ -1,4 +1,4 @@
-//! iWARP inside of somebody's own smoltcp loop: no thread, no descriptor, the loop's own clock. Two sockets of one interface talk
+//! iWARP inside of an existing smoltcp loop: no thread, no descriptor, the loop's own clock. Two sockets of one interface talk
 //! over a device in memory. FPDUs are taken where they lie in a socket's receive buffer.
 
 #[path = "embed_host.rs"]
@@ -35,12 +35,12 @@ impl End {
         if self.stream.poll_timeout() <= now {
             self.stream.handle_timeout(&mut self.peer, now);
         }
-        while self.stream.wants_bytes() && socket.can_recv() && self.receive(socket, now)? {
+        while self.stream.accepts_bytes() && socket.can_recv() && self.receive(socket, now)? {
             self.take_events(now)?;
         }
         let fin =
             matches!(socket.state(), State::CloseWait | State::LastAck | State::Closing | State::TimeWait);
-        if fin && self.stream.wants_bytes() {
+        if fin && self.stream.accepts_bytes() {
             let unread = socket.recv_queue() + self.joined.len();
             self.stream.handle_eof(&mut self.peer, unread, now);
         }

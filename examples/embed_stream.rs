@@ -44,7 +44,7 @@ fn run<T: Read + Write>(
         // What came with a start-up frame belongs to Full Operation, once the host has taken the event of the frame.
         let used = stream.handle_bytes(&mut peer, &mut unread, now());
         unread.drain(..used);
-        if used > 0 || !stream.wants_bytes() {
+        if used > 0 || !stream.accepts_bytes() {
             continue;
         }
         match transport.read(&mut block) {

@@ -8,4 +8,4 @@
 //! | `pingpong` | round trips on the raw layer, one thread polling |
 //! | `async_echo` | an echo server and its client as tokio tasks, tokio driving the device |
 //! | `embed_stream` | a whole peer without the engine, over any reader and writer |
-//! | `embed_smoltcp` | the same peer inside of somebody's own smoltcp loop: no socket of the kernel's, no thread, no clock |
+//! | `embed_smoltcp` | the same peer inside of an existing smoltcp loop: no socket of the kernel's, no thread, no clock |

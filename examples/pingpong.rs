@@ -1,4 +1,4 @@
-//! Round trips on the raw layer: registered memory, queues and completions by hand, one thread a side that polls.
+//! Round trips on the raw layer: explicitly registered memory, queues and completions; one polling thread per side.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -46,7 +46,7 @@ impl End {
 
     fn send(&self) -> Result<()> {
         let wr = SendWr { wr_id: 2, op: SendOp::Send, sges: &self.sge(64), flags: SendFlags::empty() };
-        // SAFETY: as in `post_recv`; nobody writes the bytes.
+        // SAFETY: as in `post_recv`; nothing writes the bytes.
         unsafe { self.qp.post_send([wr])? };
         Ok(())
     }

@@ -17,9 +17,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         let pd = device.alloc_pd()?;
         let connection = listener.accept(&pd, &ConnSettings::default())?;
         let memory = pd.share(LEN as usize, Access::empty())?;
-        // A grant is a window bound to one connection: its key is of no use to anybody else, and ends with the grant.
-        let grant = device.block_on(memory.grant(connection.as_async(), 0..LEN, Access::REMOTE_WRITE))?;
-        connection.send_copy(&grant.remote().to_bytes())?;
+        // A bound window belongs to one connection: its key is of no use to another peer, and becomes invalid when the window is dropped.
+        let window =
+            device.block_on(memory.bind_window(connection.as_async(), 0..LEN, Access::REMOTE_WRITE))?;
+        connection.send_copy(&window.remote().to_bytes())?;
         let done = connection.recv()?;
         assert_eq!(&*done, b"written");
         Ok(memory.to_vec(0..LEN)?.iter().all(|byte| *byte == 0xA5))
@@ -32,7 +33,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let source = pd.register(vec![0xA5; LEN as usize]).map_err(|(error, _)| error)?;
     let (result, _source) = connection.write(source, target).wait();
     result?;
-    // A Write tells the peer's application nothing; what is sent behind it arrives behind it.
+    // A Write does not notify the peer's application; what is sent behind it arrives behind it.
     connection.send_copy(b"written")?;
     println!("written {LEN} bytes; the server saw them: {}", server.join().map_err(|_| "panic")??);
     Ok(())

@@ -1,7 +1,7 @@
 #!/bin/sh
 # run.sh TARGET MINUTES [CORPUS]: fuzzes for so many minutes of CPU time, then writes libFuzzer's final statistics to standard
 # output. The corpus (fuzz/corpus/TARGET if none is named) is read and grows. Exit code 1: there is a finding, and the log says
-# which. A process that is stopped meanwhile is none: time-outs are long. PROGRAMS names the folder that build.sh told, so that nothing is built.
+# which. A process that is stopped meanwhile is none: time-outs are long. PROGRAMS names the folder that build.sh printed, so that nothing is built.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 target=$1 limit=$(($2 * 60)) corpus=${3:-$here/corpus/$1}

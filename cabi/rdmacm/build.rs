@@ -1,6 +1,6 @@
 //! The nodes that programs ask of librdmacm, and the need for libibverbs.
 //!
-//! The linker wants to see the library that is needed; what it takes from it is its SONAME. So a library without anything but
+//! The linker must read the needed library to get its SONAME. So a library without anything but
 //! that name is made here first: the real one need not be built before.
 
 use std::error::Error;

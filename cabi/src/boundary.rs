@@ -141,7 +141,7 @@ pub unsafe fn read_token(fd: c_int) -> bool {
     unsafe { read(fd, (&raw mut token).cast(), token.len()) == 8 }
 }
 
-/// Whether the program wants `fd` not to block.
+/// Whether the program made `fd` non-blocking.
 #[must_use]
 pub fn is_nonblocking(fd: c_int) -> bool {
     // SAFETY: asks about a number; a bad one is answered with an error.

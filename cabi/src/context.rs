@@ -50,7 +50,7 @@ impl<T> Numbered<T> {
         Self { object, events: Arc::clone(events) }
     }
 
-    /// C's pointer, which is used under the lock of the table, or by a caller that knows otherwise that the object stays.
+    /// C's pointer, which is used under the lock of the table, or by a caller that otherwise ensures that the object stays.
     pub(crate) fn object(&self) -> *mut T {
         self.object
     }

@@ -138,7 +138,7 @@ extern "C" fn at_exit() {
     let (device, pcap) = (engine.device.clone(), engine.pcap.clone());
     drop(engine);
     if let Some(device) = device {
-        device.settle(EXIT_FLUSH_TIMEOUT);
+        device.wait_idle(EXIT_FLUSH_TIMEOUT);
     }
     if let Some(sink) = pcap {
         let _ = sink.flush();

@@ -1,4 +1,4 @@
-//! Errors as C knows them.
+//! Error numbers of C.
 
 use std::ffi::c_int;
 use std::fmt;

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::fs;
 use std::mem::MaybeUninit;
 
-/// A socket in an epoll set: its descriptor, and the inode that tells it from a later file with the same number.
+/// A socket in an epoll set: its descriptor, and the inode that distinguishes it from a later file with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     fd: c_int,

@@ -43,7 +43,7 @@ pub(crate) fn lives(address: usize, kind: u32) -> bool {
 pub trait Body {
     /// C's structure.
     type Abi;
-    /// Tells kinds of object apart, and living ones from freed ones.
+    /// Distinguishes kinds of object, and existing ones from freed ones.
     const KIND: u32;
 }
 

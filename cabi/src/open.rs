@@ -1,4 +1,4 @@
-//! Opening and closing devices. This is the only file that knows every verb: it fills the function tables of a context.
+//! Opening and closing devices. This file fills the function tables of a context and is the only one that refers to every verb.
 
 use crate::abi::{self, ibv_context, ibv_device, verbs_context};
 use crate::boundary::{self, Result};

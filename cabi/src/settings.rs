@@ -203,7 +203,7 @@ impl Settings {
         settings.as_ref().map_err(|_| Errno::INVAL)
     }
 
-    /// Settings from variables that `value` knows.
+    /// Settings from variables that `value` returns.
     ///
     /// # Errors
     /// One line that names the variable, its value and the rule.

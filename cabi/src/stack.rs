@@ -1,5 +1,5 @@
 //! The TCP under the engine: the kernel's, or with `UIW_LLP` one of this process, with addresses and ports of its own that the kernel
-//! does not know.
+//! does not have.
 
 use crate::boundary::Result;
 use crate::errno::Errno;
@@ -30,7 +30,7 @@ fn own() -> Option<(&'static str, &'static SmolConfig)> {
     Settings::get().ok()?.llp.own()
 }
 
-/// Whether the kernel knows neither its addresses nor its ports.
+/// Whether its addresses and ports are not the kernel's.
 pub(crate) fn is_own() -> bool {
     own().is_some()
 }

@@ -32,7 +32,7 @@ impl Channel {
     }
 
     fn set_nonblocking(self, nonblocking: bool) {
-        // SAFETY: a channel that nobody has destroyed, and numbers.
+        // SAFETY: a channel that was not destroyed, and numbers.
         unsafe {
             let flags = if nonblocking { libc::O_NONBLOCK } else { 0 };
             assert_eq!(libc::fcntl((*self.0).fd, libc::F_SETFL, flags), 0);
@@ -90,21 +90,21 @@ fn read_destroy_read(blocking: bool) -> Errno {
 }
 
 #[test]
-fn who_reads_a_channel_sleeps_on_when_it_is_destroyed_between_two_reads() {
+fn a_reader_keeps_sleeping_when_its_channel_is_destroyed_between_two_reads() {
     let _alone = ADDRESSES.lock();
     handle_signals();
     assert_eq!(read_destroy_read(true), Errno::INTR);
 }
 
 #[test]
-fn who_never_sleeps_is_told_that_the_channel_is_gone() {
+fn a_nonblocking_reader_gets_an_error_when_the_channel_is_gone() {
     let _alone = ADDRESSES.lock();
     handle_signals();
     assert_eq!(read_destroy_read(false), Errno::INVAL);
 }
 
 #[test]
-fn who_destroyed_a_channel_or_never_read_it_is_told_so() {
+fn a_destroyed_channel_is_an_error_for_every_thread() {
     let _alone = ADDRESSES.lock();
     let channel = Channel::new();
     channel.set_nonblocking(true);

@@ -1,4 +1,4 @@
-//! The exported functions as a program in C calls them: two queue pairs connected by hand, on loopback, in this process.
+//! The exported functions as a program in C calls them: two queue pairs connected out of band, on loopback, in this process.
 
 use cabi::abi::{self, cq as cqf, event as kinds, qp as flags, wr};
 use cabi::abi::{
@@ -117,7 +117,7 @@ impl End {
         self.modify(&mut attr, rts | flags::IBV_QP_SQ_PSN);
     }
 
-    /// Posts one receive of eight bytes into word `word`, to the shared queue if there is one.
+    /// Posts one receive of eight bytes at the index `word`, for the shared queue if there is one.
     fn receive(&self, id: u64, word: usize) {
         let mut sge = self.sge(word, 8);
         let mut wr = abi::ibv_recv_wr { wr_id: id, next: ptr::null_mut(), sg_list: &raw mut sge, num_sge: 1 };
@@ -298,7 +298,7 @@ fn every_request_by_ibv_wr() {
         a.memory[0] = 5;
     }
     drop((a, b));
-    // SAFETY: nobody uses it any more.
+    // SAFETY: it is not used any more.
     assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
 }
 
@@ -337,7 +337,7 @@ fn completions_are_read_field_by_field() {
         assert_eq!(start(), libc::ENOENT);
     }
     drop((a, b));
-    // SAFETY: nobody uses it any more.
+    // SAFETY: it is not used any more.
     assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
 }
 
@@ -365,7 +365,7 @@ fn asynchronous_events_are_of_their_context_and_wait_for_acknowledgement() {
         async_events::ibv_ack_async_event(&raw mut event);
     }
     drop((a, b));
-    // SAFETY: nobody uses them any more.
+    // SAFETY: they are not used any more.
     unsafe {
         assert_eq!(open::ibv_close_device(opened), 0);
         assert_eq!(open::ibv_close_device(other), 0);
@@ -496,7 +496,7 @@ fn wild_pointers_are_errors_and_nothing_more() {
         assert_eq!(pd::ibv_dealloc_pd(domain), libc::EINVAL);
     }
     drop(end);
-    // SAFETY: nobody uses it any more.
+    // SAFETY: it is not used any more.
     unsafe {
         assert_eq!(open::ibv_close_device(opened), 0);
         assert_eq!(open::ibv_close_device(opened), -1);
@@ -554,6 +554,6 @@ fn arguments_without_a_meaning_are_refused() {
         assert_eq!(post(end.qp, &raw mut wrong, &raw mut bad), libc::EINVAL);
     }
     drop(end);
-    // SAFETY: nobody uses it any more.
+    // SAFETY: it is not used any more.
     assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
 }

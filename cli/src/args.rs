@@ -75,7 +75,7 @@ impl fmt::Display for Fpdu {
     }
 }
 
-/// A peer that wants more than the RFCs say.
+/// A peer that requires more than the RFCs say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Peer {
@@ -95,7 +95,7 @@ pub(crate) struct ConnArgs {
     /// FPDU size: auto (large between our own), segment, large, or a MULPDU in bytes
     #[arg(long, value_name = "SIZE", default_value = "auto")]
     pub(crate) fpdu: Fpdu,
-    /// Depart from the RFCs as this peer wants it
+    /// Depart from the RFCs as this peer requires
     #[arg(long, value_name = "PROFILE")]
     pub(crate) peer: Option<Peer>,
     /// Copy every source before its CRC is computed
@@ -107,8 +107,8 @@ pub(crate) struct ConnArgs {
 }
 
 impl ConnArgs {
-    pub(crate) fn wishes(&self) -> Wishes {
-        Wishes {
+    pub(crate) fn peer_options(&self) -> PeerOptions {
+        PeerOptions {
             crc: self.crc.is_on(),
             markers: self.markers,
             fpdu: self.fpdu,
@@ -119,9 +119,9 @@ impl ConnArgs {
     }
 }
 
-/// Options of a connection as its other end is told them, to do the same in its direction.
+/// Options of a connection as they are sent to the other end, which uses the same in its direction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Wishes {
+pub(crate) struct PeerOptions {
     pub(crate) crc: bool,
     pub(crate) markers: bool,
     pub(crate) fpdu: Fpdu,
@@ -132,7 +132,7 @@ pub(crate) struct Wishes {
     pub(crate) congestion: Option<String>,
 }
 
-impl Default for Wishes {
+impl Default for PeerOptions {
     fn default() -> Self {
         Self {
             crc: true,
@@ -145,7 +145,7 @@ impl Default for Wishes {
     }
 }
 
-impl Wishes {
+impl PeerOptions {
     pub(crate) fn options(&self) -> ConnOptions {
         let mut options = ConnOptions {
             crc: self.crc,

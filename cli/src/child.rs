@@ -7,12 +7,12 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long the child has to end after its standard input did.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A child that listens.
 pub(crate) struct Server {
     child: Child,
-    /// Its end tells the child to end, even when we die without a word.
+    /// Its EOF makes the child exit, even if this process is killed.
     stdin: Option<ChildStdin>,
     first_line: String,
     address: SocketAddr,
@@ -21,7 +21,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts this program with `args`; its first line ends with the address where it listens.
     pub(crate) fn start(args: &[&str]) -> Result<Self> {
-        let failed = |why: &dyn std::fmt::Display| Failure::local("starting a second process", why);
+        let failed = |why: &dyn std::fmt::Display| Failure::local("cannot start a second process", why);
         let program = std::env::current_exe().map_err(|error| failed(&error))?;
         let mut child = Command::new(program)
             .args(args)
@@ -59,7 +59,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         drop(self.stdin.take());
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline {
             if matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) {
                 return;

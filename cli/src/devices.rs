@@ -27,7 +27,7 @@ fn stack(global: &Global) -> Result<Spec> {
 
 pub(crate) fn run(args: &Args, global: &Global) -> Result<()> {
     let netdevs = netdev::all_on(&stack(global)?)
-        .map_err(|error| Failure::local("asking for the network devices", error))?;
+        .map_err(|error| Failure::local("cannot list the network devices", error))?;
     for netdev in netdevs {
         let guid = u64::from_be(attributes::guid(&netdev));
         if args.json {

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Settings::read(value).map(drop).map_err(|line| wrong(&line))
 }
 
-/// What programs on the libraries would be told of a variable.
+/// The messages that programs on the libraries would get about a variable.
 pub(crate) fn wrong(line: &str) -> Failure {
     let line = line.strip_prefix("uiw: ").unwrap_or(line);
     let (what, why) = line.split_once(": ").unwrap_or((line, "a bad value"));

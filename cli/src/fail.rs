@@ -1,4 +1,4 @@
-//! How a command ends: its exit code, and one line that says what failed, why, and what to do.
+//! How a command ends: its exit code, a line that says what failed and why, and a line that says what to do.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -30,7 +30,7 @@ Exit codes:
 Environment:
   UIW_LOG  what to log on standard error, for instance `debug` or `verbs=trace`";
 
-/// Why a command ended. Printed as `uiw: what: why: fix`.
+/// Why a command ended. Printed as `error: what: why`, and `hint: fix` on a second line.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
@@ -48,7 +48,7 @@ impl Failure {
         why: impl fmt::Display,
         fix: impl fmt::Display,
     ) -> Self {
-        // One line, whatever the parts bring along.
+        // No line breaks, whatever the parts have.
         let line =
             |part: &dyn fmt::Display| part.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
         Self { exit, what: line(&what), why: line(&why), fix: line(&fix) }
@@ -60,12 +60,17 @@ impl Failure {
 
     /// Something on this machine.
     pub(crate) fn local(what: impl fmt::Display, why: impl fmt::Display) -> Self {
-        Self::new(Exit::Failed, what, why, "see UIW_LOG=debug for what went before")
+        Self::new(Exit::Failed, what, why, "run with UIW_LOG=debug for the events before")
     }
 
     /// The peer did what it must not, or went away.
     pub(crate) fn lost(what: impl fmt::Display, why: impl fmt::Display) -> Self {
-        Self::new(Exit::Lost, what, why, "look at the peer's messages, or at `--pcap FILE` with `uiw decode`")
+        Self::new(
+            Exit::Lost,
+            what,
+            why,
+            "see the peer's messages, or `uiw decode` on the file of `--pcap FILE`",
+        )
     }
 
     /// Bytes differ.
@@ -75,11 +80,11 @@ impl Failure {
 
     /// A connection could not be set up.
     pub(crate) fn connecting(to: impl fmt::Display, error: &Error) -> Self {
-        let what = format!("connecting to {to}");
+        let what = format!("cannot connect to {to}");
         let no = |why: String, fix: &str| Self::new(Exit::Unreachable, &what, why, fix);
         match error {
             Error::Refused { .. } => no(
-                "nobody listens on that port".into(),
+                "connection refused".into(),
                 "start `uiw serve --listen ADDR:PORT` there, or name its port",
             ),
             Error::TimedOut { after, .. } => {
@@ -92,7 +97,7 @@ impl Failure {
                 let fix = if *markers_asked {
                     "connect without --markers: not every peer can send them"
                 } else {
-                    "look at the peer's messages"
+                    "see the peer's messages"
                 };
                 no(format!("the peer rejected the connection{said}"), fix)
             }
@@ -124,7 +129,7 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::local("preparing", error)
+        Self::local("cannot prepare the run", error)
     }
 }
 
@@ -132,20 +137,20 @@ impl From<verbs::WcError> for Failure {
     fn from(error: verbs::WcError) -> Self {
         match error {
             verbs::WcError::Refused(error) => error.into(),
-            error => Self::lost("an operation", error),
+            error => Self::lost("an operation failed", error),
         }
     }
 }
 
 impl From<verbs::PostError> for Failure {
     fn from(error: verbs::PostError) -> Self {
-        Self::local("posting", error)
+        Self::local("cannot post a request", error)
     }
 }
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "uiw: {}: {}: {}", self.what, self.why, self.fix)
+        write!(f, "error: {}: {}\nhint: {}", self.what, self.why, self.fix)
     }
 }
 
@@ -160,9 +165,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_one_line() {
+    fn a_failure_is_an_error_and_a_hint() {
         let failure = Failure::usage("a\nb", " c \n d", "e");
-        assert_eq!(failure.to_string(), "uiw: a b: c d: e");
+        assert_eq!(failure.to_string(), "error: a b: c d\nhint: e");
     }
 
     #[test]

@@ -7,12 +7,12 @@ mod devices;
 mod doctor;
 mod env;
 mod fail;
-mod link;
-mod mailbox;
 mod memory;
+mod msg_conn;
 mod open;
 mod perf;
 mod ping;
+mod qp_setup;
 mod run;
 mod serve;
 mod service;
@@ -40,12 +40,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Two processes move a file in every way the protocol knows, each verified, beside raw TCP
+    /// Transfer a file with every RDMA operation, verify it, and compare with raw TCP
     #[command(after_help = EXIT_CODES)]
     Demo(demo::Args),
     #[command(hide = true)]
     DemoPeer(demo::peer::Args),
-    /// A known-good peer: echo, rping and perf server in one
+    /// Reference server: echo, rping and perf
     #[command(after_help = EXIT_CODES)]
     Serve(serve::Args),
     /// Round trips, each verified
@@ -149,7 +149,7 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
     }
 }
 
-/// Help and version are no errors; anything else is one line.
+/// Help and version are no errors; anything else is an error and a hint.
 fn wrong_arguments(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() || error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
     {
@@ -169,7 +169,7 @@ fn wrong_arguments(error: &clap::Error) -> ExitCode {
     let commands: Vec<_> = Cli::command().get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     let named = std::env::args().skip(1).find(|word| commands.contains(word));
     let help = named.map_or_else(|| "uiw --help".to_owned(), |name| format!("uiw {name} --help"));
-    let failure = Failure::usage("command line", why.join(" "), format!("see `{help}`"));
+    let failure = Failure::usage("invalid command line", why.join(" "), format!("see `{help}`"));
     eprintln!("{failure}");
     failure.exit.into()
 }

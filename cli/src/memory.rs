@@ -41,7 +41,8 @@ impl Buffer {
     fn register(pd: &Pd, memory: Memory, len: usize, access: Access) -> Result<Self> {
         let base = memory.as_ptr() as u64;
         let mr = pd.register_raw(memory, base, access)?;
-        let whole = mr.region().span(0, len).map_err(|error| Failure::local("reaching memory", error))?;
+        let whole =
+            mr.region().span(0, len).map_err(|error| Failure::local("cannot access memory", error))?;
         let (addr, lkey) = (mr.addr(), mr.lkey());
         Ok(Self { mr, whole, addr, lkey })
     }
@@ -104,7 +105,7 @@ impl Buffer {
 
     /// All of it, if the `len` bytes from `offset` on are inside.
     fn pin(&self, offset: usize, len: usize) -> Result<mem::Pinned<'_>> {
-        let failed = |why: &dyn std::fmt::Display| Failure::local("reaching memory", why);
+        let failed = |why: &dyn std::fmt::Display| Failure::local("cannot access memory", why);
         if offset.saturating_add(len) > self.whole.len() {
             self.mr.region().span(offset, len).map_err(|error| failed(&error))?;
         }
@@ -113,7 +114,7 @@ impl Buffer {
 }
 
 fn owned(len: usize) -> Result<Memory> {
-    Memory::owned(len).map_err(|error| Failure::local(format!("allocating {len} bytes"), error))
+    Memory::owned(len).map_err(|error| Failure::local(format!("cannot allocate {len} bytes"), error))
 }
 
 /// A place in the peer's memory, `offset` bytes into `mr`.

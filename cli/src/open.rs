@@ -23,7 +23,7 @@ pub(crate) struct Global {
     /// [default: tcp]
     #[arg(long, global = true, value_name = "STACK")]
     pub(crate) llp: Option<Named>,
-    /// Say more on standard error; twice and thrice for more. UIW_LOG chooses more finely
+    /// Increase log verbosity (repeatable, up to three times). UIW_LOG sets it per module
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 }
@@ -89,13 +89,13 @@ impl Opener {
         Ok(Device::with_stack(stack, DeviceOptions::default())?)
     }
 
-    /// Why the stack cannot be had, and what would help.
+    /// Why the stack cannot be opened, and what to do.
     fn refused(&self, error: &std::io::Error) -> Failure {
         let (_, help) = capability::refusal(self.llp.capabilities());
         let what = match &self.llp {
-            Spec::Tcp => "the kernel's TCP".to_owned(),
-            Spec::Xdp { interface, .. } => format!("AF_XDP on {interface}"),
-            Spec::Packet { interface, .. } => format!("AF_PACKET on {interface}"),
+            Spec::Tcp => "cannot open the kernel's TCP".to_owned(),
+            Spec::Xdp { interface, .. } => format!("cannot open AF_XDP on {interface}"),
+            Spec::Packet { interface, .. } => format!("cannot open AF_PACKET on {interface}"),
         };
         let fix = match (&self.llp, error.kind()) {
             (Spec::Tcp, _) => "raise the limit of open files",
@@ -105,7 +105,9 @@ impl Opener {
             (_, ErrorKind::Unsupported) if error.raw_os_error().is_none() => {
                 "choose an Ethernet interface, as `ip link` shows them"
             }
-            (_, ErrorKind::AddrInUse) => "choose one that neither the kernel nor anybody on the wire has",
+            (_, ErrorKind::AddrInUse) => {
+                "choose one that neither the kernel nor another host on the wire has"
+            }
             (Spec::Xdp { .. }, ErrorKind::OutOfMemory) => "raise the limit with `ulimit -l`",
             (Spec::Xdp { .. }, ErrorKind::ResourceBusy) => {
                 "an interface carries one, so one process: see `ip link show`, or use packet: instead of xdp:"

@@ -52,7 +52,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> ExitCode {
                 io::ErrorKind::NotFound => (127, "check its name, or give its path"),
                 _ => (126, "check that it may be executed"),
             };
-            eprintln!("uiw: {program}: {error}: {fix}");
+            eprintln!("error: cannot run {program}: {error}\nhint: {fix}");
             ExitCode::from(code)
         }
         Err(failure) => {
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &Args, global: &Global) -> ExitCode {
 
 fn prepare(args: &Args, global: &Global) -> Result<Command> {
     let Some((program, rest)) = args.command.split_first() else {
-        return Err(Failure::usage("command line", "no program", "see `uiw run --help`"));
+        return Err(Failure::usage("invalid command line", "no program", "see `uiw run --help`"));
     };
     let libraries = libraries()?;
     let mut paths = vec![libraries];
@@ -94,13 +94,13 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         });
         sysfs::enter(persona).map_err(|error| {
             let fix = "run as root, or allow user namespaces (kernel.unprivileged_userns_clone), or do without --sysfs";
-            Failure::new(Exit::Failed, "making /sys/class/infiniband", error, fix)
+            Failure::new(Exit::Failed, "cannot make /sys/class/infiniband", error, fix)
         })?;
     }
     Ok(command)
 }
 
-/// A bad value is better told here than by the program, which would only say that there are no devices.
+/// A bad value is reported here rather than by the program, which would only say that there are no devices.
 fn check_variables(command: &Command) -> Result<()> {
     let value = |name: &str| {
         let set = command.get_envs().find(|(key, _)| *key == name).and_then(|(_, value)| value);
@@ -128,7 +128,8 @@ fn libraries() -> Result<PathBuf> {
             ))
         };
     }
-    let program = env::current_exe().map_err(|error| Failure::local("finding this program", error))?;
+    let program =
+        env::current_exe().map_err(|error| Failure::local("cannot find the program's own file", error))?;
     let folder = program.parent().and_then(Path::parent).map(|prefix| prefix.join("lib"));
     match folder {
         Some(folder) if has(&folder) => Ok(folder),

@@ -1,8 +1,8 @@
-//! What a client of `uiw serve` wants: it says so in the private data of its MPA Request. Anything else is a peer of somebody
-//! else's making, which gets what its first message asks for (`serve::foreign`).
+//! The service that a client of `uiw serve` requests in the private data of its MPA Request. A peer without it is of another
+//! implementation, and is served by its first message (`serve::foreign`).
 
-use crate::args::Wishes;
-use crate::link::Wait;
+use crate::args::PeerOptions;
+use crate::qp_setup::Wait;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
 
@@ -19,7 +19,7 @@ pub(crate) enum Service {
     Perf(PerfOrder),
     /// A port for raw TCP beside the measurements.
     Raw,
-    /// The peer knows nothing of us.
+    /// The peer is not a `uiw` client.
     Foreign,
     /// One of ours, of a version that this program does not understand.
     Unknown(String),
@@ -30,7 +30,8 @@ pub(crate) enum Service {
 pub(crate) struct PingOrder {
     /// Longest message.
     pub(crate) size: u32,
-    pub(crate) wishes: Wishes,
+    #[serde(rename = "wishes")]
+    pub(crate) peer_options: PeerOptions,
 }
 
 /// The order of `uiw perf`.
@@ -54,10 +55,11 @@ pub(crate) struct PerfOrder {
     /// The server posts, and the client answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) opposite: Option<Opposite>,
-    pub(crate) wishes: Wishes,
+    #[serde(rename = "wishes")]
+    pub(crate) peer_options: PeerOptions,
 }
 
-/// What the server needs to know to post what a client does otherwise.
+/// The data that the server needs to post what a client does otherwise.
 ///
 /// It begins when the client sends [`Opposite::GO`], and ends behind its last message or when the client sends
 /// [`Opposite::STOP`]. In between an empty Send is not answered.
@@ -126,7 +128,7 @@ pub(crate) struct PerfReply {
     pub(crate) len: u64,
 }
 
-/// The server's private data in its Reply to a client that wants raw TCP.
+/// The server's private data in its Reply to a client that requests raw TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RawReply {
     pub(crate) port: u16,
@@ -198,14 +200,17 @@ mod tests {
             validate: false,
             back: Some((u64::MAX, u32::MAX)),
             opposite: Some(Opposite { chain: u32::MAX, signal_every: u32::MAX, iterations: Some(u64::MAX) }),
-            wishes: Wishes { congestion: Some("a-long-congestion".into()), ..Wishes::default() },
+            peer_options: PeerOptions {
+                congestion: Some("a-long-congestion".into()),
+                ..PeerOptions::default()
+            },
         }
     }
 
     #[test]
     fn orders_come_back_and_fit_private_data() {
         let orders = [
-            Service::Ping(PingOrder { size: 9, wishes: Wishes::default() }),
+            Service::Ping(PingOrder { size: 9, peer_options: PeerOptions::default() }),
             Service::Perf(perf()),
             Service::Raw,
         ];

@@ -1,12 +1,12 @@
-//! How whoever polls waits: ours and what it is compared with do it in one way.
+//! How polling threads wait: uiw and raw TCP, which it is compared with, do it in the same way.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// Polls that find nothing before a spinning thread lets others have its core. `llp/examples/bare.rs` has the same.
 const SPINS: u32 = 2000;
-/// Nobody measures what takes longer than this: whoever asked for the spinning has stopped in the middle.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Nothing that is measured takes longer: the peer that requested the spinning was stopped.
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// Between two polls then: a server's thousand clients that say nothing are not to take its processors.
 const NAP: Duration = Duration::from_millis(20);
 
@@ -24,7 +24,7 @@ impl Spin {
         if self.empty < SPINS {
             self.empty += 1;
             std::hint::spin_loop();
-        } else if self.since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+        } else if self.since.get_or_insert_with(Instant::now).elapsed() < TIMEOUT {
             thread::yield_now();
         } else {
             thread::sleep(NAP);

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::ThreadId;
 
-/// Set once; wakes everybody who waits.
+/// Set once; wakes all waiting threads.
 pub(crate) struct Stop {
     set: AtomicBool,
     /// Each with the thread that left it.
@@ -20,7 +20,8 @@ pub(crate) struct Stop {
 
 impl Stop {
     fn new() -> Result<Self> {
-        let fd = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| Failure::local("eventfd", error))?;
+        let fd = eventfd(0, EventfdFlags::CLOEXEC)
+            .map_err(|error| Failure::local("cannot make an eventfd", error))?;
         Ok(Self { set: AtomicBool::new(false), wakers: Mutex::default(), fd })
     }
 
@@ -29,11 +30,11 @@ impl Stop {
         let stop = Arc::new(Self::new()?);
         let signalled = Arc::clone(&stop);
         ctrlc::set_handler(move || signalled.set())
-            .map_err(|error| Failure::local("catching Ctrl-C", error))?;
+            .map_err(|error| Failure::local("cannot catch Ctrl-C", error))?;
         Ok(stop)
     }
 
-    /// Also set when standard input ends: whoever started this process holds the other end.
+    /// Also set when standard input ends: the parent process holds the other end.
     pub(crate) fn on_stdin_end(self: &Arc<Self>) {
         let stop = Arc::clone(self);
         std::thread::spawn(move || {
@@ -105,11 +106,11 @@ mod tests {
         assert!(stop.poll(&mut cx).is_pending());
         let other = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
-            struct Nobody;
-            impl std::task::Wake for Nobody {
+            struct NoopWake;
+            impl std::task::Wake for NoopWake {
                 fn wake(self: Arc<Self>) {}
             }
-            let waker = Waker::from(Arc::new(Nobody));
+            let waker = Waker::from(Arc::new(NoopWake));
             assert!(other.poll(&mut Context::from_waker(&waker)).is_pending());
             assert_eq!(other.wakers.lock().unwrap().len(), 2);
             other.forget_this_thread();
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_is_seen_by_those_who_look_before_and_after() {
+    fn a_stop_is_seen_by_checks_before_and_after() {
         let stop = Stop::new().unwrap();
         let mut cx = Context::from_waker(Waker::noop());
         assert!(stop.poll(&mut cx).is_pending());

@@ -13,7 +13,7 @@ pub(crate) const HELP: &str = "\
 Every frame that comes in at one interface leaves by the other, as the options say; they hold for each direction by itself. It runs
 until Ctrl-C or SIGTERM, then prints what became of the frames. Needs CAP_NET_RAW. The interfaces should have no addresses of their
 own: best is a network namespace with one end of a veth pair to each side.
-Packets that a card would cut are cut, and checksums that it would compute are computed, so the path sees frames of a wire. VLAN tags
+Super-packets are segmented and checksums completed as hardware would do it, so the path carries frames as on a wire. VLAN tags
 are not carried. The same --seed loses the same frames, counted from the first.
 
   ip netns add wan; ip link add a type veth peer name eth1 netns wan; ip link add b type veth peer name eth2 netns wan
@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// One way's time, such as 5ms
     #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = time)]
     delay: Duration,
-    /// The delay wanders between itself and so much more; order is kept
+    /// Extra random delay, 0..TIME; order is kept
     #[arg(long, value_name = "TIME", default_value = "0ms", value_parser = time)]
     jitter: Duration,
     /// Frames lost by chance, such as 0.1%
@@ -61,7 +61,7 @@ pub(crate) struct Args {
     /// Bytes that wait for the line at most, such as 64K, 1M or 1G; by default what the line sends in a round trip, at least 256K
     #[arg(long, value_name = "BYTES", value_parser = queue)]
     queue: Option<usize>,
-    /// Where chance begins; by default another one each time, which is printed
+    /// Random seed; by default a new one each time, which is printed
     #[arg(long)]
     seed: Option<u64>,
     /// One JSON object when frames are carried, and one at the end
@@ -148,15 +148,13 @@ impl Args {
 /// Runs `uiw wan`.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let profile = args.profile();
-    profile
-        .check()
-        .map_err(|error| Failure::usage("the path", error, "see `uiw wan --help` for what can be asked"))?;
+    profile.check().map_err(|error| Failure::usage("invalid path", error, "see `uiw wan --help`"))?;
     if args.a == args.b {
         return Err(Failure::usage(&args.a, "a path has two ends", "name two interfaces"));
     }
     let seed = match args.seed {
         Some(seed) => seed,
-        None => getrandom::u64().map_err(|error| Failure::local("a seed", error))?,
+        None => getrandom::u64().map_err(|error| Failure::local("cannot get a random seed", error))?,
     };
     let stop = Stop::on_signal()?;
     let mut bridge =
@@ -168,7 +166,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     let start = Instant::now();
     bridge.run(stop.fd()).map_err(|error| {
-        Failure::new(Exit::Failed, "the path", error, "see `ip link` for the interfaces' state")
+        Failure::new(Exit::Failed, "the path failed", error, "see `ip link` for the interfaces' state")
     })?;
     let seconds = start.elapsed().as_secs_f64();
     let sides = [(Side::A, &args.a, &args.b), (Side::B, &args.b, &args.a)];
@@ -198,7 +196,7 @@ fn refused(args: &Args, error: &std::io::Error) -> Failure {
         ErrorKind::NotFound => "see `ip link` for the interfaces there are",
         _ => "see `ip link show` for their state",
     };
-    Failure::new(Exit::Failed, format!("AF_PACKET on {} and {}", args.a, args.b), error, fix)
+    Failure::new(Exit::Failed, format!("cannot use AF_PACKET on {} and {}", args.a, args.b), error, fix)
 }
 
 /// Microseconds of `time` for each of `count`.

@@ -71,8 +71,8 @@ fn every_operation_by_both_ends() {
     let out = text(&output.stdout);
     assert!(output.status.success(), "{out}{}", text(&output.stderr));
     for name in ["send", "sendse", "sendinv", "sendseinv", "sendinline", "write", "read", "fence"] {
-        for who in ["me", "you"] {
-            assert!(out.contains(&format!("ok {who}.{name}:")), "{who}.{name}: {out}");
+        for end in ["me", "you"] {
+            assert!(out.contains(&format!("ok {end}.{name}:")), "{end}.{name}: {out}");
         }
     }
     assert!(is_complete(out.lines().last().unwrap()), "{out}");
@@ -80,7 +80,7 @@ fn every_operation_by_both_ends() {
 }
 
 #[test]
-fn errors_are_told_at_both_ends() {
+fn errors_are_reported_at_both_ends() {
     let partner = Partner::start(&[]);
     for (order, code) in [
         ("badwrite", "(1/1/0x00)"),
@@ -122,8 +122,8 @@ fn private_data_and_rejection() {
 
 #[test]
 fn what_a_peer_lacks_is_refused_here() {
-    // Without recognition our own are like anybody else.
-    let partner = Partner::start(&["--no-recognition"]);
+    // Without capability exchange a uiw peer is treated as any other.
+    let partner = Partner::start(&["--no-capability-exchange"]);
     for what in ["sendimm", "writeimm", "fetchadd", "cmpswap"] {
         let output = partner.test(&["--refused", what]);
         let out = text(&output.stdout);

@@ -1,5 +1,5 @@
 //! A whole connection over the simulated link: our engine with an application that posts and destroys what it likes, and
-//! a peer that says what it likes. After every run, memory that nobody was given is as it was, no byte of it was seen on the
+//! a peer that says what it likes. After every run, memory without access rights is as it was, no byte of it was seen on the
 //! wire, and every request has completed once.
 
 mod application;
@@ -24,7 +24,7 @@ const PORT: u16 = 4791;
 /// Steps of a conversation.
 const STEPS: usize = 96;
 
-/// An input: options, rights, and who does what in which order.
+/// An input: options, rights, and the actions of both ends in their order.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let network = Network::new(input.u8().into());
@@ -41,7 +41,7 @@ pub fn run(data: &[u8]) {
         let mut listener =
             stack.listen((THEIRS, PORT).into(), &ListenOptions::default(), Token(1)).expect("a free port");
         application.connect((THEIRS, PORT).into(), &options);
-        settle(&network, &device);
+        run_until_idle(&network, &device);
         let Ok(stream) = listener.accept(Token(2)) else { return };
         Peer::responder(stream)
     } else {
@@ -49,19 +49,19 @@ pub fn run(data: &[u8]) {
         let stream = stack
             .connect(None, (OURS, PORT).into(), &StreamOptions::default(), Token(2))
             .expect("a way to our own port");
-        settle(&network, &device);
+        run_until_idle(&network, &device);
         Peer::initiator(stream)
     };
     converse(&network, &device, &mut application, &mut peer, &arena, &mut input);
     peer.close();
     // Every time-out passes.
     for _ in 0..40 {
-        settle(&network, &device);
+        run_until_idle(&network, &device);
         application.poll();
         network.advance(Duration::from_millis(1500));
     }
     application.finish();
-    settle(&network, &device);
+    run_until_idle(&network, &device);
     application.check();
     let rights = application.rights;
     drop(application);
@@ -77,9 +77,9 @@ fn converse(
     input: &mut Input<'_>,
 ) {
     peer.start(application.options(), input);
-    settle(network, device);
+    run_until_idle(network, device);
     application.events();
-    settle(network, device);
+    run_until_idle(network, device);
     peer.take(application.rights);
     peer.full_operation(input);
     for _ in 0..STEPS {
@@ -95,18 +95,18 @@ fn converse(
             _ => network.stall(THEIRS, OURS, input.bool()),
         }
         if input.u8() & 1 == 0 {
-            settle(network, device);
+            run_until_idle(network, device);
             application.poll();
             peer.take(application.rights);
         }
     }
     network.stall(THEIRS, OURS, false);
-    settle(network, device);
+    run_until_idle(network, device);
     peer.take(application.rights);
 }
 
 /// Until nothing moves without the clock.
-fn settle(network: &Network, device: &Device) {
+fn run_until_idle(network: &Network, device: &Device) {
     let mut idle = 0;
     for _ in 0..400 {
         let moved =

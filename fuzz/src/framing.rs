@@ -18,7 +18,7 @@ enum Due {
     Marker,
     /// No ULPDU may be delivered any more; the receiver may as well wait for bytes that never come.
     Nothing,
-    /// Without CRCs nobody can tell.
+    /// Without CRCs it cannot be detected.
     Anything,
 }
 
@@ -203,7 +203,7 @@ fn check(due: &[Due], received: &Received) {
             Due::Anything => return,
         }
     }
-    assert_eq!(ulpdus.next(), None, "nobody sent that");
+    assert_eq!(ulpdus.next(), None, "it was not sent");
     let error_due = matches!(due.last(), Some(Due::Crc | Due::Marker | Due::Nothing));
     assert!(error_due || received.error.is_none(), "{:?}", received.error);
 }

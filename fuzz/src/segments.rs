@@ -1,5 +1,5 @@
 //! DDP and RDMAP receiving: verified ULPDUs, right and wrong, into a receiver that places them in buffers of its own. It
-//! knows what a right sender would do next, so right segments must be taken and wrong ones refused.
+//! models what a correct sender would do next, so right segments must be taken and wrong ones refused.
 
 use ddp::{Header, STag, Segment, Tagged, Untagged, UntaggedRx, segments};
 use mpa::MAX_ULPDU;

@@ -120,9 +120,9 @@ fn check_prefixes<T: PartialEq + std::fmt::Debug>(
     for len in (0..bytes.len()).filter(|len| *len < 48 || len + 4 > bytes.len() || len % 97 == 0) {
         match judge(&bytes[..len]) {
             Ok(None) => {}
-            Ok(Some((used, told))) => {
+            Ok(Some((used, decoded))) => {
                 assert!(used <= len);
-                assert_eq!(whole.as_ref(), Ok(&Some((used, told))), "decided after {len} bytes");
+                assert_eq!(whole.as_ref(), Ok(&Some((used, decoded))), "decided after {len} bytes");
             }
             // For the same reason or, by then, for another.
             Err(error) => assert!(whole.is_err(), "{error} after {len} bytes, and then {whole:?}"),
@@ -211,7 +211,7 @@ fn agree(one: &Negotiated, two: &Negotiated, terminate: Option<StartupRefusal>) 
     if !one.enhanced || terminate.is_some() {
         return;
     }
-    // RFC 6581 section 9.1: nobody has more outstanding than the other takes.
+    // RFC 6581 section 9.1: no end has more outstanding than the other takes.
     for (asks, takes) in [(one.ord, two.ird), (two.ord, one.ird)] {
         assert!(asks <= takes || asks == NOT_NEGOTIATED, "{one:?} {two:?}");
     }

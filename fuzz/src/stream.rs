@@ -44,7 +44,7 @@ struct Run {
     peer: Peer,
 }
 
-/// What the peer's half remembers, so that its FPDUs are well-formed where it wants.
+/// What the peer's half remembers, so that its FPDUs can be well-formed.
 struct Peer {
     initiator: Option<Initiator>,
     responder: Option<Responder>,
@@ -53,7 +53,7 @@ struct Peer {
     msn: [u32; 4],
 }
 
-/// An input: settings, and who does what in which order.
+/// An input: settings, and the actions of both ends in their order.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let config = config(&mut input);
@@ -233,7 +233,7 @@ impl Run {
             return;
         }
         self.unread.extend_from_slice(bytes);
-        while self.stream.wants_bytes() {
+        while self.stream.accepts_bytes() {
             let front = if input.u8() < 200 { self.unread.len() } else { input.below(self.unread.len() + 1) };
             let used = self.stream.handle_bytes(&mut self.host, &mut self.unread[..front], self.now);
             assert!(used <= front);
@@ -246,7 +246,7 @@ impl Run {
     }
 
     fn end_of_file(&mut self) {
-        if !self.eof && self.stream.wants_bytes() {
+        if !self.eof && self.stream.accepts_bytes() {
             self.eof = true;
             self.stream.handle_eof(&mut self.host, self.unread.len(), self.now);
         }

@@ -1,4 +1,4 @@
-//! Referees for uiw that share no code with it: RFC-derived vectors, captures of the Linux siw driver, tshark.
+//! Test oracles for uiw that share no code with it: RFC-derived vectors, captures of the Linux siw driver, tshark.
 //!
 //! What they are, where their data comes from and how to add one: `interop/README.md`.
 
@@ -34,7 +34,7 @@ pub fn require(program: &str) -> Option<PathBuf> {
 ///
 /// libtest has no such verdict and counts the test as passed. The note goes to the file that [`SKIP_LOG`]
 /// names, where `cargo xtask test` finds it and counts the test as skipped; the line on standard output is for
-/// whoever reads along.
+/// a reader of the output.
 #[track_caller]
 pub fn skip(capability: &str) {
     let line = format!("{}: {capability}\n", current_test());

@@ -142,7 +142,7 @@ impl Bare {
         let moved = self.interface.poll(now, &mut self.device, &mut self.sockets);
         self.device.0.borrow_mut().flush();
         if moved == PollResult::None {
-            // As `uiw` does: on a busy machine whoever delivers the frames wants the processor.
+            // As `uiw` does: on a busy machine the process that delivers the frames needs the processor.
             std::thread::yield_now();
         }
         self.sockets.get_mut(self.socket)

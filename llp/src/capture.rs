@@ -2,11 +2,11 @@
 //! right to capture is needed, and no TCP of the kernel.
 //!
 //! The headers have the true addresses and ports, sequence numbers from 0, and correct checksums; the three segments
-//! of the handshake, FIN and RST stand where the stream tells of them. Segments are as long as the calls were: where
-//! the kernel cut, this does not know. Sent bytes are copied after they were sent; if the program changes them
+//! of the handshake, FIN and RST stand where the stream reports them. Segments are as long as the calls were: where
+//! the kernel cut is not visible here. Sent bytes are copied after they were sent; if the program changes them
 //! meanwhile, the file has what it made of them.
 //!
-//! What was written reaches the file within [`FLUSH_AFTER`], as long as somebody polls the stack when it says so: of a process
+//! What was written reaches the file within [`FLUSH_AFTER`], as long as the stack is polled at its deadlines: of a process
 //! that is killed no more is missing. A stack with a clock of its own is flushed when a stream ends.
 //!
 //! One [`PcapSink`] may serve several stacks; each is an interface of its own in the file. With both ends of a
@@ -125,7 +125,7 @@ impl PcapSink {
         u64::try_from(at.saturating_duration_since(self.began.0).as_nanos()).unwrap_or(CLEAN - 1)
     }
 
-    /// When it wants to be flushed.
+    /// When it is to be flushed.
     fn due(&self) -> Option<Instant> {
         let due = self.due.load(Ordering::Relaxed);
         (due != CLEAN).then(|| self.began.0 + Duration::from_nanos(due))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The system's clock, or one that moves only when it is told to. A clone is the same clock.
+/// The system's clock, or one that moves only by explicit calls. A clone is the same clock.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(Option<Arc<Virtual>>);
 

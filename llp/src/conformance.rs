@@ -13,7 +13,7 @@
 //!     let (a, b) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2));
 //!     let network = Network::new(1);
 //!     let peers = Peers::new((network.stack(a), a), (network.stack(b), b));
-//!     // This stack has a clock of its own: who waits moves it. Stacks on the system's clock need none of this.
+//!     // This stack has a clock of its own: the waiting thread moves it. Stacks on the system's clock need none of this.
 //!     Ok(peers.with_clock(move |_deadline| _ = network.step()))
 //! });
 //! assert!(report.is_conforming(), "{report}");
@@ -22,10 +22,10 @@
 //! Unless a clock was given, the kit sleeps as the engine does: in [`Stack::wait_fd`], until [`Stack::deadline`]. A stack that misses a
 //! wake-up fails the check that waits for it, and the failure says that a poll without any news would have helped.
 //!
-//! The kit takes for granted that a new connection has room for 4,096 bytes that nobody reads. What is optional (a stream to itself, peeking, shards, a descriptor) is checked where it is offered; otherwise the check ends as
+//! The kit takes for granted that a new connection has room for 4,096 unread bytes. What is optional (a stream to itself, peeking, shards, a descriptor) is checked where it is offered; otherwise the check ends as
 //! [`Outcome::NotOffered`]. Tests of a stack do well to compare [`Report::not_offered`] with what they expect.
 //!
-//! [`checks`] lists the checks, for a test harness that wants to run and report each one by itself. Nothing is promised about speed, and
+//! [`checks`] lists the checks, for a test harness that runs and reports each one by itself. Nothing is promised about speed, and
 //! no check measures time.
 
 mod addresses;
@@ -50,7 +50,7 @@ pub struct Peers {
     stacks: [Box<dyn Stack>; 2],
     ips: [IpAddr; 2],
     advance: Option<Advance>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 /// Moves a clock: [`Peers::with_clock`].
@@ -68,7 +68,7 @@ impl Peers {
             stacks: [Box::new(client.0), Box::new(server.0)],
             ips: [client.1.into(), server.1.into()],
             advance: None,
-            patience: Duration::from_secs(30),
+            timeout: Duration::from_secs(30),
         }
     }
 
@@ -83,8 +83,8 @@ impl Peers {
     /// How long a check waits for what must happen before it fails: 30 seconds if this is not called. With [`Peers::with_clock`] rounds
     /// are counted instead.
     #[must_use]
-    pub fn with_patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 }
@@ -163,7 +163,7 @@ enum Stop {
 
 type Verdict<T = ()> = Result<T, Stop>;
 
-/// An error that nobody expected, and what was done.
+/// An unexpected error, and what was done.
 fn unexpected(what: &str) -> impl FnOnce(io::Error) -> Stop + '_ {
     move |error| Stop::Failed(format!("{what}: unexpected {:?}: {error}", error.kind()))
 }

@@ -71,7 +71,7 @@ struct Plan {
 
 struct ShardState {
     random: Random,
-    /// Streams we cut: the stack below knows no event for them.
+    /// Streams we cut: the stack below has no event for them.
     cut: BTreeSet<Token>,
 }
 

@@ -193,7 +193,7 @@ impl Queues {
     }
 }
 
-/// Whether the interface has no device below it, as a veth or a bridge: the kernel knows what kind it is, and no parent of it.
+/// Whether the interface has no device below it, as a veth or a bridge: the kernel has a kind for it, and no parent.
 ///
 /// # Errors
 /// The system's.
@@ -207,7 +207,7 @@ pub(crate) fn is_virtual(name: &str) -> io::Result<bool> {
     Ok(has_kind || Interface::find(name)?.is_loopback)
 }
 
-/// What rtnetlink(7) tells of an interface, as attributes.
+/// What rtnetlink(7) reports of an interface, as attributes.
 fn link(name: &str) -> io::Result<Vec<u8>> {
     // `struct ifinfomsg`: family, padding, type, then the index.
     let mut header = [0; 16];
@@ -220,7 +220,7 @@ fn link(name: &str) -> io::Result<Vec<u8>> {
 fn socket() -> io::Result<OwnedFd> {
     // SAFETY: no pointer is passed.
     let fd = check(unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: the descriptor was just made and is nobody else's.
+    // SAFETY: the descriptor was just made and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -1,7 +1,7 @@
 //! Lower-layer protocol: byte streams behind one trait.
 //!
 //! A [`Stack`] makes [`Listener`]s and [`Stream`]s and says which of them are ready. Nothing here blocks, starts a
-//! thread or knows a byte of MPA. Three stacks, and two that wrap any of them:
+//! thread or parses a byte of MPA. Three stacks, and two that wrap any of them:
 //!
 //! * [`tcp::TcpStack`]: the kernel's TCP, level-triggered epoll.
 //! * [`smol::SmolStack`]: smoltcp over links of Ethernet frames.
@@ -12,32 +12,32 @@
 //!
 //! # A TCP of your own
 //!
-//! Whoever has a TCP implements three traits, and gives the stack to `verbs::Device::with_stack`; everything else stays the same.
+//! Another TCP implements three traits, and is passed to `verbs::Device::with_stack`; everything else stays the same.
 //!
-//! * The engine calls a stack and its streams from whichever thread drives, one at a time, and never while a call lasts: state that
+//! * The engine calls a stack and its streams from the driving thread, one at a time, and never while a call lasts: state that
 //!   streams and stack share is best behind one mutex (`smol` does so). Nothing may block.
 //! * [`Stack::poll`] is level-triggered: what is ready is said again with every poll, for what [`Stream::set_interest`] asked for, and
 //!   errors always. While few streams are open the engine reads them without asking first, so [`Stream::recv`] on a stream without
 //!   news must be cheap; if it takes in what others wait for, the descriptor must become readable for them.
-//! * [`Stack::wait_fd`] is readable whenever `poll` would tell something; a set (epoll) is a descriptor. [`Stack::deadline`] is for the
+//! * [`Stack::wait_fd`] is readable whenever `poll` would report something; a set (epoll) is a descriptor. [`Stack::deadline`] is for the
 //!   stack's own timers. A stack without a descriptor works with `Progress::Manual`, where the program calls `Device::pump` and
 //!   asks `Device::deadline`.
 //! * The engine asks for [`Stack::wait_fd`] once, in the beginning. An error of [`Stack::poll`] or, but for those that it
-//!   names, of [`Listener::accept`] is only logged, and asked again: what has happened to a connection is told by its stream, whose calls all end
+//!   names, of [`Listener::accept`] is only logged, and asked again: what has happened to a connection is reported by its stream, whose calls all end
 //!   in that error from then on, and whose event says both readable and writable.
 //! * A [`Stream`] that is dropped is closed, not cut: what was sent is still delivered, then a FIN. Only [`Stream::abort`] cuts. After
-//!   [`Stream::shutdown`] bytes still come in. Events of a token that nobody has any more are passed over.
-//! * Options that a stack has no means for it ignores; values that it knows to be wrong are an [`OptionError`].
+//!   [`Stream::shutdown`] bytes still come in. Events of a token that does not exist any more are ignored.
+//! * Options that a stack has no means for it ignores; values that it detects as wrong are an [`OptionError`].
 //! * [`Stream::send`] takes [`mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
 //!   copied out with [`mem::IoVec::copy_to`] or given to a system call. What it takes must leave in order, and what was taken is the
 //!   stack's: the memory may be used again.
-//! * A stack whose receive buffers are in the process offers [`Stream::look`]: FPDUs are then verified where they lie.
-//! * A TCP that ends with its process implements [`Stack::farewell`].
+//! * A stack whose receive buffers are in the process offers [`Stream::peek`]: FPDUs are then verified where they lie.
+//! * A TCP that ends with its process implements [`Stack::drain`].
 //! * Feature `conformance`: the module `conformance` checks a stack for all of this.
 //! * A stack that several threads can drive at the same time implements [`Stack::shard`], [`Stream::detach`] and [`Stack::adopt`].
 //!   The defaults say that it cannot.
 //!
-//! `smol` is the example to read; `smol::Link` is a smaller trait for those who have frames, and want smoltcp for the rest. The protocol
+//! `smol` is the example to read; `smol::Link` is a smaller trait for sources of frames that use smoltcp for the rest. The protocol
 //! crates alone, without the engine, need none of this: see `examples/embed_stream.rs` and `examples/embed_smoltcp.rs`.
 //!
 //! [`wan`] emulates paths, between two interfaces or under smoltcp in one process.
@@ -75,11 +75,11 @@ pub use interface::Interface;
 pub use options::{KeepAlive, ListenOptions, OptionError, StreamInfo, StreamOptions};
 pub use spec::{Spec, SpecError};
 
-/// Names a stream or a listener in [`Event`]s; chosen by whoever makes it.
+/// Names a stream or a listener in [`Event`]s; chosen by the creator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token(pub u64);
 
-/// What a stream wants to be woken for.
+/// The events that a stream is woken for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Interest {
     /// Bytes, the peer's FIN, or an error to be read.
@@ -137,7 +137,7 @@ pub trait Stream: Any + Send {
     /// # Errors
     /// As for [`Stream::send`]; `WouldBlock` also when nothing came behind bytes that were left with
     /// [`Rest::WaitForMore`].
-    fn look(&mut self) -> io::Result<Option<Box<dyn Look>>> {
+    fn peek(&mut self) -> io::Result<Option<Box<dyn RecvBuf>>> {
         Ok(None)
     }
 
@@ -175,7 +175,7 @@ pub trait Stream: Any + Send {
     fn info(&self) -> StreamInfo;
 
     /// Another congestion control from now on, by a name as in [`StreamOptions::congestion`]: a listener's streams have its choice,
-    /// and whoever accepts one may want another. A stack without a choice ignores it.
+    /// and the acceptor may choose another. A stack without a choice ignores it.
     ///
     /// # Errors
     /// `InvalidInput` with an [`OptionError`] when there is none of that name.
@@ -203,14 +203,14 @@ pub trait Stream: Any + Send {
 }
 
 impl dyn Stream {
-    /// The stream as what it was made, for a [`Stack::adopt`] that must know its own streams. `None`: it is another type.
+    /// The stream as what it was made, for a [`Stack::adopt`] that must identify its own streams. `None`: it is another type.
     pub fn downcast_mut<T: Stream>(&mut self) -> Option<&mut T> {
         (self as &mut dyn Any).downcast_mut()
     }
 }
 
-/// Received bytes in the memory of their stack: see [`Stream::look`]. To drop it takes nothing.
-pub trait Look {
+/// Received bytes in the memory of their stack: see [`Stream::peek`]. To drop it takes nothing.
+pub trait RecvBuf {
     /// The bytes from the stream's present position on, as far as they lie in one piece. They may be changed in place.
     fn bytes(&mut self) -> &mut [u8];
 
@@ -222,7 +222,7 @@ pub trait Look {
     fn consume(self: Box<Self>, used: usize, rest: Rest);
 }
 
-/// What the bytes are worth that a [`Look`] leaves.
+/// What the bytes are worth that a [`RecvBuf`] leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     /// They are of use now: the stream stays readable.
@@ -237,7 +237,7 @@ pub trait Listener: Send {
     ///
     /// # Errors
     /// `WouldBlock`: there is none. `NetworkDown`: the interface is down, and the listener goes on when it is up again; `NotFound`:
-    /// it is gone for good, and nobody will ever come. Of these two a readable event tells, and each is said once. Others concern
+    /// it is gone for good, and no connection can come. A readable event announces these two, and each is reported once. Others concern
     /// the process (out of descriptors): the connection stays in the queue and the listener stays readable.
     fn accept(&mut self, token: Token) -> io::Result<Box<dyn Stream>>;
 
@@ -263,7 +263,7 @@ pub trait Stack: Send {
         token: Token,
     ) -> io::Result<Box<dyn Listener>>;
 
-    /// Begins to connect. A writable event tells that [`Stream::connect_result`] has an answer.
+    /// Begins to connect. A writable event reports that [`Stream::connect_result`] has an answer.
     ///
     /// # Errors
     /// As for [`Stack::listen`], and those of an attempt that failed at once.
@@ -276,7 +276,7 @@ pub trait Stack: Send {
     ) -> io::Result<Box<dyn Stream>>;
 
     /// Begins a stream from `local` (port 0: any) to itself: what is sent is what will be received, and so with the FIN. As for
-    /// [`Stack::connect`], a writable event tells that [`Stream::connect_result`] has an answer.
+    /// [`Stack::connect`], a writable event reports that [`Stream::connect_result`] has an answer.
     ///
     /// # Errors
     /// `Unsupported`: this stack has none. Otherwise as for [`Stack::connect`].
@@ -296,9 +296,9 @@ pub trait Stack: Send {
     /// The system's.
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()>;
 
-    /// A descriptor that is readable when [`Stack::poll`] would tell something. `None`: only the clock and the other
-    /// ends move this stack. Who drives the stack may add a descriptor of its own to an epoll set, whose data has all bits set:
-    /// a `poll` that finds it there leaves it out or passes it on as a token that nobody has.
+    /// A descriptor that is readable when [`Stack::poll`] would report something. `None`: only the clock and the other
+    /// ends move this stack. The driver of the stack may add a descriptor of its own to an epoll set, whose data has all bits set:
+    /// a `poll` that finds it there leaves it out or passes it on as a token that does not exist.
     fn wait_fd(&self) -> Option<Arc<OwnedFd>>;
 
     /// When `poll` is wanted even without readiness.
@@ -334,9 +334,9 @@ pub trait Stack: Send {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this stack has no shards"))
     }
 
-    /// The process ends, and nobody uses its streams any more: they are closed as the kernel closes a process's, and what was sent
+    /// The process ends, and its streams are not used any more: they are closed as the kernel closes a process's, and what was sent
     /// leaves. Call it until it says true: nothing is left to do. The kernel's TCP outlives the process and needs none of this.
-    fn farewell(&mut self) -> bool {
+    fn drain(&mut self) -> bool {
         true
     }
 }

@@ -13,7 +13,7 @@ const REQUEST: u16 = 1;
 /// Bytes of the message's header.
 const HEADER: usize = 16;
 
-/// One question of type `kind`: the header that its family wants, of a multiple of four bytes, and perhaps an attribute. The attributes of
+/// One question of type `kind`: the header that its family requires, of a multiple of four bytes, and perhaps an attribute. The attributes of
 /// the answer, which has a header of the same length.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Options of streams and listeners, and what a stream tells about itself.
+//! Options of streams and listeners, and what a stream reports about itself.
 
 use std::{fmt, io, time::Duration};
 
@@ -102,7 +102,7 @@ impl From<OptionError> for io::Error {
     }
 }
 
-/// How a connection is doing, as far as the stack knows.
+/// The state of a connection, as far as the stack has it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct StreamInfo {
     /// Smoothed round-trip time in microseconds.

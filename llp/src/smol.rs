@@ -52,8 +52,8 @@ impl<L: Link + 'static> SmolStack<L> {
         Self::with_clock(link, config, Clock::system())
     }
 
-    /// A stack on `link` with a clock of its own. On a virtual one nothing waits for a descriptor, and a stack that is dropped waits
-    /// for nobody.
+    /// A stack on `link` with a clock of its own. On a virtual one nothing waits for a descriptor, and a stack that is dropped does
+    /// not wait.
     ///
     /// # Errors
     /// As for [`SmolStack::new`].
@@ -105,7 +105,7 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
         self.clock.now()
     }
 
-    fn farewell(&mut self) -> bool {
+    fn drain(&mut self) -> bool {
         let mut interface = self.interface.lock();
         interface.close_all();
         interface.tick();

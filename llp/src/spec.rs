@@ -44,13 +44,13 @@ pub enum SpecError {
         name: String,
     },
     /// No interface is named.
-    #[error("`{kind}:` wants an interface first: {kind}:IFACE,ip=ADDR/PREFIX")]
+    #[error("`{kind}:` needs an interface first: {kind}:IFACE,ip=ADDR/PREFIX")]
     InterfaceMissing {
         /// The stack.
         kind: String,
     },
     /// No address is given.
-    #[error("`{kind}:{interface}` wants an address of its own, not the kernel's: ip=ADDR/PREFIX")]
+    #[error("`{kind}:{interface}` needs an address of its own, not the kernel's: ip=ADDR/PREFIX")]
     AddressMissing {
         /// The stack.
         kind: String,
@@ -239,8 +239,8 @@ mod tests {
         assert!(wrong("packet:eth0,ip=10.0.0.1/8,mode=native").contains("`mode` is no key"));
         assert!(wrong("xdp:eth0,ip=10.0.0.1/8,mode=fast").contains("mode=fast"));
         assert!(wrong("quic").contains("`quic` is no stack"));
-        assert!(wrong("packet:ip=10.0.0.1/8").contains("wants an interface"));
-        assert!(wrong("packet:eth0").contains("wants an address"));
+        assert!(wrong("packet:ip=10.0.0.1/8").contains("needs an interface"));
+        assert!(wrong("packet:eth0").contains("needs an address"));
         assert!(wrong("packet:eth0,ip=10.0.0.1/33").contains("ip=10.0.0.1/33"));
         assert!(wrong("packet:eth0,ip=10.0.0.1/8,mac=1:2").contains("mac=1:2"));
         assert!(wrong("packet:eth0,ip=10.0.0.1/8,buffer=1").contains("buffer=1"));

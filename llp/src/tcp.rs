@@ -24,7 +24,7 @@ use rustix::{
 use crate::{Event, Interest, ListenOptions, Listener, Stack, Stream, StreamOptions, Token, foreign_stream};
 pub use stream::TcpStream;
 
-/// Events taken by one poll. Epoll puts a ready descriptor that was told to the end of its list, so with more than
+/// Events taken by one poll. Epoll puts a ready descriptor that was reported at the end of its list, so with more than
 /// this many ready ones each has its turn.
 const EVENTS: usize = 256;
 

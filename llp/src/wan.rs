@@ -35,7 +35,7 @@ use std::time::Duration;
 pub struct Profile {
     /// From the line's end to the receiver.
     pub delay: Duration,
-    /// The delay wanders between itself and so much more. Order is kept: points 10 ms apart (or twice this, where that is longer)
+    /// Extra random delay, from zero to this. Order is kept: points 10 ms apart (or twice this, where that is longer)
     /// have random values, and between them the delay changes evenly.
     pub jitter: Duration,
     /// Share of frames that are lost behind the line, from 0 to 1.

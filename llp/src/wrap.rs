@@ -245,8 +245,8 @@ impl<H: StackHooks> Stack for WrappedStack<H> {
         self.hooks.adopt(&mut *self.inner, stream, token)
     }
 
-    fn farewell(&mut self) -> bool {
-        self.inner.farewell()
+    fn drain(&mut self) -> bool {
+        self.inner.drain()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Who asks, and what for: protection domains, streams, rights.
+//! The origin and purpose of an access: protection domains, streams, rights.
 
 use core::fmt;
 
@@ -62,7 +62,7 @@ impl fmt::Display for StreamId {
     }
 }
 
-/// What a peer wants to do.
+/// The operation that a peer requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Right {
     /// Place bytes of an RDMA Write.

@@ -3,10 +3,10 @@
 //! A race with the program (or with another stream that writes to the same place) is legal in RDMA and must not be
 //! undefined behaviour here. Words are aligned on the shared side, so that a naturally aligned field of 2, 4 or 8
 //! bytes is never seen torn; the private side is read and written unaligned. The last word is stored with release
-//! ordering after all others: whoever sees it sees the rest.
+//! ordering after all others: a thread that sees it sees the rest.
 //!
 //! Accesses of different sizes to the same bytes are outside of the letter of the C++ memory model; every target of
-//! ours gives them the meaning that the caches give them. Miri knows only the letter: for it alone, the last step of each
+//! ours gives them the meaning that the caches give them. Miri checks the letter of the rules: under it alone, the last step of each
 //! access goes byte by byte, so that it checks everything else (bounds, order, races with accesses that are not atomic).
 
 use core::sync::atomic::{
@@ -102,7 +102,7 @@ fn piece(at: usize, left: usize) -> usize {
 ///
 /// # Safety
 /// `src` is readable and not written meanwhile, `dst` is writable, both for `len` bytes, and they do not overlap.
-/// Whoever else accesses `dst` meanwhile does so atomically (or is the kernel, a device or another process).
+/// Every other access to `dst` meanwhile is atomic (or is the kernel, a device or another process).
 #[inline]
 pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) {
     let mut at = 0;
@@ -133,7 +133,7 @@ pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) {
 /// Copies shared memory into private bytes.
 ///
 /// # Safety
-/// `src` is readable, `dst` is writable and nobody else's, both for `len` bytes, and they do not overlap. Whoever
+/// `src` is readable, `dst` is writable and not shared, both for `len` bytes, and they do not overlap. A thread that
 /// writes `src` meanwhile does so atomically (or is the kernel, a device or another process).
 #[inline]
 pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) {
@@ -348,7 +348,7 @@ mod tests {
         }
     }
 
-    /// Who sees the last byte of a copy sees all of it.
+    /// A thread that sees the last byte of a copy sees all of it.
     #[test]
     fn last_bytes_last() {
         use std::sync::atomic::{AtomicU8, Ordering::Acquire};

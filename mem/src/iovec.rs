@@ -22,7 +22,7 @@ pub struct IoVecMut<'a> {
 
 impl<'a> IoVec<'a> {
     /// # Safety
-    /// The bytes are readable for `'a`; whoever writes them meanwhile does so atomically, or is the kernel.
+    /// The bytes are readable for `'a`; every other writer meanwhile is atomic, or is the kernel.
     pub unsafe fn from_raw(at: *const u8, len: usize) -> Self {
         Self { raw: libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len }, _bytes: PhantomData }
     }
@@ -77,7 +77,7 @@ impl<'a> IoVec<'a> {
 
 impl<'a> IoVecMut<'a> {
     /// # Safety
-    /// The bytes are writable for `'a`; whoever else accesses them meanwhile does so atomically, or is the kernel.
+    /// The bytes are writable for `'a`; every other access meanwhile is atomic, or is the kernel's.
     pub unsafe fn from_raw(at: *mut u8, len: usize) -> Self {
         Self { raw: libc::iovec { iov_base: at.cast(), iov_len: len }, _bytes: PhantomData }
     }
@@ -132,14 +132,14 @@ impl<'a> IoVecMut<'a> {
 
 impl<'a> From<&'a [u8]> for IoVec<'a> {
     fn from(bytes: &'a [u8]) -> Self {
-        // SAFETY: nobody writes a borrowed slice.
+        // SAFETY: a borrowed slice is not written.
         unsafe { Self::from_raw(bytes.as_ptr(), bytes.len()) }
     }
 }
 
 impl<'a> From<&'a mut [u8]> for IoVecMut<'a> {
     fn from(bytes: &'a mut [u8]) -> Self {
-        // SAFETY: nobody else has a mutably borrowed slice.
+        // SAFETY: a mutably borrowed slice has no other user.
         unsafe { Self::from_raw(bytes.as_mut_ptr(), bytes.len()) }
     }
 }

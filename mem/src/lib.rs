@@ -1,6 +1,6 @@
 //! Registered memory: the one place where a handle (STag, offset, length) becomes a pointer.
 //!
-//! A [`Table`] (one per device) knows every STag that stands for memory: regions, memory windows and
+//! A [`Table`] (one per device) has every STag that stands for memory: regions, memory windows and
 //! fast-register STags. The engine asks it per segment ([`Table::remote`] for a peer, [`Table::local`] for a
 //! scatter/gather element of ours) and gets a [`Span`]: a checked handle that still holds no address. Only
 //! while a span is pinned ([`Span::pin`]) do addresses exist, and a region is not gone before its last pin is.
@@ -12,11 +12,11 @@
 //!
 //! * **Shared** memory ([`Span::is_shared`]): every copy is made of relaxed atomic accesses of naturally aligned
 //!   words, and the last bytes of a copy become visible last, since programs spin on them.
-//! * **Exclusive** memory: somebody who wrote `unsafe` ([`Memory::borrowed`], [`Memory::exclusive`]) promised
+//! * **Exclusive** memory: a caller of an `unsafe` function ([`Memory::borrowed`], [`Memory::exclusive`]) promised
 //!   that an in-flight buffer belongs to the engine; there a copy is `memcpy` and [`Pinned::fold`] copies nothing.
 //!
-//! # Who may do what with an STag
-//! | | who reaches it | a peer may invalidate it | the program may invalidate it |
+//! # Which access each STag allows
+//! | | reachable for | a peer may invalidate it | the program may invalidate it |
 //! |---|---|---|---|
 //! | region | all streams of its PD | no ([`Table::set_lenient_invalidate`]) | no, deregister it |
 //! | window, type 1 | all streams of its PD | no | no, bind it anew or with length zero |
@@ -30,9 +30,9 @@
 mod access;
 mod copy;
 mod error;
-mod gate;
 mod iovec;
 mod memory;
+mod pin_count;
 mod region;
 mod span;
 mod table;
@@ -49,4 +49,4 @@ pub use iovec::{IoVec, IoVecMut};
 pub use memory::{Memory, give_back_free_pages, share_arenas};
 pub use region::Region;
 pub use span::{Pinned, Span};
-pub use table::{Entry, EntryKind, Limits, Recent, Rereg, Table, Window};
+pub use table::{Entry, EntryKind, Limits, MrCache, Rereg, Table, Window};

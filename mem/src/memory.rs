@@ -1,4 +1,4 @@
-//! What a region is made of: bytes of ours, of a buffer kept alive, or of a caller who vouches for them.
+//! What a region is made of: bytes of ours, of a buffer kept alive, or of a caller that guarantees them.
 
 use core::{any::Any, fmt, ptr::NonNull};
 use std::io;
@@ -7,7 +7,7 @@ use std::io;
 pub struct Memory {
     at: NonNull<u8>,
     len: usize,
-    /// In-flight buffers belong to the engine: somebody promised so with `unsafe`.
+    /// In-flight buffers belong to the engine: a caller of an `unsafe` function promised it.
     exclusive: bool,
     _keep: Keep,
 }
@@ -19,7 +19,7 @@ enum Keep {
     Buffer(#[expect(dead_code, reason = "kept for its drop")] Box<dyn Any + Send>),
 }
 
-// SAFETY: `Memory` is an address, a length and a `Send` owner. It touches no byte itself; whoever does (the copies
+// SAFETY: `Memory` is an address, a length and a `Send` owner. It touches no byte itself; the code that does (the copies
 // of this crate) uses atomic accesses, or stands under the promise of `exclusive`.
 unsafe impl Send for Memory {}
 // SAFETY: as above; `&Memory` gives away the address and nothing else (`Keep` is never looked at).
@@ -42,8 +42,8 @@ impl Memory {
     /// * All bytes stay readable, and writable if LOCAL_WRITE is granted, until the region has been deregistered
     ///   (and every span and window of it with it). A program in C that unmaps them earlier gets a fault in a copy
     ///   or EFAULT from a system call.
-    /// * While they are in flight (an unfinished work request names them) nobody else writes them, nor reads what a
-    ///   receive or a Read places, unless the region is shared; then everybody uses atomic accesses.
+    /// * While they are in flight (an unfinished work request names them) nothing else writes them, nor reads what a
+    ///   receive or a Read places, unless the region is shared; then all accesses are atomic.
     pub unsafe fn borrowed(at: *mut u8, len: usize) -> Self {
         let at = NonNull::new(at).unwrap_or(NonNull::dangling());
         Self { at, len, exclusive: true, _keep: Keep::Borrowed }
@@ -68,7 +68,7 @@ impl Memory {
     /// Copies of it may be plain `memcpy`, unless it is registered with rights that let a peer reach it.
     ///
     /// # Safety
-    /// While an unfinished work request names bytes of it, nobody else writes these, nor reads what a receive or a
+    /// While an unfinished work request names bytes of it, nothing else writes these, nor reads what a receive or a
     /// Read places, and no two work requests in flight place into the same bytes.
     pub unsafe fn exclusive(mut self) -> Self {
         self.exclusive = true;
@@ -99,7 +99,7 @@ impl From<Vec<u8>> for Memory {
     /// The vector's bytes (not its spare capacity).
     fn from(mut bytes: Vec<u8>) -> Self {
         let (at, len) = (bytes.as_mut_ptr(), bytes.len());
-        // SAFETY: a vector's bytes stay where they are when the vector is moved, and nobody else has it now.
+        // SAFETY: a vector's bytes stay where they are when the vector is moved, and it has no other user now.
         unsafe { Self::buffer(Box::new(bytes), at, len) }.shared()
     }
 }
@@ -126,7 +126,7 @@ pub fn give_back_free_pages() {
 }
 
 /// All threads share one of the allocator's arenas, for programs that have a thread a connection: of each further one (up to eight a
-/// processor) glibc keeps some hundred KiB when a crowd has left, and more with the next crowd. To be called before the threads are
+/// processor) glibc keeps some hundred KiB after a bulk disconnect, and more after the next one. To be called before the threads are
 /// there; what they allocate often, each still has a store of its own for. Elsewhere it does nothing.
 pub fn share_arenas() {
     #[cfg(target_env = "gnu")]
@@ -176,7 +176,7 @@ mod tests {
         let memory = Memory::owned(10_000).unwrap();
         assert_eq!(memory.as_ptr().addr() % 4096, 0);
         assert_eq!(memory.len(), 10_000);
-        // SAFETY: nobody else has this memory.
+        // SAFETY: this memory has no other user.
         let bytes = unsafe { core::slice::from_raw_parts(memory.as_ptr(), memory.len()) };
         assert!(bytes.iter().all(|&o| o == 0));
         assert!(Memory::owned(0).unwrap().is_empty());

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::{
     Access, LocalError, Memory, PdId, RegisterError, Span, StreamId,
-    gate::{CloseError, Gate},
+    pin_count::{CloseError, PinCount},
 };
 
 /// What an STag stands for while it is valid. It never changes: to re-register, to bind or to register fast makes
@@ -26,11 +26,11 @@ pub struct Region {
     at: NonNull<u8>,
     len: usize,
     shared: bool,
-    /// `None` once the region has ended for good: whoever still holds the handle keeps no bytes.
+    /// `None` once the region has ended for good: a handle that still exists keeps no bytes.
     memory: Mutex<Option<Arc<Memory>>>,
     /// The region a window is bound to.
     parent: Option<Arc<Self>>,
-    gate: Gate,
+    pin_count: PinCount,
 }
 
 // SAFETY: `at` points into `memory`, which is `Send` and kept alive by this until the gate is closed and drained; everything
@@ -86,7 +86,7 @@ impl Plan {
             shared: self.all_shared || self.access.is_peer_reachable() || !self.memory.is_exclusive(),
             memory: Mutex::new(Some(self.memory)),
             parent: None,
-            gate: Gate::default(),
+            pin_count: PinCount::default(),
         })
     }
 }
@@ -132,24 +132,24 @@ impl Region {
         self.len == 0
     }
 
-    /// Address of the first byte. Whoever uses it answers for the memory being there and for racing with peers.
+    /// Address of the first byte. The user of the address ensures that the memory exists, and handles races with peers.
     pub fn as_ptr(&self) -> *mut u8 {
         self.at.as_ptr()
     }
 
-    /// True if a peer can reach it, or nobody promised exclusive use: every access must be atomic.
+    /// True if a peer can reach it, or exclusive use was not promised: every access must be atomic.
     pub fn is_shared(&self) -> bool {
         self.shared
     }
 
     /// False after deregistration, invalidation or another binding.
     pub fn is_live(&self) -> bool {
-        self.gate.is_open()
+        self.pin_count.is_open()
     }
 
     /// Pins held at this moment, for diagnostics.
     pub fn pins(&self) -> u32 {
-        self.gate.pins()
+        self.pin_count.pins()
     }
 
     /// The `len` bytes from `offset` (counted from the first byte, whatever its TO), for the program itself.
@@ -200,7 +200,7 @@ impl Region {
             shared: true,
             memory: Mutex::new(self.memory.lock().clone()),
             parent: Some(self.clone()),
-            gate: Gate::default(),
+            pin_count: PinCount::default(),
         })
     }
 
@@ -222,21 +222,21 @@ impl Region {
         drop(self.memory.lock().take());
     }
 
-    pub(crate) fn gate(&self) -> &Gate {
-        &self.gate
+    pub(crate) fn pin_count(&self) -> &PinCount {
+        &self.pin_count
     }
 
     /// Revokes the binding of a window or a fast registration and waits for its pins.
     pub(crate) fn retire(&self) {
-        match self.gate.close() {
-            // Nobody binds a window to these, and each is taken out of the table once.
+        match self.pin_count.close() {
+            // No window is bound to these, and each is taken out of the table once.
             Ok(()) => {}
             Err(CloseError::Closed | CloseError::WindowsBound(_)) => return,
         }
-        self.gate.drain();
+        self.pin_count.drain();
         self.give_back();
         if let Some(parent) = &self.parent {
-            parent.gate.remove_window();
+            parent.pin_count.remove_window();
         }
     }
 }

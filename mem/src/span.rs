@@ -53,7 +53,7 @@ impl Span {
         &self.region
     }
 
-    /// True if a peer can reach the region, or nobody promised exclusive use ([`Region::is_shared`]).
+    /// True if a peer can reach the region, or exclusive use was not promised ([`Region::is_shared`]).
     pub fn is_shared(&self) -> bool {
         self.region.is_shared()
     }
@@ -98,7 +98,7 @@ impl<'a> Pinned<'a> {
     pub(crate) fn new(region: &'a Arc<Region>, offset: usize, len: usize) -> Option<Self> {
         debug_assert!(offset + len <= region.len());
         // Not `then_some`: a pin that was never taken would be given back.
-        if region.gate().enter() { Some(Self { region, offset, len, counted: true }) } else { None }
+        if region.pin_count().enter() { Some(Self { region, offset, len, counted: true }) } else { None }
     }
 
     /// A pin under one that its lender has taken and keeps for `'a`.
@@ -166,7 +166,7 @@ impl<'a> Pinned<'a> {
     pub fn copy_to(&self, offset: usize, dst: &mut [u8]) {
         let src = self.at(&(offset..offset.saturating_add(dst.len())));
         // SAFETY: `at` checked the range, the pin keeps it, and `dst` is a private slice. Exclusive: the promise of
-        // `Memory::exclusive` keeps everybody else away.
+        // `Memory::exclusive` excludes all other accesses.
         unsafe {
             if self.is_shared() {
                 copy::load(dst.as_mut_ptr(), src, dst.len());
@@ -182,7 +182,7 @@ impl<'a> Pinned<'a> {
     /// If `range` is not inside.
     pub fn copy_to_vec(&self, range: Range<usize>, dst: &mut Vec<u8>) {
         let src = self.at(&range);
-        // SAFETY: `at` checked the range and the pin keeps it. Exclusive: nobody writes it meanwhile, so for that time
+        // SAFETY: `at` checked the range and the pin keeps it. Exclusive: it is not written meanwhile, so for that time
         // it is a slice.
         unsafe {
             if self.is_shared() {
@@ -200,7 +200,7 @@ impl<'a> Pinned<'a> {
     pub fn copy_from(&self, offset: usize, src: &[u8]) {
         let dst = self.at(&(offset..offset.saturating_add(src.len())));
         // SAFETY: `at` checked the range, the pin keeps it, and `src` is a slice: no memory a peer reaches, so they do
-        // not overlap. Exclusive: the promise of `Memory::exclusive` keeps everybody else away.
+        // not overlap. Exclusive: the promise of `Memory::exclusive` excludes all other accesses.
         unsafe {
             if self.is_shared() {
                 copy::store(dst, src.as_ptr(), src.len());
@@ -218,7 +218,7 @@ impl<'a> Pinned<'a> {
     pub fn fold<T>(&self, range: Range<usize>, init: T, mut f: impl FnMut(T, &[u8]) -> T) -> T {
         let src = self.at(&range);
         if !self.is_shared() {
-            // SAFETY: `at` checked the range, the pin keeps it, and nobody writes exclusive memory in flight.
+            // SAFETY: `at` checked the range, the pin keeps it, and exclusive memory in flight is not written.
             return f(init, unsafe { core::slice::from_raw_parts(src, range.len()) });
         }
         let mut block = [const { MaybeUninit::<u8>::uninit() }; FOLD_BLOCK];
@@ -274,7 +274,7 @@ impl<'a> Pinned<'a> {
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
         if self.counted {
-            self.region.gate().leave();
+            self.region.pin_count().leave();
         }
     }
 }

@@ -8,7 +8,7 @@ mod entry;
 mod find;
 mod index;
 mod invalidate;
-mod recent;
+mod mr_cache;
 #[cfg(test)]
 mod tests;
 
@@ -24,14 +24,14 @@ use parking_lot::{Mutex, RwLock};
 use crate::{
     Access, DeregisterError, LocalError, Memory, PdId, Region, RegisterError, RemoteError, ReregError, Right,
     Span, StreamId,
-    gate::CloseError,
+    pin_count::CloseError,
     region::{Plan, RangeError},
 };
 pub use entry::{Entry, EntryKind, Window};
 use index::Indexes;
-pub use recent::Recent;
+pub use mr_cache::MrCache;
 
-/// More shards than cores that drive progress on the machines we know: two drivers rarely meet on one lock.
+/// More shards than cores that drive progress on common machines: two drivers rarely meet on one lock.
 const SHARDS: usize = 32;
 
 /// Bounds of a table, fixed when it is made.
@@ -85,7 +85,7 @@ type Slots = HashMap<u32, Slot, BuildHasherDefault<IndexHasher>>;
 /// A shard's room for so many is kept whatever happens.
 const FEW: usize = 64;
 
-/// An index means nothing any more. The room that a crowd took goes when most have left: to twice what is left, so that the next
+/// An index means nothing any more. The capacity that many entries took is released when most are removed: to twice what is left, so that the next
 /// time is far.
 fn forget(slots: &mut Slots, indexes: &mut Indexes, index: u32) {
     slots.remove(&index);
@@ -269,7 +269,7 @@ impl Table {
                 plan.all_shared = self.all_shared.load(Relaxed);
             }
             plan.check()?;
-            match old.gate().close() {
+            match old.pin_count().close() {
                 Ok(()) => {}
                 // Invalidated by a peer (lenient): to register it again is the way back.
                 Err(CloseError::Closed) => same = false,
@@ -281,7 +281,7 @@ impl Table {
             *slot = Slot::Changing;
             (old, plan, same)
         };
-        old.gate().drain();
+        old.pin_count().drain();
         old.give_back();
         let key = if same { stag.key() } else { stag.key().wrapping_add(1) };
         let new = plan.build(STag::from_parts(stag.index(), key));
@@ -301,7 +301,7 @@ impl Table {
             let mut slots = self.shard(stag).0.write();
             match slots.get(&stag.index()) {
                 Some(Slot::Region(region)) if region.stag() == stag => {
-                    match region.gate().close() {
+                    match region.pin_count().close() {
                         Ok(()) | Err(CloseError::Closed) => {}
                         Err(CloseError::WindowsBound(windows)) => {
                             return Err(DeregisterError::WindowsBound { stag, windows });
@@ -319,7 +319,7 @@ impl Table {
                 _ => return Err(invalid),
             }
         };
-        region.gate().drain();
+        region.pin_count().drain();
         region.give_back();
         Ok(())
     }

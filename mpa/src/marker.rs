@@ -95,7 +95,7 @@ mod tests {
     use super::*;
     use alloc::vec::Vec;
 
-    /// Walks the stream word by word, as the RFC tells it.
+    /// Walks the stream word by word, as the RFC describes it.
     fn by_walking(position: u64, fpdu_len: usize) -> (usize, Vec<usize>) {
         let (mut at, mut lead, mut pointers) = (position, 0, Vec::new());
         if at % 512 == 0 {

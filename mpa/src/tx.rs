@@ -40,7 +40,7 @@ impl FpduTx {
         self.position = position;
     }
 
-    /// Whether the peer wants Markers.
+    /// Whether the peer requires Markers.
     #[must_use]
     pub const fn markers(&self) -> bool {
         self.markers
@@ -59,10 +59,10 @@ impl FpduTx {
     /// If the two bytes are missing or the ULPDU is longer than [`MAX_ULPDU`].
     pub fn seal(&mut self, buf: &mut Vec<u8>, start: usize) {
         self.frame(buf, start);
-        self.sign(&mut buf[start..]);
+        self.finalize_crc(&mut buf[start..]);
     }
 
-    /// As [`seal`](Self::seal), but the CRC is still zero: [`sign`](Self::sign) computes it. For many FPDUs in a row it is
+    /// As [`seal`](Self::seal), but the CRC is still zero: [`finalize_crc`](Self::finalize_crc) computes it. For many FPDUs in a row it is
     /// faster to compute all CRCs behind all copies than to read each byte right behind its store.
     ///
     /// # Panics
@@ -86,7 +86,7 @@ impl FpduTx {
 
     /// Puts the CRC into an FPDU that [`frame`](Self::frame) made; nothing with CRCs off.
     #[inline]
-    pub fn sign(&self, fpdu: &mut [u8]) {
+    pub fn finalize_crc(&self, fpdu: &mut [u8]) {
         if self.crc
             && let Some((bytes, crc)) = fpdu.split_last_chunk_mut::<CRC_LEN>()
         {

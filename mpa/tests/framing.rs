@@ -54,7 +54,7 @@ fn seal(tx: &mut FpduTx, ulpdu: &[u8]) -> Vec<u8> {
     buf
 }
 
-/// An FPDU at `position` of its stream, word by word as RFC 5044 section 4 tells it.
+/// An FPDU at `position` of its stream, word by word as RFC 5044 section 4 describes it.
 fn by_walking(position: u64, ulpdu: &[u8], crc: bool, markers: bool) -> Vec<u8> {
     let mut words = (ulpdu.len() as u16).to_be_bytes().to_vec();
     words.extend_from_slice(ulpdu);

@@ -36,7 +36,7 @@ fn dialogue(initiator: &Config, responder: &Config) -> Dialogue {
     Dialogue { request: request.frame, reply, responder: negotiated, initiator, terminate }
 }
 
-/// What a Reply made by hand means to `config`.
+/// What a constructed Reply means to `config`.
 fn answered(config: &Config, reply: &Frame) -> Result<Outcome, StartupError> {
     let initiator = Initiator::new(config.clone(), b"").unwrap();
     initiator.reply(&reply.emit()).map(|outcome| outcome.expect("a whole Reply").1)
@@ -244,7 +244,7 @@ fn crcs_are_on_if_either_end_asks() {
 // [test:RFC5044-7.1.1-05] [test:RFC5044-7.1.1-06] [test:RFC5044-7.1.1-07] [test:RFC5044-7.1.1-08]
 // [test:RFC5044-7.1.1-09] [test:RFC5044-4.3-01]
 #[test]
-fn markers_go_where_the_receiver_wants_them() {
+fn markers_are_sent_where_the_receiver_requires_them() {
     for (active, passive) in [(false, false), (false, true), (true, false), (true, true)] {
         let with = |want_markers| Config { want_markers, ..Config::default() };
         let Dialogue { request, reply, initiator, responder, .. } = dialogue(&with(active), &with(passive));
@@ -281,7 +281,7 @@ fn requests_of_every_revision() {
     }
 }
 
-/// A Request nobody here understands is refused before its Private Data has come.
+/// An unsupported Request is refused before its Private Data has come.
 // [test:RFC5044-7.1.1-16]
 #[test]
 fn an_unknown_revision_is_refused_early() {
@@ -529,7 +529,7 @@ fn a_rejection_carries_private_data_and_depths() {
 
 /// C of a rejection says what C of an acceptance would have said.
 #[test]
-fn a_rejection_has_the_c_of_either() {
+fn a_rejection_sets_the_crc_flag_if_either_end_does() {
     for (ours, theirs) in [(false, false), (false, true), (true, false), (true, true)] {
         let initiator = Initiator::new(Config { crc: theirs, ..plain() }, b"").unwrap();
         let mut responder = Responder::new(Config { crc: ours, ..plain() });
@@ -540,7 +540,7 @@ fn a_rejection_has_the_c_of_either() {
 }
 
 #[test]
-fn the_ulp_is_told_what_the_request_asks_for() {
+fn the_ulp_receives_what_the_request_asks_for() {
     let config = Config { ird: 7, ord: 300, ..Config::default() };
     let ask = |config: Config| {
         let bytes = Initiator::new(config, b"").unwrap().request();
@@ -576,7 +576,7 @@ fn an_ird_of_zero_stays_where_no_read_is_needed() {
 }
 
 #[test]
-fn frames_are_told_in_words() {
+fn frames_have_readable_descriptions() {
     let frame = Frame {
         enhanced: Some(Enhanced {
             peer_to_peer: true,
@@ -609,7 +609,7 @@ fn a_consortium_peer_gets_crcs() {
 
 // [test:RFC5044-4.4-03]
 #[test]
-fn nobody_prefers_no_crcs_unless_told() {
+fn crcs_are_preferred_unless_configured_otherwise() {
     for revision in [Revision::One, Revision::Two] {
         let request = |config: Config| Initiator::new(config, b"").unwrap().request()[16] & 0x40 != 0;
         assert!(request(Config { revision, ..Config::default() }));

@@ -145,7 +145,7 @@ impl From<MpaFault> for Fault {
     }
 }
 
-/// Every cause DDP knows is one of [`DdpFault`].
+/// Every cause of DDP is one of [`DdpFault`].
 macro_rules! from_ddp {
     ($($error:ty),*) => {$(
         impl From<$error> for Fault {

@@ -3,7 +3,7 @@
 
 use core::fmt;
 
-/// Writes the table once; everything that knows a row is made from it.
+/// Writes the table once; everything that uses a row is generated from it.
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $layer:literal / $etype:literal / $code:literal, $words:literal;)*) => {
         /// Why a stream was terminated: one row of the table.

@@ -25,7 +25,7 @@ pub enum Inbound {
     ReadResponse,
     /// Any Send.
     Send {
-        /// The receiver wants an event for it.
+        /// The receiver gets an event for it.
         solicited: bool,
         /// The STag to invalidate when it is delivered.
         invalidate: Option<STag>,
@@ -34,7 +34,7 @@ pub enum Inbound {
     },
     /// Immediate Data.
     Immediate {
-        /// The receiver wants an event for it.
+        /// The receiver gets an event for it.
         solicited: bool,
     },
     /// RDMA Read Request.
@@ -107,7 +107,7 @@ impl StreamRx {
         if opcode.queue() != queue {
             return Err(RdmapError::WrongBuffer { opcode, tagged: queue.is_none(), qn: queue.unwrap_or(0) });
         }
-        // A Terminate in several segments, which nobody needs, is one all the same.
+        // A Terminate in several segments, which is never necessary, is accepted.
         self.terminated = opcode == Opcode::Terminate && header.last();
         Ok(inbound(opcode, control, header))
     }
@@ -166,7 +166,7 @@ pub enum RdmapError {
         /// Raw.
         opcode: u8,
     },
-    /// DDP's check of the queue (RFC 5041 section 7.1): only RDMAP knows how many there are.
+    /// DDP's check of the queue (RFC 5041 section 7.1): only RDMAP defines how many there are.
     #[error("invalid queue number {qn}")]
     InvalidQn {
         /// QN of the segment.

@@ -201,7 +201,7 @@ fn a_tagged_header_under_an_untagged_error() {
 }
 
 /// Terminates of the Linux siw driver, bytes behind the DDP header as seen on the wire: what siw means by them,
-/// and whether that can be told from the RFC's way of writing.
+/// and whether that differs from the RFC's way of writing.
 #[test]
 fn terminates_of_siw() {
     let seen: [(&str, TerminateReason, Origin); 17] = [
@@ -349,9 +349,9 @@ fn what_refuses_a_reply_is_that_only_at_the_start() {
     assert_eq!((later.layer, later.etype, later.code, origin), (0, 2, 6, Origin::Rfc));
 }
 
-/// Any one of M, D and R tells whose bytes they are, where the codes do not.
+/// Any one of M, D and R identifies the sender's layout, where the codes do not.
 #[test]
-fn each_bit_alone_tells_the_origin() {
+fn each_bit_alone_determines_the_origin() {
     for bit in [0x80, 0x40, 0x20] {
         let rfc = [0x02, 5, bit, 0, 0, 20];
         assert_eq!(Terminate::parse_any(&rfc).unwrap().1, Origin::Rfc, "{bit:#x}");
@@ -367,7 +367,7 @@ fn each_bit_alone_tells_the_origin() {
 }
 
 #[test]
-fn a_terminate_is_told_in_words() {
+fn a_terminate_has_a_readable_description() {
     let terminate = Terminate::new(TerminateReason::LlpCrc);
     assert_eq!(terminate.to_string(), TerminateReason::LlpCrc.to_string());
     let copy = HeaderCopy::new(&[0xC1; 14]).unwrap();

@@ -153,7 +153,7 @@ impl PeerCaps {
     }
 }
 
-/// A fixed permutation of 48 bits with no simple structure: the answer shows that its sender knows this protocol, not a secret.
+/// A fixed permutation of 48 bits with no simple structure: the answer shows that its sender implements this protocol; it is no secret.
 fn mix(nonce: u64) -> u64 {
     let mut x = nonce;
     for _ in 0..3 {

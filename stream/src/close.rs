@@ -1,4 +1,4 @@
-//! How a stream ends, from either side and for whatever reason: what the wire is told, and what the host is told.
+//! How a stream ends, from either side and for whatever reason: what is sent to the peer, and what is reported to the host.
 
 use crate::Time;
 use crate::error::{ConnError, LocalError, StartupFailure};
@@ -42,7 +42,7 @@ impl<M> Stream<M> {
         }
     }
 
-    /// Ends the stream: a Terminate tells the peer that it is not at fault, and [`Event::Ended`] the host what to flush. During
+    /// Ends the stream: a Terminate reports to the peer that it is not at fault, and [`Event::Ended`] to the host what to flush. During
     /// start-up the stream closes without one.
     pub fn abort<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) {
         self.shared.now = now;
@@ -55,7 +55,7 @@ impl<M> Stream<M> {
         self.fail(ConnError::Local { request: None, error }, host);
     }
 
-    /// Ends start-up without a word to the peer; nothing happens to a stream past it.
+    /// Ends start-up without a message to the peer; nothing happens to a stream past it.
     pub fn abandon_startup(&mut self) {
         if !self.is_established() && !self.is_over() {
             self.fail_startup(StartupFailure::Aborted);
@@ -113,7 +113,7 @@ impl<M> Stream<M> {
         }
     }
 
-    /// Leaves Full Operation: tells the peer what it may be told and the host what to flush.
+    /// Leaves Full Operation: sends the peer what may be sent and reports to the host what to flush.
     pub(crate) fn fail<H: Host<Memory = M>>(&mut self, error: ConnError, host: &mut H) {
         if matches!(self.phase, Phase::Closing | Phase::Over) {
             if error.is_fatal_to_transport() {

@@ -103,7 +103,7 @@ pub enum ConnError {
     /// The peer broke a rule; a Terminate reports it.
     #[error("the peer broke a rule: {}", .0.0)]
     Fault(Box<(Fault, Option<QuotedSegment>)>),
-    /// The host failed; a Terminate tells the peer that it is not at fault.
+    /// The host failed; a Terminate reports to the peer that it is not at fault.
     #[error("{error}")]
     Local {
         /// The request that failed.

@@ -12,7 +12,7 @@ use rdmap::AtomicRequest;
 /// The program around a stream: the memory that peers reach, the queues of requests and receives, and what becomes of them.
 ///
 /// The stream calls its host only inside of its own methods, from the thread that called them, and never keeps what a call
-/// returned. A method that the stream calls for a peer's segment checks everything about the memory itself: the stream knows only
+/// returned. A method that the stream calls for a peer's segment checks everything about the memory itself: the stream has only
 /// that the segment is legal at this place of the stream. What reaches a peer's memory was verified first: no other bytes compile.
 ///
 /// ```compile_fail,E0308
@@ -178,7 +178,7 @@ pub trait Payload {
         self.len() == 0
     }
 
-    /// Whether nobody writes these bytes before the request completes: then they may be sent from where they lie, and a CRC that
+    /// Whether these bytes are not written before the request completes: then they may be sent from their memory, and a CRC that
     /// was computed over them stays right.
     fn is_stable(&self) -> bool;
 

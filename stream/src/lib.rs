@@ -25,7 +25,7 @@
 #![forbid(unsafe_code)]
 
 extern crate alloc;
-// The name by which `tests/common` knows this crate: it is part of the unit tests, too.
+// The name that `tests/common` uses for this crate: it is part of the unit tests, too.
 #[cfg(test)]
 extern crate self as uiw_stream;
 

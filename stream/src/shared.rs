@@ -16,7 +16,7 @@ pub(crate) struct Fin {
     pub(crate) received: bool,
 }
 
-/// What the two halves have in common, and what each tells the other.
+/// What the two halves have in common, and what each passes to the other.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: Config,

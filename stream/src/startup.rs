@@ -51,7 +51,7 @@ impl<M> Stream<M> {
         }
     }
 
-    /// A stream to itself negotiates with nobody: both ends have the same settings.
+    /// A stream to itself does not negotiate: both ends have the same settings.
     fn open_loopback(&mut self) {
         let config = &self.shared.config.startup;
         // The Reads that it asks for are the Reads that it answers.

@@ -64,7 +64,7 @@ pub struct Stream<M> {
 /// What the transport is to do: see [`Stream::poll_transmit`].
 #[derive(Debug)]
 pub enum Transmit<'a, M> {
-    /// Send these bytes. What the transport took is told by [`Stream::handle_sent`].
+    /// Send these bytes. The host reports what the transport took with [`Stream::handle_sent`].
     Bytes(Batch<'a, M>),
     /// Send a FIN behind everything.
     Fin,
@@ -142,7 +142,7 @@ impl<M> Stream<M> {
     /// bytes it took: the others are given again with more behind them, at least [`Stream::needed`] in all.
     ///
     /// It stops behind a start-up frame, so that the host can take the event of it; and it takes nothing while
-    /// [`Stream::wants_bytes`] is false. The bytes may be changed in place: Markers are removed from them.
+    /// [`Stream::accepts_bytes`] is false. The bytes may be changed in place: Markers are removed from them.
     #[inline]
     pub fn handle_bytes<H: Host<Memory = M>>(&mut self, host: &mut H, bytes: &mut [u8], now: Time) -> usize {
         self.shared.now = now;
@@ -208,7 +208,7 @@ impl<M> Stream<M> {
     /// What is due to be sent: builds FPDUs of what the host has posted and of answers, up to a batch. `None`: nothing, until
     /// something happens.
     ///
-    /// What is returned stays due until [`Stream::handle_sent`] tells that the transport took it.
+    /// What is returned stays due until [`Stream::handle_sent`] reports that the transport took it.
     #[inline]
     pub fn poll_transmit<H: Host<Memory = M>>(&mut self, host: &mut H, now: Time) -> Option<Transmit<'_, M>> {
         self.shared.now = now;
@@ -294,7 +294,7 @@ impl<M> Stream<M> {
         self.shared.timers.earliest()
     }
 
-    // What the host tells.
+    // The inputs of the host.
 
     /// Requests were posted: [`Stream::poll_transmit`] is due.
     #[inline]
@@ -361,7 +361,7 @@ impl<M> Stream<M> {
     /// receive, and behind the peer's FIN.
     #[inline]
     #[must_use]
-    pub fn wants_bytes(&self) -> bool {
+    pub fn accepts_bytes(&self) -> bool {
         match self.phase {
             Phase::Open => !self.shared.fin.received && !self.receiver.is_stalled(),
             Phase::AwaitReply(_) | Phase::AwaitRequest(_) => true,

@@ -61,7 +61,7 @@ fn a_close_that_the_peer_does_not_answer_is_cut_off() {
     assert!(matches!(pair.ends[0].error(), ConnError::Lost));
 }
 
-/// What end `n` sends next, which nobody gets: bytes, or `None` for FIN.
+/// What end `n` sends next, which does not arrive: bytes, or `None` for FIN.
 fn next_transmit(pair: &mut Pair, n: usize) -> Option<Option<usize>> {
     let now = pair.now;
     let end = &mut pair.ends[n];
@@ -76,7 +76,7 @@ fn next_transmit(pair: &mut Pair, n: usize) -> Option<Option<usize>> {
 }
 
 #[test]
-fn an_abort_tells_the_peer_that_it_is_not_at_fault() {
+fn an_abort_reports_that_the_peer_is_not_at_fault() {
     let mut pair = pair();
     let done = pair.ends[0].post(Op::Write { remote: at(0) }, b"done");
     pair.run();

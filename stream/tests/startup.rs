@@ -137,7 +137,7 @@ fn no_decision_and_no_frame_run_out_of_time() {
     let mut pair = Pair::new(Config::default(), Config::default());
     pair.ends[1].decision = Decision::Wait;
     pair.run();
-    assert!(pair.ends[1].stream.request().is_some() && !pair.ends[1].stream.wants_bytes());
+    assert!(pair.ends[1].stream.request().is_some() && !pair.ends[1].stream.accepts_bytes());
     pair.advance(ms(9_999));
     assert!(pair.ends.iter().all(|end| end.stream.is_starting()));
     pair.advance(ms(1));

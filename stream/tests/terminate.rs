@@ -154,7 +154,7 @@ fn a_read_of_which_one_byte_may_not_be_read_is_refused() {
 }
 
 #[test]
-fn answers_that_nobody_asked_for() {
+fn unsolicited_answers_are_refused() {
     let response = |stag| tagged(Opcode::ReadResponse, stag, 0);
     let sink = pair().ends[1].stream.sink();
     refused(pair(), &response(sink), b"x", Reason::TaggedInvalidStag);
@@ -319,7 +319,7 @@ fn a_send_waits_for_its_receive() {
     pair.ends[0].post(Op::Send, b"early");
     pair.ends[0].post(Op::Write { remote: at(0) }, b"behind");
     pair.run();
-    assert!(pair.ends[1].stream.is_stalled() && !pair.ends[1].stream.wants_bytes());
+    assert!(pair.ends[1].stream.is_stalled() && !pair.ends[1].stream.accepts_bytes());
     assert_eq!(pair.ends[1].stream.parked_len(), 18 + 5);
     assert_eq!(pair.ends[1].host.memory[..6], [0; 6], "nothing behind it is placed");
     // The stalled end goes on sending.

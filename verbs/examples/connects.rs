@@ -20,7 +20,7 @@ fn main() -> io::Result<()> {
     let slices = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(21);
     let (mut ratios, mut noise, mut rates) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..slices {
-        // Whoever comes first in one round comes last in another.
+        // The order changes from round to round.
         let order: [fn() -> io::Result<f64>; 2] = if round % 2 == 0 { [ours, raw] } else { [raw, ours] };
         let first = order[0]()?;
         let second = order[1]()?;
@@ -135,7 +135,7 @@ fn connect(to: SocketAddr, options: &Arc<ConnOptions>) -> usize {
     count
 }
 
-/// TCP connections a second. One is made when the server has accepted it, which its close tells: connects alone would run ahead
+/// TCP connections a second. One is made when the server has accepted it, which its close shows: connects alone would run ahead
 /// and overflow the listener's queue.
 fn raw() -> io::Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;

@@ -111,7 +111,7 @@ impl End {
     fn post(&self, op: SendOp, length: u32, chain: u64) {
         let sges = [self.sge(length)];
         let wrs = (0..chain).map(|wr_id| SendWr { wr_id, op, sges: &sges, flags: SendFlags::empty() });
-        // SAFETY: the region is the engine's own memory, and nobody looks at it.
+        // SAFETY: the region is the engine's own memory, and nothing reads it.
         unsafe { self.qp.post_send(wrs) }.expect("room in the send queue");
     }
 

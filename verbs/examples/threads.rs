@@ -118,7 +118,7 @@ impl End {
     fn send(&self, length: u32) {
         let sges = [self.sge(length)];
         let wr = SendWr { wr_id: 0, op: SendOp::Send, sges: &sges, flags: SendFlags::empty() };
-        // SAFETY: the region is the engine's own memory, and nobody looks at it.
+        // SAFETY: the region is the engine's own memory, and nothing reads it.
         unsafe { self.qp.post_send([wr]) }.expect("room in the send queue");
     }
 

@@ -1,7 +1,7 @@
 //! The safe API for programs without a runtime: the same names, every call waits on its own thread and drives the device
 //! meanwhile.
 
-use crate::cm::{ConnInfo, Ending};
+use crate::cm::{CloseReason, ConnInfo};
 use crate::{
     ConnOptions, ConnSettings, Device, Error, IoBuf, IoBufMut, Message, Mr, Op, Pd, RemoteMr, Result, Wc,
     WcError,
@@ -94,12 +94,12 @@ impl Connection {
     ///
     /// # Errors
     /// [`Error::NotConnected`] when the connection is gone already.
-    pub fn disconnect(&self) -> Result<Ending> {
+    pub fn disconnect(&self) -> Result<CloseReason> {
         self.device.block_on(self.inner.disconnect())
     }
 
     /// Waits until the connection has ended.
-    pub fn ended(&self) -> Ending {
+    pub fn ended(&self) -> CloseReason {
         self.device.block_on(self.inner.ended())
     }
 

@@ -98,14 +98,14 @@ impl Device {
         self.driver.deadline()
     }
 
-    /// Waits until no connection of a queue pair that is gone has anything left to say, at most for `patience`: before the process
+    /// Waits until no connection of a queue pair that is gone has anything left to say, at most for `timeout`: before the process
     /// ends, and its peers find their last bytes unanswered. True when all is said. Over a TCP in this process every other
     /// connection ends as well, as the kernel would end them after the process.
     ///
     /// The background thread drives meanwhile, so that this may be called when the calling thread's own storage is gone
     /// (`atexit`); with [`crate::Progress::Manual`] it drives itself.
-    pub fn settle(&self, patience: Duration) -> bool {
-        let until = Instant::now() + patience;
+    pub fn wait_idle(&self, timeout: Duration) -> bool {
+        let until = Instant::now() + timeout;
         while self.driver.is_draining() {
             if Instant::now() >= until {
                 return false;
@@ -116,7 +116,7 @@ impl Device {
             std::thread::sleep(Duration::from_micros(50));
         }
         // A TCP in this process ends with it.
-        while !self.driver.farewell() {
+        while !self.driver.drain() {
             if Instant::now() >= until {
                 return false;
             }
@@ -125,8 +125,7 @@ impl Device {
         true
     }
 
-    /// Tagged offsets of peers may be checked less strictly: a peer may invalidate plain regions with Send with Invalidate, as
-    /// siw allows and RFC 5040 section 8.1.1 forbids. Off by default.
+    /// Allows a peer to invalidate plain regions with Send with Invalidate, as siw does and RFC 5040 section 8.1.1 forbids. Off by default.
     pub fn set_lenient_invalidate(&self, on: bool) {
         self.driver.shared.table.set_lenient_invalidate(on);
     }

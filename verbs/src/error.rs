@@ -103,7 +103,7 @@ pub enum Error {
         /// The rule.
         source: mpa::startup::StartupError,
     },
-    /// The peer's Reply asks for what we cannot do; it was told so by a Terminate.
+    /// The peer's Reply asks for what we cannot do; a Terminate was sent.
     #[error("{peer} accepted, but {refusal}")]
     PeerRefusal {
         /// The peer.
@@ -127,8 +127,8 @@ pub enum Error {
         /// Whether we had asked for Markers: the Linux siw driver, for one, rejects that.
         markers_asked: bool,
     },
-    /// Nobody listens there.
-    #[error("{peer} refused the connection: nobody listens on that port")]
+    /// No program listens on that port.
+    #[error("{peer} refused the connection: no program listens on that port")]
     Refused {
         /// The peer.
         peer: SocketAddr,

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The types at this level are the *raw layer*: one to one with verbs, with the memory rules in the hands of the caller
-//! ([`Qp::post_send`] is `unsafe`). Nobody's thread is needed: the caller's drives while it polls, posts or waits, a background
+//! ([`Qp::post_send`] is `unsafe`). No extra thread is needed: the caller's drives while it polls, posts or waits, a background
 //! thread when it does not.
 
 mod api;
@@ -34,8 +34,8 @@ pub mod cm;
 pub mod tokio;
 
 pub use api::{
-    ConnSettings, Connection, Done, Grant, Incoming, IoBuf, IoBufMut, Listener, Message, Mr, Op, SharedMr,
-    WcError,
+    BoundWindow, ConnSettings, Connection, Done, Incoming, IoBuf, IoBufMut, Listener, Message, Mr, Op,
+    SharedMr, WcError,
 };
 pub use comp_channel::CompChannel;
 pub use cq::{Arm, Cq, CqOptions};

@@ -10,7 +10,7 @@ use mem::{
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// A peer's memory, as it is told to us: send it in a message of your own.
+/// A peer's memory, as the peer describes it in a message of the application.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteMr {
     /// Tagged offset of the first byte.

@@ -46,13 +46,13 @@ pub struct ConnOptions {
     /// error lands on the request that caused it; it costs a round trip. Needs an ORD of at least 1.
     pub acknowledged: bool,
     /// A peer that closes in order while nothing of ours is under way leaves the queue pair as it is, waiting for another connection:
-    /// in RTS, its receives posted. That is InfiniBand's habit, where a queue pair does not hear of the other one's end.
+    /// in RTS, its receives posted. So does InfiniBand, where a queue pair does not detect the other one's end.
     pub outlives_peer: bool,
     /// Time for TCP and MPA set-up together.
     pub startup_timeout: Duration,
-    /// How long a peer that refuses TCP is asked again, from the first refusal on: a program may announce its port before it
-    /// listens. Zero = once.
-    pub refused_patience: Duration,
+    /// How long a refused TCP connection is retried, from the first refusal on: a program may announce its port before it
+    /// listens. Zero: one attempt.
+    pub refused_retry_time: Duration,
     /// How long an inbound Send may wait for a receive before the stream is terminated; zero = not at all, [`Duration::MAX`] =
     /// for ever.
     pub no_receive_timeout: Duration,
@@ -82,7 +82,7 @@ impl Default for ConnOptions {
             acknowledged: false,
             outlives_peer: false,
             startup_timeout: Duration::from_secs(10),
-            refused_patience: Duration::ZERO,
+            refused_retry_time: Duration::ZERO,
             no_receive_timeout: Duration::from_secs(1),
             close_timeout: Duration::from_secs(5),
             fallback: true,
@@ -122,7 +122,7 @@ impl ConnOptions {
     }
 }
 
-/// Who moves the bytes of a device.
+/// Which thread moves the bytes of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Progress {
     /// The caller's thread when it polls, posts or waits; a background thread when it does not.
@@ -197,7 +197,7 @@ impl Default for Limits {
 pub struct DeviceOptions {
     /// Limits.
     pub limits: Limits,
-    /// Who makes progress.
+    /// Which thread makes progress.
     pub progress: Progress,
     /// Done around every thread's work.
     pub guard: Option<DriveGuard>,

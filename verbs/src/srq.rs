@@ -69,7 +69,7 @@ impl Srq {
     /// Posts receives in order.
     ///
     /// # Safety
-    /// As for [`crate::Qp::post_recv`]: the memory of every accepted receive is touched by nobody else until its completion was
+    /// As for [`crate::Qp::post_recv`]: the memory of every accepted receive is not accessed otherwise until its completion was
     /// taken, or the queue and its queue pairs are gone.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! tokio's reactor as the driver of a device (feature `tokio`).
 //!
-//! The safe API needs no runtime: its futures are woken by whoever drives, by default the device's background thread. Under
+//! The safe API needs no runtime: its futures are woken by the driving thread, by default the device's background thread. Under
 //! tokio that is one thread hop an arrival; [`drive`] takes it away.
 
 use crate::Device;

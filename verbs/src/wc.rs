@@ -128,10 +128,10 @@ impl WireReason {
 
 impl fmt::Display for WireReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let who = if self.from_peer { "the peer" } else { "this end" };
+        let end = if self.from_peer { "the peer" } else { "this end" };
         let Self { layer, etype, code, .. } = *self;
         let reason = rdmap::TerminateReason::from_codes(layer, etype, code);
-        write!(f, "{who} terminated the stream: {reason} (layer {layer}, type {etype}, code {code:#04x})")?;
+        write!(f, "{end} terminated the stream: {reason} (layer {layer}, type {etype}, code {code:#04x})")?;
         match self.origin {
             Origin::Rfc => Ok(()),
             Origin::Siw => f.write_str(", in the bytes of the Linux siw driver, which swaps layer and type"),

@@ -31,7 +31,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Each has two ends in this process; fewer where the process may not have as many descriptors.
 const CONNECTIONS: usize = 5000;
 /// What one end may hold while nothing moves.
@@ -67,7 +67,7 @@ impl Side {
     }
 
     fn event(&self) -> CmEventKind {
-        let until = Some(Instant::now() + PATIENCE);
+        let until = Some(Instant::now() + TIMEOUT);
         self.device.wait(until, |cx| self.channel.poll_pop(cx)).expect("an event").kind
     }
 }

@@ -44,7 +44,7 @@ async fn tasks_talk_while_tokio_drives() {
         task.await.unwrap();
     }
     for driver in drivers {
-        assert!(!driver.is_finished(), "it drives until it is told to stop");
+        assert!(!driver.is_finished(), "it drives until it is stopped");
         driver.abort();
     }
 }

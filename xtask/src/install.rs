@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// What `cargo xtask install` can be told.
+/// Options of `cargo xtask install`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Makes PREFIX/bin/uiw, PREFIX/lib/libibverbs.so.1 and PREFIX/lib/librdmacm.so.1. No root, no kernel module:

@@ -5,6 +5,7 @@ mod install;
 mod models;
 mod packages;
 mod process;
+mod prose;
 mod report;
 mod requirements;
 mod test;
@@ -27,6 +28,8 @@ enum Chore {
     Test(test::Options),
     /// Say which sentence of the RFCs has which test.
     Requirements(requirements::Options),
+    /// Check the wording of documents, comments, messages and names.
+    Prose(prose::Options),
     /// Run the models of the progress engine: every schedule of a few threads, random ones of more.
     Models(models::Options),
     /// Measure beside raw TCP.
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
     match Cli::parse().chore {
         Chore::Test(options) => test::run(&options),
         Chore::Requirements(options) => requirements::run(&options),
+        Chore::Prose(options) => prose::run(&options),
         Chore::Models(options) => models::run(&options),
         Chore::Bench(bench) => bench::run(&bench),
         Chore::Interop(Interop::Siw(options)) => {

@@ -3,7 +3,7 @@
 use std::process::{Command, ExitCode};
 use std::{env, io};
 
-/// What `cargo xtask models` can be told.
+/// Options of `cargo xtask models`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 First every schedule of at most four threads with at most three preemptions (loom), then random schedules of nine threads (shuttle).

@@ -17,7 +17,7 @@ pub(crate) struct Need {
 
 /// Which test needs what. Everything else needs Cargo alone.
 pub(crate) const NEEDS: &[Need] = &[
-    Need { program: "tshark", package: "tshark", tests: "interop: referees tshark::*" },
+    Need { program: "tshark", package: "tshark", tests: "interop: oracles tshark::*" },
     Need { program: "ip", package: "iproute2", tests: "interop: tests with network namespaces" },
     Need { program: "ethtool", package: "ethtool", tests: "interop: stacks pairings::*" },
     Need { program: "qemu-system-x86_64", package: "qemu-system-x86", tests: SIW },

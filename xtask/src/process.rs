@@ -28,7 +28,7 @@ pub(crate) enum End {
     TimedOut,
 }
 
-/// Ends the running process group when the user interrupts, so that nothing is left behind.
+/// Ends the running process group when the user interrupts, so that no process remains.
 pub(crate) fn handle_interrupts() {
     let installed = ctrlc::set_handler(|| {
         kill_group(CURRENT.load(Ordering::SeqCst));

@@ -15,7 +15,7 @@ use scan::Claim;
 const TABLE: &str = "interop/rfc/requirements.tsv";
 const NOT_APPLICABLE: &str = "interop/rfc/not-applicable.tsv";
 
-/// What `cargo xtask requirements` can be told.
+/// Options of `cargo xtask requirements`.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Says of each RFC how many MUST, MUST NOT and REQUIRED are proved by a test or are not applicable, and what is wrong with tags.
@@ -114,7 +114,7 @@ impl Trace {
     pub(crate) fn judge(&self, passed: &BTreeMap<String, u64>) -> Vec<String> {
         let mut of_a_name: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for claim in &self.claims {
-            // A test's tags may stand on several lines: its file is what tells it from another of the same name.
+            // A test's tags may stand on several lines: its file distinguishes it from another of the same name.
             let file = claim.place.rsplit_once(':').map_or(claim.place.as_str(), |(file, _)| file);
             of_a_name.entry(&claim.test).or_default().insert(file);
         }

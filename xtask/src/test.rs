@@ -17,10 +17,10 @@ const CAP: Duration = Duration::from_secs(45 * 60);
 /// Names the file in which a test that cannot run says so.
 const SKIP_LOG: &str = "UIW_SKIP_LOG";
 
-/// What `cargo xtask test` can be told.
+/// Options of `cargo xtask test`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Steps: fmt, clippy, doc, no_std, no_std_x86_64, no_std_thumbv7em (each counts as one test), then `cargo test --workspace`,
+Steps: fmt, clippy, doc, prose, no_std, no_std_x86_64, no_std_thumbv7em (each counts as one test), then `cargo test --workspace`,
 then requirements: every MUST of the RFCs is proved by a test that has just passed.
 Programs that tests need are installed with apt-get when run as root; without them the tests that need them
 are counted as skipped; the first run fetches about 240 MB for the virtual machine with the siw driver. Everything is ended after 45 minutes. Exit code 1 when something failed.")]
@@ -59,6 +59,13 @@ const STEPS: &[Step] = &[
         args: &["doc", "--no-deps", "--workspace"],
         target: None,
         env: &[("RUSTDOCFLAGS", "-Dwarnings")],
+    },
+    Step {
+        name: "prose",
+        component: None,
+        args: &["run", "--quiet", "--package", "xtask", "--", "prose"],
+        target: None,
+        env: &[],
     },
     Step {
         name: "no_std",

@@ -1,6 +1,6 @@
 //! How a name gets out of a Rust library with a version: a jump in assembly under a name of its own, and `.symver`.
 //!
-//! rustc hides whatever it does not know, and gives no versions to what it does. A symbol of `global_asm!` it does not see; the
+//! rustc hides symbols that are not its own, and gives no versions to what it does. A symbol of `global_asm!` it does not see; the
 //! version script of `build.rs` defines the nodes that the names here refer to.
 
 /// Unconditional jump.

@@ -1,5 +1,5 @@
-//! What the library exports: one line a name and version. "compat" is for programs linked long ago: the linker offers such a
-//! version to nobody. `build.rs` reads the nodes from here.
+//! What the library exports: one line per name and version. "compat" versions are for programs linked long ago; the linker does not use
+//! them for new programs. `build.rs` reads the nodes from here.
 
 use crate::export::exports;
 

@@ -119,7 +119,7 @@ pub struct ibv_port_attr {
     pub link_layer: u8,
     pub flags: u8,
     pub port_cap_flags2: u16,
-    /// In headers newer than 44 only: writers give the length they know.
+    /// In headers newer than 44 only: writers give the length of their version.
     pub active_speed_ex: u32,
 }
 layout!(ibv_port_attr: 56 { max_mtu: 4, gid_tbl_len: 12, port_cap_flags: 16, pkey_tbl_len: 32, lid: 34, lmc: 38, active_width: 43, phys_state: 45, link_layer: 46, flags: 47, port_cap_flags2: 48, active_speed_ex: 52 });

@@ -254,7 +254,7 @@ pub unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 
 /// Whether an event is there or will come.
 fn disconnect(id: &Id) -> Result<bool> {
-    // Waits for `rdma_connect` or `rdma_accept` of another thread, which is about to know the connection.
+    // Waits for `rdma_connect` or `rdma_accept` of another thread, which is about to get the connection.
     let _control = id.control();
     let (established, handle) = {
         let mut state = id.lock_alive().ok_or(Errno::INVAL)?;

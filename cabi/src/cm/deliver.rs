@@ -26,7 +26,7 @@ pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<*mut rdma_cm_event
         CmEventKind::Established(info) => established(id, &info),
         CmEventKind::Failed(error) => failed(id, &error),
         // The interface is gone, and the program may use another one; while it is only down there is nothing to do.
-        CmEventKind::Deaf { for_good, .. } => {
+        CmEventKind::ListenerDown { for_good, .. } => {
             for_good.then_some(())?;
             give(id, id, &Draft::new(RDMA_CM_EVENT_DEVICE_REMOVAL))
         }

@@ -1,7 +1,7 @@
 //! Orphaned channels: destroyed while a thread was between two reads of them.
 //!
 //! Programs (rping among them) have a thread that does nothing but `rdma_get_cm_event`, and a main thread that destroys the channel
-//! and ends the process without telling it. In rdma-core that thread sleeps on in the kernel. Here the last event and the
+//! and ends the process without notifying it. In rdma-core that thread sleeps on in the kernel. Here the last event and the
 //! destruction may be microseconds apart, so that the thread finds the channel destroyed when it calls again, and would end the
 //! process with an error before the main thread can end it with success. Therefore it sleeps, as it would in rdma-core.
 

@@ -14,7 +14,7 @@ use verbs::ConnOptions;
 
 /// Programs announce a port when it is bound, and listen a moment later (qperf does). With other implementations resolving addresses
 /// and routes takes longer than that.
-const REFUSED_PATIENCE: Duration = Duration::from_millis(200);
+const REFUSED_RETRY_TIME: Duration = Duration::from_millis(200);
 
 /// Options of a connection or listener of an id.
 ///
@@ -29,7 +29,7 @@ pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnOpt
         options.acknowledged = true;
         (options.ird, options.ord) = (options.ird.max(1), options.ord.max(1));
     }
-    options.refused_patience = REFUSED_PATIENCE;
+    options.refused_retry_time = REFUSED_RETRY_TIME;
     options.stream.tos = set.tos;
     options.stream.v6_only = set.v6_only;
     Ok(Arc::new(options))

@@ -20,7 +20,7 @@ struct Port {
     at: SocketAddr,
     /// `RDMA_OPTION_ID_REUSEADDR`
     reuse: bool,
-    /// Tells the ids of one port apart.
+    /// Distinguishes the ids of one port.
     holder: usize,
 }
 

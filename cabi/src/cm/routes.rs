@@ -81,7 +81,7 @@ pub(crate) fn next(channel: &Channel, has_token: bool) -> Option<(CmEvent, Optio
             return Some((event, id));
         }
         CmEventKind::ConnectRequest(request) => request.listener().map(Source::Listener),
-        CmEventKind::Deaf { listener, .. } => Some(Source::Listener(*listener)),
+        CmEventKind::ListenerDown { listener, .. } => Some(Source::Listener(*listener)),
         CmEventKind::Established(_) | CmEventKind::Failed(_) | CmEventKind::Disconnected(_) => {
             Some(Source::Conn(event.id))
         }

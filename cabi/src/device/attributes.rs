@@ -84,7 +84,7 @@ pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut 
     })
 }
 
-/// `ibv_query_device_ex`, by `verbs_context`: as much of the structure as the caller knows.
+/// `ibv_query_device_ex`, by `verbs_context`: as much of the structure as the caller's version has.
 ///
 /// # Safety
 /// `context` is NULL or one of ours, `attr` is NULL or `size` bytes can be written there.
@@ -114,7 +114,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         full.pci_atomic_caps = [0; 3];
         full.phys_port_cnt_ex = 1;
         let known = size.min(size_of::<ibv_device_attr_ex>());
-        // SAFETY: `known` bytes fit both; what the caller knows beyond is zeroed.
+        // SAFETY: `known` bytes fit both; the rest of the caller's structure is zeroed.
         unsafe {
             attr.cast::<u8>().write_bytes(0, size);
             std::ptr::copy_nonoverlapping((&raw const full).cast::<u8>(), attr.cast::<u8>(), known);

@@ -67,7 +67,7 @@ fn of_context(context: &Context, port: u32) -> Result<NetDev> {
     if port == 1 { context.device.netdev() } else { Err(Errno::INVAL) }
 }
 
-/// `ibv_query_port` of programs that know the structure as it grew; by `verbs_context`.
+/// `ibv_query_port` of programs compiled with the larger structure; by `verbs_context`.
 ///
 /// # Safety
 /// `context` is NULL or one of ours, `attr` is NULL or `len` bytes can be written there.
@@ -141,7 +141,7 @@ fn entry(netdev: &NetDev, index: usize, persona: Persona) -> Option<ibv_gid_entr
     })
 }
 
-/// `_ibv_query_gid_ex`: one entry, of the size that the caller knows.
+/// `_ibv_query_gid_ex`: one entry, of the caller's size.
 ///
 /// # Safety
 /// `context` is NULL or one of ours, `to` is NULL or `size` bytes can be written there.

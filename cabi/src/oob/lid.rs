@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(find("10.1.2.3", 24, "10.1.2.9"), Some("10.1.2.9".parse().unwrap()));
         assert_eq!(find("10.1.2.3", 16, "10.1.7.9"), Some("10.1.7.9".parse().unwrap()));
         assert_eq!(find("10.1.2.3", 24, "10.1.3.9"), None, "outside of the prefix");
-        assert_eq!(find("10.1.2.3", 8, "10.1.2.9"), None, "a prefix that 16 bits do not tell apart");
+        assert_eq!(find("10.1.2.3", 8, "10.1.2.9"), None, "a prefix that 16 bits do not cover");
         assert_eq!(find("127.0.0.1", 8, "127.0.0.1"), Some("127.0.0.1".parse().unwrap()));
     }
 

@@ -5,14 +5,14 @@ use crate::abi::ibv_gid;
 /// Marks the Request of an out-of-band connected queue pair.
 const MAGIC: [u8; 8] = *b"uiw pair";
 
-/// The two ends, as the sender of the data knows them.
+/// The two ends, from the view of the sender of the data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PairInfo {
     pub(super) from: End,
     pub(super) to: End,
     /// The PSN that the sender expects.
     pub(super) expects: u32,
-    /// The PSN that the sender begins with, if it knows it already (from RTS on).
+    /// The PSN that the sender begins with, if it is set already (from RTS on).
     pub(super) begins: Option<u32>,
 }
 

@@ -8,7 +8,7 @@ use crate::device::{gid, netdev::NetDev};
 use crate::errno::Errno;
 use std::net::SocketAddr;
 
-/// A pair, as one end knows it.
+/// A pair, from the view of one end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(super) own: End,

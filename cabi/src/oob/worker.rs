@@ -327,7 +327,7 @@ impl Pending {
             CmEventKind::Disconnected(_) => {
                 worker.with_conn(event.id, |number, pair| worker.disconnected(number, pair));
             }
-            CmEventKind::Deaf { error, .. } => tracing::error!(%error, "no peer can connect"),
+            CmEventKind::ListenerDown { error, .. } => tracing::error!(%error, "no peer can connect"),
             // The connection manager posts these, to its own channels.
             CmEventKind::Posted(_) => {}
         }

@@ -50,7 +50,7 @@ struct Half {
 enum Phase {
     /// Bytes of a startup frame.
     Startup(Vec<u8>),
-    /// The frame was read; what follows it, until the peer's frame tells how to read it.
+    /// The frame was read; what follows it, until the peer's frame determines how to read it.
     Waiting(Vec<u8>),
     Full(Framing),
     /// Nothing more can be decoded, which was reported.

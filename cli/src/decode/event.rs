@@ -14,9 +14,9 @@ pub struct Record {
     pub packet: u64,
     /// The iWARP connection, counted from 1 in the order of their startup frames.
     pub connection: u32,
-    /// Who sent it.
+    /// Its sender.
     pub from: SocketAddr,
-    /// To whom.
+    /// Its receiver.
     pub to: SocketAddr,
     /// What it is.
     #[serde(flatten)]
@@ -178,7 +178,7 @@ pub struct Message {
     pub length: u64,
     /// DDP segments.
     pub segments: u64,
-    /// What its own header says, in words.
+    /// A description of its own header.
     pub details: String,
     /// A Terminate's meaning.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -44,7 +44,7 @@ struct Flow {
 
 #[derive(Debug)]
 enum State {
-    /// From the SYN on, until the first bytes of either direction tell.
+    /// From the SYN on, until the first bytes of either direction decide.
     Watching {
         openings: [Vec<u8>; 2],
     },

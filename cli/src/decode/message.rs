@@ -84,7 +84,7 @@ impl Tracker {
         peers.uncertain = true;
     }
 
-    /// A message that has begun and not ended, in words.
+    /// A description of a message that has begun and not ended.
     pub(super) fn unfinished(&self) -> Option<String> {
         let untagged = self.queues.iter().filter_map(|queue| queue.current.as_ref());
         let untagged = untagged.map(|message| (message.first.rsvd_ulp & 0x0f, message.length));

@@ -1,4 +1,4 @@
-//! `uiw decode`: the iWARP traffic in a packet capture, whoever sent it.
+//! `uiw decode`: the iWARP traffic in a packet capture, of any sender.
 //!
 //! ```text
 //! capture ─► pcap ─► packet ─► flows ─► reassembly ─► connection ─► framing ─► segment ─► message ─► output
@@ -35,7 +35,7 @@ use crate::pcap::{Error, Reader};
 use flows::{Flows, Moment};
 use packet::Content;
 
-/// What `uiw decode` can be told.
+/// Options of `uiw decode`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = "\
 Exit code: 0 when every byte could be followed (departures from the RFCs included), 1 when some could not, \
@@ -60,7 +60,7 @@ pub fn run(args: &Args) -> ExitCode {
         Ok(_) => ExitCode::from(1),
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("uiw: {}: {failure}", args.file.display());
+            eprintln!("error: {}: {failure}\nhint: name a readable pcap or pcapng file", args.file.display());
             ExitCode::from(2)
         }
     }
@@ -81,7 +81,7 @@ pub fn run_to(args: &Args, out: &mut dyn Write) -> Result<Summary, Failure> {
 ///
 /// # Errors
 /// The input is no capture. A capture that is damaged further on is decoded up to there, which the
-/// [`Summary`] tells.
+/// [`Summary`] has it.
 pub fn decode(input: impl Read, sink: &mut dyn FnMut(&Record)) -> Result<Summary, Failure> {
     let mut reader = Reader::new(BufReader::with_capacity(1 << 16, input)).map_err(Failure::Capture)?;
     let mut flows = Flows::default();

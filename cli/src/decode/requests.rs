@@ -20,9 +20,9 @@ pub(super) enum Request {
 #[derive(Debug, Default)]
 pub(super) struct Outstanding {
     requests: VecDeque<Request>,
-    /// The peer's IRD, when its startup frame told it.
+    /// The peer's IRD, if its startup frame had it.
     pub(super) limit: Option<u16>,
-    /// A hole or a wrong CRC may hide a request or a response: nothing is held against anybody from then on.
+    /// A hole or a wrong CRC may hide a request or a response: no departure is reported from then on.
     pub(super) uncertain: bool,
 }
 
@@ -62,7 +62,7 @@ impl Outstanding {
         });
         let Some((at, sink_stag, sink_to, asked)) = reads else {
             if !self.uncertain && response.segments == 1 {
-                out.push(Event::departure("RFC 5040 5.2.2", "an RDMA Read Response that nobody asked for"));
+                out.push(Event::departure("RFC 5040 5.2.2", "an RDMA Read Response without a request"));
             }
             return;
         };
@@ -88,7 +88,7 @@ impl Outstanding {
         if let Some(at) = at {
             self.requests.remove(at);
         } else if !self.uncertain {
-            let what = format!("an Atomic Response to request {request_id}, which nobody made");
+            let what = format!("an Atomic Response to request {request_id}, which was not sent");
             out.push(Event::departure("RFC 7306 5.2", what));
         }
     }

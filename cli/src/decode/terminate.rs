@@ -1,4 +1,4 @@
-//! Terminates in words, those of siw as well.
+//! Descriptions of Terminates, those of siw as well.
 
 use rdmap::{HeaderCopy, Origin};
 
@@ -7,7 +7,7 @@ use super::event::{Event, Terminate};
 /// Reserved bits of the Terminate Control: third byte, fourth byte (RFC 5040 section 4.8, Figure 8).
 const RESERVED: [u8; 2] = [0x1f, 0xff];
 
-/// A Terminate's bytes behind the DDP header: in words, and by its numbers.
+/// A Terminate's bytes behind the DDP header: a description, and its numbers.
 pub(super) fn describe(bytes: &[u8], out: &mut Vec<Event>) -> (String, Option<Terminate>) {
     let (terminate, origin) = match rdmap::Terminate::parse_any(bytes) {
         Ok(found) => found,

@@ -1,6 +1,6 @@
 //! The lines of the demo: every way a byte can move, and the ways the wire can be set up.
 
-use crate::args::{Fpdu, Wishes};
+use crate::args::{Fpdu, PeerOptions};
 use verbs::FpduSize;
 
 /// A way to move a file.
@@ -25,7 +25,7 @@ pub(super) enum Way {
 #[derive(Clone, Debug)]
 pub(super) struct Case {
     pub(super) way: Way,
-    pub(super) wishes: Wishes,
+    pub(super) peer_options: PeerOptions,
     /// What is special about the wire.
     pub(super) wire: &'static str,
 }
@@ -103,15 +103,15 @@ impl Way {
 
 /// All lines, in their order.
 pub(super) fn all() -> Vec<Case> {
-    let usual = Way::ALL.map(|way| Case { way, wishes: Wishes::default(), wire: "" });
+    let usual = Way::ALL.map(|way| Case { way, peer_options: PeerOptions::default(), wire: "" });
     let settings = [
-        ("CRC off", Wishes { crc: false, ..Wishes::default() }),
-        ("Markers", Wishes { markers: true, ..Wishes::default() }),
+        ("CRC off", PeerOptions { crc: false, ..PeerOptions::default() }),
+        ("Markers", PeerOptions { markers: true, ..PeerOptions::default() }),
         // What fits an Ethernet frame of 1500 bytes.
-        ("FPDUs of 1424", Wishes { fpdu: Fpdu(FpduSize::Fixed(1424)), ..Wishes::default() }),
+        ("FPDUs of 1424", PeerOptions { fpdu: Fpdu(FpduSize::Fixed(1424)), ..PeerOptions::default() }),
     ];
-    let special = settings.into_iter().flat_map(|(wire, wishes)| {
-        [Way::Send, Way::Write, Way::Read].map(|way| Case { way, wishes: wishes.clone(), wire })
+    let special = settings.into_iter().flat_map(|(wire, peer_options)| {
+        [Way::Send, Way::Write, Way::Read].map(|way| Case { way, peer_options: peer_options.clone(), wire })
     });
     usual.into_iter().chain(special).collect()
 }

@@ -1,11 +1,11 @@
 //! The demo's first process: it moves the file, and compares what it Reads.
 
 use super::case::{Case, ELEMENTS, Way, blocks};
-use super::talk::{Go, HELLO, TALK_LEN, Verdict};
+use super::talk::{GREETING, Go, TALK_LEN, Verdict};
 use crate::fail::{Failure, Result};
-use crate::link::{Depths, Half, Until, Wait, post};
-use crate::mailbox::{Event, Mailbox};
 use crate::memory::Buffer;
+use crate::msg_conn::{Event, MsgConn};
+use crate::qp_setup::{Depths, Half, Until, Wait, post};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use verbs::{Device, Pd, Remote, STag, SendFlags, SendOp, Sge};
@@ -13,7 +13,7 @@ use verbs::{Device, Pd, Remote, STag, SendFlags, SendOp, Sge};
 /// Requests under way at a time.
 const DEPTH: usize = 32;
 /// How long a line may stand still.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What a line measured.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,7 +26,7 @@ pub(super) struct Moved {
 pub(super) struct Line<'a> {
     case: &'a Case,
     file: &'a [u8],
-    mailbox: Mailbox,
+    conn: MsgConn,
     /// The file, or where Reads go.
     memory: Buffer,
     /// Where the old values of atomics go.
@@ -51,17 +51,18 @@ impl<'a> Line<'a> {
         let old = Buffer::exclusive(pd, 8)?;
         let depths = Depths { sges: ELEMENTS as u32, ..Depths::new(DEPTH as u32 + 4, 4) };
         let half = Half::new(device, pd, &depths)?;
-        let hello = [HELLO, number.to_string().as_bytes()].concat();
-        let mailbox = Mailbox::connect(half, (4, TALK_LEN as u32), peer, &case.wishes.options(), &hello)?;
-        Ok(Self { case, file, mailbox, memory, old, in_flight: 0 })
+        let greeting = [GREETING, number.to_string().as_bytes()].concat();
+        let conn =
+            MsgConn::connect(half, (4, TALK_LEN as u32), peer, &case.peer_options.options(), &greeting)?;
+        Ok(Self { case, file, conn, memory, old, in_flight: 0 })
     }
 
-    /// Moves the file again and again for `time`, verifying it every time. The clock stands while bytes are compared.
+    /// Moves the file repeatedly for `time`, verifying it every time. The clock stands while bytes are compared.
     pub(super) fn run(&mut self, time: Duration) -> Result<Moved> {
         let mut moved = Moved::default();
         let begun = Instant::now();
         loop {
-            let go: Go = self.hear()?;
+            let go: Go = self.expect_message()?;
             let start = Instant::now();
             self.pass(&go)?;
             self.end()?;
@@ -75,7 +76,7 @@ impl<'a> Line<'a> {
     }
 
     pub(super) fn close(self) {
-        self.mailbox.link.close();
+        self.conn.link.close();
     }
 
     fn pass(&mut self, go: &Go) -> Result<()> {
@@ -166,7 +167,7 @@ impl<'a> Line<'a> {
         if self.in_flight == DEPTH {
             self.drain(DEPTH / 2)?;
         }
-        post(&self.mailbox.link.qp, 0, op, sges, SendFlags::SIGNALED | flags)?;
+        post(&self.conn.link.qp, 0, op, sges, SendFlags::SIGNALED | flags)?;
         self.in_flight += 1;
         Ok(())
     }
@@ -192,7 +193,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    fn hear<T: serde::de::DeserializeOwned>(&mut self) -> Result<T> {
+    fn expect_message<T: serde::de::DeserializeOwned>(&mut self) -> Result<T> {
         let bytes = self.message()?;
         serde_json::from_slice(&bytes).map_err(|_| self.out_of_turn())
     }
@@ -203,8 +204,8 @@ impl<'a> Line<'a> {
             match self.event()? {
                 Event::Sent(_) => self.in_flight -= 1,
                 Event::Message { slot, len } => {
-                    let bytes = self.mailbox.bytes(slot, len)?;
-                    self.mailbox.repost(slot)?;
+                    let bytes = self.conn.bytes(slot, len)?;
+                    self.conn.repost(slot)?;
                     return Ok(bytes);
                 }
             }
@@ -212,19 +213,19 @@ impl<'a> Line<'a> {
     }
 
     fn event(&self) -> Result<Event> {
-        let until = Until::deadline(Instant::now() + PATIENCE);
-        let event = self.mailbox.next(Wait::Sleep, until)?;
+        let until = Until::deadline(Instant::now() + TIMEOUT);
+        let event = self.conn.next(Wait::Sleep, until)?;
         event.ok_or_else(|| {
-            Failure::lost(self.case.way.name(), format!("closed, or nothing happened for {PATIENCE:?}"))
+            Failure::lost(self.case.way.name(), format!("closed, or nothing happened for {TIMEOUT:?}"))
         })
     }
 
     fn out_of_turn(&self) -> Failure {
-        Failure::lost(self.case.way.name(), "the peer said something out of turn")
+        Failure::lost(self.case.way.name(), "the peer sent a message out of turn")
     }
 
     fn verify(&mut self) -> Result<()> {
-        let verdict: Verdict = self.hear()?;
+        let verdict: Verdict = self.expect_message()?;
         if let Some(wrong) = verdict.wrong {
             return Err(Failure::differs(self.case.way.name(), wrong));
         }

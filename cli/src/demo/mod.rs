@@ -1,4 +1,4 @@
-//! `uiw demo`: two processes move a file in every way the protocol knows, each verified byte for byte, beside raw TCP.
+//! `uiw demo`: transfers a file between two processes with every RDMA operation, verifies it byte for byte, and compares with raw TCP.
 
 mod case;
 mod client;
@@ -42,9 +42,8 @@ pub(crate) struct Args {
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let path = match &args.file {
         Some(path) => path.clone(),
-        None => {
-            std::env::current_exe().map_err(|error| Failure::local("finding the own executable", error))?
-        }
+        None => std::env::current_exe()
+            .map_err(|error| Failure::local("cannot find the program's own file", error))?,
     };
     let file = read_file(&path)?;
     let demo = Demo::start(opener, &path, &file, args)?;
@@ -102,8 +101,8 @@ impl<'a> Demo<'a> {
         peer_args.extend(corrupt.as_deref());
         let server = Server::start(&peer_args)?;
         let raw = server.first_line().split_whitespace().nth(3).and_then(|word| word.parse().ok());
-        let raw = raw
-            .ok_or_else(|| Failure::local("starting a second process", "it did not say where it listens"))?;
+        let raw =
+            raw.ok_or_else(|| Failure::local("cannot start a second process", "it printed no address"))?;
         let time = Duration::from_secs_f64(args.seconds);
         Ok(Self { device, pd, file, server, raw, time })
     }
@@ -183,9 +182,9 @@ fn line_json(number: usize, case: &Case, outcome: &Result<Verified>) -> serde_js
         "type": "line",
         "line": number + 1,
         "name": case.way.name(),
-        "crc": case.wishes.crc,
-        "markers": case.wishes.markers,
-        "fpdu": case.wishes.fpdu,
+        "crc": case.peer_options.crc,
+        "markers": case.peer_options.markers,
+        "fpdu": case.peer_options.fpdu,
         "verified": outcome.is_ok(),
     });
     match outcome {

@@ -1,12 +1,12 @@
 //! The demo's second process: it has the file too, receives what the first one moves, and compares byte for byte.
 
 use super::case::{Case, Way, all, blocks};
-use super::talk::{Go, HELLO, TALK_LEN, Verdict};
+use super::talk::{GREETING, Go, TALK_LEN, Verdict};
 use super::{raw, read_file};
 use crate::fail::{Failure, Result};
-use crate::link::{Depths, Half, Link, RECV, Until, Wait, completions, post, post_srq, send_copy};
 use crate::memory::Buffer;
 use crate::open::Opener;
+use crate::qp_setup::{Depths, Half, Link, RECV, Until, Wait, completions, post, post_srq, send_copy};
 use crate::stop::Stop;
 use crate::text;
 use std::path::PathBuf;
@@ -83,7 +83,7 @@ struct Line<'a> {
 impl Peer {
     fn line(&self, request: ConnRequest) -> Result<()> {
         let number =
-            request.private_data().strip_prefix(HELLO).and_then(|bytes| std::str::from_utf8(bytes).ok());
+            request.private_data().strip_prefix(GREETING).and_then(|bytes| std::str::from_utf8(bytes).ok());
         let number = number.and_then(|digits| digits.parse::<usize>().ok());
         let Some((number, case)) = number.and_then(|number| Some((number, self.cases.get(number)?))) else {
             return request.reject(b"no such line").map_err(Failure::from);
@@ -120,7 +120,7 @@ impl<'a> Line<'a> {
         let cq = peer.device.create_cq(RECVS + 64, options)?;
         let depths = Depths { srq: srq.clone(), ..Depths::new(16, RECVS) };
         let half = Half::on(&peer.device, pd, &cq, &depths)?;
-        let link = half.accept(request, &case.wishes.options(), &[], Until::stop(&peer.stop))?;
+        let link = half.accept(request, &case.peer_options.options(), &[], Until::stop(&peer.stop))?;
         let cell = Buffer::shared(pd, 8, Access::REMOTE_ATOMIC)?;
         Ok(Self { peer, way, corrupt, link, target, cell, srq, events, window, wrong: None })
     }
@@ -214,12 +214,12 @@ impl<'a> Line<'a> {
         });
         match &self.srq {
             Some(srq) => post_srq(srq, receives)?,
-            None => crate::link::post_recvs(&self.link.qp, receives)?,
+            None => crate::qp_setup::post_recvs(&self.link.qp, receives)?,
         }
         Ok(to)
     }
 
-    /// Tells the client where the file goes. False when it has closed.
+    /// Sends the client the file's destination. False when it has closed.
     fn go(&self) -> Result<bool> {
         if self.window.is_some() && !self.bound()? {
             return Ok(false);
@@ -294,7 +294,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Compares, and tells.
+    /// Compares, and reports.
     fn verdict(&mut self) -> Result<()> {
         if !self.way.is_read() {
             if self.corrupt {

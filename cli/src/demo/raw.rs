@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a read or write.
 const CALL: usize = 256 << 10;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// The client asks for the file / is about to send it.
 const FROM_PEER: u8 = b'r';
 const TO_PEER: u8 = b'w';
@@ -17,7 +17,7 @@ const WRONG: u8 = b'-';
 
 /// Serves the file in a thread that ends with the process.
 pub(super) fn serve(file: Vec<u8>) -> Result<SocketAddr> {
-    let failed = |error: io::Error| Failure::local("listening for raw TCP", error);
+    let failed = |error: io::Error| Failure::local("cannot listen for raw TCP", error);
     let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
     std::thread::spawn(move || {
@@ -50,8 +50,8 @@ fn serve_one(mut stream: TcpStream, file: &[u8]) -> io::Result<()> {
 
 fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))
 }
 
 fn write(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {

@@ -10,7 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Private data of the client: this, and the number of the line.
-pub(super) const HELLO: &[u8] = b"uiw-demo/1 ";
+pub(super) const GREETING: &[u8] = b"uiw-demo/1 ";
 /// Bytes of a short Send at most.
 pub(super) const TALK_LEN: usize = 512;
 

@@ -154,12 +154,12 @@ fn buffer(name: &'static str, knob: &str, bdp: u64) -> Check {
     let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{knob}")).unwrap_or_default();
     let values: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     let [least, usual, most] = values[..] else {
-        return Check::ok(name, format!("the kernel does not tell {knob} here"))
+        return Check::ok(name, format!("the kernel does not report {knob} here"))
             .not(State::Limited, "run it in the first network namespace, or where /proc is mounted");
     };
     let wanted = 2 * bdp;
     let says = format!(
-        "up to {} bytes; a path with {} on its way wants {}",
+        "up to {} bytes; a path with {} in flight needs {}",
         grouped(most),
         grouped(bdp),
         grouped(wanted)
@@ -198,7 +198,7 @@ fn link(interface: &Interface) -> Check {
         .with(json!({ "mtu": mtu, "up": is_up }));
     match (is_up, mtu) {
         (false, _) => check.not(State::Limited, format!("ip link set {name} up")),
-        (true, ..1280) => check.not(State::Limited, format!("ip link set {name} mtu 1500: IPv6 wants 1280")),
+        (true, ..1280) => check.not(State::Limited, format!("ip link set {name} mtu 1500: IPv6 needs 1280")),
         (true, _) => check,
     }
 }
@@ -226,10 +226,10 @@ fn modes(interface: &Interface) -> Check {
             of(Check::ok(NAME, says).with(details))
         }
         Err(error) if error.kind() == ErrorKind::Unsupported => {
-            let check = Check::ok(NAME, "generic; the kernel (before 6.3) does not tell of others");
+            let check = Check::ok(NAME, "generic; the kernel (before 6.3) does not report others");
             of(check.not(State::Limited, "try mode=native"))
         }
-        Err(error) => of(Check::ok(NAME, format!("generic; the kernel does not tell of others: {error}"))
+        Err(error) => of(Check::ok(NAME, format!("generic; the kernel does not report others: {error}"))
             .not(State::Limited, "try mode=native")),
     }
 }

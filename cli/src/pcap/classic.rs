@@ -31,7 +31,7 @@ impl Header {
         };
         let mut rest = [0; 20];
         source.exact(&mut rest, "file header")?;
-        // The upper 16 bits tell about a frame check sequence behind each packet; IP's length cuts it off.
+        // The upper 16 bits describe a frame check sequence behind each packet; IP's length cuts it off.
         let link = order.u32_at(&rest, 16).unwrap_or_default() & 0xffff;
         Ok(Self { order, nanoseconds_per_unit, link: LinkType(link) })
     }

@@ -119,7 +119,7 @@ fn what_is_not_a_capture() {
 }
 
 #[test]
-fn an_interface_nobody_described() {
+fn an_interface_without_a_description() {
     let mut file = section(Order::Big);
     file.extend(block(Order::Big, 6, &numbers(Order::Big, &[0, 0, 0, 0, 0])));
     assert!(matches!(packets(&file), Err(Error::Interface { interface: 0, .. })));

@@ -1,5 +1,5 @@
 //! `uiw perf --compare`: ours and raw TCP in alternating slices, each on a new connection, and raw TCP against raw TCP between
-//! them, which tells how much of a difference is noise.
+//! them, which shows how much of a difference is noise.
 
 use super::plan::Plan;
 use super::raw::{Client, Measured};
@@ -116,7 +116,7 @@ pub(crate) fn compare(
     slices: usize,
     progress: &mut Progress,
 ) -> Result<Comparison> {
-    let (raw, _raw_link) = Client::open(device, pd, peer, plan.wishes.congestion.as_deref())?;
+    let (raw, _raw_link) = Client::open(device, pd, peer, plan.peer_options.congestion.as_deref())?;
     let bench = Bench { device, pd, peer, plan, raw };
     let raw_size = bench.raw_size(TRIES.min(slices))?;
     let mut last = None;
@@ -124,7 +124,7 @@ pub(crate) fn compare(
     let steps = if !plan.latency && plan.size < SMALL { 4 } else { 3 };
     for round in 0..slices {
         progress.show(|| format!("comparing with raw TCP: slice {} of {slices}", round + 1));
-        // Whoever comes first in one round comes last in another: nobody always follows the same neighbour.
+        // The order rotates with every round: no measurement always follows the same one.
         for step in 0..steps {
             match (round + step) % steps {
                 0 => first.push(bench.raw_slice(raw_size)?),
@@ -140,7 +140,7 @@ pub(crate) fn compare(
     }
     progress.clear();
     let Some(last) = last else {
-        return Err(Failure::usage("--slices 0", "nothing to compare", "ask for some"));
+        return Err(Failure::usage("--slices 0", "nothing to compare", "use at least one slice"));
     };
     let figures = |slices: &[Slice]| slices.iter().map(|slice| slice.figure).collect::<Vec<_>>();
     let ratio =

@@ -1,7 +1,7 @@
 //! `uiw perf`: throughput and latency, alone or beside raw TCP.
 
 mod compare;
-mod lane;
+mod flow_state;
 mod opposite;
 pub(crate) mod pattern;
 mod plan;
@@ -13,8 +13,8 @@ pub(crate) mod source;
 use crate::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, seconds};
 use crate::child::Server;
 use crate::fail::Result;
-use crate::link::Wait;
 use crate::open::Opener;
+use crate::qp_setup::Wait;
 use crate::serve;
 use crate::service::Op;
 use crate::text::{self, Progress};
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     /// Every power of two from 2 bytes to 8 MiB
     #[arg(long, conflicts_with = "size")]
     sweep: bool,
-    /// Connections at a time; with --bidirectional as many again
+    /// Connections at a time; doubled by --bidirectional
     #[arg(long, default_value_t = 1)]
     connections: u32,
     /// Messages under way on a connection [default: as many as have 1 MiB together (Reads: 4 MiB), 2 to 128]

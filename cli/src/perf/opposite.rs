@@ -1,18 +1,18 @@
 //! The client's end of a connection on which the server posts.
 
-use super::lane::{LANE_SHIFT, MARK, RECVS, STATS_LEN, last_of, slot_of};
+use super::flow_state::{FLOW_SHIFT, MARK, RECVS, STATS_LEN, last_of, slot_of};
 use super::pattern;
 use super::plan::Plan;
 use crate::fail::{Failure, Result};
-use crate::link::{Depths, Half, Link, RECV, post, post_recvs, send_copy};
 use crate::memory::Buffer;
+use crate::qp_setup::{Depths, Half, Link, RECV, post, post_recvs, send_copy};
 use crate::service::{Op, Opposite, Service, Stats};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use verbs::{Access, Cq, Device, Pd, SendFlags, SendOp, Wc, WcStatus};
 
 /// A connection in the opposite direction.
-pub(crate) struct OppositeLane {
+pub(crate) struct OppositeFlow {
     pub(crate) link: Link,
     plan: Plan,
     index: u64,
@@ -23,7 +23,7 @@ pub(crate) struct OppositeLane {
     pub(crate) stats: Option<Stats>,
 }
 
-impl OppositeLane {
+impl OppositeFlow {
     /// Requests in its queue, and completions of it, at most.
     pub(crate) const DEPTH: u32 = 4 + RECVS as u32;
 
@@ -45,25 +45,25 @@ impl OppositeLane {
         }
         let ring = Buffer::exclusive(pd, STATS_LEN * RECVS as usize)?;
         let half = Half::on(device, pd, cq, &Depths::new(4, RECVS as u32))?;
-        let receive = |slot: u64| (index << LANE_SHIFT | slot, Some(slot_of(&ring, slot, STATS_LEN)));
+        let receive = |slot: u64| (index << FLOW_SHIFT | slot, Some(slot_of(&ring, slot, STATS_LEN)));
         post_recvs(&half.qp, (0..RECVS).map(receive))?;
         let back = open.remote();
         let opposite =
             Opposite { chain: plan.chain, signal_every: plan.signal_every, iterations: plan.iterations };
         let order = Service::Perf(plan.order(Some((back.addr, back.rkey)), Some(opposite)));
-        let link = half.connect(peer, &plan.wishes.options(), &order.private_data())?;
+        let link = half.connect(peer, &plan.peer_options.options(), &order.private_data())?;
         Ok(Self { link, plan: plan.clone(), index, open, ring, stats: None })
     }
 
     /// Asks for statistics; while the server posts they come when it has ended.
     pub(crate) fn ask(&mut self) -> Result<()> {
         self.stats = None;
-        post(&self.link.qp, self.index << LANE_SHIFT | MARK, SendOp::Send, &[], SendFlags::SIGNALED)
+        post(&self.link.qp, self.index << FLOW_SHIFT | MARK, SendOp::Send, &[], SendFlags::SIGNALED)
     }
 
     /// Lets the server begin. Its statistics are awaited from now on.
     pub(crate) fn go(&mut self) -> Result<()> {
-        send_copy(&self.link.qp, self.index << LANE_SHIFT | MARK, &[Opposite::GO])?;
+        send_copy(&self.link.qp, self.index << FLOW_SHIFT | MARK, &[Opposite::GO])?;
         self.ask()
     }
 
@@ -71,7 +71,7 @@ impl OppositeLane {
     pub(crate) fn stop(&mut self) -> Result<()> {
         match self.stats {
             Some(_) => Ok(()),
-            None => send_copy(&self.link.qp, self.index << LANE_SHIFT | MARK, &[Opposite::STOP]),
+            None => send_copy(&self.link.qp, self.index << FLOW_SHIFT | MARK, &[Opposite::STOP]),
         }
     }
 
@@ -83,13 +83,13 @@ impl OppositeLane {
         if wc.wr_id & RECV == 0 {
             return Ok(());
         }
-        let slot = wc.wr_id & !RECV & ((1 << LANE_SHIFT) - 1);
+        let slot = wc.wr_id & !RECV & ((1 << FLOW_SHIFT) - 1);
         let mut bytes = vec![0; (wc.byte_len as usize).min(STATS_LEN)];
         self.ring.read(slot as usize * STATS_LEN, &mut bytes)?;
         let stats = serde_json::from_slice(&bytes)
             .map_err(|_| Failure::lost(self.link.peer(), "sent no statistics where they were due"))?;
         self.stats = Some(stats);
-        let receive = (self.index << LANE_SHIFT | slot, Some(slot_of(&self.ring, slot, STATS_LEN)));
+        let receive = (self.index << FLOW_SHIFT | slot, Some(slot_of(&self.ring, slot, STATS_LEN)));
         post_recvs(&self.link.qp, [receive])
     }
 

@@ -3,9 +3,9 @@
 use super::Args;
 use super::raw::Way;
 use super::source::Messages;
-use crate::args::Wishes;
+use crate::args::PeerOptions;
 use crate::fail::{Failure, Result};
-use crate::link::Wait;
+use crate::qp_setup::Wait;
 use crate::serve::perf::{MAX_DEPTH, MAX_MEMORY, MAX_SIZE};
 use crate::service::{Op, Opposite, PerfOrder};
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub(crate) struct Plan {
     pub(crate) bidirectional: bool,
     pub(crate) wait: Wait,
     pub(crate) validate: bool,
-    pub(crate) wishes: Wishes,
+    pub(crate) peer_options: PeerOptions,
     pub(crate) time: Duration,
     /// Messages on each connection; `None` = as many as the time allows.
     pub(crate) iterations: Option<u64>,
@@ -55,7 +55,7 @@ impl Plan {
             bidirectional: args.bidirectional,
             wait: args.wait(),
             validate: args.validate,
-            wishes: args.conn.wishes(),
+            peer_options: args.conn.peer_options(),
             time: Duration::from_secs_f64(args.seconds),
             iterations: args.iterations,
         };
@@ -128,7 +128,7 @@ impl Plan {
             validate: self.validate,
             back,
             opposite,
-            wishes: self.wishes.clone(),
+            peer_options: self.peer_options.clone(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Raw TCP beside a measurement: the same machines, the same processes, the same kind of thread, as fast as sockets get.
 
 use crate::fail::{Failure, Result};
-use crate::link::{Depths, Half, Until, Wait};
+use crate::qp_setup::{Depths, Half, Until, Wait};
 use crate::service::{RawReply, Service};
 use crate::spin::Spin;
 use crate::stop::Stop;
@@ -22,7 +22,7 @@ pub(crate) const MEMORY: u64 = AT_ONCE as u64 * (MAX_MEMORY as u64 + MAX_BUFFER 
 /// A reader of small writes asks for this many bytes.
 const MIN_READ: usize = 64_000;
 /// A peer that stops in the middle.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Where a measurement's bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,12 +100,12 @@ pub(crate) fn cpu_ns() -> u64 {
 /// Serves raw connections as long as the iWARP connection stands that asked for them.
 pub(crate) fn serve(device: &Device, pd: &Pd, stop: &Stop, request: ConnRequest) -> Result<()> {
     let peer = request.peer_addr();
-    let failed = |error: io::Error| Failure::local(format!("raw TCP for {peer}"), error);
+    let failed = |error: io::Error| Failure::local(format!("cannot serve raw TCP to {peer}"), error);
     let listener = TcpListener::bind((request.local_addr().ip(), 0)).map_err(failed)?;
     let port = listener.local_addr().map_err(failed)?.port();
     let reply = serde_json::to_vec(&RawReply { port }).unwrap_or_default();
     let half = Half::new(device, pd, &Depths::new(1, 1))?;
-    crate::link::post_recvs(&half.qp, [(0, None)])?;
+    crate::qp_setup::post_recvs(&half.qp, [(0, None)])?;
     let link = half.accept(request, &ConnOptions::default(), &reply, Until::stop(stop))?;
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {
@@ -169,8 +169,8 @@ fn serve_one(mut stream: TcpStream) -> io::Result<()> {
 
 fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))
 }
 
 fn set_congestion(stream: &TcpStream, name: &[u8; 16]) -> io::Result<()> {
@@ -294,7 +294,7 @@ impl Client {
         pd: &Pd,
         peer: SocketAddr,
         congestion: Option<&str>,
-    ) -> Result<(Self, crate::link::Link)> {
+    ) -> Result<(Self, crate::qp_setup::Link)> {
         let half = Half::new(device, pd, &Depths::new(1, 1))?;
         let link = half.connect(peer, &ConnOptions::default(), &Service::Raw.private_data())?;
         let reply: RawReply = serde_json::from_slice(&link.info.private_data)

@@ -1,11 +1,11 @@
 //! A measurement from its first message to its last.
 
-use super::lane::Lane;
-use super::opposite::OppositeLane;
+use super::flow_state::FlowState;
+use super::opposite::OppositeFlow;
 use super::plan::Plan;
 use super::raw::cpu_ns;
 use crate::fail::{Failure, Result};
-use crate::link::{Until, completions, cq_options};
+use crate::qp_setup::{Until, completions, cq_options};
 use crate::service::{Op, Stats};
 use crate::spin::Spin;
 use hdrhistogram::Histogram;
@@ -15,11 +15,12 @@ use std::time::{Duration, Instant};
 use verbs::{Cq, Device, Path, Pd, Wc};
 
 /// How long the end of a run may take: what is under way, and the server's last word.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// An empty histogram of nanoseconds, up to a minute, with three digits.
 pub(crate) fn histogram() -> Result<Histogram<u64>> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 3).map_err(|error| Failure::local("histogram", error))
+    Histogram::new_with_bounds(1, 60_000_000_000, 3)
+        .map_err(|error| Failure::local("cannot make a histogram", error))
 }
 
 /// What was measured.
@@ -49,9 +50,9 @@ pub(crate) struct Run {
     device: Device,
     cq: Arc<Cq>,
     plan: Plan,
-    lanes: Vec<Lane>,
+    flows: Vec<FlowState>,
     /// Those on which the server posts.
-    opposite: Vec<OppositeLane>,
+    opposite: Vec<OppositeFlow>,
     batch: Vec<Wc>,
     /// Empty Sends whose completion is outstanding.
     marks: usize,
@@ -59,20 +60,20 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn connect(device: &Device, pd: &Pd, peer: SocketAddr, plan: &Plan) -> Result<Self> {
-        let depth = plan.connections * (plan.depth + 16 + OppositeLane::DEPTH);
+        let depth = plan.connections * (plan.depth + 16 + OppositeFlow::DEPTH);
         let cq = device.create_cq(depth, cq_options())?;
-        let lanes = (0..u64::from(plan.connections))
-            .map(|index| Lane::connect(device, pd, &cq, index, peer, plan))
+        let flows = (0..u64::from(plan.connections))
+            .map(|index| FlowState::connect(device, pd, &cq, index, peer, plan))
             .collect::<Result<_>>()?;
         let others = if plan.bidirectional { plan.connections } else { 0 };
         let opposite = (plan.connections..plan.connections + others)
-            .map(|index| OppositeLane::connect(device, pd, &cq, index.into(), peer, plan))
+            .map(|index| OppositeFlow::connect(device, pd, &cq, index.into(), peer, plan))
             .collect::<Result<_>>()?;
         Ok(Self {
             device: device.clone(),
             cq,
             plan: plan.clone(),
-            lanes,
+            flows,
             opposite,
             batch: Vec::with_capacity(64),
             marks: 0,
@@ -90,13 +91,13 @@ impl Run {
     /// Gives what was taken to the connections.
     fn sort(&mut self) -> Result<()> {
         for wc in self.batch.drain(..) {
-            let index = Lane::index_of(&wc);
-            if let Some(lane) = self.lanes.get_mut(index) {
-                if lane.completion(&wc)? {
+            let index = FlowState::index_of(&wc);
+            if let Some(flow) = self.flows.get_mut(index) {
+                if flow.completion(&wc)? {
                     self.marks -= 1;
                 }
-            } else if let Some(lane) = self.opposite.get_mut(index - self.lanes.len()) {
-                lane.completion(&wc)?;
+            } else if let Some(flow) = self.opposite.get_mut(index - self.flows.len()) {
+                flow.completion(&wc)?;
             }
         }
         Ok(())
@@ -104,27 +105,27 @@ impl Run {
 
     /// Asks every server thread for statistics and waits for all, those that post included.
     fn stats(&mut self) -> Result<Vec<Stats>> {
-        for lane in &mut self.lanes {
-            lane.ask()?;
+        for flow in &mut self.flows {
+            flow.ask()?;
         }
-        self.marks = self.lanes.len();
-        let deadline = Instant::now() + PATIENCE;
-        while self.marks > 0 || self.lanes.iter().any(|lane| lane.stats.is_none()) || self.opposite_runs() {
+        self.marks = self.flows.len();
+        let deadline = Instant::now() + TIMEOUT;
+        while self.marks > 0 || self.flows.iter().any(|flow| flow.stats.is_none()) || self.opposite_runs() {
             if self.take(Until::deadline(deadline))? == 0 {
-                return Err(Failure::lost(self.lanes[0].link.peer(), "did not finish the run in a minute"));
+                return Err(Failure::lost(self.flows[0].link.peer(), "did not finish the run in a minute"));
             }
         }
-        Ok(self.lanes.iter().filter_map(|lane| lane.stats).collect())
+        Ok(self.flows.iter().filter_map(|flow| flow.stats).collect())
     }
 
     /// Whether a server's last word is awaited on a connection on which it posts.
     fn opposite_runs(&self) -> bool {
-        self.opposite.iter().any(|lane| lane.stats.is_none())
+        self.opposite.iter().any(|flow| flow.stats.is_none())
     }
 
     /// Measures, showing the bytes so far to `progress`.
     pub(crate) fn measure(mut self, mut progress: impl FnMut(u64, Duration)) -> Result<Outcome> {
-        self.opposite.iter_mut().try_for_each(OppositeLane::ask)?;
+        self.opposite.iter_mut().try_for_each(OppositeFlow::ask)?;
         let before = self.stats()?;
         let cpu = cpu_ns();
         let start = Instant::now();
@@ -144,10 +145,10 @@ impl Run {
         }
         let cpu_client_ns = cpu_ns() - cpu;
         self.verify(&after)?;
-        let own: u64 = self.lanes.iter().map(|lane| lane.source.posted).sum();
-        let opposite: u64 = self.opposite.iter().map(OppositeLane::messages).sum();
+        let own: u64 = self.flows.iter().map(|flow| flow.source.posted).sum();
+        let opposite: u64 = self.opposite.iter().map(OppositeFlow::messages).sum();
         let messages = own + opposite;
-        let first = &self.lanes[0].link;
+        let first = &self.flows[0].link;
         let outcome = Outcome {
             messages,
             bytes: messages * u64::from(self.plan.size),
@@ -159,27 +160,27 @@ impl Run {
             peer: first.peer(),
             round_trips,
         };
-        for lane in self.lanes {
-            lane.link.close();
+        for flow in self.flows {
+            flow.link.close();
         }
-        for lane in self.opposite {
-            lane.link.close();
+        for flow in self.opposite {
+            flow.link.close();
         }
         Ok(outcome)
     }
 
     fn stream(&mut self, start: Instant, progress: &mut impl FnMut(u64, Duration)) -> Result<()> {
         let limit = self.plan.iterations.unwrap_or(u64::MAX);
-        self.opposite.iter_mut().try_for_each(OppositeLane::go)?;
+        self.opposite.iter_mut().try_for_each(OppositeFlow::go)?;
         loop {
             let elapsed = start.elapsed();
             if elapsed >= self.plan.time {
                 break;
             }
-            for lane in &mut self.lanes {
-                lane.source.fill_up(&lane.link.qp, limit)?;
+            for flow in &mut self.flows {
+                flow.source.fill_up(&flow.link.qp, limit)?;
             }
-            let is_posted = self.lanes.iter().all(|lane| lane.source.posted >= limit);
+            let is_posted = self.flows.iter().all(|flow| flow.source.posted >= limit);
             if is_posted && !self.opposite_runs() {
                 break;
             }
@@ -189,17 +190,17 @@ impl Run {
             } else {
                 self.take(Until::NEVER)?;
             }
-            let done = self.lanes.iter().map(|lane| lane.source.done).sum::<u64>();
+            let done = self.flows.iter().map(|flow| flow.source.done).sum::<u64>();
             progress(done * u64::from(self.plan.size), elapsed);
         }
-        self.opposite.iter_mut().try_for_each(OppositeLane::stop)
+        self.opposite.iter_mut().try_for_each(OppositeFlow::stop)
     }
 
     fn ping_pong(&mut self, start: Instant, histogram: &mut Histogram<u64>) -> Result<()> {
         let limit = self.plan.iterations.unwrap_or(u64::MAX);
         let mut now = start;
-        while now - start < self.plan.time && self.lanes[0].source.posted < limit {
-            self.lanes[0].ping()?;
+        while now - start < self.plan.time && self.flows[0].source.posted < limit {
+            self.flows[0].ping()?;
             let mut spin = Spin::default();
             while !self.answered()? {
                 if self.take_for_answer()? == 0 {
@@ -213,7 +214,7 @@ impl Run {
         Ok(())
     }
 
-    /// Polls once where memory tells of the answer; otherwise waits for a completion. Returns those taken.
+    /// Polls once if the answer is detected in memory; otherwise waits for a completion. Returns those taken.
     fn take_for_answer(&mut self) -> Result<usize> {
         if self.plan.op != Op::Write {
             return self.take(Until::NEVER);
@@ -224,11 +225,11 @@ impl Run {
     }
 
     fn answered(&self) -> Result<bool> {
-        let lane = &self.lanes[0];
+        let flow = &self.flows[0];
         Ok(match self.plan.op {
-            Op::Write => lane.written_back()? && lane.source.in_flight() == 0,
-            Op::Send | Op::WriteImm => lane.answers == lane.source.posted && lane.source.in_flight() == 0,
-            Op::Read | Op::FetchAdd | Op::CmpSwap => lane.source.in_flight() == 0,
+            Op::Write => flow.written_back()? && flow.source.in_flight() == 0,
+            Op::Send | Op::WriteImm => flow.answers == flow.source.posted && flow.source.in_flight() == 0,
+            Op::Read | Op::FetchAdd | Op::CmpSwap => flow.source.in_flight() == 0,
         })
     }
 
@@ -239,35 +240,35 @@ impl Run {
         if matches!(self.plan.op, Op::Write | Op::WriteImm) && !self.plan.latency {
             self.read_back()?;
         }
-        for (lane, stats) in self.lanes.iter().zip(stats) {
-            let wrong = lane.source.wrong + stats.wrong;
+        for (flow, stats) in self.flows.iter().zip(stats) {
+            let wrong = flow.source.wrong + stats.wrong;
             if wrong > 0 {
-                let why = format!("{wrong} of {} messages had wrong bytes", lane.source.posted);
-                return Err(Failure::differs(lane.link.peer(), why));
+                let why = format!("{wrong} of {} messages had wrong bytes", flow.source.posted);
+                return Err(Failure::differs(flow.link.peer(), why));
             }
-            if self.plan.op == Op::Send && stats.messages != lane.source.posted {
-                let why = format!("{} messages were sent, {} arrived", lane.source.posted, stats.messages);
-                return Err(Failure::differs(lane.link.peer(), why));
+            if self.plan.op == Op::Send && stats.messages != flow.source.posted {
+                let why = format!("{} messages were sent, {} arrived", flow.source.posted, stats.messages);
+                return Err(Failure::differs(flow.link.peer(), why));
             }
         }
-        for lane in &self.opposite {
-            let wrong = lane.wrong()?;
+        for flow in &self.opposite {
+            let wrong = flow.wrong()?;
             if wrong > 0 {
-                let why = format!("{wrong} of {} messages from there had wrong bytes", lane.messages());
-                return Err(Failure::differs(lane.link.peer(), why));
+                let why = format!("{wrong} of {} messages from there had wrong bytes", flow.messages());
+                return Err(Failure::differs(flow.link.peer(), why));
             }
         }
         Ok(())
     }
 
     fn read_back(&mut self) -> Result<()> {
-        let Self { device, cq, plan, lanes, .. } = self;
-        for lane in lanes {
-            lane.read_back(|lane| {
+        let Self { device, cq, plan, flows, .. } = self;
+        for flow in flows {
+            flow.read_back(|flow| {
                 let mut next = None;
                 completions(device, cq, plan.wait, Until::NEVER, 1, |wc| next = Some(wc));
                 match next {
-                    Some(wc) => lane.completion(&wc).map(drop),
+                    Some(wc) => flow.completion(&wc).map(drop),
                     None => Ok(()),
                 }
             })?;

@@ -2,8 +2,8 @@
 
 use super::pattern;
 use crate::fail::Result;
-use crate::link::post_all;
 use crate::memory::{Buffer, at};
+use crate::qp_setup::post_all;
 use crate::service::Op;
 use verbs::{Qp, RemoteMr, SendFlags, SendOp, SendWr, Sge};
 
@@ -61,7 +61,7 @@ impl Source {
         self.posted - self.done
     }
 
-    /// Whether messages are under way whose completion will be told.
+    /// Whether messages are under way whose completion will be reported.
     pub(crate) fn awaits(&self) -> bool {
         self.in_flight() >= u64::from(self.what.signal_every)
     }

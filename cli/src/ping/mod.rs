@@ -4,10 +4,10 @@ pub(crate) mod rping;
 
 use crate::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, seconds};
 use crate::fail::{Failure, Result};
-use crate::link::{Depths, Half, Until, Wait, post};
-use crate::mailbox::{Event, Mailbox};
 use crate::memory::{Buffer, at};
+use crate::msg_conn::{Event, MsgConn};
 use crate::open::Opener;
+use crate::qp_setup::{Depths, Half, Until, Wait, post};
 use crate::service::{PingOrder, Service};
 use crate::stop::Stop;
 use crate::text;
@@ -80,7 +80,13 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let peer = resolve(&args.host, DEFAULT_PORT)?;
     let stop = Stop::on_signal()?;
     let mut rounds: Box<dyn Rounds> = if args.rping {
-        Box::new(rping::Client::connect(opener, peer, args.size, wait(args), &args.conn.wishes().options())?)
+        Box::new(rping::Client::connect(
+            opener,
+            peer,
+            args.size,
+            wait(args),
+            &args.conn.peer_options().options(),
+        )?)
     } else {
         Box::new(Pinger::connect(opener, peer, args)?)
     };
@@ -193,7 +199,7 @@ struct Pinger {
     op: PingOp,
     wait: Wait,
     size: usize,
-    mailbox: Mailbox,
+    conn: MsgConn,
     /// First half what goes out, second half what is read back.
     data: Buffer,
     open: RemoteMr,
@@ -210,13 +216,14 @@ impl Pinger {
         let size = args.size as usize;
         let data = Buffer::exclusive(&pd, size * 2)?;
         let half = Half::new(&device, &pd, &Depths::new(8, 4))?;
-        let wishes = args.conn.wishes();
-        let order = Service::Ping(PingOrder { size: args.size, wishes: wishes.clone() });
-        let mailbox = Mailbox::connect(half, (4, args.size), peer, &wishes.options(), &order.private_data())?;
-        let open = RemoteMr::from_bytes(&mailbox.link.info.private_data).ok_or_else(|| {
-            Failure::lost(peer, "accepted, but is no `uiw serve` (a stock rping server wants --rping)")
+        let peer_options = args.conn.peer_options();
+        let order = Service::Ping(PingOrder { size: args.size, peer_options: peer_options.clone() });
+        let conn =
+            MsgConn::connect(half, (4, args.size), peer, &peer_options.options(), &order.private_data())?;
+        let open = RemoteMr::from_bytes(&conn.link.info.private_data).ok_or_else(|| {
+            Failure::lost(peer, "accepted, but is no `uiw serve` (a stock rping server needs --rping)")
         })?;
-        let pinger = Self { op: args.op, wait: wait(args), size, mailbox, data, open };
+        let pinger = Self { op: args.op, wait: wait(args), size, conn, data, open };
         if pinger.op == PingOp::Read {
             pinger.data.write(0, &pattern(0, size))?;
             pinger.write()?;
@@ -226,15 +233,15 @@ impl Pinger {
 
     fn write(&self) -> Result<()> {
         self.post(OUT, SendOp::Write { remote: at(self.open, 0) }, 0..self.size)?;
-        if self.mailbox.sent(OUT, self.wait, Until::NEVER)? { Ok(()) } else { Err(self.gone()) }
+        if self.conn.sent(OUT, self.wait, Until::NEVER)? { Ok(()) } else { Err(self.gone()) }
     }
 
     fn post(&self, wr_id: u64, op: SendOp, range: std::ops::Range<usize>) -> Result<()> {
-        post(&self.mailbox.link.qp, wr_id, op, &[self.data.sge(range)], SendFlags::SIGNALED)
+        post(&self.conn.link.qp, wr_id, op, &[self.data.sge(range)], SendFlags::SIGNALED)
     }
 
     fn gone(&self) -> Failure {
-        Failure::lost(self.mailbox.link.peer(), "closed the connection")
+        Failure::lost(self.conn.link.peer(), "closed the connection")
     }
 
     fn echo(&self) -> Result<Vec<u8>> {
@@ -242,11 +249,11 @@ impl Pinger {
         // The echo may be here before the completion of its Send.
         let (mut out, mut back) = (false, None);
         while !out || back.is_none() {
-            match self.mailbox.next(self.wait, Until::NEVER)?.ok_or_else(|| self.gone())? {
+            match self.conn.next(self.wait, Until::NEVER)?.ok_or_else(|| self.gone())? {
                 Event::Sent(_) => out = true,
                 Event::Message { slot, len } => {
-                    back = Some(self.mailbox.bytes(slot, len)?);
-                    self.mailbox.repost(slot)?;
+                    back = Some(self.conn.bytes(slot, len)?);
+                    self.conn.repost(slot)?;
                 }
             }
         }
@@ -256,7 +263,7 @@ impl Pinger {
     fn read_back(&self) -> Result<()> {
         let remote = at(self.open, 0);
         self.post(BACK, SendOp::Read { remote, invalidate: None }, self.size..self.size * 2)?;
-        if self.mailbox.sent(BACK, self.wait, Until::NEVER)? { Ok(()) } else { Err(self.gone()) }
+        if self.conn.sent(BACK, self.wait, Until::NEVER)? { Ok(()) } else { Err(self.gone()) }
     }
 }
 
@@ -266,7 +273,7 @@ impl Rounds for Pinger {
         let bytes = pattern(if self.op == PingOp::Read { 0 } else { round }, self.size);
         if self.op == PingOp::Send {
             self.data.write(0, &bytes)?;
-            return check(self.mailbox.link.peer(), round, &self.echo()?, &bytes);
+            return check(self.conn.link.peer(), round, &self.echo()?, &bytes);
         }
         self.data.write(self.size, &vec![0; self.size])?;
         if self.op == PingOp::Write {
@@ -276,11 +283,11 @@ impl Rounds for Pinger {
         self.read_back()?;
         let mut back = vec![0; self.size];
         self.data.read(self.size, &mut back)?;
-        check(self.mailbox.link.peer(), round, &back, &bytes)
+        check(self.conn.link.peer(), round, &back, &bytes)
     }
 
     fn close(self: Box<Self>) {
-        self.mailbox.link.close();
+        self.conn.link.close();
     }
 }
 

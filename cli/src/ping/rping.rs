@@ -3,17 +3,17 @@
 
 use super::Rounds;
 use crate::fail::{Failure, Result};
-use crate::link::{Depths, Half, Until, Wait, send_copy};
-use crate::mailbox::{Event, Mailbox};
 use crate::memory::Buffer;
+use crate::msg_conn::{Event, MsgConn};
 use crate::open::Opener;
+use crate::qp_setup::{Depths, Half, Until, Wait, send_copy};
 use std::net::SocketAddr;
 use verbs::{Access, ConnOptions, Remote, RemoteMr};
 
 /// Bytes of rping's buffers at most.
 pub(crate) const MAX_SIZE: u32 = 64 << 10;
 
-/// `struct rping_rdma_info`: a buffer, as one end tells the other. All big-endian.
+/// `struct rping_rdma_info`: a buffer, as one end describes it to the other. All big-endian.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Info {
     /// Tagged offset.
@@ -85,7 +85,7 @@ pub(crate) fn pattern(round: u64, size: usize) -> Vec<u8> {
 pub(super) struct Client {
     wait: Wait,
     size: usize,
-    mailbox: Mailbox,
+    conn: MsgConn,
     source: Buffer,
     sink: Buffer,
 }
@@ -110,24 +110,24 @@ impl Client {
         let source = Buffer::shared(&pd, size as usize, Access::REMOTE_READ)?;
         let sink = Buffer::shared(&pd, size as usize, Access::REMOTE_WRITE)?;
         let half = Half::new(&device, &pd, &Depths::new(8, 4))?;
-        let mailbox = Mailbox::connect(half, (4, Info::LEN as u32), peer, options, &[])?;
-        Ok(Self { wait, size: size as usize, mailbox, source, sink })
+        let conn = MsgConn::connect(half, (4, Info::LEN as u32), peer, options, &[])?;
+        Ok(Self { wait, size: size as usize, conn, source, sink })
     }
 
     /// Describes a buffer, and waits until the server has dealt with it.
     fn hand_over(&self, buffer: &Buffer) -> Result<()> {
-        send_copy(&self.mailbox.link.qp, 0, &Info::from(buffer.remote()).to_bytes())?;
+        send_copy(&self.conn.link.qp, 0, &Info::from(buffer.remote()).to_bytes())?;
         loop {
-            match self.mailbox.next(self.wait, Until::NEVER)? {
-                None => return Err(Failure::lost(self.mailbox.link.peer(), "closed the connection")),
+            match self.conn.next(self.wait, Until::NEVER)? {
+                None => return Err(Failure::lost(self.conn.link.peer(), "closed the connection")),
                 Some(Event::Sent(_)) => {}
                 Some(Event::Message { slot, len }) => {
-                    self.mailbox.repost(slot)?;
+                    self.conn.repost(slot)?;
                     if len == Info::LEN {
                         return Ok(());
                     }
                     let why = format!("sent {len} bytes where an rping server sends {}", Info::LEN);
-                    return Err(Failure::lost(self.mailbox.link.peer(), why));
+                    return Err(Failure::lost(self.conn.link.peer(), why));
                 }
             }
         }
@@ -143,11 +143,11 @@ impl Rounds for Client {
         self.hand_over(&self.sink)?;
         let mut back = vec![0; self.size];
         self.sink.read(0, &mut back)?;
-        super::check(self.mailbox.link.peer(), round, &back, &bytes)
+        super::check(self.conn.link.peer(), round, &back, &bytes)
     }
 
     fn close(self: Box<Self>) {
-        self.mailbox.link.close();
+        self.conn.link.close();
     }
 }
 

@@ -1,12 +1,12 @@
-//! Peers that say nothing of what they want: stock `rping` and echo clients. A first message that is rping's description of a
+//! Peers that do not name a service: stock `rping` and echo clients. A first message that is rping's description of a
 //! buffer makes this rping's server; anything else is echoed.
 
 use super::{Server, ping};
 use crate::fail::{Failure, Result};
-use crate::link::{Until, Wait, post, send_copy};
-use crate::mailbox::{Event, Mailbox};
 use crate::memory::Buffer;
+use crate::msg_conn::{Event, MsgConn};
 use crate::ping::rping::{Info, MAX_SIZE};
+use crate::qp_setup::{Until, Wait, post, send_copy};
 use verbs::cm::ConnRequest;
 use verbs::{SendFlags, SendOp};
 
@@ -19,23 +19,23 @@ const GO_AHEAD: u64 = 2 << 32;
 const WRITE: u64 = 3 << 32;
 
 pub(super) fn serve(server: &Server, request: ConnRequest) -> Result<()> {
-    let mailbox = ping::accept(server, request, ECHO_SIZE, &server.wishes.options(), &[])?;
+    let conn = ping::accept(server, request, ECHO_SIZE, &server.peer_options.options(), &[])?;
     let until = Until::stop(&server.stop);
-    let Some(Event::Message { slot, len }) = mailbox.next(Wait::Sleep, until)? else {
-        mailbox.link.close();
+    let Some(Event::Message { slot, len }) = conn.next(Wait::Sleep, until)? else {
+        conn.link.close();
         return Ok(());
     };
-    match Info::from_bytes(&mailbox.bytes(slot, len)?).filter(Info::is_plausible) {
+    match Info::from_bytes(&conn.bytes(slot, len)?).filter(Info::is_plausible) {
         Some(source) => {
-            mailbox.repost(slot)?;
-            let rping = Rping { server, data: Buffer::untouched(&server.pd, MAX_SIZE as usize)?, mailbox };
+            conn.repost(slot)?;
+            let rping = Rping { server, data: Buffer::untouched(&server.pd, MAX_SIZE as usize)?, conn };
             rping.rounds(source)?;
-            rping.mailbox.link.close();
+            rping.conn.link.close();
             Ok(())
         }
         None => {
-            ping::send_back(&mailbox, slot, len)?;
-            ping::echo(server, mailbox)
+            ping::send_back(&conn, slot, len)?;
+            ping::echo(server, conn)
         }
     }
 }
@@ -43,7 +43,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest) -> Result<()> {
 /// rping's server: reads the client's source and says so, writes it to the client's sink and says so.
 struct Rping<'a> {
     server: &'a Server,
-    mailbox: Mailbox,
+    conn: MsgConn,
     data: Buffer,
 }
 
@@ -66,16 +66,16 @@ impl Rping<'_> {
         }
     }
 
-    /// One transfer, and the message that tells the client to go ahead: rping looks at its length only.
+    /// One transfer, and the message that lets the client continue: rping looks at its length only.
     fn step(&self, wr_id: u64, op: SendOp, info: Info) -> Result<bool> {
         if info.size > MAX_SIZE {
             let why = format!("describes a buffer of {} bytes; rping's limit is {MAX_SIZE}", info.size);
-            return Err(Failure::lost(self.mailbox.link.peer(), why));
+            return Err(Failure::lost(self.conn.link.peer(), why));
         }
         let until = Until::stop(&self.server.stop);
-        let qp = &self.mailbox.link.qp;
+        let qp = &self.conn.link.qp;
         post(qp, wr_id, op, &[self.data.sge(0..info.size as usize)], SendFlags::SIGNALED)?;
-        if !self.mailbox.sent(wr_id, Wait::Sleep, until)? {
+        if !self.conn.sent(wr_id, Wait::Sleep, until)? {
             return Ok(false);
         }
         send_copy(qp, GO_AHEAD, &Info::default().to_bytes())?;
@@ -85,12 +85,12 @@ impl Rping<'_> {
     /// The client's next description; `None` when it has closed.
     fn info(&self) -> Result<Option<Info>> {
         let until = Until::stop(&self.server.stop);
-        let Some(message) = self.mailbox.message(Wait::Sleep, until)? else { return Ok(None) };
+        let Some(message) = self.conn.message(Wait::Sleep, until)? else { return Ok(None) };
         match Info::from_bytes(&message) {
             Some(info) => Ok(Some(info)),
             None => {
                 let why = format!("sent {} bytes where rping sends {}", message.len(), Info::LEN);
-                Err(Failure::lost(self.mailbox.link.peer(), why))
+                Err(Failure::lost(self.conn.link.peer(), why))
             }
         }
     }

@@ -1,4 +1,4 @@
-//! `uiw serve`: a known-good peer. One thread accepts; each connection has a thread of its own, which sleeps in the device.
+//! `uiw serve`: the reference server. One thread accepts; each connection has a thread of its own, which sleeps in the device.
 
 mod budget;
 mod foreign;
@@ -7,7 +7,7 @@ pub(crate) mod perf;
 mod ping;
 mod sessions;
 
-use crate::args::{ConnArgs, Wishes, listen};
+use crate::args::{ConnArgs, PeerOptions, listen};
 use crate::fail::{Exit, Failure, Result};
 use crate::open::Opener;
 use crate::perf::raw;
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     listen: SocketAddr,
     #[command(flatten)]
     conn: ConnArgs,
-    /// End when standard input does
+    /// Exit on EOF of stdin
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
 }
@@ -45,7 +45,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     if args.until_stdin_ends {
         stop.on_stdin_end();
     }
-    serve(&opener.device()?, args.listen, &args.conn.wishes(), &stop)
+    serve(&opener.device()?, args.listen, &args.conn.peer_options(), &stop)
 }
 
 /// What all connections share.
@@ -53,15 +53,15 @@ struct Server {
     device: Device,
     pd: Pd,
     stop: Arc<Stop>,
-    /// For peers that do not say what they want.
-    wishes: Wishes,
+    /// For peers that do not name a service.
+    peer_options: PeerOptions,
     sessions: Arc<Sessions>,
     budget: Budget,
 }
 
-fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>) -> Result<()> {
+fn serve(device: &Device, address: SocketAddr, peer_options: &PeerOptions, stop: &Arc<Stop>) -> Result<()> {
     let channel = Arc::new(CmChannel::default());
-    let options = Arc::new(wishes.options());
+    let options = Arc::new(peer_options.options());
     let listener = Listener::bind(device, address, BACKLOG, &options, &channel)
         .map_err(|error| cannot_listen(address, error))?;
     announce(listener.local_addr());
@@ -69,13 +69,13 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
         device: device.clone(),
         pd: device.alloc_pd()?,
         stop: Arc::clone(stop),
-        wishes: wishes.clone(),
+        peer_options: peer_options.clone(),
         sessions: Arc::default(),
         budget: Budget::default(),
     });
     let mut outcome = Ok(());
     loop {
-        // Not in the device: a connection's thread that waits there is to be woken by nobody else.
+        // Not in the device: a connection's thread that waits there is woken only by its own events.
         if !stop.sleep_on(channel.fd()?) {
             break;
         }
@@ -83,11 +83,11 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
         match event.kind {
             CmEventKind::ConnectRequest(request) => begin(&server, request),
             CmEventKind::Failed(error) => tracing::info!(%error, "a connection came to nothing"),
-            CmEventKind::Deaf { error, for_good: true, .. } => {
-                outcome = Err(deaf(listener.local_addr(), error));
+            CmEventKind::ListenerDown { error, for_good: true, .. } => {
+                outcome = Err(listener_down(listener.local_addr(), error));
                 stop.set();
             }
-            CmEventKind::Deaf { error, .. } => eprintln!("uiw: {}", while_down(&error)),
+            CmEventKind::ListenerDown { error, .. } => eprintln!("warning: {}", while_down(&error)),
             CmEventKind::Established(_) | CmEventKind::Disconnected(_) | CmEventKind::Posted(_) => {}
         }
     }
@@ -96,13 +96,13 @@ fn serve(device: &Device, address: SocketAddr, wishes: &Wishes, stop: &Arc<Stop>
     outcome
 }
 
-/// Nobody will ever come any more.
-pub(crate) fn deaf(address: SocketAddr, error: Error) -> Failure {
+/// No peer can ever connect again.
+pub(crate) fn listener_down(address: SocketAddr, error: Error) -> Failure {
     let fix = "start it again when the interface is there: see `ip link`";
-    Failure::new(Exit::Failed, format!("listening on {address}"), why(error), fix)
+    Failure::new(Exit::Failed, format!("cannot listen on {address}"), why(error), fix)
 }
 
-/// Nobody comes for the time being.
+/// No peer can connect for the time being.
 pub(crate) fn while_down(error: &Error) -> String {
     format!("{error}: it goes on when the interface is up")
 }
@@ -117,7 +117,7 @@ fn why(error: Error) -> String {
 fn cannot_listen(address: SocketAddr, error: Error) -> Failure {
     Failure::new(
         Exit::Failed,
-        format!("listening on {address}"),
+        format!("cannot listen on {address}"),
         why(error),
         "choose another address with `--listen`, or port 0 for a free one",
     )
@@ -127,7 +127,9 @@ fn cannot_listen(address: SocketAddr, error: Error) -> Failure {
 pub(crate) fn announce(address: SocketAddr) {
     text::line(format!("listening on {address}"));
     if !address.ip().is_loopback() {
-        eprintln!("uiw: {address}: the wire is not encrypted: use a tunnel on networks you do not trust");
+        eprintln!(
+            "warning: {address}: the wire is not encrypted\nhint: use a tunnel on networks you do not trust"
+        );
     }
 }
 
@@ -150,7 +152,7 @@ const STACK: usize = 8 << 20;
 fn begin(server: &Arc<Server>, request: ConnRequest) {
     let peer = request.peer_addr();
     if !server.sessions.enter() {
-        eprintln!("uiw: {peer}: rejected: {} connections are served already", sessions::MAX);
+        eprintln!("warning: {peer}: rejected: {} connections are served already", sessions::MAX);
         let _ = request.reject(b"busy");
         return;
     }
@@ -168,11 +170,11 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     });
     if let Err(error) = spawned {
         server.sessions.leave();
-        eprintln!("uiw: {peer}: no thread for the connection: {error}");
+        eprintln!("error: {peer}: no thread for the connection: {error}");
     }
 }
 
-/// A session's thread, which leaves nothing behind however it ends.
+/// A session's thread, which releases everything however it ends.
 struct Leaving<'a>(&'a Server);
 
 impl Drop for Leaving<'_> {

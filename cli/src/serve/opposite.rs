@@ -2,10 +2,10 @@
 
 use super::Server;
 use crate::fail::{Failure, Result};
-use crate::link::{Depths, Half, Link, RECV, Until, completions, post, post_recvs};
 use crate::memory::Buffer;
 use crate::perf::raw::cpu_ns;
 use crate::perf::source::{Messages, Source};
+use crate::qp_setup::{Depths, Half, Link, RECV, Until, completions, post, post_recvs};
 use crate::service::{Op, Opposite, PerfOrder, PerfReply, Stats};
 use verbs::cm::ConnRequest;
 use verbs::{RemoteMr, SendFlags, SendOp, Wc, WcStatus};
@@ -69,7 +69,7 @@ impl Driver {
             (0..RECVS).map(|slot| (slot, Some(ring.sge(slot as usize..slot as usize + 1)))),
         )?;
         let reply = serde_json::to_vec(&PerfReply { addr: 0, rkey: 0, len: 0 }).unwrap_or_default();
-        let link = half.accept(request, &order.wishes.options(), &reply, Until::stop(&server.stop))?;
+        let link = half.accept(request, &order.peer_options.options(), &reply, Until::stop(&server.stop))?;
         let (addr, rkey) = order.back.unwrap_or_default();
         let open = RemoteMr { addr, rkey, len: what.memory() as u64 };
         Ok(Self {

@@ -3,11 +3,11 @@
 
 use super::{Server, opposite};
 use crate::fail::{Failure, Result};
-use crate::link::{
-    Depths, Half, Link, MAX_INLINE, RECV, Until, Wait, completions, post, post_recvs, send_copy,
-};
 use crate::memory::Buffer;
 use crate::perf::{pattern, raw::cpu_ns};
+use crate::qp_setup::{
+    Depths, Half, Link, MAX_INLINE, RECV, Until, Wait, completions, post, post_recvs, send_copy,
+};
 use crate::service::{Op, PerfOrder, PerfReply, Stats};
 use crate::spin::Spin;
 use verbs::cm::ConnRequest;
@@ -19,7 +19,7 @@ pub(crate) const MAX_MEMORY: u64 = 512 << 20;
 pub(crate) const MAX_SIZE: u32 = 64 << 20;
 /// Messages under way at most.
 pub(crate) const MAX_DEPTH: u32 = 4096;
-/// Numbers of requests that nobody waits for.
+/// Numbers of requests without a waiter.
 const STATS: u64 = 1 << 40;
 const PONG: u64 = 2 << 40;
 
@@ -100,7 +100,7 @@ impl Session {
         let remote = open.remote();
         let reply = PerfReply { addr: remote.addr, rkey: remote.rkey, len: remote.len };
         let reply = serde_json::to_vec(&reply).unwrap_or_default();
-        let link = half.accept(request, &order.wishes.options(), &reply, Until::stop(&server.stop))?;
+        let link = half.accept(request, &order.peer_options.options(), &reply, Until::stop(&server.stop))?;
         let stats = Stats::default();
         Ok(Self { link, order: order.clone(), size, open, ring, slots, stats, again: Vec::new() })
     }
@@ -183,7 +183,7 @@ impl Session {
     /// Writes the first slot into the client's memory.
     fn write_back(&self, with_immediate: bool) -> Result<()> {
         let Some((addr, rkey)) = self.order.back else {
-            return Err(Failure::lost(self.link.peer(), "wants answers, but told of no memory for them"));
+            return Err(Failure::lost(self.link.peer(), "requests answers, but gave no memory for them"));
         };
         let remote = Remote { addr, rkey };
         let op = if with_immediate { SendOp::WriteImm { remote, imm: 0 } } else { SendOp::Write { remote } };
@@ -191,7 +191,7 @@ impl Session {
         post(&self.link.qp, PONG, op, &[sge], SendFlags::SIGNALED | flags)
     }
 
-    /// Answers Writes that nothing but their last byte tells of.
+    /// Answers Writes, which only their last byte announces.
     fn answer_writes(&mut self, server: &Server) -> Result<()> {
         let (mut seen, mut spin) = (0u8, Spin::default());
         let mut last = [0u8];

@@ -2,9 +2,9 @@
 
 use super::Server;
 use crate::fail::{Failure, Result};
-use crate::link::{Depths, Half, Until, Wait, post};
-use crate::mailbox::{Event, Mailbox};
 use crate::memory::Buffer;
+use crate::msg_conn::{Event, MsgConn};
+use crate::qp_setup::{Depths, Half, Until, Wait, post};
 use crate::service::PingOrder;
 use verbs::cm::ConnRequest;
 use verbs::{Access, ConnOptions, SendFlags, SendOp};
@@ -28,8 +28,8 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &PingOrder) ->
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
     let open = Buffer::shared(&server.pd, order.size.max(1) as usize, access)?;
     let reply = open.remote().to_bytes();
-    let mailbox = accept(server, request, order.size, &order.wishes.options(), &reply)?;
-    echo(server, mailbox)
+    let conn = accept(server, request, order.size, &order.peer_options.options(), &reply)?;
+    echo(server, conn)
 }
 
 /// Accepts with receives of `size` bytes.
@@ -39,25 +39,25 @@ pub(super) fn accept(
     size: u32,
     options: &ConnOptions,
     reply: &[u8],
-) -> Result<Mailbox> {
+) -> Result<MsgConn> {
     let half = Half::new(&server.device, &server.pd, &Depths::new(SLOTS * 2, SLOTS))?;
-    Mailbox::accept(half, (SLOTS, size), request, options, reply, Until::stop(&server.stop))
+    MsgConn::accept(half, (SLOTS, size), request, options, reply, Until::stop(&server.stop))
 }
 
 /// Sends back what comes, until the peer closes.
-pub(super) fn echo(server: &Server, mailbox: Mailbox) -> Result<()> {
-    while let Some(event) = mailbox.next(Wait::Sleep, Until::stop(&server.stop))? {
+pub(super) fn echo(server: &Server, conn: MsgConn) -> Result<()> {
+    while let Some(event) = conn.next(Wait::Sleep, Until::stop(&server.stop))? {
         match event {
             // The echo is out: its slot may be used again.
-            Event::Sent(slot) => mailbox.repost(slot)?,
-            Event::Message { slot, len } => send_back(&mailbox, slot, len)?,
+            Event::Sent(slot) => conn.repost(slot)?,
+            Event::Message { slot, len } => send_back(&conn, slot, len)?,
         }
     }
-    mailbox.link.close();
+    conn.link.close();
     Ok(())
 }
 
 /// Sends a message back from where it lies; its slot is the request's number.
-pub(super) fn send_back(mailbox: &Mailbox, slot: u64, len: usize) -> Result<()> {
-    post(&mailbox.link.qp, slot, SendOp::Send, &[mailbox.sge(slot, len)], SendFlags::SIGNALED)
+pub(super) fn send_back(conn: &MsgConn, slot: u64, len: usize) -> Result<()> {
+    post(&conn.link.qp, slot, SendOp::Send, &[conn.sge(slot, len)], SendFlags::SIGNALED)
 }

@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// Connections at a time.
 pub(super) const MAX: usize = 1024;
 
-/// Connections that have a thread each. The threads are nobody's: a handle that waits to be joined would keep its stack.
+/// Connections that have a thread each. The threads are detached: a handle that waits to be joined would keep its stack.
 #[derive(Default)]
 pub(super) struct Sessions {
     count: Mutex<usize>,

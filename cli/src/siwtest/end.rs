@@ -2,8 +2,8 @@
 
 use super::talk::{Kind, Op, Order, Talk};
 use crate::fail::{Failure, Result};
-use crate::link::{Half, Link, RECV, Until, Wait, completions, post, post_recv, post_recvs, send_copy};
 use crate::memory::Buffer;
+use crate::qp_setup::{Half, Link, RECV, Until, Wait, completions, post, post_recv, post_recvs, send_copy};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use verbs::{
 };
 
 /// How long nothing may move: no request and no receive completes, and TCP neither delivers nor receives a byte.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one wait may take, whatever moves: the largest order is 256 MiB.
 const BOUND: Duration = Duration::from_secs(600);
 /// Receives for talk.
@@ -34,7 +34,7 @@ pub(super) struct End {
     pub(super) pd: Pd,
     talk: Buffer,
     posted_slots: u64,
-    heard: VecDeque<Talk>,
+    received: VecDeque<Talk>,
     memory: Option<Memory>,
     /// Requests and receives of the order: posted and done.
     posted: (u32, u32),
@@ -50,7 +50,7 @@ pub(super) struct End {
 /// A wait that lasts as long as something moves, within [`BOUND`].
 struct Progress {
     bound: Instant,
-    /// What had moved at the beginning of the present [`PATIENCE`], and when that ends.
+    /// What had moved at the beginning of the present [`TIMEOUT`], and when that ends.
     seen: (u32, u64),
     deadline: Instant,
 }
@@ -58,7 +58,7 @@ struct Progress {
 impl Progress {
     fn new(end: &End) -> Self {
         let now = Instant::now();
-        Self { bound: now + BOUND, seen: end.moved(), deadline: now + PATIENCE }
+        Self { bound: now + BOUND, seen: end.moved(), deadline: now + TIMEOUT }
     }
 
     /// Whether the time is over in which something had to move.
@@ -70,7 +70,7 @@ impl Progress {
         let moved = end.moved();
         let stalled = now >= self.bound || moved == self.seen;
         self.seen = moved;
-        self.deadline = self.bound.min(now + PATIENCE);
+        self.deadline = self.bound.min(now + TIMEOUT);
         stalled
     }
 }
@@ -90,7 +90,7 @@ pub(super) struct Memory {
 }
 
 impl End {
-    /// Connects, with one receive for talk posted if `hears`.
+    /// Connects.
     pub(super) fn connect(
         half: Half,
         peer: SocketAddr,
@@ -124,7 +124,7 @@ impl End {
             pd,
             talk,
             posted_slots: 0,
-            heard: VecDeque::new(),
+            received: VecDeque::new(),
             memory: None,
             posted: (0, 0),
             done: (0, 0),
@@ -228,9 +228,9 @@ impl End {
     }
 
     /// The next message, which must be of this kind.
-    pub(super) fn hear(&mut self, kind: Kind) -> Result<Talk> {
-        self.until("talk", |end| !end.heard.is_empty())?;
-        match self.heard.pop_front() {
+    pub(super) fn expect(&mut self, kind: Kind) -> Result<Talk> {
+        self.until("talk", |end| !end.received.is_empty())?;
+        match self.received.pop_front() {
             Some(talk) if talk.kind == kind => Ok(talk),
             _ => Err(self.lost("said something out of turn")),
         }
@@ -238,10 +238,10 @@ impl End {
 
     /// The next order; `None` when the peer has closed.
     pub(super) fn next_order(&mut self, until: Until<'_>) -> Result<Option<Talk>> {
-        while self.heard.is_empty() && !self.broken && !until.is_over() {
+        while self.received.is_empty() && !self.broken && !until.is_over() {
             self.step(until);
         }
-        match self.heard.pop_front() {
+        match self.received.pop_front() {
             Some(talk) if talk.kind == Kind::Order => Ok(Some(talk)),
             Some(_) => Err(self.lost("said something out of turn")),
             None => Ok(None),
@@ -255,7 +255,7 @@ impl End {
 
     /// Waits until every receive of the order is done, or the other end says that it is.
     pub(super) fn await_receives(&mut self) -> Result<()> {
-        self.until("messages", |end| end.done.1 >= end.posted.1 || !end.heard.is_empty())
+        self.until("messages", |end| end.done.1 >= end.posted.1 || !end.received.is_empty())
     }
 
     /// Whether every receive of the order is done.
@@ -271,7 +271,7 @@ impl End {
                 return Err(self.lost(why));
             }
             if progress.is_stalled(self) {
-                self.note(format!("nothing moved for {PATIENCE:?}, waiting until {what}"));
+                self.note(format!("nothing moved for {TIMEOUT:?}, waiting until {what}"));
                 self.broken = true;
                 continue;
             }
@@ -294,7 +294,7 @@ impl End {
         let mut taken = Vec::new();
         let until = until.ended(&self.link);
         completions(&self.link.device, &self.link.cq, Wait::Sleep, until, 64, |wc| taken.push(wc));
-        // Where nothing is posted, no completion tells of the end.
+        // If nothing is posted, no completion reports the end.
         if taken.is_empty() && self.link.wait_ending(Duration::ZERO).is_some() {
             self.note("closed");
             self.broken = true;
@@ -335,7 +335,7 @@ impl End {
         let at = (wc.wr_id & 0xFFFF_FFFF) as usize * Talk::LEN;
         let read = self.talk.read(at, &mut bytes);
         match Talk::parse(&bytes).filter(|_| read.is_ok()) {
-            Some(talk) => self.heard.push_back(talk),
+            Some(talk) => self.received.push_back(talk),
             None => {
                 self.note(format!("said something else than a siwtest does ({} bytes)", wc.byte_len));
                 self.broken = true;
@@ -365,14 +365,14 @@ impl End {
         let mut progress = Progress::new(self);
         self.broken = true;
         if self.link.qp.state() == verbs::QpState::Rts {
-            // Who is gone already needs no closing.
+            // A connection that has ended needs no closing.
             let _ = self.link.qp.disconnect();
         }
         while self.all.1 < self.all.0 {
             if progress.is_stalled(self) {
                 let (posted, done) = self.all;
                 return Err(self.lost(format!(
-                    "{done} of {posted} requests and receives done; nothing moved for {PATIENCE:?}"
+                    "{done} of {posted} requests and receives done; nothing moved for {TIMEOUT:?}"
                 )));
             }
             self.step(Until::deadline(progress.deadline));

@@ -9,8 +9,8 @@ mod talk;
 
 use crate::args::{ConnArgs, bytes as parse_bytes, resolve, seconds};
 use crate::fail::{Failure, Result};
-use crate::link::{Depths, Half};
 use crate::open::Opener;
+use crate::qp_setup::{Depths, Half};
 use crate::text;
 use end::End;
 use serde_json::json;
@@ -60,7 +60,7 @@ pub(crate) struct Args {
     /// What to do: `OP[:SIZE[xCOUNT[xELEMENTS]]]`, by both ends, or with `me.` or `you.` in front by one; without any, everything
     #[arg(value_name = "ORDER", conflicts_with = "listen")]
     orders: Vec<Orders>,
-    /// Be the end that waits for orders: ADDR:PORT, ADDR or PORT
+    /// Run as server on ADDR:PORT, ADDR or PORT
     #[arg(long, value_name = "ADDR:PORT", value_parser = crate::args::listen)]
     listen: Option<SocketAddr>,
     /// The peer is stock `rping -s -P`: its protocol, in sizes from 23 to 65,535 bytes
@@ -118,9 +118,9 @@ struct StartupArgs {
     /// Without the peer-to-peer model
     #[arg(long)]
     no_peer_to_peer: bool,
-    /// Do not look for one of our own at the other end
+    /// Without the capability exchange: treat the other end as a foreign peer
     #[arg(long)]
-    no_recognition: bool,
+    no_capability_exchange: bool,
     /// Reads that the peer may have outstanding here
     #[arg(long, default_value_t = 128)]
     ird: u16,
@@ -153,7 +153,7 @@ impl Args {
             fallback: !startup.no_fallback,
             rtr: startup.rtr,
             peer_to_peer: !startup.no_peer_to_peer,
-            capabilities: if startup.no_recognition {
+            capabilities: if startup.no_capability_exchange {
                 CapabilityExchange::Off
             } else {
                 CapabilityExchange::On
@@ -161,7 +161,7 @@ impl Args {
             ird: startup.ird,
             ord: startup.ord,
             startup_timeout: Duration::from_secs_f64(startup.timeout),
-            ..self.conn.wishes().options()
+            ..self.conn.peer_options().options()
         }
     }
 
@@ -178,7 +178,7 @@ impl Args {
         }
         let parsed: std::result::Result<Vec<Orders>, String> =
             USUAL.iter().map(|text| text.parse()).collect();
-        let parsed = parsed.map_err(|error| Failure::local("the usual orders", error))?;
+        let parsed = parsed.map_err(|error| Failure::local("cannot parse the default orders", error))?;
         Ok(parsed.into_iter().flat_map(|orders| orders.0).collect())
     }
 }
@@ -253,7 +253,7 @@ fn all_orders(end: &mut End, orders: &[Order], args: &Args) -> Result<()> {
             if let Some(wrong) = end.wrong.take() {
                 return Err(Failure::differs(order, wrong));
             }
-            // Thousands of lines tell nobody anything.
+            // Thousands of lines are of no use.
             if args.seconds == 0.0 {
                 let ms = begun.elapsed().as_secs_f64() * 1e3;
                 say(args.json, "order", &json!({"order": order.to_string(), "ms": ms}), || {

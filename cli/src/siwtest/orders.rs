@@ -9,7 +9,7 @@ use crate::memory::Buffer;
 use serde_json::json;
 use verbs::{Remote, STag, SendFlags, SendOp, Sge};
 
-/// An STag that nobody has.
+/// An STag that does not exist.
 const NO_STAG: u32 = 0xDEAD_BE00;
 /// Past the end of every memory.
 const FAR: u64 = 512 << 20;
@@ -22,11 +22,11 @@ pub(super) fn give(end: &mut End, order: Order) -> Result<()> {
         end.expect_talk()?;
         end.expect_talk()?;
         end.say(Kind::Order, order)?;
-        let ready = end.hear(Kind::Ready)?;
+        let ready = end.expect(Kind::Ready)?;
         act(end, &order, &ready)?;
         verify_own(end, &order)?;
         end.say(Kind::Done, order)?;
-        let verdict = end.hear(Kind::Verdict)?;
+        let verdict = end.expect(Kind::Verdict)?;
         believe(end, verdict);
     } else {
         if order.op != Op::NoReceive {
@@ -34,7 +34,7 @@ pub(super) fn give(end: &mut End, order: Order) -> Result<()> {
         }
         end.say(Kind::Order, order)?;
         end.await_receives()?;
-        let done = end.hear(Kind::Done)?;
+        let done = end.expect(Kind::Done)?;
         verify(end, &order)?;
         believe(end, done);
     }
@@ -57,7 +57,7 @@ pub(super) fn take(end: &mut End, talk: &Talk) -> Result<()> {
     }
     end.say(Kind::Ready, order)?;
     end.await_receives()?;
-    let done = end.hear(Kind::Done)?;
+    let done = end.expect(Kind::Done)?;
     verify(end, &order)?;
     believe(end, done);
     end.expect_talk()?;
@@ -93,7 +93,7 @@ fn prepare(end: &mut End, order: &Order, acts: bool) -> Result<()> {
     end.expect_test(receives.into_iter())
 }
 
-/// Does what was ordered. `theirs` tells where.
+/// Does what was ordered. `theirs` is the place.
 fn act(end: &mut End, order: &Order, theirs: &Talk) -> Result<()> {
     if order.op == Op::HangUp {
         end.link.qp.disconnect()?;

@@ -1,10 +1,10 @@
-//! The end that waits for orders.
+//! The server end, which executes the client's orders.
 
 use super::end::End;
 use super::{Args, DEPTH, Refused, orders, say};
 use crate::fail::{Failure, Result};
-use crate::link::{Depths, Half, Until};
 use crate::open::Opener;
+use crate::qp_setup::{Depths, Half, Until};
 use crate::stop::Stop;
 use crate::text;
 use serde_json::json;
@@ -20,7 +20,7 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
     let channel = Arc::new(CmChannel::default());
     let options = Arc::new(args.options());
     let listener = Listener::bind(&device, address, 64, &options, &channel)
-        .map_err(|error| Failure::local(format!("listening on {address}"), error))?;
+        .map_err(|error| Failure::local(format!("cannot listen on {address}"), error))?;
     crate::serve::announce(listener.local_addr());
     let mut threads = Vec::new();
     let mut outcome = Ok(());
@@ -36,11 +36,11 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
                     }
                 }));
             }
-            Some(CmEventKind::Deaf { error, for_good: true, .. }) => {
-                outcome = Err(crate::serve::deaf(address, error));
+            Some(CmEventKind::ListenerDown { error, for_good: true, .. }) => {
+                outcome = Err(crate::serve::listener_down(address, error));
                 stop.set();
             }
-            Some(CmEventKind::Deaf { error, .. }) => text::line(crate::serve::while_down(&error)),
+            Some(CmEventKind::ListenerDown { error, .. }) => text::line(crate::serve::while_down(&error)),
             Some(CmEventKind::Failed(error)) => text::line(format!("a connection came to nothing: {error}")),
             _ => {}
         }

@@ -148,8 +148,8 @@ impl Order {
 
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let who = if self.actor == Actor::Initiator { "me" } else { "you" };
-        write!(f, "{who}.{}:{}x{}x{}", self.op.name(), self.size, self.count, self.sges)
+        let end = if self.actor == Actor::Initiator { "me" } else { "you" };
+        write!(f, "{end}.{}:{}x{}x{}", self.op.name(), self.size, self.count, self.sges)
     }
 }
 

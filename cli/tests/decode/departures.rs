@@ -26,7 +26,7 @@ impl Talk {
         talk
     }
 
-    /// After startup frames without anything special; CRCs as told.
+    /// After startup frames without anything special; CRCs as given.
     fn started(crc: bool) -> Self {
         let mut talk = Self::new();
         talk.say(CLIENT, &frame(FrameKind::Request, crc).emit());
@@ -174,7 +174,7 @@ fn private_data_too_long_cannot_be_followed() {
 }
 
 #[test]
-fn who_speaks_first() {
+fn the_initiator_sends_the_first_fpdu() {
     Talk::started(true).fpdu(SERVER, &send(1, b"")).departs("the responder's first FPDU comes before");
     let mut talk = Talk::new();
     talk.say(CLIENT, &frame(FrameKind::Request, true).emit());
@@ -283,7 +283,7 @@ fn reads() {
     Talk::started(true)
         .fpdu(CLIENT, &send(1, b""))
         .fpdu(SERVER, &read_response(7, 0, b""))
-        .departs("that nobody asked for");
+        .departs("an RDMA Read Response without a request");
     asked().fpdu(CLIENT, &read_request(2, 4)).is_fine();
     asked()
         .fpdu(CLIENT, &read_request(2, 4))

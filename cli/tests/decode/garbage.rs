@@ -52,7 +52,7 @@ proptest! {
 #[test]
 fn what_is_no_capture_is_one_line() {
     let file = std::env::temp_dir().join(format!("uiw-no-capture-{}", std::process::id()));
-    std::fs::write(&file, "hello").unwrap();
+    std::fs::write(&file, "text").unwrap();
     let args = Args { file: file.clone(), json: false, quiet: false };
     let error = decode::run_to(&args, &mut Vec::new()).unwrap_err().to_string();
     std::fs::remove_file(&file).unwrap();

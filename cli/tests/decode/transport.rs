@@ -205,7 +205,7 @@ fn ports_are_used_again() {
 }
 
 #[test]
-fn fin_within_an_fpdu_is_told() {
+fn fin_within_an_fpdu_is_reported() {
     let mut segments = segments_of("siw/tool-send.pcap");
     let last = segments.iter().rposition(|segment| segment.payload.len() > 20).unwrap();
     segments[last].payload.truncate(10);

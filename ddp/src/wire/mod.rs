@@ -37,7 +37,7 @@ impl Header {
     /// Bytes of the longest header.
     pub const MAX_LEN: usize = Untagged::LEN;
 
-    /// Reads the header `segment` begins with, and tells how many bytes it takes; the payload is the rest.
+    /// Reads the header `segment` begins with, and returns how many bytes it takes; the payload is the rest.
     ///
     /// # Errors
     /// If the version is not 1 or the segment ends within the header.
@@ -60,7 +60,7 @@ impl Header {
         }
     }
 
-    /// Writes the header to the front of `out` and tells how many bytes it took.
+    /// Writes the header to the front of `out` and returns how many bytes it took.
     ///
     /// # Panics
     /// If `out` is shorter than [`len`](Self::len).

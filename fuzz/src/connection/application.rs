@@ -128,7 +128,7 @@ impl Application {
         self.listener.is_some().then_some(Listening)
     }
 
-    /// Takes what the connection manager tells.
+    /// Takes the events of the connection manager.
     pub(crate) fn events(&mut self) {
         while let Some(event) = self.channel.try_pop() {
             if let (CmEventKind::ConnectRequest(request), Some(qp)) = (event.kind, &self.qp) {
@@ -158,7 +158,7 @@ impl Application {
         let sges = [arena.sink(offset, len), arena.sink(offset + len, len / 3)];
         let wr_id = self.received.signaled.len() as u64;
         if let Some(qp) = &self.qp {
-            // SAFETY: the arena outlives the queue pair, and nobody looks at the sink before both are gone.
+            // SAFETY: the arena outlives the queue pair, and nothing reads the sink before both are gone.
             if unsafe { qp.post_recv([RecvWr { wr_id, sges: &sges }]) }.is_ok() {
                 self.received.signaled.push(true);
             }
@@ -275,7 +275,7 @@ impl Application {
         let books = [&self.sent, &self.received];
         for book in books.into_iter().filter(|_| self.qp.is_some()) {
             for late in book.done..book.signaled.len() {
-                // What succeeds unsignaled is only told by the next.
+                // The success of an unsignaled request is reported by the next one.
                 assert!(!book.signaled[late], "request {late} never completed");
             }
         }

@@ -10,7 +10,7 @@ use verbs::{Access, Device, Memory, Pd, RawMr, STag};
 use crate::input::Input;
 
 const LEN: usize = 64 << 10;
-/// What nobody may see or change.
+/// What no peer may see or change.
 const SECRET: u8 = 0xEE;
 /// What peers may see: half of what CmpSwap compares with.
 const PLAIN: u8 = 0x11;
@@ -33,12 +33,12 @@ pub(crate) enum Part {
     WriteOnly,
     /// Atomics, and nothing else.
     AtomicOnly,
-    /// Without any right of peers but those of windows, as the memory behind a `Grant`.
+    /// Without any right of peers but those of windows, as the memory behind a `BoundWindow`.
     Granted,
 }
 
 impl Part {
-    /// Those whose keys peers are told.
+    /// Those whose keys peers receive.
     const OF_PEERS: [Self; 5] =
         [Self::Shared, Self::ReadOnly, Self::WriteOnly, Self::AtomicOnly, Self::Granted];
 
@@ -101,7 +101,7 @@ impl Arena {
         let pd = device.alloc_pd().expect("a PD");
         let register = |part: Part, access, fill| {
             // SAFETY: the part lies within the allocation, which is freed after every region (`check` takes the arena
-            // apart in this order); nobody else touches it meanwhile, and the parts do not overlap.
+            // apart in this order); nothing else touches it meanwhile, and the parts do not overlap.
             let memory = unsafe {
                 let at = bytes.cast::<u8>().add(part.start());
                 at.write_bytes(fill, PART);
@@ -260,7 +260,7 @@ impl Arena {
         if let Some(frozen) = self.frozen.borrow_mut().get_mut(&Part::Granted) {
             frozen[bytes.clone()].fill(PLAIN);
         }
-        // SAFETY: the part lies within the living allocation, and no other thread runs: the device is driven by hand.
+        // SAFETY: the part lies within the living allocation, and no other thread runs: this thread drives the device.
         unsafe {
             let at = self.bytes.cast::<u8>().add(Part::Granted.start() + bytes.start);
             at.write_bytes(PLAIN, bytes.len());
@@ -279,10 +279,13 @@ impl Arena {
 
     /// Whether bytes on the wire are none of the secret ones. A peer writes none like these.
     pub(crate) fn no_secret(bytes: &[u8]) {
-        assert!(bytes.iter().all(|byte| byte & 0x80 == 0), "memory that nobody was given: {bytes:02x?}");
+        assert!(
+            bytes.iter().all(|byte| byte & 0x80 == 0),
+            "memory without access rights was read: {bytes:02x?}"
+        );
     }
 
-    /// Nothing changed but what somebody was allowed to change. `rights` are the most that the queue pair ever had.
+    /// Only bytes changed for which a right existed. `rights` are the most that the queue pair ever had.
     pub(crate) fn check(self, rights: Access) {
         for (part, before) in &*self.frozen.borrow() {
             assert!(*before == self.copy(*part), "{part:?} changed after the last way in was closed");

@@ -182,7 +182,7 @@ impl Peer {
         let opcode = Opcode::from_raw(Control::parse(header.rsvd_ulp()).opcode).expect("an opcode");
         match opcode {
             Opcode::ReadResponse => {
-                assert!(payload.is_empty() || rights.contains(Access::REMOTE_READ), "nobody may read here");
+                assert!(payload.is_empty() || rights.contains(Access::REMOTE_READ), "no right to read here");
                 Arena::no_secret(payload);
             }
             Opcode::Write | Opcode::Send | Opcode::SendSe | Opcode::SendImm | Opcode::SendInvalidate => {
@@ -201,7 +201,7 @@ impl Peer {
                 assert!(terminate.reason().is_known(), "{terminate:?}");
             }
             Opcode::AtomicResponse => {
-                assert!(rights.contains(Access::REMOTE_ATOMIC), "nobody may do atomics here");
+                assert!(rights.contains(Access::REMOTE_ATOMIC), "no right to atomics here");
             }
             _ => {}
         }

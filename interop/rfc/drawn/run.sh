@@ -1,6 +1,6 @@
 #!/bin/sh
 # Breaks each sentence of table.tsv in a copy of the sources (ID.patch) and runs the test that claims it, which must fail.
-# The sentences were drawn by lot from all that tests claim. Prints a line a sentence; exit code 1 when a test did not notice.
+# The sentences are random samples of all that tests claim. Prints a line a sentence; exit code 1 when a test did not notice.
 # With ids as arguments, only those.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
@@ -9,7 +9,7 @@ copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}/drawn"
 unnoticed=0
-# Files as of now: cargo knows a crate by its place in the workspace, and must not take what an earlier run has built of broken ones.
+# Files as of now: cargo identifies a crate by its place in the workspace, and must not take what an earlier run has built of broken ones.
 (cd "$root" && git ls-files -z | tar --no-recursion --null -cf - -T -) | tar -xmf - -C "$copy"
 cd "$copy"
 tab=$(printf '\t')

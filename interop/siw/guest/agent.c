@@ -1,6 +1,6 @@
 /* agent: runs commands in the guest for the program that started the virtual machine.
  *
- * It talks over one byte stream (a virtio-serial port):
+ * It communicates over one byte stream (a virtio-serial port):
  *
  *	host:	RUN id seconds length \n script		run a shell script, at most that long
  *		KILL id \n				end it now, with all it started

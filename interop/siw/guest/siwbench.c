@@ -32,7 +32,7 @@ enum op { WRITE, READ, SEND };
 static const char *OPS[] = { "write", "read", "send" };
 
 /* Private data of both: what is asked for, and the memory of the one that speaks. */
-struct hello {
+struct greeting {
 	uint32_t op, size, depth, latency;
 	uint64_t addr;
 	uint32_t rkey, zero;
@@ -48,7 +48,7 @@ struct end {
 	 * what we write and send, or read to. */
 	uint8_t *data;
 	size_t slots;
-	struct hello want, peer;
+	struct greeting want, peer;
 	unsigned signal_every;
 	uint64_t posted, done, received, reposted, told;
 	unsigned words, words_done;
@@ -116,22 +116,22 @@ static void setup(struct end *e)
 		fail("ibv_reg_mr", strerror(errno));
 }
 
-static struct hello hello(const struct end *e)
+static struct greeting greeting(const struct end *e)
 {
-	struct hello h = { htobe32(e->want.op), htobe32(e->want.size), htobe32(e->want.depth), htobe32(e->want.latency),
+	struct greeting h = { htobe32(e->want.op), htobe32(e->want.size), htobe32(e->want.depth), htobe32(e->want.latency),
 		htobe64((uintptr_t)e->data), htobe32(e->mr->rkey), 0 };
 
 	return h;
 }
 
-static struct hello heard(const void *data, unsigned len)
+static struct greeting heard(const void *data, unsigned len)
 {
-	struct hello h;
+	struct greeting h;
 
 	if (len < sizeof(h) || !data)
 		fail("private data", "too short");
 	memcpy(&h, data, sizeof(h));
-	h = (struct hello){ be32toh(h.op), be32toh(h.size), be32toh(h.depth), be32toh(h.latency), be64toh(h.addr),
+	h = (struct greeting){ be32toh(h.op), be32toh(h.size), be32toh(h.depth), be32toh(h.latency), be64toh(h.addr),
 		be32toh(h.rkey), 0 };
 	if (h.op > SEND || !h.size || h.size > MAX_SIZE || !h.depth || h.depth > MAX_DEPTH)
 		fail("private data", "beyond the limits");
@@ -293,7 +293,7 @@ static void await(struct end *e, enum rdma_cm_event_type type)
 	rdma_ack_cm_event(event);
 }
 
-static void run(struct sockaddr *address, const struct hello *want, double seconds)
+static void run(struct sockaddr *address, const struct greeting *want, double seconds)
 {
 	struct end e = { .want = *want };
 
@@ -305,7 +305,7 @@ static void run(struct sockaddr *address, const struct hello *want, double secon
 		fail("route", strerror(errno));
 	await(&e, RDMA_CM_EVENT_ROUTE_RESOLVED);
 	setup(&e);
-	struct hello h = hello(&e);
+	struct greeting h = greeting(&e);
 	struct rdma_conn_param p = { .private_data = &h, .private_data_len = sizeof(h), .responder_resources = 128,
 		.initiator_depth = 128 };
 	if (rdma_connect(e.id, &p))
@@ -375,7 +375,7 @@ static void serve(struct sockaddr *address)
 		while (e.reposted < receives(&e))
 			receive(&e);
 	e.told = e.reposted;
-	struct hello h = hello(&e);
+	struct greeting h = greeting(&e);
 	struct rdma_conn_param p = { .private_data = &h, .private_data_len = sizeof(h), .responder_resources = 128,
 		.initiator_depth = 128 };
 	if (rdma_accept(e.id, &p))
@@ -388,7 +388,7 @@ static void serve(struct sockaddr *address)
 int main(int argc, char **argv)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET };
-	struct hello want = { 0 };
+	struct greeting want = { 0 };
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (argc != 4 && argc != 9) {

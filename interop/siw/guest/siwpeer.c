@@ -1,6 +1,6 @@
 /* siwpeer: one end of `uiw siwtest`, on libibverbs and librdmacm. Runs on any RDMA device that connects by iw_cm.
  *
- *	siwpeer serve ADDR PORT [KEY=VALUE...]		waits for orders
+ *	siwpeer serve ADDR PORT [KEY=VALUE...]		runs as server
  *	siwpeer run ADDR PORT [KEY=VALUE...] ORDER...	gives them
  *
  * An order is OP[:SIZE[xCOUNT[xSGES]]]. "me.OP" is done by the end that connected, "you.OP" by the other one; without either
@@ -33,7 +33,7 @@
 /* Milliseconds in which something must move, and for which one wait may last whatever moves. */
 #define PATIENCE 30000
 #define BOUND 600000
-/* Bytes on the interfaces that are nobody's progress: acknowledgements and probes of an idle connection, broadcasts. */
+/* Bytes on the interfaces that are no progress of a transfer: acknowledgements and probes of an idle connection, broadcasts. */
 #define IDLE_BYTES 4096
 
 enum kind { ORDER = 1, READY, DONE, VERDICT };
@@ -54,7 +54,7 @@ static const struct { enum op op; const char *name; } OPS[] = {
 /* What the ends say to each other. */
 struct talk {
 	uint32_t magic;
-	uint8_t kind, op, actor, zero;	/* actor: 0 = who connected */
+	uint8_t kind, op, actor, zero;	/* actor: 0 = the end that connected */
 	uint32_t size, count, sges, seed;
 	uint64_t addr;			/* the memory of the one that speaks */
 	uint32_t rkey, inv_rkey, status;
@@ -436,7 +436,7 @@ static void fault(struct talk *o, const struct talk *theirs, struct ibv_send_wr 
 	}
 }
 
-/* Does what was ordered. `theirs` tells where. */
+/* Does what was ordered. `theirs` is the place. */
 static int act(struct conn *c, struct talk *o, const struct talk *theirs)
 {
 	struct ibv_sge sge[8];
@@ -531,7 +531,7 @@ static void answer(struct conn *c, const struct talk *from)
 		wrong(c, "the other end: %s", from->text);
 }
 
-/* Whoever is acted on waits for the data before the word that it is done: solicited events where they were ordered. */
+/* The passive end waits for the data before the message that it is done: solicited events where they were ordered. */
 static int await_done(struct conn *c, struct talk *o, struct talk *reply)
 {
 	if (is_send(o->op) && UNTIL(c, o, o->op == SEND_SE, c->in_done >= c->in_posted || c->arrived > c->taken))

@@ -23,7 +23,7 @@ const LONG: Duration = Duration::from_secs(7200);
 const STUCK: &str =
     "for p in /proc/[0-9]*; do [ \"$(cut -d' ' -f3 $p/stat)\" = D ] && cat $p/comm $p/stack; done";
 
-/// A parameter of the lab variant, with its usual value.
+/// A parameter of the tunable variant, with its usual value.
 const PARAMETERS: &[(&str, &str)] = &[
     ("try_gso", "0"),
     ("peer_to_peer", "0"),
@@ -113,7 +113,7 @@ impl Bench {
         if self.vm.net.host(setting.family).is_none() {
             return Err(Error::Missing("IPv6 (user-mode networking)".to_owned()));
         }
-        if setting.gso { self.lab(&[("try_gso", "1")]) } else { self.driver(Variant::Stock) }
+        if setting.gso { self.tunable(&[("try_gso", "1")]) } else { self.driver(Variant::Stock) }
     }
 
     /// Boots another guest if there is none.
@@ -140,9 +140,9 @@ impl Bench {
         if self.variant == Some(variant) {
             return Ok(());
         }
-        if variant == Variant::Lab && self.vm.parts.modules.lab.is_none() {
+        if variant == Variant::Tunable && self.vm.parts.modules.tunable.is_none() {
             return Err(Error::Missing(
-                "the lab variant of siw (lab.patch does not fit this kernel)".to_owned(),
+                "the tunable variant of siw (tunable.patch does not fit this kernel)".to_owned(),
             ));
         }
         self.variant = None;
@@ -157,12 +157,12 @@ impl Bench {
         Ok(())
     }
 
-    /// Loads the lab variant, with these parameters and the usual ones otherwise.
+    /// Loads the tunable variant, with these parameters and the usual ones otherwise.
     ///
     /// # Errors
     /// As [`Bench::driver`].
-    pub fn lab(&mut self, changed: &[(&str, &str)]) -> Result<()> {
-        self.driver(Variant::Lab)?;
+    pub fn tunable(&mut self, changed: &[(&str, &str)]) -> Result<()> {
+        self.driver(Variant::Tunable)?;
         let value = |name: &str, usual: &str| {
             let changed = changed.iter().find(|(changed, _)| *changed == name);
             changed.map_or(usual, |(_, value)| value).to_owned()
@@ -180,7 +180,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Has uiw use this TCP until it is told otherwise.
+    /// Has uiw use this TCP until the next call.
     ///
     /// # Errors
     /// [`Error::Missing`] without a tap.
@@ -233,8 +233,8 @@ impl Bench {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub fn run_uiw(&self, args: &[&str], patience: Duration) -> Result<Output> {
-        crate::shell::run(&mut self.uiw(args), patience)
+    pub fn run_uiw(&self, args: &[&str], timeout: Duration) -> Result<Output> {
+        crate::shell::run(&mut self.uiw(args), timeout)
     }
 
     /// Builds the libraries under stock programs, if that is not done: minutes on a busy machine, in which no program of a row may wait.
@@ -309,7 +309,7 @@ impl Bench {
     ///
     /// # Errors
     /// If it does not come up.
-    pub fn serve_guest(&self, command: &str, port: u16, patience: Duration) -> Result<Job> {
+    pub fn serve_guest(&self, command: &str, port: u16, timeout: Duration) -> Result<Job> {
         let script = format!(
             "while ss -Hltn | grep -q ':{port} '; do usleep 20000; done\n\
              {command} &\n\
@@ -317,7 +317,7 @@ impl Bench {
              echo guest is listening\n\
              wait $!"
         );
-        let mut job = self.vm.guest.start(&script, patience)?;
+        let mut job = self.vm.guest.start(&script, timeout)?;
         job.wait_for("guest is listening", LISTENING)?;
         Ok(job)
     }
@@ -379,9 +379,9 @@ impl Bench {
     ///
     /// # Errors
     /// If it does not.
-    pub fn partner_line(&mut self, what: &str, patience: Duration) -> Result<String> {
+    pub fn partner_line(&mut self, what: &str, timeout: Duration) -> Result<String> {
         let (_, job) = self.partner.as_mut().ok_or_else(|| Error::Failed("no partner runs".to_owned()))?;
-        job.wait_for(what, patience)
+        job.wait_for(what, timeout)
     }
 
     /// `uiw siwtest --listen` on the host, with these arguments: started if it does not run. Gives its port.
@@ -409,10 +409,10 @@ impl Bench {
     ///
     /// # Errors
     /// If it does not.
-    pub fn listener_line(&mut self, what: &str, patience: Duration) -> Result<String> {
+    pub fn listener_line(&mut self, what: &str, timeout: Duration) -> Result<String> {
         let (_, process, _) =
             self.listener.as_mut().ok_or_else(|| Error::Failed("nothing listens".to_owned()))?;
-        process.wait_for(what, patience)
+        process.wait_for(what, timeout)
     }
 
     /// The last line that the listener on the host has said.
@@ -426,7 +426,7 @@ impl Bench {
         self.listener = None;
     }
 
-    /// The host's address as programs in the guest are told it.
+    /// The host's address for programs in the guest.
     ///
     /// # Errors
     /// [`Error::Missing`] without IPv6.

@@ -5,7 +5,7 @@ use crate::net::Family;
 use crate::{Error, Result};
 use std::fmt;
 
-/// Who sends the MPA Request.
+/// The sender of the MPA Request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// uiw.
@@ -41,7 +41,7 @@ pub struct Setting {
     pub family: Family,
     /// The interfaces' MTU.
     pub mtu: u32,
-    /// The lab variant with `try_gso`, against our profile `siw-gso`; else the stock driver.
+    /// The tunable variant with `try_gso`, against our profile `siw-gso`; else the stock driver.
     pub gso: bool,
 }
 

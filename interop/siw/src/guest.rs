@@ -113,19 +113,19 @@ impl Guest {
         lines.into_iter().rev().collect::<Vec<_>>().join(" / ")
     }
 
-    /// Starts a shell script in the guest, which may run for `patience`.
+    /// Starts a shell script in the guest, which may run for `timeout`.
     ///
     /// # Errors
     /// When the channel is gone.
-    pub fn start(&self, script: &str, patience: Duration) -> Result<Job> {
+    pub fn start(&self, script: &str, timeout: Duration) -> Result<Job> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (sender, events) = mpsc::channel();
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner).insert(id, sender);
-        let seconds = patience.as_secs().max(1);
+        let seconds = timeout.as_secs().max(1);
         let request = format!("RUN {id} {seconds} {}\n{script}", script.len());
         let mut port = self.port.try_clone().map_err(Error::io("the guest's channel"))?;
         port.write_all(request.as_bytes()).map_err(Error::io("the guest's channel"))?;
-        let deadline = Instant::now() + patience + GRACE;
+        let deadline = Instant::now() + timeout + GRACE;
         Ok(Job { id, port, events, text: Vec::new(), status: None, deadline })
     }
 
@@ -133,8 +133,8 @@ impl Guest {
     ///
     /// # Errors
     /// When the channel is gone.
-    pub fn run(&self, script: &str, patience: Duration) -> Result<Output> {
-        Ok(self.start(script, patience)?.finish())
+    pub fn run(&self, script: &str, timeout: Duration) -> Result<Output> {
+        Ok(self.start(script, timeout)?.finish())
     }
 
     /// Runs a shell script that must succeed; gives what it wrote.
@@ -204,7 +204,7 @@ pub fn sweep() {
         let name = crate::shell::name(&path);
         let owned = [FOLDER, LIBRARIES].iter().find_map(|prefix| name.strip_prefix(prefix));
         if owned.is_some_and(crate::workspace::is_left_over) {
-            // Somebody else's stays.
+            // A process of another owner stays.
             let _ = fs::remove_dir_all(&path);
         }
     }
@@ -265,9 +265,9 @@ fn dispatch(port: UnixStream, jobs: &Mutex<HashMap<u32, Sender<Event>>>) {
 }
 
 impl Job {
-    /// Takes what has come; false when nothing came in `patience` or nothing will.
-    fn step(&mut self, patience: Duration) -> bool {
-        match self.events.recv_timeout(patience) {
+    /// Takes what has come; false when nothing came in `timeout` or nothing will.
+    fn step(&mut self, timeout: Duration) -> bool {
+        match self.events.recv_timeout(timeout) {
             Ok(Event::Out(bytes)) => self.text.extend_from_slice(&bytes),
             Ok(Event::End(status)) => self.status = Some(status),
             Err(RecvTimeoutError::Timeout) => return false,
@@ -293,8 +293,8 @@ impl Job {
     ///
     /// # Errors
     /// If it ends, or the time is over, before.
-    pub fn wait_for(&mut self, what: &str, patience: Duration) -> Result<String> {
-        let deadline = Instant::now() + patience;
+    pub fn wait_for(&mut self, what: &str, timeout: Duration) -> Result<String> {
+        let deadline = Instant::now() + timeout;
         loop {
             let text = String::from_utf8_lossy(&self.text);
             if let Some(line) = text.lines().find(|line| line.contains(what)) {

@@ -78,7 +78,7 @@ pub fn build(cache: &Cache, modules: &Modules) -> Result<PathBuf> {
     let mut from: Vec<PathBuf> = files(&guest)?;
     from.push(folder().join("src/image.rs"));
     from.push(modules.stock.clone());
-    from.extend(modules.lab.clone());
+    from.extend(modules.tunable.clone());
     if is_fresh(&image, &from) {
         return Ok(image);
     }
@@ -245,8 +245,8 @@ fn kernel_modules(modules: &Modules, archive: &mut Archive) -> Result<()> {
         archive.file(&format!("modules/{group}.list"), 0o644, list.into_bytes());
     }
     archive.file("modules/siw-stock.ko", 0o644, read(&modules.stock)?);
-    if let Some(lab) = &modules.lab {
-        archive.file("modules/siw-lab.ko", 0o644, read(lab)?);
+    if let Some(tunable) = &modules.tunable {
+        archive.file("modules/siw-tunable.ko", 0o644, read(tunable)?);
     }
     Ok(())
 }

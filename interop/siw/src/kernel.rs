@@ -1,4 +1,4 @@
-//! The siw module, built from the kernel's source: as it is (*stock*), and with its constants as module parameters (*lab*).
+//! The siw module, built from the kernel's source: as it is (*stock*), and with its constants as module parameters (*tunable*).
 //! No Debian kernel ships it.
 
 use crate::cache::{Cache, is_fresh};
@@ -18,8 +18,8 @@ const BUILD: Duration = Duration::from_secs(600);
 pub enum Variant {
     /// As the kernel's source has it.
     Stock,
-    /// Compile-time constants are module parameters (`lab.patch`).
-    Lab,
+    /// Compile-time constants are module parameters (`tunable.patch`).
+    Tunable,
 }
 
 impl Variant {
@@ -28,7 +28,7 @@ impl Variant {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Stock => "stock",
-            Self::Lab => "lab",
+            Self::Tunable => "tunable",
         }
     }
 }
@@ -42,7 +42,7 @@ pub struct Modules {
     /// `siw.ko` as it is.
     pub stock: PathBuf,
     /// `siw.ko` with parameters; absent where the patch does not fit the kernel's source.
-    pub lab: Option<PathBuf>,
+    pub tunable: Option<PathBuf>,
 }
 
 /// Builds both variants if they are not there yet.
@@ -53,10 +53,10 @@ pub fn build(cache: &Cache, kernel: &KernelPackages) -> Result<Modules> {
     let root = cache.stage("kernel");
     let source = source(cache, kernel)?;
     let stock = variant(cache, kernel, &source, Variant::Stock)?;
-    let lab = match variant(cache, kernel, &source, Variant::Lab) {
-        Ok(lab) => Some(lab),
+    let tunable = match variant(cache, kernel, &source, Variant::Tunable) {
+        Ok(tunable) => Some(tunable),
         Err(error) => {
-            eprintln!("siw: no lab variant of the driver: {error}");
+            eprintln!("siw: no tunable variant of the driver: {error}");
             None
         }
     };
@@ -64,7 +64,7 @@ pub fn build(cache: &Cache, kernel: &KernelPackages) -> Result<Modules> {
         image: root.join(format!("boot/vmlinuz-{}", kernel.abi)),
         tree: root.join(format!("lib/modules/{}", kernel.abi)),
         stock,
-        lab,
+        tunable,
     })
 }
 
@@ -94,9 +94,9 @@ fn source(cache: &Cache, kernel: &KernelPackages) -> Result<PathBuf> {
 fn variant(cache: &Cache, kernel: &KernelPackages, source: &Path, variant: Variant) -> Result<PathBuf> {
     let work = cache.made(variant.name());
     let module = work.join("siw.ko");
-    let patch = folder().join("lab.patch");
+    let patch = folder().join("tunable.patch");
     let mut from = vec![source.join("siw_main.c")];
-    if variant == Variant::Lab {
+    if variant == Variant::Tunable {
         from.push(patch.clone());
     }
     if is_fresh(&module, &from) {
@@ -109,7 +109,7 @@ fn variant(cache: &Cache, kernel: &KernelPackages, source: &Path, variant: Varia
     eprintln!("siw: building siw.ko ({})", variant.name());
     let _ = fs::remove_dir_all(&work);
     must(Command::new("cp").arg("-r").arg(source).arg(&work), BUILD)?;
-    if variant == Variant::Lab {
+    if variant == Variant::Tunable {
         must(Command::new("patch").args(["-s", "-p1", "-d"]).arg(&work).arg("-i").arg(&patch), BUILD)?;
     }
     // The package's Makefile includes the common one by its absolute path.

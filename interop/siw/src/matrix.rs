@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-/// What the command can be told.
+/// Options of the command.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(after_help = "\
 Packages (about 240 MB, once) and what is made from them go to target/siw, or where UIW_SIW_CACHE says.

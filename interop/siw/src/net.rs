@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const HOST4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 1);
 const GUEST4: Ipv4Addr = Ipv4Addr::new(10, 66, 0, 2);
 const HOST6: Ipv6Addr = Ipv6Addr::new(0xfd66, 0, 0, 0, 0, 0, 0, 1);
@@ -146,7 +146,7 @@ impl Net {
         }
     }
 
-    /// What `uiw --llp` is told, and the address that the guest then sees in the host's place; `None` where uiw cannot have a TCP of its
+    /// The value of `uiw --llp`, and the address that the guest then sees in the host's place; `None` where uiw cannot have a TCP of its
     /// own.
     #[must_use]
     pub fn own_tcp(&self, tcp: Tcp, family: Family) -> Option<(String, IpAddr)> {
@@ -243,17 +243,17 @@ impl Namespace {
 impl Drop for Namespace {
     fn drop(&mut self) {
         // It may have gone with an interrupt already.
-        let _: Result<Output> = run(Command::new("ip").args(["netns", "del", &self.name]), PATIENCE);
+        let _: Result<Output> = run(Command::new("ip").args(["netns", "del", &self.name]), TIMEOUT);
     }
 }
 
 fn ip(args: &[&str]) -> Result<()> {
-    must(Command::new("ip").args(args), PATIENCE).map(|_| ())
+    must(Command::new("ip").args(args), TIMEOUT).map(|_| ())
 }
 
 /// Removes the namespaces of this process and of processes that are gone.
 pub fn sweep() {
-    let Ok(list) = must(Command::new("ip").args(["netns", "list"]), PATIENCE) else { return };
+    let Ok(list) = must(Command::new("ip").args(["netns", "list"]), TIMEOUT) else { return };
     for name in list.lines().filter_map(|line| line.split_whitespace().next()) {
         if name.strip_prefix(PREFIX).is_some_and(crate::workspace::is_left_over) {
             let _ = ip(&["netns", "del", name]);

@@ -80,7 +80,7 @@ impl Results {
     pub fn markdown(&self, environment: &Environment) -> String {
         let Environment { kernel, library, uiw, date, took, boots, network } = environment;
         let mut text = String::from(
-            "# uiw and the Linux siw driver\n\nMade by `cargo xtask interop siw`; not edited by hand.\n\n",
+            "# uiw and the Linux siw driver\n\nMade by `cargo xtask interop siw`; do not edit.\n\n",
         );
         let _ = writeln!(
             text,
@@ -90,7 +90,7 @@ impl Results {
         let _ = writeln!(text, "{}\n", count_line(self.counts()));
         text += "A row is a case one way round. *n of m* counts settings: CRC on and off, IPv4 and IPv6, MTU 1500 and 9000, \
                  the stock driver and one that sends large FPDUs (`try_gso`) to our profile `siw-gso`. Data is compared byte \
-                 for byte at both ends. A *known* run failed as [QUIRKS.md](QUIRKS.md) explains, by what the guest shows.\n\n| case | who connects | result | |\n|---|---|---|---|\n";
+                 for byte at both ends. A *known* run failed as [QUIRKS.md](QUIRKS.md) explains, by what the guest shows.\n\n| case | initiator and responder | result | |\n|---|---|---|---|\n";
         for row in &self.rows {
             let _ = writeln!(text, "{}", row.line());
         }
@@ -150,7 +150,7 @@ fn count_line(counts: Counts) -> String {
     format!("{COUNT}runs: {counts}**")
 }
 
-/// Counts as the table has them. A row that failed in some settings does not tell those that do not apply from those that failed: they
+/// Counts as the table has them. A row that failed in some settings does not distinguish those that do not apply from those that failed: they
 /// count as failed, and in a known one as known.
 fn table_counts(lines: &[String]) -> Counts {
     let mut counts = Counts::default();

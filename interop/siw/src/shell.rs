@@ -101,8 +101,8 @@ impl Process {
     ///
     /// # Errors
     /// If it ends, or the time is over, before.
-    pub fn wait_for(&mut self, what: &str, patience: Duration) -> Result<String> {
-        let deadline = Instant::now() + patience;
+    pub fn wait_for(&mut self, what: &str, timeout: Duration) -> Result<String> {
+        let deadline = Instant::now() + timeout;
         let out = Arc::clone(&self.out);
         loop {
             let ended = self.poll();
@@ -123,8 +123,8 @@ impl Process {
     }
 
     /// Waits for its end; kills it when the time is over.
-    pub fn finish(mut self, patience: Duration) -> Output {
-        let deadline = Instant::now() + patience;
+    pub fn finish(mut self, timeout: Duration) -> Output {
+        let deadline = Instant::now() + timeout;
         let mut expired = false;
         while self.poll().is_none() {
             if Instant::now() >= deadline {
@@ -192,17 +192,17 @@ fn follow(mut pipe: impl Read + Send + 'static, stream: &Arc<Stream>) -> thread:
 ///
 /// # Errors
 /// If it cannot be started.
-pub fn run(command: &mut Command, patience: Duration) -> Result<Output> {
-    Ok(Process::start(command)?.finish(patience))
+pub fn run(command: &mut Command, timeout: Duration) -> Result<Output> {
+    Ok(Process::start(command)?.finish(timeout))
 }
 
 /// Runs a program that must succeed; gives its standard output.
 ///
 /// # Errors
 /// If it cannot be started, or fails.
-pub fn must(command: &mut Command, patience: Duration) -> Result<String> {
+pub fn must(command: &mut Command, timeout: Duration) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output = run(command, patience)?;
+    let output = run(command, timeout)?;
     if output.is_ok() {
         return Ok(output.out);
     }

@@ -27,7 +27,7 @@ pub struct Namespaces {
     queues: u32,
 }
 
-/// A TCP port that nobody uses at the moment, and that no connection will have either: the ports that a system chooses by itself are
+/// A TCP port that is unused at the moment, and that no connection will have either: the ports that a system chooses by itself are
 /// taken by thousands of connections of other tests, also for a minute after their end, and in each namespace by others.
 ///
 /// # Panics
@@ -69,7 +69,7 @@ impl Network {
     }
 
     /// As [`Network::veth`], with a third namespace between the two: its interfaces `server` and `client` have no addresses, and
-    /// nothing passes unless somebody there carries frames between them.
+    /// nothing passes unless a process there carries frames between them.
     #[track_caller]
     #[must_use]
     pub fn path() -> Option<Self> {
@@ -184,7 +184,7 @@ impl Network {
 /// Where `ip netns` keeps them.
 const NAMESPACES: &str = "/run/netns";
 
-/// Nobody else is in the namespaces, so every test may use the same addresses.
+/// No other process is in the namespaces, so every test may use the same addresses.
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 

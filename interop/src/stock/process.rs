@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// The longest that a program of a test may run.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// A program that runs. Killed when dropped.
@@ -48,7 +48,7 @@ impl Running {
         if let Some(err) = child.stderr.take() {
             readers.push(collect(err, &said));
         }
-        Self { child, name, said, readers, until: Instant::now() + PATIENCE }
+        Self { child, name, said, readers, until: Instant::now() + TIMEOUT }
     }
 
     /// Waits until it listens on TCP port `port`.
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_are_told_from_connections() {
+    fn listeners_are_distinguished_from_connections() {
         let line = "   0: 0100007F:1D2F 00000000:0000 0A 00000000:00000000 00:00000000 00000000  0 0 17 1";
         assert!(is_listener(line, 0x1D2F));
         assert!(!is_listener(line, 0x1D30));
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_told() {
+    fn ends_are_reported() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo out; echo err >&2; exit 3"]);
         let ended = Running::start(command).end();

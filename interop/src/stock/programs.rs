@@ -12,19 +12,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Names a folder with the two libraries to be tested instead of those that `cargo build` makes.
 const LIBRARIES: &str = "UIW_STOCK_LIBRARIES";
 
-/// Who runs a program.
+/// The user that runs a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
-    /// Whoever runs the tests.
+    /// The user that runs the tests.
     Same,
-    /// `nobody`, with 64 KiB of memory that may be locked: what a program gets in a container. Only root can become that.
+    /// The unprivileged user, with 64 KiB of memory that may be locked: what a program gets in a container. Only root can become that.
     Nobody,
 }
 
-/// The id of `nobody` on Debian.
-const NOBODY: &str = "65534";
+/// The id of the unprivileged user on Debian.
+const UNPRIVILEGED_UID: &str = "65534";
 
-/// An ordinary user to run programs as: root can become one, anybody else is one already. Nothing where the programs for that are
+/// An ordinary user to run programs as: root can become one, any other user is one already. Nothing where the programs for that are
 /// missing; the test is noted as skipped then.
 #[track_caller]
 #[must_use]
@@ -39,7 +39,7 @@ pub fn ordinary() -> Option<User> {
     Some(User::Nobody)
 }
 
-/// The two libraries in a folder that everybody may read. Removed when dropped.
+/// The two libraries in a folder that all users may read. Removed when dropped.
 pub struct Libraries {
     folder: PathBuf,
 }
@@ -55,7 +55,7 @@ impl Libraries {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let folder = env::temp_dir().join(format!("uiw-stock-{}-{count}", std::process::id()));
         fs::create_dir(&folder).expect("a folder for the libraries");
-        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("a folder for everybody");
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("a readable folder");
         let libraries = Self { folder };
         match env::var_os(LIBRARIES) {
             Some(given) => {
@@ -96,7 +96,14 @@ impl Libraries {
             User::Same => Command::new(program),
             User::Nobody => {
                 let mut command = Command::new("prlimit");
-                command.args(["--memlock=65536:65536", "setpriv", "--reuid", NOBODY, "--regid", NOBODY]);
+                command.args([
+                    "--memlock=65536:65536",
+                    "setpriv",
+                    "--reuid",
+                    UNPRIVILEGED_UID,
+                    "--regid",
+                    UNPRIVILEGED_UID,
+                ]);
                 command.args(["--clear-groups", "--"]).arg(program);
                 command
             }

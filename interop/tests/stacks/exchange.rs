@@ -1,4 +1,4 @@
-//! Every operation of the safe API, in both directions at once over each of a crowd of connections, verified byte for byte at both ends.
+//! Every operation of the safe API, in both directions at once over each of many connections, verified byte for byte at both ends.
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 use verbs::{
-    Access, ConnOptions, ConnSettings, Connection, Device, Grant, Listener, Mr, Pd, RemoteMr, SharedMr,
+    Access, BoundWindow, ConnOptions, ConnSettings, Connection, Device, Listener, Mr, Pd, RemoteMr, SharedMr,
 };
 
-/// For a crowd on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// For many connections on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(90);
 /// Bytes of messages: from none to several segments of any MTU.
 const MESSAGES: [usize; 5] = [0, 1, 1441, 9001, 20_000];
 const LARGEST: usize = MESSAGES[MESSAGES.len() - 1];
@@ -45,8 +45,8 @@ fn places() -> impl Iterator<Item = (u64, usize)> {
 }
 
 fn settings() -> ConnSettings {
-    // A crowd's messages may wait for their receives on a busy machine.
-    let options = ConnOptions { no_receive_timeout: PATIENCE, ..ConnOptions::default() };
+    // Messages of many connections may wait for their receives on a busy machine.
+    let options = ConnOptions { no_receive_timeout: TIMEOUT, ..ConnOptions::default() };
     ConnSettings {
         options,
         recv_size: LARGEST as u32,
@@ -56,13 +56,13 @@ fn settings() -> ConnSettings {
     }
 }
 
-/// Wakes whoever waits for all, and says which one it was: of a crowd only those are asked that have something to say.
-struct Bell {
+/// Wakes the waiter for all, and records which one it was: of many futures only those are polled that were woken.
+struct OneOfMany {
     has_rung: AtomicBool,
     all: Waker,
 }
 
-impl Wake for Bell {
+impl Wake for OneOfMany {
     fn wake(self: Arc<Self>) {
         self.has_rung.store(true, Ordering::SeqCst);
         self.all.wake_by_ref();
@@ -72,17 +72,17 @@ impl Wake for Bell {
 /// All futures' ends, on one thread.
 async fn all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let all = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
-    let bell = || Arc::new(Bell { has_rung: AtomicBool::new(true), all: all.clone() });
-    let mut waiting: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), bell())).collect();
+    let waker = || Arc::new(OneOfMany { has_rung: AtomicBool::new(true), all: all.clone() });
+    let mut waiting: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), waker())).collect();
     let mut done: Vec<Option<T>> = waiting.iter().map(|_| None).collect();
     poll_fn(|cx| {
-        for ((future, bell), done) in waiting.iter_mut().zip(&mut done).filter(|(_, done)| done.is_none()) {
-            if !bell.all.will_wake(cx.waker()) {
-                *bell = Arc::new(Bell { has_rung: AtomicBool::new(true), all: cx.waker().clone() });
+        for ((future, waker), done) in waiting.iter_mut().zip(&mut done).filter(|(_, done)| done.is_none()) {
+            if !waker.all.will_wake(cx.waker()) {
+                *waker = Arc::new(OneOfMany { has_rung: AtomicBool::new(true), all: cx.waker().clone() });
             }
-            if bell.has_rung.swap(false, Ordering::SeqCst)
+            if waker.has_rung.swap(false, Ordering::SeqCst)
                 && let Poll::Ready(output) =
-                    future.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(bell))))
+                    future.as_mut().poll(&mut Context::from_waker(&Waker::from(Arc::clone(waker))))
             {
                 *done = Some(output);
             }
@@ -94,12 +94,12 @@ async fn all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> V
 }
 
 fn within<T>(device: &Device, what: &str, future: impl Future<Output = T>) -> T {
-    device.block_on_for(PATIENCE, future).unwrap_or_else(|| panic!("{what}: not in {PATIENCE:?}"))
+    device.block_on_for(TIMEOUT, future).unwrap_or_else(|| panic!("{what}: not in {TIMEOUT:?}"))
 }
 
 /// Takes `count` connections and does everything with each; ends with them.
 pub(crate) fn serve(device: &Device, pd: &Pd, listener: &Listener, count: usize) {
-    within(device, "a crowd is served", async {
+    within(device, "all connections are served", async {
         let mut incoming = Vec::new();
         for _ in 0..count {
             incoming.push(listener.accept().await.expect("a peer"));
@@ -116,7 +116,7 @@ pub(crate) fn serve(device: &Device, pd: &Pd, listener: &Listener, count: usize)
 
 /// Makes `count` connections and does everything with each.
 pub(crate) fn call(device: &Device, pd: &Pd, to: SocketAddr, count: usize) {
-    within(device, "a crowd calls", async {
+    within(device, "all connections are made", async {
         let settings = settings();
         all((0..count).map(async |_| {
             let connection = Connection::connect(device, pd, to, &settings).await.expect("a connection");
@@ -131,14 +131,14 @@ pub(crate) fn call(device: &Device, pd: &Pd, to: SocketAddr, count: usize) {
 struct Ours {
     memory: SharedMr,
     /// For its two ways of invalidating.
-    grants: [Grant; 2],
+    windows: [BoundWindow; 2],
 }
 
 /// What the other end has for us.
 #[derive(Clone, Copy)]
 struct Theirs {
     memory: RemoteMr,
-    grants: [RemoteMr; 2],
+    windows: [RemoteMr; 2],
 }
 
 impl Ours {
@@ -146,14 +146,15 @@ impl Ours {
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let memory = pd.share(LEN as usize, access).expect("memory");
         memory.write(SOURCE, &bytes((WORDS - SOURCE) as usize, 1)).expect("in range");
-        let grant = async || memory.grant(connection, 0..64, Access::REMOTE_WRITE).await.expect("a window");
-        let grants = [grant().await, grant().await];
-        Self { memory, grants }
+        let window =
+            async || memory.bind_window(connection, 0..64, Access::REMOTE_WRITE).await.expect("a window");
+        let windows = [window().await, window().await];
+        Self { memory, windows }
     }
 
-    fn told(&self) -> Vec<u8> {
+    fn to_bytes(&self) -> Vec<u8> {
         let all = self.memory.remote(0..LEN).expect("in range");
-        [all, self.grants[0].remote(), self.grants[1].remote()]
+        [all, self.windows[0].remote(), self.windows[1].remote()]
             .into_iter()
             .flat_map(RemoteMr::to_bytes)
             .collect()
@@ -161,11 +162,11 @@ impl Ours {
 }
 
 impl Theirs {
-    fn heard(message: &[u8]) -> Self {
+    fn from_bytes(message: &[u8]) -> Self {
         let mut parts =
             message.chunks(message.len() / 3).map(|part| RemoteMr::from_bytes(part).expect("memory"));
         let mut next = || parts.next().expect("three of them");
-        Self { memory: next(), grants: [next(), next()] }
+        Self { memory: next(), windows: [next(), next()] }
     }
 
     fn place(&self, at: u64, len: usize) -> RemoteMr {
@@ -176,11 +177,11 @@ impl Theirs {
 /// Both ends do the same: each asks for everything, and looks at what the other one asks for.
 async fn converse(pd: &Pd, connection: &Connection) {
     let ours = Ours::new(pd, connection).await;
-    connection.send_copy(&ours.told()).await.expect("a Send");
-    let theirs = Theirs::heard(&connection.recv().await.expect("a message"));
+    connection.send_copy(&ours.to_bytes()).await.expect("a Send");
+    let theirs = Theirs::from_bytes(&connection.recv().await.expect("a message"));
     let asking: Pin<Box<dyn Future<Output = ()> + '_>> = Box::pin(ask(pd, connection, theirs));
     all([asking, Box::pin(answer(connection, &ours))]).await;
-    // Neither closes before the other one has everything: what is still unread when a connection ends is nobody's.
+    // Neither closes before the other one has everything: what is still unread when a connection ends is lost.
     connection.send_copy(b"seen").await.expect("a Send");
     assert_eq!(*connection.recv().await.expect("a message"), *b"seen");
 }
@@ -219,7 +220,7 @@ async fn ask(pd: &Pd, connection: &Connection, theirs: Theirs) {
             .0
             .expect("an immediate");
     }
-    let [first, second] = theirs.grants.map(|grant| grant.rkey);
+    let [first, second] = theirs.windows.map(|window| window.rkey);
     connection.send_invalidate(buffer(pd, 700, 30), first).await.0.expect("Send with Invalidate");
     connection.send_solicited_invalidate(buffer(pd, 800, 31), second).await.0.expect("the solicited one");
     let [a, b] = [0, 1].map(|n| {
@@ -247,10 +248,10 @@ async fn answer(connection: &Connection, ours: &Ours) {
             assert_eq!((message.imm(), message.invalidated(), message.write_len()), (imm, None, None));
         }
     }
-    for (grant, (len, seed)) in ours.grants.iter().zip([(700, 30), (800, 31)]) {
+    for (window, (len, seed)) in ours.windows.iter().zip([(700, 30), (800, 31)]) {
         let message = next().await;
         assert!(*message == bytes(len, seed), "Send with Invalidate of {len} bytes");
-        assert_eq!(message.invalidated(), Some(grant.remote().rkey));
+        assert_eq!(message.invalidated(), Some(window.remote().rkey));
     }
     for (n, len) in WITH_IMMEDIATE.into_iter().enumerate() {
         let message = next().await;
@@ -259,7 +260,7 @@ async fn answer(connection: &Connection, ours: &Ours) {
     assert_eq!(*next().await, *b"that is all");
     for (n, (offset, len)) in places().enumerate() {
         let seed = if n < PLACES.len() { n } else { 40 + n - PLACES.len() };
-        // One byte more: nobody wrote behind the place.
+        // One byte more: nothing was written behind the place.
         let came = ours.memory.to_vec(TARGET + offset..TARGET + offset + len as u64 + 1).expect("in range");
         assert!(came[..len] == bytes(len, seed as u8) && came[len] == 0, "a Write of {len} bytes");
     }

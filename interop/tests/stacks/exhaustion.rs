@@ -12,10 +12,10 @@ fn dropped(network: &Network) -> u64 {
     line.unwrap_or_else(|| panic!("no drops in {said}")).trim().parse().expect("a number")
 }
 
-/// The server does not run, and somebody floods it until every frame of its memory is used up. Then it runs again: its connection goes
+/// The server does not run, and is flooded until every frame of its memory is used up. Then it runs again: its connection goes
 /// on, byte for byte, and others can be made.
 #[test]
-fn a_flood_while_nobody_takes_frames_costs_only_time() {
+fn a_flood_of_untaken_frames_costs_only_time() {
     if interop::require("ethtool").is_none() {
         return;
     }
@@ -33,7 +33,7 @@ fn a_flood_while_nobody_takes_frames_costs_only_time() {
         Running::start(network.client(command))
     };
     let measured = client("4");
-    // The client's kernel knows the server's MAC once there is a connection.
+    // The client's kernel has the server's MAC once there is a connection.
     while !at(&network, false, "ip", &["neighbour", "show", address]).contains("lladdr") {
         std::thread::yield_now();
     }

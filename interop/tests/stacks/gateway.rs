@@ -57,9 +57,9 @@ fn forwarded(network: &Network) -> [u64; 2] {
     [v4, v6].map(|count| count.trim().parse().expect("a number"))
 }
 
-/// Nobody is the gateway: the connection attempt ends, and its one line names the gateway.
+/// No host has the gateway's address: the connection attempt ends, and its one line names the gateway.
 #[test]
-fn a_gateway_that_is_nobody() {
+fn a_gateway_address_without_a_host() {
     let Some(network) = Network::veth() else { return };
     for (kind, version) in [("packet", 4), ("xdp", 4), ("packet", 6)] {
         let (gateway, to) =

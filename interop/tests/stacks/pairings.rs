@@ -91,7 +91,7 @@ fn network(link: Link) -> Option<Network> {
 /// One server on `stack`, and clients on every stack, over both versions of IP: `count` connections at once between each two.
 fn serve_all(link: Link, stack: Stack, count: usize) {
     let Some(network) = network(link) else { return };
-    let (tell, told) = mpsc::channel();
+    let (tx, rx) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(|| {
             network.inside_server(move || {
@@ -99,14 +99,14 @@ fn serve_all(link: Link, stack: Stack, count: usize) {
                 // The wildcard: one server for both versions.
                 let any = "[::]:0".parse().expect("an address");
                 let listener = Listener::bind(&device, any, &ConnOptions::default()).expect("a listener");
-                tell.send(listener.local_addr().port()).expect("the client listens");
+                tx.send(listener.local_addr().port()).expect("the client listens");
                 for _ in 0..STACKS.len() * 2 {
                     exchange::serve(&device, &pd, &listener, count);
                 }
             });
         });
         network.inside_client(move || {
-            let port = told.recv().expect("the server listens");
+            let port = rx.recv().expect("the server listens");
             for client in STACKS {
                 let (device, pd) = open(&client.spec(12));
                 for address in stack.addresses() {
@@ -114,7 +114,7 @@ fn serve_all(link: Link, stack: Stack, count: usize) {
                     let to = SocketAddr::new(address.parse().expect("an address"), port);
                     exchange::call(&device, &pd, to, count);
                 }
-                device.settle(Duration::from_secs(10));
+                device.wait_idle(Duration::from_secs(10));
             }
         });
     });
@@ -128,7 +128,7 @@ pub(crate) fn exchange_between(
     addresses: &[&str],
     meanwhile: impl Fn() + Sync,
 ) {
-    let (tell, told) = mpsc::channel();
+    let (tx, rx) = mpsc::channel();
     let meanwhile = &meanwhile;
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -136,19 +136,19 @@ pub(crate) fn exchange_between(
                 let (device, pd) = open(server);
                 let any = "[::]:0".parse().expect("an address");
                 let listener = Listener::bind(&device, any, &ConnOptions::default()).expect("a listener");
-                tell.send(listener.local_addr().port()).expect("the client listens");
+                tx.send(listener.local_addr().port()).expect("the client listens");
                 addresses.iter().for_each(|_| exchange::serve(&device, &pd, &listener, 1));
             });
         });
         network.inside_client(move || {
-            let port = told.recv().expect("the server listens");
+            let port = rx.recv().expect("the server listens");
             let (device, pd) = open(client);
             meanwhile();
             for address in addresses {
                 println!("{client} to {server} at {address}");
                 exchange::call(&device, &pd, SocketAddr::new(address.parse().expect("an address"), port), 1);
             }
-            device.settle(Duration::from_secs(10));
+            device.wait_idle(Duration::from_secs(10));
         });
     });
 }

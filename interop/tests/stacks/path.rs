@@ -147,7 +147,7 @@ fn paths_that_cannot_be() {
         let output = Command::new(uiw()).arg("wan").args(args).output().expect("uiw starts");
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{said}");
-        assert_eq!(said.lines().count(), 1, "{said}");
+        assert_eq!(said.lines().count(), 2, "{said}");
         assert!(said.contains(says), "{said}");
     };
     fails(&["a", "b", "--loss", "1"], 2, "percent");

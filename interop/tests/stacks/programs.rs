@@ -33,7 +33,7 @@ fn pair(server: Stack, client: Stack, program: &str, port: u16, args: [&[&str]; 
     Some([there.end(), here])
 }
 
-/// rping's client tells by words, not by its exit code, whether it went well.
+/// rping's client reports its result in its output, not by its exit code.
 fn rping(server: Stack, client: Stack) {
     let of_server = ["-s", "-V", "-C", "200", "-S", "40000", "-p", "7999"];
     let of_client = ["-c", "-a", "ADDRESS", "-V", "-C", "200", "-S", "40000", "-p", "7999"];

@@ -60,7 +60,7 @@ fn flows_are_spread_over_queues_and_each_is_served() {
         let served = after.iter().zip(&before).all(|(after, before)| after - before > 100);
         assert!(served, "queues of the server ({server}): {before:?}, {after:?}");
     }
-    // Whoever is at the other end.
+    // At either end.
     measure(&network, Stack::Kernel);
     measure(&network, Stack::Packet);
 }

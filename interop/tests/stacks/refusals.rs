@@ -1,4 +1,4 @@
-//! What cannot be had is said in one line, and a link that goes away ends its connections.
+//! What cannot be had is an error with a hint, and a link that goes away ends its connections.
 
 use interop::stock::{Network, Running, uiw};
 use std::process::Command;
@@ -9,12 +9,16 @@ fn fails(command: &mut Command, code: i32, says: &[&str]) {
     let output = command.output().expect("uiw starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{said}");
-    assert_eq!(said.lines().count(), 1, "{said}");
+    assert_eq!(
+        said.lines().map(|line| line.split(": ").next()).collect::<Vec<_>>(),
+        [Some("error"), Some("hint")],
+        "{said}"
+    );
     assert!(says.iter().all(|word| said.contains(word)), "{said}");
 }
 
 #[test]
-fn stacks_that_are_none() {
+fn invalid_stack_specifications_are_refused() {
     let serve = |spec: &str| {
         let mut command = Command::new(uiw());
         command.args(["--llp", spec, "serve", "--listen", "127.0.0.1:0"]);
@@ -77,7 +81,7 @@ fn link(network: &Network, args: &[&str]) {
     assert!(network.server(command).status().expect("ip starts").success());
 }
 
-/// Nobody is connected: whoever only listens is told in one line, and ends, as that interface never comes back.
+/// No peer is connected: a program that only listens reports it once, and ends, as that interface never comes back.
 #[test]
 fn an_interface_that_is_deleted_under_a_listener() {
     for kind in ["packet", "xdp"] {
@@ -85,8 +89,8 @@ fn an_interface_that_is_deleted_under_a_listener() {
         let server = listening(&network, kind);
         link(&network, &["delete", "veth0"]);
         let ended = server.end();
-        assert_eq!((ended.code, ended.count("uiw: listening on")), (1, 1), "{kind}: {}", ended.said);
-        assert_eq!(ended.count("interface `veth0` was deleted: start it again"), 1, "{kind}: {}", ended.said);
+        assert_eq!((ended.code, ended.count("error: cannot listen on")), (1, 1), "{kind}: {}", ended.said);
+        assert_eq!(ended.count("interface `veth0` was deleted"), 1, "{kind}: {}", ended.said);
         assert_eq!(ended.count("is down"), 0, "{kind}: {}", ended.said);
     }
 }
@@ -109,7 +113,7 @@ fn an_interface_that_is_down_under_a_listener() {
     assert_eq!((ended.code, ended.count("`veth0` was deleted")), (1, 1), "{}", ended.said);
 }
 
-/// The server's interface is down for a moment: what was connected ends, or goes on where nobody noticed, and the server goes on.
+/// The server's interface is down for a moment: what was connected ends, or goes on if TCP did not notice, and the server goes on.
 #[test]
 fn an_interface_that_comes_back() {
     for kind in ["packet", "xdp"] {
@@ -129,7 +133,7 @@ fn an_interface_that_comes_back() {
             thread::sleep(Duration::from_millis(500));
         }
         let ended = measured.end();
-        // The socket of AF_PACKET is told at once; that of AF_XDP only when it sends.
+        // The socket of AF_PACKET gets an error at once; that of AF_XDP only when it sends.
         assert!(ended.code == 4 || kind == "xdp" && ended.code == 0, "{kind}: {}", ended.said);
         let ended = client(&["ping", "10.77.0.11", "-c", "3"]).end();
         assert_eq!(ended.code, 0, "{kind}: {}{}", ended.said, server.said());
@@ -139,7 +143,7 @@ fn an_interface_that_comes_back() {
 
 /// Interfaces, addresses and MACs that a TCP of its own cannot have, and what to do instead.
 #[test]
-fn what_is_somebody_elses() {
+fn addresses_and_interfaces_in_use_are_refused() {
     let Some(network) = Network::veth() else { return };
     let serve = |spec: &str| {
         let mut command = Command::new(uiw());
@@ -170,7 +174,7 @@ fn what_is_somebody_elses() {
     }
 }
 
-/// A peer in no network of ours, and nobody to ask for the way.
+/// A peer in no network of ours, and no gateway.
 #[test]
 fn a_peer_without_a_gateway() {
     let Some(network) = Network::veth() else { return };
@@ -197,7 +201,7 @@ fn connected(network: &Network, kind: &str, args: &[&str]) -> (Running, Running)
     (server, Running::start(network.client(command)))
 }
 
-/// A connection stands and nobody says anything: nobody spins either.
+/// An idle connection: neither end spins.
 #[test]
 fn an_idle_connection_uses_no_processor() {
     for kind in ["packet", "xdp"] {
@@ -216,7 +220,7 @@ fn an_idle_connection_uses_no_processor() {
     }
 }
 
-/// Nobody has connected yet: a listener alone sleeps.
+/// No peer has connected yet: a listener alone sleeps.
 #[test]
 fn an_idle_listener_uses_no_processor() {
     for kind in ["packet", "xdp"] {
@@ -265,7 +269,7 @@ attr = ctypes.create_string_buffer(struct.pack('I', copy), 128)
 assert libc.syscall(321, 34, attr, 4) == 0, os.strerror(ctypes.get_errno())
 ";
 
-/// Frames go to the kernel then, and nobody tells: the stack looks by itself.
+/// Frames go to the kernel then, without an event: the stack checks periodically.
 #[test]
 fn a_program_that_is_detached_ends_its_connections() {
     if !cfg!(target_arch = "x86_64") {
@@ -279,6 +283,6 @@ fn a_program_that_is_detached_ends_its_connections() {
     command.args(["-c", DETACH, &client.id().to_string()]);
     Running::start(network.client(command)).end().is_well();
     let ended = client.end();
-    assert_eq!((ended.code, ended.count("uiw: ")), (4, 1), "{}", ended.said);
+    assert_eq!((ended.code, ended.count("error: ")), (4, 1), "{}", ended.said);
     let _ = server.stop();
 }

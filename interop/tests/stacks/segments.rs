@@ -12,7 +12,7 @@ struct Capture(PathBuf);
 
 impl Capture {
     /// Waits until nothing is added any more: what tshark has not written when it is interrupted is lost.
-    fn settle(&self) {
+    fn wait_idle(&self) {
         let len = || std::fs::metadata(&self.0).map(|file| file.len()).ok();
         let mut before = None;
         while before != len() {
@@ -69,7 +69,7 @@ fn capture(network: &Network, version: usize, name: &str) -> (Vec<Segment>, Stri
     let ended = Running::start(network.client(command)).end();
     assert_eq!(ended.code, 0, "{}{}", ended.said, server.said());
     let _ = server.stop();
-    file.settle();
+    file.wait_idle();
     let captured = tshark.interrupt();
     captured.is_well();
     let mut command = Command::new("tshark");

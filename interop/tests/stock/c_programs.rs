@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use verbs::blocking::Connection;
 use verbs::{ConnSettings, Device};
 
-/// Names a folder with a `server.c` and a `client.c` of somebody else.
+/// Names a folder with a `server.c` and a `client.c` of another project.
 const SEED_PROGRAMS: &str = "UIW_SEED_PROGRAMS";
 
 fn folder(path: &str) -> PathBuf {
@@ -104,7 +104,7 @@ fn promises_of_the_manual_are_kept() {
 }
 
 #[test]
-fn queue_pairs_are_connected_by_hand() {
+fn queue_pairs_are_connected_out_of_band() {
     let libraries = Libraries::get();
     let source = folder("tests/stock/c/pairs.c");
     let Some(program) = compile(&libraries, &source, &["-Wall", "-Wextra", "-Werror"]) else { return };

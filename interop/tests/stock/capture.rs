@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use verbs::blocking::Connection;
 use verbs::{ConnSettings, Device};
 
-/// The first pieces of a capture that tell of a connection: more than the file's own headers.
+/// The first pieces of a capture that show a connection: more than the file's own headers.
 const SOME: u64 = 600;
 
 #[test]

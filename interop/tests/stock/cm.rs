@@ -27,9 +27,9 @@ impl Pair<'_> {
     }
 
     fn both_end_well(&self) {
-        let (Some(veth), Some(nobody)) = (Network::veth(), ordinary()) else { return };
+        let (Some(veth), Some(user)) = (Network::veth(), ordinary()) else { return };
         for network in [&Network::Loopback, &veth] {
-            for user in [User::Same, nobody] {
+            for user in [User::Same, user] {
                 let Some(ends) = self.run(network, user, true) else { return };
                 ends.iter().for_each(Ended::is_well);
             }
@@ -87,7 +87,7 @@ fn xserver_with_a_client_without_shared_queue() {
 }
 
 #[test]
-fn what_iwarp_has_not_is_refused_in_words() {
+fn what_iwarp_lacks_is_refused_with_a_message() {
     let libraries = Libraries::get();
     let unsupported = "Operation not supported";
     let absent = "Function not implemented";

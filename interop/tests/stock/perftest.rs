@@ -1,4 +1,4 @@
-//! Debian's perftest, every test that a reliable connection can do, connected by rdma_cm (`-R`) and by hand.
+//! Debian's perftest, every test that a reliable connection can do, connected by rdma_cm (`-R`) and out of band.
 
 use interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
 
@@ -84,7 +84,7 @@ fn all_by_rdma_cm(network: &Network, user: User, persona: &str, cases: &[Case<'_
 }
 
 #[test]
-fn bandwidth_by_hand() {
+fn bandwidth_out_of_band() {
     all(&Network::Loopback, User::Same, "roce", BANDWIDTH);
     all(&Network::Loopback, User::Same, "roce", SENDS_BY_EVENTS);
 }
@@ -96,7 +96,7 @@ fn bandwidth_by_rdma_cm() {
 }
 
 #[test]
-fn latency_by_hand() {
+fn latency_out_of_band() {
     all(&Network::Loopback, User::Same, "roce", LATENCY);
 }
 

@@ -77,7 +77,7 @@ fn rdmacm_tests_pass_on_what_looks_like_roce() {
     run("roce", &[IWARP, &["async_traffic_external_qp"]].concat());
 }
 
-/// Runs everything but the one test that needs datagrams and knows no way to be skipped: it fails on every device without them.
+/// Runs everything but the one test that needs datagrams and cannot be skipped: it fails on every device without them.
 const ALL_BUT_DATAGRAMS: &str = r#"
 import sys, unittest
 from importlib.machinery import SourceFileLoader

@@ -97,11 +97,15 @@ fn why_a_connection_came_to_nothing() {
         command.args(["-c", "-a", to, "-C", "1", "-p", "7471"]);
         Running::start(network.client(command)).end()
     };
-    // Nobody listens there; there is nobody; there is no way.
+    // A closed port; no host; no route.
     let refused = ping(&network.server_address().to_string());
     assert_eq!((refused.code, refused.count("RDMA_CM_EVENT_REJECTED, error -111")), (255, 1), "{refused:?}");
-    let nobody = ping("10.77.0.9");
-    assert_eq!((nobody.code, nobody.count("RDMA_CM_EVENT_UNREACHABLE, error -113")), (255, 1), "{nobody:?}");
+    let no_host = ping("10.77.0.9");
+    assert_eq!(
+        (no_host.code, no_host.count("RDMA_CM_EVENT_UNREACHABLE, error -113")),
+        (255, 1),
+        "{no_host:?}"
+    );
     let no_way = ping("10.99.0.1");
     assert_eq!(
         (no_way.code, no_way.count("rdma_resolve_addr: Network is unreachable")),

@@ -1,4 +1,4 @@
-//! Debian's ibverbs-utils: devices shown, and queue pairs connected by hand.
+//! Debian's ibverbs-utils: devices shown, and queue pairs connected out of band.
 
 use interop::stock::{Libraries, Network, Running, User, free_port, ordinary};
 use std::process::Command;
@@ -142,8 +142,8 @@ fn ports_of_queue_pairs_are_those_asked_for() {
     }
 }
 
-/// The end with the smaller number calls, and nothing of that gets through; the other end's call does. Whoever it is, and
-/// whether it is the server or the client of the program.
+/// The end with the smaller number calls, and nothing of that gets through; the other end's call does. With either program
+/// at that end, server or client.
 #[test]
 fn the_other_end_calls_where_one_direction_is_walled_off() {
     let (Some(_), Some(nft)) = (interop::require("ibv_rc_pingpong"), interop::require("nft")) else { return };

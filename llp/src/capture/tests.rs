@@ -322,7 +322,7 @@ fn a_stream_to_itself_is_written_once() {
     assert_eq!(flags, [(true, 2, 0), (true, 0x12, 0), (true, 0x18, 5), (true, 0x11, 0)]);
 }
 
-/// Nobody ends the stream or drops the sink: a process that is killed has written what it did.
+/// The stream is not ended and the sink not dropped: a killed process has written its frames.
 #[test]
 fn what_was_written_reaches_the_file_by_the_deadline() {
     let file = Shared::default();
@@ -338,7 +338,7 @@ fn what_was_written_reaches_the_file_by_the_deadline() {
     std::thread::sleep(due.saturating_duration_since(Instant::now()));
     stack.poll(&mut events).unwrap();
     assert!(read(&file.0.lock(), 0).iter().any(|(_, segment)| segment.payload == b"to me"));
-    assert_eq!(stack.deadline(), None, "an idle stack does not want to be polled");
+    assert_eq!(stack.deadline(), None, "an idle stack has no deadline");
 }
 
 #[test]

@@ -12,8 +12,8 @@ pub(super) const CHECKS: &[Check] = &[
     Check::new("port_is_free_again", "a port is free when its listener is dropped", port_is_free_again),
     Check::new("foreign_address", "an address of another host is AddrNotAvailable", foreign_address),
     Check::new("addresses_of_a_connection", "both ends agree on their addresses", addresses_of_a_connection),
-    Check::new("given_local_address", "a connection begins where it was told to", given_local_address),
-    Check::new("given_local_port", "a connection begins at the port it was told to", given_local_port),
+    Check::new("given_local_address", "a connection has the given local address", given_local_address),
+    Check::new("given_local_port", "a connection has the given local port", given_local_port),
 ];
 
 fn any_port(s: &mut Session) -> Verdict {
@@ -40,13 +40,13 @@ fn port_is_free_again(s: &mut Session) -> Verdict {
     let listener = s.listen()?;
     let at = listener.local_addr();
     drop(listener);
-    s.settle()?;
+    s.wait_idle()?;
     let again = s.stack(SERVER).listen(at, &ListenOptions::default(), LISTENER);
     again.map(drop).map_err(unexpected("listening where a listener was dropped"))
 }
 
 /// RFC 5737 and 3849: no host has these.
-fn nobodys(like: IpAddr) -> IpAddr {
+fn unassigned(like: IpAddr) -> IpAddr {
     match like {
         IpAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
         IpAddr::V6(_) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
@@ -54,14 +54,14 @@ fn nobodys(like: IpAddr) -> IpAddr {
 }
 
 fn foreign_address(s: &mut Session) -> Verdict {
-    let foreign = SocketAddr::new(nobodys(s.ips[SERVER]), 0);
+    let foreign = SocketAddr::new(unassigned(s.ips[SERVER]), 0);
     let options = ListenOptions::default();
     let listening = s.stack(SERVER).listen(foreign, &options, LISTENER);
-    expect_kind("listening at an address of nobody", listening, ErrorKind::AddrNotAvailable)?;
+    expect_kind("listening at an address of no interface", listening, ErrorKind::AddrNotAvailable)?;
     let listener = s.listen()?;
     let connecting =
         s.stack(CLIENT).connect(Some(foreign), listener.local_addr(), &options.stream, CONNECTED);
-    expect_kind("connecting from an address of nobody", connecting, ErrorKind::AddrNotAvailable)
+    expect_kind("connecting from an address of no interface", connecting, ErrorKind::AddrNotAvailable)
 }
 
 fn addresses_of_a_connection(s: &mut Session) -> Verdict {

@@ -6,17 +6,17 @@ use crate::{Interest, Token};
 use std::io::ErrorKind;
 
 pub(super) const CHECKS: &[Check] = &[
-    Check::new("fin", "shutdown is a FIN behind what was sent, and is told until the end", fin),
+    Check::new("fin", "shutdown is a FIN behind what was sent, and is reported until the end", fin),
     Check::new("half_close", "behind a FIN of ours bytes still come in", half_close),
     Check::new("send_after_fin", "behind a FIN of ours send says BrokenPipe", send_after_fin),
     Check::new("fin_both_ways", "both ends may close, one after the other", fin_both_ways),
     Check::new("shutdown_twice", "a second shutdown does no harm", shutdown_twice),
     Check::new("drop_delivers", "what was sent before a drop arrives, then the FIN", drop_delivers),
-    Check::new("reset", "abort is a reset that the peer is told of", reset),
+    Check::new("reset", "abort is a reset that is reported to the peer", reset),
     Check::new("reset_ends_sending", "a reset ends the peer's sending as well", reset_ends_sending),
     Check::new("aborted", "an aborted stream says NotConnected and keeps its addresses", aborted),
-    Check::new("aborted_is_silent", "an aborted stream is told of no more", aborted_is_silent),
-    Check::new("farewell", "behind farewell everything that was sent has left", farewell),
+    Check::new("aborted_is_silent", "an aborted stream is not reported any more", aborted_is_silent),
+    Check::new("drain", "after drain everything that was sent has left", drain),
 ];
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
@@ -31,7 +31,7 @@ fn fin(s: &mut Session) -> Verdict {
     s.until("an event of the FIN", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
     for _ in 0..3 {
         s.poll()?;
-        ensure!(s.is_readable(SERVER, ACCEPTED), "the FIN is told only once");
+        ensure!(s.is_readable(SERVER, ACCEPTED), "the FIN is reported only once");
         let end = recv(&mut *server, 10).map_err(unexpected("recv of a FIN"))?;
         ensure!(end.is_empty(), "{} bytes behind the FIN", end.len());
     }
@@ -67,7 +67,7 @@ fn send_after_fin(s: &mut Session) -> Verdict {
     client.shutdown().map_err(unexpected("shutdown"))?;
     for _ in 0..2 {
         expect_kind("send behind a FIN", send(&mut *client, b"x"), ErrorKind::BrokenPipe)?;
-        s.settle()?;
+        s.wait_idle()?;
     }
     Ok(())
 }
@@ -81,10 +81,10 @@ fn fin_both_ways(s: &mut Session) -> Verdict {
     s.send_all(THERE, &mut *server, b"answer")?;
     server.shutdown().map_err(unexpected("shutdown"))?;
     // TCP's work is done, long since if the clock can be moved: the program's is not.
-    s.settle()?;
+    s.wait_idle()?;
     s.expect(HERE, &mut *client, b"answer")?;
     s.expect_fin(HERE, &mut *client)?;
-    s.settle()?;
+    s.wait_idle()?;
     for stream in [&mut client, &mut server] {
         let end = recv(&mut **stream, 10).map_err(unexpected("recv of a stream that both ends closed"))?;
         ensure!(end.is_empty(), "{} bytes behind the FIN", end.len());
@@ -126,7 +126,7 @@ fn reset(s: &mut Session) -> Verdict {
     client.abort();
     s.until("an event of the reset", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))?;
     let event = s.event(SERVER, ACCEPTED);
-    ensure!(event.is_some_and(|event| event.readable && event.writable), "{event:?} tells of a reset");
+    ensure!(event.is_some_and(|event| event.readable && event.writable), "{event:?} reports a reset");
     expect_kind("recv of a reset stream", recv(&mut *server, 10), ErrorKind::ConnectionReset)?;
     // From now on there is nothing to wait for.
     for _ in 0..2 {
@@ -164,7 +164,7 @@ fn aborted(s: &mut Session) -> Verdict {
             expect_kind("set_interest of an aborted stream", result, ErrorKind::NotConnected)?;
         }
         ensure!((client.local_addr(), client.peer_addr()) == addresses, "the addresses have changed");
-        s.settle()?;
+        s.wait_idle()?;
     }
     Ok(())
 }
@@ -176,7 +176,7 @@ fn aborted_is_silent(s: &mut Session) -> Verdict {
     s.never("an event of an aborted stream", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))
 }
 
-fn farewell(s: &mut Session) -> Verdict {
+fn drain(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     client.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
     let bytes = pattern(100_000);
@@ -189,7 +189,7 @@ fn farewell(s: &mut Session) -> Verdict {
     // The peer reads on meanwhile.
     let (mut done, mut got) = (false, Vec::new());
     s.until("the stack has nothing left to do, and the bytes are there", |s| {
-        done = done || s.stack(CLIENT).farewell();
+        done = done || s.stack(CLIENT).drain();
         match recv(&mut *server, 10_000) {
             Ok(part) => got.extend_from_slice(&part),
             Err(error) => ensure!(error.kind() == ErrorKind::WouldBlock, "recv: {error}"),

@@ -5,7 +5,7 @@ use super::session::{
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
 use crate::{
-    Interest, KeepAlive, ListenOptions, Listener, Look, OptionError, Rest, Stream, StreamOptions, Token,
+    Interest, KeepAlive, ListenOptions, Listener, OptionError, RecvBuf, Rest, Stream, StreamOptions, Token,
 };
 use std::io::{self, ErrorKind};
 use std::time::Duration;
@@ -18,20 +18,20 @@ pub(super) const CHECKS: &[Check] = &[
         wrong_congestion,
     ),
     Check::new("segment_size", "the effective segment size is one", segment_size),
-    Check::new("info", "what a stream tells of itself is no more than was", info),
+    Check::new("info", "what a stream reports of itself is no more than was", info),
     Check::new("to_itself", "a stream to itself receives what it sends, and its own FIN", to_itself),
     Check::new(
-        "look_takes_nothing",
-        "received bytes can be looked at, and are still there",
-        look_takes_nothing,
+        "peek_takes_nothing",
+        "received bytes can be peeked at, and remain in the buffer",
+        peek_takes_nothing,
     ),
-    Check::new("look_and_consume", "what is consumed is gone, and the rest is told of", look_and_consume),
-    Check::new("look_and_wait", "bytes that are of no use yet are told of when more came", look_and_wait),
-    Check::new("look_at_the_fin", "a look without bytes is the FIN", look_at_the_fin),
+    Check::new("peek_and_consume", "what is consumed is gone, and the rest is reported", peek_and_consume),
+    Check::new("peek_and_wait", "bytes that are of no use yet are reported when more came", peek_and_wait),
+    Check::new("peek_at_the_fin", "a peek without bytes is the FIN", peek_at_the_fin),
     Check::new(
-        "look_round_the_buffer",
-        "looks see every byte, wherever the buffer ends",
-        look_round_the_buffer,
+        "peek_round_the_buffer",
+        "peeks see every byte, wherever the buffer ends",
+        peek_round_the_buffer,
     ),
 ];
 
@@ -69,7 +69,7 @@ fn ignored_or_named<T>(what: &str, result: io::Result<T>) -> Verdict<Option<T>> 
 }
 
 fn wrong_congestion(s: &mut Session) -> Verdict {
-    const NAME: &str = "nobodys-own";
+    const NAME: &str = "unknown-control";
     let at = s.at(SERVER);
     let stream = StreamOptions { congestion: Some(NAME.to_owned()), ..StreamOptions::default() };
     let listen = ListenOptions { stream: stream.clone(), ..ListenOptions::default() };
@@ -103,7 +103,7 @@ fn info(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     s.send_all(HERE, &mut *client, &pattern(LEN as usize))?;
     s.expect(THERE, &mut *server, &pattern(LEN as usize))?;
-    s.settle()?;
+    s.wait_idle()?;
     let (ours, theirs) = (client.info(), server.info());
     // The kernel counts the SYN and the FIN as well.
     if let Some(acked) = ours.bytes_acked {
@@ -113,7 +113,7 @@ fn info(s: &mut Session) -> Verdict {
         ensure!((LEN..=LEN + 2).contains(&received), "{received} of {LEN} bytes were received");
     }
     client.abort();
-    // Whatever it tells, it can be asked.
+    // Whatever the values, the call works.
     let _ = client.info();
     Ok(())
 }
@@ -138,120 +138,120 @@ fn to_itself(s: &mut Session) -> Verdict {
     s.expect_fin(HERE, &mut *stream)
 }
 
-/// What [`Stream::look`] found.
+/// What [`Stream::peek`] found.
 enum Seen {
-    Bytes(Box<dyn Look>),
+    Bytes(Box<dyn RecvBuf>),
     Fin,
     Nothing,
 }
 
-fn look(stream: &mut dyn Stream) -> Verdict<Seen> {
-    match stream.look() {
-        Ok(None) => Err(Stop::NotOffered("a look at received bytes")),
-        Ok(Some(mut look)) => Ok(if look.bytes().is_empty() { Seen::Fin } else { Seen::Bytes(look) }),
+fn peek(stream: &mut dyn Stream) -> Verdict<Seen> {
+    match stream.peek() {
+        Ok(None) => Err(Stop::NotOffered("a peek at received bytes")),
+        Ok(Some(mut buf)) => Ok(if buf.bytes().is_empty() { Seen::Fin } else { Seen::Bytes(buf) }),
         Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Seen::Nothing),
-        Err(error) => Err(unexpected("look")(error)),
+        Err(error) => Err(unexpected("peek")(error)),
     }
 }
 
-/// A look at some bytes, which have come.
-fn look_at(stream: &mut dyn Stream) -> Verdict<Box<dyn Look>> {
-    match look(stream)? {
-        Seen::Bytes(look) => Ok(look),
-        Seen::Fin => Err(Stop::Failed("a look says FIN where bytes are due".into())),
-        Seen::Nothing => Err(Stop::Failed("a look would block where bytes are due".into())),
+/// A peek at some bytes, which have come.
+fn peek_bytes(stream: &mut dyn Stream) -> Verdict<Box<dyn RecvBuf>> {
+    match peek(stream)? {
+        Seen::Bytes(buf) => Ok(buf),
+        Seen::Fin => Err(Stop::Failed("a peek says FIN where bytes are due".into())),
+        Seen::Nothing => Err(Stop::Failed("a peek would block where bytes are due".into())),
     }
 }
 
 /// A pair whose accepted end can be looked at.
-fn lookable(s: &mut Session) -> Verdict<Pair> {
+fn peekable(s: &mut Session) -> Verdict<Pair> {
     let mut pair = s.pair()?;
-    ensure!(matches!(look(&mut *pair.server)?, Seen::Nothing), "a look sees what nobody sent");
+    ensure!(matches!(peek(&mut *pair.server)?, Seen::Nothing), "a peek sees what was not sent");
     Ok(pair)
 }
 
-fn told(s: &mut Session) -> Verdict {
+fn wait_readable(s: &mut Session) -> Verdict {
     s.until("an event of the bytes", |s| Ok(s.is_readable(SERVER, ACCEPTED)))
 }
 
-fn look_takes_nothing(s: &mut Session) -> Verdict {
-    let Pair { mut client, mut server, listener: _listener } = lookable(s)?;
+fn peek_takes_nothing(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = peekable(s)?;
     s.send_all(HERE, &mut *client, b"0123456789")?;
-    s.settle()?;
-    told(s)?;
+    s.wait_idle()?;
+    wait_readable(s)?;
     for _ in 0..2 {
-        same(look_at(&mut *server)?.bytes(), b"0123456789")?;
+        same(peek_bytes(&mut *server)?.bytes(), b"0123456789")?;
     }
     s.poll()?;
-    ensure!(s.is_readable(SERVER, ACCEPTED), "a look that was dropped is told of no more");
+    ensure!(s.is_readable(SERVER, ACCEPTED), "a peek that was dropped is not reported any more");
     s.expect(THERE, &mut *server, b"0123456789")?;
-    ensure!(matches!(look(&mut *server)?, Seen::Nothing), "a look sees what was received");
+    ensure!(matches!(peek(&mut *server)?, Seen::Nothing), "a peek sees what was received");
     Ok(())
 }
 
-fn look_and_consume(s: &mut Session) -> Verdict {
-    let Pair { mut client, mut server, listener: _listener } = lookable(s)?;
+fn peek_and_consume(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = peekable(s)?;
     s.send_all(HERE, &mut *client, b"0123456789")?;
-    s.settle()?;
-    told(s)?;
-    let mut seen = look_at(&mut *server)?;
+    s.wait_idle()?;
+    wait_readable(s)?;
+    let mut seen = peek_bytes(&mut *server)?;
     // They may be changed where they lie: those that stay are as they are left.
     seen.bytes()[4] = b'X';
     seen.consume(4, Rest::Useful);
     s.poll()?;
-    ensure!(s.is_readable(SERVER, ACCEPTED), "bytes that are of use are told of no more");
-    let mut seen = look_at(&mut *server)?;
+    ensure!(s.is_readable(SERVER, ACCEPTED), "bytes that are of use are not reported any more");
+    let mut seen = peek_bytes(&mut *server)?;
     same(seen.bytes(), b"X56789")?;
     seen.consume(1, Rest::Useful);
     s.expect(THERE, &mut *server, b"56789")?;
     s.never("an event of a stream without bytes", |s| Ok(s.is_readable(SERVER, ACCEPTED)))
 }
 
-fn look_and_wait(s: &mut Session) -> Verdict {
-    let Pair { mut client, mut server, listener: _listener } = lookable(s)?;
+fn peek_and_wait(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = peekable(s)?;
     s.send_all(HERE, &mut *client, b"one, tw")?;
-    s.settle()?;
-    told(s)?;
-    let seen = look_at(&mut *server)?;
+    s.wait_idle()?;
+    wait_readable(s)?;
+    let seen = peek_bytes(&mut *server)?;
     ensure!(seen.can_grow(5), "two bytes in an empty buffer cannot grow");
     seen.consume(5, Rest::WaitForMore);
     s.never("an event of bytes that are of no use", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
-    ensure!(matches!(look(&mut *server)?, Seen::Nothing), "a look does not wait for more");
+    ensure!(matches!(peek(&mut *server)?, Seen::Nothing), "a peek does not wait for more");
     s.send_all(HERE, &mut *client, b"o")?;
-    told(s)?;
-    let mut seen = look_at(&mut *server)?;
+    wait_readable(s)?;
+    let mut seen = peek_bytes(&mut *server)?;
     same(seen.bytes(), b"two")?;
     seen.consume(1, Rest::WaitForMore);
-    // No more comes: what is left is told of as well.
+    // No more comes: what is left is reported as well.
     client.shutdown().map_err(unexpected("shutdown"))?;
-    told(s)?;
-    let mut seen = look_at(&mut *server)?;
+    wait_readable(s)?;
+    let mut seen = peek_bytes(&mut *server)?;
     ensure!(!seen.can_grow(0), "bytes before a FIN can grow");
     same(seen.bytes(), b"wo")?;
     drop(seen);
     s.expect(THERE, &mut *server, b"wo")
 }
 
-fn look_at_the_fin(s: &mut Session) -> Verdict {
-    let Pair { mut client, mut server, listener: _listener } = lookable(s)?;
+fn peek_at_the_fin(s: &mut Session) -> Verdict {
+    let Pair { mut client, mut server, listener: _listener } = peekable(s)?;
     client.shutdown().map_err(unexpected("shutdown"))?;
-    told(s)?;
+    wait_readable(s)?;
     for _ in 0..2 {
-        ensure!(matches!(look(&mut *server)?, Seen::Fin), "a look does not see the FIN");
+        ensure!(matches!(peek(&mut *server)?, Seen::Fin), "a peek does not see the FIN");
     }
     client.abort();
     server.abort();
-    expect_kind("a look at an aborted stream", server.look().map(drop), ErrorKind::NotConnected)
+    expect_kind("a peek at an aborted stream", server.peek().map(drop), ErrorKind::NotConnected)
 }
 
-fn look_round_the_buffer(s: &mut Session) -> Verdict {
+fn peek_round_the_buffer(s: &mut Session) -> Verdict {
     let small = StreamOptions {
         send_buffer: Some(64 << 10),
         recv_buffer: Some(64 << 10),
         ..StreamOptions::default()
     };
     let Pair { mut client, mut server, listener: _listener } = s.pair_with(&small)?;
-    ensure!(matches!(look(&mut *server)?, Seen::Nothing), "a look sees what nobody sent");
+    ensure!(matches!(peek(&mut *server)?, Seen::Nothing), "a peek sees what was not sent");
     let bytes = pattern(1 << 20);
     let (mut sent, mut got) = (0, Vec::new());
     client.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;
@@ -266,14 +266,14 @@ fn look_round_the_buffer(s: &mut Session) -> Verdict {
             }
         }
         if s.is_readable(SERVER, ACCEPTED) {
-            let mut seen = look_at(&mut *server)?;
+            let mut seen = peek_bytes(&mut *server)?;
             // Pieces of seven bytes, as if they were messages; the rest stays until it is whole.
             let len = seen.bytes().len();
             let take = len - len % 7;
             got.extend_from_slice(&seen.bytes()[..take]);
             if take < len && !seen.can_grow(take) {
                 seen.consume(take, Rest::Useful);
-                got.extend(recv(&mut *server, len - take).map_err(unexpected("recv behind a look"))?);
+                got.extend(recv(&mut *server, len - take).map_err(unexpected("recv behind a peek"))?);
             } else {
                 let last = got.len() + len - take == bytes.len();
                 if last {

@@ -14,10 +14,10 @@ pub(super) const CHECKS: &[Check] = &[
     Check::new("level_triggered", "what is ready is said with every poll until it is used", level_triggered),
     Check::new(
         "only_what_was_asked",
-        "events tell what the interest asks for, and no more",
+        "events report what the interest asks for, and no more",
         only_what_was_asked,
     ),
-    Check::new("interest_later", "an interest tells what was ready before it", interest_later),
+    Check::new("interest_later", "an interest reports what was ready before it", interest_later),
     Check::new(
         "readable_keeps_its_word",
         "behind a readable event recv does not block",
@@ -25,29 +25,30 @@ pub(super) const CHECKS: &[Check] = &[
     ),
     Check::new(
         "errors_without_interest",
-        "a reset is told to a stream without any interest",
+        "a reset is reported to a stream without any interest",
         errors_without_interest,
     ),
-    Check::new("dropped_is_silent", "a dropped stream is told of no more", dropped_is_silent),
+    Check::new("dropped_is_silent", "a dropped stream is not reported any more", dropped_is_silent),
     Check::new("token_used_again", "a token of a dropped stream may be another one's", token_used_again),
     Check::new(
         "events_are_appended",
         "poll leaves the events alone that the caller has",
         events_are_appended,
     ),
-    Check::new("clock", "the clock does not go backwards, and is what deadlines are told in", clock),
+    Check::new("clock", "the clock does not go backwards, and deadlines are points of it", clock),
 ];
 
 const HERE: (usize, Token) = (CLIENT, CONNECTED);
 
 fn first_interest(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
-    s.never("an accepted stream is told that it is writable", |s| Ok(s.is_writable(SERVER, ACCEPTED)))?;
+    s.never("an accepted stream is reported as writable", |s| Ok(s.is_writable(SERVER, ACCEPTED)))?;
     s.until("the connected stream is writable", |s| Ok(s.is_writable(CLIENT, CONNECTED)))?;
     s.send_all((SERVER, ACCEPTED), &mut *server, b"x")?;
-    s.never("a stream that waits to write is told that it is readable", |s| {
-        Ok(s.is_readable(CLIENT, CONNECTED))
-    })?;
+    s.never(
+        "a stream that waits to write is reported as readable",
+        |s| Ok(s.is_readable(CLIENT, CONNECTED)),
+    )?;
     s.expect(HERE, &mut *client, b"x")?;
     server.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
     s.send_all(HERE, &mut *client, b"x")?;
@@ -58,14 +59,17 @@ fn level_triggered(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     s.send_all(HERE, &mut *client, b"0123456789")?;
     s.until("all bytes are there", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
-    s.settle()?;
+    s.wait_idle()?;
     for left in (1..=10).rev() {
         for _ in 0..3 {
             s.poll()?;
-            ensure!(s.is_readable(SERVER, ACCEPTED), "{left} bytes are left, and a poll does not tell");
+            ensure!(
+                s.is_readable(SERVER, ACCEPTED),
+                "{left} bytes are left, and a poll does not report them"
+            );
         }
         let one = recv(&mut *server, 1).map_err(unexpected("recv behind a readable event"))?;
-        ensure!(one.len() == 1, "a FIN that nobody sent");
+        ensure!(one.len() == 1, "a FIN that was not sent");
     }
     s.never("a readable event of a stream without bytes", |s| Ok(s.is_readable(SERVER, ACCEPTED)))
 }
@@ -84,7 +88,7 @@ fn only_what_was_asked(s: &mut Session) -> Verdict {
         server.set_interest(interest).map_err(unexpected("set_interest"))?;
         // To say it twice changes nothing.
         server.set_interest(interest).map_err(unexpected("set_interest"))?;
-        s.tells((SERVER, ACCEPTED), interest, expected)?;
+        s.reports((SERVER, ACCEPTED), interest, expected)?;
     }
     Ok(())
 }
@@ -115,7 +119,7 @@ fn errors_without_interest(s: &mut Session) -> Verdict {
     client.abort();
     s.until("an event of the reset", |s| Ok(s.event(SERVER, ACCEPTED).is_some()))?;
     let both = Event { token: ACCEPTED, readable: true, writable: true };
-    ensure!(s.event(SERVER, ACCEPTED) == Some(both), "{:?} tells of a reset", s.event(SERVER, ACCEPTED));
+    ensure!(s.event(SERVER, ACCEPTED) == Some(both), "{:?} reports a reset", s.event(SERVER, ACCEPTED));
     expect_kind("recv of a reset stream", recv(&mut *server, 1), ErrorKind::ConnectionReset)
 }
 
@@ -151,7 +155,7 @@ fn events_are_appended(s: &mut Session) -> Verdict {
 fn clock(s: &mut Session) -> Verdict {
     const ROUNDS: usize = 50;
     let _pair = s.pair()?;
-    s.settle()?;
+    s.wait_idle()?;
     for which in [CLIENT, SERVER] {
         let mut before = s.stack(which).now();
         let mut late = 0;
@@ -162,7 +166,7 @@ fn clock(s: &mut Session) -> Verdict {
             before = now;
             late += usize::from(s.stack(which).deadline().is_some_and(|at| at <= now));
         }
-        ensure!(late < ROUNDS, "an idle stack wants to be polled at once after every poll");
+        ensure!(late < ROUNDS, "an idle stack has a deadline at once after every poll");
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ pub(super) const LISTENER: Token = Token(1 << 40 | 1);
 pub(super) const CONNECTED: Token = Token(1 << 40 | 2);
 pub(super) const ACCEPTED: Token = Token(1 << 40 | 3);
 
-/// Rounds without anything to tell after which a check on a clock of its own has waited long enough.
+/// Rounds without an event after which a check on a clock of its own has waited long enough.
 const SILENT_ROUNDS: u32 = 10_000;
 /// Rounds of any kind.
 const ROUNDS: u32 = 100_000;
@@ -37,7 +37,7 @@ pub(super) struct Session {
     stacks: Vec<Driven>,
     pub(super) ips: [IpAddr; 2],
     advance: Option<Advance>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 struct Driven {
@@ -45,7 +45,7 @@ struct Driven {
     wait: Option<Arc<OwnedFd>>,
     /// Its descriptor or its deadline asks for a poll.
     due: bool,
-    /// What its last poll told; nothing if it was not due in this round.
+    /// What its last poll reported; nothing if it was not due in this round.
     events: Vec<Event>,
 }
 
@@ -58,8 +58,8 @@ pub(super) struct Pair {
 
 impl Session {
     pub(super) fn new(peers: Peers) -> Self {
-        let Peers { stacks, ips, advance, patience } = peers;
-        let mut session = Self { stacks: Vec::new(), ips, advance, patience };
+        let Peers { stacks, ips, advance, timeout } = peers;
+        let mut session = Self { stacks: Vec::new(), ips, advance, timeout };
         for stack in stacks {
             session.add(stack);
         }
@@ -88,8 +88,8 @@ impl Session {
     }
 
     /// How long to wait for what must happen.
-    pub(super) fn patience(&self) -> Duration {
-        self.patience
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
     }
 
     /// Polls every stack.
@@ -114,14 +114,14 @@ impl Session {
         driven.events.clear();
         driven.stack.poll(&mut driven.events).map_err(unexpected("poll"))?;
         let silent = driven.events.iter().find(|event| !event.readable && !event.writable);
-        ensure!(silent.is_none(), "an event that tells nothing: {silent:?}");
+        ensure!(silent.is_none(), "an event without readiness: {silent:?}");
         Ok(())
     }
 
-    /// What the last poll of a stack told of a token, if anything.
+    /// What the last poll of a stack reported of a token, if anything.
     pub(super) fn event(&self, which: usize, token: Token) -> Option<Event> {
-        let told = self.stacks[which].events.iter().filter(|event| event.token == token);
-        told.copied().reduce(|one, other| Event {
+        let reported = self.stacks[which].events.iter().filter(|event| event.token == token);
+        reported.copied().reduce(|one, other| Event {
             token,
             readable: one.readable || other.readable,
             writable: one.writable || other.writable,
@@ -151,7 +151,7 @@ impl Session {
             }
             rounds += 1;
             silent = if self.stacks.iter().all(|driven| driven.events.is_empty()) { silent + 1 } else { 0 };
-            let left = self.patience.saturating_sub(begin.elapsed());
+            let left = self.timeout.saturating_sub(begin.elapsed());
             let over = match self.advance {
                 Some(_) => silent > SILENT_ROUNDS || rounds > ROUNDS,
                 None => left.is_zero(),
@@ -164,12 +164,12 @@ impl Session {
         }
         self.poll()?;
         Err(Stop::Failed(match done(self)? {
-            true => format!("no wake-up: {what}. Only a poll that nothing asked for told it"),
+            true => format!("no wake-up: {what}. Only a poll without a wake-up reported it"),
             false => format!("waited in vain: {what}"),
         }))
     }
 
-    /// Sleeps until a stack has something or wants to be polled, but no longer than `longest`.
+    /// Sleeps until a stack has something or its deadline has passed, but no longer than `longest`.
     fn rest(&mut self, longest: Duration) {
         let deadline = |driven: &Driven| {
             let (deadline, now) = (driven.stack.deadline()?, driven.stack.now());
@@ -181,14 +181,14 @@ impl Session {
             self.stacks.iter_mut().for_each(|driven| driven.due = true);
             return;
         }
-        // A stack without a descriptor is asked again and again, as a program with `Progress::Manual` does.
+        // A stack without a descriptor is polled repeatedly, as a program with `Progress::Manual` does.
         let blind = self.stacks.iter().any(|driven| driven.wait.is_none()).then_some(BLIND);
         let sleep = next.map(|(_, left)| left).into_iter().chain(blind).chain([longest]).min();
         let fds: Vec<_> = self.stacks.iter().map(|driven| driven.wait.as_deref()).collect();
-        let told = ready(&fds, sleep.unwrap_or(longest));
-        for (driven, told) in self.stacks.iter_mut().zip(told) {
+        let reported = ready(&fds, sleep.unwrap_or(longest));
+        for (driven, reported) in self.stacks.iter_mut().zip(reported) {
             let late = driven.stack.deadline().is_some_and(|at| at <= driven.stack.now());
-            driven.due = told || late || driven.wait.is_none();
+            driven.due = reported || late || driven.wait.is_none();
             driven.events.clear();
         }
     }
@@ -203,8 +203,8 @@ impl Session {
         Ok(())
     }
 
-    /// Lets what is on its way arrive.
-    pub(super) fn settle(&mut self) -> Verdict {
+    /// Lets what is in flight arrive.
+    pub(super) fn wait_idle(&mut self) -> Verdict {
         self.never("", |_| Ok(false))
     }
 
@@ -266,7 +266,7 @@ impl Session {
     // ---- bytes -----------------------------------------------------------------------------------------------
 
     /// Polls tell `expected` (readable, writable) of a stream with `interest`, each again.
-    pub(super) fn tells(
+    pub(super) fn reports(
         &mut self,
         (which, token): (usize, Token),
         interest: Interest,
@@ -274,8 +274,8 @@ impl Session {
     ) -> Verdict {
         for _ in 0..2 {
             self.poll()?;
-            let told = self.event(which, token).map(|event| (event.readable, event.writable));
-            ensure!(told == expected, "{interest:?} is told (readable, writable) = {told:?}");
+            let reported = self.event(which, token).map(|event| (event.readable, event.writable));
+            ensure!(reported == expected, "{interest:?} is reported (readable, writable) = {reported:?}");
         }
         Ok(())
     }
@@ -361,13 +361,13 @@ impl Session {
         Ok(())
     }
 
-    /// Gives what was sent a time to leave, so that nobody waits for it when the stacks are dropped.
+    /// Gives what was sent a time to leave, so that no drop of a stack waits for it.
     pub(super) fn wind_down(&mut self) {
         let end = Instant::now() + WIND_DOWN;
         for _ in 0..SILENT_ROUNDS {
-            // All are told, also when the first one is not done.
+            // All are drained, also when the first one is not done.
             let busy =
-                self.stacks.iter_mut().filter_map(|driven| (!driven.stack.farewell()).then_some(())).count();
+                self.stacks.iter_mut().filter_map(|driven| (!driven.stack.drain()).then_some(())).count();
             let done = busy == 0;
             if done || Instant::now() > end || self.poll().is_err() {
                 return;
@@ -387,13 +387,13 @@ pub(super) fn ready(fds: &[Option<&OwnedFd>], longest: Duration) -> Vec<bool> {
     // An interrupted call is a wake-up like any other.
     let interrupted = rustix::event::poll(&mut set, Some(&timeout)).is_err();
     let mut set = set.into_iter();
-    let told = |fd: &Option<&OwnedFd>| {
+    let reported = |fd: &Option<&OwnedFd>| {
         interrupted || fd.is_some_and(|_| set.next().is_some_and(|fd| !fd.revents().is_empty()))
     };
-    fds.iter().map(told).collect()
+    fds.iter().map(reported).collect()
 }
 
-/// The first `len` bytes of a stream that tells positions apart.
+/// The first `len` bytes of a stream whose positions are distinguishable.
 pub(super) fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + (at >> 8) * 7 + (at >> 16) * 13) as u8).collect()
 }

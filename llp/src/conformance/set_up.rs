@@ -9,28 +9,32 @@ use std::collections::HashSet;
 use std::io::ErrorKind;
 
 pub(super) const CHECKS: &[Check] = &[
-    Check::new("connect_and_accept", "a connection is made, and events tell both ends", connect_and_accept),
+    Check::new(
+        "connect_and_accept",
+        "a connection is made, and events report it at both ends",
+        connect_and_accept,
+    ),
     Check::new("undecided", "an attempt that is undecided blocks and fails nothing", undecided),
-    Check::new("refused", "where nobody listens an attempt ends as ConnectionRefused, said again", refused),
-    Check::new("accept_would_block", "accept says WouldBlock when nobody waits", accept_would_block),
+    Check::new("refused", "an attempt at a closed port ends as ConnectionRefused, repeatedly", refused),
+    Check::new("accept_would_block", "accept says WouldBlock when no connection waits", accept_would_block),
     Check::new("several_waiting", "a listener is readable until all that wait are accepted", several_waiting),
     Check::new("many_connections", "many connections keep their bytes and events apart", many_connections),
     Check::new("backlog", "beyond its backlog a listener loses none of those that it took", backlog),
     Check::new("data_before_accept", "what came before accept is reported after it", data_before_accept),
     Check::new(
         "peer_closed_while_queued",
-        "who sends and closes before accept is heard",
+        "a peer that sends and closes before accept is accepted",
         peer_closed_while_queued,
     ),
     Check::new(
         "peer_reset_while_queued",
-        "who resets before accept leaves no event behind",
+        "a peer that resets before accept leaves no event",
         peer_reset_while_queued,
     ),
     Check::new("listener_dropped", "a dropped listener refuses, its streams go on", listener_dropped),
     Check::new(
         "listener_dropped_with_queue",
-        "who waits at a dropped listener is cut",
+        "a connection that waits at a dropped listener is cut",
         listener_dropped_with_queue,
     ),
     Check::new(
@@ -66,10 +70,10 @@ fn undecided(s: &mut Session) -> Verdict {
 
 fn refused(s: &mut Session) -> Verdict {
     let listener = s.listen()?;
-    let nobody = listener.local_addr();
+    let closed_port = listener.local_addr();
     drop(listener);
-    s.settle()?;
-    let mut client = match s.stack(CLIENT).connect(None, nobody, &StreamOptions::default(), CONNECTED) {
+    s.wait_idle()?;
+    let mut client = match s.stack(CLIENT).connect(None, closed_port, &StreamOptions::default(), CONNECTED) {
         // It may be known at once.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(()),
         client => client.map_err(unexpected("connect"))?,
@@ -84,12 +88,16 @@ fn refused(s: &mut Session) -> Verdict {
 
 fn accept_would_block(s: &mut Session) -> Verdict {
     let mut listener = s.listen()?;
-    expect_kind("accept of nobody", listener.accept(ACCEPTED), ErrorKind::WouldBlock)?;
-    s.never("an event of a listener where nobody waits", |s| Ok(s.event(SERVER, LISTENER).is_some()))?;
+    expect_kind("accept without a connection", listener.accept(ACCEPTED), ErrorKind::WouldBlock)?;
+    s.never("an event of a listener without a waiting connection", |s| {
+        Ok(s.event(SERVER, LISTENER).is_some())
+    })?;
     let _client = s.connect(listener.local_addr(), CONNECTED)?;
     let _server = s.accept(&mut *listener, ACCEPTED)?;
-    expect_kind("accept of nobody else", listener.accept(Token(9)), ErrorKind::WouldBlock)?;
-    s.never("an event of a listener where nobody waits any more", |s| Ok(s.event(SERVER, LISTENER).is_some()))
+    expect_kind("accept without another connection", listener.accept(Token(9)), ErrorKind::WouldBlock)?;
+    s.never("an event of a listener without a connection any more", |s| {
+        Ok(s.event(SERVER, LISTENER).is_some())
+    })
 }
 
 fn several_waiting(s: &mut Session) -> Verdict {
@@ -106,11 +114,11 @@ fn several_waiting(s: &mut Session) -> Verdict {
         let server = s.accept(&mut *listener, Token(100 + number))?;
         ensure!(
             expected.remove(&server.peer_addr()),
-            "{} was accepted, who did not call",
+            "{} was accepted, which did not connect",
             server.peer_addr()
         );
     }
-    expect_kind("accept of nobody else", listener.accept(ACCEPTED), ErrorKind::WouldBlock)
+    expect_kind("accept without another connection", listener.accept(ACCEPTED), ErrorKind::WouldBlock)
 }
 
 fn many_connections(s: &mut Session) -> Verdict {
@@ -139,27 +147,31 @@ fn many_connections(s: &mut Session) -> Verdict {
     }
     // Each server answers with what it got, when an event says so.
     let mut heard = HashSet::new();
-    s.until("every server is told of its bytes", |s| {
-        let told: Vec<_> = s.events(SERVER).to_vec();
-        for event in told.iter().filter(|event| event.readable && event.token != LISTENER) {
+    s.until("every server's bytes are reported", |s| {
+        let reported: Vec<_> = s.events(SERVER).to_vec();
+        for event in reported.iter().filter(|event| event.readable && event.token != LISTENER) {
             let at = event.token.0.checked_sub(1000).and_then(|at| usize::try_from(at).ok());
             let server = at.and_then(|at| servers.get_mut(at));
             let Some(server) = server else {
-                return Err(Stop::Failed(format!("an event of {:?}, which nobody has", event.token)));
+                return Err(Stop::Failed(format!("an event of {:?}, which does not exist", event.token)));
             };
             let name = recv(&mut **server, 100).map_err(unexpected("recv behind a readable event"))?;
-            ensure!(name.len() == 1 && heard.insert(at), "{} bytes, and {at:?} was told twice", name.len());
+            ensure!(
+                name.len() == 1 && heard.insert(at),
+                "{} bytes, and {at:?} was reported twice",
+                name.len()
+            );
             ensure!(matches!(send(&mut **server, &name), Ok(1)), "a connection has no room for a byte");
         }
         Ok(heard.len() == COUNT)
     })?;
     let mut answered = HashSet::new();
-    s.until("every client is told of its answer", |s| {
-        let told: Vec<_> = s.events(CLIENT).to_vec();
-        for event in told.iter().filter(|event| event.readable) {
+    s.until("every client's answer is reported", |s| {
+        let reported: Vec<_> = s.events(CLIENT).to_vec();
+        for event in reported.iter().filter(|event| event.readable) {
             let at = usize::try_from(event.token.0).unwrap_or(usize::MAX);
             let Some(client) = clients.get_mut(at) else {
-                return Err(Stop::Failed(format!("an event of {:?}, which nobody has", event.token)));
+                return Err(Stop::Failed(format!("an event of {:?}, which does not exist", event.token)));
             };
             let name = recv(&mut **client, 100).map_err(unexpected("recv behind a readable event"))?;
             ensure!(name == [at as u8], "client {at} got {name:?}");
@@ -177,15 +189,15 @@ fn backlog(s: &mut Session) -> Verdict {
     for number in 0..COUNT {
         clients.push((Token(number), s.connect(listener.local_addr(), Token(number))?));
     }
-    s.settle()?;
-    // Those that found no room are refused or try again. Whoever is accepted is one of the others, and can talk.
+    s.wait_idle()?;
+    // Those that found no room are refused or try again. Each accepted one is one of the others, and can send.
     for number in 0..BACKLOG {
         let token = Token(100 + u64::from(number));
         let mut server = s.accept(&mut *listener, token)?;
         let peer = server.peer_addr();
         let of_it = |(_, client): &(Token, Box<dyn Stream>)| client.local_addr() == peer;
         let at = clients.iter().position(of_it);
-        let at = at.ok_or_else(|| Stop::Failed(format!("{peer} was accepted, who did not call")))?;
+        let at = at.ok_or_else(|| Stop::Failed(format!("{peer} was accepted, which did not connect")))?;
         let (client_token, mut client) = clients.swap_remove(at);
         s.made(&mut *client, client_token)?;
         s.send_all((SERVER, token), &mut *server, b"hello")?;
@@ -199,7 +211,7 @@ fn data_before_accept(s: &mut Session) -> Verdict {
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
     s.made(&mut *client, CONNECTED)?;
     s.send_all((CLIENT, CONNECTED), &mut *client, b"early")?;
-    s.settle()?;
+    s.wait_idle()?;
     let mut server = s.accept(&mut *listener, ACCEPTED)?;
     s.until("an event of bytes that came before accept", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
     s.expect((SERVER, ACCEPTED), &mut *server, b"early")
@@ -212,7 +224,7 @@ fn peer_closed_while_queued(s: &mut Session) -> Verdict {
     let bytes = pattern(2000);
     s.send_all((CLIENT, CONNECTED), &mut *client, &bytes)?;
     drop(client);
-    s.settle()?;
+    s.wait_idle()?;
     let mut server = s.accept(&mut *listener, ACCEPTED)?;
     s.expect((SERVER, ACCEPTED), &mut *server, &bytes)?;
     s.expect_fin((SERVER, ACCEPTED), &mut *server)
@@ -223,7 +235,7 @@ fn peer_reset_while_queued(s: &mut Session) -> Verdict {
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
     s.made(&mut *client, CONNECTED)?;
     client.abort();
-    s.settle()?;
+    s.wait_idle()?;
     // The stack may pass it over, or give a stream that says so.
     match listener.accept(ACCEPTED) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -233,7 +245,9 @@ fn peer_reset_while_queued(s: &mut Session) -> Verdict {
             expect_kind("recv of a reset stream", recv(&mut *server, 1), ErrorKind::ConnectionReset)?;
         }
     }
-    s.never("an event of a listener where nobody waits", |s| Ok(s.event(SERVER, LISTENER).is_some()))?;
+    s.never("an event of a listener without a waiting connection", |s| {
+        Ok(s.event(SERVER, LISTENER).is_some())
+    })?;
     let _client = s.connect(listener.local_addr(), CONNECTED)?;
     s.accept(&mut *listener, ACCEPTED).map(drop)
 }
@@ -258,12 +272,12 @@ fn listener_dropped_with_queue(s: &mut Session) -> Verdict {
     let listener = s.listen()?;
     let mut client = s.connect(listener.local_addr(), CONNECTED)?;
     s.made(&mut *client, CONNECTED)?;
-    s.settle()?;
+    s.wait_idle()?;
     drop(listener);
     client.set_interest(Interest::READ).map_err(unexpected("set_interest"))?;
     s.until("an event of the connection that was not accepted", |s| Ok(s.is_readable(CLIENT, CONNECTED)))?;
     match recv(&mut *client, 1) {
-        Ok(bytes) => ensure!(bytes.is_empty(), "a byte that nobody sent"),
+        Ok(bytes) => ensure!(bytes.is_empty(), "a byte that was not sent"),
         Err(error) => {
             ensure!(error.kind() == ErrorKind::ConnectionReset, "recv: {error}");
         }

@@ -23,10 +23,14 @@ pub(super) const CHECKS: &[Check] = &[
         "an accepted stream moves to another shard without losing a byte",
         move_accepted,
     ),
-    Check::new("move_wakes", "an adopted stream with bytes wakes who sleeps in the new shard", move_wakes),
+    Check::new(
+        "move_wakes",
+        "an adopted stream with bytes wakes a thread that sleeps in the new shard",
+        move_wakes,
+    ),
     Check::new("move_keeps_interest", "an adopted stream has the interest that it had", move_keeps_interest),
     Check::new("move_connecting", "a connection attempt moves", move_connecting),
-    Check::new("move_with_fin", "a FIN and a reset on the way are told by the new shard", move_with_fin),
+    Check::new("move_with_fin", "a FIN and a reset in flight are reported by the new shard", move_with_fin),
     Check::new("move_back", "a stream moves back, and to the shard that it left", move_back),
     Check::new(
         "drop_detached",
@@ -85,7 +89,7 @@ fn shard_of_its_own(s: &mut Session) -> Verdict {
     expect_kind("listening where another shard listens", taken, ErrorKind::AddrInUse)?;
     let mut client = s.connect(listener.local_addr(), Token(5))?;
     s.until("a connection to the shard", |s| {
-        ensure!(s.event(SERVER, ACCEPTED).is_none(), "the event of a shard was told by another one");
+        ensure!(s.event(SERVER, ACCEPTED).is_none(), "the event of a shard was reported by another one");
         Ok(s.is_readable(shard, ACCEPTED))
     })?;
     let mut server = listener.accept(Token(6)).map_err(unexpected("accept"))?;
@@ -152,15 +156,15 @@ fn move_wakes(s: &mut Session) -> Verdict {
     s.send_all(HERE, &mut *client, b"x")?;
     s.until("the byte", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
     detach(&mut *server)?;
-    let patience = s.patience();
+    let timeout = s.timeout();
     let woken = std::thread::scope(|scope| {
-        let sleeper = scope.spawn(|| ready(&[Some(&fd)], patience).contains(&true));
+        let sleeper = scope.spawn(|| ready(&[Some(&fd)], timeout).contains(&true));
         adopt(s, shard, &mut server, MOVED)?;
         Ok(sleeper.join().unwrap_or(false))
     })?;
-    ensure!(woken, "who sleeps in the descriptor of the new shard is not woken");
+    ensure!(woken, "the thread that sleeps in the descriptor of the new shard is not woken");
     s.poll_one(shard)?;
-    ensure!(s.is_readable(shard, MOVED), "the first poll behind adoption does not tell");
+    ensure!(s.is_readable(shard, MOVED), "the first poll after adoption does not report it");
     s.expect((shard, MOVED), &mut *server, b"x")
 }
 
@@ -180,7 +184,7 @@ fn move_keeps_interest(s: &mut Session) -> Verdict {
         detach(&mut *server)?;
         here = if here == SERVER { shard } else { SERVER };
         adopt(s, here, &mut server, MOVED)?;
-        s.tells((here, MOVED), interest, expected)?;
+        s.reports((here, MOVED), interest, expected)?;
     }
     Ok(())
 }
@@ -210,7 +214,7 @@ fn move_with_fin(s: &mut Session) -> Verdict {
             s.send_all(HERE, &mut *client, b"last")?;
             client.shutdown().map_err(unexpected("shutdown"))?;
         }
-        s.settle()?;
+        s.wait_idle()?;
         adopt(s, shard, &mut server, MOVED)?;
         s.until("an event of what came meanwhile", |s| Ok(s.is_readable(shard, MOVED)))?;
         if is_reset {
@@ -329,9 +333,9 @@ fn shards_at_once(s: &mut Session) -> Verdict {
         let which = shard(s)?;
         shards.extend(s.take_last().filter(|_| which > SERVER));
     }
-    let (at, patience) = (s.at(SERVER), s.patience());
+    let (at, timeout) = (s.at(SERVER), s.timeout());
     let results = std::thread::scope(|scope| {
-        let threads = shards.into_iter().map(|shard| scope.spawn(move || to_and_fro(shard, at, patience)));
+        let threads = shards.into_iter().map(|shard| scope.spawn(move || to_and_fro(shard, at, timeout)));
         let threads: Vec<_> = threads.collect();
         threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>()
     });
@@ -342,7 +346,7 @@ fn shards_at_once(s: &mut Session) -> Verdict {
 }
 
 /// Moves a megabyte over a connection with both ends in `stack`.
-fn to_and_fro(mut stack: Box<dyn Stack>, at: SocketAddr, patience: Duration) -> Verdict {
+fn to_and_fro(mut stack: Box<dyn Stack>, at: SocketAddr, timeout: Duration) -> Verdict {
     const LISTENING: Token = Token(0);
     let mut listener =
         stack.listen(at, &ListenOptions::default(), LISTENING).map_err(unexpected("listen"))?;
@@ -354,7 +358,7 @@ fn to_and_fro(mut stack: Box<dyn Stack>, at: SocketAddr, patience: Duration) -> 
     let (mut sent, mut got, mut events) = (0, Vec::new(), Vec::<Event>::new());
     let begin = Instant::now();
     while got.len() < bytes.len() {
-        ensure!(begin.elapsed() < patience, "{} bytes came, {sent} were sent", got.len());
+        ensure!(begin.elapsed() < timeout, "{} bytes came, {sent} were sent", got.len());
         events.clear();
         stack.poll(&mut events).map_err(unexpected("poll"))?;
         for event in &events {

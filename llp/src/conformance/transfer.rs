@@ -41,7 +41,7 @@ fn bytes_in_order(s: &mut Session) -> Verdict {
 /// One end, its token and its stack.
 type End<'a> = (&'a mut dyn crate::Stream, crate::Token, usize);
 
-/// Moves `bytes`, each end acting only when an event tells it to.
+/// Moves `bytes`, each end acting only on an event.
 fn carry(s: &mut Session, from: End<'_>, to: End<'_>, bytes: &[u8]) -> Verdict {
     let ((from, from_token, from_stack), (to, to_token, to_stack)) = (from, to);
     from.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;
@@ -62,7 +62,7 @@ fn carry(s: &mut Session, from: End<'_>, to: End<'_>, bytes: &[u8]) -> Verdict {
         }
         if s.is_readable(to_stack, to_token) {
             let part = recv(&mut *to, 70_001).map_err(unexpected("recv behind a readable event"))?;
-            ensure!(!part.is_empty(), "a FIN that nobody sent, behind {} bytes", got.len());
+            ensure!(!part.is_empty(), "a FIN that was not sent, behind {} bytes", got.len());
             got.extend_from_slice(&part);
         }
         Ok(got.len() >= bytes.len())
@@ -128,7 +128,7 @@ fn scattered(s: &mut Session) -> Verdict {
         let mut into = [&mut none[..], &mut a, &mut nothing, &mut b, &mut c].map(IoVecMut::from);
         let count = s.recv_some(THERE, &mut *server, &mut into)?;
         let all = [&a[..], &b, &c].concat();
-        ensure!(count > 0, "a FIN that nobody sent");
+        ensure!(count > 0, "a FIN that was not sent");
         got.extend_from_slice(&all[..count]);
         ensure!(all[count..].iter().all(|byte| *byte == 0), "recv wrote behind what it gave");
     }
@@ -149,7 +149,7 @@ fn many_buffers(s: &mut Session) -> Verdict {
         let mut block = vec![0; COUNT];
         let mut into: Vec<_> = block.chunks_mut(1).map(IoVecMut::from).collect();
         let count = s.recv_some(THERE, &mut *server, &mut into)?;
-        ensure!(count > 0, "a FIN that nobody sent");
+        ensure!(count > 0, "a FIN that was not sent");
         got.extend_from_slice(&block[..count]);
     }
     same(&got, &bytes)
@@ -165,7 +165,7 @@ fn small_reads(s: &mut Session) -> Verdict {
             break;
         }
         let part = s.recv_upto(THERE, &mut *server, len.min(bytes.len() - got.len()))?;
-        ensure!(!part.is_empty(), "a FIN that nobody sent, behind {} bytes", got.len());
+        ensure!(!part.is_empty(), "a FIN that was not sent, behind {} bytes", got.len());
         got.extend(part);
     }
     same(&got, &bytes)?;
@@ -201,7 +201,7 @@ fn recv_would_block(s: &mut Session) -> Verdict {
     for _ in 0..3 {
         expect_kind("recv of nothing", recv(&mut *server, 10), ErrorKind::WouldBlock)?;
         expect_kind("recv of nothing", recv(&mut *client, 10), ErrorKind::WouldBlock)?;
-        s.settle()?;
+        s.wait_idle()?;
     }
     Ok(())
 }
@@ -218,19 +218,19 @@ fn send_would_block(s: &mut Session) -> Verdict {
     server.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
     let block = pattern(1 << 16);
     let mut sent = 0;
-    // What has room at the receiver makes room at the sender.
+    // Bytes that the receiver takes leave the sender's buffer.
     let mut full = 0;
     while full < 3 {
         match send(&mut *client, &block[sent % block.len()..]) {
             Ok(count @ 1..) => (sent, full) = (sent + count, 0),
             Ok(_) => return Err(Stop::Failed("send took no byte, and says so as success".into())),
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                s.settle()?;
+                s.wait_idle()?;
                 full += 1;
             }
             Err(error) => return Err(unexpected("send")(error)),
         }
-        ensure!(sent < MOST, "{sent} bytes that nobody read were taken");
+        ensure!(sent < MOST, "{sent} unread bytes were taken");
     }
     client.set_interest(Interest::WRITE).map_err(unexpected("set_interest"))?;
     s.never("a writable event of a stream without room", |s| Ok(s.is_writable(CLIENT, CONNECTED)))?;

@@ -15,15 +15,23 @@ use std::time::Duration;
 pub(super) const CHECKS: &[Check] = &[
     Check::new("same_descriptor", "wait_fd is the same descriptor always", same_descriptor),
     Check::new("idle_descriptor", "the descriptor of an idle stack is not readable", idle_descriptor),
-    Check::new("woken_by_connection", "a connection wakes who sleeps for a listener", woken_by_connection),
-    Check::new("woken_by_bytes", "bytes wake who sleeps", woken_by_bytes),
-    Check::new("woken_by_fin", "a FIN wakes who sleeps", woken_by_fin),
-    Check::new("woken_by_reset", "a reset wakes who sleeps, without any interest", woken_by_reset),
-    Check::new("woken_by_interest", "an interest in what is ready wakes who sleeps", woken_by_interest),
-    Check::new("woken_by_accept", "accept of a stream with bytes wakes who sleeps", woken_by_accept),
+    Check::new(
+        "woken_by_connection",
+        "a connection wakes a thread that sleeps for a listener",
+        woken_by_connection,
+    ),
+    Check::new("woken_by_bytes", "bytes wake a sleeping thread", woken_by_bytes),
+    Check::new("woken_by_fin", "a FIN wakes a sleeping thread", woken_by_fin),
+    Check::new("woken_by_reset", "a reset wakes a sleeping thread, without any interest", woken_by_reset),
+    Check::new(
+        "woken_by_interest",
+        "an interest in what is ready wakes a sleeping thread",
+        woken_by_interest,
+    ),
+    Check::new("woken_by_accept", "accept of a stream with bytes wakes a sleeping thread", woken_by_accept),
     Check::new(
         "recv_wakes_for_others",
-        "what one stream's recv took in for another wakes who sleeps",
+        "what one stream's recv took in for another wakes a sleeping thread",
         recv_wakes_for_others,
     ),
     Check::new(
@@ -50,12 +58,12 @@ fn is_ready(fd: &OwnedFd, longest: Duration) -> bool {
 }
 
 /// Does `act` while a thread sleeps in the server's descriptor, and drives the client's stack until it wakes. Then the server's poll
-/// tells what is expected.
+/// reports what is expected.
 fn wakes(s: &mut Session, expected: Token, act: impl FnOnce(&mut Session) -> Verdict) -> Verdict {
     let fd = quiet(s)?;
-    let patience = s.patience();
+    let timeout = s.timeout();
     let woken = std::thread::scope(|scope| {
-        let sleeper = scope.spawn(|| is_ready(&fd, patience));
+        let sleeper = scope.spawn(|| is_ready(&fd, timeout));
         act(s)?;
         while !sleeper.is_finished() {
             s.poll_one(CLIENT)?;
@@ -63,7 +71,7 @@ fn wakes(s: &mut Session, expected: Token, act: impl FnOnce(&mut Session) -> Ver
         }
         Ok(sleeper.join().unwrap_or(false))
     })?;
-    ensure!(woken, "who sleeps in the descriptor is not woken");
+    ensure!(woken, "the thread that sleeps in the descriptor is not woken");
     // A wake-up may be for a part of what is expected: frames come one by one.
     s.until("the event", |s| Ok(s.is_readable(SERVER, expected)))
 }
@@ -123,7 +131,7 @@ fn woken_by_interest(s: &mut Session) -> Verdict {
     let Pair { mut client, mut server, listener: _listener } = s.pair()?;
     server.set_interest(Interest::NONE).map_err(unexpected("set_interest"))?;
     s.send_all(HERE, &mut *client, b"x")?;
-    s.settle()?;
+    s.wait_idle()?;
     wakes(s, ACCEPTED, |_| server.set_interest(Interest::READ).map_err(unexpected("set_interest")))
 }
 
@@ -133,10 +141,10 @@ fn woken_by_accept(s: &mut Session) -> Verdict {
     s.made(&mut *client, CONNECTED)?;
     s.send_all(HERE, &mut *client, b"x")?;
     s.until("the listener is readable", |s| Ok(s.is_readable(SERVER, LISTENER)))?;
-    s.settle()?;
+    s.wait_idle()?;
     let fd = s.wait_fd(SERVER)?;
     let mut server = listener.accept(ACCEPTED).map_err(unexpected("accept"))?;
-    ensure!(is_ready(&fd, s.patience()), "who sleeps in the descriptor is not woken");
+    ensure!(is_ready(&fd, s.timeout()), "the thread that sleeps in the descriptor is not woken");
     s.until("the byte", |s| Ok(s.is_readable(SERVER, ACCEPTED)))?;
     s.expect((SERVER, ACCEPTED), &mut *server, b"x")
 }
@@ -154,7 +162,7 @@ fn recv_wakes_for_others(s: &mut Session) -> Verdict {
         s.poll_one(CLIENT)?;
         expect_kind("recv of nothing", recv(&mut *server, 1), ErrorKind::WouldBlock)?;
     }
-    ensure!(is_ready(&fd, s.patience()), "who sleeps for the other stream is not woken");
+    ensure!(is_ready(&fd, s.timeout()), "the thread that sleeps for the other stream is not woken");
     s.until("the event of the other stream", |s| Ok(s.is_readable(SERVER, other.1)))?;
     s.expect((SERVER, other.1), &mut *other_server, b"x")?;
     s.send_all(HERE, &mut *client, b"y")?;
@@ -171,7 +179,7 @@ fn descriptor_of_the_driver(s: &mut Session) -> Verdict {
         Err(Errno::INVAL) => return Err(Stop::NotOffered("an epoll set as its descriptor")),
         result => result.map_err(system)?,
     }
-    ensure!(is_ready(&fd, s.patience()), "an epoll set with a readable descriptor in it is not readable");
+    ensure!(is_ready(&fd, s.timeout()), "an epoll set with a readable descriptor in it is not readable");
     for _ in 0..3 {
         s.poll()?;
         let strange = s.events(SERVER).iter().find(|event| event.token != Token(u64::MAX));

@@ -172,21 +172,21 @@ fn faults_follow_a_stream_to_another_shard() {
     client.detach().unwrap();
     other.adopt(&mut client, moved).unwrap();
     assert_eq!(send(&mut *client, b"12345").unwrap(), 4);
-    let told = |stack: &mut dyn Stack, token| {
+    let reported = |stack: &mut dyn Stack, token| {
         let mut events = Vec::new();
         stack.poll(&mut events).unwrap();
         events.iter().any(|event| event.token == token && event.readable && event.writable)
     };
-    // The shard that it is in tells of the cut, and the next one when it moves again.
-    assert!(told(&mut *other, moved) && other.deadline().is_some());
-    assert!(!told(&mut stack, CLIENT) && stack.deadline().is_none());
+    // The shard that it is in reports the cut, and the next one when it moves again.
+    assert!(reported(&mut *other, moved) && other.deadline().is_some());
+    assert!(!reported(&mut stack, CLIENT) && stack.deadline().is_none());
     client.detach().unwrap();
-    assert!(!told(&mut *other, moved) && other.deadline().is_none());
+    assert!(!reported(&mut *other, moved) && other.deadline().is_none());
     stack.adopt(&mut client, CLIENT).unwrap();
-    assert!(told(&mut stack, CLIENT));
+    assert!(reported(&mut stack, CLIENT));
     assert_eq!(kind(send(&mut *client, b"x")), ErrorKind::ConnectionReset);
     client.abort();
-    assert!(!told(&mut stack, CLIENT));
+    assert!(!reported(&mut stack, CLIENT));
     assert_eq!(kind(send(&mut *client, b"x")), ErrorKind::NotConnected);
     assert_eq!(recv(&mut *server, 9).unwrap(), b"1234");
     assert_eq!(kind(recv(&mut *server, 9)), ErrorKind::ConnectionReset);

@@ -19,7 +19,7 @@ pub struct Link {
     pub cut_at: Option<u64>,
     /// The receiver sees a FIN behind so many bytes; what is sent after them vanishes.
     pub fin_at: Option<u64>,
-    /// What [`Stream::emss`](crate::Stream::emss) tells.
+    /// What [`Stream::emss`](crate::Stream::emss) returns.
     pub emss: usize,
 }
 

@@ -86,7 +86,7 @@ fn a_connection_takes_its_round_trips() {
 }
 
 #[test]
-fn nobody_listens_or_the_queue_is_full() {
+fn a_closed_port_or_a_full_queue_refuses() {
     let network = Network::new(1);
     let (mut a, mut b) = (network.stack(A), network.stack(B));
     let options = StreamOptions::default();
@@ -101,7 +101,7 @@ fn nobody_listens_or_the_queue_is_full() {
     let mut second = a.connect(None, (B, 7).into(), &options, CLIENT).unwrap();
     assert!(first.connect_result().unwrap());
     assert_eq!(kind(second.connect_result()), ErrorKind::ConnectionRefused);
-    // A listener that goes resets what nobody accepted.
+    // A dropped listener resets connections that were not accepted.
     drop(listener);
     assert_eq!(kind(recv(&mut *first, 1)), ErrorKind::ConnectionReset);
 }
@@ -262,7 +262,7 @@ fn shutdown_abort_and_drop() {
 fn bytes_for_a_closed_end_are_answered_with_a_reset() {
     let Pair { network, mut a, mut client, server, .. } = Pair::new();
     drop(server);
-    send(&mut *client, b"nobody").unwrap();
+    send(&mut *client, b"dropped").unwrap();
     while network.step() {}
     assert_eq!(events(&mut a), [(2, true, true)]);
     assert_eq!(kind(send(&mut *client, b"x")), ErrorKind::ConnectionReset);

@@ -58,7 +58,7 @@ struct End {
     local: SocketAddr,
     peer: SocketAddr,
     state: State,
-    /// Somebody holds the stream (or may still accept it).
+    /// The stream is in use (or may still be accepted).
     held: bool,
     /// Its token is known: not before a connection is accepted.
     named: bool,
@@ -133,7 +133,7 @@ impl World {
         let target = self.time + by;
         while let Some(due) = self.next_due(None).filter(|&due| due <= target) {
             self.time = self.time.max(due);
-            self.settle();
+            self.process_due();
         }
         self.time = target;
     }
@@ -141,7 +141,7 @@ impl World {
     pub(super) fn step(&mut self) -> bool {
         let Some(due) = self.next_due(None) else { return false };
         self.time = self.time.max(due);
-        self.settle();
+        self.process_due();
         true
     }
 
@@ -168,8 +168,8 @@ impl World {
         self.ends.get(&request.client).is_some_and(|c| self.link(c.local.ip(), request.to.ip()).stalled)
     }
 
-    /// Lets everything happen that is due.
-    fn settle(&mut self) {
+    /// Processes everything that is due.
+    fn process_due(&mut self) {
         let mut waiting = Vec::new();
         for request in std::mem::take(&mut self.requests) {
             if request.due > self.time || self.request_stalled(&request) {
@@ -200,7 +200,7 @@ impl World {
                 Packet::Refused => end.state = State::Failed(ErrorKind::ConnectionRefused),
                 Packet::Bytes(bytes) if end.held => end.received.extend(bytes),
                 Packet::Bytes(_) => {
-                    // Nobody reads here any more: TCP answers with a RST.
+                    // The receiving end is closed: TCP answers with a RST.
                     end.state = State::Closed;
                     self.post(id, Packet::Reset);
                 }
@@ -249,7 +249,7 @@ impl World {
 
     pub(super) fn stop_listening(&mut self, id: ListenerId) {
         if let Some(listening) = self.listeners.remove(&id) {
-            // As the kernel does with connections that nobody accepted.
+            // As the kernel does with connections that were not accepted.
             for end in listening.queue {
                 self.abort(end);
                 self.close(end);
@@ -311,7 +311,7 @@ impl World {
         listener: ListenerId,
         token: Token,
     ) -> io::Result<(EndId, SocketAddr, SocketAddr)> {
-        self.settle();
+        self.process_due();
         let Some(listening) = self.listeners.get_mut(&listener) else {
             return Err(ErrorKind::NotConnected.into());
         };
@@ -325,7 +325,7 @@ impl World {
     }
 
     pub(super) fn connect_result(&mut self, id: EndId) -> io::Result<bool> {
-        self.settle();
+        self.process_due();
         match self.end(id)?.state {
             State::Connecting => Ok(false),
             State::Made => Ok(true),

@@ -1,8 +1,8 @@
-//! Addresses of our own beside the kernel's, and beside those of other processes here: nobody else may have them.
+//! Addresses of our own beside the kernel's, and beside those of other processes here: no other host may have them.
 //!
 //! Two processes with one address would each answer the other's segments with a RST. Processes of one network namespace find each
-//! other by the names of Unix sockets, which are the namespace's and go with the process. Who has the address elsewhere on the wire
-//! is not asked.
+//! other by the names of Unix sockets, which are the namespace's and go with the process. Hosts elsewhere on the wire
+//! are not queried.
 
 use super::SmolConfig;
 use crate::interface::{ethernet, index_of, kernels_addresses};
@@ -23,10 +23,10 @@ impl Claim {
     /// # Errors
     /// `AddrInUse`: the kernel has one of the addresses, or another process of ours has; and as [`ethernet`].
     pub(super) fn new(interface: &str, config: &SmolConfig) -> io::Result<Self> {
-        let taken = |what: String, who: &str| {
+        let taken = |what: String, owner: &str| {
             Err(io::Error::new(
                 ErrorKind::AddrInUse,
-                format!("{what} is {who}: a TCP of its own needs its own"),
+                format!("{what} is {owner}: a TCP of its own needs its own"),
             ))
         };
         let colons = config.mac.map(|byte| format!("{byte:02x}")).join(":");
@@ -105,8 +105,8 @@ mod tests {
         let Some(network) = Network::veth() else { return };
         network.inside_server(|| {
             let of = |address: &str| SmolConfig::new(address.parse().unwrap(), 24);
-            let first = Claim::new("veth0", &of("10.77.0.11")).expect("nobody has it");
-            let _other = Claim::new("veth0", &of("10.77.0.12")).expect("nobody has it");
+            let first = Claim::new("veth0", &of("10.77.0.11")).expect("it is free");
+            let _other = Claim::new("veth0", &of("10.77.0.12")).expect("it is free");
             let ours = format!("ip=10.77.0.11 is that of process {}", std::process::id());
             for _ in 0..20 {
                 // The ninth and later ones find a queue of questions that is full.

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 pub struct SmolConfig {
     /// Its MAC address; unicast, and not that of the kernel's interface.
     pub mac: [u8; 6],
-    /// Its IP addresses with their prefix lengths; none of them the kernel's or anybody else's on the wire. Only those that this
-    /// process knows of are found to be taken: nothing on the wire is asked.
+    /// Its IP addresses with their prefix lengths; none of them the kernel's or another host's on the wire. Only conflicts with those that this
+    /// process can see are detected: there is no duplicate address detection on the wire.
     pub addresses: Vec<(IpAddr, u8)>,
     /// Default routes, one an address family.
     pub gateways: Vec<IpAddr>,
@@ -66,7 +66,7 @@ impl SmolConfig {
     /// Least bytes of a buffer, and most: a window is no longer (RFC 7323 section 2.3).
     pub const BUFFERS: std::ops::RangeInclusive<usize> = 4096..=1 << 30;
 
-    /// One address, and a MAC made of it: as long as nobody else has the address, nobody else has the MAC, and neighbours that
+    /// One address, and a MAC made of it: as long as no other host has the address, no other host has the MAC, and neighbours that
     /// remember it from another process of ours are right.
     #[must_use]
     pub fn new(address: IpAddr, prefix: u8) -> Self {
@@ -116,7 +116,7 @@ impl SmolConfig {
         Ok(())
     }
 
-    /// Whether somebody else in a network of ours has this address. IPv6 routers mostly go by their link-local one.
+    /// Whether another host in a network of ours has this address. IPv6 routers mostly go by their link-local one.
     fn is_neighbour(&self, other: IpAddr) -> bool {
         let link_local = matches!(other, IpAddr::V6(v6) if v6.is_unicast_link_local());
         self.addresses.iter().any(|(address, prefix)| {

@@ -35,7 +35,7 @@ pub(super) enum Kind {
 /// How the checksum of a TCP segment is looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Checksum {
-    /// Somebody else has.
+    /// Another host has.
     Trusted,
     /// It must be right.
     Whole,
@@ -65,7 +65,7 @@ pub(super) fn classify(frame: &[u8], checksum: Checksum) -> Option<Kind> {
     }
 }
 
-/// Who speaks in a frame that tells neighbours of each other: ARP (RFC 826), or Neighbor Discovery (RFC 4861 sections 4.3 and 4.4).
+/// The sender of a frame of neighbour discovery: ARP (RFC 826), or Neighbor Discovery (RFC 4861 sections 4.3 and 4.4).
 pub(super) fn neighbour(frame: &[u8]) -> Option<IpAddr> {
     let ethernet = EthernetFrame::new_checked(frame).ok()?;
     match ethernet.ethertype() {

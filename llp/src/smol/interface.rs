@@ -36,7 +36,7 @@ const BURSTS: usize = 64;
 /// A connection that found the link full tries again after this time.
 const LINK_FULL: i64 = 1000;
 
-/// Listeners are told of an interface that is down for so long.
+/// After this time an interface that is down is reported to listeners.
 const STAYS_DOWN: Duration = Duration::from_millis(900);
 
 /// Names a connection of the interface.
@@ -51,23 +51,23 @@ pub(super) struct SmolInterface<L: Link> {
     link: L,
     iface: Interface,
     /// No sockets: for frames that are no connection's.
-    nobody: SocketSet<'static>,
+    no_sockets: SocketSet<'static>,
     conns: Slab<Conn>,
     flows: HashMap<Flow, usize>,
     ports: Ports,
-    /// Connections that may have something to tell at the next poll.
+    /// Connections that may have an event at the next poll.
     hot: Vec<usize>,
     /// Connections that frames or timers have touched, and that may have something to send.
     touched: Vec<usize>,
-    /// When each connection wants to be looked at, in ticks.
+    /// When each connection is to be polled, in ticks.
     timers: BTreeSet<(i64, usize)>,
     time: Clock,
     base: Instant,
     wake: Wake,
     buffer: usize,
     gateways: Vec<IpAddr>,
-    /// Those of them that were heard.
-    heard: Vec<IpAddr>,
+    /// Those of them from which a segment came.
+    resolved: Vec<IpAddr>,
     gone: Option<Gone>,
 }
 
@@ -75,7 +75,7 @@ pub(super) struct SmolInterface<L: Link> {
 struct Gone {
     why: io::Error,
     since: Instant,
-    /// Listeners have been told.
+    /// It was reported to listeners.
     is_told: bool,
 }
 
@@ -115,7 +115,7 @@ impl<L: Link> SmolInterface<L> {
         Ok(Self {
             link,
             iface,
-            nobody: SocketSet::new(Vec::new()),
+            no_sockets: SocketSet::new(Vec::new()),
             conns: Slab::new(),
             flows: HashMap::new(),
             ports: Ports::default(),
@@ -127,7 +127,7 @@ impl<L: Link> SmolInterface<L> {
             wake,
             buffer: config.buffer,
             gateways: config.gateways.clone(),
-            heard: Vec::new(),
+            resolved: Vec::new(),
             gone: None,
         })
     }
@@ -225,16 +225,16 @@ impl<L: Link> SmolInterface<L> {
             },
         };
         let Some(id) = id else {
-            if self.heard.len() < self.gateways.len()
-                && let Some(who) = neighbour(bytes)
-                && self.gateways.contains(&who)
-                && !self.heard.contains(&who)
+            if self.resolved.len() < self.gateways.len()
+                && let Some(neighbour_ip) = neighbour(bytes)
+                && self.gateways.contains(&neighbour_ip)
+                && !self.resolved.contains(&neighbour_ip)
             {
-                self.heard.push(who);
+                self.resolved.push(neighbour_ip);
             }
             let mut port = Port { link: &mut self.link, frame: Some(bytes), sender: None };
-            self.iface.poll_ingress_single(now, &mut port, &mut self.nobody);
-            // A neighbour has answered, perhaps: who waits for it goes on at once, and not when it would ask again.
+            self.iface.poll_ingress_single(now, &mut port, &mut self.no_sockets);
+            // A neighbour has answered, perhaps: connections that wait for it go on at once, and not with their next query.
             let waiting = self.conns.iter().filter(|(_, conn)| conn.is_opening());
             self.touched.extend(waiting.map(|(id, _)| id));
             return;
@@ -263,7 +263,7 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// A connection in Listen for the SYN that has come, if somebody listens and has room.
+    /// A connection in Listen for the SYN that has come, if there is a listener with room.
     fn begin(&mut self, flow: Flow) -> Option<usize> {
         let port = self.ports.find(flow.local)?;
         let listener = &self.ports.listeners[port];
@@ -287,7 +287,7 @@ impl<L: Link> SmolInterface<L> {
                 conn.owner = Owner::Listener { port, ready: true };
                 self.ports.listeners[port].ready.push_back(id);
             }
-            // Reset before anybody took it, or no connection at all.
+            // Reset before it was accepted, or no connection at all.
             Owner::Listener { ready: false, .. } if !conn.is_opening() => self.remove(id),
             Owner::Listener { .. } => {}
             Owner::Stream => self.heat(id),
@@ -296,7 +296,7 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// Sends what a connection has to send, and notes when it wants to be looked at again.
+    /// Sends what a connection has to send, and notes when it is to be polled again.
     fn egress(&mut self, id: usize, now: Tick) {
         let Some(v6) = self.conns.get(id).map(|conn| conn.flow.peer.is_ipv6()) else { return };
         let emss = self.emss(v6);
@@ -308,7 +308,7 @@ impl<L: Link> SmolInterface<L> {
             return;
         }
         if conn.misses_gateway(self.time.now()) {
-            if !conn.gateway.is_some_and(|gateway| self.heard.contains(&gateway)) {
+            if !conn.gateway.is_some_and(|gateway| self.resolved.contains(&gateway)) {
                 conn.end(ErrorKind::HostUnreachable);
                 self.heat(id);
                 return;
@@ -377,7 +377,7 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// The link is gone. An interface that is deleted is down before: listeners are told of that only when it stays so.
+    /// The link is gone. An interface that is deleted is down before: that is reported to listeners only when it stays so.
     fn is_gone(&mut self, why: io::Error) {
         let now = self.time.now();
         let (since, is_told) = match &self.gone {
@@ -440,7 +440,7 @@ impl<L: Link> SmolInterface<L> {
         // Whatever became hot meanwhile is none of these.
         hot.append(&mut self.hot);
         self.hot = hot;
-        // The descriptor is readable as long as a poll has something to tell: frames that were taken off the link may stand for it no
+        // The descriptor is readable as long as a poll has something to report: frames that were taken off the link may stand for it no
         // more. Two system calls for each time that it begins and ends.
         if events.len() > before || !self.hot.is_empty() {
             self.wake.kick();
@@ -449,8 +449,8 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// After frames were taken outside of a poll: who sleeps in the descriptor is woken for whom they are.
-    fn tell(&mut self, except: Option<usize>) {
+    /// After frames were taken outside of a poll: the thread that sleeps in the descriptor is woken if they are for its streams.
+    fn wake_for_events(&mut self, except: Option<usize>) {
         let has_event = |id: &usize| self.conns.get(*id).is_some_and(|conn| conn.event().is_some());
         let ready = |id: &usize| Some(*id) != except && has_event(id);
         let accepts = self.ports.listeners.iter().any(|(_, listener)| listener.has_news());
@@ -466,7 +466,7 @@ impl<L: Link> SmolInterface<L> {
             // Acknowledgements that wait in the link make room.
             self.tick();
             let taken = self.conns[id.0].fill(bufs)?;
-            self.tell(None);
+            self.wake_for_events(None);
             if taken == 0 {
                 return Err(ErrorKind::WouldBlock.into());
             }
@@ -487,19 +487,19 @@ impl<L: Link> SmolInterface<L> {
             self.touched.push(id.0);
             self.egress_all(self.clock());
         }
-        self.tell(None);
+        self.wake_for_events(None);
         result
     }
 
-    /// Takes what the link has, and tells how many bytes of the connection can be looked at in one piece; none behind its end.
-    pub(super) fn look(&mut self, id: ConnId) -> io::Result<usize> {
+    /// Takes what the link has, and returns how many bytes of the connection are available in one piece; none behind its end.
+    pub(super) fn peek(&mut self, id: ConnId) -> io::Result<usize> {
         self.tick();
-        self.tell(Some(id.0));
+        self.wake_for_events(Some(id.0));
         self.conns[id.0].received().map(|bytes| bytes.len())
     }
 
-    /// Whoever sleeps is woken if the connection has something to tell now: another interest, or what a look has left.
-    pub(super) fn tell_of(&mut self, id: ConnId) {
+    /// A sleeping thread is woken if the connection has an event now: by another interest, or by what a peek has left.
+    pub(super) fn wake_for(&mut self, id: ConnId) {
         if self.conns.get(id.0).is_some_and(|conn| conn.event().is_some()) {
             self.heat(id.0);
             self.wake.kick();
@@ -526,7 +526,7 @@ impl<L: Link> SmolInterface<L> {
 
     pub(super) fn set_interest(&mut self, id: ConnId, interest: Interest) {
         self.conns[id.0].interest = interest;
-        self.tell_of(id);
+        self.wake_for(id);
     }
 
     pub(super) fn connect_result(&mut self, id: ConnId) -> io::Result<bool> {
@@ -550,7 +550,7 @@ impl<L: Link> SmolInterface<L> {
         }
     }
 
-    /// The stream is dropped: a FIN behind what was sent, and nobody listens any more.
+    /// The stream is dropped: a FIN behind what was sent, and its events end.
     pub(super) fn let_go(&mut self, id: ConnId) {
         let conn = &mut self.conns[id.0];
         conn.owner = Owner::Nobody;
@@ -601,7 +601,7 @@ impl<L: Link> SmolInterface<L> {
         let mut conn =
             Conn::connecting(flow, token, options, (self.buffer, &self.time), self.iface.context())?;
         let forwards =
-            |gateway: &&IpAddr| gateway.is_ipv4() == peer.is_ipv4() && !self.heard.contains(*gateway);
+            |gateway: &&IpAddr| gateway.is_ipv4() == peer.is_ipv4() && !self.resolved.contains(*gateway);
         if !self.is_near(peer.ip()) {
             conn.gateway = self.gateways.iter().find(forwards).copied();
         }
@@ -688,7 +688,7 @@ impl<L: Link> SmolInterface<L> {
         conn.token = Some(token);
         conn.interest = Interest::READ;
         let Flow { local, peer } = conn.flow;
-        self.tell_of(ConnId(id));
+        self.wake_for(ConnId(id));
         Ok((ConnId(id), (local, peer)))
     }
 

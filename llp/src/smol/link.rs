@@ -17,7 +17,7 @@ pub struct Capabilities {
     /// The link cuts larger TCP packets itself, over both versions of IP, up to this many bytes with their Ethernet header, and
     /// computes the checksums of all TCP segments.
     pub segmentation: Option<usize>,
-    /// Frames may come from this machine, with TCP checksums that are only begun: the sum of the pseudo-header, which a card would
+    /// Frames may come from this machine, with TCP checksums that are only begun: the sum of the pseudo-header, which hardware would
     /// complete. They are taken for right.
     pub partial_checksums: bool,
 }
@@ -68,12 +68,12 @@ pub trait Link: Send {
     /// Readable when [`Link::receive`] has something.
     fn fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// When [`Link::receive`] will have something, or [`Link::flush`] should be called again, where only the clock tells.
+    /// When [`Link::receive`] will have something, or [`Link::flush`] should be called again, where only the clock decides.
     fn next(&self) -> Option<Instant> {
         None
     }
 
-    /// When [`Link::failure`] should be asked though nothing comes, because nothing would tell. It is, while there are connections or
+    /// When [`Link::failure`] should be asked though nothing comes, because there would be no event. It is, while there are connections or
     /// listeners.
     fn watch(&self) -> Option<Instant> {
         None
@@ -92,7 +92,7 @@ pub(super) enum Gone {
     Down,
     /// There is no such interface any more, though another one may have its name.
     Deleted,
-    /// Somebody has taken our XDP program off it.
+    /// Another process has detached our XDP program.
     Detached,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The header carries what a network card would do: TCP packets of up to 64 KiB leave whole and are cut by the interface, and
 //! what came in segments may arrive as one. The kernel's own stack sees the frames too; ours have a MAC and an IP address of
-//! their own, so to it they are somebody else's.
+//! their own, so to it they are another host's.
 
 mod filter;
 pub(crate) mod socket;
@@ -26,9 +26,9 @@ pub(crate) const LONGEST: usize = 65_535 + 40 + 14;
 const LONGEST_SENT: usize = 65_535;
 /// Frames that wait for the interface to have room.
 const WAITING: usize = 64;
-/// How often an interface that failed is looked at, while somebody asks.
+/// How often an interface that failed is checked, while it is used.
 const LOOK: Duration = Duration::from_millis(200);
-/// How often while nobody asks.
+/// How often while it is not used.
 const LOOK_DOWN: Duration = Duration::from_secs(1);
 /// Buffers kept.
 const SPARE: usize = 256;
@@ -198,7 +198,7 @@ impl Link for PacketLink {
     }
 
     fn watch(&self) -> Option<Instant> {
-        // One that is down may be deleted, and nobody tells the socket a second time.
+        // One that is down may be deleted, and the socket gets no second event.
         (self.failure == Some(Gone::Down)).then(|| self.looked + LOOK_DOWN)
     }
 

@@ -2,7 +2,7 @@
 
 use super::interface::{ConnId, SmolInterface};
 use super::link::Link;
-use crate::{Interest, Look, Rest, Stream, StreamInfo, no_bytes};
+use crate::{Interest, RecvBuf, Rest, Stream, StreamInfo, no_bytes};
 use mem::{IoVec, IoVecMut};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use std::io;
@@ -51,11 +51,11 @@ impl<L: Link + 'static> Stream for SmolStream<L> {
         self.interface.lock().recv(self.id, bufs)
     }
 
-    fn look(&mut self) -> io::Result<Option<Box<dyn Look>>> {
+    fn peek(&mut self) -> io::Result<Option<Box<dyn RecvBuf>>> {
         self.live()?;
         let mut interface = self.interface.lock_arc();
-        let len = interface.look(self.id)?;
-        Ok(Some(Box::new(SmolLook { interface, id: self.id, len })))
+        let len = interface.peek(self.id)?;
+        Ok(Some(Box::new(SmolRecvBuf { interface, id: self.id, len })))
     }
 
     fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
@@ -114,13 +114,13 @@ impl<L: Link> Drop for SmolStream<L> {
 }
 
 /// Bytes in the receive buffer of a connection, whose interface does nothing else meanwhile.
-struct SmolLook<L: Link> {
+struct SmolRecvBuf<L: Link> {
     interface: ArcMutexGuard<RawMutex, SmolInterface<L>>,
     id: ConnId,
     len: usize,
 }
 
-impl<L: Link> Look for SmolLook<L> {
+impl<L: Link> RecvBuf for SmolRecvBuf<L> {
     fn bytes(&mut self) -> &mut [u8] {
         self.interface.received(self.id)
     }
@@ -134,8 +134,8 @@ impl<L: Link> Look for SmolLook<L> {
     }
 }
 
-impl<L: Link> Drop for SmolLook<L> {
+impl<L: Link> Drop for SmolRecvBuf<L> {
     fn drop(&mut self) {
-        self.interface.tell_of(self.id);
+        self.interface.wake_for(self.id);
     }
 }

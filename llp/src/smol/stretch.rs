@@ -114,7 +114,7 @@ impl Parts {
         Some(Self { frame, len, at: start, next: before.wrapping_add(step), step, left: (covers - 1) / step })
     }
 
-    /// The next part, as a frame whose TCP checksum nobody looks at.
+    /// The next part, as a frame whose TCP checksum is not checked.
     pub(super) fn next(&mut self) -> Option<&mut [u8]> {
         self.left = self.left.checked_sub(1)?;
         let frame = &mut self.frame[..self.len];

@@ -11,7 +11,7 @@ use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 struct World {
     stacks: [SmolStack<PipeLink>; 2],
@@ -44,7 +44,7 @@ impl World {
     }
 
     fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while !done(self) {
             assert!(Instant::now() < end, "nothing happens");
             self.step();
@@ -52,7 +52,7 @@ impl World {
         }
     }
 
-    fn told(&self, side: usize, token: u64) -> Option<Event> {
+    fn reported(&self, side: usize, token: u64) -> Option<Event> {
         self.events[side].iter().copied().find(|event| event.token == Token(token))
     }
 
@@ -208,16 +208,16 @@ fn a_reset_is_seen_by_the_other_end() {
     let (mut client, mut server) = world.pair();
     client.abort();
     assert_eq!(kind(client.send(&[IoVec::from(&b"x"[..])])), ErrorKind::NotConnected);
-    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable && event.writable));
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable && event.writable));
     let mut block = [0; 10];
     assert_eq!(kind(server.recv(&mut [IoVecMut::from(&mut block[..])])), ErrorKind::ConnectionReset);
 }
 
 #[test]
-fn nobody_listens() {
+fn a_closed_port_refuses() {
     let mut world = World::new(1500, false);
     let mut client = world.connect(9, 1);
-    world.until(|world| world.told(0, 1).is_some());
+    world.until(|world| world.reported(0, 1).is_some());
     assert_eq!(kind(client.connect_result()), ErrorKind::ConnectionRefused);
 }
 
@@ -226,20 +226,20 @@ fn readiness_is_said_again_until_it_is_used_and_only_when_asked() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
     client.send(&[IoVec::from(&b"hello"[..])]).unwrap();
-    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable && !event.writable));
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable && !event.writable));
     world.step();
-    assert!(world.told(1, 2).is_some(), "level-triggered");
+    assert!(world.reported(1, 2).is_some(), "level-triggered");
     server.set_interest(Interest::NONE).unwrap();
     world.step();
-    assert!(world.told(1, 2).is_none());
+    assert!(world.reported(1, 2).is_none());
     server.set_interest(Interest::BOTH).unwrap();
     world.step();
-    assert!(world.told(1, 2).is_some_and(|event| event.readable && event.writable));
+    assert!(world.reported(1, 2).is_some_and(|event| event.readable && event.writable));
     server.set_interest(Interest::READ).unwrap();
     let mut block = [0; 10];
     assert_eq!(server.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 5);
     world.step();
-    assert!(world.told(1, 2).is_none());
+    assert!(world.reported(1, 2).is_none());
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn a_link_that_is_cut_ends_its_connections() {
     let mut world = World::with((a, b), false);
     let (mut client, _server) = world.pair();
     scissors.cut();
-    world.until(|world| world.told(0, 1).is_some());
+    world.until(|world| world.reported(0, 1).is_some());
     let mut block = [0; 10];
     assert_eq!(kind(client.recv(&mut [IoVecMut::from(&mut block[..])])), ErrorKind::NetworkDown);
     assert_eq!(kind(client.send(&[IoVec::from(&b"x"[..])])), ErrorKind::NetworkDown);
@@ -367,7 +367,7 @@ fn what_was_sent_before_the_end_arrives() {
 
 /// A thread that sleeps in the descriptor is woken by what another call took off the link.
 #[test]
-fn the_descriptor_tells_what_nobody_polled_for() {
+fn the_descriptor_reports_frames_taken_by_other_calls() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut world = World::new(1500, false);
     let mut listener = world.listen(4791, 8);
@@ -382,42 +382,42 @@ fn the_descriptor_tells_what_nobody_polled_for() {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     assert_eq!(poll(&mut [PollFd::new(&*fd, PollFlags::IN)], Some(&at_once)).unwrap(), 1);
     world.step();
-    assert!(world.told(1, 11 + one as u64).is_some_and(|event| event.readable));
+    assert!(world.reported(1, 11 + one as u64).is_some_and(|event| event.readable));
 }
 
 /// Bytes are used where they lie; what is of no use yet is news again only with more behind it, or with the end.
 #[test]
-fn bytes_are_looked_at_where_they_lie() {
+fn peek_returns_bytes_in_the_receive_buffer() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
-    assert_eq!(server.look().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert_eq!(server.peek().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
     client.send(&[IoVec::from(&b"one, tw"[..])]).unwrap();
-    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
-    let mut look = server.look().unwrap().unwrap();
-    assert_eq!(look.bytes(), b"one, tw");
-    assert!(look.can_grow(5));
-    look.consume(5, Rest::WaitForMore);
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable));
+    let mut buf = server.peek().unwrap().unwrap();
+    assert_eq!(buf.bytes(), b"one, tw");
+    assert!(buf.can_grow(5));
+    buf.consume(5, Rest::WaitForMore);
     world.step();
-    assert!(world.told(1, 2).is_none());
-    assert_eq!(server.look().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
+    assert!(world.reported(1, 2).is_none());
+    assert_eq!(server.peek().map(drop).unwrap_err().kind(), ErrorKind::WouldBlock);
     client.send(&[IoVec::from(&b"o"[..])]).unwrap();
-    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
-    let mut look = server.look().unwrap().unwrap();
-    assert_eq!(look.bytes(), b"two");
-    look.consume(1, Rest::WaitForMore);
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable));
+    let mut buf = server.peek().unwrap().unwrap();
+    assert_eq!(buf.bytes(), b"two");
+    buf.consume(1, Rest::WaitForMore);
     client.shutdown().unwrap();
-    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
-    let look = server.look().unwrap().unwrap();
-    assert!(!look.can_grow(0), "nothing comes behind a FIN");
-    drop(look);
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable));
+    let buf = server.peek().unwrap().unwrap();
+    assert!(!buf.can_grow(0), "nothing comes behind a FIN");
+    drop(buf);
     let mut block = [0; 10];
-    assert_eq!(server.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 2, "a look takes nothing");
-    assert!(server.look().unwrap().unwrap().bytes().is_empty(), "the FIN");
+    assert_eq!(server.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 2, "a peek takes nothing");
+    assert!(server.peek().unwrap().unwrap().bytes().is_empty(), "the FIN");
 }
 
 /// Round and round the buffer: pieces that end where it ends are followed by those at its front.
 #[test]
-fn looks_pass_the_end_of_the_buffer() {
+fn peeks_pass_the_end_of_the_buffer() {
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
     let bytes = pattern(3_500_000);
@@ -426,13 +426,13 @@ fn looks_pass_the_end_of_the_buffer() {
         if let Ok(count) = client.send(&[IoVec::from(&bytes[sent..bytes.len().min(sent + 50_000)])]) {
             sent += count;
         }
-        if let Ok(Some(mut look)) = server.look() {
+        if let Ok(Some(mut buf)) = server.peek() {
             // An odd number of bytes stays.
-            let len = look.bytes().len();
+            let len = buf.bytes().len();
             let take = (len.max(8) - 7).min(len);
-            came.extend_from_slice(&look.bytes()[..take]);
-            ends += usize::from(!look.can_grow(take));
-            look.consume(take, Rest::Useful);
+            came.extend_from_slice(&buf.bytes()[..take]);
+            ends += usize::from(!buf.can_grow(take));
+            buf.consume(take, Rest::Useful);
         }
         came.len() > 3_400_000
     });
@@ -474,7 +474,7 @@ fn what_came_is_there_long_after_the_connection_ended() {
     minutes_pass(&mut world, &clock);
     client.set_interest(Interest::READ).unwrap();
     world.step();
-    assert!(world.told(0, 1).is_some_and(|event| event.readable));
+    assert!(world.reported(0, 1).is_some_and(|event| event.readable));
     let mut block = [0; 20];
     assert_eq!(client.recv(&mut [IoVecMut::from(&mut block[..])]).unwrap(), 10);
     minutes_pass(&mut world, &clock);
@@ -508,9 +508,9 @@ fn nothing_is_left_of_closed_connections() {
     }
 }
 
-/// A stream that was read in part keeps the descriptor readable, as a poll would tell of it.
+/// A stream that was read in part keeps the descriptor readable, as a poll would report it.
 #[test]
-fn the_descriptor_is_readable_as_long_as_a_poll_tells() {
+fn the_descriptor_is_readable_as_long_as_a_poll_reports() {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut world = World::new(1500, false);
     let (mut client, mut server) = world.pair();
@@ -518,7 +518,7 @@ fn the_descriptor_is_readable_as_long_as_a_poll_tells() {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     let ready = || poll(&mut [PollFd::new(&*fd, PollFlags::IN)], Some(&at_once)).unwrap() == 1;
     client.send(&[IoVec::from(&b"12"[..])]).unwrap();
-    world.until(|world| world.told(1, 2).is_some_and(|event| event.readable));
+    world.until(|world| world.reported(1, 2).is_some_and(|event| event.readable));
     let mut byte = [0];
     for _ in 0..2 {
         assert!(ready());
@@ -527,9 +527,9 @@ fn the_descriptor_is_readable_as_long_as_a_poll_tells() {
     }
     world.until(|_| !ready());
     client.send(&[IoVec::from(&b"34"[..])]).unwrap();
-    // Taken off the link and left by a look.
-    world.until(|_| server.look().is_ok_and(|look| look.is_some()));
+    // Taken off the link and left by a peek.
+    world.until(|_| server.peek().is_ok_and(|buf| buf.is_some()));
     assert!(ready());
-    server.look().unwrap().unwrap().consume(2, Rest::Useful);
+    server.peek().unwrap().unwrap().consume(2, Rest::Useful);
     world.until(|_| !ready());
 }

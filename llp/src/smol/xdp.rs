@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_millis(200);
 const LOOK_IDLE: Duration = Duration::from_secs(1);
 
 /// Frames that the kernel left in a ring are given to it again after this time: what it waited for (memory of its own, a queue of the
-/// interface) tells nobody when it is there.
+/// interface) causes no event when it is there.
 const AGAIN: Duration = Duration::from_micros(200);
 
 /// What no other mode would mend.
@@ -118,7 +118,7 @@ impl XdpLink {
             XdpMode::Auto => &[XdpMode::ZeroCopy, XdpMode::Native, XdpMode::Generic],
             ref one => std::slice::from_ref(one),
         };
-        // Whoever may do nothing is told so first.
+        // Missing permissions are reported first.
         socket::socket()?;
         ethernet(interface)?;
         let mut last = None;
@@ -305,7 +305,7 @@ impl Link for XdpLink {
     }
 
     fn watch(&self) -> Option<Instant> {
-        // Frames of a detached program's go to the kernel, and nobody tells us.
+        // Frames of a detached program's go to the kernel, and there is no event.
         self.looked.checked_add(LOOK_IDLE)
     }
 

@@ -44,7 +44,7 @@ pub struct TcpStream {
 enum Connection {
     Pending,
     Made,
-    /// The kernel tells an error once; we tell it as often as asked.
+    /// The kernel reports an error once; this stream reports it with every call.
     Failed(i32),
 }
 
@@ -92,7 +92,7 @@ impl TcpStream {
         }
     }
 
-    /// Enters another event set. The kernel looks at the socket's state when it is added, and wakes who sleeps in the set.
+    /// Enters another event set. The kernel looks at the socket's state when it is added, and wakes a thread that sleeps in the set.
     pub(super) fn enter(&mut self, epoll: &Arc<OwnedFd>, token: Token) -> io::Result<()> {
         if self.epoll.is_some() {
             return Err(attached_stream());

@@ -194,7 +194,7 @@ fn abort_resets() {
 }
 
 #[test]
-fn a_dropped_stream_tells_nothing_more() {
+fn a_dropped_stream_reports_nothing_more() {
     let Pair { mut stack, client, server, _listener } = Pair::new();
     drop(client);
     wait(&mut stack, |e| e.token == SERVER && e.readable);
@@ -217,7 +217,7 @@ fn refused_and_said_so_twice() {
 }
 
 #[test]
-fn undecided_while_nobody_answers() {
+fn undecided_while_no_answer_comes() {
     // A listener's full queue drops SYNs: the attempt stays undecided.
     let mut stack = TcpStack::new().unwrap();
     let listen = ListenOptions { backlog: 0, ..ListenOptions::default() };
@@ -310,7 +310,7 @@ fn type_of_service_of_both_families_at_both_ends() {
 }
 
 #[test]
-fn unmapped_memory_is_told_apart() {
+fn unmapped_memory_is_distinguished() {
     let mut pair = Pair::new();
     // SAFETY: nothing in this process touches the bytes; the kernel finds page 0 unmapped and says so.
     let nowhere = unsafe { IoVec::from_raw(std::ptr::without_provenance(16), 4096) };
@@ -368,7 +368,7 @@ fn without_descriptors_connections_are_cut_and_the_listener_lives() {
         hoard.push(descriptor);
     }
     let refused = listener.accept(Token(2)).err().unwrap();
-    assert_eq!(refused.kind(), ErrorKind::WouldBlock, "nobody waits any more: {refused}");
+    assert_eq!(refused.kind(), ErrorKind::WouldBlock, "no connection waits any more: {refused}");
     let cut = unlucky.read(&mut [0]);
     assert!(matches!(cut, Ok(0) | Err(_)), "{cut:?}");
     drop(hoard);
@@ -395,7 +395,7 @@ fn a_stream_to_itself_receives_what_it_sends() {
         assert_eq!(stream.local_addr(), stream.peer_addr());
         stream.set_interest(Interest::READ).unwrap();
         quiet(&mut stack);
-        // It is bounded, and nobody but its reader makes room.
+        // It is bounded, and only its reader frees it.
         let mut sent = 0;
         let block: Vec<u8> = (0..100_000u32).map(|i| (i * 7) as u8).collect();
         while let Ok(n) = send(&mut *stream, &block) {

@@ -63,7 +63,7 @@ impl Loss {
     }
 }
 
-/// How the delay wanders.
+/// The extra random delay.
 #[derive(Clone, Debug)]
 pub(super) struct Jitter {
     most: Duration,

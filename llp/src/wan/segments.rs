@@ -1,4 +1,4 @@
-//! Frames as an interface with offloads has them, to frames as a wire has them: TCP packets and UDP datagrams that a card would
+//! Frames as an interface with offloads has them, to frames as a wire has them: TCP packets and UDP datagrams that hardware would
 //! cut are cut, checksums that it would complete are completed.
 
 use crate::smol::packet::virtio::{GSO_NONE, GSO_TCPV4, GSO_TCPV6, GSO_UDP_L4, Header};

@@ -104,7 +104,7 @@ fn arp_is_not_damaged_but_lost() {
 }
 
 #[test]
-fn a_late_frame_that_nobody_follows_arrives_all_the_same() {
+fn a_late_frame_without_a_successor_arrives() {
     let profile = Profile { reorder: 1.0, ..Profile::default() };
     let (came, direction) = pass(&profile, 3, 1, US, 200);
     assert_eq!((came.len(), direction.counts().reordered), (1, 0));

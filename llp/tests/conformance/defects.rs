@@ -16,21 +16,21 @@ use std::time::{Duration, Instant};
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Defect {
-    /// What a poll told the next one does not tell.
+    /// What a poll reported the next one does not report.
     EdgeTriggered,
-    /// Events tell of both directions.
+    /// Events report both directions.
     AllInterests,
     /// Events name the next token.
     WrongToken,
     /// `poll` empties the list that it is given.
     EventsReplaced,
-    /// A listener is told with every poll.
+    /// A listener is reported with every poll.
     ListenerAlwaysReady,
     /// The descriptor is never readable.
     NoWakeUp,
     /// The descriptor is always readable.
     AlwaysAwake,
-    /// An idle stack wants to be polled at once.
+    /// An idle stack has a deadline at once.
     AlwaysDue,
     /// The last byte of each `send` is lost.
     LosesBytes,
@@ -40,7 +40,7 @@ enum Defect {
     NothingIsFin,
     /// `send` of no bytes says 0.
     NoBytesAreSent,
-    /// A FIN is told as `WouldBlock`.
+    /// A FIN is reported as `WouldBlock`.
     NoFin,
     /// `shutdown` does nothing.
     NoShutdown,
@@ -122,7 +122,7 @@ fn defects_of_descriptors_and_shards_are_found() {
     for (defect, expected) in OF_DESCRIPTORS_AND_SHARDS {
         let stack = || Defective::with(*defect, TcpStack::new().unwrap());
         failing(*defect, expected, || {
-            Peers::new((stack(), ip), (stack(), ip)).with_patience(Duration::from_millis(200))
+            Peers::new((stack(), ip), (stack(), ip)).with_timeout(Duration::from_millis(200))
         });
     }
 }

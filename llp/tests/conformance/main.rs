@@ -31,8 +31,8 @@ const DESCRIPTOR: &[&str] = &[
     "descriptor_of_the_driver",
 ];
 const TO_ITSELF: &[&str] = &["to_itself"];
-const LOOKS: &[&str] =
-    &["look_takes_nothing", "look_and_consume", "look_and_wait", "look_at_the_fin", "look_round_the_buffer"];
+const PEEKS: &[&str] =
+    &["peek_takes_nothing", "peek_and_consume", "peek_and_wait", "peek_at_the_fin", "peek_round_the_buffer"];
 const NO_SHARDS: &[&str] = &["without_shards"];
 const SHARDS: &[&str] = &[
     "shard_of_its_own",
@@ -62,7 +62,7 @@ fn kernel(ip: IpAddr) -> io::Result<Peers> {
 
 #[test]
 fn kernel_tcp() {
-    conforms(|| kernel(Ipv4Addr::LOCALHOST.into()), &[LOOKS, NO_SHARDS]);
+    conforms(|| kernel(Ipv4Addr::LOCALHOST.into()), &[PEEKS, NO_SHARDS]);
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn kernel_tcp_over_ipv6() {
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
         return interop::skip("IPv6");
     }
-    conforms(|| kernel(Ipv6Addr::LOCALHOST.into()), &[LOOKS, NO_SHARDS]);
+    conforms(|| kernel(Ipv6Addr::LOCALHOST.into()), &[PEEKS, NO_SHARDS]);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn kernel_tcp_captured() {
         Ok(CaptureStack::new(Box::new(TcpStack::new()?), PcapSink::new(Box::new(io::sink()))?, "one"))
     };
     let ip = Ipv4Addr::LOCALHOST;
-    conforms(|| Ok(Peers::new((stack()?, ip), (stack()?, ip))), &[LOOKS, NO_SHARDS]);
+    conforms(|| Ok(Peers::new((stack()?, ip), (stack()?, ip))), &[PEEKS, NO_SHARDS]);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn kernel_tcp_in_small_pieces() {
         Faults { send_split: Split::Random(900), recv_split: Split::Random(900), ..Faults::default() };
     let stack = || -> io::Result<_> { Ok(FaultStack::new(Box::new(TcpStack::new()?), 1, faults.clone())) };
     let ip = Ipv4Addr::LOCALHOST;
-    conforms(|| Ok(Peers::new((stack()?, ip), (stack()?, ip))), &[LOOKS, NO_SHARDS]);
+    conforms(|| Ok(Peers::new((stack()?, ip), (stack()?, ip))), &[PEEKS, NO_SHARDS]);
 }
 
 fn config(host: u8, v6: bool) -> SmolConfig {
@@ -167,7 +167,7 @@ fn simulated(link: &Link) -> Peers {
 
 #[test]
 fn simulated_stack() {
-    conforms(|| Ok(simulated(&Link::default())), &[DESCRIPTOR, TO_ITSELF, LOOKS, SHARDS]);
+    conforms(|| Ok(simulated(&Link::default())), &[DESCRIPTOR, TO_ITSELF, PEEKS, SHARDS]);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn simulated_stack_with_latency_and_small_pieces() {
         recv_split: Split::Random(700),
         ..Link::default()
     };
-    conforms(|| Ok(simulated(&link)), &[DESCRIPTOR, TO_ITSELF, LOOKS, SHARDS]);
+    conforms(|| Ok(simulated(&link)), &[DESCRIPTOR, TO_ITSELF, PEEKS, SHARDS]);
 }
 
 /// What a test harness may rely on.

@@ -155,7 +155,7 @@ impl Table {
                 Ok(new)
             }
             Err(error) => {
-                region.gate().remove_window();
+                region.pin_count().remove_window();
                 Err(error)
             }
         }
@@ -250,7 +250,9 @@ impl Table {
         let stag = region.stag();
         let slots = self.shard(stag).0.read();
         match slots.get(&stag.index()) {
-            Some(Slot::Region(found)) if Arc::ptr_eq(found, region) && region.gate().add_window() => Ok(()),
+            Some(Slot::Region(found)) if Arc::ptr_eq(found, region) && region.pin_count().add_window() => {
+                Ok(())
+            }
             _ => Err(BindError::NotARegion { stag }),
         }
     }

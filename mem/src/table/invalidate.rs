@@ -1,4 +1,4 @@
-//! Who may invalidate what.
+//! Which ends may invalidate which STags.
 
 use core::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ddp::STag;
 
 use super::{Entry, EntryKind, Slot, Table};
-use crate::{InvalidateError, PdId, Region, StreamId, WindowType, gate::CloseError};
+use crate::{InvalidateError, PdId, Region, StreamId, WindowType, pin_count::CloseError};
 
 impl Table {
     /// The program's own invalidation, posted on `stream` of protection domain `pd` (`IBV_WR_LOCAL_INV`): of a type 2
@@ -110,8 +110,8 @@ fn invalidate_region(
             what: "region shared by the streams of its PD",
         });
     }
-    match region.gate().close() {
-        Ok(()) => region.gate().drain(),
+    match region.pin_count().close() {
+        Ok(()) => region.pin_count().drain(),
         Err(CloseError::Closed) => return Err(InvalidateError::InvalidStag { stag }),
         Err(CloseError::WindowsBound(_)) => {
             return Err(InvalidateError::CannotInvalidate { stag, what: "region with windows bound" });

@@ -2,7 +2,7 @@
 
 mod concurrent;
 mod entries;
-mod recent;
+mod mr_cache;
 
 use super::*;
 use crate::{Gone, InvalidateError, Pinned};
@@ -149,7 +149,7 @@ fn another_protection_domain_gets_nothing() {
     let refused = RemoteError::NotAssociated { stag, stream: STREAM, pd: OTHER_PD };
     for right in [Right::Write, Right::Read, Right::Atomic] {
         assert_eq!(table.remote(stag, STREAM, OTHER_PD, BASE, 1, right).map(drop), Err(refused));
-        // Whatever else is wrong: association is looked at first, so nothing is told about the range.
+        // Whatever else is wrong: association is looked at first, so the error does not reveal the range.
         assert_eq!(table.remote(stag, STREAM, OTHER_PD, 0, 1, right).map(drop), Err(refused));
         table.remote(stag, OTHER_STREAM, PD, BASE, 1, right).unwrap();
     }
@@ -224,7 +224,7 @@ fn an_element_of_no_bytes_has_no_address() {
 }
 
 #[test]
-fn who_is_shared() {
+fn which_regions_are_shared() {
     let table = table();
     let shared = |memory: Memory, access| {
         let region = table.register(PD, memory, 0, access).unwrap();
@@ -239,8 +239,8 @@ fn who_is_shared() {
     for access in [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::MW_BIND] {
         assert!(shared(exclusive(), access | Access::LOCAL_WRITE), "{access}");
     }
-    assert!(shared(vec![0; 8].into(), Access::LOCAL_WRITE), "nobody promised");
-    assert!(shared(Memory::owned(8).unwrap(), Access::LOCAL_WRITE), "nobody promised");
+    assert!(shared(vec![0; 8].into(), Access::LOCAL_WRITE), "exclusive use was not promised");
+    assert!(shared(Memory::owned(8).unwrap(), Access::LOCAL_WRITE), "exclusive use was not promised");
     assert!(shared(exclusive().shared(), Access::LOCAL_WRITE), "taken back");
     table.set_all_shared(true);
     assert!(shared(exclusive(), Access::LOCAL_WRITE));

@@ -1,4 +1,4 @@
-//! What an end wants, and what both agreed on.
+//! The settings of one end, and those that both agreed on.
 
 use super::{ConfigError, Rtr, RtrKinds};
 #[cfg(doc)]
@@ -14,13 +14,13 @@ pub enum Revision {
     Two = 2,
 }
 
-/// What this end wants; both roles use it.
+/// The settings of this end, in both roles.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// The highest revision to speak.
     pub revision: Revision,
     /// C: ask for CRCs. They are on if either end asks; there is no way to refuse them (RFC 5044 section
-    /// 7.1.1). Turning this off takes an explicit wish of the administrator (section 4.4).
+    /// 7.1.1). Turning this off takes an explicit setting by the administrator (section 4.4).
     pub crc: bool,
     /// M: have the peer put Markers into what it sends to us.
     pub want_markers: bool,
@@ -33,7 +33,7 @@ pub struct Config {
     /// RDMA Reads and atomics outstanding at the peer at a time, 0 to 0x3FFE; 0x3FFF leaves it to the ULP.
     pub ord: u16,
     /// A departure from RFC 5044 section 7.1.1, where Res is sent as zero: sets (initiator) or returns (responder)
-    /// [`SIW_GSO`], by which the Linux siw driver tells that it may send FPDUs larger than a TCP segment. Off unless
+    /// [`SIW_GSO`], by which the Linux siw driver announces that it may send FPDUs larger than a TCP segment. Off unless
     /// the peer is known to be siw.
     pub siw_gso: bool,
 }

@@ -20,7 +20,7 @@ pub enum Outcome {
     Accepted {
         /// How the connection works.
         negotiated: Negotiated,
-        /// The Reply's enhanced data as received: the ULP is told the peer's IRD and ORD (RFC 6581 section 9.1).
+        /// The Reply's enhanced data as received: the ULP receives the peer's IRD and ORD (RFC 6581 section 9.1).
         enhanced: Option<Enhanced>,
         /// The responder's Private Data.
         private_data: Vec<u8>,
@@ -41,7 +41,7 @@ pub enum Outcome {
 }
 
 impl Initiator {
-    /// An initiator that wants `config` and has `private_data` for the responder.
+    /// An initiator with the settings `config` and `private_data` for the responder.
     ///
     /// # Errors
     /// If the Private Data does not fit (512 bytes; 508 from revision 2 on), IRD or ORD does not fit 14 bits,

@@ -21,7 +21,7 @@ pub struct Request {
 
 impl Responder {
     /// A responder with the listener's `limits`. Its revision decides which Requests are understood; the rest
-    /// is what a rejection tells the peer. [`accept`](Self::accept) takes a configuration of its own.
+    /// is what a rejection sends to the peer. [`accept`](Self::accept) takes a configuration of its own.
     #[must_use]
     pub const fn new(limits: Config) -> Self {
         Self { limits }

@@ -2,7 +2,7 @@
 
 use crate::wire::startup::Enhanced;
 
-/// A zero-length message that tells the responder it may send.
+/// A zero-length message after which the responder may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rtr {
     /// A zero-length RDMA Write: it uses nothing at either end.

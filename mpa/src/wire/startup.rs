@@ -38,7 +38,7 @@ pub const MAX_PRIVATE_DATA: usize = 512;
 pub const NOT_NEGOTIATED: u16 = 0x3FFF;
 
 /// A bit of Res that the Linux siw driver uses for itself: with it in the Request and in the Reply, siw may send FPDUs
-/// larger than a TCP segment. The RFCs know nothing of it.
+/// larger than a TCP segment. It is not in the RFCs.
 pub const SIW_GSO: u8 = 0x08;
 
 const M: u8 = 0x80;
@@ -65,7 +65,7 @@ impl FrameKind {
         }
     }
 
-    /// The kind of the frame that `input` begins, as soon as its first ten bytes tell.
+    /// The kind of the frame that `input` begins, as soon as its first ten bytes are there.
     ///
     /// # Errors
     /// [`FrameError::BadKey`] at the first byte that fits neither Key.
@@ -140,9 +140,9 @@ impl Enhanced {
 pub struct Frame {
     /// Request or Reply.
     pub kind: FrameKind,
-    /// M: the sender of this frame wants Markers in what it receives.
+    /// M: the sender of this frame requires Markers in what it receives.
     pub markers: bool,
-    /// C: the sender of this frame wants CRCs, in both directions.
+    /// C: the sender of this frame requires CRCs, in both directions.
     pub crc: bool,
     /// R: in a Reply, the connection is rejected. In a Request it means nothing.
     pub reject: bool,
@@ -157,7 +157,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Reads the frame `input` begins with, and tells how many bytes it takes. `Ok(None)` asks for more
+    /// Reads the frame `input` begins with, and returns how many bytes it takes. `Ok(None)` asks for more
     /// bytes; bytes behind the frame are not looked at.
     ///
     /// # Errors

@@ -33,7 +33,7 @@ use ddp::STag;
 use super::{FormatError, exactly, u32_at, u64_at};
 use crate::Opcode;
 
-/// Which atomic operation. Who supports one has to support both.
+/// Which atomic operation. An implementation of one has to support both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum AtomicOp {
@@ -105,7 +105,7 @@ impl AtomicRequest {
         })
     }
 
-    /// The bytes. A FetchAdd goes out with Compare Data and Compare Mask as the RFC wants them.
+    /// The bytes. A FetchAdd goes out with Compare Data and Compare Mask as the RFC requires.
     #[must_use]
     pub fn emit(&self) -> [u8; Self::LEN] {
         let (compare, compare_mask) = match self.op {

@@ -16,7 +16,7 @@
 //!
 //! The Linux siw driver fills the first word through bit fields of its host's byte order. On the usual hosts
 //! Layer and EType come out swapped, and M, D and R are the low bits of the third byte instead of the high ones.
-//! It reads ours the same way. [`Terminate::parse_any`] tells the two apart where that is possible.
+//! It reads ours the same way. [`Terminate::parse_any`] distinguishes the two where that is possible.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -108,7 +108,7 @@ impl Terminate {
         Ok(terminate)
     }
 
-    /// Reads the bytes behind the DDP header the way that makes sense, and tells which it was.
+    /// Reads the bytes behind the DDP header the way that makes sense, and returns which it was.
     ///
     /// # Errors
     /// If there are fewer than four bytes.

@@ -184,11 +184,11 @@ impl Receiver {
         Ok(Placed::Yes)
     }
 
-    /// A valid FPDU was taken; `tells` unless it is the answer to our RTR Read, behind which the answer to the capability request
+    /// A valid FPDU was taken; `classifies` unless it is the answer to our RTR Read, behind which the answer to the capability request
     /// may come.
-    fn valid_fpdu(&mut self, tells: bool, shared: &mut Shared) {
+    fn valid_fpdu(&mut self, classifies: bool, shared: &mut Shared) {
         if shared.caps.is_undecided() {
-            self.judge_peer(tells, shared);
+            self.judge_peer(classifies, shared);
         }
         if shared.first_fpdu {
             return;
@@ -199,9 +199,9 @@ impl Receiver {
         shared.first_fpdu_came();
     }
 
-    /// What an FPDU without capability request or answer tells of the peer: anything but RTR messages makes it a foreign one.
-    fn judge_peer(&mut self, tells: bool, shared: &mut Shared) {
-        let foreign = if shared.initiator { tells } else { !self.only_rtr };
+    /// What an FPDU without capability request or answer shows of the peer: anything but RTR messages makes it a foreign one.
+    fn judge_peer(&mut self, classifies: bool, shared: &mut Shared) {
+        let foreign = if shared.initiator { classifies } else { !self.only_rtr };
         if foreign {
             shared.timers.cancel(Timer::Capabilities);
             shared.caps.give_up();

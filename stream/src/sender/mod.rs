@@ -46,7 +46,7 @@ pub(crate) struct Sender<M> {
     rtr: Option<Rtr>,
     /// Whose turn it is when both requests and answers are due.
     answers_turn: bool,
-    /// The host had no more requests when it was asked last; a doorbell tells of new ones.
+    /// The host had no more requests when it was asked last; a doorbell announces new ones.
     drained: bool,
     /// A Read is to be sent behind everything, for a host that has let go of the stream.
     drain_read: bool,

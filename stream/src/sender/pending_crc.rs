@@ -27,7 +27,7 @@ impl PendingCrc {
     /// Computes every CRC that is due.
     pub(super) fn finalize(&mut self, fpdu: &FpduTx, staging: &mut [u8]) {
         for range in self.fpdus.drain(..) {
-            fpdu.sign(&mut staging[range]);
+            fpdu.finalize_crc(&mut staging[range]);
         }
     }
 }

@@ -140,13 +140,13 @@ impl End {
 
     /// Takes the next `count` bytes of the wire, and what is whole of them. True when anything happened.
     fn receive(&mut self, count: usize, now: Time) -> bool {
-        if !self.stream.wants_bytes() {
+        if !self.stream.accepts_bytes() {
             return false;
         }
         let count = count.min(self.incoming.len());
         self.unread.extend(self.incoming.drain(..count));
         let mut moved = count > 0;
-        while self.stream.wants_bytes() {
+        while self.stream.accepts_bytes() {
             let used = self.stream.handle_bytes(&mut self.host, &mut self.unread, now);
             self.unread.drain(..used);
             self.take_events(now);
@@ -155,7 +155,7 @@ impl End {
                 break;
             }
         }
-        if self.incoming.is_empty() && self.incoming_fin && !self.eof && self.stream.wants_bytes() {
+        if self.incoming.is_empty() && self.incoming_fin && !self.eof && self.stream.accepts_bytes() {
             self.eof = true;
             self.stream.handle_eof(&mut self.host, self.unread.len(), now);
             self.take_events(now);

@@ -1,6 +1,6 @@
 //! Models of the progress engine of `uiw-verbs`.
 //!
-//! The engine's own source files (`verbs/src/driver`: who drives, hand-off, sleep and wake-up) are compiled here with the types of
+//! The engine's own source files (`verbs/src/driver`: choice of the driving thread, hand-off, sleep and wake-up) are compiled here with the types of
 //! loom, which runs every schedule of a few threads up to a number of preemptions, or of shuttle, which draws schedules of more
 //! threads at random. In place of descriptors, clock and network stand those of `driver`: a kernel that is a lock and condition
 //! variables, a clock that is always late, and a stack that counts arrivals.
@@ -60,7 +60,7 @@ pub fn check(schedules: usize, model: impl Fn() + Sync + Send + 'static) {
 /// Whether a model of this test binary, by the name of its test, fails with the defect `mutant` switched on, with at most three
 /// preemptions. It runs in a process of its own, as unwinding through a schedule that has failed may abort.
 pub fn finds(mutant: &str, test: &str) -> bool {
-    let this = std::env::current_exe().expect("a test knows its program");
+    let this = std::env::current_exe().expect("the test program's path");
     let output = Command::new(this)
         .args([test, "--exact", "--nocapture"])
         .env(MUTANT, mutant)

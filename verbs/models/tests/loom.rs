@@ -19,7 +19,7 @@ fn with_clock(tick: Duration, model: impl Fn(&Arc<Shard>) + Copy + Sync + Send +
 
 /// Three threads that have work for the core at the same time, none of which comes back: all is served.
 #[test]
-fn no_post_and_no_command_is_left_behind() {
+fn no_post_and_no_command_is_lost() {
     check(|| {
         let shard = Shard::new();
         let posts = {
@@ -151,7 +151,7 @@ fn readable_channel_has_an_event() {
 /// A wait, and then a sleep outside of the engine: the background thread serves what arrives then.
 #[test]
 fn armed_queue_raises_an_event_after_a_wait() {
-    // So short that arming is taken for the prelude of another wait, and wakes nobody.
+    // So short that arming is taken for the prelude of another wait, and wakes no thread.
     with_clock(Duration::from_micros(100), |shard| {
         let other = {
             let shard = Arc::clone(shard);
@@ -172,7 +172,7 @@ fn armed_queue_raises_an_event_after_a_wait() {
 
 #[test]
 fn defects_are_found() {
-    let handoff = "no_post_and_no_command_is_left_behind";
+    let handoff = "no_post_and_no_command_is_lost";
     let arrival = "waiter_sees_an_arrival";
     let deadline = "waiter_sees_a_deadline";
     let found = [

@@ -32,7 +32,7 @@ pub unsafe trait IoBuf: Send + 'static {
 /// As [`IoBuf`], and the bytes may be written through the pointer.
 pub unsafe trait IoBufMut: IoBuf {}
 
-// SAFETY: a vector's heap block does not move with the vector, and nobody can change the vector while it is inside an `Mr`.
+// SAFETY: a vector's heap block does not move with the vector, and the vector cannot be changed while it is inside an `Mr`.
 unsafe impl IoBuf for Vec<u8> {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         Self::as_mut_ptr(self)
@@ -58,7 +58,7 @@ unsafe impl IoBuf for Box<[u8]> {
 // SAFETY: as above; the block may be written through a unique box.
 unsafe impl IoBufMut for Box<[u8]> {}
 
-// SAFETY: static memory does not move, and shared references keep everybody from writing it. It is not `IoBufMut`: no operation writes
+// SAFETY: static memory does not move, and shared references exclude writes. It is not `IoBufMut`: no operation writes
 // through the pointer.
 unsafe impl IoBuf for &'static [u8] {
     fn as_mut_ptr(&mut self) -> *mut u8 {
@@ -249,7 +249,7 @@ mod tests {
     }
 
     /// For miri: whatever is done to the buffer in between, the region may still write it.
-    fn is_written_again_and_again<B: IoBufMut + AsRef<[u8]> + std::fmt::Debug>(buf: B) {
+    fn is_written_repeatedly<B: IoBufMut + AsRef<[u8]> + std::fmt::Debug>(buf: B) {
         let mut mr = pd().register(buf).unwrap();
         place(&mr, b"one");
         assert_eq!(&mr.bytes()[..4], b"one\0");
@@ -267,8 +267,8 @@ mod tests {
 
     #[test]
     fn what_is_placed_is_in_the_buffer() {
-        is_written_again_and_again(vec![0; 8]);
-        is_written_again_and_again(vec![0; 8].into_boxed_slice());
+        is_written_repeatedly(vec![0; 8]);
+        is_written_repeatedly(vec![0; 8].into_boxed_slice());
         let fixed = pd().register(&b"fixed"[..]).unwrap();
         assert_eq!(fixed.bytes(), b"fixed");
         assert_eq!(pd().register("text").unwrap().into_inner(), "text");

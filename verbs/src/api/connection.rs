@@ -1,10 +1,10 @@
 //! Connections.
 
 use crate::api::buf::{IoBuf, IoBufMut, Mr};
+use crate::api::dispatcher::{AnyBuffer, Handle, OpDone, Request, Ring};
 use crate::api::message::Message;
 use crate::api::op::{Op, WcError};
-use crate::api::router::{AnyBuffer, Handle, OpDone, Request, Ring};
-use crate::cm::{self, CmChannel, CmEvent, CmEventKind, ConnInfo, Ending};
+use crate::cm::{self, CloseReason, CmChannel, CmEvent, CmEventKind, ConnInfo};
 use crate::cq::CqOptions;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -60,13 +60,13 @@ impl Default for ConnSettings {
 /// that were dropped before they were over are finished first, for at most [`ConnSettings::detached_timeout`].
 #[derive(Clone)]
 pub struct Connection {
-    router: Arc<Handle>,
+    dispatcher: Arc<Handle>,
     pd: Pd,
 }
 
 /// A queue pair with its receives posted, not connected yet.
 pub(super) struct Half {
-    router: Arc<Handle>,
+    dispatcher: Arc<Handle>,
     pd: Pd,
 }
 
@@ -87,31 +87,31 @@ impl Half {
         let memory = unsafe { memory.exclusive() };
         let memory = pd.register_raw(memory, 0, Access::LOCAL_WRITE)?;
         let ring = Ring { memory, size: settings.recv_size, depth: settings.recv_depth };
-        let router = Handle::new(device.clone(), qp, cq, settings, ring)?;
-        Ok(Self { router, pd: pd.clone() })
+        let dispatcher = Handle::new(device.clone(), qp, cq, settings, ring)?;
+        Ok(Self { dispatcher, pd: pd.clone() })
     }
 
     pub(super) fn qp(&self) -> &Qp {
-        self.router.qp()
+        self.dispatcher.qp()
     }
 
     pub(super) fn channel(&self) -> &Arc<CmChannel> {
-        &self.router.channel
+        &self.dispatcher.channel
     }
 
     /// Waits until the connection stands.
     pub(super) async fn established(self) -> Result<Connection> {
-        let abandon = Abandon(Some(&self.router));
-        let event = poll_fn(|cx| self.router.channel.poll_pop(cx)).await;
+        let abandon = Abandon(Some(&self.dispatcher));
+        let event = poll_fn(|cx| self.dispatcher.channel.poll_pop(cx)).await;
         match event {
             CmEvent { kind: CmEventKind::Established(info), .. } => {
-                let _ = self.router.info.set(info);
+                let _ = self.dispatcher.info.set(info);
             }
             CmEvent { kind: CmEventKind::Failed(error), .. } => return Err(error),
             CmEvent { .. } => return Err(Error::NotConnected),
         }
         abandon.forget();
-        Ok(Connection { router: Arc::clone(&self.router), pd: self.pd.clone() })
+        Ok(Connection { dispatcher: Arc::clone(&self.dispatcher), pd: self.pd.clone() })
     }
 }
 
@@ -126,8 +126,8 @@ impl Abandon<'_> {
 
 impl Drop for Abandon<'_> {
     fn drop(&mut self) {
-        if let Some(router) = self.0 {
-            cm::abandon(router.qp());
+        if let Some(dispatcher) = self.0 {
+            cm::abandon(dispatcher.qp());
         }
     }
 }
@@ -136,8 +136,8 @@ impl Connection {
     /// Connects to `peer`.
     ///
     /// # Errors
-    /// [`Error::Refused`], [`Error::Rejected`], [`Error::TimedOut`], [`Error::PeerStartup`] and the like: each says in one line
-    /// who did what. [`Error::Startup`] for illegal settings.
+    /// [`Error::Refused`], [`Error::Rejected`], [`Error::TimedOut`], [`Error::PeerStartup`] and the like: each is one line
+    /// that names the end at fault. [`Error::Startup`] for illegal settings.
     pub async fn connect(
         device: &Device,
         pd: &Pd,
@@ -180,7 +180,7 @@ impl Connection {
         self.start_remote(buffer, to, |remote| SendOp::Write { remote })
     }
 
-    /// Writes the buffer into the peer's memory, then tells the peer with an immediate (RFC 7306).
+    /// Writes the buffer into the peer's memory, then notifies the peer with an immediate (RFC 7306).
     pub fn write_imm<B: IoBuf>(&self, buffer: Mr<B>, to: RemoteMr, imm: u32) -> Op<B> {
         self.start_remote(buffer, to, |remote| SendOp::WriteImm { remote, imm })
     }
@@ -251,8 +251,8 @@ impl Connection {
     /// # Errors
     /// [`WcError`] when the connection has ended.
     pub async fn recv(&self) -> std::result::Result<Message, WcError> {
-        let wc = poll_fn(|cx| self.router.poll_message(cx)).await?;
-        Ok(Message::new(Arc::clone(&self.router), wc))
+        let wc = poll_fn(|cx| self.dispatcher.poll_message(cx)).await?;
+        Ok(Message::new(Arc::clone(&self.dispatcher), wc))
     }
 
     /// What start-up agreed on, and the peer's private data.
@@ -261,7 +261,7 @@ impl Connection {
     /// Never: a connection is made when it stands.
     #[must_use]
     pub fn info(&self) -> &ConnInfo {
-        match self.router.info.get() {
+        match self.dispatcher.info.get() {
             Some(info) => info,
             None => unreachable!("set before the connection is handed out"),
         }
@@ -276,32 +276,32 @@ impl Connection {
     /// The queue pair underneath.
     #[must_use]
     pub fn qp(&self) -> &Qp {
-        self.router.qp()
+        self.dispatcher.qp()
     }
 
     /// Closes in order: what was posted before is sent, then both sides close. Returns how it ended.
     ///
     /// # Errors
     /// [`Error::NotConnected`] when the connection is gone already.
-    pub async fn disconnect(&self) -> Result<Ending> {
-        self.router.qp().disconnect()?;
+    pub async fn disconnect(&self) -> Result<CloseReason> {
+        self.dispatcher.qp().disconnect()?;
         Ok(self.ended().await)
     }
 
     /// Waits until the connection has ended, from whichever side.
-    pub async fn ended(&self) -> Ending {
-        poll_fn(|cx| self.router.poll_ended(cx)).await
+    pub async fn ended(&self) -> CloseReason {
+        poll_fn(|cx| self.dispatcher.poll_ended(cx)).await
     }
 
-    /// A request without memory. `kept` is what it works on: it lives until the request is over, whoever waits.
+    /// A request without memory. `kept` is what it works on: it is kept until the request is over, even if the future is dropped.
     pub(super) async fn local_request<T: Send + 'static>(
         &self,
         op: SendOp,
         kept: T,
     ) -> (std::result::Result<Wc, WcError>, T) {
         let request = Request { op, sges: Vec::new(), flags: SendFlags::empty() };
-        let ticket = self.router.submit(request, Box::new(kept));
-        let waiting = Waiting { router: &self.router, ticket, over: false };
+        let ticket = self.dispatcher.submit(request, Box::new(kept));
+        let waiting = Waiting { dispatcher: &self.dispatcher, ticket, over: false };
         let (result, kept) = waiting.await;
         match kept.downcast::<T>() {
             Ok(kept) => (result, *kept),
@@ -337,16 +337,16 @@ impl Connection {
     fn submit<B: IoBuf>(&self, op: SendOp, flags: SendFlags, sge: Result<Sge>, buffer: Mr<B>) -> Op<B> {
         let buffer: AnyBuffer = Box::new(buffer);
         let ticket = match sge {
-            Ok(sge) => self.router.submit(Request { op, sges: vec![sge], flags }, buffer),
-            Err(error) => self.router.submit_failed(error, buffer),
+            Ok(sge) => self.dispatcher.submit(Request { op, sges: vec![sge], flags }, buffer),
+            Err(error) => self.dispatcher.submit_failed(error, buffer),
         };
-        Op::new(Arc::clone(&self.router), ticket)
+        Op::new(Arc::clone(&self.dispatcher), ticket)
     }
 }
 
-/// A request of the engine's own that somebody waits for.
+/// A request of the engine's own that a future waits for.
 struct Waiting<'a> {
-    router: &'a Arc<Handle>,
+    dispatcher: &'a Arc<Handle>,
     ticket: u64,
     over: bool,
 }
@@ -355,7 +355,7 @@ impl Future for Waiting<'_> {
     type Output = OpDone;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpDone> {
-        let done = self.router.poll_op(self.ticket, cx);
+        let done = self.dispatcher.poll_op(self.ticket, cx);
         self.over = done.is_ready();
         done
     }
@@ -364,13 +364,13 @@ impl Future for Waiting<'_> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         if !self.over {
-            self.router.detach(self.ticket);
+            self.dispatcher.detach(self.ticket);
         }
     }
 }
 
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connection").field("info", &self.router.info.get()).finish_non_exhaustive()
+        f.debug_struct("Connection").field("info", &self.dispatcher.info.get()).finish_non_exhaustive()
     }
 }

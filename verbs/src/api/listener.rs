@@ -38,10 +38,10 @@ impl Listener {
         self.port.local_addr()
     }
 
-    /// The next peer that wants to connect.
+    /// The next connection request.
     ///
     /// # Errors
-    /// [`crate::Error::Io`] once, when the interface of a TCP in this process is gone for good: nobody will come any more. While it is
+    /// [`crate::Error::Io`] once, when the interface of a TCP in this process is gone for good: no peer can connect any more. While it is
     /// only down, this waits on.
     pub async fn accept(&self) -> Result<Incoming> {
         loop {
@@ -49,14 +49,14 @@ impl Listener {
                 CmEventKind::ConnectRequest(request) => {
                     return Ok(Incoming { device: self.device.clone(), request });
                 }
-                CmEventKind::Deaf { error, for_good: true, .. } => return Err(error),
+                CmEventKind::ListenerDown { error, for_good: true, .. } => return Err(error),
                 _ => {}
             }
         }
     }
 }
 
-/// A peer that wants to connect. Dropping it rejects.
+/// A connection request. Dropping it rejects.
 pub struct Incoming {
     device: Device,
     request: ConnRequest,

@@ -1,6 +1,6 @@
 //! Received messages.
 
-use crate::api::router::{Handle, is_write_imm};
+use crate::api::dispatcher::{Handle, is_write_imm};
 use crate::wc::Wc;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use std::sync::Arc;
 /// A received message, in its receive buffer. Dropping it posts the buffer again; while messages are kept, as many receives
 /// fewer are posted.
 pub struct Message {
-    router: Arc<Handle>,
+    dispatcher: Arc<Handle>,
     wc: Wc,
 }
 
 impl Message {
-    pub(super) fn new(router: Arc<Handle>, wc: Wc) -> Self {
-        Self { router, wc }
+    pub(super) fn new(dispatcher: Arc<Handle>, wc: Wc) -> Self {
+        Self { dispatcher, wc }
     }
 
     /// The immediate that came along.
@@ -40,11 +40,11 @@ impl Deref for Message {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        let ring = &self.router.ring;
+        let ring = &self.dispatcher.ring;
         let len = if is_write_imm(&self.wc) { 0 } else { self.wc.byte_len.min(ring.size) };
         let start = self.wc.wr_id as usize * ring.size as usize;
         let region = ring.memory.region();
-        // SAFETY: slot `wr_id` lies inside the ring's memory, which lives as long as the router held here; no peer has a right
+        // SAFETY: slot `wr_id` lies inside the ring's memory, which lives as long as the dispatcher held here; no peer has a right
         // on it, and the engine writes it only while its receive is posted, which is not before this message is dropped. The
         // memory was zeroed at the start, so every byte is initialised.
         unsafe { std::slice::from_raw_parts(region.as_ptr().add(start), len as usize) }
@@ -53,8 +53,8 @@ impl Deref for Message {
 
 impl Drop for Message {
     fn drop(&mut self) {
-        // Refused only when the queue pair is in error: then nobody needs the receive.
-        let _ = self.router.post_slot(self.wc.wr_id as u32);
+        // Refused only when the queue pair is in error: then the receive is not needed.
+        let _ = self.dispatcher.post_slot(self.wc.wr_id as u32);
     }
 }
 

@@ -1,14 +1,14 @@
 //! The safe API: buffers go in and come back with the completion, and memory that a peer can reach is a type of its own.
 //!
-//! Everything here is written on the raw layer. The types are asynchronous and know no runtime; [`crate::blocking`] has the same
+//! Everything here is written on the raw layer. The types are asynchronous and need no runtime; [`crate::blocking`] has the same
 //! names for programs without one.
 
 mod buf;
 mod connection;
+mod dispatcher;
 mod listener;
 mod message;
 mod op;
-mod router;
 mod shared;
 
 pub use buf::{IoBuf, IoBufMut, Mr};
@@ -16,4 +16,4 @@ pub use connection::{ConnSettings, Connection};
 pub use listener::{Incoming, Listener};
 pub use message::Message;
 pub use op::{Done, Op, WcError};
-pub use shared::{Grant, SharedMr};
+pub use shared::{BoundWindow, SharedMr};

@@ -1,7 +1,7 @@
 //! Operations under way.
 
 use crate::api::buf::{IoBuf, Mr};
-use crate::api::router::Handle;
+use crate::api::dispatcher::Handle;
 use crate::error::Error;
 use crate::wc::{Wc, WcStatus, WireReason};
 use std::any::Any;
@@ -17,7 +17,7 @@ use std::task::{Context, Poll};
 #[non_exhaustive]
 pub enum WcError {
     /// It was posted and completed with an error.
-    #[error("{}: {status}{}", peer, in_words(*reason))]
+    #[error("{}: {status}{}", peer, describe(*reason))]
     Completed {
         /// Status of the completion.
         status: WcStatus,
@@ -31,7 +31,7 @@ pub enum WcError {
     Refused(#[from] Error),
 }
 
-fn in_words(reason: Option<WireReason>) -> String {
+fn describe(reason: Option<WireReason>) -> String {
     reason.map(|reason| format!(": {reason}")).unwrap_or_default()
 }
 
@@ -42,22 +42,22 @@ pub type Done<B> = (Result<Wc, WcError>, Mr<B>);
 ///
 /// It is posted when it is made if the send queue has room, otherwise when room has come (back-pressure, first come first served).
 /// Dropping it detaches it, posted or not: the request goes on in its turn, and the engine holds the buffer until it completes or the
-/// connection ends. RDMA knows no cancelling of single requests.
+/// connection ends. RDMA cannot cancel single requests.
 #[must_use = "the outcome of an operation that is dropped is lost"]
 pub struct Op<B: IoBuf> {
-    router: Arc<Handle>,
+    dispatcher: Arc<Handle>,
     ticket: Option<u64>,
     buffer: PhantomData<fn() -> B>,
 }
 
 impl<B: IoBuf> Op<B> {
-    pub(super) fn new(router: Arc<Handle>, ticket: u64) -> Self {
-        Self { router, ticket: Some(ticket), buffer: PhantomData }
+    pub(super) fn new(dispatcher: Arc<Handle>, ticket: u64) -> Self {
+        Self { dispatcher, ticket: Some(ticket), buffer: PhantomData }
     }
 
     /// Waits on this thread.
     pub fn wait(self) -> Done<B> {
-        let device = self.router.device().clone();
+        let device = self.dispatcher.device().clone();
         device.block_on(self)
     }
 
@@ -81,7 +81,7 @@ impl<B: IoBuf> Future for Op<B> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Done<B>> {
         let Some(ticket) = self.ticket else { return Poll::Pending };
-        let (result, buffer) = match self.router.poll_op(ticket, cx) {
+        let (result, buffer) = match self.dispatcher.poll_op(ticket, cx) {
             Poll::Ready(done) => done,
             Poll::Pending => return Poll::Pending,
         };
@@ -97,7 +97,7 @@ impl<B: IoBuf> Future for Op<B> {
 impl<B: IoBuf> Drop for Op<B> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket {
-            self.router.detach(ticket);
+            self.dispatcher.detach(ticket);
         }
     }
 }

@@ -16,7 +16,7 @@ pub struct SharedMr(Arc<RawMr>);
 
 impl Pd {
     /// `len` zeroed bytes that peers may reach with `access` (any of the `REMOTE_*` rights; local ones are implied). With none,
-    /// peers get in through a [`Grant`] only.
+    /// peers get in through a [`BoundWindow`] only.
     ///
     /// # Errors
     /// [`Error::Io`] when there is no memory, [`Error::Register`].
@@ -114,7 +114,7 @@ impl SharedMr {
         Ok(pin.atomic_cell(0).map_err(misaligned)?.load(Ordering::SeqCst))
     }
 
-    /// What a peer must know to reach bytes `range`: for every connection of the protection domain, with the rights given to
+    /// What a peer needs to reach bytes `range`: for every connection of the protection domain, with the rights given to
     /// [`Pd::share`].
     ///
     /// # Errors
@@ -123,12 +123,17 @@ impl SharedMr {
         self.0.remote().slice(range)
     }
 
-    /// Opens bytes `range` with `access` to the peer of one connection only. Dropping the [`Grant`] closes them again; the key
-    /// is of no use to anybody else (RFC 5042 section 5).
+    /// Opens bytes `range` with `access` to the peer of one connection only. Dropping the [`BoundWindow`] closes them again; the key
+    /// is of no use to other peers (RFC 5042 section 5).
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::Register`]; [`Error::NotConnected`] when the connection ends meanwhile.
-    pub async fn grant(&self, connection: &Connection, range: Range<u64>, access: Access) -> Result<Grant> {
+    pub async fn bind_window(
+        &self,
+        connection: &Connection,
+        range: Range<u64>,
+        access: Access,
+    ) -> Result<BoundWindow> {
         let remote = self.remote(range)?;
         let window = connection.pd().alloc_window(WindowType::Two)?;
         let before = window.stag();
@@ -145,7 +150,11 @@ impl SharedMr {
         let kept = (window, self.clone());
         let (result, (window, memory)) = connection.local_request(SendOp::Bind(bind), kept).await;
         result.map_err(|_| Error::NotConnected)?;
-        Ok(Grant { remote: RemoteMr { rkey: window.stag().0, ..remote }, _window: window, _memory: memory })
+        Ok(BoundWindow {
+            remote: RemoteMr { rkey: window.stag().0, ..remote },
+            _window: window,
+            _memory: memory,
+        })
     }
 }
 
@@ -160,14 +169,14 @@ impl std::fmt::Debug for SharedMr {
 }
 
 /// A window on shared memory for the peer of one connection. Dropping it revokes the key.
-pub struct Grant {
+pub struct BoundWindow {
     remote: RemoteMr,
     _window: RawMw,
     _memory: SharedMr,
 }
 
-impl Grant {
-    /// What the peer must know.
+impl BoundWindow {
+    /// What the peer needs to reach the window.
     #[must_use]
     pub fn remote(&self) -> RemoteMr {
         self.remote

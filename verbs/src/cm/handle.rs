@@ -43,9 +43,9 @@ impl ConnHandle {
         migrate(&self.driver, self.token, channel)
     }
 
-    /// No event tells of it any more. Those not taken yet stay in their channel.
+    /// No event reports it any more. Those not taken yet stay in their channel.
     pub fn forget(&self) {
-        // One that is over tells nothing anyway.
+        // One that is over has no events anyway.
         let _ = with(&self.driver, self.token, |conn, _| conn.cm.forget());
     }
 

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
 use stream::Stream;
 
-/// Says once a process, in the log, that what comes and goes here can be read on its way (RFC 5042 section 5.4: IPsec is for
-/// whoever runs the network).
+/// Logs once per process that the traffic is not encrypted (RFC 5042 section 5.4: IPsec is a matter of
+/// the network configuration).
 fn warn_of_cleartext(local: SocketAddr) {
     static SAID: Once = Once::new();
     if !local.ip().is_loopback() {
@@ -33,10 +33,10 @@ pub(crate) struct ListenerSlot {
     /// Connections in set-up.
     half_open: Arc<AtomicU32>,
     /// Those that had sent no whole Request when they were last looked at, the oldest first. Others may be among them.
-    unheard: VecDeque<Token>,
+    without_request: VecDeque<Token>,
 }
 
-/// Tells a device's listeners apart. Never used again while one of its requests is undecided.
+/// Identifies a device's listener. Never used again while one of its requests is undecided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerId(u64);
 
@@ -76,7 +76,7 @@ impl Listener {
                     options,
                     channel,
                     half_open: Arc::default(),
-                    unheard: VecDeque::new(),
+                    without_request: VecDeque::new(),
                 }))
             })?;
             Ok::<_, Error>((token, bound))
@@ -106,7 +106,7 @@ impl Listener {
         drop(before);
     }
 
-    /// Returns the channels that nobody may need any more.
+    /// Returns the channels that may not be needed any more.
     fn migrate_on(
         core: &mut Core,
         listener: Token,
@@ -124,7 +124,7 @@ impl Listener {
                 follow.push(request.token);
                 true
             }
-            CmEventKind::Deaf { listener, .. } => *listener == id,
+            CmEventKind::ListenerDown { listener, .. } => *listener == id,
             _ => false,
         };
         before[0].move_to(channel, moved, &mut core.services.wakes);
@@ -154,7 +154,7 @@ impl Drop for Listener {
         if let Some(Slot::Listener(slot)) = slot {
             drop(slot.channel.remove_if(|event| match &event.kind {
                 CmEventKind::ConnectRequest(request) => request.listener == Some(token),
-                CmEventKind::Deaf { listener, .. } => *listener == id,
+                CmEventKind::ListenerDown { listener, .. } => *listener == id,
                 _ => false,
             }));
         }
@@ -169,8 +169,8 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
         let Some(slot) = core.listener(token) else { return };
         let (options, channel) = (Arc::clone(&slot.options), Arc::clone(&slot.channel));
         let half_open = HalfOpen::new(&slot.half_open, token);
-        // Whoever says nothing makes room for whoever comes: connections that are only opened lock nobody out.
-        let oldest = if half_open.count() > limit { longest_unheard(core, token) } else { None };
+        // The oldest connection without a Request is evicted for a new one: idle connections lock out no peer.
+        let oldest = if half_open.count() > limit { oldest_without_request(core, token) } else { None };
         if half_open.count() > limit && oldest.is_none() {
             let Some(slot) = core.listener(token) else { return };
             if drop_one(slot) {
@@ -192,7 +192,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
         let id = ConnId(shared.next_stream().0);
         match accept_one(core, token, id, sink, options, channel, half_open) {
             Ok(conn) => {
-                remember_unheard(core, token, conn, limit as usize);
+                remember_without_request(core, token, conn, limit as usize);
                 if let Some(oldest) = oldest {
                     tracing::warn!(
                         limit,
@@ -207,10 +207,10 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
             Err(error) => {
                 shared.table.release(sink);
                 if let (Some(oldest), Some(slot)) = (oldest, core.listener(token)) {
-                    slot.unheard.push_front(oldest);
+                    slot.without_request.push_front(oldest);
                 }
                 if matches!(error.kind(), io::ErrorKind::NetworkDown | io::ErrorKind::NotFound) {
-                    tell_deaf(core, token, error);
+                    report_listener_down(core, token, error);
                 } else if error.kind() != io::ErrorKind::WouldBlock {
                     // Out of descriptors, or a peer that is gone already: the listener goes on.
                     tracing::warn!(%error, "accepting failed");
@@ -221,37 +221,37 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
     }
 }
 
-/// The stack says that nobody can come for the time being, or ever.
-fn tell_deaf(core: &mut Core, token: Token, error: io::Error) {
+/// The stack reports that no peer can connect for the time being, or ever.
+fn report_listener_down(core: &mut Core, token: Token, error: io::Error) {
     let Some(channel) = core.listener(token).map(|slot| Arc::clone(&slot.channel)) else { return };
     let for_good = error.kind() == io::ErrorKind::NotFound;
     let (listener, error) = (ListenerId(token.0), Error::io("listening")(error));
-    let kind = CmEventKind::Deaf { listener, error, for_good };
+    let kind = CmEventKind::ListenerDown { listener, error, for_good };
     channel.push(CmEvent { id: ConnId(0), kind }, &mut core.services.wakes);
 }
 
-/// Another connection has been accepted. Those that have been heard since are forgotten now and then.
-fn remember_unheard(core: &mut Core, listener: Token, conn: Token, limit: usize) {
+/// Another connection has been accepted. Those that have sent a Request since are removed now and then.
+fn remember_without_request(core: &mut Core, listener: Token, conn: Token, limit: usize) {
     let Some(slot) = core.listener(listener) else { return };
-    slot.unheard.push_back(conn);
-    if slot.unheard.len() > 2 * limit + 64 {
-        let mut unheard = std::mem::take(&mut slot.unheard);
-        unheard.retain(|token| core.conn(*token).is_some_and(is_unheard));
+    slot.without_request.push_back(conn);
+    if slot.without_request.len() > 2 * limit + 64 {
+        let mut waiting = std::mem::take(&mut slot.without_request);
+        waiting.retain(|token| core.conn(*token).is_some_and(is_without_request));
         if let Some(slot) = core.listener(listener) {
-            slot.unheard = unheard;
+            slot.without_request = waiting;
         }
     }
 }
 
-fn is_unheard(conn: &Conn) -> bool {
+fn is_without_request(conn: &Conn) -> bool {
     conn.stream.awaits_request()
 }
 
 /// Takes the connection that has been without a whole Request for the longest time.
-fn longest_unheard(core: &mut Core, listener: Token) -> Option<Token> {
+fn oldest_without_request(core: &mut Core, listener: Token) -> Option<Token> {
     loop {
-        let token = core.listener(listener)?.unheard.pop_front()?;
-        if core.conn(token).is_some_and(is_unheard) {
+        let token = core.listener(listener)?.without_request.pop_front()?;
+        if core.conn(token).is_some_and(is_without_request) {
             return Some(token);
         }
     }
@@ -308,7 +308,7 @@ impl Drop for HalfOpen {
     }
 }
 
-/// A peer that wants to connect. Dropping it rejects without private data.
+/// A connection request. Dropping it rejects without private data.
 pub struct ConnRequest {
     pub(super) driver: Arc<Driver>,
     pub(super) token: Token,

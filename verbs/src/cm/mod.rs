@@ -19,7 +19,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// One end of one connection, for telling events apart. Never used again on its device.
+/// One end of one connection, to attribute events. Never used again on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnId(pub u64);
 
@@ -38,16 +38,16 @@ pub struct CmEvent {
 /// What happened.
 #[derive(Debug)]
 pub enum CmEventKind {
-    /// A peer wants to connect.
+    /// A connection request of a peer.
     ConnectRequest(ConnRequest),
     /// The connection stands.
     Established(ConnInfo),
     /// The connection could not be set up: refused, rejected, timed out, or the peer speaks something else.
     Failed(Error),
     /// The connection has ended.
-    Disconnected(Ending),
-    /// Nobody can come to a listener: the interface of a TCP in this process is down or gone.
-    Deaf {
+    Disconnected(CloseReason),
+    /// No peer can connect to a listener: the interface of a TCP in this process is down or gone.
+    ListenerDown {
         /// Which one.
         listener: ListenerId,
         /// [`Error::Io`] with what happened to the interface.
@@ -70,7 +70,7 @@ impl CmEvent {
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ending {
+pub struct CloseReason {
     /// The Terminate behind it.
     pub reason: Option<WireReason>,
     /// Whether both sides closed in order, or the application wanted it.
@@ -111,13 +111,13 @@ impl CmSide {
         Self { id, channel, state: CmState::Nothing }
     }
 
-    pub(crate) fn tell(&self, kind: CmEventKind, wakes: &mut Wakes) {
+    pub(crate) fn report(&self, kind: CmEventKind, wakes: &mut Wakes) {
         self.channel.push(CmEvent { id: self.id, kind }, wakes);
     }
 
     pub(crate) fn established(&mut self, info: ConnInfo, wakes: &mut Wakes) {
         self.state = CmState::Established;
-        self.tell(CmEventKind::Established(info), wakes);
+        self.report(CmEventKind::Established(info), wakes);
     }
 
     /// Later events go to another channel. Returns the one before, to be dropped without a lock: its wakers are foreign code.
@@ -134,12 +134,12 @@ impl CmSide {
         before
     }
 
-    /// Whether no event has told what became of it.
+    /// Whether no event has reported its outcome.
     pub(crate) fn is_undecided(&self) -> bool {
         self.state == CmState::Nothing
     }
 
-    /// No event tells of it any more.
+    /// No event reports it any more.
     pub(crate) fn forget(&mut self) {
         self.state = CmState::Ended;
     }
@@ -147,15 +147,15 @@ impl CmSide {
     pub(crate) fn failed(&mut self, error: Error, wakes: &mut Wakes) {
         if self.state == CmState::Nothing {
             self.state = CmState::Ended;
-            self.tell(CmEventKind::Failed(error), wakes);
+            self.report(CmEventKind::Failed(error), wakes);
         }
     }
 
     /// The stream has ended.
-    pub(crate) fn ended(&mut self, ending: Ending, wakes: &mut Wakes) {
+    pub(crate) fn ended(&mut self, ending: CloseReason, wakes: &mut Wakes) {
         match self.state {
-            CmState::Established => self.tell(CmEventKind::Disconnected(ending), wakes),
-            CmState::Nothing => self.tell(CmEventKind::Failed(Error::NotConnected), wakes),
+            CmState::Established => self.report(CmEventKind::Disconnected(ending), wakes),
+            CmState::Nothing => self.report(CmEventKind::Failed(Error::NotConnected), wakes),
             CmState::Ended => {}
         }
         self.state = CmState::Ended;

@@ -47,12 +47,12 @@ impl Conn {
     /// After a refusal: whether TCP will be tried once more.
     fn retries(&mut self, services: &mut Services) -> bool {
         let (since, pause) = self.refused.unwrap_or((services.now, FIRST_PAUSE));
-        let limit = since.after(self.options.refused_patience);
+        let limit = since.after(self.options.refused_retry_time);
         if self.stream.is_loopback() || services.now.after(pause) > limit {
             return false;
         }
         self.refused = Some((since, pause * 2));
-        // Its hang-up would be told again and again.
+        // Its hang-up would be reported repeatedly.
         self.socket.abort();
         self.retry = services.now.after(pause);
         true
@@ -139,7 +139,7 @@ impl Conn {
         self.on_startup_failed(error, services);
     }
 
-    /// Ends the connection for the application: a Terminate tells the peer.
+    /// Ends the connection for the application: a Terminate notifies the peer.
     pub(crate) fn abort(&mut self, services: &mut Services) {
         self.with_stream(services, |stream, host, now| stream.abort(host, now));
         self.transmit(services);
@@ -181,7 +181,7 @@ impl Conn {
         self.qp = None;
     }
 
-    /// SQD: requests that were not begun wait; [`crate::AsyncEvent::SqDrained`] tells when no request is under way.
+    /// SQD: requests that were not begun wait; [`crate::AsyncEvent::SqDrained`] reports that no request is under way.
     pub(crate) fn pause(&mut self, services: &mut Services) {
         if let Some(qp) = &self.qp
             && !self.stream.is_closing()

@@ -1,7 +1,7 @@
 //! What a stream reports becomes completions, states and events of the connection manager.
 
 use super::Conn;
-use crate::cm::{CmEventKind, ConnInfo, ConnRequest, Ending};
+use crate::cm::{CloseReason, CmEventKind, ConnInfo, ConnRequest};
 use crate::driver::Services;
 use crate::error::Error;
 use crate::event::AsyncEvent;
@@ -58,7 +58,7 @@ impl Conn {
             request,
             Arc::clone(&self.options),
         );
-        self.cm.tell(CmEventKind::ConnectRequest(request), &mut services.wakes);
+        self.cm.report(CmEventKind::ConnectRequest(request), &mut services.wakes);
         // Nothing may come before our Reply; a peer that hangs up is noticed all the same.
         let _ = self.want(false, false);
     }
@@ -147,7 +147,7 @@ impl Conn {
         self.complete_all(ended, reason, services);
         self.raise(&ended.error, reason, services);
         let orderly = matches!(ended.error, ConnError::Closed | ConnError::Aborted);
-        self.cm.ended(Ending { reason, orderly }, &mut services.wakes);
+        self.cm.ended(CloseReason { reason, orderly }, &mut services.wakes);
     }
 
     /// Whether the queue pair goes on without this connection: the peer has closed it while nothing was under way, or has gone after
@@ -176,7 +176,7 @@ impl Conn {
         services.table.unbind_stream(qp.stream());
         qp.set_conn(None);
         qp.attrs.lock().stream = qp.driver.shared.next_stream();
-        self.cm.ended(Ending { reason: None, orderly: true }, &mut services.wakes);
+        self.cm.ended(CloseReason { reason: None, orderly: true }, &mut services.wakes);
     }
 
     /// Completes the request that failed and flushes every other, in order, once. Nothing is reported afterwards.

@@ -6,7 +6,7 @@ use crate::qp::{QpInner, RecvWqe, SendQueue, SqMode, Wqe};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::{Remote, SendFlags, SendOp, Sge};
 use llp::Token;
-use mem::{Access, Pinned, Recent, RemoteError, Right, Span, StreamId, Table};
+use mem::{Access, MrCache, Pinned, RemoteError, Right, Span, StreamId, Table};
 use mpa::{Crc32c, Verified};
 use parking_lot::MutexGuard;
 use rdmap::AtomicRequest;
@@ -22,7 +22,7 @@ pub(crate) struct HostState {
     /// What the STags bound to this stream alone are bound to.
     pub(crate) stream: StreamId,
     /// Memory that was named last.
-    cache: Recent,
+    cache: MrCache,
     /// The receive that is being filled.
     receive: RecvWqe,
     /// Whether there is one.
@@ -36,7 +36,7 @@ impl HostState {
         Self {
             token,
             stream: StreamId(0),
-            cache: Recent::default(),
+            cache: MrCache::default(),
             receive: RecvWqe::default(),
             receiving: false,
             sinks: VecDeque::new(),
@@ -137,7 +137,7 @@ impl<'a> QpHost<'a> {
 
     /// Places `bytes` at byte `offset` of a message whose memory is `sges`.
     fn scatter(
-        (qp, table, cache): (&QpInner, &Table, &mut Recent),
+        (qp, table, cache): (&QpInner, &Table, &mut MrCache),
         sges: &[Sge],
         offset: u32,
         bytes: &[u8],
@@ -348,7 +348,7 @@ impl stream::Host for QpHost<'_> {
         let queue = self.queue().ok_or(LocalError::Protection)?;
         let wqe = queue.get(id).ok_or(LocalError::Protection)?;
         let (sge, skip) = element(wqe, offset).ok_or(LocalError::Protection)?;
-        // The copies and CRCs that follow are long: nobody who posts waits for them.
+        // The copies and CRCs that follow are long: posting threads do not wait for them.
         self.queue = None;
         let range = (sge.addr.wrapping_add(u64::from(skip)), len.min(sge.length - skip));
         self.table

@@ -164,7 +164,7 @@ impl Conn {
             return self.on_connect_event(services);
         }
         if event.readable && !self.interest.read && !self.is_closing() {
-            // Nobody asked for readability: the stack reports a hang-up, or the event was listed before the interest changed.
+            // Readability was not requested: the stack reports a hang-up, or the event was listed before the interest changed.
             return self.read_ahead(services);
         }
         if event.readable || !self.stream.is_open() {
@@ -195,8 +195,8 @@ impl Conn {
         moved
     }
 
-    /// Reads though the stack told of nothing, and nothing was posted: sends only if something came or waits. True when bytes moved.
-    pub(crate) fn on_look(&mut self, services: &mut Services) -> bool {
+    /// Reads though the stack reported nothing, and nothing was posted: sends only if something came or waits. True when bytes moved.
+    pub(crate) fn on_poll(&mut self, services: &mut Services) -> bool {
         if !self.stream.is_open() {
             return self.on_readable(services);
         }
@@ -209,12 +209,12 @@ impl Conn {
         moved
     }
 
-    /// Whether news of the socket can be used. To ask for it otherwise would wake the active poller again and again.
+    /// Whether news of the socket can be used. Otherwise an interest in it would wake the active poller repeatedly.
     fn reads(&self) -> bool {
-        self.stream.wants_bytes() && !self.starved
+        self.stream.accepts_bytes() && !self.starved
     }
 
-    /// Tells the stack what to be woken for; a system call only on change.
+    /// Sets the stack's interest for wake-ups; a system call only on change.
     fn want(&mut self, read: bool, write: bool) -> io::Result<()> {
         let interest = Interest { read, write };
         if interest != self.interest {

@@ -56,7 +56,7 @@ impl Conn {
         if self.stream.is_starting() { self.receive_startup(services) } else { self.discard(services) }
     }
 
-    /// Tells the stream that receives were posted. True when it goes on.
+    /// Reports posted receives to the stream. True when it goes on.
     fn unpark(&mut self, services: &mut Services) -> bool {
         let goes_on = self.with_stream(services, |stream, host, now| stream.receive_posted(host, now));
         goes_on && self.stream.is_open()
@@ -138,7 +138,7 @@ impl Conn {
 
     /// Whether the stream goes on in Full Operation.
     fn takes_bytes(&self) -> bool {
-        self.stream.is_open() && self.stream.wants_bytes()
+        self.stream.is_open() && self.stream.accepts_bytes()
     }
 
     /// Gives `bytes` to the stream. Returns how many it took.
@@ -153,8 +153,8 @@ impl Conn {
     /// FPDUs of a stack in this process: verified where they lie in its receive buffer, behind `have` bytes of an FPDU that are in
     /// staging, then copied once, to their place. Only one that wraps the buffer's end is staged.
     fn peek(&mut self, have: usize, services: &mut Services) -> PeekResult {
-        let mut look = match self.socket.look() {
-            Ok(Some(look)) => look,
+        let mut buf = match self.socket.peek() {
+            Ok(Some(buf)) => buf,
             Ok(None) => return PeekResult::Elsewhere,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return PeekResult::Nothing,
             Err(error) => return PeekResult::Lost(error),
@@ -162,26 +162,26 @@ impl Conn {
         if have > 0 {
             return PeekResult::Staged { until: self.stream.needed().max(have + 1) };
         }
-        let bytes = look.bytes();
+        let bytes = buf.bytes();
         if bytes.is_empty() {
-            // The peer's FIN, which `recv` tells.
+            // The peer's FIN, which `recv` reports.
             return PeekResult::Elsewhere;
         }
-        // In pieces, between which the peer is told of the room.
+        // In pieces, between which the peer receives window updates.
         let piece = bytes.len().min(RX_STAGING);
         let limited = piece < bytes.len();
         let used = self.handle_bytes(&mut bytes[..piece], services);
         services.moved += used;
-        let more = limited || !look.can_grow(used);
-        if used == piece || limited || !self.stream.wants_bytes() {
-            look.consume(used, Rest::Useful);
+        let more = limited || !buf.can_grow(used);
+        if used == piece || limited || !self.stream.accepts_bytes() {
+            buf.consume(used, Rest::Useful);
             return PeekResult::Used { more };
         }
         if more {
-            look.consume(used, Rest::Useful);
+            buf.consume(used, Rest::Useful);
             return PeekResult::Staged { until: self.stream.needed().max(1) };
         }
-        look.consume(used, Rest::WaitForMore);
+        buf.consume(used, Rest::WaitForMore);
         PeekResult::Used { more }
     }
 
@@ -201,7 +201,7 @@ impl Conn {
             }
             Ok(0) => {
                 self.eof = !self.stream.peer_has_closed();
-                // Otherwise the hang-up would be reported again and again. A stack that cannot do it has no descriptor that is
+                // Otherwise the hang-up would be reported repeatedly. A stack that cannot do it has no descriptor that is
                 // slept on.
                 let _ = self.socket.detach();
             }

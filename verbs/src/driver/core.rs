@@ -26,7 +26,7 @@ const TURN: usize = 1;
 const ROUND_BYTES: usize = 2 << 20;
 
 /// How long a peer may be silent inside an FPDU while the receive memory budget is short.
-const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
+const PARTIAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Connections that keep the budget short are looked for at most this often, as that asks every connection.
 const RELIEF_PAUSE: Duration = Duration::from_millis(100);
 
@@ -391,7 +391,7 @@ impl Core {
             Slot::Conn(conn) => Some((conn.partial_since()?, token(key, self.index, *generation))),
             Slot::Listener(_) => None,
         });
-        let mut holders: Vec<_> = holders.filter(|(since, _)| since.after(PARTIAL_PATIENCE) <= now).collect();
+        let mut holders: Vec<_> = holders.filter(|(since, _)| since.after(PARTIAL_TIMEOUT) <= now).collect();
         holders.sort_unstable();
         for (_, token) in holders {
             if self.services.shared.budget.is_relaxed(2 * RX_STAGING) {
@@ -410,7 +410,7 @@ impl Core {
             }
             let Some(token) = self.established.get(self.first).copied() else { break };
             self.first += 1;
-            let moved = self.with_conn(token, Conn::on_look).unwrap_or(false);
+            let moved = self.with_conn(token, Conn::on_poll).unwrap_or(false);
             work += usize::from(moved);
             shard.run_commands(self);
             if moved && self.is_round_over(enough) {

@@ -64,8 +64,8 @@ impl<C, P> Handoff<C, P> {
 
     /// Takes the core, waiting for it at most so long.
     #[cfg(not(any(loom, shuttle)))]
-    pub(super) fn lock_within(&self, patience: std::time::Duration) -> Option<TryMutexGuard<'_, C>> {
-        self.core.try_lock_for(patience)
+    pub(super) fn lock_within(&self, timeout: std::time::Duration) -> Option<TryMutexGuard<'_, C>> {
+        self.core.try_lock_for(timeout)
     }
 
     #[inline]

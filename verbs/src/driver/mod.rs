@@ -194,8 +194,8 @@ impl Driver {
     }
 
     /// Whether the stack has nothing left to do for a process that ends.
-    pub(crate) fn farewell(&self) -> bool {
-        self.shards.iter().all(|shard| shard.call(|core| core.stack.farewell()))
+    pub(crate) fn drain(&self) -> bool {
+        self.shards.iter().all(|shard| shard.call(|core| core.stack.drain()))
     }
 
     pub(crate) fn is_manual(&self) -> bool {

@@ -25,7 +25,7 @@ pub(crate) struct Shard {
 }
 
 /// Longest time for which the end of a device waits for the background thread's round.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+const CLOSE_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Shard {
     pub(super) fn new(
@@ -123,7 +123,7 @@ impl Shard {
     /// Drops connections, listeners and the stack: the device is gone. A background thread that drives at the moment is waited for.
     pub(super) fn close(&self) {
         // A round is over long before. Should the last handle be dropped within one, the thread that holds the lock is this one.
-        let Some(mut core) = self.handoff.lock_within(CLOSE_PATIENCE) else { return };
+        let Some(mut core) = self.handoff.lock_within(CLOSE_LOCK_TIMEOUT) else { return };
         let left = core.close();
         drop(core);
         drop(left);

@@ -40,7 +40,7 @@ pub struct QpInit {
     pub cap: QpCap,
     /// Every send request produces a completion.
     pub signal_all: bool,
-    /// Its number, for callers to whom numbers mean something: 2 to 0xFFFFFF. Without it a random one is taken.
+    /// Its number, for callers that need a certain number: 2 to 0xFFFFFF. Without it a random one is taken.
     pub num: Option<u32>,
 }
 

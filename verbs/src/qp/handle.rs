@@ -107,7 +107,7 @@ impl Qp {
     /// Posts send requests in order, one doorbell for all.
     ///
     /// # Safety
-    /// For every accepted request the memory of its elements stays registered memory that nobody writes (sources) or touches
+    /// For every accepted request the memory of its elements stays registered memory that is not written (sources) or touches
     /// (targets of Reads and atomics) until its completion was taken from the queue, or the queue pair was dropped. Regions
     /// with remote rights may be touched at any time; what arrives is then unspecified, nothing else. With
     /// [`crate::SendFlags::INLINE`] the elements' `addr` are readable addresses of this process during the call. Memory named by a
@@ -140,7 +140,7 @@ impl Qp {
     /// Posts receives in order.
     ///
     /// # Safety
-    /// The memory of every accepted receive is touched by nobody else until its completion was taken, or the queue pair was
+    /// The memory of every accepted receive is not accessed otherwise until its completion was taken, or the queue pair was
     /// dropped.
     ///
     /// # Errors
@@ -191,7 +191,7 @@ impl Qp {
     }
 
     /// Ends the queue pair as a failure of its connection: the oldest open request completes with `status`, every other one is
-    /// flushed, a standing connection is terminated, and the state is ERR. For callers who decide that a peer is out of reach.
+    /// flushed, a standing connection is terminated, and the state is ERR. For callers that decide that a peer is unreachable.
     pub fn fail(&self, status: WcStatus) {
         crate::qp::control::fail(&self.0, status);
     }
@@ -221,7 +221,7 @@ impl Qp {
         self.0.driver.shard(token).call(move |core| core.with_conn(token, |conn, _| conn.path()))
     }
 
-    /// Drives the shard of its connection once, if nobody else does.
+    /// Drives the shard of its connection once, unless another thread does.
     pub fn progress(&self) {
         if let Some(shard) = self.0.shard() {
             shard.try_pump();
@@ -245,7 +245,7 @@ impl Drop for Qp {
     }
 }
 
-/// The number asked for, or one that no living queue pair has: random, so that a number from a former life is met by nobody.
+/// The number asked for, or one that no existing queue pair has: random, so that a number of an earlier queue pair matches none.
 fn take_num(driver: &Driver, asked: Option<u32>) -> Result<u32> {
     let mut qps = driver.shared.qps.lock();
     let num = match asked {
@@ -260,7 +260,7 @@ fn take_num(driver: &Driver, asked: Option<u32>) -> Result<u32> {
             }
         },
     };
-    // From now on the number is taken, whoever else asks at the same time.
+    // From now on the number is taken, for concurrent requests too.
     qps.insert(num);
     Ok(num)
 }

@@ -58,7 +58,7 @@ pub(crate) struct Attrs {
 }
 
 /// What is left to do of a post once the requests are in the queue: it may run foreign code, so no lock may be held.
-#[must_use = "without it nobody serves the requests"]
+#[must_use = "without it the requests are not served"]
 pub(crate) struct Doorbell {
     wakes: Wakes,
     token: Option<Token>,
@@ -82,7 +82,7 @@ impl Doorbell {
 }
 
 impl QpInner {
-    /// Tells the device's queue of an event about this queue pair.
+    /// Adds an event about this queue pair to the device's queue.
     pub(crate) fn raise(&self, event: AsyncEvent, wakes: &mut Wakes) {
         self.has_raised.store(true, Ordering::Release);
         self.pd.device().events().raise(event, wakes);
@@ -177,9 +177,9 @@ impl QpInner {
             self.flush_sends(&mut sq, None, &mut wakes);
         }
         let mode = sq.mode;
-        // One ring until the stream looks at the queue: it takes what it finds then.
+        // One doorbell until the stream reads the queue: it takes all requests then.
         let ring = posted > 0 && mode == SqMode::Running && !std::mem::replace(&mut sq.rung, true);
-        // A chain waits for company as a single request does: chains that went out at their ends were a system call each.
+        // A chain is coalesced as a single request is: chains that were sent at their ends cost a system call each.
         let go = at_once || sq.unpumped >= BATCH;
         if mode == SqMode::Running && posted > 0 && go {
             sq.unpumped = 0;
@@ -312,7 +312,7 @@ impl Drop for QpInner {
             srq.remove_user();
         }
         if *self.has_raised.get_mut() {
-            // Nobody may ever ask for them, and peers can cause one with every connection.
+            // They may never be read, and peers can cause one with every connection.
             self.pd.device().events().forget_qp(self.num);
         }
     }

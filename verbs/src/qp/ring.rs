@@ -1,7 +1,7 @@
 //! A queue whose places are used again where they lie: what a request allocated serves a later one, and nothing is moved.
 
-/// A queue of at most as many entries as [`Ring::push`] is told. It grows by doubling, never shrinks, and keeps what was in a
-/// place that is free: whoever pushes overwrites it.
+/// A queue with the limit that is passed to [`Ring::push`]. It grows by doubling, never shrinks, and keeps what was in a
+/// place that is free until a push overwrites it.
 pub(crate) struct Ring<T> {
     /// A power of two of them, or none.
     slots: Vec<T>,

@@ -101,7 +101,7 @@ pub(crate) struct SendQueue {
     qp_num: u32,
     /// The number behind that of our last completion in its queue: once so many were taken, the application has seen ours.
     reported: u64,
-    /// The stream was told that there are requests, and has not looked since.
+    /// The doorbell was rung, and the stream has not read the queue since.
     pub(crate) rung: bool,
     /// Bytes of requests that no pump has seen yet.
     pub(crate) unpumped: u64,
@@ -191,7 +191,7 @@ impl SendQueue {
         Ok(len32)
     }
 
-    /// The stream looks at the queue: whoever posts from now on rings.
+    /// The stream reads the queue: the next post rings the doorbell.
     pub(crate) fn look(&mut self) {
         self.rung = false;
         self.unpumped = 0;
@@ -358,7 +358,7 @@ impl SendQueue {
         let mut failed = false;
         for at in 0..self.ring.len() {
             let Some(wqe) = self.ring.get_mut(at) else { break };
-            // A Write behind a Read that failed may have been sent; nobody was told, and nothing succeeds behind a failure.
+            // A Write behind a Read that failed may have been sent; it was not reported, and nothing succeeds behind a failure.
             // The failure that a Terminate names keeps its status wherever it stands.
             let open = wqe.state != WqeState::Done;
             if open || failed && wqe.status == WcStatus::Success {
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn knows_whether_the_application_has_seen_all() {
+    fn tracks_whether_the_application_has_seen_all() {
         let mut queue = queue(4);
         assert!(queue.all_seen(0));
         queue.post(&send(1, SendFlags::SIGNALED), |_, _| ()).unwrap();

@@ -47,7 +47,7 @@ fn a_dropped_operation_is_posted_in_its_turn() {
 }
 
 #[test]
-fn a_grant_that_nobody_waits_for_does_not_end_the_connection() {
+fn an_abandoned_window_bind_does_not_end_the_connection() {
     let simulation = Simulation::new(1, Link { capacity: 64 << 10, ..Link::default() });
     let ((pd, client), (server_pd, server)) = simulation.connect(&ConnSettings::default());
     let target = server_pd.share(4 << 20, Access::REMOTE_WRITE).unwrap();
@@ -55,8 +55,8 @@ fn a_grant_that_nobody_waits_for_does_not_end_the_connection() {
     let write = client.write(buffer(&pd, 5, 4 << 20), target.remote(0..4 << 20).unwrap());
     {
         // The bind waits behind the Write.
-        let mut grant = pin!(client_grant(&own, &client));
-        assert!(grant.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        let mut window = pin!(client_window(&own, &client));
+        assert!(window.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
     drop(own);
     simulation.run(
@@ -68,8 +68,8 @@ fn a_grant_that_nobody_waits_for_does_not_end_the_connection() {
     );
 }
 
-async fn client_grant(memory: &verbs::SharedMr, connection: &verbs::Connection) {
-    let _ = memory.grant(connection, 0..4096, Access::REMOTE_READ).await;
+async fn client_window(memory: &verbs::SharedMr, connection: &verbs::Connection) {
+    let _ = memory.bind_window(connection, 0..4096, Access::REMOTE_READ).await;
 }
 
 /// Drops an operation when woken.
@@ -127,7 +127,7 @@ fn a_dropped_connection_finishes_its_operations() {
     );
 }
 
-/// A buffer that tells by its counter whether it was freed.
+/// A buffer whose counter shows whether it was freed.
 struct Counted {
     bytes: Vec<u8>,
     _alive: Arc<()>,

@@ -201,8 +201,8 @@ impl End {
                 }
                 CmEventKind::Established(_) => self.established = true,
                 CmEventKind::Failed(_) | CmEventKind::Disconnected(_) => self.over = true,
-                CmEventKind::Posted(_) | CmEventKind::Deaf { .. } => {
-                    panic!("nobody posts, and a simulated link stands")
+                CmEventKind::Posted(_) | CmEventKind::ListenerDown { .. } => {
+                    panic!("there are no notes, and a simulated link stays up")
                 }
             }
         }

@@ -17,7 +17,7 @@ use verbs::{ConnSettings, Connection, Device, DeviceOptions, Listener, Pd, Progr
 pub(crate) const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 /// Virtual time after which a conversation counts as stuck.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What is between the two.
 enum Medium {
@@ -97,7 +97,7 @@ impl Simulation {
     /// Runs both futures to their ends.
     ///
     /// # Panics
-    /// When they are not over after [`PATIENCE`] of virtual time.
+    /// When they are not over after [`TIMEOUT`] of virtual time.
     pub(crate) fn run<A: Future, B: Future>(&self, a: A, b: B) -> (A::Output, B::Output) {
         let (mut a, mut b) = (pin!(a), pin!(b));
         let (mut done_a, mut done_b) = (None, None);
@@ -116,7 +116,7 @@ impl Simulation {
                 // Nothing to do now: on to whatever comes next.
                 self.advance();
             }
-            assert!(self.now() - start < PATIENCE, "the conversation is stuck");
+            assert!(self.now() - start < TIMEOUT, "the conversation is stuck");
         }
         match (done_a, done_b) {
             (Some(a), Some(b)) => (a, b),
@@ -148,11 +148,11 @@ impl Simulation {
                     let incoming = listener.accept().await.unwrap();
                     incoming.accept(&server_pd, settings).await.ok()
                 });
-                // A client that failed may never have been heard of: its time is over then.
-                let patience = Duration::from_secs(20);
+                // A client that failed may never have been seen: its time is over then.
+                let timeout = Duration::from_secs(20);
                 let start = self.now();
                 poll_fn(|cx| match accepting.as_mut().poll(cx) {
-                    Poll::Pending if tried.get() && self.now() - start > patience => Poll::Ready(None),
+                    Poll::Pending if tried.get() && self.now() - start > timeout => Poll::Ready(None),
                     polled => polled,
                 })
                 .await

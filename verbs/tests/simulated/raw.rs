@@ -1,4 +1,4 @@
-//! A responder that knows no engine: it reads and says what the test wants.
+//! A responder without an engine: it reads and sends what the test specifies.
 
 use std::net::IpAddr;
 use std::pin::Pin;

@@ -48,7 +48,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// What the engine may hold for one stream: a batch that was built, staging, and the bytes of one started FPDU.
 const BOUND: isize = 1 << 20;
 
-/// Lets time pass, and everybody look.
+/// Lets time pass, and both ends run.
 fn pass(simulation: &Simulation, time: Duration) {
     simulation.network().advance(time);
     for _ in 0..4 {
@@ -89,7 +89,7 @@ fn closes_in_its_time(simulation: &Simulation, connection: &Connection, under_wa
 }
 
 #[test]
-fn a_peer_that_stops_reading_holds_up_nobody_but_itself() {
+fn a_peer_that_stops_reading_delays_only_itself() {
     const LEN: usize = 60_000;
     let simulation = Simulation::new(1, Link { capacity: 20_000, ..Link::default() });
     let (pd, connection, mut peer) = reader(&simulation, &settings());

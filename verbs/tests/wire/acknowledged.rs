@@ -80,7 +80,7 @@ fn many_requests_share_their_reads() {
     }
 }
 
-/// Unsignaled requests leave the queue without anybody asking for a completion.
+/// Unsignaled requests leave the queue without a completion.
 #[test]
 fn unsignaled_requests_make_room() {
     let unsignaled = End::made(Make { signal_all: false, ..Make::default() });
@@ -123,7 +123,7 @@ fn without_ord_completions_come_as_usual() {
     a.sent_ok(1);
 }
 
-/// A card answers for queue pairs that are gone; a stream is answered until nobody can be waiting.
+/// An RNIC answers even after the QP is destroyed; a stream is answered until its peer cannot be waiting.
 #[test]
 fn a_queue_pair_that_goes_away_leaves_no_acknowledgement_open() {
     for ord in [1, 4] {
@@ -150,31 +150,31 @@ fn a_queue_pair_that_goes_away_leaves_no_acknowledgement_open() {
 }
 
 #[test]
-fn a_farewell_that_is_not_answered_ends_all_the_same() {
+fn an_unanswered_drain_read_times_out() {
     let end = End::new();
     let scripted = ConnOptions { acknowledged: true, close_timeout: Duration::from_millis(50), ..plain() };
     let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
     drop(end.qp);
-    assert!(!end.device.settle(Duration::ZERO));
+    assert!(!end.device.wait_idle(Duration::ZERO));
     assert_eq!(peer.expect_fpdu().read_request().len, 0);
-    assert!(end.device.settle(Duration::from_secs(20)));
+    assert!(end.device.wait_idle(Duration::from_secs(20)));
     assert!(peer.rest().is_empty());
 }
 
-/// What is still on its way to a queue pair that is gone is taken: a card would have taken it before the program let go.
+/// What is still in flight to a destroyed queue pair is taken: an RNIC would have taken it before the destruction.
 #[test]
-fn what_comes_during_a_farewell_is_taken_by_nobody() {
+fn segments_during_a_drain_are_taken_and_not_placed() {
     let end = End::new();
     let scripted = ConnOptions { acknowledged: true, ..plain() };
     let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
     let memory = (end.mr.rkey(), end.mr.addr());
     drop(end.qp);
-    let farewell = peer.expect_fpdu().read_request();
+    let drain = peer.expect_fpdu().read_request();
     peer.send(b"late");
     peer.write(memory.0, memory.1, b"late");
     peer.read(0, 0, 0);
     assert_eq!(peer.expect_fpdu().opcode(), Opcode::ReadResponse);
     assert_eq!(crate::common::peek(&end.mr, 0, 4), [0; 4], "nothing is placed for a queue pair that is gone");
-    peer.fpdu(&tagged(Opcode::ReadResponse, farewell.sink_stag.0, farewell.sink_to, true, b""));
+    peer.fpdu(&tagged(Opcode::ReadResponse, drain.sink_stag.0, drain.sink_to, true, b""));
     peer.expect_close();
 }

@@ -1,13 +1,13 @@
 //! Our own end of a test: a queue pair with everything it needs, on a device of its own.
 
-use crate::peer::{PATIENCE, Peer, enhanced, reply, request, with};
+use crate::peer::{Peer, TIMEOUT, enhanced, reply, request, with};
 use mpa::wire::startup::Frame;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use verbs::blocking::{Connection, Listener};
-use verbs::cm::{self, CmChannel, CmEventKind, ConnInfo, ConnRequest, Ending};
+use verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
 use verbs::{
     Access, AsyncEvent, CapabilityExchange, ConnOptions, ConnSettings, Cq, CqOptions, Device, Error, Memory,
     Pd, PostError, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcStatus,
@@ -90,7 +90,7 @@ pub(crate) fn pattern(len: usize) -> Vec<u8> {
 }
 
 pub(crate) fn next_event(device: &Device, channel: &CmChannel) -> CmEventKind {
-    device.wait(Some(Instant::now() + PATIENCE), |cx| channel.poll_pop(cx)).expect("an event").kind
+    device.wait(Some(Instant::now() + TIMEOUT), |cx| channel.poll_pop(cx)).expect("an event").kind
 }
 
 pub(crate) fn next_request(device: &Device, channel: &CmChannel) -> ConnRequest {
@@ -102,7 +102,7 @@ pub(crate) fn next_request(device: &Device, channel: &CmChannel) -> ConnRequest 
 
 pub(crate) fn next_wc(device: &Device, cq: &Cq) -> Wc {
     let mut out = Vec::new();
-    let got = device.wait(Some(Instant::now() + PATIENCE), |cx| {
+    let got = device.wait(Some(Instant::now() + TIMEOUT), |cx| {
         if cq.poll(&mut out, 1) == 1 {
             return Poll::Ready(());
         }
@@ -202,7 +202,7 @@ impl End {
     }
 
     pub(crate) fn async_event(&self) -> AsyncEvent {
-        let until = Some(Instant::now() + PATIENCE);
+        let until = Some(Instant::now() + TIMEOUT);
         self.device.wait(until, |cx| self.device.async_events().poll_pop(cx)).expect("an asynchronous event")
     }
 
@@ -224,7 +224,7 @@ impl End {
         }
     }
 
-    pub(crate) fn ended(&self) -> Ending {
+    pub(crate) fn ended(&self) -> CloseReason {
         match self.event() {
             CmEventKind::Disconnected(ending) => ending,
             other => panic!("{other:?}"),

@@ -1,4 +1,4 @@
-//! The data path against a scripted peer: what may come, what may not, and what the wire and the application are told.
+//! The data path against a scripted peer: what may come, what may not, and what is reported to the peer and to the application.
 
 use crate::common::{
     ALL, End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt, responder_with,
@@ -75,14 +75,18 @@ fn vector_end() -> End {
 }
 
 /// RFC 5040 section 7.1: which headers of the FPDU `bytes` its Terminate quotes.
-fn check_quoted(name: &str, told: &rdmap::Terminate, bytes: &[u8]) {
+fn check_quoted(name: &str, terminate: &rdmap::Terminate, bytes: &[u8]) {
     let len = u16::from_be_bytes([bytes[0], bytes[1]]);
     let ulpdu = &bytes[2..2 + usize::from(len)];
-    let quoted = rdmap::HeaderCopy::new(ulpdu).filter(|_| told.layer < 2 && told.etype > 0);
-    assert_eq!((told.ddp_header, told.segment_len), (quoted, quoted.map(|_| len)), "{name}");
+    let quoted = rdmap::HeaderCopy::new(ulpdu).filter(|_| terminate.layer < 2 && terminate.etype > 0);
+    assert_eq!((terminate.ddp_header, terminate.segment_len), (quoted, quoted.map(|_| len)), "{name}");
     let is_read = ulpdu.len() == 46 && ulpdu[1] & 15 == Opcode::ReadRequest.raw();
-    let request = ulpdu.get(18..).filter(|_| is_read && (told.layer, told.etype) == (0, 1));
-    assert_eq!(told.read_request, request.and_then(|bytes| rdmap::ReadRequest::parse(bytes).ok()), "{name}");
+    let request = ulpdu.get(18..).filter(|_| is_read && (terminate.layer, terminate.etype) == (0, 1));
+    assert_eq!(
+        terminate.read_request,
+        request.and_then(|bytes| rdmap::ReadRequest::parse(bytes).ok()),
+        "{name}"
+    );
 }
 
 // [test:RFC5041-7.1-02] [test:RFC5041-7.1-08] [test:RFC5041-7.1-10] [test:RFC5041-7.1-14]
@@ -108,10 +112,10 @@ fn negative_vectors_behind_a_good_fpdu_are_terminated() {
         let mut peer = responder_opt(&end, &options);
         let bytes = adapted(vector, &end, &mut peer);
         peer.raw(&bytes);
-        let told = peer.next().map(|segment| terminate_of(&segment));
-        let got = told.map(|told| (told.layer, told.etype, told.code));
-        if let Some(told) = told {
-            check_quoted(name, &told, &bytes);
+        let terminate = peer.next().map(|segment| terminate_of(&segment));
+        let got = terminate.map(|terminate| (terminate.layer, terminate.etype, terminate.code));
+        if let Some(terminate) = terminate {
+            check_quoted(name, &terminate, &bytes);
         }
         assert!(expectations(&vector["expect"]).contains(&got), "{name}: {got:?}");
         if got.is_some() {
@@ -178,12 +182,12 @@ fn negative_vectors_of_the_startup_close() {
             assert!(peer.rest().is_empty());
         } else {
             // Closed at once, and not when the time for the set-up is over.
-            let options = ConnOptions { startup_timeout: 10 * crate::peer::PATIENCE, ..plain() };
+            let options = ConnOptions { startup_timeout: 10 * crate::peer::TIMEOUT, ..plain() };
             let listener = end.listen(&options);
             let mut peer = Peer::connect(listener.local_addr());
             peer.raw(&bytes(vector));
             assert!(peer.rest().is_empty(), "{name}");
-            assert!(end.channel.is_empty(), "{name}: the application hears of it");
+            assert!(end.channel.is_empty(), "{name}: it is reported to the application");
         }
     }
 }
@@ -209,8 +213,8 @@ fn access_that_is_not_given() {
         let before = peek(&end.mr, 0, end.mr.len());
         let mut peer = responder(&end);
         peer.write(stag, to, &vec![0xAA; len as usize]);
-        let told = peer.expect_terminate(for_write.0, for_write.1, for_write.2);
-        let quoted = told.ddp_header.unwrap().header().unwrap();
+        let terminate = peer.expect_terminate(for_write.0, for_write.1, for_write.2);
+        let quoted = terminate.ddp_header.unwrap().header().unwrap();
         assert!(matches!(quoted, ddp::Header::Tagged(t) if t.stag.0 == stag && t.to == to), "{name}");
         assert!(matches!(end.async_event(), AsyncEvent::QpAccessError { .. }));
         assert!(peek(&end.mr, 0, end.mr.len()) == before, "{name}: memory was touched");
@@ -218,8 +222,8 @@ fn access_that_is_not_given() {
         let (stag, to, len) = at(&end);
         let mut peer = responder(&end);
         peer.read(stag, to, len);
-        let told = peer.expect_terminate(for_read.0, for_read.1, for_read.2);
-        assert_eq!(told.read_request.unwrap().source_to, to, "{name}");
+        let terminate = peer.expect_terminate(for_read.0, for_read.1, for_read.2);
+        assert_eq!(terminate.read_request.unwrap().source_to, to, "{name}");
     }
 }
 
@@ -251,8 +255,8 @@ fn rights_and_protection_domains_are_checked() {
     let other = memory(&end.device.alloc_pd().unwrap(), 64, ALL);
     let mut peer = responder(&end);
     peer.write(other.rkey(), other.addr(), b"x");
-    let told = terminate_of(&peer.expect_fpdu());
-    assert!(matches!((told.layer, told.etype, told.code), (1, 1, 0 | 2)), "{told:?}");
+    let terminate = terminate_of(&peer.expect_fpdu());
+    assert!(matches!((terminate.layer, terminate.etype, terminate.code), (1, 1, 0 | 2)), "{terminate:?}");
     assert_eq!(peek(&other, 0, 1), [0]);
     let end = End::new();
     end.qp.set_access(Access::empty());
@@ -312,8 +316,8 @@ fn reads_within_ird_are_answered_in_order_and_one_more_is_refused() {
     loop {
         let segment = peer.expect_fpdu();
         if segment.opcode() != Opcode::ReadResponse {
-            let told = terminate_of(&segment);
-            assert_eq!((told.layer, told.etype, told.code), (1, 2, 2));
+            let terminate = terminate_of(&segment);
+            assert_eq!((terminate.layer, terminate.etype, terminate.code), (1, 2, 2));
             break;
         }
     }
@@ -390,19 +394,19 @@ fn read_responses_that_answer_nothing() {
         let (mut peer, asked) = read_of_16(&end);
         let request = asked.read_request();
         peer.fpdu(&answer(request.sink_stag.0, request.sink_to));
-        let told = peer.expect_terminate(layer, etype, code);
-        assert!(told.read_request.is_none(), "{name}");
+        let terminate = peer.expect_terminate(layer, etype, code);
+        assert!(terminate.read_request.is_none(), "{name}");
         let wc = end.sent();
         assert_eq!(wc.wr_id, 1);
         assert_ne!(wc.status, WcStatus::Success, "{name}");
         assert_eq!(peek(&end.mr, 0, 17), [0; 17], "{name}");
     }
-    // Nobody asked at all.
+    // There was no request at all.
     let end = End::new();
     let mut peer = initiator(&end);
     peer.fpdu(&tagged(Opcode::ReadResponse, 1, 1, true, b"x"));
-    let told = terminate_of(&peer.expect_fpdu());
-    assert!(matches!((told.layer, told.etype, told.code), (1, 1, 0) | (0, 2, 6)));
+    let terminate = terminate_of(&peer.expect_fpdu());
+    assert!(matches!((terminate.layer, terminate.etype, terminate.code), (1, 1, 0) | (0, 2, 6)));
 }
 
 // [test:RFC5040-6.1-03] [test:RFC5040-6.1-04]
@@ -462,8 +466,8 @@ fn sends_out_of_order_or_out_of_place() {
         for (msn, mo, last, payload) in segments {
             peer.fpdu(&untagged(Opcode::Send, 0, *msn, *mo, *last, 0, payload));
         }
-        let told = peer.expect_terminate(layer, etype, code);
-        assert!(told.ddp_header.is_some(), "{name}");
+        let terminate = peer.expect_terminate(layer, etype, code);
+        assert!(terminate.ddp_header.is_some(), "{name}");
     }
 }
 
@@ -517,8 +521,8 @@ fn send_without_receive_is_terminated_in_the_end_or_at_once() {
         let options = ConnOptions { no_receive_timeout: Duration::from_millis(wait), ..plain() };
         let mut peer = responder_opt(&end, &options);
         peer.send(b"one");
-        let told = peer.expect_terminate(1, 2, 2);
-        assert!(told.ddp_header.is_some());
+        let terminate = peer.expect_terminate(1, 2, 2);
+        assert!(terminate.ddp_header.is_some());
         assert!(matches!(end.async_event(), AsyncEvent::QpRequestError { .. }));
     }
 }
@@ -537,7 +541,7 @@ fn shared_receive_queue_stalls_and_goes_on_for_each_stream() {
     pa.expect_silence(40);
     for id in [1, 2] {
         let sge = [a.sge(id * 100, 64)];
-        // SAFETY: the region lives to the end of the test, and nobody else touches it.
+        // SAFETY: the region lives to the end of the test, and nothing else accesses it.
         unsafe { srq.post_recv([RecvWr { wr_id: id, sges: &sge }]) }.unwrap();
     }
     let mut got = [a.received().wr_id, b.received().wr_id];
@@ -658,7 +662,7 @@ fn reset_by_the_peer() {
 
 // [test:RFC5041-6.2.1-03]
 #[test]
-fn fin_with_reads_owed_gets_the_answers() {
+fn fin_with_outstanding_reads_gets_the_answers() {
     let end = End::made(Make { memory: 4 << 20, ..Make::default() });
     let data = pattern(4 << 20);
     fill(&end.mr, 0, &data);
@@ -719,8 +723,8 @@ fn terminate_behind_a_message_in_flight_keeps_the_framing() {
         loop {
             let segment = peer.expect_fpdu();
             if segment.opcode() == Opcode::Terminate {
-                let told = terminate_of(&segment);
-                assert_eq!((told.layer, told.etype, told.code), (1, 2, 3));
+                let terminate = terminate_of(&segment);
+                assert_eq!((terminate.layer, terminate.etype, terminate.code), (1, 2, 3));
                 break;
             }
             assert!(segment.payload() == &data[got..got + segment.payload().len()]);
@@ -771,7 +775,7 @@ fn terminate_names_a_read_and_the_others_flush_in_order_once() {
         assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, layer, etype, code));
         end.async_event();
         peer.expect_close();
-        // What comes behind a Terminate is nobody's.
+        // What comes behind a Terminate is dropped.
         let late = peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"late"));
         let _ = std::io::Write::write(&mut peer.tcp, &late);
         end.nothing_more();
@@ -920,7 +924,7 @@ fn local_receive_memory_that_is_wrong_is_our_error() {
     peer.send(b"x");
     peer.expect_terminate(0, 0, 0);
     assert_eq!(end.received().status, WcStatus::LocalProtection);
-    // So is a Read's sink; the peer is not told what it is.
+    // So is a Read's sink; the peer does not learn what it is.
     let end = End::new();
     let mut peer = initiator(&end);
     let sge = [verbs::Sge { lkey: 0x1234, ..end.sge(0, 4) }];

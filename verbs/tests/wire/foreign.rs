@@ -44,8 +44,8 @@ fn a_waker_may_wait() {
     let (a, b) = (Device::open().unwrap(), Device::open().unwrap());
     let ((first, first_peer), (second, second_peer)) =
         (connected_on(&a, &b, &ConnSettings::default()), connected_on(&a, &b, &ConnSettings::default()));
-    let (tell, told) = mpsc::channel();
-    let waker = Waker::from(Arc::new(Waits(second, Mutex::new(tell))));
+    let (tx, rx) = mpsc::channel();
+    let waker = Waker::from(Arc::new(Waits(second, Mutex::new(tx))));
     {
         let mut recv = pin!(first.as_async().recv());
         assert!(recv.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
@@ -60,8 +60,8 @@ fn a_waker_may_wait() {
         // This thread sleeps in the descriptor and gives the wake-up.
         a.block_on_for(Duration::from_secs(1), std::future::pending::<()>());
     });
-    let (message, waited) = told.recv_timeout(Duration::from_secs(10)).unwrap();
-    assert!(message && waited < Duration::from_secs(3), "nobody drove for {waited:?}");
+    let (message, waited) = rx.recv_timeout(Duration::from_secs(10)).unwrap();
+    assert!(message && waited < Duration::from_secs(3), "no thread drove for {waited:?}");
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_future_that_waits_for_another_thread_does_not_keep_it_from_its_messages() {
     let (a, b) = (Device::open().unwrap(), Device::open().unwrap());
     let ((first, first_peer), (second, second_peer)) =
         (connected_on(&a, &b, &ConnSettings::default()), connected_on(&a, &b, &ConnSettings::default()));
-    let (tell, told) = mpsc::channel();
+    let (tx, rx) = mpsc::channel();
     let begun = Instant::now();
     let waited = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -80,16 +80,16 @@ fn a_future_that_waits_for_another_thread_does_not_keep_it_from_its_messages() {
         });
         scope.spawn(move || {
             std::thread::sleep(Duration::from_millis(100));
-            tell.send(second.recv_timeout(Some(Duration::from_secs(5))).unwrap().is_some()).unwrap();
+            tx.send(second.recv_timeout(Some(Duration::from_secs(5))).unwrap().is_some()).unwrap();
         });
         // This thread drives when the other begins to wait, and then does not for a while.
         a.block_on(async {
             first.as_async().recv().await.unwrap();
-            assert!(told.recv().unwrap());
+            assert!(rx.recv().unwrap());
         });
         begun.elapsed()
     });
-    assert!(waited < Duration::from_secs(3), "nobody drove for {waited:?}");
+    assert!(waited < Duration::from_secs(3), "no thread drove for {waited:?}");
 }
 
 /// Begins a connection with a short time-out when dropped.
@@ -103,7 +103,7 @@ impl Drop for ConnectsWhenDropped {
     fn drop(&mut self) {
         let (end, port) = &*self.0;
         end.connect(port.addr(), &ConnOptions { startup_timeout: Duration::from_millis(300), ..plain() });
-        // What TCP has to say of it is over: nothing but the deadline is left to wake anybody.
+        // TCP has no more events of it: only the deadline can wake a thread.
         std::thread::sleep(Duration::from_millis(50));
         end.device.pump();
     }
@@ -137,7 +137,7 @@ fn a_deadline_set_while_a_connection_is_forgotten_counts() {
     std::thread::sleep(Duration::from_millis(20));
     let start = Instant::now();
     drop(peer);
-    // Nobody polls: the background thread alone must keep the deadline.
+    // No thread polls: the background thread alone must keep the deadline.
     while channel.is_empty() {
         assert!(start.elapsed() < Duration::from_secs(4), "the connection attempt does not time out");
         std::thread::sleep(Duration::from_millis(10));

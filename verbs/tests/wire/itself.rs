@@ -174,7 +174,7 @@ fn closes_in_order_and_goes_away_with_work_under_way() {
             end.op(id, SendOp::Read { remote: end.remote(0), invalidate: None }, 0, 64 << 10);
         }
         drop(end.qp);
-        assert!(end.device.settle(Duration::from_secs(20)));
+        assert!(end.device.wait_idle(Duration::from_secs(20)));
     }
 }
 
@@ -187,8 +187,8 @@ fn only_a_queue_pair_without_a_connection() {
         Err(Error::State { .. } | Error::AlreadyConnected { .. })
     ));
     let other = End::new();
-    let nobodys = "192.0.2.1:0".parse().unwrap();
-    assert!(cm::connect_self(&other.qp, nobodys, &options, &other.channel).is_err());
+    let foreign = "192.0.2.1:0".parse().unwrap();
+    assert!(cm::connect_self(&other.qp, foreign, &options, &other.channel).is_err());
     // It is as free as before.
     connect(&other, &options);
 }

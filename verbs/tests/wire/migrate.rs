@@ -12,9 +12,9 @@ fn listen(device: &Device, channel: &Arc<CmChannel>) -> Listener {
 
 /// Drives until an event waits, and leaves it there.
 fn let_it_come(device: &Device, channel: &CmChannel) {
-    let patience = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while channel.is_empty() {
-        assert!(Instant::now() < patience, "no event came");
+        assert!(Instant::now() < deadline, "no event came");
         device.pump();
         std::thread::yield_now();
     }
@@ -40,7 +40,7 @@ fn requests_follow_their_listener_and_others_stay() {
     second.connect(listener.local_addr(), &ConnOptions::default());
     drop(next_request(&device, &new));
 
-    // What follows a request that was moved comes to the new channel without being told so.
+    // What follows a request that was moved comes to the new channel without a second call.
     let end = End::on(&device);
     request.accept(&end.qp, None, b"", None).unwrap();
     assert!(matches!(next_event(&device, &new), CmEventKind::Established(_)));
@@ -63,7 +63,7 @@ fn connection_takes_its_pending_events_along() {
 
     let handle = ConnHandle::of(&server.qp).unwrap();
     handle.migrate(&new).unwrap();
-    assert!(matches!(old.try_pop().unwrap().kind, CmEventKind::Posted(7)), "it is about nobody's connection");
+    assert!(matches!(old.try_pop().unwrap().kind, CmEventKind::Posted(7)), "it is about no connection");
     assert!(matches!(new.try_pop().unwrap().kind, CmEventKind::Established(_)));
     client.established();
     client.qp.disconnect().unwrap();
@@ -98,7 +98,7 @@ fn a_connection_obeys_its_handle_until_it_is_over() {
 }
 
 #[test]
-fn a_forgotten_connection_ends_unheard() {
+fn a_forgotten_connection_ends_without_an_event() {
     let device = Device::open().unwrap();
     let channel = Arc::new(CmChannel::default());
     let listener = listen(&device, &channel);

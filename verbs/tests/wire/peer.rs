@@ -1,4 +1,4 @@
-//! A peer that speaks MPA byte by byte over a plain socket: it says exactly what a test tells it to, right or wrong.
+//! A peer that speaks MPA byte by byte over a plain socket: it sends exactly what a test specifies, right or wrong.
 
 use ddp::{Header, STag, Tagged, Untagged};
 use mpa::rx::{FpduRx, Step};
@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// Longer than anything takes that happens at all.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) struct Peer {
     pub(crate) tcp: TcpStream,
@@ -91,8 +91,8 @@ pub(crate) fn with(mut frame: Frame, enhanced: Enhanced) -> Frame {
 impl Peer {
     pub(crate) fn new(tcp: TcpStream) -> Self {
         tcp.set_nodelay(true).unwrap();
-        tcp.set_read_timeout(Some(PATIENCE)).unwrap();
-        tcp.set_write_timeout(Some(PATIENCE)).unwrap();
+        tcp.set_read_timeout(Some(TIMEOUT)).unwrap();
+        tcp.set_write_timeout(Some(TIMEOUT)).unwrap();
         let (tx, rx) = (FpduTx::new(true, false), FpduRx::new(true, false));
         Self { tcp, tx, rx, inbox: Vec::new(), msn: [1; 4] }
     }
@@ -215,7 +215,7 @@ impl Peer {
         }
     }
 
-    /// The next FPDU that is no hello.
+    /// The next FPDU that is no capability request.
     pub(crate) fn expect_fpdu(&mut self) -> Segment {
         loop {
             let segment = self.next().expect("an FPDU, not the end");
@@ -250,7 +250,7 @@ impl Peer {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             other => panic!("not silent: {other:?} {byte:02x?}"),
         }
-        self.tcp.set_read_timeout(Some(PATIENCE)).unwrap();
+        self.tcp.set_read_timeout(Some(TIMEOUT)).unwrap();
     }
 
     /// Whatever comes until the end of the stream.
@@ -314,7 +314,7 @@ impl Port {
         Peer::new(self.0.accept().unwrap().0)
     }
 
-    /// Whether nobody comes for `millis`.
+    /// Whether no connection comes for `millis`.
     pub(crate) fn is_quiet(&self, millis: u64) -> bool {
         self.0.set_nonblocking(true).unwrap();
         let until = Instant::now() + Duration::from_millis(millis);

@@ -1,4 +1,4 @@
-//! Who moves the bytes: nothing waits for a call that does not come, and nothing spins.
+//! Which thread moves the bytes: nothing waits for a call that does not come, and nothing spins.
 
 use crate::common::{End, Make, connected, fill, loopback, memory, pair, pair_of, peek};
 use std::os::fd::{AsFd, AsRawFd};
@@ -223,7 +223,7 @@ fn a_sleeping_application_serves_its_peer() {
     assert_eq!(peek(&b.mr, 50, 6), b"served");
 }
 
-/// Posts that wait for company go out without any further call of the poster's.
+/// Coalesced posts are sent without any further call of the poster.
 #[test]
 fn deferred_posts_go_out_by_themselves() {
     let (a, b) = pair();
@@ -238,7 +238,7 @@ fn deferred_posts_go_out_by_themselves() {
     }
 }
 
-/// A connection on which no timer wakes anybody: neither a hello nor a Send that waits.
+/// A connection on which no timer wakes a thread: neither a capability request nor a Send that waits.
 fn without_timers() -> (End, End) {
     let options = ConnOptions {
         capabilities: CapabilityExchange::Off,
@@ -249,14 +249,14 @@ fn without_timers() -> (End, End) {
     pair_of(End::new(), End::new(), &options)
 }
 
-/// One poll is no promise of another: the background thread, asleep in the stack's descriptor, has looked at nobody polling.
+/// One poll is no promise of another: the background thread, asleep in the stack's descriptor, has run while no thread polled.
 #[test]
 fn posts_behind_a_single_poll_go_out_by_themselves() {
     let (a, b) = without_timers();
     for i in 0..20 {
         b.recv(i, 0, 64);
     }
-    // Long enough for everybody to fall asleep.
+    // Long enough for all threads to fall asleep.
     std::thread::sleep(Duration::from_millis(50));
     let mut out = Vec::new();
     a.scq.poll(&mut out, 1);
@@ -279,9 +279,9 @@ fn receives_behind_a_single_poll_are_used_by_themselves() {
     b.rcq.poll(&mut out, 1);
     assert!(out.is_empty());
     b.recv(2, 0, 8);
-    let patience = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(20);
     while b.rcq.is_empty() {
-        assert!(Instant::now() < patience, "the receive that was posted is not used");
+        assert!(Instant::now() < deadline, "the receive that was posted is not used");
         std::thread::yield_now();
     }
     b.received_ok(2);
@@ -349,7 +349,7 @@ fn dropped_operations_detach_and_leak_nothing() {
         .wait();
     result.unwrap();
     drop(buffer);
-    let until = Instant::now() + crate::peer::PATIENCE;
+    let until = Instant::now() + crate::peer::TIMEOUT;
     while Arc::strong_count(&alive) > 1 {
         assert!(Instant::now() < until, "{} buffers left", Arc::strong_count(&alive) - 1);
         let _ = client.recv_timeout(Some(Duration::from_millis(1)));
@@ -399,7 +399,7 @@ fn a_thousand_connections_on_one_driver() {
                     .create_qp(QpInit { send_cq, recv_cq, srq: None, cap, signal_all: false, num: None })
                     .unwrap();
                 let sges = [Sge { addr: mr.addr(), length: 64, lkey: mr.lkey() }];
-                // SAFETY: nobody looks at the memory but through copies, and it outlives the queue pairs.
+                // SAFETY: the memory is accessed only through copies, and it outlives the queue pairs.
                 unsafe { qp.post_recv([RecvWr { wr_id: 1, sges: &sges }]) }.unwrap();
                 qp
             })

@@ -26,7 +26,7 @@ fn message(peer: &mut Peer) -> Vec<Segment> {
     segments
 }
 
-/// Everything that tells a message's segments from another's is the same in all of them.
+/// Everything that distinguishes a message's segments from another's is the same in all of them.
 fn check_tagged(segments: &[Segment], stag: u32, to: u64, bytes: &[u8]) {
     let mut at = 0;
     for segment in segments {
@@ -130,7 +130,7 @@ fn messages_are_delivered_whole_once_and_in_order() {
     let at = end.mr.addr() + 5000;
     peer.write(end.mr.rkey(), at, &[1; 900]);
     end.nothing_more();
-    assert_eq!(peek(&end.mr, 5000, 900), [1; 900], "a Write is placed, and told to nobody");
+    assert_eq!(peek(&end.mr, 5000, 900), [1; 900], "a Write is placed, and not reported");
     peer.fpdu(&untagged(Opcode::Send, 0, 1, 0, false, 0, &[2; 40]));
     peer.write(end.mr.rkey(), at, &[3; 900]);
     end.nothing_more();
@@ -203,7 +203,7 @@ fn reads_and_atomics_are_answered_by_the_engine_each_once_in_their_order() {
         assert!(got == expected, "the answer to message {msn}");
     }
     end.nothing_more();
-    // Nothing is left of them: as many again are taken, and of one more at once there is one refused.
+    // Nothing is left of them: the same number is taken once more, and of one more at once there is one refused.
     let mut bytes = Vec::new();
     for msn in 5..30 {
         bytes.extend(peer.seal(&untagged(Opcode::ReadRequest, 1, msn, 0, true, 0, &ask(1, 1, 8, 0))));
@@ -212,8 +212,8 @@ fn reads_and_atomics_are_answered_by_the_engine_each_once_in_their_order() {
     let answers = std::iter::from_fn(|| {
         let segment = peer.expect_fpdu();
         (segment.opcode() != Opcode::Terminate).then_some(()).or_else(|| {
-            let told = terminate_of(&segment);
-            assert_eq!((told.layer, told.etype, told.code), (1, 2, 2));
+            let terminate = terminate_of(&segment);
+            assert_eq!((terminate.layer, terminate.etype, terminate.code), (1, 2, 2));
             None
         })
     });
@@ -316,8 +316,8 @@ fn an_stag_of_another_domain_is_neither_written_nor_invalidated() {
             peer.expect_terminate(0, 1, 9);
         } else {
             peer.write(other.rkey(), other.addr(), b"x");
-            let told = terminate_of(&peer.expect_fpdu());
-            assert_eq!((told.layer, told.etype), (1, 1));
+            let terminate = terminate_of(&peer.expect_fpdu());
+            assert_eq!((terminate.layer, terminate.etype), (1, 1));
         }
         assert_ne!(end.received().status, WcStatus::Success);
         // It is as it was: its own stream writes to it.
@@ -336,8 +336,8 @@ fn the_terminate_is_the_first_and_only_message_of_its_queue() {
         let end = End::new();
         let mut peer = responder(&end);
         peer.fpdu(&untagged(Opcode::Terminate, 2, msn, mo, true, 0, &[0x11, 1, 0, 0]));
-        let told = terminate_of(&peer.expect_fpdu());
-        assert_eq!((told.layer, told.etype), (1, 2));
+        let terminate = terminate_of(&peer.expect_fpdu());
+        assert_eq!((terminate.layer, terminate.etype), (1, 2));
         assert!(!end.ended().reason.unwrap().from_peer);
     }
     let end = End::new();
@@ -362,11 +362,11 @@ fn the_first_error_ends_the_stream_in_both_directions() {
     bytes.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr(), true, b"late")));
     bytes.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"late")));
     peer.raw(&bytes);
-    // The first of the two is told, with its DDP header and no RDMA header.
-    let told = peer.expect_terminate(0, 2, 0xFF);
-    let quoted = told.ddp_header.unwrap().header().unwrap();
+    // The first of the two is reported, with its DDP header and no RDMA header.
+    let terminate = peer.expect_terminate(0, 2, 0xFF);
+    let quoted = terminate.ddp_header.unwrap().header().unwrap();
     assert!(matches!(quoted, ddp::Header::Untagged(header) if (header.qn, header.msn) == (1, 1)));
-    assert_eq!(told.read_request, None);
+    assert_eq!(terminate.read_request, None);
     let ending = end.ended();
     assert!(!ending.orderly && ending.reason.is_some_and(|reason| !reason.from_peer), "{ending:?}");
     assert!(matches!(end.async_event(), AsyncEvent::QpRequestError { .. }));
@@ -389,8 +389,8 @@ fn a_request_that_cannot_be_built_is_a_terminate_without_headers() {
         });
         let sge = [verbs::Sge { lkey: 0x1234, ..end.sge(0, 4) }];
         end.post(1, op, &sge, SendFlags::SIGNALED).unwrap();
-        let told = peer.expect_terminate(0, 0, 0);
-        assert_eq!((told.segment_len, told.ddp_header, told.read_request), (None, None, None));
+        let terminate = peer.expect_terminate(0, 0, 0);
+        assert_eq!((terminate.segment_len, terminate.ddp_header, terminate.read_request), (None, None, None));
         assert_eq!(end.sent().status, WcStatus::LocalProtection);
         assert!(!end.ended().orderly);
     }
@@ -442,7 +442,7 @@ fn nothing_may_be_posted_behind_a_close() {
 
 // [test:RFC5041-3-10] [test:RFC5041-3-11] [test:RFC5041-6.2.1-04a]
 #[test]
-fn a_graceful_close_is_told_and_answered_in_kind() {
+fn a_graceful_close_is_reported_and_answered_in_kind() {
     let end = End::new();
     let mut peer = responder(&end);
     peer.fin();
@@ -501,7 +501,7 @@ fn atomics_of_several_streams_do_not_disturb_each_other() {
 // [test:RFC7306-5.1.1-02a] [test:RFC7306-5.1.1-02b] [test:RFC7306-5.1.1-03a] [test:RFC7306-5.1.2-03]
 // [test:RFC7306-5.1.2-04] [test:RFC7306-5.1.2-05] [test:RFC7306-5.1.2-06] [test:RFC7306-8.2-06]
 #[test]
-fn an_unaligned_atomic_is_told_to_both_ends_and_changes_nothing() {
+fn an_unaligned_atomic_is_reported_at_both_ends_and_changes_nothing() {
     for (swap, offset) in [(false, 1), (false, 4), (true, 1), (true, 4)] {
         let end = End::new();
         let mut peer = responder_opt(&end, &with_extensions());

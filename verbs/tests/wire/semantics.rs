@@ -45,7 +45,7 @@ fn scatter_and_gather_with_empty_elements() {
     a.sent_ok(3);
     assert!(peek(&b.mr, 8000, expected.len()) == expected);
     assert!(peek(&a.mr, 20_000, 7) == expected[..7] && peek(&a.mr, 30_000, 1293) == expected[7..]);
-    // Inline: several elements, one empty, of memory that nobody registered and that changes at once.
+    // Inline: several elements, one empty, of memory that is not registered and that changes at once.
     let mut text = *b"inline data";
     b.recv(9, 0, 64);
     {
@@ -212,7 +212,7 @@ fn pair_with_srq(receives: u64) -> (End, End, Arc<verbs::Srq>) {
     let b = End::make(&device, &pd, Make { srq: Some(srq.clone()), ..Make::default() });
     let (a, b) = pair_of(End::new(), b, &ConnOptions::default());
     let sge = [b.sge(0, 64)];
-    // SAFETY: the region lives as long as the connection, and nobody else touches it.
+    // SAFETY: the region lives as long as the connection, and nothing else accesses it.
     unsafe { srq.post_recv((0..receives).map(|wr_id| RecvWr { wr_id, sges: &sge })) }.unwrap();
     (a, b, srq)
 }
@@ -880,9 +880,9 @@ fn local_requests_do_not_wait_for_the_peer() {
     end.sent_ok(2);
 }
 
-/// Nobody has to ask for asynchronous events, and peers can cause one with every connection.
+/// A program need not read asynchronous events, and peers can cause one with every connection.
 #[test]
-fn events_that_nobody_asked_for_go_with_their_object() {
+fn unread_events_are_dropped_with_their_object() {
     let none_is_left = |device: &Device| {
         let until = std::time::Instant::now() + Duration::from_secs(10);
         while !device.async_events().is_empty() {

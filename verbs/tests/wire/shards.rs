@@ -1,7 +1,7 @@
 //! A device with several shards: connections between them, control calls while another thread drives, and the end of a device.
 
 use crate::common::{End, Make, loopback, pair_of, plain, responder_opt};
-use crate::peer::{PATIENCE, Peer, tagged};
+use crate::peer::{Peer, TIMEOUT, tagged};
 use llp::tcp::TcpStack;
 use llp::wrap::{Origin, StackHooks, WrappedStack};
 use llp::{Event, Stack, Stream, Token};
@@ -86,7 +86,7 @@ fn a_wait_drives_every_shard_where_no_other_thread_does() {
         }
         if ours.is_some() && theirs.is_some() { Poll::Ready(()) } else { Poll::Pending }
     });
-    device.block_on_for(PATIENCE, both).expect("both ends are established");
+    device.block_on_for(TIMEOUT, both).expect("both ends are established");
 }
 
 /// Hooks whose `poll` can be held, as a long system call holds the thread that drives.
@@ -124,7 +124,7 @@ impl StackHooks for Held {
 
 /// While a thread drives and does not come back, queue pairs without a connection are made, changed, asked and destroyed.
 #[test]
-fn an_unconnected_queue_pair_waits_for_nobody_who_drives() {
+fn an_unconnected_queue_pair_does_not_wait_for_the_driving_thread() {
     let (stack, hold, holds) = Held::stack(&Arc::default());
     let options = DeviceOptions { progress: Progress::Manual, shards: Some(1), ..DeviceOptions::default() };
     let device = Device::with_stack(Box::new(stack), options).unwrap();
@@ -187,7 +187,7 @@ fn a_dropped_device_has_released_its_stack() {
 
 /// Peers that begin an FPDU and fall silent, so many that the receive memory budget is used up, do not keep others from being read.
 #[test]
-fn silent_peers_inside_an_fpdu_stop_nobody_else() {
+fn silent_peers_inside_an_fpdu_do_not_block_others() {
     let limits = Limits { max_held_bytes: 1 << 20, ..Limits::default() };
     let device = device(TcpStack::new().unwrap(), 2, limits);
     let silent: Vec<(End, Peer)> = (0..40)
@@ -206,7 +206,7 @@ fn silent_peers_inside_an_fpdu_stop_nobody_else() {
         peer.send(b"well-behaved");
         end.received_ok(id);
     }
-    // Some of the others were ended, and each of those is told.
+    // Some of the others were ended, and each of those is reported.
     let ended = silent.iter().filter(|(end, _)| end.qp.state() == QpState::Err).count();
     assert!((1..40).contains(&ended), "{ended} of 40 were ended");
 }
@@ -215,7 +215,7 @@ fn silent_peers_inside_an_fpdu_stop_nobody_else() {
 #[test]
 fn a_hang_up_behind_a_parked_send_loses_nothing() {
     let end = End::new();
-    let options = ConnOptions { no_receive_timeout: PATIENCE, close_timeout: PATIENCE, ..plain() };
+    let options = ConnOptions { no_receive_timeout: TIMEOUT, close_timeout: TIMEOUT, ..plain() };
     let mut peer = responder_opt(&end, &options);
     peer.send(b"first");
     peer.send(b"second");

@@ -190,7 +190,7 @@ fn rejection_carries_private_data_both_ways() {
 }
 
 #[test]
-fn listener_that_is_dropped_rejects_requests_nobody_took() {
+fn a_dropped_listener_rejects_pending_requests() {
     let end = End::new();
     let channel = Arc::default();
     let options = Arc::new(plain());
@@ -257,14 +257,14 @@ fn half_open_connections_are_bounded_and_the_listener_lives() {
     let listener = end.listen(&plain());
     let mut first = Peer::connect(listener.local_addr());
     let mut second = Peer::connect(listener.local_addr());
-    // Who has said nothing for the longest time makes room.
+    // The oldest connection without a Request is evicted.
     let mut third = Peer::connect(listener.local_addr());
     assert!(first.rest().is_empty());
     second.raw(&request(1).emit());
     let undecided = end.request();
     third.raw(&request(1).emit());
     let other = end.request();
-    // Both have been heard and wait for the application: nobody makes room, and the newest goes.
+    // Both have sent their Requests and wait for the application: none is evicted, and the newest is cut.
     let mut late = Peer::connect(listener.local_addr());
     assert!(late.rest().is_empty());
     other.reject(b"").unwrap();
@@ -373,7 +373,7 @@ fn a_first_send_that_meets_no_receive_is_a_valid_first_fpdu() {
     let options = ConnOptions { peer_to_peer: true, ..plain() };
     let asked = with(request(2), asks(WRITE));
     let (mut peer, _) = responder_with(&end, &options, &asked);
-    // A peer-to-peer application posts its receives when it hears of the connection.
+    // A peer-to-peer application posts its receives when the connection is reported.
     peer.send(b"first");
     end.established();
     end.send(1, 0, 4);
@@ -524,7 +524,7 @@ fn illegal_options_fail_before_a_connection_is_begun() {
 }
 
 #[test]
-fn nobody_listens() {
+fn a_closed_port_refuses() {
     let addr = { Port::new().addr() };
     let end = End::new();
     end.connect(addr, &plain());
@@ -572,7 +572,7 @@ fn replies_that_are_none() {
 }
 
 #[test]
-fn a_rejection_is_told_with_its_private_data() {
+fn a_rejection_is_reported_with_its_private_data() {
     for revision in [1, 2] {
         let mut no = frame(FrameKind::Reply, revision, b"busy");
         no.reject = true;
@@ -674,10 +674,10 @@ fn initiator_scales_its_ord_down() {
     assert_eq!((attr.ird, attr.ord), (8, 3));
 }
 
-/// Beside what was made of it, the application hears what the other end said, be it accepted or rejected.
+/// Beside the negotiated values, the application gets the other end's, whether accepted or rejected.
 // [test:RFC6581-9.1-01] [test:RFC6581-9.1-10]
 #[test]
-fn what_the_peer_said_of_its_depths_is_told() {
+fn the_peers_ird_and_ord_are_reported() {
     for said in [Some((3, 40)), None] {
         let data = |frame| match said {
             Some((ird, ord)) => with(frame, enhanced(ird, ord)),
@@ -701,14 +701,14 @@ fn what_the_peer_said_of_its_depths_is_told() {
             let mut peer = port.accept();
             peer.startup_frame();
             peer.raw(&Frame { reject, ..data(reply(revision as u8)) }.emit());
-            let told = match reject {
+            let reported = match reject {
                 false => end.established().peer_ird_ord,
                 true => match end.failed() {
                     Error::Rejected { peer_ird_ord, .. } => peer_ird_ord,
                     other => panic!("{other:?}"),
                 },
             };
-            assert_eq!(told, said, "rejected: {reject}");
+            assert_eq!(reported, said, "rejected: {reject}");
         }
     }
 }
@@ -781,7 +781,7 @@ fn rtr_of_every_kind_as_initiator() {
 
 /// Posted before the Reply's bytes have been served, but after the connection stands: the RTR message is still the first.
 #[test]
-fn initiator_without_rtr_sends_when_told() {
+fn initiator_without_rtr_sends_after_a_post() {
     let end = End::new();
     let mut peer = crate::common::initiator(&end);
     peer.expect_silence(80);
@@ -863,9 +863,9 @@ fn with_crc_off_the_field_is_not_looked_at() {
     assert_eq!(end.received_ok(1).byte_len, 4);
 }
 
-// ---------------------------------------------------------------- recognition
+// ---------------------------------------------------------------- capability exchange
 
-fn recognising() -> ConnOptions {
+fn exchanging() -> ConnOptions {
     ConnOptions { capabilities: CapabilityExchange::On, ..plain() }
 }
 
@@ -877,10 +877,10 @@ fn is_foreign(end: &End) -> bool {
 }
 
 #[test]
-fn an_echo_or_zeroes_pass_for_nobody() {
+fn an_echo_or_zeroes_are_not_recognised_as_uiw() {
     for zero in [false, true] {
         let end = End::new();
-        let (mut peer, _) = initiator_opt(&end, &recognising(), |_| with(reply(2), enhanced(4, 4)));
+        let (mut peer, _) = initiator_opt(&end, &exchanging(), |_| with(reply(2), enhanced(4, 4)));
         let hello = peer.next().unwrap();
         assert!(hello.is_empty_write());
         let (stag, to) = if zero { (0, 0) } else { (hello.tagged().stag.0, hello.tagged().to) };
@@ -890,9 +890,9 @@ fn an_echo_or_zeroes_pass_for_nobody() {
 }
 
 #[test]
-fn a_silent_peer_is_foreign_in_the_end_and_hears_the_hello_again() {
+fn the_capability_request_is_repeated_until_a_silent_peer_counts_as_foreign() {
     let end = End::new();
-    let (mut peer, _) = initiator_opt(&end, &recognising(), |_| with(reply(2), enhanced(4, 4)));
+    let (mut peer, _) = initiator_opt(&end, &exchanging(), |_| with(reply(2), enhanced(4, 4)));
     let first = peer.next().unwrap();
     for _ in 0..2 {
         let again = peer.next().unwrap();
@@ -903,9 +903,9 @@ fn a_silent_peer_is_foreign_in_the_end_and_hears_the_hello_again() {
 }
 
 #[test]
-fn the_hello_stops_with_the_first_inbound_fpdu() {
+fn the_capability_request_stops_with_the_first_inbound_fpdu() {
     let end = End::new();
-    let (mut peer, _) = initiator_opt(&end, &recognising(), |_| with(reply(2), enhanced(4, 4)));
+    let (mut peer, _) = initiator_opt(&end, &exchanging(), |_| with(reply(2), enhanced(4, 4)));
     peer.next().unwrap();
     end.recv(1, 0, 64);
     peer.send(b"x");
@@ -917,9 +917,9 @@ fn the_hello_stops_with_the_first_inbound_fpdu() {
     peer.expect_silence(150);
 }
 
-/// A scripted peer that answers as one of ours would, with the answer taken from our own responder.
+/// A scripted peer that answers as a uiw peer, with the answer computed by a uiw responder.
 #[test]
-fn two_of_ours_know_each_other_over_every_rtr() {
+fn two_uiw_peers_recognise_each_other_over_every_rtr() {
     for rtr in [WRITE, READ, SEND, RtrKinds::ALL] {
         let options = ConnOptions { rtr, ..ConnOptions::default() };
         let (client, server) = pair_of(End::new(), End::new(), &options);
@@ -932,7 +932,7 @@ fn two_of_ours_know_each_other_over_every_rtr() {
 }
 
 #[test]
-fn two_of_ours_know_each_other_without_rtr_and_at_revision_1() {
+fn two_uiw_peers_recognise_each_other_without_rtr_and_at_revision_1() {
     for options in [
         ConnOptions { peer_to_peer: false, ..ConnOptions::default() },
         ConnOptions { revision: Revision::One, ..ConnOptions::default() },
@@ -945,13 +945,13 @@ fn two_of_ours_know_each_other_without_rtr_and_at_revision_1() {
     }
 }
 
-/// The answer to the RTR Read may arrive before the answer to the hello.
+/// The answer to the RTR Read may arrive before the answer to the capability request.
 #[test]
 fn the_answer_to_an_rtr_read_does_not_make_a_peer_foreign() {
-    // What one of ours answers, learnt from one of ours: hello in, answer out.
+    // The answer of a uiw peer, obtained from one: capability request in, answer out.
     let teacher = End::new();
-    let (mut oracle, _) = responder_with(&teacher, &recognising(), &with(request(2), enhanced(4, 4)));
-    let options = ConnOptions { peer_to_peer: true, rtr: READ, ..recognising() };
+    let (mut oracle, _) = responder_with(&teacher, &exchanging(), &with(request(2), enhanced(4, 4)));
+    let options = ConnOptions { peer_to_peer: true, rtr: READ, ..exchanging() };
     let end = End::new();
     let (mut peer, _) = initiator_opt(&end, &options, |_| with(reply(2), asks(READ)));
     let rtr = peer.next().unwrap().read_request();
@@ -971,25 +971,25 @@ fn responder_takes_a_foreign_initiator_for_what_it_is() {
     for rtr in [false, true] {
         let end = End::new();
         let (options, data) = if rtr {
-            (ConnOptions { peer_to_peer: true, ..recognising() }, asks(RtrKinds::ALL))
+            (ConnOptions { peer_to_peer: true, ..exchanging() }, asks(RtrKinds::ALL))
         } else {
-            (recognising(), enhanced(4, 4))
+            (exchanging(), enhanced(4, 4))
         };
         let (mut peer, _) = responder_with(&end, &options, &with(request(2), data));
         peer.empty_write();
         end.established();
         assert!(is_foreign(&end));
     }
-    // A Send instead of a hello.
+    // A Send instead of a capability request.
     let end = End::new();
     end.recv(1, 0, 64);
-    let (mut peer, _) = responder_with(&end, &recognising(), &with(request(2), enhanced(4, 4)));
+    let (mut peer, _) = responder_with(&end, &exchanging(), &with(request(2), enhanced(4, 4)));
     peer.send(b"x");
     end.established();
     assert!(is_foreign(&end));
     // An RTR Send and then silence.
     let end = End::new();
-    let options = ConnOptions { peer_to_peer: true, ..recognising() };
+    let options = ConnOptions { peer_to_peer: true, ..exchanging() };
     let (mut peer, _) = responder_with(&end, &options, &with(request(2), asks(SEND)));
     peer.send(b"");
     end.established();
@@ -997,7 +997,7 @@ fn responder_takes_a_foreign_initiator_for_what_it_is() {
 }
 
 #[test]
-fn recognition_off_says_nothing_and_assume_needs_no_answer() {
+fn without_capability_exchange_nothing_is_sent_and_assume_needs_no_answer() {
     let end = End::new();
     let mut peer = crate::common::initiator(&end);
     assert!(is_foreign(&end));
@@ -1008,7 +1008,7 @@ fn recognition_off_says_nothing_and_assume_needs_no_answer() {
     end.op(1, SendOp::FetchAdd { remote: verbs::Remote::default(), add: 1, mask: 0 }, 0, 8);
     assert_eq!(peer.next().unwrap().opcode(), Opcode::AtomicRequest);
     end.op(2, SendOp::SendImm { imm: 1 }, 0, 8);
-    // Send with immediate is nobody's but ours.
+    // Send with immediate exists between uiw peers only.
     let wc = end.sent();
     assert_ne!(wc.status, verbs::WcStatus::Success);
 }
@@ -1035,7 +1035,7 @@ fn a_refused_peer_is_asked_again_until_it_listens() {
         let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let (server, own) = (free(), free());
         let end = End::new();
-        let options = Arc::new(ConnOptions { refused_patience: Duration::from_secs(10), ..plain() });
+        let options = Arc::new(ConnOptions { refused_retry_time: Duration::from_secs(10), ..plain() });
         let local = port_given.then_some(own);
         verbs::cm::connect(&end.qp, local, server, &options, b"", &end.channel).unwrap();
         for _ in 0..100 {
@@ -1052,29 +1052,29 @@ fn a_refused_peer_is_asked_again_until_it_listens() {
 }
 
 #[test]
-fn patience_with_a_refusing_peer_ends() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+fn retries_of_a_refused_connection_end() {
+    let closed_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let end = End::new();
-    end.connect(nobody, &ConnOptions { refused_patience: Duration::from_millis(20), ..plain() });
+    end.connect(closed_port, &ConnOptions { refused_retry_time: Duration::from_millis(20), ..plain() });
     let error = end.failed();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
-    // The queue pair is free for somebody who listens.
+    // The queue pair is free for a peer that listens.
     initiator_opt(&end, &plain(), |_| with(reply(2), enhanced(4, 4)));
 }
 
-/// On loopback the system may choose the port at which nobody listens as the local one: TCP connects to itself then.
+/// On loopback the system may choose the port without a listener as the local one: TCP connects to itself then.
 #[test]
 fn a_connection_of_tcp_to_itself_is_a_refusal() {
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let end = End::new();
-    let options = Arc::new(ConnOptions { refused_patience: Duration::ZERO, ..plain() });
-    verbs::cm::connect(&end.qp, Some(nobody), nobody, &options, b"", &end.channel).unwrap();
+    let options = Arc::new(ConnOptions { refused_retry_time: Duration::ZERO, ..plain() });
+    verbs::cm::connect(&end.qp, Some(closed_port), closed_port, &options, b"", &end.channel).unwrap();
     let error = end.failed();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
 }
 
 #[test]
-fn who_accepts_chooses_the_congestion_control_of_its_direction() {
+fn the_acceptor_chooses_the_congestion_control_of_its_direction() {
     let named = |name: &str| {
         let mut options = ConnOptions::default();
         options.stream.congestion = Some(name.to_owned());

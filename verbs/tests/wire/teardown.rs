@@ -1,7 +1,7 @@
 //! Memory and objects that go away while peers use them.
 
 use crate::common::{ALL, End, Make, pair, peek, plain, responder, responder_opt};
-use crate::peer::{PATIENCE, Peer, tagged};
+use crate::peer::{Peer, TIMEOUT, tagged};
 use rdmap::Opcode;
 use std::collections::VecDeque;
 use std::io::Write;
@@ -35,7 +35,7 @@ impl Lent {
         self.mr.take().unwrap().deregister().map_err(|(error, _)| error).unwrap();
     }
 
-    /// Ours again: nobody may touch it.
+    /// Owned by the test again: nothing else may access it.
     fn bytes(&mut self) -> &mut [u8] {
         assert!(self.mr.is_none());
         // SAFETY: no region is left over the bytes, so this is the only way to them.
@@ -51,7 +51,7 @@ impl Drop for Lent {
     }
 }
 
-/// Writes all over a region of `len` bytes, again and again, until the stream is gone.
+/// Writes all over a region of `len` bytes, repeatedly, until the stream is gone.
 fn write_on(peer: &mut Peer, stag: u32, at: u64, len: usize, stop: &AtomicBool) -> u64 {
     let mut written = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -68,12 +68,12 @@ fn write_on(peer: &mut Peer, stag: u32, at: u64, len: usize, stop: &AtomicBool) 
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
+        assert!(start.elapsed() < TIMEOUT, "{what}");
         std::thread::yield_now();
     }
 }
 
-/// Not a single byte is placed once `deregister` has returned, and the peer is told.
+/// Not a single byte is placed once `deregister` has returned, and the peer gets an error.
 // [test:RFC5040-8.1.1-07]
 #[test]
 fn deregistration_during_a_peers_writes() {
@@ -101,8 +101,8 @@ fn deregistration_during_a_peers_writes() {
             if let Some(segment) =
                 std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| peer.next())).ok().flatten()
             {
-                let told = crate::peer::terminate_of(&segment);
-                assert_eq!((told.layer, told.etype, told.code), (1, 1, 0));
+                let terminate = crate::peer::terminate_of(&segment);
+                assert_eq!((terminate.layer, terminate.etype, terminate.code), (1, 1, 0));
             }
             assert!(matches!(end.async_event(), AsyncEvent::QpAccessError { .. }));
         });
@@ -206,7 +206,7 @@ fn everything_may_go_in_every_order_from_several_threads() {
                     });
                 }
             });
-            until("the stream stands, with nobody to hold it", || writer.is_finished());
+            until("the stream exists without an owner", || writer.is_finished());
         });
         let touched = bytes.iter().filter(|byte| byte.load(Ordering::Relaxed) != Watched::OURS).count();
         assert_eq!(touched, 0, "bytes of a region that was gone, in order {order}");

@@ -95,7 +95,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn names_tell_rows_apart() {
+    fn names_of_rows_are_distinct() {
         let trips = [ping_pong("send", 64), ping_pong("send", 4096)];
         let names: BTreeSet<_> = STREAMS.iter().chain(&trips).map(Case::name).collect();
         assert_eq!(names.len(), STREAMS.len() + trips.len());

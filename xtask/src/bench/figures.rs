@@ -1,4 +1,4 @@
-//! Figures of rounds, and the table of who is ahead of whom: what `bench peers` and `bench siw` print.
+//! Figures of rounds, and the table of ratios between stacks: what `bench peers` and `bench siw` print.
 
 use serde_json::{Value, json};
 
@@ -36,7 +36,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Debug)]
 pub(crate) struct Measured {
     /// Whose it is; [`UIW`] is ours.
-    pub(crate) who: &'static str,
+    pub(crate) stack: &'static str,
     pub(crate) value: f64,
     /// Our figure of the same round.
     pub(crate) ours: f64,
@@ -70,13 +70,13 @@ impl Format {
                 println!("{with}");
                 println!(
                     "{:<24} {:<26} {:>16}  {:<26} {:>9}  quartiles",
-                    "row", "who", "median", "quartiles", "uiw ahead"
+                    "row", "stack", "median", "quartiles", "uiw ahead"
                 );
             }
             Self::Markdown => {
                 println!("{with}\n");
                 println!(
-                    "| row | who | median | quartiles | uiw ahead | quartiles |\n|---|---|---|---|---|---|"
+                    "| row | stack | median | quartiles | uiw ahead | quartiles |\n|---|---|---|---|---|---|"
                 );
             }
             Self::Json => {}
@@ -84,7 +84,7 @@ impl Format {
     }
 }
 
-/// A measured row: one operation and size, several who do it.
+/// A measured row: one operation and size, several stacks.
 pub(crate) struct Row {
     pub(crate) name: String,
     pub(crate) kind: Kind,
@@ -95,7 +95,7 @@ pub(crate) struct Row {
 
 /// One line of the table.
 struct Line {
-    who: &'static str,
+    stack: &'static str,
     value: Spread,
     /// How many times as good as this one we are; above 1 we are ahead.
     ahead: Option<Spread>,
@@ -106,22 +106,22 @@ impl Row {
     fn lines(&self) -> Vec<Line> {
         let mut names: Vec<&'static str> = Vec::new();
         for measured in self.rounds.iter().flatten() {
-            if !names.contains(&measured.who) {
-                names.push(measured.who);
+            if !names.contains(&measured.stack) {
+                names.push(measured.stack);
             }
         }
-        // Whoever began, we stand first.
+        // uiw stands first, whatever the order of the measurements.
         names.sort_by_key(|name| *name != UIW);
-        let line = |who: &'static str| {
+        let line = |stack: &'static str| {
             let of = |figure: &dyn Fn(&Measured) -> f64| {
-                let those = self.rounds.iter().flatten().filter(|measured| measured.who == who);
+                let those = self.rounds.iter().flatten().filter(|measured| measured.stack == stack);
                 Spread::of(those.map(figure).collect())
             };
             let ahead = |measured: &Measured| match self.kind {
                 Kind::Throughput => measured.ours / measured.value,
                 Kind::RoundTrip => measured.value / measured.ours,
             };
-            Line { who, value: of(&|measured| measured.value), ahead: (who != UIW).then(|| of(&ahead)) }
+            Line { stack, value: of(&|measured| measured.value), ahead: (stack != UIW).then(|| of(&ahead)) }
         };
         names.into_iter().map(line).collect()
     }
@@ -138,7 +138,7 @@ impl Row {
     /// Prints its lines.
     pub(crate) fn print(&self, format: Format) {
         for line in self.lines() {
-            let Line { who, value, ahead } = line;
+            let Line { stack, value, ahead } = line;
             let median = self.text(value.median);
             let range = format!("{} to {}", self.text(value.q1), self.text(value.q3));
             let ratio = ahead.map_or(String::new(), |ahead| format!("{:.2}", ahead.median));
@@ -146,22 +146,24 @@ impl Row {
             let name = &self.name;
             match format {
                 Format::Plain => {
-                    println!("{name:<24} {who:<26} {median:>16}  {range:<26} {ratio:>9}  {ratios}");
+                    println!("{name:<24} {stack:<26} {median:>16}  {range:<26} {ratio:>9}  {ratios}");
                 }
-                Format::Markdown => println!("| {name} | {who} | {median} | {range} | {ratio} | {ratios} |"),
-                Format::Json => println!("{}", self.json(who, &value, ahead.as_ref())),
+                Format::Markdown => {
+                    println!("| {name} | {stack} | {median} | {range} | {ratio} | {ratios} |");
+                }
+                Format::Json => println!("{}", self.json(stack, &value, ahead.as_ref())),
             }
         }
     }
 
-    fn json(&self, who: &str, value: &Spread, ahead: Option<&Spread>) -> Value {
+    fn json(&self, stack: &str, value: &Spread, ahead: Option<&Spread>) -> Value {
         let spread = |spread: &Spread| json!({"median": spread.median, "q1": spread.q1, "q3": spread.q3});
         let unit = match self.kind {
             Kind::Throughput => "messages_per_second",
             Kind::RoundTrip => "round_trip_us",
         };
         json!({
-            "row": self.name, "size": self.size, "who": who, "rounds": self.rounds.len(),
+            "row": self.name, "size": self.size, "stack": stack, "rounds": self.rounds.len(),
             unit: spread(value), "uiw_ahead": ahead.map(spread),
         })
     }
@@ -188,10 +190,10 @@ impl Slice {
             "latency" => Kind::RoundTrip,
             _ => Kind::Throughput,
         };
-        let figure = |who: &str| match kind {
-            Kind::RoundTrip => value["round_trip_us_p50"][who]["median"].as_f64(),
+        let figure = |stack: &str| match kind {
+            Kind::RoundTrip => value["round_trip_us_p50"][stack]["median"].as_f64(),
             Kind::Throughput => {
-                value["bytes_per_second"][who]["median"].as_f64().map(|bytes| bytes / f64::from(size))
+                value["bytes_per_second"][stack]["median"].as_f64().map(|bytes| bytes / f64::from(size))
             }
         };
         Some(Self {
@@ -211,13 +213,13 @@ impl Slice {
     /// Ours and raw TCP's figures.
     pub(crate) fn measured(&self) -> Vec<Measured> {
         let ours = self.ours;
-        let mut all = vec![Measured { who: UIW, value: ours, ours }];
+        let mut all = vec![Measured { stack: UIW, value: ours, ours }];
         let raw = match self.kind {
             Kind::Throughput => "raw TCP, large writes",
             Kind::RoundTrip => "raw TCP",
         };
-        all.push(Measured { who: raw, value: self.raw, ours });
-        all.extend(self.one_by_one.map(|value| Measured { who: "raw TCP, one by one", value, ours }));
+        all.push(Measured { stack: raw, value: self.raw, ours });
+        all.extend(self.one_by_one.map(|value| Measured { stack: "raw TCP, one by one", value, ours }));
         all
     }
 }
@@ -236,10 +238,10 @@ mod tests {
     #[test]
     fn above_one_is_ahead_for_rates_and_for_times() {
         for (kind, ahead) in [(Kind::Throughput, 0.5), (Kind::RoundTrip, 2.0)] {
-            let measured = |who, value| Measured { who, value, ours: 10.0 };
+            let measured = |stack, value| Measured { stack, value, ours: 10.0 };
             let rounds = vec![vec![measured("other", 20.0), measured(UIW, 10.0)]];
             let lines = Row { name: String::new(), kind, size: 64, rounds }.lines();
-            assert_eq!((lines[0].who, lines[0].ahead), (UIW, None));
+            assert_eq!((lines[0].stack, lines[0].ahead), (UIW, None));
             assert_eq!(lines[1].ahead.unwrap().median, ahead);
         }
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask bench hostile`: a server among peers that mean it no good. Its speed to a peer that behaves, measured in pairs
+//! `cargo xtask bench hostile`: a server under attack. Its speed to a well-behaved peer, measured in pairs
 //! before and during each attack; its memory and descriptors before, and when the attackers are gone.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,7 +19,7 @@ const BAR: f64 = 0.5;
 /// How far memory and descriptors may be from before, when all is over.
 const BACK: f64 = 1.1;
 /// The longest that it may take: the start-up time-out and some seconds.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What can be asked for.
 #[derive(clap::Args)]
@@ -172,12 +172,12 @@ impl Server {
         Ok(Held { memory: memory.ok_or("no VmRSS in /proc")?, descriptors: descriptors as u64 })
     }
 
-    /// Waits until it holds what it held before, or patience is over.
+    /// Waits until it holds what it held before, or the time-out expires.
     fn back(&self, before: Held) -> Result<(Held, Duration), String> {
         let begun = Instant::now();
         loop {
             let now = self.held()?;
-            if now.within(before) || begun.elapsed() > PATIENCE {
+            if now.within(before) || begun.elapsed() > TIMEOUT {
                 return Ok((now, begun.elapsed()));
             }
             std::thread::sleep(Duration::from_millis(200));

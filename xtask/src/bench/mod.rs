@@ -22,7 +22,7 @@ pub(crate) enum Bench {
     Speed(speed::Options),
     /// smoltcp over AF_XDP and AF_PACKET beside bare smoltcp and the kernel's TCP
     Stacks(stacks::Options),
-    /// A server among peers that mean it no good: what it serves the others, and what it keeps
+    /// A server under attack: its speed to other peers, and the memory it keeps
     Hostile(hostile::Options),
     /// Instructions, locked instructions and system calls a round under callgrind, beside the committed figures: stable on a busy machine
     Instructions(instructions::Options),

@@ -1,7 +1,7 @@
 //! `cargo xtask bench perftest`: Debian's perftest on our two C libraries beside `uiw perf` and raw TCP, in alternating runs.
 //!
-//! Every round runs perftest connected by rdma_cm, perftest connected by hand, and one slice of `uiw perf --compare`, which
-//! brings raw TCP along; each with the same operation, size, depth and signaling, with CRC. Who comes first changes with every
+//! Every round runs perftest connected by rdma_cm, perftest connected out of band, and one slice of `uiw perf --compare`, which
+//! brings raw TCP along; each with the same operation, size, depth and signaling, with CRC. The order changes with every
 //! round, and only ratios within a round count.
 
 use super::figures::Spread;
@@ -39,7 +39,7 @@ const RUN: f64 = 1.2;
 /// Requests under way.
 const DEPTH: u32 = 128;
 /// The longest that one program may run.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What is measured.
 struct Row {
@@ -143,7 +143,7 @@ impl Bench {
         Command::new(self.prefix.join("bin/uiw"))
     }
 
-    /// One round. Whoever comes first in one comes last in another.
+    /// One round. The order changes from round to round.
     fn round(&self, row: &Row, count: u64, number: usize) -> Result<Round, String> {
         let mut perftest = [0.0; 2];
         let mut uiw = None;
@@ -187,8 +187,8 @@ impl Bench {
         let port = free_port()?;
         let command = || {
             let mut command = self.program();
-            // On an iWARP device perftest's Sends do more than the row says: the receiver writes credits to the sender, who stops
-            // without them (and by hand fails in its very end, as it leaves the region of its credits registered). The wire and
+            // On an iWARP device perftest's Sends do more than the row says: the receiver writes credits to the sender, which stops
+            // without them (and out of band fails at the very end, as it leaves the region of its credits registered). The wire and
             // what completions say are the same for the other personas, unless they wait for the peer.
             let persona = if by_rdma_cm && row.op != "send" { "iwarp" } else { "roce" };
             command.args([
@@ -257,7 +257,7 @@ fn free_port() -> Result<u16, String> {
 }
 
 fn wait_listening(server: &mut Child, port: u16) -> Result<(), String> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     let hex = format!(":{port:04X}");
     let listens = |line: &str| {
         let words: Vec<_> = line.split_whitespace().collect();
@@ -280,7 +280,7 @@ fn wait_listening(server: &mut Child, port: u16) -> Result<(), String> {
 }
 
 fn wait_end(server: &mut Child) -> Result<(), String> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         match server.try_wait() {
             Ok(Some(status)) if status.success() => return Ok(()),
@@ -298,7 +298,7 @@ fn print(row: &Row, rounds: &[Round], markdown: bool) -> bool {
     let uiw_raw = of(&|round| round.uiw / round.raw).median;
     let noise = of(&|round| round.noise).median;
     let mut reached = true;
-    for (how, name) in ["-R", "by hand"].into_iter().enumerate() {
+    for (how, name) in ["-R", "out of band"].into_iter().enumerate() {
         let Spread { median, q1, q3 } = of(&|round| round.perftest[how] / round.uiw);
         let raw = of(&|round| round.perftest[how] / round.raw).median;
         reached &= median >= BAR;

@@ -1,7 +1,7 @@
 //! `cargo xtask bench siw`: the Linux kernel's siw driver beside `uiw perf` and raw TCP, all three in the same virtual machine.
 //!
 //! siw is driven by `siwbench` (interop/siw/guest), which posts and signals as `uiw perf` does; both ends of everything are in the
-//! guest, over its loopback. Every round has one run of siw and one slice of `uiw perf --compare`, which brings raw TCP along; who
+//! guest, over its loopback. Every round has one run of siw and one slice of `uiw perf --compare`, which brings raw TCP along; which
 //! begins changes with every round, and only ratios within a round count.
 
 use super::cases::{Case, Pick, ping_pong};
@@ -21,10 +21,10 @@ use std::time::Duration;
 #[command(after_help = "\
 Prints one table: a line for uiw, raw TCP and siw in each row, medians and quartiles of the rounds, and how many times as good
 uiw is, round by round (above 1.00 it is ahead). The guest is emulated in software, so figures are small and noisy: only ratios
-say something. CRC is off at both, as the stock driver has it; with --crc it is on at both, with the driver's lab variant.
+say something. CRC is off at both, as the stock driver has it; with --crc it is on at both, with the driver's tunable variant.
 In round trips each end has a processor of its own.
 Needs what `cargo xtask interop siw` needs, and downloads as much the first time.
-Exit codes: 0 every row was measured, whoever is ahead; 1 a run failed; 2 no such row; 77 this machine lacks something, which is named.")]
+Exit codes: 0 every row was measured, whatever the ratios; 1 a run failed; 2 no such row; 77 this machine lacks something, which is named.")]
 pub(crate) struct Options {
     #[command(flatten)]
     pick: Pick,
@@ -39,7 +39,7 @@ pub(crate) struct Options {
 /// Seconds of one run of siw: those of a slice of `uiw perf --compare`.
 const SECONDS: &str = "0.2";
 /// The longest that one run may take in the emulated guest.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Tries of a run: siw loses a connection at times.
 const TRIES: usize = 3;
 
@@ -109,7 +109,7 @@ impl Both {
     /// A guest with the driver; another one if there is none.
     fn ready(&mut self) -> Result<()> {
         self.bench.apply(&Setting::USUAL)?;
-        if self.crc { self.bench.lab(&[("mpa_crc_required", "1")]) } else { Ok(()) }
+        if self.crc { self.bench.tunable(&[("mpa_crc_required", "1")]) } else { Ok(()) }
     }
 
     fn round(&mut self, case: &Case, number: u8) -> Result<Vec<Measured>> {
@@ -121,7 +121,7 @@ impl Both {
             (self.siw(case)?, slice)
         };
         let mut all = slice.measured();
-        all.push(Measured { who: "siw", value: siw, ours: slice.ours() });
+        all.push(Measured { stack: "siw", value: siw, ours: slice.ours() });
         Ok(all)
     }
 
@@ -134,11 +134,11 @@ impl Both {
         let own = self.bench.guest_own(Family::V4)?;
         let [client, server] = pins(case);
         let command = format!("{server}uiw perf serve --listen {own}:{SPARE}");
-        let server = self.bench.serve_guest(&command, SPARE, PATIENCE)?;
+        let server = self.bench.serve_guest(&command, SPARE, TIMEOUT)?;
         let script = format!(
             "{client}uiw perf --compare --slices 1 --json --crc {crc} --op {op} --size {size} {how} {own}:{SPARE} 2>&1"
         );
-        let output = self.bench.guest().run(&script, PATIENCE)?;
+        let output = self.bench.guest().run(&script, TIMEOUT)?;
         let _ = server.kill();
         let slice = Slice::read(&output.out, *size).filter(|slice| slice.kind == case.kind());
         slice.ok_or_else(|| Error::Failed(format!("uiw perf in the guest: {}", output.last_line())))
@@ -166,10 +166,10 @@ impl Both {
         let own = self.bench.guest_own(Family::V4)?;
         let [client, server] = pins(case);
         let command = format!("{server}siwbench serve {own} {SPARE}");
-        let server = self.bench.serve_guest(&command, SPARE, PATIENCE)?;
+        let server = self.bench.serve_guest(&command, SPARE, TIMEOUT)?;
         let how = if *latency { "lat" } else { "bw" };
         let script = format!("{client}siwbench run {own} {SPARE} {op} {size} {depth} {how} {SECONDS} 2>&1");
-        let output = self.bench.guest().run(&script, PATIENCE)?;
+        let output = self.bench.guest().run(&script, TIMEOUT)?;
         let Some(figure) = figure(&output.out).filter(|_| output.is_ok()) else {
             let server = server.kill();
             return Err(Error::Failed(format!("{}; its server: {}", output.last_line(), server.last_line())));

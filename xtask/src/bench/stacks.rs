@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode};
 #[command(after_help = "\
 Needs root, for network namespaces of its own. Prints one line a row: the median of the ratios slice by slice with their range, the bar,
 the noise (theirs over theirs of the same rounds) and both figures. The three take turns at coming first. On emulated paths ours is
-beside the line's rate, and the noise is that of the kernel's TCP over the same path; what share of the line that has tells what the
+beside the line's rate, and the noise is that of the kernel's TCP over the same path; its share of the line shows what the
 emulator can carry here. A row is repeated up to five times until its noise is within 0.95 to 1.05. smoltcp's congestion control is
 cubic, ours and the bare one. Exit code 1 when a row is below its bar or never was quiet.")]
 pub(crate) struct Options {
@@ -32,9 +32,9 @@ pub(crate) struct Options {
     markdown: bool,
 }
 
-/// Who is measured.
+/// The stack that is measured.
 #[derive(Clone, Copy)]
-enum Who {
+enum Subject {
     /// `uiw perf` over a stack: `xdp`, `packet` or `tcp`.
     Uiw(&'static str, &'static str),
     /// smoltcp alone over AF_XDP.
@@ -45,7 +45,7 @@ enum Who {
     TcpPing(&'static str),
 }
 
-impl Who {
+impl Subject {
     fn name(self) -> String {
         match self {
             Self::Uiw(stack, _) => format!("uiw over {stack}"),
@@ -60,7 +60,7 @@ impl Who {
 enum Beside {
     /// What they do.
     Them,
-    /// A rate in bytes a second that is known; what they do is told.
+    /// A rate in bytes a second that is known; what they do is reported.
     Line(f64),
 }
 
@@ -71,8 +71,8 @@ struct Row {
     v6: bool,
     /// Options of an emulator in between.
     path: &'static [&'static str],
-    ours: Who,
-    theirs: Who,
+    ours: Subject,
+    theirs: Subject,
     beside: Beside,
     bar: Bar,
 }
@@ -82,48 +82,76 @@ const PATH: &[&str] = &["--delay", "5ms", "--rate", "1Gbit", "--queue", "1500000
 const WRITE: &str = "--op write --size 1M";
 const LINE: Beside = Beside::Line(125e6);
 
-const fn row(name: &'static str, mtu: u32, ours: Who, theirs: Who, bar: Bar) -> Row {
+const fn row(name: &'static str, mtu: u32, ours: Subject, theirs: Subject, bar: Bar) -> Row {
     Row { name, mtu, v6: false, path: &[], ours, theirs, beside: Beside::Them, bar }
 }
 
-const fn path(name: &'static str, ours: Who, theirs: Who) -> Row {
+const fn path(name: &'static str, ours: Subject, theirs: Subject) -> Row {
     Row { name, mtu: 1500, v6: false, path: PATH, ours, theirs, beside: LINE, bar: Bar::AtLeast(0.90) }
 }
 
 const ROWS: &[Row] = &[
-    row("xdp, bare smoltcp, MTU 1500", 1500, Who::Uiw("xdp", WRITE), Who::Smoltcp, Bar::AtLeast(0.90)),
-    row("xdp, bare smoltcp, MTU 3498", 3498, Who::Uiw("xdp", WRITE), Who::Smoltcp, Bar::AtLeast(0.90)),
-    row("packet, kernel TCP cubic", 1500, Who::Uiw("packet", WRITE), Who::Tcp("cubic"), Bar::AtLeast(1.0)),
-    row("packet, kernel TCP bbr", 1500, Who::Uiw("packet", WRITE), Who::Tcp("bbr"), Bar::AtLeast(1.0)),
+    row(
+        "xdp, bare smoltcp, MTU 1500",
+        1500,
+        Subject::Uiw("xdp", WRITE),
+        Subject::Smoltcp,
+        Bar::AtLeast(0.90),
+    ),
+    row(
+        "xdp, bare smoltcp, MTU 3498",
+        3498,
+        Subject::Uiw("xdp", WRITE),
+        Subject::Smoltcp,
+        Bar::AtLeast(0.90),
+    ),
+    row(
+        "packet, kernel TCP cubic",
+        1500,
+        Subject::Uiw("packet", WRITE),
+        Subject::Tcp("cubic"),
+        Bar::AtLeast(1.0),
+    ),
+    row(
+        "packet, kernel TCP bbr",
+        1500,
+        Subject::Uiw("packet", WRITE),
+        Subject::Tcp("bbr"),
+        Bar::AtLeast(1.0),
+    ),
     Row {
         v6: true,
         ..row(
             "packet IPv6, kernel TCP cubic",
             1500,
-            Who::Uiw("packet", WRITE),
-            Who::Tcp("cubic"),
+            Subject::Uiw("packet", WRITE),
+            Subject::Tcp("cubic"),
             Bar::AtLeast(1.0),
         )
     },
     row(
         "xdp ping-pong, kernel TCP cubic",
         1500,
-        Who::Uiw("xdp", "--op write --size 64 --latency --spin"),
-        Who::TcpPing("cubic"),
+        Subject::Uiw("xdp", "--op write --size 64 --latency --spin"),
+        Subject::TcpPing("cubic"),
         Bar::AtMost(0.60),
     ),
     path(
         "1 Gbit/s 10 ms, kernel TCP cubic",
-        Who::Uiw("tcp", "--op write --size 1M --depth 8 --congestion cubic"),
-        Who::Tcp("cubic"),
+        Subject::Uiw("tcp", "--op write --size 1M --depth 8 --congestion cubic"),
+        Subject::Tcp("cubic"),
     ),
     path(
         "1 Gbit/s 10 ms, kernel TCP bbr",
-        Who::Uiw("tcp", "--op write --size 1M --depth 8 --congestion bbr"),
-        Who::Tcp("bbr"),
+        Subject::Uiw("tcp", "--op write --size 1M --depth 8 --congestion bbr"),
+        Subject::Tcp("bbr"),
     ),
-    path("1 Gbit/s 10 ms, packet", Who::Uiw("packet", "--op write --size 1M --depth 8"), Who::Tcp("cubic")),
-    path("1 Gbit/s 10 ms, xdp", Who::Uiw("xdp", "--op write --size 1M --depth 8"), Who::Tcp("cubic")),
+    path(
+        "1 Gbit/s 10 ms, packet",
+        Subject::Uiw("packet", "--op write --size 1M --depth 8"),
+        Subject::Tcp("cubic"),
+    ),
+    path("1 Gbit/s 10 ms, xdp", Subject::Uiw("xdp", "--op write --size 1M --depth 8"), Subject::Tcp("cubic")),
 ];
 
 /// Where the programs are.
@@ -233,15 +261,21 @@ impl Place {
 }
 
 /// One slice: bytes a second, or microseconds of a round trip.
-fn slice(who: Who, place: &Place, row: &Row, seconds: f64, programs: &Programs) -> Result<f64, String> {
+fn slice(
+    subject: Subject,
+    place: &Place,
+    row: &Row,
+    seconds: f64,
+    programs: &Programs,
+) -> Result<f64, String> {
     let (port, seconds) = (free_port(), seconds.to_string());
     // On the path: more than the product of bandwidth and delay (1.25 MB), less than that and the queue together. A veth holds 256
     // frames: a window of AF_XDP beyond that is lost when the receiver is late, and smoltcp alone recovers after a second.
     let buffer = match (row.path.is_empty(), row.mtu) {
-        (true, 1500) if matches!(row.theirs, Who::Smoltcp) => "256K",
-        (true, _) if matches!(row.theirs, Who::Smoltcp) => "512K",
+        (true, 1500) if matches!(row.theirs, Subject::Smoltcp) => "256K",
+        (true, _) if matches!(row.theirs, Subject::Smoltcp) => "512K",
         // The kernel's TCP beside it takes windows of up to 6 MB by itself.
-        (true, _) if matches!(row.ours, Who::Uiw("packet", _)) => "4M",
+        (true, _) if matches!(row.ours, Subject::Uiw("packet", _)) => "4M",
         (true, _) => "1M",
         (false, _) => "2M",
     };
@@ -265,20 +299,20 @@ fn slice(who: Who, place: &Place, row: &Row, seconds: f64, programs: &Programs) 
     let rate = |value: Value| value["bytes_per_second"].as_f64().ok_or_else(|| format!("no rate in {value}"));
     let trip =
         |value: Value| value["round_trip_us"]["p50"].as_f64().ok_or_else(|| format!("no trip in {value}"));
-    match who {
-        Who::Tcp(congestion) => {
+    match subject {
+        Subject::Tcp(congestion) => {
             let sizes = ["64000", "262144"].map(|size| tcp(congestion, "connect", size).and_then(rate));
             let [a, b] = sizes;
             Ok(a?.max(b?))
         }
-        Who::TcpPing(congestion) => tcp(congestion, "ping", "64").and_then(trip),
-        Who::Smoltcp => {
+        Subject::TcpPing(congestion) => tcp(congestion, "ping", "64").and_then(trip),
+        Subject::Smoltcp => {
             let server = bare(&["smoltcp", &own("xdp", 11), "listen", &port.to_string()]);
             let to = server_at(11);
             let client = bare(&["smoltcp", &own("xdp", 12), "connect", &to, &seconds]);
             place.pair(server, "listening", client).and_then(rate)
         }
-        Who::Uiw(kind, args) => {
+        Subject::Uiw(kind, args) => {
             let spec = |host| if kind == "tcp" { "tcp".to_owned() } else { own(kind, host) };
             let at = server_at(if kind == "tcp" { 1 } else { 11 });
             let mut server = Command::new(&programs.uiw);
@@ -322,13 +356,13 @@ fn measure(row: &Row, options: &Options, programs: &Programs) -> Result<Measured
 fn once(row: &Row, place: &Place, options: &Options, programs: &Programs) -> Result<Measured, String> {
     let seconds = options.seconds * if row.path.is_empty() { 1.0 } else { 6.0 };
     // Theirs, ours, theirs again.
-    let who = [row.theirs, row.ours, row.theirs];
+    let subject = [row.theirs, row.ours, row.theirs];
     let mut slices = [const { Vec::new() }; 3];
     for round in 0..options.slices {
-        // Whoever comes first in one round comes last in another.
-        for step in 0..who.len() {
-            let turn = (round + step) % who.len();
-            slices[turn].push(slice(who[turn], place, row, seconds, programs)?);
+        // The order changes from round to round.
+        for step in 0..subject.len() {
+            let turn = (round + step) % subject.len();
+            slices[turn].push(slice(subject[turn], place, row, seconds, programs)?);
         }
     }
     let [first, ours, second] = slices;

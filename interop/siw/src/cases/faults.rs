@@ -6,14 +6,14 @@ use crate::bench::Bench;
 use crate::case::{Case, Direction, Setting, Verdict};
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// An order that breaks a rule, what we must understand siw to say, and what siw must say that it got from us (layer, type, code).
 struct Fault {
     name: &'static str,
     order: &'static str,
     siw_says: &'static [&'static str],
-    siw_hears: &'static str,
+    siw_logs: &'static str,
 }
 
 const FAULTS: &[Fault] = &[
@@ -21,64 +21,64 @@ const FAULTS: &[Fault] = &[
         name: "Write with an invalid STag",
         order: "badwrite",
         siw_says: &["(1/1/0x00)"],
-        siw_hears: "layer 1, type 1, code 0",
+        siw_logs: "layer 1, type 1, code 0",
     },
     Fault {
         name: "Write beyond the end",
         order: "outwrite",
         siw_says: &["(1/1/0x01)"],
-        siw_hears: "layer 1, type 1, code 1",
+        siw_logs: "layer 1, type 1, code 1",
     },
     Fault {
         name: "Read with an invalid STag",
         order: "badread",
         siw_says: &["(0/1/0x00)"],
         // siw reads the byte of layer and type by halves the other way round.
-        siw_hears: "layer 1, type 0, code 0",
+        siw_logs: "layer 1, type 0, code 0",
     },
     Fault {
         name: "Read beyond the end",
         order: "outread",
         siw_says: &["(0/1/0x01)"],
-        siw_hears: "layer 1, type 0, code 1",
+        siw_logs: "layer 1, type 0, code 1",
     },
     Fault {
         name: "Write without the right",
         order: "rowrite",
         siw_says: &["(1/1/0x00)"],
-        siw_hears: "layer 1, type 1, code 0",
+        siw_logs: "layer 1, type 1, code 0",
     },
     Fault {
         name: "Read without the right",
         order: "woread",
         // siw does not look at the right to be read (QUIRKS.md).
         siw_says: &["(0/1/0x02)", "(0/1/0x00)", "nothing happened"],
-        siw_hears: "layer 1, type 0, code 2",
+        siw_logs: "layer 1, type 0, code 2",
     },
     Fault {
         name: "Send too long for its receive",
         order: "longsend",
         siw_says: &["(1/2/0x02)", "(1/2/0x05)"],
-        siw_hears: "layer 2, type 1, code 5",
+        siw_logs: "layer 2, type 1, code 5",
     },
     Fault {
         name: "Send without a receive",
         order: "norecv",
         siw_says: &["(1/2/0x02)"],
-        siw_hears: "layer 2, type 1, code 2",
+        siw_logs: "layer 2, type 1, code 2",
     },
     Fault {
         name: "Send with Invalidate of no STag",
         order: "badinv",
         // siw's receive completes in error; its Terminate comes only if siw itself closes then.
         siw_says: &["(0/2/0x09)", "closed", "connection lost"],
-        siw_hears: "layer 1, type 0, code 9",
+        siw_logs: "layer 1, type 0, code 9",
     },
     Fault {
         name: "Write with an STag that was invalidated",
         order: "usedinv",
         siw_says: &["(1/1/0x00)"],
-        siw_hears: "layer 1, type 1, code 0",
+        siw_logs: "layer 1, type 1, code 0",
     },
 ];
 
@@ -94,7 +94,7 @@ pub(super) fn cases() -> Vec<Case> {
     {
         cases.push(
             Case::new(name, move |bench, setting, direction| {
-                let output = converse(bench, setting, direction, &["send:64", order], PATIENCE)?;
+                let output = converse(bench, setting, direction, &["send:64", order], TIMEOUT)?;
                 let over = output.out.lines().any(|line| line.starts_with("ended"));
                 Ok(Verdict::of(over && complete(&output.out), last(&output.out)))
             })
@@ -131,7 +131,7 @@ const WE_TERMINATED: &str = "this end terminated the stream";
 fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Fault) -> Result<Verdict> {
     let order = format!("me.{}:64", fault.order);
     bench.guest().must("dmesg -c > /dev/null")?;
-    let output = converse(bench, setting, direction, &["send:64", &order], PATIENCE)?;
+    let output = converse(bench, setting, direction, &["send:64", &order], TIMEOUT)?;
     let ended =
         output.out.lines().find(|line| line.starts_with("ended")).unwrap_or(output.last_line()).to_owned();
     // siw never completes a receive that its program posts when the stream has just ended (QUIRKS.md).
@@ -147,14 +147,14 @@ fn once(bench: &mut Bench, setting: &Setting, direction: Direction, fault: &Faul
         }
         Direction::Theirs => {
             let log = bench.guest().must("dmesg")?;
-            let heard = log
+            let received = log
                 .lines()
                 .find_map(|line| line.split_once("got TERMINATE. "))
                 .map(|(_, what)| what.to_owned());
             let other = bench.listener_line("connection over", Duration::from_secs(60))?;
-            let right = heard.as_deref().is_some_and(|heard| heard.starts_with(fault.siw_hears));
-            let said = match heard {
-                Some(heard) => format!("siw: got TERMINATE {heard}"),
+            let right = received.as_deref().is_some_and(|received| received.starts_with(fault.siw_logs));
+            let said = match received {
+                Some(received) => format!("siw: got TERMINATE {received}"),
                 None if other.contains(WE_TERMINATED) => format!("{UNREAD}: {other}"),
                 None => format!("siw: got TERMINATE never: {other}"),
             };

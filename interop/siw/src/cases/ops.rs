@@ -49,7 +49,7 @@ const LARGE: &[(&str, &str)] = &[
     ("256 MiB by Read", "read:268435456"),
 ];
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// For the large ones. Both ends give up by themselves when nothing has moved for half a minute, and a wait of theirs ends after ten
 /// minutes in any case; an order has two long waits.
@@ -59,7 +59,7 @@ pub(super) fn cases() -> Vec<Case> {
     let case = |name: &'static str, text: &'static str| {
         Case::new(name, move |bench, setting, direction| {
             let orders: Vec<&str> = text.split_whitespace().collect();
-            converse_and_judge(bench, setting, direction, &orders, PATIENCE)
+            converse_and_judge(bench, setting, direction, &orders, TIMEOUT)
         })
     };
     let mut cases = Vec::new();
@@ -88,7 +88,7 @@ pub(super) fn cases() -> Vec<Case> {
                 Direction::Ours => &["me.read:5000x5x3", "me.read:7001x5x6"],
                 Direction::Theirs => &["you.read:5000x5x3", "you.read:7001x5x6"],
             };
-            converse_and_judge(bench, setting, direction, orders, PATIENCE)
+            converse_and_judge(bench, setting, direction, orders, TIMEOUT)
         })
         .axes(Axes::Crc),
     );
@@ -129,9 +129,9 @@ pub(super) fn converse(
     setting: &Setting,
     direction: Direction,
     orders: &[&str],
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Output> {
-    converse_with(bench, setting, direction, (&[], ""), orders, patience)
+    converse_with(bench, setting, direction, (&[], ""), orders, timeout)
 }
 
 /// As [`converse`], with more arguments for uiw and more keys for siwpeer.
@@ -141,7 +141,7 @@ pub(super) fn converse_with(
     direction: Direction,
     (more, keys): (&[&str], &str),
     orders: &[&str],
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Output> {
     let wire = [&super::wire(setting)[..], more].concat();
     match direction {
@@ -149,13 +149,13 @@ pub(super) fn converse_with(
             bench.partner(setting.family, keys)?;
             let to = bench.guest_at(setting.family, PARTNER)?;
             let args = [&["siwtest", &to][..], orders, &wire].concat();
-            bench.run_uiw(&args, patience)
+            bench.run_uiw(&args, timeout)
         }
         Direction::Theirs => {
             let port = bench.listener(&wire, setting.family)?;
             let host = bench.host(setting.family)?;
             let script = format!("siwpeer run {host} {port} {keys} {}", orders.join(" "));
-            bench.guest().run(&script, patience)
+            bench.guest().run(&script, timeout)
         }
     }
 }

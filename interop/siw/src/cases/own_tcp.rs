@@ -7,7 +7,7 @@ use crate::case::{Axes, Case, Direction, Setting, Verdict};
 use crate::net::Tcp;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Name and orders; each is done by both ends.
 const ORDERS: &[(&str, &str)] = &[
@@ -36,7 +36,7 @@ fn over(
     direction: Direction,
     orders: &str,
 ) -> Result<Verdict> {
-    // A program in front of the kernel's stack gets what the guest sends as it sends it: a packet that a card would cut is lost there.
+    // A program in front of the kernel's stack gets what the guest sends as it sends it: a packet that hardware would segment is lost there.
     let cut = |by: &str| format!("ethtool -K eth0 tso {by} gso {by}");
     let generic = tcp == Tcp::Xdp;
     bench.use_tcp(tcp)?;
@@ -44,7 +44,7 @@ fn over(
         bench.guest().must(&cut("off"))?;
     }
     let orders: Vec<&str> = orders.split_whitespace().collect();
-    let result = converse_and_judge(bench, setting, direction, &orders, PATIENCE);
+    let result = converse_and_judge(bench, setting, direction, &orders, TIMEOUT);
     bench.use_tcp(Tcp::Kernel)?;
     if generic {
         bench.guest().must(&cut("on"))?;

@@ -6,7 +6,7 @@ use crate::case::{Axes, Case, Direction, Setting, Verdict};
 use crate::test_vm::RPING;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = vec![
@@ -35,11 +35,11 @@ fn rping(
         Direction::Ours => {
             let own = bench.guest_own(setting.family)?;
             let server =
-                bench.serve_guest(&format!("rping -s -P -a {own} -p {RPING} -S {size}"), RPING, PATIENCE)?;
+                bench.serve_guest(&format!("rping -s -P -a {own} -p {RPING} -S {size}"), RPING, TIMEOUT)?;
             let to = bench.guest_at(setting.family, RPING)?;
             let mut args = vec!["ping", &to, "--rping", "-c", &rounds, "-s", &size, "--crc", crc, "--json"];
             args.extend(super::profile(setting));
-            let output = bench.run_uiw(&args, PATIENCE)?;
+            let output = bench.run_uiw(&args, TIMEOUT)?;
             drop(server);
             let summary = output.out.lines().last().unwrap_or_default();
             let whole =
@@ -56,7 +56,7 @@ fn rping(
             let host = bench.host(setting.family)?;
             // -V: the client compares what comes back. With -v it would print every round.
             let script = format!("rping -c -a {host} -p {port} -C {rounds} -S {size} -V");
-            let output = bench.guest().run(&script, PATIENCE)?;
+            let output = bench.guest().run(&script, TIMEOUT)?;
             // rping's exit code says whether its teardown went well; what it prints are mismatches and errors.
             let complaint = output.out.lines().find(|line| !line.contains("DISCONNECT"));
             Ok(match complaint {

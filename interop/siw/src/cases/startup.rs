@@ -1,4 +1,4 @@
-//! Setting up connections: private data, rejection, nobody there, revisions, RTR messages, depths, what siw refuses.
+//! Setting up connections: private data, rejection, a closed port, revisions, RTR messages, depths, what siw refuses.
 
 use super::ops::converse_with;
 use crate::bench::Bench;
@@ -8,7 +8,7 @@ use crate::test_vm::{PARTNER, SPARE};
 use crate::{Error, Result};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(25);
+const TIMEOUT: Duration = Duration::from_secs(25);
 
 pub(super) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -28,8 +28,8 @@ pub(super) fn cases() -> Vec<Case> {
         Case::new("private data of 252 bytes: over siw's limit", siws_limit).directions(Direction::THEIRS),
     );
     cases.push(Case::new("rejected with private data", rejected));
-    cases.push(Case::new("nobody listens", nobody));
-    cases.push(Case::new("nobody answers", silence));
+    cases.push(Case::new("port closed", closed_port));
+    cases.push(Case::new("no answer", silence));
     cases.extend(rtr());
     cases.extend(revisions());
     cases.extend(depths());
@@ -43,7 +43,7 @@ pub(super) fn cases() -> Vec<Case> {
         cases.push(case);
     }
     // So far every case is part of the short set but those that give up a guest or wait for time-outs.
-    let slow = ["over siw's limit", "nobody answers"];
+    let slow = ["over siw's limit", "no answer"];
     let mut cases: Vec<Case> = cases
         .into_iter()
         .map(|case| if slow.iter().any(|words| case.name.contains(words)) { case } else { case.short() })
@@ -90,20 +90,20 @@ fn private(bench: &mut Bench, setting: &Setting, direction: Direction, bytes: u3
         Direction::Ours => (&["--private-data", &ours], ""),
         Direction::Theirs => (&[], &theirs),
     };
-    let output = converse_with(bench, setting, direction, with, &["send:64"], PATIENCE)?;
+    let output = converse_with(bench, setting, direction, with, &["send:64"], TIMEOUT)?;
     Ok(stood(&output, &[&format!("{bytes} bytes of private data")]))
 }
 
 fn too_long(bench: &mut Bench, setting: &Setting, bytes: u32) -> Result<Verdict> {
     let bytes = bytes.to_string();
     let with: (&[&str], &str) = (&["--private-data", &bytes], "");
-    let output = converse_with(bench, setting, Direction::Ours, with, &["send:64"], PATIENCE)?;
+    let output = converse_with(bench, setting, Direction::Ours, with, &["send:64"], TIMEOUT)?;
     Ok(failed(&output, &["closed before its MPA Reply", "rejected", "reset by peer", "PD_Length is"]))
 }
 
 fn over_mpa(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let with: (&[&str], &str) = (&["--private-data", "509"], "");
-    let output = converse_with(bench, setting, direction, with, &["send:64"], PATIENCE)?;
+    let output = converse_with(bench, setting, direction, with, &["send:64"], TIMEOUT)?;
     Ok(failed(&output, &["508"]))
 }
 
@@ -118,14 +118,14 @@ fn siws_limit(bench: &mut Bench, setting: &Setting, _: Direction) -> Result<Verd
     Ok(Verdict::of(!stands, "siw sends PD_Length 0 with S set, is refused, and its program hangs"))
 }
 
-/// siw may see our FIN before the Reply in front of it, and then knows of no private data (QUIRKS.md); so several times.
+/// siw may see our FIN before the Reply in front of it, and then delivers no private data (QUIRKS.md); so several times.
 fn rejected(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let with: (&[&str], &str) = match direction {
         Direction::Ours => (&["--private-text", "reject-this-one"], ""),
         Direction::Theirs => (&[], "pd=:reject-this-one"),
     };
     for _ in 0..10 {
-        let output = converse_with(bench, setting, direction, with, &["send:64"], PATIENCE)?;
+        let output = converse_with(bench, setting, direction, with, &["send:64"], TIMEOUT)?;
         let whole = failed(&output, &["rejected as asked: reject-this-one"]);
         let bare = failed(&output, &["REJECTED"]);
         if direction == Direction::Ours
@@ -137,22 +137,22 @@ fn rejected(bench: &mut Bench, setting: &Setting, direction: Direction) -> Resul
     Ok(Verdict::Fail("siw never saw the private data of a rejection".to_owned()))
 }
 
-fn nobody(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
+fn closed_port(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
     let output = match direction {
         Direction::Ours => {
             let to = bench.guest_at(setting.family, SPARE)?;
-            bench.run_uiw(&["siwtest", &to, "send:64"], PATIENCE)?
+            bench.run_uiw(&["siwtest", &to, "send:64"], TIMEOUT)?
         }
         Direction::Theirs => {
             let host = bench.host(setting.family)?;
-            bench.guest().run(&format!("siwpeer run {host} 9 send:64"), PATIENCE)?
+            bench.guest().run(&format!("siwpeer run {host} 9 send:64"), TIMEOUT)?
         }
     };
     // Behind user-mode networking a refusal looks like a close or a reset.
     Ok(failed(
         &output,
         &[
-            "nobody listens",
+            "connection refused",
             "closed before its MPA Reply",
             "REJECTED",
             "UNREACHABLE",
@@ -168,9 +168,9 @@ fn silence(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result
         Direction::Ours => {
             // TCP answers, MPA does not.
             let mute =
-                bench.serve_guest(&format!("sleep 60 | nc -l -p {SPARE} > /dev/null"), SPARE, PATIENCE)?;
+                bench.serve_guest(&format!("sleep 60 | nc -l -p {SPARE} > /dev/null"), SPARE, TIMEOUT)?;
             let to = bench.guest_at(setting.family, SPARE)?;
-            let output = bench.run_uiw(&["siwtest", &to, "send:64", "--timeout", "2"], PATIENCE)?;
+            let output = bench.run_uiw(&["siwtest", &to, "send:64", "--timeout", "2"], TIMEOUT)?;
             drop(mute);
             output
         }
@@ -180,7 +180,7 @@ fn silence(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result
                     "an address that answers nothing (user-mode networking)".to_owned(),
                 ));
             }
-            bench.guest().run("siwpeer run 10.66.0.99 7471 send:64", PATIENCE)?
+            bench.guest().run("siwpeer run 10.66.0.99 7471 send:64", TIMEOUT)?
         }
     };
     let took = begun.elapsed().as_secs_f64();
@@ -197,7 +197,7 @@ fn three_operations(
     direction: Direction,
     with: (&[&str], &str),
 ) -> Result<Output> {
-    converse_with(bench, setting, direction, with, &["send:64", "write:64", "read:64"], PATIENCE)
+    converse_with(bench, setting, direction, with, &["send:64", "write:64", "read:64"], TIMEOUT)
 }
 
 fn rtr() -> Vec<Case> {
@@ -210,7 +210,7 @@ fn rtr() -> Vec<Case> {
     };
     let theirs = |name: &'static str, modes: &'static str, args: &'static [&'static str]| {
         Case::new(name, move |bench, setting, direction| {
-            bench.lab(&[("peer_to_peer", "1"), ("rtr_modes", modes)])?;
+            bench.tunable(&[("peer_to_peer", "1"), ("rtr_modes", modes)])?;
             let output = three_operations(bench, setting, direction, (args, ""))?;
             Ok(stood(&output, &[]))
         })
@@ -224,7 +224,7 @@ fn rtr() -> Vec<Case> {
         ours("without the peer-to-peer model", &["--no-peer-to-peer"], "established"),
         Case::new("RTR: only Send, which siw lacks", |bench, setting, direction| {
             let output =
-                converse_with(bench, setting, direction, (&["--rtr", "send"], ""), &["send:64"], PATIENCE)?;
+                converse_with(bench, setting, direction, (&["--rtr", "send"], ""), &["send:64"], TIMEOUT)?;
             // A Terminate right behind its Reply can leave siw stuck (QUIRKS.md).
             bench.renew();
             Ok(failed(&output, &["RTR"]))
@@ -236,9 +236,9 @@ fn rtr() -> Vec<Case> {
         theirs("siw peer-to-peer, RTR: both, uiw takes a Read", "49152", &["--rtr", "read"]),
         theirs("siw peer-to-peer, RTR: both, uiw takes a Write", "49152", &["--rtr", "write"]),
         Case::new("siw peer-to-peer, no RTR in common", |bench, setting, direction| {
-            bench.lab(&[("peer_to_peer", "1"), ("rtr_modes", "16384")])?;
+            bench.tunable(&[("peer_to_peer", "1"), ("rtr_modes", "16384")])?;
             let output =
-                converse_with(bench, setting, direction, (&["--rtr", "send"], ""), &["send:64"], PATIENCE)?;
+                converse_with(bench, setting, direction, (&["--rtr", "send"], ""), &["send:64"], TIMEOUT)?;
             Ok(failed(&output, &["FAIL"]))
         })
         .directions(Direction::THEIRS),
@@ -251,17 +251,17 @@ fn revisions() -> Vec<Case> {
         Case::new("MPA revision 1", move |bench, setting, direction| {
             let args: &[&str] = if direction == Direction::Ours { &["--revision", "1"] } else { &[] };
             if direction == Direction::Theirs {
-                bench.lab(&[("mpa_version", "1")])?;
+                bench.tunable(&[("mpa_version", "1")])?;
             }
-            let output = converse_with(bench, setting, direction, (args, ""), orders, PATIENCE)?;
+            let output = converse_with(bench, setting, direction, (args, ""), orders, TIMEOUT)?;
             Ok(stood(&output, &[]))
         }),
         Case::new("MPA revision 1, Reads", move |bench, setting, direction| {
             let args: &[&str] = if direction == Direction::Ours { &["--revision", "1"] } else { &[] };
             if direction == Direction::Theirs {
-                bench.lab(&[("mpa_version", "1")])?;
+                bench.tunable(&[("mpa_version", "1")])?;
             }
-            let output = converse_with(bench, setting, direction, (args, ""), &["read:64"], PATIENCE)?;
+            let output = converse_with(bench, setting, direction, (args, ""), &["read:64"], TIMEOUT)?;
             let verdict = stood(&output, &[]);
             Ok(match verdict {
                 // At revision 1 nothing says how many Reads siw takes; it takes none that its application did not ask for.
@@ -276,7 +276,7 @@ fn revisions() -> Vec<Case> {
         }),
         Case::new("uiw speaks only revision 1: siw does not fall back", |bench, setting, direction| {
             let output =
-                converse_with(bench, setting, direction, (&["--revision", "1"], ""), &["send:64"], PATIENCE)?;
+                converse_with(bench, setting, direction, (&["--revision", "1"], ""), &["send:64"], TIMEOUT)?;
             Ok(failed(&output, &["FAIL connect"]))
         })
         .directions(Direction::THEIRS),
@@ -293,7 +293,7 @@ fn depths() -> Vec<Case> {
             let args: &[&str] = &["--ird", depth, "--ord", depth];
             let keys = if depth == "0" { "ird=0 ord=0" } else { "" };
             let keys = if direction == Direction::Theirs { keys } else { "" };
-            let output = converse_with(bench, setting, direction, (args, keys), orders, PATIENCE)?;
+            let output = converse_with(bench, setting, direction, (args, keys), orders, TIMEOUT)?;
             let expected = format!("ORD {},", if depth == "16382" { "128" } else { depth });
             Ok(stood(&output, &[if direction == Direction::Ours { &expected[..] } else { "established" }]))
         }));
@@ -302,7 +302,7 @@ fn depths() -> Vec<Case> {
         cases.push(Case::new(format!("IRD and ORD {depth} at siw"), move |bench, setting, direction| {
             let keys = format!("ird={depth} ord={depth}");
             let orders: &[&str] = &["send:64", "write:64", "read:4096x200"];
-            let output = converse_with(bench, setting, direction, (&[], &keys), orders, PATIENCE)?;
+            let output = converse_with(bench, setting, direction, (&[], &keys), orders, TIMEOUT)?;
             // siw adopts what uiw asks for, whatever its application said: its negotiation is a relaxed one.
             Ok(stood(&output, &[]))
         }));
@@ -310,7 +310,7 @@ fn depths() -> Vec<Case> {
     cases.push(
         Case::new("a Read with ORD 0: refused before it leaves", |bench, setting, direction| {
             let output =
-                converse_with(bench, setting, direction, (&["--ord", "0"], ""), &["me.read:64"], PATIENCE)?;
+                converse_with(bench, setting, direction, (&["--ord", "0"], ""), &["me.read:64"], TIMEOUT)?;
             Ok(failed(&output, &["ORD", "ord", "queue pair operation"]))
         })
         .directions(Direction::OURS),
@@ -320,7 +320,7 @@ fn depths() -> Vec<Case> {
 
 /// A driver that may send large FPDUs does so to a peer that sets or returns its private flag, and to no other.
 fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bool) -> Result<Verdict> {
-    bench.lab(&[("try_gso", "1")])?;
+    bench.tunable(&[("try_gso", "1")])?;
     let file = std::env::temp_dir().join(format!("uiw-siw-{}-large.pcapng", std::process::id()));
     bench.capture(Some(file.clone()));
     let setting = Setting { gso: profile, ..*setting };
@@ -329,7 +329,7 @@ fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bo
         Direction::Ours => &["me.read:65536x4", "you.write:65536x4"],
         Direction::Theirs => &["you.read:65536x4", "me.write:65536x4"],
     };
-    let output = super::ops::converse(bench, &setting, direction, orders, PATIENCE);
+    let output = super::ops::converse(bench, &setting, direction, orders, TIMEOUT);
     bench.capture(None);
     let decoded = bench.decode("--json", &file);
     // Nothing of it stays, whatever came out.
@@ -348,7 +348,7 @@ fn large(bench: &mut Bench, setting: &Setting, direction: Direction, profile: bo
 }
 
 fn crc_required(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
-    bench.lab(&[("mpa_crc_required", "1")])?;
+    bench.tunable(&[("mpa_crc_required", "1")])?;
     let setting = Setting { crc: false, ..*setting };
     let output = converse_with(
         bench,
@@ -356,13 +356,13 @@ fn crc_required(bench: &mut Bench, setting: &Setting, direction: Direction) -> R
         direction,
         (&["--json"], ""),
         &["send:64", "write:5000", "read:5000"],
-        PATIENCE,
+        TIMEOUT,
     )?;
     Ok(stood(&output, &[]))
 }
 
 fn markers(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result<Verdict> {
-    let output = converse_with(bench, setting, direction, (&["--markers"], ""), &["send:64"], PATIENCE)?;
+    let output = converse_with(bench, setting, direction, (&["--markers"], ""), &["send:64"], TIMEOUT)?;
     let expected: &[&str] =
         if direction == Direction::Ours { &["without --markers"] } else { &["FAIL connect"] };
     Ok(failed(&output, expected))
@@ -371,7 +371,7 @@ fn markers(bench: &mut Bench, setting: &Setting, direction: Direction) -> Result
 /// Operations that siw lacks end in an error of ours: it is not taken for one of our own peers either.
 fn refused(bench: &mut Bench, setting: &Setting, direction: Direction, what: &str) -> Result<Verdict> {
     let args: &[&str] = &["--refused", what];
-    let output = converse_with(bench, setting, direction, (args, ""), &["send:64"], PATIENCE)?;
+    let output = converse_with(bench, setting, direction, (args, ""), &["send:64"], TIMEOUT)?;
     let line = match direction {
         Direction::Ours => output.out.lines().find(|line| line.contains("refused")).map(str::to_owned),
         Direction::Theirs => bench.listener_line("refused", Duration::from_secs(5)).ok(),

@@ -1,7 +1,7 @@
 //! Debian's programs on uiw's libibverbs and librdmacm on the host, against the same programs on the kernel's siw in the guest.
 //!
 //! Both ends are strangers: what counts is that both are content. perftest and its kin hang at times on siw alone, so a run in which
-//! only the guest's program does not end is told apart from one in which ours does not, is repeated, and is named in the remark.
+//! only the guest's program does not end is distinguished from one in which ours does not, is repeated, and is named in the remark.
 
 use crate::bench::Bench;
 use crate::case::{Axes, Case, Direction, Setting, Verdict, quirk};
@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long both ends may take.
-const PATIENCE: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 /// How much longer than the first to end the other one may take.
 const AFTERWARDS: Duration = Duration::from_secs(10);
 /// By then the guest ends its program in any case.
@@ -42,7 +42,7 @@ struct Pair {
     server_speaks_first: bool,
 }
 
-/// How a program is told what to do, and what it says.
+/// A program's arguments, and its output.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Style {
     /// `rping`: a client's exit code is of its teardown, what it prints are mismatches and errors.
@@ -136,7 +136,7 @@ impl Pair {
                 bench.apply(setting)?;
             }
             if needs_rtr {
-                bench.lab(&[("peer_to_peer", "1")])?;
+                bench.tunable(&[("peer_to_peer", "1")])?;
             }
             let ends = match direction {
                 Direction::Ours => match self.serve_guest(bench, setting) {
@@ -266,15 +266,15 @@ impl Pair {
     }
 }
 
-/// Waits for both. Who hangs is told before anybody is killed: the end of one often ends the other, which then seems content.
+/// Waits for both. The program that hangs is determined before either is killed: the end of one often ends the other, which then seems correct.
 fn finish(mut host: Process, mut guest: Job) -> Ends {
-    let wait = |patience: Duration, done: &mut dyn FnMut() -> bool| {
-        let deadline = Instant::now() + patience;
+    let wait = |timeout: Duration, done: &mut dyn FnMut() -> bool| {
+        let deadline = Instant::now() + timeout;
         while !done() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
         }
     };
-    wait(PATIENCE, &mut || !host.is_running() || !guest.is_running());
+    wait(TIMEOUT, &mut || !host.is_running() || !guest.is_running());
     wait(AFTERWARDS, &mut || !host.is_running() && !guest.is_running());
     let guest_hangs = guest.is_running();
     let host = host.finish(Duration::ZERO);
@@ -297,7 +297,7 @@ fn is_usual_of_rping(line: &str, client: bool) -> bool {
         || !client && line.ends_with("wait for RDMA_READ_ADV state 10")
 }
 
-/// Whether a program in the guest cannot be ended, as it waits in the driver for a reference to a queue pair that nobody gives back.
+/// Whether a program in the guest cannot be ended, as it waits in the driver for a reference to a queue pair that is never released.
 fn is_stuck_in_siw(stuck: &str) -> bool {
     stuck.contains("siw_destroy_qp")
 }
@@ -318,8 +318,8 @@ fn remark(hung: usize) -> String {
 }
 
 fn both(ours: Option<String>, theirs: Option<String>) -> String {
-    let told = [ours.map(|what| format!("ours: {what}")), theirs.map(|what| format!("siw's: {what}"))];
-    told.into_iter().flatten().collect::<Vec<_>>().join("; ")
+    let text = [ours.map(|what| format!("ours: {what}")), theirs.map(|what| format!("siw's: {what}"))];
+    text.into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]

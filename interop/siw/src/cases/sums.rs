@@ -1,4 +1,4 @@
-//! Rows in which siw sends much: its wrong sums are told from ours.
+//! Rows in which siw sends much: its wrong sums are distinguished from ours.
 
 use super::ops::{converse, judge};
 use crate::Result;
@@ -15,7 +15,7 @@ pub(super) fn converse_and_judge(
     setting: &Setting,
     direction: Direction,
     orders: &[&str],
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Verdict> {
     let before = bench.captured();
     let own = std::env::temp_dir().join(format!("uiw-siw-{}-sums.pcapng", std::process::id()));
@@ -25,7 +25,7 @@ pub(super) fn converse_and_judge(
     for wrong in 0..5 {
         bench.capture(Some(file.clone()));
         let verdict =
-            converse(bench, setting, direction, orders, patience).map(|output| judge(orders, &output));
+            converse(bench, setting, direction, orders, timeout).map(|output| judge(orders, &output));
         // The listener, which holds the file, has ended.
         bench.capture(before.clone());
         let by_siw = matches!(verdict, Ok(Verdict::Fail(_))) && summed_twice(bench, &file);

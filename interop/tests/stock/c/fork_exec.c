@@ -139,7 +139,7 @@ int main(int argc, char **argv)
 	still(&mine);
 	if (!(child = fork())) {
 		alarm(20);
-		/* Whatever it is told: it is not to hang, nor to touch the parent's. */
+		/* Whatever the results: it must not hang, nor touch the parent's objects. */
 		end(&mine);
 		exit(0);
 	}

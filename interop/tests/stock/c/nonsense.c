@@ -67,7 +67,7 @@ static void no_id(struct rdma_cm_id *id)
 	rdma_destroy_srq(id);
 	rdma_destroy_ep(id);
 	if (rdma_get_src_port(id) || rdma_get_dst_port(id)) {
-		printf("a port of nobody\n");
+		printf("an unbound port\n");
 		failures++;
 	}
 }
@@ -154,7 +154,7 @@ static void idle_id(struct rdma_event_channel *channel)
 /* An event is acknowledged once, and an id whose connection failed can be let go in any order. */
 static void failed_connection(struct rdma_event_channel *channel)
 {
-	struct sockaddr_in nobody = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in unbound = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct ibv_qp_init_attr qp = { .qp_type = IBV_QPT_RC, .cap = { 1, 1, 1, 1, 0 } };
 	struct rdma_conn_param param = { .private_data_len = 5 };
 	struct rdma_cm_event *event;
@@ -162,12 +162,12 @@ static void failed_connection(struct rdma_event_channel *channel)
 
 	/* A port that is bound and does not listen. */
 	GOOD(rdma_create_id(channel, &holder, NULL, RDMA_PS_TCP));
-	GOOD(rdma_bind_addr(holder, (void *)&nobody));
-	nobody.sin_port = rdma_get_src_port(holder);
+	GOOD(rdma_bind_addr(holder, (void *)&unbound));
+	unbound.sin_port = rdma_get_src_port(holder);
 
 	GOOD(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP));
-	REFUSED(rdma_bind_addr(id, (void *)&nobody), EADDRINUSE);
-	GOOD(rdma_resolve_addr(id, NULL, (void *)&nobody, 100));
+	REFUSED(rdma_bind_addr(id, (void *)&unbound), EADDRINUSE);
+	GOOD(rdma_resolve_addr(id, NULL, (void *)&unbound, 100));
 	GOOD(rdma_get_cm_event(channel, &event));
 	GOOD(rdma_ack_cm_event(event));
 	REFUSED(rdma_ack_cm_event(event), EINVAL);

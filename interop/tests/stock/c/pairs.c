@@ -1,4 +1,4 @@
-/* Queue pairs connected by hand, one function a promise. Both ends are in this process, on the loopback device. */
+/* Queue pairs connected out of band, one function per promise. Both ends are in this process, on the loopback device. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
@@ -240,7 +240,7 @@ static void connected_again(void)
 	unmake(&b);
 }
 
-/* A Send waits for its receive as long as it is told to. */
+/* A Send waits for its receive as long as min_rnr_timer and rnr_retry say. */
 static void receiver_not_ready(int acknowledged)
 {
 	static struct end a, b;
@@ -270,8 +270,8 @@ static void receiver_not_ready(int acknowledged)
 	unmake(&b);
 }
 
-/* Nobody there: a retry error, once something was posted, and not before. */
-static void nobody_is_there(void)
+/* No peer: a retry error, once something was posted, and not before. */
+static void no_peer_answers(void)
 {
 	static struct end a, b;
 	double began;
@@ -294,7 +294,7 @@ static void nobody_is_there(void)
 	unmake(&b);
 }
 
-/* A queue pair does not hear of its peer's end, until it posts; and another peer of the same name may come. */
+/* A queue pair does not detect its peer's end until it posts; and another peer of the same name may come. */
 static void the_peer_goes(void)
 {
 	static struct end a, b;
@@ -317,7 +317,7 @@ static void the_peer_goes(void)
 	unmake(&a);
 }
 
-/* Somebody else does not get the connection: another PSN is another run of the program. */
+/* Another peer does not get the connection: another PSN is another run of the program. */
 static void strangers_wait_outside(void)
 {
 	static struct end a, b, c;
@@ -447,7 +447,7 @@ static void many(void)
 		unmake(&ends[i]);
 }
 
-/* Attributes that name nobody are refused at once. */
+/* Attributes that name no peer are refused at once. */
 static void nonsense(void)
 {
 	static struct end a;
@@ -481,7 +481,7 @@ int main(int argc, char **argv)
 	one_end_is_early();
 	connected_again();
 	receiver_not_ready(acknowledged);
-	nobody_is_there();
+	no_peer_answers();
 	the_peer_goes();
 	strangers_wait_outside();
 	if (acknowledged)

@@ -199,7 +199,7 @@ static void rejecting(void)
 static void disconnecting(void)
 {
 	struct rdma_cm_id *listener = listening(), *client, *server;
-	char bytes[32] = "last words", room[32];
+	char bytes[32] = "last bytes", room[32];
 	struct ibv_mr *mr, *target;
 	struct ibv_wc wc;
 
@@ -209,7 +209,7 @@ static void disconnecting(void)
 	CHECK(!rdma_post_send(client, NULL, bytes, sizeof bytes, mr, IBV_SEND_SIGNALED));
 	CHECK(!rdma_disconnect(client));
 	CHECK(!rdma_disconnect(client));
-	/* What was posted before arrives, then both sides hear of the end, once each. */
+	/* What was posted before arrives, then both sides get the event of the end, once each. */
 	CHECK(rdma_get_recv_comp(server, &wc) == 1 && wc.status == IBV_WC_SUCCESS && !strcmp(room, bytes));
 	await(active, RDMA_CM_EVENT_DISCONNECTED);
 	await(passive, RDMA_CM_EVENT_DISCONNECTED);
@@ -242,7 +242,7 @@ static void destroyed_in_every_state(void)
 	CHECK(!rdma_destroy_id(id));
 	CHECK(!readable(active));
 
-	/* Routed; connecting to somebody who does not answer; established with the event not taken. */
+	/* Routed; connecting to a peer that does not answer; established with the event not taken. */
 	let_go(ready_to_connect(listener));
 	client = ready_to_connect(listener);
 	CHECK(!rdma_connect(client, NULL));
@@ -267,7 +267,7 @@ static void destroyed_in_every_state(void)
 	await(passive, RDMA_CM_EVENT_DISCONNECTED);
 	let_go(server);
 
-	/* A listener with a request that nobody took. */
+	/* A listener with a pending request. */
 	client = ready_to_connect(listener);
 	CHECK(!rdma_connect(client, NULL));
 	while (!readable(passive))
@@ -436,7 +436,7 @@ static void synchronous(void)
 	rdma_destroy_ep(id);
 	rdma_destroy_ep(listener);
 
-	/* Nobody listens any more. The attributes name the queues of the id before. */
+	/* No listener exists any more. The attributes name the queues of the id before. */
 	attr.send_cq = attr.recv_cq = NULL;
 	CHECK(!rdma_getaddrinfo("127.0.0.1", port, &hints, &res));
 	CHECK(!rdma_create_ep(&id, res, NULL, &attr));

@@ -1,6 +1,6 @@
 /*
  * Many threads at once: clients that connect, say a word and disconnect, each on a channel of its own or on one that all share, and
- * servers that take turns at one channel. Whoever takes an event need not be whose connection it is about.
+ * servers that take turns at one channel. The thread that takes an event need not own its connection.
  */
 #include <errno.h>
 #include <pthread.h>

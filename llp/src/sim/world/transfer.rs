@@ -113,7 +113,7 @@ impl World {
     }
 
     pub(in crate::sim) fn poll(&mut self, stack: u32, events: &mut Vec<Event>) {
-        self.settle();
+        self.process_due();
         for listening in self.listeners.values().filter(|l| l.stack == stack) {
             let made = |id: &EndId| self.ends.get(id).is_some_and(|end| end.state != State::Connecting);
             if listening.queue.iter().any(made) {

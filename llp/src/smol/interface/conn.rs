@@ -57,9 +57,9 @@ pub(super) struct Conn {
     pub(super) timer: Option<i64>,
     began: Instant,
     timeout: Option<Duration>,
-    /// Why it ended, where smoltcp does not know.
+    /// Why it ended, if smoltcp has no reason.
     ended: Option<ErrorKind>,
-    /// Who is to forward its segments, and has not been heard yet.
+    /// The gateway for its segments, from which nothing was received yet.
     pub(super) gateway: Option<IpAddr>,
     /// Its FIN was asked for.
     finished: bool,
@@ -179,7 +179,7 @@ impl Conn {
         !matches!(self.socket().state(), State::Closed | State::Listen | State::SynReceived | State::SynSent)
     }
 
-    /// Nothing is left to be said or heard.
+    /// Nothing is left to be sent or received.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.socket().state(), State::Closed | State::Listen)
     }
@@ -218,7 +218,7 @@ impl Conn {
         }
     }
 
-    /// What it would tell a poll.
+    /// What a poll would report of it.
     pub(super) fn event(&self) -> Option<Event> {
         let token = self.token?;
         let socket = self.socket();
@@ -359,7 +359,7 @@ impl Conn {
         Ok(())
     }
 
-    /// Whether it waits in vain for who is to forward its segments.
+    /// Whether it waits in vain for the gateway of its segments.
     pub(super) fn misses_gateway(&self, now: Instant) -> bool {
         self.gateway.is_some() && self.is_opening() && now.saturating_duration_since(self.began) >= GATEWAY
     }

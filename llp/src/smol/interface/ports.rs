@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 /// RFC 6335 section 6: the dynamic ports.
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 49_152..=65_535;
 
-/// A port somebody listens on.
+/// A port with a listener.
 pub(super) struct PortListener {
     local: SocketAddr,
     pub(super) token: Token,
@@ -18,7 +18,7 @@ pub(super) struct PortListener {
     pub(super) waiting: usize,
     /// Those that stand, oldest first.
     pub(super) ready: VecDeque<usize>,
-    /// The link is gone, and its owner is not told yet.
+    /// The link is gone, and it was not reported to its owner yet.
     pub(super) is_to_be_told: bool,
     pub(super) stream: StreamOptions,
 }
@@ -61,7 +61,7 @@ impl Ports {
         Ok((self.listeners.insert(listener), local))
     }
 
-    /// Who listens at `local`; an address before a wildcard.
+    /// The listener at `local`; an address before a wildcard.
     pub(super) fn find(&self, local: SocketAddr) -> Option<usize> {
         let at = |ip: IpAddr| {
             let found = self.listeners.iter().find(|(_, l)| l.local == SocketAddr::new(ip, local.port()));

@@ -1,4 +1,4 @@
-//! The descriptor that a driver sleeps in: the link's, and one of our own for what came while nobody polled.
+//! The descriptor that a driver sleeps in: the link's, and one of our own for what came between polls.
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use std::io;
@@ -27,14 +27,14 @@ impl Wake {
         Arc::clone(&self.set)
     }
 
-    /// There is something to tell: whoever sleeps, or goes to sleep, polls first.
+    /// There is an event: a thread that sleeps, or goes to sleep, polls first.
     pub(super) fn kick(&mut self) {
         if !std::mem::replace(&mut self.kicked, true) {
             let _ = rustix::io::write(&self.kick, &1u64.to_ne_bytes());
         }
     }
 
-    /// There is nothing to tell but what the link has.
+    /// There is no event but those of the link.
     pub(super) fn unkick(&mut self) {
         if std::mem::replace(&mut self.kicked, false) {
             let _ = rustix::io::read(&self.kick, &mut [0u8; 8]);

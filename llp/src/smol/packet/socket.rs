@@ -30,7 +30,7 @@ impl PacketSocket {
         // Protocol 0: nothing is received until the filter is there and the socket is bound.
         // SAFETY: no pointer is passed.
         let fd = check(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
-        // SAFETY: the descriptor was just made and is nobody else's.
+        // SAFETY: the descriptor was just made and has no other owner.
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
     }
 

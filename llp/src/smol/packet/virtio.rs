@@ -215,7 +215,7 @@ mod tests {
 
     /// Nothing says how to cut before the peer's SYN has come.
     #[test]
-    fn packets_of_nobody_are_not_cut() {
+    fn packets_to_unknown_peers_are_not_segmented() {
         let mut buffer = packet(true, 0, 0);
         complete(&mut buffer, None);
         assert_eq!(Header::parse(&buffer).gso(), GSO_NONE);

@@ -69,7 +69,7 @@ fn a_long_path_is_filled_soon() {
 }
 
 #[test]
-fn who_accepts_may_choose() {
+fn the_acceptor_chooses_its_congestion_control() {
     let mut world = World::new(1500, false);
     let (_client, mut server) = world.pair();
     assert_eq!(server.info().congestion.as_deref(), Some("cubic"));

@@ -43,7 +43,7 @@ impl Attr {
     }
 
     /// # Safety
-    /// Every address in it is that of memory as the command wants it, during the call.
+    /// Every address in it is that of memory as the command requires it, during the call.
     unsafe fn call(&mut self, command: libc::c_int) -> io::Result<RawFd> {
         // SAFETY: the argument is readable and writable for its length; the rest is the caller's promise.
         let result = unsafe { libc::syscall(libc::SYS_bpf, command, self.0.as_mut_ptr(), ATTR) };
@@ -98,7 +98,7 @@ impl Program {
             .set64(8, instructions.as_ptr() as u64)
             .set64(16, licence.as_ptr() as u64)
             .set32(44, flags);
-        // SAFETY: the instructions and the licence are readable as the kernel is told, during the call.
+        // SAFETY: the instructions and the licence are readable as passed to the kernel, during the call.
         Ok(Self(unsafe { attr.open(PROG_LOAD)? }))
     }
 }
@@ -130,7 +130,7 @@ impl Attachment {
         })
     }
 
-    /// False once the interface is gone or somebody has detached the program.
+    /// False once the interface is gone or the program was detached.
     pub(super) fn is_attached(&self) -> bool {
         // `struct bpf_link_info`: type, id, program, then the interface's number at 16.
         let mut info = [0u32; 32];
@@ -138,7 +138,7 @@ impl Attachment {
             .set32(0, self.link.as_raw_fd().cast_unsigned())
             .set32(4, size_of_val(&info) as u32)
             .set64(8, info.as_mut_ptr() as u64);
-        // SAFETY: `info` is writable for the length that the kernel is told, during the call.
+        // SAFETY: `info` is writable for the length passed to the kernel, during the call.
         let asked = unsafe { attr.call(OBJ_GET_INFO_BY_FD) };
         asked.is_ok() && info[4] != 0
     }
@@ -146,7 +146,7 @@ impl Attachment {
 
 impl Drop for Attachment {
     /// To close the descriptor is not enough: a child that another thread has just made holds a copy until it becomes its program, and
-    /// nobody could attach another one meanwhile, not even in another mode.
+    /// no other one could be attached meanwhile, not even in another mode.
     fn drop(&mut self) {
         if self.process == std::process::id() {
             let mut attr = Attr::new().set32(0, self.link.as_raw_fd().cast_unsigned());

@@ -1,4 +1,4 @@
-//! What an interface's driver can do with AF_XDP, told by the kernel without touching the interface: the generic netlink family
+//! What an interface's driver can do with AF_XDP, reported by the kernel without touching the interface: the generic netlink family
 //! `netdev` (Linux 6.3 and newer).
 
 use crate::netlink::{self, attribute};
@@ -28,7 +28,7 @@ impl XdpFeatures {
     /// Asks for interface `index`. Mode `generic` is there for every interface.
     ///
     /// # Errors
-    /// `Unsupported`: the kernel is older than Linux 6.3 and does not tell; the system's.
+    /// `Unsupported`: the kernel is older than Linux 6.3 and does not report it; the system's.
     pub fn of(index: u32) -> io::Result<Self> {
         let answer = ask(CONTROLLER, GET_FAMILY, FAMILY_NAME, b"netdev\0").map_err(|error| {
             let unknown = error.raw_os_error() == Some(libc::ENOENT);

@@ -130,7 +130,7 @@ pub(super) fn redirect(map: BorrowedFd<'_>, config: &SmolConfig) -> Vec<Instruct
     asm.push(move_register(6, 1));
     asm.push(load32(2, 6, MD_DATA));
     asm.push(load32(3, 6, MD_DATA_END));
-    // The verifier wants to see that what is read is there: 42 bytes are an ARP packet, and less than any other of ours.
+    // The verifier requires a check that what is read is there: 42 bytes are an ARP packet, and less than any other of ours.
     asm.push(move_register(4, 2));
     asm.push(add(4, 42));
     asm.jump(GREATER, 4, 3, 0, Target::Pass);

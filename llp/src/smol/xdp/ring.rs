@@ -32,7 +32,7 @@ impl<T: Copy> Ring<T> {
         debug_assert!(size.is_power_of_two());
         let map_len = offsets.desc as usize + size as usize * size_of::<T>();
         let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_POPULATE);
-        // SAFETY: a new mapping of the socket's ring touches no memory of anybody's.
+        // SAFETY: a new mapping of the socket's ring touches no existing memory.
         let at = unsafe {
             libc::mmap(std::ptr::null_mut(), map_len, protection, flags, fd.as_raw_fd(), page_offset)
         };
@@ -44,7 +44,7 @@ impl<T: Copy> Ring<T> {
     }
 
     fn index(&self, offset: u64) -> &AtomicU32 {
-        // SAFETY: the kernel tells offsets of aligned 32-bit numbers inside of the mapping, which lives as long as `self`; both
+        // SAFETY: the kernel reports offsets of aligned 32-bit numbers inside of the mapping, which lives as long as `self`; both
         // sides access them atomically.
         unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(offset as usize).cast()) }
     }
@@ -100,7 +100,7 @@ impl<T: Copy> Ring<T> {
         Some(entry)
     }
 
-    /// Whether the kernel wants to be told by a system call.
+    /// Whether the kernel needs a system call to proceed.
     pub(super) fn needs_wakeup(&self) -> bool {
         self.index(self.offsets.flags).load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }

@@ -30,7 +30,7 @@ unsafe impl Send for Received {}
 impl Received {
     pub(super) fn bytes(&mut self) -> &mut [u8] {
         match self {
-            // SAFETY: `pointer` checked the range; the chunk is out of the kernel's hands until it is recycled, and nobody else
+            // SAFETY: `pointer` checked the range; the chunk is out of the kernel's hands until it is recycled, and nothing else
             // has its address.
             Self::Chunk { bytes, len, .. } => unsafe { std::slice::from_raw_parts_mut(bytes.as_ptr(), *len) },
             Self::Copied(bytes) => bytes,
@@ -216,8 +216,8 @@ impl XdpSocket {
         }
     }
 
-    /// Tells the kernel of frames to send, and of chunks to fill. False: it has left some in the ring, and takes them when it is told
-    /// again.
+    /// Notifies the kernel of frames to send, and of chunks to fill. False: it has left some in the ring, and takes them at the next
+    /// notification.
     ///
     /// # Errors
     /// The interface is gone or down.
@@ -227,14 +227,14 @@ impl XdpSocket {
         }
         self.push_out()?;
         if self.fill.needs_wakeup() {
-            // SAFETY: no pointer but null is passed, with no bytes. Its result tells nothing that is not seen elsewhere.
+            // SAFETY: no pointer but null is passed, with no bytes. Its result has nothing that is not seen elsewhere.
             unsafe {
                 let flags = libc::MSG_DONTWAIT;
                 let null = std::ptr::null_mut();
                 libc::recvfrom(self.fd.as_raw_fd(), null, 0, flags, std::ptr::null_mut(), null.cast());
             }
         }
-        // Of a ring that the driver empties by itself nothing is to be told again.
+        // A ring that the driver empties by itself needs no second notification.
         Ok(self.tx.pending() == 0 || !self.tx.needs_wakeup())
     }
 
@@ -268,7 +268,7 @@ impl XdpSocket {
 pub(super) fn socket() -> io::Result<OwnedFd> {
     // SAFETY: no pointer is passed.
     let fd = check(unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })?;
-    // SAFETY: the descriptor was just made and is nobody else's.
+    // SAFETY: the descriptor was just made and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

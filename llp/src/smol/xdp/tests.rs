@@ -1,4 +1,4 @@
-//! All frames of the memory in somebody's hands: the kernel's, or ours. Nothing hangs, none is lost for ever.
+//! All frames of the memory in use, by the kernel or by uiw. Nothing hangs, none is lost for ever.
 
 use super::super::SmolConfig;
 use super::super::link::{Frame, Link};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const OURS: &str = "10.77.0.11";
 /// For what happens soon on any machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn config() -> SmolConfig {
     SmolConfig::new(OURS.parse::<IpAddr>().unwrap(), 24)
@@ -29,12 +29,12 @@ fn ip(network: &Network, server: bool, args: &[&str]) {
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what}: not in a minute");
+        assert!(start.elapsed() < TIMEOUT, "{what}: not in a minute");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// A frame that nobody takes: of an experimental ethertype, to nobody's MAC.
+/// A frame that no receiver takes: of an experimental ethertype, to an unused MAC.
 fn frame(bytes: &mut [u8]) {
     bytes.fill(0);
     bytes[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
@@ -60,7 +60,7 @@ fn all_back(link: &mut XdpLink, all: usize) {
     assert!(link.next().is_none(), "nothing is left to be flushed");
 }
 
-/// Nobody tells the kernel to send: the ring fills up, what is sent beyond that is lost, and then everything is as before.
+/// The kernel is not notified of frames to send: the ring fills up, what is sent beyond that is lost, and then everything is as before.
 #[test]
 fn frames_for_sending_run_out_and_come_back() {
     for mtu in [1500, 9000] {
@@ -89,7 +89,7 @@ fn frames_for_sending_run_out_and_come_back() {
             ip(&network, false, &["link", "set", "veth0", "up"]);
             assert_eq!(fill_up(&mut link, mtu + 14), sent, "as many as before");
             all_back(&mut link, all);
-            // An interface that is down tells so.
+            // An interface that is down is reported.
             ip(&network, true, &["link", "set", "veth0", "down"]);
             fill_up(&mut link, mtu + 14);
             link.flush();
@@ -125,7 +125,7 @@ fn frames_for_receiving_run_out_and_come_back() {
             assert_eq!(held.len(), RING as usize, "no more than there are");
             assert!(link.receive().is_none(), "none is left for what came last");
             for mut frame in held {
-                assert!(frame.bytes().ends_with(&[0x5A; 100]), "nobody wrote into a frame that is ours");
+                assert!(frame.bytes().ends_with(&[0x5A; 100]), "a frame that is ours was not written");
                 link.recycle(frame);
             }
             link.flush();

@@ -41,7 +41,7 @@ impl Umem {
         let len = chunk * chunks as usize;
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a new anonymous mapping touches no memory of anybody's.
+        // SAFETY: a new anonymous mapping touches no existing memory.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -63,7 +63,7 @@ impl Umem {
         at - at % self.chunk as u64
     }
 
-    /// Bytes from offset `at` on, all in one chunk. Whoever asks has the chunk back from the kernel. What a kernel says that
+    /// Bytes from offset `at` on, all in one chunk. The caller has the chunk back from the kernel. What a kernel says that
     /// does not fit its own memory gives nothing.
     pub(super) fn bytes(&mut self, at: u64, len: usize) -> &mut [u8] {
         let start = usize::try_from(at).unwrap_or(usize::MAX);

@@ -109,9 +109,9 @@ fn waits_for_a_pin(stag: STag, to: u64, table: &Table, revoke: impl FnOnce() + S
     thread::scope(|scope| {
         let waiter = scope.spawn(revoke);
         // However late the other thread begins: it has begun when look-ups and pins fail.
-        let patience = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(20);
         let mut refused = false;
-        while !refused && Instant::now() < patience {
+        while !refused && Instant::now() < deadline {
             refused = write(table, stag, to, 1).is_err() && span.pin().is_err();
             thread::yield_now();
         }

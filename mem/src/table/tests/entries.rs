@@ -1,4 +1,4 @@
-//! Memory windows, fast-register STags, and who invalidates what.
+//! Memory windows, fast-register STags, and which ends invalidate what.
 
 use super::*;
 use crate::{BindError, FastRegisterError, InvalidateError, WindowType};

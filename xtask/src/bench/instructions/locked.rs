@@ -19,7 +19,7 @@ impl Objects {
     /// Counts the locked instructions that a thread executed.
     ///
     /// # Errors
-    /// When objdump fails, or does not know an address that callgrind names.
+    /// When objdump fails, or has no address that callgrind names.
     pub(super) fn locked(&mut self, profile: &Profile) -> Result<u64, String> {
         let mut locked = 0;
         for (file, executed) in &profile.executed {

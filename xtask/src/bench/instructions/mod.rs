@@ -3,7 +3,7 @@
 //!
 //! The difference of a long and a short run of `rounds` (an example of `uiw-verbs`, and `programs/rounds.c` for the C libraries), so
 //! that starting up does not count. Kernel instructions are not counted. Bytes copied by one string instruction count one each, and
-//! valgrind has no wide vectors: the figures of large messages tell of changes, not of time.
+//! valgrind has no wide vectors: the figures of large messages show changes, not time.
 
 mod callgrind;
 mod figures;

@@ -1,7 +1,7 @@
 //! `cargo xtask bench peers`: what else a user could pick in user space, UCX and libfabric over TCP, beside `uiw perf` and raw TCP.
 //!
 //! Every round has one slice of `uiw perf --compare`, which brings raw TCP along, and one run of each peer with the same
-//! operation, size and depth; all over loopback, client and server as processes of their own. Who begins changes with every
+//! operation, size and depth; all over loopback, client and server as processes of their own. The order changes with every
 //! round, and only ratios within a round count.
 
 mod fabric;
@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 #[command(after_help = "\
 Prints one table: a line for uiw, raw TCP and each peer in each row, medians and quartiles of the rounds, and how many times as good
 uiw is, round by round (above 1.00 it is ahead). UCX is Debian's ucx_perftest with UCX_TLS=tcp; libfabric is Debian's
-fi_pingpong with the tcp provider, which knows ping-pongs of messages only and tells their mean, so our mean is what it is compared
+fi_pingpong with the tcp provider, which supports only ping-pongs of messages and prints their mean, so our mean is what it is compared
 with. uiw has CRC on, which neither of them has. Messages of 64 bytes are posted by a program that polls (`uiw perf --spin`), larger ones
 by one that sleeps; ucx_perftest and fi_pingpong always poll. In round trips each end has a processor of its own.
 Missing programs are installed by apt-get where this machine lets us; otherwise a line names the package and the rest is measured.
-Exit codes: 0 everything was measured, whoever is ahead; 1 a run failed; 2 no such row; 77 a peer's program is missing.")]
+Exit codes: 0 everything was measured, whatever the ratios; 1 a run failed; 2 no such row; 77 a peer's program is missing.")]
 pub(crate) struct Options {
     #[command(flatten)]
     pick: Pick,
@@ -36,7 +36,7 @@ pub(crate) struct Options {
 }
 
 /// The longest that one program may run.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a server may take to listen.
 const LISTENING: Duration = Duration::from_secs(10);
 /// How long a run of a peer should take, in seconds: a slice of `uiw perf --compare`.
@@ -177,7 +177,7 @@ impl Bench {
         (0..rounds).map(|number| self.round(case, &peers, number.into())).collect()
     }
 
-    /// One round. Whoever comes first in one comes last in another.
+    /// One round. The order changes from round to round.
     fn round(&self, case: &Case, peers: &[(Peer, u64)], number: usize) -> Result<Vec<Measured>, String> {
         let steps = peers.len() + 1;
         let mut slice = None;
@@ -190,12 +190,12 @@ impl Bench {
         }
         let slice = slice.ok_or("nothing was measured")?;
         let mut all = slice.measured();
-        // Always in the same order, whoever began.
+        // Always in the same order, whatever the order of the measurements.
         for (peer, _) in peers {
             let name = peer.name();
             let value = theirs.iter().find(|(other, _)| other.name() == name).map(|(_, value)| *value);
             let value = value.ok_or("nothing was measured")?;
-            all.push(Measured { who: name, value, ours: peer.compared_with(&slice) });
+            all.push(Measured { stack: name, value, ours: peer.compared_with(&slice) });
         }
         Ok(all)
     }
@@ -247,8 +247,8 @@ enum Server {
 /// Runs a server, which `command` makes of a free port, and then a client; gives what the client says. Both are gone afterwards.
 fn pair(name: &str, kind: Server, command: impl Fn(u16, bool) -> Command) -> Result<String, String> {
     let port = free_port();
-    let told = |error: siw_interop::Error| error.to_string();
-    let mut server = Process::start(&mut command(port, false)).map_err(told)?;
+    let text = |error: siw_interop::Error| error.to_string();
+    let mut server = Process::start(&mut command(port, false)).map_err(text)?;
     let until = Instant::now() + LISTENING;
     while !listens(server.id(), port) {
         if !server.is_running() || Instant::now() > until {
@@ -257,7 +257,7 @@ fn pair(name: &str, kind: Server, command: impl Fn(u16, bool) -> Command) -> Res
         }
         thread::sleep(Duration::from_millis(2));
     }
-    let client = shell::run(&mut command(port, true), PATIENCE).map_err(told)?;
+    let client = shell::run(&mut command(port, true), TIMEOUT).map_err(text)?;
     if kind == Server::Stays && client.is_ok() {
         return Ok(client.out);
     }

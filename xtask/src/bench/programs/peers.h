@@ -47,7 +47,7 @@ static inline uint16_t start_server(void (*server)(int fd))
 static inline void tell_port(int fd, uint16_t port)
 {
 	if (write(fd, &port, sizeof port) != sizeof port) {
-		perror("telling the port");
+		perror("writing the port");
 		exit(EXIT_FAILURE);
 	}
 	close(fd);

@@ -160,7 +160,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn names_tell_rows_apart() {
+    fn names_of_rows_are_distinct() {
         let rows = all();
         let names: BTreeSet<_> = rows.iter().map(|row| &row.name).collect();
         assert_eq!(names.len(), rows.len());

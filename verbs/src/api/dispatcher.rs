@@ -1,12 +1,12 @@
 //! From completions back to the operations and receives they belong to.
 //!
-//! One completion queue a connection, drained by whoever polls an operation and by the waker that the engine calls after a
+//! One completion queue a connection, drained by the thread that polls an operation and by the waker that the engine calls after a
 //! push; the drained completions wake the tasks concerned. Buffers live here from post to completion, so a future that is
 //! dropped or forgotten never frees memory in flight.
 
 use crate::api::connection::ConnSettings;
 use crate::api::op::WcError;
-use crate::cm::{CmChannel, CmEventKind, ConnInfo, Ending};
+use crate::cm::{CloseReason, CmChannel, CmEventKind, ConnInfo};
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -63,7 +63,7 @@ struct Slot {
 pub(super) struct Ops {
     slots: Slab<Slot>,
     /// Keeps the connection until `slots` is empty, when only detached operations are left of it.
-    lingering: Option<Arc<Router>>,
+    lingering: Option<Arc<Dispatcher>>,
     /// Room in the send queue.
     room: u32,
     /// Operations that wait for room, first come first served.
@@ -86,7 +86,7 @@ pub(super) struct Ring {
 }
 
 /// The application's hold on a connection: connections, operations and messages share one.
-pub(super) struct Handle(Arc<Router>);
+pub(super) struct Handle(Arc<Dispatcher>);
 
 impl Handle {
     pub(super) fn new(
@@ -98,7 +98,7 @@ impl Handle {
     ) -> Result<Arc<Self>> {
         let slots = Slab::new();
         let ops = Ops { slots, lingering: None, room: settings.send_depth, waiting: VecDeque::new() };
-        let router = Arc::new_cyclic(|this: &Weak<Router>| Router {
+        let dispatcher = Arc::new_cyclic(|this: &Weak<Dispatcher>| Dispatcher {
             device,
             qp,
             cq,
@@ -113,38 +113,38 @@ impl Handle {
             ending: Mutex::new(None),
             notifier: Waker::from(Arc::new(Notifier(this.clone()))),
         });
-        for slot in 0..router.ring.depth {
-            router.post_slot(slot)?;
+        for slot in 0..dispatcher.ring.depth {
+            dispatcher.post_slot(slot)?;
         }
         // Registers the notifier.
-        router.drain();
-        Ok(Arc::new(Self(router)))
+        dispatcher.drain();
+        Ok(Arc::new(Self(dispatcher)))
     }
 }
 
 impl Deref for Handle {
-    type Target = Router;
+    type Target = Dispatcher;
 
-    fn deref(&self) -> &Router {
+    fn deref(&self) -> &Dispatcher {
         &self.0
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        Router::linger(&self.0);
+        Dispatcher::linger(&self.0);
     }
 }
 
-pub(super) struct Router {
+pub(super) struct Dispatcher {
     device: Device,
     /// Dropped before the buffers: the engine lets go first.
     qp: Qp,
     cq: Arc<Cq>,
     ops: Mutex<Ops>,
     inbox: Mutex<Inbox>,
-    /// Held while draining and while queueing requests, never while foreign code runs. A notifier that finds the gate closed
-    /// leaves a note in `again`, and whoever holds the gate drains once more.
+    /// Held while draining and while queueing requests, never while foreign code runs. A notifier that finds it locked
+    /// sets `again`, and the holder drains once more.
     gate: Mutex<()>,
     again: AtomicBool,
     pub(super) ring: Ring,
@@ -152,7 +152,7 @@ pub(super) struct Router {
     detached_timeout: Duration,
     pub(super) channel: Arc<CmChannel>,
     pub(super) info: std::sync::OnceLock<ConnInfo>,
-    ending: Mutex<Option<Ending>>,
+    ending: Mutex<Option<CloseReason>>,
     notifier: Waker,
 }
 
@@ -164,11 +164,11 @@ struct Due {
     freed: Vec<Slot>,
     doorbells: Vec<Doorbell>,
     /// The last of [`Ops::lingering`].
-    ended: Option<Arc<Router>>,
+    ended: Option<Arc<Dispatcher>>,
 }
 
 impl Due {
-    fn settle(self, qp: &Qp) {
+    fn deliver(self, qp: &Qp) {
         let Self { wakers, freed, doorbells, ended } = self;
         for doorbell in doorbells {
             qp.ring(doorbell);
@@ -182,24 +182,24 @@ impl Due {
 }
 
 /// What the engine wakes when a completion is pushed.
-struct Notifier(Weak<Router>);
+struct Notifier(Weak<Dispatcher>);
 
 /// Notifiers that may be at work inside each other on one thread: a doorbell that completes requests at once wakes the next.
 const NESTED: usize = 8;
 
 thread_local! {
     /// Notifiers at work on this thread, and the routers that were put off because there were too many.
-    static NOTIFIED: RefCell<(usize, VecDeque<Arc<Router>>)> = const { RefCell::new((0, VecDeque::new())) };
+    static NOTIFIED: RefCell<(usize, VecDeque<Arc<Dispatcher>>)> = const { RefCell::new((0, VecDeque::new())) };
 }
 
 impl Wake for Notifier {
     fn wake(self: Arc<Self>) {
-        let Some(router) = self.0.upgrade() else { return };
+        let Some(dispatcher) = self.0.upgrade() else { return };
         // `Some` when this notifier is to do the work itself.
         let turn = NOTIFIED.try_with(|notified| {
             let (depth, put_off) = &mut *notified.borrow_mut();
             if *depth == NESTED {
-                put_off.push_back(Arc::clone(&router));
+                put_off.push_back(Arc::clone(&dispatcher));
                 return None;
             }
             *depth += 1;
@@ -208,13 +208,13 @@ impl Wake for Notifier {
         match turn {
             Ok(None) => {}
             Ok(Some(_turn)) => {
-                router.drain();
-                while let Some(router) = NOTIFIED.with(|notified| notified.borrow_mut().1.pop_front()) {
-                    router.drain();
+                dispatcher.drain();
+                while let Some(dispatcher) = NOTIFIED.with(|notified| notified.borrow_mut().1.pop_front()) {
+                    dispatcher.drain();
                 }
             }
             // The thread ends.
-            Err(_) => router.drain(),
+            Err(_) => dispatcher.drain(),
         }
     }
 }
@@ -228,7 +228,7 @@ impl Drop for Turn {
     }
 }
 
-impl Router {
+impl Dispatcher {
     pub(super) fn device(&self) -> &Device {
         &self.device
     }
@@ -247,7 +247,7 @@ impl Router {
         let addr = memory.addr() + u64::from(slot) * u64::from(*size);
         let sge = Sge { addr, length: *size, lkey: memory.lkey() };
         let wr = RecvWr { wr_id: slot.into(), sges: &[sge] };
-        // SAFETY: the ring's memory lives as long as the router, which outlives the queue pair's use of it (`qp` is dropped
+        // SAFETY: the ring's memory lives as long as the dispatcher, which outlives the queue pair's use of it (`qp` is dropped
         // first); the slot is read through a `Message` only while its receive is not posted.
         unsafe { self.qp.post_recv([wr]) }.map_err(|refused| refused.error)
     }
@@ -268,7 +268,7 @@ impl Router {
             key
         };
         drop(gate);
-        due.settle(&self.qp);
+        due.deliver(&self.qp);
         if self.again.load(Ordering::SeqCst) {
             self.drain();
         }
@@ -295,7 +295,7 @@ impl Router {
                 flags: request.flags | SendFlags::SIGNALED,
             };
             // SAFETY: the elements lie in `slot.buffer`, an `Mr` that stays in this slot until the completion was taken (or
-            // the queue pair was dropped, which happens before the slots are); nobody can reach its bytes meanwhile. Inline
+            // the queue pair was dropped, which happens before the slots are); nothing else can access its bytes meanwhile. Inline
             // data lies in the slot's buffer too.
             let (posted, doorbell) = unsafe { self.qp.queue_send([wr]) };
             due.doorbells.push(doorbell);
@@ -392,7 +392,7 @@ impl Router {
             }
             drop(gate);
             // A doorbell may complete requests at once, and so ask for another round.
-            std::mem::take(&mut due).settle(&self.qp);
+            std::mem::take(&mut due).deliver(&self.qp);
         }
     }
 
@@ -440,7 +440,7 @@ impl Router {
     }
 
     /// How the connection ended, once it has.
-    pub(super) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<Ending> {
+    pub(super) fn poll_ended(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
         if let Some(ending) = *self.ending.lock() {
             return Poll::Ready(ending);
         }

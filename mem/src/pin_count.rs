@@ -15,13 +15,13 @@ const PINS: u64 = WINDOW - 1;
 const WINDOW: u64 = 1 << 32;
 const REVOKED: u64 = 1 << 63;
 
-/// Longest busy wait of [`Gate::drain`] before it yields, and before it parks. A pin lasts for one copy or one
+/// Longest busy wait of [`PinCount::drain`] before it yields, and before it parks. A pin lasts for one copy or one
 /// non-blocking system call, so the first few microseconds nearly always suffice.
 const SPINS: u32 = 200;
 const YIELDS: u32 = 50;
 
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
+pub(crate) struct PinCount {
     state: AtomicU64,
     parked: Mutex<()>,
     drained: Condvar,
@@ -33,7 +33,7 @@ pub(crate) enum CloseError {
     WindowsBound(u32),
 }
 
-impl Gate {
+impl PinCount {
     /// Takes a pin. False: revoked, there is none.
     pub(crate) fn enter(&self) -> bool {
         // Acquire pairs with nothing of ours; it keeps the accesses made under the pin behind it.
@@ -73,7 +73,7 @@ impl Gate {
         debug_assert!(before & !REVOKED >= WINDOW, "a window was unbound twice");
     }
 
-    /// Revokes: no pin is given from now on. Those held are waited for with [`Gate::drain`].
+    /// Revokes: no pin is given from now on. Those held are waited for with [`PinCount::drain`].
     pub(crate) fn close(&self) -> Result<(), CloseError> {
         let outcome = self.state.fetch_update(Acquire, Acquire, |s| {
             (s & REVOKED == 0 && s & !REVOKED < WINDOW).then_some(s | REVOKED)
@@ -85,7 +85,7 @@ impl Gate {
         }
     }
 
-    /// Waits until no pin is held. Afterwards no byte is touched through this gate any more.
+    /// Waits until no pin is held. Afterwards no byte is touched through this pin_count any more.
     pub(crate) fn drain(&self) {
         debug_assert!(!self.is_open());
         for turn in 0..SPINS + YIELDS {
@@ -108,43 +108,43 @@ mod tests {
 
     #[test]
     fn no_pin_after_close() {
-        let gate = Gate::default();
-        assert!(gate.enter());
-        assert_eq!(gate.pins(), 1);
-        assert_eq!(gate.close(), Ok(()));
-        assert!(!gate.enter());
-        assert_eq!(gate.pins(), 1, "a refused pin leaves no trace");
-        assert_eq!(gate.close(), Err(CloseError::Closed));
-        gate.leave();
-        gate.drain();
+        let pin_count = PinCount::default();
+        assert!(pin_count.enter());
+        assert_eq!(pin_count.pins(), 1);
+        assert_eq!(pin_count.close(), Ok(()));
+        assert!(!pin_count.enter());
+        assert_eq!(pin_count.pins(), 1, "a refused pin leaves no trace");
+        assert_eq!(pin_count.close(), Err(CloseError::Closed));
+        pin_count.leave();
+        pin_count.drain();
     }
 
     #[test]
     fn windows_keep_it_open() {
-        let gate = Gate::default();
-        assert!(gate.add_window() && gate.add_window());
-        assert_eq!(gate.close(), Err(CloseError::WindowsBound(2)));
-        assert!(gate.enter());
-        gate.remove_window();
-        gate.remove_window();
-        assert_eq!(gate.close(), Ok(()));
-        assert!(!gate.add_window());
-        gate.leave();
-        gate.drain();
+        let pin_count = PinCount::default();
+        assert!(pin_count.add_window() && pin_count.add_window());
+        assert_eq!(pin_count.close(), Err(CloseError::WindowsBound(2)));
+        assert!(pin_count.enter());
+        pin_count.remove_window();
+        pin_count.remove_window();
+        assert_eq!(pin_count.close(), Ok(()));
+        assert!(!pin_count.add_window());
+        pin_count.leave();
+        pin_count.drain();
     }
 
     #[test]
     fn drain_parks_and_wakes() {
-        let gate = Arc::new(Gate::default());
-        assert!(gate.enter());
-        gate.close().unwrap();
+        let pin_count = Arc::new(PinCount::default());
+        assert!(pin_count.enter());
+        pin_count.close().unwrap();
         let waiter = thread::spawn({
-            let gate = gate.clone();
-            move || gate.drain()
+            let pin_count = pin_count.clone();
+            move || pin_count.drain()
         });
         thread::sleep(Duration::from_millis(30));
         assert!(!waiter.is_finished());
-        gate.leave();
+        pin_count.leave();
         waiter.join().unwrap();
     }
 }

@@ -36,7 +36,7 @@ fn as_tshark(record: &Value) -> Fpdu {
 #[test]
 fn agrees_with_uiw_on_every_field() {
     let Some(tshark) = Tshark::require() else { return };
-    // In quirks.pcap tshark is wrong, which its documentation tells.
+    // In quirks.pcap tshark is wrong, as its documentation says.
     for expected in Expected::all().iter().filter(|expected| expected.file != "vectors/quirks.pcap") {
         let file = &expected.file;
         let capture = interop::data(file);

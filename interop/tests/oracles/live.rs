@@ -50,11 +50,11 @@ fn serve(device: Device, listener: Listener, settings: ConnSettings) -> SharedMr
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let memory = pd.share(LEN, access).unwrap();
         let connection = listener.accept().await.unwrap().accept(&pd, &settings).await.unwrap();
-        let grant = memory.grant(&connection, 0..64, Access::REMOTE_WRITE).await.unwrap();
-        let second = memory.grant(&connection, 0..64, Access::REMOTE_READ).await.unwrap();
+        let window = memory.bind_window(&connection, 0..64, Access::REMOTE_WRITE).await.unwrap();
+        let second = memory.bind_window(&connection, 0..64, Access::REMOTE_READ).await.unwrap();
         let remote = memory.remote(0..LEN as u64).unwrap();
         let mut hello = remote.to_bytes().to_vec();
-        hello.extend_from_slice(&grant.remote().rkey.to_be_bytes());
+        hello.extend_from_slice(&window.remote().rkey.to_be_bytes());
         hello.extend_from_slice(&second.remote().rkey.to_be_bytes());
         connection.send_copy(&hello).await.unwrap();
         while connection.recv().await.is_ok() {}

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use verbs::cm::{self, CmChannel, CmEventKind, ConnInfo, ConnRequest, Ending};
+use verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
 use verbs::{
     Arm, ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, SendFlags, SendOp,
     SendWr, Sge, Srq, Wc, WcStatus,
@@ -64,10 +64,10 @@ pub(crate) struct Link {
     pub(crate) qp: Qp,
     pub(crate) info: ConnInfo,
     channel: Arc<CmChannel>,
-    ending: OnceLock<Ending>,
+    ending: OnceLock<CloseReason>,
 }
 
-/// With a channel, for those who wait for its descriptor.
+/// With a channel, for callers that wait for its descriptor.
 pub(crate) fn cq_options() -> CqOptions {
     CqOptions { channel: Some(Arc::default()), ..CqOptions::default() }
 }
@@ -122,7 +122,7 @@ impl Half {
         let options = Arc::new(options.clone());
         request
             .accept(&self.qp, Some(&options), private_data, Some(&self.channel))
-            .map_err(|error| Failure::lost(format!("accepting {peer}"), error))?;
+            .map_err(|error| Failure::lost(format!("cannot accept {peer}"), error))?;
         self.established(peer, until)
     }
 
@@ -231,7 +231,7 @@ fn sleep_on_channel(cq: &Cq) {
 pub(crate) struct Until<'a> {
     pub(crate) stop: Option<&'a Stop>,
     pub(crate) deadline: Option<Instant>,
-    /// The end of this connection: where nothing is posted on it, no completion tells.
+    /// The end of this connection: if nothing is posted on it, no completion reports it.
     pub(crate) ended: Option<&'a Link>,
 }
 
@@ -272,7 +272,7 @@ impl Link {
     /// The next completion, which is no error; `None` when `until` came first.
     pub(crate) fn next(&self, wait: Wait, until: Until<'_>) -> Result<Option<Wc>> {
         let mut next = None;
-        // One at a time: nothing is left over for a caller who ends in between.
+        // One at a time: nothing is left over for a caller that ends in between.
         completions(&self.device, &self.cq, wait, until, 1, |wc| next = Some(wc));
         match next {
             Some(wc) if wc.status != WcStatus::Success => Err(self.failure(&wc)),
@@ -286,13 +286,13 @@ impl Link {
         flushed && self.wait_ending(Duration::from_secs(1)).is_some_and(|ending| ending.orderly)
     }
 
-    /// How the connection has ended, waiting for that at most `patience`.
-    pub(crate) fn wait_ending(&self, patience: Duration) -> Option<Ending> {
-        self.device.wait(Instant::now().checked_add(patience), |cx| self.poll_ending(cx))
+    /// How the connection has ended, waiting for that at most `timeout`.
+    pub(crate) fn wait_ending(&self, timeout: Duration) -> Option<CloseReason> {
+        self.device.wait(Instant::now().checked_add(timeout), |cx| self.poll_ending(cx))
     }
 
     /// How the connection has ended.
-    fn poll_ending(&self, cx: &mut Context<'_>) -> Poll<Ending> {
+    fn poll_ending(&self, cx: &mut Context<'_>) -> Poll<CloseReason> {
         loop {
             if let Some(ending) = self.ending.get() {
                 return Poll::Ready(*ending);

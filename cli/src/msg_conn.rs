@@ -1,15 +1,15 @@
 //! A connection with a ring of receives of one size.
 
 use crate::fail::Result;
-use crate::link::{Half, Link, RECV, Until, Wait, completions, post_recvs};
 use crate::memory::Buffer;
+use crate::qp_setup::{Half, Link, RECV, Until, Wait, completions, post_recvs};
 use std::net::SocketAddr;
 use std::ops::Range;
 use verbs::cm::ConnRequest;
 use verbs::{ConnOptions, Sge, WcStatus};
 
 /// A connection whose messages arrive in slots of a ring.
-pub(crate) struct Mailbox {
+pub(crate) struct MsgConn {
     pub(crate) link: Link,
     ring: Ring,
 }
@@ -19,7 +19,7 @@ struct Ring {
     size: usize,
 }
 
-/// What comes out of a mailbox.
+/// What comes out of a conn.
 pub(crate) enum Event {
     /// A message of `len` bytes in `slot`, which is to be posted again.
     Message { slot: u64, len: usize },
@@ -45,7 +45,7 @@ impl Ring {
     }
 }
 
-impl Mailbox {
+impl MsgConn {
     /// Connects `half` with `slots` receives of `size` bytes.
     pub(crate) fn connect(
         half: Half,
@@ -123,7 +123,7 @@ impl Mailbox {
                 None => return Ok(false),
                 Some(Event::Sent(id)) if id == wr_id => return Ok(true),
                 Some(Event::Sent(_)) => {}
-                // Somebody talks out of turn.
+                // The peer sent a message out of turn.
                 Some(Event::Message { slot, .. }) => self.repost(slot)?,
             }
         }

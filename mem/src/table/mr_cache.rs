@@ -1,4 +1,4 @@
-//! What one stream found last, and holds while a batch of its segments names it again and again.
+//! What one stream found last, and holds while a batch of its segments names it repeatedly.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use crate::{LocalError, PdId, Pinned, Region, RemoteError, Right, StreamId};
 /// STag is what the table would give. It keeps no bytes of a region that has ended.
 ///
 /// A batch of segments is spared a pin each: [`Table::hold_remote`] and [`Table::hold_local`] pin the region once and keep it so
-/// until [`Recent::let_go`], another region or the end of this. Ending a region waits for that: the holder lets go at the end of
+/// until [`MrCache::let_go`], another region or the end of this. Ending a region waits for that: the holder lets go at the end of
 /// its batch, and before it ends a region itself.
 #[derive(Default)]
-pub struct Recent {
+pub struct MrCache {
     remote: Kept,
     local: Kept,
 }
@@ -26,7 +26,7 @@ struct Kept {
     held: bool,
 }
 
-impl Recent {
+impl MrCache {
     /// Forgets what was found.
     pub fn clear(&mut self) {
         *self = Self::default();
@@ -53,7 +53,7 @@ impl Kept {
     /// A pin within ours; takes ours first if there is none.
     fn hold(&mut self, offset: usize, len: usize) -> Option<Pinned<'_>> {
         let region = self.region.as_ref()?;
-        self.held = self.held || region.gate().enter();
+        self.held = self.held || region.pin_count().enter();
         self.held.then(|| Pinned::lent(region, offset, len))
     }
 
@@ -62,7 +62,7 @@ impl Kept {
         if std::mem::take(&mut self.held)
             && let Some(region) = &self.region
         {
-            region.gate().leave();
+            region.pin_count().leave();
         }
     }
 }
@@ -74,42 +74,42 @@ impl Drop for Kept {
 }
 
 impl Table {
-    /// As [`Table::remote`], pinned at once until `recent` lets go; a stream that names the same STag again and again is spared
+    /// As [`Table::remote`], pinned at once until `cache` lets go; a stream that names the same STag repeatedly is spared
     /// the look-up and the pin.
     ///
     /// # Errors
     /// [`RemoteError`].
     pub fn hold_remote<'a>(
         &self,
-        recent: &'a mut Recent,
+        cache: &'a mut MrCache,
         stag: STag,
         (stream, pd): (StreamId, PdId),
         (to, len): (u64, u32),
         right: Right,
     ) -> Result<Pinned<'a>, RemoteError> {
         let invalid = RemoteError::InvalidStag { stag };
-        let region = recent.remote.find(stag, || self.find(stag, Slot::named_by_peer)).ok_or(invalid)?;
+        let region = cache.remote.find(stag, || self.find(stag, Slot::named_by_peer)).ok_or(invalid)?;
         let offset = region.check_remote(stream, pd, to, len, right)?;
-        recent.remote.hold(offset, len as usize).ok_or(invalid)
+        cache.remote.hold(offset, len as usize).ok_or(invalid)
     }
 
-    /// As [`Table::local`], pinned at once until `recent` lets go; elements that name the same key again and again are spared the
+    /// As [`Table::local`], pinned at once until `cache` lets go; elements that name the same key repeatedly are spared the
     /// look-up and the pin.
     ///
     /// # Errors
     /// [`LocalError`].
     pub fn hold_local<'a>(
         &self,
-        recent: &'a mut Recent,
+        cache: &'a mut MrCache,
         lkey: u32,
         pd: PdId,
         (addr, len): (u64, u32),
         write: bool,
     ) -> Result<Pinned<'a>, LocalError> {
         let (stag, invalid) = (STag(lkey), LocalError::InvalidLkey { lkey });
-        let region = recent.local.find(stag, || self.find(stag, Slot::named_by_us)).ok_or(invalid)?;
+        let region = cache.local.find(stag, || self.find(stag, Slot::named_by_us)).ok_or(invalid)?;
         let offset = region.check_local(pd, addr, len, write)?;
-        recent.local.hold(offset, len as usize).ok_or(invalid)
+        cache.local.hold(offset, len as usize).ok_or(invalid)
     }
 
     fn find(&self, stag: STag, named: fn(&Slot, STag) -> Option<&Arc<Region>>) -> Option<Arc<Region>> {

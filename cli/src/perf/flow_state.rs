@@ -4,8 +4,8 @@ use super::pattern;
 use super::plan::Plan;
 use super::source::Source;
 use crate::fail::{Failure, Result};
-use crate::link::{Depths, Half, Link, RECV, post, post_recvs};
 use crate::memory::{Buffer, at};
+use crate::qp_setup::{Depths, Half, Link, RECV, post, post_recvs};
 use crate::serve::perf::inline;
 use crate::service::{Op, PerfReply, Service, Stats};
 use std::net::SocketAddr;
@@ -13,8 +13,8 @@ use std::sync::Arc;
 use verbs::{Access, Cq, Device, Pd, RemoteMr, SendFlags, SendOp, Sge, Wc, WcStatus};
 
 /// In a request's number: the connection.
-pub(super) const LANE_SHIFT: u32 = 40;
-const SEQ: u64 = (1 << LANE_SHIFT) - 1;
+pub(super) const FLOW_SHIFT: u32 = 40;
+const SEQ: u64 = (1 << FLOW_SHIFT) - 1;
 /// The number of an empty Send.
 pub(super) const MARK: u64 = SEQ;
 /// Bytes of a statistics message at most.
@@ -23,7 +23,7 @@ pub(super) const STATS_LEN: usize = 512;
 pub(super) const RECVS: u64 = 4;
 
 /// The client's end of one connection.
-pub(crate) struct Lane {
+pub(crate) struct FlowState {
     pub(crate) link: Link,
     plan: Plan,
     index: u64,
@@ -37,7 +37,7 @@ pub(crate) struct Lane {
     pub(crate) stats: Option<Stats>,
 }
 
-impl Lane {
+impl FlowState {
     pub(crate) fn connect(
         device: &Device,
         pd: &Pd,
@@ -56,22 +56,22 @@ impl Lane {
         let ring_size = if plan.latency && plan.op == Op::Send { size.max(STATS_LEN) } else { STATS_LEN };
         let ring = Buffer::exclusive(pd, ring_size * RECVS as usize)?;
         let half = Half::on(device, pd, cq, &Depths::new(plan.depth + 4, RECVS as u32))?;
-        let receive = |slot: u64| (index << LANE_SHIFT | slot, Some(slot_of(&ring, slot, ring_size)));
+        let receive = |slot: u64| (index << FLOW_SHIFT | slot, Some(slot_of(&ring, slot, ring_size)));
         post_recvs(&half.qp, (0..RECVS).map(receive))?;
         let back_at = back.as_ref().map(|back| (back.remote().addr, back.remote().rkey));
         let order = Service::Perf(plan.order(back_at, None));
-        let link = half.connect(peer, &plan.wishes.options(), &order.private_data())?;
+        let link = half.connect(peer, &plan.peer_options.options(), &order.private_data())?;
         let reply: PerfReply = serde_json::from_slice(&link.info.private_data)
             .map_err(|_| Failure::lost(peer, "accepted, but is no `uiw serve`"))?;
         let open = RemoteMr { addr: reply.addr, rkey: reply.rkey, len: reply.len };
-        let source = Source::new(what, index << LANE_SHIFT, local, open);
+        let source = Source::new(what, index << FLOW_SHIFT, local, open);
         let plan = plan.clone();
         Ok(Self { link, plan, index, source, back, ring, ring_size, answers: 0, stats: None })
     }
 
     /// The connection of a completion.
     pub(crate) fn index_of(wc: &Wc) -> usize {
-        ((wc.wr_id & !RECV) >> LANE_SHIFT) as usize
+        ((wc.wr_id & !RECV) >> FLOW_SHIFT) as usize
     }
 
     /// Posts one message of a ping-pong.
@@ -89,13 +89,13 @@ impl Lane {
         } else {
             (source.sges[0], SendFlags::empty())
         };
-        let wr_id = self.index << LANE_SHIFT | seq & SEQ;
+        let wr_id = self.index << FLOW_SHIFT | seq & SEQ;
         post(&self.link.qp, wr_id, source.op(seq, 0), &[sge], SendFlags::SIGNALED | flags)?;
         source.posted += 1;
         Ok(())
     }
 
-    /// Whether the answer to the last ping is here, as memory tells (Write only).
+    /// Whether the answer to the last ping has arrived, by the contents of memory (Write only).
     pub(crate) fn written_back(&self) -> Result<bool> {
         let Some(back) = &self.back else { return Ok(false) };
         let mut last = [0u8];
@@ -131,14 +131,14 @@ impl Lane {
                 .map_err(|_| Failure::lost(self.link.peer(), "sent no statistics where they were due"))?;
             self.stats = Some(stats);
         }
-        let receive = (self.index << LANE_SHIFT | slot, Some(slot_of(&self.ring, slot, self.ring_size)));
+        let receive = (self.index << FLOW_SHIFT | slot, Some(slot_of(&self.ring, slot, self.ring_size)));
         post_recvs(&self.link.qp, [receive])
     }
 
     /// Asks for statistics: everything before has arrived when they come.
     pub(crate) fn ask(&mut self) -> Result<()> {
         self.stats = None;
-        post(&self.link.qp, self.index << LANE_SHIFT | MARK, SendOp::Send, &[], SendFlags::SIGNALED)
+        post(&self.link.qp, self.index << FLOW_SHIFT | MARK, SendOp::Send, &[], SendFlags::SIGNALED)
     }
 
     /// Where the bytes that were written lie at the peer, to be read back: slot by slot, with the last message of each.
@@ -152,7 +152,7 @@ impl Lane {
             let remote = at(self.source.open, start as u64);
             let op = SendOp::Read { remote, invalidate: None };
             let sge = self.source.sges[slot as usize];
-            post(&self.link.qp, self.index << LANE_SHIFT | MARK, op, &[sge], SendFlags::SIGNALED)?;
+            post(&self.link.qp, self.index << FLOW_SHIFT | MARK, op, &[sge], SendFlags::SIGNALED)?;
             wait(self)?;
             let expected = pattern::message(last_of(slot, slots, messages), size);
             self.source.wrong += u64::from(self.source.local.differs(start, &expected)?.is_some());

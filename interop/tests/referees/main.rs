@@ -1,6 +1,0 @@
-//! Referees: uiw's decoder against captures and programs that share no code with it.
-
-mod captures;
-mod decoded;
-mod live;
-mod tshark;
