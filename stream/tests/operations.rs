@@ -304,6 +304,19 @@ fn extensions_are_used_where_the_peer_has_them() {
     }
 }
 
+/// Immediate Data tells the length of the Write right in front of it, and of no other one.
+#[test]
+fn immediate_data_counts_the_write_in_front_of_it_alone() {
+    let mut pair = pair(0);
+    pair.receives(1, 2, 64);
+    pair.ends[0].post(Op::Write { remote: at(0) }, &[1; 100]);
+    pair.ends[0].post(Op::Send, b"between");
+    let header = rdmap::untagged_header(rdmap::Opcode::Immediate, rdmap::QN_SEND, 2, 0, true, 0);
+    pair.inject(1, &ddp::Header::Untagged(header), &[0, 0, 0, 9, 0, 0, 0, 0]);
+    let kind = ReceivedKind::Immediate { imm: 9, write_len: 0 };
+    assert_eq!(pair.ends[1].host.received[1].0.kind, kind);
+}
+
 #[test]
 fn the_sink_of_reads_names_no_memory() {
     let mut pair = pair(0);
