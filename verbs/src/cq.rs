@@ -205,6 +205,9 @@ impl Cq {
     pub(crate) fn pop(&self, max: usize, each: &mut impl FnMut(Wc)) -> usize {
         // What `each` brings about is for the next call.
         let max = max.min(self.queued.load(Ordering::Acquire));
+        if max == 1 {
+            return self.pop_one().map(each).map_or(0, |()| 1);
+        }
         let mut taken = 0;
         while taken < max {
             let mut batch = ArrayVec::<Wc, BATCH>::new();
@@ -226,6 +229,15 @@ impl Cq {
             }
         }
         taken
+    }
+
+    /// A batch of one costs more than a completion by itself.
+    fn pop_one(&self) -> Option<Wc> {
+        let mut inner = self.inner.lock();
+        let cqe = inner.ring.pop_front()?;
+        self.note_left(&inner);
+        drop(inner);
+        Some(cqe.wc)
     }
 
     /// Asks for one event at the next completion (`ibv_req_notify_cq`). Poll once more after arming: what completed before
