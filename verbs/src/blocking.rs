@@ -117,6 +117,7 @@ impl Connection {
 }
 
 /// A port on which peers may connect.
+#[derive(Debug)]
 pub struct Listener {
     device: Device,
     inner: crate::Listener,

@@ -37,6 +37,12 @@ struct ShardWatch {
     watch: Option<Arc<Watch>>,
 }
 
+impl std::fmt::Debug for CompChannel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CompChannel").field("queued", &self.len()).finish_non_exhaustive()
+    }
+}
+
 impl CompChannel {
     /// A descriptor that is readable while there is an event for [`CompChannel::try_pop`]: for poll(2), epoll and the like, not for
     /// reading.

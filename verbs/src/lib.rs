@@ -10,6 +10,8 @@
 //! ([`Qp::post_send`] is `unsafe`). No extra thread is needed: the caller's drives while it polls, posts or waits, a background
 //! thread when it does not.
 
+#![warn(missing_debug_implementations)]
+
 mod api;
 mod comp_channel;
 mod conn;

@@ -137,6 +137,12 @@ impl<T> Default for EventQueue<T> {
     }
 }
 
+impl<T> std::fmt::Debug for EventQueue<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EventQueue").field("queued", &self.len()).finish_non_exhaustive()
+    }
+}
+
 impl<T> EventQueue<T> {
     pub(crate) fn push(&self, item: T, wakes: &mut Wakes) {
         let mut inner = self.inner.lock();

@@ -17,6 +17,12 @@ pub struct Listener {
     channel: Arc<CmChannel>,
 }
 
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Listener").field("local_addr", &self.local_addr()).finish_non_exhaustive()
+    }
+}
+
 /// Connections that TCP may complete before we take them.
 const BACKLOG: u32 = 1024;
 
@@ -57,6 +63,7 @@ impl Listener {
 }
 
 /// A connection request. Dropping it rejects.
+#[derive(Debug)]
 pub struct Incoming {
     device: Device,
     request: ConnRequest,

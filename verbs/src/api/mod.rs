@@ -4,6 +4,8 @@
 //! names for programs without one.
 
 mod buf;
+#[cfg(feature = "bytes")]
+mod bytes;
 mod connection;
 mod dispatcher;
 mod listener;
