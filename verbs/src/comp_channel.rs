@@ -21,7 +21,7 @@ pub struct CompChannel {
     armed: Mutex<Armed>,
 }
 
-/// What the channel knows of queues that were armed while it had a descriptor.
+/// The queues that were armed while the channel had a descriptor, and the shards that it watches for them.
 #[derive(Default)]
 struct Armed {
     /// Queues that were armed since their last event was taken.

@@ -169,7 +169,7 @@ fn armed_program_that_does_not_sleep_is_replaced() {
             reader.op(i, SendOp::Read { remote, invalidate: None }, 0, 64);
             reader.sent_ok(i);
         }
-        // It is told, if its descriptor was readable before.
+        // It receives an event if its descriptor was readable before.
         while channel.try_pop().is_some() {}
     }
 }
