@@ -233,7 +233,7 @@ impl Drive for Shard {
         self.try_lock().map(|mut busy| busy.pump())
     }
 
-    fn try_ask(self: &Arc<Self>) -> Option<usize> {
+    fn try_poll_stack(self: &Arc<Self>) -> Option<usize> {
         self.try_pump()
     }
 

@@ -17,7 +17,7 @@ use stream::{LocalError, Time};
 /// Up to this many connections a round reads all of them; with more it polls the stack for those that are ready.
 const DIRECT_STREAMS: usize = 4;
 /// With few connections the stack is still polled once in this many rounds, for listeners, connects and hang-ups.
-const ASK_EVERY: u32 = 32;
+const POLL_STACK_EVERY: u32 = 32;
 /// Reads, and batches to send, per round where there is one connection.
 const TURN_ALONE: usize = 4;
 /// Reads, and batches to send, of each connection per round where there are several.
@@ -182,7 +182,7 @@ impl Core {
 
     /// Whether unlocking requires no further work: no wake-up, connection to drop, bulk disconnect or new deadline.
     #[inline]
-    pub(crate) fn has_no_news(&mut self) -> bool {
+    pub(crate) fn has_nothing_to_release(&mut self) -> bool {
         self.services.wakes.is_empty()
             && self.trash.is_empty()
             && !self.bulk_disconnect
@@ -356,13 +356,13 @@ impl Core {
         let mut work = self.serve_ready(shard);
         self.pumps = self.pumps.wrapping_add(1);
         let direct = self.established.len() <= DIRECT_STREAMS && !self.established.is_empty();
-        let asked = !self.events.is_empty()
-            || self.pumps.is_multiple_of(ASK_EVERY)
+        let polls_stack = !self.events.is_empty()
+            || self.pumps.is_multiple_of(POLL_STACK_EVERY)
             || self.stack.deadline().is_some_and(|at| at <= self.instant(self.services.now));
-        if direct && !asked {
+        if direct && !polls_stack {
             work += self.poll_all(shard, enough);
         } else {
-            self.ask_stack();
+            self.poll_stack();
             work += self.serve_events(shard, enough);
         }
         work += self.serve_timers();
@@ -424,7 +424,7 @@ impl Core {
 
     /// Polls the stack, unless events of an earlier poll are not served yet: an event that is served late may be out of date, and one
     /// that is queued twice is. Returns the number of queued events.
-    pub(crate) fn ask_stack(&mut self) -> usize {
+    pub(crate) fn poll_stack(&mut self) -> usize {
         if !self.events.is_empty() {
             return self.events.len();
         }

@@ -31,8 +31,8 @@ impl Drive for Shard {
         self.try_lock().map(|mut busy| busy.pump())
     }
 
-    fn try_ask(self: &Arc<Self>) -> Option<usize> {
-        self.try_lock().map(|mut busy| busy.ask())
+    fn try_poll_stack(self: &Arc<Self>) -> Option<usize> {
+        self.try_lock().map(|mut busy| busy.poll_stack())
     }
 
     fn try_answer(self: &Arc<Self>) -> bool {
@@ -108,7 +108,7 @@ impl Shard {
     /// A round that polls the stack, after its descriptor was readable. `Some(true)` when the stack may have more events; `None` when
     /// another thread drives.
     pub(crate) fn pump_events(self: &Arc<Self>) -> Option<bool> {
-        self.try_ask().map(|events| events > 0)
+        self.try_poll_stack().map(|events| events > 0)
     }
 }
 

@@ -237,11 +237,11 @@ impl<'a> Busy<'a> {
     }
 
     /// A round that polls the stack first. Returns the number of its events.
-    pub(super) fn ask(&mut self) -> usize {
+    pub(super) fn poll_stack(&mut self) -> usize {
         let shard = self.shard;
         let core = self.core();
         core.read_clock();
-        let events = core.ask_stack();
+        let events = core.poll_stack();
         core.pump(shard, &|| false);
         events
     }
@@ -249,7 +249,7 @@ impl<'a> Busy<'a> {
     /// A round after a sleep that an event of the stack ended: where it finds nothing, the stack is polled.
     pub(super) fn answer(&mut self) {
         if self.pump() == 0 {
-            self.ask();
+            self.poll_stack();
         }
     }
 
@@ -262,7 +262,7 @@ impl<'a> Busy<'a> {
         if let Some(mut core) = self.core.take() {
             #[cfg(debug_assertions)]
             HOLDS.set(false);
-            if core.has_no_news() {
+            if core.has_nothing_to_release() {
                 return;
             }
             let mut wakes = std::mem::take(&mut core.services.wakes);

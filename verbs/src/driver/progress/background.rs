@@ -118,7 +118,7 @@ impl<D: Drive> Background<'_, D> {
     fn make_round(&self, readable: bool) {
         let state = self.state;
         let Some(drive) = self.drive.upgrade() else { return };
-        let drove = if readable { drive.try_ask() } else { drive.try_pump() }.is_some();
+        let drove = if readable { drive.try_poll_stack() } else { drive.try_pump() }.is_some();
         if !drove {
             // Another thread drives. Until its round ends, the descriptor stays readable or the deadline past.
             state.background.sleep(None, Some(Instant::now() + TIMER));

@@ -119,7 +119,7 @@ pub(super) trait Drive: Send + Sync + 'static {
     /// One round. Returns how much was done; `None` when another thread holds the core.
     fn try_pump(self: &Arc<Self>) -> Option<usize>;
     /// A round that polls the stack first. Returns the number of its events; `None` when another thread holds the core.
-    fn try_ask(self: &Arc<Self>) -> Option<usize>;
+    fn try_poll_stack(self: &Arc<Self>) -> Option<usize>;
     /// A round after a sleep that an event ended: it reads first, and polls the stack when that finds nothing. False when another
     /// thread holds the core.
     fn try_answer(self: &Arc<Self>) -> bool;
