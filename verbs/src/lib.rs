@@ -36,8 +36,8 @@ pub mod cm;
 pub mod tokio;
 
 pub use api::{
-    BoundWindow, ConnSettings, Connection, Done, Incoming, IoBuf, IoBufMut, Listener, Message, Mr, Op,
-    SharedMr, WcError,
+    AcceptFailure, BoundWindow, ConnSettings, Connection, Done, Incoming, IoBuf, IoBufMut, Listener, Message,
+    Mr, Op, SharedMr, WcError,
 };
 pub use comp_channel::CompChannel;
 pub use cq::{Arm, Cq, CqOptions};

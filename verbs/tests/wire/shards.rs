@@ -71,7 +71,7 @@ fn a_wait_drives_every_shard_where_no_other_thread_does() {
     let listener = verbs::Listener::bind(&device, loopback(), &ConnOptions::default()).unwrap();
     let settings = ConnSettings::default();
     let mut connect = pin!(Connection::connect(&device, &pd, listener.local_addr(), &settings));
-    let mut accept = pin!(async { listener.accept().await.unwrap().accept(&pd, &settings).await.unwrap() });
+    let mut accept = pin!(async { listener.incoming().await.unwrap().accept(&pd, &settings).await.unwrap() });
     let (mut ours, mut theirs) = (None, None);
     let both = poll_fn(|cx| {
         if ours.is_none()
