@@ -2,6 +2,7 @@
 
 use crate::common::{End, Make, initiator_opt, pair_of, plain};
 use crate::peer::{enhanced, reply, tagged, with};
+use crate::transport::wait_idle;
 use rdmap::Opcode;
 use std::time::Duration;
 use verbs::{AsyncEvent, ConnOptions, QpState, Remote, SendFlags, SendOp, WcStatus};
@@ -90,7 +91,7 @@ fn unsignaled_requests_make_room() {
         let op = SendOp::Write { remote: b.remote(0) };
         match a.post(posted, op, &[a.sge(0, 64)], SendFlags::empty()) {
             Ok(()) => posted += 1,
-            Err(_) => drop(a.device.pump()),
+            Err(_) => crate::simulation::settle(),
         }
     }
     a.post(posted, SendOp::Write { remote: b.remote(0) }, &[], SendFlags::SIGNALED).unwrap();
@@ -155,9 +156,9 @@ fn an_unanswered_drain_read_times_out() {
     let scripted = ConnOptions { acknowledged: true, close_timeout: Duration::from_millis(50), ..plain() };
     let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
     drop(end.qp);
-    assert!(!end.device.wait_idle(Duration::ZERO));
+    assert!(!wait_idle(&end.device, Duration::ZERO));
     assert_eq!(peer.expect_fpdu().read_request().len, 0);
-    assert!(end.device.wait_idle(Duration::from_secs(20)));
+    assert!(wait_idle(&end.device, Duration::from_secs(20)));
     assert!(peer.rest().is_empty());
 }
 

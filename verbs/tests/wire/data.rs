@@ -529,7 +529,7 @@ fn send_without_receive_is_terminated_in_the_end_or_at_once() {
 
 #[test]
 fn shared_receive_queue_stalls_and_goes_on_for_each_stream() {
-    let device = verbs::Device::open().unwrap();
+    let device = crate::common::device();
     let pd = device.alloc_pd().unwrap();
     let srq = pd.create_srq(SrqAttr { max_wr: 16, max_sge: 1, limit: 0 }).unwrap();
     let make = || Make { srq: Some(srq.clone()), ..Make::default() };
@@ -777,7 +777,7 @@ fn terminate_names_a_read_and_the_others_flush_in_order_once() {
         peer.expect_close();
         // What comes behind a Terminate is dropped.
         let late = peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"late"));
-        let _ = std::io::Write::write(&mut peer.tcp, &late);
+        let _ = std::io::Write::write(&mut peer.stream, &late);
         end.nothing_more();
     }
 }

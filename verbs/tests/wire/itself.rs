@@ -9,7 +9,7 @@ use verbs::{
 };
 
 fn connected(options: &ConnOptions) -> End {
-    let end = End::new();
+    let end = End::tcp();
     connect(&end, options);
     end
 }
@@ -186,7 +186,7 @@ fn only_a_queue_pair_without_a_connection() {
         cm::connect_self(&end.qp, loopback(), &options, &end.channel),
         Err(Error::State { .. } | Error::AlreadyConnected { .. })
     ));
-    let other = End::new();
+    let other = End::tcp();
     let foreign = "192.0.2.1:0".parse().unwrap();
     assert!(cm::connect_self(&other.qp, foreign, &options, &other.channel).is_err());
     // It is as free as before.

@@ -1,7 +1,10 @@
 //! What verbs promise, between two ends of ours.
 
-use crate::common::{ALL, End, Make, fill, memory, next_wc, pair, pair_of, pattern, peek, plain, responder};
+use crate::common::{
+    ALL, End, Make, device, fill, memory, next_wc, pair, pair_of, pattern, peek, plain, responder,
+};
 use crate::peer::untagged;
+use crate::transport::{until, wait};
 use rdmap::Opcode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -143,9 +146,7 @@ fn completion_queue_can_be_resized() {
     for i in 0..10 {
         a.op(i, SendOp::Write { remote: b.remote(0) }, 0, 8);
     }
-    while a.scq.len() < 10 {
-        a.device.pump();
-    }
+    until(&a.device, "a completion is missing", || a.scq.len() == 10);
     assert!(matches!(a.scq.resize(9), Err(Error::Limit { .. })));
     a.scq.resize(10).unwrap();
     for i in 0..10 {
@@ -176,7 +177,7 @@ fn with_channel(device: &Device) -> (End, Arc<CompChannel>) {
 
 #[test]
 fn notification_of_any_or_only_solicited() {
-    let (b, channel) = with_channel(&Device::open().unwrap());
+    let (b, channel) = with_channel(&device());
     let (a, b) = pair_of(End::new(), b, &ConnOptions::default());
     for i in 0..6 {
         b.recv(i, i * 64, 64);
@@ -186,7 +187,7 @@ fn notification_of_any_or_only_solicited() {
     assert!(b.received_ok(0).timestamp_ns > 0);
     assert!(channel.is_empty());
     a.post(2, SendOp::Send, &[a.sge(0, 4)], SendFlags::SOLICITED | SendFlags::SIGNALED).unwrap();
-    let cq = b.device.wait(None, |cx| channel.poll_pop(cx)).unwrap();
+    let cq = wait(&b.device, |cx| channel.poll_pop(cx)).unwrap();
     assert!(Arc::ptr_eq(&cq.upgrade().unwrap(), &b.rcq));
     b.received_ok(1);
     // Not armed: no event.
@@ -196,17 +197,17 @@ fn notification_of_any_or_only_solicited() {
     b.rcq.arm(Arm::Any);
     b.rcq.arm(Arm::Solicited);
     a.send(4, 0, 4);
-    b.device.wait(None, |cx| channel.poll_pop(cx)).unwrap();
+    wait(&b.device, |cx| channel.poll_pop(cx)).unwrap();
     b.received_ok(3);
     // An error is solicited.
     b.rcq.arm(Arm::Solicited);
     drop(a);
-    b.device.wait(None, |cx| channel.poll_pop(cx)).unwrap();
+    wait(&b.device, |cx| channel.poll_pop(cx)).unwrap();
 }
 
 /// Two ends, of which the second takes its receives from a shared queue with so many.
 fn pair_with_srq(receives: u64) -> (End, End, Arc<verbs::Srq>) {
-    let device = Device::open().unwrap();
+    let device = device();
     let pd = device.alloc_pd().unwrap();
     let srq = pd.create_srq(SrqAttr { max_wr: 8, max_sge: 1, limit: 0 }).unwrap();
     let b = End::make(&device, &pd, Make { srq: Some(srq.clone()), ..Make::default() });
@@ -661,11 +662,8 @@ fn everything_may_be_dropped_in_any_order_with_traffic() {
 
 #[test]
 fn queue_pairs_are_counted_and_given_back() {
-    let device = Device::open().unwrap();
-    let limit = verbs::Limits { max_qp: 2, max_cq: 4, max_pd: 3, ..verbs::Limits::default() };
-    let options = verbs::DeviceOptions { limits: limit, ..verbs::DeviceOptions::default() };
-    drop(device);
-    let device = Device::with_stack(Box::new(llp::tcp::TcpStack::new().unwrap()), options).unwrap();
+    let limits = verbs::Limits { max_qp: 2, max_cq: 4, max_pd: 3, ..verbs::Limits::default() };
+    let device = crate::simulation::device(limits);
     for _ in 0..4 {
         let (a, b) = (End::on(&device), End::on(&device));
         assert!(device.create_cq(1, CqOptions::default()).is_err());
@@ -687,22 +685,22 @@ fn queue_pairs_are_counted_and_given_back() {
 
 #[test]
 fn ipv6_wildcard_and_many_listeners() {
-    let server = End::new();
+    let server = End::tcp();
     let options = Arc::new(ConnOptions::default());
     let bind = |addr: &str| {
         verbs::cm::Listener::bind(&server.device, addr.parse().unwrap(), 8, &options, &server.channel)
     };
     let listeners: Vec<_> = (0..100).map(|_| bind("127.0.0.1:0").unwrap()).collect();
-    let client = End::new();
+    let client = End::tcp();
     client.connect(listeners[77].local_addr(), &options);
     server.accept(server.request());
     client.established();
     for (listen, host) in [("[::1]:0", "::1"), ("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "::1")] {
-        let server = End::new();
+        let server = End::tcp();
         let bound =
             verbs::cm::Listener::bind(&server.device, listen.parse().unwrap(), 8, &options, &server.channel);
         let Ok(listener) = bound else { continue };
-        let client = End::new();
+        let client = End::tcp();
         client.connect(
             (host.parse::<std::net::IpAddr>().unwrap(), listener.local_addr().port()).into(),
             &options,
@@ -756,9 +754,7 @@ fn last_bytes_become_visible_last() {
         fill(&b.mr, 0, &vec![0; len]);
         fill(&a.mr, 0, &vec![0xEE; len]);
         a.op(1, SendOp::Write { remote: b.remote(0) }, 0, len as u32);
-        while peek(&b.mr, len - 1, 1) != [0xEE] {
-            std::thread::yield_now();
-        }
+        until(&b.device, "nothing is placed", || peek(&b.mr, len - 1, 1) == [0xEE]);
         assert!(peek(&b.mr, 0, len).iter().all(|o| *o == 0xEE), "{len}");
         a.sent_ok(1);
     }
@@ -884,12 +880,7 @@ fn local_requests_do_not_wait_for_the_peer() {
 #[test]
 fn unread_events_are_dropped_with_their_object() {
     let none_is_left = |device: &Device| {
-        let until = std::time::Instant::now() + Duration::from_secs(10);
-        while !device.async_events().is_empty() {
-            assert!(std::time::Instant::now() < until, "{:?}", device.async_events().try_pop());
-            device.pump();
-            std::thread::yield_now();
-        }
+        until(device, "an event is left", || device.async_events().is_empty());
     };
     let end = End::new();
     let device = end.device.clone();
