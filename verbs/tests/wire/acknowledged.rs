@@ -2,7 +2,7 @@
 
 use crate::common::{End, Make, initiator_opt, pair_of, plain};
 use crate::peer::{enhanced, reply, tagged, with};
-use crate::transport::wait_idle;
+use crate::simulation::{settle, wait_idle};
 use rdmap::Opcode;
 use std::time::Duration;
 use verbs::{AsyncEvent, ConnOptions, QpState, Remote, SendFlags, SendOp, WcStatus};
@@ -91,7 +91,7 @@ fn unsignaled_requests_make_room() {
         let op = SendOp::Write { remote: b.remote(0) };
         match a.post(posted, op, &[a.sge(0, 64)], SendFlags::empty()) {
             Ok(()) => posted += 1,
-            Err(_) => crate::simulation::settle(),
+            Err(_) => settle(),
         }
     }
     a.post(posted, SendOp::Write { remote: b.remote(0) }, &[], SendFlags::SIGNALED).unwrap();
@@ -130,7 +130,7 @@ fn a_queue_pair_that_goes_away_leaves_no_acknowledgement_open() {
     for ord in [1, 4] {
         let options = ConnOptions { ird: ord, ord, ..options() };
         for _ in 0..50 {
-            let (a, b) = pair_of(End::new(), End::new(), &options);
+            let (a, b) = pair_of(End::tcp(), End::tcp(), &options);
             for id in 0..20 {
                 b.recv(id, 0, 8);
             }

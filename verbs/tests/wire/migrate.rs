@@ -1,18 +1,18 @@
 //! Events follow what they are about from one channel to another, in order and none twice.
 
 use crate::common::{End, device, next_event, next_request};
-use crate::transport::{any_port, until};
+use crate::simulation::{any_port, until};
 use std::sync::Arc;
 use verbs::cm::{CmChannel, CmEvent, CmEventKind, ConnHandle, Listener};
 use verbs::{ConnOptions, Device, Error};
 
 fn listen(device: &Device, channel: &Arc<CmChannel>) -> Listener {
-    Listener::bind(device, any_port(device), 8, &Arc::new(ConnOptions::default()), channel).unwrap()
+    Listener::bind(device, any_port(), 8, &Arc::new(ConnOptions::default()), channel).unwrap()
 }
 
 /// Drives until an event waits, and leaves it there.
-fn let_it_come(device: &Device, channel: &CmChannel) {
-    until(device, "no event came", || !channel.is_empty());
+fn let_it_come(channel: &CmChannel) {
+    until("no event came", || !channel.is_empty());
 }
 
 #[test]
@@ -23,9 +23,9 @@ fn requests_follow_their_listener_and_others_stay() {
     let stays = listen(&device, &old);
     let (first, other, second) = (End::new(), End::new(), End::new());
     first.connect(listener.local_addr(), &ConnOptions::default());
-    let_it_come(&device, &old);
+    let_it_come(&old);
     other.connect(stays.local_addr(), &ConnOptions::default());
-    until(&device, "one event came", || old.len() == 2);
+    until("one event came", || old.len() == 2);
 
     listener.migrate(&new);
     assert_eq!((old.len(), new.len()), (1, 1));
@@ -51,7 +51,7 @@ fn connection_takes_its_pending_events_along() {
     let request = next_request(&device, &old);
     let server = End::on(&device);
     request.accept(&server.qp, None, b"", Some(&old)).unwrap();
-    let_it_come(&device, &old);
+    let_it_come(&old);
     old.post(CmEvent::posted(7));
 
     let handle = ConnHandle::of(&server.qp).unwrap();
@@ -83,7 +83,7 @@ fn a_connection_obeys_its_handle_until_it_is_over() {
         if abort { handle.abort() } else { handle.disconnect() }.unwrap();
         server.ended();
         client.ended();
-        until(&device, "the connection is not over", || handle.disconnect().is_err());
+        until("the connection is not over", || handle.disconnect().is_err());
         assert!(matches!(handle.abort(), Err(Error::NotConnected)));
     }
 }
@@ -103,7 +103,7 @@ fn a_forgotten_connection_ends_without_an_event() {
     handle.forget();
     handle.abort().unwrap();
     client.ended();
-    until(&device, "the connection is not over", || handle.disconnect().is_err());
+    until("the connection is not over", || handle.disconnect().is_err());
     assert!(server.channel.is_empty());
 }
 

@@ -1,6 +1,7 @@
 //! The simulated network of a test: its devices, the streams of its scripted peers, and their virtual clock. One thread drives all of it:
 //! a wait runs the devices until nothing moves any more, and then moves the clock to the next deadline.
 
+use crate::peer::TIMEOUT;
 use llp::sim::{Link, Network};
 use llp::{ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
 use mem::{IoVec, IoVecMut};
@@ -66,23 +67,31 @@ pub(crate) fn now() -> Instant {
 /// Runs the devices until `ready` has something, for at most `timeout` of virtual time.
 pub(crate) fn wait<T>(timeout: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
     let until = now() + timeout;
+    let mut rounds = 0;
     loop {
-        // What moves in a round may be what is waited for, and is looked at before the next one.
-        for _ in 0..MAX_ROUNDS {
-            if let Some(value) = ready() {
-                return Some(value);
-            }
-            if !round() {
-                break;
-            }
-        }
+        // What moved in a round may be what is waited for, and is looked at before the next one.
         if let Some(value) = ready() {
             return Some(value);
         }
-        if !advance(until) {
+        if round() {
+            rounds += 1;
+            assert!(rounds < MAX_ROUNDS, "the devices do not come to rest");
+        } else if !advance(until) {
             return None;
+        } else {
+            rounds = 0;
         }
     }
+}
+
+/// Runs the devices until `done`.
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
+    wait(TIMEOUT, || done().then_some(())).expect(what);
+}
+
+/// [`Device::wait_idle`] for at most `timeout` of virtual time.
+pub(crate) fn wait_idle(device: &Device, timeout: Duration) -> bool {
+    wait(timeout, || device.wait_idle(Duration::ZERO).then_some(())).is_some()
 }
 
 /// Runs the devices until nothing moves any more; the clock stands still.
@@ -121,14 +130,13 @@ pub(crate) struct SimStream {
 
 impl SimStream {
     fn new(stream: Box<dyn Stream>) -> Self {
-        Self { stream, timeout: crate::peer::TIMEOUT }
+        Self { stream, timeout: TIMEOUT }
     }
 
     pub(crate) fn connect(to: SocketAddr) -> io::Result<Self> {
         let mut stack = SIMULATION.with(|simulation| simulation.network.stack(HOST));
         let mut stream = stack.connect(None, to, &StreamOptions::default(), Token(0))?;
-        let connected =
-            wait(crate::peer::TIMEOUT, || stream.connect_result().map(|done| done.then_some(())).transpose());
+        let connected = wait(TIMEOUT, || stream.connect_result().map(|done| done.then_some(())).transpose());
         connected.ok_or(ErrorKind::TimedOut)??;
         Ok(Self::new(stream))
     }
@@ -169,7 +177,7 @@ impl io::Write for SimStream {
     /// The devices take in what one call sends before the next one.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let stream = &mut self.stream;
-        let sent = wait(crate::peer::TIMEOUT, || unless_blocked(stream.send(&[IoVec::from(bytes)])));
+        let sent = wait(TIMEOUT, || unless_blocked(stream.send(&[IoVec::from(bytes)])));
         settle();
         sent.unwrap_or_else(|| Err(ErrorKind::WouldBlock.into()))
     }

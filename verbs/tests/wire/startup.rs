@@ -2,7 +2,8 @@
 
 use crate::common::{End, Make, initiator_opt, next_request, pair_of, plain, responder_with};
 use crate::peer::{Peer, Port, enhanced, frame, reply, request, tagged, untagged, with};
-use crate::transport::{any_port, pass, until};
+use crate::simulation::{any_port, until};
+use crate::transport::pass;
 use mpa::startup::RtrKinds;
 use mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use rdmap::Opcode;
@@ -195,10 +196,10 @@ fn a_dropped_listener_rejects_pending_requests() {
     let end = End::new();
     let channel = Arc::default();
     let options = Arc::new(plain());
-    let listener = Listener::bind(&end.device, any_port(&end.device), 8, &options, &channel).unwrap();
+    let listener = Listener::bind(&end.device, any_port(), 8, &options, &channel).unwrap();
     let mut peer = Peer::connect(listener.local_addr());
     peer.raw(&request(1).emit());
-    until(&end.device, "no request came", || !channel.is_empty());
+    until("no request came", || !channel.is_empty());
     let mut silent = Peer::connect(listener.local_addr());
     drop(listener);
     drop(channel);

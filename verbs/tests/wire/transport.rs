@@ -1,5 +1,6 @@
 //! What is under the ends of a test: a simulated network with a virtual clock ([`simulation`]), or the kernel's TCP with the system's.
 
+use crate::common::loopback;
 use crate::peer::TIMEOUT;
 use crate::simulation::{self, SimStream};
 use std::io::{self, Read, Write};
@@ -79,7 +80,7 @@ impl Write for PeerStream {
 
 /// An address for a listener of `device`, with a port that is chosen for it.
 pub(crate) fn any_port(device: &Device) -> SocketAddr {
-    if simulation::is_simulated(device) { simulation::any_port() } else { "127.0.0.1:0".parse().unwrap() }
+    if simulation::is_simulated(device) { simulation::any_port() } else { loopback() }
 }
 
 /// Runs `poll` until it is ready, driving the device, for at most `timeout` of its clock.
@@ -102,29 +103,7 @@ pub(crate) fn wait<T>(device: &Device, poll: impl FnMut(&mut Context<'_>) -> Pol
     wait_for(device, TIMEOUT, poll)
 }
 
-/// Drives the device until `done`.
-pub(crate) fn until(device: &Device, what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    if simulation::is_simulated(device) {
-        simulation::wait(TIMEOUT, || done().then_some(())).expect(what);
-        return;
-    }
-    while !done() {
-        assert!(start.elapsed() < TIMEOUT, "{what}");
-        device.pump();
-        std::thread::yield_now();
-    }
-}
-
 /// Drives the device while `time` passes on its clock.
 pub(crate) fn pass(device: &Device, time: Duration) {
     wait_for(device, time, |_| Poll::<()>::Pending);
-}
-
-/// [`Device::wait_idle`] on the clock of the device.
-pub(crate) fn wait_idle(device: &Device, timeout: Duration) -> bool {
-    if !simulation::is_simulated(device) {
-        return device.wait_idle(timeout);
-    }
-    simulation::wait(timeout, || device.wait_idle(Duration::ZERO).then_some(())).is_some()
 }
