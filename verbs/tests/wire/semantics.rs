@@ -4,7 +4,7 @@ use crate::common::{
     ALL, End, Make, device, fill, memory, next_wc, pair, pair_of, pattern, peek, plain, responder, tcp_pair,
 };
 use crate::peer::untagged;
-use crate::simulation::until;
+use crate::simulation::{now, until};
 use crate::transport::wait;
 use rdmap::Opcode;
 use std::sync::Arc;
@@ -778,12 +778,15 @@ fn write_with_immediate_counts_its_bytes() {
 #[test]
 fn stopped_peer_is_cut_after_the_close_timeout() {
     let end = End::new();
-    let options = ConnOptions { close_timeout: Duration::from_millis(100), ..plain() };
+    let close_timeout = Duration::from_millis(100);
+    let options = ConnOptions { close_timeout, ..plain() };
     let mut peer = crate::common::responder_opt(&end, &options);
     end.op(1, read(Remote::default()), 0, 8);
     peer.expect_fpdu();
+    let start = now();
     end.qp.disconnect().unwrap();
     assert!(!end.ended().orderly);
+    assert_eq!(now() - start, close_timeout);
     assert_ne!(next_wc(&end.device, &end.scq).status, WcStatus::Success);
 }
 

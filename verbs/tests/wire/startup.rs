@@ -2,7 +2,7 @@
 
 use crate::common::{End, Make, initiator_opt, next_request, pair_of, plain, responder_with};
 use crate::peer::{Peer, Port, enhanced, frame, reply, request, tagged, untagged, with};
-use crate::simulation::{any_port, until};
+use crate::simulation::{any_port, now, until};
 use crate::transport::pass;
 use mpa::startup::RtrKinds;
 use mpa::wire::startup::{Enhanced, Frame, FrameKind};
@@ -214,13 +214,16 @@ fn a_dropped_listener_rejects_pending_requests() {
 #[test]
 fn responder_gives_up_on_a_silent_initiator() {
     let end = End::new();
-    let options = ConnOptions { startup_timeout: Duration::from_millis(100), ..plain() };
+    let startup_timeout = Duration::from_millis(100);
+    let options = ConnOptions { startup_timeout, ..plain() };
     let listener = end.listen(&options);
+    let start = now();
     let mut silent = Peer::connect(listener.local_addr());
     let mut half = Peer::connect(listener.local_addr());
     half.raw(&request(1).emit()[..19]);
     assert!(silent.rest().is_empty());
     assert!(half.rest().is_empty());
+    assert_eq!(now() - start, startup_timeout);
 }
 
 /// Each byte of a slow loris does not buy more time.
@@ -228,23 +231,23 @@ fn responder_gives_up_on_a_silent_initiator() {
 #[test]
 fn bytes_do_not_extend_the_startup_timeout() {
     let end = End::new();
-    let options = ConnOptions { startup_timeout: Duration::from_millis(100), ..plain() };
+    let startup_timeout = Duration::from_millis(100);
+    let options = ConnOptions { startup_timeout, ..plain() };
     let listener = end.listen(&options);
+    let start = now();
     let mut peer = Peer::connect(listener.local_addr());
     peer.stream.set_read_timeout(Duration::from_millis(20));
     let bytes = frame(FrameKind::Request, 1, &[0; 400]).emit();
     for byte in bytes {
-        use std::io::{Read, Write};
-        if peer.stream.write_all(&[byte]).is_err() {
-            return;
-        }
-        match peer.stream.read(&mut [0; 16]) {
-            Ok(0) => return,
-            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return,
-            _ => {}
+        peer.raw(&[byte]);
+        match std::io::Read::read(&mut peer.stream, &mut [0; 16]) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Ok(0) => break,
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
+            other => panic!("{other:?}"),
         }
     }
-    panic!("still open after 420 bytes of 20 ms each");
+    assert_eq!(now() - start, startup_timeout, "420 bytes of 20 ms each");
 }
 
 #[test]
@@ -430,10 +433,13 @@ fn zero_length_send_that_is_no_rtr_takes_a_receive() {
 #[test]
 fn responder_gives_up_on_a_missing_rtr() {
     let end = End::new();
-    let options = ConnOptions { startup_timeout: Duration::from_millis(200), ..p2p(RtrKinds::ALL) };
+    let startup_timeout = Duration::from_millis(200);
+    let options = ConnOptions { startup_timeout, ..p2p(RtrKinds::ALL) };
+    let start = now();
     let (mut peer, _) = responder_with(&end, &options, &with(request(2), asks(WRITE)));
     assert!(matches!(end.failed(), Error::TimedOut { .. }));
     peer.expect_close();
+    assert_eq!(now() - start, startup_timeout);
 }
 
 /// A peer that goes after our Reply and before its first FPDU: a queue pair that outlives its peers waits for another one, and what
@@ -581,11 +587,14 @@ fn a_rejection_is_reported_with_its_private_data() {
 fn initiator_gives_up_on_a_silent_responder() {
     let end = End::new();
     let port = Port::new();
-    end.connect(port.addr(), &ConnOptions { startup_timeout: Duration::from_millis(100), ..plain() });
+    let startup_timeout = Duration::from_millis(100);
+    let start = now();
+    end.connect(port.addr(), &ConnOptions { startup_timeout, ..plain() });
     let mut peer = port.accept();
     assert!(matches!(end.failed(), Error::TimedOut { .. }));
     peer.startup_frame();
     assert!(peer.rest().is_empty());
+    assert_eq!(now() - start, startup_timeout);
 }
 
 #[test]
@@ -648,14 +657,18 @@ fn fall_back_not_after_a_reset_nor_after_a_byte_nor_when_switched_off() {
 fn fall_back_happens_inside_the_same_timeout() {
     let end = End::new();
     let port = Port::new();
-    end.connect(port.addr(), &ConnOptions { startup_timeout: Duration::from_millis(300), ..plain() });
+    let startup_timeout = Duration::from_millis(300);
+    let start = now();
+    end.connect(port.addr(), &ConnOptions { startup_timeout, ..plain() });
     let mut peer = port.accept();
     peer.startup_frame();
+    pass(&end.device, Duration::from_millis(200));
     drop(peer);
     let mut second = port.accept();
     assert!(matches!(end.failed(), Error::TimedOut { .. }));
     second.startup_frame();
     assert!(second.rest().is_empty());
+    assert_eq!(now() - start, startup_timeout);
 }
 
 // [test:RFC6581-9.1-07]
