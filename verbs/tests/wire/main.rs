@@ -1,4 +1,5 @@
-//! The engine against a scripted peer, byte by byte, and against itself.
+//! The engine against a scripted peer, byte by byte, and against itself: on a simulated network, or on the kernel's TCP where that or threads
+//! are the subject.
 
 mod acknowledged;
 mod common;
