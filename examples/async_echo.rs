@@ -13,12 +13,10 @@ async fn echo(connection: Connection) {
 }
 
 async fn serve(listener: Listener, device: Device) {
-    loop {
-        let Ok(incoming) = listener.accept().await else { return };
-        let Ok(pd) = device.alloc_pd() else { return };
-        if let Ok(connection) = incoming.accept(&pd, &ConnSettings::default()).await {
-            tokio::spawn(echo(connection));
-        }
+    let Ok(pd) = device.alloc_pd() else { return };
+    // A peer that fails or is silent neither ends this loop nor delays another one.
+    while let Ok(connection) = listener.accept(&pd, &ConnSettings::default()).await {
+        tokio::spawn(echo(connection));
     }
 }
 

@@ -161,8 +161,8 @@ impl<M> Stream<M> {
         }
     }
 
-    /// The peer sent FIN, behind `unread` bytes that were not taken. While [`Stream::wants_bytes`] is false for a Send that waits
-    /// for a receive, the host keeps what was not taken, and tells of the FIN behind it.
+    /// The peer sent FIN, behind `unread` bytes that were not taken. While [`Stream::accepts_bytes`] is false for a Send that waits
+    /// for a receive, the host keeps what was not taken, and reports the FIN behind it.
     pub fn handle_eof<H: Host<Memory = M>>(&mut self, host: &mut H, unread: usize, now: Time) {
         self.shared.now = now;
         self.shared.fin.received = true;

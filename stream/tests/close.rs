@@ -414,7 +414,7 @@ fn a_limited_lifetime_resets_an_open_stream() {
     }
 }
 
-/// No receive will come for a Send that waits for one: the peer is told at once, and the Send is not acknowledged.
+/// No receive will come for a Send that waits for one: a Terminate reports it to the peer at once, and the Send is not acknowledged.
 #[test]
 fn a_detached_stream_refuses_the_send_that_waits_for_a_receive() {
     let mut pair = Pair::open(acknowledged(), acknowledged());

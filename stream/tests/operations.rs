@@ -304,7 +304,7 @@ fn extensions_are_used_where_the_peer_has_them() {
     }
 }
 
-/// Immediate Data tells the length of the Write right in front of it, and of no other one.
+/// The completion of Immediate Data has the length of the Write directly in front of it, and of no other one.
 #[test]
 fn immediate_data_counts_the_write_in_front_of_it_alone() {
     let mut pair = pair(0);

@@ -3,8 +3,7 @@
 
 use crate::cm::{CloseReason, ConnInfo};
 use crate::{
-    ConnOptions, ConnSettings, Device, Error, IoBuf, IoBufMut, Message, Mr, Op, Pd, RemoteMr, Result, Wc,
-    WcError,
+    ConnOptions, ConnSettings, Device, IoBuf, IoBufMut, Message, Mr, Op, Pd, RemoteMr, Result, Wc, WcError,
 };
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -117,6 +116,7 @@ impl Connection {
 }
 
 /// A port on which peers may connect.
+#[derive(Debug)]
 pub struct Listener {
     device: Device,
     inner: crate::Listener,
@@ -137,20 +137,26 @@ impl Listener {
         self.inner.local_addr()
     }
 
-    /// Waits for a peer and accepts it.
+    /// Waits for the next peer whose connection is established: see [`crate::Listener::accept`].
     ///
     /// # Errors
-    /// As [`crate::Listener::accept`] and [`crate::Incoming::accept`].
+    /// As [`crate::Listener::accept`].
     pub fn accept(&self, pd: &Pd, settings: &ConnSettings) -> Result<Connection> {
-        let inner = self.device.block_on(async { self.inner.accept().await?.accept(pd, settings).await })?;
+        let inner = self.device.block_on(self.inner.accept(pd, settings))?;
         Ok(Connection { device: self.device.clone(), inner })
     }
 
-    /// Waits for a peer, at most `timeout`; the caller decides.
+    /// Waits for a connection request, to be accepted or rejected by what it says. `None`: none came within `timeout`.
     ///
     /// # Errors
-    /// [`Error::NotConnected`] when none came in time; as [`crate::Listener::accept`].
-    pub fn incoming(&self, timeout: Duration) -> Result<crate::Incoming> {
-        self.device.block_on_for(timeout, self.inner.accept()).unwrap_or(Err(Error::NotConnected))
+    /// As [`crate::Listener::incoming`].
+    pub fn incoming(&self, timeout: Duration) -> Result<Option<crate::Incoming>> {
+        self.device.block_on_for(timeout, self.inner.incoming()).transpose()
+    }
+
+    /// The asynchronous face of the same listener: [`crate::Listener::failures`], for one.
+    #[must_use]
+    pub fn as_async(&self) -> &crate::Listener {
+        &self.inner
     }
 }

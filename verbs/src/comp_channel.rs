@@ -1,4 +1,4 @@
-//! Completion channels: where completion queues announce that something has completed.
+//! Completion channels, to which armed completion queues report events.
 
 use crate::cq::Cq;
 use crate::driver::{ChannelSet, Shard, Watch};
@@ -11,17 +11,17 @@ use std::task::{Context, Poll};
 
 /// Completion events of one or more queues: `ibv_comp_channel`.
 ///
-/// A queue whose event was taken may be empty: its completion was polled before, or the descriptor was readable for bytes that completed
-/// nothing.
+/// A queue whose event was taken may be empty: its completion was polled before, or the descriptor was readable for an arrival that
+/// completed nothing.
 #[derive(Default)]
 pub struct CompChannel {
     events: EventQueue<Weak<Cq>>,
-    /// Made when the descriptor is asked for.
+    /// Created by the first call of [`CompChannel::fd`].
     set: OnceLock<Arc<ChannelSet>>,
     armed: Mutex<Armed>,
 }
 
-/// What the channel knows of queues that were armed while it had a descriptor.
+/// The queues that were armed while the channel had a descriptor, and the shards that it watches for them.
 #[derive(Default)]
 struct Armed {
     /// Queues that were armed since their last event was taken.
@@ -33,8 +33,14 @@ struct Armed {
 
 struct ShardWatch {
     shard: Weak<Shard>,
-    /// None: the shard's stack cannot be watched.
+    /// `None` where the shard's stack cannot be watched.
     watch: Option<Arc<Watch>>,
+}
+
+impl std::fmt::Debug for CompChannel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CompChannel").field("queued", &self.len()).finish_non_exhaustive()
+    }
 }
 
 impl CompChannel {
@@ -80,7 +86,7 @@ impl CompChannel {
         event
     }
 
-    /// No event about `queue` is left, nor comes from an arming before now.
+    /// Removes the events of `queue`, and disarms it: no event follows from an earlier arming.
     pub fn forget(&self, queue: &Arc<Cq>) {
         queue.disarm();
         let queue = Arc::downgrade(queue);
@@ -103,19 +109,19 @@ impl CompChannel {
         self.events.push(queue, wakes);
     }
 
-    /// `queue` was armed. Whether shards can be watched: the application uses the descriptor.
+    /// `queue` was armed. Returns whether its shards are to be watched, as the application uses the descriptor.
     pub(crate) fn note_armed(&self, queue: &Weak<Cq>) -> bool {
         if self.set.get().is_none() {
             return false;
         }
         let mut armed = self.armed.lock();
-        if !armed.queues.iter().any(|known| known.ptr_eq(queue)) {
+        if !armed.queues.iter().any(|other| other.ptr_eq(queue)) {
             armed.queues.push(queue.clone());
         }
         true
     }
 
-    /// The watch of `shard`, made at its first use.
+    /// The watch of `shard`, created at its first use; `None` where its stack cannot be watched.
     pub(crate) fn watch(&self, shard: &Arc<Shard>) -> Option<Arc<Watch>> {
         let set = self.set.get()?;
         let mut armed = self.armed.lock();
@@ -134,13 +140,13 @@ impl CompChannel {
         event
     }
 
-    /// The application has the event of `queue`: shards on which no other armed queue completes are not watched any more.
+    /// The application has taken the event of `queue`: the watches of shards on which no other armed queue completes are disarmed.
     fn disarm(&self, queue: &Weak<Cq>) {
         if self.set.get().is_none() {
             return;
         }
         let mut armed = self.armed.lock();
-        armed.queues.retain(|known| !known.ptr_eq(queue) && known.strong_count() > 0);
+        armed.queues.retain(|other| !other.ptr_eq(queue) && other.strong_count() > 0);
         armed.last.clone_from(queue);
         let Armed { queues, watches, .. } = &*armed;
         for (shard, watch) in watches.iter().filter_map(ShardWatch::get) {
@@ -150,19 +156,18 @@ impl CompChannel {
         }
     }
 
-    /// Drives the shards that are watched. An event, also one of an armed queue in which nothing is, where the descriptor may have been
-    /// readable.
+    /// Drives the shards that are watched. Returns an event, if need be of an empty queue, where the descriptor may have been readable.
     fn drive(&self) -> Option<Weak<Cq>> {
         self.set.get()?;
         let watches: Vec<_> = self.armed.lock().watches.iter().filter_map(ShardWatch::get).collect();
-        let mut announced = Vec::new();
+        let mut readable = Vec::new();
         let event = self.events.pop_found(|| {
-            announced.extend(watches.iter().filter(|(shard, watch)| shard.answer_armed(watch)));
+            readable.extend(watches.iter().filter(|(shard, watch)| shard.answer_armed(watch)));
         });
-        if event.is_some() || announced.is_empty() {
+        if event.is_some() || readable.is_empty() {
             return event;
         }
-        announced.iter().for_each(|(shard, _)| shard.note_needless());
+        readable.iter().for_each(|(shard, _)| shard.note_spurious_wake_up());
         let (queues, last) = {
             let armed = self.armed.lock();
             (armed.queues.clone(), armed.last.clone())

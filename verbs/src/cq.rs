@@ -30,7 +30,7 @@ pub enum Arm {
 }
 
 /// Options of a completion queue.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct CqOptions {
     /// Where its events go.
     pub channel: Option<Arc<CompChannel>>,
@@ -76,6 +76,12 @@ struct Inner {
     arm: Arm,
     overflowed: bool,
     wakers: Vec<Waker>,
+}
+
+impl std::fmt::Debug for Cq {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cq").field("num", &self.num).field("queued", &self.len()).finish_non_exhaustive()
+    }
 }
 
 impl Cq {

@@ -224,6 +224,54 @@ pub enum Error {
     Misuse(&'static str),
 }
 
+/// With the kind that std has for the same failure; the error itself is the source.
+///
+/// ```
+/// use std::io;
+/// use verbs::{ConnSettings, Device, blocking::Connection};
+///
+/// fn connect() -> io::Result<Connection> {
+///     let device = Device::open()?;
+///     let pd = device.alloc_pd()?;
+///     Ok(Connection::connect(&device, &pd, "127.0.0.1:9".parse().unwrap(), &ConnSettings::default())?)
+/// }
+/// assert_eq!(connect().unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+/// ```
+impl From<Error> for io::Error {
+    fn from(error: Error) -> Self {
+        let kind = match &error {
+            Error::Io { source, .. } | Error::Lost { source, .. } => source.kind(),
+            Error::Refused { .. } | Error::Rejected { .. } => io::ErrorKind::ConnectionRefused,
+            Error::PeerStartup { .. } | Error::PeerRefusal { .. } => io::ErrorKind::InvalidData,
+            Error::TimedOut { .. } => io::ErrorKind::TimedOut,
+            Error::ClosedInStartup { .. } => io::ErrorKind::ConnectionReset,
+            Error::NotConnected => io::ErrorKind::NotConnected,
+            Error::AlreadyConnected { .. } | Error::Busy { .. } => io::ErrorKind::ResourceBusy,
+            Error::QpNumberTaken { .. } => io::ErrorKind::AlreadyExists,
+            Error::QueueFull { .. } => io::ErrorKind::WouldBlock,
+            Error::Unsupported { .. } => io::ErrorKind::Unsupported,
+            Error::Limit { .. }
+            | Error::Zero { .. }
+            | Error::Register(_)
+            | Error::Deregister(_)
+            | Error::Foreign { .. }
+            | Error::State { .. }
+            | Error::Transition { .. }
+            | Error::QpNumber { .. }
+            | Error::Startup(_)
+            | Error::TooManySges { .. }
+            | Error::InlineTooLong { .. }
+            | Error::MessageTooLong { .. }
+            | Error::AtomicLength { .. }
+            | Error::Misaligned { .. }
+            | Error::BadFlags { .. }
+            | Error::OutOfRange { .. }
+            | Error::Misuse(_) => io::ErrorKind::InvalidInput,
+        };
+        Self::new(kind, error)
+    }
+}
+
 /// Result of a call.
 pub type Result<T> = std::result::Result<T, Error>;
 

@@ -10,6 +10,8 @@
 //! ([`Qp::post_send`] is `unsafe`). No extra thread is needed: the caller's drives while it polls, posts or waits, a background
 //! thread when it does not.
 
+#![warn(missing_debug_implementations)]
+
 mod api;
 mod comp_channel;
 mod conn;
@@ -34,8 +36,8 @@ pub mod cm;
 pub mod tokio;
 
 pub use api::{
-    BoundWindow, ConnSettings, Connection, Done, Incoming, IoBuf, IoBufMut, Listener, Message, Mr, Op,
-    SharedMr, WcError,
+    AcceptFailure, BoundWindow, ConnSettings, Connection, Done, Incoming, IoBuf, IoBufMut, Listener, Message,
+    Mr, Op, SharedMr, WcError,
 };
 pub use comp_channel::CompChannel;
 pub use cq::{Arm, Cq, CqOptions};

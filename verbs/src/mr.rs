@@ -68,6 +68,12 @@ pub struct RawMr {
     gone: bool,
 }
 
+impl std::fmt::Debug for RawMr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RawMr").field("lkey", &self.lkey()).finish_non_exhaustive()
+    }
+}
+
 impl RawMr {
     pub(crate) fn register(pd: &Pd, memory: Memory, base: u64, access: Access) -> Result<Self> {
         let region = pd.driver().shared.table.register(pd.id(), memory, base, access)?;
@@ -168,6 +174,12 @@ pub struct RawMw {
     kind: WindowType,
 }
 
+impl std::fmt::Debug for RawMw {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RawMw").field("stag", &self.stag()).field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
 impl RawMw {
     pub(crate) fn alloc(pd: &Pd, kind: WindowType) -> Result<Self> {
         let window = pd.driver().shared.table.alloc_window(pd.id(), kind)?;
@@ -203,6 +215,12 @@ impl Drop for RawMw {
 pub struct FastMr {
     pd: Pd,
     entry: Arc<mem::Entry>,
+}
+
+impl std::fmt::Debug for FastMr {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FastMr").field("stag", &self.stag()).finish_non_exhaustive()
+    }
 }
 
 impl FastMr {

@@ -1,4 +1,4 @@
-//! Telling sleepers: queues of events with an optional descriptor, and wake-ups that wait until every lock is released.
+//! Notification: queues of events with an optional descriptor, and wake-ups that are executed after every lock is released.
 
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
-/// A wake-up that is due. Collected while locks are held, given after the last one is released.
+/// A wake-up that is due. Collected while locks are held, executed after the last one is released.
 pub(crate) enum Wake {
     /// A sleeping thread or task.
     Waker(Waker),
@@ -31,7 +31,7 @@ impl Wakes {
         self.0.is_empty()
     }
 
-    /// Gives every wake-up. No lock of the engine may be held: a waker runs foreign code.
+    /// Executes every wake-up. No lock of the engine may be held: a waker runs foreign code.
     #[inline]
     pub(crate) fn give(&mut self) {
         if !self.0.is_empty() {
@@ -51,7 +51,7 @@ impl Wakes {
 
 /// An event descriptor in semaphore mode that holds one token for each queued event.
 ///
-/// It exists only once somebody asked for it: ten thousand idle connections hold no descriptors besides their sockets.
+/// The descriptor is created by the first request for it: ten thousand idle connections hold no descriptors besides their sockets.
 #[derive(Default)]
 pub(crate) struct Tokens {
     fd: OnceLock<OwnedFd>,
@@ -115,7 +115,7 @@ struct Inner<T> {
     wakers: Vec<Waker>,
 }
 
-/// Room for so many events stays when a queue is empty; what a crowd of connections needed goes.
+/// An empty queue keeps memory for at most this many events; more, from a burst of connections, is freed.
 const KEPT: usize = 64;
 
 impl<T> Inner<T> {
@@ -137,6 +137,12 @@ impl<T> Default for EventQueue<T> {
     }
 }
 
+impl<T> std::fmt::Debug for EventQueue<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EventQueue").field("queued", &self.len()).finish_non_exhaustive()
+    }
+}
+
 impl<T> EventQueue<T> {
     pub(crate) fn push(&self, item: T, wakes: &mut Wakes) {
         let mut inner = self.inner.lock();
@@ -149,14 +155,14 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// Adds an event of the program's own and wakes whoever waits. Wakers run: no lock that they need may be held.
+    /// Adds an event of the program's own and wakes the threads and tasks that wait. Wakers run: no lock that they need may be held.
     pub fn post(&self, item: T) {
         let mut wakes = Wakes::default();
         self.push(item, &mut wakes);
         wakes.give();
     }
 
-    /// Moves the events for which `which` says so to the end of another queue, in order, with their tokens.
+    /// Moves the events for which `which` returns true to the end of another queue, in order, with their tokens.
     pub(crate) fn move_to(&self, other: &Self, which: impl FnMut(&T) -> bool, wakes: &mut Wakes) {
         for item in self.remove_if(which) {
             other.push(item, wakes);
@@ -182,7 +188,7 @@ impl<T> EventQueue<T> {
         item
     }
 
-    /// Runs `find`, which may add an event from this thread, and takes the oldest event: that of `find` costs no token.
+    /// Runs `find`, which may add an event from this thread, and takes the oldest event: no token is written for an event of `find`.
     pub(crate) fn pop_found(&self, find: impl FnOnce()) -> Option<T> {
         self.tokens.borrow();
         find();
@@ -200,7 +206,7 @@ impl<T> EventQueue<T> {
         Poll::Pending
     }
 
-    /// Removes the events for which `gone` says so, with their tokens, and returns them.
+    /// Removes the events for which `gone` returns true, with their tokens, and returns them.
     pub fn remove_if(&self, mut gone: impl FnMut(&T) -> bool) -> Vec<T> {
         let mut inner = self.inner.lock();
         let mut removed = Vec::new();
@@ -272,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn event_taken_before_its_token_leaves_no_token_behind() {
+    fn no_token_remains_of_an_event_taken_before_its_token() {
         let queue = EventQueue::default();
         let fd = queue.fd().unwrap();
         let mut wakes = Wakes::default();

@@ -16,6 +16,12 @@ struct PdInner {
     device: Device,
 }
 
+impl std::fmt::Debug for Pd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Pd").field(&self.0.id).finish()
+    }
+}
+
 impl Pd {
     pub(crate) fn new(device: Device) -> Self {
         let id = mem::PdId(device.driver().shared.next_num());

@@ -31,6 +31,12 @@ pub struct Srq {
     users: AtomicU32,
 }
 
+impl std::fmt::Debug for Srq {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Srq").field("num", &self.num).finish_non_exhaustive()
+    }
+}
+
 impl Srq {
     pub(crate) fn new(pd: Pd, num: u32, attr: SrqAttr) -> Self {
         Self {

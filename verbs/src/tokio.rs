@@ -4,7 +4,7 @@
 //! tokio that is one thread hop an arrival; [`drive`] takes it away.
 
 use crate::Device;
-use crate::driver::{Shard, TaskLead};
+use crate::driver::{ActiveTask, Shard};
 use std::io;
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -39,9 +39,9 @@ pub async fn drive(device: Device) -> io::Result<()> {
     let mut shards = JoinSet::new();
     for shard in device.driver().shards() {
         let nudge = Arc::new(Nudge(Notify::new()));
-        let lead = TaskLead::try_new(shard, || Waker::from(Arc::clone(&nudge)));
-        let lead = lead.ok_or(io::ErrorKind::ResourceBusy)?;
-        shards.spawn(drive_shard(Arc::clone(shard), lead, nudge));
+        let active = ActiveTask::try_new(shard, || Waker::from(Arc::clone(&nudge)));
+        let active = active.ok_or(io::ErrorKind::ResourceBusy)?;
+        shards.spawn(drive_shard(Arc::clone(shard), active, nudge));
     }
     // The first that cannot be driven ends all.
     match shards.join_next().await {
@@ -50,12 +50,12 @@ pub async fn drive(device: Device) -> io::Result<()> {
     }
 }
 
-async fn drive_shard(shard: Arc<Shard>, lead: TaskLead, nudge: Arc<Nudge>) -> io::Result<()> {
-    let set = lead.set().ok_or(io::ErrorKind::Unsupported)?;
+async fn drive_shard(shard: Arc<Shard>, active: ActiveTask, nudge: Arc<Nudge>) -> io::Result<()> {
+    let set = active.set().ok_or(io::ErrorKind::Unsupported)?;
     // SAFETY: the descriptor is owned by the `Arc` inside the `AsyncFd`, so it stays open and the same until it is deregistered.
     let set = unsafe { AsyncFd::register_with_interest(set, Interest::READABLE)? };
     loop {
-        let timer = lead.timer().map(Instant::from_std);
+        let timer = active.timer().map(Instant::from_std);
         let deadline = async {
             match timer {
                 Some(at) => sleep_until(at).await,

@@ -49,7 +49,7 @@ fn serve(device: Device, listener: Listener, settings: ConnSettings) -> SharedMr
         let pd = device.alloc_pd().unwrap();
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let memory = pd.share(LEN, access).unwrap();
-        let connection = listener.accept().await.unwrap().accept(&pd, &settings).await.unwrap();
+        let connection = listener.incoming().await.unwrap().accept(&pd, &settings).await.unwrap();
         let window = memory.bind_window(&connection, 0..64, Access::REMOTE_WRITE).await.unwrap();
         let second = memory.bind_window(&connection, 0..64, Access::REMOTE_READ).await.unwrap();
         let remote = memory.remote(0..LEN as u64).unwrap();
@@ -243,7 +243,7 @@ fn tshark_accepts_a_terminate() {
     let thread = thread::spawn(move || {
         server.block_on(async {
             let pd = server.alloc_pd().unwrap();
-            let connection = listener.accept().await.unwrap().accept(&pd, &theirs).await.unwrap();
+            let connection = listener.incoming().await.unwrap().accept(&pd, &theirs).await.unwrap();
             connection.ended().await
         })
     });

@@ -102,7 +102,7 @@ pub(crate) fn serve(device: &Device, pd: &Pd, listener: &Listener, count: usize)
     within(device, "all connections are served", async {
         let mut incoming = Vec::new();
         for _ in 0..count {
-            incoming.push(listener.accept().await.expect("a peer"));
+            incoming.push(listener.incoming().await.expect("a peer"));
         }
         let settings = settings();
         all(incoming.into_iter().map(async |incoming| {

@@ -13,11 +13,11 @@ use crate::{
     wrap::{Origin, StreamHooks},
 };
 
-/// What a [`super::CaptureStack`] knows of a stream.
+/// A stream of a [`super::CaptureStack`], and what is recorded of it.
 pub struct CaptureStream {
     /// Those of its shard.
     pub(super) shared: CaptureHooks,
-    /// The local address and the peer's. The local one may become known with the connection.
+    /// The local address and the peer's. The local one may be chosen only when the connection is established.
     ends: (SocketAddr, SocketAddr),
     initiator: bool,
     /// What is received is what was sent: written once.

@@ -265,7 +265,7 @@ impl Session {
 
     // ---- bytes -----------------------------------------------------------------------------------------------
 
-    /// Polls tell `expected` (readable, writable) of a stream with `interest`, each again.
+    /// Each of two polls reports `expected` (readable, writable) for a stream with `interest`.
     pub(super) fn reports(
         &mut self,
         (which, token): (usize, Token),

@@ -27,7 +27,7 @@ pub(crate) struct Posted {
 pub(crate) struct TestHost {
     /// What the peer reaches; the guard follows.
     pub(crate) memory: Vec<u8>,
-    /// Bytes behind all memory, which nobody may send or change.
+    /// Bytes behind all memory, which no operation may send or change.
     guard: &'static [u8],
     pub(crate) requests: Vec<Posted>,
     /// The number of the first request, and how many were built.

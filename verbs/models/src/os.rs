@@ -43,8 +43,8 @@ impl Fd {
         self.0.lock().count > 0
     }
 
-    /// Wakes the threads that sleep on it, to look again.
-    fn stir(&self) {
+    /// Wakes the threads that sleep on it, which then check its state again.
+    fn wake_all(&self) {
         let sleepers = std::mem::take(&mut self.0.lock().sleepers);
         sleepers.iter().for_each(|sleeper| sleeper.wake());
     }
@@ -159,7 +159,7 @@ impl ChannelSet {
 
     pub(super) fn wait_for(&self, stack: &StackFd, on: bool) {
         *self.watched.lock() = on.then(|| stack.0.clone());
-        self.tokens.stir();
+        self.tokens.wake_all();
     }
 
     /// The application's poll(2).
@@ -174,7 +174,7 @@ impl ChannelSet {
                 readable |= state.count > 0;
                 state.sleepers.push(Arc::clone(&sleeper));
             }
-            // It was changed before this thread could be woken for that.
+            // It was changed before this thread was registered to be woken.
             let changed = self.watched.lock().is_some() != watched.is_some();
             if readable {
                 return;

@@ -24,7 +24,7 @@ struct Core {
     stack: Arc<StackFd>,
     ready: VecDeque<Post>,
     deadline: Option<Instant>,
-    told_deadline: Option<Instant>,
+    published_deadline: Option<Instant>,
     wakes: Vec<Waker>,
     /// Channels of queues that have raised an event.
     events: Vec<Arc<WakeFd>>,
@@ -99,7 +99,7 @@ impl Shard {
             stack: Arc::clone(&stack),
             ready: VecDeque::new(),
             deadline: None,
-            told_deadline: None,
+            published_deadline: None,
             wakes: Vec::new(),
             events: Vec::new(),
             queue: Arc::clone(&queue),
@@ -233,7 +233,7 @@ impl Drive for Shard {
         self.try_lock().map(|mut busy| busy.pump())
     }
 
-    fn try_ask(self: &Arc<Self>) -> Option<usize> {
+    fn try_poll_stack(self: &Arc<Self>) -> Option<usize> {
         self.try_pump()
     }
 
@@ -315,7 +315,7 @@ impl Busy<'_> {
         let wakes = std::mem::take(&mut core.wakes);
         let events = std::mem::take(&mut core.events);
         let deadline = core.deadline;
-        let is_new = std::mem::replace(&mut core.told_deadline, deadline) != deadline;
+        let is_new = std::mem::replace(&mut core.published_deadline, deadline) != deadline;
         let earlier = is_new && self.shard.state.set_timer(deadline);
         drop(core);
         if earlier {

@@ -353,7 +353,7 @@ impl Dispatcher {
         ops.lingering = Some(Arc::clone(this));
         drop(ops);
         if !this.qp.limit_lifetime(this.detached_timeout) {
-            // No connection completes them, and nobody can bring another one.
+            // No connection completes them, and no handle is left that could set one up.
             let lingering = this.ops.lock().lingering.take();
             drop(lingering);
         }

@@ -1,20 +1,29 @@
 //! Listeners.
 
 use crate::api::connection::{ConnSettings, Connection, Half};
+use crate::api::handshakes::{AcceptFailure, Handshakes};
 use crate::cm::{self, CmChannel, CmEventKind, ConnRequest};
 use crate::device::Device;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::ConnOptions;
 use crate::pd::Pd;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 /// A port on which peers may connect.
 pub struct Listener {
     device: Device,
     port: cm::Listener,
     channel: Arc<CmChannel>,
+    handshakes: Handshakes,
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Listener").field("local_addr", &self.local_addr()).finish_non_exhaustive()
+    }
 }
 
 /// Connections that TCP may complete before we take them.
@@ -25,11 +34,11 @@ impl Listener {
     /// connection that is accepted without its own.
     ///
     /// # Errors
-    /// [`crate::Error::Io`] when the address cannot be had.
+    /// [`Error::Io`] when the address cannot be had.
     pub fn bind(device: &Device, local: SocketAddr, options: &ConnOptions) -> Result<Self> {
         let channel = Arc::new(CmChannel::default());
         let port = cm::Listener::bind(device, local, BACKLOG, &Arc::new(options.clone()), &channel)?;
-        Ok(Self { device: device.clone(), port, channel })
+        Ok(Self { device: device.clone(), port, channel, handshakes: Handshakes::default() })
     }
 
     /// The address it listens on.
@@ -38,25 +47,79 @@ impl Listener {
         self.port.local_addr()
     }
 
-    /// The next connection request.
+    /// The next peer whose connection is established: in peer-to-peer mode, one that has sent its first message. Peers that fail are
+    /// logged and counted ([`Listener::failures`]), and one that is silent delays no other.
+    ///
+    /// The handshakes of all waiting peers run side by side, at most 1,024. Where several tasks call this at the same time, a connection
+    /// may have been made with the settings of another task's call.
     ///
     /// # Errors
-    /// [`crate::Error::Io`] once, when the interface of a TCP in this process is gone for good: no peer can connect any more. While it is
-    /// only down, this waits on.
-    pub async fn accept(&self) -> Result<Incoming> {
-        loop {
-            match poll_fn(|cx| self.channel.poll_pop(cx)).await.kind {
-                CmEventKind::ConnectRequest(request) => {
-                    return Ok(Incoming { device: self.device.clone(), request });
+    /// [`Error::Limit`], [`Error::Zero`], [`Error::Startup`] and the like for settings that no peer can be accepted with; then the peer
+    /// is rejected. As [`Listener::incoming`].
+    pub async fn accept(&self, pd: &Pd, settings: &ConnSettings) -> Result<Connection> {
+        poll_fn(|cx| {
+            while self.handshakes.has_room() {
+                let Poll::Ready(incoming) = self.poll_incoming(cx)? else { break };
+                let peer = incoming.peer_addr();
+                match incoming.begin(pd, settings) {
+                    Ok(half) => self.handshakes.begin(peer, half.established()),
+                    Err(error) if is_of_peer(&error) => self.handshakes.fail(AcceptFailure { peer, error }),
+                    Err(error) => return Poll::Ready(Err(error)),
                 }
-                CmEventKind::ListenerDown { error, for_good: true, .. } => return Err(error),
+            }
+            self.handshakes.poll_established(cx).map(Ok)
+        })
+        .await
+    }
+
+    /// The next connection request, to be accepted or rejected by what it says: see [`Incoming`].
+    ///
+    /// # Errors
+    /// [`Error::Io`] once, when the interface of a TCP in this process is gone for good: no peer can connect any more. While it is
+    /// only down, this waits on.
+    pub async fn incoming(&self) -> Result<Incoming> {
+        poll_fn(|cx| self.poll_incoming(cx)).await
+    }
+
+    /// How many peers were accepted by [`Listener::accept`] and did not become a connection.
+    #[must_use]
+    pub fn failures(&self) -> u64 {
+        self.handshakes.failures()
+    }
+
+    /// The oldest of the last 64 of [`Listener::failures`] that was not taken yet.
+    pub fn take_failure(&self) -> Option<AcceptFailure> {
+        self.handshakes.take_failure()
+    }
+
+    fn poll_incoming(&self, cx: &mut Context<'_>) -> Poll<Result<Incoming>> {
+        loop {
+            match ready!(self.channel.poll_pop(cx)).kind {
+                CmEventKind::ConnectRequest(request) => {
+                    return Poll::Ready(Ok(Incoming { device: self.device.clone(), request }));
+                }
+                CmEventKind::ListenerDown { error, for_good: true, .. } => return Poll::Ready(Err(error)),
                 _ => {}
             }
         }
     }
 }
 
+/// Whether the failure is that of one peer, and another peer may be accepted.
+fn is_of_peer(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::NotConnected
+            | Error::Lost { .. }
+            | Error::TimedOut { .. }
+            | Error::PeerStartup { .. }
+            | Error::PeerRefusal { .. }
+            | Error::ClosedInStartup { .. }
+    )
+}
+
 /// A connection request. Dropping it rejects.
+#[derive(Debug)]
 pub struct Incoming {
     device: Device,
     request: ConnRequest,
@@ -80,16 +143,20 @@ impl Incoming {
     /// # Errors
     /// As [`Connection::connect`].
     pub async fn accept(self, pd: &Pd, settings: &ConnSettings) -> Result<Connection> {
+        self.begin(pd, settings)?.established().await
+    }
+
+    fn begin(self, pd: &Pd, settings: &ConnSettings) -> Result<Half> {
         let half = Half::new(&self.device, pd, settings)?;
         let options = Arc::new(settings.options.clone());
         self.request.accept(half.qp(), Some(&options), &settings.private_data, Some(half.channel()))?;
-        half.established().await
+        Ok(half)
     }
 
     /// Rejects, with private data for the peer.
     ///
     /// # Errors
-    /// [`crate::Error::Startup`] for private data that is too long, [`crate::Error::NotConnected`] when the peer is gone.
+    /// [`Error::Startup`] for private data that is too long, [`Error::NotConnected`] when the peer is gone.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         self.request.reject(private_data)
     }

@@ -51,6 +51,12 @@ impl Deref for Message {
     }
 }
 
+impl AsRef<[u8]> for Message {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
 impl Drop for Message {
     fn drop(&mut self) {
         // Refused only when the queue pair is in error: then the receive is not needed.

@@ -4,8 +4,11 @@
 //! names for programs without one.
 
 mod buf;
+#[cfg(feature = "bytes")]
+mod bytes;
 mod connection;
 mod dispatcher;
+mod handshakes;
 mod listener;
 mod message;
 mod op;
@@ -13,6 +16,7 @@ mod shared;
 
 pub use buf::{IoBuf, IoBufMut, Mr};
 pub use connection::{ConnSettings, Connection};
+pub use handshakes::AcceptFailure;
 pub use listener::{Incoming, Listener};
 pub use message::Message;
 pub use op::{Done, Op, WcError};

@@ -31,6 +31,20 @@ pub enum WcError {
     Refused(#[from] Error),
 }
 
+/// As `io::Error` from [`Error`]; a completion with an error is [`std::io::ErrorKind::ConnectionAborted`] where it was flushed, and
+/// [`std::io::ErrorKind::Other`] otherwise.
+impl From<WcError> for std::io::Error {
+    fn from(error: WcError) -> Self {
+        match error {
+            WcError::Refused(error) => error.into(),
+            WcError::Completed { status: WcStatus::Flushed, .. } => {
+                Self::new(std::io::ErrorKind::ConnectionAborted, error)
+            }
+            WcError::Completed { .. } => Self::other(error),
+        }
+    }
+}
+
 fn describe(reason: Option<WireReason>) -> String {
     reason.map(|reason| format!(": {reason}")).unwrap_or_default()
 }
@@ -48,6 +62,12 @@ pub struct Op<B: IoBuf> {
     dispatcher: Arc<Handle>,
     ticket: Option<u64>,
     buffer: PhantomData<fn() -> B>,
+}
+
+impl<B: IoBuf> std::fmt::Debug for Op<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Op").field("ticket", &self.ticket).finish_non_exhaustive()
+    }
 }
 
 impl<B: IoBuf> Op<B> {

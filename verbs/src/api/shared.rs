@@ -169,6 +169,7 @@ impl std::fmt::Debug for SharedMr {
 }
 
 /// A window on shared memory for the peer of one connection. Dropping it revokes the key.
+#[derive(Debug)]
 pub struct BoundWindow {
     remote: RemoteMr,
     _window: RawMw,

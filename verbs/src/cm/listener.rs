@@ -47,6 +47,12 @@ pub struct Listener {
     local: SocketAddr,
 }
 
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Listener").field("local_addr", &self.local).finish_non_exhaustive()
+    }
+}
+
 impl Listener {
     /// Listens on `local`; a port of 0 takes a free one. Requests come as events on `channel`; `options` are those of every
     /// connection unless [`ConnRequest::accept`] is given others.

@@ -19,7 +19,7 @@ impl Conn {
     /// The stack has news of a connection attempt.
     pub(super) fn on_connect_event(&mut self, services: &mut Services) {
         let connected = match self.socket.connect_result() {
-            // The system chose the port of the peer, at which nobody listens, as our own: a simultaneous open with itself.
+            // The system chose the port of the peer, which has no listener, as the local one: a simultaneous open with itself.
             Ok(true) if !self.stream.is_loopback() && self.socket.local_addr() == self.socket.peer_addr() => {
                 Err(io::ErrorKind::ConnectionRefused.into())
             }

@@ -32,7 +32,7 @@ impl Conn {
             }
             Event::Reconnect => {
                 tracing::info!(parent: &self.span, "closed on revision 2: trying revision 1");
-                self.wants_reconnect = true;
+                self.needs_reconnect = true;
             }
             Event::Peer(PeerKind::Capable(capabilities)) => {
                 tracing::debug!(parent: &self.span, ?capabilities, "the peer is a uiw peer");

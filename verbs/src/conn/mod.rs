@@ -50,12 +50,12 @@ pub(crate) struct Conn {
     /// Earliest entry of this connection among the timers: a deadline that moves later needs no entry of its own, so that the heap
     /// does not grow with what a peer does.
     entry: Time,
-    /// When a refused connection is tried again, or the receive memory budget asked again.
+    /// When to retry: while TCP connects, the attempt that was refused; later, the read that the receive memory budget prevented.
     retry: Time,
     /// Counted by the listener during start-up.
     pub(crate) half_open: Option<HalfOpen>,
-    /// A new connection of TCP is wanted: for the fall-back to revision 1, or after a refusal.
-    pub(crate) wants_reconnect: bool,
+    /// A new connection of TCP is to be made: for the fall-back to revision 1, or after a refusal.
+    pub(crate) needs_reconnect: bool,
     /// The local address that the application asked for.
     pub(crate) asked_local: Option<SocketAddr>,
     /// When TCP was refused first, and how long the next pause is.
@@ -90,7 +90,7 @@ impl Conn {
             entry: Time::NEVER,
             retry: Time::NEVER,
             half_open: None,
-            wants_reconnect: false,
+            needs_reconnect: false,
             asked_local: None,
             refused: None,
             interest: Interest { read: true, write: initiator },
@@ -245,7 +245,7 @@ impl Conn {
         if self.retry <= now {
             self.retry = Time::NEVER;
             if self.stream.is_connecting() {
-                self.wants_reconnect = true;
+                self.needs_reconnect = true;
             } else {
                 self.on_readable(services);
             }

@@ -10,7 +10,7 @@ use std::thread::ThreadId;
 
 thread_local! {
     /// The device for which this thread created a queue or a connection last, and the shard. One device is enough: a program that
-    /// uses several in turn gets a new place each time, which is no worse than any other.
+    /// uses several in turn gets a new shard each time, which is no worse than any other.
     static LAST: Cell<Option<Last>> = const { Cell::new(None) };
 }
 
@@ -23,7 +23,7 @@ struct Last {
     waits: usize,
 }
 
-/// The places of one device's threads.
+/// The shards of one device's threads.
 pub(super) struct Affinity {
     device: u64,
     opened_by: ThreadId,
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queues_of_the_opening_thread_are_spread_and_those_of_others_stay_together() {
+    fn queues_of_the_opening_thread_are_spread_and_those_of_another_thread_share_a_shard() {
         let affinity = Affinity::new();
         assert_eq!([0; 3].map(|_| affinity.of_new_queue(2)), [0, 1, 0]);
         std::thread::scope(|scope| {
@@ -86,6 +86,6 @@ mod tests {
         assert_eq!(affinity.of_wait(), 0);
         affinity.note_use(3);
         assert_eq!(affinity.of_wait(), 3);
-        assert_eq!(Affinity::new().of_wait(), 0, "of another device it knows nothing");
+        assert_eq!(Affinity::new().of_wait(), 0, "connections of another device do not count");
     }
 }

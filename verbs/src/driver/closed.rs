@@ -1,4 +1,4 @@
-//! What is left of a device's stack when the device is gone.
+//! The stack of a shard whose device was dropped.
 
 use llp::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
 use std::io;
@@ -7,12 +7,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Takes the place of a stack whose device was dropped: its addresses are free, though a thread of the engine may still be about to
-/// look for news.
+/// Replaces the stack of a device that was dropped: the addresses are free, although a thread of the engine may still be about to poll
+/// the stack.
 pub(super) struct ClosedStack;
 
 fn closed<T>() -> io::Result<T> {
-    Err(io::Error::new(io::ErrorKind::NotConnected, "the device is gone"))
+    Err(io::Error::new(io::ErrorKind::NotConnected, "the device was dropped"))
 }
 
 impl Stack for ClosedStack {

@@ -1,4 +1,4 @@
-//! What the holder of the driver's lock works on: the stack, the connections, their timers.
+//! The state behind a shard's lock: the stack, the connections, their timers.
 
 use crate::cm::ListenerSlot;
 use crate::conn::{Conn, Doorbell};
@@ -14,23 +14,23 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use stream::{LocalError, Time};
 
-/// Up to this many connections a round reads them directly; with more it asks the stack which have something.
+/// Up to this many connections a round reads all of them; with more it polls the stack for those that are ready.
 const DIRECT_STREAMS: usize = 4;
-/// With few connections the stack is still asked every so many rounds: listeners, connects, hang-ups.
-const ASK_EVERY: u32 = 32;
-/// Reads, and batches to send, of the only connection in one round.
+/// With few connections the stack is still polled once in this many rounds, for listeners, connects and hang-ups.
+const POLL_STACK_EVERY: u32 = 32;
+/// Reads, and batches to send, per round where there is one connection.
 const TURN_ALONE: usize = 4;
-/// As many of one connection among others: then it is the next one's turn.
+/// Reads, and batches to send, of each connection per round where there are several.
 const TURN: usize = 1;
-/// Bytes that the connections move in one round, about: then the application has its turn.
+/// Approximate number of bytes after which a round ends, so that the application can run.
 const ROUND_BYTES: usize = 2 << 20;
 
 /// How long a peer may be silent inside an FPDU while the receive memory budget is short.
 const PARTIAL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Connections that keep the budget short are looked for at most this often, as that asks every connection.
+/// Minimum time between two searches for connections that keep the budget short, as a search visits every connection.
 const RELIEF_PAUSE: Duration = Duration::from_millis(100);
 
-/// Fewer connections that close, at a time or one after the other, are no bulk disconnect.
+/// A bulk disconnect has at least this many connections that close, at a time or one after the other.
 const BULK: usize = 32;
 
 pub(crate) enum Slot {
@@ -49,26 +49,26 @@ pub(crate) struct Core {
     generation: u32,
     /// Connections in Full Operation: candidates for direct reading.
     established: Vec<Token>,
-    /// Slots that only the stack's events move: listeners and connections in start-up.
+    /// Number of slots that make progress only by events of the stack: listeners, and connections in start-up.
     others: usize,
-    /// News of the stack that no round has served yet.
+    /// Events of the stack that no round has served yet.
     events: VecDeque<Event>,
-    /// Where the stack lists news.
+    /// The buffer into which the stack is polled.
     polled: Vec<Event>,
-    /// Connections whose doorbell was rung, as far as they are not served.
+    /// Connections with a doorbell that was not served yet.
     pub(super) ready: VecDeque<Token>,
     /// When connections may be ended next to relieve the receive memory budget.
     next_relief: Time,
     /// The connection that is read first in the next round, counted from the front of `established`.
     first: usize,
-    /// The deadline that the sleepers know: of the connections, and of the stack.
-    told_deadline: (Time, Option<Instant>),
+    /// The deadline that was last passed to `State::set_timer`: of the connections, and of the stack.
+    published_deadline: (Time, Option<Instant>),
     pumps: u32,
-    /// Connections that have left since a bulk disconnect was reported.
+    /// Connections that were removed since a bulk disconnect was reported.
     gone: usize,
-    /// Most of many connections have left: reported when the lock is released.
+    /// At least [`BULK`] connections were removed and few remain: reported when the lock is released.
     pub(crate) bulk_disconnect: bool,
-    /// Connections that are over. They are dropped after the lock: what they hold may run foreign code or lock again.
+    /// Connections that are over. They are dropped after unlocking: what they hold may run foreign code or lock again.
     #[expect(clippy::vec_box, reason = "connections live boxed in their slots")]
     pub(crate) trash: Vec<Box<Conn>>,
 }
@@ -108,7 +108,7 @@ impl Core {
             ready: VecDeque::new(),
             next_relief: Time::default(),
             first: 0,
-            told_deadline: (Time::NEVER, None),
+            published_deadline: (Time::NEVER, None),
             pumps: 0,
             gone: 0,
             bulk_disconnect: false,
@@ -116,8 +116,8 @@ impl Core {
         }
     }
 
-    /// Brings the time up to date: once a round or a call of the control path.
-    pub(crate) fn look_at_clock(&mut self) {
+    /// Reads the clock into `services.now`: once per round, and once per call of the control path.
+    pub(crate) fn read_clock(&mut self) {
         let since = self.stack.now().saturating_duration_since(self.base);
         self.services.now =
             Time::from_nanos(since.as_secs() * 1_000_000_000 + u64::from(since.subsec_nanos()));
@@ -127,7 +127,7 @@ impl Core {
         self.base + Duration::from_nanos(at.as_nanos())
     }
 
-    /// A token for a slot that `fill` makes; the token names this slot and no later one at the same place.
+    /// Inserts the slot that `fill` makes, and returns its token, which does not match a later slot with the same key.
     pub(crate) fn insert<E>(
         &mut self,
         fill: impl FnOnce(&mut dyn Stack, &Services, Token) -> Result<Slot, E>,
@@ -146,7 +146,7 @@ impl Core {
         token(key, self.index, self.generation)
     }
 
-    /// Fills the slot of a token that [`Core::next_token`] has just given.
+    /// Fills the slot of a token that [`Core::next_token`] has just returned.
     pub(crate) fn fill(&mut self, token: Token, slot: Slot) {
         let key = self.slots.insert((generation_of(token), slot));
         debug_assert_eq!(key, key_of(token), "no slot was filled in between");
@@ -165,7 +165,7 @@ impl Core {
         }
     }
 
-    /// When a round is wanted though nothing came: for a connection, or for the stack's own timers.
+    /// When a round is due even if nothing arrives: for a connection, or for the stack's own timers.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match (self.services.timers.next().map(|at| self.instant(at)), self.stack.deadline()) {
             (Some(ours), Some(theirs)) => Some(ours.min(theirs)),
@@ -173,20 +173,20 @@ impl Core {
         }
     }
 
-    /// As [`Core::deadline`]; `None` when that is as it was when this was asked last.
+    /// As [`Core::deadline`]; `None` when it has not changed since the last call.
     #[inline]
     pub(crate) fn new_deadline(&mut self) -> Option<Option<Instant>> {
         let next = (self.services.timers.next().unwrap_or(Time::NEVER), self.stack.deadline());
-        (std::mem::replace(&mut self.told_deadline, next) != next).then(|| self.deadline())
+        (std::mem::replace(&mut self.published_deadline, next) != next).then(|| self.deadline())
     }
 
-    /// Whether nothing has to be done once the lock is released.
+    /// Whether unlocking requires no further work: no wake-up, connection to drop, bulk disconnect or new deadline.
     #[inline]
-    pub(crate) fn has_no_news(&mut self) -> bool {
+    pub(crate) fn has_nothing_to_release(&mut self) -> bool {
         self.services.wakes.is_empty()
             && self.trash.is_empty()
             && !self.bulk_disconnect
-            && self.told_deadline
+            && self.published_deadline
                 == (self.services.timers.next().unwrap_or(Time::NEVER), self.stack.deadline())
     }
 
@@ -195,7 +195,7 @@ impl Core {
         matches!(self.slot(token), Some(Slot::Conn(conn)) if conn.is_established())
     }
 
-    /// The connections for which `which` says so.
+    /// The connection of `token`; `None` where that is a listener, or its slot was removed.
     pub(crate) fn conn(&mut self, token: Token) -> Option<&Conn> {
         match self.slot(token)? {
             Slot::Conn(conn) => Some(conn),
@@ -203,6 +203,7 @@ impl Core {
         }
     }
 
+    /// The tokens of the connections for which `which` returns true.
     pub(crate) fn conns(&self, which: impl Fn(&Conn) -> bool) -> Vec<Token> {
         let found = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
             Slot::Conn(conn) if which(conn) => Some(token(key, self.index, *generation)),
@@ -219,7 +220,7 @@ impl Core {
             None => self.others -= 1,
         }
         self.services.pool.keep(self.established.len());
-        // What many connections took goes back when most have left; asked seldom, as it walks the slots.
+        // Memory of many connections is released when most of them were removed; rarely, as it walks the slots.
         let left = self.slots.len();
         self.gone += 1;
         if self.gone >= BULK && left * 8 <= self.gone {
@@ -241,7 +242,8 @@ impl Core {
         Some(slot)
     }
 
-    /// Runs `serve` on a connection; afterwards the connection gets what it asks for, and is removed when it is over.
+    /// Runs `serve` on a connection. Afterwards a requested reconnect is started, the connection's timer is entered, and a connection
+    /// that is over is removed.
     pub(crate) fn with_conn<R>(
         &mut self,
         token: Token,
@@ -255,7 +257,7 @@ impl Core {
         let services = &mut self.services;
         let was_established = conn.is_established();
         let result = serve(conn, services);
-        if std::mem::take(&mut conn.wants_reconnect) && !conn.is_over() {
+        if std::mem::take(&mut conn.needs_reconnect) && !conn.is_over() {
             let peer = conn.socket.peer_addr();
             let local = conn.local_again();
             match self.stack.connect(Some(local), peer, &conn.options.stream, token) {
@@ -282,7 +284,7 @@ impl Core {
     /// depends on it, and not for every post.
     pub(crate) fn serve(&mut self, token: Token) {
         if self.with_conn(token, Conn::on_doorbell) == Some(Doorbell::NeedsClock) {
-            self.look_at_clock();
+            self.read_clock();
             self.with_conn(token, Conn::on_doorbell_with_clock);
         }
     }
@@ -296,8 +298,8 @@ impl Core {
         }
     }
 
-    /// Takes over a connection of another shard. Its new token; the connection comes back, to be dropped without the lock, when the
-    /// stack does not take it.
+    /// Takes over a connection of another shard and returns its new token; if the stack refuses it, returns the connection, to be
+    /// dropped without the lock.
     pub(crate) fn adopt(&mut self, mut conn: Box<Conn>) -> Result<Token, Box<Conn>> {
         let token = self.next_token();
         if let Err(error) = self.stack.adopt(&mut conn.socket, token) {
@@ -321,18 +323,18 @@ impl Core {
         (slots, std::mem::take(&mut self.trash), stack)
     }
 
-    /// Whether a connection of a queue pair that is gone has something left to send.
+    /// Whether a connection whose queue pair was destroyed still has something to send.
     pub(crate) fn has_draining(&self) -> bool {
         self.slots.iter().any(|(_, (_, slot))| matches!(slot, Slot::Conn(conn) if conn.is_draining()))
     }
 
-    /// Whether the round ends: it has moved enough, or the application has something to do.
+    /// Whether the round ends: it has moved [`ROUND_BYTES`], or `enough` returns true.
     #[inline]
     fn is_round_over(&self, enough: &dyn Fn() -> bool) -> bool {
         self.services.moved >= ROUND_BYTES || enough()
     }
 
-    /// Serves the connections whose doorbell was rung: all of them, as nothing else would tell of one that is left.
+    /// Serves the connections that have a doorbell: all of them, as nothing else would report one that remains.
     #[inline]
     pub(crate) fn serve_ready(&mut self, shard: &Shard) -> usize {
         shard.take_pending(self);
@@ -345,22 +347,22 @@ impl Core {
         count
     }
 
-    /// One round for all: receive before send, each connection with a budget. Ends early once `enough` says so: the next round goes on
-    /// behind the connection that was served last. Returns how much was done.
+    /// One round over the connections: receive before send, each connection with a budget. Ends early once `enough` returns true; the
+    /// next round continues behind the connection that was served last. Returns how much was done.
     pub(crate) fn pump(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
-        self.look_at_clock();
+        self.read_clock();
         self.services.moved = 0;
         self.services.turn = if self.established.len() <= 1 { TURN_ALONE } else { TURN };
         let mut work = self.serve_ready(shard);
         self.pumps = self.pumps.wrapping_add(1);
         let direct = self.established.len() <= DIRECT_STREAMS && !self.established.is_empty();
-        let asked = !self.events.is_empty()
-            || self.pumps.is_multiple_of(ASK_EVERY)
+        let polls_stack = !self.events.is_empty()
+            || self.pumps.is_multiple_of(POLL_STACK_EVERY)
             || self.stack.deadline().is_some_and(|at| at <= self.instant(self.services.now));
-        if direct && !asked {
-            work += self.look_at_all(shard, enough);
+        if direct && !polls_stack {
+            work += self.poll_all(shard, enough);
         } else {
-            self.ask_stack();
+            self.poll_stack();
             work += self.serve_events(shard, enough);
         }
         work += self.serve_timers();
@@ -384,7 +386,7 @@ impl Core {
     }
 
     /// Ends those connections whose peers have been silent inside an FPDU for the longest time, until the receive memory budget has
-    /// room again: peers that open many connections and send the front of an FPDU on each must not keep others from being read.
+    /// room again: peers that open many connections and send the front of an FPDU on each must not prevent reads of other connections.
     fn relieve(&mut self) {
         let now = self.services.now;
         let holders = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
@@ -401,8 +403,8 @@ impl Core {
         }
     }
 
-    /// Reads each of a few connections without asking the stack first.
-    fn look_at_all(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
+    /// Reads each of a few connections without polling the stack first.
+    fn poll_all(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
         let mut work = 0;
         for _ in 0..self.established.len() {
             if self.first >= self.established.len() {
@@ -420,9 +422,9 @@ impl Core {
         work
     }
 
-    /// Lists what the stack has, unless something is listed still: an event that is served late may be out of date, and one that is
-    /// listed twice is. Returns how much is listed.
-    pub(crate) fn ask_stack(&mut self) -> usize {
+    /// Polls the stack, unless events of an earlier poll are not served yet: an event that is served late may be out of date, and one
+    /// that is queued twice is. Returns the number of queued events.
+    pub(crate) fn poll_stack(&mut self) -> usize {
         if !self.events.is_empty() {
             return self.events.len();
         }
@@ -434,6 +436,7 @@ impl Core {
         self.events.len()
     }
 
+    /// Serves the queued events, until none is left or the round ends; the rest stays queued for the next round.
     fn serve_events(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
         let mut count = 0;
         while let Some(event) = self.events.pop_front() {
@@ -472,7 +475,7 @@ impl Core {
     }
 }
 
-/// A token names a slot (26 bits), the shard (6 bits), and which of the slot's uses it is.
+/// A token has the key of a slot (26 bits), the number of the shard (6 bits), and the generation of the slot (32 bits).
 fn token(key: usize, shard: usize, generation: u32) -> Token {
     Token(key as u64 | (shard as u64) << SHARD_SHIFT | u64::from(generation) << 32)
 }

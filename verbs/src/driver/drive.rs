@@ -1,9 +1,9 @@
-//! A shard as what [`progress`](super::progress) drives.
+//! [`Drive`] for a [`Shard`], and the shard's calls into [`progress`](super::progress).
 
+#[cfg(feature = "tokio")]
+use super::ActiveTask;
 use super::ChannelSet;
 use super::Shard;
-#[cfg(feature = "tokio")]
-use super::TaskLead;
 use super::progress::{self, Drive, State};
 use super::watch::Watch;
 use crate::error::{Error, Result};
@@ -31,8 +31,8 @@ impl Drive for Shard {
         self.try_lock().map(|mut busy| busy.pump())
     }
 
-    fn try_ask(self: &Arc<Self>) -> Option<usize> {
-        self.try_lock().map(|mut busy| busy.ask())
+    fn try_poll_stack(self: &Arc<Self>) -> Option<usize> {
+        self.try_lock().map(|mut busy| busy.poll_stack())
     }
 
     fn try_answer(self: &Arc<Self>) -> bool {
@@ -50,7 +50,7 @@ impl Shard {
         Ok(())
     }
 
-    /// What a poll that found nothing does: drives once, until `enough` says that the poll has what it wants. Never blocks.
+    /// Called by a poll that found nothing: makes one round, which ends early once `enough` returns true. Never blocks.
     pub(crate) fn poll_progress(self: &Arc<Self>, enough: &dyn Fn() -> bool) {
         if let Some(mut busy) = self.try_lock() {
             busy.pump_until(enough);
@@ -68,12 +68,12 @@ impl Shard {
         self.progress.arm(watch);
     }
 
-    /// A watch in the set of a channel, whose programs are expected to drive this shard: see [`Watch`].
+    /// A watch of this shard in the epoll set of a channel: see [`Watch`].
     pub(crate) fn watch(&self, set: &Arc<ChannelSet>) -> Option<Watch> {
         self.progress.watch(set)
     }
 
-    /// The program of `watch` has its event: see [`State::disarm`].
+    /// The program of `watch` has taken its event: see [`State::disarm`].
     pub(crate) fn disarm(&self, watch: &Arc<Watch>) {
         self.progress.disarm(watch);
     }
@@ -83,13 +83,13 @@ impl Shard {
         progress::answer_armed(self, watch)
     }
 
-    /// The program of `watch` woke up, and nothing has completed.
-    pub(crate) fn note_needless(&self) {
-        self.progress.note_needless();
+    /// A program that watches this shard woke up although nothing has completed: see [`State::note_spurious_wake_up`].
+    pub(crate) fn note_spurious_wake_up(&self) {
+        self.progress.note_spurious_wake_up();
     }
 
     /// Posts wait to be coalesced with more: see [`State::coalesce_timer`].
-    pub(crate) fn deferred(&self) {
+    pub(crate) fn coalesce_timer(&self) {
         self.progress.coalesce_timer();
     }
 
@@ -105,15 +105,15 @@ impl Shard {
 
 #[cfg(feature = "tokio")]
 impl Shard {
-    /// A round that asks the stack, after its descriptor was readable. `Some(true)` when the stack may have more; `None` when another
-    /// thread drives.
+    /// A round that polls the stack, after its descriptor was readable. `Some(true)` when the stack may have more events; `None` when
+    /// another thread drives.
     pub(crate) fn pump_events(self: &Arc<Self>) -> Option<bool> {
-        self.try_ask().map(|news| news > 0)
+        self.try_poll_stack().map(|events| events > 0)
     }
 }
 
 #[cfg(feature = "tokio")]
-impl TaskLead {
+impl ActiveTask {
     /// The task of `waker` becomes the active poller of `shard`, unless it has one.
     pub(crate) fn try_new(shard: &Shard, waker: impl FnOnce() -> Waker) -> Option<Self> {
         Self::claim(&shard.progress, waker)

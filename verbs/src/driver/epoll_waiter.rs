@@ -1,7 +1,7 @@
 //! Where the active poller sleeps: in the stack's own epoll set, which has a wake fd in it.
 //!
-//! A nested epoll set, or an epoll set in poll(2), costs an extra wake-up, and reports that there is something, but not for whom: a
-//! second call asks. The cost of a round trip between two sleepers is in ARCHITECTURE.md, thresholds.
+//! A nested epoll set, or an epoll set in poll(2), costs an extra wake-up, and reports that something is ready, but not which descriptor:
+//! that takes a second call. The cost of a round trip between two sleepers is in ARCHITECTURE.md, thresholds.
 
 use super::os::{EpollSet, StackFd, WakeFd};
 use super::sync::AtomicBool;
@@ -41,7 +41,7 @@ impl EpollWaiter {
         self.wake_fd.write();
     }
 
-    /// Clears the wake fd, once no thread can write it any more: while it is readable nobody could sleep in the set.
+    /// Clears the wake fd, once no thread can write it any more: while it is readable no thread can sleep in the set.
     pub(super) fn clear(&self) {
         if self.written.swap(false, Ordering::SeqCst) {
             self.wake_fd.clear();
@@ -57,7 +57,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn wake_ends_the_sleep_and_leaves_the_set_quiet() {
+    fn wake_ends_the_sleep_and_clear_makes_the_set_unreadable() {
         let set = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
         let waiter = EpollWaiter::new(&set).unwrap();
         waiter.wake();
@@ -68,13 +68,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_without_an_epoll_set_is_waited_for_too() {
+    fn a_stack_without_an_epoll_set_ends_the_sleep() {
         let fd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
         let waiter = EpollWaiter::new(&fd).unwrap();
         assert!(!waiter.sleep(Some(Duration::ZERO)));
         rustix::io::write(&fd, &1u64.to_ne_bytes()).unwrap();
         assert!(waiter.sleep(None));
         waiter.wake();
-        assert!(waiter.sleep(None), "the wake fd does not hide it");
+        assert!(waiter.sleep(None), "the stack is reported beside the wake fd");
     }
 }

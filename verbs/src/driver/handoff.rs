@@ -1,15 +1,15 @@
-//! How work reaches the thread that holds a shard's core: the notes that a thread leaves when it cannot take the lock.
+//! How work reaches the thread that holds a shard's core: the queues and flags for a thread that cannot take the lock.
 //!
 //! | step | thread that has work | thread that holds the core |
 //! |---|---|---|
 //! | 1 | extends `posts` or `commands` | unlocks the core |
 //! | 2 | sets `pending` (after `commanded`, for a command) | reads `pending` ([`Handoff::serve_rest`]); not set: done |
-//! | 3 | tries the core's lock | tries the core's lock; taken by another: that one does step 2 |
-//! | 4 | has it: serves; has it not: returns | clears `pending`, then takes the lists, serves, goes to step 1 |
+//! | 3 | tries the core's lock | tries the core's lock; if another thread has it, that thread does step 2 |
+//! | 4 | with the lock: serves; without: returns | clears `pending`, then takes the lists, serves, goes to step 1 |
 //!
-//! No work is left behind: where the try of step 3 fails, another thread holds the core and has not unlocked, so its step 2 comes after
+//! No work is lost: where the try of step 3 fails, another thread holds the core and has not unlocked, so its step 2 comes after
 //! `pending` was set. `pending` is cleared before the lists are taken and set after they were extended, so a list that is extended
-//! behind the taking has its flag.
+//! after it was taken has its flag set.
 //!
 //! The proof needs the store of `pending` before the try, and the unlocking before the load of `pending`. The flags are sequentially
 //! consistent, and trying and unlocking are read-modify-writes on the lock's word: on x86-64 each is a full barrier; on AArch64 a
@@ -20,10 +20,10 @@ use super::sync::{AtomicBool, Mutex, TryMutex, TryMutexGuard};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
-/// What a control call asks of the core.
+/// A control call's work on the core.
 pub(super) type Command<C> = Box<dyn FnOnce(&mut C) + Send>;
 
-/// Times that a thread serves work of others after its own.
+/// Maximum number of times that a thread serves posts of other threads after its own work.
 const SERVE_OTHERS: usize = if MODEL { 2 } else { 8 };
 
 /// A core `C`, and the work `P` that waits for its holder.
@@ -37,12 +37,12 @@ pub(super) struct Handoff<C, P> {
     commanded: AtomicBool,
 }
 
-/// What [`Handoff::serve_rest`] left.
+/// The result of [`Handoff::serve_rest`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rest {
-    /// Nothing, or another thread holds the core and serves it.
+    /// Nothing waits, or another thread holds the core and serves it.
     Served,
-    /// Posts: others post faster than this thread serves them.
+    /// Posts wait: other threads post faster than this thread serves them.
     Posts,
 }
 
@@ -62,7 +62,7 @@ impl<C, P> Handoff<C, P> {
         self.core.lock()
     }
 
-    /// Takes the core, waiting for it at most so long.
+    /// Takes the core, waiting for it for at most `timeout`.
     #[cfg(not(any(loom, shuttle)))]
     pub(super) fn lock_within(&self, timeout: std::time::Duration) -> Option<TryMutexGuard<'_, C>> {
         self.core.try_lock_for(timeout)
@@ -73,7 +73,7 @@ impl<C, P> Handoff<C, P> {
         self.core.try_lock()
     }
 
-    /// Adds a post. The caller then tries the lock, or sees to it that somebody does.
+    /// Adds a post. The caller then tries the lock, or starts the coalesce timer, after which the background thread does.
     pub(super) fn post(&self, post: P) {
         if is_mutant(Mutant::PendingBeforePost) {
             self.pending.store(true, Ordering::SeqCst);
@@ -84,7 +84,7 @@ impl<C, P> Handoff<C, P> {
         self.pending.store(true, Ordering::SeqCst);
     }
 
-    /// Adds a command. The caller then tries the lock.
+    /// Adds a command. The caller then tries the lock, or starts the coalesce timer.
     pub(super) fn command(&self, command: Command<C>) {
         self.commands.lock().push(command);
         self.commanded.store(true, Ordering::SeqCst);
@@ -106,7 +106,7 @@ impl<C, P> Handoff<C, P> {
         self.pending.load(Ordering::SeqCst) && self.pending.swap(false, Ordering::SeqCst)
     }
 
-    /// Moves the posts to `into`: an empty list changes places with theirs, so that both keep what they allocated.
+    /// Moves the posts to `into`: an empty list is swapped with theirs, so that both keep their allocations.
     pub(super) fn take_posts(&self, into: &mut VecDeque<P>) {
         let mut posts = self.posts.lock();
         if into.is_empty() {
@@ -120,18 +120,18 @@ impl<C, P> Handoff<C, P> {
         }
     }
 
-    /// The commands that wait, between two connections.
+    /// Takes the commands that wait, between two connections.
     #[inline]
     pub(super) fn take_commands(&self) -> Option<Vec<Command<C>>> {
         let waits = self.commanded.load(Ordering::Relaxed) && self.commanded.swap(false, Ordering::SeqCst);
         waits.then(|| std::mem::take(&mut *self.commands.lock()))
     }
 
-    /// Serves what others left while the caller held the core, which it has just unlocked. `serve` unlocks it again.
+    /// Serves the work that other threads added while the caller held the core, which it has just unlocked. `serve` unlocks it again.
     #[inline]
     pub(super) fn serve_rest<'a>(&'a self, mut serve: impl FnMut(TryMutexGuard<'a, C>)) -> Rest {
         let mut times = 0;
-        // Somebody waits for the result of a command; posts can wait for the background thread.
+        // A thread waits for the result of a command; posts can wait for the background thread.
         while times < SERVE_OTHERS || self.commanded.load(Ordering::SeqCst) {
             times += 1;
             if !self.is_pending() || is_mutant(Mutant::UnlockOmitsRead) {

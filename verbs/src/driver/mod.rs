@@ -1,7 +1,7 @@
-//! The driver of a device: what its objects share ([`Shared`]), and the shards, on which its connections make progress.
+//! The driver of a device: the state that its shards share ([`Shared`]), and the shards, on which its connections make progress.
 //!
-//! Everything a connection owns lives in the [`Core`] of one shard, behind one lock that the data path only ever *tries* to take: who
-//! gets it serves every connection of the shard; who does not leaves a note in `pending`, which the holder reads after unlocking. So no
+//! The state of a connection is in the [`Core`] of one shard, behind one lock that the data path only *tries* to take: a thread that
+//! gets it serves every connection of the shard; a thread that does not sets `pending`, which the holder reads after unlocking. So no
 //! post and no poll waits for another thread's system call, and no flush is lost. A control call is a command ([`Shard::call`]): it
 //! waits at most for the batch of the connection that is being served.
 //!
@@ -30,7 +30,7 @@ pub(crate) use self::core::{Core, Slot};
 pub(crate) use os::ChannelSet;
 pub(crate) use pool::Pool;
 #[cfg(feature = "tokio")]
-pub(crate) use progress::TaskLead;
+pub(crate) use progress::ActiveTask;
 pub(crate) use services::{RX_STAGING, Services};
 pub(crate) use shard::Shard;
 pub(crate) use shared::Shared;
@@ -49,9 +49,9 @@ use std::time::Instant;
 /// Bits of a token that name its shard, behind those that name its slot.
 const SHARD_BITS: u32 = 6;
 const SHARD_SHIFT: u32 = 32 - SHARD_BITS;
-/// Shards that a device can have.
+/// Maximum number of shards of a device.
 pub(crate) const MAX_SHARDS: usize = 1 << SHARD_BITS;
-/// Shards that a device has without a wish of the user's, at most.
+/// Maximum number of shards of a device whose options set no number.
 const DEFAULT_SHARDS: usize = 8;
 
 /// The shard that serves what has this token.
@@ -128,13 +128,13 @@ impl Driver {
         &self.shards[shard_of(token)]
     }
 
-    /// A queue is polled whose connections live on the shards whose bits are set.
+    /// A queue is polled whose connections are on the shards whose bits are set.
     #[inline]
     pub(crate) fn note_poll(&self, shards: u64) {
         self.each_shard(shards, |shard| shard.note_poll());
     }
 
-    /// The poll has found nothing: it drives these shards once, until `enough` says so.
+    /// Called by a poll that found nothing: makes one round of each of these shards, which ends early once `enough` returns true.
     #[inline]
     pub(crate) fn poll_progress(&self, shards: u64, enough: &dyn Fn() -> bool) {
         self.each_shard(shards, |shard| shard.poll_progress(enough));
@@ -166,25 +166,25 @@ impl Driver {
         self.shard_at(self.next_listener.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The calling thread has made or accepted a connection of this shard: there it waits.
+    /// The calling thread has made or accepted a connection of this token's shard, which it drives when it waits.
     pub(crate) fn note_use(&self, token: Token) {
         self.affinity.note_use(shard_of(token));
     }
 
-    /// Puts connections on the lists of those with something to do.
+    /// Rings the doorbells of connections.
     pub(crate) fn ring_all(&self, tokens: &[Token]) {
         for token in tokens {
             self.shard(*token).ring(*token);
         }
         for shard in &self.shards {
-            // A connection that goes on at once takes one receive and waits again: the next poll finds more of them.
+            // A connection that is served at once takes one receive and stalls again: the next poll serves it with more receives.
             if tokens.iter().any(|token| shard_of(*token) == shard.index()) {
-                shard.deferred();
+                shard.coalesce_timer();
             }
         }
     }
 
-    /// Whether a connection of a queue pair that is gone has something left to send.
+    /// Whether a connection whose queue pair was destroyed still has something to send.
     pub(crate) fn is_draining(&self) -> bool {
         self.shards.iter().any(|shard| shard.call(|core| core.has_draining()))
     }
@@ -193,7 +193,7 @@ impl Driver {
         self.shards.iter().filter_map(|shard| shard.call(|core| core.deadline())).min()
     }
 
-    /// Whether the stack has nothing left to do for a process that ends.
+    /// Whether the stacks have sent everything that is to be sent before the process ends.
     pub(crate) fn drain(&self) -> bool {
         self.shards.iter().all(|shard| shard.call(|core| core.stack.drain()))
     }
@@ -227,8 +227,8 @@ impl Driver {
 }
 
 impl Drop for Driver {
-    /// Sockets, addresses and ports are released before the last handle of the device is gone: a thread of the engine that is about to
-    /// end finds nothing left.
+    /// Releases sockets, addresses and ports before the drop of the last handle of the device returns: a thread of the engine that is
+    /// about to end holds none.
     fn drop(&mut self) {
         for shard in &self.shards {
             shard.close();

@@ -1,4 +1,4 @@
-//! Defects that the tests of the models switch on, to show that they are found. Outside of the models there are none.
+//! Defects that tests of the models switch on, to show that the models detect them. Outside of the models they are compiled out.
 
 /// Whether a model runs. It shortens counts that only bound work.
 pub(super) const MODEL: bool = cfg!(any(loom, shuttle));
@@ -17,9 +17,9 @@ pub enum Mutant {
     TakenBeforePending,
     /// A sleeper reads `notified` before it sets `asleep`.
     NotifiedBeforeAsleep,
-    /// A thread reads what it has to wait for before it becomes the active poller.
+    /// A thread reads `pending` and the deadline before it becomes the active poller.
     ReadBeforeClaim,
-    /// A round beside an armed program is not noted.
+    /// A round that found work while a program is armed does not set `worked`.
     WorkIsNotNoted,
     /// The holder of the core does not read `pending` after unlocking.
     UnlockOmitsRead,

@@ -1,4 +1,4 @@
-//! What a thread sleeps on: eventfd, poll(2), epoll. And the clock.
+//! Descriptors on which threads sleep (eventfd, poll(2), epoll), and the clock.
 
 pub(super) use std::time::Instant;
 
@@ -11,12 +11,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a stack waits with: readable while it has something.
+/// A stack's descriptor: readable while the stack has something.
 pub(super) type StackFd = OwnedFd;
 
 /// The epoll data of a wake fd. No token of a stream has all bits set: its slot's number would be the largest of all.
 const WAKE: u64 = u64::MAX;
-/// Events that are read: the wake fd, and whether there is anything else.
+/// Events that one wait reads: the wake fd, and one other, which shows that the stack has something.
 const EVENTS: usize = 2;
 
 /// An eventfd: readable from a write until it is cleared.
@@ -28,12 +28,12 @@ impl WakeFd {
     }
 
     pub(super) fn write(&self) {
-        // It fails only when 2^64 - 2 wake-ups are in it.
+        // Fails only with a count of 2^64 - 2.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
     pub(super) fn clear(&self) {
-        // It fails only when there is none.
+        // Fails only when the count is zero.
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 
@@ -45,7 +45,7 @@ impl WakeFd {
         let mut fds =
             [PollFd::from_borrowed_fd(own, PollFlags::IN), PollFd::from_borrowed_fd(other, PollFlags::IN)];
         let used = if stack.is_some() { 2 } else { 1 };
-        // EINTR is a wake-up like any other: every caller looks again.
+        // EINTR is a wake-up like any other: every caller checks its condition again.
         let _ = poll(&mut fds[..used], timeout.map(timespec).as_ref());
         if !fds[0].revents().is_empty() {
             self.clear();
@@ -86,7 +86,7 @@ impl EpollSet {
         let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
         match epoll::wait(&self.0, &mut events[..], timeout.map(timespec).as_ref()) {
             Ok((ready, _)) => ready.iter().any(|event| event.data.u64() != WAKE),
-            // EINTR is a wake-up like any other: every caller looks again.
+            // EINTR is a wake-up like any other: every caller checks its condition again.
             Err(_) => false,
         }
     }
@@ -103,15 +103,16 @@ impl ChannelSet {
         Ok(Self(set))
     }
 
-    /// Adds the stack's descriptor, which is not waited for yet. It has to be an epoll set: of others errors are reported always.
+    /// Adds the stack's descriptor, without waiting for it yet. It must be an epoll set: epoll reports errors of other descriptors even
+    /// when no event is requested.
     pub(super) fn add(&self, stack: &StackFd) -> Result<()> {
         Ok(epoll::add(&self.0, stack, epoll::EventData::new_u64(0), epoll::EventFlags::empty())?)
     }
 
-    /// Whether the set is readable while the stack's descriptor is.
+    /// Sets whether this set is readable while the stack's descriptor is.
     pub(super) fn wait_for(&self, stack: &StackFd, on: bool) {
         let flags = if on { epoll::EventFlags::IN } else { epoll::EventFlags::empty() };
-        // It fails only for a descriptor that is not in the set.
+        // Fails only for a descriptor that is not in the set.
         let _ = epoll::modify(&self.0, stack, epoll::EventData::new_u64(0), flags);
     }
 }
@@ -128,7 +129,7 @@ pub(super) fn is_readable(stack: &StackFd) -> bool {
     poll(&mut [PollFd::new(stack, PollFlags::IN)], Some(&at_once)) == Ok(1)
 }
 
-/// Sleeps for `time`, whatever happens.
+/// Sleeps for `time`.
 pub(super) fn sleep_for(time: Duration) {
     std::thread::sleep(time);
 }

@@ -54,7 +54,7 @@ impl Parker {
         })
     }
 
-    /// Forgets a wake-up given before now.
+    /// Clears an earlier wake-up.
     pub(super) fn reset(&self) {
         self.notified.store(false, Ordering::SeqCst);
     }
@@ -66,7 +66,7 @@ impl Parker {
     pub(super) fn notify(&self) {
         self.notified.store(true, Ordering::SeqCst);
         if self.asleep.load(Ordering::SeqCst) && !is_mutant(Mutant::NotifyOmitsWake) {
-            // Held while the descriptor is written: once the sleeper has taken this lock nobody writes any more.
+            // Held while the descriptor is written: once the sleeper has taken this lock, no thread writes it any more.
             match &*self.sleeps_in.lock() {
                 SleepsIn::Nothing => {}
                 SleepsIn::Poll => self.wake_fd.write(),

@@ -22,7 +22,7 @@ impl Pool {
         }
     }
 
-    /// So many connections are left, and want no more buffers than that.
+    /// Frees buffers beyond one for each of the `connections` that remain.
     pub(crate) fn keep(&mut self, connections: usize) {
         self.free.truncate(connections);
     }

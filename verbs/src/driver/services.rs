@@ -1,4 +1,4 @@
-//! What a connection needs of its shard while it is served.
+//! The parts of a shard that a connection uses while it is served.
 
 use crate::driver::{Driver, Pool, Shared, Timers};
 use crate::notify::Wakes;
@@ -8,11 +8,11 @@ use stream::Time;
 /// Bytes that one read asks for; also the size of the receive staging that all connections share.
 pub(crate) const RX_STAGING: usize = 256 << 10;
 
-/// What a connection needs of the core while it is served.
+/// The parts of the core that a connection uses while it is served.
 pub(crate) struct Services {
     pub(crate) driver: Weak<Driver>,
     pub(crate) shared: Arc<Shared>,
-    /// Of `shared`.
+    /// That of `shared`.
     pub(crate) table: Arc<mem::Table>,
     /// The time at the start of this round.
     pub(crate) now: Time,

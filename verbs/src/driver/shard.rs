@@ -16,7 +16,7 @@ pub(crate) struct Shard {
     shared: Arc<Shared>,
     /// The core, and what waits for its holder: connections with something to do (posts, receives for a stalled stream), commands.
     handoff: Handoff<Core, Token>,
-    /// Counts rounds of whoever drives: the background thread sees by it that somebody does. Written with the core held.
+    /// Counts rounds of all threads: shows the background thread whether another thread drives. Written with the core held.
     pub(super) rounds: AtomicU32,
     /// Shared with the background thread, which outlives the shard.
     pub(super) progress: Arc<State>,
@@ -24,7 +24,7 @@ pub(crate) struct Shard {
     started: AtomicBool,
 }
 
-/// Longest time for which the end of a device waits for the background thread's round.
+/// Maximum time for which the drop of a device waits for the background thread's round.
 const CLOSE_LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Shard {
@@ -65,7 +65,7 @@ impl Shard {
         self.spawn().inspect_err(|_| self.started.store(false, Ordering::Release))
     }
 
-    /// Puts a connection on the list of those with something to do.
+    /// Rings the doorbell of a connection: the holder of the core serves it.
     pub(crate) fn ring(&self, token: Token) {
         self.handoff.post(token);
     }
@@ -89,15 +89,15 @@ impl Shard {
         self.shared.guard.map(|guard| Guarded { leave: guard.leave, entered: (guard.enter)() })
     }
 
-    /// Runs `command` on the shard's connections and returns its result: at once where nobody drives; otherwise the thread that drives
-    /// runs it behind the connection that it is serving.
+    /// Runs `command` on the shard's connections and returns its result: at once where no other thread drives; otherwise the thread that
+    /// drives runs it after the connection that it is serving.
     pub(crate) fn call<R: Send + 'static>(
         self: &Arc<Self>,
         command: impl FnOnce(&mut Core) -> R + Send + 'static,
     ) -> R {
         if let Some(mut busy) = self.try_lock() {
             let core = busy.core();
-            core.look_at_clock();
+            core.read_clock();
             return command(core);
         }
         let (result, results) = mpsc::sync_channel(1);
@@ -109,32 +109,32 @@ impl Shard {
         match results.recv() {
             Ok(result) => result,
             Err(_) => {
-                unreachable!("whoever takes a command runs it, and the shard lives as long as this call")
+                unreachable!("a thread that takes a command runs it, and the shard outlives this call")
             }
         }
     }
 
-    /// Has `command` run on the shard's connections soon, by whoever drives it. May be called with another shard's lock held.
+    /// Queues `command` for the next thread that drives the shard. May be called with another shard's lock held.
     pub(super) fn enqueue(&self, command: impl FnOnce(&mut Core) + Send + 'static) {
         self.handoff.command(Box::new(command));
-        self.deferred();
+        self.coalesce_timer();
     }
 
-    /// Drops connections, listeners and the stack: the device is gone. A background thread that drives at the moment is waited for.
+    /// Drops connections, listeners and the stack, at the drop of the device, once a background thread that drives has unlocked.
     pub(super) fn close(&self) {
-        // A round is over long before. Should the last handle be dropped within one, the thread that holds the lock is this one.
+        // A round takes much less. Only if the last handle is dropped within a round does this thread hold the lock itself.
         let Some(mut core) = self.handoff.lock_within(CLOSE_LOCK_TIMEOUT) else { return };
         let left = core.close();
         drop(core);
         drop(left);
     }
 
-    /// One round, if nobody else drives. Returns how much was done.
+    /// One round, unless another thread drives. Returns how much was done.
     pub(crate) fn try_pump(self: &Arc<Self>) -> usize {
         self.try_lock().map_or(0, |mut busy| busy.pump())
     }
 
-    /// Serves only the connections whose doorbell was rung, without looking at the network: what a post does.
+    /// Serves only the connections that have a doorbell, without reading from the network: what a post does.
     pub(crate) fn try_flush(self: &Arc<Self>) -> bool {
         let Some(mut busy) = self.try_lock() else { return false };
         busy.flush();
@@ -151,7 +151,7 @@ impl Shard {
         }
     }
 
-    /// Runs the commands that wait, and moves the connections whose doorbell was rung to the core's list.
+    /// Runs the commands that wait, and moves the connections that have a doorbell to the core's list.
     #[inline]
     pub(super) fn take_pending(&self, core: &mut Core) {
         if self.handoff.take_pending() {
@@ -164,7 +164,7 @@ impl Shard {
     #[inline]
     pub(super) fn run_commands(&self, core: &mut Core) {
         if let Some(commands) = self.handoff.take_commands() {
-            core.look_at_clock();
+            core.read_clock();
             for command in commands {
                 command(core);
             }
@@ -178,7 +178,7 @@ impl Drop for Shard {
     }
 }
 
-/// The core, held. Unlocking gives the wake-ups that were collected and serves what others left in `pending` meanwhile.
+/// The core, held. Unlocking executes the wake-ups that were collected, and serves the work for which other threads set `pending`.
 pub(crate) struct Busy<'a> {
     shard: &'a Arc<Shard>,
     core: Option<TryMutexGuard<'a, Core>>,
@@ -219,12 +219,12 @@ impl<'a> Busy<'a> {
         }
     }
 
-    /// One round: doorbells, what the network has, timers.
+    /// One round: doorbells, arrivals, timers.
     pub(crate) fn pump(&mut self) -> usize {
         self.pump_until(&|| false)
     }
 
-    /// As [`Busy::pump`]; ends early, between two connections, once `enough` says so.
+    /// As [`Busy::pump`]; ends early, between two connections, once `enough` returns true.
     pub(crate) fn pump_until(&mut self, enough: &dyn Fn() -> bool) -> usize {
         let shard = self.shard;
         let round = shard.rounds.load(Ordering::Relaxed).wrapping_add(1);
@@ -236,20 +236,20 @@ impl<'a> Busy<'a> {
         work
     }
 
-    /// A round that asks the stack first. Returns how much news it had.
-    pub(super) fn ask(&mut self) -> usize {
+    /// A round that polls the stack first. Returns the number of its events.
+    pub(super) fn poll_stack(&mut self) -> usize {
         let shard = self.shard;
         let core = self.core();
-        core.look_at_clock();
-        let events = core.ask_stack();
+        core.read_clock();
+        let events = core.poll_stack();
         core.pump(shard, &|| false);
         events
     }
 
-    /// A round after a sleep that news ended. With few connections they are read without asking which of them it is.
+    /// A round after a sleep that an event of the stack ended: where it finds nothing, the stack is polled.
     pub(super) fn answer(&mut self) {
         if self.pump() == 0 {
-            self.ask();
+            self.poll_stack();
         }
     }
 
@@ -262,12 +262,12 @@ impl<'a> Busy<'a> {
         if let Some(mut core) = self.core.take() {
             #[cfg(debug_assertions)]
             HOLDS.set(false);
-            if core.has_no_news() {
+            if core.has_nothing_to_release() {
                 return;
             }
             let mut wakes = std::mem::take(&mut core.services.wakes);
             let trash = std::mem::take(&mut core.trash);
-            // Told while the core is held: a deadline that another thread adds meanwhile is not to be overwritten.
+            // Stored while the core is held, so that it does not overwrite a deadline that another thread adds after unlocking.
             let earlier = core.new_deadline().is_some_and(|next| self.shard.progress.set_timer(next));
             let bulk_disconnect = std::mem::take(&mut core.bulk_disconnect);
             drop(core);
@@ -296,7 +296,7 @@ impl Drop for Busy<'_> {
         });
         if rest == Rest::Posts {
             // This thread has work of its own.
-            shard.deferred();
+            shard.coalesce_timer();
         }
     }
 }

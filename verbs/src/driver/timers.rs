@@ -1,4 +1,4 @@
-//! Deadlines of connections: a heap, cancelled by forgetting (the connection keeps the time that counts).
+//! Deadlines of connections: a heap without removal. The connection has the deadline that is valid; other entries are stale.
 
 use llp::Token;
 use std::cmp::Reverse;
@@ -7,7 +7,7 @@ use stream::Time;
 
 pub(crate) struct Timers {
     heap: BinaryHeap<Reverse<(Time, u64)>>,
-    /// With so many entries it is time to look for those of streams that are gone.
+    /// With this many entries those of removed connections are purged.
     full: usize,
 }
 
@@ -25,7 +25,7 @@ impl Timers {
         self.heap.push(Reverse((at, token.0)));
     }
 
-    /// The next deadline that may matter.
+    /// The earliest entry, which may be stale.
     pub(crate) fn next(&self) -> Option<Time> {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }
@@ -38,12 +38,14 @@ impl Timers {
         self.heap.pop().map(|Reverse((_, token))| Token(token))
     }
 
-    /// Whether there are twice as many entries as [`Timers::keep`] left: so what it walks is paid for by what was added.
+    /// Whether there are twice as many entries as [`Timers::keep`] retained, so that the cost of its walk is amortised over the entries
+    /// that were added.
     pub(crate) fn is_full(&self) -> bool {
         self.heap.len() >= self.full
     }
 
-    /// Forgets the entries of connections that are gone, which peers that come and go would pile up, and the room they took.
+    /// Purges the entries of connections for which `lives` returns false, and releases their memory: they would accumulate while peers
+    /// connect and disconnect.
     pub(crate) fn keep(&mut self, lives: impl Fn(Token) -> bool) {
         self.heap.retain(|Reverse((_, token))| lives(Token(*token)));
         self.full = (2 * self.heap.len()).max(FEW);
@@ -57,7 +59,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn streams_that_come_and_go_leave_no_entries_and_no_room_behind() {
+    fn entries_of_removed_connections_are_purged_and_their_memory_is_released() {
         const AT_A_TIME: u64 = if cfg!(miri) { 200 } else { 1000 };
         let (begin, mut timers) = (Time::from_nanos(7), Timers::default());
         let mut most = 0;

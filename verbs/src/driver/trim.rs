@@ -1,14 +1,14 @@
-//! The memory trim: what many connections took goes back to the system when most of them have left.
+//! The memory trim: memory of many connections is returned to the system when most of them have closed.
 //!
-//! glibc keeps what a burst of connections has freed, some 20 KiB of each in every thread's arena. Giving it back walks all arenas, so
-//! it is done once for a burst, a while behind its last connection: other threads free what they held of it meanwhile.
+//! glibc keeps what a burst of connections has freed, some 20 KiB of each in every thread's arena. Returning it walks all arenas, so it
+//! is done once per burst, [`TRIM_DELAY`] after its last bulk disconnect: other threads free their part of it before then.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// So long after the last bulk disconnect memory is given back.
-const SETTLED: Duration = Duration::from_millis(500);
+/// Time from the last bulk disconnect to the trim.
+const TRIM_DELAY: Duration = Duration::from_millis(500);
 
 /// The memory trim of one device.
 #[derive(Default)]
@@ -18,7 +18,7 @@ pub(crate) struct Trim {
 }
 
 impl Trim {
-    /// Most of many connections have left. `waits`: a thread may be started, and trims later.
+    /// Many connections have closed and few remain. `waits`: a thread may be started, and trims later.
     pub(crate) fn bulk_disconnect(self: &Arc<Self>, waits: bool) {
         if !waits {
             return mem::give_back_free_pages();
@@ -28,23 +28,23 @@ impl Trim {
         }
         let own = Arc::clone(self);
         if let Err(error) = crate::thread::spawn("uiw-trim", move || own.run()) {
-            tracing::debug!(%error, "no thread to give memory back");
+            tracing::debug!(%error, "the thread that trims memory cannot be started");
             self.due.store(0, Ordering::Release);
         }
     }
 
-    /// Trims once nothing has left for a while.
+    /// Trims after [`TRIM_DELAY`] without a bulk disconnect.
     fn run(&self) {
         let mut seen = self.due.load(Ordering::Acquire);
         loop {
-            std::thread::sleep(SETTLED);
+            std::thread::sleep(TRIM_DELAY);
             let now = self.due.load(Ordering::Acquire);
             if now != seen {
                 seen = now;
                 continue;
             }
             mem::give_back_free_pages();
-            // What left during the trim gets another one.
+            // A bulk disconnect during the trim causes another one.
             if self.due.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 return;
             }
@@ -69,6 +69,6 @@ mod tests {
             std::thread::sleep(Duration::from_millis(10));
         }
         trim.bulk_disconnect(true);
-        assert_eq!(trim.due.load(Ordering::Acquire), 1, "the next one begins anew");
+        assert_eq!(trim.due.load(Ordering::Acquire), 1, "the next one starts a thread");
     }
 }

@@ -28,7 +28,7 @@ impl Default for QpCap {
 }
 
 /// What a queue pair is made of.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct QpInit {
     /// Where send requests complete.
     pub send_cq: Arc<Cq>,

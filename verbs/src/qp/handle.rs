@@ -20,6 +20,12 @@ const MAX_NUM: u32 = 0x00FF_FFFF;
 /// A queue pair. Dropping it cuts its connection; what was posted is forgotten.
 pub struct Qp(pub(crate) Arc<QpInner>);
 
+impl std::fmt::Debug for Qp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Qp").field("num", &self.num()).field("state", &self.state()).finish_non_exhaustive()
+    }
+}
+
 impl Qp {
     pub(crate) fn create(pd: &Pd, init: QpInit) -> Result<Self> {
         let driver = Arc::clone(pd.driver());

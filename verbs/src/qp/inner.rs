@@ -73,7 +73,7 @@ impl Doorbell {
             Some(token) => {
                 let shard = qp.driver.shard(token);
                 shard.ring(token);
-                shard.deferred();
+                shard.coalesce_timer();
             }
             None if self.go => drop(qp.shard().map(Shard::try_flush)),
             None => {}

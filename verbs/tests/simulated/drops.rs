@@ -182,7 +182,7 @@ fn counted(pd: &Pd, alive: &Arc<()>) -> Mr<Counted> {
     pd.register(buffer).map_err(|(error, _)| error).unwrap()
 }
 
-/// The queue pair waits for another connection, which nobody can give it any more.
+/// The queue pair waits for another connection, and no handle is left that could set one up.
 #[test]
 fn detached_operations_of_a_queue_pair_that_outlived_its_connection_are_freed() {
     let simulation = Simulation::new(7, Link::default());

@@ -145,7 +145,7 @@ impl Simulation {
             },
             async {
                 let mut accepting = pin!(async {
-                    let incoming = listener.accept().await.unwrap();
+                    let incoming = listener.incoming().await.unwrap();
                     incoming.accept(&server_pd, settings).await.ok()
                 });
                 // A client that failed may never have been seen: its time is over then.

@@ -1,4 +1,4 @@
-//! Which thread moves the bytes: nothing waits for a call that does not come, and nothing spins.
+//! Which thread makes progress: no operation depends on a further call of the application, and an idle process does not spin.
 
 use crate::common::{End, Make, connected, fill, loopback, memory, pair_of, peek, tcp_pair};
 use std::os::fd::{AsFd, AsRawFd};
@@ -35,8 +35,8 @@ fn notified() -> Notified {
     Notified { end, channel }
 }
 
-/// Ping-pong between two threads that sleep in an epoll set of their own: poll until empty, arm, poll again, sleep. A wake-up
-/// that is lost once ends it.
+/// Ping-pong between two threads that sleep in an epoll set of their own: poll until empty, arm, poll again, sleep. One lost wake-up
+/// fails it.
 fn event_driven_ping_pong(edge: bool, rounds: u64) {
     let (a, b) = (notified(), notified());
     let (ac, bc) = (a.channel, b.channel);
@@ -110,12 +110,12 @@ fn is_readable(channel: &CompChannel) -> bool {
     unsafe { libc::poll(&raw mut polled, 1, 20_000) == 1 }
 }
 
-/// Shortly after a wait in one of the engine's calls, arming is taken for the prelude of the next one.
-fn forget_own_waits() {
+/// Shortly after a wait in one of the engine's calls, arming does not make a program the owner: waits until that time has passed.
+fn expire_own_wait_hint() {
     std::thread::sleep(Duration::from_millis(15));
 }
 
-/// Arrivals that complete nothing end the sleep of a program that has armed a queue; then it always gets an event.
+/// Arrivals that complete nothing end the sleep of a program that has armed a queue: it gets an event each time.
 #[test]
 fn readable_channel_has_an_event() {
     let target = notified();
@@ -124,8 +124,8 @@ fn readable_channel_has_an_event() {
     channel.fd().unwrap();
     let remote = target.remote(128);
     for round in 0..5 {
-        // Each needless wake-up makes for a longer pause.
-        forget_own_waits();
+        // Each spurious wake-up makes the pause longer.
+        expire_own_wait_hint();
         target.recv(round, 0, 64);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -152,7 +152,7 @@ fn readable_channel_has_an_event() {
     }
 }
 
-/// A program that arms a queue and then computes instead of sleeping delays no peer for ever.
+/// A program that arms a queue and then computes instead of sleeping delays its peer only until the background thread takes over.
 #[test]
 fn armed_program_that_does_not_sleep_is_replaced() {
     let target = notified();
@@ -162,14 +162,14 @@ fn armed_program_that_does_not_sleep_is_replaced() {
     channel.fd().unwrap();
     let remote = target.remote(128);
     for _ in 0..3 {
-        forget_own_waits();
+        expire_own_wait_hint();
         target.rcq.arm(Arm::Any);
-        // The target's program does nothing meanwhile.
+        // The target's program makes no call.
         for i in 0..20 {
             reader.op(i, SendOp::Read { remote, invalidate: None }, 0, 64);
             reader.sent_ok(i);
         }
-        // It is told, if its descriptor was readable before.
+        // It receives an event if its descriptor was readable before.
         while channel.try_pop().is_some() {}
     }
 }
@@ -225,7 +225,7 @@ fn a_sleeping_application_serves_its_peer() {
 
 /// Coalesced posts are sent without any further call of the poster.
 #[test]
-fn deferred_posts_go_out_by_themselves() {
+fn coalesced_posts_are_sent_without_a_further_call() {
     let (a, b) = tcp_pair();
     for i in 0..100 {
         b.recv(i, 0, 64);
@@ -249,9 +249,9 @@ fn without_timers() -> (End, End) {
     pair_of(End::tcp(), End::tcp(), &options)
 }
 
-/// One poll is no promise of another: the background thread, asleep in the stack's descriptor, has run while no thread polled.
+/// A poll may be the last one: the background thread, asleep in the stack's descriptor, has run while no thread polled.
 #[test]
-fn posts_behind_a_single_poll_go_out_by_themselves() {
+fn posts_after_a_single_poll_are_sent_without_a_further_call() {
     let (a, b) = without_timers();
     for i in 0..20 {
         b.recv(i, 0, 64);
@@ -268,9 +268,9 @@ fn posts_behind_a_single_poll_go_out_by_themselves() {
     }
 }
 
-/// The same of receives: the stream that waits for one goes on though the program that polled once sleeps elsewhere.
+/// The same for receives: the stream that waits for one continues although the program that polled once makes no further call.
 #[test]
-fn receives_behind_a_single_poll_are_used_by_themselves() {
+fn receives_after_a_single_poll_are_used_without_a_further_call() {
     let (a, b) = without_timers();
     a.send(1, 0, 8);
     a.sent_ok(1);
@@ -319,7 +319,7 @@ fn receive_with_a_timeout_returns_each_time() {
 }
 
 #[test]
-fn dropped_operations_detach_and_leak_nothing() {
+fn dropped_operations_are_detached_and_freed() {
     struct Counted(Vec<u8>, #[expect(dead_code, reason = "counts how many are alive")] Arc<()>);
     // SAFETY: a vector's heap block stays where it is and belongs to the vector.
     unsafe impl verbs::IoBuf for Counted {
@@ -463,7 +463,7 @@ fn idle_process_takes_no_processor_time() {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "progress::idle_process_takes_no_processor_time", "--nocapture"])
             .env("UIW_IDLE", "1")
-            // Its report must not be taken for one of this process.
+            // Captured: the output of that test process must not mix with this one's.
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
@@ -486,9 +486,9 @@ fn idle_process_takes_no_processor_time() {
     assert!(used < Duration::from_millis(20), "{used:?}");
 }
 
-/// A stream that stalls for want of a receive holds up no other.
+/// A stream that stalls, as no receive is posted, does not delay another one.
 #[test]
-fn a_stalled_stream_holds_up_no_other() {
+fn a_stalled_stream_does_not_delay_another_one() {
     let server = Device::open().unwrap();
     let client = Device::open().unwrap();
     let options = ConnOptions { no_receive_timeout: Duration::from_secs(60), ..ConnOptions::default() };

@@ -63,7 +63,7 @@ impl Common {
         };
         let qp = self.pd.create_qp(init).unwrap();
         for wr_id in 0..if own { 8 } else { 0 } {
-            // SAFETY: the region outlives every queue pair, and nobody looks at its bytes.
+            // SAFETY: the region outlives every queue pair, and this program does not access its bytes.
             unsafe { qp.post_recv([RecvWr { wr_id, sges: &[self.sge(4096)] }]).unwrap() };
         }
         qp

@@ -62,7 +62,7 @@ fn a_shard_that_the_device_has_not_is_refused() {
     }
 }
 
-/// With manual progress a thread that waits drives the listener's shard and those of both ends: nobody else does.
+/// With manual progress a thread that waits drives the listener's shard and those of both ends: there is no other thread that does.
 #[test]
 fn a_wait_drives_every_shard_where_no_other_thread_does() {
     let options = DeviceOptions { progress: Progress::Manual, shards: Some(3), ..DeviceOptions::default() };
@@ -71,7 +71,7 @@ fn a_wait_drives_every_shard_where_no_other_thread_does() {
     let listener = verbs::Listener::bind(&device, loopback(), &ConnOptions::default()).unwrap();
     let settings = ConnSettings::default();
     let mut connect = pin!(Connection::connect(&device, &pd, listener.local_addr(), &settings));
-    let mut accept = pin!(async { listener.accept().await.unwrap().accept(&pd, &settings).await.unwrap() });
+    let mut accept = pin!(async { listener.incoming().await.unwrap().accept(&pd, &settings).await.unwrap() });
     let (mut ours, mut theirs) = (None, None);
     let both = poll_fn(|cx| {
         if ours.is_none()

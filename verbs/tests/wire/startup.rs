@@ -681,7 +681,7 @@ fn initiator_scales_its_ord_down() {
     assert_eq!((attr.ird, attr.ord), (8, 3));
 }
 
-/// Beside the negotiated values, the application gets the other end's, whether accepted or rejected.
+/// Probes the negotiated values, the application gets the other end's, whether accepted or rejected.
 // [test:RFC6581-9.1-01] [test:RFC6581-9.1-10]
 #[test]
 fn the_peers_ird_and_ord_are_reported() {

@@ -128,7 +128,7 @@ fn stress(rounds: &AtomicU64) {
             let pd = other.alloc_pd().unwrap();
             let mut served = 1;
             while !stop.load(Ordering::SeqCst) {
-                let Ok(incoming) = listener.incoming(Duration::from_millis(100)) else { continue };
+                let Some(incoming) = listener.incoming(Duration::from_millis(100)).unwrap() else { continue };
                 served += 1;
                 let pd = pd.clone();
                 scope.spawn(move || {

@@ -8,8 +8,8 @@ use super::{Drive, OWN_WAIT_HINT, State, nanos};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// The program of `watch` asks for an event and there is none: it drives once, if it is the owner. True when its channel's descriptor
-/// may have been readable.
+/// The program of `watch` asks for an event and there is none: it drives once, if it is the owner. Returns whether its channel's
+/// descriptor may have been readable.
 pub(in super::super) fn answer_armed<D: Drive>(drive: &Arc<D>, watch: &Arc<Watch>) -> bool {
     let state = drive.progress();
     let watched = state.ownership.is_watched_by(watch);
@@ -18,7 +18,7 @@ pub(in super::super) fn answer_armed<D: Drive>(drive: &Arc<D>, watch: &Arc<Watch
         return watch.is_taken();
     }
     if !drive.try_answer() {
-        // What the thread that holds the core finds may be what woke the program.
+        // The thread that holds the core may be serving the arrival that woke the program.
         yield_now();
         return true;
     }
@@ -32,8 +32,8 @@ impl State {
         waiter.is_set_of(stack).then(|| Watch::new(set, stack)).flatten()
     }
 
-    /// A completion queue was armed: the application is about to sleep, perhaps in a poll(2) of its own, so what it polled before is no
-    /// hint any more. With `watch` it sleeps on a channel that can watch the stack's descriptor.
+    /// A completion queue was armed: the application is about to sleep, perhaps in a poll(2) of its own, so the poll hint is cleared.
+    /// With `watch` it sleeps on a channel that can watch the stack's descriptor.
     pub(in super::super) fn arm(&self, watch: Option<&Arc<Watch>>) {
         if self.manual {
             return;
@@ -50,35 +50,35 @@ impl State {
         if watch.is_some_and(|watch| self.ownership.arm(watch, now, begin)) {
             return;
         }
-        self.ownership.wake_background_if_nobody();
+        self.ownership.wake_background_if_unowned();
     }
 
-    /// A program that armed a queue has its event, and is expected to poll.
+    /// A program that armed a queue has taken its event, and is expected to poll.
     pub(in super::super) fn disarm(&self, watch: &Arc<Watch>) {
-        watch.forget();
+        watch.reset();
         if self.ownership.disarm(watch) {
             self.worked.store(false, Ordering::SeqCst);
             self.served.store(true, Ordering::SeqCst);
-            // The next poll finds `served`.
+            // So that the next poll calls `end_served`, see `hint_poll`.
             self.poll_hint.store(false, Ordering::SeqCst);
         }
     }
 
-    /// A round has done something.
+    /// A round had work to do.
     #[inline]
     pub(in super::super) fn note_work(&self) {
-        // Read first: the line is shared.
+        // Read first: the cache line is shared.
         if !self.worked.load(Ordering::Relaxed) && !is_mutant(Mutant::WorkIsNotNoted) {
             self.worked.store(true, Ordering::Relaxed);
         }
     }
 
-    /// The program of `watch` woke up for nothing of its own.
-    pub(in super::super) fn note_needless(&self) {
-        self.ownership.note_needless(self.now());
+    /// An armed program woke up for an arrival that completed nothing of its own.
+    pub(in super::super) fn note_spurious_wake_up(&self) {
+        self.ownership.note_spurious_wake_up(self.now());
     }
 
-    /// The program that has its event polls, or asks for another one: it is not about to arm.
+    /// A program that has taken its event polls, or asks for another one, instead of arming at once.
     pub(super) fn end_served(&self) {
         if self.served.load(Ordering::Relaxed) {
             self.served.store(false, Ordering::Relaxed);

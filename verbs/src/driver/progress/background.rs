@@ -1,7 +1,7 @@
 //! The background thread: the owner while no application thread waits or polls, on standby otherwise.
 
 use super::super::os::{Instant, is_readable, sleep_for};
-use super::ownership::{Beside, Seen, Turn};
+use super::ownership::{Probes, Seen, Turn};
 use super::wait::keep_polling;
 use super::{COALESCE, Drive, State};
 use std::sync::Weak;
@@ -10,20 +10,20 @@ use std::time::Duration;
 
 /// The timer of standby, at first. An arrival at an application that stopped polling without arming waits for at most two timers.
 const TIMER: Duration = Duration::from_micros(200);
-/// Under steady polling the timer grows, soon to this.
+/// While polling goes on the timer doubles up to this.
 const MAX_TIMER: Duration = Duration::from_millis(1);
-/// Where polling has lasted for long, the timer is this part of that time: a turn takes 25 microseconds of a poller's core, and with
-/// one each millisecond at both ends one of fifty round trips met one.
+/// After long polling the timer is this fraction of its duration: a turn takes 25 microseconds of a poller's core, and with one turn per
+/// millisecond at both ends, one of fifty round trips coincided with one.
 const TIMER_PART: u32 = 16;
-/// But it is no longer than this.
+/// Upper bound of that timer.
 const MAX_LONG_TIMER: Duration = Duration::from_millis(4);
 
 /// Runs the background thread of `drive`, until that is dropped.
 pub(in super::super) fn run<D: Drive>(state: &State, drive: &Weak<D>) {
     let mut background = Background { state, drive, standby: Standby::default() };
-    // The flag ends a sleep; the count ends this loop also while `drop` has not come to [`State::stop`] yet.
+    // The count ends this loop also where `drop` has not called [`State::stop`] yet.
     while !state.stop.load(Ordering::SeqCst) && drive.strong_count() > 0 {
-        // Before any state is read: a wake-up that comes later is not forgotten.
+        // Before any state is read: a later wake-up is kept.
         state.background.reset();
         if state.coalescing.load(Ordering::SeqCst) {
             background.flush_coalesced();
@@ -39,11 +39,11 @@ struct Background<'a, D> {
     standby: Standby,
 }
 
-/// What the background thread has seen while it was on standby.
+/// The background thread's observations while it was on standby.
 #[derive(Default)]
 struct Standby {
     seen: Seen,
-    /// Rounds that were made, at the last turn or after the last one of its own, which is no sign of life of others.
+    /// The number of rounds at the last turn, or after the last round of its own, which is not to be counted as another thread's.
     rounds: u32,
     /// Rounds were made between the last two turns.
     driven: bool,
@@ -56,13 +56,13 @@ impl<D: Drive> Background<'_, D> {
     fn turn(&mut self) {
         let state = self.state;
         self.standby.driven = self.see_rounds();
-        // Who polls but never finds the queue empty makes no rounds.
+        // A program that polls but never finds its queue empty makes no rounds: then the hint does not count.
         let hinted = state.poll_hint.swap(false, Ordering::SeqCst) && self.standby.driven;
         state.poll_hint_held.store(hinted, Ordering::Relaxed);
-        let beside =
-            Beside { readable: &|| state.stack.as_deref().is_some_and(is_readable), now: &|| state.now() };
+        let probes =
+            Probes { readable: &|| state.stack.as_deref().is_some_and(is_readable), now: &|| state.now() };
         let (seen, driven) = (&mut self.standby.seen, self.standby.driven);
-        let until = match state.ownership.background_turn(seen, driven, hinted, &beside) {
+        let until = match state.ownership.background_turn(seen, driven, hinted, &probes) {
             Turn::Own => {
                 (self.standby.timer, self.standby.polled_since) = (Duration::ZERO, None);
                 return self.own();
@@ -76,19 +76,19 @@ impl<D: Drive> Background<'_, D> {
         state.standby_timed.store(false, Ordering::SeqCst);
     }
 
-    /// Coalesced posts wait for more for [`COALESCE`]; mostly a poll serves them meanwhile.
+    /// Coalesced posts wait for more posts for [`COALESCE`]; mostly a poll serves them within that time.
     fn flush_coalesced(&mut self) {
         sleep_for(COALESCE);
-        // Cleared before `pending` is read: a post behind that reading sets it again.
+        // Cleared before `pending` is read: a later post sets it again.
         self.state.coalescing.store(false, Ordering::SeqCst);
         if self.is_pending() {
             self.make_round(false);
         }
     }
 
-    /// Drives in the place of others when they do not: an active poller that is awake but busy with something else, a poller that
-    /// posted and does not poll any more, an armed program, which no deadline wakes. If rounds were made since the last turn there is
-    /// nothing to help with.
+    /// Drives where no other thread does: beside an active poller that is awake but runs other code, after a post of a poller that does
+    /// not poll any more, and at a deadline of an armed program, which a deadline does not wake. Does nothing if rounds were made since
+    /// the last turn.
     fn help(&mut self) {
         let due = || self.state.deadline().is_some_and(|at| at <= Instant::now());
         let seen = &self.standby.seen;
@@ -103,13 +103,13 @@ impl<D: Drive> Background<'_, D> {
         let state = self.state;
         let Some(drive) = self.drive.upgrade() else { return };
         let idle = !drive.is_pending() && !state.coalescing.load(Ordering::SeqCst);
-        // Not kept alive by its own thread's sleep.
+        // The sleep of this thread must not keep it alive.
         drop(drive);
         let readable = idle && state.background.sleep(state.stack.as_deref(), state.deadline());
         let was_owner = state.ownership.background_release();
-        // While an application thread polls and drives, the arrival is its own; with an active poller, that one's.
-        let theirs = state.poll_hint.load(Ordering::SeqCst) && self.has_rounds();
-        if was_owner && !theirs {
+        // While an application thread polls and drives, it serves the arrival; with an active poller, that one does.
+        let by_poller = state.poll_hint.load(Ordering::SeqCst) && self.has_rounds();
+        if was_owner && !by_poller {
             self.make_round(readable);
             self.see_rounds();
         }
@@ -118,9 +118,9 @@ impl<D: Drive> Background<'_, D> {
     fn make_round(&self, readable: bool) {
         let state = self.state;
         let Some(drive) = self.drive.upgrade() else { return };
-        let drove = if readable { drive.try_ask() } else { drive.try_pump() }.is_some();
+        let drove = if readable { drive.try_poll_stack() } else { drive.try_pump() }.is_some();
         if !drove {
-            // Another thread drives, and until it is done the descriptor stays readable or the deadline past.
+            // Another thread drives. Until its round ends, the descriptor stays readable or the deadline past.
             state.background.sleep(None, Some(Instant::now() + TIMER));
         } else if readable {
             keep_polling(&drive, || state.poll_hint.load(Ordering::SeqCst) || state.ownership.is_taken());
@@ -131,13 +131,13 @@ impl<D: Drive> Background<'_, D> {
         self.drive.upgrade().is_some_and(|drive| drive.is_pending())
     }
 
-    /// Whether rounds were made since this was asked last.
+    /// Whether rounds were made since the last call.
     fn see_rounds(&mut self) -> bool {
         let now = self.rounds();
         std::mem::replace(&mut self.standby.rounds, now) != now
     }
 
-    /// As [`Self::see_rounds`], and the next question is answered the same.
+    /// As [`Self::see_rounds`], without a change of what the next call returns.
     fn has_rounds(&self) -> bool {
         self.rounds() != self.standby.rounds
     }
@@ -148,7 +148,7 @@ impl<D: Drive> Background<'_, D> {
 }
 
 impl Standby {
-    /// When the standby that begins now ends. `owned`: there is an active poller.
+    /// The end of the standby that begins now. `owned`: there is an active poller.
     fn next_timer(&mut self, owned: bool) -> Instant {
         let now = Instant::now();
         let most = if owned {

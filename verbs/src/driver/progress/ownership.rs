@@ -8,30 +8,30 @@ use super::Nanos;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// The background thread keeps its timer for so many turns with the same active poller asleep; then it parks.
+/// The background thread keeps its timer for this many turns with the same active poller asleep; then it parks.
 pub(super) const STANDBY_TURNS: u32 = if MODEL { 0 } else { 10 };
 
 /// The background thread takes over at this turn with the same armed program and without a round.
 pub(super) const ARMED_TURNS: u32 = if MODEL { 1 } else { 11 };
 
-/// Who sleeps in the stack's descriptor, or is about to.
+/// The thread or program that sleeps in the stack's descriptor, or is about to.
 #[derive(Default)]
 enum Owner {
     #[default]
-    Nobody,
+    Unowned,
     Background,
-    /// An application's thread or task, which drives or runs foreign code, and how it is woken.
+    /// An application's thread or task, which drives or runs foreign code, with its waker.
     Awake(Waker),
-    /// The same, in its sleep.
+    /// The same, while it sleeps.
     Asleep(Waker),
     /// A program that has armed a queue and is expected to sleep in a poll(2) of its own, which an arrival ends.
     Armed(Arc<Watch>),
-    /// The same with its event: it drives or runs its own code, and mostly arms the queue again at once. Its watch is on until it polls
-    /// before that.
+    /// The same after it has taken its event: it drives or runs its own code, and mostly arms the queue again at once. Its watch stays on
+    /// unless it polls before that.
     Served(Arc<Watch>),
 }
 
-/// When an armed program does not become the owner, as it did not drive in time or woke up for others.
+/// A pause in which no armed program becomes the owner, after one did not drive in time, had a spurious wake-up, or two were armed.
 #[derive(Default)]
 struct Backoff {
     until: Nanos,
@@ -55,7 +55,7 @@ impl Backoff {
 #[derive(Default)]
 struct Inner {
     owner: Owner,
-    /// Counts claims.
+    /// Counts claims and armings.
     epoch: u32,
     /// Threads that wait while another one is the active poller.
     standby: Vec<Arc<Parker>>,
@@ -69,7 +69,7 @@ pub(super) struct Ownership {
     background: Arc<Parker>,
 }
 
-/// What the background thread does in this turn.
+/// What the background thread does in a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// It is the owner.
@@ -83,21 +83,21 @@ pub(super) enum Turn {
     Parked,
 }
 
-/// What the background thread has seen of the owners at its turns.
+/// The background thread's observations of the owner at its turns.
 #[derive(Default)]
 pub(super) struct Seen {
     epoch: u32,
-    /// Turns with the same active poller asleep.
+    /// Number of turns with the same active poller asleep.
     same_owner: u32,
     /// A program that armed a queue was the owner at the last turn.
     pub(super) armed: bool,
-    /// Turns with the same armed program, between which no rounds were made.
+    /// Number of turns with the same armed program, between which no rounds were made.
     armed_idle: u32,
     /// The stack had something at the last of them.
     unserved: bool,
     /// The active poller was awake at the last turn.
     awake: bool,
-    /// It was awake at the last two turns: it may be busy with something else.
+    /// It was awake at the last two turns: it may run other code.
     pub(super) stays_awake: bool,
 }
 
@@ -112,7 +112,7 @@ impl Inner {
             // Both may sleep in the stack's descriptor for a moment.
             Owner::Background => background.notify(),
             Owner::Armed(watch) | Owner::Served(watch) => watch.take(),
-            Owner::Nobody => {}
+            Owner::Unowned => {}
         }
         self.owner = Owner::Awake(waker());
         self.epoch = self.epoch.wrapping_add(1);
@@ -161,7 +161,7 @@ impl Ownership {
         };
     }
 
-    /// The active poller is about to drive, and then to run foreign code: the background thread watches it again.
+    /// The active poller is about to drive, and then to run foreign code: the background thread checks it with a timer again.
     pub(super) fn wake_up(&self) {
         let mut inner = self.inner.lock();
         inner.owner = match std::mem::take(&mut inner.owner) {
@@ -171,18 +171,18 @@ impl Ownership {
         inner.wake_parked(&self.background);
     }
 
-    /// The active poller is none any more: one on standby takes over, or the background thread when the poll hint ends.
+    /// The active poller returns: a thread on standby takes over, or the background thread when the poll hint ends.
     pub(super) fn release(&self) {
         let mut inner = self.inner.lock();
-        inner.owner = Owner::Nobody;
+        inner.owner = Owner::Unowned;
         if let Some(next) = inner.standby.pop() {
             next.notify();
         }
         inner.wake_parked(&self.background);
     }
 
-    /// The program of `watch` has armed a queue: it becomes the owner, unless there is an active poller. True when it is. `begin` is
-    /// called before its descriptor can become readable.
+    /// The program of `watch` has armed a queue: it becomes the owner, unless there is an active poller, another armed program or a pause
+    /// (`Backoff`). True when it is the owner. `begin` is called before its descriptor can become readable.
     pub(super) fn arm(&self, watch: &Arc<Watch>, now: Nanos, begin: impl FnOnce()) -> bool {
         let mut inner = self.inner.lock();
         let paused = now < inner.backoff.until;
@@ -192,17 +192,17 @@ impl Ownership {
             Owner::Served(known) if Arc::ptr_eq(known, watch) && !paused => begin(),
             Owner::Served(known) if Arc::ptr_eq(known, watch) => {
                 known.stop();
-                inner.owner = Owner::Nobody;
+                inner.owner = Owner::Unowned;
                 return false;
             }
             Owner::Armed(other) | Owner::Served(other) => {
                 // Each would wake up for the other one's arrivals.
                 other.take();
-                inner.owner = Owner::Nobody;
+                inner.owner = Owner::Unowned;
                 inner.backoff.grow(now);
                 return false;
             }
-            Owner::Background | Owner::Nobody if paused => return false,
+            Owner::Background | Owner::Unowned if paused => return false,
             owner => {
                 if let Owner::Background = owner {
                     self.background.notify();
@@ -216,7 +216,7 @@ impl Ownership {
         true
     }
 
-    /// The program of `watch` has an event. True when it was the owner: its next poll is to call [`Ownership::end_served`].
+    /// The program of `watch` has taken an event. True when it was the owner: its next poll is to call [`Ownership::end_served`].
     pub(super) fn disarm(&self, watch: &Arc<Watch>) -> bool {
         let mut inner = self.inner.lock();
         let armed = matches!(&inner.owner, Owner::Armed(armed) if Arc::ptr_eq(armed, watch));
@@ -227,22 +227,22 @@ impl Ownership {
         armed
     }
 
-    /// A program that has its event polls, or asks for another one: it is not about to arm.
+    /// A program that has taken its event polls, or asks for another one, instead of arming at once.
     pub(super) fn end_served(&self) {
         let mut inner = self.inner.lock();
         if let Owner::Served(watch) = &inner.owner {
             watch.stop();
-            inner.owner = Owner::Nobody;
+            inner.owner = Owner::Unowned;
         }
     }
 
-    /// Whether the program of `watch` is the owner, with or without its event.
+    /// Whether the program of `watch` is the owner, armed or served.
     pub(super) fn is_watched_by(&self, watch: &Arc<Watch>) -> bool {
         self.inner.lock().is_watched_by(watch)
     }
 
-    /// An armed program woke up for an arrival that was not for it.
-    pub(super) fn note_needless(&self, now: Nanos) {
+    /// An armed program woke up for an arrival that completed nothing of its own.
+    pub(super) fn note_spurious_wake_up(&self, now: Nanos) {
         self.inner.lock().backoff.grow(now);
     }
 
@@ -253,18 +253,18 @@ impl Ownership {
 
     /// Whether there is an owner besides the background thread.
     pub(super) fn is_taken(&self) -> bool {
-        !matches!(self.inner.lock().owner, Owner::Nobody | Owner::Background)
+        !matches!(self.inner.lock().owner, Owner::Unowned | Owner::Background)
     }
 
-    /// Whether the thread of `parker` is the active poller: it waits inside another wait of its own, in a waker or a future.
+    /// Whether the thread of `parker` is the active poller already: its wait is nested in another one, in a waker or a future.
     pub(super) fn is_owned_by(&self, parker: &Arc<Parker>) -> bool {
         match &self.inner.lock().owner {
             Owner::Awake(waker) | Owner::Asleep(waker) => waker.data() == Arc::as_ptr(parker).cast(),
-            Owner::Nobody | Owner::Background | Owner::Armed(_) | Owner::Served(_) => false,
+            Owner::Unowned | Owner::Background | Owner::Armed(_) | Owner::Served(_) => false,
         }
     }
 
-    /// Wakes the active poller; without one the background thread, if `background` says so.
+    /// Wakes the active poller; without one the background thread, if `background` returns true.
     pub(super) fn wake_owner(&self, background: impl Fn() -> bool) {
         match &self.inner.lock().owner {
             Owner::Awake(waker) | Owner::Asleep(waker) => waker.wake_by_ref(),
@@ -273,9 +273,9 @@ impl Ownership {
         }
     }
 
-    /// Wakes the background thread if nobody is the owner.
-    pub(super) fn wake_background_if_nobody(&self) {
-        if matches!(self.inner.lock().owner, Owner::Nobody) {
+    /// Wakes the background thread if there is no owner.
+    pub(super) fn wake_background_if_unowned(&self) {
+        if matches!(self.inner.lock().owner, Owner::Unowned) {
             self.background.notify();
         }
     }
@@ -286,7 +286,7 @@ impl Ownership {
         seen: &mut Seen,
         driven: bool,
         hinted: bool,
-        beside: &Beside<'_>,
+        probes: &Probes<'_>,
     ) -> Turn {
         let mut inner = self.inner.lock();
         seen.armed = false;
@@ -296,7 +296,7 @@ impl Ownership {
             Owner::Armed(watch) | Owner::Served(watch) => {
                 let armed_anew = std::mem::replace(&mut seen.epoch, inner.epoch) != inner.epoch;
                 let alive = driven || armed_anew;
-                let unserved = !alive && (beside.readable)();
+                let unserved = !alive && (probes.readable)();
                 let late = unserved && seen.unserved;
                 (seen.unserved, seen.awake, seen.stays_awake) = (unserved, false, false);
                 let idle = if alive { 0 } else { seen.armed_idle + 1 };
@@ -307,13 +307,13 @@ impl Ownership {
                 }
                 watch.take();
                 if late {
-                    inner.backoff.grow((beside.now)());
+                    inner.backoff.grow((probes.now)());
                 }
                 (seen.unserved, seen.armed_idle) = (false, 0);
                 inner.owner = Owner::Background;
                 return Turn::Own;
             }
-            Owner::Nobody | Owner::Background => (false, false),
+            Owner::Unowned | Owner::Background => (false, false),
         };
         seen.stays_awake = awake && seen.awake;
         seen.awake = awake;
@@ -339,14 +339,14 @@ impl Ownership {
         let owner = &mut self.inner.lock().owner;
         let was_owner = matches!(owner, Owner::Background);
         if was_owner {
-            *owner = Owner::Nobody;
+            *owner = Owner::Unowned;
         }
         was_owner
     }
 }
 
-/// What a turn of the background thread may have to know.
-pub(super) struct Beside<'a> {
+/// Observations that a turn of the background thread makes only where it needs them.
+pub(super) struct Probes<'a> {
     /// Whether the stack has something.
     pub(super) readable: &'a dyn Fn() -> bool,
     pub(super) now: &'a dyn Fn() -> Nanos,
@@ -373,19 +373,19 @@ mod tests {
         }
 
         fn turn(&mut self, hinted: bool) -> Turn {
-            self.turn_beside(hinted, hinted, false)
+            self.turn_with(hinted, hinted, false)
         }
 
-        fn turn_beside(&mut self, driven: bool, hinted: bool, readable: bool) -> Turn {
-            let beside = Beside { readable: &|| readable, now: &|| 0 };
-            self.ownership.background_turn(&mut self.seen, driven, hinted, &beside)
+        fn turn_with(&mut self, driven: bool, hinted: bool, readable: bool) -> Turn {
+            let probes = Probes { readable: &|| readable, now: &|| 0 };
+            self.ownership.background_turn(&mut self.seen, driven, hinted, &probes)
         }
 
         fn arm(&self, watch: &Watched, now: Nanos) -> bool {
             self.ownership.arm(&watch.watch, now, || ())
         }
 
-        /// Whether the background thread was woken since this was asked last.
+        /// Whether the background thread was woken since the last call.
         fn woken(&self) -> bool {
             let woken = self.background.is_notified();
             self.background.reset();
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn background_owns_without_a_hint_and_yields_to_a_claim() {
+    fn background_is_the_owner_without_a_hint_until_a_claim() {
         let mut f = Fixture::new();
         assert_eq!(f.turn(true), Turn::Timed { owned: false });
         assert_eq!(f.turn(false), Turn::Own);
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn claim_from_nobody_wakes_nobody() {
+    fn claim_of_an_unowned_shard_wakes_no_thread() {
         let f = Fixture::new();
         assert!(f.ownership.claim_or_stand_by(&parker()));
         assert!(!f.woken());
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn background_parks_beside_a_sleeping_owner_until_that_wakes_up() {
+    fn background_is_parked_while_the_active_poller_sleeps() {
         let mut f = Fixture::new();
         assert!(f.ownership.claim_or_stand_by(&parker()));
         assert_eq!(f.turn(false), Turn::Timed { owned: true });
@@ -511,10 +511,10 @@ mod tests {
         assert!(f.ownership.claim_or_stand_by(&active));
         f.ownership.wake_owner(|| true);
         assert!(active.is_notified() && !f.woken());
-        f.ownership.wake_background_if_nobody();
+        f.ownership.wake_background_if_unowned();
         assert!(!f.woken());
         f.ownership.release();
-        f.ownership.wake_background_if_nobody();
+        f.ownership.wake_background_if_unowned();
         assert!(f.woken());
     }
 
@@ -537,13 +537,13 @@ mod tests {
     }
 
     #[test]
-    fn background_takes_over_when_nothing_happens() {
+    fn background_takes_over_from_an_idle_armed_program() {
         let mut f = Fixture::new();
         let watched = Watched::new();
         for (count, alive) in [(3, true), (ARMED_TURNS, false)] {
             assert!(f.arm(&watched, 0));
             for _ in 0..count {
-                assert_eq!(f.turn_beside(alive, false, false), Turn::Timed { owned: false });
+                assert_eq!(f.turn_with(alive, false, false), Turn::Timed { owned: false });
             }
         }
         assert_eq!(f.turn(false), Turn::Own);
@@ -552,15 +552,15 @@ mod tests {
     }
 
     #[test]
-    fn background_takes_over_what_stays_unserved_and_backs_off() {
+    fn background_takes_over_from_a_program_that_does_not_drive_and_pauses_arming() {
         let mut f = Fixture::new();
         let watched = Watched::new();
         let mut now = 0;
         for pause in [Backoff::MIN_PAUSE, 2 * Backoff::MIN_PAUSE] {
             assert!(f.arm(&watched, now));
-            assert_eq!(f.turn_beside(true, false, true), Turn::Timed { owned: false });
-            assert_eq!(f.turn_beside(false, false, true), Turn::Timed { owned: false });
-            assert_eq!(f.turn_beside(false, false, true), Turn::Own);
+            assert_eq!(f.turn_with(true, false, true), Turn::Timed { owned: false });
+            assert_eq!(f.turn_with(false, false, true), Turn::Timed { owned: false });
+            assert_eq!(f.turn_with(false, false, true), Turn::Own);
             assert!(!watched.is_on() && watched.watch.is_taken());
             assert!(!f.arm(&watched, pause - 1), "not before the pause is over");
             now = pause;
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn two_armed_programs_leave_the_background_thread_the_owner() {
+    fn no_armed_program_is_the_owner_where_two_channels_are_armed() {
         let f = Fixture::new();
         let (first, second) = (Watched::new(), Watched::new());
         assert!(f.arm(&first, 0));

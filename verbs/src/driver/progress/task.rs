@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
-/// A task that is the active poller: a runtime's reactor waits for the stack's descriptor.
-pub(crate) struct TaskLead(Arc<State>);
+/// A task that is the active poller: a runtime's reactor waits for the stack's descriptor. Released on drop.
+pub(crate) struct ActiveTask(Arc<State>);
 
-impl TaskLead {
+impl ActiveTask {
     /// The task of `waker` becomes the active poller, unless there is one.
     pub(in super::super) fn claim(state: &Arc<State>, waker: impl FnOnce() -> Waker) -> Option<Self> {
         if !state.ownership.claim(waker) {
             return None;
         }
-        // Its runtime's reactor sleeps in its place.
+        // The runtime's reactor sleeps for it.
         state.ownership.fall_asleep();
         Some(Self(Arc::clone(state)))
     }
@@ -31,7 +31,7 @@ impl TaskLead {
     }
 }
 
-impl Drop for TaskLead {
+impl Drop for ActiveTask {
     fn drop(&mut self) {
         self.0.release();
     }

@@ -1,4 +1,4 @@
-//! A thread that waits for something that a round brings.
+//! Blocking waits: a thread drives the shard, or sleeps, until a round has produced what it waits for.
 
 use super::super::mutant::{Mutant, is_mutant};
 use super::super::os::Instant;
@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-/// After bytes moved, a driving thread polls for this long before it sleeps: what belongs together comes within it, and a sleep and its
+/// After bytes moved, a driving thread polls for this long before it sleeps: related segments arrive within it, and a sleep and its
 /// wake-up cost as much.
 const KEEP_POLLING: Duration = Duration::from_micros(20);
-/// Rounds in one go; then the state of ownership and the life of the driver are looked at again.
+/// Maximum number of rounds, after which the caller checks the ownership and the lifetime of the driver again.
 const KEEP_POLLING_ROUNDS: usize = 256;
-/// While another thread drives, a thread that an event woke sleeps for this long before it looks at the descriptor again.
+/// While another thread drives, a thread that an event woke sleeps for this long before it waits for the descriptor again.
 const CORE_HELD: Duration = Duration::from_micros(200);
 
 /// Runs `poll` until it is ready or `deadline` has passed, driving meanwhile. `None`: the deadline has passed.
@@ -32,9 +32,9 @@ pub(in super::super) fn block_on<D: Drive, T>(
     };
     let waker = Waker::from(Arc::clone(&parker));
     let mut cx = Context::from_waker(&waker);
-    // The thread may be inside another wait, whose wake-ups are forgotten here: it looks again.
+    // This wait may be nested in another one of the thread, whose wake-ups it clears: the outer wait checks its condition again.
     let _outer = NotifyOnDrop(&parker);
-    // The active poller from the first sleep to the return: a hand-over at every wake-up would wake two threads for each.
+    // The active poller from the first sleep to the return: a hand-over at every wake-up would wake two threads each time.
     let mut active = None;
     loop {
         parker.reset();
@@ -80,7 +80,7 @@ fn spin_on<D: Drive, T>(
     }
 }
 
-/// Sleeps. True when it did not, as a post or a command waits.
+/// Sleeps, unless a post or a command waits: then it returns true.
 fn sleep<'a, D: Drive>(
     drive: &'a Arc<D>,
     parker: &Arc<Parker>,
@@ -102,7 +102,7 @@ fn sleep<'a, D: Drive>(
         }
         *active = Some(Active(state));
     }
-    // After the claim: whoever extended either before it may have seen nobody to wake.
+    // Read after the claim: a thread that changed either before it may have found no owner to wake.
     let (pending, timer) = read_early.unwrap_or_else(read);
     if pending {
         return true;
