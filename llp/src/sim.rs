@@ -179,6 +179,17 @@ impl Stack for SimStack {
         Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer }))
     }
 
+    fn connect_self(
+        &mut self,
+        local: SocketAddr,
+        _options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        let local = self.own(local)?;
+        let (id, local) = self.network.lock().connect_self(self.id, local, token)?;
+        Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer: local }))
+    }
+
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         self.network.lock().poll(self.id, events);
         Ok(())

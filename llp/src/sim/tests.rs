@@ -305,3 +305,38 @@ fn two_stacks_may_share_an_address() {
     assert_eq!(events(&mut one), [(2, false, true)]);
     listener.accept(SERVER).unwrap();
 }
+
+#[test]
+fn a_stream_to_itself_receives_what_it_sends() {
+    let network = Network::new(1);
+    network.set_default_link(Link { latency: MS, capacity: 4, ..Link::default() });
+    let mut stack = network.stack(A);
+    let options = StreamOptions::default();
+    let mut stream = stack.connect_self((A, 0).into(), &options, CLIENT).unwrap();
+    assert_eq!(stream.local_addr(), stream.peer_addr());
+    assert!(!stream.connect_result().unwrap(), "its SYN is under way");
+    network.advance(MS);
+    assert!(stream.connect_result().unwrap());
+    assert_eq!(events(&mut stack), [(CLIENT.0, false, true)]);
+    assert_eq!(kind(stack.connect_self(stream.local_addr(), &options, SERVER)), ErrorKind::AddrInUse);
+
+    assert_eq!(send(&mut *stream, b"bytes").unwrap(), 4, "the capacity");
+    assert_eq!(kind(send(&mut *stream, b"s")), ErrorKind::WouldBlock);
+    assert_eq!(kind(recv(&mut *stream, 8)), ErrorKind::WouldBlock, "they are under way");
+    network.advance(MS);
+    assert_eq!(recv(&mut *stream, 8).unwrap(), b"byte");
+    assert_eq!(send(&mut *stream, b"s").unwrap(), 1, "its reader has made room");
+    stream.shutdown().unwrap();
+    network.advance(MS);
+    assert_eq!(recv(&mut *stream, 8).unwrap(), b"s");
+    assert_eq!(recv(&mut *stream, 8).unwrap(), b"", "its own FIN");
+    drop(stream);
+    assert_eq!(network.lock().ends(), 0);
+
+    let mut stream = stack.connect_self((A, 0).into(), &options, CLIENT).unwrap();
+    network.advance(MS);
+    stream.abort();
+    assert_eq!(kind(recv(&mut *stream, 8)), ErrorKind::NotConnected);
+    drop(stream);
+    assert_eq!(network.lock().ends(), 0);
+}

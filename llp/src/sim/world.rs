@@ -275,6 +275,25 @@ impl World {
         Ok((client, local))
     }
 
+    /// Begins a stream whose other end is itself.
+    pub(super) fn connect_self(
+        &mut self,
+        stack: u32,
+        local: SocketAddr,
+        token: Token,
+    ) -> io::Result<(EndId, SocketAddr)> {
+        let local = self.with_port(local);
+        if self.listener_at(local).is_some() || self.ends.values().any(|end| end.held && end.local == local) {
+            return Err(ErrorKind::AddrInUse.into());
+        }
+        let id = self.id();
+        let due = self.time + self.link(local.ip(), local.ip()).latency;
+        let inbound = VecDeque::from([(due, Packet::Established)]);
+        let end = End::new(stack, token, Interest::WRITE, local, local);
+        self.ends.insert(id, End { named: true, other: Some(id), inbound, last_due: due, ..end });
+        Ok((id, local))
+    }
+
     /// A connection request arrives.
     fn answer(&mut self, request: &Request) {
         let Some(client) = self.ends.get(&request.client).filter(|end| end.held) else { return };

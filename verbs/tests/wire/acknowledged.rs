@@ -2,6 +2,7 @@
 
 use crate::common::{End, Make, initiator_opt, pair_of, plain};
 use crate::peer::{enhanced, reply, tagged, with};
+use crate::simulation::{now, settle, wait_idle};
 use rdmap::Opcode;
 use std::time::Duration;
 use verbs::{AsyncEvent, ConnOptions, QpState, Remote, SendFlags, SendOp, WcStatus};
@@ -56,12 +57,15 @@ fn a_bad_write_among_good_ones_fails_alone() {
 #[test]
 fn the_send_that_met_no_receive_fails() {
     let (a, b) = ends();
-    b.qp.set_no_receive_timeout(Duration::from_millis(20)).unwrap();
+    let timeout = Duration::from_millis(20);
+    b.qp.set_no_receive_timeout(timeout).unwrap();
+    let start = now();
     for id in 1..4 {
         a.send(id, 0, 8);
     }
     b.recv(9, 0, 8);
     let statuses: Vec<_> = (0..3).map(|_| a.sent().status).collect();
+    assert_eq!(now() - start, timeout);
     assert_eq!(statuses, [WcStatus::Success, WcStatus::RnrRetryExceeded, WcStatus::Flushed]);
 }
 
@@ -90,7 +94,7 @@ fn unsignaled_requests_make_room() {
         let op = SendOp::Write { remote: b.remote(0) };
         match a.post(posted, op, &[a.sge(0, 64)], SendFlags::empty()) {
             Ok(()) => posted += 1,
-            Err(_) => drop(a.device.pump()),
+            Err(_) => settle(),
         }
     }
     a.post(posted, SendOp::Write { remote: b.remote(0) }, &[], SendFlags::SIGNALED).unwrap();
@@ -129,7 +133,7 @@ fn a_queue_pair_that_goes_away_leaves_no_acknowledgement_open() {
     for ord in [1, 4] {
         let options = ConnOptions { ird: ord, ord, ..options() };
         for _ in 0..50 {
-            let (a, b) = pair_of(End::new(), End::new(), &options);
+            let (a, b) = pair_of(End::tcp(), End::tcp(), &options);
             for id in 0..20 {
                 b.recv(id, 0, 8);
             }
@@ -152,13 +156,16 @@ fn a_queue_pair_that_goes_away_leaves_no_acknowledgement_open() {
 #[test]
 fn an_unanswered_drain_read_times_out() {
     let end = End::new();
-    let scripted = ConnOptions { acknowledged: true, close_timeout: Duration::from_millis(50), ..plain() };
+    let close_timeout = Duration::from_millis(50);
+    let scripted = ConnOptions { acknowledged: true, close_timeout, ..plain() };
     let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
+    let start = now();
     drop(end.qp);
-    assert!(!end.device.wait_idle(Duration::ZERO));
+    assert!(!wait_idle(&end.device, Duration::ZERO));
     assert_eq!(peer.expect_fpdu().read_request().len, 0);
-    assert!(end.device.wait_idle(Duration::from_secs(20)));
+    assert!(wait_idle(&end.device, Duration::from_secs(20)));
     assert!(peer.rest().is_empty());
+    assert_eq!(now() - start, close_timeout);
 }
 
 /// What is still in flight to a destroyed queue pair is taken: an RNIC would have taken it before the destruction.

@@ -1,16 +1,19 @@
 //! Our own end of a test: a queue pair with everything it needs, on a device of its own.
 
-use crate::peer::{Peer, TIMEOUT, enhanced, reply, request, with};
+use crate::peer::{Peer, Port, enhanced, reply, request, with};
+use crate::simulation;
+use crate::transport::{any_port, pass, wait};
 use mpa::wire::startup::Frame;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use verbs::blocking::{Connection, Listener};
 use verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
 use verbs::{
-    Access, AsyncEvent, CapabilityExchange, ConnOptions, ConnSettings, Cq, CqOptions, Device, Error, Memory,
-    Pd, PostError, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, Wc, WcStatus,
+    Access, AsyncEvent, CapabilityExchange, ConnOptions, ConnSettings, Cq, CqOptions, Device, Error, Limits,
+    Memory, Pd, PostError, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, Wc,
+    WcStatus,
 };
 
 pub(crate) const ALL: Access = Access::LOCAL_WRITE
@@ -90,7 +93,7 @@ pub(crate) fn pattern(len: usize) -> Vec<u8> {
 }
 
 pub(crate) fn next_event(device: &Device, channel: &CmChannel) -> CmEventKind {
-    device.wait(Some(Instant::now() + TIMEOUT), |cx| channel.poll_pop(cx)).expect("an event").kind
+    wait(device, |cx| channel.poll_pop(cx)).expect("an event").kind
 }
 
 pub(crate) fn next_request(device: &Device, channel: &CmChannel) -> ConnRequest {
@@ -102,7 +105,7 @@ pub(crate) fn next_request(device: &Device, channel: &CmChannel) -> ConnRequest 
 
 pub(crate) fn next_wc(device: &Device, cq: &Cq) -> Wc {
     let mut out = Vec::new();
-    let got = device.wait(Some(Instant::now() + TIMEOUT), |cx| {
+    let got = wait(device, |cx| {
         if cq.poll(&mut out, 1) == 1 {
             return Poll::Ready(());
         }
@@ -115,8 +118,19 @@ pub(crate) fn next_wc(device: &Device, cq: &Cq) -> Wc {
     out[0]
 }
 
+/// A device on the simulated network.
+pub(crate) fn device() -> Device {
+    simulation::device(Limits::default())
+}
+
 impl End {
+    /// On the simulated network.
     pub(crate) fn new() -> Self {
+        Self::on(&device())
+    }
+
+    /// On the kernel's TCP.
+    pub(crate) fn tcp() -> Self {
         Self::on(&Device::open().unwrap())
     }
 
@@ -126,6 +140,12 @@ impl End {
     }
 
     pub(crate) fn made(make: Make) -> Self {
+        let device = device();
+        let pd = device.alloc_pd().unwrap();
+        Self::make(&device, &pd, make)
+    }
+
+    pub(crate) fn tcp_made(make: Make) -> Self {
         let device = Device::open().unwrap();
         let pd = device.alloc_pd().unwrap();
         Self::make(&device, &pd, make)
@@ -202,8 +222,7 @@ impl End {
     }
 
     pub(crate) fn async_event(&self) -> AsyncEvent {
-        let until = Some(Instant::now() + TIMEOUT);
-        self.device.wait(until, |cx| self.device.async_events().poll_pop(cx)).expect("an asynchronous event")
+        wait(&self.device, |cx| self.device.async_events().poll_pop(cx)).expect("an asynchronous event")
     }
 
     pub(crate) fn event(&self) -> CmEventKind {
@@ -245,7 +264,8 @@ impl End {
     }
 
     pub(crate) fn listen(&self, options: &ConnOptions) -> cm::Listener {
-        cm::Listener::bind(&self.device, loopback(), 64, &Arc::new(options.clone()), &self.channel).unwrap()
+        let address = any_port(&self.device);
+        cm::Listener::bind(&self.device, address, 64, &Arc::new(options.clone()), &self.channel).unwrap()
     }
 
     pub(crate) fn request(&self) -> ConnRequest {
@@ -262,10 +282,7 @@ impl End {
 
     /// Nothing more is reported: neither completions nor events.
     pub(crate) fn nothing_more(&self) {
-        for _ in 0..20 {
-            self.device.pump();
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        pass(&self.device, Duration::from_millis(20));
         let mut out = Vec::new();
         self.scq.poll(&mut out, 16);
         self.rcq.poll(&mut out, 16);
@@ -308,7 +325,7 @@ pub(crate) fn initiator_opt(
     options: &ConnOptions,
     answer: impl FnOnce(&Frame) -> Frame,
 ) -> (Peer, Frame) {
-    let port = crate::peer::Port::new();
+    let port = if simulation::is_simulated(&end.device) { Port::new() } else { Port::tcp() };
     end.connect(port.addr(), options);
     let mut peer = port.accept();
     let request = peer.startup_frame();
@@ -319,9 +336,14 @@ pub(crate) fn initiator_opt(
     (peer, request)
 }
 
-/// Two ends of ours, each on a device of its own, connected.
+/// Two ends of ours, each on a device of its own, connected on the simulated network.
 pub(crate) fn pair() -> (End, End) {
     pair_of(End::new(), End::new(), &ConnOptions::default())
+}
+
+/// The same on the kernel's TCP.
+pub(crate) fn tcp_pair() -> (End, End) {
+    pair_of(End::tcp(), End::tcp(), &ConnOptions::default())
 }
 
 pub(crate) fn pair_of(client: End, server: End, options: &ConnOptions) -> (End, End) {

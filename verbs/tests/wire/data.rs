@@ -6,6 +6,7 @@ use crate::common::{
 use crate::peer::{
     Peer, Segment, enhanced, read_request, request, tagged, terminate, terminate_of, untagged, with,
 };
+use crate::simulation::now;
 use ddp::STag;
 use rdmap::{AtomicRequest, AtomicResponse, Opcode};
 use serde_json::Value;
@@ -502,7 +503,7 @@ fn send_without_receive_stalls_and_goes_on() {
     peer.send(b"one");
     peer.send(b"two");
     peer.write(end.mr.rkey(), end.mr.addr() + 1000, b"later");
-    peer.expect_silence(50);
+    peer.expect_silence(29_999);
     end.recv(1, 0, 64);
     assert_eq!(end.received_ok(1).byte_len, 3);
     end.recv(2, 100, 64);
@@ -516,12 +517,14 @@ fn send_without_receive_stalls_and_goes_on() {
 // [test:RFC5041-7.1-03]
 #[test]
 fn send_without_receive_is_terminated_in_the_end_or_at_once() {
-    for wait in [0, 60] {
+    for wait in [0, 60].map(Duration::from_millis) {
         let end = End::new();
-        let options = ConnOptions { no_receive_timeout: Duration::from_millis(wait), ..plain() };
+        let options = ConnOptions { no_receive_timeout: wait, ..plain() };
         let mut peer = responder_opt(&end, &options);
+        let start = now();
         peer.send(b"one");
         let terminate = peer.expect_terminate(1, 2, 2);
+        assert_eq!(now() - start, wait);
         assert!(terminate.ddp_header.is_some());
         assert!(matches!(end.async_event(), AsyncEvent::QpRequestError { .. }));
     }
@@ -529,7 +532,7 @@ fn send_without_receive_is_terminated_in_the_end_or_at_once() {
 
 #[test]
 fn shared_receive_queue_stalls_and_goes_on_for_each_stream() {
-    let device = verbs::Device::open().unwrap();
+    let device = crate::common::device();
     let pd = device.alloc_pd().unwrap();
     let srq = pd.create_srq(SrqAttr { max_wr: 16, max_sge: 1, limit: 0 }).unwrap();
     let make = || Make { srq: Some(srq.clone()), ..Make::default() };
@@ -777,7 +780,7 @@ fn terminate_names_a_read_and_the_others_flush_in_order_once() {
         peer.expect_close();
         // What comes behind a Terminate is dropped.
         let late = peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"late"));
-        let _ = std::io::Write::write(&mut peer.tcp, &late);
+        let _ = std::io::Write::write(&mut peer.stream, &late);
         end.nothing_more();
     }
 }

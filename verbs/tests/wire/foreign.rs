@@ -1,6 +1,6 @@
 //! Foreign code inside the engine's calls: wakers that wait, waits inside waits, closures that post; and what starves.
 
-use crate::common::{End, connected_on, initiator, next_event, pair, plain};
+use crate::common::{End, connected_on, initiator, next_event, plain, tcp_pair};
 use crate::peer::Port;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -111,10 +111,10 @@ impl Drop for ConnectsWhenDropped {
 
 #[test]
 fn a_deadline_set_while_a_connection_is_forgotten_counts() {
-    let mut old = End::new();
+    let mut old = End::tcp();
     let new = End::on(&old.device);
     let device = old.device.clone();
-    let port = Port::new();
+    let port = Port::tcp();
     let options = ConnOptions { close_timeout: Duration::from_secs(60), ..plain() };
     old.connect(port.addr(), &options);
     let mut peer = port.accept();
@@ -127,7 +127,7 @@ fn a_deadline_set_while_a_connection_is_forgotten_counts() {
     old.ended();
     let channel = new.channel.clone();
     // It never answers.
-    let silent = Port::new();
+    let silent = Port::tcp();
     let attempt = Arc::new((new, silent));
     let waker = Waker::from(Arc::new(ConnectsWhenDropped(Arc::clone(&attempt))));
     assert!(old.channel.poll_pop(&mut Context::from_waker(&waker)).is_pending());
@@ -149,7 +149,7 @@ fn a_deadline_set_while_a_connection_is_forgotten_counts() {
 fn what_a_poll_calls_may_post() {
     let (done, over) = mpsc::channel();
     std::thread::spawn(move || {
-        let (a, b) = pair();
+        let (a, b) = tcp_pair();
         for i in 0..64 {
             b.recv(i, 0, 64);
         }

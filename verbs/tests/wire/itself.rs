@@ -1,6 +1,7 @@
 //! A queue pair that is connected to itself.
 
-use crate::common::{End, fill, loopback, pattern, peek};
+use crate::common::{End, fill, pattern, peek};
+use crate::simulation;
 use std::sync::Arc;
 use std::time::Duration;
 use verbs::cm;
@@ -15,7 +16,7 @@ fn connected(options: &ConnOptions) -> End {
 }
 
 fn connect(end: &End, options: &ConnOptions) {
-    cm::connect_self(&end.qp, loopback(), &Arc::new(options.clone()), &end.channel).unwrap();
+    cm::connect_self(&end.qp, simulation::any_port(), &Arc::new(options.clone()), &end.channel).unwrap();
     let info = end.established();
     assert_eq!(info.local, info.peer);
     assert_eq!(end.qp.state(), QpState::Rts);
@@ -174,7 +175,7 @@ fn closes_in_order_and_goes_away_with_work_under_way() {
             end.op(id, SendOp::Read { remote: end.remote(0), invalidate: None }, 0, 64 << 10);
         }
         drop(end.qp);
-        assert!(end.device.wait_idle(Duration::from_secs(20)));
+        assert!(simulation::wait_idle(&end.device, Duration::from_secs(20)));
     }
 }
 
@@ -183,7 +184,7 @@ fn only_a_queue_pair_without_a_connection() {
     let end = connected(&ConnOptions::default());
     let options = Arc::new(ConnOptions::default());
     assert!(matches!(
-        cm::connect_self(&end.qp, loopback(), &options, &end.channel),
+        cm::connect_self(&end.qp, simulation::any_port(), &options, &end.channel),
         Err(Error::State { .. } | Error::AlreadyConnected { .. })
     ));
     let other = End::new();

@@ -1,4 +1,5 @@
-//! The engine against a scripted peer, byte by byte, and against itself.
+//! The engine against a scripted peer, byte by byte, and against itself: on a simulated network, or on the kernel's TCP where that or threads
+//! are the subject.
 
 mod acknowledged;
 mod common;
@@ -14,8 +15,10 @@ mod segmentation;
 mod semantics;
 mod shard_stress;
 mod shards;
+mod simulation;
 mod smoke;
 mod startup;
 mod stress;
 mod teardown;
+mod transport;
 mod waiting;

@@ -1,38 +1,31 @@
 //! Events follow what they are about from one channel to another, in order and none twice.
 
-use crate::common::{End, loopback, next_event, next_request};
+use crate::common::{End, device, next_event, next_request};
+use crate::simulation::{any_port, until};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 use verbs::cm::{CmChannel, CmEvent, CmEventKind, ConnHandle, Listener};
 use verbs::{ConnOptions, Device, Error};
 
 fn listen(device: &Device, channel: &Arc<CmChannel>) -> Listener {
-    Listener::bind(device, loopback(), 8, &Arc::new(ConnOptions::default()), channel).unwrap()
+    Listener::bind(device, any_port(), 8, &Arc::new(ConnOptions::default()), channel).unwrap()
 }
 
 /// Drives until an event waits, and leaves it there.
-fn let_it_come(device: &Device, channel: &CmChannel) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while channel.is_empty() {
-        assert!(Instant::now() < deadline, "no event came");
-        device.pump();
-        std::thread::yield_now();
-    }
+fn let_it_come(channel: &CmChannel) {
+    until("no event came", || !channel.is_empty());
 }
 
 #[test]
 fn requests_follow_their_listener_and_others_stay() {
-    let device = Device::open().unwrap();
+    let device = device();
     let (old, new) = (Arc::new(CmChannel::default()), Arc::new(CmChannel::default()));
     let listener = listen(&device, &old);
     let stays = listen(&device, &old);
     let (first, other, second) = (End::new(), End::new(), End::new());
     first.connect(listener.local_addr(), &ConnOptions::default());
-    let_it_come(&device, &old);
+    let_it_come(&old);
     other.connect(stays.local_addr(), &ConnOptions::default());
-    while old.len() < 2 {
-        device.pump();
-    }
+    until("one event came", || old.len() == 2);
 
     listener.migrate(&new);
     assert_eq!((old.len(), new.len()), (1, 1));
@@ -50,7 +43,7 @@ fn requests_follow_their_listener_and_others_stay() {
 
 #[test]
 fn connection_takes_its_pending_events_along() {
-    let device = Device::open().unwrap();
+    let device = device();
     let (old, new) = (Arc::new(CmChannel::default()), Arc::new(CmChannel::default()));
     let listener = listen(&device, &old);
     let client = End::new();
@@ -58,7 +51,7 @@ fn connection_takes_its_pending_events_along() {
     let request = next_request(&device, &old);
     let server = End::on(&device);
     request.accept(&server.qp, None, b"", Some(&old)).unwrap();
-    let_it_come(&device, &old);
+    let_it_come(&old);
     old.post(CmEvent::posted(7));
 
     let handle = ConnHandle::of(&server.qp).unwrap();
@@ -73,7 +66,7 @@ fn connection_takes_its_pending_events_along() {
 
 #[test]
 fn a_connection_obeys_its_handle_until_it_is_over() {
-    let device = Device::open().unwrap();
+    let device = device();
     let channel = Arc::new(CmChannel::default());
     let listener = listen(&device, &channel);
     for abort in [false, true] {
@@ -90,16 +83,14 @@ fn a_connection_obeys_its_handle_until_it_is_over() {
         if abort { handle.abort() } else { handle.disconnect() }.unwrap();
         server.ended();
         client.ended();
-        while handle.disconnect().is_ok() {
-            device.pump();
-        }
+        until("the connection is not over", || handle.disconnect().is_err());
         assert!(matches!(handle.abort(), Err(Error::NotConnected)));
     }
 }
 
 #[test]
 fn a_forgotten_connection_ends_without_an_event() {
-    let device = Device::open().unwrap();
+    let device = device();
     let channel = Arc::new(CmChannel::default());
     let listener = listen(&device, &channel);
     let client = End::new();
@@ -112,15 +103,13 @@ fn a_forgotten_connection_ends_without_an_event() {
     handle.forget();
     handle.abort().unwrap();
     client.ended();
-    while handle.disconnect().is_ok() {
-        device.pump();
-    }
+    until("the connection is not over", || handle.disconnect().is_err());
     assert!(server.channel.is_empty());
 }
 
 #[test]
 fn set_up_is_given_up_and_the_queue_pair_is_free_again() {
-    let device = Device::open().unwrap();
+    let device = device();
     let channel = Arc::new(CmChannel::default());
     let listener = listen(&device, &channel);
     let client = End::new();

@@ -1,19 +1,21 @@
-//! A peer that speaks MPA byte by byte over a plain socket: it sends exactly what a test specifies, right or wrong.
+//! A peer that speaks MPA byte by byte over a plain stream: it sends exactly what a test specifies, right or wrong.
 
+use crate::simulation::SimPort;
+use crate::transport::PeerStream;
 use ddp::{Header, STag, Tagged, Untagged};
 use mpa::rx::{FpduRx, Step};
 use mpa::tx::FpduTx;
 use mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use rdmap::{Opcode, ReadRequest, Terminate};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 /// Longer than anything takes that happens at all.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) struct Peer {
-    pub(crate) tcp: TcpStream,
+    pub(crate) stream: PeerStream,
     pub(crate) tx: FpduTx,
     pub(crate) rx: FpduRx,
     inbox: Vec<u8>,
@@ -89,16 +91,13 @@ pub(crate) fn with(mut frame: Frame, enhanced: Enhanced) -> Frame {
 }
 
 impl Peer {
-    pub(crate) fn new(tcp: TcpStream) -> Self {
-        tcp.set_nodelay(true).unwrap();
-        tcp.set_read_timeout(Some(TIMEOUT)).unwrap();
-        tcp.set_write_timeout(Some(TIMEOUT)).unwrap();
+    pub(crate) fn new(stream: PeerStream) -> Self {
         let (tx, rx) = (FpduTx::new(true, false), FpduRx::new(true, false));
-        Self { tcp, tx, rx, inbox: Vec::new(), msn: [1; 4] }
+        Self { stream, tx, rx, inbox: Vec::new(), msn: [1; 4] }
     }
 
     pub(crate) fn connect(to: SocketAddr) -> Self {
-        Self::new(TcpStream::connect(to).unwrap())
+        Self::new(PeerStream::connect(to).unwrap())
     }
 
     /// Full Operation begins.
@@ -108,7 +107,7 @@ impl Peer {
     }
 
     pub(crate) fn raw(&mut self, bytes: &[u8]) {
-        self.tcp.write_all(bytes).unwrap();
+        self.stream.write_all(bytes).unwrap();
     }
 
     /// The FPDU of `ulpdu`, not sent.
@@ -149,30 +148,19 @@ impl Peer {
     }
 
     pub(crate) fn fin(&mut self) {
-        self.tcp.shutdown(std::net::Shutdown::Write).unwrap();
+        self.stream.shutdown().unwrap();
     }
 
     /// Ends with a reset.
     pub(crate) fn reset(self) {
-        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-        // SAFETY: `linger` is a live value of the option's type and size.
-        let done = unsafe {
-            libc::setsockopt(
-                std::os::fd::AsRawFd::as_raw_fd(&self.tcp),
-                libc::SOL_SOCKET,
-                libc::SO_LINGER,
-                (&raw const linger).cast(),
-                size_of::<libc::linger>() as u32,
-            )
-        };
-        assert_eq!(done, 0);
+        self.stream.reset();
     }
 
     /// More bytes; `false` at the end of the stream.
     fn more(&mut self) -> bool {
         let mut bytes = [0; 65536];
         loop {
-            match self.tcp.read(&mut bytes) {
+            match self.stream.read(&mut bytes) {
                 Ok(0) => return false,
                 Ok(got) => {
                     self.inbox.extend_from_slice(&bytes[..got]);
@@ -244,13 +232,13 @@ impl Peer {
     /// Nothing comes for `millis`, and the stream stays open.
     pub(crate) fn expect_silence(&mut self, millis: u64) {
         assert!(self.inbox.is_empty(), "{:02x?}", self.inbox);
-        self.tcp.set_read_timeout(Some(Duration::from_millis(millis))).unwrap();
+        self.stream.set_read_timeout(Duration::from_millis(millis));
         let mut byte = [0; 64];
-        match self.tcp.read(&mut byte) {
+        match self.stream.read(&mut byte) {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             other => panic!("not silent: {other:?} {byte:02x?}"),
         }
-        self.tcp.set_read_timeout(Some(TIMEOUT)).unwrap();
+        self.stream.set_read_timeout(TIMEOUT);
     }
 
     /// Whatever comes until the end of the stream.
@@ -298,28 +286,48 @@ pub(crate) fn terminate(layer: u8, etype: u8, code: u8) -> Vec<u8> {
     untagged(Opcode::Terminate, 2, 1, 0, true, 0, &[layer << 4 | etype, code, 0, 0])
 }
 
-/// A port on which scripted peers wait for our connects.
-pub(crate) struct Port(TcpListener);
+/// A port on which scripted peers wait for connects of a device.
+pub(crate) enum Port {
+    Tcp(TcpListener),
+    Simulated(SimPort),
+}
 
 impl Port {
+    /// On the simulated network.
     pub(crate) fn new() -> Self {
-        Self(TcpListener::bind("127.0.0.1:0").unwrap())
+        Self::Simulated(SimPort::new())
+    }
+
+    /// On the kernel's TCP.
+    pub(crate) fn tcp() -> Self {
+        Self::Tcp(TcpListener::bind("127.0.0.1:0").unwrap())
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {
-        self.0.local_addr().unwrap()
+        match self {
+            Self::Tcp(listener) => listener.local_addr().unwrap(),
+            Self::Simulated(port) => port.addr(),
+        }
     }
 
     pub(crate) fn accept(&self) -> Peer {
-        Peer::new(self.0.accept().unwrap().0)
+        Peer::new(match self {
+            Self::Tcp(listener) => PeerStream::tcp(listener.accept().unwrap().0),
+            Self::Simulated(port) => PeerStream::Simulated(port.accept(TIMEOUT).expect("a connection")),
+        })
     }
 
     /// Whether no connection comes for `millis`.
     pub(crate) fn is_quiet(&self, millis: u64) -> bool {
-        self.0.set_nonblocking(true).unwrap();
-        let until = Instant::now() + Duration::from_millis(millis);
+        let time = Duration::from_millis(millis);
+        let listener = match self {
+            Self::Tcp(listener) => listener,
+            Self::Simulated(port) => return port.accept(time).is_none(),
+        };
+        listener.set_nonblocking(true).unwrap();
+        let until = Instant::now() + time;
         while Instant::now() < until {
-            if self.0.accept().is_ok() {
+            if listener.accept().is_ok() {
                 return false;
             }
             std::thread::sleep(Duration::from_millis(5));

@@ -1,6 +1,6 @@
 //! Which thread makes progress: no operation depends on a further call of the application, and an idle process does not spin.
 
-use crate::common::{End, Make, connected, fill, loopback, memory, pair, pair_of, peek};
+use crate::common::{End, Make, connected, fill, loopback, memory, pair_of, peek, tcp_pair};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ struct Notified {
 }
 
 fn notified() -> Notified {
-    let mut end = End::new();
+    let mut end = End::tcp();
     let channel: Arc<CompChannel> = Arc::default();
     let cq = end
         .device
@@ -120,7 +120,7 @@ fn expire_own_wait_hint() {
 fn readable_channel_has_an_event() {
     let target = notified();
     let channel = target.channel;
-    let (writer, target) = pair_of(End::new(), target.end, &ConnOptions::default());
+    let (writer, target) = pair_of(End::tcp(), target.end, &ConnOptions::default());
     channel.fd().unwrap();
     let remote = target.remote(128);
     for round in 0..5 {
@@ -157,7 +157,7 @@ fn readable_channel_has_an_event() {
 fn armed_program_that_does_not_sleep_is_replaced() {
     let target = notified();
     let channel = target.channel;
-    let (reader, target) = pair_of(End::new(), target.end, &ConnOptions::default());
+    let (reader, target) = pair_of(End::tcp(), target.end, &ConnOptions::default());
     target.recv(1, 0, 64);
     channel.fd().unwrap();
     let remote = target.remote(128);
@@ -176,7 +176,7 @@ fn armed_program_that_does_not_sleep_is_replaced() {
 
 #[test]
 fn several_pollers_share_a_queue() {
-    let (a, b) = pair();
+    let (a, b) = tcp_pair();
     let total = 4000u64;
     let taken = AtomicU64::new(0);
     let sum = AtomicU64::new(0);
@@ -210,7 +210,7 @@ fn several_pollers_share_a_queue() {
 
 #[test]
 fn a_sleeping_application_serves_its_peer() {
-    let (a, b) = pair();
+    let (a, b) = tcp_pair();
     fill(&b.mr, 0, b"served");
     // `b` makes no call any more.
     a.op(1, SendOp::Read { remote: b.remote(0), invalidate: None }, 100, 6);
@@ -226,7 +226,7 @@ fn a_sleeping_application_serves_its_peer() {
 /// Coalesced posts are sent without any further call of the poster.
 #[test]
 fn coalesced_posts_are_sent_without_a_further_call() {
-    let (a, b) = pair();
+    let (a, b) = tcp_pair();
     for i in 0..100 {
         b.recv(i, 0, 64);
     }
@@ -246,7 +246,7 @@ fn without_timers() -> (End, End) {
         startup_timeout: Duration::from_secs(3600),
         ..ConnOptions::default()
     };
-    pair_of(End::new(), End::new(), &options)
+    pair_of(End::tcp(), End::tcp(), &options)
 }
 
 /// A poll may be the last one: the background thread, asleep in the stack's descriptor, has run while no thread polled.
@@ -355,7 +355,7 @@ fn dropped_operations_are_detached_and_freed() {
         let _ = client.recv_timeout(Some(Duration::from_millis(1)));
     }
     // A connect future that is dropped gives its queue pair and socket back.
-    let port = crate::peer::Port::new();
+    let port = crate::peer::Port::tcp();
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
     let settings = ConnSettings::default();
@@ -469,7 +469,7 @@ fn idle_process_takes_no_processor_time() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         return;
     }
-    let (a, b) = pair();
+    let (a, b) = tcp_pair();
     b.recv(1, 0, 64);
     a.send(1, 0, 8);
     b.received_ok(1);

@@ -399,7 +399,7 @@ fn a_request_that_cannot_be_built_is_a_terminate_without_headers() {
 // [test:RFC5040-8.1.1-12a] [test:RFC5040-8.1.1-12b]
 #[test]
 fn an_overflow_of_one_completion_queue_leaves_other_streams_alone() {
-    let device = Device::open().unwrap();
+    let device = crate::common::device();
     let pd = device.alloc_pd().unwrap();
     let small = End::make(&device, &pd, Make { cqe: 2, ..Make::default() });
     let other = End::make(&device, &pd, Make::default());
@@ -450,7 +450,7 @@ fn a_graceful_close_is_reported_and_answered_in_kind() {
     // A FIN and not a RST: `rest` reads up to the end without an error.
     assert!(peer.rest().is_empty());
     let mut byte = [0];
-    assert_eq!(std::io::Read::read(&mut peer.tcp, &mut byte).unwrap(), 0);
+    assert_eq!(std::io::Read::read(&mut peer.stream, &mut byte).unwrap(), 0);
     let end = End::new();
     let mut peer = responder(&end);
     end.qp.disconnect().unwrap();
@@ -472,7 +472,7 @@ fn atomics_of_several_streams_do_not_disturb_each_other() {
     let pairs: Vec<_> = (0..STREAMS)
         .map(|_| {
             let server = End::make(&server, &server_pd, Make::default());
-            crate::common::pair_of(End::new(), server, &ConnOptions::default())
+            crate::common::pair_of(End::tcp(), server, &ConnOptions::default())
         })
         .collect();
     let seen: Vec<Vec<u64>> = std::thread::scope(|scope| {

@@ -1,7 +1,11 @@
 //! What verbs promise, between two ends of ours.
 
-use crate::common::{ALL, End, Make, fill, memory, next_wc, pair, pair_of, pattern, peek, plain, responder};
+use crate::common::{
+    ALL, End, Make, device, fill, memory, next_wc, pair, pair_of, pattern, peek, plain, responder, tcp_pair,
+};
 use crate::peer::untagged;
+use crate::simulation::{now, until};
+use crate::transport::wait;
 use rdmap::Opcode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -143,9 +147,7 @@ fn completion_queue_can_be_resized() {
     for i in 0..10 {
         a.op(i, SendOp::Write { remote: b.remote(0) }, 0, 8);
     }
-    while a.scq.len() < 10 {
-        a.device.pump();
-    }
+    until("a completion is missing", || a.scq.len() == 10);
     assert!(matches!(a.scq.resize(9), Err(Error::Limit { .. })));
     a.scq.resize(10).unwrap();
     for i in 0..10 {
@@ -176,7 +178,7 @@ fn with_channel(device: &Device) -> (End, Arc<CompChannel>) {
 
 #[test]
 fn notification_of_any_or_only_solicited() {
-    let (b, channel) = with_channel(&Device::open().unwrap());
+    let (b, channel) = with_channel(&device());
     let (a, b) = pair_of(End::new(), b, &ConnOptions::default());
     for i in 0..6 {
         b.recv(i, i * 64, 64);
@@ -186,7 +188,7 @@ fn notification_of_any_or_only_solicited() {
     assert!(b.received_ok(0).timestamp_ns > 0);
     assert!(channel.is_empty());
     a.post(2, SendOp::Send, &[a.sge(0, 4)], SendFlags::SOLICITED | SendFlags::SIGNALED).unwrap();
-    let cq = b.device.wait(None, |cx| channel.poll_pop(cx)).unwrap();
+    let cq = wait(&b.device, |cx| channel.poll_pop(cx)).unwrap();
     assert!(Arc::ptr_eq(&cq.upgrade().unwrap(), &b.rcq));
     b.received_ok(1);
     // Not armed: no event.
@@ -196,17 +198,17 @@ fn notification_of_any_or_only_solicited() {
     b.rcq.arm(Arm::Any);
     b.rcq.arm(Arm::Solicited);
     a.send(4, 0, 4);
-    b.device.wait(None, |cx| channel.poll_pop(cx)).unwrap();
+    wait(&b.device, |cx| channel.poll_pop(cx)).unwrap();
     b.received_ok(3);
     // An error is solicited.
     b.rcq.arm(Arm::Solicited);
     drop(a);
-    b.device.wait(None, |cx| channel.poll_pop(cx)).unwrap();
+    wait(&b.device, |cx| channel.poll_pop(cx)).unwrap();
 }
 
 /// Two ends, of which the second takes its receives from a shared queue with so many.
 fn pair_with_srq(receives: u64) -> (End, End, Arc<verbs::Srq>) {
-    let device = Device::open().unwrap();
+    let device = device();
     let pd = device.alloc_pd().unwrap();
     let srq = pd.create_srq(SrqAttr { max_wr: 8, max_sge: 1, limit: 0 }).unwrap();
     let b = End::make(&device, &pd, Make { srq: Some(srq.clone()), ..Make::default() });
@@ -242,7 +244,7 @@ fn shared_receive_queue_limit() {
 // [test:RFC5040-8.1.1-07]
 #[test]
 fn deregistration_under_traffic() {
-    let (a, b) = pair();
+    let (a, b) = tcp_pair();
     let target = memory(&b.pd, 1 << 20, ALL);
     let remote = Remote { addr: target.addr(), rkey: target.rkey() };
     let big = memory(&a.pd, 1 << 20, ALL);
@@ -257,7 +259,7 @@ fn deregistration_under_traffic() {
         assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (true, 1, 1, 0));
     }
     // And the source's, towards a peer that lives.
-    let (a, b) = pair();
+    let (a, b) = tcp_pair();
     let source = memory(&a.pd, 8 << 20, Access::LOCAL_WRITE);
     let target = memory(&b.pd, 8 << 20, ALL);
     let remote = Remote { addr: target.addr(), rkey: target.rkey() };
@@ -636,7 +638,7 @@ fn disconnect_sends_what_was_posted() {
 #[test]
 fn everything_may_be_dropped_in_any_order_with_traffic() {
     for order in 0..6 {
-        let (a, b) = pair();
+        let (a, b) = tcp_pair();
         for i in 0..20 {
             b.recv(i, 0, 64);
             a.op(i, SendOp::Write { remote: b.remote(0) }, 0, 60_000);
@@ -661,11 +663,8 @@ fn everything_may_be_dropped_in_any_order_with_traffic() {
 
 #[test]
 fn queue_pairs_are_counted_and_given_back() {
-    let device = Device::open().unwrap();
-    let limit = verbs::Limits { max_qp: 2, max_cq: 4, max_pd: 3, ..verbs::Limits::default() };
-    let options = verbs::DeviceOptions { limits: limit, ..verbs::DeviceOptions::default() };
-    drop(device);
-    let device = Device::with_stack(Box::new(llp::tcp::TcpStack::new().unwrap()), options).unwrap();
+    let limits = verbs::Limits { max_qp: 2, max_cq: 4, max_pd: 3, ..verbs::Limits::default() };
+    let device = crate::simulation::device(limits);
     for _ in 0..4 {
         let (a, b) = (End::on(&device), End::on(&device));
         assert!(device.create_cq(1, CqOptions::default()).is_err());
@@ -687,22 +686,22 @@ fn queue_pairs_are_counted_and_given_back() {
 
 #[test]
 fn ipv6_wildcard_and_many_listeners() {
-    let server = End::new();
+    let server = End::tcp();
     let options = Arc::new(ConnOptions::default());
     let bind = |addr: &str| {
         verbs::cm::Listener::bind(&server.device, addr.parse().unwrap(), 8, &options, &server.channel)
     };
     let listeners: Vec<_> = (0..100).map(|_| bind("127.0.0.1:0").unwrap()).collect();
-    let client = End::new();
+    let client = End::tcp();
     client.connect(listeners[77].local_addr(), &options);
     server.accept(server.request());
     client.established();
     for (listen, host) in [("[::1]:0", "::1"), ("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "::1")] {
-        let server = End::new();
+        let server = End::tcp();
         let bound =
             verbs::cm::Listener::bind(&server.device, listen.parse().unwrap(), 8, &options, &server.channel);
         let Ok(listener) = bound else { continue };
-        let client = End::new();
+        let client = End::tcp();
         client.connect(
             (host.parse::<std::net::IpAddr>().unwrap(), listener.local_addr().port()).into(),
             &options,
@@ -751,7 +750,7 @@ fn two_hundred_connections_at_once() {
 
 #[test]
 fn last_bytes_become_visible_last() {
-    let (a, b) = pair();
+    let (a, b) = tcp_pair();
     for len in [8usize, 9, 64, 1000, 5000] {
         fill(&b.mr, 0, &vec![0; len]);
         fill(&a.mr, 0, &vec![0xEE; len]);
@@ -779,12 +778,15 @@ fn write_with_immediate_counts_its_bytes() {
 #[test]
 fn stopped_peer_is_cut_after_the_close_timeout() {
     let end = End::new();
-    let options = ConnOptions { close_timeout: Duration::from_millis(100), ..plain() };
+    let close_timeout = Duration::from_millis(100);
+    let options = ConnOptions { close_timeout, ..plain() };
     let mut peer = crate::common::responder_opt(&end, &options);
     end.op(1, read(Remote::default()), 0, 8);
     peer.expect_fpdu();
+    let start = now();
     end.qp.disconnect().unwrap();
     assert!(!end.ended().orderly);
+    assert_eq!(now() - start, close_timeout);
     assert_ne!(next_wc(&end.device, &end.scq).status, WcStatus::Success);
 }
 
@@ -884,12 +886,7 @@ fn local_requests_do_not_wait_for_the_peer() {
 #[test]
 fn unread_events_are_dropped_with_their_object() {
     let none_is_left = |device: &Device| {
-        let until = std::time::Instant::now() + Duration::from_secs(10);
-        while !device.async_events().is_empty() {
-            assert!(std::time::Instant::now() < until, "{:?}", device.async_events().try_pop());
-            device.pump();
-            std::thread::yield_now();
-        }
+        until("an event is left", || device.async_events().is_empty());
     };
     let end = End::new();
     let device = end.device.clone();

@@ -214,7 +214,7 @@ fn silent_peers_inside_an_fpdu_do_not_block_others() {
 /// A Send waits for its receive while both ends close: the stack reports a hang-up then, and the message is still there.
 #[test]
 fn a_hang_up_behind_a_parked_send_loses_nothing() {
-    let end = End::new();
+    let end = End::tcp();
     let options = ConnOptions { no_receive_timeout: TIMEOUT, close_timeout: TIMEOUT, ..plain() };
     let mut peer = responder_opt(&end, &options);
     peer.send(b"first");

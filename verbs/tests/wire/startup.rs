@@ -2,6 +2,8 @@
 
 use crate::common::{End, Make, initiator_opt, next_request, pair_of, plain, responder_with};
 use crate::peer::{Peer, Port, enhanced, frame, reply, request, tagged, untagged, with};
+use crate::simulation::{any_port, now, until};
+use crate::transport::pass;
 use mpa::startup::RtrKinds;
 use mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use rdmap::Opcode;
@@ -194,19 +196,17 @@ fn a_dropped_listener_rejects_pending_requests() {
     let end = End::new();
     let channel = Arc::default();
     let options = Arc::new(plain());
-    let listener = Listener::bind(&end.device, crate::common::loopback(), 8, &options, &channel).unwrap();
+    let listener = Listener::bind(&end.device, any_port(), 8, &options, &channel).unwrap();
     let mut peer = Peer::connect(listener.local_addr());
     peer.raw(&request(1).emit());
-    while channel.is_empty() {
-        end.device.pump();
-    }
+    until("no request came", || !channel.is_empty());
     let mut silent = Peer::connect(listener.local_addr());
     drop(listener);
     drop(channel);
     assert!(peer.startup_frame().reject);
-    peer.tcp.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    peer.stream.set_read_timeout(Duration::from_secs(5));
     assert!(peer.rest().is_empty());
-    silent.tcp.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    silent.stream.set_read_timeout(Duration::from_secs(5));
     assert!(silent.rest().is_empty());
 }
 
@@ -214,13 +214,16 @@ fn a_dropped_listener_rejects_pending_requests() {
 #[test]
 fn responder_gives_up_on_a_silent_initiator() {
     let end = End::new();
-    let options = ConnOptions { startup_timeout: Duration::from_millis(100), ..plain() };
+    let startup_timeout = Duration::from_millis(100);
+    let options = ConnOptions { startup_timeout, ..plain() };
     let listener = end.listen(&options);
+    let start = now();
     let mut silent = Peer::connect(listener.local_addr());
     let mut half = Peer::connect(listener.local_addr());
     half.raw(&request(1).emit()[..19]);
     assert!(silent.rest().is_empty());
     assert!(half.rest().is_empty());
+    assert_eq!(now() - start, startup_timeout);
 }
 
 /// Each byte of a slow loris does not buy more time.
@@ -228,32 +231,29 @@ fn responder_gives_up_on_a_silent_initiator() {
 #[test]
 fn bytes_do_not_extend_the_startup_timeout() {
     let end = End::new();
-    let options = ConnOptions { startup_timeout: Duration::from_millis(100), ..plain() };
+    let startup_timeout = Duration::from_millis(100);
+    let options = ConnOptions { startup_timeout, ..plain() };
     let listener = end.listen(&options);
+    let start = now();
     let mut peer = Peer::connect(listener.local_addr());
-    peer.tcp.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+    peer.stream.set_read_timeout(Duration::from_millis(20));
     let bytes = frame(FrameKind::Request, 1, &[0; 400]).emit();
     for byte in bytes {
-        use std::io::{Read, Write};
-        if peer.tcp.write_all(&[byte]).is_err() {
-            return;
-        }
-        match peer.tcp.read(&mut [0; 16]) {
-            Ok(0) => return,
-            Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return,
-            _ => {}
+        peer.raw(&[byte]);
+        match std::io::Read::read(&mut peer.stream, &mut [0; 16]) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Ok(0) => break,
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
+            other => panic!("{other:?}"),
         }
     }
-    panic!("still open after 420 bytes of 20 ms each");
+    assert_eq!(now() - start, startup_timeout, "420 bytes of 20 ms each");
 }
 
 #[test]
 fn half_open_connections_are_bounded_and_the_listener_lives() {
-    let stack = Box::new(llp::tcp::TcpStack::new().unwrap());
     let limits = verbs::Limits { max_half_open: 2, ..verbs::Limits::default() };
-    let options = verbs::DeviceOptions { limits, ..verbs::DeviceOptions::default() };
-    let device = verbs::Device::with_stack(stack, options).unwrap();
-    let end = End::on(&device);
+    let end = End::on(&crate::simulation::device(limits));
     let listener = end.listen(&plain());
     let mut first = Peer::connect(listener.local_addr());
     let mut second = Peer::connect(listener.local_addr());
@@ -295,10 +295,7 @@ fn initiator_that_leaves_in_the_middle_is_forgotten() {
     impatient.raw(&request(1).emit());
     let request_ = end.request();
     impatient.reset();
-    for _ in 0..20 {
-        end.device.pump();
-        std::thread::sleep(Duration::from_millis(2));
-    }
+    pass(&end.device, Duration::from_millis(40));
     let probe = End::on(&end.device);
     assert!(matches!(request_.accept(&probe.qp, None, b"", None), Err(Error::NotConnected)));
     assert_eq!(probe.qp.state(), QpState::Init);
@@ -436,10 +433,13 @@ fn zero_length_send_that_is_no_rtr_takes_a_receive() {
 #[test]
 fn responder_gives_up_on_a_missing_rtr() {
     let end = End::new();
-    let options = ConnOptions { startup_timeout: Duration::from_millis(200), ..p2p(RtrKinds::ALL) };
+    let startup_timeout = Duration::from_millis(200);
+    let options = ConnOptions { startup_timeout, ..p2p(RtrKinds::ALL) };
+    let start = now();
     let (mut peer, _) = responder_with(&end, &options, &with(request(2), asks(WRITE)));
     assert!(matches!(end.failed(), Error::TimedOut { .. }));
     peer.expect_close();
+    assert_eq!(now() - start, startup_timeout);
 }
 
 /// A peer that goes after our Reply and before its first FPDU: a queue pair that outlives its peers waits for another one, and what
@@ -587,11 +587,14 @@ fn a_rejection_is_reported_with_its_private_data() {
 fn initiator_gives_up_on_a_silent_responder() {
     let end = End::new();
     let port = Port::new();
-    end.connect(port.addr(), &ConnOptions { startup_timeout: Duration::from_millis(100), ..plain() });
+    let startup_timeout = Duration::from_millis(100);
+    let start = now();
+    end.connect(port.addr(), &ConnOptions { startup_timeout, ..plain() });
     let mut peer = port.accept();
     assert!(matches!(end.failed(), Error::TimedOut { .. }));
     peer.startup_frame();
     assert!(peer.rest().is_empty());
+    assert_eq!(now() - start, startup_timeout);
 }
 
 #[test]
@@ -654,14 +657,18 @@ fn fall_back_not_after_a_reset_nor_after_a_byte_nor_when_switched_off() {
 fn fall_back_happens_inside_the_same_timeout() {
     let end = End::new();
     let port = Port::new();
-    end.connect(port.addr(), &ConnOptions { startup_timeout: Duration::from_millis(300), ..plain() });
+    let startup_timeout = Duration::from_millis(300);
+    let start = now();
+    end.connect(port.addr(), &ConnOptions { startup_timeout, ..plain() });
     let mut peer = port.accept();
     peer.startup_frame();
+    pass(&end.device, Duration::from_millis(200));
     drop(peer);
     let mut second = port.accept();
     assert!(matches!(end.failed(), Error::TimedOut { .. }));
     second.startup_frame();
     assert!(second.rest().is_empty());
+    assert_eq!(now() - start, startup_timeout);
 }
 
 // [test:RFC6581-9.1-07]
@@ -911,9 +918,9 @@ fn the_capability_request_stops_with_the_first_inbound_fpdu() {
     peer.send(b"x");
     end.received_ok(1);
     // One repetition may have been on its way already.
-    peer.tcp.set_read_timeout(Some(Duration::from_millis(60))).unwrap();
+    peer.stream.set_read_timeout(Duration::from_millis(60));
     let mut sink = [0; 256];
-    let _ = std::io::Read::read(&mut peer.tcp, &mut sink);
+    let _ = std::io::Read::read(&mut peer.stream, &mut sink);
     peer.expect_silence(150);
 }
 
@@ -961,7 +968,7 @@ fn the_answer_to_an_rtr_read_does_not_make_a_peer_foreign() {
     peer.fpdu(&tagged(Opcode::ReadResponse, rtr.sink_stag.0, rtr.sink_to, true, b""));
     end.op(1, SendOp::FetchAdd { remote: verbs::Remote::default(), add: 1, mask: 0 }, 0, 8);
     end.recv(2, 0, 64);
-    std::thread::sleep(Duration::from_millis(20));
+    pass(&end.device, Duration::from_millis(20));
     peer.fpdu(&answer.ulpdu);
     assert_eq!(peer.expect_fpdu().opcode(), Opcode::AtomicRequest);
 }
@@ -1034,7 +1041,7 @@ fn a_refused_peer_is_asked_again_until_it_listens() {
     for port_given in [false, true] {
         let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let (server, own) = (free(), free());
-        let end = End::new();
+        let end = End::tcp();
         let options = Arc::new(ConnOptions { refused_retry_time: Duration::from_secs(10), ..plain() });
         let local = port_given.then_some(own);
         verbs::cm::connect(&end.qp, local, server, &options, b"", &end.channel).unwrap();
@@ -1042,7 +1049,7 @@ fn a_refused_peer_is_asked_again_until_it_listens() {
             end.device.pump();
         }
         assert!(end.channel.is_empty(), "it is asked again");
-        let other = End::new();
+        let other = End::tcp();
         let listener = Listener::bind(&other.device, server, 4, &Arc::new(plain()), &other.channel).unwrap();
         let request = next_request(&other.device, &other.channel);
         assert!(!port_given || request.peer_addr() == own, "{request:?}");
@@ -1053,7 +1060,7 @@ fn a_refused_peer_is_asked_again_until_it_listens() {
 
 #[test]
 fn retries_of_a_refused_connection_end() {
-    let closed_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed_port = Port::new().addr();
     let end = End::new();
     end.connect(closed_port, &ConnOptions { refused_retry_time: Duration::from_millis(20), ..plain() });
     let error = end.failed();
@@ -1066,7 +1073,7 @@ fn retries_of_a_refused_connection_end() {
 #[test]
 fn a_connection_of_tcp_to_itself_is_a_refusal() {
     let closed_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let end = End::new();
+    let end = End::tcp();
     let options = Arc::new(ConnOptions { refused_retry_time: Duration::ZERO, ..plain() });
     verbs::cm::connect(&end.qp, Some(closed_port), closed_port, &options, b"", &end.channel).unwrap();
     let error = end.failed();
@@ -1080,14 +1087,14 @@ fn the_acceptor_chooses_the_congestion_control_of_its_direction() {
         options.stream.congestion = Some(name.to_owned());
         Arc::new(options)
     };
-    let (client, server) = (End::new(), End::new());
+    let (client, server) = (End::tcp(), End::tcp());
     let listener = server.listen(&ConnOptions::default());
     client.connect(listener.local_addr(), &ConnOptions::default());
     server.request().accept(&server.qp, Some(&named("reno")), b"", None).unwrap();
     client.established();
     server.established();
     assert_eq!(server.qp.path().unwrap().stream.congestion.as_deref(), Some("reno"));
-    let (client, server) = (End::new(), End::new());
+    let (client, server) = (End::tcp(), End::tcp());
     let listener = server.listen(&ConnOptions::default());
     client.connect(listener.local_addr(), &ConnOptions::default());
     let error = server.request().accept(&server.qp, Some(&named("nonsuch")), b"", None).unwrap_err();

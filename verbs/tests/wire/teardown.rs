@@ -1,6 +1,6 @@
 //! Memory and objects that go away while peers use them.
 
-use crate::common::{ALL, End, Make, pair, peek, plain, responder, responder_opt};
+use crate::common::{ALL, End, Make, peek, plain, responder, responder_opt, tcp_pair};
 use crate::peer::{Peer, TIMEOUT, tagged};
 use rdmap::Opcode;
 use std::collections::VecDeque;
@@ -57,7 +57,7 @@ fn write_on(peer: &mut Peer, stag: u32, at: u64, len: usize, stop: &AtomicBool) 
     while !stop.load(Ordering::Relaxed) {
         let offset = written * 4096 % (len as u64 - 4096);
         let bytes = peer.seal(&tagged(Opcode::Write, stag, at + offset, true, &[0xAB; 4096]));
-        if peer.tcp.write_all(&bytes).is_err() {
+        if peer.stream.write_all(&bytes).is_err() {
             break;
         }
         written += 1;
@@ -78,7 +78,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 #[test]
 fn deregistration_during_a_peers_writes() {
     for _ in 0..5 {
-        let end = End::new();
+        let end = End::tcp();
         let mut lent = Lent::new(&end, ALL);
         let mut peer = responder(&end);
         let (stag, at) = (lent.mr().rkey(), lent.mr().addr());
@@ -112,7 +112,7 @@ fn deregistration_during_a_peers_writes() {
 /// Rights that are taken away, and memory that is exchanged, count from the return of `rereg` on.
 #[test]
 fn reregistration_during_a_peers_writes() {
-    let end = End::new();
+    let end = End::tcp();
     let mut old = Lent::new(&end, ALL);
     let mut peer = responder(&end);
     let (stag, at) = (old.mr().rkey(), old.mr().addr());
@@ -217,7 +217,7 @@ fn everything_may_go_in_every_order_from_several_threads() {
 #[test]
 fn queue_pairs_may_go_while_both_ends_work() {
     for round in 0..8 {
-        let (a, b) = pair();
+        let (a, b) = tcp_pair();
         let done = AtomicBool::new(false);
         let remote = b.remote(0);
         std::thread::scope(|scope| {
@@ -253,7 +253,7 @@ fn queue_pairs_may_go_while_both_ends_work() {
 /// Bytes that change under the engine's hands leave with a CRC of what leaves.
 #[test]
 fn a_buffer_that_changes_while_it_is_sent_has_a_right_crc() {
-    let end = End::made(Make { memory: LEN, ..Make::default() });
+    let end = End::tcp_made(Make { memory: LEN, ..Make::default() });
     let mut peer = responder(&end);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {

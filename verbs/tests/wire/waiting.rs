@@ -1,11 +1,11 @@
 //! Queue pairs whose application says RTS before their connection stands, and whose peers may be out of reach.
 
-use crate::common::{End, Make, loopback, pair, pair_of};
+use crate::common::{End, Make, device, pair, pair_of};
+use crate::peer::Port;
 use std::sync::Arc;
 use std::time::Duration;
 use verbs::{
-    AsyncEvent, ConnOptions, CqOptions, Device, Error, QpCap, QpInit, QpState, SendFlags, SendOp, WcStatus,
-    cm,
+    AsyncEvent, ConnOptions, CqOptions, Error, QpCap, QpInit, QpState, SendFlags, SendOp, WcStatus, cm,
 };
 
 fn ready(end: &End) {
@@ -40,7 +40,7 @@ fn a_failed_attempt_leaves_them_waiting_for_the_next() {
     ready(&a);
     a.send(1, 0, 8);
     let options = ConnOptions::default();
-    let nobody = std::net::TcpListener::bind(loopback()).unwrap().local_addr().unwrap();
+    let nobody = Port::new().addr();
     a.connect(nobody, &options);
     assert!(matches!(a.failed(), Error::Refused { .. }));
     assert_eq!(a.qp.state(), QpState::Rts);
@@ -77,7 +77,7 @@ fn giving_up_a_standing_connection_ends_it() {
 
 #[test]
 fn numbers_are_the_callers_to_choose() {
-    let device = Device::open().unwrap();
+    let device = device();
     let pd = device.alloc_pd().unwrap();
     let cq = device.create_cq(4, CqOptions::default()).unwrap();
     let make = |num| {
@@ -96,7 +96,7 @@ fn numbers_are_the_callers_to_choose() {
 
 #[test]
 fn events_go_to_the_handle_their_object_was_made_with() {
-    let device = Device::open().unwrap();
+    let device = device();
     let (mine, other) = (device.with_own_events(), device.with_own_events());
     let (a, b) = (End::on(&mine), End::on(&other));
     let (a, b) = pair_of(a, b, &ConnOptions::default());
