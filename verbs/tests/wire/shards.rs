@@ -3,14 +3,14 @@
 use crate::common::{End, Make, loopback, pair_of, plain, responder_opt};
 use crate::peer::{Peer, TIMEOUT, tagged};
 use llp::tcp::TcpStack;
-use llp::wrap::{Origin, StackHooks, WrappedStack};
+use llp::wrap::{Origin, StackHooks, WrappedStack, WrappedStream};
 use llp::{Event, Stack, Stream, Token};
 use rdmap::Opcode;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::Poll;
 use std::time::Duration;
 use verbs::{
@@ -23,17 +23,46 @@ fn device(stack: impl Stack + 'static, shards: usize, limits: Limits) -> Device 
     Device::with_stack(Box::new(stack), options).unwrap()
 }
 
+/// Hooks that list the shards whose stack adopts a stream.
+#[derive(Clone, Default)]
+struct Adoptions {
+    /// The shard of this stack.
+    shard: usize,
+    shards: Arc<AtomicUsize>,
+    by: Arc<Mutex<Vec<usize>>>,
+}
+
+impl StackHooks for Adoptions {
+    type Stream = ();
+
+    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) {}
+
+    fn shard(&self, _: &dyn Stack) -> Self {
+        Self { shard: self.shards.fetch_add(1, Ordering::SeqCst) + 1, ..self.clone() }
+    }
+
+    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+        self.by.lock().unwrap().push(self.shard);
+        inner.adopt(&mut WrappedStream::<()>::of(&mut **stream)?.inner, token)
+    }
+}
+
 /// Both ends of a connection live on shards of the same device, and what is accepted moves to its queue pair's shard.
 #[test]
 fn two_queue_pairs_of_a_device_are_connected_whatever_their_shards() {
-    let device = device(TcpStack::new().unwrap(), 3, Limits::default());
-    for (a, b) in [(0, 0), (0, 1), (1, 2), (2, 0)] {
-        let [a, b] = [a, b].map(|shard| {
+    let hooks = Adoptions::default();
+    let adopted_by = Arc::clone(&hooks.by);
+    let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks };
+    let device = device(stack, 3, Limits::default());
+    // Listeners are on each shard in turn: those of three connections in a row are on three shards.
+    for [a, b] in [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1], [0, 2], [1, 2], [2, 2]] {
+        let ends = [a, b].map(|shard| {
             let pd = device.alloc_pd().unwrap();
             let end = End::make(&device, &pd, Make { shard: Some(shard), ..Make::default() });
             assert_eq!(end.rcq.shard(), shard);
             end
         });
+        let [a, b] = ends;
         let (a, b) = pair_of(a, b, &plain());
         for id in 0..50 {
             b.recv(id, 0, 4096);
@@ -48,6 +77,7 @@ fn two_queue_pairs_of_a_device_are_connected_whatever_their_shards() {
         a.qp.disconnect().unwrap();
         assert!(a.ended().orderly && b.ended().orderly);
     }
+    assert_eq!(*adopted_by.lock().unwrap(), [0, 0, 1, 1, 2, 2], "one of three was accepted on its shard");
 }
 
 #[test]
