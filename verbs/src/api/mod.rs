@@ -6,10 +6,13 @@
 mod buf;
 mod connection;
 mod dispatcher;
+mod lingering;
 mod listener;
 mod message;
 mod op;
 mod shared;
+
+pub(crate) use lingering::Lingering;
 
 pub use buf::{IoBuf, IoBufMut, Mr};
 pub use connection::{ConnSettings, Connection};
