@@ -215,7 +215,8 @@ fn detached_operations_of_a_queue_pair_that_was_reset_are_freed() {
 /// The peer sends more messages than receives were posted: those in the queue are dropped, and each receive is posted again.
 #[test]
 fn a_connection_that_only_detached_operations_keep_discards_messages() {
-    let simulation = Simulation::new(9, Link { capacity: 500, ..Link::default() });
+    let simulation =
+        Simulation::new(9, Link { capacity: 500, latency: Duration::from_millis(5), ..Link::default() });
     let mut settings = ConnSettings { recv_depth: 3, recv_size: 64 << 10, ..ConnSettings::default() };
     settings.options.no_receive_timeout = Duration::from_millis(10);
     let ((pd, client), (server_pd, server)) = simulation.connect(&settings);
