@@ -174,6 +174,19 @@ pub(crate) fn bytes(text: &str) -> std::result::Result<u32, String> {
     number.checked_mul(unit).ok_or_else(|| "at most 4095M".to_owned())
 }
 
+/// The least [`receive_memory`]: what one read of a socket may bring.
+const MIN_RECEIVE_MEMORY: u32 = 256 << 10;
+
+/// The size of a receive memory budget. With less than one read takes, no connection would be read.
+pub(crate) fn receive_memory(text: &str) -> std::result::Result<u32, String> {
+    let size = bytes(text)?;
+    if size < MIN_RECEIVE_MEMORY {
+        Err("at least 256K: less than one read takes".to_owned())
+    } else {
+        Ok(size)
+    }
+}
+
 /// Seconds, possibly broken.
 pub(crate) fn seconds(text: &str) -> std::result::Result<f64, String> {
     match text.parse::<f64>() {
@@ -236,6 +249,14 @@ mod tests {
         assert_eq!(bytes("64k"), Ok(65_536));
         assert_eq!(bytes("8M"), Ok(8 << 20));
         assert!(bytes("8G").is_err() && bytes("").is_err() && bytes("5000M").is_err());
+    }
+
+    #[test]
+    fn receive_memory_holds_at_least_one_read() {
+        assert_eq!(receive_memory("256K"), Ok(256 << 10));
+        assert_eq!(receive_memory("4095M"), Ok(4095 << 20));
+        assert_eq!(receive_memory("255K"), Err("at least 256K: less than one read takes".to_owned()));
+        assert!(receive_memory("lots").unwrap_err().starts_with("expected bytes"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use tracing_subscriber::EnvFilter;
-use verbs::{Device, DeviceOptions};
+use verbs::{Device, DeviceOptions, Limits};
 
 /// Options of every command.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -81,12 +81,17 @@ impl Opener {
     }
 
     pub(crate) fn device(&self) -> Result<Device> {
+        self.device_with(Limits::default())
+    }
+
+    /// A device with limits of its own.
+    pub(crate) fn device_with(&self, limits: Limits) -> Result<Device> {
         let stack = self.llp.open().map_err(|error| self.refused(&error))?;
         let stack: Box<dyn llp::Stack> = match &self.sink {
             Some(sink) => Box::new(CaptureStack::new(stack, Arc::clone(sink), "uiw")),
             None => stack,
         };
-        Ok(Device::with_stack(stack, DeviceOptions::default())?)
+        Ok(Device::with_stack(stack, DeviceOptions { limits, ..DeviceOptions::default() })?)
     }
 
     /// Why the stack cannot be opened, and what to do.

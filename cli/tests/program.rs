@@ -310,6 +310,7 @@ fn wrong_measurements_are_2() {
     fails(&["perf"], 2, "HOST");
     fails(&["ping", "127.0.0.1:70000"], 2, "port");
     fails(&["serve", "--listen", "nowhere:x"], 2, "nowhere");
+    fails(&["serve", "--receive-memory", "1K"], 2, "at least 256K");
 }
 
 #[test]

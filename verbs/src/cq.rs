@@ -89,7 +89,7 @@ impl Cq {
         let shard = options.shard.unwrap_or_else(|| device.driver().shard_for_queue());
         Arc::new_cyclic(|this| Self {
             num,
-            device: device.clone(),
+            device: device.for_object(),
             options,
             inner: Mutex::new(Inner {
                 ring: VecDeque::new(),

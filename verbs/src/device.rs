@@ -1,5 +1,6 @@
 //! The device: a driver and everything made on it.
 
+use crate::api::Lingering;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 pub struct Device {
     driver: Arc<Driver>,
     events: Arc<EventQueue<AsyncEvent>>,
+    /// `None` in what objects of the device keep: see [`Device::for_object`].
+    lingering: Option<Arc<Lingering>>,
 }
 
 impl Device {
@@ -43,14 +46,25 @@ impl Device {
     /// As [`Device::open`].
     pub fn with_stack(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Self> {
         let driver = Driver::start(stack, options)?;
-        Ok(Self { driver, events: Arc::default() })
+        Ok(Self { driver, events: Arc::default(), lingering: Some(Arc::default()) })
     }
 
     /// The same device with asynchronous events of its own: those of objects made through this handle and its clones come to
     /// it alone. What `ibv_open_device` gives when it is called again.
     #[must_use]
     pub fn with_own_events(&self) -> Self {
-        Self { driver: Arc::clone(&self.driver), events: Arc::default() }
+        let (driver, lingering) = (Arc::clone(&self.driver), self.lingering.clone());
+        Self { driver, events: Arc::default(), lingering }
+    }
+
+    /// What an object of the device keeps: no handle, as the program cannot drive the device with it.
+    pub(crate) fn for_object(&self) -> Self {
+        Self { lingering: None, ..self.clone() }
+    }
+
+    /// The connections that end with the last handle; `None` where they do not depend on one.
+    pub(crate) fn lingering(&self) -> Option<&Lingering> {
+        self.lingering.as_deref().filter(|_| self.driver.is_manual())
     }
 
     pub(crate) fn driver(&self) -> &Arc<Driver> {

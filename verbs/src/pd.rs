@@ -60,7 +60,7 @@ impl Device {
     /// [`crate::Error::Limit`].
     pub fn alloc_pd(&self) -> Result<Pd> {
         self.driver().shared.counts.take_pd(self.driver().limits())?;
-        Ok(Pd::new(self.clone()))
+        Ok(Pd::new(self.for_object()))
     }
 }
 

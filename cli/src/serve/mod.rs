@@ -7,7 +7,7 @@ pub(crate) mod perf;
 mod ping;
 mod sessions;
 
-use crate::args::{ConnArgs, PeerOptions, listen};
+use crate::args::{ConnArgs, PeerOptions, listen, receive_memory};
 use crate::fail::{Exit, Failure, Result};
 use crate::open::Opener;
 use crate::perf::raw;
@@ -19,7 +19,7 @@ use sessions::Sessions;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
-use verbs::{Device, Error, Pd};
+use verbs::{Device, Error, Limits, Pd};
 
 /// Connections that TCP may complete before we take them.
 const BACKLOG: u32 = 1024;
@@ -32,6 +32,9 @@ pub(crate) struct Args {
     listen: SocketAddr,
     #[command(flatten)]
     conn: ConnArgs,
+    /// Memory for partly received FPDUs and messages without a receive, of all connections together: bytes, at least 256K
+    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = receive_memory)]
+    receive_memory: u32,
     /// Exit on EOF of stdin
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
@@ -45,7 +48,8 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     if args.until_stdin_ends {
         stop.on_stdin_end();
     }
-    serve(&opener.device()?, args.listen, &args.conn.peer_options(), &stop)
+    let limits = Limits { max_held_bytes: args.receive_memory as usize, ..Limits::default() };
+    serve(&opener.device_with(limits)?, args.listen, &args.conn.peer_options(), &stop)
 }
 
 /// What all connections share.

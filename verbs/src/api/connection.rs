@@ -37,7 +37,10 @@ pub struct ConnSettings {
     /// Bytes of each receive: the longest message that the peer may send.
     pub recv_size: u32,
     /// How long operations that were dropped keep a connection of which nothing else is left: if they are not over then, it is
-    /// aborted. [`Duration::MAX`]: for ever.
+    /// aborted. [`Duration::MAX`]: for ever. Messages that the peer sends meanwhile are dropped.
+    ///
+    /// With [`crate::Progress::Manual`] the connection is ended before that when the last handle of the device is dropped, as nothing
+    /// drives it then. Handles are [`Device`], connections, their messages and operations, and listeners.
     pub detached_timeout: Duration,
 }
 
@@ -87,7 +90,7 @@ impl Half {
         let memory = unsafe { memory.exclusive() };
         let memory = pd.register_raw(memory, 0, Access::LOCAL_WRITE)?;
         let ring = Ring { memory, size: settings.recv_size, depth: settings.recv_depth };
-        let dispatcher = Handle::new(device.clone(), qp, cq, settings, ring)?;
+        let dispatcher = Handle::new(device, qp, cq, settings, ring)?;
         Ok(Self { dispatcher, pd: pd.clone() })
     }
 

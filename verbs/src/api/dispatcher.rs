@@ -71,11 +71,14 @@ pub(super) struct Ops {
 }
 
 /// Received messages.
+#[derive(Default)]
 struct Inbox {
     messages: VecDeque<Wc>,
     wakers: Vec<Waker>,
     /// Receives were flushed: no message will come.
     closed: Option<WcError>,
+    /// No handle is left: messages are dropped, and their receives posted again.
+    discards: bool,
 }
 
 /// The receive buffers of a connection: one block, one slot a receive.
@@ -86,11 +89,14 @@ pub(super) struct Ring {
 }
 
 /// The application's hold on a connection: connections, operations and messages share one.
-pub(super) struct Handle(Arc<Dispatcher>);
+pub(super) struct Handle {
+    dispatcher: Arc<Dispatcher>,
+    device: Device,
+}
 
 impl Handle {
     pub(super) fn new(
-        device: Device,
+        device: &Device,
         qp: Qp,
         cq: Arc<Cq>,
         settings: &ConnSettings,
@@ -99,11 +105,10 @@ impl Handle {
         let slots = Slab::new();
         let ops = Ops { slots, lingering: None, room: settings.send_depth, waiting: VecDeque::new() };
         let dispatcher = Arc::new_cyclic(|this: &Weak<Dispatcher>| Dispatcher {
-            device,
             qp,
             cq,
             ops: Mutex::new(ops),
-            inbox: Mutex::new(Inbox { messages: VecDeque::new(), wakers: Vec::new(), closed: None }),
+            inbox: Mutex::default(),
             gate: Mutex::new(()),
             again: AtomicBool::new(false),
             ring,
@@ -118,7 +123,11 @@ impl Handle {
         }
         // Registers the notifier.
         dispatcher.drain();
-        Ok(Arc::new(Self(dispatcher)))
+        Ok(Arc::new(Self { dispatcher, device: device.clone() }))
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        &self.device
     }
 }
 
@@ -126,18 +135,17 @@ impl Deref for Handle {
     type Target = Dispatcher;
 
     fn deref(&self) -> &Dispatcher {
-        &self.0
+        &self.dispatcher
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        Dispatcher::linger(&self.0);
+        Dispatcher::linger(&self.dispatcher, &self.device);
     }
 }
 
-pub(super) struct Dispatcher {
-    device: Device,
+pub(crate) struct Dispatcher {
     /// Dropped before the buffers: the engine lets go first.
     qp: Qp,
     cq: Arc<Cq>,
@@ -162,17 +170,20 @@ struct Due {
     wakers: Vec<Waker>,
     /// Detached operations that are over.
     freed: Vec<Slot>,
+    /// Receives of messages that were dropped.
+    receives: Vec<u32>,
     doorbells: Vec<Doorbell>,
     /// The last of [`Ops::lingering`].
     ended: Option<Arc<Dispatcher>>,
 }
 
 impl Due {
-    fn deliver(self, qp: &Qp) {
-        let Self { wakers, freed, doorbells, ended } = self;
+    fn deliver(self, dispatcher: &Dispatcher) {
+        let Self { wakers, freed, receives, doorbells, ended } = self;
         for doorbell in doorbells {
-            qp.ring(doorbell);
+            dispatcher.qp.ring(doorbell);
         }
+        dispatcher.post_slots(receives);
         drop(freed);
         for waker in wakers {
             waker.wake();
@@ -229,10 +240,6 @@ impl Drop for Turn {
 }
 
 impl Dispatcher {
-    pub(super) fn device(&self) -> &Device {
-        &self.device
-    }
-
     pub(super) fn qp(&self) -> &Qp {
         &self.qp
     }
@@ -252,6 +259,14 @@ impl Dispatcher {
         unsafe { self.qp.post_recv([wr]) }.map_err(|refused| refused.error)
     }
 
+    /// Posts receives whose messages are not kept.
+    fn post_slots(&self, slots: impl IntoIterator<Item = u32>) {
+        for slot in slots {
+            // Refused only when the queue pair is in error: then the receive is not needed.
+            let _ = self.post_slot(slot);
+        }
+    }
+
     /// Takes an operation in: posts it if there is room, else lets it wait.
     pub(super) fn submit(&self, request: Request, buffer: AnyBuffer) -> u64 {
         let mut due = Due::default();
@@ -268,7 +283,7 @@ impl Dispatcher {
             key
         };
         drop(gate);
-        due.deliver(&self.qp);
+        due.deliver(self);
         if self.again.load(Ordering::SeqCst) {
             self.drain();
         }
@@ -345,18 +360,33 @@ impl Dispatcher {
     }
 
     /// The last handle was dropped. Detached operations that are not over keep the connection, at most for the detached timeout.
-    fn linger(this: &Arc<Self>) {
+    fn linger(this: &Arc<Self>, device: &Device) {
         let mut ops = this.ops.lock();
         if ops.slots.is_empty() {
             return;
         }
         ops.lingering = Some(Arc::clone(this));
         drop(ops);
-        if !this.qp.limit_lifetime(this.detached_timeout) {
-            // No connection completes them, and no handle is left that could set one up.
-            let lingering = this.ops.lock().lingering.take();
-            drop(lingering);
+        if let Some(lingering) = device.lingering() {
+            lingering.add(Arc::downgrade(this));
         }
+        // The peer may go on sending meanwhile: a message without a receive would end the connection.
+        let messages = {
+            let mut inbox = this.inbox.lock();
+            inbox.discards = true;
+            std::mem::take(&mut inbox.messages)
+        };
+        this.post_slots(messages.iter().map(|wc| wc.wr_id as u32));
+        if !this.qp.limit_lifetime(this.detached_timeout) {
+            // No connection completes them, and no other one can be made.
+            this.end_lingering();
+        }
+    }
+
+    /// Nothing completes the detached operations any more: they do not keep the connection.
+    pub(super) fn end_lingering(&self) {
+        let lingering = self.ops.lock().lingering.take();
+        drop(lingering);
     }
 
     /// The oldest message.
@@ -392,7 +422,7 @@ impl Dispatcher {
             }
             drop(gate);
             // A doorbell may complete requests at once, and so ask for another round.
-            std::mem::take(&mut due).deliver(&self.qp);
+            std::mem::take(&mut due).deliver(self);
         }
     }
 
@@ -416,8 +446,12 @@ impl Dispatcher {
             self.send_done(wc, due);
         } else if wc.status == WcStatus::Success {
             let mut inbox = self.inbox.lock();
-            inbox.messages.push_back(wc);
-            due.wakers.append(&mut inbox.wakers);
+            if inbox.discards {
+                due.receives.push(wc.wr_id as u32);
+            } else {
+                inbox.messages.push_back(wc);
+                due.wakers.append(&mut inbox.wakers);
+            }
         } else {
             let mut inbox = self.inbox.lock();
             let (status, reason, peer) = (wc.status, wc.reason, self.peer());

@@ -1,6 +1,6 @@
 //! What a stream reports becomes completions, states and events of the connection manager.
 
-use super::Conn;
+use super::{Conn, StackRequest};
 use crate::cm::{CloseReason, CmEventKind, ConnInfo, ConnRequest};
 use crate::driver::Services;
 use crate::error::Error;
@@ -32,7 +32,7 @@ impl Conn {
             }
             Event::Reconnect => {
                 tracing::info!(parent: &self.span, "closed on revision 2: trying revision 1");
-                self.needs_reconnect = true;
+                self.stack_request = StackRequest::Reconnect;
             }
             Event::Peer(PeerKind::Capable(capabilities)) => {
                 tracing::debug!(parent: &self.span, ?capabilities, "the peer is a uiw peer");

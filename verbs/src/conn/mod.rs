@@ -30,6 +30,17 @@ pub(crate) enum Doorbell {
     NeedsClock,
 }
 
+/// What a connection needs of its stack, which only the shard can call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum StackRequest {
+    #[default]
+    Nothing,
+    /// A new connection of TCP: for the fall-back to revision 1, or after a refusal.
+    Reconnect,
+    /// The socket is to enter the event set again.
+    Adopt,
+}
+
 pub(crate) struct Conn {
     pub(crate) token: Token,
     pub(crate) socket: Box<dyn llp::Stream>,
@@ -54,13 +65,16 @@ pub(crate) struct Conn {
     retry: Time,
     /// Counted by the listener during start-up.
     pub(crate) half_open: Option<HalfOpen>,
-    /// A new connection of TCP is to be made: for the fall-back to revision 1, or after a refusal.
-    pub(crate) needs_reconnect: bool,
+    /// Carried out when the connection has been served.
+    pub(crate) stack_request: StackRequest,
     /// The local address that the application asked for.
     pub(crate) asked_local: Option<SocketAddr>,
     /// When TCP was refused first, and how long the next pause is.
     refused: Option<(Time, Duration)>,
     interest: Interest,
+    /// The socket was removed from the event set, as a hang-up would be reported with every poll. It enters the set again when the
+    /// interest changes.
+    out_of_set: bool,
     pub(crate) span: tracing::Span,
 }
 
@@ -90,10 +104,11 @@ impl Conn {
             entry: Time::NEVER,
             retry: Time::NEVER,
             half_open: None,
-            needs_reconnect: false,
+            stack_request: StackRequest::Nothing,
             asked_local: None,
             refused: None,
             interest: Interest { read: true, write: initiator },
+            out_of_set: false,
             span,
         }
     }
@@ -218,10 +233,31 @@ impl Conn {
     fn want(&mut self, read: bool, write: bool) -> io::Result<()> {
         let interest = Interest { read, write };
         if interest != self.interest {
+            if self.out_of_set {
+                // Then it is set: see `reentered`.
+                self.stack_request = StackRequest::Adopt;
+                return Ok(());
+            }
             self.socket.set_interest(interest)?;
             self.interest = interest;
         }
         Ok(())
+    }
+
+    /// Removes the socket from the event set. A stack that cannot do it has no descriptor that is slept on.
+    fn leave_set(&mut self) {
+        self.out_of_set = self.socket.detach().is_ok();
+    }
+
+    /// The socket is in the event set again, with the interest that it left with.
+    pub(crate) fn reentered(&mut self, entered: io::Result<()>, services: &mut Services) {
+        match entered {
+            Ok(()) => {
+                self.out_of_set = false;
+                self.transmit(services);
+            }
+            Err(error) => self.on_lost(&error, services),
+        }
     }
 
     /// When [`Conn::on_timer`] is due.
@@ -245,7 +281,7 @@ impl Conn {
         if self.retry <= now {
             self.retry = Time::NEVER;
             if self.stream.is_connecting() {
-                self.needs_reconnect = true;
+                self.stack_request = StackRequest::Reconnect;
             } else {
                 self.on_readable(services);
             }

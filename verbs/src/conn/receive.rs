@@ -53,12 +53,16 @@ impl Conn {
     /// Reads outside of Full Operation.
     #[cold]
     fn receive_outside(&mut self, services: &mut Services) -> bool {
+        // Nothing is kept of what is read: the budget does not matter.
+        self.starved = false;
         if self.stream.is_starting() { self.receive_startup(services) } else { self.discard(services) }
     }
 
     /// Reports posted receives to the stream. True when it goes on.
     fn unpark(&mut self, services: &mut Services) -> bool {
         let goes_on = self.with_stream(services, |stream, host, now| stream.receive_posted(host, now));
+        // A segment that is placed must not keep its own connection from being read.
+        self.count_held(services);
         goes_on && self.stream.is_open()
     }
 
@@ -191,7 +195,7 @@ impl Conn {
     pub(super) fn read_ahead(&mut self, services: &mut Services) {
         if self.starved {
             // A timer reads it.
-            return;
+            return self.leave_set();
         }
         let mut staging = std::mem::take(&mut services.staging);
         let got = self.socket.recv(&mut [IoVecMut::from(&mut staging[..])]);
@@ -201,9 +205,7 @@ impl Conn {
             }
             Ok(0) => {
                 self.eof = !self.stream.peer_has_closed();
-                // Otherwise the hang-up would be reported repeatedly. A stack that cannot do it has no descriptor that is
-                // slept on.
-                let _ = self.socket.detach();
+                self.leave_set();
             }
             Ok(got) => {
                 self.partial.extend(&staging[..got]);

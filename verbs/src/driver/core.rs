@@ -1,7 +1,7 @@
 //! The state behind a shard's lock: the stack, the connections, their timers.
 
 use crate::cm::ListenerSlot;
-use crate::conn::{Conn, Doorbell};
+use crate::conn::{Conn, Doorbell, StackRequest};
 use crate::driver::closed::ClosedStack;
 use crate::driver::services::{RX_STAGING, Services};
 use crate::driver::{Driver, Pool, SHARD_SHIFT, Shard, Shared, Timers};
@@ -257,13 +257,8 @@ impl Core {
         let services = &mut self.services;
         let was_established = conn.is_established();
         let result = serve(conn, services);
-        if std::mem::take(&mut conn.needs_reconnect) && !conn.is_over() {
-            let peer = conn.socket.peer_addr();
-            let local = conn.local_again();
-            match self.stack.connect(Some(local), peer, &conn.options.stream, token) {
-                Ok(socket) => conn.reconnected(socket),
-                Err(source) => conn.fail_startup(Error::Lost { peer, source }, services),
-            }
+        if conn.stack_request != StackRequest::Nothing && !conn.is_over() {
+            serve_stack_request(&mut *self.stack, conn, services);
         }
         if conn.is_over() {
             conn.give_back(services);
@@ -472,6 +467,27 @@ impl Core {
             count += 1;
         }
         count
+    }
+}
+
+/// Makes the call of the stack that `conn` needs.
+#[cold]
+fn serve_stack_request(stack: &mut dyn Stack, conn: &mut Conn, services: &mut Services) {
+    let token = conn.token;
+    match std::mem::take(&mut conn.stack_request) {
+        StackRequest::Nothing => {}
+        StackRequest::Reconnect => {
+            let peer = conn.socket.peer_addr();
+            let local = conn.local_again();
+            match stack.connect(Some(local), peer, &conn.options.stream, token) {
+                Ok(socket) => conn.reconnected(socket),
+                Err(source) => conn.fail_startup(Error::Lost { peer, source }, services),
+            }
+        }
+        StackRequest::Adopt => {
+            let entered = stack.adopt(&mut conn.socket, token);
+            conn.reentered(entered, services);
+        }
     }
 }
 

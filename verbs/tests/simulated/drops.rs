@@ -211,3 +211,63 @@ fn detached_operations_of_a_queue_pair_that_was_reset_are_freed() {
     drop(client);
     assert_eq!(Arc::strong_count(&alive), 1);
 }
+
+/// The peer sends more messages than receives were posted: those in the queue are dropped, and each receive is posted again.
+#[test]
+fn a_connection_that_only_detached_operations_keep_discards_messages() {
+    let simulation =
+        Simulation::new(9, Link { capacity: 500, latency: Duration::from_millis(5), ..Link::default() });
+    let mut settings = ConnSettings { recv_depth: 3, recv_size: 64 << 10, ..ConnSettings::default() };
+    settings.options.no_receive_timeout = Duration::from_millis(10);
+    let ((pd, client), (server_pd, server)) = simulation.connect(&settings);
+    let memory = server_pd.share(64, Access::REMOTE_READ).unwrap();
+    let remote = memory.remote(0..1).unwrap();
+    simulation.run(
+        async move {
+            // The answer that has what is written behind the messages comes behind them.
+            loop {
+                let (read, bytes) = client.read(buffer(&pd, 0, 1), remote).await;
+                read.unwrap();
+                if bytes.bytes() == [1] {
+                    break;
+                }
+            }
+            for _ in 0..3 {
+                drop(client.send(buffer(&pd, 2, 40_000)));
+            }
+            drop(client);
+        },
+        async {
+            for _ in 0..3 {
+                server.send_copy(b"queued").await.unwrap();
+            }
+            memory.write(0, &[1]).unwrap();
+            drop(server.recv().await.unwrap());
+            for _ in 0..20 {
+                server.send_copy(b"discarded").await.unwrap();
+            }
+            for _ in 0..2 {
+                assert_eq!(server.recv().await.unwrap().len(), 40_000);
+            }
+            assert!(server.ended().await.orderly);
+        },
+    );
+}
+
+/// Nothing drives the connection without a handle of its device: another connection is one, a protection domain is not.
+#[test]
+fn detached_operations_on_a_manual_device_end_with_its_last_handle() {
+    let simulation = Simulation::new(10, narrow());
+    let settings = ConnSettings { detached_timeout: Duration::MAX, ..ConnSettings::default() };
+    let ((pd, client), _server) = simulation.connect(&settings);
+    let ((_, other), _other_server) = simulation.connect(&settings);
+    let alive = Arc::new(());
+    let buffer = Counted { bytes: vec![9; 8000], _alive: Arc::clone(&alive) };
+    drop(client.send(pd.register(buffer).map_err(|(error, _)| error).unwrap()));
+    drop(client);
+    drop(simulation);
+    assert_eq!(Arc::strong_count(&alive), 2, "the other connection can drive it");
+    drop(other);
+    assert_eq!(Arc::strong_count(&alive), 1);
+    drop(pd);
+}

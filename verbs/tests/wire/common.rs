@@ -4,8 +4,9 @@ use crate::peer::{Peer, Port, enhanced, reply, request, with};
 use crate::simulation;
 use crate::transport::{any_port, pass, wait};
 use mpa::wire::startup::Frame;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 use verbs::blocking::{Connection, Listener};
@@ -24,6 +25,16 @@ pub(crate) const ALL: Access = Access::LOCAL_WRITE
 
 pub(crate) fn loopback() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
+}
+
+/// A loopback address of this call alone, on which nothing listens: the system gives its port to no socket of another address, so no
+/// other test, of this process or another, takes it before the caller does.
+pub(crate) fn closed_addr() -> SocketAddr {
+    static CALLS: AtomicU32 = AtomicU32::new(0);
+    // The upper half of 127.0.0.0/8, by process and call.
+    let host = 1 << 23 | (std::process::id() & 0xF_FFFF) << 3 | CALLS.fetch_add(1, Ordering::Relaxed) & 7;
+    let ip = Ipv4Addr::from_bits(Ipv4Addr::new(127, 0, 0, 0).to_bits() | host);
+    std::net::TcpListener::bind((ip, 0)).unwrap().local_addr().unwrap()
 }
 
 /// Options towards a scripted peer: client-server, nothing of our own on the wire.

@@ -1,5 +1,5 @@
-//! A poll of an idle queue pair's queue moves nothing of queue pairs on other shards, counted by a stack that notes which thread moves
-//! how many bytes.
+//! A poll of an idle queue pair's queue drives the shard of that queue pair and no other, counted by a stack that notes which thread
+//! calls which streams, and how many bytes it moves.
 
 use llp::tcp::TcpStack;
 use llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack};
@@ -7,45 +7,87 @@ use llp::{Stream, Token};
 use mem::{IoVec, IoVecMut};
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use verbs::cm::{self, CmChannel, CmEventKind};
 use verbs::{
-    Access, ConnOptions, Cq, CqOptions, Device, DeviceOptions, Memory, Pd, Qp, QpCap, QpInit, RawMr, RecvWr,
-    SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
+    Access, ConnOptions, Cq, CqOptions, Device, DeviceOptions, Memory, Pd, Progress, Qp, QpCap, QpInit,
+    RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
 
-/// Bytes that each thread has sent and received.
+/// What one thread has done with the streams of one pair.
+#[derive(Clone, Copy, Debug, Default)]
+struct Moved {
+    /// Calls that send or receive.
+    calls: u64,
+    /// Bytes sent and received.
+    bytes: u64,
+}
+
+/// Counts by thread and pair.
 #[derive(Clone, Default)]
-struct Counts(Arc<Mutex<HashMap<ThreadId, u64>>>);
+struct Counts {
+    moved: Arc<Mutex<HashMap<(ThreadId, usize), Moved>>>,
+    /// The pair that new streams belong to.
+    pair: Arc<AtomicUsize>,
+}
 
 impl Counts {
-    fn add(&self, bytes: usize) {
-        *self.0.lock().unwrap().entry(thread::current().id()).or_default() += bytes as u64;
-    }
-
-    fn of(&self, thread: ThreadId) -> u64 {
-        self.0.lock().unwrap().get(&thread).copied().unwrap_or(0)
+    /// What the calling thread has done with the streams of `pair`.
+    fn of(&self, pair: usize) -> Moved {
+        self.moved.lock().unwrap().get(&(thread::current().id(), pair)).copied().unwrap_or_default()
     }
 }
 
 impl StackHooks for Counts {
-    type Stream = Self;
+    type Stream = Counted;
 
-    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) -> Self {
-        self.clone()
+    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) -> Counted {
+        Counted { counts: self.clone(), pair: self.pair.load(Ordering::SeqCst) }
     }
 }
 
-impl StreamHooks for Counts {
+/// A stream of a pair.
+struct Counted {
+    counts: Counts,
+    pair: usize,
+}
+
+impl Counted {
+    fn add(&self, moved: &io::Result<usize>) {
+        let mut counts = self.counts.moved.lock().unwrap();
+        let count = counts.entry((thread::current().id(), self.pair)).or_default();
+        count.calls += 1;
+        count.bytes += *moved.as_ref().unwrap_or(&0) as u64;
+    }
+}
+
+impl StreamHooks for Counted {
     fn send(&mut self, inner: &mut dyn Stream, bufs: &[IoVec<'_>]) -> io::Result<usize> {
-        inner.send(bufs).inspect(|bytes| self.add(*bytes))
+        let moved = inner.send(bufs);
+        self.add(&moved);
+        moved
     }
 
     fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
-        inner.recv(bufs).inspect(|bytes| self.add(*bytes))
+        let moved = inner.recv(bufs);
+        self.add(&moved);
+        moved
     }
+}
+
+/// A device of two shards with a pair on each: the pairs' numbers are those of their shards.
+fn device_with_pairs(progress: Progress) -> (Counts, [Pair; 2]) {
+    let counts = Counts::default();
+    let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: counts.clone() };
+    let options = DeviceOptions { shards: Some(2), progress, ..DeviceOptions::default() };
+    let device = Device::with_stack(Box::new(stack), options).unwrap();
+    let pairs = [0, 1].map(|shard| {
+        counts.pair.store(shard, Ordering::SeqCst);
+        Pair::connect(&device, shard)
+    });
+    (counts, pairs)
 }
 
 const BYTES: u32 = 1 << 16;
@@ -102,8 +144,9 @@ struct Pair {
 }
 
 impl Pair {
-    fn connect(device: &Device) -> Self {
-        let cq = device.create_cq(1024, CqOptions::default()).unwrap();
+    fn connect(device: &Device, shard: usize) -> Self {
+        let options = CqOptions { shard: Some(shard), ..CqOptions::default() };
+        let cq = device.create_cq(1024, options).unwrap();
         let (a, b) = (End::new(device, &cq), End::new(device, &cq));
         let (options, channel) = (Arc::new(ConnOptions::default()), Arc::new(CmChannel::default()));
         let any = "127.0.0.1:0".parse().unwrap();
@@ -147,23 +190,33 @@ impl Pair {
 
 #[test]
 fn poll_of_an_idle_queue_moves_nothing_of_another_shard() {
-    let counts = Counts::default();
-    let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: counts.clone() };
-    let options = DeviceOptions { shards: Some(2), ..DeviceOptions::default() };
-    let device = Device::with_stack(Box::new(stack), options).unwrap();
-    let (busy, idle) = (Pair::connect(&device), Pair::connect(&device));
+    let (counts, [busy, idle]) = device_with_pairs(Progress::default());
     let (moved, stop) = (AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
         scope.spawn(|| busy.flood(&moved, &stop));
-        let me = thread::current().id();
         while moved.load(Ordering::Relaxed) < WINDOW {
             thread::yield_now();
         }
-        let before = counts.of(me);
+        let before = counts.of(0);
         while moved.load(Ordering::Relaxed) < MESSAGES {
             assert_eq!(idle.cq.poll_with(16, |_| {}), 0);
         }
         stop.store(true, Ordering::Relaxed);
-        assert_eq!(counts.of(me) - before, 0, "bytes of another queue pair");
+        assert_eq!(counts.of(0).bytes, before.bytes, "bytes of another queue pair");
     });
+}
+
+/// No other thread takes the lock of a shard here: every poll gets the locks that it tries.
+#[test]
+fn poll_of_an_idle_queue_drives_its_own_shard_only() {
+    let (counts, pairs) = device_with_pairs(Progress::Manual);
+    for (own, pair) in pairs.iter().enumerate() {
+        let before = [0, 1].map(|pair| counts.of(pair).calls);
+        for _ in 0..100 {
+            assert_eq!(pair.cq.poll_with(16, |_| {}), 0);
+        }
+        let calls = [0, 1].map(|pair| counts.of(pair).calls - before[pair]);
+        assert_eq!(calls[1 - own], 0, "calls on the streams of another shard");
+        assert!(calls[own] >= 100, "{} calls on its own streams", calls[own]);
+    }
 }

@@ -3,14 +3,15 @@
 use crate::common::{End, Make, loopback, pair_of, plain, responder_opt};
 use crate::peer::{Peer, TIMEOUT, tagged};
 use llp::tcp::TcpStack;
-use llp::wrap::{Origin, StackHooks, WrappedStack};
+use llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream};
 use llp::{Event, Stack, Stream, Token};
+use mem::IoVecMut;
 use rdmap::Opcode;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::Poll;
 use std::time::Duration;
 use verbs::{
@@ -23,17 +24,46 @@ fn device(stack: impl Stack + 'static, shards: usize, limits: Limits) -> Device 
     Device::with_stack(Box::new(stack), options).unwrap()
 }
 
+/// Hooks that list the shards whose stack adopts a stream.
+#[derive(Clone, Default)]
+struct Adoptions {
+    /// The shard of this stack.
+    shard: usize,
+    shards: Arc<AtomicUsize>,
+    by: Arc<Mutex<Vec<usize>>>,
+}
+
+impl StackHooks for Adoptions {
+    type Stream = ();
+
+    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) {}
+
+    fn shard(&self, _: &dyn Stack) -> Self {
+        Self { shard: self.shards.fetch_add(1, Ordering::SeqCst) + 1, ..self.clone() }
+    }
+
+    fn adopt(&mut self, inner: &mut dyn Stack, stream: &mut Box<dyn Stream>, token: Token) -> io::Result<()> {
+        self.by.lock().unwrap().push(self.shard);
+        inner.adopt(&mut WrappedStream::<()>::of(&mut **stream)?.inner, token)
+    }
+}
+
 /// Both ends of a connection live on shards of the same device, and what is accepted moves to its queue pair's shard.
 #[test]
 fn two_queue_pairs_of_a_device_are_connected_whatever_their_shards() {
-    let device = device(TcpStack::new().unwrap(), 3, Limits::default());
-    for (a, b) in [(0, 0), (0, 1), (1, 2), (2, 0)] {
-        let [a, b] = [a, b].map(|shard| {
+    let hooks = Adoptions::default();
+    let adopted_by = Arc::clone(&hooks.by);
+    let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks };
+    let device = device(stack, 3, Limits::default());
+    // Listeners are on each shard in turn: those of three connections in a row are on three shards.
+    for [a, b] in [[0, 0], [1, 0], [2, 0], [0, 1], [1, 1], [2, 1], [0, 2], [1, 2], [2, 2]] {
+        let ends = [a, b].map(|shard| {
             let pd = device.alloc_pd().unwrap();
             let end = End::make(&device, &pd, Make { shard: Some(shard), ..Make::default() });
             assert_eq!(end.rcq.shard(), shard);
             end
         });
+        let [a, b] = ends;
         let (a, b) = pair_of(a, b, &plain());
         for id in 0..50 {
             b.recv(id, 0, 4096);
@@ -48,6 +78,7 @@ fn two_queue_pairs_of_a_device_are_connected_whatever_their_shards() {
         a.qp.disconnect().unwrap();
         assert!(a.ended().orderly && b.ended().orderly);
     }
+    assert_eq!(*adopted_by.lock().unwrap(), [0, 0, 1, 1, 2, 2], "one of three was accepted on its shard");
 }
 
 #[test]
@@ -209,6 +240,78 @@ fn silent_peers_inside_an_fpdu_do_not_block_others() {
     // Some of the others were ended, and each of those is reported.
     let ended = silent.iter().filter(|(end, _)| end.qp.state() == QpState::Err).count();
     assert!((1..40).contains(&ended), "{ended} of 40 were ended");
+}
+
+/// Hooks that count what the stack reports, and the bytes that its streams receive.
+#[derive(Clone, Default)]
+struct Reports {
+    events: Arc<AtomicUsize>,
+    received: Arc<AtomicUsize>,
+}
+
+impl StackHooks for Reports {
+    type Stream = Self;
+
+    fn stream(&self, _: &dyn Stream, _: Origin, _: Token) -> Self {
+        self.clone()
+    }
+
+    fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
+        let before = events.len();
+        inner.poll(events)?;
+        self.events.fetch_add(events.len() - before, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+impl StreamHooks for Reports {
+    fn recv(&mut self, inner: &mut dyn Stream, bufs: &mut [IoVecMut<'_>]) -> io::Result<usize> {
+        inner.recv(bufs).inspect(|bytes| _ = self.received.fetch_add(*bytes, Ordering::SeqCst))
+    }
+}
+
+/// While another connection keeps the receive memory budget used up, both ends of one close: what the peer sent waits in the socket, and
+/// the stack does not report the hang-up with every poll.
+#[test]
+fn a_hang_up_while_the_receive_memory_is_used_up_is_reported_once_and_loses_nothing() {
+    let reports = Reports::default();
+    let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
+    // Room for one read: none once anything is kept.
+    let limits = Limits { max_held_bytes: 256 << 10, ..Limits::default() };
+    let options =
+        DeviceOptions { progress: Progress::Manual, shards: Some(1), limits, ..DeviceOptions::default() };
+    let device = Device::with_stack(Box::new(stack), options).unwrap();
+    let settings = ConnOptions { no_receive_timeout: TIMEOUT, close_timeout: TIMEOUT, ..plain() };
+    let [holder, other] = [End::on(&device), End::on(&device)];
+    let mut holder_peer = responder_opt(&holder, &settings);
+    let mut peer = responder_opt(&other, &settings);
+    // No receive is posted: the message is kept.
+    let before = reports.received.load(Ordering::SeqCst);
+    holder_peer.send(&[7; 1000]);
+    while reports.received.load(Ordering::SeqCst) < before + 1000 {
+        device.pump();
+    }
+    let before = reports.received.load(Ordering::SeqCst);
+    peer.send(b"first");
+    peer.send(b"second");
+    other.qp.disconnect().unwrap();
+    peer.fin();
+    peer.expect_close();
+    device.pump();
+    let events = reports.events.load(Ordering::SeqCst);
+    // The stack is asked once in 32 rounds.
+    for _ in 0..32 * 100 {
+        device.pump();
+    }
+    let events = reports.events.load(Ordering::SeqCst) - events;
+    assert!(events < 10, "the hang-up was reported {events} times in 100 polls");
+    assert_eq!(reports.received.load(Ordering::SeqCst), before, "nothing is read without room");
+    // The message is taken, and there is room again.
+    holder.recv(0, 0, 1000);
+    holder.received_ok(0);
+    (0..2).for_each(|id| other.recv(id, 64 * id, 64));
+    (0..2).for_each(|id| _ = other.received_ok(id));
+    assert!(other.ended().orderly);
 }
 
 /// A Send waits for its receive while both ends close: the stack reports a hang-up then, and the message is still there.

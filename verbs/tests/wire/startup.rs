@@ -1,6 +1,6 @@
 //! MPA start-up, both roles (RFC 5044 section 7.1, RFC 6581).
 
-use crate::common::{End, Make, initiator_opt, next_request, pair_of, plain, responder_with};
+use crate::common::{End, Make, closed_addr, initiator_opt, next_request, pair_of, plain, responder_with};
 use crate::peer::{Peer, Port, enhanced, frame, reply, request, tagged, untagged, with};
 use crate::simulation::{any_port, now, until};
 use crate::transport::pass;
@@ -525,9 +525,9 @@ fn illegal_options_fail_before_a_connection_is_begun() {
 
 #[test]
 fn a_closed_port_refuses() {
-    let addr = { Port::new().addr() };
+    let closed_port = { Port::new().addr() };
     let end = End::new();
-    end.connect(addr, &plain());
+    end.connect(closed_port, &plain());
     assert!(matches!(end.failed(), Error::Refused { .. }));
     assert_eq!(end.qp.state(), QpState::Init);
     // The queue pair may try again.
@@ -1039,8 +1039,7 @@ fn queue_pair_that_is_made_bigger_than_its_limits_is_refused() {
 #[test]
 fn a_refused_peer_is_asked_again_until_it_listens() {
     for port_given in [false, true] {
-        let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let (server, own) = (free(), free());
+        let (server, own) = (closed_addr(), closed_addr());
         let end = End::tcp();
         let options = Arc::new(ConnOptions { refused_retry_time: Duration::from_secs(10), ..plain() });
         let local = port_given.then_some(own);
@@ -1072,7 +1071,7 @@ fn retries_of_a_refused_connection_end() {
 /// On loopback the system may choose the port without a listener as the local one: TCP connects to itself then.
 #[test]
 fn a_connection_of_tcp_to_itself_is_a_refusal() {
-    let closed_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed_port = closed_addr();
     let end = End::tcp();
     let options = Arc::new(ConnOptions { refused_retry_time: Duration::ZERO, ..plain() });
     verbs::cm::connect(&end.qp, Some(closed_port), closed_port, &options, b"", &end.channel).unwrap();
