@@ -1,7 +1,7 @@
 //! Completion channels, to which armed completion queues report events.
 
 use crate::cq::Cq;
-use crate::driver::{ChannelSet, Shard, Watch};
+use crate::driver::{ChannelSet, Driver, Watch};
 use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
 use parking_lot::Mutex;
@@ -32,7 +32,8 @@ struct Armed {
 }
 
 struct ShardWatch {
-    shard: Weak<Shard>,
+    driver: Weak<Driver>,
+    shard: usize,
     /// `None` where the shard's stack cannot be watched.
     watch: Option<Arc<Watch>>,
 }
@@ -122,16 +123,18 @@ impl CompChannel {
     }
 
     /// The watch of `shard`, created at its first use; `None` where its stack cannot be watched.
-    pub(crate) fn watch(&self, shard: &Arc<Shard>) -> Option<Arc<Watch>> {
+    pub(crate) fn watch(&self, driver: &Arc<Driver>, shard: usize) -> Option<Arc<Watch>> {
         let set = self.set.get()?;
         let mut armed = self.armed.lock();
-        let known = armed.watches.iter().find(|known| std::ptr::eq(known.shard.as_ptr(), Arc::as_ptr(shard)));
-        if let Some(known) = known {
+        let driver_at = Arc::as_ptr(driver);
+        let is_same =
+            |known: &&ShardWatch| known.shard == shard && std::ptr::eq(known.driver.as_ptr(), driver_at);
+        if let Some(known) = armed.watches.iter().find(is_same) {
             return known.watch.clone();
         }
-        armed.watches.retain(|known| known.shard.strong_count() > 0);
-        let watch = shard.watch(set).map(Arc::new);
-        armed.watches.push(ShardWatch { shard: Arc::downgrade(shard), watch: watch.clone() });
+        armed.watches.retain(|known| known.driver.strong_count() > 0);
+        let watch = driver.watch(shard, set).map(Arc::new);
+        armed.watches.push(ShardWatch { driver: Arc::downgrade(driver), shard, watch: watch.clone() });
         watch
     }
 
@@ -149,9 +152,9 @@ impl CompChannel {
         armed.queues.retain(|other| !other.ptr_eq(queue) && other.strong_count() > 0);
         armed.last.clone_from(queue);
         let Armed { queues, watches, .. } = &*armed;
-        for (shard, watch) in watches.iter().filter_map(ShardWatch::get) {
-            if !queues.iter().filter_map(Weak::upgrade).any(|queue| queue.is_driven_by(&shard)) {
-                shard.disarm(&watch);
+        for (driver, shard, watch) in watches.iter().filter_map(ShardWatch::get) {
+            if !queues.iter().filter_map(Weak::upgrade).any(|queue| queue.is_driven_by(&driver, shard)) {
+                driver.disarm(shard, &watch);
             }
         }
     }
@@ -178,15 +181,15 @@ impl CompChannel {
 }
 
 impl ShardWatch {
-    fn get(&self) -> Option<(Arc<Shard>, Arc<Watch>)> {
-        Some((self.shard.upgrade()?, self.watch.clone()?))
+    fn get(&self) -> Option<(Arc<Driver>, usize, Arc<Watch>)> {
+        Some((self.driver.upgrade()?, self.shard, self.watch.clone()?))
     }
 }
 
 impl Drop for CompChannel {
     fn drop(&mut self) {
-        for (shard, watch) in self.armed.get_mut().watches.iter().filter_map(ShardWatch::get) {
-            shard.disarm(&watch);
+        for (driver, shard, watch) in self.armed.get_mut().watches.iter().filter_map(ShardWatch::get) {
+            driver.disarm(shard, &watch);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::comp_channel::CompChannel;
 use crate::device::Device;
-use crate::driver::{Driver, Shard};
+use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
 use crate::notify::{Wake, Wakes, register};
@@ -256,12 +256,9 @@ impl Cq {
                 inner.arm = arm;
             }
         }
-        let channel = self.options.channel.as_deref();
-        let watched = channel.is_some_and(|channel| channel.note_armed(&self.this));
-        self.driver().each_shard(self.shards.load(Ordering::Acquire), |shard| {
-            let watch = if watched { channel.and_then(|channel| channel.watch(shard)) } else { None };
-            shard.arm(watch.as_ref());
-        });
+        let channel = self.options.channel.as_deref().filter(|channel| channel.note_armed(&self.this));
+        let driver = self.driver();
+        driver.arm(self.shards.load(Ordering::Acquire), |shard| channel?.watch(driver, shard));
     }
 
     /// Withdraws [`Cq::arm`]. False: it was not armed.
@@ -269,10 +266,9 @@ impl Cq {
         std::mem::take(&mut self.inner.lock().arm) != Arm::None
     }
 
-    /// Whether connections of `shard` complete here.
-    pub(crate) fn is_driven_by(&self, shard: &Arc<Shard>) -> bool {
-        let bit = self.shards.load(Ordering::Acquire) >> shard.index() & 1;
-        bit != 0 && self.driver().shards().get(shard.index()).is_some_and(|own| Arc::ptr_eq(own, shard))
+    /// Whether connections of this shard of `driver` complete here.
+    pub(crate) fn is_driven_by(&self, driver: &Arc<Driver>, shard: usize) -> bool {
+        self.shards.load(Ordering::Acquire) >> shard & 1 != 0 && Arc::ptr_eq(self.driver(), driver)
     }
 
     /// Ready when at least one completion is queued.

@@ -1,9 +1,9 @@
 //! The device: a driver and everything made on it.
 
-use crate::api::Lingering;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
+use crate::lingering::Lingering;
 use crate::notify::EventQueue;
 use crate::options::{DeviceOptions, Limits};
 use llp::Stack;

@@ -20,6 +20,7 @@ mod device;
 mod driver;
 mod error;
 mod event;
+mod lingering;
 mod mr;
 mod notify;
 mod options;

@@ -10,6 +10,7 @@ use crate::cm::{CloseReason, CmChannel, CmEventKind, ConnInfo};
 use crate::cq::Cq;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::lingering::Linger;
 use crate::mr::RawMr;
 use crate::qp::{Doorbell, Qp};
 use crate::wc::{Wc, WcOpcode, WcStatus};
@@ -239,6 +240,13 @@ impl Drop for Turn {
     }
 }
 
+impl Linger for Dispatcher {
+    fn end_lingering(&self) {
+        let lingering = self.ops.lock().lingering.take();
+        drop(lingering);
+    }
+}
+
 impl Dispatcher {
     pub(super) fn qp(&self) -> &Qp {
         &self.qp
@@ -368,7 +376,8 @@ impl Dispatcher {
         ops.lingering = Some(Arc::clone(this));
         drop(ops);
         if let Some(lingering) = device.lingering() {
-            lingering.add(Arc::downgrade(this));
+            let this: Weak<Self> = Arc::downgrade(this);
+            lingering.add(this);
         }
         // The peer may go on sending meanwhile: a message without a receive would end the connection.
         let messages = {
@@ -381,12 +390,6 @@ impl Dispatcher {
             // No connection completes them, and no other one can be made.
             this.end_lingering();
         }
-    }
-
-    /// Nothing completes the detached operations any more: they do not keep the connection.
-    pub(super) fn end_lingering(&self) {
-        let lingering = self.ops.lock().lingering.take();
-        drop(lingering);
     }
 
     /// The oldest message.

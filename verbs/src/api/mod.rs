@@ -9,13 +9,10 @@ mod bytes;
 mod connection;
 mod dispatcher;
 mod handshakes;
-mod lingering;
 mod listener;
 mod message;
 mod op;
 mod shared;
-
-pub(crate) use lingering::Lingering;
 
 pub use buf::{IoBuf, IoBufMut, Mr};
 pub use connection::{ConnSettings, Connection};

@@ -140,9 +140,34 @@ impl Driver {
         self.each_shard(shards, |shard| shard.poll_progress(enough));
     }
 
+    /// A queue is armed whose connections live on the shards whose bits are set. `watch` gives the watch of a shard in its channel.
+    pub(crate) fn arm(&self, shards: u64, watch: impl Fn(usize) -> Option<Arc<Watch>>) {
+        self.each_shard(shards, |shard| shard.arm(watch(shard.index()).as_ref()));
+    }
+
+    /// A watch of a shard in the set of a channel, whose programs are expected to drive the shard: see [`Watch`].
+    pub(crate) fn watch(&self, shard: usize, set: &Arc<ChannelSet>) -> Option<Watch> {
+        self.shard_at(shard).watch(set)
+    }
+
+    /// The program of `watch`, which is on this shard, has its event: see [`Shard::disarm`].
+    pub(crate) fn disarm(&self, shard: usize, watch: &Arc<Watch>) {
+        self.shard_at(shard).disarm(watch);
+    }
+
+    /// See [`Shard::answer_armed`].
+    pub(crate) fn answer_armed(&self, shard: usize, watch: &Arc<Watch>) -> bool {
+        self.shard_at(shard).answer_armed(watch)
+    }
+
+    /// See [`Shard::note_spurious_wake_up`].
+    pub(crate) fn note_spurious_wake_up(&self, shard: usize) {
+        self.shard_at(shard).note_spurious_wake_up();
+    }
+
     /// Calls `each` with the shards whose bits are set.
     #[inline(always)]
-    pub(crate) fn each_shard(&self, mut bits: u64, mut each: impl FnMut(&Arc<Shard>)) {
+    fn each_shard(&self, mut bits: u64, mut each: impl FnMut(&Arc<Shard>)) {
         while bits != 0 {
             if let Some(shard) = self.shards.get(bits.trailing_zeros() as usize) {
                 each(shard);
