@@ -340,3 +340,22 @@ fn a_stream_to_itself_receives_what_it_sends() {
     drop(stream);
     assert_eq!(network.lock().ends(), 0);
 }
+
+/// A caller that tries again from the same address still has its former stream.
+#[test]
+fn an_aborted_stream_has_released_its_addresses() {
+    let network = Network::new(1);
+    let (mut a, mut b) = (network.stack(A), network.stack(B));
+    let (from, to) = ((A, 5000).into(), (B, 4791).into());
+    let options = StreamOptions::default();
+    let mut refused = a.connect(Some(from), to, &options, CLIENT).unwrap();
+    while network.step() {}
+    assert_eq!(kind(refused.connect_result()), ErrorKind::ConnectionRefused);
+    assert_eq!(kind(a.connect(Some(from), to, &options, CLIENT)), ErrorKind::AddrInUse);
+    refused.abort();
+    let _listener = b.listen(to, &ListenOptions::default(), LISTENER).unwrap();
+    let mut again = a.connect(Some(from), to, &options, CLIENT).unwrap();
+    drop(refused);
+    while network.step() {}
+    assert!(again.connect_result().unwrap());
+}

@@ -265,7 +265,9 @@ impl World {
         token: Token,
     ) -> io::Result<(EndId, SocketAddr)> {
         let local = self.with_port(local);
-        if self.ends.values().any(|end| end.held && end.local == local && end.peer == peer) {
+        let uses =
+            |end: &End| end.held && end.state != State::Closed && end.local == local && end.peer == peer;
+        if self.ends.values().any(uses) {
             return Err(ErrorKind::AddrInUse.into());
         }
         let client = self.id();

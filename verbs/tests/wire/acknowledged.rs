@@ -2,7 +2,7 @@
 
 use crate::common::{End, Make, initiator_opt, pair_of, plain};
 use crate::peer::{enhanced, reply, tagged, with};
-use crate::simulation::{now, settle, wait_idle};
+use crate::simulation::{now, run_until_idle, wait_idle};
 use rdmap::Opcode;
 use std::time::Duration;
 use verbs::{AsyncEvent, ConnOptions, QpState, Remote, SendFlags, SendOp, WcStatus};
@@ -94,7 +94,7 @@ fn unsignaled_requests_make_room() {
         let op = SendOp::Write { remote: b.remote(0) };
         match a.post(posted, op, &[a.sge(0, 64)], SendFlags::empty()) {
             Ok(()) => posted += 1,
-            Err(_) => settle(),
+            Err(_) => run_until_idle(),
         }
     }
     a.post(posted, SendOp::Write { remote: b.remote(0) }, &[], SendFlags::SIGNALED).unwrap();

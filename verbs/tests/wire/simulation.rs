@@ -95,7 +95,7 @@ pub(crate) fn wait_idle(device: &Device, timeout: Duration) -> bool {
 }
 
 /// Runs the devices until nothing moves any more; the clock stands still.
-pub(crate) fn settle() {
+pub(crate) fn run_until_idle() {
     assert!((0..MAX_ROUNDS).any(|_| !round()), "the devices do not come to rest");
 }
 
@@ -178,7 +178,7 @@ impl io::Write for SimStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let stream = &mut self.stream;
         let sent = wait(TIMEOUT, || unless_blocked(stream.send(&[IoVec::from(bytes)])));
-        settle();
+        run_until_idle();
         sent.unwrap_or_else(|| Err(ErrorKind::WouldBlock.into()))
     }
 
