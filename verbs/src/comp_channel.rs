@@ -165,12 +165,13 @@ impl CompChannel {
         let watches: Vec<_> = self.armed.lock().watches.iter().filter_map(ShardWatch::get).collect();
         let mut readable = Vec::new();
         let event = self.events.pop_found(|| {
-            readable.extend(watches.iter().filter(|(shard, watch)| shard.answer_armed(watch)));
+            readable
+                .extend(watches.iter().filter(|(driver, shard, watch)| driver.answer_armed(*shard, watch)));
         });
         if event.is_some() || readable.is_empty() {
             return event;
         }
-        readable.iter().for_each(|(shard, _)| shard.note_spurious_wake_up());
+        readable.iter().for_each(|(driver, shard, _)| driver.note_spurious_wake_up(*shard));
         let (queues, last) = {
             let armed = self.armed.lock();
             (armed.queues.clone(), armed.last.clone())
