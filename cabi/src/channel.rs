@@ -12,6 +12,7 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// A channel as C holds it.
@@ -27,7 +28,14 @@ pub(crate) struct CompEvents {
     engine: Arc<verbs::CompChannel>,
     /// C's objects by the engine's numbers. The lock is the channel's own, and is held for a look-up alone.
     queues: Mutex<HashMap<u32, Queue>>,
+    /// Armings of its queues. Not exact where several threads arm.
+    arms: AtomicU32,
 }
+
+/// At so many armings the descriptor's flags are read, which takes a system call,
+const FLAG_READ_FIRST: u32 = 8;
+/// and then at one of so many.
+const FLAG_READ_EVERY: u32 = 64;
 
 /// A queue of C's, with its count of delivered completion events.
 struct Queue {
@@ -40,6 +48,20 @@ struct Queue {
 unsafe impl Send for Queue {}
 
 impl CompEvents {
+    /// A queue is about to be armed. Arrivals wake a program directly if it has made the descriptor non-blocking, as one that sleeps in
+    /// poll(2) does: it handles an event of a queue that is empty. Programs that wait in `ibv_get_cq_event` may take an event for a
+    /// completion.
+    pub(crate) fn note_arm(&self) {
+        let arms = self.arms.load(Ordering::Relaxed);
+        self.arms.store(arms.wrapping_add(1), Ordering::Relaxed);
+        // Programs set the flag before they sleep for the first time.
+        if (arms < FLAG_READ_FIRST || arms.is_multiple_of(FLAG_READ_EVERY))
+            && let Ok(fd) = self.engine.fd()
+        {
+            self.engine.set_direct(is_nonblocking(fd.as_raw_fd()));
+        }
+    }
+
     /// The engine's channel.
     pub(crate) fn engine(&self) -> &Arc<verbs::CompChannel> {
         &self.engine
@@ -102,8 +124,9 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
         // SAFETY: the caller's promise.
         let open = unsafe { Context::get(context) }?;
         let engine = Arc::<verbs::CompChannel>::default();
+        engine.set_direct(false);
         let fd = engine.fd()?.as_raw_fd();
-        let events = Arc::new(CompEvents { engine, queues: Mutex::default() });
+        let events = Arc::new(CompEvents { engine, queues: Mutex::default(), arms: AtomicU32::new(0) });
         let channel = CompChannel { context: Arc::clone(open), events, users: Users::default() };
         Ok(Object::create(ibv_comp_channel { context, fd, refcnt: 0 }, channel))
     })

@@ -231,6 +231,9 @@ pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int)
     boundary::code_fast(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { Object::<Cq>::get_called(cq.cast()) }?;
+        if let Some(channel) = &object.channel {
+            channel.note_arm();
+        }
         object.engine.arm(if solicited == 0 { Arm::Any } else { Arm::Solicited });
         Ok(())
     })

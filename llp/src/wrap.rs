@@ -3,7 +3,7 @@
 //!
 //! A wrapper is a [`StackHooks`] with its [`StreamHooks`]. A hook stands for the method of [`Stack`] or [`Stream`] that has its name, is
 //! given the inner stack or stream as well, and by default calls the method of that one. All other methods are forwarded, except
-//! [`Stream::look`]: a wrapped stream offers none, so every received byte passes through [`StreamHooks::recv`].
+//! [`Stream::peek`]: a wrapped stream offers none, so every received byte passes through [`StreamHooks::recv`].
 //!
 //! ```
 //! use llp::tcp::TcpStack;

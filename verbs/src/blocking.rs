@@ -92,7 +92,7 @@ impl Connection {
     /// Closes in order and waits until both sides have.
     ///
     /// # Errors
-    /// [`Error::NotConnected`] when the connection is gone already.
+    /// [`crate::Error::NotConnected`] when the connection is gone already.
     pub fn disconnect(&self) -> Result<CloseReason> {
         self.device.block_on(self.inner.disconnect())
     }

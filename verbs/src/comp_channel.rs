@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
 use parking_lot::Mutex;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll};
 
@@ -19,6 +20,8 @@ pub struct CompChannel {
     /// Created by the first call of [`CompChannel::fd`].
     set: OnceLock<Arc<ChannelSet>>,
     armed: Mutex<Armed>,
+    /// See [`CompChannel::set_direct`].
+    indirect: AtomicBool,
 }
 
 /// The queues that were armed while the channel had a descriptor, and the shards that it watches for them.
@@ -106,13 +109,19 @@ impl CompChannel {
         self.len() == 0
     }
 
+    /// Whether an arrival may end a sleep on [`CompChannel::fd`] directly; by default it may. Then an event may come of a queue that is
+    /// empty, though nothing was polled. Without it a queue raises an event for a completion alone.
+    pub fn set_direct(&self, direct: bool) {
+        self.indirect.store(!direct, Ordering::Relaxed);
+    }
+
     pub(crate) fn push(&self, queue: Weak<Cq>, wakes: &mut Wakes) {
         self.events.push(queue, wakes);
     }
 
     /// `queue` was armed. Returns whether its shards are to be watched, as the application uses the descriptor.
     pub(crate) fn note_armed(&self, queue: &Weak<Cq>) -> bool {
-        if self.set.get().is_none() {
+        if self.set.get().is_none() || self.indirect.load(Ordering::Relaxed) {
             return false;
         }
         let mut armed = self.armed.lock();

@@ -48,7 +48,7 @@ fn a_mode_that_the_driver_does_not_have() {
     for (interface, mode) in [("br0", "native"), ("br0", "zerocopy"), ("veth0", "zerocopy")] {
         let output = serve(interface, mode).output().expect("uiw starts");
         let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 1), "{said}");
+        assert_eq!((output.status.code(), said.lines().count()), (Some(1), 2), "{said}");
         let says = format!("AF_XDP on {interface}: the interface's driver has no mode={mode}");
         assert!(said.contains(&says) && said.contains("try mode=generic"), "{said}");
     }

@@ -118,7 +118,7 @@ fn what_programs_would_see_is_shown() {
     let mut command = Command::new(uiw());
     command.arg("devices").env("UIW_LLP", "packet:veth0");
     let ended = Running::start(network.client(command)).end();
-    assert_eq!((ended.code, ended.said.lines().count()), (2, 1), "{}", ended.said);
+    assert_eq!((ended.code, ended.said.lines().count()), (2, 2), "{}", ended.said);
     assert!(ended.said.contains("UIW_LLP=packet:veth0: expected tcp"), "{}", ended.said);
 }
 

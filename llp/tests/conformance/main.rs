@@ -167,7 +167,7 @@ fn simulated(link: &Link) -> Peers {
 
 #[test]
 fn simulated_stack() {
-    conforms(|| Ok(simulated(&Link::default())), &[DESCRIPTOR, TO_ITSELF, PEEKS, SHARDS]);
+    conforms(|| Ok(simulated(&Link::default())), &[DESCRIPTOR, PEEKS, SHARDS]);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn simulated_stack_with_latency_and_small_pieces() {
         recv_split: Split::Random(700),
         ..Link::default()
     };
-    conforms(|| Ok(simulated(&link)), &[DESCRIPTOR, TO_ITSELF, PEEKS, SHARDS]);
+    conforms(|| Ok(simulated(&link)), &[DESCRIPTOR, PEEKS, SHARDS]);
 }
 
 /// What a test harness may rely on.

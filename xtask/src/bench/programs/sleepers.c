@@ -9,6 +9,8 @@
 #include "ends.h"
 #include "peers.h"
 #include "sockets.h"
+#include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <string.h>
 
@@ -24,11 +26,30 @@ static struct queues one_queue(struct ibv_context *verbs)
 
 	if (!(channel = ibv_create_comp_channel(verbs)))
 		fail("ibv_create_comp_channel");
+	/* As ibv_get_cq_event(3) has it for poll(2). */
+	if (fcntl(channel->fd, F_SETFL, fcntl(channel->fd, F_GETFL) | O_NONBLOCK))
+		fail("fcntl");
 	cq = make_queue(verbs, 64, channel, 0);
 	return (struct queues){ cq, cq };
 }
 
 static const struct setup setup = { .window = 8, .memory = BYTES };
+
+/* Takes an event of the channel, if there is one, acknowledges it and arms its queue. */
+static void take_event(void)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	if (ibv_get_cq_event(channel, &cq, &context)) {
+		if (errno == EAGAIN)
+			return;
+		fail("ibv_get_cq_event");
+	}
+	ibv_ack_cq_events(cq, 1);
+	if (ibv_req_notify_cq(cq, 0))
+		fail("ibv_req_notify_cq");
+}
 
 /* Waits in poll(2) until a message has come. */
 static void wait_message(struct end *end)
@@ -42,7 +63,7 @@ static void wait_message(struct end *end)
 			continue;
 		if (poll(&polled, 1, -1) != 1)
 			fail("poll");
-		wait_event(channel);
+		take_event();
 	}
 }
 
