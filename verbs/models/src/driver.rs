@@ -29,4 +29,4 @@ pub use mutant::Mutant;
 pub use os::set_tick;
 pub use shard::{Post, Queue, Shard};
 pub(crate) use time::begin;
-pub use time::{JoinHandle, pass, spawn};
+pub use time::{JoinHandle, pass};

@@ -12,7 +12,7 @@
 
 mod driver;
 
-pub use driver::{JoinHandle, Mutant, Post, Queue, Shard, pass, set_tick, spawn};
+pub use driver::{JoinHandle, Mutant, Post, Queue, Shard, pass, set_tick};
 
 use std::process::Command;
 use std::sync::LazyLock;

@@ -4,7 +4,7 @@ use super::handoff::{Handoff, Rest};
 use super::os::{ChannelSet, Instant, StackFd, WakeFd};
 use super::progress::{self, Drive, State};
 use super::sync::{AtomicU32, Mutex, TryMutexGuard};
-use super::time::spawn;
+use super::time::{JoinHandle, spawn};
 use super::watch::Watch;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -125,6 +125,12 @@ impl Shard {
         model(&shard);
         drop(shard);
         background.join();
+    }
+
+    /// Starts a thread that runs `body` on the shard.
+    pub fn spawn(self: &Arc<Self>, body: impl FnOnce(&Arc<Self>) + Send + 'static) -> JoinHandle {
+        let shard = Arc::clone(self);
+        spawn(move || body(&shard))
     }
 
     /// Its completion queue.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_models::{Mutant, Post, Shard, check, finds, is_switched_on, pass, set_tick, spawn};
+use uiw_models::{Mutant, Post, Shard, check, finds, is_switched_on, pass, set_tick};
 
 fn with_background(model: impl Fn(&Arc<Shard>) + Copy + Sync + Send + 'static) {
     // Longer than each time within which the engine takes one call for the sign of another.
@@ -22,14 +22,8 @@ fn with_clock(tick: Duration, model: impl Fn(&Arc<Shard>) + Copy + Sync + Send +
 fn no_post_and_no_command_is_lost() {
     check(|| {
         let shard = Shard::new();
-        let posts = {
-            let shard = Arc::clone(&shard);
-            spawn(move || shard.post(Post::Send))
-        };
-        let commands = {
-            let shard = Arc::clone(&shard);
-            spawn(move || shard.command())
-        };
+        let posts = shard.spawn(|shard| shard.post(Post::Send));
+        let commands = shard.spawn(Shard::command);
         shard.post(Post::Send);
         posts.join();
         commands.join();
@@ -41,13 +35,10 @@ fn no_post_and_no_command_is_lost() {
 #[test]
 fn coalesced_posts_are_served() {
     with_background(|shard| {
-        let poster = {
-            let shard = Arc::clone(shard);
-            spawn(move || {
-                shard.post_coalesced(Post::Send);
-                shard.post_coalesced(Post::Send);
-            })
-        };
+        let poster = shard.spawn(|shard| {
+            shard.post_coalesced(Post::Send);
+            shard.post_coalesced(Post::Send);
+        });
         shard.wait(2);
         poster.join();
     });
@@ -57,10 +48,7 @@ fn coalesced_posts_are_served() {
 #[test]
 fn waiter_sees_the_completions_of_two_pollers() {
     with_background(|shard| {
-        let pollers = [Post::Send, Post::Send].map(|post| {
-            let shard = Arc::clone(shard);
-            spawn(move || shard.post(post))
-        });
+        let pollers = [Post::Send, Post::Send].map(|post| shard.spawn(move |shard| shard.post(post)));
         shard.wait(2);
         for poller in pollers {
             poller.join();
@@ -72,13 +60,10 @@ fn waiter_sees_the_completions_of_two_pollers() {
 #[test]
 fn waiter_sees_an_arrival() {
     with_background(|shard| {
-        let other = {
-            let shard = Arc::clone(shard);
-            spawn(move || {
-                shard.arrive();
-                shard.post(Post::Send);
-            })
-        };
+        let other = shard.spawn(|shard| {
+            shard.arrive();
+            shard.post(Post::Send);
+        });
         shard.wait(2);
         other.join();
     });
@@ -88,13 +73,10 @@ fn waiter_sees_an_arrival() {
 #[test]
 fn waiter_sees_a_deadline() {
     with_background(|shard| {
-        let other = {
-            let shard = Arc::clone(shard);
-            spawn(move || {
-                pass();
-                shard.post(Post::Timer);
-            })
-        };
+        let other = shard.spawn(|shard| {
+            pass();
+            shard.post(Post::Timer);
+        });
         shard.wait(1);
         other.join();
     });
@@ -107,10 +89,7 @@ const NO_POLL_AFTER_ARM: &str = "NoPollAfterArm";
 #[test]
 fn armed_queue_raises_an_event() {
     with_background(move |shard| {
-        let peer = {
-            let shard = Arc::clone(shard);
-            spawn(move || shard.arrive())
-        };
+        let peer = shard.spawn(|shard| shard.arrive());
         take_by_events(shard, 1);
         peer.join();
     });
@@ -136,13 +115,10 @@ fn take_by_events(shard: &Arc<Shard>, count: usize) {
 #[test]
 fn readable_channel_has_an_event() {
     with_background(|shard| {
-        let other = {
-            let shard = Arc::clone(shard);
-            spawn(move || {
-                shard.arrive();
-                shard.post(Post::Send);
-            })
-        };
+        let other = shard.spawn(|shard| {
+            shard.arrive();
+            shard.post(Post::Send);
+        });
         take_by_events(shard, 2);
         other.join();
     });
@@ -153,14 +129,11 @@ fn readable_channel_has_an_event() {
 fn armed_queue_raises_an_event_after_a_wait() {
     // So short that arming is taken for the prelude of another wait, and wakes no thread.
     with_clock(Duration::from_micros(100), |shard| {
-        let other = {
-            let shard = Arc::clone(shard);
-            spawn(move || {
-                // The background thread parks beside a thread that sleeps.
-                pass();
-                shard.arrive();
-            })
-        };
+        let other = shard.spawn(|shard| {
+            // The background thread parks beside a thread that sleeps.
+            pass();
+            shard.arrive();
+        });
         shard.wait(1);
         assert_eq!(shard.queue().pop(), 1);
         other.join();

@@ -1,9 +1,8 @@
 //! Random schedules of more threads.
 #![cfg(feature = "shuttle")]
 
-use std::sync::Arc;
 use std::time::Duration;
-use uiw_models::{Mutant, Post, Shard, check, finds, set_tick, spawn};
+use uiw_models::{Mutant, Post, Shard, check, finds, set_tick};
 
 const SCHEDULES: usize = 20_000;
 
@@ -13,18 +12,14 @@ fn everything(schedules: usize) {
     check(schedules, || {
         set_tick(Duration::from_millis(1));
         Shard::with_background(|shard| {
-            let start = |body: fn(&Arc<Shard>)| {
-                let shard = Arc::clone(shard);
-                spawn(move || body(&shard))
-            };
             let threads = [
-                start(|shard| shard.post(Post::Send)),
-                start(|shard| shard.post_coalesced(Post::Send)),
-                start(|shard| shard.post(Post::Timer)),
-                start(Shard::command),
-                start(|shard| shard.arrive()),
-                start(|shard| shard.wait(2)),
-                start(|shard| shard.wait(5)),
+                shard.spawn(|shard| shard.post(Post::Send)),
+                shard.spawn(|shard| shard.post_coalesced(Post::Send)),
+                shard.spawn(|shard| shard.post(Post::Timer)),
+                shard.spawn(Shard::command),
+                shard.spawn(|shard| shard.arrive()),
+                shard.spawn(|shard| shard.wait(2)),
+                shard.spawn(|shard| shard.wait(5)),
             ];
             shard.wait(5);
             for thread in threads {
