@@ -111,3 +111,42 @@ impl Handshakes {
         self.failures.lock().kept.pop_front()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PEER: SocketAddr = SocketAddr::V4(std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 1));
+
+    #[test]
+    fn as_many_handshakes_as_the_limit_run_side_by_side() {
+        let handshakes = Handshakes::default();
+        for _ in 0..MAX {
+            assert!(handshakes.has_room());
+            handshakes.begin(PEER, std::future::pending());
+        }
+        assert!(!handshakes.has_room());
+        let cx = &mut Context::from_waker(Waker::noop());
+        assert!(handshakes.poll_established(cx).is_pending());
+        assert!(!handshakes.has_room(), "none has ended");
+    }
+
+    #[test]
+    fn the_last_failures_are_kept_and_all_are_counted() {
+        let handshakes = Handshakes::default();
+        let count = KEPT_FAILURES as u32 + 10;
+        for qp_num in 0..count {
+            handshakes.begin(PEER, async move { Err(Error::AlreadyConnected { qp_num }) });
+            let cx = &mut Context::from_waker(Waker::noop());
+            assert!(handshakes.poll_established(cx).is_pending());
+        }
+        assert_eq!(handshakes.failures(), count.into());
+        let kept: Vec<_> = std::iter::from_fn(|| handshakes.take_failure())
+            .map(|failure| match failure.error {
+                Error::AlreadyConnected { qp_num } => qp_num,
+                other => panic!("{other}"),
+            })
+            .collect();
+        assert_eq!(kept, (10..count).collect::<Vec<_>>());
+    }
+}
