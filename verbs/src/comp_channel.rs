@@ -170,8 +170,10 @@ impl CompChannel {
 
     /// Drives the shards that are watched. Returns an event, if need be of an empty queue, where the descriptor may have been readable.
     fn drive(&self) -> Option<Weak<Cq>> {
-        self.set.get()?;
         let watches: Vec<_> = self.armed.lock().watches.iter().filter_map(ShardWatch::get).collect();
+        if watches.is_empty() {
+            return None;
+        }
         let mut readable = Vec::new();
         let event = self.events.pop_found(|| {
             readable
