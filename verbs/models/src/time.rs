@@ -111,7 +111,7 @@ struct End {
 }
 
 /// Starts a thread of the model.
-pub fn spawn(body: impl FnOnce() + Send + 'static) -> JoinHandle {
+pub(super) fn spawn(body: impl FnOnce() + Send + 'static) -> JoinHandle {
     count(|threads| threads.live += 1);
     let end = Arc::new(End::default());
     let its_end = Arc::clone(&end);
