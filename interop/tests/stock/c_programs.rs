@@ -167,6 +167,19 @@ fn threads_are_cancelled_in_waits_and_nowhere_else() {
     Running::start(libraries.command(User::Same, program)).end().well();
 }
 
+/// A program that takes an event for a completion (perftest does), and one that takes a readable channel for an event.
+#[test]
+fn channels_have_the_events_that_programs_expect() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/channels.c");
+    let shared = folder("../xtask/src/bench/programs");
+    let ends = shared.join("ends.c");
+    let flags =
+        ["-Wall", "-Wextra", "-Werror", "-pthread", "-I", &shared.to_string_lossy(), &ends.to_string_lossy()];
+    let Some(program) = compile(&libraries, &source, &flags) else { return };
+    Running::start(libraries.command(User::Same, program)).end().well();
+}
+
 #[test]
 fn programs_that_users_gave() {
     let given = env::var_os(SEED_PROGRAMS).map(PathBuf::from);

@@ -1,0 +1,131 @@
+/*
+ * Events of completion channels while a peer writes what completes nothing here. A blocking channel raises one for a completion alone; a
+ * non-blocking one that poll(2) reports readable has an event.
+ */
+#include "ends.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define CHECK(condition) do { \
+	if (!(condition)) { \
+		fprintf(stderr, "%s:%d: %s (errno %d)\n", __func__, __LINE__, #condition, errno); \
+		exit(EXIT_FAILURE); \
+	} \
+} while (0)
+
+#define BYTES 64
+#define ROUNDS 5
+
+static struct pair pair;
+
+/* Each end has a channel of its own. */
+static struct queues one_queue(struct ibv_context *verbs, void *unused)
+{
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(verbs);
+	struct ibv_cq *cq;
+
+	(void)unused;
+	CHECK(channel);
+	cq = make_queue(verbs, 64, channel, 0);
+	return (struct queues){ cq, cq };
+}
+
+static void await_sent(void)
+{
+	struct ibv_wc wcs[BATCH];
+
+	while (!take(pair.a.cqs.send, wcs))
+		;
+}
+
+static void *write_and_send(void *unused)
+{
+	for (int i = 0; i < 30; i++) {
+		post_write(&pair.a, BYTES, pair.b_region, 0);
+		await_sent();
+		usleep(300);
+	}
+	post_send(&pair.a, BYTES);
+	await_sent();
+	return unused;
+}
+
+static void acknowledge(struct ibv_comp_channel *channel)
+{
+	struct ibv_cq *cq;
+	void *context;
+
+	CHECK(!ibv_get_cq_event(channel, &cq, &context));
+	ibv_ack_cq_events(cq, 1);
+}
+
+/* Takes the event of a completion that was polled, if there is one. */
+static void drain(struct ibv_comp_channel *channel)
+{
+	const int flags = fcntl(channel->fd, F_GETFL);
+	struct ibv_cq *cq;
+	void *context;
+
+	CHECK(!fcntl(channel->fd, F_SETFL, flags | O_NONBLOCK));
+	while (!ibv_get_cq_event(channel, &cq, &context))
+		ibv_ack_cq_events(cq, 1);
+	CHECK(errno == EAGAIN);
+	CHECK(!fcntl(channel->fd, F_SETFL, flags));
+}
+
+/* Receives the Send. */
+static void receive(struct ibv_cq *cq, int nonblocking)
+{
+	struct ibv_wc wcs[BATCH];
+
+	for (;;) {
+		struct pollfd polled = { .fd = cq->channel->fd, .events = POLLIN };
+
+		CHECK(!ibv_req_notify_cq(cq, 0));
+		if (take(cq, wcs))
+			return;
+		if (nonblocking) {
+			CHECK(poll(&polled, 1, 20000) == 1);
+			acknowledge(cq->channel);
+		} else {
+			/* Writes arrive meanwhile. */
+			usleep(2000);
+			acknowledge(cq->channel);
+			CHECK(take(cq, wcs));
+			return;
+		}
+	}
+}
+
+static void rounds(int nonblocking)
+{
+	const int fd = pair.b.cqs.recv->channel->fd;
+
+	CHECK(!fcntl(fd, F_SETFL, nonblocking ? O_NONBLOCK : 0));
+	for (int i = 0; i < ROUNDS; i++) {
+		pthread_t writer;
+
+		/* Arming soon after a wait in one of the library's calls is taken for the beginning of the next one. */
+		usleep(15000);
+		drain(pair.b.cqs.recv->channel);
+		post_recv(&pair.b, BYTES);
+		CHECK(!pthread_create(&writer, NULL, write_and_send, NULL));
+		receive(pair.b.cqs.recv, nonblocking);
+		CHECK(!pthread_join(writer, NULL));
+	}
+}
+
+int main(void)
+{
+	const struct setup setup = { .window = 8, .memory = BYTES };
+
+	pair_connect(&pair, &setup, one_queue, NULL);
+	rounds(0);
+	rounds(1);
+	return EXIT_SUCCESS;
+}
