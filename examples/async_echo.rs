@@ -1,8 +1,8 @@
-//! An echo server and its client as tokio tasks. `verbs::tokio::drive` lets tokio's own thread drive the device: no other thread
+//! An echo server and its client as tokio tasks. `uiw::tokio::drive` lets tokio's own thread drive the device: no other thread
 //! stands between an arrival and the task that waits for it.
 
 use std::error::Error;
-use verbs::{ConnOptions, ConnSettings, Connection, Device, Listener};
+use uiw::{ConnOptions, ConnSettings, Connection, Device, Listener};
 
 async fn echo(connection: Connection) {
     while let Ok(message) = connection.recv().await {
@@ -23,7 +23,7 @@ async fn serve(listener: Listener, device: Device) {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open()?;
-    let driver = tokio::spawn(verbs::tokio::drive(device.clone()));
+    let driver = tokio::spawn(uiw::tokio::drive(device.clone()));
     let listener = Listener::bind(&device, "127.0.0.1:0".parse()?, &ConnOptions::default())?;
     let address = listener.local_addr();
     tokio::spawn(serve(listener, device.clone()));

@@ -1,14 +1,14 @@
 //! What `embed_stream` and `embed_smoltcp` have in common: a host with the memory, the requests and the receives of one end, and what
 //! the two ends say to each other.
 
-use ddp::STag;
-use mpa::Verified;
-use rdmap::{AtomicRequest, TerminateReason};
 use std::error::Error;
-use stream::{
+use uiw_ddp::STag;
+use uiw_mpa::Verified;
+use uiw_rdmap::{AtomicRequest, TerminateReason};
+use uiw_stream::{
     AccessError, Answer, AtomicError, Config, ConnError, Ended, Event, Host, LocalError, Op, PeerKind,
 };
-use stream::{ReceiveError, Received, Remote, Request, Stream, Time};
+use uiw_stream::{ReceiveError, Received, Remote, Request, Stream, Time};
 
 pub(crate) type AnyError = Box<dyn Error + Send + Sync>;
 

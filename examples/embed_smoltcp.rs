@@ -11,7 +11,7 @@ use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
 use smoltcp::time::{Duration, Instant};
 use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr};
 use std::hash::{BuildHasher, RandomState};
-use stream::{Config, Stream, Time, Transmit};
+use uiw_stream::{Config, Stream, Time, Transmit};
 
 /// One end: what the loop keeps for a socket.
 struct End {

@@ -1,5 +1,5 @@
 //! A whole peer over any reader and writer (here a pair of Unix sockets): a pipe, a TLS session, a serial line, a TCP of your own.
-//! No engine and no driver thread: one `stream::Stream`, and a host (`embed_host.rs`) with the memory, the requests and the receives.
+//! No engine and no driver thread: one `uiw_stream::Stream`, and a host (`embed_host.rs`) with the memory, the requests and the receives.
 
 #[path = "embed_host.rs"]
 mod embed_host;
@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
-use stream::{Config, Stream, Time, Transmit};
+use uiw_stream::{Config, Stream, Time, Transmit};
 
 /// Runs a stream to its end. A read that times out lets the stream's deadlines pass; `shut_down` ends the transport's sending half.
 fn run<T: Read + Write>(

@@ -4,11 +4,9 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
-use verbs::cm::{self, CmChannel, CmEventKind};
-use verbs::{
-    Access, ConnOptions, Cq, CqOptions, Device, Memory, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp,
-    SendWr, Sge,
-};
+use uiw::raw::cm::{self, CmChannel, CmEventKind};
+use uiw::raw::{Cq, CqOptions, Memory, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge};
+use uiw::{Access, ConnOptions, Device};
 
 const ROUNDS: u32 = 10_000;
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -16,7 +14,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 struct End {
     device: Device,
     cq: Arc<Cq>,
-    qp: verbs::Qp,
+    qp: Qp,
     memory: RawMr,
 }
 
@@ -58,7 +56,7 @@ impl End {
             let mut failed = None;
             self.cq.poll_with(4, |wc| {
                 received |= wc.wr_id == 1;
-                failed = failed.or((wc.status != verbs::WcStatus::Success).then_some(wc.status));
+                failed = failed.or((wc.status != uiw::WcStatus::Success).then_some(wc.status));
             });
             if let Some(status) = failed {
                 return Err(status.words().into());

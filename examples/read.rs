@@ -2,8 +2,8 @@
 
 use std::error::Error;
 use std::thread;
-use verbs::blocking::{Connection, Listener};
-use verbs::{Access, ConnSettings, Device, RemoteMr, WcError};
+use uiw::blocking::{Connection, Listener};
+use uiw::{Access, ConnSettings, Device, RemoteMr, WcError};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open()?;

@@ -2,8 +2,8 @@
 
 use std::error::Error;
 use std::thread;
-use verbs::blocking::{Connection, Listener};
-use verbs::{ConnSettings, Device};
+use uiw::blocking::{Connection, Listener};
+use uiw::{ConnSettings, Device};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open()?;
@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let listener = Listener::bind(&device, "127.0.0.1:0".parse()?, &settings.options)?;
     let address = listener.local_addr();
 
-    let server = thread::spawn(move || -> Result<(), verbs::WcError> {
+    let server = thread::spawn(move || -> Result<(), uiw::WcError> {
         let connection = listener.accept(&device.alloc_pd()?, &ConnSettings::default())?;
         let message = connection.recv()?;
         println!("server got {:?}", String::from_utf8_lossy(&message));

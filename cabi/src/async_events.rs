@@ -10,7 +10,7 @@ use crate::object::Object;
 use crate::qp::Qp;
 use crate::srq::Srq;
 use std::ffi::c_int;
-use verbs::AsyncEvent;
+use uiw_verbs::AsyncEvent;
 
 /// The result of one attempt to take an event.
 enum Attempt {

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use verbs::DriveGuard;
+use uiw_verbs::DriveGuard;
 
 /// Result of a call of C.
 pub type Result<T> = std::result::Result<T, Errno>;

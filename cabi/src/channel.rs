@@ -25,7 +25,7 @@ pub struct CompChannel {
 
 /// The completion events of a channel, and the queues that they can be about.
 pub(crate) struct CompEvents {
-    engine: Arc<verbs::CompChannel>,
+    engine: Arc<uiw_verbs::CompChannel>,
     /// C's objects by the engine's numbers. The lock is the channel's own, and is held for a look-up alone.
     queues: Mutex<HashMap<u32, Queue>>,
     /// Armings of its queues. Not exact where several threads arm.
@@ -63,7 +63,7 @@ impl CompEvents {
     }
 
     /// The engine's channel.
-    pub(crate) fn engine(&self) -> &Arc<verbs::CompChannel> {
+    pub(crate) fn engine(&self) -> &Arc<uiw_verbs::CompChannel> {
         &self.engine
     }
 
@@ -73,7 +73,7 @@ impl CompEvents {
     }
 
     /// No event about `queue` is given to C from now on.
-    pub(crate) fn remove(&self, queue: &Arc<verbs::Cq>) {
+    pub(crate) fn remove(&self, queue: &Arc<uiw_verbs::Cq>) {
         self.queues.lock().remove(&queue.num());
         self.engine.forget(queue);
     }
@@ -90,7 +90,7 @@ impl CompEvents {
     }
 
     /// Counted under the lock: a queue leaves the table before its destruction waits for delivered events.
-    fn deliver(&self, cq: Option<Arc<verbs::Cq>>) -> Option<*mut ibv_cq> {
+    fn deliver(&self, cq: Option<Arc<uiw_verbs::Cq>>) -> Option<*mut ibv_cq> {
         let number = cq?.num();
         let queues = self.queues.lock();
         let queue = queues.get(&number)?;
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
     boundary::pointer(|| {
         // SAFETY: the caller's promise.
         let open = unsafe { Context::get(context) }?;
-        let engine = Arc::<verbs::CompChannel>::default();
+        let engine = Arc::<uiw_verbs::CompChannel>::default();
         engine.set_direct(false);
         let fd = engine.fd()?.as_raw_fd();
         let events = Arc::new(CompEvents { engine, queues: Mutex::default(), arms: AtomicU32::new(0) });

@@ -19,7 +19,7 @@ pub struct Context {
     /// Its device.
     pub device: &'static Device,
     /// The engine, as this context's own view.
-    pub engine: verbs::Device,
+    pub engine: uiw_verbs::Device,
     /// The kind of device that the program sees.
     pub persona: Persona,
     /// `cmd_fd`: programs take it for the kernel's descriptor of the context, and may duplicate it; it has no function.
@@ -84,7 +84,7 @@ impl Context {
     /// EINVAL when an environment variable has a bad value, EMFILE.
     pub(crate) fn create(
         device: &'static Device,
-        engine: &verbs::Device,
+        engine: &uiw_verbs::Device,
         mut abi: verbs_context,
     ) -> Result<*mut ibv_context> {
         let engine = engine.with_own_events();

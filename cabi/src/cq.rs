@@ -13,13 +13,13 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
-use verbs::{Arm, AsyncEvent, CqOptions, Wc, WcOpcode};
+use uiw_verbs::{Arm, AsyncEvent, CqOptions, Wc, WcOpcode};
 
 /// A queue as C holds it.
 pub struct Cq {
     pub(crate) context: Arc<Context>,
     /// The engine's.
-    pub engine: Arc<verbs::Cq>,
+    pub engine: Arc<uiw_verbs::Cq>,
     channel: Option<Arc<CompEvents>>,
     _in_channel: Option<Used>,
     /// Queue pairs that complete here.
@@ -271,7 +271,7 @@ pub(crate) fn convert(wc: &Wc) -> ibv_wc {
         wr_id: wc.wr_id,
         status: wc.status as c_int,
         opcode: opcode(wc),
-        vendor_err: wc.reason.map_or(0, verbs::WireReason::vendor_err),
+        vendor_err: wc.reason.map_or(0, uiw_verbs::WireReason::vendor_err),
         byte_len: wc.byte_len,
         imm,
         qp_num: wc.qp_num,

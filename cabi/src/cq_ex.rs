@@ -8,7 +8,7 @@ use crate::cq::{self, Cq, CqInit, imm_and_flags};
 use crate::errno::Errno;
 use crate::object::Object;
 use std::ffi::{c_int, c_uint};
-use verbs::Wc;
+use uiw_verbs::Wc;
 
 /// `ibv_create_cq_ex`.
 ///
@@ -158,7 +158,7 @@ macro_rules! fields {
 
 fields! {
     read_opcode: c_int = cq::opcode;
-    read_vendor_err: u32 = |wc| wc.reason.map_or(0, verbs::WireReason::vendor_err);
+    read_vendor_err: u32 = |wc| wc.reason.map_or(0, uiw_verbs::WireReason::vendor_err);
     read_byte_len: u32 = |wc| wc.byte_len;
     read_imm_data: u32 = |wc| imm_and_flags(wc).0;
     read_qp_num: u32 = |wc| wc.qp_num;

@@ -3,7 +3,7 @@
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use std::cell::UnsafeCell;
-use verbs::Wc;
+use uiw_verbs::Wc;
 
 /// Locked from a successful `ibv_start_poll` to `ibv_end_poll`.
 pub(crate) struct Cursor {

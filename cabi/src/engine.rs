@@ -7,14 +7,14 @@ use crate::inherited;
 use crate::settings::Settings;
 use crate::signals::Held;
 use crate::stack;
-use llp::Stack;
-use llp::capture::{CaptureStack, PcapSink};
-use llp::fault::FaultStack;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
 use std::time::Duration;
-use verbs::{Device, DeviceOptions, Limits};
+use uiw_llp::Stack;
+use uiw_llp::capture::{CaptureStack, PcapSink};
+use uiw_llp::fault::FaultStack;
+use uiw_verbs::{Device, DeviceOptions, Limits};
 
 /// Reads and atomics outstanding on one queue pair: programs keep the number in one byte.
 pub(crate) const MAX_RD_ATOMIC: u16 = 255;

@@ -2,7 +2,7 @@
 
 use std::ffi::c_int;
 use std::fmt;
-use verbs::Error;
+use uiw_verbs::Error;
 
 /// An error number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,11 +61,11 @@ impl From<std::io::Error> for Errno {
     }
 }
 
-impl From<mem::RegisterError> for Errno {
-    fn from(error: mem::RegisterError) -> Self {
+impl From<uiw_mem::RegisterError> for Errno {
+    fn from(error: uiw_mem::RegisterError) -> Self {
         tracing::debug!(%error, "registration refused");
         match error {
-            mem::RegisterError::TooManyEntries { .. } => Self::NOMEM,
+            uiw_mem::RegisterError::TooManyEntries { .. } => Self::NOMEM,
             _ => Self::INVAL,
         }
     }

@@ -27,7 +27,7 @@ pub(crate) trait Forked: Send + Sync + 'static {
     fn before_fork(&mut self) {}
 
     /// Called in the child. Locks inside of the state may be held by threads that the child does not have: what contains such
-    /// locks is forgotten (`mem::forget`), not dropped.
+    /// locks is forgotten (`uiw_mem::forget`), not dropped.
     fn in_child(&mut self);
 }
 

@@ -7,10 +7,10 @@ use crate::errno::Errno;
 use crate::object::{Body, Object};
 use crate::pd;
 use crate::users::Used;
-use mem::ReregError;
 use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint, c_void};
-use verbs::{Access, Memory, RawMr, STag};
+use uiw_mem::ReregError;
+use uiw_verbs::{Access, Memory, RawMr, STag};
 
 /// A region as C holds it.
 pub struct Mr {

@@ -10,7 +10,7 @@ use crate::pd;
 use crate::qp::Qp;
 use crate::users::Used;
 use std::ffi::c_int;
-use verbs::{Access, Bind, RawMw, STag, SendFlags, SendOp, SendWr, WindowType};
+use uiw_verbs::{Access, Bind, RawMw, STag, SendFlags, SendOp, SendWr, WindowType};
 
 /// A window as C holds it.
 pub struct Mw {

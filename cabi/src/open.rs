@@ -19,7 +19,7 @@ pub(crate) fn open(device: &'static Device) -> Result<*mut ibv_context> {
 ///
 /// # Errors
 /// As [`Context::create`].
-pub(crate) fn open_on(device: &'static Device, engine: &verbs::Device) -> Result<*mut ibv_context> {
+pub(crate) fn open_on(device: &'static Device, engine: &uiw_verbs::Device) -> Result<*mut ibv_context> {
     // Vector 0 lets the engine choose; every other one is a shard.
     let vectors = c_int::try_from(engine.shards() + 1).unwrap_or(c_int::MAX);
     Context::create(device, engine, functions(vectors))

@@ -14,7 +14,7 @@ pub struct Pd {
     /// Its context.
     pub context: Arc<Context>,
     /// The engine's; a parent domain is another handle of the domain under it.
-    pub engine: verbs::Pd,
+    pub engine: uiw_verbs::Pd,
     /// C's objects in it.
     pub users: Users,
     /// Of a parent domain: the one under it is in use.

@@ -3,7 +3,7 @@
 
 use crate::abi::device as dev;
 use std::ffi::c_int;
-use verbs::QpState;
+use uiw_verbs::QpState;
 
 /// The kind of device that programs see.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

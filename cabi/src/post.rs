@@ -10,7 +10,7 @@ use crate::qp::Qp;
 use crate::srq::Srq;
 use std::ffi::c_int;
 use std::mem::offset_of;
-use verbs::{PostError, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge};
+use uiw_verbs::{PostError, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge};
 
 const _: () = {
     assert!(size_of::<Sge>() == size_of::<ibv_sge>() && align_of::<Sge>() == align_of::<ibv_sge>());

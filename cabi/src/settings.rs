@@ -3,13 +3,13 @@
 use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::persona::Persona;
-use llp::Spec;
-use llp::fault::{Faults, Flip, Split};
 use std::env;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use verbs::{ConnOptions, FpduSize, Revision};
+use uiw_llp::Spec;
+use uiw_llp::fault::{Faults, Flip, Split};
+use uiw_verbs::{ConnOptions, FpduSize, Revision};
 
 /// One environment variable.
 pub struct Variable {
@@ -150,7 +150,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "UIW_LOG",
-        values: "off, error, warn, info, debug, trace, or filters such as verbs=trace",
+        values: "off, error, warn, info, debug, trace, or filters such as uiw_verbs=trace",
         what: "log to standard error",
         set: |s, v| {
             s.log = Some(v.to_owned());
@@ -239,7 +239,7 @@ fn fpdu(text: &str) -> std::result::Result<FpduSize, &'static str> {
         "segment" => FpduSize::Segment,
         "large" => FpduSize::Large,
         number => match number.parse::<u16>() {
-            Ok(size) if (mpa::MIN_MULPDU..=mpa::MAX_ULPDU).contains(&usize::from(size)) => {
+            Ok(size) if (uiw_mpa::MIN_MULPDU..=uiw_mpa::MAX_ULPDU).contains(&usize::from(size)) => {
                 FpduSize::Fixed(size)
             }
             _ => return Err("expected auto, segment, large or 128 to 64768 bytes"),

@@ -10,13 +10,13 @@ use crate::pd;
 use crate::users::{Unacknowledged, Used, Users};
 use std::ffi::c_int;
 use std::sync::Arc;
-use verbs::{AsyncEvent, SrqAttr};
+use uiw_verbs::{AsyncEvent, SrqAttr};
 
 /// A queue as C holds it.
 pub struct Srq {
     context: Arc<Context>,
     /// The engine's.
-    pub engine: Arc<verbs::Srq>,
+    pub engine: Arc<uiw_verbs::Srq>,
     /// Queue pairs that take from it.
     pub users: Users,
     /// Asynchronous events that the program holds.

@@ -4,11 +4,11 @@
 use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::settings::Settings;
-use llp::Stack;
-use llp::capability::refusal;
-use llp::smol::SmolConfig;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use uiw_llp::Stack;
+use uiw_llp::capability::refusal;
+use uiw_llp::smol::SmolConfig;
 
 /// Dynamic ports (RFC 6335 section 6).
 const DYNAMIC: std::ops::RangeInclusive<u16> = 49152..=65535;

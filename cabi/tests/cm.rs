@@ -1,13 +1,13 @@
 //! The connection manager's exported functions as a program in C calls them, where no stock program does.
 
-use cabi::abi::{rdma_cm_event, rdma_event_channel};
-use cabi::cm;
-use cabi::errno::Errno;
 use std::os::unix::thread::JoinHandleExt;
 use std::ptr;
 use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
+use uiw_cabi::abi::{rdma_cm_event, rdma_event_channel};
+use uiw_cabi::cm;
+use uiw_cabi::errno::Errno;
 
 /// A channel that goes from thread to thread, as C's pointers do.
 #[derive(Clone, Copy)]

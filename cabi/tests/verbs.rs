@@ -1,13 +1,13 @@
 //! The exported functions as a program in C calls them: two queue pairs connected out of band, on loopback, in this process.
 
-use cabi::abi::{self, cq as cqf, event as kinds, qp as flags, wr};
-use cabi::abi::{
-    ibv_context, ibv_cq, ibv_cq_ex, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_sge, ibv_srq, ibv_wc,
-};
-use cabi::{async_events, channel, cq, device, mr, open, pd, qp, srq};
 use std::ffi::{CStr, c_int, c_uint};
 use std::ptr;
 use std::time::{Duration, Instant};
+use uiw_cabi::abi::{self, cq as cqf, event as kinds, qp as flags, wr};
+use uiw_cabi::abi::{
+    ibv_context, ibv_cq, ibv_cq_ex, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_sge, ibv_srq, ibv_wc,
+};
+use uiw_cabi::{async_events, channel, cq, device, mr, open, pd, qp, srq};
 
 const ACCESS: c_int = 1 | 2 | 4 | 8 | 16;
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
-use verbs::{ConnOptions, FpduSize, PeerProfile};
+use uiw_verbs::{ConnOptions, FpduSize, PeerProfile};
 
 /// rping's port, and so the one of `uiw serve`.
 pub(crate) const DEFAULT_PORT: u16 = 7174;
@@ -41,7 +41,7 @@ impl FromStr for Fpdu {
             "segment" => FpduSize::Segment,
             "large" => FpduSize::Large,
             number => match number.parse() {
-                Ok(size) if (mpa::MIN_MULPDU..=mpa::MAX_ULPDU).contains(&usize::from(size)) => {
+                Ok(size) if (uiw_mpa::MIN_MULPDU..=uiw_mpa::MAX_ULPDU).contains(&usize::from(size)) => {
                     FpduSize::Fixed(size)
                 }
                 _ => return Err("expected auto, segment, large or 128 to 64768 bytes".to_owned()),

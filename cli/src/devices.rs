@@ -3,10 +3,10 @@
 use crate::fail::{Failure, Result};
 use crate::open::Global;
 use crate::text;
-use cabi::device::{attributes, netdev, netdev::NetDev};
-use cabi::settings::Settings;
-use llp::Spec;
 use serde_json::json;
+use uiw_cabi::device::{attributes, netdev, netdev::NetDev};
+use uiw_cabi::settings::Settings;
+use uiw_llp::Spec;
 
 /// Show the devices that programs see.
 #[derive(Clone, Debug, clap::Args)]

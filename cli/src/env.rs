@@ -2,9 +2,9 @@
 
 use crate::fail::{Failure, Result};
 use crate::text;
-use cabi::settings::{Settings, VARIABLES};
 use serde_json::json;
 use std::env;
+use uiw_cabi::settings::{Settings, VARIABLES};
 
 /// Show the environment variables.
 #[derive(Clone, Debug, clap::Args)]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::process::ExitCode;
-use verbs::{Error, Wc, WcStatus};
+use uiw_verbs::{Error, Wc, WcStatus};
 
 /// Exit codes of every command. The text is part of `--help`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ Exit codes:
   4  the peer misbehaved, or the connection was lost
 
 Environment:
-  UIW_LOG  what to log on standard error, for instance `debug` or `verbs=trace`";
+  UIW_LOG  what to log on standard error, for instance `debug` or `uiw_verbs=trace`";
 
 /// Why a command ended. Printed as `error: what: why`, and `hint: fix` on a second line.
 #[derive(Debug)]
@@ -133,17 +133,17 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<verbs::WcError> for Failure {
-    fn from(error: verbs::WcError) -> Self {
+impl From<uiw_verbs::WcError> for Failure {
+    fn from(error: uiw_verbs::WcError) -> Self {
         match error {
-            verbs::WcError::Refused(error) => error.into(),
+            uiw_verbs::WcError::Refused(error) => error.into(),
             error => Self::lost("an operation failed", error),
         }
     }
 }
 
-impl From<verbs::PostError> for Failure {
-    fn from(error: verbs::PostError) -> Self {
+impl From<uiw_verbs::PostError> for Failure {
+    fn from(error: uiw_verbs::PostError) -> Self {
         Self::local("cannot post a request", error)
     }
 }

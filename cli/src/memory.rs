@@ -2,14 +2,14 @@
 
 use crate::fail::{Failure, Result};
 use std::ops::Range;
-use verbs::{Access, Memory, Pd, RawMr, Remote, RemoteMr, Sge};
+use uiw_verbs::{Access, Memory, Pd, RawMr, Remote, RemoteMr, Sge};
 
 /// Bytes of the engine's that requests name. The commands copy in and out of a part only while no request of theirs names it;
 /// what a peer may write at any time is registered shared and copied atomically by the engine.
 pub(crate) struct Buffer {
     mr: RawMr,
     /// All of it, and what requests call it: the same as long as it is registered, so that no message asks again.
-    whole: mem::Span,
+    whole: uiw_mem::Span,
     addr: u64,
     lkey: u32,
 }
@@ -99,12 +99,12 @@ impl Buffer {
         Ok(None)
     }
 
-    pub(crate) fn stag(&self) -> verbs::STag {
-        verbs::STag(self.mr.rkey())
+    pub(crate) fn stag(&self) -> uiw_verbs::STag {
+        uiw_verbs::STag(self.mr.rkey())
     }
 
     /// All of it, if the `len` bytes from `offset` on are inside.
-    fn pin(&self, offset: usize, len: usize) -> Result<mem::Pinned<'_>> {
+    fn pin(&self, offset: usize, len: usize) -> Result<uiw_mem::Pinned<'_>> {
         let failed = |why: &dyn std::fmt::Display| Failure::local("cannot access memory", why);
         if offset.saturating_add(len) > self.whole.len() {
             self.mr.region().span(offset, len).map_err(|error| failed(&error))?;

@@ -5,8 +5,8 @@ use crate::memory::Buffer;
 use crate::qp_setup::{Half, Link, RECV, Until, Wait, completions, post_recvs};
 use std::net::SocketAddr;
 use std::ops::Range;
-use verbs::cm::ConnRequest;
-use verbs::{ConnOptions, Sge, WcStatus};
+use uiw_verbs::cm::ConnRequest;
+use uiw_verbs::{ConnOptions, Sge, WcStatus};
 
 /// A connection whose messages arrive in slots of a ring.
 pub(crate) struct MsgConn {

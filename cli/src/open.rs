@@ -1,15 +1,15 @@
 //! What every command opens: logging, and devices whose bytes may be captured.
 
 use crate::fail::{Exit, Failure, Result};
-use llp::capability;
-use llp::capture::{CaptureStack, PcapSink};
-use llp::{Spec, SpecError};
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use tracing_subscriber::EnvFilter;
-use verbs::{Device, DeviceOptions, Limits};
+use uiw_llp::capability;
+use uiw_llp::capture::{CaptureStack, PcapSink};
+use uiw_llp::{Spec, SpecError};
+use uiw_verbs::{Device, DeviceOptions, Limits};
 
 /// Options of every command.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -87,7 +87,7 @@ impl Opener {
     /// A device with limits of its own.
     pub(crate) fn device_with(&self, limits: Limits) -> Result<Device> {
         let stack = self.llp.open().map_err(|error| self.refused(&error))?;
-        let stack: Box<dyn llp::Stack> = match &self.sink {
+        let stack: Box<dyn uiw_llp::Stack> = match &self.sink {
             Some(sink) => Box::new(CaptureStack::new(stack, Arc::clone(sink), "uiw")),
             None => stack,
         };
@@ -127,7 +127,7 @@ impl Opener {
 fn log(verbose: u8) -> Result<()> {
     let filter = match std::env::var("UIW_LOG") {
         Ok(text) => EnvFilter::try_new(&text).map_err(|error| {
-            Failure::usage(format!("UIW_LOG={text}"), error, "use for instance `debug` or `verbs=trace`")
+            Failure::usage(format!("UIW_LOG={text}"), error, "use for instance `debug` or `uiw_verbs=trace`")
         })?,
         Err(_) => EnvFilter::new(match verbose {
             0 => "off",

@@ -10,8 +10,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
-use verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
-use verbs::{
+use uiw_verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
+use uiw_verbs::{
     Arm, ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, SendFlags, SendOp,
     SendWr, Sge, Srq, Wc, WcStatus,
 };

@@ -2,15 +2,15 @@
 
 use crate::fail::{Exit, Failure, Result};
 use crate::open::Global;
-use cabi::persona::Persona;
-use cabi::settings::Settings;
-use cabi::sysfs;
 use std::env;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use uiw_cabi::persona::Persona;
+use uiw_cabi::settings::Settings;
+use uiw_cabi::sysfs;
 
 /// Exit codes of `uiw run`.
 pub(crate) const EXIT_CODES: &str = "\

@@ -3,10 +3,10 @@
 use crate::fail::{Exit, Failure, Result};
 use crate::stop::Stop;
 use crate::text;
-use llp::wan::{Bridge, Counts, PortCounts, Profile, Side};
 use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
+use uiw_llp::wan::{Bridge, Counts, PortCounts, Profile, Side};
 
 /// What `--help` says behind the options.
 pub(crate) const HELP: &str = "\

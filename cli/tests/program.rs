@@ -414,13 +414,13 @@ fn a_capture_of_a_run_is_followed_to_its_end() {
 
 #[test]
 fn foreign_peers_are_echoed() {
-    use verbs::blocking::Connection;
+    use uiw_verbs::blocking::Connection;
     let server = Server::start();
-    let device = verbs::Device::open().unwrap();
+    let device = uiw_verbs::Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
-    let settings = |private_data: &[u8]| verbs::ConnSettings {
+    let settings = |private_data: &[u8]| uiw_verbs::ConnSettings {
         private_data: private_data.to_vec(),
-        ..verbs::ConnSettings::default()
+        ..uiw_verbs::ConnSettings::default()
     };
     let peer = server.address.parse().unwrap();
     let connection = Connection::connect(&device, &pd, peer, &settings(b"somebody else's")).unwrap();
@@ -431,7 +431,7 @@ fn foreign_peers_are_echoed() {
     }
     connection.disconnect().unwrap();
     let unknown = Connection::connect(&device, &pd, peer, &settings(b"uiw-perf/99 {}"));
-    assert!(matches!(unknown, Err(verbs::Error::Rejected { .. })), "{unknown:?}");
+    assert!(matches!(unknown, Err(uiw_verbs::Error::Rejected { .. })), "{unknown:?}");
 }
 
 /// `uiw serve` at an address: what it says on standard error before it is ended.

@@ -11,7 +11,7 @@ use crate::wire::Untagged;
 /// For each segment call [`check`](Self::check), place the payload, then call [`placed`](Self::placed).
 ///
 /// ```
-/// # use ddp::{Delivered, Placement, Untagged, UntaggedRx};
+/// # use uiw_ddp::{Delivered, Placement, Untagged, UntaggedRx};
 /// let mut queue = UntaggedRx::new(1);
 /// let first = Untagged { last: false, rsvd_ulp: 0x43, rsvd_ulp32: 0, qn: 0, msn: 1, mo: 0 };
 /// assert_eq!(queue.check(&first, 100, Some(150)), Ok(Placement { offset: 0 }));

@@ -28,7 +28,7 @@ pub struct Segments {
 /// A `max_payload` of 0 counts as 1.
 ///
 /// ```
-/// # use ddp::{Segment, segments};
+/// # use uiw_ddp::{Segment, segments};
 /// let cut: Vec<_> = segments(10, 4).map(|s| (s.offset, s.len, s.last)).collect();
 /// assert_eq!(cut, [(0, 4, false), (4, 4, false), (8, 2, true)]);
 /// assert_eq!(segments(0, 4).count(), 1);

@@ -8,7 +8,7 @@ use core::fmt;
 /// chooses, and a key of 8 bits, which the consumer may choose.
 ///
 /// ```
-/// # use ddp::STag;
+/// # use uiw_ddp::STag;
 /// let stag = STag::from_parts(0x0012_34A5, 0x01);
 /// assert_eq!((stag.index(), stag.key()), (0x12_34A5, 1));
 /// assert_eq!(STag(0x0000_00FE).key(), 0xFE);

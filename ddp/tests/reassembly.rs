@@ -1,7 +1,7 @@
 //! Messages cut by one end and put together by the other, with nothing but bytes in between.
 
-use ddp::{Header, Placement, STag, Tagged, Untagged, UntaggedError, UntaggedRx, segments};
 use proptest::prelude::*;
+use uiw_ddp::{Header, Placement, STag, Tagged, Untagged, UntaggedError, UntaggedRx, segments};
 
 /// The segments of `message` as they go to the layer below.
 fn untagged_segments(message: &[u8], msn: u32, max_payload: u32) -> Vec<Vec<u8>> {

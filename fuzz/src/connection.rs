@@ -9,9 +9,11 @@ mod peer;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use llp::sim::{Link, Network, Split};
-use llp::{ListenOptions, Stack, StreamOptions, Token};
-use verbs::{CapabilityExchange, ConnOptions, Device, DeviceOptions, Limits, Progress, Revision, RtrKinds};
+use uiw_llp::sim::{Link, Network, Split};
+use uiw_llp::{ListenOptions, Stack, StreamOptions, Token};
+use uiw_verbs::{
+    CapabilityExchange, ConnOptions, Device, DeviceOptions, Limits, Progress, Revision, RtrKinds,
+};
 
 use crate::input::Input;
 use application::Application;

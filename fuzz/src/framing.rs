@@ -1,9 +1,9 @@
 //! FPDUs, with and without Markers and CRCs: a sender that lies here and there, and a receiver that is given the stream
 //! in pieces of any size. What must arrive is known beforehand.
 
-use mpa::rx::{FpduError, FpduRx, Step};
-use mpa::tx::FpduTx;
-use mpa::{MAX_ULPDU, crc32c};
+use uiw_mpa::rx::{FpduError, FpduRx, Step};
+use uiw_mpa::tx::FpduTx;
+use uiw_mpa::{MAX_ULPDU, crc32c};
 
 use crate::input::Input;
 

@@ -4,9 +4,6 @@
 //! asks for a wrong one; otherwise nothing would get past the CRC. The same functions run under libFuzzer
 //! (`fuzz/libfuzzer`) and, over the committed corpora, as ordinary tests (`tests/corpora.rs`).
 
-// The name that the host of the stream's tests has for that crate.
-extern crate stream as uiw_stream;
-
 pub mod connection;
 pub mod framing;
 pub mod input;

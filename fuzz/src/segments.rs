@@ -1,9 +1,9 @@
 //! DDP and RDMAP receiving: verified ULPDUs, right and wrong, into a receiver that places them in buffers of its own. It
 //! models what a correct sender would do next, so right segments must be taken and wrong ones refused.
 
-use ddp::{Header, STag, Segment, Tagged, Untagged, UntaggedRx, segments};
-use mpa::MAX_ULPDU;
-use rdmap::{
+use uiw_ddp::{Header, STag, Segment, Tagged, Untagged, UntaggedRx, segments};
+use uiw_mpa::MAX_ULPDU;
+use uiw_rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, Control, Extensions, Fault, HeaderCopy, ImmediateData, Inbound,
     Opcode, Quoted, ReadRequest, StreamRx, Terminate, TerminateReason, send_imm_header, tagged_header,
     untagged_header,

@@ -1,9 +1,9 @@
 //! MPA's start-up: frames right and wrong at either role, and dialogues between two of ours.
 
-use mpa::startup::{
+use uiw_mpa::startup::{
     Config, Initiator, Negotiated, Outcome, Responder, Revision, RtrKinds, StartupError, StartupRefusal,
 };
-use mpa::wire::startup::{Enhanced, Frame, FrameKind, HEADER_LEN, MAX_PRIVATE_DATA, NOT_NEGOTIATED};
+use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind, HEADER_LEN, MAX_PRIVATE_DATA, NOT_NEGOTIATED};
 
 use crate::input::Input;
 

@@ -8,10 +8,10 @@ mod host;
 
 use std::time::Duration;
 
-use ddp::{Header, STag, Tagged, Untagged};
-use mpa::startup::{Initiator, Negotiated, Outcome, Responder, Revision, RtrKinds};
-use mpa::tx::FpduTx;
-use rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
+use uiw_ddp::{Header, STag, Tagged, Untagged};
+use uiw_mpa::startup::{Initiator, Negotiated, Outcome, Responder, Revision, RtrKinds};
+use uiw_mpa::tx::FpduTx;
+use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 use uiw_stream::{CapabilityExchange, Config, Event, FpduSize, Op, Piece, Remote, Stream, Time, Transmit};
 
 use crate::input::Input;
@@ -385,7 +385,7 @@ impl Peer {
         let last = input.u8() < 220;
         let len = input.pick(&[20, 0, 1, 4, 8, 400, 1400]);
         let mut payload = vec![0x70; len];
-        let tagged = |opcode, (stag, to)| Header::Tagged(rdmap::tagged_header(opcode, stag, to, last));
+        let tagged = |opcode, (stag, to)| Header::Tagged(uiw_rdmap::tagged_header(opcode, stag, to, last));
         let header = match input.below(10) {
             0 | 1 => tagged(Opcode::Write, place(input)),
             2 => {
@@ -399,7 +399,7 @@ impl Peer {
                 payload = ReadRequest { sink_stag: STag(1), sink_to: 0, len, source_stag, source_to }
                     .emit()
                     .to_vec();
-                self.untagged(Opcode::ReadRequest, rdmap::QN_READ, true, input)
+                self.untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, true, input)
             }
             5 => {
                 let (stag, to) = place(input);
@@ -408,11 +408,11 @@ impl Peer {
                 let request =
                     AtomicRequest { op, request_id: 1, stag, to, data, mask, compare, compare_mask };
                 payload = request.emit().to_vec();
-                self.untagged(Opcode::AtomicRequest, rdmap::QN_READ, true, input)
+                self.untagged(Opcode::AtomicRequest, uiw_rdmap::QN_READ, true, input)
             }
             6 => {
                 payload = AtomicResponse { request_id: u32::from(input.u8()), original: 1 }.emit().to_vec();
-                self.untagged(Opcode::AtomicResponse, rdmap::QN_ATOMIC_RESPONSE, true, input)
+                self.untagged(Opcode::AtomicResponse, uiw_rdmap::QN_ATOMIC_RESPONSE, true, input)
             }
             7 => {
                 let opcode = input.pick(&[
@@ -422,10 +422,11 @@ impl Peer {
                     Opcode::Terminate,
                     Opcode::SendImm,
                 ]);
-                let qn = if opcode == Opcode::Terminate { rdmap::QN_TERMINATE } else { rdmap::QN_SEND };
+                let qn =
+                    if opcode == Opcode::Terminate { uiw_rdmap::QN_TERMINATE } else { uiw_rdmap::QN_SEND };
                 self.untagged(opcode, qn, last, input)
             }
-            _ => self.untagged(Opcode::Send, rdmap::QN_SEND, last, input),
+            _ => self.untagged(Opcode::Send, uiw_rdmap::QN_SEND, last, input),
         };
         let header_len = if matches!(header, Header::Tagged(_)) { Tagged::LEN } else { Untagged::LEN };
         let mut fpdu = vec![0; 2 + header_len];
@@ -450,6 +451,6 @@ impl Peer {
             *msn = msn.wrapping_add(1);
         }
         let mo = if input.u8() < 240 { 0 } else { input.u32() };
-        Header::Untagged(rdmap::untagged_header(opcode, qn, now, mo, last, input.u8().into()))
+        Header::Untagged(uiw_rdmap::untagged_header(opcode, qn, now, mo, last, input.u8().into()))
     }
 }

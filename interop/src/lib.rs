@@ -17,7 +17,7 @@ pub const SKIP_LOG: &str = "UIW_SKIP_LOG";
 /// A program that the calling test needs, or a note that the test did not run.
 ///
 /// ```
-/// let Some(shell) = interop::require("sh") else { return };
+/// let Some(shell) = uiw_interop::require("sh") else { return };
 /// assert!(shell.is_absolute());
 /// ```
 #[must_use = "without the program the test must return"]

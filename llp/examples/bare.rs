@@ -10,9 +10,6 @@
 //!
 //! Every process serves or makes one connection. Results are one line of JSON.
 
-use llp::Spec;
-use llp::smol::xdp::XdpLink;
-use llp::smol::{Frame, Link, SmolConfig};
 use smoltcp::iface::{Config, Interface, PollResult, SocketSet};
 use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp::{CongestionControl, Socket, SocketBuffer, State};
@@ -24,6 +21,9 @@ use std::error::Error;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
+use uiw_llp::Spec;
+use uiw_llp::smol::xdp::XdpLink;
+use uiw_llp::smol::{Frame, Link, SmolConfig};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 

@@ -5,8 +5,8 @@
 //! streams on them, drives both as the engine does, and says which promise is broken. Feature `conformance`.
 //!
 //! ```
-//! use llp::conformance::{self, Peers};
-//! use llp::sim::Network;
+//! use uiw_llp::conformance::{self, Peers};
+//! use uiw_llp::sim::Network;
 //! use std::net::Ipv4Addr;
 //!
 //! let report = conformance::run(|| {

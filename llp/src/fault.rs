@@ -9,8 +9,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use mem::{IoVec, IoVecMut};
 use parking_lot::Mutex;
+use uiw_mem::{IoVec, IoVecMut};
 
 pub use crate::sim::Split;
 use crate::{

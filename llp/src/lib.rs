@@ -12,7 +12,7 @@
 //!
 //! # A TCP of your own
 //!
-//! Another TCP implements three traits, and is passed to `verbs::Device::with_stack`; everything else stays the same.
+//! Another TCP implements three traits, and is passed to `uiw_verbs::Device::with_stack`; everything else stays the same.
 //!
 //! * The engine calls a stack and its streams from the driving thread, one at a time, and never while a call lasts: state that
 //!   streams and stack share is best behind one mutex (`smol` does so). Nothing may block.
@@ -28,8 +28,8 @@
 //! * A [`Stream`] that is dropped is closed, not cut: what was sent is still delivered, then a FIN. Only [`Stream::abort`] cuts. After
 //!   [`Stream::shutdown`] bytes still come in. Events of a token that does not exist any more are ignored.
 //! * Options that a stack has no means for it ignores; values that it detects as wrong are an [`OptionError`].
-//! * [`Stream::send`] takes [`mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
-//!   copied out with [`mem::IoVec::copy_to`] or given to a system call. What it takes must leave in order, and what was taken is the
+//! * [`Stream::send`] takes [`uiw_mem::IoVec`]s: registered memory that peers may write meanwhile, so no slice of it is made; they are
+//!   copied out with [`uiw_mem::IoVec::copy_to`] or given to a system call. What it takes must leave in order, and what was taken is the
 //!   stack's: the memory may be used again.
 //! * A stack whose receive buffers are in the process offers [`Stream::peek`]: FPDUs are then verified where they lie.
 //! * A TCP that ends with its process implements [`Stack::drain`].
@@ -42,7 +42,7 @@
 //!
 //! [`wan`] emulates paths, between two interfaces or under smoltcp in one process.
 //!
-//! Payload is registered memory and comes as [`mem::IoVec`]: no stack sees a slice of it.
+//! Payload is registered memory and comes as [`uiw_mem::IoVec`]: no stack sees a slice of it.
 
 pub mod capability;
 pub mod capture;
@@ -120,13 +120,13 @@ pub trait Stream: Any + Send {
     /// `WouldBlock`: there is no room. `InvalidInput`: no byte was given. `BrokenPipe`, `ConnectionReset`, `TimedOut`:
     /// the connection is gone. [`is_memory_fault`]: one of the buffers is not mapped, and nothing was sent; to find out
     /// which, send them one by one. Never a SIGPIPE.
-    fn send(&mut self, bufs: &[mem::IoVec<'_>]) -> io::Result<usize>;
+    fn send(&mut self, bufs: &[uiw_mem::IoVec<'_>]) -> io::Result<usize>;
 
     /// Receives into `bufs` what is there. `Ok(0)` is the peer's FIN.
     ///
     /// # Errors
     /// As for [`Stream::send`].
-    fn recv(&mut self, bufs: &mut [mem::IoVecMut<'_>]) -> io::Result<usize>;
+    fn recv(&mut self, bufs: &mut [uiw_mem::IoVecMut<'_>]) -> io::Result<usize>;
 
     /// Received bytes where they lie, from a stack whose receive buffers are in this process: they can be looked at, and used,
     /// without the copy that [`Stream::recv`] makes. Without any bytes it is the peer's FIN. `Ok(None)`, always the same for a

@@ -3,7 +3,7 @@
 //!
 //! ```
 //! use std::{net::Ipv4Addr, time::Duration};
-//! use llp::{Interest, ListenOptions, Stack, StreamOptions, Token, sim::{Link, Network}};
+//! use uiw_llp::{Interest, ListenOptions, Stack, StreamOptions, Token, sim::{Link, Network}};
 //!
 //! let network = Network::new(1);
 //! network.set_default_link(Link { latency: Duration::from_millis(5), ..Link::default() });
@@ -34,8 +34,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mem::{IoVec, IoVecMut};
 use parking_lot::{Mutex, MutexGuard};
+use uiw_mem::{IoVec, IoVecMut};
 
 use crate::{Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo, StreamOptions, Token};
 pub(crate) use link::Random;

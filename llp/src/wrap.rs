@@ -6,9 +6,9 @@
 //! [`Stream::peek`]: a wrapped stream offers none, so every received byte passes through [`StreamHooks::recv`].
 //!
 //! ```
-//! use llp::tcp::TcpStack;
-//! use llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack};
-//! use llp::{Stack, Stream, StreamOptions, Token};
+//! use uiw_llp::tcp::TcpStack;
+//! use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack};
+//! use uiw_llp::{Stack, Stream, StreamOptions, Token};
 //! use std::sync::atomic::{AtomicUsize, Ordering};
 //! use std::{io, sync::Arc};
 //!
@@ -25,7 +25,7 @@
 //! }
 //!
 //! impl StreamHooks for Count {
-//!     fn send(&mut self, inner: &mut dyn Stream, bufs: &[mem::IoVec<'_>]) -> io::Result<usize> {
+//!     fn send(&mut self, inner: &mut dyn Stream, bufs: &[uiw_mem::IoVec<'_>]) -> io::Result<usize> {
 //!         inner.send(bufs).inspect(|sent| _ = self.0.fetch_add(*sent, Ordering::Relaxed))
 //!     }
 //! }
@@ -34,7 +34,7 @@
 //! let mut stack = WrappedStack { inner: Box::new(TcpStack::new()?), hooks: count.clone() };
 //! let mut stream = stack.connect_self(([127, 0, 0, 1], 0).into(), &StreamOptions::default(), Token(1))?;
 //! while !stream.connect_result()? {}
-//! stream.send(&[mem::IoVec::from(&b"four"[..])])?;
+//! stream.send(&[uiw_mem::IoVec::from(&b"four"[..])])?;
 //! assert_eq!(count.0.load(Ordering::Relaxed), 4);
 //! # Ok::<(), io::Error>(())
 //! ```
@@ -42,12 +42,12 @@
 use crate::{
     Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo, StreamOptions, Token, foreign_stream,
 };
-use mem::{IoVec, IoVecMut};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
+use uiw_mem::{IoVec, IoVecMut};
 
 /// The method that made a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

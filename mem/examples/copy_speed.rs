@@ -5,7 +5,7 @@
 
 use std::{hint::black_box, time::Instant};
 
-use mem::{Access, Limits, Memory, PdId, Right, StreamId, Table, bench};
+use uiw_mem::{Access, Limits, Memory, PdId, Right, StreamId, Table, bench};
 
 /// Bytes copied for one figure.
 const WORK: usize = 1 << 30;

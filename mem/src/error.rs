@@ -1,6 +1,6 @@
 //! One variant for each rule that can be broken, carrying the value that broke it.
 
-use ddp::STag;
+use uiw_ddp::STag;
 
 use crate::{Access, PdId, Right, StreamId};
 

@@ -40,7 +40,6 @@ mod table;
 pub use access::{Access, PdId, Right, StreamId, WindowType};
 #[doc(hidden)]
 pub use copy::bench;
-pub use ddp::STag;
 pub use error::{
     BindError, DeregisterError, FastRegisterError, Gone, InvalidateError, LocalError, RegisterError,
     RemoteError, ReregError, Unaligned,
@@ -50,3 +49,4 @@ pub use memory::{Memory, give_back_free_pages, share_arenas};
 pub use region::Region;
 pub use span::{Pinned, Span};
 pub use table::{Entry, EntryKind, Limits, MrCache, Rereg, Table, Window};
+pub use uiw_ddp::STag;

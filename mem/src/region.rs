@@ -3,8 +3,8 @@
 use core::{fmt, ptr::NonNull};
 use std::sync::Arc;
 
-use ddp::STag;
 use parking_lot::Mutex;
+use uiw_ddp::STag;
 
 use crate::{
     Access, LocalError, Memory, PdId, RegisterError, Span, StreamId,

@@ -8,7 +8,7 @@ use core::{
 };
 use std::sync::Arc;
 
-use ddp::STag;
+use uiw_ddp::STag;
 
 use crate::{
     Gone, IoVec, IoVecMut, Region, Unaligned, copy,

@@ -18,8 +18,8 @@ use core::{
 };
 use std::{collections::HashMap, sync::Arc};
 
-use ddp::STag;
 use parking_lot::{Mutex, RwLock};
+use uiw_ddp::STag;
 
 use crate::{
     Access, DeregisterError, LocalError, Memory, PdId, Region, RegisterError, RemoteError, ReregError, Right,

@@ -2,8 +2,8 @@
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
-use mpa::rx::{FpduRx, Step};
-use mpa::tx::FpduTx;
+use uiw_mpa::rx::{FpduRx, Step};
+use uiw_mpa::tx::FpduTx;
 
 fn main() {
     divan::main();
@@ -24,7 +24,7 @@ fn built(tx: &mut FpduTx, buffer: &mut Vec<u8>, size: usize) {
 #[divan::bench(args = SIZES)]
 fn crc32c(bencher: Bencher<'_, '_>, size: usize) {
     let bytes = vec![0x5A; size];
-    bencher.counter(BytesCount::new(size)).bench_local(|| mpa::crc32c(black_box(&bytes)));
+    bencher.counter(BytesCount::new(size)).bench_local(|| uiw_mpa::crc32c(black_box(&bytes)));
 }
 
 #[divan::bench(args = SIZES, consts = [0, 1, 2])]

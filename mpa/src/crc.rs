@@ -6,7 +6,7 @@
 /// kept and continued several ways.
 ///
 /// ```
-/// use mpa::Crc32c;
+/// use uiw_mpa::Crc32c;
 /// let whole = Crc32c::new().update(b"123456789").finish();
 /// assert_eq!(whole, 0xE306_9283);
 /// assert_eq!(Crc32c::new().update(b"1234").update(b"56789").finish(), whole);
@@ -61,7 +61,7 @@ impl Default for Crc32c {
 /// The CRC32C of `bytes`, fast for short inputs as well.
 ///
 /// ```
-/// assert_eq!(mpa::crc32c(b"123456789"), 0xE306_9283);
+/// assert_eq!(uiw_mpa::crc32c(b"123456789"), 0xE306_9283);
 /// ```
 #[inline]
 #[must_use]

@@ -57,11 +57,11 @@ pub struct Fpdu<'a> {
 /// bytes that were not verified:
 ///
 /// ```compile_fail,E0423
-/// let forged = mpa::Verified(b"no CRC was checked");
+/// let forged = uiw_mpa::Verified(b"no CRC was checked");
 /// ```
 ///
 /// ```compile_fail,E0308
-/// let place: fn(mpa::Verified<'_>) = |_| {};
+/// let place: fn(uiw_mpa::Verified<'_>) = |_| {};
 /// place(b"no CRC was checked");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

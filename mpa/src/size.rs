@@ -36,8 +36,8 @@ pub const fn pad_len(ulpdu_len: usize) -> usize {
 /// Bytes of the FPDU around a ULPDU of `ulpdu_len` bytes, without Markers: always a multiple of four.
 ///
 /// ```
-/// assert_eq!(mpa::fpdu_len(42), 48);
-/// assert_eq!(mpa::fpdu_len(0), 8);
+/// assert_eq!(uiw_mpa::fpdu_len(42), 48);
+/// assert_eq!(uiw_mpa::fpdu_len(0), 8);
 /// ```
 #[inline]
 #[must_use]
@@ -49,8 +49,8 @@ pub const fn fpdu_len(ulpdu_len: usize) -> usize {
 /// [`MIN_MULPDU`] and [`MAX_ULPDU`].
 ///
 /// ```
-/// assert_eq!(mpa::mulpdu(1460, false), 1454);
-/// assert_eq!(mpa::mulpdu(1460, true), 1442);
+/// assert_eq!(uiw_mpa::mulpdu(1460, false), 1454);
+/// assert_eq!(uiw_mpa::mulpdu(1460, true), 1442);
 /// ```
 #[must_use]
 pub const fn mulpdu(emss: usize, markers: bool) -> usize {

@@ -1,8 +1,8 @@
 //! FPDUs against RFC 5044: its figures, a second encoder that walks the stream word by word, and streams that
 //! are cut anywhere or damaged.
 
-use mpa::{Crc32c, Fpdu, FpduError, FpduRx, FpduTx, MAX_ULPDU, MIN_FPDU, Step, crc32c};
 use proptest::prelude::*;
+use uiw_mpa::{Crc32c, Fpdu, FpduError, FpduRx, FpduTx, MAX_ULPDU, MIN_FPDU, Step, crc32c};
 
 /// The FPDU of RFC 5044 Figure 5, with the Marker before it.
 const FIGURE_5: &[u8] = &[
@@ -168,7 +168,7 @@ fn a_larger_ulpdu_is_taken() {
     let ulpdu = pattern(65_535);
     for markers in [false, true] {
         let mut bytes = by_walking(0, &ulpdu, true, markers);
-        assert!(bytes.len() <= mpa::MAX_FPDU_ON_WIRE);
+        assert!(bytes.len() <= uiw_mpa::MAX_FPDU_ON_WIRE);
         let fpdu = receive(&mut FpduRx::new(true, markers), &mut bytes);
         assert!(*fpdu.ulpdu == *ulpdu);
     }

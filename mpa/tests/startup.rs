@@ -1,8 +1,8 @@
 //! The startup dialogue: every combination of what two ends want, and frames that are wrong.
 
-use mpa::startup::*;
-use mpa::wire::startup::{Enhanced, Frame, FrameError, FrameKind, KEY_REPLY, KEY_REQUEST};
 use proptest::prelude::*;
+use uiw_mpa::startup::*;
+use uiw_mpa::wire::startup::{Enhanced, Frame, FrameError, FrameKind, KEY_REPLY, KEY_REQUEST};
 
 /// Revision 1, so that a test can be about the rest.
 fn plain() -> Config {

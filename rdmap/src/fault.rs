@@ -1,6 +1,6 @@
 //! From an error of any layer to the Terminate that reports it.
 
-use ddp::{HeaderError, STag, TaggedError, UntaggedError};
+use uiw_ddp::{HeaderError, STag, TaggedError, UntaggedError};
 
 use crate::TerminateReason;
 use crate::stream::RdmapError;

@@ -2,12 +2,12 @@
 //! [RFC 7306]. **No I/O, no clock, no unsafe code**; `no_std` + `alloc`.
 //!
 //! ```text
-//!   ddp::Header ──▶ StreamRx::admit ──▶ Inbound: what the segment is, now that it may be here
+//!   uiw_ddp::Header ──▶ StreamRx::admit ──▶ Inbound: what the segment is, now that it may be here
 //!                          │
 //!                          └▶ RdmapError ─┐
 //!   ddp errors, mpa errors, protection ───┴▶ Fault ──▶ Terminate ──▶ the one message that may still be sent
 //!
-//!   Opcode ──▶ untagged_header / tagged_header ──▶ ddp::Header
+//!   Opcode ──▶ untagged_header / tagged_header ──▶ uiw_ddp::Header
 //! ```
 //!
 //! [`wire`] has the formats, [`StreamRx`] the rules of a stream, [`Fault`] the one table that says which error

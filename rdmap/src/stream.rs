@@ -1,6 +1,6 @@
 //! The rules of an RDMAP stream: which segments may be there, and what they are (RFC 5040 sections 5 and 7.2).
 
-use ddp::{Header, STag, Tagged, Untagged};
+use uiw_ddp::{Header, STag, Tagged, Untagged};
 
 use crate::wire::{Control, FormatError, VERSION};
 use crate::{Opcode, QN_ATOMIC_RESPONSE, QN_SEND, QN_TERMINATE};

@@ -1,8 +1,8 @@
 //! Atomic operations against the pseudo-code of RFC 7306, bit by bit.
 
-use ddp::STag;
 use proptest::prelude::*;
-use rdmap::{AtomicOp, AtomicRequest, AtomicResponse};
+use uiw_ddp::STag;
+use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse};
 
 /// RFC 7306 section 5.1.1, line for line.
 fn fetch_add(old: u64, add: u64, mask: u64) -> u64 {

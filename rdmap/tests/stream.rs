@@ -1,7 +1,7 @@
 //! The rules of a stream: every opcode, on every kind of buffer and queue, with and without extensions.
 
-use ddp::{Header, STag, Tagged, Untagged};
-use rdmap::*;
+use uiw_ddp::{Header, STag, Tagged, Untagged};
+use uiw_rdmap::*;
 
 const ALL: Extensions = Extensions { immediate: true, atomic: true, send_imm: true };
 const NONE: Extensions = Extensions { immediate: false, atomic: false, send_imm: false };

@@ -1,8 +1,8 @@
 //! Terminates: what is quoted, what is read from other makes, and what is made of garbage.
 
-use ddp::{HeaderError, STag, TaggedError, UntaggedError};
 use proptest::prelude::*;
-use rdmap::*;
+use uiw_ddp::{HeaderError, STag, TaggedError, UntaggedError};
+use uiw_rdmap::*;
 
 /// A Send's header, with its payload behind.
 const SEND: &[u8] = &[0x41, 0x43, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, b'h', b'i'];
@@ -197,7 +197,7 @@ fn a_tagged_header_under_an_untagged_error() {
     let bytes = [&[0x12, 0x05, 0xC0, 0, 0, 16][..], &WRITE[..14]].concat();
     let header = Terminate::parse(&bytes).unwrap().ddp_header.unwrap();
     assert_eq!(header.as_slice(), &WRITE[..14]);
-    assert!(matches!(header.header(), Ok(ddp::Header::Tagged(_))));
+    assert!(matches!(header.header(), Ok(uiw_ddp::Header::Tagged(_))));
 }
 
 /// Terminates of the Linux siw driver, bytes behind the DDP header as seen on the wire: what siw means by them,

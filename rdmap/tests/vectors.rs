@@ -4,12 +4,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use ddp::{Header, STag, Tagged, TaggedError, Untagged, UntaggedRx};
-use mpa::startup::{Config, Initiator, Outcome, Responder, Revision};
-use mpa::wire::startup::{Enhanced, Frame, FrameKind};
-use mpa::{Fpdu, FpduError, FpduRx, FpduTx, Step};
-use rdmap::*;
 use serde::Deserialize;
+use uiw_ddp::{Header, STag, Tagged, TaggedError, Untagged, UntaggedRx};
+use uiw_mpa::startup::{Config, Initiator, Outcome, Responder, Revision};
+use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
+use uiw_mpa::{Fpdu, FpduError, FpduRx, FpduTx, Step};
+use uiw_rdmap::*;
 
 #[derive(Deserialize)]
 struct Conversation {
@@ -154,7 +154,7 @@ impl<'a> Fields<'a> {
 fn crc32c_values() {
     let sums: Sums = read("crc32c.json");
     for sum in sums.vectors {
-        let crc = mpa::crc32c(&unhex(&sum.data_hex)).to_le_bytes();
+        let crc = uiw_mpa::crc32c(&unhex(&sum.data_hex)).to_le_bytes();
         assert_eq!(crc[..], unhex(&sum.crc_wire_hex), "{}", sum.name);
     }
 }

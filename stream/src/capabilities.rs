@@ -5,8 +5,8 @@
 //! request: STag = magic, TO = capabilities and a nonce. A uiw responder answers with another magic and a function of that nonce,
 //! so that echoed or zero values are not recognised as a uiw peer.
 
-use ddp::STag;
-use rdmap::Extensions;
+use uiw_ddp::STag;
+use uiw_rdmap::Extensions;
 
 const REQUEST: STag = STag(0x7569_7731);
 const ANSWER: STag = STag(0x7569_7732);

@@ -8,9 +8,9 @@ use crate::stream::{Phase, Stream};
 use crate::timers::Timer;
 use alloc::boxed::Box;
 use core::time::Duration;
-use ddp::Header;
-use mpa::startup::StartupRefusal;
-use rdmap::{Fault, MpaFault, Origin, Terminate};
+use uiw_ddp::Header;
+use uiw_mpa::startup::StartupRefusal;
+use uiw_rdmap::{Fault, MpaFault, Origin, Terminate};
 
 /// Longest time for the last Reads of a peer after the host has let go.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -132,7 +132,14 @@ impl<M> Stream<M> {
         let terminate = if whole { self.terminate_for(&error) } else { None };
         if let Some(terminate) = &terminate {
             // The last FPDU of the stream, behind what is started.
-            let header = rdmap::untagged_header(rdmap::Opcode::Terminate, rdmap::QN_TERMINATE, 1, 0, true, 0);
+            let header = uiw_rdmap::untagged_header(
+                uiw_rdmap::Opcode::Terminate,
+                uiw_rdmap::QN_TERMINATE,
+                1,
+                0,
+                true,
+                0,
+            );
             self.sender.send_control(&Header::Untagged(header), &terminate.emit());
         }
         let lost = error.is_fatal_to_transport() || !whole;
@@ -219,8 +226,10 @@ impl<M> Stream<M> {
     fn request_of(&self, header: &Header) -> Named {
         match header {
             Header::Tagged(tagged) => Named::Write { stag: tagged.stag, to: tagged.to },
-            Header::Untagged(untagged) if untagged.qn == rdmap::QN_SEND => Named::Send { msn: untagged.msn },
-            Header::Untagged(untagged) if untagged.qn == rdmap::QN_READ => {
+            Header::Untagged(untagged) if untagged.qn == uiw_rdmap::QN_SEND => {
+                Named::Send { msn: untagged.msn }
+            }
+            Header::Untagged(untagged) if untagged.qn == uiw_rdmap::QN_READ => {
                 let mut outstanding = self.shared.reads.outstanding.iter();
                 let named = outstanding.find(|read| read.msn == untagged.msn);
                 named.and_then(|read| read.origin.request()).map_or(Named::Oldest, Named::Request)

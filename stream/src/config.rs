@@ -2,7 +2,7 @@
 
 use crate::CapabilityExchange;
 use core::time::Duration;
-use mpa::startup;
+use uiw_mpa::startup;
 
 /// How large the FPDUs are that the stream sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

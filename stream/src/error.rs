@@ -3,10 +3,10 @@
 use crate::reads::QuotedSegment;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use ddp::{STag, TaggedError};
-use mpa::rx::FpduError;
-use mpa::startup::{ConfigError, StartupRefusal};
-use rdmap::{Fault, MpaFault, Origin, Protection, RdmapError, Terminate};
+use uiw_ddp::{STag, TaggedError};
+use uiw_mpa::rx::FpduError;
+use uiw_mpa::startup::{ConfigError, StartupRefusal};
+use uiw_rdmap::{Fault, MpaFault, Origin, Protection, RdmapError, Terminate};
 
 /// Why the peer may not do to our memory what it asks for: the checks of [`crate::Host`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -178,7 +178,7 @@ pub enum StartupFailure {
     },
     /// The peer's frame is wrong.
     #[error(transparent)]
-    Frame(#[from] mpa::startup::StartupError),
+    Frame(#[from] uiw_mpa::startup::StartupError),
     /// Our own settings are illegal.
     #[error(transparent)]
     Config(#[from] ConfigError),

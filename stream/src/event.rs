@@ -4,9 +4,9 @@ use crate::PeerKind;
 use crate::error::{ConnError, StartupFailure};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use ddp::STag;
-use mpa::startup::{Negotiated, Request};
-use rdmap::Terminate;
+use uiw_ddp::STag;
+use uiw_mpa::startup::{Negotiated, Request};
+use uiw_rdmap::Terminate;
 
 /// Something that happened to a stream: see [`crate::Stream::poll_event`].
 #[derive(Debug)]

@@ -4,10 +4,10 @@ use crate::error::{AccessError, AtomicError, LocalError};
 use crate::request::Request;
 use alloc::vec::Vec;
 use core::ops::Range;
-use ddp::STag;
-use mpa::Verified;
-use mpa::crc::Crc32c;
-use rdmap::AtomicRequest;
+use uiw_ddp::STag;
+use uiw_mpa::Verified;
+use uiw_mpa::crc::Crc32c;
+use uiw_rdmap::AtomicRequest;
 
 /// The program around a stream: the memory that peers reach, the queues of requests and receives, and what becomes of them.
 ///
@@ -16,16 +16,16 @@ use rdmap::AtomicRequest;
 /// that the segment is legal at this place of the stream. What reaches a peer's memory was verified first: no other bytes compile.
 ///
 /// ```compile_fail,E0308
-/// fn write_unverified(host: &mut impl stream::Host, bytes: &[u8]) {
-///     let _ = host.write(ddp::STag(1), 0, bytes);
+/// fn write_unverified(host: &mut impl uiw_stream::Host, bytes: &[u8]) {
+///     let _ = host.write(uiw_ddp::STag(1), 0, bytes);
 /// }
 /// ```
 ///
 /// With [`Verified`] bytes the same call does:
 ///
 /// ```
-/// fn write(host: &mut impl stream::Host, bytes: mpa::Verified<'_>) {
-///     let _ = host.write(ddp::STag(1), 0, bytes);
+/// fn write(host: &mut impl uiw_stream::Host, bytes: uiw_mpa::Verified<'_>) {
+///     let _ = host.write(uiw_ddp::STag(1), 0, bytes);
 /// }
 /// ```
 pub trait Host {

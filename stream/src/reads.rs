@@ -2,8 +2,8 @@
 
 use crate::acks::Acks;
 use alloc::collections::VecDeque;
-use ddp::STag;
-use rdmap::{AtomicRequest, Quoted, ReadRequest};
+use uiw_ddp::STag;
+use uiw_rdmap::{AtomicRequest, Quoted, ReadRequest};
 
 /// A Read or atomic of ours that waits for its answer.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ impl QuotedSegment {
         Quoted {
             segment_len: self.segment_len,
             header: &self.bytes[..usize::from(self.header_len)],
-            read_request: self.bytes[..usize::from(self.kept)].get(ddp::Untagged::LEN..Self::LEN),
+            read_request: self.bytes[..usize::from(self.kept)].get(uiw_ddp::Untagged::LEN..Self::LEN),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Requests that a stream sends.
 
-use ddp::STag;
+use uiw_ddp::STag;
 
 /// A place in the peer's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub enum Op {
         /// The peer's STag.
         stag: STag,
     },
-    /// Send with immediate: an extension between uiw peers ([`rdmap::Opcode::SendImm`]).
+    /// Send with immediate: an extension between uiw peers ([`uiw_rdmap::Opcode::SendImm`]).
     SendImm {
         /// The immediate.
         imm: u32,

@@ -10,7 +10,7 @@ use crate::{Config, Established, Event, Time};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::time::Duration;
-use mpa::startup::{ConfigError, Initiator, Negotiated, Outcome, Request, Revision, Rtr, RtrKinds};
+use uiw_mpa::startup::{ConfigError, Initiator, Negotiated, Outcome, Request, Revision, Rtr, RtrKinds};
 
 /// How often, and at which distance, the capability request is repeated towards a peer that has sent nothing: siw's responder can
 /// miss the first FPDU.

@@ -14,8 +14,8 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::time::Duration;
-use ddp::STag;
-use mpa::startup::{ConfigError, Initiator, Request, Responder};
+use uiw_ddp::STag;
+use uiw_mpa::startup::{ConfigError, Initiator, Request, Responder};
 
 /// How far a stream is.
 #[derive(Debug)]

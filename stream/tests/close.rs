@@ -1,13 +1,11 @@
 //! How streams end: in order, by the host, by the transport; and what becomes of requests and of FPDUs that are partly sent.
 
-extern crate stream as uiw_stream;
-
 mod common;
 
 use common::{Pair, at, config_with, pattern};
-use rdmap::TerminateReason;
 use std::time::Duration;
-use stream::{Config, ConnError, FpduSize, Named, Op, Stream};
+use uiw_rdmap::TerminateReason;
+use uiw_stream::{Config, ConnError, FpduSize, Named, Op, Stream};
 
 fn pair() -> Pair {
     Pair::open(Config::default(), Config::default())
@@ -66,8 +64,8 @@ fn next_transmit(pair: &mut Pair, n: usize) -> Option<Option<usize>> {
     let now = pair.now;
     let end = &mut pair.ends[n];
     match end.stream.poll_transmit(&mut end.host, now)? {
-        stream::Transmit::Fin => Some(None),
-        stream::Transmit::Bytes(batch) => {
+        uiw_stream::Transmit::Fin => Some(None),
+        uiw_stream::Transmit::Bytes(batch) => {
             let len = batch.len() as usize;
             end.stream.handle_sent(&mut end.host, len, now);
             Some(Some(len))
@@ -216,8 +214,8 @@ fn forward(pair: &mut Pair) -> Option<Option<usize>> {
     let now = pair.now;
     let [end, peer] = &mut pair.ends;
     match end.stream.poll_transmit(&mut end.host, now)? {
-        stream::Transmit::Fin => Some(None),
-        stream::Transmit::Bytes(batch) => {
+        uiw_stream::Transmit::Fin => Some(None),
+        uiw_stream::Transmit::Bytes(batch) => {
             let mut bytes = Vec::new();
             batch.append_to(&mut bytes);
             end.stream.handle_sent(&mut end.host, bytes.len(), now);
@@ -390,7 +388,7 @@ fn nothing_follows_a_fin() {
     pair.ends[0].incoming.extend(&reply);
     pair.run();
     assert_eq!(pair.ends[1].sent, reply);
-    assert!(matches!(pair.ends[1].kind, Some(stream::PeerKind::Capable(_))), "its request has come");
+    assert!(matches!(pair.ends[1].kind, Some(uiw_stream::PeerKind::Capable(_))), "its request has come");
     assert!(pair.ends[1].stream.has_nothing_due());
 }
 

@@ -1,13 +1,11 @@
 //! Every operation, both ways at once, over every framing; and the same result however the wire cuts the bytes.
 
-extern crate stream as uiw_stream;
-
 mod common;
 
 use common::{MEMORY, Pair, at, config_with, pattern};
-use ddp::STag;
 use proptest::prelude::*;
-use stream::{CapabilityExchange, Config, FpduSize, Op, PeerKind, Received, ReceivedKind};
+use uiw_ddp::STag;
+use uiw_stream::{CapabilityExchange, Config, FpduSize, Op, PeerKind, Received, ReceivedKind};
 
 /// Where things are in the memory of each end.
 const WRITTEN: u64 = 0;
@@ -142,7 +140,7 @@ fn setting(bits: u32) -> Config {
             _ => FpduSize::Fixed(999),
         };
         if bits & 128 != 0 {
-            config.startup.rtr = mpa::startup::RtrKinds { write: false, read: true, send: false };
+            config.startup.rtr = uiw_mpa::startup::RtrKinds { write: false, read: true, send: false };
         }
     })
 }
@@ -297,9 +295,9 @@ fn extensions_are_used_where_the_peer_has_them() {
         let id = pair.ends[0].post(op, &[1; 8]);
         pair.run();
         let ended = pair.ends[0].ended.as_ref().expect("ended");
-        assert_eq!(ended.named, stream::Named::Request(id));
+        assert_eq!(ended.named, uiw_stream::Named::Request(id));
         assert!(ended.error.to_string().starts_with("the peer does not support "), "{}", ended.error);
-        assert_eq!(pair.ends[1].terminated_by_peer(), rdmap::TerminateReason::LocalCatastrophic);
+        assert_eq!(pair.ends[1].terminated_by_peer(), uiw_rdmap::TerminateReason::LocalCatastrophic);
         pair.assert_over();
     }
 }
@@ -311,8 +309,8 @@ fn immediate_data_counts_the_write_in_front_of_it_alone() {
     pair.receives(1, 2, 64);
     pair.ends[0].post(Op::Write { remote: at(0) }, &[1; 100]);
     pair.ends[0].post(Op::Send, b"between");
-    let header = rdmap::untagged_header(rdmap::Opcode::Immediate, rdmap::QN_SEND, 2, 0, true, 0);
-    pair.inject(1, &ddp::Header::Untagged(header), &[0, 0, 0, 9, 0, 0, 0, 0]);
+    let header = uiw_rdmap::untagged_header(uiw_rdmap::Opcode::Immediate, uiw_rdmap::QN_SEND, 2, 0, true, 0);
+    pair.inject(1, &uiw_ddp::Header::Untagged(header), &[0, 0, 0, 9, 0, 0, 0, 0]);
     let kind = ReceivedKind::Immediate { imm: 9, write_len: 0 };
     assert_eq!(pair.ends[1].host.received[1].0.kind, kind);
 }

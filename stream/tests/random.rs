@@ -3,14 +3,12 @@
 //! The hosts of `common` check what they are asked; here every deadline is checked to be consumed when it is served, and that both
 //! streams come to their end.
 
-extern crate stream as uiw_stream;
-
 mod common;
 
 use common::{Decision, Pair, at, config_with, pattern};
-use mpa::startup::{Revision, RtrKinds};
 use std::time::Duration;
-use stream::{CapabilityExchange, Config, FpduSize, LocalError, Op, Stream, Time};
+use uiw_mpa::startup::{Revision, RtrKinds};
+use uiw_stream::{CapabilityExchange, Config, FpduSize, LocalError, Op, Stream, Time};
 
 /// SplitMix64.
 struct Random(u64);

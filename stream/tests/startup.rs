@@ -1,14 +1,12 @@
 //! Start-up in both roles: every revision, model and RTR kind, rejects, the fall-back, time-outs, broken frames.
 
-extern crate stream as uiw_stream;
-
 mod common;
 
 use common::{Decision, End, Pair, at, config_with};
-use mpa::startup::{Revision, Rtr, RtrKinds};
-use rdmap::TerminateReason;
 use std::time::Duration;
-use stream::{CapabilityExchange, Config, ConnError, Event, Op, PeerKind, StartupFailure, Stream};
+use uiw_mpa::startup::{Revision, Rtr, RtrKinds};
+use uiw_rdmap::TerminateReason;
+use uiw_stream::{CapabilityExchange, Config, ConnError, Event, Op, PeerKind, StartupFailure, Stream};
 
 const RTR_KINDS: [Rtr; 3] = [Rtr::Write, Rtr::Read, Rtr::Send];
 
@@ -167,14 +165,14 @@ fn the_rtr_message_must_come_in_time() {
 
 /// The start-up frame of `end`.
 fn first_bytes(end: &mut End) -> Vec<u8> {
-    let Some(stream::Transmit::Bytes(batch)) =
-        end.stream.poll_transmit(&mut end.host, stream::Time::default())
+    let Some(uiw_stream::Transmit::Bytes(batch)) =
+        end.stream.poll_transmit(&mut end.host, uiw_stream::Time::default())
     else {
         panic!("nothing is due")
     };
     let mut bytes = Vec::new();
     batch.append_to(&mut bytes);
-    end.stream.handle_sent(&mut end.host, bytes.len(), stream::Time::default());
+    end.stream.handle_sent(&mut end.host, bytes.len(), uiw_stream::Time::default());
     bytes
 }
 
@@ -252,9 +250,10 @@ fn a_stream_whose_time_for_start_up_is_over_is_not_reconnected() {
 fn the_transport_may_be_lost_at_any_point_of_start_up() {
     let config = Config::default();
     let mut connecting =
-        Stream::<Vec<u8>>::connect(config.clone(), b"", ddp::STag(9), 1, stream::Time::default()).unwrap();
+        Stream::<Vec<u8>>::connect(config.clone(), b"", uiw_ddp::STag(9), 1, uiw_stream::Time::default())
+            .unwrap();
     let mut host = common::TestHost::new();
-    connecting.handle_lost(&mut host, stream::Time::default());
+    connecting.handle_lost(&mut host, uiw_stream::Time::default());
     assert!(matches!(connecting.poll_event(), Some(Event::Failed(StartupFailure::Lost))));
     assert!(connecting.is_over() && connecting.poll_event().is_none());
     for decision in [Decision::Wait, Decision::Accept] {
@@ -324,21 +323,21 @@ fn a_foreign_peer_is_found_out_without_a_pause_or_after_one() {
     assert_eq!((pair.ends[0].kind, pair.ends[0].sent.len()), (None, lengths[5]));
     pair.advance(ms(1));
     assert_eq!(pair.ends[0].kind, Some(PeerKind::Foreign));
-    assert_eq!(pair.ends[0].stream.poll_timeout(), stream::Time::NEVER);
+    assert_eq!(pair.ends[0].stream.poll_timeout(), uiw_stream::Time::NEVER);
     assert_works(&mut pair);
 }
 
 #[test]
 fn a_stream_to_itself_needs_no_peer() {
-    let now = stream::Time::default();
-    let mut stream = Stream::<Vec<u8>>::loopback(Config::default(), ddp::STag(9), now);
+    let now = uiw_stream::Time::default();
+    let mut stream = Stream::<Vec<u8>>::loopback(Config::default(), uiw_ddp::STag(9), now);
     let mut host = common::TestHost::new();
     host.receives.push_back(64);
     stream.handle_connected(now);
     assert!(matches!(stream.poll_event(), Some(Event::Established(_))));
     host.post(Op::Send, b"to myself");
     let mut bytes = Vec::new();
-    let Some(stream::Transmit::Bytes(batch)) = stream.poll_transmit(&mut host, now) else {
+    let Some(uiw_stream::Transmit::Bytes(batch)) = stream.poll_transmit(&mut host, now) else {
         panic!("nothing")
     };
     batch.append_to(&mut bytes);

@@ -1,25 +1,23 @@
 //! What the stream answers to a peer that breaks a rule: which Terminate, which receive fails, which request is named.
 
-extern crate stream as uiw_stream;
-
 mod common;
 
 use common::{MEMORY, Pair, at, config_with, pattern, send_header};
-use ddp::{Header, STag};
-use rdmap::{AtomicOp, AtomicRequest, Opcode, ReadRequest, TerminateReason as Reason};
 use std::time::Duration;
-use stream::{Config, ConnError, Named, Op, ReceiveError, Stream};
+use uiw_ddp::{Header, STag};
+use uiw_rdmap::{AtomicOp, AtomicRequest, Opcode, ReadRequest, TerminateReason as Reason};
+use uiw_stream::{Config, ConnError, Named, Op, ReceiveError, Stream};
 
 fn pair() -> Pair {
     Pair::open(Config::default(), Config::default())
 }
 
 fn tagged(opcode: Opcode, stag: STag, to: u64) -> Header {
-    Header::Tagged(rdmap::tagged_header(opcode, stag, to, true))
+    Header::Tagged(uiw_rdmap::tagged_header(opcode, stag, to, true))
 }
 
 fn untagged(opcode: Opcode, qn: u32, msn: u32, mo: u32) -> Header {
-    Header::Untagged(rdmap::untagged_header(opcode, qn, msn, mo, true, 0))
+    Header::Untagged(uiw_rdmap::untagged_header(opcode, qn, msn, mo, true, 0))
 }
 
 /// The responder gets one FPDU that is wrong, and says so.
@@ -62,11 +60,11 @@ fn sends_out_of_order_and_too_long() {
     assert_eq!(over.ends[1].host.failed_receives, [ReceiveError::TooLong]);
     assert_eq!((over.ends[1].host.received.len(), over.ends[1].host.receives.len()), (0, 1));
     refused(pair(), &untagged(Opcode::Send, 1, 1, 0), b"x", Reason::UnexpectedOpcode);
-    let queue = Header::Untagged(ddp::Untagged { qn: 7, ..send_of(&send_header(1, 0, true)) });
+    let queue = Header::Untagged(uiw_ddp::Untagged { qn: 7, ..send_of(&send_header(1, 0, true)) });
     refused(pair(), &queue, b"x", Reason::UntaggedInvalidQn);
 }
 
-fn send_of(header: &Header) -> ddp::Untagged {
+fn send_of(header: &Header) -> uiw_ddp::Untagged {
     match header {
         Header::Untagged(untagged) => *untagged,
         Header::Tagged(_) => panic!("a tagged header"),
@@ -128,7 +126,7 @@ fn reads_and_atomics_of_wrong_memory() {
     let read = |source_stag, source_to, len| {
         ReadRequest { sink_stag: STag(1), sink_to: 0, len, source_stag, source_to }.emit()
     };
-    let header = untagged(Opcode::ReadRequest, rdmap::QN_READ, 1, 0);
+    let header = untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, 1, 0);
     refused(pair(), &header, &read(STag(5), 0, 1), Reason::ProtectionInvalidStag);
     refused(pair(), &header, &read(MEMORY, 1 << 18, 1), Reason::ProtectionBaseOrBounds);
     refused(pair(), &header, &read(MEMORY, u64::MAX - 1, 9), Reason::ProtectionToWrap);
@@ -138,7 +136,7 @@ fn reads_and_atomics_of_wrong_memory() {
         let (data, mask, compare, compare_mask) = (1, 0, 0, u64::MAX);
         AtomicRequest { op, request_id: 1, stag, to, data, mask, compare, compare_mask }.emit()
     };
-    let header = untagged(Opcode::AtomicRequest, rdmap::QN_READ, 1, 0);
+    let header = untagged(Opcode::AtomicRequest, uiw_rdmap::QN_READ, 1, 0);
     refused(pair(), &header, &atomic(STag(5), 0), Reason::ProtectionInvalidStag);
     refused(pair(), &header, &atomic(MEMORY, 4), Reason::StreamCatastrophic);
 }
@@ -158,8 +156,8 @@ fn unsolicited_answers_are_refused() {
     let response = |stag| tagged(Opcode::ReadResponse, stag, 0);
     let sink = pair().ends[1].stream.sink();
     refused(pair(), &response(sink), b"x", Reason::TaggedInvalidStag);
-    let atomic = untagged(Opcode::AtomicResponse, rdmap::QN_ATOMIC_RESPONSE, 1, 0);
-    let answer = rdmap::AtomicResponse { request_id: 1, original: 5 }.emit();
+    let atomic = untagged(Opcode::AtomicResponse, uiw_rdmap::QN_ATOMIC_RESPONSE, 1, 0);
+    let answer = uiw_rdmap::AtomicResponse { request_id: 1, original: 5 }.emit();
     refused(pair(), &atomic, &answer, Reason::OperationUnspecified);
     // Of a Read that is open: another sink, more bytes than asked for.
     for (stag, len, reason) in [
@@ -173,7 +171,7 @@ fn unsolicited_answers_are_refused() {
         pair.ends[1].stream.doorbell();
         let now = pair.now;
         let end = &mut pair.ends[1];
-        let Some(stream::Transmit::Bytes(batch)) = end.stream.poll_transmit(&mut end.host, now) else {
+        let Some(uiw_stream::Transmit::Bytes(batch)) = end.stream.poll_transmit(&mut end.host, now) else {
             panic!("nothing is due")
         };
         let mut request = Vec::new();
@@ -198,7 +196,7 @@ fn a_peer_has_no_more_reads_open_than_the_ird() {
         pair.ends[1].incoming.clear();
         let mut fpdus = Vec::new();
         for msn in 1..=count {
-            fpdus.extend(fpdu(&untagged(Opcode::ReadRequest, rdmap::QN_READ, msn, 0), &request));
+            fpdus.extend(fpdu(&untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, msn, 0), &request));
         }
         // All of them come at once, before an answer is built.
         pair.call(1, |stream, host, now| stream.handle_bytes(host, &mut fpdus, now));
@@ -216,7 +214,7 @@ fn a_read_whose_answer_is_partly_built_is_open() {
     // More than one batch.
     let request =
         ReadRequest { sink_stag: STag(1), sink_to: 0, len: 1 << 18, source_stag: MEMORY, source_to: 0 };
-    let fpdu = |msn| fpdu(&untagged(Opcode::ReadRequest, rdmap::QN_READ, msn, 0), &request.emit());
+    let fpdu = |msn| fpdu(&untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, msn, 0), &request.emit());
     for built in [false, true] {
         let mut pair = Pair::open(Config::default(), config_with(|config| config.startup.ird = 1));
         pair.call(1, |stream, host, now| stream.handle_bytes(host, &mut fpdu(1), now));
@@ -333,7 +331,7 @@ fn a_send_waits_for_its_receive() {
     assert_eq!(pair.ends[1].stream.parked_len(), 0);
     pair.run();
     assert_eq!(&pair.ends[1].host.memory[..6], b"behind");
-    assert_eq!(pair.ends[1].stream.poll_timeout(), stream::Time::NEVER);
+    assert_eq!(pair.ends[1].stream.poll_timeout(), uiw_stream::Time::NEVER);
 }
 
 #[test]
@@ -408,6 +406,6 @@ fn fpdu(header: &Header, payload: &[u8]) -> Vec<u8> {
     let mut fpdu = vec![0; 2 + header.len()];
     header.emit(&mut fpdu[2..]);
     fpdu.extend_from_slice(payload);
-    mpa::tx::FpduTx::new(true, false).seal(&mut fpdu, 0);
+    uiw_mpa::tx::FpduTx::new(true, false).seal(&mut fpdu, 0);
     fpdu
 }

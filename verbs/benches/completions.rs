@@ -3,7 +3,7 @@
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
 use std::sync::Arc;
-use verbs::{Access, CqOptions, Device, Memory, QpCap, QpInit, QpState, RecvWr, Sge};
+use uiw_verbs::{Access, CqOptions, Device, Memory, QpCap, QpInit, QpState, RecvWr, Sge};
 
 fn main() {
     divan::main();

@@ -10,8 +10,8 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, Listener};
-use verbs::{ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit};
+use uiw_verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, Listener};
+use uiw_verbs::{ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit};
 
 const IN_FLIGHT: usize = 64;
 const SLICE: Duration = Duration::from_millis(500);

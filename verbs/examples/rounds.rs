@@ -5,8 +5,8 @@
 
 use std::process::ExitCode;
 use std::sync::Arc;
-use verbs::cm::{self, CmChannel, CmEventKind};
-use verbs::{
+use uiw_verbs::cm::{self, CmChannel, CmEventKind};
+use uiw_verbs::{
     Access, ConnOptions, Cq, CqOptions, Device, DeviceOptions, FpduSize, Memory, Pd, Progress, Qp, QpCap,
     QpInit, RawMr, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge, WcStatus,
 };
@@ -77,7 +77,7 @@ struct End {
 
 impl End {
     fn new() -> Self {
-        let stack = llp::tcp::TcpStack::new().expect("the kernel's TCP");
+        let stack = uiw_llp::tcp::TcpStack::new().expect("the kernel's TCP");
         let options = DeviceOptions { progress: Progress::Manual, ..DeviceOptions::default() };
         let device = Device::with_stack(Box::new(stack), options);
         let device = device.expect("a device");

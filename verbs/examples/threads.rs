@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use verbs::cm::{self, CmChannel, CmEventKind};
-use verbs::{
+use uiw_verbs::cm::{self, CmChannel, CmEventKind};
+use uiw_verbs::{
     Access, ConnOptions, Cq, CqOptions, Device, Memory, Pd, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags,
     SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };

@@ -6,8 +6,6 @@ use crate::event::AsyncEvent;
 use crate::lingering::Lingering;
 use crate::notify::EventQueue;
 use crate::options::{DeviceOptions, Limits};
-use llp::Stack;
-use llp::capture::{CaptureStack, PcapSink};
 use parking_lot::Mutex;
 use std::future::Future;
 use std::os::fd::OwnedFd;
@@ -15,6 +13,8 @@ use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
+use uiw_llp::Stack;
+use uiw_llp::capture::{CaptureStack, PcapSink};
 
 /// An iWARP device in this process, with a driver (and by default a background thread) of its own. Clones are the same device.
 #[derive(Clone)]
@@ -32,7 +32,7 @@ impl Device {
     /// # Errors
     /// [`Error::Io`] when the process has no descriptors or threads left, or the capture cannot be written.
     pub fn open() -> Result<Self> {
-        let stack = Box::new(llp::tcp::TcpStack::new().map_err(Error::io("opening the TCP stack"))?);
+        let stack = Box::new(uiw_llp::tcp::TcpStack::new().map_err(Error::io("opening the TCP stack"))?);
         let stack: Box<dyn Stack> = match capture_wanted()? {
             Some(sink) => Box::new(CaptureStack::new(stack, sink, "uiw")),
             None => stack,

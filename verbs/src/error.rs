@@ -35,10 +35,10 @@ pub enum Error {
     },
     /// Registration was refused.
     #[error(transparent)]
-    Register(#[from] mem::RegisterError),
+    Register(#[from] uiw_mem::RegisterError),
     /// Deregistration was refused.
     #[error(transparent)]
-    Deregister(#[from] mem::DeregisterError),
+    Deregister(#[from] uiw_mem::DeregisterError),
     /// Objects of different protection domains or devices were mixed.
     #[error("{what} belongs to another {of}")]
     Foreign {
@@ -94,14 +94,14 @@ pub enum Error {
     NotConnected,
     /// A start-up parameter is illegal.
     #[error(transparent)]
-    Startup(#[from] mpa::startup::ConfigError),
+    Startup(#[from] uiw_mpa::startup::ConfigError),
     /// The peer's start-up frame is illegal.
     #[error("{peer}: {source}")]
     PeerStartup {
         /// The peer.
         peer: SocketAddr,
         /// The rule.
-        source: mpa::startup::StartupError,
+        source: uiw_mpa::startup::StartupError,
     },
     /// The peer's Reply asks for what we cannot do; a Terminate was sent.
     #[error("{peer} accepted, but {refusal}")]
@@ -109,7 +109,7 @@ pub enum Error {
         /// The peer.
         peer: SocketAddr,
         /// The rule.
-        refusal: mpa::startup::StartupRefusal,
+        refusal: uiw_mpa::startup::StartupRefusal,
     },
     /// The peer rejected the connection.
     #[error(
@@ -228,7 +228,7 @@ pub enum Error {
 ///
 /// ```
 /// use std::io;
-/// use verbs::{ConnSettings, Device, blocking::Connection};
+/// use uiw_verbs::{ConnSettings, Device, blocking::Connection};
 ///
 /// fn connect() -> io::Result<Connection> {
 ///     let device = Device::open()?;

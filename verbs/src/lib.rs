@@ -54,9 +54,9 @@ pub use srq::{Srq, SrqAttr};
 pub use wc::{Wc, WcOpcode, WcStatus, WireReason};
 pub use wr::{Bind, FastRegister, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge};
 
-pub use ddp::STag;
-pub use llp::StreamOptions;
-pub use mem::{Access, Memory, WindowType};
-pub use mpa::startup::{Negotiated, Revision, Rtr, RtrKinds};
-pub use rdmap::Origin;
-pub use stream::{CapabilityExchange, FpduSize};
+pub use uiw_ddp::STag;
+pub use uiw_llp::StreamOptions;
+pub use uiw_mem::{Access, Memory, WindowType};
+pub use uiw_mpa::startup::{Negotiated, Revision, Rtr, RtrKinds};
+pub use uiw_rdmap::Origin;
+pub use uiw_stream::{CapabilityExchange, FpduSize};

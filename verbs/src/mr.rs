@@ -3,12 +3,12 @@
 use crate::error::Result;
 use crate::pd::Pd;
 use crate::wr::{Bind, FastRegister};
-use ddp::STag;
-use mem::{
-    Access, BindError, FastRegisterError, Memory, PdId, Region, Rereg, StreamId, Table, Window, WindowType,
-};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use uiw_ddp::STag;
+use uiw_mem::{
+    Access, BindError, FastRegisterError, Memory, PdId, Region, Rereg, StreamId, Table, Window, WindowType,
+};
 
 /// A peer's memory, as the peer describes it in a message of the application.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,7 +130,7 @@ impl RawMr {
         pd: Option<&Pd>,
         memory: Option<(Memory, u64)>,
         access: Option<Access>,
-    ) -> std::result::Result<(), mem::ReregError> {
+    ) -> std::result::Result<(), uiw_mem::ReregError> {
         let mut own_pd = self.pd.lock();
         let mut region = self.region.lock();
         let change = Rereg { pd: pd.map(Pd::id), memory, access };
@@ -214,7 +214,7 @@ impl Drop for RawMw {
 /// A fast-register STag. Dropping it ends what it names.
 pub struct FastMr {
     pd: Pd,
-    entry: Arc<mem::Entry>,
+    entry: Arc<uiw_mem::Entry>,
 }
 
 impl std::fmt::Debug for FastMr {

@@ -1,9 +1,9 @@
 //! What a user can set: per device, per listener and per connection.
 
-use llp::StreamOptions;
-use mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
 use std::time::Duration;
-use stream::{CapabilityExchange, FpduSize};
+use uiw_llp::StreamOptions;
+use uiw_mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
+use uiw_stream::{CapabilityExchange, FpduSize};
 
 /// A departure from the RFCs for the sake of one kind of peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -107,8 +107,8 @@ impl ConnOptions {
     }
 
     /// Settings of the stream.
-    pub(crate) fn stream_config(&self) -> stream::Config {
-        stream::Config {
+    pub(crate) fn stream_config(&self) -> uiw_stream::Config {
+        uiw_stream::Config {
             startup: self.startup(),
             fpdu: self.fpdu,
             capabilities: self.capabilities,

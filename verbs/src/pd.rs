@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub struct Pd(Arc<PdInner>);
 
 struct PdInner {
-    id: mem::PdId,
+    id: uiw_mem::PdId,
     device: Device,
 }
 
@@ -24,11 +24,11 @@ impl std::fmt::Debug for Pd {
 
 impl Pd {
     pub(crate) fn new(device: Device) -> Self {
-        let id = mem::PdId(device.driver().shared.next_num());
+        let id = uiw_mem::PdId(device.driver().shared.next_num());
         Self(Arc::new(PdInner { id, device }))
     }
 
-    pub(crate) fn id(&self) -> mem::PdId {
+    pub(crate) fn id(&self) -> uiw_mem::PdId {
         self.0.id
     }
 

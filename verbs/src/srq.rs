@@ -137,7 +137,7 @@ impl Srq {
     }
 
     /// Takes the oldest receive, or notes `token` as waiting for one.
-    pub(crate) fn take(&self, into: &mut RecvWqe, token: llp::Token, wakes: &mut Wakes) -> bool {
+    pub(crate) fn take(&self, into: &mut RecvWqe, token: uiw_llp::Token, wakes: &mut Wakes) -> bool {
         let mut queue = self.queue.lock();
         if !queue.take(into) {
             if !queue.waiting.contains(&token) {
@@ -157,7 +157,7 @@ impl Srq {
     }
 
     /// A stream is over: it waits for no receive any more.
-    pub(crate) fn forget(&self, token: llp::Token) {
+    pub(crate) fn forget(&self, token: uiw_llp::Token) {
         self.queue.lock().waiting.retain(|waiting| *waiting != token);
     }
 }

@@ -1,7 +1,7 @@
 //! Work completions: how a request ended.
 
-use rdmap::Origin;
 use std::fmt;
+use uiw_rdmap::Origin;
 
 /// Status of a completion; the values of `ibv_wc_status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -130,13 +130,13 @@ impl fmt::Display for WireReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let end = if self.from_peer { "the peer" } else { "this end" };
         let Self { layer, etype, code, .. } = *self;
-        let reason = rdmap::TerminateReason::from_codes(layer, etype, code);
+        let reason = uiw_rdmap::TerminateReason::from_codes(layer, etype, code);
         write!(f, "{end} terminated the stream: {reason} (layer {layer}, type {etype}, code {code:#04x})")?;
         match self.origin {
             Origin::Rfc => Ok(()),
             Origin::Siw => f.write_str(", in the bytes of the Linux siw driver, which swaps layer and type"),
             Origin::Ambiguous => {
-                let other = rdmap::TerminateReason::from_codes(etype, layer, code);
+                let other = uiw_rdmap::TerminateReason::from_codes(etype, layer, code);
                 write!(f, "; or, if the peer is the Linux siw driver, {other}")
             }
         }

@@ -2,8 +2,8 @@
 
 use crate::mr::RemoteMr;
 use bitflags::bitflags;
-use ddp::STag;
-use mem::Access;
+use uiw_ddp::STag;
+use uiw_mem::Access;
 
 /// One scatter/gather element: `length` bytes at `addr` in the region named by `lkey`.
 ///

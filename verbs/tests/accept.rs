@@ -1,13 +1,13 @@
 //! A listener among peers that fail or are silent in the middle of their start-up.
 
-use mpa::startup::ConfigError;
-use mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::Duration;
-use verbs::blocking::{Connection, Listener};
-use verbs::{ConnOptions, ConnSettings, Device, Error, Pd};
+use uiw_mpa::startup::ConfigError;
+use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
+use uiw_verbs::blocking::{Connection, Listener};
+use uiw_verbs::{ConnOptions, ConnSettings, Device, Error, Pd};
 
 struct Server {
     listener: Listener,
@@ -21,7 +21,7 @@ fn server(options: &ConnOptions) -> Server {
 }
 
 impl Server {
-    fn accept(&self, settings: &ConnSettings) -> verbs::Result<Connection> {
+    fn accept(&self, settings: &ConnSettings) -> uiw_verbs::Result<Connection> {
         self.listener.accept(&self.pd, settings)
     }
 }

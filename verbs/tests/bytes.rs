@@ -1,8 +1,8 @@
 //! Buffers of the crate `bytes`.
 
 use bytes::{Bytes, BytesMut};
-use verbs::blocking::{Connection, Listener};
-use verbs::{Access, ConnSettings, Device, Pd};
+use uiw_verbs::blocking::{Connection, Listener};
+use uiw_verbs::{Access, ConnSettings, Device, Pd};
 
 /// Both ends, on devices of their own. The server posts two receives.
 fn connected() -> [(Connection, Pd); 2] {
@@ -44,7 +44,7 @@ fn unique_bytes_are_the_target_of_a_read() {
     let shared = server_pd.share(64, Access::REMOTE_READ).unwrap();
     shared.write(0, &[9; 64]).unwrap();
     server.send_copy(&shared.remote(0..64).unwrap().to_bytes()).unwrap();
-    let remote = verbs::RemoteMr::from_bytes(&client.recv().unwrap()).unwrap();
+    let remote = uiw_verbs::RemoteMr::from_bytes(&client.recv().unwrap()).unwrap();
     let mut target = BytesMut::zeroed(128);
     let rest = target.split_off(64);
     let buffer = pd.register(target).map_err(|(error, _)| error).unwrap();

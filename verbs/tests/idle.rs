@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use verbs::cm::{self, CmChannel, CmEventKind, Listener};
-use verbs::{ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit};
+use uiw_verbs::cm::{self, CmChannel, CmEventKind, Listener};
+use uiw_verbs::{ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit};
 
 /// Bytes allocated and not freed.
 static HELD: AtomicUsize = AtomicUsize::new(0);

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use verbs::{ConnOptions, ConnSettings, Connection, Device, Listener};
+use uiw_verbs::{ConnOptions, ConnSettings, Connection, Device, Listener};
 
 async fn echo(connection: Connection) {
     while let Ok(message) = connection.recv().await {
@@ -15,7 +15,7 @@ async fn echo(connection: Connection) {
 #[tokio::test]
 async fn tasks_talk_while_tokio_drives() {
     let (client, server) = (Device::open().unwrap(), Device::open().unwrap());
-    let drivers = [&client, &server].map(|device| tokio::spawn(verbs::tokio::drive(device.clone())));
+    let drivers = [&client, &server].map(|device| tokio::spawn(uiw_verbs::tokio::drive(device.clone())));
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let listener = Listener::bind(&server, any, &ConnOptions::default()).unwrap();
     let address = listener.local_addr();
@@ -51,13 +51,13 @@ async fn tasks_talk_while_tokio_drives() {
 #[tokio::test]
 async fn only_one_task_drives() {
     let device = Device::open().unwrap();
-    let first = tokio::spawn(verbs::tokio::drive(device.clone()));
+    let first = tokio::spawn(uiw_verbs::tokio::drive(device.clone()));
     tokio::task::yield_now().await;
-    let refused = verbs::tokio::drive(device.clone()).await.unwrap_err();
+    let refused = uiw_verbs::tokio::drive(device.clone()).await.unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ResourceBusy);
     first.abort();
     let _ = first.await;
-    let again = tokio::spawn(verbs::tokio::drive(device));
+    let again = tokio::spawn(uiw_verbs::tokio::drive(device));
     tokio::task::yield_now().await;
     assert!(!again.is_finished());
     again.abort();

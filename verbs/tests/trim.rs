@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use verbs::blocking::{Connection, Listener};
-use verbs::{ConnOptions, ConnSettings, Device};
+use uiw_verbs::blocking::{Connection, Listener};
+use uiw_verbs::{ConnOptions, ConnSettings, Device};
 
 /// Threads that connect, as each has an arena of the allocator.
 const THREADS: usize = 4;

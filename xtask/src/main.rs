@@ -45,7 +45,7 @@ enum Chore {
 #[derive(Subcommand)]
 enum Interop {
     /// The Linux kernel's siw driver in a virtual machine: the whole matrix, both ways round.
-    Siw(siw_interop::matrix::Options),
+    Siw(uiw_siw::matrix::Options),
 }
 
 fn main() -> ExitCode {
@@ -56,8 +56,8 @@ fn main() -> ExitCode {
         Chore::Models(options) => models::run(&options),
         Chore::Bench(bench) => bench::run(&bench),
         Chore::Interop(Interop::Siw(options)) => {
-            process::on_interrupt(siw_interop::test_vm::sweep);
-            siw_interop::matrix::main(&options)
+            process::on_interrupt(uiw_siw::test_vm::sweep);
+            uiw_siw::matrix::main(&options)
         }
         Chore::Install(options) => install::run(&options),
     }

@@ -7,7 +7,7 @@ use std::cell::UnsafeCell;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
-use verbs::cm::CmChannel;
+use uiw_verbs::cm::CmChannel;
 
 /// `rdma_event_channel`: C's structure first, the engine's queue behind it.
 #[repr(C)]

@@ -17,8 +17,8 @@ use crate::qp::Qp;
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use verbs::cm::{self, ConnHandle};
-use verbs::{Error, QpState};
+use uiw_verbs::cm::{self, ConnHandle};
+use uiw_verbs::{Error, QpState};
 
 /// Whether the program moves the queue pair of the connection itself, and gives its number.
 fn has_foreign_qp(id: &Id) -> bool {

@@ -12,8 +12,8 @@ use crate::cm::{address, devices, lifecycle, registry};
 use crate::persona::Persona;
 use crate::settings::Settings;
 use std::sync::Arc;
-use verbs::Error;
-use verbs::cm::{CmEvent, CmEventKind, ConnInfo, ConnRequest};
+use uiw_verbs::Error;
+use uiw_verbs::cm::{CmEvent, CmEventKind, ConnInfo, ConnRequest};
 
 /// An event about `id` as C's; nothing when the id is being destroyed.
 pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<*mut rdma_cm_event> {

@@ -4,7 +4,7 @@ use crate::abi::cm::*;
 use crate::cm::id::{Id, Note};
 use std::ffi::c_int;
 use std::io;
-use verbs::{Error, QpState};
+use uiw_verbs::{Error, QpState};
 
 /// The event of a connection that could not even be begun.
 pub(crate) fn at_once(id: &Id, error: &Error) -> Note {

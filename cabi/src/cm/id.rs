@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use verbs::cm::{CmEvent, CmEventKind, ConnHandle, ConnId, ConnRequest, Listener};
+use uiw_verbs::cm::{CmEvent, CmEventKind, ConnHandle, ConnId, ConnRequest, Listener};
 
 /// An id: C's structure first, its state behind it.
 #[repr(C)]

@@ -11,7 +11,7 @@ use crate::errno::Errno;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
-use verbs::cm::{CmEvent, CmEventKind};
+use uiw_verbs::cm::{CmEvent, CmEventKind};
 
 /// A new id that C may name.
 pub(crate) fn create(channel: &Arc<Channel>, sync: bool, context: *mut c_void) -> Arc<Id> {

@@ -11,7 +11,7 @@ use crate::errno::Errno;
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use verbs::cm::Listener;
+use uiw_verbs::cm::Listener;
 
 /// The default and the maximum: `net.core.somaxconn` bounds it further.
 const MAX_BACKLOG: u32 = 1024;

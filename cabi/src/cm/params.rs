@@ -10,7 +10,7 @@ use crate::settings::Settings;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
-use verbs::ConnOptions;
+use uiw_verbs::ConnOptions;
 
 /// Programs announce a port when it is bound, and listen a moment later (qperf does). With other implementations resolving addresses
 /// and routes takes longer than that.

@@ -14,7 +14,7 @@ use crate::qp::Qp;
 use crate::{channel, cq, pd, qp, srq};
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use verbs::QpState;
+use uiw_verbs::QpState;
 
 /// The object that a function of verbs made, or its error.
 fn made<T>(object: *mut T) -> Result<*mut T> {

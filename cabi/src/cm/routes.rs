@@ -12,7 +12,7 @@ use crate::fork::{ForkSafe, Forked};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
-use verbs::cm::{CmEvent, CmEventKind, ConnId, ListenerId};
+use uiw_verbs::cm::{CmEvent, CmEventKind, ConnId, ListenerId};
 
 /// What an event comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -70,7 +70,7 @@ pub(crate) fn remove(
 }
 
 /// The oldest event of a channel with the id that it is about; no id when that is being destroyed. `has_token`: see
-/// [`CmChannel::pop_with_token`](verbs::cm::CmChannel).
+/// [`CmChannel::pop_with_token`](uiw_verbs::cm::CmChannel).
 pub(crate) fn next(channel: &Channel, has_token: bool) -> Option<(CmEvent, Option<Arc<Id>>)> {
     let mut openings = channel.openings();
     let queue = channel.queue();

@@ -11,16 +11,16 @@ use crate::cm::channel::Channel;
 use crate::cm::id::Id;
 use crate::cm::routes::Source;
 use crate::{channel as comp_channel, cq, device, open, pd, post};
-use llp::tcp::TcpStack;
-use llp::wrap::{Origin, StackHooks, WrappedStack};
-use llp::{Stack, Stream, Token};
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::Duration;
-use verbs::DeviceOptions;
-use verbs::cm::{CmEvent, CmEventKind, ConnId};
+use uiw_llp::tcp::TcpStack;
+use uiw_llp::wrap::{Origin, StackHooks, WrappedStack};
+use uiw_llp::{Stack, Stream, Token};
+use uiw_verbs::DeviceOptions;
+use uiw_verbs::cm::{CmEvent, CmEventKind, ConnId};
 
 /// Turns a deadlock into a failure; nothing is measured by it.
 const DEADLOCK: Duration = Duration::from_secs(60);
@@ -98,7 +98,7 @@ fn queue_pair_attributes() -> ibv_qp_init_attr {
 }
 
 /// A queue pair on an engine of its own, with a slow stack.
-fn queue_pair_on(engine: &verbs::Device) -> *mut ibv_qp {
+fn queue_pair_on(engine: &uiw_verbs::Device) -> *mut ibv_qp {
     let lo = device::with_address(Ipv4Addr::LOCALHOST.into()).unwrap();
     let context = open::open_on(lo, engine).unwrap();
     let mut init = queue_pair_attributes();
@@ -175,7 +175,7 @@ fn an_id_inside_of_the_engine_stops_no_other_one() {
     let ((entered, is_entered), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel());
     let hooks = SlowConnect { entered, go_on: Arc::new(Mutex::new(may_go_on)) };
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks };
-    let engine = verbs::Device::with_stack(Box::new(stack), DeviceOptions::default()).unwrap();
+    let engine = uiw_verbs::Device::with_stack(Box::new(stack), DeviceOptions::default()).unwrap();
     let qp = queue_pair_on(&engine);
     let channel = rdma_create_event_channel();
     let slow = new_id(channel);
@@ -219,7 +219,7 @@ fn an_id_inside_of_the_engine_stops_no_other_one() {
 }
 
 fn failed(conn: ConnId) -> CmEvent {
-    CmEvent { id: conn, kind: CmEventKind::Failed(verbs::Error::NotConnected) }
+    CmEvent { id: conn, kind: CmEventKind::Failed(uiw_verbs::Error::NotConnected) }
 }
 
 #[test]

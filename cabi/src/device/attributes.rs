@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::engine::MAX_RD_ATOMIC;
 use crate::errno::Errno;
 use std::ffi::{c_int, c_uint};
-use verbs::Limits;
+use uiw_verbs::Limits;
 
 /// The vendor that siw gives: software, so no vendor has the number.
 const VENDOR_ID: u32 = 0x62_6d74;

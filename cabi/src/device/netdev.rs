@@ -1,12 +1,12 @@
 //! The network devices of this machine, by `getifaddrs`: no files, so it works in every container.
 
 use crate::settings::Settings;
-use llp::Interface;
-use llp::smol::SmolConfig;
 use std::ffi::{CStr, c_int};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::ptr;
+use uiw_llp::Interface;
+use uiw_llp::smol::SmolConfig;
 
 /// A network device with its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub(crate) fn all() -> io::Result<Vec<NetDev>> {
 ///
 /// # Errors
 /// The system's.
-pub fn all_on(llp: &llp::Spec) -> io::Result<Vec<NetDev>> {
+pub fn all_on(llp: &uiw_llp::Spec) -> io::Result<Vec<NetDev>> {
     if let Some((name, config)) = llp.own() {
         return own(name, config).map(|netdev| vec![netdev]);
     }

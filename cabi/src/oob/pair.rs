@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
-use verbs::cm::ConnId;
+use uiw_verbs::cm::ConnId;
 
 /// How long the end that listens waits before it connects as well.
 const RESPONDER_DELAY: Duration = Duration::from_secs(1);
@@ -17,7 +17,7 @@ const MAX_RETRY: Duration = Duration::from_millis(500);
 pub(super) type Pair = Mutex<Option<PairState>>;
 
 pub(super) struct PairState {
-    pub(super) qp: Arc<verbs::Qp>,
+    pub(super) qp: Arc<uiw_verbs::Qp>,
     /// Set while a post is to start the time-out of the connection.
     pub(super) connecting: Arc<AtomicBool>,
     pub(super) target: Target,
@@ -50,7 +50,7 @@ impl Phase {
 
 impl PairState {
     /// A queue pair that has just entered RTR.
-    pub(super) fn new(qp: &Arc<verbs::Qp>, connecting: &Arc<AtomicBool>, target: Target) -> Self {
+    pub(super) fn new(qp: &Arc<uiw_verbs::Qp>, connecting: &Arc<AtomicBool>, target: Target) -> Self {
         let delay = if target.initiates() { Duration::ZERO } else { RESPONDER_DELAY };
         Self {
             qp: Arc::clone(qp),

@@ -16,8 +16,8 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use verbs::ConnOptions;
-use verbs::cm::Listener;
+use uiw_verbs::ConnOptions;
+use uiw_verbs::cm::Listener;
 
 /// All ports of the process.
 #[derive(Default)]
@@ -162,13 +162,13 @@ impl Slot {
 
     /// Listens on the port at every address of `netdev` where it does not yet: addresses come and go, and those of IPv6 are checked
     /// by the kernel for a while before they can be used.
-    pub(super) fn listen(&self, netdev: &NetDev, engine: &verbs::Device, worker: &Worker) -> Result<()> {
+    pub(super) fn listen(&self, netdev: &NetDev, engine: &uiw_verbs::Device, worker: &Worker) -> Result<()> {
         let options: Arc<ConnOptions> = Arc::new(worker.options());
         let bind = |address| Listener::bind(engine, address, BACKLOG, &options, worker.channel());
         let mut sockets = self.port.sockets.lock();
         let Sockets { addresses, state } = &mut *sockets;
         if let State::Reserved(_) = state {
-            let first: Vec<_> = addresses.iter().copied().map(bind).collect::<verbs::Result<_>>()?;
+            let first: Vec<_> = addresses.iter().copied().map(bind).collect::<uiw_verbs::Result<_>>()?;
             tracing::debug!(port = self.port.number, netdev = netdev.name, "queue pairs can be connected to");
             *state = State::Listening(first);
         }

@@ -35,7 +35,7 @@ fn ports() -> Arc<Ports> {
 
 /// The worker thread's handle; the thread is started at the first call. The lock is held meanwhile: only queue pairs that are about
 /// to need the thread wait for it, once in a process.
-fn worker(engine: &verbs::Device) -> Result<Arc<Worker>> {
+fn worker(engine: &uiw_verbs::Device) -> Result<Arc<Worker>> {
     if let Some(worker) = running_worker() {
         return Ok(worker);
     }
@@ -79,7 +79,7 @@ impl QpnReservation {
     pub(crate) fn connect(
         &self,
         context: &Context,
-        qp: &Arc<verbs::Qp>,
+        qp: &Arc<uiw_verbs::Qp>,
         connecting: &Arc<AtomicBool>,
         target: Target,
     ) -> Result<()> {

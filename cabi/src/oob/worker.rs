@@ -16,8 +16,8 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
-use verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, ConnInfo, ConnRequest};
-use verbs::{ConnOptions, QpState, Revision, WcStatus};
+use uiw_verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, ConnInfo, ConnRequest};
+use uiw_verbs::{ConnOptions, QpState, Revision, WcStatus};
 
 /// How long a peer's connection is left unanswered while a connection to that peer is being made.
 const SIMULTANEOUS_DELAY: Duration = Duration::from_millis(500);
@@ -69,7 +69,7 @@ impl Wake for Doorbell {
 }
 
 impl Worker {
-    pub(super) fn start(engine: &verbs::Device) -> Result<Arc<Self>> {
+    pub(super) fn start(engine: &uiw_verbs::Device) -> Result<Arc<Self>> {
         let settings = Settings::get()?;
         let limit = engine.limits().max_rd_atomic.min(128);
         let options = ConnOptions {
@@ -116,7 +116,7 @@ impl Worker {
     pub(super) fn connect(
         &self,
         number: u32,
-        qp: &Arc<verbs::Qp>,
+        qp: &Arc<uiw_verbs::Qp>,
         connecting: &Arc<AtomicBool>,
         target: Target,
     ) {

@@ -11,7 +11,7 @@ use crate::object::Object;
 use crate::oob::{RetryPolicy, Target};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
-use verbs::{Access, QpState};
+use uiw_verbs::{Access, QpState};
 
 /// Every bit of `ibv_qp_attr_mask` up to `IBV_QP_RATE_LIMIT`.
 const KNOWN: c_int = 0x3F_FFFF | 1 << 25;

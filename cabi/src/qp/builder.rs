@@ -5,7 +5,7 @@ use crate::errno::Errno;
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use std::cell::UnsafeCell;
-use verbs::{SendFlags, SendOp, Sge};
+use uiw_verbs::{SendFlags, SendOp, Sge};
 
 /// Locked from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`.
 pub(crate) struct Builder {

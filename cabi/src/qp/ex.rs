@@ -10,7 +10,7 @@ use crate::object::Object;
 use crate::post;
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use verbs::{Remote, STag, SendFlags, SendOp, SendWr, Sge};
+use uiw_verbs::{Remote, STag, SendFlags, SendOp, SendWr, Sge};
 
 /// `ibv_qp_to_qp_ex`; NULL for a queue pair made without `ibv_wr_*`.
 ///

@@ -28,13 +28,13 @@ use parking_lot::Mutex;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use verbs::{AsyncEvent, QpCap, QpInit, QpState};
+use uiw_verbs::{AsyncEvent, QpCap, QpInit, QpState};
 
 /// A queue pair as C holds it.
 pub struct Qp {
     pub(crate) context: Arc<Context>,
     /// The engine's. The thread of out-of-band connections has a reference as well, which `QpnReservation::forget` ends.
-    pub engine: Arc<verbs::Qp>,
+    pub engine: Arc<uiw_verbs::Qp>,
     /// The number, with its TCP port for out-of-band connections.
     reservation: QpnReservation,
     /// An out-of-band connection is being made: the first post starts its time-out.
@@ -96,7 +96,7 @@ impl Qp {
 
     /// The engine's queue pair.
     #[must_use]
-    pub fn engine(&self) -> &verbs::Qp {
+    pub fn engine(&self) -> &uiw_verbs::Qp {
         &self.engine
     }
 }

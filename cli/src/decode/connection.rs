@@ -1,8 +1,8 @@
 //! One iWARP connection: startup frames, then both directions of Full Operation.
 
-use mpa::MAX_ULPDU;
-use mpa::wire::startup::{Frame, FrameKind};
-use rdmap::Opcode;
+use uiw_mpa::MAX_ULPDU;
+use uiw_mpa::wire::startup::{Frame, FrameKind};
+use uiw_rdmap::Opcode;
 
 use super::event::{Crc, Event, Fpdu, Negotiated};
 use super::framing::{Cut, Framing};
@@ -248,7 +248,7 @@ impl Connection {
             frame
                 .enhanced
                 .map(|enhanced| enhanced.ird)
-                .filter(|ird| *ird != mpa::wire::startup::NOT_NEGOTIATED)
+                .filter(|ird| *ird != uiw_mpa::wire::startup::NOT_NEGOTIATED)
         };
         let (of_request, of_reply) = (limit(request), limit(reply));
         if let Phase::Waiting(buffer) = &self.halves[initiator].phase

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use mpa::wire::startup::{FrameKind, KEY_REPLY, KEY_REQUEST};
+use uiw_mpa::wire::startup::{FrameKind, KEY_REPLY, KEY_REQUEST};
 
 use super::connection::{Connection, Findings, Side, other};
 use super::event::Record;

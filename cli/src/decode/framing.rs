@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use mpa::{FpduRx, MAX_FPDU_ON_WIRE, MIN_FPDU, Step, crc32c, pad_len};
+use uiw_mpa::{FpduRx, MAX_FPDU_ON_WIRE, MIN_FPDU, Step, crc32c, pad_len};
 
 use super::event::{Crc, Event};
 

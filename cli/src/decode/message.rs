@@ -2,8 +2,8 @@
 //!
 //! A receiver stops at the first error. A decoder says what is wrong, takes the peer's word and goes on.
 
-use ddp::{Header, STag, Tagged, Untagged};
-use rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
+use uiw_ddp::{Header, STag, Tagged, Untagged};
+use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 
 use super::event::{Event, Message};
 use super::requests::{Outstanding, Request, ResponseSoFar};

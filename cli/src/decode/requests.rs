@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use ddp::STag;
+use uiw_ddp::STag;
 
 use super::event::Event;
 

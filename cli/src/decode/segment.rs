@@ -1,7 +1,7 @@
 //! One DDP segment by itself: its header, what RDMAP carries in it, and what is wrong with it alone.
 
-use ddp::{Header, HeaderError};
-use rdmap::{Control, Opcode, ReadRequest};
+use uiw_ddp::{Header, HeaderError};
+use uiw_rdmap::{Control, Opcode, ReadRequest};
 
 use super::event::{Event, Segment};
 

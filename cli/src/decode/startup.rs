@@ -1,7 +1,7 @@
 //! MPA startup frames: what they say, what is wrong with them, what both together mean.
 
-use mpa::wire::startup::{Enhanced, Frame, FrameKind, NOT_NEGOTIATED};
-use rdmap::Opcode;
+use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind, NOT_NEGOTIATED};
+use uiw_rdmap::Opcode;
 
 use super::event::{Event, Startup};
 

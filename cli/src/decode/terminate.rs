@@ -1,6 +1,6 @@
 //! Descriptions of Terminates, those of siw as well.
 
-use rdmap::{HeaderCopy, Origin};
+use uiw_rdmap::{HeaderCopy, Origin};
 
 use super::event::{Event, Terminate};
 
@@ -9,7 +9,7 @@ const RESERVED: [u8; 2] = [0x1f, 0xff];
 
 /// A Terminate's bytes behind the DDP header: a description, and its numbers.
 pub(super) fn describe(bytes: &[u8], out: &mut Vec<Event>) -> (String, Option<Terminate>) {
-    let (terminate, origin) = match rdmap::Terminate::parse_any(bytes) {
+    let (terminate, origin) = match uiw_rdmap::Terminate::parse_any(bytes) {
         Ok(found) => found,
         Err(error) => {
             out.push(Event::departure("RFC 5040 4.8", error.to_string()));
@@ -21,7 +21,7 @@ pub(super) fn describe(bytes: &[u8], out: &mut Vec<Event>) -> (String, Option<Te
     let reason = terminate.reason().to_string();
     let mut text = reason.clone();
     if origin == Origin::Ambiguous
-        && let Ok(other) = rdmap::Terminate::parse_siw(bytes)
+        && let Ok(other) = uiw_rdmap::Terminate::parse_siw(bytes)
     {
         text += &format!(" (if siw sent it: {})", other.reason());
     }
@@ -41,7 +41,7 @@ pub(super) fn describe(bytes: &[u8], out: &mut Vec<Event>) -> (String, Option<Te
     (text, Some(Terminate { layer, etype, code, reason, layout }))
 }
 
-fn judge(bytes: &[u8], terminate: &rdmap::Terminate, origin: Origin, out: &mut Vec<Event>) {
+fn judge(bytes: &[u8], terminate: &uiw_rdmap::Terminate, origin: Origin, out: &mut Vec<Event>) {
     let control = bytes.first_chunk::<4>().copied().unwrap_or_default();
     if origin == Origin::Siw {
         let what = "a Terminate as siw writes it: Layer and EType swapped, M, D and R in the low bits";
@@ -59,7 +59,7 @@ fn judge(bytes: &[u8], terminate: &rdmap::Terminate, origin: Origin, out: &mut V
 }
 
 /// What M, D and R announce must be there.
-fn judge_parts(bits: u8, terminate: &rdmap::Terminate, origin: Origin, out: &mut Vec<Event>) {
+fn judge_parts(bits: u8, terminate: &uiw_rdmap::Terminate, origin: Origin, out: &mut Vec<Event>) {
     let [m, d, r] = if origin == Origin::Siw { [0x01, 0x02, 0x04] } else { [0x80, 0x40, 0x20] };
     for (bit, name, there) in [
         (m, "M without a DDP Segment Length", terminate.segment_len.is_some()),
@@ -74,8 +74,8 @@ fn judge_parts(bits: u8, terminate: &rdmap::Terminate, origin: Origin, out: &mut
 
 fn quoted(header: &HeaderCopy) -> String {
     match header.header() {
-        Ok(ddp::Header::Tagged(header)) => format!(", of STag {} TO {:#x}", header.stag, header.to),
-        Ok(ddp::Header::Untagged(header)) => {
+        Ok(uiw_ddp::Header::Tagged(header)) => format!(", of STag {} TO {:#x}", header.stag, header.to),
+        Ok(uiw_ddp::Header::Untagged(header)) => {
             format!(", of QN {} MSN {} MO {}", header.qn, header.msn, header.mo)
         }
         Err(error) => format!(", of a {error}"),

@@ -1,7 +1,7 @@
 //! The lines of the demo: every way a byte can move, and the ways the wire can be set up.
 
 use crate::args::{Fpdu, PeerOptions};
-use verbs::FpduSize;
+use uiw_verbs::FpduSize;
 
 /// A way to move a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,8 +12,8 @@ use crate::text;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::Poll;
-use verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
-use verbs::{
+use uiw_verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
+use uiw_verbs::{
     Access, Arm, Bind, CompChannel, ConnOptions, CqOptions, Device, Pd, RawMw, STag, SendFlags, SendOp, Srq,
     SrqAttr, Wc, WcOpcode, WcStatus, WindowType,
 };

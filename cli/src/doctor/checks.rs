@@ -1,15 +1,15 @@
 //! The checks.
 
 use crate::text::grouped;
-use llp::Interface;
-use llp::capability::{Capability, refusal};
-use llp::smol::packet::PacketLink;
-use llp::smol::xdp::{XdpFeatures, XdpLink};
 use rustix::process::{Resource, getrlimit};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use uiw_llp::Interface;
+use uiw_llp::capability::{Capability, refusal};
+use uiw_llp::smol::packet::PacketLink;
+use uiw_llp::smol::xdp::{XdpFeatures, XdpLink};
 
 /// The check of the kernel's TCP.
 pub(super) const TCP: &str = "kernel TCP";

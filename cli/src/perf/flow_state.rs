@@ -10,7 +10,7 @@ use crate::serve::perf::inline;
 use crate::service::{Op, PerfReply, Service, Stats};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use verbs::{Access, Cq, Device, Pd, RemoteMr, SendFlags, SendOp, Sge, Wc, WcStatus};
+use uiw_verbs::{Access, Cq, Device, Pd, RemoteMr, SendFlags, SendOp, Sge, Wc, WcStatus};
 
 /// In a request's number: the connection.
 pub(super) const FLOW_SHIFT: u32 = 40;

@@ -21,7 +21,7 @@ use crate::text::{self, Progress};
 use plan::Plan;
 use run::Run;
 use std::net::SocketAddr;
-use verbs::{Device, Pd};
+use uiw_verbs::{Device, Pd};
 
 /// Slices of a comparison, and their length in seconds.
 const SLICES: usize = 31;

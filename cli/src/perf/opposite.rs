@@ -9,7 +9,7 @@ use crate::qp_setup::{Depths, Half, Link, RECV, post, post_recvs, send_copy};
 use crate::service::{Op, Opposite, Service, Stats};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use verbs::{Access, Cq, Device, Pd, SendFlags, SendOp, Wc, WcStatus};
+use uiw_verbs::{Access, Cq, Device, Pd, SendFlags, SendOp, Wc, WcStatus};
 
 /// A connection in the opposite direction.
 pub(crate) struct OppositeFlow {

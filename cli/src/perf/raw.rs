@@ -8,8 +8,8 @@ use crate::stop::Stop;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
-use verbs::cm::ConnRequest;
-use verbs::{ConnOptions, Device, Pd};
+use uiw_verbs::cm::ConnRequest;
+use uiw_verbs::{ConnOptions, Device, Pd};
 
 /// Largest buffer of a reader or writer.
 const MAX_BUFFER: u32 = 4 << 20;

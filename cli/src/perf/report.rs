@@ -30,7 +30,7 @@ fn context(plan: &Plan, outcome: &Outcome) -> Value {
     if let Some(path) = &outcome.path {
         value["emss"] = path.emss.into();
         value["path_mtu"] = path.stream.path_mtu.into();
-        value["fpdu_bytes"] = mpa::fpdu_len(path.max_ulpdu).into();
+        value["fpdu_bytes"] = uiw_mpa::fpdu_len(path.max_ulpdu).into();
         value["congestion"] = path.stream.congestion.clone().into();
         value["retransmits"] = path.stream.retransmits.into();
         value["uiw_peer"] = path.uiw_peer.into();
@@ -46,7 +46,7 @@ pub(crate) fn heading(plan: &Plan, outcome: &Outcome) -> String {
         format!(
             ", MTU {mtu}, EMSS {}, FPDU up to {}, {}",
             path.emss,
-            mpa::fpdu_len(path.max_ulpdu),
+            uiw_mpa::fpdu_len(path.max_ulpdu),
             path.stream.congestion.as_deref().unwrap_or("?"),
         )
     });

@@ -5,7 +5,7 @@ use crate::fail::Result;
 use crate::memory::{Buffer, at};
 use crate::qp_setup::post_all;
 use crate::service::Op;
-use verbs::{Qp, RemoteMr, SendFlags, SendOp, SendWr, Sge};
+use uiw_verbs::{Qp, RemoteMr, SendFlags, SendOp, SendWr, Sge};
 
 /// Messages of one connection.
 #[derive(Clone, Copy, Debug)]

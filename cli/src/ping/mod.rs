@@ -14,7 +14,7 @@ use crate::text;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use verbs::{ConnOptions, RemoteMr, SendFlags, SendOp};
+use uiw_verbs::{ConnOptions, RemoteMr, SendFlags, SendOp};
 
 /// Bytes of a ping at most.
 const MAX_SIZE: u32 = 16 << 20;

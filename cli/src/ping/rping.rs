@@ -8,7 +8,7 @@ use crate::msg_conn::{Event, MsgConn};
 use crate::open::Opener;
 use crate::qp_setup::{Depths, Half, Until, Wait, send_copy};
 use std::net::SocketAddr;
-use verbs::{Access, ConnOptions, Remote, RemoteMr};
+use uiw_verbs::{Access, ConnOptions, Remote, RemoteMr};
 
 /// Bytes of rping's buffers at most.
 pub(crate) const MAX_SIZE: u32 = 64 << 10;

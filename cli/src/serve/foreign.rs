@@ -7,8 +7,8 @@ use crate::memory::Buffer;
 use crate::msg_conn::{Event, MsgConn};
 use crate::ping::rping::{Info, MAX_SIZE};
 use crate::qp_setup::{Until, Wait, post, send_copy};
-use verbs::cm::ConnRequest;
-use verbs::{SendFlags, SendOp};
+use uiw_verbs::cm::ConnRequest;
+use uiw_verbs::{SendFlags, SendOp};
 
 /// Bytes of a message that is echoed, at most.
 const ECHO_SIZE: u32 = 64 << 10;

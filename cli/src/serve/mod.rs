@@ -18,8 +18,8 @@ use budget::Budget;
 use sessions::Sessions;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
-use verbs::{Device, Error, Limits, Pd};
+use uiw_verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
+use uiw_verbs::{Device, Error, Limits, Pd};
 
 /// Connections that TCP may complete before we take them.
 const BACKLOG: u32 = 1024;
@@ -43,7 +43,7 @@ pub(crate) struct Args {
 /// Runs until Ctrl-C.
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     // Before any other thread has an arena.
-    mem::share_arenas();
+    uiw_mem::share_arenas();
     let stop = Stop::on_signal()?;
     if args.until_stdin_ends {
         stop.on_stdin_end();

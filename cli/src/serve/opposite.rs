@@ -7,8 +7,8 @@ use crate::perf::raw::cpu_ns;
 use crate::perf::source::{Messages, Source};
 use crate::qp_setup::{Depths, Half, Link, RECV, Until, completions, post, post_recvs};
 use crate::service::{Op, Opposite, PerfOrder, PerfReply, Stats};
-use verbs::cm::ConnRequest;
-use verbs::{RemoteMr, SendFlags, SendOp, Wc, WcStatus};
+use uiw_verbs::cm::ConnRequest;
+use uiw_verbs::{RemoteMr, SendFlags, SendOp, Wc, WcStatus};
 
 /// Receives for what the client says, a byte each.
 const RECVS: u64 = 4;
@@ -136,7 +136,7 @@ impl Driver {
         let Source { posted, wrong, .. } = self.source;
         let bytes =
             serde_json::to_vec(&Stats { cpu_ns: cpu_ns(), messages: posted, wrong }).unwrap_or_default();
-        let sge = verbs::Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 };
+        let sge = uiw_verbs::Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 };
         let flags = SendFlags::SIGNALED | SendFlags::INLINE | SendFlags::FENCE;
         post(&self.link.qp, STATS, SendOp::Send, &[sge], flags)
     }

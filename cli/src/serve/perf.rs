@@ -10,8 +10,8 @@ use crate::qp_setup::{
 };
 use crate::service::{Op, PerfOrder, PerfReply, Stats};
 use crate::spin::Spin;
-use verbs::cm::ConnRequest;
-use verbs::{Access, Remote, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
+use uiw_verbs::cm::ConnRequest;
+use uiw_verbs::{Access, Remote, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
 
 /// Bytes of memory that one client gets, for Writes and Reads and again for receives.
 pub(crate) const MAX_MEMORY: u64 = 512 << 20;

@@ -6,8 +6,8 @@ use crate::memory::Buffer;
 use crate::msg_conn::{Event, MsgConn};
 use crate::qp_setup::{Depths, Half, Until, Wait, post};
 use crate::service::PingOrder;
-use verbs::cm::ConnRequest;
-use verbs::{Access, ConnOptions, SendFlags, SendOp};
+use uiw_verbs::cm::ConnRequest;
+use uiw_verbs::{Access, ConnOptions, SendFlags, SendOp};
 
 /// Receives kept posted.
 const SLOTS: u32 = 16;

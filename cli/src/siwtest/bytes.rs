@@ -3,7 +3,7 @@
 use super::talk::{MAX_SGES, Order};
 use crate::fail::Result;
 use crate::memory::Buffer;
-use verbs::Sge;
+use uiw_verbs::Sge;
 
 /// Bytes between the pieces of a message.
 const GAP: usize = 8;
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn one_wrong_byte_is_found() {
-        let device = verbs::Device::open().unwrap();
+        let device = uiw_verbs::Device::open().unwrap();
         let buffer = Buffer::exclusive(&device.alloc_pd().unwrap(), 1 << 20).unwrap();
         let order = Order { op: Op::Send, actor: Actor::Initiator, size: 70_001, count: 3, sges: 3, seed: 9 };
         for layout in [Layout::Whole, Layout::Pieces] {

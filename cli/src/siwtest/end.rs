@@ -7,8 +7,8 @@ use crate::qp_setup::{Half, Link, RECV, Until, Wait, completions, post, post_rec
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use verbs::cm::ConnRequest;
-use verbs::{
+use uiw_verbs::cm::ConnRequest;
+use uiw_verbs::{
     Access, Bind, ConnOptions, Pd, RawMw, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus,
     WindowType,
 };
@@ -364,7 +364,7 @@ impl End {
     pub(super) fn drain(&mut self) -> Result<()> {
         let mut progress = Progress::new(self);
         self.broken = true;
-        if self.link.qp.state() == verbs::QpState::Rts {
+        if self.link.qp.state() == uiw_verbs::QpState::Rts {
             // A connection that has ended needs no closing.
             let _ = self.link.qp.disconnect();
         }

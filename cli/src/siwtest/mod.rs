@@ -17,7 +17,7 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use talk::{MAX_SGES, Order, Orders};
-use verbs::{CapabilityExchange, ConnOptions, Revision, RtrKinds};
+use uiw_verbs::{CapabilityExchange, ConnOptions, Revision, RtrKinds};
 
 /// The partner's port.
 const PORT: u16 = 7471;

@@ -7,7 +7,7 @@ use super::talk::{Actor, Kind, Op, Order, Talk};
 use crate::fail::{Failure, Result};
 use crate::memory::Buffer;
 use serde_json::json;
-use verbs::{Remote, STag, SendFlags, SendOp, Sge};
+use uiw_verbs::{Remote, STag, SendFlags, SendOp, Sge};
 
 /// An STag that does not exist.
 const NO_STAG: u32 = 0xDEAD_BE00;

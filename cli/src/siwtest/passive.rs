@@ -10,8 +10,8 @@ use crate::text;
 use serde_json::json;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
-use verbs::{ConnOptions, Device};
+use uiw_verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
+use uiw_verbs::{ConnOptions, Device};
 
 /// Serves one connection a thread until Ctrl-C.
 pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result<()> {

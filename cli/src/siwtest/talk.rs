@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
-use verbs::Remote;
+use uiw_verbs::Remote;
 
 /// Bytes of all messages of an order at most.
 const MAX_BYTES: u64 = 256 << 20;

@@ -1,8 +1,8 @@
 //! Every rule that a peer may break is named when it does.
 
-use mpa::crc32c;
-use mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use serde_json::Value;
+use uiw_mpa::crc32c;
+use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
 
 use crate::packets::{ACK, Link, SYN, Segment, capture_of, decode, of_type};
 

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use verbs::cm::{self, CmChannel, CmEventKind};
-use verbs::{
+use uiw_verbs::cm::{self, CmChannel, CmEventKind};
+use uiw_verbs::{
     Access, Bind, ConnOptions, Cq, CqOptions, Device, Qp, QpCap, QpInit, QpState, RawMw, RecvWr, Remote,
     STag, SendFlags, SendOp, SendWr, Wc, WcStatus, WindowType,
 };
@@ -165,7 +165,7 @@ impl Application {
         }
     }
 
-    fn post(&mut self, op: SendOp, sges: &[verbs::Sge], flags: SendFlags) {
+    fn post(&mut self, op: SendOp, sges: &[uiw_verbs::Sge], flags: SendFlags) {
         let wr_id = self.sent.signaled.len() as u64;
         if let Some(qp) = &self.qp {
             let signaled = self.signal_all || flags.contains(SendFlags::SIGNALED);

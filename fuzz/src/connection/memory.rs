@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use verbs::{Access, Device, Memory, Pd, RawMr, STag};
+use uiw_verbs::{Access, Device, Memory, Pd, RawMr, STag};
 
 use crate::input::Input;
 
@@ -165,13 +165,13 @@ impl Arena {
     }
 
     /// An element of the sink; from now on it may change.
-    pub(crate) fn sink(&self, offset: usize, len: usize) -> verbs::Sge {
+    pub(crate) fn sink(&self, offset: usize, len: usize) -> uiw_verbs::Sge {
         let (offset, len) = (offset % PART, len % 600);
         let len = len.min(PART - offset);
         let mut named = self.named.borrow_mut();
         let end = named.entry(Part::Sink.start() + offset).or_default();
         *end = (*end).max(Part::Sink.start() + offset + len);
-        verbs::Sge {
+        uiw_verbs::Sge {
             addr: self.address(Part::Sink) + offset as u64,
             length: len as u32,
             lkey: self.sink.lkey(),
@@ -179,10 +179,10 @@ impl Arena {
     }
 
     /// An element of the source.
-    pub(crate) fn source(&self, offset: usize, len: usize) -> verbs::Sge {
+    pub(crate) fn source(&self, offset: usize, len: usize) -> uiw_verbs::Sge {
         let offset = offset % PART;
         let len = len.min(PART - offset);
-        verbs::Sge {
+        uiw_verbs::Sge {
             addr: self.address(Part::Source) + offset as u64,
             length: len as u32,
             lkey: self.source.lkey(),

@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 
-use ddp::{Header, STag, Tagged, Untagged};
-use llp::Stream;
-use mem::{IoVec, IoVecMut};
-use mpa::crc32c;
-use mpa::rx::{FpduRx, Step};
-use mpa::tx::FpduTx;
-use mpa::wire::startup::{Enhanced, Frame, FrameKind};
-use rdmap::{AtomicRequest, AtomicResponse, Control, Opcode, ReadRequest, Terminate};
-use verbs::{Access, ConnOptions};
+use uiw_ddp::{Header, STag, Tagged, Untagged};
+use uiw_llp::Stream;
+use uiw_mem::{IoVec, IoVecMut};
+use uiw_mpa::crc32c;
+use uiw_mpa::rx::{FpduRx, Step};
+use uiw_mpa::tx::FpduTx;
+use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
+use uiw_rdmap::{AtomicRequest, AtomicResponse, Control, Opcode, ReadRequest, Terminate};
+use uiw_verbs::{Access, ConnOptions};
 
 use super::application::Application;
 use super::memory::{Arena, Part, SWAP};

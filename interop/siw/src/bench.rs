@@ -7,11 +7,11 @@ use crate::net::{Family, Net, Tcp};
 use crate::shell::{Output, Process, need};
 use crate::test_vm::{PARTNER, Parts, TestVm};
 use crate::{Error, Result};
-use interop::stock::{Libraries, User, free_port, listens};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
+use uiw_interop::stock::{Libraries, User, free_port, listens};
 
 /// How long a program may take to listen.
 const LISTENING: Duration = Duration::from_secs(20);

@@ -180,7 +180,7 @@ pub fn build_uiw(profile: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command
-        .args(["build", "-q", "-p", "uiw", "--bin", "uiw", "--message-format=json"])
+        .args(["build", "-q", "-p", "uiw-cli", "--bin", "uiw", "--message-format=json"])
         .current_dir(workspace());
     if profile == "release" {
         command.arg("--release");

@@ -1,17 +1,17 @@
 //! The short set of the matrix, one test a case and direction, on one guest. Not libtest's harness: the guest is to be shut down
 //! when the last test is over, and its tests come one after the other. The output is as libtest's.
 
-use siw_interop::Error;
-use siw_interop::bench::Bench;
-use siw_interop::case::{Case, Direction, Setting, Verdict};
-use siw_interop::test_vm::TestVm;
-use siw_interop::{cases, matrix};
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
+use uiw_siw::Error;
+use uiw_siw::bench::Bench;
+use uiw_siw::case::{Case, Direction, Setting, Verdict};
+use uiw_siw::test_vm::TestVm;
+use uiw_siw::{cases, matrix};
 
-/// Names the file to which a test that cannot run appends a line (as in `interop::SKIP_LOG`).
+/// Names the file to which a test that cannot run appends a line (as in `uiw_interop::SKIP_LOG`).
 const SKIP_LOG: &str = "UIW_SKIP_LOG";
 
 struct Test {
@@ -99,7 +99,7 @@ fn run(tests: &[Test], filtered: usize) -> ExitCode {
     if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(101) }
 }
 
-fn bench() -> siw_interop::Result<Bench> {
+fn bench() -> uiw_siw::Result<Bench> {
     // The virtual machine first: without it nothing needs to be built.
     let vm = TestVm::boot()?;
     Ok(Bench::new(vm, matrix::build_uiw("dev")?))
@@ -128,7 +128,7 @@ fn one(bench: &mut Bench, test: &Test, known: &mut usize) -> Option<String> {
     }
 }
 
-/// As `interop::skip`: libtest has no such verdict, so the test counts as passed here and as skipped where the log is read.
+/// As `uiw_interop::skip`: libtest has no such verdict, so the test counts as passed here and as skipped where the log is read.
 fn skip(name: &str, what: &str) {
     println!("SKIPPED: {name}: {what}\ntest {name} ... ok");
     if let Some(log) = std::env::var_os(SKIP_LOG) {

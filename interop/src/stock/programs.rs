@@ -146,7 +146,7 @@ fn built(library: &str) -> &'static Path {
 pub fn uiw() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let made = cargo_build(&["-p", "uiw", "--bin", "uiw"]);
+        let made = cargo_build(&["-p", "uiw-cli", "--bin", "uiw"]);
         made.into_iter().find(|file| file.ends_with("uiw")).expect("cargo made the program")
     })
 }

@@ -24,7 +24,7 @@ pub(crate) struct Expected {
 impl Expected {
     pub(crate) fn all() -> Vec<Self> {
         let table =
-            fs::read_to_string(interop::data("expected.tsv")).expect("the table is part of the source");
+            fs::read_to_string(uiw_interop::data("expected.tsv")).expect("the table is part of the source");
         table.lines().filter(|line| !line.starts_with('#')).map(Self::parse).collect()
     }
 
@@ -75,7 +75,7 @@ fn opcode(record: &Value) -> u64 {
 #[test]
 fn every_byte_of_the_captures_is_followed() {
     for expected in Expected::all() {
-        let decoded = Decoded::new(interop::data(&expected.file));
+        let decoded = Decoded::new(uiw_interop::data(&expected.file));
         let summary = &decoded.summary;
         let file = &expected.file;
         assert!(summary.followed(), "{file}: {summary}");
@@ -92,7 +92,7 @@ fn every_byte_of_the_captures_is_followed() {
 #[test]
 fn terminates_are_understood_and_those_of_siw_are_named() {
     for expected in Expected::all() {
-        let decoded = Decoded::new(interop::data(&expected.file));
+        let decoded = Decoded::new(uiw_interop::data(&expected.file));
         let terminates: Vec<&Value> = decoded
             .of_type("message")
             .map(|record| &record["terminate"])
@@ -120,7 +120,7 @@ fn terminates_are_understood_and_those_of_siw_are_named() {
 /// siw leaves what its buffer held before in the PAD when CRCs are off.
 #[test]
 fn the_pad_of_siw_is_seen() {
-    let decoded = Decoded::new(interop::data("siw/write-bw-64k.pcapng"));
+    let decoded = Decoded::new(uiw_interop::data("siw/write-bw-64k.pcapng"));
     let pads = decoded
         .of_type("departure")
         .filter(|record| record["what"].as_str().is_some_and(|what| what.starts_with("PAD is")));

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use interop::tshark::{Crc, Dissection, Tshark};
-use llp::capture::{CaptureStack, PcapSink};
-use llp::tcp::TcpStack;
-use verbs::{
+use uiw_interop::tshark::{Crc, Dissection, Tshark};
+use uiw_llp::capture::{CaptureStack, PcapSink};
+use uiw_llp::tcp::TcpStack;
+use uiw_verbs::{
     Access, ConnSettings, Connection, Device, DeviceOptions, FpduSize, Listener, Mr, Pd, Remote, RemoteMr,
     Revision, RtrKinds, SharedMr,
 };

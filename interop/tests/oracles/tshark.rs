@@ -1,7 +1,7 @@
 //! tshark and uiw look at the same captures; every field of every FPDU must agree.
 
-use interop::tshark::{Crc, Fpdu, Tshark};
 use serde_json::Value;
+use uiw_interop::tshark::{Crc, Fpdu, Tshark};
 
 use crate::captures::Expected;
 use crate::decoded::Decoded;
@@ -39,7 +39,7 @@ fn agrees_with_uiw_on_every_field() {
     // In quirks.pcap tshark is wrong, as its documentation says.
     for expected in Expected::all().iter().filter(|expected| expected.file != "vectors/quirks.pcap") {
         let file = &expected.file;
-        let capture = interop::data(file);
+        let capture = uiw_interop::data(file);
         let theirs = tshark.dissect(&capture).unwrap_or_else(|error| panic!("{file}: {error}"));
         let decoded = Decoded::new(capture);
         let ours: Vec<Fpdu> = decoded.of_type("fpdu").map(as_tshark).collect();

@@ -1,8 +1,8 @@
 //! `uiw doctor` in namespaces, as root and as a user without rights, with what the stacks say themselves beside it.
 
-use interop::stock::{Network, Running, uiw};
 use serde_json::Value;
 use std::process::Command;
+use uiw_interop::stock::{Network, Running, uiw};
 
 /// The report, and the exit code.
 fn report(mut command: Command, network: &Network) -> (Value, i32) {
@@ -20,7 +20,7 @@ fn check<'a>(report: &'a Value, name: &str, of: Option<&str>) -> &'a Value {
 
 /// A command as a user without capabilities, or without some: `drop` is for setpriv.
 fn without(drop: &[&str]) -> Option<Command> {
-    let mut command = Command::new(interop::require("setpriv")?);
+    let mut command = Command::new(uiw_interop::require("setpriv")?);
     command.args(drop).arg(uiw());
     Some(command)
 }
@@ -76,7 +76,7 @@ fn the_missing_capability_is_named_by_the_stack() {
 #[test]
 fn the_limit_of_locked_memory_is_named() {
     let Some(network) = Network::veth() else { return };
-    let Some(prlimit) = interop::require("prlimit") else { return };
+    let Some(prlimit) = uiw_interop::require("prlimit") else { return };
     let limited = |mut command: Command| {
         let mut inside = Command::new(&prlimit);
         inside.arg("--memlock=65536").arg(command.get_program()).args(command.get_args());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
-use verbs::{
+use uiw_verbs::{
     Access, BoundWindow, ConnOptions, ConnSettings, Connection, Device, Listener, Mr, Pd, RemoteMr, SharedMr,
 };
 

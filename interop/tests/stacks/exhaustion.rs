@@ -1,9 +1,9 @@
 //! Frames of AF_XDP that run out under connections.
 
 use crate::pairings::{Stack, at};
-use interop::stock::{Network, Running, uiw};
 use std::net::UdpSocket;
 use std::process::Command;
+use uiw_interop::stock::{Network, Running, uiw};
 
 /// Frames that the server's interface had none of our memory for.
 fn dropped(network: &Network) -> u64 {
@@ -16,11 +16,11 @@ fn dropped(network: &Network) -> u64 {
 /// on, byte for byte, and others can be made.
 #[test]
 fn a_flood_of_untaken_frames_costs_only_time() {
-    if interop::require("ethtool").is_none() {
+    if uiw_interop::require("ethtool").is_none() {
         return;
     }
     let Some(network) = Network::veth() else { return };
-    let port = interop::stock::free_port();
+    let port = uiw_interop::stock::free_port();
     let address = Stack::Xdp.addresses()[0];
     let mut command = Command::new(uiw());
     command.args(["--llp", &Stack::Xdp.spec(11), "serve", "--listen", &format!("{address}:{port}")]);

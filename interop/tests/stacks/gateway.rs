@@ -1,8 +1,8 @@
 //! TCP of our own across a router: the kernel of a third namespace forwards between the client's network and the server's.
 
 use crate::pairings::{at_middle, exchange_between};
-use interop::stock::{Network, uiw};
 use std::process::Command;
+use uiw_interop::stock::{Network, uiw};
 
 /// The third namespace with an address in both networks, of both versions, and forwarding.
 fn routed() -> Option<Network> {
@@ -30,7 +30,7 @@ fn spec(kind: &str, number: u8, host: u8) -> String {
 
 #[test]
 fn every_operation_across_a_gateway() {
-    if interop::require("sysctl").is_none() {
+    if uiw_interop::require("sysctl").is_none() {
         return;
     }
     for (server, client) in [("packet", "packet"), ("xdp", "xdp"), ("packet", "xdp"), ("xdp", "packet")] {

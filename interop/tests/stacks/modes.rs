@@ -1,8 +1,8 @@
 //! The modes of AF_XDP, each asked for by name.
 
 use crate::pairings::{Stack, at, exchange_between, network_of};
-use interop::stock::uiw;
 use std::process::Command;
+use uiw_interop::stock::uiw;
 
 /// `--llp` with a mode.
 fn spec(mode: &str, host: u8) -> String {

@@ -1,14 +1,14 @@
 //! Every operation between every two stacks, verified byte for byte.
 
 use crate::exchange;
-use interop::stock::Network;
-use llp::Spec;
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
-use verbs::{ConnOptions, Device, DeviceOptions, Listener, Pd};
+use uiw_interop::stock::Network;
+use uiw_llp::Spec;
+use uiw_verbs::{ConnOptions, Device, DeviceOptions, Listener, Pd};
 
 /// A stack at one end of the cable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +75,7 @@ pub(crate) fn network_of(mtu: u32, offload: bool) -> Option<Network> {
 
 fn network(link: Link) -> Option<Network> {
     let network = Network::veth()?;
-    let ethtool = if link.offload { None } else { Some(interop::require("ethtool")?) };
+    let ethtool = if link.offload { None } else { Some(uiw_interop::require("ethtool")?) };
     for (server, address) in [(true, "fd77::1/64"), (false, "fd77::2/64")] {
         let mtu = link.mtu.to_string();
         at(&network, server, "ip", &["link", "set", "veth0", "mtu", &mtu]);

@@ -1,9 +1,9 @@
 //! The same over a long, narrow, lossy path: `uiw wan` between the namespaces.
 
 use crate::pairings::Stack;
-use interop::stock::{Network, Running, uiw};
 use serde_json::Value;
 use std::process::Command;
+use uiw_interop::stock::{Network, Running, uiw};
 
 /// Two namespaces with an emulator between them.
 pub(crate) struct Path {
@@ -48,7 +48,7 @@ fn soak(client: Stack, server: Stack, path: &[&str]) {
     ];
     let Some(path) = Path::new(path) else { return };
     let network = &path.network;
-    let port = interop::stock::free_port();
+    let port = uiw_interop::stock::free_port();
     let address = server.addresses()[0];
     let mut command = Command::new(uiw());
     command.args(["--llp", &server.spec(11), "serve", "--listen", &format!("{address}:{port}")]);

@@ -1,9 +1,9 @@
 //! Stock programs on the C libraries with a TCP of their own (`UIW_LLP`), against each other and against the kernel's.
 
 use crate::pairings::Stack;
-use interop::stock::{Ended, Libraries, Network, Running, User, uiw};
 use serde_json::{Value, json};
 use std::process::Command;
+use uiw_interop::stock::{Ended, Libraries, Network, Running, User, uiw};
 
 /// The program at one end, on `stack` as `host`.
 fn at(libraries: &Libraries, stack: Stack, host: u8, program: &str, args: &[&str]) -> Command {
@@ -14,12 +14,12 @@ fn at(libraries: &Libraries, stack: Stack, host: u8, program: &str, args: &[&str
 
 /// A server that listens on `port`, and a client.
 fn pair(server: Stack, client: Stack, program: &str, port: u16, args: [&[&str]; 2]) -> Option<[Ended; 2]> {
-    interop::require(program)?;
+    uiw_interop::require(program)?;
     let network = Network::veth()?;
     let libraries = Libraries::get();
     let mut command = at(&libraries, server, 11, program, args[0]);
     // Its own TCP is in no table of the kernel's.
-    command.env("UIW_LOG", "llp=debug");
+    command.env("UIW_LOG", "uiw_llp=debug");
     let mut there = Running::start(network.server(command));
     if server == Stack::Kernel {
         there.wait_listening(port);
@@ -83,7 +83,7 @@ fn ib_write_bw_over_af_packet_and_af_xdp() {
 /// The device is the interface, and its GIDs are our own addresses.
 #[test]
 fn the_device_has_the_addresses_of_its_own() {
-    let Some(program) = interop::require("ibv_devinfo") else { return };
+    let Some(program) = uiw_interop::require("ibv_devinfo") else { return };
     let Some(network) = Network::veth() else { return };
     let libraries = Libraries::get();
     let command = at(&libraries, Stack::Packet, 11, &program.to_string_lossy(), &["-v"]);
@@ -125,7 +125,7 @@ fn what_programs_would_see_is_shown() {
 /// A stack that cannot be had is one line and an error number.
 #[test]
 fn an_interface_that_is_not_there_for_programs() {
-    let Some(program) = interop::require("rping") else { return };
+    let Some(program) = uiw_interop::require("rping") else { return };
     let Some(network) = Network::veth() else { return };
     let libraries = Libraries::get();
     for (llp, says) in [

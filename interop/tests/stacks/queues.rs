@@ -1,8 +1,8 @@
 //! AF_XDP on interfaces with several queues.
 
 use crate::pairings::{Stack, at};
-use interop::stock::{Network, Running, uiw};
 use std::process::Command;
+use uiw_interop::stock::{Network, Running, uiw};
 
 /// Flows choose their queues by a hash: that all of these choose the same is one chance in 2^31.
 const CONNECTIONS: &str = "32";
@@ -21,7 +21,7 @@ fn redirected(network: &Network, server: bool) -> Vec<u64> {
 
 /// Runs `uiw perf` from `client` to a server over AF_XDP, both with every byte looked at.
 fn measure(network: &Network, client: Stack) {
-    let port = interop::stock::free_port();
+    let port = uiw_interop::stock::free_port();
     let mut command = Command::new(uiw());
     let server = Stack::Xdp;
     command.args(["--llp", &server.spec(11), "serve", "--listen", &format!("[::]:{port}")]);
@@ -44,7 +44,7 @@ fn measure(network: &Network, client: Stack) {
 /// A veth keeps a frame's queue: what one end sends by its second comes in by the other's second.
 #[test]
 fn flows_are_spread_over_queues_and_each_is_served() {
-    if interop::require("ethtool").is_none() {
+    if uiw_interop::require("ethtool").is_none() {
         return;
     }
     let Some(network) = Network::veth_of(QUEUES) else { return };

@@ -1,9 +1,9 @@
 //! What cannot be had is an error with a hint, and a link that goes away ends its connections.
 
-use interop::stock::{Network, Running, uiw};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
+use uiw_interop::stock::{Network, Running, uiw};
 
 fn fails(command: &mut Command, code: i32, says: &[&str]) {
     let output = command.output().expect("uiw starts");
@@ -45,7 +45,7 @@ fn an_interface_that_is_not_there() {
 #[test]
 fn without_the_capabilities() {
     let Some(network) = Network::veth() else { return };
-    let Some(setpriv) = interop::require("setpriv") else { return };
+    let Some(setpriv) = uiw_interop::require("setpriv") else { return };
     for (kind, names) in [("packet", "CAP_NET_RAW"), ("xdp", "CAP_BPF")] {
         let mut command = Command::new(&setpriv);
         command.args(["--bounding-set=-all", "--inh-caps=-all", "--reuid=65534", "--clear-groups"]);
@@ -273,9 +273,9 @@ assert libc.syscall(321, 34, attr, 4) == 0, os.strerror(ctypes.get_errno())
 #[test]
 fn a_program_that_is_detached_ends_its_connections() {
     if !cfg!(target_arch = "x86_64") {
-        return interop::skip("the number of the bpf system call");
+        return uiw_interop::skip("the number of the bpf system call");
     }
-    let Some(python) = interop::require("python3") else { return };
+    let Some(python) = uiw_interop::require("python3") else { return };
     let Some(network) = Network::veth() else { return };
     let (server, mut client) = connected(&network, "xdp", &["ping", "10.77.0.11", "-i", "3", "-c", "3"]);
     client.wait_saying("round 1");

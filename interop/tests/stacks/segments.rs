@@ -1,11 +1,11 @@
 //! What AF_PACKET leaves to the interface: packets that it cuts and checksums that it completes, as tshark sees them on the wire.
 
 use crate::pairings::{Stack, at};
-use interop::stock::{Network, Running, uiw};
-use interop::tshark::Tshark;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
+use uiw_interop::stock::{Network, Running, uiw};
+use uiw_interop::tshark::Tshark;
 
 /// A file that goes away.
 struct Capture(PathBuf);
@@ -49,7 +49,7 @@ fn segment(line: &str) -> Segment {
 /// it missed.
 fn capture(network: &Network, version: usize, name: &str) -> (Vec<Segment>, String) {
     let file = Capture(std::env::temp_dir().join(format!("uiw-segments-{}-{name}.pcap", std::process::id())));
-    let port = interop::stock::free_port();
+    let port = uiw_interop::stock::free_port();
     let mut command = Command::new("tshark");
     // Room for all of it in MiB, should tshark not get a processor meanwhile.
     command.args(["-i", "veth0", "-f", "tcp", "-B", "64", "-w"]).arg(&file.0);
@@ -87,7 +87,7 @@ const BYTES: usize = 2 * 20 * 200_000;
 
 #[test]
 fn what_the_interface_cuts_and_completes_is_right_on_the_wire() {
-    let (Some(_), Some(_)) = (Tshark::require(), interop::require("ethtool")) else { return };
+    let (Some(_), Some(_)) = (Tshark::require(), uiw_interop::require("ethtool")) else { return };
     for (version, mss) in [(0, 1460), (1, 1440)] {
         let Some(network) = Network::veth() else { return };
         let (whole, _) = capture(&network, version, &format!("whole-{mss}"));

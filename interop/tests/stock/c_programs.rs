@@ -1,10 +1,10 @@
 //! C programs: those of `examples/c`, one that asks for nonsense, and programs that users gave where they are at hand.
 
-use interop::stock::{Libraries, Network, Running, User, compile};
 use std::env;
 use std::path::{Path, PathBuf};
-use verbs::blocking::Connection;
-use verbs::{ConnSettings, Device};
+use uiw_interop::stock::{Libraries, Network, Running, User, compile};
+use uiw_verbs::blocking::Connection;
+use uiw_verbs::{ConnSettings, Device};
 
 /// Names a folder with a `server.c` and a `client.c` of another project.
 const SEED_PROGRAMS: &str = "UIW_SEED_PROGRAMS";
@@ -46,7 +46,7 @@ fn first_programs_exchange_messages() {
 
 #[test]
 fn nothing_to_complain_of_for_valgrind() {
-    let (Some(_), libraries) = (interop::require("valgrind"), Libraries::get()) else { return };
+    let (Some(_), libraries) = (uiw_interop::require("valgrind"), Libraries::get()) else { return };
     let sources = folder("../examples/c");
     let Some(server_file) = compile(&libraries, &sources.join("server.c"), &["-g"]) else { return };
     let Some(client_file) = compile(&libraries, &sources.join("client.c"), &["-g"]) else { return };
@@ -185,14 +185,14 @@ fn programs_that_users_gave() {
     let given = env::var_os(SEED_PROGRAMS).map(PathBuf::from);
     let places = [given, Some(folder("../../shared/seed-programs"))];
     let Some(sources) = places.into_iter().flatten().find(|place| place.join("server.c").exists()) else {
-        interop::skip("programs that users gave (UIW_SEED_PROGRAMS)");
+        uiw_interop::skip("programs that users gave (UIW_SEED_PROGRAMS)");
         return;
     };
     let libraries = Libraries::get();
     // As given, warnings and all.
     let Some(server_file) = compile(&libraries, &sources.join("server.c"), &["-w"]) else { return };
     let Some(client_file) = compile(&libraries, &sources.join("client.c"), &["-w"]) else { return };
-    let Some(_) = interop::require("stdbuf") else { return };
+    let Some(_) = uiw_interop::require("stdbuf") else { return };
     // Its output is not flushed line by line, and says the port.
     let mut command = libraries.command(User::Same, "stdbuf");
     command.arg("-oL").arg(&server_file);

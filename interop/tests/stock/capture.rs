@@ -1,19 +1,19 @@
 //! Captures of stock programs.
 
-use interop::stock::{Libraries, Running, User, free_port};
-use interop::tshark::Tshark;
 use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
-use verbs::blocking::Connection;
-use verbs::{ConnSettings, Device};
+use uiw_interop::stock::{Libraries, Running, User, free_port};
+use uiw_interop::tshark::Tshark;
+use uiw_verbs::blocking::Connection;
+use uiw_verbs::{ConnSettings, Device};
 
 /// The first pieces of a capture that show a connection: more than the file's own headers.
 const SOME: u64 = 600;
 
 #[test]
 fn of_a_program_that_is_killed_while_it_waits() {
-    let (Some(_), Some(tshark)) = (interop::require("rping"), Tshark::require()) else { return };
+    let (Some(_), Some(tshark)) = (uiw_interop::require("rping"), Tshark::require()) else { return };
     let libraries = Libraries::get();
     let file = libraries.folder().join("killed.pcapng");
     let port = free_port();

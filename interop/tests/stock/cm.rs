@@ -1,6 +1,6 @@
 //! Debian's other connection-manager programs: rdmacm-utils.
 
-use interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
+use uiw_interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
 
 /// A pair of programs, the server's options and the client's.
 struct Pair<'a> {
@@ -12,7 +12,7 @@ struct Pair<'a> {
 impl Pair<'_> {
     /// Runs both; a server that never ends by itself is stopped.
     fn run(&self, network: &Network, user: User, server_ends: bool) -> Option<[Ended; 2]> {
-        interop::require(self.server)?;
+        uiw_interop::require(self.server)?;
         let libraries = Libraries::get();
         let port = free_port();
         let number = port.to_string();
@@ -98,7 +98,7 @@ fn what_iwarp_lacks_is_refused_with_a_message() {
         ("rcopy", &[], absent),
         ("udpong", &[], absent),
     ] {
-        let Some(_) = interop::require(program) else { return };
+        let Some(_) = uiw_interop::require(program) else { return };
         let mut command = libraries.command(User::Same, program);
         command.args(args);
         let ended = Running::start(command).end();

@@ -1,10 +1,10 @@
 //! What the two files export and need, as binutils reads it.
 
-use interop::stock::Libraries;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use uiw_interop::stock::Libraries;
 
 fn objdump(option: &str, file: &Path) -> String {
     let output = Command::new("objdump").arg(option).arg(file).output().expect("objdump");
@@ -26,7 +26,7 @@ fn exported(table: &str) -> BTreeSet<String> {
 
 #[test]
 fn libibverbs_exports_what_rdma_core_exports_and_nothing_else() {
-    let Some(_) = interop::require("objdump") else { return };
+    let Some(_) = uiw_interop::require("objdump") else { return };
     let libraries = Libraries::get();
     let table = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../cabi/data/exports.tsv"));
     let table = table.expect("the table of exports");
@@ -41,7 +41,7 @@ fn libibverbs_exports_what_rdma_core_exports_and_nothing_else() {
 
 #[test]
 fn the_two_files_are_one_engine() {
-    let Some(_) = interop::require("objdump") else { return };
+    let Some(_) = uiw_interop::require("objdump") else { return };
     let libraries = Libraries::get();
     let head = |name: &str| objdump("-p", &libraries.folder().join(name));
     let has = |text: &str, key: &str, value: &str| {

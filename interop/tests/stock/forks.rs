@@ -1,8 +1,8 @@
 //! Servers that fork: every child opens an engine of its own, and leaves the parent's alone.
 
-use interop::stock::{Ended, Libraries, Running, User, compile, free_port};
 use std::fs;
 use std::path::Path;
+use uiw_interop::stock::{Ended, Libraries, Running, User, compile, free_port};
 
 #[test]
 fn children_and_their_children_connect_to_the_parent() {
@@ -22,7 +22,7 @@ fn forks_before_and_after_the_first_use_with_and_without_exec() {
 
 #[test]
 fn qperf_serves_a_child_a_client() {
-    let Some(_) = interop::require("qperf") else { return };
+    let Some(_) = uiw_interop::require("qperf") else { return };
     let libraries = Libraries::get();
     let port = free_port();
     let number = port.to_string();
@@ -77,7 +77,7 @@ fn moved(ended: &Ended, direction: &str) -> u64 {
 }
 
 fn fio(verb: &str) {
-    let Some(_) = interop::require("fio") else { return };
+    let Some(_) = uiw_interop::require("fio") else { return };
     let libraries = Libraries::get();
     let port = free_port();
     let server_verb = if verb == "send" { "verb=recv" } else { "" };

@@ -1,6 +1,6 @@
 //! Debian's perftest, every test that a reliable connection can do, connected by rdma_cm (`-R`) and out of band.
 
-use interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
+use uiw_interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
 
 /// A program and its options beside `-d` and `-p`.
 type Case<'a> = (&'a str, &'a [&'a str]);
@@ -24,7 +24,7 @@ fn pair(network: &Network, user: User, persona: &str, (program, args): Case<'_>)
 
 /// Runs the cases one after the other; every program ends with 0.
 fn all(network: &Network, user: User, persona: &str, cases: &[Case<'_>]) {
-    let Some(_) = interop::require("ib_write_bw") else { return };
+    let Some(_) = uiw_interop::require("ib_write_bw") else { return };
     for case in cases {
         let [server, client] = pair(network, user, persona, *case);
         assert!(server.code == 0 && client.code == 0, "{persona} {case:?}: {server:?} {client:?}");

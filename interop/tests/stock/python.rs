@@ -1,9 +1,9 @@
 //! rdma-core's own tests, as Debian ships them: the connection manager's part in two personas, and all of them.
 
-use interop::stock::{Ended, Libraries, Running, User};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use uiw_interop::stock::{Ended, Libraries, Running, User};
 
 /// Where the package rdma-core has them.
 const PACKAGED: &str = "/usr/share/doc/rdma-core/tests";
@@ -11,7 +11,7 @@ const PACKAGED: &str = "/usr/share/doc/rdma-core/tests";
 /// A copy of the tests, unpacked, below the folder of the libraries.
 fn unpacked(libraries: &Libraries) -> Option<PathBuf> {
     if !Path::new(PACKAGED).is_dir() || !Path::new("/usr/lib/python3/dist-packages/pyverbs").is_dir() {
-        interop::skip("rdma-core's Python tests (rdma-core, python3-pyverbs)");
+        uiw_interop::skip("rdma-core's Python tests (rdma-core, python3-pyverbs)");
         return None;
     }
     let tests = libraries.folder().join("tests");
@@ -32,10 +32,10 @@ fn unpacked(libraries: &Libraries) -> Option<PathBuf> {
 /// without root; the test is noted as skipped then.
 #[track_caller]
 fn python(libraries: &Libraries, script_file: &Path, persona: &str, args: &[String]) -> Option<Ended> {
-    interop::require("unshare")?;
+    uiw_interop::require("unshare")?;
     let probe = Command::new("unshare").args(["-mn", "true"]).output();
     if !probe.is_ok_and(|probe| probe.status.success()) {
-        interop::skip("root, for a mount namespace");
+        uiw_interop::skip("root, for a mount namespace");
         return None;
     }
     // A network of its own: the tests use a fixed port.

@@ -1,7 +1,7 @@
 //! Debian's rping, both roles, alone and with uiw's own ping and server.
 
-use interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary, uiw};
 use std::process::Command;
+use uiw_interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary, uiw};
 
 /// A server and a client on our libraries, one after the other on the way in and out.
 fn pair(
@@ -39,25 +39,25 @@ fn thousand_of_60000(network: &Network, user: User) {
 
 #[test]
 fn thousand_verified_pings_on_loopback() {
-    let Some(_) = interop::require("rping") else { return };
+    let Some(_) = uiw_interop::require("rping") else { return };
     thousand_of_60000(&Network::Loopback, User::Same);
 }
 
 #[test]
 fn thousand_verified_pings_on_loopback_as_an_ordinary_user() {
-    let (Some(_), Some(user)) = (interop::require("rping"), ordinary()) else { return };
+    let (Some(_), Some(user)) = (uiw_interop::require("rping"), ordinary()) else { return };
     thousand_of_60000(&Network::Loopback, user);
 }
 
 #[test]
 fn thousand_verified_pings_between_namespaces() {
-    let (Some(_), Some(network)) = (interop::require("rping"), Network::veth()) else { return };
+    let (Some(_), Some(network)) = (uiw_interop::require("rping"), Network::veth()) else { return };
     thousand_of_60000(&network, User::Same);
 }
 
 #[test]
 fn thousand_verified_pings_between_namespaces_as_an_ordinary_user() {
-    let (Some(_), Some(user), Some(network)) = (interop::require("rping"), ordinary(), Network::veth())
+    let (Some(_), Some(user), Some(network)) = (uiw_interop::require("rping"), ordinary(), Network::veth())
     else {
         return;
     };
@@ -66,9 +66,9 @@ fn thousand_verified_pings_between_namespaces_as_an_ordinary_user() {
 
 #[test]
 fn ipv6_and_ipv4_at_one_server() {
-    let Some(_) = interop::require("rping") else { return };
+    let Some(_) = uiw_interop::require("rping") else { return };
     if std::net::TcpListener::bind("[::1]:0").is_err() {
-        interop::skip("IPv6 on loopback");
+        uiw_interop::skip("IPv6 on loopback");
         return;
     }
     let libraries = Libraries::get();
@@ -90,7 +90,7 @@ fn ipv6_and_ipv4_at_one_server() {
 
 #[test]
 fn why_a_connection_came_to_nothing() {
-    let (Some(_), Some(network)) = (interop::require("rping"), Network::veth()) else { return };
+    let (Some(_), Some(network)) = (uiw_interop::require("rping"), Network::veth()) else { return };
     let libraries = Libraries::get();
     let ping = |to: &str| {
         let mut command = libraries.command(User::Same, "rping");
@@ -116,7 +116,7 @@ fn why_a_connection_came_to_nothing() {
 
 #[test]
 fn debugging_output_and_the_data_shown() {
-    let Some(_) = interop::require("rping") else { return };
+    let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
     let args = ["-d", "-v", "-C", "7"];
     let [server, client] = pair(&libraries, &Network::Loopback, User::Same, &args, &args);
@@ -139,7 +139,7 @@ fn debugging_output_and_the_data_shown() {
 
 #[test]
 fn queue_pairs_that_rping_moves_itself() {
-    let Some(_) = interop::require("rping") else { return };
+    let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
     for (server, client) in [(true, true), (true, false), (false, true)] {
         let args = |own: bool| if own { vec!["-q", "-v", "-C", "5"] } else { vec!["-v", "-C", "5"] };
@@ -152,7 +152,7 @@ fn queue_pairs_that_rping_moves_itself() {
 
 #[test]
 fn many_clients_of_a_persistent_server() {
-    let Some(_) = interop::require("rping") else { return };
+    let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
     let port = free_port();
     let number = port.to_string();
@@ -179,7 +179,7 @@ fn many_clients_of_a_persistent_server() {
 
 #[test]
 fn against_our_own_ping() {
-    let Some(_) = interop::require("rping") else { return };
+    let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
     let port = free_port();
     let mut command = libraries.command(User::Same, "rping");
@@ -195,7 +195,7 @@ fn against_our_own_ping() {
 
 #[test]
 fn against_our_own_server() {
-    let Some(_) = interop::require("rping") else { return };
+    let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
     let port = free_port();
     let mut command = Command::new(uiw());
@@ -212,7 +212,7 @@ fn against_our_own_server() {
 
 #[test]
 fn port_offset_is_between_the_program_and_the_wire() {
-    let Some(_) = interop::require("rping") else { return };
+    let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
     let port = free_port();
     // The program's own number is in use over TCP: what the offset is for.

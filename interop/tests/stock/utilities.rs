@@ -1,11 +1,11 @@
 //! Debian's ibverbs-utils: devices shown, and queue pairs connected out of band.
 
-use interop::stock::{Libraries, Network, Running, User, free_port, ordinary};
 use std::process::Command;
+use uiw_interop::stock::{Libraries, Network, Running, User, free_port, ordinary};
 
 #[test]
 fn devices_are_listed_and_described() {
-    let Some(_) = interop::require("ibv_devinfo") else { return };
+    let Some(_) = uiw_interop::require("ibv_devinfo") else { return };
     let libraries = Libraries::get();
     let listed = Running::start(libraries.command(User::Same, "ibv_devices")).end();
     assert_eq!(listed.well().count("uiw_lo"), 1);
@@ -25,7 +25,7 @@ fn devices_are_listed_and_described() {
 
 #[test]
 fn personas_show_what_they_say() {
-    let Some(_) = interop::require("ibv_devinfo") else { return };
+    let Some(_) = uiw_interop::require("ibv_devinfo") else { return };
     let libraries = Libraries::get();
     for (persona, transport, layer, lid) in [
         ("iwarp", "transport:\t\t\tiWARP (1)", "link_layer:\t\tEthernet", "port_lid:\t\t0"),
@@ -44,7 +44,7 @@ fn personas_show_what_they_say() {
 
 #[test]
 fn a_bad_setting_is_named_in_one_line() {
-    let Some(_) = interop::require("ibv_devinfo") else { return };
+    let Some(_) = uiw_interop::require("ibv_devinfo") else { return };
     let libraries = Libraries::get();
     let mut command = libraries.command(User::Same, "ibv_devices");
     command.env("UIW_CRC", "perhaps");
@@ -55,7 +55,7 @@ fn a_bad_setting_is_named_in_one_line() {
 
 #[test]
 fn asynchronous_events_can_be_watched() {
-    let Some(_) = interop::require("ibv_asyncwatch") else { return };
+    let Some(_) = uiw_interop::require("ibv_asyncwatch") else { return };
     let libraries = Libraries::get();
     let mut command = libraries.command(User::Same, "stdbuf");
     command.args(["-o0", "ibv_asyncwatch"]);
@@ -66,7 +66,7 @@ fn asynchronous_events_can_be_watched() {
 
 /// Both ends of one of the pingpong programs.
 fn pingpong(network: &Network, user: User, persona: &str, program: &str, args: &[&str]) {
-    let Some(_) = interop::require(program) else { return };
+    let Some(_) = uiw_interop::require(program) else { return };
     let libraries = Libraries::get();
     let port = free_port();
     let device = if matches!(network, Network::Loopback) { "uiw_lo" } else { "uiw_veth0" };
@@ -120,7 +120,7 @@ fn pingpong_between_namespaces_as_an_ordinary_user() {
 
 #[test]
 fn ports_of_queue_pairs_are_those_asked_for() {
-    let Some(_) = interop::require("ibv_rc_pingpong") else { return };
+    let Some(_) = uiw_interop::require("ibv_rc_pingpong") else { return };
     let libraries = Libraries::get();
     let port = free_port();
     let [low, high] = [free_port(), free_port()];
@@ -146,7 +146,9 @@ fn ports_of_queue_pairs_are_those_asked_for() {
 /// at that end, server or client.
 #[test]
 fn the_other_end_calls_where_one_direction_is_walled_off() {
-    let (Some(_), Some(nft)) = (interop::require("ibv_rc_pingpong"), interop::require("nft")) else { return };
+    let (Some(_), Some(nft)) = (uiw_interop::require("ibv_rc_pingpong"), uiw_interop::require("nft")) else {
+        return;
+    };
     for server_calls in [true, false] {
         let Some(network) = Network::veth() else { return };
         let libraries = Libraries::get();
@@ -162,7 +164,7 @@ fn the_other_end_calls_where_one_direction_is_walled_off() {
         ));
         let built = walled(wall).output().unwrap();
         if !built.status.success() {
-            interop::skip(&format!("nftables: {}", String::from_utf8_lossy(&built.stderr).trim()));
+            uiw_interop::skip(&format!("nftables: {}", String::from_utf8_lossy(&built.stderr).trim()));
             return;
         }
         let command = |(first, last): (u16, u16)| {

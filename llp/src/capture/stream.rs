@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr};
 
-use mem::{IoVec, IoVecMut};
+use uiw_mem::{IoVec, IoVecMut};
 
 use super::{
     CaptureHooks,

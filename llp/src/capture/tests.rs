@@ -1,6 +1,6 @@
 use std::{net::Ipv4Addr, process::Command};
 
-use mem::{IoVec, IoVecMut};
+use uiw_mem::{IoVec, IoVecMut};
 
 use super::*;
 use crate::{

@@ -2,13 +2,13 @@
 
 use super::{Advance, Peers, Stop, Verdict, ensure, unexpected};
 use crate::{Event, Interest, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
-use mem::{IoVec, IoVecMut};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use uiw_mem::{IoVec, IoVecMut};
 
 /// Numbers of the stacks in a session; shards that a check makes follow.
 pub(super) const CLIENT: usize = 0;

@@ -5,10 +5,10 @@ use super::session::{
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
 use crate::{Event, Interest, ListenOptions, Stack, Stream, StreamInfo, StreamOptions, Token};
-use mem::{IoVec, IoVecMut};
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use uiw_mem::{IoVec, IoVecMut};
 
 pub(super) const CHECKS: &[Check] = &[
     Check::new("without_shards", "without shards no stream moves, and it is said so", without_shards),

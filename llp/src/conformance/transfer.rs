@@ -5,8 +5,8 @@ use super::session::{
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
 use crate::{Interest, StreamOptions};
-use mem::{IoVec, IoVecMut};
 use std::io::ErrorKind;
+use uiw_mem::{IoVec, IoVecMut};
 
 pub(super) const CHECKS: &[Check] = &[
     Check::new("bytes_in_order", "a megabyte each way arrives whole and in order", bytes_in_order),

@@ -92,7 +92,7 @@ fn name(text: &str) -> io::Result<Name> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use interop::stock::Network;
+    use uiw_interop::stock::Network;
 
     fn says(config: &SmolConfig) -> String {
         let error = Claim::new("veth0", config).map(drop).unwrap_err();

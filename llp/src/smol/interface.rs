@@ -11,7 +11,6 @@ use super::link::{Frame, Link, Port, Segmentation, Sender, longest_packet};
 use super::mss;
 use crate::{Clock, Event, Interest, ListenOptions, Rest, StreamOptions, Token};
 use conn::{Conn, Owner};
-use mem::{IoVec, IoVecMut};
 use ports::Ports;
 use slab::Slab;
 use smoltcp::iface::{Config, Interface, PollIngressSingleResult, PollResult, SocketSet};
@@ -23,6 +22,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use uiw_mem::{IoVec, IoVecMut};
 use wake::Wake;
 
 /// smoltcp's clock has milliseconds, and its least retransmission time-out is one second: times of the wide area. Here its clock

@@ -3,11 +3,11 @@
 use super::interface::{ConnId, SmolInterface};
 use super::link::Link;
 use crate::{Interest, RecvBuf, Rest, Stream, StreamInfo, no_bytes};
-use mem::{IoVec, IoVecMut};
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use uiw_mem::{IoVec, IoVecMut};
 
 pub(super) struct SmolStream<L: Link> {
     interface: Arc<Mutex<SmolInterface<L>>>,

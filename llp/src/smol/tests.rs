@@ -6,10 +6,10 @@ use super::pipe::{PipeLink, pipe};
 use super::{SmolConfig, SmolStack};
 use crate::wan::{Direction, Profile};
 use crate::{Clock, Event, Interest, ListenOptions, Listener, Rest, Stack, Stream, StreamOptions, Token};
-use mem::{IoVec, IoVecMut};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
+use uiw_mem::{IoVec, IoVecMut};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 

@@ -9,9 +9,9 @@ use std::{
     time::Duration,
 };
 
-use mem::{IoVec, IoVecMut};
 use rustix::event::epoll;
 use socket2::Socket;
+use uiw_mem::{IoVec, IoVecMut};
 
 use super::{data, flags, setup, syscall};
 use crate::{Interest, Stream, StreamInfo, Token, attached_stream, no_bytes};

@@ -6,7 +6,7 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-use mem::{IoVec, IoVecMut};
+use uiw_mem::{IoVec, IoVecMut};
 
 /// Most elements a call takes (UIO_MAXIOV); the rest waits for the next call.
 const MAX_ELEMENTS: usize = 1024;

@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
-use mem::{IoVec, IoVecMut};
 use socket2::SockRef;
+use uiw_mem::{IoVec, IoVecMut};
 
 use super::*;
 use crate::{OptionError, is_memory_fault};

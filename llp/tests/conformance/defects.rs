@@ -1,17 +1,17 @@
 //! Stacks that break one promise each: the checks that are about it fail.
 
-use llp::conformance::{self, Outcome, Peers};
-use llp::sim::Network;
-use llp::tcp::TcpStack;
-use llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream};
-use llp::{Event, Interest, Stack, Stream, Token};
-use mem::{IoVec, IoVecMut};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io::{self, ErrorKind};
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use uiw_llp::conformance::{self, Outcome, Peers};
+use uiw_llp::sim::Network;
+use uiw_llp::tcp::TcpStack;
+use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream};
+use uiw_llp::{Event, Interest, Stack, Stream, Token};
+use uiw_mem::{IoVec, IoVecMut};
 
 /// What is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,20 +2,20 @@
 
 mod defects;
 
-use interop::stock::Network as Namespaces;
-use llp::Clock;
-use llp::capture::{CaptureStack, PcapSink};
-use llp::conformance::{self, Peers, Report};
-use llp::fault::{FaultStack, Faults, Split};
-use llp::sim::{Link, Network};
-use llp::smol::packet::PacketLink;
-use llp::smol::pipe::{PipeLink, pipe};
-use llp::smol::{SmolConfig, SmolStack};
-use llp::tcp::TcpStack;
-use llp::wan::{Direction, Profile};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::time::Duration;
+use uiw_interop::stock::Network as Namespaces;
+use uiw_llp::Clock;
+use uiw_llp::capture::{CaptureStack, PcapSink};
+use uiw_llp::conformance::{self, Peers, Report};
+use uiw_llp::fault::{FaultStack, Faults, Split};
+use uiw_llp::sim::{Link, Network};
+use uiw_llp::smol::packet::PacketLink;
+use uiw_llp::smol::pipe::{PipeLink, pipe};
+use uiw_llp::smol::{SmolConfig, SmolStack};
+use uiw_llp::tcp::TcpStack;
+use uiw_llp::wan::{Direction, Profile};
 
 /// Checks that concern a descriptor.
 const DESCRIPTOR: &[&str] = &[
@@ -68,7 +68,7 @@ fn kernel_tcp() {
 #[test]
 fn kernel_tcp_over_ipv6() {
     if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
-        return interop::skip("IPv6");
+        return uiw_interop::skip("IPv6");
     }
     conforms(|| kernel(Ipv6Addr::LOCALHOST.into()), &[PEEKS, NO_SHARDS]);
 }

@@ -3,7 +3,7 @@
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::sync::Arc;
 
-use ddp::STag;
+use uiw_ddp::STag;
 
 use super::{Slot, Table};
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ddp::STag;
+use uiw_ddp::STag;
 
 use super::{Entry, Slot, Table};
 use crate::Region;

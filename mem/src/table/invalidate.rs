@@ -3,7 +3,7 @@
 use core::sync::atomic::Ordering::Relaxed;
 use std::sync::Arc;
 
-use ddp::STag;
+use uiw_ddp::STag;
 
 use super::{Entry, EntryKind, Slot, Table};
 use crate::{InvalidateError, PdId, Region, StreamId, WindowType, pin_count::CloseError};

@@ -20,7 +20,7 @@
 //! +-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+-+
 //! ```
 
-use ddp::STag;
+use uiw_ddp::STag;
 
 use super::{FormatError, exactly, u32_at, u64_at};
 use crate::Opcode;

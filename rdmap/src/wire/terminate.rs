@@ -21,7 +21,7 @@
 use alloc::vec::Vec;
 use core::fmt;
 
-use ddp::{Header, HeaderError};
+use uiw_ddp::{Header, HeaderError};
 
 use super::ReadRequest;
 use crate::TerminateReason;
@@ -232,7 +232,7 @@ impl HeaderCopy {
     #[must_use]
     pub fn new(segment: &[u8]) -> Option<Self> {
         let tagged = segment.first()? & 0x80 != 0;
-        let len = if tagged { ddp::Tagged::LEN } else { ddp::Untagged::LEN };
+        let len = if tagged { uiw_ddp::Tagged::LEN } else { uiw_ddp::Untagged::LEN };
         let mut bytes = [0; Header::MAX_LEN];
         bytes[..len].copy_from_slice(segment.get(..len)?);
         Some(Self { bytes, len: len as u8 })

@@ -5,8 +5,8 @@ use crate::error::ConnError;
 use crate::host::{Answer, Host};
 use crate::reads::{Outstanding, OutstandingKind, ReadOrigin};
 use crate::shared::Shared;
-use ddp::{Tagged, TaggedError};
-use rdmap::{AtomicResponse, Operation};
+use uiw_ddp::{Tagged, TaggedError};
+use uiw_rdmap::{AtomicResponse, Operation};
 
 impl Receiver {
     /// A segment of the answer to our oldest Read.

@@ -6,8 +6,8 @@ use crate::host::Host;
 use crate::reads::{InboundKind, InboundRead};
 use crate::shared::Shared;
 use alloc::boxed::Box;
-use ddp::{Untagged, UntaggedError};
-use rdmap::{AtomicRequest, AtomicResponse, Inbound, Operation, ReadRequest, Terminate};
+use uiw_ddp::{Untagged, UntaggedError};
+use uiw_rdmap::{AtomicRequest, AtomicResponse, Inbound, Operation, ReadRequest, Terminate};
 
 impl Receiver {
     pub(super) fn control<H: Host>(

@@ -15,11 +15,11 @@ use crate::reads::QuotedSegment;
 use crate::shared::Shared;
 use crate::timers::Timer;
 use core::time::Duration;
-use ddp::{Header, Tagged, UntaggedRx};
-use mpa::rx::{FpduRx, Step};
-use mpa::startup::Negotiated;
-use mpa::{Verified, VerifiedBuf};
-use rdmap::{Inbound, StreamRx};
+use uiw_ddp::{Header, Tagged, UntaggedRx};
+use uiw_mpa::rx::{FpduRx, Step};
+use uiw_mpa::startup::Negotiated;
+use uiw_mpa::{Verified, VerifiedBuf};
+use uiw_rdmap::{Inbound, StreamRx};
 
 /// After this time without an answer to the capability request a peer is foreign.
 pub(crate) const CAPABILITY_TIMEOUT: Duration = Duration::from_millis(1000);
@@ -61,7 +61,7 @@ impl Receiver {
     pub(crate) fn new() -> Self {
         Self {
             fpdu: FpduRx::new(false, false),
-            rdmap: StreamRx::new(rdmap::Extensions::default()),
+            rdmap: StreamRx::new(uiw_rdmap::Extensions::default()),
             // RFC 5041 section 5.1: the first message on each queue has MSN 1.
             queues: [UntaggedRx::new(1), UntaggedRx::new(1), UntaggedRx::new(1), UntaggedRx::new(1)],
             control: [[0; CONTROL_LEN]; 4],
@@ -160,8 +160,9 @@ impl Receiver {
         shared: &mut Shared,
         host: &mut H,
     ) -> Result<Placed, ConnError> {
-        let (header, header_len) = Header::parse(&ulpdu)
-            .map_err(|error| ConnError::fault(error, Some(QuotedSegment::new(&ulpdu, ddp::Untagged::LEN))))?;
+        let (header, header_len) = Header::parse(&ulpdu).map_err(|error| {
+            ConnError::fault(error, Some(QuotedSegment::new(&ulpdu, uiw_ddp::Untagged::LEN)))
+        })?;
         let segment = Segment { ulpdu, header_len };
         let inbound = self.rdmap.admit(&header).map_err(|error| segment.fault(error))?;
         let undecided = shared.caps.is_undecided();
@@ -271,10 +272,12 @@ impl Receiver {
 
     /// No receive was posted for the parked segment in time (RFC 5041 section 7.1: 1/2/02).
     pub(crate) fn no_receive_in_time(&mut self) -> ConnError {
-        let quoted =
-            self.parked.take().map(|parked| QuotedSegment::new(&parked.as_verified(), ddp::Untagged::LEN));
+        let quoted = self
+            .parked
+            .take()
+            .map(|parked| QuotedSegment::new(&parked.as_verified(), uiw_ddp::Untagged::LEN));
         let msn = self.queues[0].expected_msn();
-        ConnError::fault(ddp::UntaggedError::NoBuffer { msn }, quoted)
+        ConnError::fault(uiw_ddp::UntaggedError::NoBuffer { msn }, quoted)
     }
 }
 
@@ -296,7 +299,7 @@ impl<'a> Segment<'a> {
 
     /// The error of a peer that sent this.
     #[cold]
-    fn fault(&self, fault: impl Into<rdmap::Fault>) -> ConnError {
+    fn fault(&self, fault: impl Into<uiw_rdmap::Fault>) -> ConnError {
         ConnError::fault(fault, Some(self.quoted()))
     }
 }

@@ -4,8 +4,8 @@ use super::{Placed, Receiver, Segment};
 use crate::error::{ConnError, LocalError};
 use crate::host::{Host, ReceiveError, Received, ReceivedKind};
 use crate::shared::Shared;
-use ddp::{Untagged, UntaggedError};
-use rdmap::{Fault, Inbound, Operation, Protection};
+use uiw_ddp::{Untagged, UntaggedError};
+use uiw_rdmap::{Fault, Inbound, Operation, Protection};
 
 /// Bytes of Immediate Data (RFC 7306 section 6).
 const IMMEDIATE_LEN: u32 = 8;

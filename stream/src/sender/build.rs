@@ -7,7 +7,7 @@ use crate::error::ConnError;
 use crate::host::{Host, Payload};
 use crate::shared::Shared;
 use alloc::vec::Vec;
-use ddp::Header;
+use uiw_ddp::Header;
 
 /// Bytes of one batch, about.
 pub(crate) const BATCH: u64 = 256 << 10;
@@ -131,7 +131,8 @@ impl<M> Sender<M> {
                 built += 1;
                 continue;
             }
-            let small = (request.len as usize) < (GATHER_MIN as usize).min(self.mulpdu - ddp::Untagged::LEN);
+            let small =
+                (request.len as usize) < (GATHER_MIN as usize).min(self.mulpdu - uiw_ddp::Untagged::LEN);
             if !small {
                 break;
             }
@@ -270,7 +271,7 @@ impl<M> Sender<M> {
     pub(super) fn begin_fpdu(&mut self, header: &Header) -> usize {
         let staging: &mut Vec<u8> = &mut self.queue.staging;
         let start = staging.len();
-        let mut front = [0; 2 + ddp::Untagged::LEN];
+        let mut front = [0; 2 + uiw_ddp::Untagged::LEN];
         let len = header.emit(&mut front[2..]);
         staging.extend_from_slice(&front[..2 + len]);
         start

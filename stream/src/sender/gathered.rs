@@ -3,8 +3,8 @@
 use super::transmit_queue::{MemoryId, TransmitQueue};
 use crate::host::Payload;
 use core::ops::Range;
-use mpa::crc::Crc32c;
-use mpa::tx::FpduTx;
+use uiw_mpa::crc::Crc32c;
+use uiw_mpa::tx::FpduTx;
 
 /// An FPDU that is being queued. Not with Markers, which stand in the payload.
 pub(super) struct GatheredFpdu<'a, M> {

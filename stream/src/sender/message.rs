@@ -2,9 +2,9 @@
 
 use crate::reads::QuotedSegment;
 use crate::request::{Op, Remote, Request};
-use ddp::Header;
-use ddp::STag;
-use rdmap::{Opcode, ReadRequest};
+use uiw_ddp::Header;
+use uiw_ddp::STag;
+use uiw_rdmap::{Opcode, ReadRequest};
 
 /// A message being sent.
 #[derive(Debug)]
@@ -109,14 +109,17 @@ impl MessageHeader {
     /// The DDP header of the segment at `offset`.
     pub(super) fn segment(&self, offset: u32, last: bool) -> Header {
         match *self {
-            Self::Tagged { opcode, stag, to } => {
-                Header::Tagged(rdmap::tagged_header(opcode, stag, to.wrapping_add(u64::from(offset)), last))
-            }
+            Self::Tagged { opcode, stag, to } => Header::Tagged(uiw_rdmap::tagged_header(
+                opcode,
+                stag,
+                to.wrapping_add(u64::from(offset)),
+                last,
+            )),
             Self::Untagged { opcode, qn, msn, ulp32 } => {
-                Header::Untagged(rdmap::untagged_header(opcode, qn, msn, offset, last, ulp32))
+                Header::Untagged(uiw_rdmap::untagged_header(opcode, qn, msn, offset, last, ulp32))
             }
             Self::SendImm { msn, imm, solicited } => {
-                Header::Untagged(rdmap::send_imm_header(msn, offset, last, imm, solicited))
+                Header::Untagged(uiw_rdmap::send_imm_header(msn, offset, last, imm, solicited))
             }
         }
     }
@@ -124,8 +127,8 @@ impl MessageHeader {
     /// Bytes of a segment's header.
     pub(super) fn len(&self) -> usize {
         match self {
-            Self::Tagged { .. } => ddp::Tagged::LEN,
-            Self::Untagged { .. } | Self::SendImm { .. } => ddp::Untagged::LEN,
+            Self::Tagged { .. } => uiw_ddp::Tagged::LEN,
+            Self::Untagged { .. } | Self::SendImm { .. } => uiw_ddp::Untagged::LEN,
         }
     }
 
@@ -139,7 +142,7 @@ impl MessageHeader {
 
 /// The extension that `op` needs and the peer does not have.
 #[inline(always)]
-pub(super) fn missing_extension(op: &Op, peer: rdmap::Extensions) -> Option<&'static str> {
+pub(super) fn missing_extension(op: &Op, peer: uiw_rdmap::Extensions) -> Option<&'static str> {
     match op {
         Op::WriteImm { .. } if !peer.immediate => Some("immediate data (RFC 7306)"),
         Op::FetchAdd { .. } | Op::CmpSwap { .. } if !peer.atomic => Some("atomics (RFC 7306)"),

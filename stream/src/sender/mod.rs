@@ -19,12 +19,12 @@ use crate::host::Host;
 use crate::shared::Shared;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use ddp::Header;
 use message::Message;
-use mpa::startup::{Negotiated, Rtr};
-use mpa::tx::FpduTx;
 use pending_crc::PendingCrc;
 use transmit_queue::TransmitQueue;
+use uiw_ddp::Header;
+use uiw_mpa::startup::{Negotiated, Rtr};
+use uiw_mpa::tx::FpduTx;
 
 /// What a stream remembers between FPDUs it sends. `M` is [`Host::Memory`].
 #[derive(Debug)]
@@ -59,8 +59,8 @@ impl<M> Sender<M> {
         Self {
             fpdu: FpduTx::new(false, false),
             base: 0,
-            emss: mpa::MIN_MULPDU,
-            mulpdu: mpa::MIN_MULPDU,
+            emss: uiw_mpa::MIN_MULPDU,
+            mulpdu: uiw_mpa::MIN_MULPDU,
             // RFC 5041 section 5.1: the first message on each queue has MSN 1.
             msn: [1; 4],
             message: None,
@@ -104,12 +104,12 @@ impl<M> Sender<M> {
     /// what is queued stays as it was cut, what is built next fits (RFC 5041 section 3).
     #[inline]
     pub(crate) fn choose_mulpdu(&mut self, shared: &Shared) {
-        let large = mpa::MAX_ULPDU;
+        let large = uiw_mpa::MAX_ULPDU;
         self.mulpdu = match shared.config.fpdu {
             FpduSize::Auto if shared.caps.capabilities().large_fpdu() => large,
-            FpduSize::Auto | FpduSize::Segment => mpa::mulpdu(self.emss, self.fpdu.markers()),
+            FpduSize::Auto | FpduSize::Segment => uiw_mpa::mulpdu(self.emss, self.fpdu.markers()),
             FpduSize::Large => large,
-            FpduSize::Fixed(size) => usize::from(size).clamp(mpa::MIN_MULPDU, large),
+            FpduSize::Fixed(size) => usize::from(size).clamp(uiw_mpa::MIN_MULPDU, large),
         };
     }
 

@@ -8,15 +8,15 @@ use crate::host::Host;
 use crate::reads::{InboundKind, InboundRead, OutstandingKind, ReadOrigin};
 use crate::request::{Op, Remote, Request};
 use crate::shared::Shared;
-use ddp::STag;
-use mpa::startup::Rtr;
-use rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
+use uiw_ddp::STag;
+use uiw_mpa::startup::Rtr;
+use uiw_rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest};
 
 impl<M> Sender<M> {
     /// The second half of a Write with immediate (RFC 7306 section 6): the immediate in the first four of eight bytes.
     pub(super) fn immediate<H: Host>(&mut self, id: u32, imm: u32, solicited: bool, host: &mut H) -> Message {
         let opcode = if solicited { Opcode::ImmediateSe } else { Opcode::Immediate };
-        let header = self.untagged(opcode, rdmap::QN_SEND, 0);
+        let header = self.untagged(opcode, uiw_rdmap::QN_SEND, 0);
         let mut bytes = [0; 8];
         bytes[..4].copy_from_slice(&imm.to_be_bytes());
         host.begun(id, header.msn());
@@ -73,7 +73,7 @@ impl<M> Sender<M> {
     /// RFC 6581 section 9.2: the initiator's zero-length Read or Send.
     fn rtr_message(&mut self, rtr: Rtr, shared: &mut Shared) -> Message {
         if rtr == Rtr::Send {
-            let header = self.untagged(Opcode::Send, rdmap::QN_SEND, 0);
+            let header = self.untagged(Opcode::Send, uiw_rdmap::QN_SEND, 0);
             return Message::empty(header);
         }
         self.read(ReadOrigin::Rtr, Remote::default(), 0, None, shared)
@@ -90,7 +90,7 @@ impl<M> Sender<M> {
     ) -> Message {
         let reads = &mut shared.reads;
         let sink_to = reads.next_sink_to();
-        let header = self.untagged(Opcode::ReadRequest, rdmap::QN_READ, 0);
+        let header = self.untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, 0);
         let (source_stag, source_to) = (remote.stag, remote.to);
         let request = ReadRequest { sink_stag: reads.sink, sink_to, len, source_stag, source_to };
         let kind = OutstandingKind::Read { sink_to, len, received: 0 };
@@ -124,7 +124,7 @@ impl<M> Sender<M> {
                     ConnError::fault(error.fault(request.stag, request.to), Some(segment))
                 })?;
                 let response = AtomicResponse { request_id: request.request_id, original };
-                let header = self.untagged(Opcode::AtomicResponse, rdmap::QN_ATOMIC_RESPONSE, 0);
+                let header = self.untagged(Opcode::AtomicResponse, uiw_rdmap::QN_ATOMIC_RESPONSE, 0);
                 Ok(Some(Message::fields(header, &response.emit(), End::Nothing)))
             }
         }
@@ -182,7 +182,7 @@ impl<M> Sender<M> {
                 return Message::of_request(MessageHeader::write(remote), request, end);
             }
             Op::SendImm { imm } => {
-                let msn = self.next_msn(rdmap::QN_SEND);
+                let msn = self.next_msn(uiw_rdmap::QN_SEND);
                 let header = MessageHeader::SendImm { msn, imm, solicited };
                 return Message::of_request(header, request, End::Sent(id));
             }
@@ -213,7 +213,7 @@ impl<M> Sender<M> {
         shared: &mut Shared,
     ) -> Message {
         let request_id = shared.reads.next_request_id();
-        let header = self.untagged(Opcode::AtomicRequest, rdmap::QN_READ, 0);
+        let header = self.untagged(Opcode::AtomicRequest, uiw_rdmap::QN_READ, 0);
         let (stag, to) = (remote.stag, remote.to);
         let request = AtomicRequest { op, request_id, stag, to, data, mask, compare, compare_mask };
         shared.reads.add(ReadOrigin::Request(id), header.msn(), OutstandingKind::Atomic { request_id }, None);
@@ -227,11 +227,11 @@ impl<M> Sender<M> {
             Op::Write { remote } => MessageHeader::write(remote),
             Op::Send => {
                 let opcode = if solicited { Opcode::SendSe } else { Opcode::Send };
-                self.untagged(opcode, rdmap::QN_SEND, 0)
+                self.untagged(opcode, uiw_rdmap::QN_SEND, 0)
             }
             Op::SendInvalidate { stag } => {
                 let opcode = if solicited { Opcode::SendSeInvalidate } else { Opcode::SendInvalidate };
-                self.untagged(opcode, rdmap::QN_SEND, stag.0)
+                self.untagged(opcode, uiw_rdmap::QN_SEND, stag.0)
             }
             _ => return None,
         })

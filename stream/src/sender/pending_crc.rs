@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 use core::ops::Range;
-use mpa::tx::FpduTx;
+use uiw_mpa::tx::FpduTx;
 
 /// FPDUs in staging whose CRC fields are still zero. Reading bytes right behind their stores is slow (45 against 23 nanoseconds
 /// for 1,418), so the copies of some FPDUs go before the CRCs of all.

@@ -1,10 +1,10 @@
 //! A host in a few vectors, which checks what the stream may ask of it. Tests and the fuzz target `stream` use it.
 
-use ddp::STag;
-use mpa::{Crc32c, Verified};
-use rdmap::AtomicRequest;
 use std::collections::VecDeque;
 use std::ops::Range;
+use uiw_ddp::STag;
+use uiw_mpa::{Crc32c, Verified};
+use uiw_rdmap::AtomicRequest;
 use uiw_stream::{
     AccessError, Answer, AtomicError, Host, LocalError, Op, Payload, ReceiveError, Received, Request,
 };

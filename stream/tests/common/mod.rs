@@ -8,12 +8,12 @@ mod host;
 
 pub(crate) use host::{MEMORY, TestHost};
 
-use ddp::{Header, STag};
-use mpa::startup::Negotiated;
-use mpa::tx::FpduTx;
-use rdmap::{Opcode, TerminateReason};
 use std::collections::VecDeque;
 use std::time::Duration;
+use uiw_ddp::{Header, STag};
+use uiw_mpa::startup::Negotiated;
+use uiw_mpa::tx::FpduTx;
+use uiw_rdmap::{Opcode, TerminateReason};
 use uiw_stream::{
     Config, ConnError, Ended, Established, Event, Op, PeerKind, Piece, Remote, StartupFailure, Stream, Time,
     Transmit,
@@ -343,5 +343,5 @@ pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
 
 /// A segment header on queue 0.
 pub(crate) fn send_header(msn: u32, mo: u32, last: bool) -> Header {
-    Header::Untagged(rdmap::untagged_header(Opcode::Send, rdmap::QN_SEND, msn, mo, last, 0))
+    Header::Untagged(uiw_rdmap::untagged_header(Opcode::Send, uiw_rdmap::QN_SEND, msn, mo, last, 0))
 }

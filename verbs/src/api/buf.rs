@@ -4,9 +4,9 @@ use crate::error::{Error, Result};
 use crate::mr::RawMr;
 use crate::pd::Pd;
 use crate::wr::Sge;
-use mem::{Access, Memory};
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ops::Range;
+use uiw_mem::{Access, Memory};
 
 /// A buffer at a stable address.
 ///
@@ -235,7 +235,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn pd() -> Pd {
-        let stack = llp::sim::Network::new(1).stack(Ipv4Addr::LOCALHOST);
+        let stack = uiw_llp::sim::Network::new(1).stack(Ipv4Addr::LOCALHOST);
         let options = DeviceOptions { progress: Progress::Manual, ..DeviceOptions::default() };
         Device::with_stack(Box::new(stack), options).unwrap().alloc_pd().unwrap()
     }

@@ -32,7 +32,7 @@ unsafe impl IoBufMut for BytesMut {}
 ///
 /// ```
 /// use bytes::Bytes;
-/// # use verbs::{ConnSettings, Device, blocking::{Connection, Listener}};
+/// # use uiw_verbs::{ConnSettings, Device, blocking::{Connection, Listener}};
 /// # let device = Device::open()?;
 /// # let settings = ConnSettings::default();
 /// # let listener = Listener::bind(&device, "127.0.0.1:0".parse()?, &settings.options)?;

@@ -14,14 +14,14 @@ use crate::pd::Pd;
 use crate::qp::{Qp, QpCap, QpInit};
 use crate::wc::Wc;
 use crate::wr::{Remote, SendFlags, SendOp, Sge};
-use ddp::STag;
-use mem::{Access, Memory};
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use uiw_ddp::STag;
+use uiw_mem::{Access, Memory};
 
 /// What a connection of the safe API is made with.
 #[derive(Clone, Debug)]

@@ -5,10 +5,10 @@ use crate::error::{Error, Result};
 use crate::mr::{RawMr, RawMw, RemoteMr};
 use crate::pd::Pd;
 use crate::wr::{Bind, SendOp};
-use mem::{Access, Memory, WindowType};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use uiw_mem::{Access, Memory, WindowType};
 
 /// Zeroed memory of the engine's that peers may be let into.
 #[derive(Clone)]
@@ -48,7 +48,7 @@ impl SharedMr {
         }
     }
 
-    fn span(&self, offset: u64, len: u64) -> Result<mem::Span> {
+    fn span(&self, offset: u64, len: u64) -> Result<uiw_mem::Span> {
         self.check(offset, len)?;
         let out_of_range = Error::OutOfRange { offset, end: offset + len, len: self.len() };
         self.0.region().span(offset as usize, len as usize).map_err(|_| out_of_range)
@@ -137,11 +137,11 @@ impl SharedMr {
         let remote = self.remote(range)?;
         let window = connection.pd().alloc_window(WindowType::Two)?;
         let before = window.stag();
-        let new_stag = ddp::STag::from_parts(before.index(), before.key().wrapping_add(1));
+        let new_stag = uiw_ddp::STag::from_parts(before.index(), before.key().wrapping_add(1));
         let bind = Bind {
             window: before,
             new_stag,
-            region: ddp::STag(self.0.rkey()),
+            region: uiw_ddp::STag(self.0.rkey()),
             addr: remote.addr,
             length: remote.len,
             access,
@@ -158,7 +158,7 @@ impl SharedMr {
     }
 }
 
-fn misaligned(_: mem::Unaligned) -> Error {
+fn misaligned(_: uiw_mem::Unaligned) -> Error {
     Error::Misuse("an atomic needs an offset that is a multiple of 8")
 }
 

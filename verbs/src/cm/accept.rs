@@ -6,8 +6,8 @@ use crate::driver::{Core, Services};
 use crate::error::{Error, Result};
 use crate::options::ConnOptions;
 use crate::qp::{Qp, QpInner};
-use llp::Token;
 use std::sync::Arc;
+use uiw_llp::Token;
 
 impl ConnRequest {
     /// Accepts with `qp`. [`crate::cm::CmEventKind::Established`] follows on `channel`, or else the listener's.

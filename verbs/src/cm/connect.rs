@@ -6,12 +6,12 @@ use crate::driver::{Core, Slot};
 use crate::error::{Error, Result};
 use crate::options::ConnOptions;
 use crate::qp::{Qp, QpInner};
-use ddp::STag;
-use llp::{Stack, Token};
-use mpa::startup::Initiator;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use stream::{Stream, Time};
+use uiw_ddp::STag;
+use uiw_llp::{Stack, Token};
+use uiw_mpa::startup::Initiator;
+use uiw_stream::{Stream, Time};
 
 /// Connects `qp` to `peer`. The outcome is an event on `channel`: [`crate::cm::CmEventKind::Established`] or [`crate::cm::CmEventKind::Failed`].
 ///
@@ -71,7 +71,7 @@ pub fn connect_self(
 }
 
 /// What a connection is begun with: the socket, the stream, and the local address that the application asked for.
-type Opened = (Box<dyn llp::Stream>, Stream<mem::Span>, Option<SocketAddr>);
+type Opened = (Box<dyn uiw_llp::Stream>, Stream<uiw_mem::Span>, Option<SocketAddr>);
 
 /// Gives `qp` a connection in start-up, which `open` begins.
 fn begin(

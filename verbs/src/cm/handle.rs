@@ -5,8 +5,8 @@ use crate::conn::Conn;
 use crate::driver::{Driver, Services};
 use crate::error::{Error, Result};
 use crate::qp::Qp;
-use llp::Token;
 use std::sync::Arc;
+use uiw_llp::Token;
 
 /// A connection, in set-up or standing, without its queue pair. It keeps nothing alive: once the connection is over every call
 /// answers [`Error::NotConnected`].

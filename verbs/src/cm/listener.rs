@@ -5,14 +5,14 @@ use crate::conn::Conn;
 use crate::driver::{Core, Driver, Slot};
 use crate::error::{Error, Result};
 use crate::options::ConnOptions;
-use llp::{ListenOptions, Token};
-use mpa::startup::Request;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
-use stream::Stream;
+use uiw_llp::{ListenOptions, Token};
+use uiw_mpa::startup::Request;
+use uiw_stream::Stream;
 
 /// Logs once per process that the traffic is not encrypted (RFC 5042 section 5.4: IPsec is a matter of
 /// the network configuration).
@@ -27,7 +27,7 @@ fn warn_of_cleartext(local: SocketAddr) {
 
 /// The driver's side of a listener.
 pub(crate) struct ListenerSlot {
-    listener: Box<dyn llp::Listener>,
+    listener: Box<dyn uiw_llp::Listener>,
     options: Arc<ConnOptions>,
     channel: Arc<CmChannel>,
     /// Connections in set-up.
@@ -274,7 +274,7 @@ fn accept_one(
     core: &mut Core,
     listener: Token,
     id: ConnId,
-    sink: ddp::STag,
+    sink: uiw_ddp::STag,
     options: Arc<ConnOptions>,
     channel: Arc<CmChannel>,
     half_open: HalfOpen,

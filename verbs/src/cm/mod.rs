@@ -14,10 +14,10 @@ use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
 use crate::options::ConnOptions;
 use crate::wc::WireReason;
-use mpa::startup::Negotiated;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use uiw_mpa::startup::Negotiated;
 
 /// One end of one connection, to attribute events. Never used again on its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

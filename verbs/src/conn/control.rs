@@ -10,7 +10,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use stream::{LocalError, PeerKind};
+use uiw_stream::{LocalError, PeerKind};
 
 /// After the first refusal; every further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -73,11 +73,11 @@ impl Conn {
     }
 
     /// Another connection of TCP takes the place of the one before.
-    pub(crate) fn reconnected(&mut self, socket: Box<dyn llp::Stream>) {
+    pub(crate) fn reconnected(&mut self, socket: Box<dyn uiw_llp::Stream>) {
         self.socket = socket;
         self.stream.reconnected();
         self.partial.clear();
-        self.interest = llp::Interest { read: true, write: true };
+        self.interest = uiw_llp::Interest { read: true, write: true };
     }
 
     /// The application accepts.

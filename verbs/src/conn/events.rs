@@ -7,10 +7,10 @@ use crate::error::Error;
 use crate::event::AsyncEvent;
 use crate::qp::{QpInner, QpState, RecvSource, SqMode};
 use crate::wc::{WcStatus, WireReason};
-use mpa::startup::Negotiated;
-use rdmap::{Fault, Origin, TerminateReason};
 use std::sync::Arc;
-use stream::{ConnError, Ended, Established, Event, LocalError, Named, PeerKind, StartupFailure};
+use uiw_mpa::startup::Negotiated;
+use uiw_rdmap::{Fault, Origin, TerminateReason};
+use uiw_stream::{ConnError, Ended, Established, Event, LocalError, Named, PeerKind, StartupFailure};
 
 impl Conn {
     /// Takes every event that the stream has.
@@ -48,7 +48,7 @@ impl Conn {
     }
 
     /// The responder has its Request: the application decides.
-    fn on_request(&mut self, request: &mpa::startup::Request, services: &mut Services) {
+    fn on_request(&mut self, request: &uiw_mpa::startup::Request, services: &mut Services) {
         let Some(driver) = services.driver.upgrade() else { return };
         let request = ConnRequest::new(
             driver,
@@ -307,5 +307,5 @@ fn status_of_terminate(reason: TerminateReason, placed: bool) -> WcStatus {
 }
 
 fn is_access(fault: &Fault) -> bool {
-    matches!(fault, Fault::RemoteProtection(_) | Fault::Ddp(rdmap::DdpFault::Tagged(_)))
+    matches!(fault, Fault::RemoteProtection(_) | Fault::Ddp(uiw_rdmap::DdpFault::Tagged(_)))
 }

@@ -1,18 +1,18 @@
-//! The queue pair and the device's memory, as a stream sees them: [`stream::Host`].
+//! The queue pair and the device's memory, as a stream sees them: [`uiw_stream::Host`].
 
 use crate::cq::Cqe;
 use crate::notify::Wakes;
 use crate::qp::{QpInner, RecvWqe, SendQueue, SqMode, Wqe};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::{Remote, SendFlags, SendOp, Sge};
-use llp::Token;
-use mem::{Access, MrCache, Pinned, RemoteError, Right, Span, StreamId, Table};
-use mpa::{Crc32c, Verified};
 use parking_lot::MutexGuard;
-use rdmap::AtomicRequest;
 use std::collections::VecDeque;
 use std::ops::Range;
-use stream::{
+use uiw_llp::Token;
+use uiw_mem::{Access, MrCache, Pinned, RemoteError, Right, Span, StreamId, Table};
+use uiw_mpa::{Crc32c, Verified};
+use uiw_rdmap::AtomicRequest;
+use uiw_stream::{
     AccessError, Answer, AtomicError, LocalError, Op, Payload, ReceiveError, Received, ReceivedKind, Request,
 };
 
@@ -117,7 +117,7 @@ impl<'a> QpHost<'a> {
         Self { qp, state, table, wakes, queue: None }
     }
 
-    /// The send queue, locked until [`stream::Host::release`].
+    /// The send queue, locked until [`uiw_stream::Host::release`].
     #[inline(always)]
     fn queue(&mut self) -> Option<&mut MutexGuard<'a, SendQueue>> {
         if self.queue.is_none() {
@@ -167,7 +167,7 @@ impl<'a> QpHost<'a> {
     }
 }
 
-impl stream::Host for QpHost<'_> {
+impl uiw_stream::Host for QpHost<'_> {
     type Memory = Span;
     type Payload<'b>
         = Source<'b>
@@ -175,7 +175,7 @@ impl stream::Host for QpHost<'_> {
         Self: 'b;
 
     #[inline]
-    fn write(&mut self, stag: ddp::STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError> {
+    fn write(&mut self, stag: uiw_ddp::STag, to: u64, payload: Verified<'_>) -> Result<(), AccessError> {
         let qp = self.qp.ok_or(AccessError::InvalidStag)?;
         if !qp.access().contains(Access::REMOTE_WRITE) {
             return Err(AccessError::AccessRights);
@@ -188,7 +188,7 @@ impl stream::Host for QpHost<'_> {
         Ok(())
     }
 
-    fn read_source(&mut self, stag: ddp::STag, to: u64, len: u32) -> Result<Source<'_>, AccessError> {
+    fn read_source(&mut self, stag: uiw_ddp::STag, to: u64, len: u32) -> Result<Source<'_>, AccessError> {
         let qp = self.qp.ok_or(AccessError::InvalidStag)?;
         if !qp.access().contains(Access::REMOTE_READ) {
             return Err(AccessError::AccessRights);
@@ -213,7 +213,7 @@ impl stream::Host for QpHost<'_> {
         pin.atomic_u64(0, |old| request.apply(old)).map_err(|_| AtomicError::Unaligned)
     }
 
-    fn invalidate(&mut self, stag: ddp::STag) -> Result<(), AccessError> {
+    fn invalidate(&mut self, stag: uiw_ddp::STag) -> Result<(), AccessError> {
         let qp = self.qp.ok_or(AccessError::InvalidStag)?;
         // Invalidating a region waits for its pins: this thread holds none meanwhile.
         self.state.cache.let_go();
@@ -379,7 +379,7 @@ impl stream::Host for QpHost<'_> {
         }
     }
 
-    fn answered(&mut self, id: u32, invalidate: Option<ddp::STag>) -> Result<(), LocalError> {
+    fn answered(&mut self, id: u32, invalidate: Option<uiw_ddp::STag>) -> Result<(), LocalError> {
         let Some(qp) = self.qp else { return Ok(()) };
         let sges = self.state.sinks.pop_front().unwrap_or_default();
         let mut outcome = Ok(());
@@ -433,7 +433,7 @@ fn element(wqe: &Wqe, offset: u32) -> Option<(Sge, u32)> {
 /// What a request does, in the stream's terms.
 #[inline]
 fn op(op: &SendOp) -> Op {
-    let place = |remote: Remote| stream::Remote { stag: ddp::STag(remote.rkey), to: remote.addr };
+    let place = |remote: Remote| uiw_stream::Remote { stag: uiw_ddp::STag(remote.rkey), to: remote.addr };
     match *op {
         SendOp::Write { remote } => Op::Write { remote: place(remote) },
         SendOp::WriteImm { remote, imm } => Op::WriteImm { remote: place(remote), imm },

@@ -1,4 +1,4 @@
-//! One connection: a stream (`stream::Stream`), the socket that carries its bytes, and the queue pair that it serves.
+//! One connection: a stream (`uiw_stream::Stream`), the socket that carries its bytes, and the queue pair that it serves.
 
 mod control;
 mod events;
@@ -13,14 +13,14 @@ use crate::cm::{CmSide, HalfOpen};
 use crate::driver::Services;
 use crate::options::ConnOptions;
 use crate::qp::QpInner;
-use llp::{Event, Interest, Token};
-use mem::Span;
 use partial::PartialFpdu;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use stream::{Stream, Time};
+use uiw_llp::{Event, Interest, Token};
+use uiw_mem::Span;
+use uiw_stream::{Stream, Time};
 
 /// What [`Conn::on_doorbell`] came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub(crate) enum StackRequest {
 
 pub(crate) struct Conn {
     pub(crate) token: Token,
-    pub(crate) socket: Box<dyn llp::Stream>,
+    pub(crate) socket: Box<dyn uiw_llp::Stream>,
     pub(crate) stream: Stream<Span>,
     pub(crate) options: Arc<ConnOptions>,
     pub(crate) cm: CmSide,
@@ -81,7 +81,7 @@ pub(crate) struct Conn {
 impl Conn {
     pub(crate) fn new(
         token: Token,
-        socket: Box<dyn llp::Stream>,
+        socket: Box<dyn uiw_llp::Stream>,
         stream: Stream<Span>,
         options: Arc<ConnOptions>,
         cm: CmSide,

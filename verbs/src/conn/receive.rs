@@ -3,10 +3,10 @@
 
 use super::Conn;
 use crate::driver::{RX_STAGING, Services};
-use llp::Rest;
-use mem::IoVecMut;
 use std::io;
 use std::time::Duration;
+use uiw_llp::Rest;
+use uiw_mem::IoVecMut;
 
 /// Reads of a closing connection in one round.
 const DISCARDS_PER_ROUND: usize = 4;

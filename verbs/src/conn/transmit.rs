@@ -2,9 +2,9 @@
 
 use super::{Conn, QpHost};
 use crate::driver::Services;
-use mem::{IoVec, Span};
 use std::io;
-use stream::{Batch, Host, Piece, Transmit};
+use uiw_mem::{IoVec, Span};
+use uiw_stream::{Batch, Host, Piece, Transmit};
 
 /// Pieces one system call is given: what Linux takes (UIO_MAXIOV).
 const MAX_PIECES: usize = 1024;
@@ -102,7 +102,7 @@ impl Conn {
 }
 
 /// Gives the socket what it takes of `batch`.
-fn send(socket: &mut dyn llp::Stream, batch: &Batch<'_, Span>) -> Outcome {
+fn send(socket: &mut dyn uiw_llp::Stream, batch: &Batch<'_, Span>) -> Outcome {
     let (mut sent, mut left, mut pieces) = (0, batch.len(), 0);
     while left > 0 {
         let outcome = match batch.single() {
@@ -133,13 +133,13 @@ fn send(socket: &mut dyn llp::Stream, batch: &Batch<'_, Span>) -> Outcome {
 /// Gives the socket as many pieces as one system call takes, behind the first `skip`: how many bytes it took, of how many. `None`:
 /// the memory of a piece is gone.
 fn send_pieces(
-    socket: &mut dyn llp::Stream,
+    socket: &mut dyn uiw_llp::Stream,
     batch: &Batch<'_, Span>,
     skip: usize,
 ) -> Option<io::Result<(usize, usize)>> {
     let pieces = || batch.pieces().skip(skip).take(MAX_PIECES);
     // Pieces of the same memory stand in a row and share a pin.
-    let mut pins: Vec<(&Span, mem::Pinned<'_>)> = Vec::new();
+    let mut pins: Vec<(&Span, uiw_mem::Pinned<'_>)> = Vec::new();
     for piece in pieces() {
         if let Piece::Memory { memory, .. } = piece
             && !pins.last().is_some_and(|(last, _)| std::ptr::eq(*last, memory))

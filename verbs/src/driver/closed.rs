@@ -1,11 +1,11 @@
 //! The stack of a shard whose device was dropped.
 
-use llp::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
+use uiw_llp::{Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
 
 /// Replaces the stack of a device that was dropped: the addresses are free, although a thread of the engine may still be about to poll
 /// the stack.

@@ -7,12 +7,12 @@ use crate::driver::services::{RX_STAGING, Services};
 use crate::driver::{Driver, Pool, SHARD_SHIFT, Shard, Shared, Timers};
 use crate::error::Error;
 use crate::notify::Wakes;
-use llp::{Event, Stack, Token};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
-use stream::{LocalError, Time};
+use uiw_llp::{Event, Stack, Token};
+use uiw_stream::{LocalError, Time};
 
 /// Up to this many connections a round reads all of them; with more it polls the stack for those that are ready.
 const DIRECT_STREAMS: usize = 4;

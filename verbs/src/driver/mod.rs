@@ -39,12 +39,12 @@ pub(crate) use watch::Watch;
 
 use crate::error::{Error, Result};
 use crate::options::{DeviceOptions, Limits};
-use llp::{Stack, Token};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Instant;
+use uiw_llp::{Stack, Token};
 
 /// Bits of a token that name its shard, behind those that name its slot.
 const SHARD_BITS: u32 = 6;

@@ -3,7 +3,7 @@
 use crate::driver::{Driver, Pool, Shared, Timers};
 use crate::notify::Wakes;
 use std::sync::{Arc, Weak};
-use stream::Time;
+use uiw_stream::Time;
 
 /// Bytes that one read asks for; also the size of the receive staging that all connections share.
 pub(crate) const RX_STAGING: usize = 256 << 10;
@@ -13,7 +13,7 @@ pub(crate) struct Services {
     pub(crate) driver: Weak<Driver>,
     pub(crate) shared: Arc<Shared>,
     /// That of `shared`.
-    pub(crate) table: Arc<mem::Table>,
+    pub(crate) table: Arc<uiw_mem::Table>,
     /// The time at the start of this round.
     pub(crate) now: Time,
     pub(crate) timers: Timers,

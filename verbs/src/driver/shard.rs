@@ -6,10 +6,10 @@ use super::sync::TryMutexGuard;
 use super::{Core, Shared};
 use crate::error::{Error, Result};
 use crate::options::Progress;
-use llp::Token;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
+use uiw_llp::Token;
 
 pub(crate) struct Shard {
     index: usize,

@@ -92,7 +92,7 @@ impl Budget {
 
 /// State that every shard of a device uses.
 pub(crate) struct Shared {
-    pub(crate) table: Arc<mem::Table>,
+    pub(crate) table: Arc<uiw_mem::Table>,
     pub(crate) counts: Counts,
     pub(crate) limits: Limits,
     /// Numbers of living queue pairs.
@@ -107,7 +107,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(limits: Limits, guard: Option<DriveGuard>) -> Self {
         Self {
-            table: mem::Table::new(mem::Limits { max_entries: limits.max_mr }),
+            table: uiw_mem::Table::new(uiw_mem::Limits { max_entries: limits.max_mr }),
             counts: Counts::default(),
             budget: Budget::new(limits.max_held_bytes),
             limits,
@@ -125,7 +125,7 @@ impl Shared {
     }
 
     /// The identity of one stream: never used again.
-    pub(crate) fn next_stream(&self) -> mem::StreamId {
-        mem::StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed))
+    pub(crate) fn next_stream(&self) -> uiw_mem::StreamId {
+        uiw_mem::StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed))
     }
 }

@@ -1,9 +1,9 @@
 //! Deadlines of connections: a heap without removal. The connection has the deadline that is valid; other entries are stale.
 
-use llp::Token;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use stream::Time;
+use uiw_llp::Token;
+use uiw_stream::Time;
 
 pub(crate) struct Timers {
     heap: BinaryHeap<Reverse<(Time, u64)>>,

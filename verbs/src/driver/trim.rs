@@ -21,7 +21,7 @@ impl Trim {
     /// Many connections have closed and few remain. `waits`: a thread may be started, and trims later.
     pub(crate) fn bulk_disconnect(self: &Arc<Self>, waits: bool) {
         if !waits {
-            return mem::give_back_free_pages();
+            return uiw_mem::give_back_free_pages();
         }
         if self.due.fetch_add(1, Ordering::AcqRel) > 0 {
             return;
@@ -43,7 +43,7 @@ impl Trim {
                 seen = now;
                 continue;
             }
-            mem::give_back_free_pages();
+            uiw_mem::give_back_free_pages();
             // A bulk disconnect during the trim causes another one.
             if self.due.compare_exchange(seen, 0, Ordering::AcqRel, Ordering::Acquire).is_ok() {
                 return;

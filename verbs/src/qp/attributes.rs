@@ -3,8 +3,8 @@
 use crate::cq::Cq;
 use crate::qp::QpState;
 use crate::srq::Srq;
-use mem::Access;
 use std::sync::Arc;
+use uiw_mem::Access;
 
 /// Capacities of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,5 +69,5 @@ pub struct Path {
     /// Whether the peer turned out to be one of ours; false until its answer is here.
     pub uiw_peer: bool,
     /// What TCP says.
-    pub stream: llp::StreamInfo,
+    pub stream: uiw_llp::StreamInfo,
 }

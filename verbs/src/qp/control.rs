@@ -16,7 +16,7 @@ use std::time::Duration;
 fn on_shard<R: Send + 'static>(
     qp: &Arc<QpInner>,
     without: impl FnOnce(&mut Wakes) -> R,
-    command: impl FnOnce(&mut Core, &Arc<QpInner>, llp::Token) -> R + Send + 'static,
+    command: impl FnOnce(&mut Core, &Arc<QpInner>, uiw_llp::Token) -> R + Send + 'static,
 ) -> R {
     let mut wakes = Wakes::default();
     let control = qp.control();
@@ -71,7 +71,7 @@ fn wait_for_connection(qp: &QpInner, from: QpState) -> Result<()> {
     Ok(())
 }
 
-fn modify_connected(core: &mut Core, qp: &Arc<QpInner>, token: llp::Token, to: QpState) -> Result<()> {
+fn modify_connected(core: &mut Core, qp: &Arc<QpInner>, token: uiw_llp::Token, to: QpState) -> Result<()> {
     let from = qp.state();
     if !from.may_become(to) {
         return Err(Error::Transition { from, to });

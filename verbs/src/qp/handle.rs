@@ -8,11 +8,11 @@ use crate::qp::send_queue::{SendQueue, SqLimits};
 use crate::qp::{Doorbell, Path, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource};
 use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SendWr};
-use mem::Access;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+use uiw_mem::Access;
 
 /// Queue pair numbers have 24 bits.
 const MAX_NUM: u32 = 0x00FF_FFFF;

@@ -11,12 +11,12 @@ use crate::qp::{QpCap, QpState, RecvQueue, RecvWqe};
 use crate::srq::Srq;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
 use crate::wr::{RecvWr, SendOp, SendWr, Sge};
-use llp::Token;
-use mem::{Access, StreamId};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use stream::LocalError;
+use uiw_llp::Token;
+use uiw_mem::{Access, StreamId};
+use uiw_stream::LocalError;
 
 /// So many bytes posted are worth a call of their own to the socket.
 const BATCH: u64 = 256 << 10;
@@ -322,7 +322,7 @@ impl Drop for QpInner {
 fn copy_inline(sges: &[Sge], out: &mut Vec<u8>) {
     for sge in sges {
         // SAFETY: `post_send` demands that inline elements are readable addresses of this process during the call.
-        let bytes = unsafe { mem::IoVec::from_raw(sge.addr as *const u8, sge.length as usize) };
+        let bytes = unsafe { uiw_mem::IoVec::from_raw(sge.addr as *const u8, sge.length as usize) };
         bytes.append_to(out);
     }
 }

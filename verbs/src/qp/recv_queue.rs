@@ -23,7 +23,7 @@ pub(crate) struct RecvQueue {
     /// Posted receives are flushed at once (ERR).
     pub(crate) flushing: bool,
     /// Streams that read nothing until a receive is posted.
-    pub(crate) waiting: Vec<llp::Token>,
+    pub(crate) waiting: Vec<uiw_llp::Token>,
 }
 
 impl RecvQueue {

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::qp::ring::Ring;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
 use crate::wr::{SendFlags, SendOp, SendWr, Sge};
-use ddp::STag;
+use uiw_ddp::STag;
 
 /// What the queue does with requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use llp::sim::{Link, Split};
-use verbs::{Access, ConnSettings, Connection, Error, Pd, RemoteMr, WcError, WcStatus};
+use uiw_llp::sim::{Link, Split};
+use uiw_verbs::{Access, ConnSettings, Connection, Error, Pd, RemoteMr, WcError, WcStatus};
 
 use crate::link::Simulation;
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use llp::sim::Link;
-use verbs::{Access, ConnSettings, IoBuf, Mr, Op, Pd, QpState};
+use uiw_llp::sim::Link;
+use uiw_verbs::{Access, ConnSettings, IoBuf, Mr, Op, Pd, QpState};
 
 use crate::link::Simulation;
 
@@ -68,7 +68,7 @@ fn an_abandoned_window_bind_does_not_end_the_connection() {
     );
 }
 
-async fn client_window(memory: &verbs::SharedMr, connection: &verbs::Connection) {
+async fn client_window(memory: &uiw_verbs::SharedMr, connection: &uiw_verbs::Connection) {
     let _ = memory.bind_window(connection, 0..4096, Access::REMOTE_READ).await;
 }
 

@@ -8,9 +8,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use llp::sim::{Link, Split};
-use verbs::cm::{self, CmChannel, CmEventKind};
-use verbs::{
+use uiw_llp::sim::{Link, Split};
+use uiw_verbs::cm::{self, CmChannel, CmEventKind};
+use uiw_verbs::{
     Access, Bind, CapabilityExchange, ConnOptions, Cq, CqOptions, Device, FastMr, FastRegister, Memory, Pd,
     Qp, QpCap, QpInit, QpState, RawMr, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge, Wc,
     WcOpcode, WcStatus, WindowType,

@@ -7,12 +7,12 @@ use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use llp::sim::{Link, Network};
-use llp::smol::pipe::{PipeLink, pipe};
-use llp::smol::{SmolConfig, SmolStack};
-use llp::wan::{Direction, Profile};
-use llp::{Clock, Stack};
-use verbs::{ConnSettings, Connection, Device, DeviceOptions, Listener, Pd, Progress, Result};
+use uiw_llp::sim::{Link, Network};
+use uiw_llp::smol::pipe::{PipeLink, pipe};
+use uiw_llp::smol::{SmolConfig, SmolStack};
+use uiw_llp::wan::{Direction, Profile};
+use uiw_llp::{Clock, Stack};
+use uiw_verbs::{ConnSettings, Connection, Device, DeviceOptions, Listener, Pd, Progress, Result};
 
 pub(crate) const CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 pub(crate) const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));

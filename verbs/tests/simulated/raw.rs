@@ -4,11 +4,13 @@ use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
-use llp::{ListenOptions, Listener, Stack, Stream, Token};
-use mem::{IoVec, IoVecMut};
-use mpa::rx::{FpduRx, Step};
-use mpa::startup::{Config, Responder, Revision};
-use verbs::{CapabilityExchange, ConnOptions, ConnSettings, Connection, FpduSize, Revision as VerbsRevision};
+use uiw_llp::{ListenOptions, Listener, Stack, Stream, Token};
+use uiw_mem::{IoVec, IoVecMut};
+use uiw_mpa::rx::{FpduRx, Step};
+use uiw_mpa::startup::{Config, Responder, Revision};
+use uiw_verbs::{
+    CapabilityExchange, ConnOptions, ConnSettings, Connection, FpduSize, Revision as VerbsRevision,
+};
 
 use crate::link::Simulation;
 
@@ -43,7 +45,10 @@ impl Reader {
 }
 
 /// Our client, connected to a [`Reader`].
-pub(crate) fn reader(simulation: &Simulation, settings: &ConnSettings) -> (verbs::Pd, Connection, Reader) {
+pub(crate) fn reader(
+    simulation: &Simulation,
+    settings: &ConnSettings,
+) -> (uiw_verbs::Pd, Connection, Reader) {
     let mut stack = simulation.network().stack(PEER);
     let mut listener: Box<dyn Listener> =
         stack.listen((PEER, 4791).into(), &ListenOptions::default(), Token(0)).unwrap();

@@ -1,8 +1,8 @@
 //! What a change of the path does to segments under way and to come, and when a message counts as sent.
 
-use ddp::Header;
-use llp::sim::Link;
-use verbs::RemoteMr;
+use uiw_ddp::Header;
+use uiw_llp::sim::Link;
+use uiw_verbs::RemoteMr;
 
 use crate::link::{CLIENT, Simulation};
 use crate::raw::{PEER, poll, reader, settings};
@@ -37,7 +37,7 @@ fn segments_follow_the_path() {
     }
     reader.read();
     let lens: Vec<usize> = reader.ulpdus.iter().map(Vec::len).collect();
-    let [large, small, middle] = [1448, 500, 1000].map(|emss| mpa::mulpdu(emss, false));
+    let [large, small, middle] = [1448, 500, 1000].map(|emss| uiw_mpa::mulpdu(emss, false));
     let runs: Vec<(usize, usize)> =
         lens.chunk_by(|one, next| one == next).map(|run| (run[0], run.len())).collect();
     let [(first, before), (second, smaller), (third, larger), rest @ ..] = &runs[..] else {

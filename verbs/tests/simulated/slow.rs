@@ -8,12 +8,12 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use ddp::Header;
-use llp::sim::Link;
-use mem::IoVec;
-use mpa::tx::FpduTx;
-use rdmap::{Opcode, QN_READ, ReadRequest, tagged_header};
-use verbs::{Connection, Mr, Op, RemoteMr, WcError, WcStatus};
+use uiw_ddp::Header;
+use uiw_llp::sim::Link;
+use uiw_mem::IoVec;
+use uiw_mpa::tx::FpduTx;
+use uiw_rdmap::{Opcode, QN_READ, ReadRequest, tagged_header};
+use uiw_verbs::{Connection, Mr, Op, RemoteMr, WcError, WcStatus};
 
 use crate::link::Simulation;
 use crate::raw::{Reader, poll, reader, settings};

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use llp::sim::{Link, Split};
-use verbs::{Access, ConnSettings, Connection, FpduSize, Mr, Pd, RemoteMr, SharedMr};
+use uiw_llp::sim::{Link, Split};
+use uiw_verbs::{Access, ConnSettings, Connection, FpduSize, Mr, Pd, RemoteMr, SharedMr};
 
 use crate::link::Simulation;
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use llp::sim::Link;
-use mem::IoVecMut;
-use verbs::{ConnSettings, SendFlags, SendOp, SendWr, Sge};
+use uiw_llp::sim::Link;
+use uiw_mem::IoVecMut;
+use uiw_verbs::{ConnSettings, SendFlags, SendOp, SendWr, Sge};
 
 use crate::link::Simulation;
 use crate::raw::{poll, reader, settings};

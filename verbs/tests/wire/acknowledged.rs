@@ -3,9 +3,9 @@
 use crate::common::{End, Make, initiator_opt, pair_of, plain};
 use crate::peer::{enhanced, reply, tagged, with};
 use crate::simulation::{now, run_until_idle, wait_idle};
-use rdmap::Opcode;
 use std::time::Duration;
-use verbs::{AsyncEvent, ConnOptions, QpState, Remote, SendFlags, SendOp, WcStatus};
+use uiw_rdmap::Opcode;
+use uiw_verbs::{AsyncEvent, ConnOptions, QpState, Remote, SendFlags, SendOp, WcStatus};
 
 fn options() -> ConnOptions {
     ConnOptions { acknowledged: true, ..ConnOptions::default() }

@@ -3,15 +3,15 @@
 use crate::peer::{Peer, Port, enhanced, reply, request, with};
 use crate::simulation;
 use crate::transport::{any_port, pass, wait};
-use mpa::wire::startup::Frame;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Poll;
 use std::time::Duration;
-use verbs::blocking::{Connection, Listener};
-use verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
-use verbs::{
+use uiw_mpa::wire::startup::Frame;
+use uiw_verbs::blocking::{Connection, Listener};
+use uiw_verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
+use uiw_verbs::{
     Access, AsyncEvent, CapabilityExchange, ConnOptions, ConnSettings, Cq, CqOptions, Device, Error, Limits,
     Memory, Pd, PostError, Qp, QpCap, QpInit, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Srq, Wc,
     WcStatus,
@@ -287,8 +287,8 @@ impl End {
         request.accept(&self.qp, None, b"", None).unwrap();
     }
 
-    pub(crate) fn remote(&self, offset: u64) -> verbs::Remote {
-        verbs::Remote { addr: self.mr.addr() + offset, rkey: self.mr.rkey() }
+    pub(crate) fn remote(&self, offset: u64) -> uiw_verbs::Remote {
+        uiw_verbs::Remote { addr: self.mr.addr() + offset, rkey: self.mr.rkey() }
     }
 
     /// Nothing more is reported: neither completions nor events.

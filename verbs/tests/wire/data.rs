@@ -7,11 +7,11 @@ use crate::peer::{
     Peer, Segment, enhanced, read_request, request, tagged, terminate, terminate_of, untagged, with,
 };
 use crate::simulation::now;
-use ddp::STag;
-use rdmap::{AtomicRequest, AtomicResponse, Opcode};
 use serde_json::Value;
 use std::time::Duration;
-use verbs::{
+use uiw_ddp::STag;
+use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode};
+use uiw_verbs::{
     Access, AsyncEvent, CapabilityExchange, ConnOptions, QpState, RecvWr, Remote, SendOp, SrqAttr, WcOpcode,
     WcStatus,
 };
@@ -71,21 +71,21 @@ fn expectations(expect: &Value) -> Vec<Option<(u8, u8, u8)>> {
 /// A responder with 64 bytes of memory at TO 0.
 fn vector_end() -> End {
     let mut end = End::new();
-    end.mr = end.pd.register_raw(verbs::Memory::owned(64).unwrap(), 0, ALL).unwrap();
+    end.mr = end.pd.register_raw(uiw_verbs::Memory::owned(64).unwrap(), 0, ALL).unwrap();
     end
 }
 
 /// RFC 5040 section 7.1: which headers of the FPDU `bytes` its Terminate quotes.
-fn check_quoted(name: &str, terminate: &rdmap::Terminate, bytes: &[u8]) {
+fn check_quoted(name: &str, terminate: &uiw_rdmap::Terminate, bytes: &[u8]) {
     let len = u16::from_be_bytes([bytes[0], bytes[1]]);
     let ulpdu = &bytes[2..2 + usize::from(len)];
-    let quoted = rdmap::HeaderCopy::new(ulpdu).filter(|_| terminate.layer < 2 && terminate.etype > 0);
+    let quoted = uiw_rdmap::HeaderCopy::new(ulpdu).filter(|_| terminate.layer < 2 && terminate.etype > 0);
     assert_eq!((terminate.ddp_header, terminate.segment_len), (quoted, quoted.map(|_| len)), "{name}");
     let is_read = ulpdu.len() == 46 && ulpdu[1] & 15 == Opcode::ReadRequest.raw();
     let request = ulpdu.get(18..).filter(|_| is_read && (terminate.layer, terminate.etype) == (0, 1));
     assert_eq!(
         terminate.read_request,
-        request.and_then(|bytes| rdmap::ReadRequest::parse(bytes).ok()),
+        request.and_then(|bytes| uiw_rdmap::ReadRequest::parse(bytes).ok()),
         "{name}"
     );
 }
@@ -216,7 +216,7 @@ fn access_that_is_not_given() {
         peer.write(stag, to, &vec![0xAA; len as usize]);
         let terminate = peer.expect_terminate(for_write.0, for_write.1, for_write.2);
         let quoted = terminate.ddp_header.unwrap().header().unwrap();
-        assert!(matches!(quoted, ddp::Header::Tagged(t) if t.stag.0 == stag && t.to == to), "{name}");
+        assert!(matches!(quoted, uiw_ddp::Header::Tagged(t) if t.stag.0 == stag && t.to == to), "{name}");
         assert!(matches!(end.async_event(), AsyncEvent::QpAccessError { .. }));
         assert!(peek(&end.mr, 0, end.mr.len()) == before, "{name}: memory was touched");
         let end = End::new();
@@ -282,7 +282,7 @@ fn zero_length_accesses_are_not_checked() {
 #[test]
 fn zero_length_region_gives_no_access() {
     let end = End::new();
-    if let Ok(memory) = verbs::Memory::owned(0)
+    if let Ok(memory) = uiw_verbs::Memory::owned(0)
         && let Ok(empty) = end.pd.register_raw(memory, 0, ALL)
     {
         let mut peer = responder(&end);
@@ -606,7 +606,9 @@ fn largest_fpdu_is_taken_and_tagged_may_interleave_with_untagged() {
 // [test:RFC5041-5.2-03] [test:RFC5041-5.2-07]
 #[test]
 fn what_we_send_fits_segments_and_the_options() {
-    for (size, max) in [(verbs::FpduSize::Fixed(300), 300), (verbs::FpduSize::Large, mpa::MAX_ULPDU)] {
+    for (size, max) in
+        [(uiw_verbs::FpduSize::Fixed(300), 300), (uiw_verbs::FpduSize::Large, uiw_mpa::MAX_ULPDU)]
+    {
         let end = End::made(Make { memory: 256 << 10, ..Make::default() });
         let data = pattern(200_000);
         fill(&end.mr, 0, &data);
@@ -709,7 +711,7 @@ fn terminate_behind_a_message_in_flight_keeps_the_framing() {
         fill(&end.mr, 0, &data);
         let mut asked = with(request(2), enhanced(4, 4));
         (asked.markers, asked.crc) = (markers, crc);
-        let fpdu = if fixed == 0 { verbs::FpduSize::Large } else { verbs::FpduSize::Fixed(fixed) };
+        let fpdu = if fixed == 0 { uiw_verbs::FpduSize::Large } else { uiw_verbs::FpduSize::Fixed(fixed) };
         let options = ConnOptions { crc, fpdu, ..plain() };
         let (mut peer, _) = responder_with(&end, &options, &asked);
         end.established();
@@ -922,7 +924,7 @@ fn lenient_invalidation_is_a_switch() {
 #[test]
 fn local_receive_memory_that_is_wrong_is_our_error() {
     let end = End::new();
-    end.try_recv(1, &[verbs::Sge { addr: 0x1000, length: 64, lkey: 0x1234 }]).unwrap();
+    end.try_recv(1, &[uiw_verbs::Sge { addr: 0x1000, length: 64, lkey: 0x1234 }]).unwrap();
     let mut peer = responder(&end);
     peer.send(b"x");
     peer.expect_terminate(0, 0, 0);
@@ -930,8 +932,8 @@ fn local_receive_memory_that_is_wrong_is_our_error() {
     // So is a Read's sink; the peer does not learn what it is.
     let end = End::new();
     let mut peer = initiator(&end);
-    let sge = [verbs::Sge { lkey: 0x1234, ..end.sge(0, 4) }];
-    end.post(1, read(Remote::default()), &sge, verbs::SendFlags::SIGNALED).unwrap();
+    let sge = [uiw_verbs::Sge { lkey: 0x1234, ..end.sge(0, 4) }];
+    end.post(1, read(Remote::default()), &sge, uiw_verbs::SendFlags::SIGNALED).unwrap();
     let segment = peer.expect_fpdu();
     if segment.opcode() == Opcode::ReadRequest {
         let asked = segment.read_request();

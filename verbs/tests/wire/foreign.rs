@@ -7,9 +7,9 @@ use std::pin::pin;
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
-use verbs::blocking::Connection;
-use verbs::cm::CmEventKind;
-use verbs::{ConnOptions, ConnSettings, Device, DeviceOptions, Limits, WcStatus};
+use uiw_verbs::blocking::Connection;
+use uiw_verbs::cm::CmEventKind;
+use uiw_verbs::{ConnOptions, ConnSettings, Device, DeviceOptions, Limits, WcStatus};
 
 #[test]
 fn a_wait_inside_a_wait_keeps_the_outer_wake_up() {
@@ -123,7 +123,7 @@ fn a_deadline_set_while_a_connection_is_forgotten_counts() {
     peer.raw(&reply.emit());
     peer.full(reply.crc || request.crc, request.markers, reply.markers);
     old.established();
-    old.qp.modify(verbs::QpState::Err).unwrap();
+    old.qp.modify(uiw_verbs::QpState::Err).unwrap();
     old.ended();
     let channel = new.channel.clone();
     // It never answers.
@@ -180,7 +180,7 @@ fn thread_cpu() -> Duration {
 #[test]
 fn a_stream_that_may_not_be_read_does_not_spin() {
     let limits = Limits { max_held_bytes: 0, ..Limits::default() };
-    let stack = Box::new(llp::tcp::TcpStack::new().unwrap());
+    let stack = Box::new(uiw_llp::tcp::TcpStack::new().unwrap());
     let options = DeviceOptions { limits, ..DeviceOptions::default() };
     let end = End::on(&Device::with_stack(stack, options).unwrap());
     let mut peer = initiator(&end);

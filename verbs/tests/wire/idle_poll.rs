@@ -1,17 +1,17 @@
 //! A poll of an idle queue pair's queue drives the shard of that queue pair and no other, counted by a stack that notes which thread
 //! calls which streams, and how many bytes it moves.
 
-use llp::tcp::TcpStack;
-use llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack};
-use llp::{Stream, Token};
-use mem::{IoVec, IoVecMut};
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
-use verbs::cm::{self, CmChannel, CmEventKind};
-use verbs::{
+use uiw_llp::tcp::TcpStack;
+use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack};
+use uiw_llp::{Stream, Token};
+use uiw_mem::{IoVec, IoVecMut};
+use uiw_verbs::cm::{self, CmChannel, CmEventKind};
+use uiw_verbs::{
     Access, ConnOptions, Cq, CqOptions, Device, DeviceOptions, Memory, Pd, Progress, Qp, QpCap, QpInit,
     RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };

@@ -4,8 +4,8 @@ use crate::common::{End, fill, pattern, peek};
 use crate::simulation;
 use std::sync::Arc;
 use std::time::Duration;
-use verbs::cm;
-use verbs::{
+use uiw_verbs::cm;
+use uiw_verbs::{
     AsyncEvent, ConnOptions, Error, FpduSize, QpState, Remote, SendFlags, SendOp, Sge, WcOpcode, WcStatus,
 };
 

@@ -3,8 +3,8 @@
 use crate::common::{End, device, next_event, next_request};
 use crate::simulation::{any_port, until};
 use std::sync::Arc;
-use verbs::cm::{CmChannel, CmEvent, CmEventKind, ConnHandle, Listener};
-use verbs::{ConnOptions, Device, Error};
+use uiw_verbs::cm::{CmChannel, CmEvent, CmEventKind, ConnHandle, Listener};
+use uiw_verbs::{ConnOptions, Device, Error};
 
 fn listen(device: &Device, channel: &Arc<CmChannel>) -> Listener {
     Listener::bind(device, any_port(), 8, &Arc::new(ConnOptions::default()), channel).unwrap()

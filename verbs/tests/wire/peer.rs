@@ -2,14 +2,14 @@
 
 use crate::simulation::SimPort;
 use crate::transport::PeerStream;
-use ddp::{Header, STag, Tagged, Untagged};
-use mpa::rx::{FpduRx, Step};
-use mpa::tx::FpduTx;
-use mpa::wire::startup::{Enhanced, Frame, FrameKind};
-use rdmap::{Opcode, ReadRequest, Terminate};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
+use uiw_ddp::{Header, STag, Tagged, Untagged};
+use uiw_mpa::rx::{FpduRx, Step};
+use uiw_mpa::tx::FpduTx;
+use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
+use uiw_rdmap::{Opcode, ReadRequest, Terminate};
 
 /// Longer than anything takes that happens at all.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
@@ -257,7 +257,7 @@ pub(crate) fn terminate_of(segment: &Segment) -> Terminate {
 }
 
 pub(crate) fn tagged(opcode: Opcode, stag: u32, to: u64, last: bool, payload: &[u8]) -> Vec<u8> {
-    let mut ulpdu = rdmap::tagged_header(opcode, STag(stag), to, last).emit().to_vec();
+    let mut ulpdu = uiw_rdmap::tagged_header(opcode, STag(stag), to, last).emit().to_vec();
     ulpdu.extend_from_slice(payload);
     ulpdu
 }
@@ -271,7 +271,7 @@ pub(crate) fn untagged(
     ulp: u32,
     payload: &[u8],
 ) -> Vec<u8> {
-    let mut ulpdu = rdmap::untagged_header(opcode, qn, msn, mo, last, ulp).emit().to_vec();
+    let mut ulpdu = uiw_rdmap::untagged_header(opcode, qn, msn, mo, last, ulp).emit().to_vec();
     ulpdu.extend_from_slice(payload);
     ulpdu
 }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use verbs::{
+use uiw_verbs::{
     Access, Arm, CapabilityExchange, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, QpCap,
     QpInit, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge,
 };
@@ -75,7 +75,7 @@ fn event_driven_ping_pong(edge: bool, rounds: u64) {
                 }
             }
             for wc in &out {
-                assert_eq!(wc.status, verbs::WcStatus::Success);
+                assert_eq!(wc.status, uiw_verbs::WcStatus::Success);
                 got += 1;
                 end.recv(wc.wr_id, 0, 64);
                 if !serves || got < rounds {
@@ -322,7 +322,7 @@ fn receive_with_a_timeout_returns_each_time() {
 fn dropped_operations_are_detached_and_freed() {
     struct Counted(Vec<u8>, #[expect(dead_code, reason = "counts how many are alive")] Arc<()>);
     // SAFETY: a vector's heap block stays where it is and belongs to the vector.
-    unsafe impl verbs::IoBuf for Counted {
+    unsafe impl uiw_verbs::IoBuf for Counted {
         fn as_mut_ptr(&mut self) -> *mut u8 {
             self.0.as_mut_ptr()
         }
@@ -331,7 +331,7 @@ fn dropped_operations_are_detached_and_freed() {
         }
     }
     // SAFETY: as above; a unique vector may be written.
-    unsafe impl verbs::IoBufMut for Counted {}
+    unsafe impl uiw_verbs::IoBufMut for Counted {}
     let alive = Arc::new(());
     let settings = ConnSettings { send_depth: 4, ..ConnSettings::default() };
     let ((_a, client), (_b, server)) = connected(&settings);
@@ -359,7 +359,7 @@ fn dropped_operations_are_detached_and_freed() {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
     let settings = ConnSettings::default();
-    let connect = verbs::Connection::connect(&device, &pd, port.addr(), &settings);
+    let connect = uiw_verbs::Connection::connect(&device, &pd, port.addr(), &settings);
     assert!(device.block_on_for(Duration::from_millis(30), connect).is_none());
     let mut peer = port.accept();
     peer.startup_frame();
@@ -386,7 +386,7 @@ fn a_thousand_connections_on_one_driver() {
     let client = Device::open().unwrap();
     let options = Arc::new(ConnOptions::default());
     let (sc, cc) = (Arc::default(), Arc::default());
-    let listener = verbs::cm::Listener::bind(&server, loopback(), 4096, &options, &sc).unwrap();
+    let listener = uiw_verbs::cm::Listener::bind(&server, loopback(), 4096, &options, &sc).unwrap();
     let make = |device: &Device| {
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(2048, CqOptions::default()).unwrap();
@@ -410,13 +410,13 @@ fn a_thousand_connections_on_one_driver() {
     let (ccq, cqps, cmr) = make(&client);
     for chunk in 0..10 {
         for qp in &cqps[chunk * 100..][..100] {
-            verbs::cm::connect(qp, None, listener.local_addr(), &options, b"", &cc).unwrap();
+            uiw_verbs::cm::connect(qp, None, listener.local_addr(), &options, b"", &cc).unwrap();
         }
         for qp in &sqps[chunk * 100..][..100] {
             let request = loop {
                 match crate::common::next_event(&server, &sc) {
-                    verbs::cm::CmEventKind::ConnectRequest(request) => break request,
-                    verbs::cm::CmEventKind::Established(_) => {}
+                    uiw_verbs::cm::CmEventKind::ConnectRequest(request) => break request,
+                    uiw_verbs::cm::CmEventKind::Established(_) => {}
                     other => panic!("{other:?}"),
                 }
             };
@@ -424,10 +424,10 @@ fn a_thousand_connections_on_one_driver() {
         }
         for _ in 0..100 {
             let event = crate::common::next_event(&client, &cc);
-            assert!(matches!(event, verbs::cm::CmEventKind::Established(_)), "{event:?}");
+            assert!(matches!(event, uiw_verbs::cm::CmEventKind::Established(_)), "{event:?}");
         }
     }
-    let ping = |qps: &[verbs::Qp], mr: &verbs::RawMr| {
+    let ping = |qps: &[uiw_verbs::Qp], mr: &uiw_verbs::RawMr| {
         for qp in qps {
             let sges = [Sge { addr: mr.addr() + 1000, length: 64, lkey: mr.lkey() }];
             let wr = SendWr { wr_id: 2, op: SendOp::Send, sges: &sges, flags: SendFlags::empty() };
@@ -437,11 +437,11 @@ fn a_thousand_connections_on_one_driver() {
     };
     ping(&cqps, &cmr);
     for _ in 0..1000 {
-        assert_eq!(crate::common::next_wc(&server, &scq).status, verbs::WcStatus::Success);
+        assert_eq!(crate::common::next_wc(&server, &scq).status, uiw_verbs::WcStatus::Success);
     }
     ping(&sqps, &smr);
     for _ in 0..1000 {
-        assert_eq!(crate::common::next_wc(&client, &ccq).status, verbs::WcStatus::Success);
+        assert_eq!(crate::common::next_wc(&client, &ccq).status, uiw_verbs::WcStatus::Success);
     }
     drop((cqps, sqps));
 }

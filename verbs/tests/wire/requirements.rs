@@ -2,9 +2,9 @@
 
 use crate::common::{End, Make, fill, initiator, memory, pattern, peek, plain, responder, responder_opt};
 use crate::peer::{Peer, Segment, read_request, tagged, terminate_of, untagged};
-use ddp::STag;
-use rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
-use verbs::{
+use uiw_ddp::STag;
+use uiw_rdmap::{AtomicRequest, AtomicResponse, Opcode, ReadRequest};
+use uiw_verbs::{
     AsyncEvent, CapabilityExchange, ConnOptions, Device, FpduSize, QpState, Remote, SendFlags, SendOp,
     WcOpcode, WcStatus,
 };
@@ -228,7 +228,7 @@ fn a_read_stays_within_one_tagged_buffer() {
     let (low, high) = (end.mr.addr(), end.mr.addr() + 4096);
     let half = |at: u64| {
         // SAFETY: the bytes are those of the end's own region, which lives as long; every access is atomic.
-        let memory = unsafe { verbs::Memory::borrowed(at as *mut u8, 4096) };
+        let memory = unsafe { uiw_verbs::Memory::borrowed(at as *mut u8, 4096) };
         end.pd.register_raw(memory.shared(), at, crate::common::ALL).unwrap()
     };
     let (lower, _upper) = (half(low), half(high));
@@ -365,7 +365,7 @@ fn the_first_error_ends_the_stream_in_both_directions() {
     // The first of the two is reported, with its DDP header and no RDMA header.
     let terminate = peer.expect_terminate(0, 2, 0xFF);
     let quoted = terminate.ddp_header.unwrap().header().unwrap();
-    assert!(matches!(quoted, ddp::Header::Untagged(header) if (header.qn, header.msn) == (1, 1)));
+    assert!(matches!(quoted, uiw_ddp::Header::Untagged(header) if (header.qn, header.msn) == (1, 1)));
     assert_eq!(terminate.read_request, None);
     let ending = end.ended();
     assert!(!ending.orderly && ending.reason.is_some_and(|reason| !reason.from_peer), "{ending:?}");
@@ -387,7 +387,7 @@ fn a_request_that_cannot_be_built_is_a_terminate_without_headers() {
         let (mut peer, _) = crate::common::initiator_opt(&end, &with_extensions(), |_| {
             crate::peer::with(crate::peer::reply(2), crate::peer::enhanced(4, 4))
         });
-        let sge = [verbs::Sge { lkey: 0x1234, ..end.sge(0, 4) }];
+        let sge = [uiw_verbs::Sge { lkey: 0x1234, ..end.sge(0, 4) }];
         end.post(1, op, &sge, SendFlags::SIGNALED).unwrap();
         let terminate = peer.expect_terminate(0, 0, 0);
         assert_eq!((terminate.segment_len, terminate.ddp_header, terminate.read_request), (None, None, None));
@@ -529,7 +529,7 @@ fn markers_that_lie_behind_a_good_fpdu() {
         let mut peer = responder_opt(&end, &options);
         let ulpdu = untagged(Opcode::Send, 0, 1, 0, true, 0, &[5; 600]);
         let bytes = if missing {
-            let mut sender = mpa::FpduTx::new(true, false);
+            let mut sender = uiw_mpa::FpduTx::new(true, false);
             let mut bytes = [&[0, 0][..], &ulpdu].concat();
             sender.seal(&mut bytes, 0);
             bytes
@@ -538,7 +538,7 @@ fn markers_that_lie_behind_a_good_fpdu() {
             let mut bytes = peer.seal(&ulpdu);
             bytes[512 - start + 3] ^= 8;
             let covered = bytes.len() - 4;
-            let crc = mpa::crc32c(&bytes[..covered]).to_le_bytes();
+            let crc = uiw_mpa::crc32c(&bytes[..covered]).to_le_bytes();
             bytes[covered..].copy_from_slice(&crc);
             bytes
         };

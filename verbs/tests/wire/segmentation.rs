@@ -3,9 +3,9 @@
 
 use crate::common::{End, fill, pattern, plain, responder_opt};
 use crate::peer::{Peer, untagged};
-use ddp::{Header, STag};
-use rdmap::{Opcode, ReadRequest};
-use verbs::{Access, ConnOptions, Error, FpduSize, Memory, Remote, SendFlags, SendOp, Sge};
+use uiw_ddp::{Header, STag};
+use uiw_rdmap::{Opcode, ReadRequest};
+use uiw_verbs::{Access, ConnOptions, Error, FpduSize, Memory, Remote, SendFlags, SendOp, Sge};
 
 /// Reads one message, and checks what each of its segments says of its place. `first` is the TO, or the MO, of the first byte.
 fn check_message(peer: &mut Peer, opcode: Opcode, mulpdu: usize, first: u64, bytes: &[u8]) {
@@ -35,7 +35,7 @@ fn check_message(peer: &mut Peer, opcode: Opcode, mulpdu: usize, first: u64, byt
 /// Lengths around multiples of what fits into a segment behind a header of 14 or 18 bytes.
 fn lengths(mulpdu: usize) -> Vec<usize> {
     let mut lengths = vec![0, 1, 7];
-    for room in [mulpdu - ddp::Tagged::LEN, mulpdu - ddp::Untagged::LEN] {
+    for room in [mulpdu - uiw_ddp::Tagged::LEN, mulpdu - uiw_ddp::Untagged::LEN] {
         lengths.extend([room - 1, room, room + 1, 2 * room - 1, 2 * room, 2 * room + 1, 3 * room + 5]);
     }
     lengths

@@ -6,10 +6,10 @@ use crate::common::{
 use crate::peer::untagged;
 use crate::simulation::{now, until};
 use crate::transport::wait;
-use rdmap::Opcode;
 use std::sync::Arc;
 use std::time::Duration;
-use verbs::{
+use uiw_rdmap::Opcode;
+use uiw_verbs::{
     Access, Arm, AsyncEvent, Bind, CompChannel, ConnOptions, ConnSettings, CqOptions, Device, Error,
     FastRegister, Pd, QpCap, QpInit, QpState, RawMw, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge,
     SrqAttr, WcOpcode, WcStatus, WindowType,
@@ -207,7 +207,7 @@ fn notification_of_any_or_only_solicited() {
 }
 
 /// Two ends, of which the second takes its receives from a shared queue with so many.
-fn pair_with_srq(receives: u64) -> (End, End, Arc<verbs::Srq>) {
+fn pair_with_srq(receives: u64) -> (End, End, Arc<uiw_verbs::Srq>) {
     let device = device();
     let pd = device.alloc_pd().unwrap();
     let srq = pd.create_srq(SrqAttr { max_wr: 8, max_sge: 1, limit: 0 }).unwrap();
@@ -663,7 +663,7 @@ fn everything_may_be_dropped_in_any_order_with_traffic() {
 
 #[test]
 fn queue_pairs_are_counted_and_given_back() {
-    let limits = verbs::Limits { max_qp: 2, max_cq: 4, max_pd: 3, ..verbs::Limits::default() };
+    let limits = uiw_verbs::Limits { max_qp: 2, max_cq: 4, max_pd: 3, ..uiw_verbs::Limits::default() };
     let device = crate::simulation::device(limits);
     for _ in 0..4 {
         let (a, b) = (End::on(&device), End::on(&device));
@@ -689,7 +689,7 @@ fn ipv6_wildcard_and_many_listeners() {
     let server = End::tcp();
     let options = Arc::new(ConnOptions::default());
     let bind = |addr: &str| {
-        verbs::cm::Listener::bind(&server.device, addr.parse().unwrap(), 8, &options, &server.channel)
+        uiw_verbs::cm::Listener::bind(&server.device, addr.parse().unwrap(), 8, &options, &server.channel)
     };
     let listeners: Vec<_> = (0..100).map(|_| bind("127.0.0.1:0").unwrap()).collect();
     let client = End::tcp();
@@ -698,8 +698,13 @@ fn ipv6_wildcard_and_many_listeners() {
     client.established();
     for (listen, host) in [("[::1]:0", "::1"), ("0.0.0.0:0", "127.0.0.1"), ("[::]:0", "::1")] {
         let server = End::tcp();
-        let bound =
-            verbs::cm::Listener::bind(&server.device, listen.parse().unwrap(), 8, &options, &server.channel);
+        let bound = uiw_verbs::cm::Listener::bind(
+            &server.device,
+            listen.parse().unwrap(),
+            8,
+            &options,
+            &server.channel,
+        );
         let Ok(listener) = bound else { continue };
         let client = End::tcp();
         client.connect(
@@ -719,7 +724,8 @@ fn two_hundred_connections_at_once() {
     let server = Device::open().unwrap();
     let client = Device::open().unwrap();
     let listener =
-        verbs::blocking::Listener::bind(&server, crate::common::loopback(), &ConnOptions::default()).unwrap();
+        uiw_verbs::blocking::Listener::bind(&server, crate::common::loopback(), &ConnOptions::default())
+            .unwrap();
     let addr = listener.local_addr();
     let settings = ConnSettings { recv_depth: 4, recv_size: 256, ..ConnSettings::default() };
     let theirs = settings.clone();
@@ -736,7 +742,7 @@ fn two_hundred_connections_at_once() {
     });
     let pd = client.alloc_pd().unwrap();
     let all: Vec<_> = (0..200)
-        .map(|_| verbs::blocking::Connection::connect(&client, &pd, addr, &settings).unwrap())
+        .map(|_| uiw_verbs::blocking::Connection::connect(&client, &pd, addr, &settings).unwrap())
         .collect();
     for (i, connection) in all.iter().enumerate() {
         connection.send_copy(format!("number {i}").as_bytes()).unwrap();

@@ -2,12 +2,12 @@
 //! queues and post to the shared receive queue that they have in common.
 
 use crate::common::{ALL, memory, next_event};
-use llp::tcp::TcpStack;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use verbs::cm::{self, CmChannel, CmEventKind};
-use verbs::{
+use uiw_llp::tcp::TcpStack;
+use uiw_verbs::cm::{self, CmChannel, CmEventKind};
+use uiw_verbs::{
     ConnOptions, Cq, CqOptions, Device, DeviceOptions, Pd, Qp, QpCap, QpInit, QpState, RawMr, RecvWr, Remote,
     SendFlags, SendOp, SendWr, Sge, Srq, SrqAttr,
 };

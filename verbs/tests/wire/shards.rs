@@ -2,11 +2,6 @@
 
 use crate::common::{End, Make, loopback, pair_of, plain, responder_opt};
 use crate::peer::{Peer, TIMEOUT, tagged};
-use llp::tcp::TcpStack;
-use llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream};
-use llp::{Event, Stack, Stream, Token};
-use mem::IoVecMut;
-use rdmap::Opcode;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
@@ -14,7 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::task::Poll;
 use std::time::Duration;
-use verbs::{
+use uiw_llp::tcp::TcpStack;
+use uiw_llp::wrap::{Origin, StackHooks, StreamHooks, WrappedStack, WrappedStream};
+use uiw_llp::{Event, Stack, Stream, Token};
+use uiw_mem::IoVecMut;
+use uiw_rdmap::Opcode;
+use uiw_verbs::{
     ConnOptions, ConnSettings, Connection, CqOptions, Device, DeviceOptions, Limits, Progress, QpState,
     WcStatus,
 };
@@ -99,7 +99,7 @@ fn a_wait_drives_every_shard_where_no_other_thread_does() {
     let options = DeviceOptions { progress: Progress::Manual, shards: Some(3), ..DeviceOptions::default() };
     let device = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();
     let pd = device.alloc_pd().unwrap();
-    let listener = verbs::Listener::bind(&device, loopback(), &ConnOptions::default()).unwrap();
+    let listener = uiw_verbs::Listener::bind(&device, loopback(), &ConnOptions::default()).unwrap();
     let settings = ConnSettings::default();
     let mut connect = pin!(Connection::connect(&device, &pd, listener.local_addr(), &settings));
     let mut accept = pin!(async { listener.incoming().await.unwrap().accept(&pd, &settings).await.unwrap() });

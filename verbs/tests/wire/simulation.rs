@@ -2,15 +2,15 @@
 //! a wait runs the devices until nothing moves any more, and then moves the clock to the next deadline.
 
 use crate::peer::TIMEOUT;
-use llp::sim::{Link, Network};
-use llp::{ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
-use mem::{IoVec, IoVecMut};
 use std::cell::RefCell;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
-use verbs::{Device, DeviceOptions, Limits, Progress};
+use uiw_llp::sim::{Link, Network};
+use uiw_llp::{ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use uiw_mem::{IoVec, IoVecMut};
+use uiw_verbs::{Device, DeviceOptions, Limits, Progress};
 
 /// The address of every device and peer, which share its ports.
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));

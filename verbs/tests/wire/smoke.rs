@@ -1,6 +1,6 @@
 //! Every operation once over the kernel's TCP, both ends in one process.
 use crate::common::connected;
-use verbs::{Access, ConnOptions, ConnSettings};
+use uiw_verbs::{Access, ConnOptions, ConnSettings};
 
 #[test]
 fn every_operation_moves_its_bytes() {
@@ -27,9 +27,9 @@ fn every_operation_moves_its_bytes() {
     assert_eq!(client.fetch_add(at, 2).unwrap(), 40);
     assert_eq!(client.compare_swap(at, 42, 7).unwrap(), 42);
     assert_eq!(shared.load_u64(8).unwrap(), 7);
-    assert!(matches!(shared.load_u64(12), Err(verbs::Error::Misuse(_))));
-    assert!(matches!(shared.update_u64(12, |_| 0), Err(verbs::Error::Misuse(_))));
-    assert!(matches!(shared.load_u64((1 << 20) - 4), Err(verbs::Error::OutOfRange { .. })));
+    assert!(matches!(shared.load_u64(12), Err(uiw_verbs::Error::Misuse(_))));
+    assert!(matches!(shared.update_u64(12, |_| 0), Err(uiw_verbs::Error::Misuse(_))));
+    assert!(matches!(shared.load_u64((1 << 20) - 4), Err(uiw_verbs::Error::OutOfRange { .. })));
     assert_eq!(shared.load_u64(8).unwrap(), 7);
     let client = client.into_async();
     let small = cpd.register(vec![5u8; 100]).unwrap();

@@ -4,13 +4,13 @@ use crate::common::{End, Make, closed_addr, initiator_opt, next_request, pair_of
 use crate::peer::{Peer, Port, enhanced, frame, reply, request, tagged, untagged, with};
 use crate::simulation::{any_port, now, until};
 use crate::transport::pass;
-use mpa::startup::RtrKinds;
-use mpa::wire::startup::{Enhanced, Frame, FrameKind};
-use rdmap::Opcode;
 use std::sync::Arc;
 use std::time::Duration;
-use verbs::cm::Listener;
-use verbs::{CapabilityExchange, ConnOptions, Error, QpState, Revision, SendFlags, SendOp};
+use uiw_mpa::startup::RtrKinds;
+use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
+use uiw_rdmap::Opcode;
+use uiw_verbs::cm::Listener;
+use uiw_verbs::{CapabilityExchange, ConnOptions, Error, QpState, Revision, SendFlags, SendOp};
 
 fn p2p(rtr: RtrKinds) -> ConnOptions {
     ConnOptions { peer_to_peer: true, rtr, ..plain() }
@@ -252,7 +252,7 @@ fn bytes_do_not_extend_the_startup_timeout() {
 
 #[test]
 fn half_open_connections_are_bounded_and_the_listener_lives() {
-    let limits = verbs::Limits { max_half_open: 2, ..verbs::Limits::default() };
+    let limits = uiw_verbs::Limits { max_half_open: 2, ..uiw_verbs::Limits::default() };
     let end = End::on(&crate::simulation::device(limits));
     let listener = end.listen(&plain());
     let mut first = Peer::connect(listener.local_addr());
@@ -321,7 +321,7 @@ fn responder_negotiates_ird_and_ord() {
         assert_eq!((info.negotiated.ird, info.negotiated.ord), expected);
         assert_eq!((end.qp.query().ird, end.qp.query().ord), expected);
         if expected.1 == 0 {
-            let op = SendOp::Read { remote: verbs::Remote::default(), invalidate: None };
+            let op = SendOp::Read { remote: uiw_verbs::Remote::default(), invalidate: None };
             assert!(end.post(1, op, &[end.sge(0, 8)], SendFlags::SIGNALED).is_err());
         }
     }
@@ -335,7 +335,7 @@ fn responder_holds_its_fpdus_until_the_initiators_first() {
         let (mut peer, _) = responder_with(&end, &plain(), &asked);
         end.established();
         end.send(1, 0, 10);
-        end.op(2, SendOp::Write { remote: verbs::Remote::default() }, 0, 0);
+        end.op(2, SendOp::Write { remote: uiw_verbs::Remote::default() }, 0, 0);
         peer.expect_silence(100);
         peer.empty_write();
         assert_eq!(peer.next().unwrap().opcode(), Opcode::Send);
@@ -360,7 +360,7 @@ fn responder_whose_first_fpdu_is_invalid_says_nothing() {
         }
         peer.raw(&bytes);
         peer.expect_close();
-        assert_ne!(end.sent().status, verbs::WcStatus::Success);
+        assert_ne!(end.sent().status, uiw_verbs::WcStatus::Success);
     }
 }
 
@@ -778,7 +778,7 @@ fn rtr_of_every_kind_as_initiator() {
         assert_eq!(end.received_ok(2).byte_len, 4);
         // The RTR Read gave its credit back: all four of ORD are there.
         for id in 10..14 {
-            end.op(id, SendOp::Read { remote: verbs::Remote::default(), invalidate: None }, 0, 8);
+            end.op(id, SendOp::Read { remote: uiw_verbs::Remote::default(), invalidate: None }, 0, 8);
         }
         for _ in 0..4 {
             peer.expect_fpdu().read_request();
@@ -878,9 +878,9 @@ fn exchanging() -> ConnOptions {
 
 /// Whether requests that need an extension are refused locally.
 fn is_foreign(end: &End) -> bool {
-    let op = SendOp::FetchAdd { remote: verbs::Remote::default(), add: 1, mask: 0 };
+    let op = SendOp::FetchAdd { remote: uiw_verbs::Remote::default(), add: 1, mask: 0 };
     end.op(99, op, 0, 8);
-    end.sent().status == verbs::WcStatus::LocalQpOperation
+    end.sent().status == uiw_verbs::WcStatus::LocalQpOperation
 }
 
 #[test]
@@ -966,7 +966,7 @@ fn the_answer_to_an_rtr_read_does_not_make_a_peer_foreign() {
     oracle.fpdu(&hello.ulpdu);
     let answer = oracle.next().unwrap();
     peer.fpdu(&tagged(Opcode::ReadResponse, rtr.sink_stag.0, rtr.sink_to, true, b""));
-    end.op(1, SendOp::FetchAdd { remote: verbs::Remote::default(), add: 1, mask: 0 }, 0, 8);
+    end.op(1, SendOp::FetchAdd { remote: uiw_verbs::Remote::default(), add: 1, mask: 0 }, 0, 8);
     end.recv(2, 0, 64);
     pass(&end.device, Duration::from_millis(20));
     peer.fpdu(&answer.ulpdu);
@@ -1012,20 +1012,20 @@ fn without_capability_exchange_nothing_is_sent_and_assume_needs_no_answer() {
     let end = End::new();
     let options = ConnOptions { capabilities: CapabilityExchange::Assume, ..plain() };
     let (mut peer, _) = initiator_opt(&end, &options, |_| with(reply(2), enhanced(4, 4)));
-    end.op(1, SendOp::FetchAdd { remote: verbs::Remote::default(), add: 1, mask: 0 }, 0, 8);
+    end.op(1, SendOp::FetchAdd { remote: uiw_verbs::Remote::default(), add: 1, mask: 0 }, 0, 8);
     assert_eq!(peer.next().unwrap().opcode(), Opcode::AtomicRequest);
     end.op(2, SendOp::SendImm { imm: 1 }, 0, 8);
     // Send with immediate exists between uiw peers only.
     let wc = end.sent();
-    assert_ne!(wc.status, verbs::WcStatus::Success);
+    assert_ne!(wc.status, uiw_verbs::WcStatus::Success);
 }
 
 #[test]
 fn queue_pair_that_is_made_bigger_than_its_limits_is_refused() {
     let end = End::made(Make::default());
     let limits = end.device.limits().clone();
-    let cap = verbs::QpCap { max_send_wr: limits.max_qp_wr + 1, ..verbs::QpCap::default() };
-    let init = verbs::QpInit {
+    let cap = uiw_verbs::QpCap { max_send_wr: limits.max_qp_wr + 1, ..uiw_verbs::QpCap::default() };
+    let init = uiw_verbs::QpInit {
         send_cq: end.scq.clone(),
         recv_cq: end.rcq.clone(),
         srq: None,
@@ -1043,7 +1043,7 @@ fn a_refused_peer_is_asked_again_until_it_listens() {
         let end = End::tcp();
         let options = Arc::new(ConnOptions { refused_retry_time: Duration::from_secs(10), ..plain() });
         let local = port_given.then_some(own);
-        verbs::cm::connect(&end.qp, local, server, &options, b"", &end.channel).unwrap();
+        uiw_verbs::cm::connect(&end.qp, local, server, &options, b"", &end.channel).unwrap();
         for _ in 0..100 {
             end.device.pump();
         }
@@ -1074,7 +1074,7 @@ fn a_connection_of_tcp_to_itself_is_a_refusal() {
     let closed_port = closed_addr();
     let end = End::tcp();
     let options = Arc::new(ConnOptions { refused_retry_time: Duration::ZERO, ..plain() });
-    verbs::cm::connect(&end.qp, Some(closed_port), closed_port, &options, b"", &end.channel).unwrap();
+    uiw_verbs::cm::connect(&end.qp, Some(closed_port), closed_port, &options, b"", &end.channel).unwrap();
     let error = end.failed();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
 }

@@ -4,8 +4,8 @@ use crate::common::loopback;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-use verbs::blocking::{Connection, Listener};
-use verbs::{Access, ConnOptions, ConnSettings, Device, Pd, RemoteMr, SharedMr};
+use uiw_verbs::blocking::{Connection, Listener};
+use uiw_verbs::{Access, ConnOptions, ConnSettings, Device, Pd, RemoteMr, SharedMr};
 
 const FOR: Duration = Duration::from_secs(3);
 const THREADS: u64 = 4;
@@ -28,7 +28,7 @@ fn bytes(seed: u8, len: usize) -> Vec<u8> {
 }
 
 /// Sends back what it receives until the client is gone, and stops in the middle of it at times.
-async fn serve(connection: &verbs::Connection, memory: &SharedMr, mut dice: Dice) {
+async fn serve(connection: &uiw_verbs::Connection, memory: &SharedMr, mut dice: Dice) {
     let key = memory.remote(0..memory.len()).unwrap().to_bytes();
     if connection.send_copy(&key).await.is_err() {
         return;

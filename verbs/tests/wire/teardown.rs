@@ -2,13 +2,13 @@
 
 use crate::common::{ALL, End, Make, peek, plain, responder, responder_opt, tcp_pair};
 use crate::peer::{Peer, TIMEOUT, tagged};
-use rdmap::Opcode;
 use std::collections::VecDeque;
 use std::io::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Instant;
-use verbs::{Access, AsyncEvent, Device, Memory, RawMr, Remote, SendFlags, SendOp};
+use uiw_rdmap::Opcode;
+use uiw_verbs::{Access, AsyncEvent, Device, Memory, RawMr, Remote, SendFlags, SendOp};
 
 /// Bytes that the test owns, registered for peers.
 struct Lent {

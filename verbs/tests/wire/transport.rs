@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
-use verbs::Device;
+use uiw_verbs::Device;
 
 /// The stream of a scripted peer.
 pub(crate) enum PeerStream {

@@ -4,7 +4,7 @@ use crate::common::{End, Make, device, pair, pair_of};
 use crate::peer::Port;
 use std::sync::Arc;
 use std::time::Duration;
-use verbs::{
+use uiw_verbs::{
     AsyncEvent, ConnOptions, CqOptions, Error, QpCap, QpInit, QpState, SendFlags, SendOp, WcStatus, cm,
 };
 

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-use mpa::tx::FpduTx;
-use mpa::wire::startup::{Frame, FrameKind};
-use rdmap::{Opcode, untagged_header};
 use serde_json::Value;
+use uiw_mpa::tx::FpduTx;
+use uiw_mpa::wire::startup::{Frame, FrameKind};
+use uiw_rdmap::{Opcode, untagged_header};
 
 /// Pairs of measurements of an attack.
 const PAIRS: usize = 3;

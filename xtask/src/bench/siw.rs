@@ -8,13 +8,13 @@ use super::cases::{Case, Pick, ping_pong};
 use super::figures::{Measured, Row, Slice};
 use crate::process;
 use serde_json::Value;
-use siw_interop::bench::Bench;
-use siw_interop::case::Setting;
-use siw_interop::net::Family;
-use siw_interop::test_vm::{self, SPARE, TestVm};
-use siw_interop::{Error, Result, matrix};
 use std::process::ExitCode;
 use std::time::Duration;
+use uiw_siw::bench::Bench;
+use uiw_siw::case::Setting;
+use uiw_siw::net::Family;
+use uiw_siw::test_vm::{self, SPARE, TestVm};
+use uiw_siw::{Error, Result, matrix};
 
 /// What can be asked for.
 #[derive(clap::Args)]

@@ -149,7 +149,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
 }
 
 pub(super) fn build() -> Result<(), String> {
-    let status = Command::new(env!("CARGO")).args(["build", "--release", "-p", "uiw"]).status();
+    let status = Command::new(env!("CARGO")).args(["build", "--release", "-p", "uiw-cli"]).status();
     match status {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("building uiw: {status}")),
@@ -175,7 +175,7 @@ fn measure(row: &Row, congestion: Option<&str>) -> Result<Measured, String> {
 
 fn once(row: &Row, congestion: Option<&str>) -> Result<Measured, String> {
     let output = Command::new(env!("CARGO"))
-        .args(["run", "--quiet", "--release", "-p", "uiw", "--", "perf", "--compare", "--json"])
+        .args(["run", "--quiet", "--release", "-p", "uiw-cli", "--", "perf", "--compare", "--json"])
         .args(row.args.split_whitespace())
         .args(congestion.iter().flat_map(|name| ["--congestion", name]))
         .output()

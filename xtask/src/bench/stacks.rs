@@ -1,10 +1,10 @@
 //! `cargo xtask bench stacks`: iWARP over smoltcp beside bare smoltcp and the kernel's TCP, on one veth, in alternating slices.
 
 use super::speed::{Bar, QUIET, TRIES};
-use interop::stock::{Network, Running, free_port};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use uiw_interop::stock::{Network, Running, free_port};
 
 /// What can be asked for.
 #[derive(clap::Args)]

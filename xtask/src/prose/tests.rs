@@ -179,7 +179,7 @@ fn former_tree() -> Option<Folder> {
 #[test]
 fn every_former_phrase_is_found_in_its_tree() {
     let Some(tree) = former_tree() else {
-        interop::skip("the commit 02b5a5a");
+        uiw_interop::skip("the commit 02b5a5a");
         return;
     };
     let banned = list::banned().unwrap();

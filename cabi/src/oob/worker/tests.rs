@@ -6,8 +6,8 @@ use crate::device::gid;
 use crate::oob::pair_info::End;
 use std::fs;
 use std::net::Ipv4Addr;
-use verbs::cm::Listener;
-use verbs::{CqOptions, Device, QpCap, QpInit, SendFlags, SendOp, SendWr};
+use uiw_verbs::cm::Listener;
+use uiw_verbs::{CqOptions, Device, QpCap, QpInit, SendFlags, SendOp, SendWr};
 
 const IP: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
@@ -17,8 +17,8 @@ struct Side {
     _listener: Listener,
     port: u16,
     number: u32,
-    cq: Arc<verbs::Cq>,
-    qp: Arc<verbs::Qp>,
+    cq: Arc<uiw_verbs::Cq>,
+    qp: Arc<uiw_verbs::Qp>,
 }
 
 impl Side {
@@ -93,7 +93,7 @@ impl Side {
     fn sends_to(&self, peer: &Self) {
         // SAFETY: no memory is named.
         unsafe {
-            peer.qp.post_recv([verbs::RecvWr { wr_id: 1, sges: &[] }]).unwrap();
+            peer.qp.post_recv([uiw_verbs::RecvWr { wr_id: 1, sges: &[] }]).unwrap();
             let wr = SendWr { wr_id: 2, op: SendOp::Send, sges: &[], flags: SendFlags::SIGNALED };
             self.qp.post_send([wr]).unwrap();
         }

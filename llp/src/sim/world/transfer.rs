@@ -5,7 +5,7 @@ use std::{
     net::IpAddr,
 };
 
-use mem::{IoVec, IoVecMut};
+use uiw_mem::{IoVec, IoVecMut};
 
 use super::{EndId, Packet, State, World};
 use crate::{Event, Interest, StreamInfo, no_bytes};

@@ -7,7 +7,6 @@ use super::super::link::Segmentation;
 use super::super::stretch::Stretch;
 use super::CLOCK;
 use crate::{Clock, Event, Interest, OptionError, StreamOptions, Token};
-use mem::{IoVec, IoVecMut};
 use smoltcp::iface::{Context, SocketHandle, SocketSet};
 use smoltcp::socket::tcp::{CongestionControl, RecvError, Socket, SocketBuffer, State};
 use smoltcp::time::Instant as Tick;
@@ -15,6 +14,7 @@ use smoltcp::wire::IpListenEndpoint;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
+use uiw_mem::{IoVec, IoVecMut};
 
 /// Names of congestion controls.
 const CUBIC: &str = "cubic";

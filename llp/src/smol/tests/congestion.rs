@@ -5,10 +5,10 @@ use crate::smol::pipe::{PipeLink, pipe};
 use crate::smol::{SmolConfig, SmolStack};
 use crate::wan::{Direction, Profile};
 use crate::{Clock, Stack, StreamOptions, Token};
-use mem::{IoVec, IoVecMut};
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::time::Duration;
+use uiw_mem::{IoVec, IoVecMut};
 
 /// Bytes a second over a path of `profile` in both directions, each end with buffers of `buffer` bytes, in `time` after the
 /// handshake. The ends are looked at every `step`, as on a busy machine: what came since is acknowledged as one.

@@ -161,7 +161,7 @@ mod tests {
     use super::super::super::SmolConfig;
     use super::super::program::redirect;
     use super::*;
-    use interop::stock::Network;
+    use uiw_interop::stock::Network;
 
     /// As a child between fork and exec has them.
     #[test]

@@ -4,11 +4,11 @@ use super::super::SmolConfig;
 use super::super::link::{Frame, Link};
 use super::socket::RING;
 use super::{Queues, XdpLink, XdpMode, is_virtual};
-use interop::stock::Network;
 use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::process::Command;
 use std::time::{Duration, Instant};
+use uiw_interop::stock::Network;
 
 const OURS: &str = "10.77.0.11";
 /// For what happens soon on any machine.

@@ -10,12 +10,12 @@ mod ucx;
 use super::cases::{Case, Pick, ping_pong};
 use super::figures::{Kind, Measured, Row, Slice};
 use crate::packages;
-use interop::stock::{free_port, listens};
-use siw_interop::shell::{self, Process};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
+use uiw_interop::stock::{free_port, listens};
+use uiw_siw::shell::{self, Process};
 
 /// What can be asked for.
 #[derive(clap::Args)]
@@ -123,7 +123,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     let absent = packages::provide(&PEERS.map(Peer::program));
     let is_here = |peer: &Peer| !absent.contains(&peer.program().0);
     let peers: Vec<Peer> = PEERS.into_iter().filter(is_here).collect();
-    let uiw = match siw_interop::matrix::build_uiw("release") {
+    let uiw = match uiw_siw::matrix::build_uiw("release") {
         Ok(uiw) => uiw,
         Err(error) => {
             eprintln!("xtask: {error}");
@@ -247,7 +247,7 @@ enum Server {
 /// Runs a server, which `command` makes of a free port, and then a client; gives what the client says. Both are gone afterwards.
 fn pair(name: &str, kind: Server, command: impl Fn(u16, bool) -> Command) -> Result<String, String> {
     let port = free_port();
-    let text = |error: siw_interop::Error| error.to_string();
+    let text = |error: uiw_siw::Error| error.to_string();
     let mut server = Process::start(&mut command(port, false)).map_err(text)?;
     let until = Instant::now() + LISTENING;
     while !listens(server.id(), port) {

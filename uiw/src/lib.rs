@@ -1,0 +1,64 @@
+//! iWARP in user space: RDMA over TCP, without RDMA hardware, kernel module or root.
+//!
+//! Both ends open a [`Device`], allocate a protection domain ([`Pd`]) and connect. A message arrives in the order of its Send; [`Mr`] is
+//! memory that a peer can read or write where the program allows it.
+//!
+//! ```
+//! use uiw::blocking::{Connection, Listener};
+//! use uiw::{ConnSettings, Device};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = Device::open()?;
+//! let settings = ConnSettings::default();
+//! let listener = Listener::bind(&device, "127.0.0.1:0".parse()?, &settings.options)?;
+//! let address = listener.local_addr();
+//!
+//! let server = std::thread::spawn(move || -> Result<(), uiw::WcError> {
+//!     let connection = listener.accept(&device.alloc_pd()?, &ConnSettings::default())?;
+//!     let request = connection.recv()?;
+//!     connection.send_copy(&request)?;
+//!     connection.ended();
+//!     Ok(())
+//! });
+//!
+//! let device = Device::open()?;
+//! let connection = Connection::connect(&device, &device.alloc_pd()?, address, &settings)?;
+//! connection.send_copy(b"good day")?;
+//! assert_eq!(&connection.recv()?[..], b"good day");
+//! connection.disconnect()?;
+//! # server.join().unwrap()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Layers
+//! * The root: connections for async programs. They need no runtime; feature `tokio` lets tokio's reactor drive a device.
+//! * [`blocking`]: the same names, for programs without a runtime.
+//! * [`raw`]: verbs one to one: queue pairs, completion queues, work requests, the connection manager.
+//! * [`llp`]: the TCP underneath, exchangeable: the kernel's, smoltcp over AF_XDP or AF_PACKET, a simulated link, one of your own.
+//! * [`stream`]: one RDMAP stream without I/O, for programs with a network stack and an event loop of their own.
+//!
+//! # Features
+//! * `tokio`: the module `tokio`, whose `drive` makes tokio's reactor the driver of a device.
+//! * `bytes`: `Bytes` and `BytesMut` are buffers of operations, and a received message becomes `Bytes` without a copy.
+
+pub use uiw_llp as llp;
+pub use uiw_stream as stream;
+#[cfg(feature = "tokio")]
+pub use uiw_verbs::tokio;
+pub use uiw_verbs::{
+    AcceptFailure, Access, BoundWindow, CapabilityExchange, ConnOptions, ConnSettings, Connection, Device,
+    DeviceOptions, Done, Error, FpduSize, Incoming, IoBuf, IoBufMut, Limits, Listener, Message, Mr, Op, Pd,
+    PeerProfile, Progress, RemoteMr, Result, Revision, RtrKinds, SharedMr, StreamOptions, Wc, WcError,
+    WcOpcode, WcStatus, WireReason, blocking,
+};
+
+/// Verbs one to one: queue pairs, completion queues, work requests, and the connection manager ([`raw::cm`](uiw_verbs::cm)). The
+/// memory rules are in the hands of the caller.
+pub mod raw {
+    pub use uiw_verbs::{
+        Arm, AsyncEvent, Bind, CompChannel, Cq, CqOptions, EventQueue, FastMr, FastRegister, Memory,
+        Negotiated, Origin, Path, PostError, Qp, QpAttr, QpCap, QpInit, QpState, RawMr, RawMw, RecvWr,
+        Remote, Rtr, STag, SendFlags, SendOp, SendWr, Sge, Srq, SrqAttr, WindowType, cm,
+    };
+}
