@@ -40,6 +40,7 @@
 //!
 //! # Features
 //! * `tokio`: the module `tokio`, whose `drive` makes tokio's reactor the driver of a device.
+//! * `smoltcp`: smoltcp as the TCP underneath, over AF_XDP or AF_PACKET (`llp::smol`).
 //! * `bytes`: `Bytes` and `BytesMut` are buffers of operations, and a received message becomes `Bytes` without a copy.
 
 pub use uiw_llp as llp;
