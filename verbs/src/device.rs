@@ -19,6 +19,19 @@ use uiw_llp::Stack;
 use uiw_llp::capture::{CaptureStack, PcapSink};
 
 /// An iWARP device in this process, with a driver (and by default a background thread) of its own. Clones are the same device.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use uiw_verbs::{Device, Error};
+/// let device = Device::open()?;
+/// // Any future of the device's objects can be waited for on a thread of the program's own.
+/// let none = device.block_on_for(std::time::Duration::from_millis(1), std::future::pending::<()>());
+/// assert!(none.is_none());
+/// # let _: Option<Error> = None;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Device {
     driver: Arc<Driver>,

@@ -8,6 +8,12 @@ use uiw_mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
 use uiw_stream::{CapabilityExchange, FpduSize};
 
 /// A departure from the RFCs for the sake of one kind of peer.
+///
+/// ```
+/// use uiw_verbs::{ConnSettings, PeerProfile};
+/// let settings = ConnSettings::default().profile(PeerProfile::SiwGso);
+/// # let _ = settings;
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerProfile {
@@ -144,6 +150,13 @@ impl ConnOptions {
 }
 
 /// Which thread moves the bytes of a device.
+///
+/// ```
+/// use uiw_verbs::{Device, DeviceOptions, Progress};
+/// let device = Device::open_with(DeviceOptions::default().progress(Progress::Manual))?;
+/// assert_eq!(device.pump(), 0, "nothing to do yet");
+/// # Ok::<(), uiw_verbs::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
@@ -156,6 +169,12 @@ pub enum Progress {
 
 /// What is called around a thread's work for a device, whichever call brings it to drive: for a program that has to change a
 /// property of the thread meanwhile, as the C libraries do with cancellation.
+///
+/// ```
+/// use uiw_verbs::{DeviceOptions, ProgressHooks};
+/// let options = DeviceOptions::default().progress_hooks(ProgressHooks { enter: || 7, leave: |entered| assert_eq!(entered, 7) });
+/// # let _ = options;
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressHooks {
     /// Called when the thread has taken the device.

@@ -37,10 +37,36 @@ pub(crate) struct ListenerSlot {
 }
 
 /// Identifies a device's listener. Never used again while one of its requests is undecided.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use std::sync::Arc;
+/// use uiw_verbs::{ConnOptions, cm};
+/// let end = End::new()?;
+/// let options = Arc::new(ConnOptions::default());
+/// let listen = || cm::Listener::bind(&end.device, ([127, 0, 0, 1], 0).into(), 16, &options, &end.channel);
+/// assert_ne!(listen()?.id(), listen()?.id());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerId(u64);
 
 /// A port on which peers may connect. Dropping it closes the port; requests not decided yet are rejected.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use std::sync::Arc;
+/// use uiw_verbs::{ConnOptions, cm};
+/// let end = End::new()?;
+/// let options = Arc::new(ConnOptions::default());
+/// let listener = cm::Listener::bind(&end.device, ([127, 0, 0, 1], 0).into(), 16, &options, &end.channel)?;
+/// println!("requests to {} are events of the channel", listener.local_addr());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Listener {
     driver: Arc<Driver>,
     token: Token,
@@ -315,6 +341,24 @@ impl Drop for HalfOpen {
 }
 
 /// A connection request. Dropping it rejects without private data.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use std::sync::Arc;
+/// use uiw_verbs::cm::{self, CmEventKind};
+/// let (client, server) = (End::new()?, End::new()?);
+/// let options = Arc::new(uiw_verbs::ConnOptions::default());
+/// let listener = cm::Listener::bind(&server.device, ([127, 0, 0, 1], 0).into(), 16, &options, &server.channel)?;
+/// cm::connect(&client.qp, None, listener.local_addr(), &options, b"from the client", &client.channel)?;
+/// let CmEventKind::ConnectRequest(request) = server.event() else { return Err("no request".into()) };
+/// assert_eq!(request.private_data(), b"from the client");
+/// request.accept(&server.qp, None, b"from the server", Some(&server.channel))?;
+/// let CmEventKind::Established(info) = client.event() else { return Err("not accepted".into()) };
+/// assert_eq!(info.private_data, b"from the server");
+/// # Ok(())
+/// # }
+/// ```
 pub struct ConnRequest {
     pub(super) driver: Arc<Driver>,
     pub(super) token: Token,
