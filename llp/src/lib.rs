@@ -54,6 +54,7 @@ mod interface;
 mod netlink;
 pub mod sim;
 pub mod smol;
+pub mod sock_diag;
 mod spec;
 pub mod tcp;
 pub mod wan;

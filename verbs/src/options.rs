@@ -1,6 +1,7 @@
 //! What a user can set: per device, per listener and per connection.
 
 use std::time::Duration;
+use uiw_counters::Publish;
 use uiw_llp::StreamOptions;
 use uiw_mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
 use uiw_stream::{CapabilityExchange, FpduSize};
@@ -204,4 +205,7 @@ pub struct DeviceOptions {
     /// Shards, each with an event set and a lock of its own: so many threads can move bytes at the same time. By default as many as
     /// the process has cores, at most 8; at most 64. A stack whose connections can only be driven together has one.
     pub shards: Option<usize>,
+    /// Publishes the device's counters in a file, which `uiw stat` and other programs of the user read, also after the process was
+    /// killed. By default none: a library makes no files that nobody asked for, and [`crate::Device::counters`] has the same numbers.
+    pub counters: Option<Publish>,
 }

@@ -89,6 +89,7 @@ impl Qp {
             has_raised: AtomicBool::new(false),
             driver,
         });
+        inner.driver.shared.counters.queue_pair_created();
         Ok(Self(inner))
     }
 
