@@ -1,6 +1,7 @@
 //! The engine: one for all devices and both libraries of a process, opened at first use.
 
 use crate::boundary::{DRIVE_GUARD, LOGGING, Result};
+use crate::counters;
 use crate::errno::Errno;
 use crate::fork::{self, ForkSafe, Forked};
 use crate::inherited;
@@ -77,6 +78,7 @@ impl Engine {
                 limits,
                 guard: Some(DRIVE_GUARD),
                 shards: settings.shards,
+                counters: counters::of_library(settings),
                 ..DeviceOptions::default()
             },
         )?;

@@ -3,6 +3,7 @@
 use crate::file::{CounterFile, FileError, Owner};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, mkdir, open, stat, statat, unlinkat};
 use rustix::process::geteuid;
+use rustix::time::{ClockId, clock_gettime};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,8 @@ pub(crate) const NEW: &str = ".new-";
 
 /// A user's directory keeps files of so many processes that have ended. A process that finds more when it publishes removes the oldest.
 const MAX_FILES: usize = 128;
+/// A process that has not finished its file after this time was killed meanwhile.
+const UNFINISHED_SECONDS: i64 = 60;
 /// So many are left then.
 const KEEP_FILES: usize = 64;
 
@@ -166,15 +169,16 @@ impl Directory {
         let mut by_age: Vec<_> =
             all.into_iter().filter_map(|name| Some((changed(&name).ok()?, name))).collect();
         by_age.sort_unstable();
+        let now = clock_gettime(ClockId::Realtime).tv_sec;
         let mut surplus = by_age.len() - KEEP_FILES;
-        for (_, name) in by_age {
+        for (changed_at, name) in by_age {
             if surplus == 0 {
                 break;
             }
             // What is no counter file is left alone, but one that was never finished goes as well.
             let ended = match CounterFile::open(&directory, &name) {
                 Ok(file) => matches!(file.owner(), Ok(Owner::Ended)),
-                Err(_) => false,
+                Err(_) => name.starts_with(NEW) && changed_at + UNFINISHED_SECONDS < now,
             };
             if ended && unlinkat(&directory, &name, AtFlags::empty()).is_ok() {
                 surplus -= 1;

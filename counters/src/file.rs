@@ -46,7 +46,7 @@ impl Published {
         }
         let name = format!("{:016x}", getrandom::u64().map_err(io::Error::other)?);
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&folder, format!("{NEW}{name}"), flags, Mode::RUSR | Mode::WUSR)?;
+        let file = openat(&folder, format!("{NEW}{name}{SUFFIX}"), flags, Mode::RUSR | Mode::WUSR)?;
         let found = fstat(&file)?;
         let id = (found.st_dev, found.st_ino);
         OWN.lock().unwrap_or_else(PoisonError::into_inner).push(id);
@@ -74,7 +74,7 @@ impl Published {
 
     /// Gives it the name under which readers find it.
     pub(crate) fn announce(&self) -> io::Result<()> {
-        let (from, to) = (format!("{NEW}{}", self.name), format!("{}{SUFFIX}", self.name));
+        let (from, to) = (format!("{NEW}{}{SUFFIX}", self.name), format!("{}{SUFFIX}", self.name));
         Ok(renameat(&self.directory, from, &self.directory, to)?)
     }
 }
@@ -82,7 +82,7 @@ impl Published {
 impl Drop for Published {
     fn drop(&mut self) {
         // The numbers stay: `uiw stat` and `uiw run` report them. Under its first name nobody finds it.
-        let _ = unlinkat(&self.directory, format!("{NEW}{}", self.name), AtFlags::empty());
+        let _ = unlinkat(&self.directory, format!("{NEW}{}{SUFFIX}", self.name), AtFlags::empty());
         OWN.lock().unwrap_or_else(PoisonError::into_inner).retain(|id| *id != self.id);
     }
 }

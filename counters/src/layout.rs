@@ -49,7 +49,7 @@ pub(crate) mod process {
     pub(crate) const PID: usize = 3;
     /// Nanoseconds since 1970.
     pub(crate) const BEGAN: usize = 4;
-    /// Handles opened: `ibv_open_device` of C.
+    /// Handles opened that have their own events: `ibv_open_device` of C.
     pub(crate) const DEVICES_OPENED: usize = 5;
     pub(crate) const QUEUE_PAIRS_CREATED: usize = 6;
     /// Bytes of the name, and the name.

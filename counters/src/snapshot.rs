@@ -172,7 +172,7 @@ pub struct ProcessCounters {
     pub library: String,
     /// When the device was opened, in nanoseconds since 1970.
     pub began_ns: u64,
-    /// Handles of the device that were opened.
+    /// Handles of the device that were opened: `ibv_open_device` of C; the first one of Rust.
     pub devices_opened: u64,
     /// Queue pairs that were created.
     pub queue_pairs_created: u64,
@@ -303,7 +303,7 @@ impl Snapshot {
                 name: text(&process, process::NAME),
                 library: text(&process, process::LIBRARY),
                 began_ns: process[process::BEGAN],
-                devices_opened: process[process::DEVICES_OPENED],
+                devices_opened: process[process::DEVICES_OPENED].max(1),
                 queue_pairs_created: process[process::QUEUE_PAIRS_CREATED],
             },
             ..Self::default()

@@ -133,7 +133,7 @@ impl DeviceCounters {
         }
     }
 
-    /// A handle of the device was opened.
+    /// A handle of the device was opened that has its own events.
     pub fn device_opened(&self) {
         self.process[process::DEVICES_OPENED].fetch_add(1, Relaxed);
     }

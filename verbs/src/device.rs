@@ -47,7 +47,6 @@ impl Device {
     /// As [`Device::open`].
     pub fn with_stack(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Self> {
         let driver = Driver::start(stack, options)?;
-        driver.shared.counters.device_opened();
         Ok(Self { driver, events: Arc::default(), lingering: Some(Arc::default()) })
     }
 
