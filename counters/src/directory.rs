@@ -153,6 +153,23 @@ impl Directory {
         Ok(unlinkat(self.make()?, format!("run-{name}"), AtFlags::empty())?)
     }
 
+    /// Removes the files of all processes that have ended, for the program that made the directory. True: no counter file is left.
+    ///
+    /// # Errors
+    /// As [`Directory::files`].
+    pub fn remove_ended(&self) -> io::Result<bool> {
+        let directory = self.open(OFlags::RDONLY)?;
+        let mut is_empty = true;
+        for name in names(&directory, |name| name.ends_with(SUFFIX))? {
+            let runs = match CounterFile::open(&directory, &name) {
+                Ok(file) => file.owner()? != Owner::Ended,
+                Err(_) => false,
+            };
+            is_empty &= !runs && unlinkat(&directory, &name, AtFlags::empty()).is_ok();
+        }
+        Ok(is_empty)
+    }
+
     /// Removes files of processes that have ended, the oldest first, if there are many. Programs that end by themselves leave theirs, and
     /// not every user looks at them.
     pub(crate) fn trim(&self) -> io::Result<()> {
