@@ -1,10 +1,8 @@
 //! Writers and readers against each other, and readers against files that are none.
 
 use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_counters::{
     ConnDetails, Count, CounterFile, DeviceCounters, Directory, FileError, Owner, Publish, Refusal, Snapshot,
@@ -201,44 +199,12 @@ fn more_codes_than_entries_are_counted_together() {
     assert!(terminates.len() < 30 && terminates.last().unwrap().code.is_none());
 }
 
-/// Names the directory in which [`publishes_until_it_is_killed`] does.
-const CHILD: &str = "COUNTERS_TEST_DIRECTORY";
-
-/// A process of its own, which the next test starts.
 #[test]
-#[ignore = "the process of another test"]
-fn publishes_until_it_is_killed() {
-    let Some(path) = std::env::var_os(CHILD) else { return };
-    let publish = Publish { directory: Directory::given(PathBuf::from(path)), library: String::new() };
-    let device = DeviceCounters::new(1, Some(&publish)).unwrap();
-    let conn = device.shard(0).open(&details(1, false));
-    for _ in 0..1000 {
-        conn.count(Traffic::SendSent, 3, true);
-    }
-    println!("\ncounted");
-    std::thread::sleep(std::time::Duration::from_secs(60));
-}
-
-#[test]
-fn the_lock_shows_who_lives_and_the_counts_survive_sigkill() {
+fn a_closed_device_has_ended() {
     let temp = Temp::new();
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "publishes_until_it_is_killed", "--ignored", "--nocapture"])
-        .env(CHILD, &temp.0)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.map(Result::unwrap).any(|line| line == "counted"));
-    assert_eq!(temp.only().owner().unwrap(), Owner::Process(child.id()));
-    assert!(!temp.directory().remove_ended().unwrap(), "it lives");
-    child.kill().unwrap();
-    child.wait().unwrap();
-    let file = temp.only();
-    assert_eq!(file.owner().unwrap(), Owner::Ended);
-    let left = file.snapshot().unwrap();
-    assert_eq!((left.process.pid, left.total().traffic.send.sent), (child.id(), count(1000, 3000)));
-    assert!(temp.directory().remove_ended().unwrap());
+    temp.left();
+    assert_eq!(temp.only().owner().unwrap(), Owner::Ended);
+    assert!(temp.directory().remove_ended().unwrap() && temp.names().is_empty());
 }
 
 /// Changes one number of a file.
