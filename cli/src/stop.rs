@@ -81,7 +81,7 @@ impl Stop {
         let until = Instant::now() + time;
         while !self.is_set() {
             let left = until.saturating_duration_since(Instant::now());
-            // A time that does not fit is longer than anybody waits.
+            // A time that does not fit has no end.
             let timeout = Timespec::try_from(left).ok();
             if left.is_zero() {
                 return false;

@@ -37,7 +37,7 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// The directory of the user whose rights the process has. `runtime` is the user's runtime directory, if the caller knows one
+    /// The directory of the user whose rights the process has. `runtime` is the user's runtime directory, if there is one
     /// (`XDG_RUNTIME_DIR`): `uiw` within it, where it belongs to that user. Otherwise `/tmp/uiw-UID`.
     #[must_use]
     pub fn of_user(runtime: Option<&Path>) -> Self {

@@ -1,7 +1,7 @@
 //! One file of counters: its making, and its reading.
 
 use crate::directory::{Directory, NEW, SUFFIX};
-use crate::layout::{MAGIC, MAX_SHARDS, VERSION, block, blocks, process};
+use crate::layout::{FIRST, MAGIC, MAX_SHARDS, VERSION, block, blocks, process};
 use crate::snapshot::Snapshot;
 use rustix::fs::{
     AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, fallocate, fcntl_lock, fstat, ftruncate, openat,
@@ -54,7 +54,7 @@ impl Published {
         fcntl_lock(&this.file, FlockOperation::NonBlockingLockExclusive)?;
         ftruncate(&this.file, len)?;
         // A page for which the file system has no room would end the process when it is written.
-        fallocate(&this.file, FallocateFlags::empty(), 0, BLOCK_BYTES as u64)?;
+        this.allocate(0, FIRST)?;
         for shard in 0..shards {
             this.allocate(block(shard, 0), FIRST_BLOCKS)?;
         }
@@ -66,7 +66,7 @@ impl Published {
         Blocks::of_file(&self.file, blocks(self.shards))
     }
 
-    /// Makes room for blocks.
+    /// Gets memory of the file system for blocks.
     pub(crate) fn allocate(&self, first: usize, count: usize) -> io::Result<()> {
         let (at, len) = ((first * BLOCK_BYTES) as u64, (count * BLOCK_BYTES) as u64);
         Ok(fallocate(&self.file, FallocateFlags::empty(), at, len)?)
@@ -81,7 +81,7 @@ impl Published {
 
 impl Drop for Published {
     fn drop(&mut self) {
-        // The numbers stay: `uiw stat` and `uiw run` report them. Under its first name nobody finds it.
+        // The numbers stay: `uiw stat` and `uiw run` report them. Under its first name no reader finds it.
         let _ = unlinkat(&self.directory, format!("{NEW}{}{SUFFIX}", self.name), AtFlags::empty());
         OWN.lock().unwrap_or_else(PoisonError::into_inner).retain(|id| *id != self.id);
     }
@@ -180,7 +180,7 @@ impl CounterFile {
         Ok(())
     }
 
-    /// Which process publishes it, by the lock that it has: nobody else can hold one on a file of mode 0600.
+    /// Which process publishes it, by the lock that it has: no other user can hold one on a file of mode 0600.
     ///
     /// # Errors
     /// The system's.

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   block 0                                       the process
-//!   1 + s * SHARD_BLOCKS                          shard s: counts that belong to no connection
-//!   1 + s * SHARD_BLOCKS + OTHERS, SAME_DEVICE    traffic of connections without a block of their own
-//!   1 + s * SHARD_BLOCKS + FIRST_CONN, ..         one connection each
+//!   FIRST + s * SHARD_BLOCKS                      shard s: counts that belong to no connection
+//!   FIRST + s * SHARD_BLOCKS + OTHERS, SAME_DEVICE    traffic of connections without a block of their own
+//!   FIRST + s * SHARD_BLOCKS + FIRST_CONN, ..     one connection each
 //! ```
 //!
 //! A block of a connection is used again by a later one. Its counts then go on: what belongs to the present connection is the
@@ -19,6 +19,9 @@ pub const VERSION: u64 = 1;
 /// The first number of a file. One of a machine with the other byte order has another.
 pub(crate) const MAGIC: u64 = u64::from_be_bytes(*b"uiwcount");
 
+/// The first shard's: the process has a page to itself.
+pub(crate) const FIRST: usize = 4;
+
 /// Shards that a device has at most.
 pub(crate) const MAX_SHARDS: usize = 64;
 /// Blocks of a shard: itself, two for connections without one, and connections.
@@ -32,12 +35,12 @@ pub(crate) const FIRST_CONN: usize = 3;
 
 /// Blocks of a device with so many shards.
 pub(crate) const fn blocks(shards: usize) -> usize {
-    1 + shards * SHARD_BLOCKS
+    FIRST + shards * SHARD_BLOCKS
 }
 
 /// Block `index` of shard `shard`.
 pub(crate) const fn block(shard: usize, index: usize) -> usize {
-    1 + shard * SHARD_BLOCKS + index
+    FIRST + shard * SHARD_BLOCKS + index
 }
 
 /// Numbers in the block of the process.

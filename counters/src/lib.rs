@@ -9,7 +9,7 @@
 //!
 //! * Each number has one writer at a time, the thread that holds its shard's lock: to count is a load, an addition and a store, without a
 //!   locked instruction and without a system call.
-//! * The numbers outlive the process, however it ends: its pages belong to the file. [`CounterFile::owner`] tells whether it lives.
+//! * The numbers outlive the process, however it ends: its pages belong to the file. [`CounterFile::owner`] reports whether it lives.
 //! * Readers read the file into a buffer, and take no lock of the process. What they read is checked: another program may have written it.
 //! * Retransmissions and round trips are the kernel's, and readers ask the kernel for them ([`Snapshot::read_tcp`]).
 //!

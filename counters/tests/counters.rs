@@ -207,6 +207,9 @@ fn a_closed_device_has_ended() {
     assert!(temp.directory().remove_ended().unwrap() && temp.names().is_empty());
 }
 
+/// The first number of the first shard: how many of its blocks were used.
+const FIRST_SHARD: u64 = 512;
+
 /// Changes one number of a file.
 fn put(path: &Path, word: u64, number: u64) {
     File::options().write(true).open(path).unwrap().write_all_at(&number.to_ne_bytes(), word * 8).unwrap();
@@ -225,9 +228,9 @@ fn files_that_are_none_are_errors() {
     assert!(matches!(temp.error(), FileError::Length { .. }));
     put(&path, 2, 1);
     // Blocks that were used, of the shard.
-    put(&path, 128, u64::MAX);
+    put(&path, FIRST_SHARD, u64::MAX);
     assert!(matches!(temp.only().snapshot(), Err(FileError::Damaged)));
-    put(&path, 128, 1024);
+    put(&path, FIRST_SHARD, 1024);
     let len = fs::metadata(&path).unwrap().len();
     let file = File::options().write(true).open(&path).unwrap();
     let open = temp.only();
@@ -260,9 +263,9 @@ fn random_numbers_in_a_file_are_read_without_a_panic() {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             *word = (state ^ state >> 29).to_ne_bytes();
         }
-        file.write_all_at(&blocks, 1024).unwrap();
+        file.write_all_at(&blocks, 4096).unwrap();
         // So that the blocks are read.
-        put(&path, 128, 3 + round % 64);
+        put(&path, FIRST_SHARD, 3 + round % 64);
         let snapshot = temp.only().snapshot().unwrap();
         let _ = (snapshot.total(), snapshot.with_others(), snapshot.queue_pairs());
     }

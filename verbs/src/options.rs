@@ -206,6 +206,6 @@ pub struct DeviceOptions {
     /// the process has cores, at most 8; at most 64. A stack whose connections can only be driven together has one.
     pub shards: Option<usize>,
     /// Publishes the device's counters in a file, which `uiw stat` and other programs of the user read, also after the process was
-    /// killed. By default none: a library makes no files that nobody asked for, and [`crate::Device::counters`] has the same numbers.
+    /// killed. By default none: a library makes files only if it is configured to, and [`crate::Device::counters`] has the same numbers.
     pub counters: Option<Publish>,
 }

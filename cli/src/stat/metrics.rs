@@ -4,7 +4,7 @@ use super::collect::Collected;
 use std::fmt::Write as _;
 use uiw_verbs::counters::{Count, Directions};
 
-/// A metric with its samples, which the format wants together.
+/// A metric with its samples, which the format requires to stand together.
 struct Metric {
     name: &'static str,
     kind: &'static str,

@@ -40,13 +40,13 @@ pub(super) fn text(process: &Process, before: Option<(Duration, &Snapshot)>) {
     let snapshot = &process.snapshot;
     let total = snapshot.total();
     let about = &snapshot.process;
-    let who = match process.pid {
+    let name = match process.pid {
         Some(pid) => format!("{pid} {}", about.name),
         None if process.is_elsewhere => format!("{} {} (in another PID namespace)", about.pid, about.name),
         None => format!("{} {} (ended)", about.pid, about.name),
     };
     text::line(format!(
-        "{who}: {}, {}, {} of {} open; {}",
+        "{name}: {}, {}, {} of {} open; {}",
         number(about.devices_opened, "device"),
         number(about.queue_pairs_created, "queue pair"),
         grouped(total.established - total.ended.min(total.established)),
