@@ -3,6 +3,7 @@
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 use uiw_interop::stock::{Ended, Libraries, Running, User, compile, free_port, uiw};
 
 /// `uiw run` with these options and this program.
@@ -23,26 +24,29 @@ fn number(report: &Value, name: &str) -> u64 {
     report[name].as_u64().unwrap_or_else(|| panic!("{name} of {report}"))
 }
 
+/// Runs a client until its server listens. The server is a child of `uiw run`, so whether it does cannot be seen by its number.
+fn until(connected: impl Fn(&Ended) -> bool, client: impl Fn() -> Command) -> Ended {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let ended = Running::start(client()).end();
+        if connected(&ended) || Instant::now() > deadline {
+            return ended;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// rping's server, and a client that `around` starts, a thousand times 5000 bytes. Gives the reports of both.
 fn rpings(libraries: &Libraries, around: &[&str]) -> [Ended; 2] {
     let port = free_port();
     let number = port.to_string();
     let options = ["--require", "--json"];
     let common = ["-a", "127.0.0.1", "-p", &number, "-C", "1000", "-S", "5000", "-V"];
-    let mut server = run(libraries, &options, &[&["rping", "-s"][..], &common].concat());
-    server.stdin(std::process::Stdio::null());
-    let server = Running::start(server);
-    // The program is a child of `uiw run`: it has the port, not that process.
-    let mut client =
-        Running::start(run(libraries, &options, &[around, &["rping", "-c"], &common].concat())).end();
-    for _ in 0..100 {
-        if client.count("error -111") == 0 {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        client =
-            Running::start(run(libraries, &options, &[around, &["rping", "-c"], &common].concat())).end();
-    }
+    let server = Running::start(run(libraries, &options, &[&["rping", "-s"][..], &common].concat()));
+    let client = until(
+        |client| client.count("error -111") == 0,
+        || run(libraries, &options, &[around, &["rping", "-c"], &common].concat()),
+    );
     [server.end(), client]
 }
 
@@ -161,9 +165,8 @@ fn ucx_on_tcp_ends_with_125() {
         command.env("UCX_TLS", "tcp,self");
         command
     };
-    let mut server = Running::start(command(&[]));
-    server.wait_saying("Waiting for connection");
-    let client = Running::start(command(&["127.0.0.1"])).end();
+    let server = Running::start(command(&[]));
+    let client = until(|client| client.code == 125, || command(&["127.0.0.1"]));
     let server = server.end();
     assert_eq!((client.code, server.code), (125, 125), "{client:?} {server:?}");
 }
