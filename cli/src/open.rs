@@ -94,10 +94,8 @@ impl Opener {
             Some(sink) => Box::new(CaptureStack::new(stack, Arc::clone(sink), "uiw")),
             None => stack,
         };
-        Ok(Device::with_stack(
-            stack,
-            DeviceOptions { limits, counters: self.counters.clone(), ..DeviceOptions::default() },
-        )?)
+        let options = DeviceOptions::default().limits(limits).counters(self.counters.clone());
+        Ok(Device::with_stack(stack, options)?)
     }
 
     /// Why the stack cannot be opened, and what to do.

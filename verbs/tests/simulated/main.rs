@@ -4,6 +4,7 @@ mod cuts;
 mod drops;
 mod every_byte;
 mod link;
+mod messages;
 mod paths;
 mod raw;
 mod segments;
