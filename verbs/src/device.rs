@@ -148,18 +148,16 @@ impl Device {
     /// use uiw_verbs::{ConnSettings, Device};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let server = Device::open()?;
+    /// let (server, client) = (Device::open()?, Device::open()?);
     /// let settings = ConnSettings::default();
-    /// let listener = Listener::bind(&server, "127.0.0.1:0".parse()?, &settings.options)?;
+    /// let listener = Listener::bind(&server.alloc_pd()?, "127.0.0.1:0".parse()?, &settings)?;
     /// let address = listener.local_addr();
-    /// let client = Device::open()?;
-    /// let pd = server.alloc_pd()?;
-    /// let accepted = std::thread::spawn(move || listener.accept(&pd, &ConnSettings::default()));
-    /// let sender = Connection::connect(&client, &client.alloc_pd()?, address, &settings)?;
+    /// let accepted = std::thread::spawn(move || listener.accept());
+    /// let sender = Connection::connect(&client.alloc_pd()?, address, &settings)?;
     /// let receiver = accepted.join().unwrap()?;
     ///
     /// sender.send_copy(b"14 bytes, sent")?;
-    /// assert_eq!(receiver.recv()?.len(), 14);
+    /// assert_eq!(receiver.recv()?.as_deref(), Some(&b"14 bytes, sent"[..]));
     ///
     /// let sent = client.counters().total().traffic.send.sent;
     /// assert_eq!((sent.messages, sent.bytes), (1, 14));
