@@ -41,19 +41,22 @@
 //!
 //! # Features
 //! * `tokio`: the module `tokio`, whose `drive` makes tokio's reactor the driver of a device.
+//! * `mio`: a device is an event source of mio's.
 //! * `smoltcp`: smoltcp as the TCP underneath, over AF_XDP or AF_PACKET (`llp::smol`).
 //! * `bytes`: `Bytes` and `BytesMut` are buffers of operations, and a received message becomes `Bytes` without a copy.
 
 pub use uiw_llp as llp;
 pub use uiw_stream as stream;
 pub use uiw_verbs::counters;
+#[cfg(feature = "mio")]
+pub use uiw_verbs::mio;
 #[cfg(feature = "tokio")]
 pub use uiw_verbs::tokio;
 pub use uiw_verbs::{
-    AcceptFailure, Access, BoundWindow, CapabilityExchange, ConnOptions, ConnSettings, Connection, Device,
-    DeviceOptions, Error, FpduSize, Incoming, IoBuf, IoBufMut, Limits, Listener, Message, Mr, Op, OpError,
-    Pd, PeerProfile, Progress, RegisterError, RemoteMr, Result, Revision, RtrKinds, SharedMr, StreamOptions,
-    Wc, WcError, WcOpcode, WcStatus, WireReason, blocking,
+    AcceptFailure, Access, BoundWindow, ByteStream, CapabilityExchange, ConnOptions, ConnSettings,
+    Connection, Device, DeviceOptions, Error, FpduSize, Incoming, IoBuf, IoBufMut, Limits, Listener, Message,
+    Mr, Op, OpError, Pd, PeerProfile, Progress, RegisterError, RemoteMr, Result, Revision, RtrKinds,
+    SharedMr, StreamOptions, Wc, WcError, WcOpcode, WcStatus, WireReason, blocking,
 };
 
 /// Verbs one to one: queue pairs, completion queues, work requests, and the connection manager ([`raw::cm`](uiw_verbs::cm)). The

@@ -6,6 +6,7 @@ use crate::{
     Access, BoundWindow, ConnSettings, Device, IoBuf, IoBufMut, Message, Mr, Op, Pd, RemoteMr, Result,
     SharedMr, Wc, WcError,
 };
+use std::io;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
@@ -168,5 +169,52 @@ impl Listener {
     #[must_use]
     pub fn as_async(&self) -> &crate::Listener {
         &self.inner
+    }
+}
+
+/// A stream of bytes over a connection: see [`crate::ByteStream`].
+#[derive(Debug)]
+pub struct ByteStream {
+    device: Device,
+    inner: crate::ByteStream,
+}
+
+impl ByteStream {
+    /// A stream over `connection`, on which nothing was sent or received before.
+    ///
+    /// # Errors
+    /// As [`crate::ByteStream::new`].
+    pub fn new(connection: Connection) -> Result<Self> {
+        Ok(Self { inner: crate::ByteStream::new(connection.inner)?, device: connection.device })
+    }
+
+    /// Ends this direction: the peer reads what was written, and then 0 bytes. The other direction goes on.
+    ///
+    /// # Errors
+    /// As [`crate::ByteStream::shutdown`].
+    pub fn shutdown(&mut self) -> io::Result<()> {
+        self.device.block_on(self.inner.shutdown())
+    }
+
+    /// The asynchronous face of the same stream.
+    #[must_use]
+    pub fn into_async(self) -> crate::ByteStream {
+        self.inner
+    }
+}
+
+impl io::Read for ByteStream {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.device.block_on(self.inner.read(buf))
+    }
+}
+
+impl io::Write for ByteStream {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.device.block_on(self.inner.write(buf))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.device.block_on(self.inner.flush())
     }
 }

@@ -33,12 +33,14 @@ mod wr;
 
 pub mod blocking;
 pub mod cm;
+#[cfg(feature = "mio")]
+pub mod mio;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 
 pub use api::{
-    AcceptFailure, BoundWindow, ConnSettings, Connection, Incoming, IoBuf, IoBufMut, Listener, Message, Mr,
-    Op, OpError, RegisterError, SharedMr, WcError,
+    AcceptFailure, BoundWindow, ByteStream, ConnSettings, Connection, Incoming, IoBuf, IoBufMut, Listener,
+    Message, Mr, Op, OpError, RegisterError, SharedMr, WcError,
 };
 pub use comp_channel::CompChannel;
 pub use cq::{Arm, Cq, CqOptions};

@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 
-use uiw_verbs::{ConnSettings, Connection, Device, Listener};
+use futures_util::StreamExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use uiw_verbs::{ByteStream, ConnSettings, Connection, Device, Listener};
 
 async fn echo(connection: Connection) {
     while let Ok(Some(message)) = connection.recv().await {
@@ -77,4 +79,39 @@ async fn a_runtime_of_several_threads_is_refused_and_not_needed() {
     assert_eq!(*connection.recv().await.unwrap().unwrap(), *b"there and back");
     connection.disconnect().await.unwrap();
     server.await.unwrap();
+}
+
+/// tokio's own copy between a stream of bytes and its halves.
+#[tokio::test]
+async fn bytes_are_copied_both_ways() {
+    let device = Device::open().unwrap();
+    let driver = tokio::spawn(uiw_verbs::tokio::drive(device.clone()));
+    let pd = device.alloc_pd().unwrap();
+    let settings = ConnSettings::default();
+    let mut listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
+    let address = listener.local_addr();
+    let server = tokio::spawn(async move {
+        let connection = listener.next().await.unwrap().unwrap();
+        let mut stream = ByteStream::new(connection).unwrap();
+        let (mut read, mut write) = tokio::io::split(&mut stream);
+        let copied = tokio::io::copy(&mut read, &mut write).await.unwrap();
+        write.shutdown().await.unwrap();
+        stream.connection().ended().await;
+        copied
+    });
+    let connection = Connection::connect(&pd, address, &settings).await.unwrap();
+    let (mut read, mut write) = tokio::io::split(ByteStream::new(connection).unwrap());
+    let sent: Vec<u8> = (0..3_000_000u32).map(|i| (i >> 5) as u8).collect();
+    let copy = sent.clone();
+    let writer = tokio::spawn(async move {
+        write.write_all(&copy).await.unwrap();
+        write.shutdown().await.unwrap();
+    });
+    let mut back = Vec::new();
+    read.read_to_end(&mut back).await.unwrap();
+    assert!(back == sent);
+    writer.await.unwrap();
+    drop(read);
+    assert_eq!(server.await.unwrap(), sent.len() as u64);
+    driver.abort();
 }

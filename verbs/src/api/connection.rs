@@ -17,7 +17,7 @@ use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use uiw_ddp::STag;
 use uiw_mem::{Access, Memory};
 
@@ -210,14 +210,32 @@ impl Connection {
     /// # Errors
     /// [`WcError`] when the connection has ended otherwise.
     pub async fn recv(&self) -> std::result::Result<Option<Message>, WcError> {
-        match poll_fn(|cx| self.dispatcher.poll_message(cx)).await {
-            Ok(received) => Ok(Some(Message::new(Arc::clone(&self.dispatcher), received))),
+        poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    pub(super) fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+    ) -> Poll<std::result::Result<Option<Message>, WcError>> {
+        match ready!(self.dispatcher.poll_message(cx)) {
+            Ok(received) => Poll::Ready(Ok(Some(Message::new(Arc::clone(&self.dispatcher), received)))),
+            // The receives were flushed because the connection has ended: its end says how.
             Err(error) if is_flush(&error) => {
-                // The receives were flushed because the connection has ended: its end says how.
-                if self.ended().await.orderly { Ok(None) } else { Err(error) }
+                let ending = ready!(self.dispatcher.poll_ended(cx));
+                Poll::Ready(if ending.orderly { Ok(None) } else { Err(error) })
             }
-            Err(error) => Err(error),
+            Err(error) => Poll::Ready(Err(error)),
         }
+    }
+
+    /// How many receives are kept posted, and the bytes of each.
+    pub(super) fn receives(&self) -> (u32, u32) {
+        (self.dispatcher.ring.depth, self.dispatcher.ring.size)
+    }
+
+    /// Requests that may be under way.
+    pub(super) fn send_depth(&self) -> u32 {
+        self.qp().query().cap.max_send_wr
     }
 
     /// What start-up agreed on, and the peer's private data.

@@ -6,8 +6,10 @@ use crate::api::settings::ConnSettings;
 use crate::cm::{self, CmChannel, CmEventKind, ConnRequest};
 use crate::error::{Error, Result};
 use crate::pd::Pd;
+use futures_util::Stream;
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
@@ -104,6 +106,15 @@ impl Listener {
                 _ => {}
             }
         }
+    }
+}
+
+/// The connections that [`Listener::accept`] would return; it ends never.
+impl Stream for Listener {
+    type Item = Result<Connection>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.poll_accept(cx).map(Some)
     }
 }
 

@@ -4,6 +4,7 @@
 //! names for programs without one.
 
 mod buf;
+mod byte_stream;
 #[cfg(feature = "bytes")]
 mod bytes;
 mod connection;
@@ -16,6 +17,7 @@ mod settings;
 mod shared;
 
 pub use buf::{IoBuf, IoBufMut, Mr, RegisterError};
+pub use byte_stream::ByteStream;
 pub use connection::Connection;
 pub use handshakes::AcceptFailure;
 pub use listener::{Incoming, Listener};

@@ -3,6 +3,8 @@
 //! The safe API needs no runtime: its futures are woken by the driving thread, by default the device's background thread. Under
 //! tokio that is one thread hop an arrival; [`drive`] takes it away.
 
+mod byte_stream;
+
 use crate::Device;
 use crate::driver::{ActiveTask, Shard};
 use std::io;
