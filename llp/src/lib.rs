@@ -51,11 +51,11 @@ mod clock;
 pub mod conformance;
 pub mod fault;
 mod interface;
-#[cfg(feature = "smoltcp")]
 mod netlink;
 pub mod sim;
 #[cfg(feature = "smoltcp")]
 pub mod smol;
+pub mod sock_diag;
 #[cfg(feature = "smoltcp")]
 mod spec;
 pub mod tcp;

@@ -56,6 +56,7 @@ pub use srq::{Srq, SrqAttr};
 pub use wc::{Wc, WcOpcode, WcStatus, WireReason};
 pub use wr::{Bind, FastRegister, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge};
 
+pub use uiw_counters as counters;
 pub use uiw_ddp::STag;
 pub use uiw_llp::StreamOptions;
 pub use uiw_mem::{Access, Memory, WindowType};

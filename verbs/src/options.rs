@@ -3,6 +3,7 @@
 use crate::api::ConnSettings;
 use std::path::PathBuf;
 use std::time::Duration;
+use uiw_counters::Publish;
 use uiw_llp::StreamOptions;
 use uiw_mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
 use uiw_stream::{CapabilityExchange, FpduSize};
@@ -262,6 +263,7 @@ pub struct DeviceOptions {
     pub(crate) shards: Option<usize>,
     pub(crate) capture: Option<PathBuf>,
     pub(crate) lenient_invalidate: bool,
+    pub(crate) counters: Option<Publish>,
 }
 
 impl DeviceOptions {
@@ -299,6 +301,14 @@ impl DeviceOptions {
     #[must_use]
     pub fn capture(mut self, file: impl Into<PathBuf>) -> Self {
         self.capture = Some(file.into());
+        self
+    }
+
+    /// Publishes the device's counters in a file, which `uiw stat` and other programs of the user read, also after the process was
+    /// killed. Default: none, as a library makes files only if it is configured to; [`crate::Device::counters`] has the same numbers.
+    #[must_use]
+    pub fn counters(mut self, publish: impl Into<Option<Publish>>) -> Self {
+        self.counters = publish.into();
         self
     }
 

@@ -130,7 +130,7 @@ fn begin_on(
     let cm = CmSide::new(id, Arc::clone(channel));
     let opened = core.insert(|stack, services, token| {
         let (socket, stream, asked_local) = open(stack, token, sink, services.now)?;
-        let mut conn = Conn::new(token, socket, stream, Arc::clone(options), cm);
+        let mut conn = Conn::new(token, socket, stream, Arc::clone(options), cm, services);
         conn.qp = Some(Arc::clone(inner));
         conn.asked_local = asked_local;
         Ok(Slot::Conn(Box::new(conn)))

@@ -10,6 +10,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
+use uiw_counters::Refusal;
 use uiw_llp::{ListenOptions, Token};
 use uiw_mpa::startup::Request;
 use uiw_stream::Stream;
@@ -206,6 +207,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
         if half_open.count() > limit && oldest.is_none() {
             let Some(slot) = core.listener(token) else { return };
             if drop_one(slot) {
+                core.services.counters.refused(Refusal::SetUpLimit);
                 tracing::warn!(limit, "too many connections in set-up: the newest is cut");
                 continue;
             }
@@ -217,6 +219,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
                 if !core.listener(token).is_some_and(drop_one) {
                     return;
                 }
+                core.services.counters.refused(Refusal::Keys);
                 tracing::warn!(%error, "a connection is cut");
                 continue;
             }
@@ -226,6 +229,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
             Ok(conn) => {
                 remember_without_request(core, token, conn, limit as usize);
                 if let Some(oldest) = oldest {
+                    core.services.counters.refused(Refusal::SetUpLimit);
                     tracing::warn!(
                         limit,
                         "too many connections in set-up: the oldest without a Request is cut"
@@ -244,6 +248,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
                 if matches!(error.kind(), io::ErrorKind::NetworkDown | io::ErrorKind::NotFound) {
                     report_listener_down(core, token, error);
                 } else if error.kind() != io::ErrorKind::WouldBlock {
+                    core.services.counters.refused(Refusal::System);
                     // Out of descriptors, or a peer that is gone already: the listener goes on.
                     tracing::warn!(%error, "accepting failed");
                 }
@@ -311,7 +316,9 @@ fn accept_one(
         None => return Err(io::ErrorKind::WouldBlock.into()),
     };
     let stream = Stream::listen(options.stream_config(), sink, core.services.now);
-    let mut conn = Conn::new(token, socket, stream, options, CmSide::new(id, channel));
+    let mut conn = Conn::new(token, socket, stream, options, CmSide::new(id, channel), &core.services);
+    conn.note_ends(&core.services.shared);
+    core.services.counters.accepted();
     conn.half_open = Some(half_open);
     core.fill(token, Slot::Conn(Box::new(conn)));
     Ok(token)

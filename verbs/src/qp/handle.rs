@@ -101,6 +101,7 @@ impl Qp {
             long: init.max_message.map(LongMessages::new),
             driver,
         });
+        inner.driver.shared.counters.queue_pair_created();
         Ok(Self(inner))
     }
 

@@ -3,6 +3,7 @@
 
 mod acknowledged;
 mod common;
+mod counters;
 mod data;
 mod foreign;
 mod idle_poll;
