@@ -10,6 +10,7 @@ use crate::object::Object;
 use crate::qp::Qp;
 use crate::srq::Srq;
 use std::ffi::c_int;
+use std::os::fd::AsRawFd;
 use uiw_verbs::AsyncEvent;
 
 /// The result of one attempt to take an event.
@@ -64,7 +65,7 @@ unsafe fn attempt(context: *mut ibv_context, has_token: bool, event: *mut ibv_as
             }
             next = events.try_pop();
         }
-        if is_nonblocking(fd) { Err(Errno::AGAIN) } else { Ok(Attempt::Sleep(fd)) }
+        if is_nonblocking(fd) { Err(Errno::AGAIN) } else { Ok(Attempt::Sleep(events.token_fd()?.as_raw_fd())) }
     };
     boundary::value(Attempt::Failed, || {
         Ok(body().unwrap_or_else(|errno| {

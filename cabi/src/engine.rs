@@ -1,6 +1,6 @@
 //! The engine: one for all devices and both libraries of a process, opened at first use.
 
-use crate::boundary::{DRIVE_GUARD, LOGGING, Result};
+use crate::boundary::{DRIVE_GUARD, Result};
 use crate::errno::Errno;
 use crate::fork::{self, ForkSafe, Forked};
 use crate::inherited;
@@ -8,7 +8,6 @@ use crate::settings::Settings;
 use crate::signals::Held;
 use crate::stack;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 use uiw_llp::Stack;
@@ -66,7 +65,6 @@ impl Engine {
             return Ok(device.clone());
         }
         let settings = Settings::get()?;
-        start_log(settings);
         let stack = self.stack(settings)?;
         let limits = Limits { max_rd_atomic: MAX_RD_ATOMIC, ..Limits::default() };
         // Threads are started with the mask of this thread: the program's signals are for the program's own threads.
@@ -107,19 +105,6 @@ impl Engine {
         })?;
         self.pcap = Some(Arc::clone(&sink));
         Ok(Box::new(CaptureStack::new(stack, sink, "uiw")))
-    }
-}
-
-/// Nothing is logged unless UIW_LOG is set; a subscriber that the program has installed stays.
-fn start_log(settings: &Settings) {
-    let Some(filter) = &settings.log else { return };
-    match tracing_subscriber::EnvFilter::try_new(filter) {
-        Ok(filter) => {
-            let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-            LOGGING.store(true, Ordering::Relaxed);
-            let _ = log.try_init();
-        }
-        Err(error) => eprintln!("uiw: UIW_LOG={filter}: {error}"),
     }
 }
 

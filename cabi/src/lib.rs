@@ -9,6 +9,7 @@
 pub mod abi;
 pub mod async_events;
 pub mod boundary;
+pub mod buf;
 pub mod channel;
 mod clock;
 pub mod cm;
@@ -21,6 +22,7 @@ mod engine;
 pub mod errno;
 mod fork;
 mod inherited;
+mod log;
 pub mod mr;
 pub mod mw;
 pub mod object;

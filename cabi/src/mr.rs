@@ -65,7 +65,7 @@ fn memory(addr: *mut c_void, length: usize) -> Memory {
 
 /// # Safety
 /// As for `ibv_reg_mr`.
-unsafe fn register(
+pub(crate) unsafe fn register(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,

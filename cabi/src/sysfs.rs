@@ -2,6 +2,7 @@
 //! ordinary users, in a user namespace that keeps their user id.
 
 use crate::device::netdev::{self, NetDev};
+use crate::device::speed::PortSpeed;
 use crate::device::{attributes, gid, port};
 use crate::persona::Persona;
 use std::ffi::CString;
@@ -99,6 +100,14 @@ fn device(netdev: &NetDev, persona: Persona) -> io::Result<()> {
     put(&folder.join("sys_image_guid"), &guid)?;
     put(&folder.join("node_desc"), &name)?;
     put(&folder.join("fw_ver"), env!("CARGO_PKG_VERSION"))?;
+    put(&folder.join("hca_type"), "uiw")?;
+    put(&folder.join("hw_rev"), "0")?;
+    put(&folder.join("board_id"), "uiw")?;
+    let device = folder.join("device");
+    put(&device.join("vendor"), &format!("{:#06x}", attributes::VENDOR_ID & 0xFFFF))?;
+    put(&device.join("device"), "0x0000")?;
+    // No node is nearer than another.
+    put(&device.join("numa_node"), "-1")?;
     let nets = folder.join("device/net");
     fs::create_dir_all(&nets)?;
     symlink(Path::new(CLASSES).join("net").join(&netdev.name), nets.join(&netdev.name))?;
@@ -108,7 +117,11 @@ fn device(netdev: &NetDev, persona: Persona) -> io::Result<()> {
     put(&at.join("phys_state"), if netdev.running { "5: LinkUp" } else { "3: Disabled" })?;
     put(&at.join("link_layer"), if persona == Persona::Ib { "InfiniBand" } else { "Ethernet" })?;
     put(&at.join("lid"), &format!("{:#x}", attr.lid))?;
-    put(&at.join("rate"), "2.5 Gb/sec (1X SDR)")?;
+    put(&at.join("lid_mask_count"), "0")?;
+    put(&at.join("sm_lid"), &format!("{:#x}", attr.sm_lid))?;
+    put(&at.join("sm_sl"), "0")?;
+    put(&at.join("cap_mask"), &format!("{:#010x}", attr.port_cap_flags))?;
+    put(&at.join("rate"), &PortSpeed::of(netdev).to_string())?;
     for (index, (address, _)) in netdev.addresses.iter().enumerate() {
         let gid =
             Ipv6Addr::from(gid::from_address(*address).raw).segments().map(|w| format!("{w:04x}")).join(":");

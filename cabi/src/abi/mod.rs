@@ -31,7 +31,7 @@ pub use device::{
 };
 pub use event::{ibv_async_element, ibv_async_event, ibv_event_type};
 pub use mr::{
-    ibv_ah, ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_parent_domain_init_attr, ibv_pd, ibv_td,
+    ibv_ah, ibv_buf, ibv_mr, ibv_mr_init_attr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_parent_domain_init_attr, ibv_pd, ibv_td,
     ibv_td_init_attr,
 };
 pub use qp::{

@@ -61,8 +61,11 @@ unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Result<()> {
     let (channel, local, peer, params, set) = {
         let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
         let (Phase::RouteResolved, Some(local), Some(peer)) = (&state.phase, state.local, state.peer) else {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("rdma_connect before the route is resolved, or a second time"));
         };
+        if peer.port() == 0 {
+            return Err(Errno::INVAL.because("rdma_connect to port 0"));
+        }
         state.active = true;
         // SAFETY: the caller's promise.
         let params = unsafe { params::read(param, &state) }?;

@@ -69,10 +69,8 @@ pub unsafe extern "C-unwind" fn rdma_resolve_addr(
 }
 
 pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Result<()> {
+    // Port 0 is an address without a service: programs resolve it to find the device that reaches it. `rdma_connect` refuses it.
     let peer = address::real(dst)?;
-    if peer.port() == 0 {
-        return Err(Errno::INVAL);
-    }
     if let Some(src) = src
         && matches!(id.lock().phase, Phase::Idle)
         && (src.port() != 0 || !src.ip().is_unspecified())

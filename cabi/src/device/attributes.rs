@@ -13,7 +13,7 @@ use std::ffi::{c_int, c_uint};
 use uiw_verbs::Limits;
 
 /// The vendor that siw gives: software, so no vendor has the number.
-const VENDOR_ID: u32 = 0x62_6d74;
+pub(crate) const VENDOR_ID: u32 = 0x62_6d74;
 
 /// As [`NetDev::guid`].
 #[must_use]

@@ -2,8 +2,10 @@
 
 pub mod attributes;
 pub mod gid;
+mod link;
 pub mod netdev;
 pub mod port;
+pub mod speed;
 
 use crate::abi::{self, ibv_device};
 use crate::boundary::{self, Result};

@@ -2,6 +2,7 @@
 
 use super::gid;
 use super::netdev::NetDev;
+use super::speed::PortSpeed;
 use crate::abi::device::{self as dev, ibv_gid_entry, ibv_port_attr};
 use crate::abi::{self, ibv_context, ibv_gid};
 use crate::boundary::{self, Result};
@@ -36,9 +37,10 @@ pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
     attr.max_msg_sz = u32::MAX;
     attr.pkey_tbl_len = persona.pkeys();
     attr.max_vl_num = 1;
-    // As the kernel for a link of unknown speed: one lane at 2.5 Gbit/s.
-    attr.active_width = 1;
-    attr.active_speed = 1;
+    let speed = PortSpeed::of(netdev);
+    attr.active_width = speed.width;
+    attr.active_speed = speed.speed;
+    attr.active_speed_ex = speed.speed.into();
     attr.link_layer = persona.link_layer();
     match persona {
         Persona::Iwarp => {}
@@ -63,7 +65,7 @@ pub fn lid(netdev: &NetDev) -> Option<u16> {
     })
 }
 
-fn of_context(context: &Context, port: u32) -> Result<NetDev> {
+pub(super) fn of_context(context: &Context, port: u32) -> Result<NetDev> {
     if port == 1 { context.device.netdev() } else { Err(Errno::INVAL) }
 }
 

@@ -78,6 +78,7 @@ mod tests {
             loopback: address.starts_with("127."),
             mac: None,
             mtu: 1500,
+            mbps: None,
             addresses: vec![(address.parse().unwrap(), prefix)],
         }
     }

@@ -103,6 +103,7 @@ mod tests {
             loopback: false,
             mac: None,
             mtu: 1500,
+            mbps: None,
             addresses: vec![(address.parse().unwrap(), 24)],
         }
     }

@@ -204,7 +204,9 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *co
     unsafe {
         with(qp, |batch| {
             let first = batch.sges.len();
-            batch.sges.extend_from_slice(post::sges(list.cast_mut(), c_int::try_from(count).unwrap_or(-1))?);
+            let mut copies = post::AlignedLists::default();
+            let count_in_c = c_int::try_from(count).unwrap_or(-1);
+            batch.sges.extend_from_slice(post::sges(list.cast_mut(), count_in_c, &mut copies)?);
             batch.set(Data::Sges { first, count })
         });
     }
