@@ -95,7 +95,7 @@ pub unsafe extern "C" fn ibv_reg_buf_mr(
         // SAFETY: the caller's promise.
         unsafe {
             check_inside(pd, buf, addr, length)?;
-            mr::register(pd, addr, length, addr.addr() as u64, access.cast_unsigned())
+            mr::register(pd, addr, length, None, access.cast_unsigned())
         }
     })
 }
@@ -144,8 +144,7 @@ pub unsafe extern "C" fn ibv_reg_mr_ex(pd: *mut ibv_pd, attr: *mut ibv_mr_init_a
         if !has(masks::IBV_REG_MR_MASK_ADDR) || has(masks::IBV_REG_MR_MASK_FD_OFFSET) {
             return Err(Errno::INVAL.because("ibv_reg_mr_ex without an address, or with an offset of a file"));
         }
-        let iova =
-            if has(masks::IBV_REG_MR_MASK_IOVA) { attr.iova } else { attr.addr.addr() as u64 };
+        let iova = has(masks::IBV_REG_MR_MASK_IOVA).then_some(attr.iova);
         // SAFETY: the caller's promise.
         unsafe {
             if has(masks::IBV_REG_MR_MASK_BUF) {

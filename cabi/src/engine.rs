@@ -59,6 +59,11 @@ pub(crate) fn get() -> Result<Device> {
     ENGINE.write().open()
 }
 
+/// The engine, if it is open.
+pub(crate) fn opened() -> Option<Device> {
+    ENGINE.read().device.clone()
+}
+
 impl Engine {
     fn open(&mut self) -> Result<Device> {
         if let Some(device) = &self.device {

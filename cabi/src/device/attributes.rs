@@ -107,6 +107,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         // SAFETY: integers.
         let mut full: ibv_device_attr_ex = unsafe { abi::zeroed() };
         full.orig_attr = now(context)?;
+        // On-demand paging, of ranges and of all memory, for every operation of reliable connections.
+        full.odp_caps = [3, 0x3F, 0];
         full.completion_timestamp_mask = u64::MAX;
         // kHz: timestamps are nanoseconds.
         full.hca_core_clock = 1_000_000;

@@ -180,6 +180,28 @@ fn channels_have_the_events_that_programs_expect() {
     Running::start(libraries.command(User::Same, program)).end().well();
 }
 
+/// A program that registers what is not there, or unmaps what it has registered.
+#[test]
+fn registered_memory_may_go_at_any_time() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/memory.c");
+    let shared = folder("../xtask/src/bench/programs");
+    let ends = shared.join("ends.c");
+    let flags = ["-Wall", "-Wextra", "-Werror", "-I", &shared.to_string_lossy(), &ends.to_string_lossy()];
+    let Some(program) = compile(&libraries, &source, &flags) else { return };
+    let command = || {
+        let mut command = libraries.command(User::Same, &program);
+        command.env("UIW_ACK", "on");
+        command
+    };
+    assert_eq!(Running::start(command()).end().well().count("memory is as it should be"), 1);
+    // 139 is SIGSEGV: the handler leaves a fault of the program's own to the system.
+    let mut crashing = command();
+    crashing.arg("crash");
+    let crashed = Running::start(crashing).end();
+    assert_eq!((crashed.code, crashed.count("memory is as it should be")), (139, 1), "{crashed:?}");
+}
+
 #[test]
 fn programs_that_users_gave() {
     let given = env::var_os(SEED_PROGRAMS).map(PathBuf::from);

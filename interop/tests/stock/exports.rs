@@ -25,7 +25,7 @@ fn exported(table: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn libibverbs_exports_what_rdma_core_exports_and_nothing_else() {
+fn libibverbs_exports_what_rdma_core_exports_and_what_it_interposes() {
     let Some(_) = uiw_interop::require("objdump") else { return };
     let libraries = Libraries::get();
     let data = |file: &str| {
@@ -45,6 +45,21 @@ fn libibverbs_exports_what_rdma_core_exports_and_nothing_else() {
             wanted.insert(format!("{} IBVERBS_PRIVATE_{tag} {kind}", name.replace("NN", tag)));
         }
     }
+    // Functions of the C library that programs find here first.
+    let interposed = [
+        "brk",
+        "madvise",
+        "mmap",
+        "mmap64",
+        "mremap",
+        "munmap",
+        "pthread_sigmask",
+        "sbrk",
+        "sigaction",
+        "signal",
+        "sigprocmask",
+    ];
+    wanted.extend(interposed.map(|name| format!("{name} Base default")));
     let got = exported(&objdump("-T", &libraries.folder().join("libibverbs.so.1")));
     let missing: Vec<_> = wanted.difference(&got).collect();
     let more: Vec<_> = got.difference(&wanted).collect();
