@@ -12,8 +12,8 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use uiw_mem::recover;
 
 /// Address ranges of regions, by their start; several regions may have the same.
@@ -36,9 +36,11 @@ impl Forked for Ranges {
 impl Ranges {
     fn overlaps(&self, range: &Range<usize>) -> bool {
         let behind = (range.end, 0);
-        let near = self.by_start.range(..behind).rev().take_while(|((start, _), _)| {
-            start.saturating_add(self.longest) > range.start
-        });
+        let near = self
+            .by_start
+            .range(..behind)
+            .rev()
+            .take_while(|((start, _), _)| start.saturating_add(self.longest) > range.start);
         near.into_iter().any(|(_, end)| *end > range.start)
     }
 }

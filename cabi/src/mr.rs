@@ -35,7 +35,9 @@ impl Mr {
     /// EINVAL while it is being deregistered.
     pub(crate) fn window(&self, addr: u64, length: u64) -> Result<(STag, u64)> {
         let engine = self.engine.lock();
-        let region = engine.as_ref().ok_or(Errno::INVAL)?;
+        let region = engine
+            .as_ref()
+            .ok_or_else(|| Errno::INVAL.because("the region is deregistered by another call"))?;
         let inside =
             addr.checked_sub(region.addr()).and_then(|offset| (region.len() as u64).checked_sub(offset));
         // What begins outside is for the bind to refuse.
@@ -82,11 +84,13 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
     // discarded by the functions that the library exports.
     let foreign = |start: *mut c_void, length| unsafe { Memory::foreign(start.cast(), length) };
     if on_demand && start == 0 && length == usize::MAX {
-        let memory = foreign(ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST).on_demand();
+        let memory =
+            foreign(ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST).on_demand();
         return Ok(Bytes { memory, registered: Registered::on_demand(), start: LOWEST as u64 });
     }
     if length == 0 || start.checked_add(length).is_none() {
-        return Err(Errno::INVAL.because(format_args!("{length} bytes at {addr:p} are none, or run past the last address")));
+        return Err(Errno::INVAL
+            .because(format_args!("{length} bytes at {addr:p} are none, or run past the last address")));
     }
     if on_demand {
         let memory = foreign(addr, length).on_demand();
@@ -181,7 +185,9 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         let object = unsafe { Object::<Mr>::get_any(mr) }?;
         if !object.is_inherited() {
             let mut engine = object.engine.lock();
-            let region = engine.take().ok_or(Errno::INVAL)?;
+            let region = engine
+                .take()
+                .ok_or_else(|| Errno::INVAL.because("the region is deregistered by another call"))?;
             if let Err((error, region)) = region.deregister() {
                 *engine = Some(region);
                 return Err(error.into());
@@ -236,7 +242,7 @@ unsafe fn rereg(
         | flags::IBV_REREG_MR_CHANGE_PD
         | flags::IBV_REREG_MR_CHANGE_ACCESS;
     if what == 0 || what & !all != 0 {
-        return Err(input(Errno::INVAL));
+        return Err(input(Errno::INVAL.because("nothing, or something unknown, is to change")));
     }
     // SAFETY: the caller's promise, here and below.
     let object = unsafe { Object::<Mr>::get(mr) }.map_err(input)?;
@@ -255,13 +261,16 @@ unsafe fn rereg(
         _ => Some(access(flags.cast_unsigned()).map_err(input)?),
     };
     let engine = object.engine.lock();
-    let region = engine.as_ref().ok_or(input(Errno::INVAL))?;
+    let region = engine
+        .as_ref()
+        .ok_or_else(|| input(Errno::INVAL.because("the region is deregistered by another call")))?;
     let (memory, registered) = match memory {
         Some(Bytes { memory, registered, start }) => (Some((memory, start)), Some(registered)),
         None => (None, None),
     };
     region.rereg(domain.map(|d| &d.engine), memory, access).map_err(|error| {
-        let errno = if let ReregError::WindowsBound { .. } = error { Errno::BUSY } else { Errno::INVAL };
+        let errno = if let ReregError::WindowsBound { .. } = error { Errno::BUSY } else { Errno::INVAL }
+            .because(error);
         (IBV_REREG_MR_ERR_CMD, errno)
     })?;
     if let Some(domain) = domain {

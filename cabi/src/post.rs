@@ -56,7 +56,11 @@ pub(crate) unsafe fn sges<'a>(
             let list = list.cast::<Sge>();
             // SAFETY: the caller's promise; the layouts are the same, as asserted above.
             Ok(unsafe {
-                if list.is_aligned() { std::slice::from_raw_parts(list, count) } else { copies.add(list, count) }
+                if list.is_aligned() {
+                    std::slice::from_raw_parts(list, count)
+                } else {
+                    copies.add(list, count)
+                }
             })
         }
         _ => Err(Errno::INVAL.because(format_args!("a list of {count} elements at {list:p}"))),

@@ -45,7 +45,13 @@ impl Memory {
     /// The system's, if it has no memory.
     pub fn owned(len: usize) -> io::Result<Self> {
         let pages = Pages::map(len)?;
-        Ok(Self { at: pages.at, len, exclusive: false, presence: Presence::Guaranteed, _keep: Keep::Owned(pages) })
+        Ok(Self {
+            at: pages.at,
+            len,
+            exclusive: false,
+            presence: Presence::Guaranteed,
+            _keep: Keep::Owned(pages),
+        })
     }
 
     /// The `len` bytes at `at`, which belong to the caller. Exclusive unless it is registered with rights that

@@ -51,11 +51,7 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
 ///
 /// # Safety
 /// `cell` is aligned; every other access to it is atomic. It need not be there.
-pub(crate) unsafe fn update(
-    cell: *mut u64,
-    stag: STag,
-    mut f: impl FnMut(u64) -> u64,
-) -> Result<u64, Gone> {
+pub(crate) unsafe fn update(cell: *mut u64, stag: STag, mut f: impl FnMut(u64) -> u64) -> Result<u64, Gone> {
     let mut old = 0u64;
     // SAFETY: the caller's promise.
     if !unsafe { load((&raw mut old).cast(), cell.cast(), 8) } {
@@ -147,8 +143,8 @@ mod arch {
         // SAFETY: the caller's promise: the kernel's structure, of this thread.
         let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
         let at = registers[libc::REG_RIP as usize] as usize;
-        let is_ours = (uiw_recover_begin as *const () as usize..uiw_recover_end as *const () as usize)
-            .contains(&at);
+        let is_ours =
+            (uiw_recover_begin as *const () as usize..uiw_recover_end as *const () as usize).contains(&at);
         if is_ours {
             // No routine has moved the stack pointer: what it points to is the return address.
             registers[libc::REG_RIP as usize] = uiw_recover_gone as *const () as usize as i64;
@@ -376,10 +372,12 @@ mod tests {
                         for how in [store, load, copy] {
                             let mut got = vec![0xAAu8; len + 24];
                             // SAFETY: both ranges lie in their vectors.
-                            assert!(unsafe {
-                                how(got.as_mut_ptr().add(to), source.as_ptr().add(from), len)
-                            });
-                            assert_eq!(&got[to..to + len], &source[from..from + len], "{len}: {from} to {to}");
+                            assert!(unsafe { how(got.as_mut_ptr().add(to), source.as_ptr().add(from), len) });
+                            assert_eq!(
+                                &got[to..to + len],
+                                &source[from..from + len],
+                                "{len}: {from} to {to}"
+                            );
                             assert!(got[..to].iter().chain(&got[to + len..]).all(|&o| o == 0xAA));
                         }
                     }

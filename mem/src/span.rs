@@ -10,9 +10,7 @@ use std::sync::Arc;
 
 use uiw_ddp::STag;
 
-use crate::{
-    Gone, IoVec, IoVecMut, Region, Unaligned, UpdateError, copy, iovec::check, recover,
-};
+use crate::{Gone, IoVec, IoVecMut, Region, Unaligned, UpdateError, copy, iovec::check, recover};
 
 /// Shared bytes pass through the stack in blocks of this size on their way to a checksum: large enough that the
 /// checksum's start-up does not count, small enough to stay in the first-level cache.

@@ -161,7 +161,11 @@ unsafe extern "C" fn sbrk(increment: isize) -> *mut c_void {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sigaction(signal: c_int, new: *const libc::sigaction, old: *mut libc::sigaction) -> c_int {
+unsafe extern "C" fn sigaction(
+    signal: c_int,
+    new: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { fault_handler::sigaction(signal, new, old) }
 }

@@ -47,7 +47,7 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
     if event.is_null() {
-        Errno::INVAL.set();
+        Errno::INVAL.null().set();
         return -1;
     }
     // SAFETY: nothing on this stack frame has a destructor.

@@ -74,7 +74,11 @@ impl fmt::Display for PortSpeed {
 ///
 /// # Safety
 /// `context` is NULL or one of ours, `speed` is NULL or writable.
-pub unsafe extern "C" fn ibv_query_port_speed(context: *mut ibv_context, port: u32, speed: *mut u64) -> c_int {
+pub unsafe extern "C" fn ibv_query_port_speed(
+    context: *mut ibv_context,
+    port: u32,
+    speed: *mut u64,
+) -> c_int {
     boundary::code(|| {
         // SAFETY: the caller's promise.
         let context = unsafe { Context::get(context) }?;

@@ -101,6 +101,11 @@ fn promises_of_the_manual_are_kept() {
     for command in settings {
         Running::start(command).end().well();
     }
+    // What is refused says why.
+    let mut command = libraries.command(User::Same, &program);
+    command.env("UIW_LOG", "uiw_cabi=debug");
+    let logged = Running::start(command).end();
+    assert!(logged.well().count("call refused with EINVAL: rdma_connect to port 0") > 0, "{logged:?}");
 }
 
 #[test]

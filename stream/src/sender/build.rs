@@ -321,6 +321,8 @@ fn source_gone(source: &Source, offset: u32, len: u32) -> ConnError {
         }
         Source::Request { id } | Source::Inline { id } => ConnError::of_request(*id, LocalError::Protection),
         // Without memory of the host.
-        Source::Empty | Source::Fields { .. } => ConnError::Local { request: None, error: LocalError::Protection },
+        Source::Empty | Source::Fields { .. } => {
+            ConnError::Local { request: None, error: LocalError::Protection }
+        }
     }
 }

@@ -8,7 +8,7 @@ use crate::wr::{Bind, SendOp};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use uiw_mem::{UpdateError, Access, Memory, WindowType};
+use uiw_mem::{Access, Memory, UpdateError, WindowType};
 
 /// Zeroed memory of the engine's that peers may be let into.
 #[derive(Clone)]
