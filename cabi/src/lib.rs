@@ -25,6 +25,7 @@ mod fork;
 mod inherited;
 mod log;
 pub mod mapping;
+mod mounts;
 pub mod mr;
 pub mod mw;
 pub mod object;

@@ -1,13 +1,14 @@
 //! Memory regions.
 
 use crate::abi::mr as flags;
-use crate::abi::{ibv_mr, ibv_pd};
+use crate::abi::{ibv_mr, ibv_pd, ibv_sge};
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
 use crate::fault_handler;
 use crate::mapping::{self, Registered};
 use crate::object::{Body, Object};
 use crate::pd;
+use crate::post::{self, AlignedLists};
 use crate::users::Used;
 use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint, c_void};
@@ -117,7 +118,12 @@ pub(crate) unsafe fn register(
     let domain = unsafe { pd::get(pd) }?;
     let access = access(flags)?;
     let Bytes { memory, registered, start } = bytes(addr, length, flags)?;
-    let base = if access.contains(Access::ZERO_BASED) { 0 } else { iova.unwrap_or(start) };
+    // A region of all memory begins behind its address.
+    let base = match iova {
+        _ if access.contains(Access::ZERO_BASED) => 0,
+        Some(iova) => iova.saturating_add(start - addr.addr() as u64),
+        None => start,
+    };
     let engine = domain.engine.register_raw(memory, base, access)?;
     let (lkey, rkey) = (engine.lkey(), engine.rkey());
     // SAFETY: the caller's promise.
@@ -290,4 +296,46 @@ unsafe fn rereg(
         }
     }
     Ok(())
+}
+
+/// `ibv_advise_mr`: makes pages of on-demand regions present. Without the flag to flush it is a hint, and an error is none.
+///
+/// # Safety
+/// `pd` is NULL or one of ours; `count` elements at `list` can be read.
+pub(crate) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: c_int,
+    flags: u32,
+    list: *mut ibv_sge,
+    count: u32,
+) -> c_int {
+    const FLUSH: u32 = 1;
+    const PREFETCH: c_int = 0;
+    const PREFETCH_WRITE: c_int = 1;
+    const PREFETCH_NO_FAULT: c_int = 2;
+    boundary::code(|| {
+        // SAFETY: the caller's promise.
+        unsafe { pd::get(pd) }?;
+        let write = match advice {
+            PREFETCH => false,
+            PREFETCH_WRITE => true,
+            // For what is present already: there is nothing to do.
+            PREFETCH_NO_FAULT => return Ok(()),
+            _ => return Err(Errno::UNSUPPORTED.because(format_args!("advice {advice} is not known"))),
+        };
+        if flags & !FLUSH != 0 {
+            return Err(Errno::INVAL.because(format_args!("flags {flags:#x} are not known")));
+        }
+        let mut copies = AlignedLists::default();
+        let count = c_int::try_from(count).map_err(|_| Errno::INVAL.out_of_range())?;
+        // SAFETY: the caller's promise.
+        for sge in unsafe { post::sges(list, count, &mut copies) }? {
+            let start = usize::try_from(sge.addr).map_err(|_| Errno::INVAL.out_of_range())?;
+            let checked = mapping::check(start, sge.length as usize, write);
+            if flags & FLUSH != 0 {
+                checked?;
+            }
+        }
+        Ok(())
+    })
 }

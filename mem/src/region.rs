@@ -191,7 +191,9 @@ impl Region {
     /// Whether none of the bytes was discarded. To be asked under a pin: [`crate::Table::discard`] waits for those that were taken before.
     #[inline]
     pub(crate) fn has(&self, offset: usize, len: usize) -> bool {
-        !self.discarded.any.load(SeqCst) || self.discarded.misses(self.at.addr().get() + offset, len)
+        !self.may_be_gone()
+            || !self.discarded.any.load(SeqCst)
+            || self.discarded.misses(self.at.addr().get() + offset, len)
     }
 
     /// Bytes at addresses of `range` are gone for good. Returns whether the region has some of them.

@@ -192,11 +192,17 @@ impl<'a> Pinned<'a> {
         // SAFETY: the caller's promise, and the pin keeps the bytes. Exclusive: the promise of `Memory::exclusive` excludes all
         // other accesses.
         unsafe {
-            match (self.is_shared(), self.region.may_be_gone()) {
-                (true, false) => copy::load(dst, src, len),
-                (false, false) => dst.copy_from_nonoverlapping(src, len),
-                (true, true) => return recover::load(dst, src, len),
-                (false, true) => return recover::copy(dst, src, len),
+            if self.region.may_be_gone() {
+                return if self.is_shared() {
+                    recover::load(dst, src, len)
+                } else {
+                    recover::copy(dst, src, len)
+                };
+            }
+            if self.is_shared() {
+                copy::load(dst, src, len);
+            } else {
+                dst.copy_from_nonoverlapping(src, len);
             }
         }
         true
@@ -209,6 +215,7 @@ impl<'a> Pinned<'a> {
     ///
     /// # Panics
     /// If `range` is not inside.
+    #[inline]
     pub fn copy_to_vec(&self, range: Range<usize>, dst: &mut Vec<u8>) -> Result<(), Gone> {
         let (src, len) = (self.at(&range), range.len());
         dst.reserve(len);
@@ -229,17 +236,24 @@ impl<'a> Pinned<'a> {
     ///
     /// # Panics
     /// If it does not fit.
+    #[inline]
     pub fn copy_from(&self, offset: usize, src: &[u8]) -> Result<(), Gone> {
         let dst = self.at(&(offset..offset.saturating_add(src.len())));
         let (from, len) = (src.as_ptr(), src.len());
         // SAFETY: `at` checked the range, the pin keeps it, and `src` is a slice: no memory a peer reaches, so they do
         // not overlap. Exclusive: the promise of `Memory::exclusive` excludes all other accesses.
         unsafe {
-            match (self.is_shared(), self.region.may_be_gone()) {
-                (true, false) => copy::store(dst, from, len),
-                (false, false) => dst.copy_from_nonoverlapping(from, len),
-                (true, true) => return self.found(recover::store(dst, from, len)),
-                (false, true) => return self.found(recover::copy(dst, from, len)),
+            if self.region.may_be_gone() {
+                return self.found(if self.is_shared() {
+                    recover::store(dst, from, len)
+                } else {
+                    recover::copy(dst, from, len)
+                });
+            }
+            if self.is_shared() {
+                copy::store(dst, from, len);
+            } else {
+                dst.copy_from_nonoverlapping(from, len);
             }
         }
         Ok(())

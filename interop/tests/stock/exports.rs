@@ -66,6 +66,27 @@ fn libibverbs_exports_what_rdma_core_exports_and_what_it_interposes() {
     assert!(missing.is_empty() && more.is_empty(), "missing {missing:?}, more {more:?}");
 }
 
+/// The libraries load where the documentation says that they do.
+#[test]
+fn no_symbol_needs_a_newer_c_library_than_documented() {
+    let Some(_) = uiw_interop::require("objdump") else { return };
+    let libraries = Libraries::get();
+    let number = |text: &str| {
+        let (major, minor) = text.trim_end_matches(')').split_once('.')?;
+        Some((major.parse::<u32>().ok()?, minor.split('.').next()?.parse::<u32>().ok()?))
+    };
+    let documentation = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/run-your-program.md");
+    let text = fs::read_to_string(documentation).expect("the documentation");
+    let documented = text.split("The libraries need glibc ").nth(1).and_then(|rest| rest.split(' ').next());
+    let documented = documented.and_then(number).expect("which glibc is needed");
+    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+        let table = objdump("-T", &libraries.folder().join(name));
+        let needed = table.split("GLIBC_").skip(1).filter_map(|rest| number(rest.split_whitespace().next()?));
+        let newest = needed.max().expect("a symbol of the C library");
+        assert!(newest <= documented, "{name} needs glibc {newest:?}, documented is {documented:?}");
+    }
+}
+
 #[test]
 fn the_two_files_are_one_engine() {
     let Some(_) = uiw_interop::require("objdump") else { return };

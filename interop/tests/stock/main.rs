@@ -8,4 +8,5 @@ mod forks;
 mod perftest;
 mod python;
 mod rping;
+mod run;
 mod utilities;

@@ -317,12 +317,20 @@ static void on_demand(void)
 	struct pair pair = connected();
 	char *memory = map(PROT_NONE);
 	struct ibv_mr *mr = ibv_reg_mr(pair.b.id->pd, memory, LENGTH, ALL | IBV_ACCESS_ON_DEMAND);
-	struct ibv_mr *all = ibv_reg_mr(pair.b.id->pd, NULL, SIZE_MAX, ALL | IBV_ACCESS_ON_DEMAND);
+	/* The header calls another function where the rights are not constant. */
+	volatile int access = ALL | IBV_ACCESS_ON_DEMAND;
+	struct ibv_mr *all = ibv_reg_mr(pair.b.id->pd, NULL, SIZE_MAX, access);
 
 	CHECK(mr && all && !all->addr && all->length == SIZE_MAX);
 	CHECK(mmap(memory, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory);
 	CHECK(request(&pair, IBV_WR_RDMA_WRITE, mr, 0, LENGTH) == IBV_WC_SUCCESS);
 	CHECK(memory[0] == 0x5A && memory[LENGTH - 1] == 0x5A);
+	struct ibv_sge sge = { .addr = (uintptr_t)memory, .length = LENGTH, .lkey = mr->lkey };
+	CHECK(!ibv_advise_mr(pair.b.id->pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	CHECK(!mprotect(memory, LENGTH, PROT_READ));
+	CHECK(!ibv_advise_mr(pair.b.id->pd, IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1));
+	CHECK(ibv_advise_mr(pair.b.id->pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1) == EFAULT);
+	CHECK(!ibv_advise_mr(pair.b.id->pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
 	CHECK(!munmap(memory, LENGTH));
 	memory = map(PROT_READ | PROT_WRITE);
 	CHECK(request(&pair, IBV_WR_RDMA_WRITE, all, (uintptr_t)memory, LENGTH) == IBV_WC_SUCCESS);
