@@ -299,7 +299,7 @@ pub(crate) fn opcode(wc: &Wc) -> c_int {
 pub(crate) fn imm_and_flags(wc: &Wc) -> (u32, c_uint) {
     match (wc.imm, wc.invalidated) {
         (Some(imm), _) => (imm.to_be(), IBV_WC_WITH_IMM),
-        (None, Some(stag)) => (stag, IBV_WC_WITH_INV),
+        (None, Some(stag)) => (stag.0, IBV_WC_WITH_INV),
         (None, None) => (0, 0),
     }
 }

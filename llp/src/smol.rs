@@ -13,6 +13,7 @@ mod interface;
 mod link;
 mod listener;
 mod mss;
+mod netdev;
 pub mod packet;
 pub mod pipe;
 mod stream;

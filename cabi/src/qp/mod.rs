@@ -146,14 +146,13 @@ unsafe fn create_qp(
     };
     let context = &domain.context;
     let reservation = QpnReservation::new(context)?;
-    let engine = domain.engine.create_qp(QpInit {
-        send_cq: Arc::clone(&send_cq.engine),
-        recv_cq: Arc::clone(&recv_cq.engine),
-        srq: srq.map(|srq| Arc::clone(&srq.engine)),
-        cap,
-        signal_all: init.sq_sig_all != 0,
-        num: Some(reservation.number()),
-    })?;
+    let engine = domain.engine.create_qp(
+        QpInit::new(&send_cq.engine, &recv_cq.engine)
+            .cap(cap)
+            .signal_all(init.sq_sig_all != 0)
+            .srq(srq.map(|srq| Arc::clone(&srq.engine)))
+            .num(reservation.number()),
+    )?;
     let state = context.persona.first_state();
     if state == QpState::Reset {
         engine.modify(QpState::Reset)?;
