@@ -15,7 +15,7 @@ type Action = libc::sigaction;
 /// `sigaction` of the C library.
 pub type SigAction = unsafe extern "C" fn(c_int, *const Action, *mut Action) -> c_int;
 
-/// What the program wants to be done with one signal. Written under a lock; a handler may read at any time, without one, and
+/// What the program has requested for one signal. Written under a lock; a handler may read at any time, without one, and
 /// what it reads stays valid until the program has changed its handler so many times more.
 struct Wanted {
     actions: std::cell::UnsafeCell<[MaybeUninit<Action>; Self::KEPT]>,

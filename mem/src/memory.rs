@@ -18,7 +18,7 @@ pub struct Memory {
 pub(crate) enum Presence {
     /// Rust's ownership, or the caller of an `unsafe` function, guarantees it.
     Guaranteed,
-    /// A program may unmap them. What [`crate::Table::discard`] is told of is gone for good, as pages that an adapter has pinned are not
+    /// A program may unmap them. What is given to [`crate::Table::discard`] is gone for good, as pages that an adapter has pinned are not
     /// those that are mapped there later.
     Foreign,
     /// As `Foreign`; every access finds what is mapped there at that time: on-demand paging.
@@ -68,8 +68,8 @@ impl Memory {
     }
 
     /// The `len` bytes at `at` of a program that may unmap them, or take rights away, at any time: an access to what is not there fails,
-    /// and nothing else happens, if the process has a handler that calls [`crate::recover::recover`]. [`crate::Table::discard`] is told of
-    /// what is unmapped.
+    /// and nothing else happens, if the process has a handler that calls [`crate::recover::recover`]. What is unmapped is to be
+    /// given to [`crate::Table::discard`].
     ///
     /// # Safety
     /// As for [`Memory::borrowed`], but the bytes need not stay; where they are mapped to something else unnoticed, that is

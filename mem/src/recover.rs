@@ -3,7 +3,7 @@
 //!
 //! The routines are assembly without a stack frame, between two symbols. A handler of SIGSEGV and SIGBUS gives the context of the
 //! signal to [`recover`]: if the processor was between these symbols, the routine returns "gone" to its caller. No other code is ever
-//! continued elsewhere, so the handler leaves every other fault to whoever had it before.
+//! continued elsewhere, so the handler leaves every other fault to the handler that was there before.
 //!
 //! On other processors than x86-64 the routines are those of [`crate::copy`], and nothing recovers.
 

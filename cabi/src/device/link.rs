@@ -84,7 +84,7 @@ pub(super) fn mtu(name: &str) -> Option<u32> {
     }
 }
 
-/// Megabit a second; `None` for a virtual interface, which has no bus, and for one that does not know.
+/// Megabit a second; `None` for a virtual interface, which has no bus, and for one whose speed is unknown.
 pub(super) fn mbps(name: &str) -> Option<u32> {
     // SAFETY: integers; structures of the numbers' own.
     unsafe {

@@ -24,7 +24,7 @@ pub struct NetDev {
     pub mac: Option<[u8; 6]>,
     /// Bytes of the longest packet.
     pub mtu: u32,
-    /// Its speed in megabit a second; `None` where it is virtual or does not know.
+    /// Its speed in megabit a second; `None` where it is virtual or its speed is unknown.
     pub mbps: Option<u32>,
     /// Its addresses, each with the length of its prefix, in the kernel's order.
     pub addresses: Vec<(IpAddr, u8)>,

@@ -1,11 +1,13 @@
 //! The rules of the table, one test for each.
 
 mod concurrent;
+mod discard;
 mod entries;
 mod mr_cache;
 
 use super::*;
-use crate::{Gone, InvalidateError, Pinned};
+use crate::{Gone, InvalidateError, Pinned, WindowType};
+use core::ops::Range;
 
 pub(super) const PD: PdId = PdId(1);
 pub(super) const OTHER_PD: PdId = PdId(2);
@@ -395,7 +397,7 @@ fn reserved_stags_never_resolve() {
 fn bounded_and_given_back() {
     let table = Table::new(Limits { max_entries: 3 });
     let region = plain(&table);
-    let window = table.alloc_window(PD, crate::WindowType::One).unwrap();
+    let window = table.alloc_window(PD, WindowType::One).unwrap();
     let reserved = table.reserve().unwrap();
     let full = Err(RegisterError::TooManyEntries { max: 3 });
     assert_eq!(table.register(PD, vec![].into(), 0, ALL).map(drop), full);

@@ -551,7 +551,7 @@ static void newer_names(void)
 	CHECK(!rdma_destroy_id(id));
 }
 
-/* No service has port 0: a program that asks for it wants the device that reaches the address. */
+/* No service has port 0: a program that asks for it looks for the device that reaches the address. */
 static void address_without_port(void)
 {
 	struct sockaddr_in to = loopback;
