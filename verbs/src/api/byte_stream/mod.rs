@@ -74,9 +74,9 @@ struct Reading {
     read: usize,
     /// Messages that the peer may send.
     granted: u32,
-    /// Messages whose receives are free again, which the peer was not told.
+    /// Messages whose receives are free again, and which are not granted to the peer yet.
     freed: u32,
-    /// The peer was told so many free receives at once or sooner.
+    /// So many free receives are granted in a message of their own.
     threshold: u32,
     /// No byte follows those in `messages`.
     ended: bool,
@@ -174,14 +174,14 @@ impl ByteStream {
     pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
             if let Some(copied) = self.reading.copy(buf) {
-                self.tell_credits(cx)?;
+                self.grant_credits(cx)?;
                 return Poll::Ready(Ok(copied));
             }
             if self.reading.ended || buf.is_empty() {
                 return Poll::Ready(Ok(0));
             }
-            // Credits that could not be told for want of room may be told now: the peer may wait for them.
-            self.tell_credits(cx)?;
+            // Credits that found no room in the send queue: the peer may wait for them.
+            self.grant_credits(cx)?;
             ready!(self.poll_message(cx))?;
         }
     }
@@ -254,10 +254,10 @@ impl ByteStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Tells the peer of free receives, if they are so many that it may wait for them and there is room.
-    fn tell_credits(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+    /// Grants free receives to the peer, if they are so many that it may wait for them and there is room.
+    fn grant_credits(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.reading.freed >= self.reading.threshold && self.writing.poll_room(cx)?.is_ready() {
-            let credits = self.reading.tell();
+            let credits = self.reading.grant();
             self.send(Header { credits, fin: false }, &[])?;
         }
         Ok(())
@@ -265,7 +265,7 @@ impl ByteStream {
 
     fn send_with_credit(&mut self, fin: bool, payload: &[u8]) -> Result<(), Error> {
         self.writing.credits -= 1;
-        let credits = self.reading.tell();
+        let credits = self.reading.grant();
         self.send(Header { credits, fin }, payload)
     }
 
@@ -318,8 +318,8 @@ impl Reading {
         Ok(())
     }
 
-    /// The free receives that the peer was not told; it is told them now.
-    fn tell(&mut self) -> u32 {
+    /// Grants the free receives to the peer: how many, for the next header.
+    fn grant(&mut self) -> u32 {
         self.granted += self.freed;
         std::mem::take(&mut self.freed)
     }
