@@ -5,7 +5,7 @@
 //! signal to [`recover`]: if the processor was between these symbols, the routine returns "gone" to its caller. No other code is ever
 //! continued elsewhere, so the handler leaves every other fault to the handler that was there before.
 //!
-//! On other processors than x86-64 the routines are those of [`crate::copy`], and nothing recovers.
+//! On other processors than x86-64 the routines are the ordinary ones, and nothing recovers.
 
 use crate::Gone;
 use uiw_ddp::STag;
