@@ -31,7 +31,9 @@ pub unsafe extern "C" fn rdma_join_multicast_ex(
 }
 
 fn refuse(id: *mut rdma_cm_id) -> c_int {
-    boundary::minus_one(|| registry::id(id).and(Err(Errno::NOSYS)))
+    boundary::minus_one(|| {
+        Err(registry::id(id).map_or_else(|errno| errno, |_| Errno::NOSYS.because("iWARP has no multicast")))
+    })
 }
 
 /// `rdma_leave_multicast`: no group can have been joined.
@@ -39,5 +41,8 @@ fn refuse(id: *mut rdma_cm_id) -> c_int {
 /// # Safety
 /// As [`rdma_join_multicast`].
 pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, _addr: *mut libc::sockaddr) -> c_int {
-    boundary::minus_one(|| registry::id(id).and(Err(Errno(libc::EADDRNOTAVAIL))))
+    boundary::minus_one(|| {
+        let none = || Errno(libc::EADDRNOTAVAIL).because("iWARP has no multicast");
+        Err(registry::id(id).map_or_else(|errno| errno, |_| none()))
+    })
 }

@@ -38,7 +38,8 @@ impl Target {
     ) -> Result<Self> {
         let global = ah.is_global != 0;
         let remote = if global {
-            gid::to_address(ah.grh.dgid).ok_or(Errno::INVAL)?
+            gid::to_address(ah.grh.dgid)
+                .ok_or_else(|| Errno::INVAL.because("the GID of the peer is no address of a host"))?
         } else {
             lid::address(ah.dlid, netdev)?
         };
@@ -47,9 +48,11 @@ impl Target {
         } else {
             netdev.addresses.iter().map(|(address, _)| *address).find(|own| own.is_ipv4() == remote.is_ipv4())
         };
-        let own = own.ok_or(Errno::INVAL)?;
+        let own =
+            own.ok_or_else(|| Errno::INVAL.because("the interface has no address of the peer's family"))?;
         if own.is_ipv4() != remote.is_ipv4() || dest > 0xFF_FFFF || dest >> 8 == 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL
+                .because("the peer's address is of another family, or its queue pair number is none"));
         }
         // The port of a number is its process's at every address of the device.
         let itself = dest == number && netdev.addresses.iter().any(|(address, _)| *address == remote);
@@ -103,6 +106,7 @@ mod tests {
             loopback: false,
             mac: None,
             mtu: 1500,
+            mbps: None,
             addresses: vec![(address.parse().unwrap(), 24)],
         }
     }

@@ -84,7 +84,13 @@ impl Qp {
     pub unsafe fn numbered<'a>(context: *mut ibv_context, number: u32) -> Result<&'a Object<Self>> {
         // SAFETY: the caller's promise, here and below.
         let open = unsafe { Context::get(context) }?;
-        let qp = open.numbers.lock().qps.get(&number).ok_or(Errno::INVAL)?.object();
+        let qp = open
+            .numbers
+            .lock()
+            .qps
+            .get(&number)
+            .ok_or_else(|| Errno::INVAL.because("no queue pair of the context has the number"))?
+            .object();
         // SAFETY: as above.
         unsafe { Object::get(qp) }
     }
@@ -192,8 +198,10 @@ fn check_type(qp_type: c_int) -> Result<()> {
     match qp_type {
         flags::IBV_QPT_RC => Ok(()),
         // UC, UD, raw packets, XRC, drivers' own: not on iWARP.
-        3 | 4 | 8 | 9 | 10 | 0xFF => Err(Errno::UNSUPPORTED),
-        _ => Err(Errno::INVAL),
+        3 | 4 | 8 | 9 | 10 | 0xFF => {
+            Err(Errno::UNSUPPORTED.because("a type of queue pair that iWARP does not have"))
+        }
+        _ => Err(Errno::INVAL.because("a type of queue pair that is not known")),
     }
 }
 

@@ -9,4 +9,5 @@ mod perftest;
 mod python;
 mod require;
 mod rping;
+mod run;
 mod utilities;
