@@ -8,7 +8,9 @@ use crate::persona::Persona;
 use std::env;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::OnceLock;
+use std::time::Duration;
 use uiw_llp::Spec;
 use uiw_llp::fault::{Faults, Flip, Split};
 use uiw_verbs::{ConnOptions, FpduSize, Revision};
@@ -78,6 +80,13 @@ pub const VARIABLES: &[Variable] = &[
             s.conn.stream.congestion = Some(v.to_owned());
             Ok(())
         },
+    },
+    Variable {
+        name: "UIW_DEAD_AFTER",
+        values: "a time such as 20s, 5m or 1h; 0 is the system's own",
+        what: "after how long without any acknowledgement a peer is dead (default: from the queue pair's timeout and retry_cnt, \
+               at least 20s; without them 60s)",
+        set: |s, v| v.parse().map(|time| s.dead_after = Some(time)),
     },
     Variable {
         name: "UIW_LLP",
@@ -176,6 +185,8 @@ pub struct Settings {
     pub llp: Spec,
     /// Options of every connection.
     pub conn: ConnOptions,
+    /// After how long a silent peer is dead, if set.
+    pub dead_after: Option<DeadAfter>,
     /// Acknowledged completion, if set.
     pub acknowledged: Option<bool>,
     /// Shards of the device, if set.
@@ -196,7 +207,52 @@ pub struct Settings {
     pub log: Option<String>,
 }
 
+/// After how long without any acknowledgement a peer is dead: `20s`, `5m`, `1h`, or `0` for the system's own time.
+///
+/// ```
+/// use std::time::Duration;
+/// use uiw_cabi::settings::DeadAfter;
+/// assert_eq!("5m".parse(), Ok(DeadAfter(Some(Duration::from_secs(300)))));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeadAfter(pub Option<Duration>);
+
+impl FromStr for DeadAfter {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        // The longest that the kernel can watch an idle connection for.
+        const LONGEST: u64 = 65_534;
+        let rule = "expected a time from 2s to 65534s such as 20s, 5m or 1h, or 0";
+        if text == "0" {
+            return Ok(Self(None));
+        }
+        let (at, unit) = text.char_indices().next_back().ok_or(rule)?;
+        let unit = match unit {
+            's' => 1,
+            'm' => 60,
+            'h' => 3600,
+            _ => return Err(rule),
+        };
+        let seconds = text[..at].parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or(rule)?;
+        if (2..=LONGEST).contains(&seconds) { Ok(Self(Some(Duration::from_secs(seconds)))) } else { Err(rule) }
+    }
+}
+
+/// Without [`DeadAfter`] and attributes of the queue pair.
+const DEAD_AFTER: Duration = Duration::from_secs(60);
+/// The least time that follows from attributes. Those of InfiniBand are made for a network that loses next to nothing: TCP alone needs
+/// seconds to recover from losses in a row.
+const MIN_DEAD_AFTER: Duration = Duration::from_secs(20);
+
 impl Settings {
+    /// After how long without any acknowledgement a peer is dead, for a queue pair whose attributes give up after `retries`.
+    #[must_use]
+    pub fn dead_after(&self, retries: Option<Duration>) -> Option<Duration> {
+        let default = || Some(retries.map_or(DEAD_AFTER, |time| time.max(MIN_DEAD_AFTER)));
+        self.dead_after.map_or_else(default, |DeadAfter(time)| time)
+    }
+
     /// The process's settings; the first call starts the log. A bad value is reported once on standard error.
     ///
     /// # Errors
@@ -320,6 +376,7 @@ mod tests {
         assert_eq!(read("UIW_FPDU", "1424").unwrap().conn.fpdu, FpduSize::Fixed(1424));
         assert!(read("UIW_STABLE_TX", "1").unwrap().conn.stable_tx);
         assert_eq!(read("UIW_CONGESTION", "bbr").unwrap().conn.stream.congestion.as_deref(), Some("bbr"));
+        assert_eq!(read("UIW_DEAD_AFTER", "0").unwrap().dead_after, Some(DeadAfter(None)));
         assert_eq!(read("UIW_ACK", "on").unwrap().acknowledged, Some(true));
         assert_eq!(read("UIW_QP_PORTS", "7000-7010").unwrap().qp_ports, Some(7000..=7010));
         assert_eq!(read("UIW_LID_MAP", "/m").unwrap().lid_map, Some("/m".into()));
@@ -335,12 +392,26 @@ mod tests {
     }
 
     #[test]
+    fn dead_peers_are_given_up_by_attributes_unless_the_variable_is_set() {
+        let (seconds, unset) = (Duration::from_secs, Settings::default());
+        assert_eq!(unset.dead_after(None), Some(seconds(60)));
+        assert_eq!(unset.dead_after(Some(seconds(8))), Some(seconds(20)));
+        assert_eq!(unset.dead_after(Some(seconds(400))), Some(seconds(400)));
+        assert_eq!(read("UIW_DEAD_AFTER", "5m").unwrap().dead_after(Some(seconds(8))), Some(seconds(300)));
+        assert_eq!(read("UIW_DEAD_AFTER", "0").unwrap().dead_after(Some(seconds(8))), None);
+    }
+
+    #[test]
     fn bad_values_are_named_with_their_rule() {
         for (name, value) in [
             ("UIW_PERSONA", "quantum"),
             ("UIW_CRC", "maybe"),
             ("UIW_MPA_REVISION", "3"),
             ("UIW_FPDU", "127"),
+            ("UIW_DEAD_AFTER", "20"),
+            ("UIW_DEAD_AFTER", "1s"),
+            ("UIW_DEAD_AFTER", "99999h"),
+            ("UIW_DEAD_AFTER", "\u{e9}"),
             ("UIW_QP_PORTS", "9-8"),
             ("UIW_QP_PORTS", "0-8"),
             ("UIW_PORT_OFFSET", "70000"),

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
+use uiw_cabi::settings::DeadAfter;
 use uiw_verbs::{ConnOptions, FpduSize, PeerProfile};
 
 /// rping's port, and so the one of `uiw serve`.
@@ -104,6 +105,10 @@ pub(crate) struct ConnArgs {
     /// Congestion control of TCP, such as cubic or bbr
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
+    /// After how long without any acknowledgement the peer is dead, such as 20s or 5m; 0 is the system's time
+    /// [default: 15m; of `uiw serve` 60s]
+    #[arg(long, value_name = "TIME", env = "UIW_DEAD_AFTER", hide_env_values = true)]
+    pub(crate) dead_after: Option<DeadAfter>,
 }
 
 impl ConnArgs {
@@ -115,8 +120,15 @@ impl ConnArgs {
             peer: self.peer,
             stable_tx: self.stable_tx,
             congestion: self.congestion.clone(),
+            own: OwnOptions { dead_after: self.dead_after },
         }
     }
+}
+
+/// Options of one end alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OwnOptions {
+    pub(crate) dead_after: Option<DeadAfter>,
 }
 
 /// Options of a connection as they are sent to the other end, which uses the same in its direction.
@@ -130,6 +142,8 @@ pub(crate) struct PeerOptions {
     pub(crate) stable_tx: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) congestion: Option<String>,
+    #[serde(skip)]
+    pub(crate) own: OwnOptions,
 }
 
 impl Default for PeerOptions {
@@ -141,6 +155,7 @@ impl Default for PeerOptions {
             peer: None,
             stable_tx: false,
             congestion: None,
+            own: OwnOptions::default(),
         }
     }
 }
@@ -157,7 +172,15 @@ impl PeerOptions {
                 None => PeerProfile::Rfc,
             });
         options.stream.congestion.clone_from(&self.congestion);
+        if let Some(DeadAfter(time)) = self.own.dead_after {
+            options.stream.dead_after = time;
+        }
         options
+    }
+
+    /// The peer's, with what this end has for itself.
+    pub(crate) fn at(&self, own: OwnOptions) -> Self {
+        Self { own, ..self.clone() }
     }
 }
 

@@ -303,7 +303,12 @@ impl Link {
 
     /// What to say of a completion in error.
     pub(crate) fn failure(&self, wc: &Wc) -> Failure {
-        Failure::completion(self.peer(), wc)
+        let lost = matches!(wc.status, WcStatus::RetryExceeded | WcStatus::Flushed) && wc.reason.is_none();
+        let ending = if lost { self.wait_ending(Duration::from_secs(1)) } else { None };
+        match ending.filter(|ending| ending.silent_for.is_some()) {
+            Some(ending) => Failure::silent(self.peer(), ending),
+            None => Failure::completion(self.peer(), wc),
+        }
     }
 
     /// Closes in order; waits a moment for the peer to do so too.

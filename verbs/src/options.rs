@@ -119,6 +119,28 @@ conn_options! {
     stream: StreamOptions = StreamOptions::default(),
 }
 
+/// Defines an option that is kept in [`ConnOptions::stream`], for both.
+macro_rules! dead_after {
+    ($($of:ident: $($field:ident).+;)*) => {$(
+        impl $of {
+            /// After how long without any acknowledgement the peer counts as dead, which ends the connection: on a busy connection, and on
+            /// an idle one by probes. A peer that acknowledges but receives nothing, as it is busy, is not dead. Default: 15 minutes;
+            /// `None` is the system's own time. On the kernel's TCP a longer time than the kernel's (`tcp_retries2`, about 15 minutes) has no
+            /// effect while bytes wait for an acknowledgement.
+            #[must_use]
+            pub fn dead_after(mut self, time: impl Into<Option<Duration>>) -> Self {
+                self.$($field).+.dead_after = time.into();
+                self
+            }
+        }
+    )*};
+}
+
+dead_after! {
+    ConnOptions: stream;
+    ConnSettings: options.stream;
+}
+
 impl ConnOptions {
     /// What start-up asks for and offers.
     pub(crate) fn startup(&self) -> MpaConfig {

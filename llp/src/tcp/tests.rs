@@ -258,9 +258,9 @@ fn defaults_reach_both_ends() {
         assert!(
             socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap() && socket.nonblocking().unwrap()
         );
-        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(20)));
-        assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(10));
-        assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(10));
+        assert_eq!(socket.tcp_user_timeout().unwrap(), None);
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(450));
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(113));
         assert_eq!(socket.tcp_keepalive_retries().unwrap(), 3);
         assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         assert!(stream.emss() > 1000, "loopback segments are large, not {}", stream.emss());
