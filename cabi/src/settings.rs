@@ -89,6 +89,18 @@ pub const VARIABLES: &[Variable] = &[
         set: |s, v| v.parse().map(|time| s.dead_after = Some(time)),
     },
     Variable {
+        name: "UIW_ORD",
+        values: "a number from 1 to 16382",
+        what: "most Reads and atomics that this end has outstanding; never more than the peer takes (default: what the program asks for)",
+        set: |s, v| depth(v).map(|number| s.ord = Some(number)),
+    },
+    Variable {
+        name: "UIW_IRD",
+        values: "a number from 1 to 16382",
+        what: "Reads and atomics that the peer may have outstanding here (default: what the program asks for)",
+        set: |s, v| depth(v).map(|number| s.ird = Some(number)),
+    },
+    Variable {
         name: "UIW_LLP",
         values: "tcp, packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES] or xdp:IFACE,ip=..[,mode=MODE]",
         what: "the TCP to use: the kernel's, or smoltcp on an interface with addresses of its own; the only device is the interface then",
@@ -187,6 +199,10 @@ pub struct Settings {
     pub conn: ConnOptions,
     /// After how long a silent peer is dead, if set.
     pub dead_after: Option<DeadAfter>,
+    /// ORD, if set.
+    pub ord: Option<u16>,
+    /// IRD, if set.
+    pub ird: Option<u16>,
     /// Acknowledged completion, if set.
     pub acknowledged: Option<bool>,
     /// Shards of the device, if set.
@@ -234,8 +250,13 @@ impl FromStr for DeadAfter {
             'h' => 3600,
             _ => return Err(rule),
         };
-        let seconds = text[..at].parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or(rule)?;
-        if (2..=LONGEST).contains(&seconds) { Ok(Self(Some(Duration::from_secs(seconds)))) } else { Err(rule) }
+        let seconds =
+            text[..at].parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or(rule)?;
+        if (2..=LONGEST).contains(&seconds) {
+            Ok(Self(Some(Duration::from_secs(seconds))))
+        } else {
+            Err(rule)
+        }
     }
 }
 
@@ -289,6 +310,13 @@ impl Settings {
     #[must_use]
     pub fn acknowledged(&self) -> bool {
         self.acknowledged.unwrap_or(self.persona != Persona::Iwarp)
+    }
+}
+
+fn depth(text: &str) -> std::result::Result<u16, &'static str> {
+    match text.parse::<u16>() {
+        Ok(number @ 1..=0x3FFE) => Ok(number),
+        _ => Err("expected a number from 1 to 16382"),
     }
 }
 
@@ -377,6 +405,8 @@ mod tests {
         assert!(read("UIW_STABLE_TX", "1").unwrap().conn.stable_tx);
         assert_eq!(read("UIW_CONGESTION", "bbr").unwrap().conn.stream.congestion.as_deref(), Some("bbr"));
         assert_eq!(read("UIW_DEAD_AFTER", "0").unwrap().dead_after, Some(DeadAfter(None)));
+        assert_eq!(read("UIW_ORD", "1024").unwrap().ord, Some(1024));
+        assert_eq!(read("UIW_IRD", "16382").unwrap().ird, Some(0x3FFE));
         assert_eq!(read("UIW_ACK", "on").unwrap().acknowledged, Some(true));
         assert_eq!(read("UIW_QP_PORTS", "7000-7010").unwrap().qp_ports, Some(7000..=7010));
         assert_eq!(read("UIW_LID_MAP", "/m").unwrap().lid_map, Some("/m".into()));
@@ -408,6 +438,8 @@ mod tests {
             ("UIW_CRC", "maybe"),
             ("UIW_MPA_REVISION", "3"),
             ("UIW_FPDU", "127"),
+            ("UIW_ORD", "0"),
+            ("UIW_IRD", "16383"),
             ("UIW_DEAD_AFTER", "20"),
             ("UIW_DEAD_AFTER", "1s"),
             ("UIW_DEAD_AFTER", "99999h"),

@@ -109,7 +109,16 @@ pub(crate) struct ConnArgs {
     /// [default: 15m; of `uiw serve` 60s]
     #[arg(long, value_name = "TIME", env = "UIW_DEAD_AFTER", hide_env_values = true)]
     pub(crate) dead_after: Option<DeadAfter>,
+    /// Reads and atomics that this end may have outstanding, at most as many as the peer takes [default: 1024]
+    #[arg(long, value_name = "N", env = "UIW_ORD", hide_env_values = true, value_parser = clap::value_parser!(u16).range(0..=MAX_DEPTH))]
+    pub(crate) ord: Option<u16>,
+    /// Reads and atomics that the peer may have outstanding here [default: 1024]
+    #[arg(long, value_name = "N", env = "UIW_IRD", hide_env_values = true, value_parser = clap::value_parser!(u16).range(0..=MAX_DEPTH))]
+    pub(crate) ird: Option<u16>,
 }
+
+/// The largest IRD and ORD that RFC 6581 can express.
+const MAX_DEPTH: i64 = 0x3FFE;
 
 impl ConnArgs {
     pub(crate) fn peer_options(&self) -> PeerOptions {
@@ -120,7 +129,7 @@ impl ConnArgs {
             peer: self.peer,
             stable_tx: self.stable_tx,
             congestion: self.congestion.clone(),
-            own: OwnOptions { dead_after: self.dead_after },
+            own: OwnOptions { dead_after: self.dead_after, ord: self.ord, ird: self.ird },
         }
     }
 }
@@ -129,6 +138,8 @@ impl ConnArgs {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OwnOptions {
     pub(crate) dead_after: Option<DeadAfter>,
+    pub(crate) ord: Option<u16>,
+    pub(crate) ird: Option<u16>,
 }
 
 /// Options of a connection as they are sent to the other end, which uses the same in its direction.
@@ -175,6 +186,8 @@ impl PeerOptions {
         if let Some(DeadAfter(time)) = self.own.dead_after {
             options.stream.dead_after = time;
         }
+        options.ord = self.own.ord.unwrap_or(options.ord);
+        options.ird = self.own.ird.unwrap_or(options.ird);
         options
     }
 

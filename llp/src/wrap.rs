@@ -46,8 +46,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
 use std::time::Duration;
+use std::time::Instant;
 use uiw_mem::{IoVec, IoVecMut};
 
 /// The method that made a stream.

@@ -79,11 +79,12 @@ conn_options! {
     peer_to_peer: bool = true,
     /// RTR kinds offered. Default: all.
     rtr: RtrKinds = RtrKinds::ALL,
-    /// Reads and atomics that the peer may have outstanding here. Default: 128; at most [`Limits::max_rd_atomic`].
-    ird: u16 = 128,
-    /// Reads and atomics that this end may have outstanding. Default: 128; at most [`Limits::max_rd_atomic`], and never more than the
-    /// peer's IRD.
-    ord: u16 = 128,
+    /// Reads and atomics that the peer may have outstanding here. Default: 1,024; at most [`Limits::max_rd_atomic`]. Memory for them is
+    /// taken when they come.
+    ird: u16 = 1024,
+    /// Reads and atomics that this end may have outstanding. Default: 1,024; at most [`Limits::max_rd_atomic`], and never more than the
+    /// peer's IRD, or 128 towards a peer that announces none.
+    ord: u16 = 1024,
     /// FPDU size. Default: [`FpduSize::Auto`].
     fpdu: FpduSize = FpduSize::Auto,
     /// The exchange of capabilities with uiw peers (ARCHITECTURE.md, "Capability exchange"). Default: on.

@@ -24,7 +24,7 @@ const REFUSED_RETRY_TIME: Duration = Duration::from_millis(200);
 pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnOptions>> {
     let settings = Settings::get()?;
     let mut options = settings.conn.clone();
-    (options.ird, options.ord) = (ird.into(), ord.into());
+    (options.ird, options.ord) = (settings.ird.unwrap_or(ird.into()), settings.ord.unwrap_or(ord.into()));
     if settings.acknowledged() {
         // Every Write and Send is followed by a Read of no bytes, which both sides must have room for.
         options.acknowledged = true;

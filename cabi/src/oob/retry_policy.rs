@@ -17,7 +17,8 @@ pub(crate) struct RetryPolicy {
 
 impl RetryPolicy {
     /// Before the attributes of RTS are known.
-    pub(super) const UNLIMITED: Self = Self { connection: None, receive: Duration::MAX, acknowledgement: None };
+    pub(super) const UNLIMITED: Self =
+        Self { connection: None, receive: Duration::MAX, acknowledgement: None };
 
     /// Connecting needs more time than a lost packet on InfiniBand: TCP's own, and the second that the other end waits.
     const MIN_CONNECTION: Duration = Duration::from_secs(3);

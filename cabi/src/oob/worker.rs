@@ -78,8 +78,8 @@ impl Worker {
             // Revision 2 alone carries IRD, ORD and the right to send first.
             .revision(Revision::Two)
             .peer_to_peer(true)
-            .ird(limit)
-            .ord(limit)
+            .ird(settings.ird.unwrap_or(limit))
+            .ord(settings.ord.unwrap_or(limit))
             .acknowledged(settings.acknowledged())
             .dead_after(settings.dead_after(None))
             .outlives_peer(true)

@@ -4,9 +4,7 @@ use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{
-    Interest, ListenOptions, Listener, OptionError, RecvBuf, Rest, Stream, StreamOptions, Token,
-};
+use crate::{Interest, ListenOptions, Listener, OptionError, RecvBuf, Rest, Stream, StreamOptions, Token};
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 

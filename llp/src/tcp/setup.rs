@@ -96,7 +96,8 @@ pub(super) fn set_dead_after(socket: &Socket, after: Option<Duration>) -> io::Re
     let Some(after) = after else { return socket.set_keepalive(false) };
     let (idle, interval, retries) = probes(after);
     let second = Duration::from_secs(1);
-    let probes = TcpKeepalive::new().with_time(second * idle).with_interval(second * interval).with_retries(retries);
+    let probes =
+        TcpKeepalive::new().with_time(second * idle).with_interval(second * interval).with_retries(retries);
     socket.set_tcp_keepalive(&probes)
 }
 
@@ -147,7 +148,10 @@ mod tests {
         for seconds in [2, 3, 5, 10, 19, 20, 60, 900, 65_534] {
             let (idle, interval, count) = probes(Duration::from_secs(seconds));
             let dead = u64::from(idle + interval * count);
-            assert!((seconds - seconds / 5..=seconds).contains(&dead), "{seconds} s: {idle} + {count} * {interval}");
+            assert!(
+                (seconds - seconds / 5..=seconds).contains(&dead),
+                "{seconds} s: {idle} + {count} * {interval}"
+            );
         }
         assert_eq!(probes(Duration::ZERO), (1, 1, 1));
         assert_eq!(probes(Duration::MAX), (32_767, 8192, 3));

@@ -270,6 +270,23 @@ fn defaults_reach_both_ends() {
     }
 }
 
+/// The kernel ends a connection with TCP_USER_TIMEOUT after that time, though its peer answers every probe.
+#[test]
+fn a_closed_window_ends_no_connection() {
+    let options = StreamOptions { dead_after: Some(Duration::from_secs(2)), ..StreamOptions::default() };
+    let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
+    let bytes = [7; 64 << 10];
+    for _ in 0..4 {
+        while send(&mut *pair.client, &bytes).is_ok() {}
+        thread::sleep(Duration::from_secs(1));
+    }
+    let failed = send(&mut *pair.client, &bytes).unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::WouldBlock);
+    let info = pair.client.info();
+    assert!(info.not_sent > Some(0) && info.unacked == Some(0), "the window is closed: {info:?}");
+    assert!(info.last_ack < Some(Duration::from_secs(3)) && info.probes.is_some(), "{info:?}");
+}
+
 #[test]
 fn congestion_control_by_name() {
     let options = StreamOptions { congestion: Some("reno".into()), ..StreamOptions::default() };

@@ -140,7 +140,8 @@ impl World {
         let (there, back) = (self.link(local, peer), self.link(peer, local));
         let rtt = u32::try_from((there.latency + back.latency).as_micros()).ok();
         let Some(end) = self.ends.get(&id) else { return StreamInfo::default() };
-        let under_way = end.other.and_then(|other| self.ends.get(&other)).map_or(0, |other| other.inbound.len());
+        let under_way =
+            end.other.and_then(|other| self.ends.get(&other)).map_or(0, |other| other.inbound.len());
         StreamInfo {
             rtt_us: rtt,
             min_rtt_us: rtt,
