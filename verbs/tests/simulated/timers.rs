@@ -111,7 +111,7 @@ fn an_extension_is_used_over_a_round_trip_of_three_seconds() {
     let simulation = Simulation::new(1, Link { latency: Duration::from_millis(1500), ..Link::default() });
     let settings = ConnSettings::default().startup_timeout(Duration::from_secs(30));
     let ((pd, client), (_, server)) = simulation.connect(&settings);
-    let op = client.send_imm(pd.register(*b"early").unwrap(), 7);
+    let op = client.send_imm(pd.register(b"early".to_vec()).unwrap(), 7);
     simulation.run(async { op.await.map(drop).unwrap() }, async {
         assert_eq!(*server.recv().await.unwrap().unwrap(), *b"early");
     });
@@ -128,8 +128,8 @@ fn a_silent_peer_fails_the_request_that_needs_an_extension_alone() {
         async { Connection::connect(&pd, listener.local_addr(), &ConnSettings::default()).await.unwrap() },
         async { listener.accept().await.unwrap() },
     );
-    let refused = client.send_imm(pd.register(*b"refused").unwrap(), 7);
-    let behind = client.send(pd.register(*b"behind").unwrap());
+    let refused = client.send_imm(pd.register(b"refused".to_vec()).unwrap(), 7);
+    let behind = client.send(pd.register(b"behind".to_vec()).unwrap());
     simulation.run(
         async {
             let failed = refused.await.map(drop).unwrap_err().error;
