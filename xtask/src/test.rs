@@ -70,7 +70,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "no_std",
         component: None,
-        args: &["build", "-p", "uiw-stream", "--no-default-features"],
+        args: &["build", "-p", "uiw-stream", "-p", "uiw-datagram", "--no-default-features"],
         target: None,
         env: &[],
     },
@@ -78,7 +78,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "no_std_x86_64",
         component: None,
-        args: &["build", "-p", "uiw-stream", "--no-default-features", "--target", "x86_64-unknown-none"],
+        args: &["build", "-p", "uiw-stream", "-p", "uiw-datagram", "--no-default-features", "--target", "x86_64-unknown-none"],
         target: Some("x86_64-unknown-none"),
         env: &[],
     },
@@ -86,7 +86,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "no_std_thumbv7em",
         component: None,
-        args: &["build", "-p", "uiw-stream", "--no-default-features", "--target", "thumbv7em-none-eabi"],
+        args: &["build", "-p", "uiw-stream", "-p", "uiw-datagram", "--no-default-features", "--target", "thumbv7em-none-eabi"],
         target: Some("thumbv7em-none-eabi"),
         env: &[],
     },
