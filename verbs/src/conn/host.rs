@@ -134,37 +134,6 @@ impl<'a> QpHost<'a> {
         ids.for_each(|id| queue.done(id, status));
         qp.retire(&mut queue, self.wakes)
     }
-
-    /// Places `bytes` at byte `offset` of a message whose memory is `sges`.
-    fn scatter(
-        (qp, table, cache): (&QpInner, &Table, &mut MrCache),
-        sges: &[Sge],
-        offset: u32,
-        bytes: &[u8],
-    ) -> Result<(), LocalError> {
-        let mut skip = u64::from(offset);
-        let mut rest = bytes;
-        for sge in sges {
-            if rest.is_empty() {
-                break;
-            }
-            let room = u64::from(sge.length);
-            if skip >= room {
-                skip -= room;
-                continue;
-            }
-            let take = (room - skip).min(rest.len() as u64) as usize;
-            let (now, later) = rest.split_at(take);
-            let range = (sge.addr.wrapping_add(skip), take as u32);
-            table
-                .hold_local(cache, sge.lkey, qp.pd.id(), range, true)
-                .map_err(|_| LocalError::Protection)?
-                .copy_from(0, now);
-            rest = later;
-            skip = 0;
-        }
-        Ok(())
-    }
 }
 
 impl uiw_stream::Host for QpHost<'_> {
@@ -234,7 +203,8 @@ impl uiw_stream::Host for QpHost<'_> {
     fn place(&mut self, offset: u32, payload: Verified<'_>) -> Result<(), LocalError> {
         let qp = self.qp.ok_or(LocalError::Protection)?;
         let state = &mut *self.state;
-        Self::scatter((qp, self.table, &mut state.cache), &state.receive.sges, offset, &payload)
+        qp.scatter(self.table, &mut state.cache, &state.receive.sges, offset, &payload)
+            .map_err(|_| LocalError::Protection)
     }
 
     #[inline]
@@ -252,6 +222,7 @@ impl uiw_stream::Host for QpHost<'_> {
             imm,
             invalidated: message.invalidated.map(|stag| stag.0),
             qp_num: qp.num,
+            datagram_from: None,
             reason: None,
             timestamp_ns: 0,
         };
@@ -317,30 +288,7 @@ impl uiw_stream::Host for QpHost<'_> {
         self.queue();
         let queue = self.queue.as_ref().ok_or(LocalError::Protection)?;
         let wqe = queue.get(id).ok_or(LocalError::Protection)?;
-        if wqe.flags.contains(SendFlags::INLINE) {
-            out.extend_from_slice(&wqe.inline[range.start as usize..range.end as usize]);
-            return Ok(());
-        }
-        let (mut skip, mut left) = (range.start, range.end - range.start);
-        for sge in &wqe.sges {
-            if skip >= sge.length {
-                skip -= sge.length;
-                continue;
-            }
-            let take = left.min(sge.length - skip);
-            let part = (sge.addr.wrapping_add(u64::from(skip)), take);
-            let pin = self
-                .table
-                .hold_local(&mut self.state.cache, sge.lkey, qp.pd.id(), part, false)
-                .map_err(|_| LocalError::Protection)?;
-            pin.copy_to_vec(0..pin.len(), out);
-            left -= take;
-            skip = 0;
-            if left == 0 {
-                break;
-            }
-        }
-        Ok(())
+        qp.gather(self.table, &mut self.state.cache, wqe, range, out).map_err(|_| LocalError::Protection)
     }
 
     fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<Source<'_>, LocalError> {
@@ -371,12 +319,13 @@ impl uiw_stream::Host for QpHost<'_> {
     fn place_answer(&mut self, _id: u32, offset: u32, payload: Answer<'_>) -> Result<(), LocalError> {
         let qp = self.qp.ok_or(LocalError::Protection)?;
         let sges = self.state.sinks.front().ok_or(LocalError::Protection)?;
-        let memory = (qp, self.table, &mut self.state.cache);
-        match payload {
-            Answer::Read(bytes) => Self::scatter(memory, sges, offset, &bytes),
+        let cache = &mut self.state.cache;
+        let placed = match payload {
+            Answer::Read(bytes) => qp.scatter(self.table, cache, sges, offset, &bytes),
             // A number of this machine's, as `ibv_post_send` documents it.
-            Answer::Atomic(value) => Self::scatter(memory, sges, offset, &value.to_ne_bytes()),
-        }
+            Answer::Atomic(value) => qp.scatter(self.table, cache, sges, offset, &value.to_ne_bytes()),
+        };
+        placed.map_err(|_| LocalError::Protection)
     }
 
     fn answered(&mut self, id: u32, invalidate: Option<uiw_ddp::STag>) -> Result<(), LocalError> {
@@ -446,6 +395,8 @@ fn op(op: &SendOp) -> Op {
         SendOp::CmpSwap { remote, compare, compare_mask, swap, swap_mask } => {
             Op::CmpSwap { remote: place(remote), compare, compare_mask, swap, swap_mask }
         }
+        // Refused at a queue pair with a stream.
+        SendOp::Datagram { .. } => Op::Local,
         SendOp::LocalInvalidate { .. } | SendOp::Bind(_) | SendOp::FastRegister(_) => Op::Local,
     }
 }

@@ -5,6 +5,7 @@ mod attributes;
 mod control;
 mod handle;
 mod inner;
+mod memory;
 mod recv_queue;
 mod ring;
 mod send_queue;

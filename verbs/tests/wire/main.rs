@@ -4,6 +4,7 @@
 mod acknowledged;
 mod common;
 mod data;
+mod datagrams;
 mod foreign;
 mod idle_poll;
 mod itself;
