@@ -2,6 +2,7 @@
 
 use crate::abi::wr as op;
 use crate::abi::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq};
+use crate::ah;
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
 use crate::mw;
@@ -10,7 +11,7 @@ use crate::qp::Qp;
 use crate::srq::Srq;
 use std::ffi::c_int;
 use std::mem::offset_of;
-use uiw_verbs::{PostError, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge};
+use uiw_verbs::{Destination, PostError, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge};
 
 const _: () = {
     assert!(size_of::<Sge>() == size_of::<ibv_sge>() && align_of::<Sge>() == align_of::<ibv_sge>());
@@ -73,13 +74,25 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
     })
 }
 
+/// A Send of a UD queue pair.
+///
+/// # Errors
+/// EINVAL for every other request.
+pub(crate) fn to_datagram(op: SendOp, to: Destination) -> Result<SendOp> {
+    match op {
+        SendOp::Send => Ok(SendOp::Datagram { to, imm: None }),
+        SendOp::SendImm { imm } => Ok(SendOp::Datagram { to, imm: Some(imm) }),
+        _ => Err(Errno::INVAL),
+    }
+}
+
 /// A request in a chain of C's.
 trait Chained: Sized {
     type Wr<'a>;
     fn next(&self) -> *mut Self;
     /// # Safety
-    /// What the request names can be read during `'a`.
-    unsafe fn convert<'a>(&self) -> Result<Self::Wr<'a>>;
+    /// What the request names can be read during `'a`. `of` is NULL, or the UD queue pair that it is posted to.
+    unsafe fn convert<'a>(&self, of: *mut ibv_qp) -> Result<Self::Wr<'a>>;
 }
 
 impl Chained for ibv_send_wr {
@@ -89,9 +102,16 @@ impl Chained for ibv_send_wr {
         self.next
     }
 
-    unsafe fn convert<'a>(&self) -> Result<SendWr<'a>> {
-        // SAFETY: the caller's promise.
-        let (op, sges) = unsafe { (send_op(self)?, sges(self.sg_list, self.num_sge)?) };
+    unsafe fn convert<'a>(&self, of: *mut ibv_qp) -> Result<SendWr<'a>> {
+        // SAFETY: the caller's promise; a queue pair that is named here is UD, and its requests have a destination.
+        let (op, sges) = unsafe {
+            let op = send_op(self)?;
+            let op = match of.is_null() {
+                true => op,
+                false => to_datagram(op, ah::destination(self.wr.ud, (*of).pd)?)?,
+            };
+            (op, sges(self.sg_list, self.num_sge)?)
+        };
         Ok(SendWr { wr_id: self.wr_id, op, sges, flags: SendFlags::from_bits_truncate(self.send_flags) })
     }
 }
@@ -103,7 +123,7 @@ impl Chained for ibv_recv_wr {
         self.next
     }
 
-    unsafe fn convert<'a>(&self) -> Result<RecvWr<'a>> {
+    unsafe fn convert<'a>(&self, _of: *mut ibv_qp) -> Result<RecvWr<'a>> {
         // SAFETY: the caller's promise.
         Ok(RecvWr { wr_id: self.wr_id, sges: unsafe { sges(self.sg_list, self.num_sge) }? })
     }
@@ -116,11 +136,13 @@ struct Chain<W> {
     /// The request given out last, or the invalid one.
     last: *mut W,
     failed: Option<Errno>,
+    /// The queue pair, if it is UD.
+    ud: *mut ibv_qp,
 }
 
 impl<W> Chain<W> {
-    fn new(first: *mut W) -> Self {
-        Self { next: first, last: first, failed: None }
+    fn new(first: *mut W, ud: *mut ibv_qp) -> Self {
+        Self { next: first, last: first, failed: None, ud }
     }
 }
 
@@ -133,7 +155,7 @@ unsafe fn step<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
     let wr = unsafe { chain.next.as_ref() }?;
     chain.last = chain.next;
     // SAFETY: as above.
-    match unsafe { wr.convert() } {
+    match unsafe { wr.convert(chain.ud) } {
         Ok(converted) => {
             chain.next = wr.next();
             Some(converted)
@@ -152,9 +174,10 @@ unsafe fn step<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
 unsafe fn chain<W: Chained>(
     first: *mut W,
     bad: *mut *mut W,
+    ud: *mut ibv_qp,
     post: impl FnOnce(&mut Chain<W>) -> std::result::Result<(), PostError>,
 ) -> Result<()> {
-    let mut chain = Chain::new(first);
+    let mut chain = Chain::new(first, ud);
     let errno = match post(&mut chain) {
         // The engine pulls one request at a time, so the last one is the one it refused.
         Err(refused) => Errno::from(refused.error),
@@ -183,7 +206,9 @@ pub(crate) unsafe extern "C" fn post_send(
         // SAFETY: the caller's promise, for all of it.
         unsafe {
             let object = Object::<Qp>::get_called(qp.cast())?;
-            let posted = chain(wr, bad, |chain| object.engine.post_send(std::iter::from_fn(|| step(chain))));
+            let ud = if object.is_ud() { qp } else { std::ptr::null_mut() };
+            let posted =
+                chain(wr, bad, ud, |chain| object.engine.post_send(std::iter::from_fn(|| step(chain))));
             object.note_post();
             posted
         }
@@ -203,7 +228,9 @@ pub(crate) unsafe extern "C" fn post_recv(
         // SAFETY: the caller's promise, for all of it.
         unsafe {
             let object = Object::<Qp>::get_called(qp.cast())?;
-            chain(wr, bad, |chain| object.engine.post_recv(std::iter::from_fn(|| step(chain))))
+            chain(wr, bad, std::ptr::null_mut(), |chain| {
+                object.engine.post_recv(std::iter::from_fn(|| step(chain)))
+            })
         }
     })
 }
@@ -221,7 +248,9 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         // SAFETY: the caller's promise, for all of it.
         unsafe {
             let object = Object::<Srq>::get_called(srq)?;
-            chain(wr, bad, |chain| object.engine.post_recv(std::iter::from_fn(|| step(chain))))
+            chain(wr, bad, std::ptr::null_mut(), |chain| {
+                object.engine.post_recv(std::iter::from_fn(|| step(chain)))
+            })
         }
     })
 }

@@ -31,8 +31,8 @@ pub use device::{
 };
 pub use event::{ibv_async_element, ibv_async_event, ibv_event_type};
 pub use mr::{
-    ibv_ah, ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_parent_domain_init_attr, ibv_pd, ibv_td,
-    ibv_td_init_attr,
+    ibv_ah, ibv_grh, ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_parent_domain_init_attr, ibv_pd,
+    ibv_td, ibv_td_init_attr,
 };
 pub use qp::{
     ibv_ah_attr, ibv_ece, ibv_global_route, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,
@@ -41,7 +41,7 @@ pub use qp::{
 pub use srq::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_tm_cap};
 pub use wr::{
     ibv_data_buf, ibv_imm, ibv_recv_wr, ibv_send_bind, ibv_send_tail, ibv_send_target, ibv_send_wr, ibv_sge,
-    ibv_target_atomic, ibv_target_rdma, ibv_wc,
+    ibv_target_atomic, ibv_target_rdma, ibv_target_ud, ibv_wc,
 };
 
 /// `pthread_mutex_t` and `pthread_cond_t` inside verbs objects. Zeroed is their static initialiser; this library locks neither.

@@ -38,7 +38,7 @@ pub(crate) struct ListenerSlot {
 
 /// Identifies a device's listener. Never used again while one of its requests is undecided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ListenerId(u64);
+pub struct ListenerId(pub(super) u64);
 
 /// A port on which peers may connect. Dropping it closes the port; requests not decided yet are rejected.
 pub struct Listener {

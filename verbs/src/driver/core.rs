@@ -42,6 +42,7 @@ pub(crate) enum Slot {
     DatagramSocket(Token),
     /// A UD queue pair.
     Endpoint(Box<Endpoint>),
+    Sidr(Box<crate::cm::sidr::SidrSlot>),
 }
 
 pub(crate) struct Core {
@@ -173,6 +174,17 @@ impl Core {
             Slot::Listener(listener) => Some(listener),
             _ => None,
         }
+    }
+
+    /// The slot of `token`, whatever it has.
+    pub(crate) fn any_slot(&mut self, token: Token) -> Option<&mut Slot> {
+        self.slot(token)
+    }
+
+    /// As [`Core::any_slot`], with the services.
+    pub(crate) fn slot_and_services(&mut self, token: Token) -> Option<(&mut Slot, &mut Services)> {
+        let (generation, slot) = self.slots.get_mut(key_of(token))?;
+        (*generation == generation_of(token)).then_some((slot, &mut self.services))
     }
 
     pub(crate) fn datagram_port(&mut self, token: Token) -> Option<&mut PortSlot> {
@@ -531,6 +543,7 @@ impl Core {
                     ud::receive(self, port, event.token);
                 }
             }
+            Some(Slot::Sidr(_)) => crate::cm::sidr::on_event(self, event.token),
             Some(Slot::DatagramPort(_) | Slot::Endpoint(_)) | None => {}
         }
     }
@@ -543,7 +556,9 @@ impl Core {
         }
         let mut count = 0;
         while let Some(token) = self.services.timers.due(now) {
-            self.with_conn(token, Conn::on_timer);
+            if self.with_conn(token, Conn::on_timer).is_none() {
+                crate::cm::sidr::on_timer(self, token);
+            }
             count += 1;
         }
         count
