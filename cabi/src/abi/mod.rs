@@ -18,7 +18,7 @@ pub mod wr;
 
 pub use cm::{
     rdma_addrinfo, rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_conn_param, rdma_event_channel,
-    rdma_event_param,
+    rdma_event_param, rdma_ud_param,
 };
 pub use context::{ibv_context, ibv_context_ops, ibv_values_ex, verbs_context};
 pub use cq::{

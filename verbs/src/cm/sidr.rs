@@ -6,6 +6,7 @@ use crate::driver::{Core, Driver, Services, Slot};
 use crate::error::{Error, Result};
 use crate::notify::Wakes;
 use std::collections::VecDeque;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +83,8 @@ impl std::fmt::Debug for SidrListener {
 }
 
 impl SidrListener {
-    /// Listens at `addresses`, for UDP; a port of 0 takes a free one, the same for all. Requests come as
+    /// Listens at `addresses`, for UDP; a port of 0 takes a free one, the same for all. Of several, those that the system does not have are
+    /// left out. Requests come as
     /// [`CmEventKind::SidrRequest`] on `channel`.
     ///
     /// # Errors
@@ -95,12 +97,17 @@ impl SidrListener {
         let (token, local) = shard.call(move |core| {
             let token = core.next_token();
             let mut sockets = Vec::new();
-            let mut port = 0;
+            let (mut port, several) = (0, addresses.len() > 1);
             for mut address in addresses {
                 if address.port() == 0 {
                     address.set_port(port);
                 }
-                let socket = bind(core, address, token)?;
+                let socket = match bind(core, address, token) {
+                    Ok(socket) => socket,
+                    // Gone since the list was made, or an IPv6 address that is still being checked.
+                    Err(Error::Io { source, .. }) if several && is_not_available(&source) => continue,
+                    Err(error) => return Err(error),
+                };
                 port = socket.local_addr().port();
                 sockets.push(socket);
             }
@@ -281,7 +288,7 @@ impl SidrHandle {
         let driver = Arc::clone(device.driver());
         let number = getrandom::u64().map_err(|error| Error::Io {
             what: "drawing a transaction number",
-            source: std::io::Error::other(error),
+            source: io::Error::other(error),
         })?;
         let request = Request { transaction: number, private_data }.emit().map_err(too_long)?;
         let id = ConnId(driver.shared.next_stream().0);
@@ -341,6 +348,10 @@ impl Drop for SidrHandle {
         let token = self.token;
         drop(self.driver.shard(token).call(move |core| core.remove(token)));
     }
+}
+
+fn is_not_available(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::AddrNotAvailable
 }
 
 fn bind(core: &mut Core, local: SocketAddr, token: Token) -> Result<Box<dyn DatagramSocket>> {
