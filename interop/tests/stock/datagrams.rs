@@ -50,17 +50,20 @@ fn pingpong_between_namespaces() {
 #[test]
 fn an_iwarp_device_has_none_unless_asked() {
     let Some(_) = uiw_interop::require("ibv_ud_pingpong") else { return };
+    let port = free_port();
+    let libraries = Libraries::get();
     let command = || {
-        let mut command = Libraries::get().command(User::Same, "ibv_ud_pingpong");
-        command.args(["-d", "uiw_lo", "-g", "0", "-s", "1024", "-p", &free_port().to_string()]);
+        let mut command = libraries.command(User::Same, "ibv_ud_pingpong");
+        command.args(["-d", "uiw_lo", "-g", "0", "-s", "1024", "-p", &port.to_string()]);
         command
     };
     let ended = Running::start(command()).end();
     assert_eq!((ended.code, ended.count("Couldn't create QP")), (1, 1), "{ended:?}");
     let mut asked = command();
     asked.env("UIW_UD", "on");
+    asked.arg("-e");
     let mut server = Running::start(asked);
-    server.wait_saying("local address:");
+    server.wait_listening(port);
     server.stop();
 }
 
@@ -96,8 +99,9 @@ fn perftest_between_namespaces_as_an_ordinary_user() {
 /// The two ends of one of rdmacm-utils.
 fn by_rdma_cm(network: &Network, program: &str, server: &[&str], client: &[&str]) -> Option<[Ended; 2]> {
     uiw_interop::require(program)?;
+    let libraries = Libraries::get();
     let command = |args: &[&str]| {
-        let mut command = Libraries::get().command(User::Same, "stdbuf");
+        let mut command = libraries.command(User::Same, "stdbuf");
         command.args(["-oL", program]).args(args).env("UIW_PERSONA", "roce");
         command
     };
@@ -107,14 +111,16 @@ fn by_rdma_cm(network: &Network, program: &str, server: &[&str], client: &[&str]
     Some([server.end(), client])
 }
 
+/// Its port cannot be chosen: each end has a namespace of its own.
 #[test]
 fn udaddy_resolves_queue_pairs_and_exchanges_messages() {
-    let Some(veth) = Network::veth() else { return };
-    for network in [&Network::Loopback, &veth] {
-        let (port, address) = (free_port().to_string(), network.server_address().to_string());
-        let common = ["-c", "5", "-C", "20", "-S", "500", "-p", &port];
+    let Some(network) = Network::veth() else { return };
+    let address = network.server_address().to_string();
+    // Port spaces UDP and IPOIB.
+    for space in ["0x0111", "0x0002"] {
+        let common = ["-c", "5", "-C", "20", "-S", "500", "-p", space];
         let client = [&common[..], &["-s", &address]].concat();
-        let Some(ends) = by_rdma_cm(network, "udaddy", &common, &client) else { return };
+        let Some(ends) = by_rdma_cm(&network, "udaddy", &common, &client) else { return };
         for end in ends {
             assert_eq!(end.well().count("return status 0"), 1, "{end:?}");
         }
@@ -125,9 +131,10 @@ fn udaddy_resolves_queue_pairs_and_exchanges_messages() {
 fn mckey_sends_to_a_group() {
     let Some(_) = uiw_interop::require("mckey") else { return };
     let Some(veth) = Network::veth() else { return };
+    let libraries = Libraries::get();
     for network in [&Network::Loopback, &veth] {
         let command = |args: &[&str], own: String| {
-            let mut command = Libraries::get().command(User::Same, "stdbuf");
+            let mut command = libraries.command(User::Same, "stdbuf");
             command
                 .args(["-oL", "mckey", "-m", "239.77.0.1", "-b", &own])
                 .args(args)
