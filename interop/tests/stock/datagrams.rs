@@ -150,3 +150,30 @@ fn mckey_sends_to_a_group() {
         }
     }
 }
+
+#[test]
+fn every_datagram_of_a_capture_is_decoded() {
+    let Some(_) = uiw_interop::require("ibv_ud_pingpong") else { return };
+    let libraries = Libraries::get();
+    let file = libraries.folder().join("datagrams.pcapng");
+    let port = free_port();
+    let command = || {
+        let mut command = libraries.command(User::Same, "ibv_ud_pingpong");
+        command.args(["-d", "uiw_lo", "-g", "0", "-s", "1024", "-n", "100", "-p", &port.to_string()]);
+        command.env("UIW_PERSONA", "roce");
+        command
+    };
+    let mut server = Running::start(command());
+    server.wait_listening(port);
+    let mut client = command();
+    client.arg("127.0.0.1").env("UIW_PCAP", &file);
+    Running::start(client).end().well();
+    server.end().well();
+    let mut lines = Vec::new();
+    let capture = std::fs::File::open(&file).unwrap();
+    let summary = uiw_cli::decode::decode(capture, &mut |record| lines.push(format!("{:?}", record.event))).unwrap();
+    // Each end sends 100 messages and receives as many.
+    assert_eq!((summary.packets, summary.datagrams, summary.departures), (200, 200, 0), "{summary}");
+    assert!(summary.followed());
+    assert!(lines.iter().all(|line| line.contains("length: 1024") && line.contains("order: None")), "{lines:?}");
+}
