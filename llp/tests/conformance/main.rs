@@ -33,8 +33,6 @@ const DESCRIPTOR: &[&str] = &[
 const TO_ITSELF: &[&str] = &["to_itself"];
 const PEEKS: &[&str] =
     &["peek_takes_nothing", "peek_and_consume", "peek_and_wait", "peek_at_the_fin", "peek_round_the_buffer"];
-const DATAGRAMS: &[&str] =
-    &["datagram_ports", "datagram_both_ways", "datagram_boundaries", "datagram_interest", "datagram_closed"];
 const NO_SHARDS: &[&str] = &["without_shards"];
 const SHARDS: &[&str] = &[
     "shard_of_its_own",
@@ -108,12 +106,12 @@ fn smoltcp((a, b): (PipeLink, PipeLink), clock: &Clock, v6: bool) -> io::Result<
 
 #[test]
 fn smoltcp_over_a_pipe() {
-    conforms(|| smoltcp(pipe(1500)?, &Clock::system(), false), &[TO_ITSELF, SHARDS, DATAGRAMS]);
+    conforms(|| smoltcp(pipe(1500)?, &Clock::system(), false), &[TO_ITSELF, SHARDS]);
 }
 
 #[test]
 fn smoltcp_over_a_pipe_and_ipv6() {
-    conforms(|| smoltcp(pipe(9000)?, &Clock::system(), true), &[TO_ITSELF, SHARDS, DATAGRAMS]);
+    conforms(|| smoltcp(pipe(9000)?, &Clock::system(), true), &[TO_ITSELF, SHARDS]);
 }
 
 #[test]
@@ -140,7 +138,7 @@ fn smoltcp_over_a_rough_path_on_a_virtual_clock() {
             }
         }))
     };
-    conforms(peers, &[DESCRIPTOR, TO_ITSELF, SHARDS, DATAGRAMS]);
+    conforms(peers, &[DESCRIPTOR, TO_ITSELF, SHARDS]);
 }
 
 /// Two interfaces with a cable between them, where that can be had.
@@ -154,7 +152,7 @@ fn smoltcp_over_packet() {
         let server = namespaces.inside_server(|| PacketLink::open("veth0", &there))?;
         Ok(Peers::new((SmolStack::new(client, &here)?, ours), (SmolStack::new(server, &there)?, theirs)))
     };
-    conforms(peers, &[TO_ITSELF, SHARDS, DATAGRAMS]);
+    conforms(peers, &[TO_ITSELF, SHARDS]);
 }
 
 fn simulated(link: &Link) -> Peers {
