@@ -1,11 +1,13 @@
 //! UD queue pairs against each other and against a socket that sends what it likes.
 
-use crate::common::{ALL, End, Make, fill, memory, next_wc, pattern, peek};
+use crate::common::{End, Make, fill, memory, next_wc, pattern, peek};
 use crate::transport::pass;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_datagram::{Grh, Header, Qpn};
+use uiw_llp::sim::DatagramFaults;
+use uiw_verbs::cm::{CmChannel, CmEventKind, SidrHandle, SidrListener};
 use uiw_verbs::{
     AddressHandle, CqOptions, DatagramPort, Destination, Device, Error, Pd, QpCap, QpInit, QpState,
     SendFlags, SendOp, Srq, SrqAttr, Wc, WcOpcode, WcStatus,
@@ -354,7 +356,6 @@ fn receives_come_from_a_shared_queue() {
     a.send(2, a.to(&b), 64);
     b.dropped(1);
     assert_eq!(b.counts().no_receive, 1);
-    assert!(ALL.contains(uiw_verbs::Access::LOCAL_WRITE));
 }
 
 #[test]
@@ -391,4 +392,139 @@ fn members_of_a_group_receive_copies() {
     is_received(&c.end.received_ok(3), &a, 12);
     b.end.nothing_more();
     a.end.nothing_more();
+}
+
+/// Two queue pairs on the simulated network.
+fn simulated() -> (Ud, Ud) {
+    let address = crate::simulation::any_port().ip();
+    let cap = QpCap { max_send_wr: 512, max_recv_wr: 512, ..QpCap::default() };
+    let make = || Make { cap, memory: 1 << 20, ..Make::default() };
+    (Ud::on(&crate::common::device(), address, make()), Ud::on(&crate::common::device(), address, make()))
+}
+
+#[test]
+fn lost_repeated_and_reordered_messages_are_whole_ones() {
+    const MESSAGES: u64 = 400;
+    let (a, b) = simulated();
+    crate::simulation::change_link(|link| {
+        link.latency = Duration::from_millis(1);
+        link.capacity = 1 << 20;
+        link.datagrams = DatagramFaults { loss: 100_000, duplicate: 100_000, reorder: 100_000 };
+    });
+    for id in 0..512 {
+        b.end.recv(id, id * 2048, 2048);
+    }
+    for id in 0..MESSAGES {
+        fill(&a.end.mr, 0, &id.to_le_bytes());
+        a.send(id, a.to(&b), 8 + id as u32);
+        a.end.sent_ok(id);
+    }
+    pass(&b.end.device, Duration::from_secs(1));
+    let mut completions = Vec::new();
+    b.end.rcq.poll(&mut completions, 512);
+    let mut came = Vec::new();
+    for wc in &completions {
+        let place = (wc.wr_id * 2048) as usize;
+        let id = u64::from_le_bytes(peek(&b.end.mr, place + 40, 8).try_into().unwrap());
+        is_received(wc, &a, 8 + id as u32);
+        came.push(id);
+    }
+    let mut different = came.clone();
+    different.sort_unstable();
+    assert_ne!(different, came, "some came out of order");
+    different.dedup();
+    assert!(different.len() < came.len(), "some came twice");
+    assert!(
+        different.len() < MESSAGES as usize && different.len() > MESSAGES as usize / 2,
+        "{}",
+        different.len()
+    );
+    assert_eq!((b.counts().received, b.counts().dropped()), (came.len() as u64, 0));
+}
+
+/// What UDP has no room for stays in the send queue, which is bounded, and leaves when there is room.
+#[test]
+fn sends_wait_for_room() {
+    let (a, b) = simulated();
+    crate::simulation::change_link(|link| {
+        link.latency = Duration::from_millis(10);
+        link.capacity = 4096;
+    });
+    for id in 0..64 {
+        b.end.recv(id, id * 2048, 2048);
+    }
+    let to = a.to(&b);
+    for id in 0..64 {
+        a.send(id, to, 1000);
+    }
+    // No time passes: what has left is under way, and the rest is open.
+    crate::simulation::run_until_idle();
+    let mut completed = Vec::new();
+    a.end.scq.poll(&mut completed, 64);
+    assert!((1..=8).contains(&completed.len()), "{} left at once", completed.len());
+    for id in completed.len() as u64..64 {
+        a.end.sent_ok(id);
+    }
+    for id in 0..64 {
+        is_received(&b.end.received_ok(id), &a, 1000);
+    }
+    assert_eq!(a.counts().sent, 64);
+    // A queue pair that is destroyed meanwhile leaves nothing behind.
+    for id in 0..64 {
+        a.send(id, to, 1000);
+    }
+    drop(a);
+    b.end.nothing_more();
+}
+
+#[test]
+fn sidr_resolves_a_queue_pair_despite_losses() {
+    let (a, b) = simulated();
+    crate::simulation::change_link(|link| {
+        link.latency = Duration::from_millis(5);
+        link.datagrams = DatagramFaults { loss: 400_000, duplicate: 300_000, reorder: 0 };
+    });
+    let channel = Arc::<CmChannel>::default();
+    let listener =
+        SidrListener::bind(&b.end.device, &[SocketAddr::new(b.address, 0)], &b.end.channel).unwrap();
+    let from = SocketAddr::new(a.address, 0);
+    let ask = |data: &[u8]| {
+        SidrHandle::request(&a.end.device, from, listener.local_addr(), data, &channel).unwrap()
+    };
+    for round in 0..20u8 {
+        let handle = ask(&[round; 100]);
+        let CmEventKind::SidrRequest(request) = b.end.event() else { panic!("not a request") };
+        assert_eq!((request.listener(), request.private_data()), (listener.id(), &[round; 100][..]));
+        let rejects = round % 4 == 3;
+        if rejects {
+            request.reject(b"no").unwrap();
+        } else {
+            request.accept(b.end.qp.num(), QKEY, b"yes").unwrap();
+        }
+        let event = crate::transport::wait(&a.end.device, |cx| channel.poll_pop(cx)).expect("an answer");
+        assert_eq!(event.id, handle.id());
+        match event.kind {
+            CmEventKind::SidrResolved(info) if !rejects => {
+                assert_eq!(
+                    (info.qpn, info.qkey, &info.private_data[..]),
+                    (b.end.qp.num(), QKEY, &b"yes"[..])
+                );
+            }
+            CmEventKind::Failed(Error::Rejected { private_data, .. }) if rejects => {
+                assert_eq!(private_data, b"no")
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    // Repetitions of a request make no second event.
+    pass(&b.end.device, Duration::from_secs(40));
+    assert!(b.end.channel.is_empty() && channel.is_empty());
+    // There is no answer any more, and the requester gives up.
+    let gone = listener.local_addr();
+    drop(listener);
+    let handle = SidrHandle::request(&a.end.device, from, gone, b"", &channel).unwrap();
+    let event = crate::transport::wait_for(&a.end.device, Duration::from_secs(60), |cx| channel.poll_pop(cx));
+    let event = event.expect("a failure");
+    assert!(matches!(event.kind, CmEventKind::Failed(Error::TimedOut { .. })) && event.id == handle.id());
+    assert!(SidrHandle::request(&a.end.device, from, gone, &[0; 181], &channel).is_err(), "too much data");
 }

@@ -4,7 +4,7 @@ use super::{Time, World};
 use crate::{Event, Interest, Token};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 /// How much later a datagram comes that others overtake, beside twice the latency.
@@ -121,11 +121,19 @@ impl World {
         Some((datagram.from, datagram.bytes))
     }
 
+    /// The room of the narrowest link from `from`.
+    fn capacity_from(&self, from: IpAddr) -> usize {
+        let own = self.links.iter().filter(|((source, _), _)| *source == from);
+        own.map(|(_, link)| link.capacity).min().unwrap_or(self.default.capacity)
+    }
+
     pub(super) fn poll_datagrams(&self, stack: u32, events: &mut Vec<Event>) {
         for socket in self.sockets.values().filter(|socket| socket.stack == stack) {
             let arrived = socket.inbound.front().is_some_and(|datagram| datagram.due <= self.time);
             let readable = socket.interest.read && arrived;
-            let writable = socket.interest.write && self.under_way(socket.local) < self.default.capacity;
+            let ip = socket.local.ip();
+            let room = || self.under_way(socket.local) < self.capacity_from(ip);
+            let writable = socket.interest.write && room();
             if readable || writable {
                 events.push(Event { token: socket.token, readable, writable });
             }
