@@ -2,20 +2,19 @@
 //! stands between an arrival and the task that waits for it.
 
 use std::error::Error;
-use uiw::{ConnOptions, ConnSettings, Connection, Device, Listener};
+use uiw::{ConnSettings, Connection, Device, Listener};
 
 async fn echo(connection: Connection) {
-    while let Ok(message) = connection.recv().await {
+    while let Ok(Some(message)) = connection.recv().await {
         if connection.send_copy(&message).await.is_err() {
             break;
         }
     }
 }
 
-async fn serve(listener: Listener, device: Device) {
-    let Ok(pd) = device.alloc_pd() else { return };
+async fn serve(listener: Listener) {
     // A peer that fails or is silent neither ends this loop nor delays another one.
-    while let Ok(connection) = listener.accept(&pd, &ConnSettings::default()).await {
+    while let Ok(connection) = listener.accept().await {
         tokio::spawn(echo(connection));
     }
 }
@@ -24,15 +23,15 @@ async fn serve(listener: Listener, device: Device) {
 async fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open()?;
     let driver = tokio::spawn(uiw::tokio::drive(device.clone()));
-    let listener = Listener::bind(&device, "127.0.0.1:0".parse()?, &ConnOptions::default())?;
-    let address = listener.local_addr();
-    tokio::spawn(serve(listener, device.clone()));
-
     let pd = device.alloc_pd()?;
-    let connection = Connection::connect(&device, &pd, address, &ConnSettings::default()).await?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+    let address = listener.local_addr();
+    tokio::spawn(serve(listener));
+
+    let connection = Connection::connect(&pd, address, &ConnSettings::default()).await?;
     for word in ["one", "two", "three"] {
         connection.send_copy(word.as_bytes()).await?;
-        let back = connection.recv().await?;
+        let back = connection.recv().await?.ok_or("closed")?;
         println!("{} came back", String::from_utf8_lossy(&back));
     }
     connection.disconnect().await?;

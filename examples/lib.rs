@@ -7,5 +7,8 @@
 //! | `read` | RDMA Read of memory the peer shares, and an atomic on it |
 //! | `pingpong` | round trips on the raw layer, one thread polling |
 //! | `async_echo` | an echo server and its client as tokio tasks, tokio driving the device |
+//! | `rpc` | remote calls as tower services |
+//! | `key_value` | a store whose clients get by RDMA Read, without the server's program |
+//! | `file_transfer` | a file in blocks, written by RDMA into memory that the receiver opened |
 //! | `embed_stream` | a whole peer without the engine, over any reader and writer |
 //! | `embed_smoltcp` | the same peer inside of an existing smoltcp loop: no socket of the kernel's, no thread, no clock |

@@ -25,7 +25,7 @@ impl End {
         let cq = device.create_cq(16, CqOptions::default())?;
         let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
         let cap = QpCap::default();
-        let qp = pd.create_qp(QpInit { send_cq, recv_cq, srq: None, cap, signal_all: true, num: None })?;
+        let qp = pd.create_qp(QpInit::new(&send_cq, &recv_cq).cap(cap))?;
         let memory = pd.register_raw(Memory::owned(128)?, 0, Access::LOCAL_WRITE)?;
         let end = Self { device, cq, qp, memory };
         end.post_recv()?;

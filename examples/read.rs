@@ -6,29 +6,25 @@ use uiw::blocking::{Connection, Listener};
 use uiw::{Access, ConnSettings, Device, RemoteMr, WcError};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let device = Device::open()?;
-    let settings = ConnSettings::default();
-    let listener = Listener::bind(&device, "127.0.0.1:0".parse()?, &settings.options)?;
+    let pd = Device::open()?.alloc_pd()?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
     let address = listener.local_addr();
 
     let server = thread::spawn(move || -> Result<u64, WcError> {
-        let pd = device.alloc_pd()?;
         let memory = pd.share(4096, Access::REMOTE_READ | Access::REMOTE_ATOMIC)?;
         memory.write(8, b"what the server wrote")?;
-        let connection = listener.accept(&pd, &ConnSettings::default())?;
+        let connection = listener.accept()?;
         connection.send_copy(&memory.remote(0..4096)?.to_bytes())?;
         connection.ended();
         Ok(memory.load_u64(0)?)
     });
 
-    let device = Device::open()?;
-    let pd = device.alloc_pd()?;
-    let connection = Connection::connect(&device, &pd, address, &settings)?;
-    let source = RemoteMr::from_bytes(&connection.recv()?).ok_or("not an address")?;
+    let pd = Device::open()?.alloc_pd()?;
+    let connection = Connection::connect(&pd, address, &ConnSettings::default())?;
+    let source = RemoteMr::from_bytes(&connection.recv()?.ok_or("closed")?).ok_or("not an address")?;
 
-    let buffer = pd.register(vec![0; 21]).map_err(|(error, _)| error)?;
-    let (result, buffer) = connection.read(buffer, source.slice(8..29)?).wait();
-    result?;
+    let buffer = pd.register(vec![0; 21])?;
+    let (_, buffer) = connection.read(buffer, source.slice(8..29)?).wait()?;
     println!("read {:?}", String::from_utf8_lossy(buffer.bytes()));
 
     let before = connection.fetch_add(source.slice(0..8)?, 5)?;

@@ -43,6 +43,21 @@ fn async_echo() {
     runs("async_echo", "three came back");
 }
 
+#[test]
+fn rpc() {
+    runs("rpc", "three became THREE");
+}
+
+#[test]
+fn key_value() {
+    runs("key_value", "planet: Some(\"Neptune\"), moons: Some(\"16\"), rings: None");
+}
+
+#[test]
+fn file_transfer() {
+    runs("file_transfer", "sent 5000000 bytes, received 5000000, the same: true");
+}
+
 const EMBEDDED: &str = "initiator: received [\"welcome\"], the peer terminated the stream: \
      DDP: tagged buffer: base or bounds violation (1/1/0x01)";
 

@@ -6,25 +6,25 @@ use uiw::blocking::{Connection, Listener};
 use uiw::{ConnSettings, Device};
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let device = Device::open()?;
-    let settings = ConnSettings::default();
-    let listener = Listener::bind(&device, "127.0.0.1:0".parse()?, &settings.options)?;
+    let pd = Device::open()?.alloc_pd()?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
     let address = listener.local_addr();
 
     let server = thread::spawn(move || -> Result<(), uiw::WcError> {
-        let connection = listener.accept(&device.alloc_pd()?, &ConnSettings::default())?;
-        let message = connection.recv()?;
-        println!("server got {:?}", String::from_utf8_lossy(&message));
-        connection.send_copy(b"and good day to you")?;
-        connection.ended();
+        let connection = listener.accept()?;
+        // Until the client closes the connection.
+        while let Some(message) = connection.recv()? {
+            println!("server got {:?}", String::from_utf8_lossy(&message));
+            connection.send_copy(b"and good day to you")?;
+        }
         Ok(())
     });
 
-    let device = Device::open()?;
-    let pd = device.alloc_pd()?;
-    let connection = Connection::connect(&device, &pd, address, &settings)?;
+    let pd = Device::open()?.alloc_pd()?;
+    let connection = Connection::connect(&pd, address, &ConnSettings::default())?;
     connection.send_copy(b"good day")?;
-    println!("client got {:?}", String::from_utf8_lossy(&connection.recv()?));
+    let answer = connection.recv()?.ok_or("closed without an answer")?;
+    println!("client got {:?}", String::from_utf8_lossy(&answer));
     connection.disconnect()?;
     server.join().map_err(|_| "the server panicked")??;
     Ok(())

@@ -8,31 +8,25 @@ use uiw::{Access, ConnSettings, Device, RemoteMr, WcError};
 const LEN: u64 = 1 << 20;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let device = Device::open()?;
-    let settings = ConnSettings::default();
-    let listener = Listener::bind(&device, "127.0.0.1:0".parse()?, &settings.options)?;
+    let pd = Device::open()?.alloc_pd()?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
     let address = listener.local_addr();
 
     let server = thread::spawn(move || -> Result<bool, WcError> {
-        let pd = device.alloc_pd()?;
-        let connection = listener.accept(&pd, &ConnSettings::default())?;
+        let connection = listener.accept()?;
         let memory = pd.share(LEN as usize, Access::empty())?;
         // A bound window belongs to one connection: its key is of no use to another peer, and becomes invalid when the window is dropped.
-        let window =
-            device.block_on(memory.bind_window(connection.as_async(), 0..LEN, Access::REMOTE_WRITE))?;
+        let window = connection.bind_window(&memory, 0..LEN, Access::REMOTE_WRITE)?;
         connection.send_copy(&window.remote().to_bytes())?;
-        let done = connection.recv()?;
-        assert_eq!(&*done, b"written");
+        assert_eq!(connection.recv()?.as_deref(), Some(&b"written"[..]));
         Ok(memory.to_vec(0..LEN)?.iter().all(|byte| *byte == 0xA5))
     });
 
-    let device = Device::open()?;
-    let pd = device.alloc_pd()?;
-    let connection = Connection::connect(&device, &pd, address, &settings)?;
-    let target = RemoteMr::from_bytes(&connection.recv()?).ok_or("not an address")?;
-    let source = pd.register(vec![0xA5; LEN as usize]).map_err(|(error, _)| error)?;
-    let (result, _source) = connection.write(source, target).wait();
-    result?;
+    let pd = Device::open()?.alloc_pd()?;
+    let connection = Connection::connect(&pd, address, &ConnSettings::default())?;
+    let target = RemoteMr::from_bytes(&connection.recv()?.ok_or("closed")?).ok_or("not an address")?;
+    let source = pd.register(vec![0xA5; LEN as usize])?;
+    let (_, _source) = connection.write(source, target).wait()?;
     // A Write does not notify the peer's application; what is sent behind it arrives behind it.
     connection.send_copy(b"written")?;
     println!("written {LEN} bytes; the server saw them: {}", server.join().map_err(|_| "panic")??);

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use uiw_verbs::DriveGuard;
+use uiw_verbs::ProgressHooks;
 
 /// Result of a call of C.
 pub type Result<T> = std::result::Result<T, Errno>;
@@ -18,7 +18,7 @@ fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 /// The guard's fast path, for functions that are called with every message. Two calls of the C library for each would cost more
-/// than the message, so only the engine's own work is protected from cancellation ([`DRIVE_GUARD`]); the rest makes no system call
+/// than the message, so only the engine's own work is protected from cancellation ([`PROGRESS_HOOKS`]); the rest makes no system call
 /// through the C library, unless there is a log.
 fn guarded_fast<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     if LOGGING.load(Ordering::Relaxed) { guarded(body) } else { caught(body) }
@@ -28,7 +28,7 @@ fn guarded_fast<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
 pub(crate) static LOGGING: AtomicBool = AtomicBool::new(false);
 
 /// A thread of the program is not cancelled while it does the engine's work.
-pub(crate) const DRIVE_GUARD: DriveGuard = DriveGuard { enter: uncancelled, leave: as_before };
+pub(crate) const PROGRESS_HOOKS: ProgressHooks = ProgressHooks { enter: uncancelled, leave: as_before };
 
 fn uncancelled() -> i32 {
     let mut before = 0;

@@ -298,7 +298,7 @@ pub(crate) fn imm_and_flags(wc: &Wc) -> (u32, c_uint) {
     let grh = if wc.datagram_from.is_some() { IBV_WC_GRH } else { 0 };
     match (wc.imm, wc.invalidated) {
         (Some(imm), _) => (imm.to_be(), IBV_WC_WITH_IMM | grh),
-        (None, Some(stag)) => (stag, IBV_WC_WITH_INV),
+        (None, Some(stag)) => (stag.0, IBV_WC_WITH_INV),
         (None, None) => (0, grh),
     }
 }

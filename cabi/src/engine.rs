@@ -1,6 +1,6 @@
 //! The engine: one for all devices and both libraries of a process, opened at first use.
 
-use crate::boundary::{DRIVE_GUARD, LOGGING, Result};
+use crate::boundary::{LOGGING, PROGRESS_HOOKS, Result};
 use crate::errno::Errno;
 use crate::fork::{self, ForkSafe, Forked};
 use crate::inherited;
@@ -68,22 +68,20 @@ impl Engine {
         let settings = Settings::get()?;
         start_log(settings);
         let stack = self.stack(settings)?;
-        let limits = Limits { max_rd_atomic: MAX_RD_ATOMIC, ..Limits::default() };
+        let limits = Limits::default().max_rd_atomic(MAX_RD_ATOMIC);
         // Threads are started with the mask of this thread: the program's signals are for the program's own threads.
         let held = Held::new();
         let device = Device::with_stack(
             stack,
-            DeviceOptions {
-                limits,
-                guard: Some(DRIVE_GUARD),
-                shards: settings.shards,
-                ..DeviceOptions::default()
-            },
+            DeviceOptions::default()
+                .limits(limits)
+                .progress_hooks(PROGRESS_HOOKS)
+                .lenient_invalidate(true)
+                .shards(settings.shards),
         )?;
         drop(held);
         self.sockets = device.wait_fds().to_vec();
         // As siw: peers may invalidate a plain region with Send with Invalidate.
-        device.set_lenient_invalidate(true);
         self.device = Some(device.clone());
         flush_at_exit();
         Ok(device)

@@ -36,7 +36,7 @@ impl Mr {
             addr.checked_sub(region.addr()).and_then(|offset| (region.len() as u64).checked_sub(offset));
         // What begins outside is for the bind to refuse.
         Ok((
-            STag(region.rkey()),
+            STag(region.rkey().0),
             inside.filter(|inside| *inside > 0).map_or(length, |inside| length.min(inside)),
         ))
     }
@@ -83,7 +83,7 @@ unsafe fn register(
     let (lkey, rkey) = (engine.lkey(), engine.rkey());
     // SAFETY: the caller's promise.
     let context = unsafe { (*pd).context };
-    let abi = ibv_mr { context, pd, addr, length, handle: rkey >> 8, lkey, rkey };
+    let abi = ibv_mr { context, pd, addr, length, handle: rkey.0 >> 8, lkey: lkey.0, rkey: rkey.0 };
     Ok(Object::create(abi, Mr { engine: Mutex::new(Some(engine)), in_pd: Mutex::new(domain.users.add()) }))
 }
 
@@ -226,8 +226,8 @@ unsafe fn rereg(
     }
     // SAFETY: the object lives, and C orders its own calls, so no other thread writes it during this one.
     unsafe {
-        (*mr).lkey = region.lkey();
-        (*mr).rkey = region.rkey();
+        (*mr).lkey = region.lkey().0;
+        (*mr).rkey = region.rkey().0;
         if domain.is_some() {
             (*mr).pd = pd;
         }

@@ -48,8 +48,8 @@ pub(crate) fn cmp_swap(remote: Remote, compare: u64, swap: u64) -> SendOp {
 unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
     // SAFETY: every variant of the union is integers; the opcode names the one that is set.
     let (rdma, atomic) = unsafe { (wr.wr.rdma, wr.wr.atomic) };
-    let remote = Remote { addr: rdma.remote_addr, rkey: rdma.rkey };
-    let cell = Remote { addr: atomic.remote_addr, rkey: atomic.rkey };
+    let remote = Remote { addr: rdma.remote_addr, rkey: STag(rdma.rkey) };
+    let cell = Remote { addr: atomic.remote_addr, rkey: STag(atomic.rkey) };
     let imm = u32::from_be(wr.imm);
     Ok(match wr.opcode {
         op::IBV_WR_RDMA_WRITE => SendOp::Write { remote },

@@ -147,17 +147,15 @@ impl Default for PeerOptions {
 
 impl PeerOptions {
     pub(crate) fn options(&self) -> ConnOptions {
-        let mut options = ConnOptions {
-            crc: self.crc,
-            markers: self.markers,
-            fpdu: self.fpdu.0,
-            stable_tx: self.stable_tx,
-            profile: match self.peer {
+        let mut options = ConnOptions::default()
+            .crc(self.crc)
+            .markers(self.markers)
+            .fpdu(self.fpdu.0)
+            .stable_tx(self.stable_tx)
+            .profile(match self.peer {
                 Some(Peer::SiwGso) => PeerProfile::SiwGso,
                 None => PeerProfile::Rfc,
-            },
-            ..ConnOptions::default()
-        };
+            });
         options.stream.congestion.clone_from(&self.congestion);
         options
     }

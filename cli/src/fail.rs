@@ -136,7 +136,7 @@ impl From<Error> for Failure {
 impl From<uiw_verbs::WcError> for Failure {
     fn from(error: uiw_verbs::WcError) -> Self {
         match error {
-            uiw_verbs::WcError::Refused(error) => error.into(),
+            uiw_verbs::WcError::Refused(error) => Self::local("cannot prepare the run", error),
             error => Self::lost("an operation failed", error),
         }
     }

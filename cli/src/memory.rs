@@ -2,7 +2,7 @@
 
 use crate::fail::{Failure, Result};
 use std::ops::Range;
-use uiw_verbs::{Access, Memory, Pd, RawMr, Remote, RemoteMr, Sge};
+use uiw_verbs::{Access, Memory, Pd, RawMr, Remote, RemoteMr, STag, Sge};
 
 /// Bytes of the engine's that requests name. The commands copy in and out of a part only while no request of theirs names it;
 /// what a peer may write at any time is registered shared and copied atomically by the engine.
@@ -11,7 +11,7 @@ pub(crate) struct Buffer {
     /// All of it, and what requests call it: the same as long as it is registered, so that no message asks again.
     whole: uiw_mem::Span,
     addr: u64,
-    lkey: u32,
+    lkey: STag,
 }
 
 impl Buffer {
@@ -59,7 +59,7 @@ impl Buffer {
     /// Bytes `range` by our own address: for inline requests.
     pub(crate) fn address(&self, range: Range<usize>) -> Sge {
         let length = u32::try_from(range.len()).unwrap_or(u32::MAX);
-        Sge { addr: self.mr.region().as_ptr() as u64 + range.start as u64, length, lkey: 0 }
+        Sge { addr: self.mr.region().as_ptr() as u64 + range.start as u64, length, lkey: STag(0) }
     }
 
     /// Zeroes all of it (and touches its pages).
@@ -99,8 +99,8 @@ impl Buffer {
         Ok(None)
     }
 
-    pub(crate) fn stag(&self) -> uiw_verbs::STag {
-        uiw_verbs::STag(self.mr.rkey())
+    pub(crate) fn stag(&self) -> STag {
+        self.mr.rkey()
     }
 
     /// All of it, if the `len` bytes from `offset` on are inside.

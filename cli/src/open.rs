@@ -91,7 +91,7 @@ impl Opener {
             Some(sink) => Box::new(CaptureStack::new(stack, Arc::clone(sink), "uiw")),
             None => stack,
         };
-        Ok(Device::with_stack(stack, DeviceOptions { limits, ..DeviceOptions::default() })?)
+        Ok(Device::with_stack(stack, DeviceOptions::default().limits(limits))?)
     }
 
     /// Why the stack cannot be opened, and what to do.

@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::{self, CloseReason, CmChannel, CmEventKind, ConnInfo, ConnRequest};
 use uiw_verbs::{
-    Arm, ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, SendFlags, SendOp,
+    Arm, ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit, QpState, RecvWr, STag, SendFlags, SendOp,
     SendWr, Sge, Srq, Wc, WcStatus,
 };
 
@@ -87,14 +87,7 @@ impl Half {
             max_recv_sge: depths.sges,
             max_inline: MAX_INLINE,
         };
-        let qp = pd.create_qp(QpInit {
-            send_cq: Arc::clone(cq),
-            recv_cq: Arc::clone(cq),
-            srq: depths.srq.clone(),
-            cap,
-            signal_all: false,
-            num: None,
-        })?;
+        let qp = pd.create_qp(QpInit::new(cq, cq).cap(cap).signal_all(false).srq(depths.srq.clone()))?;
         let channel = Arc::new(CmChannel::default());
         Ok(Self { device: device.clone(), pd: pd.clone(), cq: Arc::clone(cq), qp, channel })
     }
@@ -180,7 +173,7 @@ pub(crate) fn post_all<'a>(qp: &Qp, wrs: impl Iterator<Item = SendWr<'a>>) -> Re
 
 /// Posts a Send of a copy of `bytes`, at most [`MAX_INLINE`] of them.
 pub(crate) fn send_copy(qp: &Qp, wr_id: u64, bytes: &[u8]) -> Result<()> {
-    let sge = Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 };
+    let sge = Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: STag(0) };
     post(qp, wr_id, SendOp::Send, &[sge], SendFlags::SIGNALED | SendFlags::INLINE)
 }
 

@@ -418,19 +418,17 @@ fn foreign_peers_are_echoed() {
     let server = Server::start();
     let device = uiw_verbs::Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
-    let settings = |private_data: &[u8]| uiw_verbs::ConnSettings {
-        private_data: private_data.to_vec(),
-        ..uiw_verbs::ConnSettings::default()
-    };
+    let settings =
+        |private_data: &[u8]| uiw_verbs::ConnSettings::default().private_data(private_data.to_vec());
     let peer = server.address.parse().unwrap();
-    let connection = Connection::connect(&device, &pd, peer, &settings(b"somebody else's")).unwrap();
+    let connection = Connection::connect(&pd, peer, &settings(b"somebody else's")).unwrap();
     // Sixteen bytes that describe no buffer are no rping.
     for message in [&[0u8; 16][..], b"hello", &[7; 10_000]] {
         connection.send_copy(message).unwrap();
-        assert_eq!(&*connection.recv().unwrap(), message);
+        assert_eq!(&*connection.recv().unwrap().unwrap(), message);
     }
     connection.disconnect().unwrap();
-    let unknown = Connection::connect(&device, &pd, peer, &settings(b"uiw-perf/99 {}"));
+    let unknown = Connection::connect(&pd, peer, &settings(b"uiw-perf/99 {}"));
     assert!(matches!(unknown, Err(uiw_verbs::Error::Rejected { .. })), "{unknown:?}");
 }
 

@@ -15,6 +15,7 @@ use core::fmt;
 /// assert_eq!(stag.to_string(), "0x1234a501");
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
 pub struct STag(pub u32);
 
 impl STag {

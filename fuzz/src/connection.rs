@@ -31,8 +31,8 @@ pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let network = Network::new(input.u8().into());
     network.set_default_link(link(&mut input));
-    let limits = Limits { max_held_bytes: 1 << 20, ..Limits::default() };
-    let options = DeviceOptions { progress: Progress::Manual, limits, ..DeviceOptions::default() };
+    let limits = Limits::default().max_held_bytes(1 << 20);
+    let options = DeviceOptions::default().progress(Progress::Manual).limits(limits);
     let device = Device::with_stack(Box::new(network.stack(OURS)), options).expect("a device");
     let mut stack = network.stack(THEIRS);
     let options = options_of(&mut input);
@@ -133,22 +133,20 @@ fn link(input: &mut Input<'_>) -> Link {
 fn options_of(input: &mut Input<'_>) -> ConnOptions {
     let bits = input.u8();
     let kinds = input.u8();
-    ConnOptions {
-        revision: if bits & 1 == 0 { Revision::Two } else { Revision::One },
-        crc: bits & 2 == 0,
-        markers: bits & 4 != 0,
-        peer_to_peer: bits & 8 == 0,
-        rtr: RtrKinds { write: kinds & 1 == 0, read: kinds & 2 == 0, send: true },
-        ird: input.pick(&[4, 1, 0, 16, 0x3FFF]),
-        ord: input.pick(&[4, 1, 0, 16, 0x3FFF]),
-        capabilities: input.pick(&[
+    ConnOptions::default()
+        .revision(if bits & 1 == 0 { Revision::Two } else { Revision::One })
+        .crc(bits & 2 == 0)
+        .markers(bits & 4 != 0)
+        .peer_to_peer(bits & 8 == 0)
+        .rtr(RtrKinds { write: kinds & 1 == 0, read: kinds & 2 == 0, send: true })
+        .ird(input.pick(&[4, 1, 0, 16, 0x3FFF]))
+        .ord(input.pick(&[4, 1, 0, 16, 0x3FFF]))
+        .capabilities(input.pick(&[
             CapabilityExchange::Assume,
             CapabilityExchange::Off,
             CapabilityExchange::On,
-        ]),
-        acknowledged: bits & 16 != 0,
-        stable_tx: bits & 32 != 0,
-        no_receive_timeout: Duration::from_millis(input.pick(&[500, 0, 5000])),
-        ..ConnOptions::default()
-    }
+        ]))
+        .acknowledged(bits & 16 != 0)
+        .stable_tx(bits & 32 != 0)
+        .no_receive_timeout(Duration::from_millis(input.pick(&[500, 0, 5000])))
 }

@@ -11,8 +11,8 @@ use uiw_llp::sim::Network;
 use uiw_llp::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Interest, Outgoing, Stack, Token};
 use uiw_verbs::cm::{CmChannel, CmEventKind, SidrListener};
 use uiw_verbs::{
-    Access, Cq, CqOptions, DatagramPort, Device, DeviceOptions, Memory, Progress, Qp, QpCap, QpInit, QpState,
-    RawMr, RecvWr, Sge, Wc, WcStatus,
+    Access, Cq, CqOptions, DatagramPort, Device, DeviceOptions, Memory, Progress, Qp, QpInit, QpState, RawMr,
+    RecvWr, Sge, Wc, WcStatus,
 };
 
 const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -77,20 +77,13 @@ impl Sender {
 
 impl Target {
     fn new(network: &Network) -> Self {
-        let options = DeviceOptions { progress: Progress::Manual, ..DeviceOptions::default() };
+        let options = DeviceOptions::default().progress(Progress::Manual);
         let device = Device::with_stack(Box::new(network.stack(OURS)), options).expect("a device");
         let pd = device.alloc_pd().expect("a domain");
         let cq = device.create_cq(256, CqOptions::default()).expect("a queue");
         let port =
             DatagramPort::bind(&device, &[SocketAddr::new(OURS, 0)], cq.shard(), 4096).expect("a port");
-        let init = QpInit {
-            send_cq: Arc::clone(&cq),
-            recv_cq: Arc::clone(&cq),
-            srq: None,
-            cap: QpCap::default(),
-            signal_all: true,
-            num: None,
-        };
+        let init = QpInit::new(&cq, &cq).signal_all(true);
         let qp = pd.create_ud_qp(init, &port).expect("a queue pair");
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
             qp.modify(state).expect("the transition");

@@ -4,7 +4,7 @@
 //! thread or parses a byte of MPA. Three stacks, and two that wrap any of them:
 //!
 //! * [`tcp::TcpStack`]: the kernel's TCP, level-triggered epoll.
-//! * [`smol::SmolStack`]: smoltcp over links of Ethernet frames.
+//! * `smol::SmolStack` (feature `smoltcp`): smoltcp over links of Ethernet frames.
 //! * [`sim::SimStack`]: links in one process with a virtual clock, for tests.
 //! * [`fault::FaultStack`]: cuts, flipped bits and odd-sized reads and writes on top of another stack.
 //! * [`capture::CaptureStack`]: writes what passes to a pcapng file.
@@ -53,9 +53,12 @@ pub mod conformance;
 mod datagram;
 pub mod fault;
 mod interface;
+#[cfg(feature = "smoltcp")]
 mod netlink;
 pub mod sim;
+#[cfg(feature = "smoltcp")]
 pub mod smol;
+#[cfg(feature = "smoltcp")]
 mod spec;
 pub mod tcp;
 pub mod wan;
@@ -76,6 +79,7 @@ pub use clock::Clock;
 pub use datagram::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Outgoing};
 pub use interface::Interface;
 pub use options::{KeepAlive, ListenOptions, OptionError, StreamInfo, StreamOptions};
+#[cfg(feature = "smoltcp")]
 pub use spec::{Spec, SpecError};
 
 /// Names a stream or a listener in [`Event`]s; chosen by the creator.

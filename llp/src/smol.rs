@@ -14,6 +14,7 @@ mod interface;
 mod link;
 mod listener;
 mod mss;
+mod netdev;
 pub mod packet;
 pub mod pipe;
 mod stream;

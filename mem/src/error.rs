@@ -144,36 +144,36 @@ pub enum RemoteError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LocalError {
     /// No region with this key (windows have no local key).
-    #[error("local key {lkey:#010x} is not valid")]
+    #[error("local key {lkey} is not valid")]
     InvalidLkey {
         /// The key given.
-        lkey: u32,
+        lkey: STag,
     },
     /// A region of another protection domain.
-    #[error("local key {lkey:#010x} belongs to {owner}, not to {pd}")]
+    #[error("local key {lkey} belongs to {owner}, not to {pd}")]
     ProtectionDomain {
         /// The key given.
-        lkey: u32,
+        lkey: STag,
         /// The region's protection domain.
         owner: PdId,
         /// The protection domain that asked.
         pd: PdId,
     },
     /// Not wholly inside the region.
-    #[error("bytes {addr:#x} + {len} are outside of the region with local key {lkey:#010x}")]
+    #[error("bytes {addr:#x} + {len} are outside of the region with local key {lkey}")]
     OutOfRange {
         /// The key given.
-        lkey: u32,
+        lkey: STag,
         /// First address (or offset, for a zero-based region).
         addr: u64,
         /// Bytes.
         len: u64,
     },
     /// The element is to be written, the region lacks LOCAL_WRITE.
-    #[error("the region with local key {lkey:#010x} has no LOCAL_WRITE right")]
+    #[error("the region with local key {lkey} has no LOCAL_WRITE right")]
     NotWritable {
         /// The key given.
-        lkey: u32,
+        lkey: STag,
     },
 }
 

@@ -97,11 +97,6 @@ impl Region {
         self.stag
     }
 
-    /// Its key in a scatter/gather element of ours: the same number.
-    pub fn lkey(&self) -> u32 {
-        self.stag.0
-    }
-
     /// Its protection domain.
     pub fn pd(&self) -> PdId {
         self.pd
@@ -159,7 +154,7 @@ impl Region {
     pub fn span(self: &Arc<Self>, offset: usize, len: usize) -> Result<Span, LocalError> {
         match offset.checked_add(len) {
             Some(end) if end <= self.len => Ok(Span::new(self.clone(), offset, len)),
-            _ => Err(LocalError::OutOfRange { lkey: self.lkey(), addr: offset as u64, len: len as u64 }),
+            _ => Err(LocalError::OutOfRange { lkey: self.stag, addr: offset as u64, len: len as u64 }),
         }
     }
 

@@ -155,7 +155,7 @@ impl Region {
 
     /// The offset of `addr`, if an element of ours may name `len` bytes there.
     fn check_local(&self, pd: PdId, addr: u64, len: u32, write: bool) -> Result<usize, LocalError> {
-        let lkey = self.lkey();
+        let lkey = self.stag();
         if self.pd() != pd {
             return Err(LocalError::ProtectionDomain { lkey, owner: self.pd(), pd });
         }
@@ -370,8 +370,8 @@ impl Table {
     ///
     /// # Errors
     /// [`LocalError`].
-    pub fn local(&self, lkey: u32, pd: PdId, addr: u64, len: u32, write: bool) -> Result<Span, LocalError> {
-        let stag = STag(lkey);
+    pub fn local(&self, lkey: STag, pd: PdId, addr: u64, len: u32, write: bool) -> Result<Span, LocalError> {
+        let stag = lkey;
         let slots = self.shard(stag).0.read();
         let region = slots.get(&stag.index()).and_then(|slot| slot.named_by_us(stag));
         let region = region.ok_or(LocalError::InvalidLkey { lkey })?;

@@ -8,23 +8,23 @@
 //! use uiw::{ConnSettings, Device};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let device = Device::open()?;
-//! let settings = ConnSettings::default();
-//! let listener = Listener::bind(&device, "127.0.0.1:0".parse()?, &settings.options)?;
+//! let pd = Device::open()?.alloc_pd()?;
+//! let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
 //! let address = listener.local_addr();
 //!
 //! let server = std::thread::spawn(move || -> Result<(), uiw::WcError> {
-//!     let connection = listener.accept(&device.alloc_pd()?, &ConnSettings::default())?;
-//!     let request = connection.recv()?;
-//!     connection.send_copy(&request)?;
-//!     connection.ended();
+//!     let connection = listener.accept()?;
+//!     // Until the client closes the connection.
+//!     while let Some(request) = connection.recv()? {
+//!         connection.send_copy(&request)?;
+//!     }
 //!     Ok(())
 //! });
 //!
-//! let device = Device::open()?;
-//! let connection = Connection::connect(&device, &device.alloc_pd()?, address, &settings)?;
+//! let pd = Device::open()?.alloc_pd()?;
+//! let connection = Connection::connect(&pd, address, &ConnSettings::default())?;
 //! connection.send_copy(b"good day")?;
-//! assert_eq!(&connection.recv()?[..], b"good day");
+//! assert_eq!(connection.recv()?.as_deref(), Some(&b"good day"[..]));
 //! connection.disconnect()?;
 //! # server.join().unwrap()?;
 //! # Ok(())
@@ -40,17 +40,21 @@
 //!
 //! # Features
 //! * `tokio`: the module `tokio`, whose `drive` makes tokio's reactor the driver of a device.
+//! * `mio`: a device is an event source of mio's.
+//! * `smoltcp`: smoltcp as the TCP underneath, over AF_XDP or AF_PACKET (`llp::smol`).
 //! * `bytes`: `Bytes` and `BytesMut` are buffers of operations, and a received message becomes `Bytes` without a copy.
 
 pub use uiw_llp as llp;
 pub use uiw_stream as stream;
+#[cfg(feature = "mio")]
+pub use uiw_verbs::mio;
 #[cfg(feature = "tokio")]
 pub use uiw_verbs::tokio;
 pub use uiw_verbs::{
-    AcceptFailure, Access, BoundWindow, CapabilityExchange, ConnOptions, ConnSettings, Connection, Device,
-    DeviceOptions, Done, Error, FpduSize, Incoming, IoBuf, IoBufMut, Limits, Listener, Message, Mr, Op, Pd,
-    PeerProfile, Progress, RemoteMr, Result, Revision, RtrKinds, SharedMr, StreamOptions, Wc, WcError,
-    WcOpcode, WcStatus, WireReason, blocking,
+    AcceptFailure, Access, BoundWindow, ByteStream, CapabilityExchange, ConnOptions, ConnSettings,
+    Connection, Device, DeviceOptions, Error, FpduSize, Incoming, IoBuf, IoBufMut, Limits, Listener, Message,
+    Mr, Op, OpError, Pd, PeerProfile, Progress, RegisterError, RemoteMr, Result, Revision, RtrKinds,
+    SharedMr, StreamOptions, Wc, WcError, WcOpcode, WcStatus, WireReason, blocking,
 };
 
 /// Verbs one to one: queue pairs, completion queues, work requests, and the connection manager ([`raw::cm`](uiw_verbs::cm)). The

@@ -2,7 +2,6 @@
 
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
-use std::sync::Arc;
 use uiw_verbs::{Access, CqOptions, Device, Memory, QpCap, QpInit, QpState, RecvWr, Sge};
 
 fn main() {
@@ -14,14 +13,7 @@ fn push_and_poll(bencher: Bencher<'_, '_>, batch: usize) {
     let device = Device::open().expect("a device");
     let pd = device.alloc_pd().expect("a protection domain");
     let cq = device.create_cq(1024, CqOptions::default()).expect("a completion queue");
-    let init = QpInit {
-        send_cq: Arc::clone(&cq),
-        recv_cq: Arc::clone(&cq),
-        srq: None,
-        cap: QpCap { max_recv_wr: 512, ..QpCap::default() },
-        signal_all: false,
-        num: None,
-    };
+    let init = QpInit::new(&cq, &cq).cap(QpCap { max_recv_wr: 512, ..QpCap::default() }).signal_all(false);
     let qp = pd.create_qp(init).expect("a queue pair");
     let memory = Memory::owned(64).expect("memory");
     let base = memory.as_ptr() as u64;

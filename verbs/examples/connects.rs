@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::{self, CmChannel, CmEvent, CmEventKind, ConnId, Listener};
-use uiw_verbs::{ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit};
+use uiw_verbs::{ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpInit};
 
 const IN_FLIGHT: usize = 64;
 const SLICE: Duration = Duration::from_millis(500);
@@ -77,14 +77,7 @@ impl Side {
     }
 
     fn qp(&self) -> Qp {
-        let init = QpInit {
-            send_cq: Arc::clone(&self.cq),
-            recv_cq: Arc::clone(&self.cq),
-            srq: None,
-            cap: QpCap::default(),
-            signal_all: false,
-            num: None,
-        };
+        let init = QpInit::new(&self.cq, &self.cq).signal_all(false);
         self.pd.create_qp(init).expect("a queue pair")
     }
 

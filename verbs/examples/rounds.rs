@@ -78,20 +78,17 @@ struct End {
 impl End {
     fn new() -> Self {
         let stack = uiw_llp::tcp::TcpStack::new().expect("the kernel's TCP");
-        let options = DeviceOptions { progress: Progress::Manual, ..DeviceOptions::default() };
+        let options = DeviceOptions::default().progress(Progress::Manual);
         let device = Device::with_stack(Box::new(stack), options);
         let device = device.expect("a device");
         let pd = device.alloc_pd().expect("a protection domain");
         let cq = || device.create_cq(1024, CqOptions::default()).expect("a completion queue");
         let (send_cq, recv_cq) = (cq(), cq());
-        let init = QpInit {
-            send_cq: Arc::clone(&send_cq),
-            recv_cq: Arc::clone(&recv_cq),
-            srq: None,
-            cap: QpCap { max_send_wr: 256, max_recv_wr: 256, ..QpCap::default() },
-            signal_all: true,
-            num: None,
-        };
+        let init = QpInit::new(&send_cq, &recv_cq).cap(QpCap {
+            max_send_wr: 256,
+            max_recv_wr: 256,
+            ..QpCap::default()
+        });
         let qp = pd.create_qp(init).expect("a queue pair");
         let memory = Memory::owned(MEMORY).expect("memory");
         let base = memory.as_ptr() as u64;

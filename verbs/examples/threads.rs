@@ -96,14 +96,8 @@ impl End {
     fn new(device: &Device, cq: Arc<Cq>, pattern: &Pattern) -> Self {
         let pd = device.alloc_pd().expect("a protection domain");
         let depth = 4 * pattern.window;
-        let init = QpInit {
-            send_cq: Arc::clone(&cq),
-            recv_cq: Arc::clone(&cq),
-            srq: None,
-            cap: QpCap { max_send_wr: depth, max_recv_wr: depth, ..QpCap::default() },
-            signal_all: true,
-            num: None,
-        };
+        let init =
+            QpInit::new(&cq, &cq).cap(QpCap { max_send_wr: depth, max_recv_wr: depth, ..QpCap::default() });
         let qp = pd.create_qp(init).expect("a queue pair");
         let memory = Memory::owned(pattern.bytes as usize).expect("memory");
         let base = memory.as_ptr() as u64;

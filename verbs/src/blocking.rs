@@ -3,9 +3,12 @@
 
 use crate::cm::{CloseReason, ConnInfo};
 use crate::{
-    ConnOptions, ConnSettings, Device, IoBuf, IoBufMut, Message, Mr, Op, Pd, RemoteMr, Result, Wc, WcError,
+    Access, BoundWindow, ConnSettings, Device, IoBuf, IoBufMut, Message, Mr, Op, Pd, RemoteMr, Result,
+    SharedMr, Wc, WcError,
 };
+use std::io;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::Duration;
 
 /// A connection whose calls wait. [`Op`]s of it can be collected and waited for later with [`Op::wait`].
@@ -20,9 +23,10 @@ impl Connection {
     ///
     /// # Errors
     /// As [`crate::Connection::connect`].
-    pub fn connect(device: &Device, pd: &Pd, peer: SocketAddr, settings: &ConnSettings) -> Result<Self> {
-        let inner = device.block_on(crate::Connection::connect(device, pd, peer, settings))?;
-        Ok(Self { device: device.clone(), inner })
+    pub fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnSettings) -> Result<Self> {
+        let device = pd.device().to_handle();
+        let inner = device.block_on(crate::Connection::connect(pd, peer, settings))?;
+        Ok(Self { device, inner })
     }
 
     /// Sends the buffer as one message.
@@ -64,23 +68,29 @@ impl Connection {
         self.device.block_on(self.inner.compare_swap(at, compare, swap))
     }
 
-    /// Waits for the next message, at most `timeout` (`None` = for ever). `Ok(None)` when the time has passed.
+    /// Waits for the next message, at most `timeout`; `None` when the connection was closed in order.
     ///
     /// # Errors
-    /// [`WcError`] when the connection has ended.
-    pub fn recv_timeout(&self, timeout: Option<Duration>) -> std::result::Result<Option<Message>, WcError> {
-        match timeout {
-            None => self.recv().map(Some),
-            Some(timeout) => self.device.block_on_for(timeout, self.inner.recv()).transpose(),
-        }
+    /// [`WcError::TimedOut`] when no message came; as [`Connection::recv`].
+    pub fn recv_timeout(&self, timeout: Duration) -> std::result::Result<Option<Message>, WcError> {
+        let received = self.device.block_on_for(timeout, self.inner.recv());
+        received.unwrap_or(Err(WcError::TimedOut { after: timeout }))
     }
 
-    /// Waits for the next message.
+    /// Waits for the next message; `None` when the connection was closed in order, by whichever side.
     ///
     /// # Errors
-    /// [`WcError`] when the connection has ended.
-    pub fn recv(&self) -> std::result::Result<Message, WcError> {
+    /// [`WcError`] when the connection has ended otherwise.
+    pub fn recv(&self) -> std::result::Result<Option<Message>, WcError> {
         self.device.block_on(self.inner.recv())
+    }
+
+    /// Opens bytes `range` of `memory` with `access` to the peer of this connection only: see [`crate::Connection::bind_window`].
+    ///
+    /// # Errors
+    /// As [`crate::Connection::bind_window`].
+    pub fn bind_window(&self, memory: &SharedMr, range: Range<u64>, access: Access) -> Result<BoundWindow> {
+        self.device.block_on(self.inner.bind_window(memory, range, access))
     }
 
     /// What start-up agreed on, and the peer's private data.
@@ -127,8 +137,9 @@ impl Listener {
     ///
     /// # Errors
     /// As [`crate::Listener::bind`].
-    pub fn bind(device: &Device, local: SocketAddr, options: &ConnOptions) -> Result<Self> {
-        Ok(Self { device: device.clone(), inner: crate::Listener::bind(device, local, options)? })
+    pub fn bind(pd: &Pd, local: SocketAddr, settings: &ConnSettings) -> Result<Self> {
+        let inner = crate::Listener::bind(pd, local, settings)?;
+        Ok(Self { device: pd.device().to_handle(), inner })
     }
 
     /// The address it listens on.
@@ -141,8 +152,8 @@ impl Listener {
     ///
     /// # Errors
     /// As [`crate::Listener::accept`].
-    pub fn accept(&self, pd: &Pd, settings: &ConnSettings) -> Result<Connection> {
-        let inner = self.device.block_on(self.inner.accept(pd, settings))?;
+    pub fn accept(&self) -> Result<Connection> {
+        let inner = self.device.block_on(self.inner.accept())?;
         Ok(Connection { device: self.device.clone(), inner })
     }
 
@@ -158,5 +169,52 @@ impl Listener {
     #[must_use]
     pub fn as_async(&self) -> &crate::Listener {
         &self.inner
+    }
+}
+
+/// A stream of bytes over a connection: see [`crate::ByteStream`].
+#[derive(Debug)]
+pub struct ByteStream {
+    device: Device,
+    inner: crate::ByteStream,
+}
+
+impl ByteStream {
+    /// A stream over `connection`, on which nothing was sent or received before.
+    ///
+    /// # Errors
+    /// As [`crate::ByteStream::new`].
+    pub fn new(connection: Connection) -> Result<Self> {
+        Ok(Self { inner: crate::ByteStream::new(connection.inner)?, device: connection.device })
+    }
+
+    /// Ends this direction: the peer reads what was written, and then 0 bytes. The other direction goes on.
+    ///
+    /// # Errors
+    /// As [`crate::ByteStream::shutdown`].
+    pub fn shutdown(&mut self) -> io::Result<()> {
+        self.device.block_on(self.inner.shutdown())
+    }
+
+    /// The asynchronous face of the same stream.
+    #[must_use]
+    pub fn into_async(self) -> crate::ByteStream {
+        self.inner
+    }
+}
+
+impl io::Read for ByteStream {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.device.block_on(self.inner.read(buf))
+    }
+}
+
+impl io::Write for ByteStream {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.device.block_on(self.inner.write(buf))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.device.block_on(self.inner.flush())
     }
 }

@@ -7,8 +7,10 @@ use crate::lingering::Lingering;
 use crate::notify::EventQueue;
 use crate::options::{DeviceOptions, Limits};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
@@ -21,32 +23,55 @@ use uiw_llp::capture::{CaptureStack, PcapSink};
 pub struct Device {
     driver: Arc<Driver>,
     events: Arc<EventQueue<AsyncEvent>>,
-    /// `None` in what objects of the device keep: see [`Device::for_object`].
-    lingering: Option<Arc<Lingering>>,
+    lingering: Hold,
+}
+
+/// A hold on the connections that end with the device's last handle.
+#[derive(Clone)]
+enum Hold {
+    /// A handle's.
+    Handle(Arc<Lingering>),
+    /// That of an object of the device: see [`Device::for_object`].
+    Object(Weak<Lingering>),
 }
 
 impl Device {
-    /// A device on the kernel's TCP. With the environment variable `UIW_PCAP` every connection is captured to the file it names,
-    /// for Wireshark.
+    /// A device on the kernel's TCP.
+    ///
+    /// ```
+    /// let device = uiw_verbs::Device::open()?;
+    /// assert!(device.shards() >= 1);
+    /// # Ok::<(), uiw_verbs::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`Error::Io`] when the process has no descriptors or threads left, or the capture cannot be written.
+    /// [`Error::Io`] when the process has no descriptors or threads left.
     pub fn open() -> Result<Self> {
-        let stack = Box::new(uiw_llp::tcp::TcpStack::new().map_err(Error::io("opening the TCP stack"))?);
-        let stack: Box<dyn Stack> = match capture_wanted()? {
-            Some(sink) => Box::new(CaptureStack::new(stack, sink, "uiw")),
-            None => stack,
-        };
-        Self::with_stack(stack, DeviceOptions::default())
+        Self::open_with(DeviceOptions::default())
+    }
+
+    /// A device on the kernel's TCP, with options.
+    ///
+    /// # Errors
+    /// As [`Device::open`]; [`Error::Io`] when the capture cannot be written; [`Error::Limit`] and [`Error::Zero`] for options.
+    pub fn open_with(options: DeviceOptions) -> Result<Self> {
+        let stack = uiw_llp::tcp::TcpStack::new().map_err(Error::io("opening the TCP stack"))?;
+        Self::with_stack(Box::new(stack), options)
     }
 
     /// A device on any byte-stream stack.
     ///
     /// # Errors
-    /// As [`Device::open`].
+    /// As [`Device::open_with`].
     pub fn with_stack(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Self> {
+        let stack: Box<dyn Stack> = match &options.capture {
+            Some(file) => Box::new(CaptureStack::new(stack, shared_capture(file)?, "uiw")),
+            None => stack,
+        };
+        let lenient_invalidate = options.lenient_invalidate;
         let driver = Driver::start(stack, options)?;
-        Ok(Self { driver, events: Arc::default(), lingering: Some(Arc::default()) })
+        driver.shared.table.set_lenient_invalidate(lenient_invalidate);
+        Ok(Self { driver, events: Arc::default(), lingering: Hold::Handle(Arc::default()) })
     }
 
     /// The same device with asynchronous events of its own: those of objects made through this handle and its clones come to
@@ -59,12 +84,28 @@ impl Device {
 
     /// What an object of the device keeps: no handle, as the program cannot drive the device with it.
     pub(crate) fn for_object(&self) -> Self {
-        Self { lingering: None, ..self.clone() }
+        let lingering = match &self.lingering {
+            Hold::Handle(lingering) => Arc::downgrade(lingering),
+            Hold::Object(lingering) => Weak::clone(lingering),
+        };
+        Self { lingering: Hold::Object(lingering), ..self.clone() }
+    }
+
+    /// A handle, made from what an object keeps.
+    pub(crate) fn to_handle(&self) -> Self {
+        let lingering = match &self.lingering {
+            Hold::Handle(lingering) => Arc::clone(lingering),
+            Hold::Object(lingering) => lingering.upgrade().unwrap_or_default(),
+        };
+        Self { lingering: Hold::Handle(lingering), ..self.clone() }
     }
 
     /// The connections that end with the last handle; `None` where they do not depend on one.
     pub(crate) fn lingering(&self) -> Option<&Lingering> {
-        self.lingering.as_deref().filter(|_| self.driver.is_manual())
+        match &self.lingering {
+            Hold::Handle(lingering) if self.driver.is_manual() => Some(lingering),
+            _ => None,
+        }
     }
 
     pub(crate) fn driver(&self) -> &Arc<Driver> {
@@ -139,11 +180,6 @@ impl Device {
         true
     }
 
-    /// Allows a peer to invalidate plain regions with Send with Invalidate, as siw does and RFC 5040 section 8.1.1 forbids. Off by default.
-    pub fn set_lenient_invalidate(&self, on: bool) {
-        self.driver.shared.table.set_lenient_invalidate(on);
-    }
-
     /// Runs a future to its end on this thread, driving the device while it waits: the sleeper is the driver.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
@@ -170,17 +206,17 @@ impl Device {
     }
 }
 
-/// The capture that `UIW_PCAP` names: one file a process, complete when the last device is gone.
-fn capture_wanted() -> Result<Option<Arc<PcapSink>>> {
-    static SINK: Mutex<Weak<PcapSink>> = Mutex::new(Weak::new());
-    let Some(path) = std::env::var_os("UIW_PCAP").filter(|path| !path.is_empty()) else { return Ok(None) };
-    let mut sink = SINK.lock();
-    if let Some(sink) = sink.upgrade() {
-        return Ok(Some(sink));
+/// The capture to `file`, shared by the devices of the process that name it.
+fn shared_capture(file: &Path) -> Result<Arc<PcapSink>> {
+    static SINKS: Mutex<BTreeMap<PathBuf, Weak<PcapSink>>> = Mutex::new(BTreeMap::new());
+    let mut sinks = SINKS.lock();
+    if let Some(sink) = sinks.get(file).and_then(Weak::upgrade) {
+        return Ok(sink);
     }
-    let new = PcapSink::create(path).map_err(Error::io("creating the capture named by UIW_PCAP"))?;
-    *sink = Arc::downgrade(&new);
-    Ok(Some(new))
+    sinks.retain(|_, sink| sink.strong_count() > 0);
+    let sink = PcapSink::create(file).map_err(Error::io("creating the capture"))?;
+    sinks.insert(file.to_owned(), Arc::downgrade(&sink));
+    Ok(sink)
 }
 
 impl std::fmt::Debug for Device {

@@ -233,53 +233,56 @@ pub enum Error {
 /// fn connect() -> io::Result<Connection> {
 ///     let device = Device::open()?;
 ///     let pd = device.alloc_pd()?;
-///     Ok(Connection::connect(&device, &pd, "127.0.0.1:9".parse().unwrap(), &ConnSettings::default())?)
+///     Ok(Connection::connect(&pd, "127.0.0.1:9".parse().unwrap(), &ConnSettings::default())?)
 /// }
 /// assert_eq!(connect().unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
 /// ```
 impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
-        let kind = match &error {
-            Error::Io { source, .. } | Error::Lost { source, .. } => source.kind(),
-            Error::Refused { .. } | Error::Rejected { .. } => io::ErrorKind::ConnectionRefused,
-            Error::PeerStartup { .. } | Error::PeerRefusal { .. } => io::ErrorKind::InvalidData,
-            Error::TimedOut { .. } => io::ErrorKind::TimedOut,
-            Error::ClosedInStartup { .. } => io::ErrorKind::ConnectionReset,
-            Error::NotConnected => io::ErrorKind::NotConnected,
-            Error::AlreadyConnected { .. } | Error::Busy { .. } => io::ErrorKind::ResourceBusy,
-            Error::QpNumberTaken { .. } => io::ErrorKind::AlreadyExists,
-            Error::QueueFull { .. } => io::ErrorKind::WouldBlock,
-            Error::Unsupported { .. } => io::ErrorKind::Unsupported,
-            Error::Limit { .. }
-            | Error::Zero { .. }
-            | Error::Register(_)
-            | Error::Deregister(_)
-            | Error::Foreign { .. }
-            | Error::State { .. }
-            | Error::Transition { .. }
-            | Error::QpNumber { .. }
-            | Error::Startup(_)
-            | Error::TooManySges { .. }
-            | Error::InlineTooLong { .. }
-            | Error::MessageTooLong { .. }
-            | Error::AtomicLength { .. }
-            | Error::Misaligned { .. }
-            | Error::BadFlags { .. }
-            | Error::OutOfRange { .. }
-            | Error::Misuse(_) => io::ErrorKind::InvalidInput,
-        };
-        Self::new(kind, error)
+        Self::new(error.io_kind(), error)
     }
 }
-
-/// Result of a call.
-pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what, source }
     }
+
+    pub(crate) fn io_kind(&self) -> io::ErrorKind {
+        match self {
+            Self::Io { source, .. } | Self::Lost { source, .. } => source.kind(),
+            Self::Refused { .. } | Self::Rejected { .. } => io::ErrorKind::ConnectionRefused,
+            Self::PeerStartup { .. } | Self::PeerRefusal { .. } => io::ErrorKind::InvalidData,
+            Self::TimedOut { .. } => io::ErrorKind::TimedOut,
+            Self::ClosedInStartup { .. } => io::ErrorKind::ConnectionReset,
+            Self::NotConnected => io::ErrorKind::NotConnected,
+            Self::AlreadyConnected { .. } | Self::Busy { .. } => io::ErrorKind::ResourceBusy,
+            Self::QpNumberTaken { .. } => io::ErrorKind::AlreadyExists,
+            Self::QueueFull { .. } => io::ErrorKind::WouldBlock,
+            Self::Unsupported { .. } => io::ErrorKind::Unsupported,
+            Self::Limit { .. }
+            | Self::Zero { .. }
+            | Self::Register(_)
+            | Self::Deregister(_)
+            | Self::Foreign { .. }
+            | Self::State { .. }
+            | Self::Transition { .. }
+            | Self::QpNumber { .. }
+            | Self::Startup(_)
+            | Self::TooManySges { .. }
+            | Self::InlineTooLong { .. }
+            | Self::MessageTooLong { .. }
+            | Self::AtomicLength { .. }
+            | Self::Misaligned { .. }
+            | Self::BadFlags { .. }
+            | Self::OutOfRange { .. }
+            | Self::Misuse(_) => io::ErrorKind::InvalidInput,
+        }
+    }
 }
+
+/// Result of a call.
+pub type Result<T> = std::result::Result<T, Error>;
 
 /// A chain of posts stopped at request `index`; those before it were accepted.
 #[derive(Debug, thiserror::Error)]

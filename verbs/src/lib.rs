@@ -34,12 +34,14 @@ mod wr;
 
 pub mod blocking;
 pub mod cm;
+#[cfg(feature = "mio")]
+pub mod mio;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 
 pub use api::{
-    AcceptFailure, BoundWindow, ConnSettings, Connection, Done, Incoming, IoBuf, IoBufMut, Listener, Message,
-    Mr, Op, SharedMr, WcError,
+    AcceptFailure, BoundWindow, ByteStream, ConnSettings, Connection, Incoming, IoBuf, IoBufMut, Listener,
+    Message, Mr, Op, OpError, RegisterError, SharedMr, WcError,
 };
 pub use comp_channel::CompChannel;
 pub use cq::{Arm, Cq, CqOptions};
@@ -48,7 +50,7 @@ pub use error::{Error, PostError, Result};
 pub use event::AsyncEvent;
 pub use mr::{FastMr, RawMr, RawMw, RemoteMr};
 pub use notify::EventQueue;
-pub use options::{ConnOptions, DeviceOptions, DriveGuard, Limits, PeerProfile, Progress};
+pub use options::{ConnOptions, DeviceOptions, Limits, PeerProfile, Progress, ProgressHooks};
 pub use pd::Pd;
 pub use qp::{Path, Qp, QpAttr, QpCap, QpInit, QpState};
 pub use srq::{Srq, SrqAttr};

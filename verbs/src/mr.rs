@@ -16,7 +16,7 @@ pub struct RemoteMr {
     /// Tagged offset of the first byte.
     pub addr: u64,
     /// STag.
-    pub rkey: u32,
+    pub rkey: STag,
     /// Bytes.
     pub len: u64,
 }
@@ -31,7 +31,7 @@ impl RemoteMr {
         let mut out = [0; Self::LEN];
         out[..8].copy_from_slice(&self.addr.to_be_bytes());
         out[8..16].copy_from_slice(&self.len.to_be_bytes());
-        out[16..].copy_from_slice(&self.rkey.to_be_bytes());
+        out[16..].copy_from_slice(&self.rkey.0.to_be_bytes());
         out
     }
 
@@ -45,7 +45,7 @@ impl RemoteMr {
         Some(Self {
             addr: u64::from_be_bytes(*addr),
             len: u64::from_be_bytes(*len),
-            rkey: u32::from_be_bytes(*rkey),
+            rkey: STag(u32::from_be_bytes(*rkey)),
         })
     }
 
@@ -91,13 +91,13 @@ impl RawMr {
     }
 
     /// Key for scatter/gather elements of ours.
-    pub fn lkey(&self) -> u32 {
-        self.region.lock().lkey()
+    pub fn lkey(&self) -> STag {
+        self.region.lock().stag()
     }
 
     /// Key for peers: the same STag. It opens nothing unless the region has a remote right.
-    pub fn rkey(&self) -> u32 {
-        self.region.lock().stag().0
+    pub fn rkey(&self) -> STag {
+        self.region.lock().stag()
     }
 
     /// Tagged offset of the first byte.
@@ -118,7 +118,7 @@ impl RawMr {
     /// All of it, for a peer.
     pub fn remote(&self) -> RemoteMr {
         let region = self.region.lock();
-        RemoteMr { addr: region.base(), rkey: region.stag().0, len: region.len() as u64 }
+        RemoteMr { addr: region.base(), rkey: region.stag(), len: region.len() as u64 }
     }
 
     /// Changes protection domain, memory or rights (`ibv_rereg_mr`). The keys change with the memory.

@@ -1,5 +1,7 @@
 //! What a user can set: per device, per listener and per connection.
 
+use crate::api::ConnSettings;
+use std::path::PathBuf;
 use std::time::Duration;
 use uiw_llp::StreamOptions;
 use uiw_mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
@@ -7,6 +9,7 @@ use uiw_stream::{CapabilityExchange, FpduSize};
 
 /// A departure from the RFCs for the sake of one kind of peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum PeerProfile {
     /// None: the RFCs.
     #[default]
@@ -16,79 +19,97 @@ pub enum PeerProfile {
     SiwGso,
 }
 
-/// Options of one connection, or of every connection of a listener.
-#[derive(Clone, Debug)]
-pub struct ConnOptions {
-    /// Highest MPA revision.
-    pub revision: Revision,
-    /// Ask for CRC32C. It is on if either side asks; there is no way to refuse (RFC 5044 section 7.1).
-    pub crc: bool,
-    /// Ask the peer to put Markers into what it sends us.
-    pub markers: bool,
-    /// Peer-to-peer mode (RFC 6581 section 9.2): either side may send first.
-    pub peer_to_peer: bool,
-    /// RTR kinds offered.
-    pub rtr: RtrKinds,
-    /// Reads and atomics the peer may have outstanding here.
-    pub ird: u16,
-    /// Reads and atomics we may have outstanding there.
-    pub ord: u16,
-    /// FPDU size policy.
-    pub fpdu: FpduSize,
-    /// The exchange of capabilities with uiw peers (ARCHITECTURE.md, "Capability exchange").
-    pub capabilities: CapabilityExchange,
-    /// A named departure from the RFCs, for one kind of peer.
-    pub profile: PeerProfile,
-    /// Copies every source before its CRC is computed, for callers that rewrite buffers in flight.
-    pub stable_tx: bool,
-    /// Acknowledged completion: a Write or Send completes when a zero-length Read behind it has returned, or with the status of
-    /// the peer's Terminate, instead of when TCP has taken its bytes. Success then says that the peer has placed it, and an
-    /// error lands on the request that caused it; it costs a round trip. Needs an ORD of at least 1.
-    pub acknowledged: bool,
-    /// A peer that closes in order while nothing of ours is under way leaves the queue pair as it is, waiting for another connection:
-    /// in RTS, its receives posted. So does InfiniBand, where a queue pair does not detect the other one's end.
-    pub outlives_peer: bool,
-    /// Time for TCP and MPA set-up together.
-    pub startup_timeout: Duration,
-    /// How long a refused TCP connection is retried, from the first refusal on: a program may announce its port before it
-    /// listens. Zero: one attempt.
-    pub refused_retry_time: Duration,
-    /// How long an inbound Send may wait for a receive before the stream is terminated; zero = not at all, [`Duration::MAX`] =
-    /// for ever.
-    pub no_receive_timeout: Duration,
-    /// How long an orderly close may take before the connection is cut.
-    pub close_timeout: Duration,
-    /// Falls back to MPA revision 1 when a peer closes on revision 2 before any Reply byte.
-    pub fallback: bool,
-    /// The TCP connection. One that is accepted has been made with the listener's; only another congestion control can still
-    /// be had then.
-    pub stream: StreamOptions,
+/// Defines [`ConnOptions`]: a field and a method of each option, and the same method of [`ConnSettings`].
+macro_rules! conn_options {
+    ($($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)*) => {
+        /// Options of one connection, or of every connection of a listener, for the raw layer. [`ConnSettings`] has the same ones.
+        ///
+        /// ```
+        /// use uiw_verbs::ConnOptions;
+        /// let options = ConnOptions::default().crc(false).ird(16).ord(16);
+        /// assert!(!options.crc);
+        /// ```
+        #[derive(Clone, Debug)]
+        #[non_exhaustive]
+        pub struct ConnOptions {
+            $($(#[doc = $doc])+ pub $name: $kind,)*
+        }
+
+        impl Default for ConnOptions {
+            fn default() -> Self {
+                Self { $($name: $default,)* }
+            }
+        }
+
+        impl ConnOptions {
+            $($(#[doc = $doc])+
+            #[must_use]
+            pub fn $name(mut self, $name: $kind) -> Self {
+                self.$name = $name;
+                self
+            })*
+        }
+
+        impl ConnSettings {
+            $($(#[doc = $doc])+
+            #[must_use]
+            pub fn $name(mut self, $name: $kind) -> Self {
+                self.options.$name = $name;
+                self
+            })*
+        }
+    };
 }
 
-impl Default for ConnOptions {
-    fn default() -> Self {
-        Self {
-            revision: Revision::Two,
-            crc: true,
-            markers: false,
-            peer_to_peer: true,
-            rtr: RtrKinds::ALL,
-            ird: 128,
-            ord: 128,
-            fpdu: FpduSize::Auto,
-            capabilities: CapabilityExchange::On,
-            profile: PeerProfile::Rfc,
-            stable_tx: false,
-            acknowledged: false,
-            outlives_peer: false,
-            startup_timeout: Duration::from_secs(10),
-            refused_retry_time: Duration::ZERO,
-            no_receive_timeout: Duration::from_secs(1),
-            close_timeout: Duration::from_secs(5),
-            fallback: true,
-            stream: StreamOptions::default(),
-        }
-    }
+conn_options! {
+    /// Highest MPA revision. Default: 2.
+    revision: Revision = Revision::Two,
+    /// Asks for CRC32C. Default: true. It is on if either side asks; there is no way to refuse (RFC 5044 section 7.1).
+    crc: bool = true,
+    /// Asks the peer to put Markers into what it sends here. Default: false.
+    markers: bool = false,
+    /// Peer-to-peer mode (RFC 6581 section 9.2): either side may send first. Default: true.
+    peer_to_peer: bool = true,
+    /// RTR kinds offered. Default: all.
+    rtr: RtrKinds = RtrKinds::ALL,
+    /// Reads and atomics that the peer may have outstanding here. Default: 128; at most [`Limits::max_rd_atomic`].
+    ird: u16 = 128,
+    /// Reads and atomics that this end may have outstanding. Default: 128; at most [`Limits::max_rd_atomic`], and never more than the
+    /// peer's IRD.
+    ord: u16 = 128,
+    /// FPDU size. Default: [`FpduSize::Auto`].
+    fpdu: FpduSize = FpduSize::Auto,
+    /// The exchange of capabilities with uiw peers (ARCHITECTURE.md, "Capability exchange"). Default: on.
+    capabilities: CapabilityExchange = CapabilityExchange::On,
+    /// A named departure from the RFCs, for one kind of peer. Default: none.
+    profile: PeerProfile = PeerProfile::Rfc,
+    /// Copies every source before its CRC is computed, for callers that rewrite buffers in flight. Default: false.
+    stable_tx: bool = false,
+    /// Acknowledged completion: a Write or Send completes when a zero-length Read behind it has returned, or with the status of
+    /// the peer's Terminate, instead of when TCP has taken its bytes. Success then says that the peer has placed it, and an
+    /// error lands on the request that caused it; it costs a round trip. Needs an ORD of at least 1. Default: false.
+    acknowledged: bool = false,
+    /// A peer that closes in order while nothing of this end is under way leaves the queue pair as it is, waiting for another
+    /// connection: in RTS, its receives posted. So does InfiniBand, where a queue pair does not detect the other one's end.
+    /// Default: false.
+    outlives_peer: bool = false,
+    /// Time for TCP and MPA set-up together. Default: 10 s.
+    startup_timeout: Duration = Duration::from_secs(10),
+    /// How long a refused TCP connection is retried, from the first refusal on: a program may announce its port before it
+    /// listens. Default: zero, which is one attempt.
+    refused_retry_time: Duration = Duration::ZERO,
+    /// How long an inbound Send may wait for a receive before the stream is terminated: zero is not at all, [`Duration::MAX`] for
+    /// ever. While it waits nothing is read, so that the sender waits as on TCP. Default: 1 s with [`ConnOptions`], for ever with
+    /// [`ConnSettings`].
+    no_receive_timeout: Duration = Duration::from_secs(1),
+    /// How long an orderly close may take before the connection is cut. Default: 5 s with [`ConnOptions`], 60 s with
+    /// [`ConnSettings`].
+    close_timeout: Duration = Duration::from_secs(5),
+    /// Falls back to MPA revision 1 when a peer closes on revision 2 before any Reply byte. Default: true.
+    fallback: bool = true,
+    /// The TCP connection. One that is accepted has been made with the listener's; only another congestion control can still
+    /// be had then. Default: [`StreamOptions::default`].
+    stream: StreamOptions = StreamOptions::default(),
 }
 
 impl ConnOptions {
@@ -124,6 +145,7 @@ impl ConnOptions {
 
 /// Which thread moves the bytes of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Progress {
     /// The caller's thread when it polls, posts or waits; a background thread when it does not.
     #[default]
@@ -132,76 +154,140 @@ pub enum Progress {
     Manual,
 }
 
-/// What is done around a thread's work for a device, whichever call brings it to drive.
+/// What is called around a thread's work for a device, whichever call brings it to drive: for a program that has to change a
+/// property of the thread meanwhile, as the C libraries do with cancellation.
 #[derive(Clone, Copy, Debug)]
-pub struct DriveGuard {
+pub struct ProgressHooks {
     /// Called when the thread has taken the device.
     pub enter: fn() -> i32,
-    /// Called with what `enter` gave, when the thread has let go and all that follows from its work is done.
+    /// Called with what `enter` returned, when the thread has let go and all that follows from its work is done.
     pub leave: fn(i32),
 }
 
-/// Limits of a device; the defaults are no smaller than those of the Linux siw driver.
-#[derive(Clone, Debug)]
-pub struct Limits {
-    /// Queue pairs.
-    pub max_qp: u32,
-    /// Requests in one send or receive queue.
-    pub max_qp_wr: u32,
-    /// Elements of one request.
-    pub max_sge: u32,
-    /// Entries of one completion queue.
-    pub max_cqe: u32,
-    /// Registered regions and windows together.
-    pub max_mr: u32,
-    /// Protection domains.
-    pub max_pd: u32,
-    /// Completion queues.
-    pub max_cq: u32,
-    /// Shared receive queues.
-    pub max_srq: u32,
-    /// Requests in one shared receive queue.
-    pub max_srq_wr: u32,
-    /// Bytes of inline data.
-    pub max_inline: u32,
-    /// IRD and ORD.
-    pub max_rd_atomic: u16,
-    /// Connections in set-up at one listener.
-    pub max_half_open: u32,
-    /// Bytes held for partly received FPDUs and stalled streams of all connections together.
-    pub max_held_bytes: usize,
+/// Defines [`Limits`]: a field and a method of each.
+macro_rules! limits {
+    ($($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)*) => {
+        /// Limits of a device; the defaults are no smaller than those of the Linux siw driver.
+        ///
+        /// ```
+        /// use uiw_verbs::Limits;
+        /// assert_eq!(Limits::default().max_qp(16).max_qp, 16);
+        /// ```
+        #[derive(Clone, Debug)]
+        #[non_exhaustive]
+        pub struct Limits {
+            $($(#[doc = $doc])+ pub $name: $kind,)*
+        }
+
+        impl Default for Limits {
+            fn default() -> Self {
+                Self { $($name: $default,)* }
+            }
+        }
+
+        impl Limits {
+            $($(#[doc = $doc])+
+            #[must_use]
+            pub fn $name(mut self, $name: $kind) -> Self {
+                self.$name = $name;
+                self
+            })*
+        }
+    };
 }
 
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            max_qp: 102_400,
-            max_qp_wr: 32_768,
-            max_sge: 32,
-            max_cqe: 3_276_800,
-            max_mr: 1_024_000,
-            max_pd: 102_400,
-            max_cq: 102_400,
-            max_srq: 102_400,
-            max_srq_wr: 327_680,
-            max_inline: 1024,
-            max_rd_atomic: 0x3FFE,
-            max_half_open: 1024,
-            max_held_bytes: 256 << 20,
-        }
-    }
+limits! {
+    /// Queue pairs. Default: 102,400.
+    max_qp: u32 = 102_400,
+    /// Requests in one send or receive queue. Default: 32,768.
+    max_qp_wr: u32 = 32_768,
+    /// Elements of one request. Default: 32.
+    max_sge: u32 = 32,
+    /// Entries of one completion queue. Default: 3,276,800.
+    max_cqe: u32 = 3_276_800,
+    /// Registered regions and windows together. Default: 1,024,000.
+    max_mr: u32 = 1_024_000,
+    /// Protection domains. Default: 102,400.
+    max_pd: u32 = 102_400,
+    /// Completion queues. Default: 102,400.
+    max_cq: u32 = 102_400,
+    /// Shared receive queues. Default: 102,400.
+    max_srq: u32 = 102_400,
+    /// Requests in one shared receive queue. Default: 327,680.
+    max_srq_wr: u32 = 327_680,
+    /// Bytes of inline data. Default: 1,024.
+    max_inline: u32 = 1024,
+    /// IRD and ORD. Default: 0x3FFE, the largest that RFC 6581 can express.
+    max_rd_atomic: u16 = 0x3FFE,
+    /// Connections in set-up at one listener. Default: 1,024.
+    max_half_open: u32 = 1024,
+    /// Bytes held for partly received FPDUs, for messages that are longer than their receive buffer and for stalled streams, of all
+    /// connections together. Default: 256 MiB.
+    max_held_bytes: usize = 256 << 20,
 }
 
 /// How a device is opened.
+///
+/// ```
+/// use uiw_verbs::{Device, DeviceOptions};
+/// let device = Device::open_with(DeviceOptions::default().shards(2))?;
+/// assert_eq!(device.shards(), 2);
+/// # Ok::<(), uiw_verbs::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct DeviceOptions {
-    /// Limits.
-    pub limits: Limits,
-    /// Which thread makes progress.
-    pub progress: Progress,
-    /// Done around every thread's work.
-    pub guard: Option<DriveGuard>,
-    /// Shards, each with an event set and a lock of its own: so many threads can move bytes at the same time. By default as many as
-    /// the process has cores, at most 8; at most 64. A stack whose connections can only be driven together has one.
-    pub shards: Option<usize>,
+    pub(crate) limits: Limits,
+    pub(crate) progress: Progress,
+    pub(crate) progress_hooks: Option<ProgressHooks>,
+    pub(crate) shards: Option<usize>,
+    pub(crate) capture: Option<PathBuf>,
+    pub(crate) lenient_invalidate: bool,
+}
+
+impl DeviceOptions {
+    /// Limits. Default: [`Limits::default`].
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Which thread makes progress. Default: [`Progress::Thread`].
+    #[must_use]
+    pub fn progress(mut self, progress: Progress) -> Self {
+        self.progress = progress;
+        self
+    }
+
+    /// Calls around every thread's work for the device. Default: none.
+    #[must_use]
+    pub fn progress_hooks(mut self, hooks: ProgressHooks) -> Self {
+        self.progress_hooks = Some(hooks);
+        self
+    }
+
+    /// Shards, each with an event set and a lock of its own: so many threads can move bytes at the same time. Default: as many as
+    /// the process has cores, at most 8, which `None` means too. At most 64. A stack whose connections can only be driven together has one.
+    #[must_use]
+    pub fn shards(mut self, shards: impl Into<Option<usize>>) -> Self {
+        self.shards = shards.into();
+        self
+    }
+
+    /// Captures every connection to `file`, as pcap for Wireshark. Devices of the process that name the same file share it; it is
+    /// complete when the last of them is dropped. Default: none.
+    #[must_use]
+    pub fn capture(mut self, file: impl Into<PathBuf>) -> Self {
+        self.capture = Some(file.into());
+        self
+    }
+
+    /// Allows a peer to invalidate plain regions with Send with Invalidate, as siw does and RFC 5040 section 8.1.1 forbids.
+    /// Default: false.
+    #[must_use]
+    pub fn lenient_invalidate(mut self, allowed: bool) -> Self {
+        self.lenient_invalidate = allowed;
+        self
+    }
 }

@@ -1,6 +1,7 @@
 //! Work completions: how a request ended.
 
 use std::fmt;
+use uiw_ddp::STag;
 use uiw_rdmap::Origin;
 
 /// Status of a completion; the values of `ibv_wc_status`.
@@ -157,7 +158,7 @@ pub struct Wc {
     /// The immediate that came along.
     pub imm: Option<u32>,
     /// The STag of ours that the peer invalidated.
-    pub invalidated: Option<u32>,
+    pub invalidated: Option<STag>,
     /// The queue pair.
     pub qp_num: u32,
     /// Of a received datagram: the queue pair that sent it. A route header of 40 bytes is in front of its payload.

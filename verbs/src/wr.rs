@@ -17,7 +17,7 @@ pub struct Sge {
     /// Bytes.
     pub length: u32,
     /// The region's STag.
-    pub lkey: u32,
+    pub lkey: STag,
 }
 
 bitflags! {
@@ -121,7 +121,7 @@ pub struct Remote {
     /// Tagged offset.
     pub addr: u64,
     /// The peer's STag.
-    pub rkey: u32,
+    pub rkey: STag,
 }
 
 impl From<RemoteMr> for Remote {

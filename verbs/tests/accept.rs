@@ -7,23 +7,11 @@ use std::time::Duration;
 use uiw_mpa::startup::ConfigError;
 use uiw_mpa::wire::startup::{Enhanced, Frame, FrameKind};
 use uiw_verbs::blocking::{Connection, Listener};
-use uiw_verbs::{ConnOptions, ConnSettings, Device, Error, Pd};
+use uiw_verbs::{ConnSettings, Device, Error};
 
-struct Server {
-    listener: Listener,
-    pd: Pd,
-}
-
-fn server(options: &ConnOptions) -> Server {
-    let device = Device::open().unwrap();
-    let listener = Listener::bind(&device, "127.0.0.1:0".parse().unwrap(), options).unwrap();
-    Server { listener, pd: device.alloc_pd().unwrap() }
-}
-
-impl Server {
-    fn accept(&self, settings: &ConnSettings) -> uiw_verbs::Result<Connection> {
-        self.listener.accept(&self.pd, settings)
-    }
+fn server(settings: &ConnSettings) -> Listener {
+    let pd = Device::open().unwrap().alloc_pd().unwrap();
+    Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), settings).unwrap()
 }
 
 /// A peer in peer-to-peer mode that has read the Reply: the responder waits for its first message.
@@ -59,7 +47,7 @@ fn client(to: SocketAddr, message: &'static [u8]) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         let device = Device::open().unwrap();
         let pd = device.alloc_pd().unwrap();
-        let connection = Connection::connect(&device, &pd, to, &ConnSettings::default()).unwrap();
+        let connection = Connection::connect(&pd, to, &ConnSettings::default()).unwrap();
         connection.send_copy(message).unwrap();
         connection.ended();
     })
@@ -72,32 +60,29 @@ fn attackers(to: SocketAddr, count: usize) -> thread::JoinHandle<Vec<TcpStream>>
 
 #[test]
 fn a_silent_peer_delays_no_other() {
-    let settings = ConnSettings::default();
     // The silent peers are never timed out in this test.
-    let options = ConnOptions { startup_timeout: Duration::from_secs(3600), ..ConnOptions::default() };
-    let server = server(&options);
-    let settings = ConnSettings { options, ..settings };
-    let to = server.listener.local_addr();
+    let server = server(&ConnSettings::default().startup_timeout(Duration::from_secs(3600)));
+    let to = server.local_addr();
     let silent = attackers(to, 20);
     let first = client(to, b"first");
-    let connection = server.accept(&settings).unwrap();
-    assert_eq!(*connection.recv().unwrap(), *b"first");
+    let connection = server.accept().unwrap();
+    assert_eq!(*connection.recv().unwrap().unwrap(), *b"first");
     // Some of the silent ones may need another accept for their Reply.
     let second = client(to, b"second");
-    let other = server.accept(&settings).unwrap();
-    assert_eq!(*other.recv().unwrap(), *b"second");
+    let other = server.accept().unwrap();
+    assert_eq!(*other.recv().unwrap().unwrap(), *b"second");
     drop((connection, other));
     first.join().unwrap();
     second.join().unwrap();
-    assert_eq!(server.listener.as_async().failures(), 0);
+    assert_eq!(server.as_async().failures(), 0);
     drop(server);
     drop(silent);
 }
 
 #[test]
 fn a_peer_that_closes_after_the_reply_is_a_failure_of_its_own() {
-    let server = server(&ConnOptions::default());
-    let to = server.listener.local_addr();
+    let server = server(&ConnSettings::default());
+    let to = server.local_addr();
     let gone = thread::spawn(move || {
         let tcp = peer_after_reply(to);
         let from = tcp.local_addr().unwrap();
@@ -105,11 +90,11 @@ fn a_peer_that_closes_after_the_reply_is_a_failure_of_its_own() {
         client(to, b"honest").join().unwrap();
         from
     });
-    let connection = server.accept(&ConnSettings::default()).unwrap();
-    assert_eq!(*connection.recv().unwrap(), *b"honest");
+    let connection = server.accept().unwrap();
+    assert_eq!(*connection.recv().unwrap().unwrap(), *b"honest");
     drop(connection);
     let from = gone.join().unwrap();
-    let listener = server.listener.as_async();
+    let listener = server.as_async();
     assert_eq!(listener.failures(), 1);
     let failure = listener.take_failure().unwrap();
     assert_eq!(failure.peer, from);
@@ -119,8 +104,8 @@ fn a_peer_that_closes_after_the_reply_is_a_failure_of_its_own() {
 
 #[test]
 fn settings_that_no_peer_can_be_accepted_with_are_an_error() {
-    let server = server(&ConnOptions::default());
-    let to = server.listener.local_addr();
+    let server = server(&ConnSettings::default().private_data([0; 600]));
+    let to = server.local_addr();
     let peer = thread::spawn(move || {
         let mut tcp = TcpStream::connect(to).unwrap();
         tcp.write_all(&request().emit()).unwrap();
@@ -128,23 +113,21 @@ fn settings_that_no_peer_can_be_accepted_with_are_an_error() {
         tcp.read_exact(&mut reply).unwrap();
         Frame::parse(&reply).unwrap().unwrap().0
     });
-    let settings = ConnSettings { private_data: vec![0; 600], ..ConnSettings::default() };
-    let error = server.accept(&settings).unwrap_err();
+    let error = server.accept().unwrap_err();
     assert!(matches!(error, Error::Startup(ConfigError::PrivateDataTooLong { .. })), "{error:?}");
     assert!(peer.join().unwrap().reject, "the peer is rejected");
 }
 
 #[test]
 fn tasks_that_accept_at_the_same_time_get_a_connection_each() {
-    let server = server(&ConnOptions::default());
-    let to = server.listener.local_addr();
-    let settings = ConnSettings::default();
+    let server = server(&ConnSettings::default());
+    let to = server.local_addr();
     thread::scope(|scope| {
         let accepting: Vec<_> = (0..3)
             .map(|_| {
                 scope.spawn(|| {
-                    let connection = server.accept(&settings).unwrap();
-                    let number = connection.recv().unwrap()[0];
+                    let connection = server.accept().unwrap();
+                    let number = connection.recv().unwrap().unwrap()[0];
                     drop(connection);
                     number
                 })

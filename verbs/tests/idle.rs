@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::{self, CmChannel, CmEventKind, Listener};
-use uiw_verbs::{ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpCap, QpInit};
+use uiw_verbs::{ConnOptions, Cq, CqOptions, Device, Pd, Qp, QpInit};
 
 /// Bytes allocated and not freed.
 static HELD: AtomicUsize = AtomicUsize::new(0);
@@ -54,14 +54,7 @@ impl Side {
     }
 
     fn qp(&mut self) -> &Qp {
-        let init = QpInit {
-            send_cq: Arc::clone(&self.cq),
-            recv_cq: Arc::clone(&self.cq),
-            srq: None,
-            cap: QpCap::default(),
-            signal_all: false,
-            num: None,
-        };
+        let init = QpInit::new(&self.cq, &self.cq).signal_all(false);
         self.qps.push(self.pd.create_qp(init).unwrap());
         &self.qps[self.qps.len() - 1]
     }

@@ -2,10 +2,12 @@
 
 use std::net::SocketAddr;
 
-use uiw_verbs::{ConnOptions, ConnSettings, Connection, Device, Listener};
+use futures_util::StreamExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use uiw_verbs::{ByteStream, ConnSettings, Connection, Device, Listener};
 
 async fn echo(connection: Connection) {
-    while let Ok(message) = connection.recv().await {
+    while let Ok(Some(message)) = connection.recv().await {
         if connection.send_copy(&message).await.is_err() {
             return;
         }
@@ -17,24 +19,23 @@ async fn tasks_talk_while_tokio_drives() {
     let (client, server) = (Device::open().unwrap(), Device::open().unwrap());
     let drivers = [&client, &server].map(|device| tokio::spawn(uiw_verbs::tokio::drive(device.clone())));
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let listener = Listener::bind(&server, any, &ConnOptions::default()).unwrap();
+    let listener = Listener::bind(&server.alloc_pd().unwrap(), any, &ConnSettings::default()).unwrap();
     let address = listener.local_addr();
     tokio::spawn(async move {
-        let pd = server.alloc_pd().unwrap();
         loop {
-            tokio::spawn(echo(listener.accept(&pd, &ConnSettings::default()).await.unwrap()));
+            tokio::spawn(echo(listener.accept().await.unwrap()));
         }
     });
     let pd = client.alloc_pd().unwrap();
     let tasks = (0..8u8).map(|number| {
-        let (client, pd) = (client.clone(), pd.clone());
+        let pd = pd.clone();
         tokio::spawn(async move {
             let settings = ConnSettings::default();
-            let connection = Connection::connect(&client, &pd, address, &settings).await.unwrap();
+            let connection = Connection::connect(&pd, address, &settings).await.unwrap();
             for round in 0..100u8 {
                 let sent = [number, round];
                 connection.send_copy(&sent).await.unwrap();
-                assert_eq!(*connection.recv().await.unwrap(), sent);
+                assert_eq!(*connection.recv().await.unwrap().unwrap(), sent);
             }
             connection.disconnect().await.unwrap();
         })
@@ -61,4 +62,56 @@ async fn only_one_task_drives() {
     tokio::task::yield_now().await;
     assert!(!again.is_finished());
     again.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_of_several_threads_is_refused_and_not_needed() {
+    let device = Device::open().unwrap();
+    let refused = uiw_verbs::tokio::drive(device.clone()).await.unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::Unsupported);
+    let pd = device.alloc_pd().unwrap();
+    let settings = ConnSettings::default();
+    let listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
+    let address = listener.local_addr();
+    let server = tokio::spawn(async move { echo(listener.accept().await.unwrap()).await });
+    let connection = Connection::connect(&pd, address, &settings).await.unwrap();
+    connection.send_copy(b"there and back").await.unwrap();
+    assert_eq!(*connection.recv().await.unwrap().unwrap(), *b"there and back");
+    connection.disconnect().await.unwrap();
+    server.await.unwrap();
+}
+
+/// tokio's own copy between a stream of bytes and its halves.
+#[tokio::test]
+async fn bytes_are_copied_both_ways() {
+    let device = Device::open().unwrap();
+    let driver = tokio::spawn(uiw_verbs::tokio::drive(device.clone()));
+    let pd = device.alloc_pd().unwrap();
+    let settings = ConnSettings::default();
+    let mut listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
+    let address = listener.local_addr();
+    let server = tokio::spawn(async move {
+        let connection = listener.next().await.unwrap().unwrap();
+        let mut stream = ByteStream::new(connection).unwrap();
+        let (mut read, mut write) = tokio::io::split(&mut stream);
+        let copied = tokio::io::copy(&mut read, &mut write).await.unwrap();
+        write.shutdown().await.unwrap();
+        stream.connection().ended().await;
+        copied
+    });
+    let connection = Connection::connect(&pd, address, &settings).await.unwrap();
+    let (mut read, mut write) = tokio::io::split(ByteStream::new(connection).unwrap());
+    let sent: Vec<u8> = (0..3_000_000u32).map(|i| (i >> 5) as u8).collect();
+    let copy = sent.clone();
+    let writer = tokio::spawn(async move {
+        write.write_all(&copy).await.unwrap();
+        write.shutdown().await.unwrap();
+    });
+    let mut back = Vec::new();
+    read.read_to_end(&mut back).await.unwrap();
+    assert!(back == sent);
+    writer.await.unwrap();
+    drop(read);
+    assert_eq!(server.await.unwrap(), sent.len() as u64);
+    driver.abort();
 }

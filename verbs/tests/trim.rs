@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use uiw_verbs::blocking::{Connection, Listener};
-use uiw_verbs::{ConnOptions, ConnSettings, Device};
+use uiw_verbs::{ConnSettings, Device};
 
 /// Threads that connect, as each has an arena of the allocator.
 const THREADS: usize = 4;
@@ -16,7 +16,7 @@ const CONNECTIONS: usize = 100;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn settings() -> ConnSettings {
-    ConnSettings { recv_depth: 2, recv_size: 40_000, ..ConnSettings::default() }
+    ConnSettings::default().recv_depth(2).recv_size(40_000)
 }
 
 /// KiB that are resident.
@@ -31,9 +31,9 @@ fn connect(to: SocketAddr) -> Vec<Connection> {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
     let open = |_| {
-        let connection = Connection::connect(&device, &pd, to, &settings()).unwrap();
+        let connection = Connection::connect(&pd, to, &settings()).unwrap();
         connection.send_copy(&[7; 40_000]).unwrap();
-        connection.recv().unwrap();
+        connection.recv().unwrap().unwrap();
         connection
     };
     (0..CONNECTIONS).map(open).collect()
@@ -44,13 +44,13 @@ fn memory_of_closed_connections_is_given_back() {
     let server = Device::open().unwrap();
     let pd = server.alloc_pd().unwrap();
     let any = "127.0.0.1:0".parse().unwrap();
-    let listener = Listener::bind(&server, any, &ConnOptions::default()).unwrap();
+    let listener = Listener::bind(&pd, any, &settings()).unwrap();
     let to = listener.local_addr();
     let before = resident();
     let clients: Vec<_> = (0..THREADS).map(|_| thread::spawn(move || connect(to))).collect();
     let accept = |_| {
-        let connection = listener.accept(&pd, &settings()).unwrap();
-        let message = connection.recv().unwrap();
+        let connection = listener.accept().unwrap();
+        let message = connection.recv().unwrap().unwrap();
         connection.send_copy(&message).unwrap();
         drop(message);
         connection

@@ -67,6 +67,14 @@ const STEPS: &[Step] = &[
         target: None,
         env: &[],
     },
+    // The smallest set of features.
+    Step {
+        name: "features",
+        component: Some("clippy"),
+        args: &["clippy", "-p", "uiw", "-p", "uiw-llp", "-p", "uiw-verbs", "--", "-D", "warnings"],
+        target: None,
+        env: &[],
+    },
     Step {
         name: "no_std",
         component: None,

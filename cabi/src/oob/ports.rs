@@ -334,7 +334,7 @@ mod tests {
     #[test]
     fn a_block_has_a_port_of_both_protocols_and_one_shard() {
         let ports = Ports::default();
-        let options = DeviceOptions { shards: Some(2), ..DeviceOptions::default() };
+        let options = DeviceOptions::default().shards(2);
         let engine = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();
         let bind = |shard| {
             let engine = engine.clone();

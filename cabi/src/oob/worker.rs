@@ -72,18 +72,18 @@ impl Worker {
     pub(super) fn start(engine: &uiw_verbs::Device) -> Result<Arc<Self>> {
         let settings = Settings::get()?;
         let limit = engine.limits().max_rd_atomic.min(128);
-        let options = ConnOptions {
+        let options = settings
+            .conn
+            .clone()
             // Revision 2 alone carries IRD, ORD and the right to send first.
-            revision: Revision::Two,
-            peer_to_peer: true,
-            ird: limit,
-            ord: limit,
-            acknowledged: settings.acknowledged(),
-            outlives_peer: true,
+            .revision(Revision::Two)
+            .peer_to_peer(true)
+            .ird(limit)
+            .ord(limit)
+            .acknowledged(settings.acknowledged())
+            .outlives_peer(true)
             // As on InfiniBand, a Send waits for its receive.
-            no_receive_timeout: Duration::MAX,
-            ..settings.conn.clone()
-        };
+            .no_receive_timeout(Duration::MAX);
         let worker = Arc::new(Self {
             channel: Arc::default(),
             thread: OnceLock::new(),

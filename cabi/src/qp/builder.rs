@@ -5,7 +5,7 @@ use crate::errno::Errno;
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
 use std::cell::UnsafeCell;
-use uiw_verbs::{SendFlags, SendOp, Sge};
+use uiw_verbs::{STag, SendFlags, SendOp, Sge};
 
 /// Locked from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`.
 pub(crate) struct Builder {
@@ -99,6 +99,6 @@ impl Batch {
     pub(super) fn inline_sge(&self, wr: &Wr) -> Result<Sge> {
         let Data::Inline { first, len } = wr.data else { return Ok(Sge::default()) };
         let length = u32::try_from(len).map_err(|_| Errno::INVAL)?;
-        Ok(Sge { addr: self.inline[first..].as_ptr().addr() as u64, length, lkey: 0 })
+        Ok(Sge { addr: self.inline[first..].as_ptr().addr() as u64, length, lkey: STag(0) })
     }
 }

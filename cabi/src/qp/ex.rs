@@ -160,18 +160,18 @@ requests! {
     wr_send() => Ok(SendOp::Send);
     wr_send_imm(imm: u32) => Ok(SendOp::SendImm { imm: u32::from_be(imm) });
     wr_send_inv(rkey: u32) => Ok(SendOp::SendInvalidate { stag: STag(rkey) });
-    wr_rdma_write(rkey: u32, addr: u64) => Ok(SendOp::Write { remote: Remote { addr, rkey } });
+    wr_rdma_write(rkey: u32, addr: u64) => Ok(SendOp::Write { remote: Remote { addr, rkey: STag(rkey) } });
     wr_rdma_write_imm(rkey: u32, addr: u64, imm: u32) => {
-        Ok(SendOp::WriteImm { remote: Remote { addr, rkey }, imm: u32::from_be(imm) })
+        Ok(SendOp::WriteImm { remote: Remote { addr, rkey: STag(rkey) }, imm: u32::from_be(imm) })
     };
     wr_rdma_read(rkey: u32, addr: u64) => {
-        Ok(SendOp::Read { remote: Remote { addr, rkey }, invalidate: None })
+        Ok(SendOp::Read { remote: Remote { addr, rkey: STag(rkey) }, invalidate: None })
     };
     wr_atomic_cmp_swp(rkey: u32, addr: u64, compare: u64, swap: u64) => {
-        Ok(post::cmp_swap(Remote { addr, rkey }, compare, swap))
+        Ok(post::cmp_swap(Remote { addr, rkey: STag(rkey) }, compare, swap))
     };
     wr_atomic_fetch_add(rkey: u32, addr: u64, add: u64) => {
-        Ok(SendOp::FetchAdd { remote: Remote { addr, rkey }, add, mask: 0 })
+        Ok(SendOp::FetchAdd { remote: Remote { addr, rkey: STag(rkey) }, add, mask: 0 })
     };
     wr_local_inv(rkey: u32) => Ok(SendOp::LocalInvalidate { stag: STag(rkey) });
     wr_bind_mw(window: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) => {
@@ -203,7 +203,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_
 unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, addr: u64, bytes: *const c_void) {
     // SAFETY: the caller's promise, for both.
     unsafe {
-        push(qp, || Ok(SendOp::AtomicWrite { remote: Remote { addr, rkey } }));
+        push(qp, || Ok(SendOp::AtomicWrite { remote: Remote { addr, rkey: STag(rkey) } }));
         wr_set_inline_data(qp, bytes.cast_mut(), 8);
     }
 }

@@ -148,14 +148,11 @@ unsafe fn create_qp(
     };
     let context = &domain.context;
     let reservation = QpnReservation::new(context, recv_cq.engine.shard())?;
-    let engine_init = QpInit {
-        send_cq: Arc::clone(&send_cq.engine),
-        recv_cq: Arc::clone(&recv_cq.engine),
-        srq: srq.map(|srq| Arc::clone(&srq.engine)),
-        cap,
-        signal_all: init.sq_sig_all != 0,
-        num: Some(reservation.number()),
-    };
+    let engine_init = QpInit::new(&send_cq.engine, &recv_cq.engine)
+        .cap(cap)
+        .signal_all(init.sq_sig_all != 0)
+        .srq(srq.map(|srq| Arc::clone(&srq.engine)))
+        .num(reservation.number());
     let engine = if init.qp_type == flags::IBV_QPT_UD {
         let port = reservation.datagrams().ok_or(Errno::UNSUPPORTED)?;
         domain.engine.create_ud_qp(engine_init, port)?

@@ -192,7 +192,10 @@ mod tests {
     fn departures_are_named_and_other_protocols_left_out() {
         let mut datagrams = Datagrams::default();
         let events = datagrams.datagram(address(4002), address(4003), &message(1, 1));
-        assert!(matches!(events[..], [Event::Datagram(_), Event::Departure(_), Event::Departure(_)]), "{events:?}");
+        assert!(
+            matches!(events[..], [Event::Datagram(_), Event::Departure(_), Event::Departure(_)]),
+            "{events:?}"
+        );
         let mut wrong = message(1, 2);
         wrong[21] = 0x47;
         let end = wrong.len() - 4;

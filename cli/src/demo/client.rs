@@ -83,7 +83,7 @@ impl<'a> Line<'a> {
         let blocks = blocks(self.file.len(), self.case.way.block());
         let last = blocks.len() - 1;
         for (index, (offset, len)) in blocks.enumerate() {
-            let remote = Remote { addr: go.file.0 + offset as u64, rkey: go.file.1 };
+            let remote = Remote { addr: go.file.0 + offset as u64, rkey: STag(go.file.1) };
             let whole = offset..offset + len;
             let send = SendFlags::empty();
             match self.case.way {
@@ -127,14 +127,14 @@ impl<'a> Line<'a> {
 
     /// Takes the next block's number from the counter at the peer.
     fn count(&mut self, go: &Go, index: usize) -> Result<()> {
-        let remote = Remote { addr: go.cell.0, rkey: go.cell.1 };
+        let remote = Remote { addr: go.cell.0, rkey: STag(go.cell.1) };
         let got = self.atomic(SendOp::FetchAdd { remote, add: 1, mask: 0 })?;
         self.expect("FetchAdd", got, index as u64)
     }
 
     /// Takes or releases the lock at the peer.
     fn swap(&mut self, go: &Go, compare: u64, swap: u64) -> Result<()> {
-        let remote = Remote { addr: go.cell.0, rkey: go.cell.1 };
+        let remote = Remote { addr: go.cell.0, rkey: STag(go.cell.1) };
         let all = u64::MAX;
         let op = SendOp::CmpSwap { remote, compare, compare_mask: all, swap, swap_mask: all };
         let got = self.atomic(op)?;

@@ -224,7 +224,7 @@ impl<'a> Line<'a> {
         if self.window.is_some() && !self.bound()? {
             return Ok(false);
         }
-        let at = |buffer: &Buffer| (buffer.remote().addr, buffer.remote().rkey);
+        let at = |buffer: &Buffer| (buffer.remote().addr, buffer.remote().rkey.0);
         let window = self.window.as_ref().map_or(0, |(window, _)| window.stag().0);
         let mut file = at(&self.target);
         if self.way == Way::WriteWindow {
@@ -281,7 +281,7 @@ impl<'a> Line<'a> {
         match self.way {
             Way::SendImmediate | Way::WriteImmediate => imm = Some(index as u32),
             Way::SendInvalidate if last => {
-                invalidated = self.window.as_ref().map(|(window, _)| window.stag().0);
+                invalidated = self.window.as_ref().map(|(window, _)| window.stag());
             }
             _ => {}
         }

@@ -10,7 +10,7 @@ use crate::serve::perf::inline;
 use crate::service::{Op, PerfReply, Service, Stats};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use uiw_verbs::{Access, Cq, Device, Pd, RemoteMr, SendFlags, SendOp, Sge, Wc, WcStatus};
+use uiw_verbs::{Access, Cq, Device, Pd, RemoteMr, STag, SendFlags, SendOp, Sge, Wc, WcStatus};
 
 /// In a request's number: the connection.
 pub(super) const FLOW_SHIFT: u32 = 40;
@@ -58,12 +58,12 @@ impl FlowState {
         let half = Half::on(device, pd, cq, &Depths::new(plan.depth + 4, RECVS as u32))?;
         let receive = |slot: u64| (index << FLOW_SHIFT | slot, Some(slot_of(&ring, slot, ring_size)));
         post_recvs(&half.qp, (0..RECVS).map(receive))?;
-        let back_at = back.as_ref().map(|back| (back.remote().addr, back.remote().rkey));
+        let back_at = back.as_ref().map(|back| (back.remote().addr, back.remote().rkey.0));
         let order = Service::Perf(plan.order(back_at, None));
         let link = half.connect(peer, &plan.peer_options.options(), &order.private_data())?;
         let reply: PerfReply = serde_json::from_slice(&link.info.private_data)
             .map_err(|_| Failure::lost(peer, "accepted, but is no `uiw serve`"))?;
-        let open = RemoteMr { addr: reply.addr, rkey: reply.rkey, len: reply.len };
+        let open = RemoteMr { addr: reply.addr, rkey: STag(reply.rkey), len: reply.len };
         let source = Source::new(what, index << FLOW_SHIFT, local, open);
         let plan = plan.clone();
         Ok(Self { link, plan, index, source, back, ring, ring_size, answers: 0, stats: None })

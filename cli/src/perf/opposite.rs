@@ -50,7 +50,7 @@ impl OppositeFlow {
         let back = open.remote();
         let opposite =
             Opposite { chain: plan.chain, signal_every: plan.signal_every, iterations: plan.iterations };
-        let order = Service::Perf(plan.order(Some((back.addr, back.rkey)), Some(opposite)));
+        let order = Service::Perf(plan.order(Some((back.addr, back.rkey.0)), Some(opposite)));
         let link = half.connect(peer, &plan.peer_options.options(), &order.private_data())?;
         Ok(Self { link, plan: plan.clone(), index, open, ring, stats: None })
     }

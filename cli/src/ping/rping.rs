@@ -8,7 +8,7 @@ use crate::msg_conn::{Event, MsgConn};
 use crate::open::Opener;
 use crate::qp_setup::{Depths, Half, Until, Wait, send_copy};
 use std::net::SocketAddr;
-use uiw_verbs::{Access, ConnOptions, Remote, RemoteMr};
+use uiw_verbs::{Access, ConnOptions, Remote, RemoteMr, STag};
 
 /// Bytes of rping's buffers at most.
 pub(crate) const MAX_SIZE: u32 = 64 << 10;
@@ -56,13 +56,13 @@ impl Info {
     }
 
     pub(crate) fn remote(&self) -> Remote {
-        Remote { addr: self.buf, rkey: self.rkey }
+        Remote { addr: self.buf, rkey: STag(self.rkey) }
     }
 }
 
 impl From<RemoteMr> for Info {
     fn from(mr: RemoteMr) -> Self {
-        Self { buf: mr.addr, rkey: mr.rkey, size: u32::try_from(mr.len).unwrap_or(u32::MAX) }
+        Self { buf: mr.addr, rkey: mr.rkey.0, size: u32::try_from(mr.len).unwrap_or(u32::MAX) }
     }
 }
 

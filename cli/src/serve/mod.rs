@@ -48,7 +48,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     if args.until_stdin_ends {
         stop.on_stdin_end();
     }
-    let limits = Limits { max_held_bytes: args.receive_memory as usize, ..Limits::default() };
+    let limits = Limits::default().max_held_bytes(args.receive_memory as usize);
     serve(&opener.device_with(limits)?, args.listen, &args.conn.peer_options(), &stop)
 }
 

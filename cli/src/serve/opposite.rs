@@ -8,7 +8,7 @@ use crate::perf::source::{Messages, Source};
 use crate::qp_setup::{Depths, Half, Link, RECV, Until, completions, post, post_recvs};
 use crate::service::{Op, Opposite, PerfOrder, PerfReply, Stats};
 use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{RemoteMr, SendFlags, SendOp, Wc, WcStatus};
+use uiw_verbs::{RemoteMr, STag, SendFlags, SendOp, Wc, WcStatus};
 
 /// Receives for what the client says, a byte each.
 const RECVS: u64 = 4;
@@ -71,7 +71,7 @@ impl Driver {
         let reply = serde_json::to_vec(&PerfReply { addr: 0, rkey: 0, len: 0 }).unwrap_or_default();
         let link = half.accept(request, &order.peer_options.options(), &reply, Until::stop(&server.stop))?;
         let (addr, rkey) = order.back.unwrap_or_default();
-        let open = RemoteMr { addr, rkey, len: what.memory() as u64 };
+        let open = RemoteMr { addr, rkey: STag(rkey), len: what.memory() as u64 };
         Ok(Self {
             link,
             order: order.clone(),
@@ -136,7 +136,7 @@ impl Driver {
         let Source { posted, wrong, .. } = self.source;
         let bytes =
             serde_json::to_vec(&Stats { cpu_ns: cpu_ns(), messages: posted, wrong }).unwrap_or_default();
-        let sge = uiw_verbs::Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: 0 };
+        let sge = uiw_verbs::Sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey: STag(0) };
         let flags = SendFlags::SIGNALED | SendFlags::INLINE | SendFlags::FENCE;
         post(&self.link.qp, STATS, SendOp::Send, &[sge], flags)
     }

@@ -11,7 +11,7 @@ use crate::qp_setup::{
 use crate::service::{Op, PerfOrder, PerfReply, Stats};
 use crate::spin::Spin;
 use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{Access, Remote, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
+use uiw_verbs::{Access, Remote, STag, SendFlags, SendOp, Sge, Wc, WcOpcode, WcStatus};
 
 /// Bytes of memory that one client gets, for Writes and Reads and again for receives.
 pub(crate) const MAX_MEMORY: u64 = 512 << 20;
@@ -98,7 +98,7 @@ impl Session {
         let receive = |slot: u64| (slot, ring.as_ref().map(|ring| slot_of(ring, slot, size, size)));
         post_recvs(&half.qp, (0..slots).map(receive))?;
         let remote = open.remote();
-        let reply = PerfReply { addr: remote.addr, rkey: remote.rkey, len: remote.len };
+        let reply = PerfReply { addr: remote.addr, rkey: remote.rkey.0, len: remote.len };
         let reply = serde_json::to_vec(&reply).unwrap_or_default();
         let link = half.accept(request, &order.peer_options.options(), &reply, Until::stop(&server.stop))?;
         let stats = Stats::default();
@@ -185,7 +185,7 @@ impl Session {
         let Some((addr, rkey)) = self.order.back else {
             return Err(Failure::lost(self.link.peer(), "requests answers, but gave no memory for them"));
         };
-        let remote = Remote { addr, rkey };
+        let remote = Remote { addr, rkey: STag(rkey) };
         let op = if with_immediate { SendOp::WriteImm { remote, imm: 0 } } else { SendOp::Write { remote } };
         let (sge, flags) = inline(&self.open, self.open.sge(0..self.size), 0, self.size);
         post(&self.link.qp, PONG, op, &[sge], SendFlags::SIGNALED | flags)

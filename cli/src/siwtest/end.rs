@@ -349,9 +349,9 @@ impl End {
             self.note(format!("a receive completed as {:?}", wc.opcode));
         }
         if let Some(stag) = wc.invalidated
-            && self.memory.as_ref().is_none_or(|memory| memory.stag.0 != stag)
+            && self.memory.as_ref().is_none_or(|memory| memory.stag != stag)
         {
-            self.note(format!("STag {stag:#x} was invalidated, which is not the one"));
+            self.note(format!("STag {stag} was invalidated, which is not the one"));
         }
         if wc.invalidated.is_some()
             && let Some(memory) = &mut self.memory

@@ -148,21 +148,21 @@ fn rtr_kinds(text: &str) -> std::result::Result<RtrKinds, String> {
 impl Args {
     fn options(&self) -> ConnOptions {
         let startup = &self.startup;
-        ConnOptions {
-            revision: if startup.revision == 1 { Revision::One } else { Revision::Two },
-            fallback: !startup.no_fallback,
-            rtr: startup.rtr,
-            peer_to_peer: !startup.no_peer_to_peer,
-            capabilities: if startup.no_capability_exchange {
+        self.conn
+            .peer_options()
+            .options()
+            .revision(if startup.revision == 1 { Revision::One } else { Revision::Two })
+            .fallback(!startup.no_fallback)
+            .rtr(startup.rtr)
+            .peer_to_peer(!startup.no_peer_to_peer)
+            .capabilities(if startup.no_capability_exchange {
                 CapabilityExchange::Off
             } else {
                 CapabilityExchange::On
-            },
-            ird: startup.ird,
-            ord: startup.ord,
-            startup_timeout: Duration::from_secs_f64(startup.timeout),
-            ..self.conn.peer_options().options()
-        }
+            })
+            .ird(startup.ird)
+            .ord(startup.ord)
+            .startup_timeout(Duration::from_secs_f64(startup.timeout))
     }
 
     fn private_data(&self) -> Vec<u8> {

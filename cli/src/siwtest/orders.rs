@@ -131,7 +131,7 @@ fn request(op: Op, remote: Remote, revocable: u32, last: bool) -> (SendOp, SendF
     let none = SendFlags::empty();
     let read = |remote| (SendOp::Read { remote, invalidate: None }, none);
     let write = |remote| (SendOp::Write { remote }, none);
-    let nowhere = Remote { rkey: NO_STAG, ..remote };
+    let nowhere = Remote { rkey: STag(NO_STAG), ..remote };
     let outside = Remote { addr: remote.addr + FAR, ..remote };
     let invalidate = SendOp::SendInvalidate { stag: STag(revocable) };
     match op {
@@ -148,7 +148,7 @@ fn request(op: Op, remote: Remote, revocable: u32, last: bool) -> (SendOp, SendF
         Op::BadWrite => write(nowhere),
         Op::OutWrite => write(outside),
         Op::BadInvalidate => (SendOp::SendInvalidate { stag: STag(NO_STAG) }, none),
-        Op::UsedInvalidate => write(Remote { rkey: revocable, ..remote }),
+        Op::UsedInvalidate => write(Remote { rkey: STag(revocable), ..remote }),
     }
 }
 
@@ -156,7 +156,7 @@ fn request(op: Op, remote: Remote, revocable: u32, last: bool) -> (SendOp, SendF
 pub(super) fn refused(end: &mut End, what: Refused, json: bool) -> Result<()> {
     let order = Order { op: Op::Read, actor: Actor::Initiator, size: 8, count: 1, sges: 1, seed: 0 };
     end.provide(&order, 8, 8)?;
-    let remote = Remote { addr: 0, rkey: NO_STAG };
+    let remote = Remote { addr: 0, rkey: STag(NO_STAG) };
     let op = match what {
         Refused::Sendimm => SendOp::SendImm { imm: 7 },
         Refused::Writeimm => SendOp::WriteImm { remote, imm: 7 },

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 use uiw_verbs::Remote;
+use uiw_verbs::STag;
 
 /// Bytes of all messages of an order at most.
 const MAX_BYTES: u64 = 256 << 20;
@@ -191,7 +192,7 @@ impl Talk {
         number(12, count);
         number(16, sges);
         number(20, seed);
-        number(32, self.memory.rkey);
+        number(32, self.memory.rkey.0);
         number(36, self.revocable);
         number(40, u32::from(self.wrong.is_some()));
         out[24..32].copy_from_slice(&self.memory.addr.to_be_bytes());
@@ -221,7 +222,8 @@ impl Talk {
         }
         let text = bytes[Self::TEXT..].split(|byte| *byte == 0).next().unwrap_or_default();
         let wrong = (number(40) != 0).then(|| String::from_utf8_lossy(text).into_owned());
-        let memory = Remote { addr: u64::from(number(24)) << 32 | u64::from(number(28)), rkey: number(32) };
+        let memory =
+            Remote { addr: u64::from(number(24)) << 32 | u64::from(number(28)), rkey: STag(number(32)) };
         Some(Self { kind, order, memory, revocable: number(36), wrong })
     }
 }
@@ -246,7 +248,7 @@ mod tests {
     #[test]
     fn talk_survives_the_wire() {
         let order = Order { op: Op::Fence, actor: Actor::Responder, size: 1, count: 2, sges: 3, seed: 4 };
-        let memory = Remote { addr: 0x0102_0304_0506_0708, rkey: 9 };
+        let memory = Remote { addr: 0x0102_0304_0506_0708, rkey: STag(9) };
         let mut talk = Talk { kind: Kind::Done, order, memory, revocable: 10, wrong: Some("a b".into()) };
         assert_eq!(Talk::parse(&talk.emit()), Some(talk.clone()));
         talk.wrong = None;

@@ -70,14 +70,9 @@ impl Application {
         let scq = device.create_cq(256, CqOptions::default()).expect("a CQ");
         let rcq = device.create_cq(256, CqOptions::default()).expect("a CQ");
         let bits = input.u8();
-        let init = QpInit {
-            send_cq: Arc::clone(&scq),
-            recv_cq: Arc::clone(&rcq),
-            srq: None,
-            cap: QpCap { max_send_wr: 32, max_recv_wr: 32, ..QpCap::default() },
-            signal_all: bits & 1 == 0,
-            num: None,
-        };
+        let init = QpInit::new(&scq, &rcq)
+            .cap(QpCap { max_send_wr: 32, max_recv_wr: 32, ..QpCap::default() })
+            .signal_all(bits & 1 == 0);
         let qp = arena.pd.create_qp(init).expect("a QP");
         let mut rights = Access::REMOTE;
         if bits & 2 != 0 {
@@ -183,7 +178,7 @@ impl Application {
         flags.set(SendFlags::FENCE, bits & 2 != 0);
         flags.set(SendFlags::SOLICITED, bits & 4 != 0);
         let (offset, len) = (input.below(4000), input.below(3000));
-        let remote = Remote { addr: 0x1000, rkey: STAG_OF_PEER };
+        let remote = Remote { addr: 0x1000, rkey: STag(STAG_OF_PEER) };
         let source = [arena.source(offset, len), arena.source(offset / 2, len / 8)];
         let sink = [arena.sink(offset, len), arena.sink(offset / 2, len / 8)];
         match input.u8() % 20 {

@@ -120,7 +120,7 @@ impl Arena {
             let own = if part == Part::ReadOnly { Access::empty() } else { Access::LOCAL_WRITE };
             let mut place = Place { part, access, region: RefCell::default(), rkey: 0 };
             let region = register(part, access | own | Access::MW_BIND, place.fill());
-            place.rkey = region.rkey();
+            place.rkey = region.rkey().0;
             place.region = RefCell::new(Some(region));
             place
         };
@@ -133,12 +133,12 @@ impl Arena {
         ];
         let sink = register(Part::Sink, Access::LOCAL_WRITE, SECRET);
         let source = register(Part::Source, Access::empty(), PLAIN);
-        let lkey = places[0].region.borrow().as_ref().map_or(0, RawMr::lkey);
+        let lkey = places[0].region.borrow().as_ref().map_or(0, |region| region.lkey().0);
         Self {
             bytes,
             places,
             lkey,
-            sink_key: sink.lkey(),
+            sink_key: sink.lkey().0,
             sink,
             source,
             named: RefCell::default(),
@@ -230,7 +230,7 @@ impl Arena {
 
     /// The STag of a part's region, while it lives.
     pub(crate) fn stag(&self, part: Part) -> Option<STag> {
-        self.place(part)?.region.borrow().as_ref().map(|region| STag(region.rkey()))
+        self.place(part)?.region.borrow().as_ref().map(|region| STag(region.rkey().0))
     }
 
     /// A window is about to be bound to bytes of a part. Gives the rights it may have: the shared part's are those of its

@@ -11,7 +11,7 @@ use uiw_llp::capture::{CaptureStack, PcapSink};
 use uiw_llp::tcp::TcpStack;
 use uiw_verbs::{
     Access, ConnSettings, Connection, Device, DeviceOptions, FpduSize, Listener, Mr, Pd, Remote, RemoteMr,
-    Revision, RtrKinds, SharedMr,
+    Revision, RtrKinds, STag, SharedMr,
 };
 
 use crate::decoded::Decoded;
@@ -44,18 +44,17 @@ fn buffer(pd: &Pd, len: usize) -> Mr<Vec<u8>> {
 }
 
 /// The server: shares memory, says where, then takes messages until the client leaves.
-fn serve(device: Device, listener: Listener, settings: ConnSettings) -> SharedMr {
+fn serve(device: Device, listener: Listener) -> SharedMr {
     device.block_on(async {
-        let pd = device.alloc_pd().unwrap();
+        let connection = listener.accept().await.unwrap();
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let memory = pd.share(LEN, access).unwrap();
-        let connection = listener.incoming().await.unwrap().accept(&pd, &settings).await.unwrap();
-        let window = memory.bind_window(&connection, 0..64, Access::REMOTE_WRITE).await.unwrap();
-        let second = memory.bind_window(&connection, 0..64, Access::REMOTE_READ).await.unwrap();
+        let memory = connection.pd().share(LEN, access).unwrap();
+        let window = connection.bind_window(&memory, 0..64, Access::REMOTE_WRITE).await.unwrap();
+        let second = connection.bind_window(&memory, 0..64, Access::REMOTE_READ).await.unwrap();
         let remote = memory.remote(0..LEN as u64).unwrap();
         let mut hello = remote.to_bytes().to_vec();
-        hello.extend_from_slice(&window.remote().rkey.to_be_bytes());
-        hello.extend_from_slice(&second.remote().rkey.to_be_bytes());
+        hello.extend_from_slice(&window.remote().rkey.0.to_be_bytes());
+        hello.extend_from_slice(&second.remote().rkey.0.to_be_bytes());
         connection.send_copy(&hello).await.unwrap();
         while connection.recv().await.is_ok() {}
         connection.ended().await;
@@ -73,30 +72,28 @@ enum Script {
 
 async fn every_operation(connection: &Connection, script: Script) {
     let pd = connection.pd();
-    let hello = connection.recv().await.unwrap();
+    let hello = connection.recv().await.unwrap().unwrap();
     let remote = RemoteMr::from_bytes(&hello[..RemoteMr::LEN]).unwrap();
     let windows: Vec<u32> =
         hello[RemoteMr::LEN..].chunks(4).map(|key| u32::from_be_bytes(key.try_into().unwrap())).collect();
-    connection.send(buffer(pd, 0)).await.0.unwrap();
-    connection.send(buffer(pd, 1)).await.0.unwrap();
-    connection.send(buffer(pd, 9_999)).await.0.unwrap();
-    connection.send_solicited(buffer(pd, 77)).await.0.unwrap();
-    connection.send_invalidate(buffer(pd, 12), windows[0]).await.0.unwrap();
-    connection.send_solicited_invalidate(buffer(pd, 13), windows[1]).await.0.unwrap();
+    connection.send(buffer(pd, 0)).await.unwrap();
+    connection.send(buffer(pd, 1)).await.unwrap();
+    connection.send(buffer(pd, 9_999)).await.unwrap();
+    connection.send_solicited(buffer(pd, 77)).await.unwrap();
+    connection.send_invalidate(buffer(pd, 12), STag(windows[0])).await.unwrap();
+    connection.send_solicited_invalidate(buffer(pd, 13), STag(windows[1])).await.unwrap();
     let all = script == Script::Everything;
     for len in [0, 1, 64, 1_442, if all { LEN } else { 9_000 }] {
-        let (result, source) = connection.write(buffer(pd, len), remote).await;
-        result.unwrap();
+        let (_, source) = connection.write(buffer(pd, len), remote).await.unwrap();
         let target = pd.register(vec![0; len]).unwrap();
-        let (result, target) = connection.read(target, remote).await;
-        result.unwrap();
+        let (_, target) = connection.read(target, remote).await.unwrap();
         assert!(source.bytes() == target.bytes(), "{len} bytes written and read back");
     }
     if all {
-        connection.write_imm(buffer(pd, 33), remote, 0x0102_0304).await.0.unwrap();
-        connection.write_imm_solicited(buffer(pd, 35), remote, 7).await.0.unwrap();
+        connection.write_imm(buffer(pd, 33), remote, 0x0102_0304).await.unwrap();
+        connection.write_imm_solicited(buffer(pd, 35), remote, 7).await.unwrap();
     }
-    connection.send_imm(buffer(pd, 34), 0x0506_0708).await.0.unwrap();
+    connection.send_imm(buffer(pd, 34), 0x0506_0708).await.unwrap();
     let counter = remote.slice(128..136).unwrap();
     let before = connection.fetch_add(counter, 3).await.unwrap();
     assert_eq!(connection.compare_swap(counter, before.wrapping_add(3), 9).await.unwrap(), before + 3);
@@ -117,14 +114,13 @@ fn converse(name: &str, settings: &ConnSettings, script: Script, end: End) -> Te
     let device = |at: End| if at == end { captured(&sink) } else { Device::open().unwrap() };
     let server = device(End::Server);
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let listener = Listener::bind(&server, any, &settings.options).unwrap();
+    let listener = Listener::bind(&server.alloc_pd().unwrap(), any, settings).unwrap();
     let address = listener.local_addr();
-    let theirs = settings.clone();
-    let thread = thread::spawn(move || serve(server, listener, theirs));
+    let thread = thread::spawn(move || serve(server, listener));
     let client = device(End::Client);
     client.block_on(async {
         let pd = client.alloc_pd().unwrap();
-        let connection = Connection::connect(&client, &pd, address, settings).await.unwrap();
+        let connection = Connection::connect(&pd, address, settings).await.unwrap();
         every_operation(&connection, script).await;
     });
     thread.join().unwrap();
@@ -237,23 +233,17 @@ fn tshark_accepts_a_terminate() {
     let server = Device::open().unwrap();
     let settings = settings();
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    let listener = Listener::bind(&server, any, &settings.options).unwrap();
+    let listener = Listener::bind(&server.alloc_pd().unwrap(), any, &settings).unwrap();
     let address = listener.local_addr();
-    let theirs = settings.clone();
     let thread = thread::spawn(move || {
-        server.block_on(async {
-            let pd = server.alloc_pd().unwrap();
-            let connection = listener.incoming().await.unwrap().accept(&pd, &theirs).await.unwrap();
-            connection.ended().await
-        })
+        server.block_on(async { listener.accept().await.unwrap().ended().await });
     });
     let client = captured(&sink);
     let failed = client.block_on(async {
         let pd = client.alloc_pd().unwrap();
-        let connection = Connection::connect(&client, &pd, address, &settings).await.unwrap();
-        let nowhere = RemoteMr { addr: Remote::default().addr, rkey: 0x1234_5600, len: 64 };
-        let (result, _) = connection.read(pd.register(vec![0; 64]).unwrap(), nowhere).await;
-        result.unwrap_err().to_string()
+        let connection = Connection::connect(&pd, address, &settings).await.unwrap();
+        let nowhere = RemoteMr { addr: Remote::default().addr, rkey: STag(0x1234_5600), len: 64 };
+        connection.read(pd.register(vec![0; 64]).unwrap(), nowhere).await.unwrap_err().to_string()
     });
     assert!(failed.contains("the peer refused access"), "{failed}");
     thread.join().unwrap();

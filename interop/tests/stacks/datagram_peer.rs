@@ -8,8 +8,8 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 use uiw_verbs::cm::{CmChannel, CmEventKind, SidrListener};
 use uiw_verbs::{
-    Access, AddressHandle, Cq, CqOptions, DatagramPort, Destination, Device, Memory, Qp, QpCap, QpInit,
-    QpState, RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
+    Access, AddressHandle, Cq, CqOptions, DatagramPort, Destination, Device, Memory, Qp, QpInit, QpState,
+    RawMr, RecvWr, SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
 };
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -29,14 +29,7 @@ impl End {
         let pd = device.alloc_pd().unwrap();
         let cq = device.create_cq(64, CqOptions::default()).unwrap();
         let port = DatagramPort::bind(&device, &[SocketAddr::new(LOCALHOST, 0)], cq.shard(), 4096).unwrap();
-        let init = QpInit {
-            send_cq: Arc::clone(&cq),
-            recv_cq: Arc::clone(&cq),
-            srq: None,
-            cap: QpCap::default(),
-            signal_all: true,
-            num: None,
-        };
+        let init = QpInit::new(&cq, &cq).signal_all(true);
         let qp = pd.create_ud_qp(init, &port).unwrap();
         qp.set_qkey(QKEY).unwrap();
         for state in [QpState::Init, QpState::Rtr, QpState::Rts] {

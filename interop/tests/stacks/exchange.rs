@@ -46,14 +46,8 @@ fn places() -> impl Iterator<Item = (u64, usize)> {
 
 fn settings() -> ConnSettings {
     // Messages of many connections may wait for their receives on a busy machine.
-    let options = ConnOptions { no_receive_timeout: TIMEOUT, ..ConnOptions::default() };
-    ConnSettings {
-        options,
-        recv_size: LARGEST as u32,
-        recv_depth: 8,
-        send_depth: 16,
-        ..ConnSettings::default()
-    }
+    let options = ConnOptions::default().no_receive_timeout(TIMEOUT);
+    ConnSettings::default().options(options).recv_size(LARGEST as u32).recv_depth(8).send_depth(16)
 }
 
 /// Wakes the waiter for all, and records which one it was: of many futures only those are polled that were woken.
@@ -119,7 +113,7 @@ pub(crate) fn call(device: &Device, pd: &Pd, to: SocketAddr, count: usize) {
     within(device, "all connections are made", async {
         let settings = settings();
         all((0..count).map(async |_| {
-            let connection = Connection::connect(device, pd, to, &settings).await.expect("a connection");
+            let connection = Connection::connect(pd, to, &settings).await.expect("a connection");
             converse(pd, &connection).await;
             assert!(connection.disconnect().await.expect("it stands").orderly);
         }))
@@ -147,7 +141,7 @@ impl Ours {
         let memory = pd.share(LEN as usize, access).expect("memory");
         memory.write(SOURCE, &bytes((WORDS - SOURCE) as usize, 1)).expect("in range");
         let window =
-            async || memory.bind_window(connection, 0..64, Access::REMOTE_WRITE).await.expect("a window");
+            async || connection.bind_window(&memory, 0..64, Access::REMOTE_WRITE).await.expect("a window");
         let windows = [window().await, window().await];
         Self { memory, windows }
     }
@@ -178,16 +172,16 @@ impl Theirs {
 async fn converse(pd: &Pd, connection: &Connection) {
     let ours = Ours::new(pd, connection).await;
     connection.send_copy(&ours.to_bytes()).await.expect("a Send");
-    let theirs = Theirs::from_bytes(&connection.recv().await.expect("a message"));
+    let theirs = Theirs::from_bytes(&connection.recv().await.expect("a message").expect("no end"));
     let asking: Pin<Box<dyn Future<Output = ()> + '_>> = Box::pin(ask(pd, connection, theirs));
     all([asking, Box::pin(answer(connection, &ours))]).await;
     // Neither closes before the other one has everything: what is still unread when a connection ends is lost.
     connection.send_copy(b"seen").await.expect("a Send");
-    assert_eq!(*connection.recv().await.expect("a message"), *b"seen");
+    assert_eq!(*connection.recv().await.expect("a message").expect("no end"), *b"seen");
 }
 
 fn buffer(pd: &Pd, len: usize, seed: u8) -> Mr<Vec<u8>> {
-    pd.register(bytes(len, seed)).map_err(|(error, _)| error).expect("memory")
+    pd.register(bytes(len, seed)).expect("memory")
 }
 
 async fn ask(pd: &Pd, connection: &Connection, theirs: Theirs) {
@@ -199,36 +193,31 @@ async fn ask(pd: &Pd, connection: &Connection, theirs: Theirs) {
     });
     let reads = plain.iter().map(|(offset, len)| {
         let from = theirs.place(SOURCE + offset, *len);
-        connection.read(pd.register(vec![0; *len]).map_err(|(error, _)| error).expect("memory"), from)
+        connection.read(pd.register(vec![0; *len]).expect("memory"), from)
     });
     let (writes, reads): (Vec<_>, Vec<_>) = (writes.collect(), reads.collect());
     for write in writes {
-        write.await.0.expect("a Write");
+        write.await.expect("a Write");
     }
     let source = bytes((WORDS - SOURCE) as usize, 1);
     for (read, (offset, len)) in reads.into_iter().zip(plain) {
-        let (result, got) = read.await;
-        result.expect("a Read");
+        let (_, got) = read.await.expect("a Read");
         assert!(*got.bytes() == source[*offset as usize..][..*len], "a Read of {len} bytes");
     }
     for (n, len) in MESSAGES.into_iter().enumerate() {
-        connection.send(buffer(pd, len, n as u8)).await.0.expect("a Send");
-        connection.send_solicited(buffer(pd, len, n as u8 + 10)).await.0.expect("a solicited Send");
-        connection
-            .send_imm(buffer(pd, len, n as u8 + 20), IMMEDIATE + n as u32)
-            .await
-            .0
-            .expect("an immediate");
+        connection.send(buffer(pd, len, n as u8)).await.expect("a Send");
+        connection.send_solicited(buffer(pd, len, n as u8 + 10)).await.expect("a solicited Send");
+        connection.send_imm(buffer(pd, len, n as u8 + 20), IMMEDIATE + n as u32).await.expect("an immediate");
     }
     let [first, second] = theirs.windows.map(|window| window.rkey);
-    connection.send_invalidate(buffer(pd, 700, 30), first).await.0.expect("Send with Invalidate");
-    connection.send_solicited_invalidate(buffer(pd, 800, 31), second).await.0.expect("the solicited one");
+    connection.send_invalidate(buffer(pd, 700, 30), first).await.expect("Send with Invalidate");
+    connection.send_solicited_invalidate(buffer(pd, 800, 31), second).await.expect("the solicited one");
     let [a, b] = [0, 1].map(|n| {
         let (offset, len) = with_immediate[n];
         (buffer(pd, len, 40 + n as u8), theirs.place(TARGET + offset, len))
     });
-    connection.write_imm(a.0, a.1, IMMEDIATE + 40).await.0.expect("Write with immediate");
-    connection.write_imm_solicited(b.0, b.1, IMMEDIATE + 41).await.0.expect("the solicited one");
+    connection.write_imm(a.0, a.1, IMMEDIATE + 40).await.expect("Write with immediate");
+    connection.write_imm_solicited(b.0, b.1, IMMEDIATE + 41).await.expect("the solicited one");
     let word = theirs.place(WORDS, 8);
     for n in 0..ADDS {
         assert_eq!(connection.fetch_add(word, ADDEND).await.expect("FetchAdd"), n * ADDEND);
@@ -240,7 +229,7 @@ async fn ask(pd: &Pd, connection: &Connection, theirs: Theirs) {
 }
 
 async fn answer(connection: &Connection, ours: &Ours) {
-    let next = async || connection.recv().await.expect("a message");
+    let next = async || connection.recv().await.expect("a message").expect("no end");
     for (n, len) in MESSAGES.into_iter().enumerate() {
         for (seed, imm) in [(0, None), (10, None), (20, Some(IMMEDIATE + n as u32))] {
             let message = next().await;

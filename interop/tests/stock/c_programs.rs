@@ -133,11 +133,14 @@ fn longer_private_data_reaches_c_as_its_first_255_bytes() {
 
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
-    let settings = ConnSettings { private_data: vec![0x5A; 508], ..ConnSettings::default() };
-    let connection = Connection::connect(&device, &pd, ([127, 0, 0, 1], port).into(), &settings).unwrap();
+    let settings = ConnSettings::default().private_data(vec![0x5A; 508]);
+    let connection = Connection::connect(&pd, ([127, 0, 0, 1], port).into(), &settings).unwrap();
     server.wait_saying("private data is cut to 255 bytes");
     connection.send_copy(b"good day\0").unwrap();
-    assert_eq!(connection.recv().unwrap().split(|byte| *byte == 0).next().unwrap(), b"you said 8 bytes");
+    assert_eq!(
+        connection.recv().unwrap().unwrap().split(|byte| *byte == 0).next().unwrap(),
+        b"you said 8 bytes"
+    );
     drop(server.stop());
 }
 

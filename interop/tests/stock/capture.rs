@@ -24,7 +24,7 @@ fn of_a_program_that_is_killed_while_it_waits() {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
     let connection =
-        Connection::connect(&device, &pd, ([127, 0, 0, 1], port).into(), &ConnSettings::default()).unwrap();
+        Connection::connect(&pd, ([127, 0, 0, 1], port).into(), &ConnSettings::default()).unwrap();
     // The connection stands and nothing more comes: what there was is written all the same.
     let until = Instant::now() + Duration::from_secs(60);
     while fs::metadata(&file).map_or(0, |file| file.len()) < SOME {

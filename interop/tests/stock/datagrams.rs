@@ -64,7 +64,7 @@ fn an_iwarp_device_has_none_unless_asked() {
     asked.arg("-e");
     let mut server = Running::start(asked);
     server.wait_listening(port);
-    server.stop();
+    assert_eq!(server.stop().code, 128 + 9);
 }
 
 /// perftest's Sends, one program after the other.
@@ -171,9 +171,13 @@ fn every_datagram_of_a_capture_is_decoded() {
     server.end().well();
     let mut lines = Vec::new();
     let capture = std::fs::File::open(&file).unwrap();
-    let summary = uiw_cli::decode::decode(capture, &mut |record| lines.push(format!("{:?}", record.event))).unwrap();
+    let summary =
+        uiw_cli::decode::decode(capture, &mut |record| lines.push(format!("{:?}", record.event))).unwrap();
     // Each end sends 100 messages and receives as many.
     assert_eq!((summary.packets, summary.datagrams, summary.departures), (200, 200, 0), "{summary}");
     assert!(summary.followed());
-    assert!(lines.iter().all(|line| line.contains("length: 1024") && line.contains("order: None")), "{lines:?}");
+    assert!(
+        lines.iter().all(|line| line.contains("length: 1024") && line.contains("order: None")),
+        "{lines:?}"
+    );
 }

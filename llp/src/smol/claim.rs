@@ -5,7 +5,8 @@
 //! are not queried.
 
 use super::SmolConfig;
-use crate::interface::{ethernet, index_of, kernels_addresses};
+use crate::interface::index_of;
+use crate::smol::netdev::{ethernet, kernels_addresses};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{

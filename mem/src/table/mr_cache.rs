@@ -101,12 +101,12 @@ impl Table {
     pub fn hold_local<'a>(
         &self,
         cache: &'a mut MrCache,
-        lkey: u32,
+        lkey: STag,
         pd: PdId,
         (addr, len): (u64, u32),
         write: bool,
     ) -> Result<Pinned<'a>, LocalError> {
-        let (stag, invalid) = (STag(lkey), LocalError::InvalidLkey { lkey });
+        let (stag, invalid) = (lkey, LocalError::InvalidLkey { lkey });
         let region = cache.local.find(stag, || self.find(stag, Slot::named_by_us)).ok_or(invalid)?;
         let offset = region.check_local(pd, addr, len, write)?;
         cache.local.hold(offset, len as usize).ok_or(invalid)

@@ -91,7 +91,7 @@ fn ranges_are_exact() {
                         start
                     });
                     assert_eq!(got, expected, "base {base:#x} len {len} to {to:#x} n {n}");
-                    let local = table.local(region.lkey(), PD, to, n, true).map(|span| span.len());
+                    let local = table.local(region.stag(), PD, to, n, true).map(|span| span.len());
                     assert_eq!(local.is_ok(), expected.is_ok());
                 }
             }
@@ -125,7 +125,7 @@ fn a_zero_based_region_starts_at_zero() {
     assert_eq!(region.base(), 0);
     write(&table, region.stag(), 0, 10).unwrap();
     assert!(write(&table, region.stag(), BASE, 1).is_err() && write(&table, region.stag(), 1, 10).is_err());
-    table.local(region.lkey(), PD, 9, 1, true).unwrap();
+    table.local(region.stag(), PD, 9, 1, true).unwrap();
 }
 
 #[test]
@@ -154,8 +154,8 @@ fn another_protection_domain_gets_nothing() {
         table.remote(stag, OTHER_STREAM, PD, BASE, 1, right).unwrap();
     }
     assert_eq!(
-        table.local(stag.0, OTHER_PD, BASE, 1, false).map(drop),
-        Err(LocalError::ProtectionDomain { lkey: stag.0, owner: PD, pd: OTHER_PD })
+        table.local(STag(stag.0), OTHER_PD, BASE, 1, false).map(drop),
+        Err(LocalError::ProtectionDomain { lkey: stag, owner: PD, pd: OTHER_PD })
     );
 }
 
@@ -168,7 +168,7 @@ fn every_other_key_and_index_is_invalid() {
     for key in (1..=255).step_by(if cfg!(miri) { 127 } else { 1 }) {
         let stag = STag::from_parts(stag.index(), key);
         assert_eq!(write(&table, stag, BASE, 1).map(drop), Err(RemoteError::InvalidStag { stag }));
-        assert!(table.local(stag.0, PD, BASE, 1, false).is_err());
+        assert!(table.local(STag(stag.0), PD, BASE, 1, false).is_err());
         assert_eq!(table.deregister(stag), Err(DeregisterError::InvalidStag { stag }));
     }
     for bit in 8..32 {
@@ -209,7 +209,7 @@ fn remote_change_needs_local_write() {
         table.register(PD, vec![0].into(), 0, access | Access::LOCAL_WRITE).unwrap();
     }
     let read_only = table.register(PD, vec![0].into(), 0, Access::REMOTE_READ).unwrap();
-    let lkey = read_only.lkey();
+    let lkey = read_only.stag();
     table.local(lkey, PD, 0, 1, false).unwrap();
     assert_eq!(table.local(lkey, PD, 0, 1, true).map(drop), Err(LocalError::NotWritable { lkey }));
 }
@@ -218,9 +218,9 @@ fn remote_change_needs_local_write() {
 fn an_element_of_no_bytes_has_no_address() {
     let table = table();
     let region = plain(&table);
-    assert_eq!(table.local(region.lkey(), PD, 12345, 0, true).unwrap().len(), 0);
-    assert!(table.local(region.lkey() ^ 1, PD, BASE, 0, true).is_err());
-    assert!(table.local(region.lkey(), OTHER_PD, BASE, 0, true).is_err());
+    assert_eq!(table.local(region.stag(), PD, 12345, 0, true).unwrap().len(), 0);
+    assert!(table.local(STag(region.stag().0 ^ 1), PD, BASE, 0, true).is_err());
+    assert!(table.local(region.stag(), OTHER_PD, BASE, 0, true).is_err());
 }
 
 #[test]
@@ -383,7 +383,7 @@ fn reserved_stags_never_resolve() {
     let table = table();
     let stag = table.reserve().unwrap();
     assert_eq!(write(&table, stag, 0, 1).map(drop), Err(RemoteError::InvalidStag { stag }));
-    assert!(table.local(stag.0, PD, 0, 1, false).is_err());
+    assert!(table.local(STag(stag.0), PD, 0, 1, false).is_err());
     assert_eq!(table.invalidate_remote(stag, STREAM, PD), Err(InvalidateError::InvalidStag { stag }));
     assert_eq!(table.invalidate_local(stag, STREAM, PD), Err(InvalidateError::InvalidStag { stag }));
     assert_eq!(table.deregister(stag), Err(DeregisterError::InvalidStag { stag }));

@@ -1,19 +1,19 @@
 //! The engine's files, and what stands in for the rest of the crate.
 #![allow(dead_code, reason = "the models do not use all of the engine")]
 
-#[path = "../../src/driver/epoll_waiter.rs"]
+#[path = "../driver/epoll_waiter.rs"]
 mod epoll_waiter;
-#[path = "../../src/driver/handoff.rs"]
+#[path = "../driver/handoff.rs"]
 mod handoff;
-#[path = "../../src/driver/mutant.rs"]
+#[path = "../driver/mutant.rs"]
 mod mutant;
-#[path = "../../src/driver/park.rs"]
+#[path = "../driver/park.rs"]
 mod park;
-#[path = "../../src/driver/progress/mod.rs"]
+#[path = "../driver/progress/mod.rs"]
 #[allow(unexpected_cfgs, reason = "features of uiw-verbs, which the models do not have")]
 mod progress;
 
-#[path = "../../src/driver/watch.rs"]
+#[path = "../driver/watch.rs"]
 mod watch;
 
 #[path = "os.rs"]

@@ -130,12 +130,66 @@ pub struct Mr<B: IoBuf> {
     range: Range<usize>,
 }
 
+/// A buffer that could not be registered.
+///
+/// It converts to [`Error`], [`WcError`](crate::WcError) and [`std::io::Error`], so that `?` works where the buffer is not needed.
+pub struct RegisterError<B> {
+    /// Why.
+    pub error: Error,
+    /// The buffer.
+    pub buffer: B,
+}
+
+impl<B> std::fmt::Debug for RegisterError<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RegisterError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<B> std::fmt::Display for RegisterError<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<B> std::error::Error for RegisterError<B> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
+impl<B> From<RegisterError<B>> for Error {
+    fn from(error: RegisterError<B>) -> Self {
+        error.error
+    }
+}
+
+impl<B> From<RegisterError<B>> for crate::WcError {
+    fn from(error: RegisterError<B>) -> Self {
+        error.error.into()
+    }
+}
+
+impl<B> From<RegisterError<B>> for std::io::Error {
+    fn from(error: RegisterError<B>) -> Self {
+        error.error.into()
+    }
+}
+
 impl Pd {
     /// Registers a buffer for operations of ours.
     ///
+    /// ```
+    /// let pd = uiw_verbs::Device::open()?.alloc_pd()?;
+    /// let memory = pd.register(vec![0; 4096])?;
+    /// assert_eq!(memory.bytes().len(), 4096);
+    /// let buffer: Vec<u8> = memory.into_inner();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Register`] with the buffer, when the device has no STag left.
-    pub fn register<B: IoBuf>(&self, buf: B) -> std::result::Result<Mr<B>, (Error, B)> {
+    pub fn register<B: IoBuf>(&self, buf: B) -> std::result::Result<Mr<B>, RegisterError<B>> {
         let buf = Held::new(buf);
         // SAFETY: `IoBuf` promises `len` bytes at a stable address while `buf` lives, and `Mr` drops the region before the
         // buffer. Exclusive: the bytes are given out as a slice only while the `Mr` is not inside an operation. A buffer that
@@ -143,7 +197,7 @@ impl Pd {
         let memory = unsafe { Memory::borrowed(buf.at, buf.len) };
         match self.register_raw(memory, buf.at as u64, Access::LOCAL_WRITE) {
             Ok(raw) => Ok(Mr { raw, range: 0..buf.len, buf }),
-            Err(error) => Err((error, buf.into_inner())),
+            Err(error) => Err(RegisterError { error, buffer: buf.into_inner() }),
         }
     }
 }
@@ -236,7 +290,7 @@ mod tests {
 
     fn pd() -> Pd {
         let stack = uiw_llp::sim::Network::new(1).stack(Ipv4Addr::LOCALHOST);
-        let options = DeviceOptions { progress: Progress::Manual, ..DeviceOptions::default() };
+        let options = DeviceOptions::default().progress(Progress::Manual);
         Device::with_stack(Box::new(stack), options).unwrap().alloc_pd().unwrap()
     }
 

@@ -33,20 +33,20 @@ unsafe impl IoBufMut for BytesMut {}
 /// ```
 /// use bytes::Bytes;
 /// # use uiw_verbs::{ConnSettings, Device, blocking::{Connection, Listener}};
-/// # let device = Device::open()?;
+/// # let pd = Device::open()?.alloc_pd()?;
 /// # let settings = ConnSettings::default();
-/// # let listener = Listener::bind(&device, "127.0.0.1:0".parse()?, &settings.options)?;
+/// # let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &settings)?;
 /// # let to = listener.local_addr();
 /// # let client = std::thread::spawn(move || {
 /// #     let device = Device::open().unwrap();
 /// #     let pd = device.alloc_pd().unwrap();
-/// #     let connection = Connection::connect(&device, &pd, to, &ConnSettings::default()).unwrap();
-/// #     let message = pd.register(Bytes::from_static(b"key=value")).map_err(|(error, _)| error).unwrap();
-/// #     connection.send(message).wait().0.unwrap();
+/// #     let connection = Connection::connect(&pd, to, &ConnSettings::default()).unwrap();
+/// #     let message = pd.register(Bytes::from_static(b"key=value")).unwrap();
+/// #     connection.send(message).wait().unwrap();
 /// #     connection.ended();
 /// # });
-/// # let connection = listener.accept(&device.alloc_pd()?, &settings)?;
-/// let message: Bytes = connection.recv()?.into();
+/// # let connection = listener.accept()?;
+/// let message: Bytes = connection.recv()?.ok_or("closed")?.into();
 /// let value = message.slice(4..);
 /// assert_eq!(value, "value");
 /// # connection.disconnect()?;

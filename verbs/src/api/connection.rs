@@ -4,58 +4,22 @@ use crate::api::buf::{IoBuf, IoBufMut, Mr};
 use crate::api::dispatcher::{AnyBuffer, Handle, OpDone, Request, Ring};
 use crate::api::message::Message;
 use crate::api::op::{Op, WcError};
+use crate::api::settings::ConnSettings;
 use crate::cm::{self, CloseReason, CmChannel, CmEvent, CmEventKind, ConnInfo};
 use crate::cq::CqOptions;
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::mr::RemoteMr;
-use crate::options::ConnOptions;
 use crate::pd::Pd;
 use crate::qp::{Qp, QpCap, QpInit};
-use crate::wc::Wc;
+use crate::wc::{Wc, WcStatus};
 use crate::wr::{Remote, SendFlags, SendOp, Sge};
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::task::{Context, Poll, ready};
 use uiw_ddp::STag;
 use uiw_mem::{Access, Memory};
-
-/// What a connection of the safe API is made with.
-#[derive(Clone, Debug)]
-pub struct ConnSettings {
-    /// The connection's options.
-    pub options: ConnOptions,
-    /// Private data for the peer: at most 512 bytes at MPA revision 1, 508 at revision 2.
-    pub private_data: Vec<u8>,
-    /// Requests that may be under way; further ones wait.
-    pub send_depth: u32,
-    /// Receives kept posted.
-    pub recv_depth: u32,
-    /// Bytes of each receive: the longest message that the peer may send.
-    pub recv_size: u32,
-    /// How long operations that were dropped keep a connection of which nothing else is left: if they are not over then, it is
-    /// aborted. [`Duration::MAX`]: for ever. Messages that the peer sends meanwhile are dropped.
-    ///
-    /// With [`crate::Progress::Manual`] the connection is ended before that when the last handle of the device is dropped, as nothing
-    /// drives it then. Handles are [`Device`], connections, their messages and operations, and listeners.
-    pub detached_timeout: Duration,
-}
-
-impl Default for ConnSettings {
-    fn default() -> Self {
-        Self {
-            options: ConnOptions::default(),
-            private_data: Vec::new(),
-            send_depth: 128,
-            recv_depth: 32,
-            recv_size: 16 << 10,
-            detached_timeout: Duration::from_secs(60),
-        }
-    }
-}
 
 /// A connection: a queue pair whose completions find their way back to the operations.
 ///
@@ -74,23 +38,20 @@ pub(super) struct Half {
 }
 
 impl Half {
-    pub(super) fn new(device: &Device, pd: &Pd, settings: &ConnSettings) -> Result<Self> {
-        let limits = device.limits();
-        limits.check("send depth", settings.send_depth.into(), limits.max_qp_wr.into())?;
-        limits.check("receive depth", settings.recv_depth.into(), limits.max_qp_wr.into())?;
-        limits.check("receive size", settings.recv_size.into(), u32::MAX.into())?;
+    pub(super) fn new(pd: &Pd, settings: &ConnSettings) -> Result<Self> {
+        let device = pd.device();
+        settings.check(device.limits())?;
         let cq = device.create_cq(settings.send_depth + settings.recv_depth, CqOptions::default())?;
         let cap =
             QpCap { max_send_wr: settings.send_depth, max_recv_wr: settings.recv_depth, ..QpCap::default() };
-        let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
-        let qp = pd.create_qp(QpInit { send_cq, recv_cq, srq: None, cap, signal_all: true, num: None })?;
+        let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).max_message(settings.max_message))?;
         let len = settings.recv_depth as usize * settings.recv_size as usize;
         let memory = Memory::owned(len).map_err(Error::io("allocating receive buffers"))?;
         // SAFETY: a slot of this memory is read (through a `Message`) only while no receive names it.
         let memory = unsafe { memory.exclusive() };
         let memory = pd.register_raw(memory, 0, Access::LOCAL_WRITE)?;
         let ring = Ring { memory, size: settings.recv_size, depth: settings.recv_depth };
-        let dispatcher = Handle::new(device, qp, cq, settings, ring)?;
+        let dispatcher = Handle::new(device.to_handle(), qp, cq, settings, ring)?;
         Ok(Self { dispatcher, pd: pd.clone() })
     }
 
@@ -141,13 +102,8 @@ impl Connection {
     /// # Errors
     /// [`Error::Refused`], [`Error::Rejected`], [`Error::TimedOut`], [`Error::PeerStartup`] and the like: each is one line
     /// that names the end at fault. [`Error::Startup`] for illegal settings.
-    pub async fn connect(
-        device: &Device,
-        pd: &Pd,
-        peer: SocketAddr,
-        settings: &ConnSettings,
-    ) -> Result<Self> {
-        let half = Half::new(device, pd, settings)?;
+    pub async fn connect(pd: &Pd, peer: SocketAddr, settings: &ConnSettings) -> Result<Self> {
+        let half = Half::new(pd, settings)?;
         let options = Arc::new(settings.options.clone());
         cm::connect(half.qp(), None, peer, &options, &settings.private_data, half.channel())?;
         half.established().await
@@ -164,13 +120,13 @@ impl Connection {
     }
 
     /// Sends the buffer and invalidates `stag` of the peer's before its receive completes.
-    pub fn send_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: u32) -> Op<B> {
-        self.start(SendOp::SendInvalidate { stag: STag(stag) }, buffer)
+    pub fn send_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> Op<B> {
+        self.start(SendOp::SendInvalidate { stag }, buffer)
     }
 
     /// Both: invalidates `stag` of the peer's and raises a solicited event.
-    pub fn send_solicited_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: u32) -> Op<B> {
-        self.start_with(SendOp::SendInvalidate { stag: STag(stag) }, SendFlags::SOLICITED, buffer)
+    pub fn send_solicited_invalidate<B: IoBuf>(&self, buffer: Mr<B>, stag: STag) -> Op<B> {
+        self.start_with(SendOp::SendInvalidate { stag }, SendFlags::SOLICITED, buffer)
     }
 
     /// Sends the buffer with an immediate: between uiw peers only.
@@ -209,8 +165,8 @@ impl Connection {
     /// # Errors
     /// [`WcError`].
     pub async fn send_copy(&self, message: &[u8]) -> std::result::Result<Wc, WcError> {
-        let op = self.send(self.pd.register(message.to_vec()).map_err(|(error, _)| error)?);
-        op.await.0
+        let (wc, _) = self.send(self.pd.register(message.to_vec())?).await?;
+        Ok(wc)
     }
 
     /// Adds to eight bytes of the peer's; returns what they were (RFC 7306).
@@ -241,21 +197,45 @@ impl Connection {
         at: RemoteMr,
         op: impl FnOnce(Remote) -> SendOp,
     ) -> std::result::Result<u64, WcError> {
-        let buffer = self.pd.register(vec![0u8; 8]).map_err(|(error, _)| error)?;
-        let (result, buffer) = self.start(op(at.slice(0..8)?.into()), buffer).await;
-        result?;
+        let buffer = self.pd.register(vec![0u8; 8])?;
+        let (_, buffer) = self.start(op(at.slice(0..8)?.into()), buffer).await?;
         let mut bytes = [0; 8];
         bytes.copy_from_slice(buffer.bytes());
         Ok(u64::from_ne_bytes(bytes))
     }
 
-    /// The next message. Dropping the future loses nothing: the message stays queued.
+    /// The next message; `None` when the connection was closed in order, by whichever side. Dropping the future loses nothing: the
+    /// message stays queued.
     ///
     /// # Errors
-    /// [`WcError`] when the connection has ended.
-    pub async fn recv(&self) -> std::result::Result<Message, WcError> {
-        let wc = poll_fn(|cx| self.dispatcher.poll_message(cx)).await?;
-        Ok(Message::new(Arc::clone(&self.dispatcher), wc))
+    /// [`WcError`] when the connection has ended otherwise.
+    pub async fn recv(&self) -> std::result::Result<Option<Message>, WcError> {
+        poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    pub(super) fn poll_recv(
+        &self,
+        cx: &mut Context<'_>,
+    ) -> Poll<std::result::Result<Option<Message>, WcError>> {
+        match ready!(self.dispatcher.poll_message(cx)) {
+            Ok(received) => Poll::Ready(Ok(Some(Message::new(Arc::clone(&self.dispatcher), received)))),
+            // The receives were flushed because the connection has ended: its end says how.
+            Err(error) if is_flush(&error) => {
+                let ending = ready!(self.dispatcher.poll_ended(cx));
+                Poll::Ready(if ending.orderly { Ok(None) } else { Err(error) })
+            }
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+
+    /// How many receives are kept posted, and the bytes of each.
+    pub(super) fn receives(&self) -> (u32, u32) {
+        (self.dispatcher.ring.depth, self.dispatcher.ring.size)
+    }
+
+    /// Requests that may be under way.
+    pub(super) fn send_depth(&self) -> u32 {
+        self.qp().query().cap.max_send_wr
     }
 
     /// What start-up agreed on, and the peer's private data.
@@ -345,6 +325,11 @@ impl Connection {
         };
         Op::new(Arc::clone(&self.dispatcher), ticket)
     }
+}
+
+/// Whether a receive ended without a fault of its own.
+fn is_flush(error: &WcError) -> bool {
+    matches!(error, WcError::Completed { status: WcStatus::Flushed, reason: None, .. })
 }
 
 /// A request of the engine's own that a future waits for.

@@ -4,8 +4,8 @@
 //! push; the drained completions wake the tasks concerned. Buffers live here from post to completion, so a future that is
 //! dropped or forgotten never frees memory in flight.
 
-use crate::api::connection::ConnSettings;
 use crate::api::op::WcError;
+use crate::api::settings::ConnSettings;
 use crate::cm::{CloseReason, CmChannel, CmEventKind, ConnInfo};
 use crate::cq::Cq;
 use crate::device::Device;
@@ -97,7 +97,7 @@ pub(super) struct Handle {
 
 impl Handle {
     pub(super) fn new(
-        device: &Device,
+        device: Device,
         qp: Qp,
         cq: Arc<Cq>,
         settings: &ConnSettings,
@@ -124,7 +124,7 @@ impl Handle {
         }
         // Registers the notifier.
         dispatcher.drain();
-        Ok(Arc::new(Self { dispatcher, device: device.clone() }))
+        Ok(Arc::new(Self { dispatcher, device }))
     }
 
     pub(super) fn device(&self) -> &Device {
@@ -267,11 +267,25 @@ impl Dispatcher {
         unsafe { self.qp.post_recv([wr]) }.map_err(|refused| refused.error)
     }
 
+    /// The bytes of the message in ring slot `slot`, where it is longer than the slot.
+    pub(super) fn take_long(&self, slot: u32) -> Option<Vec<u8>> {
+        self.qp.0.long.as_ref()?.take(slot.into())
+    }
+
+    /// The message in `slot` is dropped: the slot is posted again. Refused only when the queue pair is in error: then the receive is
+    /// not needed.
+    pub(super) fn release(&self, slot: u32, long: Option<Vec<u8>>) {
+        if let (Some(messages), Some(message)) = (&self.qp.0.long, long) {
+            // Before the receive is posted, which wakes a stream that waits for this room.
+            messages.release(message.len());
+        }
+        let _ = self.post_slot(slot);
+    }
+
     /// Posts receives whose messages are not kept.
     fn post_slots(&self, slots: impl IntoIterator<Item = u32>) {
         for slot in slots {
-            // Refused only when the queue pair is in error: then the receive is not needed.
-            let _ = self.post_slot(slot);
+            self.release(slot, self.take_long(slot));
         }
     }
 
@@ -300,7 +314,7 @@ impl Dispatcher {
 
     /// Takes an operation in that failed before it was posted.
     pub(super) fn submit_failed(&self, error: Error, buffer: AnyBuffer) -> u64 {
-        let state = State::Done(Err(WcError::Refused(error)));
+        let state = State::Done(Err(error.into()));
         self.ops.lock().slots.insert(Slot { state, caller: Caller::Waits(None), buffer }) as u64
     }
 
@@ -327,7 +341,7 @@ impl Dispatcher {
                     slot.state = State::Posted;
                     ops.room -= 1;
                 }
-                Err(refused) => ops.finish(key, Err(WcError::Refused(refused.error)), due),
+                Err(refused) => ops.finish(key, Err(refused.error.into()), due),
             }
         }
     }

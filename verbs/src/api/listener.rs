@@ -1,20 +1,22 @@
 //! Listeners.
 
-use crate::api::connection::{ConnSettings, Connection, Half};
+use crate::api::connection::{Connection, Half};
 use crate::api::handshakes::{AcceptFailure, Handshakes};
+use crate::api::settings::ConnSettings;
 use crate::cm::{self, CmChannel, CmEventKind, ConnRequest};
-use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::options::ConnOptions;
 use crate::pd::Pd;
+use futures_util::Stream;
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 /// A port on which peers may connect.
 pub struct Listener {
-    device: Device,
+    pd: Pd,
+    settings: ConnSettings,
     port: cm::Listener,
     channel: Arc<CmChannel>,
     handshakes: Handshakes,
@@ -30,15 +32,18 @@ impl std::fmt::Debug for Listener {
 const BACKLOG: u32 = 1024;
 
 impl Listener {
-    /// Listens on `local`; a port of 0 takes a free one, an unspecified address all of them. `options` hold for every
-    /// connection that is accepted without its own.
+    /// Listens on `local`; a port of 0 takes a free one, an unspecified address all of them. Connections belong to `pd` and are made
+    /// with `settings`, unless [`Incoming::accept`] says otherwise.
     ///
     /// # Errors
-    /// [`Error::Io`] when the address cannot be had.
-    pub fn bind(device: &Device, local: SocketAddr, options: &ConnOptions) -> Result<Self> {
+    /// [`Error::Io`] when the address cannot be had; [`Error::Limit`], [`Error::Zero`] for settings that no connection can be made with.
+    pub fn bind(pd: &Pd, local: SocketAddr, settings: &ConnSettings) -> Result<Self> {
+        settings.check(pd.device().limits())?;
         let channel = Arc::new(CmChannel::default());
-        let port = cm::Listener::bind(device, local, BACKLOG, &Arc::new(options.clone()), &channel)?;
-        Ok(Self { device: device.clone(), port, channel, handshakes: Handshakes::default() })
+        let options = Arc::new(settings.options.clone());
+        let port = cm::Listener::bind(pd.device(), local, BACKLOG, &options, &channel)?;
+        let handshakes = Handshakes::default();
+        Ok(Self { pd: pd.clone(), settings: settings.clone(), port, channel, handshakes })
     }
 
     /// The address it listens on.
@@ -50,26 +55,25 @@ impl Listener {
     /// The next peer whose connection is established: in peer-to-peer mode, one that has sent its first message. Peers that fail are
     /// logged and counted ([`Listener::failures`]), and one that is silent delays no other.
     ///
-    /// The handshakes of all waiting peers run side by side, at most 1,024. Where several tasks call this at the same time, a connection
-    /// may have been made with the settings of another task's call.
+    /// The handshakes of all waiting peers run side by side, at most 1,024.
     ///
     /// # Errors
-    /// [`Error::Limit`], [`Error::Zero`], [`Error::Startup`] and the like for settings that no peer can be accepted with; then the peer
-    /// is rejected. As [`Listener::incoming`].
-    pub async fn accept(&self, pd: &Pd, settings: &ConnSettings) -> Result<Connection> {
-        poll_fn(|cx| {
-            while self.handshakes.has_room() {
-                let Poll::Ready(incoming) = self.poll_incoming(cx)? else { break };
-                let peer = incoming.peer_addr();
-                match incoming.begin(pd, settings) {
-                    Ok(half) => self.handshakes.begin(peer, half.established()),
-                    Err(error) if is_of_peer(&error) => self.handshakes.fail(AcceptFailure { peer, error }),
-                    Err(error) => return Poll::Ready(Err(error)),
-                }
+    /// [`Error::Startup`] for settings that no peer can be accepted with; then the peer is rejected. As [`Listener::incoming`].
+    pub async fn accept(&self) -> Result<Connection> {
+        poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<Result<Connection>> {
+        while self.handshakes.has_room() {
+            let Poll::Ready(incoming) = self.poll_incoming(cx)? else { break };
+            let peer = incoming.peer_addr();
+            match incoming.begin(&self.pd, &self.settings) {
+                Ok(half) => self.handshakes.begin(peer, half.established()),
+                Err(error) if is_of_peer(&error) => self.handshakes.fail(AcceptFailure { peer, error }),
+                Err(error) => return Poll::Ready(Err(error)),
             }
-            self.handshakes.poll_established(cx).map(Ok)
-        })
-        .await
+        }
+        self.handshakes.poll_established(cx).map(Ok)
     }
 
     /// The next connection request, to be accepted or rejected by what it says: see [`Incoming`].
@@ -96,12 +100,21 @@ impl Listener {
         loop {
             match ready!(self.channel.poll_pop(cx)).kind {
                 CmEventKind::ConnectRequest(request) => {
-                    return Poll::Ready(Ok(Incoming { device: self.device.clone(), request }));
+                    return Poll::Ready(Ok(Incoming { request }));
                 }
                 CmEventKind::ListenerDown { error, for_good: true, .. } => return Poll::Ready(Err(error)),
                 _ => {}
             }
         }
+    }
+}
+
+/// The connections that [`Listener::accept`] would return; it ends never.
+impl Stream for Listener {
+    type Item = Result<Connection>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.poll_accept(cx).map(Some)
     }
 }
 
@@ -121,7 +134,6 @@ fn is_of_peer(error: &Error) -> bool {
 /// A connection request. Dropping it rejects.
 #[derive(Debug)]
 pub struct Incoming {
-    device: Device,
     request: ConnRequest,
 }
 
@@ -138,7 +150,8 @@ impl Incoming {
         self.request.peer_addr()
     }
 
-    /// Accepts. Ready when the connection stands: in peer-to-peer mode with the peer's first message.
+    /// Accepts, with settings and a protection domain of this connection's own. Ready when the connection is established: in
+    /// peer-to-peer mode with the peer's first message. The TCP connection was made with the listener's settings.
     ///
     /// # Errors
     /// As [`Connection::connect`].
@@ -147,7 +160,7 @@ impl Incoming {
     }
 
     fn begin(self, pd: &Pd, settings: &ConnSettings) -> Result<Half> {
-        let half = Half::new(&self.device, pd, settings)?;
+        let half = Half::new(pd, settings)?;
         let options = Arc::new(settings.options.clone());
         self.request.accept(half.qp(), Some(&options), &settings.private_data, Some(half.channel()))?;
         Ok(half)

@@ -4,17 +4,22 @@ use crate::api::dispatcher::{Handle, is_write_imm};
 use crate::wc::Wc;
 use std::ops::Deref;
 use std::sync::Arc;
+use uiw_ddp::STag;
 
 /// A received message, in its receive buffer. Dropping it posts the buffer again; while messages are kept, as many receives
 /// fewer are posted.
 pub struct Message {
     dispatcher: Arc<Handle>,
     wc: Wc,
+    /// Its bytes, where it is longer than the receive buffer.
+    long: Option<Vec<u8>>,
 }
 
 impl Message {
     pub(super) fn new(dispatcher: Arc<Handle>, wc: Wc) -> Self {
-        Self { dispatcher, wc }
+        let is_long = !is_write_imm(&wc) && wc.byte_len > dispatcher.ring.size;
+        let long = if is_long { dispatcher.take_long(wc.wr_id as u32) } else { None };
+        Self { dispatcher, wc, long }
     }
 
     /// The immediate that came along.
@@ -25,7 +30,7 @@ impl Message {
 
     /// The STag of ours that the peer invalidated with this message.
     #[must_use]
-    pub fn invalidated(&self) -> Option<u32> {
+    pub fn invalidated(&self) -> Option<STag> {
         self.wc.invalidated
     }
 
@@ -40,6 +45,9 @@ impl Deref for Message {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
+        if let Some(long) = &self.long {
+            return long;
+        }
         let ring = &self.dispatcher.ring;
         let len = if is_write_imm(&self.wc) { 0 } else { self.wc.byte_len.min(ring.size) };
         let start = self.wc.wr_id as usize * ring.size as usize;
@@ -59,8 +67,7 @@ impl AsRef<[u8]> for Message {
 
 impl Drop for Message {
     fn drop(&mut self) {
-        // Refused only when the queue pair is in error: then the receive is not needed.
-        let _ = self.dispatcher.post_slot(self.wc.wr_id as u32);
+        self.dispatcher.release(self.wc.wr_id as u32, self.long.take());
     }
 }
 

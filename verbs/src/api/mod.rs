@@ -4,6 +4,7 @@
 //! names for programs without one.
 
 mod buf;
+mod byte_stream;
 #[cfg(feature = "bytes")]
 mod bytes;
 mod connection;
@@ -12,12 +13,15 @@ mod handshakes;
 mod listener;
 mod message;
 mod op;
+mod settings;
 mod shared;
 
-pub use buf::{IoBuf, IoBufMut, Mr};
-pub use connection::{ConnSettings, Connection};
+pub use buf::{IoBuf, IoBufMut, Mr, RegisterError};
+pub use byte_stream::ByteStream;
+pub use connection::Connection;
 pub use handshakes::AcceptFailure;
 pub use listener::{Incoming, Listener};
 pub use message::Message;
-pub use op::{Done, Op, WcError};
+pub use op::{Op, OpError, WcError};
+pub use settings::ConnSettings;
 pub use shared::{BoundWindow, SharedMr};

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// Why an operation failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WcError {
     /// It was posted and completed with an error.
@@ -28,20 +28,33 @@ pub enum WcError {
     },
     /// It could not be posted.
     #[error(transparent)]
-    Refused(#[from] Error),
+    Refused(Arc<Error>),
+    /// Nothing came within the time that the caller gave.
+    #[error("no message came within {after:?}")]
+    TimedOut {
+        /// The time.
+        after: std::time::Duration,
+    },
 }
 
 /// As `io::Error` from [`Error`]; a completion with an error is [`std::io::ErrorKind::ConnectionAborted`] where it was flushed, and
-/// [`std::io::ErrorKind::Other`] otherwise.
+/// [`std::io::ErrorKind::Other`] otherwise; [`WcError::TimedOut`] is [`std::io::ErrorKind::TimedOut`].
 impl From<WcError> for std::io::Error {
     fn from(error: WcError) -> Self {
         match error {
-            WcError::Refused(error) => error.into(),
+            WcError::Refused(refused) => Self::new(refused.io_kind(), refused),
             WcError::Completed { status: WcStatus::Flushed, .. } => {
                 Self::new(std::io::ErrorKind::ConnectionAborted, error)
             }
             WcError::Completed { .. } => Self::other(error),
+            WcError::TimedOut { .. } => Self::new(std::io::ErrorKind::TimedOut, error),
         }
+    }
+}
+
+impl From<Error> for WcError {
+    fn from(error: Error) -> Self {
+        Self::Refused(Arc::new(error))
     }
 }
 
@@ -49,8 +62,48 @@ fn describe(reason: Option<WireReason>) -> String {
     reason.map(|reason| format!(": {reason}")).unwrap_or_default()
 }
 
-/// What an operation ends with: its result and its buffer.
-pub type Done<B> = (Result<Wc, WcError>, Mr<B>);
+/// An operation that failed, with its buffer.
+///
+/// It converts to [`WcError`] and [`std::io::Error`], so that `?` works where the buffer is not needed.
+pub struct OpError<B: IoBuf> {
+    /// Why.
+    pub error: WcError,
+    /// The buffer. After a Read that failed, what it holds is unspecified.
+    pub buffer: Mr<B>,
+}
+
+impl<B: IoBuf> std::fmt::Debug for OpError<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<B: IoBuf> std::fmt::Display for OpError<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<B: IoBuf> std::error::Error for OpError<B> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        std::error::Error::source(&self.error)
+    }
+}
+
+impl<B: IoBuf> From<OpError<B>> for WcError {
+    fn from(error: OpError<B>) -> Self {
+        error.error
+    }
+}
+
+impl<B: IoBuf> From<OpError<B>> for std::io::Error {
+    fn from(error: OpError<B>) -> Self {
+        error.error.into()
+    }
+}
+
+/// What an operation ends with.
+type Done<B> = Result<(Wc, Mr<B>), OpError<B>>;
 
 /// An operation under way. It owns its buffer until the completion.
 ///
@@ -76,21 +129,12 @@ impl<B: IoBuf> Op<B> {
     }
 
     /// Waits on this thread.
-    pub fn wait(self) -> Done<B> {
-        let device = self.dispatcher.device().clone();
-        device.block_on(self)
-    }
-
-    /// The outcome, if it is there; otherwise the operation again.
     ///
     /// # Errors
-    /// The operation, when it is not over.
-    pub fn try_take(mut self) -> Result<Done<B>, Self> {
-        let mut cx = Context::from_waker(std::task::Waker::noop());
-        match Pin::new(&mut self).poll(&mut cx) {
-            Poll::Ready(done) => Ok(done),
-            Poll::Pending => Err(self),
-        }
+    /// [`OpError`], with the buffer.
+    pub fn wait(self) -> Result<(Wc, Mr<B>), OpError<B>> {
+        let device = self.dispatcher.device().clone();
+        device.block_on(self)
     }
 }
 
@@ -108,7 +152,10 @@ impl<B: IoBuf> Future for Op<B> {
         self.ticket = None;
         let buffer: Box<dyn Any + Send> = buffer;
         match buffer.downcast::<Mr<B>>() {
-            Ok(buffer) => Poll::Ready((result, *buffer)),
+            Ok(buffer) => Poll::Ready(match result {
+                Ok(wc) => Ok((wc, *buffer)),
+                Err(error) => Err(OpError { error, buffer: *buffer }),
+            }),
             Err(_) => unreachable!("the ticket was made with an Mr<B>"),
         }
     }

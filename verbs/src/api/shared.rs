@@ -122,36 +122,38 @@ impl SharedMr {
     pub fn remote(&self, range: Range<u64>) -> Result<RemoteMr> {
         self.0.remote().slice(range)
     }
+}
 
-    /// Opens bytes `range` with `access` to the peer of one connection only. Dropping the [`BoundWindow`] closes them again; the key
+impl Connection {
+    /// Opens bytes `range` of `memory` with `access` to the peer of this connection only. Dropping the [`BoundWindow`] closes them again; the key
     /// is of no use to other peers (RFC 5042 section 5).
     ///
     /// # Errors
     /// [`Error::OutOfRange`], [`Error::Register`]; [`Error::NotConnected`] when the connection ends meanwhile.
     pub async fn bind_window(
         &self,
-        connection: &Connection,
+        memory: &SharedMr,
         range: Range<u64>,
         access: Access,
     ) -> Result<BoundWindow> {
-        let remote = self.remote(range)?;
-        let window = connection.pd().alloc_window(WindowType::Two)?;
+        let remote = memory.remote(range)?;
+        let window = self.pd().alloc_window(WindowType::Two)?;
         let before = window.stag();
         let new_stag = uiw_ddp::STag::from_parts(before.index(), before.key().wrapping_add(1));
         let bind = Bind {
             window: before,
             new_stag,
-            region: uiw_ddp::STag(self.0.rkey()),
+            region: memory.0.rkey(),
             addr: remote.addr,
             length: remote.len,
             access,
         };
         // Window and memory stay until the request is over: a bind that meets neither any more ends the connection.
-        let kept = (window, self.clone());
-        let (result, (window, memory)) = connection.local_request(SendOp::Bind(bind), kept).await;
+        let kept = (window, memory.clone());
+        let (result, (window, memory)) = self.local_request(SendOp::Bind(bind), kept).await;
         result.map_err(|_| Error::NotConnected)?;
         Ok(BoundWindow {
-            remote: RemoteMr { rkey: window.stag().0, ..remote },
+            remote: RemoteMr { rkey: window.stag(), ..remote },
             _window: window,
             _memory: memory,
         })

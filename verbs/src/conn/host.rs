@@ -2,7 +2,7 @@
 
 use crate::cq::Cqe;
 use crate::notify::Wakes;
-use crate::qp::{QpInner, RecvWqe, SendQueue, SqMode, Wqe};
+use crate::qp::{LongMessages, QpInner, RecvWqe, SendQueue, SqMode, Wqe};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::{Remote, SendFlags, SendOp, Sge};
 use parking_lot::MutexGuard;
@@ -27,6 +27,8 @@ pub(crate) struct HostState {
     receive: RecvWqe,
     /// Whether there is one.
     receiving: bool,
+    /// The message so far, once it is longer than that receive.
+    long: Vec<u8>,
     /// Elements of the Reads and atomics that wait for answers, in their order.
     sinks: VecDeque<Vec<Sge>>,
 }
@@ -39,6 +41,7 @@ impl HostState {
             cache: MrCache::default(),
             receive: RecvWqe::default(),
             receiving: false,
+            long: Vec::new(),
             sinks: VecDeque::new(),
         }
     }
@@ -50,6 +53,7 @@ impl HostState {
 
     /// The number of the receive whose message will not be finished.
     pub(crate) fn take_receive(&mut self) -> Option<u64> {
+        self.long = Vec::new();
         std::mem::take(&mut self.receiving).then_some(self.receive.wr_id)
     }
 
@@ -134,6 +138,28 @@ impl<'a> QpHost<'a> {
         ids.for_each(|id| queue.done(id, status));
         qp.retire(&mut queue, self.wakes)
     }
+
+    /// Places `bytes` at byte `offset` of a message that is longer than the receive. What lies in the receive is copied first.
+    #[cold]
+    fn place_long(&mut self, qp: &QpInner, offset: u32, bytes: &[u8]) -> Result<(), LocalError> {
+        let state = &mut *self.state;
+        let mut from = state.long.len() as u32;
+        for sge in &state.receive.sges {
+            let taken = sge.length.min(offset - from);
+            if taken == 0 {
+                break;
+            }
+            let pin = self
+                .table
+                .hold_local(&mut state.cache, sge.lkey, qp.pd.id(), (sge.addr, taken), false)
+                .map_err(|_| LocalError::Protection)?;
+            pin.copy_to_vec(0..pin.len(), &mut state.long);
+            from += taken;
+        }
+        state.long.try_reserve(bytes.len()).map_err(|_| LocalError::Protection)?;
+        state.long.extend_from_slice(bytes);
+        Ok(())
+    }
 }
 
 impl uiw_stream::Host for QpHost<'_> {
@@ -194,22 +220,32 @@ impl uiw_stream::Host for QpHost<'_> {
 
     #[inline]
     fn begin_receive(&mut self) -> Option<u32> {
-        let state = &mut *self.state;
-        state.receiving = self.qp?.take_recv(&mut state.receive, state.token, self.wakes);
-        state.receiving.then_some(state.receive.len)
+        let (state, qp) = (&mut *self.state, self.qp?);
+        state.receiving = qp.take_recv(&mut state.receive, state.token, self.wakes);
+        let room = qp.long.as_ref().map_or(state.receive.len, LongMessages::limit);
+        state.receiving.then_some(room)
     }
 
     #[inline]
     fn place(&mut self, offset: u32, payload: Verified<'_>) -> Result<(), LocalError> {
         let qp = self.qp.ok_or(LocalError::Protection)?;
         let state = &mut *self.state;
+        if payload.len() as u64 + u64::from(offset) > state.receive.len.into() {
+            return self.place_long(qp, offset, &payload);
+        }
         qp.scatter(self.table, &mut state.cache, &state.receive.sges, offset, &payload)
             .map_err(|_| LocalError::Protection)
     }
 
     #[inline]
     fn receive(&mut self, message: Received) -> Result<(), LocalError> {
+        let long = std::mem::take(&mut self.state.long);
         let (Some(qp), Some(wr_id)) = (self.qp, self.state.take_receive()) else { return Ok(()) };
+        if let Some(messages) = &qp.long
+            && !long.is_empty()
+        {
+            messages.received(wr_id, long);
+        }
         let (opcode, byte_len, imm) = match message.kind {
             ReceivedKind::Send { len, imm } => (WcOpcode::Recv, len, imm),
             ReceivedKind::Immediate { imm, write_len } => (WcOpcode::RecvWriteImm, write_len, Some(imm)),
@@ -220,7 +256,7 @@ impl uiw_stream::Host for QpHost<'_> {
             opcode,
             byte_len,
             imm,
-            invalidated: message.invalidated.map(|stag| stag.0),
+            invalidated: message.invalidated,
             qp_num: qp.num,
             datagram_from: None,
             reason: None,
@@ -382,7 +418,7 @@ fn element(wqe: &Wqe, offset: u32) -> Option<(Sge, u32)> {
 /// What a request does, in the stream's terms.
 #[inline]
 fn op(op: &SendOp) -> Op {
-    let place = |remote: Remote| uiw_stream::Remote { stag: uiw_ddp::STag(remote.rkey), to: remote.addr };
+    let place = |remote: Remote| uiw_stream::Remote { stag: remote.rkey, to: remote.addr };
     match *op {
         SendOp::Write { remote } => Op::Write { remote: place(remote) },
         SendOp::WriteImm { remote, imm } => Op::WriteImm { remote: place(remote), imm },

@@ -69,7 +69,7 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn start(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Arc<Self>> {
-        let DeviceOptions { limits, progress, guard, shards } = options;
+        let DeviceOptions { limits, progress, progress_hooks, shards, .. } = options;
         let wanted = match shards {
             Some(0) => return Err(Error::Zero { what: "number of shards" }),
             Some(shards) if shards > MAX_SHARDS => {
@@ -92,7 +92,7 @@ impl Driver {
             }
         }
         let wait_fds = stacks.iter().filter_map(|stack| stack.wait_fd()).collect();
-        let shared = Arc::new(Shared::new(limits, guard));
+        let shared = Arc::new(Shared::new(limits, progress_hooks));
         let mut failed = None;
         let driver = Arc::new_cyclic(|this| {
             let shards = stacks.into_iter().enumerate().map_while(|(index, stack)| {

@@ -86,7 +86,7 @@ impl Shard {
     }
 
     fn guarded(&self) -> Option<Guarded> {
-        self.shared.guard.map(|guard| Guarded { leave: guard.leave, entered: (guard.enter)() })
+        self.shared.progress_hooks.map(|hooks| Guarded { leave: hooks.leave, entered: (hooks.enter)() })
     }
 
     /// Runs `command` on the shard's connections and returns its result: at once where no other thread drives; otherwise the thread that
@@ -186,7 +186,7 @@ pub(crate) struct Busy<'a> {
     _guarded: Option<Guarded>,
 }
 
-/// Between the two calls of a [`crate::DriveGuard`].
+/// Between the two calls of a [`crate::ProgressHooks`].
 struct Guarded {
     leave: fn(i32),
     entered: i32,

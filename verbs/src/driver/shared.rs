@@ -2,7 +2,7 @@
 
 use crate::driver::trim::Trim;
 use crate::error::{Error, Result};
-use crate::options::{DriveGuard, Limits};
+use crate::options::{Limits, ProgressHooks};
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -98,21 +98,21 @@ pub(crate) struct Shared {
     /// Numbers of living queue pairs.
     pub(crate) qps: Mutex<HashSet<u32>>,
     pub(crate) budget: Budget,
-    pub(crate) guard: Option<DriveGuard>,
+    pub(crate) progress_hooks: Option<ProgressHooks>,
     pub(crate) trim: Arc<Trim>,
     next_num: AtomicU32,
     next_stream: AtomicU64,
 }
 
 impl Shared {
-    pub(crate) fn new(limits: Limits, guard: Option<DriveGuard>) -> Self {
+    pub(crate) fn new(limits: Limits, progress_hooks: Option<ProgressHooks>) -> Self {
         Self {
             table: uiw_mem::Table::new(uiw_mem::Limits { max_entries: limits.max_mr }),
             counts: Counts::default(),
             budget: Budget::new(limits.max_held_bytes),
             limits,
             qps: Mutex::default(),
-            guard,
+            progress_hooks,
             trim: Arc::default(),
             next_num: AtomicU32::new(1),
             next_stream: AtomicU64::new(1),

@@ -28,20 +28,78 @@ impl Default for QpCap {
 }
 
 /// What a queue pair is made of.
+///
+/// ```
+/// use uiw_verbs::{CqOptions, Device, QpCap, QpInit};
+/// let device = Device::open()?;
+/// let cq = device.create_cq(64, CqOptions::default())?;
+/// let cap = QpCap { max_send_wr: 32, max_recv_wr: 32, ..QpCap::default() };
+/// let qp = device.alloc_pd()?.create_qp(QpInit::new(&cq, &cq).cap(cap))?;
+/// # let _ = qp;
+/// # Ok::<(), uiw_verbs::Error>(())
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct QpInit {
-    /// Where send requests complete.
-    pub send_cq: Arc<Cq>,
-    /// Where receives complete.
-    pub recv_cq: Arc<Cq>,
-    /// A shared receive queue instead of one of its own.
-    pub srq: Option<Arc<Srq>>,
-    /// Capacities.
-    pub cap: QpCap,
-    /// Every send request produces a completion.
-    pub signal_all: bool,
-    /// Its number, for callers that need a certain number: 2 to 0xFFFFFF. Without it a random one is taken.
-    pub num: Option<u32>,
+    pub(crate) send_cq: Arc<Cq>,
+    pub(crate) recv_cq: Arc<Cq>,
+    pub(crate) srq: Option<Arc<Srq>>,
+    pub(crate) cap: QpCap,
+    pub(crate) signal_all: bool,
+    pub(crate) num: Option<u32>,
+    /// Messages may be longer than their receives, up to so many bytes.
+    pub(crate) max_message: Option<u32>,
+}
+
+impl QpInit {
+    /// A queue pair whose send requests complete in `send_cq` and whose receives complete in `recv_cq`, with the default capacities and
+    /// a receive queue of its own. Every send request produces a completion.
+    #[must_use]
+    pub fn new(send_cq: &Arc<Cq>, recv_cq: &Arc<Cq>) -> Self {
+        Self {
+            send_cq: Arc::clone(send_cq),
+            recv_cq: Arc::clone(recv_cq),
+            srq: None,
+            cap: QpCap::default(),
+            signal_all: true,
+            num: None,
+            max_message: None,
+        }
+    }
+
+    /// A shared receive queue instead of one of its own. Default: none.
+    #[must_use]
+    pub fn srq(mut self, srq: impl Into<Option<Arc<Srq>>>) -> Self {
+        self.srq = srq.into();
+        self
+    }
+
+    /// Capacities. Default: [`QpCap::default`].
+    #[must_use]
+    pub fn cap(mut self, cap: QpCap) -> Self {
+        self.cap = cap;
+        self
+    }
+
+    /// Whether every send request produces a completion, and not only those with [`crate::SendFlags::SIGNALED`]. Default: true.
+    #[must_use]
+    pub fn signal_all(mut self, all: bool) -> Self {
+        self.signal_all = all;
+        self
+    }
+
+    /// Its number, for callers that need a certain number: 2 to 0xFFFFFF. Default: a random one.
+    #[must_use]
+    pub fn num(mut self, num: impl Into<Option<u32>>) -> Self {
+        self.num = num.into();
+        self
+    }
+
+    /// Messages may be longer than their receives, up to `bytes`: see [`LongMessages`](crate::qp::LongMessages).
+    pub(crate) fn max_message(mut self, bytes: u32) -> Self {
+        self.max_message = Some(bytes);
+        self
+    }
 }
 
 /// What can be set and queried of a queue pair.

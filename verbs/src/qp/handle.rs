@@ -5,7 +5,7 @@ use crate::error::{Error, PostError, Result};
 use crate::pd::Pd;
 use crate::qp::inner::{Attrs, NO_CONN};
 use crate::qp::send_queue::{SendQueue, SqLimits};
-use crate::qp::{Doorbell, Path, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource};
+use crate::qp::{Doorbell, LongMessages, Path, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource};
 use crate::ud::UdState;
 use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SendWr};
@@ -89,6 +89,7 @@ impl Qp {
             ud,
             attrs: Mutex::new(Attrs { ord: max_rd_atomic, ird: max_rd_atomic, stream }),
             has_raised: AtomicBool::new(false),
+            long: init.max_message.map(LongMessages::new),
             driver,
         });
         Ok(Self(inner))

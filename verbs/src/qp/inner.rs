@@ -7,7 +7,7 @@ use crate::event::AsyncEvent;
 use crate::notify::Wakes;
 use crate::pd::Pd;
 use crate::qp::send_queue::{SendQueue, SqMode};
-use crate::qp::{QpCap, QpState, RecvQueue, RecvWqe};
+use crate::qp::{LongMessages, QpCap, QpState, RecvQueue, RecvWqe};
 use crate::srq::Srq;
 use crate::ud::UdState;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
@@ -52,6 +52,8 @@ pub(crate) struct QpInner {
     pub(crate) ud: Option<UdState>,
     /// The device's queue of asynchronous events had one about this queue pair.
     pub(super) has_raised: AtomicBool,
+    /// Messages that are longer than their receives; `None` where they are refused (RFC 5041 section 7.1).
+    pub(crate) long: Option<LongMessages>,
 }
 
 pub(crate) struct Attrs {
@@ -320,7 +322,7 @@ impl QpInner {
         match &self.rq {
             RecvSource::Own(rq) => {
                 let mut rq = rq.lock();
-                let taken = rq.take(into);
+                let taken = self.long.as_ref().is_none_or(LongMessages::has_room) && rq.take(into);
                 if !taken && !rq.waiting.contains(&token) {
                     rq.waiting.push(token);
                 }

@@ -300,7 +300,7 @@ impl SendQueue {
     pub(crate) fn find_write(&self, stag: STag, to: u64) -> Option<u32> {
         self.find(|wqe| match wqe.op {
             SendOp::Write { remote } | SendOp::AtomicWrite { remote } | SendOp::WriteImm { remote, .. } => {
-                remote.rkey == stag.0 && to.wrapping_sub(remote.addr) < u64::from(wqe.len.max(1))
+                remote.rkey == stag && to.wrapping_sub(remote.addr) < u64::from(wqe.len.max(1))
             }
             _ => false,
         })
@@ -435,7 +435,7 @@ mod tests {
     #[test]
     fn refuses_what_the_limits_forbid() {
         let mut queue = queue(1);
-        let sges = [Sge { addr: 0, length: 9, lkey: 1 }; 3];
+        let sges = [Sge { addr: 0, length: 9, lkey: STag(1) }; 3];
         let wr = |n: usize, flags| SendWr { wr_id: 0, op: SendOp::Send, sges: &sges[..n], flags };
         assert!(matches!(
             queue.post(&wr(3, SendFlags::empty()), |_, _| ()),

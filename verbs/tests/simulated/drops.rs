@@ -27,7 +27,7 @@ fn poll<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
 #[test]
 fn a_dropped_operation_is_posted_in_its_turn() {
     let simulation = Simulation::new(1, narrow());
-    let settings = ConnSettings { send_depth: 1, ..ConnSettings::default() };
+    let settings = ConnSettings::default().send_depth(1);
     let ((pd, client), (_, server)) = simulation.connect(&settings);
     let first = client.send(buffer(&pd, 1, 8000));
     drop(client.send(buffer(&pd, 2, 1)));
@@ -35,12 +35,12 @@ fn a_dropped_operation_is_posted_in_its_turn() {
     simulation.run(
         async {
             for op in [first, third] {
-                op.await.0.unwrap();
+                op.await.unwrap();
             }
         },
         async {
             for byte in [1, 2, 3] {
-                assert_eq!(server.recv().await.unwrap()[0], byte, "messages keep their order");
+                assert_eq!(server.recv().await.unwrap().unwrap()[0], byte, "messages keep their order");
             }
         },
     );
@@ -61,15 +61,15 @@ fn an_abandoned_window_bind_does_not_end_the_connection() {
     drop(own);
     simulation.run(
         async {
-            write.await.0.unwrap();
+            write.await.unwrap();
             client.send_copy(b"still here").await.unwrap();
         },
-        async { assert_eq!(*server.recv().await.unwrap(), *b"still here") },
+        async { assert_eq!(*server.recv().await.unwrap().unwrap(), *b"still here") },
     );
 }
 
 async fn client_window(memory: &uiw_verbs::SharedMr, connection: &uiw_verbs::Connection) {
-    let _ = memory.bind_window(connection, 0..4096, Access::REMOTE_READ).await;
+    let _ = connection.bind_window(memory, 0..4096, Access::REMOTE_READ).await;
 }
 
 /// Drops an operation when woken.
@@ -86,7 +86,7 @@ fn a_waker_may_drop_operations_of_the_same_connection() {
     let (done, over) = mpsc::channel();
     std::thread::spawn(move || {
         let simulation = Simulation::new(1, narrow());
-        let mut settings = ConnSettings { send_depth: 1, ..ConnSettings::default() };
+        let mut settings = ConnSettings::default().send_depth(1);
         // Reads are refused when their turn comes.
         (settings.options.ird, settings.options.ord) = (0, 0);
         let ((pd, client), (server_pd, server)) = simulation.connect(&settings);
@@ -96,8 +96,8 @@ fn a_waker_may_drop_operations_of_the_same_connection() {
         let dropped = client.send(buffer(&pd, 2, 1));
         let waker = Waker::from(Arc::new(Dropper(Mutex::new(Some(dropped)))));
         assert!(poll(&mut refused, &waker).is_pending());
-        simulation.run(async { first.await.0.unwrap() }, async { drop(server.recv().await.unwrap()) });
-        assert!(matches!(poll(&mut refused, Waker::noop()), Poll::Ready((Err(_), _))));
+        simulation.run(async { first.await.unwrap() }, async { drop(server.recv().await.unwrap().unwrap()) });
+        assert!(matches!(poll(&mut refused, Waker::noop()), Poll::Ready(Err(_))));
         done.send(()).unwrap();
     });
     over.recv_timeout(Duration::from_secs(20)).expect("no lock is held while wakers run");
@@ -107,7 +107,7 @@ fn a_waker_may_drop_operations_of_the_same_connection() {
 #[test]
 fn a_dropped_connection_finishes_its_operations() {
     let simulation = Simulation::new(5, Link { capacity: 500, ..Link::default() });
-    let settings = ConnSettings { recv_size: 64 << 10, send_depth: 1, ..ConnSettings::default() };
+    let settings = ConnSettings::default().recv_size(64 << 10).send_depth(1);
     let ((pd, client), (_, server)) = simulation.connect(&settings);
     let bytes: Vec<u8> = (0..40_000u32).map(|i| (i / 7) as u8).collect();
     let wanted = bytes.clone();
@@ -120,7 +120,7 @@ fn a_dropped_connection_finishes_its_operations() {
         },
         async {
             for _ in 0..3 {
-                assert!(*server.recv().await.unwrap() == *wanted, "the message is whole");
+                assert!(*server.recv().await.unwrap().unwrap() == *wanted, "the message is whole");
             }
             assert!(server.ended().await.orderly);
         },
@@ -148,7 +148,7 @@ unsafe impl IoBuf for Counted {
 fn detached_operations_keep_a_connection_no_longer_than_their_timeout() {
     const TIMEOUT: Duration = Duration::from_secs(7);
     let simulation = Simulation::new(6, Link { capacity: 500, ..Link::default() });
-    let mut settings = ConnSettings { send_depth: 2, recv_depth: 1, ..ConnSettings::default() };
+    let mut settings = ConnSettings::default().send_depth(2).recv_depth(1);
     settings.options.no_receive_timeout = Duration::MAX;
     settings.detached_timeout = TIMEOUT;
     let ((pd, client), (_, server)) = simulation.connect(&settings);
@@ -159,14 +159,14 @@ fn detached_operations_keep_a_connection_no_longer_than_their_timeout() {
             client.send_copy(b"kept").await.unwrap();
             for _ in 0..4 {
                 let buffer = Counted { bytes: vec![9; 8000], _alive: Arc::clone(&alive) };
-                drop(client.send(pd.register(buffer).map_err(|(error, _)| error).unwrap()));
+                drop(client.send(pd.register(buffer).unwrap()));
             }
             drop(client);
             assert_eq!(Arc::strong_count(&alive), 5, "every buffer is held");
         },
         async {
             // Its receive is not posted again: the next message is never taken.
-            let kept = server.recv().await.unwrap();
+            let kept = server.recv().await.unwrap().unwrap();
             assert!(!server.ended().await.orderly);
             drop(kept);
         },
@@ -179,7 +179,7 @@ fn detached_operations_keep_a_connection_no_longer_than_their_timeout() {
 /// A buffer that shows by `alive` whether it was freed.
 fn counted(pd: &Pd, alive: &Arc<()>) -> Mr<Counted> {
     let buffer = Counted { bytes: vec![9; 8], _alive: Arc::clone(alive) };
-    pd.register(buffer).map_err(|(error, _)| error).unwrap()
+    pd.register(buffer).unwrap()
 }
 
 /// The queue pair waits for another connection, and no handle is left that could set one up.
@@ -217,7 +217,7 @@ fn detached_operations_of_a_queue_pair_that_was_reset_are_freed() {
 fn a_connection_that_only_detached_operations_keep_discards_messages() {
     let simulation =
         Simulation::new(9, Link { capacity: 500, latency: Duration::from_millis(5), ..Link::default() });
-    let mut settings = ConnSettings { recv_depth: 3, recv_size: 64 << 10, ..ConnSettings::default() };
+    let mut settings = ConnSettings::default().recv_depth(3).recv_size(64 << 10);
     settings.options.no_receive_timeout = Duration::from_millis(10);
     let ((pd, client), (server_pd, server)) = simulation.connect(&settings);
     let memory = server_pd.share(64, Access::REMOTE_READ).unwrap();
@@ -226,8 +226,7 @@ fn a_connection_that_only_detached_operations_keep_discards_messages() {
         async move {
             // The answer that has what is written behind the messages comes behind them.
             loop {
-                let (read, bytes) = client.read(buffer(&pd, 0, 1), remote).await;
-                read.unwrap();
+                let (_, bytes) = client.read(buffer(&pd, 0, 1), remote).await.unwrap();
                 if bytes.bytes() == [1] {
                     break;
                 }
@@ -242,12 +241,12 @@ fn a_connection_that_only_detached_operations_keep_discards_messages() {
                 server.send_copy(b"queued").await.unwrap();
             }
             memory.write(0, &[1]).unwrap();
-            drop(server.recv().await.unwrap());
+            drop(server.recv().await.unwrap().unwrap());
             for _ in 0..20 {
                 server.send_copy(b"discarded").await.unwrap();
             }
             for _ in 0..2 {
-                assert_eq!(server.recv().await.unwrap().len(), 40_000);
+                assert_eq!(server.recv().await.unwrap().unwrap().len(), 40_000);
             }
             assert!(server.ended().await.orderly);
         },
@@ -258,12 +257,12 @@ fn a_connection_that_only_detached_operations_keep_discards_messages() {
 #[test]
 fn detached_operations_on_a_manual_device_end_with_its_last_handle() {
     let simulation = Simulation::new(10, narrow());
-    let settings = ConnSettings { detached_timeout: Duration::MAX, ..ConnSettings::default() };
+    let settings = ConnSettings::default().detached_timeout(Duration::MAX);
     let ((pd, client), _server) = simulation.connect(&settings);
     let ((_, other), _other_server) = simulation.connect(&settings);
     let alive = Arc::new(());
     let buffer = Counted { bytes: vec![9; 8000], _alive: Arc::clone(&alive) };
-    drop(client.send(pd.register(buffer).map_err(|(error, _)| error).unwrap()));
+    drop(client.send(pd.register(buffer).unwrap()));
     drop(client);
     drop(simulation);
     assert_eq!(Arc::strong_count(&alive), 2, "the other connection can drive it");

@@ -78,14 +78,9 @@ impl End {
     fn new(device: &Device, pd: &Pd) -> Self {
         let scq = device.create_cq(64, CqOptions::default()).unwrap();
         let rcq = device.create_cq(64, CqOptions::default()).unwrap();
-        let init = QpInit {
-            send_cq: Arc::clone(&scq),
-            recv_cq: Arc::clone(&rcq),
-            srq: None,
-            cap: QpCap { max_send_wr: 32, max_recv_wr: 8, ..QpCap::default() },
-            signal_all: false,
-            num: None,
-        };
+        let init = QpInit::new(&scq, &rcq)
+            .cap(QpCap { max_send_wr: 32, max_recv_wr: 8, ..QpCap::default() })
+            .signal_all(false);
         let qp = pd.create_qp(init).unwrap();
         let memory = Memory::owned(LEN).unwrap();
         let base = memory.as_ptr() as u64;
@@ -145,7 +140,7 @@ impl End {
         let bind = Bind {
             window: self.window.stag(),
             new_stag: self.window_stag,
-            region: STag(self.mr.rkey()),
+            region: STag(self.mr.rkey().0),
             addr: self.mr.addr(),
             length: 64,
             access: Access::REMOTE_READ,
@@ -156,7 +151,7 @@ impl End {
     /// Every operation, some of them unsignaled.
     fn script(&mut self, peer: (u64, u32, STag)) {
         let (addr, rkey, window) = peer;
-        let at = |offset| Remote { addr: addr + offset, rkey };
+        let at = |offset| Remote { addr: addr + offset, rkey: STag(rkey) };
         let (source, sink) = (|at, len| [(SOURCE + at, len)], |at, len| [(SINK + at, len)]);
         let fast = |n: usize, this: &Self| FastRegister {
             stag: this.fast[n].stag(),
@@ -270,7 +265,7 @@ impl End {
             let (opcode, len, imm, stag, at) = expected[n];
             assert_eq!(
                 (wc.opcode, wc.byte_len, wc.imm, wc.invalidated),
-                (opcode, len, imm, stag),
+                (opcode, len, imm, stag.map(STag)),
                 "message {n}"
             );
             // What was written before it is there.
@@ -295,7 +290,7 @@ fn run(case: Case) -> ([u64; 2], bool) {
         Fate::Fin => link.fin_at = Some(case.at),
         Fate::Whole | Fate::Stall => {}
     });
-    let options = Arc::new(ConnOptions { capabilities: CapabilityExchange::On, ..ConnOptions::default() });
+    let options = Arc::new(ConnOptions::default().capabilities(CapabilityExchange::On));
     let (client_pd, server_pd) =
         (simulation.client.alloc_pd().unwrap(), simulation.server.alloc_pd().unwrap());
     let mut ends = [End::new(&simulation.client, &client_pd), End::new(&simulation.server, &server_pd)];
@@ -327,7 +322,7 @@ fn run(case: Case) -> ([u64; 2], bool) {
     if !over(&ends) {
         ends.iter_mut().for_each(End::bind);
         go(&mut ends, &|ends| ends.iter().all(End::done));
-        let marks = [&ends[0], &ends[1]].map(|end| (end.mr.addr(), end.mr.rkey(), end.window_stag));
+        let marks = [&ends[0], &ends[1]].map(|end| (end.mr.addr(), end.mr.rkey().0, end.window_stag));
         ends[0].script(marks[1]);
         ends[1].script(marks[0]);
         go(&mut ends, &|ends| ends.iter().all(|end| end.over || end.done() && end.received.len() >= 5));

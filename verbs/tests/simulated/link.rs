@@ -133,13 +133,12 @@ impl Simulation {
     /// Both ends of a connection that may not come to be. The server's is none when the client never reached it.
     pub(crate) fn try_connect(&self, settings: &ConnSettings) -> (Result<End>, Option<End>) {
         let (client_pd, server_pd) = (self.client.alloc_pd().unwrap(), self.server.alloc_pd().unwrap());
-        let listener =
-            Listener::bind(&self.server, SocketAddr::new(SERVER, 4791), &settings.options).unwrap();
+        let listener = Listener::bind(&server_pd, SocketAddr::new(SERVER, 4791), settings).unwrap();
         let address = listener.local_addr();
         let tried = Cell::new(false);
         let (client, server) = self.run(
             async {
-                let connected = Connection::connect(&self.client, &client_pd, address, settings).await;
+                let connected = Connection::connect(&client_pd, address, settings).await;
                 tried.set(true);
                 connected
             },
@@ -163,7 +162,7 @@ impl Simulation {
 }
 
 fn device(stack: impl Stack + 'static) -> Device {
-    let options = DeviceOptions { progress: Progress::Manual, ..DeviceOptions::default() };
+    let options = DeviceOptions::default().progress(Progress::Manual);
     Device::with_stack(Box::new(stack), options).unwrap()
 }
 

@@ -1,9 +1,11 @@
 //! Two ends on a simulated link with a virtual clock: every operation, however the link cuts the bytes up.
 
+mod byte_stream;
 mod cuts;
 mod drops;
 mod every_byte;
 mod link;
+mod messages;
 mod paths;
 mod raw;
 mod segments;

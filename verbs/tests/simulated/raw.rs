@@ -55,7 +55,7 @@ pub(crate) fn reader(
     let pd = simulation.client.alloc_pd().unwrap();
     let address = listener.local_addr();
     let (connection, reader) = simulation.run(
-        async { Connection::connect(&simulation.client, &pd, address, settings).await.unwrap() },
+        async { Connection::connect(&pd, address, settings).await.unwrap() },
         std::future::poll_fn({
             let mut accepted: Option<(Box<dyn Stream>, Vec<u8>)> = None;
             move |_| {
@@ -84,13 +84,11 @@ pub(crate) fn reader(
 }
 
 pub(crate) fn settings() -> ConnSettings {
-    let options = ConnOptions {
-        revision: VerbsRevision::One,
-        capabilities: CapabilityExchange::Off,
-        fpdu: FpduSize::Segment,
-        ..ConnOptions::default()
-    };
-    ConnSettings { options, ..ConnSettings::default() }
+    let options = ConnOptions::default()
+        .revision(VerbsRevision::One)
+        .capabilities(CapabilityExchange::Off)
+        .fpdu(FpduSize::Segment);
+    ConnSettings::default().options(options)
 }
 
 pub(crate) fn poll<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {

@@ -3,6 +3,7 @@
 use uiw_ddp::Header;
 use uiw_llp::sim::Link;
 use uiw_verbs::RemoteMr;
+use uiw_verbs::STag;
 
 use crate::link::{CLIENT, Simulation};
 use crate::raw::{PEER, poll, reader, settings};
@@ -16,7 +17,7 @@ fn segments_follow_the_path() {
     let simulation = Simulation::new(1, Link { capacity: CAPACITY, ..Link::default() });
     let (pd, connection, mut reader) = reader(&simulation, &settings());
     let bytes: Vec<u8> = (0..900_000u32).map(|n| (n / 3) as u8).collect();
-    let remote = RemoteMr { addr: 0, rkey: 1, len: bytes.len() as u64 };
+    let remote = RemoteMr { addr: 0, rkey: STag(1), len: bytes.len() as u64 };
     let mut write = connection.write(pd.register(bytes.clone()).unwrap(), remote);
     for _ in 0..20 {
         assert!(poll(&mut write).is_pending());
@@ -63,7 +64,7 @@ fn nothing_is_complete_before_tcp_has_it() {
     for send in [false, true] {
         let simulation = Simulation::new(1, Link { capacity: 5_000, ..Link::default() });
         let (pd, connection, mut reader) = reader(&simulation, &settings());
-        let remote = RemoteMr { addr: 0, rkey: 1, len: 30_000 };
+        let remote = RemoteMr { addr: 0, rkey: STag(1), len: 30_000 };
         let buffer = pd.register(vec![7; 30_000]).unwrap();
         let mut op = if send { connection.send(buffer) } else { connection.write(buffer, remote) };
         loop {

@@ -13,7 +13,7 @@ use uiw_llp::sim::Link;
 use uiw_mem::IoVec;
 use uiw_mpa::tx::FpduTx;
 use uiw_rdmap::{Opcode, QN_READ, ReadRequest, tagged_header};
-use uiw_verbs::{Connection, Mr, Op, RemoteMr, WcError, WcStatus};
+use uiw_verbs::{Connection, Mr, Op, RemoteMr, STag, WcError, WcStatus};
 
 use crate::link::Simulation;
 use crate::raw::{Reader, poll, reader, settings};
@@ -78,7 +78,11 @@ fn closes_in_its_time(simulation: &Simulation, connection: &Connection, under_wa
     let took = simulation.now() - start;
     assert!(!ending.orderly && took >= settings().options.close_timeout, "{ending:?} after {took:?}");
     for (n, mut op) in under_way.into_iter().enumerate() {
-        let Poll::Ready((result, buffer)) = poll(&mut op) else { panic!("a request that does not end") };
+        let Poll::Ready(outcome) = poll(&mut op) else { panic!("a request that does not end") };
+        let (result, buffer) = match outcome {
+            Ok((wc, buffer)) => (Ok(wc), buffer),
+            Err(failed) => (Err(failed.error), failed.buffer),
+        };
         assert!(!buffer.is_empty(), "the buffer comes back");
         match result {
             Err(WcError::Completed { status: WcStatus::RetryExceeded, .. }) if n == 0 => {}
@@ -97,7 +101,7 @@ fn a_peer_that_stops_reading_delays_only_itself() {
     let before = LIVE.get();
     let mut ops: Vec<Op<Vec<u8>>> = Vec::new();
     for (n, buffer) in buffers.into_iter().enumerate() {
-        let remote = RemoteMr { addr: 0, rkey: 1, len: LEN as u64 };
+        let remote = RemoteMr { addr: 0, rkey: STag(1), len: LEN as u64 };
         ops.push(if n % 2 == 0 { connection.send(buffer) } else { connection.write(buffer, remote) });
     }
     for minute in 0..24 * 60 {
@@ -142,7 +146,7 @@ fn one_byte_a_minute_is_an_answer_in_the_end() {
         let simulation = Simulation::new(1, Link::default());
         let (pd, connection, mut peer) = reader(&simulation, &settings());
         let before = LIVE.get();
-        let remote = RemoteMr { addr: 0, rkey: 1, len: LEN as u64 };
+        let remote = RemoteMr { addr: 0, rkey: STag(1), len: LEN as u64 };
         let mut read = connection.read(pd.register(vec![0; LEN]).unwrap(), remote);
         let mut send = connection.send(pd.register(vec![1; LEN]).unwrap());
         // Requests complete in their order: behind the Read.
@@ -166,9 +170,9 @@ fn one_byte_a_minute_is_an_answer_in_the_end() {
         }
         assert_eq!(peer.stream.send(&[IoVec::from(&[*last][..])]).unwrap(), 1);
         pass(&simulation, MINUTE);
-        let Poll::Ready((result, buffer)) = poll(&mut read) else { panic!("the Read is answered") };
-        result.unwrap();
+        let Poll::Ready(outcome) = poll(&mut read) else { panic!("the Read is answered") };
+        let (_, buffer) = outcome.unwrap();
         assert_eq!(buffer.bytes(), payload);
-        assert!(matches!(poll(&mut send), Poll::Ready((Ok(_), _))));
+        assert!(matches!(poll(&mut send), Poll::Ready(Ok(_))));
     }
 }

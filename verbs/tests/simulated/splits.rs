@@ -15,22 +15,20 @@ fn buffer(pd: &Pd, len: usize, seed: u8) -> Mr<Vec<u8>> {
 }
 
 async fn client(pd: &Pd, connection: &Connection, largest: usize) {
-    let remote = RemoteMr::from_bytes(&connection.recv().await.unwrap()).unwrap();
+    let remote = RemoteMr::from_bytes(&connection.recv().await.unwrap().unwrap()).unwrap();
     for len in [0, 1, 2, 3, 4, 5, 100, 1_500, largest] {
-        let (result, source) = connection.write(buffer(pd, len, 1), remote).await;
-        result.unwrap();
-        let (result, back) = connection.read(pd.register(vec![0; len]).unwrap(), remote).await;
-        result.unwrap();
+        let (_, source) = connection.write(buffer(pd, len, 1), remote).await.unwrap();
+        let (_, back) = connection.read(pd.register(vec![0; len]).unwrap(), remote).await.unwrap();
         assert!(source.bytes() == back.bytes(), "{len} bytes written and read back");
-        connection.send(buffer(pd, len.min(16_000), 2)).await.0.unwrap();
+        connection.send(buffer(pd, len.min(16_000), 2)).await.unwrap();
     }
-    connection.write_imm(buffer(pd, 99, 3), remote, 4711).await.0.unwrap();
+    connection.write_imm(buffer(pd, 99, 3), remote, 4711).await.unwrap();
     assert_eq!(connection.fetch_add(remote.slice(COUNTER..COUNTER + 8).unwrap(), 5).await.unwrap(), 0);
     // Several under way at once, answers interleaved with what the server sends.
     let reads: Vec<_> =
         (0..20).map(|_| connection.read(pd.register(vec![0; 700]).unwrap(), remote)).collect();
     for read in reads {
-        read.await.0.unwrap();
+        read.await.unwrap();
     }
     connection.disconnect().await.unwrap();
 }
@@ -38,12 +36,12 @@ async fn client(pd: &Pd, connection: &Connection, largest: usize) {
 async fn server(memory: &SharedMr, connection: &Connection, largest: usize) {
     connection.send_copy(&memory.remote(0..memory.len()).unwrap().to_bytes()).await.unwrap();
     for len in [0, 1, 2, 3, 4, 5, 100, 1_500, largest] {
-        let message = connection.recv().await.unwrap();
+        let message = connection.recv().await.unwrap().unwrap();
         let wanted: Vec<u8> =
             (0..len.min(16_000)).map(|i| (i as u8).wrapping_mul(31).wrapping_add(2)).collect();
         assert!(*message == wanted, "message of {len} bytes");
     }
-    let message = connection.recv().await.unwrap();
+    let message = connection.recv().await.unwrap().unwrap();
     assert_eq!((message.imm(), message.write_len()), (Some(4711), Some(99)));
     connection.ended().await;
     assert_eq!(memory.load_u64(COUNTER).unwrap(), 5);

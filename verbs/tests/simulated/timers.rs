@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use uiw_llp::sim::Link;
 use uiw_mem::IoVecMut;
-use uiw_verbs::{ConnSettings, SendFlags, SendOp, SendWr, Sge};
+use uiw_verbs::{ConnSettings, STag, SendFlags, SendOp, SendWr, Sge};
 
 use crate::link::Simulation;
 use crate::raw::{poll, reader, settings};
@@ -12,7 +12,7 @@ use crate::raw::{poll, reader, settings};
 #[test]
 fn a_send_that_meets_no_receive_waits_for_one() {
     let simulation = Simulation::new(1, Link::default());
-    let mut settings = ConnSettings { recv_depth: 1, ..ConnSettings::default() };
+    let mut settings = ConnSettings::default().recv_depth(1);
     settings.options.no_receive_timeout = Duration::from_secs(30);
     let ((_, client), (_, server)) = simulation.connect(&settings);
     simulation.run(
@@ -24,7 +24,7 @@ fn a_send_that_meets_no_receive_waits_for_one() {
         async {
             // Each message keeps the only receive until it is dropped.
             for byte in 0..5u8 {
-                assert_eq!(*server.recv().await.unwrap(), [byte]);
+                assert_eq!(*server.recv().await.unwrap().unwrap(), [byte]);
             }
         },
     );
@@ -33,7 +33,7 @@ fn a_send_that_meets_no_receive_waits_for_one() {
 #[test]
 fn without_a_receive_in_time_the_stream_is_terminated() {
     let simulation = Simulation::new(1, Link::default());
-    let mut settings = ConnSettings { recv_depth: 1, ..ConnSettings::default() };
+    let mut settings = ConnSettings::default().recv_depth(1);
     settings.options.no_receive_timeout = Duration::from_secs(3);
     let ((_, client), (_, server)) = simulation.connect(&settings);
     let start = simulation.now();
@@ -44,7 +44,7 @@ fn without_a_receive_in_time_the_stream_is_terminated() {
             client.ended().await
         },
         async {
-            let kept = server.recv().await.unwrap();
+            let kept = server.recv().await.unwrap().unwrap();
             server.ended().await;
             drop(kept);
         },
@@ -69,7 +69,7 @@ fn a_request_that_fails_after_a_long_pause_has_its_time_to_close() {
     let (_pd, connection, mut peer) = reader(&simulation, &settings());
     rounds(&simulation, 5);
     simulation.network().advance(Duration::from_secs(3600));
-    let nowhere = Sge { addr: 0, length: 8, lkey: 0xBAD };
+    let nowhere = Sge { addr: 0, length: 8, lkey: STag(0xBAD) };
     let wr = SendWr { wr_id: 1, op: SendOp::Send, sges: &[nowhere], flags: SendFlags::SIGNALED };
     // SAFETY: the element names no registered memory; the request fails before a byte of it is read.
     unsafe { connection.qp().post_send([wr]).unwrap() };
@@ -84,11 +84,11 @@ fn a_request_that_fails_after_a_long_pause_has_its_time_to_close() {
 #[test]
 fn a_send_that_is_parked_after_a_long_pause_has_its_time() {
     let simulation = Simulation::new(1, Link::default());
-    let mut settings = ConnSettings { recv_depth: 1, ..ConnSettings::default() };
+    let mut settings = ConnSettings::default().recv_depth(1);
     settings.options.no_receive_timeout = Duration::from_secs(3);
     let ((client_pd, client), (server_pd, server)) = simulation.connect(&settings);
     let ops: Vec<_> = (0..3).map(|n| client.send(client_pd.register(vec![n; 8]).unwrap())).collect();
-    let (kept, ()) = simulation.run(async { server.recv().await.unwrap() }, async {});
+    let (kept, ()) = simulation.run(async { server.recv().await.unwrap().unwrap() }, async {});
     // The second message is parked.
     rounds(&simulation, 100);
     simulation.network().advance(Duration::from_millis(2700));

@@ -5,10 +5,10 @@ use crate::peer::{enhanced, reply, tagged, with};
 use crate::simulation::{now, run_until_idle, wait_idle};
 use std::time::Duration;
 use uiw_rdmap::Opcode;
-use uiw_verbs::{AsyncEvent, ConnOptions, QpState, Remote, SendFlags, SendOp, WcStatus};
+use uiw_verbs::{AsyncEvent, ConnOptions, QpState, Remote, STag, SendFlags, SendOp, WcStatus};
 
 fn options() -> ConnOptions {
-    ConnOptions { acknowledged: true, ..ConnOptions::default() }
+    ConnOptions::default().acknowledged(true)
 }
 
 fn ends() -> (End, End) {
@@ -18,7 +18,7 @@ fn ends() -> (End, End) {
 #[test]
 fn completes_when_the_read_behind_it_is_answered() {
     let end = End::new();
-    let scripted = ConnOptions { acknowledged: true, ..plain() };
+    let scripted = plain().acknowledged(true);
     let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
     end.send(1, 0, 8);
     assert_eq!(peer.expect_fpdu().opcode(), Opcode::Send);
@@ -42,8 +42,8 @@ fn a_send_completes_once_a_receive_took_it() {
 #[test]
 fn a_bad_write_among_good_ones_fails_alone() {
     let (a, b) = ends();
-    let write = |rkey: u32| SendOp::Write { remote: Remote { addr: b.mr.addr(), rkey } };
-    let good = b.mr.rkey();
+    let write = |rkey: u32| SendOp::Write { remote: Remote { addr: b.mr.addr(), rkey: STag(rkey) } };
+    let good = b.mr.rkey().0;
     for (id, rkey) in [(1, good), (2, good), (3, good ^ 0x5500), (4, good)] {
         // Signaled or not: the failure is reported.
         let flags = if id == 3 { SendFlags::empty() } else { SendFlags::SIGNALED };
@@ -120,7 +120,7 @@ fn draining_and_closing_wait_for_the_acknowledgement() {
 
 #[test]
 fn without_ord_completions_come_as_usual() {
-    let options = ConnOptions { ord: 0, ..options() };
+    let options = options().ord(0);
     let (a, b) = pair_of(End::new(), End::new(), &options);
     b.recv(1, 0, 8);
     a.send(1, 0, 8);
@@ -131,7 +131,7 @@ fn without_ord_completions_come_as_usual() {
 #[test]
 fn a_queue_pair_that_goes_away_leaves_no_acknowledgement_open() {
     for ord in [1, 4] {
-        let options = ConnOptions { ird: ord, ord, ..options() };
+        let options = options().ird(ord).ord(ord);
         for _ in 0..50 {
             let (a, b) = pair_of(End::tcp(), End::tcp(), &options);
             for id in 0..20 {
@@ -157,7 +157,7 @@ fn a_queue_pair_that_goes_away_leaves_no_acknowledgement_open() {
 fn an_unanswered_drain_read_times_out() {
     let end = End::new();
     let close_timeout = Duration::from_millis(50);
-    let scripted = ConnOptions { acknowledged: true, close_timeout, ..plain() };
+    let scripted = plain().acknowledged(true).close_timeout(close_timeout);
     let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
     let start = now();
     drop(end.qp);
@@ -172,13 +172,13 @@ fn an_unanswered_drain_read_times_out() {
 #[test]
 fn segments_during_a_drain_are_taken_and_not_placed() {
     let end = End::new();
-    let scripted = ConnOptions { acknowledged: true, ..plain() };
+    let scripted = plain().acknowledged(true);
     let (mut peer, _) = initiator_opt(&end, &scripted, |_| with(reply(2), enhanced(4, 4)));
     let memory = (end.mr.rkey(), end.mr.addr());
     drop(end.qp);
     let drain = peer.expect_fpdu().read_request();
     peer.send(b"late");
-    peer.write(memory.0, memory.1, b"late");
+    peer.write(memory.0.0, memory.1, b"late");
     peer.read(0, 0, 0);
     assert_eq!(peer.expect_fpdu().opcode(), Opcode::ReadResponse);
     assert_eq!(crate::common::peek(&end.mr, 0, 4), [0; 4], "nothing is placed for a queue pair that is gone");

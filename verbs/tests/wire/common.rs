@@ -39,14 +39,12 @@ pub(crate) fn closed_addr() -> SocketAddr {
 
 /// Options towards a scripted peer: client-server, nothing of our own on the wire.
 pub(crate) fn plain() -> ConnOptions {
-    ConnOptions {
-        peer_to_peer: false,
-        capabilities: CapabilityExchange::Off,
-        ird: 4,
-        ord: 4,
-        close_timeout: Duration::from_secs(2),
-        ..ConnOptions::default()
-    }
+    ConnOptions::default()
+        .peer_to_peer(false)
+        .capabilities(CapabilityExchange::Off)
+        .ird(4)
+        .ord(4)
+        .close_timeout(Duration::from_secs(2))
 }
 
 pub(crate) struct End {
@@ -166,14 +164,7 @@ impl End {
         let scq = device.create_cq(make.cqe, CqOptions::default()).unwrap();
         let shard = CqOptions { shard: make.shard, ..CqOptions::default() };
         let rcq = device.create_cq(make.cqe, shard).unwrap();
-        let init = QpInit {
-            send_cq: Arc::clone(&scq),
-            recv_cq: Arc::clone(&rcq),
-            srq: make.srq,
-            cap: make.cap,
-            signal_all: make.signal_all,
-            num: None,
-        };
+        let init = QpInit::new(&scq, &rcq).cap(make.cap).signal_all(make.signal_all).srq(make.srq);
         let qp = pd.create_qp(init).unwrap();
         let mr = memory(pd, make.memory, make.access);
         Self { qp, device: device.clone(), pd: pd.clone(), scq, rcq, channel: Arc::default(), mr }
@@ -372,11 +363,11 @@ pub(crate) fn connected_on(
     server: &Device,
     settings: &ConnSettings,
 ) -> (Connection, Connection) {
-    let listener = Listener::bind(server, loopback(), &settings.options).unwrap();
     let (pd, server_pd) = (client.alloc_pd().unwrap(), server.alloc_pd().unwrap());
+    let listener = Listener::bind(&server_pd, loopback(), settings).unwrap();
     std::thread::scope(|scope| {
-        let accepted = scope.spawn(|| listener.accept(&server_pd, settings).unwrap());
-        let connection = Connection::connect(client, &pd, listener.local_addr(), settings).unwrap();
+        let accepted = scope.spawn(|| listener.accept().unwrap());
+        let connection = Connection::connect(&pd, listener.local_addr(), settings).unwrap();
         (connection, accepted.join().unwrap())
     })
 }

@@ -21,7 +21,7 @@ fn read(remote: Remote) -> SendOp {
 }
 
 fn assumed() -> ConnOptions {
-    ConnOptions { capabilities: CapabilityExchange::Assume, ..plain() }
+    plain().capabilities(CapabilityExchange::Assume)
 }
 
 // ---------------------------------------------------------------- the negative vectors
@@ -49,7 +49,7 @@ fn adapted(vector: &Value, end: &End, peer: &mut Peer) -> Vec<u8> {
     let at = bytes.windows(4).position(|window| theirs.iter().any(|stag| stag == window)).unwrap();
     let len = usize::from(u16::from_be_bytes([bytes[0], bytes[1]]));
     let mut ulpdu = bytes[2..2 + len].to_vec();
-    ulpdu[at - 2..at + 2].copy_from_slice(&end.mr.rkey().to_be_bytes());
+    ulpdu[at - 2..at + 2].copy_from_slice(&end.mr.rkey().0.to_be_bytes());
     if name == "atomic-unaligned" {
         ulpdu[at + 2..at + 10].copy_from_slice(&1u64.to_be_bytes());
     }
@@ -109,7 +109,7 @@ fn negative_vectors_behind_a_good_fpdu_are_terminated() {
         if name != "send-no-buffer" {
             end.recv(1, 0, 64);
         }
-        let options = ConnOptions { no_receive_timeout: Duration::from_millis(50), ..assumed() };
+        let options = assumed().no_receive_timeout(Duration::from_millis(50));
         let mut peer = responder_opt(&end, &options);
         let bytes = adapted(vector, &end, &mut peer);
         peer.raw(&bytes);
@@ -153,7 +153,7 @@ fn negative_vectors_as_first_fpdu_of_an_initiator_are_silently_closed() {
         let end = vector_end();
         end.recv(1, 0, 64);
         let markers = vector["markers"].as_bool().unwrap_or(false);
-        let options = ConnOptions { markers, ..assumed() };
+        let options = assumed().markers(markers);
         let (mut peer, _) = responder_with(&end, &options, &with(request(2), enhanced(4, 4)));
         end.established();
         let bytes = if markers { bytes(vector) } else { adapted(vector, &end, &mut peer) };
@@ -183,7 +183,7 @@ fn negative_vectors_of_the_startup_close() {
             assert!(peer.rest().is_empty());
         } else {
             // Closed at once, and not when the time for the set-up is over.
-            let options = ConnOptions { startup_timeout: 10 * crate::peer::TIMEOUT, ..plain() };
+            let options = plain().startup_timeout(10 * crate::peer::TIMEOUT);
             let listener = end.listen(&options);
             let mut peer = Peer::connect(listener.local_addr());
             peer.raw(&bytes(vector));
@@ -202,11 +202,16 @@ fn negative_vectors_of_the_startup_close() {
 fn access_that_is_not_given() {
     type Case = (&'static str, fn(&End) -> (u32, u64, u32), (u8, u8, u8), (u8, u8, u8));
     let cases: [Case; 5] = [
-        ("wrong STag", |e| (e.mr.rkey() ^ 0xFF00, e.mr.addr(), 8), (1, 1, 0), (0, 1, 0)),
-        ("wrong key", |e| (e.mr.rkey() ^ 1, e.mr.addr(), 8), (1, 1, 0), (0, 1, 0)),
-        ("one past the end", |e| (e.mr.rkey(), e.mr.addr() + e.mr.len() as u64 - 7, 8), (1, 1, 1), (0, 1, 1)),
-        ("before the start", |e| (e.mr.rkey(), e.mr.addr() - 1, 8), (1, 1, 1), (0, 1, 1)),
-        ("wrap", |e| (e.mr.rkey(), u64::MAX - 3, 8), (1, 1, 3), (0, 1, 4)),
+        ("wrong STag", |e| (e.mr.rkey().0 ^ 0xFF00, e.mr.addr(), 8), (1, 1, 0), (0, 1, 0)),
+        ("wrong key", |e| (e.mr.rkey().0 ^ 1, e.mr.addr(), 8), (1, 1, 0), (0, 1, 0)),
+        (
+            "one past the end",
+            |e| (e.mr.rkey().0, e.mr.addr() + e.mr.len() as u64 - 7, 8),
+            (1, 1, 1),
+            (0, 1, 1),
+        ),
+        ("before the start", |e| (e.mr.rkey().0, e.mr.addr() - 1, 8), (1, 1, 1), (0, 1, 1)),
+        ("wrap", |e| (e.mr.rkey().0, u64::MAX - 3, 8), (1, 1, 3), (0, 1, 4)),
     ];
     for (name, at, for_write, for_read) in cases {
         let end = End::new();
@@ -240,10 +245,10 @@ fn rights_and_protection_domains_are_checked() {
         let mut peer = responder_opt(&end, &assumed());
         let (stag, to) = (end.mr.rkey(), end.mr.addr());
         match op {
-            "write" => peer.write(stag, to, b"x"),
-            "read" => peer.read(stag, to, 1),
+            "write" => peer.write(stag.0, to, b"x"),
+            "read" => peer.read(stag.0, to, 1),
             _ => {
-                let atomic = AtomicRequest::fetch_add(1, STag(stag), to, 1, 0);
+                let atomic = AtomicRequest::fetch_add(1, STag(stag.0), to, 1, 0);
                 peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic.emit()));
             }
         }
@@ -255,14 +260,14 @@ fn rights_and_protection_domains_are_checked() {
     let end = End::new();
     let other = memory(&end.device.alloc_pd().unwrap(), 64, ALL);
     let mut peer = responder(&end);
-    peer.write(other.rkey(), other.addr(), b"x");
+    peer.write(other.rkey().0, other.addr(), b"x");
     let terminate = terminate_of(&peer.expect_fpdu());
     assert!(matches!((terminate.layer, terminate.etype, terminate.code), (1, 1, 0 | 2)), "{terminate:?}");
     assert_eq!(peek(&other, 0, 1), [0]);
     let end = End::new();
     end.qp.set_access(Access::empty());
     let mut peer = responder(&end);
-    peer.write(end.mr.rkey(), end.mr.addr(), b"x");
+    peer.write(end.mr.rkey().0, end.mr.addr(), b"x");
     peer.expect_terminate(1, 1, 0);
 }
 
@@ -286,7 +291,7 @@ fn zero_length_region_gives_no_access() {
         && let Ok(empty) = end.pd.register_raw(memory, 0, ALL)
     {
         let mut peer = responder(&end);
-        peer.write(empty.rkey(), 0, b"x");
+        peer.write(empty.rkey().0, 0, b"x");
         peer.expect_terminate(1, 1, 1);
     }
 }
@@ -299,7 +304,7 @@ fn reads_within_ird_are_answered_in_order_and_one_more_is_refused() {
     let mut peer = responder(&end);
     let mut bytes = Vec::new();
     for i in 0..4u32 {
-        let ulpdu = read_request(i + 1, end.mr.rkey(), end.mr.addr() + u64::from(i) * 1000, 1000);
+        let ulpdu = read_request(i + 1, end.mr.rkey().0, end.mr.addr() + u64::from(i) * 1000, 1000);
         bytes.extend(peer.seal(&ulpdu));
     }
     peer.raw(&bytes);
@@ -311,7 +316,7 @@ fn reads_within_ird_are_answered_in_order_and_one_more_is_refused() {
     }
     let mut bytes = Vec::new();
     for i in 4..10u32 {
-        bytes.extend(peer.seal(&read_request(i + 1, end.mr.rkey(), end.mr.addr(), 8)));
+        bytes.extend(peer.seal(&read_request(i + 1, end.mr.rkey().0, end.mr.addr(), 8)));
     }
     peer.raw(&bytes);
     loop {
@@ -333,7 +338,7 @@ fn one_read_beyond_the_ird_is_refused() {
         let end = End::made(Make { memory: LONG, ..Make::default() });
         let mut peer = responder(&end);
         for _ in 0..count {
-            peer.read(end.mr.rkey(), end.mr.addr(), LONG as u32);
+            peer.read(end.mr.rkey().0, end.mr.addr(), LONG as u32);
             for _ in 0..20 {
                 end.device.pump();
             }
@@ -352,7 +357,7 @@ fn one_read_beyond_the_ird_is_refused() {
 
 fn read_of_16(end: &End) -> (Peer, Segment) {
     let mut peer = initiator(end);
-    end.op(1, read(Remote { addr: 5, rkey: 6 }), 0, 16);
+    end.op(1, read(Remote { addr: 5, rkey: STag(6) }), 0, 16);
     let asked = peer.expect_fpdu();
     let request = asked.read_request();
     assert_eq!((request.len, request.source_stag.0, request.source_to), (16, 6, 5));
@@ -416,7 +421,7 @@ fn ord_holds_reads_back_and_answers_let_them_go() {
     let end = End::new();
     let mut peer = initiator(&end);
     for id in 0..6 {
-        end.op(id, read(Remote { addr: id, rkey: 1 }), 0, 4);
+        end.op(id, read(Remote { addr: id, rkey: STag(1) }), 0, 4);
     }
     let mut asked: Vec<_> = (0..4).map(|_| peer.expect_fpdu().read_request()).collect();
     peer.expect_silence(50);
@@ -434,7 +439,7 @@ fn ord_holds_reads_back_and_answers_let_them_go() {
 fn a_queue_is_drained_when_its_last_read_is_answered() {
     let end = End::new();
     let mut peer = initiator(&end);
-    end.op(1, read(Remote { addr: 0, rkey: 1 }), 0, 4);
+    end.op(1, read(Remote { addr: 0, rkey: STag(1) }), 0, 4);
     let request = peer.expect_fpdu().read_request();
     end.qp.modify(QpState::Sqd).unwrap();
     end.nothing_more();
@@ -498,11 +503,11 @@ fn message_longer_than_its_receive() {
 #[test]
 fn send_without_receive_stalls_and_goes_on() {
     let end = End::new();
-    let options = ConnOptions { no_receive_timeout: Duration::from_secs(30), ..plain() };
+    let options = plain().no_receive_timeout(Duration::from_secs(30));
     let mut peer = responder_opt(&end, &options);
     peer.send(b"one");
     peer.send(b"two");
-    peer.write(end.mr.rkey(), end.mr.addr() + 1000, b"later");
+    peer.write(end.mr.rkey().0, end.mr.addr() + 1000, b"later");
     peer.expect_silence(29_999);
     end.recv(1, 0, 64);
     assert_eq!(end.received_ok(1).byte_len, 3);
@@ -510,7 +515,7 @@ fn send_without_receive_stalls_and_goes_on() {
     end.received_ok(2);
     assert_eq!(peek(&end.mr, 0, 3), b"one");
     assert_eq!(peek(&end.mr, 100, 3), b"two");
-    peer.read(end.mr.rkey(), end.mr.addr() + 1000, 5);
+    peer.read(end.mr.rkey().0, end.mr.addr() + 1000, 5);
     assert_eq!(peer.expect_fpdu().payload(), b"later");
 }
 
@@ -519,7 +524,7 @@ fn send_without_receive_stalls_and_goes_on() {
 fn send_without_receive_is_terminated_in_the_end_or_at_once() {
     for wait in [0, 60].map(Duration::from_millis) {
         let end = End::new();
-        let options = ConnOptions { no_receive_timeout: wait, ..plain() };
+        let options = plain().no_receive_timeout(wait);
         let mut peer = responder_opt(&end, &options);
         let start = now();
         peer.send(b"one");
@@ -537,7 +542,7 @@ fn shared_receive_queue_stalls_and_goes_on_for_each_stream() {
     let srq = pd.create_srq(SrqAttr { max_wr: 16, max_sge: 1, limit: 0 }).unwrap();
     let make = || Make { srq: Some(srq.clone()), ..Make::default() };
     let (a, b) = (End::make(&device, &pd, make()), End::make(&device, &pd, make()));
-    let options = ConnOptions { no_receive_timeout: Duration::from_secs(30), ..plain() };
+    let options = plain().no_receive_timeout(Duration::from_secs(30));
     let (mut pa, mut pb) = (responder_opt(&a, &options), responder_opt(&b, &options));
     pa.send(b"a");
     pb.send(b"b");
@@ -550,7 +555,7 @@ fn shared_receive_queue_stalls_and_goes_on_for_each_stream() {
     let mut got = [a.received().wr_id, b.received().wr_id];
     got.sort_unstable();
     assert_eq!(got, [1, 2]);
-    let options = ConnOptions { no_receive_timeout: Duration::from_millis(40), ..plain() };
+    let options = plain().no_receive_timeout(Duration::from_millis(40));
     let c = End::make(&device, &pd, make());
     let mut pc = responder_opt(&c, &options);
     pc.send(b"c");
@@ -572,7 +577,7 @@ fn many_fpdus_in_one_write_and_one_byte_at_a_time() {
             bytes.extend(peer.seal(&untagged(Opcode::Send, 0, i + 1, 0, true, 0, &payload)));
             bytes.extend(peer.seal(&tagged(
                 Opcode::Write,
-                end.mr.rkey(),
+                end.mr.rkey().0,
                 end.mr.addr() + 9000,
                 true,
                 &payload,
@@ -595,8 +600,8 @@ fn largest_fpdu_is_taken_and_tagged_may_interleave_with_untagged() {
     let mut peer = responder(&end);
     let data = pattern(64_700);
     peer.fpdu(&untagged(Opcode::Send, 0, 1, 0, false, 0, &data));
-    peer.write(end.mr.rkey(), end.mr.addr() + (200 << 10), b"between");
-    peer.read(end.mr.rkey(), end.mr.addr() + (200 << 10), 7);
+    peer.write(end.mr.rkey().0, end.mr.addr() + (200 << 10), b"between");
+    peer.read(end.mr.rkey().0, end.mr.addr() + (200 << 10), 7);
     peer.fpdu(&untagged(Opcode::Send, 0, 1, 64_700, true, 0, b"end"));
     assert_eq!(end.received_ok(1).byte_len, 64_703);
     assert_eq!(peer.expect_fpdu().payload(), b"between");
@@ -612,8 +617,8 @@ fn what_we_send_fits_segments_and_the_options() {
         let end = End::made(Make { memory: 256 << 10, ..Make::default() });
         let data = pattern(200_000);
         fill(&end.mr, 0, &data);
-        let mut peer = responder_opt(&end, &ConnOptions { fpdu: size, ..plain() });
-        end.op(1, SendOp::Write { remote: Remote { addr: 77, rkey: 9 } }, 0, 200_000);
+        let mut peer = responder_opt(&end, &plain().fpdu(size));
+        end.op(1, SendOp::Write { remote: Remote { addr: 77, rkey: STag(9) } }, 0, 200_000);
         let mut got = Vec::new();
         loop {
             let segment = peer.expect_fpdu();
@@ -672,8 +677,8 @@ fn fin_with_outstanding_reads_gets_the_answers() {
     let data = pattern(4 << 20);
     fill(&end.mr, 0, &data);
     let mut peer = responder(&end);
-    peer.read(end.mr.rkey(), end.mr.addr(), 4 << 20);
-    peer.read(end.mr.rkey(), end.mr.addr(), 5);
+    peer.read(end.mr.rkey().0, end.mr.addr(), 4 << 20);
+    peer.read(end.mr.rkey().0, end.mr.addr(), 5);
     peer.fin();
     let mut got = Vec::new();
     loop {
@@ -712,7 +717,7 @@ fn terminate_behind_a_message_in_flight_keeps_the_framing() {
         let mut asked = with(request(2), enhanced(4, 4));
         (asked.markers, asked.crc) = (markers, crc);
         let fpdu = if fixed == 0 { uiw_verbs::FpduSize::Large } else { uiw_verbs::FpduSize::Fixed(fixed) };
-        let options = ConnOptions { crc, fpdu, ..plain() };
+        let options = plain().crc(crc).fpdu(fpdu);
         let (mut peer, _) = responder_with(&end, &options, &asked);
         end.established();
         peer.empty_write();
@@ -812,11 +817,11 @@ fn immediate_data_and_atomics_from_a_peer() {
     end.recv(1, 0, 64);
     let mut peer = responder_opt(&end, &assumed());
     fill(&end.mr, 8, &40u64.to_ne_bytes());
-    peer.write(end.mr.rkey(), end.mr.addr() + 500, &[9; 77]);
+    peer.write(end.mr.rkey().0, end.mr.addr() + 500, &[9; 77]);
     peer.fpdu(&untagged(Opcode::ImmediateSe, 0, 1, 0, true, 0, &[1, 2, 3, 4, 0, 0, 0, 0]));
     let wc = end.received_ok(1);
     assert_eq!((wc.opcode, wc.imm, wc.byte_len), (WcOpcode::RecvWriteImm, Some(0x0102_0304), 77));
-    let atomic = AtomicRequest::fetch_add(0x77, STag(end.mr.rkey()), end.mr.addr() + 8, 2, 0);
+    let atomic = AtomicRequest::fetch_add(0x77, STag(end.mr.rkey().0), end.mr.addr() + 8, 2, 0);
     peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic.emit()));
     let answer = peer.expect_fpdu();
     assert_eq!(
@@ -862,7 +867,7 @@ fn immediate_without_a_write_of_its_own_counts_no_bytes() {
         end.recv(id, id * 64, 64);
     }
     let mut peer = responder_opt(&end, &assumed());
-    peer.write(end.mr.rkey(), end.mr.addr() + 500, &[9; 77]);
+    peer.write(end.mr.rkey().0, end.mr.addr() + 500, &[9; 77]);
     peer.send(b"x");
     peer.fpdu(&untagged(Opcode::Immediate, 0, 2, 0, true, 0, &[0; 8]));
     end.received_ok(0);
@@ -875,7 +880,7 @@ fn reads_that_come_behind_our_fin_do_not_spoil_the_close() {
     let mut peer = responder(&end);
     end.qp.disconnect().unwrap();
     peer.expect_close();
-    peer.read(end.mr.rkey(), end.mr.addr(), 8);
+    peer.read(end.mr.rkey().0, end.mr.addr(), 8);
     peer.fin();
     assert!(end.ended().orderly);
     assert!(end.device.async_events().is_empty());
@@ -884,8 +889,8 @@ fn reads_that_come_behind_our_fin_do_not_spoil_the_close() {
 #[test]
 fn ird_of_zero_takes_no_reads() {
     let end = End::new();
-    let mut peer = responder_opt(&end, &ConnOptions { ird: 0, ..plain() });
-    peer.read(end.mr.rkey(), end.mr.addr(), 8);
+    let mut peer = responder_opt(&end, &plain().ird(0));
+    peer.read(end.mr.rkey().0, end.mr.addr(), 8);
     peer.expect_terminate(1, 2, 2);
 }
 
@@ -896,7 +901,7 @@ fn second_terminate_and_bytes_behind_it_are_ignored() {
     let mut peer = responder(&end);
     let mut bytes = peer.seal(&terminate(0, 0, 0));
     bytes.extend(peer.seal(&terminate(1, 1, 0)));
-    bytes.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr(), true, b"late")));
+    bytes.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey().0, end.mr.addr(), true, b"late")));
     bytes.extend([0xFF; 100]);
     peer.raw(&bytes);
     peer.fin();
@@ -910,21 +915,22 @@ fn second_terminate_and_bytes_behind_it_are_ignored() {
 
 #[test]
 fn lenient_invalidation_is_a_switch() {
-    let end = End::new();
-    end.device.set_lenient_invalidate(true);
+    let end = End::on(&crate::simulation::device_with(
+        uiw_verbs::DeviceOptions::default().lenient_invalidate(true),
+    ));
     end.recv(1, 0, 64);
     let mut peer = responder(&end);
-    peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, end.mr.rkey(), b""));
+    peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, end.mr.rkey().0, b""));
     // The receive lies in the region that is gone, but the message is empty.
     assert_eq!(end.received_ok(1).invalidated, Some(end.mr.rkey()));
-    peer.write(end.mr.rkey(), end.mr.addr(), b"x");
+    peer.write(end.mr.rkey().0, end.mr.addr(), b"x");
     peer.expect_terminate(1, 1, 0);
 }
 
 #[test]
 fn local_receive_memory_that_is_wrong_is_our_error() {
     let end = End::new();
-    end.try_recv(1, &[uiw_verbs::Sge { addr: 0x1000, length: 64, lkey: 0x1234 }]).unwrap();
+    end.try_recv(1, &[uiw_verbs::Sge { addr: 0x1000, length: 64, lkey: STag(0x1234) }]).unwrap();
     let mut peer = responder(&end);
     peer.send(b"x");
     peer.expect_terminate(0, 0, 0);
@@ -932,7 +938,7 @@ fn local_receive_memory_that_is_wrong_is_our_error() {
     // So is a Read's sink; the peer does not learn what it is.
     let end = End::new();
     let mut peer = initiator(&end);
-    let sge = [uiw_verbs::Sge { lkey: 0x1234, ..end.sge(0, 4) }];
+    let sge = [uiw_verbs::Sge { lkey: STag(0x1234), ..end.sge(0, 4) }];
     end.post(1, read(Remote::default()), &sge, uiw_verbs::SendFlags::SIGNALED).unwrap();
     let segment = peer.expect_fpdu();
     if segment.opcode() == Opcode::ReadRequest {
@@ -967,7 +973,7 @@ fn messages_of_two_queues_in_alternating_pieces() {
     end.recv(1, 0, 64);
     fill(&end.mr, 100, b"read");
     let mut peer = responder_opt(&end, &assumed());
-    let request = read_request(1, end.mr.rkey(), end.mr.addr() + 100, 4);
+    let request = read_request(1, end.mr.rkey().0, end.mr.addr() + 100, 4);
     let body = &request[18..];
     peer.fpdu(&untagged(Opcode::Immediate, 0, 1, 0, false, 0, &[1, 2, 3, 4]));
     peer.fpdu(&untagged(Opcode::ReadRequest, 1, 1, 0, false, 0, &body[..10]));

@@ -34,14 +34,7 @@ impl Ud {
         let shard = CqOptions { shard: make.shard, ..CqOptions::default() };
         let rcq = device.create_cq(make.cqe, shard).unwrap();
         let port = DatagramPort::bind(device, &[SocketAddr::new(address, 0)], rcq.shard(), MTU).unwrap();
-        let init = QpInit {
-            send_cq: Arc::clone(&scq),
-            recv_cq: Arc::clone(&rcq),
-            srq: make.srq,
-            cap: make.cap,
-            signal_all: make.signal_all,
-            num: None,
-        };
+        let init = QpInit::new(&scq, &rcq).srq(make.srq).cap(make.cap).signal_all(make.signal_all);
         let qp = pd.create_ud_qp(init, &port).unwrap();
         let mr = memory(pd, make.memory, make.access);
         let end = End { qp, device: device.clone(), pd: pd.clone(), scq, rcq, channel: Arc::default(), mr };
@@ -164,23 +157,13 @@ fn a_queue_pair_reaches_itself_and_others_of_its_port() {
     a.send(2, a.to(&a), 64);
     a.end.sent_ok(2);
     is_received(&a.end.received_ok(1), &a, 64);
-    let init = QpInit {
-        send_cq: Arc::clone(&a.end.scq),
-        recv_cq: Arc::clone(&a.end.rcq),
-        srq: None,
-        cap: QpCap::default(),
-        signal_all: true,
-        num: None,
-    };
+    let init = QpInit::new(&a.end.scq, &a.end.rcq).signal_all(true);
     let other = a.end.pd.create_ud_qp(init.clone(), a.end.qp.datagram_port().unwrap()).unwrap();
     assert_eq!(other.num() >> 8, a.end.qp.num() >> 8);
     assert_ne!(other.num(), a.end.qp.num());
-    let taken = a
-        .end
-        .pd
-        .create_ud_qp(QpInit { num: Some(other.num()), ..init.clone() }, other.datagram_port().unwrap());
+    let taken = a.end.pd.create_ud_qp(init.clone().num(other.num()), other.datagram_port().unwrap());
     assert!(matches!(taken, Err(Error::QpNumberTaken { .. })));
-    let foreign = QpInit { num: Some(other.num() ^ 0x100), ..init };
+    let foreign = init.num(other.num() ^ 0x100);
     assert!(matches!(
         a.end.pd.create_ud_qp(foreign, other.datagram_port().unwrap()),
         Err(Error::QpNumber { .. })

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 use uiw_verbs::blocking::Connection;
 use uiw_verbs::cm::CmEventKind;
-use uiw_verbs::{ConnOptions, ConnSettings, Device, DeviceOptions, Limits, WcStatus};
+use uiw_verbs::{ConnSettings, Device, DeviceOptions, Limits, WcStatus};
 
 #[test]
 fn a_wait_inside_a_wait_keeps_the_outer_wake_up() {
@@ -34,7 +34,7 @@ struct Waits(Connection, Mutex<mpsc::Sender<(bool, Duration)>>);
 impl Wake for Waits {
     fn wake(self: Arc<Self>) {
         let start = Instant::now();
-        let message = self.0.recv_timeout(Some(Duration::from_secs(5))).unwrap();
+        let message = self.0.recv_timeout(Duration::from_secs(5)).unwrap();
         self.1.lock().unwrap().send((message.is_some(), start.elapsed())).unwrap();
     }
 }
@@ -80,11 +80,11 @@ fn a_future_that_waits_for_another_thread_does_not_keep_it_from_its_messages() {
         });
         scope.spawn(move || {
             std::thread::sleep(Duration::from_millis(100));
-            tx.send(second.recv_timeout(Some(Duration::from_secs(5))).unwrap().is_some()).unwrap();
+            tx.send(second.recv_timeout(Duration::from_secs(5)).unwrap().is_some()).unwrap();
         });
         // This thread drives when the other begins to wait, and then does not for a while.
         a.block_on(async {
-            first.as_async().recv().await.unwrap();
+            first.as_async().recv().await.unwrap().unwrap();
             assert!(rx.recv().unwrap());
         });
         begun.elapsed()
@@ -102,7 +102,7 @@ impl Wake for ConnectsWhenDropped {
 impl Drop for ConnectsWhenDropped {
     fn drop(&mut self) {
         let (end, port) = &*self.0;
-        end.connect(port.addr(), &ConnOptions { startup_timeout: Duration::from_millis(300), ..plain() });
+        end.connect(port.addr(), &plain().startup_timeout(Duration::from_millis(300)));
         // TCP has no more events of it: only the deadline can wake a thread.
         std::thread::sleep(Duration::from_millis(50));
         end.device.pump();
@@ -115,7 +115,7 @@ fn a_deadline_set_while_a_connection_is_forgotten_counts() {
     let new = End::on(&old.device);
     let device = old.device.clone();
     let port = Port::tcp();
-    let options = ConnOptions { close_timeout: Duration::from_secs(60), ..plain() };
+    let options = plain().close_timeout(Duration::from_secs(60));
     old.connect(port.addr(), &options);
     let mut peer = port.accept();
     let request = peer.startup_frame();
@@ -179,9 +179,9 @@ fn thread_cpu() -> Duration {
 
 #[test]
 fn a_stream_that_may_not_be_read_does_not_spin() {
-    let limits = Limits { max_held_bytes: 0, ..Limits::default() };
+    let limits = Limits::default().max_held_bytes(0);
     let stack = Box::new(uiw_llp::tcp::TcpStack::new().unwrap());
-    let options = DeviceOptions { limits, ..DeviceOptions::default() };
+    let options = DeviceOptions::default().limits(limits);
     let end = End::on(&Device::with_stack(stack, options).unwrap());
     let mut peer = initiator(&end);
     end.recv(1, 0, 64);

@@ -81,7 +81,7 @@ impl StreamHooks for Counted {
 fn device_with_pairs(progress: Progress) -> (Counts, [Pair; 2]) {
     let counts = Counts::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: counts.clone() };
-    let options = DeviceOptions { shards: Some(2), progress, ..DeviceOptions::default() };
+    let options = DeviceOptions::default().shards(2).progress(progress);
     let device = Device::with_stack(Box::new(stack), options).unwrap();
     let pairs = [0, 1].map(|shard| {
         counts.pair.store(shard, Ordering::SeqCst);
@@ -104,14 +104,11 @@ struct End {
 impl End {
     fn new(device: &Device, cq: &Arc<Cq>) -> Self {
         let pd = device.alloc_pd().unwrap();
-        let init = QpInit {
-            send_cq: Arc::clone(cq),
-            recv_cq: Arc::clone(cq),
-            srq: None,
-            cap: QpCap { max_send_wr: 128, max_recv_wr: 128, ..QpCap::default() },
-            signal_all: true,
-            num: None,
-        };
+        let init = QpInit::new(&Arc::clone(cq), &Arc::clone(cq)).cap(QpCap {
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            ..QpCap::default()
+        });
         let qp = pd.create_qp(init).unwrap();
         let memory = Memory::owned(BYTES as usize).unwrap();
         let base = memory.as_ptr() as u64;

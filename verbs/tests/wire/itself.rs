@@ -23,7 +23,7 @@ fn connect(end: &End, options: &ConnOptions) {
 }
 
 fn acknowledged() -> ConnOptions {
-    ConnOptions { acknowledged: true, ..ConnOptions::default() }
+    ConnOptions::default().acknowledged(true)
 }
 
 /// Everything that a queue pair can ask of another one.
@@ -64,10 +64,10 @@ fn every_operation(options: &ConnOptions) {
 #[test]
 fn does_everything_with_itself() {
     for (markers, crc) in [(false, true), (true, true), (false, false)] {
-        every_operation(&ConnOptions { markers, crc, ..ConnOptions::default() });
+        every_operation(&ConnOptions::default().markers(markers).crc(crc));
     }
     every_operation(&acknowledged());
-    every_operation(&ConnOptions { fpdu: FpduSize::Segment, ird: 1, ord: 1, ..acknowledged() });
+    every_operation(&acknowledged().fpdu(FpduSize::Segment).ird(1).ord(1));
 }
 
 /// More is under way than the stream has room for, in both directions: requests, and the answers to Reads.
@@ -98,7 +98,7 @@ fn a_full_pipe_does_not_stand_still() {
 
 #[test]
 fn an_error_lands_on_the_request_that_caused_it() {
-    let wrong = |end: &End| Remote { addr: end.mr.addr(), rkey: end.mr.rkey() ^ 0x5500 };
+    let wrong = |end: &End| Remote { addr: end.mr.addr(), rkey: uiw_verbs::STag(end.mr.rkey().0 ^ 0x5500) };
     let writes: fn(&End) -> SendOp = |end| SendOp::Write { remote: end.remote(0) };
     type Case = (&'static str, Box<dyn Fn(&End) -> SendOp>, WcStatus);
     let cases: [Case; 3] = [

@@ -14,7 +14,7 @@ fn read(remote: Remote) -> SendOp {
 }
 
 fn with_extensions() -> ConnOptions {
-    ConnOptions { capabilities: CapabilityExchange::Assume, ..plain() }
+    plain().capabilities(CapabilityExchange::Assume)
 }
 
 /// The segments of one message, checked against each other.
@@ -70,9 +70,11 @@ fn every_request_is_one_message_in_its_turn() {
     let data = pattern(3000);
     fill(&end.mr, 0, &data);
     let fpdu = FpduSize::Fixed(400);
-    let mut peer = responder_opt(&end, &ConnOptions { fpdu, ird: 16, ord: 4, ..with_extensions() });
-    let (one, two) =
-        (Remote { addr: 0x1_0000_0007, rkey: 0x0A0B_0C0D }, Remote { addr: 64, rkey: 0x0102_0304 });
+    let mut peer = responder_opt(&end, &with_extensions().fpdu(fpdu).ird(16).ord(4));
+    let (one, two) = (
+        Remote { addr: 0x1_0000_0007, rkey: STag(0x0A0B_0C0D) },
+        Remote { addr: 64, rkey: STag(0x0102_0304) },
+    );
     for (id, op, len) in [
         (0, SendOp::Write { remote: one }, 3000),
         (1, SendOp::Send, 1000),
@@ -89,23 +91,23 @@ fn every_request_is_one_message_in_its_turn() {
     }
     let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
     end.post(10, SendOp::WriteImm { remote: two, imm: 0x11 }, &[end.sge(0, 20)], flags).unwrap();
-    check_tagged(&message(&mut peer), one.rkey, one.addr, &data);
+    check_tagged(&message(&mut peer), one.rkey.0, one.addr, &data);
     check_untagged(&message(&mut peer), (Opcode::Send, 0, 1, 0), &data[..1000]);
-    check_tagged(&message(&mut peer), two.rkey, two.addr, &data[..900]);
+    check_tagged(&message(&mut peer), two.rkey.0, two.addr, &data[..900]);
     check_untagged(&message(&mut peer), (Opcode::SendInvalidate, 0, 2, 0x7654_3210), &data[..1000]);
     for (msn, remote, len) in [(1, one, 50), (3, two, 60)] {
         let asked = message(&mut peer);
         let request = asked[0].read_request();
         check_untagged(&asked, (Opcode::ReadRequest, 1, msn, 0), &request.emit());
-        assert_eq!((request.source_stag.0, request.source_to, request.len), (remote.rkey, remote.addr, len));
+        assert_eq!((request.source_stag, request.source_to, request.len), (remote.rkey, remote.addr, len));
         if msn == 1 {
             let asked = message(&mut peer);
             let request = AtomicRequest::parse(asked[0].payload()).unwrap();
             check_untagged(&asked, (Opcode::AtomicRequest, 1, 2, 0), &request.emit());
-            assert_eq!((request.stag.0, request.to, request.data), (two.rkey, two.addr, 1));
+            assert_eq!((request.stag, request.to, request.data), (two.rkey, two.addr, 1));
         }
     }
-    check_tagged(&message(&mut peer), one.rkey, one.addr, &data[..500]);
+    check_tagged(&message(&mut peer), one.rkey.0, one.addr, &data[..500]);
     let immediate = [0xAA, 0xBB, 0xCC, 0xDD, 0, 0, 0, 0];
     check_untagged(&message(&mut peer), (Opcode::Immediate, 0, 3, 0), &immediate);
     check_untagged(&message(&mut peer), (Opcode::Send, 0, 4, 0), &[]);
@@ -113,7 +115,7 @@ fn every_request_is_one_message_in_its_turn() {
     let request = AtomicRequest::parse(asked[0].payload()).unwrap();
     check_untagged(&asked, (Opcode::AtomicRequest, 1, 4, 0), &request.emit());
     assert_eq!((request.compare, request.compare_mask, request.data, request.mask), (2, 3, 4, 5));
-    check_tagged(&message(&mut peer), two.rkey, two.addr, &data[..20]);
+    check_tagged(&message(&mut peer), two.rkey.0, two.addr, &data[..20]);
     check_untagged(&message(&mut peer), (Opcode::ImmediateSe, 0, 5, 0), &[0, 0, 0, 0x11, 0, 0, 0, 0]);
 }
 
@@ -128,11 +130,11 @@ fn messages_are_delivered_whole_once_and_in_order() {
     }
     let mut peer = responder_opt(&end, &with_extensions());
     let at = end.mr.addr() + 5000;
-    peer.write(end.mr.rkey(), at, &[1; 900]);
+    peer.write(end.mr.rkey().0, at, &[1; 900]);
     end.nothing_more();
     assert_eq!(peek(&end.mr, 5000, 900), [1; 900], "a Write is placed, and not reported");
     peer.fpdu(&untagged(Opcode::Send, 0, 1, 0, false, 0, &[2; 40]));
-    peer.write(end.mr.rkey(), at, &[3; 900]);
+    peer.write(end.mr.rkey().0, at, &[3; 900]);
     end.nothing_more();
     peer.fpdu(&untagged(Opcode::Send, 0, 1, 40, true, 0, &[2; 20]));
     assert_eq!(end.received_ok(0).byte_len, 60);
@@ -163,11 +165,11 @@ fn reads_and_atomics_are_answered_by_the_engine_each_once_in_their_order() {
     let data = pattern(2000);
     fill(&end.mr, 1000, &data);
     // As many as were agreed on, and one more that has no buffer.
-    let mut peer = responder_opt(&end, &ConnOptions { fpdu: FpduSize::Fixed(300), ..with_extensions() });
-    let atomic = |id| AtomicRequest::fetch_add(id, STag(end.mr.rkey()), end.mr.addr(), 1, 0).emit();
+    let mut peer = responder_opt(&end, &with_extensions().fpdu(FpduSize::Fixed(300)));
+    let atomic = |id| AtomicRequest::fetch_add(id, STag(end.mr.rkey().0), end.mr.addr(), 1, 0).emit();
     let ask = |stag, to, len, source: u64| {
         let source_to = end.mr.addr() + source;
-        ReadRequest { sink_stag: STag(stag), sink_to: to, len, source_stag: STag(end.mr.rkey()), source_to }
+        ReadRequest { sink_stag: STag(stag), sink_to: to, len, source_stag: STag(end.mr.rkey().0), source_to }
             .emit()
     };
     let mut bytes = peer.seal(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic(0x51)));
@@ -233,9 +235,9 @@ fn a_read_stays_within_one_tagged_buffer() {
     };
     let (lower, _upper) = (half(low), half(high));
     let mut peer = responder(&end);
-    peer.read(lower.rkey(), high - 8, 8);
+    peer.read(lower.rkey().0, high - 8, 8);
     assert_eq!(peer.expect_fpdu().payload(), [0; 8]);
-    peer.read(lower.rkey(), high - 8, 9);
+    peer.read(lower.rkey().0, high - 8, 9);
     peer.expect_terminate(0, 1, 1);
 }
 
@@ -246,14 +248,14 @@ fn requests_are_executed_when_they_are_whole() {
     let end = End::new();
     let mut peer = responder_opt(&end, &with_extensions());
     let (stag, at) = (end.mr.rkey(), end.mr.addr());
-    let request = read_request(1, stag, at, 4);
+    let request = read_request(1, stag.0, at, 4);
     peer.fpdu(&untagged(Opcode::ReadRequest, 1, 1, 0, false, 0, &request[18..]));
-    peer.write(stag, at, b"news");
+    peer.write(stag.0, at, b"news");
     peer.fpdu(&untagged(Opcode::ReadRequest, 1, 1, 28, true, 0, b""));
     assert_eq!(peer.expect_fpdu().payload(), b"news");
-    let atomic = AtomicRequest::fetch_add(9, STag(stag), at, 1, 0).emit();
+    let atomic = AtomicRequest::fetch_add(9, STag(stag.0), at, 1, 0).emit();
     peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 2, 0, false, 0, &atomic[..51]));
-    peer.write(stag, at, &41u64.to_ne_bytes());
+    peer.write(stag.0, at, &41u64.to_ne_bytes());
     peer.fpdu(&untagged(Opcode::AtomicRequest, 1, 2, 51, true, 0, &atomic[51..]));
     assert_eq!(AtomicResponse::parse(peer.expect_fpdu().payload()).unwrap().original, 41);
     assert_eq!(peek(&end.mr, 0, 8), 42u64.to_ne_bytes());
@@ -312,10 +314,10 @@ fn an_stag_of_another_domain_is_neither_written_nor_invalidated() {
         let other = memory(&other_pd, 64, crate::common::ALL);
         let mut peer = responder(&end);
         if invalidate {
-            peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, other.rkey(), b"x"));
+            peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, other.rkey().0, b"x"));
             peer.expect_terminate(0, 1, 9);
         } else {
-            peer.write(other.rkey(), other.addr(), b"x");
+            peer.write(other.rkey().0, other.addr(), b"x");
             let terminate = terminate_of(&peer.expect_fpdu());
             assert_eq!((terminate.layer, terminate.etype), (1, 1));
         }
@@ -323,8 +325,8 @@ fn an_stag_of_another_domain_is_neither_written_nor_invalidated() {
         // It is as it was: its own stream writes to it.
         let own = End::make(&end.device, &other_pd, Make::default());
         let mut owner = responder(&own);
-        owner.write(other.rkey(), other.addr(), b"mine");
-        owner.read(other.rkey(), other.addr(), 4);
+        owner.write(other.rkey().0, other.addr(), b"mine");
+        owner.read(other.rkey().0, other.addr(), 4);
         assert_eq!(owner.expect_fpdu().payload(), b"mine");
     }
 }
@@ -359,7 +361,7 @@ fn the_first_error_ends_the_stream_in_both_directions() {
     let atomic = AtomicRequest::fetch_add(1, STag(0xBAD), 0, 1, 0).emit();
     let mut bytes = peer.seal(&untagged(Opcode::AtomicRequest, 1, 1, 0, true, 0, &atomic[..40]));
     bytes.extend(peer.seal(&tagged(Opcode::Write, 0xBAD, 5, true, b"another error")));
-    bytes.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr(), true, b"late")));
+    bytes.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey().0, end.mr.addr(), true, b"late")));
     bytes.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"late")));
     peer.raw(&bytes);
     // The first of the two is reported, with its DDP header and no RDMA header.
@@ -387,7 +389,7 @@ fn a_request_that_cannot_be_built_is_a_terminate_without_headers() {
         let (mut peer, _) = crate::common::initiator_opt(&end, &with_extensions(), |_| {
             crate::peer::with(crate::peer::reply(2), crate::peer::enhanced(4, 4))
         });
-        let sge = [uiw_verbs::Sge { lkey: 0x1234, ..end.sge(0, 4) }];
+        let sge = [uiw_verbs::Sge { lkey: STag(0x1234), ..end.sge(0, 4) }];
         end.post(1, op, &sge, SendFlags::SIGNALED).unwrap();
         let terminate = peer.expect_terminate(0, 0, 0);
         assert_eq!((terminate.segment_len, terminate.ddp_header, terminate.read_request), (None, None, None));
@@ -505,7 +507,7 @@ fn an_unaligned_atomic_is_reported_at_both_ends_and_changes_nothing() {
     for (swap, offset) in [(false, 1), (false, 4), (true, 1), (true, 4)] {
         let end = End::new();
         let mut peer = responder_opt(&end, &with_extensions());
-        let (stag, to) = (STag(end.mr.rkey()), end.mr.addr() + offset);
+        let (stag, to) = (STag(end.mr.rkey().0), end.mr.addr() + offset);
         let request = match swap {
             false => AtomicRequest::fetch_add(1, stag, to, u64::MAX, 0),
             true => AtomicRequest::cmp_swap(1, stag, to, 0, u64::MAX),
@@ -525,7 +527,7 @@ fn markers_that_lie_behind_a_good_fpdu() {
     for missing in [false, true] {
         let end = End::new();
         end.recv(1, 0, 4000);
-        let options = ConnOptions { markers: true, ..plain() };
+        let options = plain().markers(true);
         let mut peer = responder_opt(&end, &options);
         let ulpdu = untagged(Opcode::Send, 0, 1, 0, true, 0, &[5; 600]);
         let bytes = if missing {
@@ -556,7 +558,7 @@ fn markers_that_lie_behind_a_good_fpdu() {
 fn nothing_leaves_before_the_rtr_message() {
     let end = End::new();
     let port = crate::peer::Port::new();
-    end.connect(port.addr(), &ConnOptions { peer_to_peer: true, ..plain() });
+    end.connect(port.addr(), &plain().peer_to_peer(true));
     let mut peer = port.accept();
     let asked = peer.startup_frame();
     peer.raw(&crate::peer::with(crate::peer::reply(2), asked.enhanced.unwrap()).emit());

@@ -5,7 +5,7 @@ use crate::common::{End, fill, pattern, plain, responder_opt};
 use crate::peer::{Peer, untagged};
 use uiw_ddp::{Header, STag};
 use uiw_rdmap::{Opcode, ReadRequest};
-use uiw_verbs::{Access, ConnOptions, Error, FpduSize, Memory, Remote, SendFlags, SendOp, Sge};
+use uiw_verbs::{Access, Error, FpduSize, Memory, Remote, SendFlags, SendOp, Sge};
 
 /// Reads one message, and checks what each of its segments says of its place. `first` is the TO, or the MO, of the first byte.
 fn check_message(peer: &mut Peer, opcode: Opcode, mulpdu: usize, first: u64, bytes: &[u8]) {
@@ -57,7 +57,7 @@ fn segments_cover_their_message_in_order_and_only_the_last_says_so() {
         let mr = end.pd.register_raw(memory, base, Access::LOCAL_WRITE).unwrap();
         fill(&mr, 0, &data);
         fill(&end.mr, 0, &data);
-        let mut peer = responder_opt(&end, &ConnOptions { fpdu: FpduSize::Fixed(mulpdu as u16), ..plain() });
+        let mut peer = responder_opt(&end, &plain().fpdu(FpduSize::Fixed(mulpdu as u16)));
         let mut asked = 0;
         for (id, len) in lengths(mulpdu).into_iter().enumerate() {
             let whole = [(0, len)];
@@ -68,7 +68,7 @@ fn segments_cover_their_message_in_order_and_only_the_last_says_so() {
                     .map(|(at, len)| Sge { addr: base + *at as u64, length: *len as u32, lkey: mr.lkey() })
                     .collect();
                 let to = 0x1_0000_0003;
-                let write = SendOp::Write { remote: Remote { addr: to, rkey: 9 } };
+                let write = SendOp::Write { remote: Remote { addr: to, rkey: STag(9) } };
                 end.post(id as u64, write, &sges, SendFlags::SIGNALED).unwrap();
                 check_message(&mut peer, Opcode::Write, mulpdu, to, &data[..len]);
                 end.sent_ok(id as u64);
@@ -81,7 +81,7 @@ fn segments_cover_their_message_in_order_and_only_the_last_says_so() {
                 sink_stag: STag(3),
                 sink_to: 0xFFFF_0001,
                 len: len as u32,
-                source_stag: STag(end.mr.rkey()),
+                source_stag: STag(end.mr.rkey().0),
                 source_to: end.mr.addr(),
             };
             peer.fpdu(&untagged(Opcode::ReadRequest, 1, asked, 0, true, 0, &request.emit()));

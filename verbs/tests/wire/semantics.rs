@@ -55,9 +55,9 @@ fn scatter_and_gather_with_empty_elements() {
     {
         let at = text.as_mut_ptr() as u64;
         let sges = [
-            Sge { addr: at, length: 3, lkey: 0 },
-            Sge { addr: at, length: 0, lkey: 7 },
-            Sge { addr: at + 3, length: 8, lkey: 0 },
+            Sge { addr: at, length: 3, lkey: STag(0) },
+            Sge { addr: at, length: 0, lkey: STag(7) },
+            Sge { addr: at + 3, length: 8, lkey: STag(0) },
         ];
         a.post(4, SendOp::Send, &sges, SendFlags::SIGNALED | SendFlags::INLINE).unwrap();
     }
@@ -106,8 +106,13 @@ fn unsignaled_requests_complete_silently_and_free_the_queue() {
         a.sent_ok(100 + round);
     }
     // An error is reported whether signaled or not.
-    a.post(7, SendOp::Write { remote: b.remote(0) }, &[Sge { lkey: 1, ..a.sge(0, 8) }], SendFlags::empty())
-        .unwrap();
+    a.post(
+        7,
+        SendOp::Write { remote: b.remote(0) },
+        &[Sge { lkey: STag(1), ..a.sge(0, 8) }],
+        SendFlags::empty(),
+    )
+    .unwrap();
     let wc = a.sent();
     assert_eq!((wc.wr_id, wc.status), (7, WcStatus::LocalProtection));
 }
@@ -163,14 +168,7 @@ fn with_channel(device: &Device) -> (End, Arc<CompChannel>) {
     let rcq = device
         .create_cq(64, CqOptions { channel: Some(channel.clone()), timestamps: true, shard: None })
         .unwrap();
-    let init = QpInit {
-        send_cq: end.scq.clone(),
-        recv_cq: rcq.clone(),
-        srq: None,
-        cap: QpCap::default(),
-        signal_all: true,
-        num: None,
-    };
+    let init = QpInit::new(&end.scq.clone(), &rcq.clone());
     end.qp = pd.create_qp(init).unwrap();
     end.rcq = rcq;
     (end, channel)
@@ -282,14 +280,14 @@ fn windows_of_both_types() {
         let bind = Bind {
             window: window.stag(),
             new_stag: new_key(window.stag(), window.stag().key().wrapping_add(1)),
-            region: STag(b.mr.rkey()),
+            region: STag(b.mr.rkey().0),
             addr: b.mr.addr() + 100,
             length: 50,
             access: Access::REMOTE_WRITE,
         };
         b.post(1, SendOp::Bind(bind), &[], SendFlags::SIGNALED).unwrap();
         assert_eq!(b.sent_ok(1).opcode, WcOpcode::Bind);
-        let remote = Remote { addr: b.mr.addr() + 100, rkey: window.stag().0 };
+        let remote = Remote { addr: b.mr.addr() + 100, rkey: STag(window.stag().0) };
         a.op(1, SendOp::Write { remote }, 0, 50);
         a.sent_ok(1);
         // A window gives no more than its own right and range.
@@ -304,7 +302,7 @@ fn bind(end: &End, window: &RawMw, new_stag: STag, access: Access) {
     let bind = Bind {
         window: window.stag(),
         new_stag,
-        region: STag(end.mr.rkey()),
+        region: STag(end.mr.rkey().0),
         addr: end.mr.addr(),
         length: 64,
         access,
@@ -321,19 +319,19 @@ fn window_of_type_2_is_invalidated_by_a_send_and_belongs_to_one_stream() {
     let stag = new_key(window.stag(), 0x77);
     bind(&b, &window, stag, Access::REMOTE_READ | Access::REMOTE_WRITE);
     assert_eq!(window.stag(), stag);
-    let remote = Remote { addr: b.mr.addr(), rkey: stag.0 };
+    let remote = Remote { addr: b.mr.addr(), rkey: STag(stag.0) };
     a.op(1, read(remote), 0, 64);
     a.sent_ok(1);
     b.recv(5, 1000, 64);
     a.op(2, SendOp::SendInvalidate { stag }, 0, 4);
-    assert_eq!(b.received_ok(5).invalidated, Some(stag.0));
+    assert_eq!(b.received_ok(5).invalidated, Some(stag));
     a.sent_ok(2);
     a.op(3, read(remote), 0, 64);
     assert_eq!(a.sent().status, WcStatus::RemoteAccess);
     // A plain region is not the peer's to invalidate.
     let (a, b) = pair();
     b.recv(5, 1000, 64);
-    a.op(2, SendOp::SendInvalidate { stag: STag(b.mr.rkey()) }, 0, 4);
+    a.op(2, SendOp::SendInvalidate { stag: STag(b.mr.rkey().0) }, 0, 4);
     let reason = b.ended().reason.unwrap();
     assert_eq!((reason.from_peer, reason.layer, reason.etype, reason.code), (false, 0, 1, 9));
     assert_eq!(b.received().status, WcStatus::Flushed);
@@ -359,7 +357,7 @@ fn window_of_type_2_serves_no_other_stream_of_its_domain() {
             assert_eq!(peek(&b.mr, 0, 1), [0]);
         }
         assert!(matches!(other.async_event(), AsyncEvent::QpAccessError { .. }));
-        a.op(1, read(Remote { addr: b.mr.addr(), rkey: stag.0 }), 0, 8);
+        a.op(1, read(Remote { addr: b.mr.addr(), rkey: STag(stag.0) }), 0, 8);
         a.sent_ok(1);
     }
 }
@@ -384,7 +382,7 @@ fn refuses_to_invalidate((a, b): (&End, &End), pd: &Pd, stag: STag, still: Optio
 fn what_is_not_the_streams_own_is_not_invalidated_by_its_peer() {
     let (a, b) = pair();
     let other_pd = b.device.alloc_pd().unwrap();
-    let remote = |stag: STag| Some(Remote { addr: b.mr.addr(), rkey: stag.0 });
+    let remote = |stag: STag| Some(Remote { addr: b.mr.addr(), rkey: STag(stag.0) });
     // Bound to another stream; unbound; by a key that it had, or has not yet.
     let window = b.pd.alloc_window(WindowType::Two).unwrap();
     refuses_to_invalidate((&a, &b), &b.pd, window.stag(), None);
@@ -411,16 +409,17 @@ fn what_is_not_the_streams_own_is_not_invalidated_by_its_peer() {
     }
     b.recv(5, 1000, 64);
     a.op(2, SendOp::SendInvalidate { stag }, 0, 4);
-    assert_eq!(b.received_ok(5).invalidated, Some(stag.0));
+    assert_eq!(b.received_ok(5).invalidated, Some(stag));
 }
 
 /// The leniency is for regions of the stream's domain that stand for themselves.
 #[test]
 fn lenient_invalidation_spares_what_has_windows_and_what_is_elsewhere() {
-    let (a, b) = pair();
-    b.device.set_lenient_invalidate(true);
+    let lenient =
+        crate::simulation::device_with(uiw_verbs::DeviceOptions::default().lenient_invalidate(true));
+    let (a, b) = pair_of(End::new(), End::on(&lenient), &ConnOptions::default());
     let other_pd = b.device.alloc_pd().unwrap();
-    let region = STag(b.mr.rkey());
+    let region = STag(b.mr.rkey().0);
     refuses_to_invalidate((&a, &b), &other_pd, region, Some(b.remote(0)));
     let window = b.pd.alloc_window(WindowType::Two).unwrap();
     bind(&b, &window, new_key(window.stag(), 5), Access::REMOTE_READ);
@@ -430,9 +429,9 @@ fn lenient_invalidation_spares_what_has_windows_and_what_is_elsewhere() {
     let twice = End::make(&b.device, &b.pd, Make::default());
     twice.recv(1, 0, 64);
     let mut peer = responder(&twice);
-    peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, own.rkey(), b""));
+    peer.fpdu(&untagged(Opcode::SendInvalidate, 0, 1, 0, true, own.rkey().0, b""));
     assert_eq!(twice.received_ok(1).invalidated, Some(own.rkey()));
-    refuses_to_invalidate((&a, &b), &b.pd, STag(own.rkey()), None);
+    refuses_to_invalidate((&a, &b), &b.pd, STag(own.rkey().0), None);
 }
 
 /// What a program may not invalidate itself: the status says so, and it is as it was.
@@ -449,11 +448,12 @@ fn local_invalidation_of_what_is_not_the_streams_own() {
             pair_of(End::new(), server, &ConnOptions::default())
         };
         bind(&server, &two, new_key(two.stag(), 8), Access::REMOTE_READ);
-        let stag = [one.stag(), two.stag(), foreign.stag(), STag(b.mr.rkey()), new_key(two.stag(), 7)][what];
+        let stag =
+            [one.stag(), two.stag(), foreign.stag(), STag(b.mr.rkey().0), new_key(two.stag(), 7)][what];
         b.post(3, SendOp::LocalInvalidate { stag }, &[], SendFlags::SIGNALED).unwrap();
         let wc = b.sent();
         assert_eq!((wc.wr_id, wc.status), (3, WcStatus::LocalProtection), "{what}");
-        client.op(4, read(Remote { addr: server.mr.addr(), rkey: two.stag().0 }), 0, 8);
+        client.op(4, read(Remote { addr: server.mr.addr(), rkey: STag(two.stag().0) }), 0, 8);
         client.sent_ok(4);
         drop(a);
     }
@@ -467,7 +467,7 @@ fn writes_and_the_invalidation_behind_them_in_one_batch() {
         let window = b.pd.alloc_window(WindowType::Two).unwrap();
         let stag = new_key(window.stag(), round.wrapping_add(1));
         bind(&b, &window, stag, Access::REMOTE_WRITE);
-        let remote = Remote { addr: b.mr.addr(), rkey: stag.0 };
+        let remote = Remote { addr: b.mr.addr(), rkey: STag(stag.0) };
         b.recv(9, 1000, 64);
         let sges = [a.sge(0, 32)];
         let wr = |wr_id, op| SendWr { wr_id, op, sges: &sges, flags: SendFlags::SIGNALED };
@@ -478,7 +478,7 @@ fn writes_and_the_invalidation_behind_them_in_one_batch() {
         ];
         // SAFETY: the memory is kept until the test's end.
         unsafe { a.qp.post_send(chain) }.unwrap();
-        assert_eq!(b.received_ok(9).invalidated, Some(stag.0));
+        assert_eq!(b.received_ok(9).invalidated, Some(stag));
         for wr_id in 1..=3 {
             a.sent_ok(wr_id);
         }
@@ -493,7 +493,7 @@ fn window_that_is_destroyed_is_revoked() {
     let stag = new_key(window.stag(), 3);
     bind(&b, &window, stag, Access::REMOTE_READ);
     drop(window);
-    a.op(3, read(Remote { addr: b.mr.addr(), rkey: stag.0 }), 0, 8);
+    a.op(3, read(Remote { addr: b.mr.addr(), rkey: STag(stag.0) }), 0, 8);
     assert_eq!(a.sent().status, WcStatus::RemoteAccess);
 }
 
@@ -512,7 +512,7 @@ fn fast_register_and_both_kinds_of_local_invalidate() {
     b.post(1, SendOp::FastRegister(register), &[], SendFlags::SIGNALED).unwrap();
     b.sent_ok(1);
     fill(&a.mr, 0, b"fast");
-    let remote = Remote { addr: 0x10_0000, rkey: stag.0 };
+    let remote = Remote { addr: 0x10_0000, rkey: STag(stag.0) };
     a.op(1, SendOp::Write { remote }, 0, 4);
     a.op(2, read(remote), 100, 4);
     a.sent_ok(1);
@@ -520,7 +520,7 @@ fn fast_register_and_both_kinds_of_local_invalidate() {
     assert_eq!(peek(&b.mr, 0, 4), b"fast");
     // As sink of a Read that invalidates it.
     fill(&a.mr, 500, b"back");
-    let sink = [Sge { addr: 0x10_0000, length: 4, lkey: stag.0 }];
+    let sink = [Sge { addr: 0x10_0000, length: 4, lkey: STag(stag.0) }];
     let op = SendOp::Read { remote: a.remote(500), invalidate: Some(stag) };
     b.post(2, op, &sink, SendFlags::SIGNALED).unwrap();
     b.sent_ok(2);
@@ -530,7 +530,7 @@ fn fast_register_and_both_kinds_of_local_invalidate() {
     b.sent_ok(3);
     b.post(4, SendOp::LocalInvalidate { stag: again.stag }, &[], SendFlags::SIGNALED).unwrap();
     b.sent_ok(4);
-    a.op(3, SendOp::Write { remote: Remote { addr: 0x10_0000, rkey: again.stag.0 } }, 0, 4);
+    a.op(3, SendOp::Write { remote: Remote { addr: 0x10_0000, rkey: STag(again.stag.0) } }, 0, 4);
     let reason = a.ended().reason.unwrap();
     assert_eq!((reason.layer, reason.etype, reason.code), (1, 1, 0));
 }
@@ -663,21 +663,14 @@ fn everything_may_be_dropped_in_any_order_with_traffic() {
 
 #[test]
 fn queue_pairs_are_counted_and_given_back() {
-    let limits = uiw_verbs::Limits { max_qp: 2, max_cq: 4, max_pd: 3, ..uiw_verbs::Limits::default() };
+    let limits = uiw_verbs::Limits::default().max_qp(2).max_cq(4).max_pd(3);
     let device = crate::simulation::device(limits);
     for _ in 0..4 {
         let (a, b) = (End::on(&device), End::on(&device));
         assert!(device.create_cq(1, CqOptions::default()).is_err());
         let (a, b) = pair_of(a, b, &ConnOptions::default());
         assert!(matches!(
-            a.pd.create_qp(QpInit {
-                send_cq: a.scq.clone(),
-                recv_cq: a.rcq.clone(),
-                srq: None,
-                cap: QpCap::default(),
-                signal_all: true,
-                num: None
-            }),
+            a.pd.create_qp(QpInit::new(&a.scq.clone(), &a.rcq.clone())),
             Err(Error::Limit { .. })
         ));
         drop((a, b));
@@ -721,19 +714,16 @@ fn ipv6_wildcard_and_many_listeners() {
 
 #[test]
 fn two_hundred_connections_at_once() {
-    let server = Device::open().unwrap();
+    let server = Device::open().unwrap().alloc_pd().unwrap();
     let client = Device::open().unwrap();
+    let settings = ConnSettings::default().recv_depth(4).recv_size(256);
     let listener =
-        uiw_verbs::blocking::Listener::bind(&server, crate::common::loopback(), &ConnOptions::default())
-            .unwrap();
+        uiw_verbs::blocking::Listener::bind(&server, crate::common::loopback(), &settings).unwrap();
     let addr = listener.local_addr();
-    let settings = ConnSettings { recv_depth: 4, recv_size: 256, ..ConnSettings::default() };
-    let theirs = settings.clone();
     let thread = std::thread::spawn(move || {
-        let pd = server.alloc_pd().unwrap();
-        let all: Vec<_> = (0..200).map(|_| listener.accept(&pd, &theirs).unwrap()).collect();
+        let all: Vec<_> = (0..200).map(|_| listener.accept().unwrap()).collect();
         for connection in &all {
-            let message = connection.recv().unwrap().to_vec();
+            let message = connection.recv().unwrap().unwrap().to_vec();
             connection.send_copy(&message).unwrap();
         }
         for connection in &all {
@@ -741,14 +731,13 @@ fn two_hundred_connections_at_once() {
         }
     });
     let pd = client.alloc_pd().unwrap();
-    let all: Vec<_> = (0..200)
-        .map(|_| uiw_verbs::blocking::Connection::connect(&client, &pd, addr, &settings).unwrap())
-        .collect();
+    let all: Vec<_> =
+        (0..200).map(|_| uiw_verbs::blocking::Connection::connect(&pd, addr, &settings).unwrap()).collect();
     for (i, connection) in all.iter().enumerate() {
         connection.send_copy(format!("number {i}").as_bytes()).unwrap();
     }
     for (i, connection) in all.iter().enumerate() {
-        assert_eq!(&*connection.recv().unwrap(), format!("number {i}").as_bytes());
+        assert_eq!(&*connection.recv().unwrap().unwrap(), format!("number {i}").as_bytes());
     }
     drop(all);
     thread.join().unwrap();
@@ -785,7 +774,7 @@ fn write_with_immediate_counts_its_bytes() {
 fn stopped_peer_is_cut_after_the_close_timeout() {
     let end = End::new();
     let close_timeout = Duration::from_millis(100);
-    let options = ConnOptions { close_timeout, ..plain() };
+    let options = plain().close_timeout(close_timeout);
     let mut peer = crate::common::responder_opt(&end, &options);
     end.op(1, read(Remote::default()), 0, 8);
     peer.expect_fpdu();
@@ -812,7 +801,7 @@ fn request_outlives_its_listener() {
 #[test]
 fn large_messages_from_private_memory() {
     for stable_tx in [false, true] {
-        let options = ConnOptions { stable_tx, ..ConnOptions::default() };
+        let options = ConnOptions::default().stable_tx(stable_tx);
         let private = || End::made(Make { memory: 3 << 20, access: Access::LOCAL_WRITE, ..Make::default() });
         let (a, b) = pair_of(private(), private(), &options);
         let data = pattern(3 << 20);

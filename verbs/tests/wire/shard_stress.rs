@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use uiw_llp::tcp::TcpStack;
 use uiw_verbs::cm::{self, CmChannel, CmEventKind};
 use uiw_verbs::{
-    ConnOptions, Cq, CqOptions, Device, DeviceOptions, Pd, Qp, QpCap, QpInit, QpState, RawMr, RecvWr, Remote,
+    ConnOptions, Cq, CqOptions, Device, DeviceOptions, Pd, Qp, QpInit, QpState, RawMr, RecvWr, Remote,
     SendFlags, SendOp, SendWr, Sge, Srq, SrqAttr,
 };
 
@@ -30,7 +30,7 @@ struct Common {
 
 impl Common {
     fn new(shards: usize) -> Self {
-        let options = DeviceOptions { shards: Some(shards), ..DeviceOptions::default() };
+        let options = DeviceOptions::default().shards(shards);
         let device = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();
         let pd = device.alloc_pd().unwrap();
         let cqs = (0..3)
@@ -53,14 +53,7 @@ impl Common {
         let recv_cq = Arc::clone(&self.cqs[random.below(3)]);
         let srq = (random.below(2) == 0).then(|| Arc::clone(&self.srq));
         let own = srq.is_none();
-        let init = QpInit {
-            send_cq,
-            recv_cq,
-            srq,
-            cap: QpCap::default(),
-            signal_all: random.below(2) == 0,
-            num: None,
-        };
+        let init = QpInit::new(&send_cq, &recv_cq).signal_all(random.below(2) == 0).srq(srq);
         let qp = self.pd.create_qp(init).unwrap();
         for wr_id in 0..if own { 8 } else { 0 } {
             // SAFETY: the region outlives every queue pair, and this program does not access its bytes.
@@ -101,12 +94,12 @@ impl Random {
 fn one(common: &Common, random: &mut Random) {
     let (a, b) = (common.qp(random), common.qp(random));
     let (a_channel, b_channel) = (Arc::<CmChannel>::default(), Arc::<CmChannel>::default());
-    let options = Arc::new(ConnOptions {
-        acknowledged: random.below(3) == 0,
-        no_receive_timeout: Duration::from_millis(20),
-        close_timeout: Duration::from_millis(200),
-        ..ConnOptions::default()
-    });
+    let options = Arc::new(
+        ConnOptions::default()
+            .acknowledged(random.below(3) == 0)
+            .no_receive_timeout(Duration::from_millis(20))
+            .close_timeout(Duration::from_millis(200)),
+    );
     let any = "127.0.0.1:0".parse().unwrap();
     let listener = cm::Listener::bind(&common.device, any, 4, &options, &b_channel).unwrap();
     cm::connect(&a, None, listener.local_addr(), &options, b"", &a_channel).unwrap();

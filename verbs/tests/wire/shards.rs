@@ -15,12 +15,11 @@ use uiw_llp::{Event, Stack, Stream, Token};
 use uiw_mem::IoVecMut;
 use uiw_rdmap::Opcode;
 use uiw_verbs::{
-    ConnOptions, ConnSettings, Connection, CqOptions, Device, DeviceOptions, Limits, Progress, QpState,
-    WcStatus,
+    ConnSettings, Connection, CqOptions, Device, DeviceOptions, Limits, Progress, QpState, WcStatus,
 };
 
 fn device(stack: impl Stack + 'static, shards: usize, limits: Limits) -> Device {
-    let options = DeviceOptions { shards: Some(shards), limits, ..DeviceOptions::default() };
+    let options = DeviceOptions::default().shards(shards).limits(limits);
     Device::with_stack(Box::new(stack), options).unwrap()
 }
 
@@ -88,7 +87,7 @@ fn a_shard_that_the_device_has_not_is_refused() {
     assert!(device.create_cq(8, CqOptions { shard: Some(1), ..CqOptions::default() }).is_ok());
     assert!(device.create_cq(8, CqOptions { shard: Some(2), ..CqOptions::default() }).is_err());
     for shards in [0, 65] {
-        let options = DeviceOptions { shards: Some(shards), ..DeviceOptions::default() };
+        let options = DeviceOptions::default().shards(shards);
         assert!(Device::with_stack(Box::new(TcpStack::new().unwrap()), options).is_err());
     }
 }
@@ -96,12 +95,12 @@ fn a_shard_that_the_device_has_not_is_refused() {
 /// With manual progress a thread that waits drives the listener's shard and those of both ends: there is no other thread that does.
 #[test]
 fn a_wait_drives_every_shard_where_no_other_thread_does() {
-    let options = DeviceOptions { progress: Progress::Manual, shards: Some(3), ..DeviceOptions::default() };
+    let options = DeviceOptions::default().progress(Progress::Manual).shards(3);
     let device = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();
     let pd = device.alloc_pd().unwrap();
-    let listener = uiw_verbs::Listener::bind(&device, loopback(), &ConnOptions::default()).unwrap();
+    let listener = uiw_verbs::Listener::bind(&pd, loopback(), &ConnSettings::default()).unwrap();
     let settings = ConnSettings::default();
-    let mut connect = pin!(Connection::connect(&device, &pd, listener.local_addr(), &settings));
+    let mut connect = pin!(Connection::connect(&pd, listener.local_addr(), &settings));
     let mut accept = pin!(async { listener.incoming().await.unwrap().accept(&pd, &settings).await.unwrap() });
     let (mut ours, mut theirs) = (None, None);
     let both = poll_fn(|cx| {
@@ -157,7 +156,7 @@ impl StackHooks for Held {
 #[test]
 fn an_unconnected_queue_pair_does_not_wait_for_the_driving_thread() {
     let (stack, hold, holds) = Held::stack(&Arc::default());
-    let options = DeviceOptions { progress: Progress::Manual, shards: Some(1), ..DeviceOptions::default() };
+    let options = DeviceOptions::default().progress(Progress::Manual).shards(1);
     let device = Device::with_stack(Box::new(stack), options).unwrap();
     std::thread::scope(|scope| {
         hold.store(true, Ordering::SeqCst);
@@ -219,7 +218,7 @@ fn a_dropped_device_has_released_its_stack() {
 /// Peers that begin an FPDU and fall silent, so many that the receive memory budget is used up, do not keep others from being read.
 #[test]
 fn silent_peers_inside_an_fpdu_do_not_block_others() {
-    let limits = Limits { max_held_bytes: 1 << 20, ..Limits::default() };
+    let limits = Limits::default().max_held_bytes(1 << 20);
     let device = device(TcpStack::new().unwrap(), 2, limits);
     let silent: Vec<(End, Peer)> = (0..40)
         .map(|_| {
@@ -277,11 +276,10 @@ fn a_hang_up_while_the_receive_memory_is_used_up_is_reported_once_and_loses_noth
     let reports = Reports::default();
     let stack = WrappedStack { inner: Box::new(TcpStack::new().unwrap()), hooks: reports.clone() };
     // Room for one read: none once anything is kept.
-    let limits = Limits { max_held_bytes: 256 << 10, ..Limits::default() };
-    let options =
-        DeviceOptions { progress: Progress::Manual, shards: Some(1), limits, ..DeviceOptions::default() };
+    let limits = Limits::default().max_held_bytes(256 << 10);
+    let options = DeviceOptions::default().progress(Progress::Manual).shards(1).limits(limits);
     let device = Device::with_stack(Box::new(stack), options).unwrap();
-    let settings = ConnOptions { no_receive_timeout: TIMEOUT, close_timeout: TIMEOUT, ..plain() };
+    let settings = plain().no_receive_timeout(TIMEOUT).close_timeout(TIMEOUT);
     let [holder, other] = [End::on(&device), End::on(&device)];
     let mut holder_peer = responder_opt(&holder, &settings);
     let mut peer = responder_opt(&other, &settings);
@@ -318,7 +316,7 @@ fn a_hang_up_while_the_receive_memory_is_used_up_is_reported_once_and_loses_noth
 #[test]
 fn a_hang_up_behind_a_parked_send_loses_nothing() {
     let end = End::tcp();
-    let options = ConnOptions { no_receive_timeout: TIMEOUT, close_timeout: TIMEOUT, ..plain() };
+    let options = plain().no_receive_timeout(TIMEOUT).close_timeout(TIMEOUT);
     let mut peer = responder_opt(&end, &options);
     peer.send(b"first");
     peer.send(b"second");

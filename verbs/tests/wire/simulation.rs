@@ -36,8 +36,13 @@ thread_local! {
 
 /// A device on the network of this thread.
 pub(crate) fn device(limits: Limits) -> Device {
+    device_with(DeviceOptions::default().limits(limits))
+}
+
+/// The same with any options; the test's thread drives.
+pub(crate) fn device_with(options: DeviceOptions) -> Device {
     SIMULATION.with(|simulation| {
-        let options = DeviceOptions { limits, progress: Progress::Manual, ..DeviceOptions::default() };
+        let options = options.progress(Progress::Manual);
         let device = Device::with_stack(Box::new(simulation.network.stack(HOST)), options).unwrap();
         simulation.devices.borrow_mut().push(device.clone());
         device

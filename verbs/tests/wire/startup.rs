@@ -13,7 +13,7 @@ use uiw_verbs::cm::Listener;
 use uiw_verbs::{CapabilityExchange, ConnOptions, Error, QpState, Revision, SendFlags, SendOp};
 
 fn p2p(rtr: RtrKinds) -> ConnOptions {
-    ConnOptions { peer_to_peer: true, rtr, ..plain() }
+    plain().peer_to_peer(true).rtr(rtr)
 }
 
 fn asks(kinds: RtrKinds) -> Enhanced {
@@ -147,7 +147,7 @@ fn bytes_glued_behind_the_reply_are_full_operation() {
     peer.startup_frame();
     let mut bytes = with(reply(2), enhanced(1, 1)).emit();
     bytes.extend(peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"glued")));
-    bytes.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey(), end.mr.addr() + 100, true, b"write")));
+    bytes.extend(peer.seal(&tagged(Opcode::Write, end.mr.rkey().0, end.mr.addr() + 100, true, b"write")));
     peer.raw(&bytes);
     end.established();
     assert_eq!(end.received_ok(1).byte_len, 5);
@@ -215,7 +215,7 @@ fn a_dropped_listener_rejects_pending_requests() {
 fn responder_gives_up_on_a_silent_initiator() {
     let end = End::new();
     let startup_timeout = Duration::from_millis(100);
-    let options = ConnOptions { startup_timeout, ..plain() };
+    let options = plain().startup_timeout(startup_timeout);
     let listener = end.listen(&options);
     let start = now();
     let mut silent = Peer::connect(listener.local_addr());
@@ -232,7 +232,7 @@ fn responder_gives_up_on_a_silent_initiator() {
 fn bytes_do_not_extend_the_startup_timeout() {
     let end = End::new();
     let startup_timeout = Duration::from_millis(100);
-    let options = ConnOptions { startup_timeout, ..plain() };
+    let options = plain().startup_timeout(startup_timeout);
     let listener = end.listen(&options);
     let start = now();
     let mut peer = Peer::connect(listener.local_addr());
@@ -252,7 +252,7 @@ fn bytes_do_not_extend_the_startup_timeout() {
 
 #[test]
 fn half_open_connections_are_bounded_and_the_listener_lives() {
-    let limits = uiw_verbs::Limits { max_half_open: 2, ..uiw_verbs::Limits::default() };
+    let limits = uiw_verbs::Limits::default().max_half_open(2);
     let end = End::on(&crate::simulation::device(limits));
     let listener = end.listen(&plain());
     let mut first = Peer::connect(listener.local_addr());
@@ -367,7 +367,7 @@ fn responder_whose_first_fpdu_is_invalid_says_nothing() {
 #[test]
 fn a_first_send_that_meets_no_receive_is_a_valid_first_fpdu() {
     let end = End::new();
-    let options = ConnOptions { peer_to_peer: true, ..plain() };
+    let options = plain().peer_to_peer(true);
     let asked = with(request(2), asks(WRITE));
     let (mut peer, _) = responder_with(&end, &options, &asked);
     // A peer-to-peer application posts its receives when the connection is reported.
@@ -434,7 +434,7 @@ fn zero_length_send_that_is_no_rtr_takes_a_receive() {
 fn responder_gives_up_on_a_missing_rtr() {
     let end = End::new();
     let startup_timeout = Duration::from_millis(200);
-    let options = ConnOptions { startup_timeout, ..p2p(RtrKinds::ALL) };
+    let options = p2p(RtrKinds::ALL).startup_timeout(startup_timeout);
     let start = now();
     let (mut peer, _) = responder_with(&end, &options, &with(request(2), asks(WRITE)));
     assert!(matches!(end.failed(), Error::TimedOut { .. }));
@@ -446,11 +446,7 @@ fn responder_gives_up_on_a_missing_rtr() {
 /// was posted with it.
 #[test]
 fn a_queue_pair_outlives_a_peer_that_sends_no_fpdu() {
-    let options = ConnOptions {
-        startup_timeout: Duration::from_millis(200),
-        outlives_peer: true,
-        ..p2p(RtrKinds::ALL)
-    };
+    let options = p2p(RtrKinds::ALL).startup_timeout(Duration::from_millis(200)).outlives_peer(true);
     let end = End::new();
     let goes: [fn(Peer); 3] = [
         Peer::reset,
@@ -469,7 +465,7 @@ fn a_queue_pair_outlives_a_peer_that_sends_no_fpdu() {
         let error = end.failed();
         assert_eq!(end.qp.state(), QpState::Rts, "{error}");
     }
-    let options = ConnOptions { startup_timeout: Duration::from_secs(20), ..options };
+    let options = options.startup_timeout(Duration::from_secs(20));
     let (mut peer, _) = responder_with(&end, &options, &with(request(2), asks(WRITE)));
     peer.empty_write();
     end.established();
@@ -490,16 +486,16 @@ fn requests_say_what_the_options_say() {
         end.connect_with(port.addr(), &options, data).unwrap();
         port.accept().startup_frame()
     };
-    let two = case(ConnOptions { ird: 7, ord: 9, ..ConnOptions::default() }, b"abc");
+    let two = case(ConnOptions::default().ird(7).ord(9), b"abc");
     assert_eq!((two.revision, two.crc, two.markers, two.reject, two.reserved), (2, true, false, false, 0));
     let data = two.enhanced.unwrap();
     assert!(data.peer_to_peer && data.rtr_send && data.rtr_write && data.rtr_read);
     assert_eq!((data.ird, data.ord, &*two.private_data), (7, 9, &b"abc"[..]));
-    let one = case(ConnOptions { revision: Revision::One, crc: false, markers: true, ..plain() }, &[7; 512]);
+    let one = case(plain().revision(Revision::One).crc(false).markers(true), &[7; 512]);
     assert_eq!((one.revision, one.crc, one.markers, one.enhanced), (1, false, true, None));
     assert_eq!(one.private_data, [7; 512]);
     assert_eq!(case(plain(), &[1; 508]).private_data, [1; 508]);
-    let unsure = case(ConnOptions { ird: 0x3FFF, ord: 0x3FFF, ..plain() }, b"");
+    let unsure = case(plain().ird(0x3FFF).ord(0x3FFF), b"");
     assert_eq!(unsure.enhanced, Some(enhanced(0x3FFF, 0x3FFF)));
 }
 
@@ -509,16 +505,10 @@ fn illegal_options_fail_before_a_connection_is_begun() {
     let end = End::new();
     let try_ = |options: ConnOptions, data: &[u8]| end.connect_with(port.addr(), &options, data);
     assert!(matches!(try_(plain(), &[0; 509]), Err(Error::Startup(_))));
-    assert!(matches!(
-        try_(ConnOptions { revision: Revision::One, ..plain() }, &[0; 513]),
-        Err(Error::Startup(_))
-    ));
+    assert!(matches!(try_(plain().revision(Revision::One), &[0; 513]), Err(Error::Startup(_))));
     assert!(matches!(try_(p2p(RtrKinds::NONE), b""), Err(Error::Startup(_))));
-    assert!(try_(ConnOptions { ird: 0x4000, ..plain() }, b"").is_err());
-    assert!(matches!(
-        try_(ConnOptions { startup_timeout: Duration::ZERO, ..plain() }, b""),
-        Err(Error::Zero { .. })
-    ));
+    assert!(try_(plain().ird(0x4000), b"").is_err());
+    assert!(matches!(try_(plain().startup_timeout(Duration::ZERO), b""), Err(Error::Zero { .. })));
     assert!(port.is_quiet(30));
     assert_eq!(end.qp.state(), QpState::Init);
 }
@@ -589,7 +579,7 @@ fn initiator_gives_up_on_a_silent_responder() {
     let port = Port::new();
     let startup_timeout = Duration::from_millis(100);
     let start = now();
-    end.connect(port.addr(), &ConnOptions { startup_timeout, ..plain() });
+    end.connect(port.addr(), &plain().startup_timeout(startup_timeout));
     let mut peer = port.accept();
     assert!(matches!(end.failed(), Error::TimedOut { .. }));
     peer.startup_frame();
@@ -645,7 +635,7 @@ fn fall_back_not_after_a_reset_nor_after_a_byte_nor_when_switched_off() {
     peer.raw(b"M");
     peer.fin();
     assert!(matches!(end.failed(), Error::ClosedInStartup { .. }));
-    end.connect(port.addr(), &ConnOptions { fallback: false, ..plain() });
+    end.connect(port.addr(), &plain().fallback(false));
     let mut peer = port.accept();
     peer.startup_frame();
     peer.fin();
@@ -659,7 +649,7 @@ fn fall_back_happens_inside_the_same_timeout() {
     let port = Port::new();
     let startup_timeout = Duration::from_millis(300);
     let start = now();
-    end.connect(port.addr(), &ConnOptions { startup_timeout, ..plain() });
+    end.connect(port.addr(), &plain().startup_timeout(startup_timeout));
     let mut peer = port.accept();
     peer.startup_frame();
     pass(&end.device, Duration::from_millis(200));
@@ -675,7 +665,7 @@ fn fall_back_happens_inside_the_same_timeout() {
 #[test]
 fn initiator_scales_its_ord_down() {
     let end = End::new();
-    let options = ConnOptions { ird: 8, ord: 8, ..plain() };
+    let options = plain().ird(8).ord(8);
     initiator_opt(&end, &options, |_| with(reply(2), enhanced(3, 8)));
     let attr = end.qp.query();
     assert_eq!((attr.ird, attr.ord), (8, 3));
@@ -704,7 +694,7 @@ fn the_peers_ird_and_ord_are_reported() {
             let end = End::new();
             let port = Port::new();
             let revision = if said.is_some() { Revision::Two } else { Revision::One };
-            end.connect(port.addr(), &ConnOptions { revision, ird: 40, ..plain() });
+            end.connect(port.addr(), &plain().revision(revision).ird(40));
             let mut peer = port.accept();
             peer.startup_frame();
             peer.raw(&Frame { reject, ..data(reply(revision as u8)) }.emit());
@@ -805,7 +795,7 @@ fn crc_is_on_if_either_asks_and_markers_go_each_way() {
     for ours in [false, true] {
         for theirs in [false, true] {
             for (markers_in, markers_out) in [(false, false), (true, false), (false, true), (true, true)] {
-                let options = ConnOptions { crc: ours, markers: markers_in, ..plain() };
+                let options = plain().crc(ours).markers(markers_in);
                 let end = End::new();
                 let mut asked = request(1);
                 asked.crc = theirs;
@@ -814,7 +804,7 @@ fn crc_is_on_if_either_asks_and_markers_go_each_way() {
                 assert_eq!((reply.crc, reply.markers), (ours || theirs, markers_in));
                 exchange(&end, &mut peer);
                 let end = End::new();
-                let options = ConnOptions { revision: Revision::One, ..options };
+                let options = options.revision(Revision::One);
                 let (mut peer, request) = initiator_opt(&end, &options, |_| {
                     let mut answer = crate::peer::reply(1);
                     answer.crc = theirs;
@@ -861,7 +851,7 @@ fn with_crc_off_the_field_is_not_looked_at() {
     let end = End::new();
     let mut asked = request(1);
     asked.crc = false;
-    let (mut peer, reply) = responder_with(&end, &ConnOptions { crc: false, ..plain() }, &asked);
+    let (mut peer, reply) = responder_with(&end, &plain().crc(false), &asked);
     assert!(!reply.crc);
     end.recv(1, 0, 64);
     let mut bytes = peer.seal(&untagged(Opcode::Send, 0, 1, 0, true, 0, b"data"));
@@ -873,7 +863,7 @@ fn with_crc_off_the_field_is_not_looked_at() {
 // ---------------------------------------------------------------- capability exchange
 
 fn exchanging() -> ConnOptions {
-    ConnOptions { capabilities: CapabilityExchange::On, ..plain() }
+    plain().capabilities(CapabilityExchange::On)
 }
 
 /// Whether requests that need an extension are refused locally.
@@ -928,7 +918,7 @@ fn the_capability_request_stops_with_the_first_inbound_fpdu() {
 #[test]
 fn two_uiw_peers_recognise_each_other_over_every_rtr() {
     for rtr in [WRITE, READ, SEND, RtrKinds::ALL] {
-        let options = ConnOptions { rtr, ..ConnOptions::default() };
+        let options = ConnOptions::default().rtr(rtr);
         let (client, server) = pair_of(End::new(), End::new(), &options);
         for (a, b) in [(&client, &server), (&server, &client)] {
             let op = SendOp::FetchAdd { remote: b.remote(8), add: 1, mask: 0 };
@@ -941,9 +931,9 @@ fn two_uiw_peers_recognise_each_other_over_every_rtr() {
 #[test]
 fn two_uiw_peers_recognise_each_other_without_rtr_and_at_revision_1() {
     for options in [
-        ConnOptions { peer_to_peer: false, ..ConnOptions::default() },
-        ConnOptions { revision: Revision::One, ..ConnOptions::default() },
-        ConnOptions { markers: true, ..ConnOptions::default() },
+        ConnOptions::default().peer_to_peer(false),
+        ConnOptions::default().revision(Revision::One),
+        ConnOptions::default().markers(true),
     ] {
         let (client, server) = pair_of(End::new(), End::new(), &options);
         let op = SendOp::FetchAdd { remote: server.remote(8), add: 1, mask: 0 };
@@ -958,7 +948,7 @@ fn the_answer_to_an_rtr_read_does_not_make_a_peer_foreign() {
     // The answer of a uiw peer, obtained from one: capability request in, answer out.
     let teacher = End::new();
     let (mut oracle, _) = responder_with(&teacher, &exchanging(), &with(request(2), enhanced(4, 4)));
-    let options = ConnOptions { peer_to_peer: true, rtr: READ, ..exchanging() };
+    let options = exchanging().peer_to_peer(true).rtr(READ);
     let end = End::new();
     let (mut peer, _) = initiator_opt(&end, &options, |_| with(reply(2), asks(READ)));
     let rtr = peer.next().unwrap().read_request();
@@ -978,7 +968,7 @@ fn responder_takes_a_foreign_initiator_for_what_it_is() {
     for rtr in [false, true] {
         let end = End::new();
         let (options, data) = if rtr {
-            (ConnOptions { peer_to_peer: true, ..exchanging() }, asks(RtrKinds::ALL))
+            (exchanging().peer_to_peer(true), asks(RtrKinds::ALL))
         } else {
             (exchanging(), enhanced(4, 4))
         };
@@ -996,7 +986,7 @@ fn responder_takes_a_foreign_initiator_for_what_it_is() {
     assert!(is_foreign(&end));
     // An RTR Send and then silence.
     let end = End::new();
-    let options = ConnOptions { peer_to_peer: true, ..exchanging() };
+    let options = exchanging().peer_to_peer(true);
     let (mut peer, _) = responder_with(&end, &options, &with(request(2), asks(SEND)));
     peer.send(b"");
     end.established();
@@ -1010,7 +1000,7 @@ fn without_capability_exchange_nothing_is_sent_and_assume_needs_no_answer() {
     assert!(is_foreign(&end));
     peer.expect_terminate(0, 0, 0);
     let end = End::new();
-    let options = ConnOptions { capabilities: CapabilityExchange::Assume, ..plain() };
+    let options = plain().capabilities(CapabilityExchange::Assume);
     let (mut peer, _) = initiator_opt(&end, &options, |_| with(reply(2), enhanced(4, 4)));
     end.op(1, SendOp::FetchAdd { remote: uiw_verbs::Remote::default(), add: 1, mask: 0 }, 0, 8);
     assert_eq!(peer.next().unwrap().opcode(), Opcode::AtomicRequest);
@@ -1025,14 +1015,7 @@ fn queue_pair_that_is_made_bigger_than_its_limits_is_refused() {
     let end = End::made(Make::default());
     let limits = end.device.limits().clone();
     let cap = uiw_verbs::QpCap { max_send_wr: limits.max_qp_wr + 1, ..uiw_verbs::QpCap::default() };
-    let init = uiw_verbs::QpInit {
-        send_cq: end.scq.clone(),
-        recv_cq: end.rcq.clone(),
-        srq: None,
-        cap,
-        signal_all: true,
-        num: None,
-    };
+    let init = uiw_verbs::QpInit::new(&end.scq.clone(), &end.rcq.clone()).cap(cap);
     assert!(matches!(end.pd.create_qp(init), Err(Error::Limit { .. })));
 }
 
@@ -1041,7 +1024,7 @@ fn a_refused_peer_is_asked_again_until_it_listens() {
     for port_given in [false, true] {
         let (server, own) = (closed_addr(), closed_addr());
         let end = End::tcp();
-        let options = Arc::new(ConnOptions { refused_retry_time: Duration::from_secs(10), ..plain() });
+        let options = Arc::new(plain().refused_retry_time(Duration::from_secs(10)));
         let local = port_given.then_some(own);
         uiw_verbs::cm::connect(&end.qp, local, server, &options, b"", &end.channel).unwrap();
         for _ in 0..100 {
@@ -1061,7 +1044,7 @@ fn a_refused_peer_is_asked_again_until_it_listens() {
 fn retries_of_a_refused_connection_end() {
     let closed_port = Port::new().addr();
     let end = End::new();
-    end.connect(closed_port, &ConnOptions { refused_retry_time: Duration::from_millis(20), ..plain() });
+    end.connect(closed_port, &plain().refused_retry_time(Duration::from_millis(20)));
     let error = end.failed();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
     // The queue pair is free for a peer that listens.
@@ -1073,7 +1056,7 @@ fn retries_of_a_refused_connection_end() {
 fn a_connection_of_tcp_to_itself_is_a_refusal() {
     let closed_port = closed_addr();
     let end = End::tcp();
-    let options = Arc::new(ConnOptions { refused_retry_time: Duration::ZERO, ..plain() });
+    let options = Arc::new(plain().refused_retry_time(Duration::ZERO));
     uiw_verbs::cm::connect(&end.qp, Some(closed_port), closed_port, &options, b"", &end.channel).unwrap();
     let error = end.failed();
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");

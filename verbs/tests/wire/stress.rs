@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use uiw_verbs::blocking::{Connection, Listener};
-use uiw_verbs::{Access, ConnOptions, ConnSettings, Device, Pd, RemoteMr, SharedMr};
+use uiw_verbs::{Access, ConnSettings, Device, Pd, RemoteMr, SharedMr};
 
 const FOR: Duration = Duration::from_secs(3);
 const THREADS: u64 = 4;
@@ -33,7 +33,7 @@ async fn serve(connection: &uiw_verbs::Connection, memory: &SharedMr, mut dice: 
     if connection.send_copy(&key).await.is_err() {
         return;
     }
-    while let Ok(message) = connection.recv().await {
+    while let Ok(Some(message)) = connection.recv().await {
         if dice.below(200) == 0 || connection.send_copy(&message).await.is_err() {
             return;
         }
@@ -47,10 +47,10 @@ struct Client<'a> {
 }
 
 impl<'a> Client<'a> {
-    fn new(device: &Device, pd: &'a Pd, to: std::net::SocketAddr) -> Option<Self> {
-        let settings = ConnSettings { send_depth: 4, recv_depth: 8, ..ConnSettings::default() };
-        let connection = Connection::connect(device, pd, to, &settings).ok()?;
-        let remote = RemoteMr::from_bytes(&connection.recv().ok()?).unwrap();
+    fn new(pd: &'a Pd, to: std::net::SocketAddr) -> Option<Self> {
+        let settings = ConnSettings::default().send_depth(4).recv_depth(8);
+        let connection = Connection::connect(pd, to, &settings).ok()?;
+        let remote = RemoteMr::from_bytes(&connection.recv().ok()??).unwrap();
         Some(Self { connection, pd, remote })
     }
 
@@ -69,13 +69,11 @@ impl<'a> Client<'a> {
         for _ in 0..dice.below(6) {
             drop(self.connection.write(block(dice.below(BLOCK) as usize), elsewhere));
         }
-        let message = self.connection.recv().ok()?;
+        let message = self.connection.recv().ok()??;
         assert!(*message == echo, "the echo of {} bytes", echo.len());
-        send.wait().0.ok()?;
-        let (result, source) = write.wait();
-        result.ok()?;
-        let (result, back) = read.wait();
-        result.ok()?;
+        send.wait().ok()?;
+        let (_, source) = write.wait().ok()?;
+        let (_, back) = read.wait().ok()?;
         assert!(source.bytes() == back.bytes(), "{len} bytes written and read back");
         Some(())
     }
@@ -88,7 +86,7 @@ fn client(device: &Device, to: std::net::SocketAddr, mut dice: Dice, rounds: &At
     while Instant::now() < end {
         let slot = &mut clients[dice.below(2) as usize];
         if slot.is_none() {
-            *slot = Client::new(device, &pd, to);
+            *slot = Client::new(&pd, to);
         }
         let Some(client) = slot else { continue };
         if client.round(&mut dice).is_some() {
@@ -119,7 +117,7 @@ fn client(device: &Device, to: std::net::SocketAddr, mut dice: Dice, rounds: &At
 
 fn stress(rounds: &AtomicU64) {
     let (device, other) = (Device::open().unwrap(), Device::open().unwrap());
-    let listener = Listener::bind(&other, loopback(), &ConnOptions::default()).unwrap();
+    let listener = Listener::bind(&other.alloc_pd().unwrap(), loopback(), &ConnSettings::default()).unwrap();
     let to = listener.local_addr();
     let stop = AtomicBool::new(false);
     let (stop, listener, other) = (&stop, &listener, &other);
@@ -132,7 +130,7 @@ fn stress(rounds: &AtomicU64) {
                 served += 1;
                 let pd = pd.clone();
                 scope.spawn(move || {
-                    let settings = ConnSettings { send_depth: 4, recv_depth: 8, ..ConnSettings::default() };
+                    let settings = ConnSettings::default().send_depth(4).recv_depth(8);
                     let accepted = other.block_on(incoming.accept(&pd, &settings));
                     let Ok(connection) = accepted else { return };
                     // A writer's block each: connections of one client do not share.

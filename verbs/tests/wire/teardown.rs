@@ -32,7 +32,7 @@ impl Lent {
     }
 
     fn take_back(&mut self) {
-        self.mr.take().unwrap().deregister().map_err(|(error, _)| error).unwrap();
+        self.mr.take().unwrap().deregister().unwrap();
     }
 
     /// Owned by the test again: nothing else may access it.
@@ -85,7 +85,7 @@ fn deregistration_during_a_peers_writes() {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
-                let written = write_on(&mut peer, stag, at, LEN, &stop);
+                let written = write_on(&mut peer, stag.0, at, LEN, &stop);
                 (written, peer)
             });
             until("nothing is written", || peek(lent.mr(), 5 * 4096, 1) == [0xAB]);
@@ -118,7 +118,7 @@ fn reregistration_during_a_peers_writes() {
     let (stag, at) = (old.mr().rkey(), old.mr().addr());
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let writer = scope.spawn(|| write_on(&mut peer, stag, at, LEN, &stop));
+        let writer = scope.spawn(|| write_on(&mut peer, stag.0, at, LEN, &stop));
         until("nothing is written", || peek(old.mr(), 5 * 4096, 1) == [0xAB]);
         // The same bytes, and peers may only read them.
         old.mr().rereg(None, None, Some(Access::LOCAL_WRITE | Access::REMOTE_READ)).unwrap();
@@ -183,7 +183,7 @@ fn everything_may_go_in_every_order_from_several_threads() {
         }
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let writer = scope.spawn(|| write_on(&mut peer, stag, at, SIZE, &stop));
+            let writer = scope.spawn(|| write_on(&mut peer, stag.0, at, SIZE, &stop));
             until("nothing is written", || bytes[5 * 4096].load(Ordering::Relaxed) == 0xAB);
             let End { qp, device: handle, pd: domain, scq, rcq, channel, mr } = end;
             let things: Vec<Box<dyn Send + '_>> = vec![
@@ -267,7 +267,7 @@ fn a_buffer_that_changes_while_it_is_sent_has_a_right_crc() {
         for id in 0..60 {
             end.op(id, SendOp::Write { remote: Remote::default() }, 0, 60_000);
             if id % 3 == 0 {
-                peer.read(end.mr.rkey(), end.mr.addr(), 60_000);
+                peer.read(end.mr.rkey().0, end.mr.addr(), 60_000);
             }
             // `next` refuses an FPDU whose CRC is wrong.
             let mut ended = 0;

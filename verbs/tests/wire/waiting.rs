@@ -5,7 +5,7 @@ use crate::peer::Port;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_verbs::{
-    AsyncEvent, ConnOptions, CqOptions, Error, QpCap, QpInit, QpState, SendFlags, SendOp, WcStatus, cm,
+    AsyncEvent, ConnOptions, CqOptions, Error, QpInit, QpState, SendFlags, SendOp, WcStatus, cm,
 };
 
 fn ready(end: &End) {
@@ -82,7 +82,7 @@ fn numbers_are_the_callers_to_choose() {
     let cq = device.create_cq(4, CqOptions::default()).unwrap();
     let make = |num| {
         let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
-        pd.create_qp(QpInit { send_cq, recv_cq, srq: None, cap: QpCap::default(), signal_all: true, num })
+        pd.create_qp(QpInit::new(&send_cq, &recv_cq).num(num))
     };
     let first = make(Some(0x0047_1102)).unwrap();
     assert_eq!(first.num(), 0x0047_1102);
@@ -108,7 +108,7 @@ fn events_go_to_the_handle_their_object_was_made_with() {
 
 #[test]
 fn a_send_waits_for_ever_for_a_receive_where_the_receiver_says_so() {
-    let options = ConnOptions { no_receive_timeout: Duration::MAX, ..ConnOptions::default() };
+    let options = ConnOptions::default().no_receive_timeout(Duration::MAX);
     let (a, b) = pair_of(End::new(), End::new(), &options);
     a.send(1, 0, 8);
     a.sent_ok(1);

@@ -7,7 +7,7 @@ use crate::oob::pair_info::End;
 use std::fs;
 use std::net::Ipv4Addr;
 use uiw_verbs::cm::Listener;
-use uiw_verbs::{CqOptions, Device, QpCap, QpInit, SendFlags, SendOp, SendWr};
+use uiw_verbs::{CqOptions, Device, QpInit, SendFlags, SendOp, SendWr};
 
 const IP: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
@@ -30,14 +30,7 @@ impl Side {
         let port = listener.local_addr().port();
         let number = u32::from(port) << 8 | 7;
         let cq = device.create_cq(64, CqOptions::default()).unwrap();
-        let init = QpInit {
-            send_cq: Arc::clone(&cq),
-            recv_cq: Arc::clone(&cq),
-            srq: None,
-            cap: QpCap::default(),
-            signal_all: true,
-            num: Some(number),
-        };
+        let init = QpInit::new(&cq, &cq).num(number);
         let qp = Arc::new(device.alloc_pd().unwrap().create_qp(init).unwrap());
         Self { device, worker, _listener: listener, port, number, cq, qp }
     }

@@ -2,7 +2,8 @@
 
 use super::filter;
 use super::virtio::HEADER;
-use crate::interface::{ethernet, index_of, mtu_of};
+use crate::interface::index_of;
+use crate::smol::netdev::{ethernet, mtu_of};
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

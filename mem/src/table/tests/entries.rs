@@ -49,7 +49,7 @@ fn type_1_is_pd_wide_and_changes_its_key() {
         table.remote(first, STREAM, OTHER_PD, BASE + 10, 1, Right::Write),
         Err(RemoteError::NotAssociated { .. })
     ));
-    assert!(table.local(first.0, PD, BASE + 10, 1, false).is_err(), "windows have no local key");
+    assert!(table.local(STag(first.0), PD, BASE + 10, 1, false).is_err(), "windows have no local key");
     // Bound anew: the old one is gone.
     let second = table.bind(&window, &region, None, BASE + 50, 5, Access::REMOTE_READ, None).unwrap();
     assert_eq!(second.key(), 2);
@@ -286,7 +286,7 @@ fn lenient_as_siw() {
     let span = write(&table, stag, BASE, 1).unwrap();
     table.invalidate_remote(stag, STREAM, PD).unwrap();
     assert!(span.pin().is_err() && write(&table, stag, BASE, 1).is_err());
-    assert!(table.local(stag.0, PD, BASE, 1, false).is_err());
+    assert!(table.local(STag(stag.0), PD, BASE, 1, false).is_err());
     assert_eq!(table.invalidate_remote(stag, STREAM, PD), Err(InvalidateError::InvalidStag { stag }));
     // Registered anew it works again; and what was invalidated can be deregistered.
     let region = table.rereg(stag, Rereg::default()).unwrap();
@@ -339,7 +339,7 @@ fn fast_registration() {
     let entry = table.alloc_fast(PD, 10).unwrap();
     let invalid = entry.stag();
     assert_eq!(write(&table, invalid, BASE, 1).map(drop), Err(RemoteError::InvalidStag { stag: invalid }));
-    assert!(table.local(invalid.0, PD, BASE, 1, false).is_err());
+    assert!(table.local(STag(invalid.0), PD, BASE, 1, false).is_err());
     let long = table.fast_register(&entry, vec![0; 11].into(), BASE, ALL, None, 5).map(drop);
     assert_eq!(long, Err(FastRegisterError::TooLong { stag: invalid, len: 11, max: 10 }));
     let illegal = table.fast_register(&entry, vec![0; 1].into(), BASE, WRITE, None, 5).map(drop);
@@ -349,7 +349,7 @@ fn fast_registration() {
     assert_eq!((stag, entry.stag()), (STag::from_parts(invalid.index(), 5), stag));
     assert!(!region.access().contains(Access::MW_BIND));
     table.remote(stag, OTHER_STREAM, PD, BASE, 10, Right::Write).unwrap();
-    table.local(stag.0, PD, BASE, 10, true).unwrap();
+    table.local(STag(stag.0), PD, BASE, 10, true).unwrap();
     let twice = table.fast_register(&entry, vec![0; 1].into(), BASE, ALL, None, 6).map(drop);
     assert_eq!(twice, Err(FastRegisterError::AlreadyValid { stag }));
     table.invalidate_local(stag, STREAM, PD).unwrap();

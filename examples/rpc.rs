@@ -1,0 +1,124 @@
+//! Remote calls as `tower` services: the client is a service of requests, the server runs one for each request, and both are put together
+//! with tower's layers. A message is the number of its call, big-endian, and the bytes of the request or the answer.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::error::Error;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+use uiw::{ConnSettings, Connection, Device, Listener};
+
+type AnyError = Box<dyn Error + Send + Sync>;
+/// Calls that wait for their answers.
+type Calls = Arc<Mutex<HashMap<u64, oneshot::Sender<Vec<u8>>>>>;
+
+fn message(call: u64, body: &[u8]) -> Vec<u8> {
+    [&call.to_be_bytes()[..], body].concat()
+}
+
+fn parse(message: &[u8]) -> Option<(u64, &[u8])> {
+    let (call, body) = message.split_first_chunk::<8>()?;
+    Some((u64::from_be_bytes(*call), body))
+}
+
+/// Answers the requests of a connection, each in a task of its own: a slow one delays no other.
+async fn serve<S>(connection: Connection, service: S) -> Result<(), AnyError>
+where
+    S: Service<Vec<u8>, Response = Vec<u8>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    while let Some(request) = connection.recv().await? {
+        let (call, body) = parse(&request).ok_or("a request without a number")?;
+        let (connection, service, body) = (connection.clone(), service.clone(), body.to_vec());
+        tokio::spawn(async move {
+            let Ok(answer) = service.oneshot(body).await;
+            // Fails when the client has gone: the answer is not needed then.
+            let _ = connection.send_copy(&message(call, &answer)).await;
+        });
+    }
+    Ok(())
+}
+
+/// The client's end of a connection.
+#[derive(Clone)]
+struct Client {
+    connection: Connection,
+    calls: Calls,
+    next: u64,
+}
+
+impl Client {
+    fn new(connection: Connection) -> Self {
+        let calls = Calls::default();
+        let (receiving, waiting) = (connection.clone(), Arc::clone(&calls));
+        tokio::spawn(async move {
+            while let Ok(Some(answer)) = receiving.recv().await {
+                let Some((call, body)) = parse(&answer) else { break };
+                if let Some(caller) = waiting.lock().ok().and_then(|mut calls| calls.remove(&call)) {
+                    // A call that was given up has no receiver.
+                    let _ = caller.send(body.to_vec());
+                }
+            }
+            // The calls that wait end with their channels.
+            waiting.lock().map(|mut calls| calls.clear()).unwrap_or_default();
+        });
+        Self { connection, calls, next: 0 }
+    }
+}
+
+impl Service<Vec<u8>> for Client {
+    type Response = Vec<u8>;
+    type Error = AnyError;
+    type Future = Pin<Box<dyn Future<Output = Result<Vec<u8>, AnyError>> + Send>>;
+
+    /// The connection has back-pressure of its own.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), AnyError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Vec<u8>) -> Self::Future {
+        self.next += 1;
+        let (call, connection, calls) = (self.next, self.connection.clone(), Arc::clone(&self.calls));
+        Box::pin(async move {
+            let (caller, answer) = oneshot::channel();
+            calls.lock().map_err(|_| "a caller panicked")?.insert(call, caller);
+            connection.send_copy(&message(call, &request)).await?;
+            Ok(answer.await.map_err(|_| "the connection has ended")?)
+        })
+    }
+}
+
+async fn upper_case(request: Vec<u8>) -> Result<Vec<u8>, Infallible> {
+    Ok(request.to_ascii_uppercase())
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), AnyError> {
+    let device = Device::open()?;
+    let driver = tokio::spawn(uiw::tokio::drive(device.clone()));
+    let pd = device.alloc_pd()?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+    let address = listener.local_addr();
+    tokio::spawn(async move {
+        let service = ServiceBuilder::new().concurrency_limit(32).service(service_fn(upper_case));
+        while let Ok(connection) = listener.accept().await {
+            tokio::spawn(serve(connection, service.clone()));
+        }
+    });
+
+    let connection = Connection::connect(&pd, address, &ConnSettings::default()).await?;
+    let client = Client::new(connection.clone());
+    let mut client = ServiceBuilder::new().timeout(Duration::from_secs(10)).service(client);
+    for word in ["one", "two", "three"] {
+        let answer = client.ready().await?.call(word.into()).await?;
+        println!("{word} became {}", String::from_utf8_lossy(&answer));
+    }
+    connection.disconnect().await?;
+    driver.abort();
+    Ok(())
+}

@@ -1,0 +1,1 @@
+../../../stream/tests/common/host.rs

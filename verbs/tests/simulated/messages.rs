@@ -1,0 +1,138 @@
+//! Messages of the safe API: a receiver that is busy, messages longer than a receive buffer, and ends of connections.
+
+use std::future::Future;
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use uiw_llp::sim::{Link, Split};
+use uiw_verbs::{ConnSettings, Connection, WcError, WcStatus};
+
+use crate::link::Simulation;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn message(number: u32, len: usize) -> Vec<u8> {
+    (0..len as u32).map(|i| (i.wrapping_mul(31) ^ number) as u8).collect()
+}
+
+/// Sends every message, and then closes.
+async fn send_all(connection: &Connection, lengths: &[usize]) {
+    for (number, len) in lengths.iter().enumerate() {
+        connection.send_copy(&message(number as u32, *len)).await.unwrap();
+    }
+    assert!(connection.disconnect().await.unwrap().orderly);
+}
+
+/// Receives every message, and then the end.
+async fn receive_all(connection: &Connection, lengths: &[usize]) {
+    for (number, len) in lengths.iter().enumerate() {
+        let received = connection.recv().await.unwrap().expect("a message");
+        assert!(*received == message(number as u32, *len), "message {number} of {len} bytes");
+    }
+    assert!(connection.recv().await.unwrap().is_none(), "closed in order");
+    assert!(connection.recv().await.unwrap().is_none(), "and so it stays");
+}
+
+/// Lets the time pass while both devices run.
+fn pass(simulation: &Simulation, time: Duration) {
+    simulation.network().advance(time);
+    for _ in 0..4 {
+        simulation.client.pump();
+        simulation.server.pump();
+        simulation.network().step();
+    }
+}
+
+/// The sender waits as on TCP, however long it takes, and nothing is lost.
+#[test]
+fn a_receiver_that_is_busy_for_hours_loses_nothing() {
+    let simulation = Simulation::new(1, Link { capacity: 2_000, ..Link::default() });
+    let ((_, client), (_, server)) = simulation.connect(&ConnSettings::default().recv_depth(4).send_depth(8));
+    let lengths = [100; 100];
+    let mut sending = pin!(async {
+        for number in 0..100 {
+            client.send_copy(&message(number, 100)).await.unwrap();
+        }
+        client
+    });
+    let cx = &mut Context::from_waker(Waker::noop());
+    for _ in 0..48 {
+        assert!(
+            sending.as_mut().poll(cx).is_pending(),
+            "more was taken than four receives and the link hold"
+        );
+        pass(&simulation, HOUR);
+    }
+    simulation.run(
+        async { assert!(sending.await.disconnect().await.unwrap().orderly) },
+        receive_all(&server, &lengths),
+    );
+}
+
+/// Both ends at once, byte by byte and in lumps, around the length of a receive buffer and far beyond.
+#[test]
+fn messages_have_any_length_up_to_the_limit() {
+    let settings = ConnSettings::default().recv_size(1000).recv_depth(3).max_message(100_000);
+    let lengths = [0, 1, 999, 1000, 1001, 5, 2000, 2001, 100_000, 0, 99_999, 1, 1000, 3, 100_000, 100_000];
+    for (seed, split) in [(1, Split::Whole), (2, Split::Random(700)), (3, Split::Random(30_000))] {
+        let simulation = Simulation::new(seed, Link { recv_split: split, ..Link::default() });
+        let ((_, client), (_, server)) = simulation.connect(&settings);
+        simulation.run(send_all(&client, &lengths), receive_all(&server, &lengths));
+    }
+}
+
+#[test]
+fn a_message_beyond_the_limit_ends_the_connection_at_both_ends() {
+    let settings = ConnSettings::default().recv_size(1000).max_message(2000);
+    let simulation = Simulation::new(1, Link::default());
+    let ((_, client), (_, server)) = simulation.connect(&settings);
+    let (sender, receiver) = simulation.run(
+        async {
+            client.send_copy(&[1; 2000]).await.unwrap();
+            let _ = client.send_copy(&[2; 2001]).await;
+            client.ended().await
+        },
+        async {
+            assert_eq!(server.recv().await.unwrap().expect("the first")[..], [1; 2000]);
+            server.recv().await.unwrap_err()
+        },
+    );
+    let reason = sender.reason.expect("a Terminate");
+    assert!(reason.from_peer && !sender.orderly, "{reason:?}");
+    // RFC 5041 section 7.2: DDP message too long for available buffer.
+    assert_eq!((reason.layer, reason.etype, reason.code), (1, 2, 5));
+    assert!(matches!(receiver, WcError::Completed { status: WcStatus::LocalLength, .. }), "{receiver:?}");
+}
+
+/// Long messages that the program keeps delay the next one, and dropping one lets it come.
+#[test]
+fn long_messages_that_are_kept_are_bounded() {
+    let settings = ConnSettings::default().recv_size(100).recv_depth(32).max_message(10_000);
+    let simulation = Simulation::new(1, Link { capacity: 4_000, ..Link::default() });
+    let ((_, client), (_, server)) = simulation.connect(&settings);
+    let lengths = [9_000; 10];
+    let mut sending = pin!(send_all(&client, &lengths));
+    let cx = &mut Context::from_waker(Waker::noop());
+    let mut kept = Vec::new();
+    for _ in 0..200 {
+        assert!(sending.as_mut().poll(cx).is_pending());
+        pass(&simulation, Duration::from_millis(1));
+        if let std::task::Poll::Ready(received) = pin!(server.recv()).poll(cx) {
+            kept.push(received.unwrap().expect("a message"));
+        }
+    }
+    assert_eq!(kept.len(), 2, "the second one began while the first one left room");
+    simulation.run(sending, async {
+        let mut number = 0;
+        for received in kept {
+            assert!(*received == message(number, 9_000));
+            number += 1;
+        }
+        while let Some(received) = server.recv().await.unwrap() {
+            assert!(*received == message(number, 9_000));
+            number += 1;
+        }
+        assert_eq!(number, 10);
+    });
+}
