@@ -10,7 +10,7 @@ fn hex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
-/// A Send of "hello", made by a Python program that shares no code with this crate.
+/// A Send of five bytes, made by a Python program that shares no code with this crate.
 const SEND: &str =
     "0101000001020304001f9001001f91021111111141430000000000000000000000010000000068656c6c6fb40a88b3";
 /// A solicited multicast Send with immediate data, from the same program.

@@ -1,4 +1,4 @@
-//! UDP sockets of an interface. smoltcp sends, as it knows neighbours and routes; what arrives is kept here, as the kernel of a peer on
+//! UDP sockets of an interface. smoltcp sends, as it has neighbours and routes; what arrives is kept here, as the kernel of a peer on
 //! the same machine may give several datagrams in one frame.
 
 use super::{BURSTS, LINK_FULL, SmolInterface};

@@ -26,7 +26,7 @@ pub(super) struct Message {
     pub(super) count: usize,
 }
 
-/// Room for one control message of a number, aligned as the kernel wants it.
+/// Room for one control message of a number, aligned as the kernel needs it.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct Control([u8; 32]);
