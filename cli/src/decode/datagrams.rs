@@ -33,7 +33,7 @@ impl Datagrams {
         match Kind::of(bytes) {
             Some(Kind::Message) => self.message(from, to, bytes),
             Some(Kind::SidrRequest) => match Request::parse(bytes) {
-                Ok(request) => vec![Event::Datagram(Datagram {
+                Ok(request) => vec![datagram(Datagram {
                     transaction: Some(request.transaction),
                     private_data_length: Some(request.private_data.len()),
                     ..Datagram::new("SIDR request", 0)
@@ -41,7 +41,7 @@ impl Datagrams {
                 Err(error) => illegal(&error),
             },
             Some(Kind::SidrReply) => match Reply::parse(bytes) {
-                Ok(reply) => vec![Event::Datagram(Datagram {
+                Ok(reply) => vec![datagram(Datagram {
                     transaction: Some(reply.transaction),
                     private_data_length: Some(reply.private_data.len()),
                     destination_qpn: (reply.status == Status::Valid).then(|| reply.qpn.raw()),
@@ -70,7 +70,7 @@ impl Datagrams {
             (None, true) => "Send with SE",
             (Some(_), _) => "Send with Immediate",
         };
-        let mut events = vec![Event::Datagram(Datagram {
+        let mut events = vec![datagram(Datagram {
             epoch: Some(header.epoch),
             destination_qpn: Some(header.destination.raw()),
             source_qpn: Some(header.source.raw()),
@@ -129,6 +129,10 @@ impl Datagrams {
         source.came |= bit;
         Some(if repeated { "repeated" } else { "late" }.to_owned())
     }
+}
+
+fn datagram(datagram: Datagram) -> Event {
+    Event::Datagram(Box::new(datagram))
 }
 
 /// The place of the rules.

@@ -46,7 +46,7 @@ pub enum Event {
     /// The last segment of an RDMAP message came.
     Message(Message),
     /// A datagram between uiw peers.
-    Datagram(Datagram),
+    Datagram(Box<Datagram>),
     /// Something that an RFC does not allow, or that this peer does in its own way.
     Departure(Departure),
     /// Bytes of the TCP stream that are not in the capture.

@@ -130,10 +130,10 @@ fn deliver(
     bytes: &[u8],
     last: &mut Option<Token>,
 ) {
-    if *last != Some(token) {
-        if let Some(before) = last.replace(token).and_then(|token| core.endpoint(token)) {
-            before.cache.let_go();
-        }
+    if *last != Some(token)
+        && let Some(before) = last.replace(token).and_then(|token| core.endpoint(token))
+    {
+        before.cache.let_go();
     }
     let payload = &bytes[Header::LEN..bytes.len() - uiw_datagram::CRC_LEN];
     let Some((endpoint, slot, services)) = core.endpoint_and_port(token) else { return };

@@ -494,7 +494,7 @@ fn sidr_resolves_a_queue_pair_despite_losses() {
                 );
             }
             CmEventKind::Failed(Error::Rejected { private_data, .. }) if rejects => {
-                assert_eq!(private_data, b"no")
+                assert_eq!(private_data, b"no");
             }
             other => panic!("{other:?}"),
         }
