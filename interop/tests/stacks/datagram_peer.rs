@@ -97,7 +97,7 @@ fn the_peer_answers_messages() {
     BufReader::new(peer.stdout.take().unwrap()).read_line(&mut line).unwrap();
     let qpn: u32 = line.split(' ').next().unwrap().parse().unwrap();
     let end = End::new();
-    let long: Vec<u8> = (0..4096u32).map(|i| (i * 7 >> 3) as u8).collect();
+    let long: Vec<u8> = (0..4096u32).map(|i| ((i * 7) >> 3) as u8).collect();
     for (payload, imm, flags) in [
         (&b""[..], None, SendFlags::empty()),
         (b"hello", None, SendFlags::SOLICITED),
