@@ -6,6 +6,7 @@ mod models;
 mod packages;
 mod process;
 mod prose;
+mod publishable;
 mod report;
 mod requirements;
 mod test;
@@ -32,6 +33,8 @@ enum Chore {
     Prose(prose::Options),
     /// Run the models of the progress engine: every schedule of a few threads, random ones of more.
     Models(models::Options),
+    /// Check that the crates can be published: packages, oldest Rust, lowest versions, licences, compatibility.
+    Publishable(publishable::Options),
     /// Measure beside raw TCP.
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Chore::Requirements(options) => requirements::run(&options),
         Chore::Prose(options) => prose::run(&options),
         Chore::Models(options) => models::run(&options),
+        Chore::Publishable(options) => publishable::run(&options),
         Chore::Bench(bench) => bench::run(&bench),
         Chore::Interop(Interop::Siw(options)) => {
             process::on_interrupt(uiw_siw::test_vm::sweep);

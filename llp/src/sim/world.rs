@@ -202,7 +202,10 @@ impl World {
             }
             let time = self.time;
             let Some(end) = self.ends.get_mut(&id) else { return };
-            let Some((_, packet)) = end.inbound.pop_front_if(|(due, _)| *due <= time) else { return };
+            if end.inbound.front().is_none_or(|(due, _)| *due > time) {
+                return;
+            }
+            let Some((_, packet)) = end.inbound.pop_front() else { return };
             match packet {
                 Packet::Established if end.state == State::Connecting => end.state = State::Made,
                 Packet::Established => {}

@@ -1,0 +1,186 @@
+//! `cargo xtask publishable`: what has to hold before the crates are published, besides the tests.
+
+use crate::report::Tally;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::{env, fs, io};
+
+/// Options of `cargo xtask publishable`.
+#[derive(clap::Args)]
+#[command(after_help = "\
+Every package is built from its tarball, the upload is rehearsed, the workspace is built with the oldest Rust that Cargo.toml names and
+with the lowest versions of its dependencies, licences are checked (cargo-deny), and the API is compared with the last tag
+(cargo-semver-checks). Takes about ten minutes. Exit code 1 when a check fails; a check whose tool is absent is skipped by name.")]
+pub(crate) struct Options {
+    /// Only checks whose name contains this
+    #[arg(long, value_name = "SUBSTR")]
+    only: Option<String>,
+}
+
+/// A check: its name, and the function that makes it.
+type Check = (&'static str, fn(&Clone) -> io::Result<Verdict>);
+
+const CHECKS: [Check; 6] = [
+    ("package", |clone| clone.cargo(&["package", "--workspace", "--quiet"])),
+    ("publish", |clone| clone.cargo(&["publish", "--workspace", "--dry-run", "--no-verify", "--quiet"])),
+    ("oldest-rust", oldest_rust),
+    ("lowest-versions", lowest_versions),
+    ("deny", deny),
+    ("semver", semver),
+];
+
+enum Verdict {
+    Passed,
+    Failed,
+    /// What is missing.
+    Skipped(String),
+}
+
+impl Verdict {
+    fn of(success: bool) -> Self {
+        if success { Self::Passed } else { Self::Failed }
+    }
+}
+
+/// A clone of the last commit: the checks change `Cargo.lock`. Removed at the end, but not its `target`, which lies in the workspace's.
+struct Clone {
+    root: PathBuf,
+    target: PathBuf,
+}
+
+impl Clone {
+    fn new() -> io::Result<Self> {
+        let workspace = crate::test::workspace();
+        let target = crate::install::target().map_err(io::Error::other)?.join("publishable");
+        let root = target.join(format!("clone-{}", std::process::id()));
+        fs::create_dir_all(&target)?;
+        let cloned = Command::new("git").args(["clone", "--quiet"]).arg(workspace).arg(&root).status()?;
+        if cloned.success() { Ok(Self { root, target }) } else { Err(io::Error::other("git clone failed")) }
+    }
+
+    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target);
+        command
+    }
+
+    fn cargo(&self, args: &[&str]) -> io::Result<Verdict> {
+        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        Ok(Verdict::of(self.command(cargo).args(args).status()?.success()))
+    }
+
+    /// As it was cloned.
+    fn restore(&self) -> io::Result<()> {
+        self.command("git").args(["checkout", "--quiet", "."]).status().map(drop)
+    }
+}
+
+impl Drop for Clone {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+/// The models need a newer one: `generator`, below `loom`.
+fn oldest_rust(clone: &Clone) -> io::Result<Verdict> {
+    let version = rust_version(&clone.root)?;
+    let absent = || Ok(Verdict::Skipped(format!("Rust {version} (rustup toolchain install {version})")));
+    let installed = Command::new("rustup")
+        .args(["toolchain", "install", &version, "--profile", "minimal", "--no-self-update"])
+        .stdout(Stdio::null())
+        .status();
+    if !installed.is_ok_and(|status| status.success()) {
+        return absent();
+    }
+    let args =
+        ["run", &version, "cargo", "check", "--workspace", "--all-features", "--exclude", "uiw-models"];
+    Ok(Verdict::of(clone.command("rustup").args(args).env_remove("RUSTUP_TOOLCHAIN").status()?.success()))
+}
+
+/// `rust-version` of the workspace, as rustup names the toolchain.
+fn rust_version(root: &Path) -> io::Result<String> {
+    let manifest = fs::read_to_string(root.join("Cargo.toml"))?;
+    let version = manifest.lines().find_map(|line| line.strip_prefix("rust-version = \"")?.strip_suffix('"'));
+    version
+        .map(|version| format!("{version}.0"))
+        .ok_or_else(|| io::Error::other("Cargo.toml has no rust-version"))
+}
+
+fn lowest_versions(clone: &Clone) -> io::Result<Verdict> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    // The option is not stable.
+    let mut update = clone.command(cargo);
+    update.args(["update", "--quiet", "-Z", "direct-minimal-versions"]).env("RUSTC_BOOTSTRAP", "1");
+    if !update.status()?.success() {
+        return Ok(Verdict::Failed);
+    }
+    let verdict = clone.cargo(&["check", "--workspace", "--all-features"]);
+    clone.restore()?;
+    verdict
+}
+
+fn deny(clone: &Clone) -> io::Result<Verdict> {
+    if !has("deny") {
+        return Ok(Verdict::Skipped("cargo-deny (cargo install cargo-deny --locked)".into()));
+    }
+    clone.cargo(&["deny", "--log-level", "error", "check", "licenses", "bans", "sources"])
+}
+
+fn semver(clone: &Clone) -> io::Result<Verdict> {
+    if !has("semver-checks") {
+        return Ok(Verdict::Skipped(
+            "cargo-semver-checks (cargo install cargo-semver-checks --locked)".into(),
+        ));
+    }
+    let tag =
+        clone.command("git").args(["describe", "--tags", "--abbrev=0"]).stderr(Stdio::null()).output()?;
+    let tag = String::from_utf8_lossy(&tag.stdout);
+    match tag.trim() {
+        "" => Ok(Verdict::Skipped("a tag to compare with".into())),
+        tag => clone.cargo(&["semver-checks", "--workspace", "--baseline-rev", tag]),
+    }
+}
+
+/// Whether Cargo has this subcommand.
+fn has(subcommand: &str) -> bool {
+    let status = Command::new(format!("cargo-{subcommand}"))
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    status.is_ok()
+}
+
+/// Runs the checks; the score is the last line on stdout.
+pub(crate) fn run(options: &Options) -> ExitCode {
+    let clone = match Clone::new() {
+        Ok(clone) => clone,
+        Err(error) => {
+            eprintln!("error: cannot clone the workspace: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut total = Tally::default();
+    let wanted = |name: &str| options.only.as_deref().is_none_or(|only| name.contains(only));
+    for (name, check) in CHECKS.iter().filter(|(name, _)| wanted(name)) {
+        println!("== {name}");
+        match check(&clone) {
+            Ok(Verdict::Passed) => total.passed += 1,
+            Ok(Verdict::Skipped(missing)) => {
+                println!("SKIPPED: {name}: {missing}");
+                total.skipped += 1;
+            }
+            Ok(Verdict::Failed) => {
+                println!("FAILED: {name}");
+                total.failed += 1;
+            }
+            Err(error) => {
+                println!("FAILED: {name}: {error}");
+                total.failed += 1;
+            }
+        }
+    }
+    drop(clone);
+    println!("{total}");
+    if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
