@@ -117,7 +117,8 @@ impl World {
     pub(in crate::sim) fn recv_datagram(&mut self, id: u64) -> Option<(SocketAddr, Vec<u8>)> {
         let now = self.time;
         let socket = self.sockets.get_mut(&id)?;
-        let datagram = socket.inbound.pop_front_if(|datagram| datagram.due <= now)?;
+        socket.inbound.front().filter(|datagram| datagram.due <= now)?;
+        let datagram = socket.inbound.pop_front()?;
         Some((datagram.from, datagram.bytes))
     }
 
