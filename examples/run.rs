@@ -80,3 +80,64 @@ fn readme_shows_send_recv() {
     let body = &example[example.find("use std::error::Error;").unwrap()..];
     assert!(readme.contains(body), "README.md and examples/send_recv.rs have parted");
 }
+
+/// The documentation in front of each public definition of `name`.
+fn documentation(sources: &[String], name: &str) -> Vec<String> {
+    let definition = |line: &str| {
+        let mut words = line
+            .trim_start()
+            .strip_prefix("pub ")?
+            .split([' ', '(', '<', ':', ';'])
+            .filter(|word| !["unsafe", "async", "struct", "enum", "trait", "type", "fn"].contains(word));
+        (words.next() == Some(name)).then_some(())
+    };
+    let mut found = Vec::new();
+    for source in sources {
+        let mut text = String::new();
+        for line in source.lines() {
+            if definition(line).is_some() {
+                found.push(std::mem::take(&mut text));
+            }
+            match line.trim_start() {
+                line if line.starts_with("///") => text.push_str(line),
+                line if line.starts_with("#[") || line.starts_with(')') => {}
+                _ => text.clear(),
+            }
+        }
+    }
+    found
+}
+
+fn sources(folder: &std::path::Path, into: &mut Vec<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, into);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            into.push(std::fs::read_to_string(path).unwrap());
+        }
+    }
+}
+
+/// Cargo tests the examples; this test checks that each item has one.
+#[test]
+fn every_item_of_the_facade_has_an_example() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
+    let facade = std::fs::read_to_string(root.join("uiw/src/lib.rs")).unwrap();
+    let mut all = Vec::new();
+    for package in ["verbs", "counters", "mem", "ddp", "mpa", "rdmap", "stream", "llp"] {
+        if root.join(package).exists() {
+            sources(&root.join(package).join("src"), &mut all);
+        }
+    }
+    let lists = facade.split("pub use uiw_verbs::{").skip(1).map(|rest| rest.split_once('}').unwrap().0);
+    let names: Vec<_> = lists.flat_map(|list| list.split(',')).map(str::trim).collect();
+    let types: Vec<_> = names.into_iter().filter(|name| name.starts_with(char::is_uppercase)).collect();
+    assert!(types.len() > 60, "{types:?}");
+    let without = |name: &&str| {
+        let found = documentation(&all, name);
+        found.is_empty() || !found.iter().any(|text| text.contains("```"))
+    };
+    let missing: Vec<_> = types.into_iter().filter(without).collect();
+    assert!(missing.is_empty(), "without an example: {missing:?}");
+}

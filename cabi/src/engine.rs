@@ -1,6 +1,7 @@
 //! The engine: one for all devices and both libraries of a process, opened at first use.
 
 use crate::boundary::{LOGGING, PROGRESS_HOOKS, Result};
+use crate::counters;
 use crate::errno::Errno;
 use crate::fork::{self, ForkSafe, Forked};
 use crate::inherited;
@@ -77,7 +78,8 @@ impl Engine {
                 .limits(limits)
                 .progress_hooks(PROGRESS_HOOKS)
                 .lenient_invalidate(true)
-                .shards(settings.shards),
+                .shards(settings.shards)
+                .counters(counters::of_library(settings)),
         )?;
         drop(held);
         self.sockets = device.wait_fds().to_vec();

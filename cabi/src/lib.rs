@@ -14,6 +14,7 @@ pub mod channel;
 mod clock;
 pub mod cm;
 pub mod context;
+pub mod counters;
 pub mod cq;
 mod cq_ex;
 mod cursor;

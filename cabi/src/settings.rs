@@ -1,6 +1,7 @@
 //! Settings from outside: environment variables, read once. `uiw env` prints the same table.
 
 use crate::boundary::Result;
+use crate::counters::Counters;
 use crate::errno::Errno;
 use crate::persona::Persona;
 use std::env;
@@ -155,6 +156,12 @@ pub const VARIABLES: &[Variable] = &[
         },
     },
     Variable {
+        name: crate::counters::VARIABLE,
+        values: "off, or the absolute path of a directory",
+        what: "publish counters there, for `uiw stat` (default: uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID)",
+        set: |s, v| Counters::parse(v).map(|counters| s.counters = counters),
+    },
+    Variable {
         name: "UIW_LOG",
         values: "off, error, warn, info, debug, trace, or filters such as uiw_verbs=trace",
         what: "log to standard error",
@@ -190,6 +197,8 @@ pub struct Settings {
     pub faults: Option<(u64, Faults)>,
     /// The file that the traffic is captured to.
     pub pcap: Option<PathBuf>,
+    /// Where counters are published.
+    pub counters: Counters,
     /// Filter of the log.
     pub log: Option<String>,
 }

@@ -18,6 +18,7 @@ mod serve;
 mod service;
 mod siwtest;
 mod spin;
+mod stat;
 mod stop;
 mod text;
 mod wan;
@@ -66,6 +67,9 @@ enum Command {
     /// Show the environment variables that such programs obey
     #[command(after_help = EXIT_CODES)]
     Env(env::Args),
+    /// Show the counters of running programs, or serve them to Prometheus
+    #[command(after_help = stat::HELP)]
+    Stat(stat::Args),
     /// Say what would run on this machine, and what to do for the rest
     #[command(after_help = doctor::HELP)]
     Doctor(doctor::Args),
@@ -107,6 +111,7 @@ fn command_line() -> clap::Command {
         ("demo", &["llp"][..]),
         ("devices", &["pcap"]),
         ("env", &["llp", "pcap"]),
+        ("stat", &["llp", "pcap"]),
         ("doctor", &["llp", "pcap"]),
         ("wan", &["llp", "pcap"]),
         ("decode", &["llp", "pcap"]),
@@ -122,7 +127,7 @@ fn command_line() -> clap::Command {
 fn options_fit(command: &Command, global: &Global) -> Result<()> {
     match command {
         Command::Devices(_) => global.without_pcap("this command makes no connections"),
-        Command::Env(_) | Command::Doctor(_) | Command::Wan(_) | Command::Decode(_) => {
+        Command::Env(_) | Command::Stat(_) | Command::Doctor(_) | Command::Wan(_) | Command::Decode(_) => {
             let why = "this command makes no connections";
             global.without_llp(why)?;
             global.without_pcap(why)
@@ -143,6 +148,7 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
         Command::Siwtest(args) => siwtest::run(&opener, args),
         Command::Devices(args) => devices::run(args, global),
         Command::Env(args) => env::run(args),
+        Command::Stat(args) => stat::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Wan(args) => wan::run(args),
         Command::Decode(_) | Command::Run(_) => Ok(()),

@@ -6,9 +6,11 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use tracing_subscriber::EnvFilter;
+use uiw_cabi::counters::{self, Counters};
 use uiw_llp::capability;
 use uiw_llp::capture::{CaptureStack, PcapSink};
 use uiw_llp::{Spec, SpecError};
+use uiw_verbs::counters::Publish;
 use uiw_verbs::{Device, DeviceOptions, Limits};
 
 /// Options of every command.
@@ -66,6 +68,7 @@ impl Global {
 pub(crate) struct Opener {
     llp: Spec,
     sink: Option<Arc<PcapSink>>,
+    counters: Option<Publish>,
 }
 
 impl Opener {
@@ -77,7 +80,7 @@ impl Opener {
             })
         });
         let llp = global.llp.as_ref().map(|llp| llp.spec.clone()).unwrap_or_default();
-        Ok(Self { llp, sink: sink.transpose()? })
+        Ok(Self { llp, sink: sink.transpose()?, counters: publish()? })
     }
 
     pub(crate) fn device(&self) -> Result<Device> {
@@ -91,7 +94,8 @@ impl Opener {
             Some(sink) => Box::new(CaptureStack::new(stack, Arc::clone(sink), "uiw")),
             None => stack,
         };
-        Ok(Device::with_stack(stack, DeviceOptions::default().limits(limits))?)
+        let options = DeviceOptions::default().limits(limits).counters(self.counters.clone());
+        Ok(Device::with_stack(stack, options)?)
     }
 
     /// Why the stack cannot be opened, and what to do.
@@ -122,6 +126,18 @@ impl Opener {
         };
         Failure::new(Exit::Failed, what, error, fix)
     }
+}
+
+/// Where this process publishes its counters.
+fn publish() -> Result<Option<Publish>> {
+    let counters = match std::env::var(counters::VARIABLE) {
+        Ok(text) if !text.is_empty() => Counters::parse(&text).map_err(|rule| {
+            Failure::usage(format!("{}={text}", counters::VARIABLE), rule, "change or unset it")
+        })?,
+        _ => Counters::default(),
+    };
+    let program = std::env::current_exe().unwrap_or_default();
+    Ok(counters.publish(program.to_string_lossy().into_owned()))
 }
 
 fn log(verbose: u8) -> Result<()> {

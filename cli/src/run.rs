@@ -1,5 +1,7 @@
 //! `uiw run -- CMD`: a stock program on our own libibverbs and librdmacm.
 
+mod report;
+
 use crate::fail::{Exit, Failure, Result};
 use crate::open::Global;
 use std::env;
@@ -14,7 +16,8 @@ use uiw_cabi::sysfs;
 
 /// Exit codes of `uiw run`.
 pub(crate) const EXIT_CODES: &str = "\
-Exit codes: those of the program; 126 when it cannot be run, 127 when it is not found, 2 and 1 when uiw itself fails.
+Exit codes: those of the program (128 and the signal's number when a signal ended it); 125 when it ended well and what --require asks for
+is missing; 126 when it cannot be run, 127 when it is not found, 2 and 1 when uiw itself fails.
 
 Further variables for the program: `uiw env`.";
 
@@ -33,6 +36,13 @@ pub(crate) struct Args {
     /// Added to every port that the program gives to rdma_cm, for programs that use the same number over TCP
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-65535..=65535))]
     port_offset: Option<i32>,
+    /// Require that payload was moved to or from another process by uiw, by the program or one that it has started; otherwise the exit
+    /// code is 125. What was moved is reported on standard error when the program ends
+    #[arg(long)]
+    require: bool,
+    /// Report as a JSON object; without --require, only that
+    #[arg(long)]
+    json: bool,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -42,24 +52,30 @@ fn persona(text: &str) -> std::result::Result<String, String> {
     Persona::named(text).map(|_| text.to_owned()).ok_or_else(|| "expected iwarp, roce or ib".to_owned())
 }
 
-/// Becomes the program; returns only when it cannot.
+/// Becomes the program and returns only when it cannot; to report, waits for the program instead.
 pub(crate) fn run(args: &Args, global: &Global) -> ExitCode {
-    match prepare(args, global) {
-        Ok(mut command) => {
-            let error = command.exec();
-            let program = command.get_program().display();
-            let (code, fix) = match error.kind() {
-                io::ErrorKind::NotFound => (127, "check its name, or give its path"),
-                _ => (126, "check that it may be executed"),
-            };
-            eprintln!("error: cannot run {program}: {error}\nhint: {fix}");
-            ExitCode::from(code)
+    let done = prepare(args, global).and_then(|mut command| {
+        if args.require || args.json || global.verbose > 0 {
+            return report::run(command, args.require, args.json);
         }
-        Err(failure) => {
-            eprintln!("{failure}");
-            failure.exit.into()
-        }
-    }
+        let error = command.exec();
+        Ok(cannot_run(&command, &error))
+    });
+    done.unwrap_or_else(|failure| {
+        eprintln!("{failure}");
+        failure.exit.into()
+    })
+}
+
+/// Says why, and gives the exit code.
+fn cannot_run(command: &Command, error: &io::Error) -> ExitCode {
+    let program = command.get_program().display();
+    let (code, fix) = match error.kind() {
+        io::ErrorKind::NotFound => (127, "check its name, or give its path"),
+        _ => (126, "check that it may be executed"),
+    };
+    eprintln!("error: cannot run {program}: {error}\nhint: {fix}");
+    ExitCode::from(code)
 }
 
 fn prepare(args: &Args, global: &Global) -> Result<Command> {

@@ -1,13 +1,14 @@
 //! Ending on Ctrl-C, or when a parent process goes away.
 
 use crate::fail::{Failure, Result};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::ThreadId;
+use std::time::{Duration, Instant};
 
 /// Set once; wakes all waiting threads.
 pub(crate) struct Stop {
@@ -73,6 +74,22 @@ impl Stop {
             }
         }
         false
+    }
+
+    /// Sleeps for `time`, or until this is set. True: it is set.
+    pub(crate) fn sleep_for(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        while !self.is_set() {
+            let left = until.saturating_duration_since(Instant::now());
+            // A time that does not fit has no end.
+            let timeout = Timespec::try_from(left).ok();
+            if left.is_zero() {
+                return false;
+            }
+            // A signal interrupts: look again.
+            let _ = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], timeout.as_ref());
+        }
+        true
     }
 
     /// The calling thread ends: what it left here, a descriptor each, goes with it.

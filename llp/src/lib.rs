@@ -53,11 +53,11 @@ pub mod conformance;
 mod datagram;
 pub mod fault;
 mod interface;
-#[cfg(feature = "smoltcp")]
 mod netlink;
 pub mod sim;
 #[cfg(feature = "smoltcp")]
 pub mod smol;
+pub mod sock_diag;
 #[cfg(feature = "smoltcp")]
 mod spec;
 pub mod tcp;

@@ -13,8 +13,8 @@ const REQUEST: u16 = 1;
 /// Bytes of the message's header.
 const HEADER: usize = 16;
 
-/// One question of type `kind`: the header that its family requires, of a multiple of four bytes, and perhaps an attribute. The attributes of
-/// the answer, which has a header of the same length.
+/// One question of type `kind`: the header that its family requires, of a multiple of four bytes, and perhaps an attribute. What
+/// the answer has behind the message's header and the first `skip` bytes.
 ///
 /// # Errors
 /// The kernel's.
@@ -23,6 +23,7 @@ pub(crate) fn ask(
     kind: u16,
     header: &[u8],
     attribute: Option<(u16, &[u8])>,
+    skip: usize,
 ) -> io::Result<Vec<u8>> {
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, protocol)?;
     let mut message = vec![0; HEADER];
@@ -50,7 +51,7 @@ pub(crate) fn ask(
             .map_or(0, |code| i32::from_ne_bytes(*code));
         return Err(Errno::from_raw_os_error(-code).into());
     }
-    Ok(answer.split_off((HEADER + header.len()).min(answer.len())))
+    Ok(answer.split_off((HEADER + skip).min(answer.len())))
 }
 
 /// The value of an attribute among others.

@@ -3,6 +3,12 @@
 use std::{fmt, io, time::Duration};
 
 /// Options of a stream. What a stack has no means for, it ignores.
+///
+/// ```
+/// use uiw_llp::StreamOptions;
+/// let options = StreamOptions { congestion: Some("cubic".into()), ..StreamOptions::default() };
+/// assert!(!options.v6_only);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamOptions {
     /// Congestion control by the system's name, such as `cubic` or `bbr`; `None` = the system's default.

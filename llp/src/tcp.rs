@@ -28,6 +28,11 @@ use crate::{
 };
 pub use stream::TcpStream;
 
+/// What `struct tcp_info` says, as the kernel gave it.
+pub(crate) fn stream_info(bytes: &[u8], congestion: Option<String>) -> crate::StreamInfo {
+    stream::info_of(&syscall::tcp_info_of(bytes), congestion)
+}
+
 /// Events taken by one poll. Epoll puts a ready descriptor that was reported at the end of its list, so with more than
 /// this many ready ones each has its turn.
 const EVENTS: usize = 256;

@@ -28,6 +28,7 @@
 //! remote access, if the STag is shared on multiple streams."
 
 mod access;
+mod blocks;
 mod copy;
 mod error;
 mod iovec;
@@ -38,6 +39,7 @@ mod span;
 mod table;
 
 pub use access::{Access, PdId, Right, StreamId, WindowType};
+pub use blocks::{BLOCK_BYTES, BLOCK_WORDS, Block, BlockRef, Blocks};
 #[doc(hidden)]
 pub use copy::bench;
 pub use error::{

@@ -4,6 +4,12 @@ use core::{any::Any, fmt, ptr::NonNull};
 use std::io;
 
 /// Bytes to register. Dropped with the last region, window or span that stands on them.
+///
+/// ```
+/// let memory = uiw_mem::Memory::owned(4096)?;
+/// assert!(!memory.as_ptr().is_null());
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub struct Memory {
     at: NonNull<u8>,
     len: usize,

@@ -14,6 +14,12 @@ const NONCE_BITS: u32 = 48;
 const NONCE_MASK: u64 = (1 << NONCE_BITS) - 1;
 
 /// Whether the capability exchange takes place.
+///
+/// ```
+/// use uiw_stream::{CapabilityExchange, Config};
+/// let config = Config { capabilities: CapabilityExchange::Off, ..Config::default() };
+/// # let _ = config;
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CapabilityExchange {
     /// The first FPDU carries the request; extensions are on where both ends have them.

@@ -5,6 +5,12 @@ use core::time::Duration;
 use uiw_mpa::startup;
 
 /// How large the FPDUs are that the stream sends.
+///
+/// ```
+/// use uiw_stream::{Config, FpduSize};
+/// let config = Config { fpdu: FpduSize::Fixed(1424), ..Config::default() };
+/// # let _ = config;
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FpduSize {
     /// Large towards peers that take them, what a TCP segment carries towards others (RFC 5044 section 5).

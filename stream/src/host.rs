@@ -157,12 +157,59 @@ pub trait Host {
     /// [`LocalError::CqOverflow`].
     fn acknowledged(&mut self, id: u32) -> Result<(), LocalError>;
 
+    /// `len` bytes of payload were cut into an FPDU or placed; with `last`, that completes a message. Read Responses and answers to
+    /// atomics count, not their requests. Writes and Reads without payload do not count: the stream has such of its own. As provided,
+    /// nothing is counted.
+    #[inline(always)]
+    fn count(&mut self, traffic: Traffic, len: u32, last: bool) {
+        let _ = (traffic, len, last);
+    }
+
+    /// The stream waits, once more than before: see [`Wait`]. As provided, nothing is counted.
+    #[inline(always)]
+    fn count_wait(&mut self, wait: Wait) {
+        let _ = wait;
+    }
+
     /// Appends `range` of memory that waits in the transmit queue. False: it is gone. As provided, it is: a host whose payloads are
     /// never stable has no memory there.
     fn copy_memory(&mut self, memory: &Self::Memory, range: Range<usize>, out: &mut Vec<u8>) -> bool {
         let _ = (memory, range, out);
         false
     }
+}
+
+/// What an atomic moves.
+pub(crate) const ATOMIC_BYTES: u32 = 8;
+
+/// Which payload is counted: see [`Host::count`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// A Send, or Immediate Data, which counts as a Send without payload.
+    SendSent,
+    /// A Send of the peer.
+    SendReceived,
+    /// An RDMA Write.
+    WriteSent,
+    /// An RDMA Write of the peer.
+    WriteReceived,
+    /// A Read Response.
+    ReadSent,
+    /// A Read Response of the peer.
+    ReadReceived,
+    /// An answer to an atomic of the peer: eight bytes.
+    AtomicSent,
+    /// The peer's answer to an atomic.
+    AtomicReceived,
+}
+
+/// What a stream waits for: see [`Host::count_wait`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// The next request is a Read or an atomic, and as many are outstanding as ORD allows.
+    Credit,
+    /// A Send came for which no receive is posted.
+    Receive,
 }
 
 /// Memory that was looked up and checked. Its bytes may change while they are read if [`Payload::is_stable`] is false.

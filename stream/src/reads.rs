@@ -104,6 +104,8 @@ pub(crate) struct Reads {
     /// learns a key or an address of ours by being read.
     pub(crate) sink: STag,
     pub(crate) acks: Acks,
+    /// A request waits for credit, which was reported to the host.
+    pub(crate) lacks_credit: bool,
     next_sink: u32,
     next_request_id: u32,
 }
@@ -118,6 +120,7 @@ impl Reads {
             responding: false,
             sink,
             acks: Acks::default(),
+            lacks_credit: false,
             next_sink: 0,
             next_request_id: 0,
         }

@@ -36,6 +36,7 @@
 //! * [`blocking`]: the same names, for programs without a runtime.
 //! * [`raw`]: verbs one to one: queue pairs, completion queues, work requests, the connection manager.
 //! * [`llp`]: the TCP underneath, exchangeable: the kernel's, smoltcp over AF_XDP or AF_PACKET, a simulated link, one of your own.
+//! * [`counters`]: what [`Device::counters`] returns, and files of them.
 //! * [`stream`]: one RDMAP stream without I/O, for programs with a network stack and an event loop of their own.
 //!
 //! # Features
@@ -46,6 +47,7 @@
 
 pub use uiw_llp as llp;
 pub use uiw_stream as stream;
+pub use uiw_verbs::counters;
 #[cfg(feature = "mio")]
 pub use uiw_verbs::mio;
 #[cfg(feature = "tokio")]

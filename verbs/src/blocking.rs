@@ -12,6 +12,18 @@ use std::ops::Range;
 use std::time::Duration;
 
 /// A connection whose calls wait. [`Op`]s of it can be collected and waited for later with [`Op::wait`].
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = blocking()?;
+/// client.send_copy(b"good day")?;
+/// assert_eq!(server.recv()?.as_deref(), Some(&b"good day"[..]));
+/// client.disconnect()?;
+/// assert!(server.recv()?.is_none(), "closed in order");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Connection {
     device: Device,
@@ -126,6 +138,19 @@ impl Connection {
 }
 
 /// A port on which peers may connect.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use std::time::Duration;
+/// use uiw_verbs::blocking::Listener;
+/// use uiw_verbs::{ConnSettings, Device};
+/// let pd = Device::open()?.alloc_pd()?;
+/// let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+/// assert!(listener.incoming(Duration::from_millis(1))?.is_none(), "no peer yet");
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Listener {
     device: Device,

@@ -14,6 +14,12 @@ use std::task::{Context, Poll};
 ///
 /// A queue whose event was taken may be empty: its completion was polled before, or the descriptor was readable for an arrival that
 /// completed nothing.
+///
+/// ```
+/// use uiw_verbs::CompChannel;
+/// let channel = CompChannel::default();
+/// assert!(channel.try_pop().is_none(), "no queue has an event");
+/// ```
 #[derive(Default)]
 pub struct CompChannel {
     events: EventQueue<Weak<Cq>>,

@@ -18,6 +18,17 @@ use std::task::{Context, Poll, Waker};
 const BATCH: usize = 16;
 
 /// What raises the next event of a completion queue.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let end = End::new()?;
+/// use uiw_verbs::Arm;
+/// // An event for the next completion, to sleep for it.
+/// end.cq.arm(Arm::Any);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Arm {
     /// Nothing.
@@ -30,6 +41,16 @@ pub enum Arm {
 }
 
 /// Options of a completion queue.
+///
+/// ```
+/// use std::sync::Arc;
+/// use uiw_verbs::{CompChannel, CqOptions, Device};
+/// let device = Device::open()?;
+/// let channel = Arc::new(CompChannel::default());
+/// let cq = device.create_cq(16, CqOptions { channel: Some(channel), timestamps: true, ..CqOptions::default() })?;
+/// assert_eq!(cq.depth(), 16);
+/// # Ok::<(), uiw_verbs::Error>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct CqOptions {
     /// Where its events go.
@@ -48,6 +69,16 @@ pub(crate) struct Cqe {
 
 /// A completion queue: a ring of fixed depth. A completion that finds it full is lost: the queue raises
 /// [`AsyncEvent::CqError`] once, and every queue pair that loses a completion enters the error state.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let end = End::new()?;
+/// let mut completions = Vec::new();
+/// assert_eq!(end.cq.poll(&mut completions, 16), 0);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Cq {
     num: u32,
     device: Device,

@@ -15,10 +15,24 @@ use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
+use uiw_counters::Snapshot;
 use uiw_llp::Stack;
 use uiw_llp::capture::{CaptureStack, PcapSink};
 
 /// An iWARP device in this process, with a driver (and by default a background thread) of its own. Clones are the same device.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use uiw_verbs::{Device, Error};
+/// let device = Device::open()?;
+/// // Any future of the device's objects can be waited for on a thread of the program's own.
+/// let none = device.block_on_for(std::time::Duration::from_millis(1), std::future::pending::<()>());
+/// assert!(none.is_none());
+/// # let _: Option<Error> = None;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Device {
     driver: Arc<Driver>,
@@ -78,6 +92,7 @@ impl Device {
     /// it alone. What `ibv_open_device` gives when it is called again.
     #[must_use]
     pub fn with_own_events(&self) -> Self {
+        self.driver.shared.counters.device_opened();
         let (driver, lingering) = (Arc::clone(&self.driver), self.lingering.clone());
         Self { driver, events: Arc::default(), lingering }
     }
@@ -133,6 +148,42 @@ impl Device {
     #[must_use]
     pub fn limits(&self) -> &Limits {
         self.driver.limits()
+    }
+
+    /// The device's counters now: messages and bytes by operation and direction, waits, refusals, Terminates; of each shard, each
+    /// connection and the device. No lock is taken. `uiw stat` shows the same numbers of programs that publish theirs
+    /// ([`DeviceOptions::counters`]).
+    ///
+    /// Round trips and retransmissions are the kernel's: [`Snapshot::read_tcp`] asks it, with some system calls a connection.
+    ///
+    /// ```
+    /// use uiw_verbs::blocking::{Connection, Listener};
+    /// use uiw_verbs::{ConnSettings, Device};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let (server, client) = (Device::open()?, Device::open()?);
+    /// let settings = ConnSettings::default();
+    /// let listener = Listener::bind(&server.alloc_pd()?, "127.0.0.1:0".parse()?, &settings)?;
+    /// let address = listener.local_addr();
+    /// let accepted = std::thread::spawn(move || listener.accept());
+    /// let sender = Connection::connect(&client.alloc_pd()?, address, &settings)?;
+    /// let receiver = accepted.join().unwrap()?;
+    ///
+    /// sender.send_copy(b"14 bytes, sent")?;
+    /// assert_eq!(receiver.recv()?.as_deref(), Some(&b"14 bytes, sent"[..]));
+    ///
+    /// let sent = client.counters().total().traffic.send.sent;
+    /// assert_eq!((sent.messages, sent.bytes), (1, 14));
+    /// let mut counters = server.counters();
+    /// assert_eq!(counters.connections[0].traffic.send.received, sent);
+    /// counters.read_tcp();
+    /// assert!(counters.connections[0].tcp.as_ref().is_some_and(|tcp| tcp.retransmits == Some(0)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn counters(&self) -> Snapshot {
+        self.driver.shared.counters.snapshot()
     }
 
     /// The asynchronous events of this handle's objects.

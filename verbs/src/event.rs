@@ -4,6 +4,17 @@ use crate::notify::{EventQueue, Wakes};
 use crate::wc::WireReason;
 
 /// Something that happened to an object of the device.
+///
+/// ```
+/// use uiw_verbs::{AsyncEvent, Device};
+/// let device = Device::open()?;
+/// while let Some(event) = device.async_events().try_pop() {
+///     if let AsyncEvent::CqError { cq } = event {
+///         eprintln!("completion queue {cq} has lost completions");
+///     }
+/// }
+/// # Ok::<(), uiw_verbs::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
     /// The completion queue overflowed; completions were lost and its queue pairs are in error.

@@ -58,6 +58,7 @@ pub use ud::{AddressHandle, DatagramCounts, DatagramPort, Destination};
 pub use wc::{Wc, WcOpcode, WcStatus, WireReason};
 pub use wr::{Bind, FastRegister, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge};
 
+pub use uiw_counters as counters;
 pub use uiw_ddp::STag;
 pub use uiw_llp::StreamOptions;
 pub use uiw_mem::{Access, Memory, WindowType};

@@ -105,6 +105,12 @@ impl Tokens {
 }
 
 /// A queue of events with three ways to wait for them: a waker, a descriptor, or polling.
+///
+/// ```
+/// let device = uiw_verbs::Device::open()?;
+/// assert!(device.async_events().try_pop().is_none());
+/// # Ok::<(), uiw_verbs::Error>(())
+/// ```
 pub struct EventQueue<T> {
     inner: Mutex<Inner<T>>,
     tokens: Arc<Tokens>,

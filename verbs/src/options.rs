@@ -3,11 +3,18 @@
 use crate::api::ConnSettings;
 use std::path::PathBuf;
 use std::time::Duration;
+use uiw_counters::Publish;
 use uiw_llp::StreamOptions;
 use uiw_mpa::startup::{Config as MpaConfig, Revision, RtrKinds};
 use uiw_stream::{CapabilityExchange, FpduSize};
 
 /// A departure from the RFCs for the sake of one kind of peer.
+///
+/// ```
+/// use uiw_verbs::{ConnSettings, PeerProfile};
+/// let settings = ConnSettings::default().profile(PeerProfile::SiwGso);
+/// # let _ = settings;
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerProfile {
@@ -144,6 +151,13 @@ impl ConnOptions {
 }
 
 /// Which thread moves the bytes of a device.
+///
+/// ```
+/// use uiw_verbs::{Device, DeviceOptions, Progress};
+/// let device = Device::open_with(DeviceOptions::default().progress(Progress::Manual))?;
+/// assert_eq!(device.pump(), 0, "nothing to do yet");
+/// # Ok::<(), uiw_verbs::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress {
@@ -156,6 +170,12 @@ pub enum Progress {
 
 /// What is called around a thread's work for a device, whichever call brings it to drive: for a program that has to change a
 /// property of the thread meanwhile, as the C libraries do with cancellation.
+///
+/// ```
+/// use uiw_verbs::{DeviceOptions, ProgressHooks};
+/// let options = DeviceOptions::default().progress_hooks(ProgressHooks { enter: || 7, leave: |entered| assert_eq!(entered, 7) });
+/// # let _ = options;
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressHooks {
     /// Called when the thread has taken the device.
@@ -243,6 +263,7 @@ pub struct DeviceOptions {
     pub(crate) shards: Option<usize>,
     pub(crate) capture: Option<PathBuf>,
     pub(crate) lenient_invalidate: bool,
+    pub(crate) counters: Option<Publish>,
 }
 
 impl DeviceOptions {
@@ -280,6 +301,14 @@ impl DeviceOptions {
     #[must_use]
     pub fn capture(mut self, file: impl Into<PathBuf>) -> Self {
         self.capture = Some(file.into());
+        self
+    }
+
+    /// Publishes the device's counters in a file, which `uiw stat` and other programs of the user read, also after the process was
+    /// killed. Default: none, as a library makes files only if it is configured to; [`crate::Device::counters`] has the same numbers.
+    #[must_use]
+    pub fn counters(mut self, publish: impl Into<Option<Publish>>) -> Self {
+        self.counters = publish.into();
         self
     }
 

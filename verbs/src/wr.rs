@@ -9,6 +9,17 @@ use uiw_mem::Access;
 /// One scatter/gather element: `length` bytes at `addr` in the region named by `lkey`.
 ///
 /// `addr` is a virtual address, or an offset for a zero-based region. The layout is that of `ibv_sge`.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let end = End::new()?;
+/// use uiw_verbs::Sge;
+/// let element = Sge { addr: end.memory.addr() + 16, length: 8, lkey: end.memory.lkey() };
+/// assert_eq!(element, end.sge(16, 8));
+/// # Ok(())
+/// # }
+/// ```
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sge {
@@ -22,6 +33,12 @@ pub struct Sge {
 
 bitflags! {
     /// Flags of a send work request; the values of `ibv_send_flags`.
+    ///
+    /// ```
+    /// use uiw_verbs::SendFlags;
+    /// let flags = SendFlags::SIGNALED | SendFlags::SOLICITED;
+    /// assert!(flags.contains(SendFlags::SIGNALED) && !flags.contains(SendFlags::FENCE));
+    /// ```
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct SendFlags: u32 {
         /// Starts only when every earlier Read and atomic of this queue pair has completed.
@@ -36,6 +53,13 @@ bitflags! {
 }
 
 /// What a send work request does.
+///
+/// ```
+/// use uiw_verbs::{Remote, STag, SendOp};
+/// let remote = Remote { addr: 4096, rkey: STag(0x12_3401) };
+/// assert!(SendOp::Read { remote, invalidate: None }.needs_ord());
+/// assert!(!SendOp::Write { remote }.needs_ord());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
     /// RDMA Write (RFC 5040 section 4.4).
@@ -116,6 +140,12 @@ pub enum SendOp {
 }
 
 /// A place in the peer's memory.
+///
+/// ```
+/// use uiw_verbs::{Remote, RemoteMr, STag};
+/// let memory = RemoteMr { addr: 4096, len: 100, rkey: STag(0x12_3401) };
+/// assert_eq!(Remote::from(memory), Remote { addr: 4096, rkey: STag(0x12_3401) });
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Remote {
     /// Tagged offset.
@@ -131,6 +161,31 @@ impl From<RemoteMr> for Remote {
 }
 
 /// Arguments of a window bind.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = raw()?;
+/// use uiw_verbs::{Access, Bind, STag, SendFlags, SendOp, SendWr, WindowType};
+/// let window = server.pd.alloc_window(WindowType::Two)?;
+/// let new_stag = STag::from_parts(window.stag().index(), window.stag().key().wrapping_add(1));
+/// let bind = Bind {
+///     window: window.stag(),
+///     new_stag,
+///     region: server.memory.rkey(),
+///     addr: server.memory.addr(),
+///     length: 64,
+///     access: Access::REMOTE_READ,
+/// };
+/// let request = SendWr { wr_id: 1, op: SendOp::Bind(bind), sges: &[], flags: SendFlags::SIGNALED };
+/// // SAFETY: a bind names no memory of its own, and the region is kept until after the queue pair.
+/// unsafe { server.qp.post_send([request])? };
+/// assert_eq!(server.completion().status, uiw_verbs::WcStatus::Success);
+/// assert_eq!(window.stag(), new_stag);
+/// # let _ = &client;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bind {
     /// The window's present STag.
@@ -149,6 +204,30 @@ pub struct Bind {
 
 /// Arguments of a fast-register request. The memory must stay valid until the STag is invalidated or freed: part of the contract
 /// of [`crate::Qp::post_send`].
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = raw()?;
+/// use uiw_verbs::{Access, FastRegister, SendFlags, SendOp, SendWr, WcStatus};
+/// let (memory, fast) = (vec![0u8; 4096], server.pd.alloc_fast(4096)?);
+/// let register = FastRegister {
+///     stag: fast.stag(),
+///     addr: memory.as_ptr() as u64,
+///     length: 4096,
+///     base: 0,
+///     access: Access::REMOTE_READ,
+/// };
+/// let request = SendWr { wr_id: 1, op: SendOp::FastRegister(register), sges: &[], flags: SendFlags::SIGNALED };
+/// // SAFETY: the vector is kept until the STag ends with `fast`.
+/// unsafe { server.qp.post_send([request])? };
+/// assert_eq!(server.completion().status, WcStatus::Success);
+/// drop(fast);
+/// # drop(memory);
+/// # let _ = &client;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FastRegister {
     /// The STag with the consumer's key byte.
@@ -164,6 +243,21 @@ pub struct FastRegister {
 }
 
 /// A request for the send queue.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = raw()?;
+/// use uiw_verbs::{SendFlags, SendOp, SendWr};
+/// let sges = [client.sge(0, 8)];
+/// let write = SendOp::Write { remote: server.memory.remote().into() };
+/// let request = SendWr { wr_id: 7, op: write, sges: &sges, flags: SendFlags::SIGNALED };
+/// // SAFETY: the client keeps its memory, which is the engine's, until after its queue pair.
+/// unsafe { client.qp.post_send([request])? };
+/// assert_eq!(client.completion().wr_id, 7);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {
     /// The application's own number, returned with the completion.
@@ -177,6 +271,17 @@ pub struct SendWr<'a> {
 }
 
 /// A request for a receive queue.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let end = End::new()?;
+/// use uiw_verbs::RecvWr;
+/// // SAFETY: `end` keeps the memory, which is the engine's, until after the queue pair.
+/// unsafe { end.qp.post_recv([RecvWr { wr_id: 1, sges: &[end.sge(0, 64)] }])? };
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct RecvWr<'a> {
     /// The application's own number, returned with the completion.

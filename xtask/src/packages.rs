@@ -34,6 +34,8 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "nft", package: "nftables", tests: "interop: stock utilities::*walled*" },
     Need { program: "ib_write_bw", package: "perftest", tests: "interop: stock perftest::*" },
     Need { program: "objdump", package: "binutils", tests: "interop: stock exports::*" },
+    Need { program: "unshare", package: "util-linux", tests: "interop: stock require::*" },
+    Need { program: "ucx_perftest", package: "ucx-utils", tests: "interop: stock require::ucx*" },
     Need { program: "qperf", package: "qperf", tests: "interop: stock forks::qperf*" },
     Need { program: "fio", package: "fio", tests: "interop: stock forks::fio*" },
     Need { program: "setpriv", package: "util-linux", tests: "interop: stock programs as an ordinary user" },

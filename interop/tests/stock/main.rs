@@ -8,5 +8,6 @@ mod exports;
 mod forks;
 mod perftest;
 mod python;
+mod require;
 mod rping;
 mod utilities;

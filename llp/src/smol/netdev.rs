@@ -132,7 +132,7 @@ fn link(name: &str) -> io::Result<Vec<u8>> {
     let mut header = [0; 16];
     header[4..8].copy_from_slice(&index_of(name)?.to_ne_bytes());
     // Without another number it is NETLINK_ROUTE.
-    netlink::ask(None, libc::RTM_GETLINK, &header, None)
+    netlink::ask(None, libc::RTM_GETLINK, &header, None, header.len())
 }
 
 #[cfg(test)]

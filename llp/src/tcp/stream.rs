@@ -195,21 +195,7 @@ impl Stream for TcpStream {
             let end = name.iter().position(|&o| o == 0).unwrap_or(name.len());
             String::from_utf8_lossy(&name[..end]).into_owned()
         });
-        StreamInfo {
-            rtt_us: Some(info.tcpi_rtt),
-            rtt_var_us: Some(info.tcpi_rttvar),
-            min_rtt_us: Some(info.tcpi_min_rtt),
-            cwnd: Some(info.tcpi_snd_cwnd),
-            retransmits: Some(info.tcpi_total_retrans),
-            unacked: Some(info.tcpi_unacked),
-            not_sent: Some(info.tcpi_notsent_bytes),
-            emss: Some(info.tcpi_snd_mss),
-            path_mtu: Some(info.tcpi_pmtu),
-            bytes_acked: Some(info.tcpi_bytes_acked),
-            bytes_received: Some(info.tcpi_bytes_received),
-            delivery_rate: Some(info.tcpi_delivery_rate),
-            congestion,
-        }
+        info_of(&info, congestion)
     }
 
     fn detach(&mut self) -> io::Result<()> {
@@ -226,5 +212,24 @@ impl Stream for TcpStream {
 impl Drop for TcpStream {
     fn drop(&mut self) {
         self.leave_set();
+    }
+}
+
+/// What TCP_INFO says.
+pub(super) fn info_of(info: &libc::tcp_info, congestion: Option<String>) -> StreamInfo {
+    StreamInfo {
+        rtt_us: Some(info.tcpi_rtt),
+        rtt_var_us: Some(info.tcpi_rttvar),
+        min_rtt_us: Some(info.tcpi_min_rtt),
+        cwnd: Some(info.tcpi_snd_cwnd),
+        retransmits: Some(info.tcpi_total_retrans),
+        unacked: Some(info.tcpi_unacked),
+        not_sent: Some(info.tcpi_notsent_bytes),
+        emss: Some(info.tcpi_snd_mss),
+        path_mtu: Some(info.tcpi_pmtu),
+        bytes_acked: Some(info.tcpi_bytes_acked),
+        bytes_received: Some(info.tcpi_bytes_received),
+        delivery_rate: Some(info.tcpi_delivery_rate),
+        congestion,
     }
 }

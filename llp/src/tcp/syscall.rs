@@ -85,3 +85,14 @@ pub(super) fn tcp_info(fd: BorrowedFd<'_>) -> io::Result<libc::tcp_info> {
     // SAFETY: a structure of integers, zeroed before.
     Ok(unsafe { info.assume_init() })
 }
+
+/// The same from bytes that the kernel gave, of an older or a newer kernel.
+pub(super) fn tcp_info_of(bytes: &[u8]) -> libc::tcp_info {
+    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
+    let len = bytes.len().min(size_of::<libc::tcp_info>());
+    // SAFETY: `len` bytes of each; the structure has integers alone, and was zeroed before.
+    unsafe {
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), info.as_mut_ptr().cast(), len);
+        info.assume_init()
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::{Receiver, Segment};
 use crate::error::ConnError;
-use crate::host::{Answer, Host};
+use crate::host::{ATOMIC_BYTES, Answer, Host, Traffic};
 use crate::reads::{Outstanding, OutstandingKind, ReadOrigin};
 use crate::shared::Shared;
 use uiw_ddp::{Tagged, TaggedError};
@@ -45,6 +45,7 @@ impl Receiver {
         {
             host.place_answer(id, offset, Answer::Read(payload))
                 .map_err(|error| ConnError::of_request(id, error))?;
+            host.count(Traffic::ReadReceived, len, header.last);
         }
         if header.last { Self::answered(shared, host) } else { Ok(()) }
     }
@@ -63,6 +64,7 @@ impl Receiver {
         if !shared.detached {
             host.place_answer(id, 0, Answer::Atomic(response.original))
                 .map_err(|error| ConnError::of_request(id, error))?;
+            host.count(Traffic::AtomicReceived, ATOMIC_BYTES, true);
         }
         Self::answered(shared, host)
     }
@@ -70,6 +72,7 @@ impl Receiver {
     /// The oldest Read or atomic has its answer.
     fn answered<H: Host>(shared: &mut Shared, host: &mut H) -> Result<(), ConnError> {
         let Some(front) = shared.reads.outstanding.pop_front() else { return Ok(()) };
+        shared.reads.lacks_credit = false;
         match front.origin {
             // What the peer asked for before its answer to the drain Read is still answered.
             ReadOrigin::Drain => {

@@ -10,7 +10,7 @@ mod send;
 
 use crate::Event;
 use crate::error::ConnError;
-use crate::host::Host;
+use crate::host::{Host, Traffic, Wait};
 use crate::reads::QuotedSegment;
 use crate::shared::Shared;
 use crate::timers::Timer;
@@ -147,6 +147,7 @@ impl Receiver {
             };
             at += fpdu.consumed;
             if self.segment(fpdu.ulpdu, shared, host)? == Placed::NoReceive {
+                host.count_wait(Wait::Receive);
                 self.park(fpdu.ulpdu, shared)?;
                 return Ok(at);
             }
@@ -246,6 +247,7 @@ impl Receiver {
             self.only_rtr = false;
             host.write(header.stag, header.to, payload)
                 .map_err(|error| segment.fault(error.of_write(header.stag, header.to, len)))?;
+            host.count(Traffic::WriteReceived, len, header.last);
         }
         self.write_len = self.write_len.wrapping_add(len);
         if header.last {

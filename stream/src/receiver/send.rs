@@ -2,7 +2,7 @@
 
 use super::{Placed, Receiver, Segment};
 use crate::error::{ConnError, LocalError};
-use crate::host::{Host, ReceiveError, Received, ReceivedKind};
+use crate::host::{Host, ReceiveError, Received, ReceivedKind, Traffic};
 use crate::shared::Shared;
 use uiw_ddp::{Untagged, UntaggedError};
 use uiw_rdmap::{Fault, Inbound, Operation, Protection};
@@ -62,6 +62,7 @@ impl Receiver {
             host.fail_receive(ReceiveError::Protection);
             return Err(ConnError::fault(Fault::LocalCatastrophic, None));
         }
+        host.count(Traffic::SendReceived, if immediate { 0 } else { len }, header.last);
         if let Some(delivered) = self.queues[0].placed(header, len) {
             self.deliver(inbound, delivered.len, segment, host)?;
         }

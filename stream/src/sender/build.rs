@@ -4,7 +4,7 @@ use super::Sender;
 use super::gathered::GatheredFpdu;
 use super::message::{End, Message, Source, missing_extension};
 use crate::error::ConnError;
-use crate::host::{Host, Payload};
+use crate::host::{Host, Payload, Traffic};
 use crate::shared::Shared;
 use alloc::vec::Vec;
 use uiw_ddp::Header;
@@ -141,6 +141,7 @@ impl<M> Sender<M> {
             let start = self.begin_fpdu(&header.segment(0, true));
             host.copy_request(id, 0..request.len, &mut self.queue.staging)
                 .map_err(|error| ConnError::of_request(id, error))?;
+            count(host, header.traffic(), request.len, true);
             self.queue_small(start);
             host.built(id, header.msn());
             self.completes_when_sent(id, shared);
@@ -222,6 +223,9 @@ impl<M> Sender<M> {
             done = end;
         }
         drop(payload);
+        if let Some((traffic, bytes)) = message.counted(done as u32) {
+            count(host, traffic, bytes, message.left() == 0);
+        }
         self.pending_crc.finalize(&self.fpdu, &mut self.queue.staging);
         host.release();
         Ok(done > 0)
@@ -264,7 +268,11 @@ impl<M> Sender<M> {
             self.queue.end_fpdu();
         }
         message.offset += len;
-        Ok(message.left() == 0)
+        let last = message.left() == 0;
+        if let Some((traffic, bytes)) = message.counted(len) {
+            count(host, traffic, bytes, last);
+        }
+        Ok(last)
     }
 
     /// Room for ULPDU_Length, and the DDP header behind it. Gives the FPDU's first byte in staging.
@@ -276,6 +284,12 @@ impl<M> Sender<M> {
         staging.extend_from_slice(&front[..2 + len]);
         start
     }
+}
+
+/// Counts payload that was cut into FPDUs, except Writes and Reads without any.
+#[inline(always)]
+fn count<H: Host>(host: &mut H, traffic: Traffic, len: u32, last: bool) {
+    host.count(traffic, len, last && (len > 0 || traffic == Traffic::SendSent));
 }
 
 /// Calls `each` for the pieces of memory that hold the bytes `from` of a message.

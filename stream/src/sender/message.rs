@@ -1,5 +1,6 @@
 //! A message on its way out: what its segments' headers say and where its bytes come from.
 
+use crate::host::Traffic;
 use crate::reads::QuotedSegment;
 use crate::request::{Op, Remote, Request};
 use uiw_ddp::Header;
@@ -91,6 +92,23 @@ impl Message {
         self.header.segment(self.offset, self.offset + len == self.total)
     }
 
+    /// As what a segment of this message counts whose payload has `len` bytes: see [`Host::count`].
+    ///
+    /// [`Host::count`]: crate::Host::count
+    pub(super) fn counted(&self, len: u32) -> Option<(Traffic, u32)> {
+        match (&self.source, &self.header) {
+            (Source::Request { .. } | Source::Inline { .. } | Source::Inbound { .. }, header) => {
+                Some((header.traffic(), len))
+            }
+            (Source::Fields { .. }, MessageHeader::Untagged { opcode, .. }) => match opcode {
+                Opcode::AtomicResponse => Some((Traffic::AtomicSent, crate::host::ATOMIC_BYTES)),
+                Opcode::Immediate | Opcode::ImmediateSe => Some((Traffic::SendSent, 0)),
+                _ => None,
+            },
+            (Source::Empty | Source::Fields { .. }, _) => None,
+        }
+    }
+
     pub(super) fn left(&self) -> u32 {
         self.total - self.offset
     }
@@ -121,6 +139,16 @@ impl MessageHeader {
             Self::SendImm { msn, imm, solicited } => {
                 Header::Untagged(uiw_rdmap::send_imm_header(msn, offset, last, imm, solicited))
             }
+        }
+    }
+
+    /// What a message counts as whose payload is the host's.
+    #[inline(always)]
+    pub(super) fn traffic(&self) -> Traffic {
+        match self {
+            Self::Tagged { opcode: Opcode::ReadResponse, .. } => Traffic::ReadSent,
+            Self::Tagged { .. } => Traffic::WriteSent,
+            Self::Untagged { .. } | Self::SendImm { .. } => Traffic::SendSent,
         }
     }
 

@@ -4,7 +4,7 @@ use super::Sender;
 use super::message::{End, Message, MessageHeader, Source, missing_extension};
 use crate::capabilities::ZeroWrite;
 use crate::error::{ConnError, LocalError};
-use crate::host::Host;
+use crate::host::{Host, Wait};
 use crate::reads::{InboundKind, InboundRead, OutstandingKind, ReadOrigin};
 use crate::request::{Op, Remote, Request};
 use crate::shared::Shared;
@@ -143,6 +143,9 @@ impl<M> Sender<M> {
             let fenced = request.fence && !shared.reads.outstanding.is_empty();
             let no_credit = request.op.needs_ord() && !shared.reads.has_credit();
             let local = request.op == Op::Local;
+            if no_credit && !core::mem::replace(&mut shared.reads.lacks_credit, true) {
+                host.count_wait(Wait::Credit);
+            }
             if fenced || no_credit || shared.hold && !local {
                 return Ok(None);
             }

@@ -10,6 +10,27 @@ use uiw_mem::{Access, Memory};
 
 /// A buffer at a stable address.
 ///
+/// ```
+/// use uiw_verbs::{Device, IoBuf};
+///
+/// /// A vector of a program's own.
+/// struct Block(Vec<u8>);
+///
+/// // SAFETY: a vector's heap block does not move with the vector, and nothing else has access to it.
+/// unsafe impl IoBuf for Block {
+///     fn as_mut_ptr(&mut self) -> *mut u8 {
+///         self.0.as_mut_ptr()
+///     }
+///     fn len(&self) -> usize {
+///         self.0.len()
+///     }
+/// }
+///
+/// let pd = Device::open()?.alloc_pd()?;
+/// assert_eq!(pd.register(Block(vec![1, 2]))?.bytes(), [1, 2]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Safety
 /// `as_mut_ptr` gives the first of `len` initialised bytes, which belong to the value alone and stay at that address as long as the
 /// value lives, wherever it is moved. It is asked once, before the buffer is registered; until the region has been deregistered, the
@@ -27,6 +48,18 @@ pub unsafe trait IoBuf: Send + 'static {
 }
 
 /// A buffer at a stable address that may be written.
+///
+/// ```
+/// use uiw_verbs::{Device, IoBufMut};
+///
+/// fn zeroed<B: IoBufMut>(buffer: B) -> Result<B, uiw_verbs::Error> {
+///     let mut memory = Device::open()?.alloc_pd()?.register(buffer)?;
+///     memory.bytes_mut().fill(0);
+///     Ok(memory.into_inner())
+/// }
+/// assert_eq!(zeroed(vec![1, 2])?, [0, 0]);
+/// # Ok::<(), uiw_verbs::Error>(())
+/// ```
 ///
 /// # Safety
 /// As [`IoBuf`], and the bytes may be written through the pointer.
@@ -123,6 +156,19 @@ impl<B> Drop for Held<B> {
 /// A registered buffer that is yours alone: no peer can reach it, so it is a plain slice whenever it is not in flight.
 ///
 /// Operations take all of it, or the part chosen by [`Mr::range`].
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = blocking()?;
+/// let pd = client.as_async().pd().clone();
+/// let memory = pd.register(vec![0, 1, 2, 3])?.range(1..3)?;
+/// let (_, memory) = client.send(memory).wait()?;
+/// assert_eq!(server.recv()?.as_deref(), Some(&[1, 2][..]));
+/// assert_eq!(memory.into_inner(), [0, 1, 2, 3]);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Mr<B: IoBuf> {
     /// Dropped first: the region ends before its memory does.
     raw: RawMr,
@@ -133,6 +179,18 @@ pub struct Mr<B: IoBuf> {
 /// A buffer that could not be registered.
 ///
 /// It converts to [`Error`], [`WcError`](crate::WcError) and [`std::io::Error`], so that `?` works where the buffer is not needed.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use uiw_verbs::{DeviceOptions, Device, Limits};
+/// let pd = Device::open_with(DeviceOptions::default().limits(Limits::default().max_mr(1)))?.alloc_pd()?;
+/// let first = pd.register(vec![1])?;
+/// let refused = pd.register(vec![2]).unwrap_err();
+/// assert_eq!(refused.buffer, [2]);
+/// # Ok(())
+/// # }
+/// ```
 pub struct RegisterError<B> {
     /// Why.
     pub error: Error,

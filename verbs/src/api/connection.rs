@@ -25,6 +25,23 @@ use uiw_mem::{Access, Memory};
 ///
 /// Clones are the same connection. When the last clone, the last message and the last operation are dropped it is closed; operations
 /// that were dropped before they were over are finished first, for at most [`ConnSettings::detached_timeout`].
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = blocking()?;
+/// let (client, server) = (client.into_async(), server.into_async());
+/// let device = uiw_verbs::Device::open()?;
+/// device.block_on(async {
+///     client.send_copy(b"good day").await?;
+///     assert_eq!(server.recv().await?.as_deref(), Some(&b"good day"[..]));
+///     client.disconnect().await?;
+///     assert!(server.recv().await?.is_none(), "closed in order");
+///     Ok::<(), AnyError>(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Connection {
     dispatcher: Arc<Handle>,

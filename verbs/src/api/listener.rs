@@ -14,6 +14,20 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 /// A port on which peers may connect.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use uiw_verbs::{ConnSettings, Connection, Device, Listener};
+/// let device = Device::open()?;
+/// let (pd, settings) = (device.alloc_pd()?, ConnSettings::default());
+/// let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &settings)?;
+/// let client = Connection::connect(&pd, listener.local_addr(), &settings);
+/// let (client, server) = device.block_on(async { futures_util::future::join(client, listener.accept()).await });
+/// assert_eq!(client?.info().local, server?.info().peer);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Listener {
     pd: Pd,
     settings: ConnSettings,
@@ -132,6 +146,29 @@ fn is_of_peer(error: &Error) -> bool {
 }
 
 /// A connection request. Dropping it rejects.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use uiw_verbs::{ConnSettings, Connection, Device, Listener};
+/// let device = Device::open()?;
+/// let (pd, settings) = (device.alloc_pd()?, ConnSettings::default());
+/// let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &settings)?;
+/// let server = async {
+///     let incoming = listener.incoming().await?;
+///     match incoming.private_data() {
+///         b"secret" => incoming.accept(&pd, &settings).await.map(drop),
+///         _ => incoming.reject(b"not you"),
+///     }
+/// };
+/// let settings = ConnSettings::default().private_data(*b"guess");
+/// let client = Connection::connect(&pd, listener.local_addr(), &settings);
+/// let (client, served) = device.block_on(async { futures_util::future::join(client, server).await });
+/// served?;
+/// assert!(matches!(client, Err(uiw_verbs::Error::Rejected { .. })));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Incoming {
     request: ConnRequest,

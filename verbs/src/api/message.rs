@@ -8,6 +8,17 @@ use uiw_ddp::STag;
 
 /// A received message, in its receive buffer. Dropping it posts the buffer again; while messages are kept, as many receives
 /// fewer are posted.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = blocking()?;
+/// client.as_async().send_imm(client.as_async().pd().register("text")?, 7).wait()?;
+/// let message = server.recv()?.ok_or("closed")?;
+/// assert_eq!((&message[..], message.imm()), (&b"text"[..], Some(7)));
+/// # Ok(())
+/// # }
+/// ```
 pub struct Message {
     dispatcher: Arc<Handle>,
     wc: Wc,

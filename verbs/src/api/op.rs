@@ -13,6 +13,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// Why an operation failed.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = blocking()?;
+/// use std::time::Duration;
+/// use uiw_verbs::WcError;
+/// let waited = client.recv_timeout(Duration::from_millis(1));
+/// assert!(matches!(waited, Err(WcError::TimedOut { .. })));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WcError {
@@ -65,6 +77,20 @@ fn describe(reason: Option<WireReason>) -> String {
 /// An operation that failed, with its buffer.
 ///
 /// It converts to [`WcError`] and [`std::io::Error`], so that `?` works where the buffer is not needed.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = blocking()?;
+/// use uiw_verbs::{RemoteMr, STag};
+/// let nowhere = RemoteMr { addr: 0, len: 4, rkey: STag(0x1234_5678) };
+/// let buffer = client.as_async().pd().register(vec![0; 4])?;
+/// let failed = client.read(buffer, nowhere).wait().unwrap_err();
+/// assert!(failed.error.to_string().contains("the peer refused access"));
+/// assert_eq!(failed.buffer.into_inner().len(), 4);
+/// # Ok(())
+/// # }
+/// ```
 pub struct OpError<B: IoBuf> {
     /// Why.
     pub error: WcError,
@@ -110,6 +136,21 @@ type Done<B> = Result<(Wc, Mr<B>), OpError<B>>;
 /// It is posted when it is made if the send queue has room, otherwise when room has come (back-pressure, first come first served).
 /// Dropping it detaches it, posted or not: the request goes on in its turn, and the engine holds the buffer until it completes or the
 /// connection ends. RDMA cannot cancel single requests.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = blocking()?;
+/// let pd = client.as_async().pd();
+/// // Both are under way before one is waited for.
+/// let operations = ["one", "two"].map(|text| pd.register(text).map(|memory| client.send(memory)));
+/// for operation in operations {
+///     operation?.wait()?;
+/// }
+/// assert_eq!(server.recv()?.as_deref(), Some(&b"one"[..]));
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "the outcome of an operation that is dropped is lost"]
 pub struct Op<B: IoBuf> {
     dispatcher: Arc<Handle>,

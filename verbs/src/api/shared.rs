@@ -11,6 +11,18 @@ use std::sync::atomic::Ordering;
 use uiw_mem::{Access, Memory, WindowType};
 
 /// Zeroed memory of the engine's that peers may be let into.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = blocking()?;
+/// use uiw_verbs::Access;
+/// let counter = server.as_async().pd().share(8, Access::REMOTE_ATOMIC)?;
+/// client.fetch_add(counter.remote(0..8)?, 5)?;
+/// assert_eq!(counter.load_u64(0)?, 5);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct SharedMr(Arc<RawMr>);
 
@@ -171,6 +183,26 @@ impl std::fmt::Debug for SharedMr {
 }
 
 /// A window on shared memory for the peer of one connection. Dropping it revokes the key.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = blocking()?;
+/// use uiw_verbs::{Access, RemoteMr};
+/// let memory = server.as_async().pd().share(4096, Access::empty())?;
+/// let window = server.bind_window(&memory, 0..64, Access::REMOTE_WRITE)?;
+/// server.send_copy(&window.remote().to_bytes())?;
+/// let place = RemoteMr::from_bytes(&client.recv()?.ok_or("closed")?).ok_or("not an address")?;
+/// let bytes = client.as_async().pd().register(&b"placed by the peer"[..])?;
+/// client.write(bytes, place.slice(0..18)?).wait()?;
+/// # client.send_copy(b"done")?;
+/// # server.recv()?;
+/// assert_eq!(memory.to_vec(0..18)?, b"placed by the peer");
+/// // The key ends with the window.
+/// drop(window);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct BoundWindow {
     remote: RemoteMr,

@@ -17,6 +17,19 @@ use uiw_stream::{Stream, Time};
 ///
 /// Private data is at most 512 bytes at MPA revision 1 and 508 at revision 2.
 ///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use std::sync::Arc;
+/// use uiw_verbs::{ConnOptions, cm};
+/// let end = End::new()?;
+/// let options = Arc::new(ConnOptions::default());
+/// cm::connect(&end.qp, None, "127.0.0.1:1".parse()?, &options, b"", &end.channel)?;
+/// assert!(matches!(end.event(), cm::CmEventKind::Failed(uiw_verbs::Error::Refused { .. })));
+/// # Ok(())
+/// # }
+/// ```
+///
 /// # Errors
 /// [`Error::Startup`] for illegal options or private data that is too long, [`Error::State`] unless the queue pair is in INIT,
 /// RTR or an RTS that waits for its connection, [`Error::AlreadyConnected`], [`Error::Io`] when no connection can be begun.
@@ -47,6 +60,19 @@ pub fn connect(
 /// writes its own domain's memory. Nothing is negotiated; both ends have `options`, and a smaller one of IRD and ORD counts for
 /// both. The outcome is an event on `channel`, as of [`connect`]. A fault that the stream finds in itself ends the request that
 /// it is about with the status that a peer's Terminate would give it.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use std::sync::Arc;
+/// use uiw_verbs::{ConnOptions, cm};
+/// let end = End::new()?;
+/// let options = Arc::new(ConnOptions::default());
+/// cm::connect_self(&end.qp, "127.0.0.1:0".parse()?, &options, &end.channel)?;
+/// assert!(matches!(end.event(), cm::CmEventKind::Established(_)));
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Errors
 /// As for [`connect`]; [`Error::Lost`] where the device's stack has no such streams.
@@ -104,7 +130,7 @@ fn begin_on(
     let cm = CmSide::new(id, Arc::clone(channel));
     let opened = core.insert(|stack, services, token| {
         let (socket, stream, asked_local) = open(stack, token, sink, services.now)?;
-        let mut conn = Conn::new(token, socket, stream, Arc::clone(options), cm);
+        let mut conn = Conn::new(token, socket, stream, Arc::clone(options), cm, services);
         conn.qp = Some(Arc::clone(inner));
         conn.asked_local = asked_local;
         Ok(Slot::Conn(Box::new(conn)))
@@ -124,6 +150,21 @@ fn begin_on(
 }
 
 /// Gives up a connection that is being set up; nothing happens to one that stands. The queue pair is free again.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use std::sync::Arc;
+/// use uiw_verbs::{ConnOptions, QpState, cm};
+/// let end = End::new()?;
+/// # let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+/// # let silent = listener.local_addr()?;
+/// cm::connect(&end.qp, None, silent, &Arc::new(ConnOptions::default()), b"", &end.channel)?;
+/// // The peer does not answer.
+/// cm::abandon(&end.qp);
+/// # Ok(())
+/// # }
+/// ```
 pub fn abandon(qp: &Qp) {
     let Some(token) = qp.0.conn() else { return };
     qp.0.driver.shard(token).call(move |core| {

@@ -10,6 +10,18 @@ use uiw_llp::Token;
 
 /// A connection, in set-up or standing, without its queue pair. It keeps nothing alive: once the connection is over every call
 /// answers [`Error::NotConnected`].
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = raw()?;
+/// use uiw_verbs::cm::ConnHandle;
+/// let handle = ConnHandle::of(&client.qp)?;
+/// handle.disconnect()?;
+/// assert!(matches!(server.event(), uiw_verbs::cm::CmEventKind::Disconnected(ending) if ending.orderly));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct ConnHandle {
     driver: Arc<Driver>,

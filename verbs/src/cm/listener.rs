@@ -10,6 +10,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
+use uiw_counters::Refusal;
 use uiw_llp::{ListenOptions, Token};
 use uiw_mpa::startup::Request;
 use uiw_stream::Stream;
@@ -37,10 +38,36 @@ pub(crate) struct ListenerSlot {
 }
 
 /// Identifies a device's listener. Never used again while one of its requests is undecided.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use std::sync::Arc;
+/// use uiw_verbs::{ConnOptions, cm};
+/// let end = End::new()?;
+/// let options = Arc::new(ConnOptions::default());
+/// let listen = || cm::Listener::bind(&end.device, ([127, 0, 0, 1], 0).into(), 16, &options, &end.channel);
+/// assert_ne!(listen()?.id(), listen()?.id());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerId(pub(super) u64);
 
 /// A port on which peers may connect. Dropping it closes the port; requests not decided yet are rejected.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use std::sync::Arc;
+/// use uiw_verbs::{ConnOptions, cm};
+/// let end = End::new()?;
+/// let options = Arc::new(ConnOptions::default());
+/// let listener = cm::Listener::bind(&end.device, ([127, 0, 0, 1], 0).into(), 16, &options, &end.channel)?;
+/// println!("requests to {} are events of the channel", listener.local_addr());
+/// # Ok(())
+/// # }
+/// ```
 pub struct Listener {
     driver: Arc<Driver>,
     token: Token,
@@ -180,6 +207,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
         if half_open.count() > limit && oldest.is_none() {
             let Some(slot) = core.listener(token) else { return };
             if drop_one(slot) {
+                core.services.counters.refused(Refusal::SetUpLimit);
                 tracing::warn!(limit, "too many connections in set-up: the newest is cut");
                 continue;
             }
@@ -191,6 +219,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
                 if !core.listener(token).is_some_and(drop_one) {
                     return;
                 }
+                core.services.counters.refused(Refusal::Keys);
                 tracing::warn!(%error, "a connection is cut");
                 continue;
             }
@@ -200,6 +229,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
             Ok(conn) => {
                 remember_without_request(core, token, conn, limit as usize);
                 if let Some(oldest) = oldest {
+                    core.services.counters.refused(Refusal::SetUpLimit);
                     tracing::warn!(
                         limit,
                         "too many connections in set-up: the oldest without a Request is cut"
@@ -218,6 +248,7 @@ pub(crate) fn accept_all(core: &mut Core, token: Token) {
                 if matches!(error.kind(), io::ErrorKind::NetworkDown | io::ErrorKind::NotFound) {
                     report_listener_down(core, token, error);
                 } else if error.kind() != io::ErrorKind::WouldBlock {
+                    core.services.counters.refused(Refusal::System);
                     // Out of descriptors, or a peer that is gone already: the listener goes on.
                     tracing::warn!(%error, "accepting failed");
                 }
@@ -285,7 +316,9 @@ fn accept_one(
         None => return Err(io::ErrorKind::WouldBlock.into()),
     };
     let stream = Stream::listen(options.stream_config(), sink, core.services.now);
-    let mut conn = Conn::new(token, socket, stream, options, CmSide::new(id, channel));
+    let mut conn = Conn::new(token, socket, stream, options, CmSide::new(id, channel), &core.services);
+    conn.note_ends(&core.services.shared);
+    core.services.counters.accepted();
     conn.half_open = Some(half_open);
     core.fill(token, Slot::Conn(Box::new(conn)));
     Ok(token)
@@ -315,6 +348,24 @@ impl Drop for HalfOpen {
 }
 
 /// A connection request. Dropping it rejects without private data.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use std::sync::Arc;
+/// use uiw_verbs::cm::{self, CmEventKind};
+/// let (client, server) = (End::new()?, End::new()?);
+/// let options = Arc::new(uiw_verbs::ConnOptions::default());
+/// let listener = cm::Listener::bind(&server.device, ([127, 0, 0, 1], 0).into(), 16, &options, &server.channel)?;
+/// cm::connect(&client.qp, None, listener.local_addr(), &options, b"from the client", &client.channel)?;
+/// let CmEventKind::ConnectRequest(request) = server.event() else { return Err("no request".into()) };
+/// assert_eq!(request.private_data(), b"from the client");
+/// request.accept(&server.qp, None, b"from the server", Some(&server.channel))?;
+/// let CmEventKind::Established(info) = client.event() else { return Err("not accepted".into()) };
+/// assert_eq!(info.private_data, b"from the server");
+/// # Ok(())
+/// # }
+/// ```
 pub struct ConnRequest {
     pub(super) driver: Arc<Driver>,
     pub(super) token: Token,

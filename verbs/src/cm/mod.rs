@@ -22,13 +22,30 @@ use std::sync::Arc;
 use uiw_mpa::startup::Negotiated;
 
 /// One end of one connection, to attribute events. Never used again on its device.
+///
+/// ```
+/// use uiw_verbs::cm::{CmEvent, ConnId};
+/// assert_eq!(CmEvent::posted(7).id, ConnId(0), "that of no connection");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnId(pub u64);
 
 /// Where the events of connections go: `rdma_event_channel`.
+///
+/// ```
+/// use uiw_verbs::cm::{CmChannel, CmEvent, CmEventKind};
+/// let channel = CmChannel::default();
+/// channel.post(CmEvent::posted(7));
+/// assert!(matches!(channel.try_pop().map(|event| event.kind), Some(CmEventKind::Posted(7))));
+/// ```
 pub type CmChannel = EventQueue<CmEvent>;
 
 /// Something that happened to a connection or a listener.
+///
+/// ```
+/// use uiw_verbs::cm::{CmEvent, CmEventKind};
+/// assert!(matches!(CmEvent::posted(7).kind, CmEventKind::Posted(7)));
+/// ```
 #[derive(Debug)]
 pub struct CmEvent {
     /// Which connection; of a [`CmEventKind::ConnectRequest`], the connection-to-be.
@@ -38,6 +55,23 @@ pub struct CmEvent {
 }
 
 /// What happened.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use uiw_verbs::cm::CmEventKind;
+/// fn describe(event: &CmEventKind) -> String {
+///     match event {
+///         CmEventKind::Established(info) => format!("connected to {}", info.peer),
+///         CmEventKind::Failed(error) => error.to_string(),
+///         CmEventKind::Disconnected(ending) => format!("ended, orderly: {}", ending.orderly),
+///         other => format!("{other:?}"),
+///     }
+/// }
+/// # describe(&CmEventKind::Posted(1));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub enum CmEventKind {
     /// A connection request of a peer.
@@ -76,6 +110,17 @@ impl CmEvent {
 }
 
 /// How a connection ended.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = blocking()?;
+/// client.disconnect()?;
+/// let ending = server.ended();
+/// assert!(ending.orderly && ending.reason.is_none());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CloseReason {
     /// The Terminate behind it.
@@ -85,6 +130,17 @@ pub struct CloseReason {
 }
 
 /// A standing connection.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = blocking()?;
+/// let info = client.info();
+/// assert_eq!(info.peer, server.info().local);
+/// assert!(info.negotiated.crc);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct ConnInfo {
     /// Our address.

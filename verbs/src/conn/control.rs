@@ -10,6 +10,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use uiw_counters::Refusal;
 use uiw_stream::{LocalError, PeerKind};
 
 /// After the first refusal; every further pause is twice as long.
@@ -28,6 +29,7 @@ impl Conn {
         match connected {
             Ok(false) => {}
             Ok(true) => {
+                self.note_ends(&services.shared);
                 self.stream.handle_connected(services.now);
                 self.take_events(services);
                 if self.stream.is_open() {
@@ -99,7 +101,7 @@ impl Conn {
         let negotiated = accepted.ok_or(Error::NotConnected)?;
         self.options = Arc::clone(options);
         self.qp = Some(Arc::clone(qp));
-        self.enter_rts(&negotiated);
+        self.enter_rts(&negotiated, services);
         self.take_events(services);
         self.on_readable(services);
         Ok(())
@@ -110,6 +112,7 @@ impl Conn {
         if !self.stream.reject(private_data, services.now)? {
             return Err(Error::NotConnected);
         }
+        services.counters.refused(Refusal::Program);
         self.cm.forget();
         self.transmit(services);
         Ok(())

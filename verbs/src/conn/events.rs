@@ -8,8 +8,9 @@ use crate::event::AsyncEvent;
 use crate::qp::{QpInner, QpState, RecvSource, SqMode};
 use crate::wc::{WcStatus, WireReason};
 use std::sync::Arc;
+use uiw_counters::ConnDetails;
 use uiw_mpa::startup::Negotiated;
-use uiw_rdmap::{Fault, Origin, TerminateReason};
+use uiw_rdmap::{Fault, MpaFault, Origin, TerminateReason};
 use uiw_stream::{ConnError, Ended, Established, Event, LocalError, Named, PeerKind, StartupFailure};
 
 impl Conn {
@@ -66,7 +67,7 @@ impl Conn {
     fn on_established(&mut self, established: Established, services: &mut Services) {
         let Established { negotiated, peer_ird_ord, private_data } = established;
         if self.stream.is_initiator() {
-            self.enter_rts(&negotiated);
+            self.enter_rts(&negotiated, services);
         }
         let (local, peer) = (self.socket.local_addr(), self.socket.peer_addr());
         let info = ConnInfo { local, peer, negotiated, peer_ird_ord, private_data };
@@ -74,8 +75,9 @@ impl Conn {
     }
 
     /// Full Operation has begun: the queue pair sends.
-    pub(super) fn enter_rts(&mut self, negotiated: &Negotiated) {
+    pub(super) fn enter_rts(&mut self, negotiated: &Negotiated, services: &mut Services) {
         self.half_open = None;
+        self.open_counters(services);
         tracing::debug!(parent: &self.span, ?negotiated, "full operation");
         if self.options.acknowledged && negotiated.ord == 0 {
             tracing::warn!(parent: &self.span, "completions are not acknowledged: ORD was negotiated to 0");
@@ -87,6 +89,21 @@ impl Conn {
         self.state.stream = attrs.stream;
         attrs.ird = negotiated.ird;
         attrs.ord = negotiated.ord;
+    }
+
+    /// From here on it counts.
+    fn open_counters(&mut self, services: &mut Services) {
+        let (local, peer) = (self.socket.local_addr(), self.socket.peer_addr());
+        self.was_open = true;
+        self.state.counters = services.counters.open(&ConnDetails {
+            qp_num: self.qp.as_ref().map_or(0, |qp| qp.num),
+            local,
+            peer,
+            initiator: self.stream.is_initiator(),
+            // Both ends have their entries since TCP connected, before the Request was sent.
+            same_device: services.shared.has_both_ends(local, peer),
+            kernel: self.socket.fd().is_some(),
+        });
     }
 
     /// The error of the connection manager for a start-up that failed.
@@ -106,6 +123,7 @@ impl Conn {
 
     /// A connection that was never established is over.
     pub(super) fn on_startup_failed(&mut self, error: Error, services: &mut Services) {
+        services.counters.startup_failed();
         if self.stream.is_initiator() {
             tracing::debug!(parent: &self.span, %error, "start-up failed");
             self.cm.failed(error, &mut services.wakes);
@@ -123,6 +141,7 @@ impl Conn {
         let span = self.span.clone();
         let _entered = span.enter();
         log(&ended.error);
+        count(ended, services);
         let peer = self.socket.peer_addr();
         if ended.idle && self.may_leave(&ended.error) {
             if matches!(ended.error, ConnError::NoFirstFpdu) {
@@ -243,6 +262,19 @@ impl QpInner {
         if let RecvSource::Own(rq) = &self.rq {
             self.flush_receives(&mut rq.lock(), None, wakes);
         }
+    }
+}
+
+/// Counts the Terminate of either end, and a wrong CRC.
+fn count(ended: &Ended, services: &Services) {
+    let codes = |terminate: &uiw_rdmap::Terminate| (terminate.layer, terminate.etype, terminate.code);
+    if let Some(terminate) = &ended.terminate {
+        services.counters.terminate(codes(terminate), true);
+    }
+    match &ended.error {
+        ConnError::Terminated(terminate, _) => services.counters.terminate(codes(terminate), false),
+        ConnError::Fault(fault) if fault.0 == Fault::Mpa(MpaFault::Crc) => services.counters.crc_error(),
+        _ => {}
     }
 }
 

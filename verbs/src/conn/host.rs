@@ -8,6 +8,7 @@ use crate::wr::{Remote, SendFlags, SendOp, Sge};
 use parking_lot::MutexGuard;
 use std::collections::VecDeque;
 use std::ops::Range;
+use uiw_counters::{ConnCounters, Traffic, Wait};
 use uiw_llp::Token;
 use uiw_mem::{Access, MrCache, Pinned, RemoteError, Right, Span, StreamId, Table};
 use uiw_mpa::{Crc32c, Verified};
@@ -27,6 +28,8 @@ pub(crate) struct HostState {
     receive: RecvWqe,
     /// Whether there is one.
     receiving: bool,
+    /// Where it counts: its own counters in Full Operation.
+    pub(crate) counters: ConnCounters,
     /// The message so far, once it is longer than that receive.
     long: Vec<u8>,
     /// Elements of the Reads and atomics that wait for answers, in their order.
@@ -34,9 +37,10 @@ pub(crate) struct HostState {
 }
 
 impl HostState {
-    pub(crate) fn new(token: Token) -> Self {
+    pub(crate) fn new(token: Token, counters: ConnCounters) -> Self {
         Self {
             token,
+            counters,
             stream: StreamId(0),
             cache: MrCache::default(),
             receive: RecvWqe::default(),
@@ -46,9 +50,10 @@ impl HostState {
         }
     }
 
-    /// The connection is another shard's now.
-    pub(super) fn set_token(&mut self, token: Token) {
+    /// The connection is another shard's now, before it has counted anything.
+    pub(super) fn enter_shard(&mut self, token: Token, counters: ConnCounters) {
         self.token = token;
+        self.counters = counters;
     }
 
     /// The number of the receive whose message will not be finished.
@@ -394,12 +399,40 @@ impl uiw_stream::Host for QpHost<'_> {
         qp.retire(&mut queue, self.wakes)
     }
 
+    #[inline(always)]
+    fn count(&mut self, traffic: uiw_stream::Traffic, len: u32, last: bool) {
+        self.state.counters.count(counted(traffic), len, last);
+    }
+
+    #[inline]
+    fn count_wait(&mut self, wait: uiw_stream::Wait) {
+        self.state.counters.wait(match wait {
+            uiw_stream::Wait::Credit => Wait::Credit,
+            uiw_stream::Wait::Receive => Wait::Receive,
+        });
+    }
+
     fn copy_memory(&mut self, memory: &Span, range: Range<usize>, out: &mut Vec<u8>) -> bool {
         let pin = memory.pin();
         if let Ok(pin) = &pin {
             pin.copy_to_vec(range, out);
         }
         pin.is_ok()
+    }
+}
+
+/// The counter of a stream's traffic.
+#[inline(always)]
+fn counted(traffic: uiw_stream::Traffic) -> Traffic {
+    match traffic {
+        uiw_stream::Traffic::SendSent => Traffic::SendSent,
+        uiw_stream::Traffic::SendReceived => Traffic::SendReceived,
+        uiw_stream::Traffic::WriteSent => Traffic::WriteSent,
+        uiw_stream::Traffic::WriteReceived => Traffic::WriteReceived,
+        uiw_stream::Traffic::ReadSent => Traffic::ReadSent,
+        uiw_stream::Traffic::ReadReceived => Traffic::ReadReceived,
+        uiw_stream::Traffic::AtomicSent => Traffic::AtomicSent,
+        uiw_stream::Traffic::AtomicReceived => Traffic::AtomicReceived,
     }
 }
 

@@ -10,7 +10,7 @@ mod transmit;
 pub(crate) use host::{HostState, QpHost};
 
 use crate::cm::{CmSide, HalfOpen};
-use crate::driver::Services;
+use crate::driver::{OwnEnd, Services, Shared};
 use crate::options::ConnOptions;
 use crate::qp::QpInner;
 use partial::PartialFpdu;
@@ -65,6 +65,10 @@ pub(crate) struct Conn {
     retry: Time,
     /// Counted by the listener during start-up.
     pub(crate) half_open: Option<HalfOpen>,
+    /// Its addresses among those of the device, from the connection of TCP on.
+    ends: Option<OwnEnd>,
+    /// Full Operation has begun.
+    was_open: bool,
     /// Carried out when the connection has been served.
     pub(crate) stack_request: StackRequest,
     /// The local address that the application asked for.
@@ -85,6 +89,7 @@ impl Conn {
         stream: Stream<Span>,
         options: Arc<ConnOptions>,
         cm: CmSide,
+        services: &Services,
     ) -> Self {
         let initiator = stream.is_initiator();
         let span = tracing::debug_span!("connection", id = cm.id.0, peer = %socket.peer_addr(), initiator);
@@ -95,7 +100,7 @@ impl Conn {
             options,
             cm,
             qp: None,
-            state: HostState::new(token),
+            state: HostState::new(token, services.counters.unassigned()),
             partial: PartialFpdu::default(),
             counted: 0,
             partial_since: Time::NEVER,
@@ -104,6 +109,8 @@ impl Conn {
             entry: Time::NEVER,
             retry: Time::NEVER,
             half_open: None,
+            ends: None,
+            was_open: false,
             stack_request: StackRequest::Nothing,
             asked_local: None,
             refused: None,
@@ -302,9 +309,9 @@ impl Conn {
     }
 
     /// Has entered another shard.
-    pub(crate) fn enter_shard(&mut self, token: Token) {
+    pub(crate) fn enter_shard(&mut self, token: Token, services: &Services) {
         self.token = token;
-        self.state.set_token(token);
+        self.state.enter_shard(token, services.counters.unassigned());
         self.entry = Time::NEVER;
     }
 
@@ -320,5 +327,14 @@ impl Conn {
             services.pool.give(buffer);
         }
         services.table.release(self.stream.sink());
+        services.counters.close(&self.state.counters, self.was_open);
+        self.ends = None;
+    }
+
+    /// TCP is connected.
+    pub(crate) fn note_ends(&mut self, shared: &Arc<Shared>) {
+        // Those of an earlier connection of TCP.
+        self.ends = None;
+        self.ends = OwnEnd::new(shared, self.socket.local_addr(), self.socket.peer_addr());
     }
 }

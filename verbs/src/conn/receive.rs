@@ -41,6 +41,7 @@ impl Conn {
         self.starved = self.partial.is_empty() && !services.shared.budget.has_room(RX_STAGING);
         if self.starved {
             services.is_short = true;
+            self.state.counters.wait(uiw_counters::Wait::Memory);
             self.retry = services.now.after(STARVED_PAUSE);
             return false;
         }
@@ -237,6 +238,7 @@ impl Conn {
         let counted = self.partial.len() + self.stream.parked_len();
         services.shared.budget.count(self.counted, counted);
         self.counted = counted;
+        self.state.counters.set_held(counted);
     }
 
     /// Reads start-up frames. Bytes behind a frame belong to Full Operation and stay in the buffer.

@@ -98,6 +98,7 @@ impl Core {
             timers: Timers::default(),
             wakes: Wakes::default(),
             pool: Pool::default(),
+            counters: shared.counters.shard(index),
             staging: vec![0; RX_STAGING],
             turn: TURN_ALONE,
             moved: 0,
@@ -367,7 +368,7 @@ impl Core {
             conn.give_back(&mut self.services);
             return Err(conn);
         }
-        conn.enter_shard(token);
+        conn.enter_shard(token, &self.services);
         self.fill(token, Slot::Conn(conn));
         Ok(token)
     }

@@ -33,7 +33,7 @@ pub(crate) use pool::Pool;
 pub(crate) use progress::ActiveTask;
 pub(crate) use services::{RX_STAGING, Services};
 pub(crate) use shard::Shard;
-pub(crate) use shared::Shared;
+pub(crate) use shared::{OwnEnd, Shared};
 pub(crate) use timers::Timers;
 pub(crate) use watch::Watch;
 
@@ -44,6 +44,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Instant;
+use uiw_counters::DeviceCounters;
 use uiw_llp::{Stack, Token};
 
 /// Bits of a token that name its shard, behind those that name its slot.
@@ -69,7 +70,7 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn start(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Arc<Self>> {
-        let DeviceOptions { limits, progress, progress_hooks, shards, .. } = options;
+        let DeviceOptions { limits, progress, progress_hooks, shards, counters, .. } = options;
         let wanted = match shards {
             Some(0) => return Err(Error::Zero { what: "number of shards" }),
             Some(shards) if shards > MAX_SHARDS => {
@@ -92,7 +93,9 @@ impl Driver {
             }
         }
         let wait_fds = stacks.iter().filter_map(|stack| stack.wait_fd()).collect();
-        let shared = Arc::new(Shared::new(limits, progress_hooks));
+        let counters = DeviceCounters::new(stacks.len(), counters.as_ref())
+            .map_err(Error::io("mapping the memory of the device's counters"))?;
+        let shared = Arc::new(Shared::new(limits, progress_hooks, counters));
         let mut failed = None;
         let driver = Arc::new_cyclic(|this| {
             let shards = stacks.into_iter().enumerate().map_while(|(index, stack)| {

@@ -4,6 +4,7 @@ use crate::driver::{Driver, Pool, Shared, Timers};
 use crate::notify::Wakes;
 use crate::ud::Staging;
 use std::sync::{Arc, Weak};
+use uiw_counters::ShardCounters;
 use uiw_stream::Time;
 
 /// Bytes that one read asks for; also the size of the receive staging that all connections share.
@@ -20,6 +21,7 @@ pub(crate) struct Services {
     pub(crate) timers: Timers,
     pub(crate) wakes: Wakes,
     pub(crate) pool: Pool,
+    pub(crate) counters: ShardCounters,
     pub(crate) staging: Vec<u8>,
     /// Reads, and batches to send, of one connection before the next one's turn.
     pub(crate) turn: usize,

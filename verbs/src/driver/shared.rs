@@ -5,8 +5,10 @@ use crate::error::{Error, Result};
 use crate::options::{Limits, ProgressHooks};
 use parking_lot::Mutex;
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use uiw_counters::DeviceCounters;
 
 /// Counts of a device's objects against its limits.
 #[derive(Default)]
@@ -90,6 +92,27 @@ impl Budget {
     }
 }
 
+/// An entry among the addresses of a device's connections.
+pub(crate) struct OwnEnd {
+    shared: Arc<Shared>,
+    addresses: (SocketAddr, SocketAddr),
+}
+
+impl OwnEnd {
+    /// `None`: a connection of the device has these addresses.
+    pub(crate) fn new(shared: &Arc<Shared>, local: SocketAddr, peer: SocketAddr) -> Option<Self> {
+        let addresses = (local, peer);
+        let added = shared.ends.lock().insert(addresses);
+        added.then(|| Self { shared: Arc::clone(shared), addresses })
+    }
+}
+
+impl Drop for OwnEnd {
+    fn drop(&mut self) {
+        self.shared.ends.lock().remove(&self.addresses);
+    }
+}
+
 /// State that every shard of a device uses.
 pub(crate) struct Shared {
     pub(crate) table: Arc<uiw_mem::Table>,
@@ -100,12 +123,19 @@ pub(crate) struct Shared {
     pub(crate) budget: Budget,
     pub(crate) progress_hooks: Option<ProgressHooks>,
     pub(crate) trim: Arc<Trim>,
+    pub(crate) counters: DeviceCounters,
+    /// Addresses of connections of TCP, ours first: shows which of them end at this device.
+    ends: Mutex<HashSet<(SocketAddr, SocketAddr)>>,
     next_num: AtomicU32,
     next_stream: AtomicU64,
 }
 
 impl Shared {
-    pub(crate) fn new(limits: Limits, progress_hooks: Option<ProgressHooks>) -> Self {
+    pub(crate) fn new(
+        limits: Limits,
+        progress_hooks: Option<ProgressHooks>,
+        counters: DeviceCounters,
+    ) -> Self {
         Self {
             table: uiw_mem::Table::new(uiw_mem::Limits { max_entries: limits.max_mr }),
             counts: Counts::default(),
@@ -114,6 +144,8 @@ impl Shared {
             qps: Mutex::default(),
             progress_hooks,
             trim: Arc::default(),
+            counters,
+            ends: Mutex::default(),
             next_num: AtomicU32::new(1),
             next_stream: AtomicU64::new(1),
         }
@@ -122,6 +154,11 @@ impl Shared {
     /// A number for an object that has no meaning on the wire.
     pub(crate) fn next_num(&self) -> u32 {
         self.next_num.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Whether the connection's other end belongs to this device, too.
+    pub(crate) fn has_both_ends(&self, local: SocketAddr, peer: SocketAddr) -> bool {
+        local == peer || self.ends.lock().contains(&(peer, local))
     }
 
     /// The identity of one stream: never used again.

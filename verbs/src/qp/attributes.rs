@@ -7,6 +7,12 @@ use std::sync::Arc;
 use uiw_mem::Access;
 
 /// Capacities of a queue pair.
+///
+/// ```
+/// use uiw_verbs::QpCap;
+/// let cap = QpCap { max_send_wr: 1024, ..QpCap::default() };
+/// assert_eq!(cap.max_inline, 256);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpCap {
     /// Requests in the send queue.
@@ -103,6 +109,15 @@ impl QpInit {
 }
 
 /// What can be set and queried of a queue pair.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let end = End::new()?;
+/// assert_eq!(end.qp.query().cap.max_send_wr, 128);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAttr {
     /// State.
@@ -118,6 +133,17 @@ pub struct QpAttr {
 }
 
 /// How the bytes of a standing connection travel.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let [client, server] = raw()?;
+/// let path = client.qp.path().ok_or("not connected")?;
+/// println!("segments of {} bytes, ULPDUs of {}", path.emss, path.max_ulpdu);
+/// # let _ = &server;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
     /// Bytes a TCP segment carries (RFC 5044 section 5.1).

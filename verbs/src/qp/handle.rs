@@ -19,6 +19,17 @@ use uiw_mem::Access;
 const MAX_NUM: u32 = 0x00FF_FFFF;
 
 /// A queue pair. Dropping it cuts its connection; what was posted is forgotten.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let end = End::new()?;
+/// use uiw_verbs::QpState;
+/// assert_eq!(end.qp.state(), QpState::Init);
+/// assert!(end.qp.num() <= 0xFF_FFFF);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Qp(pub(crate) Arc<QpInner>);
 
 impl std::fmt::Debug for Qp {
@@ -92,6 +103,7 @@ impl Qp {
             long: init.max_message.map(LongMessages::new),
             driver,
         });
+        inner.driver.shared.counters.queue_pair_created();
         Ok(Self(inner))
     }
 

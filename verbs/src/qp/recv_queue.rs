@@ -31,6 +31,7 @@ impl RecvQueue {
         Self { ring: Ring::new(), depth, max_sge, closed: false, flushing: false, waiting: Vec::new() }
     }
 
+    #[inline]
     pub(crate) fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), Error> {
         if self.ring.len() >= self.depth as usize {
             return Err(Error::QueueFull { queue: "receive", depth: self.depth });

@@ -35,6 +35,18 @@ impl Wake for Nudge {
 /// Drives `device` from the runtime this future is spawned on, with a task for each of its shards, until it is dropped or aborted.
 /// Meanwhile the background threads sleep. Never resolves unless the runtime cannot wait for the device's descriptor.
 ///
+/// ```
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+/// # runtime.block_on(async {
+/// let device = uiw_verbs::Device::open()?;
+/// let driver = tokio::spawn(uiw_verbs::tokio::drive(device.clone()));
+/// // ... connections of `device` ...
+/// driver.abort();
+/// # Ok::<(), std::io::Error>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 /// The system's, when the descriptor cannot be registered; [`io::ErrorKind::Unsupported`] for a stack without one (a simulated
 /// link), and on a multi-threaded runtime, where this is slower than the device's own thread; [`io::ErrorKind::ResourceBusy`] when another task or thread drives already.

@@ -3,6 +3,7 @@
 
 mod acknowledged;
 mod common;
+mod counters;
 mod data;
 mod datagrams;
 mod foreign;

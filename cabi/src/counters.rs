@@ -1,0 +1,101 @@
+//! Where a process publishes its counters: for programs on the libraries, and for uiw's own.
+
+use crate::settings::Settings;
+use std::env;
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::path::{Path, PathBuf};
+use uiw_verbs::counters::{Directory, Publish};
+
+/// The variable that names a directory, or is `off`.
+pub const VARIABLE: &str = "UIW_COUNTERS";
+
+/// Whether and where counters are published.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Counters {
+    /// In the user's directory.
+    #[default]
+    User,
+    /// In this one, which is there already.
+    In(PathBuf),
+    /// Nowhere.
+    Off,
+}
+
+impl Counters {
+    /// The value of [`VARIABLE`].
+    ///
+    /// # Errors
+    /// The rule that it breaks.
+    pub fn parse(text: &str) -> Result<Self, &'static str> {
+        match text {
+            "off" => Ok(Self::Off),
+            path if Path::new(path).is_absolute() => Ok(Self::In(path.into())),
+            _ => Err("expected off or an absolute path"),
+        }
+    }
+
+    /// Where a process publishes whose counting code is in the file `library`.
+    #[must_use]
+    pub fn publish(&self, library: String) -> Option<Publish> {
+        // SAFETY: reads a number that the kernel gave the process when it began.
+        if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+            // The environment is of a user with fewer rights, which must not decide where files are made.
+            return None;
+        }
+        let directory = match self {
+            Self::Off => return None,
+            Self::In(path) => Directory::given(path),
+            Self::User => user(),
+        };
+        Some(Publish { directory, library })
+    }
+}
+
+/// The directory of this user: `uiw` in the runtime directory that `XDG_RUNTIME_DIR` names, otherwise `/tmp/uiw-UID`.
+#[must_use]
+pub fn user() -> Directory {
+    let runtime = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    Directory::of_user(runtime.as_deref())
+}
+
+/// As the libraries publish.
+pub(crate) fn of_library(settings: &Settings) -> Option<Publish> {
+    settings.counters.publish(library())
+}
+
+/// The file that this code is in: the library, which a program may also have loaded from a place of its own.
+fn library() -> String {
+    let mut found = MaybeUninit::<libc::Dl_info>::zeroed();
+    let code = of_library as *const () as *const libc::c_void;
+    // SAFETY: an address of this code, and room for the answer.
+    let is_found = unsafe { libc::dladdr(code, found.as_mut_ptr()) } != 0;
+    // SAFETY: pointers, zeroed before the call.
+    let name = unsafe { found.assume_init() }.dli_fname;
+    if !is_found || name.is_null() {
+        return String::new();
+    }
+    // SAFETY: the name of a loaded object, which ends in NUL and lives as long as the object, to which this code belongs.
+    let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+    std::fs::canonicalize(&name).map_or(name, |path| path.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_absolute() {
+        assert_eq!(Counters::parse("off"), Ok(Counters::Off));
+        assert_eq!(Counters::parse("/run/x"), Ok(Counters::In("/run/x".into())));
+        assert!(Counters::parse("run/x").is_err() && Counters::parse("on").is_err());
+        assert!(Counters::Off.publish(String::new()).is_none());
+        let publish = Counters::In("/run/x".into()).publish("lib".to_owned()).unwrap();
+        assert_eq!((publish.directory, &*publish.library), (Directory::given("/run/x"), "lib"));
+    }
+
+    #[test]
+    fn the_file_of_this_code_is_this_program() {
+        assert_eq!(Path::new(&library()), env::current_exe().unwrap().canonicalize().unwrap());
+    }
+}

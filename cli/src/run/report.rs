@@ -1,0 +1,270 @@
+//! What a program and all that it has started moved by uiw: the sum of their counters, which they publish in a directory of this run.
+
+use super::cannot_run;
+use crate::fail::{Failure, Result};
+use crate::stat::{number, operations};
+use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::process::{Pid, Signal, geteuid, getpgrp, kill_process};
+use rustix::termios::tcgetpgrp;
+use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::iterator::Signals;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use uiw_cabi::counters;
+use uiw_verbs::counters::{Directory, Operations};
+
+/// The exit code when the program ended well, and moved nothing by uiw.
+const NOT_MET: u8 = 125;
+
+/// Runs the program, and reports when it has ended.
+pub(super) fn run(mut command: Command, require: bool, as_json: bool) -> Result<ExitCode> {
+    let run = Run::new()?;
+    command.env(counters::VARIABLE, run.directory.path());
+    // Before the program starts: none is lost.
+    let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2])
+        .map_err(|error| Failure::local("cannot catch signals", error))?;
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return Ok(cannot_run(&command, &error)),
+    };
+    let status = wait(&mut child, signals).map_err(|error| Failure::local("cannot wait for it", error))?;
+    let sum = run.sum()?;
+    drop(run);
+    let is_met = sum.with_others.total().sent.bytes > 0 || sum.with_others.total().received.bytes > 0;
+    let code = code(status);
+    if as_json {
+        eprintln!("{}", sum.json(code, is_met));
+    } else {
+        eprintln!("uiw: {}", sum.text());
+    }
+    if code == 0 && require && !is_met {
+        if !as_json {
+            eprintln!("hint: {}", sum.hint());
+        }
+        return Ok(ExitCode::from(NOT_MET));
+    }
+    Ok(ExitCode::from(code))
+}
+
+/// The exit code as shells have it.
+fn code(status: ExitStatus) -> u8 {
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    u8::try_from(code).unwrap_or(u8::MAX)
+}
+
+/// Waits for the program; signals that this process gets meanwhile are passed on.
+fn wait(child: &mut Child, mut signals: Signals) -> io::Result<ExitStatus> {
+    let handle = signals.handle();
+    // A child of this process: its number is not used again before it was waited for, which the thread's end precedes.
+    let program = Pid::from_child(child);
+    let forward = std::thread::Builder::new().name("uiw-signals".to_owned()).spawn(move || {
+        for number in &mut signals {
+            if (!matches!(number, SIGINT | SIGQUIT) || !is_foreground())
+                && let Some(signal) = Signal::from_named_raw(number)
+            {
+                let _ = kill_process(program, signal);
+            }
+        }
+    })?;
+    // The program has ended and is still a zombie.
+    let ended = rustix::process::waitid(
+        rustix::process::WaitId::Pid(program),
+        rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT,
+    );
+    handle.close();
+    let _ = forward.join();
+    ended?;
+    child.wait()
+}
+
+/// Whether a terminal sends its signals to this process and to the program alike.
+fn is_foreground() -> bool {
+    let Ok(terminal) = File::open("/dev/tty") else { return false };
+    tcgetpgrp(&terminal).is_ok_and(|group| group == getpgrp())
+}
+
+/// The directory of one run.
+struct Run {
+    directory: Directory,
+    user: Directory,
+    name: String,
+    /// Locked as long as this process lives.
+    _lock: File,
+}
+
+/// The file in a run's directory that is locked.
+const LOCK: &str = "lock";
+
+impl Run {
+    fn new() -> Result<Self> {
+        let user = counters::user();
+        sweep(&user);
+        let failed = |error: &dyn std::fmt::Display| {
+            Failure::local("cannot make a directory for the counters of the program", error)
+        };
+        let name = format!("{:016x}", getrandom::u64().map_err(|error| failed(&error))?);
+        // Not in the runtime directory, which a program that has become another user cannot enter.
+        let path = PathBuf::from(format!("/tmp/uiw-run-{name}"));
+        // Root's programs become other users: these make files in it, and cannot list it. Others' programs cannot.
+        let mode = if geteuid().is_root() { 0o1733 } else { 0o700 };
+        let make = || {
+            fs::DirBuilder::new().mode(mode).create(&path)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+            let lock = File::options().write(true).create_new(true).open(path.join(LOCK))?;
+            fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive)?;
+            io::Result::Ok(lock)
+        };
+        let lock = make().map_err(|error| failed(&error))?;
+        let run = Self { directory: Directory::given(path), user, name, _lock: lock };
+        // `uiw stat` finds it by the link; the report does without.
+        if let Err(error) = run.user.link(&run.directory, &run.name) {
+            tracing::info!(%error, "uiw stat will not show this run");
+        }
+        Ok(run)
+    }
+
+    /// The counters of every process so far.
+    fn sum(&self) -> Result<Sum> {
+        let failed = |error| Failure::local("cannot read the counters of the program", error);
+        let mut sum = Sum::default();
+        for file in self.directory.files().map_err(failed)? {
+            let read = file.and_then(|file| {
+                let snapshot = file.snapshot();
+                snapshot.map_err(|error| (file.name().to_owned(), error))
+            });
+            match read {
+                Ok(snapshot) => {
+                    let total = snapshot.total();
+                    sum.processes += 1;
+                    sum.devices += snapshot.process.devices_opened;
+                    sum.queue_pairs += snapshot.process.queue_pairs_created;
+                    sum.connections += total.established;
+                    sum.within.add(&total.same_device);
+                    sum.with_others.add(&snapshot.with_others());
+                    *sum.libraries.entry(snapshot.process.library).or_default() += 1;
+                }
+                Err((file, error)) => eprintln!("warning: {file}: {error}"),
+            }
+        }
+        Ok(sum)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        remove(&self.directory, &self.user, &self.name);
+    }
+}
+
+/// Removes a run's directory, unless a process that it has started still runs: a later run does then.
+fn remove(directory: &Directory, user: &Directory, name: &str) {
+    if directory.remove_ended().unwrap_or(false) {
+        let _ = fs::remove_file(directory.path().join(LOCK));
+        if fs::remove_dir(directory.path()).is_ok() {
+            let _ = user.unlink(name);
+        }
+    }
+}
+
+/// Removes what runs have left that were killed, or whose programs went on.
+fn sweep(user: &Directory) {
+    for directory in user.linked().unwrap_or_default() {
+        let name = directory.path().file_name().and_then(|name| name.to_str()?.strip_prefix("uiw-run-"));
+        let Some(name) = name.map(str::to_owned) else { continue };
+        match is_over(directory.path()) {
+            Ok(true) => remove(&directory, user, &name),
+            // It is gone: restarted machines lose what is in /tmp.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !directory.path().exists() => {
+                let _ = user.unlink(&name);
+            }
+            Ok(false) | Err(_) => {}
+        }
+    }
+}
+
+/// Whether the process of a run has ended.
+fn is_over(path: &Path) -> io::Result<bool> {
+    let lock = File::options().write(true).open(path.join(LOCK))?;
+    Ok(fcntl_lock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok())
+}
+
+/// The counters of all processes of a run.
+#[derive(Debug, Default)]
+struct Sum {
+    processes: u64,
+    devices: u64,
+    queue_pairs: u64,
+    connections: u64,
+    /// On queue pairs to other processes.
+    with_others: Operations,
+    /// On queue pairs of one process to itself.
+    within: Operations,
+    /// How many processes counted by each library.
+    libraries: BTreeMap<String, u64>,
+}
+
+impl Sum {
+    /// One line.
+    fn text(&self) -> String {
+        if self.processes == 0 {
+            return "no process opened a device".to_owned();
+        }
+        let moved = self.with_others.total();
+        let libraries: Vec<_> = match self.libraries.len() {
+            1 => self.libraries.keys().cloned().collect(),
+            _ => self.libraries.iter().map(|(name, count)| format!("{name} ({count})")).collect(),
+        };
+        format!(
+            "{} with {}, {} and {}: {} sent to other processes, {} received from them; by {}",
+            processes(self.processes),
+            number(self.devices, "device"),
+            number(self.queue_pairs, "queue pair"),
+            number(self.connections, "connection"),
+            number(moved.sent.bytes, "byte"),
+            number(moved.received.bytes, "byte"),
+            libraries.join(", "),
+        )
+    }
+
+    /// What may be the reason that nothing was moved.
+    fn hint(&self) -> &'static str {
+        let within = self.within.total();
+        if self.processes == 0 {
+            "the program may be linked statically, have a libibverbs of its own, or have chosen another transport"
+        } else if self.connections == 0 {
+            "the program opened a device and chose another transport: see UIW_LOG=debug and its own messages"
+        } else if within.sent.bytes > 0 || within.received.bytes > 0 {
+            "payload was moved within one process alone"
+        } else {
+            "connections were made, and no payload was moved on them"
+        }
+    }
+
+    fn json(&self, code: u8, is_met: bool) -> serde_json::Value {
+        let moved = self.with_others.total();
+        json!({
+            "type": "run",
+            "exit_code": code,
+            "moved_payload": is_met,
+            "processes": self.processes,
+            "devices_opened": self.devices,
+            "queue_pairs_created": self.queue_pairs,
+            "connections": self.connections,
+            "bytes_sent": moved.sent.bytes,
+            "bytes_received": moved.received.bytes,
+            "with_others": operations(&self.with_others),
+            "within_processes": operations(&self.within),
+            "libraries": self.libraries,
+        })
+    }
+}
+
+fn processes(count: u64) -> String {
+    if count == 1 { "1 process".to_owned() } else { format!("{count} processes") }
+}

@@ -1,0 +1,182 @@
+//! Counters in Prometheus' text format, version 0.0.4.
+
+use super::collect::Collected;
+use std::fmt::Write as _;
+use uiw_verbs::counters::{Count, Directions};
+
+/// A metric with its samples, which the format requires to stand together.
+struct Metric {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+    /// Labels and value.
+    samples: Vec<(String, f64)>,
+}
+
+/// All metrics, in the order of their first use.
+#[derive(Default)]
+struct Metrics(Vec<Metric>);
+
+impl Metrics {
+    fn add(
+        &mut self,
+        (name, kind, help): (&'static str, &'static str, &'static str),
+        labels: String,
+        value: f64,
+    ) {
+        let at = self.0.iter().position(|metric| metric.name == name).unwrap_or_else(|| {
+            self.0.push(Metric { name, kind, help, samples: Vec::new() });
+            self.0.len() - 1
+        });
+        self.0[at].samples.push((labels, value));
+    }
+
+    fn counter(&mut self, name: &'static str, help: &'static str, labels: String, value: u64) {
+        self.add((name, "counter", help), labels, value as f64);
+    }
+
+    fn traffic(
+        &mut self,
+        [messages, bytes]: [(&'static str, &'static str); 2],
+        labels: &str,
+        moved: Directions,
+    ) {
+        for (direction, Count { messages: whole, bytes: payload }) in
+            [("sent", moved.sent), ("received", moved.received)]
+        {
+            let labels = format!("{labels},direction=\"{direction}\"");
+            self.counter(messages.0, messages.1, labels.clone(), whole);
+            self.counter(bytes.0, bytes.1, labels, payload);
+        }
+    }
+}
+
+const TRAFFIC: [(&str, &str); 2] = [
+    ("uiw_messages_total", "Whole messages, by operation and the direction in which their payload travels."),
+    ("uiw_bytes_total", "Bytes of payload, by operation and the direction in which they travel."),
+];
+const CONNECTION_TRAFFIC: [(&str, &str); 2] = [
+    ("uiw_connection_messages_total", "Whole messages of an open connection."),
+    ("uiw_connection_bytes_total", "Bytes of payload of an open connection."),
+];
+
+/// The text for every device of every program that runs.
+pub(super) fn text(collected: &mut Collected) -> String {
+    let mut all = Metrics::default();
+    for process in &mut collected.processes {
+        let about = &process.snapshot.process;
+        let Some(pid) = process.pid.or(process.is_elsewhere.then_some(about.pid)) else { continue };
+        // A program may have several devices, and another PID namespace the same number.
+        let device = process.file.name().split('.').next().unwrap_or_default();
+        let of = format!("pid=\"{pid}\",name={},device={}", quoted(&about.name), quoted(device));
+        all.counter("uiw_devices_opened_total", "Device handles opened.", of.clone(), about.devices_opened);
+        let created = about.queue_pairs_created;
+        all.counter("uiw_queue_pairs_created_total", "Queue pairs created.", of.clone(), created);
+        process.snapshot.read_tcp();
+        for shard in &process.snapshot.shards {
+            let of = format!("{of},shard=\"{}\"", shard.index);
+            for (operation, moved) in shard.traffic.named() {
+                all.traffic(TRAFFIC, &format!("{of},operation=\"{operation}\""), moved);
+            }
+            for (wait, count) in [
+                ("credit", shard.waits.credit),
+                ("receive", shard.waits.receive),
+                ("memory", shard.waits.memory),
+            ] {
+                let labels = format!("{of},wait=\"{wait}\"");
+                all.counter("uiw_waits_total", "How often connections waited, by what for.", labels, count);
+            }
+            let held = ("uiw_held_bytes", "gauge", "Bytes kept against the receive memory budget.");
+            all.add(held, of.clone(), shard.held_bytes as f64);
+            for (name, help, count) in [
+                ("uiw_accepted_total", "Peers whose TCP connection was accepted.", shard.accepted),
+                ("uiw_established_total", "Connections that entered Full Operation.", shard.established),
+                ("uiw_ended_total", "Established connections that are over.", shard.ended),
+                ("uiw_failed_startups_total", "Connections that ended in start-up.", shard.failed_startups),
+                ("uiw_crc_errors_total", "FPDUs with a wrong CRC.", shard.crc_errors),
+            ] {
+                all.counter(name, help, of.clone(), count);
+            }
+            for (reason, count) in [
+                ("set_up_limit", shard.refused_set_up_limit),
+                ("keys", shard.refused_keys),
+                ("system", shard.refused_system),
+                ("program", shard.refused_program),
+            ] {
+                let labels = format!("{of},reason=\"{reason}\"");
+                all.counter("uiw_refused_total", "Peers that were not connected, by reason.", labels, count);
+            }
+            for count in &shard.terminates {
+                let code = match count.code {
+                    Some((layer, etype, code)) => format!("{layer:x}/{etype:x}/{code:02x}"),
+                    None => "other".to_owned(),
+                };
+                for (direction, count) in [("sent", count.sent), ("received", count.received)] {
+                    let labels = format!("{of},code=\"{code}\",direction=\"{direction}\"");
+                    let help = "Terminates, by layer, error type and code of RFC 5040.";
+                    all.counter("uiw_terminates_total", help, labels, count);
+                }
+            }
+        }
+        for connection in &process.snapshot.connections {
+            let of = format!(
+                "{of},shard=\"{}\",queue_pair=\"{:06x}\",local=\"{}\",peer=\"{}\"",
+                connection.shard, connection.qp_num, connection.local, connection.peer
+            );
+            all.traffic(CONNECTION_TRAFFIC, &of, connection.traffic.total());
+            let Some(tcp) = &connection.tcp else { continue };
+            if let Some(rtt) = tcp.rtt_us {
+                let metric = ("uiw_connection_rtt_seconds", "gauge", "Smoothed round-trip time of TCP.");
+                all.add(metric, of.clone(), f64::from(rtt) / 1e6);
+            }
+            if let Some(count) = tcp.retransmits {
+                let help = "TCP segments sent again.";
+                all.counter("uiw_connection_retransmits_total", help, of, count.into());
+            }
+        }
+    }
+    all.0.iter().fold(String::new(), |mut text, metric| {
+        let Metric { name, kind, help, samples } = metric;
+        // To write to a string does not fail.
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for (labels, value) in samples {
+            let _ = writeln!(text, "{name}{{{labels}}} {value}");
+        }
+        text
+    })
+}
+
+/// A label's value.
+fn quoted(value: &str) -> String {
+    let mut out = String::from("\"");
+    for c in value.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '"' => out.push_str("\\\""),
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_quoted() {
+        assert_eq!(quoted("a\"b\\c\nd"), r#""a\"b\\c\nd""#);
+    }
+
+    #[test]
+    fn samples_of_a_metric_stand_together() {
+        let mut all = Metrics::default();
+        all.counter("a", "A.", "x=\"1\"".to_owned(), 1);
+        all.counter("b", "B.", "x=\"1\"".to_owned(), 2);
+        all.counter("a", "A.", "x=\"2\"".to_owned(), 3);
+        let names: Vec<_> = all.0.iter().map(|metric| (metric.name, metric.samples.len())).collect();
+        assert_eq!(names, [("a", 2), ("b", 1)]);
+    }
+}

@@ -1,0 +1,116 @@
+//! `uiw stat`: the counters that programs publish, of those that run and of those that have ended.
+
+mod collect;
+mod metrics;
+mod responder;
+mod show;
+
+use crate::fail::{Exit, Failure, Result};
+use crate::stop::Stop;
+use collect::{Collected, Process};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+pub(crate) use show::{number, operations};
+
+/// Show the counters of running programs.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Only this process: its number or its name, as `ps -o pid,comm` shows them
+    #[arg(value_name = "PID|NAME")]
+    process: Option<String>,
+    /// Repeat until Ctrl-C
+    #[arg(long)]
+    watch: bool,
+    /// Seconds over which rates are measured; 0 shows counts alone
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = crate::args::seconds)]
+    interval: f64,
+    /// One JSON object a process
+    #[arg(long)]
+    json: bool,
+    /// Serve the counters of all programs at http://ADDR/metrics, in Prometheus' text format, until Ctrl-C
+    #[arg(long, value_name = "ADDR:PORT", conflicts_with_all = ["process", "watch", "json"])]
+    prometheus: Option<SocketAddr>,
+}
+
+pub(crate) const HELP: &str = "\
+Programs publish their counters in files: of the directory uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID. A program that has
+ended is shown once, and its file is removed; files of `uiw run` are removed by that alone.
+
+Bytes are payload, in the direction in which it travels: a Read counts as sent where its data comes from. Round trips and
+retransmissions are the kernel's and need its TCP, in this network namespace.";
+
+/// Shows them once or repeatedly, or serves them.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    if let Some(address) = args.prometheus {
+        return responder::serve(address, &Stop::on_signal()?);
+    }
+    let interval = Duration::from_secs_f64(args.interval);
+    let stop = if args.watch || !interval.is_zero() { Some(Stop::on_signal()?) } else { None };
+    let mut before: Option<(Instant, Collected)> = None;
+    let mut shown = 0_usize;
+    loop {
+        let now = Instant::now();
+        let mut collected = collect::all(args.process.as_deref())?;
+        if interval.is_zero() || before.is_some() {
+            let earlier = before.as_ref().map(|(at, all)| (now.duration_since(*at), all));
+            shown += show(args, &mut collected, earlier);
+            if !args.watch {
+                break;
+            }
+        }
+        before = Some((now, collected));
+        let pause = if interval.is_zero() { Duration::from_secs(1) } else { interval };
+        if let Some(stop) = &stop
+            && stop.sleep_for(pause)
+        {
+            break;
+        }
+    }
+    match &args.process {
+        Some(process) if shown == 0 => Err(Failure::new(
+            Exit::Failed,
+            format!("no counters of {process}"),
+            "no such program of this user publishes any",
+            "see `uiw stat` for those that do",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Shows every process, and removes the files of those that have ended. Returns how many were shown.
+fn show(args: &Args, collected: &mut Collected, before: Option<(Duration, &Collected)>) -> usize {
+    for (file, error) in &collected.unreadable {
+        eprintln!("warning: {file}: {error}");
+    }
+    let mut shown = 0;
+    for process in &mut collected.processes {
+        if !process.claim() {
+            continue;
+        }
+        process.snapshot.read_tcp();
+        let earlier = before.and_then(|(time, all)| Some((time, all.same_as(process)?)));
+        match args.json {
+            true => show::json(process, earlier),
+            false => show::text(process, earlier),
+        }
+        shown += 1;
+    }
+    shown
+}
+
+impl Process {
+    /// Whether it is to be shown: one that has ended by the program alone that removes its file.
+    fn claim(&self) -> bool {
+        if self.pid.is_some() || self.is_elsewhere || self.is_kept {
+            return true;
+        }
+        match self.file.remove(&self.directory) {
+            Ok(first) => first,
+            Err(error) => {
+                eprintln!("warning: {}: {error}", self.file.name());
+                true
+            }
+        }
+    }
+}

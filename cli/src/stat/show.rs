@@ -1,0 +1,264 @@
+//! A process's counters as text and as JSON.
+
+use super::Process;
+use crate::text;
+use crate::text::grouped;
+use serde_json::{Value, json};
+use std::time::Duration;
+use uiw_verbs::counters::{
+    ConnectionCounters, Count, Directions, Operations, ShardCounts, Snapshot, TerminateCount, Waits,
+};
+
+/// Bytes a second, sent and received.
+type Rates = (f64, f64);
+
+/// The rates since an earlier time; `None` where there is none.
+fn rates(now: &Operations, before: Option<(Duration, Operations)>) -> Option<Rates> {
+    let (time, before) = before?;
+    let seconds = time.as_secs_f64();
+    let moved = now.since(&before).total();
+    (seconds > 0.0).then(|| (moved.sent.bytes as f64 / seconds, moved.received.bytes as f64 / seconds))
+}
+
+/// The same connection at an earlier time.
+fn earlier<'a>(before: &'a Snapshot, now: &ConnectionCounters) -> Option<&'a ConnectionCounters> {
+    let id = |it: &ConnectionCounters| (it.shard, it.began_ns, it.local, it.peer);
+    before.connections.iter().find(|connection| id(connection) == id(now))
+}
+
+fn connection_rates(connection: &ConnectionCounters, before: Option<(Duration, &Snapshot)>) -> Option<Rates> {
+    let before = before.map(|(time, before)| {
+        // One that began since had nothing then.
+        let then = earlier(before, connection).map(|then| then.traffic).unwrap_or_default();
+        (time, then)
+    });
+    rates(&connection.traffic, before)
+}
+
+/// Prints it.
+pub(super) fn text(process: &Process, before: Option<(Duration, &Snapshot)>) {
+    let snapshot = &process.snapshot;
+    let total = snapshot.total();
+    let about = &snapshot.process;
+    let name = match process.pid {
+        Some(pid) => format!("{pid} {}", about.name),
+        None if process.is_elsewhere => format!("{} {} (in another PID namespace)", about.pid, about.name),
+        None => format!("{} {} (ended)", about.pid, about.name),
+    };
+    text::line(format!(
+        "{name}: {}, {}, {} of {} open; {}",
+        number(about.devices_opened, "device"),
+        number(about.queue_pairs_created, "queue pair"),
+        grouped(total.established - total.ended.min(total.established)),
+        number(total.established, "connection"),
+        about.library,
+    ));
+    let rates = rates(&total.traffic, before.map(|(time, before)| (time, before.total().traffic)));
+    text::line(format!("  {}", directions(total.traffic.total(), rates)));
+    for (name, moved) in total.traffic.named() {
+        if moved != Directions::default() {
+            text::line(format!("  {name:6} {}", directions(moved, None)));
+        }
+    }
+    for line in troubles(&total) {
+        text::line(format!("  {line}"));
+    }
+    for connection in &snapshot.connections {
+        let (arrow, rates) =
+            (if connection.initiator { "->" } else { "<-" }, connection_rates(connection, before));
+        text::line(format!(
+            "  qp {:06x} {} {arrow} {}, shard {}{}",
+            connection.qp_num,
+            connection.local,
+            connection.peer,
+            connection.shard,
+            if connection.same_device { ", within the device" } else { "" },
+        ));
+        text::line(format!("    {}", directions(connection.traffic.total(), rates)));
+        let mut line = Vec::new();
+        if let Some(tcp) = &connection.tcp {
+            line.extend(tcp.rtt_us.map(|rtt| format!("round trip {}", text::micros(rtt.into()))));
+            line.extend(
+                tcp.retransmits.map(|count| format!("retransmitted {}", number(count.into(), "segment"))),
+            );
+            line.extend(tcp.cwnd.map(|window| format!("window {}", number(window.into(), "segment"))));
+            line.extend(tcp.congestion.clone());
+        }
+        line.extend(waits(&connection.waits));
+        if connection.held_bytes > 0 {
+            line.push(format!("{} bytes held", grouped(connection.held_bytes)));
+        }
+        if !line.is_empty() {
+            text::line(format!("    {}", line.join(", ")));
+        }
+    }
+}
+
+/// A number and what it counts.
+pub(crate) fn number(number: u64, what: &str) -> String {
+    format!("{} {what}{}", grouped(number), if number == 1 { "" } else { "s" })
+}
+
+fn directions(moved: Directions, rates: Option<Rates>) -> String {
+    let one = |what: &str, count: Count, rate: Option<f64>| {
+        let rate = rate.map(|rate| format!(" ({})", text::rate(rate))).unwrap_or_default();
+        format!("{what} {} in {}{rate}", number(count.bytes, "byte"), number(count.messages, "message"))
+    };
+    let sent = one("sent", moved.sent, rates.map(|(sent, _)| sent));
+    format!("{sent}, {}", one("received", moved.received, rates.map(|(_, received)| received)))
+}
+
+fn waits(waits: &Waits) -> Option<String> {
+    let all = [(waits.credit, "credit"), (waits.receive, "a receive"), (waits.memory, "memory")];
+    let some: Vec<_> = all
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!("{count} for {what}"))
+        .collect();
+    (!some.is_empty()).then(|| format!("waited {}", some.join(", ")))
+}
+
+/// What is worth a line only where there was some.
+fn troubles(total: &ShardCounts) -> Vec<String> {
+    let mut lines = Vec::new();
+    lines.extend(waits(&total.waits));
+    let refused = [
+        (total.refused_set_up_limit, "by the limit of connections in set-up"),
+        (total.refused_keys, "without a memory key"),
+        (total.refused_system, "by the system"),
+        (total.refused_program, "by the program"),
+    ];
+    for (count, why) in refused {
+        if count > 0 {
+            lines.push(format!("{} refused {why}", number(count, "peer")));
+        }
+    }
+    if total.failed_startups > 0 {
+        lines.push(format!("{} failed in start-up", number(total.failed_startups, "connection")));
+    }
+    if total.crc_errors > 0 {
+        lines.push(format!("{} with a wrong CRC", number(total.crc_errors, "FPDU")));
+    }
+    for count in &total.terminates {
+        let (sent, received) = (grouped(count.sent), grouped(count.received));
+        lines.push(format!("Terminate {}: {sent} sent, {received} received", code(count)));
+    }
+    if total.held_bytes > 0 {
+        lines.push(format!("{} bytes held", grouped(total.held_bytes)));
+    }
+    lines
+}
+
+/// Layer, error type and code as RFC 5040 writes them.
+fn code(count: &TerminateCount) -> String {
+    match count.code {
+        Some((layer, etype, code)) => format!("{layer:x}/{etype:x}/{code:02x}"),
+        None => "of other codes".to_owned(),
+    }
+}
+
+/// Prints it as one object.
+pub(super) fn json(process: &Process, before: Option<(Duration, &Snapshot)>) {
+    let snapshot = &process.snapshot;
+    let about = &snapshot.process;
+    let total = snapshot.total();
+    let rates = rates(&total.traffic, before.map(|(time, before)| (time, before.total().traffic)));
+    let connections = snapshot.connections.iter().map(|connection| {
+        let tcp = connection.tcp.as_ref().map(|tcp| {
+            json!({
+                "rtt_us": tcp.rtt_us,
+                "rtt_var_us": tcp.rtt_var_us,
+                "retransmits": tcp.retransmits,
+                "cwnd": tcp.cwnd,
+                "unacked": tcp.unacked,
+                "congestion": tcp.congestion,
+            })
+        });
+        json!({
+            "shard": connection.shard,
+            "queue_pair": connection.qp_num,
+            "local": connection.local,
+            "peer": connection.peer,
+            "initiator": connection.initiator,
+            "same_device": connection.same_device,
+            "began_ns": connection.began_ns,
+            "traffic": operations(&connection.traffic),
+            "rates": rate_object(connection_rates(connection, before)),
+            "waits": wait_object(&connection.waits),
+            "held_bytes": connection.held_bytes,
+            "tcp": tcp,
+        })
+    });
+    let queue_pairs = snapshot.queue_pairs().into_iter().map(|pair| {
+        json!({
+            "queue_pair": pair.qp_num,
+            "connections": pair.connections,
+            "traffic": operations(&pair.traffic),
+            "waits": wait_object(&pair.waits),
+        })
+    });
+    text::json(&json!({
+        "type": "process",
+        "pid": process.pid.unwrap_or(about.pid),
+        "name": about.name,
+        "running": process.pid.is_some() || process.is_elsewhere,
+        "library": about.library,
+        "began_ns": about.began_ns,
+        "devices_opened": about.devices_opened,
+        "queue_pairs_created": about.queue_pairs_created,
+        "total": shard(&total),
+        "with_others": operations(&snapshot.with_others()),
+        "rates": rate_object(rates),
+        "shards": snapshot.shards.iter().map(shard).collect::<Vec<_>>(),
+        "queue_pairs": queue_pairs.collect::<Vec<_>>(),
+        "connections": connections.collect::<Vec<_>>(),
+    }));
+}
+
+fn rate_object(rates: Option<Rates>) -> Value {
+    rates.map_or(Value::Null, |(sent, received)| json!({ "sent": sent, "received": received }))
+}
+
+fn wait_object(waits: &Waits) -> Value {
+    json!({ "credit": waits.credit, "receive": waits.receive, "memory": waits.memory })
+}
+
+/// Traffic as an object.
+pub(crate) fn operations(traffic: &Operations) -> Value {
+    let count = |count: Count| json!({ "messages": count.messages, "bytes": count.bytes });
+    let each = traffic.named().map(|(name, moved)| {
+        (name.to_owned(), json!({ "sent": count(moved.sent), "received": count(moved.received) }))
+    });
+    Value::Object(each.into_iter().collect())
+}
+
+fn shard(counts: &ShardCounts) -> Value {
+    let terminates = counts.terminates.iter().map(|count| {
+        json!({
+            "layer": count.code.map(|(layer, ..)| layer),
+            "type": count.code.map(|(_, etype, _)| etype),
+            "code": count.code.map(|(.., code)| code),
+            "sent": count.sent,
+            "received": count.received,
+        })
+    });
+    json!({
+        "shard": counts.index,
+        "traffic": operations(&counts.traffic),
+        "same_device": operations(&counts.same_device),
+        "waits": wait_object(&counts.waits),
+        "held_bytes": counts.held_bytes,
+        "accepted": counts.accepted,
+        "established": counts.established,
+        "ended": counts.ended,
+        "failed_startups": counts.failed_startups,
+        "refused": {
+            "set_up_limit": counts.refused_set_up_limit,
+            "keys": counts.refused_keys,
+            "system": counts.refused_system,
+            "program": counts.refused_program,
+        },
+        "crc_errors": counts.crc_errors,
+        "terminates": terminates.collect::<Vec<_>>(),
+    })
+}

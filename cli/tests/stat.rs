@@ -1,0 +1,263 @@
+//! `uiw stat` beside programs that move bytes, one of them killed.
+
+use serde_json::Value;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A runtime directory of its own, removed when dropped.
+struct Runtime(PathBuf);
+
+impl Runtime {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("uiw-stat-{}-{count}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+        Self(path)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
+        command.args(args).env("XDG_RUNTIME_DIR", &self.0).env_remove("UIW_COUNTERS").stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    /// A program that says first where it listens, killed when dropped.
+    fn listening(&self, args: &[&str]) -> Listening {
+        let mut child = self.command(args).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let address =
+            line.strip_prefix("listening on ").unwrap_or_else(|| panic!("{line:?}")).trim().to_owned();
+        Listening { child, address }
+    }
+
+    /// The objects of `uiw stat --json --interval 0` with more arguments.
+    fn stat(&self, more: &[&str]) -> Vec<Value> {
+        let output = self.run(&[&["stat", "--json", "--interval", "0"], more].concat());
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn files(&self) -> usize {
+        fs::read_dir(self.0.join("uiw")).unwrap().count()
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Listening {
+    child: Child,
+    address: String,
+}
+
+impl Listening {
+    fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// `messages` and `bytes` of one operation and direction of all shards.
+fn count(process: &Value, operation: &str, direction: &str) -> (u64, u64) {
+    let count = &process["total"]["traffic"][operation][direction];
+    (count["messages"].as_u64().unwrap(), count["bytes"].as_u64().unwrap())
+}
+
+#[test]
+fn counts_are_what_was_moved_and_survive_sigkill() {
+    let runtime = Runtime::new();
+    let mut server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
+    let perf = |op: &str, seconds: &str| {
+        let args = ["perf", &server.address, "--op", op, "--size", "5000", "--seconds", seconds, "--json"];
+        runtime.command(&args)
+    };
+    let mut written = 0;
+    for (op, operation, by_client) in
+        [("write", "write", "sent"), ("read", "read", "received"), ("send", "send", "sent")]
+    {
+        let output = perf(op, "0.2").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let processes = runtime.stat(&[]);
+        let [serving, client] = &processes[..] else { panic!("{processes:?}") };
+        assert_eq!((&serving["running"], &client["running"]), (&true.into(), &false.into()));
+        assert_eq!(serving["pid"], server.child.id());
+        // Messages to begin and to end the run are Sends, too.
+        let (messages, bytes) = count(client, operation, by_client);
+        let (expected_messages, expected) =
+            (said["messages"].as_u64().unwrap(), said["bytes"].as_u64().unwrap());
+        if op == "send" {
+            assert!(messages >= expected_messages && bytes >= expected, "{client} {said}");
+        } else {
+            assert_eq!((messages, bytes), (expected_messages, expected), "{op}");
+        }
+        let by_server = if by_client == "sent" { "received" } else { "sent" };
+        if op == "write" {
+            written = bytes;
+        }
+        if op == "read" {
+            assert_eq!(count(serving, operation, by_server), (messages, bytes));
+        }
+        assert_eq!(count(serving, "write", "received").1, written);
+        assert_eq!(serving["with_others"], serving["total"]["traffic"]);
+        // The one that has ended is reported once.
+        assert_eq!(runtime.files(), 1);
+    }
+
+    // In the middle of a run: the server is killed.
+    let mut client = perf("write", "60").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let serving = loop {
+        let mut processes = runtime.stat(&[&server.child.id().to_string()]);
+        let process = processes.remove(0);
+        if count(&process, "write", "received").1 > written + 50_000_000 {
+            break process;
+        }
+    };
+    let [connection] = &serving["connections"].as_array().unwrap()[..] else { panic!("{serving}") };
+    assert_eq!(connection["local"], server.address);
+    assert!(connection["tcp"]["rtt_us"].as_u64().unwrap() > 0, "{connection}");
+    assert!(connection["tcp"]["retransmits"].is_u64() && connection["initiator"] == false);
+    assert_eq!(connection["same_device"], false);
+    let pair = &serving["queue_pairs"][0];
+    assert_eq!((&pair["queue_pair"], &pair["connections"]), (&connection["queue_pair"], &1.into()));
+    server.kill();
+    let _ = client.wait();
+    let processes = runtime.stat(&[]);
+    let [killed, client] = &processes[..] else { panic!("{processes:?}") };
+    assert_eq!((&killed["running"], &client["running"]), (&false.into(), &false.into()));
+    let (messages, bytes) = count(killed, "write", "received");
+    assert!(bytes >= count(&serving, "write", "received").1);
+    // Of the message that it was killed in, a part.
+    assert!(messages * 5000 <= bytes && bytes < (messages + 1) * 5000, "{messages} {bytes}");
+    assert!(bytes - written <= count(client, "write", "sent").1);
+    assert_eq!(runtime.files(), 0);
+    assert!(runtime.stat(&[]).is_empty());
+}
+
+#[test]
+fn text_names_the_process_and_its_connections() {
+    let runtime = Runtime::new();
+    let server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
+    let ping = runtime.run(&["ping", &server.address, "-c", "20", "-s", "3000"]);
+    assert!(ping.status.success(), "{ping:?}");
+    let output = runtime.run(&["stat", &server.child.id().to_string(), "--interval", "0.05"]);
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let first = text.lines().next().unwrap();
+    assert!(first.starts_with(&format!("{} uiw: 1 device, 1 queue pair, ", server.child.id())), "{text}");
+    assert!(text.contains(" kB/s)"), "{text}");
+    // By name, and none of another name.
+    assert_eq!(runtime.stat(&["uiw"]).len(), 2);
+    let none = runtime.run(&["stat", "--interval", "0", "nosuchprogram"]);
+    let error = String::from_utf8(none.stderr).unwrap();
+    assert_eq!(none.status.code(), Some(1));
+    assert!(
+        error.starts_with("error: no counters of nosuchprogram") && error.contains("\nhint: "),
+        "{error}"
+    );
+}
+
+#[test]
+fn files_that_are_none_are_named_and_others_are_shown() {
+    let runtime = Runtime::new();
+    let server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
+    let folder = runtime.0.join("uiw");
+    fs::write(folder.join("garbage.counters"), vec![7; 100_000]).unwrap();
+    fs::write(folder.join("empty.counters"), []).unwrap();
+    symlink("/dev/zero", folder.join("link.counters")).unwrap();
+    fs::write(folder.join("notes.txt"), "no counters").unwrap();
+    let output = runtime.run(&["stat", "--interval", "0", "--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(errors.lines().filter(|line| line.starts_with("warning: ")).count(), 3, "{errors}");
+    assert!(errors.contains("garbage.counters: it is not a file of counters"), "{errors}");
+    let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(shown["pid"], server.child.id());
+    // What is not ours stays.
+    assert_eq!(runtime.files(), 5);
+}
+
+#[test]
+fn off_publishes_nothing() {
+    let runtime = Runtime::new();
+    let mut command = runtime.command(&["serve", "--listen", "127.0.0.1:0", "--until-stdin-ends"]);
+    let output = command.env("UIW_COUNTERS", "off").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(!runtime.0.join("uiw").exists());
+    let mut command = runtime.command(&["serve"]);
+    let output = command.env("UIW_COUNTERS", "relative").output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+}
+
+/// Sends `request` and reads the answer to its end.
+fn http(address: &str, request: &str) -> String {
+    let mut client = TcpStream::connect(address).unwrap();
+    client.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    // The other end may reset a connection whose request it did not read to its end.
+    let _ = client.read_to_string(&mut answer);
+    answer
+}
+
+#[test]
+fn prometheus_is_served_beside_silent_and_hostile_clients() {
+    let runtime = Runtime::new();
+    let server = runtime.listening(&["serve", "--listen", "127.0.0.1:0"]);
+    let ping = runtime.run(&["ping", &server.address, "-c", "20", "-s", "3000"]);
+    assert!(ping.status.success(), "{ping:?}");
+    let metrics = runtime.listening(&["stat", "--prometheus", "127.0.0.1:0"]);
+    // Fewer than are served at a time: each has a few seconds for its request.
+    let silent: Vec<_> = (0..10).map(|_| TcpStream::connect(&metrics.address).unwrap()).collect();
+    let long = format!("GET /metrics HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(20_000));
+    assert!(!http(&metrics.address, &long).contains("200 OK"));
+    assert!(http(&metrics.address, "DELETE /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 405 "));
+    let answer = http(&metrics.address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("text/plain; version=0.0.4"), "{head}");
+    assert!(head.contains(&format!("Content-Length: {}", body.len())), "{head}");
+    // Every line is a comment or a sample of a metric that was declared.
+    let mut declared = Vec::new();
+    for line in body.lines() {
+        match line.strip_prefix("# TYPE ") {
+            Some(rest) => declared.push(rest.split(' ').next().unwrap()),
+            None if line.starts_with("# HELP ") => {}
+            None => {
+                let (name, value) = (line.split('{').next().unwrap(), line.rsplit(' ').next().unwrap());
+                assert_eq!(declared.last(), Some(&name), "{line}");
+                assert!(value.parse::<f64>().is_ok(), "{line}");
+            }
+        }
+    }
+    let sum = |name: &str, labels: [&str; 3]| -> f64 {
+        let lines = body.lines().filter(|line| line.starts_with(&format!("{name}{{")));
+        let found = lines.filter(|line| labels.iter().all(|label| line.contains(label)));
+        found.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    };
+    let pid = format!("pid=\"{}\"", server.child.id());
+    let received = sum("uiw_bytes_total", [&pid, "operation=\"send\"", "direction=\"received\""]);
+    let (_, bytes) = count(&runtime.stat(&[&server.child.id().to_string()])[0], "send", "received");
+    assert!(received >= 60_000.0 && received == bytes as f64, "{received} {bytes}");
+    drop(silent);
+}

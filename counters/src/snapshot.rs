@@ -1,0 +1,485 @@
+//! Counters as they were at one time: of this process's device, or of a file.
+
+use crate::address;
+use crate::layout::{self, FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, block, conn, process, shard};
+use crate::terminates;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use uiw_llp::StreamInfo;
+use uiw_mem::BLOCK_WORDS;
+
+/// Which payload is counted. Read Responses and answers to atomics count, not the requests: so bytes count in the direction in which
+/// they travel, and what one end has sent is what the other has received. Writes and Reads without payload do not count, as the
+/// protocol has such of its own; Immediate Data counts as a Send without payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Traffic {
+    /// Sends to the peer.
+    SendSent = 0,
+    /// Sends of the peer.
+    SendReceived = 1,
+    /// RDMA Writes to the peer.
+    WriteSent = 2,
+    /// RDMA Writes of the peer.
+    WriteReceived = 3,
+    /// Read Responses to the peer.
+    ReadSent = 4,
+    /// Read Responses of the peer.
+    ReadReceived = 5,
+    /// Atomics of the peer that were answered.
+    AtomicSent = 6,
+    /// Atomics that the peer has answered.
+    AtomicReceived = 7,
+}
+
+/// Messages and their payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Whole messages.
+    pub messages: u64,
+    /// Bytes of payload, also of messages that are not whole yet.
+    pub bytes: u64,
+}
+
+/// Messages in both directions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Directions {
+    /// Cut into FPDUs for the peer: TCP has taken all but what fits one batch (256 KiB).
+    pub sent: Count,
+    /// Placed here.
+    pub received: Count,
+}
+
+/// Traffic by operation: see [`Traffic`] for what counts where.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Operations {
+    /// Sends, with immediate or without.
+    pub send: Directions,
+    /// RDMA Writes.
+    pub write: Directions,
+    /// RDMA Reads: their answers.
+    pub read: Directions,
+    /// Atomics: their answers, eight bytes each.
+    pub atomic: Directions,
+}
+
+impl Operations {
+    /// The operations by name.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, Directions); 4] {
+        [("send", self.send), ("write", self.write), ("read", self.read), ("atomic", self.atomic)]
+    }
+
+    /// All operations together.
+    #[must_use]
+    pub fn total(&self) -> Directions {
+        let mut total = Directions::default();
+        for (_, directions) in self.named() {
+            total.sent.add(directions.sent);
+            total.received.add(directions.received);
+        }
+        total
+    }
+
+    /// `words`: messages and bytes of each [`Traffic`].
+    fn parse(words: [u64; conn::TRAFFIC_WORDS]) -> Self {
+        let count = |which: Traffic| {
+            let at = 2 * which as usize;
+            Count { messages: words[at], bytes: words[at + 1] }
+        };
+        let both = |sent, received| Directions { sent: count(sent), received: count(received) };
+        Self {
+            send: both(Traffic::SendSent, Traffic::SendReceived),
+            write: both(Traffic::WriteSent, Traffic::WriteReceived),
+            read: both(Traffic::ReadSent, Traffic::ReadReceived),
+            atomic: both(Traffic::AtomicSent, Traffic::AtomicReceived),
+        }
+    }
+
+    fn each(&mut self, other: &Self, change: impl Fn(&mut u64, u64)) {
+        let pairs = [
+            (&mut self.send, other.send),
+            (&mut self.write, other.write),
+            (&mut self.read, other.read),
+            (&mut self.atomic, other.atomic),
+        ];
+        for (mine, other) in pairs {
+            for (mine, other) in [(&mut mine.sent, other.sent), (&mut mine.received, other.received)] {
+                change(&mut mine.messages, other.messages);
+                change(&mut mine.bytes, other.bytes);
+            }
+        }
+    }
+
+    /// Adds the traffic of another part.
+    pub fn add(&mut self, other: &Self) {
+        self.each(other, |mine, other| *mine = mine.wrapping_add(other));
+    }
+
+    /// What was counted since an `earlier` snapshot, or beside a part; zero where that has more.
+    #[must_use]
+    pub fn since(mut self, earlier: &Self) -> Self {
+        self.each(earlier, |mine, earlier| *mine = mine.saturating_sub(earlier));
+        self
+    }
+}
+
+impl Count {
+    fn add(&mut self, other: Self) {
+        self.messages = self.messages.wrapping_add(other.messages);
+        self.bytes = self.bytes.wrapping_add(other.bytes);
+    }
+}
+
+/// How often connections waited: see [`layout::Wait`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// For an answer, as many Reads and atomics were outstanding as ORD allows.
+    pub credit: u64,
+    /// For a receive, which a Send of the peer needed.
+    pub receive: u64,
+    /// For room in the receive memory budget.
+    pub memory: u64,
+}
+
+impl Waits {
+    fn parse(words: [u64; conn::WAITS_WORDS]) -> Self {
+        let of = |wait: layout::Wait| words[wait as usize];
+        Self {
+            credit: of(layout::Wait::Credit),
+            receive: of(layout::Wait::Receive),
+            memory: of(layout::Wait::Memory),
+        }
+    }
+
+    /// Adds those of another part.
+    pub fn add(&mut self, other: &Self) {
+        self.credit = self.credit.wrapping_add(other.credit);
+        self.receive = self.receive.wrapping_add(other.receive);
+        self.memory = self.memory.wrapping_add(other.memory);
+    }
+}
+
+/// The process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessCounters {
+    /// Its number as it has it itself, in its own PID namespace.
+    pub pid: u32,
+    /// Its name when the device was opened, as `ps -o comm` shows it.
+    pub name: String,
+    /// The file whose code counts.
+    pub library: String,
+    /// When the device was opened, in nanoseconds since 1970.
+    pub began_ns: u64,
+    /// Handles of the device that were opened: `ibv_open_device` of C; the first one of Rust.
+    pub devices_opened: u64,
+    /// Queue pairs that were created.
+    pub queue_pairs_created: u64,
+}
+
+impl ProcessCounters {
+    /// When the device was opened.
+    #[must_use]
+    pub fn began(&self) -> SystemTime {
+        UNIX_EPOCH + Duration::from_nanos(self.began_ns)
+    }
+}
+
+/// Terminates of one code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TerminateCount {
+    /// Layer, error type and error code (RFC 5040 section 4.8). `None`: of all codes for which there was no room.
+    pub code: Option<(u8, u8, u8)>,
+    /// Sent.
+    pub sent: u64,
+    /// Received.
+    pub received: u64,
+}
+
+/// One shard: all its connections together, also those that are over.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShardCounts {
+    /// Its number.
+    pub index: usize,
+    /// Traffic of all connections.
+    pub traffic: Operations,
+    /// The part of it on connections whose other end is a queue pair of the same device.
+    pub same_device: Operations,
+    /// Waits of all connections.
+    pub waits: Waits,
+    /// Bytes that are kept against the receive memory budget.
+    pub held_bytes: u64,
+    /// Peers whose TCP connection was accepted.
+    pub accepted: u64,
+    /// Connections that entered Full Operation.
+    pub established: u64,
+    /// Those of them that are over.
+    pub ended: u64,
+    /// Connections that ended in start-up.
+    pub failed_startups: u64,
+    /// Peers that were not connected, by [`crate::Refusal`]: too many connections in set-up.
+    pub refused_set_up_limit: u64,
+    /// No memory key was left.
+    pub refused_keys: u64,
+    /// The system refused.
+    pub refused_system: u64,
+    /// The program rejected.
+    pub refused_program: u64,
+    /// FPDUs with a wrong CRC.
+    pub crc_errors: u64,
+    /// Terminates.
+    pub terminates: Vec<TerminateCount>,
+}
+
+/// One connection in Full Operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectionCounters {
+    /// Its shard.
+    pub shard: usize,
+    /// The number of its queue pair.
+    pub qp_num: u32,
+    /// This end.
+    pub local: SocketAddr,
+    /// The other end.
+    pub peer: SocketAddr,
+    /// Whether this end connected.
+    pub initiator: bool,
+    /// Whether the other end is a queue pair of the same device.
+    pub same_device: bool,
+    /// Whether the kernel's TCP has it.
+    pub kernel: bool,
+    /// When Full Operation began, in nanoseconds since 1970.
+    pub began_ns: u64,
+    /// Traffic.
+    pub traffic: Operations,
+    /// Waits.
+    pub waits: Waits,
+    /// Bytes that are kept against the receive memory budget.
+    pub held_bytes: u64,
+    /// Round trip, retransmissions and more, once [`Snapshot::read_tcp`] has asked for them.
+    pub tcp: Option<StreamInfo>,
+}
+
+/// Traffic of a queue pair: its connections that are listed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueuePairCounters {
+    /// Its number.
+    pub qp_num: u32,
+    /// Its connections: one, or none between two.
+    pub connections: usize,
+    /// Traffic.
+    pub traffic: Operations,
+    /// Waits.
+    pub waits: Waits,
+}
+
+/// Counters at one time.
+///
+/// Counts of messages and bytes only grow. Numbers that one thread counts one after the other may be read between the two.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The process.
+    pub process: ProcessCounters,
+    /// Every shard.
+    pub shards: Vec<ShardCounts>,
+    /// Connections in Full Operation that have counters of their own: up to 1,021 a shard; the others count for their shard alone.
+    pub connections: Vec<ConnectionCounters>,
+}
+
+type Words = [u64; BLOCK_WORDS];
+
+/// How often a block is read that changes hands meanwhile.
+const READS: usize = 16;
+
+impl Snapshot {
+    /// Reads the blocks that `read` gives by their numbers. `None`: `read` had none of a block, or what it gave are no counters.
+    pub(crate) fn read(mut read: impl FnMut(usize) -> Option<Words>) -> Option<Self> {
+        let process = read(0)?;
+        let shards = usize::try_from(process[process::SHARDS]).ok().filter(|n| *n <= layout::MAX_SHARDS)?;
+        let mut snapshot = Self {
+            process: ProcessCounters {
+                pid: process[process::PID] as u32,
+                name: text(&process, process::NAME),
+                library: text(&process, process::LIBRARY),
+                began_ns: process[process::BEGAN],
+                devices_opened: process[process::DEVICES_OPENED].max(1),
+                queue_pairs_created: process[process::QUEUE_PAIRS_CREATED],
+            },
+            ..Self::default()
+        };
+        for index in 0..shards {
+            snapshot.read_shard(index, &mut read)?;
+        }
+        Some(snapshot)
+    }
+
+    fn read_shard(&mut self, index: usize, read: &mut impl FnMut(usize) -> Option<Words>) -> Option<()> {
+        let first = read(block(index, 0))?;
+        let used =
+            usize::try_from(first[shard::USED]).ok().filter(|n| (FIRST_CONN..=SHARD_BLOCKS).contains(n))?;
+        let mut counts = ShardCounts {
+            index,
+            accepted: first[shard::ACCEPTED],
+            established: first[shard::ESTABLISHED],
+            ended: first[shard::ENDED],
+            failed_startups: first[shard::FAILED_STARTUPS],
+            refused_set_up_limit: first[shard::REFUSED],
+            refused_keys: first[shard::REFUSED + 1],
+            refused_system: first[shard::REFUSED + 2],
+            refused_program: first[shard::REFUSED + 3],
+            crc_errors: first[shard::CRC_ERRORS],
+            same_device: Operations::parse(words(&first, shard::SAME_DEVICE)),
+            terminates: terminates::parse(&first).collect(),
+            ..ShardCounts::default()
+        };
+        for at in OTHERS..used {
+            let words = steady(|| read(block(index, at)))?;
+            let traffic = Operations::parse(self::words(&words, conn::TRAFFIC));
+            let waits = Waits::parse(self::words(&words, conn::WAITS));
+            counts.traffic.add(&traffic);
+            counts.waits.add(&waits);
+            if at == SAME_DEVICE {
+                counts.same_device.add(&traffic);
+            }
+            if at < FIRST_CONN {
+                continue;
+            }
+            let Some(connection) = connection(index, &words) else { continue };
+            if connection.same_device {
+                counts.same_device.add(&connection.traffic);
+            }
+            if words[conn::STATE] == conn::OPEN {
+                counts.held_bytes = counts.held_bytes.wrapping_add(connection.held_bytes);
+                self.connections.push(connection);
+            }
+        }
+        self.shards.push(counts);
+        Some(())
+    }
+
+    /// The device: all shards together.
+    #[must_use]
+    pub fn total(&self) -> ShardCounts {
+        let mut total = ShardCounts::default();
+        for shard in &self.shards {
+            total.traffic.add(&shard.traffic);
+            total.same_device.add(&shard.same_device);
+            total.waits.add(&shard.waits);
+            for (sum, part) in [
+                (&mut total.held_bytes, shard.held_bytes),
+                (&mut total.accepted, shard.accepted),
+                (&mut total.established, shard.established),
+                (&mut total.ended, shard.ended),
+                (&mut total.failed_startups, shard.failed_startups),
+                (&mut total.refused_set_up_limit, shard.refused_set_up_limit),
+                (&mut total.refused_keys, shard.refused_keys),
+                (&mut total.refused_system, shard.refused_system),
+                (&mut total.refused_program, shard.refused_program),
+                (&mut total.crc_errors, shard.crc_errors),
+            ] {
+                *sum = sum.wrapping_add(part);
+            }
+            for count in &shard.terminates {
+                match total.terminates.iter_mut().find(|sum| sum.code == count.code) {
+                    Some(sum) => {
+                        sum.sent = sum.sent.wrapping_add(count.sent);
+                        sum.received = sum.received.wrapping_add(count.received);
+                    }
+                    None => total.terminates.push(*count),
+                }
+            }
+        }
+        total
+    }
+
+    /// Traffic on connections whose other end is not a queue pair of the same device.
+    #[must_use]
+    pub fn with_others(&self) -> Operations {
+        let total = self.total();
+        total.traffic.since(&total.same_device)
+    }
+
+    /// Queue pairs with a connection that is listed, by number.
+    #[must_use]
+    pub fn queue_pairs(&self) -> Vec<QueuePairCounters> {
+        let mut pairs = BTreeMap::<u32, QueuePairCounters>::new();
+        for connection in &self.connections {
+            let pair = pairs.entry(connection.qp_num).or_default();
+            pair.qp_num = connection.qp_num;
+            pair.connections += 1;
+            pair.traffic.add(&connection.traffic);
+            pair.waits.add(&connection.waits);
+        }
+        pairs.into_values().collect()
+    }
+
+    /// Asks the kernel for the state of each connection of its TCP: round trip, retransmissions, window. Those that it does not have in
+    /// the caller's network namespace keep `None`.
+    pub fn read_tcp(&mut self) {
+        for connection in self.connections.iter_mut().filter(|connection| connection.kernel) {
+            let asked = uiw_llp::sock_diag::info(connection.local, connection.peer);
+            connection.tcp = asked.ok().flatten();
+        }
+    }
+}
+
+/// Reads a block until it is not changing hands: a few times, as its writer may have been killed while it was.
+fn steady(mut read: impl FnMut() -> Option<Words>) -> Option<Words> {
+    let mut words = read()?;
+    for _ in 0..READS {
+        let before = words[conn::SEQUENCE];
+        if before.is_multiple_of(2) {
+            let again = read()?;
+            if again[conn::SEQUENCE] == before {
+                // The later one, whose identity is that of the first.
+                return Some(again);
+            }
+            words = again;
+        } else {
+            words = read()?;
+        }
+    }
+    Some(words)
+}
+
+/// `None`: the block has no connection, or is between two.
+fn connection(shard: usize, words: &Words) -> Option<ConnectionCounters> {
+    if words[conn::STATE] == 0 || !words[conn::SEQUENCE].is_multiple_of(2) {
+        return None;
+    }
+    let now: [u64; conn::COUNTS] = self::words(words, conn::TRAFFIC);
+    let base: [u64; conn::COUNTS] = self::words(words, conn::BASE);
+    let mut counts = [0; BLOCK_WORDS];
+    for (count, (now, base)) in counts.iter_mut().zip(now.iter().zip(base)) {
+        *count = now.wrapping_sub(base);
+    }
+    let flag = |flag| words[conn::FLAGS] & flag != 0;
+    Some(ConnectionCounters {
+        shard,
+        qp_num: words[conn::QP_NUM] as u32,
+        local: address::parse(self::words(words, conn::LOCAL))?,
+        peer: address::parse(self::words(words, conn::PEER))?,
+        initiator: flag(conn::FLAG_INITIATOR),
+        same_device: flag(conn::FLAG_SAME_DEVICE),
+        kernel: flag(conn::FLAG_KERNEL),
+        began_ns: words[conn::BEGAN],
+        traffic: Operations::parse(self::words(&counts, 0)),
+        waits: Waits::parse(self::words(&counts, conn::WAITS - conn::TRAFFIC)),
+        held_bytes: words[conn::HELD],
+        tcp: None,
+    })
+}
+
+/// Numbers of a block from `at` on. All uses are within it.
+fn words<const N: usize>(block: &Words, at: usize) -> [u64; N] {
+    std::array::from_fn(|i| block[at + i])
+}
+
+/// Text without what a terminal obeys.
+fn text(block: &Words, at: process::Text) -> String {
+    let bytes: Vec<u8> =
+        block[at.at + 1..at.at + at.words].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    let len = usize::try_from(block[at.at]).unwrap_or(usize::MAX).min(bytes.len());
+    String::from_utf8_lossy(&bytes[..len]).chars().filter(|c| !c.is_control()).collect()
+}

@@ -1,0 +1,37 @@
+//! Terminates by code, in the block of a shard.
+
+use crate::layout::shard::{OTHER_TERMINATES_RECEIVED, OTHER_TERMINATES_SENT, TERMINATE_CODES, TERMINATES};
+use crate::snapshot::TerminateCount;
+use std::sync::atomic::Ordering::Relaxed;
+use uiw_mem::{BLOCK_WORDS, Block};
+
+/// Set in the code of an entry that is used.
+const USED: u64 = 1 << 16;
+
+/// Counts one. `code` is layer, type and code of RFC 5040 section 4.8, from the top: 4, 4 and 8 bits.
+pub(crate) fn count(block: &Block, code: u16, sent: bool) {
+    let key = USED | u64::from(code);
+    for entry in block[TERMINATES..].chunks_exact(3).take(TERMINATE_CODES) {
+        let is = entry[0].load(Relaxed);
+        if is == 0 {
+            entry[0].store(key, Relaxed);
+        } else if is != key {
+            continue;
+        }
+        return crate::writer::add(&entry[if sent { 1 } else { 2 }], 1);
+    }
+    crate::writer::add(&block[if sent { OTHER_TERMINATES_SENT } else { OTHER_TERMINATES_RECEIVED }], 1);
+}
+
+/// Those of a shard.
+pub(crate) fn parse(block: &[u64; BLOCK_WORDS]) -> impl Iterator<Item = TerminateCount> {
+    let entries = block[TERMINATES..].chunks_exact(3).take(TERMINATE_CODES);
+    let known = entries.filter(|entry| entry[0] & USED != 0).map(|entry| TerminateCount {
+        code: Some(((entry[0] >> 12) as u8 & 15, (entry[0] >> 8) as u8 & 15, entry[0] as u8)),
+        sent: entry[1],
+        received: entry[2],
+    });
+    let (sent, received) = (block[OTHER_TERMINATES_SENT], block[OTHER_TERMINATES_RECEIVED]);
+    let other = TerminateCount { code: None, sent, received };
+    known.chain((sent > 0 || received > 0).then_some(other))
+}

@@ -1,0 +1,172 @@
+//! `uiw run --require`: what stock programs moved by uiw, and programs that moved nothing by it.
+
+use serde_json::Value;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use uiw_interop::stock::{Ended, Libraries, Running, User, compile, free_port, uiw};
+
+/// `uiw run` with these options and this program.
+fn run(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
+    let mut command = libraries.command(User::Same, uiw());
+    command.env_remove("LD_LIBRARY_PATH").env_remove("UIW_COUNTERS").env("UIW_LIB", libraries.folder());
+    command.arg("run").args(options).arg("--").args(program);
+    command
+}
+
+/// The report of `--json`.
+fn report(ended: &Ended) -> Value {
+    let line = ended.said.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| panic!("{ended:?}"));
+    serde_json::from_str(line).unwrap()
+}
+
+fn number(report: &Value, name: &str) -> u64 {
+    report[name].as_u64().unwrap_or_else(|| panic!("{name} of {report}"))
+}
+
+/// Runs a client until its server listens. The server is a child of `uiw run`, so whether it does cannot be seen by its number.
+fn until(connected: impl Fn(&Ended) -> bool, client: impl Fn() -> Command) -> Ended {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let ended = Running::start(client()).end();
+        if connected(&ended) || Instant::now() > deadline {
+            return ended;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// rping's server, and a client that `around` starts, a thousand times 5000 bytes. Gives the reports of both.
+fn rpings(libraries: &Libraries, around: &[&str]) -> [Ended; 2] {
+    let port = free_port();
+    let number = port.to_string();
+    let options = ["--require", "--json"];
+    let common = ["-a", "127.0.0.1", "-p", &number, "-C", "1000", "-S", "5000", "-V"];
+    let server = Running::start(run(libraries, &options, &[&["rping", "-s"][..], &common].concat()));
+    let client = until(
+        |client| client.count("error -111") == 0,
+        || run(libraries, &options, &[around, &["rping", "-c"], &common].concat()),
+    );
+    [server.end(), client]
+}
+
+/// rping moves its data by a Read and a Write of the server, and announces each with a Send of 16 bytes.
+fn are_of_rping(reports: [&Value; 2]) {
+    for (report, own, peers) in [(reports[0], "received", "sent"), (reports[1], "sent", "received")] {
+        assert_eq!((number(report, "processes"), number(report, "exit_code")), (1, 0), "{report}");
+        assert_eq!(
+            (number(report, "queue_pairs_created"), number(report, "connections")),
+            (1, 1),
+            "{report}"
+        );
+        let moved = &report["with_others"];
+        assert_eq!(moved["read"][own]["bytes"], 5_000_000, "{report}");
+        assert_eq!(moved["write"][peers]["bytes"], 5_000_000, "{report}");
+        let library = report["libraries"].as_object().unwrap().keys().next().unwrap();
+        assert!(library.contains("libibverbs"), "{library}");
+    }
+    assert_eq!(reports[0]["bytes_sent"], reports[1]["bytes_received"]);
+    assert_eq!(reports[0]["bytes_received"], reports[1]["bytes_sent"]);
+}
+
+#[test]
+fn both_ends_report_what_rping_moved() {
+    let Some(_) = uiw_interop::require("rping") else { return };
+    let libraries = Libraries::get();
+    let [server, client] = rpings(&libraries, &[]);
+    are_of_rping([&report(server.well()), &report(client.well())]);
+}
+
+/// A program in a PID namespace of its own, and one that has become another user.
+#[test]
+fn namespaces_and_other_users_are_counted() {
+    let Some(_) = uiw_interop::require("rping") else { return };
+    if !rustix::process::geteuid().is_root() {
+        return uiw_interop::skip("root, for namespaces and other users");
+    }
+    let libraries = Libraries::get();
+    for (program, around) in [
+        ("unshare", &["unshare", "--pid", "--fork"][..]),
+        ("setpriv", &["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]),
+    ] {
+        if uiw_interop::require(program).is_none() {
+            continue;
+        }
+        let [server, client] = rpings(&libraries, around);
+        are_of_rping([&report(server.well()), &report(client.well())]);
+    }
+}
+
+/// Each child of a fork opens an engine of its own, and none writes in another one's file: what was sent between all of them was received.
+#[test]
+fn a_tree_of_forks_is_summed() {
+    let libraries = Libraries::get();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/forks.c");
+    let Some(program) = compile(&libraries, &source, &[]) else { return };
+    let ended = Running::start(run(&libraries, &["--require", "--json"], &[program.to_str().unwrap()])).end();
+    let report = report(ended.well());
+    assert!(number(&report, "processes") >= 2, "{report}");
+    assert!(number(&report, "bytes_sent") > 0, "{report}");
+    assert_eq!(report["bytes_sent"], report["bytes_received"]);
+}
+
+#[test]
+fn a_killed_program_is_reported_and_its_exit_code_wins() {
+    let libraries = Libraries::get();
+    let ended = Running::start(run(&libraries, &["--require", "--json"], &["sh", "-c", "kill -9 $$"])).end();
+    assert_eq!((ended.code, number(&report(&ended), "exit_code")), (137, 137));
+    let ended = Running::start(run(&libraries, &["--require"], &["sh", "-c", "exit 3"])).end();
+    assert_eq!((ended.code, ended.count("no process opened a device")), (3, 1), "{ended:?}");
+    let ended = Running::start(run(&libraries, &["--require"], &["/nonexistent/program"])).end();
+    assert_eq!(ended.code, 127);
+}
+
+/// Programs that end well and moved nothing by uiw.
+#[test]
+fn other_transports_end_with_125() {
+    let libraries = Libraries::get();
+    let is_refused = |program: &[&str]| {
+        let ended = Running::start(run(&libraries, &["--require"], program)).end();
+        assert_eq!(ended.code, 125, "{ended:?}");
+        assert_eq!(ended.count("hint: "), 1, "{ended:?}");
+    };
+    is_refused(&["true"]);
+    // A device was opened, and nothing moved.
+    if uiw_interop::require("ibv_devinfo").is_some() {
+        is_refused(&["ibv_devinfo"]);
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c");
+    if let Some(program) = compile(&libraries, &folder.join("bundled.c"), &["-Wall", "-Werror", "-ldl"]) {
+        let system = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
+        if Path::new(system).exists() {
+            is_refused(&[program.to_str().unwrap(), system]);
+        } else {
+            uiw_interop::skip("libibverbs1");
+        }
+    }
+    // A static binary takes no notice of LD_LIBRARY_PATH.
+    if let Some(cc) = uiw_interop::require("cc") {
+        let (source, program) = (libraries.folder().join("static.c"), libraries.folder().join("static"));
+        std::fs::write(&source, "int main(void) { return 0; }").unwrap();
+        let status = Command::new(cc).arg("-static").arg("-o").arg(&program).arg(&source).status().unwrap();
+        assert!(status.success());
+        is_refused(&[program.to_str().unwrap()]);
+    }
+}
+
+#[test]
+fn ucx_on_tcp_ends_with_125() {
+    let Some(_) = uiw_interop::require("ucx_perftest") else { return };
+    let libraries = Libraries::get();
+    let port = free_port().to_string();
+    let command = |more: &[&str]| {
+        let program = ["ucx_perftest", "-t", "tag_lat", "-n", "100", "-p", &port];
+        let mut command = run(&libraries, &["--require"], &[&program[..], more].concat());
+        command.env("UCX_TLS", "tcp,self");
+        command
+    };
+    let server = Running::start(command(&[]));
+    let client = until(|client| client.code == 125, || command(&["127.0.0.1"]));
+    let server = server.end();
+    assert_eq!((client.code, server.code), (125, 125), "{client:?} {server:?}");
+}

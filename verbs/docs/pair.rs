@@ -1,0 +1,80 @@
+// What the examples of the documentation share: both ends of a connection, and two queue pairs that are connected.
+
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
+
+#[allow(dead_code)]
+fn blocking() -> Result<[uiw_verbs::blocking::Connection; 2], AnyError> {
+    use uiw_verbs::blocking::{Connection, Listener};
+    use uiw_verbs::{ConnSettings, Device};
+    let pd = Device::open()?.alloc_pd()?;
+    let listener = Listener::bind(&pd, "127.0.0.1:0".parse()?, &ConnSettings::default())?;
+    let to = listener.local_addr();
+    let client = std::thread::spawn(move || -> Result<Connection, AnyError> {
+        let pd = Device::open()?.alloc_pd()?;
+        Ok(Connection::connect(&pd, to, &ConnSettings::default())?)
+    });
+    let server = listener.accept()?;
+    Ok([client.join().map_err(|_| "the client panicked")??, server])
+}
+
+/// A queue pair with what it needs.
+#[allow(dead_code)]
+struct End {
+    device: uiw_verbs::Device,
+    pd: uiw_verbs::Pd,
+    cq: std::sync::Arc<uiw_verbs::Cq>,
+    qp: uiw_verbs::Qp,
+    channel: std::sync::Arc<uiw_verbs::cm::CmChannel>,
+    memory: uiw_verbs::RawMr,
+}
+
+#[allow(dead_code)]
+impl End {
+    fn new() -> Result<Self, AnyError> {
+        use uiw_verbs::{Access, CqOptions, Device, Memory, QpInit};
+        let device = Device::open()?;
+        let pd = device.alloc_pd()?;
+        let cq = device.create_cq(64, CqOptions::default())?;
+        let qp = pd.create_qp(QpInit::new(&cq, &cq))?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::MW_BIND;
+        let memory = pd.register_raw(Memory::owned(4096)?, 0, access)?;
+        Ok(Self { device, pd, cq, qp, channel: Default::default(), memory })
+    }
+
+    fn sge(&self, offset: u64, length: u32) -> uiw_verbs::Sge {
+        uiw_verbs::Sge { addr: self.memory.addr() + offset, length, lkey: self.memory.lkey() }
+    }
+
+    fn event(&self) -> uiw_verbs::cm::CmEventKind {
+        self.device.block_on(std::future::poll_fn(|cx| self.channel.poll_pop(cx))).kind
+    }
+
+    /// The next completion.
+    fn completion(&self) -> uiw_verbs::Wc {
+        let mut found = Vec::new();
+        while self.cq.poll(&mut found, 1) == 0 {
+            self.device.block_on(std::future::poll_fn(|cx| self.cq.poll_ready(cx)));
+        }
+        found[0]
+    }
+}
+
+#[allow(dead_code)]
+fn raw() -> Result<[End; 2], AnyError> {
+    use uiw_verbs::ConnOptions;
+    use uiw_verbs::cm::{self, CmEventKind};
+    let (client, server) = (End::new()?, End::new()?);
+    let options = std::sync::Arc::new(ConnOptions::default());
+    let any = "127.0.0.1:0".parse()?;
+    let listener = cm::Listener::bind(&server.device, any, 16, &options, &server.channel)?;
+    cm::connect(&client.qp, None, listener.local_addr(), &options, b"", &client.channel)?;
+    let CmEventKind::ConnectRequest(request) = server.event() else { return Err("no request".into()) };
+    request.accept(&server.qp, Some(&options), b"", Some(&server.channel))?;
+    for end in [&client, &server] {
+        match end.event() {
+            CmEventKind::Established(_) => {}
+            other => return Err(format!("{other:?}").into()),
+        }
+    }
+    Ok([client, server])
+}
