@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
-const NODES: [&str; 5] = ["RDMACM_1.0", "RDMACM_1.1", "RDMACM_1.2", "RDMACM_1.3", "RDMACM_1.4"];
+const NODES: [&str; 6] = ["RDMACM_1.0", "RDMACM_1.1", "RDMACM_1.2", "RDMACM_1.3", "RDMACM_1.4", "RDMACM_1.5"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");

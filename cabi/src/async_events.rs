@@ -10,6 +10,7 @@ use crate::object::Object;
 use crate::qp::Qp;
 use crate::srq::Srq;
 use std::ffi::c_int;
+use std::os::fd::AsRawFd;
 use uiw_verbs::AsyncEvent;
 
 /// The result of one attempt to take an event.
@@ -50,7 +51,7 @@ unsafe fn attempt(context: *mut ibv_context, has_token: bool, event: *mut ibv_as
         // SAFETY: the caller's promise, here and below.
         let open = unsafe { Context::get(context) }?;
         if event.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.null());
         }
         // SAFETY: as above.
         let fd = unsafe { (*context).async_fd };
@@ -64,7 +65,11 @@ unsafe fn attempt(context: *mut ibv_context, has_token: bool, event: *mut ibv_as
             }
             next = events.try_pop();
         }
-        if is_nonblocking(fd) { Err(Errno::AGAIN) } else { Ok(Attempt::Sleep(fd)) }
+        if is_nonblocking(fd) {
+            Err(Errno::AGAIN)
+        } else {
+            Ok(Attempt::Sleep(events.token_fd()?.as_raw_fd()))
+        }
     };
     boundary::value(Attempt::Failed, || {
         Ok(body().unwrap_or_else(|errno| {
@@ -106,7 +111,7 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     boundary::value((), || {
         // SAFETY: the caller's promise: the object that the event names lives until this acknowledgement.
         unsafe {
-            let event = event.as_ref().ok_or(Errno::INVAL)?;
+            let event = event.as_ref().ok_or_else(|| Errno::INVAL.null())?;
             match event.event_type {
                 kinds::IBV_EVENT_CQ_ERR => Cq::get(event.element.cq)?.async_events.acknowledge(1),
                 kinds::IBV_EVENT_SRQ_ERR | kinds::IBV_EVENT_SRQ_LIMIT_REACHED => {

@@ -141,7 +141,7 @@ pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Object::<CompChannel>::get_any(channel) }?;
         if !object.is_inherited() && object.users.any() {
-            return Err(Errno::BUSY);
+            return Err(Errno::BUSY.because("completion queues use the channel"));
         }
         // SAFETY: as above.
         unsafe { Object::<CompChannel>::free(channel) };
@@ -186,7 +186,7 @@ unsafe fn attempt(
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Object::<CompChannel>::get(channel) }?;
         if cq.is_null() || cq_context.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.null());
         }
         // SAFETY: as above.
         let fd = unsafe { (*channel).fd };

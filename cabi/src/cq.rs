@@ -80,7 +80,9 @@ pub unsafe fn create(context: *mut ibv_context, init: &CqInit) -> Result<*mut ib
     // SAFETY: the caller's promise, here and below.
     let open = unsafe { Context::get(context) }?;
     let shard = match (init.vector as usize).checked_sub(1) {
-        Some(shard) if shard >= open.engine.shards() => return Err(Errno::INVAL),
+        Some(shard) if shard >= open.engine.shards() => {
+            return Err(Errno::INVAL.because("a completion vector that the context does not have"));
+        }
         shard => shard,
     };
     let channel = match init.channel.is_null() {
@@ -101,7 +103,7 @@ pub unsafe fn create(context: *mut ibv_context, init: &CqInit) -> Result<*mut ib
     abi.cq.channel = init.channel;
     abi.cq.cq_context = init.cq_context;
     abi.cq.handle = number;
-    abi.cq.cqe = c_int::try_from(init.depth).map_err(|_| Errno::INVAL)?;
+    abi.cq.cqe = c_int::try_from(init.depth).map_err(|_| Errno::INVAL.out_of_range())?;
     let cq = Cq {
         context: Arc::clone(open),
         engine,
@@ -134,8 +136,8 @@ pub unsafe extern "C" fn ibv_create_cq(
     vector: c_int,
 ) -> *mut ibv_cq {
     boundary::pointer(|| {
-        let depth = u32::try_from(cqe).map_err(|_| Errno::INVAL)?;
-        let vector = u32::try_from(vector).map_err(|_| Errno::INVAL)?;
+        let depth = u32::try_from(cqe).map_err(|_| Errno::INVAL.out_of_range())?;
+        let vector = u32::try_from(vector).map_err(|_| Errno::INVAL.out_of_range())?;
         let init = CqInit { depth, cq_context, channel, vector, timestamps: false };
         // SAFETY: the caller's promise.
         unsafe { create(context, &init) }.map(<*mut _>::cast)
@@ -150,7 +152,7 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
     boundary::code(|| {
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Cq::get(cq) }?;
-        object.engine.resize(u32::try_from(cqe).map_err(|_| Errno::INVAL)?)?;
+        object.engine.resize(u32::try_from(cqe).map_err(|_| Errno::INVAL.out_of_range())?)?;
         // SAFETY: as above.
         unsafe { (*cq).cqe = cqe };
         Ok(())
@@ -167,7 +169,7 @@ pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
         let object = unsafe { Object::<Cq>::get_any(cq.cast()) }?;
         if !object.is_inherited() {
             if object.users.any() {
-                return Err(Errno::BUSY);
+                return Err(Errno::BUSY.because("queue pairs use the completion queue"));
             }
             object.leave();
         }

@@ -20,19 +20,21 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
 ) -> *mut ibv_cq_ex {
     boundary::pointer(|| {
         // SAFETY: the caller's promise, here and below.
-        let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| Errno::INVAL.null())?;
         let timestamps =
             flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | flags::IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
         let masks = flags::IBV_CQ_INIT_ATTR_MASK_FLAGS | flags::IBV_CQ_INIT_ATTR_MASK_PD;
         if attr.comp_mask & !masks != 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
         }
         let known = flags::IBV_CREATE_CQ_ATTR_SINGLE_THREADED | flags::IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
         let asked = attr.comp_mask & flags::IBV_CQ_INIT_ATTR_MASK_FLAGS != 0;
         if asked && attr.flags & !known != 0
             || attr.wc_flags & !(flags::IBV_WC_STANDARD_FLAGS | timestamps) != 0
         {
-            return Err(Errno::UNSUPPORTED);
+            return Err(
+                Errno::UNSUPPORTED.because("completion fields that are not offered (wc_flags, flags)")
+            );
         }
         let init = CqInit {
             depth: attr.cqe,
@@ -77,7 +79,7 @@ unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr)
         let object = unsafe { Object::<Cq>::get_called(cq) }?;
         // SAFETY: `attr` is NULL or one number.
         if unsafe { attr.as_ref() }.is_some_and(|attr| attr.comp_mask != 0) {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
         }
         object.cursor.lock();
         // SAFETY: locked.
@@ -139,7 +141,9 @@ unsafe fn field<T: Default>(cq: *mut ibv_cq_ex, read: impl FnOnce(&Wc) -> T) -> 
     boundary::value_fast(T::default(), || {
         // SAFETY: the caller's promise: the cursor is locked by this thread.
         let wc = unsafe { Object::<Cq>::get_called(cq)?.cursor.get() };
-        wc.map(read).ok_or(Errno::INVAL)
+        wc.map(read).ok_or_else(|| {
+            Errno::INVAL.because("a completion is read outside of ibv_start_poll and ibv_end_poll")
+        })
     })
 }
 

@@ -1,6 +1,6 @@
 //! The engine: one for all devices and both libraries of a process, opened at first use.
 
-use crate::boundary::{LOGGING, PROGRESS_HOOKS, Result};
+use crate::boundary::{PROGRESS_HOOKS, Result};
 use crate::counters;
 use crate::errno::Errno;
 use crate::fork::{self, ForkSafe, Forked};
@@ -9,7 +9,6 @@ use crate::settings::Settings;
 use crate::signals::Held;
 use crate::stack;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 use uiw_llp::Stack;
@@ -61,13 +60,17 @@ pub(crate) fn get() -> Result<Device> {
     ENGINE.write().open()
 }
 
+/// The engine, if it is open.
+pub(crate) fn opened() -> Option<Device> {
+    ENGINE.read().device.clone()
+}
+
 impl Engine {
     fn open(&mut self) -> Result<Device> {
         if let Some(device) = &self.device {
             return Ok(device.clone());
         }
         let settings = Settings::get()?;
-        start_log(settings);
         let stack = self.stack(settings)?;
         let limits = Limits::default().max_rd_atomic(MAX_RD_ATOMIC);
         // Threads are started with the mask of this thread: the program's signals are for the program's own threads.
@@ -107,19 +110,6 @@ impl Engine {
         })?;
         self.pcap = Some(Arc::clone(&sink));
         Ok(Box::new(CaptureStack::new(stack, sink, "uiw")))
-    }
-}
-
-/// Nothing is logged unless UIW_LOG is set; a subscriber that the program has installed stays.
-fn start_log(settings: &Settings) {
-    let Some(filter) = &settings.log else { return };
-    match tracing_subscriber::EnvFilter::try_new(filter) {
-        Ok(filter) => {
-            let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-            LOGGING.store(true, Ordering::Relaxed);
-            let _ = log.try_init();
-        }
-        Err(error) => eprintln!("uiw: UIW_LOG={filter}: {error}"),
     }
 }
 

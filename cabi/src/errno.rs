@@ -1,5 +1,6 @@
 //! Error numbers of C.
 
+use crate::settings::Settings;
 use std::ffi::c_int;
 use std::fmt;
 use uiw_verbs::Error;
@@ -34,6 +35,59 @@ impl Errno {
     pub fn set(self) {
         // SAFETY: the C library gives every thread its own `errno`, at an address that is always good.
         unsafe { *libc::__errno_location() = self.0 };
+    }
+
+    /// This error, for a call that is refused; the log at level debug says why.
+    #[cold]
+    #[must_use]
+    pub fn because(self, reason: impl fmt::Display) -> Self {
+        // Starts the log, if this is the first call of the process.
+        let _ = Settings::get();
+        tracing::debug!("call refused with {}: {reason}", self.name());
+        self
+    }
+
+    /// As [`Errno::because`]: a pointer that must not be NULL is.
+    #[cold]
+    #[must_use]
+    pub fn null(self) -> Self {
+        self.because("an argument is NULL that must not be")
+    }
+
+    /// As [`Errno::because`]: a number does not fit.
+    #[cold]
+    #[must_use]
+    pub fn out_of_range(self) -> Self {
+        self.because("a number is negative or too large")
+    }
+
+    /// As [`Errno::because`]: another thread destroys the id.
+    #[cold]
+    #[must_use]
+    pub fn destroyed(self) -> Self {
+        self.because("the id is being destroyed")
+    }
+
+    /// The number's name in C, or the number.
+    fn name(self) -> impl fmt::Display {
+        const NAMES: &[(c_int, &str)] = &[
+            (libc::EINVAL, "EINVAL"),
+            (libc::EOPNOTSUPP, "EOPNOTSUPP"),
+            (libc::ENOSYS, "ENOSYS"),
+            (libc::ENOMEM, "ENOMEM"),
+            (libc::EBUSY, "EBUSY"),
+            (libc::EIO, "EIO"),
+            (libc::ENODEV, "ENODEV"),
+            (libc::EFAULT, "EFAULT"),
+            (libc::ENODATA, "ENODATA"),
+            (libc::EADDRINUSE, "EADDRINUSE"),
+            (libc::EADDRNOTAVAIL, "EADDRNOTAVAIL"),
+            (libc::ENETUNREACH, "ENETUNREACH"),
+            (libc::ECONNREFUSED, "ECONNREFUSED"),
+            (libc::ECONNRESET, "ECONNRESET"),
+        ];
+        let known = NAMES.iter().find(|(number, _)| *number == self.0).map(|(_, name)| *name);
+        known.map_or_else(|| format!("error {}", self.0), str::to_owned)
     }
 
     /// The last error of the C library on this thread.

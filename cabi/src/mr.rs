@@ -1,14 +1,18 @@
 //! Memory regions.
 
 use crate::abi::mr as flags;
-use crate::abi::{ibv_mr, ibv_pd};
+use crate::abi::{ibv_mr, ibv_pd, ibv_sge};
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
+use crate::fault_handler;
+use crate::mapping::{self, Registered};
 use crate::object::{Body, Object};
 use crate::pd;
+use crate::post::{self, AlignedLists};
 use crate::users::Used;
 use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
 use uiw_mem::ReregError;
 use uiw_verbs::{Access, Memory, RawMr, STag};
 
@@ -16,6 +20,7 @@ use uiw_verbs::{Access, Memory, RawMr, STag};
 pub struct Mr {
     engine: Mutex<Option<RawMr>>,
     in_pd: Mutex<Used>,
+    registered: Mutex<Registered>,
 }
 
 impl Body for Mr {
@@ -31,7 +36,9 @@ impl Mr {
     /// EINVAL while it is being deregistered.
     pub(crate) fn window(&self, addr: u64, length: u64) -> Result<(STag, u64)> {
         let engine = self.engine.lock();
-        let region = engine.as_ref().ok_or(Errno::INVAL)?;
+        let region = engine
+            .as_ref()
+            .ok_or_else(|| Errno::INVAL.because("the region is deregistered by another call"))?;
         let inside =
             addr.checked_sub(region.addr()).and_then(|offset| (region.len() as u64).checked_sub(offset));
         // What begins outside is for the bind to refuse.
@@ -45,52 +52,95 @@ impl Mr {
 /// The rights behind C's flags.
 ///
 /// # Errors
-/// EOPNOTSUPP for on-demand paging, EINVAL for bits without a meaning.
+/// EINVAL for bits without a meaning.
 pub fn access(flags: c_uint) -> Result<Access> {
-    if flags & flags::IBV_ACCESS_ON_DEMAND != 0 {
-        return Err(Errno::UNSUPPORTED);
-    }
-    // Relaxed ordering and similar rights are optional; huge pages are a hint.
-    let flags = flags & !(flags::IBV_ACCESS_OPTIONAL_RANGE | flags::IBV_ACCESS_HUGETLB);
-    Access::from_bits(flags).ok_or(Errno::INVAL)
+    // Relaxed ordering and similar rights are optional; huge pages are a hint, and on-demand paging is of the memory.
+    let flags =
+        flags & !(flags::IBV_ACCESS_OPTIONAL_RANGE | flags::IBV_ACCESS_HUGETLB | flags::IBV_ACCESS_ON_DEMAND);
+    Access::from_bits(flags)
+        .ok_or_else(|| Errno::INVAL.because(format_args!("access flags {flags:#x} have no meaning")))
 }
 
-/// Memory that C guarantees to be mapped. Exclusive unless peers can reach it: verbs forbid touching bytes in flight, and
-/// UIW_STABLE_TX is there for programs that do.
-fn memory(addr: *mut c_void, length: usize) -> Memory {
-    // SAFETY: `ibv_reg_mr`'s contract with its caller: the bytes stay mapped until the region is deregistered, and requests in
-    // flight own what they name. A program that breaks it corrupts its own memory, as with any adapter.
-    unsafe { Memory::borrowed(addr.cast(), length) }
+/// Memory of the program as a region needs it.
+struct Bytes {
+    memory: Memory,
+    registered: Registered,
+    /// Address of the first byte of `memory`.
+    start: u64,
+}
+
+/// The first address that a region of all memory has: no program has the pages in front of it.
+const LOWEST: usize = 4096;
+
+/// The `length` bytes at `addr`, after the checks that the kernel makes of what it pins. Exclusive unless peers can reach it: verbs forbid
+/// touching bytes in flight, and UIW_STABLE_TX is there for programs that do.
+///
+/// # Errors
+/// As the table in ARCHITECTURE.md, "Registered memory".
+fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
+    let on_demand = flags & flags::IBV_ACCESS_ON_DEMAND != 0;
+    let start = addr.addr();
+    fault_handler::install();
+    // SAFETY: `ibv_reg_mr`'s contract with its caller: requests in flight own what they name. What is unmapped meanwhile is
+    // discarded by the functions that the library exports.
+    let foreign = |start: *mut c_void, length| unsafe { Memory::foreign(start.cast(), length) };
+    if on_demand && start == 0 && length == usize::MAX {
+        let memory =
+            foreign(ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST).on_demand();
+        return Ok(Bytes { memory, registered: Registered::on_demand(), start: LOWEST as u64 });
+    }
+    if length == 0 || start.checked_add(length).is_none() {
+        return Err(Errno::INVAL
+            .because(format_args!("{length} bytes at {addr:p} are none, or run past the last address")));
+    }
+    if on_demand {
+        let memory = foreign(addr, length).on_demand();
+        return Ok(Bytes { memory, registered: Registered::on_demand(), start: start as u64 });
+    }
+    // In front of the check: what is unmapped behind it is discarded.
+    let registered = Registered::new(start, length);
+    // As the kernel: with any of these rights pages are pinned for writing.
+    let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
+    mapping::check(start, length, write)?;
+    Ok(Bytes { memory: foreign(addr, length), registered, start: start as u64 })
 }
 
 /// # Safety
-/// As for `ibv_reg_mr`.
-unsafe fn register(
+/// As for `ibv_reg_mr`. `iova`, if given, is where the region begins for peers and elements.
+pub(crate) unsafe fn register(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
-    iova: u64,
+    iova: Option<u64>,
     flags: c_uint,
 ) -> Result<*mut ibv_mr> {
     // SAFETY: the caller's promise.
     let domain = unsafe { pd::get(pd) }?;
     let access = access(flags)?;
-    if length == 0 || addr.addr().checked_add(length).is_none() {
-        return Err(Errno::INVAL);
-    }
-    let base = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
-    let engine = domain.engine.register_raw(memory(addr, length), base, access)?;
+    let Bytes { memory, registered, start } = bytes(addr, length, flags)?;
+    // A region of all memory begins behind its address.
+    let base = match iova {
+        _ if access.contains(Access::ZERO_BASED) => 0,
+        Some(iova) => iova.saturating_add(start - addr.addr() as u64),
+        None => start,
+    };
+    let engine = domain.engine.register_raw(memory, base, access)?;
     let (lkey, rkey) = (engine.lkey(), engine.rkey());
     // SAFETY: the caller's promise.
     let context = unsafe { (*pd).context };
     let abi = ibv_mr { context, pd, addr, length, handle: rkey.0 >> 8, lkey: lkey.0, rkey: rkey.0 };
-    Ok(Object::create(abi, Mr { engine: Mutex::new(Some(engine)), in_pd: Mutex::new(domain.users.add()) }))
+    let mr = Mr {
+        engine: Mutex::new(Some(engine)),
+        in_pd: Mutex::new(domain.users.add()),
+        registered: Mutex::new(registered),
+    };
+    Ok(Object::create(abi, mr))
 }
 
 /// `ibv_reg_mr`.
 ///
 /// # Safety
-/// `pd` is NULL or one of ours; the `length` bytes at `addr` stay mapped until the region is deregistered.
+/// `pd` is NULL or one of ours; requests in flight own the bytes that they name.
 pub unsafe extern "C" fn ibv_reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -98,7 +148,7 @@ pub unsafe extern "C" fn ibv_reg_mr(
     access: c_int,
 ) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
-    boundary::pointer(|| unsafe { register(pd, addr, length, addr.addr() as u64, access.cast_unsigned()) })
+    boundary::pointer(|| unsafe { register(pd, addr, length, None, access.cast_unsigned()) })
 }
 
 /// `ibv_reg_mr_iova`: the region begins at `iova` for peers and elements.
@@ -113,7 +163,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova(
     access: c_int,
 ) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
-    boundary::pointer(|| unsafe { register(pd, addr, length, iova, access.cast_unsigned()) })
+    boundary::pointer(|| unsafe { register(pd, addr, length, Some(iova), access.cast_unsigned()) })
 }
 
 /// `ibv_reg_mr_iova2`.
@@ -128,7 +178,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     access: c_uint,
 ) -> *mut ibv_mr {
     // SAFETY: the caller's promise.
-    boundary::pointer(|| unsafe { register(pd, addr, length, iova, access) })
+    boundary::pointer(|| unsafe { register(pd, addr, length, Some(iova), access) })
 }
 
 /// `ibv_dereg_mr`; EBUSY while windows are bound to it.
@@ -141,7 +191,9 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
         let object = unsafe { Object::<Mr>::get_any(mr) }?;
         if !object.is_inherited() {
             let mut engine = object.engine.lock();
-            let region = engine.take().ok_or(Errno::INVAL)?;
+            let region = engine
+                .take()
+                .ok_or_else(|| Errno::INVAL.because("the region is deregistered by another call"))?;
             if let Err((error, region)) = region.deregister() {
                 *engine = Some(region);
                 return Err(error.into());
@@ -196,7 +248,7 @@ unsafe fn rereg(
         | flags::IBV_REREG_MR_CHANGE_PD
         | flags::IBV_REREG_MR_CHANGE_ACCESS;
     if what == 0 || what & !all != 0 {
-        return Err(input(Errno::INVAL));
+        return Err(input(Errno::INVAL.because("nothing, or something unknown, is to change")));
     }
     // SAFETY: the caller's promise, here and below.
     let object = unsafe { Object::<Mr>::get(mr) }.map_err(input)?;
@@ -207,18 +259,24 @@ unsafe fn rereg(
     };
     let memory = match what & flags::IBV_REREG_MR_CHANGE_TRANSLATION {
         0 => None,
-        _ if length == 0 || addr.is_null() => return Err(input(Errno::INVAL)),
-        _ => Some((memory(addr, length), addr.addr() as u64)),
+        _ if addr.is_null() => return Err(input(Errno::INVAL.because("ibv_rereg_mr to memory at NULL"))),
+        _ => Some(bytes(addr, length, flags.cast_unsigned()).map_err(input)?),
     };
     let access = match what & flags::IBV_REREG_MR_CHANGE_ACCESS {
         0 => None,
         _ => Some(access(flags.cast_unsigned()).map_err(input)?),
     };
     let engine = object.engine.lock();
-    let region = engine.as_ref().ok_or(input(Errno::INVAL))?;
-    let moved = memory.is_some();
+    let region = engine
+        .as_ref()
+        .ok_or_else(|| input(Errno::INVAL.because("the region is deregistered by another call")))?;
+    let (memory, registered) = match memory {
+        Some(Bytes { memory, registered, start }) => (Some((memory, start)), Some(registered)),
+        None => (None, None),
+    };
     region.rereg(domain.map(|d| &d.engine), memory, access).map_err(|error| {
-        let errno = if let ReregError::WindowsBound { .. } = error { Errno::BUSY } else { Errno::INVAL };
+        let errno = if let ReregError::WindowsBound { .. } = error { Errno::BUSY } else { Errno::INVAL }
+            .because(error);
         (IBV_REREG_MR_ERR_CMD, errno)
     })?;
     if let Some(domain) = domain {
@@ -231,10 +289,53 @@ unsafe fn rereg(
         if domain.is_some() {
             (*mr).pd = pd;
         }
-        if moved {
+        if let Some(registered) = registered {
+            *object.registered.lock() = registered;
             (*mr).addr = addr;
             (*mr).length = length;
         }
     }
     Ok(())
+}
+
+/// `ibv_advise_mr`: makes pages of on-demand regions present. Without the flag to flush it is a hint, and an error is none.
+///
+/// # Safety
+/// `pd` is NULL or one of ours; `count` elements at `list` can be read.
+pub(crate) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: c_int,
+    flags: u32,
+    list: *mut ibv_sge,
+    count: u32,
+) -> c_int {
+    const FLUSH: u32 = 1;
+    const PREFETCH: c_int = 0;
+    const PREFETCH_WRITE: c_int = 1;
+    const PREFETCH_NO_FAULT: c_int = 2;
+    boundary::code(|| {
+        // SAFETY: the caller's promise.
+        unsafe { pd::get(pd) }?;
+        let write = match advice {
+            PREFETCH => false,
+            PREFETCH_WRITE => true,
+            // For what is present already: there is nothing to do.
+            PREFETCH_NO_FAULT => return Ok(()),
+            _ => return Err(Errno::UNSUPPORTED.because(format_args!("advice {advice} is not known"))),
+        };
+        if flags & !FLUSH != 0 {
+            return Err(Errno::INVAL.because(format_args!("flags {flags:#x} are not known")));
+        }
+        let mut copies = AlignedLists::default();
+        let count = c_int::try_from(count).map_err(|_| Errno::INVAL.out_of_range())?;
+        // SAFETY: the caller's promise.
+        for sge in unsafe { post::sges(list, count, &mut copies) }? {
+            let start = usize::try_from(sge.addr).map_err(|_| Errno::INVAL.out_of_range())?;
+            let checked = mapping::check(start, sge.length as usize, write);
+            if flags & FLUSH != 0 {
+                checked?;
+            }
+        }
+        Ok(())
+    })
 }

@@ -34,7 +34,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_int) -> *mut i
         let window = match kind {
             IBV_MW_TYPE_1 => WindowType::One,
             IBV_MW_TYPE_2 => WindowType::Two,
-            _ => return Err(Errno::INVAL),
+            _ => return Err(Errno::INVAL.because("a window of an unknown type")),
         };
         let engine = domain.engine.alloc_window(window)?;
         let rkey = engine.stag().0;
@@ -95,11 +95,11 @@ pub(crate) unsafe fn bind_op(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info
 pub(crate) unsafe extern "C" fn bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
     boundary::code(|| {
         // SAFETY: the caller's promise, here and below.
-        let (qp, request) = unsafe { (Qp::get(qp)?, bind.as_ref().ok_or(Errno::INVAL)?) };
+        let (qp, request) = unsafe { (Qp::get(qp)?, bind.as_ref().ok_or_else(|| Errno::INVAL.null())?) };
         // SAFETY: as above.
-        let window = unsafe { mw.as_mut() }.ok_or(Errno::INVAL)?;
+        let window = unsafe { mw.as_mut() }.ok_or_else(|| Errno::INVAL.null())?;
         if window.r#type != IBV_MW_TYPE_1 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("ibv_bind_mw of a window of type 2"));
         }
         let rkey = next_key(window.rkey);
         // SAFETY: as above.

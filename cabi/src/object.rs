@@ -85,7 +85,11 @@ impl<B: Body> Object<B> {
     pub unsafe fn get<'a>(abi: *mut B::Abi) -> Result<&'a Self> {
         // SAFETY: the caller's promise.
         let object = unsafe { Self::get_any(abi) }?;
-        if object.is_inherited() { Err(Errno::INHERITED) } else { Ok(object) }
+        if object.is_inherited() {
+            Err(Errno::INHERITED.because("the object was made in the parent, before a fork"))
+        } else {
+            Ok(object)
+        }
     }
 
     /// As [`Object::get`], without the table, for what is called with every message: only for functions that are called through the
@@ -99,14 +103,16 @@ impl<B: Body> Object<B> {
     pub unsafe fn get_called<'a>(abi: *mut B::Abi) -> Result<&'a Self> {
         let object = abi.cast::<Self>();
         if object.is_null() || !object.is_aligned() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("a pointer that is NULL or unaligned"));
         }
         // SAFETY: the caller's promise.
         let object = unsafe { &*object };
         match object.kind.load(Ordering::Acquire) == B::KIND {
-            true if object.is_inherited() => Err(Errno::INHERITED),
+            true if object.is_inherited() => {
+                Err(Errno::INHERITED.because("the object was made in the parent, before a fork"))
+            }
             true => Ok(object),
-            false => Err(Errno::INVAL),
+            false => Err(Errno::INVAL.because("a pointer to an object of another kind, or to a freed one")),
         }
     }
 
@@ -119,7 +125,9 @@ impl<B: Body> Object<B> {
     /// EINVAL.
     pub unsafe fn get_any<'a>(abi: *mut B::Abi) -> Result<&'a Self> {
         if !lives(abi.addr(), B::KIND) {
-            return Err(Errno::INVAL);
+            return Err(
+                Errno::INVAL.because("a pointer to no such object: NULL, freed, or of another library")
+            );
         }
         // SAFETY: it lives, and no thread frees it by the caller's promise.
         Ok(unsafe { &*abi.cast::<Self>() })

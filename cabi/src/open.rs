@@ -4,7 +4,7 @@ use crate::abi::{self, ibv_context, ibv_device, verbs_context};
 use crate::boundary::{self, Result};
 use crate::context::Context;
 use crate::device::{self, Device};
-use crate::{cq, cq_ex, engine, mw, pd, post, qp, srq};
+use crate::{cq, cq_ex, engine, mr, mw, pd, post, qp, srq};
 use std::ffi::{c_int, c_void};
 
 /// Opens `device` once more, on the engine of the process.
@@ -30,6 +30,7 @@ fn functions(vectors: c_int) -> verbs_context {
     // SAFETY: integers, pointers and optional functions.
     let mut abi: verbs_context = unsafe { abi::zeroed() };
     abi.query_port = Some(device::port::query_port_long);
+    abi.advise_mr = Some(mr::advise_mr);
     abi.alloc_parent_domain = Some(pd::alloc_parent_domain);
     abi.alloc_td = Some(pd::alloc_td);
     abi.dealloc_td = Some(pd::dealloc_td);

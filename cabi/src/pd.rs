@@ -53,7 +53,7 @@ pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Object::<Pd>::get_any(pd) }?;
         if !object.is_inherited() && object.users.any() {
-            return Err(Errno::BUSY);
+            return Err(Errno::BUSY.because("objects of the protection domain are left"));
         }
         // SAFETY: as above.
         unsafe { Object::<Pd>::free(pd) };
@@ -79,9 +79,10 @@ pub(crate) unsafe extern "C" fn alloc_td(
 ) -> *mut ibv_td {
     boundary::pointer(|| {
         // SAFETY: the caller's promise.
-        let (open, attr) = unsafe { (Context::get(context)?, attr.as_ref().ok_or(Errno::INVAL)?) };
+        let (open, attr) =
+            unsafe { (Context::get(context)?, attr.as_ref().ok_or_else(|| Errno::INVAL.null())?) };
         if attr.comp_mask != 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
         }
         Ok(Object::create(ibv_td { context }, Td(Arc::clone(open))))
     })
@@ -114,9 +115,10 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     const ALLOCATORS_AND_CONTEXT: u32 = 3;
     boundary::pointer(|| {
         // SAFETY: the caller's promise, here and below.
-        let (open, attr) = unsafe { (Context::get(context)?, attr.as_ref().ok_or(Errno::INVAL)?) };
+        let (open, attr) =
+            unsafe { (Context::get(context)?, attr.as_ref().ok_or_else(|| Errno::INVAL.null())?) };
         if attr.comp_mask & !ALLOCATORS_AND_CONTEXT != 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
         }
         // SAFETY: as above.
         let under = unsafe { Object::<Pd>::get(attr.pd) }?;

@@ -20,21 +20,51 @@ const _: () = {
     assert!(offset_of!(Sge, lkey) == offset_of!(ibv_sge, lkey));
 };
 
-/// C's elements as the engine's.
+/// Aligned copies of element lists. Programs that keep requests in packed structures post lists at any address.
+#[derive(Default)]
+pub(crate) struct AlignedLists(Vec<Box<[Sge]>>);
+
+impl AlignedLists {
+    /// # Safety
+    /// `count` elements at `list` can be read, and `self` lives during `'a`.
+    #[cold]
+    unsafe fn add<'a>(&mut self, list: *const Sge, count: usize) -> &'a [Sge] {
+        // SAFETY: the caller's promise.
+        let copy = (0..count).map(|at| unsafe { list.add(at).read_unaligned() }).collect::<Box<[Sge]>>();
+        let (at, len) = (copy.as_ptr(), copy.len());
+        self.0.push(copy);
+        // SAFETY: the box stays where it is, unchanged, while `self` lives.
+        unsafe { std::slice::from_raw_parts(at, len) }
+    }
+}
+
+/// C's elements as the engine's, or a copy in `copies` where C's are unaligned.
 ///
 /// # Safety
-/// `count` elements at `list` can be read during `'a`, unless one of the two is invalid.
+/// `count` elements at `list` can be read during `'a`, unless one of the two is invalid, and `copies` lives during `'a`.
 ///
 /// # Errors
-/// EINVAL for NULL, an unaligned list and a negative count.
-pub(crate) unsafe fn sges<'a>(list: *mut ibv_sge, count: c_int) -> Result<&'a [Sge]> {
+/// EINVAL for NULL and a negative count.
+#[inline]
+pub(crate) unsafe fn sges<'a>(
+    list: *mut ibv_sge,
+    count: c_int,
+    copies: &mut AlignedLists,
+) -> Result<&'a [Sge]> {
     match usize::try_from(count) {
         Ok(0) => Ok(&[]),
-        Ok(count) if !list.is_null() && list.is_aligned() => {
+        Ok(count) if !list.is_null() => {
+            let list = list.cast::<Sge>();
             // SAFETY: the caller's promise; the layouts are the same, as asserted above.
-            Ok(unsafe { std::slice::from_raw_parts(list.cast(), count) })
+            Ok(unsafe {
+                if list.is_aligned() {
+                    std::slice::from_raw_parts(list, count)
+                } else {
+                    copies.add(list, count)
+                }
+            })
         }
-        _ => Err(Errno::INVAL),
+        _ => Err(Errno::INVAL.because(format_args!("a list of {count} elements at {list:p}"))),
     }
 }
 
@@ -70,7 +100,7 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
             }
         }
         op::IBV_WR_SEND_WITH_INV => SendOp::SendInvalidate { stag: STag(wr.imm) },
-        _ => return Err(Errno::INVAL),
+        opcode => return Err(Errno::INVAL.because(format_args!("opcode {opcode} is unknown"))),
     })
 }
 
@@ -87,12 +117,12 @@ pub(crate) fn to_datagram(op: SendOp, to: Destination) -> Result<SendOp> {
 }
 
 /// A request in a chain of C's.
-trait Chained: Sized {
+trait Chained: Copy {
     type Wr<'a>;
     fn next(&self) -> *mut Self;
     /// # Safety
-    /// What the request names can be read during `'a`. `of` is NULL, or the UD queue pair that it is posted to.
-    unsafe fn convert<'a>(&self, of: *mut ibv_qp) -> Result<Self::Wr<'a>>;
+    /// What the request names can be read during `'a`, and `copies` lives so long. `of` is NULL, or the UD queue pair that it is posted to.
+    unsafe fn convert<'a>(&self, of: *mut ibv_qp, copies: &mut AlignedLists) -> Result<Self::Wr<'a>>;
 }
 
 impl Chained for ibv_send_wr {
@@ -102,7 +132,7 @@ impl Chained for ibv_send_wr {
         self.next
     }
 
-    unsafe fn convert<'a>(&self, of: *mut ibv_qp) -> Result<SendWr<'a>> {
+    unsafe fn convert<'a>(&self, of: *mut ibv_qp, copies: &mut AlignedLists) -> Result<SendWr<'a>> {
         // SAFETY: the caller's promise; a queue pair that is named here is UD, and its requests have a destination.
         let (op, sges) = unsafe {
             let op = send_op(self)?;
@@ -110,7 +140,7 @@ impl Chained for ibv_send_wr {
                 true => op,
                 false => to_datagram(op, ah::destination(self.wr.ud, (*of).pd)?)?,
             };
-            (op, sges(self.sg_list, self.num_sge)?)
+            (op, sges(self.sg_list, self.num_sge, copies)?)
         };
         Ok(SendWr { wr_id: self.wr_id, op, sges, flags: SendFlags::from_bits_truncate(self.send_flags) })
     }
@@ -123,9 +153,9 @@ impl Chained for ibv_recv_wr {
         self.next
     }
 
-    unsafe fn convert<'a>(&self, _of: *mut ibv_qp) -> Result<RecvWr<'a>> {
+    unsafe fn convert<'a>(&self, _of: *mut ibv_qp, copies: &mut AlignedLists) -> Result<RecvWr<'a>> {
         // SAFETY: the caller's promise.
-        Ok(RecvWr { wr_id: self.wr_id, sges: unsafe { sges(self.sg_list, self.num_sge) }? })
+        Ok(RecvWr { wr_id: self.wr_id, sges: unsafe { sges(self.sg_list, self.num_sge, copies) }? })
     }
 }
 
@@ -136,26 +166,57 @@ struct Chain<W> {
     /// The request given out last, or the invalid one.
     last: *mut W,
     failed: Option<Errno>,
+    copies: AlignedLists,
     /// The queue pair, if it is UD.
     ud: *mut ibv_qp,
 }
 
 impl<W> Chain<W> {
     fn new(first: *mut W, ud: *mut ibv_qp) -> Self {
-        Self { next: first, last: first, failed: None, ud }
+        Self { next: first, last: first, failed: None, copies: AlignedLists::default(), ud }
     }
 }
 
 /// One step.
 ///
 /// # Safety
-/// The rest of the chain can be read during `'a`.
+/// The rest of the chain can be read during `'a`, and `chain` lives so long.
+#[inline]
 unsafe fn step<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
-    // SAFETY: the caller's promise: NULL or a request.
-    let wr = unsafe { chain.next.as_ref() }?;
+    if chain.next.is_null() {
+        return None;
+    }
     chain.last = chain.next;
-    // SAFETY: as above.
-    match unsafe { wr.convert(chain.ud) } {
+    if !chain.next.is_aligned() {
+        // SAFETY: as below.
+        return unsafe { step_unaligned(chain) };
+    }
+    // SAFETY: the caller's promise: it is a request.
+    unsafe {
+        let wr = &*chain.next;
+        convert(chain, wr)
+    }
+}
+
+/// As [`step`], for a request in a packed structure.
+///
+/// # Safety
+/// As for [`step`].
+#[cold]
+unsafe fn step_unaligned<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'a>> {
+    // SAFETY: the caller's promise: it is a request.
+    unsafe {
+        let wr = chain.next.read_unaligned();
+        convert(chain, &wr)
+    }
+}
+
+/// # Safety
+/// As for [`step`]; `wr` is the request at `chain.next`, or a copy of it.
+#[inline]
+unsafe fn convert<'a, W: Chained>(chain: &mut Chain<W>, wr: &W) -> Option<W::Wr<'a>> {
+    // SAFETY: the caller's promise.
+    match unsafe { wr.convert(chain.ud, &mut chain.copies) } {
         Ok(converted) => {
             chain.next = wr.next();
             Some(converted)

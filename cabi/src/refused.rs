@@ -5,21 +5,27 @@ use crate::errno::Errno;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
+/// Sets `errno`, and says in the log that a function is not offered.
+fn refuse(errno: Errno) -> Errno {
+    let errno = errno.because("a function that is not offered, see docs/run-your-program.md");
+    errno.set();
+    errno
+}
+
 /// For functions that return an error number: address handles, multicast, ECE, commands to a kernel driver.
 pub extern "C" fn unsupported() -> c_int {
-    Errno::UNSUPPORTED.set();
-    Errno::UNSUPPORTED.0
+    refuse(Errno::UNSUPPORTED).0
 }
 
 /// For functions that return -1 and `errno`.
 pub extern "C" fn unsupported_minus_one() -> c_int {
-    Errno::UNSUPPORTED.set();
+    refuse(Errno::UNSUPPORTED);
     -1
 }
 
 /// For functions that return an object.
 pub extern "C" fn unsupported_null() -> *mut c_void {
-    Errno::UNSUPPORTED.set();
+    refuse(Errno::UNSUPPORTED);
     ptr::null_mut()
 }
 
@@ -33,24 +39,23 @@ pub extern "C" fn zero() -> c_int {
 
 /// The functions of libibverbs 1.0 (2006) take structures that no header has had since: none of these are here.
 pub extern "C" fn old() -> c_int {
-    Errno::NOSYS.set();
-    Errno::NOSYS.0
+    refuse(Errno::NOSYS).0
 }
 
 /// As [`old`], for functions that return an object.
 pub extern "C" fn old_null() -> *mut c_void {
-    Errno::NOSYS.set();
+    refuse(Errno::NOSYS);
     ptr::null_mut()
 }
 
 /// For functions of `int`, `ssize_t` and `off_t` that return -1 and `errno`.
 pub extern "C" fn absent() -> isize {
-    Errno::NOSYS.set();
+    refuse(Errno::NOSYS);
     -1
 }
 
 /// For functions that return an object.
 pub extern "C" fn absent_null() -> *mut c_void {
-    Errno::NOSYS.set();
+    refuse(Errno::NOSYS);
     ptr::null_mut()
 }

@@ -3,6 +3,7 @@
 use crate::boundary::Result;
 use crate::counters::Counters;
 use crate::errno::Errno;
+use crate::log;
 use crate::persona::Persona;
 use std::env;
 use std::ops::RangeInclusive;
@@ -204,7 +205,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The process's settings. A bad value is reported once on standard error.
+    /// The process's settings; the first call starts the log. A bad value is reported once on standard error.
     ///
     /// # Errors
     /// EINVAL when a variable has a bad value.
@@ -212,8 +213,9 @@ impl Settings {
         static SETTINGS: OnceLock<std::result::Result<Settings, String>> = OnceLock::new();
         let settings = SETTINGS.get_or_init(|| {
             let settings = Self::read(|name| env::var_os(name)?.into_string().ok().filter(|v| !v.is_empty()));
-            if let Err(line) = &settings {
-                eprintln!("{line}");
+            match &settings {
+                Ok(settings) => settings.log.as_deref().map_or((), log::start),
+                Err(line) => eprintln!("{line}"),
             }
             settings
         });

@@ -74,7 +74,7 @@ pub unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, init: *mut ibv_srq_init
     boundary::pointer(|| {
         // SAFETY: the caller's promise.
         unsafe {
-            let init = init.as_mut().ok_or(Errno::INVAL)?;
+            let init = init.as_mut().ok_or_else(|| Errno::INVAL.null())?;
             create(pd, init.srq_context, &mut init.attr)
         }
     })
@@ -92,14 +92,14 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         // SAFETY: the caller's promise, here and below.
         unsafe { Context::get(context) }?;
         // SAFETY: as above.
-        let init = unsafe { init.as_mut() }.ok_or(Errno::INVAL)?;
+        let init = unsafe { init.as_mut() }.ok_or_else(|| Errno::INVAL.null())?;
         let typed = init.comp_mask & flags::IBV_SRQ_INIT_ATTR_TYPE != 0;
         let known = flags::IBV_SRQ_INIT_ATTR_TYPE | flags::IBV_SRQ_INIT_ATTR_PD;
         if typed && init.srq_type != flags::IBV_SRQT_BASIC || init.comp_mask & !known != 0 {
-            return Err(Errno::UNSUPPORTED);
+            return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are offered"));
         }
         if init.comp_mask & flags::IBV_SRQ_INIT_ATTR_PD == 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("attributes without a protection domain"));
         }
         // SAFETY: as above.
         unsafe { create(init.pd, init.srq_context, &mut init.attr) }
@@ -114,7 +114,7 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, _number: *mut u32
     boundary::code(|| {
         // SAFETY: the caller's promise.
         unsafe { Object::<Srq>::get(srq) }?;
-        Err(Errno::UNSUPPORTED)
+        Err(Errno::UNSUPPORTED.because("basic shared receive queues have no number"))
     })
 }
 
@@ -125,9 +125,10 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, _number: *mut u32
 pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr, mask: c_int) -> c_int {
     boundary::code(|| {
         // SAFETY: the caller's promise.
-        let (object, attr) = unsafe { (Object::<Srq>::get(srq)?, attr.as_ref().ok_or(Errno::INVAL)?) };
+        let (object, attr) =
+            unsafe { (Object::<Srq>::get(srq)?, attr.as_ref().ok_or_else(|| Errno::INVAL.null())?) };
         if mask & !(flags::IBV_SRQ_MAX_WR | flags::IBV_SRQ_LIMIT) != 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("attributes that are not known (srq_attr_mask)"));
         }
         let depth = (mask & flags::IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
         let limit = (mask & flags::IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
@@ -142,7 +143,8 @@ pub unsafe extern "C" fn ibv_modify_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_at
 pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     boundary::code(|| {
         // SAFETY: the caller's promise.
-        let (object, attr) = unsafe { (Object::<Srq>::get(srq)?, attr.as_mut().ok_or(Errno::INVAL)?) };
+        let (object, attr) =
+            unsafe { (Object::<Srq>::get(srq)?, attr.as_mut().ok_or_else(|| Errno::INVAL.null())?) };
         let now = object.engine.query();
         *attr = ibv_srq_attr { max_wr: now.max_wr, max_sge: now.max_sge, srq_limit: now.limit };
         Ok(())
@@ -159,7 +161,7 @@ pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         let object = unsafe { Object::<Srq>::get_any(srq) }?;
         if !object.is_inherited() {
             if object.users.any() {
-                return Err(Errno::BUSY);
+                return Err(Errno::BUSY.because("queue pairs use the shared receive queue"));
             }
             object.leave();
         }

@@ -41,7 +41,11 @@ pub(crate) fn source_for(peer: SocketAddr) -> Option<Result<SocketAddr>> {
     let family = || config.addresses.iter().filter(|(address, _)| address.is_ipv4() == peer.is_ipv4());
     let near = family().find(|(address, prefix)| same_network(*address, peer.ip(), *prefix));
     let found = near.or_else(|| family().next()).map(|(address, _)| SocketAddr::new(*address, 0));
-    Some(found.ok_or(Errno(libc::ENETUNREACH)))
+    Some(
+        found.ok_or_else(|| {
+            Errno(libc::ENETUNREACH).because("the interface has no address of the peer's family")
+        }),
+    )
 }
 
 fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {

@@ -27,6 +27,30 @@ pub extern "C" fn ibv_port_state_str(state: c_int) -> *const c_char {
     word(&words, state, c"unknown")
 }
 
+/// `ibv_wr_opcode_str`.
+pub extern "C" fn ibv_wr_opcode_str(opcode: c_int) -> *const c_char {
+    let words = [
+        c"rdma-write",
+        c"rdma-write-with-imm",
+        c"send",
+        c"send-with-imm",
+        c"rdma-read",
+        c"atomic-cmp-and-swp",
+        c"atomic-fetch-and-add",
+        c"local-inv",
+        c"bind-mw",
+        c"send-with-inv",
+        c"tso",
+        c"driver1",
+        // 12 and 13 are no requests.
+        c"unknown",
+        c"unknown",
+        c"flush",
+        c"atomic-write",
+    ];
+    word(&words, opcode, c"unknown")
+}
+
 /// `ibv_event_type_str`.
 pub extern "C" fn ibv_event_type_str(event: c_int) -> *const c_char {
     let words = [

@@ -1,79 +1,68 @@
-//! A small `/sys/class/infiniband` for programs that look there: made on a tmpfs in a mount namespace of their own, and, for
-//! ordinary users, in a user namespace that keeps their user id.
+//! A small `/sys/class/infiniband` for programs that look there, and device nodes for programs that look for these, in a mount
+//! namespace of their own.
 
 use crate::device::netdev::{self, NetDev};
+use crate::device::speed::PortSpeed;
 use crate::device::{attributes, gid, port};
+use crate::mounts;
 use crate::persona::Persona;
-use std::ffi::CString;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::net::Ipv6Addr;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::ptr;
 
 /// Where classes of devices are.
 const CLASSES: &str = "/sys/class";
+/// Where the kernel's drivers have their nodes.
+const NODES: &str = "/dev/infiniband";
 
-/// Shows this process, and the program that it becomes, the tree. The process must have one thread.
+/// Shows this process, and the program that it becomes, the tree, and the nodes if `with_nodes`. The process must have one thread.
 ///
 /// # Errors
 /// The system's: no namespaces for this user, or no tmpfs.
-pub fn enter(persona: Persona) -> io::Result<()> {
+pub fn enter(persona: Persona, with_nodes: bool) -> io::Result<()> {
     let netdevs = netdev::all()?;
-    namespaces()?;
-    // Nothing of it leaves the namespace.
-    mount("none", "/", None, libc::MS_REC | libc::MS_PRIVATE)?;
-    let classes: Vec<_> = fs::read_dir(CLASSES)?.filter_map(|entry| Some(entry.ok()?.file_name())).collect();
-    // What is hidden by the new mount stays reachable by the working directory.
-    let back = std::env::current_dir();
-    std::env::set_current_dir(CLASSES)?;
-    mount("tmpfs", CLASSES, Some("tmpfs"), libc::MS_NOSUID | libc::MS_NODEV)?;
-    for class in &classes {
-        let to = Path::new(CLASSES).join(class);
-        fs::create_dir(&to)?;
-        bind(Path::new(class), &to)?;
-    }
-    if let Ok(back) = back {
-        std::env::set_current_dir(back)?;
+    mounts::enter()?;
+    let classes = Path::new(CLASSES);
+    mounts::make_writable(classes)?;
+    let devices = classes.join("infiniband");
+    if devices.exists() {
+        // The system's devices stay.
+        mounts::make_writable(&devices)?;
     }
     for netdev in &netdevs {
         device(netdev, persona)?;
     }
-    let abi = Path::new(CLASSES).join("infiniband_verbs");
+    let abi = classes.join("infiniband_verbs");
+    if abi.exists() {
+        mounts::make_writable(&abi)?;
+    }
     fs::create_dir_all(&abi)?;
-    put(&abi.join("abi_version"), "6")
+    if !abi.join("abi_version").exists() {
+        put(&abi.join("abi_version"), "6")?;
+    }
+    if with_nodes { nodes(&netdevs) } else { Ok(()) }
 }
 
-fn namespaces() -> io::Result<()> {
-    // SAFETY: two calls without arguments.
-    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
-    // SAFETY: takes flags only; here and below.
-    if unsafe { libc::unshare(libc::CLONE_NEWNS) } == 0 {
-        return Ok(());
+/// Character devices under the names by which programs look for them. Nothing is behind them: programs check that they can be read
+/// and written.
+fn nodes(netdevs: &[NetDev]) -> io::Result<()> {
+    let folder = Path::new(NODES);
+    if folder.exists() {
+        mounts::make_writable(folder)?;
+    } else {
+        mounts::make_writable(Path::new("/dev"))?;
+        fs::create_dir(folder)?;
     }
-    // SAFETY: as above.
-    if unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) } != 0 {
-        return Err(io::Error::last_os_error());
+    for netdev in netdevs {
+        for name in [format!("uiw_{}", netdev.name), format!("uverbs_uiw_{}", netdev.name)] {
+            let node = folder.join(name);
+            File::create(&node)?;
+            mounts::bind(Path::new("/dev/null"), &node)?;
+        }
     }
-    fs::write("/proc/self/setgroups", "deny")?;
-    fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
-    fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))
-}
-
-fn mount(source: &str, target: &str, kind: Option<&str>, flags: libc::c_ulong) -> io::Result<()> {
-    let (source, target) = (CString::new(source)?, CString::new(target)?);
-    let kind = kind.map(CString::new).transpose()?;
-    let kind = kind.as_ref().map_or(ptr::null(), |kind| kind.as_ptr());
-    // SAFETY: names with their NUL, no data.
-    match unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind, flags, ptr::null()) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-fn bind(from: &Path, to: &Path) -> io::Result<()> {
-    mount(&from.to_string_lossy(), &to.to_string_lossy(), None, libc::MS_BIND | libc::MS_REC)
+    Ok(())
 }
 
 fn put(file: &Path, text: &str) -> io::Result<()> {
@@ -99,6 +88,17 @@ fn device(netdev: &NetDev, persona: Persona) -> io::Result<()> {
     put(&folder.join("sys_image_guid"), &guid)?;
     put(&folder.join("node_desc"), &name)?;
     put(&folder.join("fw_ver"), env!("CARGO_PKG_VERSION"))?;
+    put(&folder.join("hca_type"), "uiw")?;
+    put(&folder.join("hw_rev"), "0")?;
+    put(&folder.join("board_id"), "uiw")?;
+    let device = folder.join("device");
+    put(&device.join("vendor"), &format!("{:#06x}", attributes::VENDOR_ID & 0xFFFF))?;
+    put(&device.join("device"), "0x0000")?;
+    // No node is nearer than another.
+    put(&device.join("numa_node"), "-1")?;
+    let verbs = Path::new(CLASSES).join("infiniband_verbs").join(format!("uverbs_{name}"));
+    put(&verbs.join("ibdev"), &name)?;
+    put(&verbs.join("abi_version"), "1")?;
     let nets = folder.join("device/net");
     fs::create_dir_all(&nets)?;
     symlink(Path::new(CLASSES).join("net").join(&netdev.name), nets.join(&netdev.name))?;
@@ -108,7 +108,11 @@ fn device(netdev: &NetDev, persona: Persona) -> io::Result<()> {
     put(&at.join("phys_state"), if netdev.running { "5: LinkUp" } else { "3: Disabled" })?;
     put(&at.join("link_layer"), if persona == Persona::Ib { "InfiniBand" } else { "Ethernet" })?;
     put(&at.join("lid"), &format!("{:#x}", attr.lid))?;
-    put(&at.join("rate"), "2.5 Gb/sec (1X SDR)")?;
+    put(&at.join("lid_mask_count"), "0")?;
+    put(&at.join("sm_lid"), &format!("{:#x}", attr.sm_lid))?;
+    put(&at.join("sm_sl"), "0")?;
+    put(&at.join("cap_mask"), &format!("{:#010x}", attr.port_cap_flags))?;
+    put(&at.join("rate"), &PortSpeed::of(netdev).to_string())?;
     for (index, (address, _)) in netdev.addresses.iter().enumerate() {
         let gid =
             Ipv6Addr::from(gid::from_address(*address).raw).segments().map(|w| format!("{w:04x}")).join(":");

@@ -7,7 +7,7 @@ use uiw_cabi::abi::{self, cq as cqf, event as kinds, qp as flags, wr};
 use uiw_cabi::abi::{
     ibv_context, ibv_cq, ibv_cq_ex, ibv_gid, ibv_mr, ibv_pd, ibv_qp, ibv_qp_ex, ibv_sge, ibv_srq, ibv_wc,
 };
-use uiw_cabi::{async_events, channel, cq, device, mr, open, pd, qp, srq};
+use uiw_cabi::{async_events, buf, channel, cq, device, mr, open, pd, qp, srq};
 
 const ACCESS: c_int = 1 | 2 | 4 | 8 | 16;
 
@@ -80,6 +80,12 @@ impl End {
 
     fn address(&self, word: usize) -> u64 {
         self.memory.as_ptr().addr() as u64 + 8 * word as u64
+    }
+
+    /// The word at the index `word`, which a peer may be writing.
+    fn memory_word(&self, word: usize) -> u64 {
+        // SAFETY: inside of the box.
+        unsafe { self.memory.as_ptr().add(word).read_volatile() }
     }
 
     fn rkey(&self) -> u32 {
@@ -386,6 +392,126 @@ fn completion_events_have_a_descriptor() {
         assert_eq!(channel::ibv_destroy_comp_channel(announced), libc::EBUSY);
         assert_eq!(cq::ibv_destroy_cq(cq), 0);
         assert_eq!(channel::ibv_destroy_comp_channel(announced), 0);
+        assert_eq!(open::ibv_close_device(opened), 0);
+    }
+}
+
+/// Room for requests and elements at addresses that are 4 modulo 8, as packed structures of programs have them.
+#[repr(C, align(8))]
+struct Packed<T>(u32, [u8; 160], std::marker::PhantomData<T>);
+
+impl<T: Copy> Packed<T> {
+    fn new(value: T) -> Self {
+        let mut packed = Self(0, [0; 160], std::marker::PhantomData);
+        // SAFETY: the value fits, and is written at whatever address that is.
+        unsafe { packed.at().write_unaligned(value) };
+        packed
+    }
+
+    fn at(&mut self) -> *mut T {
+        assert!(size_of::<T>() <= 160 && !self.1.as_ptr().cast::<T>().is_aligned());
+        self.1.as_mut_ptr().cast()
+    }
+}
+
+#[test]
+fn requests_and_elements_may_be_at_any_address() {
+    let opened = open();
+    let (mut a, b) = (End::new(opened, false), End::new(opened, false));
+    a.connect(&b);
+    b.connect(&a);
+    a.memory[..2].copy_from_slice(&[0x0123_4567_89AB_CDEF, 42]);
+    let mut into = Packed::new([b.sge(8, 8), b.sge(20, 8)]);
+    let mut receive = Packed::new(abi::ibv_recv_wr {
+        wr_id: 1,
+        next: ptr::null_mut(),
+        sg_list: into.at().cast(),
+        num_sge: 2,
+    });
+    let mut from = Packed::new([a.sge(0, 8), a.sge(1, 8)]);
+    // SAFETY: integers and pointers; requests with their elements, whose memory stays.
+    unsafe {
+        let mut bad = ptr::null_mut();
+        assert_eq!((*opened).ops.post_recv.unwrap()(b.qp, receive.at(), &raw mut bad), 0);
+        let mut send: abi::ibv_send_wr = abi::zeroed();
+        (send.wr_id, send.opcode, send.send_flags) = (2, wr::IBV_WR_SEND, 2);
+        (send.sg_list, send.num_sge) = (from.at().cast(), 2);
+        let mut send = Packed::new(send);
+        let mut bad = ptr::null_mut();
+        assert_eq!((*opened).ops.post_send.unwrap()(a.qp, send.at(), &raw mut bad), 0);
+    }
+    a.done(2);
+    b.done(1);
+    assert_eq!((b.memory[8], b.memory[20]), (0x0123_4567_89AB_CDEF, 42));
+    let build = |ex: *mut ibv_qp_ex| {
+        // SAFETY: called between start and completion of a request of `ex`.
+        unsafe {
+            (*ex).wr_rdma_write.unwrap()(ex, b.rkey(), b.address(30));
+            (*ex).wr_set_sge_list.unwrap()(ex, 2, from.at().cast());
+        }
+    };
+    assert_eq!(a.build(3, build), 0);
+    a.done(3);
+    while b.memory_word(31) != 42 {
+        std::thread::yield_now();
+    }
+    drop((a, b));
+    // SAFETY: it is not used any more.
+    assert_eq!(unsafe { open::ibv_close_device(opened) }, 0);
+}
+
+#[test]
+fn buffers_are_page_aligned_and_regions_lie_inside() {
+    let opened = open();
+    // SAFETY: pointers of ours, each destroyed once.
+    unsafe {
+        let (domain, other) = (pd::ibv_alloc_pd(opened), pd::ibv_alloc_pd(opened));
+        let mut handle = ptr::null_mut();
+        let addr = buf::ibv_alloc_buf(domain, 10_000, &raw mut handle);
+        assert!(!addr.is_null() && addr.addr().is_multiple_of(4096));
+        addr.cast::<u8>().write_bytes(7, 10_000);
+        let inside = buf::ibv_reg_buf_mr(domain, handle, addr.byte_add(16), 9_984, ACCESS);
+        assert!(!inside.is_null() && (*inside).length == 9_984);
+        for (pd, start, length) in
+            [(other, addr, 8), (domain, addr.byte_add(16), 9_985), (domain, addr.byte_sub(1), 8)]
+        {
+            assert!(buf::ibv_reg_buf_mr(pd, handle, start, length, ACCESS).is_null());
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::EINVAL));
+        }
+        let mut attr: abi::ibv_mr_init_attr = abi::zeroed();
+        (attr.length, attr.access, attr.addr, attr.iova) = (512, ACCESS, addr, 0x1000);
+        attr.comp_mask = 1 | 2;
+        let with_iova = buf::ibv_reg_mr_ex(domain, &raw mut attr);
+        assert!(!with_iova.is_null());
+        for (mask, errno) in [(1, libc::EINVAL), (2 | 4, libc::EOPNOTSUPP), (2 | 16, libc::EOPNOTSUPP)] {
+            attr.comp_mask = mask;
+            assert!(buf::ibv_reg_mr_ex(domain, &raw mut attr).is_null());
+            assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(errno));
+        }
+        assert_eq!(buf::ibv_export_buf_dmabuf_fd(handle), -1);
+        assert_eq!(std::io::Error::last_os_error().raw_os_error(), Some(libc::ENODATA));
+        assert_eq!((mr::ibv_dereg_mr(inside), mr::ibv_dereg_mr(with_iova)), (0, 0));
+        buf::ibv_free_buf(handle);
+        assert!(buf::ibv_reg_buf_mr(domain, handle, addr, 8, ACCESS).is_null(), "it is freed");
+        assert_eq!((pd::ibv_dealloc_pd(domain), pd::ibv_dealloc_pd(other)), (0, 0));
+        assert_eq!(open::ibv_close_device(opened), 0);
+    }
+}
+
+#[test]
+fn every_call_states_the_same_speed() {
+    let opened = open();
+    // SAFETY: a context of ours, results have room.
+    unsafe {
+        let mut attr: abi::ibv_port_attr = abi::zeroed();
+        let query = vctx(opened).query_port.unwrap();
+        assert_eq!(query(opened, 1, &raw mut attr, size_of::<abi::ibv_port_attr>()), 0);
+        // Four lanes of 25 Gbit/s.
+        assert_eq!((attr.active_width, attr.active_speed, attr.active_speed_ex), (2, 32, 32));
+        let mut speed = 0;
+        assert_eq!(device::speed::ibv_query_port_speed(opened, 1, &raw mut speed), 0);
+        assert_eq!(speed, 1000);
+        assert_eq!(device::speed::ibv_query_port_speed(opened, 2, &raw mut speed), libc::EINVAL);
         assert_eq!(open::ibv_close_device(opened), 0);
     }
 }

@@ -75,13 +75,11 @@ impl Buffer {
     }
 
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        self.pin(offset, bytes.len())?.copy_from(offset, bytes);
-        Ok(())
+        self.pin(offset, bytes.len())?.copy_from(offset, bytes).map_err(gone)
     }
 
     pub(crate) fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        self.pin(offset, bytes.len())?.copy_to(offset, bytes);
-        Ok(())
+        self.pin(offset, bytes.len())?.copy_to(offset, bytes).map_err(gone)
     }
 
     /// Where bytes from `offset` on differ from `expected`, counted from there.
@@ -111,6 +109,10 @@ impl Buffer {
         }
         self.whole.pin().map_err(|gone| failed(&gone))
     }
+}
+
+fn gone(error: uiw_mem::Gone) -> Failure {
+    Failure::local("cannot access memory", error)
 }
 
 fn owned(len: usize) -> Result<Memory> {

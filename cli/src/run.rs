@@ -6,7 +6,9 @@ use crate::fail::{Exit, Failure, Result};
 use crate::open::Global;
 use std::env;
 use std::ffi::OsString;
+use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -33,6 +35,13 @@ pub(crate) struct Args {
     /// Show the program a small /sys/class/infiniband, in a user namespace
     #[arg(long)]
     sysfs: bool,
+    /// With --sysfs, character devices /dev/infiniband/<device>, which UCX and Mooncake look for. UCX then needs datagrams, which are
+    /// not offered yet: UCX_TLS=rc_verbs,tcp
+    #[arg(long)]
+    device_nodes: bool,
+    /// Hide the RDMA devices of this machine from the program
+    #[arg(long)]
+    only_uiw: bool,
     /// Added to every port that the program gives to rdma_cm, for programs that use the same number over TCP
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-65535..=65535))]
     port_offset: Option<i32>,
@@ -82,13 +91,17 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
     let Some((program, rest)) = args.command.split_first() else {
         return Err(Failure::usage("invalid command line", "no program", "see `uiw run --help`"));
     };
+    if !args.only_uiw {
+        check_no_other_devices()?;
+    }
     let libraries = libraries()?;
+    let preloaded = preload(&libraries);
     let mut paths = vec![libraries];
     paths.extend(env::split_paths(&env::var_os("LD_LIBRARY_PATH").unwrap_or_default()));
     let paths = env::join_paths(paths)
         .map_err(|error| Failure::usage("LD_LIBRARY_PATH", error, "unset it, or use paths without `:`"))?;
     let mut command = Command::new(program);
-    command.args(rest).env("LD_LIBRARY_PATH", paths);
+    command.args(rest).env("LD_LIBRARY_PATH", paths).env("LD_PRELOAD", preloaded);
     if let Some(persona) = &args.persona {
         command.env("UIW_PERSONA", persona);
     }
@@ -104,16 +117,48 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         command.env("UIW_LLP", &llp.text);
     }
     check_variables(&command)?;
-    if args.sysfs {
+    if args.sysfs || args.device_nodes {
         let persona = args.persona.as_deref().and_then(Persona::named).unwrap_or_else(|| {
             env::var("UIW_PERSONA").ok().and_then(|name| Persona::named(&name)).unwrap_or_default()
         });
-        sysfs::enter(persona).map_err(|error| {
-            let fix = "run as root, or allow user namespaces (kernel.unprivileged_userns_clone), or do without --sysfs";
+        sysfs::enter(persona, args.device_nodes).map_err(|error| {
+            let fix = "run as root, or allow user namespaces (kernel.unprivileged_userns_clone), or do without --sysfs and --device-nodes";
             Failure::new(Exit::Failed, "cannot make /sys/class/infiniband", error, fix)
         })?;
     }
     Ok(command)
+}
+
+/// What the loader loads in front of every library: a program may carry a libibverbs of its own under another name, as Python's wheels do,
+/// whose functions are found in ours then. `librdmacm.so.1` has its functions there, too.
+fn preload(libraries: &Path) -> OsString {
+    let library = libraries.join(LIBRARIES[0]);
+    // The loader separates names by both; a name alone it looks for in LD_LIBRARY_PATH.
+    let is_one_word = !library.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
+    let mut list = if is_one_word { library.into_os_string() } else { LIBRARIES[0].into() };
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    list
+}
+
+/// The RDMA devices that the kernel has, which the program would not see.
+fn check_no_other_devices() -> Result<()> {
+    let names = fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
+    let mut others: Vec<_> = names
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| !name.starts_with("uiw_"))
+        .collect();
+    others.sort();
+    match &others[..] {
+        [] => Ok(()),
+        others => Err(Failure::usage(
+            format!("this machine has RDMA devices ({})", others.join(", ")),
+            "the program would see uiw's devices alone",
+            "run the program without uiw to use them, or with --only-uiw to hide them from it",
+        )),
+    }
 }
 
 /// A bad value is reported here rather than by the program, which would only say that there are no devices.

@@ -154,7 +154,8 @@ impl Target {
             .expect("a span")
             .pin()
             .expect("memory")
-            .copy_to(0, &mut placed);
+            .copy_to(0, &mut placed)
+            .expect("mapped memory");
         assert_eq!(placed, payload);
         self.check_counts();
     }

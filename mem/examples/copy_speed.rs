@@ -58,7 +58,7 @@ fn placing(entries: usize) -> f64 {
     for turn in 0..times {
         let stag = regions[turn % entries].stag();
         let span = table.remote(stag, StreamId(1), PdId(1), 0, 64, Right::Write).expect("legal");
-        span.pin().expect("live").copy_from(0, black_box(&[7; 64]));
+        span.pin().expect("live").copy_from(0, black_box(&[7; 64])).unwrap();
     }
     began.elapsed().as_nanos() as f64 / times as f64
 }

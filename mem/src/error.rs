@@ -4,9 +4,9 @@ use uiw_ddp::STag;
 
 use crate::{Access, PdId, Right, StreamId};
 
-/// The region, window binding or fast registration behind a span was revoked; not a byte may be touched.
+/// The region, window binding or fast registration behind a span was revoked, or a program has unmapped bytes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the memory behind {stag} was deregistered or invalidated")]
+#[error("the memory behind {stag} was deregistered, invalidated or unmapped")]
 pub struct Gone {
     /// The STag the span was resolved from.
     pub stag: STag,
@@ -18,6 +18,17 @@ pub struct Gone {
 pub struct Unaligned {
     /// Address of the target byte.
     pub address: usize,
+}
+
+/// Why eight bytes were not replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UpdateError {
+    /// The address is no multiple of eight.
+    #[error(transparent)]
+    Unaligned(#[from] Unaligned),
+    /// They are not there.
+    #[error(transparent)]
+    Gone(#[from] Gone),
 }
 
 /// Why memory was not registered.

@@ -15,6 +15,11 @@
 //! * **Exclusive** memory: a caller of an `unsafe` function ([`Memory::borrowed`], [`Memory::exclusive`]) promised
 //!   that an in-flight buffer belongs to the engine; there a copy is `memcpy` and [`Pinned::fold`] copies nothing.
 //!
+//! # Memory that may not be there
+//! What a program in C has registered it may unmap ([`Memory::foreign`]). The copies of such memory are those of [`recover`], which end with
+//! [`Gone`] where it is not there; [`Table::discard`] takes bytes out of every region before the program unmaps them, so that what is
+//! mapped there next is not written.
+//!
 //! # Which access each STag allows
 //! | | reachable for | a peer may invalidate it | the program may invalidate it |
 //! |---|---|---|---|
@@ -34,6 +39,7 @@ mod error;
 mod iovec;
 mod memory;
 mod pin_count;
+pub mod recover;
 mod region;
 mod span;
 mod table;
@@ -44,7 +50,7 @@ pub use blocks::{BLOCK_BYTES, BLOCK_WORDS, Block, BlockRef, Blocks};
 pub use copy::bench;
 pub use error::{
     BindError, DeregisterError, FastRegisterError, Gone, InvalidateError, LocalError, RegisterError,
-    RemoteError, ReregError, Unaligned,
+    RemoteError, ReregError, Unaligned, UpdateError,
 };
 pub use iovec::{IoVec, IoVecMut};
 pub use memory::{Memory, give_back_free_pages, share_arenas};

@@ -15,7 +15,20 @@ pub struct Memory {
     len: usize,
     /// In-flight buffers belong to the engine: a caller of an `unsafe` function promised it.
     exclusive: bool,
+    presence: Presence,
     _keep: Keep,
+}
+
+/// Whether the bytes are there as long as a region stands on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// Rust's ownership, or the caller of an `unsafe` function, guarantees it.
+    Guaranteed,
+    /// A program may unmap them. What is given to [`crate::Table::discard`] is gone for good, as pages that an adapter has pinned are not
+    /// those that are mapped there later.
+    Foreign,
+    /// As `Foreign`; every access finds what is mapped there at that time: on-demand paging.
+    OnDemand,
 }
 
 /// Never read: kept for its drop.
@@ -38,7 +51,13 @@ impl Memory {
     /// The system's, if it has no memory.
     pub fn owned(len: usize) -> io::Result<Self> {
         let pages = Pages::map(len)?;
-        Ok(Self { at: pages.at, len, exclusive: false, _keep: Keep::Owned(pages) })
+        Ok(Self {
+            at: pages.at,
+            len,
+            exclusive: false,
+            presence: Presence::Guaranteed,
+            _keep: Keep::Owned(pages),
+        })
     }
 
     /// The `len` bytes at `at`, which belong to the caller. Exclusive unless it is registered with rights that
@@ -46,13 +65,31 @@ impl Memory {
     ///
     /// # Safety
     /// * All bytes stay readable, and writable if LOCAL_WRITE is granted, until the region has been deregistered
-    ///   (and every span and window of it with it). A program in C that unmaps them earlier gets a fault in a copy
-    ///   or EFAULT from a system call.
+    ///   (and every span and window of it with it).
     /// * While they are in flight (an unfinished work request names them) nothing else writes them, nor reads what a
     ///   receive or a Read places, unless the region is shared; then all accesses are atomic.
     pub unsafe fn borrowed(at: *mut u8, len: usize) -> Self {
         let at = NonNull::new(at).unwrap_or(NonNull::dangling());
-        Self { at, len, exclusive: true, _keep: Keep::Borrowed }
+        Self { at, len, exclusive: true, presence: Presence::Guaranteed, _keep: Keep::Borrowed }
+    }
+
+    /// The `len` bytes at `at` of a program that may unmap them, or take rights away, at any time: an access to what is not there fails,
+    /// and nothing else happens, if the process has a handler that calls [`crate::recover::recover`]. What is unmapped is to be
+    /// given to [`crate::Table::discard`].
+    ///
+    /// # Safety
+    /// As for [`Memory::borrowed`], but the bytes need not stay; where they are mapped to something else unnoticed, that is
+    /// overwritten.
+    pub unsafe fn foreign(at: *mut u8, len: usize) -> Self {
+        // SAFETY: the caller's promise; what it leaves out, `presence` stands for.
+        let memory = unsafe { Self::borrowed(at, len) };
+        Self { presence: Presence::Foreign, ..memory }
+    }
+
+    /// The same bytes, found anew by every access: on-demand paging.
+    #[must_use]
+    pub fn on_demand(self) -> Self {
+        Self { presence: Presence::OnDemand, ..self }
     }
 
     /// The `len` bytes at `at`, which `keep` owns and which live at that address until `keep` is dropped.
@@ -61,7 +98,7 @@ impl Memory {
     /// As for [`Memory::borrowed`], as long as `keep` lives.
     pub unsafe fn buffer(keep: Box<dyn Any + Send>, at: *mut u8, len: usize) -> Self {
         let at = NonNull::new(at).unwrap_or(NonNull::dangling());
-        Self { at, len, exclusive: true, _keep: Keep::Buffer(keep) }
+        Self { at, len, exclusive: true, presence: Presence::Guaranteed, _keep: Keep::Buffer(keep) }
     }
 
     /// Takes the promise back (or never relies on it): all copies are atomic. For callers that may register the same
@@ -94,6 +131,10 @@ impl Memory {
     /// Address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.at.as_ptr()
+    }
+
+    pub(crate) fn presence(&self) -> Presence {
+        self.presence
     }
 
     pub(crate) fn is_exclusive(&self) -> bool {

@@ -2,9 +2,10 @@
 
 use core::sync::atomic::{
     AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
 use std::thread;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
@@ -36,8 +37,9 @@ pub(crate) enum CloseError {
 impl PinCount {
     /// Takes a pin. False: revoked, there is none.
     pub(crate) fn enter(&self) -> bool {
-        // Acquire pairs with nothing of ours; it keeps the accesses made under the pin behind it.
-        if self.state.fetch_add(PIN, Acquire) & REVOKED == 0 {
+        // What is read under the pin is read behind it: either `wait_unpinned` sees this pin, or the pin's holder sees what was
+        // stored before that.
+        if self.state.fetch_add(PIN, SeqCst) & REVOKED == 0 {
             return true;
         }
         self.leave();
@@ -53,6 +55,27 @@ impl PinCount {
             drop(self.parked.lock());
             self.drained.notify_all();
         }
+    }
+
+    /// Waits for a moment without a pin, at most for `time`; false if there was none.
+    pub(crate) fn wait_unpinned(&self, time: Duration) -> bool {
+        let mut deadline = None;
+        for turn in 0.. {
+            if self.state.load(SeqCst) & PINS == 0 {
+                return true;
+            }
+            match turn {
+                0..SPINS => core::hint::spin_loop(),
+                _ if *deadline.get_or_insert_with(|| Instant::now() + time) <= Instant::now() => break,
+                _ => thread::yield_now(),
+            }
+        }
+        false
+    }
+
+    /// Revokes, whatever is bound, unless it is revoked.
+    pub(crate) fn revoke(&self) {
+        self.state.fetch_or(REVOKED, SeqCst);
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -80,7 +103,7 @@ impl PinCount {
         });
         match outcome {
             Ok(_) => Ok(()),
-            Err(s) if s & REVOKED != 0 => Err(CloseError::Closed),
+            Err(s) if s & !REVOKED < WINDOW => Err(CloseError::Closed),
             Err(s) => Err(CloseError::WindowsBound(((s & !REVOKED) >> 32) as u32)),
         }
     }

@@ -1,6 +1,11 @@
 //! A range of tagged offsets that stands for bytes: a region, the binding of a window, a fast registration.
 
-use core::{fmt, ptr::NonNull};
+use core::{
+    fmt,
+    ops::Range,
+    ptr::NonNull,
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
+};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -8,6 +13,7 @@ use uiw_ddp::STag;
 
 use crate::{
     Access, LocalError, Memory, PdId, RegisterError, Span, StreamId,
+    memory::Presence,
     pin_count::{CloseError, PinCount},
 };
 
@@ -26,6 +32,9 @@ pub struct Region {
     at: NonNull<u8>,
     len: usize,
     shared: bool,
+    presence: Presence,
+    /// Of a window its parent's count.
+    discarded: Arc<Discarded>,
     /// `None` once the region has ended for good: a handle that still exists keeps no bytes.
     memory: Mutex<Option<Arc<Memory>>>,
     /// The region a window is bound to.
@@ -38,6 +47,35 @@ pub struct Region {
 unsafe impl Send for Region {}
 // SAFETY: `&Region` hands out the address, never access to the bytes; pins are counted atomically.
 unsafe impl Sync for Region {}
+
+/// Addresses of a region that the program has unmapped since it was registered.
+#[derive(Default)]
+struct Discarded {
+    any: AtomicBool,
+    ranges: Mutex<Vec<Range<usize>>>,
+}
+
+impl Discarded {
+    #[cold]
+    fn misses(&self, start: usize, len: usize) -> bool {
+        len == 0 || self.ranges.lock().iter().all(|range| range.end <= start || range.start >= start + len)
+    }
+
+    fn add(&self, range: &Range<usize>) {
+        let mut ranges = self.ranges.lock();
+        let mut new = range.clone();
+        // Ranges that touch become one.
+        ranges.retain(|old| {
+            let apart = old.end < new.start || old.start > new.end;
+            if !apart {
+                new = new.start.min(old.start)..new.end.max(old.end);
+            }
+            apart
+        });
+        ranges.push(new);
+        self.any.store(true, SeqCst);
+    }
+}
 
 /// Where a range of tagged offsets fails to lie inside of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +122,8 @@ impl Plan {
             at,
             len: self.memory.len(),
             shared: self.all_shared || self.access.is_peer_reachable() || !self.memory.is_exclusive(),
+            presence: self.memory.presence(),
+            discarded: Arc::default(),
             memory: Mutex::new(Some(self.memory)),
             parent: None,
             pin_count: PinCount::default(),
@@ -135,6 +175,34 @@ impl Region {
     /// True if a peer can reach it, or exclusive use was not promised: every access must be atomic.
     pub fn is_shared(&self) -> bool {
         self.shared
+    }
+
+    /// Whether an access may find that bytes are not there.
+    #[inline]
+    pub(crate) fn may_be_gone(&self) -> bool {
+        self.presence != Presence::Guaranteed
+    }
+
+    /// Whether none of the bytes was discarded. To be asked under a pin: [`crate::Table::discard`] waits for those that were taken before.
+    #[inline]
+    pub(crate) fn has(&self, offset: usize, len: usize) -> bool {
+        !self.may_be_gone()
+            || !self.discarded.any.load(SeqCst)
+            || self.discarded.misses(self.at.addr().get() + offset, len)
+    }
+
+    /// Bytes at addresses of `range` are gone for good. Returns whether the region has some of them.
+    pub(crate) fn discard(&self, range: &Range<usize>) -> bool {
+        let start = self.at.addr().get();
+        let overlaps = self.presence == Presence::Foreign
+            && self.is_live()
+            && start < range.end
+            && range.start - start.min(range.start) < self.len;
+        // A window's are its parent's, but the caller may see the window alone.
+        if overlaps {
+            self.discarded.add(range);
+        }
+        overlaps
     }
 
     /// False after deregistration, invalidation or another binding.
@@ -193,6 +261,8 @@ impl Region {
             at,
             len,
             shared: true,
+            presence: self.presence,
+            discarded: Arc::clone(&self.discarded),
             memory: Mutex::new(self.memory.lock().clone()),
             parent: Some(self.clone()),
             pin_count: PinCount::default(),

@@ -10,10 +10,7 @@ use std::sync::Arc;
 
 use uiw_ddp::STag;
 
-use crate::{
-    Gone, IoVec, IoVecMut, Region, Unaligned, copy,
-    iovec::{append, check},
-};
+use crate::{Gone, IoVec, IoVecMut, Region, Unaligned, UpdateError, copy, iovec::check, recover};
 
 /// Shared bytes pass through the stack in blocks of this size on their way to a checksum: large enough that the
 /// checksum's start-up does not count, small enough to stay in the first-level cache.
@@ -97,15 +94,19 @@ impl<'a> Pinned<'a> {
     /// The pin of a range that passed every check; `None` if the region has ended.
     pub(crate) fn new(region: &'a Arc<Region>, offset: usize, len: usize) -> Option<Self> {
         debug_assert!(offset + len <= region.len());
-        // Not `then_some`: a pin that was never taken would be given back.
-        if region.pin_count().enter() { Some(Self { region, offset, len, counted: true }) } else { None }
+        if !region.pin_count().enter() {
+            return None;
+        }
+        let pinned = Self { region, offset, len, counted: true };
+        region.has(offset, len).then_some(pinned)
     }
 
-    /// A pin under one that its lender has taken and keeps for `'a`.
-    pub(crate) fn lent(region: &'a Arc<Region>, offset: usize, len: usize) -> Self {
+    /// A pin under one that its lender has taken and keeps for `'a`; `None` if bytes of it were discarded.
+    #[inline]
+    pub(crate) fn lent(region: &'a Arc<Region>, offset: usize, len: usize) -> Option<Self> {
         debug_assert!(offset + len <= region.len());
         debug_assert!(region.pins() > 0, "the lender has a pin");
-        Self { region, offset, len, counted: false }
+        region.has(offset, len).then_some(Self { region, offset, len, counted: false })
     }
 
     /// Bytes.
@@ -121,6 +122,16 @@ impl<'a> Pinned<'a> {
     /// As [`Span::is_shared`].
     pub fn is_shared(&self) -> bool {
         self.region.is_shared()
+    }
+
+    #[cold]
+    fn gone(&self) -> Gone {
+        Gone { stag: self.region.stag() }
+    }
+
+    #[inline]
+    fn found(&self, found: bool) -> Result<(), Gone> {
+        if found { Ok(()) } else { Err(self.gone()) }
     }
 
     /// The same bytes, to be pinned again later.
@@ -161,65 +172,106 @@ impl<'a> Pinned<'a> {
 
     /// Copies bytes out, from `offset` on, as many as `dst` holds.
     ///
+    /// # Errors
+    /// [`Gone`], if a program has unmapped some of them; `dst` has others then.
+    ///
     /// # Panics
     /// If these are not inside.
-    pub fn copy_to(&self, offset: usize, dst: &mut [u8]) {
+    pub fn copy_to(&self, offset: usize, dst: &mut [u8]) -> Result<(), Gone> {
         let src = self.at(&(offset..offset.saturating_add(dst.len())));
-        // SAFETY: `at` checked the range, the pin keeps it, and `dst` is a private slice. Exclusive: the promise of
-        // `Memory::exclusive` excludes all other accesses.
+        // SAFETY: `at` checked the range, and `dst` is a private slice.
+        self.found(unsafe { self.load(dst.as_mut_ptr(), src, dst.len()) })
+    }
+
+    /// Copies out of the pinned bytes; false if some are not there.
+    ///
+    /// # Safety
+    /// `src` is an address of pinned bytes, `dst` of private ones, `len` of each.
+    #[inline]
+    unsafe fn load(&self, dst: *mut u8, src: *const u8, len: usize) -> bool {
+        // SAFETY: the caller's promise, and the pin keeps the bytes. Exclusive: the promise of `Memory::exclusive` excludes all
+        // other accesses.
         unsafe {
+            if self.region.may_be_gone() {
+                return if self.is_shared() {
+                    recover::load(dst, src, len)
+                } else {
+                    recover::copy(dst, src, len)
+                };
+            }
             if self.is_shared() {
-                copy::load(dst.as_mut_ptr(), src, dst.len());
+                copy::load(dst, src, len);
             } else {
-                dst.as_mut_ptr().copy_from_nonoverlapping(src, dst.len());
+                dst.copy_from_nonoverlapping(src, len);
             }
         }
+        true
     }
 
     /// Appends the bytes of `range` to `dst`.
     ///
+    /// # Errors
+    /// [`Gone`], if a program has unmapped some of them; `dst` is as before then.
+    ///
     /// # Panics
     /// If `range` is not inside.
-    pub fn copy_to_vec(&self, range: Range<usize>, dst: &mut Vec<u8>) {
-        let src = self.at(&range);
-        // SAFETY: `at` checked the range and the pin keeps it. Exclusive: it is not written meanwhile, so for that time
-        // it is a slice.
+    #[inline]
+    pub fn copy_to_vec(&self, range: Range<usize>, dst: &mut Vec<u8>) -> Result<(), Gone> {
+        let (src, len) = (self.at(&range), range.len());
+        dst.reserve(len);
+        // SAFETY: `at` checked the range; `reserve` made room for it, which counts once it is set.
         unsafe {
-            if self.is_shared() {
-                append(dst, src, range.len());
-            } else {
-                dst.extend_from_slice(core::slice::from_raw_parts(src, range.len()));
+            let found = self.load(dst.spare_capacity_mut().as_mut_ptr().cast(), src, len);
+            if found {
+                dst.set_len(dst.len() + len);
             }
+            self.found(found)
         }
     }
 
     /// Copies `src` in at `offset`. In shared memory the last bytes become visible last.
     ///
+    /// # Errors
+    /// [`Gone`], if a program has unmapped some of the bytes; others may be written then.
+    ///
     /// # Panics
     /// If it does not fit.
-    pub fn copy_from(&self, offset: usize, src: &[u8]) {
+    #[inline]
+    pub fn copy_from(&self, offset: usize, src: &[u8]) -> Result<(), Gone> {
         let dst = self.at(&(offset..offset.saturating_add(src.len())));
+        let (from, len) = (src.as_ptr(), src.len());
         // SAFETY: `at` checked the range, the pin keeps it, and `src` is a slice: no memory a peer reaches, so they do
         // not overlap. Exclusive: the promise of `Memory::exclusive` excludes all other accesses.
         unsafe {
+            if self.region.may_be_gone() {
+                return self.found(if self.is_shared() {
+                    recover::store(dst, from, len)
+                } else {
+                    recover::copy(dst, from, len)
+                });
+            }
             if self.is_shared() {
-                copy::store(dst, src.as_ptr(), src.len());
+                copy::store(dst, from, len);
             } else {
-                dst.copy_from_nonoverlapping(src.as_ptr(), src.len());
+                dst.copy_from_nonoverlapping(from, len);
             }
         }
+        Ok(())
     }
 
-    /// Folds `f` over the bytes of `range`, block by block, for checksums. Shared bytes are copied block by block
-    /// first: they may change while `f` looks at them.
+    /// Folds `f` over the bytes of `range`, block by block, for checksums. Bytes that may change, or may not be there, are copied block by
+    /// block first.
+    ///
+    /// # Errors
+    /// [`Gone`], if a program has unmapped some of them.
     ///
     /// # Panics
     /// If `range` is not inside.
-    pub fn fold<T>(&self, range: Range<usize>, init: T, mut f: impl FnMut(T, &[u8]) -> T) -> T {
+    pub fn fold<T>(&self, range: Range<usize>, init: T, mut f: impl FnMut(T, &[u8]) -> T) -> Result<T, Gone> {
         let src = self.at(&range);
-        if !self.is_shared() {
+        if !self.is_shared() && !self.region.may_be_gone() {
             // SAFETY: `at` checked the range, the pin keeps it, and exclusive memory in flight is not written.
-            return f(init, unsafe { core::slice::from_raw_parts(src, range.len()) });
+            return Ok(f(init, unsafe { core::slice::from_raw_parts(src, range.len()) }));
         }
         let mut block = [const { MaybeUninit::<u8>::uninit() }; FOLD_BLOCK];
         let mut folded = init;
@@ -228,25 +280,29 @@ impl<'a> Pinned<'a> {
             let len = FOLD_BLOCK.min(range.len() - done);
             // SAFETY: `done + len` is inside of the range; the first `len` bytes of the block are set here.
             let bytes = unsafe {
-                copy::load(block.as_mut_ptr().cast(), src.add(done), len);
+                self.found(self.load(block.as_mut_ptr().cast(), src.add(done), len))?;
                 core::slice::from_raw_parts(block.as_ptr().cast(), len)
             };
             folded = f(folded, bytes);
             done += len;
         }
-        folded
+        Ok(folded)
     }
 
     /// Replaces the eight bytes at `offset`, as a number in the machine's own byte order, by `f` of them, at once for
     /// every thread of this process. `f` may be called several times. Returns the number that was replaced.
     ///
     /// # Errors
-    /// [`Unaligned`], if the address is no multiple of eight; nothing is changed then (RFC 7306 5.1.1, 5.1.2).
+    /// [`UpdateError`]; nothing is changed then (RFC 7306 5.1.1, 5.1.2).
     ///
     /// # Panics
     /// If the eight bytes are not inside.
-    pub fn atomic_u64(&self, offset: usize, mut f: impl FnMut(u64) -> u64) -> Result<u64, Unaligned> {
+    pub fn atomic_u64(&self, offset: usize, mut f: impl FnMut(u64) -> u64) -> Result<u64, UpdateError> {
         let cell = self.atomic_cell(offset)?;
+        if self.region.may_be_gone() {
+            // SAFETY: aligned; other accesses are atomic, or kept away by the promise of exclusive memory.
+            return Ok(unsafe { recover::update(cell.as_ptr(), self.region.stag(), f) }?);
+        }
         // Total order with other atomics, and with the copies before and behind in this stream.
         Ok(cell
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |old| Some(f(old)))

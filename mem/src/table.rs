@@ -4,6 +4,7 @@
 //! there: it came from the system's random source, so a peer that guesses STags cannot make buckets long. A look-up
 //! is one uncontended read lock and one probe; memory grows with the number of entries, not with the index space.
 
+mod discard;
 mod entry;
 mod find;
 mod index;

@@ -111,7 +111,7 @@ pub trait Host {
         let mut at = range.start;
         while at < range.end {
             let payload = self.request_payload(id, at, range.end - at)?;
-            payload.append_to(0..payload.len(), out);
+            payload.append_to(0..payload.len(), out).map_err(|SourceGone| LocalError::Protection)?;
             at += payload.len() as u32;
         }
         Ok(())
@@ -212,6 +212,11 @@ pub enum Wait {
     Receive,
 }
 
+/// Bytes of a [`Payload`] that were there when it was looked up are not any more: a program has unmapped them meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the memory of a payload is gone")]
+pub struct SourceGone;
+
 /// Memory that was looked up and checked. Its bytes may change while they are read if [`Payload::is_stable`] is false.
 pub trait Payload {
     /// See [`Host::Memory`].
@@ -230,10 +235,16 @@ pub trait Payload {
     fn is_stable(&self) -> bool;
 
     /// Appends the bytes of `range`.
-    fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>);
+    ///
+    /// # Errors
+    /// [`SourceGone`]: some of them are not there, and none is appended.
+    fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>) -> Result<(), SourceGone>;
 
-    /// Updates `crc` with the bytes of `range`.
-    fn update_crc(&self, range: Range<usize>, crc: Crc32c) -> Crc32c;
+    /// `crc`, updated with the bytes of `range`.
+    ///
+    /// # Errors
+    /// [`SourceGone`]: some of them are not there.
+    fn update_crc(&self, range: Range<usize>, crc: Crc32c) -> Result<Crc32c, SourceGone>;
 
     /// Names the memory, to be sent from where it lies.
     fn to_memory(&self) -> Self::Memory;
@@ -251,12 +262,13 @@ impl Payload for &[u8] {
         false
     }
 
-    fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>) {
+    fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>) -> Result<(), SourceGone> {
         out.extend_from_slice(&self[range]);
+        Ok(())
     }
 
-    fn update_crc(&self, range: Range<usize>, crc: Crc32c) -> Crc32c {
-        crc.update(&self[range])
+    fn update_crc(&self, range: Range<usize>, crc: Crc32c) -> Result<Crc32c, SourceGone> {
+        Ok(crc.update(&self[range]))
     }
 
     fn to_memory(&self) -> Vec<u8> {

@@ -56,7 +56,7 @@ pub use capabilities::{Capabilities, CapabilityExchange, PeerKind};
 pub use config::{Config, FpduSize};
 pub use error::{AccessError, AtomicError, ConnError, LocalError, StartupFailure};
 pub use event::{Ended, Established, Event, Named};
-pub use host::{Answer, Host, Payload, ReceiveError, Received, ReceivedKind, Traffic, Wait};
+pub use host::{Answer, Host, Payload, ReceiveError, Received, ReceivedKind, SourceGone, Traffic, Wait};
 pub use reads::QuotedSegment;
 pub use request::{Op, Remote, Request};
 pub use sender::{Batch, Piece};

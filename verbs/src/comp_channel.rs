@@ -73,7 +73,7 @@ impl CompChannel {
     /// # Errors
     /// [`Error::Io`] when the process has no descriptor left.
     pub fn token_fd(&self) -> Result<BorrowedFd<'_>> {
-        self.events.fd()
+        self.events.token_fd()
     }
 
     /// The oldest event, if there is one. When there is none, and an arrival may have ended the caller's sleep on

@@ -231,6 +231,13 @@ impl Device {
         true
     }
 
+    /// Takes the bytes at addresses of `range` out of every region of [`Memory::foreign`](uiw_mem::Memory::foreign) memory: a program is about
+    /// to unmap them. When this returns, no thread touches them any more, whatever is mapped there next. Accesses to them fail; the rest
+    /// of a region stays.
+    pub fn discard_memory(&self, range: std::ops::Range<usize>) {
+        self.driver.shared.table.discard(range);
+    }
+
     /// Runs a future to its end on this thread, driving the device while it waits: the sleeper is the driver.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);

@@ -1,5 +1,6 @@
 //! Notification: queues of events with an optional descriptor, and wake-ups that are executed after every lock is released.
 
+use crate::driver::ChannelSet;
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
@@ -114,6 +115,8 @@ impl Tokens {
 pub struct EventQueue<T> {
     inner: Mutex<Inner<T>>,
     tokens: Arc<Tokens>,
+    /// Created by the first call of [`EventQueue::fd`].
+    set: OnceLock<ChannelSet>,
 }
 
 struct Inner<T> {
@@ -139,6 +142,7 @@ impl<T> Default for EventQueue<T> {
         Self {
             inner: Mutex::new(Inner { items: VecDeque::new(), wakers: Vec::new() }),
             tokens: Arc::default(),
+            set: OnceLock::new(),
         }
     }
 }
@@ -239,11 +243,25 @@ impl<T> EventQueue<T> {
         self.len() == 0
     }
 
-    /// A descriptor that is readable while events are queued, one token an event; [`EventQueue::try_pop`] takes the token.
+    /// A descriptor that is readable while events are queued: for poll(2), epoll and the like, not for reading. As the kernel's, it is
+    /// never reported writable (an eventfd always is): a program that watches it in both directions sleeps.
     ///
     /// # Errors
     /// [`Error::Io`] when the process has no descriptor left.
     pub fn fd(&self) -> Result<BorrowedFd<'_>> {
+        if let Some(set) = self.set.get() {
+            return Ok(set.as_fd());
+        }
+        let set = ChannelSet::new(self.token_fd()?).map_err(Error::io("opening an epoll set"))?;
+        Ok(self.set.get_or_init(|| set).as_fd())
+    }
+
+    /// A semaphore (eventfd) with one token for each queued event, for a thread that waits in a blocking read of it and then calls
+    /// [`EventQueue::pop_with_token`]; [`EventQueue::try_pop`] takes the token itself.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the process has no descriptor left.
+    pub fn token_fd(&self) -> Result<BorrowedFd<'_>> {
         let inner = self.inner.lock();
         let queued = u32::try_from(inner.items.len()).unwrap_or(u32::MAX);
         self.tokens.open(queued).map(AsFd::as_fd)
@@ -284,6 +302,22 @@ mod tests {
     }
 
     #[test]
+    fn descriptor_is_never_writable() {
+        let queue = EventQueue::default();
+        let fd = queue.fd().unwrap();
+        let events = || {
+            let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::OUT)];
+            poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
+            fds[0].revents()
+        };
+        assert_eq!(events(), PollFlags::empty());
+        queue.post(1);
+        assert_eq!(events(), PollFlags::IN);
+        assert_eq!(queue.try_pop(), Some(1));
+        assert_eq!(events(), PollFlags::empty());
+    }
+
+    #[test]
     fn no_token_remains_of_an_event_taken_before_its_token() {
         let queue = EventQueue::default();
         let fd = queue.fd().unwrap();
@@ -297,7 +331,7 @@ mod tests {
     #[test]
     fn token_read_by_the_caller_is_neither_lost_nor_doubled() {
         let queue = EventQueue::default();
-        let fd = queue.fd().unwrap();
+        let fd = queue.token_fd().unwrap();
         let read = || rustix::io::read(fd, &mut [0u8; 8]).unwrap();
         queue.post(1);
         read();

@@ -4,8 +4,12 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::thread::JoinHandle;
 
-/// Starts a thread that handles no signal: those of the program are for its own threads. Called from any thread of the program, whose
-/// mask stays as it is.
+/// Raised by a thread's own instructions. Where these are blocked the kernel ends the process, without a handler.
+const FAULTS: [i32; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+
+/// Starts a thread that handles no signal but its own faults: those of the program are for its own threads. Called from any thread of
+/// the program, whose mask stays as it is.
 pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
@@ -13,6 +17,9 @@ pub(crate) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> io::Res
     // inherits it. An all-zero set is the empty one, should the call fail.
     let before = unsafe {
         libc::sigfillset(all.as_mut_ptr());
+        for signal in FAULTS {
+            libc::sigdelset(all.as_mut_ptr(), signal);
+        }
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
         before.assume_init()
     };
@@ -36,11 +43,13 @@ mod tests {
     }
 
     #[test]
-    fn the_new_thread_blocks_every_signal_and_the_caller_none() {
+    fn the_new_thread_blocks_every_signal_but_faults_and_the_caller_none() {
         let inside = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let seen = std::sync::Arc::clone(&inside);
         let thread = spawn("test", move || {
-            seen.store(blocks(libc::SIGUSR1) && blocks(libc::SIGALRM), std::sync::atomic::Ordering::SeqCst);
+            let faults = FAULTS.into_iter().any(blocks);
+            let others = blocks(libc::SIGUSR1) && blocks(libc::SIGALRM);
+            seen.store(others && !faults, std::sync::atomic::Ordering::SeqCst);
         });
         thread.unwrap().join().unwrap();
         assert!(inside.load(std::sync::atomic::Ordering::SeqCst));

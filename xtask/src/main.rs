@@ -9,6 +9,7 @@ mod prose;
 mod publishable;
 mod report;
 mod requirements;
+mod symbols;
 mod test;
 
 use std::process::ExitCode;
@@ -41,6 +42,8 @@ enum Chore {
     /// Run against foreign stacks.
     #[command(subcommand)]
     Interop(Interop),
+    /// Say which names of a newer rdma-core the C libraries lack.
+    Symbols(symbols::Options),
     /// Install the program and the two C libraries into a folder.
     Install(install::Options),
 }
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Chore::Requirements(options) => requirements::run(&options),
         Chore::Prose(options) => prose::run(&options),
         Chore::Models(options) => models::run(&options),
+        Chore::Symbols(options) => symbols::run(&options),
         Chore::Publishable(options) => publishable::run(&options),
         Chore::Bench(bench) => bench::run(&bench),
         Chore::Interop(Interop::Siw(options)) => {

@@ -31,6 +31,7 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "setpriv", package: "util-linux", tests: SIW },
     Need { program: "rping", package: "rdmacm-utils", tests: "interop: stock rping::* cm::*" },
     Need { program: "ibv_rc_pingpong", package: "ibverbs-utils", tests: "interop: stock utilities::*" },
+    Need { program: "ibstat", package: "infiniband-diags", tests: "interop: stock utilities::*ibstat*" },
     Need { program: "nft", package: "nftables", tests: "interop: stock utilities::*walled*" },
     Need { program: "ib_write_bw", package: "perftest", tests: "interop: stock perftest::*" },
     Need { program: "objdump", package: "binutils", tests: "interop: stock exports::*" },

@@ -44,14 +44,23 @@ macro_rules! exports {
 }
 pub(crate) use exports;
 
-// The one export that is no function: a flag that vendors' libraries set.
-core::arch::global_asm!(
-    ".pushsection .data.uiw_exports,\"aw\",@progbits",
-    ".globl __uiw_verbs_allow_disassociate_destroy",
-    ".type __uiw_verbs_allow_disassociate_destroy,@object",
-    "__uiw_verbs_allow_disassociate_destroy:",
-    ".byte 0",
-    ".size __uiw_verbs_allow_disassociate_destroy, 1",
-    ".symver __uiw_verbs_allow_disassociate_destroy, verbs_allow_disassociate_destroy@@IBVERBS_PRIVATE_34, remove",
-    ".popsection",
-);
+/// Exports `verbs_allow_disassociate_destroy` in a node: `"NODE" default|compat`. The one export that is no function: a flag that
+/// vendors' libraries set, and nothing here reads.
+macro_rules! export_flag {
+    ($node:literal $kind:ident) => {
+        core::arch::global_asm!(
+            ".pushsection .data.uiw_exports,\"aw\",@progbits",
+            concat!(".globl __uiw_flag_", $node),
+            concat!(".type __uiw_flag_", $node, ",@object"),
+            concat!("__uiw_flag_", $node, ":"),
+            ".byte 0",
+            concat!(".size __uiw_flag_", $node, ", 1"),
+            concat!(
+                ".symver __uiw_flag_", $node, ", verbs_allow_disassociate_destroy",
+                $crate::export::exports!(@at $kind), $node, ", remove"
+            ),
+            ".popsection",
+        );
+    };
+}
+pub(crate) use export_flag;

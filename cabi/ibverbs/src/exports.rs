@@ -1,5 +1,9 @@
 //! What the library exports: one line per name and version. "compat" versions are for programs linked long ago; the linker does not use
 //! them for new programs. `build.rs` reads the nodes from here.
+//!
+//! Functions that only rdma-core's own parts and vendors' libraries use are in nodes with a number, IBVERBS_PRIVATE_NN, which changes with
+//! their structures: `cabi/data/private.tsv` has them, and `build.rs` makes the lines of each node. They let such a library be loaded; what
+//! talks to a kernel driver returns an error.
 
 use crate::export::exports;
 
@@ -125,77 +129,6 @@ exports! {
     "ibv_reg_mr_iova2" "IBVERBS_1.8" default uiw_cabi::mr::ibv_reg_mr_iova2;
     // IBVERBS_1.9
     "ibv_get_device_index" "IBVERBS_1.9" default uiw_cabi::device::ibv_get_device_index;
-    // IBVERBS_PRIVATE_34
-    "__ioctl_final_num_attrs" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::zero;
-    "__verbs_log" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::nothing;
-    "_verbs_init_and_alloc_context" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported_null;
-    "execute_ioctl" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_advise_mr" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_alloc_dm" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_alloc_mw" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_alloc_pd" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_attach_mcast" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_close_xrcd" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_create_ah" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_create_counters" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_create_cq" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_create_cq_ex" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_create_flow" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_create_flow_action_esp" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_create_qp" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_create_qp_ex" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_create_qp_ex2" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_create_rwq_ind_table" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_create_srq" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_create_srq_ex" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_create_wq" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_dealloc_mw" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_dealloc_pd" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_dereg_mr" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_destroy_ah" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_destroy_counters" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_destroy_cq" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_destroy_flow" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_destroy_flow_action" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_destroy_qp" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_destroy_rwq_ind_table" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_destroy_srq" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_destroy_wq" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_detach_mcast" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_free_dm" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_get_context" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_modify_cq" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_modify_flow_action_esp" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_modify_qp" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_modify_qp_ex" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_modify_srq" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_modify_wq" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_open_qp" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_open_xrcd" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_poll_cq" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_post_recv" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_post_send" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_post_srq_recv" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_query_context" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_query_device_any" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_query_mr" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_query_port" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_query_qp" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_query_srq" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_read_counters" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_reg_dm_mr" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_reg_dmabuf_mr" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_reg_mr" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_req_notify_cq" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_rereg_mr" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_cmd_resize_cq" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported;
-    "ibv_query_gid_type" "IBVERBS_PRIVATE_34" default uiw_cabi::device::port::ibv_query_gid_type;
-    "ibv_read_ibdev_sysfs_file" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported_minus_one;
-    "verbs_init_cq" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::nothing;
-    "verbs_open_device" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::unsupported_null;
-    "verbs_register_driver_34" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::nothing;
-    "verbs_set_ops" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::nothing;
-    "verbs_uninit_context" "IBVERBS_PRIVATE_34" default uiw_cabi::refused::nothing;
     // RDMACM_1.0
     "raccept" "RDMACM_1.0" default uiw_cabi::cm::rsocket::raccept;
     "rbind" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rbind;
@@ -271,16 +204,34 @@ exports! {
     // IBVERBS_1.15
     "ibv_alloc_dmah" "IBVERBS_1.15" default uiw_cabi::refused::unsupported_null;
     "ibv_dealloc_dmah" "IBVERBS_1.15" default uiw_cabi::refused::unsupported;
-    "ibv_reg_mr_ex" "IBVERBS_1.15" default uiw_cabi::refused::unsupported_null;
+    "ibv_reg_mr_ex" "IBVERBS_1.15" default uiw_cabi::buf::ibv_reg_mr_ex;
     // IBVERBS_1.16
     "ibv_dm_export_dmabuf_fd" "IBVERBS_1.16" default uiw_cabi::refused::unsupported_minus_one;
-    "ibv_query_port_speed" "IBVERBS_1.16" default uiw_cabi::refused::unsupported;
+    "ibv_query_port_speed" "IBVERBS_1.16" default uiw_cabi::device::speed::ibv_query_port_speed;
     // IBVERBS_1.17
-    "ibv_alloc_buf" "IBVERBS_1.17" default uiw_cabi::refused::unsupported_null;
-    "ibv_free_buf" "IBVERBS_1.17" default uiw_cabi::refused::nothing;
-    "ibv_reg_buf_mr" "IBVERBS_1.17" default uiw_cabi::refused::unsupported_null;
+    "ibv_alloc_buf" "IBVERBS_1.17" default uiw_cabi::buf::ibv_alloc_buf;
+    "ibv_free_buf" "IBVERBS_1.17" default uiw_cabi::buf::ibv_free_buf;
+    "ibv_reg_buf_mr" "IBVERBS_1.17" default uiw_cabi::buf::ibv_reg_buf_mr;
+    // IBVERBS_1.18
+    "_ibv_query_comp_cntr_caps" "IBVERBS_1.18" default uiw_cabi::refused::unsupported;
+    "ibv_create_comp_cntr" "IBVERBS_1.18" default uiw_cabi::refused::unsupported_null;
+    "ibv_destroy_comp_cntr" "IBVERBS_1.18" default uiw_cabi::refused::unsupported;
+    "ibv_export_buf_dmabuf_fd" "IBVERBS_1.18" default uiw_cabi::buf::ibv_export_buf_dmabuf_fd;
+    "ibv_inc_comp_cntr" "IBVERBS_1.18" default uiw_cabi::refused::unsupported;
+    "ibv_inc_err_comp_cntr" "IBVERBS_1.18" default uiw_cabi::refused::unsupported;
+    "ibv_qp_attach_comp_cntr" "IBVERBS_1.18" default uiw_cabi::refused::unsupported;
+    "ibv_read_comp_cntr" "IBVERBS_1.18" default uiw_cabi::refused::unsupported;
+    "ibv_read_err_comp_cntr" "IBVERBS_1.18" default uiw_cabi::refused::unsupported;
+    "ibv_set_comp_cntr" "IBVERBS_1.18" default uiw_cabi::refused::unsupported;
+    "ibv_set_err_comp_cntr" "IBVERBS_1.18" default uiw_cabi::refused::unsupported;
     // RDMACM_1.4
     "rdma_query_addrinfo" "RDMACM_1.4" default uiw_cabi::cm::rdma_query_addrinfo;
     "rdma_resolve_addrinfo" "RDMACM_1.4" default uiw_cabi::cm::rdma_resolve_addrinfo;
     "rdma_write_cm_event" "RDMACM_1.4" default uiw_cabi::cm::rdma_write_cm_event;
+    // RDMACM_1.5
+    "repoll_create" "RDMACM_1.5" default uiw_cabi::cm::rsocket::repoll_create;
+    "repoll_ctl" "RDMACM_1.5" default uiw_cabi::cm::rsocket::repoll_ctl;
+    "repoll_wait" "RDMACM_1.5" default uiw_cabi::cm::rsocket::repoll_wait;
 }
+
+include!(concat!(env!("OUT_DIR"), "/private.rs"));

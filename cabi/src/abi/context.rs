@@ -51,7 +51,7 @@ layout!(ibv_values_ex: 24 { comp_mask: 0, raw_clock: 8 });
 #[repr(C)]
 pub struct verbs_context {
     pub query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr, usize) -> c_int>,
-    pub advise_mr: unused,
+    pub advise_mr: Option<unsafe extern "C" fn(*mut ibv_pd, c_int, u32, *mut ibv_sge, u32) -> c_int>,
     pub alloc_null_mr: unused,
     pub counters: [unused; 4],
     pub reg_dm_mr: unused,

@@ -31,8 +31,8 @@ pub use device::{
 };
 pub use event::{ibv_async_element, ibv_async_event, ibv_event_type};
 pub use mr::{
-    ibv_ah, ibv_grh, ibv_mr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info, ibv_parent_domain_init_attr, ibv_pd,
-    ibv_td, ibv_td_init_attr,
+    ibv_ah, ibv_buf, ibv_grh, ibv_mr, ibv_mr_init_attr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info,
+    ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr,
 };
 pub use qp::{
     ibv_ah_attr, ibv_ece, ibv_global_route, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr,

@@ -42,6 +42,40 @@ pub struct ibv_mr {
 }
 layout!(ibv_mr: 48 { pd: 8, addr: 16, length: 24, handle: 32, lkey: 36, rkey: 40 });
 
+/// Opaque in the header.
+#[repr(C)]
+pub struct ibv_buf {
+    pub addr: *mut c_void,
+    pub size: usize,
+}
+
+/// `ibv_dmah`, which no function of ours makes.
+pub type ibv_dmah = c_void;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_mr_init_attr {
+    pub length: usize,
+    pub access: c_int,
+    pub comp_mask: u64,
+    pub iova: u64,
+    pub addr: *mut c_void,
+    pub fd: c_int,
+    pub fd_offset: u64,
+    pub dmah: *mut ibv_dmah,
+    pub buf: *mut ibv_buf,
+}
+layout!(ibv_mr_init_attr: 72 { access: 8, comp_mask: 16, iova: 24, addr: 32, fd: 40, fd_offset: 48, dmah: 56, buf: 64 });
+
+pub const IBV_REG_MR_MASK_IOVA: u64 = 1 << 0;
+pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
+pub const IBV_REG_MR_MASK_FD: u64 = 1 << 2;
+pub const IBV_REG_MR_MASK_FD_OFFSET: u64 = 1 << 3;
+pub const IBV_REG_MR_MASK_DMAH: u64 = 1 << 4;
+pub const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
+
+/// LOCAL_WRITE, REMOTE_WRITE, REMOTE_ATOMIC, MW_BIND: rights for which the kernel pins pages for writing (`ib_access_writable`).
+pub const IBV_ACCESS_WRITABLE: c_uint = 1 | 2 | 8 | 16;
 pub const IBV_ACCESS_ON_DEMAND: c_uint = 1 << 6;
 pub const IBV_ACCESS_HUGETLB: c_uint = 1 << 7;
 /// Flags that a device may ignore, relaxed ordering among them.

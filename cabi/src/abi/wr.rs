@@ -69,6 +69,7 @@ pub union ibv_send_tail {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct ibv_send_wr {
     pub wr_id: u64,
     pub next: *mut Self,
@@ -95,6 +96,7 @@ pub const IBV_WR_BIND_MW: c_int = 8;
 pub const IBV_WR_SEND_WITH_INV: c_int = 9;
 
 #[repr(C)]
+#[derive(Clone, Copy)]
 pub struct ibv_recv_wr {
     pub wr_id: u64,
     pub next: *mut Self,

@@ -18,13 +18,13 @@ use std::ptr;
 /// EINVAL for NULL and for families other than IPv4 and IPv6.
 pub(crate) unsafe fn read(addr: *const libc::sockaddr) -> Result<SocketAddr> {
     if addr.is_null() {
-        return Err(Errno::INVAL);
+        return Err(Errno::INVAL.because("an address is NULL"));
     }
     // SAFETY: the caller's promise; every address begins with its family. C need not have aligned it.
     let len = match c_int_of(unsafe { (&raw const (*addr).sa_family).read_unaligned() }) {
         libc::AF_INET => size_of::<libc::sockaddr_in>(),
         libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
-        _ => return Err(Errno::INVAL),
+        _ => return Err(Errno::INVAL.because("an address is neither IPv4 nor IPv6")),
     };
     let mut storage = SockAddrStorage::zeroed();
     // SAFETY: the caller's promise: that many bytes are there, and they fit the storage.
@@ -32,7 +32,7 @@ pub(crate) unsafe fn read(addr: *const libc::sockaddr) -> Result<SocketAddr> {
         ptr::copy_nonoverlapping(addr.cast::<u8>(), (&raw mut storage).cast::<u8>(), len);
         SockAddr::new(storage, len as libc::socklen_t)
     };
-    address.as_socket().ok_or(Errno::INVAL)
+    address.as_socket().ok_or_else(|| Errno::INVAL.because("an address is neither IPv4 nor IPv6"))
 }
 
 fn c_int_of(family: libc::sa_family_t) -> i32 {
@@ -65,7 +65,8 @@ pub(crate) fn shown(address: SocketAddr) -> rdma_sockaddr {
 pub(crate) fn real(address: SocketAddr) -> Result<SocketAddr> {
     let mut address = plain(address);
     if address.port() != 0 {
-        let port = real_port(address.port(), offset()).ok_or(Errno(libc::EADDRNOTAVAIL))?;
+        let port = real_port(address.port(), offset())
+            .ok_or_else(|| Errno(libc::EADDRNOTAVAIL).because("UIW_PORT_OFFSET makes the port 0"))?;
         address.set_port(port);
     }
     Ok(address)

@@ -40,13 +40,13 @@ impl Query {
             (_, 0) => Ok(Vec::new()),
             // SAFETY: as above.
             (false, len @ 1..=128) => Ok(unsafe { slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec()),
-            _ => Err(Errno::INVAL),
+            _ => Err(Errno::INVAL.because("an address is NULL, or longer than any")),
         };
         // SAFETY: as above.
         let given = unsafe { hints.as_ref() };
         let (node, service) = (text(node), text(service));
         if node.is_none() && service.is_none() && given.is_none() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("neither node nor service nor address"));
         }
         Ok(Self {
             node,
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn rdma_getaddrinfo(
         // SAFETY: the caller's promise, here and below.
         let query = unsafe { Query::read(node, service, hints) }?;
         if res.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.null());
         }
         match query.answer().take() {
             Ok(list) => {
@@ -198,7 +198,7 @@ pub unsafe extern "C-unwind" fn rdma_resolve_addrinfo(
         let query = unsafe { Query::read(node, service, hints) }?;
         if query.flags & RAI_SA != 0 {
             // InfiniBand's subnet administration.
-            return Err(Errno::UNSUPPORTED);
+            return Err(Errno::UNSUPPORTED.because("there is no subnet administration (RAI_SA)"));
         }
         let answer = move || {
             let resolved = query.answer();
@@ -227,10 +227,12 @@ pub unsafe extern "C" fn rdma_query_addrinfo(id: *mut rdma_cm_id, info: *mut *mu
     boundary::minus_one(|| {
         let id = registry::id(id)?;
         if info.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.null());
         }
-        let resolved = id.lock_alive().ok_or(Errno::INVAL)?.resolved.take().ok_or(Errno::INVAL)?;
-        let list = resolved.take().map_err(|_| Errno::INVAL)?;
+        let resolved = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?.resolved.take();
+        let resolved =
+            resolved.ok_or_else(|| Errno::INVAL.because("the id has no result of rdma_resolve_addrinfo"))?;
+        let list = resolved.take().map_err(|_| Errno::INVAL.because("the look-up has failed"))?;
         // SAFETY: the caller's promise.
         unsafe { *info = list };
         Ok(())

@@ -62,10 +62,13 @@ pub unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rd
 unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Result<()> {
     let _control = id.control();
     let (channel, local, peer, params, set) = {
-        let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         let (Phase::RouteResolved, Some(local), Some(peer)) = (&state.phase, state.local, state.peer) else {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("rdma_connect before the route is resolved, or a second time"));
         };
+        if peer.port() == 0 {
+            return Err(Errno::INVAL.because("rdma_connect to port 0"));
+        }
         state.active = true;
         // SAFETY: the caller's promise.
         let params = unsafe { params::read(param, &state) }?;
@@ -157,9 +160,9 @@ pub unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdm
 unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
     let _control = id.control();
     let (channel, params, set) = {
-        let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::Requested(_)) {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("rdma_accept of an id that is no connection request"));
         }
         // SAFETY: the caller's promise.
         let params = unsafe { params::read(param, &state) }?;
@@ -176,7 +179,7 @@ unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
             // `rdma_reject` takes it without `control`.
             phase => {
                 state.phase = phase;
-                return Err(Errno::INVAL);
+                return Err(Errno::INVAL.because("the connection request was rejected meanwhile"));
             }
         }
     };
@@ -191,7 +194,11 @@ unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
 }
 
 fn peer_is_gone(error: Error) -> Errno {
-    if matches!(error, Error::NotConnected) { Errno(libc::ECONNRESET) } else { error.into() }
+    if matches!(error, Error::NotConnected) {
+        Errno(libc::ECONNRESET).because("the peer is gone")
+    } else {
+        error.into()
+    }
 }
 
 /// `rdma_reject`, and `rdma_reject_ece`: there are no vendor options to negotiate.
@@ -204,7 +211,7 @@ pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, l
         // SAFETY: the caller's promise.
         let data = unsafe { params::bytes(data, len) }?;
         let request = {
-            let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+            let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
             match std::mem::replace(&mut state.phase, Phase::Over) {
                 Phase::Requested(request) => request,
                 Phase::SidrRequested(request) => {
@@ -213,7 +220,7 @@ pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, l
                 }
                 phase => {
                     state.phase = phase;
-                    return Err(Errno::INVAL);
+                    return Err(Errno::INVAL.because("rdma_reject of an id that is no connection request"));
                 }
             }
         };
@@ -229,11 +236,11 @@ pub unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     boundary::minus_one(|| {
         let id = registry::id(id)?;
         if id.own_qp().is_some() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("rdma_establish of an id with a queue pair of its own"));
         }
         match id.lock().phase {
             Phase::Connecting | Phase::Connected | Phase::Disconnecting => Ok(()),
-            _ => Err(Errno::INVAL),
+            _ => Err(Errno::INVAL.because("rdma_establish of an id that is not connecting")),
         }
     })
 }
@@ -246,7 +253,7 @@ pub unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, _event: c_int) -> c_in
     boundary::minus_one(|| {
         let id = registry::id(id)?;
         let known = id.lock().conn.is_some();
-        if known { Ok(()) } else { Err(Errno::INVAL) }
+        if known { Ok(()) } else { Err(Errno::INVAL.because("rdma_notify of an id without a connection")) }
     })
 }
 
@@ -275,13 +282,13 @@ fn disconnect(id: &Id) -> Result<bool> {
     // Waits for `rdma_connect` or `rdma_accept` of another thread, which is about to get the connection.
     let _control = id.control();
     let (established, handle) = {
-        let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         let established = match state.phase {
             Phase::Connected => true,
             Phase::Connecting => false,
             // The second time, after the peer's, or instead of an answer to its request.
             Phase::Disconnecting | Phase::Over | Phase::Requested(_) => return Ok(false),
-            _ => return Err(Errno::INVAL),
+            _ => return Err(Errno::INVAL.because("rdma_disconnect of an id without a connection")),
         };
         if established {
             state.phase = Phase::Disconnecting;
@@ -310,18 +317,18 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
     boundary::minus_one(|| {
         let id = registry::id(id)?;
         if attr.is_null() || mask.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.null());
         }
         // SAFETY: the caller's promise, here and below; the structure of the id is alive.
         let (state, bound) = unsafe { ((*attr).qp_state, !(*id.abi()).verbs.is_null()) };
         if !bound {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("the id has no device yet"));
         }
         let set = match state {
             INIT | RTR | RTS if id.is_ud() => IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY,
             INIT | RTR => IBV_QP_STATE | IBV_QP_ACCESS_FLAGS,
             RTS => 0,
-            _ => return Err(Errno::INVAL),
+            _ => return Err(Errno::INVAL.because("a state other than INIT, RTR and RTS")),
         };
         // SAFETY: as above.
         unsafe {

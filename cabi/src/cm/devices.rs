@@ -91,7 +91,7 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
     boundary::pointer(|| {
         let devices = device::list()?;
         if devices.is_empty() {
-            return Err(Errno::NODEV);
+            return Err(Errno::NODEV.because("no network device has an address"));
         }
         let mut list = Vec::with_capacity(devices.len() + 1);
         for device in devices {
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn rdma_get_devices(count: *mut c_int) -> *mut *mut ibv_co
         unsafe {
             let array = libc::malloc(size_of_val(list.as_slice())).cast::<*mut ibv_context>();
             if array.is_null() {
-                return Err(Errno::NOMEM);
+                return Err(Errno::NOMEM.because("no memory for the list"));
             }
             ptr::copy_nonoverlapping(list.as_ptr(), array, list.len());
             Ok(array)

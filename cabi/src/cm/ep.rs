@@ -28,16 +28,16 @@ pub unsafe extern "C" fn rdma_create_ep(
 ) -> c_int {
     boundary::minus_one(|| {
         // SAFETY: the caller's promise, here and below.
-        let res = unsafe { res.as_ref() }.ok_or(Errno::INVAL)?;
+        let res = unsafe { res.as_ref() }.ok_or_else(|| Errno::INVAL.null())?;
         if id.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.null());
         }
         check_port_space(if res.ai_port_space == 0 { RDMA_PS_TCP } else { res.ai_port_space })?;
         let new = lifecycle::create(&lifecycle::own_channel()?, true, ptr::null_mut());
         new.set_port_space(if res.ai_port_space == 0 { RDMA_PS_TCP } else { res.ai_port_space });
         if res.ai_qp_type != qp_type(&new) && res.ai_qp_type != 0 {
             lifecycle::discard(&new);
-            return Err(Errno::UNSUPPORTED);
+            return Err(Errno::UNSUPPORTED.because("not the type of queue pair of this port space"));
         }
         // SAFETY: as above.
         match unsafe { equip(&new, res, pd, attr) } {
@@ -95,7 +95,7 @@ unsafe fn equip(
     }
     if res.ai_connect_len > 0 && !res.ai_connect.is_null() {
         if res.ai_connect_len > MAX_CONNECT_DATA {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("connection data that is longer than any"));
         }
         // SAFETY: as above.
         let data = unsafe { slice::from_raw_parts(res.ai_connect.cast::<u8>(), res.ai_connect_len) };

@@ -152,7 +152,11 @@ fn shorten(private_data: &[u8]) -> &[u8] {
 /// EINVAL for what is no event, or was acknowledged before.
 pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<()> {
     if !registry::remove_event(event) {
-        return if registry::forget_inherited(event) { Ok(()) } else { Err(Errno::INVAL) };
+        return if registry::forget_inherited(event) {
+            Ok(())
+        } else {
+            Err(Errno::INVAL.because("an event that is none, or acknowledged"))
+        };
     }
     // SAFETY: `give_raw` made it, and it was in the registry until just now: no other thread takes it back.
     let event = unsafe { Box::from_raw(event.cast::<Event>()) };
@@ -180,7 +184,7 @@ pub unsafe extern "C" fn rdma_write_cm_event(
 ) -> c_int {
     boundary::minus_one(|| {
         if event != RDMA_CM_EVENT_USER {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("only RDMA_CM_EVENT_USER is written by programs"));
         }
         registry::id(id)?.post(Note { event, status, arg, group: None })
     })

@@ -1,7 +1,7 @@
 //! Event channels: creating and destroying them, and the one wait of the connection manager.
 
 use crate::abi::{rdma_cm_event, rdma_event_channel};
-use crate::boundary::{self, read_token};
+use crate::boundary::{self, is_nonblocking, read_token};
 use crate::cm::channel::Channel;
 use crate::cm::{deliver, orphaned, registry, routes};
 use crate::errno::Errno;
@@ -47,7 +47,7 @@ pub unsafe extern "C-unwind" fn rdma_get_cm_event(
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
     if event.is_null() {
-        Errno::INVAL.set();
+        Errno::INVAL.null().set();
         return -1;
     }
     // SAFETY: nothing on this stack frame has a destructor.
@@ -112,7 +112,7 @@ fn next(channel: *mut rdma_event_channel, has_token: bool) -> Next {
             }
         })?;
         channel.set_reader();
-        next = Next::Sleep(channel.queue().fd()?.as_raw_fd());
+        next = Next::Sleep(channel.queue().token_fd()?.as_raw_fd());
         let mut taken = routes::next(&channel, has_token);
         while let Some((event, id)) = taken {
             // Events for a destroyed id are dropped.
@@ -121,6 +121,10 @@ fn next(channel: *mut rdma_event_channel, has_token: bool) -> Next {
                 return Ok(());
             }
             taken = routes::next(&channel, false);
+        }
+        if is_nonblocking(channel.queue().fd()?.as_raw_fd()) {
+            next = Next::Failed;
+            return Err(Errno::AGAIN);
         }
         Ok(())
     });

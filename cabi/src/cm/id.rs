@@ -239,7 +239,7 @@ impl Id {
     /// Posts an event of the connection manager itself.
     pub(crate) fn post(&self, note: Note) -> Result<()> {
         let channel = {
-            let mut state = self.lock_alive().ok_or(Errno::INVAL)?;
+            let mut state = self.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
             state.notes.push_back(note);
             Arc::clone(&state.channel)
         };

@@ -84,7 +84,8 @@ pub(crate) fn acknowledge_shown(id: &Id) {
 fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
     acknowledge_shown(id);
     let control = id.control();
-    let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+    let mut state =
+        id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed by another call"))?;
     let from = std::mem::replace(&mut state.channel, Arc::clone(to));
     let was_sync = std::mem::replace(&mut state.sync, sync);
     let conn = state.conn;
@@ -132,7 +133,7 @@ pub unsafe extern "C" fn rdma_create_id(
 ) -> c_int {
     boundary::minus_one(|| {
         if id.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.null());
         }
         check_port_space(ps)?;
         let new = if channel.is_null() {
@@ -152,8 +153,11 @@ pub(crate) fn check_port_space(ps: c_int) -> Result<()> {
     match ps {
         RDMA_PS_TCP => Ok(()),
         RDMA_PS_UDP | RDMA_PS_IPOIB if Settings::get()?.offers_ud() => Ok(()),
-        RDMA_PS_UDP | RDMA_PS_IPOIB | RDMA_PS_IB => Err(Errno::UNSUPPORTED),
-        _ => Err(Errno::INVAL),
+        RDMA_PS_UDP | RDMA_PS_IPOIB => {
+            Err(Errno::UNSUPPORTED.because("an iWARP device has no datagrams, unless UIW_UD=on"))
+        }
+        RDMA_PS_IB => Err(Errno::UNSUPPORTED.because("InfiniBand addresses are not offered")),
+        _ => Err(Errno::INVAL.because("a port space that is not known")),
     }
 }
 

@@ -23,7 +23,7 @@ const MAX_BACKLOG: u32 = 1024;
 pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     boundary::minus_one(|| {
         let id = registry::id(id)?;
-        if matches!(id.lock_alive().ok_or(Errno::INVAL)?.phase, Phase::Idle) {
+        if matches!(id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?.phase, Phase::Idle) {
             resolve::bind(&id, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
         }
         if id.is_ud() { sidr::listen(&id) } else { listen(&id, backlog) }
@@ -34,8 +34,12 @@ fn listen(id: &Arc<Id>, backlog: c_int) -> Result<()> {
     let engine = engine::get()?;
     let _control = id.control();
     let (local, channel, set) = {
-        let state = id.lock_alive().ok_or(Errno::INVAL)?;
-        let (Phase::Bound, Some(local)) = (&state.phase, state.local) else { return Err(Errno::INVAL) };
+        let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
+        let (Phase::Bound, Some(local)) = (&state.phase, state.local) else {
+            return Err(
+                Errno::INVAL.because("rdma_listen of an id that listens, is resolved or is connected")
+            );
+        };
         (local, Arc::clone(&state.channel), state.options)
     };
     let backlog = match u32::try_from(backlog) {

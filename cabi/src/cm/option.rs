@@ -21,9 +21,9 @@ pub unsafe extern "C" fn rdma_set_option(
     boundary::minus_one(|| {
         let id = registry::id(id)?;
         if level != RDMA_OPTION_ID {
-            return Err(Errno::NOSYS);
+            return Err(Errno::NOSYS.because("an option of another level than the id's"));
         }
-        let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         // SAFETY: the caller's promise.
         unsafe {
             match name {
@@ -31,7 +31,7 @@ pub unsafe extern "C" fn rdma_set_option(
                 RDMA_OPTION_ID_REUSEADDR => state.options.reuse = value_of::<c_int>(value, len)? != 0,
                 RDMA_OPTION_ID_AFONLY => state.options.v6_only = value_of::<c_int>(value, len)? != 0,
                 RDMA_OPTION_ID_ACK_TIMEOUT => state.options.ack_timeout = Some(value_of::<u8>(value, len)?),
-                _ => return Err(Errno::NOSYS),
+                _ => return Err(Errno::NOSYS.because("an option that is not known")),
             }
         }
         Ok(())
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn rdma_set_option(
 /// `value` is NULL or `len` readable bytes; any bytes are a `T`.
 unsafe fn value_of<T: Copy>(value: *const c_void, len: usize) -> Result<T> {
     if value.is_null() || len != size_of::<T>() {
-        return Err(Errno::INVAL);
+        return Err(Errno::INVAL.because("the value of an option is NULL or has another length"));
     }
     // SAFETY: the caller's promise; C need not have aligned it.
     Ok(unsafe { value.cast::<T>().read_unaligned() })
@@ -56,9 +56,11 @@ pub unsafe extern "C" fn rdma_set_local_ece(id: *mut rdma_cm_id, ece: *mut ibv_e
     boundary::minus_one(|| {
         let id = registry::id(id)?;
         // SAFETY: the caller's promise.
-        let vendor = unsafe { ece.as_ref() }.ok_or(Errno::INVAL)?.vendor_id;
+        let vendor = unsafe { ece.as_ref() }.ok_or_else(|| Errno::INVAL.null())?.vendor_id;
         if id.own_qp().is_some() || vendor == 0 {
-            return Err(Errno::INVAL);
+            return Err(
+                Errno::INVAL.because("vendor options of an id with a queue pair of its own, or of no vendor")
+            );
         }
         Ok(())
     })
@@ -72,7 +74,8 @@ pub unsafe extern "C" fn rdma_get_remote_ece(id: *mut rdma_cm_id, ece: *mut ibv_
     boundary::minus_one(|| {
         let id = registry::id(id)?;
         if id.own_qp().is_some() || ece.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL
+                .because("vendor options of an id with a queue pair of its own, or no place for them"));
         }
         // SAFETY: the caller's promise; integers.
         unsafe { *ece = abi::zeroed() };

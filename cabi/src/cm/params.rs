@@ -76,7 +76,7 @@ pub(crate) unsafe fn bytes<'a>(data: *const c_void, len: u8) -> Result<&'a [u8]>
         return Ok(&[]);
     }
     if data.is_null() {
-        return Err(Errno::INVAL);
+        return Err(Errno::INVAL.because("private data is NULL, and its length is not 0"));
     }
     // SAFETY: the caller's promise.
     Ok(unsafe { std::slice::from_raw_parts(data.cast(), len.into()) })

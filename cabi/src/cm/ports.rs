@@ -103,13 +103,16 @@ pub(crate) fn reserve(
             socket.set_only_v6(v6_only)?;
         }
         socket.bind(&at.into())?;
-        let bound = socket.local_addr()?.as_socket().ok_or(Errno::INVAL)?;
+        let bound = socket
+            .local_addr()?
+            .as_socket()
+            .ok_or_else(|| Errno::INVAL.because("the system bound to no IP address"))?;
         if address::program_port(bound.port()) == 0 {
             continue;
         }
         return Ok((bound, take(Port { at: bound, datagrams, reuse, holder }, Some(socket))?));
     }
-    Err(Errno(libc::EADDRNOTAVAIL))
+    Err(Errno(libc::EADDRNOTAVAIL).because("no port is free"))
 }
 
 /// Records a port, unless another id of this process has it.
@@ -118,7 +121,7 @@ fn take(port: Port, bound: Option<Socket>) -> Result<Reservation> {
     let mut shard = shard(number).write();
     let ports = shard.0.entry(number).or_default();
     if ports.iter().any(|other| collide(*other, port)) {
-        return Err(Errno(libc::EADDRINUSE));
+        return Err(Errno(libc::EADDRINUSE).because("another id has the port"));
     }
     ports.push(port);
     Ok(Reservation { port: number, holder: port.holder, bound })

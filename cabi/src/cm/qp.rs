@@ -39,7 +39,7 @@ pub unsafe extern "C" fn rdma_create_qp(
 pub(crate) unsafe fn create(id: &Id, pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> Result<()> {
     // SAFETY: the caller's promise, here and below; integers and pointers.
     unsafe {
-        let given = attr.as_mut().ok_or(Errno::INVAL)?;
+        let given = attr.as_mut().ok_or_else(|| Errno::INVAL.null())?;
         let mut long: ibv_qp_init_attr_ex = abi::zeroed();
         long.qp_context = given.qp_context;
         (long.send_cq, long.recv_cq, long.srq) = (given.send_cq, given.recv_cq, given.srq);
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn rdma_create_qp_ex(id: *mut rdma_cm_id, attr: *mut ibv_q
     // SAFETY: the caller's promise.
     boundary::minus_one(|| unsafe {
         let id = registry::id(id)?;
-        create_long(&id, attr.as_mut().ok_or(Errno::INVAL)?)
+        create_long(&id, attr.as_mut().ok_or_else(|| Errno::INVAL.null())?)
     })
 }
 
@@ -72,21 +72,23 @@ unsafe fn create_long(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
     // SAFETY: the structure is alive, C orders its own calls; the caller's promise.
     unsafe {
         if !(*abi).qp.is_null() || (*abi).verbs.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("the id has a queue pair, or no device yet"));
         }
         if attr.qp_type != if id.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC } {
-            return Err(Errno::UNSUPPORTED);
+            return Err(Errno::UNSUPPORTED.because("not the type of queue pair of this port space"));
         }
         if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {
             attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
             attr.pd = (*abi).pd;
         }
         if pd::get(attr.pd).is_err() || (*attr.pd).context != (*abi).verbs {
-            return Err(Errno::INVAL);
+            return Err(
+                Errno::INVAL.because("a protection domain that is none, or of another context than the id's")
+            );
         }
         let other = |own: *mut ibv_cq, given: *mut ibv_cq| !own.is_null() && !given.is_null() && own != given;
         if other((*abi).send_cq, attr.send_cq) || other((*abi).recv_cq, attr.recv_cq) {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("other completion queues than those of the id"));
         }
         create_queues(id, attr)?;
         if attr.srq.is_null() {
@@ -174,7 +176,7 @@ unsafe fn create_queue(
     place: *mut *mut ibv_comp_channel,
     depth: u32,
 ) -> Result<()> {
-    let depth = c_int::try_from(depth.max(1)).map_err(|_| Errno::INVAL)?;
+    let depth = c_int::try_from(depth.max(1)).map_err(|_| Errno::INVAL.out_of_range())?;
     // SAFETY: the caller's promise.
     unsafe {
         let verbs = (*id.abi()).verbs;
@@ -255,7 +257,7 @@ pub unsafe extern "C" fn rdma_create_srq(
     // SAFETY: the caller's promise, here and below.
     boundary::minus_one(|| unsafe {
         let id = registry::id(id)?;
-        let given = attr.as_mut().ok_or(Errno::INVAL)?;
+        let given = attr.as_mut().ok_or_else(|| Errno::INVAL.null())?;
         create_srq(&id, pd, given)
     })
 }
@@ -268,9 +270,9 @@ pub unsafe extern "C" fn rdma_create_srq_ex(id: *mut rdma_cm_id, attr: *mut ibv_
     // SAFETY: the caller's promise, here and below.
     boundary::minus_one(|| unsafe {
         let id = registry::id(id)?;
-        let given = attr.as_mut().ok_or(Errno::INVAL)?;
+        let given = attr.as_mut().ok_or_else(|| Errno::INVAL.null())?;
         if given.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0 && given.srq_type != IBV_SRQT_BASIC {
-            return Err(Errno::UNSUPPORTED);
+            return Err(Errno::UNSUPPORTED.because("only basic shared receive queues are offered"));
         }
         let pd = if given.comp_mask & IBV_SRQ_INIT_ATTR_PD != 0 { given.pd } else { ptr::null_mut() };
         let mut short = ibv_srq_init_attr { srq_context: given.srq_context, attr: given.attr };
@@ -287,11 +289,13 @@ unsafe fn create_srq(id: &Id, pd: *mut ibv_pd, attr: &mut ibv_srq_init_attr) -> 
     // SAFETY: the structure is alive, C orders its own calls; the caller's promise.
     unsafe {
         if !(*abi).srq.is_null() || (*abi).verbs.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("the id has a shared receive queue, or no device yet"));
         }
         let pd = if pd.is_null() { (*abi).pd } else { pd };
         if pd::get(pd).is_err() || (*pd).context != (*abi).verbs {
-            return Err(Errno::INVAL);
+            return Err(
+                Errno::INVAL.because("a protection domain that is none, or of another context than the id's")
+            );
         }
         (*abi).srq = made(srq::ibv_create_srq(pd, attr))?;
         (*abi).pd = pd;

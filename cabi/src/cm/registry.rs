@@ -55,7 +55,12 @@ fn remove(address: usize, is: impl FnOnce(&Known) -> bool) -> Option<Known> {
 
 /// The error for a pointer that names something else, or nothing.
 fn invalid(known: Option<&Known>) -> Errno {
-    if let Some(Known::Inherited) = known { Errno::INHERITED } else { Errno::INVAL }
+    if let Some(Known::Inherited) = known {
+        Errno::INHERITED.because("the id or channel was made in the parent, before a fork")
+    } else {
+        Errno::INVAL
+            .because("a pointer to no such id, channel or event: NULL, destroyed, or of another library")
+    }
 }
 
 /// C may name `id` from now on.

@@ -25,9 +25,9 @@ pub unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut libc::so
 pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
     let real = address::real(addr)?;
     let options = {
-        let state = id.lock_alive().ok_or(Errno::INVAL)?;
+        let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::Idle) {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("rdma_bind_addr of an id that has an address"));
         }
         state.options
     };
@@ -69,11 +69,8 @@ pub unsafe extern "C-unwind" fn rdma_resolve_addr(
 }
 
 pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Result<()> {
+    // Port 0 is an address without a service: programs resolve it to find the device that reaches it. `rdma_connect` refuses it.
     let peer = address::real(dst)?;
-    // Of a multicast group there is none.
-    if peer.port() == 0 && !id.is_ud() {
-        return Err(Errno::INVAL);
-    }
     if let Some(src) = src
         && matches!(id.lock().phase, Phase::Idle)
         && (src.port() != 0 || !src.ip().is_unspecified())
@@ -81,15 +78,18 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
         bind(id, src)?;
     }
     let bound = {
-        let state = id.lock_alive().ok_or(Errno::INVAL)?;
+        let state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         match state.phase {
             Phase::Idle => None,
             Phase::Bound => state.local,
-            _ => return Err(Errno::INVAL),
+            _ => {
+                return Err(Errno::INVAL
+                    .because("rdma_resolve_addr of an id that is resolved, listens or is connected"));
+            }
         }
     };
     if bound.is_some_and(|local| local.is_ipv4() != peer.is_ipv4()) {
-        return Err(Errno::INVAL);
+        return Err(Errno::INVAL.because("one address is IPv4 and the other IPv6"));
     }
     let local = match bound {
         Some(local) if !local.ip().is_unspecified() => local,
@@ -117,9 +117,11 @@ pub unsafe extern "C-unwind" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout
 
 pub(crate) fn route(id: &Id) -> Result<()> {
     {
-        let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::AddrResolved) {
-            return Err(Errno::INVAL);
+            return Err(
+                Errno::INVAL.because("rdma_resolve_route before the address is resolved, or a second time")
+            );
         }
         state.phase = Phase::RouteResolved;
     }

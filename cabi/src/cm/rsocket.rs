@@ -10,7 +10,7 @@ macro_rules! absent {
 }
 
 absent! {
-    raccept rbind rclose rconnect rfcntl rgetpeername rgetsockname rgetsockopt riomap riounmap
-    riowrite rlisten rpoll rread rreadv rrecv rrecvfrom rrecvmsg rselect rsend rsendmsg rsendto
+    raccept rbind rclose rconnect repoll_create repoll_ctl repoll_wait rfcntl rgetpeername rgetsockname
+    rgetsockopt riomap riounmap riowrite rlisten rpoll rread rreadv rrecv rrecvfrom rrecvmsg rselect rsend rsendmsg rsendto
     rsetsockopt rshutdown rsocket rwrite rwritev
 }

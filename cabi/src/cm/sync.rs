@@ -71,7 +71,7 @@ pub unsafe extern "C-unwind" fn rdma_get_request(
 ) -> c_int {
     let own = own_channel(listener);
     if own.is_null() || id.is_null() {
-        Errno::INVAL.set();
+        Errno::INVAL.null().set();
         return -1;
     }
     // SAFETY: nothing on this stack frame has a destructor.
@@ -84,7 +84,7 @@ pub unsafe extern "C-unwind" fn rdma_get_request(
         let (kind, new) = unsafe { ((*event).event, (*event).id) };
         let made = match kind {
             RDMA_CM_EVENT_CONNECT_REQUEST => qp::for_request(listener, new),
-            _ => Err(Errno::INVAL),
+            _ => Err(Errno::INVAL.because("the listener has an event that is no connection request")),
         };
         let shown = if made.is_ok() { new } else { listener };
         let shown = registry::id(shown)?;

@@ -14,7 +14,7 @@ use std::ffi::{c_int, c_uint};
 use uiw_verbs::Limits;
 
 /// The vendor that siw gives: software, so no vendor has the number.
-const VENDOR_ID: u32 = 0x62_6d74;
+pub(crate) const VENDOR_ID: u32 = 0x62_6d74;
 
 /// Multicast groups that a queue pair may be attached to.
 const MAX_GROUPS: c_int = 64;
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn ibv_query_device(context: *mut ibv_context, attr: *mut 
         // SAFETY: the caller's promise.
         let context = unsafe { Context::get(context) }?;
         if attr.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.null());
         }
         // SAFETY: as above.
         unsafe { attr.write(now(context)?) };
@@ -108,15 +108,17 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         // SAFETY: the caller's promise, here and below.
         let context = unsafe { Context::get(context) }?;
         if attr.is_null() || size < size_of::<ibv_device_attr>() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("no place for the attributes, or too little"));
         }
         // SAFETY: `input` is one number, a mask of further requests, of which none is defined.
         if !input.is_null() && unsafe { *input } != 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("attributes that are not known (comp_mask)"));
         }
         // SAFETY: integers.
         let mut full: ibv_device_attr_ex = unsafe { abi::zeroed() };
         full.orig_attr = now(context)?;
+        // On-demand paging, of ranges and of all memory, for every operation of reliable connections.
+        full.odp_caps = [3, 0x3F, 0];
         full.completion_timestamp_mask = u64::MAX;
         // kHz: timestamps are nanoseconds.
         full.hca_core_clock = 1_000_000;
@@ -146,7 +148,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
         // SAFETY: the caller's promise, here and below.
         unsafe { Context::get(context) }?;
         // SAFETY: as above.
-        let values = unsafe { values.as_mut() }.ok_or(Errno::INVAL)?;
+        let values = unsafe { values.as_mut() }.ok_or_else(|| Errno::INVAL.null())?;
         if values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK != 0 {
             let ns = monotonic_ns();
             // As mlx5 does: the raw clock's number, in a timespec.

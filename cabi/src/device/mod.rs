@@ -2,8 +2,10 @@
 
 pub mod attributes;
 pub mod gid;
+mod link;
 pub mod netdev;
 pub mod port;
+pub mod speed;
 
 use crate::abi::{self, ibv_device};
 use crate::boundary::{self, Result};
@@ -95,7 +97,9 @@ impl Device {
     /// # Errors
     /// ENODEV when it is gone, or has lost its last address.
     pub fn netdev(&self) -> Result<NetDev> {
-        netdev::all()?.into_iter().find(|netdev| netdev.name == self.netdev).ok_or(Errno::NODEV)
+        netdev::all()?.into_iter().find(|netdev| netdev.name == self.netdev).ok_or_else(|| {
+            Errno::NODEV.because(format_args!("network device {} is gone, or has no address", self.netdev))
+        })
     }
 
     /// The device behind C's pointer.
@@ -104,7 +108,7 @@ impl Device {
     /// EINVAL for anything else.
     pub fn get(abi: *mut ibv_device) -> Result<&'static Self> {
         if !object::lives(abi.addr(), Self::KIND) {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("a pointer to no device of the list"));
         }
         // SAFETY: it is one of ours, and they are never freed.
         Ok(unsafe { &*abi.cast::<Self>() })
@@ -139,7 +143,8 @@ pub fn with_address(address: IpAddr) -> Result<&'static Device> {
         netdev.addresses.iter().any(|(own, _)| *own == address)
             || netdev.loopback && address.is_loopback() && address.is_ipv4()
     };
-    let netdev = netdevs.iter().find(has).ok_or(Errno::NODEV)?;
+    let netdev =
+        netdevs.iter().find(has).ok_or_else(|| Errno::NODEV.because("no network device has the address"))?;
     Ok(find(netdev, persona))
 }
 
@@ -160,7 +165,7 @@ pub unsafe extern "C" fn ibv_get_device_list(count: *mut c_int) -> *mut *mut ibv
         unsafe {
             let array = libc::malloc(bytes).cast::<*mut ibv_device>();
             if array.is_null() {
-                return Err(Errno::NOMEM);
+                return Err(Errno::NOMEM.because("no memory for the list"));
             }
             ptr::copy_nonoverlapping(devices.as_ptr(), array, devices.len());
             Ok(array)
@@ -209,7 +214,7 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
 ) -> c_int {
     boundary::number(|| {
         if dir.is_null() || file.is_null() || buffer.is_null() || size == 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.null());
         }
         // SAFETY: the caller's promise.
         let (dir, file) = unsafe { (CStr::from_ptr(dir), CStr::from_ptr(file)) };

@@ -1,5 +1,6 @@
 //! The network devices of this machine, by `getifaddrs`: no files, so it works in every container.
 
+use super::link;
 use crate::settings::Settings;
 use std::ffi::{CStr, c_int};
 use std::io;
@@ -23,6 +24,8 @@ pub struct NetDev {
     pub mac: Option<[u8; 6]>,
     /// Bytes of the longest packet.
     pub mtu: u32,
+    /// Its speed in megabit a second; `None` where it is virtual or its speed is unknown.
+    pub mbps: Option<u32>,
     /// Its addresses, each with the length of its prefix, in the kernel's order.
     pub addresses: Vec<(IpAddr, u8)>,
 }
@@ -104,12 +107,13 @@ fn own(name: &str, config: &SmolConfig) -> io::Result<NetDev> {
         loopback: false,
         mac: Some(config.mac),
         mtu: u32::try_from(interface.mtu).unwrap_or(1500),
+        mbps: link::mbps(name),
         addresses: config.addresses.clone(),
     })
 }
 
 fn new(name: String, flags: c_int) -> NetDev {
-    let mtu = mtu(&name).unwrap_or(1500);
+    let (mtu, mbps) = (link::mtu(&name).unwrap_or(1500), link::mbps(&name));
     let index = std::ffi::CString::new(name.as_str()).map_or(0, |name| {
         // SAFETY: reads a name with its NUL.
         unsafe { libc::if_nametoindex(name.as_ptr()) }
@@ -121,6 +125,7 @@ fn new(name: String, flags: c_int) -> NetDev {
         loopback: flags & libc::IFF_LOOPBACK != 0,
         mac: None,
         mtu,
+        mbps,
         addresses: Vec::new(),
     }
 }
@@ -168,23 +173,6 @@ unsafe fn note(device: &mut NetDev, entry: &libc::ifaddrs) {
             }
             _ => {}
         }
-    }
-}
-
-fn mtu(name: &str) -> Option<u32> {
-    // SAFETY: a new socket, closed below; the request holds a name with its NUL, and the kernel writes the MTU there.
-    unsafe {
-        let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
-        if fd < 0 {
-            return None;
-        }
-        let mut request: libc::ifreq = std::mem::zeroed();
-        for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
-            *to = from.cast_signed();
-        }
-        let answered = libc::ioctl(fd, libc::SIOCGIFMTU, &raw mut request) == 0;
-        libc::close(fd);
-        answered.then(|| u32::try_from(request.ifr_ifru.ifru_mtu).unwrap_or(1500))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::gid;
 use super::netdev::NetDev;
+use super::speed::PortSpeed;
 use crate::abi::device::{self as dev, ibv_gid_entry, ibv_port_attr};
 use crate::abi::{self, ibv_context, ibv_gid};
 use crate::boundary::{self, Result};
@@ -41,9 +42,10 @@ pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
     attr.max_msg_sz = u32::MAX;
     attr.pkey_tbl_len = persona.pkeys();
     attr.max_vl_num = 1;
-    // As the kernel for a link of unknown speed: one lane at 2.5 Gbit/s.
-    attr.active_width = 1;
-    attr.active_speed = 1;
+    let speed = PortSpeed::of(netdev);
+    attr.active_width = speed.width;
+    attr.active_speed = speed.speed;
+    attr.active_speed_ex = speed.speed.into();
     attr.link_layer = persona.link_layer();
     match persona {
         Persona::Iwarp => {}
@@ -68,8 +70,8 @@ pub fn lid(netdev: &NetDev) -> Option<u16> {
     })
 }
 
-fn of_context(context: &Context, port: u32) -> Result<NetDev> {
-    if port == 1 { context.device.netdev() } else { Err(Errno::INVAL) }
+pub(super) fn of_context(context: &Context, port: u32) -> Result<NetDev> {
+    if port == 1 { context.device.netdev() } else { Err(Errno::INVAL.because("the device has port 1 only")) }
 }
 
 /// `ibv_query_port` of programs compiled with the larger structure; by `verbs_context`.
@@ -86,7 +88,7 @@ pub(crate) unsafe extern "C" fn query_port_long(
         // SAFETY: the caller's promise.
         let context = unsafe { Context::get(context) }?;
         if attr.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.null());
         }
         let full = of(&of_context(context, port.into())?, Settings::get()?.persona);
         let known = len.min(size_of::<ibv_port_attr>());
@@ -128,10 +130,14 @@ pub unsafe extern "C" fn ibv_query_gid(
         let netdev = of_context(context, port.into())?;
         let address = usize::try_from(index).ok().and_then(|index| netdev.address(index));
         if gid.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.null());
         }
         // SAFETY: as above; C's union needs no alignment of eight.
-        unsafe { gid.write_unaligned(gid::from_address(address.ok_or(Errno::INVAL)?)) };
+        unsafe {
+            gid.write_unaligned(gid::from_address(
+                address.ok_or_else(|| Errno::INVAL.because("the device has no such GID"))?,
+            ));
+        };
         Ok(())
     })
 }
@@ -162,11 +168,12 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
         // SAFETY: the caller's promise.
         let context = unsafe { Context::get(context) }?;
         if to.is_null() || flags != 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("no place for the entry, or flags that are not known"));
         }
         let netdev = of_context(context, port)?;
         // An index without an address: as rdma-core for an empty entry.
-        let entry = entry(&netdev, index as usize, Settings::get()?.persona).ok_or(Errno(libc::ENODATA))?;
+        let entry = entry(&netdev, index as usize, Settings::get()?.persona)
+            .ok_or_else(|| Errno(libc::ENODATA).because("the device has no such GID"))?;
         // SAFETY: as above.
         unsafe { write_entry(to, &entry, size) };
         Ok(())
@@ -188,12 +195,12 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
         // SAFETY: the caller's promise.
         let context = unsafe { Context::get(context) }?;
         if to.is_null() || flags != 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("no place for the entries, or flags that are not known"));
         }
         let netdev = of_context(context, 1)?;
         let persona = Settings::get()?.persona;
         if max < netdev.addresses.len() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("fewer entries than the device has GIDs"));
         }
         let mut count = 0;
         while let Some(entry) = (count < max).then(|| entry(&netdev, count, persona)).flatten() {
@@ -237,9 +244,9 @@ pub unsafe extern "C" fn ibv_query_gid_type(
         // SAFETY: the caller's promise.
         let context = unsafe { Context::get(context) }?;
         let netdev = of_context(context, port.into())?;
-        netdev.address(index as usize).ok_or(Errno::INVAL)?;
+        netdev.address(index as usize).ok_or_else(|| Errno::INVAL.because("the device has no such GID"))?;
         // SAFETY: as above.
-        let to = unsafe { to.as_mut() }.ok_or(Errno::INVAL)?;
+        let to = unsafe { to.as_mut() }.ok_or_else(|| Errno::INVAL.null())?;
         *to = c_uint::from(Settings::get()?.persona == Persona::Roce);
         Ok(())
     })
@@ -260,9 +267,9 @@ pub unsafe extern "C" fn ibv_query_pkey(
         let context = unsafe { Context::get(context) }?;
         of_context(context, port.into())?;
         // SAFETY: as above.
-        let to = unsafe { pkey.as_mut() }.ok_or(Errno::INVAL)?;
+        let to = unsafe { pkey.as_mut() }.ok_or_else(|| Errno::INVAL.null())?;
         if index != 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("the device has one partition key"));
         }
         *to = DEFAULT_PKEY;
         Ok(())
@@ -278,6 +285,10 @@ pub unsafe extern "C" fn ibv_get_pkey_index(context: *mut ibv_context, port: u8,
         // SAFETY: the caller's promise.
         let context = unsafe { Context::get(context) }?;
         of_context(context, port.into())?;
-        if pkey == DEFAULT_PKEY { Ok(0) } else { Err(Errno::INVAL) }
+        if pkey == DEFAULT_PKEY {
+            Ok(0)
+        } else {
+            Err(Errno::INVAL.because("the device has one partition key"))
+        }
     })
 }

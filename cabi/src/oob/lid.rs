@@ -19,7 +19,7 @@ pub(super) fn address(lid: u16, netdev: &NetDev) -> Result<IpAddr> {
     }
     in_network(lid, netdev).map(IpAddr::V4).ok_or_else(|| {
         tracing::warn!(lid, netdev = netdev.name, "no address for this LID: UIW_LID_MAP may name one");
-        Errno::INVAL
+        Errno::INVAL.because("no address for the LID")
     })
 }
 
@@ -42,7 +42,7 @@ fn mapped(path: &Path, lid: u16) -> Result<Option<IpAddr>> {
     })?;
     find(&text, lid).map_err(|line| {
         eprintln!("uiw: UIW_LID_MAP={}: line {line}: expected `LID ADDRESS`", path.display());
-        Errno::INVAL
+        Errno::INVAL.because("UIW_LID_MAP has a bad line")
     })
 }
 
@@ -78,6 +78,7 @@ mod tests {
             loopback: address.starts_with("127."),
             mac: None,
             mtu: 1500,
+            mbps: None,
             addresses: vec![(address.parse().unwrap(), prefix)],
         }
     }

@@ -31,7 +31,9 @@ pub(crate) struct Target {
 pub(crate) fn addresses(netdev: &NetDev, ah: &ibv_ah_attr) -> Result<(IpAddr, IpAddr)> {
     let global = ah.is_global != 0;
     let remote = if global {
-        gid::to_address(ah.grh.dgid).or_else(|| gid::to_group(ah.grh.dgid)).ok_or(Errno::INVAL)?
+        gid::to_address(ah.grh.dgid)
+            .or_else(|| gid::to_group(ah.grh.dgid))
+            .ok_or_else(|| Errno::INVAL.because("the GID of the peer is no address of a host or a group"))?
     } else {
         lid::address(ah.dlid, netdev)?
     };
@@ -40,8 +42,12 @@ pub(crate) fn addresses(netdev: &NetDev, ah: &ibv_ah_attr) -> Result<(IpAddr, Ip
     } else {
         netdev.addresses.iter().map(|(address, _)| *address).find(|own| own.is_ipv4() == remote.is_ipv4())
     };
-    let own = own.ok_or(Errno::INVAL)?;
-    if own.is_ipv4() == remote.is_ipv4() { Ok((own, remote)) } else { Err(Errno::INVAL) }
+    let own = own.ok_or_else(|| Errno::INVAL.because("the interface has no address of the peer's family"))?;
+    if own.is_ipv4() == remote.is_ipv4() {
+        Ok((own, remote))
+    } else {
+        Err(Errno::INVAL.because("the peer's address is of another family than ours"))
+    }
 }
 
 impl Target {
@@ -58,7 +64,9 @@ impl Target {
     ) -> Result<Self> {
         let (own, remote) = addresses(netdev, ah)?;
         if remote.is_multicast() || dest > 0xFF_FFFF || dest >> 8 == 0 {
-            return Err(Errno::INVAL);
+            return Err(
+                Errno::INVAL.because("the peer's address is a group's, or its queue pair number is none")
+            );
         }
         // The port of a number is its process's at every address of the device.
         let itself = dest == number && netdev.addresses.iter().any(|(address, _)| *address == remote);
@@ -111,6 +119,7 @@ mod tests {
             loopback: false,
             mac: None,
             mtu: 1500,
+            mbps: None,
             addresses: vec![(address.parse().unwrap(), 24)],
         }
     }

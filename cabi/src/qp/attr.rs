@@ -25,9 +25,9 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Qp::get(qp) }?;
         // SAFETY: as above.
-        let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| Errno::INVAL.null())?;
         if mask & !KNOWN != 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("attributes that are not known (attr_mask)"));
         }
         modify(object, attr, mask)?;
         if mask & flags::IBV_QP_STATE != 0 {
@@ -41,10 +41,10 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
 fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
     let to = match mask & flags::IBV_QP_STATE {
         0 => None,
-        _ => Some(state(attr.qp_state).ok_or(Errno::INVAL)?),
+        _ => Some(state(attr.qp_state).ok_or_else(|| Errno::INVAL.because("a state that is not known"))?),
     };
     if mask & flags::IBV_QP_PORT != 0 && attr.port_num != 1 {
-        return Err(Errno::INVAL);
+        return Err(Errno::INVAL.because("the device has port 1 only"));
     }
     if object.is_ud() {
         return ud::modify(object, attr, mask, to);
@@ -59,7 +59,7 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
         && !now.may_become(to)
         && now != to
     {
-        return Err(Errno::INVAL);
+        return Err(Errno::INVAL.because("the queue pair is in another state than cur_qp_state"));
     }
     object.attributes.lock().merge(attr, mask);
     if let Some(access) = access {
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn ibv_query_qp(
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Qp::get(qp) }?;
         if attr.is_null() || init.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.null());
         }
         let state = match object.engine.state() {
             QpState::Rts if object.attributes.lock().before_rts => QpState::Rtr,

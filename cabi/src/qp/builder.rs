@@ -84,7 +84,7 @@ pub(super) enum Data {
 
 impl Batch {
     pub(super) fn set(&mut self, data: Data) -> Result<()> {
-        self.wrs.last_mut().ok_or(Errno::INVAL)?.data = data;
+        self.wrs.last_mut().ok_or_else(|| Errno::INVAL.because("data without a request"))?.data = data;
         Ok(())
     }
 
@@ -98,7 +98,7 @@ impl Batch {
     /// The element of a request with inline data, at the copy.
     pub(super) fn inline_sge(&self, wr: &Wr) -> Result<Sge> {
         let Data::Inline { first, len } = wr.data else { return Ok(Sge::default()) };
-        let length = u32::try_from(len).map_err(|_| Errno::INVAL)?;
+        let length = u32::try_from(len).map_err(|_| Errno::INVAL.out_of_range())?;
         Ok(Sge { addr: self.inline[first..].as_ptr().addr() as u64, length, lkey: STag(0) })
     }
 }

@@ -16,7 +16,7 @@ use std::ffi::c_int;
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: the caller's promise.
     boundary::pointer(|| unsafe {
-        create_qp(pd, init.as_mut().ok_or(Errno::INVAL)?, false).map(<*mut _>::cast)
+        create_qp(pd, init.as_mut().ok_or_else(|| Errno::INVAL.null())?, false).map(<*mut _>::cast)
     })
 }
 
@@ -32,24 +32,24 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         // SAFETY: the caller's promise, here and below.
         unsafe { Context::get(context) }?;
         // SAFETY: as above.
-        let init = unsafe { init.as_mut() }.ok_or(Errno::INVAL)?;
+        let init = unsafe { init.as_mut() }.ok_or_else(|| Errno::INVAL.null())?;
         let known = flags::IBV_QP_INIT_ATTR_PD
             | flags::IBV_QP_INIT_ATTR_CREATE_FLAGS
             | flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
         check_type(init.qp_type)?;
         if init.comp_mask & !known != 0 {
-            return Err(Errno::UNSUPPORTED);
+            return Err(Errno::UNSUPPORTED.because("attributes that are not offered (comp_mask)"));
         }
         if init.comp_mask & flags::IBV_QP_INIT_ATTR_PD == 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("attributes without a protection domain"));
         }
         if init.comp_mask & flags::IBV_QP_INIT_ATTR_CREATE_FLAGS != 0 && init.create_flags != 0 {
-            return Err(Errno::UNSUPPORTED);
+            return Err(Errno::UNSUPPORTED.because("create_flags are not offered"));
         }
         let send_ops =
             (init.comp_mask & flags::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0).then_some(init.send_ops_flags);
         if send_ops.is_some_and(|ops| ops & !flags::SEND_OPS_OFFERED != 0) {
-            return Err(Errno::UNSUPPORTED);
+            return Err(Errno::UNSUPPORTED.because("send_ops_flags that are not offered"));
         }
         // SAFETY: the structure begins as the shorter one does: asserted by the two layouts.
         let short = unsafe { &mut *std::ptr::from_mut(init).cast::<ibv_qp_init_attr>() };

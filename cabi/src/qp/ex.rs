@@ -58,7 +58,10 @@ unsafe fn with(qp: *mut ibv_qp_ex, body: impl FnOnce(&mut Batch) -> Result<()>) 
         // SAFETY: the caller's promise: this thread holds the lock.
         unsafe {
             let object = Object::<Qp>::get_called(qp)?;
-            let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
+            let builder = object
+                .builder
+                .as_ref()
+                .ok_or_else(|| Errno::INVAL.because("the queue pair was made without send_ops_flags"))?;
             let batch = builder.batch();
             if let Err(errno) = body(batch) {
                 batch.failed.get_or_insert(errno);
@@ -88,7 +91,11 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     boundary::value_fast((), || {
         // SAFETY: the caller's promise.
         let object = unsafe { Object::<Qp>::get_called(qp) }?;
-        object.builder.as_ref().ok_or(Errno::INVAL)?.start();
+        object
+            .builder
+            .as_ref()
+            .ok_or_else(|| Errno::INVAL.because("the queue pair was made without send_ops_flags"))?
+            .start();
         Ok(())
     });
 }
@@ -101,9 +108,12 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     boundary::code_fast(|| {
         // SAFETY: the caller's promise.
         let object = unsafe { Object::<Qp>::get_called(qp) }?;
-        let builder = object.builder.as_ref().ok_or(Errno::INVAL)?;
+        let builder = object
+            .builder
+            .as_ref()
+            .ok_or_else(|| Errno::INVAL.because("the queue pair was made without send_ops_flags"))?;
         if !builder.is_started() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("ibv_wr_complete without ibv_wr_start"));
         }
         // SAFETY: started by this thread in `wr_start`.
         unsafe {
@@ -138,7 +148,13 @@ fn post_batch(object: &Object<Qp>, batch: &Batch) -> Result<()> {
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     boundary::value_fast((), || {
         // SAFETY: the caller's promise.
-        unsafe { Object::<Qp>::get_called(qp)?.builder.as_ref().ok_or(Errno::INVAL)?.end() };
+        unsafe {
+            Object::<Qp>::get_called(qp)?
+                .builder
+                .as_ref()
+                .ok_or_else(|| Errno::INVAL.because("the queue pair was made without send_ops_flags"))?
+                .end();
+        };
         Ok(())
     });
 }
@@ -175,7 +191,7 @@ requests! {
     };
     wr_local_inv(rkey: u32) => Ok(SendOp::LocalInvalidate { stag: STag(rkey) });
     wr_bind_mw(window: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) => {
-        mw::bind_op(window, rkey, info.as_ref().ok_or(Errno::INVAL)?)
+        mw::bind_op(window, rkey, info.as_ref().ok_or_else(|| Errno::INVAL.null())?)
     };
 }
 
@@ -223,7 +239,9 @@ unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *co
     unsafe {
         with(qp, |batch| {
             let first = batch.sges.len();
-            batch.sges.extend_from_slice(post::sges(list.cast_mut(), c_int::try_from(count).unwrap_or(-1))?);
+            let mut copies = post::AlignedLists::default();
+            let count_in_c = c_int::try_from(count).unwrap_or(-1);
+            batch.sges.extend_from_slice(post::sges(list.cast_mut(), count_in_c, &mut copies)?);
             batch.set(Data::Sges { first, count })
         });
     }
@@ -245,17 +263,19 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, l
         let most = Object::<Qp>::get_called(qp).map_or(0, |object| object.cap.max_inline_data as usize);
         with(qp, |batch| {
             if list.is_null() && count > 0 {
-                return Err(Errno::INVAL);
+                return Err(Errno::INVAL.null());
             }
             let first = batch.inline.len();
             for at in 0..count {
                 let buffer = *list.add(at);
                 if buffer.length > most || batch.inline.len() - first + buffer.length > most {
-                    return Err(Errno::INVAL);
+                    return Err(
+                        Errno::INVAL.because("more inline data than the queue pair takes (max_inline_data)")
+                    );
                 }
                 if buffer.length > 0 {
                     if buffer.addr.is_null() {
-                        return Err(Errno::INVAL);
+                        return Err(Errno::INVAL.null());
                     }
                     let bytes = std::slice::from_raw_parts(buffer.addr.cast::<u8>(), buffer.length);
                     batch.inline.extend_from_slice(bytes);

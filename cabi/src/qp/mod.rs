@@ -87,7 +87,13 @@ impl Qp {
     pub unsafe fn numbered<'a>(context: *mut ibv_context, number: u32) -> Result<&'a Object<Self>> {
         // SAFETY: the caller's promise, here and below.
         let open = unsafe { Context::get(context) }?;
-        let qp = open.numbers.lock().qps.get(&number).ok_or(Errno::INVAL)?.object();
+        let qp = open
+            .numbers
+            .lock()
+            .qps
+            .get(&number)
+            .ok_or_else(|| Errno::INVAL.because("no queue pair of the context has the number"))?
+            .object();
         // SAFETY: as above.
         unsafe { Object::get(qp) }
     }
@@ -203,9 +209,14 @@ fn check_type(qp_type: c_int) -> Result<()> {
     match qp_type {
         flags::IBV_QPT_RC => Ok(()),
         flags::IBV_QPT_UD if Settings::get()?.offers_ud() => Ok(()),
+        flags::IBV_QPT_UD => {
+            Err(Errno::UNSUPPORTED.because("an iWARP device has no datagrams, unless UIW_UD=on"))
+        }
         // UC, raw packets, XRC, drivers' own: not on iWARP.
-        3 | flags::IBV_QPT_UD | 8 | 9 | 10 | 0xFF => Err(Errno::UNSUPPORTED),
-        _ => Err(Errno::INVAL),
+        3 | 8 | 9 | 10 | 0xFF => {
+            Err(Errno::UNSUPPORTED.because("a type of queue pair that iWARP does not have"))
+        }
+        _ => Err(Errno::INVAL.because("a type of queue pair that is not known")),
     }
 }
 

@@ -51,7 +51,7 @@ impl End {
     }
 
     fn send(&self, qpn: u32, payload: &[u8], imm: Option<u32>, flags: SendFlags) {
-        self.mr.region().span(0, payload.len()).unwrap().pin().unwrap().copy_from(0, payload);
+        self.mr.region().span(0, payload.len()).unwrap().pin().unwrap().copy_from(0, payload).unwrap();
         let to = Destination { ah: AddressHandle::new(LOCALHOST, LOCALHOST, 0), qpn, qkey: QKEY };
         let sges = [self.sge(0, payload.len() as u32)];
         let wr = SendWr { wr_id: 2, op: SendOp::Datagram { to, imm }, sges: &sges, flags };
@@ -77,7 +77,7 @@ impl End {
     fn message(&self) -> (Wc, Vec<u8>) {
         let wc = self.next();
         let mut bytes = vec![0; wc.byte_len as usize - 40];
-        self.mr.region().span(8192 + 40, bytes.len()).unwrap().pin().unwrap().copy_to(0, &mut bytes);
+        self.mr.region().span(8192 + 40, bytes.len()).unwrap().pin().unwrap().copy_to(0, &mut bytes).unwrap();
         (wc, bytes)
     }
 }

@@ -101,6 +101,11 @@ fn promises_of_the_manual_are_kept() {
     for command in settings {
         Running::start(command).end().well();
     }
+    // What is refused says why.
+    let mut command = libraries.command(User::Same, &program);
+    command.env("UIW_LOG", "uiw_cabi=debug");
+    let logged = Running::start(command).end();
+    assert!(logged.well().count("call refused with EINVAL: rdma_connect to port 0") > 0, "{logged:?}");
 }
 
 #[test]
@@ -181,6 +186,28 @@ fn channels_have_the_events_that_programs_expect() {
         ["-Wall", "-Wextra", "-Werror", "-pthread", "-I", &shared.to_string_lossy(), &ends.to_string_lossy()];
     let Some(program) = compile(&libraries, &source, &flags) else { return };
     Running::start(libraries.command(User::Same, program)).end().well();
+}
+
+/// A program that registers what is not there, or unmaps what it has registered.
+#[test]
+fn registered_memory_may_go_at_any_time() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/memory.c");
+    let shared = folder("../xtask/src/bench/programs");
+    let ends = shared.join("ends.c");
+    let flags = ["-Wall", "-Wextra", "-Werror", "-I", &shared.to_string_lossy(), &ends.to_string_lossy()];
+    let Some(program) = compile(&libraries, &source, &flags) else { return };
+    let command = || {
+        let mut command = libraries.command(User::Same, &program);
+        command.env("UIW_ACK", "on");
+        command
+    };
+    assert_eq!(Running::start(command()).end().well().count("memory is as it should be"), 1);
+    // 139 is SIGSEGV: the handler leaves a fault of the program's own to the system.
+    let mut crashing = command();
+    crashing.arg("crash");
+    let crashed = Running::start(crashing).end();
+    assert_eq!((crashed.code, crashed.count("memory is as it should be")), (139, 1), "{crashed:?}");
 }
 
 #[test]

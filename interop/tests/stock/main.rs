@@ -10,4 +10,5 @@ mod perftest;
 mod python;
 mod require;
 mod rping;
+mod run;
 mod utilities;

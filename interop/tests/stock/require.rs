@@ -136,7 +136,7 @@ fn other_transports_end_with_125() {
         is_refused(&["ibv_devinfo"]);
     }
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c");
-    if let Some(program) = compile(&libraries, &folder.join("bundled.c"), &["-Wall", "-Werror", "-ldl"]) {
+    if let Some(program) = compile(&libraries, &folder.join("deepbind.c"), &["-Wall", "-Werror", "-ldl"]) {
         let system = "/usr/lib/x86_64-linux-gnu/libibverbs.so.1";
         if Path::new(system).exists() {
             is_refused(&[program.to_str().unwrap(), system]);

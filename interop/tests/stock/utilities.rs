@@ -1,7 +1,7 @@
 //! Debian's ibverbs-utils: devices shown, and queue pairs connected out of band.
 
 use std::process::Command;
-use uiw_interop::stock::{Libraries, Network, Running, User, free_port, ordinary};
+use uiw_interop::stock::{self, Libraries, Network, Running, User, free_port, ordinary};
 
 #[test]
 fn devices_are_listed_and_described() {
@@ -51,6 +51,27 @@ fn a_bad_setting_is_named_in_one_line() {
     let ended = Running::start(command).end();
     assert_ne!(ended.code, 0);
     assert_eq!(ended.count("uiw: UIW_CRC=perhaps: expected on or off"), 1, "{ended:?}");
+}
+
+/// libibumad reads sysfs alone, and gives up at the first file that is not there.
+#[test]
+fn ibstat_describes_the_port_from_sysfs() {
+    let Some(_) = uiw_interop::require("ibstat") else { return };
+    let libraries = Libraries::get();
+    for (persona, layer, rate) in [("roce", "Ethernet", "100"), ("ib", "InfiniBand", "100")] {
+        let mut command = libraries.command(User::Same, stock::uiw());
+        command.args(["run", "--sysfs", "--persona", persona, "--", "ibstat", "uiw_lo", "1"]);
+        command.env("UIW_LIB", libraries.folder());
+        let described = Running::start(command).end();
+        if described.count("cannot make /sys/class/infiniband") > 0 {
+            uiw_interop::skip("mount namespaces");
+            return;
+        }
+        described.well();
+        for line in ["State: Active", &format!("Rate: {rate}"), &format!("Link layer: {layer}")] {
+            assert_eq!(described.count(line), 1, "{line}: {described:?}");
+        }
+    }
 }
 
 #[test]

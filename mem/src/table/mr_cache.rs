@@ -54,7 +54,7 @@ impl Kept {
     fn hold(&mut self, offset: usize, len: usize) -> Option<Pinned<'_>> {
         let region = self.region.as_ref()?;
         self.held = self.held || region.pin_count().enter();
-        self.held.then(|| Pinned::lent(region, offset, len))
+        if self.held { Pinned::lent(region, offset, len) } else { None }
     }
 
     #[inline]

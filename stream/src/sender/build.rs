@@ -3,8 +3,8 @@
 use super::Sender;
 use super::gathered::GatheredFpdu;
 use super::message::{End, Message, Source, missing_extension};
-use crate::error::ConnError;
-use crate::host::{Host, Payload, Traffic};
+use crate::error::{AccessError, ConnError, LocalError};
+use crate::host::{Host, Payload, SourceGone, Traffic};
 use crate::shared::Shared;
 use alloc::vec::Vec;
 use uiw_ddp::Header;
@@ -213,10 +213,14 @@ impl<M> Sender<M> {
             if gathers {
                 let memory = *memory.get_or_insert_with(|| self.queue.add_memory(payload.to_memory()));
                 let mut fpdu = GatheredFpdu::begin(&mut self.fpdu, &mut self.queue, start, len);
-                fpdu.memory(memory, &payload, done..end);
+                if fpdu.memory(memory, &payload, done..end).is_err() {
+                    return Err(source_gone(&message.source, message.offset, len));
+                }
                 fpdu.end();
             } else {
-                payload.append_to(done..end, &mut self.queue.staging);
+                if payload.append_to(done..end, &mut self.queue.staging).is_err() {
+                    return Err(source_gone(&message.source, message.offset, len));
+                }
                 self.queue_small(start);
             }
             message.offset += len;
@@ -258,9 +262,7 @@ impl<M> Sender<M> {
                     .copy_request(*id, from, staging)
                     .map_err(|error| ConnError::of_request(*id, error))?,
                 source @ (Source::Request { .. } | Source::Inbound { .. }) => {
-                    each_payload(source, from, host, |payload| {
-                        payload.append_to(0..payload.len(), staging);
-                    })?;
+                    each_payload(source, from, host, |payload| payload.append_to(0..payload.len(), staging))?;
                 }
             }
             self.fpdu.seal(&mut self.queue.staging, start);
@@ -297,7 +299,7 @@ fn each_payload<H: Host>(
     source: &Source,
     from: core::ops::Range<u32>,
     host: &mut H,
-    mut each: impl FnMut(&H::Payload<'_>),
+    mut each: impl FnMut(&H::Payload<'_>) -> Result<(), SourceGone>,
 ) -> Result<(), ConnError> {
     let mut at = from.start;
     while at < from.end {
@@ -313,9 +315,28 @@ fn each_payload<H: Host>(
             }
             Source::Empty | Source::Inline { .. } | Source::Fields { .. } => return Ok(()),
         };
-        each(&payload);
-        at += payload.len() as u32;
+        let len = payload.len() as u32;
+        if each(&payload).is_err() {
+            return Err(source_gone(source, at, len));
+        }
+        at += len;
     }
     host.release();
     Ok(())
+}
+
+/// The host's memory for `len` bytes at `offset` of a message was there when it was looked up, and is not any more.
+#[cold]
+fn source_gone(source: &Source, offset: u32, len: u32) -> ConnError {
+    match source {
+        Source::Inbound { request, segment } => {
+            let (stag, to) = (request.source_stag, request.source_to.wrapping_add(u64::from(offset)));
+            ConnError::fault(AccessError::InvalidStag.of_read(stag, to, len), Some(segment.clone()))
+        }
+        Source::Request { id } | Source::Inline { id } => ConnError::of_request(*id, LocalError::Protection),
+        // Without memory of the host.
+        Source::Empty | Source::Fields { .. } => {
+            ConnError::Local { request: None, error: LocalError::Protection }
+        }
+    }
 }

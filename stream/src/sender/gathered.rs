@@ -1,7 +1,7 @@
 //! An FPDU whose payload is sent from where it lies: header, memory, and PAD with CRC are pieces of their own.
 
 use super::transmit_queue::{MemoryId, TransmitQueue};
-use crate::host::Payload;
+use crate::host::{Payload, SourceGone};
 use core::ops::Range;
 use uiw_mpa::crc::Crc32c;
 use uiw_mpa::tx::FpduTx;
@@ -39,29 +39,36 @@ impl<'a, M> GatheredFpdu<'a, M> {
     }
 
     /// The next bytes of the payload are `range` of `payload`, whose memory was added to the queue last.
+    ///
+    /// # Errors
+    /// The memory is gone: the FPDU cannot be finished.
     pub(super) fn memory<P: Payload<Memory = M>>(
         &mut self,
         memory: MemoryId,
         payload: &P,
         range: Range<usize>,
-    ) {
+    ) -> Result<(), SourceGone> {
         if self.fpdu.crc_on() {
-            self.crc = payload.update_crc(range.clone(), self.crc);
+            self.crc = payload.update_crc(range.clone(), self.crc)?;
         }
         self.queue.push_memory(memory, range);
+        Ok(())
     }
 
     /// The next bytes of the payload are all of `payload`, copied unless they are stable.
-    pub(super) fn payload<P: Payload<Memory = M>>(&mut self, payload: &P) {
+    ///
+    /// # Errors
+    /// As [`GatheredFpdu::memory`].
+    pub(super) fn payload<P: Payload<Memory = M>>(&mut self, payload: &P) -> Result<(), SourceGone> {
         let range = 0..payload.len();
         if payload.is_stable() {
             let memory = self.queue.add_memory(payload.to_memory());
-            self.memory(memory, payload, range);
-        } else {
-            let start = self.queue.staging.len();
-            payload.append_to(range, &mut self.queue.staging);
-            self.staged(start);
+            return self.memory(memory, payload, range);
         }
+        let start = self.queue.staging.len();
+        payload.append_to(range, &mut self.queue.staging)?;
+        self.staged(start);
+        Ok(())
     }
 
     /// PAD and CRC.

@@ -7,6 +7,7 @@ use uiw_mpa::{Crc32c, Verified};
 use uiw_rdmap::AtomicRequest;
 use uiw_stream::{
     AccessError, Answer, AtomicError, Host, LocalError, Op, Payload, ReceiveError, Received, Request,
+    SourceGone,
 };
 
 /// The STag of [`TestHost::memory`].
@@ -81,12 +82,13 @@ impl Payload for Source<'_> {
         self.stable
     }
 
-    fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>) {
+    fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>) -> Result<(), SourceGone> {
         out.extend_from_slice(&self.bytes[range]);
+        Ok(())
     }
 
-    fn update_crc(&self, range: Range<usize>, crc: Crc32c) -> Crc32c {
-        crc.update(&self.bytes[range])
+    fn update_crc(&self, range: Range<usize>, crc: Crc32c) -> Result<Crc32c, SourceGone> {
+        Ok(crc.update(&self.bytes[range]))
     }
 
     fn to_memory(&self) -> Vec<u8> {

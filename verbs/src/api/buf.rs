@@ -357,7 +357,7 @@ mod tests {
         let sge = mr.sge().unwrap();
         let pd = mr.pd();
         let span = pd.driver().shared.table.local(sge.lkey, pd.id(), sge.addr, sge.length, true).unwrap();
-        span.pin().unwrap().copy_from(0, bytes);
+        span.pin().unwrap().copy_from(0, bytes).unwrap();
     }
 
     /// For miri: whatever is done to the buffer in between, the region may still write it.

@@ -8,7 +8,7 @@ use crate::wr::{Bind, SendOp};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use uiw_mem::{Access, Memory, WindowType};
+use uiw_mem::{Access, Memory, UpdateError, WindowType};
 
 /// Zeroed memory of the engine's that peers may be let into.
 ///
@@ -72,9 +72,8 @@ impl SharedMr {
     /// [`Error::OutOfRange`].
     pub fn read(&self, offset: u64, dst: &mut [u8]) -> Result<()> {
         let span = self.span(offset, dst.len() as u64)?;
-        if let Ok(pin) = span.pin() {
-            pin.copy_to(0, dst);
-        }
+        // Gone only with the region, of which this is a handle.
+        let _ = span.pin().and_then(|pin| pin.copy_to(0, dst));
         Ok(())
     }
 
@@ -84,9 +83,7 @@ impl SharedMr {
     /// [`Error::OutOfRange`].
     pub fn write(&self, offset: u64, src: &[u8]) -> Result<()> {
         let span = self.span(offset, src.len() as u64)?;
-        if let Ok(pin) = span.pin() {
-            pin.copy_from(0, src);
-        }
+        let _ = span.pin().and_then(|pin| pin.copy_from(0, src));
         Ok(())
     }
 
@@ -112,7 +109,10 @@ impl SharedMr {
     pub fn update_u64(&self, offset: u64, f: impl FnMut(u64) -> u64) -> Result<u64> {
         let span = self.span(offset, 8)?;
         let Ok(pin) = span.pin() else { return Err(Error::NotConnected) };
-        pin.atomic_u64(0, f).map_err(misaligned)
+        pin.atomic_u64(0, f).map_err(|error| match error {
+            UpdateError::Unaligned(error) => misaligned(error),
+            UpdateError::Gone(_) => Error::NotConnected,
+        })
     }
 
     /// The number in the eight aligned bytes at `offset`. Nothing is written: for a program that looks until a peer has written

@@ -10,11 +10,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use uiw_counters::{ConnCounters, Traffic, Wait};
 use uiw_llp::Token;
-use uiw_mem::{Access, MrCache, Pinned, RemoteError, Right, Span, StreamId, Table};
+use uiw_mem::{Access, MrCache, Pinned, RemoteError, Right, Span, StreamId, Table, UpdateError};
 use uiw_mpa::{Crc32c, Verified};
 use uiw_rdmap::AtomicRequest;
 use uiw_stream::{
     AccessError, Answer, AtomicError, LocalError, Op, Payload, ReceiveError, Received, ReceivedKind, Request,
+    SourceGone,
 };
 
 /// What the engine remembers for one stream between calls.
@@ -102,13 +103,13 @@ impl Payload for Source<'_> {
     }
 
     #[inline]
-    fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>) {
-        self.0.copy_to_vec(range, out);
+    fn append_to(&self, range: Range<usize>, out: &mut Vec<u8>) -> Result<(), SourceGone> {
+        self.0.copy_to_vec(range, out).map_err(|_| SourceGone)
     }
 
     #[inline]
-    fn update_crc(&self, range: Range<usize>, crc: Crc32c) -> Crc32c {
-        self.0.fold(range, crc, Crc32c::update)
+    fn update_crc(&self, range: Range<usize>, crc: Crc32c) -> Result<Crc32c, SourceGone> {
+        self.0.fold(range, crc, Crc32c::update).map_err(|_| SourceGone)
     }
 
     fn to_memory(&self) -> Span {
@@ -158,7 +159,7 @@ impl<'a> QpHost<'a> {
                 .table
                 .hold_local(&mut state.cache, sge.lkey, qp.pd.id(), (sge.addr, taken), false)
                 .map_err(|_| LocalError::Protection)?;
-            pin.copy_to_vec(0..pin.len(), &mut state.long);
+            pin.copy_to_vec(0..pin.len(), &mut state.long).map_err(|_| LocalError::Protection)?;
             from += taken;
         }
         state.long.try_reserve(bytes.len()).map_err(|_| LocalError::Protection)?;
@@ -184,8 +185,8 @@ impl uiw_stream::Host for QpHost<'_> {
         self.table
             .hold_remote(&mut self.state.cache, stag, from, range, Right::Write)
             .map_err(|error| access_error(&error))?
-            .copy_from(0, payload.as_bytes());
-        Ok(())
+            .copy_from(0, payload.as_bytes())
+            .map_err(|_| AccessError::InvalidStag)
     }
 
     fn read_source(&mut self, stag: uiw_ddp::STag, to: u64, len: u32) -> Result<Source<'_>, AccessError> {
@@ -210,7 +211,10 @@ impl uiw_stream::Host for QpHost<'_> {
             .table
             .hold_remote(&mut self.state.cache, request.stag, from, (request.to, 8), Right::Atomic)
             .map_err(|error| access_error(&error))?;
-        pin.atomic_u64(0, |old| request.apply(old)).map_err(|_| AtomicError::Unaligned)
+        pin.atomic_u64(0, |old| request.apply(old)).map_err(|error| match error {
+            UpdateError::Unaligned(_) => AtomicError::Unaligned,
+            UpdateError::Gone(_) => AccessError::InvalidStag.into(),
+        })
     }
 
     fn invalidate(&mut self, stag: uiw_ddp::STag) -> Result<(), AccessError> {
@@ -239,7 +243,6 @@ impl uiw_stream::Host for QpHost<'_> {
             return self.place_long(qp, offset, &payload);
         }
         qp.scatter(self.table, &mut state.cache, &state.receive.sges, offset, &payload)
-            .map_err(|_| LocalError::Protection)
     }
 
     #[inline]
@@ -329,7 +332,7 @@ impl uiw_stream::Host for QpHost<'_> {
         self.queue();
         let queue = self.queue.as_ref().ok_or(LocalError::Protection)?;
         let wqe = queue.get(id).ok_or(LocalError::Protection)?;
-        qp.gather(self.table, &mut self.state.cache, wqe, range, out).map_err(|_| LocalError::Protection)
+        qp.gather(self.table, &mut self.state.cache, wqe, range, out)
     }
 
     fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<Source<'_>, LocalError> {
@@ -361,12 +364,11 @@ impl uiw_stream::Host for QpHost<'_> {
         let qp = self.qp.ok_or(LocalError::Protection)?;
         let sges = self.state.sinks.front().ok_or(LocalError::Protection)?;
         let cache = &mut self.state.cache;
-        let placed = match payload {
+        match payload {
             Answer::Read(bytes) => qp.scatter(self.table, cache, sges, offset, &bytes),
             // A number of this machine's, as `ibv_post_send` documents it.
             Answer::Atomic(value) => qp.scatter(self.table, cache, sges, offset, &value.to_ne_bytes()),
-        };
-        placed.map_err(|_| LocalError::Protection)
+        }
     }
 
     fn answered(&mut self, id: u32, invalidate: Option<uiw_ddp::STag>) -> Result<(), LocalError> {
@@ -413,11 +415,7 @@ impl uiw_stream::Host for QpHost<'_> {
     }
 
     fn copy_memory(&mut self, memory: &Span, range: Range<usize>, out: &mut Vec<u8>) -> bool {
-        let pin = memory.pin();
-        if let Ok(pin) = &pin {
-            pin.copy_to_vec(range, out);
-        }
-        pin.is_ok()
+        memory.pin().and_then(|pin| pin.copy_to_vec(range, out)).is_ok()
     }
 }
 

@@ -9,6 +9,9 @@ use uiw_stream::{Batch, Host, Piece, Transmit};
 /// Pieces one system call is given: what Linux takes (UIO_MAXIOV).
 const MAX_PIECES: usize = 1024;
 
+/// The number is Linux's on every processor.
+const EFAULT: i32 = 14;
+
 /// What became of a batch.
 enum Outcome {
     /// The socket took this many bytes.
@@ -16,7 +19,7 @@ enum Outcome {
         bytes: usize,
         full: bool,
     },
-    /// Memory of an FPDU that is partly sent was deregistered.
+    /// Memory of an FPDU was deregistered or unmapped.
     SourceGone,
     Lost(io::Error),
 }
@@ -124,6 +127,9 @@ fn send(socket: &mut dyn uiw_llp::Stream, batch: &Batch<'_, Span>) -> Outcome {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 return Outcome::Sent { bytes: sent, full: true };
             }
+            // A program has unmapped, or protected, what was there when its CRC was computed. What is sent of it is reported by the
+            // calls that sent it.
+            Err(error) if error.raw_os_error() == Some(EFAULT) && sent == 0 => return Outcome::SourceGone,
             Err(error) => return Outcome::Lost(error),
         }
     }

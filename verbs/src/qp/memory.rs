@@ -3,7 +3,8 @@
 use crate::qp::{QpInner, Wqe};
 use crate::wr::{SendFlags, Sge};
 use std::ops::Range;
-use uiw_mem::{LocalError, MrCache, Table};
+use uiw_mem::{MrCache, Table};
+use uiw_stream::LocalError;
 
 impl QpInner {
     /// Places `bytes` at byte `offset` of a message whose memory is `sges`. `cache` keeps the memory pinned.
@@ -30,7 +31,11 @@ impl QpInner {
             let take = (room - skip).min(rest.len() as u64) as usize;
             let (now, later) = rest.split_at(take);
             let range = (sge.addr.wrapping_add(skip), take as u32);
-            table.hold_local(cache, sge.lkey, self.pd.id(), range, true)?.copy_from(0, now);
+            table
+                .hold_local(cache, sge.lkey, self.pd.id(), range, true)
+                .map_err(|_| LocalError::Protection)?
+                .copy_from(0, now)
+                .map_err(|_| LocalError::Protection)?;
             rest = later;
             skip = 0;
         }
@@ -59,8 +64,10 @@ impl QpInner {
             }
             let take = left.min(sge.length - skip);
             let part = (sge.addr.wrapping_add(u64::from(skip)), take);
-            let pin = table.hold_local(cache, sge.lkey, self.pd.id(), part, false)?;
-            pin.copy_to_vec(0..pin.len(), out);
+            let pin = table
+                .hold_local(cache, sge.lkey, self.pd.id(), part, false)
+                .map_err(|_| LocalError::Protection)?;
+            pin.copy_to_vec(0..pin.len(), out).map_err(|_| LocalError::Protection)?;
             left -= take;
             skip = 0;
             if left == 0 {

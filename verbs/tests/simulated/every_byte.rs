@@ -104,7 +104,7 @@ impl End {
             established: false,
         };
         let source: Vec<u8> = (0..900).map(byte).collect();
-        this.mr.region().span(SOURCE as usize, 900).unwrap().pin().unwrap().copy_from(0, &source);
+        this.mr.region().span(SOURCE as usize, 900).unwrap().pin().unwrap().copy_from(0, &source).unwrap();
         for wr_id in 0..6 {
             let sges = [this.sge(RECEIVES + wr_id * 256, 256)];
             // SAFETY: the memory lives as long as the end, and is looked at through copies only.
@@ -119,7 +119,7 @@ impl End {
 
     fn peek(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
-        self.mr.region().span(offset as usize, len).unwrap().pin().unwrap().copy_to(0, &mut out);
+        self.mr.region().span(offset as usize, len).unwrap().pin().unwrap().copy_to(0, &mut out).unwrap();
         out
     }
 

@@ -88,12 +88,12 @@ pub(crate) fn memory(pd: &Pd, len: usize, access: Access) -> RawMr {
 }
 
 pub(crate) fn fill(mr: &RawMr, offset: usize, bytes: &[u8]) {
-    mr.region().span(offset, bytes.len()).unwrap().pin().unwrap().copy_from(0, bytes);
+    mr.region().span(offset, bytes.len()).unwrap().pin().unwrap().copy_from(0, bytes).unwrap();
 }
 
 pub(crate) fn peek(mr: &RawMr, offset: usize, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
-    mr.region().span(offset, len).unwrap().pin().unwrap().copy_to(0, &mut out);
+    mr.region().span(offset, len).unwrap().pin().unwrap().copy_to(0, &mut out).unwrap();
     out
 }
 

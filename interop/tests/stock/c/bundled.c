@@ -1,23 +1,51 @@
-/* A program that brings its own libibverbs, as wheels do: opened by its path with RTLD_DEEPBIND, so that no other library of that name
- * takes its place. argv[1] is the library. */
-#define _GNU_SOURCE
+/*
+ * Loads an extension module as an interpreter does, says how many devices it sees in this process, in a thread, in a child of a fork,
+ * and in a program that the child becomes; -1 is the answer of the library that the module carries.
+ */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static int (*devices)(void);
+
+static void say(const char *where)
+{
+	printf("%s: %s\n", where, devices() > 0 ? "uiw" : "bundled");
+	fflush(stdout);
+}
+
+static void *in_thread(void *unused)
+{
+	say("thread");
+	return unused;
+}
 
 int main(int argc, char **argv)
 {
-    if (argc != 2)
-        return 2;
-    void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
-    if (!library) {
-        fprintf(stderr, "%s\n", dlerror());
-        return 3;
-    }
-    void *(*list)(int *) = (void *(*)(int *)) dlsym(library, "ibv_get_device_list");
-    if (!list)
-        return 4;
-    int count = 0;
-    list(&count);
-    printf("%d devices\n", count);
-    return 0;
+	void *module = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+	pthread_t thread;
+	pid_t child;
+	int status;
+
+	if (!module || !(devices = (int (*)(void))dlsym(module, "devices"))) {
+		fprintf(stderr, "%s\n", dlerror());
+		return EXIT_FAILURE;
+	}
+	if (argc > 2) {
+		say(argv[2]);
+		return EXIT_SUCCESS;
+	}
+	say("process");
+	if (pthread_create(&thread, NULL, in_thread, NULL) || pthread_join(thread, NULL))
+		return EXIT_FAILURE;
+	if (!(child = fork())) {
+		say("child");
+		execl(argv[0], argv[0], argv[1], "program of the child", NULL);
+		_exit(EXIT_FAILURE);
+	}
+	return waitpid(child, &status, 0) == child && !status ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -551,6 +551,59 @@ static void newer_names(void)
 	CHECK(!rdma_destroy_id(id));
 }
 
+/* No service has port 0: a program that asks for it looks for the device that reaches the address. */
+static void address_without_port(void)
+{
+	struct sockaddr_in to = loopback;
+	struct rdma_cm_id *id;
+
+	CHECK(!rdma_create_id(active, &id, NULL, RDMA_PS_TCP));
+	CHECK(!rdma_resolve_addr(id, NULL, (void *)&to, 1000));
+	await(active, RDMA_CM_EVENT_ADDR_RESOLVED);
+	CHECK(id->verbs && rdma_get_dst_port(id) == 0);
+	CHECK(!rdma_resolve_route(id, 1000));
+	await(active, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	make_qp(id);
+	CHECK(rdma_connect(id, NULL) == -1 && errno == EINVAL);
+	let_go(id);
+}
+
+/* As the kernel's, the descriptors are never writable: a program that watches both directions would not sleep. */
+static void descriptors_are_never_writable(void)
+{
+	struct ibv_context *verbs;
+	struct rdma_cm_id *listener = listening(), *client, *server;
+	struct ibv_comp_channel *channel;
+
+	verbs = listener->verbs;
+	CHECK((channel = ibv_create_comp_channel(verbs)));
+	connected(listener, &client, &server);
+	CHECK(!rdma_disconnect(client));
+	for (int with_event = 1; with_event >= 0; with_event--) {
+		struct pollfd fds[] = {
+			{ .fd = passive->fd, .events = POLLIN | POLLOUT },
+			{ .fd = active->fd, .events = POLLIN | POLLOUT },
+			{ .fd = verbs->async_fd, .events = POLLIN | POLLOUT },
+			{ .fd = channel->fd, .events = POLLIN | POLLOUT },
+		};
+
+		if (with_event) {
+			while (!readable(passive) || !readable(active))
+				usleep(1000);
+		}
+		CHECK(poll(fds, 4, 0) == (with_event ? 2 : 0));
+		CHECK(!with_event || (fds[0].revents == POLLIN && fds[1].revents == POLLIN));
+		if (with_event) {
+			await(passive, RDMA_CM_EVENT_DISCONNECTED);
+			await(active, RDMA_CM_EVENT_DISCONNECTED);
+		}
+	}
+	CHECK(!ibv_destroy_comp_channel(channel));
+	let_go(client);
+	let_go(server);
+	CHECK(!rdma_destroy_id(listener));
+}
+
 int main(void)
 {
 	CHECK((passive = rdma_create_event_channel()) && (active = rdma_create_event_channel()));
@@ -561,6 +614,8 @@ int main(void)
 		destroyed_in_every_state();
 		destruction_waits_for_acknowledgements();
 		descriptors();
+		descriptors_are_never_writable();
+		address_without_port();
 		migrating();
 		synchronous();
 		wildcards_and_ports();

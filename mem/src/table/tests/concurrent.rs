@@ -31,7 +31,7 @@ fn nothing_after(
                     };
                     let Ok(span) = write(&table, STag(stag), BASE, 512) else { continue };
                     if let Ok(pinned) = span.pin() {
-                        pinned.copy_from(0, &[0xFF; 512]);
+                        pinned.copy_from(0, &[0xFF; 512]).unwrap();
                         writes.fetch_add(1, Relaxed);
                     }
                 }
@@ -118,7 +118,7 @@ fn waits_for_a_pin(stag: STag, to: u64, table: &Table, revoke: impl FnOnce() + S
         // Time to return too early.
         thread::sleep(Duration::from_millis(20));
         let early = waiter.is_finished();
-        pinned.copy_from(0, b"still here");
+        pinned.copy_from(0, b"still here").unwrap();
         drop(pinned);
         waiter.join().unwrap();
         assert!(!early && refused);

@@ -34,7 +34,7 @@ fn type_1_is_pd_wide_and_changes_its_key() {
     assert_eq!(window.stag(), first);
     let span = write(&table, first, BASE + 10, 10).unwrap();
     assert!(span.is_shared());
-    span.pin().unwrap().copy_from(0, b"0123456789");
+    span.pin().unwrap().copy_from(0, b"0123456789").unwrap();
     assert_eq!(bytes(&region)[10..20], *b"0123456789");
     table.remote(first, OTHER_STREAM, PD, BASE + 10, 1, Right::Write).unwrap();
     for (to, len) in [(BASE + 9, 1), (BASE + 10, 11), (BASE + 20, 1)] {
@@ -121,7 +121,7 @@ fn a_window_may_be_zero_based() {
     let window = window(&table, WindowType::One);
     let access = WRITE | Access::ZERO_BASED;
     let stag = table.bind(&window, &region, None, BASE + 90, 10, access, None).unwrap();
-    write(&table, stag, 0, 10).unwrap().pin().unwrap().copy_from(9, b"!");
+    write(&table, stag, 0, 10).unwrap().pin().unwrap().copy_from(9, b"!").unwrap();
     assert!(write(&table, stag, 1, 10).is_err());
     assert_eq!(bytes(&region)[99], b'!');
     // On a zero-based region the range to bind counts from zero as well.

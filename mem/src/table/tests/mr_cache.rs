@@ -4,7 +4,7 @@ use super::*;
 
 fn hold(table: &Table, cache: &mut MrCache, region: &Region, bytes: &[u8]) -> Result<(), RemoteError> {
     let range = (BASE, u32::try_from(bytes.len()).unwrap());
-    table.hold_remote(cache, region.stag(), (STREAM, PD), range, Right::Write)?.copy_from(0, bytes);
+    table.hold_remote(cache, region.stag(), (STREAM, PD), range, Right::Write)?.copy_from(0, bytes).unwrap();
     Ok(())
 }
 
@@ -22,7 +22,7 @@ fn a_batch_takes_one_pin_and_gives_it_back() {
     hold(&table, &mut cache, &two, b"other").unwrap();
     assert_eq!((one.pins(), two.pins()), (0, 1));
     let stag = two.stag();
-    table.hold_local(&mut cache, STag(stag.0), PD, (BASE, 4), true).unwrap().copy_from(0, b"mine");
+    table.hold_local(&mut cache, STag(stag.0), PD, (BASE, 4), true).unwrap().copy_from(0, b"mine").unwrap();
     assert_eq!(two.pins(), 2, "one for the peer's name, one for ours");
     cache.let_go();
     assert_eq!(two.pins(), 0);

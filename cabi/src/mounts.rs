@@ -1,0 +1,77 @@
+//! Mounts in a namespace of this process's own, and of the program that it becomes: of root without more, of ordinary users in a
+//! user namespace that keeps their user id. Nothing of them leaves the namespace.
+
+use std::ffi::{CString, OsStr};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::ptr;
+
+/// Enters the namespace. The process must have one thread.
+///
+/// # Errors
+/// The system's: no namespaces for this user.
+pub(crate) fn enter() -> io::Result<()> {
+    // SAFETY: two calls without arguments.
+    let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
+    // SAFETY: takes flags only; here and below.
+    if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
+        // SAFETY: as above.
+        if unsafe { libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        fs::write("/proc/self/setgroups", "deny")?;
+        fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
+        fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))?;
+    }
+    mount("none".as_ref(), Path::new("/"), None, libc::MS_REC | libc::MS_PRIVATE)
+}
+
+fn mount(source: &OsStr, target: &Path, kind: Option<&str>, flags: libc::c_ulong) -> io::Result<()> {
+    let (source, target) = (CString::new(source.as_bytes())?, CString::new(target.as_os_str().as_bytes())?);
+    let kind = kind.map(CString::new).transpose()?;
+    let kind = kind.as_ref().map_or(ptr::null(), |kind| kind.as_ptr());
+    // SAFETY: names with their NUL, no data.
+    match unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind, flags, ptr::null()) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Shows what is at `from` at `to` as well, which is there.
+pub(crate) fn bind(from: &Path, to: &Path) -> io::Result<()> {
+    mount(from.as_os_str(), to, None, libc::MS_BIND | libc::MS_REC)
+}
+
+/// Covers the folder with one that can be written and has the same entries.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn make_writable(folder: &Path) -> io::Result<()> {
+    // What the new mount hides stays reachable by the working directory.
+    let back = std::env::current_dir();
+    std::env::set_current_dir(folder)?;
+    let entries: Vec<_> = fs::read_dir(".")?.collect::<io::Result<_>>()?;
+    // Its devices can be used: they are bound from the mounts that they are on.
+    mount("tmpfs".as_ref(), folder, Some("tmpfs"), libc::MS_NOSUID | libc::MS_NODEV)?;
+    for entry in entries {
+        let (from, to) = (entry.file_name(), folder.join(entry.file_name()));
+        let kind = entry.file_type()?;
+        if kind.is_symlink() {
+            symlink(fs::read_link(&from)?, &to)?;
+            continue;
+        }
+        if kind.is_dir() {
+            fs::create_dir(&to)?;
+        } else {
+            File::create(&to)?;
+        }
+        bind(Path::new(&from), &to)?;
+    }
+    if let Ok(back) = back {
+        std::env::set_current_dir(back)?;
+    }
+    Ok(())
+}

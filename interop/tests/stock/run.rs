@@ -1,0 +1,108 @@
+//! `uiw run`: what it changes around a program.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use uiw_interop::stock::{Ended, Libraries, Running, User, ordinary, uiw};
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c").join(name)
+}
+
+fn cc(args: &[&str]) {
+    let output = Command::new("cc").args(args).output().expect("cc");
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// `uiw run` with `options`, as `user`, of `program`.
+fn run(libraries: &Libraries, user: User, options: &[&str], program: &[&str]) -> Running {
+    let mut command = libraries.command(user, uiw());
+    command.arg("run").args(options).arg("--").args(program).env("UIW_LIB", libraries.folder());
+    command.env_remove("LD_LIBRARY_PATH");
+    Running::start(command)
+}
+
+#[test]
+fn programs_with_a_libibverbs_of_their_own_use_ours() {
+    let Some(_) = uiw_interop::require("cc") else { return };
+    let libraries = Libraries::get();
+    let at = |name: &str| libraries.folder().join(name).to_string_lossy().into_owned();
+    let text = |path: PathBuf| path.to_string_lossy().into_owned();
+    let (bundled, module, program) = (at("libibverbs-1de1263b.so"), at("module.so"), at("bundled"));
+    fs::write(at("versions"), "IBVERBS_1.1 { global: ibv_*; local: *; };").expect("a version script");
+    let script = format!("-Wl,--version-script={}", at("versions"));
+    let shared = ["-shared", "-fPIC", "-o"];
+    let soname = "-Wl,-soname,libibverbs-1de1263b.so";
+    cc(&[&shared[..], &[&bundled, &text(source("bundled_verbs.c")), soname, &script]].concat());
+    let origin = "-Wl,-rpath,$ORIGIN";
+    cc(&[&shared[..], &[&module, &text(source("bundled_extension.c")), &bundled, origin]].concat());
+    cc(&["-o", &program, &text(source("bundled.c")), "-ldl", "-lpthread"]);
+
+    let places = ["process", "thread", "child", "program of the child"];
+    let mut plain = libraries.command(User::Same, &program);
+    plain.arg(&module);
+    let plain = Running::start(plain).end();
+    let preloaded = run(&libraries, User::Same, &[], &[&program, &module]).end();
+    for place in places {
+        let says = |ended: &Ended, which| ended.said.lines().any(|line| line == format!("{place}: {which}"));
+        assert!(says(plain.well(), "bundled"), "{plain:?}");
+        assert!(says(preloaded.well(), "uiw"), "{preloaded:?}");
+    }
+}
+
+/// Programs check that a node is a character device that can be read and written; the rest of `/dev` is as it was.
+#[test]
+fn device_nodes_are_there_for_root_and_ordinary_users() {
+    let libraries = Libraries::get();
+    let script = "for node in uiw_lo uverbs_uiw_lo; do \
+        test -c /dev/infiniband/$node && test -r /dev/infiniband/$node && test -w /dev/infiniband/$node || exit 1; done; \
+        echo nothing > /dev/null && head -c 8 /dev/urandom > /dev/null && test -d /dev/shm && \
+        test \"$(ls /dev | grep -v infiniband)\" = \"$DEV\" && cat /sys/class/infiniband/uiw_lo/ports/1/rate && \
+        ls -d /sys/class/net/lo && grep uiw_lo /sys/class/infiniband_verbs/uverbs_uiw_lo/ibdev && echo all there";
+    let mut names: Vec<String> = fs::read_dir("/dev")
+        .expect("/dev")
+        .filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned()))
+        .filter(|name| name != "infiniband")
+        .collect();
+    names.sort();
+    for user in [Some(User::Same), ordinary()].into_iter().flatten() {
+        let dev = format!("DEV='{}'; {script}", names.join("\n"));
+        let ended =
+            run(&libraries, user, &["--device-nodes"], &["sh", "-c", &format!("export LC_ALL=C; {dev}")])
+                .end();
+        if ended.count("cannot make /sys/class/infiniband") > 0 {
+            uiw_interop::skip("mount namespaces");
+            continue;
+        }
+        assert_eq!(ended.well().count("all there"), 1, "{user:?}: {ended:?}");
+        assert_eq!(ended.count("100 Gb/sec (4X EDR)"), 1, "{ended:?}");
+    }
+    // Nothing of it is left.
+    assert!(!Path::new("/sys/class/infiniband/uiw_lo").exists());
+    assert!(!Path::new("/dev/infiniband/uiw_lo").exists());
+}
+
+/// Beside a device of the kernel a program would not find it; `uiw run` says so.
+#[test]
+fn devices_of_the_machine_are_hidden_on_request_alone() {
+    let Some(_) = uiw_interop::require("unshare") else { return };
+    let libraries = Libraries::get();
+    let with_device = |options: &str| {
+        let script = format!(
+            "mount -t tmpfs none /sys/class && mkdir -p /sys/class/infiniband/mlx5_0 || exit 77; \
+             exec {} run {options} -- echo it runs",
+            uiw().display()
+        );
+        let mut command = libraries.command(User::Same, "unshare");
+        command.args(["-rm", "sh", "-c", &script]).env("UIW_LIB", libraries.folder());
+        Running::start(command).end()
+    };
+    let refused = with_device("");
+    if refused.code == 77 || refused.count("unshare:") > 0 {
+        uiw_interop::skip("mount namespaces");
+        return;
+    }
+    assert_eq!((refused.code, refused.count("RDMA devices (mlx5_0)")), (2, 1), "{refused:?}");
+    assert_eq!(refused.count("it runs"), 0);
+    assert_eq!(with_device("--only-uiw").well().count("it runs"), 1);
+}

@@ -1,0 +1,483 @@
+//! Copies that end with an error, instead of the process, where memory is not there: bytes of a program that may unmap them, or a
+//! file that may be truncated.
+//!
+//! The routines are assembly without a stack frame, between two symbols. A handler of SIGSEGV and SIGBUS gives the context of the
+//! signal to [`recover`]: if the processor was between these symbols, the routine returns "gone" to its caller. No other code is ever
+//! continued elsewhere, so the handler leaves every other fault to the handler that was there before.
+//!
+//! On other processors than x86-64 the routines are the ordinary ones, and nothing recovers.
+
+use crate::Gone;
+use uiw_ddp::STag;
+
+/// What became of one attempt to exchange eight bytes.
+enum Exchange {
+    Done,
+    /// Another number was there.
+    Other(u64),
+}
+
+/// As [`crate::copy::store`]; false if a byte is not there: those before it may be written.
+///
+/// # Safety
+/// As for [`crate::copy::store`], but for `dst`, which need not be there.
+#[inline(always)]
+pub(crate) unsafe fn store(dst: *mut u8, src: *const u8, len: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { arch::uiw_recover_store(dst, src, len) == 0 }
+}
+
+/// As [`crate::copy::load`]; false if a byte is not there.
+///
+/// # Safety
+/// As for [`crate::copy::load`], but for `src`, which need not be there.
+#[inline(always)]
+pub(crate) unsafe fn load(dst: *mut u8, src: *const u8, len: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { arch::uiw_recover_load(dst, src, len) == 0 }
+}
+
+/// As `memcpy`, for exclusive memory; false if a byte is not there.
+///
+/// # Safety
+/// The ranges do not overlap; the private one is there, and nothing else accesses the other one in conflict.
+#[inline(always)]
+pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { arch::uiw_recover_copy(dst, src, len) == 0 }
+}
+
+/// As [`crate::Pinned::atomic_u64`].
+///
+/// # Safety
+/// `cell` is aligned; every other access to it is atomic. It need not be there.
+pub(crate) unsafe fn update(cell: *mut u64, stag: STag, mut f: impl FnMut(u64) -> u64) -> Result<u64, Gone> {
+    let mut old = 0u64;
+    // SAFETY: the caller's promise.
+    if !unsafe { load((&raw mut old).cast(), cell.cast(), 8) } {
+        return Err(Gone { stag });
+    }
+    loop {
+        // SAFETY: as above.
+        match unsafe { exchange(cell, old, f(old)) } {
+            Some(Exchange::Done) => return Ok(old),
+            Some(Exchange::Other(found)) => old = found,
+            None => return Err(Gone { stag }),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`update`].
+unsafe fn exchange(cell: *mut u64, old: u64, new: u64) -> Option<Exchange> {
+    let mut found = old;
+    // SAFETY: the caller's promise.
+    match unsafe { arch::uiw_recover_exchange(cell, &raw mut found, new) } {
+        0 => Some(Exchange::Done),
+        1 => None,
+        _ => Some(Exchange::Other(found)),
+    }
+}
+
+/// Whether the page of `address` can be read, and written if `write`: nothing in it changes.
+///
+/// The handler of [`recover`] must be installed.
+pub fn is_accessible(address: usize, write: bool) -> bool {
+    let cell = (address & !7) as *mut u64;
+    let mut old = 0u64;
+    // SAFETY: an aligned cell that need not be there; the exchange puts back what is there, atomically.
+    unsafe {
+        load((&raw mut old).cast(), cell.cast(), 8)
+            && (!write
+                || loop {
+                    match exchange(cell, old, old) {
+                        Some(Exchange::Done) => break true,
+                        Some(Exchange::Other(found)) => old = found,
+                        None => break false,
+                    }
+                })
+    }
+}
+
+/// Chooses string instructions for long copies where the processor is fast with them. To be called once, before the first copy.
+pub fn prepare() {
+    arch::prepare();
+}
+
+/// For a handler of SIGSEGV and SIGBUS that was installed with SA_SIGINFO: if a routine of this module caused the signal, it will
+/// return "gone" when the handler returns. False: the signal is another's.
+///
+/// Safe in a signal handler: it reads and writes the context alone.
+///
+/// # Safety
+/// `context` is the third argument of the handler.
+pub unsafe fn recover(context: *mut libc::c_void) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { arch::recover(context) }
+}
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+mod arch {
+    use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    unsafe extern "C" {
+        pub(super) fn uiw_recover_store(dst: *mut u8, src: *const u8, len: usize) -> u32;
+        pub(super) fn uiw_recover_load(dst: *mut u8, src: *const u8, len: usize) -> u32;
+        pub(super) fn uiw_recover_copy(dst: *mut u8, src: *const u8, len: usize) -> u32;
+        pub(super) fn uiw_recover_exchange(cell: *mut u64, old: *mut u64, new: u64) -> u32;
+        fn uiw_recover_begin();
+        fn uiw_recover_end();
+        fn uiw_recover_gone();
+    }
+
+    /// From this length on copies are made by `rep movsb`, see [`crate::copy`].
+    static STRING_FROM: AtomicUsize = AtomicUsize::new(usize::MAX);
+
+    pub(super) fn prepare() {
+        if std::arch::is_x86_feature_detected!("ermsb") {
+            STRING_FROM.store(1024, Relaxed);
+        }
+    }
+
+    pub(super) unsafe fn recover(context: *mut libc::c_void) -> bool {
+        // SAFETY: the caller's promise: the kernel's structure, of this thread.
+        let registers = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs };
+        let at = registers[libc::REG_RIP as usize] as usize;
+        let is_ours =
+            (uiw_recover_begin as *const () as usize..uiw_recover_end as *const () as usize).contains(&at);
+        if is_ours {
+            // No routine has moved the stack pointer: what it points to is the return address.
+            registers[libc::REG_RIP as usize] = uiw_recover_gone as *const () as usize as i64;
+        }
+        is_ours
+    }
+
+    /// A copy by aligned words on the side whose low address byte is `$side`, ascending, the last piece by itself.
+    macro_rules! words {
+        ($name:literal, $side:literal) => {
+            concat!(
+                ".globl ", $name, "\n.hidden ", $name, "\n.type ", $name, ",@function\n.p2align 5\n",
+                $name, ":\n",
+                "mov rcx, rdx\n",
+                "test ", $side, ", 7\n",
+                "jnz 10f\n",
+                "2: cmp rcx, 32\n",
+                "jb 4f\n",
+                "cmp rcx, [rip + {string_from}]\n",
+                "ja 14f\n",
+                "3: mov rax, [rsi]\nmov r8, [rsi + 8]\nmov r9, [rsi + 16]\nmov r10, [rsi + 24]\n",
+                "mov [rdi], rax\nmov [rdi + 8], r8\nmov [rdi + 16], r9\nmov [rdi + 24], r10\n",
+                "add rsi, 32\nadd rdi, 32\nsub rcx, 32\ncmp rcx, 32\njae 3b\n",
+                "4: cmp rcx, 8\n",
+                "jb 6f\n",
+                "5: mov rax, [rsi]\nmov [rdi], rax\nadd rsi, 8\nadd rdi, 8\nsub rcx, 8\ncmp rcx, 8\njae 5b\n",
+                "6: test cl, 4\njz 7f\nmov eax, [rsi]\nmov [rdi], eax\nadd rsi, 4\nadd rdi, 4\n",
+                "7: test cl, 2\njz 8f\nmovzx eax, word ptr [rsi]\nmov [rdi], ax\nadd rsi, 2\nadd rdi, 2\n",
+                "8: test cl, 1\njz 9f\nmovzx eax, byte ptr [rsi]\nmov [rdi], al\n",
+                "9: xor eax, eax\nret\n",
+                // The front, up to the first whole word.
+                "10: test rcx, rcx\njz 9b\n",
+                "test ", $side, ", 1\njz 11f\nmovzx eax, byte ptr [rsi]\nmov [rdi], al\n",
+                "inc rsi\ninc rdi\ndec rcx\n",
+                "11: test ", $side, ", 2\njz 12f\ncmp rcx, 2\njb 8b\n",
+                "movzx eax, word ptr [rsi]\nmov [rdi], ax\nadd rsi, 2\nadd rdi, 2\nsub rcx, 2\n",
+                "12: test ", $side, ", 4\njz 2b\ncmp rcx, 4\njb 7b\n",
+                "mov eax, [rsi]\nmov [rdi], eax\nadd rsi, 4\nadd rdi, 4\nsub rcx, 4\njmp 2b\n",
+                // All words but the last piece, whose store comes behind those of the string instruction.
+                "14: mov r8, rcx\nlea rcx, [rcx - 1]\nand rcx, -8\nsub r8, rcx\nrep movsb\nmov rcx, r8\njmp 4b\n",
+                ".size ", $name, ", . - ", $name, "\n",
+            )
+        };
+    }
+
+    core::arch::global_asm!(
+        ".pushsection .text.uiw_recover,\"ax\",@progbits",
+        ".hidden uiw_recover_begin",
+        ".globl uiw_recover_begin",
+        "uiw_recover_begin:",
+        words!("uiw_recover_store", "dil"),
+        words!("uiw_recover_load", "sil"),
+        // Any alignment; 16 bytes at a time, the last ones once more where they overlap.
+        ".globl uiw_recover_copy",
+        ".hidden uiw_recover_copy",
+        ".type uiw_recover_copy,@function",
+        ".p2align 5",
+        "uiw_recover_copy:",
+        "cmp rdx, 16",
+        "jb 20f",
+        "cmp rdx, 32",
+        "ja 21f",
+        "movups xmm0, [rsi]",
+        "movups xmm1, [rsi + rdx - 16]",
+        "movups [rdi], xmm0",
+        "movups [rdi + rdx - 16], xmm1",
+        "xor eax, eax",
+        "ret",
+        "21: cmp rdx, 64",
+        "ja 22f",
+        "movups xmm0, [rsi]",
+        "movups xmm1, [rsi + 16]",
+        "movups xmm2, [rsi + rdx - 32]",
+        "movups xmm3, [rsi + rdx - 16]",
+        "movups [rdi], xmm0",
+        "movups [rdi + 16], xmm1",
+        "movups [rdi + rdx - 32], xmm2",
+        "movups [rdi + rdx - 16], xmm3",
+        "xor eax, eax",
+        "ret",
+        "22: cmp rdx, [rip + {string_from}]",
+        "jae 24f",
+        "movups xmm4, [rsi + rdx - 64]",
+        "movups xmm5, [rsi + rdx - 48]",
+        "movups xmm6, [rsi + rdx - 32]",
+        "movups xmm7, [rsi + rdx - 16]",
+        "lea r8, [rdi + rdx - 64]",
+        "23: movups xmm0, [rsi]",
+        "movups xmm1, [rsi + 16]",
+        "movups xmm2, [rsi + 32]",
+        "movups xmm3, [rsi + 48]",
+        "movups [rdi], xmm0",
+        "movups [rdi + 16], xmm1",
+        "movups [rdi + 32], xmm2",
+        "movups [rdi + 48], xmm3",
+        "add rsi, 64",
+        "add rdi, 64",
+        "sub rdx, 64",
+        "cmp rdx, 64",
+        "ja 23b",
+        "movups [r8], xmm4",
+        "movups [r8 + 16], xmm5",
+        "movups [r8 + 32], xmm6",
+        "movups [r8 + 48], xmm7",
+        "xor eax, eax",
+        "ret",
+        "24: mov rcx, rdx",
+        "rep movsb",
+        "xor eax, eax",
+        "ret",
+        // Fewer than 16.
+        "20: cmp edx, 8",
+        "jb 25f",
+        "mov rax, [rsi]",
+        "mov rcx, [rsi + rdx - 8]",
+        "mov [rdi], rax",
+        "mov [rdi + rdx - 8], rcx",
+        "xor eax, eax",
+        "ret",
+        "25: cmp edx, 4",
+        "jb 26f",
+        "mov eax, [rsi]",
+        "mov ecx, [rsi + rdx - 4]",
+        "mov [rdi], eax",
+        "mov [rdi + rdx - 4], ecx",
+        "xor eax, eax",
+        "ret",
+        "26: test edx, edx",
+        "jz 28f",
+        "27: movzx eax, byte ptr [rsi]",
+        "mov [rdi], al",
+        "inc rsi",
+        "inc rdi",
+        "dec edx",
+        "jnz 27b",
+        "28: xor eax, eax",
+        "ret",
+        ".size uiw_recover_copy, . - uiw_recover_copy",
+        ".globl uiw_recover_exchange",
+        ".hidden uiw_recover_exchange",
+        ".type uiw_recover_exchange,@function",
+        ".p2align 5",
+        "uiw_recover_exchange:",
+        "mov rax, [rsi]",
+        "lock cmpxchg [rdi], rdx",
+        "jne 30f",
+        "xor eax, eax",
+        "ret",
+        "30: mov [rsi], rax",
+        "mov eax, 2",
+        "ret",
+        ".size uiw_recover_exchange, . - uiw_recover_exchange",
+        ".hidden uiw_recover_end",
+        ".globl uiw_recover_end",
+        "uiw_recover_end:",
+        // Where a routine goes on when memory is not there.
+        ".hidden uiw_recover_gone",
+        ".globl uiw_recover_gone",
+        "uiw_recover_gone:",
+        "mov eax, 1",
+        "ret",
+        ".popsection",
+        string_from = sym STRING_FROM,
+    );
+}
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux", not(miri))))]
+mod arch {
+    use core::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+    pub(super) unsafe fn uiw_recover_store(dst: *mut u8, src: *const u8, len: usize) -> u32 {
+        // SAFETY: the caller's promise; the memory is there, as nothing recovers.
+        unsafe { crate::copy::store(dst, src, len) };
+        0
+    }
+
+    pub(super) unsafe fn uiw_recover_load(dst: *mut u8, src: *const u8, len: usize) -> u32 {
+        // SAFETY: as above.
+        unsafe { crate::copy::load(dst, src, len) };
+        0
+    }
+
+    pub(super) unsafe fn uiw_recover_copy(dst: *mut u8, src: *const u8, len: usize) -> u32 {
+        // SAFETY: as above.
+        unsafe { dst.copy_from_nonoverlapping(src, len) };
+        0
+    }
+
+    pub(super) unsafe fn uiw_recover_exchange(cell: *mut u64, old: *mut u64, new: u64) -> u32 {
+        // SAFETY: as above; the cell is aligned.
+        unsafe {
+            match AtomicU64::from_ptr(cell).compare_exchange(*old, new, SeqCst, SeqCst) {
+                Ok(_) => 0,
+                Err(found) => {
+                    *old = found;
+                    2
+                }
+            }
+        }
+    }
+
+    pub(super) fn prepare() {}
+
+    pub(super) unsafe fn recover(_: *mut libc::c_void) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every alignment of both sides, every length around the edges: the right bytes and no others.
+    #[test]
+    fn copies_exactly() {
+        for string in [false, true] {
+            if string {
+                prepare();
+            }
+            let lens = (0..140).chain([511, 512, 1000, 1023, 1024, 1025, 1031, 1032, 1033, 1040, 1041, 4097]);
+            let source: Vec<u8> = (0..5000u32).map(|i| (i * 7 + i / 251) as u8).collect();
+            for len in lens {
+                for from in 0..9 {
+                    for to in 0..9 {
+                        for how in [store, load, copy] {
+                            let mut got = vec![0xAAu8; len + 24];
+                            // SAFETY: both ranges lie in their vectors.
+                            assert!(unsafe { how(got.as_mut_ptr().add(to), source.as_ptr().add(from), len) });
+                            assert_eq!(
+                                &got[to..to + len],
+                                &source[from..from + len],
+                                "{len}: {from} to {to}"
+                            );
+                            assert!(got[..to].iter().chain(&got[to + len..]).all(|&o| o == 0xAA));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn updates_are_atomic() {
+        let cell = std::sync::atomic::AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..10_000 {
+                        // SAFETY: a cell that is accessed atomically alone.
+                        unsafe { update(cell.as_ptr(), STag(1), |old| old + 1) }.unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(cell.into_inner(), 40_000);
+    }
+
+    #[cfg(all(target_arch = "x86_64", target_os = "linux", not(miri)))]
+    mod faults {
+        use super::*;
+        use std::sync::Once;
+
+        extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+            // SAFETY: the context of this signal.
+            if !unsafe { recover(context) } {
+                std::process::abort();
+            }
+        }
+
+        fn install() {
+            static ONCE: Once = Once::new();
+            ONCE.call_once(|| {
+                // SAFETY: a handler that touches its own context alone; a structure of zeros but for what is set.
+                unsafe {
+                    let mut action: libc::sigaction = std::mem::zeroed();
+                    action.sa_sigaction = handler as *const () as usize;
+                    action.sa_flags = libc::SA_SIGINFO;
+                    for signal in [libc::SIGSEGV, libc::SIGBUS] {
+                        assert_eq!(libc::sigaction(signal, &raw const action, std::ptr::null_mut()), 0);
+                    }
+                }
+                prepare();
+            });
+        }
+
+        /// Two pages, of which the second one may not be accessed as `protection` says.
+        fn pages(protection: libc::c_int) -> *mut u8 {
+            install();
+            let both = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: a new mapping, whose second page nothing uses yet.
+            unsafe {
+                let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                let at = libc::mmap(std::ptr::null_mut(), 8192, both, flags, -1, 0);
+                assert_ne!(at, libc::MAP_FAILED);
+                assert_eq!(libc::mprotect(at.byte_add(4096), 4096, protection), 0);
+                at.cast()
+            }
+        }
+
+        #[test]
+        fn memory_that_is_not_there_is_an_error() {
+            let at = pages(libc::PROT_NONE);
+            let mut private = vec![7u8; 5000];
+            for len in [1, 3, 8, 15, 17, 40, 64, 100, 1500, 4000] {
+                for beyond in [1, len / 2 + 1, len] {
+                    let start = at.wrapping_add(4096 + beyond - len);
+                    // SAFETY: the private side is there; the other one need not be.
+                    unsafe {
+                        assert!(!store(start, private.as_ptr(), len), "{len} {beyond}");
+                        assert!(!load(private.as_mut_ptr(), start, len));
+                        assert!(!copy(start, private.as_ptr(), len));
+                        assert!(!copy(private.as_mut_ptr(), start, len));
+                    }
+                }
+            }
+            let cell = at.wrapping_add(4096).cast();
+            // SAFETY: aligned, and need not be there.
+            assert!(unsafe { update(cell, STag(1), |old| old + 1) }.is_err());
+            assert!(is_accessible(at.addr(), true) && !is_accessible(at.addr() + 4096, false));
+        }
+
+        #[test]
+        fn what_may_only_be_read_is_an_error_to_write() {
+            let at = pages(libc::PROT_READ);
+            let second = at.wrapping_add(4096);
+            let mut private = [7u8; 64];
+            // SAFETY: as above.
+            unsafe {
+                assert!(load(private.as_mut_ptr(), second, 64));
+                assert!(!store(second, private.as_ptr(), 64) && !copy(second, private.as_ptr(), 64));
+                assert!(update(second.cast(), STag(1), |old| old).is_err());
+            }
+            assert!(is_accessible(second.addr(), false) && !is_accessible(second.addr(), true));
+        }
+    }
+}
