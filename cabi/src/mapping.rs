@@ -20,8 +20,8 @@ use uiw_mem::{Discards, recover};
 
 /// The registered ranges of a process.
 ///
-/// Allocators change mappings with their locks held, so this lock is a leaf: whoever has it allocates nothing and frees nothing, waits for no
-/// other lock, and nobody parks at it, as parking may allocate.
+/// Allocators change mappings with their locks held, so this lock is a leaf: its holder allocates nothing and frees nothing, waits for no
+/// other lock, and no thread parks at it, as parking may allocate.
 struct Table {
     /// The thread that has the lock, or 0. A signal handler that unmaps memory on this thread finds it held.
     owner: AtomicUsize,

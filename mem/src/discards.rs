@@ -8,7 +8,7 @@ use core::{
 /// Bytes of a page here: no system has smaller ones, and larger ones are several of these.
 const PAGE: usize = 4096;
 
-/// The pages of one [`crate::Memory::foreign`] that were given up. Shared by every region, window and registration of this memory, and by whoever
+/// The pages of one [`crate::Memory::foreign`] that were given up. Shared by every region, window and registration of this memory, and by the code that
 /// observes the program's mappings.
 ///
 /// Pages are given up in the midst of allocators, whose locks are held then: nothing here allocates after construction, or waits.
@@ -31,7 +31,7 @@ impl Discards {
         Self { any: AtomicBool::new(false), first: pages.start, len: pages.len(), pages: bits }
     }
 
-    /// The pages that have addresses of `range` are gone for good. Who finds them unmarked afterwards has a pin already.
+    /// The pages that have addresses of `range` are gone for good. A thread that found them unmarked has a pin already.
     pub fn add(&self, range: &Range<usize>) {
         let mut any = false;
         self.each_word(range, |word, mask| {
