@@ -4,6 +4,13 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use uiw_datagram::{MULTICAST_PORT, Qpn};
 
 /// The way to a host or to a multicast group: from one of our addresses to one of theirs (`ibv_ah`).
+///
+/// ```
+/// use uiw_verbs::AddressHandle;
+/// let way = AddressHandle::new("10.0.0.1".parse()?, "10.0.0.2".parse()?, 0);
+/// # let _ = way;
+/// # Ok::<(), std::net::AddrParseError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddressHandle {
     local: IpAddr,
@@ -33,6 +40,14 @@ impl AddressHandle {
 }
 
 /// The queue pair that a datagram goes to.
+///
+/// ```
+/// use uiw_verbs::{AddressHandle, Destination, SendOp};
+/// # let here = std::net::Ipv4Addr::LOCALHOST.into();
+/// let peer = AddressHandle::new(here, here, 0);
+/// let to = Destination { ah: peer, qpn: 0x12_3401, qkey: 0x1111 };
+/// # let _ = to;
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Destination {
     /// The host, or the group.

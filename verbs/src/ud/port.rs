@@ -16,6 +16,22 @@ use uiw_llp::Token;
 
 /// A UDP port at every address of a network device, with the 256 queue pair numbers that name it. It closes when it and its queue pairs
 /// are dropped.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let end = End::new()?;
+/// use uiw_verbs::{DatagramPort, QpInit, QpState};
+/// let port = DatagramPort::bind(&end.device, &["127.0.0.1:0".parse()?], end.cq.shard(), 1024)?;
+/// let qp = end.pd.create_ud_qp(QpInit::new(&end.cq, &end.cq), &port)?;
+/// qp.set_qkey(0x1111)?;
+/// for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+///     qp.modify(state)?;
+/// }
+/// assert_eq!(qp.num() >> 8, port.number().into());
+/// # Ok(())
+/// # }
+/// ```
 pub struct DatagramPort {
     driver: Arc<Driver>,
     token: Token,
