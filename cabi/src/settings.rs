@@ -96,6 +96,12 @@ pub const VARIABLES: &[Variable] = &[
         set: |s, v| switch(v).map(|on| s.acknowledged = Some(on)),
     },
     Variable {
+        name: "UIW_UD",
+        values: "on or off",
+        what: "offer unreliable datagrams between uiw peers (default: on in personas roce and ib)",
+        set: |s, v| switch(v).map(|on| s.ud = Some(on)),
+    },
+    Variable {
         name: "UIW_SHARDS",
         values: "a number from 1 to 64",
         what: "how many threads can move bytes at the same time (default: the process's cores, at most 8)",
@@ -110,7 +116,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "UIW_QP_PORTS",
         values: "LO-HI",
-        what: "TCP ports that out-of-band connected queue pairs listen on, for firewalls",
+        what: "TCP and UDP ports of queue pairs that are connected out of band or send datagrams, for firewalls",
         set: |s, v| ports(v).map(|range| s.qp_ports = Some(range)),
     },
     Variable {
@@ -178,6 +184,8 @@ pub struct Settings {
     pub conn: ConnOptions,
     /// Acknowledged completion, if set.
     pub acknowledged: Option<bool>,
+    /// Unreliable datagrams, if set.
+    pub ud: Option<bool>,
     /// Shards of the device, if set.
     pub shards: Option<usize>,
     /// Ports of out-of-band connected queue pairs.
@@ -233,6 +241,12 @@ impl Settings {
     #[must_use]
     pub fn acknowledged(&self) -> bool {
         self.acknowledged.unwrap_or(self.persona != Persona::Iwarp)
+    }
+
+    /// Whether programs can have UD queue pairs.
+    #[must_use]
+    pub fn offers_ud(&self) -> bool {
+        self.ud.unwrap_or(self.persona != Persona::Iwarp)
     }
 }
 
@@ -321,6 +335,7 @@ mod tests {
         assert!(read("UIW_STABLE_TX", "1").unwrap().conn.stable_tx);
         assert_eq!(read("UIW_CONGESTION", "bbr").unwrap().conn.stream.congestion.as_deref(), Some("bbr"));
         assert_eq!(read("UIW_ACK", "on").unwrap().acknowledged, Some(true));
+        assert_eq!(read("UIW_UD", "on").unwrap().ud, Some(true));
         assert_eq!(read("UIW_QP_PORTS", "7000-7010").unwrap().qp_ports, Some(7000..=7010));
         assert_eq!(read("UIW_LID_MAP", "/m").unwrap().lid_map, Some("/m".into()));
         assert_eq!(read("UIW_PORT_OFFSET", "-12").unwrap().port_offset, -12);
