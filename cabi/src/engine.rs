@@ -85,7 +85,8 @@ impl Engine {
         }
         let settings = Settings::get()?;
         let stack = self.stack(settings)?;
-        let limits = Limits::default().max_rd_atomic(MAX_RD_ATOMIC);
+        let asked = settings.ird.max(settings.ord).unwrap_or(0);
+        let limits = Limits::default().max_rd_atomic(MAX_RD_ATOMIC.max(asked));
         // Threads are started with the mask of this thread: the program's signals are for the program's own threads.
         let held = Held::new();
         let device = Device::with_stack(

@@ -8,7 +8,9 @@ use crate::persona::Persona;
 use std::env;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::OnceLock;
+use std::time::Duration;
 use uiw_llp::Spec;
 use uiw_llp::fault::{Faults, Flip, Split};
 use uiw_verbs::{ConnOptions, FpduSize, Revision};
@@ -78,6 +80,25 @@ pub const VARIABLES: &[Variable] = &[
             s.conn.stream.congestion = Some(v.to_owned());
             Ok(())
         },
+    },
+    Variable {
+        name: "UIW_DEAD_AFTER",
+        values: "a time such as 20s, 5m or 1h; 0 is the system's own",
+        what: "after how long without any acknowledgement a peer is dead (default: from the queue pair's timeout and retry_cnt, \
+               at least 20s; without them 60s)",
+        set: |s, v| v.parse().map(|time| s.dead_after = Some(time)),
+    },
+    Variable {
+        name: "UIW_ORD",
+        values: "a number from 1 to 16382",
+        what: "most Reads and atomics that this end has outstanding; never more than the peer takes (default: what the program asks for)",
+        set: |s, v| depth(v).map(|number| s.ord = Some(number)),
+    },
+    Variable {
+        name: "UIW_IRD",
+        values: "a number from 1 to 16382",
+        what: "Reads and atomics that the peer may have outstanding here (default: what the program asks for)",
+        set: |s, v| depth(v).map(|number| s.ird = Some(number)),
     },
     Variable {
         name: "UIW_LLP",
@@ -182,6 +203,12 @@ pub struct Settings {
     pub llp: Spec,
     /// Options of every connection.
     pub conn: ConnOptions,
+    /// After how long a silent peer is dead, if set.
+    pub dead_after: Option<DeadAfter>,
+    /// ORD, if set.
+    pub ord: Option<u16>,
+    /// IRD, if set.
+    pub ird: Option<u16>,
     /// Acknowledged completion, if set.
     pub acknowledged: Option<bool>,
     /// Unreliable datagrams, if set.
@@ -204,7 +231,57 @@ pub struct Settings {
     pub log: Option<String>,
 }
 
+/// After how long without any acknowledgement a peer is dead: `20s`, `5m`, `1h`, or `0` for the system's own time.
+///
+/// ```
+/// use std::time::Duration;
+/// use uiw_cabi::settings::DeadAfter;
+/// assert_eq!("5m".parse(), Ok(DeadAfter(Some(Duration::from_secs(300)))));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeadAfter(pub Option<Duration>);
+
+impl FromStr for DeadAfter {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        // The longest that the kernel can watch an idle connection for.
+        const LONGEST: u64 = 65_534;
+        let rule = "expected a time from 2s to 65534s such as 20s, 5m or 1h, or 0";
+        if text == "0" {
+            return Ok(Self(None));
+        }
+        let (at, unit) = text.char_indices().next_back().ok_or(rule)?;
+        let unit = match unit {
+            's' => 1,
+            'm' => 60,
+            'h' => 3600,
+            _ => return Err(rule),
+        };
+        let seconds =
+            text[..at].parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or(rule)?;
+        if (2..=LONGEST).contains(&seconds) {
+            Ok(Self(Some(Duration::from_secs(seconds))))
+        } else {
+            Err(rule)
+        }
+    }
+}
+
+/// Without [`DeadAfter`] and attributes of the queue pair.
+const DEAD_AFTER: Duration = Duration::from_secs(60);
+/// The least time that follows from attributes. Those of InfiniBand are made for a network that loses next to nothing: TCP alone needs
+/// seconds to recover from losses in a row.
+const MIN_DEAD_AFTER: Duration = Duration::from_secs(20);
+
 impl Settings {
+    /// After how long without any acknowledgement a peer is dead, for a queue pair whose attributes give up after `retries`.
+    #[must_use]
+    pub fn dead_after(&self, retries: Option<Duration>) -> Option<Duration> {
+        let default = || Some(retries.map_or(DEAD_AFTER, |time| time.max(MIN_DEAD_AFTER)));
+        self.dead_after.map_or_else(default, |DeadAfter(time)| time)
+    }
+
     /// The process's settings; the first call starts the log. A bad value is reported once on standard error.
     ///
     /// # Errors
@@ -247,6 +324,13 @@ impl Settings {
     #[must_use]
     pub fn offers_ud(&self) -> bool {
         self.ud.unwrap_or(self.persona != Persona::Iwarp)
+    }
+}
+
+fn depth(text: &str) -> std::result::Result<u16, &'static str> {
+    match text.parse::<u16>() {
+        Ok(number @ 1..=0x3FFE) => Ok(number),
+        _ => Err("expected a number from 1 to 16382"),
     }
 }
 
@@ -334,6 +418,9 @@ mod tests {
         assert_eq!(read("UIW_FPDU", "1424").unwrap().conn.fpdu, FpduSize::Fixed(1424));
         assert!(read("UIW_STABLE_TX", "1").unwrap().conn.stable_tx);
         assert_eq!(read("UIW_CONGESTION", "bbr").unwrap().conn.stream.congestion.as_deref(), Some("bbr"));
+        assert_eq!(read("UIW_DEAD_AFTER", "0").unwrap().dead_after, Some(DeadAfter(None)));
+        assert_eq!(read("UIW_ORD", "1024").unwrap().ord, Some(1024));
+        assert_eq!(read("UIW_IRD", "16382").unwrap().ird, Some(0x3FFE));
         assert_eq!(read("UIW_ACK", "on").unwrap().acknowledged, Some(true));
         assert_eq!(read("UIW_UD", "on").unwrap().ud, Some(true));
         assert_eq!(read("UIW_QP_PORTS", "7000-7010").unwrap().qp_ports, Some(7000..=7010));
@@ -350,12 +437,28 @@ mod tests {
     }
 
     #[test]
+    fn dead_peers_are_given_up_by_attributes_unless_the_variable_is_set() {
+        let (seconds, unset) = (Duration::from_secs, Settings::default());
+        assert_eq!(unset.dead_after(None), Some(seconds(60)));
+        assert_eq!(unset.dead_after(Some(seconds(8))), Some(seconds(20)));
+        assert_eq!(unset.dead_after(Some(seconds(400))), Some(seconds(400)));
+        assert_eq!(read("UIW_DEAD_AFTER", "5m").unwrap().dead_after(Some(seconds(8))), Some(seconds(300)));
+        assert_eq!(read("UIW_DEAD_AFTER", "0").unwrap().dead_after(Some(seconds(8))), None);
+    }
+
+    #[test]
     fn bad_values_are_named_with_their_rule() {
         for (name, value) in [
             ("UIW_PERSONA", "quantum"),
             ("UIW_CRC", "maybe"),
             ("UIW_MPA_REVISION", "3"),
             ("UIW_FPDU", "127"),
+            ("UIW_ORD", "0"),
+            ("UIW_IRD", "16383"),
+            ("UIW_DEAD_AFTER", "20"),
+            ("UIW_DEAD_AFTER", "1s"),
+            ("UIW_DEAD_AFTER", "99999h"),
+            ("UIW_DEAD_AFTER", "\u{e9}"),
             ("UIW_QP_PORTS", "9-8"),
             ("UIW_QP_PORTS", "0-8"),
             ("UIW_PORT_OFFSET", "70000"),

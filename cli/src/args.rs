@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
+use uiw_cabi::settings::DeadAfter;
 use uiw_verbs::{ConnOptions, FpduSize, PeerProfile};
 
 /// rping's port, and so the one of `uiw serve`.
@@ -104,7 +105,20 @@ pub(crate) struct ConnArgs {
     /// Congestion control of TCP, such as cubic or bbr
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
+    /// After how long without any acknowledgement the peer is dead, such as 20s or 5m; 0 is the system's time
+    /// [default: 15m; of `uiw serve` 60s]
+    #[arg(long, value_name = "TIME", env = "UIW_DEAD_AFTER", hide_env_values = true)]
+    pub(crate) dead_after: Option<DeadAfter>,
+    /// Reads and atomics that this end may have outstanding, at most as many as the peer takes [default: 1024]
+    #[arg(long, value_name = "N", env = "UIW_ORD", hide_env_values = true, value_parser = clap::value_parser!(u16).range(0..=MAX_DEPTH))]
+    pub(crate) ord: Option<u16>,
+    /// Reads and atomics that the peer may have outstanding here [default: 1024]
+    #[arg(long, value_name = "N", env = "UIW_IRD", hide_env_values = true, value_parser = clap::value_parser!(u16).range(0..=MAX_DEPTH))]
+    pub(crate) ird: Option<u16>,
 }
+
+/// The largest IRD and ORD that RFC 6581 can express.
+const MAX_DEPTH: i64 = 0x3FFE;
 
 impl ConnArgs {
     pub(crate) fn peer_options(&self) -> PeerOptions {
@@ -115,8 +129,17 @@ impl ConnArgs {
             peer: self.peer,
             stable_tx: self.stable_tx,
             congestion: self.congestion.clone(),
+            own: OwnOptions { dead_after: self.dead_after, ord: self.ord, ird: self.ird },
         }
     }
+}
+
+/// Options of one end alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct OwnOptions {
+    pub(crate) dead_after: Option<DeadAfter>,
+    pub(crate) ord: Option<u16>,
+    pub(crate) ird: Option<u16>,
 }
 
 /// Options of a connection as they are sent to the other end, which uses the same in its direction.
@@ -130,6 +153,8 @@ pub(crate) struct PeerOptions {
     pub(crate) stable_tx: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) congestion: Option<String>,
+    #[serde(skip)]
+    pub(crate) own: OwnOptions,
 }
 
 impl Default for PeerOptions {
@@ -141,6 +166,7 @@ impl Default for PeerOptions {
             peer: None,
             stable_tx: false,
             congestion: None,
+            own: OwnOptions::default(),
         }
     }
 }
@@ -157,7 +183,17 @@ impl PeerOptions {
                 None => PeerProfile::Rfc,
             });
         options.stream.congestion.clone_from(&self.congestion);
+        if let Some(DeadAfter(time)) = self.own.dead_after {
+            options.stream.dead_after = time;
+        }
+        options.ord = self.own.ord.unwrap_or(options.ord);
+        options.ird = self.own.ird.unwrap_or(options.ird);
         options
+    }
+
+    /// The peer's, with what this end has for itself.
+    pub(crate) fn at(&self, own: OwnOptions) -> Self {
+        Self { own, ..self.clone() }
     }
 }
 

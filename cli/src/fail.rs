@@ -116,6 +116,12 @@ impl Failure {
         }
     }
 
+    /// The peer, or the path to it, is gone.
+    pub(crate) fn silent(peer: impl fmt::Display, ending: impl fmt::Display) -> Self {
+        let fix = "check the path to the peer; --dead-after or UIW_DEAD_AFTER sets the time";
+        Self::new(Exit::Lost, peer, ending, fix)
+    }
+
     /// A request that ended in error.
     pub(crate) fn completion(peer: impl fmt::Display, wc: &Wc) -> Self {
         let why = match (wc.reason, wc.status) {

@@ -67,6 +67,19 @@ pub(crate) struct Link {
     ending: OnceLock<CloseReason>,
 }
 
+/// A connection that is being set up.
+pub(crate) struct Connecting {
+    half: Half,
+    peer: SocketAddr,
+}
+
+impl Connecting {
+    /// Waits until it is established.
+    pub(crate) fn finish(self) -> Result<Link> {
+        self.half.established(self.peer, Until::NEVER)
+    }
+}
+
 /// With a channel, for callers that wait for its descriptor.
 pub(crate) fn cq_options() -> CqOptions {
     CqOptions { channel: Some(Arc::default()), ..CqOptions::default() }
@@ -98,10 +111,20 @@ impl Half {
         options: &ConnOptions,
         private_data: &[u8],
     ) -> Result<Link> {
+        self.begin(peer, options, private_data)?.finish()
+    }
+
+    /// Begins to connect, so that several connections take the time of one.
+    pub(crate) fn begin(
+        self,
+        peer: SocketAddr,
+        options: &ConnOptions,
+        private_data: &[u8],
+    ) -> Result<Connecting> {
         let options = Arc::new(options.clone());
         cm::connect(&self.qp, None, peer, &options, private_data, &self.channel)
             .map_err(|error| Failure::connecting(peer, &error))?;
-        self.established(peer, Until::NEVER)
+        Ok(Connecting { half: self, peer })
     }
 
     pub(crate) fn accept(
@@ -303,7 +326,12 @@ impl Link {
 
     /// What to say of a completion in error.
     pub(crate) fn failure(&self, wc: &Wc) -> Failure {
-        Failure::completion(self.peer(), wc)
+        let lost = matches!(wc.status, WcStatus::RetryExceeded | WcStatus::Flushed) && wc.reason.is_none();
+        let ending = if lost { self.wait_ending(Duration::from_secs(1)) } else { None };
+        match ending.filter(|ending| ending.silent_for.is_some()) {
+            Some(ending) => Failure::silent(self.peer(), ending),
+            None => Failure::completion(self.peer(), wc),
+        }
     }
 
     /// Closes in order; waits a moment for the peer to do so too.

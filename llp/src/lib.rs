@@ -72,13 +72,13 @@ use std::{
     net::SocketAddr,
     os::fd::{BorrowedFd, OwnedFd},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 pub use clock::Clock;
 pub use datagram::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Outgoing};
 pub use interface::Interface;
-pub use options::{KeepAlive, ListenOptions, OptionError, StreamInfo, StreamOptions};
+pub use options::{ListenOptions, OptionError, StreamInfo, StreamOptions};
 #[cfg(feature = "smoltcp")]
 pub use spec::{Spec, SpecError};
 
@@ -187,6 +187,14 @@ pub trait Stream: Any + Send {
     /// # Errors
     /// `InvalidInput` with an [`OptionError`] when there is none of that name.
     fn set_congestion(&mut self, _name: &str) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Another [`StreamOptions::dead_after`] from now on, for an acceptor that chooses another one than the listener.
+    ///
+    /// # Errors
+    /// The system's, where it refuses.
+    fn set_dead_after(&mut self, _after: Option<Duration>) -> io::Result<()> {
         Ok(())
     }
 

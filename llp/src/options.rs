@@ -13,10 +13,10 @@ use std::{fmt, io, time::Duration};
 pub struct StreamOptions {
     /// Congestion control by the system's name, such as `cubic` or `bbr`; `None` = the system's default.
     pub congestion: Option<String>,
-    /// Probes on an idle connection.
-    pub keep_alive: Option<KeepAlive>,
-    /// How long sent bytes may stay unacknowledged, or the peer's window closed, until the connection is given up.
-    pub user_timeout: Option<Duration>,
+    /// After how long without any acknowledgement the peer counts as dead; `None` is the system's own time. A peer whose window is
+    /// closed acknowledges probes, so it is not dead. A stack gives up an idle connection by itself; for one on which bytes wait for
+    /// an acknowledgement, it either does so too or reports [`StreamInfo::last_ack`], and the caller ends the connection.
+    pub dead_after: Option<Duration>,
     /// Bytes of the send buffer; `None` = the system grows it as needed.
     pub send_buffer: Option<usize>,
     /// Bytes of the receive buffer; `None` = the system grows it as needed.
@@ -32,13 +32,10 @@ pub struct StreamOptions {
 }
 
 impl Default for StreamOptions {
-    /// A dead peer is noticed within 30 s, on an idle connection as well: an unanswered probe after 10 s and again
-    /// after 20 s, when the user time-out counts it as dead.
     fn default() -> Self {
         Self {
             congestion: None,
-            keep_alive: Some(KeepAlive::default()),
-            user_timeout: Some(Duration::from_secs(20)),
+            dead_after: Some(Self::DEAD_AFTER),
             send_buffer: None,
             recv_buffer: None,
             interface: None,
@@ -49,21 +46,9 @@ impl Default for StreamOptions {
     }
 }
 
-/// Probes on an idle connection. With a user time-out as well, that decides when the peer is dead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeepAlive {
-    /// Idle time before the first probe. Whole seconds, at least one.
-    pub idle: Duration,
-    /// Time between probes. Whole seconds, at least one.
-    pub interval: Duration,
-    /// Unanswered probes until the peer counts as dead.
-    pub count: u32,
-}
-
-impl Default for KeepAlive {
-    fn default() -> Self {
-        Self { idle: Duration::from_secs(10), interval: Duration::from_secs(10), count: 3 }
-    }
+impl StreamOptions {
+    /// The default of [`StreamOptions::dead_after`]: 15 minutes, for how long the kernel's TCP retransmits by default.
+    pub const DEAD_AFTER: Duration = Duration::from_secs(15 * 60);
 }
 
 /// Options of a listener.
@@ -123,6 +108,10 @@ pub struct StreamInfo {
     pub retransmits: Option<u32>,
     /// Segments in flight.
     pub unacked: Option<u32>,
+    /// Time since the peer acknowledged last, be it only a probe.
+    pub last_ack: Option<Duration>,
+    /// Probes of an idle connection or a closed window to which no answer has come.
+    pub probes: Option<u32>,
     /// Bytes taken by `send` that were not sent even once.
     pub not_sent: Option<u32>,
     /// Bytes of a segment that we send.

@@ -47,6 +47,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::Instant;
 use uiw_mem::{IoVec, IoVecMut};
 
@@ -324,6 +325,10 @@ impl<H: StreamHooks> Stream for WrappedStream<H> {
 
     fn set_congestion(&mut self, name: &str) -> io::Result<()> {
         self.inner.set_congestion(name)
+    }
+
+    fn set_dead_after(&mut self, after: Option<Duration>) -> io::Result<()> {
+        self.inner.set_dead_after(after)
     }
 
     fn detach(&mut self) -> io::Result<()> {

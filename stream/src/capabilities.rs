@@ -5,6 +5,7 @@
 //! request: STag = magic, TO = capabilities and a nonce. A uiw responder answers with another magic and a function of that nonce,
 //! so that echoed or zero values are not recognised as a uiw peer.
 
+use core::time::Duration;
 use uiw_ddp::STag;
 use uiw_rdmap::Extensions;
 
@@ -86,6 +87,8 @@ pub(crate) struct PeerCaps {
     pub(crate) kind: PeerKind,
     /// To be sent before anything else.
     pub(crate) due: Option<ZeroWrite>,
+    /// How long the initiator waits for the answer.
+    pub(crate) patience: Duration,
     initiator: bool,
     on: bool,
     nonce: u64,
@@ -99,13 +102,13 @@ impl PeerCaps {
             CapabilityExchange::Assume => PeerKind::Capable(Capabilities::RFC_7306),
         };
         let on = mode == CapabilityExchange::On;
-        Self { kind, due: None, initiator, on, nonce: nonce & NONCE_MASK }
+        Self { kind, due: None, patience: Duration::ZERO, initiator, on, nonce: nonce & NONCE_MASK }
     }
 
     /// A stream to itself: both ends have the same capabilities.
     pub(crate) fn loopback() -> Self {
         let kind = PeerKind::Capable(Capabilities::OURS);
-        Self { kind, due: None, initiator: true, on: false, nonce: 0 }
+        Self { kind, due: None, patience: Duration::ZERO, initiator: true, on: false, nonce: 0 }
     }
 
     /// Whether the exchange is not over.

@@ -132,6 +132,16 @@ pub trait Host {
         Err(LocalError::GivenUp)
     }
 
+    /// Completes a request with an error, as the peer does not have the extension that it needs: `missing` says which. Nothing of it
+    /// was sent, and the stream goes on with the next one. As provided, the stream ends.
+    ///
+    /// # Errors
+    /// [`LocalError`].
+    fn refuse(&mut self, id: u32, missing: &'static str) -> Result<(), LocalError> {
+        let _ = id;
+        Err(LocalError::Unsupported(missing))
+    }
+
     /// Places a part of the answer to a Read or an atomic at byte `offset` of the memory of request `id`. The answers come in the
     /// order of the requests.
     ///

@@ -23,6 +23,8 @@ pub(crate) struct Shared {
     pub(crate) initiator: bool,
     /// The time of the call that is being served.
     pub(crate) now: Time,
+    /// When our MPA Request or Reply was sent, on which the peer's Reply or first FPDU follows.
+    pub(crate) startup_sent: Time,
     pub(crate) timers: Timers,
     pub(crate) caps: PeerCaps,
     pub(crate) reads: Reads,

@@ -3,7 +3,7 @@
 use crate::capabilities::PeerCaps;
 use crate::error::{ConnError, StartupFailure};
 use crate::host::Host;
-use crate::receiver::CAPABILITY_TIMEOUT;
+use crate::shared::Shared;
 use crate::stream::{Phase, Stream};
 use crate::timers::Timer;
 use crate::{Config, Established, Event, Time};
@@ -16,6 +16,12 @@ use uiw_mpa::startup::{ConfigError, Initiator, Negotiated, Outcome, Request, Rev
 /// miss the first FPDU.
 pub(crate) const CAPABILITY_REPEATS: u8 = 5;
 const CAPABILITY_INTERVAL: Duration = Duration::from_millis(50);
+/// How long the answer to the capability request is awaited: a second for a peer that is busy, and round trips for TCP to send the request
+/// and the answer again. Its first retransmission comes after about three round trips, the second after six more (RFC 6298).
+const CAPABILITY_PATIENCE: Duration = Duration::from_secs(1);
+const CAPABILITY_ROUND_TRIPS: u32 = 12;
+/// The round trip is taken from start-up, where the peer's application may have taken its time to accept.
+const CAPABILITY_LONGEST: Duration = Duration::from_secs(40);
 
 impl<M> Stream<M> {
     /// TCP is connected: an initiator sends its Request, and a stream to itself is established. A responder does nothing.
@@ -45,6 +51,7 @@ impl<M> Stream<M> {
         match Initiator::new(config, &self.private_data) {
             Ok(initiator) => {
                 self.sender.startup_frame(&initiator.request());
+                self.shared.startup_sent = self.shared.now;
                 self.phase = Phase::AwaitReply(Box::new(initiator));
             }
             Err(error) => self.fail_startup(error.into()),
@@ -160,6 +167,7 @@ impl<M> Stream<M> {
         self.shared.caps = PeerCaps::new(false, config.capabilities, 0);
         self.shared.config = config;
         self.sender.startup_frame(&reply);
+        self.shared.startup_sent = now;
         self.open(negotiated);
         self.report_established(negotiated, peer_ird_ord, theirs);
         Ok(Some(negotiated))
@@ -183,6 +191,7 @@ impl<M> Stream<M> {
     /// Full Operation begins; bytes behind the start-up frame belong to it.
     fn open(&mut self, negotiated: Negotiated) {
         let shared = &mut self.shared;
+        shared.caps.patience = shared.capability_patience();
         shared.reads.ird = negotiated.ird;
         shared.reads.ord = negotiated.ord;
         shared.reads.acks.on = shared.config.acknowledged && negotiated.ord > 0;
@@ -217,7 +226,7 @@ impl<M> Stream<M> {
             shared.caps.due = Some(shared.caps.request());
             let repeats = CAPABILITY_INTERVAL * u32::from(CAPABILITY_REPEATS);
             let wait = match self.capability_repeats {
-                0 => CAPABILITY_TIMEOUT.saturating_sub(repeats),
+                0 => shared.caps.patience.saturating_sub(repeats),
                 _ => CAPABILITY_INTERVAL,
             };
             shared.timers.set(Timer::Capabilities, shared.now, wait);
@@ -247,5 +256,15 @@ impl<M> Stream<M> {
     pub(crate) fn fail_startup(&mut self, failure: StartupFailure) {
         self.shared.events.push_back(Event::Failed(failure));
         self.reset();
+    }
+}
+
+impl Shared {
+    /// How long to wait for the capability exchange, when the peer's answer to our start-up frame has come.
+    pub(crate) fn capability_patience(&self) -> Duration {
+        let round_trip = self.now.as_nanos().saturating_sub(self.startup_sent.as_nanos());
+        let wait =
+            CAPABILITY_PATIENCE + Duration::from_nanos(round_trip).saturating_mul(CAPABILITY_ROUND_TRIPS);
+        wait.min(CAPABILITY_LONGEST)
     }
 }

@@ -112,6 +112,7 @@ impl<M> Stream<M> {
             config,
             initiator,
             now,
+            startup_sent: now,
             timers,
             caps,
             reads: Reads::new(sink),

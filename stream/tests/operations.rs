@@ -4,6 +4,7 @@ mod common;
 
 use common::{MEMORY, Pair, at, config_with, pattern};
 use proptest::prelude::*;
+use std::time::Duration;
 use uiw_ddp::STag;
 use uiw_stream::{CapabilityExchange, Config, FpduSize, Op, PeerKind, Received, ReceivedKind};
 
@@ -294,11 +295,16 @@ fn extensions_are_used_where_the_peer_has_them() {
         let mut pair = Pair::open(off(), off());
         let id = pair.ends[0].post(op, &[1; 8]);
         pair.run();
-        let ended = pair.ends[0].ended.as_ref().expect("ended");
-        assert_eq!(ended.named, uiw_stream::Named::Request(id));
-        assert!(ended.error.to_string().starts_with("the peer does not support "), "{}", ended.error);
-        assert_eq!(pair.ends[1].terminated_by_peer(), uiw_rdmap::TerminateReason::LocalCatastrophic);
-        pair.assert_over();
+        let [(refused, missing)] = pair.ends[0].host.refused[..] else { panic!("not refused") };
+        assert_eq!(refused, id);
+        assert!(!missing.is_empty());
+        // Nothing of it was sent, and the stream goes on.
+        pair.receives(1, 1, 64);
+        pair.ends[0].post(Op::Send, b"behind it");
+        pair.run();
+        pair.ends[0].host.assert_all_completed();
+        assert_eq!(pair.ends[1].host.received.len(), 1);
+        pair.assert_established();
     }
 }
 
@@ -326,4 +332,45 @@ fn the_sink_of_reads_names_no_memory() {
     let sink = u32::from_be_bytes(request[2 + 18..][..4].try_into().unwrap());
     assert_eq!(STag(sink), pair.ends[0].stream.sink());
     assert_ne!(STag(sink), MEMORY);
+}
+
+/// On a path whose round trip takes longer than a second, the answer to the capability request is awaited.
+#[test]
+fn the_answer_to_the_capability_request_is_awaited_for_round_trips() {
+    for millis in [1, 600, 1500, 3000] {
+        let one_way = Duration::from_millis(millis);
+        let mut pair = Pair::new(Config::default(), Config::default());
+        let id = pair.ends[0].post(Op::SendImm { imm: 7 }, b"early");
+        pair.receives(1, 1, 64);
+        // Request, Reply, the request for capabilities, its answer, the Send.
+        for leg in 0..5 {
+            let from = leg % 2;
+            let (bytes, _) = pair.ends[from].transmit(usize::MAX, pair.now);
+            pair.delay(one_way);
+            pair.ends[1 - from].incoming.extend(bytes);
+            pair.receive(1 - from, usize::MAX);
+        }
+        pair.assert_established();
+        assert!(pair.ends[0].host.refused.is_empty(), "request {id} at {millis} ms");
+        assert_eq!(pair.ends[1].host.received.len(), 1, "{millis} ms");
+    }
+}
+
+/// A peer that takes our request and says nothing.
+#[test]
+fn a_silent_peer_fails_the_request_alone() {
+    let mut pair =
+        Pair::new(Config::default(), config_with(|config| config.capabilities = CapabilityExchange::Off));
+    let id = pair.ends[0].post(Op::SendImm { imm: 7 }, b"never");
+    pair.ends[0].post(Op::Send, b"behind it");
+    pair.receives(1, 1, 64);
+    pair.run();
+    assert!(pair.ends[0].host.refused.is_empty(), "too early");
+    for _ in 0..20 {
+        pair.advance(Duration::from_millis(100));
+    }
+    assert_eq!(pair.ends[0].host.refused.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [id]);
+    pair.ends[0].host.assert_all_completed();
+    assert_eq!(pair.ends[1].host.received.len(), 1);
+    pair.assert_established();
 }

@@ -79,11 +79,12 @@ conn_options! {
     peer_to_peer: bool = true,
     /// RTR kinds offered. Default: all.
     rtr: RtrKinds = RtrKinds::ALL,
-    /// Reads and atomics that the peer may have outstanding here. Default: 128; at most [`Limits::max_rd_atomic`].
-    ird: u16 = 128,
-    /// Reads and atomics that this end may have outstanding. Default: 128; at most [`Limits::max_rd_atomic`], and never more than the
-    /// peer's IRD.
-    ord: u16 = 128,
+    /// Reads and atomics that the peer may have outstanding here. Default: 1,024; at most [`Limits::max_rd_atomic`]. Memory for them is
+    /// taken when they come.
+    ird: u16 = 1024,
+    /// Reads and atomics that this end may have outstanding. Default: 1,024; at most [`Limits::max_rd_atomic`], and never more than the
+    /// peer's IRD, or 128 towards a peer that announces none.
+    ord: u16 = 1024,
     /// FPDU size. Default: [`FpduSize::Auto`].
     fpdu: FpduSize = FpduSize::Auto,
     /// The exchange of capabilities with uiw peers (ARCHITECTURE.md, "Capability exchange"). Default: on.
@@ -117,6 +118,28 @@ conn_options! {
     /// The TCP connection. One that is accepted has been made with the listener's; only another congestion control can still
     /// be had then. Default: [`StreamOptions::default`].
     stream: StreamOptions = StreamOptions::default(),
+}
+
+/// Defines an option that is kept in [`ConnOptions::stream`], for both.
+macro_rules! dead_after {
+    ($($of:ident: $($field:ident).+;)*) => {$(
+        impl $of {
+            /// After how long without any acknowledgement the peer counts as dead, which ends the connection: on a busy connection, and on
+            /// an idle one by probes. A peer that acknowledges but receives nothing, as it is busy, is not dead. Default: 15 minutes;
+            /// `None` is the system's own time. On the kernel's TCP a longer time than the kernel's (`tcp_retries2`, about 15 minutes) has no
+            /// effect while bytes wait for an acknowledgement.
+            #[must_use]
+            pub fn dead_after(mut self, time: impl Into<Option<Duration>>) -> Self {
+                self.$($field).+.dead_after = time.into();
+                self
+            }
+        }
+    )*};
+}
+
+dead_after! {
+    ConnOptions: stream;
+    ConnSettings: options.stream;
 }
 
 impl ConnOptions {

@@ -6,6 +6,7 @@ use crate::boundary::Result;
 use crate::cm::id::{Options, State};
 use crate::engine::MAX_RD_ATOMIC;
 use crate::errno::Errno;
+use crate::oob::acknowledgement_time;
 use crate::settings::Settings;
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -23,12 +24,16 @@ const REFUSED_RETRY_TIME: Duration = Duration::from_millis(200);
 pub(crate) fn conn_options(set: Options, ird: u8, ord: u8) -> Result<Arc<ConnOptions>> {
     let settings = Settings::get()?;
     let mut options = settings.conn.clone();
-    (options.ird, options.ord) = (ird.into(), ord.into());
+    (options.ird, options.ord) = (settings.ird.unwrap_or(ird.into()), settings.ord.unwrap_or(ord.into()));
     if settings.acknowledged() {
         // Every Write and Send is followed by a Read of no bytes, which both sides must have room for.
         options.acknowledged = true;
         (options.ird, options.ord) = (options.ird.max(1), options.ord.max(1));
     }
+    // rdma_cm has the retries with the connection's parameters, and brings queue pairs to RTS with the most where they are not given.
+    const RETRIES: u8 = 7;
+    let attributes = set.ack_timeout.and_then(|timeout| acknowledgement_time(timeout, RETRIES));
+    options.stream.dead_after = settings.dead_after(attributes);
     options.refused_retry_time = REFUSED_RETRY_TIME;
     options.stream.tos = set.tos;
     options.stream.v6_only = set.v6_only;

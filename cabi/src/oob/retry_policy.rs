@@ -1,6 +1,8 @@
 //! How long an out-of-band connected queue pair waits, from InfiniBand's attributes.
 
+use crate::settings::Settings;
 use std::time::Duration;
+use uiw_verbs::Qp;
 
 /// Time-outs of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,27 +11,43 @@ pub(crate) struct RetryPolicy {
     pub(super) connection: Option<Duration>,
     /// An inbound Send for a receive.
     pub(super) receive: Duration,
+    /// What the attributes say for acknowledgements: local ACK time-out and retries. `None` = nothing.
+    pub(super) acknowledgement: Option<Duration>,
 }
 
 impl RetryPolicy {
     /// Before the attributes of RTS are known.
-    pub(super) const UNLIMITED: Self = Self { connection: None, receive: Duration::MAX };
+    pub(super) const UNLIMITED: Self =
+        Self { connection: None, receive: Duration::MAX, acknowledgement: None };
 
     /// Connecting needs more time than a lost packet on InfiniBand: TCP's own, and the second that the other end waits.
     const MIN_CONNECTION: Duration = Duration::from_secs(3);
 
     /// From the attributes of InfiniBand: local ACK time-out, retries, and the same for receivers that are not ready.
     pub(crate) fn new(timeout: u8, retry_cnt: u8, min_rnr_timer: u8, rnr_retry: u8) -> Self {
-        let connection = (timeout != 0).then(|| {
-            let once = Duration::from_nanos(4096 << (timeout & 31).min(40));
-            (once * (u32::from(retry_cnt & 7) + 1)).max(Self::MIN_CONNECTION)
-        });
+        let acknowledgement = acknowledgement_time(timeout, retry_cnt);
+        let connection = acknowledgement.map(|time| time.max(Self::MIN_CONNECTION));
         let receive = match rnr_retry & 7 {
             7 => Duration::MAX,
             times => rnr_delay(min_rnr_timer) * (u32::from(times) + 1),
         };
-        Self { connection, receive }
+        Self { connection, receive, acknowledgement }
     }
+
+    /// Sets the time-outs of a queue pair that is connected.
+    pub(super) fn apply(&self, qp: &Qp) {
+        // A connection that has ended meanwhile needs none.
+        let _ = qp.set_no_receive_timeout(self.receive);
+        if let Ok(settings) = Settings::get() {
+            let _ = qp.set_dead_after(settings.dead_after(self.acknowledgement));
+        }
+    }
+}
+
+/// How long InfiniBand waits for an acknowledgement, retries included; `None` = without limit.
+pub(crate) fn acknowledgement_time(timeout: u8, retry_cnt: u8) -> Option<Duration> {
+    let once = Duration::from_nanos(4096 << (timeout & 31));
+    (timeout & 31 != 0).then(|| once * (u32::from(retry_cnt & 7) + 1))
 }
 
 /// The delay behind a value of `min_rnr_timer`, in steps of ten microseconds (InfiniBand Architecture, table "RNR NAK timer").

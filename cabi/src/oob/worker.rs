@@ -78,9 +78,10 @@ impl Worker {
             // Revision 2 alone carries IRD, ORD and the right to send first.
             .revision(Revision::Two)
             .peer_to_peer(true)
-            .ird(limit)
-            .ord(limit)
+            .ird(settings.ird.unwrap_or(limit))
+            .ord(settings.ord.unwrap_or(limit))
             .acknowledged(settings.acknowledged())
+            .dead_after(settings.dead_after(None))
             .outlives_peer(true)
             // As on InfiniBand, a Send waits for its receive.
             .no_receive_timeout(Duration::MAX);
@@ -149,7 +150,7 @@ impl Worker {
         state.policy = policy;
         state.target.begins = psn.map(|psn| psn & 0xFF_FFFF).or(state.target.begins);
         if let Phase::Established(_) = state.phase {
-            let _ = state.qp.set_no_receive_timeout(policy.receive);
+            state.policy.apply(&state.qp);
         }
     }
 
@@ -235,7 +236,7 @@ impl Worker {
         }
         state.phase = Phase::Established(conn);
         state.gives_up = None;
-        let _ = state.qp.set_no_receive_timeout(state.policy.receive);
+        state.policy.apply(&state.qp);
         self.tables.lock().unconnected.remove(&number);
         true
     }

@@ -107,16 +107,34 @@ impl Tail {
     }
 }
 
-/// Measures `slices` times.
+/// How a comparison is divided.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slices {
+    pub(crate) count: usize,
+    /// `None`: as long as the path needs.
+    pub(crate) time: Option<Duration>,
+}
+
+/// How long a slice is on a path: every slice begins with a new connection, whose congestion window takes some ten round trips to grow.
+fn slice_time(round_trip: Duration) -> Duration {
+    const LEAST: Duration = Duration::from_millis(200);
+    const ROUND_TRIPS: u32 = 50;
+    (round_trip * ROUND_TRIPS).max(LEAST)
+}
+
+/// Measures alternately.
 pub(crate) fn compare(
     device: &Device,
     pd: &Pd,
     peer: SocketAddr,
     plan: &Plan,
-    slices: usize,
+    Slices { count: slices, time }: Slices,
     progress: &mut Progress,
 ) -> Result<Comparison> {
-    let (raw, _raw_link) = Client::open(device, pd, peer, plan.peer_options.congestion.as_deref())?;
+    let (raw, raw_link) = Client::open(device, pd, peer, plan.peer_options.congestion.as_deref())?;
+    let round_trip = raw_link.qp.path().and_then(|path| path.stream.min_rtt_us).unwrap_or(0);
+    let time = time.unwrap_or_else(|| slice_time(Duration::from_micros(round_trip.into())));
+    let plan = &Plan { time, ..plan.clone() };
     let bench = Bench { device, pd, peer, plan, raw };
     let raw_size = bench.raw_size(TRIES.min(slices))?;
     let mut last = None;
@@ -249,6 +267,12 @@ fn cpu(slices: &[Slice]) -> Cpu {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slices_are_long_enough_for_the_path() {
+        assert_eq!(slice_time(Duration::from_micros(30)), Duration::from_millis(200));
+        assert_eq!(slice_time(Duration::from_millis(100)), Duration::from_secs(5));
+    }
 
     #[test]
     fn quartiles_of_few_and_many() {

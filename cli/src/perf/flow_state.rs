@@ -38,6 +38,7 @@ pub(crate) struct FlowState {
 }
 
 impl FlowState {
+    /// Begins to connect; what is returned waits for the end of it.
     pub(crate) fn connect(
         device: &Device,
         pd: &Pd,
@@ -45,7 +46,7 @@ impl FlowState {
         index: u64,
         peer: SocketAddr,
         plan: &Plan,
-    ) -> Result<Self> {
+    ) -> Result<impl FnOnce() -> Result<Self> + use<>> {
         let size = plan.size as usize;
         let what = plan.messages();
         let local = Buffer::exclusive(pd, what.memory())?;
@@ -60,13 +61,16 @@ impl FlowState {
         post_recvs(&half.qp, (0..RECVS).map(receive))?;
         let back_at = back.as_ref().map(|back| (back.remote().addr, back.remote().rkey.0));
         let order = Service::Perf(plan.order(back_at, None));
-        let link = half.connect(peer, &plan.peer_options.options(), &order.private_data())?;
-        let reply: PerfReply = serde_json::from_slice(&link.info.private_data)
-            .map_err(|_| Failure::lost(peer, "accepted, but is no `uiw serve`"))?;
-        let open = RemoteMr { addr: reply.addr, rkey: STag(reply.rkey), len: reply.len };
-        let source = Source::new(what, index << FLOW_SHIFT, local, open);
+        let connecting = half.begin(peer, &plan.peer_options.options(), &order.private_data())?;
         let plan = plan.clone();
-        Ok(Self { link, plan, index, source, back, ring, ring_size, answers: 0, stats: None })
+        Ok(move || {
+            let link = connecting.finish()?;
+            let reply: PerfReply = serde_json::from_slice(&link.info.private_data)
+                .map_err(|_| Failure::lost(peer, "accepted, but is no `uiw serve`"))?;
+            let open = RemoteMr { addr: reply.addr, rkey: STag(reply.rkey), len: reply.len };
+            let source = Source::new(what, index << FLOW_SHIFT, local, open);
+            Ok(Self { link, plan, index, source, back, ring, ring_size, answers: 0, stats: None })
+        })
     }
 
     /// The connection of a completion.

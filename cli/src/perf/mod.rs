@@ -21,11 +21,11 @@ use crate::text::{self, Progress};
 use plan::Plan;
 use run::Run;
 use std::net::SocketAddr;
+use std::time::Duration;
 use uiw_verbs::{Device, Pd};
 
-/// Slices of a comparison, and their length in seconds.
+/// Slices of a comparison.
 const SLICES: usize = 31;
-const SLICE_SECONDS: f64 = 0.2;
 
 /// Options of `uiw perf`.
 #[derive(Clone, Debug, clap::Args)]
@@ -87,6 +87,9 @@ pub(crate) struct Args {
     /// Slices of a comparison
     #[arg(long, value_name = "N", default_value_t = SLICES, requires = "compare", hide = true)]
     slices: usize,
+    /// Seconds of a slice of a comparison [default: 0.2, or 50 round trips if that is longer]
+    #[arg(long, value_name = "S", requires = "compare", value_parser = seconds)]
+    slice_seconds: Option<f64>,
     /// One JSON object a result
     #[arg(long)]
     json: bool,
@@ -162,10 +165,11 @@ fn measure(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()
 }
 
 fn compare(device: &Device, pd: &Pd, peer: SocketAddr, args: &Args) -> Result<()> {
-    let mut plan = Plan::new(args, args.size)?;
-    plan.time = std::time::Duration::from_secs_f64(SLICE_SECONDS);
+    let plan = Plan::new(args, args.size)?;
     let mut progress = Progress::new();
-    let comparison = compare::compare(device, pd, peer, &plan, args.slices, &mut progress)?;
+    let slices =
+        compare::Slices { count: args.slices, time: args.slice_seconds.map(Duration::from_secs_f64) };
+    let comparison = compare::compare(device, pd, peer, &plan, slices, &mut progress)?;
     if args.json {
         text::json(&report::comparison(&plan, &comparison));
         return Ok(());

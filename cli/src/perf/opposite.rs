@@ -27,6 +27,7 @@ impl OppositeFlow {
     /// Requests in its queue, and completions of it, at most.
     pub(crate) const DEPTH: u32 = 4 + RECVS as u32;
 
+    /// Begins to connect; what is returned waits for the end of it.
     pub(crate) fn connect(
         device: &Device,
         pd: &Pd,
@@ -34,7 +35,7 @@ impl OppositeFlow {
         index: u64,
         peer: SocketAddr,
         plan: &Plan,
-    ) -> Result<Self> {
+    ) -> Result<impl FnOnce() -> Result<Self> + use<>> {
         let what = plan.messages();
         let size = plan.size as usize;
         let open = Buffer::shared(pd, what.memory(), Access::REMOTE_WRITE | Access::REMOTE_READ)?;
@@ -51,8 +52,9 @@ impl OppositeFlow {
         let opposite =
             Opposite { chain: plan.chain, signal_every: plan.signal_every, iterations: plan.iterations };
         let order = Service::Perf(plan.order(Some((back.addr, back.rkey.0)), Some(opposite)));
-        let link = half.connect(peer, &plan.peer_options.options(), &order.private_data())?;
-        Ok(Self { link, plan: plan.clone(), index, open, ring, stats: None })
+        let connecting = half.begin(peer, &plan.peer_options.options(), &order.private_data())?;
+        let plan = plan.clone();
+        Ok(move || Ok(Self { link: connecting.finish()?, plan, index, open, ring, stats: None }))
     }
 
     /// Asks for statistics; while the server posts they come when it has ended.

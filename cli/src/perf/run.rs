@@ -62,13 +62,16 @@ impl Run {
     pub(crate) fn connect(device: &Device, pd: &Pd, peer: SocketAddr, plan: &Plan) -> Result<Self> {
         let depth = plan.connections * (plan.depth + 16 + OppositeFlow::DEPTH);
         let cq = device.create_cq(depth, cq_options())?;
+        // All of them begin to connect before the first is waited for.
         let flows = (0..u64::from(plan.connections))
             .map(|index| FlowState::connect(device, pd, &cq, index, peer, plan))
-            .collect::<Result<_>>()?;
+            .collect::<Result<Vec<_>>>()?;
         let others = if plan.bidirectional { plan.connections } else { 0 };
         let opposite = (plan.connections..plan.connections + others)
             .map(|index| OppositeFlow::connect(device, pd, &cq, index.into(), peer, plan))
-            .collect::<Result<_>>()?;
+            .collect::<Result<Vec<_>>>()?;
+        let flows = flows.into_iter().map(|finish| finish()).collect::<Result<_>>()?;
+        let opposite = opposite.into_iter().map(|finish| finish()).collect::<Result<_>>()?;
         Ok(Self {
             device: device.clone(),
             cq,

@@ -18,6 +18,8 @@ use budget::Budget;
 use sessions::Sessions;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
+use uiw_cabi::settings::DeadAfter;
 use uiw_verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
 use uiw_verbs::{Device, Error, Limits, Pd};
 
@@ -40,6 +42,9 @@ pub(crate) struct Args {
     until_stdin_ends: bool,
 }
 
+/// A server holds memory for its peers, so it gives up the dead earlier than they give up the server.
+const DEAD_AFTER: DeadAfter = DeadAfter(Some(Duration::from_secs(60)));
+
 /// Runs until Ctrl-C.
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     // Before any other thread has an arena.
@@ -49,7 +54,9 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         stop.on_stdin_end();
     }
     let limits = Limits::default().max_held_bytes(args.receive_memory as usize);
-    serve(&opener.device_with(limits)?, args.listen, &args.conn.peer_options(), &stop)
+    let mut peer_options = args.conn.peer_options();
+    peer_options.own.dead_after.get_or_insert(DEAD_AFTER);
+    serve(&opener.device_with(limits)?, args.listen, &peer_options, &stop)
 }
 
 /// What all connections share.

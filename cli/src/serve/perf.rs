@@ -100,7 +100,8 @@ impl Session {
         let remote = open.remote();
         let reply = PerfReply { addr: remote.addr, rkey: remote.rkey.0, len: remote.len };
         let reply = serde_json::to_vec(&reply).unwrap_or_default();
-        let link = half.accept(request, &order.peer_options.options(), &reply, Until::stop(&server.stop))?;
+        let options = order.peer_options.at(server.peer_options.own).options();
+        let link = half.accept(request, &options, &reply, Until::stop(&server.stop))?;
         let stats = Stats::default();
         Ok(Self { link, order: order.clone(), size, open, ring, slots, stats, again: Vec::new() })
     }

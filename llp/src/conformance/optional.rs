@@ -4,9 +4,7 @@ use super::session::{
     ACCEPTED, CLIENT, CONNECTED, LISTENER, Pair, SERVER, Session, expect_kind, pattern, recv, same, send,
 };
 use super::{Check, Stop, Verdict, ensure, unexpected};
-use crate::{
-    Interest, KeepAlive, ListenOptions, Listener, OptionError, RecvBuf, Rest, Stream, StreamOptions, Token,
-};
+use crate::{Interest, ListenOptions, Listener, OptionError, RecvBuf, Rest, Stream, StreamOptions, Token};
 use std::io::{self, ErrorKind};
 use std::time::Duration;
 
@@ -40,16 +38,19 @@ const THERE: (usize, Token) = (SERVER, ACCEPTED);
 
 fn options(s: &mut Session) -> Verdict {
     let all = StreamOptions {
-        keep_alive: Some(KeepAlive { idle: Duration::from_secs(7), ..KeepAlive::default() }),
-        user_timeout: Some(Duration::from_secs(17)),
+        dead_after: Some(Duration::from_secs(17)),
         send_buffer: Some(100_000),
         recv_buffer: Some(100_000),
         tos: Some(0x28),
         ..StreamOptions::default()
     };
-    let none = StreamOptions { keep_alive: None, user_timeout: None, ..StreamOptions::default() };
+    let none = StreamOptions { dead_after: None, ..StreamOptions::default() };
     for options in [all, none] {
         let Pair { mut client, mut server, listener: _listener } = s.pair_with(&options)?;
+        for (stream, after) in [(&mut server, Some(Duration::from_secs(18))), (&mut client, None)] {
+            let set = stream.set_dead_after(after);
+            ensure!(set.is_ok(), "set_dead_after({after:?}): {set:?}");
+        }
         s.send_all(HERE, &mut *client, b"x")?;
         s.expect(THERE, &mut *server, b"x")?;
     }

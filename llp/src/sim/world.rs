@@ -78,6 +78,8 @@ struct End {
     unread: usize,
     /// When the last packet from here is due: packets do not overtake each other.
     last_due: Time,
+    /// When a packet from here arrived last.
+    arrived: Time,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -205,7 +207,12 @@ impl World {
             if end.inbound.front().is_none_or(|(due, _)| *due > time) {
                 return;
             }
-            let Some((_, packet)) = end.inbound.pop_front() else { return };
+            let Some((due, packet)) = end.inbound.pop_front() else { return };
+            let other = end.other;
+            if let Some(other) = other.and_then(|other| self.ends.get_mut(&other)) {
+                other.arrived = other.arrived.max(due);
+            }
+            let Some(end) = self.ends.get_mut(&id) else { return };
             match packet {
                 Packet::Established if end.state == State::Connecting => end.state = State::Made,
                 Packet::Established => {}
@@ -476,6 +483,7 @@ impl End {
             taken: 0,
             unread: 0,
             last_due: Time::ZERO,
+            arrived: Time::ZERO,
         }
     }
 }

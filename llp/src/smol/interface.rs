@@ -604,6 +604,11 @@ impl<L: Link> SmolInterface<L> {
         self.conns.get_mut(id.0).ok_or(ErrorKind::NotConnected)?.set_congestion(name)
     }
 
+    pub(super) fn set_dead_after(&mut self, id: ConnId, after: Option<Duration>) -> io::Result<()> {
+        self.conns.get_mut(id.0).ok_or(ErrorKind::NotConnected)?.set_dead_after(after);
+        Ok(())
+    }
+
     pub(super) fn congestion(&self, id: ConnId) -> Option<String> {
         self.conns.get(id.0).map(|conn| conn.congestion().to_owned())
     }

@@ -7,6 +7,7 @@ use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use uiw_mem::{IoVec, IoVecMut};
 
 pub(super) struct SmolStream<L: Link> {
@@ -102,6 +103,11 @@ impl<L: Link + 'static> Stream for SmolStream<L> {
     fn set_congestion(&mut self, name: &str) -> io::Result<()> {
         self.live()?;
         self.interface.lock().set_congestion(self.id, name)
+    }
+
+    fn set_dead_after(&mut self, after: Option<Duration>) -> io::Result<()> {
+        self.live()?;
+        self.interface.lock().set_dead_after(self.id, after)
     }
 }
 

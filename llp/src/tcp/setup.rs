@@ -1,6 +1,6 @@
 //! Making sockets with their options.
 
-use std::{fs, io, net::SocketAddr};
+use std::{fs, io, net::SocketAddr, time::Duration};
 
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
@@ -70,14 +70,9 @@ fn apply(socket: &Socket, address: SocketAddr, options: &StreamOptions) -> io::R
     }
     // FPDUs are written whole; nothing that follows would be worth waiting for.
     socket.set_tcp_nodelay(true)?;
-    if let Some(probes) = options.keep_alive {
-        let probes = TcpKeepalive::new()
-            .with_time(probes.idle)
-            .with_interval(probes.interval)
-            .with_retries(probes.count);
-        socket.set_tcp_keepalive(&probes)?;
+    if options.dead_after.is_some() {
+        set_dead_after(socket, options.dead_after)?;
     }
-    socket.set_tcp_user_timeout(options.user_timeout)?;
     match options.tos {
         Some(tos) if address.is_ipv4() => socket.set_tos_v4(tos.into())?,
         Some(class) => socket.set_tclass_v6(class.into())?,
@@ -92,6 +87,28 @@ fn apply(socket: &Socket, address: SocketAddr, options: &StreamOptions) -> io::R
         set_congestion(socket, name)?;
     }
     Ok(())
+}
+
+/// Probes of an idle connection, the last of which is unanswered after about that time. The kernel sends none while bytes wait for an
+/// acknowledgement: for them the caller uses TCP_INFO. TCP_USER_TIMEOUT is not set, as it also ends a connection whose peer keeps its
+/// window closed and answers every probe.
+pub(super) fn set_dead_after(socket: &Socket, after: Option<Duration>) -> io::Result<()> {
+    let Some(after) = after else { return socket.set_keepalive(false) };
+    let (idle, interval, retries) = probes(after);
+    let second = Duration::from_secs(1);
+    let probes =
+        TcpKeepalive::new().with_time(second * idle).with_interval(second * interval).with_retries(retries);
+    socket.set_tcp_keepalive(&probes)
+}
+
+/// Seconds until the first probe, seconds between probes, and their number: half of the time idle, then up to four probes.
+fn probes(after: Duration) -> (u32, u32, u32) {
+    // What the kernel takes.
+    const LONGEST: u64 = 32_767;
+    let seconds = after.as_secs().clamp(2, 2 * LONGEST) as u32;
+    let idle = seconds / 2;
+    let interval = (seconds - idle).div_ceil(4);
+    (idle, interval, (seconds - idle) / interval)
 }
 
 pub(super) fn set_congestion(socket: &Socket, name: &str) -> io::Result<()> {
@@ -120,4 +137,23 @@ pub(super) fn peer_addr(socket: &Socket) -> io::Result<SocketAddr> {
 
 fn not_ip() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "not an IP address")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_probe_is_unanswered_in_time() {
+        for seconds in [2, 3, 5, 10, 19, 20, 60, 900, 65_534] {
+            let (idle, interval, count) = probes(Duration::from_secs(seconds));
+            let dead = u64::from(idle + interval * count);
+            assert!(
+                (seconds - seconds / 5..=seconds).contains(&dead),
+                "{seconds} s: {idle} + {count} * {interval}"
+            );
+        }
+        assert_eq!(probes(Duration::ZERO), (1, 1, 1));
+        assert_eq!(probes(Duration::MAX), (32_767, 8192, 3));
+    }
 }

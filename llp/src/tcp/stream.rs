@@ -188,6 +188,10 @@ impl Stream for TcpStream {
         setup::set_congestion(self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?, name)
     }
 
+    fn set_dead_after(&mut self, after: Option<Duration>) -> io::Result<()> {
+        setup::set_dead_after(self.socket()?, after)
+    }
+
     fn info(&self) -> StreamInfo {
         let Some(socket) = &self.socket else { return StreamInfo::default() };
         let Ok(info) = syscall::tcp_info(socket.as_fd()) else { return StreamInfo::default() };
@@ -224,6 +228,8 @@ pub(super) fn info_of(info: &libc::tcp_info, congestion: Option<String>) -> Stre
         cwnd: Some(info.tcpi_snd_cwnd),
         retransmits: Some(info.tcpi_total_retrans),
         unacked: Some(info.tcpi_unacked),
+        last_ack: Some(Duration::from_millis(info.tcpi_last_ack_recv.into())),
+        probes: Some(info.tcpi_probes.into()),
         not_sent: Some(info.tcpi_notsent_bytes),
         emss: Some(info.tcpi_snd_mss),
         path_mtu: Some(info.tcpi_pmtu),

@@ -258,9 +258,9 @@ fn defaults_reach_both_ends() {
         assert!(
             socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap() && socket.nonblocking().unwrap()
         );
-        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(20)));
-        assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(10));
-        assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(10));
+        assert_eq!(socket.tcp_user_timeout().unwrap(), None);
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(450));
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), Duration::from_secs(113));
         assert_eq!(socket.tcp_keepalive_retries().unwrap(), 3);
         assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         assert!(stream.emss() > 1000, "loopback segments are large, not {}", stream.emss());
@@ -268,6 +268,23 @@ fn defaults_reach_both_ends() {
         assert_eq!(info.emss, Some(stream.emss() as u32));
         assert!(info.congestion.is_some() && info.rtt_us.is_some(), "{info}");
     }
+}
+
+/// The kernel ends a connection with TCP_USER_TIMEOUT after that time, though its peer answers every probe.
+#[test]
+fn a_closed_window_ends_no_connection() {
+    let options = StreamOptions { dead_after: Some(Duration::from_secs(2)), ..StreamOptions::default() };
+    let mut pair = Pair::with(Ipv4Addr::LOCALHOST.into(), &options);
+    let bytes = [7; 64 << 10];
+    for _ in 0..4 {
+        while send(&mut *pair.client, &bytes).is_ok() {}
+        thread::sleep(Duration::from_secs(1));
+    }
+    let failed = send(&mut *pair.client, &bytes).unwrap_err();
+    assert_eq!(failed.kind(), ErrorKind::WouldBlock);
+    let info = pair.client.info();
+    assert!(info.not_sent > Some(0) && info.unacked == Some(0), "the window is closed: {info:?}");
+    assert!(info.last_ack < Some(Duration::from_secs(3)) && info.probes.is_some(), "{info:?}");
 }
 
 #[test]

@@ -106,9 +106,12 @@ pub struct Negotiated {
     pub rtr_kinds: RtrKinds,
 }
 
-/// Our ORD against the peer's IRD. [`NOT_NEGOTIATED`] is the largest value there is, so it leaves ours alone.
+/// Our ORD towards a peer whose IRD is not known, as revision 1 has no field for it: what siw and common RNICs offer.
+pub(super) const UNANNOUNCED_IRD: u16 = 128;
+
+/// Our ORD against the peer's IRD.
 pub(super) fn at_most(ord: u16, peer_ird: u16) -> u16 {
-    ord.min(peer_ird)
+    ord.min(if peer_ird == NOT_NEGOTIATED { UNANNOUNCED_IRD } else { peer_ird })
 }
 
 /// The enhanced data that says this.

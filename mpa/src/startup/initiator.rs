@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::config::{at_most, check_private_data, enhanced};
+use super::config::{UNANNOUNCED_IRD, at_most, check_private_data, enhanced};
 use super::{Config, ConfigError, Negotiated, Revision, RtrKinds, StartupError, StartupRefusal};
 use crate::wire::startup::{Enhanced, Frame, FrameKind, MAX_PRIVATE_DATA, NOT_NEGOTIATED, SIW_GSO};
 
@@ -117,7 +117,7 @@ impl Initiator {
             markers_tx: reply.markers,
             markers_rx: self.config.want_markers,
             ird: self.config.ird,
-            ord: self.config.ord,
+            ord: self.config.ord.min(UNANNOUNCED_IRD),
             peer_to_peer: false,
             rtr: None,
             rtr_kinds: RtrKinds::NONE,

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use super::config::{at_most, check_private_data, enhanced};
+use super::config::{UNANNOUNCED_IRD, at_most, check_private_data, enhanced};
 use super::{Config, ConfigError, Negotiated, Rtr, RtrKinds, StartupError};
 use crate::wire::startup::{Enhanced, Frame, FrameKind, MAX_PRIVATE_DATA, NOT_NEGOTIATED, SIW_GSO};
 
@@ -70,7 +70,7 @@ impl Responder {
             markers_tx: request.frame.markers,
             markers_rx: config.want_markers,
             ird: config.ird,
-            ord: config.ord,
+            ord: config.ord.min(UNANNOUNCED_IRD),
             peer_to_peer: request.peer_to_peer(),
             rtr: None,
             rtr_kinds: RtrKinds::NONE,

@@ -14,15 +14,12 @@ use crate::host::{Host, Traffic, Wait};
 use crate::reads::QuotedSegment;
 use crate::shared::Shared;
 use crate::timers::Timer;
-use core::time::Duration;
 use uiw_ddp::{Header, Tagged, UntaggedRx};
 use uiw_mpa::rx::{FpduRx, Step};
 use uiw_mpa::startup::Negotiated;
 use uiw_mpa::{Verified, VerifiedBuf};
 use uiw_rdmap::{Inbound, StreamRx};
 
-/// After this time without an answer to the capability request a peer is foreign.
-pub(crate) const CAPABILITY_TIMEOUT: Duration = Duration::from_millis(1000);
 /// Longest message on the stream's own queues: a Terminate or an Atomic Request of 52 bytes, with room to see a longer one.
 const CONTROL_LEN: usize = 52;
 
@@ -209,7 +206,9 @@ impl Receiver {
             shared.caps.give_up();
             self.peer_decided(shared);
         } else if !shared.first_fpdu {
-            shared.timers.set(Timer::Capabilities, shared.now, CAPABILITY_TIMEOUT);
+            // The responder's: its Reply has been answered.
+            let wait = shared.capability_patience();
+            shared.timers.set(Timer::Capabilities, shared.now, wait);
         }
     }
 

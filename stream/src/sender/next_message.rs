@@ -3,7 +3,7 @@
 use super::Sender;
 use super::message::{End, Message, MessageHeader, Source, missing_extension};
 use crate::capabilities::ZeroWrite;
-use crate::error::{ConnError, LocalError};
+use crate::error::ConnError;
 use crate::host::{Host, Wait};
 use crate::reads::{InboundKind, InboundRead, OutstandingKind, ReadOrigin};
 use crate::request::{Op, Remote, Request};
@@ -158,7 +158,8 @@ impl<M> Sender<M> {
                 if shared.caps.is_undecided() {
                     return Ok(None);
                 }
-                return Err(ConnError::of_request(id, LocalError::Unsupported(what)));
+                host.refuse(id, what).map_err(|error| ConnError::of_request(id, error))?;
+                continue;
             }
             let awaits_answer = request.op.needs_ord();
             let message = self.start(&request, shared, host);

@@ -36,6 +36,8 @@ pub(crate) struct TestHost {
     pub(crate) built: usize,
     /// Completed requests, in the order of their completions.
     pub(crate) completed: Vec<u32>,
+    /// Those of them that were refused, and what the peer lacks.
+    pub(crate) refused: Vec<(u32, &'static str)>,
     /// Lengths of posted receives.
     pub(crate) receives: VecDeque<u32>,
     receiving: Option<(u32, Vec<u8>)>,
@@ -111,6 +113,7 @@ impl TestHost {
             first_id: 0,
             built: 0,
             completed: Vec::new(),
+            refused: Vec::new(),
             receives: VecDeque::new(),
             receiving: None,
             received: Vec::new(),
@@ -312,6 +315,12 @@ impl Host for TestHost {
 
     fn execute_local(&mut self, id: u32) -> Result<(), LocalError> {
         self.built(id, 0);
+        self.complete(id)
+    }
+
+    fn refuse(&mut self, id: u32, missing: &'static str) -> Result<(), LocalError> {
+        self.built(id, 0);
+        self.refused.push((id, missing));
         self.complete(id)
     }
 

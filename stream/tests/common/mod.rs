@@ -269,6 +269,24 @@ impl Pair {
         self.run();
     }
 
+    /// As [`Pair::advance`], but nothing moves on the wire.
+    pub(crate) fn delay(&mut self, wait: Duration) {
+        let until = self.now.after(wait);
+        loop {
+            let next = self.ends.iter().map(|end| end.stream.poll_timeout()).min().unwrap_or(Time::NEVER);
+            self.now = next.max(self.now).min(until);
+            if next > until {
+                return;
+            }
+            for end in &mut self.ends {
+                if end.stream.poll_timeout() <= self.now {
+                    end.stream.handle_timeout(&mut end.host, self.now);
+                    end.take_events(self.now);
+                }
+            }
+        }
+    }
+
     /// A call of one stream, and the events of it.
     pub(crate) fn call<R>(
         &mut self,

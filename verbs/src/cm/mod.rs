@@ -16,9 +16,11 @@ use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
 use crate::options::ConnOptions;
 use crate::wc::WireReason;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use uiw_mpa::startup::Negotiated;
 
 /// One end of one connection, to attribute events. Never used again on its device.
@@ -127,6 +129,20 @@ pub struct CloseReason {
     pub reason: Option<WireReason>,
     /// Whether both sides closed in order, or the application wanted it.
     pub orderly: bool,
+    /// The connection was given up because the peer had acknowledged nothing for this long: [`ConnOptions::dead_after`].
+    pub silent_for: Option<Duration>,
+}
+
+/// The cause in words.
+impl fmt::Display for CloseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.reason, self.silent_for) {
+            (Some(reason), _) => reason.fmt(f),
+            (None, Some(time)) => write!(f, "nothing acknowledged for {time:?}"),
+            (None, None) if self.orderly => f.write_str("closed in order"),
+            (None, None) => f.write_str("connection lost"),
+        }
+    }
 }
 
 /// A standing connection.

@@ -97,6 +97,7 @@ impl Conn {
             }
             _ => {}
         }
+        self.set_dead_after(options.stream.dead_after)?;
         let accepted = self.stream.accept(options.stream_config(), private_data, services.now)?;
         let negotiated = accepted.ok_or(Error::NotConnected)?;
         self.options = Arc::clone(options);
@@ -212,6 +213,15 @@ impl Conn {
 
     pub(crate) fn set_no_receive_timeout(&mut self, timeout: Duration, services: &mut Services) {
         self.stream.set_no_receive_timeout(timeout, services.now);
+    }
+
+    pub(crate) fn set_dead_after(&mut self, time: Option<Duration>) -> Result<()> {
+        if time != self.dead_after {
+            let peer = self.socket.peer_addr();
+            self.socket.set_dead_after(time).map_err(|source| connect_error(peer, source))?;
+            self.dead_after = time;
+        }
+        Ok(())
     }
 
     pub(crate) fn limit_lifetime(&mut self, timeout: Duration, services: &mut Services) {

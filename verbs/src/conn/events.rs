@@ -140,7 +140,12 @@ impl Conn {
     fn on_ended(&mut self, ended: &Ended, services: &mut Services) {
         let span = self.span.clone();
         let _entered = span.enter();
-        log(&ended.error);
+        match self.silent_for {
+            Some(time) if matches!(ended.error, ConnError::Lost) => {
+                tracing::warn!("the stream ends: nothing acknowledged for {time:?}");
+            }
+            _ => log(&ended.error),
+        }
         count(ended, services);
         let peer = self.socket.peer_addr();
         if ended.idle && self.may_leave(&ended.error) {
@@ -166,7 +171,8 @@ impl Conn {
         self.complete_all(ended, reason, services);
         self.raise(&ended.error, reason, services);
         let orderly = matches!(ended.error, ConnError::Closed | ConnError::Aborted);
-        self.cm.ended(CloseReason { reason, orderly }, &mut services.wakes);
+        let silent_for = self.silent_for.filter(|_| matches!(ended.error, ConnError::Lost));
+        self.cm.ended(CloseReason { reason, orderly, silent_for }, &mut services.wakes);
     }
 
     /// Whether the queue pair goes on without this connection: the peer has closed it while nothing was under way, or has gone after
@@ -195,7 +201,7 @@ impl Conn {
         services.table.unbind_stream(qp.stream());
         qp.set_conn(None);
         qp.attrs.lock().stream = qp.driver.shared.next_stream();
-        self.cm.ended(CloseReason { reason: None, orderly: true }, &mut services.wakes);
+        self.cm.ended(CloseReason { reason: None, orderly: true, silent_for: None }, &mut services.wakes);
     }
 
     /// Completes the request that failed and flushes every other, in order, once. Nothing is reported afterwards.

@@ -359,6 +359,13 @@ impl uiw_stream::Host for QpHost<'_> {
         self.done(std::iter::once(id), WcStatus::Success)
     }
 
+    fn refuse(&mut self, id: u32, missing: &'static str) -> Result<(), LocalError> {
+        tracing::debug!(request = id, "refused: the peer does not support {missing}");
+        self.queue().ok_or(LocalError::Protection)?.built(0);
+        self.release();
+        self.done(std::iter::once(id), WcStatus::LocalQpOperation)
+    }
+
     #[inline]
     fn place_answer(&mut self, _id: u32, offset: u32, payload: Answer<'_>) -> Result<(), LocalError> {
         let qp = self.qp.ok_or(LocalError::Protection)?;

@@ -3,6 +3,7 @@
 mod control;
 mod events;
 mod host;
+mod liveness;
 mod partial;
 mod receive;
 mod transmit;
@@ -13,6 +14,7 @@ use crate::cm::{CmSide, HalfOpen};
 use crate::driver::{OwnEnd, Services, Shared};
 use crate::options::ConnOptions;
 use crate::qp::QpInner;
+use liveness::{Liveness, Verdict};
 use partial::PartialFpdu;
 use std::io;
 use std::net::SocketAddr;
@@ -63,6 +65,11 @@ pub(crate) struct Conn {
     entry: Time,
     /// When to retry: while TCP connects, the attempt that was refused; later, the read that the receive memory budget prevented.
     retry: Time,
+    /// See [`uiw_llp::StreamOptions::dead_after`].
+    dead_after: Option<Duration>,
+    liveness: Liveness,
+    /// The time-out by which the transport was given up.
+    silent_for: Option<Duration>,
     /// Counted by the listener during start-up.
     pub(crate) half_open: Option<HalfOpen>,
     /// Its addresses among those of the device, from the connection of TCP on.
@@ -97,6 +104,7 @@ impl Conn {
             token,
             socket,
             stream,
+            dead_after: options.stream.dead_after,
             options,
             cm,
             qp: None,
@@ -108,6 +116,8 @@ impl Conn {
             eof: false,
             entry: Time::NEVER,
             retry: Time::NEVER,
+            liveness: Liveness::IDLE,
+            silent_for: None,
             half_open: None,
             ends: None,
             was_open: false,
@@ -207,6 +217,10 @@ impl Conn {
             return self.fail_startup(self.startup_lost(error), services);
         }
         tracing::debug!(parent: &self.span, %error, "the transport is lost");
+        if error.kind() == io::ErrorKind::TimedOut {
+            // Only this time-out is set in the stack.
+            self.silent_for = self.dead_after;
+        }
         self.with_stream(services, |stream, host, now| stream.handle_lost(host, now));
     }
 
@@ -269,7 +283,7 @@ impl Conn {
 
     /// When [`Conn::on_timer`] is due.
     fn deadline(&self) -> Time {
-        self.stream.poll_timeout().min(self.retry)
+        self.stream.poll_timeout().min(self.retry).min(self.liveness.check)
     }
 
     /// Sees to it that the deadline has an entry among the timers.
@@ -293,9 +307,24 @@ impl Conn {
                 self.on_readable(services);
             }
         }
+        if self.liveness.check <= now {
+            self.check_peer(services);
+        }
         if self.stream.poll_timeout() <= now {
             self.with_stream(services, |stream, host, now| stream.handle_timeout(host, now));
             self.serve_sends(services);
+        }
+    }
+
+    /// Gives up a peer that acknowledges nothing any more.
+    fn check_peer(&mut self, services: &mut Services) {
+        let dead_after = self.dead_after.filter(|_| self.stream.is_open());
+        let Some(dead_after) = dead_after else {
+            self.liveness = Liveness::IDLE;
+            return;
+        };
+        if self.liveness.on_check(&self.socket.info(), dead_after, services.now) == Verdict::Dead {
+            self.on_lost(&io::ErrorKind::TimedOut.into(), services);
         }
     }
 

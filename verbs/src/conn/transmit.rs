@@ -93,6 +93,7 @@ impl Conn {
                 let (outcome, more) = (send(socket, &batch), batch.has_more());
                 if let Outcome::Sent { bytes, .. } = outcome {
                     services.moved += bytes;
+                    self.liveness.on_sent(self.dead_after, services.now);
                     self.stream.handle_sent(&mut host, bytes, services.now);
                 }
                 Step::Sent { outcome, more }

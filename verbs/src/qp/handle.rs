@@ -230,6 +230,16 @@ impl Qp {
         self.0.driver.shard(token).call(set).ok_or(Error::NotConnected)
     }
 
+    /// Another `ConnOptions::dead_after` from now on.
+    ///
+    /// # Errors
+    /// [`Error::NotConnected`]; [`Error::Lost`] where the system refuses.
+    pub fn set_dead_after(&self, time: Option<Duration>) -> Result<()> {
+        let token = self.0.conn().ok_or(Error::NotConnected)?;
+        let set = move |core: &mut Core| core.with_conn(token, |conn, _| conn.set_dead_after(time));
+        self.0.driver.shard(token).call(set).ok_or(Error::NotConnected)?
+    }
+
     /// Aborts its connection unless it has ended within `timeout`. False: there is none.
     pub(crate) fn limit_lifetime(&self, timeout: Duration) -> bool {
         crate::qp::control::limit_lifetime(&self.0, timeout)

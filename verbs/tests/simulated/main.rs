@@ -2,6 +2,7 @@
 
 mod byte_stream;
 mod cuts;
+mod dead_peers;
 mod drops;
 mod every_byte;
 mod link;

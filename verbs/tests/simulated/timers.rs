@@ -1,12 +1,16 @@
 //! Time-outs on the virtual clock.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use uiw_llp::sim::Link;
 use uiw_mem::IoVecMut;
-use uiw_verbs::{ConnSettings, STag, SendFlags, SendOp, SendWr, Sge};
+use uiw_verbs::{
+    CapabilityExchange, ConnSettings, Connection, Listener, Revision, STag, SendFlags, SendOp, SendWr, Sge,
+    WcError, WcStatus,
+};
 
-use crate::link::Simulation;
+use crate::link::{SERVER, Simulation};
 use crate::raw::{poll, reader, settings};
 
 #[test]
@@ -99,4 +103,60 @@ fn a_send_that_is_parked_after_a_long_pause_has_its_time() {
     let mut ended = Box::pin(server.ended());
     assert!(poll(&mut ended).is_pending(), "three seconds are not over");
     drop((ops, posted));
+}
+
+/// The round trip takes longer than the second for which a peer on a short path is awaited.
+#[test]
+fn an_extension_is_used_over_a_round_trip_of_three_seconds() {
+    let simulation = Simulation::new(1, Link { latency: Duration::from_millis(1500), ..Link::default() });
+    let settings = ConnSettings::default().startup_timeout(Duration::from_secs(30));
+    let ((pd, client), (_, server)) = simulation.connect(&settings);
+    let op = client.send_imm(pd.register(*b"early").unwrap(), 7);
+    simulation.run(async { op.await.map(drop).unwrap() }, async {
+        assert_eq!(*server.recv().await.unwrap().unwrap(), *b"early");
+    });
+}
+
+/// A peer without the capability exchange: what needs an extension fails, and nothing else.
+#[test]
+fn a_silent_peer_fails_the_request_that_needs_an_extension_alone() {
+    let simulation = Simulation::new(1, Link { latency: Duration::from_millis(20), ..Link::default() });
+    let settings = ConnSettings::default().capabilities(CapabilityExchange::Off);
+    let (pd, server_pd) = (simulation.client.alloc_pd().unwrap(), simulation.server.alloc_pd().unwrap());
+    let listener = Listener::bind(&server_pd, SocketAddr::new(SERVER, 4791), &settings).unwrap();
+    let (client, server) = simulation.run(
+        async { Connection::connect(&pd, listener.local_addr(), &ConnSettings::default()).await.unwrap() },
+        async { listener.accept().await.unwrap() },
+    );
+    let refused = client.send_imm(pd.register(*b"refused").unwrap(), 7);
+    let behind = client.send(pd.register(*b"behind").unwrap());
+    simulation.run(
+        async {
+            let failed = refused.await.map(drop).unwrap_err().error;
+            assert!(
+                matches!(failed, WcError::Completed { status: WcStatus::LocalQpOperation, .. }),
+                "{failed}"
+            );
+            behind.await.map(drop).unwrap();
+            client.send_copy(b"later").await.unwrap();
+        },
+        async {
+            assert_eq!(*server.recv().await.unwrap().unwrap(), *b"behind");
+            assert_eq!(*server.recv().await.unwrap().unwrap(), *b"later");
+        },
+    );
+}
+
+#[test]
+fn the_depth_of_reads_is_what_both_ends_allow() {
+    let simulation = Simulation::new(1, Link::default());
+    let depths = |settings: &ConnSettings| {
+        let ((_, client), (_, server)) = simulation.connect(settings);
+        [&client, &server].map(|end| (end.info().negotiated.ord, end.info().negotiated.ird))
+    };
+    assert_eq!(depths(&ConnSettings::default()), [(1024, 1024); 2]);
+    assert_eq!(depths(&ConnSettings::default().ird(7)), [(7, 7); 2]);
+    // Revision 1 announces no IRD.
+    let first = ConnSettings::default().revision(Revision::One).peer_to_peer(false);
+    assert_eq!(depths(&first).map(|(ord, _)| ord), [128; 2]);
 }

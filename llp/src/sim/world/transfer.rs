@@ -141,10 +141,16 @@ impl World {
         let (there, back) = (self.link(local, peer), self.link(peer, local));
         let rtt = u32::try_from((there.latency + back.latency).as_micros()).ok();
         let Some(end) = self.ends.get(&id) else { return StreamInfo::default() };
+        let under_way =
+            end.other.and_then(|other| self.ends.get(&other)).map_or(0, |other| other.inbound.len());
         StreamInfo {
             rtt_us: rtt,
             min_rtt_us: rtt,
             retransmits: Some(0),
+            unacked: u32::try_from(under_way).ok(),
+            // What arrives is acknowledged at once.
+            last_ack: Some(self.time - end.arrived),
+            probes: Some(0),
             emss: u32::try_from(there.emss).ok(),
             bytes_acked: Some(end.sent - end.unread as u64),
             bytes_received: Some(end.taken + end.received.len() as u64),

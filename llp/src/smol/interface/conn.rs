@@ -91,6 +91,12 @@ fn scaled(time: Duration) -> smoltcp::time::Duration {
     smoltcp::time::Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
 }
 
+/// The time counts from the peer's last segment, while bytes wait or probes are sent; a peer whose window is closed answers probes.
+fn set_dead_after(socket: &mut Socket<'_>, after: Option<Duration>) {
+    socket.set_timeout(after.map(scaled));
+    socket.set_keep_alive(after.map(|after| scaled(after / 4)));
+}
+
 impl Conn {
     fn new(
         flow: Flow,
@@ -105,8 +111,7 @@ impl Conn {
         let mut socket = Socket::new(ring(options.recv_buffer), ring(options.send_buffer));
         socket.set_congestion_control(check(options)?);
         socket.set_nagle_enabled(false);
-        socket.set_timeout(options.user_timeout.map(scaled));
-        socket.set_keep_alive(options.keep_alive.map(|keep_alive| scaled(keep_alive.idle)));
+        set_dead_after(&mut socket, options.dead_after);
         let mut sockets = SocketSet::new(Vec::with_capacity(1));
         let handle = sockets.add(socket);
         Ok(Self {
@@ -122,7 +127,7 @@ impl Conn {
             hot: false,
             timer: None,
             began: time.now(),
-            timeout: options.user_timeout,
+            timeout: options.dead_after,
             ended: None,
             gateway: None,
             finished: false,
@@ -362,6 +367,10 @@ impl Conn {
     /// Whether it waits in vain for the gateway of its segments.
     pub(super) fn misses_gateway(&self, now: Instant) -> bool {
         self.gateway.is_some() && self.is_opening() && now.saturating_duration_since(self.began) >= GATEWAY
+    }
+
+    pub(super) fn set_dead_after(&mut self, after: Option<Duration>) {
+        set_dead_after(self.socket_mut(), after);
     }
 
     /// Ends it at once; a RST is sent with the next egress.

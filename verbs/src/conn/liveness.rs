@@ -1,0 +1,153 @@
+//! Whether the peer still acknowledges, for stacks that report it and do not give up a busy connection by themselves
+//! ([`uiw_llp::StreamOptions::dead_after`]).
+//!
+//! The check runs at a timer that is set while bytes are sent, so an idle connection has none. TCP_USER_TIMEOUT would do the same without a
+//! timer of ours, but Linux applies it to the time for which the peer's window is closed, too: a receiver that is busy and answers every
+//! probe would lose its connection.
+
+use std::time::Duration;
+use uiw_llp::StreamInfo;
+use uiw_stream::Time;
+
+/// Checks within the time after which a peer is dead. The last of them is made exactly when the time is over.
+const CHECKS: u32 = 8;
+/// Least time between checks.
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+
+/// What is known of one connection between checks.
+#[derive(Debug)]
+pub(super) struct Liveness {
+    /// When the next check is due.
+    pub(super) check: Time,
+    /// Since when each check found bytes that wait for an acknowledgement.
+    waiting: Option<Time>,
+    /// The check before found a probe of a closed window without an answer.
+    probing: bool,
+}
+
+/// What a check came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Alive,
+    /// Nothing was acknowledged for the time after which the peer is dead.
+    Dead,
+}
+
+impl Liveness {
+    pub(super) const IDLE: Self = Self { check: Time::NEVER, waiting: None, probing: false };
+
+    /// Bytes were given to TCP at `now`, or earlier.
+    #[inline]
+    pub(super) fn on_sent(&mut self, dead_after: Option<Duration>, now: Time) {
+        if self.check == Time::NEVER
+            && let Some(dead_after) = dead_after
+        {
+            self.check = now.after(pause(dead_after));
+        }
+    }
+
+    /// A check is due: `info` is what the stack reports at `now`.
+    pub(super) fn on_check(&mut self, info: &StreamInfo, dead_after: Duration, now: Time) -> Verdict {
+        let unacked = info.unacked.unwrap_or(0) > 0;
+        let outstanding = unacked || info.not_sent.unwrap_or(0) > 0;
+        let Some(last_ack) = info.last_ack.filter(|_| outstanding) else {
+            *self = Self::IDLE;
+            return Verdict::Alive;
+        };
+        let waiting = *self.waiting.get_or_insert(now);
+        // On a connection that was idle the last acknowledgement is old: it counts from when bytes waited for another.
+        let waited = Duration::from_nanos(now.as_nanos().saturating_sub(waiting.as_nanos()));
+        let silent = last_ack.min(waited);
+        // While the window is closed nothing is in flight, and probes are up to two minutes apart: silence between them means nothing.
+        // One that is unanswered may have been sent just now.
+        let probing = !unacked && info.probes.unwrap_or(0) > 0;
+        let unanswered = unacked || probing && self.probing;
+        self.probing = probing;
+        if silent >= dead_after && unanswered {
+            self.check = Time::NEVER;
+            return Verdict::Dead;
+        }
+        let left = dead_after.saturating_sub(silent);
+        let next = if left.is_zero() { pause(dead_after) } else { left.min(pause(dead_after)) };
+        self.check = now.after(next.max(MIN_PAUSE));
+        Verdict::Alive
+    }
+}
+
+fn pause(dead_after: Duration) -> Duration {
+    (dead_after / CHECKS).max(MIN_PAUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn at(seconds: u64) -> Time {
+        Time::from_nanos(seconds * 1_000_000_000)
+    }
+
+    fn info(unacked: u32, not_sent: u32, last_ack: u64, probes: u32) -> StreamInfo {
+        let last_ack = Some(Duration::from_secs(last_ack));
+        let (unacked, not_sent) = (Some(unacked), Some(not_sent));
+        StreamInfo { unacked, not_sent, last_ack, probes: Some(probes), ..StreamInfo::default() }
+    }
+
+    /// Checks when they are due, until `end`; `state` is what the stack reports then. Returns when the peer was found dead.
+    fn run(end: u64, state: impl Fn(u64) -> StreamInfo) -> Option<u64> {
+        let mut liveness = Liveness::IDLE;
+        liveness.on_sent(Some(LIMIT), at(0));
+        loop {
+            let now = liveness.check;
+            if now > at(end) {
+                return None;
+            }
+            let seconds = now.as_nanos() / 1_000_000_000;
+            if liveness.on_check(&state(seconds), LIMIT, now) == Verdict::Dead {
+                return Some(seconds);
+            }
+        }
+    }
+
+    #[test]
+    fn a_peer_that_acknowledges_nothing_is_dead_in_time() {
+        // The transfer runs for five seconds.
+        assert_eq!(run(100, |now| info(9, 100, now.saturating_sub(5), 0)), Some(25));
+    }
+
+    #[test]
+    fn a_peer_that_acknowledges_in_time_lives() {
+        assert_eq!(run(1000, |now| info(9, 0, now % 19, 0)), None);
+    }
+
+    #[test]
+    fn a_request_after_a_long_silence_has_its_time() {
+        // The last acknowledgement is an hour old when the request is sent; the next check is at 2.5 s.
+        assert_eq!(run(100, |now| info(1, 0, 3600 + now, 0)), Some(22));
+    }
+
+    #[test]
+    fn a_closed_window_whose_probes_are_answered_is_no_death() {
+        // Every two minutes a probe, and its answer.
+        assert_eq!(run(10_000, |now| info(0, 4096, now % 120, 0)), None);
+        // A check that meets the probe before its answer.
+        assert_eq!(run(10_000, |now| info(0, 4096, now % 122, u32::from(now % 122 >= 120))), None);
+    }
+
+    #[test]
+    fn a_closed_window_whose_probe_is_not_answered_is_death() {
+        let died = run(10_000, |now| info(0, 4096, now, u32::from(now >= 51))).unwrap();
+        assert!((51..=57).contains(&died), "{died}");
+    }
+
+    #[test]
+    fn an_idle_connection_is_checked_no_more() {
+        let mut liveness = Liveness::IDLE;
+        liveness.on_sent(Some(LIMIT), at(0));
+        assert_eq!(liveness.on_check(&info(0, 0, 3, 0), LIMIT, at(3)), Verdict::Alive);
+        assert_eq!(liveness.check, Time::NEVER);
+        liveness.on_sent(None, at(4));
+        assert_eq!(liveness.check, Time::NEVER);
+    }
+}
