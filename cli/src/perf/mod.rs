@@ -88,7 +88,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = SLICES, requires = "compare", hide = true)]
     slices: usize,
     /// Seconds of a slice of a comparison [default: 0.2, or 50 round trips if that is longer]
-    #[arg(long, value_name = "S", requires = "compare", value_parser = seconds)]
+    #[arg(long, value_name = "S", requires = "compare", value_parser = some_seconds)]
     slice_seconds: Option<f64>,
     /// One JSON object a result
     #[arg(long)]
