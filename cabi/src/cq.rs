@@ -1,6 +1,6 @@
 //! Completion queues.
 
-use crate::abi::wr::{IBV_WC_WITH_IMM, IBV_WC_WITH_INV};
+use crate::abi::wr::{IBV_WC_GRH, IBV_WC_WITH_IMM, IBV_WC_WITH_INV};
 use crate::abi::{self, ibv_comp_channel, ibv_context, ibv_cq, ibv_cq_ex, ibv_wc};
 use crate::boundary::{self, Result};
 use crate::channel::{CompChannel, CompEvents};
@@ -277,7 +277,7 @@ pub(crate) fn convert(wc: &Wc) -> ibv_wc {
         byte_len: wc.byte_len,
         imm,
         qp_num: wc.qp_num,
-        src_qp: 0,
+        src_qp: wc.datagram_from.unwrap_or(0),
         wc_flags,
         pkey_index: 0,
         slid: 0,
@@ -297,9 +297,10 @@ pub(crate) fn opcode(wc: &Wc) -> c_int {
 
 /// The immediate as it came, in network order; or the key that the peer invalidated.
 pub(crate) fn imm_and_flags(wc: &Wc) -> (u32, c_uint) {
+    let grh = if wc.datagram_from.is_some() { IBV_WC_GRH } else { 0 };
     match (wc.imm, wc.invalidated) {
-        (Some(imm), _) => (imm.to_be(), IBV_WC_WITH_IMM),
+        (Some(imm), _) => (imm.to_be(), IBV_WC_WITH_IMM | grh),
         (None, Some(stag)) => (stag.0, IBV_WC_WITH_INV),
-        (None, None) => (0, 0),
+        (None, None) => (0, grh),
     }
 }

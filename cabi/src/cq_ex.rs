@@ -60,7 +60,7 @@ fn fill(cq: &mut ibv_cq_ex) {
     cq.read_byte_len = Some(read_byte_len);
     cq.read_imm_data = Some(read_imm_data);
     cq.read_qp_num = Some(read_qp_num);
-    cq.read_src_qp = Some(nothing_u32);
+    cq.read_src_qp = Some(read_src_qp);
     cq.read_wc_flags = Some(read_wc_flags);
     cq.read_slid = Some(nothing_u32);
     cq.read_sl = Some(nothing_u8);
@@ -166,6 +166,7 @@ fields! {
     read_byte_len: u32 = |wc| wc.byte_len;
     read_imm_data: u32 = |wc| imm_and_flags(wc).0;
     read_qp_num: u32 = |wc| wc.qp_num;
+    read_src_qp: u32 = |wc| wc.datagram_from.unwrap_or(0);
     read_wc_flags: c_uint = |wc| imm_and_flags(wc).1;
     read_completion_ts: u64 = |wc| wc.timestamp_ns;
     read_completion_wallclock_ns: u64 = |wc| realtime_ns().wrapping_sub(monotonic_ns().wrapping_sub(wc.timestamp_ns));

@@ -10,7 +10,7 @@ use crate::signals::Held;
 use crate::stack;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Once};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uiw_llp::Stack;
 use uiw_llp::capture::{CaptureStack, PcapSink};
 use uiw_llp::fault::FaultStack;
@@ -21,6 +21,9 @@ pub(crate) const MAX_RD_ATOMIC: u16 = 255;
 
 /// The longest time that the end of a process waits for its peers to acknowledge what was sent.
 const EXIT_FLUSH_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The longest wait of [`opened`].
+const LONGEST_LOCK: Duration = Duration::from_millis(100);
 
 struct Engine {
     device: Option<Device>,
@@ -60,9 +63,19 @@ pub(crate) fn get() -> Result<Device> {
     ENGINE.write().open()
 }
 
-/// The engine, if it is open.
+/// The engine, if it is open. For callers that have locks of the program's allocator: nothing is allocated, and a lock that is held for long, as
+/// a fork does, is not waited for.
 pub(crate) fn opened() -> Option<Device> {
-    ENGINE.read().device.clone()
+    let until = Instant::now() + LONGEST_LOCK;
+    loop {
+        if let Some(engine) = ENGINE.try_read() {
+            return engine.device.clone();
+        }
+        if Instant::now() >= until {
+            return None;
+        }
+        std::thread::yield_now();
+    }
 }
 
 impl Engine {

@@ -7,6 +7,7 @@
 //! another kind are answered with an error.
 
 pub mod abi;
+pub mod ah;
 pub mod async_events;
 pub mod boundary;
 pub mod buf;

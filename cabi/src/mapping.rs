@@ -4,85 +4,129 @@
 //! mappings: they take registered bytes out of their regions first ([`discard`]), so that nothing that is mapped there later is
 //! written, and then call the C library's. System calls that a program makes without it are not seen.
 
+mod ranges;
+
 use crate::boundary::Result;
 use crate::engine;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
-use std::cell::Cell;
-use std::collections::BTreeMap;
+use parking_lot::{Mutex, MutexGuard};
+use ranges::{Key, Range as Registration, Ranges, Room};
 use std::ffi::c_void;
 use std::ops::Range;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use uiw_mem::recover;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use uiw_mem::{Discards, recover};
 
-/// Address ranges of regions, by their start; several regions may have the same.
-struct Ranges {
-    by_start: BTreeMap<(usize, u64), usize>,
-    /// No range is longer.
-    longest: usize,
+/// The registered ranges of a process.
+///
+/// Allocators change mappings with their locks held, so this lock is a leaf: its holder allocates nothing and frees nothing, waits for no
+/// other lock, and no thread parks at it, as parking may allocate.
+struct Table {
+    /// The thread that has the lock, or 0. A signal handler that unmaps memory on this thread finds it held.
+    owner: AtomicUsize,
+    /// Locked by the owner alone.
+    ranges: Mutex<Ranges>,
 }
 
-impl Forked for Ranges {
-    const NEW: Self = Self { by_start: BTreeMap::new(), longest: 0 };
+/// A locked [`Table`]. The fields are dropped in this order.
+struct Locked {
+    ranges: MutexGuard<'static, Ranges>,
+    _owner: Owner,
+}
+
+/// Gives the lock back.
+struct Owner(&'static AtomicUsize);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+impl Table {
+    /// `None` if this thread has the lock.
+    fn lock(&'static self) -> Option<Locked> {
+        // SAFETY: reads a register; no thread is 0.
+        let this = unsafe { libc::pthread_self() } as usize;
+        loop {
+            match self.owner.compare_exchange(0, this, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(Locked { ranges: self.ranges.lock(), _owner: Owner(&self.owner) }),
+                Err(owner) if owner == this => return None,
+                Err(_) => std::thread::yield_now(),
+            }
+        }
+    }
+}
+
+/// Of this process; NULL before the first registration. Never freed: a child of a fork leaves its parent's alone, whose lock may be held by a
+/// thread that the child does not have.
+static TABLE: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
+/// Ranges in [`TABLE`]: as long as there is none, a change of a mapping costs one load.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Its lock is not the table's: a fork that waits for an allocator's locks holds this one alone.
+static FORKS: ForkSafe<Forks> = ForkSafe::new();
+
+struct Forks;
+
+impl Forked for Forks {
+    const NEW: Self = Self;
 
     /// The regions of the parent are inert here.
     fn in_child(&mut self) {
-        COUNT.store(0, Ordering::Relaxed);
-        *self = Self::NEW;
+        COUNT.store(0, Ordering::SeqCst);
+        TABLE.store(std::ptr::null_mut(), Ordering::SeqCst);
     }
 }
 
-impl Ranges {
-    fn overlaps(&self, range: &Range<usize>) -> bool {
-        let behind = (range.end, 0);
-        let near = self
-            .by_start
-            .range(..behind)
-            .rev()
-            .take_while(|((start, _), _)| start.saturating_add(self.longest) > range.start);
-        near.into_iter().any(|(_, end)| *end > range.start)
+/// The table, if anything was registered.
+fn table() -> Option<&'static Table> {
+    // SAFETY: NULL, or a box that was leaked.
+    unsafe { TABLE.load(Ordering::Acquire).as_ref() }
+}
+
+fn table_or_new() -> &'static Table {
+    if let Some(table) = table() {
+        return table;
     }
-}
-
-static RANGES: ForkSafe<Ranges> = ForkSafe::new();
-/// Ranges in [`RANGES`]: as long as there is none, a change of a mapping costs one load.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-
-thread_local! {
-    /// This thread changes [`RANGES`], or looks something up: an allocator that unmaps memory meanwhile is not looked at.
-    static BUSY: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Marks this thread as busy with [`RANGES`].
-struct Busy;
-
-impl Busy {
-    /// `None` if it is already.
-    fn new() -> Option<Self> {
-        let free = BUSY.try_with(|busy| !busy.replace(true)).unwrap_or(false);
-        free.then_some(Self)
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        let _ = BUSY.try_with(|busy| busy.set(false));
+    drop(FORKS.read());
+    let new =
+        Box::into_raw(Box::new(Table { owner: AtomicUsize::new(0), ranges: Mutex::new(Ranges::new()) }));
+    match TABLE.compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: leaked.
+        Ok(_) => unsafe { &*new },
+        Err(other) => {
+            // SAFETY: made above, and nobody has seen it; the other one is leaked.
+            unsafe {
+                drop(Box::from_raw(new));
+                &*other
+            }
+        }
     }
 }
 
 /// A registered range, until it is dropped.
-pub(crate) struct Registered(Option<(usize, u64)>);
+pub(crate) struct Registered(Option<Key>);
 
 impl Registered {
-    /// `len` bytes at `start` are about to be registered.
-    pub(crate) fn new(start: usize, len: usize) -> Self {
+    /// `len` bytes at `start` are about to be registered; `discards` are those of their memory.
+    pub(crate) fn new(start: usize, len: usize, discards: &Arc<Discards>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let _busy = Busy::new();
-        let key = (start, NEXT.fetch_add(1, Ordering::Relaxed));
-        let mut ranges = RANGES.write();
-        ranges.by_start.insert(key, start.saturating_add(len));
-        ranges.longest = ranges.longest.max(len);
+        let key = Key { start, id: NEXT.fetch_add(1, Ordering::Relaxed) };
+        let mut range = Registration { key, end: start.saturating_add(len), discards: Arc::clone(discards) };
+        let table = table_or_new();
+        let mut room = Room::NONE;
+        loop {
+            let Some(mut locked) = table.lock() else { return Self(None) };
+            locked.ranges.grow(&mut room);
+            match locked.ranges.insert(range) {
+                Ok(()) => break,
+                Err(refused) => range = refused,
+            }
+            let needed = locked.ranges.next_capacity();
+            drop(locked);
+            room = Room::new(needed);
+        }
         COUNT.fetch_add(1, Ordering::SeqCst);
         Self(Some(key))
     }
@@ -95,20 +139,20 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let Some(key) = self.0 else { return };
-        let _busy = Busy::new();
-        let mut ranges = RANGES.write();
-        if ranges.by_start.remove(&key).is_some() {
+        let (Some(key), Some(table)) = (self.0, table()) else { return };
+        let Some(mut locked) = table.lock() else { return };
+        let removed = locked.ranges.remove(key);
+        drop(locked);
+        if removed.is_some() {
             COUNT.fetch_sub(1, Ordering::SeqCst);
-        }
-        if ranges.by_start.is_empty() {
-            ranges.longest = 0;
         }
     }
 }
 
 /// The program is about to unmap `len` bytes at `start`, or to give their content up. When this returns no thread of the engine touches
 /// them, and what becomes of their addresses is no part of a region.
+///
+/// Allocators call this with their locks held: nothing is allocated, and what it waits for is bounded.
 pub fn discard(start: usize, len: usize) {
     if COUNT.load(Ordering::SeqCst) == 0 || len == 0 {
         return;
@@ -120,17 +164,20 @@ pub fn discard(start: usize, len: usize) {
     }
     let Some(end) = start.checked_add(len).and_then(|end| end.checked_next_multiple_of(page)) else { return };
     let range = start..end;
-    let errno = Errno::last();
-    let device = {
-        let Some(_busy) = Busy::new() else { return };
-        let overlaps = RANGES.read().overlaps(&range);
-        overlaps.then(engine::opened).flatten()
-    };
-    if let Some(device) = device {
-        device.discard_memory(range.clone());
-        tracing::debug!(start = range.start, end = range.end, "registered memory was unmapped or discarded");
+    let Some(locked) = table().and_then(Table::lock) else { return };
+    let mut any = false;
+    locked.ranges.each_overlap(&range, &mut |registration| {
+        registration.discards.add(&range);
+        any = true;
+    });
+    drop(locked);
+    if any {
+        let errno = Errno::last();
+        if let Some(device) = engine::opened() {
+            device.discard_memory(range);
+        }
+        errno.set();
     }
-    errno.set();
 }
 
 /// Bytes of a page.
@@ -215,26 +262,6 @@ fn is_mapped(range: Range<usize>, page: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ranges_overlap_whatever_their_lengths() {
-        let mut ranges = Ranges::NEW;
-        for (id, (start, len)) in [(1000, 10), (1000, 5000), (3000, 1), (9000, 100)].into_iter().enumerate() {
-            ranges.by_start.insert((start, id as u64), start + len);
-            ranges.longest = ranges.longest.max(len);
-        }
-        for (range, expected) in [
-            (0..1000, false),
-            (0..1001, true),
-            (5999..6000, true),
-            (6000..9000, false),
-            (8999..9001, true),
-            (9100..usize::MAX, false),
-            (0..usize::MAX, true),
-        ] {
-            assert_eq!(ranges.overlaps(&range), expected, "{range:?}");
-        }
-    }
 
     #[test]
     fn what_is_there_can_be_registered() {

@@ -81,12 +81,10 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
     let on_demand = flags & flags::IBV_ACCESS_ON_DEMAND != 0;
     let start = addr.addr();
     fault_handler::install();
-    // SAFETY: `ibv_reg_mr`'s contract with its caller: requests in flight own what they name. What is unmapped meanwhile is
-    // discarded by the functions that the library exports.
-    let foreign = |start: *mut c_void, length| unsafe { Memory::foreign(start.cast(), length) };
     if on_demand && start == 0 && length == usize::MAX {
-        let memory =
-            foreign(ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST).on_demand();
+        let (lowest, all) = (ptr::without_provenance_mut(LOWEST), isize::MAX.cast_unsigned() - LOWEST);
+        // SAFETY: as below.
+        let memory = unsafe { Memory::on_demand(lowest, all) };
         return Ok(Bytes { memory, registered: Registered::on_demand(), start: LOWEST as u64 });
     }
     if length == 0 || start.checked_add(length).is_none() {
@@ -94,15 +92,20 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
             .because(format_args!("{length} bytes at {addr:p} are none, or run past the last address")));
     }
     if on_demand {
-        let memory = foreign(addr, length).on_demand();
+        // SAFETY: as below.
+        let memory = unsafe { Memory::on_demand(addr.cast(), length) };
         return Ok(Bytes { memory, registered: Registered::on_demand(), start: start as u64 });
     }
-    // In front of the check: what is unmapped behind it is discarded.
-    let registered = Registered::new(start, length);
     // As the kernel: with any of these rights pages are pinned for writing.
     let write = flags & (flags::IBV_ACCESS_WRITABLE) != 0;
     mapping::check(start, length, write)?;
-    Ok(Bytes { memory: foreign(addr, length), registered, start: start as u64 })
+    // SAFETY: `ibv_reg_mr`'s contract with its caller: requests in flight own what they name. What is unmapped meanwhile is
+    // discarded by the functions that the library exports.
+    let memory = unsafe { Memory::foreign(addr.cast(), length) };
+    let registered = memory
+        .discards()
+        .map_or(Registered::on_demand(), |discards| Registered::new(start, length, discards));
+    Ok(Bytes { memory, registered, start: start as u64 })
 }
 
 /// # Safety

@@ -2,6 +2,7 @@
 
 use crate::abi::wr as op;
 use crate::abi::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_srq};
+use crate::ah;
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
 use crate::mw;
@@ -10,7 +11,7 @@ use crate::qp::Qp;
 use crate::srq::Srq;
 use std::ffi::c_int;
 use std::mem::offset_of;
-use uiw_verbs::{PostError, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge};
+use uiw_verbs::{Destination, PostError, RecvWr, Remote, STag, SendFlags, SendOp, SendWr, Sge};
 
 const _: () = {
     assert!(size_of::<Sge>() == size_of::<ibv_sge>() && align_of::<Sge>() == align_of::<ibv_sge>());
@@ -103,13 +104,25 @@ unsafe fn send_op(wr: &ibv_send_wr) -> Result<SendOp> {
     })
 }
 
+/// A Send of a UD queue pair.
+///
+/// # Errors
+/// EINVAL for every other request.
+pub(crate) fn to_datagram(op: SendOp, to: Destination) -> Result<SendOp> {
+    match op {
+        SendOp::Send => Ok(SendOp::Datagram { to, imm: None }),
+        SendOp::SendImm { imm } => Ok(SendOp::Datagram { to, imm: Some(imm) }),
+        _ => Err(Errno::INVAL),
+    }
+}
+
 /// A request in a chain of C's.
 trait Chained: Copy {
     type Wr<'a>;
     fn next(&self) -> *mut Self;
     /// # Safety
-    /// What the request names can be read during `'a`, and `copies` lives so long.
-    unsafe fn convert<'a>(&self, copies: &mut AlignedLists) -> Result<Self::Wr<'a>>;
+    /// What the request names can be read during `'a`, and `copies` lives so long. `of` is NULL, or the UD queue pair that it is posted to.
+    unsafe fn convert<'a>(&self, of: *mut ibv_qp, copies: &mut AlignedLists) -> Result<Self::Wr<'a>>;
 }
 
 impl Chained for ibv_send_wr {
@@ -119,9 +132,16 @@ impl Chained for ibv_send_wr {
         self.next
     }
 
-    unsafe fn convert<'a>(&self, copies: &mut AlignedLists) -> Result<SendWr<'a>> {
-        // SAFETY: the caller's promise.
-        let (op, sges) = unsafe { (send_op(self)?, sges(self.sg_list, self.num_sge, copies)?) };
+    unsafe fn convert<'a>(&self, of: *mut ibv_qp, copies: &mut AlignedLists) -> Result<SendWr<'a>> {
+        // SAFETY: the caller's promise; a queue pair that is named here is UD, and its requests have a destination.
+        let (op, sges) = unsafe {
+            let op = send_op(self)?;
+            let op = match of.is_null() {
+                true => op,
+                false => to_datagram(op, ah::destination(self.wr.ud, (*of).pd)?)?,
+            };
+            (op, sges(self.sg_list, self.num_sge, copies)?)
+        };
         Ok(SendWr { wr_id: self.wr_id, op, sges, flags: SendFlags::from_bits_truncate(self.send_flags) })
     }
 }
@@ -133,7 +153,7 @@ impl Chained for ibv_recv_wr {
         self.next
     }
 
-    unsafe fn convert<'a>(&self, copies: &mut AlignedLists) -> Result<RecvWr<'a>> {
+    unsafe fn convert<'a>(&self, _of: *mut ibv_qp, copies: &mut AlignedLists) -> Result<RecvWr<'a>> {
         // SAFETY: the caller's promise.
         Ok(RecvWr { wr_id: self.wr_id, sges: unsafe { sges(self.sg_list, self.num_sge, copies) }? })
     }
@@ -147,11 +167,13 @@ struct Chain<W> {
     last: *mut W,
     failed: Option<Errno>,
     copies: AlignedLists,
+    /// The queue pair, if it is UD.
+    ud: *mut ibv_qp,
 }
 
 impl<W> Chain<W> {
-    fn new(first: *mut W) -> Self {
-        Self { next: first, last: first, failed: None, copies: AlignedLists::default() }
+    fn new(first: *mut W, ud: *mut ibv_qp) -> Self {
+        Self { next: first, last: first, failed: None, copies: AlignedLists::default(), ud }
     }
 }
 
@@ -194,7 +216,7 @@ unsafe fn step_unaligned<'a, W: Chained>(chain: &mut Chain<W>) -> Option<W::Wr<'
 #[inline]
 unsafe fn convert<'a, W: Chained>(chain: &mut Chain<W>, wr: &W) -> Option<W::Wr<'a>> {
     // SAFETY: the caller's promise.
-    match unsafe { wr.convert(&mut chain.copies) } {
+    match unsafe { wr.convert(chain.ud, &mut chain.copies) } {
         Ok(converted) => {
             chain.next = wr.next();
             Some(converted)
@@ -213,9 +235,10 @@ unsafe fn convert<'a, W: Chained>(chain: &mut Chain<W>, wr: &W) -> Option<W::Wr<
 unsafe fn chain<W: Chained>(
     first: *mut W,
     bad: *mut *mut W,
+    ud: *mut ibv_qp,
     post: impl FnOnce(&mut Chain<W>) -> std::result::Result<(), PostError>,
 ) -> Result<()> {
-    let mut chain = Chain::new(first);
+    let mut chain = Chain::new(first, ud);
     let errno = match post(&mut chain) {
         // The engine pulls one request at a time, so the last one is the one it refused.
         Err(refused) => Errno::from(refused.error),
@@ -244,7 +267,9 @@ pub(crate) unsafe extern "C" fn post_send(
         // SAFETY: the caller's promise, for all of it.
         unsafe {
             let object = Object::<Qp>::get_called(qp.cast())?;
-            let posted = chain(wr, bad, |chain| object.engine.post_send(std::iter::from_fn(|| step(chain))));
+            let ud = if object.is_ud() { qp } else { std::ptr::null_mut() };
+            let posted =
+                chain(wr, bad, ud, |chain| object.engine.post_send(std::iter::from_fn(|| step(chain))));
             object.note_post();
             posted
         }
@@ -264,7 +289,9 @@ pub(crate) unsafe extern "C" fn post_recv(
         // SAFETY: the caller's promise, for all of it.
         unsafe {
             let object = Object::<Qp>::get_called(qp.cast())?;
-            chain(wr, bad, |chain| object.engine.post_recv(std::iter::from_fn(|| step(chain))))
+            chain(wr, bad, std::ptr::null_mut(), |chain| {
+                object.engine.post_recv(std::iter::from_fn(|| step(chain)))
+            })
         }
     })
 }
@@ -282,7 +309,9 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         // SAFETY: the caller's promise, for all of it.
         unsafe {
             let object = Object::<Srq>::get_called(srq)?;
-            chain(wr, bad, |chain| object.engine.post_recv(std::iter::from_fn(|| step(chain))))
+            chain(wr, bad, std::ptr::null_mut(), |chain| {
+                object.engine.post_recv(std::iter::from_fn(|| step(chain)))
+            })
         }
     })
 }

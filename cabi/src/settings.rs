@@ -117,6 +117,12 @@ pub const VARIABLES: &[Variable] = &[
         set: |s, v| switch(v).map(|on| s.acknowledged = Some(on)),
     },
     Variable {
+        name: "UIW_UD",
+        values: "on or off",
+        what: "offer unreliable datagrams between uiw peers (default: on in personas roce and ib)",
+        set: |s, v| switch(v).map(|on| s.ud = Some(on)),
+    },
+    Variable {
         name: "UIW_SHARDS",
         values: "a number from 1 to 64",
         what: "how many threads can move bytes at the same time (default: the process's cores, at most 8)",
@@ -131,7 +137,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "UIW_QP_PORTS",
         values: "LO-HI",
-        what: "TCP ports that out-of-band connected queue pairs listen on, for firewalls",
+        what: "TCP and UDP ports of queue pairs that are connected out of band or send datagrams, for firewalls",
         set: |s, v| ports(v).map(|range| s.qp_ports = Some(range)),
     },
     Variable {
@@ -205,6 +211,8 @@ pub struct Settings {
     pub ird: Option<u16>,
     /// Acknowledged completion, if set.
     pub acknowledged: Option<bool>,
+    /// Unreliable datagrams, if set.
+    pub ud: Option<bool>,
     /// Shards of the device, if set.
     pub shards: Option<usize>,
     /// Ports of out-of-band connected queue pairs.
@@ -311,6 +319,12 @@ impl Settings {
     pub fn acknowledged(&self) -> bool {
         self.acknowledged.unwrap_or(self.persona != Persona::Iwarp)
     }
+
+    /// Whether programs can have UD queue pairs.
+    #[must_use]
+    pub fn offers_ud(&self) -> bool {
+        self.ud.unwrap_or(self.persona != Persona::Iwarp)
+    }
 }
 
 fn depth(text: &str) -> std::result::Result<u16, &'static str> {
@@ -408,6 +422,7 @@ mod tests {
         assert_eq!(read("UIW_ORD", "1024").unwrap().ord, Some(1024));
         assert_eq!(read("UIW_IRD", "16382").unwrap().ird, Some(0x3FFE));
         assert_eq!(read("UIW_ACK", "on").unwrap().acknowledged, Some(true));
+        assert_eq!(read("UIW_UD", "on").unwrap().ud, Some(true));
         assert_eq!(read("UIW_QP_PORTS", "7000-7010").unwrap().qp_ports, Some(7000..=7010));
         assert_eq!(read("UIW_LID_MAP", "/m").unwrap().lid_map, Some("/m".into()));
         assert_eq!(read("UIW_PORT_OFFSET", "-12").unwrap().port_offset, -12);

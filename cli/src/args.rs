@@ -197,15 +197,21 @@ impl PeerOptions {
     }
 }
 
-/// A number of bytes: `4096`, `64K`, `8M`.
-pub(crate) fn bytes(text: &str) -> std::result::Result<u32, String> {
+/// A number of bytes: `4096`, `64K`, `8M`, `2G`.
+pub(crate) fn large_bytes(text: &str) -> std::result::Result<u64, String> {
     let (digits, unit) = match text.char_indices().next_back() {
         Some((at, 'k' | 'K')) => (&text[..at], 1 << 10),
         Some((at, 'm' | 'M')) => (&text[..at], 1 << 20),
+        Some((at, 'g' | 'G')) => (&text[..at], 1 << 30),
         _ => (text, 1),
     };
-    let number: u32 = digits.parse().map_err(|_| "expected bytes, such as 4096, 64K or 8M".to_owned())?;
-    number.checked_mul(unit).ok_or_else(|| "at most 4095M".to_owned())
+    let number: u64 = digits.parse().map_err(|_| "expected bytes, such as 4096, 64K, 8M or 2G".to_owned())?;
+    number.checked_mul(unit).ok_or_else(|| "too many bytes to count".to_owned())
+}
+
+/// A number of bytes that a message or an option of 32 bits may have.
+pub(crate) fn bytes(text: &str) -> std::result::Result<u32, String> {
+    u32::try_from(large_bytes(text)?).map_err(|_| "at most 4095M".to_owned())
 }
 
 /// The least [`receive_memory`]: what one read of a socket may bring.
@@ -227,6 +233,14 @@ pub(crate) fn seconds(text: &str) -> std::result::Result<f64, String> {
         Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
         _ => Err("expected seconds between 0 and 86400".to_owned()),
     }
+}
+
+/// Seconds of a measurement: not 0.
+pub(crate) fn some_seconds(text: &str) -> std::result::Result<f64, String> {
+    seconds(text)
+        .ok()
+        .filter(|seconds| *seconds > 0.0)
+        .ok_or_else(|| "expected seconds above 0, up to 86400".to_owned())
 }
 
 /// The address of `HOST[:PORT]`.

@@ -95,7 +95,7 @@ fn main() -> ExitCode {
         Command::Run(args) => return run::run(&args, &cli.global),
         command => run_command(&command, &cli.global),
     };
-    match result {
+    match result.and_then(|()| text::written()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("{failure}");

@@ -1,7 +1,7 @@
 //! What every command opens: logging, and devices whose bytes may be captured.
 
 use crate::fail::{Exit, Failure, Result};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IsTerminal};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -153,6 +153,10 @@ fn log(verbose: u8) -> Result<()> {
         }),
     };
     // A second call in one process keeps the first subscriber.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .try_init();
     Ok(())
 }

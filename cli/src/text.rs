@@ -1,6 +1,8 @@
 //! Numbers and tables for people.
 
-use std::io::{IsTerminal, Write};
+use crate::fail::{Exit, Failure, Result};
+use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// Bytes a second, in GB/s, MB/s or kB/s.
@@ -38,7 +40,7 @@ pub(crate) struct Progress {
 
 impl Progress {
     pub(crate) fn new() -> Self {
-        Self { on: std::io::stderr().is_terminal(), last: None }
+        Self { on: io::stderr().is_terminal(), last: None }
     }
 
     /// Shows `text`, at most ten times a second.
@@ -48,7 +50,7 @@ impl Progress {
         }
         self.last = Some(Instant::now());
         eprint!("\r\x1b[K{}", text());
-        let _ = std::io::stderr().flush();
+        let _ = io::stderr().flush();
     }
 
     /// Removes the line, before something else is printed.
@@ -65,11 +67,29 @@ impl Drop for Progress {
     }
 }
 
-/// Prints a line; a closed pipe is no error of ours, and ends nothing that still has to be verified.
+/// The first error of standard output.
+static LOST: OnceLock<io::Error> = OnceLock::new();
+
+/// Prints a line. An error ends nothing that still has to be verified: [`written`] reports it at the end.
 pub(crate) fn line(text: impl AsRef<str>) {
-    let mut out = std::io::stdout().lock();
-    let _ = writeln!(out, "{}", text.as_ref());
-    let _ = out.flush();
+    let mut out = io::stdout().lock();
+    let printed = writeln!(out, "{}", text.as_ref()).and_then(|()| out.flush());
+    if let Err(error) = printed {
+        let _ = LOST.set(error);
+    }
+}
+
+/// Whether every line was written. A reader that has closed its pipe has what it wanted.
+pub(crate) fn written() -> Result<()> {
+    match LOST.get() {
+        Some(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::new(
+            Exit::Failed,
+            "cannot write the results",
+            error,
+            "free space, or write them elsewhere",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Prints `value` as one line of JSON.

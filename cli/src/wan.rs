@@ -1,5 +1,6 @@
 //! `uiw wan`: a long, narrow or lossy path between two interfaces.
 
+use crate::args::large_bytes;
 use crate::fail::{Exit, Failure, Result};
 use crate::stop::Stop;
 use crate::text;
@@ -111,17 +112,8 @@ pub(crate) fn rate(text: &str) -> std::result::Result<u64, String> {
 
 fn queue(text: &str) -> std::result::Result<usize, String> {
     let wrong = || "expected bytes from 2000 to 64G, such as 64K, 1M or 1G".to_owned();
-    let (digits, unit) = split(text);
-    let unit = match unit {
-        "" => 0,
-        "k" | "K" => 10,
-        "m" | "M" => 20,
-        "g" | "G" => 30,
-        _ => return Err(wrong()),
-    };
-    let number: usize = digits.parse().map_err(|_| wrong())?;
-    let bytes = number.checked_mul(1 << unit);
-    bytes.filter(|bytes| (2000..=64 << 30).contains(bytes)).ok_or_else(wrong)
+    let bytes = usize::try_from(large_bytes(text).map_err(|_| wrong())?).map_err(|_| wrong())?;
+    Some(bytes).filter(|bytes| (2000..=64 << 30).contains(bytes)).ok_or_else(wrong)
 }
 
 fn burst(text: &str) -> std::result::Result<f64, String> {

@@ -512,3 +512,35 @@ fn options_of_every_command_are_heeded_or_refused() {
     std::fs::remove_dir_all(&folder).unwrap();
     assert_eq!(text(&output.stdout).trim(), spec, "{}", text(&output.stderr));
 }
+
+#[test]
+fn results_that_cannot_be_written_are_an_error() {
+    for arguments in [&["env"][..], &["devices"], &["doctor", "--json"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_uiw")).args(arguments).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(error.contains("cannot write the results: No space left"), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn a_log_in_a_pipe_has_no_colours() {
+    let output = Command::new(env!("CARGO_BIN_EXE_uiw"))
+        .args(["ping", "127.0.0.1:1"])
+        .env("UIW_LOG", "debug")
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(log.contains("DEBUG") && !log.contains('\u{1b}'), "{log}");
+}
+
+#[test]
+fn a_measurement_of_no_time_is_refused() {
+    let output = Command::new(env!("CARGO_BIN_EXE_uiw"))
+        .args(["perf", "127.0.0.1", "--seconds", "0"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("above 0"));
+}

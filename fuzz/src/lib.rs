@@ -5,6 +5,7 @@
 //! (`fuzz/libfuzzer`) and, over the committed corpora, as ordinary tests (`tests/corpora.rs`).
 
 pub mod connection;
+pub mod datagrams;
 pub mod framing;
 pub mod input;
 pub mod segments;
@@ -15,10 +16,11 @@ pub mod stream;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 5] = [
+pub const TARGETS: [Target; 6] = [
     ("startup", startup::run),
     ("framing", framing::run),
     ("segments", segments::run),
     ("stream", stream::run),
     ("connection", connection::run),
+    ("datagrams", datagrams::run),
 ];

@@ -39,6 +39,11 @@ fn stream() {
 }
 
 #[test]
+fn datagrams() {
+    replay("datagrams");
+}
+
+#[test]
 fn connection() {
     replay("connection");
 }

@@ -1,4 +1,4 @@
-//! Writes what passes through a stack to a pcapng file, with made-up IP and TCP headers around it, for Wireshark. No
+//! Writes what passes through a stack to a pcapng file, with made-up IP and TCP or UDP headers around it, for Wireshark. No
 //! right to capture is needed, and no TCP of the kernel.
 //!
 //! The headers have the true addresses and ports, sequence numbers from 0, and correct checksums; the three segments
@@ -13,6 +13,7 @@
 //! connection in one sink Wireshark sees everything twice and calls the second time a retransmission: choose one with
 //! the filter `frame.interface_name == "..."`, or give each end its own sink.
 
+mod datagram;
 mod packet;
 mod pcapng;
 mod stream;
@@ -34,7 +35,7 @@ use std::{
 use parking_lot::Mutex;
 
 use crate::{
-    Event, Stack, Stream, Token,
+    DatagramSocket, Event, Stack, Stream, Token,
     wrap::{Origin, StackHooks, WrappedStack, WrappedStream},
 };
 use stream::CaptureStream;
@@ -210,6 +211,10 @@ impl StackHooks for CaptureHooks {
 
     fn stream(&self, inner: &dyn Stream, origin: Origin, _token: Token) -> CaptureStream {
         CaptureStream::new(inner, self.clone(), origin)
+    }
+
+    fn datagrams(&self, inner: Box<dyn DatagramSocket>, _token: Token) -> Box<dyn DatagramSocket> {
+        Box::new(datagram::CaptureDatagrams::new(inner, self.clone()))
     }
 
     fn shard(&self, inner: &dyn Stack) -> Self {

@@ -22,13 +22,14 @@
 //! Unless a clock was given, the kit sleeps as the engine does: in [`Stack::wait_fd`], until [`Stack::deadline`]. A stack that misses a
 //! wake-up fails the check that waits for it, and the failure says that a poll without any news would have helped.
 //!
-//! The kit takes for granted that a new connection has room for 4,096 unread bytes. What is optional (a stream to itself, peeking, shards, a descriptor) is checked where it is offered; otherwise the check ends as
+//! The kit takes for granted that a new connection has room for 4,096 unread bytes. What is optional (a stream to itself, peeking, shards, datagrams, a descriptor) is checked where it is offered; otherwise the check ends as
 //! [`Outcome::NotOffered`]. Tests of a stack do well to compare [`Report::not_offered`] with what they expect.
 //!
 //! [`checks`] lists the checks, for a test harness that runs and reports each one by itself. Nothing is promised about speed, and
 //! no check measures time.
 
 mod addresses;
+mod datagrams;
 mod endings;
 mod optional;
 mod readiness;
@@ -189,6 +190,7 @@ pub fn checks() -> impl Iterator<Item = &'static Check> {
         endings::CHECKS,
         optional::CHECKS,
         shards::CHECKS,
+        datagrams::CHECKS,
     ]
     .into_iter()
     .flatten()

@@ -34,6 +34,7 @@
 //! * A stack whose receive buffers are in the process offers [`Stream::peek`]: FPDUs are then verified where they lie.
 //! * A TCP that ends with its process implements [`Stack::drain`].
 //! * Feature `conformance`: the module `conformance` checks a stack for all of this.
+//! * Datagrams are optional: a stack with UDP implements [`Stack::bind_datagrams`] and [`DatagramSocket`].
 //! * A stack that several threads can drive at the same time implements [`Stack::shard`], [`Stream::detach`] and [`Stack::adopt`].
 //!   The defaults say that it cannot.
 //!
@@ -49,6 +50,7 @@ pub mod capture;
 mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod datagram;
 pub mod fault;
 mod interface;
 mod netlink;
@@ -74,6 +76,7 @@ use std::{
 };
 
 pub use clock::Clock;
+pub use datagram::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Outgoing};
 pub use interface::Interface;
 pub use options::{ListenOptions, OptionError, StreamInfo, StreamOptions};
 #[cfg(feature = "smoltcp")]
@@ -300,6 +303,21 @@ pub trait Stack: Send {
     ) -> io::Result<Box<dyn Stream>> {
         let _ = (local, options, token);
         Err(io::Error::new(io::ErrorKind::Unsupported, "this stack cannot connect a stream to itself"))
+    }
+
+    /// Binds a UDP socket at `local` (port 0: any), which is known by `token`; at a multicast address, a member of that group. It stays
+    /// with this shard.
+    ///
+    /// # Errors
+    /// `Unsupported`: this stack has no datagrams. `AddrInUse`, `AddrNotAvailable`, ..
+    fn bind_datagrams(
+        &mut self,
+        local: SocketAddr,
+        options: &DatagramOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn DatagramSocket>> {
+        let _ = (local, options, token);
+        Err(io::Error::new(io::ErrorKind::Unsupported, "this stack has no datagrams"))
     }
 
     /// Appends what is ready now. Never blocks.

@@ -21,6 +21,7 @@
 //! Two ends are connected by two directions, and each direction is a [`Link`] with its own latency and faults. The
 //! clock moves only by [`Network::advance`] and [`Network::step`].
 
+mod datagram;
 mod link;
 #[cfg(test)]
 mod tests;
@@ -37,9 +38,12 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 use uiw_mem::{IoVec, IoVecMut};
 
-use crate::{Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo, StreamOptions, Token};
+use crate::{
+    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo,
+    StreamOptions, Token,
+};
 pub(crate) use link::Random;
-pub use link::{Link, Split};
+pub use link::{DatagramFaults, Link, Split};
 use world::{EndId, ListenerId, World};
 
 /// The network: addresses, links and the clock. A clone is the same network.
@@ -188,6 +192,17 @@ impl Stack for SimStack {
         let local = self.own(local)?;
         let (id, local) = self.network.lock().connect_self(self.id, local, token)?;
         Ok(Box::new(SimStream { network: self.network.clone(), id, local, peer: local }))
+    }
+
+    fn bind_datagrams(
+        &mut self,
+        local: SocketAddr,
+        _options: &DatagramOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn DatagramSocket>> {
+        let local = if local.ip().is_multicast() { local } else { self.own(local)? };
+        let (id, local) = self.network.lock().bind(self.id, local, token)?;
+        Ok(Box::new(datagram::SimDatagrams::new(self.network.clone(), id, local)))
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {

@@ -8,6 +8,7 @@
 mod addr;
 mod claim;
 mod config;
+mod datagram;
 mod flow;
 mod interface;
 mod link;
@@ -22,7 +23,10 @@ mod stretch;
 mod tests;
 pub mod xdp;
 
-use crate::{Clock, Event, ListenOptions, Listener, Stack, Stream, StreamOptions, Token};
+use crate::{
+    Clock, DatagramOptions, DatagramSocket, Event, ListenOptions, Listener, Stack, Stream, StreamOptions,
+    Token,
+};
 use interface::SmolInterface;
 use parking_lot::Mutex;
 use std::io;
@@ -87,6 +91,16 @@ impl<L: Link + 'static> Stack for SmolStack<L> {
         let (id, local) = self.interface.lock().connect(local, peer, options, token)?;
         tracing::debug!(%local, %peer, "connecting");
         Ok(Box::new(stream::SmolStream::new(Arc::clone(&self.interface), id, (local, peer))))
+    }
+
+    fn bind_datagrams(
+        &mut self,
+        local: SocketAddr,
+        _options: &DatagramOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn DatagramSocket>> {
+        let (id, local) = self.interface.lock().bind_datagrams(local, token)?;
+        Ok(Box::new(datagram::SmolDatagrams::new(Arc::clone(&self.interface), id, local)))
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {

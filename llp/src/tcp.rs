@@ -1,5 +1,6 @@
 //! The kernel's TCP: non-blocking sockets in one level-triggered epoll set.
 
+mod datagram;
 mod setup;
 mod stream;
 mod syscall;
@@ -21,7 +22,10 @@ use rustix::{
     net::{SocketFlags, accept_with},
 };
 
-use crate::{Event, Interest, ListenOptions, Listener, Stack, Stream, StreamOptions, Token, foreign_stream};
+use crate::{
+    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, Stack, Stream, StreamOptions,
+    Token, foreign_stream,
+};
 pub use stream::TcpStream;
 
 /// What `struct tcp_info` says, as the kernel gave it.
@@ -88,6 +92,15 @@ impl Stack for TcpStack {
         let own = setup::local_addr(&socket)?;
         tracing::debug!(%own, "connecting to itself");
         Ok(Box::new(TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (own, own))?))
+    }
+
+    fn bind_datagrams(
+        &mut self,
+        local: SocketAddr,
+        options: &DatagramOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn DatagramSocket>> {
+        Ok(Box::new(datagram::bind(local, options, &self.epoll, token)?))
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {

@@ -40,7 +40,8 @@
 //! ```
 
 use crate::{
-    Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo, StreamOptions, Token, foreign_stream,
+    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo,
+    StreamOptions, Token, foreign_stream,
 };
 use std::io;
 use std::net::SocketAddr;
@@ -79,6 +80,11 @@ pub trait StackHooks: Clone + Send + 'static {
 
     /// Comes before [`Stack::connect`] and [`Stack::connect_self`].
     fn before_connect(&mut self, _inner: &dyn Stack) {}
+
+    /// The socket to be used for one that was just bound, and will be known by `token`.
+    fn datagrams(&self, inner: Box<dyn DatagramSocket>, _token: Token) -> Box<dyn DatagramSocket> {
+        inner
+    }
 
     /// See [`Stack::poll`].
     fn poll(&mut self, inner: &mut dyn Stack, events: &mut Vec<Event>) -> io::Result<()> {
@@ -218,6 +224,16 @@ impl<H: StackHooks> Stack for WrappedStack<H> {
         self.hooks.before_connect(&*self.inner);
         let inner = self.inner.connect_self(local, options, token)?;
         Ok(wrap(&self.hooks, inner, Origin::ConnectedToSelf, token))
+    }
+
+    fn bind_datagrams(
+        &mut self,
+        local: SocketAddr,
+        options: &DatagramOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn DatagramSocket>> {
+        let inner = self.inner.bind_datagrams(local, options, token)?;
+        Ok(self.hooks.datagrams(inner, token))
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {

@@ -35,6 +35,7 @@
 mod access;
 mod blocks;
 mod copy;
+mod discards;
 mod error;
 mod iovec;
 mod memory;
@@ -48,6 +49,7 @@ pub use access::{Access, PdId, Right, StreamId, WindowType};
 pub use blocks::{BLOCK_BYTES, BLOCK_WORDS, Block, BlockRef, Blocks};
 #[doc(hidden)]
 pub use copy::bench;
+pub use discards::Discards;
 pub use error::{
     BindError, DeregisterError, FastRegisterError, Gone, InvalidateError, LocalError, RegisterError,
     RemoteError, ReregError, Unaligned, UpdateError,

@@ -1,7 +1,9 @@
 //! What a region is made of: bytes of ours, of a buffer kept alive, or of a caller that guarantees them.
 
 use core::{any::Any, fmt, ptr::NonNull};
-use std::io;
+use std::{io, sync::Arc};
+
+use crate::discards::Discards;
 
 /// Bytes to register. Dropped with the last region, window or span that stands on them.
 ///
@@ -16,6 +18,8 @@ pub struct Memory {
     /// In-flight buffers belong to the engine: a caller of an `unsafe` function promised it.
     exclusive: bool,
     presence: Presence,
+    /// Of `Presence::Foreign`.
+    discards: Option<Arc<Discards>>,
     _keep: Keep,
 }
 
@@ -56,6 +60,7 @@ impl Memory {
             len,
             exclusive: false,
             presence: Presence::Guaranteed,
+            discards: None,
             _keep: Keep::Owned(pages),
         })
     }
@@ -70,7 +75,14 @@ impl Memory {
     ///   receive or a Read places, unless the region is shared; then all accesses are atomic.
     pub unsafe fn borrowed(at: *mut u8, len: usize) -> Self {
         let at = NonNull::new(at).unwrap_or(NonNull::dangling());
-        Self { at, len, exclusive: true, presence: Presence::Guaranteed, _keep: Keep::Borrowed }
+        Self {
+            at,
+            len,
+            exclusive: true,
+            presence: Presence::Guaranteed,
+            discards: None,
+            _keep: Keep::Borrowed,
+        }
     }
 
     /// The `len` bytes at `at` of a program that may unmap them, or take rights away, at any time: an access to what is not there fails,
@@ -83,13 +95,23 @@ impl Memory {
     pub unsafe fn foreign(at: *mut u8, len: usize) -> Self {
         // SAFETY: the caller's promise; what it leaves out, `presence` stands for.
         let memory = unsafe { Self::borrowed(at, len) };
-        Self { presence: Presence::Foreign, ..memory }
+        let discards = Some(Arc::new(Discards::new(at.addr(), len)));
+        Self { presence: Presence::Foreign, discards, ..memory }
     }
 
-    /// The same bytes, found anew by every access: on-demand paging.
-    #[must_use]
-    pub fn on_demand(self) -> Self {
-        Self { presence: Presence::OnDemand, ..self }
+    /// As [`Memory::foreign`]; every access finds what is there at that time: on-demand paging.
+    ///
+    /// # Safety
+    /// As for [`Memory::foreign`].
+    pub unsafe fn on_demand(at: *mut u8, len: usize) -> Self {
+        // SAFETY: as for `foreign`.
+        let memory = unsafe { Self::borrowed(at, len) };
+        Self { presence: Presence::OnDemand, ..memory }
+    }
+
+    /// Which pages of [`Memory::foreign`] were given up.
+    pub fn discards(&self) -> Option<&Arc<Discards>> {
+        self.discards.as_ref()
     }
 
     /// The `len` bytes at `at`, which `keep` owns and which live at that address until `keep` is dropped.
@@ -98,7 +120,14 @@ impl Memory {
     /// As for [`Memory::borrowed`], as long as `keep` lives.
     pub unsafe fn buffer(keep: Box<dyn Any + Send>, at: *mut u8, len: usize) -> Self {
         let at = NonNull::new(at).unwrap_or(NonNull::dangling());
-        Self { at, len, exclusive: true, presence: Presence::Guaranteed, _keep: Keep::Buffer(keep) }
+        Self {
+            at,
+            len,
+            exclusive: true,
+            presence: Presence::Guaranteed,
+            discards: None,
+            _keep: Keep::Buffer(keep),
+        }
     }
 
     /// Takes the promise back (or never relies on it): all copies are atomic. For callers that may register the same

@@ -1,18 +1,13 @@
 //! A range of tagged offsets that stands for bytes: a region, the binding of a window, a fast registration.
 
-use core::{
-    fmt,
-    ops::Range,
-    ptr::NonNull,
-    sync::atomic::{AtomicBool, Ordering::SeqCst},
-};
+use core::{fmt, ops::Range, ptr::NonNull};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use uiw_ddp::STag;
 
 use crate::{
-    Access, LocalError, Memory, PdId, RegisterError, Span, StreamId,
+    Access, Discards, LocalError, Memory, PdId, RegisterError, Span, StreamId,
     memory::Presence,
     pin_count::{CloseError, PinCount},
 };
@@ -33,8 +28,8 @@ pub struct Region {
     len: usize,
     shared: bool,
     presence: Presence,
-    /// Of a window its parent's count.
-    discarded: Arc<Discarded>,
+    /// Those of its memory, also of a window and after a re-registration.
+    discards: Option<Arc<Discards>>,
     /// `None` once the region has ended for good: a handle that still exists keeps no bytes.
     memory: Mutex<Option<Arc<Memory>>>,
     /// The region a window is bound to.
@@ -47,35 +42,6 @@ pub struct Region {
 unsafe impl Send for Region {}
 // SAFETY: `&Region` hands out the address, never access to the bytes; pins are counted atomically.
 unsafe impl Sync for Region {}
-
-/// Addresses of a region that the program has unmapped since it was registered.
-#[derive(Default)]
-struct Discarded {
-    any: AtomicBool,
-    ranges: Mutex<Vec<Range<usize>>>,
-}
-
-impl Discarded {
-    #[cold]
-    fn misses(&self, start: usize, len: usize) -> bool {
-        len == 0 || self.ranges.lock().iter().all(|range| range.end <= start || range.start >= start + len)
-    }
-
-    fn add(&self, range: &Range<usize>) {
-        let mut ranges = self.ranges.lock();
-        let mut new = range.clone();
-        // Ranges that touch become one.
-        ranges.retain(|old| {
-            let apart = old.end < new.start || old.start > new.end;
-            if !apart {
-                new = new.start.min(old.start)..new.end.max(old.end);
-            }
-            apart
-        });
-        ranges.push(new);
-        self.any.store(true, SeqCst);
-    }
-}
 
 /// Where a range of tagged offsets fails to lie inside of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +89,7 @@ impl Plan {
             len: self.memory.len(),
             shared: self.all_shared || self.access.is_peer_reachable() || !self.memory.is_exclusive(),
             presence: self.memory.presence(),
-            discarded: Arc::default(),
+            discards: self.memory.discards().cloned(),
             memory: Mutex::new(Some(self.memory)),
             parent: None,
             pin_count: PinCount::default(),
@@ -186,9 +152,7 @@ impl Region {
     /// Whether none of the bytes was discarded. To be asked under a pin: [`crate::Table::discard`] waits for those that were taken before.
     #[inline]
     pub(crate) fn has(&self, offset: usize, len: usize) -> bool {
-        !self.may_be_gone()
-            || !self.discarded.any.load(SeqCst)
-            || self.discarded.misses(self.at.addr().get() + offset, len)
+        self.discards.as_ref().is_none_or(|discards| discards.has(self.at.addr().get() + offset, len))
     }
 
     /// Bytes at addresses of `range` are gone for good. Returns whether the region has some of them.
@@ -199,8 +163,8 @@ impl Region {
             && start < range.end
             && range.start - start.min(range.start) < self.len;
         // A window's are its parent's, but the caller may see the window alone.
-        if overlaps {
-            self.discarded.add(range);
+        if overlaps && let Some(discards) = &self.discards {
+            discards.add(range);
         }
         overlaps
     }
@@ -262,7 +226,7 @@ impl Region {
             len,
             shared: true,
             presence: self.presence,
-            discarded: Arc::clone(&self.discarded),
+            discards: self.discards.clone(),
             memory: Mutex::new(self.memory.lock().clone()),
             parent: Some(self.clone()),
             pin_count: PinCount::default(),

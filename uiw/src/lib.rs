@@ -47,7 +47,6 @@
 
 pub use uiw_llp as llp;
 pub use uiw_stream as stream;
-pub use uiw_verbs::counters;
 #[cfg(feature = "mio")]
 pub use uiw_verbs::mio;
 #[cfg(feature = "tokio")]
@@ -63,8 +62,9 @@ pub use uiw_verbs::{
 /// memory rules are in the hands of the caller.
 pub mod raw {
     pub use uiw_verbs::{
-        Arm, AsyncEvent, Bind, CompChannel, Cq, CqOptions, EventQueue, FastMr, FastRegister, Memory,
-        Negotiated, Origin, Path, PostError, Qp, QpAttr, QpCap, QpInit, QpState, RawMr, RawMw, RecvWr,
-        Remote, Rtr, STag, SendFlags, SendOp, SendWr, Sge, Srq, SrqAttr, WindowType, cm,
+        AddressHandle, Arm, AsyncEvent, Bind, CompChannel, Cq, CqOptions, DatagramCounts, DatagramPort,
+        Destination, EventQueue, FastMr, FastRegister, Memory, Negotiated, Origin, Path, PostError,
+        ProgressHooks, Qp, QpAttr, QpCap, QpInit, QpState, RawMr, RawMw, RecvWr, Remote, Rtr, STag,
+        SendFlags, SendOp, SendWr, Sge, Srq, SrqAttr, WindowType, cm,
     };
 }

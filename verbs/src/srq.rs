@@ -161,6 +161,18 @@ impl Srq {
         }
     }
 
+    /// Takes the oldest receive, if there is one.
+    pub(crate) fn try_take(&self, into: &mut RecvWqe, wakes: &mut Wakes) -> bool {
+        let mut queue = self.queue.lock();
+        let taken = queue.take(into);
+        let left = queue.len();
+        drop(queue);
+        if taken {
+            self.check_limit(left, wakes);
+        }
+        taken
+    }
+
     /// Takes the oldest receive, or notes `token` as waiting for one.
     pub(crate) fn take(&self, into: &mut RecvWqe, token: uiw_llp::Token, wakes: &mut Wakes) -> bool {
         let mut queue = self.queue.lock();
@@ -172,13 +184,18 @@ impl Srq {
         }
         let left = queue.len();
         drop(queue);
+        self.check_limit(left, wakes);
+        true
+    }
+
+    /// Raises the event once fewer receives than the limit are posted.
+    fn check_limit(&self, left: usize, wakes: &mut Wakes) {
         let limit = self.limit.load(Ordering::Acquire) as usize;
         if left < limit
             && self.limit.compare_exchange(limit as u32, 0, Ordering::AcqRel, Ordering::Acquire).is_ok()
         {
             self.pd.device().events().raise(AsyncEvent::SrqLimitReached { srq: self.num }, wakes);
         }
-        true
     }
 
     /// A stream is over: it waits for no receive any more.

@@ -206,6 +206,8 @@ pub struct Wc {
     pub invalidated: Option<STag>,
     /// The queue pair.
     pub qp_num: u32,
+    /// Of a received datagram: the queue pair that sent it. A route header of 40 bytes is in front of its payload.
+    pub datagram_from: Option<u32>,
     /// The wire's reason, where an error has one.
     pub reason: Option<WireReason>,
     /// Monotonic nanoseconds at completion; 0 unless the queue was created with timestamps.

@@ -1,6 +1,7 @@
 //! Work requests: what an application asks a queue pair to do.
 
 use crate::mr::RemoteMr;
+use crate::ud::Destination;
 use bitflags::bitflags;
 use uiw_ddp::STag;
 use uiw_mem::Access;
@@ -81,6 +82,13 @@ pub enum SendOp {
     },
     /// Send (RFC 5040 section 4.3).
     Send,
+    /// A datagram, on a UD queue pair.
+    Datagram {
+        /// Where to.
+        to: Destination,
+        /// The immediate, as the application's number.
+        imm: Option<u32>,
+    },
     /// Send with Invalidate: the peer's STag is invalidated before its receive completes.
     SendInvalidate {
         /// The peer's STag.

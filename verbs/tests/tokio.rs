@@ -1,9 +1,13 @@
 //! A device driven by tokio's reactor.
 
 use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Wake, Waker};
 
 use futures_util::StreamExt;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use uiw_verbs::{ByteStream, ConnSettings, Connection, Device, Listener};
 
 async fn echo(connection: Connection) {
@@ -113,5 +117,66 @@ async fn bytes_are_copied_both_ways() {
     writer.await.unwrap();
     drop(read);
     assert_eq!(server.await.unwrap(), sent.len() as u64);
+    driver.abort();
+}
+
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Woken {
+    fn is(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// The halves of a stream belong to different tasks: a reader that grants credits looks for room among the messages that the
+/// writer waits for.
+#[tokio::test]
+async fn a_reader_does_not_take_the_writers_wake_up() {
+    const PAYLOAD: usize = 256 << 10;
+    let device = Device::open().unwrap();
+    let driver = tokio::spawn(uiw_verbs::tokio::drive(device.clone()));
+    let pd = device.alloc_pd().unwrap();
+    let settings = ConnSettings::default().recv_depth(32).recv_size(PAYLOAD as u32 + 8);
+    let mut listener = Listener::bind(&pd, SocketAddr::from(([127, 0, 0, 1], 0)), &settings).unwrap();
+    let (connected, accepted) =
+        tokio::join!(Connection::connect(&pd, listener.local_addr(), &settings), listener.next());
+    let mut stream = ByteStream::new(connected.unwrap()).unwrap();
+    let mut peer = ByteStream::new(accepted.unwrap().unwrap()).unwrap();
+    // The peer has credits for 30 messages, and gets new ones when half of them were read.
+    for byte in 0..20u8 {
+        AsyncWriteExt::write_all(&mut peer, &[byte]).await.unwrap();
+    }
+    AsyncWriteExt::flush(&mut peer).await.unwrap();
+    let mut read = [0; 4];
+    for byte in 0..4u8 {
+        AsyncReadExt::read_exact(&mut stream, &mut read[..1]).await.unwrap();
+        assert_eq!(read[0], byte);
+    }
+    // More than the socket takes at once: nothing drives while this task runs.
+    let writer = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&writer));
+    let block = vec![0; PAYLOAD];
+    let mut cx = Context::from_waker(&waker);
+    while Pin::new(&mut stream).poll_write(&mut cx, &block).is_ready() {}
+    assert!(Pin::new(&mut stream).poll_flush(&mut cx).is_pending());
+    writer.0.store(false, Ordering::SeqCst);
+    assert!(Pin::new(&mut stream).poll_flush(&mut cx).is_pending());
+    let reader = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&reader));
+    let mut cx = Context::from_waker(&waker);
+    for _ in 4..20 {
+        assert!(Pin::new(&mut stream).poll_read(&mut cx, &mut ReadBuf::new(&mut read)).is_ready());
+    }
+    while !writer.is() && !reader.is() {
+        tokio::task::yield_now().await;
+    }
+    assert!(writer.is(), "the writer waits for a message that was sent");
     driver.abort();
 }

@@ -18,7 +18,7 @@ pub mod wr;
 
 pub use cm::{
     rdma_addrinfo, rdma_cm_event, rdma_cm_id, rdma_cm_join_mc_attr_ex, rdma_conn_param, rdma_event_channel,
-    rdma_event_param,
+    rdma_event_param, rdma_ud_param,
 };
 pub use context::{ibv_context, ibv_context_ops, ibv_values_ex, verbs_context};
 pub use cq::{
@@ -31,7 +31,7 @@ pub use device::{
 };
 pub use event::{ibv_async_element, ibv_async_event, ibv_event_type};
 pub use mr::{
-    ibv_ah, ibv_buf, ibv_mr, ibv_mr_init_attr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info,
+    ibv_ah, ibv_buf, ibv_grh, ibv_mr, ibv_mr_init_attr, ibv_mw, ibv_mw_bind, ibv_mw_bind_info,
     ibv_parent_domain_init_attr, ibv_pd, ibv_td, ibv_td_init_attr,
 };
 pub use qp::{
@@ -41,7 +41,7 @@ pub use qp::{
 pub use srq::{ibv_srq, ibv_srq_attr, ibv_srq_init_attr, ibv_srq_init_attr_ex, ibv_tm_cap};
 pub use wr::{
     ibv_data_buf, ibv_imm, ibv_recv_wr, ibv_send_bind, ibv_send_tail, ibv_send_target, ibv_send_wr, ibv_sge,
-    ibv_target_atomic, ibv_target_rdma, ibv_wc,
+    ibv_target_atomic, ibv_target_rdma, ibv_target_ud, ibv_wc,
 };
 
 /// `pthread_mutex_t` and `pthread_cond_t` inside verbs objects. Zeroed is their static initialiser; this library locks neither.

@@ -115,6 +115,19 @@ pub struct ibv_mw_bind {
 }
 layout!(ibv_mw_bind: 48 { wr_id: 0, send_flags: 8, bind_info: 16, bind_info.length: 32, bind_info.mw_access_flags: 40 });
 
+/// The header in front of a received datagram; numbers are big-endian.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_grh {
+    pub version_tclass_flow: u32,
+    pub paylen: u16,
+    pub next_hdr: u8,
+    pub hop_limit: u8,
+    pub sgid: ibv_gid,
+    pub dgid: ibv_gid,
+}
+layout!(ibv_grh: 40 { paylen: 4, next_hdr: 6, hop_limit: 7, sgid: 8, dgid: 24 });
+
 #[repr(C)]
 pub struct ibv_ah {
     pub context: *mut ibv_context,

@@ -40,9 +40,18 @@ pub struct ibv_target_atomic {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+pub struct ibv_target_ud {
+    pub ah: *mut ibv_ah,
+    pub remote_qpn: u32,
+    pub remote_qkey: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub union ibv_send_target {
     pub rdma: ibv_target_rdma,
     pub atomic: ibv_target_atomic,
+    pub ud: ibv_target_ud,
 }
 
 #[repr(C)]
@@ -73,7 +82,7 @@ pub struct ibv_send_wr {
     pub remote_srqn: u32,
     pub tail: ibv_send_tail,
 }
-layout!(ibv_send_wr: 128 { next: 8, sg_list: 16, num_sge: 24, opcode: 28, send_flags: 32, imm: 36, wr: 40, remote_srqn: 72, tail: 80, tail.bind_mw.rkey: 88, tail.bind_mw.bind_info: 96, wr.atomic.rkey: 64, wr.rdma.rkey: 48 });
+layout!(ibv_send_wr: 128 { next: 8, sg_list: 16, num_sge: 24, opcode: 28, send_flags: 32, imm: 36, wr: 40, remote_srqn: 72, tail: 80, tail.bind_mw.rkey: 88, tail.bind_mw.bind_info: 96, wr.atomic.rkey: 64, wr.rdma.rkey: 48, wr.ud.remote_qpn: 48, wr.ud.remote_qkey: 52 });
 
 pub const IBV_WR_RDMA_WRITE: c_int = 0;
 pub const IBV_WR_RDMA_WRITE_WITH_IMM: c_int = 1;
@@ -115,5 +124,6 @@ pub struct ibv_wc {
 }
 layout!(ibv_wc: 48 { status: 8, opcode: 12, vendor_err: 16, byte_len: 20, imm: 24, qp_num: 28, src_qp: 32, wc_flags: 36, pkey_index: 40, slid: 42, sl: 44, dlid_path_bits: 45 });
 
+pub const IBV_WC_GRH: c_uint = 1 << 0;
 pub const IBV_WC_WITH_IMM: c_uint = 1 << 1;
 pub const IBV_WC_WITH_INV: c_uint = 1 << 3;

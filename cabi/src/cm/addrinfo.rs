@@ -203,8 +203,8 @@ pub unsafe extern "C-unwind" fn rdma_resolve_addrinfo(
         let answer = move || {
             let resolved = query.answer();
             let note = match resolved.error() {
-                0 => Note { event: RDMA_CM_EVENT_ADDRINFO_RESOLVED, status: 0, arg: 0 },
-                error => Note { event: RDMA_CM_EVENT_ADDRINFO_ERROR, status: error, arg: 0 },
+                0 => Note { event: RDMA_CM_EVENT_ADDRINFO_RESOLVED, status: 0, arg: 0, group: None },
+                error => Note { event: RDMA_CM_EVENT_ADDRINFO_ERROR, status: error, arg: 0, group: None },
             };
             if let Some(mut state) = id.lock_alive() {
                 state.resolved = Some(resolved);

@@ -10,7 +10,7 @@ use crate::cm::id::{Id, Options, Phase};
 use crate::cm::params::{self, Params};
 use crate::cm::ports::Reservation;
 use crate::cm::routes::{self, Source};
-use crate::cm::{failure, registry, sync};
+use crate::cm::{failure, registry, sidr, sync};
 use crate::errno::Errno;
 use crate::object::Object;
 use crate::qp::Qp;
@@ -49,7 +49,10 @@ fn queue_pair<'a>(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<&'a O
 /// `param` is NULL or readable, and so is its private data.
 pub unsafe extern "C-unwind" fn rdma_connect(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
     // SAFETY: the caller's promise.
-    let result = boundary::minus_one(|| unsafe { connect(&registry::id(id)?, param) });
+    let result = boundary::minus_one(|| unsafe {
+        let id = registry::id(id)?;
+        if id.is_ud() { sidr::connect(&id, param) } else { connect(&id, param) }
+    });
     // SAFETY: nothing on this stack frame has a destructor.
     unsafe { sync::complete(id, result) }
 }
@@ -138,8 +141,16 @@ fn begin(
 /// # Safety
 /// As for [`rdma_connect`].
 pub unsafe extern "C-unwind" fn rdma_accept(id: *mut rdma_cm_id, param: *mut rdma_conn_param) -> c_int {
+    let mut event_follows = true;
     // SAFETY: the caller's promise.
-    let result = boundary::minus_one(|| unsafe { accept(&*registry::id(id)?, param) });
+    let result = boundary::minus_one(|| unsafe {
+        let id = registry::id(id)?;
+        event_follows = !id.is_ud();
+        if id.is_ud() { sidr::accept(&id, param) } else { accept(&id, param) }
+    });
+    if !event_follows {
+        return result;
+    }
     // SAFETY: nothing on this stack frame has a destructor.
     unsafe { sync::complete(id, result) }
 }
@@ -203,6 +214,10 @@ pub unsafe extern "C" fn rdma_reject(id: *mut rdma_cm_id, data: *const c_void, l
             let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
             match std::mem::replace(&mut state.phase, Phase::Over) {
                 Phase::Requested(request) => request,
+                Phase::SidrRequested(request) => {
+                    drop(state);
+                    return request.reject(data).map_err(Into::into);
+                }
                 phase => {
                     state.phase = phase;
                     return Err(Errno::INVAL.because("rdma_reject of an id that is no connection request"));
@@ -261,6 +276,9 @@ pub unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 
 /// Whether an event is there or will come.
 fn disconnect(id: &Id) -> Result<bool> {
+    if id.is_ud() {
+        return Err(Errno::INVAL);
+    }
     // Waits for `rdma_connect` or `rdma_accept` of another thread, which is about to get the connection.
     let _control = id.control();
     let (established, handle) = {
@@ -291,7 +309,7 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
     attr: *mut abi::ibv_qp_attr,
     mask: *mut c_int,
 ) -> c_int {
-    use crate::abi::qp::{IBV_QP_ACCESS_FLAGS, IBV_QP_STATE};
+    use crate::abi::qp::{IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_QKEY, IBV_QP_STATE};
     const REMOTE_WRITE_AND_READ: u32 = 2 | 4;
     const INIT: c_int = 1;
     const RTR: c_int = 2;
@@ -307,6 +325,7 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
             return Err(Errno::INVAL.because("the id has no device yet"));
         }
         let set = match state {
+            INIT | RTR | RTS if id.is_ud() => IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY,
             INIT | RTR => IBV_QP_STATE | IBV_QP_ACCESS_FLAGS,
             RTS => 0,
             _ => return Err(Errno::INVAL.because("a state other than INIT, RTR and RTS")),
@@ -316,7 +335,9 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
             let mut new: abi::ibv_qp_attr = abi::zeroed();
             new.qp_state = state;
             new.port_num = 1;
-            if set != 0 {
+            if id.is_ud() {
+                new.qkey = sidr::QKEY;
+            } else if set != 0 {
                 new.qp_access_flags = REMOTE_WRITE_AND_READ;
             }
             *attr = new;

@@ -8,7 +8,7 @@ use crate::cm::event::{Draft, give, give_note, reads_in_one_byte};
 use crate::cm::failure::{event_and_status, flush_if_rejected};
 use crate::cm::id::{Id, Phase};
 use crate::cm::routes::{self, Source};
-use crate::cm::{address, devices, lifecycle, registry};
+use crate::cm::{address, devices, lifecycle, registry, sidr};
 use crate::persona::Persona;
 use crate::settings::Settings;
 use std::sync::Arc;
@@ -23,6 +23,8 @@ pub(crate) fn deliver(id: &Arc<Id>, event: CmEvent) -> Option<*mut rdma_cm_event
             give_note(id, note)
         }
         CmEventKind::ConnectRequest(request) => requested(id, request),
+        CmEventKind::SidrRequest(request) => sidr::requested(id, request),
+        CmEventKind::SidrResolved(info) => sidr::resolved(id, &info),
         CmEventKind::Established(info) => established(id, &info),
         CmEventKind::Failed(error) => failed(id, &error),
         // The interface is gone, and the program may use another one; while it is only down there is nothing to do.

@@ -1,7 +1,7 @@
 //! Endpoints: an id with everything it needs, in one call.
 
 use crate::abi::cm::{RAI_PASSIVE, RDMA_PS_TCP};
-use crate::abi::qp::IBV_QPT_RC;
+use crate::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use crate::abi::{ibv_pd, ibv_qp_init_attr, rdma_addrinfo, rdma_cm_id};
 use crate::boundary::{self, Result};
 use crate::cm::id::{Endpoint, Id};
@@ -33,10 +33,12 @@ pub unsafe extern "C" fn rdma_create_ep(
             return Err(Errno::INVAL.null());
         }
         check_port_space(if res.ai_port_space == 0 { RDMA_PS_TCP } else { res.ai_port_space })?;
-        if res.ai_qp_type != IBV_QPT_RC && res.ai_qp_type != 0 {
-            return Err(Errno::UNSUPPORTED.because("only reliable connections (IBV_QPT_RC) are offered"));
-        }
         let new = lifecycle::create(&lifecycle::own_channel()?, true, ptr::null_mut());
+        new.set_port_space(if res.ai_port_space == 0 { RDMA_PS_TCP } else { res.ai_port_space });
+        if res.ai_qp_type != qp_type(&new) && res.ai_qp_type != 0 {
+            lifecycle::discard(&new);
+            return Err(Errno::UNSUPPORTED.because("not the type of queue pair of this port space"));
+        }
         // SAFETY: as above.
         match unsafe { equip(&new, res, pd, attr) } {
             Ok(()) => {
@@ -50,6 +52,11 @@ pub unsafe extern "C" fn rdma_create_ep(
             }
         }
     })
+}
+
+/// The type of the id's queue pairs.
+fn qp_type(id: &Id) -> c_int {
+    if id.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC }
 }
 
 /// # Safety
@@ -66,7 +73,7 @@ unsafe fn equip(
         // SAFETY: as above.
         resolve::bind(id, unsafe { address::read(res.ai_src_addr) }?)?;
         let endpoint = given.map(|given| {
-            given.qp_type = IBV_QPT_RC;
+            given.qp_type = qp_type(id);
             Endpoint { pd, attr: *given }
         });
         id.lock().endpoint = endpoint;
@@ -82,7 +89,7 @@ unsafe fn equip(
     // Both events are notes, and C has not seen the id yet.
     id.forget_notes();
     if let Some(given) = given {
-        given.qp_type = IBV_QPT_RC;
+        given.qp_type = qp_type(id);
         // SAFETY: as above.
         unsafe { qp::create(id, pd, given) }?;
     }

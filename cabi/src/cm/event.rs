@@ -1,13 +1,17 @@
 //! Events as C holds them, from their delivery to their acknowledgement.
 
 use crate::abi::cm::*;
-use crate::abi::{self, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_param};
+use crate::abi::{
+    self, ibv_ah_attr, rdma_cm_event, rdma_cm_id, rdma_conn_param, rdma_event_param, rdma_ud_param,
+};
 use crate::boundary::{self, Result};
 use crate::cm::id::{Id, Note};
-use crate::cm::registry;
+use crate::cm::{registry, sidr};
+use crate::device::gid;
 use crate::engine::MAX_RD_ATOMIC;
 use crate::errno::Errno;
 use std::ffi::{c_char, c_int, c_void};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 /// Bytes of private data that an event can carry: C's length is one byte, though MPA carries up to 512 bytes.
@@ -31,11 +35,23 @@ pub(crate) struct Draft<'a> {
     pub(crate) private_data: &'a [u8],
     pub(crate) responder_resources: u8,
     pub(crate) initiator_depth: u8,
+    /// Of an id without a connection.
+    pub(crate) ud: Option<Ud>,
+}
+
+/// The queue pair or the group of an event about an id without a connection.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Ud {
+    pub(crate) ah: ibv_ah_attr,
+    pub(crate) qp_num: u32,
+    pub(crate) qkey: u32,
+    /// Instead of private data: the program's pointer for a group.
+    pub(crate) context: u64,
 }
 
 impl Draft<'_> {
     pub(crate) const fn new(event: c_int) -> Self {
-        Self { event, status: 0, private_data: &[], responder_resources: 0, initiator_depth: 0 }
+        Self { event, status: 0, private_data: &[], responder_resources: 0, initiator_depth: 0, ud: None }
     }
 }
 
@@ -59,13 +75,27 @@ pub(crate) fn give(owner: &Arc<Id>, id: &Id, draft: &Draft<'_>) -> Option<*mut r
         listen_id: listener,
         event: draft.event,
         status: draft.status,
-        param: rdma_event_param { conn },
+        param: match draft.ud {
+            None => rdma_event_param { conn },
+            Some(ud) => rdma_event_param {
+                ud: rdma_ud_param {
+                    private_data: ud.context as usize as *const c_void,
+                    private_data_len: private_data.len() as u8,
+                    ah_attr: ud.ah,
+                    qp_num: ud.qp_num,
+                    qkey: ud.qkey,
+                },
+            },
+        },
     };
     give_raw(owner, abi, private_data)
 }
 
 /// An event of the connection manager itself.
 pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<*mut rdma_cm_event> {
+    if let Some(group) = note.group {
+        return give_group(id, note, group);
+    }
     let abi = rdma_cm_event {
         id: id.abi(),
         listen_id: std::ptr::null_mut(),
@@ -74,6 +104,19 @@ pub(crate) fn give_note(id: &Arc<Id>, note: Note) -> Option<*mut rdma_cm_event> 
         param: rdma_event_param { arg: note.arg },
     };
     give_raw(id, abi, &[])
+}
+
+/// An event about a multicast group.
+fn give_group(id: &Arc<Id>, note: Note, group: IpAddr) -> Option<*mut rdma_cm_event> {
+    let local = id.lock().local.map(|local| local.ip());
+    let ah = local.and_then(|local| sidr::address_vector(local, gid::from_address(group)).ok());
+    let ud = Ud {
+        ah: ah.unwrap_or_default(),
+        qp_num: uiw_datagram::Qpn::MULTICAST.raw(),
+        qkey: sidr::QKEY,
+        context: note.arg,
+    };
+    give(id, id, &Draft { status: note.status, ud: Some(ud), ..Draft::new(note.event) })
 }
 
 fn give_raw(owner: &Arc<Id>, abi: rdma_cm_event, private_data: &[u8]) -> Option<*mut rdma_cm_event> {
@@ -143,7 +186,7 @@ pub unsafe extern "C" fn rdma_write_cm_event(
         if event != RDMA_CM_EVENT_USER {
             return Err(Errno::INVAL.because("only RDMA_CM_EVENT_USER is written by programs"));
         }
-        registry::id(id)?.post(Note { event, status, arg })
+        registry::id(id)?.post(Note { event, status, arg, group: None })
     })
 }
 

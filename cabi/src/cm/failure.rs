@@ -1,6 +1,7 @@
 //! Connections that could not be set up.
 
 use crate::abi::cm::*;
+use crate::cm::event::Draft;
 use crate::cm::id::{Id, Note};
 use std::ffi::c_int;
 use std::io;
@@ -10,7 +11,12 @@ use uiw_verbs::{Error, QpState};
 pub(crate) fn at_once(id: &Id, error: &Error) -> Note {
     let (event, status) = event_and_status(error);
     flush_if_rejected(id, event);
-    Note { event, status, arg: 0 }
+    Note { event, status, arg: 0, group: None }
+}
+
+/// The event of a peer that cannot be reached any more.
+pub(crate) fn draft_unreachable() -> Draft<'static> {
+    Draft { status: -libc::EHOSTUNREACH, ..Draft::new(RDMA_CM_EVENT_UNREACHABLE) }
 }
 
 /// What was posted is flushed, as librdmacm does when it hands out this event.

@@ -1,7 +1,7 @@
 //! Communication identifiers: what C holds, and the state of it.
 
-use crate::abi::cm::RDMA_PS_TCP;
-use crate::abi::qp::IBV_QPT_RC;
+use crate::abi::cm::{RDMA_PS_IPOIB, RDMA_PS_TCP, RDMA_PS_UDP};
+use crate::abi::qp::{IBV_QPT_RC, IBV_QPT_UD};
 use crate::abi::{self, ibv_pd, ibv_qp_init_attr, rdma_cm_id};
 use crate::boundary::Result;
 use crate::cm::address;
@@ -16,9 +16,11 @@ use parking_lot::{Mutex, MutexGuard};
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use uiw_verbs::cm::{CmEvent, CmEventKind, ConnHandle, ConnId, ConnRequest, Listener};
+use uiw_verbs::cm::{
+    CmEvent, CmEventKind, ConnHandle, ConnId, ConnRequest, Listener, SidrHandle, SidrListener, SidrRequest,
+};
 
 /// An id: C's structure first, its state behind it.
 #[repr(C)]
@@ -50,6 +52,10 @@ pub(crate) enum Phase {
     Listening(Listener),
     /// A peer's request waits for the answer.
     Requested(ConnRequest),
+    /// Peers can ask for a UD queue pair.
+    SidrListening(SidrListener),
+    /// A peer's request for a UD queue pair waits for the answer.
+    SidrRequested(SidrRequest),
     /// `rdma_connect` or `rdma_accept` was called, and the connection is not established yet.
     Connecting,
     /// The connection is established.
@@ -76,8 +82,10 @@ pub(crate) struct Note {
     pub(crate) event: c_int,
     /// 0 or a negative errno.
     pub(crate) status: c_int,
-    /// Of `RDMA_CM_EVENT_USER`.
+    /// Of `RDMA_CM_EVENT_USER`, and the program's pointer for a multicast group.
     pub(crate) arg: u64,
+    /// The multicast group that it is about.
+    pub(crate) group: Option<IpAddr>,
 }
 
 pub(crate) struct State {
@@ -91,6 +99,8 @@ pub(crate) struct State {
     pub(crate) foreign_qp: bool,
     pub(crate) conn: Option<ConnId>,
     pub(crate) handle: Option<ConnHandle>,
+    /// A request for the peer's UD queue pair.
+    pub(crate) sidr: Option<SidrHandle>,
     pub(crate) port: Option<Reservation>,
     /// Real addresses: ports as TCP has them.
     pub(crate) local: Option<SocketAddr>,
@@ -135,6 +145,7 @@ impl Id {
             foreign_qp: false,
             conn: None,
             handle: None,
+            sidr: None,
             port: None,
             local: None,
             peer: None,
@@ -158,6 +169,26 @@ impl Id {
     /// C's pointer.
     pub(crate) fn abi(&self) -> *mut rdma_cm_id {
         self.abi.get()
+    }
+
+    /// Sets the port space of a new id.
+    pub(crate) fn set_port_space(&self, ps: c_int) {
+        // SAFETY: the structure is alive, and C does not use it yet.
+        unsafe {
+            (*self.abi()).ps = ps;
+            (*self.abi()).qp_type = if self.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC };
+        }
+    }
+
+    /// `RDMA_PS_*`
+    pub(crate) fn port_space(&self) -> c_int {
+        // SAFETY: the structure is alive; C does not write the field.
+        unsafe { (*self.abi()).ps }
+    }
+
+    /// Whether it resolves UD queue pairs instead of connecting.
+    pub(crate) fn is_ud(&self) -> bool {
+        matches!(self.port_space(), RDMA_PS_UDP | RDMA_PS_IPOIB)
     }
 
     /// Taken before a call of the engine that changes the connection or listener, and before the state.

@@ -8,6 +8,7 @@ use crate::cm::id::{Id, Phase};
 use crate::cm::routes::{self, Source};
 use crate::cm::{event, registry};
 use crate::errno::Errno;
+use crate::settings::Settings;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::Arc;
@@ -43,9 +44,11 @@ pub(crate) fn discard(id: &Id) {
     }
     let phase = std::mem::replace(&mut state.phase, Phase::Over);
     let (conn, handle, port) = (state.conn.take(), state.handle.take(), state.port.take());
+    let sidr = state.sidr.take();
     let (channel, sync) = (Arc::clone(&state.channel), state.sync);
     drop(state);
     registry::remove_id(id);
+    drop(sidr);
     drop(port);
     if sync {
         drop(registry::remove_channel(channel.abi()));
@@ -59,6 +62,7 @@ pub(crate) fn discard(id: &Id) {
     }
     let listener = match &phase {
         Phase::Listening(listener) => Some(listener.id()),
+        Phase::SidrListening(listener) => Some(listener.id()),
         _ => None,
     };
     // With a listener its requests are rejected, and so is a request without an answer.
@@ -91,9 +95,13 @@ fn migrate(id: &Id, to: &Arc<Channel>, sync: bool) -> Result<()> {
     }
     match &state.phase {
         Phase::Listening(listener) => listener.migrate(to.queue()),
+        Phase::SidrListening(listener) => listener.migrate(to.queue()),
         // A peer that has disconnected meanwhile is reported when the program answers it.
         Phase::Requested(request) => drop(request.migrate(to.queue())),
         _ => {
+            if let Some(sidr) = &state.sidr {
+                sidr.migrate(to.queue());
+            }
             let followed = state.handle.as_ref().is_some_and(|handle| handle.migrate(to.queue()).is_ok());
             if !followed {
                 for event in from.queue().remove_if(|event| id.is_about(event, conn)) {
@@ -133,19 +141,22 @@ pub unsafe extern "C" fn rdma_create_id(
         } else {
             create(&registry::channel(channel)?, false, context)
         };
+        new.set_port_space(ps);
         // SAFETY: the caller's promise.
         unsafe { *id = new.abi() };
         Ok(())
     })
 }
 
-/// iWARP has reliable connections only.
+/// Connections, and where they are offered datagrams.
 pub(crate) fn check_port_space(ps: c_int) -> Result<()> {
     match ps {
         RDMA_PS_TCP => Ok(()),
-        RDMA_PS_UDP | RDMA_PS_IPOIB | RDMA_PS_IB => {
-            Err(Errno::UNSUPPORTED.because("only RDMA_PS_TCP is offered"))
+        RDMA_PS_UDP | RDMA_PS_IPOIB if Settings::get()?.offers_ud() => Ok(()),
+        RDMA_PS_UDP | RDMA_PS_IPOIB => {
+            Err(Errno::UNSUPPORTED.because("an iWARP device has no datagrams, unless UIW_UD=on"))
         }
+        RDMA_PS_IB => Err(Errno::UNSUPPORTED.because("InfiniBand addresses are not offered")),
         _ => Err(Errno::INVAL.because("a port space that is not known")),
     }
 }

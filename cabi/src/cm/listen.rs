@@ -5,7 +5,7 @@ use crate::boundary::{self, Result};
 use crate::cm::id::{Id, Phase};
 use crate::cm::ports::Reservation;
 use crate::cm::routes::{self, Source};
-use crate::cm::{params, registry, resolve};
+use crate::cm::{params, registry, resolve, sidr};
 use crate::engine::{self, MAX_RD_ATOMIC};
 use crate::errno::Errno;
 use std::ffi::c_int;
@@ -26,7 +26,7 @@ pub unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_i
         if matches!(id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?.phase, Phase::Idle) {
             resolve::bind(&id, SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)))?;
         }
-        listen(&id, backlog)
+        if id.is_ud() { sidr::listen(&id) } else { listen(&id, backlog) }
     })
 }
 

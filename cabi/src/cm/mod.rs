@@ -34,6 +34,7 @@ mod resolve;
 mod resolved;
 mod routes;
 pub mod rsocket;
+mod sidr;
 mod sync;
 #[cfg(test)]
 mod tests;

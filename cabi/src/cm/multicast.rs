@@ -1,48 +1,111 @@
-//! Multicast, which iWARP does not have: refused as the kernel does for an iWARP device.
+//! Multicast groups, which ids of port spaces UDP and IPOIB join.
 
+use crate::abi::cm::{RDMA_CM_EVENT_MULTICAST_ERROR, RDMA_CM_EVENT_MULTICAST_JOIN};
 use crate::abi::{rdma_cm_id, rdma_cm_join_mc_attr_ex};
-use crate::boundary;
-use crate::cm::registry;
+use crate::boundary::{self, Result};
+use crate::cm::id::{Id, Note};
+use crate::cm::{address, registry, sync};
+use crate::device;
 use crate::errno::Errno;
 use std::ffi::{c_int, c_void};
+use std::net::IpAddr;
 
-/// `rdma_join_multicast`.
+/// The flags of `rdma_cm_join_mc_attr_ex`.
+const WITH_ADDRESS: u32 = 1;
+const WITH_FLAGS: u32 = 2;
+/// Of the join flags: a member that receives, and one that only sends.
+const FULL_MEMBER: u32 = 0;
+const SEND_ONLY: u32 = 1;
+
+/// `rdma_join_multicast`: the event comes at once.
 ///
 /// # Safety
-/// None: only the id is used.
-pub unsafe extern "C" fn rdma_join_multicast(
+/// `addr` is NULL or an address as long as its family's.
+pub unsafe extern "C-unwind" fn rdma_join_multicast(
     id: *mut rdma_cm_id,
-    _addr: *mut libc::sockaddr,
-    _context: *mut c_void,
+    addr: *mut libc::sockaddr,
+    context: *mut c_void,
 ) -> c_int {
-    refuse(id)
+    // SAFETY: the caller's promise.
+    let result = boundary::minus_one(|| unsafe { join(&*registry::id(id)?, addr, context, FULL_MEMBER) });
+    // SAFETY: nothing on this stack frame has a destructor.
+    unsafe { sync::complete(id, result) }
 }
 
 /// `rdma_join_multicast_ex`.
 ///
 /// # Safety
-/// As [`rdma_join_multicast`].
-pub unsafe extern "C" fn rdma_join_multicast_ex(
+/// `attr` is NULL or readable, with an address as [`rdma_join_multicast`] takes it.
+pub unsafe extern "C-unwind" fn rdma_join_multicast_ex(
     id: *mut rdma_cm_id,
-    _attr: *mut rdma_cm_join_mc_attr_ex,
-    _context: *mut c_void,
+    attr: *mut rdma_cm_join_mc_attr_ex,
+    context: *mut c_void,
 ) -> c_int {
-    refuse(id)
+    let result = boundary::minus_one(|| {
+        // SAFETY: the caller's promise, here and below.
+        let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+        if attr.comp_mask & !(WITH_ADDRESS | WITH_FLAGS) != 0 || attr.comp_mask & WITH_ADDRESS == 0 {
+            return Err(Errno::INVAL);
+        }
+        let flags = if attr.comp_mask & WITH_FLAGS != 0 { attr.join_flags } else { FULL_MEMBER };
+        // SAFETY: as above.
+        unsafe { join(&*registry::id(id)?, attr.addr, context, flags) }
+    });
+    // SAFETY: nothing on this stack frame has a destructor.
+    unsafe { sync::complete(id, result) }
 }
 
-fn refuse(id: *mut rdma_cm_id) -> c_int {
-    boundary::minus_one(|| {
-        Err(registry::id(id).map_or_else(|errno| errno, |_| Errno::NOSYS.because("iWARP has no multicast")))
-    })
+/// # Safety
+/// As for [`rdma_join_multicast`].
+unsafe fn join(id: &Id, addr: *mut libc::sockaddr, context: *mut c_void, flags: u32) -> Result<()> {
+    if !id.is_ud() {
+        return Err(Errno::NOSYS);
+    }
+    if flags > SEND_ONLY {
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: the caller's promise.
+    let group = address::plain(unsafe { address::read(addr) }?).ip();
+    let local = id.lock_alive().ok_or(Errno::INVAL)?.local.ok_or(Errno::INVAL)?.ip();
+    if !group.is_multicast() || local.is_unspecified() || group.is_ipv4() != local.is_ipv4() {
+        return Err(Errno::INVAL);
+    }
+    // A program that attaches a queue pair of its own uses the GID of the event.
+    let attached = match id.own_qp() {
+        Some(qp) if flags == FULL_MEMBER => {
+            qp.engine().attach_multicast(group, local, interface(local)?).map_err(Errno::from)
+        }
+        _ => Ok(()),
+    };
+    let (event, status) = match attached {
+        Ok(()) => (RDMA_CM_EVENT_MULTICAST_JOIN, 0),
+        Err(error) => (RDMA_CM_EVENT_MULTICAST_ERROR, -error.0),
+    };
+    id.post(Note { event, status, arg: context.addr() as u64, group: Some(group) })
 }
 
-/// `rdma_leave_multicast`: no group can have been joined.
+/// The index of the device with this address.
+fn interface(local: IpAddr) -> Result<u32> {
+    Ok(device::with_address(local)?.netdev()?.index)
+}
+
+/// `rdma_leave_multicast`.
 ///
 /// # Safety
-/// As [`rdma_join_multicast`].
-pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, _addr: *mut libc::sockaddr) -> c_int {
+/// As for [`rdma_join_multicast`].
+pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut libc::sockaddr) -> c_int {
     boundary::minus_one(|| {
-        let none = || Errno(libc::EADDRNOTAVAIL).because("iWARP has no multicast");
-        Err(registry::id(id).map_or_else(|errno| errno, |_| none()))
+        let id = registry::id(id)?;
+        // SAFETY: the caller's promise.
+        let group = address::plain(unsafe { address::read(addr) }?).ip();
+        let local = id.lock_alive().ok_or(Errno::INVAL)?.local.ok_or(Errno(libc::EADDRNOTAVAIL))?.ip();
+        match id.own_qp() {
+            Some(qp) if qp.is_ud() => {
+                let left = qp.engine().detach_multicast(group, local, interface(local)?);
+                left.map_err(|_| Errno(libc::EADDRNOTAVAIL))
+            }
+            _ if id.is_ud() => Ok(()),
+            _ => Err(Errno(libc::EADDRNOTAVAIL)),
+        }
     })
 }

@@ -18,6 +18,8 @@ const PORT_TRIES: usize = 16;
 struct Port {
     /// The real address.
     at: SocketAddr,
+    /// Of UDP; otherwise of TCP.
+    datagrams: bool,
     /// `RDMA_OPTION_ID_REUSEADDR`
     reuse: bool,
     /// Distinguishes the ids of one port.
@@ -75,6 +77,7 @@ impl Drop for Reservation {
 pub(crate) fn reserve(
     holder: usize,
     at: SocketAddr,
+    datagrams: bool,
     reuse: bool,
     v6_only: bool,
 ) -> Result<(SocketAddr, Reservation)> {
@@ -82,14 +85,20 @@ pub(crate) fn reserve(
         if stack::is_own() {
             let port = if at.port() == 0 { stack::any_port() } else { at.port() };
             let bound = SocketAddr::new(at.ip(), port);
-            match take(Port { at: bound, reuse, holder }, None) {
+            match take(Port { at: bound, datagrams, reuse, holder }, None) {
                 Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => continue,
                 taken => return taken.map(|reservation| (bound, reservation)),
             }
         }
-        let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
-        // Earlier connections of the port in TIME-WAIT are no hindrance.
-        socket.set_reuse_address(true)?;
+        let domain = Domain::for_address(at);
+        let socket = if datagrams {
+            Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?
+        } else {
+            let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
+            // Earlier connections of the port in TIME-WAIT are no hindrance.
+            socket.set_reuse_address(true)?;
+            socket
+        };
         if at.is_ipv6() {
             socket.set_only_v6(v6_only)?;
         }
@@ -101,7 +110,7 @@ pub(crate) fn reserve(
         if address::program_port(bound.port()) == 0 {
             continue;
         }
-        return Ok((bound, take(Port { at: bound, reuse, holder }, Some(socket))?));
+        return Ok((bound, take(Port { at: bound, datagrams, reuse, holder }, Some(socket))?));
     }
     Err(Errno(libc::EADDRNOTAVAIL).because("no port is free"))
 }
@@ -122,7 +131,7 @@ fn collide(a: Port, b: Port) -> bool {
     let (left, right) = (a.at.ip(), b.at.ip());
     let same = left == right
         || (left.is_unspecified() || right.is_unspecified()) && left.is_ipv4() == right.is_ipv4();
-    a.at.port() == b.at.port() && same && !(a.reuse && b.reuse)
+    a.at.port() == b.at.port() && a.datagrams == b.datagrams && same && !(a.reuse && b.reuse)
 }
 
 #[cfg(test)]
@@ -131,7 +140,9 @@ mod tests {
 
     #[test]
     fn ports_collide_by_address_family_and_consent() {
-        let port = |at: &str, reuse| Port { at: at.parse().unwrap(), reuse, holder: 0 };
+        let port = |at: &str, reuse| Port { at: at.parse().unwrap(), datagrams: false, reuse, holder: 0 };
+        let udp = Port { datagrams: true, ..port("10.0.0.1:5", false) };
+        assert!(collide(udp, udp) && !collide(udp, port("10.0.0.1:5", false)));
         assert!(collide(port("10.0.0.1:5", false), port("10.0.0.1:5", true)));
         assert!(collide(port("0.0.0.0:5", false), port("10.0.0.1:5", false)));
         assert!(!collide(port("10.0.0.1:5", true), port("10.0.0.1:5", true)));
@@ -142,10 +153,10 @@ mod tests {
 
     #[test]
     fn a_port_is_held_until_its_reservation_ends() {
-        let (bound, reservation) = reserve(1, "127.0.0.1:0".parse().unwrap(), false, false).unwrap();
-        assert_eq!(reserve(2, bound, false, false).err(), Some(Errno(libc::EADDRINUSE)));
+        let (bound, reservation) = reserve(1, "127.0.0.1:0".parse().unwrap(), false, false, false).unwrap();
+        assert_eq!(reserve(2, bound, false, false, false).err(), Some(Errno(libc::EADDRINUSE)));
         drop(reservation);
-        let (again, _reservation) = reserve(2, bound, false, false).unwrap();
+        let (again, _reservation) = reserve(2, bound, false, false, false).unwrap();
         assert_eq!(again, bound);
     }
 }

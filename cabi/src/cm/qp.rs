@@ -1,6 +1,6 @@
 //! Queue pairs, shared receive queues and their completion queues, made on an id.
 
-use crate::abi::qp::{IBV_QP_INIT_ATTR_PD, IBV_QPT_RC};
+use crate::abi::qp::{IBV_QP_INIT_ATTR_PD, IBV_QPT_RC, IBV_QPT_UD};
 use crate::abi::srq::{IBV_SRQ_INIT_ATTR_PD, IBV_SRQ_INIT_ATTR_TYPE, IBV_SRQT_BASIC};
 use crate::abi::{
     self, ibv_comp_channel, ibv_cq, ibv_pd, ibv_qp, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_srq_init_attr,
@@ -8,7 +8,7 @@ use crate::abi::{
 };
 use crate::boundary::{self, Result};
 use crate::cm::id::Id;
-use crate::cm::registry;
+use crate::cm::{registry, sidr};
 use crate::errno::Errno;
 use crate::qp::Qp;
 use crate::{channel, cq, pd, qp, srq};
@@ -74,8 +74,8 @@ unsafe fn create_long(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
         if !(*abi).qp.is_null() || (*abi).verbs.is_null() {
             return Err(Errno::INVAL.because("the id has a queue pair, or no device yet"));
         }
-        if attr.qp_type != IBV_QPT_RC {
-            return Err(Errno::UNSUPPORTED.because("only reliable connections (IBV_QPT_RC) are offered"));
+        if attr.qp_type != if id.is_ud() { IBV_QPT_UD } else { IBV_QPT_RC } {
+            return Err(Errno::UNSUPPORTED.because("not the type of queue pair of this port space"));
         }
         if attr.comp_mask & IBV_QP_INIT_ATTR_PD == 0 || attr.pd.is_null() {
             attr.comp_mask |= IBV_QP_INIT_ATTR_PD;
@@ -109,7 +109,7 @@ unsafe fn create_long(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<()> {
     }
 }
 
-/// A queue pair of an id takes receives at once, whatever state new ones are in.
+/// A queue pair of an id takes receives at once, whatever state new ones are in; one that is UD sends and receives.
 ///
 /// # Safety
 /// `new` is a queue pair just made.
@@ -119,7 +119,12 @@ unsafe fn ready_to_receive(new: *mut ibv_qp) -> Result<()> {
         let engine = Qp::get(new)?.engine();
         if engine.state() == QpState::Reset {
             engine.modify(QpState::Init)?;
-            (*new).state = QpState::Init as c_int;
+            if engine.qkey().is_some() {
+                engine.set_qkey(sidr::QKEY)?;
+                engine.modify(QpState::Rtr)?;
+                engine.modify(QpState::Rts)?;
+            }
+            (*new).state = engine.state() as c_int;
         }
     }
     Ok(())

@@ -34,7 +34,7 @@ pub(crate) fn bind(id: &Id, addr: SocketAddr) -> Result<()> {
     if !real.ip().is_unspecified() {
         devices::bind(id, real.ip()).map_err(not_available)?;
     }
-    let (bound, port) = ports::reserve(id.abi().addr(), real, options.reuse, options.v6_only)?;
+    let (bound, port) = ports::reserve(id.abi().addr(), real, id.is_ud(), options.reuse, options.v6_only)?;
     id.set_addresses(Some(bound), None);
     let mut state = id.lock();
     state.port = Some(port);
@@ -102,7 +102,7 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
     };
     id.set_addresses(Some(local), Some(peer));
     id.lock().phase = Phase::AddrResolved;
-    id.post(Note { event: RDMA_CM_EVENT_ADDR_RESOLVED, status: 0, arg: 0 })
+    id.post(Note { event: RDMA_CM_EVENT_ADDR_RESOLVED, status: 0, arg: 0, group: None })
 }
 
 /// `rdma_resolve_route`: on iWARP the address is the route.
@@ -125,7 +125,7 @@ pub(crate) fn route(id: &Id) -> Result<()> {
         }
         state.phase = Phase::RouteResolved;
     }
-    id.post(Note { event: RDMA_CM_EVENT_ROUTE_RESOLVED, status: 0, arg: 0 })
+    id.post(Note { event: RDMA_CM_EVENT_ROUTE_RESOLVED, status: 0, arg: 0, group: None })
 }
 
 /// `rdma_get_src_port`, in network order.

@@ -82,9 +82,11 @@ pub(crate) fn next(channel: &Channel, has_token: bool) -> Option<(CmEvent, Optio
         }
         CmEventKind::ConnectRequest(request) => request.listener().map(Source::Listener),
         CmEventKind::ListenerDown { listener, .. } => Some(Source::Listener(*listener)),
-        CmEventKind::Established(_) | CmEventKind::Failed(_) | CmEventKind::Disconnected(_) => {
-            Some(Source::Conn(event.id))
-        }
+        CmEventKind::SidrRequest(request) => Some(Source::Listener(request.listener())),
+        CmEventKind::SidrResolved(_)
+        | CmEventKind::Established(_)
+        | CmEventKind::Failed(_)
+        | CmEventKind::Disconnected(_) => Some(Source::Conn(event.id)),
     };
     let Some(source) = source else { return Some((event, None)) };
     loop {

@@ -9,11 +9,15 @@ use crate::clock::monotonic_ns;
 use crate::context::Context;
 use crate::engine::MAX_RD_ATOMIC;
 use crate::errno::Errno;
+use crate::settings::Settings;
 use std::ffi::{c_int, c_uint};
 use uiw_verbs::Limits;
 
 /// The vendor that siw gives: software, so no vendor has the number.
 pub(crate) const VENDOR_ID: u32 = 0x62_6d74;
+
+/// Multicast groups that a queue pair may be attached to.
+const MAX_GROUPS: c_int = 64;
 
 /// As [`NetDev::guid`].
 #[must_use]
@@ -58,12 +62,18 @@ pub fn of(netdev: &NetDev, limits: &Limits, pkeys: u16) -> ibv_device_attr {
     attr.max_srq_wr = int(limits.max_srq_wr);
     attr.max_srq_sge = int(limits.max_sge);
     attr.max_pkeys = pkeys;
+    if Settings::get().is_ok_and(Settings::offers_ud) {
+        attr.max_ah = int(limits.max_mr);
+        attr.max_mcast_grp = MAX_GROUPS;
+        attr.max_mcast_qp_attach = MAX_GROUPS;
+        attr.max_total_mcast_qp_attach = MAX_GROUPS * MAX_GROUPS;
+    }
     attr.phys_port_cnt = 1;
     attr
 }
 
 fn now(context: &Context) -> Result<ibv_device_attr> {
-    let persona = crate::settings::Settings::get()?.persona;
+    let persona = Settings::get()?.persona;
     Ok(of(&context.device.netdev()?, context.engine.limits(), persona.pkeys()))
 }
 

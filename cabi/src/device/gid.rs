@@ -23,6 +23,14 @@ pub fn to_address(gid: ibv_gid) -> Option<IpAddr> {
     (!address.is_unspecified() && !address.is_multicast()).then_some(address)
 }
 
+/// The multicast address of a GID; `None` for every other GID.
+#[must_use]
+pub fn to_group(gid: ibv_gid) -> Option<IpAddr> {
+    let v6 = Ipv6Addr::from(gid.raw);
+    let address = v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4);
+    address.is_multicast().then_some(address)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -37,6 +45,10 @@ mod tests {
         }
         assert_eq!(to_address(ibv_gid::default()), None);
         assert_eq!(to_address(from_address("0.0.0.0".parse().unwrap())), None);
-        assert_eq!(to_address(from_address("ff02::1".parse().unwrap())), None);
+        for text in ["ff02::1", "239.1.2.3"] {
+            let group: IpAddr = text.parse().unwrap();
+            assert_eq!((to_address(from_address(group)), to_group(from_address(group))), (None, Some(group)));
+        }
+        assert_eq!(to_group(from_address("10.1.2.3".parse().unwrap())), None);
     }
 }

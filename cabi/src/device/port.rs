@@ -25,7 +25,12 @@ pub fn of(netdev: &NetDev, persona: Persona) -> ibv_port_attr {
     // As siw: the values of the InfiniBand link's "LinkUp" and "Disabled".
     attr.phys_state = if netdev.running { 5 } else { 3 };
     attr.max_mtu = 5;
-    attr.active_mtu = match netdev.mtu {
+    // The longest message of a UD queue pair, with all its headers, fits a packet.
+    let longest = match Settings::get().is_ok_and(Settings::offers_ud) {
+        true => uiw_datagram::max_payload(netdev.mtu as usize).unwrap_or(256),
+        false => netdev.mtu as usize,
+    };
+    attr.active_mtu = match longest {
         4096.. => 5,
         2048.. => 4,
         1024.. => 3,

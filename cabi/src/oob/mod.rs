@@ -18,4 +18,4 @@ mod worker;
 
 pub(crate) use reservation::QpnReservation;
 pub(crate) use retry_policy::{RetryPolicy, acknowledgement_time};
-pub(crate) use target::Target;
+pub(crate) use target::{Target, addresses};

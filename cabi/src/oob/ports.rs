@@ -1,7 +1,7 @@
-//! Queue pair numbers that name a TCP port and one of 256 slots.
+//! Queue pair numbers that name a port, of TCP and of UDP, and one of 256 slots.
 //!
 //! A port is reserved (bound) when the first queue pair takes a slot, at every address of the device, and listened on from the
-//! first INIT. Slots that are given back are used again last, so that a number is not reused at once; this also holds across a
+//! first INIT. It belongs to one shard, that of the completion queues of its queue pairs' receives. Slots that are given back are used again last, so that a number is not reused at once; this also holds across a
 //! release of the whole port, as it may be the first one of a range that the user gave.
 
 use super::worker::Worker;
@@ -16,8 +16,8 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use uiw_verbs::ConnOptions;
 use uiw_verbs::cm::Listener;
+use uiw_verbs::{ConnOptions, DatagramPort};
 
 /// All ports of the process.
 #[derive(Default)]
@@ -34,6 +34,7 @@ struct Tables {
 /// The slots of one port, on one device.
 struct Block {
     netdev: String,
+    shard: usize,
     port: Arc<Port>,
     free: VecDeque<u8>,
 }
@@ -41,6 +42,8 @@ struct Block {
 /// A port at every address of a device, shared by the queue pairs that have its slots.
 struct Port {
     number: u16,
+    /// Its UDP side; `None` where datagrams are not offered.
+    datagrams: Option<Arc<DatagramPort>>,
     /// Locked while the port begins to be listened on: the queue pairs of the port need the same listeners, so they wait for them.
     sockets: Mutex<Sockets>,
 }
@@ -71,9 +74,14 @@ const TRIES: u32 = 64;
 const BACKLOG: u32 = 256;
 
 impl Ports {
-    /// A number on `netdev` that no living queue pair has.
-    pub(super) fn take(&self, netdev: &NetDev) -> Result<Slot> {
-        if let Some(slot) = self.0.lock().take(netdev) {
+    /// A number on `netdev`, of `shard`, that no living queue pair has.
+    pub(super) fn take(
+        &self,
+        netdev: &NetDev,
+        shard: usize,
+        bind_datagrams: BindDatagrams<'_>,
+    ) -> Result<Slot> {
+        if let Some(slot) = self.0.lock().take(netdev, shard) {
             return Ok(slot);
         }
         let mut last = Errno(libc::EADDRINUSE);
@@ -86,9 +94,12 @@ impl Ports {
             if port != 0 && self.0.lock().has(port) {
                 continue;
             }
-            match bind_all(netdev, port) {
+            match bind_all(netdev, port, bind_datagrams) {
                 Ok(bound) => {
-                    if let Some(slot) = self.0.lock().add(netdev, bound) {
+                    let bound = Arc::new(bound);
+                    let slot = self.0.lock().add(netdev, shard, &bound);
+                    // A port that is not needed is closed without the lock.
+                    if let Some(slot) = slot {
                         return Ok(slot);
                     }
                 }
@@ -96,7 +107,7 @@ impl Ports {
             }
         }
         // Another thread may have added the last port of the range since.
-        if let Some(slot) = self.0.lock().take(netdev) {
+        if let Some(slot) = self.0.lock().take(netdev, shard) {
             return Ok(slot);
         }
         tracing::warn!(netdev = netdev.name, error = %last, "no port for queue pairs");
@@ -115,25 +126,27 @@ impl Tables {
         self.blocks.iter().any(|block| block.port.number == port)
     }
 
-    fn take(&mut self, netdev: &NetDev) -> Option<Slot> {
-        let block = self.blocks.iter_mut().find(|b| b.netdev == netdev.name && !b.free.is_empty())?;
+    fn take(&mut self, netdev: &NetDev, shard: usize) -> Option<Slot> {
+        let fits = |block: &&mut Block| {
+            block.netdev == netdev.name && block.shard == shard && !block.free.is_empty()
+        };
+        let block = self.blocks.iter_mut().find(fits)?;
         let slot = block.free.pop_front()?;
         Some(Slot { port: Arc::clone(&block.port), slot })
     }
 
     /// Adds a port that was bound without the lock, and takes a slot. Where another thread has added one meanwhile, a slot of that
     /// is taken. Nothing when the port is known already: two sockets may be bound to one port, as both allow reuse.
-    fn add(&mut self, netdev: &NetDev, (number, sockets): (u16, Sockets)) -> Option<Slot> {
-        if let Some(slot) = self.take(netdev) {
+    fn add(&mut self, netdev: &NetDev, shard: usize, port: &Arc<Port>) -> Option<Slot> {
+        if let Some(slot) = self.take(netdev, shard) {
             return Some(slot);
         }
-        if self.has(number) {
+        if self.has(port.number) {
             return None;
         }
-        let port = Arc::new(Port { number, sockets: Mutex::new(sockets) });
-        let free = self.slots(number);
-        self.blocks.push(Block { netdev: netdev.name.clone(), port, free });
-        self.take(netdev)
+        let free = self.slots(port.number);
+        self.blocks.push(Block { netdev: netdev.name.clone(), shard, port: Arc::clone(port), free });
+        self.take(netdev, shard)
     }
 
     /// All slots of a port, in the order in which they are taken.
@@ -158,6 +171,11 @@ impl Slot {
     /// The queue pair number.
     pub(super) fn number(&self) -> u32 {
         u32::from(self.port.number) << 8 | u32::from(self.slot)
+    }
+
+    /// The UDP side of its port.
+    pub(super) fn datagrams(&self) -> Option<&Arc<DatagramPort>> {
+        self.port.datagrams.as_ref()
     }
 
     /// Listens on the port at every address of `netdev` where it does not yet: addresses come and go, and those of IPv6 are checked
@@ -186,14 +204,17 @@ impl Slot {
     }
 }
 
+/// Binds the same port of UDP, where datagrams are offered, at addresses.
+type BindDatagrams<'a> = &'a dyn Fn(&[SocketAddr]) -> io::Result<Option<Arc<DatagramPort>>>;
+
 /// Binds the same port at every address of the device; `port` 0 = any.
-fn bind_all(netdev: &NetDev, port: u16) -> io::Result<(u16, Sockets)> {
+fn bind_all(netdev: &NetDev, port: u16, bind_datagrams: BindDatagrams<'_>) -> io::Result<Port> {
     let mut port = port;
     let (mut addresses, mut sockets) = (Vec::new(), Vec::new());
     if stack::is_own() {
         let port = if port == 0 { stack::any_port() } else { port };
         let addresses = netdev.addresses.iter().map(|(ip, _)| netdev.socket_address(*ip, port)).collect();
-        return Ok((port, Sockets { addresses, state: State::Reserved(sockets) }));
+        return Port::reserve(port, addresses, sockets, bind_datagrams);
     }
     for (ip, _) in &netdev.addresses {
         let socket = Socket::new(Domain::for_address(netdev.socket_address(*ip, port)), Type::STREAM, None)?;
@@ -213,7 +234,21 @@ fn bind_all(netdev: &NetDev, port: u16) -> io::Result<(u16, Sockets)> {
     if addresses.is_empty() {
         Err(io::ErrorKind::AddrNotAvailable.into())
     } else {
-        Ok((port, Sockets { addresses, state: State::Reserved(sockets) }))
+        Port::reserve(port, addresses, sockets, bind_datagrams)
+    }
+}
+
+impl Port {
+    /// A port whose TCP side is bound.
+    fn reserve(
+        number: u16,
+        addresses: Vec<SocketAddr>,
+        reserved: Vec<Socket>,
+        bind_datagrams: BindDatagrams<'_>,
+    ) -> io::Result<Self> {
+        let datagrams = bind_datagrams(&addresses)?;
+        let sockets = Mutex::new(Sockets { addresses, state: State::Reserved(reserved) });
+        Ok(Self { number, datagrams, sockets })
     }
 }
 
@@ -221,6 +256,12 @@ fn bind_all(netdev: &NetDev, port: u16) -> io::Result<(u16, Sockets)> {
 mod tests {
     use super::*;
     use crate::device::netdev;
+    use uiw_llp::tcp::TcpStack;
+    use uiw_verbs::{Device, DeviceOptions};
+
+    fn take(ports: &Ports) -> Result<Slot> {
+        ports.take(&lo(), 0, &|_| Ok(None))
+    }
 
     fn lo() -> NetDev {
         netdev::all().unwrap().pop().unwrap()
@@ -229,16 +270,16 @@ mod tests {
     #[test]
     fn numbers_are_ports_and_slots_and_differ() {
         let ports = Ports::default();
-        let first: Vec<Slot> = (0..SLOTS).map(|_| ports.take(&lo()).unwrap()).collect();
+        let first: Vec<Slot> = (0..SLOTS).map(|_| take(&ports).unwrap()).collect();
         assert!(
             first.iter().all(|slot| slot.number() >> 8 == first[0].number() >> 8),
             "256 slots of one port"
         );
-        let next = ports.take(&lo()).unwrap();
+        let next = take(&ports).unwrap();
         assert_ne!(next.number() >> 8, first[0].number() >> 8, "then another port");
         ports.give_back(&first[3]);
         ports.give_back(&first[9]);
-        let again = [ports.take(&lo()).unwrap().number(), ports.take(&lo()).unwrap().number()];
+        let again = [take(&ports).unwrap().number(), take(&ports).unwrap().number()];
         assert_eq!(again, [first[3].number(), first[9].number()]);
     }
 
@@ -246,7 +287,7 @@ mod tests {
     fn numbers_taken_by_many_threads_differ() {
         let ports = Ports::default();
         let taken: Vec<Slot> = std::thread::scope(|scope| {
-            let take = || (0..2 * SLOTS).map(|_| ports.take(&lo()).unwrap()).collect::<Vec<_>>();
+            let take = || (0..2 * SLOTS).map(|_| take(&ports).unwrap()).collect::<Vec<_>>();
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(take)).collect();
             threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
         });
@@ -257,16 +298,16 @@ mod tests {
     #[test]
     fn a_slot_is_not_used_again_at_once() {
         let ports = Ports::default();
-        let (one, two) = (ports.take(&lo()).unwrap(), ports.take(&lo()).unwrap());
+        let (one, two) = (take(&ports).unwrap(), take(&ports).unwrap());
         ports.give_back(&two);
-        assert_ne!(ports.take(&lo()).unwrap().number(), two.number());
+        assert_ne!(take(&ports).unwrap().number(), two.number());
         assert_ne!(one.number(), two.number());
     }
 
     #[test]
     fn slots_are_not_used_again_at_once_after_their_port_was_released() {
         let ports = Ports::default();
-        let slots = [ports.take(&lo()).unwrap(), ports.take(&lo()).unwrap()];
+        let slots = [take(&ports).unwrap(), take(&ports).unwrap()];
         let port = slots[0].port.number;
         ports.give_back(&slots[1]);
         ports.give_back(&slots[0]);
@@ -281,12 +322,39 @@ mod tests {
     #[test]
     fn an_unused_port_is_released() {
         let ports = Ports::default();
-        let slot = ports.take(&lo()).unwrap();
+        let slot = take(&ports).unwrap();
         let port = slot.port.number;
         ports.give_back(&slot);
         drop(slot);
         let again = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         let address = SocketAddr::from(([127, 0, 0, 1], port));
         again.bind(&address.into()).expect("the port is free");
+    }
+
+    #[test]
+    fn a_block_has_a_port_of_both_protocols_and_one_shard() {
+        let ports = Ports::default();
+        let options = DeviceOptions::default().shards(2);
+        let engine = Device::with_stack(Box::new(TcpStack::new().unwrap()), options).unwrap();
+        let bind = |shard| {
+            let engine = engine.clone();
+            move |addresses: &[SocketAddr]| {
+                DatagramPort::bind(&engine, addresses, shard, 1024).map(Some).map_err(io::Error::other)
+            }
+        };
+        let one = ports.take(&lo(), 0, &bind(0)).unwrap();
+        let other = ports.take(&lo(), 1, &bind(1)).unwrap();
+        let same = ports.take(&lo(), 1, &bind(1)).unwrap();
+        assert_ne!(one.number() >> 8, other.number() >> 8, "each shard has a block of its own");
+        assert_eq!(other.number() >> 8, same.number() >> 8);
+        for slot in [&one, &other] {
+            assert_eq!(slot.datagrams().unwrap().number(), slot.port.number);
+            let address = SocketAddr::from(([127, 0, 0, 1], slot.port.number));
+            assert!(std::net::UdpSocket::bind(address).is_err(), "the UDP port is taken");
+        }
+        let number = one.port.number;
+        ports.give_back(&one);
+        drop(one);
+        std::net::UdpSocket::bind(("127.0.0.1", number)).expect("the UDP port is free");
     }
 }

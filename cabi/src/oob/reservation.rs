@@ -6,8 +6,12 @@ use super::{RetryPolicy, Target};
 use crate::boundary::Result;
 use crate::context::Context;
 use crate::fork::{self, ForkSafe, Forked};
+use crate::settings::Settings;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use uiw_verbs::DatagramPort;
 
 /// What a process has for out-of-band connections. A child of a fork begins without it.
 struct Shared {
@@ -50,7 +54,7 @@ fn running_worker() -> Option<Arc<Worker>> {
     SHARED.read().worker.clone()
 }
 
-/// The number of a queue pair, which names a TCP port of this process at the addresses of the device. Given back on drop.
+/// The number of a queue pair, which names a TCP and UDP port of this process at the addresses of the device. Given back on drop.
 pub(crate) struct QpnReservation {
     slot: Slot,
     /// The generation of the process: in a child of a fork the ports are its parent's, and nothing is given back.
@@ -58,10 +62,36 @@ pub(crate) struct QpnReservation {
 }
 
 impl QpnReservation {
-    /// A number on the context's device. Its port is bound, and not listened on yet.
-    pub(crate) fn new(context: &Context) -> Result<Self> {
+    /// A number on the context's device, of the block of a shard. Its port is bound, and not listened on yet.
+    pub(crate) fn new(context: &Context, shard: usize) -> Result<Self> {
         let netdev = context.device.netdev()?;
-        Ok(Self { slot: ports().take(&netdev)?, generation: fork::generation() })
+        let offers_ud = Settings::get()?.offers_ud();
+        let bind = |addresses: &[SocketAddr]| match uiw_datagram::max_payload(netdev.mtu as usize) {
+            Some(longest) if offers_ud => bind_datagrams(&context.engine, addresses, shard, longest),
+            _ => Ok(None),
+        };
+        Ok(Self { slot: ports().take(&netdev, shard, &bind)?, generation: fork::generation() })
+    }
+
+    /// The UDP port; `None` where datagrams are not offered.
+    pub(crate) fn datagrams(&self) -> Option<&Arc<DatagramPort>> {
+        self.slot.datagrams()
+    }
+
+    /// Binds the UDP port at addresses that the device has been given since.
+    pub(crate) fn bind_new_addresses(&self, context: &Context) -> Result<()> {
+        let Some(port) = self.datagrams() else { return Ok(()) };
+        let netdev = context.device.netdev()?;
+        for (ip, _) in &netdev.addresses {
+            let scope = match netdev.socket_address(*ip, 0) {
+                SocketAddr::V6(v6) => v6.scope_id(),
+                SocketAddr::V4(_) => 0,
+            };
+            if let Err(error) = port.add_address(*ip, scope) {
+                tracing::debug!(%error, address = %ip, "no datagrams at this address");
+            }
+        }
+        Ok(())
     }
 
     /// The queue pair number.
@@ -106,6 +136,21 @@ impl QpnReservation {
         if let Some(worker) = running_worker() {
             worker.forget(self.number());
         }
+    }
+}
+
+/// The UDP port with the number of a TCP port. `None`: the stack has no datagrams.
+fn bind_datagrams(
+    engine: &uiw_verbs::Device,
+    addresses: &[SocketAddr],
+    shard: usize,
+    longest: usize,
+) -> io::Result<Option<Arc<DatagramPort>>> {
+    match DatagramPort::bind(engine, addresses, shard, longest) {
+        Ok(port) => Ok(Some(port)),
+        Err(uiw_verbs::Error::Io { source, .. }) if source.kind() == io::ErrorKind::Unsupported => Ok(None),
+        Err(uiw_verbs::Error::Io { source, .. }) => Err(source),
+        Err(error) => Err(io::Error::other(error)),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::abi::ibv_ah_attr;
 use crate::boundary::Result;
 use crate::device::{gid, netdev::NetDev};
 use crate::errno::Errno;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// A pair, from the view of one end.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +24,32 @@ pub(crate) struct Target {
     pub(super) begins: Option<u32>,
 }
 
+/// Our address and the peer's, or a multicast group's, in an address vector.
+///
+/// # Errors
+/// EINVAL for an index without a GID, and a GID or LID without an address.
+pub(crate) fn addresses(netdev: &NetDev, ah: &ibv_ah_attr) -> Result<(IpAddr, IpAddr)> {
+    let global = ah.is_global != 0;
+    let remote = if global {
+        gid::to_address(ah.grh.dgid)
+            .or_else(|| gid::to_group(ah.grh.dgid))
+            .ok_or_else(|| Errno::INVAL.because("the GID of the peer is no address of a host or a group"))?
+    } else {
+        lid::address(ah.dlid, netdev)?
+    };
+    let own = if global {
+        netdev.address(ah.grh.sgid_index.into())
+    } else {
+        netdev.addresses.iter().map(|(address, _)| *address).find(|own| own.is_ipv4() == remote.is_ipv4())
+    };
+    let own = own.ok_or_else(|| Errno::INVAL.because("the interface has no address of the peer's family"))?;
+    if own.is_ipv4() == remote.is_ipv4() {
+        Ok((own, remote))
+    } else {
+        Err(Errno::INVAL.because("the peer's address is of another family than ours"))
+    }
+}
+
 impl Target {
     /// From the attributes of RTR, on a device as it is now.
     ///
@@ -36,23 +62,11 @@ impl Target {
         dest: u32,
         rq_psn: u32,
     ) -> Result<Self> {
-        let global = ah.is_global != 0;
-        let remote = if global {
-            gid::to_address(ah.grh.dgid)
-                .ok_or_else(|| Errno::INVAL.because("the GID of the peer is no address of a host"))?
-        } else {
-            lid::address(ah.dlid, netdev)?
-        };
-        let own = if global {
-            netdev.address(ah.grh.sgid_index.into())
-        } else {
-            netdev.addresses.iter().map(|(address, _)| *address).find(|own| own.is_ipv4() == remote.is_ipv4())
-        };
-        let own =
-            own.ok_or_else(|| Errno::INVAL.because("the interface has no address of the peer's family"))?;
-        if own.is_ipv4() != remote.is_ipv4() || dest > 0xFF_FFFF || dest >> 8 == 0 {
-            return Err(Errno::INVAL
-                .because("the peer's address is of another family, or its queue pair number is none"));
+        let (own, remote) = addresses(netdev, ah)?;
+        if remote.is_multicast() || dest > 0xFF_FFFF || dest >> 8 == 0 {
+            return Err(
+                Errno::INVAL.because("the peer's address is a group's, or its queue pair number is none")
+            );
         }
         // The port of a number is its process's at every address of the device.
         let itself = dest == number && netdev.addresses.iter().any(|(address, _)| *address == remote);
@@ -96,7 +110,6 @@ impl Target {
 mod tests {
     use super::*;
     use crate::abi;
-    use std::net::IpAddr;
 
     fn netdev(address: &str) -> NetDev {
         NetDev {

@@ -330,7 +330,7 @@ impl Pending {
             }
             CmEventKind::ListenerDown { error, .. } => tracing::error!(%error, "no peer can connect"),
             // The connection manager posts these, to its own channels.
-            CmEventKind::Posted(_) => {}
+            CmEventKind::Posted(_) | CmEventKind::SidrRequest(_) | CmEventKind::SidrResolved(_) => {}
         }
     }
 

@@ -1,6 +1,6 @@
 //! `ibv_modify_qp` and `ibv_query_qp`, with the semantics of siw.
 
-use super::Qp;
+use super::{Qp, ud};
 use crate::abi::qp as flags;
 use crate::abi::{self, ibv_qp, ibv_qp_attr, ibv_qp_init_attr};
 use crate::boundary::{self, Result};
@@ -45,6 +45,9 @@ fn modify(object: &Object<Qp>, attr: &ibv_qp_attr, mask: c_int) -> Result<()> {
     };
     if mask & flags::IBV_QP_PORT != 0 && attr.port_num != 1 {
         return Err(Errno::INVAL.because("the device has port 1 only"));
+    }
+    if object.is_ud() {
+        return ud::modify(object, attr, mask, to);
     }
     let access = match mask & flags::IBV_QP_ACCESS_FLAGS {
         0 => None,
@@ -195,7 +198,7 @@ fn query(object: &Object<Qp>, state: c_int) -> Result<ibv_qp_attr> {
         0 => port::of(&object.context.device.netdev()?, object.context.persona).active_mtu,
         mtu => mtu,
     };
-    attr.qkey = kept.qkey;
+    attr.qkey = object.engine.qkey().unwrap_or(kept.qkey);
     (attr.rq_psn, attr.sq_psn, attr.dest_qp_num) = (kept.rq_psn, kept.sq_psn, kept.dest_qp_num);
     attr.qp_access_flags = kept.access.unwrap_or(engine.access.bits());
     attr.cap = object.cap;

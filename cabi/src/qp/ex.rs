@@ -2,7 +2,8 @@
 
 use super::Qp;
 use super::builder::{Batch, Data, Wr};
-use crate::abi::{ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge};
+use crate::abi::{ibv_ah, ibv_data_buf, ibv_mw, ibv_mw_bind_info, ibv_qp, ibv_qp_ex, ibv_sge, ibv_target_ud};
+use crate::ah;
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
 use crate::mw;
@@ -38,6 +39,7 @@ pub(super) fn fill(abi: &mut ibv_qp_ex, ops: u64) {
     abi.wr_bind_mw = has(8).then_some(wr_bind_mw as _);
     abi.wr_send_inv = has(9).then_some(wr_send_inv as _);
     abi.wr_atomic_write = has(12).then_some(wr_atomic_write as _);
+    abi.wr_set_ud_addr = Some(wr_set_ud_addr);
     abi.wr_set_inline_data = Some(wr_set_inline_data);
     abi.wr_set_inline_data_list = Some(wr_set_inline_data_list);
     abi.wr_set_sge = Some(wr_set_sge);
@@ -191,6 +193,23 @@ requests! {
     wr_bind_mw(window: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) => {
         mw::bind_op(window, rkey, info.as_ref().ok_or_else(|| Errno::INVAL.null())?)
     };
+}
+
+/// The request becomes a datagram.
+///
+/// # Safety
+/// As for [`with`]; `ah` is NULL or one of ours.
+unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_qpn: u32, remote_qkey: u32) {
+    // SAFETY: the caller's promise, for all of it.
+    unsafe {
+        let pd = (*qp).qp_base.pd;
+        with(qp, |batch| {
+            let to = ah::destination(ibv_target_ud { ah, remote_qpn, remote_qkey }, pd)?;
+            let wr = batch.wrs.last_mut().ok_or(Errno::INVAL)?;
+            wr.op = post::to_datagram(wr.op, to)?;
+            Ok(())
+        });
+    }
 }
 
 /// The eight bytes are copied at once.

@@ -5,11 +5,13 @@ mod attributes;
 mod builder;
 mod create;
 mod ex;
+mod ud;
 
 pub use attr::{ibv_modify_qp, ibv_query_qp};
 pub(crate) use create::create_qp_ex;
 pub use create::{ibv_create_qp, ibv_destroy_qp};
 pub use ex::ibv_qp_to_qp_ex;
+pub use ud::{ibv_attach_mcast, ibv_detach_mcast};
 
 use crate::abi::qp as flags;
 use crate::abi::{self, ibv_context, ibv_pd, ibv_qp, ibv_qp_cap, ibv_qp_ex, ibv_qp_init_attr};
@@ -20,6 +22,7 @@ use crate::errno::Errno;
 use crate::object::{Body, Object};
 use crate::oob::QpnReservation;
 use crate::pd;
+use crate::settings::Settings;
 use crate::srq::Srq;
 use crate::users::{Unacknowledged, Used};
 use attributes::Attributes;
@@ -100,6 +103,11 @@ impl Qp {
         self.attributes.lock().timeout = timeout;
     }
 
+    /// Whether it sends datagrams.
+    pub(crate) fn is_ud(&self) -> bool {
+        self.engine.qkey().is_some()
+    }
+
     /// The engine's queue pair.
     #[must_use]
     pub fn engine(&self) -> &uiw_verbs::Qp {
@@ -116,7 +124,7 @@ const INLINE: u32 = 256;
 /// `pd` and the pointers in `init` are NULL or ours.
 ///
 /// # Errors
-/// EINVAL for invalid values and for more than the device can, EOPNOTSUPP for every type but RC.
+/// EINVAL for invalid values and for more than the device can, EOPNOTSUPP for every type but RC and, where it is offered, UD.
 unsafe fn create_qp(
     pd: *mut ibv_pd,
     init: &mut ibv_qp_init_attr,
@@ -145,16 +153,19 @@ unsafe fn create_qp(
         max_inline: init.cap.max_inline_data,
     };
     let context = &domain.context;
-    let reservation = QpnReservation::new(context)?;
-    let engine = domain.engine.create_qp(
-        QpInit::new(&send_cq.engine, &recv_cq.engine)
-            .cap(cap)
-            .signal_all(init.sq_sig_all != 0)
-            .srq(srq.map(|srq| Arc::clone(&srq.engine)))
-            .num(reservation.number()),
-    )?;
-    let state = context.persona.first_state();
-    if state == QpState::Reset {
+    let reservation = QpnReservation::new(context, recv_cq.engine.shard())?;
+    let engine_init = QpInit::new(&send_cq.engine, &recv_cq.engine)
+        .cap(cap)
+        .signal_all(init.sq_sig_all != 0)
+        .srq(srq.map(|srq| Arc::clone(&srq.engine)))
+        .num(reservation.number());
+    let engine = if init.qp_type == flags::IBV_QPT_UD {
+        let port = reservation.datagrams().ok_or(Errno::UNSUPPORTED)?;
+        domain.engine.create_ud_qp(engine_init, port)?
+    } else {
+        domain.engine.create_qp(engine_init)?
+    };
+    if context.persona.first_state() == QpState::Reset {
         engine.modify(QpState::Reset)?;
     }
     let number = engine.num();
@@ -197,8 +208,12 @@ unsafe fn create_qp(
 fn check_type(qp_type: c_int) -> Result<()> {
     match qp_type {
         flags::IBV_QPT_RC => Ok(()),
-        // UC, UD, raw packets, XRC, drivers' own: not on iWARP.
-        3 | 4 | 8 | 9 | 10 | 0xFF => {
+        flags::IBV_QPT_UD if Settings::get()?.offers_ud() => Ok(()),
+        flags::IBV_QPT_UD => {
+            Err(Errno::UNSUPPORTED.because("an iWARP device has no datagrams, unless UIW_UD=on"))
+        }
+        // UC, raw packets, XRC, drivers' own: not on iWARP.
+        3 | 8 | 9 | 10 | 0xFF => {
             Err(Errno::UNSUPPORTED.because("a type of queue pair that iWARP does not have"))
         }
         _ => Err(Errno::INVAL.because("a type of queue pair that is not known")),

@@ -12,7 +12,7 @@ pub struct Record {
     pub time: Option<u64>,
     /// The packet that completed it, counted from 1.
     pub packet: u64,
-    /// The iWARP connection, counted from 1 in the order of their startup frames.
+    /// The iWARP connection, counted from 1 in the order of their startup frames; 0 of a datagram.
     pub connection: u32,
     /// Its sender.
     pub from: SocketAddr,
@@ -45,6 +45,8 @@ pub enum Event {
     Fpdu(Fpdu),
     /// The last segment of an RDMAP message came.
     Message(Message),
+    /// A datagram between uiw peers.
+    Datagram(Box<Datagram>),
     /// Something that an RFC does not allow, or that this peer does in its own way.
     Departure(Departure),
     /// Bytes of the TCP stream that are not in the capture.
@@ -207,6 +209,48 @@ pub struct Departure {
     pub rule: &'static str,
     /// What is against it.
     pub what: String,
+}
+
+/// A datagram between uiw peers: a message, or one of SIDR's.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Datagram {
+    /// What it is.
+    pub name: &'static str,
+    /// Bytes of payload.
+    pub length: usize,
+    /// Epoch of a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u32>,
+    /// The destination of a message, or the queue pair that a reply names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub destination_qpn: Option<u32>,
+    /// The source of a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source_qpn: Option<u32>,
+    /// Q_Key of a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub qkey: Option<u32>,
+    /// MSN of a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub msn: Option<u32>,
+    /// The immediate of a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub immediate: Option<u32>,
+    /// Of a message that is not the next one of its epoch: what its MSN says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub order: Option<String>,
+    /// Transaction of SIDR.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transaction: Option<u64>,
+    /// Bytes of private data of SIDR.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub private_data_length: Option<usize>,
+}
+
+impl Datagram {
+    pub(super) fn new(name: &'static str, length: usize) -> Self {
+        Self { name, length, ..Self::default() }
+    }
 }
 
 impl Event {

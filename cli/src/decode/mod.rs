@@ -7,10 +7,13 @@
 //!                              port                                 Markers
 //! ```
 //!
+//! Datagrams between uiw peers go from `packet` to `datagrams`, each by itself.
+//!
 //! Each step takes any bytes and never panics; what it cannot follow it names, with the place and the reason.
 //! The capture is read as a stream: memory is bounded by the connections that are open at a time.
 
 mod connection;
+mod datagrams;
 mod event;
 mod flows;
 mod framing;
@@ -28,10 +31,13 @@ use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-pub use event::{Crc, Departure, Event, Fpdu, Message, Negotiated, Record, Segment, Startup, Terminate};
+pub use event::{
+    Crc, Datagram, Departure, Event, Fpdu, Message, Negotiated, Record, Segment, Startup, Terminate,
+};
 pub use output::Summary;
 
 use crate::pcap::{Error, Reader};
+use datagrams::Datagrams;
 use flows::{Flows, Moment};
 use packet::Content;
 
@@ -85,6 +91,7 @@ pub fn run_to(args: &Args, out: &mut dyn Write) -> Result<Summary, Failure> {
 pub fn decode(input: impl Read, sink: &mut dyn FnMut(&Record)) -> Result<Summary, Failure> {
     let mut reader = Reader::new(BufReader::with_capacity(1 << 16, input)).map_err(Failure::Capture)?;
     let mut flows = Flows::default();
+    let mut datagrams = Datagrams::default();
     let mut summary = Summary::default();
     let mut last = Moment { time: None, packet: 0 };
     loop {
@@ -100,6 +107,12 @@ pub fn decode(input: impl Read, sink: &mut dyn FnMut(&Record)) -> Result<Summary
         last = Moment { time: packet.time, packet: packet.number };
         match packet::parse(&packet) {
             Content::Tcp(segment) => flows.segment(&segment, last, &mut |record| summary.take(record, sink)),
+            Content::Udp(from, to, bytes) => {
+                for event in datagrams.datagram(from, to, bytes) {
+                    let Moment { time, packet } = last;
+                    summary.take(&Record { time, packet, connection: 0, from, to, event }, sink);
+                }
+            }
             Content::Fragment => summary.fragments += 1,
             Content::BrokenTcp => summary.broken_tcp += 1,
             Content::UnknownLink(link) => {

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 
-use super::event::{Crc, Event, Fpdu, Message, Negotiated, Record, Segment};
+use super::event::{Crc, Datagram, Event, Fpdu, Message, Negotiated, Record, Segment};
 
 /// What a capture held.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -29,6 +29,8 @@ pub struct Summary {
     pub crc_unknown: u64,
     /// Whole RDMAP messages by name.
     pub messages: BTreeMap<&'static str, u64>,
+    /// Datagrams between uiw peers.
+    pub datagrams: u64,
     /// Departures from the RFCs.
     pub departures: u64,
     /// Bytes of iWARP connections that are not in the capture.
@@ -51,7 +53,7 @@ impl Summary {
     /// Whether every byte of iWARP could be followed.
     #[must_use]
     pub fn followed(&self) -> bool {
-        self.connections > 0
+        (self.connections > 0 || self.datagrams > 0)
             && self.missing_bytes == 0
             && self.not_followed == 0
             && self.unknown_links.is_empty()
@@ -72,6 +74,7 @@ impl Summary {
                 } += 1;
             }
             Event::Message(message) => *self.messages.entry(message.name).or_default() += 1,
+            Event::Datagram(_) => self.datagrams += 1,
             Event::Departure(_) => self.departures += 1,
             Event::Missing { bytes, .. } => self.missing_bytes += bytes,
             Event::NotFollowed { .. } => self.not_followed += 1,
@@ -83,7 +86,7 @@ impl Summary {
     /// What kept the decoder from following every byte, one reason a line.
     fn reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
-        if self.connections == 0 {
+        if self.connections == 0 && self.datagrams == 0 {
             reasons.push(
                 "no MPA Request or Reply Frame in the capture: capture from the connection's start on".into(),
             );
@@ -122,6 +125,7 @@ impl fmt::Display for Summary {
             writeln!(f, "messages: {}", messages.join(", "))?;
         }
         for (count, what) in [
+            (self.datagrams, "datagrams between uiw peers"),
             (self.repeated_bytes, "bytes came more than once"),
             (self.fragments, "IP fragments of TCP were not put together"),
             (self.broken_tcp, "packets have no whole TCP header"),
@@ -200,6 +204,7 @@ impl<'a> Printer<'a> {
             Some(since) => write!(self.out, "{:>4}.{:06}", since / 1_000_000_000, since / 1000 % 1_000_000)?,
             None => write!(self.out, "{:>11}", "-")?,
         }
+        let connection = if *connection == 0 { "UDP".to_owned() } else { connection.to_string() };
         writeln!(self.out, " #{packet} [{connection}] {from} > {to}  {text}")
     }
 }
@@ -211,11 +216,41 @@ fn text(event: &Event) -> Option<String> {
         Event::Negotiated(negotiated) => negotiated_text(negotiated),
         Event::Fpdu(fpdu) => fpdu_text(fpdu),
         Event::Message(message) => return message_text(message),
+        Event::Datagram(datagram) => datagram_text(datagram),
         Event::Departure(departure) => format!("DEPARTURE ({}): {}", departure.rule, departure.what),
         Event::Missing { position, bytes } => format!("MISSING: {bytes} bytes after byte {position}"),
         Event::NotFollowed { position, why } => format!("NOT FOLLOWED from byte {position} on: {why}"),
         Event::Closed { what } => format!("unfinished: {what}"),
     })
+}
+
+fn datagram_text(datagram: &Datagram) -> String {
+    let Datagram { name, length, order, .. } = datagram;
+    let order = order.as_ref().map_or_else(String::new, |order| format!(" ({order})"));
+    match datagram {
+        Datagram {
+            destination_qpn: Some(to),
+            source_qpn: Some(from),
+            msn: Some(msn),
+            epoch: Some(epoch),
+            ..
+        } => {
+            let imm = datagram.immediate.map_or_else(String::new, |imm| format!(", immediate {imm:#010x}"));
+            let qkey = datagram.qkey.unwrap_or_default();
+            format!(
+                "datagram {name} to QPN {to:#08x} Q_Key {qkey:#010x} from QPN {from:#08x} epoch {epoch:#010x} MSN {msn}, \
+                 {length} bytes{imm}{order}"
+            )
+        }
+        Datagram { transaction, private_data_length, destination_qpn, .. } => {
+            let qpn = destination_qpn.map_or_else(String::new, |qpn| format!(" QPN {qpn:#08x},"));
+            format!(
+                "{name},{qpn} transaction {:#018x}, {} bytes of private data",
+                transaction.unwrap_or_default(),
+                private_data_length.unwrap_or_default()
+            )
+        }
+    }
 }
 
 fn negotiated_text(negotiated: &Negotiated) -> String {

@@ -1,4 +1,4 @@
-//! From a captured packet to its TCP segment.
+//! From a captured packet to its TCP segment or UDP datagram.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -29,6 +29,8 @@ pub(super) struct Segment<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Content<'a> {
     Tcp(Segment<'a>),
+    /// A whole UDP datagram: its sender, its receiver, its bytes.
+    Udp(SocketAddr, SocketAddr, &'a [u8]),
     /// An IP fragment of a TCP segment; fragments are not put together.
     Fragment,
     /// TCP whose header is damaged or cut off.
@@ -72,6 +74,11 @@ fn content<'a>(sliced: &LaxSlicedPacket<'a>) -> Content<'a> {
     let Some((source, destination, payload, announced)) = sliced.net.as_ref().and_then(addresses) else {
         return Content::Other;
     };
+    if payload.ip_number == ip_number::UDP && !payload.fragmented && !payload.incomplete {
+        let Some(TransportSlice::Udp(udp)) = &sliced.transport else { return Content::Other };
+        let from = SocketAddr::new(source, udp.source_port());
+        return Content::Udp(from, SocketAddr::new(destination, udp.destination_port()), udp.payload());
+    }
     if payload.ip_number != ip_number::TCP {
         return Content::Other;
     }

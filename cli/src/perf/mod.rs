@@ -10,7 +10,7 @@ mod report;
 mod run;
 pub(crate) mod source;
 
-use crate::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, seconds};
+use crate::args::{ConnArgs, DEFAULT_PORT, bytes, resolve, some_seconds};
 use crate::child::Server;
 use crate::fail::Result;
 use crate::open::Opener;
@@ -52,7 +52,7 @@ pub(crate) struct Args {
     #[arg(long)]
     depth: Option<u32>,
     /// Seconds of a measurement
-    #[arg(long, default_value = "2", value_parser = seconds)]
+    #[arg(long, default_value = "2", value_parser = some_seconds)]
     seconds: f64,
     /// Messages of a measurement on each connection; ends it before its time
     #[arg(long)]
@@ -88,7 +88,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = SLICES, requires = "compare", hide = true)]
     slices: usize,
     /// Seconds of a slice of a comparison [default: 0.2, or 50 round trips if that is longer]
-    #[arg(long, value_name = "S", requires = "compare", value_parser = seconds)]
+    #[arg(long, value_name = "S", requires = "compare", value_parser = some_seconds)]
     slice_seconds: Option<f64>,
     /// One JSON object a result
     #[arg(long)]

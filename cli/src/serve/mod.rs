@@ -99,7 +99,11 @@ fn serve(device: &Device, address: SocketAddr, peer_options: &PeerOptions, stop:
                 stop.set();
             }
             CmEventKind::ListenerDown { error, .. } => eprintln!("warning: {}", while_down(&error)),
-            CmEventKind::Established(_) | CmEventKind::Disconnected(_) | CmEventKind::Posted(_) => {}
+            CmEventKind::Established(_)
+            | CmEventKind::Disconnected(_)
+            | CmEventKind::Posted(_)
+            | CmEventKind::SidrRequest(_)
+            | CmEventKind::SidrResolved(_) => {}
         }
     }
     drop(listener);

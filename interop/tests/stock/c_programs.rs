@@ -210,6 +210,28 @@ fn registered_memory_may_go_at_any_time() {
     assert_eq!((crashed.code, crashed.count("memory is as it should be")), (139, 1), "{crashed:?}");
 }
 
+/// A program whose allocator changes mappings with its lock held.
+#[test]
+fn an_allocator_may_give_memory_back_in_the_midst_of_anything() {
+    let libraries = Libraries::get();
+    let source = folder("tests/stock/c/allocator.c");
+    let shared = folder("../xtask/src/bench/programs");
+    let ends = shared.join("ends.c");
+    let flags = [
+        "-rdynamic",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-I",
+        &shared.to_string_lossy(),
+        &ends.to_string_lossy(),
+    ];
+    let Some(program) = compile(&libraries, &source, &flags) else { return };
+    let mut command = libraries.command(User::Same, program);
+    command.env("UIW_ACK", "on");
+    assert_eq!(Running::start(command).end().well().count("the allocator went on"), 1);
+}
+
 #[test]
 fn programs_that_users_gave() {
     let given = env::var_os(SEED_PROGRAMS).map(PathBuf::from);

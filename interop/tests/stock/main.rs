@@ -3,6 +3,7 @@
 mod c_programs;
 mod capture;
 mod cm;
+mod datagrams;
 mod exports;
 mod forks;
 mod perftest;

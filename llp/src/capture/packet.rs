@@ -1,4 +1,4 @@
-//! IP and TCP headers (RFC 791, 8200, 9293).
+//! IP, TCP and UDP headers (RFC 791, 8200, 9293, 768).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -12,6 +12,7 @@ pub(super) const PSH: u8 = 0x08;
 pub(super) const ACK: u8 = 0x10;
 
 const TCP: u8 = 6;
+const UDP: u8 = 17;
 /// MSS 65,000 and window scale 14: no segment here is "too long" or "outside of the window".
 const SYN_OPTIONS: [u8; 8] = [2, 4, (MAX_PAYLOAD >> 8) as u8, MAX_PAYLOAD as u8, 1, 3, 3, 14];
 
@@ -28,10 +29,7 @@ pub(super) struct Header {
 /// Appends a packet whose payload `fill` appends.
 pub(super) fn emit(out: &mut Vec<u8>, header: &Header, fill: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
-    let addresses = match (header.from.ip().to_canonical(), header.to.ip().to_canonical()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => Addresses::V4(from, to),
-        (from, to) => Addresses::V6(v6(from), v6(to)),
-    };
+    let addresses = Addresses::new(header.from, header.to);
     out.resize(start + addresses.header_len(), 0);
     let tcp = out.len();
     let options: &[u8] = if header.flags & SYN != 0 { &SYN_OPTIONS } else { &[] };
@@ -46,10 +44,33 @@ pub(super) fn emit(out: &mut Vec<u8>, header: &Header, fill: impl FnOnce(&mut Ve
     fill(out);
     let (ip, segment) = out[start..].split_at_mut(tcp - start);
     let len = segment.len();
-    addresses.emit(ip, len as u16);
+    addresses.emit(ip, TCP, len as u16);
     let pseudo = addresses.pseudo_sum() + u32::from(TCP) + len as u32;
     let checksum = fold(sum(segment) + u64::from(pseudo));
     segment[16..18].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// Appends a packet with a UDP datagram.
+pub(super) fn emit_datagram(out: &mut Vec<u8>, from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
+    let start = out.len();
+    let addresses = Addresses::new(from, to);
+    out.resize(start + addresses.header_len(), 0);
+    let udp = out.len();
+    // A datagram has less than 65,536 bytes.
+    let len = (bytes.len() + 8) as u16;
+    for number in [from.port(), to.port(), len, 0] {
+        out.extend_from_slice(&number.to_be_bytes());
+    }
+    out.extend_from_slice(bytes);
+    let (ip, datagram) = out[start..].split_at_mut(udp - start);
+    addresses.emit(ip, UDP, len);
+    let pseudo = addresses.pseudo_sum() + u32::from(UDP) + u32::from(len);
+    // 0 would mean that there is none.
+    let checksum = match fold(sum(datagram) + u64::from(pseudo)) {
+        0 => u16::MAX,
+        checksum => checksum,
+    };
+    datagram[6..8].copy_from_slice(&checksum.to_be_bytes());
 }
 
 enum Addresses {
@@ -58,6 +79,13 @@ enum Addresses {
 }
 
 impl Addresses {
+    fn new(from: SocketAddr, to: SocketAddr) -> Self {
+        match (from.ip().to_canonical(), to.ip().to_canonical()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => Self::V4(from, to),
+            (from, to) => Self::V6(v6(from), v6(to)),
+        }
+    }
+
     fn header_len(&self) -> usize {
         match self {
             Self::V4(..) => 20,
@@ -65,14 +93,14 @@ impl Addresses {
         }
     }
 
-    fn emit(&self, ip: &mut [u8], payload: u16) {
+    fn emit(&self, ip: &mut [u8], protocol: u8, payload: u16) {
         match self {
             Self::V4(from, to) => {
                 ip[0] = 0x45;
                 ip[2..4].copy_from_slice(&(payload + 20).to_be_bytes());
                 ip[6] = 0x40; // do not fragment
                 ip[8] = 64;
-                ip[9] = TCP;
+                ip[9] = protocol;
                 ip[12..16].copy_from_slice(&from.octets());
                 ip[16..20].copy_from_slice(&to.octets());
                 let checksum = fold(sum(ip));
@@ -81,7 +109,7 @@ impl Addresses {
             Self::V6(from, to) => {
                 ip[0] = 0x60;
                 ip[4..6].copy_from_slice(&payload.to_be_bytes());
-                ip[6] = TCP;
+                ip[6] = protocol;
                 ip[7] = 64;
                 ip[8..24].copy_from_slice(&from.octets());
                 ip[24..40].copy_from_slice(&to.octets());
@@ -128,6 +156,16 @@ mod tests {
         // RFC 1071 section 3: these sum up to ddf2.
         assert_eq!(fold(sum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7])), !0xddf2);
         assert_eq!(sum(&[1, 2, 3]), 0x0102 + 0x0300);
+    }
+
+    #[test]
+    fn a_datagram_has_lengths_and_a_checksum() {
+        let mut out = Vec::new();
+        emit_datagram(&mut out, "10.0.0.1:5".parse().unwrap(), "10.0.0.2:7".parse().unwrap(), b"odd");
+        let (ip, udp) = out.split_at(20);
+        assert_eq!((ip[9], fold(sum(ip)), ip[2..4] == [0, 31], udp[4..6] == [0, 11]), (17, 0, true, true));
+        assert_eq!(fold(sum(&ip[12..]) + sum(udp) + 17 + udp.len() as u64), 0);
+        assert_eq!(&udp[8..], b"odd");
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::time::Duration;
 pub struct Link {
     /// Time from `send` until the bytes can be received.
     pub latency: Duration,
-    /// Bytes that may be under way or unread at the receiver; `send` blocks at so many.
+    /// Bytes that may be under way or unread at the receiver; `send` blocks at so many. Of a socket for datagrams: bytes that may be under way,
+    /// and, at the receiver, unread; what finds no room there is lost.
     pub capacity: usize,
     /// Bytes that one `send` takes.
     pub send_split: Split,
@@ -19,6 +20,8 @@ pub struct Link {
     pub cut_at: Option<u64>,
     /// The receiver sees a FIN behind so many bytes; what is sent after them vanishes.
     pub fin_at: Option<u64>,
+    /// What happens to datagrams.
+    pub datagrams: DatagramFaults,
     /// What [`Stream::emss`](crate::Stream::emss) returns.
     pub emss: usize,
 }
@@ -34,9 +37,21 @@ impl Default for Link {
             stalled: false,
             cut_at: None,
             fin_at: None,
+            datagrams: DatagramFaults::default(),
             emss: 1448,
         }
     }
+}
+
+/// Faults of datagrams, each for so many of a million; independent of each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct DatagramFaults {
+    /// Lost.
+    pub loss: u32,
+    /// Delivered twice.
+    pub duplicate: u32,
+    /// Delivered later than others that were sent behind it.
+    pub reorder: u32,
 }
 
 /// How many bytes a call transfers at most.

@@ -1,5 +1,6 @@
 //! Everything behind the lock of a network: the clock, what travels, and how connections begin and end.
 
+mod datagrams;
 mod transfer;
 
 use std::{
@@ -31,6 +32,8 @@ pub(super) struct World {
     next_port: u16,
     ends: BTreeMap<EndId, End>,
     listeners: BTreeMap<ListenerId, Listening>,
+    /// Sockets for datagrams.
+    sockets: BTreeMap<u64, datagrams::Socket>,
     /// Connection requests under way, oldest first for each link.
     requests: Vec<Request>,
 }
@@ -108,6 +111,7 @@ impl World {
             next_port: FIRST_EPHEMERAL_PORT,
             ends: BTreeMap::new(),
             listeners: BTreeMap::new(),
+            sockets: BTreeMap::new(),
             requests: Vec::new(),
         }
     }
@@ -163,7 +167,12 @@ impl World {
                 stack.is_none_or(|s| self.listener_at(request.to).is_some_and(|l| l.1.stack == s))
             })
             .map(|request| request.due);
-        packets.chain(requests).min()
+        let datagrams = self
+            .sockets
+            .values()
+            .filter(|socket| stack.is_none_or(|stack| socket.stack == stack))
+            .filter_map(|socket| socket.next_due(self.time));
+        packets.chain(requests).chain(datagrams).min()
     }
 
     fn request_stalled(&self, request: &Request) -> bool {

@@ -1,11 +1,15 @@
-//! Which connection a frame belongs to, read from its headers before smoltcp sees it.
+//! Which connection or UDP socket a frame belongs to, read from its headers before smoltcp sees it.
 
+use super::link::ETHERNET_HEADER;
 use smoltcp::wire::{
     ArpPacket, EthernetFrame, EthernetProtocol, Icmpv6Message, Icmpv6Packet, IpProtocol, Ipv4Packet,
     Ipv6Packet, TcpPacket,
 };
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
+
+/// Bytes of the UDP header.
+const UDP_HEADER: usize = 8;
 
 /// Both ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +32,8 @@ impl Flow {
 pub(super) enum Kind {
     /// A TCP segment; `opens` = a SYN without ACK.
     Tcp { flow: Flow, opens: bool },
+    /// A UDP datagram, or several: where the payload begins and ends in the frame.
+    Udp { flow: Flow, payload: (usize, usize) },
     /// Neighbours, echoes, and what is too broken to say.
     Other,
 }
@@ -49,6 +55,10 @@ pub(super) fn classify(frame: &[u8], checksum: Checksum) -> Option<Kind> {
     match ethernet.ethertype() {
         EthernetProtocol::Ipv4 => {
             let Ok(ip) = Ipv4Packet::new_checked(ethernet.payload()) else { return Some(Kind::Other) };
+            if ip.next_header() == IpProtocol::Udp && !ip.more_frags() && ip.frag_offset() == 0 {
+                let at = ETHERNET_HEADER + usize::from(ip.header_len());
+                return Some(udp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), at));
+            }
             if ip.next_header() != IpProtocol::Tcp || ip.more_frags() || ip.frag_offset() != 0 {
                 return Some(Kind::Other);
             }
@@ -56,6 +66,10 @@ pub(super) fn classify(frame: &[u8], checksum: Checksum) -> Option<Kind> {
         }
         EthernetProtocol::Ipv6 => {
             let Ok(ip) = Ipv6Packet::new_checked(ethernet.payload()) else { return Some(Kind::Other) };
+            if ip.next_header() == IpProtocol::Udp {
+                let at = ETHERNET_HEADER + ip.header_len();
+                return Some(udp(ip.src_addr().into(), ip.dst_addr().into(), ip.payload(), at));
+            }
             if ip.next_header() != IpProtocol::Tcp {
                 return Some(Kind::Other);
             }
@@ -85,6 +99,17 @@ pub(super) fn neighbour(frame: &[u8]) -> Option<IpAddr> {
         }
         _ => None,
     }
+}
+
+/// A UDP datagram whose header is at `at`. Its checksum is not looked at: datagrams of ours end in a CRC. The length of the IP packet
+/// counts, as that of UDP is of one datagram, or of all of them, where there are several.
+fn udp(source: IpAddr, destination: IpAddr, datagram: &[u8], at: usize) -> Kind {
+    let [a, b, c, d, _, _, _, _, ..] = *datagram else { return Kind::Other };
+    let flow = Flow {
+        local: SocketAddr::new(destination, u16::from_be_bytes([c, d])),
+        peer: SocketAddr::new(source, u16::from_be_bytes([a, b])),
+    };
+    Kind::Udp { flow, payload: (at + UDP_HEADER, at + datagram.len()) }
 }
 
 fn tcp(source: IpAddr, destination: IpAddr, segment: &[u8], checksum: Checksum) -> Option<Kind> {

@@ -1,6 +1,7 @@
 //! One link, one smoltcp interface, and the connections over them: everything that is behind a [`super::SmolStack`]'s lock.
 
 mod conn;
+mod datagrams;
 mod ports;
 mod wake;
 
@@ -11,6 +12,7 @@ use super::link::{Frame, Link, Port, Segmentation, Sender, longest_packet};
 use super::mss;
 use crate::{Clock, Event, Interest, ListenOptions, Rest, StreamOptions, Token};
 use conn::{Conn, Owner};
+use datagrams::Datagrams;
 use ports::Ports;
 use slab::Slab;
 use smoltcp::iface::{Config, Interface, PollIngressSingleResult, PollResult, SocketSet};
@@ -55,6 +57,7 @@ pub(super) struct SmolInterface<L: Link> {
     conns: Slab<Conn>,
     flows: HashMap<Flow, usize>,
     ports: Ports,
+    datagrams: Datagrams,
     /// Connections that may have an event at the next poll.
     hot: Vec<usize>,
     /// Connections that frames or timers have touched, and that may have something to send.
@@ -119,6 +122,7 @@ impl<L: Link> SmolInterface<L> {
             conns: Slab::new(),
             flows: HashMap::new(),
             ports: Ports::default(),
+            datagrams: Datagrams::new(),
             hot: Vec::new(),
             touched: Vec::new(),
             timers: BTreeSet::new(),
@@ -147,12 +151,14 @@ impl<L: Link> SmolInterface<L> {
 
     /// When [`SmolInterface::tick`] is wanted without a frame.
     pub(super) fn deadline(&self) -> Option<Instant> {
-        let timer = self.timers.first().and_then(|(at, _)| {
+        let timers = self.timers.first().map(|(at, _)| *at).into_iter().chain(self.datagrams.timer);
+        let timer = timers.min().and_then(|at| {
             // Never before the tick that is meant.
-            let micros = u64::try_from(*at).unwrap_or(0).div_ceil(u64::from(CLOCK));
+            let micros = u64::try_from(at).unwrap_or(0).div_ceil(u64::from(CLOCK));
             self.base.checked_add(Duration::from_micros(micros))
         });
-        let watched = !self.conns.is_empty() || !self.ports.listeners.is_empty();
+        let watched =
+            !self.conns.is_empty() || !self.ports.listeners.is_empty() || !self.datagrams.sockets.is_empty();
         let for_good = self.gone.as_ref().is_some_and(Gone::is_for_good);
         let watch = if watched && !for_good { self.link.watch() } else { None };
         timer.into_iter().chain(self.link.next()).chain(watch).min()
@@ -192,6 +198,9 @@ impl<L: Link> SmolInterface<L> {
             self.conns[id].timer = None;
             self.touched.push(id);
         }
+        if self.datagrams.timer.is_some_and(|at| at <= now.total_micros()) {
+            self.egress_datagrams(now);
+        }
         self.egress_all(now);
     }
 
@@ -213,10 +222,17 @@ impl<L: Link> SmolInterface<L> {
             (false, true) => Checksum::WholeOrBegun,
             (false, false) => Checksum::Whole,
         };
+        let datagram_size = frame.datagram_size();
         let bytes = frame.bytes();
         let id = match classify(bytes, checksum) {
             // The checksum is wrong: as if it had not come.
             None => return,
+            Some(Kind::Udp { flow, payload: (begin, end) }) => {
+                // No socket: nothing is answered, as nothing is to a segment that opens no connection.
+                let size = datagram_size.unwrap_or(usize::MAX);
+                self.datagrams.arrive(flow, &bytes[begin..end], size);
+                return;
+            }
             Some(Kind::Other) => None,
             Some(Kind::Tcp { flow, opens }) => match self.flows.get(&flow) {
                 Some(id) => Some(*id),
@@ -237,6 +253,9 @@ impl<L: Link> SmolInterface<L> {
             // A neighbour has answered, perhaps: connections that wait for it go on at once, and not with their next query.
             let waiting = self.conns.iter().filter(|(_, conn)| conn.is_opening());
             self.touched.extend(waiting.map(|(id, _)| id));
+            if self.datagrams.timer.is_some() {
+                self.egress_datagrams(now);
+            }
             return;
         };
         let emss = self.emss(self.conns[id].flow.peer.is_ipv6());
@@ -429,6 +448,7 @@ impl<L: Link> SmolInterface<L> {
                 events.push(Event { token: listener.token, readable: true, writable: false });
             }
         }
+        events.extend(self.datagrams.events());
         let mut hot = std::mem::take(&mut self.hot);
         hot.retain(|id| {
             let conn = &mut self.conns[*id];
@@ -454,7 +474,8 @@ impl<L: Link> SmolInterface<L> {
         let has_event = |id: &usize| self.conns.get(*id).is_some_and(|conn| conn.event().is_some());
         let ready = |id: &usize| Some(*id) != except && has_event(id);
         let accepts = self.ports.listeners.iter().any(|(_, listener)| listener.has_news());
-        if accepts || self.hot.iter().any(ready) {
+        let has_datagrams = self.datagrams.events().next().is_some();
+        if accepts || has_datagrams || self.hot.iter().any(ready) {
             self.wake.kick();
         }
     }

@@ -36,6 +36,11 @@ pub trait Frame {
 
     /// Whether the link vouches for its TCP checksum, or it never had one (it came from this machine).
     fn is_checked(&self) -> bool;
+
+    /// Bytes of each UDP datagram but the last one, where the frame has several: one header, and their payloads one behind the other.
+    fn datagram_size(&self) -> Option<usize> {
+        None
+    }
 }
 
 /// A link of Ethernet frames. Nothing here blocks.

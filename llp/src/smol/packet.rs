@@ -128,6 +128,7 @@ pub struct PacketFrame {
     buffer: Vec<u8>,
     len: usize,
     checked: bool,
+    datagram_size: Option<usize>,
 }
 
 impl Frame for PacketFrame {
@@ -137,6 +138,10 @@ impl Frame for PacketFrame {
 
     fn is_checked(&self) -> bool {
         self.checked
+    }
+
+    fn datagram_size(&self) -> Option<usize> {
+        self.datagram_size
     }
 }
 
@@ -160,8 +165,10 @@ impl Link for PacketLink {
                 return None;
             }
         };
-        let checked = Header::parse(&self.scratch).is_checked();
-        Some(PacketFrame { buffer: std::mem::take(&mut self.scratch), len, checked })
+        let header = Header::parse(&self.scratch);
+        let datagram_size = (header.gso() == virtio::GSO_UDP_L4).then(|| header.gso_size());
+        let buffer = std::mem::take(&mut self.scratch);
+        Some(PacketFrame { buffer, len, checked: header.is_checked(), datagram_size })
     }
 
     fn recycle(&mut self, frame: PacketFrame) {

@@ -52,7 +52,7 @@ pub(crate) struct ListenerSlot {
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ListenerId(u64);
+pub struct ListenerId(pub(super) u64);
 
 /// A port on which peers may connect. Dropping it closes the port; requests not decided yet are rejected.
 ///

@@ -4,11 +4,13 @@ mod accept;
 mod connect;
 mod handle;
 mod listener;
+pub(crate) mod sidr;
 
 pub use connect::{abandon, connect, connect_self};
 pub use handle::ConnHandle;
 pub use listener::{ConnRequest, Listener, ListenerId};
 pub(crate) use listener::{HalfOpen, ListenerSlot, accept_all};
+pub use sidr::{SidrHandle, SidrInfo, SidrListener, SidrRequest};
 
 use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
@@ -76,9 +78,14 @@ pub struct CmEvent {
 pub enum CmEventKind {
     /// A connection request of a peer.
     ConnectRequest(ConnRequest),
+    /// A peer asks for a UD queue pair.
+    SidrRequest(SidrRequest),
+    /// A peer has named its UD queue pair.
+    SidrResolved(SidrInfo),
     /// The connection stands.
     Established(ConnInfo),
-    /// The connection could not be set up: refused, rejected, timed out, or the peer speaks something else.
+    /// The connection could not be set up: refused, rejected, timed out, or the peer speaks something else. Also of a request for a UD
+    /// queue pair.
     Failed(Error),
     /// The connection has ended.
     Disconnected(CloseReason),

@@ -166,38 +166,6 @@ impl<'a> QpHost<'a> {
         state.long.extend_from_slice(bytes);
         Ok(())
     }
-
-    /// Places `bytes` at byte `offset` of a message whose memory is `sges`.
-    fn scatter(
-        (qp, table, cache): (&QpInner, &Table, &mut MrCache),
-        sges: &[Sge],
-        offset: u32,
-        bytes: &[u8],
-    ) -> Result<(), LocalError> {
-        let mut skip = u64::from(offset);
-        let mut rest = bytes;
-        for sge in sges {
-            if rest.is_empty() {
-                break;
-            }
-            let room = u64::from(sge.length);
-            if skip >= room {
-                skip -= room;
-                continue;
-            }
-            let take = (room - skip).min(rest.len() as u64) as usize;
-            let (now, later) = rest.split_at(take);
-            let range = (sge.addr.wrapping_add(skip), take as u32);
-            table
-                .hold_local(cache, sge.lkey, qp.pd.id(), range, true)
-                .map_err(|_| LocalError::Protection)?
-                .copy_from(0, now)
-                .map_err(|_| LocalError::Protection)?;
-            rest = later;
-            skip = 0;
-        }
-        Ok(())
-    }
 }
 
 impl uiw_stream::Host for QpHost<'_> {
@@ -274,7 +242,7 @@ impl uiw_stream::Host for QpHost<'_> {
         if payload.len() as u64 + u64::from(offset) > state.receive.len.into() {
             return self.place_long(qp, offset, &payload);
         }
-        Self::scatter((qp, self.table, &mut state.cache), &state.receive.sges, offset, &payload)
+        qp.scatter(self.table, &mut state.cache, &state.receive.sges, offset, &payload)
     }
 
     #[inline]
@@ -298,6 +266,7 @@ impl uiw_stream::Host for QpHost<'_> {
             imm,
             invalidated: message.invalidated,
             qp_num: qp.num,
+            datagram_from: None,
             reason: None,
             timestamp_ns: 0,
         };
@@ -363,30 +332,7 @@ impl uiw_stream::Host for QpHost<'_> {
         self.queue();
         let queue = self.queue.as_ref().ok_or(LocalError::Protection)?;
         let wqe = queue.get(id).ok_or(LocalError::Protection)?;
-        if wqe.flags.contains(SendFlags::INLINE) {
-            out.extend_from_slice(&wqe.inline[range.start as usize..range.end as usize]);
-            return Ok(());
-        }
-        let (mut skip, mut left) = (range.start, range.end - range.start);
-        for sge in &wqe.sges {
-            if skip >= sge.length {
-                skip -= sge.length;
-                continue;
-            }
-            let take = left.min(sge.length - skip);
-            let part = (sge.addr.wrapping_add(u64::from(skip)), take);
-            let pin = self
-                .table
-                .hold_local(&mut self.state.cache, sge.lkey, qp.pd.id(), part, false)
-                .map_err(|_| LocalError::Protection)?;
-            pin.copy_to_vec(0..pin.len(), out).map_err(|_| LocalError::Protection)?;
-            left -= take;
-            skip = 0;
-            if left == 0 {
-                break;
-            }
-        }
-        Ok(())
+        qp.gather(self.table, &mut self.state.cache, wqe, range, out)
     }
 
     fn request_payload(&mut self, id: u32, offset: u32, len: u32) -> Result<Source<'_>, LocalError> {
@@ -424,11 +370,11 @@ impl uiw_stream::Host for QpHost<'_> {
     fn place_answer(&mut self, _id: u32, offset: u32, payload: Answer<'_>) -> Result<(), LocalError> {
         let qp = self.qp.ok_or(LocalError::Protection)?;
         let sges = self.state.sinks.front().ok_or(LocalError::Protection)?;
-        let memory = (qp, self.table, &mut self.state.cache);
+        let cache = &mut self.state.cache;
         match payload {
-            Answer::Read(bytes) => Self::scatter(memory, sges, offset, &bytes),
+            Answer::Read(bytes) => qp.scatter(self.table, cache, sges, offset, &bytes),
             // A number of this machine's, as `ibv_post_send` documents it.
-            Answer::Atomic(value) => Self::scatter(memory, sges, offset, &value.to_ne_bytes()),
+            Answer::Atomic(value) => qp.scatter(self.table, cache, sges, offset, &value.to_ne_bytes()),
         }
     }
 
@@ -523,6 +469,8 @@ fn op(op: &SendOp) -> Op {
         SendOp::CmpSwap { remote, compare, compare_mask, swap, swap_mask } => {
             Op::CmpSwap { remote: place(remote), compare, compare_mask, swap, swap_mask }
         }
+        // Refused at a queue pair with a stream.
+        SendOp::Datagram { .. } => Op::Local,
         SendOp::LocalInvalidate { .. } | SendOp::Bind(_) | SendOp::FastRegister(_) => Op::Local,
     }
 }

@@ -7,6 +7,7 @@ use crate::driver::services::{RX_STAGING, Services};
 use crate::driver::{Driver, Pool, SHARD_SHIFT, Shard, Shared, Timers};
 use crate::error::Error;
 use crate::notify::Wakes;
+use crate::ud::{self, Endpoint, PortSlot};
 use slab::Slab;
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -36,6 +37,12 @@ const BULK: usize = 32;
 pub(crate) enum Slot {
     Listener(ListenerSlot),
     Conn(Box<Conn>),
+    DatagramPort(Box<PortSlot>),
+    /// A socket of the port with this token.
+    DatagramSocket(Token),
+    /// A UD queue pair.
+    Endpoint(Box<Endpoint>),
+    Sidr(Box<crate::cm::sidr::SidrSlot>),
 }
 
 pub(crate) struct Core {
@@ -49,6 +56,8 @@ pub(crate) struct Core {
     generation: u32,
     /// Connections in Full Operation: candidates for direct reading.
     established: Vec<Token>,
+    /// Sockets for datagrams: candidates for direct reading as well.
+    datagram_sockets: Vec<Token>,
     /// Number of slots that make progress only by events of the stack: listeners, and connections in start-up.
     others: usize,
     /// Events of the stack that no round has served yet.
@@ -93,6 +102,7 @@ impl Core {
             staging: vec![0; RX_STAGING],
             turn: TURN_ALONE,
             moved: 0,
+            datagrams: ud::Staging::default(),
             is_short: false,
         };
         Self {
@@ -103,6 +113,7 @@ impl Core {
             slots: Slab::new(),
             generation: 0,
             established: Vec::new(),
+            datagram_sockets: Vec::new(),
             others: 0,
             events: VecDeque::new(),
             polled: Vec::new(),
@@ -164,6 +175,55 @@ impl Core {
             Slot::Listener(listener) => Some(listener),
             _ => None,
         }
+    }
+
+    /// The slot of `token`, whatever it has.
+    pub(crate) fn any_slot(&mut self, token: Token) -> Option<&mut Slot> {
+        self.slot(token)
+    }
+
+    /// As [`Core::any_slot`], with the services.
+    pub(crate) fn slot_and_services(&mut self, token: Token) -> Option<(&mut Slot, &mut Services)> {
+        let (generation, slot) = self.slots.get_mut(key_of(token))?;
+        (*generation == generation_of(token)).then_some((slot, &mut self.services))
+    }
+
+    pub(crate) fn datagram_port(&mut self, token: Token) -> Option<&mut PortSlot> {
+        match self.slot(token)? {
+            Slot::DatagramPort(port) => Some(port),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn endpoint(&mut self, token: Token) -> Option<&mut Endpoint> {
+        match self.slot(token)? {
+            Slot::Endpoint(endpoint) => Some(endpoint),
+            _ => None,
+        }
+    }
+
+    /// A UD queue pair and its port.
+    pub(crate) fn endpoint_and_port(
+        &mut self,
+        token: Token,
+    ) -> Option<(&mut Endpoint, &mut PortSlot, &mut Services)> {
+        let port = self.endpoint(token)?.port();
+        match self.slots.get2_mut(key_of(token), key_of(port))? {
+            // A port outlives its queue pairs.
+            ((_, Slot::Endpoint(endpoint)), (_, Slot::DatagramPort(port))) => {
+                Some((endpoint, port, &mut self.services))
+            }
+            _ => None,
+        }
+    }
+
+    /// A socket for datagrams is read in every round where there are few.
+    pub(crate) fn add_direct(&mut self, socket: Token) {
+        self.datagram_sockets.push(socket);
+    }
+
+    pub(crate) fn remove_direct(&mut self, socket: Token) {
+        self.datagram_sockets.retain(|other| *other != socket);
     }
 
     /// When a round is due even if nothing arrives: for a connection, or for the stack's own timers.
@@ -279,9 +339,13 @@ impl Core {
     /// Serves a connection for which something was posted. That may be long after the last round: the clock is read where a deadline
     /// depends on it, and not for every post.
     pub(crate) fn serve(&mut self, token: Token) {
-        if self.with_conn(token, Conn::on_doorbell) == Some(Doorbell::NeedsClock) {
-            self.read_clock();
-            self.with_conn(token, Conn::on_doorbell_with_clock);
+        match self.with_conn(token, Conn::on_doorbell) {
+            Some(Doorbell::NeedsClock) => {
+                self.read_clock();
+                self.with_conn(token, Conn::on_doorbell_with_clock);
+            }
+            Some(_) => {}
+            None => ud::transmit(self, token),
         }
     }
 
@@ -290,7 +354,7 @@ impl Core {
         self.with_conn(token, Conn::leave_shard)?.ok()?;
         match self.remove(token)? {
             Slot::Conn(conn) => Some(conn),
-            Slot::Listener(_) => None,
+            _ => None,
         }
     }
 
@@ -312,6 +376,7 @@ impl Core {
     /// Takes everything that holds a socket or an address, to be dropped without the lock.
     pub(super) fn close(&mut self) -> impl Sized + use<> {
         self.established.clear();
+        self.datagram_sockets.clear();
         self.events.clear();
         self.ready.clear();
         let slots = std::mem::take(&mut self.slots);
@@ -351,7 +416,8 @@ impl Core {
         self.services.turn = if self.established.len() <= 1 { TURN_ALONE } else { TURN };
         let mut work = self.serve_ready(shard);
         self.pumps = self.pumps.wrapping_add(1);
-        let direct = self.established.len() <= DIRECT_STREAMS && !self.established.is_empty();
+        let readable = self.established.len() + self.datagram_sockets.len();
+        let direct = (1..=DIRECT_STREAMS).contains(&readable);
         let polls_stack = !self.events.is_empty()
             || self.pumps.is_multiple_of(POLL_STACK_EVERY)
             || self.stack.deadline().is_some_and(|at| at <= self.instant(self.services.now));
@@ -387,7 +453,7 @@ impl Core {
         let now = self.services.now;
         let holders = self.slots.iter().filter_map(|(key, (generation, slot))| match slot {
             Slot::Conn(conn) => Some((conn.partial_since()?, token(key, self.index, *generation))),
-            Slot::Listener(_) => None,
+            _ => None,
         });
         let mut holders: Vec<_> = holders.filter(|(since, _)| since.after(PARTIAL_TIMEOUT) <= now).collect();
         holders.sort_unstable();
@@ -413,6 +479,23 @@ impl Core {
             shard.run_commands(self);
             if moved && self.is_round_over(enough) {
                 break;
+            }
+        }
+        work + self.poll_datagrams(shard, enough)
+    }
+
+    /// Reads each of a few sockets for datagrams.
+    fn poll_datagrams(&mut self, shard: &Shard, enough: &dyn Fn() -> bool) -> usize {
+        let mut work = 0;
+        let mut next = 0;
+        while let Some(socket) = self.datagram_sockets.get(next).copied()
+            && !self.is_round_over(enough)
+        {
+            next += 1;
+            if let Some(Slot::DatagramSocket(port)) = self.slot(socket) {
+                let port = *port;
+                work += ud::receive(self, port, socket);
+                shard.run_commands(self);
             }
         }
         work
@@ -452,7 +535,17 @@ impl Core {
                 self.with_conn(event.token, |conn, services| conn.on_event(event, services));
             }
             Some(Slot::Listener(_)) => crate::cm::accept_all(self, event.token),
-            None => {}
+            Some(Slot::DatagramSocket(port)) => {
+                let port = *port;
+                if event.writable {
+                    ud::resume(self, port, event.token);
+                }
+                if event.readable {
+                    ud::receive(self, port, event.token);
+                }
+            }
+            Some(Slot::Sidr(_)) => crate::cm::sidr::on_event(self, event.token),
+            Some(Slot::DatagramPort(_) | Slot::Endpoint(_)) | None => {}
         }
     }
 
@@ -464,7 +557,9 @@ impl Core {
         }
         let mut count = 0;
         while let Some(token) = self.services.timers.due(now) {
-            self.with_conn(token, Conn::on_timer);
+            if self.with_conn(token, Conn::on_timer).is_none() {
+                crate::cm::sidr::on_timer(self, token);
+            }
             count += 1;
         }
         count

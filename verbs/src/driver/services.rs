@@ -2,6 +2,7 @@
 
 use crate::driver::{Driver, Pool, Shared, Timers};
 use crate::notify::Wakes;
+use crate::ud::Staging;
 use std::sync::{Arc, Weak};
 use uiw_counters::ShardCounters;
 use uiw_stream::Time;
@@ -26,6 +27,8 @@ pub(crate) struct Services {
     pub(crate) turn: usize,
     /// Bytes that connections have moved in this round.
     pub(crate) moved: usize,
+    /// Where datagrams are built and received.
+    pub(crate) datagrams: Staging,
     /// A connection was not read, as the receive memory budget has no room.
     pub(crate) is_short: bool,
 }

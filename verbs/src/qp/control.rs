@@ -37,6 +37,9 @@ pub(super) fn modify(qp: &Arc<QpInner>, to: QpState) -> Result<()> {
     if !from.may_become(to) || to == QpState::Sqe {
         return Err(Error::Transition { from, to });
     }
+    if qp.ud.is_some() {
+        return crate::ud::modify(qp, to);
+    }
     on_shard(
         qp,
         |wakes| modify_unconnected(qp, from, to, wakes),
@@ -106,14 +109,7 @@ fn modify_connected(core: &mut Core, qp: &Arc<QpInner>, token: uiw_llp::Token, t
 
 /// RESET: everything is forgotten, and the queue pair is new.
 fn reset(qp: &QpInner) {
-    qp.send_cq.forget_qp(qp.num);
-    qp.recv_cq.forget_qp(qp.num);
-    qp.sq.lock().reset();
-    if let RecvSource::Own(rq) = &qp.rq {
-        let mut rq = rq.lock();
-        rq.reset();
-        rq.closed = true;
-    }
+    qp.forget_requests();
     qp.set_conn(None);
     qp.attrs.lock().stream = qp.driver.shared.next_stream();
     qp.set_state(QpState::Reset);
@@ -160,13 +156,17 @@ pub(super) fn limit_lifetime(qp: &Arc<QpInner>, timeout: Duration) -> bool {
 
 /// The application destroys the queue pair: its connection closes, and nothing completes any more.
 pub(super) fn destroy(qp: &Arc<QpInner>) {
-    on_shard(
-        qp,
-        |_| (),
-        |core, _, token| {
-            core.with_conn(token, Conn::detach);
-        },
-    );
+    if qp.ud.is_some() {
+        crate::ud::destroy(qp);
+    } else {
+        on_shard(
+            qp,
+            |_| (),
+            |core, _, token| {
+                core.with_conn(token, Conn::detach);
+            },
+        );
+    }
     qp.sq.lock().mode = SqMode::Flushing;
     let shared = &qp.driver.shared;
     shared.qps.lock().remove(&qp.num);

@@ -6,6 +6,7 @@ use crate::pd::Pd;
 use crate::qp::inner::{Attrs, NO_CONN};
 use crate::qp::send_queue::{SendQueue, SqLimits};
 use crate::qp::{Doorbell, LongMessages, Path, QpAttr, QpInit, QpInner, QpState, RecvQueue, RecvSource};
+use crate::ud::UdState;
 use crate::wc::WcStatus;
 use crate::wr::{RecvWr, SendWr};
 use parking_lot::Mutex;
@@ -38,7 +39,7 @@ impl std::fmt::Debug for Qp {
 }
 
 impl Qp {
-    pub(crate) fn create(pd: &Pd, init: QpInit) -> Result<Self> {
+    pub(crate) fn create(pd: &Pd, init: QpInit, ud: Option<UdState>) -> Result<Self> {
         let driver = Arc::clone(pd.driver());
         let limits = driver.limits();
         let cap = init.cap;
@@ -96,6 +97,7 @@ impl Qp {
             access: AtomicU32::new(
                 (Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC).bits(),
             ),
+            ud,
             attrs: Mutex::new(Attrs { ord: max_rd_atomic, ird: max_rd_atomic, stream }),
             has_raised: AtomicBool::new(false),
             long: init.max_message.map(LongMessages::new),
@@ -264,7 +266,7 @@ impl Pd {
     /// # Errors
     /// [`Error::Limit`], [`Error::Foreign`] for queues of another device.
     pub fn create_qp(&self, init: QpInit) -> Result<Qp> {
-        Qp::create(self, init)
+        Qp::create(self, init, None)
     }
 }
 

@@ -9,6 +9,7 @@ use crate::pd::Pd;
 use crate::qp::send_queue::{SendQueue, SqMode};
 use crate::qp::{LongMessages, QpCap, QpState, RecvQueue, RecvWqe};
 use crate::srq::Srq;
+use crate::ud::UdState;
 use crate::wc::{Wc, WcOpcode, WcStatus, WireReason};
 use crate::wr::{RecvWr, SendOp, SendWr, Sge};
 use parking_lot::{Mutex, MutexGuard};
@@ -47,6 +48,8 @@ pub(crate) struct QpInner {
     /// Its connection's token, or [`NO_CONN`].
     pub(super) conn: AtomicU64,
     pub(crate) attrs: Mutex<Attrs>,
+    /// Of a UD queue pair.
+    pub(crate) ud: Option<UdState>,
     /// The device's queue of asynchronous events had one about this queue pair.
     pub(super) has_raised: AtomicBool,
     /// Messages that are longer than their receives; `None` where they are refused (RFC 5041 section 7.1).
@@ -200,6 +203,11 @@ impl QpInner {
         {
             return Err(Error::Unsupported { what: "Reads or atomics: ORD was negotiated to 0" });
         }
+        if matches!(wr.op, SendOp::Datagram { .. }) != self.ud.is_some() {
+            return Err(Error::Unsupported {
+                what: "datagrams on a queue pair that is not UD, or anything else on one that is",
+            });
+        }
         sq.post(wr, copy_inline)
     }
 
@@ -282,10 +290,31 @@ impl QpInner {
             imm: None,
             invalidated: None,
             qp_num: self.num,
+            datagram_from: None,
             reason,
             timestamp_ns: 0,
         };
         self.recv_cq.push(Cqe { wc, solicited: true }, wakes);
+    }
+
+    /// Forgets every request and completion: RESET.
+    pub(crate) fn forget_requests(&self) {
+        self.send_cq.forget_qp(self.num);
+        self.recv_cq.forget_qp(self.num);
+        self.sq.lock().reset();
+        if let RecvSource::Own(rq) = &self.rq {
+            let mut rq = rq.lock();
+            rq.reset();
+            rq.closed = true;
+        }
+    }
+
+    /// Takes the oldest receive, if there is one.
+    pub(crate) fn try_take_recv(&self, into: &mut RecvWqe, wakes: &mut Wakes) -> bool {
+        match &self.rq {
+            RecvSource::Own(rq) => rq.lock().take(into),
+            RecvSource::Shared(srq) => srq.try_take(into, wakes),
+        }
     }
 
     /// Takes the oldest receive, or notes the stream as waiting for one.

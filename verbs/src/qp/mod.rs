@@ -6,6 +6,7 @@ mod control;
 mod handle;
 mod inner;
 mod long_messages;
+mod memory;
 mod recv_queue;
 mod ring;
 mod send_queue;

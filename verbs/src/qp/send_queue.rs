@@ -68,7 +68,10 @@ impl Wqe {
         match self.op {
             SendOp::Write { .. } | SendOp::WriteImm { .. } => WcOpcode::Write,
             SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
-            SendOp::Send | SendOp::SendInvalidate { .. } | SendOp::SendImm { .. } => WcOpcode::Send,
+            SendOp::Send
+            | SendOp::SendInvalidate { .. }
+            | SendOp::SendImm { .. }
+            | SendOp::Datagram { .. } => WcOpcode::Send,
             SendOp::Read { .. } => WcOpcode::Read,
             SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
             SendOp::CmpSwap { .. } => WcOpcode::CmpSwap,
@@ -236,6 +239,14 @@ impl SendQueue {
         }
     }
 
+    /// The request that was built last is to be built anew.
+    pub(crate) fn unbuild(&mut self) {
+        self.next = self.next.saturating_sub(1);
+        if let Some(wqe) = self.ring.get_mut(self.next) {
+            wqe.state = WqeState::Posted;
+        }
+    }
+
     /// The request `seq`, if it has not left the ring.
     pub(crate) fn get(&self, seq: u32) -> Option<&Wqe> {
         self.ring.get(seq.wrapping_sub(self.front) as usize)
@@ -337,6 +348,7 @@ impl SendQueue {
                     imm: None,
                     invalidated: None,
                     qp_num: self.qp_num,
+                    datagram_from: None,
                     reason: if wqe.status == WcStatus::Success { None } else { reason },
                     timestamp_ns: 0,
                 },

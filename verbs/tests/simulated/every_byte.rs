@@ -196,8 +196,11 @@ impl End {
                 }
                 CmEventKind::Established(_) => self.established = true,
                 CmEventKind::Failed(_) | CmEventKind::Disconnected(_) => self.over = true,
-                CmEventKind::Posted(_) | CmEventKind::ListenerDown { .. } => {
-                    panic!("there are no notes, and a simulated link stays up")
+                CmEventKind::Posted(_)
+                | CmEventKind::ListenerDown { .. }
+                | CmEventKind::SidrRequest(_)
+                | CmEventKind::SidrResolved(_) => {
+                    panic!("there are no notes and no datagrams, and a simulated link stays up")
                 }
             }
         }

@@ -49,6 +49,11 @@ pub(crate) fn device_with(options: DeviceOptions) -> Device {
     })
 }
 
+/// Changes the link of this thread's network, which every device and peer uses in both directions.
+pub(crate) fn change_link(change: impl FnOnce(&mut Link)) {
+    SIMULATION.with(|simulation| simulation.network.change_link(HOST, HOST, change));
+}
+
 /// Whether the device is on a simulated network: the kernel's TCP has a descriptor to wait with.
 pub(crate) fn is_simulated(device: &Device) -> bool {
     device.wait_fds().is_empty()

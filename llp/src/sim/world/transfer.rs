@@ -120,6 +120,7 @@ impl World {
                 events.push(Event { token: listening.token, readable: true, writable: false });
             }
         }
+        self.poll_datagrams(stack, events);
         for end in self.ends.values().filter(|end| end.stack == stack && end.held && end.named) {
             let room = self.link(end.local.ip(), end.peer.ip()).capacity > end.unread;
             let (readable, writable) = match end.state {

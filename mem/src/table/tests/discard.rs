@@ -2,52 +2,78 @@
 
 use super::*;
 
-/// Bytes of a program, and a region of all of them.
-fn foreign(table: &Table, bytes: &mut Vec<u8>) -> Arc<Region> {
+const PAGE: usize = 4096;
+const PAGES: u32 = PAGE as u32;
+
+/// Pages of a program.
+fn pages(count: usize) -> Vec<u8> {
+    vec![0; (count + 1) * PAGE]
+}
+
+/// A region of all whole pages of `bytes` but the last.
+fn foreign(table: &Table, bytes: &mut [u8]) -> Arc<Region> {
+    let start = bytes.as_ptr().align_offset(PAGE);
     // SAFETY: the vector outlives the region in every test, and is accessed through it alone meanwhile.
-    let memory = unsafe { Memory::foreign(bytes.as_mut_ptr(), bytes.len()) };
+    let memory = unsafe { Memory::foreign(bytes[start..].as_mut_ptr(), bytes.len() - PAGE) };
     table.register(PD, memory, BASE, ALL).unwrap()
 }
 
-fn addresses(region: &Region, range: Range<usize>) -> Range<usize> {
+/// Addresses of pages of the region.
+fn addresses(region: &Region, pages: Range<usize>) -> Range<usize> {
     let start = region.as_ptr().addr();
-    start + range.start..start + range.end
+    start + pages.start * PAGE..start + pages.end * PAGE
 }
 
 /// Whether a peer can write there.
-fn takes(table: &Table, stag: STag, offset: u64, len: u32) -> bool {
-    write(table, stag, BASE + offset, len).is_ok_and(|span| span.pin().is_ok())
+fn takes(table: &Table, stag: STag, offset: u32, len: u32) -> bool {
+    write(table, stag, BASE + u64::from(offset), len).is_ok_and(|span| span.pin().is_ok())
 }
 
 #[test]
-fn discarded_bytes_are_refused_and_the_rest_stays() {
+fn discarded_pages_are_refused_and_the_rest_stays() {
     let table = table();
-    let mut memory = vec![0; 100];
+    let mut memory = pages(10);
     let region = foreign(&table, &mut memory);
     let stag = region.stag();
     let window = table.alloc_window(PD, WindowType::One).unwrap();
-    let bound = table.bind(&window, &region, None, BASE, 100, Access::REMOTE, None).unwrap();
-    let kept = write(&table, stag, BASE + 45, 10).unwrap();
-    table.discard(addresses(&region, 40..50));
+    let len = 10 * PAGE as u64;
+    let bound = table.bind(&window, &region, None, BASE, len, Access::REMOTE, None).unwrap();
+    let kept = write(&table, stag, BASE + 4 * PAGE as u64 - 8, 16).unwrap();
+    table.discard(addresses(&region, 4..5));
     for stag in [stag, bound] {
-        assert!(takes(&table, stag, 0, 40) && takes(&table, stag, 50, 50), "{stag}");
-        for (offset, len) in [(0, 100), (39, 2), (49, 2), (40, 10), (45, 1)] {
+        assert!(takes(&table, stag, 0, 4 * PAGES) && takes(&table, stag, 5 * PAGES, 5 * PAGES), "{stag}");
+        for (offset, len) in [(0, 10 * PAGES), (4 * PAGES - 1, 2), (5 * PAGES - 1, 2), (4 * PAGES, PAGES)] {
             assert!(!takes(&table, stag, offset, len), "{stag}: {offset} + {len}");
         }
     }
     assert_eq!(kept.pin().map(drop), Err(Gone { stag }), "what was looked up before");
     let mut cache = MrCache::default();
-    let hold = |cache: &mut MrCache, to| {
+    let hold = |cache: &mut MrCache, page: u64| {
+        let to = BASE + page * PAGE as u64;
         table.hold_remote(cache, stag, (STREAM, PD), (to, 4), Right::Write).map(drop)
     };
-    assert_eq!(hold(&mut cache, BASE), Ok(()));
-    assert_eq!(hold(&mut cache, BASE + 44), Err(RemoteError::InvalidStag { stag }));
-    assert_eq!(hold(&mut cache, BASE + 60), Ok(()), "the pin of the batch is still there");
+    assert_eq!(hold(&mut cache, 0), Ok(()));
+    assert_eq!(hold(&mut cache, 4), Err(RemoteError::InvalidStag { stag }));
+    assert_eq!(hold(&mut cache, 6), Ok(()), "the pin of the batch is still there");
     drop(cache);
-    table.discard(addresses(&region, 0..40));
-    table.discard(addresses(&region, 50..100));
-    assert!(!takes(&table, stag, 0, 1) && !takes(&table, stag, 99, 1));
+    table.discard(addresses(&region, 0..4));
+    table.discard(addresses(&region, 5..10));
+    assert!(!takes(&table, stag, 0, 1) && !takes(&table, stag, 10 * PAGES - 1, 1));
     assert!(table.dealloc(&window));
+    table.deregister(stag).unwrap();
+}
+
+/// The memory is the same: what was mapped there since is not registered.
+#[test]
+fn discarded_pages_stay_refused_when_rights_are_changed() {
+    let table = table();
+    let mut memory = pages(3);
+    let region = foreign(&table, &mut memory);
+    table.discard(addresses(&region, 1..2));
+    let change = Rereg { access: Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE), ..Rereg::default() };
+    let stag = table.rereg(region.stag(), change).unwrap().stag();
+    assert!(takes(&table, stag, 0, 8) && takes(&table, stag, 2 * PAGES, 8));
+    assert!(!takes(&table, stag, PAGES, 8));
     table.deregister(stag).unwrap();
 }
 
@@ -55,34 +81,34 @@ fn discarded_bytes_are_refused_and_the_rest_stays() {
 fn guaranteed_and_on_demand_memory_is_not_discarded() {
     let table = table();
     let own = plain(&table);
-    table.discard(addresses(&own, 0..100));
+    let start = own.as_ptr().addr();
+    table.discard(start..start + 100);
     assert!(takes(&table, own.stag(), 0, 100));
     let mut bytes = vec![0; 100];
     // SAFETY: the vector outlives the table.
-    let memory = unsafe { Memory::foreign(bytes.as_mut_ptr(), 100) }.on_demand();
+    let memory = unsafe { Memory::on_demand(bytes.as_mut_ptr(), 100) };
     let region = table.register(PD, memory, BASE, ALL).unwrap();
-    table.discard(addresses(&region, 0..100));
+    table.discard(addresses(&region, 0..1));
     assert!(takes(&table, region.stag(), 0, 100));
     table.deregister(region.stag()).unwrap();
 }
 
+/// An allocator that unmaps may run under a pin, or under the lock of a shard.
 #[test]
-fn discarding_waits_for_pins_and_ends_a_region_that_is_never_free() {
+fn a_thread_that_has_a_pin_or_a_lock_of_the_table_discards_too() {
     let table = table();
-    let mut memory = vec![0; 100];
+    let mut memory = pages(2);
     let region = foreign(&table, &mut memory);
     let span = write(&table, region.stag(), BASE, 100).unwrap();
     let pin = span.pin().unwrap();
-    std::thread::scope(|scope| {
-        let discarding = scope.spawn(|| table.discard(addresses(&region, 0..10)));
-        // The pin is held for longer than the wait for a moment without one: the whole region is revoked.
-        while region.is_live() {
-            std::thread::yield_now();
-        }
-        assert!(!discarding.is_finished(), "a pin is held");
-        drop(pin);
-        discarding.join().unwrap();
-    });
-    assert!(!takes(&table, region.stag(), 50, 1));
+    table.discard(addresses(&region, 0..1));
+    assert!(!region.is_live(), "a region that is never free is ended");
+    drop(pin);
+    assert!(!takes(&table, region.stag(), PAGES, 1));
+    table.deregister(region.stag()).unwrap();
+    let region = foreign(&table, &mut memory);
+    let slots = table.shard(region.stag()).0.write();
+    table.discard(addresses(&region, 0..1));
+    drop(slots);
     table.deregister(region.stag()).unwrap();
 }

@@ -7,12 +7,15 @@ use crate::api::connection::Connection;
 use crate::api::message::Message;
 use crate::api::op::Op;
 use crate::error::Error;
+use crate::notify::register;
 use message::{FormatError, HEADER, Header, emit_first, parse_first};
+use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker, ready};
 
 /// Receives that are kept for messages without payload, which need no credit: the peer sends one when half of the credits that it
 /// was given are used, so at most two of them come before this end sends again.
@@ -90,12 +93,27 @@ struct Writing {
     /// Messages that may be sent.
     credits: u32,
     under_way: VecDeque<Op<Vec<u8>>>,
+    /// Tasks that wait for messages under way: an operation has one waker, but the two directions may be used by one task each.
+    waiting: Arc<Waiting>,
+    /// Wakes all of them.
+    waker: Waker,
     /// Buffers of messages that were sent.
     free: Vec<Mr<Vec<u8>>>,
     /// Messages that may be under way.
     depth: usize,
     /// The last message was sent.
     ended: bool,
+}
+
+/// Tasks that are woken together.
+#[derive(Debug, Default)]
+struct Waiting(Mutex<Vec<Waker>>);
+
+impl Wake for Waiting {
+    fn wake(self: Arc<Self>) {
+        let wakers = std::mem::take(&mut *self.0.lock());
+        wakers.into_iter().for_each(Waker::wake);
+    }
 }
 
 impl ByteStream {
@@ -118,7 +136,10 @@ impl ByteStream {
             threshold: window.div_ceil(2),
             ended: false,
         };
+        let waiting = Arc::<Waiting>::default();
         let writing = Writing {
+            waker: Waker::from(Arc::clone(&waiting)),
+            waiting,
             longest: None,
             credits: 0,
             under_way: VecDeque::new(),
@@ -342,7 +363,9 @@ impl Writing {
     /// Waits for the oldest message under way.
     fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let Some(op) = self.under_way.front_mut() else { return Poll::Ready(Ok(())) };
-        let outcome = ready!(Pin::new(op).poll(cx));
+        // Before the poll: an operation that is over behind it finds the waker.
+        register(&mut self.waiting.0.lock(), cx.waker());
+        let outcome = ready!(Pin::new(op).poll(&mut Context::from_waker(&self.waker)));
         self.under_way.pop_front();
         let (_, buffer) = outcome?;
         self.free.push(buffer);

@@ -1,0 +1,220 @@
+//! Ids of port spaces UDP and IPOIB: `rdma_connect` asks the listener for its UD queue pair, `rdma_accept` names one.
+
+use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED};
+use crate::abi::{ibv_ah_attr, ibv_gid, rdma_cm_event, rdma_conn_param};
+use crate::boundary::Result;
+use crate::cm::channel::Channel;
+use crate::cm::event::{Draft, Ud, give};
+use crate::cm::id::{Id, Phase};
+use crate::cm::ports::Reservation;
+use crate::cm::routes::{self, Source};
+use crate::cm::{address, devices, failure, lifecycle, params, registry};
+use crate::device::netdev::{self, NetDev};
+use crate::device::{self, gid};
+use crate::engine;
+use crate::errno::Errno;
+use crate::object::Object;
+use crate::qp::Qp;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use uiw_verbs::cm::{SidrHandle, SidrInfo, SidrListener, SidrRequest};
+
+/// The Q_Key of queue pairs of these port spaces: `RDMA_UDP_QKEY`.
+pub(crate) const QKEY: u32 = 0x0123_4567;
+
+/// The address vector from an address of ours to a GID.
+pub(crate) fn address_vector(local: IpAddr, to: ibv_gid) -> Result<ibv_ah_attr> {
+    let netdev = device::with_address(local)?.netdev()?;
+    let mut attr = ibv_ah_attr { is_global: 1, port_num: 1, ..ibv_ah_attr::default() };
+    attr.grh.dgid = to;
+    attr.grh.sgid_index = index_of(&netdev, local).ok_or(Errno::INVAL)?;
+    attr.grh.hop_limit = 1;
+    Ok(attr)
+}
+
+/// The entry of the GID table for `local`, or for another address of its family.
+fn index_of(netdev: &NetDev, local: IpAddr) -> Option<u8> {
+    let addresses = &netdev.addresses;
+    let own = addresses.iter().position(|(own, _)| *own == local);
+    let index = own.or_else(|| addresses.iter().position(|(own, _)| own.is_ipv4() == local.is_ipv4()))?;
+    u8::try_from(index).ok()
+}
+
+/// `rdma_listen`.
+pub(crate) fn listen(id: &Arc<Id>) -> Result<()> {
+    let engine = engine::get()?;
+    let _control = id.control();
+    let (local, channel, v6_only, bound) = {
+        let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+        let (Phase::Bound, Some(local)) = (&state.phase, state.local) else { return Err(Errno::INVAL) };
+        // The listener's sockets need the port.
+        let bound = state.port.as_mut().and_then(Reservation::unbind);
+        (local, Arc::clone(&state.channel), state.options.v6_only, bound)
+    };
+    drop(bound);
+    let addresses = match local.ip().is_unspecified() {
+        true => all_addresses(local, v6_only)?,
+        false => vec![local],
+    };
+    let opening = channel.opening();
+    let listener = SidrListener::bind(&engine, &addresses, channel.queue())?;
+    let source = Source::Listener(listener.id());
+    id.lock().phase = Phase::SidrListening(listener);
+    routes::add(source, id, Some(opening));
+    Ok(())
+}
+
+/// Every address of every device that the unspecified address stands for.
+fn all_addresses(any: SocketAddr, v6_only: bool) -> Result<Vec<SocketAddr>> {
+    let stands_for = |ip: &IpAddr| ip.is_ipv4() == any.is_ipv4() || ip.is_ipv4() && !v6_only;
+    let netdevs = netdev::all()?;
+    let of = |netdev: &NetDev| {
+        let ips = netdev.addresses.iter().map(|(ip, _)| *ip).filter(stands_for);
+        ips.map(|ip| netdev.socket_address(ip, any.port())).collect::<Vec<_>>()
+    };
+    Ok(netdevs.iter().flat_map(of).collect())
+}
+
+/// The queue pair of an id, or the one that the program names by number.
+///
+/// # Errors
+/// EINVAL where there is none, or it is not UD.
+fn queue_pair<'a>(id: &Id, qp_num: u32) -> Result<&'a Object<Qp>> {
+    // SAFETY: the structure is alive; a queue pair stays while a call of its id uses it, as C orders its own calls.
+    let qp = unsafe {
+        let own = (*id.abi()).qp;
+        if own.is_null() { Qp::numbered((*id.abi()).verbs, qp_num) } else { Qp::get(own) }
+    }?;
+    if qp.is_ud() { Ok(qp) } else { Err(Errno::INVAL) }
+}
+
+/// `rdma_connect`.
+///
+/// # Safety
+/// `param` is NULL or readable, and so is its private data.
+pub(crate) unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Result<()> {
+    let engine = engine::get()?;
+    let _control = id.control();
+    let (channel, local, peer, params, bound) = {
+        let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+        let (Phase::RouteResolved, Some(local), Some(peer)) = (&state.phase, state.local, state.peer) else {
+            return Err(Errno::INVAL);
+        };
+        // SAFETY: the caller's promise.
+        let params = unsafe { params::read(param, &state) }?;
+        state.active = true;
+        state.phase = Phase::Connecting;
+        let bound = state.port.as_mut().and_then(Reservation::unbind);
+        (Arc::clone(&state.channel), local, peer, params, bound)
+    };
+    drop(bound);
+    let opening = channel.opening();
+    match SidrHandle::request(&engine, local, peer, &params.private_data, channel.queue()) {
+        Ok(handle) => {
+            let conn = handle.id();
+            let mut state = id.lock();
+            state.conn = Some(conn);
+            state.sidr = Some(handle);
+            drop(state);
+            routes::add(Source::Conn(conn), id, Some(opening));
+            Ok(())
+        }
+        Err(error) => {
+            id.lock().phase = Phase::RouteResolved;
+            Err(error.into())
+        }
+    }
+}
+
+/// `rdma_accept`: no event follows.
+///
+/// # Safety
+/// As for [`connect`].
+pub(crate) unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
+    let _control = id.control();
+    let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+    // SAFETY: the caller's promise.
+    let params = unsafe { params::read(param, &state) }?;
+    if !matches!(state.phase, Phase::SidrRequested(_)) {
+        return Err(Errno::INVAL);
+    }
+    let qp = queue_pair(id, params.qp_num)?;
+    let Phase::SidrRequested(request) = std::mem::replace(&mut state.phase, Phase::Connected) else {
+        return Err(Errno::INVAL);
+    };
+    drop(state);
+    let qkey = qp.engine().qkey().unwrap_or(QKEY);
+    request.accept(qp.engine().num(), qkey, &params.private_data).map_err(Into::into)
+}
+
+/// A request becomes an id of its own, as for connections.
+pub(crate) fn requested(listener: &Arc<Id>, request: SidrRequest) -> Option<*mut rdma_cm_event> {
+    let private_data = request.private_data().to_vec();
+    let id = match request_id(listener, request) {
+        Ok(id) => id,
+        Err(error) => {
+            tracing::warn!(%error, "a request for a queue pair is rejected: no id can be made for it");
+            return None;
+        }
+    };
+    let draft = Draft {
+        private_data: &private_data,
+        ud: Some(Ud::default()),
+        ..Draft::new(RDMA_CM_EVENT_CONNECT_REQUEST)
+    };
+    let given = give(listener, &id, &draft);
+    if given.is_none() {
+        lifecycle::discard(&id);
+    }
+    given
+}
+
+fn request_id(listener: &Arc<Id>, request: SidrRequest) -> Result<Arc<Id>> {
+    let (local, peer) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
+    let (channel, sync, options) = {
+        let state = listener.lock();
+        (Arc::clone(&state.channel), state.sync, state.options)
+    };
+    let channel = if sync { Channel::new()? } else { channel };
+    if sync {
+        registry::add_channel(&channel);
+    }
+    let id = Id::new(&channel, sync, listener.context());
+    id.set_port_space(listener.port_space());
+    registry::add_id(&id);
+    if let Err(error) = devices::bind(&id, local.ip()) {
+        lifecycle::discard(&id);
+        return Err(error);
+    }
+    let mut state = id.lock();
+    state.options = options;
+    state.phase = Phase::SidrRequested(request);
+    drop(state);
+    id.set_addresses(Some(local), Some(peer));
+    Ok(id)
+}
+
+/// The responder has named its queue pair.
+pub(crate) fn resolved(id: &Arc<Id>, info: &SidrInfo) -> Option<*mut rdma_cm_event> {
+    let handle = {
+        let mut state = id.lock_alive()?;
+        state.phase = Phase::Connected;
+        state.sidr.take()
+    };
+    drop(handle);
+    let (local, peer) = (address::plain(info.local), address::plain(info.peer));
+    id.set_addresses(Some(local), Some(peer));
+    let ah = match address_vector(local.ip(), gid::from_address(peer.ip())) {
+        Ok(ah) => ah,
+        Err(error) => {
+            tracing::warn!(%error, "the device of this address is gone");
+            return give(id, id, &failure::draft_unreachable());
+        }
+    };
+    let draft = Draft {
+        private_data: &info.private_data,
+        ud: Some(Ud { ah, qp_num: info.qpn, qkey: info.qkey, ..Ud::default() }),
+        ..Draft::new(RDMA_CM_EVENT_ESTABLISHED)
+    };
+    give(id, id, &draft)
+}

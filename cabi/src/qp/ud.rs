@@ -1,0 +1,104 @@
+//! UD queue pairs: state transitions and multicast groups.
+
+use super::Qp;
+use crate::abi::qp as flags;
+use crate::abi::{ibv_gid, ibv_qp, ibv_qp_attr};
+use crate::boundary::{self, Result};
+use crate::device::{gid, netdev::NetDev};
+use crate::errno::Errno;
+use std::ffi::c_int;
+use std::net::IpAddr;
+use uiw_verbs::QpState;
+
+/// `ibv_modify_qp`, with the attributes that the kernel requires of a UD queue pair.
+pub(super) fn modify(object: &Qp, attr: &ibv_qp_attr, mask: c_int, to: Option<QpState>) -> Result<()> {
+    let now = object.engine.state();
+    let required = match (now, to) {
+        (QpState::Reset, Some(QpState::Init)) => {
+            flags::IBV_QP_PKEY_INDEX | flags::IBV_QP_PORT | flags::IBV_QP_QKEY
+        }
+        (QpState::Rtr, Some(QpState::Rts)) => flags::IBV_QP_SQ_PSN,
+        _ => 0,
+    };
+    let allowed = flags::IBV_QP_STATE
+        | flags::IBV_QP_CUR_STATE
+        | flags::IBV_QP_EN_SQD_ASYNC_NOTIFY
+        | flags::IBV_QP_PKEY_INDEX
+        | flags::IBV_QP_PORT
+        | flags::IBV_QP_QKEY
+        | flags::IBV_QP_SQ_PSN;
+    if mask & required != required || mask & !allowed != 0 {
+        return Err(Errno::INVAL);
+    }
+    if let Some(to) = to
+        && now != to
+        && !now.may_become(to)
+    {
+        return Err(Errno::INVAL);
+    }
+    object.attributes.lock().merge(attr, mask);
+    if mask & flags::IBV_QP_QKEY != 0 {
+        object.engine.set_qkey(attr.qkey)?;
+    }
+    match to {
+        Some(QpState::Init) if now != QpState::Reset => Ok(()),
+        Some(to) => {
+            if to == QpState::Init {
+                object.reservation.bind_new_addresses(&object.context)?;
+            }
+            object.engine.modify(to).map_err(Into::into)
+        }
+        None => Ok(()),
+    }
+}
+
+/// The interface of a group of this device: one of its addresses of the group's family.
+fn member(netdev: &NetDev, group: IpAddr) -> Result<IpAddr> {
+    let own = netdev.addresses.iter().map(|(own, _)| *own);
+    own.into_iter().find(|own| own.is_ipv4() == group.is_ipv4()).ok_or(Errno::INVAL)
+}
+
+/// # Safety
+/// `qp` is NULL or one of ours, `gid` is NULL or readable.
+unsafe fn with_group(
+    qp: *mut ibv_qp,
+    gid: *const ibv_gid,
+    change: impl FnOnce(&uiw_verbs::Qp, IpAddr, IpAddr, u32) -> uiw_verbs::Result<()>,
+) -> c_int {
+    boundary::code(|| {
+        // SAFETY: the caller's promise, here and below.
+        let object = unsafe { Qp::get(qp) }?;
+        if gid.is_null() || !object.is_ud() {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: as above; C's union needs no alignment of eight.
+        let group = gid::to_group(unsafe { gid.read_unaligned() }).ok_or(Errno::INVAL)?;
+        let netdev = object.context.device.netdev()?;
+        change(&object.engine, group, member(&netdev, group)?, netdev.index).map_err(Into::into)
+    })
+}
+
+/// `ibv_attach_mcast`.
+///
+/// # Safety
+/// `qp` is NULL or one of ours, `gid` is NULL or readable.
+pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { with_group(qp, gid, uiw_verbs::Qp::attach_multicast) }
+}
+
+/// `ibv_detach_mcast`.
+///
+/// # Safety
+/// As for [`ibv_attach_mcast`].
+pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe {
+        with_group(qp, gid, |qp, group, member, index| match qp.detach_multicast(group, member, index) {
+            Err(uiw_verbs::Error::NotConnected) => {
+                Err(uiw_verbs::Error::Misuse("the queue pair is not attached to this group"))
+            }
+            other => other,
+        })
+    }
+}

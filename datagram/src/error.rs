@@ -1,0 +1,115 @@
+//! The rules of the format.
+
+use crate::{MAX_PAYLOAD, Qpn, VERSION, sidr};
+
+/// Why a datagram is dropped: one variant per violated rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DatagramError {
+    /// It ends within its headers or its CRC.
+    #[error("datagram of {len} bytes, which is shorter than its headers")]
+    TooShort {
+        /// Bytes of the datagram.
+        len: usize,
+    },
+    /// The payload is longer than any MTU.
+    #[error("payload of {len} bytes, {MAX_PAYLOAD} are the most")]
+    TooLong {
+        /// Bytes of the payload.
+        len: usize,
+    },
+    /// Version is not 1.
+    #[error("version {version} instead of {VERSION}")]
+    Version {
+        /// The version.
+        version: u8,
+    },
+    /// Kind is not the one that belongs here.
+    #[error("kind {kind} instead of {expected}")]
+    Kind {
+        /// The kind.
+        kind: u8,
+        /// The kind that this port takes.
+        expected: u8,
+    },
+    /// The CRC does not match.
+    #[error("CRC {found:#010x}, computed {computed:#010x}")]
+    Crc {
+        /// Of the bytes.
+        computed: u32,
+        /// In the datagram.
+        found: u32,
+    },
+    /// The source QPN has no port.
+    #[error("source QPN {qpn} has no port")]
+    SourceQpn {
+        /// The number.
+        qpn: Qpn,
+    },
+    /// The destination QPN has no port.
+    #[error("destination QPN {qpn} has no port")]
+    DestinationQpn {
+        /// The number.
+        qpn: Qpn,
+    },
+    /// The UDP source port is not that of the source QPN.
+    #[error("UDP source port {port} with source QPN {qpn}")]
+    SourcePort {
+        /// The UDP source port.
+        port: u16,
+        /// The number.
+        qpn: Qpn,
+    },
+    /// The DDP header is illegal.
+    #[error(transparent)]
+    Ddp(#[from] uiw_ddp::HeaderError),
+    /// The DDP header is tagged.
+    #[error("tagged DDP segment")]
+    Tagged,
+    /// L is not set: a message is one segment.
+    #[error("DDP segment without L")]
+    NotLast,
+    /// QN is not 0.
+    #[error("DDP queue {qn} instead of 0")]
+    Queue {
+        /// The queue.
+        qn: u32,
+    },
+    /// MO is not 0.
+    #[error("DDP message offset {mo} instead of 0")]
+    MessageOffset {
+        /// The offset.
+        mo: u32,
+    },
+    /// The version of RDMAP is not 1.
+    #[error("RDMAP version {version}")]
+    RdmapVersion {
+        /// The version.
+        version: u8,
+    },
+    /// The opcode is no Send that may come as a datagram.
+    #[error("RDMAP opcode {opcode}, which is no Send that a datagram carries")]
+    Opcode {
+        /// The raw opcode.
+        opcode: u8,
+    },
+    /// A SIDR message has another length than [`sidr::LEN`].
+    #[error("SIDR message of {len} bytes instead of {}", sidr::LEN)]
+    SidrLength {
+        /// Bytes of the datagram.
+        len: usize,
+    },
+    /// The private data of a SIDR message is longer than may be.
+    #[error("SIDR message with {len} bytes of private data, {max} are the most")]
+    PrivateData {
+        /// Bytes.
+        len: usize,
+        /// The most.
+        max: usize,
+    },
+    /// The status of a SIDR reply is not defined, or that of a request is not 0.
+    #[error("SIDR status {status}")]
+    SidrStatus {
+        /// The status.
+        status: u8,
+    },
+}

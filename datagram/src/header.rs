@@ -1,0 +1,170 @@
+//! The header of a message.
+
+use crate::{CRC_LEN, DatagramError, MAX_PAYLOAD, Qpn, VERSION, check_crc, u32_at};
+use uiw_rdmap::{Control, Opcode, QN_SEND, wire};
+
+/// What a datagram is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// A message of a queue pair.
+    Message = 1,
+    /// A SIDR request.
+    SidrRequest = 2,
+    /// A SIDR reply.
+    SidrReply = 3,
+}
+
+impl Kind {
+    /// The kind that the front of a datagram names. `None`: another version, or no kind.
+    #[must_use]
+    pub const fn of(datagram: &[u8]) -> Option<Self> {
+        match datagram {
+            [VERSION, 1, ..] => Some(Self::Message),
+            [VERSION, 2, ..] => Some(Self::SidrRequest),
+            [VERSION, 3, ..] => Some(Self::SidrReply),
+            _ => None,
+        }
+    }
+
+    /// Checks that `bytes` begins with the version and this kind.
+    pub(crate) fn check(self, bytes: &[u8]) -> Result<(), DatagramError> {
+        let [version, kind, ..] = *bytes else { return Err(DatagramError::TooShort { len: bytes.len() }) };
+        if version != VERSION {
+            return Err(DatagramError::Version { version });
+        }
+        if kind != self as u8 {
+            return Err(DatagramError::Kind { kind, expected: self as u8 });
+        }
+        Ok(())
+    }
+}
+
+/// The header of a message. The payload follows, then [`crc`](crate::crc) of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Header {
+    /// Drawn when the source queue pair entered RTS.
+    pub epoch: u32,
+    /// The destination queue pair, or [`Qpn::MULTICAST`].
+    pub destination: Qpn,
+    /// The source queue pair.
+    pub source: Qpn,
+    /// The Q_Key of the destination.
+    pub qkey: u32,
+    /// Message Sequence Number within the epoch.
+    pub msn: u32,
+    /// Raises a solicited event.
+    pub solicited: bool,
+    /// The immediate, as the application's number.
+    pub immediate: Option<u32>,
+}
+
+/// Where the DDP header begins.
+const DDP: usize = 20;
+
+impl Header {
+    /// Bytes on the wire.
+    pub const LEN: usize = DDP + uiw_ddp::Untagged::LEN;
+
+    /// The bytes of the header.
+    #[inline]
+    #[must_use]
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let control = match (self.immediate, self.solicited) {
+            (None, solicited) => Control::new(Opcode::send(solicited, false)),
+            (Some(_), false) => Control::new(Opcode::SendImm),
+            (Some(_), true) => Control { rsv: Control::SOLICITED, ..Control::new(Opcode::SendImm) },
+        };
+        let ddp = uiw_ddp::Untagged {
+            last: true,
+            rsvd_ulp: control.emit(),
+            rsvd_ulp32: self.immediate.unwrap_or(0),
+            qn: QN_SEND,
+            msn: self.msn,
+            mo: 0,
+        };
+        let mut bytes = [0; Self::LEN];
+        bytes[0] = VERSION;
+        bytes[1] = Kind::Message as u8;
+        bytes[4..8].copy_from_slice(&self.epoch.to_be_bytes());
+        bytes[8..12].copy_from_slice(&self.destination.raw().to_be_bytes());
+        bytes[12..16].copy_from_slice(&self.source.raw().to_be_bytes());
+        bytes[16..DDP].copy_from_slice(&self.qkey.to_be_bytes());
+        bytes[DDP..].copy_from_slice(&ddp.emit());
+        bytes
+    }
+
+    /// Checks a datagram and returns its header and payload.
+    ///
+    /// # Errors
+    /// The first rule that it violates. [`Header::check_source`] has the rule about its sender.
+    #[inline]
+    pub fn parse(datagram: &[u8]) -> Result<(Self, &[u8]), DatagramError> {
+        if datagram.len() < Self::LEN + CRC_LEN {
+            return Err(DatagramError::TooShort { len: datagram.len() });
+        }
+        Kind::Message.check(datagram)?;
+        let bytes = check_crc(datagram)?;
+        let (header, payload) = bytes.split_at(Self::LEN);
+        if payload.len() > MAX_PAYLOAD {
+            return Err(DatagramError::TooLong { len: payload.len() });
+        }
+        let (destination, source) = (Qpn::from_raw(u32_at(header, 8)), Qpn::from_raw(u32_at(header, 12)));
+        if source.port() == 0 {
+            return Err(DatagramError::SourceQpn { qpn: source });
+        }
+        if destination.port() == 0 {
+            return Err(DatagramError::DestinationQpn { qpn: destination });
+        }
+        let (uiw_ddp::Header::Untagged(ddp), _) = uiw_ddp::Header::parse(&header[DDP..])? else {
+            return Err(DatagramError::Tagged);
+        };
+        let (solicited, immediate) = operation(&ddp)?;
+        let header = Self {
+            epoch: u32_at(header, 4),
+            destination,
+            source,
+            qkey: u32_at(header, 16),
+            msn: ddp.msn,
+            solicited,
+            immediate,
+        };
+        Ok((header, payload))
+    }
+
+    /// Checks the UDP port that the datagram came from.
+    ///
+    /// # Errors
+    /// [`DatagramError::SourcePort`].
+    #[inline]
+    pub fn check_source(&self, port: u16) -> Result<(), DatagramError> {
+        if self.source.port() == port {
+            Ok(())
+        } else {
+            Err(DatagramError::SourcePort { port, qpn: self.source })
+        }
+    }
+}
+
+/// Whether the message is solicited, and its immediate.
+fn operation(ddp: &uiw_ddp::Untagged) -> Result<(bool, Option<u32>), DatagramError> {
+    if !ddp.last {
+        return Err(DatagramError::NotLast);
+    }
+    if ddp.qn != QN_SEND {
+        return Err(DatagramError::Queue { qn: ddp.qn });
+    }
+    if ddp.mo != 0 {
+        return Err(DatagramError::MessageOffset { mo: ddp.mo });
+    }
+    let control = Control::parse(ddp.rsvd_ulp);
+    if control.version != wire::VERSION {
+        return Err(DatagramError::RdmapVersion { version: control.version });
+    }
+    match Opcode::from_raw(control.opcode) {
+        Some(Opcode::Send) => Ok((false, None)),
+        Some(Opcode::SendSe) => Ok((true, None)),
+        Some(Opcode::SendImm) => Ok((control.rsv & Control::SOLICITED != 0, Some(ddp.rsvd_ulp32))),
+        _ => Err(DatagramError::Opcode { opcode: control.opcode }),
+    }
+}

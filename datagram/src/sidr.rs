@@ -1,0 +1,148 @@
+//! SIDR: the exchange that gives a requester the number and Q_Key of a listener's queue pair.
+
+use crate::{CRC_LEN, DatagramError, Kind, Qpn, VERSION, check_crc, crc, u32_at};
+
+/// Bytes of a request and of a reply, so that no reply is larger than its request.
+pub const LEN: usize = 256;
+/// Bytes of private data in a request.
+pub const MAX_REQUEST_DATA: usize = 180;
+/// Bytes of private data in a reply.
+pub const MAX_REPLY_DATA: usize = 136;
+
+/// Where private data begins.
+const DATA: usize = 20;
+
+/// How a reply answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Status {
+    /// The queue pair is in the reply.
+    Valid = 0,
+    /// The application rejected the request.
+    Rejected = 1,
+    /// There is no queue pair.
+    NoQp = 2,
+}
+
+impl Status {
+    fn from_raw(status: u8) -> Result<Self, DatagramError> {
+        match status {
+            0 => Ok(Self::Valid),
+            1 => Ok(Self::Rejected),
+            2 => Ok(Self::NoQp),
+            _ => Err(DatagramError::SidrStatus { status }),
+        }
+    }
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Request<'a> {
+    /// The requester's random number.
+    pub transaction: u64,
+    /// For the application.
+    pub private_data: &'a [u8],
+}
+
+/// A reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Reply<'a> {
+    /// That of the request.
+    pub transaction: u64,
+    /// Whether there is a queue pair.
+    pub status: Status,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// Its Q_Key.
+    pub qkey: u32,
+    /// For the application.
+    pub private_data: &'a [u8],
+}
+
+impl<'a> Request<'a> {
+    /// The bytes of the request.
+    ///
+    /// # Errors
+    /// [`DatagramError::PrivateData`].
+    pub fn emit(&self) -> Result<[u8; LEN], DatagramError> {
+        emit(Kind::SidrRequest, self.transaction, self.private_data, MAX_REQUEST_DATA, |_| {})
+    }
+
+    /// Checks a datagram.
+    ///
+    /// # Errors
+    /// The first rule that it violates.
+    pub fn parse(datagram: &'a [u8]) -> Result<Self, DatagramError> {
+        let (bytes, private_data) = parse(datagram, Kind::SidrRequest, MAX_REQUEST_DATA)?;
+        if bytes[2] != 0 {
+            return Err(DatagramError::SidrStatus { status: bytes[2] });
+        }
+        Ok(Self { transaction: transaction(bytes), private_data })
+    }
+}
+
+impl<'a> Reply<'a> {
+    /// The bytes of the reply.
+    ///
+    /// # Errors
+    /// [`DatagramError::PrivateData`].
+    pub fn emit(&self) -> Result<[u8; LEN], DatagramError> {
+        emit(Kind::SidrReply, self.transaction, self.private_data, MAX_REPLY_DATA, |bytes| {
+            bytes[2] = self.status as u8;
+            bytes[12..16].copy_from_slice(&self.qpn.raw().to_be_bytes());
+            bytes[16..DATA].copy_from_slice(&self.qkey.to_be_bytes());
+        })
+    }
+
+    /// Checks a datagram.
+    ///
+    /// # Errors
+    /// The first rule that it violates.
+    pub fn parse(datagram: &'a [u8]) -> Result<Self, DatagramError> {
+        let (bytes, private_data) = parse(datagram, Kind::SidrReply, MAX_REPLY_DATA)?;
+        let (status, qpn) = (Status::from_raw(bytes[2])?, Qpn::from_raw(u32_at(bytes, 12)));
+        if status == Status::Valid && qpn.port() == 0 {
+            return Err(DatagramError::DestinationQpn { qpn });
+        }
+        Ok(Self { transaction: transaction(bytes), status, qpn, qkey: u32_at(bytes, 16), private_data })
+    }
+}
+
+fn transaction(bytes: &[u8]) -> u64 {
+    u64::from(u32_at(bytes, 4)) << 32 | u64::from(u32_at(bytes, 8))
+}
+
+fn emit(
+    kind: Kind,
+    transaction: u64,
+    data: &[u8],
+    max: usize,
+    rest: impl FnOnce(&mut [u8; LEN]),
+) -> Result<[u8; LEN], DatagramError> {
+    let len = data.len();
+    let Some(byte) = u8::try_from(len).ok().filter(|_| len <= max) else {
+        return Err(DatagramError::PrivateData { len, max });
+    };
+    let mut bytes = [0; LEN];
+    (bytes[0], bytes[1], bytes[3]) = (VERSION, kind as u8, byte);
+    bytes[4..12].copy_from_slice(&transaction.to_be_bytes());
+    bytes[DATA..DATA + len].copy_from_slice(data);
+    rest(&mut bytes);
+    let field = crc(&bytes[..LEN - CRC_LEN]);
+    bytes[LEN - CRC_LEN..].copy_from_slice(&field);
+    Ok(bytes)
+}
+
+/// The bytes in front of the CRC, and the private data in them.
+fn parse(datagram: &[u8], kind: Kind, max: usize) -> Result<(&[u8], &[u8]), DatagramError> {
+    if datagram.len() != LEN {
+        return Err(DatagramError::SidrLength { len: datagram.len() });
+    }
+    kind.check(datagram)?;
+    let bytes = check_crc(datagram)?;
+    let len = usize::from(bytes[3]);
+    if len > max {
+        return Err(DatagramError::PrivateData { len, max });
+    }
+    Ok((bytes, &bytes[DATA..DATA + len]))
+}

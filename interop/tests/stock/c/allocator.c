@@ -1,0 +1,219 @@
+/*
+ * An allocator that gives memory back to the system with its lock held, as some do: on any thread, in the midst of any allocation of
+ * the libraries, while other threads register memory, drive connections, or fork. Also memory that is freed while it is registered.
+ */
+#define _GNU_SOURCE
+#include "ends.h"
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(condition) do { \
+	if (!(condition)) { \
+		fprintf(stderr, "%s:%d: %s (errno %d)\n", __func__, __LINE__, #condition, errno); \
+		_exit(EXIT_FAILURE); \
+	} \
+} while (0)
+#define PAGE 4096UL
+#define PAGES 16
+#define LENGTH (PAGES * PAGE)
+#define ROUNDS 2000
+#define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
+
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+extern void *__libc_memalign(size_t, size_t), __libc_free(void *);
+
+static pthread_mutex_t allocator = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local bool in_allocator;
+
+static void enter(void)
+{
+	static const char message[] = "the allocator is called by itself\n";
+
+	if (in_allocator) {
+		if (write(STDERR_FILENO, message, sizeof message - 1) > 0)
+			_exit(EXIT_FAILURE);
+		_exit(EXIT_FAILURE);
+	}
+	pthread_mutex_lock(&allocator);
+	in_allocator = true;
+}
+
+static void leave(void)
+{
+	in_allocator = false;
+	pthread_mutex_unlock(&allocator);
+}
+
+#define LOCKED(call) void *result; enter(); result = (call); leave(); return result
+
+void *malloc(size_t size) { LOCKED(__libc_malloc(size)); }
+void *calloc(size_t count, size_t size) { LOCKED(__libc_calloc(count, size)); }
+void *realloc(void *old, size_t size) { LOCKED(__libc_realloc(old, size)); }
+void *memalign(size_t to, size_t size) { LOCKED(__libc_memalign(to, size)); }
+void *aligned_alloc(size_t to, size_t size) { LOCKED(__libc_memalign(to, size)); }
+
+int posix_memalign(void **result, size_t to, size_t size)
+{
+	*result = memalign(to, size);
+	return *result ? 0 : ENOMEM;
+}
+
+void free(void *at)
+{
+	enter();
+	__libc_free(at);
+	leave();
+}
+
+/* What an allocator does with pages that are free. */
+static void give_back(void *at, size_t length)
+{
+	enter();
+	CHECK(!madvise(at, length, MADV_DONTNEED));
+	leave();
+}
+
+static struct queues one_queue(struct ibv_context *verbs, void *unused)
+{
+	struct ibv_cq *cq = make_queue(verbs, 64, NULL, 0);
+
+	(void)unused;
+	return (struct queues){ cq, cq };
+}
+
+static struct pair connected(void)
+{
+	const struct setup setup = { .window = 8, .memory = LENGTH };
+	struct pair pair;
+
+	pair_connect(&pair, &setup, one_queue, NULL);
+	return pair;
+}
+
+static void *map(void)
+{
+	void *at = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	CHECK(at != MAP_FAILED);
+	return at;
+}
+
+static enum ibv_wc_status write_to(struct pair *pair, struct ibv_mr *mr, size_t offset, unsigned bytes)
+{
+	struct ibv_sge sge = { .addr = (uintptr_t)pair->a.mr->addr, .length = bytes, .lkey = pair->a.mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+				  .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_wc wc;
+	int got;
+
+	wr.wr.rdma.remote_addr = (uintptr_t)mr->addr + offset;
+	wr.wr.rdma.rkey = mr->rkey;
+	CHECK(!ibv_post_send(pair->a.id->qp, &wr, &bad));
+	while (!(got = ibv_poll_cq(pair->a.cqs.send, 1, &wc)))
+		;
+	CHECK(got == 1);
+	return wc.status;
+}
+
+static atomic_bool done;
+
+static void *give_back_again_and_again(void *at)
+{
+	while (!atomic_load(&done))
+		give_back(at, LENGTH);
+	return NULL;
+}
+
+static void *registers(void *of)
+{
+	struct ibv_pd *pd = of;
+	struct ibv_mr *mrs[64];
+	char *at = map();
+
+	for (int i = 0; i < ROUNDS / 64; i++) {
+		for (int j = 0; j < 64; j++)
+			CHECK((mrs[j] = ibv_reg_mr(pd, at + j % PAGES * PAGE, PAGE, ALL)));
+		for (int j = 0; j < 64; j++)
+			CHECK(!ibv_dereg_mr(mrs[j]));
+	}
+	CHECK(!munmap(at, LENGTH));
+	return NULL;
+}
+
+/* Memory that is not registered is given back while other memory is registered, and while the process is copied. */
+static void while_others_register(void)
+{
+	struct pair pair = connected();
+	pthread_t giving, registering[2];
+
+	atomic_store(&done, false);
+	CHECK(!pthread_create(&giving, NULL, give_back_again_and_again, map()));
+	for (int i = 0; i < 2; i++)
+		CHECK(!pthread_create(&registering[i], NULL, registers, pair.b.id->pd));
+	for (int i = 0; i < 20; i++) {
+		int status;
+		pid_t child = fork();
+
+		CHECK(child >= 0);
+		if (!child)
+			_exit(0);
+		CHECK(waitpid(child, &status, 0) == child && !status);
+	}
+	for (int i = 0; i < 2; i++)
+		CHECK(!pthread_join(registering[i], NULL));
+	atomic_store(&done, true);
+	CHECK(!pthread_join(giving, NULL));
+}
+
+/* Memory that is registered is given back, in pieces that are apart. */
+static void while_it_is_registered(void)
+{
+	struct pair pair = connected();
+	char *memory = map();
+	struct ibv_mr *mr = ibv_reg_mr(pair.b.id->pd, memory, LENGTH, ALL);
+
+	CHECK(mr && write_to(&pair, mr, 0, LENGTH) == IBV_WC_SUCCESS);
+	for (int i = 0; i < PAGES; i += 2) {
+		give_back(memory + i * PAGE, PAGE);
+		CHECK(write_to(&pair, mr, (i + 1) * PAGE, PAGE) == IBV_WC_SUCCESS);
+		CHECK(memory[i * PAGE] == 0 && memory[(i + 1) * PAGE] == 0x5A);
+	}
+	/* The memory is the same with other rights. */
+	CHECK(!ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
+	CHECK(write_to(&pair, mr, PAGE, PAGE) == IBV_WC_SUCCESS);
+	CHECK(write_to(&pair, mr, 0, PAGE) != IBV_WC_SUCCESS);
+	CHECK(memory[0] == 0);
+	CHECK(!ibv_dereg_mr(mr));
+}
+
+static void lock_before_fork(void)
+{
+	enter();
+}
+
+static void unlock_behind_fork(void)
+{
+	leave();
+}
+
+/* The first handlers, as an allocator's: they run when all others have. */
+__attribute__((constructor)) static void at_fork(void)
+{
+	CHECK(!pthread_atfork(lock_before_fork, unlock_behind_fork, unlock_behind_fork));
+}
+
+int main(void)
+{
+	alarm(60);
+	while_it_is_registered();
+	while_others_register();
+	printf("the allocator went on\n");
+	return EXIT_SUCCESS;
+}

@@ -1,0 +1,62 @@
+//! A socket for datagrams on a simulated network.
+
+use super::Network;
+use crate::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Interest, Outgoing};
+use std::io;
+use std::net::SocketAddr;
+
+pub(super) struct SimDatagrams {
+    network: Network,
+    id: u64,
+    local: SocketAddr,
+}
+
+impl SimDatagrams {
+    pub(super) fn new(network: Network, id: u64, local: SocketAddr) -> Self {
+        Self { network, id, local }
+    }
+}
+
+impl DatagramSocket for SimDatagrams {
+    fn send(&mut self, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize> {
+        let mut world = self.network.lock();
+        let mut rest = bytes;
+        for (count, datagram) in datagrams.iter().enumerate() {
+            let (now, later) = rest.split_at(datagram.len);
+            match world.send_datagram(self.id, self.local, datagram.peer, now) {
+                Ok(()) => rest = later,
+                Err(error) if count == 0 => return Err(error),
+                Err(_) => return Ok(count),
+            }
+        }
+        Ok(datagrams.len())
+    }
+
+    fn recv(&mut self, buffer: &mut [u8], datagrams: &mut Vec<Incoming>) -> io::Result<()> {
+        let mut world = self.network.lock();
+        let (mut at, before) = (0, datagrams.len());
+        while at + DATAGRAM_BUFFER <= buffer.len()
+            && let Some((peer, bytes)) = world.recv_datagram(self.id)
+        {
+            buffer[at..at + bytes.len()].copy_from_slice(&bytes);
+            datagrams.push(Incoming { peer, bytes: at..at + bytes.len() });
+            at += bytes.len();
+        }
+        if datagrams.len() > before { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+    }
+
+    fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
+        self.network.lock().set_datagram_interest(self.id, interest);
+        Ok(())
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+}
+
+impl Drop for SimDatagrams {
+    fn drop(&mut self) {
+        self.network.lock().unbind(self.id);
+    }
+}

@@ -1,0 +1,219 @@
+//! UDP sockets of an interface. smoltcp sends, as it has neighbours and routes; what arrives is kept here, as the kernel of a peer on
+//! the same machine may give several datagrams in one frame.
+
+use super::{BURSTS, LINK_FULL, SmolInterface};
+use crate::smol::addr::{endpoint, plain};
+use crate::smol::flow::Flow;
+use crate::smol::link::{Link, Port};
+use crate::{DATAGRAM_BUFFER, Event, Incoming, Interest, Outgoing, Token};
+use smoltcp::iface::{PollResult, SocketHandle, SocketSet};
+use smoltcp::socket::udp::{PacketBuffer, PacketMetadata, Socket, UdpMetadata};
+use smoltcp::time::Instant as Tick;
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::ops::Range;
+
+/// Datagrams, and their bytes, that wait for a neighbour's address or for room in the link.
+const SEND_DATAGRAMS: usize = 64;
+const SEND_BYTES: usize = 128 << 10;
+/// Bytes of datagrams that were not received yet; what finds no room is lost.
+const RECEIVE_BYTES: usize = 512 << 10;
+/// Bytes that a datagram counts beside its own.
+const OVERHEAD: usize = 64;
+/// Bytes of the UDP header.
+const UDP: usize = 8;
+
+/// The UDP sockets.
+pub(super) struct Datagrams {
+    /// smoltcp's sockets, which only send.
+    senders: SocketSet<'static>,
+    pub(super) sockets: slab::Slab<UdpSocket>,
+    /// When smoltcp is to be polled for them, in ticks.
+    pub(super) timer: Option<i64>,
+}
+
+pub(super) struct UdpSocket {
+    local: SocketAddr,
+    token: Token,
+    interest: Interest,
+    sender: SocketHandle,
+    received: VecDeque<(SocketAddr, Vec<u8>)>,
+    /// Bytes in `received`.
+    held: usize,
+}
+
+impl Datagrams {
+    pub(super) fn new() -> Self {
+        Self { senders: SocketSet::new(Vec::new()), sockets: slab::Slab::new(), timer: None }
+    }
+
+    /// What a poll reports.
+    pub(super) fn events(&self) -> impl Iterator<Item = Event> + '_ {
+        self.sockets.iter().filter_map(|(_, socket)| {
+            let readable = socket.interest.read && !socket.received.is_empty();
+            let writable = socket.interest.write && self.senders.get::<Socket<'_>>(socket.sender).can_send();
+            (readable || writable).then_some(Event { token: socket.token, readable, writable })
+        })
+    }
+
+    /// Datagrams of `size` bytes each, but the last one, that came in one frame.
+    pub(super) fn arrive(&mut self, flow: Flow, bytes: &[u8], size: usize) {
+        let Some((_, socket)) = self.sockets.iter_mut().find(|(_, socket)| socket.local == flow.local) else {
+            return;
+        };
+        // One without a payload is a datagram too.
+        let empty = bytes.is_empty().then_some(bytes);
+        for datagram in bytes.chunks(size.max(1)).chain(empty) {
+            if socket.held + datagram.len() + OVERHEAD > RECEIVE_BYTES {
+                return;
+            }
+            socket.held += datagram.len() + OVERHEAD;
+            socket.received.push_back((flow.peer, datagram.to_vec()));
+        }
+    }
+}
+
+impl<L: Link> SmolInterface<L> {
+    pub(in crate::smol) fn bind_datagrams(
+        &mut self,
+        local: SocketAddr,
+        token: Token,
+    ) -> io::Result<(usize, SocketAddr)> {
+        self.standing()?;
+        let ip = plain(local.ip());
+        if ip.is_multicast() {
+            return Err(io::Error::new(ErrorKind::Unsupported, "this stack has no multicast groups"));
+        }
+        if !self.iface.has_ip_addr(smoltcp::wire::IpAddress::from(ip)) {
+            return Err(ErrorKind::AddrNotAvailable.into());
+        }
+        let taken = |port| {
+            let at = SocketAddr::new(ip, port);
+            self.datagrams.sockets.iter().any(|(_, socket)| socket.local == at)
+        };
+        let port = match local.port() {
+            0 => self.ports.ephemeral(taken)?,
+            port if taken(port) => return Err(ErrorKind::AddrInUse.into()),
+            port => port,
+        };
+        let local = SocketAddr::new(ip, port);
+        let none = PacketBuffer::new(Vec::new(), Vec::new());
+        let out = PacketBuffer::new(vec![PacketMetadata::EMPTY; SEND_DATAGRAMS], vec![0; SEND_BYTES]);
+        let mut sender = Socket::new(none, out);
+        sender.bind(endpoint(local)).map_err(|error| io::Error::other(error.to_string()))?;
+        let socket = UdpSocket {
+            local,
+            token,
+            interest: Interest::NONE,
+            sender: self.datagrams.senders.add(sender),
+            received: VecDeque::new(),
+            held: 0,
+        };
+        Ok((self.datagrams.sockets.insert(socket), local))
+    }
+
+    pub(in crate::smol) fn close_datagrams(&mut self, id: usize) {
+        let socket = self.datagrams.sockets.remove(id);
+        // What waits for a neighbour is lost with it, as datagrams may be.
+        self.datagrams.senders.remove(socket.sender);
+    }
+
+    pub(in crate::smol) fn set_datagram_interest(&mut self, id: usize, interest: Interest) {
+        self.datagrams.sockets[id].interest = interest;
+        if self.datagrams.events().next().is_some() {
+            self.wake.kick();
+        }
+    }
+
+    pub(in crate::smol) fn send_datagrams(
+        &mut self,
+        id: usize,
+        bytes: &[u8],
+        datagrams: &[Outgoing],
+    ) -> io::Result<usize> {
+        self.standing()?;
+        let mut sent = self.queue_datagrams(id, bytes, datagrams);
+        if matches!(&sent, Err(error) if error.kind() == ErrorKind::WouldBlock) {
+            // Room may come with what the link has taken since.
+            self.tick();
+            sent = self.queue_datagrams(id, bytes, datagrams);
+            self.wake_for_events(None);
+        }
+        let now = self.clock();
+        self.egress_datagrams(now);
+        self.link.flush();
+        sent
+    }
+
+    fn queue_datagrams(&mut self, id: usize, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize> {
+        let mut rest = bytes;
+        for (count, datagram) in datagrams.iter().enumerate() {
+            let (now, later) = rest.split_at(datagram.len);
+            match self.queue_datagram(id, datagram.peer, now) {
+                Ok(()) => rest = later,
+                Err(error) if count == 0 => return Err(error),
+                Err(_) => return Ok(count),
+            }
+        }
+        Ok(datagrams.len())
+    }
+
+    fn queue_datagram(&mut self, id: usize, peer: SocketAddr, bytes: &[u8]) -> io::Result<()> {
+        let peer = SocketAddr::new(plain(peer.ip()), peer.port());
+        let ip_header = if peer.is_ipv4() { 20 } else { 40 };
+        if bytes.len() + UDP + ip_header > self.mtu() {
+            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+        }
+        let socket = &self.datagrams.sockets[id];
+        if peer.is_ipv4() != socket.local.is_ipv4() || peer.ip().is_unspecified() || peer.port() == 0 {
+            return Err(ErrorKind::InvalidInput.into());
+        }
+        if !self.has_route(peer.ip()) {
+            return Err(ErrorKind::NetworkUnreachable.into());
+        }
+        let sender = self.datagrams.senders.get_mut::<Socket<'_>>(socket.sender);
+        let sent = sender.send_slice(bytes, UdpMetadata::from(endpoint(peer)));
+        sent.map_err(|_| ErrorKind::WouldBlock.into())
+    }
+
+    pub(in crate::smol) fn recv_datagrams(
+        &mut self,
+        id: usize,
+        buffer: &mut [u8],
+        datagrams: &mut Vec<Incoming>,
+    ) -> io::Result<()> {
+        self.tick();
+        let socket = &mut self.datagrams.sockets[id];
+        let (mut at, before) = (0, datagrams.len());
+        while at + DATAGRAM_BUFFER <= buffer.len()
+            && let Some((peer, bytes)) = socket.received.pop_front()
+        {
+            socket.held -= bytes.len() + OVERHEAD;
+            let range: Range<usize> = at..at + bytes.len();
+            buffer[range.clone()].copy_from_slice(&bytes);
+            at = range.end;
+            datagrams.push(Incoming { peer, bytes: range });
+        }
+        self.wake_for_events(None);
+        if datagrams.len() > before { Ok(()) } else { Err(ErrorKind::WouldBlock.into()) }
+    }
+
+    /// Sends what waits, as far as neighbours are known and the link has room.
+    pub(super) fn egress_datagrams(&mut self, now: Tick) {
+        if self.datagrams.sockets.is_empty() {
+            self.datagrams.timer = None;
+            return;
+        }
+        let Datagrams { senders, timer, .. } = &mut self.datagrams;
+        for _ in 0..BURSTS {
+            let mut port = Port { link: &mut self.link, frame: None, sender: None };
+            if self.iface.poll_egress(now, &mut port, senders) == PollResult::None {
+                break;
+            }
+        }
+        let at = self.iface.poll_at(now, senders).map(|at| at.total_micros());
+        // "Now", though nothing could be sent: the link has no room.
+        *timer = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
+    }
+}

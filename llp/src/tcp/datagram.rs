@@ -1,0 +1,198 @@
+//! The kernel's UDP: non-blocking sockets in the epoll set of their stack.
+
+mod syscall;
+
+use super::{data, flags, setup};
+use crate::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Interest, Outgoing, Token};
+use rustix::event::epoll;
+use socket2::{Domain, Protocol, Socket, Type};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use syscall::{MAX_MESSAGES, Message};
+
+/// Bytes of unread datagrams that the kernel is asked to keep; it keeps no more than `net.core.rmem_max`.
+const RECEIVE_BUFFER: usize = 4 << 20;
+
+/// Datagrams in one call with UDP_SEGMENT (UDP_MAX_SEGMENTS of every kernel that has it), and their bytes.
+const MAX_SEGMENTS: usize = 64;
+const MAX_SEGMENTED: usize = 65_000;
+
+pub(super) struct KernelDatagrams {
+    socket: OwnedFd,
+    epoll: Arc<OwnedFd>,
+    token: Token,
+    interest: Interest,
+    local: SocketAddr,
+    /// Runs of datagrams to one peer are passed to the kernel as one; false after it has refused that.
+    segments: bool,
+    messages: Vec<Message>,
+}
+
+/// Binds a socket.
+pub(super) fn bind(
+    local: SocketAddr,
+    options: &DatagramOptions,
+    epoll: &Arc<OwnedFd>,
+    token: Token,
+) -> io::Result<KernelDatagrams> {
+    let socket = Socket::new(Domain::for_address(local), Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_nonblocking(true)?;
+    // As much as the kernel grants.
+    let _ = socket.set_recv_buffer_size(RECEIVE_BUFFER);
+    if local.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    syscall::set_unfragmented(&socket, local.is_ipv6())?;
+    // Older kernels deliver every datagram by itself.
+    let _ = syscall::set_gro(&socket);
+    if local.ip().is_multicast() {
+        socket.set_reuse_address(true)?;
+        socket.set_reuse_port(true)?;
+        socket.bind(&local.into())?;
+        join(&socket, local.ip(), options)?;
+    } else {
+        socket.bind(&local.into())?;
+        send_to_groups(&socket, local)?;
+    }
+    let local = setup::local_addr(&socket)?;
+    epoll::add(epoll, &socket, data(token), flags(Interest::NONE))?;
+    tracing::debug!(%local, "bound for datagrams");
+    Ok(KernelDatagrams {
+        socket: socket.into(),
+        epoll: Arc::clone(epoll),
+        token,
+        interest: Interest::NONE,
+        local,
+        segments: true,
+        messages: Vec::new(),
+    })
+}
+
+/// Joins a group; datagrams of groups that other sockets joined are not received.
+fn join(socket: &Socket, group: IpAddr, options: &DatagramOptions) -> io::Result<()> {
+    match (group, options.member) {
+        (IpAddr::V4(group), Some(IpAddr::V4(member))) => {
+            socket.set_multicast_all_v4(false)?;
+            socket.join_multicast_v4(&group, &member)
+        }
+        (IpAddr::V6(group), Some(IpAddr::V6(_))) => {
+            socket.set_multicast_all_v6(false)?;
+            socket.join_multicast_v6(&group, options.interface)
+        }
+        _ => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "a group is joined at an address of its family"))
+        }
+    }
+}
+
+/// Datagrams to groups leave through the interface of the socket's address.
+fn send_to_groups(socket: &Socket, local: SocketAddr) -> io::Result<()> {
+    match local {
+        SocketAddr::V4(local) => socket.set_multicast_if_v4(local.ip()),
+        SocketAddr::V6(local) => match syscall::interface_of(*local.ip(), local.scope_id()) {
+            0 => Ok(()),
+            index => socket.set_multicast_if_v6(index),
+        },
+    }
+}
+
+/// How many datagrams from the front the kernel can take as one: they have one peer and one length, and the last one may be shorter.
+fn run(datagrams: &[Outgoing]) -> usize {
+    let Some(first) = datagrams.first() else { return 0 };
+    let mut bytes = 0;
+    for (count, datagram) in datagrams.iter().enumerate() {
+        bytes += datagram.len;
+        if count == MAX_SEGMENTS
+            || datagram.peer != first.peer
+            || datagram.len > first.len
+            || bytes > MAX_SEGMENTED
+        {
+            return count.max(1);
+        }
+        if datagram.len < first.len {
+            return count + 1;
+        }
+    }
+    datagrams.len()
+}
+
+impl KernelDatagrams {
+    /// Describes as many datagrams as one call takes.
+    fn describe(&mut self, datagrams: &[Outgoing], segments: bool) {
+        self.messages.clear();
+        let (mut rest, mut at) = (datagrams, 0);
+        while !rest.is_empty() && self.messages.len() < MAX_MESSAGES {
+            let count = if segments { run(rest) } else { 1 };
+            let (now, later) = rest.split_at(count);
+            let len = now.iter().map(|datagram| datagram.len).sum();
+            let segment = if count > 1 { u16::try_from(now[0].len).unwrap_or(0) } else { 0 };
+            self.messages.push(Message { peer: now[0].peer, at, len, segment, count });
+            (rest, at) = (later, at + len);
+        }
+    }
+}
+
+impl DatagramSocket for KernelDatagrams {
+    fn send(&mut self, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize> {
+        let mut segments = self.segments;
+        loop {
+            self.describe(datagrams, segments);
+            let error = match syscall::send(self.socket.as_fd(), bytes, &self.messages) {
+                Ok(sent) => return Ok(self.messages[..sent].iter().map(|message| message.count).sum()),
+                Err(error) => error,
+            };
+            let segmented = self.messages.first().is_some_and(|message| message.segment != 0);
+            if !segmented || error.kind() == io::ErrorKind::WouldBlock {
+                return Err(error);
+            }
+            // The error may be about one of the datagrams, or about segmentation itself.
+            segments = false;
+            if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP)) {
+                tracing::debug!(%error, "datagrams are sent one by one");
+                self.segments = false;
+            }
+        }
+    }
+
+    fn recv(&mut self, buffer: &mut [u8], datagrams: &mut Vec<Incoming>) -> io::Result<()> {
+        syscall::recv(self.socket.as_fd(), buffer, DATAGRAM_BUFFER, datagrams)
+    }
+
+    fn set_interest(&mut self, interest: Interest) -> io::Result<()> {
+        if self.interest != interest {
+            epoll::modify(&self.epoll, &self.socket, data(self.token), flags(interest))?;
+            self.interest = interest;
+        }
+        Ok(())
+    }
+
+    fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+}
+
+impl Drop for KernelDatagrams {
+    fn drop(&mut self) {
+        // As for a listener: a copy of the descriptor would stay in the set.
+        let _ = epoll::delete(&self.epoll, &self.socket);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_have_one_peer_and_one_length() {
+        let to = |port: u16, len| Outgoing { peer: ([127, 0, 0, 1], port).into(), len };
+        assert_eq!(run(&[]), 0);
+        assert_eq!(run(&[to(1, 100)]), 1);
+        assert_eq!(run(&[to(1, 100), to(1, 100), to(1, 60), to(1, 60)]), 3, "the last one may be shorter");
+        assert_eq!(run(&[to(1, 100), to(1, 101)]), 1);
+        assert_eq!(run(&[to(1, 100), to(2, 100)]), 1);
+        assert_eq!(run(&[to(1, 100); 100]), MAX_SEGMENTS);
+        assert_eq!(run(&[to(1, 4000); 100]), MAX_SEGMENTED / 4000);
+    }
+}

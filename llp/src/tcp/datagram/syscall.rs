@@ -1,0 +1,259 @@
+//! `sendmmsg` and `recvmmsg` with their control messages. All unsafe code of the kernel's UDP.
+
+use crate::Incoming;
+use socket2::{SockAddr, Socket};
+use std::ffi::c_int;
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Messages of one call.
+pub(super) const MAX_MESSAGES: usize = 64;
+/// Buffers of one call that receives.
+const MAX_BUFFERS: usize = 32;
+
+/// From linux/udp.h and linux/in.h.
+const UDP_SEGMENT: c_int = 103;
+const UDP_GRO: c_int = 104;
+
+/// Bytes to one peer: one datagram, or `count` of `segment` bytes each but the last.
+pub(super) struct Message {
+    pub(super) peer: SocketAddr,
+    pub(super) at: usize,
+    pub(super) len: usize,
+    pub(super) segment: u16,
+    pub(super) count: usize,
+}
+
+/// Room for one control message of a number, aligned as the kernel needs it.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Control([u8; 32]);
+
+fn set(socket: &Socket, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    // SAFETY: the call reads one integer at the address of `value`.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of::<c_int>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// DF is set on every datagram, and ICMP messages, which anyone can send, do not change what is sent.
+pub(super) fn set_unfragmented(socket: &Socket, v6: bool) -> io::Result<()> {
+    if v6 {
+        set(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)?;
+        set(socket, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)
+    } else {
+        set(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)
+    }
+}
+
+/// Several datagrams of one sender may come in one buffer.
+pub(super) fn set_gro(socket: &Socket) -> io::Result<()> {
+    set(socket, libc::IPPROTO_UDP, UDP_GRO, 1)
+}
+
+/// The index of the interface that has `address`; 0: none.
+pub(super) fn interface_of(address: Ipv6Addr, scope: u32) -> u32 {
+    if scope != 0 {
+        return scope;
+    }
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: fills `list` with a chain that is freed below.
+    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
+        return 0;
+    }
+    let (mut at, mut index) = (list, 0);
+    while !at.is_null() {
+        // SAFETY: an element of the chain, which lives until `freeifaddrs`; an address has the length of its family, and a name its NUL.
+        unsafe {
+            let entry = &*at;
+            at = entry.ifa_next;
+            if !entry.ifa_addr.is_null()
+                && c_int::from((*entry.ifa_addr).sa_family) == libc::AF_INET6
+                && entry.ifa_addr.cast::<libc::sockaddr_in6>().read_unaligned().sin6_addr.s6_addr
+                    == address.octets()
+            {
+                index = libc::if_nametoindex(entry.ifa_name);
+                break;
+            }
+        }
+    }
+    // SAFETY: the chain that `getifaddrs` made; nothing points into it any more.
+    unsafe { libc::freeifaddrs(list) };
+    index
+}
+
+fn empty_header() -> libc::mmsghdr {
+    // SAFETY: null pointers and zero lengths are a valid header: no address, no bytes, no control message.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+/// Sends up to [`MAX_MESSAGES`] messages, whose bytes are in `bytes`; returns how many.
+pub(super) fn send(fd: BorrowedFd<'_>, bytes: &[u8], messages: &[Message]) -> io::Result<usize> {
+    let count = messages.len().min(MAX_MESSAGES);
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_MESSAGES];
+    let mut elements = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_MESSAGES];
+    let mut addresses = [const { MaybeUninit::<SockAddr>::uninit() }; MAX_MESSAGES];
+    let mut controls = [const { MaybeUninit::<Control>::uninit() }; MAX_MESSAGES];
+    for (index, message) in messages[..count].iter().enumerate() {
+        let part = &bytes[message.at..message.at + message.len];
+        let element = elements[index]
+            .write(libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
+        let address = addresses[index].write(SockAddr::from(message.peer));
+        let header = headers[index].write(empty_header());
+        header.msg_hdr.msg_name = address.as_ptr().cast_mut().cast();
+        header.msg_hdr.msg_namelen = address.len();
+        header.msg_hdr.msg_iov = element;
+        header.msg_hdr.msg_iovlen = 1;
+        if message.segment != 0 {
+            let control = controls[index].write(Control([0; 32]));
+            header.msg_hdr.msg_control = (&raw mut *control).cast();
+            // SAFETY: the macros compute lengths; `control` has room for one control message of two bytes and is aligned for its header.
+            unsafe {
+                header.msg_hdr.msg_controllen = libc::CMSG_SPACE(2) as _;
+                let first = libc::CMSG_FIRSTHDR(&raw const header.msg_hdr);
+                (*first).cmsg_level = libc::IPPROTO_UDP;
+                (*first).cmsg_type = UDP_SEGMENT;
+                (*first).cmsg_len = libc::CMSG_LEN(2) as _;
+                libc::CMSG_DATA(first).cast::<u16>().write_unaligned(message.segment);
+            }
+        }
+    }
+    loop {
+        // SAFETY: the first `count` headers are filled, and name elements, addresses and control messages of this frame, and bytes of `bytes`,
+        // which the call only reads.
+        let sent = unsafe {
+            libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr().cast(), count as u32, libc::MSG_NOSIGNAL)
+        };
+        if let Some(error) = failed(sent) {
+            if error.raw_os_error() == Some(libc::EINTR) {
+                continue;
+            }
+            return Err(error);
+        }
+        return Ok(sent as usize);
+    }
+}
+
+fn failed(result: c_int) -> Option<io::Error> {
+    (result < 0).then(io::Error::last_os_error)
+}
+
+/// Receives into `buffer`, in parts of `size` bytes.
+pub(super) fn recv(
+    fd: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    size: usize,
+    datagrams: &mut Vec<Incoming>,
+) -> io::Result<()> {
+    let count = (buffer.len() / size).min(MAX_BUFFERS);
+    let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_BUFFERS];
+    let mut elements = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_BUFFERS];
+    let mut addresses = [const { MaybeUninit::<libc::sockaddr_storage>::uninit() }; MAX_BUFFERS];
+    let mut controls = [const { MaybeUninit::<Control>::uninit() }; MAX_BUFFERS];
+    for (index, part) in buffer.chunks_exact_mut(size).take(count).enumerate() {
+        let element =
+            elements[index].write(libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: size });
+        let header = headers[index].write(empty_header());
+        header.msg_hdr.msg_name = addresses[index].as_mut_ptr().cast();
+        header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
+        header.msg_hdr.msg_iov = element;
+        header.msg_hdr.msg_iovlen = 1;
+        header.msg_hdr.msg_control = controls[index].as_mut_ptr().cast();
+        header.msg_hdr.msg_controllen = size_of::<Control>() as _;
+    }
+    let received = loop {
+        // SAFETY: the first `count` headers are filled, and name elements, addresses and control messages of this frame, and parts of `buffer`
+        // that do not overlap.
+        let received = unsafe {
+            libc::recvmmsg(
+                fd.as_raw_fd(),
+                headers.as_mut_ptr().cast(),
+                count as u32,
+                libc::MSG_DONTWAIT as _,
+                std::ptr::null_mut(),
+            )
+        };
+        match failed(received) {
+            None => break received as usize,
+            Some(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+            Some(error) => return Err(error),
+        }
+    };
+    for (index, header) in headers[..received].iter().enumerate() {
+        // SAFETY: filled above, and changed by the call.
+        let header = unsafe { header.assume_init_ref() };
+        // SAFETY: the call has written the sender's address, which has the length of its family.
+        let Some(peer) = (unsafe { address(&header.msg_hdr) }) else { continue };
+        if header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0 {
+            continue;
+        }
+        let (first, len) = (index * size, header.msg_len as usize);
+        // SAFETY: the control messages are those that the call has written.
+        let segment = unsafe { segment(&header.msg_hdr) }.unwrap_or(len).max(1);
+        let mut at = 0;
+        loop {
+            let end = (at + segment).min(len);
+            datagrams.push(Incoming { peer, bytes: first + at..first + end });
+            at = end;
+            if at >= len {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The sender.
+///
+/// # Safety
+/// A call that receives has filled `header`.
+unsafe fn address(header: &libc::msghdr) -> Option<SocketAddr> {
+    // SAFETY: the caller's promise: storage of the largest address, with a family in front; zeroes if the kernel wrote nothing is excluded by the
+    // length.
+    unsafe {
+        if (header.msg_namelen as usize) < size_of::<libc::sa_family_t>() {
+            return None;
+        }
+        match c_int::from(header.msg_name.cast::<libc::sa_family_t>().read()) {
+            libc::AF_INET => {
+                let address = header.msg_name.cast::<libc::sockaddr_in>().read();
+                let ip = u32::from_be(address.sin_addr.s_addr).to_be_bytes();
+                Some(SocketAddr::from((ip, u16::from_be(address.sin_port))))
+            }
+            libc::AF_INET6 => {
+                let address = header.msg_name.cast::<libc::sockaddr_in6>().read();
+                let (ip, port) = (Ipv6Addr::from(address.sin6_addr.s6_addr), u16::from_be(address.sin6_port));
+                Some(std::net::SocketAddrV6::new(ip, port, 0, address.sin6_scope_id).into())
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Bytes of each datagram, if there are several in the buffer.
+///
+/// # Safety
+/// A call that receives has filled `header`.
+unsafe fn segment(header: &libc::msghdr) -> Option<usize> {
+    // SAFETY: the caller's promise.
+    let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !at.is_null() {
+        // SAFETY: the macros stay within the control messages that the kernel wrote; UDP_GRO has an integer.
+        unsafe {
+            if (*at).cmsg_level == libc::IPPROTO_UDP && (*at).cmsg_type == UDP_GRO {
+                return usize::try_from(libc::CMSG_DATA(at).cast::<c_int>().read_unaligned()).ok();
+            }
+            at = libc::CMSG_NXTHDR(header, at);
+        }
+    }
+    None
+}

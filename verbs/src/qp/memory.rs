@@ -1,0 +1,79 @@
+//! Copies between requests' memory and messages.
+
+use crate::qp::{QpInner, Wqe};
+use crate::wr::{SendFlags, Sge};
+use std::ops::Range;
+use uiw_mem::{MrCache, Table};
+use uiw_stream::LocalError;
+
+impl QpInner {
+    /// Places `bytes` at byte `offset` of a message whose memory is `sges`. `cache` keeps the memory pinned.
+    #[inline]
+    pub(crate) fn scatter(
+        &self,
+        table: &Table,
+        cache: &mut MrCache,
+        sges: &[Sge],
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<(), LocalError> {
+        let mut skip = u64::from(offset);
+        let mut rest = bytes;
+        for sge in sges {
+            if rest.is_empty() {
+                break;
+            }
+            let room = u64::from(sge.length);
+            if skip >= room {
+                skip -= room;
+                continue;
+            }
+            let take = (room - skip).min(rest.len() as u64) as usize;
+            let (now, later) = rest.split_at(take);
+            let range = (sge.addr.wrapping_add(skip), take as u32);
+            table
+                .hold_local(cache, sge.lkey, self.pd.id(), range, true)
+                .map_err(|_| LocalError::Protection)?
+                .copy_from(0, now)
+                .map_err(|_| LocalError::Protection)?;
+            rest = later;
+            skip = 0;
+        }
+        Ok(())
+    }
+
+    /// Appends the bytes in `range` of a request to `out`. `cache` keeps the memory pinned.
+    #[inline(always)]
+    pub(crate) fn gather(
+        &self,
+        table: &Table,
+        cache: &mut MrCache,
+        wqe: &Wqe,
+        range: Range<u32>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), LocalError> {
+        if wqe.flags.contains(SendFlags::INLINE) {
+            out.extend_from_slice(&wqe.inline[range.start as usize..range.end as usize]);
+            return Ok(());
+        }
+        let (mut skip, mut left) = (range.start, range.end - range.start);
+        for sge in &wqe.sges {
+            if skip >= sge.length {
+                skip -= sge.length;
+                continue;
+            }
+            let take = left.min(sge.length - skip);
+            let part = (sge.addr.wrapping_add(u64::from(skip)), take);
+            let pin = table
+                .hold_local(cache, sge.lkey, self.pd.id(), part, false)
+                .map_err(|_| LocalError::Protection)?;
+            pin.copy_to_vec(0..pin.len(), out).map_err(|_| LocalError::Protection)?;
+            left -= take;
+            skip = 0;
+            if left == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,72 @@
+//! Changes of the state of a UD queue pair: commands to its shard, so that no datagram is under way in them.
+
+use super::slot::PortSlot;
+use super::transmit;
+use crate::driver::Core;
+use crate::error::{Error, Result};
+use crate::event::AsyncEvent;
+use crate::qp::{QpInner, QpState, RecvSource, SqMode};
+use std::sync::Arc;
+use uiw_llp::Token;
+
+/// `ibv_modify_qp` of the state.
+pub(crate) fn modify(qp: &Arc<QpInner>, to: QpState) -> Result<()> {
+    let Some(token) = qp.conn() else { return Err(Error::NotConnected) };
+    let inner = Arc::clone(qp);
+    qp.driver.shard(token).call(move |core| {
+        let _control = inner.control();
+        change(core, &inner, token, to)
+    })
+}
+
+fn change(core: &mut Core, qp: &QpInner, token: Token, to: QpState) -> Result<()> {
+    let from = qp.state();
+    if !from.may_become(to) || to == QpState::Sqe {
+        return Err(Error::Transition { from, to });
+    }
+    match to {
+        QpState::Reset => {
+            qp.forget_requests();
+            qp.set_state(QpState::Reset);
+        }
+        QpState::Init => {
+            if let RecvSource::Own(rq) = &qp.rq {
+                rq.lock().closed = false;
+            }
+            qp.set_state(QpState::Init);
+        }
+        QpState::Rtr => qp.set_state(QpState::Rtr),
+        QpState::Rts => {
+            if from == QpState::Rtr
+                && let Some(endpoint) = core.endpoint(token)
+            {
+                endpoint.epoch = getrandom::u32().unwrap_or_else(|_| qp.driver.shared.next_num());
+                endpoint.msn = 0;
+            }
+            let mut sq = qp.sq.lock();
+            sq.mode = SqMode::Running;
+            sq.resume();
+            drop(sq);
+            qp.set_state(QpState::Rts);
+            transmit(core, token);
+        }
+        QpState::Sqd => {
+            qp.set_state(QpState::Sqd);
+            qp.sq.lock().stop_after(false);
+            // A datagram is complete as soon as it is sent.
+            if from == QpState::Rts {
+                qp.raise(AsyncEvent::SqDrained { qp_num: qp.num }, &mut core.services.wakes);
+            }
+        }
+        QpState::Err => qp.flush_unconnected(&mut core.services.wakes),
+        QpState::Sqe => {}
+    }
+    Ok(())
+}
+
+/// The application destroys the queue pair.
+pub(crate) fn destroy(qp: &Arc<QpInner>) {
+    if let Some(token) = qp.conn() {
+        qp.driver.shard(token).call(move |core| PortSlot::remove_endpoint(core, token));
+    }
+}

@@ -1,0 +1,97 @@
+//! Counts of datagrams.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Datagrams of one port since it was bound: those that were passed on, and those that were dropped by cause.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let end = End::new()?;
+/// use uiw_verbs::DatagramPort;
+/// let port = DatagramPort::bind(&end.device, &["127.0.0.1:0".parse()?], end.cq.shard(), 1024)?;
+/// assert_eq!(port.counts().dropped(), 0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DatagramCounts {
+    /// Sends that UDP took.
+    pub sent: u64,
+    /// Sends that completed although UDP refused the datagram: too long for the interface, or no route.
+    pub unsent: u64,
+    /// Receives that were completed with a message.
+    pub received: u64,
+    /// Dropped: the CRC does not match.
+    pub bad_crc: u64,
+    /// Dropped: another rule of the format is violated.
+    pub malformed: u64,
+    /// Dropped: the source address or port does not match the source QPN.
+    pub bad_source: u64,
+    /// Dropped: no queue pair has the number, or it is not ready to receive.
+    pub no_queue_pair: u64,
+    /// Dropped: the Q_Key is not the queue pair's.
+    pub bad_qkey: u64,
+    /// Dropped: no receive was posted.
+    pub no_receive: u64,
+    /// Not placed: the receive was too short or its memory not valid, which ends the queue pair.
+    pub bad_receive: u64,
+}
+
+impl DatagramCounts {
+    /// All datagrams that arrived and were not passed on.
+    #[must_use]
+    pub const fn dropped(&self) -> u64 {
+        self.bad_crc
+            + self.malformed
+            + self.bad_source
+            + self.no_queue_pair
+            + self.bad_qkey
+            + self.no_receive
+            + self.bad_receive
+    }
+}
+
+/// What a count is about.
+#[derive(Clone, Copy)]
+pub(super) enum Count {
+    Sent,
+    Unsent,
+    Received,
+    BadCrc,
+    Malformed,
+    BadSource,
+    NoQueuePair,
+    BadQkey,
+    NoReceive,
+    BadReceive,
+}
+
+/// The counts, written with the shard's lock held.
+#[derive(Default)]
+pub(super) struct Counts([AtomicU64; Count::BadReceive as usize + 1]);
+
+impl Counts {
+    pub(super) fn add(&self, what: Count, count: u64) {
+        let cell = &self.0[what as usize];
+        // One thread at a time writes: the holder of the shard.
+        cell.store(cell.load(Ordering::Relaxed) + count, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> DatagramCounts {
+        let get = |what: Count| self.0[what as usize].load(Ordering::Relaxed);
+        DatagramCounts {
+            sent: get(Count::Sent),
+            unsent: get(Count::Unsent),
+            received: get(Count::Received),
+            bad_crc: get(Count::BadCrc),
+            malformed: get(Count::Malformed),
+            bad_source: get(Count::BadSource),
+            no_queue_pair: get(Count::NoQueuePair),
+            bad_qkey: get(Count::BadQkey),
+            no_receive: get(Count::NoReceive),
+            bad_receive: get(Count::BadReceive),
+        }
+    }
+}

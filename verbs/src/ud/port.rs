@@ -1,0 +1,233 @@
+//! A port as the application holds it.
+
+use super::counts::Counts;
+use super::slot::{INDICES, Membership, PortSlot};
+use super::{DatagramCounts, Endpoint, UdState};
+use crate::device::Device;
+use crate::driver::Driver;
+use crate::error::{Error, Result};
+use crate::pd::Pd;
+use crate::qp::{Qp, QpInit, QpInner};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use uiw_datagram::{MAX_PAYLOAD, MULTICAST_PORT, Qpn};
+use uiw_llp::Token;
+
+/// A UDP port at every address of a network device, with the 256 queue pair numbers that name it. It closes when it and its queue pairs
+/// are dropped.
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// # let end = End::new()?;
+/// use uiw_verbs::{DatagramPort, QpInit, QpState};
+/// let port = DatagramPort::bind(&end.device, &["127.0.0.1:0".parse()?], end.cq.shard(), 1024)?;
+/// let qp = end.pd.create_ud_qp(QpInit::new(&end.cq, &end.cq), &port)?;
+/// qp.set_qkey(0x1111)?;
+/// for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+///     qp.modify(state)?;
+/// }
+/// assert_eq!(qp.num() >> 8, port.number().into());
+/// # Ok(())
+/// # }
+/// ```
+pub struct DatagramPort {
+    driver: Arc<Driver>,
+    token: Token,
+    number: u16,
+    max_payload: usize,
+    counts: Arc<Counts>,
+}
+
+impl std::fmt::Debug for DatagramPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DatagramPort").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl DatagramPort {
+    /// Binds a port at `addresses`; where they have port 0, the system chooses one for all of them. It belongs to `shard`, less than
+    /// [`Device::shards`]: the queue pairs' receives must complete there ([`crate::Cq::shard`]). `max_payload` is the length of the longest
+    /// message, from [`uiw_datagram::max_payload`].
+    ///
+    /// # Errors
+    /// [`Error::Io`]: a port cannot be bound, or the stack has no datagrams. [`Error::Zero`] without an address, [`Error::Limit`].
+    pub fn bind(
+        device: &Device,
+        addresses: &[SocketAddr],
+        shard: usize,
+        max_payload: usize,
+    ) -> Result<Arc<Self>> {
+        if addresses.is_empty() {
+            return Err(Error::Zero { what: "number of addresses" });
+        }
+        for (what, asked, limit) in [
+            ("payload of a datagram", max_payload, MAX_PAYLOAD),
+            ("shard", shard, device.shards().saturating_sub(1)),
+        ] {
+            if asked > limit {
+                return Err(Error::Limit { what, asked: asked as u64, limit: limit as u64 });
+            }
+        }
+        let driver = Arc::clone(device.driver());
+        let counts = Arc::<Counts>::default();
+        let (of_slot, addresses) = (Arc::clone(&counts), addresses.to_vec());
+        let bind = move |core: &mut _| PortSlot::bind(core, &addresses, &of_slot);
+        let (token, number) = driver.shard_at(shard).call(bind)?;
+        Ok(Arc::new(Self { driver, token, number, max_payload, counts }))
+    }
+
+    /// The port, which is in the number of each of its queue pairs.
+    #[must_use]
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// Bytes of the longest message.
+    #[must_use]
+    pub fn max_payload(&self) -> usize {
+        self.max_payload
+    }
+
+    /// Datagrams since the port was bound.
+    #[must_use]
+    pub fn counts(&self) -> DatagramCounts {
+        self.counts.get()
+    }
+
+    /// Binds the port at another address as well: one that the network device was given since.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn add_address(&self, address: IpAddr, scope: u32) -> Result<()> {
+        let (token, number) = (self.token, self.number);
+        let local = match address {
+            IpAddr::V6(v6) => std::net::SocketAddrV6::new(v6, number, 0, scope).into(),
+            v4 @ IpAddr::V4(_) => SocketAddr::new(v4, number),
+        };
+        self.driver.shard(token).call(move |core| {
+            if core.datagram_port(token).is_some_and(|slot| slot.socket_at(address).is_some()) {
+                return Ok(());
+            }
+            PortSlot::add_socket(core, token, local, uiw_llp::DatagramOptions::default(), None).map(drop)
+        })
+    }
+}
+
+impl Drop for DatagramPort {
+    fn drop(&mut self) {
+        let token = self.token;
+        self.driver.shard(token).call(move |core| PortSlot::unbind(core, token));
+    }
+}
+
+impl Pd {
+    /// A UD queue pair on `port`, in RESET. Its number is one of the port's: `init.num`, or a free one.
+    ///
+    /// # Errors
+    /// As [`Pd::create_qp`]; [`Error::QpNumber`] for the number of another port, [`Error::Foreign`] if its receives complete on another
+    /// shard than the port's.
+    pub fn create_ud_qp(&self, init: QpInit, port: &Arc<DatagramPort>) -> Result<Qp> {
+        if !Arc::ptr_eq(self.driver(), &port.driver) {
+            return Err(Error::Foreign { what: "datagram port", of: "device" });
+        }
+        let shard = port.driver.shard(port.token);
+        if init.recv_cq.shard() % self.driver().shards().len() != shard.index() {
+            return Err(Error::Foreign { what: "datagram port", of: "shard" });
+        }
+        shard.start()?;
+        if let Some(num) = init.num
+            && num >> 8 != u32::from(port.number)
+        {
+            return Err(Error::QpNumber { num });
+        }
+        let numbers: Vec<u32> = match init.num {
+            Some(num) => vec![num],
+            None => {
+                // Another index each time: a number of an earlier queue pair matches none.
+                let first = getrandom::u32().unwrap_or_else(|_| port.driver.shared.next_num()) as u8;
+                (0..INDICES).map(|i| Qpn::new(port.number, first.wrapping_add(i as u8)).raw()).collect()
+            }
+        };
+        let mut refused = Error::QpNumberTaken { num: u32::from(port.number) << 8 };
+        for num in numbers {
+            let ud = UdState { port: Arc::clone(port), qkey: AtomicU32::new(0) };
+            match Qp::create(self, QpInit { num: Some(num), ..init.clone() }, Some(ud)) {
+                Ok(qp) => {
+                    add_endpoint(&qp.0, port)?;
+                    return Ok(qp);
+                }
+                Err(error @ Error::QpNumberTaken { .. }) => refused = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused)
+    }
+}
+
+fn add_endpoint(qp: &Arc<QpInner>, port: &DatagramPort) -> Result<()> {
+    let endpoint = Endpoint::new(qp, port.token, Qpn::from_raw(qp.num).index());
+    let token = port.driver.shard(port.token).call(|core| PortSlot::add_endpoint(core, endpoint))?;
+    let _control = qp.control();
+    if let crate::qp::RecvSource::Own(rq) = &qp.rq {
+        rq.lock().closed = true;
+    }
+    qp.set_state(crate::qp::QpState::Reset);
+    qp.set_conn(Some(token));
+    port.driver.note_use(token);
+    Ok(())
+}
+
+impl Qp {
+    /// The port of a UD queue pair; `None` of any other.
+    #[must_use]
+    pub fn datagram_port(&self) -> Option<&Arc<DatagramPort>> {
+        self.0.ud.as_ref().map(|ud| &ud.port)
+    }
+
+    /// Sets the Q_Key: a UD queue pair receives datagrams that name it.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]: not a UD queue pair.
+    pub fn set_qkey(&self, qkey: u32) -> Result<()> {
+        self.ud()?.qkey.store(qkey, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The Q_Key; `None` of a queue pair that is not UD.
+    #[must_use]
+    pub fn qkey(&self) -> Option<u32> {
+        self.0.ud.as_ref().map(|ud| ud.qkey.load(Ordering::Relaxed))
+    }
+
+    fn ud(&self) -> Result<&UdState> {
+        self.0.ud.as_ref().ok_or(Error::Unsupported { what: "datagrams on a queue pair that is not UD" })
+    }
+
+    /// Attaches a UD queue pair to a multicast group, at the interface with the address `member` and the index `interface`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]: not a UD queue pair. [`Error::Io`]: the group cannot be joined. [`Error::Limit`].
+    pub fn attach_multicast(&self, group: IpAddr, member: IpAddr, interface: u32) -> Result<()> {
+        let port = &self.ud()?.port;
+        let (token, index) = (port.token, Qpn::from_raw(self.num()).index());
+        let membership = Membership { group, member, interface };
+        port.driver
+            .shard(token)
+            .call(move |core| PortSlot::attach(core, token, index, membership, MULTICAST_PORT))
+    }
+
+    /// Detaches a UD queue pair from a group.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]: not a UD queue pair. [`Error::NotConnected`]: it is not attached.
+    pub fn detach_multicast(&self, group: IpAddr, member: IpAddr, interface: u32) -> Result<()> {
+        let port = &self.ud()?.port;
+        let (token, index) = (port.token, Qpn::from_raw(self.num()).index());
+        let membership = Membership { group, member, interface };
+        let detached =
+            port.driver.shard(token).call(move |core| PortSlot::detach(core, token, index, membership));
+        if detached { Ok(()) } else { Err(Error::NotConnected) }
+    }
+}

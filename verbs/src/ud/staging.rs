@@ -1,0 +1,47 @@
+//! Memory in which a shard's datagrams are built and received.
+
+use uiw_llp::{DATAGRAM_BUFFER, Incoming, Outgoing};
+
+/// Buffers of one call that receives.
+const BUFFERS: usize = 16;
+/// Bytes and datagrams of one call that sends.
+const SEND_BYTES: usize = 256 << 10;
+const SEND_DATAGRAMS: usize = 256;
+
+/// Shared by the ports of a shard; empty until the first datagram.
+#[derive(Default)]
+pub(crate) struct Staging {
+    pub(super) buffer: Vec<u8>,
+    pub(super) incoming: Vec<Incoming>,
+    /// Datagrams that are being built, one behind the other.
+    pub(super) out: Vec<u8>,
+    pub(super) outgoing: Vec<Outgoing>,
+    /// The requests that they belong to.
+    pub(super) requests: Vec<u32>,
+}
+
+impl Staging {
+    /// The buffer for a call that receives.
+    pub(super) fn prepare_receive(&mut self) {
+        if self.buffer.is_empty() {
+            self.buffer = vec![0; BUFFERS * DATAGRAM_BUFFER];
+        }
+        self.incoming.clear();
+    }
+
+    /// Whether a call that receives may have left datagrams behind.
+    pub(super) fn was_filled(&self) -> bool {
+        self.incoming.len() >= BUFFERS
+    }
+
+    pub(super) fn prepare_send(&mut self) {
+        self.out.clear();
+        self.outgoing.clear();
+        self.requests.clear();
+    }
+
+    /// Whether a datagram of `len` bytes may be added.
+    pub(super) fn has_room(&self, len: usize) -> bool {
+        self.outgoing.is_empty() || self.outgoing.len() < SEND_DATAGRAMS && self.out.len() + len <= SEND_BYTES
+    }
+}

@@ -1,0 +1,183 @@
+//! From the send queue to UDP.
+
+use super::counts::Count;
+use super::staging::Staging;
+use super::{Destination, Endpoint, PortSlot};
+use crate::driver::{Core, Services};
+use crate::qp::{QpState, SendQueue, SqMode, Wqe};
+use crate::wc::WcStatus;
+use crate::wr::{SendFlags, SendOp};
+use std::io;
+use std::sync::atomic::Ordering;
+use uiw_datagram::{Header, OVERHEAD};
+use uiw_llp::{Outgoing, Token};
+
+/// Sends what is posted, as far as there is room.
+pub(crate) fn transmit(core: &mut Core, token: Token) {
+    let mut staging = std::mem::take(&mut core.services.datagrams);
+    if let Some((endpoint, port, services)) = core.endpoint_and_port(token) {
+        while endpoint.send_batch(token, port, services, &mut staging) {}
+    }
+    core.services.datagrams = staging;
+}
+
+/// There is room at a socket again.
+pub(crate) fn resume(core: &mut Core, port: Token, socket: Token) {
+    let Some(slot) = core.datagram_port(port) else { return };
+    for token in slot.unblock(socket) {
+        transmit(core, token);
+    }
+}
+
+impl Endpoint {
+    /// Sends one batch, to one socket. False: nothing more can be sent now.
+    fn send_batch(
+        &mut self,
+        token: Token,
+        port: &mut PortSlot,
+        services: &mut Services,
+        staging: &mut Staging,
+    ) -> bool {
+        staging.prepare_send();
+        let (socket, failed) = self.build(port, services, staging);
+        self.cache.let_go();
+        let mut sent = 0;
+        let mut blocked = false;
+        if let Some(at) = socket {
+            (sent, blocked) = send(port, at, staging);
+            if blocked {
+                port.block(token, at);
+            }
+        }
+        let qp = &*self.qp;
+        let mut sq = qp.sq.lock();
+        let unsent = staging.requests.len() - sent;
+        sq.take_back(unsent);
+        self.msn = self.msn.wrapping_sub(unsent as u32);
+        for id in &staging.requests[..sent] {
+            sq.done(*id, WcStatus::Success);
+        }
+        let failed = failed.filter(|_| unsent == 0);
+        if let Some((id, status)) = failed {
+            sq.built(0);
+            sq.done(id, status);
+        }
+        let retired = qp.retire(&mut sq, &mut services.wakes);
+        if failed.is_some() {
+            // The send queue alone stops: receives go on (IBTA section 10.3.1, SQE).
+            qp.set_state(QpState::Sqe);
+            qp.flush_sends(&mut sq, None, &mut services.wakes);
+        }
+        drop(sq);
+        if retired.is_err() {
+            self.lost_completion(services);
+            return false;
+        }
+        failed.is_none() && !blocked && socket.is_some()
+    }
+
+    /// Builds datagrams for one socket, and returns which; and the request that cannot be sent, if it is the next one.
+    fn build(
+        &mut self,
+        port: &PortSlot,
+        services: &Services,
+        staging: &mut Staging,
+    ) -> (Option<usize>, Option<(u32, WcStatus)>) {
+        let qp = std::sync::Arc::clone(&self.qp);
+        let mut sq = qp.sq.lock();
+        sq.look();
+        let mut socket = None;
+        while sq.mode == SqMode::Running
+            && let Some((id, wqe)) = sq.next_wqe()
+            && staging.has_room(wqe.len as usize + OVERHEAD)
+        {
+            let SendOp::Datagram { to, imm } = wqe.op else {
+                return (socket, Some((id, WcStatus::LocalQpOperation)));
+            };
+            let at = port.socket_at(to.ah.local());
+            let Some(at) = at else { return (socket, Some((id, WcStatus::LocalQpOperation))) };
+            if *socket.get_or_insert(at) != at {
+                break;
+            }
+            if let Err(status) = self.build_one(wqe, (&to, imm), services, staging) {
+                return (socket.filter(|_| !staging.requests.is_empty()), Some((id, status)));
+            }
+            staging.requests.push(id);
+            sq.built(0);
+        }
+        (socket, None)
+    }
+
+    fn build_one(
+        &mut self,
+        wqe: &Wqe,
+        (to, immediate): (&Destination, Option<u32>),
+        services: &Services,
+        staging: &mut Staging,
+    ) -> Result<(), WcStatus> {
+        let qp = &*self.qp;
+        let ud = qp.ud.as_ref().ok_or(WcStatus::LocalQpOperation)?;
+        if wqe.len as usize > ud.port.max_payload() {
+            return Err(WcStatus::LocalLength);
+        }
+        let own = ud.qkey.load(Ordering::Relaxed);
+        let (destination, peer) = to.resolve();
+        let header = Header {
+            epoch: self.epoch,
+            destination,
+            source: uiw_datagram::Qpn::from_raw(qp.num),
+            qkey: if to.qkey >> 31 == 0 { to.qkey } else { own },
+            msn: self.msn.wrapping_add(1),
+            solicited: wqe.flags.contains(SendFlags::SOLICITED),
+            immediate,
+        };
+        let start = staging.out.len();
+        staging.out.extend_from_slice(&header.emit());
+        let gathered = qp.gather(&services.table, &mut self.cache, wqe, 0..wqe.len, &mut staging.out);
+        if gathered.is_err() {
+            staging.out.truncate(start);
+            return Err(WcStatus::LocalProtection);
+        }
+        let crc = uiw_datagram::crc(&staging.out[start..]);
+        staging.out.extend_from_slice(&crc);
+        staging.outgoing.push(Outgoing { peer, len: staging.out.len() - start });
+        self.msn = header.msn;
+        Ok(())
+    }
+}
+
+/// Sends the batch. Returns how many were taken or left out, and whether there is no room for the next one.
+fn send(port: &mut PortSlot, at: usize, staging: &Staging) -> (usize, bool) {
+    let socket = &mut port.sockets[at].socket;
+    let (mut done, mut bytes, mut unsent) = (0, &staging.out[..], 0);
+    let mut blocked = false;
+    while done < staging.outgoing.len() {
+        let rest = &staging.outgoing[done..];
+        let taken = match socket.send(bytes, rest) {
+            Ok(taken) => taken,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                blocked = true;
+                break;
+            }
+            Err(error) => {
+                tracing::debug!(%error, peer = %rest[0].peer, "a datagram cannot be sent");
+                unsent += 1;
+                1
+            }
+        };
+        let len: usize = rest[..taken].iter().map(|outgoing| outgoing.len).sum();
+        (done, bytes) = (done + taken, &bytes[len..]);
+    }
+    port.counts.add(Count::Sent, (done - unsent) as u64);
+    port.counts.add(Count::Unsent, unsent as u64);
+    (done, blocked)
+}
+
+impl SendQueue {
+    /// Gives back the last `count` requests that were built: they are built anew.
+    fn take_back(&mut self, count: usize) {
+        for _ in 0..count {
+            self.unbuild();
+        }
+    }
+}

@@ -1,0 +1,513 @@
+//! UD queue pairs against each other and against a socket that sends what it likes.
+
+use crate::common::{End, Make, fill, memory, next_wc, pattern, peek};
+use crate::transport::pass;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
+use uiw_datagram::{Grh, Header, Qpn};
+use uiw_llp::sim::DatagramFaults;
+use uiw_verbs::cm::{CmChannel, CmEventKind, SidrHandle, SidrListener};
+use uiw_verbs::{
+    AddressHandle, CqOptions, DatagramPort, Destination, Device, Error, Pd, QpCap, QpInit, QpState,
+    SendFlags, SendOp, Srq, SrqAttr, Wc, WcOpcode, WcStatus,
+};
+
+const QKEY: u32 = 0x1111_2222;
+const MTU: usize = 1024;
+const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// A UD queue pair with what it needs, in RTS.
+struct Ud {
+    end: End,
+    address: IpAddr,
+}
+
+impl Ud {
+    fn on(device: &Device, address: IpAddr, make: Make) -> Self {
+        let pd = device.alloc_pd().unwrap();
+        Self::made(device, &pd, address, make)
+    }
+
+    fn made(device: &Device, pd: &Pd, address: IpAddr, make: Make) -> Self {
+        let scq = device.create_cq(make.cqe, CqOptions::default()).unwrap();
+        let shard = CqOptions { shard: make.shard, ..CqOptions::default() };
+        let rcq = device.create_cq(make.cqe, shard).unwrap();
+        let port = DatagramPort::bind(device, &[SocketAddr::new(address, 0)], rcq.shard(), MTU).unwrap();
+        let init = QpInit::new(&scq, &rcq).srq(make.srq).cap(make.cap).signal_all(make.signal_all);
+        let qp = pd.create_ud_qp(init, &port).unwrap();
+        let mr = memory(pd, make.memory, make.access);
+        let end = End { qp, device: device.clone(), pd: pd.clone(), scq, rcq, channel: Arc::default(), mr };
+        let ud = Self { end, address };
+        ud.start();
+        ud
+    }
+
+    fn start(&self) {
+        assert_eq!(self.end.qp.state(), QpState::Reset);
+        self.end.qp.set_qkey(QKEY).unwrap();
+        for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+            self.end.qp.modify(state).unwrap();
+        }
+    }
+
+    fn kernel() -> Self {
+        Self::on(&Device::open().unwrap(), LOCALHOST, Make::default())
+    }
+
+    /// Where `self` sends to reach `peer`.
+    fn to(&self, peer: &Self) -> Destination {
+        let ah = AddressHandle::new(self.address, peer.address, 0);
+        Destination { ah, qpn: peer.end.qp.num(), qkey: QKEY }
+    }
+
+    fn send(&self, wr_id: u64, to: Destination, length: u32) {
+        self.post(wr_id, to, None, length, SendFlags::SIGNALED);
+    }
+
+    fn post(&self, wr_id: u64, to: Destination, imm: Option<u32>, length: u32, flags: SendFlags) {
+        let op = SendOp::Datagram { to, imm };
+        self.end.post(wr_id, op, &[self.end.sge(0, length)], flags).unwrap();
+    }
+
+    fn counts(&self) -> uiw_verbs::DatagramCounts {
+        self.end.qp.datagram_port().unwrap().counts()
+    }
+
+    fn socket_address(&self) -> SocketAddr {
+        SocketAddr::new(self.address, self.end.qp.datagram_port().unwrap().number())
+    }
+
+    /// Drives until so many datagrams were dropped.
+    fn dropped(&self, count: u64) {
+        for _ in 0..2000 {
+            if self.counts().dropped() >= count {
+                break;
+            }
+            pass(&self.end.device, Duration::from_millis(1));
+        }
+        assert_eq!(self.counts().dropped(), count, "{:?}", self.counts());
+    }
+}
+
+fn is_received(wc: &Wc, from: &Ud, len: u32) {
+    assert_eq!((wc.status, wc.opcode, wc.byte_len), (WcStatus::Success, WcOpcode::Recv, len + 40), "{wc:?}");
+    assert_eq!(wc.datagram_from, Some(from.end.qp.num()));
+}
+
+#[test]
+fn messages_arrive_behind_a_route_header() {
+    let (a, b) = (Ud::kernel(), Ud::kernel());
+    let bytes = pattern(MTU);
+    fill(&a.end.mr, 0, &bytes);
+    for (id, len) in [(1, 0), (2, 1), (3, 777), (4, MTU as u32)] {
+        b.end.recv(id, 0, 4096);
+        let imm = (id % 2 == 0).then_some(id as u32 * 7);
+        a.post(id, a.to(&b), imm, len, SendFlags::SIGNALED | SendFlags::SOLICITED);
+        a.end.sent_ok(id);
+        let wc = b.end.received_ok(id);
+        is_received(&wc, &a, len);
+        assert_eq!(wc.imm, imm);
+        let placed = peek(&b.end.mr, 0, 40 + len as usize);
+        let grh = Grh::parse(placed[..40].try_into().unwrap()).unwrap();
+        assert_eq!(grh, Grh { len: len as u16, source: LOCALHOST, destination: LOCALHOST });
+        assert_eq!(placed[40..], bytes[..len as usize]);
+    }
+    assert_eq!((a.counts().sent, b.counts().received, b.counts().dropped()), (4, 4, 0));
+    a.end.nothing_more();
+    b.end.nothing_more();
+}
+
+#[test]
+fn many_messages_arrive_in_order_on_loopback() {
+    let cap = QpCap { max_recv_wr: 1024, max_send_wr: 1024, ..QpCap::default() };
+    let make = || Make { cap, memory: 2 << 20, ..Make::default() };
+    let a = Ud::on(&Device::open().unwrap(), LOCALHOST, make());
+    let b = Ud::on(&Device::open().unwrap(), LOCALHOST, make());
+    const ROUNDS: u64 = 20;
+    const BATCH: u64 = 100;
+    for round in 0..ROUNDS {
+        for i in 0..BATCH {
+            b.end.recv(round * BATCH + i, i * 2048, 2048);
+        }
+        for i in 0..BATCH {
+            // Runs of equal length, which the kernel takes as one, and others.
+            let len = if i % 10 < 7 { 512 } else { 100 + i as u32 };
+            fill(&a.end.mr, i as usize * 2048, &(round * BATCH + i).to_le_bytes());
+            let op = SendOp::Datagram { to: a.to(&b), imm: None };
+            a.end.post(i, op, &[a.end.sge(i * 2048, len)], SendFlags::SIGNALED).unwrap();
+        }
+        for i in 0..BATCH {
+            a.end.sent_ok(i);
+        }
+        for i in 0..BATCH {
+            let wc = b.end.received_ok(round * BATCH + i);
+            is_received(&wc, &a, if i % 10 < 7 { 512 } else { 100 + i as u32 });
+            assert_eq!(peek(&b.end.mr, i as usize * 2048 + 40, 8), (round * BATCH + i).to_le_bytes());
+        }
+    }
+    assert_eq!(b.counts().dropped(), 0);
+}
+
+#[test]
+fn a_queue_pair_reaches_itself_and_others_of_its_port() {
+    let device = Device::open().unwrap();
+    let a = Ud::on(&device, LOCALHOST, Make::default());
+    a.end.recv(1, 0, 4096);
+    a.send(2, a.to(&a), 64);
+    a.end.sent_ok(2);
+    is_received(&a.end.received_ok(1), &a, 64);
+    let init = QpInit::new(&a.end.scq, &a.end.rcq).signal_all(true);
+    let other = a.end.pd.create_ud_qp(init.clone(), a.end.qp.datagram_port().unwrap()).unwrap();
+    assert_eq!(other.num() >> 8, a.end.qp.num() >> 8);
+    assert_ne!(other.num(), a.end.qp.num());
+    let taken = a.end.pd.create_ud_qp(init.clone().num(other.num()), other.datagram_port().unwrap());
+    assert!(matches!(taken, Err(Error::QpNumberTaken { .. })));
+    let foreign = init.num(other.num() ^ 0x100);
+    assert!(matches!(
+        a.end.pd.create_ud_qp(foreign, other.datagram_port().unwrap()),
+        Err(Error::QpNumber { .. })
+    ));
+    let to = Destination { qpn: other.num(), ..a.to(&a) };
+    a.send(3, to, 64);
+    a.end.sent_ok(3);
+    a.dropped(1);
+    assert_eq!(a.counts().no_queue_pair, 1, "it is in RESET");
+}
+
+#[test]
+fn what_does_not_match_is_dropped_and_counted() {
+    let (a, b) = (Ud::kernel(), Ud::kernel());
+    b.end.recv(1, 0, 4096);
+    let mut drops = 0;
+    let mut expect = |what: &dyn Fn(uiw_verbs::DatagramCounts) -> u64, to: Destination| {
+        a.send(9, to, 32);
+        a.end.sent_ok(9);
+        drops += 1;
+        b.dropped(drops);
+        assert_eq!(what(b.counts()), 1, "{:?}", b.counts());
+    };
+    let to = a.to(&b);
+    expect(&|counts| counts.bad_qkey, Destination { qkey: QKEY + 1, ..to });
+    expect(&|counts| counts.no_queue_pair, Destination { qpn: to.qpn ^ 1, ..to });
+    // The right one still finds the receive; the next one finds none.
+    a.send(2, to, 32);
+    a.end.sent_ok(2);
+    is_received(&b.end.received_ok(1), &a, 32);
+    expect(&|counts| counts.no_receive, to);
+    // With the highest bit the sender's own Q_Key is used.
+    b.end.recv(3, 0, 4096);
+    a.send(4, Destination { qkey: 0x8000_0000, ..to }, 32);
+    a.end.sent_ok(4);
+    is_received(&b.end.received_ok(3), &a, 32);
+    // No port: nothing can be sent.
+    a.send(5, Destination { qpn: 1, ..to }, 32);
+    a.end.sent_ok(5);
+    assert_eq!(a.counts().unsent, 1);
+}
+
+#[test]
+fn a_socket_cannot_forge_the_source_and_gets_no_answer() {
+    let b = Ud::kernel();
+    b.end.recv(1, 0, 4096);
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let own = socket.local_addr().unwrap().port();
+    let header = Header {
+        epoch: 1,
+        destination: Qpn::from_raw(b.end.qp.num()),
+        source: Qpn::new(own, 3),
+        qkey: QKEY,
+        msn: 1,
+        solicited: false,
+        immediate: None,
+    };
+    let send = |header: &Header, change: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = header.emit().to_vec();
+        bytes.extend_from_slice(b"payload");
+        bytes.extend_from_slice(&uiw_datagram::crc(&bytes));
+        change(&mut bytes);
+        socket.send_to(&bytes, b.socket_address()).unwrap();
+    };
+    send(&Header { source: Qpn::new(own ^ 1, 3), ..header }, &|_| {});
+    b.dropped(1);
+    assert_eq!(b.counts().bad_source, 1);
+    send(&header, &|bytes| bytes[40] ^= 1);
+    b.dropped(2);
+    assert_eq!(b.counts().bad_crc, 1);
+    send(&header, &|bytes| bytes.truncate(20));
+    b.dropped(3);
+    assert_eq!(b.counts().malformed, 1);
+    // A multicast number at a port of its own.
+    send(&Header { destination: Qpn::MULTICAST, ..header }, &|_| {});
+    b.dropped(4);
+    send(&header, &|_| {});
+    let wc = b.end.received_ok(1);
+    assert_eq!((wc.byte_len, wc.datagram_from), (47, Some(header.source.raw())));
+    let mut buffer = [0; 2048];
+    let answer = socket.recv_from(&mut buffer).unwrap_err();
+    assert_eq!(answer.kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
+fn a_long_send_stops_the_send_queue_and_a_short_receive_the_queue_pair() {
+    let (a, b) = (Ud::kernel(), Ud::kernel());
+    a.post(1, a.to(&b), None, MTU as u32 + 1, SendFlags::SIGNALED);
+    let wc = a.end.sent();
+    assert_eq!((wc.wr_id, wc.status), (1, WcStatus::LocalLength));
+    assert_eq!(a.end.qp.state(), QpState::Sqe);
+    a.send(2, a.to(&b), 8);
+    assert_eq!(a.end.sent().status, WcStatus::Flushed);
+    // Receives go on.
+    a.end.recv(3, 0, 4096);
+    b.send(4, b.to(&a), 8);
+    is_received(&a.end.received_ok(3), &b, 8);
+    a.end.qp.modify(QpState::Rts).unwrap();
+    b.end.recv(5, 0, 47);
+    b.end.recv(6, 0, 4096);
+    a.send(7, a.to(&b), 8);
+    a.end.sent_ok(7);
+    let wc = b.end.received();
+    assert_eq!((wc.wr_id, wc.status), (5, WcStatus::LocalLength));
+    let wc = b.end.received();
+    assert_eq!((wc.wr_id, wc.status), (6, WcStatus::Flushed));
+    assert_eq!(b.end.qp.state(), QpState::Err);
+    a.send(8, a.to(&b), 8);
+    a.end.sent_ok(8);
+    b.dropped(2);
+}
+
+#[test]
+fn states_are_those_of_verbs() {
+    let a = Ud::kernel();
+    let b = Ud::kernel();
+    b.end.qp.modify(QpState::Reset).unwrap();
+    assert!(b.end.try_recv(1, &[]).is_err(), "nothing is posted in RESET");
+    b.end.qp.modify(QpState::Init).unwrap();
+    b.end.recv(1, 0, 4096);
+    let op = SendOp::Datagram { to: b.to(&a), imm: None };
+    assert!(b.end.post(1, op, &[], SendFlags::SIGNALED).is_err(), "no sends in INIT");
+    a.send(2, a.to(&b), 8);
+    a.end.sent_ok(2);
+    b.dropped(1);
+    b.end.qp.modify(QpState::Rtr).unwrap();
+    a.send(3, a.to(&b), 8);
+    a.end.sent_ok(3);
+    is_received(&b.end.received_ok(1), &a, 8);
+    b.end.qp.modify(QpState::Rts).unwrap();
+    b.end.qp.modify(QpState::Sqd).unwrap();
+    b.send(4, b.to(&a), 8);
+    b.end.nothing_more_sent();
+    a.end.recv(5, 0, 4096);
+    b.end.qp.modify(QpState::Rts).unwrap();
+    b.end.sent_ok(4);
+    is_received(&a.end.received_ok(5), &b, 8);
+    b.end.recv(6, 0, 4096);
+    b.end.qp.modify(QpState::Err).unwrap();
+    let wc = b.end.received();
+    assert_eq!((wc.wr_id, wc.status), (6, WcStatus::Flushed));
+    assert!(b.end.op_is_refused_for_rc(SendOp::Send));
+}
+
+impl End {
+    fn nothing_more_sent(&self) {
+        pass(&self.device, Duration::from_millis(5));
+        assert_eq!(self.scq.poll(&mut Vec::new(), 1), 0);
+    }
+
+    fn op_is_refused_for_rc(&self, op: SendOp) -> bool {
+        self.post(77, op, &[], SendFlags::SIGNALED).is_err()
+    }
+}
+
+#[test]
+fn receives_come_from_a_shared_queue() {
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    let srq: Arc<Srq> = pd.create_srq(SrqAttr { max_wr: 8, max_sge: 2, limit: 0 }).unwrap();
+    let make = || Make { srq: Some(Arc::clone(&srq)), ..Make::default() };
+    let (a, b) = (Ud::kernel(), Ud::made(&device, &pd, LOCALHOST, make()));
+    // SAFETY: the region lives as long as the queue pair.
+    unsafe {
+        srq.post_recv([uiw_verbs::RecvWr { wr_id: 9, sges: &[b.end.sge(0, 30), b.end.sge(100, 400)] }])
+    }
+    .unwrap();
+    fill(&a.end.mr, 0, &pattern(64));
+    a.send(1, a.to(&b), 64);
+    is_received(&next_wc(&b.end.device, &b.end.rcq), &a, 64);
+    assert_eq!(peek(&b.end.mr, 110, 64), pattern(64), "the route header is in two elements");
+    a.send(2, a.to(&b), 64);
+    b.dropped(1);
+    assert_eq!(b.counts().no_receive, 1);
+}
+
+#[test]
+fn members_of_a_group_receive_copies() {
+    let device = Device::open().unwrap();
+    let (a, b, c) = (
+        Ud::kernel(),
+        Ud::on(&device, LOCALHOST, Make::default()),
+        Ud::on(&device, LOCALHOST, Make::default()),
+    );
+    let group: IpAddr = "239.77.1.9".parse().unwrap();
+    let other: IpAddr = "239.77.1.10".parse().unwrap();
+    for (ud, group) in [(&b, group), (&c, group), (&a, other)] {
+        ud.end.qp.attach_multicast(group, LOCALHOST, 0).unwrap();
+        ud.end.recv(1, 0, 4096);
+    }
+    fill(&a.end.mr, 0, b"to the group");
+    let to = Destination { ah: AddressHandle::new(LOCALHOST, group, 0), qpn: 0xFF_FFFF, qkey: QKEY };
+    a.send(2, to, 12);
+    a.end.sent_ok(2);
+    for ud in [&b, &c] {
+        is_received(&ud.end.received_ok(1), &a, 12);
+        let placed = peek(&ud.end.mr, 0, 52);
+        assert_eq!(Grh::parse(placed[..40].try_into().unwrap()).unwrap().destination, group);
+        assert_eq!(&placed[40..], b"to the group");
+    }
+    b.end.qp.detach_multicast(group, LOCALHOST, 0).unwrap();
+    assert!(b.end.qp.detach_multicast(group, LOCALHOST, 0).is_err(), "not attached any more");
+    for ud in [&b, &c] {
+        ud.end.recv(3, 0, 4096);
+    }
+    a.send(4, to, 12);
+    a.end.sent_ok(4);
+    is_received(&c.end.received_ok(3), &a, 12);
+    b.end.nothing_more();
+    a.end.nothing_more();
+}
+
+/// Two queue pairs on the simulated network.
+fn simulated() -> (Ud, Ud) {
+    let address = crate::simulation::any_port().ip();
+    let cap = QpCap { max_send_wr: 512, max_recv_wr: 512, ..QpCap::default() };
+    let make = || Make { cap, memory: 1 << 20, ..Make::default() };
+    (Ud::on(&crate::common::device(), address, make()), Ud::on(&crate::common::device(), address, make()))
+}
+
+#[test]
+fn lost_repeated_and_reordered_messages_are_whole_ones() {
+    const MESSAGES: u64 = 400;
+    let (a, b) = simulated();
+    crate::simulation::change_link(|link| {
+        link.latency = Duration::from_millis(1);
+        link.capacity = 1 << 20;
+        link.datagrams = DatagramFaults { loss: 100_000, duplicate: 100_000, reorder: 100_000 };
+    });
+    for id in 0..512 {
+        b.end.recv(id, id * 2048, 2048);
+    }
+    for id in 0..MESSAGES {
+        fill(&a.end.mr, 0, &id.to_le_bytes());
+        a.send(id, a.to(&b), 8 + id as u32);
+        a.end.sent_ok(id);
+    }
+    pass(&b.end.device, Duration::from_secs(1));
+    let mut completions = Vec::new();
+    b.end.rcq.poll(&mut completions, 512);
+    let mut came = Vec::new();
+    for wc in &completions {
+        let place = (wc.wr_id * 2048) as usize;
+        let id = u64::from_le_bytes(peek(&b.end.mr, place + 40, 8).try_into().unwrap());
+        is_received(wc, &a, 8 + id as u32);
+        came.push(id);
+    }
+    let mut different = came.clone();
+    different.sort_unstable();
+    assert_ne!(different, came, "some came out of order");
+    different.dedup();
+    assert!(different.len() < came.len(), "some came twice");
+    assert!(
+        different.len() < MESSAGES as usize && different.len() > MESSAGES as usize / 2,
+        "{}",
+        different.len()
+    );
+    assert_eq!((b.counts().received, b.counts().dropped()), (came.len() as u64, 0));
+}
+
+/// What UDP has no room for stays in the send queue, which is bounded, and leaves when there is room.
+#[test]
+fn sends_wait_for_room() {
+    let (a, b) = simulated();
+    crate::simulation::change_link(|link| {
+        link.latency = Duration::from_millis(10);
+        link.capacity = 4096;
+    });
+    for id in 0..64 {
+        b.end.recv(id, id * 2048, 2048);
+    }
+    let to = a.to(&b);
+    for id in 0..64 {
+        a.send(id, to, 1000);
+    }
+    // No time passes: what has left is under way, and the rest is open.
+    crate::simulation::run_until_idle();
+    let mut completed = Vec::new();
+    a.end.scq.poll(&mut completed, 64);
+    assert!((1..=8).contains(&completed.len()), "{} left at once", completed.len());
+    for id in completed.len() as u64..64 {
+        a.end.sent_ok(id);
+    }
+    for id in 0..64 {
+        is_received(&b.end.received_ok(id), &a, 1000);
+    }
+    assert_eq!(a.counts().sent, 64);
+    // A queue pair that is destroyed meanwhile leaves nothing behind.
+    for id in 0..64 {
+        a.send(id, to, 1000);
+    }
+    drop(a);
+    b.end.nothing_more();
+}
+
+#[test]
+fn sidr_resolves_a_queue_pair_despite_losses() {
+    let (a, b) = simulated();
+    crate::simulation::change_link(|link| {
+        link.latency = Duration::from_millis(5);
+        link.datagrams = DatagramFaults { loss: 400_000, duplicate: 300_000, reorder: 0 };
+    });
+    let channel = Arc::<CmChannel>::default();
+    let listener =
+        SidrListener::bind(&b.end.device, &[SocketAddr::new(b.address, 0)], &b.end.channel).unwrap();
+    let from = SocketAddr::new(a.address, 0);
+    let ask = |data: &[u8]| {
+        SidrHandle::request(&a.end.device, from, listener.local_addr(), data, &channel).unwrap()
+    };
+    for round in 0..20u8 {
+        let handle = ask(&[round; 100]);
+        let CmEventKind::SidrRequest(request) = b.end.event() else { panic!("not a request") };
+        assert_eq!((request.listener(), request.private_data()), (listener.id(), &[round; 100][..]));
+        let rejects = round % 4 == 3;
+        if rejects {
+            request.reject(b"no").unwrap();
+        } else {
+            request.accept(b.end.qp.num(), QKEY, b"yes").unwrap();
+        }
+        let event = crate::transport::wait(&a.end.device, |cx| channel.poll_pop(cx)).expect("an answer");
+        assert_eq!(event.id, handle.id());
+        match event.kind {
+            CmEventKind::SidrResolved(info) if !rejects => {
+                assert_eq!(
+                    (info.qpn, info.qkey, &info.private_data[..]),
+                    (b.end.qp.num(), QKEY, &b"yes"[..])
+                );
+            }
+            CmEventKind::Failed(Error::Rejected { private_data, .. }) if rejects => {
+                assert_eq!(private_data, b"no");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    // Repetitions of a request make no second event.
+    pass(&b.end.device, Duration::from_secs(40));
+    assert!(b.end.channel.is_empty() && channel.is_empty());
+    // There is no answer any more, and the requester gives up.
+    let gone = listener.local_addr();
+    drop(listener);
+    let handle = SidrHandle::request(&a.end.device, from, gone, b"", &channel).unwrap();
+    let event = crate::transport::wait_for(&a.end.device, Duration::from_secs(60), |cx| channel.poll_pop(cx));
+    let event = event.expect("a failure");
+    assert!(matches!(event.kind, CmEventKind::Failed(Error::TimedOut { .. })) && event.id == handle.id());
+    assert!(SidrHandle::request(&a.end.device, from, gone, &[0; 181], &channel).is_err(), "too much data");
+}
