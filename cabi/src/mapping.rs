@@ -96,7 +96,7 @@ fn table_or_new() -> &'static Table {
         // SAFETY: leaked.
         Ok(_) => unsafe { &*new },
         Err(other) => {
-            // SAFETY: made above, and nobody has seen it; the other one is leaked.
+            // SAFETY: made above, and no other thread has it; the other one is leaked.
             unsafe {
                 drop(Box::from_raw(new));
                 &*other

@@ -88,7 +88,7 @@ pub(crate) struct PeerCaps {
     /// To be sent before anything else.
     pub(crate) due: Option<ZeroWrite>,
     /// How long the initiator waits for the answer.
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
     initiator: bool,
     on: bool,
     nonce: u64,
@@ -102,13 +102,13 @@ impl PeerCaps {
             CapabilityExchange::Assume => PeerKind::Capable(Capabilities::RFC_7306),
         };
         let on = mode == CapabilityExchange::On;
-        Self { kind, due: None, patience: Duration::ZERO, initiator, on, nonce: nonce & NONCE_MASK }
+        Self { kind, due: None, timeout: Duration::ZERO, initiator, on, nonce: nonce & NONCE_MASK }
     }
 
     /// A stream to itself: both ends have the same capabilities.
     pub(crate) fn loopback() -> Self {
         let kind = PeerKind::Capable(Capabilities::OURS);
-        Self { kind, due: None, patience: Duration::ZERO, initiator: true, on: false, nonce: 0 }
+        Self { kind, due: None, timeout: Duration::ZERO, initiator: true, on: false, nonce: 0 }
     }
 
     /// Whether the exchange is not over.

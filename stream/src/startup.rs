@@ -18,7 +18,7 @@ pub(crate) const CAPABILITY_REPEATS: u8 = 5;
 const CAPABILITY_INTERVAL: Duration = Duration::from_millis(50);
 /// How long the answer to the capability request is awaited: a second for a peer that is busy, and round trips for TCP to send the request
 /// and the answer again. Its first retransmission comes after about three round trips, the second after six more (RFC 6298).
-const CAPABILITY_PATIENCE: Duration = Duration::from_secs(1);
+const CAPABILITY_TIMEOUT: Duration = Duration::from_secs(1);
 const CAPABILITY_ROUND_TRIPS: u32 = 12;
 /// The round trip is taken from start-up, where the peer's application may have taken its time to accept.
 const CAPABILITY_LONGEST: Duration = Duration::from_secs(40);
@@ -191,7 +191,7 @@ impl<M> Stream<M> {
     /// Full Operation begins; bytes behind the start-up frame belong to it.
     fn open(&mut self, negotiated: Negotiated) {
         let shared = &mut self.shared;
-        shared.caps.patience = shared.capability_patience();
+        shared.caps.timeout = shared.capability_timeout();
         shared.reads.ird = negotiated.ird;
         shared.reads.ord = negotiated.ord;
         shared.reads.acks.on = shared.config.acknowledged && negotiated.ord > 0;
@@ -226,7 +226,7 @@ impl<M> Stream<M> {
             shared.caps.due = Some(shared.caps.request());
             let repeats = CAPABILITY_INTERVAL * u32::from(CAPABILITY_REPEATS);
             let wait = match self.capability_repeats {
-                0 => shared.caps.patience.saturating_sub(repeats),
+                0 => shared.caps.timeout.saturating_sub(repeats),
                 _ => CAPABILITY_INTERVAL,
             };
             shared.timers.set(Timer::Capabilities, shared.now, wait);
@@ -261,10 +261,10 @@ impl<M> Stream<M> {
 
 impl Shared {
     /// How long to wait for the capability exchange, when the peer's answer to our start-up frame has come.
-    pub(crate) fn capability_patience(&self) -> Duration {
+    pub(crate) fn capability_timeout(&self) -> Duration {
         let round_trip = self.now.as_nanos().saturating_sub(self.startup_sent.as_nanos());
         let wait =
-            CAPABILITY_PATIENCE + Duration::from_nanos(round_trip).saturating_mul(CAPABILITY_ROUND_TRIPS);
+            CAPABILITY_TIMEOUT + Duration::from_nanos(round_trip).saturating_mul(CAPABILITY_ROUND_TRIPS);
         wait.min(CAPABILITY_LONGEST)
     }
 }

@@ -207,7 +207,7 @@ impl Receiver {
             self.peer_decided(shared);
         } else if !shared.first_fpdu {
             // The responder's: its Reply has been answered.
-            let wait = shared.capability_patience();
+            let wait = shared.capability_timeout();
             shared.timers.set(Timer::Capabilities, shared.now, wait);
         }
     }

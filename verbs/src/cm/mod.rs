@@ -133,7 +133,7 @@ pub struct CloseReason {
     pub silent_for: Option<Duration>,
 }
 
-/// The cause in words.
+/// The cause, readable.
 impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.reason, self.silent_for) {
