@@ -104,9 +104,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// The command line, whose help says nothing of options that [`options_fit`] refuses.
+/// The command line, whose help says nothing of options that [`options_fit`] refuses. An empty environment variable counts as absent.
 fn command_line() -> clap::Command {
-    let mut command = Cli::command();
+    let is_empty =
+        |arg: &clap::Arg| arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
+    let without_empty =
+        |arg: clap::Arg| if is_empty(&arg) { arg.env(clap::builder::Resettable::Reset) } else { arg };
+    let mut command = Cli::command().mut_subcommands(|command| command.mut_args(without_empty));
     for (name, refused) in [
         ("demo", &["llp"][..]),
         ("devices", &["pcap"]),

@@ -544,3 +544,12 @@ fn a_measurement_of_no_time_is_refused() {
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("above 0"));
 }
+
+#[test]
+fn an_empty_variable_counts_as_absent() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uiw"));
+    let command = command.args(["ping", "127.0.0.1:1"]).env("UIW_IRD", "").env("UIW_DEAD_AFTER", "");
+    assert_eq!(command.output().unwrap().status.code(), Some(3), "only the connection fails");
+    let wrong = command.env("UIW_IRD", "many").output().unwrap();
+    assert_eq!(wrong.status.code(), Some(2));
+}
