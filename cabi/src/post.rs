@@ -112,7 +112,7 @@ pub(crate) fn to_datagram(op: SendOp, to: Destination) -> Result<SendOp> {
     match op {
         SendOp::Send => Ok(SendOp::Datagram { to, imm: None }),
         SendOp::SendImm { imm } => Ok(SendOp::Datagram { to, imm: Some(imm) }),
-        _ => Err(Errno::INVAL),
+        _ => Err(Errno::INVAL.because("a UD queue pair sends Sends, with or without an immediate")),
     }
 }
 

@@ -277,7 +277,7 @@ pub unsafe extern "C-unwind" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 /// Whether an event is there or will come.
 fn disconnect(id: &Id) -> Result<bool> {
     if id.is_ud() {
-        return Err(Errno::INVAL);
+        return Err(Errno::INVAL.because("an id of RDMA_PS_UDP or RDMA_PS_IPOIB has no connection"));
     }
     // Waits for `rdma_connect` or `rdma_accept` of another thread, which is about to get the connection.
     let _control = id.control();

@@ -43,9 +43,9 @@ pub unsafe extern "C-unwind" fn rdma_join_multicast_ex(
 ) -> c_int {
     let result = boundary::minus_one(|| {
         // SAFETY: the caller's promise, here and below.
-        let attr = unsafe { attr.as_ref() }.ok_or(Errno::INVAL)?;
+        let attr = unsafe { attr.as_ref() }.ok_or_else(|| Errno::INVAL.because("no attributes are given"))?;
         if attr.comp_mask & !(WITH_ADDRESS | WITH_FLAGS) != 0 || attr.comp_mask & WITH_ADDRESS == 0 {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("the attributes of the join are not valid"));
         }
         let flags = if attr.comp_mask & WITH_FLAGS != 0 { attr.join_flags } else { FULL_MEMBER };
         // SAFETY: as above.
@@ -59,16 +59,16 @@ pub unsafe extern "C-unwind" fn rdma_join_multicast_ex(
 /// As for [`rdma_join_multicast`].
 unsafe fn join(id: &Id, addr: *mut libc::sockaddr, context: *mut c_void, flags: u32) -> Result<()> {
     if !id.is_ud() {
-        return Err(Errno::NOSYS);
+        return Err(Errno::NOSYS.because("only an id of RDMA_PS_UDP or RDMA_PS_IPOIB joins groups"));
     }
     if flags > SEND_ONLY {
-        return Err(Errno::INVAL);
+        return Err(Errno::INVAL.because("the attributes of the join are not valid"));
     }
     // SAFETY: the caller's promise.
     let group = address::plain(unsafe { address::read(addr) }?).ip();
     let local = id.lock_alive().ok_or(Errno::INVAL)?.local.ok_or(Errno::INVAL)?.ip();
     if !group.is_multicast() || local.is_unspecified() || group.is_ipv4() != local.is_ipv4() {
-        return Err(Errno::INVAL);
+        return Err(Errno::INVAL.because("the attributes of the join are not valid"));
     }
     // A program that attaches a queue pair of its own uses the GID of the event.
     let attached = match id.own_qp() {

@@ -27,7 +27,8 @@ pub(crate) fn address_vector(local: IpAddr, to: ibv_gid) -> Result<ibv_ah_attr> 
     let netdev = device::with_address(local)?.netdev()?;
     let mut attr = ibv_ah_attr { is_global: 1, port_num: 1, ..ibv_ah_attr::default() };
     attr.grh.dgid = to;
-    attr.grh.sgid_index = index_of(&netdev, local).ok_or(Errno::INVAL)?;
+    attr.grh.sgid_index = index_of(&netdev, local)
+        .ok_or_else(|| Errno::INVAL.because("the address is not one of the device"))?;
     attr.grh.hop_limit = 1;
     Ok(attr)
 }
@@ -45,8 +46,10 @@ pub(crate) fn listen(id: &Arc<Id>) -> Result<()> {
     let engine = engine::get()?;
     let _control = id.control();
     let (local, channel, v6_only, bound) = {
-        let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
-        let (Phase::Bound, Some(local)) = (&state.phase, state.local) else { return Err(Errno::INVAL) };
+        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
+        let (Phase::Bound, Some(local)) = (&state.phase, state.local) else {
+            return Err(Errno::INVAL.because("the id is in another state"));
+        };
         // The listener's sockets need the port.
         let bound = state.port.as_mut().and_then(Reservation::unbind);
         (local, Arc::clone(&state.channel), state.options.v6_only, bound)
@@ -96,9 +99,9 @@ pub(crate) unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Res
     let engine = engine::get()?;
     let _control = id.control();
     let (channel, local, peer, params, bound) = {
-        let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+        let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
         let (Phase::RouteResolved, Some(local), Some(peer)) = (&state.phase, state.local, state.peer) else {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("the id is in another state"));
         };
         // SAFETY: the caller's promise.
         let params = unsafe { params::read(param, &state) }?;
@@ -132,15 +135,15 @@ pub(crate) unsafe fn connect(id: &Arc<Id>, param: *const rdma_conn_param) -> Res
 /// As for [`connect`].
 pub(crate) unsafe fn accept(id: &Id, param: *const rdma_conn_param) -> Result<()> {
     let _control = id.control();
-    let mut state = id.lock_alive().ok_or(Errno::INVAL)?;
+    let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.because("the id is destroyed"))?;
     // SAFETY: the caller's promise.
     let params = unsafe { params::read(param, &state) }?;
     if !matches!(state.phase, Phase::SidrRequested(_)) {
-        return Err(Errno::INVAL);
+        return Err(Errno::INVAL.because("the id is in another state"));
     }
     let qp = queue_pair(id, params.qp_num)?;
     let Phase::SidrRequested(request) = std::mem::replace(&mut state.phase, Phase::Connected) else {
-        return Err(Errno::INVAL);
+        return Err(Errno::INVAL.because("the id is in another state"));
     };
     drop(state);
     let qkey = qp.engine().qkey().unwrap_or(QKEY);

@@ -121,12 +121,6 @@ struct StartupArgs {
     /// Without the capability exchange: treat the other end as a foreign peer
     #[arg(long)]
     no_capability_exchange: bool,
-    /// Reads that the peer may have outstanding here
-    #[arg(long, default_value_t = 128)]
-    ird: u16,
-    /// Reads that we may have outstanding there
-    #[arg(long, default_value_t = 128)]
-    ord: u16,
     /// Time for setting up
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
     timeout: f64,
@@ -160,8 +154,6 @@ impl Args {
             } else {
                 CapabilityExchange::On
             })
-            .ird(startup.ird)
-            .ord(startup.ord)
             .startup_timeout(Duration::from_secs_f64(startup.timeout))
     }
 

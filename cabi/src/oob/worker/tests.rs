@@ -140,8 +140,8 @@ fn of_two_simultaneous_connections_that_of_the_smaller_number_stays() {
         until(|| smaller.is_established() && larger.is_established());
         smaller.sends_to(larger);
         larger.sends_to(smaller);
-        until(|| established(smaller.port) == 0);
-        assert_eq!(established(larger.port), 1, "the connection is the one that the smaller number made");
+        // The connection that stays is the one that the smaller number made; the other one's sockets may close later.
+        until(|| established(smaller.port) == 0 && established(larger.port) == 1);
     }
 }
 
