@@ -56,7 +56,7 @@ fn serve(device: Device, listener: Listener) -> SharedMr {
         hello.extend_from_slice(&window.remote().rkey.0.to_be_bytes());
         hello.extend_from_slice(&second.remote().rkey.0.to_be_bytes());
         connection.send_copy(&hello).await.unwrap();
-        while connection.recv().await.is_ok() {}
+        while let Ok(Some(_)) = connection.recv().await {}
         connection.ended().await;
         memory
     })
