@@ -32,7 +32,9 @@ impl Body for Ah {
 /// `pd` is NULL or one of ours, `attr` is NULL or readable.
 pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
     // SAFETY: the caller's promise.
-    boundary::pointer(|| unsafe { create(pd, attr.as_ref().ok_or(Errno::INVAL)?) })
+    boundary::pointer(|| unsafe {
+        create(pd, attr.as_ref().ok_or_else(|| Errno::INVAL.because("no attributes are given"))?)
+    })
 }
 
 /// # Safety
@@ -41,7 +43,7 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     // SAFETY: the caller's promise.
     let domain = unsafe { pd::get(pd) }?;
     if attr.port_num != 1 {
-        return Err(Errno::INVAL);
+        return Err(Errno::INVAL.because("the port is not 1"));
     }
     let netdev = domain.context.device.netdev()?;
     let (own, peer) = oob::addresses(&netdev, attr)?;
@@ -94,7 +96,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
         // SAFETY: as above.
         let answer = unsafe { answer(context, port, wc, grh) }?;
         if attr.is_null() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("no place for the attributes is given"));
         }
         // SAFETY: as above.
         unsafe { attr.write(answer) };
@@ -106,14 +108,15 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
 /// `wc` and `grh` are NULL or readable.
 unsafe fn answer(context: &Context, port: u8, wc: *mut ibv_wc, grh: *mut ibv_grh) -> Result<ibv_ah_attr> {
     // SAFETY: the caller's promise.
-    let wc = unsafe { wc.as_ref() }.ok_or(Errno::INVAL)?;
+    let wc = unsafe { wc.as_ref() }.ok_or_else(|| Errno::INVAL.because("no completion is given"))?;
     if port != 1 || wc.wc_flags & IBV_WC_GRH == 0 || grh.is_null() {
-        return Err(Errno::INVAL);
+        return Err(Errno::INVAL.because("the completion is of no datagram with a GRH"));
     }
     // SAFETY: as above; the header is in the program's buffer, at any address.
     let grh = unsafe { grh.read_unaligned() };
     let netdev = context.device.netdev()?;
-    let source = gid::to_address(grh.sgid).ok_or(Errno::INVAL)?;
+    let source =
+        gid::to_address(grh.sgid).ok_or_else(|| Errno::INVAL.because("the GRH names no IP address"))?;
     // Of a datagram to a group: the address of the same family.
     let local = gid::to_address(grh.dgid);
     let index = netdev
@@ -121,11 +124,12 @@ unsafe fn answer(context: &Context, port: u8, wc: *mut ibv_wc, grh: *mut ibv_grh
         .iter()
         .position(|(own, _)| Some(*own) == local)
         .or_else(|| netdev.addresses.iter().position(|(own, _)| own.is_ipv4() == source.is_ipv4()))
-        .ok_or(Errno::INVAL)?;
+        .ok_or_else(|| Errno::INVAL.because("the device has no address of that version"))?;
     let mut attr =
         ibv_ah_attr { dlid: wc.slid, sl: wc.sl, is_global: 1, port_num: 1, ..ibv_ah_attr::default() };
     attr.grh.dgid = grh.sgid;
-    attr.grh.sgid_index = u8::try_from(index).map_err(|_| Errno::INVAL)?;
+    attr.grh.sgid_index =
+        u8::try_from(index).map_err(|_| Errno::INVAL.because("the device has more than 256 addresses"))?;
     attr.grh.hop_limit = 0xFF;
     Ok(attr)
 }
@@ -162,7 +166,7 @@ pub(crate) unsafe fn destination(to: ibv_target_ud, pd: *mut ibv_pd) -> Result<D
     unsafe {
         let ah = Object::<Ah>::get_called(to.ah)?;
         if (*to.ah).pd != pd {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("the address handle belongs to another protection domain"));
         }
         Ok(Destination { ah: ah.engine, qpn: to.remote_qpn, qkey: to.remote_qkey })
     }

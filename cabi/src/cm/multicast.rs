@@ -66,7 +66,12 @@ unsafe fn join(id: &Id, addr: *mut libc::sockaddr, context: *mut c_void, flags: 
     }
     // SAFETY: the caller's promise.
     let group = address::plain(unsafe { address::read(addr) }?).ip();
-    let local = id.lock_alive().ok_or(Errno::INVAL)?.local.ok_or(Errno::INVAL)?.ip();
+    let local = id
+        .lock_alive()
+        .ok_or_else(|| Errno::INVAL.because("the id is destroyed or has no address"))?
+        .local
+        .ok_or_else(|| Errno::INVAL.because("the id is destroyed or has no address"))?
+        .ip();
     if !group.is_multicast() || local.is_unspecified() || group.is_ipv4() != local.is_ipv4() {
         return Err(Errno::INVAL.because("the attributes of the join are not valid"));
     }
@@ -98,7 +103,12 @@ pub unsafe extern "C" fn rdma_leave_multicast(id: *mut rdma_cm_id, addr: *mut li
         let id = registry::id(id)?;
         // SAFETY: the caller's promise.
         let group = address::plain(unsafe { address::read(addr) }?).ip();
-        let local = id.lock_alive().ok_or(Errno::INVAL)?.local.ok_or(Errno(libc::EADDRNOTAVAIL))?.ip();
+        let local = id
+            .lock_alive()
+            .ok_or_else(|| Errno::INVAL.because("the id is destroyed or has no address"))?
+            .local
+            .ok_or_else(|| Errno(libc::EADDRNOTAVAIL).because("the id is destroyed or has no address"))?
+            .ip();
         match id.own_qp() {
             Some(qp) if qp.is_ud() => {
                 let left = qp.engine().detach_multicast(group, local, interface(local)?);

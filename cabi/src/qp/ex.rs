@@ -205,7 +205,7 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, remote_
         let pd = (*qp).qp_base.pd;
         with(qp, |batch| {
             let to = ah::destination(ibv_target_ud { ah, remote_qpn, remote_qkey }, pd)?;
-            let wr = batch.wrs.last_mut().ok_or(Errno::INVAL)?;
+            let wr = batch.wrs.last_mut().ok_or_else(|| Errno::INVAL.because("no request was begun"))?;
             wr.op = post::to_datagram(wr.op, to)?;
             Ok(())
         });

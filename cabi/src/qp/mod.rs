@@ -160,7 +160,9 @@ unsafe fn create_qp(
         .srq(srq.map(|srq| Arc::clone(&srq.engine)))
         .num(reservation.number());
     let engine = if init.qp_type == flags::IBV_QPT_UD {
-        let port = reservation.datagrams().ok_or(Errno::UNSUPPORTED)?;
+        let port = reservation.datagrams().ok_or_else(|| {
+            Errno::UNSUPPORTED.because("this persona has no UD queue pairs; UIW_UD=on gives them")
+        })?;
         domain.engine.create_ud_qp(engine_init, port)?
     } else {
         domain.engine.create_qp(engine_init)?

@@ -28,13 +28,15 @@ pub(super) fn modify(object: &Qp, attr: &ibv_qp_attr, mask: c_int, to: Option<Qp
         | flags::IBV_QP_QKEY
         | flags::IBV_QP_SQ_PSN;
     if mask & required != required || mask & !allowed != 0 {
-        return Err(Errno::INVAL);
+        return Err(
+            Errno::INVAL.because("the mask lacks an attribute that the transition needs, or has another one")
+        );
     }
     if let Some(to) = to
         && now != to
         && !now.may_become(to)
     {
-        return Err(Errno::INVAL);
+        return Err(Errno::INVAL.because("no such transition of a UD queue pair"));
     }
     object.attributes.lock().merge(attr, mask);
     if mask & flags::IBV_QP_QKEY != 0 {
@@ -55,7 +57,9 @@ pub(super) fn modify(object: &Qp, attr: &ibv_qp_attr, mask: c_int, to: Option<Qp
 /// The interface of a group of this device: one of its addresses of the group's family.
 fn member(netdev: &NetDev, group: IpAddr) -> Result<IpAddr> {
     let own = netdev.addresses.iter().map(|(own, _)| *own);
-    own.into_iter().find(|own| own.is_ipv4() == group.is_ipv4()).ok_or(Errno::INVAL)
+    own.into_iter()
+        .find(|own| own.is_ipv4() == group.is_ipv4())
+        .ok_or_else(|| Errno::INVAL.because("the device has no address of the group's version"))
 }
 
 /// # Safety
@@ -69,10 +73,11 @@ unsafe fn with_group(
         // SAFETY: the caller's promise, here and below.
         let object = unsafe { Qp::get(qp) }?;
         if gid.is_null() || !object.is_ud() {
-            return Err(Errno::INVAL);
+            return Err(Errno::INVAL.because("no group is given, or the queue pair is not UD"));
         }
         // SAFETY: as above; C's union needs no alignment of eight.
-        let group = gid::to_group(unsafe { gid.read_unaligned() }).ok_or(Errno::INVAL)?;
+        let group = gid::to_group(unsafe { gid.read_unaligned() })
+            .ok_or_else(|| Errno::INVAL.because("the GID is no multicast group"))?;
         let netdev = object.context.device.netdev()?;
         change(&object.engine, group, member(&netdev, group)?, netdev.index).map_err(Into::into)
     })
