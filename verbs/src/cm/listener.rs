@@ -1,6 +1,6 @@
 //! Listeners and the requests they bring.
 
-use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnId};
+use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnId, ListenerId};
 use crate::conn::Conn;
 use crate::driver::{Core, Driver, Slot};
 use crate::error::{Error, Result};
@@ -36,23 +36,6 @@ pub(crate) struct ListenerSlot {
     /// Those that had sent no whole Request when they were last looked at, the oldest first. Others may be among them.
     without_request: VecDeque<Token>,
 }
-
-/// Identifies a device's listener. Never used again while one of its requests is undecided.
-///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
-/// # fn main() -> Result<(), AnyError> {
-/// use std::sync::Arc;
-/// use uiw_verbs::{ConnOptions, cm};
-/// let end = End::new()?;
-/// let options = Arc::new(ConnOptions::default());
-/// let listen = || cm::Listener::bind(&end.device, ([127, 0, 0, 1], 0).into(), 16, &options, &end.channel);
-/// assert_ne!(listen()?.id(), listen()?.id());
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ListenerId(pub(super) u64);
 
 /// A port on which peers may connect. Dropping it closes the port; requests not decided yet are rejected.
 ///

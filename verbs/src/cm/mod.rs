@@ -3,13 +3,16 @@
 mod accept;
 mod connect;
 mod handle;
+mod id;
 mod listener;
-pub(crate) mod sidr;
+mod sidr;
 
 pub use connect::{abandon, connect, connect_self};
 pub use handle::ConnHandle;
-pub use listener::{ConnRequest, Listener, ListenerId};
+pub use id::{ConnId, ListenerId};
+pub use listener::{ConnRequest, Listener};
 pub(crate) use listener::{HalfOpen, ListenerSlot, accept_all};
+pub(crate) use sidr::SidrSlot;
 pub use sidr::{SidrHandle, SidrInfo, SidrListener, SidrRequest};
 
 use crate::error::{Error, Result};
@@ -22,15 +25,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_mpa::startup::Negotiated;
-
-/// One end of one connection, to attribute events. Never used again on its device.
-///
-/// ```
-/// use uiw_verbs::cm::{CmEvent, ConnId};
-/// assert_eq!(CmEvent::posted(7).id, ConnId(0), "that of no connection");
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ConnId(pub u64);
 
 /// Where the events of connections go: `rdma_event_channel`.
 ///

@@ -1,6 +1,6 @@
 //! The state behind a shard's lock: the stack, the connections, their timers.
 
-use crate::cm::ListenerSlot;
+use crate::cm::{ListenerSlot, SidrSlot};
 use crate::conn::{Conn, Doorbell, StackRequest};
 use crate::driver::closed::ClosedStack;
 use crate::driver::services::{RX_STAGING, Services};
@@ -42,7 +42,7 @@ pub(crate) enum Slot {
     DatagramSocket(Token),
     /// A UD queue pair.
     Endpoint(Box<Endpoint>),
-    Sidr(Box<crate::cm::sidr::SidrSlot>),
+    Sidr(Box<SidrSlot>),
 }
 
 pub(crate) struct Core {
@@ -177,15 +177,13 @@ impl Core {
         }
     }
 
-    /// The slot of `token`, whatever it has.
-    pub(crate) fn any_slot(&mut self, token: Token) -> Option<&mut Slot> {
-        self.slot(token)
-    }
-
-    /// As [`Core::any_slot`], with the services.
-    pub(crate) fn slot_and_services(&mut self, token: Token) -> Option<(&mut Slot, &mut Services)> {
+    /// A responder or requester of SIDR, and the services.
+    pub(crate) fn sidr(&mut self, token: Token) -> Option<(&mut SidrSlot, &mut Services)> {
         let (generation, slot) = self.slots.get_mut(key_of(token))?;
-        (*generation == generation_of(token)).then_some((slot, &mut self.services))
+        match slot {
+            Slot::Sidr(slot) if *generation == generation_of(token) => Some((slot, &mut self.services)),
+            _ => None,
+        }
     }
 
     pub(crate) fn datagram_port(&mut self, token: Token) -> Option<&mut PortSlot> {
@@ -544,7 +542,11 @@ impl Core {
                     ud::receive(self, port, event.token);
                 }
             }
-            Some(Slot::Sidr(_)) => crate::cm::sidr::on_event(self, event.token),
+            Some(Slot::Sidr(_)) => {
+                if let Some((slot, services)) = self.sidr(event.token) {
+                    slot.on_event(services);
+                }
+            }
             Some(Slot::DatagramPort(_) | Slot::Endpoint(_)) | None => {}
         }
     }
@@ -557,8 +559,10 @@ impl Core {
         }
         let mut count = 0;
         while let Some(token) = self.services.timers.due(now) {
-            if self.with_conn(token, Conn::on_timer).is_none() {
-                crate::cm::sidr::on_timer(self, token);
+            if self.with_conn(token, Conn::on_timer).is_none()
+                && let Some((slot, services)) = self.sidr(token)
+            {
+                slot.on_timer(token, services);
             }
             count += 1;
         }

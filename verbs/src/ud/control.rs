@@ -1,6 +1,6 @@
 //! Changes of the state of a UD queue pair: commands to its shard, so that no datagram is under way in them.
 
-use super::slot::PortSlot;
+use super::binding;
 use super::transmit;
 use crate::driver::Core;
 use crate::error::{Error, Result};
@@ -67,6 +67,6 @@ fn change(core: &mut Core, qp: &QpInner, token: Token, to: QpState) -> Result<()
 /// The application destroys the queue pair.
 pub(crate) fn destroy(qp: &Arc<QpInner>) {
     if let Some(token) = qp.conn() {
-        qp.driver.shard(token).call(move |core| PortSlot::remove_endpoint(core, token));
+        qp.driver.shard(token).call(move |core| binding::remove_endpoint(core, token));
     }
 }

@@ -4,6 +4,7 @@
 //! one shard, and so do its queue pairs: everything of them that touches a socket happens under that shard's lock.
 
 mod address;
+mod binding;
 mod control;
 mod counts;
 mod endpoint;

@@ -1,8 +1,8 @@
 //! A port as the application holds it.
 
 use super::counts::Counts;
-use super::slot::{INDICES, Membership, PortSlot};
-use super::{DatagramCounts, Endpoint, UdState};
+use super::slot::{INDICES, Membership};
+use super::{DatagramCounts, Endpoint, UdState, binding};
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
@@ -73,7 +73,7 @@ impl DatagramPort {
         let driver = Arc::clone(device.driver());
         let counts = Arc::<Counts>::default();
         let (of_slot, addresses) = (Arc::clone(&counts), addresses.to_vec());
-        let bind = move |core: &mut _| PortSlot::bind(core, &addresses, &of_slot);
+        let bind = move |core: &mut _| binding::bind(core, &addresses, &of_slot);
         let (token, number) = driver.shard_at(shard).call(bind)?;
         Ok(Arc::new(Self { driver, token, number, max_payload, counts }))
     }
@@ -110,7 +110,7 @@ impl DatagramPort {
             if core.datagram_port(token).is_some_and(|slot| slot.socket_at(address).is_some()) {
                 return Ok(());
             }
-            PortSlot::add_socket(core, token, local, uiw_llp::DatagramOptions::default(), None).map(drop)
+            binding::add_socket(core, token, local, uiw_llp::DatagramOptions::default(), None).map(drop)
         })
     }
 }
@@ -118,7 +118,7 @@ impl DatagramPort {
 impl Drop for DatagramPort {
     fn drop(&mut self) {
         let token = self.token;
-        self.driver.shard(token).call(move |core| PortSlot::unbind(core, token));
+        self.driver.shard(token).call(move |core| binding::unbind(core, token));
     }
 }
 
@@ -168,7 +168,7 @@ impl Pd {
 
 fn add_endpoint(qp: &Arc<QpInner>, port: &DatagramPort) -> Result<()> {
     let endpoint = Endpoint::new(qp, port.token, Qpn::from_raw(qp.num).index());
-    let token = port.driver.shard(port.token).call(|core| PortSlot::add_endpoint(core, endpoint))?;
+    let token = port.driver.shard(port.token).call(|core| binding::add_endpoint(core, endpoint))?;
     let _control = qp.control();
     if let crate::qp::RecvSource::Own(rq) = &qp.rq {
         rq.lock().closed = true;
@@ -215,7 +215,7 @@ impl Qp {
         let membership = Membership { group, member, interface };
         port.driver
             .shard(token)
-            .call(move |core| PortSlot::attach(core, token, index, membership, MULTICAST_PORT))
+            .call(move |core| binding::attach(core, token, index, membership, MULTICAST_PORT))
     }
 
     /// Detaches a UD queue pair from a group.
@@ -227,7 +227,7 @@ impl Qp {
         let (token, index) = (port.token, Qpn::from_raw(self.num()).index());
         let membership = Membership { group, member, interface };
         let detached =
-            port.driver.shard(token).call(move |core| PortSlot::detach(core, token, index, membership));
+            port.driver.shard(token).call(move |core| binding::detach(core, token, index, membership));
         if detached { Ok(()) } else { Err(Error::NotConnected) }
     }
 }

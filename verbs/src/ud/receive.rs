@@ -90,7 +90,7 @@ fn receive_for_one(
 ) {
     let Some(slot) = core.datagram_port(port) else { return };
     let Some((header, grh, _)) = check(slot, peer, bytes, false) else { return };
-    let number = slot.number();
+    let number = slot.number;
     let endpoint = slot.endpoints[usize::from(header.destination.index())];
     let Some(endpoint) = endpoint.filter(|_| header.destination.port() == number) else {
         slot.count(Count::NoQueuePair);

@@ -1,0 +1,91 @@
+//! The application's side of a requester.
+
+use super::binding::{bind, migrate};
+use super::message::too_long;
+use super::requester::Requester;
+use super::slot::{Role, SidrSlot};
+use crate::cm::{CmChannel, ConnId};
+use crate::device::Device;
+use crate::driver::{Driver, Slot};
+use crate::error::{Error, Result};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use uiw_datagram::sidr::Request;
+use uiw_llp::Token;
+
+/// A request that is repeated until its reply comes. Dropping it ends that.
+pub struct SidrHandle {
+    driver: Arc<Driver>,
+    token: Token,
+    id: ConnId,
+    local: SocketAddr,
+}
+
+impl std::fmt::Debug for SidrHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SidrHandle").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl SidrHandle {
+    /// Asks the listener at `peer` for its queue pair, from `local`. [`SidrResolved`](crate::cm::CmEventKind::SidrResolved) or
+    /// [`Failed`](crate::cm::CmEventKind::Failed) come on `channel`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when the address cannot be had or the stack has no datagrams, [`Error::Limit`] for too much private data.
+    pub fn request(
+        device: &Device,
+        local: SocketAddr,
+        peer: SocketAddr,
+        private_data: &[u8],
+        channel: &Arc<CmChannel>,
+    ) -> Result<Self> {
+        let driver = Arc::clone(device.driver());
+        let number = getrandom::u64().map_err(|error| Error::Io {
+            what: "drawing a transaction number",
+            source: io::Error::other(error),
+        })?;
+        let request = Request { transaction: number, private_data }.emit().map_err(too_long)?;
+        let id = ConnId(driver.shared.next_stream().0);
+        let shard = driver.shard_for_listener();
+        shard.start()?;
+        let channel = Arc::clone(channel);
+        let (token, local) = shard.call(move |core| {
+            let token = core.next_token();
+            let socket = bind(core, local, token)?;
+            let local = socket.local_addr();
+            let role = Role::Requester(Requester::new(id, peer, number, request));
+            let mut slot = SidrSlot { sockets: vec![socket], channel, role };
+            slot.on_timer(token, &mut core.services);
+            core.fill(token, Slot::Sidr(Box::new(slot)));
+            Ok::<_, Error>((token, local))
+        })?;
+        Ok(Self { driver, token, id, local })
+    }
+
+    /// Which request it is.
+    #[must_use]
+    pub fn id(&self) -> ConnId {
+        self.id
+    }
+
+    /// Our address.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Its event goes to another channel, also one that was not taken yet.
+    pub fn migrate(&self, channel: &Arc<CmChannel>) {
+        let id = self.id;
+        migrate(&self.driver, self.token, channel, move |event| event.id == id);
+    }
+}
+
+impl Drop for SidrHandle {
+    fn drop(&mut self) {
+        let token = self.token;
+        drop(self.driver.shard(token).call(move |core| core.remove(token)));
+    }
+}

@@ -1,0 +1,29 @@
+//! What SIDR messages tell the application.
+
+use crate::error::Error;
+use std::net::SocketAddr;
+use uiw_datagram::DatagramError;
+
+/// A queue pair that a peer has named.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SidrInfo {
+    /// Our address.
+    pub local: SocketAddr,
+    /// The responder's address.
+    pub peer: SocketAddr,
+    /// The number of its queue pair.
+    pub qpn: u32,
+    /// Its Q_Key.
+    pub qkey: u32,
+    /// Its private data.
+    pub private_data: Vec<u8>,
+}
+
+pub(super) fn too_long(error: DatagramError) -> Error {
+    match error {
+        DatagramError::PrivateData { len, max } => {
+            Error::Limit { what: "private data", asked: len as u64, limit: max as u64 }
+        }
+        _ => Error::Misuse("not a SIDR message"),
+    }
+}

@@ -1,0 +1,98 @@
+//! A request as the application decides it.
+
+use super::message::too_long;
+use crate::cm::{ConnId, ListenerId};
+use crate::driver::Driver;
+use crate::error::Result;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use uiw_datagram::Qpn;
+use uiw_datagram::sidr::{Reply, Status};
+use uiw_llp::Token;
+
+/// A peer asks for a queue pair. Dropped without an answer it is rejected.
+pub struct SidrRequest {
+    pub(super) driver: Arc<Driver>,
+    pub(super) listener: Token,
+    pub(super) id: ConnId,
+    pub(super) local: SocketAddr,
+    pub(super) peer: SocketAddr,
+    pub(super) number: u64,
+    pub(super) private_data: Vec<u8>,
+    pub(super) decided: bool,
+}
+
+impl std::fmt::Debug for SidrRequest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SidrRequest").field("peer", &self.peer).finish_non_exhaustive()
+    }
+}
+
+impl SidrRequest {
+    /// Which request it is.
+    #[must_use]
+    pub fn id(&self) -> ConnId {
+        self.id
+    }
+
+    /// The listener that it came to.
+    #[must_use]
+    pub fn listener(&self) -> ListenerId {
+        ListenerId(self.listener.0)
+    }
+
+    /// The address that it was sent to.
+    #[must_use]
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// The peer's address.
+    #[must_use]
+    pub fn peer_addr(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// The peer's private data.
+    #[must_use]
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+
+    /// Replies with a queue pair.
+    ///
+    /// # Errors
+    /// [`Limit`](crate::Error::Limit) for more private data than a reply has room for.
+    pub fn accept(mut self, qpn: u32, qkey: u32, private_data: &[u8]) -> Result<()> {
+        self.reply(Status::Valid, Qpn::from_raw(qpn), qkey, private_data)
+    }
+
+    /// Replies without a queue pair.
+    ///
+    /// # Errors
+    /// As [`SidrRequest::accept`].
+    pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
+        self.reply(Status::Rejected, Qpn::from_raw(0), 0, private_data)
+    }
+
+    fn reply(&mut self, status: Status, qpn: Qpn, qkey: u32, private_data: &[u8]) -> Result<()> {
+        let reply = Reply { transaction: self.number, status, qpn, qkey, private_data };
+        let reply = reply.emit().map_err(too_long)?;
+        self.decided = true;
+        let (token, local, peer, number) = (self.listener, self.local, self.peer, self.number);
+        self.driver.shard(token).call(move |core| {
+            if let Some((slot, _)) = core.sidr(token) {
+                slot.decide((local, peer), number, &reply);
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Drop for SidrRequest {
+    fn drop(&mut self) {
+        if !self.decided {
+            let _ = self.reply(Status::Rejected, Qpn::from_raw(0), 0, &[]);
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! One request, repeated until its reply comes.
+
+use super::message::SidrInfo;
+use crate::cm::{CmEvent, CmEventKind, ConnId};
+use crate::error::Error;
+use std::net::SocketAddr;
+use std::time::Duration;
+use uiw_datagram::sidr::{LEN, Reply, Status};
+use uiw_stream::Time;
+
+/// Requests of one transaction, and the time until the first repetition; it doubles, up to the longest.
+const REQUESTS: u32 = 8;
+const FIRST_TIMEOUT: Duration = Duration::from_millis(250);
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(4);
+
+pub(super) struct Requester {
+    id: ConnId,
+    peer: SocketAddr,
+    number: u64,
+    request: Box<[u8; LEN]>,
+    sent: u32,
+    timeout: Duration,
+    deadline: Time,
+    over: bool,
+}
+
+/// What a timer leads to.
+pub(super) enum Due<'a> {
+    /// It was not that of the next request.
+    Nothing,
+    /// The request is sent, and the timer is needed again at the time.
+    Request { request: &'a [u8; LEN], peer: SocketAddr, next: Time },
+    /// No reply came to any request.
+    GivenUp(CmEvent),
+}
+
+impl Requester {
+    pub(super) fn new(id: ConnId, peer: SocketAddr, number: u64, request: [u8; LEN]) -> Self {
+        Self {
+            id,
+            peer,
+            number,
+            request: Box::new(request),
+            sent: 0,
+            timeout: FIRST_TIMEOUT,
+            deadline: Time::default(),
+            over: false,
+        }
+    }
+
+    /// Whether no reply is expected any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    pub(super) fn on_timer(&mut self, now: Time) -> Due<'_> {
+        if self.over || now < self.deadline {
+            return Due::Nothing;
+        }
+        if self.sent == REQUESTS {
+            let error = Error::TimedOut { peer: self.peer, after: total_timeout() };
+            return Due::GivenUp(self.end(CmEventKind::Failed(error)));
+        }
+        self.sent += 1;
+        self.deadline = now.after(self.timeout);
+        self.timeout = (self.timeout * 2).min(LONGEST_TIMEOUT);
+        Due::Request { request: &self.request, peer: self.peer, next: self.deadline }
+    }
+
+    /// The event that a datagram leads to.
+    pub(super) fn on_reply(
+        &mut self,
+        (local, from): (SocketAddr, SocketAddr),
+        datagram: &[u8],
+    ) -> Option<CmEvent> {
+        let reply = match Reply::parse(datagram) {
+            Ok(reply) => reply,
+            Err(error) => {
+                tracing::debug!(peer = %from, %error, "a SIDR reply is dropped");
+                return None;
+            }
+        };
+        // One that anyone else sends, or that is late.
+        if from != self.peer || reply.transaction != self.number || self.over {
+            return None;
+        }
+        let private_data = reply.private_data.to_vec();
+        Some(self.end(match reply.status {
+            Status::Valid => {
+                let (qpn, qkey) = (reply.qpn.raw(), reply.qkey);
+                CmEventKind::SidrResolved(SidrInfo { local, peer: from, qpn, qkey, private_data })
+            }
+            Status::Rejected | Status::NoQp => CmEventKind::Failed(Error::Rejected {
+                peer: from,
+                private_data,
+                peer_ird_ord: None,
+                markers_asked: false,
+            }),
+        }))
+    }
+
+    fn end(&mut self, kind: CmEventKind) -> CmEvent {
+        self.over = true;
+        CmEvent { id: self.id, kind }
+    }
+}
+
+/// The time from the first request until the last one is given up.
+fn total_timeout() -> Duration {
+    (0..REQUESTS).map(|sent| (FIRST_TIMEOUT * (1 << sent)).min(LONGEST_TIMEOUT)).sum()
+}

@@ -1,0 +1,104 @@
+//! The shard's side of a responder or requester: its sockets, and what happens at them.
+
+use super::requester::{Due, Requester};
+use super::responder::{Outcome, Responder};
+use crate::cm::CmChannel;
+use crate::driver::{Driver, Services};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use uiw_datagram::sidr::LEN;
+use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing, Token};
+
+pub(crate) struct SidrSlot {
+    pub(super) sockets: Vec<Box<dyn DatagramSocket>>,
+    pub(super) channel: Arc<CmChannel>,
+    pub(super) role: Role,
+}
+
+pub(super) enum Role {
+    Responder(Responder),
+    Requester(Requester),
+}
+
+impl SidrSlot {
+    /// Datagrams came.
+    pub(crate) fn on_event(&mut self, services: &mut Services) {
+        let Some(driver) = services.driver.upgrade() else { return };
+        let mut buffer = vec![0; DATAGRAM_BUFFER];
+        let mut incoming = Vec::new();
+        let mut at = 0;
+        while let Some(socket) = self.sockets.get_mut(at) {
+            incoming.clear();
+            let local = socket.local_addr();
+            if socket.recv(&mut buffer, &mut incoming).is_err() {
+                at += 1;
+                continue;
+            }
+            for Incoming { peer, bytes } in incoming.drain(..) {
+                self.on_datagram((local, peer), &buffer[bytes], &driver, services);
+            }
+            if self.is_over() {
+                // The handle keeps the token; nothing has it as an event any more.
+                self.sockets.clear();
+            }
+        }
+    }
+
+    fn on_datagram(
+        &mut self,
+        ends: (SocketAddr, SocketAddr),
+        datagram: &[u8],
+        driver: &Arc<Driver>,
+        services: &mut Services,
+    ) {
+        let event = match &mut self.role {
+            Role::Responder(responder) => match responder.on_request(ends, datagram, driver, services) {
+                Outcome::Nothing => None,
+                Outcome::Asked(event) => Some(event),
+                Outcome::Answered(reply) => {
+                    send(&mut self.sockets, ends, &reply[..]);
+                    None
+                }
+            },
+            Role::Requester(requester) => requester.on_reply(ends, datagram),
+        };
+        if let Some(event) = event {
+            self.channel.push(event, &mut services.wakes);
+        }
+    }
+
+    /// A request is repeated, or given up.
+    pub(crate) fn on_timer(&mut self, token: Token, services: &mut Services) {
+        let Role::Requester(requester) = &mut self.role else { return };
+        match requester.on_timer(services.now) {
+            Due::Nothing => {}
+            Due::Request { request, peer, next } => {
+                services.timers.add(next, token);
+                if let Some(local) = self.sockets.first().map(|socket| socket.local_addr()) {
+                    send(&mut self.sockets, (local, peer), request);
+                }
+            }
+            Due::GivenUp(event) => self.channel.push(event, &mut services.wakes),
+        }
+    }
+
+    /// The application has decided.
+    pub(super) fn decide(&mut self, ends: (SocketAddr, SocketAddr), number: u64, reply: &[u8; LEN]) {
+        if let Role::Responder(responder) = &mut self.role {
+            responder.decide(ends.1, number, reply);
+            send(&mut self.sockets, ends, reply);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(&self.role, Role::Requester(requester) if requester.is_over())
+    }
+}
+
+/// Sends one datagram from `local` to `peer`. One that cannot be sent is lost, and repeated by the protocol.
+fn send(sockets: &mut [Box<dyn DatagramSocket>], (local, peer): (SocketAddr, SocketAddr), datagram: &[u8]) {
+    let Some(socket) = sockets.iter_mut().find(|socket| socket.local_addr() == local) else { return };
+    if let Err(error) = socket.send(datagram, &[Outgoing { peer, len: datagram.len() }]) {
+        tracing::debug!(%error, %peer, "a SIDR message cannot be sent");
+    }
+}

@@ -1,0 +1,169 @@
+//! The sockets, queue pairs and groups of a port: commands to its shard.
+
+use super::Endpoint;
+use super::counts::Counts;
+use super::slot::{Group, MAX_GROUPS, Membership, PortSlot, PortSocket};
+use crate::driver::{Core, Slot};
+use crate::error::{Error, Result};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use uiw_llp::{DatagramOptions, Interest, Token};
+
+/// Binds a port at every address, the same one where the first address has port 0.
+pub(super) fn bind(core: &mut Core, addresses: &[SocketAddr], counts: &Arc<Counts>) -> Result<(Token, u16)> {
+    let token = core.insert(|_, _, _| Ok::<_, Error>(Slot::DatagramPort(Box::new(PortSlot::new(counts)))))?;
+    let mut port = 0;
+    for address in addresses {
+        let address = if address.port() == 0 { with_port(*address, port) } else { *address };
+        match add_socket(core, token, address, DatagramOptions::default(), None) {
+            Ok(bound) => port = bound.port(),
+            Err(error) => {
+                unbind(core, token);
+                return Err(error);
+            }
+        }
+    }
+    if let Some(slot) = core.datagram_port(token) {
+        slot.number = port;
+    }
+    Ok((token, port))
+}
+
+/// Adds a socket, and returns its address.
+pub(super) fn add_socket(
+    core: &mut Core,
+    port: Token,
+    local: SocketAddr,
+    options: DatagramOptions,
+    group: Option<Group>,
+) -> Result<SocketAddr> {
+    let mut socket = None;
+    let token = core.insert(|stack, _, token| {
+        let made = stack.bind_datagrams(local, &options, token);
+        socket = Some(made.map_err(Error::io("binding a UDP port"))?);
+        Ok::<_, Error>(Slot::DatagramSocket(port))
+    })?;
+    let Some(mut socket) = socket else { unreachable!("filled with the slot") };
+    let local = socket.local_addr();
+    let Some(slot) = core.datagram_port(port) else { return Err(Error::NotConnected) };
+    if slot.in_use > 0
+        && let Err(error) = socket.set_interest(Interest::READ)
+    {
+        core.remove(token);
+        return Err(Error::io("waiting for datagrams")(error));
+    }
+    slot.sockets.push(PortSocket { socket, local, token, group });
+    core.add_direct(token);
+    Ok(local)
+}
+
+fn remove_socket(core: &mut Core, port: Token, token: Token) {
+    core.remove_direct(token);
+    core.remove(token);
+    if let Some(slot) = core.datagram_port(port) {
+        slot.sockets.retain(|socket| socket.token != token);
+    }
+}
+
+/// Closes the port.
+pub(super) fn unbind(core: &mut Core, port: Token) {
+    let Some(slot) = core.datagram_port(port) else { return };
+    for token in slot.sockets.iter().map(|socket| socket.token).collect::<Vec<_>>() {
+        remove_socket(core, port, token);
+    }
+    core.remove(port);
+}
+
+/// Adds a queue pair.
+pub(super) fn add_endpoint(core: &mut Core, endpoint: Endpoint) -> Result<Token> {
+    let (port, index) = (endpoint.port, endpoint.index);
+    let token = core.next_token();
+    let Some(slot) = core.datagram_port(port) else { return Err(Error::NotConnected) };
+    slot.endpoints[usize::from(index)] = Some(token);
+    slot.in_use += 1;
+    if slot.in_use == 1 {
+        slot.set_interest(Interest::READ);
+    }
+    core.fill(token, Slot::Endpoint(Box::new(endpoint)));
+    Ok(token)
+}
+
+/// Removes a queue pair.
+pub(super) fn remove_endpoint(core: &mut Core, token: Token) {
+    let Some(Slot::Endpoint(endpoint)) = core.remove(token) else { return };
+    let (port, index) = (endpoint.port, endpoint.index);
+    detach_all(core, port, index);
+    let Some(slot) = core.datagram_port(port) else { return };
+    slot.endpoints[usize::from(index)] = None;
+    slot.blocked.retain(|blocked| *blocked != token);
+    slot.in_use -= 1;
+    if slot.in_use == 0 {
+        // What arrives now stays in the kernel's buffer, which is bounded, and is dropped by the next queue pair.
+        slot.set_interest(Interest::NONE);
+    }
+}
+
+/// Attaches a queue pair to a group.
+pub(super) fn attach(
+    core: &mut Core,
+    port: Token,
+    index: u8,
+    membership: Membership,
+    udp: u16,
+) -> Result<()> {
+    let Membership { group, member, interface } = membership;
+    let Some(slot) = core.datagram_port(port) else { return Err(Error::NotConnected) };
+    if let Some(joined) = slot.group(membership) {
+        if !joined.attached.contains(&index) {
+            joined.attached.push(index);
+        }
+        return Ok(());
+    }
+    let groups = slot.sockets.iter().filter(|socket| socket.group.is_some()).count();
+    if groups >= MAX_GROUPS {
+        return Err(Error::Limit {
+            what: "multicast groups of a port",
+            asked: groups as u64 + 1,
+            limit: MAX_GROUPS as u64,
+        });
+    }
+    let options = DatagramOptions { member: Some(member), interface };
+    let local = match group {
+        IpAddr::V6(v6) => std::net::SocketAddrV6::new(v6, udp, 0, interface).into(),
+        v4 @ IpAddr::V4(_) => SocketAddr::new(v4, udp),
+    };
+    add_socket(core, port, local, options, Some(Group { member, attached: vec![index] })).map(drop)
+}
+
+/// Detaches a queue pair from a group. False: it was not attached.
+pub(super) fn detach(core: &mut Core, port: Token, index: u8, membership: Membership) -> bool {
+    let Some(slot) = core.datagram_port(port) else { return false };
+    let Some(joined) = slot.group(membership) else { return false };
+    let before = joined.attached.len();
+    joined.attached.retain(|other| *other != index);
+    let detached = joined.attached.len() < before;
+    leave_unused(core, port);
+    detached
+}
+
+fn detach_all(core: &mut Core, port: Token, index: u8) {
+    let Some(slot) = core.datagram_port(port) else { return };
+    for group in slot.sockets.iter_mut().filter_map(|socket| socket.group.as_mut()) {
+        group.attached.retain(|other| *other != index);
+    }
+    leave_unused(core, port);
+}
+
+/// Closes the sockets of groups to which no queue pair is attached.
+fn leave_unused(core: &mut Core, port: Token) {
+    let Some(slot) = core.datagram_port(port) else { return };
+    let unused = |socket: &&PortSocket| socket.group.as_ref().is_some_and(|group| group.attached.is_empty());
+    for token in slot.sockets.iter().filter(unused).map(|socket| socket.token).collect::<Vec<_>>() {
+        remove_socket(core, port, token);
+    }
+}
+
+fn with_port(mut address: SocketAddr, port: u16) -> SocketAddr {
+    address.set_port(port);
+    address
+}
