@@ -3,12 +3,11 @@
 use crate::abi::cm::*;
 use crate::abi::rdma_cm_event;
 use crate::boundary::Result;
-use crate::cm::channel::Channel;
 use crate::cm::event::{Draft, give, give_note, reads_in_one_byte};
 use crate::cm::failure::{event_and_status, flush_if_rejected};
 use crate::cm::id::{Id, Phase};
 use crate::cm::routes::{self, Source};
-use crate::cm::{address, devices, lifecycle, registry, sidr};
+use crate::cm::{address, lifecycle, request_id, sidr};
 use crate::persona::Persona;
 use crate::settings::Settings;
 use std::sync::Arc;
@@ -65,31 +64,18 @@ fn requested(listener: &Arc<Id>, request: ConnRequest) -> Option<*mut rdma_cm_ev
 
 fn request_id(listener: &Arc<Id>, request: ConnRequest, draft: &Draft<'_>) -> Result<Arc<Id>> {
     let (local, peer) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
-    let (channel, sync, options) = {
-        let state = listener.lock();
-        (Arc::clone(&state.channel), state.sync, state.options)
-    };
-    let channel = if sync { Channel::new()? } else { channel };
-    if sync {
-        registry::add_channel(&channel);
-    }
-    let id = Id::new(&channel, sync, listener.context());
-    registry::add_id(&id);
     let conn = request.id();
-    let followed =
-        devices::bind(&id, local.ip()).and_then(|()| request.migrate(channel.queue()).map_err(Into::into));
-    if let Err(error) = followed {
+    let id = request_id::make(listener, local, peer)?;
+    if let Err(error) = request.migrate(id.lock().channel.queue()) {
         lifecycle::discard(&id);
-        return Err(error);
+        return Err(error.into());
     }
     let mut state = id.lock();
-    state.options = options;
     state.responder_resources = draft.responder_resources;
     state.initiator_depth = draft.initiator_depth;
     state.conn = Some(conn);
     state.phase = Phase::Requested(request);
     drop(state);
-    id.set_addresses(Some(local), Some(peer));
     // Nothing comes of a request that is not answered, and only this thread has the id: no opening is needed.
     routes::add(Source::Conn(conn), &id, None);
     Ok(id)

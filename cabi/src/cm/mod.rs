@@ -30,6 +30,7 @@ mod params;
 mod ports;
 mod qp;
 mod registry;
+mod request_id;
 mod resolve;
 mod resolved;
 mod routes;

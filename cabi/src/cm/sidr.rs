@@ -3,12 +3,11 @@
 use crate::abi::cm::{RDMA_CM_EVENT_CONNECT_REQUEST, RDMA_CM_EVENT_ESTABLISHED};
 use crate::abi::{ibv_ah_attr, ibv_gid, rdma_cm_event, rdma_conn_param};
 use crate::boundary::Result;
-use crate::cm::channel::Channel;
 use crate::cm::event::{Draft, Ud, give};
 use crate::cm::id::{Id, Phase};
 use crate::cm::ports::Reservation;
 use crate::cm::routes::{self, Source};
-use crate::cm::{address, devices, failure, lifecycle, params, registry};
+use crate::cm::{address, failure, lifecycle, params, request_id};
 use crate::device::netdev::{self, NetDev};
 use crate::device::{self, gid};
 use crate::engine;
@@ -174,26 +173,8 @@ pub(crate) fn requested(listener: &Arc<Id>, request: SidrRequest) -> Option<*mut
 
 fn request_id(listener: &Arc<Id>, request: SidrRequest) -> Result<Arc<Id>> {
     let (local, peer) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
-    let (channel, sync, options) = {
-        let state = listener.lock();
-        (Arc::clone(&state.channel), state.sync, state.options)
-    };
-    let channel = if sync { Channel::new()? } else { channel };
-    if sync {
-        registry::add_channel(&channel);
-    }
-    let id = Id::new(&channel, sync, listener.context());
-    id.set_port_space(listener.port_space());
-    registry::add_id(&id);
-    if let Err(error) = devices::bind(&id, local.ip()) {
-        lifecycle::discard(&id);
-        return Err(error);
-    }
-    let mut state = id.lock();
-    state.options = options;
-    state.phase = Phase::SidrRequested(request);
-    drop(state);
-    id.set_addresses(Some(local), Some(peer));
+    let id = request_id::make(listener, local, peer)?;
+    id.lock().phase = Phase::SidrRequested(request);
     Ok(id)
 }
 
