@@ -74,15 +74,7 @@ impl Memory {
     /// * While they are in flight (an unfinished work request names them) nothing else writes them, nor reads what a
     ///   receive or a Read places, unless the region is shared; then all accesses are atomic.
     pub unsafe fn borrowed(at: *mut u8, len: usize) -> Self {
-        let at = NonNull::new(at).unwrap_or(NonNull::dangling());
-        Self {
-            at,
-            len,
-            exclusive: true,
-            presence: Presence::Guaranteed,
-            discards: None,
-            _keep: Keep::Borrowed,
-        }
+        Self::guaranteed(at, len, Keep::Borrowed)
     }
 
     /// The `len` bytes at `at` of a program that may unmap them, or take rights away, at any time: an access to what is not there fails,
@@ -119,15 +111,13 @@ impl Memory {
     /// # Safety
     /// As for [`Memory::borrowed`], as long as `keep` lives.
     pub unsafe fn buffer(keep: Box<dyn Any + Send>, at: *mut u8, len: usize) -> Self {
+        Self::guaranteed(at, len, Keep::Buffer(keep))
+    }
+
+    /// Of bytes that somebody promises to keep mapped.
+    fn guaranteed(at: *mut u8, len: usize, keep: Keep) -> Self {
         let at = NonNull::new(at).unwrap_or(NonNull::dangling());
-        Self {
-            at,
-            len,
-            exclusive: true,
-            presence: Presence::Guaranteed,
-            discards: None,
-            _keep: Keep::Buffer(keep),
-        }
+        Self { at, len, exclusive: true, presence: Presence::Guaranteed, discards: None, _keep: keep }
     }
 
     /// Takes the promise back (or never relies on it): all copies are atomic. For callers that may register the same

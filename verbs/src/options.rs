@@ -26,98 +26,110 @@ pub enum PeerProfile {
     SiwGso,
 }
 
-/// Defines [`ConnOptions`]: a field and a method of each option, and the same method of [`ConnSettings`].
-macro_rules! conn_options {
-    ($($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)*) => {
-        /// Options of one connection, or of every connection of a listener, for the raw layer. [`ConnSettings`] has the same ones.
-        ///
-        /// ```
-        /// use uiw_verbs::ConnOptions;
-        /// let options = ConnOptions::default().crc(false).ird(16).ord(16);
-        /// assert!(!options.crc);
-        /// ```
+/// Defines a type of options: a field, its default and a method of each. `set in A.b` gives the methods to `A` too, which has the type as
+/// its field `b`.
+macro_rules! options {
+    ($(#[$about:meta])* pub struct $of:ident, set in $outer:ident.$part:ident { $($fields:tt)* }) => {
+        options! { $(#[$about])* pub struct $of { $($fields)* } }
+        setters! { $outer, this => this.$part, $($fields)* }
+    };
+    ($(#[$about:meta])* pub struct $of:ident {
+        $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)*
+    }) => {
+        $(#[$about])*
         #[derive(Clone, Debug)]
         #[non_exhaustive]
-        pub struct ConnOptions {
+        pub struct $of {
             $($(#[doc = $doc])+ pub $name: $kind,)*
         }
 
-        impl Default for ConnOptions {
+        impl Default for $of {
             fn default() -> Self {
                 Self { $($name: $default,)* }
             }
         }
 
-        impl ConnOptions {
-            $($(#[doc = $doc])+
-            #[must_use]
-            pub fn $name(mut self, $name: $kind) -> Self {
-                self.$name = $name;
-                self
-            })*
-        }
+        setters! { $of, this => this, $($(#[doc = $doc])+ $name: $kind = $default,)* }
+    };
+}
 
-        impl ConnSettings {
+/// The methods of [`options`]: each sets a field of `place` in `this`.
+macro_rules! setters {
+    (
+        $of:ident, $this:ident => $place:expr,
+        $($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)*
+    ) => {
+        impl $of {
             $($(#[doc = $doc])+
             #[must_use]
-            pub fn $name(mut self, $name: $kind) -> Self {
-                self.options.$name = $name;
-                self
+            pub fn $name(self, $name: $kind) -> Self {
+                let mut $this = self;
+                $place.$name = $name;
+                $this
             })*
         }
     };
 }
 
-conn_options! {
-    /// Highest MPA revision. Default: 2.
-    revision: Revision = Revision::Two,
-    /// Asks for CRC32C. Default: true. It is on if either side asks; there is no way to refuse (RFC 5044 section 7.1).
-    crc: bool = true,
-    /// Asks the peer to put Markers into what it sends here. Default: false.
-    markers: bool = false,
-    /// Peer-to-peer mode (RFC 6581 section 9.2): either side may send first. Default: true.
-    peer_to_peer: bool = true,
-    /// RTR kinds offered. Default: all.
-    rtr: RtrKinds = RtrKinds::ALL,
-    /// Reads and atomics that the peer may have outstanding here. Default: 1,024; at most [`Limits::max_rd_atomic`]. Memory for them is
-    /// taken when they come.
-    ird: u16 = 1024,
-    /// Reads and atomics that this end may have outstanding. Default: 1,024; at most [`Limits::max_rd_atomic`], and never more than the
-    /// peer's IRD, or 128 towards a peer that announces none.
-    ord: u16 = 1024,
-    /// FPDU size. Default: [`FpduSize::Auto`].
-    fpdu: FpduSize = FpduSize::Auto,
-    /// The exchange of capabilities with uiw peers (ARCHITECTURE.md, "Capability exchange"). Default: on.
-    capabilities: CapabilityExchange = CapabilityExchange::On,
-    /// A named departure from the RFCs, for one kind of peer. Default: none.
-    profile: PeerProfile = PeerProfile::Rfc,
-    /// Copies every source before its CRC is computed, for callers that rewrite buffers in flight. Default: false.
-    stable_tx: bool = false,
-    /// Acknowledged completion: a Write or Send completes when a zero-length Read behind it has returned, or with the status of
-    /// the peer's Terminate, instead of when TCP has taken its bytes. Success then says that the peer has placed it, and an
-    /// error lands on the request that caused it; it costs a round trip. Needs an ORD of at least 1. Default: false.
-    acknowledged: bool = false,
-    /// A peer that closes in order while nothing of this end is under way leaves the queue pair as it is, waiting for another
-    /// connection: in RTS, its receives posted. So does InfiniBand, where a queue pair does not detect the other one's end.
-    /// Default: false.
-    outlives_peer: bool = false,
-    /// Time for TCP and MPA set-up together. Default: 10 s.
-    startup_timeout: Duration = Duration::from_secs(10),
-    /// How long a refused TCP connection is retried, from the first refusal on: a program may announce its port before it
-    /// listens. Default: zero, which is one attempt.
-    refused_retry_time: Duration = Duration::ZERO,
-    /// How long an inbound Send may wait for a receive before the stream is terminated: zero is not at all, [`Duration::MAX`] for
-    /// ever. While it waits nothing is read, so that the sender waits as on TCP. Default: 1 s with [`ConnOptions`], for ever with
-    /// [`ConnSettings`].
-    no_receive_timeout: Duration = Duration::from_secs(1),
-    /// How long an orderly close may take before the connection is cut. Default: 5 s with [`ConnOptions`], 60 s with
-    /// [`ConnSettings`].
-    close_timeout: Duration = Duration::from_secs(5),
-    /// Falls back to MPA revision 1 when a peer closes on revision 2 before any Reply byte. Default: true.
-    fallback: bool = true,
-    /// The TCP connection. One that is accepted has been made with the listener's; only another congestion control can still
-    /// be had then. Default: [`StreamOptions::default`].
-    stream: StreamOptions = StreamOptions::default(),
+options! {
+    /// Options of one connection, or of every connection of a listener, for the raw layer. [`ConnSettings`] has the same ones.
+    ///
+    /// ```
+    /// use uiw_verbs::ConnOptions;
+    /// let options = ConnOptions::default().crc(false).ird(16).ord(16);
+    /// assert!(!options.crc);
+    /// ```
+    pub struct ConnOptions, set in ConnSettings.options {
+        /// Highest MPA revision. Default: 2.
+        revision: Revision = Revision::Two,
+        /// Asks for CRC32C. Default: true. It is on if either side asks; there is no way to refuse (RFC 5044 section 7.1).
+        crc: bool = true,
+        /// Asks the peer to put Markers into what it sends here. Default: false.
+        markers: bool = false,
+        /// Peer-to-peer mode (RFC 6581 section 9.2): either side may send first. Default: true.
+        peer_to_peer: bool = true,
+        /// RTR kinds offered. Default: all.
+        rtr: RtrKinds = RtrKinds::ALL,
+        /// Reads and atomics that the peer may have outstanding here. Default: 1,024; at most [`Limits::max_rd_atomic`]. Memory for them is
+        /// taken when they come.
+        ird: u16 = 1024,
+        /// Reads and atomics that this end may have outstanding. Default: 1,024; at most [`Limits::max_rd_atomic`], and never more than the
+        /// peer's IRD, or 128 towards a peer that announces none.
+        ord: u16 = 1024,
+        /// FPDU size. Default: [`FpduSize::Auto`].
+        fpdu: FpduSize = FpduSize::Auto,
+        /// The exchange of capabilities with uiw peers (ARCHITECTURE.md, "Capability exchange"). Default: on.
+        capabilities: CapabilityExchange = CapabilityExchange::On,
+        /// A named departure from the RFCs, for one kind of peer. Default: none.
+        profile: PeerProfile = PeerProfile::Rfc,
+        /// Copies every source before its CRC is computed, for callers that rewrite buffers in flight. Default: false.
+        stable_tx: bool = false,
+        /// Acknowledged completion: a Write or Send completes when a zero-length Read behind it has returned, or with the status of
+        /// the peer's Terminate, instead of when TCP has taken its bytes. Success then says that the peer has placed it, and an
+        /// error lands on the request that caused it; it costs a round trip. Needs an ORD of at least 1. Default: false.
+        acknowledged: bool = false,
+        /// A peer that closes in order while nothing of this end is under way leaves the queue pair as it is, waiting for another
+        /// connection: in RTS, its receives posted. So does InfiniBand, where a queue pair does not detect the other one's end.
+        /// Default: false.
+        outlives_peer: bool = false,
+        /// Time for TCP and MPA set-up together. Default: 10 s.
+        startup_timeout: Duration = Duration::from_secs(10),
+        /// How long a refused TCP connection is retried, from the first refusal on: a program may announce its port before it
+        /// listens. Default: zero, which is one attempt.
+        refused_retry_time: Duration = Duration::ZERO,
+        /// How long an inbound Send may wait for a receive before the stream is terminated: zero is not at all, [`Duration::MAX`] for
+        /// ever. While it waits nothing is read, so that the sender waits as on TCP. Default: 1 s with [`ConnOptions`], for ever with
+        /// [`ConnSettings`].
+        no_receive_timeout: Duration = Duration::from_secs(1),
+        /// How long an orderly close may take before the connection is cut. Default: 5 s with [`ConnOptions`], 60 s with
+        /// [`ConnSettings`].
+        close_timeout: Duration = Duration::from_secs(5),
+        /// Falls back to MPA revision 1 when a peer closes on revision 2 before any Reply byte. Default: true.
+        fallback: bool = true,
+        /// The TCP connection. One that is accepted has been made with the listener's; only another congestion control can still
+        /// be had then. Default: [`StreamOptions::default`].
+        stream: StreamOptions = StreamOptions::default(),
+    }
 }
 
 /// Defines an option that is kept in [`ConnOptions::stream`], for both.
@@ -207,66 +219,42 @@ pub struct ProgressHooks {
     pub leave: fn(i32),
 }
 
-/// Defines [`Limits`]: a field and a method of each.
-macro_rules! limits {
-    ($($(#[doc = $doc:literal])+ $name:ident: $kind:ty = $default:expr,)*) => {
-        /// Limits of a device; the defaults are no smaller than those of the Linux siw driver.
-        ///
-        /// ```
-        /// use uiw_verbs::Limits;
-        /// assert_eq!(Limits::default().max_qp(16).max_qp, 16);
-        /// ```
-        #[derive(Clone, Debug)]
-        #[non_exhaustive]
-        pub struct Limits {
-            $($(#[doc = $doc])+ pub $name: $kind,)*
-        }
-
-        impl Default for Limits {
-            fn default() -> Self {
-                Self { $($name: $default,)* }
-            }
-        }
-
-        impl Limits {
-            $($(#[doc = $doc])+
-            #[must_use]
-            pub fn $name(mut self, $name: $kind) -> Self {
-                self.$name = $name;
-                self
-            })*
-        }
-    };
-}
-
-limits! {
-    /// Queue pairs. Default: 102,400.
-    max_qp: u32 = 102_400,
-    /// Requests in one send or receive queue. Default: 32,768.
-    max_qp_wr: u32 = 32_768,
-    /// Elements of one request. Default: 32.
-    max_sge: u32 = 32,
-    /// Entries of one completion queue. Default: 3,276,800.
-    max_cqe: u32 = 3_276_800,
-    /// Registered regions and windows together. Default: 1,024,000.
-    max_mr: u32 = 1_024_000,
-    /// Protection domains. Default: 102,400.
-    max_pd: u32 = 102_400,
-    /// Completion queues. Default: 102,400.
-    max_cq: u32 = 102_400,
-    /// Shared receive queues. Default: 102,400.
-    max_srq: u32 = 102_400,
-    /// Requests in one shared receive queue. Default: 327,680.
-    max_srq_wr: u32 = 327_680,
-    /// Bytes of inline data. Default: 1,024.
-    max_inline: u32 = 1024,
-    /// IRD and ORD. Default: 0x3FFE, the largest that RFC 6581 can express.
-    max_rd_atomic: u16 = 0x3FFE,
-    /// Connections in set-up at one listener. Default: 1,024.
-    max_half_open: u32 = 1024,
-    /// Bytes held for partly received FPDUs, for messages that are longer than their receive buffer and for stalled streams, of all
-    /// connections together. Default: 256 MiB.
-    max_held_bytes: usize = 256 << 20,
+options! {
+    /// Limits of a device; the defaults are no smaller than those of the Linux siw driver.
+    ///
+    /// ```
+    /// use uiw_verbs::Limits;
+    /// assert_eq!(Limits::default().max_qp(16).max_qp, 16);
+    /// ```
+    pub struct Limits {
+        /// Queue pairs. Default: 102,400.
+        max_qp: u32 = 102_400,
+        /// Requests in one send or receive queue. Default: 32,768.
+        max_qp_wr: u32 = 32_768,
+        /// Elements of one request. Default: 32.
+        max_sge: u32 = 32,
+        /// Entries of one completion queue. Default: 3,276,800.
+        max_cqe: u32 = 3_276_800,
+        /// Registered regions and windows together. Default: 1,024,000.
+        max_mr: u32 = 1_024_000,
+        /// Protection domains. Default: 102,400.
+        max_pd: u32 = 102_400,
+        /// Completion queues. Default: 102,400.
+        max_cq: u32 = 102_400,
+        /// Shared receive queues. Default: 102,400.
+        max_srq: u32 = 102_400,
+        /// Requests in one shared receive queue. Default: 327,680.
+        max_srq_wr: u32 = 327_680,
+        /// Bytes of inline data. Default: 1,024.
+        max_inline: u32 = 1024,
+        /// IRD and ORD. Default: 0x3FFE, the largest that RFC 6581 can express.
+        max_rd_atomic: u16 = 0x3FFE,
+        /// Connections in set-up at one listener. Default: 1,024.
+        max_half_open: u32 = 1024,
+        /// Bytes held for partly received FPDUs, for messages that are longer than their receive buffer and for stalled streams, of all
+        /// connections together. Default: 256 MiB.
+        max_held_bytes: usize = 256 << 20,
+    }
 }
 
 /// How a device is opened.
