@@ -1,28 +1,7 @@
 //! Stock programs that use unreliable datagrams: ibverbs-utils, perftest, rdmacm-utils.
 
+use crate::pair::pair;
 use uiw_interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
-
-fn device(network: &Network) -> &'static str {
-    if matches!(network, Network::Loopback) { "uiw_lo" } else { "uiw_veth0" }
-}
-
-/// Both ends of a program that exchanges its addresses over TCP.
-fn pair(network: &Network, user: User, persona: &str, program: &str, args: &[&str]) -> Option<[Ended; 2]> {
-    uiw_interop::require(program)?;
-    let libraries = Libraries::get();
-    let port = free_port();
-    let command = || {
-        let mut command = libraries.command(user, program);
-        command.args(["-d", device(network), "-p", &port.to_string()]).args(args).env("UIW_PERSONA", persona);
-        command
-    };
-    let mut server = Running::start(network.server(command()));
-    server.wait_listening(port);
-    let mut client = command();
-    client.arg(network.server_address().to_string());
-    let client = Running::start(network.client(client)).end();
-    Some([server.end(), client])
-}
 
 fn pingpong(network: &Network, user: User, persona: &str, args: &[&str]) {
     let args = [&["-n", "500", "-s", "1024"], args].concat();

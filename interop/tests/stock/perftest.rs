@@ -1,32 +1,16 @@
 //! Debian's perftest, every test that a reliable connection can do, connected by rdma_cm (`-R`) and out of band.
 
-use uiw_interop::stock::{Ended, Libraries, Network, Running, User, free_port, ordinary};
+use crate::pair::pair;
+use uiw_interop::stock::{Network, User, ordinary};
 
-/// A program and its options beside `-d` and `-p`.
+/// A program and its options beside `-d`, `-p` and `-F`.
 type Case<'a> = (&'a str, &'a [&'a str]);
-
-fn pair(network: &Network, user: User, persona: &str, (program, args): Case<'_>) -> [Ended; 2] {
-    let libraries = Libraries::get();
-    let device = if matches!(network, Network::Loopback) { "uiw_lo" } else { "uiw_veth0" };
-    let port = free_port();
-    let command = || {
-        let mut command = libraries.command(user, program);
-        command.args(["-d", device, "-F", "-p", &port.to_string()]).args(args).env("UIW_PERSONA", persona);
-        command
-    };
-    let mut server = Running::start(network.server(command()));
-    server.wait_listening(port);
-    let mut client = command();
-    client.arg(network.server_address().to_string());
-    let client = Running::start(network.client(client)).end();
-    [server.end(), client]
-}
 
 /// Runs the cases one after the other; every program ends with 0.
 fn all(network: &Network, user: User, persona: &str, cases: &[Case<'_>]) {
-    let Some(_) = uiw_interop::require("ib_write_bw") else { return };
-    for case in cases {
-        let [server, client] = pair(network, user, persona, *case);
+    for case @ (program, args) in cases {
+        let args = [&["-F"], *args].concat();
+        let Some([server, client]) = pair(network, user, persona, program, &args) else { return };
         assert!(server.code == 0 && client.code == 0, "{persona} {case:?}: {server:?} {client:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! Debian's ibverbs-utils: devices shown, and queue pairs connected out of band.
 
+use crate::pair::pair;
 use std::process::Command;
 use uiw_interop::stock::{self, Libraries, Network, Running, User, free_port, ordinary};
 
@@ -87,24 +88,11 @@ fn asynchronous_events_can_be_watched() {
 
 /// Both ends of one of the pingpong programs.
 fn pingpong(network: &Network, user: User, persona: &str, program: &str, args: &[&str]) {
-    let Some(_) = uiw_interop::require(program) else { return };
-    let libraries = Libraries::get();
-    let port = free_port();
-    let device = if matches!(network, Network::Loopback) { "uiw_lo" } else { "uiw_veth0" };
-    let command = || {
-        let mut command = libraries.command(user, program);
-        command.args(["-d", device, "-p", &port.to_string(), "-n", "500"]).args(args);
-        command.env("UIW_PERSONA", persona);
-        command
-    };
-    let mut server = Running::start(network.server(command()));
-    server.wait_listening(port);
-    let mut client = command();
-    client.arg(network.server_address().to_string());
-    let client = Running::start(network.client(client)).end();
-    assert_eq!(client.well().count("500 iters in"), 1, "{client:?}");
-    let server = server.end();
-    assert_eq!(server.well().count("500 iters in"), 1, "{server:?}");
+    let args = [&["-n", "500"], args].concat();
+    let Some(ends) = pair(network, user, persona, program, &args) else { return };
+    for end in ends {
+        assert_eq!(end.well().count("500 iters in"), 1, "{end:?}");
+    }
 }
 
 #[test]

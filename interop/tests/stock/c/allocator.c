@@ -3,6 +3,7 @@
  * the libraries, while other threads register memory, drive connections, or fork. Also memory that is freed while it is registered.
  */
 #define _GNU_SOURCE
+#include "check.h"
 #include "ends.h"
 #include <errno.h>
 #include <pthread.h>
@@ -14,12 +15,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(condition) do { \
-	if (!(condition)) { \
-		fprintf(stderr, "%s:%d: %s (errno %d)\n", __func__, __LINE__, #condition, errno); \
-		_exit(EXIT_FAILURE); \
-	} \
-} while (0)
 #define PAGE 4096UL
 #define PAGES 16
 #define LENGTH (PAGES * PAGE)

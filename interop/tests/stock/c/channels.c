@@ -2,6 +2,7 @@
  * Events of completion channels while a peer writes what completes nothing here. A blocking channel raises one for a completion alone; a
  * non-blocking one that poll(2) reports readable has an event.
  */
+#include "check.h"
 #include "ends.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -10,13 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-#define CHECK(condition) do { \
-	if (!(condition)) { \
-		fprintf(stderr, "%s:%d: %s (errno %d)\n", __func__, __LINE__, #condition, errno); \
-		exit(EXIT_FAILURE); \
-	} \
-} while (0)
 
 #define BYTES 64
 #define ROUNDS 5

@@ -3,6 +3,7 @@
  * has unmapped, mapped again, protected or truncated what it has registered. Requests complete when the peer has placed them (UIW_ACK=on).
  */
 #define _GNU_SOURCE
+#include "check.h"
 #include "ends.h"
 #include <errno.h>
 #include <setjmp.h>
@@ -12,13 +13,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#define CHECK(condition) do { \
-	if (!(condition)) { \
-		fprintf(stderr, "%s:%d: %s (errno %d)\n", __func__, __LINE__, #condition, errno); \
-		exit(EXIT_FAILURE); \
-	} \
-} while (0)
 
 #define PAGE 4096UL
 #define PAGES 16

@@ -113,7 +113,7 @@ static void idle_id(struct rdma_event_channel *channel)
 	REFUSED(rdma_init_qp_attr(id, &attr, NULL), EINVAL);
 	REFUSED(rdma_get_request(id, &request), EINVAL);
 	REFUSED(rdma_join_multicast(id, (void *)&far, NULL), ENOSYS);
-	REFUSED(rdma_join_multicast_ex(id, NULL, NULL), ENOSYS);
+	REFUSED(rdma_join_multicast_ex(id, NULL, NULL), EINVAL);
 	REFUSED(rdma_leave_multicast(id, (void *)&far), EADDRNOTAVAIL);
 	REFUSED(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_REUSEADDR, &narrow, 1), EINVAL);
 	REFUSED(rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_TOS, &wide, sizeof wide), EINVAL);

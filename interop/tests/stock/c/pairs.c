@@ -1,4 +1,5 @@
 /* Queue pairs connected out of band, one function per promise. Both ends are in this process, on the loopback device. */
+#include "check.h"
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdint.h>
@@ -7,13 +8,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#define CHECK(condition) do { \
-	if (!(condition)) { \
-		fprintf(stderr, "%s:%d: %s (errno %d: %s)\n", __func__, __LINE__, #condition, errno, strerror(errno)); \
-		exit(EXIT_FAILURE); \
-	} \
-} while (0)
 
 enum { SIZE = 4096, ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 			   IBV_ACCESS_REMOTE_ATOMIC };

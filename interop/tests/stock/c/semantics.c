@@ -1,5 +1,6 @@
 /* What the manual pages of rdma_cm promise, one function a promise. Both ends are in this process. */
 #define _GNU_SOURCE
+#include "check.h"
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -11,13 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define CHECK(condition) do { \
-	if (!(condition)) { \
-		fprintf(stderr, "%s:%d: %s (errno %d: %s)\n", __func__, __LINE__, #condition, errno, strerror(errno)); \
-		exit(EXIT_FAILURE); \
-	} \
-} while (0)
 
 static const struct sockaddr_in loopback = { .sin_family = AF_INET, .sin_addr.s_addr = 0x0100007f };
 

@@ -1,4 +1,5 @@
 /* A wait goes on after a signal whose handler restarts calls, and ends with EINTR after one whose handler does not. */
+#include "check.h"
 #include <errno.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
@@ -9,13 +10,6 @@
 #include <string.h>
 #include <sys/time.h>
 #include <unistd.h>
-
-#define CHECK(condition) do { \
-	if (!(condition)) { \
-		fprintf(stderr, "%s:%d: %s (errno %d: %s)\n", __func__, __LINE__, #condition, errno, strerror(errno)); \
-		exit(EXIT_FAILURE); \
-	} \
-} while (0)
 
 static struct rdma_event_channel *channel;
 static struct rdma_cm_id *id;

@@ -2,6 +2,7 @@
  * Many threads at once: clients that connect, say a word and disconnect, each on a channel of its own or on one that all share, and
  * servers that take turns at one channel. The thread that takes an event need not own its connection.
  */
+#include "check.h"
 #include <errno.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
@@ -13,13 +14,6 @@
 
 #define CLIENTS 8
 #define SERVERS 3
-
-#define CHECK(condition) do { \
-	if (!(condition)) { \
-		fprintf(stderr, "%s:%d: %s (errno %d: %s)\n", __func__, __LINE__, #condition, errno, strerror(errno)); \
-		exit(EXIT_FAILURE); \
-	} \
-} while (0)
 
 static struct rdma_event_channel *served;
 static uint16_t port;

@@ -1,0 +1,30 @@
+//! Both ends of a program that exchanges its addresses over TCP, or connects with rdma_cm.
+
+use uiw_interop::stock::{Ended, Libraries, Network, Running, User, free_port};
+
+/// Runs `program` with `args`, the device and a port, as a server and as a client: what they said. Nothing without the program; the test
+/// is noted as skipped then.
+#[track_caller]
+pub(crate) fn pair(
+    network: &Network,
+    user: User,
+    persona: &str,
+    program: &str,
+    args: &[&str],
+) -> Option<[Ended; 2]> {
+    uiw_interop::require(program)?;
+    let libraries = Libraries::get();
+    let device = if matches!(network, Network::Loopback) { "uiw_lo" } else { "uiw_veth0" };
+    let port = free_port();
+    let command = || {
+        let mut command = libraries.command(user, program);
+        command.args(["-d", device, "-p", &port.to_string()]).args(args).env("UIW_PERSONA", persona);
+        command
+    };
+    let mut server = Running::start(network.server(command()));
+    server.wait_listening(port);
+    let mut client = command();
+    client.arg(network.server_address().to_string());
+    let client = Running::start(network.client(client)).end();
+    Some([server.end(), client])
+}
