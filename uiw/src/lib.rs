@@ -47,6 +47,7 @@
 
 pub use uiw_llp as llp;
 pub use uiw_stream as stream;
+pub use uiw_verbs::counters;
 #[cfg(feature = "mio")]
 pub use uiw_verbs::mio;
 #[cfg(feature = "tokio")]
