@@ -10,6 +10,8 @@ use crate::errno::Errno;
 use crate::object::{Body, Object};
 use crate::oob;
 use crate::pd;
+use crate::persona::Persona;
+use crate::settings::Settings;
 use crate::users::Used;
 use std::ffi::c_int;
 use std::net::IpAddr;
@@ -44,6 +46,9 @@ unsafe fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah> {
     let domain = unsafe { pd::get(pd) }?;
     if attr.port_num != 1 {
         return Err(Errno::INVAL.because("the port is not 1"));
+    }
+    if attr.is_global == 0 && Settings::get()?.persona != Persona::Ib {
+        return Err(Errno::INVAL.because("on Ethernet an address handle needs a GID"));
     }
     let netdev = domain.context.device.netdev()?;
     let (own, peer) = oob::addresses(&netdev, attr)?;

@@ -194,7 +194,8 @@ impl Cq {
         }
     }
 
-    /// Changes the depth; completions in the queue stay.
+    /// Changes the depth; completions in the queue stay. For a smaller depth requests that are posted are served before, as their
+    /// completions count.
     ///
     /// # Errors
     /// [`Error::Limit`] when more completions are queued than `depth`, [`Error::Zero`].
@@ -204,6 +205,9 @@ impl Cq {
             depth.into(),
             self.driver().limits().max_cqe.into(),
         )?;
+        if depth < self.depth() && !self.driver().is_manual() {
+            self.driver().serve_posts(self.shards.load(Ordering::Acquire));
+        }
         let mut inner = self.inner.lock();
         if inner.ring.len() > depth as usize {
             return Err(Error::Limit {

@@ -168,6 +168,14 @@ impl Driver {
         self.shard_at(shard).note_spurious_wake_up();
     }
 
+    /// Serves what was posted on the shards whose bits are set, before it returns.
+    pub(crate) fn serve_posts(&self, shards: u64) {
+        self.each_shard(shards, |shard| {
+            let same = Arc::clone(shard);
+            shard.call(move |core| core.serve_ready(&same));
+        });
+    }
+
     /// Calls `each` with the shards whose bits are set.
     #[inline(always)]
     fn each_shard(&self, mut bits: u64, mut each: impl FnMut(&Arc<Shard>)) {
