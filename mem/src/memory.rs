@@ -114,7 +114,7 @@ impl Memory {
         Self::guaranteed(at, len, Keep::Buffer(keep))
     }
 
-    /// Of bytes that somebody promises to keep mapped.
+    /// Of bytes that the caller keeps mapped.
     fn guaranteed(at: *mut u8, len: usize, keep: Keep) -> Self {
         let at = NonNull::new(at).unwrap_or(NonNull::dangling());
         Self { at, len, exclusive: true, presence: Presence::Guaranteed, discards: None, _keep: keep }

@@ -1,4 +1,4 @@
-//! What SIDR messages tell the application.
+//! What SIDR messages carry to the application.
 
 use crate::error::Error;
 use std::net::SocketAddr;
