@@ -95,7 +95,7 @@ pub(super) fn remove_endpoint(core: &mut Core, token: Token) {
     detach_all(core, port, index);
     let Some(slot) = core.datagram_port(port) else { return };
     slot.endpoints[usize::from(index)] = None;
-    slot.blocked.retain(|blocked| *blocked != token);
+    slot.blocked.retain(|blocked| blocked.endpoint != token);
     slot.in_use -= 1;
     if slot.in_use == 0 {
         // What arrives now stays in the kernel's buffer, which is bounded, and is dropped by the next queue pair.
@@ -112,6 +112,9 @@ pub(super) fn attach(
     udp: u16,
 ) -> Result<()> {
     let Membership { group, member, interface } = membership;
+    if !group.is_multicast() {
+        return Err(Error::Misuse("not the address of a multicast group"));
+    }
     let Some(slot) = core.datagram_port(port) else { return Err(Error::NotConnected) };
     if let Some(joined) = slot.group(membership) {
         if !joined.attached.contains(&index) {

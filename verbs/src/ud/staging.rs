@@ -18,6 +18,8 @@ pub(crate) struct Staging {
     pub(super) outgoing: Vec<Outgoing>,
     /// The requests that they belong to.
     pub(super) requests: Vec<u32>,
+    /// Requests that the present turn may still send.
+    turn: usize,
 }
 
 impl Staging {
@@ -32,6 +34,21 @@ impl Staging {
     /// Whether a call that receives may have left datagrams behind.
     pub(super) fn was_filled(&self) -> bool {
         self.incoming.len() >= BUFFERS
+    }
+
+    /// A queue pair sends at most so many requests.
+    pub(super) fn begin(&mut self, requests: u32) {
+        self.turn = requests as usize;
+    }
+
+    /// Whether the turn has a request left.
+    pub(super) fn may_begin_another(&self) -> bool {
+        self.requests.len() < self.turn
+    }
+
+    /// So many requests were sent.
+    pub(super) fn count(&mut self, sent: usize) {
+        self.turn -= sent;
     }
 
     pub(super) fn prepare_send(&mut self) {

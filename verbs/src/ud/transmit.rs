@@ -12,20 +12,29 @@ use std::sync::atomic::Ordering;
 use uiw_datagram::{Header, OVERHEAD};
 use uiw_llp::{Outgoing, Token};
 
-/// Sends what is posted, as far as there is room.
+/// Sends what is posted, as far as there is room. What is posted meanwhile has a doorbell of its own: a thread that posts without a
+/// pause does not keep the shard.
 pub(crate) fn transmit(core: &mut Core, token: Token) {
     let mut staging = std::mem::take(&mut core.services.datagrams);
     if let Some((endpoint, port, services)) = core.endpoint_and_port(token) {
+        let mut sq = endpoint.qp.sq.lock();
+        sq.look();
+        staging.begin(sq.len());
+        drop(sq);
         while endpoint.send_batch(token, port, services, &mut staging) {}
     }
     core.services.datagrams = staging;
 }
 
-/// There is room at a socket again.
+/// There is room at a socket again. The queue pair that waits for the longest time continues first; one that sends until there is no room
+/// waits behind the others.
 pub(crate) fn resume(core: &mut Core, port: Token, socket: Token) {
-    let Some(slot) = core.datagram_port(port) else { return };
-    for token in slot.unblock(socket) {
-        transmit(core, token);
+    while let Some(slot) = core.datagram_port(port) {
+        let Some(next) = slot.next_blocked(socket) else { return slot.stop_waiting(socket) };
+        transmit(core, next);
+        if core.datagram_port(port).is_some_and(|slot| slot.is_blocked(next)) {
+            return;
+        }
     }
 }
 
@@ -52,6 +61,7 @@ impl Endpoint {
         let qp = &*self.qp;
         let mut sq = qp.sq.lock();
         let unsent = staging.requests.len() - sent;
+        staging.count(sent);
         sq.take_back(unsent);
         self.msn = self.msn.wrapping_sub(unsent as u32);
         for id in &staging.requests[..sent] {
@@ -85,9 +95,9 @@ impl Endpoint {
     ) -> (Option<usize>, Option<(u32, WcStatus)>) {
         let qp = std::sync::Arc::clone(&self.qp);
         let mut sq = qp.sq.lock();
-        sq.look();
         let mut socket = None;
-        while sq.mode == SqMode::Running
+        while staging.may_begin_another()
+            && sq.mode == SqMode::Running
             && let Some((id, wqe)) = sq.next_wqe()
             && staging.has_room(wqe.len as usize + OVERHEAD)
         {
