@@ -2,7 +2,7 @@
 
 use super::counts::Counts;
 use super::slot::{INDICES, Membership};
-use super::{DatagramCounts, Endpoint, UdState, binding};
+use super::{DatagramCounts, UdState, binding};
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
@@ -168,8 +168,8 @@ impl Pd {
 }
 
 fn add_endpoint(qp: &Arc<QpInner>, port: &DatagramPort) -> Result<()> {
-    let endpoint = Endpoint::new(qp, port.token, Qpn::from_raw(qp.num).index());
-    let token = port.driver.shard(port.token).call(|core| binding::add_endpoint(core, endpoint))?;
+    let (of, at, index) = (Arc::clone(qp), port.token, Qpn::from_raw(qp.num).index());
+    let token = port.driver.shard(at).call(move |core| binding::add_endpoint(core, &of, at, index))?;
     let _control = qp.control();
     if let crate::qp::RecvSource::Own(rq) = &qp.rq {
         rq.lock().closed = true;

@@ -642,3 +642,50 @@ fn sidr_resolves_a_queue_pair_despite_losses() {
     assert!(matches!(event.kind, CmEventKind::Failed(Error::TimedOut { .. })) && event.id == handle.id());
     assert!(SidrHandle::request(&a.end.device, from, gone, &[0; 181], &channel).is_err(), "too much data");
 }
+
+#[test]
+fn the_counters_of_a_device_have_its_datagrams() {
+    let (a, b) = (Ud::kernel(), Ud::kernel());
+    for id in 0..3 {
+        b.end.recv(id, 0, 4096);
+        a.send(id, a.to(&b), 100);
+        a.end.sent_ok(id);
+        b.end.received_ok(id);
+    }
+    // To itself, to a group, to no port, and with a wrong Q_Key or without a receive.
+    a.end.recv(4, 0, 4096);
+    a.send(4, a.to(&a), 7);
+    a.end.sent_ok(4);
+    a.end.received_ok(4);
+    let group = AddressHandle::new(LOCALHOST, "239.77.1.11".parse().unwrap(), 0);
+    for to in [
+        Destination { ah: group, qpn: 0xFF_FFFF, qkey: QKEY },
+        Destination { qpn: 1, ..a.to(&b) },
+        Destination { qkey: QKEY + 1, ..a.to(&b) },
+        Destination { qpn: b.end.qp.num() ^ 1, ..a.to(&b) },
+        a.to(&b),
+    ] {
+        a.send(5, to, 20);
+        a.end.sent_ok(5);
+    }
+    b.dropped(3);
+    let of = |ud: &Ud| {
+        let counters = ud.end.device.counters();
+        let [pair] = &counters.datagram_queue_pairs[..] else { panic!("{counters:?}") };
+        assert_eq!((pair.qp_num, pair.local), (ud.end.qp.num(), ud.socket_address()));
+        assert_eq!(pair.datagrams.traffic, counters.total().datagrams.traffic);
+        assert!(counters.connections.is_empty() && counters.total().established == 0);
+        (counters.total().datagrams, *pair)
+    };
+    let count = |count: uiw_verbs::counters::Count| (count.messages, count.bytes);
+    let (all, _) = of(&a);
+    assert_eq!((count(all.traffic.sent), count(all.traffic.received)), ((8, 387), (1, 7)));
+    let others = all.with_others();
+    assert_eq!((count(others.sent), count(others.received)), ((6, 360), (0, 0)));
+    assert_eq!(all.unsent, 1);
+    let (all, own) = of(&b);
+    assert_eq!((count(all.traffic.received), count(all.with_others().received)), ((3, 300), (3, 300)));
+    assert_eq!((all.bad_qkey, all.no_receive, all.no_queue_pair, all.bad_crc), (1, 1, 1, 0));
+    assert_eq!((own.datagrams.bad_qkey, own.datagrams.no_receive, own.datagrams.no_queue_pair), (1, 1, 0));
+    assert_eq!(all.dropped().iter().map(|(_, count)| count).sum::<u64>(), b.counts().dropped());
+}
