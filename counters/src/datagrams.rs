@@ -55,13 +55,12 @@ impl DatagramCounters {
         }
     }
 
-    /// A message of `len` bytes was received.
+    /// Messages that completed a receive; those in `same_device` came from queue pairs of the same device.
     #[inline]
-    pub fn received(&self, len: u32, same_device: bool) {
-        let one = Count { messages: 1, bytes: len.into() };
-        self.count(conn::DATAGRAMS + 2, one);
-        if same_device {
-            self.count(conn::DATAGRAMS_SAME_DEVICE + 2, one);
+    pub fn received(&self, all: Count, same_device: Count) {
+        self.count(conn::DATAGRAMS + 2, all);
+        if same_device.messages > 0 {
+            self.count(conn::DATAGRAMS_SAME_DEVICE + 2, same_device);
         }
     }
 

@@ -155,8 +155,8 @@ fn datagrams_are_counted_by_queue_pair_and_shard() {
     shard.close(&conn, true);
     let now = shard.open_datagrams(0x0F_A001, local);
     now.sent(count(2, 64), count(0, 0));
-    now.received(1024, true);
-    now.received(1, false);
+    now.received(count(1, 1024), count(1, 1024));
+    now.received(count(1, 1), count(0, 0));
     now.dropped(Dropped::Unsent, 1);
     now.dropped(Dropped::NoReceive, 2);
     now.dropped(Dropped::BadReceive, 1);

@@ -357,8 +357,7 @@ impl Cq {
             let first = !std::mem::replace(&mut inner.overflowed, true);
             drop(inner);
             if first {
-                tracing::error!(cq = self.num, "completion queue overflow");
-                self.device.events().raise(AsyncEvent::CqError { cq: self.num }, wakes);
+                self.report_overflow(wakes);
             }
             return None;
         }
@@ -382,6 +381,49 @@ impl Cq {
             }
         }
         Some(number)
+    }
+
+    /// Adds completions in order, and gives how many of them: all, or as many as the queue has room for. Then it has overflowed, and the
+    /// caller's queue pair enters the error state.
+    pub(crate) fn push_all(&self, cqes: impl IntoIterator<Item = Cqe>, wakes: &mut Wakes) -> usize {
+        let now = if self.options.timestamps { monotonic_ns() } else { 0 };
+        let mut inner = self.inner.lock();
+        let (mut count, mut fires, mut overflows) = (0, false, false);
+        for mut cqe in cqes {
+            if inner.ring.len() >= inner.depth {
+                overflows = !std::mem::replace(&mut inner.overflowed, true);
+                break;
+            }
+            cqe.wc.timestamp_ns = now;
+            fires |= match inner.arm {
+                Arm::None => false,
+                Arm::Any => true,
+                Arm::Solicited => cqe.solicited || cqe.wc.status != WcStatus::Success,
+            };
+            inner.ring.push_back(cqe);
+            count += 1;
+        }
+        inner.pushed += count as u64;
+        self.queued.store(inner.ring.len(), Ordering::Release);
+        if count > 0 && !inner.wakers.is_empty() {
+            inner.wakers.drain(..).for_each(|waker| wakes.push(Wake::Waker(waker)));
+        }
+        if fires {
+            inner.arm = Arm::None;
+        }
+        drop(inner);
+        if fires && let Some(channel) = &self.options.channel {
+            channel.push(self.this.clone(), wakes);
+        }
+        if overflows {
+            self.report_overflow(wakes);
+        }
+        count
+    }
+
+    fn report_overflow(&self, wakes: &mut Wakes) {
+        tracing::error!(cq = self.num, "completion queue overflow");
+        self.device.events().raise(AsyncEvent::CqError { cq: self.num }, wakes);
     }
 
     /// Removes the completions of a queue pair that is being destroyed.

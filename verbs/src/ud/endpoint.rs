@@ -1,9 +1,11 @@
 //! The shard's side of a UD queue pair.
 
 use super::own::LastPeer;
+use crate::cq::Cqe;
 use crate::qp::{QpInner, QpState, RecvWqe};
 use std::sync::Arc;
-use uiw_counters::DatagramCounters;
+use uiw_counters::{Count, DatagramCounters};
+use uiw_datagram::Grh;
 use uiw_llp::Token;
 use uiw_mem::MrCache;
 
@@ -20,8 +22,34 @@ pub(crate) struct Endpoint {
     pub(super) cache: MrCache,
     pub(super) counters: DatagramCounters,
     pub(super) last_peer: LastPeer,
+    /// Completions of messages that were placed, and the count of these messages, of one run of datagrams.
+    pub(super) completions: Vec<Cqe>,
+    pub(super) received: Received,
+    /// The route header that was written last: those of one sender's messages are equal where their lengths are.
+    pub(super) last_grh: Option<(Grh, [u8; Grh::LEN])>,
     /// The receive that is being filled; kept for its allocation.
     pub(super) receive: RecvWqe,
+}
+
+/// Messages of one run of datagrams; those from queue pairs of the same device apart.
+#[derive(Default)]
+pub(super) struct Received {
+    pub(super) all: Count,
+    pub(super) same_device: Count,
+}
+
+impl Received {
+    pub(super) fn add(&mut self, len: u32, same_device: bool) {
+        let to = if same_device {
+            [Some(&mut self.all), Some(&mut self.same_device)]
+        } else {
+            [Some(&mut self.all), None]
+        };
+        for count in to.into_iter().flatten() {
+            count.messages += 1;
+            count.bytes += u64::from(len);
+        }
+    }
 }
 
 impl Endpoint {
@@ -35,6 +63,9 @@ impl Endpoint {
             cache: MrCache::default(),
             counters,
             last_peer: LastPeer::default(),
+            completions: Vec::new(),
+            received: Received::default(),
+            last_grh: None,
             receive: RecvWqe::default(),
         }
     }

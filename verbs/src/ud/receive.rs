@@ -1,6 +1,8 @@
 //! From a datagram to a completed receive.
 
 use super::counts::Count;
+use super::endpoint::Received;
+use super::staging::HEADROOM;
 use super::{Endpoint, PortSlot};
 use crate::cq::Cqe;
 use crate::driver::{Core, Services};
@@ -25,12 +27,13 @@ pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
         let Some(at) = slot.sockets.iter().position(|other| other.token == socket) else { break };
         let source = &mut slot.sockets[at];
         let (local, is_group) = (source.local.ip(), source.group.is_some());
-        if source.socket.recv(&mut staging.buffer, &mut staging.incoming).is_err() {
+        if source.socket.recv(&mut staging.buffer[HEADROOM..], &mut staging.incoming).is_err() {
             break;
         }
         let mut last = None;
         for incoming in &staging.incoming {
-            let bytes = &staging.buffer[incoming.bytes.clone()];
+            // In front of it is the end of the one before, which has been placed.
+            let bytes = &mut staging.buffer[incoming.bytes.start..incoming.bytes.end + HEADROOM];
             core.services.moved += bytes.len();
             if is_group {
                 receive_for_group(core, (port, at), local, incoming.peer, bytes, &mut last);
@@ -38,8 +41,8 @@ pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
                 receive_for_one(core, port, local, incoming.peer, bytes, &mut last);
             }
         }
-        if let Some(endpoint) = last.and_then(|token| core.endpoint(token)) {
-            endpoint.cache.let_go();
+        if let Some(token) = last {
+            finish(core, token);
         }
         count += staging.incoming.len();
         if !staging.was_filled() {
@@ -98,11 +101,13 @@ fn receive_for_one(
     port: Token,
     local: IpAddr,
     peer: SocketAddr,
-    bytes: &[u8],
+    bytes: &mut [u8],
     last: &mut Option<Token>,
 ) {
     let Some((slot, services)) = core.port_and_services(port) else { return };
-    let Some((header, grh)) = check(slot, &services.counters, peer, bytes, false) else { return };
+    let Some((header, grh)) = check(slot, &services.counters, peer, &bytes[HEADROOM..], false) else {
+        return;
+    };
     let number = slot.number;
     let endpoint = slot.endpoints[usize::from(header.destination.index())];
     let Some(endpoint) = endpoint.filter(|_| header.destination.port() == number) else {
@@ -119,11 +124,11 @@ fn receive_for_group(
     (port, at): (Token, usize),
     group: IpAddr,
     peer: SocketAddr,
-    bytes: &[u8],
+    bytes: &mut [u8],
     last: &mut Option<Token>,
 ) {
     let Some((slot, services)) = core.port_and_services(port) else { return };
-    let Some((header, grh)) = check(slot, &services.counters, peer, bytes, true) else { return };
+    let Some((header, grh)) = check(slot, &services.counters, peer, &bytes[HEADROOM..], true) else { return };
     let mut next = 0;
     while let Some(slot) = core.datagram_port(port)
         && let Some(joined) = &slot.sockets[at].group
@@ -136,63 +141,83 @@ fn receive_for_group(
     }
 }
 
+/// `bytes`: the datagram, behind [`HEADROOM`].
 fn deliver(
     core: &mut Core,
     (token, peer): (Token, SocketAddr),
     header: &Header,
     grh: &Grh,
-    bytes: &[u8],
+    bytes: &mut [u8],
     last: &mut Option<Token>,
 ) {
     if *last != Some(token)
-        && let Some(before) = last.replace(token).and_then(|token| core.endpoint(token))
+        && let Some(before) = last.replace(token)
     {
-        before.cache.let_go();
+        finish(core, before);
     }
-    let payload = &bytes[Header::LEN..bytes.len() - uiw_datagram::CRC_LEN];
     let Some((endpoint, slot, services)) = core.endpoint_and_port(token) else { return };
-    let outcome = endpoint.receive(header, grh, payload, services);
-    slot.count(outcome);
-    let why = match outcome {
-        Count::NoQueuePair => return services.counters.rejected(Rejected::NoQueuePair),
+    let end = bytes.len() - uiw_datagram::CRC_LEN;
+    let message = &mut bytes[..end];
+    if endpoint.last_grh.as_ref().is_none_or(|(last, _)| last != grh) {
+        endpoint.last_grh = Some((*grh, grh.emit()));
+    }
+    if let (Some((_, emitted)), Some(place)) = (&endpoint.last_grh, message.first_chunk_mut()) {
+        *place = *emitted;
+    }
+    let Err(dropped) = endpoint.receive(header, peer, message, services) else { return };
+    endpoint.finish(slot, services);
+    slot.count(dropped);
+    let why = match dropped {
         Count::BadQkey => Dropped::BadQkey,
         Count::NoReceive => Dropped::NoReceive,
         Count::BadReceive => Dropped::BadReceive,
-        _ => {
-            let is_own = endpoint.last_peer.is_own(&services.shared.datagram_sockets, peer);
-            // At most 4,096 bytes.
-            return endpoint.counters.received(payload.len() as u32, is_own);
-        }
+        _ => return services.counters.rejected(Rejected::NoQueuePair),
     };
     endpoint.counters.dropped(why, 1);
 }
 
+/// A run of datagrams of one queue pair is over.
+fn finish(core: &mut Core, token: Token) {
+    if let Some((endpoint, slot, services)) = core.endpoint_and_port(token) {
+        endpoint.cache.let_go();
+        endpoint.finish(slot, services);
+    }
+}
+
 impl Endpoint {
-    fn receive(&mut self, header: &Header, grh: &Grh, payload: &[u8], services: &mut Services) -> Count {
+    /// Places a message, behind its route header. Its completion is queued with those of the datagrams behind it: see
+    /// [`Endpoint::finish`].
+    fn receive(
+        &mut self,
+        header: &Header,
+        peer: SocketAddr,
+        message: &[u8],
+        services: &mut Services,
+    ) -> Result<(), Count> {
         let qp = &self.qp;
         let Some(ud) = qp.ud.as_ref().filter(|_| Self::receives(qp.state())) else {
-            return Count::NoQueuePair;
+            return Err(Count::NoQueuePair);
         };
         if header.qkey != ud.qkey.load(Ordering::Relaxed) {
-            return Count::BadQkey;
+            return Err(Count::BadQkey);
         }
         if !qp.try_take_recv(&mut self.receive, &mut services.wakes) {
-            return Count::NoReceive;
+            return Err(Count::NoReceive);
         }
-        // At most 4,096 bytes.
-        let byte_len = payload.len() as u32 + GRH;
+        // At most 4,096 bytes and the route header.
+        let byte_len = message.len() as u32;
         let wr_id = self.receive.wr_id;
-        if byte_len > self.receive.len {
-            self.fail(wr_id, WcStatus::LocalLength, services);
-            return Count::BadReceive;
-        }
-        let sges = &self.receive.sges;
-        let placed = qp
-            .scatter(&services.table, &mut self.cache, sges, 0, &grh.emit())
-            .and_then(|()| qp.scatter(&services.table, &mut self.cache, sges, GRH, payload));
-        if placed.is_err() {
-            self.fail(wr_id, WcStatus::LocalProtection, services);
-            return Count::BadReceive;
+        let failed = if byte_len > self.receive.len {
+            Some(WcStatus::LocalLength)
+        } else {
+            let sges = &self.receive.sges;
+            let placed = qp.scatter(&services.table, &mut self.cache, sges, 0, message);
+            placed.err().map(|_| WcStatus::LocalProtection)
+        };
+        if let Some(status) = failed {
+            self.push_received(services);
+            self.fail(wr_id, status, services);
+            return Err(Count::BadReceive);
         }
         let wc = Wc {
             wr_id,
@@ -206,12 +231,32 @@ impl Endpoint {
             reason: None,
             timestamp_ns: 0,
         };
-        let cqe = Cqe { wc, solicited: header.solicited };
-        if qp.recv_cq.push(cqe, &mut services.wakes).is_none() {
-            self.lost_completion(services);
-            return Count::BadReceive;
+        let same_device = self.last_peer.is_own(&services.shared.datagram_sockets, peer);
+        self.received.add(byte_len - GRH, same_device);
+        self.completions.push(Cqe { wc, solicited: header.solicited });
+        Ok(())
+    }
+
+    /// Queues the completions of the messages that were placed. False: there was no room, and the queue pair is in error.
+    fn push_received(&mut self, services: &mut Services) -> bool {
+        if self.completions.is_empty() {
+            return true;
         }
-        Count::Received
+        let count = self.completions.len();
+        let pushed = self.qp.recv_cq.push_all(self.completions.drain(..), &mut services.wakes);
+        pushed == count
+    }
+
+    /// Queues completions, and counts the messages.
+    fn finish(&mut self, slot: &PortSlot, services: &mut Services) {
+        if !self.push_received(services) {
+            self.lost_completion(services);
+        }
+        let Received { all, same_device } = std::mem::take(&mut self.received);
+        if all.messages > 0 {
+            slot.counts.add(Count::Received, all.messages);
+            self.counters.received(all, same_device);
+        }
     }
 
     /// A receive ends in an error, and with it the queue pair.

@@ -1,9 +1,12 @@
 //! Memory in which a shard's datagrams are built and received.
 
+use uiw_datagram::{Grh, Header};
 use uiw_llp::{DATAGRAM_BUFFER, Incoming, Outgoing};
 
 /// Buffers of one call that receives.
 const BUFFERS: usize = 16;
+/// Bytes in front of the first datagram: a Global Route Header takes the place of a datagram's header, and is longer.
+pub(super) const HEADROOM: usize = Grh::LEN - Header::LEN;
 /// Bytes and datagrams of one call that sends.
 const SEND_BYTES: usize = 256 << 10;
 const SEND_DATAGRAMS: usize = 256;
@@ -39,7 +42,7 @@ impl Staging {
     /// The buffer for a call that receives.
     pub(super) fn prepare_receive(&mut self) {
         if self.buffer.is_empty() {
-            self.buffer = vec![0; BUFFERS * DATAGRAM_BUFFER];
+            self.buffer = vec![0; HEADROOM + BUFFERS * DATAGRAM_BUFFER];
         }
         self.incoming.clear();
     }

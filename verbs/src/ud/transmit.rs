@@ -104,7 +104,7 @@ impl Endpoint {
             && let Some((id, wqe)) = sq.next_wqe()
             && staging.has_room(wqe.len as usize + OVERHEAD)
         {
-            let SendOp::Datagram { to, imm } = wqe.op else {
+            let SendOp::Datagram { to, imm } = &wqe.op else {
                 return (socket, Some((id, WcStatus::LocalQpOperation)));
             };
             let at = port.socket_at(to.ah.local());
@@ -113,7 +113,7 @@ impl Endpoint {
                 break;
             }
             let len = wqe.len;
-            let peer = match self.build_one(wqe, (&to, imm), services, staging) {
+            let peer = match self.build_one(wqe, (to, *imm), services, staging) {
                 Ok(peer) => peer,
                 Err(status) => {
                     return (socket.filter(|_| !staging.requests.is_empty()), Some((id, status)));
@@ -151,7 +151,10 @@ impl Endpoint {
             immediate,
         };
         let start = staging.out.len();
-        staging.out.extend_from_slice(&header.emit());
+        staging.out.resize(start + Header::LEN, 0);
+        if let Some(place) = staging.out[start..].first_chunk_mut() {
+            header.write(place);
+        }
         let gathered = qp.gather(&services.table, &mut self.cache, wqe, 0..wqe.len, &mut staging.out);
         if gathered.is_err() {
             staging.out.truncate(start);

@@ -2,6 +2,7 @@
 
 mod cases;
 mod connects;
+mod datagrams;
 mod figures;
 mod hostile;
 mod instructions;
@@ -30,6 +31,8 @@ pub(crate) enum Bench {
     Scaling(scaling::Options),
     /// Connections set up a second, beside TCP's
     Connects(connects::Options),
+    /// UD queue pairs beside a UDP socket with the same calls and CRC
+    Datagrams(datagrams::Options),
     /// Debian's perftest on the C libraries beside `uiw perf` and raw TCP
     Perftest(perftest::Options),
     /// UCX and libfabric over TCP beside `uiw perf` and raw TCP
@@ -47,6 +50,7 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
         Bench::Instructions(options) => instructions::run(options),
         Bench::Scaling(options) => scaling::run(options),
         Bench::Connects(options) => connects::run(options),
+        Bench::Datagrams(options) => datagrams::run(options),
         Bench::Perftest(options) => perftest::run(options),
         Bench::Peers(options) => peers::run(options),
         Bench::Siw(options) => siw::run(options),
