@@ -75,6 +75,30 @@ fn perftest_between_namespaces_as_an_ordinary_user() {
     }
 }
 
+/// libfabric's endpoint FI_EP_DGRAM of its verbs provider: `fi_pingpong`, the one program of fabtests that Debian has.
+#[test]
+fn libfabric_dgram_endpoints_exchange_messages() {
+    let Some(_) = uiw_interop::require("fi_pingpong") else { return };
+    let libraries = Libraries::get();
+    for size in ["64", "1024"] {
+        let port = free_port();
+        let command = |port_option: &str| {
+            let mut command = libraries.command(User::Same, "fi_pingpong");
+            command.args(["-p", "verbs", "-e", "dgram", "-d", "uiw_lo-dgram", "-I", "500", "-c", "-S", size]);
+            command.args([port_option, &port.to_string()]).env("UIW_PERSONA", "roce");
+            command
+        };
+        let mut server = Running::start(command("-B"));
+        server.wait_listening(port);
+        let mut client = command("-P");
+        client.arg("127.0.0.1");
+        for end in [Running::start(client).end(), server.end()] {
+            // Sent and acknowledged, with their contents compared.
+            assert_eq!(end.well().count("=500"), 1, "{end:?}");
+        }
+    }
+}
+
 /// The two ends of one of rdmacm-utils.
 fn by_rdma_cm(network: &Network, program: &str, server: &[&str], client: &[&str]) -> Option<[Ended; 2]> {
     uiw_interop::require(program)?;
