@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use uiw_verbs::counters::{ConnectionCounters, Directions};
 use uiw_verbs::{Device, Qp, QpState};
 
-/// Time between two looks at the counters, at most.
+/// The longest time between reads of the counters.
 const TICK: Duration = Duration::from_secs(15);
 
 /// The connections that are watched, by the numbers of their queue pairs.
@@ -27,7 +27,7 @@ struct Watched {
 }
 
 impl Idle {
-    /// Connections may be idle for `limit`, and for the time between two looks at them.
+    /// Connections may be idle for `limit`, and for the time until the counters are read again.
     pub(super) fn new(limit: Duration) -> Self {
         Self { limit, watched: Mutex::default() }
     }
@@ -38,7 +38,7 @@ impl Idle {
         self.lock().insert(link.qp.num(), watched);
     }
 
-    /// Looks at the counters now and then, until `stop`.
+    /// Reads the counters now and then, until `stop`.
     pub(super) fn run(&self, device: &Device, stop: &Stop) {
         while !stop.sleep_for((self.limit / 4).min(TICK)) {
             for (peer, qp) in self.look(&device.counters().connections, Instant::now()) {
