@@ -47,6 +47,9 @@ pub fn enter(persona: Persona, with_nodes: bool) -> io::Result<()> {
 
 /// Character devices under the names by which programs look for them. Nothing is behind them: programs check that they can be read
 /// and written.
+///
+/// The loopback device has a node only if there is no other device. UCX connects every device that has one to one of the peer, and takes
+/// 127.0.0.1 for an address of the peer's host: no RoCE adapter has such an address.
 fn nodes(netdevs: &[NetDev]) -> io::Result<()> {
     let folder = Path::new(NODES);
     if folder.exists() {
@@ -55,7 +58,8 @@ fn nodes(netdevs: &[NetDev]) -> io::Result<()> {
         mounts::make_writable(Path::new("/dev"))?;
         fs::create_dir(folder)?;
     }
-    for netdev in netdevs {
+    let only_loopback = netdevs.iter().all(|netdev| netdev.loopback);
+    for netdev in netdevs.iter().filter(|netdev| only_loopback || !netdev.loopback) {
         for name in [format!("uiw_{}", netdev.name), format!("uverbs_uiw_{}", netdev.name)] {
             let node = folder.join(name);
             File::create(&node)?;
