@@ -17,11 +17,11 @@ const CLASSES: &str = "/sys/class";
 /// Where the kernel's drivers have their nodes.
 const NODES: &str = "/dev/infiniband";
 
-/// Shows this process, and the program that it becomes, the tree, and the nodes if `with_nodes`. The process must have one thread.
+/// Shows this process, and the program that it becomes, the tree and the nodes. The process must have one thread.
 ///
 /// # Errors
 /// The system's: no namespaces for this user, or no tmpfs.
-pub fn enter(persona: Persona, with_nodes: bool) -> io::Result<()> {
+pub fn enter(persona: Persona) -> io::Result<()> {
     let netdevs = netdev::all()?;
     mounts::enter()?;
     let classes = Path::new(CLASSES);
@@ -42,7 +42,7 @@ pub fn enter(persona: Persona, with_nodes: bool) -> io::Result<()> {
     if !abi.join("abi_version").exists() {
         put(&abi.join("abi_version"), "6")?;
     }
-    if with_nodes { nodes(&netdevs) } else { Ok(()) }
+    nodes(&netdevs)
 }
 
 /// Character devices under the names by which programs look for them. Nothing is behind them: programs check that they can be read

@@ -1,0 +1,36 @@
+//! Programs under `uiw run`, and its report of what they moved.
+
+use serde_json::Value;
+use std::process::Command;
+use uiw_interop::stock::{Ended, Libraries, User, uiw};
+
+/// `uiw run` with these options and this program.
+pub(crate) fn run(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
+    around(libraries, &[], options, program)
+}
+
+/// As [`run`], in network, PID, IPC and UTS namespaces of its own where `network` puts it: what one end knows of the other is what a
+/// network carries. Killed as a whole with the command.
+pub(crate) fn isolated(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
+    let unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--uts", "--"];
+    around(libraries, &unshare, options, program)
+}
+
+fn around(libraries: &Libraries, outside: &[&str], options: &[&str], program: &[&str]) -> Command {
+    let uiw = uiw().to_str().expect("a path of text");
+    let words = [outside, &[uiw, "run"], options, &["--"], program].concat();
+    let mut command = libraries.command(User::Same, words[0]);
+    command.env_remove("LD_LIBRARY_PATH").env_remove("UIW_COUNTERS").env("UIW_LIB", libraries.folder());
+    command.args(&words[1..]);
+    command
+}
+
+/// The report of `--json`.
+pub(crate) fn report(ended: &Ended) -> Value {
+    let line = ended.said.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| panic!("{ended:?}"));
+    serde_json::from_str(line).unwrap()
+}
+
+pub(crate) fn number(report: &Value, name: &str) -> u64 {
+    report[name].as_u64().unwrap_or_else(|| panic!("{name} of {report}"))
+}
