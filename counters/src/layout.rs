@@ -4,7 +4,7 @@
 //!   block 0                                       the process
 //!   FIRST + s * SHARD_BLOCKS                      shard s: counts that belong to no connection
 //!   FIRST + s * SHARD_BLOCKS + OTHERS, SAME_DEVICE    traffic of connections without a block of their own
-//!   FIRST + s * SHARD_BLOCKS + FIRST_CONN, ..     one connection each
+//!   FIRST + s * SHARD_BLOCKS + FIRST_CONN, ..     one connection or UD queue pair each
 //! ```
 //!
 //! A block of a connection is used again by a later one. Its counts then go on: what belongs to the present connection is the
@@ -85,7 +85,7 @@ pub(crate) mod shard {
     pub(crate) const OTHER_TERMINATES_RECEIVED: usize = 11;
     /// Traffic of earlier connections within the device, as in [`super::conn::TRAFFIC`]: their blocks are other connections' by now.
     pub(crate) const SAME_DEVICE: usize = 16;
-    /// Zero in this version: for datagrams.
+    /// Datagrams that belong to no queue pair: one for each [`crate::Rejected`].
     pub(crate) const DATAGRAMS: usize = SAME_DEVICE + super::conn::TRAFFIC_WORDS;
     pub(crate) const DATAGRAM_WORDS: usize = 24;
     /// Entries of a code with bit 16 set (0: no entry), Terminates sent and received.
@@ -108,6 +108,8 @@ pub(crate) mod conn {
     pub(crate) const FLAG_INITIATOR: u64 = 2;
     /// The kernel's TCP has the connection.
     pub(crate) const FLAG_KERNEL: u64 = 4;
+    /// The block belongs to a UD queue pair, which has no peer.
+    pub(crate) const FLAG_DATAGRAMS: u64 = 8;
     /// Nanoseconds since 1970.
     pub(crate) const BEGAN: usize = 4;
     /// Three each: see `address.rs`.
@@ -121,12 +123,17 @@ pub(crate) mod conn {
     /// One for each [`crate::Wait`].
     pub(crate) const WAITS: usize = TRAFFIC + TRAFFIC_WORDS;
     pub(crate) const WAITS_WORDS: usize = 3;
+    /// Messages and bytes of datagrams, sent and received; those within the device; then one for each [`crate::Dropped`].
+    pub(crate) const DATAGRAMS: usize = 36;
+    pub(crate) const DATAGRAMS_SAME_DEVICE: usize = DATAGRAMS + 4;
+    pub(crate) const UNSENT: usize = DATAGRAMS_SAME_DEVICE + 4;
     /// All numbers that only grow, and the copy of them.
     pub(crate) const COUNTS: usize = 32;
     pub(crate) const BASE: usize = 64;
 }
 
-const _: () = assert!(conn::WAITS + conn::WAITS_WORDS <= conn::TRAFFIC + conn::COUNTS);
+const _: () = assert!(conn::WAITS + conn::WAITS_WORDS <= conn::DATAGRAMS);
+const _: () = assert!(conn::UNSENT + 4 <= conn::TRAFFIC + conn::COUNTS);
 const _: () = assert!(conn::TRAFFIC + conn::COUNTS <= conn::BASE && conn::BASE + conn::COUNTS <= BLOCK_WORDS);
 const _: () = assert!(shard::REFUSED + shard::REFUSALS <= shard::CRC_ERRORS);
 const _: () = assert!(shard::DATAGRAMS + shard::DATAGRAM_WORDS <= shard::TERMINATES);

@@ -1,5 +1,5 @@
-//! Counters of a device: messages and bytes by operation and direction, waits, refusals, Terminates; by device, shard, queue pair and
-//! connection.
+//! Counters of a device: messages and bytes by operation and direction, datagrams, waits, refusals, Terminates; by device, shard, queue
+//! pair and connection.
 //!
 //! ```text
 //!   engine, under a shard's lock                 file, mode 0600                       any process of the user
@@ -19,6 +19,7 @@
 #![warn(missing_debug_implementations)]
 
 mod address;
+mod datagrams;
 mod directory;
 mod file;
 mod layout;
@@ -26,6 +27,7 @@ mod snapshot;
 mod terminates;
 mod writer;
 
+pub use datagrams::{DatagramCounters, DatagramQueuePair, Datagrams, Dropped, Rejected};
 pub use directory::{Directory, DirectoryKind};
 pub use file::{CounterFile, FileError, Owner};
 pub use layout::{VERSION, Wait};

@@ -1,6 +1,7 @@
 //! Counters as they were at one time: of this process's device, or of a file.
 
 use crate::address;
+use crate::datagrams::{DatagramQueuePair, Datagrams, Rejected};
 use crate::layout::{self, FIRST_CONN, OTHERS, SAME_DEVICE, SHARD_BLOCKS, block, conn, process, shard};
 use crate::terminates;
 use std::collections::BTreeMap;
@@ -126,7 +127,7 @@ impl Operations {
 }
 
 impl Count {
-    fn add(&mut self, other: Self) {
+    pub(crate) fn add(&mut self, other: Self) {
         self.messages = self.messages.wrapping_add(other.messages);
         self.bytes = self.bytes.wrapping_add(other.bytes);
     }
@@ -206,6 +207,8 @@ pub struct ShardCounts {
     pub traffic: Operations,
     /// The part of it on connections whose other end is a queue pair of the same device.
     pub same_device: Operations,
+    /// Datagrams of all UD queue pairs, and those that belong to none.
+    pub datagrams: Datagrams,
     /// Waits of all connections.
     pub waits: Waits,
     /// Bytes that are kept against the receive memory budget.
@@ -285,6 +288,8 @@ pub struct Snapshot {
     pub shards: Vec<ShardCounts>,
     /// Connections in Full Operation that have counters of their own: up to 1,021 a shard; the others count for their shard alone.
     pub connections: Vec<ConnectionCounters>,
+    /// UD queue pairs with counters of their own: connections and they are up to 1,021 a shard.
+    pub datagram_queue_pairs: Vec<DatagramQueuePair>,
 }
 
 type Words = [u64; BLOCK_WORDS];
@@ -331,6 +336,13 @@ impl Snapshot {
             crc_errors: first[shard::CRC_ERRORS],
             same_device: Operations::parse(words(&first, shard::SAME_DEVICE)),
             terminates: terminates::parse(&first).collect(),
+            datagrams: Datagrams {
+                bad_crc: first[Rejected::BadCrc as usize],
+                malformed: first[Rejected::Malformed as usize],
+                bad_source: first[Rejected::BadSource as usize],
+                no_queue_pair: first[Rejected::NoQueuePair as usize],
+                ..Datagrams::default()
+            },
             ..ShardCounts::default()
         };
         for at in OTHERS..used {
@@ -339,10 +351,15 @@ impl Snapshot {
             let waits = Waits::parse(self::words(&words, conn::WAITS));
             counts.traffic.add(&traffic);
             counts.waits.add(&waits);
+            counts.datagrams.add(&Datagrams::parse(&self::words(&words, conn::TRAFFIC)));
             if at == SAME_DEVICE {
                 counts.same_device.add(&traffic);
             }
             if at < FIRST_CONN {
+                continue;
+            }
+            if words[conn::FLAGS] & conn::FLAG_DATAGRAMS != 0 {
+                self.datagram_queue_pairs.extend(datagram_queue_pair(index, &words));
                 continue;
             }
             let Some(connection) = connection(index, &words) else { continue };
@@ -366,6 +383,7 @@ impl Snapshot {
             total.traffic.add(&shard.traffic);
             total.same_device.add(&shard.same_device);
             total.waits.add(&shard.waits);
+            total.datagrams.add(&shard.datagrams);
             for (sum, part) in [
                 (&mut total.held_bytes, shard.held_bytes),
                 (&mut total.accepted, shard.accepted),
@@ -448,12 +466,7 @@ fn connection(shard: usize, words: &Words) -> Option<ConnectionCounters> {
     if words[conn::STATE] == 0 || !words[conn::SEQUENCE].is_multiple_of(2) {
         return None;
     }
-    let now: [u64; conn::COUNTS] = self::words(words, conn::TRAFFIC);
-    let base: [u64; conn::COUNTS] = self::words(words, conn::BASE);
-    let mut counts = [0; BLOCK_WORDS];
-    for (count, (now, base)) in counts.iter_mut().zip(now.iter().zip(base)) {
-        *count = now.wrapping_sub(base);
-    }
+    let counts = own_counts(words);
     let flag = |flag| words[conn::FLAGS] & flag != 0;
     Some(ConnectionCounters {
         shard,
@@ -464,11 +477,30 @@ fn connection(shard: usize, words: &Words) -> Option<ConnectionCounters> {
         same_device: flag(conn::FLAG_SAME_DEVICE),
         kernel: flag(conn::FLAG_KERNEL),
         began_ns: words[conn::BEGAN],
-        traffic: Operations::parse(self::words(&counts, 0)),
-        waits: Waits::parse(self::words(&counts, conn::WAITS - conn::TRAFFIC)),
+        traffic: Operations::parse(std::array::from_fn(|at| counts[at])),
+        waits: Waits::parse(std::array::from_fn(|at| counts[conn::WAITS - conn::TRAFFIC + at])),
         held_bytes: words[conn::HELD],
         tcp: None,
     })
+}
+
+/// `None`: the block has no living queue pair.
+fn datagram_queue_pair(shard: usize, words: &Words) -> Option<DatagramQueuePair> {
+    if words[conn::STATE] != conn::OPEN || !words[conn::SEQUENCE].is_multiple_of(2) {
+        return None;
+    }
+    Some(DatagramQueuePair {
+        shard,
+        qp_num: words[conn::QP_NUM] as u32,
+        local: address::parse(self::words(words, conn::LOCAL))?,
+        began_ns: words[conn::BEGAN],
+        datagrams: Datagrams::parse(&own_counts(words)),
+    })
+}
+
+/// What was counted since the block's present owner has it.
+fn own_counts(words: &Words) -> [u64; conn::COUNTS] {
+    std::array::from_fn(|at| words[conn::TRAFFIC + at].wrapping_sub(words[conn::BASE + at]))
 }
 
 /// Numbers of a block from `at` on. All uses are within it.

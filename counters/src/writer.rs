@@ -1,6 +1,7 @@
 //! The writing side: the engine's.
 
 use crate::address;
+use crate::datagrams::{DatagramCounters, Rejected};
 use crate::directory::Directory;
 use crate::file::Published;
 use crate::layout::{
@@ -193,10 +194,47 @@ impl ShardCounters {
     /// Full Operation begins on a connection.
     pub fn open(&mut self, details: &ConnDetails) -> ConnCounters {
         add(&self.block[shard::ESTABLISHED], 1);
-        let Some(index) = self.free.pop_front().or_else(|| self.unused()) else {
-            let block = if details.same_device { &self.same_device } else { &self.others };
-            return ConnCounters { block: block.clone(), index: None };
-        };
+        let flag = |is: bool, flag: u64| if is { flag } else { 0 };
+        let flags = flag(details.same_device, conn::FLAG_SAME_DEVICE)
+            | flag(details.initiator, conn::FLAG_INITIATOR)
+            | flag(details.kernel, conn::FLAG_KERNEL);
+        match self.take(flags, details.qp_num, details.local, details.peer) {
+            Some((block, index)) => ConnCounters { block, index: Some(index) },
+            None => {
+                let block = if details.same_device { &self.same_device } else { &self.others };
+                ConnCounters { block: block.clone(), index: None }
+            }
+        }
+    }
+
+    /// A UD queue pair was created, at a port with this address.
+    pub fn open_datagrams(&mut self, qp_num: u32, local: SocketAddr) -> DatagramCounters {
+        let nobody = SocketAddr::new(std::net::Ipv4Addr::UNSPECIFIED.into(), 0);
+        match self.take(conn::FLAG_DATAGRAMS, qp_num, local, nobody) {
+            Some((block, index)) => DatagramCounters { block, index: Some(index) },
+            None => DatagramCounters { block: self.others.clone(), index: None },
+        }
+    }
+
+    /// A UD queue pair is destroyed: its counts stay until another one takes their place.
+    pub fn close_datagrams(&mut self, counters: &DatagramCounters) {
+        self.free.extend(counters.close());
+    }
+
+    /// A datagram arrived that belongs to no queue pair.
+    pub fn rejected(&self, why: Rejected) {
+        add(&self.block[why as usize], 1);
+    }
+
+    /// A block for a connection or a UD queue pair; `None` when there is none.
+    fn take(
+        &mut self,
+        flags: u64,
+        qp_num: u32,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Option<(BlockRef, usize)> {
+        let index = self.free.pop_front().or_else(|| self.unused())?;
         let Some(block) = self.others.blocks().get(block(self.index, index)) else {
             unreachable!("the blocks of all shards are mapped")
         };
@@ -216,21 +254,17 @@ impl ShardCounters {
         for at in 0..conn::COUNTS {
             block[conn::BASE + at].store(block[conn::TRAFFIC + at].load(Relaxed), Relaxed);
         }
-        let flag = |is: bool, flag: u64| if is { flag } else { 0 };
-        let flags = flag(details.same_device, conn::FLAG_SAME_DEVICE)
-            | flag(details.initiator, conn::FLAG_INITIATOR)
-            | flag(details.kernel, conn::FLAG_KERNEL);
         block[conn::FLAGS].store(flags, Relaxed);
-        block[conn::QP_NUM].store(details.qp_num.into(), Relaxed);
+        block[conn::QP_NUM].store(qp_num.into(), Relaxed);
         block[conn::BEGAN].store(now(), Relaxed);
-        put_address(&block, conn::LOCAL, details.local);
-        put_address(&block, conn::PEER, details.peer);
+        put_address(&block, conn::LOCAL, local);
+        put_address(&block, conn::PEER, peer);
         block[conn::STATE].store(conn::OPEN, Relaxed);
         sequence.store(sequence.load(Relaxed).wrapping_add(1), Release);
         // Its contents first: a reader takes all blocks in front of this number for used ones.
         let used = &self.block[shard::USED];
         used.store(used.load(Relaxed).max(index as u64 + 1), Release);
-        ConnCounters { block, index: Some(index) }
+        Some((block, index))
     }
 
     /// A block that no connection had; `None` when the shard has no more, or the file system.

@@ -5,8 +5,8 @@ use std::os::unix::fs::{FileExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use uiw_counters::{
-    ConnDetails, Count, CounterFile, DeviceCounters, Directory, FileError, Owner, Publish, Refusal, Snapshot,
-    Traffic, Wait,
+    ConnDetails, Count, CounterFile, DatagramQueuePair, Datagrams, DeviceCounters, Directions, Directory,
+    Dropped, FileError, Owner, Publish, Refusal, Rejected, Snapshot, Traffic, Wait,
 };
 
 /// A directory that is removed with its files when dropped.
@@ -137,6 +137,68 @@ fn a_file_has_what_the_device_counted() {
     assert_eq!((connection.local, connection.peer), (details(0, false).local, details(0, false).peer));
     assert_eq!(read.with_others(), total.traffic);
     assert!(file.remove(&temp.directory()).unwrap() && !file.remove(&temp.directory()).unwrap());
+}
+
+#[test]
+fn datagrams_are_counted_by_queue_pair_and_shard() {
+    let temp = Temp::new();
+    let device = DeviceCounters::new(2, Some(&temp.publish())).unwrap();
+    let mut shard = device.shard(1);
+    let local = "192.0.2.1:4000".parse().unwrap();
+    let earlier = shard.open_datagrams(0x0F_A000, local);
+    earlier.sent(count(3, 300), count(1, 100));
+    earlier.dropped(Dropped::BadQkey, 5);
+    shard.close_datagrams(&earlier);
+    // A connection, and another queue pair, have the block afterwards: the sums go on, and theirs begin at zero.
+    let conn = shard.open(&details(7, false));
+    conn.count(Traffic::SendSent, 10, true);
+    shard.close(&conn, true);
+    let now = shard.open_datagrams(0x0F_A001, local);
+    now.sent(count(2, 64), count(0, 0));
+    now.received(1024, true);
+    now.received(1, false);
+    now.dropped(Dropped::Unsent, 1);
+    now.dropped(Dropped::NoReceive, 2);
+    now.dropped(Dropped::BadReceive, 1);
+    for (why, times) in [
+        (Rejected::BadCrc, 1),
+        (Rejected::Malformed, 2),
+        (Rejected::BadSource, 3),
+        (Rejected::NoQueuePair, 4),
+    ] {
+        (0..times).for_each(|_| shard.rejected(why));
+    }
+    drop((earlier, conn, now, shard, device));
+
+    let snapshot = temp.only().snapshot().unwrap();
+    let total = snapshot.total();
+    let directions = |sent, received| Directions { sent, received };
+    assert_eq!(total.traffic.send.sent, count(1, 10));
+    assert_eq!((total.established, total.ended), (1, 1), "a UD queue pair is no connection");
+    let expected = Datagrams {
+        traffic: directions(count(5, 364), count(2, 1025)),
+        same_device: directions(count(1, 100), count(1, 1024)),
+        unsent: 1,
+        bad_qkey: 5,
+        no_receive: 2,
+        bad_receive: 1,
+        bad_crc: 1,
+        malformed: 2,
+        bad_source: 3,
+        no_queue_pair: 4,
+    };
+    assert_eq!(total.datagrams, expected);
+    assert_eq!(expected.with_others(), directions(count(4, 264), count(1, 1)));
+    assert_eq!(expected.dropped().iter().map(|(_, count)| count).sum::<u64>(), 18);
+    let [DatagramQueuePair { shard, qp_num, local: at, datagrams, .. }] = snapshot.datagram_queue_pairs[..]
+    else {
+        panic!("{:?}", snapshot.datagram_queue_pairs)
+    };
+    assert_eq!((shard, qp_num, at), (1, 0x0F_A001, local));
+    assert_eq!(datagrams.traffic, directions(count(2, 64), count(2, 1025)));
+    assert_eq!((datagrams.unsent, datagrams.bad_qkey, datagrams.no_receive), (1, 0, 2));
+    assert_eq!(datagrams.bad_crc, 0, "that of no queue pair");
+    assert!(snapshot.connections.is_empty());
 }
 
 #[test]

@@ -91,7 +91,7 @@ impl Ports {
             None => Box::new((0..TRIES).map(|_| 0)),
         };
         for port in wanted {
-            if port != 0 && self.0.lock().has(port) {
+            if port == u16::MAX || port != 0 && self.0.lock().has(port) {
                 continue;
             }
             match bind_all(netdev, port, bind_datagrams) {
@@ -136,12 +136,13 @@ impl Tables {
     }
 
     /// Adds a port that was bound without the lock, and takes a slot. Where another thread has added one meanwhile, a slot of that
-    /// is taken. Nothing when the port is known already: two sockets may be bound to one port, as both allow reuse.
+    /// is taken. Nothing when the port cannot be used, or is known already: two sockets may be bound to one port, as both allow reuse.
     fn add(&mut self, netdev: &NetDev, shard: usize, port: &Arc<Port>) -> Option<Slot> {
         if let Some(slot) = self.take(netdev, shard) {
             return Some(slot);
         }
-        if self.has(port.number) {
+        // The last number of the last port is the destination of multicast messages.
+        if self.has(port.number) || port.number == u16::MAX {
             return None;
         }
         let free = self.slots(port.number);

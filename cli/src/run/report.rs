@@ -2,7 +2,7 @@
 
 use super::cannot_run;
 use crate::fail::{Failure, Result};
-use crate::stat::{number, operations};
+use crate::stat::{datagrams, number, operations};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Pid, Signal, geteuid, getpgrp, kill_process};
 use rustix::termios::tcgetpgrp;
@@ -17,7 +17,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use uiw_cabi::counters;
-use uiw_verbs::counters::{Directory, Operations};
+use uiw_verbs::counters::{Datagrams, Directions, Directory, Operations};
 
 /// The exit code when the program ended well, and moved nothing by uiw.
 const NOT_MET: u8 = 125;
@@ -36,7 +36,7 @@ pub(super) fn run(mut command: Command, require: bool, as_json: bool) -> Result<
     let status = wait(&mut child, signals).map_err(|error| Failure::local("cannot wait for it", error))?;
     let sum = run.sum()?;
     drop(run);
-    let is_met = sum.with_others.total().sent.bytes > 0 || sum.with_others.total().received.bytes > 0;
+    let is_met = sum.has_moved();
     let code = code(status);
     if as_json {
         eprintln!("{}", sum.json(code, is_met));
@@ -147,6 +147,7 @@ impl Run {
                     sum.connections += total.established;
                     sum.within.add(&total.same_device);
                     sum.with_others.add(&snapshot.with_others());
+                    sum.datagrams.add(&total.datagrams);
                     *sum.libraries.entry(snapshot.process.library).or_default() += 1;
                 }
                 Err((file, error)) => eprintln!("warning: {file}: {error}"),
@@ -205,11 +206,20 @@ struct Sum {
     with_others: Operations,
     /// On queue pairs of one process to itself.
     within: Operations,
+    /// Of UD queue pairs.
+    datagrams: Datagrams,
     /// How many processes counted by each library.
     libraries: BTreeMap<String, u64>,
 }
 
 impl Sum {
+    /// Whether payload went to another process or came from one.
+    fn has_moved(&self) -> bool {
+        [self.with_others.total(), self.datagrams.with_others()]
+            .iter()
+            .any(|moved| moved.sent.bytes > 0 || moved.received.bytes > 0)
+    }
+
     /// One line.
     fn text(&self) -> String {
         if self.processes == 0 {
@@ -220,8 +230,16 @@ impl Sum {
             1 => self.libraries.keys().cloned().collect(),
             _ => self.libraries.iter().map(|(name, count)| format!("{name} ({count})")).collect(),
         };
+        let unreliable = match self.datagrams.with_others() {
+            none if none == Directions::default() => String::new(),
+            moved => format!(
+                "; by datagrams {} sent to other processes, {} received from them",
+                number(moved.sent.bytes, "byte"),
+                number(moved.received.bytes, "byte"),
+            ),
+        };
         format!(
-            "{} with {}, {} and {}: {} sent to other processes, {} received from them; by {}",
+            "{} with {}, {} and {}: {} sent to other processes, {} received from them{unreliable}; by {}",
             processes(self.processes),
             number(self.devices, "device"),
             number(self.queue_pairs, "queue pair"),
@@ -234,12 +252,12 @@ impl Sum {
 
     /// What may be the reason that nothing was moved.
     fn hint(&self) -> &'static str {
-        let within = self.within.total();
+        let within = [self.within.total(), self.datagrams.same_device];
         if self.processes == 0 {
             "the program may be linked statically, have a libibverbs of its own, or have chosen another transport"
-        } else if self.connections == 0 {
+        } else if self.connections == 0 && self.datagrams.traffic == Directions::default() {
             "the program opened a device and chose another transport: see UIW_LOG=debug and its own messages"
-        } else if within.sent.bytes > 0 || within.received.bytes > 0 {
+        } else if within.iter().any(|moved| moved.sent.bytes > 0 || moved.received.bytes > 0) {
             "payload was moved within one process alone"
         } else {
             "connections were made, and no payload was moved on them"
@@ -260,6 +278,7 @@ impl Sum {
             "bytes_received": moved.received.bytes,
             "with_others": operations(&self.with_others),
             "within_processes": operations(&self.within),
+            "datagrams": datagrams(&self.datagrams),
             "libraries": self.libraries,
         })
     }

@@ -60,6 +60,15 @@ const CONNECTION_TRAFFIC: [(&str, &str); 2] = [
     ("uiw_connection_bytes_total", "Bytes of payload of an open connection."),
 ];
 
+const DATAGRAMS: [(&str, &str); 2] = [
+    ("uiw_datagram_messages_total", "Messages of UD queue pairs."),
+    ("uiw_datagram_bytes_total", "Bytes of payload of UD queue pairs."),
+];
+const QUEUE_PAIR_DATAGRAMS: [(&str, &str); 2] = [
+    ("uiw_datagram_queue_pair_messages_total", "Messages of a living UD queue pair."),
+    ("uiw_datagram_queue_pair_bytes_total", "Bytes of payload of a living UD queue pair."),
+];
+
 /// The text for every device of every program that runs.
 pub(super) fn text(collected: &mut Collected) -> String {
     let mut all = Metrics::default();
@@ -86,6 +95,15 @@ pub(super) fn text(collected: &mut Collected) -> String {
                 let labels = format!("{of},wait=\"{wait}\"");
                 all.counter("uiw_waits_total", "How often connections waited, by what for.", labels, count);
             }
+            let datagrams = &shard.datagrams;
+            all.traffic(DATAGRAMS, &of, datagrams.traffic);
+            for (reason, count) in datagrams.dropped() {
+                let help = "Datagrams that arrived and were not passed on, by cause.";
+                let labels = format!("{of},reason=\"{reason}\"");
+                all.counter("uiw_datagrams_dropped_total", help, labels, count);
+            }
+            let help = "Sends of UD queue pairs whose datagram UDP refused.";
+            all.counter("uiw_datagrams_unsent_total", help, of.clone(), datagrams.unsent);
             let held = ("uiw_held_bytes", "gauge", "Bytes kept against the receive memory budget.");
             all.add(held, of.clone(), shard.held_bytes as f64);
             for (name, help, count) in [
@@ -117,6 +135,13 @@ pub(super) fn text(collected: &mut Collected) -> String {
                     all.counter("uiw_terminates_total", help, labels, count);
                 }
             }
+        }
+        for pair in &process.snapshot.datagram_queue_pairs {
+            let of = format!(
+                "{of},shard=\"{}\",queue_pair=\"{:06x}\",local=\"{}\"",
+                pair.shard, pair.qp_num, pair.local
+            );
+            all.traffic(QUEUE_PAIR_DATAGRAMS, &of, pair.datagrams.traffic);
         }
         for connection in &process.snapshot.connections {
             let of = format!(

@@ -6,7 +6,8 @@ use crate::text::grouped;
 use serde_json::{Value, json};
 use std::time::Duration;
 use uiw_verbs::counters::{
-    ConnectionCounters, Count, Directions, Operations, ShardCounts, Snapshot, TerminateCount, Waits,
+    ConnectionCounters, Count, DatagramQueuePair, Datagrams, Directions, Operations, ShardCounts, Snapshot,
+    TerminateCount, Waits,
 };
 
 /// Bytes a second, sent and received.
@@ -18,6 +19,24 @@ fn rates(now: &Operations, before: Option<(Duration, Operations)>) -> Option<Rat
     let seconds = time.as_secs_f64();
     let moved = now.since(&before).total();
     (seconds > 0.0).then(|| (moved.sent.bytes as f64 / seconds, moved.received.bytes as f64 / seconds))
+}
+
+/// Bytes of datagrams a second; of a queue pair, those since it was created.
+fn datagram_rates(now: &Datagrams, before: Option<(Duration, Datagrams)>) -> Option<Rates> {
+    let (time, before) = before?;
+    let seconds = time.as_secs_f64();
+    let rate = |now: Count, before: Count| now.bytes.saturating_sub(before.bytes) as f64 / seconds;
+    let (now, before) = (now.traffic, before.traffic);
+    (seconds > 0.0).then(|| (rate(now.sent, before.sent), rate(now.received, before.received)))
+}
+
+fn queue_pair_rates(pair: &DatagramQueuePair, before: Option<(Duration, &Snapshot)>) -> Option<Rates> {
+    let before = before.map(|(time, before)| {
+        let id = |it: &DatagramQueuePair| (it.shard, it.qp_num, it.began_ns);
+        let then = before.datagram_queue_pairs.iter().find(|other| id(other) == id(pair));
+        (time, then.map(|then| then.datagrams).unwrap_or_default())
+    });
+    datagram_rates(&pair.datagrams, before)
 }
 
 /// The same connection at an earlier time.
@@ -60,8 +79,23 @@ pub(super) fn text(process: &Process, before: Option<(Duration, &Snapshot)>) {
             text::line(format!("  {name:6} {}", directions(moved, None)));
         }
     }
+    let datagrams = &total.datagrams;
+    if datagrams.traffic != Directions::default() {
+        let rates = datagram_rates(datagrams, before.map(|(time, before)| (time, before.total().datagrams)));
+        text::line(format!("  datagrams: {}", directions(datagrams.traffic, rates)));
+    }
+    if let Some(line) = not_passed_on(datagrams) {
+        text::line(format!("  datagrams: {line}"));
+    }
     for line in troubles(&total) {
         text::line(format!("  {line}"));
+    }
+    for pair in &snapshot.datagram_queue_pairs {
+        text::line(format!("  qp {:06x} {} datagrams, shard {}", pair.qp_num, pair.local, pair.shard));
+        text::line(format!("    {}", directions(pair.datagrams.traffic, queue_pair_rates(pair, before))));
+        if let Some(line) = not_passed_on(&pair.datagrams) {
+            text::line(format!("    {line}"));
+        }
     }
     for connection in &snapshot.connections {
         let (arrow, rates) =
@@ -116,6 +150,18 @@ fn waits(waits: &Waits) -> Option<String> {
         .map(|(count, what)| format!("{count} for {what}"))
         .collect();
     (!some.is_empty()).then(|| format!("waited {}", some.join(", ")))
+}
+
+/// What was dropped by cause, and what UDP refused.
+fn not_passed_on(datagrams: &Datagrams) -> Option<String> {
+    let dropped = datagrams.dropped();
+    let parts = dropped.iter().filter(|(_, count)| *count > 0);
+    let mut parts: Vec<_> =
+        parts.map(|(why, count)| format!("{} {}", grouped(*count), why.replace('_', " "))).collect();
+    if datagrams.unsent > 0 {
+        parts.push(format!("{} not sent", grouped(datagrams.unsent)));
+    }
+    (!parts.is_empty()).then(|| format!("dropped {}", parts.join(", ")))
 }
 
 /// What is worth a line only where there was some.
@@ -197,6 +243,16 @@ pub(super) fn json(process: &Process, before: Option<(Duration, &Snapshot)>) {
             "waits": wait_object(&pair.waits),
         })
     });
+    let datagram_queue_pairs = snapshot.datagram_queue_pairs.iter().map(|pair| {
+        json!({
+            "shard": pair.shard,
+            "queue_pair": pair.qp_num,
+            "local": pair.local,
+            "began_ns": pair.began_ns,
+            "datagrams": datagrams(&pair.datagrams),
+            "rates": rate_object(queue_pair_rates(pair, before)),
+        })
+    });
     text::json(&json!({
         "type": "process",
         "pid": process.pid.unwrap_or(about.pid),
@@ -212,6 +268,7 @@ pub(super) fn json(process: &Process, before: Option<(Duration, &Snapshot)>) {
         "shards": snapshot.shards.iter().map(shard).collect::<Vec<_>>(),
         "queue_pairs": queue_pairs.collect::<Vec<_>>(),
         "connections": connections.collect::<Vec<_>>(),
+        "datagram_queue_pairs": datagram_queue_pairs.collect::<Vec<_>>(),
     }));
 }
 
@@ -223,12 +280,26 @@ fn wait_object(waits: &Waits) -> Value {
     json!({ "credit": waits.credit, "receive": waits.receive, "memory": waits.memory })
 }
 
+fn both(moved: Directions) -> Value {
+    let count = |count: Count| json!({ "messages": count.messages, "bytes": count.bytes });
+    json!({ "sent": count(moved.sent), "received": count(moved.received) })
+}
+
+/// Datagrams as an object.
+pub(crate) fn datagrams(datagrams: &Datagrams) -> Value {
+    let dropped = datagrams.dropped().map(|(why, count)| (why.to_owned(), count.into()));
+    json!({
+        "traffic": both(datagrams.traffic),
+        "same_device": both(datagrams.same_device),
+        "with_others": both(datagrams.with_others()),
+        "unsent": datagrams.unsent,
+        "dropped": Value::Object(dropped.into_iter().collect()),
+    })
+}
+
 /// Traffic as an object.
 pub(crate) fn operations(traffic: &Operations) -> Value {
-    let count = |count: Count| json!({ "messages": count.messages, "bytes": count.bytes });
-    let each = traffic.named().map(|(name, moved)| {
-        (name.to_owned(), json!({ "sent": count(moved.sent), "received": count(moved.received) }))
-    });
+    let each = traffic.named().map(|(name, moved)| (name.to_owned(), both(moved)));
     Value::Object(each.into_iter().collect())
 }
 
@@ -246,6 +317,7 @@ fn shard(counts: &ShardCounts) -> Value {
         "shard": counts.index,
         "traffic": operations(&counts.traffic),
         "same_device": operations(&counts.same_device),
+        "datagrams": datagrams(&counts.datagrams),
         "waits": wait_object(&counts.waits),
         "held_bytes": counts.held_bytes,
         "accepted": counts.accepted,

@@ -60,6 +60,87 @@ fn both_ends_report_what_rping_moved() {
     are_of_rping([&report(server.well()), &report(client.well())]);
 }
 
+/// UD queue pairs alone: their payload is shown apart, and counts as moved.
+#[test]
+fn both_ends_report_datagrams() {
+    let Some(_) = uiw_interop::require("ibv_ud_pingpong") else { return };
+    let libraries = Libraries::get();
+    let port = free_port().to_string();
+    let program = ["ibv_ud_pingpong", "-d", "uiw_lo", "-g", "0", "-s", "1000", "-n", "300", "-p", &port];
+    let command = |more: &[&str]| {
+        let mut command = run(&libraries, &["--require", "--json"], &[&program[..], more].concat());
+        command.env("UIW_PERSONA", "roce");
+        command
+    };
+    let server = Running::start(command(&[]));
+    let client = until(|client| client.code == 0, || command(&["127.0.0.1"]));
+    for ended in [server.end(), client] {
+        let report = report(ended.well());
+        assert_eq!((&report["moved_payload"], number(&report, "connections")), (&true.into(), 0), "{report}");
+        assert_eq!((number(&report, "bytes_sent"), number(&report, "bytes_received")), (0, 0), "{report}");
+        for direction in ["sent", "received"] {
+            assert_eq!(report["datagrams"]["with_others"][direction]["bytes"], 300_000, "{report}");
+        }
+    }
+}
+
+/// `uiw stat` shows a living UD queue pair, and the datagrams of programs that have ended.
+#[test]
+fn stat_shows_datagrams() {
+    use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+    use std::os::unix::fs::PermissionsExt as _;
+    let Some(_) = uiw_interop::require("ibv_ud_pingpong") else { return };
+    let libraries = Libraries::get();
+    let directory = libraries.folder().join("runtime");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let port = free_port();
+    let command = || {
+        let mut command = libraries.command(User::Same, "ibv_ud_pingpong");
+        command.args(["-d", "uiw_lo", "-g", "0", "-s", "1000", "-n", "300", "-p", &port.to_string()]);
+        command.env("UIW_PERSONA", "roce").env_remove("UIW_COUNTERS").env("XDG_RUNTIME_DIR", &directory);
+        command
+    };
+    let stat = |args: &[&str]| {
+        let mut command = Command::new(uiw());
+        command.arg("stat").args(args).env("XDG_RUNTIME_DIR", &directory);
+        command
+    };
+    let mut server = Running::start(command());
+    server.wait_listening(port);
+    let mut metrics =
+        stat(&["--prometheus", "127.0.0.1:0"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(metrics.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().rsplit(' ').next().unwrap();
+    let address = address.trim_start_matches("http://").trim_end_matches("/metrics");
+    let mut scrape = std::net::TcpStream::connect(address).unwrap_or_else(|error| panic!("{line}: {error}"));
+    scrape.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").unwrap();
+    let mut text = String::new();
+    scrape.read_to_string(&mut text).unwrap();
+    metrics.kill().unwrap();
+    metrics.wait().unwrap();
+    for name in
+        ["uiw_datagram_queue_pair_bytes_total{", "uiw_datagram_bytes_total{", "reason=\"no_receive\"} 0"]
+    {
+        assert!(text.contains(name), "{name} in {text}");
+    }
+    let mut client = command();
+    client.arg("127.0.0.1");
+    Running::start(client).end().well();
+    server.end().well();
+    // What has ended is reported once, in either form.
+    let said = stat(&["--json", "--interval", "0"]).output().unwrap();
+    let said = String::from_utf8(said.stdout).unwrap();
+    let processes: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(processes.len(), 2, "{said}");
+    for process in processes {
+        let datagrams = &process["total"]["datagrams"];
+        assert_eq!(datagrams["traffic"]["sent"]["bytes"], 300_000, "{process}");
+        assert_eq!(datagrams["with_others"]["received"]["messages"], 300, "{process}");
+    }
+}
+
 /// A program in a PID namespace of its own, and one that has become another user.
 #[test]
 fn namespaces_and_other_users_are_counted() {

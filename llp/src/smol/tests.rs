@@ -1,6 +1,7 @@
 //! The stack over pipes: no root, no interface.
 
 mod congestion;
+mod datagrams;
 
 use super::pipe::{PipeLink, pipe};
 use super::{SmolConfig, SmolStack};

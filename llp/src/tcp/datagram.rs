@@ -134,26 +134,32 @@ impl KernelDatagrams {
     }
 }
 
+impl KernelDatagrams {
+    /// The datagrams in the first `messages` messages.
+    fn taken(&self, messages: usize) -> usize {
+        self.messages[..messages].iter().map(|message| message.count).sum()
+    }
+}
+
 impl DatagramSocket for KernelDatagrams {
     fn send(&mut self, bytes: &[u8], datagrams: &[Outgoing]) -> io::Result<usize> {
-        let mut segments = self.segments;
-        loop {
-            self.describe(datagrams, segments);
-            let error = match syscall::send(self.socket.as_fd(), bytes, &self.messages) {
-                Ok(sent) => return Ok(self.messages[..sent].iter().map(|message| message.count).sum()),
-                Err(error) => error,
-            };
-            let segmented = self.messages.first().is_some_and(|message| message.segment != 0);
-            if !segmented || error.kind() == io::ErrorKind::WouldBlock {
-                return Err(error);
-            }
-            // The error may be about one of the datagrams, or about segmentation itself.
-            segments = false;
-            if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP)) {
-                tracing::debug!(%error, "datagrams are sent one by one");
-                self.segments = false;
-            }
+        self.describe(datagrams, self.segments);
+        let error = match syscall::send(self.socket.as_fd(), bytes, &self.messages) {
+            Ok(sent) => return Ok(self.taken(sent)),
+            Err(error) => error,
+        };
+        let segmented = self.messages.first().is_some_and(|message| message.segment != 0);
+        if !segmented || error.kind() == io::ErrorKind::WouldBlock {
+            return Err(error);
         }
+        // The error may be about the datagrams, such as their peer, or about segmentation itself: then they leave one by one.
+        self.describe(datagrams, false);
+        let sent = syscall::send(self.socket.as_fd(), bytes, &self.messages)?;
+        if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EIO | libc::EOPNOTSUPP)) {
+            tracing::debug!(%error, "datagrams are sent one by one");
+            self.segments = false;
+        }
+        Ok(self.taken(sent))
     }
 
     fn recv(&mut self, buffer: &mut [u8], datagrams: &mut Vec<Incoming>) -> io::Result<()> {
@@ -194,5 +200,18 @@ mod tests {
         assert_eq!(run(&[to(1, 100), to(2, 100)]), 1);
         assert_eq!(run(&[to(1, 100); 100]), MAX_SEGMENTS);
         assert_eq!(run(&[to(1, 4000); 100]), MAX_SEGMENTED / 4000);
+    }
+
+    /// A run that the kernel refuses because of its peer says nothing about segmentation.
+    #[test]
+    fn a_peer_that_cannot_be_reached_leaves_segmentation_on() {
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
+        let local = (std::net::Ipv4Addr::LOCALHOST, 0).into();
+        let mut socket = bind(local, &DatagramOptions::default(), &epoll, Token(1)).unwrap();
+        let to = |peer| [Outgoing { peer, len: 8 }; 4];
+        assert!(socket.send(&[7; 32], &to((std::net::Ipv4Addr::LOCALHOST, 0).into())).is_err());
+        assert!(socket.send(&[7; 32], &to(([255, 255, 255, 255], 9).into())).is_err());
+        assert!(socket.segments, "segmentation is given up");
+        assert_eq!(socket.send(&[7; 32], &to(socket.local)).unwrap(), 4);
     }
 }

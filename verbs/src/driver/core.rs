@@ -193,6 +193,17 @@ impl Core {
         }
     }
 
+    /// A datagram port, and the services.
+    pub(crate) fn port_and_services(&mut self, token: Token) -> Option<(&mut PortSlot, &mut Services)> {
+        let (generation, slot) = self.slots.get_mut(key_of(token))?;
+        match slot {
+            Slot::DatagramPort(port) if *generation == generation_of(token) => {
+                Some((port, &mut self.services))
+            }
+            _ => None,
+        }
+    }
+
     pub(crate) fn endpoint(&mut self, token: Token) -> Option<&mut Endpoint> {
         match self.slot(token)? {
             Slot::Endpoint(endpoint) => Some(endpoint),

@@ -3,6 +3,7 @@
 use crate::driver::trim::Trim;
 use crate::error::{Error, Result};
 use crate::options::{Limits, ProgressHooks};
+use crate::ud::OwnSockets;
 use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -126,6 +127,8 @@ pub(crate) struct Shared {
     pub(crate) counters: DeviceCounters,
     /// Addresses of connections of TCP, ours first: shows which of them end at this device.
     ends: Mutex<HashSet<(SocketAddr, SocketAddr)>>,
+    /// The sockets of its datagram ports: shows which datagrams stay within this device.
+    pub(crate) datagram_sockets: OwnSockets,
     next_num: AtomicU32,
     next_stream: AtomicU64,
 }
@@ -146,6 +149,7 @@ impl Shared {
             trim: Arc::default(),
             counters,
             ends: Mutex::default(),
+            datagram_sockets: OwnSockets::default(),
             next_num: AtomicU32::new(1),
             next_stream: AtomicU64::new(1),
         }

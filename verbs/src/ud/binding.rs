@@ -5,6 +5,7 @@ use super::counts::Counts;
 use super::slot::{Group, MAX_GROUPS, Membership, PortSlot, PortSocket};
 use crate::driver::{Core, Slot};
 use crate::error::{Error, Result};
+use crate::qp::QpInner;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use uiw_llp::{DatagramOptions, Interest, Token};
@@ -52,7 +53,11 @@ pub(super) fn add_socket(
         core.remove(token);
         return Err(Error::io("waiting for datagrams")(error));
     }
+    let is_group = group.is_some();
     slot.sockets.push(PortSocket { socket, local, token, group });
+    if !is_group {
+        core.services.shared.datagram_sockets.add(local);
+    }
     core.add_direct(token);
     Ok(local)
 }
@@ -60,8 +65,11 @@ pub(super) fn add_socket(
 fn remove_socket(core: &mut Core, port: Token, token: Token) {
     core.remove_direct(token);
     core.remove(token);
-    if let Some(slot) = core.datagram_port(port) {
-        slot.sockets.retain(|socket| socket.token != token);
+    let Some(slot) = core.datagram_port(port) else { return };
+    let Some(at) = slot.sockets.iter().position(|socket| socket.token == token) else { return };
+    let socket = slot.sockets.remove(at);
+    if socket.group.is_none() {
+        core.services.shared.datagram_sockets.remove(socket.local);
     }
 }
 
@@ -75,16 +83,19 @@ pub(super) fn unbind(core: &mut Core, port: Token) {
 }
 
 /// Adds a queue pair.
-pub(super) fn add_endpoint(core: &mut Core, endpoint: Endpoint) -> Result<Token> {
-    let (port, index) = (endpoint.port, endpoint.index);
+pub(super) fn add_endpoint(core: &mut Core, qp: &Arc<QpInner>, port: Token, index: u8) -> Result<Token> {
     let token = core.next_token();
     let Some(slot) = core.datagram_port(port) else { return Err(Error::NotConnected) };
+    let Some(local) = slot.sockets.first().map(|socket| socket.local) else {
+        return Err(Error::NotConnected);
+    };
     slot.endpoints[usize::from(index)] = Some(token);
     slot.in_use += 1;
     if slot.in_use == 1 {
         slot.set_interest(Interest::READ);
     }
-    core.fill(token, Slot::Endpoint(Box::new(endpoint)));
+    let counters = core.services.counters.open_datagrams(qp.num, local);
+    core.fill(token, Slot::Endpoint(Box::new(Endpoint::new(qp, port, index, counters))));
     Ok(token)
 }
 
@@ -92,10 +103,11 @@ pub(super) fn add_endpoint(core: &mut Core, endpoint: Endpoint) -> Result<Token>
 pub(super) fn remove_endpoint(core: &mut Core, token: Token) {
     let Some(Slot::Endpoint(endpoint)) = core.remove(token) else { return };
     let (port, index) = (endpoint.port, endpoint.index);
+    core.services.counters.close_datagrams(&endpoint.counters);
     detach_all(core, port, index);
     let Some(slot) = core.datagram_port(port) else { return };
     slot.endpoints[usize::from(index)] = None;
-    slot.blocked.retain(|blocked| *blocked != token);
+    slot.blocked.retain(|blocked| blocked.endpoint != token);
     slot.in_use -= 1;
     if slot.in_use == 0 {
         // What arrives now stays in the kernel's buffer, which is bounded, and is dropped by the next queue pair.
@@ -112,6 +124,9 @@ pub(super) fn attach(
     udp: u16,
 ) -> Result<()> {
     let Membership { group, member, interface } = membership;
+    if !group.is_multicast() {
+        return Err(Error::Misuse("not the address of a multicast group"));
+    }
     let Some(slot) = core.datagram_port(port) else { return Err(Error::NotConnected) };
     if let Some(joined) = slot.group(membership) {
         if !joined.attached.contains(&index) {

@@ -1,7 +1,9 @@
 //! The shard's side of a UD queue pair.
 
+use super::own::LastPeer;
 use crate::qp::{QpInner, QpState, RecvWqe};
 use std::sync::Arc;
+use uiw_counters::DatagramCounters;
 use uiw_llp::Token;
 use uiw_mem::MrCache;
 
@@ -16,12 +18,14 @@ pub(crate) struct Endpoint {
     pub(super) epoch: u32,
     /// Memory that was named last.
     pub(super) cache: MrCache,
+    pub(super) counters: DatagramCounters,
+    pub(super) last_peer: LastPeer,
     /// The receive that is being filled; kept for its allocation.
     pub(super) receive: RecvWqe,
 }
 
 impl Endpoint {
-    pub(super) fn new(qp: &Arc<QpInner>, port: Token, index: u8) -> Self {
+    pub(super) fn new(qp: &Arc<QpInner>, port: Token, index: u8, counters: DatagramCounters) -> Self {
         Self {
             qp: Arc::clone(qp),
             port,
@@ -29,6 +33,8 @@ impl Endpoint {
             msn: 0,
             epoch: 0,
             cache: MrCache::default(),
+            counters,
+            last_peer: LastPeer::default(),
             receive: RecvWqe::default(),
         }
     }

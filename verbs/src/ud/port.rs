@@ -2,7 +2,7 @@
 
 use super::counts::Counts;
 use super::slot::{INDICES, Membership};
-use super::{DatagramCounts, Endpoint, UdState, binding};
+use super::{DatagramCounts, UdState, binding};
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
@@ -126,7 +126,7 @@ impl Pd {
     /// A UD queue pair on `port`, in RESET. Its number is one of the port's: `init.num`, or a free one.
     ///
     /// # Errors
-    /// As [`Pd::create_qp`]; [`Error::QpNumber`] for the number of another port, [`Error::Foreign`] if its receives complete on another
+    /// As [`Pd::create_qp`]; [`Error::QpNumber`] for the number of another port and for 0xFFFFFF, [`Error::Foreign`] if its receives complete on another
     /// shard than the port's.
     pub fn create_ud_qp(&self, init: QpInit, port: &Arc<DatagramPort>) -> Result<Qp> {
         if !Arc::ptr_eq(self.driver(), &port.driver) {
@@ -138,7 +138,7 @@ impl Pd {
         }
         shard.start()?;
         if let Some(num) = init.num
-            && num >> 8 != u32::from(port.number)
+            && (num >> 8 != u32::from(port.number) || num == Qpn::MULTICAST.raw())
         {
             return Err(Error::QpNumber { num });
         }
@@ -147,7 +147,8 @@ impl Pd {
             None => {
                 // Another index each time: a number of an earlier queue pair matches none.
                 let first = getrandom::u32().unwrap_or_else(|_| port.driver.shared.next_num()) as u8;
-                (0..INDICES).map(|i| Qpn::new(port.number, first.wrapping_add(i as u8)).raw()).collect()
+                let all = (0..INDICES).map(|i| Qpn::new(port.number, first.wrapping_add(i as u8)));
+                all.filter(|qpn| *qpn != Qpn::MULTICAST).map(Qpn::raw).collect()
             }
         };
         let mut refused = Error::QpNumberTaken { num: u32::from(port.number) << 8 };
@@ -167,8 +168,8 @@ impl Pd {
 }
 
 fn add_endpoint(qp: &Arc<QpInner>, port: &DatagramPort) -> Result<()> {
-    let endpoint = Endpoint::new(qp, port.token, Qpn::from_raw(qp.num).index());
-    let token = port.driver.shard(port.token).call(|core| binding::add_endpoint(core, endpoint))?;
+    let (of, at, index) = (Arc::clone(qp), port.token, Qpn::from_raw(qp.num).index());
+    let token = port.driver.shard(at).call(move |core| binding::add_endpoint(core, &of, at, index))?;
     let _control = qp.control();
     if let crate::qp::RecvSource::Own(rq) = &qp.rq {
         rq.lock().closed = true;
@@ -208,7 +209,8 @@ impl Qp {
     /// Attaches a UD queue pair to a multicast group, at the interface with the address `member` and the index `interface`.
     ///
     /// # Errors
-    /// [`Error::Unsupported`]: not a UD queue pair. [`Error::Io`]: the group cannot be joined. [`Error::Limit`].
+    /// [`Error::Unsupported`]: not a UD queue pair. [`Error::Misuse`]: not a group's address. [`Error::Io`]: the group cannot be joined.
+    /// [`Error::Limit`].
     pub fn attach_multicast(&self, group: IpAddr, member: IpAddr, interface: u32) -> Result<()> {
         let port = &self.ud()?.port;
         let (token, index) = (port.token, Qpn::from_raw(self.num()).index());

@@ -8,6 +8,7 @@ use crate::event::AsyncEvent;
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
+use uiw_counters::{Dropped, Rejected, ShardCounters};
 use uiw_datagram::{DatagramError, Grh, Header, Qpn};
 use uiw_llp::Token;
 
@@ -50,7 +51,17 @@ pub(crate) fn receive(core: &mut Core, port: Token, socket: Token) -> usize {
 }
 
 /// Checks a datagram by itself.
-fn check(slot: &PortSlot, peer: SocketAddr, bytes: &[u8], is_group: bool) -> Option<(Header, Grh, u32)> {
+fn check(
+    slot: &PortSlot,
+    counters: &ShardCounters,
+    peer: SocketAddr,
+    bytes: &[u8],
+    is_group: bool,
+) -> Option<(Header, Grh)> {
+    let reject = |count, why| {
+        slot.count(count);
+        counters.rejected(why);
+    };
     let parsed = Header::parse(bytes).and_then(|(header, payload)| {
         header.check_source(peer.port())?;
         Ok((header, payload.len()))
@@ -59,25 +70,27 @@ fn check(slot: &PortSlot, peer: SocketAddr, bytes: &[u8], is_group: bool) -> Opt
         Ok(parsed) => parsed,
         Err(error) => {
             tracing::trace!(%peer, %error, "a datagram is dropped");
-            slot.count(match error {
-                DatagramError::Crc { .. } => Count::BadCrc,
-                DatagramError::SourcePort { .. } | DatagramError::SourceQpn { .. } => Count::BadSource,
-                _ => Count::Malformed,
-            });
+            match error {
+                DatagramError::Crc { .. } => reject(Count::BadCrc, Rejected::BadCrc),
+                DatagramError::SourcePort { .. } | DatagramError::SourceQpn { .. } => {
+                    reject(Count::BadSource, Rejected::BadSource);
+                }
+                _ => reject(Count::Malformed, Rejected::Malformed),
+            }
             return None;
         }
     };
     if peer.ip().is_unspecified() || peer.ip().is_multicast() {
-        slot.count(Count::BadSource);
+        reject(Count::BadSource, Rejected::BadSource);
         return None;
     }
     if is_group != (header.destination == Qpn::MULTICAST) {
-        slot.count(Count::NoQueuePair);
+        reject(Count::NoQueuePair, Rejected::NoQueuePair);
         return None;
     }
     // A UDP datagram has less than 65,536 bytes.
     let grh = Grh { len: len as u16, source: peer.ip(), destination: peer.ip() };
-    Some((header, grh, len as u32))
+    Some((header, grh))
 }
 
 fn receive_for_one(
@@ -88,15 +101,16 @@ fn receive_for_one(
     bytes: &[u8],
     last: &mut Option<Token>,
 ) {
-    let Some(slot) = core.datagram_port(port) else { return };
-    let Some((header, grh, _)) = check(slot, peer, bytes, false) else { return };
+    let Some((slot, services)) = core.port_and_services(port) else { return };
+    let Some((header, grh)) = check(slot, &services.counters, peer, bytes, false) else { return };
     let number = slot.number;
     let endpoint = slot.endpoints[usize::from(header.destination.index())];
     let Some(endpoint) = endpoint.filter(|_| header.destination.port() == number) else {
         slot.count(Count::NoQueuePair);
+        services.counters.rejected(Rejected::NoQueuePair);
         return;
     };
-    deliver(core, endpoint, &header, &Grh { destination: local, ..grh }, bytes, last);
+    deliver(core, (endpoint, peer), &header, &Grh { destination: local, ..grh }, bytes, last);
 }
 
 /// Every attached queue pair receives a copy.
@@ -108,8 +122,8 @@ fn receive_for_group(
     bytes: &[u8],
     last: &mut Option<Token>,
 ) {
-    let Some(slot) = core.datagram_port(port) else { return };
-    let Some((header, grh, _)) = check(slot, peer, bytes, true) else { return };
+    let Some((slot, services)) = core.port_and_services(port) else { return };
+    let Some((header, grh)) = check(slot, &services.counters, peer, bytes, true) else { return };
     let mut next = 0;
     while let Some(slot) = core.datagram_port(port)
         && let Some(joined) = &slot.sockets[at].group
@@ -117,14 +131,14 @@ fn receive_for_group(
     {
         next += 1;
         if let Some(endpoint) = slot.endpoints[usize::from(*index)] {
-            deliver(core, endpoint, &header, &Grh { destination: group, ..grh }, bytes, last);
+            deliver(core, (endpoint, peer), &header, &Grh { destination: group, ..grh }, bytes, last);
         }
     }
 }
 
 fn deliver(
     core: &mut Core,
-    token: Token,
+    (token, peer): (Token, SocketAddr),
     header: &Header,
     grh: &Grh,
     bytes: &[u8],
@@ -139,6 +153,18 @@ fn deliver(
     let Some((endpoint, slot, services)) = core.endpoint_and_port(token) else { return };
     let outcome = endpoint.receive(header, grh, payload, services);
     slot.count(outcome);
+    let why = match outcome {
+        Count::NoQueuePair => return services.counters.rejected(Rejected::NoQueuePair),
+        Count::BadQkey => Dropped::BadQkey,
+        Count::NoReceive => Dropped::NoReceive,
+        Count::BadReceive => Dropped::BadReceive,
+        _ => {
+            let is_own = endpoint.last_peer.is_own(&services.shared.datagram_sockets, peer);
+            // At most 4,096 bytes.
+            return endpoint.counters.received(payload.len() as u32, is_own);
+        }
+    };
+    endpoint.counters.dropped(why, 1);
 }
 
 impl Endpoint {

@@ -1,6 +1,7 @@
 //! The shard's side of a datagram port.
 
 use super::counts::{Count, Counts};
+use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use uiw_llp::{DatagramSocket, Interest, Token};
@@ -33,9 +34,16 @@ pub(crate) struct PortSlot {
     /// The number of queue pairs.
     pub(super) in_use: usize,
     pub(super) number: u16,
-    /// Queue pairs whose next datagram found no room.
-    pub(super) blocked: Vec<Token>,
+    /// Queue pairs whose next datagram found no room, in the order in which they continue.
+    pub(super) blocked: VecDeque<Blocked>,
     pub(super) counts: Arc<Counts>,
+}
+
+/// A queue pair that waits for room at a socket.
+#[derive(Clone, Copy)]
+pub(super) struct Blocked {
+    pub(super) endpoint: Token,
+    pub(super) socket: Token,
 }
 
 /// A group, and the interface at which it is joined.
@@ -53,7 +61,7 @@ impl PortSlot {
             endpoints: vec![None; INDICES],
             in_use: 0,
             number: 0,
-            blocked: Vec::new(),
+            blocked: VecDeque::new(),
             counts: Arc::clone(counts),
         }
     }
@@ -67,23 +75,35 @@ impl PortSlot {
         }
     }
 
-    /// The queue pair of `token` found no room in the socket `at`: it continues when there is room.
-    pub(super) fn block(&mut self, token: Token, at: usize) {
-        if !self.blocked.contains(&token) {
-            self.blocked.push(token);
-        }
+    /// The queue pair `endpoint` found no room in the socket `at`: it continues when there is room.
+    pub(super) fn block(&mut self, endpoint: Token, at: usize) {
         let socket = &mut self.sockets[at];
+        let blocked = Blocked { endpoint, socket: socket.token };
+        match self.blocked.iter_mut().find(|other| other.endpoint == endpoint) {
+            Some(before) => *before = blocked,
+            None => self.blocked.push_back(blocked),
+        }
         if let Err(error) = socket.socket.set_interest(Interest::BOTH) {
             tracing::error!(%error, local = %socket.local, "a UDP port cannot be watched");
         }
     }
 
-    /// There is room again: the queue pairs that waited for it.
-    pub(super) fn unblock(&mut self, socket: Token) -> Vec<Token> {
+    /// Takes the queue pair that waits for room at `socket` for the longest time.
+    pub(super) fn next_blocked(&mut self, socket: Token) -> Option<Token> {
+        let at = self.blocked.iter().position(|blocked| blocked.socket == socket)?;
+        self.blocked.remove(at).map(|blocked| blocked.endpoint)
+    }
+
+    /// Whether the queue pair waits for room.
+    pub(super) fn is_blocked(&self, endpoint: Token) -> bool {
+        self.blocked.iter().any(|blocked| blocked.endpoint == endpoint)
+    }
+
+    /// No queue pair waits for room at `socket` any more.
+    pub(super) fn stop_waiting(&mut self, socket: Token) {
         if let Some(socket) = self.sockets.iter_mut().find(|other| other.token == socket) {
             let _ = socket.socket.set_interest(Interest::READ);
         }
-        std::mem::take(&mut self.blocked)
     }
 
     /// The socket of one of our addresses.

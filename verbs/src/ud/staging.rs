@@ -8,6 +8,19 @@ const BUFFERS: usize = 16;
 const SEND_BYTES: usize = 256 << 10;
 const SEND_DATAGRAMS: usize = 256;
 
+/// A request whose datagram was built.
+#[derive(Clone, Copy)]
+pub(super) struct Built {
+    /// Its sequence number.
+    pub(super) id: u32,
+    /// Bytes of payload.
+    pub(super) len: u32,
+    /// It goes to a queue pair of the same device, or to a group.
+    pub(super) same_device: bool,
+    /// UDP refused it.
+    pub(super) is_unsent: bool,
+}
+
 /// Shared by the ports of a shard; empty until the first datagram.
 #[derive(Default)]
 pub(crate) struct Staging {
@@ -17,7 +30,9 @@ pub(crate) struct Staging {
     pub(super) out: Vec<u8>,
     pub(super) outgoing: Vec<Outgoing>,
     /// The requests that they belong to.
-    pub(super) requests: Vec<u32>,
+    pub(super) requests: Vec<Built>,
+    /// Requests that the present turn may still send.
+    turn: usize,
 }
 
 impl Staging {
@@ -32,6 +47,21 @@ impl Staging {
     /// Whether a call that receives may have left datagrams behind.
     pub(super) fn was_filled(&self) -> bool {
         self.incoming.len() >= BUFFERS
+    }
+
+    /// A queue pair sends at most so many requests.
+    pub(super) fn begin(&mut self, requests: u32) {
+        self.turn = requests as usize;
+    }
+
+    /// Whether the turn has a request left.
+    pub(super) fn may_begin_another(&self) -> bool {
+        self.requests.len() < self.turn
+    }
+
+    /// So many requests were sent.
+    pub(super) fn count(&mut self, sent: usize) {
+        self.turn -= sent;
     }
 
     pub(super) fn prepare_send(&mut self) {

@@ -1,31 +1,42 @@
 //! From the send queue to UDP.
 
-use super::counts::Count;
-use super::staging::Staging;
+use super::counts::Count as PortCount;
+use super::staging::{Built, Staging};
 use super::{Destination, Endpoint, PortSlot};
 use crate::driver::{Core, Services};
 use crate::qp::{QpState, SendQueue, SqMode, Wqe};
 use crate::wc::WcStatus;
 use crate::wr::{SendFlags, SendOp};
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
+use uiw_counters::{Count, Dropped};
 use uiw_datagram::{Header, OVERHEAD};
 use uiw_llp::{Outgoing, Token};
 
-/// Sends what is posted, as far as there is room.
+/// Sends what is posted, as far as there is room. What is posted meanwhile has a doorbell of its own: a thread that posts without a
+/// pause does not keep the shard.
 pub(crate) fn transmit(core: &mut Core, token: Token) {
     let mut staging = std::mem::take(&mut core.services.datagrams);
     if let Some((endpoint, port, services)) = core.endpoint_and_port(token) {
+        let mut sq = endpoint.qp.sq.lock();
+        sq.look();
+        staging.begin(sq.len());
+        drop(sq);
         while endpoint.send_batch(token, port, services, &mut staging) {}
     }
     core.services.datagrams = staging;
 }
 
-/// There is room at a socket again.
+/// There is room at a socket again. The queue pair that waits for the longest time continues first; one that sends until there is no room
+/// waits behind the others.
 pub(crate) fn resume(core: &mut Core, port: Token, socket: Token) {
-    let Some(slot) = core.datagram_port(port) else { return };
-    for token in slot.unblock(socket) {
-        transmit(core, token);
+    while let Some(slot) = core.datagram_port(port) {
+        let Some(next) = slot.next_blocked(socket) else { return slot.stop_waiting(socket) };
+        transmit(core, next);
+        if core.datagram_port(port).is_some_and(|slot| slot.is_blocked(next)) {
+            return;
+        }
     }
 }
 
@@ -52,10 +63,12 @@ impl Endpoint {
         let qp = &*self.qp;
         let mut sq = qp.sq.lock();
         let unsent = staging.requests.len() - sent;
+        staging.count(sent);
+        self.count(&staging.requests[..sent]);
         sq.take_back(unsent);
         self.msn = self.msn.wrapping_sub(unsent as u32);
-        for id in &staging.requests[..sent] {
-            sq.done(*id, WcStatus::Success);
+        for request in &staging.requests[..sent] {
+            sq.done(request.id, WcStatus::Success);
         }
         let failed = failed.filter(|_| unsent == 0);
         if let Some((id, status)) = failed {
@@ -85,9 +98,9 @@ impl Endpoint {
     ) -> (Option<usize>, Option<(u32, WcStatus)>) {
         let qp = std::sync::Arc::clone(&self.qp);
         let mut sq = qp.sq.lock();
-        sq.look();
         let mut socket = None;
-        while sq.mode == SqMode::Running
+        while staging.may_begin_another()
+            && sq.mode == SqMode::Running
             && let Some((id, wqe)) = sq.next_wqe()
             && staging.has_room(wqe.len as usize + OVERHEAD)
         {
@@ -99,10 +112,16 @@ impl Endpoint {
             if *socket.get_or_insert(at) != at {
                 break;
             }
-            if let Err(status) = self.build_one(wqe, (&to, imm), services, staging) {
-                return (socket.filter(|_| !staging.requests.is_empty()), Some((id, status)));
-            }
-            staging.requests.push(id);
+            let len = wqe.len;
+            let peer = match self.build_one(wqe, (&to, imm), services, staging) {
+                Ok(peer) => peer,
+                Err(status) => {
+                    return (socket.filter(|_| !staging.requests.is_empty()), Some((id, status)));
+                }
+            };
+            let own = &services.shared.datagram_sockets;
+            let same_device = peer.ip().is_multicast() || self.last_peer.is_own(own, peer);
+            staging.requests.push(Built { id, len, same_device, is_unsent: false });
             sq.built(0);
         }
         (socket, None)
@@ -114,7 +133,7 @@ impl Endpoint {
         (to, immediate): (&Destination, Option<u32>),
         services: &Services,
         staging: &mut Staging,
-    ) -> Result<(), WcStatus> {
+    ) -> Result<SocketAddr, WcStatus> {
         let qp = &*self.qp;
         let ud = qp.ud.as_ref().ok_or(WcStatus::LocalQpOperation)?;
         if wqe.len as usize > ud.port.max_payload() {
@@ -142,12 +161,33 @@ impl Endpoint {
         staging.out.extend_from_slice(&crc);
         staging.outgoing.push(Outgoing { peer, len: staging.out.len() - start });
         self.msn = header.msn;
-        Ok(())
+        Ok(peer)
+    }
+
+    /// Counts requests whose datagrams were taken or left out.
+    fn count(&self, requests: &[Built]) {
+        let (mut all, mut same_device, mut unsent) = (Count::default(), Count::default(), 0);
+        for request in requests {
+            if request.is_unsent {
+                unsent += 1;
+                continue;
+            }
+            all.messages += 1;
+            all.bytes += u64::from(request.len);
+            if request.same_device {
+                same_device.messages += 1;
+                same_device.bytes += u64::from(request.len);
+            }
+        }
+        self.counters.sent(all, same_device);
+        if unsent > 0 {
+            self.counters.dropped(Dropped::Unsent, unsent);
+        }
     }
 }
 
 /// Sends the batch. Returns how many were taken or left out, and whether there is no room for the next one.
-fn send(port: &mut PortSlot, at: usize, staging: &Staging) -> (usize, bool) {
+fn send(port: &mut PortSlot, at: usize, staging: &mut Staging) -> (usize, bool) {
     let socket = &mut port.sockets[at].socket;
     let (mut done, mut bytes, mut unsent) = (0, &staging.out[..], 0);
     let mut blocked = false;
@@ -161,6 +201,7 @@ fn send(port: &mut PortSlot, at: usize, staging: &Staging) -> (usize, bool) {
             }
             Err(error) => {
                 tracing::debug!(%error, peer = %rest[0].peer, "a datagram cannot be sent");
+                staging.requests[done].is_unsent = true;
                 unsent += 1;
                 1
             }
@@ -168,8 +209,8 @@ fn send(port: &mut PortSlot, at: usize, staging: &Staging) -> (usize, bool) {
         let len: usize = rest[..taken].iter().map(|outgoing| outgoing.len).sum();
         (done, bytes) = (done + taken, &bytes[len..]);
     }
-    port.counts.add(Count::Sent, (done - unsent) as u64);
-    port.counts.add(Count::Unsent, unsent as u64);
+    port.counts.add(PortCount::Sent, (done - unsent) as u64);
+    port.counts.add(PortCount::Unsent, unsent as u64);
     (done, blocked)
 }
 

@@ -460,6 +460,137 @@ fn sends_wait_for_room() {
     b.end.nothing_more();
 }
 
+/// Queue pairs of one port share its room: one with much to send does not keep the other from it.
+#[test]
+fn queue_pairs_that_wait_for_room_take_turns() {
+    let (a, b) = simulated();
+    crate::simulation::change_link(|link| {
+        link.latency = Duration::from_millis(10);
+        link.capacity = 4096;
+    });
+    let cap = QpCap { max_send_wr: 512, max_recv_wr: 1, ..QpCap::default() };
+    let init = QpInit::new(&a.end.scq, &a.end.rcq).cap(cap);
+    let other = a.end.pd.create_ud_qp(init, a.end.qp.datagram_port().unwrap()).unwrap();
+    for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+        other.modify(state).unwrap();
+    }
+    let to = a.to(&b);
+    for id in 0..200 {
+        a.send(id, to, 1000);
+    }
+    crate::simulation::run_until_idle();
+    let op = SendOp::Datagram { to, imm: None };
+    let sge = a.end.sge(0, 1000);
+    let wr = uiw_verbs::SendWr { wr_id: 1000, op, sges: &[sge], flags: SendFlags::SIGNALED };
+    // SAFETY: the region lives as long as the queue pair.
+    unsafe { other.post_send([wr]) }.unwrap();
+    let mut before = 0;
+    loop {
+        let wc = a.end.sent();
+        if wc.wr_id == 1000 {
+            break;
+        }
+        before += 1;
+    }
+    assert!(before < 100, "{before} sends of one queue pair left in front of one of the other");
+    // Both go on to the end.
+    for _ in before..200 {
+        assert_eq!(a.end.sent().status, WcStatus::Success);
+    }
+}
+
+/// 0xFFFFFF is the destination of every multicast message: no queue pair has it.
+#[test]
+fn no_queue_pair_has_the_number_of_groups() {
+    let address = crate::simulation::any_port().ip();
+    let device = crate::common::device();
+    let pd = device.alloc_pd().unwrap();
+    let cq = device.create_cq(8, CqOptions::default()).unwrap();
+    let port = DatagramPort::bind(&device, &[SocketAddr::new(address, 65535)], cq.shard(), MTU).unwrap();
+    let named = pd.create_ud_qp(QpInit::new(&cq, &cq).num(0x00FF_FFFF), &port);
+    assert!(matches!(named, Err(Error::QpNumber { num: 0x00FF_FFFF })), "{named:?}");
+    let all: Vec<_> = (0..255).map(|_| pd.create_ud_qp(QpInit::new(&cq, &cq), &port).unwrap()).collect();
+    assert!(all.iter().all(|qp| qp.num() != 0x00FF_FFFF));
+    assert!(matches!(pd.create_ud_qp(QpInit::new(&cq, &cq), &port), Err(Error::QpNumberTaken { .. })));
+}
+
+#[test]
+fn only_the_address_of_a_group_is_attached() {
+    let a = Ud::kernel();
+    let attached = a.end.qp.attach_multicast(LOCALHOST, LOCALHOST, 0);
+    assert!(matches!(attached, Err(Error::Misuse(_))), "{attached:?}");
+}
+
+/// A SIDR request with this transaction number, as any host can send it.
+fn sidr_request(number: u64) -> [u8; uiw_datagram::sidr::LEN] {
+    uiw_datagram::sidr::Request { transaction: number, private_data: b"flood" }.emit().unwrap()
+}
+
+/// What the application has not decided is bounded, and of one address more strictly; decided requests give way to new ones.
+#[test]
+fn a_flood_of_sidr_requests_leaves_room_for_others() {
+    let device = Device::open().unwrap();
+    let channel = Arc::<CmChannel>::default();
+    let listener = SidrListener::bind(&device, &["0.0.0.0:0".parse().unwrap()], &channel).unwrap();
+    let port = listener.local_addr().port();
+    let from = |address: &str| UdpSocket::bind((address, 0)).unwrap();
+    let (flooder, honest) = (from("127.0.0.1"), from("127.0.0.2"));
+    let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let pass = || pass(&device, Duration::from_millis(1));
+    for number in 0..4000 {
+        flooder.send_to(&sidr_request(number), to).unwrap();
+        if number % 100 == 99 {
+            pass();
+        }
+    }
+    let take = || {
+        let mut requests = Vec::new();
+        while let Some(event) = channel.try_pop() {
+            let CmEventKind::SidrRequest(request) = event.kind else { panic!("{event:?}") };
+            requests.push(request);
+        }
+        requests
+    };
+    let next = |what: &str| {
+        let found = (0..2000).find_map(|_| {
+            pass();
+            channel.try_pop()
+        });
+        let CmEventKind::SidrRequest(request) = found.expect(what).kind else { panic!("{what}") };
+        request
+    };
+    for _ in 0..50 {
+        pass();
+    }
+    let undecided = take();
+    assert!((64..=128).contains(&undecided.len()), "{} requests of one address wait", undecided.len());
+    // Another address still gets in, however long the first ones are not decided.
+    honest.send_to(&sidr_request(1), to).unwrap();
+    let request = next("a request of another address");
+    assert_eq!(request.peer_addr().ip().to_string(), "127.0.0.2");
+    request.reject(b"").unwrap();
+    // Far more decided requests than replies are remembered: none of them is refused.
+    drop(undecided);
+    for number in 0..3000 {
+        flooder.send_to(&sidr_request(10_000 + number), to).unwrap();
+        next("a request after many decided ones").reject(b"").unwrap();
+    }
+    // The reply to the last one is remembered, and repeated without another event.
+    flooder.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut buffer = [0; 512];
+    flooder.set_nonblocking(true).unwrap();
+    while flooder.recv_from(&mut buffer).is_ok() {}
+    flooder.set_nonblocking(false).unwrap();
+    flooder.send_to(&sidr_request(12_999), to).unwrap();
+    let len = (0..2000).find_map(|_| {
+        pass();
+        flooder.set_nonblocking(true).unwrap();
+        flooder.recv_from(&mut buffer).ok()
+    });
+    assert_eq!(len.expect("a repeated reply").0, uiw_datagram::sidr::LEN);
+    assert!(channel.try_pop().is_none());
+}
+
 #[test]
 fn sidr_resolves_a_queue_pair_despite_losses() {
     let (a, b) = simulated();
@@ -510,4 +641,51 @@ fn sidr_resolves_a_queue_pair_despite_losses() {
     let event = event.expect("a failure");
     assert!(matches!(event.kind, CmEventKind::Failed(Error::TimedOut { .. })) && event.id == handle.id());
     assert!(SidrHandle::request(&a.end.device, from, gone, &[0; 181], &channel).is_err(), "too much data");
+}
+
+#[test]
+fn the_counters_of_a_device_have_its_datagrams() {
+    let (a, b) = (Ud::kernel(), Ud::kernel());
+    for id in 0..3 {
+        b.end.recv(id, 0, 4096);
+        a.send(id, a.to(&b), 100);
+        a.end.sent_ok(id);
+        b.end.received_ok(id);
+    }
+    // To itself, to a group, to no port, and with a wrong Q_Key or without a receive.
+    a.end.recv(4, 0, 4096);
+    a.send(4, a.to(&a), 7);
+    a.end.sent_ok(4);
+    a.end.received_ok(4);
+    let group = AddressHandle::new(LOCALHOST, "239.77.1.11".parse().unwrap(), 0);
+    for to in [
+        Destination { ah: group, qpn: 0xFF_FFFF, qkey: QKEY },
+        Destination { qpn: 1, ..a.to(&b) },
+        Destination { qkey: QKEY + 1, ..a.to(&b) },
+        Destination { qpn: b.end.qp.num() ^ 1, ..a.to(&b) },
+        a.to(&b),
+    ] {
+        a.send(5, to, 20);
+        a.end.sent_ok(5);
+    }
+    b.dropped(3);
+    let of = |ud: &Ud| {
+        let counters = ud.end.device.counters();
+        let [pair] = &counters.datagram_queue_pairs[..] else { panic!("{counters:?}") };
+        assert_eq!((pair.qp_num, pair.local), (ud.end.qp.num(), ud.socket_address()));
+        assert_eq!(pair.datagrams.traffic, counters.total().datagrams.traffic);
+        assert!(counters.connections.is_empty() && counters.total().established == 0);
+        (counters.total().datagrams, *pair)
+    };
+    let count = |count: uiw_verbs::counters::Count| (count.messages, count.bytes);
+    let (all, _) = of(&a);
+    assert_eq!((count(all.traffic.sent), count(all.traffic.received)), ((8, 387), (1, 7)));
+    let others = all.with_others();
+    assert_eq!((count(others.sent), count(others.received)), ((6, 360), (0, 0)));
+    assert_eq!(all.unsent, 1);
+    let (all, own) = of(&b);
+    assert_eq!((count(all.traffic.received), count(all.with_others().received)), ((3, 300), (3, 300)));
+    assert_eq!((all.bad_qkey, all.no_receive, all.no_queue_pair, all.bad_crc), (1, 1, 1, 0));
+    assert_eq!((own.datagrams.bad_qkey, own.datagrams.no_receive, own.datagrams.no_queue_pair), (1, 1, 0));
+    assert_eq!(all.dropped().iter().map(|(_, count)| count).sum::<u64>(), b.counts().dropped());
 }

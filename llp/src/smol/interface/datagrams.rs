@@ -17,6 +17,9 @@ use std::ops::Range;
 /// Datagrams, and their bytes, that wait for a neighbour's address or for room in the link.
 const SEND_DATAGRAMS: usize = 64;
 const SEND_BYTES: usize = 128 << 10;
+/// How long the first datagram of a socket may wait: for a neighbour that answers no request for its address. Then it is lost, with those
+/// behind it; otherwise a datagram to an address that nobody has would keep the socket for ever.
+const LONGEST_WAIT: i64 = 2_000_000;
 /// Bytes of datagrams that were not received yet; what finds no room is lost.
 const RECEIVE_BYTES: usize = 512 << 10;
 /// Bytes that a datagram counts beside its own.
@@ -38,6 +41,11 @@ pub(super) struct UdpSocket {
     token: Token,
     interest: Interest,
     sender: SocketHandle,
+    /// Bytes that were ever given to the sender, and how many of them have left.
+    queued: u64,
+    departed: u64,
+    /// Since when the first of those that have not left waits, in ticks.
+    waits_since: Option<i64>,
     received: VecDeque<(SocketAddr, Vec<u8>)>,
     /// Bytes in `received`.
     held: usize,
@@ -74,6 +82,28 @@ impl Datagrams {
     }
 }
 
+impl UdpSocket {
+    /// Discards what waits if nothing has left for [`LONGEST_WAIT`].
+    fn give_up(&mut self, senders: &mut SocketSet<'static>, now: i64) {
+        let sender = senders.get_mut::<Socket<'_>>(self.sender);
+        let departed = self.queued - sender.send_queue() as u64;
+        if departed == self.queued {
+            self.waits_since = None;
+        } else if departed > self.departed || self.waits_since.is_none() {
+            self.waits_since = Some(now);
+        } else if self.waits_since.is_some_and(|since| now - since >= LONGEST_WAIT) {
+            tracing::debug!(local = %self.local, "datagrams are discarded: their neighbour does not answer");
+            sender.close();
+            let bound = sender.bind(endpoint(self.local));
+            debug_assert!(bound.is_ok(), "it was bound there before");
+            self.waits_since = None;
+            self.departed = self.queued;
+            return;
+        }
+        self.departed = departed;
+    }
+}
+
 impl<L: Link> SmolInterface<L> {
     pub(in crate::smol) fn bind_datagrams(
         &mut self,
@@ -107,6 +137,9 @@ impl<L: Link> SmolInterface<L> {
             token,
             interest: Interest::NONE,
             sender: self.datagrams.senders.add(sender),
+            queued: 0,
+            departed: 0,
+            waits_since: None,
             received: VecDeque::new(),
             held: 0,
         };
@@ -174,7 +207,9 @@ impl<L: Link> SmolInterface<L> {
         }
         let sender = self.datagrams.senders.get_mut::<Socket<'_>>(socket.sender);
         let sent = sender.send_slice(bytes, UdpMetadata::from(endpoint(peer)));
-        sent.map_err(|_| ErrorKind::WouldBlock.into())
+        sent.map_err(|_| io::Error::from(ErrorKind::WouldBlock))?;
+        self.datagrams.sockets[id].queued += bytes.len() as u64;
+        Ok(())
     }
 
     pub(in crate::smol) fn recv_datagrams(
@@ -205,7 +240,7 @@ impl<L: Link> SmolInterface<L> {
             self.datagrams.timer = None;
             return;
         }
-        let Datagrams { senders, timer, .. } = &mut self.datagrams;
+        let Datagrams { senders, timer, sockets } = &mut self.datagrams;
         for _ in 0..BURSTS {
             let mut port = Port { link: &mut self.link, frame: None, sender: None };
             if self.iface.poll_egress(now, &mut port, senders) == PollResult::None {
@@ -213,6 +248,9 @@ impl<L: Link> SmolInterface<L> {
             }
         }
         let at = self.iface.poll_at(now, senders).map(|at| at.total_micros());
+        for (_, socket) in sockets {
+            socket.give_up(senders, now.total_micros());
+        }
         // "Now", though nothing could be sent: the link has no room.
         *timer = at.map(|at| if at <= now.total_micros() { now.total_micros() + LINK_FULL } else { at });
     }

@@ -81,8 +81,8 @@ impl SidrRequest {
         self.decided = true;
         let (token, local, peer, number) = (self.listener, self.local, self.peer, self.number);
         self.driver.shard(token).call(move |core| {
-            if let Some((slot, _)) = core.sidr(token) {
-                slot.decide((local, peer), number, &reply);
+            if let Some((slot, services)) = core.sidr(token) {
+                slot.decide((local, peer), number, &reply, services.now);
             }
         });
         Ok(())

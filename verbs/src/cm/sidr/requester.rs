@@ -80,8 +80,9 @@ impl Requester {
                 return None;
             }
         };
-        // One that anyone else sends, or that is late.
-        if from != self.peer || reply.transaction != self.number || self.over {
+        // One that anyone else sends, or that is late. The program's address may have a flow label or lack the scope.
+        let is_peer = (from.ip(), from.port()) == (self.peer.ip(), self.peer.port());
+        if !is_peer || reply.transaction != self.number || self.over {
             return None;
         }
         let private_data = reply.private_data.to_vec();

@@ -11,21 +11,32 @@ use uiw_datagram::sidr::{LEN, Request};
 use uiw_llp::Token;
 use uiw_stream::Time;
 
-/// How long a responder remembers a transaction, and how many it remembers.
+/// How long a responder remembers a reply, and how many replies: with more, the oldest is forgotten, and a repetition of its request
+/// is a new request.
 const REMEMBERED: Duration = Duration::from_secs(30);
-const MAX_TRANSACTIONS: usize = 1024;
+const MAX_REPLIES: usize = 1024;
+/// Requests that the application has not decided, and those of them that one address may have.
+const MAX_PENDING: usize = 1024;
+const MAX_PENDING_OF_HOST: usize = 128;
 
 pub(super) struct Responder {
     listener: ListenerId,
-    transactions: VecDeque<Transaction>,
+    /// Requests that the application has not decided: each of them is an event or an object that the application holds.
+    pending: Vec<Transaction>,
+    /// The oldest reply first.
+    replies: VecDeque<Replied>,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Transaction {
     peer: SocketAddr,
     number: u64,
+}
+
+struct Replied {
+    transaction: Transaction,
     since: Time,
-    /// The reply, once the application has decided.
-    reply: Option<Box<[u8; LEN]>>,
+    reply: Box<[u8; LEN]>,
 }
 
 /// What a request leads to.
@@ -40,7 +51,7 @@ pub(super) enum Outcome {
 
 impl Responder {
     pub(super) fn new(listener: ListenerId) -> Self {
-        Self { listener, transactions: VecDeque::new() }
+        Self { listener, pending: Vec::new(), replies: VecDeque::new() }
     }
 
     pub(super) fn on_request(
@@ -61,18 +72,21 @@ impl Responder {
             return Outcome::Nothing;
         }
         let now = services.now;
-        while self.transactions.front().is_some_and(|oldest| oldest.since.after(REMEMBERED) <= now) {
-            self.transactions.pop_front();
-        }
+        self.forget(now);
         let number = request.transaction;
-        if let Some(known) = self.transaction(peer, number) {
-            return known.reply.clone().map_or(Outcome::Nothing, Outcome::Answered);
+        let transaction = Transaction { peer, number };
+        if let Some(known) = self.replies.iter().find(|known| known.transaction == transaction) {
+            return Outcome::Answered(known.reply.clone());
         }
-        if self.transactions.len() >= MAX_TRANSACTIONS {
-            tracing::debug!(%peer, "a SIDR request is dropped: too many are remembered");
+        if self.pending.contains(&transaction) {
             return Outcome::Nothing;
         }
-        self.transactions.push_back(Transaction { peer, number, since: now, reply: None });
+        let of_host = self.pending.iter().filter(|other| other.peer.ip() == peer.ip()).count();
+        if self.pending.len() >= MAX_PENDING || of_host >= MAX_PENDING_OF_HOST {
+            tracing::debug!(%peer, "a SIDR request is dropped: too many wait for a decision");
+            return Outcome::Nothing;
+        }
+        self.pending.push(transaction);
         let request = SidrRequest {
             driver: Arc::clone(driver),
             listener: Token(self.listener.0),
@@ -87,13 +101,20 @@ impl Responder {
     }
 
     /// Keeps the reply for repetitions of its request.
-    pub(super) fn decide(&mut self, peer: SocketAddr, number: u64, reply: &[u8; LEN]) {
-        if let Some(known) = self.transaction(peer, number) {
-            known.reply = Some(Box::new(*reply));
+    pub(super) fn decide(&mut self, peer: SocketAddr, number: u64, reply: &[u8; LEN], now: Time) {
+        self.forget(now);
+        let transaction = Transaction { peer, number };
+        self.pending.retain(|other| *other != transaction);
+        if self.replies.len() >= MAX_REPLIES {
+            self.replies.pop_front();
         }
+        self.replies.push_back(Replied { transaction, since: now, reply: Box::new(*reply) });
     }
 
-    fn transaction(&mut self, peer: SocketAddr, number: u64) -> Option<&mut Transaction> {
-        self.transactions.iter_mut().find(|known| known.peer == peer && known.number == number)
+    /// Forgets replies whose requests are not repeated any more.
+    fn forget(&mut self, now: Time) {
+        while self.replies.front().is_some_and(|oldest| oldest.since.after(REMEMBERED) <= now) {
+            self.replies.pop_front();
+        }
     }
 }

@@ -8,6 +8,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use uiw_datagram::sidr::LEN;
 use uiw_llp::{DATAGRAM_BUFFER, DatagramSocket, Incoming, Outgoing, Token};
+use uiw_stream::Time;
+
+/// Calls that receive, of each socket, for one event: a call takes one datagram, or several of one sender.
+const READS: usize = 16;
 
 pub(crate) struct SidrSlot {
     pub(super) sockets: Vec<Box<dyn DatagramSocket>>,
@@ -21,25 +25,26 @@ pub(super) enum Role {
 }
 
 impl SidrSlot {
-    /// Datagrams came.
+    /// Datagrams came. A flood does not keep the shard: what is not read now is reported again.
     pub(crate) fn on_event(&mut self, services: &mut Services) {
         let Some(driver) = services.driver.upgrade() else { return };
         let mut buffer = vec![0; DATAGRAM_BUFFER];
         let mut incoming = Vec::new();
-        let mut at = 0;
-        while let Some(socket) = self.sockets.get_mut(at) {
-            incoming.clear();
-            let local = socket.local_addr();
-            if socket.recv(&mut buffer, &mut incoming).is_err() {
-                at += 1;
-                continue;
-            }
-            for Incoming { peer, bytes } in incoming.drain(..) {
-                self.on_datagram((local, peer), &buffer[bytes], &driver, services);
-            }
-            if self.is_over() {
-                // The handle keeps the token; nothing has it as an event any more.
-                self.sockets.clear();
+        for at in 0..self.sockets.len() {
+            for _ in 0..READS {
+                let Some(socket) = self.sockets.get_mut(at) else { return };
+                incoming.clear();
+                let local = socket.local_addr();
+                if socket.recv(&mut buffer, &mut incoming).is_err() {
+                    break;
+                }
+                for Incoming { peer, bytes } in incoming.drain(..) {
+                    self.on_datagram((local, peer), &buffer[bytes], &driver, services);
+                }
+                if self.is_over() {
+                    // The handle keeps the token; nothing has it as an event any more.
+                    self.sockets.clear();
+                }
             }
         }
     }
@@ -83,9 +88,15 @@ impl SidrSlot {
     }
 
     /// The application has decided.
-    pub(super) fn decide(&mut self, ends: (SocketAddr, SocketAddr), number: u64, reply: &[u8; LEN]) {
+    pub(super) fn decide(
+        &mut self,
+        ends: (SocketAddr, SocketAddr),
+        number: u64,
+        reply: &[u8; LEN],
+        now: Time,
+    ) {
         if let Role::Responder(responder) = &mut self.role {
-            responder.decide(ends.1, number, reply);
+            responder.decide(ends.1, number, reply, now);
             send(&mut self.sockets, ends, reply);
         }
     }

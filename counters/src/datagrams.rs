@@ -1,0 +1,192 @@
+//! Counters of UD queue pairs.
+
+use crate::layout::{conn, shard};
+use crate::snapshot::{Count, Directions};
+use crate::writer::add;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering::Relaxed;
+use uiw_mem::BlockRef;
+
+/// What became of datagrams, beside those that were passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Dropped {
+    /// Not sent: UDP refused it.
+    Unsent = conn::UNSENT,
+    /// Its Q_Key is not the queue pair's.
+    BadQkey = conn::UNSENT + 1,
+    /// No receive was posted.
+    NoReceive = conn::UNSENT + 2,
+    /// The receive was too short or its memory not valid.
+    BadReceive = conn::UNSENT + 3,
+}
+
+/// Why a datagram was dropped that belongs to no queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Rejected {
+    /// The CRC does not match.
+    BadCrc = shard::DATAGRAMS,
+    /// Another rule of the format is violated.
+    Malformed = shard::DATAGRAMS + 1,
+    /// The source address or port does not match the source QPN.
+    BadSource = shard::DATAGRAMS + 2,
+    /// No queue pair has the number, or it is not ready to receive.
+    NoQueuePair = shard::DATAGRAMS + 3,
+}
+
+const _: () = assert!(Rejected::NoQueuePair as usize - shard::DATAGRAMS < shard::DATAGRAM_WORDS);
+
+/// The counters of one UD queue pair: the thread counts that holds the lock of its shard.
+#[derive(Debug)]
+pub struct DatagramCounters {
+    pub(crate) block: BlockRef,
+    /// `None`: the block is shared.
+    pub(crate) index: Option<usize>,
+}
+
+impl DatagramCounters {
+    /// Messages that UDP has taken; those in `same_device` went to queue pairs of the same device, or to groups.
+    #[inline]
+    pub fn sent(&self, all: Count, same_device: Count) {
+        self.count(conn::DATAGRAMS, all);
+        if same_device.messages > 0 {
+            self.count(conn::DATAGRAMS_SAME_DEVICE, same_device);
+        }
+    }
+
+    /// A message of `len` bytes was received.
+    #[inline]
+    pub fn received(&self, len: u32, same_device: bool) {
+        let one = Count { messages: 1, bytes: len.into() };
+        self.count(conn::DATAGRAMS + 2, one);
+        if same_device {
+            self.count(conn::DATAGRAMS_SAME_DEVICE + 2, one);
+        }
+    }
+
+    /// So many were not passed on.
+    #[inline]
+    pub fn dropped(&self, why: Dropped, count: u64) {
+        add(&self.block[why as usize], count);
+    }
+
+    #[inline(always)]
+    fn count(&self, at: usize, count: Count) {
+        add(&self.block[at], count.messages);
+        add(&self.block[at + 1], count.bytes);
+    }
+
+    pub(crate) fn close(&self) -> Option<usize> {
+        let index = self.index?;
+        self.block[conn::STATE].store(conn::CLOSED, Relaxed);
+        Some(index)
+    }
+}
+
+/// Datagrams of a queue pair, a shard or a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Datagrams {
+    /// Messages that UDP has taken, and those that completed a receive; their payload.
+    pub traffic: Directions,
+    /// The part of it that went to queue pairs of the same device or to groups, and that came from queue pairs of the same device.
+    pub same_device: Directions,
+    /// Sends that completed although UDP refused the datagram.
+    pub unsent: u64,
+    /// Dropped: the Q_Key is not the queue pair's.
+    pub bad_qkey: u64,
+    /// Dropped: no receive was posted.
+    pub no_receive: u64,
+    /// Not placed: the receive was too short or its memory not valid, which ends the queue pair.
+    pub bad_receive: u64,
+    /// Dropped, of a shard or device: the CRC does not match.
+    pub bad_crc: u64,
+    /// The same: another rule of the format is violated.
+    pub malformed: u64,
+    /// The same: the source address or port does not match the source QPN.
+    pub bad_source: u64,
+    /// The same: no queue pair has the number, or it is not ready to receive.
+    pub no_queue_pair: u64,
+}
+
+impl Datagrams {
+    /// All that arrived and were not passed on, by cause.
+    #[must_use]
+    pub fn dropped(&self) -> [(&'static str, u64); 7] {
+        [
+            ("bad_qkey", self.bad_qkey),
+            ("no_receive", self.no_receive),
+            ("bad_receive", self.bad_receive),
+            ("bad_crc", self.bad_crc),
+            ("malformed", self.malformed),
+            ("bad_source", self.bad_source),
+            ("no_queue_pair", self.no_queue_pair),
+        ]
+    }
+
+    /// Messages to and from queue pairs of other devices.
+    #[must_use]
+    pub fn with_others(&self) -> Directions {
+        let beside = |all: Count, part: Count| Count {
+            messages: all.messages.saturating_sub(part.messages),
+            bytes: all.bytes.saturating_sub(part.bytes),
+        };
+        Directions {
+            sent: beside(self.traffic.sent, self.same_device.sent),
+            received: beside(self.traffic.received, self.same_device.received),
+        }
+    }
+
+    /// Adds those of another part.
+    pub fn add(&mut self, other: &Self) {
+        for (mine, other) in
+            [(&mut self.traffic, &other.traffic), (&mut self.same_device, &other.same_device)]
+        {
+            mine.sent.add(other.sent);
+            mine.received.add(other.received);
+        }
+        for (mine, other) in [
+            (&mut self.unsent, other.unsent),
+            (&mut self.bad_qkey, other.bad_qkey),
+            (&mut self.no_receive, other.no_receive),
+            (&mut self.bad_receive, other.bad_receive),
+            (&mut self.bad_crc, other.bad_crc),
+            (&mut self.malformed, other.malformed),
+            (&mut self.bad_source, other.bad_source),
+            (&mut self.no_queue_pair, other.no_queue_pair),
+        ] {
+            *mine = mine.wrapping_add(other);
+        }
+    }
+
+    /// From the numbers of a block that begin at [`conn::TRAFFIC`].
+    pub(crate) fn parse(counts: &[u64; conn::COUNTS]) -> Self {
+        let at = |at: usize| counts[at - conn::TRAFFIC];
+        let count = |first: usize| Count { messages: at(first), bytes: at(first + 1) };
+        let both = |first| Directions { sent: count(first), received: count(first + 2) };
+        Self {
+            traffic: both(conn::DATAGRAMS),
+            same_device: both(conn::DATAGRAMS_SAME_DEVICE),
+            unsent: at(Dropped::Unsent as usize),
+            bad_qkey: at(Dropped::BadQkey as usize),
+            no_receive: at(Dropped::NoReceive as usize),
+            bad_receive: at(Dropped::BadReceive as usize),
+            ..Self::default()
+        }
+    }
+}
+
+/// One UD queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DatagramQueuePair {
+    /// Its shard.
+    pub shard: usize,
+    /// Its number.
+    pub qp_num: u32,
+    /// The first address of its port.
+    pub local: SocketAddr,
+    /// When it was created, in nanoseconds since 1970.
+    pub began_ns: u64,
+    /// What it sent, received and dropped.
+    pub datagrams: Datagrams,
+}
