@@ -5,7 +5,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
-use uiw_interop::stock::{Ended, Libraries, Running, compile, free_port};
+use uiw_interop::stock::{Ended, Libraries, Running, User, compile, free_port, uiw};
 
 /// Runs a client until its server listens. The server is a child of `uiw run`, so whether it does cannot be seen by its number.
 fn until(connected: impl Fn(&Ended) -> bool, client: impl Fn() -> Command) -> Ended {

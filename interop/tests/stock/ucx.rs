@@ -138,7 +138,7 @@ fn hidden_devices_are_noticed() {
     let Some(_) = uiw_interop::require("ucx_perftest") else { return };
     let (Some(_), Some(network)) = (uiw_interop::require("unshare"), Network::veth()) else { return };
     let libraries = Libraries::get();
-    let options = ["--require", "--json", "--persona", "roce"];
+    let options = ["--require", "--json", "--port-offset", "-5000", "--persona", "roce"];
     for end in perftest(&libraries, &network, &options, &["-t", "tag_bw", "-s", "65536", "-n", "100"]) {
         let report = report(&end);
         assert_eq!((end.code, number(&report, "exit_code"), reliable(&report)), (125, 0, 0), "{end:?}");
