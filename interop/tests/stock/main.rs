@@ -6,6 +6,7 @@ mod cm;
 mod datagrams;
 mod exports;
 mod forks;
+mod mpi;
 mod pair;
 mod perftest;
 mod python;

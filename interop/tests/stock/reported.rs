@@ -27,10 +27,34 @@ fn around(libraries: &Libraries, outside: &[&str], options: &[&str], program: &[
 
 /// The report of `--json`.
 pub(crate) fn report(ended: &Ended) -> Value {
-    let line = ended.said.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| panic!("{ended:?}"));
+    parsed(&ended.said)
+}
+
+/// The report among other lines.
+pub(crate) fn parsed(said: &str) -> Value {
+    let line = said.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| panic!("{said}"));
     serde_json::from_str(line).unwrap()
 }
 
 pub(crate) fn number(report: &Value, name: &str) -> u64 {
     report[name].as_u64().unwrap_or_else(|| panic!("{name} of {report}"))
+}
+
+/// Payload of every operation on RC queue pairs, both directions.
+pub(crate) fn reliable(report: &Value) -> u64 {
+    number(report, "bytes_sent") + number(report, "bytes_received")
+}
+
+/// Payload of datagrams, both directions.
+fn unreliable(report: &Value) -> u64 {
+    let moved = &report["datagrams"]["with_others"];
+    number(&moved["sent"], "bytes") + number(&moved["received"], "bytes")
+}
+
+/// At least `payload` bytes were moved, and 0.95 of all on RC queue pairs.
+#[track_caller]
+pub(crate) fn is_reliable(report: &Value, payload: u64) {
+    let (rc, ud) = (reliable(report), unreliable(report));
+    assert!(rc >= payload, "{rc} of {payload}: {report}");
+    assert!(rc as f64 >= 0.95 * (rc + ud) as f64, "{rc} and {ud}: {report}");
 }

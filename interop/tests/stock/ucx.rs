@@ -1,20 +1,8 @@
 //! UCX as Debian has it, without a setting of its own: between two hosts that share a network alone, its bytes are on our RC queue pairs.
 
-use crate::reported::{isolated, number, report};
-use serde_json::Value;
+use crate::reported::{is_reliable, isolated, number, reliable, report};
 use std::fs;
 use uiw_interop::stock::{Ended, Libraries, Network, Running, free_port};
-
-/// Payload of every operation on RC queue pairs, both directions.
-fn reliable(report: &Value) -> u64 {
-    number(report, "bytes_sent") + number(report, "bytes_received")
-}
-
-/// Payload of datagrams, both directions.
-fn unreliable(report: &Value) -> u64 {
-    let moved = &report["datagrams"]["with_others"];
-    number(&moved["sent"], "bytes") + number(&moved["received"], "bytes")
-}
 
 /// Bytes that went through the client's interface so far, both directions, all headers included.
 fn on_the_wire(network: &Network) -> u64 {
@@ -23,14 +11,6 @@ fn on_the_wire(network: &Network) -> u64 {
     let line = table.lines().find_map(|line| line.trim_start().strip_prefix("veth0:")).expect("veth0");
     let number = |at| line.split_whitespace().nth(at).and_then(|word| word.parse::<u64>().ok());
     number(0).zip(number(8)).map(|(received, sent)| received + sent).expect("numbers")
-}
-
-/// At least `payload` bytes were moved, and 0.95 of all on RC queue pairs.
-#[track_caller]
-fn is_reliable(report: &Value, payload: u64) {
-    let (rc, ud) = (reliable(report), unreliable(report));
-    assert!(rc >= payload, "{rc} of {payload}: {report}");
-    assert!(rc as f64 >= 0.95 * (rc + ud) as f64, "{rc} and {ud}: {report}");
 }
 
 /// Both ends of `ucx_perftest`, which exchange addresses over TCP: what they said.
