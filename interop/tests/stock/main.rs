@@ -7,6 +7,7 @@ mod datagrams;
 mod exports;
 mod forks;
 mod mpi;
+mod nixl;
 mod pair;
 mod perftest;
 mod python;

@@ -46,7 +46,7 @@ pub(crate) fn reliable(report: &Value) -> u64 {
 }
 
 /// Payload of datagrams, both directions.
-fn unreliable(report: &Value) -> u64 {
+pub(crate) fn unreliable(report: &Value) -> u64 {
     let moved = &report["datagrams"]["with_others"];
     number(&moved["sent"], "bytes") + number(&moved["received"], "bytes")
 }
