@@ -31,14 +31,12 @@ impl Hosts {
         Some(hosts)
     }
 
-    /// The beginning of the hosts' namespaces: the last number of the address follows.
-    #[must_use]
-    pub fn prefix(&self) -> &str {
-        &self.prefix
+    /// The hosts' addresses, with the names of their network namespaces.
+    pub fn places(&self) -> impl Iterator<Item = (Ipv4Addr, String)> {
+        self.addresses().map(|address| (address, self.name(address.octets()[3])))
     }
 
-    /// The hosts' addresses.
-    pub fn addresses(&self) -> impl Iterator<Item = Ipv4Addr> + use<> {
+    fn addresses(&self) -> impl Iterator<Item = Ipv4Addr> + use<> {
         (1..=self.count).map(|last| Ipv4Addr::new(10, 77, 0, last))
     }
 

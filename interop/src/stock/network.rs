@@ -109,6 +109,15 @@ impl Network {
         }
     }
 
+    /// The addresses of server and client, with the names of their network namespaces. Nothing on loopback.
+    pub fn places(&self) -> impl Iterator<Item = (Ipv4Addr, &str)> {
+        let names = match self {
+            Self::Loopback => &[][..],
+            Self::Veth(space) => &space.names,
+        };
+        [self.server_address(), self.client_address()].into_iter().zip(names.iter().map(String::as_str))
+    }
+
     /// The command at the server's place.
     #[must_use]
     pub fn server(&self, command: Command) -> Command {
