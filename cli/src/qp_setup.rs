@@ -61,7 +61,7 @@ pub(crate) struct Half {
 pub(crate) struct Link {
     pub(crate) device: Device,
     pub(crate) cq: Arc<Cq>,
-    pub(crate) qp: Qp,
+    pub(crate) qp: Arc<Qp>,
     pub(crate) info: ConnInfo,
     channel: Arc<CmChannel>,
     ending: OnceLock<CloseReason>,
@@ -153,7 +153,7 @@ impl Half {
             _ => return Err(Failure::lost(peer, "the connection ended while it was set up")),
         };
         let Self { device, cq, qp, channel, .. } = self;
-        Ok(Link { device, cq, qp, info, channel, ending: OnceLock::new() })
+        Ok(Link { device, cq, qp: Arc::new(qp), info, channel, ending: OnceLock::new() })
     }
 }
 
@@ -336,8 +336,16 @@ impl Link {
 
     /// Closes in order; waits a moment for the peer to do so too.
     pub(crate) fn close(self) {
-        if self.qp.state() == QpState::Rts && self.qp.disconnect().is_ok() {
-            let _ = self.wait_ending(Duration::from_secs(2));
+        Self::close_all([self]);
+    }
+
+    /// As [`Link::close`], in the time of one.
+    pub(crate) fn close_all(links: impl IntoIterator<Item = Self>) {
+        let closing = |link: &Self| link.qp.state() == QpState::Rts && link.qp.disconnect().is_ok();
+        let closing: Vec<_> = links.into_iter().filter(closing).collect();
+        let deadline = Instant::now() + Duration::from_secs(2);
+        for link in closing {
+            let _ = link.wait_ending(deadline.saturating_duration_since(Instant::now()));
         }
     }
 }
