@@ -11,7 +11,7 @@ use uiw_interop::stock::{Hosts, Libraries, Network, Running, User, uiw};
 
 const RANKS: u8 = 8;
 
-/// An implementation of MPI: its programs, and how its mpirun is told where ranks run: its own address, theirs, the remote shell.
+/// An implementation of MPI: its programs, and the options of its mpirun for its own address, those of the ranks, and the remote shell.
 struct Mpi {
     compiler: &'static str,
     mpirun: &'static str,
