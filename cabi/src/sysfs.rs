@@ -17,11 +17,11 @@ const CLASSES: &str = "/sys/class";
 /// Where the kernel's drivers have their nodes.
 const NODES: &str = "/dev/infiniband";
 
-/// Shows this process, and the program that it becomes, the tree, and the nodes if `with_nodes`. The process must have one thread.
+/// Shows this process, and the program that it becomes, the tree and the nodes. The process must have one thread.
 ///
 /// # Errors
 /// The system's: no namespaces for this user, or no tmpfs.
-pub fn enter(persona: Persona, with_nodes: bool) -> io::Result<()> {
+pub fn enter(persona: Persona) -> io::Result<()> {
     let netdevs = netdev::all()?;
     mounts::enter()?;
     let classes = Path::new(CLASSES);
@@ -42,11 +42,14 @@ pub fn enter(persona: Persona, with_nodes: bool) -> io::Result<()> {
     if !abi.join("abi_version").exists() {
         put(&abi.join("abi_version"), "6")?;
     }
-    if with_nodes { nodes(&netdevs) } else { Ok(()) }
+    nodes(&netdevs)
 }
 
 /// Character devices under the names by which programs look for them. Nothing is behind them: programs check that they can be read
 /// and written.
+///
+/// The loopback device has a node only if there is no other device. UCX connects every device that has one to one of the peer, and takes
+/// 127.0.0.1 for an address of the peer's host: no RoCE adapter has such an address.
 fn nodes(netdevs: &[NetDev]) -> io::Result<()> {
     let folder = Path::new(NODES);
     if folder.exists() {
@@ -55,7 +58,8 @@ fn nodes(netdevs: &[NetDev]) -> io::Result<()> {
         mounts::make_writable(Path::new("/dev"))?;
         fs::create_dir(folder)?;
     }
-    for netdev in netdevs {
+    let only_loopback = netdevs.iter().all(|netdev| netdev.loopback);
+    for netdev in netdevs.iter().filter(|netdev| only_loopback || !netdev.loopback) {
         for name in [format!("uiw_{}", netdev.name), format!("uverbs_uiw_{}", netdev.name)] {
             let node = folder.join(name);
             File::create(&node)?;

@@ -32,13 +32,10 @@ pub(crate) struct Args {
     /// The kind of device that the program sees: iwarp, roce or ib. The wire is the same
     #[arg(long, value_name = "KIND", value_parser = persona)]
     persona: Option<String>,
-    /// Show the program a small /sys/class/infiniband, in a user namespace
+    /// Show the program a small /sys/class/infiniband, and devices in /dev/infiniband, which UCX, MPI and Mooncake look for; in a mount
+    /// namespace, for ordinary users in a user namespace as well
     #[arg(long)]
     sysfs: bool,
-    /// With --sysfs, character devices /dev/infiniband/<device>, which UCX and Mooncake look for. UCX then needs datagrams, which are
-    /// not offered yet: UCX_TLS=rc_verbs,tcp
-    #[arg(long)]
-    device_nodes: bool,
     /// Hide the RDMA devices of this machine from the program
     #[arg(long)]
     only_uiw: bool,
@@ -117,12 +114,12 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         command.env("UIW_LLP", &llp.text);
     }
     check_variables(&command)?;
-    if args.sysfs || args.device_nodes {
+    if args.sysfs {
         let persona = args.persona.as_deref().and_then(Persona::named).unwrap_or_else(|| {
             env::var("UIW_PERSONA").ok().and_then(|name| Persona::named(&name)).unwrap_or_default()
         });
-        sysfs::enter(persona, args.device_nodes).map_err(|error| {
-            let fix = "run as root, or allow user namespaces (kernel.unprivileged_userns_clone), or do without --sysfs and --device-nodes";
+        sysfs::enter(persona).map_err(|error| {
+            let fix = "run as root, or allow user namespaces (kernel.unprivileged_userns_clone), or do without --sysfs";
             Failure::new(Exit::Failed, "cannot make /sys/class/infiniband", error, fix)
         })?;
     }

@@ -151,7 +151,7 @@ fn datagrams_are_counted_by_queue_pair_and_shard() {
     shard.close_datagrams(&earlier);
     // A connection, and another queue pair, have the block afterwards: the sums go on, and theirs begin at zero.
     let conn = shard.open(&details(7, false));
-    conn.count(Traffic::SendSent, 10, true);
+    conn.count(Traffic::SendSent, 1, 10);
     shard.close(&conn, true);
     let now = shard.open_datagrams(0x0F_A001, local);
     now.sent(count(2, 64), count(0, 0));

@@ -108,8 +108,9 @@ options! {
         /// the peer's Terminate, instead of when TCP has taken its bytes. Success then says that the peer has placed it, and an
         /// error lands on the request that caused it; it costs a round trip. Needs an ORD of at least 1. Default: false.
         acknowledged: bool = false,
-        /// A peer that closes in order while nothing of this end is under way leaves the queue pair as it is, waiting for another
-        /// connection: in RTS, its receives posted. So does InfiniBand, where a queue pair does not detect the other one's end.
+        /// A peer that closes in order while nothing of this end is under way, or whose queue pair enters the error state (Terminate:
+        /// local catastrophic error), leaves the queue pair as it is, waiting for another connection: in RTS, its receives posted. So does
+        /// InfiniBand, where a queue pair does not detect the other one's end.
         /// Default: false.
         outlives_peer: bool = false,
         /// Time for TCP and MPA set-up together. Default: 10 s.

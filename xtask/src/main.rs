@@ -3,6 +3,7 @@
 mod bench;
 mod install;
 mod models;
+mod nixl;
 mod packages;
 mod process;
 mod prose;
@@ -52,6 +53,8 @@ enum Chore {
 enum Interop {
     /// The Linux kernel's siw driver in a virtual machine: the whole matrix, both ways round.
     Siw(uiw_siw::matrix::Options),
+    /// NIXL's wheel from PyPI, on the C libraries.
+    Nixl(nixl::Options),
 }
 
 fn main() -> ExitCode {
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
             process::on_interrupt(uiw_siw::test_vm::sweep);
             uiw_siw::matrix::main(&options)
         }
+        Chore::Interop(Interop::Nixl(options)) => nixl::run(&options),
         Chore::Install(options) => install::run(&options),
     }
 }

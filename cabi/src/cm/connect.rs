@@ -8,14 +8,18 @@ use crate::boundary::{self, Result};
 use crate::cm::channel::Channel;
 use crate::cm::id::{Id, Options, Phase};
 use crate::cm::params::{self, Params};
+use crate::cm::placeholder::Placeholder;
 use crate::cm::ports::Reservation;
 use crate::cm::routes::{self, Source};
 use crate::cm::{failure, registry, sidr, sync};
+use crate::context::Context;
+use crate::device::{gid, port};
 use crate::errno::Errno;
 use crate::object::Object;
+use crate::persona::Persona;
 use crate::qp::Qp;
 use std::ffi::{c_int, c_void};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use uiw_verbs::cm::{self, ConnHandle};
 use uiw_verbs::{Error, QpState};
@@ -26,13 +30,40 @@ fn has_foreign_qp(id: &Id) -> bool {
     unsafe { (*id.abi()).qp.is_null() }
 }
 
-/// The queue pair of an id, or the one of its device that the program names by number, ready to be connected.
-fn queue_pair<'a>(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<&'a Object<Qp>> {
+/// What the engine connects.
+enum QueuePair<'a> {
+    Program(&'a Object<Qp>),
+    Placeholder(Arc<Placeholder>),
+}
+
+impl QueuePair<'_> {
+    fn engine(&self) -> &uiw_verbs::Qp {
+        match self {
+            Self::Program(qp) => qp.engine(),
+            Self::Placeholder(placeholder) => placeholder.engine(),
+        }
+    }
+}
+
+/// The queue pair of an id, or the one of its device that the program names by number, ready to be connected. On other transports than
+/// iWARP a connection needs none.
+fn queue_pair<'a>(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<QueuePair<'a>> {
     // SAFETY: the structure is alive; a queue pair stays while a call of its id uses it, as C orders its own calls.
-    let qp = unsafe {
-        let own: *mut ibv_qp = (*id.abi()).qp;
-        if own.is_null() { Qp::numbered((*id.abi()).verbs, qp_num) } else { Qp::get(own) }
-    }?;
+    let (qp, context) = unsafe {
+        let (own, verbs): (*mut ibv_qp, _) = ((*id.abi()).qp, (*id.abi()).verbs);
+        let qp = if own.is_null() { Qp::numbered(verbs, qp_num) } else { Qp::get(own) };
+        (qp, Context::get(verbs)?)
+    };
+    let qp = match qp {
+        Ok(qp) if !qp.is_ud() => qp,
+        _ if has_foreign_qp(id) && context.persona != Persona::Iwarp => {
+            let placeholder = Arc::new(Placeholder::new(context)?);
+            id.lock().placeholder = Some(Arc::clone(&placeholder));
+            return Ok(QueuePair::Placeholder(placeholder));
+        }
+        Ok(_) => return Err(Errno::INVAL.because("the queue pair is UD, and the port space has connections")),
+        Err(error) => return Err(error),
+    };
     if qp.engine().state() == QpState::Reset {
         // On other transports programs move it when the peer has answered; the engine connects from INIT.
         qp.engine().modify(QpState::Init)?;
@@ -40,7 +71,7 @@ fn queue_pair<'a>(id: &Id, qp_num: u32, ack_timeout: Option<u8>) -> Result<&'a O
     if let Some(timeout) = ack_timeout {
         qp.set_timeout(timeout);
     }
-    Ok(qp)
+    Ok(QueuePair::Program(qp))
 }
 
 /// `rdma_connect`.
@@ -300,7 +331,8 @@ fn disconnect(id: &Id) -> Result<bool> {
     Ok(true)
 }
 
-/// `rdma_init_qp_attr`, for programs that move a queue pair of their own: the kernel's answer for an iWARP device.
+/// `rdma_init_qp_attr`, for programs that move a queue pair of their own: the kernel's answer for an iWARP device, as the engine moves the
+/// queue pair. On other transports the structure has the path to the peer as well, which UCX reads without changing a queue pair.
 ///
 /// # Safety
 /// `attr` and `mask` are NULL or readable and writable.
@@ -339,10 +371,36 @@ pub unsafe extern "C" fn rdma_init_qp_attr(
                 new.qkey = sidr::QKEY;
             } else if set != 0 {
                 new.qp_access_flags = REMOTE_WRITE_AND_READ;
+                if state == RTR {
+                    set_path(&id, &mut new)?;
+                }
             }
             *attr = new;
             *mask = set;
         }
         Ok(())
     })
+}
+
+/// The path to the peer, once there is one.
+///
+/// # Safety
+/// The id has a device.
+unsafe fn set_path(id: &Id, attr: &mut abi::ibv_qp_attr) -> Result<()> {
+    // SAFETY: the caller's promise.
+    let context = unsafe { Context::get((*id.abi()).verbs) }?;
+    let (local, peer) = {
+        let state = id.lock();
+        (state.local, state.peer)
+    };
+    let (Some(local), Some(peer)) = (local, peer) else { return Ok(()) };
+    if context.persona == Persona::Iwarp {
+        return Ok(());
+    }
+    attr.path_mtu = port::of(&context.device.netdev()?, context.persona).active_mtu;
+    attr.ah_attr = sidr::address_vector(local.ip(), gid::from_address(peer.ip()))?;
+    if let (Persona::Ib, IpAddr::V4(peer)) = (context.persona, peer.ip()) {
+        attr.ah_attr.dlid = (peer.to_bits() & 0xFFFF) as u16;
+    }
+    Ok(())
 }

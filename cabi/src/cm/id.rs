@@ -6,6 +6,7 @@ use crate::abi::{self, ibv_pd, ibv_qp_init_attr, rdma_cm_id};
 use crate::boundary::Result;
 use crate::cm::address;
 use crate::cm::channel::Channel;
+use crate::cm::placeholder::Placeholder;
 use crate::cm::ports::Reservation;
 use crate::cm::resolved::Resolved;
 use crate::errno::Errno;
@@ -97,6 +98,8 @@ pub(crate) struct State {
     pub(crate) active: bool,
     /// Whether the queue pair is one that the program moves itself.
     pub(crate) foreign_qp: bool,
+    /// The queue pair of a connection for which the program has none.
+    pub(crate) placeholder: Option<Arc<Placeholder>>,
     pub(crate) conn: Option<ConnId>,
     pub(crate) handle: Option<ConnHandle>,
     /// A request for the peer's UD queue pair.
@@ -143,6 +146,7 @@ impl Id {
             sync,
             active: false,
             foreign_qp: false,
+            placeholder: None,
             conn: None,
             handle: None,
             sidr: None,

@@ -44,7 +44,7 @@ pub(crate) fn discard(id: &Id) {
     }
     let phase = std::mem::replace(&mut state.phase, Phase::Over);
     let (conn, handle, port) = (state.conn.take(), state.handle.take(), state.port.take());
-    let sidr = state.sidr.take();
+    let (sidr, placeholder) = (state.sidr.take(), state.placeholder.take());
     let (channel, sync) = (Arc::clone(&state.channel), state.sync);
     drop(state);
     registry::remove_id(id);
@@ -60,6 +60,7 @@ pub(crate) fn discard(id: &Id) {
             let _ = handle.abort();
         }
     }
+    drop(placeholder);
     let listener = match &phase {
         Phase::Listening(listener) => Some(listener.id()),
         Phase::SidrListening(listener) => Some(listener.id()),

@@ -27,6 +27,7 @@ mod multicast;
 mod option;
 mod orphaned;
 mod params;
+mod placeholder;
 mod ports;
 mod qp;
 mod registry;

@@ -109,6 +109,15 @@ impl Network {
         }
     }
 
+    /// The addresses of server and client, with the names of their network namespaces. Nothing on loopback.
+    pub fn places(&self) -> impl Iterator<Item = (Ipv4Addr, &str)> {
+        let names = match self {
+            Self::Loopback => &[][..],
+            Self::Veth(space) => &space.names,
+        };
+        [self.server_address(), self.client_address()].into_iter().zip(names.iter().map(String::as_str))
+    }
+
     /// The command at the server's place.
     #[must_use]
     pub fn server(&self, command: Command) -> Command {
@@ -163,21 +172,7 @@ impl Network {
 
     fn at(&self, place: usize, command: Command) -> Command {
         let Self::Veth(space) = self else { return command };
-        let mut inside = Command::new(&space.ip);
-        inside
-            .args(["netns", "exec", &space.names[place]])
-            .arg(command.get_program())
-            .args(command.get_args());
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => inside.env(name, value),
-                None => inside.env_remove(name),
-            };
-        }
-        if let Some(folder) = command.get_current_dir() {
-            inside.current_dir(folder);
-        }
-        inside
+        inside(&space.ip, &space.names[place], command)
     }
 }
 
@@ -226,13 +221,34 @@ impl Namespaces {
     }
 
     fn ip(&self, args: &[&str]) -> Result<String, String> {
-        let output = Command::new(&self.ip).args(args).output().map_err(|error| error.to_string())?;
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-        }
-        let said = String::from_utf8_lossy(&output.stderr);
-        Err(format!("ip {}: {}", args.join(" "), said.trim()))
+        ip(&self.ip, args)
     }
+}
+
+/// What `ip` prints.
+pub(super) fn ip(program: &Path, args: &[&str]) -> Result<String, String> {
+    let output = Command::new(program).args(args).output().map_err(|error| error.to_string())?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!("ip {}: {}", args.join(" "), said.trim()))
+}
+
+/// The command in a network namespace.
+pub(super) fn inside(ip: &Path, namespace: &str, command: Command) -> Command {
+    let mut inside = Command::new(ip);
+    inside.args(["netns", "exec", namespace]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => inside.env(name, value),
+            None => inside.env_remove(name),
+        };
+    }
+    if let Some(folder) = command.get_current_dir() {
+        inside.current_dir(folder);
+    }
+    inside
 }
 
 impl Drop for Namespaces {

@@ -1,28 +1,11 @@
 //! `uiw run --require`: what stock programs moved by uiw, and programs that moved nothing by it.
 
+use crate::reported::{number, report, run};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 use uiw_interop::stock::{Ended, Libraries, Running, User, compile, free_port, uiw};
-
-/// `uiw run` with these options and this program.
-fn run(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
-    let mut command = libraries.command(User::Same, uiw());
-    command.env_remove("LD_LIBRARY_PATH").env_remove("UIW_COUNTERS").env("UIW_LIB", libraries.folder());
-    command.arg("run").args(options).arg("--").args(program);
-    command
-}
-
-/// The report of `--json`.
-fn report(ended: &Ended) -> Value {
-    let line = ended.said.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| panic!("{ended:?}"));
-    serde_json::from_str(line).unwrap()
-}
-
-fn number(report: &Value, name: &str) -> u64 {
-    report[name].as_u64().unwrap_or_else(|| panic!("{name} of {report}"))
-}
 
 /// Runs a client until its server listens. The server is a child of `uiw run`, so whether it does cannot be seen by its number.
 fn until(connected: impl Fn(&Ended) -> bool, client: impl Fn() -> Command) -> Ended {

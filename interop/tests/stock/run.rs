@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use uiw_interop::stock::{Ended, Libraries, Running, User, ordinary, uiw};
+use uiw_interop::stock::{Ended, Libraries, Network, Running, User, ordinary, uiw};
 
 fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c").join(name)
@@ -15,11 +15,11 @@ fn cc(args: &[&str]) {
 }
 
 /// `uiw run` with `options`, as `user`, of `program`.
-fn run(libraries: &Libraries, user: User, options: &[&str], program: &[&str]) -> Running {
+fn command(libraries: &Libraries, user: User, options: &[&str], program: &[&str]) -> Command {
     let mut command = libraries.command(user, uiw());
     command.arg("run").args(options).arg("--").args(program).env("UIW_LIB", libraries.folder());
     command.env_remove("LD_LIBRARY_PATH");
-    Running::start(command)
+    command
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn programs_with_a_libibverbs_of_their_own_use_ours() {
     let mut plain = libraries.command(User::Same, &program);
     plain.arg(&module);
     let plain = Running::start(plain).end();
-    let preloaded = run(&libraries, User::Same, &[], &[&program, &module]).end();
+    let preloaded = Running::start(command(&libraries, User::Same, &[], &[&program, &module])).end();
     for place in places {
         let says = |ended: &Ended, which| ended.said.lines().any(|line| line == format!("{place}: {which}"));
         assert!(says(plain.well(), "bundled"), "{plain:?}");
@@ -53,9 +53,12 @@ fn programs_with_a_libibverbs_of_their_own_use_ours() {
 /// Programs check that a node is a character device that can be read and written; the rest of `/dev` is as it was.
 #[test]
 fn device_nodes_are_there_for_root_and_ordinary_users() {
+    let Some(network) = Network::veth() else { return };
     let libraries = Libraries::get();
-    let script = "for node in uiw_lo uverbs_uiw_lo; do \
+    // UCX would connect two loopback devices to each other: beside another device it has no node.
+    let script = "for node in uiw_veth0 uverbs_uiw_veth0; do \
         test -c /dev/infiniband/$node && test -r /dev/infiniband/$node && test -w /dev/infiniband/$node || exit 1; done; \
+        test ! -e /dev/infiniband/uiw_lo && test ! -e /dev/infiniband/uverbs_uiw_lo && \
         echo nothing > /dev/null && head -c 8 /dev/urandom > /dev/null && test -d /dev/shm && \
         test \"$(ls /dev | grep -v infiniband)\" = \"$DEV\" && cat /sys/class/infiniband/uiw_lo/ports/1/rate && \
         ls -d /sys/class/net/lo && grep uiw_lo /sys/class/infiniband_verbs/uverbs_uiw_lo/ibdev && echo all there";
@@ -66,9 +69,9 @@ fn device_nodes_are_there_for_root_and_ordinary_users() {
         .collect();
     names.sort();
     for user in [Some(User::Same), ordinary()].into_iter().flatten() {
-        let dev = format!("DEV='{}'; {script}", names.join("\n"));
+        let dev = format!("export LC_ALL=C; DEV='{}'; {script}", names.join("\n"));
         let ended =
-            run(&libraries, user, &["--device-nodes"], &["sh", "-c", &format!("export LC_ALL=C; {dev}")])
+            Running::start(network.server(command(&libraries, user, &["--sysfs"], &["sh", "-c", &dev])))
                 .end();
         if ended.count("cannot make /sys/class/infiniband") > 0 {
             uiw_interop::skip("mount namespaces");
@@ -80,6 +83,22 @@ fn device_nodes_are_there_for_root_and_ordinary_users() {
     // Nothing of it is left.
     assert!(!Path::new("/sys/class/infiniband/uiw_lo").exists());
     assert!(!Path::new("/dev/infiniband/uiw_lo").exists());
+}
+
+/// A container without a network has the loopback device alone.
+#[test]
+fn the_loopback_device_has_a_node_where_it_is_alone() {
+    let Some(_) = uiw_interop::require("unshare") else { return };
+    let libraries = Libraries::get();
+    let script = format!("ip link set lo up && exec {} run --sysfs -- ls /dev/infiniband", uiw().display());
+    let mut command = libraries.command(User::Same, "unshare");
+    command.args(["-rmn", "sh", "-c", &script]).env("UIW_LIB", libraries.folder());
+    let ended = Running::start(command).end();
+    if ended.count("unshare:") > 0 {
+        uiw_interop::skip("network namespaces");
+        return;
+    }
+    assert_eq!(ended.well().said, "uiw_lo\nuverbs_uiw_lo\n");
 }
 
 /// Beside a device of the kernel a program would not find it; `uiw run` says so.

@@ -175,10 +175,11 @@ impl Conn {
         self.cm.ended(CloseReason { reason, orderly, silent_for }, &mut services.wakes);
     }
 
-    /// Whether the queue pair goes on without this connection: the peer has closed it while nothing was under way, or has gone after
-    /// our Reply and before its first FPDU. What was posted before that waits for another connection.
+    /// Whether the queue pair goes on without this connection: the peer has closed it while nothing was under way, or its queue pair
+    /// has entered the error state, or it has gone after our Reply and before its first FPDU. What was posted before that waits for another
+    /// connection.
     fn may_leave(&self, error: &ConnError) -> bool {
-        let closed = matches!(error, ConnError::Closed);
+        let closed = matches!(error, ConnError::Closed) || is_local_error_of_peer(error);
         let gone =
             matches!(error, ConnError::Lost | ConnError::NoFirstFpdu | ConnError::FinInsideFpdu { .. });
         let undecided = self.cm.is_undecided();
@@ -342,6 +343,12 @@ fn status_of_terminate(reason: TerminateReason, placed: bool) -> WcStatus {
         (0 | 1, 0, _) => WcStatus::RemoteAborted,
         _ => WcStatus::Fatal,
     }
+}
+
+/// The Terminate says nothing about a request of ours: the peer's program moved its queue pair to the error state, or a request of its
+/// own failed there.
+fn is_local_error_of_peer(error: &ConnError) -> bool {
+    matches!(error, ConnError::Terminated(terminate, _) if terminate.reason() == TerminateReason::LocalCatastrophic)
 }
 
 fn is_access(fault: &Fault) -> bool {

@@ -2,6 +2,7 @@
 #include "check.h"
 #include <errno.h>
 #include <infiniband/verbs.h>
+#include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -311,6 +312,32 @@ static void the_peer_goes(void)
 	unmake(&a);
 }
 
+/* Nor does it detect that its peer entered the error state, as UCX lets its queue pairs do before it destroys them. */
+static void the_peer_fails(void)
+{
+	struct pollfd events = { context->async_fd, POLLIN, 0 };
+	static struct end a, b;
+	struct ibv_wc wc;
+
+	make(&a);
+	make(&b);
+	ready(&a, &b, 7);
+	ready(&b, &a, 7);
+	exchange(&a, &b, 1);
+	exchange(&b, &a, 2);
+	receive(&a, 3);
+	to(&b, IBV_QPS_ERR);
+	CHECK(poll(&events, 1, 300) == 0);
+	CHECK(ibv_poll_cq(a.cq, 1, &wc) == 0);
+	CHECK(state_of(&a) == IBV_QPS_RTS);
+	post(&a, IBV_WR_SEND, 4, 0, 0);
+	expect(&a, 4, IBV_WC_RETRY_EXC_ERR);
+	expect(&a, 3, IBV_WC_WR_FLUSH_ERR);
+	CHECK(state_of(&a) == IBV_QPS_ERR);
+	unmake(&a);
+	unmake(&b);
+}
+
 /* Another peer does not get the connection: another PSN is another run of the program. */
 static void strangers_wait_outside(void)
 {
@@ -477,6 +504,7 @@ int main(int argc, char **argv)
 	receiver_not_ready(acknowledged);
 	no_peer_answers();
 	the_peer_goes();
+	the_peer_fails();
 	strangers_wait_outside();
 	if (acknowledged)
 		errors_land_where_they_belong();

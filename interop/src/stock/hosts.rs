@@ -1,0 +1,115 @@
+//! Several hosts on one switch: network namespaces whose only way to each other is a bridge.
+
+use super::network::{inside, ip};
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Namespaces on a bridge, and one with the bridge, where commands for all of them run. Removed when dropped.
+pub struct Hosts {
+    ip: PathBuf,
+    /// Those of the hosts begin with it.
+    prefix: String,
+    count: u8,
+}
+
+impl Hosts {
+    /// So many hosts, at most 200, or nothing where that is not possible; the test is noted as skipped then.
+    #[track_caller]
+    #[must_use]
+    pub fn new(count: u8) -> Option<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let path = crate::require("ip")?;
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let hosts = Self { ip: path, prefix: format!("uiw-h-{}-{number}-", std::process::id()), count };
+        if let Err(reason) = hosts.set_up() {
+            crate::skip(&format!("network namespaces with a bridge: {reason}"));
+            return None;
+        }
+        Some(hosts)
+    }
+
+    /// The hosts' addresses, with the names of their network namespaces.
+    pub fn places(&self) -> impl Iterator<Item = (Ipv4Addr, String)> {
+        self.addresses().map(|address| (address, self.name(address.octets()[3])))
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = Ipv4Addr> + use<> {
+        (1..=self.count).map(|last| Ipv4Addr::new(10, 77, 0, last))
+    }
+
+    /// The address of the switch, which every host reaches.
+    #[must_use]
+    pub fn switch_address(&self) -> Ipv4Addr {
+        Ipv4Addr::new(10, 77, 0, SWITCH)
+    }
+
+    /// The command at the switch.
+    #[must_use]
+    pub fn at_switch(&self, command: Command) -> Command {
+        inside(&self.ip, &self.name(SWITCH), command)
+    }
+
+    /// Processes in any of the hosts.
+    ///
+    /// # Panics
+    /// When they cannot be listed.
+    #[must_use]
+    pub fn processes(&self) -> Vec<String> {
+        let list = |last| ip(&self.ip, &["netns", "pids", &self.name(last)]).expect("its processes");
+        (1..=self.count).flat_map(|last| list(last).lines().map(str::to_owned).collect::<Vec<_>>()).collect()
+    }
+
+    fn name(&self, last: u8) -> String {
+        format!("{}{last}", self.prefix)
+    }
+
+    fn set_up(&self) -> Result<(), String> {
+        let run = |args: &[&str]| ip(&self.ip, args).map(drop);
+        let switch = self.name(SWITCH);
+        run(&["netns", "add", &switch])?;
+        run(&["-n", &switch, "link", "add", "name", "switch", "type", "bridge"])?;
+        run(&["-n", &switch, "address", "add", &format!("{}/24", self.switch_address()), "dev", "switch"])?;
+        run(&["-n", &switch, "link", "set", "switch", "up"])?;
+        run(&["-n", &switch, "link", "set", "lo", "up"])?;
+        for address in self.addresses() {
+            let last = address.octets()[3];
+            let (name, port) = (self.name(last), format!("port{last}"));
+            run(&["netns", "add", &name])?;
+            run(&[
+                "-n", &switch, "link", "add", &port, "type", "veth", "peer", "name", "veth0", "netns", &name,
+            ])?;
+            run(&["-n", &switch, "link", "set", &port, "master", "switch", "up"])?;
+            run(&["-n", &name, "address", "add", &format!("{address}/24"), "dev", "veth0"])?;
+            run(&["-n", &name, "link", "set", "veth0", "up"])?;
+            run(&["-n", &name, "link", "set", "lo", "up"])?;
+        }
+        // IPv6 addresses come a little later; a program that runs meanwhile would see one address and then two.
+        for last in 1..=self.count {
+            while ip(
+                &self.ip,
+                &["-n", &self.name(last), "-6", "address", "show", "dev", "veth0", "tentative"],
+            )?
+            .contains("inet6")
+            {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The last number of its address.
+const SWITCH: u8 = 254;
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for last in (1..=self.count).chain([SWITCH]) {
+            if fs::exists(format!("/run/netns/{}", self.name(last))).unwrap_or(false) {
+                let _ = ip(&self.ip, &["netns", "delete", &self.name(last)]);
+            }
+        }
+    }
+}

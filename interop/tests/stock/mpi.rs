@@ -1,0 +1,215 @@
+//! MPI jobs on UCX, as Debian has them: each rank on a host of its own, every pair of ranks on our RC queue pairs.
+
+use crate::reported::{is_reliable, number, parsed, reliable, unreliable};
+use std::fs;
+use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+use uiw_interop::stock::{Hosts, Libraries, Network, Running, User, uiw};
+
+const RANKS: u8 = 8;
+
+/// An implementation of MPI: its programs, and the options of its mpirun for its own address, those of the ranks, and the remote shell.
+struct Mpi {
+    compiler: &'static str,
+    mpirun: &'static str,
+    options: fn(Ipv4Addr, &[Ipv4Addr], &str) -> Vec<String>,
+}
+
+const OPEN_MPI: Mpi = Mpi {
+    compiler: "mpicc.openmpi",
+    mpirun: "mpirun.openmpi",
+    options: |_, hosts, agent| {
+        let hosts: Vec<_> = hosts.iter().map(|address| format!("{address}:1")).collect();
+        let options =
+            ["--allow-run-as-root", "--mca", "plm_rsh_agent", agent, "--mca", "pml", "ucx", "--host"];
+        options.into_iter().map(str::to_owned).chain([hosts.join(",")]).collect()
+    },
+};
+
+const MPICH: Mpi = Mpi {
+    compiler: "mpicc.mpich",
+    mpirun: "mpirun.mpich",
+    options: |own, hosts, agent| {
+        let hosts: Vec<_> = hosts.iter().map(Ipv4Addr::to_string).collect();
+        let (own, hosts) = (own.to_string(), hosts.join(","));
+        let options = ["-launcher", "ssh", "-launcher-exec", agent, "-localhost", &own, "-hosts", &hosts];
+        options.into_iter().map(str::to_owned).collect()
+    },
+};
+
+/// A job's program.
+struct Job {
+    libraries: Libraries,
+    program: PathBuf,
+}
+
+impl Job {
+    /// Nothing where something is missing; the test is noted as skipped then.
+    #[track_caller]
+    fn new(mpi: &Mpi) -> Option<Self> {
+        uiw_interop::require(mpi.mpirun)?;
+        uiw_interop::require("unshare")?;
+        let compiler = uiw_interop::require(mpi.compiler)?;
+        let libraries = Libraries::get();
+        let program = libraries.folder().join("mpi");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/mpi.c");
+        let mut command = Command::new(compiler);
+        command.args(["-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
+        let output = command.output().expect("the compiler");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Some(Self { libraries, program })
+    }
+
+    fn script(&self, name: &str, text: &str) -> String {
+        let path = self.libraries.folder().join(name);
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("a script");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("an executable script");
+        path.to_str().expect("a path of text").to_owned()
+    }
+
+    /// `mpirun` of one rank on each of `hosts`, with a remote shell of ours, which enters a host instead of connecting to it. `own` is an
+    /// address that they reach; `prefix` precedes each rank's command, and `options` are those of `uiw run`.
+    fn command<N: AsRef<str>>(
+        &self,
+        mpi: &Mpi,
+        (own, hosts): (Ipv4Addr, impl Iterator<Item = (Ipv4Addr, N)>),
+        (prefix, options): (&str, &str),
+        args: &[&str],
+    ) -> Command {
+        let (addresses, names): (Vec<_>, Vec<_>) = hosts.unzip();
+        let cases = addresses.iter().zip(&names).fold(String::new(), |cases, (address, name)| {
+            cases + &format!("{address}) host={};; ", name.as_ref())
+        });
+        let agent = self.script(
+            "agent",
+            &format!(
+                "while [ \"${{1#-}}\" != \"$1\" ]; do shift; done\n\
+                 case $1 in {cases} *) exit 1;; esac; shift\n\
+                 exec ip netns exec $host unshare --pid --fork --kill-child --mount-proc --ipc --uts -- \
+                 sh -c \"hostname $host; $*\""
+            ),
+        );
+        // Standard errors of several ranks would be mixed.
+        let rank = self.script(
+            "rank",
+            &format!(
+                "export UIW_LIB={folder} {prefix}; exec {} run --sysfs {options} -- \"$@\" \
+                 2> {folder}/report-${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}}",
+                uiw().display(),
+                folder = self.libraries.folder().display(),
+            ),
+        );
+        let mut command = self.libraries.command(User::Same, mpi.mpirun);
+        command
+            .env_remove("LD_LIBRARY_PATH")
+            .env_remove("UIW_COUNTERS")
+            .env("TMPDIR", self.libraries.folder());
+        command.args((mpi.options)(own, &addresses, &agent)).args([
+            "-np",
+            &addresses.len().to_string(),
+            &rank,
+        ]);
+        command.arg(&self.program).args(args);
+        command
+    }
+
+    /// As [`Job::command`], on hosts at a switch.
+    fn start(&self, mpi: &Mpi, hosts: &Hosts, options: &str, args: &[&str]) -> Running {
+        let places = (hosts.switch_address(), hosts.places());
+        Running::start(hosts.at_switch(self.command(mpi, places, ("", options), args)))
+    }
+
+    /// What rank `rank` wrote to standard error, its report among it.
+    fn said(&self, rank: u8) -> String {
+        fs::read_to_string(self.libraries.folder().join(format!("report-{rank}"))).unwrap_or_default()
+    }
+}
+
+fn every_pair_and_collectives(mpi: &Mpi) {
+    let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(RANKS)) else { return };
+    for persona in ["roce", "ib"] {
+        let options = format!("--require --json --persona {persona}");
+        let ended = job.start(mpi, &hosts, &options, &[]).end();
+        let said: Vec<_> = (0..RANKS).map(|rank| job.said(rank)).collect();
+        assert_eq!(ended.code, 0, "{ended:?}\n{said:#?}");
+        assert_eq!(ended.count("is done"), usize::from(RANKS), "{ended:?}");
+        for said in said {
+            // A mebibyte to and from each of seven ranks, and less of it.
+            is_reliable(&parsed(&said), 14 << 20);
+        }
+    }
+}
+
+#[test]
+fn open_mpi_verifies_every_pair_and_collectives() {
+    every_pair_and_collectives(&OPEN_MPI);
+}
+
+#[test]
+fn mpich_verifies_every_pair_and_collectives() {
+    every_pair_and_collectives(&MPICH);
+}
+
+/// The job ends, and no process of it is left in any host.
+fn a_killed_rank_ends_the_job(mpi: &Mpi) {
+    let (Some(job), Some(hosts)) = (Job::new(mpi), Hosts::new(RANKS)) else { return };
+    // Without a report `uiw run` becomes the rank. MPICH's process manager ends a job of several hosts when it sees ranks that a signal
+    // ended: the others, which UCX aborts when rank 3 does not answer.
+    let ended = job.start(mpi, &hosts, "--persona roce", &["3"]).end();
+    assert_ne!(ended.code, 0, "{ended:?}");
+    assert_eq!((ended.count("rank 3 will kill itself"), ended.count("is done")), (1, 0), "{ended:?}");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !hosts.processes().is_empty() {
+        assert!(Instant::now() < deadline, "left: {:?}", hosts.processes());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_killed_rank_ends_a_job_of_open_mpi() {
+    a_killed_rank_ends_the_job(&OPEN_MPI);
+}
+
+#[test]
+fn a_killed_rank_ends_a_job_of_mpich() {
+    a_killed_rank_ends_the_job(&MPICH);
+}
+
+/// Datagrams alone, through a path that loses, doubles and reorders: UCX's own protocol repeats them, and the ranks compare every byte.
+#[test]
+fn datagrams_alone_survive_a_lossy_path() {
+    let (Some(job), Some(network)) = (Job::new(&OPEN_MPI), Network::path()) else { return };
+    let mut wan = Command::new(uiw());
+    wan.args([
+        "wan",
+        "server",
+        "client",
+        "--json",
+        "--loss",
+        "1%",
+        "--duplicate",
+        "0.5%",
+        "--reorder",
+        "0.5%",
+    ]);
+    wan.args(["--seed", "7"]);
+    let mut wan = Running::start(network.middle(wan));
+    wan.wait_saying("carrying");
+    let places = (network.server_address(), network.places());
+    let run = ("UCX_TLS=ud_verbs,self", "--require --json --persona roce");
+    let ended = Running::start(network.server(job.command(&OPEN_MPI, places, run, &[]))).end();
+    let said = [job.said(0), job.said(1)];
+    assert_eq!((ended.code, ended.count("is done")), (0, 2), "{ended:?}\n{said:#?}");
+    for report in said.iter().map(|said| parsed(said)) {
+        assert!(unreliable(&report) >= 2 << 20 && reliable(&report) == 0, "{report}");
+    }
+    let wan = wan.interrupt();
+    let last: serde_json::Value =
+        serde_json::from_str(wan.well().said.lines().last().expect("statistics")).expect("JSON");
+    let sum = |name: &str| number(&last["ways"][0], name) + number(&last["ways"][1], name);
+    assert!(sum("lost") as f64 >= 0.005 * sum("frames") as f64, "{last}");
+    assert!(sum("duplicated") > 0 && sum("reordered") > 0, "{last}");
+}

@@ -1,0 +1,60 @@
+//! Programs under `uiw run`, and its report of what they moved.
+
+use serde_json::Value;
+use std::process::Command;
+use uiw_interop::stock::{Ended, Libraries, User, uiw};
+
+/// `uiw run` with these options and this program.
+pub(crate) fn run(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
+    around(libraries, &[], options, program)
+}
+
+/// As [`run`], in PID, IPC and UTS namespaces of its own, and in the network namespace where it is started: nothing but the network joins
+/// both ends. Killed as a whole with the command.
+pub(crate) fn isolated(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
+    let unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--ipc", "--uts", "--"];
+    around(libraries, &unshare, options, program)
+}
+
+fn around(libraries: &Libraries, outside: &[&str], options: &[&str], program: &[&str]) -> Command {
+    let uiw = uiw().to_str().expect("a path of text");
+    let words = [outside, &[uiw, "run"], options, &["--"], program].concat();
+    let mut command = libraries.command(User::Same, words[0]);
+    command.env_remove("LD_LIBRARY_PATH").env_remove("UIW_COUNTERS").env("UIW_LIB", libraries.folder());
+    command.args(&words[1..]);
+    command
+}
+
+/// The report of `--json`.
+pub(crate) fn report(ended: &Ended) -> Value {
+    parsed(&ended.said)
+}
+
+/// The report among other lines.
+pub(crate) fn parsed(said: &str) -> Value {
+    let line = said.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| panic!("{said}"));
+    serde_json::from_str(line).unwrap()
+}
+
+pub(crate) fn number(report: &Value, name: &str) -> u64 {
+    report[name].as_u64().unwrap_or_else(|| panic!("{name} of {report}"))
+}
+
+/// Payload of every operation on RC queue pairs, both directions.
+pub(crate) fn reliable(report: &Value) -> u64 {
+    number(report, "bytes_sent") + number(report, "bytes_received")
+}
+
+/// Payload of datagrams, both directions.
+pub(crate) fn unreliable(report: &Value) -> u64 {
+    let moved = &report["datagrams"]["with_others"];
+    number(&moved["sent"], "bytes") + number(&moved["received"], "bytes")
+}
+
+/// At least `payload` bytes were moved, and 0.95 of all on RC queue pairs.
+#[track_caller]
+pub(crate) fn is_reliable(report: &Value, payload: u64) {
+    let (rc, ud) = (reliable(report), unreliable(report));
+    assert!(rc >= payload, "{rc} of {payload}: {report}");
+    assert!(rc as f64 >= 0.95 * (rc + ud) as f64, "{rc} and {ud}: {report}");
+}
