@@ -274,6 +274,11 @@ pub trait Listener: Send {
     /// The address, with the port that the system chose.
     fn local_addr(&self) -> SocketAddr;
 
+    /// Whether its streams are encrypted.
+    fn is_encrypted(&self) -> bool {
+        false
+    }
+
     /// The descriptor, where there is one.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -277,6 +277,10 @@ impl<H: StackHooks> Listener for WrappedListener<H> {
         self.inner.local_addr()
     }
 
+    fn is_encrypted(&self) -> bool {
+        self.inner.is_encrypted()
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.fd()
     }

@@ -160,7 +160,9 @@ pub enum Error {
         source: io::Error,
     },
     /// The peer closed while the connection was being set up.
-    #[error("{peer} closed the connection before its MPA Reply; it may not speak iWARP on that port")]
+    #[error(
+        "{peer} closed the connection before its MPA Reply; it may not speak iWARP on that port, or require TLS"
+    )]
     ClosedInStartup {
         /// The peer.
         peer: SocketAddr,

@@ -212,12 +212,11 @@ fn append(
     append_with(out, 0, &mut fill)
 }
 
+/// Writes to the front of its argument, and returns how much; or how much room is missing, if it is that.
+type Fill<'a> = dyn FnMut(&mut [u8]) -> Result<usize, Option<usize>> + 'a;
+
 /// Appends what `fill` writes, into `room` bytes at first; more if it asks for more.
-fn append_with(
-    out: &mut Vec<u8>,
-    mut room: usize,
-    fill: &mut dyn FnMut(&mut [u8]) -> Result<usize, Option<usize>>,
-) -> Result<(), ()> {
+fn append_with(out: &mut Vec<u8>, mut room: usize, fill: &mut Fill<'_>) -> Result<(), ()> {
     let begin = out.len();
     loop {
         out.resize(begin + room, 0);

@@ -30,7 +30,7 @@ pub(super) struct Shard {
     ready_since: Instant,
     deadlines: BTreeSet<(Instant, usize)>,
     /// Dropped while they were in no event set, with bytes to be sent.
-    orphans: Vec<Box<Conn>>,
+    orphans: VecDeque<Box<Conn>>,
     /// At the last poll.
     now: Instant,
     /// In the inner stack's epoll set, if it has one.
@@ -81,7 +81,7 @@ impl Shard {
             ready: BTreeSet::new(),
             ready_since: now,
             deadlines: BTreeSet::new(),
-            orphans: Vec::new(),
+            orphans: VecDeque::new(),
             now,
             wake,
             is_signalled: false,
@@ -184,12 +184,12 @@ impl Shard {
     /// The user has dropped a detached stream.
     pub(super) fn adopt_orphan(&mut self, mut conn: Box<Conn>) {
         if !conn.close() {
-            self.orphans.push(conn);
+            self.orphans.push_back(conn);
             self.signal();
         }
     }
 
-    pub(super) fn take_orphans(&mut self) -> Vec<Box<Conn>> {
+    pub(super) fn take_orphans(&mut self) -> VecDeque<Box<Conn>> {
         std::mem::take(&mut self.orphans)
     }
 

@@ -359,6 +359,10 @@ impl Listener for TlsListener {
     fn local_addr(&self) -> SocketAddr {
         self.local
     }
+
+    fn is_encrypted(&self) -> bool {
+        true
+    }
 }
 
 impl Drop for TlsListener {
