@@ -49,14 +49,22 @@ const DEAD_AFTER: DeadAfter = DeadAfter(Some(Duration::from_secs(60)));
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     // Before any other thread has an arena.
     uiw_mem::share_arenas();
-    let stop = Stop::on_signal()?;
+    let stop = if opener.has_tls() {
+        let opener = opener.clone();
+        Stop::on_signal_but_hangup(move || match opener.reload_tls() {
+            Ok(()) => eprintln!("the files of TLS were read again"),
+            Err(failure) => eprintln!("{failure}\nwarning: the configuration before holds on"),
+        })?
+    } else {
+        Stop::on_signal()?
+    };
     if args.until_stdin_ends {
         stop.on_stdin_end();
     }
     let limits = Limits::default().max_held_bytes(args.receive_memory as usize);
     let mut peer_options = args.conn.peer_options();
     peer_options.own.dead_after.get_or_insert(DEAD_AFTER);
-    serve(&opener.device_with(limits)?, args.listen, &peer_options, &stop)
+    serve(&opener.device_with(limits)?, args.listen, &peer_options, &stop, opener.has_tls())
 }
 
 /// What all connections share.
@@ -70,12 +78,18 @@ struct Server {
     budget: Budget,
 }
 
-fn serve(device: &Device, address: SocketAddr, peer_options: &PeerOptions, stop: &Arc<Stop>) -> Result<()> {
+fn serve(
+    device: &Device,
+    address: SocketAddr,
+    peer_options: &PeerOptions,
+    stop: &Arc<Stop>,
+    has_tls: bool,
+) -> Result<()> {
     let channel = Arc::new(CmChannel::default());
     let options = Arc::new(peer_options.options());
     let listener = Listener::bind(device, address, BACKLOG, &options, &channel)
         .map_err(|error| cannot_listen(address, error))?;
-    announce(listener.local_addr());
+    announce(listener.local_addr(), has_tls);
     let server = Arc::new(Server {
         device: device.clone(),
         pd: device.alloc_pd()?,
@@ -139,11 +153,11 @@ fn cannot_listen(address: SocketAddr, error: Error) -> Failure {
 }
 
 /// Says where peers may connect, and that others may listen along, where they may.
-pub(crate) fn announce(address: SocketAddr) {
+pub(crate) fn announce(address: SocketAddr, has_tls: bool) {
     text::line(format!("listening on {address}"));
-    if !address.ip().is_loopback() {
+    if !address.ip().is_loopback() && !has_tls {
         eprintln!(
-            "warning: {address}: the wire is not encrypted\nhint: use a tunnel on networks you do not trust"
+            "warning: {address}: the wire is not encrypted\nhint: use --tls, or a tunnel, on networks you do not trust"
         );
     }
 }
@@ -176,7 +190,8 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     let spawned = thread.spawn(move || {
         let leaving = Leaving(&own);
         let service = Service::of(request.private_data());
-        tracing::info!(%peer, ?service, "connection");
+        let identity = request.peer_identity().map(ToString::to_string);
+        tracing::info!(%peer, identity, ?service, "connection");
         match session(&own, request, service) {
             Ok(()) => tracing::info!(%peer, "connection over"),
             Err(failure) => eprintln!("{failure}"),
