@@ -12,4 +12,5 @@ mod python;
 mod require;
 mod rping;
 mod run;
+mod tls;
 mod utilities;
