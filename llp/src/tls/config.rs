@@ -150,8 +150,11 @@ impl TlsConfig {
         Verifier { trust: Arc::clone(&self.trust), allow: self.allow.clone() }
     }
 
-    /// The configurations of rustls for both roles.
-    pub(super) fn build(&self) -> Result<(Arc<ClientConfig>, Arc<ServerConfig>), rustls::Error> {
+    /// The same for rustls, as client and as server: for other uses of the same identity and peers.
+    ///
+    /// # Errors
+    /// [`KeyError::Refused`].
+    pub fn to_rustls(&self) -> Result<(Arc<ClientConfig>, Arc<ServerConfig>), KeyError> {
         let verifier = Arc::new(self.verifier());
         let versions = &[&rustls::version::TLS13];
         let client = ClientConfig::builder_with_provider(provider()).with_protocol_versions(versions)?;

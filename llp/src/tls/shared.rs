@@ -123,7 +123,7 @@ pub(super) struct Snapshot {
 
 impl Snapshot {
     fn new(config: TlsConfig) -> Result<Self, KeyError> {
-        let (client, server) = config.build()?;
+        let (client, server) = config.to_rustls()?;
         Ok(Self { verifier: config.verifier(), config, client, server })
     }
 }

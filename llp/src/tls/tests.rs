@@ -355,7 +355,7 @@ fn plain_client(
 
 /// As [`TlsConfig`] makes it, without the certificate if that is asked for.
 fn plain_config(config: &TlsConfig, anonymous: bool) -> rustls::ClientConfig {
-    let (own, _) = config.build().unwrap();
+    let (own, _) = config.to_rustls().unwrap();
     let mut own = (*own).clone();
     if anonymous {
         own.client_auth_cert_resolver = rustls::ClientConfig::builder_with_provider(provider())
@@ -512,6 +512,49 @@ fn a_clear_listener_is_named() {
         }
     };
     assert_eq!(tls_error(&error), TlsError::NoAnswer);
+}
+
+/// An acceptor of another process cannot say that it is in this one.
+#[test]
+fn a_forged_marker_of_the_same_process_is_refused() {
+    let (_, theirs) = pair_of_configs();
+    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mut client = Client::new(listener.local_addr().unwrap(), theirs);
+    let (mut socket, _) = listener.accept().unwrap();
+    socket.write_all(&[0, b'c', b'l', b'e', b'a', b'r']).unwrap();
+    let end = Instant::now() + LONGEST;
+    let error = loop {
+        client.stack.poll(&mut Vec::new()).unwrap();
+        match client.stream.connect_result() {
+            Err(error) => break error,
+            Ok(made) => assert!(!made && Instant::now() < end),
+        }
+    };
+    assert!(matches!(tls_error(&error), TlsError::Protocol(_)), "{error}");
+}
+
+#[test]
+fn both_ends_in_one_process_find_each_other() {
+    let (own, _) = pair_of_configs();
+    let mut server = Server::new(own);
+    // Another shard of the same configuration, whose own key is not pinned: TLS would refuse it.
+    let mut stack = TlsStack::new(Box::new(TcpStack::new().unwrap()), &server.tls).unwrap();
+    let mut stream = stack.connect(None, server.at(), &StreamOptions::default(), CLIENT).unwrap();
+    let mut accepted = None;
+    server.until("the connection", |server| {
+        stack.poll(&mut Vec::new()).unwrap();
+        if accepted.is_none() {
+            accepted = server.listener.accept(SERVER).ok();
+        }
+        (stream.connect_result().unwrap() && accepted.is_some()).then_some(())
+    });
+    let mut accepted = accepted.unwrap();
+    for stream in [&stream, &accepted] {
+        assert_eq!(stream.peer_identity().as_deref(), Some(&PeerIdentity::SameProcess));
+    }
+    assert_eq!(send(&mut *stream, b"there").unwrap(), 5);
+    assert_eq!(server.until("the bytes", |_| recv(&mut *accepted, 9).ok()), b"there");
+    assert_eq!((server.tls.counts().established, server.tls.counts().failed), (0, 0));
 }
 
 /// Every prefix of a client's first flight, then nothing or the end.

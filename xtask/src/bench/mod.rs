@@ -12,6 +12,7 @@ mod scaling;
 mod siw;
 mod speed;
 mod stacks;
+mod tls;
 
 use std::process::ExitCode;
 
@@ -30,6 +31,8 @@ pub(crate) enum Bench {
     Scaling(scaling::Options),
     /// Connections set up a second, beside TCP's
     Connects(connects::Options),
+    /// Writes of 1 MiB over TLS beside rustls over bare sockets
+    Tls(tls::Options),
     /// Debian's perftest on the C libraries beside `uiw perf` and raw TCP
     Perftest(perftest::Options),
     /// UCX and libfabric over TCP beside `uiw perf` and raw TCP
@@ -47,6 +50,7 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
         Bench::Instructions(options) => instructions::run(options),
         Bench::Scaling(options) => scaling::run(options),
         Bench::Connects(options) => connects::run(options),
+        Bench::Tls(options) => tls::run(options),
         Bench::Perftest(options) => perftest::run(options),
         Bench::Peers(options) => peers::run(options),
         Bench::Siw(options) => siw::run(options),
