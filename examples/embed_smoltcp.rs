@@ -1,10 +1,13 @@
 //! iWARP inside of an existing smoltcp loop: no thread, no descriptor, the loop's own clock. Two sockets of one interface talk
 //! over a device in memory. FPDUs are taken where they lie in a socket's receive buffer.
 
+#[path = "embed_exchange.rs"]
+mod embed_exchange;
 #[path = "embed_host.rs"]
 mod embed_host;
 
-use embed_host::{AnyError, Peer, SINK};
+use embed_exchange::{AnyError, SINK};
+use embed_host::Peer;
 use smoltcp::iface::{Config as InterfaceConfig, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{Loopback, Medium};
 use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
@@ -130,6 +133,6 @@ fn main() -> Result<(), AnyError> {
             return Err("nothing happens".into());
         }
     }
-    embed_host::report(&ends[0].peer, &ends[1].peer);
+    embed_exchange::report(&ends[0].peer, &ends[1].peer);
     Ok(())
 }

@@ -1,10 +1,14 @@
 //! A whole peer over any reader and writer (here a pair of Unix sockets): a pipe, a TLS session, a serial line, a TCP of your own.
-//! No engine and no driver thread: one `uiw_stream::Stream`, and a host (`embed_host.rs`) with the memory, the requests and the receives.
+//! No engine and no driver thread: one `uiw_stream::Stream`, and a host (`embed_host.rs`) with the memory, the requests and the receives;
+//! `embed_exchange.rs` is what the two ends do with each other.
 
+#[path = "embed_exchange.rs"]
+mod embed_exchange;
 #[path = "embed_host.rs"]
 mod embed_host;
 
-use embed_host::{AnyError, Peer, SINK};
+use embed_exchange::{AnyError, SINK};
+use embed_host::Peer;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -68,6 +72,6 @@ fn main() -> Result<(), AnyError> {
     let stream = Stream::connect(Config::default(), b"", SINK, nonce, Time::default())?;
     let initiator = run(here, shut_down, stream, Peer::default())?;
     let responder = responder.join().map_err(|_| "the responder panicked")??;
-    embed_host::report(&initiator, &responder);
+    embed_exchange::report(&initiator, &responder);
     Ok(())
 }

@@ -5,10 +5,12 @@
 //! of these two signals here, and leave this one installed.
 
 use crate::errno::Errno;
+use crate::fork::generation;
+use crate::signals::Held;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use uiw_mem::recover;
 
 type Action = libc::sigaction;
@@ -20,8 +22,12 @@ pub type SigAction = unsafe extern "C" fn(c_int, *const Action, *mut Action) -> 
 struct Wanted {
     actions: std::cell::UnsafeCell<[MaybeUninit<Action>; Self::KEPT]>,
     newest: AtomicUsize,
-    locked: AtomicBool,
+    /// [`FREE`], or the generation of the process whose thread has the lock.
+    locked: AtomicU32,
 }
+
+/// No generation: those are counted from 1.
+const FREE: u32 = 0;
 
 // SAFETY: an action is written under the lock, in a place that is not the newest one, and read once it is.
 unsafe impl Sync for Wanted {}
@@ -33,7 +39,7 @@ impl Wanted {
         Self {
             actions: std::cell::UnsafeCell::new([const { MaybeUninit::uninit() }; Self::KEPT]),
             newest: AtomicUsize::new(0),
-            locked: AtomicBool::new(false),
+            locked: AtomicU32::new(FREE),
         }
     }
 
@@ -44,16 +50,29 @@ impl Wanted {
     }
 
     /// Replaces it, and returns what it was.
-    fn replace(&self, action: Option<&Action>) -> Action {
-        while self.locked.swap(true, Ordering::Acquire) {
-            std::hint::spin_loop();
-        }
+    fn replace(&self, action: Option<Action>) -> Action {
+        // A handler that interrupted this thread under the lock, and calls `sigaction`, would wait for it without end.
+        let held = Held::new();
+        self.lock();
         let old = self.get();
         if let Some(action) = action {
-            self.set(*action);
+            self.set(action);
         }
-        self.locked.store(false, Ordering::Release);
+        self.locked.store(FREE, Ordering::Release);
+        drop(held);
         old
+    }
+
+    /// Waits for the lock. A thread of the parent process that had it when this process was forked does not give it back here.
+    fn lock(&self) {
+        let this_process = generation();
+        let mut holder = FREE;
+        while let Err(found) =
+            self.locked.compare_exchange_weak(holder, this_process, Ordering::Acquire, Ordering::Relaxed)
+        {
+            holder = if found == this_process { FREE } else { found };
+            std::hint::spin_loop();
+        }
     }
 
     fn set(&self, action: Action) {
@@ -153,7 +172,7 @@ unsafe fn hand_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
                 {
                     let mut default: Action = std::mem::zeroed();
                     default.sa_sigaction = libc::SIG_DFL;
-                    wanted.replace(Some(&default));
+                    wanted.replace(Some(default));
                 }
                 libc::pthread_sigmask(libc::SIG_BLOCK, &raw const action.sa_mask, std::ptr::null_mut());
                 if action.sa_flags & libc::SA_NODEFER != 0 {
@@ -185,7 +204,7 @@ pub unsafe extern "C" fn sigaction(signal: c_int, new: *const Action, old: *mut 
     match wanted(signal).filter(|_| INSTALLED.load(Ordering::Acquire)) {
         Some(wanted) => {
             // SAFETY: the caller's promise: NULL or a structure.
-            let before = wanted.replace(unsafe { new.as_ref() });
+            let before = wanted.replace(unsafe { new.as_ref() }.copied());
             if !old.is_null() {
                 // SAFETY: as above.
                 unsafe { old.write(before) };
@@ -243,5 +262,52 @@ pub unsafe extern "C" fn signal(signal: c_int, handler: libc::sighandler_t) -> l
             0 => old.sa_sigaction,
             _ => libc::SIG_ERR,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fork while another thread of the parent changed its handler.
+    #[test]
+    fn a_lock_of_the_parent_process_is_taken_over() {
+        let wanted = Wanted::new();
+        // SAFETY: a structure of zeros is that of the default action.
+        wanted.set(unsafe { std::mem::zeroed() });
+        wanted.locked.store(generation() + 1, Ordering::Relaxed);
+        assert_eq!(wanted.replace(None).sa_sigaction, libc::SIG_DFL);
+        assert_eq!(wanted.locked.load(Ordering::Relaxed), FREE);
+    }
+
+    #[test]
+    fn a_signal_does_not_interrupt_a_change() {
+        static WANTED: Wanted = Wanted::new();
+        static CHANGED: AtomicU32 = AtomicU32::new(0);
+        extern "C" fn change(_: c_int) {
+            WANTED.replace(None);
+            CHANGED.fetch_add(1, Ordering::Relaxed);
+        }
+        let handler = change as *const () as usize;
+        // SAFETY: structures of zeros but for what is set; the handler takes one lock, which this thread never has when it runs.
+        // Nothing else of these tests uses the signal, and this thread outlives its sender.
+        unsafe {
+            WANTED.set(std::mem::zeroed());
+            let mut action: Action = std::mem::zeroed();
+            action.sa_sigaction = handler;
+            libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut());
+            let this = libc::pthread_self();
+            let sender = std::thread::spawn(move || {
+                for _ in 0..2000 {
+                    libc::pthread_kill(this, libc::SIGUSR2);
+                    std::thread::yield_now();
+                }
+            });
+            while !sender.is_finished() {
+                WANTED.replace(None);
+            }
+            sender.join().unwrap();
+        }
+        assert!(CHANGED.load(Ordering::Relaxed) > 0);
     }
 }

@@ -203,7 +203,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: crate::tls::KEY_LOG,
         values: "a file",
-        what: "append the secrets of TLS connections there, with which Wireshark decrypts a capture; who reads it reads everything",
+        what: "append the secrets of TLS connections there, with which Wireshark decrypts a capture: a reader of that file can read everything",
         set: |s, v| {
             // The environment of a user with fewer rights must not decide where files are made.
             if !is_secure_execution() {
@@ -388,7 +388,7 @@ impl Settings {
     }
 }
 
-/// Whether the process has more rights than the user who started it.
+/// Whether the process has more rights than the user that started it.
 pub(crate) fn is_secure_execution() -> bool {
     // SAFETY: reads a number that the kernel gave the process when it began.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }

@@ -8,7 +8,7 @@
 //! | `key` | a file in PEM, mode 0600 | the private key of this end |
 //! | `pinned` | a file | mode `raw`: the keys of the peers, a line `KEY NAME` each |
 //! | `certificate` | a file in PEM | mode `x509`: of this end, and what lies between it and the authority |
-//! | `authority` | a file in PEM | mode `x509`: who signs the certificates of peers |
+//! | `authority` | a file in PEM | mode `x509`: it signs the certificates of peers |
 //! | `server-name` | a name | mode `x509`: what a server's certificate must be valid for, instead of its address |
 //! | `allow` | a name, address or fingerprint | the access list, one entry a line; `*` stands for any characters |
 
@@ -191,7 +191,7 @@ mod tests {
         let good = "# ours\nmode raw\nkey key.pem\npinned pins\nallow self\nallow node*\n";
         assert_eq!(read(good), Ok(()));
         let log = fs::metadata(directory.0.join("log")).unwrap();
-        assert_eq!(log.permissions().mode() & 0o777, 0o600, "who reads it reads everything");
+        assert_eq!(log.permissions().mode() & 0o777, 0o600, "it decrypts everything");
         for (text, why) in [
             ("", "tls: no line `key FILE`"),
             ("key key.pem", "tls: no line `mode raw` or `mode x509`"),

@@ -158,6 +158,13 @@ impl From<uiw_verbs::PostError> for Failure {
     }
 }
 
+impl Failure {
+    /// What failed and why, for a log.
+    pub(crate) fn cause(&self) -> String {
+        format!("{}: {}", self.what, self.why)
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "error: {}: {}\nhint: {}", self.what, self.why, self.fix)

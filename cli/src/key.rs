@@ -119,7 +119,7 @@ pub(crate) fn failure(error: KeyError) -> Failure {
         KeyError::Readable { .. } => "chmod 600 it",
         KeyError::Writable { .. } => "chmod go-w it",
         KeyError::Owner { .. } => "chown it",
-        KeyError::File { .. } => "check the path, and who may read the file",
+        KeyError::File { .. } => "check the path and the permissions of the file",
         _ => "see docs/tls.md, and `uiw key --help`",
     };
     Failure::new(Exit::Usage, what, why, fix)

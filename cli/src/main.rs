@@ -161,7 +161,12 @@ fn options_fit(command: &Command, global: &Global) -> Result<()> {
 }
 
 fn run_command(command: &Command, global: &Global) -> Result<()> {
-    let opener = Opener::new(global)?;
+    let server = match command {
+        Command::Serve(args) => Some(args),
+        Command::Perf(args) => args.serve(),
+        _ => None,
+    };
+    let opener = Opener::new(global, server.map_or("off", serve::Args::log))?;
     match command {
         Command::Demo(args) => demo::run(&opener.without_tls(), args),
         Command::DemoPeer(args) => demo::peer::run(&opener.without_tls(), args),

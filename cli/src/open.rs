@@ -122,8 +122,9 @@ impl TlsFile {
 }
 
 impl Opener {
-    pub(crate) fn new(global: &Global) -> Result<Self> {
-        log(global.verbose)?;
+    /// A log of what `filter` names is written to standard error, unless `-v` or UIW_LOG choose another one.
+    pub(crate) fn new(global: &Global, filter: &str) -> Result<Self> {
+        log(global.verbose, filter)?;
         let sink = global.pcap.as_ref().map(|path| {
             PcapSink::create(path).map_err(|error| {
                 Failure::new(Exit::Failed, path.display(), error, "choose a file that can be written")
@@ -209,13 +210,13 @@ fn publish() -> Result<Option<Publish>> {
     Ok(counters.publish(program.to_string_lossy().into_owned()))
 }
 
-fn log(verbose: u8) -> Result<()> {
+fn log(verbose: u8, default: &str) -> Result<()> {
     let filter = match std::env::var("UIW_LOG") {
         Ok(text) => EnvFilter::try_new(&text).map_err(|error| {
             Failure::usage(format!("UIW_LOG={text}"), error, "use for instance `debug` or `uiw_verbs=trace`")
         })?,
         Err(_) => EnvFilter::new(match verbose {
-            0 => "off",
+            0 => default,
             1 => "info",
             2 => "debug",
             _ => "trace",

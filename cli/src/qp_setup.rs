@@ -61,7 +61,7 @@ pub(crate) struct Half {
 pub(crate) struct Link {
     pub(crate) device: Device,
     pub(crate) cq: Arc<Cq>,
-    pub(crate) qp: Qp,
+    pub(crate) qp: Arc<Qp>,
     pub(crate) info: ConnInfo,
     channel: Arc<CmChannel>,
     ending: OnceLock<CloseReason>,
@@ -153,7 +153,7 @@ impl Half {
             _ => return Err(Failure::lost(peer, "the connection ended while it was set up")),
         };
         let Self { device, cq, qp, channel, .. } = self;
-        Ok(Link { device, cq, qp, info, channel, ending: OnceLock::new() })
+        Ok(Link { device, cq, qp: Arc::new(qp), info, channel, ending: OnceLock::new() })
     }
 }
 

@@ -163,6 +163,17 @@ impl Service {
         }
     }
 
+    /// Its name, for a log.
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Ping(_) => "ping",
+            Self::Perf(_) => "perf",
+            Self::Raw => "raw TCP",
+            Self::Foreign => "rping or echo",
+            Self::Unknown(name) => name,
+        }
+    }
+
     /// The private data that asks for it.
     pub(crate) fn private_data(&self) -> Vec<u8> {
         match self {

@@ -114,7 +114,7 @@ fn a_hang_up_ends_connections_of_removed_keys_and_no_others() {
     };
     let (stays, gone) = (begin("stays", "3"), begin("gone", "600"));
     for _ in 0..2 {
-        server.wait_saying("service=Perf");
+        server.wait_saying("service=\"perf\"");
     }
     let pins = fs::read_to_string(files.0.join("server.pins")).unwrap();
     let kept: Vec<_> = pins.lines().filter(|line| !line.ends_with("gone")).collect();
@@ -131,7 +131,7 @@ fn a_hang_up_ends_connections_of_removed_keys_and_no_others() {
     // A file that is wrong changes nothing.
     fs::write(files.0.join("server.pins"), "nonsense").unwrap();
     server.hang_up();
-    server.wait_saying("the configuration before holds on");
+    server.wait_saying("the configuration of TLS before holds on");
     assert!(files.uiw(&["ping", &server.address, "--count", "2", "--tls", "stays"]).status.success());
     let line = server.wait_saying("identity=stays");
     assert!(line.contains("SHA256:"), "{line}");

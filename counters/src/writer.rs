@@ -308,12 +308,12 @@ pub struct ConnCounters {
 }
 
 impl ConnCounters {
-    /// `len` bytes of a message's payload; with `last`, the message is complete.
+    /// `bytes` of payload, and the `messages` that they complete.
     #[inline(always)]
-    pub fn count(&self, traffic: Traffic, len: u32, last: bool) {
+    pub fn count(&self, traffic: Traffic, messages: u32, bytes: u64) {
         let at = conn::TRAFFIC + 2 * traffic as usize;
-        add(&self.block[at], last.into());
-        add(&self.block[at + 1], len.into());
+        add(&self.block[at], messages.into());
+        add(&self.block[at + 1], bytes);
     }
 
     /// The connection waits.

@@ -86,11 +86,11 @@ fn a_file_has_what_the_device_counted() {
     let mut shard = device.shard(2);
     device.queue_pair_created();
     let conn = shard.open(&details(0x1234, false));
-    conn.count(Traffic::SendSent, 100, true);
-    conn.count(Traffic::WriteReceived, 65_000, false);
-    conn.count(Traffic::WriteReceived, 536, true);
-    conn.count(Traffic::ReadSent, 7, true);
-    conn.count(Traffic::AtomicReceived, 8, true);
+    conn.count(Traffic::SendSent, 1, 100);
+    conn.count(Traffic::WriteReceived, 0, 65_000);
+    conn.count(Traffic::WriteReceived, 1, 536);
+    conn.count(Traffic::ReadSent, 1, 7);
+    conn.count(Traffic::AtomicReceived, 1, 8);
     conn.wait(Wait::Credit);
     conn.set_held(4096);
     shard.accepted();
@@ -145,7 +145,7 @@ fn a_later_connection_begins_at_zero_and_the_shard_goes_on() {
     let mut shard = device.shard(0);
     for round in 0..5 {
         let conn = shard.open(&details(round, round == 2));
-        conn.count(Traffic::SendSent, 10, true);
+        conn.count(Traffic::SendSent, 1, 10);
         let now = device.snapshot();
         assert_eq!(now.connections.len(), 1);
         assert_eq!((now.connections[0].qp_num, now.connections[0].traffic.send.sent), (round, count(1, 10)));
@@ -166,7 +166,7 @@ fn more_connections_than_blocks_count_for_their_shard() {
     let mut shard = device.shard(0);
     let all: Vec<_> = (0..100_000).map(|number| shard.open(&details(number, number % 2 == 1))).collect();
     for conn in &all {
-        conn.count(Traffic::WriteSent, 3, true);
+        conn.count(Traffic::WriteSent, 1, 3);
     }
     let path = temp.0.join(temp.names().remove(0));
     let len = fs::metadata(&path).unwrap().len();
@@ -180,7 +180,7 @@ fn more_connections_than_blocks_count_for_their_shard() {
     all.iter().for_each(|conn| shard.close(conn, true));
     // Blocks are free again.
     let conn = shard.open(&details(7, false));
-    conn.count(Traffic::WriteSent, 5, true);
+    conn.count(Traffic::WriteSent, 1, 5);
     let now = device.snapshot();
     assert_eq!((now.connections.len(), now.connections[0].traffic.write.sent), (1, count(1, 5)));
     assert_eq!(now.total().traffic.write.sent, count(100_001, 300_005));

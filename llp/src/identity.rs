@@ -1,4 +1,4 @@
-//! Who the peer of a stream is, as far as the stack has verified it.
+//! The identity of a peer, as the stack has verified it.
 
 use std::fmt;
 

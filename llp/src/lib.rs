@@ -216,7 +216,7 @@ pub trait Stream: Any + Send {
         Err(io::Error::new(io::ErrorKind::Unsupported, "streams of this stack cannot move to another one"))
     }
 
-    /// Who the peer is, if the stack has verified it; known as soon as the connection is made.
+    /// The identity of the peer, if the stack has verified it; it is there as soon as the connection is made.
     fn peer_identity(&self) -> Option<Arc<PeerIdentity>> {
         None
     }
@@ -226,7 +226,7 @@ pub trait Stream: Any + Send {
         None
     }
 
-    /// Whether its TCP is the kernel's, which knows more of it by its addresses ([`sock_diag`]).
+    /// Whether its TCP is the kernel's, which reports more of it by its addresses ([`sock_diag`]).
     fn is_of_kernel(&self) -> bool {
         self.fd().is_some()
     }

@@ -4,7 +4,7 @@
 //! [`TlsConfig`]. The initiator of TCP is the client of TLS.
 //!
 //! * A listener's connections are in their handshakes before they are accepted: [`crate::Listener::accept`] gives those whose peers are
-//!   authentic and allowed, and [`crate::Stream::peer_identity`] says who they are. At most [`TlsConfig::max_handshakes`] are in progress at
+//!   authentic and allowed, and [`crate::Stream::peer_identity`] has their identities. At most [`TlsConfig::max_handshakes`] are in progress at
 //!   a listener, each for at most [`TlsConfig::handshake_timeout`].
 //! * A peer that begins in the clear is closed without an answer.
 //! * A FIN is a close_notify and TCP's FIN. TCP's FIN alone is an error: [`TlsError::Truncated`].

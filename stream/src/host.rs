@@ -167,12 +167,11 @@ pub trait Host {
     /// [`LocalError::CqOverflow`].
     fn acknowledged(&mut self, id: u32) -> Result<(), LocalError>;
 
-    /// `len` bytes of payload were cut into an FPDU or placed; with `last`, that completes a message. Read Responses and answers to
-    /// atomics count, not their requests. Writes and Reads without payload do not count: the stream has such of its own. As provided,
-    /// nothing is counted.
+    /// `bytes` of payload were cut into FPDUs or placed, and `messages` completed by them. Read Responses and answers to atomics count, not
+    /// their requests. Writes and Reads without payload do not count: the stream has such of its own. As provided, nothing is counted.
     #[inline(always)]
-    fn count(&mut self, traffic: Traffic, len: u32, last: bool) {
-        let _ = (traffic, len, last);
+    fn count(&mut self, traffic: Traffic, messages: u32, bytes: u64) {
+        let _ = (traffic, messages, bytes);
     }
 
     /// The stream waits, once more than before: see [`Wait`]. As provided, nothing is counted.

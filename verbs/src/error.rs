@@ -161,7 +161,7 @@ pub enum Error {
     },
     /// The peer closed while the connection was being set up.
     #[error(
-        "{peer} closed the connection before its MPA Reply; it may not speak iWARP on that port, or require TLS"
+        "{peer} closed the connection before its MPA Request or Reply; it may not speak iWARP there, or require TLS"
     )]
     ClosedInStartup {
         /// The peer.

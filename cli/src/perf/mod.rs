@@ -113,9 +113,16 @@ impl Args {
     }
 }
 
+impl Args {
+    /// The options of a server, if this is one.
+    pub(crate) fn serve(&self) -> Option<&serve::Args> {
+        self.command.as_ref().map(|Command::Serve(args)| args)
+    }
+}
+
 /// Runs `uiw perf`.
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
-    if let Some(Command::Serve(args)) = &args.command {
+    if let Some(args) = args.serve() {
         return serve::run(opener, args);
     }
     let device = opener.device()?;

@@ -2,6 +2,7 @@
 
 mod budget;
 mod foreign;
+mod idle;
 mod opposite;
 pub(crate) mod perf;
 mod ping;
@@ -11,12 +12,14 @@ use crate::args::{ConnArgs, PeerOptions, listen, receive_memory};
 use crate::fail::{Exit, Failure, Result};
 use crate::open::Opener;
 use crate::perf::raw;
+use crate::qp_setup::Link;
 use crate::service::Service;
 use crate::stop::Stop;
 use crate::text;
 use budget::Budget;
+use idle::Idle;
 use sessions::Sessions;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_cabi::settings::DeadAfter;
@@ -37,9 +40,22 @@ pub(crate) struct Args {
     /// Memory for partly received FPDUs and messages without a receive, of all connections together: bytes, at least 256K
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = receive_memory)]
     receive_memory: u32,
+    /// Connections of one address at a time; of IPv6 a /64 counts as one address. All addresses together have at most 1024
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
+    per_address: u16,
+    /// Close a connection on which nothing has moved for this time, such as 90s or 10m; 0 is never
+    #[arg(long, value_name = "TIME", default_value = "10m")]
+    idle_timeout: DeadAfter,
     /// Exit on EOF of stdin
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
+}
+
+impl Args {
+    /// What is logged by default: connections, refusals and faults; of a server that belongs to another command only what is wrong.
+    pub(crate) fn log(&self) -> &'static str {
+        if self.until_stdin_ends { "warn" } else { "warn,uiw::serve=info" }
+    }
 }
 
 /// A server holds memory for its peers, so it gives up the dead earlier than they give up the server.
@@ -52,8 +68,10 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let stop = if opener.has_tls() {
         let opener = opener.clone();
         Stop::on_signal_but_hangup(move || match opener.reload_tls() {
-            Ok(()) => eprintln!("the files of TLS were read again"),
-            Err(failure) => eprintln!("{failure}\nwarning: the configuration before holds on"),
+            Ok(()) => tracing::info!("the files of TLS were read again"),
+            Err(failure) => {
+                tracing::error!(error = failure.cause(), "the configuration of TLS before holds on")
+            }
         })?
     } else {
         Stop::on_signal()?
@@ -64,7 +82,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let limits = Limits::default().max_held_bytes(args.receive_memory as usize);
     let mut peer_options = args.conn.peer_options();
     peer_options.own.dead_after.get_or_insert(DEAD_AFTER);
-    serve(&opener.device_with(limits)?, args.listen, &peer_options, &stop, opener.has_tls())
+    serve(&opener.device_with(limits)?, args, &peer_options, &stop)
 }
 
 /// What all connections share.
@@ -76,28 +94,43 @@ struct Server {
     peer_options: PeerOptions,
     sessions: Arc<Sessions>,
     budget: Budget,
+    /// `None`: connections may be idle for any time.
+    idle: Option<Idle>,
 }
 
-fn serve(
-    device: &Device,
-    address: SocketAddr,
-    peer_options: &PeerOptions,
-    stop: &Arc<Stop>,
-    has_tls: bool,
-) -> Result<()> {
+impl Server {
+    /// Ends the connection once nothing has moved on it for too long.
+    fn watch(&self, link: &Link) {
+        if let Some(idle) = &self.idle {
+            idle.watch(link);
+        }
+    }
+}
+
+fn serve(device: &Device, args: &Args, peer_options: &PeerOptions, stop: &Arc<Stop>) -> Result<()> {
+    let address = args.listen;
+    let DeadAfter(idle) = args.idle_timeout;
     let channel = Arc::new(CmChannel::default());
     let options = Arc::new(peer_options.options());
     let listener = Listener::bind(device, address, BACKLOG, &options, &channel)
         .map_err(|error| cannot_listen(address, error))?;
-    announce(listener.local_addr(), has_tls);
+    text::line(format!("listening on {}", listener.local_addr()));
     let server = Arc::new(Server {
         device: device.clone(),
         pd: device.alloc_pd()?,
         stop: Arc::clone(stop),
         peer_options: peer_options.clone(),
-        sessions: Arc::default(),
+        sessions: Arc::new(Sessions::new(args.per_address.into())),
         budget: Budget::default(),
+        idle: idle.map(Idle::new),
     });
+    let own = Arc::clone(&server);
+    let watch = std::thread::Builder::new().name("uiw-idle".to_owned()).spawn(move || {
+        if let Some(idle) = &own.idle {
+            idle.run(&own.device, &own.stop);
+        }
+    });
+    let watch = watch.map_err(|error| Failure::local("cannot start a thread", error))?;
     let mut outcome = Ok(());
     loop {
         // Not in the device: a connection's thread that waits there is woken only by its own events.
@@ -107,12 +140,12 @@ fn serve(
         let Some(event) = channel.try_pop() else { continue };
         match event.kind {
             CmEventKind::ConnectRequest(request) => begin(&server, request),
-            CmEventKind::Failed(error) => tracing::info!(%error, "a connection came to nothing"),
+            CmEventKind::Failed(error) => tracing::info!(%error, "a connection failed in its set-up"),
             CmEventKind::ListenerDown { error, for_good: true, .. } => {
                 outcome = Err(listener_down(listener.local_addr(), error));
                 stop.set();
             }
-            CmEventKind::ListenerDown { error, .. } => eprintln!("warning: {}", while_down(&error)),
+            CmEventKind::ListenerDown { error, .. } => tracing::warn!("{}", while_down(&error)),
             CmEventKind::Established(_)
             | CmEventKind::Disconnected(_)
             | CmEventKind::Posted(_)
@@ -122,6 +155,7 @@ fn serve(
     }
     drop(listener);
     server.sessions.over();
+    let _ = watch.join();
     outcome
 }
 
@@ -180,37 +214,37 @@ const STACK: usize = 8 << 20;
 /// Starts the thread of a connection.
 fn begin(server: &Arc<Server>, request: ConnRequest) {
     let peer = request.peer_addr();
-    if !server.sessions.enter() {
-        eprintln!("warning: {peer}: rejected: {} connections are served already", sessions::MAX);
+    if let Err(busy) = server.sessions.enter(peer.ip()) {
+        tracing::warn!(%peer, %busy, "connection rejected");
         let _ = request.reject(b"busy");
         return;
     }
     let own = Arc::clone(server);
     let thread = std::thread::Builder::new().name(format!("uiw-{}", peer.port())).stack_size(STACK);
     let spawned = thread.spawn(move || {
-        let leaving = Leaving(&own);
+        let leaving = Leaving(&own, peer.ip());
         let service = Service::of(request.private_data());
         let identity = request.peer_identity().map(ToString::to_string);
-        tracing::info!(%peer, identity, ?service, "connection");
+        tracing::info!(%peer, identity, service = service.name(), "connection");
         match session(&own, request, service) {
             Ok(()) => tracing::info!(%peer, "connection over"),
-            Err(failure) => eprintln!("{failure}"),
+            Err(failure) => tracing::warn!(%peer, error = failure.cause(), "connection failed"),
         }
         drop(leaving);
     });
     if let Err(error) = spawned {
-        server.sessions.leave();
-        eprintln!("error: {peer}: no thread for the connection: {error}");
+        server.sessions.leave(peer.ip());
+        tracing::error!(%peer, %error, "no thread for a connection");
     }
 }
 
 /// A session's thread, which releases everything however it ends.
-struct Leaving<'a>(&'a Server);
+struct Leaving<'a>(&'a Server, IpAddr);
 
 impl Drop for Leaving<'_> {
     fn drop(&mut self) {
         self.0.stop.forget_this_thread();
-        self.0.sessions.leave();
+        self.0.sessions.leave(self.1);
     }
 }
 

@@ -71,6 +71,7 @@ impl Driver {
         let reply = serde_json::to_vec(&PerfReply { addr: 0, rkey: 0, len: 0 }).unwrap_or_default();
         let options = order.peer_options.at(server.peer_options.own).options();
         let link = half.accept(request, &options, &reply, Until::stop(&server.stop))?;
+        server.watch(&link);
         let (addr, rkey) = order.back.unwrap_or_default();
         let open = RemoteMr { addr, rkey: STag(rkey), len: what.memory() as u64 };
         Ok(Self {

@@ -102,6 +102,7 @@ impl Session {
         let reply = serde_json::to_vec(&reply).unwrap_or_default();
         let options = order.peer_options.at(server.peer_options.own).options();
         let link = half.accept(request, &options, &reply, Until::stop(&server.stop))?;
+        server.watch(&link);
         let stats = Stats::default();
         Ok(Self { link, order: order.clone(), size, open, ring, slots, stats, again: Vec::new() })
     }

@@ -42,7 +42,9 @@ pub(super) fn accept(
     reply: &[u8],
 ) -> Result<MsgConn> {
     let half = Half::new(&server.device, &server.pd, &Depths::new(SLOTS * 2, SLOTS))?;
-    MsgConn::accept(half, (SLOTS, size), request, options, reply, Until::stop(&server.stop))
+    let conn = MsgConn::accept(half, (SLOTS, size), request, options, reply, Until::stop(&server.stop))?;
+    server.watch(&conn.link);
+    Ok(conn)
 }
 
 /// Sends back what comes, until the peer closes.

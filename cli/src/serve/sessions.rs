@@ -1,43 +1,98 @@
-//! The connections that are served: how many there are.
+//! The connections that are served: how many there are, of all peers and of each address.
 
+use std::collections::HashMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Connections at a time.
 pub(super) const MAX: usize = 1024;
 
 /// Connections that have a thread each. The threads are detached: a handle that waits to be joined would keep its stack.
-#[derive(Default)]
 pub(super) struct Sessions {
-    count: Mutex<usize>,
+    served: Mutex<Served>,
     left: Condvar,
+    per_address: usize,
+}
+
+#[derive(Default)]
+struct Served {
+    all: usize,
+    by_address: HashMap<IpAddr, usize>,
+}
+
+/// Why a connection is not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Busy {
+    /// There are [`MAX`] connections already.
+    All,
+    /// Its address has as many as one may have.
+    Address(usize),
+}
+
+impl fmt::Display for Busy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => write!(f, "{MAX} connections are served already"),
+            Self::Address(most) => {
+                write!(f, "{most} connections of its address are served already (`--per-address`)")
+            }
+        }
+    }
+}
+
+/// One host: of IPv6 a whole /64, as a host may have every address of it.
+fn host(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+        v4 @ IpAddr::V4(_) => v4,
+    }
 }
 
 impl Sessions {
-    fn count(&self) -> MutexGuard<'_, usize> {
-        self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    /// At most `per_address` of one address.
+    pub(super) fn new(per_address: usize) -> Self {
+        Self { served: Mutex::default(), left: Condvar::new(), per_address }
     }
 
-    /// One more; false if there are [`MAX`] already.
-    pub(super) fn enter(&self) -> bool {
-        let mut count = self.count();
-        if *count >= MAX {
-            return false;
+    fn served(&self) -> MutexGuard<'_, Served> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more, of `address`.
+    pub(super) fn enter(&self, address: IpAddr) -> Result<(), Busy> {
+        let mut served = self.served();
+        let host = host(address);
+        if served.all >= MAX {
+            return Err(Busy::All);
         }
-        *count += 1;
-        true
+        if served.by_address.get(&host).is_some_and(|count| *count >= self.per_address) {
+            return Err(Busy::Address(self.per_address));
+        }
+        served.all += 1;
+        *served.by_address.entry(host).or_default() += 1;
+        Ok(())
     }
 
     /// One less.
-    pub(super) fn leave(&self) {
-        *self.count() -= 1;
+    pub(super) fn leave(&self, address: IpAddr) {
+        let mut served = self.served();
+        let host = host(address);
+        served.all -= 1;
+        if let Some(count) = served.by_address.get_mut(&host) {
+            *count -= 1;
+            if *count == 0 {
+                served.by_address.remove(&host);
+            }
+        }
         self.left.notify_all();
     }
 
     /// Waits until none is left.
     pub(super) fn over(&self) {
-        let mut count = self.count();
-        while *count > 0 {
-            count = self.left.wait(count).unwrap_or_else(PoisonError::into_inner);
+        let mut served = self.served();
+        while served.all > 0 {
+            served = self.left.wait(served).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -47,25 +102,47 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
+    fn address(number: u32) -> IpAddr {
+        std::net::Ipv4Addr::from_bits(number).into()
+    }
+
     #[test]
     fn no_more_than_the_bound_at_a_time() {
-        let sessions = Arc::new(Sessions::default());
-        assert!((0..MAX).all(|_| sessions.enter()));
-        assert!(!sessions.enter());
-        sessions.leave();
-        assert!(sessions.enter());
-        assert!(!sessions.enter());
+        let sessions = Sessions::new(1);
+        assert!((0..MAX).all(|number| sessions.enter(address(number as u32)).is_ok()));
+        assert_eq!(sessions.enter(address(5000)), Err(Busy::All));
+        sessions.leave(address(0));
+        assert_eq!(sessions.enter(address(5000)), Ok(()));
+        assert_eq!(sessions.enter(address(5001)), Err(Busy::All));
+    }
+
+    #[test]
+    fn one_address_leaves_room_for_others() {
+        let sessions = Sessions::new(2);
+        let busy = Err(Busy::Address(2));
+        assert!((0..2).all(|_| sessions.enter(address(1)).is_ok()));
+        assert_eq!(sessions.enter(address(1)), busy);
+        assert_eq!(sessions.enter("::ffff:0.0.0.1".parse().unwrap()), busy, "the same host by IPv6");
+        assert_eq!(sessions.enter(address(2)), Ok(()));
+        sessions.leave(address(1));
+        assert_eq!(sessions.enter(address(1)), Ok(()));
+        for last in ["2001:db8::1", "2001:db8::2"] {
+            assert_eq!(sessions.enter(last.parse().unwrap()), Ok(()));
+        }
+        assert_eq!(sessions.enter("2001:db8::3:0:0:1".parse().unwrap()), busy, "a network of one host");
+        assert_eq!(sessions.enter("2001:db8:0:1::1".parse().unwrap()), Ok(()));
     }
 
     #[test]
     fn the_end_waits_for_all() {
-        let sessions = Arc::new(Sessions::default());
-        assert!((0..64).all(|_| sessions.enter()));
+        let sessions = Arc::new(Sessions::new(MAX));
+        assert!((0..64).all(|_| sessions.enter(address(1)).is_ok()));
         for _ in 0..64 {
             let own = Arc::clone(&sessions);
-            std::thread::spawn(move || own.leave());
+            std::thread::spawn(move || own.leave(address(1)));
         }
         sessions.over();
-        assert_eq!(*sessions.count(), 0);
+        assert_eq!(sessions.served().all, 0);
+        assert!(sessions.served().by_address.is_empty());
     }
 }

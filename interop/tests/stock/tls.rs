@@ -13,11 +13,11 @@ struct Ends {
 impl Ends {
     fn new(libraries: &Libraries) -> Self {
         let ends = Self { folder: libraries.folder().to_owned() };
-        for name in ["one", "two", "stranger"] {
+        for name in ["one", "two", "unpinned"] {
             let key = ends.key(&["new", ends.path(&format!("{name}.pem")).to_str().unwrap()]);
             fs::write(ends.path(&format!("{name}.pub")), key).unwrap();
         }
-        for (own, peer) in [("one", "two"), ("two", "one"), ("stranger", "one")] {
+        for (own, peer) in [("one", "two"), ("two", "one"), ("unpinned", "one")] {
             let pins = ends.path(&format!("{own}.pins"));
             let key = ends.path(&format!("{peer}.pub"));
             ends.key(&["pin", pins.to_str().unwrap(), key.to_str().unwrap(), peer]);
@@ -118,11 +118,11 @@ fn peers_that_do_not_fit() {
     let Some(_) = uiw_interop::require("rping") else { return };
     let libraries = Libraries::get();
     let ends = Ends::new(&libraries);
-    let (one, two, stranger) = (ends.path("one"), ends.path("two"), ends.path("stranger"));
+    let (one, two, unpinned) = (ends.path("one"), ends.path("two"), ends.path("unpinned"));
     for (server, client, of_server, of_client) in [
         (Some(&one), None, "the peer does not use TLS", "or require TLS"),
         (None, Some(&two), "as TLS begins, which is not used here", "it may not use TLS on that port"),
-        (Some(&one), Some(&stranger), "is not pinned", "alert CertificateUnknown"),
+        (Some(&one), Some(&unpinned), "is not pinned", "alert CertificateUnknown"),
     ] {
         let (server, client) = (server.map(PathBuf::as_path), client.map(PathBuf::as_path));
         let [server, client] = rping(&libraries, server, client, None);

@@ -135,7 +135,7 @@ impl TlsConfig {
     }
 
     /// Appends the secrets of every connection to `file` (mode 0600), in the format of NSS key logs, so that Wireshark can decrypt a
-    /// capture. Who has that file can read what was sent.
+    /// capture. A reader of that file can read what was sent.
     ///
     /// # Errors
     /// [`KeyError::File`].

@@ -230,7 +230,7 @@ impl Conn {
         let own = shared.take_own(inner.peer_addr(), inner.local_addr());
         let state = if own { State::AcceptedOwn } else { State::Accepted };
         let mut conn = Self::new(inner, shared, state, Interest::READ, Peer::Client);
-        // A listener's connections are nobody's until they are accepted.
+        // No event is due before it is accepted.
         conn.interest = Interest::NONE;
         shared.counts.handshakes.fetch_add(1, Ordering::Relaxed);
         conn
@@ -332,7 +332,7 @@ impl Conn {
                 }
             }
         }
-        self.settle();
+        self.update_interest();
     }
 
     /// Whether TCP is connected.
@@ -574,7 +574,7 @@ impl Conn {
             (self.plain, self.plain_at) = (Vec::new(), 0);
             self.fail(Failure::Tls(TlsError::Removed { identity, reason }));
         }
-        self.settle();
+        self.update_interest();
     }
 
     /// The time is over: that of the handshake.
@@ -585,7 +585,7 @@ impl Conn {
     }
 
     /// Interest and counts follow the state. Called when a call ends.
-    fn settle(&mut self) {
+    fn update_interest(&mut self) {
         self.count_buffers();
         let output = self.has_output() || self.fin == Fin::Wanted;
         let user = self.interest;
@@ -611,7 +611,7 @@ impl Conn {
     /// The inner stream is in an event set again.
     pub(super) fn on_adopted(&mut self, shared: &Arc<Shared>) {
         self.shared = Arc::clone(shared);
-        self.settle();
+        self.update_interest();
     }
 
     fn count_buffers(&mut self) {
@@ -634,7 +634,7 @@ impl Conn {
     pub(super) fn hand_over(&mut self, token: Token) {
         self.outer = Some(token);
         self.interest = Interest::READ;
-        self.settle();
+        self.update_interest();
     }
 
     // ---- calls of the user ---------------------------------------------------------------------------------
@@ -644,7 +644,7 @@ impl Conn {
             return Err(ErrorKind::NotConnected.into());
         }
         self.interest = interest;
-        self.settle();
+        self.update_interest();
         Ok(())
     }
 
@@ -685,7 +685,7 @@ impl Conn {
                 return self.nothing();
             }
             let received = self.inner.recv(bufs);
-            self.settle();
+            self.update_interest();
             return received.inspect(|received| self.received += *received as u64);
         }
         let mut sink = Sink { bufs, at: 0, count: 0 };
@@ -708,7 +708,7 @@ impl Conn {
             self.flush();
         }
         let count = sink.count;
-        self.settle();
+        self.update_interest();
         if count > 0 { Ok(count) } else { self.nothing() }
     }
 
@@ -746,7 +746,7 @@ impl Conn {
                 None => self.send_records(bufs, scratch),
             },
         };
-        self.settle();
+        self.update_interest();
         sent
     }
 
@@ -803,7 +803,7 @@ impl Conn {
         }
         self.fin = Fin::Wanted;
         self.flush();
-        self.settle();
+        self.update_interest();
         Ok(())
     }
 
@@ -890,6 +890,6 @@ impl Conn {
             session.update_keys(&mut self.out);
         }
         self.flush();
-        self.settle();
+        self.update_interest();
     }
 }

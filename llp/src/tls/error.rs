@@ -46,13 +46,13 @@ pub enum TlsError {
     /// The peer is authentic, but the access list does not have it.
     #[error("{identity} is not on the access list")]
     NotAllowed {
-        /// Who the peer is.
+        /// The identity of the peer.
         identity: String,
     },
     /// The peer's key or certificate is not accepted any more, since the configuration was loaded again.
     #[error("{identity} is not accepted any more: {reason}")]
     Removed {
-        /// Who the peer is.
+        /// The identity of the peer.
         identity: String,
         /// Why.
         reason: String,

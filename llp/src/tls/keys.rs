@@ -36,7 +36,7 @@ pub enum KeyError {
         /// Its permission bits.
         mode: u32,
     },
-    /// Others can change a file that decides who may connect.
+    /// Others can change a file that decides which peers may connect.
     #[error("{}: others can change this file (mode {mode:04o}): chmod go-w it", path.display())]
     Writable {
         /// The file.
@@ -88,12 +88,12 @@ fn file_error(path: &Path) -> impl FnOnce(io::Error) -> KeyError + '_ {
     move |source| KeyError::File { path: path.to_owned(), source }
 }
 
-/// Reads a file that holds a secret: its owner is this user or root, and nobody else can read it.
+/// Reads a file that holds a secret: its owner is this user or root, and no other user can read it.
 pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>, KeyError> {
     read_checked(path, 0o077, |path, mode| KeyError::Readable { path, mode })
 }
 
-/// Reads a file that decides who may connect: its owner is this user or root, and nobody else can change it.
+/// Reads a file that decides which peers may connect: its owner is this user or root, and no other user can change it.
 ///
 /// # Errors
 /// [`KeyError`]: it cannot be read, or others can change it.

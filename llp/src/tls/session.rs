@@ -110,7 +110,7 @@ impl Session {
             };
             progress.used += used;
             if !goes_on {
-                // After an error, the alert that tells the peer; no record is processed any more.
+                // After an error, the alert that notifies the peer; no record is processed any more.
                 while progress.error.is_some() && conn.wants_write() {
                     match conn.process_tls_records(&mut []).state {
                         Ok(ConnectionState::EncodeTlsData(mut data)) => {

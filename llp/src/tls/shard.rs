@@ -18,7 +18,7 @@ const HANDSHAKES: usize = 8;
 /// How long a dropped connection may take to send what it had.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// The token that names no stream: see [`crate::Stack::wait_fd`].
-const NOBODY: Token = Token(u64::MAX);
+const NO_STREAM: Token = Token(u64::MAX);
 
 pub(super) struct Shard {
     pub(super) shared: Arc<Shared>,
@@ -63,7 +63,7 @@ impl Shard {
         let wake = match wait {
             Some(set) => {
                 let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-                let data = epoll::EventData::new_u64(NOBODY.0);
+                let data = epoll::EventData::new_u64(NO_STREAM.0);
                 // A descriptor that is no epoll set: deadlines say the same, unless another thread asks for it.
                 epoll::add(set, &wake, data, epoll::EventFlags::IN).is_ok().then_some(wake)
             }
@@ -305,7 +305,7 @@ impl Shard {
         }
     }
 
-    /// Enters a slot among those that have an event, or takes it out, outside of a poll: who sleeps in the descriptor wakes.
+    /// Enters a slot among those that have an event, or takes it out, outside of a poll: a thread that sleeps in the descriptor wakes.
     pub(super) fn update_ready(&mut self, key: usize) {
         if self.note_ready(key) {
             self.signal();
@@ -314,7 +314,7 @@ impl Shard {
         }
     }
 
-    /// The same within a poll, whose caller hears of it: true if it has an event.
+    /// The same within a poll, whose caller gets the event: true if it has an event.
     fn note_ready(&mut self, key: usize) -> bool {
         let is_ready = self.is_ready(key);
         if !is_ready {

@@ -145,7 +145,7 @@ fn tls_error(error: &io::Error) -> TlsError {
 }
 
 #[test]
-fn both_ends_know_each_other() {
+fn both_ends_have_the_identity_of_the_other() {
     let (ours, theirs) = (key(), key());
     let mut server = Server::new(raw(&ours, &[&theirs]));
     let mut client = Client::new(server.at(), raw(&theirs, &[&ours]));
@@ -496,12 +496,12 @@ fn a_clear_listener_is_named() {
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
     };
-    let mut hello = [0; 2];
+    let mut flight = [0; 2];
     socket.set_nonblocking(false).unwrap();
     socket.set_read_timeout(Some(LONGEST)).unwrap();
     client.stack.poll(&mut Vec::new()).unwrap();
-    socket.read_exact(&mut hello).unwrap();
-    assert_eq!(hello, [0x16, 3]);
+    socket.read_exact(&mut flight).unwrap();
+    assert_eq!(flight, [0x16, 3]);
     drop(socket);
     let end = Instant::now() + LONGEST;
     let error = loop {
@@ -564,13 +564,13 @@ fn truncated_handshakes_end_in_time_and_leave_nothing() {
     let mut server = Server::new(own.handshake_timeout(Duration::from_millis(50)));
     let name = ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
     let mut conn = rustls::ClientConnection::new(Arc::new(plain_config(&theirs, false)), name).unwrap();
-    let mut hello = Vec::new();
-    conn.write_tls(&mut hello).unwrap();
+    let mut flight = Vec::new();
+    conn.write_tls(&mut flight).unwrap();
     let mut sockets = Vec::new();
-    let lengths: Vec<_> = (0..60).chain((60..hello.len()).step_by(97)).collect();
+    let lengths: Vec<_> = (0..60).chain((60..flight.len()).step_by(97)).collect();
     for (at, len) in lengths.iter().enumerate() {
         let mut socket = std::net::TcpStream::connect(server.at()).unwrap();
-        socket.write_all(&hello[..*len]).unwrap();
+        socket.write_all(&flight[..*len]).unwrap();
         if at % 2 == 0 {
             socket.shutdown(std::net::Shutdown::Write).unwrap();
         }
@@ -585,7 +585,7 @@ fn truncated_handshakes_end_in_time_and_leave_nothing() {
     assert_eq!((counts.connections, counts.handshakes, counts.buffered), (0, 0, 0));
 }
 
-/// A hello that is none.
+/// Bytes that are no ClientHello.
 #[test]
 fn noise_is_refused_with_an_alert() {
     let (own, _) = pair_of_configs();
@@ -606,18 +606,18 @@ fn many_half_handshakes_are_bounded_and_others_get_through() {
     let (own, theirs) = pair_of_configs();
     let mut server = Server::new(own.max_handshakes(AT_ONCE));
     let name = ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
-    let mut hello = Vec::new();
+    let mut flight = Vec::new();
     let config = Arc::new(plain_config(&theirs, false));
-    rustls::ClientConnection::new(config, name).unwrap().write_tls(&mut hello).unwrap();
+    rustls::ClientConnection::new(config, name).unwrap().write_tls(&mut flight).unwrap();
     let at = server.at();
     let mut sockets = std::collections::VecDeque::new();
     let mut most = 0;
     for number in 0..COUNT {
         let mut socket = std::net::TcpStream::connect(at).unwrap();
         // A whole one makes the server answer and wait; it costs a signature.
-        let len = if number % 16 == 0 { hello.len() } else { number % hello.len() };
+        let len = if number % 16 == 0 { flight.len() } else { number % flight.len() };
         // It may be cut already.
-        let _ = socket.write_all(&hello[..len]);
+        let _ = socket.write_all(&flight[..len]);
         sockets.push_back(socket);
         if sockets.len() > 2 * AT_ONCE {
             sockets.pop_front();

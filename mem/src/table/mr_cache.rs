@@ -42,6 +42,7 @@ impl MrCache {
 
 impl Kept {
     /// The live region of this STag: the one that was found last, or what `find` gives.
+    #[inline(always)]
     fn find(&mut self, stag: STag, find: impl FnOnce() -> Option<Arc<Region>>) -> Option<&Arc<Region>> {
         if !self.region.as_ref().is_some_and(|region| region.stag() == stag && region.is_live()) {
             self.let_go();
@@ -51,6 +52,7 @@ impl Kept {
     }
 
     /// A pin within ours; takes ours first if there is none.
+    #[inline(always)]
     fn hold(&mut self, offset: usize, len: usize) -> Option<Pinned<'_>> {
         let region = self.region.as_ref()?;
         self.held = self.held || region.pin_count().enter();
@@ -98,6 +100,7 @@ impl Table {
     ///
     /// # Errors
     /// [`LocalError`].
+    #[inline]
     pub fn hold_local<'a>(
         &self,
         cache: &'a mut MrCache,
@@ -112,6 +115,7 @@ impl Table {
         cache.local.hold(offset, len as usize).ok_or(invalid)
     }
 
+    #[cold]
     fn find(&self, stag: STag, named: fn(&Slot, STag) -> Option<&Arc<Region>>) -> Option<Arc<Region>> {
         self.shard(stag).0.read().get(&stag.index()).and_then(|slot| named(slot, stag)).cloned()
     }

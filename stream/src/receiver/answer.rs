@@ -45,7 +45,7 @@ impl Receiver {
         {
             host.place_answer(id, offset, Answer::Read(payload))
                 .map_err(|error| ConnError::of_request(id, error))?;
-            host.count(Traffic::ReadReceived, len, header.last);
+            host.count(Traffic::ReadReceived, header.last.into(), len.into());
         }
         if header.last { Self::answered(shared, host) } else { Ok(()) }
     }
@@ -64,7 +64,7 @@ impl Receiver {
         if !shared.detached {
             host.place_answer(id, 0, Answer::Atomic(response.original))
                 .map_err(|error| ConnError::of_request(id, error))?;
-            host.count(Traffic::AtomicReceived, ATOMIC_BYTES, true);
+            host.count(Traffic::AtomicReceived, 1, ATOMIC_BYTES.into());
         }
         Self::answered(shared, host)
     }

@@ -246,7 +246,7 @@ impl Receiver {
             self.only_rtr = false;
             host.write(header.stag, header.to, payload)
                 .map_err(|error| segment.fault(error.of_write(header.stag, header.to, len)))?;
-            host.count(Traffic::WriteReceived, len, header.last);
+            host.count(Traffic::WriteReceived, header.last.into(), len.into());
         }
         self.write_len = self.write_len.wrapping_add(len);
         if header.last {

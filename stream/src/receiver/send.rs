@@ -62,7 +62,7 @@ impl Receiver {
             host.fail_receive(ReceiveError::Protection);
             return Err(ConnError::fault(Fault::LocalCatastrophic, None));
         }
-        host.count(Traffic::SendReceived, if immediate { 0 } else { len }, header.last);
+        host.count(Traffic::SendReceived, header.last.into(), if immediate { 0 } else { len.into() });
         if let Some(delivered) = self.queues[0].placed(header, len) {
             self.deliver(inbound, delivered.len, segment, host)?;
         }

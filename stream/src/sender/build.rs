@@ -2,7 +2,7 @@
 
 use super::Sender;
 use super::gathered::GatheredFpdu;
-use super::message::{End, Message, Source, missing_extension};
+use super::message::{End, Message, MessageHeader, Source, missing_extension};
 use crate::error::{AccessError, ConnError, LocalError};
 use crate::host::{Host, Payload, SourceGone, Traffic};
 use crate::shared::Shared;
@@ -89,7 +89,9 @@ impl<M> Sender<M> {
 
     /// Requests of one small FPDU each.
     fn burst<H: Host<Memory = M>>(&mut self, shared: &mut Shared, host: &mut H) -> Result<Burst, ConnError> {
-        let built = self.build_burst(shared, host);
+        let mut counts = BurstCounts::default();
+        let built = self.build_burst(shared, host, &mut counts);
+        counts.give(host);
         self.pending_crc.finalize(&self.fpdu, &mut self.queue.staging);
         host.release();
         built
@@ -99,6 +101,7 @@ impl<M> Sender<M> {
         &mut self,
         shared: &mut Shared,
         host: &mut H,
+        counts: &mut BurstCounts,
     ) -> Result<Burst, ConnError> {
         let answers_first = !shared.reads.inbound.is_empty() && !self.answers_turn;
         let own_first = shared.caps.due.is_some() || self.rtr.is_some() || shared.reads.acks.is_due();
@@ -141,7 +144,7 @@ impl<M> Sender<M> {
             let start = self.begin_fpdu(&header.segment(0, true));
             host.copy_request(id, 0..request.len, &mut self.queue.staging)
                 .map_err(|error| ConnError::of_request(id, error))?;
-            count(host, header.traffic(), request.len, true);
+            counts.add(&header, request.len);
             self.queue_small(start);
             host.built(id, header.msn());
             self.completes_when_sent(id, shared);
@@ -288,10 +291,42 @@ impl<M> Sender<M> {
     }
 }
 
+/// Messages and payload bytes of a burst, which are counted together behind it.
+#[derive(Default)]
+struct BurstCounts {
+    sends: (u32, u64),
+    writes: (u32, u64),
+}
+
+impl BurstCounts {
+    /// A whole message of `len` bytes. Writes without any do not count.
+    #[inline(always)]
+    fn add(&mut self, header: &MessageHeader, len: u32) {
+        if let MessageHeader::Tagged { .. } = header {
+            self.writes.0 += u32::from(len > 0);
+            self.writes.1 += u64::from(len);
+        } else {
+            self.sends.0 += 1;
+            self.sends.1 += u64::from(len);
+        }
+    }
+
+    #[inline(always)]
+    fn give<H: Host>(self, host: &mut H) {
+        for (traffic, (messages, bytes)) in
+            [(Traffic::SendSent, self.sends), (Traffic::WriteSent, self.writes)]
+        {
+            if messages > 0 {
+                host.count(traffic, messages, bytes);
+            }
+        }
+    }
+}
+
 /// Counts payload that was cut into FPDUs, except Writes and Reads without any.
 #[inline(always)]
 fn count<H: Host>(host: &mut H, traffic: Traffic, len: u32, last: bool) {
-    host.count(traffic, len, last && (len > 0 || traffic == Traffic::SendSent));
+    host.count(traffic, (last && (len > 0 || traffic == Traffic::SendSent)).into(), len.into());
 }
 
 /// Calls `each` for the pieces of memory that hold the bytes `from` of a message.

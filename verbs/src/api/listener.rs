@@ -188,7 +188,7 @@ impl Incoming {
         self.request.peer_addr()
     }
 
-    /// Who the peer is, if the stack has verified it: with TLS.
+    /// The identity of the peer, if the stack has verified it: with TLS.
     #[must_use]
     pub fn peer_identity(&self) -> Option<&PeerIdentity> {
         self.request.peer_identity()

@@ -420,7 +420,7 @@ impl ConnRequest {
         self.peer
     }
 
-    /// Who the peer is, if the stack has verified it: with TLS.
+    /// The identity of the peer, if the stack has verified it: with TLS.
     #[must_use]
     pub fn peer_identity(&self) -> Option<&PeerIdentity> {
         self.peer_identity.as_deref()

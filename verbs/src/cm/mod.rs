@@ -164,7 +164,7 @@ pub struct ConnInfo {
     pub peer_ird_ord: Option<(u16, u16)>,
     /// The peer's private data.
     pub private_data: Vec<u8>,
-    /// Who the peer is, if the stack has verified it: with TLS.
+    /// The identity of the peer, if the stack has verified it: with TLS.
     pub peer_identity: Option<Arc<PeerIdentity>>,
 }
 

@@ -409,8 +409,8 @@ impl uiw_stream::Host for QpHost<'_> {
     }
 
     #[inline(always)]
-    fn count(&mut self, traffic: uiw_stream::Traffic, len: u32, last: bool) {
-        self.state.counters.count(counted(traffic), len, last);
+    fn count(&mut self, traffic: uiw_stream::Traffic, messages: u32, bytes: u64) {
+        self.state.counters.count(counted(traffic), messages, bytes);
     }
 
     #[inline]

@@ -194,6 +194,7 @@ impl QpInner {
         (result, Doorbell { wakes, token, go: go && posted > 0 && mode == SqMode::Running })
     }
 
+    #[inline(always)]
     fn post_one(&self, sq: &mut SendQueue, wr: &SendWr<'_>) -> Result<()> {
         if sq.mode == SqMode::Closed {
             return Err(Error::State { what: "posting a send", state: self.state() });
