@@ -70,7 +70,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         Stop::on_signal_but_hangup(move || match opener.reload_tls() {
             Ok(()) => tracing::info!("the files of TLS were read again"),
             Err(failure) => {
-                tracing::error!(error = failure.cause(), "the configuration of TLS before holds on")
+                tracing::error!(error = failure.cause(), "the configuration of TLS before holds on");
             }
         })?
     } else {
