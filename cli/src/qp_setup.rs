@@ -336,8 +336,16 @@ impl Link {
 
     /// Closes in order; waits a moment for the peer to do so too.
     pub(crate) fn close(self) {
-        if self.qp.state() == QpState::Rts && self.qp.disconnect().is_ok() {
-            let _ = self.wait_ending(Duration::from_secs(2));
+        Self::close_all([self]);
+    }
+
+    /// As [`Link::close`], in the time of one.
+    pub(crate) fn close_all(links: impl IntoIterator<Item = Self>) {
+        let closing = |link: &Self| link.qp.state() == QpState::Rts && link.qp.disconnect().is_ok();
+        let closing: Vec<_> = links.into_iter().filter(closing).collect();
+        let deadline = Instant::now() + Duration::from_secs(2);
+        for link in closing {
+            let _ = link.wait_ending(deadline.saturating_duration_since(Instant::now()));
         }
     }
 }

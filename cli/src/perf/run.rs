@@ -5,7 +5,7 @@ use super::opposite::OppositeFlow;
 use super::plan::Plan;
 use super::raw::cpu_ns;
 use crate::fail::{Failure, Result};
-use crate::qp_setup::{Until, completions, cq_options};
+use crate::qp_setup::{Link, Until, completions, cq_options};
 use crate::service::{Op, Stats};
 use crate::spin::Spin;
 use hdrhistogram::Histogram;
@@ -163,12 +163,8 @@ impl Run {
             peer: first.peer(),
             round_trips,
         };
-        for flow in self.flows {
-            flow.link.close();
-        }
-        for flow in self.opposite {
-            flow.link.close();
-        }
+        let flows = self.flows.into_iter().map(|flow| flow.link);
+        Link::close_all(flows.chain(self.opposite.into_iter().map(|flow| flow.link)));
         Ok(outcome)
     }
 
