@@ -1,6 +1,6 @@
 //! Where a process publishes its counters: for programs on the libraries, and for uiw's own.
 
-use crate::settings::Settings;
+use crate::settings::{Settings, is_secure_execution};
 use std::env;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -38,8 +38,7 @@ impl Counters {
     /// Where a process publishes whose counting code is in the file `library`.
     #[must_use]
     pub fn publish(&self, library: String) -> Option<Publish> {
-        // SAFETY: reads a number that the kernel gave the process when it began.
-        if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
+        if is_secure_execution() {
             // The environment is of a user with fewer rights, which must not decide where files are made.
             return None;
         }

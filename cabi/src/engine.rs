@@ -84,6 +84,11 @@ impl Engine {
             return Ok(device.clone());
         }
         let settings = Settings::get()?;
+        let tls = settings.tls().map_err(|line| {
+            // An error number alone would not name the file.
+            eprintln!("{line}");
+            Errno::INVAL.because(line)
+        })?;
         let stack = self.stack(settings)?;
         let asked = settings.ird.max(settings.ord).unwrap_or(0);
         let limits = Limits::default().max_rd_atomic(MAX_RD_ATOMIC.max(asked));
@@ -96,6 +101,7 @@ impl Engine {
                 .progress_hooks(PROGRESS_HOOKS)
                 .lenient_invalidate(true)
                 .shards(settings.shards)
+                .tls(tls)
                 .counters(counters::of_library(settings)),
         )?;
         drop(held);

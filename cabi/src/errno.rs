@@ -110,6 +110,8 @@ impl From<std::io::Error> for Errno {
             std::io::ErrorKind::TimedOut => libc::ETIMEDOUT,
             std::io::ErrorKind::ConnectionReset => libc::ECONNRESET,
             std::io::ErrorKind::ConnectionRefused => libc::ECONNREFUSED,
+            std::io::ErrorKind::Unsupported => libc::EOPNOTSUPP,
+            std::io::ErrorKind::PermissionDenied => libc::EACCES,
             _ => libc::EIO,
         }))
     }

@@ -44,4 +44,5 @@ pub mod srq;
 mod stack;
 pub mod strings;
 pub mod sysfs;
+pub mod tls;
 pub mod users;

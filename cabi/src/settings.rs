@@ -5,6 +5,7 @@ use crate::counters::Counters;
 use crate::errno::Errno;
 use crate::log;
 use crate::persona::Persona;
+use crate::tls::TlsOptions;
 use std::env;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 use uiw_llp::Spec;
 use uiw_llp::fault::{Faults, Flip, Split};
+use uiw_llp::tls::Tls;
 use uiw_verbs::{ConnOptions, FpduSize, Revision};
 
 /// One environment variable.
@@ -178,6 +180,39 @@ pub const VARIABLES: &[Variable] = &[
         },
     },
     Variable {
+        name: crate::tls::VARIABLE,
+        values: "a file: see `docs/tls.md`",
+        what: "encrypt every connection by TLS 1.3, with the identity and the peers that the file names",
+        set: |s, v| {
+            s.tls = Some(v.into());
+            Ok(())
+        },
+    },
+    Variable {
+        name: "UIW_TLS_UD",
+        values: "clear",
+        what: "let datagrams pass in the clear although TLS is on, which does not protect them (default: they are refused)",
+        set: |s, v| match v {
+            "clear" => {
+                s.tls_options.clear_datagrams = true;
+                Ok(())
+            }
+            _ => Err("expected clear"),
+        },
+    },
+    Variable {
+        name: crate::tls::KEY_LOG,
+        values: "a file",
+        what: "append the secrets of TLS connections there, with which Wireshark decrypts a capture: a reader of that file can read everything",
+        set: |s, v| {
+            // The environment of a user with fewer rights must not decide where files are made.
+            if !is_secure_execution() {
+                s.tls_options.key_log = Some(v.into());
+            }
+            Ok(())
+        },
+    },
+    Variable {
         name: crate::counters::VARIABLE,
         values: "off, or the absolute path of a directory",
         what: "publish counters there, for `uiw stat` (default: uiw in XDG_RUNTIME_DIR, without one /tmp/uiw-UID)",
@@ -225,6 +260,10 @@ pub struct Settings {
     pub faults: Option<(u64, Faults)>,
     /// The file that the traffic is captured to.
     pub pcap: Option<PathBuf>,
+    /// The file that configures TLS.
+    pub tls: Option<PathBuf>,
+    /// What is beside it.
+    pub tls_options: TlsOptions,
     /// Where counters are published.
     pub counters: Counters,
     /// Filter of the log.
@@ -323,8 +362,36 @@ impl Settings {
     /// Whether programs can have UD queue pairs.
     #[must_use]
     pub fn offers_ud(&self) -> bool {
-        self.ud.unwrap_or(self.persona != Persona::Iwarp)
+        self.no_datagrams().is_none()
     }
+
+    /// Why programs cannot have datagrams, if that is so.
+    #[must_use]
+    pub fn no_datagrams(&self) -> Option<&'static str> {
+        if !self.ud.unwrap_or(self.persona != Persona::Iwarp) {
+            Some("an iWARP device has no datagrams, unless UIW_UD=on")
+        } else if self.tls.is_some() && !self.tls_options.clear_datagrams {
+            Some("TLS does not protect datagrams, so there are none with UIW_TLS, unless UIW_TLS_UD=clear")
+        } else {
+            None
+        }
+    }
+
+    /// The configuration of TLS, if there is one; the file is read with every call.
+    ///
+    /// # Errors
+    /// One line that names the file and what is wrong.
+    pub fn tls(&self) -> std::result::Result<Option<Tls>, String> {
+        let Some(file) = &self.tls else { return Ok(None) };
+        let tls = crate::tls::read(file, &self.tls_options).and_then(Tls::new);
+        tls.map(Some).map_err(|error| format!("uiw: {}={}: {error}", crate::tls::VARIABLE, file.display()))
+    }
+}
+
+/// Whether the process has more rights than the user that started it.
+pub(crate) fn is_secure_execution() -> bool {
+    // SAFETY: reads a number that the kernel gave the process when it began.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
 fn depth(text: &str) -> std::result::Result<u16, &'static str> {
@@ -431,9 +498,22 @@ mod tests {
         assert_eq!((seed, faults.cut_received), (4, Some(7)));
         assert_eq!(faults.flip_sent, [Flip { byte: 99, mask: 1 }]);
         assert_eq!(read("UIW_PCAP", "f").unwrap().pcap, Some("f".into()));
+        assert_eq!(read("UIW_TLS", "f").unwrap().tls, Some("f".into()));
+        assert!(read("UIW_TLS_UD", "clear").unwrap().tls_options.clear_datagrams);
+        assert_eq!(read("UIW_KEYLOG", "f").unwrap().tls_options.key_log, Some("f".into()));
         let llp = read("UIW_LLP", "packet:eth0,ip=10.0.0.7/24").unwrap().llp;
         assert_eq!(llp.own().map(|(name, config)| (name, config.addresses.len())), Some(("eth0", 1)));
         assert_eq!(read("UIW_LOG", "debug").unwrap().log.as_deref(), Some("debug"));
+    }
+
+    #[test]
+    fn datagrams_and_tls() {
+        let offers = |tls: Option<&str>, clear: bool| {
+            let mut settings = read("UIW_UD", "on").unwrap();
+            (settings.tls, settings.tls_options.clear_datagrams) = (tls.map(PathBuf::from), clear);
+            settings.offers_ud()
+        };
+        assert!(offers(None, false) && offers(Some("f"), true) && !offers(Some("f"), false));
     }
 
     #[test]

@@ -103,12 +103,16 @@ impl Failure {
             }
             Error::ClosedInStartup { .. } => no(
                 "the peer closed before its MPA Reply".into(),
-                "check that an iWARP program listens on that port",
+                "check that an iWARP program listens on that port, and whether it requires TLS (--tls)",
             ),
             Error::PeerStartup { source, .. } => {
                 no(format!("illegal start-up frame: {source}"), "check that an iWARP program listens there")
             }
             Error::Startup(error) => Self::usage(what, error, "change the options of the connection"),
+            Error::Lost { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => no(
+                source.to_string(),
+                "`uiw key show` prints this end's key and `uiw key pin` accepts the peer's: see docs/tls.md",
+            ),
             Error::Io { source, .. } | Error::Lost { source, .. } => {
                 no(source.to_string(), "check the address and the route to it")
             }

@@ -7,6 +7,7 @@ mod devices;
 mod doctor;
 mod env;
 mod fail;
+mod key;
 mod memory;
 mod msg_conn;
 mod open;
@@ -67,6 +68,9 @@ enum Command {
     /// Show the environment variables that such programs obey
     #[command(after_help = EXIT_CODES)]
     Env(env::Args),
+    /// Create, show and pin keys for TLS
+    #[command(after_help = EXIT_CODES)]
+    Key(key::Args),
     /// Show the counters of running programs, or serve them to Prometheus
     #[command(after_help = stat::HELP)]
     Stat(stat::Args),
@@ -112,13 +116,14 @@ fn command_line() -> clap::Command {
         |arg: clap::Arg| if is_empty(&arg) { arg.env(clap::builder::Resettable::Reset) } else { arg };
     let mut command = Cli::command().mut_subcommands(|command| command.mut_args(without_empty));
     for (name, refused) in [
-        ("demo", &["llp"][..]),
-        ("devices", &["pcap"]),
-        ("env", &["llp", "pcap"]),
-        ("stat", &["llp", "pcap"]),
-        ("doctor", &["llp", "pcap"]),
-        ("wan", &["llp", "pcap"]),
-        ("decode", &["llp", "pcap"]),
+        ("demo", &["llp", "tls", "keylog"][..]),
+        ("devices", &["pcap", "tls", "keylog"]),
+        ("env", &["llp", "pcap", "tls", "keylog"]),
+        ("key", &["llp", "pcap", "tls", "keylog"]),
+        ("stat", &["llp", "pcap", "tls", "keylog"]),
+        ("doctor", &["llp", "pcap", "tls", "keylog"]),
+        ("wan", &["llp", "pcap", "tls", "keylog"]),
+        ("decode", &["llp", "pcap", "tls", "keylog"]),
     ] {
         let hidden = command.get_arguments().filter(|arg| refused.contains(&arg.get_id().as_str()));
         let hidden: Vec<_> = hidden.map(|arg| arg.clone().hide(true)).collect();
@@ -130,13 +135,27 @@ fn command_line() -> clap::Command {
 /// Options of every command that a few of them cannot heed: to ignore them would be a lie.
 fn options_fit(command: &Command, global: &Global) -> Result<()> {
     match command {
-        Command::Devices(_) => global.without_pcap("this command makes no connections"),
-        Command::Env(_) | Command::Stat(_) | Command::Doctor(_) | Command::Wan(_) | Command::Decode(_) => {
+        Command::Devices(_) => {
             let why = "this command makes no connections";
-            global.without_llp(why)?;
+            global.without_tls(why)?;
             global.without_pcap(why)
         }
-        Command::Demo(_) => global.without_llp("both processes of the demo are on this machine's own TCP"),
+        Command::Env(_)
+        | Command::Key(_)
+        | Command::Stat(_)
+        | Command::Doctor(_)
+        | Command::Wan(_)
+        | Command::Decode(_) => {
+            let why = "this command makes no connections";
+            global.without_llp(why)?;
+            global.without_tls(why)?;
+            global.without_pcap(why)
+        }
+        Command::Demo(_) => {
+            let why = "both processes of the demo are on this machine's own TCP";
+            global.without_tls(why)?;
+            global.without_llp(why)
+        }
         _ => Ok(()),
     }
 }
@@ -149,14 +168,15 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
     };
     let opener = Opener::new(global, server.map_or("off", serve::Args::log))?;
     match command {
-        Command::Demo(args) => demo::run(&opener, args),
-        Command::DemoPeer(args) => demo::peer::run(&opener, args),
+        Command::Demo(args) => demo::run(&opener.without_tls(), args),
+        Command::DemoPeer(args) => demo::peer::run(&opener.without_tls(), args),
         Command::Serve(args) => serve::run(&opener, args),
         Command::Ping(args) => ping::run(&opener, args),
         Command::Perf(args) => perf::run(&opener, args),
         Command::Siwtest(args) => siwtest::run(&opener, args),
         Command::Devices(args) => devices::run(args, global),
         Command::Env(args) => env::run(args),
+        Command::Key(args) => key::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Wan(args) => wan::run(args),

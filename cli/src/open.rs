@@ -1,14 +1,17 @@
 //! What every command opens: logging, and devices whose bytes may be captured.
 
 use crate::fail::{Exit, Failure, Result};
+use crate::key;
 use std::io::{ErrorKind, IsTerminal};
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use tracing_subscriber::EnvFilter;
 use uiw_cabi::counters::{self, Counters};
+use uiw_cabi::tls::{self, TlsOptions};
 use uiw_llp::capability;
 use uiw_llp::capture::{CaptureStack, PcapSink};
+use uiw_llp::tls::{Tls, TlsConfig};
 use uiw_llp::{Spec, SpecError};
 use uiw_verbs::counters::Publish;
 use uiw_verbs::{Device, DeviceOptions, Limits};
@@ -25,6 +28,12 @@ pub(crate) struct Global {
     /// [default: tcp]
     #[arg(long, global = true, value_name = "STACK")]
     pub(crate) llp: Option<Named>,
+    /// Encrypt every connection by TLS 1.3, as this file says (docs/tls.md); UIW_TLS does the same
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) tls: Option<PathBuf>,
+    /// Append the secrets of TLS connections to a file, with which Wireshark decrypts a capture; UIW_KEYLOG does the same
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) keylog: Option<PathBuf>,
     /// Increase log verbosity (repeatable, up to three times). UIW_LOG sets it per module
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
@@ -54,6 +63,17 @@ impl Global {
         }
     }
 
+    /// The same for `--tls` and `--keylog`.
+    pub(crate) fn without_tls(&self, why: &str) -> Result<()> {
+        for (option, value) in [("--tls", &self.tls), ("--keylog", &self.keylog)] {
+            if let Some(path) = value {
+                let what = format!("{option} {}", path.display());
+                return Err(Failure::usage(what, why, "leave it out"));
+            }
+        }
+        Ok(())
+    }
+
     /// The same for `--pcap`.
     pub(crate) fn without_pcap(&self, why: &str) -> Result<()> {
         match &self.pcap {
@@ -69,6 +89,36 @@ pub(crate) struct Opener {
     llp: Spec,
     sink: Option<Arc<PcapSink>>,
     counters: Option<Publish>,
+    tls: Option<Arc<TlsFile>>,
+}
+
+/// The file of `--tls`, or of `UIW_TLS`.
+struct TlsFile {
+    path: PathBuf,
+    options: TlsOptions,
+    /// Made when the first device is opened.
+    tls: OnceLock<Tls>,
+}
+
+impl TlsFile {
+    fn new(global: &Global) -> Option<Self> {
+        let value = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let path = global.tls.clone().or_else(|| value(tls::VARIABLE))?;
+        let key_log = global.keylog.clone().or_else(|| value(tls::KEY_LOG));
+        Some(Self { path, options: TlsOptions { key_log, ..TlsOptions::default() }, tls: OnceLock::new() })
+    }
+
+    fn read(&self) -> Result<TlsConfig> {
+        tls::read(&self.path, &self.options).map_err(key::failure)
+    }
+
+    fn get(&self) -> Result<Tls> {
+        if let Some(tls) = self.tls.get() {
+            return Ok(tls.clone());
+        }
+        let tls = Tls::new(self.read()?).map_err(key::failure)?;
+        Ok(self.tls.get_or_init(|| tls).clone())
+    }
 }
 
 impl Opener {
@@ -81,7 +131,8 @@ impl Opener {
             })
         });
         let llp = global.llp.as_ref().map(|llp| llp.spec.clone()).unwrap_or_default();
-        Ok(Self { llp, sink: sink.transpose()?, counters: publish()? })
+        let tls = TlsFile::new(global).map(Arc::new);
+        Ok(Self { llp, sink: sink.transpose()?, counters: publish()?, tls })
     }
 
     pub(crate) fn device(&self) -> Result<Device> {
@@ -95,8 +146,26 @@ impl Opener {
             Some(sink) => Box::new(CaptureStack::new(stack, Arc::clone(sink), "uiw")),
             None => stack,
         };
-        let options = DeviceOptions::default().limits(limits).counters(self.counters.clone());
+        let tls = self.tls.as_ref().map(|file| file.get()).transpose()?;
+        let options = DeviceOptions::default().limits(limits).counters(self.counters.clone()).tls(tls);
         Ok(Device::with_stack(stack, options)?)
+    }
+
+    /// The same without TLS.
+    pub(crate) fn without_tls(self) -> Self {
+        Self { tls: None, ..self }
+    }
+
+    /// Whether connections are encrypted.
+    pub(crate) fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// Reads the files of TLS again: connections of peers that are not accepted any more end.
+    pub(crate) fn reload_tls(&self) -> Result<()> {
+        let Some(file) = &self.tls else { return Ok(()) };
+        let config = file.read()?;
+        file.get()?.replace(config).map_err(key::failure)
     }
 
     /// Why the stack cannot be opened, and what to do.

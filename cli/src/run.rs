@@ -15,6 +15,7 @@ use std::process::{Command, ExitCode};
 use uiw_cabi::persona::Persona;
 use uiw_cabi::settings::Settings;
 use uiw_cabi::sysfs;
+use uiw_cabi::tls;
 
 /// Exit codes of `uiw run`.
 pub(crate) const EXIT_CODES: &str = "\
@@ -112,6 +113,13 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
     }
     if let Some(llp) = &global.llp {
         command.env("UIW_LLP", &llp.text);
+    }
+    for (name, path) in [(tls::VARIABLE, &global.tls), (tls::KEY_LOG, &global.keylog)] {
+        if let Some(path) = path {
+            let path = std::path::absolute(path)
+                .map_err(|error| Failure::usage(path.display(), error, "choose a file that can be read"))?;
+            command.env(name, path);
+        }
     }
     check_variables(&command)?;
     if args.sysfs {

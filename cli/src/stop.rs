@@ -2,6 +2,8 @@
 
 use crate::fail::{Failure, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::io::Read;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +34,20 @@ impl Stop {
         let signalled = Arc::clone(&stop);
         ctrlc::set_handler(move || signalled.set())
             .map_err(|error| Failure::local("cannot catch Ctrl-C", error))?;
+        Ok(stop)
+    }
+
+    /// One that Ctrl-C and SIGTERM set; with SIGHUP `reload` is called, on a thread of its own.
+    pub(crate) fn on_signal_but_hangup(reload: impl Fn() + Send + 'static) -> Result<Arc<Self>> {
+        let stop = Arc::new(Self::new()?);
+        let signalled = Arc::clone(&stop);
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])
+            .map_err(|error| Failure::local("cannot catch signals", error))?;
+        std::thread::spawn(move || {
+            for signal in signals.forever() {
+                if signal == SIGHUP { reload() } else { signalled.set() }
+            }
+        });
         Ok(stop)
     }
 

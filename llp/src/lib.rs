@@ -8,6 +8,7 @@
 //! * [`sim::SimStack`]: links in one process with a virtual clock, for tests.
 //! * [`fault::FaultStack`]: cuts, flipped bits and odd-sized reads and writes on top of another stack.
 //! * [`capture::CaptureStack`]: writes what passes to a pcapng file.
+//! * `tls::TlsStack` (feature `tls`): TLS 1.3 on top of another stack.
 //! * [`wrap`]: for wrappers of your own.
 //!
 //! # A TCP of your own
@@ -52,6 +53,7 @@ mod clock;
 pub mod conformance;
 mod datagram;
 pub mod fault;
+mod identity;
 mod interface;
 mod netlink;
 pub mod sim;
@@ -61,6 +63,8 @@ pub mod sock_diag;
 #[cfg(feature = "smoltcp")]
 mod spec;
 pub mod tcp;
+#[cfg(feature = "tls")]
+pub mod tls;
 pub mod wan;
 pub mod wrap;
 
@@ -77,6 +81,7 @@ use std::{
 
 pub use clock::Clock;
 pub use datagram::{DATAGRAM_BUFFER, DatagramOptions, DatagramSocket, Incoming, Outgoing};
+pub use identity::{Fingerprint, PeerIdentity};
 pub use interface::Interface;
 pub use options::{ListenOptions, OptionError, StreamInfo, StreamOptions};
 #[cfg(feature = "smoltcp")]
@@ -211,9 +216,19 @@ pub trait Stream: Any + Send {
         Err(io::Error::new(io::ErrorKind::Unsupported, "streams of this stack cannot move to another one"))
     }
 
+    /// The identity of the peer, if the stack has verified it; it is there as soon as the connection is made.
+    fn peer_identity(&self) -> Option<Arc<PeerIdentity>> {
+        None
+    }
+
     /// The descriptor, where there is one.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// Whether its TCP is the kernel's, which reports more of it by its addresses ([`sock_diag`]).
+    fn is_of_kernel(&self) -> bool {
+        self.fd().is_some()
     }
 }
 
@@ -258,6 +273,11 @@ pub trait Listener: Send {
 
     /// The address, with the port that the system chose.
     fn local_addr(&self) -> SocketAddr;
+
+    /// Whether its streams are encrypted.
+    fn is_encrypted(&self) -> bool {
+        false
+    }
 
     /// The descriptor, where there is one.
     fn fd(&self) -> Option<BorrowedFd<'_>> {

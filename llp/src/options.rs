@@ -25,6 +25,9 @@ pub struct StreamOptions {
     pub interface: Option<String>,
     /// Type of service or traffic class of every packet (RFC 2474); `None` = the system's default.
     pub tos: Option<u8>,
+    /// The name that the peer's certificate must be valid for, where the stack verifies certificates; `None` = what the stack is
+    /// configured with.
+    pub peer_name: Option<String>,
     /// Several listeners on one port share its connections (SO_REUSEPORT).
     pub reuse_port: bool,
     /// A listener on `[::]` takes no IPv4 connections.
@@ -40,6 +43,7 @@ impl Default for StreamOptions {
             recv_buffer: None,
             interface: None,
             tos: None,
+            peer_name: None,
             reuse_port: false,
             v6_only: false,
         }

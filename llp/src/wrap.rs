@@ -40,8 +40,8 @@
 //! ```
 
 use crate::{
-    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, Stack, Stream, StreamInfo,
-    StreamOptions, Token, foreign_stream,
+    DatagramOptions, DatagramSocket, Event, Interest, ListenOptions, Listener, PeerIdentity, Stack, Stream,
+    StreamInfo, StreamOptions, Token, foreign_stream,
 };
 use std::io;
 use std::net::SocketAddr;
@@ -277,6 +277,10 @@ impl<H: StackHooks> Listener for WrappedListener<H> {
         self.inner.local_addr()
     }
 
+    fn is_encrypted(&self) -> bool {
+        self.inner.is_encrypted()
+    }
+
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.fd()
     }
@@ -333,6 +337,14 @@ impl<H: StreamHooks> Stream for WrappedStream<H> {
 
     fn detach(&mut self) -> io::Result<()> {
         self.hooks.detach(&mut *self.inner)
+    }
+
+    fn peer_identity(&self) -> Option<Arc<PeerIdentity>> {
+        self.inner.peer_identity()
+    }
+
+    fn is_of_kernel(&self) -> bool {
+        self.inner.is_of_kernel()
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

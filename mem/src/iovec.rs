@@ -2,7 +2,7 @@
 
 use core::{fmt, marker::PhantomData, ops::Range};
 
-use crate::copy;
+use crate::{copy, recover};
 
 /// Bytes to send: an address and a length that hold for `'a`. They may be memory that a peer or the program changes
 /// meanwhile, so there is no way to get a slice of them.
@@ -56,6 +56,18 @@ impl<'a> IoVec<'a> {
         assert!(to.len() >= self.len(), "{} bytes do not fit into {}", self.len(), to.len());
         // SAFETY: our bytes are readable and changed only atomically; `to` is a private slice, long enough.
         unsafe { copy::load(to.as_mut_ptr(), self.raw.iov_base.cast(), self.len()) }
+    }
+
+    /// As [`IoVec::copy_to`], where a program may have unmapped the bytes. False if some are not there; `to` has others then.
+    ///
+    /// # Panics
+    /// If `to` is shorter.
+    #[must_use]
+    pub fn try_copy_to(&self, to: &mut [u8]) -> bool {
+        assert!(to.len() >= self.len(), "{} bytes do not fit into {}", self.len(), to.len());
+        // SAFETY: our bytes are changed only atomically, and if they are readable no more, the copy ends; `to` is a private slice, long
+        // enough.
+        unsafe { recover::load(to.as_mut_ptr(), self.raw.iov_base.cast(), self.len()) }
     }
 
     /// Appends all bytes to `to`.

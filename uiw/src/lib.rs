@@ -43,6 +43,7 @@
 //! * `tokio`: the module `tokio`, whose `drive` makes tokio's reactor the driver of a device.
 //! * `mio`: a device is an event source of mio's.
 //! * `smoltcp`: smoltcp as the TCP underneath, over AF_XDP or AF_PACKET (`llp::smol`).
+//! * `tls`: TLS 1.3 below MPA ([`DeviceOptions`]`::tls`, `llp::tls`); both ends authenticate.
 //! * `bytes`: `Bytes` and `BytesMut` are buffers of operations, and a received message becomes `Bytes` without a copy.
 
 pub use uiw_llp as llp;

@@ -82,6 +82,13 @@ impl Device {
             Some(file) => Box::new(CaptureStack::new(stack, shared_capture(file)?, "uiw")),
             None => stack,
         };
+        #[cfg(feature = "tls")]
+        let stack: Box<dyn Stack> = match &options.tls {
+            Some(tls) => {
+                Box::new(uiw_llp::tls::TlsStack::new(stack, tls).map_err(Error::io("starting TLS"))?)
+            }
+            None => stack,
+        };
         let lenient_invalidate = options.lenient_invalidate;
         let driver = Driver::start(stack, options)?;
         driver.shared.table.set_lenient_invalidate(lenient_invalidate);

@@ -160,7 +160,9 @@ pub enum Error {
         source: io::Error,
     },
     /// The peer closed while the connection was being set up.
-    #[error("{peer} closed the connection before its MPA Request or Reply; it may not speak iWARP there")]
+    #[error(
+        "{peer} closed the connection before its MPA Request or Reply; it may not speak iWARP there, or require TLS"
+    )]
     ClosedInStartup {
         /// The peer.
         peer: SocketAddr,

@@ -18,6 +18,9 @@ pub(crate) struct Need {
 /// Which test needs what. Everything else needs Cargo alone.
 pub(crate) const NEEDS: &[Need] = &[
     Need { program: "tshark", package: "tshark", tests: "interop: oracles tshark::*" },
+    Need { program: "openssl", package: "openssl", tests: "llp: tls_peers openssl*" },
+    Need { program: "gnutls-cli", package: "gnutls-bin", tests: "llp: tls_peers gnutls*" },
+    Need { program: "gnutls-serv", package: "gnutls-bin", tests: "llp: tls_peers gnutls*" },
     Need { program: "ip", package: "iproute2", tests: "interop: tests with network namespaces" },
     Need { program: "ethtool", package: "ethtool", tests: "interop: stacks pairings::*" },
     Need { program: "qemu-system-x86_64", package: "qemu-system-x86", tests: SIW },

@@ -153,10 +153,10 @@ pub unsafe extern "C" fn rdma_create_id(
 pub(crate) fn check_port_space(ps: c_int) -> Result<()> {
     match ps {
         RDMA_PS_TCP => Ok(()),
-        RDMA_PS_UDP | RDMA_PS_IPOIB if Settings::get()?.offers_ud() => Ok(()),
-        RDMA_PS_UDP | RDMA_PS_IPOIB => {
-            Err(Errno::UNSUPPORTED.because("an iWARP device has no datagrams, unless UIW_UD=on"))
-        }
+        RDMA_PS_UDP | RDMA_PS_IPOIB => match Settings::get()?.no_datagrams() {
+            None => Ok(()),
+            Some(reason) => Err(Errno::UNSUPPORTED.because(reason)),
+        },
         RDMA_PS_IB => Err(Errno::UNSUPPORTED.because("InfiniBand addresses are not offered")),
         _ => Err(Errno::INVAL.because("a port space that is not known")),
     }

@@ -210,10 +210,10 @@ unsafe fn create_qp(
 fn check_type(qp_type: c_int) -> Result<()> {
     match qp_type {
         flags::IBV_QPT_RC => Ok(()),
-        flags::IBV_QPT_UD if Settings::get()?.offers_ud() => Ok(()),
-        flags::IBV_QPT_UD => {
-            Err(Errno::UNSUPPORTED.because("an iWARP device has no datagrams, unless UIW_UD=on"))
-        }
+        flags::IBV_QPT_UD => match Settings::get()?.no_datagrams() {
+            None => Ok(()),
+            Some(reason) => Err(Errno::UNSUPPORTED.because(reason)),
+        },
         // UC, raw packets, XRC, drivers' own: not on iWARP.
         3 | 8 | 9 | 10 | 0xFF => {
             Err(Errno::UNSUPPORTED.because("a type of queue pair that iWARP does not have"))

@@ -65,7 +65,17 @@ const DEAD_AFTER: DeadAfter = DeadAfter(Some(Duration::from_secs(60)));
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     // Before any other thread has an arena.
     uiw_mem::share_arenas();
-    let stop = Stop::on_signal()?;
+    let stop = if opener.has_tls() {
+        let opener = opener.clone();
+        Stop::on_signal_but_hangup(move || match opener.reload_tls() {
+            Ok(()) => tracing::info!("the files of TLS were read again"),
+            Err(failure) => {
+                tracing::error!(error = failure.cause(), "the configuration of TLS before holds on");
+            }
+        })?
+    } else {
+        Stop::on_signal()?
+    };
     if args.until_stdin_ends {
         stop.on_stdin_end();
     }
@@ -177,11 +187,11 @@ fn cannot_listen(address: SocketAddr, error: Error) -> Failure {
 }
 
 /// Says where peers may connect, and that others may listen along, where they may.
-pub(crate) fn announce(address: SocketAddr) {
+pub(crate) fn announce(address: SocketAddr, has_tls: bool) {
     text::line(format!("listening on {address}"));
-    if !address.ip().is_loopback() {
+    if !address.ip().is_loopback() && !has_tls {
         eprintln!(
-            "warning: {address}: the wire is not encrypted\nhint: use a tunnel on networks you do not trust"
+            "warning: {address}: the wire is not encrypted\nhint: use --tls, or a tunnel, on networks you do not trust"
         );
     }
 }
@@ -214,7 +224,8 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     let spawned = thread.spawn(move || {
         let leaving = Leaving(&own, peer.ip());
         let service = Service::of(request.private_data());
-        tracing::info!(%peer, service = service.name(), "connection");
+        let identity = request.peer_identity().map(ToString::to_string);
+        tracing::info!(%peer, identity, service = service.name(), "connection");
         match session(&own, request, service) {
             Ok(()) => tracing::info!(%peer, "connection over"),
             Err(failure) => tracing::warn!(%peer, error = failure.cause(), "connection failed"),

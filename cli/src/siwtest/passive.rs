@@ -21,7 +21,7 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
     let options = Arc::new(args.options());
     let listener = Listener::bind(&device, address, 64, &options, &channel)
         .map_err(|error| Failure::local(format!("cannot listen on {address}"), error))?;
-    crate::serve::announce(listener.local_addr());
+    crate::serve::announce(listener.local_addr(), opener.has_tls());
     let mut threads = Vec::new();
     let mut outcome = Ok(());
     while stop.sleep_on(channel.fd()?) {

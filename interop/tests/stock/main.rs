@@ -15,5 +15,6 @@ mod reported;
 mod require;
 mod rping;
 mod run;
+mod tls;
 mod ucx;
 mod utilities;

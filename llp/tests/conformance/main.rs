@@ -6,7 +6,6 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 use std::time::Duration;
 use uiw_interop::stock::Network as Namespaces;
-use uiw_llp::Clock;
 use uiw_llp::capture::{CaptureStack, PcapSink};
 use uiw_llp::conformance::{self, Peers, Report};
 use uiw_llp::fault::{FaultStack, Faults, Split};
@@ -15,7 +14,9 @@ use uiw_llp::smol::packet::PacketLink;
 use uiw_llp::smol::pipe::{PipeLink, pipe};
 use uiw_llp::smol::{SmolConfig, SmolStack};
 use uiw_llp::tcp::TcpStack;
+use uiw_llp::tls::{PinnedKeys, SecretKey, Tls, TlsConfig, TlsStack};
 use uiw_llp::wan::{Direction, Profile};
+use uiw_llp::{Clock, Stack};
 
 /// Checks that concern a descriptor.
 const DESCRIPTOR: &[&str] = &[
@@ -30,6 +31,8 @@ const DESCRIPTOR: &[&str] = &[
     "recv_wakes_for_others",
     "descriptor_of_the_driver",
 ];
+const DATAGRAMS: &[&str] =
+    &["datagram_ports", "datagram_both_ways", "datagram_boundaries", "datagram_interest", "datagram_closed"];
 const TO_ITSELF: &[&str] = &["to_itself"];
 const PEEKS: &[&str] =
     &["peek_takes_nothing", "peek_and_consume", "peek_and_wait", "peek_at_the_fin", "peek_round_the_buffer"];
@@ -180,6 +183,95 @@ fn simulated_stack_with_latency_and_small_pieces() {
         ..Link::default()
     };
     conforms(|| Ok(simulated(&link)), &[DESCRIPTOR, PEEKS, SHARDS]);
+}
+
+/// The configurations of two peers that accept each other.
+fn tls_pair() -> io::Result<[Tls; 2]> {
+    let keys = [SecretKey::generate(), SecretKey::generate()];
+    let [a, b] = keys.map(|key| key.expect("a key"));
+    let tls = |own: &SecretKey, peer: &SecretKey| {
+        let mut pinned = PinnedKeys::default();
+        pinned.add(peer.public_key(), "peer");
+        Tls::new(TlsConfig::raw_keys(own, pinned).expect("a configuration")).map_err(io::Error::other)
+    };
+    Ok([tls(&a, &b)?, tls(&b, &a)?])
+}
+
+/// [`Peers`] of a kind, with TLS above.
+fn encrypted(a: (Box<dyn Stack>, IpAddr), b: (Box<dyn Stack>, IpAddr)) -> io::Result<Peers> {
+    let [client, server] = tls_pair()?;
+    Ok(Peers::new((TlsStack::new(a.0, &client)?, a.1), (TlsStack::new(b.0, &server)?, b.1)))
+}
+
+#[test]
+fn tls_over_kernel_tcp() {
+    let ip = Ipv4Addr::LOCALHOST.into();
+    let stack = || -> io::Result<Box<dyn Stack>> { Ok(Box::new(TcpStack::new()?)) };
+    conforms(|| encrypted((stack()?, ip), (stack()?, ip)), &[PEEKS, NO_SHARDS, DATAGRAMS]);
+}
+
+#[test]
+fn tls_over_kernel_tcp_in_small_pieces() {
+    let faults =
+        Faults { send_split: Split::Random(900), recv_split: Split::Random(900), ..Faults::default() };
+    let stack = || -> io::Result<Box<dyn Stack>> {
+        Ok(Box::new(FaultStack::new(Box::new(TcpStack::new()?), 1, faults.clone())))
+    };
+    let ip = Ipv4Addr::LOCALHOST.into();
+    conforms(|| encrypted((stack()?, ip), (stack()?, ip)), &[PEEKS, NO_SHARDS, DATAGRAMS]);
+}
+
+/// Within one process, where both ends find each other and nothing is encrypted.
+#[test]
+fn tls_to_the_same_process() {
+    let ip = Ipv4Addr::LOCALHOST;
+    let peers = || {
+        let [tls, _] = tls_pair()?;
+        let stack = TlsStack::new(Box::new(TcpStack::new()?), &tls)?;
+        let other = TlsStack::new(Box::new(TcpStack::new()?), &tls)?;
+        Ok(Peers::new((stack, ip), (other, ip)))
+    };
+    conforms(peers, &[PEEKS, NO_SHARDS, DATAGRAMS]);
+}
+
+#[test]
+fn tls_over_smoltcp() {
+    let peers = || {
+        let (a, b) = pipe(1500)?;
+        let stack = |link, host| -> io::Result<(Box<dyn Stack>, IpAddr)> {
+            let stack = SmolStack::with_clock(link, &config(host, false), Clock::system())?;
+            Ok((Box::new(stack), address(host, false)))
+        };
+        encrypted(stack(a, 1)?, stack(b, 2)?)
+    };
+    conforms(peers, &[TO_ITSELF, PEEKS, SHARDS, DATAGRAMS]);
+}
+
+fn simulated_tls(link: &Link) -> io::Result<Peers> {
+    let (a, b) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2));
+    let network = Network::new(1);
+    network.set_default_link(link.clone());
+    let peers = encrypted((Box::new(network.stack(a)), a.into()), (Box::new(network.stack(b)), b.into()))?;
+    Ok(peers.with_clock(move |_| {
+        network.step();
+    }))
+}
+
+#[test]
+fn tls_over_the_simulated_stack() {
+    conforms(|| simulated_tls(&Link::default()), &[DESCRIPTOR, PEEKS, SHARDS, DATAGRAMS]);
+}
+
+#[test]
+fn tls_over_the_simulated_stack_with_latency_and_small_pieces() {
+    let link = Link {
+        latency: Duration::from_millis(5),
+        capacity: 10_000,
+        send_split: Split::Random(700),
+        recv_split: Split::Random(700),
+        ..Link::default()
+    };
+    conforms(|| simulated_tls(&link), &[DESCRIPTOR, PEEKS, SHARDS, DATAGRAMS]);
 }
 
 /// What a test harness may rely on.

@@ -245,11 +245,17 @@ impl fmt::Display for Frame {
     }
 }
 
+/// The type of a TLS record with handshake messages (RFC 8446 section 5.1).
+const TLS_HANDSHAKE: u8 = 0x16;
+
 /// Why bytes are no startup frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
     /// The bytes at the front are neither Key (RFC 5044 section 7.1.1).
-    #[error("no MPA startup frame: byte {offset} of the Key is {byte:#04x}")]
+    #[error(
+        "no MPA startup frame: byte {offset} of the Key is {byte:#04x}{}",
+        if *offset == 0 && *byte == TLS_HANDSHAKE { ", as TLS begins, which is not used here" } else { "" }
+    )]
     BadKey {
         /// The first byte that fits neither Key.
         offset: usize,

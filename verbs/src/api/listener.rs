@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use uiw_llp::PeerIdentity;
 
 /// A port on which peers may connect.
 ///
@@ -185,6 +186,12 @@ impl Incoming {
     #[must_use]
     pub fn peer_addr(&self) -> SocketAddr {
         self.request.peer_addr()
+    }
+
+    /// The identity of the peer, if the stack has verified it: with TLS.
+    #[must_use]
+    pub fn peer_identity(&self) -> Option<&PeerIdentity> {
+        self.request.peer_identity()
     }
 
     /// Accepts, with settings and a protection domain of this connection's own. Ready when the connection is established: in

@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once};
 use uiw_counters::Refusal;
-use uiw_llp::{ListenOptions, Token};
+use uiw_llp::{ListenOptions, PeerIdentity, Token};
 use uiw_mpa::startup::Request;
 use uiw_stream::Stream;
 
@@ -21,7 +21,7 @@ fn warn_of_cleartext(local: SocketAddr) {
     static SAID: Once = Once::new();
     if !local.ip().is_loopback() {
         SAID.call_once(|| {
-            tracing::warn!(%local, "the wire is not encrypted: use a tunnel on networks you do not trust");
+            tracing::warn!(%local, "the wire is not encrypted: use TLS, or a tunnel, on networks you do not trust");
         });
     }
 }
@@ -81,12 +81,12 @@ impl Listener {
         let shard = driver.shard_for_listener();
         shard.start()?;
         let (options, channel) = (Arc::clone(options), Arc::clone(channel));
-        let (token, bound) = shard.call(move |core| {
-            let mut bound = local;
+        let (token, bound, encrypted) = shard.call(move |core| {
+            let (mut bound, mut encrypted) = (local, false);
             let token = core.insert(|stack, _, token| {
                 let listen = ListenOptions { backlog, stream: options.stream.clone() };
                 let listener = stack.listen(local, &listen, token).map_err(Error::io("listening"))?;
-                bound = listener.local_addr();
+                (bound, encrypted) = (listener.local_addr(), listener.is_encrypted());
                 Ok::<_, Error>(Slot::Listener(ListenerSlot {
                     listener,
                     options,
@@ -95,10 +95,12 @@ impl Listener {
                     without_request: VecDeque::new(),
                 }))
             })?;
-            Ok::<_, Error>((token, bound))
+            Ok::<_, Error>((token, bound, encrypted))
         })?;
         driver.note_use(token);
-        warn_of_cleartext(bound);
+        if !encrypted {
+            warn_of_cleartext(bound);
+        }
         Ok(Self { driver, token, local: bound })
     }
 
@@ -362,6 +364,7 @@ pub struct ConnRequest {
     revision: u8,
     max_reply: usize,
     pub(super) options: Arc<ConnOptions>,
+    peer_identity: Option<Arc<PeerIdentity>>,
     pub(super) decided: bool,
 }
 
@@ -373,6 +376,7 @@ impl ConnRequest {
         (local, peer): (SocketAddr, SocketAddr),
         request: &Request,
         options: Arc<ConnOptions>,
+        peer_identity: Option<Arc<PeerIdentity>>,
     ) -> Self {
         Self {
             driver,
@@ -387,6 +391,7 @@ impl ConnRequest {
             revision: request.revision(),
             max_reply: request.max_reply_private_data(),
             options,
+            peer_identity,
             decided: false,
         }
     }
@@ -413,6 +418,12 @@ impl ConnRequest {
     #[must_use]
     pub fn peer_addr(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// The identity of the peer, if the stack has verified it: with TLS.
+    #[must_use]
+    pub fn peer_identity(&self) -> Option<&PeerIdentity> {
+        self.peer_identity.as_deref()
     }
 
     /// The peer's private data.

@@ -24,6 +24,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use uiw_llp::PeerIdentity;
 use uiw_mpa::startup::Negotiated;
 
 /// Where the events of connections go: `rdma_event_channel`.
@@ -163,6 +164,8 @@ pub struct ConnInfo {
     pub peer_ird_ord: Option<(u16, u16)>,
     /// The peer's private data.
     pub private_data: Vec<u8>,
+    /// The identity of the peer, if the stack has verified it: with TLS.
+    pub peer_identity: Option<Arc<PeerIdentity>>,
 }
 
 /// Where the events of one connection go, and which were given.

@@ -130,7 +130,7 @@ impl Conn {
     pub(super) fn startup_lost(&self, error: &io::Error) -> Error {
         let source = match error.raw_os_error() {
             Some(code) => io::Error::from_raw_os_error(code),
-            None => error.kind().into(),
+            None => io::Error::new(error.kind(), error.to_string()),
         };
         Error::Lost { peer: self.socket.peer_addr(), source }
     }

@@ -58,6 +58,7 @@ impl Conn {
             (self.socket.local_addr(), self.socket.peer_addr()),
             request,
             Arc::clone(&self.options),
+            self.socket.peer_identity(),
         );
         self.cm.report(CmEventKind::ConnectRequest(request), &mut services.wakes);
         // Nothing may come before our Reply; a peer that hangs up is noticed all the same.
@@ -70,7 +71,8 @@ impl Conn {
             self.enter_rts(&negotiated, services);
         }
         let (local, peer) = (self.socket.local_addr(), self.socket.peer_addr());
-        let info = ConnInfo { local, peer, negotiated, peer_ird_ord, private_data };
+        let peer_identity = self.socket.peer_identity();
+        let info = ConnInfo { local, peer, negotiated, peer_ird_ord, private_data, peer_identity };
         self.cm.established(info, &mut services.wakes);
     }
 
@@ -102,7 +104,7 @@ impl Conn {
             initiator: self.stream.is_initiator(),
             // Both ends have their entries since TCP connected, before the Request was sent.
             same_device: services.shared.has_both_ends(local, peer),
-            kernel: self.socket.fd().is_some(),
+            kernel: self.socket.is_of_kernel(),
         });
     }
 

@@ -13,6 +13,7 @@ mod scaling;
 mod siw;
 mod speed;
 mod stacks;
+mod tls;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,8 @@ pub(crate) enum Bench {
     Connects(connects::Options),
     /// UD queue pairs beside a UDP socket with the same calls and CRC
     Datagrams(datagrams::Options),
+    /// Writes of 1 MiB over TLS beside rustls over bare sockets
+    Tls(tls::Options),
     /// Debian's perftest on the C libraries beside `uiw perf` and raw TCP
     Perftest(perftest::Options),
     /// UCX and libfabric over TCP beside `uiw perf` and raw TCP
@@ -51,6 +54,7 @@ pub(crate) fn run(bench: &Bench) -> ExitCode {
         Bench::Scaling(options) => scaling::run(options),
         Bench::Connects(options) => connects::run(options),
         Bench::Datagrams(options) => datagrams::run(options),
+        Bench::Tls(options) => tls::run(options),
         Bench::Perftest(options) => perftest::run(options),
         Bench::Peers(options) => peers::run(options),
         Bench::Siw(options) => siw::run(options),

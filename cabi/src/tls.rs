@@ -1,0 +1,218 @@
+//! The file that configures TLS: `UIW_TLS`, and `--tls` of uiw's own program.
+//!
+//! A line is a word and a value; empty lines and lines that begin with `#` are comments. Relative paths are relative to the file.
+//!
+//! | word | value | |
+//! |---|---|---|
+//! | `mode` | `raw` or `x509` | raw public keys, or certificates |
+//! | `key` | a file in PEM, mode 0600 | the private key of this end |
+//! | `pinned` | a file | mode `raw`: the keys of the peers, a line `KEY NAME` each |
+//! | `certificate` | a file in PEM | mode `x509`: of this end, and what lies between it and the authority |
+//! | `authority` | a file in PEM | mode `x509`: it signs the certificates of peers |
+//! | `server-name` | a name | mode `x509`: what a server's certificate must be valid for, instead of its address |
+//! | `allow` | a name, address or fingerprint | the access list, one entry a line; `*` stands for any characters |
+
+use std::path::{Path, PathBuf};
+use uiw_llp::tls::{KeyError, PinnedKeys, SecretKey, TlsConfig, read_certificates, read_protected};
+
+/// The variable that names the file.
+pub const VARIABLE: &str = "UIW_TLS";
+/// The variable that names the file for the secrets of connections.
+pub const KEY_LOG: &str = "UIW_KEYLOG";
+
+/// What is beside the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TlsOptions {
+    /// Whether datagrams pass in the clear.
+    pub clear_datagrams: bool,
+    /// Where the secrets of connections are appended.
+    pub key_log: Option<PathBuf>,
+}
+
+/// A line of the file.
+struct Line<'a> {
+    file: &'a Path,
+    number: usize,
+}
+
+impl Line<'_> {
+    fn wrong(&self, what: impl Into<String>) -> KeyError {
+        KeyError::Line { path: self.file.to_owned(), line: self.number, what: what.into() }
+    }
+}
+
+/// What the file says.
+#[derive(Default)]
+struct Lines {
+    mode: Option<Mode>,
+    key: Option<PathBuf>,
+    pinned: Option<PathBuf>,
+    certificate: Option<PathBuf>,
+    authority: Option<PathBuf>,
+    server_name: Option<String>,
+    allow: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Raw,
+    X509,
+}
+
+impl Lines {
+    fn read(file: &Path, text: &str) -> Result<Self, KeyError> {
+        let mut lines = Self::default();
+        let directory = file.parent().unwrap_or(Path::new(""));
+        for (number, text) in text.lines().enumerate() {
+            let line = Line { file, number: number + 1 };
+            let text = text.trim();
+            if text.is_empty() || text.starts_with('#') {
+                continue;
+            }
+            let (word, value) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+            let value = value.trim();
+            if value.is_empty() {
+                return Err(line.wrong(format!("`{word}` has no value")));
+            }
+            let path = || Some(directory.join(value));
+            let twice = match word {
+                "mode" => lines.mode.replace(mode(value).map_err(|rule| line.wrong(rule))?).is_some(),
+                "key" => std::mem::replace(&mut lines.key, path()).is_some(),
+                "pinned" => std::mem::replace(&mut lines.pinned, path()).is_some(),
+                "certificate" => std::mem::replace(&mut lines.certificate, path()).is_some(),
+                "authority" => std::mem::replace(&mut lines.authority, path()).is_some(),
+                "server-name" => lines.server_name.replace(value.to_owned()).is_some(),
+                "allow" => {
+                    lines.allow.push(value.to_owned());
+                    false
+                }
+                _ => {
+                    let known = "mode, key, pinned, certificate, authority, server-name or allow";
+                    return Err(line.wrong(format!("`{word}`: expected {known}")));
+                }
+            };
+            if twice {
+                return Err(line.wrong(format!("a second `{word}`")));
+            }
+        }
+        Ok(lines)
+    }
+
+    fn config(self, file: &Path) -> Result<TlsConfig, KeyError> {
+        let content = |what: &str| KeyError::Content { path: file.to_owned(), what: what.to_owned() };
+        let needed = |value: Option<PathBuf>, what: &str| value.ok_or_else(|| content(what));
+        let key = SecretKey::read(&needed(self.key, "no line `key FILE`")?)?;
+        let of_raw = self.pinned.is_some();
+        let of_x509 = self.certificate.is_some() || self.authority.is_some() || self.server_name.is_some();
+        let config = match self.mode {
+            Some(Mode::Raw) if of_x509 => {
+                return Err(content("`certificate`, `authority` and `server-name` belong to mode x509"));
+            }
+            Some(Mode::Raw) => {
+                TlsConfig::raw_keys(&key, PinnedKeys::read(&needed(self.pinned, "no line `pinned FILE`")?)?)?
+            }
+            Some(Mode::X509) if of_raw => return Err(content("`pinned` belongs to mode raw")),
+            Some(Mode::X509) => {
+                let chain = read_certificates(&needed(self.certificate, "no line `certificate FILE`")?)?;
+                let authorities = read_certificates(&needed(self.authority, "no line `authority FILE`")?)?;
+                TlsConfig::x509(chain, &key, authorities)?
+            }
+            None => return Err(content("no line `mode raw` or `mode x509`")),
+        };
+        let config = self.allow.iter().fold(config, |config, pattern| config.allow(pattern));
+        match self.server_name {
+            Some(name) => config.server_name(&name),
+            None => Ok(config),
+        }
+    }
+}
+
+fn mode(text: &str) -> Result<Mode, &'static str> {
+    match text {
+        "raw" => Ok(Mode::Raw),
+        "x509" => Ok(Mode::X509),
+        _ => Err("expected raw or x509"),
+    }
+}
+
+/// Reads the file, and those that it names.
+///
+/// # Errors
+/// [`KeyError`], which names the file and the line.
+pub fn read(file: &Path, options: &TlsOptions) -> Result<TlsConfig, KeyError> {
+    let text = read_protected(file)?;
+    let config = Lines::read(file, &text)?.config(file)?.clear_datagrams(options.clear_datagrams);
+    match &options.key_log {
+        Some(log) => config.key_log(log),
+        None => Ok(config),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    struct Directory(PathBuf);
+
+    impl Directory {
+        fn new() -> Self {
+            let number = getrandom::u64().unwrap();
+            let path = std::env::temp_dir().join(format!("uiw-tls-{}-{number:x}", std::process::id()));
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+
+        fn write(&self, name: &str, text: &str) -> PathBuf {
+            let path = self.0.join(name);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+            path
+        }
+    }
+
+    impl Drop for Directory {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn files_and_what_is_wrong_with_them() {
+        let directory = Directory::new();
+        let key = SecretKey::generate().unwrap();
+        key.write(&directory.0.join("key.pem")).unwrap();
+        directory.write("pins", &format!("{} self\n", key.public_key()));
+        let read = |text: &str| {
+            let options = TlsOptions { key_log: Some(directory.0.join("log")), ..TlsOptions::default() };
+            read(&directory.write("tls", text), &options).map(drop).map_err(|error| error.to_string())
+        };
+        let good = "# ours\nmode raw\nkey key.pem\npinned pins\nallow self\nallow node*\n";
+        assert_eq!(read(good), Ok(()));
+        let log = fs::metadata(directory.0.join("log")).unwrap();
+        assert_eq!(log.permissions().mode() & 0o777, 0o600, "it decrypts everything");
+        for (text, why) in [
+            ("", "tls: no line `key FILE`"),
+            ("key key.pem", "tls: no line `mode raw` or `mode x509`"),
+            ("mode both", "tls:1: expected raw or x509"),
+            ("mode raw\nmode raw", "tls:2: a second `mode`"),
+            ("mode raw\nkey key.pem", "tls: no line `pinned FILE`"),
+            (
+                "mode raw\nkey key.pem\npinned pins\nauthority a",
+                "tls: `certificate`, `authority` and `server-name` belong to mode x509",
+            ),
+            ("mode x509\nkey key.pem\npinned pins", "tls: `pinned` belongs to mode raw"),
+            ("mode x509\nkey key.pem", "tls: no line `certificate FILE`"),
+            ("mode raw\nkey key.pem\npinned nowhere", "nowhere: No such file or directory (os error 2)"),
+            ("key", "tls:1: `key` has no value"),
+            (
+                "keys a",
+                "tls:1: `keys`: expected mode, key, pinned, certificate, authority, server-name or allow",
+            ),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.ends_with(why), "{text:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! `uiw key`: keys for TLS with raw public keys.
+
+use crate::fail::{Exit, Failure, Result};
+use crate::text;
+use serde_json::json;
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use uiw_llp::tls::{KeyError, PinnedKeys, PublicKey, SecretKey};
+
+/// Create, show and pin keys.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+enum Command {
+    /// Create a private key (Ed25519) and print its public key
+    New {
+        /// A new file, of mode 0600
+        file: PathBuf,
+    },
+    /// Print the public key of a private one, as files of pinned keys have it
+    Show {
+        /// The file of the private key
+        file: PathBuf,
+        /// In PEM, as other programs take it
+        #[arg(long, conflicts_with = "json")]
+        pem: bool,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Add a peer's public key to a file of pinned keys
+    Pin {
+        /// The file of pinned keys; it is made if it is not there
+        file: PathBuf,
+        /// What `uiw key new` or `show` prints, or a file in PEM
+        key: String,
+        /// What to call the peer, in logs and access lists
+        name: String,
+    },
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    match &args.command {
+        Command::New { file } => {
+            let key = SecretKey::generate().map_err(failure)?;
+            key.write(file).map_err(failure)?;
+            text::line(key.public_key().to_string());
+            eprintln!("{}", key.public_key().fingerprint());
+        }
+        Command::Show { file, pem, json } => {
+            let key = SecretKey::read(file).map_err(failure)?.public_key();
+            let fingerprint = key.fingerprint().to_string();
+            if *json {
+                text::json(&json!({ "key": key.to_string(), "fingerprint": fingerprint }));
+            } else if *pem {
+                text::line(key.to_pem().trim_end());
+            } else {
+                text::line(key.to_string());
+                eprintln!("{fingerprint}");
+            }
+        }
+        Command::Pin { file, key, name } => pin(file, key, name)?,
+    }
+    Ok(())
+}
+
+fn pin(file: &Path, key: &str, name: &str) -> Result<()> {
+    if name.trim().is_empty() || name.contains(['\n', '\r']) {
+        return Err(Failure::usage(format!("{name:?}"), "no name", "name the peer in one line"));
+    }
+    let key = public_key(key)?;
+    if file.exists() {
+        let pinned = PinnedKeys::read(file).map_err(failure)?;
+        if let Some(name) = pinned.name_of(&key) {
+            let why = format!("it is pinned as `{name}` in {} already", file.display());
+            return Err(Failure::new(Exit::Failed, key.fingerprint(), why, "edit that line to rename it"));
+        }
+    }
+    let unwritable = |error| {
+        let what = file.display().to_string();
+        Failure::new(Exit::Failed, what, error, "choose a file that can be written")
+    };
+    let mut options = OpenOptions::new();
+    let mut out = options.create(true).append(true).read(true).mode(0o644).open(file).map_err(unwritable)?;
+    // A file that was edited may end inside of a line.
+    let text = std::fs::read_to_string(file).map_err(unwritable)?;
+    let separator = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
+    out.write_all(format!("{separator}{key} {}\n", name.trim()).as_bytes()).map_err(unwritable)?;
+    eprintln!("{} is pinned as `{}`", key.fingerprint(), name.trim());
+    Ok(())
+}
+
+/// A key, or that of a file.
+fn public_key(text: &str) -> Result<PublicKey> {
+    let contents = std::fs::read_to_string(text);
+    let text = contents.as_deref().unwrap_or(text).trim();
+    text.parse().map_err(|error: KeyError| {
+        Failure::usage(
+            "the key",
+            error,
+            "give what `uiw key show` prints, or a file with a public key in PEM",
+        )
+    })
+}
+
+/// What is wrong with a file of keys or certificates.
+pub(crate) fn failure(error: KeyError) -> Failure {
+    let (what, why) = match error.to_string().split_once(": ") {
+        Some((what, why)) => (what.to_owned(), why.to_owned()),
+        None => ("TLS".to_owned(), error.to_string()),
+    };
+    let fix = match error {
+        KeyError::Readable { .. } => "chmod 600 it",
+        KeyError::Writable { .. } => "chmod go-w it",
+        KeyError::Owner { .. } => "chown it",
+        KeyError::File { .. } => "check the path and the permissions of the file",
+        _ => "see docs/tls.md, and `uiw key --help`",
+    };
+    Failure::new(Exit::Usage, what, why, fix)
+}

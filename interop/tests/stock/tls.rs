@@ -1,0 +1,197 @@
+//! Stock programs with `UIW_TLS`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use uiw_interop::stock::{Ended, Libraries, Running, User, free_port, uiw};
+
+/// Two ends with raw public keys, which accept each other.
+struct Ends {
+    folder: PathBuf,
+}
+
+impl Ends {
+    fn new(libraries: &Libraries) -> Self {
+        let ends = Self { folder: libraries.folder().to_owned() };
+        for name in ["one", "two", "unpinned"] {
+            let key = ends.key(&["new", ends.path(&format!("{name}.pem")).to_str().unwrap()]);
+            fs::write(ends.path(&format!("{name}.pub")), key).unwrap();
+        }
+        for (own, peer) in [("one", "two"), ("two", "one"), ("unpinned", "one")] {
+            let pins = ends.path(&format!("{own}.pins"));
+            let key = ends.path(&format!("{peer}.pub"));
+            ends.key(&["pin", pins.to_str().unwrap(), key.to_str().unwrap(), peer]);
+            let text = format!("mode raw\nkey {own}.pem\npinned {own}.pins\n");
+            fs::write(ends.path(own), text).unwrap();
+        }
+        ends
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// What `uiw key` prints.
+    fn key(&self, arguments: &[&str]) -> String {
+        let done = Command::new(uiw()).arg("key").args(arguments).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).unwrap()
+    }
+}
+
+fn command(libraries: &Libraries, program: &str, arguments: &[&str], tls: Option<&Path>) -> Command {
+    let mut command = libraries.command(User::Same, program);
+    command.args(arguments).env("UIW_LOG", "info");
+    if let Some(tls) = tls {
+        command.env("UIW_TLS", tls);
+    }
+    command
+}
+
+/// rping's server and client with these files.
+fn rping(
+    libraries: &Libraries,
+    server: Option<&Path>,
+    client: Option<&Path>,
+    capture: Option<&Path>,
+) -> [Ended; 2] {
+    let port = free_port();
+    let number = port.to_string();
+    let mut serving =
+        Running::start(command(libraries, "rping", &["-s", "-V", "-C", "20", "-p", &number], server));
+    serving.wait_listening(port);
+    let arguments = ["-c", "-v", "-V", "-C", "20", "-a", "127.0.0.1", "-p", &number];
+    let mut connecting = command(libraries, "rping", &arguments, client);
+    if let Some(capture) = capture {
+        connecting.env("UIW_PCAP", capture).env("UIW_KEYLOG", capture.with_extension("keys"));
+    }
+    let client = Running::start(connecting).end();
+    // A server that no client got through to waits on.
+    let server =
+        if client.said.contains("TLS 1.3") && client.code == 0 { serving.end() } else { serving.stop() };
+    [server, client]
+}
+
+#[test]
+fn rping_and_its_plaintext() {
+    let Some(_) = uiw_interop::require("rping") else { return };
+    let libraries = Libraries::get();
+    let ends = Ends::new(&libraries);
+    let capture = ends.path("rping.pcapng");
+    let [server, client] =
+        rping(&libraries, Some(&ends.path("one")), Some(&ends.path("two")), Some(&capture));
+    server.well();
+    client.well();
+    assert_eq!(client.count("ping data: rdma-ping-"), 20, "{client:?}");
+    assert!(server.said.contains("identity=two (SHA256:"), "{server:?}");
+    assert!(client.said.contains("identity=one (SHA256:"), "{client:?}");
+    // Nothing of it is on the wire, and all of it is what the secrets decrypt.
+    let wire = fs::read(&capture).unwrap();
+    for clear in [&b"MPA ID"[..], b"rdma-ping-"] {
+        assert!(!wire.windows(clear.len()).any(|bytes| bytes == clear), "{}", String::from_utf8_lossy(clear));
+    }
+    let Some(tshark) = uiw_interop::require("tshark") else { return };
+    let keys = format!("tls.keylog_file:{}", capture.with_extension("keys").display());
+    let mut follow = Command::new(tshark);
+    follow.arg("-r").arg(&capture).args(["-o", &keys, "-q", "-z", "follow,tls,raw,0"]);
+    let followed = follow.env("XDG_CONFIG_HOME", ends.path("none")).output().unwrap();
+    let text = String::from_utf8(followed.stdout).unwrap();
+    let plaintext: Vec<u8> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && line.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        .flat_map(|line| {
+            (0..line.len() / 2).map(|at| u8::from_str_radix(&line[2 * at..2 * at + 2], 16).unwrap())
+        })
+        .collect();
+    let count = |what: &[u8]| plaintext.windows(what.len()).filter(|bytes| *bytes == what).count();
+    assert_eq!((count(b"MPA ID Req Frame"), count(b"MPA ID Rep Frame")), (1, 1), "{text}");
+    // The server reads what the client has, and the client gets it back by a Write.
+    assert_eq!(count(b"rdma-ping-7: "), 2, "{text}");
+    // The third byte of flags has C: CRC32C stays on (RFC 5044 section 7.1).
+    let request = plaintext.windows(16).position(|bytes| bytes == b"MPA ID Req Frame").unwrap();
+    assert_ne!(plaintext[request + 16] & 0x40, 0);
+}
+
+#[test]
+fn peers_that_do_not_fit() {
+    let Some(_) = uiw_interop::require("rping") else { return };
+    let libraries = Libraries::get();
+    let ends = Ends::new(&libraries);
+    let (one, two, unpinned) = (ends.path("one"), ends.path("two"), ends.path("unpinned"));
+    for (server, client, of_server, of_client) in [
+        (Some(&one), None, "the peer does not use TLS", "or require TLS"),
+        (None, Some(&two), "as TLS begins, which is not used here", "it may not use TLS on that port"),
+        (Some(&one), Some(&unpinned), "is not pinned", "alert CertificateUnknown"),
+    ] {
+        let (server, client) = (server.map(PathBuf::as_path), client.map(PathBuf::as_path));
+        let [server, client] = rping(&libraries, server, client, None);
+        assert!(server.said.contains(of_server), "{server:?}");
+        assert!(client.said.contains(of_client), "{client:?}");
+        assert_eq!(client.count("ping data"), 0, "{client:?}");
+    }
+}
+
+/// A pair that is connected out of band: the initiator of TCP is the client of TLS, and a queue pair number is believed only behind it.
+#[test]
+fn perftest_out_of_band() {
+    let Some(_) = uiw_interop::require("ib_write_bw") else { return };
+    let libraries = Libraries::get();
+    let ends = Ends::new(&libraries);
+    let run = |own: &str, peer: &str| {
+        let port = free_port();
+        let number = port.to_string();
+        let arguments = ["-d", "uiw_lo", "-n", "200", "-F", "-p", &number];
+        let mut server =
+            Running::start(command(&libraries, "ib_write_bw", &arguments, Some(&ends.path(own))));
+        server.wait_listening(port);
+        let arguments = [&arguments[..], &["127.0.0.1"]].concat();
+        let client =
+            Running::start(command(&libraries, "ib_write_bw", &arguments, Some(&ends.path(peer)))).end();
+        [server.end(), client]
+    };
+    let [server, client] = run("one", "two");
+    server.well();
+    client.well();
+    assert!(server.said.contains("TLS 1.3") && client.said.contains("TLS 1.3"), "{client:?}");
+}
+
+#[test]
+fn a_wrong_file_is_named() {
+    let Some(_) = uiw_interop::require("rping") else { return };
+    let libraries = Libraries::get();
+    let ends = Ends::new(&libraries);
+    fs::write(ends.path("wrong"), "mode raw\nkeys one.pem\n").unwrap();
+    let arguments = ["-c", "-C", "1", "-a", "127.0.0.1", "-p", "9"];
+    let client = Running::start(command(&libraries, "rping", &arguments, Some(&ends.path("wrong")))).end();
+    assert!(client.said.contains("wrong:2: `keys`: expected"), "{client:?}");
+}
+
+/// Datagrams are refused, unless they may be clear.
+#[test]
+fn datagrams() {
+    let Some(_) = uiw_interop::require("ibv_ud_pingpong") else { return };
+    let libraries = Libraries::get();
+    let ends = Ends::new(&libraries);
+    let port = free_port();
+    let number = port.to_string();
+    let end = |own: &str, clear: bool, peer: &[&str]| {
+        let arguments = [&["-d", "uiw_lo", "-g", "0", "-n", "100", "-p", &number], peer].concat();
+        let mut command = command(&libraries, "ibv_ud_pingpong", &arguments, Some(&ends.path(own)));
+        command.env("UIW_UD", "on").env("UIW_LOG", "debug");
+        if clear {
+            command.env("UIW_TLS_UD", "clear");
+        }
+        Running::start(command)
+    };
+    let refused = end("one", false, &[]).end();
+    assert_ne!(refused.code, 0);
+    assert!(
+        refused.said.contains("call refused with EOPNOTSUPP: TLS does not protect datagrams"),
+        "{refused:?}"
+    );
+    let mut server = end("one", true, &[]);
+    server.wait_listening(port);
+    end("two", true, &["127.0.0.1"]).end().well();
+    server.end().well();
+}

@@ -1,0 +1,81 @@
+//! The identity of a peer, as the stack has verified it.
+
+use std::fmt;
+
+/// The verified identity of a peer. Only a stack that authenticates its peers has one: see [`crate::Stream::peer_identity`].
+///
+/// ```
+/// use uiw_llp::{Fingerprint, PeerIdentity};
+/// let key = PeerIdentity::PublicKey { name: "node1".into(), fingerprint: Fingerprint([0; 32]) };
+/// assert!(key.to_string().starts_with("node1 (SHA256:AAAA"));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PeerIdentity {
+    /// A pinned raw public key (RFC 7250).
+    PublicKey {
+        /// The name that the key is pinned under; empty where it has none.
+        name: String,
+        /// Of its SubjectPublicKeyInfo.
+        fingerprint: Fingerprint,
+    },
+    /// An X.509 certificate that a trusted authority has signed.
+    Certificate {
+        /// Its DNS names and URIs, in its order.
+        names: Vec<String>,
+        /// Of the whole certificate.
+        fingerprint: Fingerprint,
+    },
+    /// The other end of the connection is in this process.
+    SameProcess,
+}
+
+impl fmt::Display for PeerIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PublicKey { name, fingerprint } if name.is_empty() => write!(f, "key {fingerprint}"),
+            Self::PublicKey { name, fingerprint } => write!(f, "{name} ({fingerprint})"),
+            Self::Certificate { names, fingerprint } if names.is_empty() => {
+                write!(f, "certificate {fingerprint}")
+            }
+            Self::Certificate { names, fingerprint } => write!(f, "{} ({fingerprint})", names.join(", ")),
+            Self::SameProcess => f.write_str("this process"),
+        }
+    }
+}
+
+/// A SHA-256 hash, displayed as OpenSSH displays those of keys: `SHA256:` and base64 without padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fingerprint(pub [u8; 32]);
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        f.write_str("SHA256:")?;
+        for group in self.0.chunks(3) {
+            let bits =
+                group.iter().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
+            for digit in 0..=group.len() {
+                let at = bits >> (18 - 6 * digit) & 63;
+                write!(f, "{}", char::from(ALPHABET[at as usize]))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprints_are_base64_without_padding() {
+        let mut bytes = [0; 32];
+        for (at, byte) in bytes.iter_mut().enumerate() {
+            *byte = (at * 37 + 250) as u8;
+        }
+        assert_eq!(Fingerprint([0; 32]).to_string(), format!("SHA256:{}", "A".repeat(43)));
+        // As `base64` of coreutils encodes the same bytes.
+        assert_eq!(Fingerprint(bytes).to_string(), "SHA256:+h9EaY6z2P0iR2yRttsAJUpvlLneAyhNcpe84QYrUHU");
+    }
+}

@@ -1,0 +1,235 @@
+//! rustls for one connection: records in, records out.
+
+use super::error::TlsError;
+use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, InsufficientSizeError, WriteTraffic};
+use rustls::{ClientConfig, ServerConfig};
+use std::sync::Arc;
+
+/// Bytes that a record has besides its plaintext: header, type and tag (RFC 8446 section 5.2); rounded up.
+const RECORD_OVERHEAD: usize = 32;
+/// Plaintext of a record at most.
+const RECORD: usize = 16 << 10;
+
+pub(super) enum Session {
+    Client(Box<UnbufferedClientConnection>),
+    Server(Box<UnbufferedServerConnection>),
+}
+
+/// What [`Session::advance`] came to.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    /// Bytes of the input that are not needed any more.
+    pub(super) used: usize,
+    /// The peer's close_notify was read.
+    pub(super) peer_closed: bool,
+    pub(super) error: Option<TlsError>,
+}
+
+/// Evaluates an expression for the connection of either role.
+macro_rules! either {
+    ($session:expr, $conn:ident => $body:expr) => {
+        match $session {
+            Session::Client($conn) => $body,
+            Session::Server($conn) => $body,
+        }
+    };
+}
+
+impl Session {
+    pub(super) fn client(config: &Arc<ClientConfig>, name: ServerName<'static>) -> Result<Self, TlsError> {
+        Ok(Self::Client(Box::new(UnbufferedClientConnection::new(Arc::clone(config), name)?)))
+    }
+
+    pub(super) fn server(config: &Arc<ServerConfig>) -> Result<Self, TlsError> {
+        Ok(Self::Server(Box::new(UnbufferedServerConnection::new(Arc::clone(config))?)))
+    }
+
+    pub(super) fn is_handshaking(&self) -> bool {
+        either!(self, conn => conn.is_handshaking())
+    }
+
+    /// What the peer presented, its own certificate or its key first.
+    pub(super) fn peer_certificates(&self) -> &[CertificateDer<'static>] {
+        either!(self, conn => conn.peer_certificates()).unwrap_or_default()
+    }
+
+    /// The negotiated cipher suite and key exchange, for the log.
+    pub(super) fn parameters(&self) -> String {
+        let (suite, group) = either!(self, conn => {
+            (conn.negotiated_cipher_suite(), conn.negotiated_key_exchange_group())
+        });
+        let suite = suite.and_then(|suite| suite.suite().as_str()).unwrap_or("unknown suite");
+        let group = group.and_then(|group| group.name().as_str()).unwrap_or("unknown group");
+        format!("{suite}, {group}")
+    }
+
+    /// Processes the records of `incoming`, which are decrypted where they lie: `plaintext` is given their bytes, and what is to be
+    /// sent is appended to `out`. Bytes that are not used must come again, in front of what follows.
+    pub(super) fn advance(
+        &mut self,
+        incoming: &mut [u8],
+        out: &mut Vec<u8>,
+        mut plaintext: impl FnMut(&[u8]),
+    ) -> Progress {
+        let mut progress = Progress::default();
+        either!(self, conn => loop {
+            let status = conn.process_tls_records(&mut incoming[progress.used..]);
+            let mut used = status.discard;
+            let goes_on = match status.state {
+                Ok(ConnectionState::ReadTraffic(mut traffic)) => {
+                    while let Some(record) = traffic.next_record() {
+                        match record {
+                            Ok(record) => {
+                                used += record.discard;
+                                plaintext(record.payload);
+                            }
+                            Err(error) => progress.error = Some(error.into()),
+                        }
+                    }
+                    true
+                }
+                Ok(ConnectionState::EncodeTlsData(mut data)) => {
+                    append(out, |out| data.encode(out).map_err(needed_to_encode)).is_ok()
+                }
+                Ok(ConnectionState::TransmitTlsData(data)) => {
+                    data.done();
+                    true
+                }
+                Ok(ConnectionState::PeerClosed) => {
+                    progress.peer_closed = true;
+                    true
+                }
+                Ok(_) => false,
+                Err(error) => {
+                    progress.error = Some(error.into());
+                    false
+                }
+            };
+            progress.used += used;
+            if !goes_on {
+                // After an error, the alert that notifies the peer; no record is processed any more.
+                while progress.error.is_some() && conn.wants_write() {
+                    match conn.process_tls_records(&mut []).state {
+                        Ok(ConnectionState::EncodeTlsData(mut data)) => {
+                            let _ = append(out, |out| data.encode(out).map_err(needed_to_encode));
+                        }
+                        _ => break,
+                    }
+                }
+                break;
+            }
+        });
+        progress
+    }
+
+    /// Appends records with `plaintext` to `out`; `incoming` is what [`Session::advance`] has left.
+    pub(super) fn encrypt(
+        &mut self,
+        plaintext: &[u8],
+        incoming: &mut [u8],
+        out: &mut Vec<u8>,
+    ) -> Result<(), TlsError> {
+        let room = plaintext.len() + (plaintext.len() / RECORD + 2) * RECORD_OVERHEAD;
+        self.write(incoming, out, room, |traffic, out| traffic.encrypt(plaintext, out))
+    }
+
+    /// Appends a close_notify to `out`.
+    pub(super) fn close(&mut self, incoming: &mut [u8], out: &mut Vec<u8>) -> Result<(), TlsError> {
+        self.write(incoming, out, 64, |traffic, out| traffic.queue_close_notify(out))
+    }
+
+    /// Makes the keys of this direction anew, and asks the peer to do so too (RFC 8446 section 4.6.3).
+    #[cfg(test)]
+    pub(super) fn update_keys(&mut self, out: &mut Vec<u8>) {
+        either!(self, conn => {
+            if let Ok(ConnectionState::WriteTraffic(traffic)) = conn.process_tls_records(&mut []).state {
+                traffic.refresh_traffic_keys().unwrap();
+            }
+        });
+        self.advance(&mut [], out, |_| {});
+    }
+
+    fn write(
+        &mut self,
+        incoming: &mut [u8],
+        out: &mut Vec<u8>,
+        room: usize,
+        mut build: impl FnMut(&mut dyn Traffic, &mut [u8]) -> Result<usize, EncryptError>,
+    ) -> Result<(), TlsError> {
+        // What is queued goes first: an answer to a key update, or an alert. Every whole record was processed when it came.
+        if let Some(error) = self.advance(incoming, out, |_| {}).error {
+            return Err(error);
+        }
+        either!(self, conn => match conn.process_tls_records(incoming).state {
+            Ok(ConnectionState::WriteTraffic(mut traffic)) => {
+                let mut fill = |out: &mut [u8]| build(&mut traffic, out).map_err(needed_to_encrypt);
+                append_with(out, room, &mut fill).map_err(|()| TlsError::Protocol("its keys are used up".into()))
+            }
+            Ok(_) => Err(TlsError::Protocol("no data can be sent now".into())),
+            Err(error) => Err(error.into()),
+        })
+    }
+}
+
+/// [`WriteTraffic`] of either role.
+trait Traffic {
+    fn encrypt(&mut self, plaintext: &[u8], out: &mut [u8]) -> Result<usize, EncryptError>;
+    fn queue_close_notify(&mut self, out: &mut [u8]) -> Result<usize, EncryptError>;
+}
+
+impl<Data> Traffic for WriteTraffic<'_, Data> {
+    fn encrypt(&mut self, plaintext: &[u8], out: &mut [u8]) -> Result<usize, EncryptError> {
+        WriteTraffic::encrypt(self, plaintext, out)
+    }
+
+    fn queue_close_notify(&mut self, out: &mut [u8]) -> Result<usize, EncryptError> {
+        WriteTraffic::queue_close_notify(self, out)
+    }
+}
+
+/// How much room is missing, if it is that.
+fn needed_to_encode(error: EncodeError) -> Option<usize> {
+    match error {
+        EncodeError::InsufficientSize(InsufficientSizeError { required_size }) => Some(required_size),
+        EncodeError::AlreadyEncoded => None,
+    }
+}
+
+fn needed_to_encrypt(error: EncryptError) -> Option<usize> {
+    match error {
+        EncryptError::InsufficientSize(InsufficientSizeError { required_size }) => Some(required_size),
+        EncryptError::EncryptExhausted => None,
+    }
+}
+
+fn append(
+    out: &mut Vec<u8>,
+    mut fill: impl FnMut(&mut [u8]) -> Result<usize, Option<usize>>,
+) -> Result<(), ()> {
+    append_with(out, 0, &mut fill)
+}
+
+/// Writes to the front of its argument, and returns how much; or how much room is missing, if it is that.
+type Fill<'a> = dyn FnMut(&mut [u8]) -> Result<usize, Option<usize>> + 'a;
+
+/// Appends what `fill` writes, into `room` bytes at first; more if it asks for more.
+fn append_with(out: &mut Vec<u8>, mut room: usize, fill: &mut Fill<'_>) -> Result<(), ()> {
+    let begin = out.len();
+    loop {
+        out.resize(begin + room, 0);
+        match fill(&mut out[begin..]) {
+            Ok(written) => {
+                out.truncate(begin + written);
+                return Ok(());
+            }
+            Err(Some(needed)) if needed > room => room = needed,
+            Err(_) => {
+                out.truncate(begin);
+                return Err(());
+            }
+        }
+    }
+}

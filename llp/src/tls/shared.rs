@@ -1,0 +1,189 @@
+//! What all shards of a TLS stack have in common.
+
+use super::config::TlsConfig;
+use super::error::TlsError;
+use super::keys::KeyError;
+use super::verify::Verifier;
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use rustls::{ClientConfig, ServerConfig};
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+/// A configuration of TLS stacks, which may be replaced while they work. Clones are the same one.
+#[derive(Clone)]
+pub struct Tls(pub(super) Arc<Shared>);
+
+impl Tls {
+    /// For any number of stacks.
+    ///
+    /// # Errors
+    /// [`KeyError::Refused`]: rustls refuses the configuration.
+    pub fn new(config: TlsConfig) -> Result<Self, KeyError> {
+        Ok(Self(Arc::new(Shared {
+            snapshot: RwLock::new(Arc::new(Snapshot::new(config)?)),
+            generation: AtomicU64::new(0),
+            counts: Counts::default(),
+            own: Mutex::default(),
+            wakes: Mutex::default(),
+        })))
+    }
+
+    /// From now on `config` holds: for new connections, and for those that stand, whose peers it may not accept any more. They end
+    /// with [`TlsError::Removed`].
+    ///
+    /// # Errors
+    /// As [`Tls::new`]; the configuration before holds on.
+    pub fn replace(&self, config: TlsConfig) -> Result<(), KeyError> {
+        let snapshot = Arc::new(Snapshot::new(config)?);
+        *self.0.snapshot.write() = snapshot;
+        self.0.generation.fetch_add(1, Ordering::Release);
+        self.0.wakes.lock().retain(|wake| match wake.upgrade() {
+            Some(wake) => {
+                super::shard::write_wake(&wake);
+                true
+            }
+            None => false,
+        });
+        Ok(())
+    }
+
+    /// What its stacks hold now and have done.
+    #[must_use]
+    pub fn counts(&self) -> TlsCounts {
+        let counts = &self.0.counts;
+        TlsCounts {
+            connections: counts.connections.load(Ordering::Relaxed),
+            handshakes: counts.handshakes.load(Ordering::Relaxed),
+            buffered: counts.buffered.load(Ordering::Relaxed),
+            established: counts.established.load(Ordering::Relaxed),
+            failed: counts.failed.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Tls").field(&self.0.snapshot.read().config).finish()
+    }
+}
+
+/// What TLS stacks hold and have done: [`Tls::counts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TlsCounts {
+    /// Connections, those in their handshake among them.
+    pub connections: usize,
+    /// Accepted connections in their handshake.
+    pub handshakes: usize,
+    /// Bytes in the buffers of connections: records that are not whole, plaintext that was not taken, records that TCP did not take.
+    pub buffered: usize,
+    /// Handshakes that succeeded.
+    pub established: u64,
+    /// Connections that failed by a [`TlsError`].
+    pub failed: u64,
+}
+
+#[derive(Default)]
+pub(super) struct Counts {
+    pub(super) connections: AtomicUsize,
+    pub(super) handshakes: AtomicUsize,
+    pub(super) established: AtomicU64,
+    pub(super) failed: AtomicU64,
+    buffered: AtomicUsize,
+}
+
+impl Counts {
+    /// The buffers of a connection have `after` bytes instead of `before`.
+    pub(super) fn count_buffers(&self, before: usize, after: usize) {
+        self.buffered.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+    }
+}
+
+pub(super) struct Shared {
+    snapshot: RwLock<Arc<Snapshot>>,
+    /// Changes with the configuration.
+    generation: AtomicU64,
+    pub(super) counts: Counts,
+    own: Mutex<OwnConnections>,
+    /// The wake fds of all shards.
+    wakes: Mutex<Vec<Weak<OwnedFd>>>,
+}
+
+/// A configuration, and what follows from it.
+pub(super) struct Snapshot {
+    pub(super) config: TlsConfig,
+    pub(super) client: Arc<ClientConfig>,
+    pub(super) server: Arc<ServerConfig>,
+    pub(super) verifier: Verifier,
+}
+
+impl Snapshot {
+    fn new(config: TlsConfig) -> Result<Self, KeyError> {
+        let (client, server) = config.to_rustls()?;
+        Ok(Self { verifier: config.verifier(), config, client, server })
+    }
+}
+
+impl Shared {
+    pub(super) fn snapshot(&self) -> Arc<Snapshot> {
+        Arc::clone(&self.snapshot.read())
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    pub(super) fn add_wake(&self, wake: &Arc<OwnedFd>) {
+        let mut wakes = self.wakes.lock();
+        wakes.retain(|wake| wake.strong_count() > 0);
+        wakes.push(Arc::downgrade(wake));
+    }
+
+    /// The connections of this process to itself. Held while one is begun, so that the acceptor finds it.
+    pub(super) fn own(&self) -> MutexGuard<'_, OwnConnections> {
+        self.own.lock()
+    }
+
+    /// Whether the accepted connection between these addresses was begun by this process. Its initiator is notified.
+    pub(super) fn take_own(&self, initiator: SocketAddr, acceptor: SocketAddr) -> bool {
+        let found = self.own.lock().0.get(&(initiator, acceptor)).and_then(Weak::upgrade);
+        found.is_some_and(|own| !own.accepted.swap(true, Ordering::AcqRel))
+    }
+}
+
+/// By the addresses of the initiator and the acceptor.
+#[derive(Default)]
+pub(super) struct OwnConnections(HashMap<(SocketAddr, SocketAddr), Weak<OwnConnection>>);
+
+impl OwnConnections {
+    pub(super) fn begin(&mut self, initiator: SocketAddr, acceptor: SocketAddr) -> Arc<OwnConnection> {
+        let own = Arc::new(OwnConnection::default());
+        if self.0.len() >= 64 && self.0.len().is_power_of_two() {
+            self.0.retain(|_, own| own.strong_count() > 0);
+        }
+        self.0.insert((initiator, acceptor), Arc::downgrade(&own));
+        own
+    }
+}
+
+/// A connection that this process has begun and that is in its handshake.
+#[derive(Default)]
+pub(super) struct OwnConnection {
+    accepted: AtomicBool,
+}
+
+impl OwnConnection {
+    /// Whether this process has accepted it, too.
+    pub(super) fn is_accepted(&self) -> bool {
+        self.accepted.load(Ordering::Acquire)
+    }
+}
+
+/// The error of a name that no certificate can have.
+pub(super) fn bad_name(error: &KeyError) -> std::io::Error {
+    TlsError::Certificate(error.to_string().into()).into()
+}
