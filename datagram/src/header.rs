@@ -75,7 +75,7 @@ impl Header {
         bytes
     }
 
-    /// Writes the header to where it is sent from. It is written in words of eight bytes, which a processor forwards to the loads of the CRC: a
+    /// Writes the header to where it is sent from. It is written as numbers of eight bytes, which a processor forwards to the loads of the CRC: a
     /// copy of a header that was just written byte by byte waits for every byte.
     #[inline]
     pub fn write(&self, to: &mut [u8; Self::LEN]) {

@@ -264,7 +264,7 @@ fn child(end: &mut dyn End) -> ExitCode {
         }
         let mut received = 0;
         let (mut first, mut last) = (None, Instant::now());
-        // What waits when it is told to stop is received too.
+        // What waits at the end of the mode is received too.
         while mode.load(Ordering::Relaxed) == now || last.elapsed() < QUIET {
             let count = end.receive();
             if count == 0 {

@@ -91,10 +91,15 @@ fn scaled(time: Duration) -> smoltcp::time::Duration {
     smoltcp::time::Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX))
 }
 
+/// The longest time between segments. smoltcp repeats no window update and no acknowledgement, and starts no probes of a closed window where its
+/// retransmission timer has expired: a connection whose last update was lost goes on with the answer to a probe.
+const LONGEST_SILENCE: Duration = Duration::from_secs(10);
+
 /// The time counts from the peer's last segment, while bytes wait or probes are sent; a peer whose window is closed answers probes.
 fn set_dead_after(socket: &mut Socket<'_>, after: Option<Duration>) {
     socket.set_timeout(after.map(scaled));
-    socket.set_keep_alive(after.map(|after| scaled(after / 4)));
+    let probes = after.map_or(LONGEST_SILENCE, |after| LONGEST_SILENCE.min(after / 4));
+    socket.set_keep_alive(Some(scaled(probes)));
 }
 
 impl Conn {

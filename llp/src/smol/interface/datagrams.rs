@@ -18,7 +18,7 @@ use std::ops::Range;
 const SEND_DATAGRAMS: usize = 64;
 const SEND_BYTES: usize = 128 << 10;
 /// How long the first datagram of a socket may wait: for a neighbour that answers no request for its address. Then it is lost, with those
-/// behind it; otherwise a datagram to an address that nobody has would keep the socket for ever.
+/// behind it; otherwise a datagram to an address that no host has would keep the socket for ever.
 const LONGEST_WAIT: i64 = 2_000_000;
 /// Bytes of datagrams that were not received yet; what finds no room is lost.
 const RECEIVE_BYTES: usize = 512 << 10;

@@ -12,9 +12,9 @@ fn send(socket: &mut dyn DatagramSocket, peer: SocketAddr, bytes: &[u8]) -> Resu
     sent.map(|count| assert_eq!(count, 1)).map_err(|error| error.kind())
 }
 
-/// A datagram to an address that nobody has, such as a reply to a forged one, is lost with what waits behind it; the socket goes on.
+/// A datagram to an address that no host has, such as a reply to a forged one, is lost with what waits behind it; the socket goes on.
 #[test]
-fn an_address_that_nobody_has_does_not_keep_a_socket() {
+fn an_address_that_no_host_has_does_not_keep_a_socket() {
     for v6 in [false, true] {
         let clock = Clock::virtual_time();
         let (a, b) = pipe(1500).unwrap();
