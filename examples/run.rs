@@ -87,7 +87,7 @@ fn documentation(sources: &[String], name: &str) -> Vec<String> {
         let mut words = line
             .trim_start()
             .strip_prefix("pub ")?
-            .split([' ', '(', '<', ':', ';'])
+            .split([' ', '(', '<', ':', ';', ','])
             .filter(|word| !["unsafe", "async", "struct", "enum", "trait", "type", "fn"].contains(word));
         (words.next() == Some(name)).then_some(())
     };

@@ -418,7 +418,11 @@ impl<L: Link> SmolInterface<L> {
 
     /// Every connection ends with the link.
     fn fail(&mut self, error: &io::Error) {
-        tracing::error!(%error, "the link is gone: its connections are lost");
+        if self.conns.is_empty() {
+            tracing::debug!(%error, "the link is gone");
+        } else {
+            tracing::error!(%error, "the link is gone: its connections are lost");
+        }
         self.timers.clear();
         for id in self.conns.iter().map(|(id, _)| id).collect::<Vec<_>>() {
             let conn = &mut self.conns[id];
