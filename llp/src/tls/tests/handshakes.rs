@@ -1,0 +1,83 @@
+//! Handshakes that do not end.
+
+use super::*;
+
+/// Every prefix of a client's first flight, then nothing or the end.
+#[test]
+fn truncated_handshakes_end_in_time_and_leave_nothing() {
+    let (own, theirs) = pair_of_configs();
+    let mut server = Server::new(own.handshake_timeout(Duration::from_millis(50)));
+    let name = ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
+    let mut conn = rustls::ClientConnection::new(Arc::new(plain_config(&theirs, false)), name).unwrap();
+    let mut flight = Vec::new();
+    conn.write_tls(&mut flight).unwrap();
+    let mut sockets = Vec::new();
+    let lengths: Vec<_> = (0..60).chain((60..flight.len()).step_by(97)).collect();
+    for (at, len) in lengths.iter().enumerate() {
+        let mut socket = std::net::TcpStream::connect(server.at()).unwrap();
+        socket.write_all(&flight[..*len]).unwrap();
+        if at % 2 == 0 {
+            socket.shutdown(std::net::Shutdown::Write).unwrap();
+        }
+        sockets.push(socket);
+    }
+    let all = lengths.len() as u64;
+    server.until("every one ends", |server| {
+        assert!(server.listener.accept(SERVER).is_err());
+        (server.tls.counts().failed == all).then_some(())
+    });
+    let counts = server.tls.counts();
+    assert_eq!((counts.connections, counts.handshakes, counts.buffered), (0, 0, 0));
+}
+
+/// Bytes that are no ClientHello.
+#[test]
+fn noise_is_refused_with_an_alert() {
+    let (own, _) = pair_of_configs();
+    let mut server = Server::new(own);
+    let mut socket = std::net::TcpStream::connect(server.at()).unwrap();
+    socket.write_all(&[0x16, 3, 1, 0, 9, 1, 0, 0, 5, 9, 9, 9, 9, 9]).unwrap();
+    server.until("the end", |server| (server.tls.counts().failed == 1).then_some(()));
+    let mut got = Vec::new();
+    socket.read_to_end(&mut got).unwrap();
+    // A record with an alert, which is fatal (RFC 8446 section 6).
+    assert_eq!((got.first(), got.get(5)), (Some(&0x15), Some(&2)), "{got:x?}");
+}
+
+#[test]
+fn many_half_handshakes_are_bounded_and_others_get_through() {
+    const COUNT: usize = 10_000;
+    const AT_ONCE: usize = 32;
+    let (own, theirs) = pair_of_configs();
+    let mut server = Server::new(own.max_handshakes(AT_ONCE));
+    let name = ServerName::IpAddress(Ipv4Addr::LOCALHOST.into());
+    let mut flight = Vec::new();
+    let config = Arc::new(plain_config(&theirs, false));
+    rustls::ClientConnection::new(config, name).unwrap().write_tls(&mut flight).unwrap();
+    let at = server.at();
+    let mut sockets = std::collections::VecDeque::new();
+    let mut most = 0;
+    for number in 0..COUNT {
+        let mut socket = std::net::TcpStream::connect(at).unwrap();
+        // A whole one makes the server answer and wait; it costs a signature.
+        let len = if number % 16 == 0 { flight.len() } else { number % flight.len() };
+        // It may be cut already.
+        let _ = socket.write_all(&flight[..len]);
+        sockets.push_back(socket);
+        if sockets.len() > 2 * AT_ONCE {
+            sockets.pop_front();
+        }
+        server.poll();
+        let counts = server.tls.counts();
+        assert!(counts.handshakes <= AT_ONCE, "{counts:?}");
+        most = most.max(counts.buffered);
+    }
+    assert!(most <= AT_ONCE * (64 << 10), "{most} bytes are buffered");
+    let mut client = Client::new(at, theirs);
+    let accepted = connect(&mut server, &mut client);
+    drop((accepted, client, sockets));
+    server.until("nothing is left", |server| {
+        let counts = server.tls.counts();
+        (counts.connections == 0 && counts.buffered == 0).then_some(())
+    });
+}
