@@ -105,6 +105,14 @@ pub fn number(body: impl FnOnce() -> Result<c_int>) -> c_int {
     })
 }
 
+/// As [`number`], for functions that return a count of bytes.
+pub fn size(body: impl FnOnce() -> Result<isize>) -> isize {
+    guarded(body).unwrap_or_else(|errno| {
+        errno.set();
+        -1
+    })
+}
+
 /// For functions that return an object, or NULL and `errno`.
 pub fn pointer<T>(body: impl FnOnce() -> Result<*mut T>) -> *mut T {
     guarded(body).unwrap_or_else(|errno| {

@@ -5,6 +5,7 @@ use crate::counters;
 use crate::errno::Errno;
 use crate::fork::{self, ForkSafe, Forked};
 use crate::inherited;
+use crate::rsocket;
 use crate::settings::Settings;
 use crate::signals::Held;
 use crate::stack;
@@ -148,6 +149,7 @@ extern "C" fn at_exit() {
     let (device, pcap) = (engine.device.clone(), engine.pcap.clone());
     drop(engine);
     if let Some(device) = device {
+        rsocket::at_exit(Instant::now() + EXIT_FLUSH_TIMEOUT);
         device.wait_idle(EXIT_FLUSH_TIMEOUT);
     }
     if let Some(sink) = pcap {

@@ -56,6 +56,11 @@ impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
         &self.shards[hash as usize % SHARDS].0
     }
 
+    /// Visits every part that no thread is changing just now: for the end of the process, where other threads may have been stopped.
+    pub(crate) fn each(&'static self, mut visit: impl FnMut(&T)) {
+        self.shards.iter().filter_map(|shard| shard.0.try_read()).for_each(|state| visit(&state));
+    }
+
     /// From the first use on, forks copy it consistently.
     fn register(&'static self) {
         if self.registered.load(Ordering::Acquire) {

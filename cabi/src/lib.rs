@@ -38,6 +38,7 @@ pub mod persona;
 pub mod post;
 pub mod qp;
 pub mod refused;
+pub mod rsocket;
 pub mod settings;
 mod signals;
 pub mod srq;

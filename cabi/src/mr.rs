@@ -108,6 +108,16 @@ fn bytes(addr: *mut c_void, length: usize, flags: c_uint) -> Result<Bytes> {
     Ok(Bytes { memory, registered, start: start as u64 })
 }
 
+/// The `length` bytes at `addr` of a program for a region of this library's own, which peers may write if it is `writable`, and the note
+/// of what the program unmaps, which is kept as long as the region.
+///
+/// # Errors
+/// As for `ibv_reg_mr`.
+pub(crate) fn program_memory(addr: *mut c_void, length: usize, writable: bool) -> Result<(Memory, Registered)> {
+    let flags = if writable { flags::IBV_ACCESS_WRITABLE } else { 0 };
+    bytes(addr, length, flags).map(|bytes| (bytes.memory, bytes.registered))
+}
+
 /// # Safety
 /// As for `ibv_reg_mr`. `iova`, if given, is where the region begins for peers and elements.
 pub(crate) unsafe fn register(

@@ -130,10 +130,10 @@ exports! {
     // IBVERBS_1.9
     "ibv_get_device_index" "IBVERBS_1.9" default uiw_cabi::device::ibv_get_device_index;
     // RDMACM_1.0
-    "raccept" "RDMACM_1.0" default uiw_cabi::cm::rsocket::raccept;
-    "rbind" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rbind;
-    "rclose" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rclose;
-    "rconnect" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rconnect;
+    "raccept" "RDMACM_1.0" default uiw_cabi::rsocket::exports::raccept;
+    "rbind" "RDMACM_1.0" default uiw_cabi::rsocket::exports::rbind;
+    "rclose" "RDMACM_1.0" default uiw_cabi::rsocket::exports::rclose;
+    "rconnect" "RDMACM_1.0" default uiw_cabi::rsocket::exports::rconnect;
     "rdma_accept" "RDMACM_1.0" default uiw_cabi::cm::rdma_accept;
     "rdma_ack_cm_event" "RDMACM_1.0" default uiw_cabi::cm::rdma_ack_cm_event;
     "rdma_bind_addr" "RDMACM_1.0" default uiw_cabi::cm::rdma_bind_addr;
@@ -169,29 +169,29 @@ exports! {
     "rdma_resolve_addr" "RDMACM_1.0" default uiw_cabi::cm::rdma_resolve_addr;
     "rdma_resolve_route" "RDMACM_1.0" default uiw_cabi::cm::rdma_resolve_route;
     "rdma_set_option" "RDMACM_1.0" default uiw_cabi::cm::rdma_set_option;
-    "rfcntl" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rfcntl;
-    "rgetpeername" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rgetpeername;
-    "rgetsockname" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rgetsockname;
-    "rgetsockopt" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rgetsockopt;
-    "riomap" "RDMACM_1.0" default uiw_cabi::cm::rsocket::riomap;
-    "riounmap" "RDMACM_1.0" default uiw_cabi::cm::rsocket::riounmap;
-    "riowrite" "RDMACM_1.0" default uiw_cabi::cm::rsocket::riowrite;
-    "rlisten" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rlisten;
-    "rpoll" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rpoll;
-    "rread" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rread;
-    "rreadv" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rreadv;
-    "rrecv" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rrecv;
-    "rrecvfrom" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rrecvfrom;
-    "rrecvmsg" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rrecvmsg;
-    "rselect" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rselect;
-    "rsend" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rsend;
-    "rsendmsg" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rsendmsg;
-    "rsendto" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rsendto;
-    "rsetsockopt" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rsetsockopt;
-    "rshutdown" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rshutdown;
-    "rsocket" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rsocket;
-    "rwrite" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rwrite;
-    "rwritev" "RDMACM_1.0" default uiw_cabi::cm::rsocket::rwritev;
+    "rfcntl" "RDMACM_1.0" default uiw_cabi::rsocket::exports::rfcntl;
+    "rgetpeername" "RDMACM_1.0" default uiw_cabi::rsocket::exports::rgetpeername;
+    "rgetsockname" "RDMACM_1.0" default uiw_cabi::rsocket::exports::rgetsockname;
+    "rgetsockopt" "RDMACM_1.0" default uiw_cabi::rsocket::exports::rgetsockopt;
+    "riomap" "RDMACM_1.0" default uiw_cabi::rsocket::transfer::riomap;
+    "riounmap" "RDMACM_1.0" default uiw_cabi::rsocket::transfer::riounmap;
+    "riowrite" "RDMACM_1.0" default uiw_cabi::rsocket::transfer::riowrite;
+    "rlisten" "RDMACM_1.0" default uiw_cabi::rsocket::exports::rlisten;
+    "rpoll" "RDMACM_1.0" default uiw_cabi::rsocket::exports::rpoll;
+    "rread" "RDMACM_1.0" default uiw_cabi::rsocket::transfer::rread;
+    "rreadv" "RDMACM_1.0" default uiw_cabi::rsocket::transfer::rreadv;
+    "rrecv" "RDMACM_1.0" default uiw_cabi::rsocket::transfer::rrecv;
+    "rrecvfrom" "RDMACM_1.0" default uiw_cabi::rsocket::transfer::rrecvfrom;
+    "rrecvmsg" "RDMACM_1.0" default uiw_cabi::rsocket::transfer::rrecvmsg;
+    "rselect" "RDMACM_1.0" default uiw_cabi::rsocket::exports::rselect;
+    "rsend" "RDMACM_1.0" default uiw_cabi::rsocket::transfer::rsend;
+    "rsendmsg" "RDMACM_1.0" default uiw_cabi::rsocket::transfer::rsendmsg;
+    "rsendto" "RDMACM_1.0" default uiw_cabi::rsocket::transfer::rsendto;
+    "rsetsockopt" "RDMACM_1.0" default uiw_cabi::rsocket::exports::rsetsockopt;
+    "rshutdown" "RDMACM_1.0" default uiw_cabi::rsocket::exports::rshutdown;
+    "rsocket" "RDMACM_1.0" default uiw_cabi::rsocket::exports::rsocket;
+    "rwrite" "RDMACM_1.0" default uiw_cabi::rsocket::transfer::rwrite;
+    "rwritev" "RDMACM_1.0" default uiw_cabi::rsocket::transfer::rwritev;
     // RDMACM_1.1
     "rdma_join_multicast_ex" "RDMACM_1.1" default uiw_cabi::cm::rdma_join_multicast_ex;
     // RDMACM_1.2
@@ -229,9 +229,9 @@ exports! {
     "rdma_resolve_addrinfo" "RDMACM_1.4" default uiw_cabi::cm::rdma_resolve_addrinfo;
     "rdma_write_cm_event" "RDMACM_1.4" default uiw_cabi::cm::rdma_write_cm_event;
     // RDMACM_1.5
-    "repoll_create" "RDMACM_1.5" default uiw_cabi::cm::rsocket::repoll_create;
-    "repoll_ctl" "RDMACM_1.5" default uiw_cabi::cm::rsocket::repoll_ctl;
-    "repoll_wait" "RDMACM_1.5" default uiw_cabi::cm::rsocket::repoll_wait;
+    "repoll_create" "RDMACM_1.5" default uiw_cabi::rsocket::exports::repoll_create;
+    "repoll_ctl" "RDMACM_1.5" default uiw_cabi::rsocket::exports::repoll_ctl;
+    "repoll_wait" "RDMACM_1.5" default uiw_cabi::rsocket::exports::repoll_wait;
 }
 
 include!(concat!(env!("OUT_DIR"), "/private.rs"));

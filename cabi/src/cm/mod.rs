@@ -10,7 +10,7 @@
 //! while the engine connects, accepts, listens or closes, and delivery of events does not take it. Tables (pointers, routes, ports) are in
 //! shards, each with a lock that is held for a look-up alone; no two of them are held together.
 
-mod address;
+pub(crate) mod address;
 mod addrinfo;
 mod channel;
 mod connect;
@@ -20,22 +20,21 @@ mod ep;
 mod event;
 mod event_channel;
 mod failure;
-mod id;
+pub(crate) mod id;
 mod lifecycle;
 mod listen;
 mod multicast;
 mod option;
 mod orphaned;
-mod params;
+pub(crate) mod params;
 mod placeholder;
-mod ports;
+pub(crate) mod ports;
 mod qp;
 mod registry;
 mod request_id;
 mod resolve;
 mod resolved;
 mod routes;
-pub mod rsocket;
 mod sidr;
 mod sync;
 #[cfg(test)]

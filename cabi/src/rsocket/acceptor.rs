@@ -1,0 +1,212 @@
+//! Listening: a task of the service accepts connections up to the backlog, so that peers connect whether or not the program is in
+//! `raccept` just then.
+
+use crate::boundary::Result;
+use crate::cm::address;
+use crate::cm::ports::Reservation;
+use crate::engine;
+use crate::errno::Errno;
+use crate::rsocket::connect;
+use crate::rsocket::link::Link;
+use crate::rsocket::service;
+use crate::rsocket::settings;
+use crate::rsocket::socket::{Phase, Set, Socket};
+use crate::rsocket::stream::{Stream, check_peer};
+use crate::rsocket::wire::ConnData;
+use crate::settings::Settings;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Weak};
+use std::task::Poll;
+use uiw_verbs::ConnOptions;
+use uiw_verbs::cm::{CmChannel, CmEvent, CmEventKind, ConnRequest, Listener};
+
+/// The largest backlog; 0 and less ask for it.
+const MAX_BACKLOG: usize = 1024;
+/// The number of the event that ends a listener's task.
+const CLOSED: u64 = 0;
+/// The number of the event that says that the program has taken a connection.
+const TAKEN: u64 = 1;
+
+/// A listening socket's connections.
+pub(crate) struct Acceptor {
+    queue: Mutex<Queue>,
+    channel: Arc<CmChannel>,
+    /// The port, for others of this process.
+    _port: Reservation,
+    listener: Mutex<Option<Listener>>,
+    options: Arc<ConnOptions>,
+    set: Set,
+    ipv6: bool,
+}
+
+struct Queue {
+    ready: VecDeque<Arc<Socket>>,
+    /// Connections that the peer has not confirmed.
+    begun: usize,
+    backlog: usize,
+}
+
+impl Acceptor {
+    /// The oldest connection. Called with the lock of the listening socket.
+    pub(crate) fn take(&self) -> Option<Arc<Socket>> {
+        let taken = self.queue.lock().ready.pop_front()?;
+        self.channel.post(CmEvent::posted(TAKEN));
+        Some(taken)
+    }
+
+    /// Whether a connection waits.
+    pub(crate) fn is_ready(&self) -> bool {
+        !self.queue.lock().ready.is_empty()
+    }
+
+    /// Nobody can connect any more, and connections that were not taken end.
+    pub(crate) fn close(&self) {
+        let listener = self.listener.lock().take();
+        drop(listener);
+        self.channel.post(CmEvent::posted(CLOSED));
+        let waiting = std::mem::take(&mut self.queue.lock().ready);
+        waiting.iter().for_each(Socket::close);
+    }
+
+    fn is_full(&self) -> bool {
+        let queue = self.queue.lock();
+        queue.ready.len() + queue.begun >= queue.backlog
+    }
+
+    /// Another backlog.
+    fn set_backlog(&self, backlog: usize) {
+        self.queue.lock().backlog = backlog;
+    }
+}
+
+/// Begins to listen; a socket without an address listens on a free port of every device.
+///
+/// # Errors
+/// EINVAL for a socket that is connected; EADDRINUSE and others of the address.
+pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
+    let backlog = usize::try_from(backlog).ok().filter(|backlog| (1..MAX_BACKLOG).contains(backlog));
+    let backlog = backlog.unwrap_or(MAX_BACKLOG);
+    {
+        let state = socket.lock();
+        match &state.phase {
+            Phase::Listening(acceptor) => {
+                acceptor.set_backlog(backlog);
+                return Ok(());
+            }
+            Phase::New(Some(_)) => {}
+            Phase::New(None) => {
+                let any = if state.ipv6 {
+                    SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))
+                } else {
+                    SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))
+                };
+                drop(state);
+                connect::bind(socket, any)?;
+            }
+            _ => return Err(Errno::INVAL.because("rlisten of an rsocket that is connected")),
+        }
+    }
+    let mut state = socket.lock();
+    let (Some(local), Phase::New(Some(_))) = (state.local, &state.phase) else {
+        return Err(Errno::INVAL.because("another thread changes the rsocket"));
+    };
+    let options = connect::options(&state.set)?;
+    let Phase::New(Some(mut port)) = std::mem::replace(&mut state.phase, Phase::New(None)) else {
+        return Err(Errno::IO);
+    };
+    // TCP listens while the reservation is bound beside it, as neither has sent a byte: the system decides.
+    let unbound = port.unbind();
+    drop(unbound);
+    let bound = Listener::bind(&engine::get()?, local, backlog as u32, &options, socket.channel());
+    let listener = match bound {
+        Ok(listener) => listener,
+        Err(error) => {
+            state.local = None;
+            return Err(error.into());
+        }
+    };
+    let acceptor = Arc::new(Acceptor {
+        queue: Mutex::new(Queue { ready: VecDeque::new(), begun: 0, backlog }),
+        channel: Arc::clone(socket.channel()),
+        _port: port,
+        listener: Mutex::new(Some(listener)),
+        options,
+        set: state.set,
+        ipv6: state.ipv6,
+    });
+    state.phase = Phase::Listening(Arc::clone(&acceptor));
+    drop(state);
+    service::spawn(serve(acceptor, Arc::downgrade(socket)))
+}
+
+/// The task of a listener.
+async fn serve(acceptor: Arc<Acceptor>, socket: Weak<Socket>) {
+    let mut waiting = VecDeque::new();
+    loop {
+        let event = std::future::poll_fn(|cx| acceptor.channel.poll_pop(cx)).await;
+        match event.kind {
+            CmEventKind::ConnectRequest(request) => waiting.push_back(request),
+            CmEventKind::Posted(CLOSED) => return,
+            CmEventKind::ListenerDown { error, .. } => tracing::warn!(%error, "a listening rsocket is down"),
+            _ => {}
+        }
+        while !acceptor.is_full()
+            && let Some(request) = waiting.pop_front()
+        {
+            if let Err(error) = accept(&acceptor, &socket, request) {
+                tracing::warn!(%error, "a connection of an rsocket is refused");
+            }
+        }
+    }
+}
+
+/// Accepts a request; the connection is in the queue when it is established.
+fn accept(acceptor: &Arc<Acceptor>, listening: &Weak<Socket>, request: ConnRequest) -> Result<()> {
+    let peer = ConnData::from_bytes(request.private_data()).map_err(|error| {
+        tracing::warn!(%error, peer = %request.peer_addr(), "the peer is no rsocket");
+        Errno(libc::EPROTO)
+    })?;
+    let variant = settings::variant(Settings::get()?.persona);
+    check_peer(variant, &peer)?;
+    let sizes = acceptor.set.sizes.bounded();
+    let link = Link::new(&engine::get()?, &sizes, variant)?;
+    let data = link.conn_data().to_bytes();
+    let new = Socket::new(acceptor.ipv6, acceptor.set);
+    let (local, remote) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
+    let stream = Stream::new(link, &sizes, &peer)?;
+    request.accept(stream.link.qp(), Some(&acceptor.options), &data, Some(new.channel()))?;
+    {
+        let mut state = new.lock();
+        (state.local, state.peer) = (Some(local), Some(remote));
+        state.phase = Phase::Accepting(Box::new(stream));
+    }
+    acceptor.queue.lock().begun += 1;
+    let (acceptor, listening) = (Arc::clone(acceptor), Weak::clone(listening));
+    service::spawn(async move {
+        let connected = std::future::poll_fn(|cx| {
+            new.poll(cx, |state| match state.phase {
+                Phase::Accepting(_) => Poll::Pending,
+                Phase::Connected(..) => Poll::Ready(true),
+                _ => Poll::Ready(false),
+            })
+        })
+        .await;
+        let open = acceptor.listener.lock().is_some();
+        {
+            let mut queue = acceptor.queue.lock();
+            queue.begun -= 1;
+            if connected && open {
+                queue.ready.push_back(Arc::clone(&new));
+            }
+        }
+        match listening.upgrade() {
+            Some(socket) if open => socket.wake(None),
+            _ => new.close(),
+        }
+        if !connected {
+            acceptor.channel.post(CmEvent::posted(TAKEN));
+        }
+    })
+}

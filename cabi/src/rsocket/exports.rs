@@ -1,0 +1,444 @@
+//! The functions of `rdma/rsocket.h`: descriptors, addresses, connections, options. [`transfer`](super::transfer) has those that move bytes.
+
+use crate::boundary::{self, Result};
+use crate::cm::address;
+use crate::errno::Errno;
+use crate::rsocket::epoll::Epoll;
+use crate::rsocket::options::{self, KEEP_IDLE, Value};
+use crate::rsocket::poll::{self, Sets};
+use crate::rsocket::settings::Sizes;
+use crate::rsocket::socket::{Phase, Set, Socket};
+use crate::rsocket::table::{self, Entry};
+use crate::rsocket::{acceptor, connect};
+use libc::{sockaddr, socklen_t};
+use std::ffi::{c_int, c_long, c_void};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ptr;
+use std::slice;
+
+/// An address of C, `len` bytes long.
+///
+/// # Safety
+/// `addr` is NULL or `len` readable bytes.
+unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Result<SocketAddr> {
+    if !addr.is_null() && (len as usize) < size_of::<libc::sa_family_t>() {
+        return Err(Errno::INVAL.because("an address that is shorter than its family"));
+    }
+    // SAFETY: the caller's promise; the family is there.
+    let family = if addr.is_null() { 0 } else { unsafe { (&raw const (*addr).sa_family).read_unaligned() } };
+    let least = match c_int::from(family) {
+        libc::AF_INET => size_of::<libc::sockaddr_in>(),
+        // Programs of before RFC 2553 leave out the scope.
+        libc::AF_INET6 => size_of::<libc::sockaddr_in6>(),
+        _ => 0,
+    };
+    if (len as usize) < least {
+        return Err(Errno::INVAL.because("an address that is shorter than its family's"));
+    }
+    // SAFETY: as long as its family's.
+    unsafe { address::read(addr) }
+}
+
+/// Gives C an address, as much as fits, and its length.
+///
+/// # Safety
+/// `len` is NULL or readable and writable; `addr` is NULL or has `*len` bytes.
+pub(super) unsafe fn write_address(real: SocketAddr, addr: *mut sockaddr, len: *mut socklen_t) -> Result<()> {
+    if len.is_null() {
+        return Err(Errno(libc::EFAULT).null());
+    }
+    let bytes = address::shown(real);
+    let full = if real.is_ipv4() { size_of::<libc::sockaddr_in>() } else { size_of::<libc::sockaddr_in6>() };
+    // SAFETY: the caller's promise.
+    unsafe {
+        let room = (*len as usize).min(full);
+        if !addr.is_null() {
+            ptr::copy_nonoverlapping(bytes.0.as_ptr().cast::<u8>(), addr.cast::<u8>(), room);
+        }
+        *len = full as socklen_t;
+    }
+    Ok(())
+}
+
+/// `rsocket`. Datagrams are not offered.
+pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    boundary::number(|| {
+        let flags = kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+        let ipv6 = match domain {
+            libc::AF_INET => false,
+            libc::AF_INET6 => true,
+            _ => return Err(Errno::UNSUPPORTED.because("an rsocket of another family than IPv4 and IPv6")),
+        };
+        if kind & !flags != libc::SOCK_STREAM {
+            return Err(Errno::UNSUPPORTED.because("rsockets are streams; datagrams are not offered"));
+        }
+        if protocol != 0 && protocol != libc::IPPROTO_TCP {
+            return Err(Errno::UNSUPPORTED.because("an rsocket of another protocol than TCP"));
+        }
+        // Bad settings are reported before the first connection.
+        crate::settings::Settings::get()?;
+        let set = Set {
+            sizes: Sizes::of_system(),
+            reuse: false,
+            v6_only: false,
+            tos: None,
+            keep_alive: false,
+            keep_idle: KEEP_IDLE,
+            no_delay: false,
+            oob_inline: false,
+            linger: None,
+        };
+        let socket = Socket::new(ipv6, set);
+        {
+            let mut state = socket.lock();
+            if flags & libc::SOCK_NONBLOCK != 0 {
+                state.status_flags |= libc::O_NONBLOCK;
+            }
+            if flags & libc::SOCK_CLOEXEC != 0 {
+                state.descriptor_flags = libc::FD_CLOEXEC;
+            }
+        }
+        table::add(Entry::Socket(socket))
+    })
+}
+
+/// `rbind`.
+///
+/// # Safety
+/// `addr` is NULL or `len` readable bytes.
+pub unsafe extern "C" fn rbind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    boundary::minus_one(|| {
+        let socket = table::socket(fd)?;
+        // SAFETY: the caller's promise.
+        connect::bind(&socket, unsafe { read_address(addr, len) }?)
+    })
+}
+
+/// `rlisten`.
+pub extern "C" fn rlisten(fd: c_int, backlog: c_int) -> c_int {
+    boundary::minus_one(|| acceptor::listen(&table::socket(fd)?, backlog))
+}
+
+/// `raccept`.
+///
+/// # Safety
+/// `addr` and `len` are NULL or as for accept(2).
+pub unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    boundary::number(|| {
+        let socket = table::socket(fd)?;
+        let nonblocking = socket.is_nonblocking(0);
+        let new = socket.complete(nonblocking, |state| match &state.phase {
+            Phase::Listening(acceptor) => acceptor.take().ok_or(Errno::AGAIN),
+            _ => Err(Errno::INVAL.because("raccept of an rsocket that does not listen")),
+        })?;
+        let peer = {
+            // As rdma-core: the flags of the listener, which Linux's accept does not inherit, and programs of rsockets rely on.
+            let flags = socket.lock().status_flags;
+            let mut state = new.lock();
+            state.status_flags = flags;
+            state.peer
+        };
+        let given = match table::add(Entry::Socket(new.clone())) {
+            Ok(given) => given,
+            Err(errno) => {
+                new.close();
+                return Err(errno);
+            }
+        };
+        if let Some(peer) = peer
+            && !addr.is_null()
+            && !len.is_null()
+        {
+            // SAFETY: the caller's promise.
+            unsafe { write_address(peer, addr, len) }?;
+        }
+        Ok(given)
+    })
+}
+
+/// The address of this host, where a program connects to "any".
+fn reachable(to: SocketAddr) -> SocketAddr {
+    let mut to = to;
+    match to {
+        SocketAddr::V4(v4) if v4.ip().is_unspecified() => to.set_ip(Ipv4Addr::LOCALHOST.into()),
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() => to.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    to
+}
+
+/// `rconnect`.
+///
+/// # Safety
+/// `addr` is NULL or `len` readable bytes.
+pub unsafe extern "C" fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    boundary::minus_one(|| {
+        let socket = table::socket(fd)?;
+        // SAFETY: the caller's promise.
+        let to = reachable(unsafe { read_address(addr, len) }?);
+        // What an event says of an earlier attempt comes first.
+        socket.look(None, |state| connect::begin(&socket, state, to))?;
+        if socket.is_nonblocking(0) {
+            return Err(Errno(libc::EINPROGRESS));
+        }
+        let connected = socket.complete(false, |state| {
+            let connected = state.connected().map(drop);
+            // The call itself reports it.
+            state.error = None;
+            connected
+        });
+        connected
+    })
+}
+
+/// `rshutdown`.
+pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
+    boundary::minus_one(|| {
+        let socket = table::socket(fd)?;
+        let (read, write) = match how {
+            libc::SHUT_RD => (true, false),
+            libc::SHUT_WR => (false, true),
+            libc::SHUT_RDWR => (true, true),
+            _ => return Err(Errno::INVAL.because("a direction that rshutdown does not have")),
+        };
+        let done = socket.look(None, |state| match state.connected() {
+            Ok(stream) => stream.shutdown(read, write),
+            Err(_) => Err(Errno(libc::ENOTCONN).because("the rsocket has no connection")),
+        });
+        // Threads that wait for what will not come.
+        socket.wake(None);
+        done
+    })
+}
+
+/// `rclose`. What was sent goes out, whatever becomes of the descriptor.
+pub extern "C" fn rclose(fd: c_int) -> c_int {
+    boundary::minus_one(|| table::close(fd))
+}
+
+/// `rgetpeername`.
+///
+/// # Safety
+/// As for getpeername(2).
+pub unsafe extern "C" fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    boundary::minus_one(|| {
+        let peer = table::socket(fd)?.look(None, |state| match state.phase {
+            Phase::Connected(..) | Phase::Accepting(_) => state.peer,
+            _ => None,
+        });
+        let peer = peer.ok_or_else(|| Errno(libc::ENOTCONN).because("the rsocket has no peer"))?;
+        // SAFETY: the caller's promise.
+        unsafe { write_address(peer, addr, len) }
+    })
+}
+
+/// `rgetsockname`.
+///
+/// # Safety
+/// As for getsockname(2).
+pub unsafe extern "C" fn rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    boundary::minus_one(|| {
+        let local = table::socket(fd)?.look(None, |state| {
+            let any = if state.ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+            state.local.unwrap_or(SocketAddr::new(any, 0))
+        });
+        // SAFETY: the caller's promise.
+        unsafe { write_address(local, addr, len) }
+    })
+}
+
+/// `rsetsockopt`.
+///
+/// # Safety
+/// `value` is NULL or `len` readable bytes.
+pub unsafe extern "C" fn rsetsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    boundary::minus_one(|| {
+        let socket = table::socket(fd)?;
+        if value.is_null() {
+            return Err(Errno(libc::EFAULT).null());
+        }
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { slice::from_raw_parts(value.cast::<u8>(), len as usize) };
+        let int = |at: usize| {
+            let bytes = bytes.get(at..)?.first_chunk::<4>()?;
+            Some(c_int::from_ne_bytes(*bytes))
+        };
+        // The name of an algorithm, and a structure, have no integer.
+        let named = (level, name) == (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
+        let first = if named { Some(0) } else { int(0) };
+        let first = first.ok_or_else(|| Errno::INVAL.because("an option that is shorter than an integer"))?;
+        options::set(&socket, level, name, first, int(4))
+    })
+}
+
+/// `rgetsockopt`.
+///
+/// # Safety
+/// `len` is NULL or readable and writable, and `value` has `*len` bytes.
+pub unsafe extern "C" fn rgetsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    boundary::minus_one(|| {
+        let socket = table::socket(fd)?;
+        if value.is_null() || len.is_null() {
+            return Err(Errno(libc::EFAULT).null());
+        }
+        let answer = options::get(&socket, level, name)?;
+        let mut bytes = [0u8; size_of::<libc::tcp_info>()];
+        let full = match answer {
+            Value::Int(int) => {
+                bytes[..4].copy_from_slice(&int.to_ne_bytes());
+                4
+            }
+            Value::Linger(linger) => {
+                bytes[..4].copy_from_slice(&linger.l_onoff.to_ne_bytes());
+                bytes[4..8].copy_from_slice(&linger.l_linger.to_ne_bytes());
+                8
+            }
+            Value::Info(state) => {
+                bytes[0] = state;
+                bytes.len()
+            }
+        };
+        // SAFETY: the caller's promise.
+        unsafe {
+            let room = (*len as usize).min(full);
+            ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast::<u8>(), room);
+            *len = room as socklen_t;
+        }
+        Ok(())
+    })
+}
+
+/// `rfcntl`. The third argument is there with some commands only; in the calling conventions of these processors it is in a register
+/// either way.
+pub extern "C" fn rfcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    boundary::number(|| {
+        let socket = table::socket(fd)?;
+        let mut state = socket.lock();
+        let argument = argument as c_int;
+        match command {
+            libc::F_GETFL => Ok(state.status_flags),
+            libc::F_SETFL => {
+                state.status_flags = libc::O_RDWR | argument & !libc::O_ACCMODE;
+                Ok(0)
+            }
+            libc::F_GETFD => Ok(state.descriptor_flags),
+            libc::F_SETFD => {
+                state.descriptor_flags = argument;
+                Ok(0)
+            }
+            _ => Err(Errno::UNSUPPORTED.because("a command that rfcntl does not have")),
+        }
+    })
+}
+
+/// `rpoll`.
+///
+/// # Safety
+/// `fds` has `count` structures.
+pub unsafe extern "C" fn rpoll(fds: *mut libc::pollfd, count: libc::nfds_t, timeout_ms: c_int) -> c_int {
+    boundary::number(|| {
+        let fds = match count {
+            0 => &mut [],
+            _ if fds.is_null() => return Err(Errno(libc::EFAULT).null()),
+            // SAFETY: the caller's promise.
+            _ => unsafe { slice::from_raw_parts_mut(fds, count as usize) },
+        };
+        Ok(poll::poll_all(fds, timeout_ms)? as c_int)
+    })
+}
+
+/// `rselect`.
+///
+/// # Safety
+/// As for select(2).
+pub unsafe extern "C" fn rselect(
+    count: c_int,
+    read: *mut libc::fd_set,
+    write: *mut libc::fd_set,
+    except: *mut libc::fd_set,
+    timeout: *const libc::timeval,
+) -> c_int {
+    boundary::number(|| {
+        // SAFETY: the caller's promise, here and below.
+        let mut sets = unsafe { Sets { read: read.as_mut(), write: write.as_mut(), except: except.as_mut() } };
+        // SAFETY: as above.
+        let timeout_ms = match unsafe { timeout.as_ref() } {
+            None => -1,
+            Some(time) if time.tv_sec < 0 || time.tv_usec < 0 => {
+                return Err(Errno::INVAL.because("a time-out that is negative"));
+            }
+            // What is less than a millisecond waits for one.
+            Some(time) => {
+                let ms = time.tv_sec.saturating_mul(1000).saturating_add((time.tv_usec + 999) / 1000);
+                c_int::try_from(ms).unwrap_or(c_int::MAX)
+            }
+        };
+        Ok(poll::select(count, &mut sets, timeout_ms)? as c_int)
+    })
+}
+
+/// `repoll_create`.
+pub extern "C" fn repoll_create(flags: c_int) -> c_int {
+    boundary::number(|| {
+        let (set, fd) = Epoll::new(flags)?;
+        Ok(table::add_as(fd, Entry::Epoll(set)))
+    })
+}
+
+fn set(fd: c_int) -> Result<std::sync::Arc<Epoll>> {
+    match table::get(fd) {
+        Some(Entry::Epoll(set)) => Ok(set),
+        Some(Entry::Inherited) => Err(Errno::INHERITED.because("the set was made in the parent, before a fork")),
+        _ => Err(Errno::INVAL.because("a descriptor that repoll_create has not made")),
+    }
+}
+
+/// `repoll_ctl`. -1 and `errno`, as epoll_ctl(2) has it; rdma-core returns the number.
+///
+/// # Safety
+/// `event` is NULL or readable.
+pub unsafe extern "C" fn repoll_ctl(set_fd: c_int, op: c_int, fd: c_int, event: *mut libc::epoll_event) -> c_int {
+    boundary::minus_one(|| {
+        if set_fd == fd {
+            return Err(Errno::INVAL.because("a set cannot contain itself"));
+        }
+        // SAFETY: the caller's promise.
+        let event = if event.is_null() { None } else { Some(unsafe { event.read_unaligned() }) };
+        set(set_fd)?.control(op, fd, event)
+    })
+}
+
+/// `repoll_wait`.
+///
+/// # Safety
+/// `events` has room for `most` structures.
+pub unsafe extern "C" fn repoll_wait(
+    set_fd: c_int,
+    events: *mut libc::epoll_event,
+    most: c_int,
+    timeout_ms: c_int,
+) -> c_int {
+    boundary::number(|| {
+        let Ok(most @ 1..) = usize::try_from(most) else {
+            return Err(Errno::INVAL.because("no room for an event"));
+        };
+        if events.is_null() {
+            return Err(Errno(libc::EFAULT).null());
+        }
+        // SAFETY: the caller's promise.
+        let events = unsafe { slice::from_raw_parts_mut(events, most) };
+        Ok(set(set_fd)?.wait(events, timeout_ms)? as c_int)
+    })
+}

@@ -1,0 +1,339 @@
+//! A queue pair with the memory that its messages need. The one place where requests of rsockets are posted.
+
+use crate::boundary::Result;
+use crate::errno::Errno;
+use crate::rsocket::settings::Sizes;
+use crate::rsocket::wire::{ConnData, Mapping, Message, Order, Target, Variant};
+use std::ops::Range;
+use std::sync::Arc;
+use uiw_mem::Region;
+use uiw_verbs::{
+    Access, Cq, CqOptions, Device, Memory, Pd, Qp, QpCap, QpInit, QpState, RawMr, RecvWr, Remote, STag, SendFlags,
+    SendOp, SendWr, Sge, Wc, WcStatus,
+};
+
+/// Receives beyond the credits that the peer has, for credits, mappings and control messages.
+const EXTRA_RECEIVES: u16 = 32;
+/// Control messages in the send queue: credits, SHUTDOWN and DISCONNECT.
+pub(crate) const CONTROL_SLOTS: u16 = 6;
+/// Entries of the list of targets. The receive buffer has two halves.
+const TARGETS: usize = 2;
+/// Bytes of a message by Send.
+const WORD: u32 = 4;
+/// Marks completions of receives; the rest of the number is the slot.
+const RECEIVE: u64 = 1 << 63;
+/// Completions that are handled before receives are posted again.
+const BATCH: usize = 64;
+
+/// Registered memory of ours, which only copies reach.
+struct Buffer {
+    region: Arc<Region>,
+    mr: RawMr,
+}
+
+impl Buffer {
+    fn new(pd: &Pd, len: usize, access: Access) -> Result<Self> {
+        let memory = Memory::owned(len)?;
+        // SAFETY: the ring of the sending half gives a byte to one request at a time, and does not write it before the request has
+        // completed; what peers reach is shared whatever is said here.
+        let memory = unsafe { memory.exclusive() };
+        let base = memory.as_ptr() as u64;
+        let mr = pd.register_raw(memory, base, Access::LOCAL_WRITE | access)?;
+        Ok(Self { region: mr.region(), mr })
+    }
+
+    fn read(&self, at: usize, to: &mut [u8]) -> Result<()> {
+        let span = self.region.span(at, to.len()).map_err(|_| Errno::IO)?;
+        span.pin().and_then(|pin| pin.copy_to(0, to)).map_err(|_| Errno::IO)
+    }
+
+    fn write(&self, at: usize, from: &[u8]) -> Result<()> {
+        let span = self.region.span(at, from.len()).map_err(|_| Errno::IO)?;
+        span.pin().and_then(|pin| pin.copy_from(0, from)).map_err(|_| Errno::IO)
+    }
+
+    fn target(&self, at: usize, len: u32) -> Target {
+        Target { addr: self.region.base() + at as u64, key: self.mr.rkey().0, len }
+    }
+
+    fn sge(&self, range: Range<u32>) -> Sge {
+        Sge { addr: self.region.base() + u64::from(range.start), length: range.end - range.start, lkey: self.mr.lkey() }
+    }
+}
+
+/// What has completed.
+pub(crate) enum Completed {
+    /// The oldest message in the send queue.
+    Sent,
+    /// A message of the peer.
+    Received(u32),
+    /// A receive that holds no message: the peer broke the protocol.
+    Unknown,
+}
+
+/// The parts are dropped in this order: memory after the queue pair that uses it.
+pub(crate) struct Link {
+    qp: Qp,
+    cq: Arc<Cq>,
+    pd: Pd,
+    variant: Variant,
+    /// The ring that the peer writes.
+    received: Buffer,
+    /// One word for each receive, for messages by Send.
+    words: Buffer,
+    /// The peer's targets, then its mappings, which it writes.
+    lists: Buffer,
+    /// The ring that is sent from.
+    staged: Buffer,
+    mappings: u16,
+    half: u32,
+    credits: u16,
+    receives: u16,
+}
+
+impl Link {
+    /// A queue pair with all receives posted.
+    pub(crate) fn new(device: &Device, sizes: &Sizes, variant: Variant) -> Result<Self> {
+        let pd = device.alloc_pd()?;
+        let (credits, receives) = (sizes.receives, sizes.receives.saturating_add(EXTRA_RECEIVES));
+        // With messages by Send each is behind a Write.
+        let sends = 2 * (u32::from(sizes.sends) + u32::from(CONTROL_SLOTS));
+        let cq = device.create_cq(sends + u32::from(receives), CqOptions::default())?;
+        let cap = QpCap {
+            max_send_wr: sends,
+            max_recv_wr: receives.into(),
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: Mapping::LEN as u32,
+        };
+        let qp = pd.create_qp(QpInit::new(&cq, &cq).cap(cap).signal_all(false))?;
+        let half = sizes.half();
+        let lists = TARGETS * Target::LEN + usize::from(sizes.mappings) * Mapping::LEN;
+        let link = Self {
+            received: Buffer::new(&pd, 2 * half as usize, Access::REMOTE_WRITE)?,
+            words: Buffer::new(&pd, usize::from(receives) * WORD as usize, Access::empty())?,
+            lists: Buffer::new(&pd, lists, Access::REMOTE_WRITE)?,
+            staged: Buffer::new(&pd, sizes.sent as usize, Access::empty())?,
+            qp,
+            cq,
+            pd,
+            variant,
+            mappings: sizes.mappings,
+            half,
+            credits,
+            receives,
+        };
+        link.receive_again(&(0..receives).collect::<Vec<_>>())?;
+        Ok(link)
+    }
+
+    pub(crate) fn qp(&self) -> &Qp {
+        &self.qp
+    }
+
+    pub(crate) fn cq(&self) -> &Arc<Cq> {
+        &self.cq
+    }
+
+    pub(crate) fn pd(&self) -> &Pd {
+        &self.pd
+    }
+
+    pub(crate) fn variant(&self) -> Variant {
+        self.variant
+    }
+
+    /// Bytes of each half of the receive buffer.
+    pub(crate) fn half(&self) -> u32 {
+        self.half
+    }
+
+    /// Receives that the peer knows of.
+    pub(crate) fn credits(&self) -> u16 {
+        self.credits
+    }
+
+    /// What the peer has to know.
+    pub(crate) fn conn_data(&self) -> ConnData {
+        ConnData {
+            order: Order::HOST,
+            variant: Some(self.variant),
+            credits: self.credits,
+            mappings: self.mappings,
+            targets: self.lists.target(0, TARGETS as u32),
+            first: self.received.target(0, self.half),
+        }
+    }
+
+    /// The half of the receive buffer at `offset`, for the peer.
+    pub(crate) fn half_at(&self, offset: u32) -> Target {
+        self.received.target(offset as usize, self.half)
+    }
+
+    /// Takes entry `index` of the list of targets, if the peer has written it.
+    pub(crate) fn take_target(&self, index: usize) -> Result<Option<Target>> {
+        let at = index % TARGETS * Target::LEN;
+        let mut len = [0; 4];
+        // The length is the last field, which becomes visible last: an entry that has one is whole.
+        self.lists.read(at + 12, &mut len)?;
+        if len == [0; 4] {
+            return Ok(None);
+        }
+        let mut entry = [0; Target::LEN];
+        self.lists.read(at, &mut entry)?;
+        self.lists.write(at + 12, &[0; 4])?;
+        Ok(Some(Target::from_bytes(entry, Order::HOST)))
+    }
+
+    /// The number of entries of the list of targets.
+    pub(crate) const fn targets() -> usize {
+        TARGETS
+    }
+
+    /// The entries of the list of mappings.
+    pub(crate) fn mappings(&self) -> impl Iterator<Item = Mapping> {
+        (0..usize::from(self.mappings)).filter_map(|index| {
+            let mut entry = [0; Mapping::LEN];
+            self.lists.read(TARGETS * Target::LEN + index * Mapping::LEN, &mut entry).ok()?;
+            Some(Mapping::from_bytes(entry, Order::HOST))
+        })
+    }
+
+    /// Copies out of the receive buffer.
+    pub(crate) fn copy_received(&self, at: u32, to: &mut [u8]) -> Result<()> {
+        self.received.read(at as usize, to)
+    }
+
+    /// Copies into the ring that is sent from.
+    pub(crate) fn stage(&self, at: u32, from: &[u8]) -> Result<()> {
+        self.staged.write(at as usize, from)
+    }
+
+    fn remote(to: Target) -> Remote {
+        Remote { addr: to.addr, rkey: STag(to.key) }
+    }
+
+    fn post(&self, requests: &[SendWr<'_>]) -> Result<()> {
+        // SAFETY: elements are inline, or in the ring `staged`, whose bytes are not written before the completion of their request is
+        // taken (`Sender::completed`); it lives longer than the queue pair.
+        unsafe { self.qp.post_send(requests.iter().copied()) }.map_err(|error| {
+            tracing::debug!(%error, "posting failed");
+            Errno::IO
+        })
+    }
+
+    /// Posts a Write of `sges` to `to`, and `message` behind it.
+    fn write_with(&self, sges: &[Sge], inline: SendFlags, to: Target, message: Message) -> Result<()> {
+        let (remote, word) = (Self::remote(to), message.to_word());
+        match self.variant {
+            Variant::Immediate => self.post(&[SendWr {
+                wr_id: 0,
+                op: SendOp::WriteImm { remote, imm: word },
+                sges,
+                flags: SendFlags::SIGNALED | inline,
+            }]),
+            Variant::Send => {
+                let bytes = word.to_ne_bytes();
+                let words = [Sge { addr: bytes.as_ptr() as u64, length: WORD, lkey: STag(0) }];
+                self.post(&[
+                    SendWr { wr_id: 0, op: SendOp::Write { remote }, sges, flags: inline },
+                    SendWr { wr_id: 0, op: SendOp::Send, sges: &words, flags: SendFlags::SIGNALED | SendFlags::INLINE },
+                ])
+            }
+        }
+    }
+
+    /// Posts a message alone.
+    pub(crate) fn message(&self, message: Message) -> Result<()> {
+        let bytes = message.to_word().to_ne_bytes();
+        let words = [Sge { addr: bytes.as_ptr() as u64, length: WORD, lkey: STag(0) }];
+        let (op, sges, inline) = match self.variant {
+            Variant::Immediate => {
+                let remote = Remote { addr: 0, rkey: STag(0) };
+                (SendOp::WriteImm { remote, imm: message.to_word() }, &words[..0], SendFlags::empty())
+            }
+            Variant::Send => (SendOp::Send, &words[..], SendFlags::INLINE),
+        };
+        self.post(&[SendWr { wr_id: 0, op, sges, flags: SendFlags::SIGNALED | inline }])
+    }
+
+    /// Posts a Write of staged bytes and the message that announces it.
+    pub(crate) fn write_data(&self, staged: Range<u32>, to: Target) -> Result<()> {
+        let len = staged.end - staged.start;
+        self.write_with(&[self.staged.sge(staged)], SendFlags::empty(), to, Message::Data { len })
+    }
+
+    /// Posts a Write of staged bytes that the peer is not told of.
+    pub(crate) fn write_direct(&self, staged: Range<u32>, to: Target) -> Result<()> {
+        let op = SendOp::Write { remote: Self::remote(to) };
+        self.post(&[SendWr { wr_id: 0, op, sges: &[self.staged.sge(staged)], flags: SendFlags::SIGNALED }])
+    }
+
+    /// Posts a Write of an entry into a list of the peer, and the message that announces it.
+    pub(crate) fn write_entry(&self, entry: &[u8], to: Target, message: Message) -> Result<()> {
+        let sges = [Sge { addr: entry.as_ptr() as u64, length: entry.len() as u32, lkey: STag(0) }];
+        self.write_with(&sges, SendFlags::INLINE, to, message)
+    }
+
+    /// Posts receives of these slots.
+    fn receive_again(&self, slots: &[u16]) -> Result<()> {
+        let sges: Vec<Sge> = slots
+            .iter()
+            .map(|slot| {
+                let at = u32::from(slot % self.receives) * WORD;
+                self.words.sge(at..at + WORD)
+            })
+            .collect();
+        let used = if self.variant == Variant::Send { 1 } else { 0 };
+        let requests = slots.iter().zip(&sges).map(|(slot, sge)| RecvWr {
+            wr_id: RECEIVE | u64::from(*slot),
+            sges: &std::slice::from_ref(sge)[..used],
+        });
+        // SAFETY: a slot's word is read before its receive is posted again, and lives longer than the queue pair.
+        unsafe { self.qp.post_recv(requests) }.map_err(|_| Errno::IO)
+    }
+
+    fn word(&self, wc: &Wc, slot: u16) -> Completed {
+        match (self.variant, wc.imm) {
+            (Variant::Immediate, Some(word)) => Completed::Received(word),
+            (Variant::Send, None) if wc.byte_len == WORD => {
+                let mut bytes = [0; WORD as usize];
+                match self.words.read(usize::from(slot) * WORD as usize, &mut bytes) {
+                    Ok(()) => Completed::Received(u32::from_ne_bytes(bytes)),
+                    Err(_) => Completed::Unknown,
+                }
+            }
+            _ => Completed::Unknown,
+        }
+    }
+
+    /// Takes a batch of completions, the oldest first; drives the engine if there are none. Returns how many it took. A connection that
+    /// fails is reported by its event: completions in error say nothing here.
+    pub(crate) fn poll(&self, mut each: impl FnMut(Completed)) -> usize {
+        let mut again = [0u16; BATCH];
+        let mut count = 0;
+        let taken = self.cq.poll_with(BATCH, |wc| {
+            if wc.status != WcStatus::Success {
+                return;
+            }
+            if wc.wr_id & RECEIVE == 0 {
+                each(Completed::Sent);
+                return;
+            }
+            let slot = wc.wr_id as u16;
+            each(self.word(&wc, slot));
+            again[count] = slot;
+            count += 1;
+        });
+        if count > 0 {
+            // It fails where the connection has ended, which its event says.
+            let _ = self.receive_again(&again[..count]);
+        }
+        taken
+    }
+
+    /// Ends the connection as one whose peer broke the protocol.
+    pub(crate) fn abort(&self) {
+        let _ = self.qp.modify(QpState::Err);
+    }
+}

@@ -1,0 +1,45 @@
+//! Sockets over RDMA: the rsocket API of librdmacm, with rdma-core's wire protocol.
+//!
+//! ```text
+//!   exports, transfer, poll, epoll     C's functions
+//!   table                              descriptors
+//!   socket                             one socket: state, lock, waiting threads ─► wait: driving and sleeping
+//!   connect, acceptor ─► service       making connections; the thread that accepts
+//!   stream                             a connection: sender, receiver, mappings (no I/O) over link (a queue pair and its memory)
+//!   wire                               private data, messages, targets
+//! ```
+//!
+//! The program's bytes are copied to a ring (`sender`), written to the peer's ring (`receiver` there) and announced by a message. The peer
+//! gives credits and publishes room as its program reads. docs/sockets.md has the differences to TCP.
+
+mod acceptor;
+mod connect;
+mod epoll;
+pub mod exports;
+mod link;
+mod mappings;
+mod options;
+mod poll;
+mod receiver;
+mod sender;
+mod service;
+mod settings;
+mod socket;
+mod stream;
+mod table;
+pub mod transfer;
+mod wait;
+pub mod wire;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Closes every connection at the end of the process, as the kernel would, and waits until `deadline` for their last bytes to be sent.
+pub(crate) fn at_exit(deadline: Instant) {
+    for socket in table::all() {
+        socket.close();
+    }
+    while service::is_closing() && Instant::now() < deadline {
+        thread::sleep(Duration::from_micros(50));
+    }
+}

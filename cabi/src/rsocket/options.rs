@@ -1,0 +1,147 @@
+//! Socket options.
+
+use crate::boundary::Result;
+use crate::errno::Errno;
+use crate::rsocket::settings::Sizes;
+use crate::rsocket::socket::{Phase, Socket, State};
+use crate::rsocket::wire::representable_mappings;
+use std::ffi::c_int;
+
+/// The level of rsockets' own options, and its options.
+const SOL_RDMA: c_int = 0x10000;
+const RDMA_SQSIZE: c_int = 0;
+const RDMA_RQSIZE: c_int = 1;
+const RDMA_INLINE: c_int = 2;
+const RDMA_IOMAPSIZE: c_int = 3;
+const RDMA_ROUTE: c_int = 4;
+
+/// Seconds before the first probe of an idle connection, as the system has it.
+pub(crate) const KEEP_IDLE: c_int = 7200;
+/// What a program gets as the size of a segment.
+const SEGMENT: c_int = 2048;
+
+/// The value of an option, as C has it: one or two integers, or `tcp_info`.
+pub(crate) enum Value {
+    Int(c_int),
+    Linger(libc::linger),
+    /// The state of TCP, as the first byte of `tcp_info`; all else is 0.
+    Info(u8),
+}
+
+fn unsupported(level: c_int, name: c_int) -> Errno {
+    Errno(libc::ENOPROTOOPT).because(format_args!("an rsocket has no option {name} of level {level}"))
+}
+
+fn check_unconnected(state: &State) -> Result<()> {
+    match state.phase {
+        Phase::New(_) => Ok(()),
+        _ => Err(Errno::INVAL.because("an option that is set before an rsocket listens or connects")),
+    }
+}
+
+/// As much of a number as fits.
+fn bounded(value: c_int) -> u16 {
+    u16::try_from(value.max(0)).unwrap_or(u16::MAX)
+}
+
+/// SO_SNDBUF and SO_RCVBUF are doubled, as the system's are.
+fn doubled(value: c_int) -> u32 {
+    value.max(0).unsigned_abs().saturating_mul(2)
+}
+
+/// `rsetsockopt`. `value` is the integer that the option has, `linger` the second one of SO_LINGER.
+///
+/// # Errors
+/// ENOPROTOOPT for an option that rsockets do not have, EINVAL for one that comes too late.
+pub(crate) fn set(socket: &Socket, level: c_int, name: c_int, value: c_int, second: Option<c_int>) -> Result<()> {
+    let mut state = socket.lock();
+    let on = value != 0;
+    let unconnected = matches!(state.phase, Phase::New(_));
+    let set = &mut state.set;
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR) => set.reuse = on,
+        // After the buffers are there the option has no effect, as rdma-core has it. A listener's connections inherit it.
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) if unconnected => set.sizes.received = doubled(value),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) if unconnected => set.sizes.sent = doubled(value),
+        (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {}
+        (libc::SOL_SOCKET, libc::SO_LINGER) => set.linger = on.then_some(second.unwrap_or(0)),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => set.keep_alive = on,
+        (libc::SOL_SOCKET, libc::SO_OOBINLINE) => set.oob_inline = on,
+        (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => set.tos = Some(value as u8),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => set.no_delay = on,
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) if value <= 0 => {
+            return Err(Errno::INVAL.because("TCP_KEEPIDLE of no seconds"));
+        }
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => set.keep_idle = value,
+        (
+            libc::IPPROTO_TCP,
+            libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL | libc::TCP_MAXSEG | libc::TCP_CONGESTION
+            | libc::TCP_QUICKACK | libc::TCP_CORK | libc::TCP_DEFER_ACCEPT | libc::TCP_USER_TIMEOUT,
+        ) => {}
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => set.v6_only = on,
+        (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE | RDMA_IOMAPSIZE) => {
+            check_unconnected(&state)?;
+            let sizes: &mut Sizes = &mut state.set.sizes;
+            match name {
+                RDMA_SQSIZE => sizes.sends = bounded(value),
+                RDMA_RQSIZE => sizes.receives = bounded(value),
+                RDMA_INLINE => sizes.inline = bounded(value),
+                _ => sizes.mappings = representable_mappings(bounded(value)),
+            }
+        }
+        // There are no routes to choose from.
+        (SOL_RDMA, RDMA_ROUTE) => check_unconnected(&state)?,
+        _ => return Err(unsupported(level, name)),
+    }
+    Ok(())
+}
+
+/// `rgetsockopt`.
+///
+/// # Errors
+/// ENOPROTOOPT for an option that rsockets do not have.
+pub(crate) fn get(socket: &Socket, level: c_int, name: c_int) -> Result<Value> {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
+        let error = socket.look(None, |state| state.error.take());
+        return Ok(Value::Int(error.map_or(0, |errno| errno.0)));
+    }
+    let state = socket.lock();
+    let set = &state.set;
+    let int = |value: u32| Ok(Value::Int(c_int::try_from(value).unwrap_or(c_int::MAX)));
+    match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR) => int(set.reuse.into()),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => int(set.keep_alive.into()),
+        (libc::SOL_SOCKET, libc::SO_OOBINLINE) => int(set.oob_inline.into()),
+        (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(set.sizes.received),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF) => int(set.sizes.sent),
+        (libc::SOL_SOCKET, libc::SO_LINGER) => Ok(Value::Linger(libc::linger {
+            l_onoff: set.linger.is_some().into(),
+            l_linger: set.linger.unwrap_or(0),
+        })),
+        (libc::SOL_SOCKET, libc::SO_TYPE) => Ok(Value::Int(libc::SOCK_STREAM)),
+        (libc::SOL_SOCKET, libc::SO_DOMAIN) => {
+            Ok(Value::Int(if state.ipv6 { libc::AF_INET6 } else { libc::AF_INET }))
+        }
+        (libc::SOL_SOCKET, libc::SO_PROTOCOL) => Ok(Value::Int(libc::IPPROTO_TCP)),
+        (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => int(matches!(state.phase, Phase::Listening(_)).into()),
+        (libc::SOL_SOCKET, libc::SO_BROADCAST) => Ok(Value::Int(0)),
+        (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+            int(set.tos.unwrap_or(0).into())
+        }
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => int(set.no_delay.into()),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => Ok(Value::Int(set.keep_idle)),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL) => Ok(Value::Int(1)),
+        (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => Ok(Value::Int(SEGMENT)),
+        (libc::IPPROTO_TCP, libc::TCP_INFO) => {
+            const ESTABLISHED: u8 = 1;
+            const CLOSE: u8 = 7;
+            Ok(Value::Info(if state.stream().is_some() { ESTABLISHED } else { CLOSE }))
+        }
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => int(set.v6_only.into()),
+        (SOL_RDMA, RDMA_SQSIZE) => int(set.sizes.sends.into()),
+        (SOL_RDMA, RDMA_RQSIZE) => int(set.sizes.receives.into()),
+        (SOL_RDMA, RDMA_INLINE) => int(set.sizes.inline.into()),
+        (SOL_RDMA, RDMA_IOMAPSIZE) => int(set.sizes.mappings.into()),
+        _ => Err(unsupported(level, name)),
+    }
+}

@@ -1,0 +1,125 @@
+//! The thread that accepts connections and waits for closed ones to end, whatever the program does: it runs small tasks that are woken
+//! by events of the connection manager. It starts with the first task.
+
+use crate::boundary::Result;
+use crate::fork::{ForkSafe, Forked};
+use crate::signals::Held;
+use parking_lot::{Condvar, Mutex};
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Wake, Waker};
+use std::thread;
+
+type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+#[derive(Default)]
+struct Queue {
+    woken: Mutex<VecDeque<Arc<Task>>>,
+    any: Condvar,
+}
+
+/// A task; none is left once it has ended.
+struct Task {
+    job: Mutex<Option<Job>>,
+    queue: Arc<Queue>,
+}
+
+impl Wake for Task {
+    fn wake(self: Arc<Self>) {
+        let queue = Arc::clone(&self.queue);
+        queue.woken.lock().push_back(self);
+        queue.any.notify_one();
+    }
+}
+
+struct Service(Option<Arc<Queue>>);
+
+impl Forked for Service {
+    const NEW: Self = Self(None);
+
+    fn in_child(&mut self) {
+        // The thread and the holders of its locks stay in the parent.
+        std::mem::forget(self.0.take());
+        CLOSING.store(0, Ordering::Relaxed);
+    }
+}
+
+static SERVICE: ForkSafe<Service> = ForkSafe::new();
+
+/// Connections that are being closed.
+static CLOSING: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts a connection that is being closed, while it lives.
+pub(crate) struct Closing(u32);
+
+impl Closing {
+    pub(crate) fn new() -> Self {
+        CLOSING.fetch_add(1, Ordering::AcqRel);
+        Self(crate::fork::generation())
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        // A fork has begun to count anew.
+        if self.0 == crate::fork::generation() {
+            CLOSING.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Whether connections are being closed.
+pub(crate) fn is_closing() -> bool {
+    CLOSING.load(Ordering::Acquire) > 0
+}
+
+/// Runs `job` on the service's thread.
+///
+/// # Errors
+/// EAGAIN when the system gives no thread.
+pub(crate) fn spawn(job: impl Future<Output = ()> + Send + 'static) -> Result<()> {
+    let queue = queue()?;
+    let task = Arc::new(Task { job: Mutex::new(Some(Box::pin(job))), queue });
+    task.wake();
+    Ok(())
+}
+
+fn queue() -> Result<Arc<Queue>> {
+    if let Some(queue) = &SERVICE.read().0 {
+        return Ok(Arc::clone(queue));
+    }
+    let mut service = SERVICE.write();
+    if let Some(queue) = &service.0 {
+        return Ok(Arc::clone(queue));
+    }
+    let queue = Arc::<Queue>::default();
+    let own = Arc::clone(&queue);
+    // The program's signals are for the program's own threads.
+    let held = Held::new();
+    thread::Builder::new().name("uiw-rsockets".into()).spawn(move || run(&own))?;
+    drop(held);
+    service.0 = Some(Arc::clone(&queue));
+    Ok(queue)
+}
+
+fn run(queue: &Queue) {
+    loop {
+        let task = {
+            let mut woken = queue.woken.lock();
+            loop {
+                match woken.pop_front() {
+                    Some(task) => break task,
+                    None => queue.any.wait(&mut woken),
+                }
+            }
+        };
+        let waker = Waker::from(Arc::clone(&task));
+        let mut job = task.job.lock();
+        let ended = job.as_mut().is_none_or(|job| job.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
+        let done = if ended { job.take() } else { None };
+        drop(job);
+        drop(done);
+    }
+}

@@ -1,0 +1,342 @@
+//! A stream rsocket in all its states, and how threads wait for it to change.
+//!
+//! One lock holds the state, and no thread waits while it holds it. A thread that waits is registered in three places: the events of the
+//! connection, its completion queue, and the socket itself, where other threads of the program report what they have found there.
+
+use crate::boundary::Result;
+use crate::cm::address;
+use crate::cm::ports::Reservation;
+use crate::engine;
+use crate::errno::Errno;
+use crate::rsocket::acceptor::Acceptor;
+use crate::rsocket::connect::{self, Connecting};
+use crate::rsocket::service::{self, Closing};
+use crate::rsocket::settings::Sizes;
+use crate::rsocket::stream::{Ending, Stream};
+use crate::rsocket::wait;
+use parking_lot::{Mutex, MutexGuard};
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use uiw_verbs::cm::{CloseReason, CmChannel, CmEventKind};
+
+/// What a program sets, and a listener's connections inherit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Set {
+    pub(crate) sizes: Sizes,
+    pub(crate) reuse: bool,
+    pub(crate) v6_only: bool,
+    pub(crate) tos: Option<u8>,
+    pub(crate) keep_alive: bool,
+    pub(crate) keep_idle: c_int,
+    pub(crate) no_delay: bool,
+    pub(crate) oob_inline: bool,
+    /// SO_LINGER: on, and for how many seconds.
+    pub(crate) linger: Option<c_int>,
+}
+
+/// How far a socket is.
+pub(crate) enum Phase {
+    /// It may have a local port.
+    New(Option<Reservation>),
+    Listening(Arc<Acceptor>),
+    /// The port stays the socket's towards others of this process.
+    Connecting(Box<Connecting>, Option<Reservation>),
+    /// A listener's connection that waits for the peer to see the Reply.
+    Accepting(Box<Stream>),
+    Connected(Box<Stream>, #[expect(dead_code, reason = "kept for its drop")] Option<Reservation>),
+    /// The connection could not be made.
+    Failed,
+    Closed,
+}
+
+pub(crate) struct State {
+    pub(crate) phase: Phase,
+    pub(crate) set: Set,
+    pub(crate) ipv6: bool,
+    /// O_NONBLOCK and the other flags of F_SETFL.
+    pub(crate) status_flags: c_int,
+    pub(crate) descriptor_flags: c_int,
+    /// SO_ERROR
+    pub(crate) error: Option<Errno>,
+    /// Real addresses: ports as TCP has them.
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) peer: Option<SocketAddr>,
+}
+
+pub(crate) struct Socket {
+    state: Mutex<State>,
+    /// Of the connection, or of the listener.
+    channel: Arc<CmChannel>,
+    /// Threads that wait for a change which another thread may find.
+    wakers: Mutex<Vec<Waker>>,
+}
+
+impl Socket {
+    pub(crate) fn new(ipv6: bool, set: Set) -> Arc<Self> {
+        let state = State {
+            phase: Phase::New(None),
+            set,
+            ipv6,
+            status_flags: libc::O_RDWR,
+            descriptor_flags: 0,
+            error: None,
+            local: None,
+            peer: None,
+        };
+        Arc::new(Self { state: Mutex::new(state), channel: Arc::default(), wakers: Mutex::default() })
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    pub(crate) fn channel(&self) -> &Arc<CmChannel> {
+        &self.channel
+    }
+
+    /// Whether calls with these flags do not wait.
+    pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
+        flags & libc::MSG_DONTWAIT != 0 || self.lock().status_flags & libc::O_NONBLOCK != 0
+    }
+
+    /// Other threads look again.
+    pub(crate) fn wake(&self, except: Option<&Waker>) {
+        let wakers = std::mem::take(&mut *self.wakers.lock());
+        // A thread's own registration is renewed when it polls.
+        wakers.into_iter().filter(|waker| !except.is_some_and(|own| own.will_wake(waker))).for_each(Waker::wake);
+    }
+
+    /// Handles the events of the connection manager that have come.
+    fn take_events(&self, state: &mut State) -> bool {
+        let mut any = false;
+        // A listener's are its task's.
+        while !matches!(state.phase, Phase::Listening(_))
+            && let Some(event) = self.channel.try_pop()
+        {
+            state.handle(event.kind);
+            any = true;
+        }
+        any
+    }
+
+    /// Brings the socket to where it is, and asks `ask`. Other threads are woken by what is found.
+    pub(crate) fn look<T>(&self, own: Option<&Waker>, ask: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.lock();
+        // The event of the end comes after the last completion, so completions are taken after it.
+        let mut changed = self.take_events(&mut state);
+        changed |= state.process();
+        let answer = ask(&mut state);
+        drop(state);
+        if changed {
+            self.wake(own);
+        }
+        answer
+    }
+
+    /// As [`Socket::look`]; if the answer is "not yet", the task is woken by the next change.
+    pub(crate) fn poll<T>(&self, cx: &mut Context<'_>, mut ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
+        loop {
+            let answer = self.look(Some(cx.waker()), &mut ask);
+            if answer.is_ready() {
+                return answer;
+            }
+            if self.watch(cx) {
+                continue;
+            }
+            // What another thread of the program found between the two.
+            return ask(&mut self.lock());
+        }
+    }
+
+    /// The task is woken by the next change. True when there has been one.
+    pub(crate) fn watch(&self, cx: &mut Context<'_>) -> bool {
+        {
+            let mut wakers = self.wakers.lock();
+            if !wakers.iter().any(|known| known.will_wake(cx.waker())) {
+                wakers.push(cx.waker().clone());
+            }
+        }
+        let (listens, cq) = {
+            let state = self.lock();
+            let listens = matches!(state.phase, Phase::Listening(_));
+            (listens, state.stream().map(|stream| Arc::clone(stream.link.cq())))
+        };
+        if !listens && let Poll::Ready(event) = self.channel.poll_pop(cx) {
+            self.lock().handle(event.kind);
+            self.wake(Some(cx.waker()));
+            return true;
+        }
+        cq.is_some_and(|cq| cq.poll_ready(cx).is_ready())
+    }
+
+    /// Asks the engine for a wake-up by its background thread at the next completion.
+    pub(crate) fn arm(&self) {
+        let cq = self.lock().stream().map(|stream| Arc::clone(stream.link.cq()));
+        if let Some(cq) = cq {
+            cq.arm(uiw_verbs::Arm::Any);
+        }
+    }
+
+    /// Runs `attempt` until its answer is not EAGAIN; waits between, unless the call does not wait.
+    pub(crate) fn complete<T>(
+        &self,
+        nonblocking: bool,
+        mut attempt: impl FnMut(&mut State) -> Result<T>,
+    ) -> Result<T> {
+        let first = {
+            let mut state = self.lock();
+            attempt(&mut state)
+        };
+        if !matches!(first, Err(Errno::AGAIN)) {
+            return first;
+        }
+        let second = self.look(None, &mut attempt);
+        if nonblocking || !matches!(second, Err(Errno::AGAIN)) {
+            return second;
+        }
+        wait::until(
+            &engine::get()?,
+            || self.arm(),
+            |cx| {
+                self.poll(cx, |state| match attempt(state) {
+                    Err(Errno::AGAIN) => Poll::Pending,
+                    other => Poll::Ready(other),
+                })
+            },
+        )?
+    }
+
+    /// Closes it: the program has no descriptor of it any more.
+    pub(crate) fn close(self: &Arc<Self>) {
+        let mut state = self.lock();
+        let phase = std::mem::replace(&mut state.phase, Phase::Closed);
+        let aborts = state.set.linger == Some(0);
+        let ended = match phase {
+            Phase::Connected(mut stream, _) | Phase::Accepting(mut stream) if !stream.has_ended() => {
+                if aborts {
+                    stream.link.abort();
+                }
+                stream.process();
+                stream.close();
+                drop(state);
+                self.linger(stream);
+                None
+            }
+            phase => {
+                drop(state);
+                Some(phase)
+            }
+        };
+        if let Some(Phase::Listening(acceptor)) = &ended {
+            acceptor.close();
+        }
+        // Unlocked: connections are given up, and queue pairs destroyed.
+        drop(ended);
+        self.wake(None);
+    }
+
+    /// Keeps a closed connection until what was sent is with the peer.
+    fn linger(self: &Arc<Self>, stream: Box<Stream>) {
+        let (socket, closing) = (Arc::clone(self), Closing::new());
+        let ended = async move {
+            loop {
+                let event = std::future::poll_fn(|cx| socket.channel.poll_pop(cx)).await;
+                if matches!(event.kind, CmEventKind::Disconnected(_) | CmEventKind::Failed(_)) {
+                    break;
+                }
+            }
+            drop(stream);
+            drop(closing);
+        };
+        if let Err(error) = service::spawn(ended) {
+            tracing::warn!(%error, "a closed rsocket does not wait for its last bytes");
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn stream(&self) -> Option<&Stream> {
+        match &self.phase {
+            Phase::Connected(stream, _) | Phase::Accepting(stream) => Some(stream),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn stream_mut(&mut self) -> Option<&mut Stream> {
+        match &mut self.phase {
+            Phase::Connected(stream, _) | Phase::Accepting(stream) => Some(stream),
+            _ => None,
+        }
+    }
+
+    /// The connection.
+    ///
+    /// # Errors
+    /// ENOTCONN; EAGAIN while it is being made; the error with which that failed.
+    pub(crate) fn connected(&mut self) -> Result<&mut Stream> {
+        match &mut self.phase {
+            Phase::Connected(stream, _) => Ok(stream),
+            Phase::Connecting(..) | Phase::Accepting(_) => Err(Errno::AGAIN),
+            Phase::Failed => Err(self.error.take().unwrap_or(Errno(libc::ENOTCONN))),
+            Phase::New(_) | Phase::Listening(_) | Phase::Closed => {
+                Err(Errno(libc::ENOTCONN).because("the rsocket has no connection"))
+            }
+        }
+    }
+
+    /// Handles completions. Returns whether there were any.
+    fn process(&mut self) -> bool {
+        let (Phase::Connected(stream, _) | Phase::Accepting(stream)) = &mut self.phase else { return false };
+        let before = stream.failure();
+        let any = stream.process();
+        self.error = stream.failure().filter(|_| before.is_none()).or(self.error);
+        any
+    }
+
+    fn handle(&mut self, event: CmEventKind) {
+        match event {
+            CmEventKind::Established(info) => {
+                self.local = Some(address::plain(info.local));
+                self.peer = Some(address::plain(info.peer));
+                self.phase = match std::mem::replace(&mut self.phase, Phase::Closed) {
+                    Phase::Connecting(connecting, port) => match connect::established(*connecting, &info) {
+                        Ok(stream) => Phase::Connected(Box::new(stream), port),
+                        Err(errno) => self.fail(errno),
+                    },
+                    Phase::Accepting(stream) => Phase::Connected(stream, None),
+                    other => other,
+                };
+            }
+            CmEventKind::Failed(error) => {
+                if !matches!(self.phase, Phase::Closed) {
+                    self.phase = self.fail(error.into());
+                }
+            }
+            CmEventKind::Disconnected(reason) => {
+                let ending = ending(&reason);
+                if let Phase::Connected(stream, _) | Phase::Accepting(stream) = &mut self.phase {
+                    let before = stream.failure();
+                    stream.end(ending);
+                    self.error = stream.failure().filter(|_| before.is_none()).or(self.error);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn fail(&mut self, errno: Errno) -> Phase {
+        self.error = Some(errno);
+        Phase::Failed
+    }
+}
+
+/// What the end of the stream means to the program: as in TCP, a peer that is gone without an error is one that has closed.
+fn ending(reason: &CloseReason) -> Ending {
+    match reason {
+        CloseReason { silent_for: Some(_), .. } => Ending::Failed(Errno(libc::ETIMEDOUT)),
+        CloseReason { orderly: true, .. } => Ending::Closed,
+        _ => Ending::Failed(Errno(libc::ECONNRESET)),
+    }
+}

@@ -1,0 +1,421 @@
+//! The functions of `rdma/rsocket.h` that move bytes.
+
+use crate::boundary::{self, Result};
+use crate::errno::Errno;
+use crate::mr;
+use crate::rsocket::exports::write_address;
+use crate::rsocket::socket::Socket;
+use crate::rsocket::table;
+use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
+use std::ffi::{c_int, c_void};
+use std::slice;
+use uiw_verbs::Access;
+
+/// More buffers than any call may have.
+const MAX_BUFFERS: usize = 1024;
+
+/// The buffers of a program.
+///
+/// # Safety
+/// `list` is NULL or has `count` elements, whose bytes are readable, and writable for a call that receives.
+unsafe fn buffers<'a>(list: *const iovec, count: usize) -> Result<&'a [iovec]> {
+    match count {
+        0 => Ok(&[]),
+        1..=MAX_BUFFERS if !list.is_null() => {
+            // SAFETY: the caller's promise.
+            let list = unsafe { slice::from_raw_parts(list, count) };
+            let total = list.iter().try_fold(0isize, |sum, part| {
+                sum.checked_add(isize::try_from(part.iov_len).ok()?)
+            });
+            total.map(|_| list).ok_or_else(|| Errno::INVAL.out_of_range())
+        }
+        1..=MAX_BUFFERS => Err(Errno(libc::EFAULT).null()),
+        _ => Err(Errno(libc::EMSGSIZE).because("more buffers than a call may have")),
+    }
+}
+
+/// The bytes of a buffer.
+///
+/// # Safety
+/// They are readable, and `base` may be NULL only if there are none.
+unsafe fn bytes<'a>(base: *const c_void, len: usize) -> &'a [u8] {
+    if len == 0 || base.is_null() {
+        return &[];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { slice::from_raw_parts(base.cast(), len) }
+}
+
+/// As [`bytes`], for a call that receives.
+///
+/// # Safety
+/// They are writable, and nothing else uses them during the call.
+unsafe fn bytes_mut<'a>(base: *mut c_void, len: usize) -> &'a mut [u8] {
+    if len == 0 || base.is_null() {
+        return &mut [];
+    }
+    // SAFETY: the caller's promise.
+    unsafe { slice::from_raw_parts_mut(base.cast(), len) }
+}
+
+/// Receives into buffers.
+///
+/// # Safety
+/// As for [`buffers`].
+unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
+    let socket = table::socket(fd)?;
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno::INVAL.because("rsockets have no out-of-band data"));
+    }
+    if list.iter().any(|part| part.iov_base.is_null() && part.iov_len > 0) {
+        return Err(Errno(libc::EFAULT).null());
+    }
+    let total: usize = list.iter().map(|part| part.iov_len).sum();
+    let nonblocking = socket.is_nonblocking(flags);
+    let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
+    let mut done = 0;
+    loop {
+        // SAFETY: the caller's promise.
+        let taken = unsafe { receive_some(&socket, list, done, peek, nonblocking) };
+        match taken {
+            Ok(0) => break,
+            Ok(taken) => done += taken,
+            Err(_) if done > 0 => break,
+            Err(errno) => return Err(errno),
+        }
+        if done == total || peek || nonblocking || !all {
+            break;
+        }
+    }
+    Ok(done as isize)
+}
+
+/// Receives what there is, behind the first `skip` bytes of the buffers; waits for the first byte.
+///
+/// # Safety
+/// As for [`buffers`].
+unsafe fn receive_some(
+    socket: &Socket,
+    list: &[iovec],
+    skip: usize,
+    peek: bool,
+    nonblocking: bool,
+) -> Result<usize> {
+    let total: usize = list.iter().map(|part| part.iov_len).sum();
+    socket.complete(nonblocking, |state| {
+        let stream = state.connected()?;
+        if stream.receiver.readable() == 0 {
+            return stream.nothing_readable();
+        }
+        if total == skip {
+            return Ok(0);
+        }
+        let (mut skip, mut done) = (skip, 0);
+        for part in list {
+            let before = skip.min(part.iov_len);
+            skip -= before;
+            // SAFETY: the caller's promise.
+            let part = unsafe { bytes_mut(part.iov_base, part.iov_len) };
+            let taken = stream.copy_out(done as u64, &mut part[before..])?;
+            done += taken;
+            if before + taken < part.len() {
+                break;
+            }
+        }
+        if !peek {
+            stream.consume(done);
+        }
+        Ok(done)
+    })
+}
+
+/// Sends buffers: all of them, unless the call does not wait.
+///
+/// # Safety
+/// As for [`buffers`].
+unsafe fn send(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
+    let socket = table::socket(fd)?;
+    if flags & libc::MSG_OOB != 0 {
+        return Err(Errno::UNSUPPORTED.because("rsockets have no out-of-band data"));
+    }
+    if list.iter().any(|part| part.iov_base.is_null() && part.iov_len > 0) {
+        return Err(Errno(libc::EFAULT).null());
+    }
+    let total: usize = list.iter().map(|part| part.iov_len).sum();
+    let nonblocking = socket.is_nonblocking(flags);
+    let (mut done, mut begun) = (0usize, false);
+    let sent = loop {
+        // SAFETY: the caller's promise.
+        let parts = list.iter().map(|part| unsafe { bytes(part.iov_base, part.iov_len) });
+        let sent = socket.complete(nonblocking, |state| {
+            let stream = state.connected()?;
+            stream.publish_mappings()?;
+            if !std::mem::replace(&mut begun, true) {
+                stream.sender.begin();
+            }
+            if total == 0 {
+                return stream.check_room_or_nothing();
+            }
+            stream.send(Rest { parts: parts.clone(), skip: done }, (total - done) as u64)
+        });
+        match sent {
+            Ok(sent) => done += sent as usize,
+            Err(errno) => break Err(errno),
+        }
+        if done == total || nonblocking {
+            break Ok(());
+        }
+    };
+    match sent {
+        Err(errno) if done == 0 => Err(errno),
+        _ => Ok(done as isize),
+    }
+}
+
+/// Buffers without their first bytes.
+#[derive(Clone)]
+struct Rest<I> {
+    parts: I,
+    skip: usize,
+}
+
+impl<'a, I: Iterator<Item = &'a [u8]>> Iterator for Rest<I> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let part = self.parts.next()?;
+        let before = self.skip.min(part.len());
+        self.skip -= before;
+        Some(&part[before..])
+    }
+}
+
+fn one(base: *mut c_void, len: usize) -> Result<[iovec; 1]> {
+    if isize::try_from(len).is_err() {
+        return Err(Errno::INVAL.out_of_range());
+    }
+    Ok([iovec { iov_base: base, iov_len: len }])
+}
+
+/// `rrecv`.
+///
+/// # Safety
+/// `buffer` has `len` writable bytes.
+pub unsafe extern "C" fn rrecv(fd: c_int, buffer: *mut c_void, len: usize, flags: c_int) -> isize {
+    // SAFETY: the caller's promise.
+    boundary::size(|| unsafe { receive(fd, &one(buffer, len)?, flags) })
+}
+
+/// `rrecvfrom`.
+///
+/// # Safety
+/// As for [`rrecv`]; the address as for recvfrom(2).
+pub unsafe extern "C" fn rrecvfrom(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: usize,
+    flags: c_int,
+    addr: *mut sockaddr,
+    addr_len: *mut socklen_t,
+) -> isize {
+    boundary::size(|| {
+        // SAFETY: the caller's promise, here and below.
+        let taken = unsafe { receive(fd, &one(buffer, len)?, flags) }?;
+        if !addr.is_null()
+            && !addr_len.is_null()
+            && let Some(peer) = table::socket(fd)?.lock().peer
+        {
+            // SAFETY: as above.
+            unsafe { write_address(peer, addr, addr_len) }?;
+        }
+        Ok(taken)
+    })
+}
+
+/// `rrecvmsg`. There are no control messages.
+///
+/// # Safety
+/// As for recvmsg(2).
+pub unsafe extern "C" fn rrecvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> isize {
+    boundary::size(|| {
+        // SAFETY: the caller's promise, here and below.
+        let message = unsafe { message.as_mut() }.ok_or_else(|| Errno(libc::EFAULT).null())?;
+        // SAFETY: as above.
+        let taken = unsafe { receive(fd, buffers(message.msg_iov, message.msg_iovlen)?, flags) }?;
+        (message.msg_controllen, message.msg_namelen, message.msg_flags) = (0, 0, 0);
+        Ok(taken)
+    })
+}
+
+/// `rread`.
+///
+/// # Safety
+/// As for [`rrecv`].
+pub unsafe extern "C" fn rread(fd: c_int, buffer: *mut c_void, len: usize) -> isize {
+    // SAFETY: the caller's promise.
+    boundary::size(|| unsafe { receive(fd, &one(buffer, len)?, 0) })
+}
+
+/// The number of elements of a list.
+fn count(count: c_int) -> Result<usize> {
+    usize::try_from(count).map_err(|_| Errno::INVAL.out_of_range())
+}
+
+/// `rreadv`.
+///
+/// # Safety
+/// As for readv(2).
+pub unsafe extern "C" fn rreadv(fd: c_int, list: *const iovec, len: c_int) -> isize {
+    // SAFETY: the caller's promise.
+    boundary::size(|| unsafe { receive(fd, buffers(list, count(len)?)?, 0) })
+}
+
+/// `rsend`. There is no SIGPIPE, as rdma-core has none.
+///
+/// # Safety
+/// `buffer` has `len` readable bytes.
+pub unsafe extern "C" fn rsend(fd: c_int, buffer: *const c_void, len: usize, flags: c_int) -> isize {
+    // SAFETY: the caller's promise.
+    boundary::size(|| unsafe { send(fd, &one(buffer.cast_mut(), len)?, flags) })
+}
+
+/// `rsendto`: the socket is connected, so an address is refused.
+///
+/// # Safety
+/// As for [`rsend`].
+pub unsafe extern "C" fn rsendto(
+    fd: c_int,
+    buffer: *const c_void,
+    len: usize,
+    flags: c_int,
+    addr: *const sockaddr,
+    addr_len: socklen_t,
+) -> isize {
+    boundary::size(|| {
+        if !addr.is_null() || addr_len != 0 {
+            table::socket(fd)?;
+            return Err(Errno(libc::EISCONN).because("rsendto with an address"));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { send(fd, &one(buffer.cast_mut(), len)?, flags) }
+    })
+}
+
+/// `rsendmsg`. Control messages are refused.
+///
+/// # Safety
+/// As for sendmsg(2).
+pub unsafe extern "C" fn rsendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> isize {
+    boundary::size(|| {
+        // SAFETY: the caller's promise, here and below.
+        let message = unsafe { message.as_ref() }.ok_or_else(|| Errno(libc::EFAULT).null())?;
+        if !message.msg_control.is_null() && message.msg_controllen > 0 {
+            return Err(Errno::UNSUPPORTED.because("rsockets have no control messages"));
+        }
+        // SAFETY: as above.
+        unsafe { send(fd, buffers(message.msg_iov, message.msg_iovlen)?, flags) }
+    })
+}
+
+/// `rwrite`.
+///
+/// # Safety
+/// As for [`rsend`].
+pub unsafe extern "C" fn rwrite(fd: c_int, buffer: *const c_void, len: usize) -> isize {
+    // SAFETY: the caller's promise.
+    boundary::size(|| unsafe { send(fd, &one(buffer.cast_mut(), len)?, 0) })
+}
+
+/// `rwritev`.
+///
+/// # Safety
+/// As for writev(2).
+pub unsafe extern "C" fn rwritev(fd: c_int, list: *const iovec, len: c_int) -> isize {
+    // SAFETY: the caller's promise.
+    boundary::size(|| unsafe { send(fd, buffers(list, count(len)?)?, 0) })
+}
+
+/// `riomap`: with PROT_WRITE the peer's program may write the buffer, by `riowrite` at `offset`, or at the buffer's address if that is -1.
+///
+/// # Safety
+/// The buffer is memory of the program until it is unmapped.
+pub unsafe extern "C" fn riomap(
+    fd: c_int,
+    buffer: *mut c_void,
+    len: usize,
+    protection: c_int,
+    _flags: c_int,
+    offset: off_t,
+) -> off_t {
+    boundary::size(|| {
+        let socket = table::socket(fd)?;
+        if protection & !libc::PROT_WRITE != 0 || len == 0 || u32::try_from(len).is_err() {
+            return Err(Errno::INVAL.because("a protection other than PROT_WRITE, or a length that no mapping has"));
+        }
+        let shared = protection & libc::PROT_WRITE != 0;
+        let offset = if offset == -1 { buffer.addr() as off_t } else { offset };
+        let (memory, registered) = mr::program_memory(buffer, len, shared)?;
+        socket.look(None, |state| {
+            let stream = state.connected()?;
+            if shared && !stream.mappings.has_room() {
+                return Err(Errno::NOMEM.because("the peer takes no more mappings"));
+            }
+            let access = Access::LOCAL_WRITE | if shared { Access::REMOTE_WRITE } else { Access::empty() };
+            let region = stream.link.pd().register_raw(memory, buffer.addr() as u64, access)?;
+            stream.mappings.add((buffer.addr(), len), (region, registered), offset.cast_unsigned(), shared)
+        })?;
+        Ok(offset as isize)
+    }) as off_t
+}
+
+/// `riounmap`.
+pub extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: usize) -> c_int {
+    boundary::minus_one(|| {
+        table::socket(fd)?.look(None, |state| match state.stream_mut() {
+            Some(stream) => stream.mappings.remove(buffer.addr(), len),
+            None => Err(Errno::INVAL.because("a buffer that is not mapped")),
+        })
+    })
+}
+
+/// `riowrite`: writes to what the peer has mapped at `offset`; the peer's program is not told. Returns the bytes written.
+///
+/// # Safety
+/// As for [`rsend`].
+pub unsafe extern "C" fn riowrite(
+    fd: c_int,
+    buffer: *const c_void,
+    len: usize,
+    offset: off_t,
+    flags: c_int,
+) -> usize {
+    let written = boundary::size(|| {
+        let socket = table::socket(fd)?;
+        let nonblocking = socket.is_nonblocking(flags);
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { bytes(buffer, len) };
+        let (mut done, mut begun) = (0, false);
+        while done < len {
+            let written = socket.complete(nonblocking, |state| {
+                let stream = state.connected()?;
+                stream.publish_mappings()?;
+                if !std::mem::replace(&mut begun, true) {
+                    stream.sender.begin();
+                }
+                stream.write_mapped(&bytes[done..], (offset as u64).wrapping_add(done as u64))
+            });
+            match written {
+                // Nothing is mapped there.
+                Ok(0) => break,
+                Ok(written) => done += written as usize,
+                Err(_) if done > 0 => break,
+                Err(errno) => return Err(errno),
+            }
+            if nonblocking {
+                break;
+            }
+        }
+        Ok(done as isize)
+    });
+    written.cast_unsigned()
+}

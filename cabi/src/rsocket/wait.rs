@@ -1,0 +1,172 @@
+//! Waiting: a thread drives the engine for a while, then sleeps in a system call that signals interrupt or restart.
+
+use crate::boundary::Result;
+use crate::errno::Errno;
+use crate::fork;
+use crate::signals::Held;
+use std::cell::RefCell;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+use uiw_verbs::Device;
+
+/// How long a waiting thread drives the engine itself before it sleeps and leaves driving to the background thread. Only the sleep is
+/// ended by signals.
+const DRIVE: Duration = Duration::from_millis(5);
+/// How long it drives where it watches other descriptors too.
+const DRIVE_BETWEEN: Duration = Duration::from_micros(50);
+
+/// What a sleeping thread is woken by: an eventfd of its own.
+struct Sleeper {
+    fd: OwnedFd,
+    generation: u32,
+}
+
+impl Sleeper {
+    fn new() -> Result<Arc<Self>> {
+        // SAFETY: makes a descriptor, which has no other owner.
+        let fd = unsafe {
+            match libc::eventfd(0, libc::EFD_CLOEXEC) {
+                -1 => return Err(Errno::last()),
+                fd => OwnedFd::from_raw_fd(fd),
+            }
+        };
+        Ok(Arc::new(Self { fd, generation: fork::generation() }))
+    }
+
+    /// This thread's.
+    fn current() -> Result<Arc<Self>> {
+        thread_local! {
+            static OWN: RefCell<Option<Arc<Sleeper>>> = const { RefCell::new(None) };
+        }
+        let own = OWN.try_with(|own| {
+            let mut own = own.borrow_mut();
+            match &*own {
+                // A child of a fork shares the descriptor of before with its parent.
+                Some(sleeper) if sleeper.generation == fork::generation() => Ok(Arc::clone(sleeper)),
+                _ => Ok(Arc::clone(own.insert(Self::new()?))),
+            }
+        });
+        // The thread's own storage is gone when it ends.
+        own.unwrap_or_else(|_| Self::new())
+    }
+
+    /// Sleeps until it is woken. A read, as that is the one wait that signals restart or interrupt as the program said.
+    fn sleep(&self) -> Result<()> {
+        let mut token = [0u8; 8];
+        // SAFETY: eight bytes, as an eventfd has. The calling function has disabled cancellation.
+        match unsafe { libc::read(self.fd.as_raw_fd(), token.as_mut_ptr().cast(), token.len()) } {
+            8 => Ok(()),
+            _ => Err(Errno::last()),
+        }
+    }
+}
+
+impl Wake for Sleeper {
+    fn wake(self: Arc<Self>) {
+        let token = 1u64.to_ne_bytes();
+        // SAFETY: eight bytes. It fails only where 2^64 wake-ups were not read.
+        unsafe { libc::write(self.fd.as_raw_fd(), token.as_ptr().cast(), token.len()) };
+    }
+}
+
+/// Waits until `poll` is ready. `arm` is called before each sleep: it asks for wake-ups by the engine's other threads.
+///
+/// # Errors
+/// EINTR; EMFILE.
+pub(crate) fn until<T>(
+    device: &Device,
+    mut arm: impl FnMut(),
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Result<T> {
+    if let Some(value) = drive(device, DRIVE, &mut poll)? {
+        return Ok(value);
+    }
+    let sleeper = Sleeper::current()?;
+    let waker = Waker::from(Arc::clone(&sleeper));
+    loop {
+        arm();
+        if let Poll::Ready(value) = poll(&mut Context::from_waker(&waker)) {
+            return Ok(value);
+        }
+        sleeper.sleep()?;
+    }
+}
+
+/// As [`until`], also until one of `fds` is ready or `deadline` has passed; nothing in these cases.
+///
+/// # Errors
+/// EINTR, whatever the program said of the signal, as poll(2) has it; EMFILE.
+pub(crate) fn until_or<T>(
+    device: Option<&Device>,
+    fds: &mut Vec<libc::pollfd>,
+    deadline: Option<Instant>,
+    mut arm: impl FnMut(),
+    mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Result<Option<T>> {
+    if let Some(device) = device {
+        let most = if fds.is_empty() { DRIVE } else { DRIVE_BETWEEN };
+        let left = deadline.map_or(most, |at| at.saturating_duration_since(Instant::now()).min(most));
+        if let Some(value) = drive(device, left, &mut poll)? {
+            return Ok(Some(value));
+        }
+    }
+    let sleeper = Sleeper::current()?;
+    let waker = Waker::from(Arc::clone(&sleeper));
+    let others = fds.len();
+    fds.push(libc::pollfd { fd: sleeper.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+    let result = loop {
+        arm();
+        if let Poll::Ready(value) = poll(&mut Context::from_waker(&waker)) {
+            break Ok(Some(value));
+        }
+        match poll_system(fds, deadline) {
+            Ok(0) => break Ok(None),
+            Ok(_) if fds[..others].iter().any(|fd| fd.revents != 0) => break Ok(None),
+            Ok(_) => {
+                if let Err(errno) = sleeper.sleep() {
+                    break Err(errno);
+                }
+            }
+            Err(errno) => break Err(errno),
+        }
+    };
+    fds.pop();
+    result
+}
+
+/// Drives the engine for at most `time`, with signals held: one that came meanwhile would be handled unnoticed, and the sleep behind it
+/// would not end.
+fn drive<T>(
+    device: &Device,
+    time: Duration,
+    poll: &mut impl FnMut(&mut Context<'_>) -> Poll<T>,
+) -> Result<Option<T>> {
+    let held = Held::new();
+    let found = device.wait(Some(Instant::now() + time), poll);
+    if found.is_none() && held.interrupts() {
+        return Err(Errno::INTR);
+    }
+    Ok(found)
+}
+
+/// poll(2) until `deadline`: the number of descriptors that are ready.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn poll_system(fds: &mut [libc::pollfd], deadline: Option<Instant>) -> Result<usize> {
+    let left = deadline.map(|at| {
+        let left = at.saturating_duration_since(Instant::now());
+        libc::timespec {
+            tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        }
+    });
+    let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: a list of that many structures; the time, if there is one, outlives the call.
+    match unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, left, std::ptr::null()) } {
+        -1 => Err(Errno::last()),
+        ready => Ok(ready as usize),
+    }
+}
