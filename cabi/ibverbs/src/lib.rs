@@ -7,3 +7,4 @@
 mod export;
 mod exports;
 mod interpose;
+mod own_calls;

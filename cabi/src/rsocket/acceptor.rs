@@ -10,7 +10,7 @@ use crate::rsocket::connect;
 use crate::rsocket::link::Link;
 use crate::rsocket::service;
 use crate::rsocket::settings;
-use crate::rsocket::socket::{Phase, Set, Socket};
+use crate::rsocket::socket::{Phase, Socket};
 use crate::rsocket::stream::{Stream, check_peer};
 use crate::rsocket::wire::ConnData;
 use crate::settings::Settings;
@@ -37,7 +37,6 @@ pub(crate) struct Acceptor {
     _port: Reservation,
     listener: Mutex<Option<Listener>>,
     options: Arc<ConnOptions>,
-    set: Set,
     ipv6: bool,
 }
 
@@ -133,7 +132,6 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
         _port: port,
         listener: Mutex::new(Some(listener)),
         options,
-        set: state.set,
         ipv6: state.ipv6,
     });
     state.phase = Phase::Listening(Arc::clone(&acceptor));
@@ -170,10 +168,12 @@ fn accept(acceptor: &Arc<Acceptor>, listening: &Weak<Socket>, request: ConnReque
     })?;
     let variant = settings::variant(Settings::get()?.persona);
     check_peer(variant, &peer)?;
-    let sizes = acceptor.set.sizes.bounded();
+    // What the program has set on the listening socket by now.
+    let set = listening.upgrade().ok_or(Errno(libc::ECONNABORTED))?.lock().set;
+    let sizes = set.sizes.bounded();
     let link = Link::new(&engine::get()?, &sizes, variant)?;
     let data = link.conn_data().to_bytes();
-    let new = Socket::new(acceptor.ipv6, acceptor.set);
+    let new = Socket::new(acceptor.ipv6, set);
     let (local, remote) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
     let stream = Stream::new(link, &sizes, &peer)?;
     request.accept(stream.link.qp(), Some(&acceptor.options), &data, Some(new.channel()))?;

@@ -34,8 +34,8 @@ fn unsupported(level: c_int, name: c_int) -> Errno {
 
 fn check_unconnected(state: &State) -> Result<()> {
     match state.phase {
-        Phase::New(_) => Ok(()),
-        _ => Err(Errno::INVAL.because("an option that is set before an rsocket listens or connects")),
+        Phase::New(_) | Phase::Listening(_) => Ok(()),
+        _ => Err(Errno::INVAL.because("an option that is set before an rsocket connects")),
     }
 }
 
@@ -56,7 +56,7 @@ fn doubled(value: c_int) -> u32 {
 pub(crate) fn set(socket: &Socket, level: c_int, name: c_int, value: c_int, second: Option<c_int>) -> Result<()> {
     let mut state = socket.lock();
     let on = value != 0;
-    let unconnected = matches!(state.phase, Phase::New(_));
+    let unconnected = matches!(state.phase, Phase::New(_) | Phase::Listening(_));
     let set = &mut state.set;
     match (level, name) {
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => set.reuse = on,

@@ -98,6 +98,11 @@ pub(crate) fn poll_all(fds: &mut [pollfd], timeout_ms: i32) -> Result<usize> {
         fds[*at].revents = look(socket, fds[*at].events);
         count += usize::from(fds[*at].revents != 0);
     }
+    if timeout_ms == 0
+        && let Some((_, socket)) = sockets.first()
+    {
+        socket.yield_if_fruitless(count > 0);
+    }
     if count == 0 && timeout_ms != 0 {
         let any = |cx: &mut Context<'_>| {
             // Every socket registers the waiting thread, so all are asked.

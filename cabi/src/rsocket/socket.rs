@@ -18,7 +18,9 @@ use parking_lot::{Mutex, MutexGuard};
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::thread;
 use uiw_verbs::cm::{CloseReason, CmChannel, CmEventKind};
 
 /// What a program sets, and a listener's connections inherit.
@@ -71,7 +73,12 @@ pub(crate) struct Socket {
     channel: Arc<CmChannel>,
     /// Threads that wait for a change which another thread may find.
     wakers: Mutex<Vec<Waker>>,
+    /// Attempts without waiting that found nothing since the last one that found something.
+    fruitless: AtomicU32,
 }
+
+/// Attempts that find nothing before a thread calls `sched_yield`: the peer may need the processor.
+const ATTEMPTS_BEFORE_YIELD: u32 = 32;
 
 impl Socket {
     pub(crate) fn new(ipv6: bool, set: Set) -> Arc<Self> {
@@ -85,7 +92,12 @@ impl Socket {
             local: None,
             peer: None,
         };
-        Arc::new(Self { state: Mutex::new(state), channel: Arc::default(), wakers: Mutex::default() })
+        Arc::new(Self {
+            state: Mutex::new(state),
+            channel: Arc::default(),
+            wakers: Mutex::default(),
+            fruitless: AtomicU32::new(0),
+        })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -99,6 +111,16 @@ impl Socket {
     /// Whether calls with these flags do not wait.
     pub(crate) fn is_nonblocking(&self, flags: c_int) -> bool {
         flags & libc::MSG_DONTWAIT != 0 || self.lock().status_flags & libc::O_NONBLOCK != 0
+    }
+
+    /// Called after an attempt without waiting.
+    pub(crate) fn yield_if_fruitless(&self, found: bool) {
+        // Not exact where several threads try; nothing depends on it.
+        let count = if found { 0 } else { self.fruitless.load(Ordering::Relaxed).saturating_add(1) };
+        self.fruitless.store(count, Ordering::Relaxed);
+        if count > ATTEMPTS_BEFORE_YIELD {
+            thread::yield_now();
+        }
     }
 
     /// Other threads look again.
@@ -193,7 +215,9 @@ impl Socket {
             return first;
         }
         let second = self.look(None, &mut attempt);
-        if nonblocking || !matches!(second, Err(Errno::AGAIN)) {
+        let found = !matches!(second, Err(Errno::AGAIN));
+        if nonblocking || found {
+            self.yield_if_fruitless(found);
             return second;
         }
         wait::until(
