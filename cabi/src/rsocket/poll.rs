@@ -36,7 +36,8 @@ fn ready(state: &State) -> c_short {
             if stream.at_end() {
                 ready |= POLLRDHUP;
             }
-            if stream.is_over() {
+            // As in TCP, what the peer sent before it closed is read first.
+            if stream.is_over() && stream.receiver.readable() == 0 {
                 ready |= POLLHUP;
             }
             if stream.failure().is_some() {
