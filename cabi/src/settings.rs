@@ -164,6 +164,15 @@ pub const VARIABLES: &[Variable] = &[
         },
     },
     Variable {
+        name: "UIW_SOCKETS_TCP",
+        values: "names of programs and numbers of ports, with commas",
+        what: "what stays on TCP under librspreload.so: the sockets of these programs, and connections to these ports",
+        set: |s, v| {
+            s.sockets_on_tcp = v.split(',').map(|part| part.trim().to_owned()).collect();
+            Ok(())
+        },
+    },
+    Variable {
         name: "UIW_FAULT",
         values: "send-split=N, recv-split=N, flip-sent=BYTE:MASK, flip-received=BYTE:MASK, cut-sent=N, cut-received=N, \
                  fin-sent=N, would-block=N, seed=N, several with commas",
@@ -256,6 +265,8 @@ pub struct Settings {
     pub lid_map: Option<PathBuf>,
     /// Added to every rdma_cm port.
     pub port_offset: i32,
+    /// Programs and ports whose sockets are no rsockets.
+    pub sockets_on_tcp: Vec<String>,
     /// Injected faults, with the seed of the random ones.
     pub faults: Option<(u64, Faults)>,
     /// The file that the traffic is captured to.
@@ -351,6 +362,12 @@ impl Settings {
             }
         }
         Ok(settings)
+    }
+
+    /// Whether the sockets of the program `name`, or connections to the port of that number, are no rsockets.
+    #[must_use]
+    pub fn stays_on_tcp(&self, name: &str) -> bool {
+        self.sockets_on_tcp.iter().any(|listed| listed == name)
     }
 
     /// Whether queue pairs complete requests only when the peer has placed them.

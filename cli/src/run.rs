@@ -27,6 +27,9 @@ Further variables for the program: `uiw env`.";
 /// The libraries, by the names under which programs ask for them.
 const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 
+/// With --sockets: an rsocket is a TCP port on the wire, and must not be that of a TCP service of the same number.
+const SOCKETS_PORT_OFFSET: i32 = 10_000;
+
 /// Run a program.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
@@ -43,6 +46,13 @@ pub(crate) struct Args {
     /// Added to every port that the program gives to rdma_cm, for programs that use the same number over TCP
     #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = clap::value_parser!(i32).range(-65535..=65535))]
     port_offset: Option<i32>,
+    /// Make the program's TCP sockets rsockets, by librspreload.so; a peer without rsockets is reached over TCP. Both ends need the same
+    /// port offset, which is 10000 unless --port-offset gives another one: rsockets and TCP services of the same number are apart then
+    #[arg(long)]
+    sockets: bool,
+    /// With --sockets, what stays on TCP: names of programs, of all that are started, and ports that are connected to
+    #[arg(long, value_name = "PROGRAM|PORT,..", value_delimiter = ',', requires = "sockets")]
+    tcp: Vec<String>,
     /// Require that payload was moved to or from another process by uiw, by the program or one that it has started; otherwise the exit
     /// code is 125. What was moved is reported on standard error when the program ends
     #[arg(long)]
@@ -93,7 +103,11 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         check_no_other_devices()?;
     }
     let libraries = libraries()?;
-    let preloaded = preload(&libraries);
+    let mut preloaded = preload(&libraries);
+    if args.sockets {
+        preloaded.push(":");
+        preloaded.push(sockets_library()?);
+    }
     let mut paths = vec![libraries];
     paths.extend(env::split_paths(&env::var_os("LD_LIBRARY_PATH").unwrap_or_default()));
     let paths = env::join_paths(paths)
@@ -103,8 +117,15 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
     if let Some(persona) = &args.persona {
         command.env("UIW_PERSONA", persona);
     }
-    if let Some(offset) = args.port_offset {
+    let offset = args.port_offset.or_else(|| {
+        let is_set = env::var_os("UIW_PORT_OFFSET").is_some_and(|value| !value.is_empty());
+        (args.sockets && !is_set).then_some(SOCKETS_PORT_OFFSET)
+    });
+    if let Some(offset) = offset {
         command.env("UIW_PORT_OFFSET", offset.to_string());
+    }
+    if !args.tcp.is_empty() {
+        command.env("UIW_SOCKETS_TCP", args.tcp.join(","));
     }
     if let Some(path) = &global.pcap {
         let path = std::path::absolute(path)
@@ -132,6 +153,18 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
         })?;
     }
     Ok(command)
+}
+
+/// The library of librdmacm's package that makes rsockets of sockets.
+fn sockets_library() -> Result<PathBuf> {
+    let folders =
+        [format!("/usr/lib/{}-linux-gnu", env::consts::ARCH), "/usr/lib64".into(), "/usr/lib".into()];
+    let files = folders.iter().map(|folder| Path::new(folder).join("rsocket/librspreload.so"));
+    files.clone().find(|file| file.exists()).ok_or_else(|| {
+        let looked = files.map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
+        let fix = "install librdmacm1 (Debian, Ubuntu) or librdmacm (Fedora)";
+        Failure::new(Exit::Failed, "no librspreload.so", format!("looked for {looked}"), fix)
+    })
 }
 
 /// What the loader loads in front of every library: a program may carry a libibverbs of its own under another name, as Python's wheels do,

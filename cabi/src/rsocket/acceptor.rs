@@ -115,17 +115,17 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
     let Phase::New(Some(mut port)) = std::mem::replace(&mut state.phase, Phase::New(None)) else {
         return Err(Errno::IO);
     };
-    // TCP listens while the reservation is bound beside it, as neither has sent a byte: the system decides.
-    let unbound = port.unbind();
-    drop(unbound);
-    let bound = Listener::bind(&engine::get()?, local, backlog as u32, &options, socket.channel());
+    let bound = engine::get()
+        .and_then(|device| Ok(Listener::bind(&device, local, backlog as u32, &options, socket.channel())?));
     let listener = match bound {
         Ok(listener) => listener,
-        Err(error) => {
-            state.local = None;
-            return Err(error.into());
+        Err(errno) => {
+            state.phase = Phase::New(Some(port));
+            return Err(errno);
         }
     };
+    // The listener has it now; the port stays the socket's towards others of this process.
+    drop(port.unbind());
     let acceptor = Arc::new(Acceptor {
         queue: Mutex::new(Queue { ready: VecDeque::new(), begun: 0, backlog }),
         channel: Arc::clone(socket.channel()),
@@ -167,7 +167,11 @@ fn accept(acceptor: &Arc<Acceptor>, listening: &Weak<Socket>, request: ConnReque
         Errno(libc::EPROTO)
     })?;
     let variant = settings::variant(Settings::get()?.persona);
-    check_peer(variant, &peer)?;
+    if let Err(errno) = check_peer(variant, &peer) {
+        // The peer's log says why, too.
+        request.reject(&ConnData::refusal(variant).to_bytes())?;
+        return Err(errno);
+    }
     // What the program has set on the listening socket by now.
     let set = listening.upgrade().ok_or(Errno(libc::ECONNABORTED))?.lock().set;
     let sizes = set.sizes.bounded();

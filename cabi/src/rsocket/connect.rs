@@ -10,13 +10,13 @@ use crate::errno::Errno;
 use crate::rsocket::link::Link;
 use crate::rsocket::settings::{self, Sizes};
 use crate::rsocket::socket::{Phase, Set, Socket, State};
-use crate::rsocket::stream::Stream;
+use crate::rsocket::stream::{Stream, check_peer};
 use crate::rsocket::wire::ConnData;
 use crate::settings::Settings;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_verbs::ConnOptions;
+use uiw_verbs::{ConnOptions, Error};
 use uiw_verbs::cm::{self, ConnInfo};
 
 /// A connection that is being made.
@@ -118,6 +118,18 @@ fn source(state: &State, peer: SocketAddr) -> Result<SocketAddr> {
     let mut source = address::source_for(peer)?;
     source.set_port(bound.map_or(0, |bound| bound.port()));
     Ok(source)
+}
+
+/// Why the connection could not be made. A uiw listener that refuses because of the variant names its own.
+pub(crate) fn failure(error: Error) -> Errno {
+    if let Error::Rejected { private_data, .. } = &error
+        && let Ok(peer) = ConnData::from_bytes(private_data)
+        && let Ok(settings) = Settings::get()
+    {
+        // The log has the reason.
+        let _ = check_peer(settings::variant(settings.persona), &peer);
+    }
+    error.into()
 }
 
 /// The peer has accepted.

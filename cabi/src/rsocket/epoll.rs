@@ -141,9 +141,11 @@ impl Epoll {
         for candidate in candidates {
             let Some(member) = candidate.upgrade() else { continue };
             // Removed meanwhile, or in the list twice.
-            let current = self.members.lock().get(&member.fd).is_some_and(|known| Arc::ptr_eq(known, &member));
+            let current =
+                self.members.lock().get(&member.fd).is_some_and(|known| Arc::ptr_eq(known, &member));
             let asked = *member.event.lock();
-            if !current || asked.disabled || again.iter().any(|other: &Weak<Member>| other.ptr_eq(&candidate)) {
+            if !current || asked.disabled || again.iter().any(|other: &Weak<Member>| other.ptr_eq(&candidate))
+            {
                 continue;
             }
             if found == events.len() {
@@ -152,7 +154,8 @@ impl Epoll {
             }
             let waker = Waker::from(Arc::clone(&member));
             let wanted = (asked.events & 0x3FFF) as c_short;
-            let Poll::Ready(revents) = poll::poll(&member.socket, wanted, &mut Context::from_waker(&waker)) else {
+            let Poll::Ready(revents) = poll::poll(&member.socket, wanted, &mut Context::from_waker(&waker))
+            else {
                 continue;
             };
             events[found] = epoll_event { events: u32::from(revents.cast_unsigned()), u64: asked.data };

@@ -10,8 +10,9 @@ use crate::rsocket::settings::Sizes;
 use crate::rsocket::socket::{Phase, Set, Socket};
 use crate::rsocket::table::{self, Entry};
 use crate::rsocket::{acceptor, connect};
+use crate::settings::Settings;
 use libc::{sockaddr, socklen_t};
-use std::ffi::{c_int, c_long, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ptr;
 use std::slice;
@@ -60,6 +61,20 @@ pub(super) unsafe fn write_address(real: SocketAddr, addr: *mut sockaddr, len: *
     Ok(())
 }
 
+/// The name by which the program was started, without folders.
+fn program_name() -> &'static str {
+    unsafe extern "C" {
+        static program_invocation_short_name: *const c_char;
+    }
+    // SAFETY: a text that the C library makes before any other code runs, and that stays.
+    unsafe {
+        if program_invocation_short_name.is_null() {
+            return "";
+        }
+        CStr::from_ptr(program_invocation_short_name).to_str().unwrap_or("")
+    }
+}
+
 /// `rsocket`. Datagrams are not offered.
 pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     boundary::number(|| {
@@ -76,7 +91,9 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
             return Err(Errno::UNSUPPORTED.because("an rsocket of another protocol than TCP"));
         }
         // Bad settings are reported before the first connection.
-        crate::settings::Settings::get()?;
+        if Settings::get()?.stays_on_tcp(program_name()) {
+            return Err(Errno::UNSUPPORTED.because("UIW_SOCKETS_TCP has the program"));
+        }
         let set = Set {
             sizes: Sizes::of_system(),
             reuse: false,
@@ -176,18 +193,20 @@ pub unsafe extern "C" fn rconnect(fd: c_int, addr: *const sockaddr, len: socklen
         let socket = table::socket(fd)?;
         // SAFETY: the caller's promise.
         let to = reachable(unsafe { read_address(addr, len) }?);
+        if Settings::get()?.stays_on_tcp(&to.port().to_string()) {
+            return Err(Errno(libc::ECONNREFUSED).because("UIW_SOCKETS_TCP has the port"));
+        }
         // What an event says of an earlier attempt comes first.
         socket.look(None, |state| connect::begin(&socket, state, to))?;
         if socket.is_nonblocking(0) {
             return Err(Errno(libc::EINPROGRESS));
         }
-        let connected = socket.complete(false, |state| {
+        socket.complete(false, |state| {
             let connected = state.connected().map(drop);
             // The call itself reports it.
             state.error = None;
             connected
-        });
-        connected
+        })
     })
 }
 
@@ -372,7 +391,8 @@ pub unsafe extern "C" fn rselect(
 ) -> c_int {
     boundary::number(|| {
         // SAFETY: the caller's promise, here and below.
-        let mut sets = unsafe { Sets { read: read.as_mut(), write: write.as_mut(), except: except.as_mut() } };
+        let mut sets =
+            unsafe { Sets { read: read.as_mut(), write: write.as_mut(), except: except.as_mut() } };
         // SAFETY: as above.
         let timeout_ms = match unsafe { timeout.as_ref() } {
             None => -1,
@@ -400,7 +420,9 @@ pub extern "C" fn repoll_create(flags: c_int) -> c_int {
 fn set(fd: c_int) -> Result<std::sync::Arc<Epoll>> {
     match table::get(fd) {
         Some(Entry::Epoll(set)) => Ok(set),
-        Some(Entry::Inherited) => Err(Errno::INHERITED.because("the set was made in the parent, before a fork")),
+        Some(Entry::Inherited) => {
+            Err(Errno::INHERITED.because("the set was made in the parent, before a fork"))
+        }
         _ => Err(Errno::INVAL.because("a descriptor that repoll_create has not made")),
     }
 }
@@ -409,7 +431,12 @@ fn set(fd: c_int) -> Result<std::sync::Arc<Epoll>> {
 ///
 /// # Safety
 /// `event` is NULL or readable.
-pub unsafe extern "C" fn repoll_ctl(set_fd: c_int, op: c_int, fd: c_int, event: *mut libc::epoll_event) -> c_int {
+pub unsafe extern "C" fn repoll_ctl(
+    set_fd: c_int,
+    op: c_int,
+    fd: c_int,
+    event: *mut libc::epoll_event,
+) -> c_int {
     boundary::minus_one(|| {
         if set_fd == fd {
             return Err(Errno::INVAL.because("a set cannot contain itself"));

@@ -8,8 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use uiw_mem::Region;
 use uiw_verbs::{
-    Access, Cq, CqOptions, Device, Memory, Pd, Qp, QpCap, QpInit, QpState, RawMr, RecvWr, Remote, STag, SendFlags,
-    SendOp, SendWr, Sge, Wc, WcStatus,
+    Access, Cq, CqOptions, Device, Memory, Pd, Qp, QpCap, QpInit, QpState, RawMr, RecvWr, Remote, STag,
+    SendFlags, SendOp, SendWr, Sge, Wc, WcStatus,
 };
 
 /// Receives beyond the credits that the peer has, for credits, mappings and control messages.
@@ -57,7 +57,11 @@ impl Buffer {
     }
 
     fn sge(&self, range: Range<u32>) -> Sge {
-        Sge { addr: self.region.base() + u64::from(range.start), length: range.end - range.start, lkey: self.mr.lkey() }
+        Sge {
+            addr: self.region.base() + u64::from(range.start),
+            length: range.end - range.start,
+            lkey: self.mr.lkey(),
+        }
     }
 }
 
@@ -237,7 +241,12 @@ impl Link {
                 let words = [Sge { addr: bytes.as_ptr() as u64, length: WORD, lkey: STag(0) }];
                 self.post(&[
                     SendWr { wr_id: 0, op: SendOp::Write { remote }, sges, flags: inline },
-                    SendWr { wr_id: 0, op: SendOp::Send, sges: &words, flags: SendFlags::SIGNALED | SendFlags::INLINE },
+                    SendWr {
+                        wr_id: 0,
+                        op: SendOp::Send,
+                        sges: &words,
+                        flags: SendFlags::SIGNALED | SendFlags::INLINE,
+                    },
                 ])
             }
         }

@@ -53,7 +53,13 @@ fn doubled(value: c_int) -> u32 {
 ///
 /// # Errors
 /// ENOPROTOOPT for an option that rsockets do not have, EINVAL for one that comes too late.
-pub(crate) fn set(socket: &Socket, level: c_int, name: c_int, value: c_int, second: Option<c_int>) -> Result<()> {
+pub(crate) fn set(
+    socket: &Socket,
+    level: c_int,
+    name: c_int,
+    value: c_int,
+    second: Option<c_int>,
+) -> Result<()> {
     let mut state = socket.lock();
     let on = value != 0;
     let unconnected = matches!(state.phase, Phase::New(_) | Phase::Listening(_));
@@ -67,7 +73,9 @@ pub(crate) fn set(socket: &Socket, level: c_int, name: c_int, value: c_int, seco
         (libc::SOL_SOCKET, libc::SO_LINGER) => set.linger = on.then_some(second.unwrap_or(0)),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => set.keep_alive = on,
         (libc::SOL_SOCKET, libc::SO_OOBINLINE) => set.oob_inline = on,
-        (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => set.tos = Some(value as u8),
+        (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+            set.tos = Some(value as u8);
+        }
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => set.no_delay = on,
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) if value <= 0 => {
             return Err(Errno::INVAL.because("TCP_KEEPIDLE of no seconds"));
@@ -75,8 +83,14 @@ pub(crate) fn set(socket: &Socket, level: c_int, name: c_int, value: c_int, seco
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => set.keep_idle = value,
         (
             libc::IPPROTO_TCP,
-            libc::TCP_KEEPCNT | libc::TCP_KEEPINTVL | libc::TCP_MAXSEG | libc::TCP_CONGESTION
-            | libc::TCP_QUICKACK | libc::TCP_CORK | libc::TCP_DEFER_ACCEPT | libc::TCP_USER_TIMEOUT,
+            libc::TCP_KEEPCNT
+            | libc::TCP_KEEPINTVL
+            | libc::TCP_MAXSEG
+            | libc::TCP_CONGESTION
+            | libc::TCP_QUICKACK
+            | libc::TCP_CORK
+            | libc::TCP_DEFER_ACCEPT
+            | libc::TCP_USER_TIMEOUT,
         ) => {}
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => set.v6_only = on,
         (SOL_RDMA, RDMA_SQSIZE | RDMA_RQSIZE | RDMA_INLINE | RDMA_IOMAPSIZE) => {

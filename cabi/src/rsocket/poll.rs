@@ -21,7 +21,13 @@ const WRITE: c_short = POLLOUT | POLLWRNORM;
 fn ready(state: &State) -> c_short {
     match &state.phase {
         Phase::New(_) => WRITE | POLLHUP,
-        Phase::Listening(acceptor) => if acceptor.is_ready() { READ } else { 0 },
+        Phase::Listening(acceptor) => {
+            if acceptor.is_ready() {
+                READ
+            } else {
+                0
+            }
+        }
         Phase::Connecting(..) | Phase::Accepting(_) => 0,
         Phase::Failed => READ | WRITE | POLLERR | POLLHUP,
         Phase::Closed => POLLERR | POLLHUP,
@@ -107,7 +113,8 @@ pub(crate) fn poll_all(fds: &mut [pollfd], timeout_ms: i32) -> Result<usize> {
     if count == 0 && timeout_ms != 0 {
         let any = |cx: &mut Context<'_>| {
             // Every socket registers the waiting thread, so all are asked.
-            let ready = sockets.iter().filter(|(at, socket)| poll(socket, fds[*at].events, cx).is_ready()).count();
+            let ready =
+                sockets.iter().filter(|(at, socket)| poll(socket, fds[*at].events, cx).is_ready()).count();
             if ready > 0 { Poll::Ready(()) } else { Poll::Pending }
         };
         let arm = || sockets.iter().for_each(|(_, socket)| socket.arm());

@@ -149,7 +149,8 @@ mod tests {
     #[test]
     fn halves_are_published_in_turn() {
         let mut receiver = Receiver::new(100, 16);
-        let (mut targets, mut written, mut read) = (VecDeque::from([0..100u32]), 0u64, 0u64);
+        let (mut targets, mut written, mut read) = (VecDeque::new(), 0u64, 0u64);
+        targets.push_back(0..100u32);
         for round in 0..5000u32 {
             if let Some(grant) = receiver.due() {
                 targets.extend(grant.half.map(|half| half..half + 100));

@@ -4,32 +4,39 @@
 use crate::boundary::Result;
 use crate::fork::{ForkSafe, Forked};
 use crate::signals::Held;
-use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Wake, Waker};
 use std::thread;
 
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+/// The thread sleeps here for most of its time, so these are not parking_lot's, whose list of sleeping threads a fork copies: in the child it
+/// would name a thread that is not there, on a stack that another thread gets.
 #[derive(Default)]
 struct Queue {
     woken: Mutex<VecDeque<Arc<Task>>>,
     any: Condvar,
 }
 
+impl Queue {
+    fn woken(&self) -> MutexGuard<'_, VecDeque<Arc<Task>>> {
+        self.woken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// A task; none is left once it has ended.
 struct Task {
-    job: Mutex<Option<Job>>,
+    job: parking_lot::Mutex<Option<Job>>,
     queue: Arc<Queue>,
 }
 
 impl Wake for Task {
     fn wake(self: Arc<Self>) {
         let queue = Arc::clone(&self.queue);
-        queue.woken.lock().push_back(self);
+        queue.woken().push_back(self);
         queue.any.notify_one();
     }
 }
@@ -81,7 +88,7 @@ pub(crate) fn is_closing() -> bool {
 /// EAGAIN when the system gives no thread.
 pub(crate) fn spawn(job: impl Future<Output = ()> + Send + 'static) -> Result<()> {
     let queue = queue()?;
-    let task = Arc::new(Task { job: Mutex::new(Some(Box::pin(job))), queue });
+    let task = Arc::new(Task { job: parking_lot::Mutex::new(Some(Box::pin(job))), queue });
     task.wake();
     Ok(())
 }
@@ -107,17 +114,18 @@ fn queue() -> Result<Arc<Queue>> {
 fn run(queue: &Queue) {
     loop {
         let task = {
-            let mut woken = queue.woken.lock();
+            let mut woken = queue.woken();
             loop {
                 match woken.pop_front() {
                     Some(task) => break task,
-                    None => queue.any.wait(&mut woken),
+                    None => woken = queue.any.wait(woken).unwrap_or_else(PoisonError::into_inner),
                 }
             }
         };
         let waker = Waker::from(Arc::clone(&task));
         let mut job = task.job.lock();
-        let ended = job.as_mut().is_none_or(|job| job.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
+        let ended =
+            job.as_mut().is_none_or(|job| job.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
         let done = if ended { job.take() } else { None };
         drop(job);
         drop(done);

@@ -127,7 +127,10 @@ impl Socket {
     pub(crate) fn wake(&self, except: Option<&Waker>) {
         let wakers = std::mem::take(&mut *self.wakers.lock());
         // A thread's own registration is renewed when it polls.
-        wakers.into_iter().filter(|waker| !except.is_some_and(|own| own.will_wake(waker))).for_each(Waker::wake);
+        wakers
+            .into_iter()
+            .filter(|waker| !except.is_some_and(|own| own.will_wake(waker)))
+            .for_each(Waker::wake);
     }
 
     /// Handles the events of the connection manager that have come.
@@ -158,7 +161,11 @@ impl Socket {
     }
 
     /// As [`Socket::look`]; if the answer is "not yet", the task is woken by the next change.
-    pub(crate) fn poll<T>(&self, cx: &mut Context<'_>, mut ask: impl FnMut(&mut State) -> Poll<T>) -> Poll<T> {
+    pub(crate) fn poll<T>(
+        &self,
+        cx: &mut Context<'_>,
+        mut ask: impl FnMut(&mut State) -> Poll<T>,
+    ) -> Poll<T> {
         loop {
             let answer = self.look(Some(cx.waker()), &mut ask);
             if answer.is_ready() {
@@ -333,10 +340,8 @@ impl State {
                     other => other,
                 };
             }
-            CmEventKind::Failed(error) => {
-                if !matches!(self.phase, Phase::Closed) {
-                    self.phase = self.fail(error.into());
-                }
+            CmEventKind::Failed(error) if !matches!(self.phase, Phase::Closed) => {
+                self.phase = self.fail(connect::failure(error));
             }
             CmEventKind::Disconnected(reason) => {
                 let ending = ending(&reason);

@@ -241,7 +241,11 @@ impl Stream {
     ///
     /// # Errors
     /// Those of [`Stream::check_room`], if nothing was sent.
-    pub(crate) fn send<'a>(&mut self, from: impl Iterator<Item = &'a [u8]> + Clone, total: u64) -> Result<u64> {
+    pub(crate) fn send<'a>(
+        &mut self,
+        from: impl Iterator<Item = &'a [u8]> + Clone,
+        total: u64,
+    ) -> Result<u64> {
         let mut from = Gather::new(from);
         let mut sent = 0;
         while sent < total {
@@ -274,7 +278,9 @@ impl Stream {
         let mut sent = 0;
         while sent < from.len() as u64 {
             let at = offset.wrapping_add(sent);
-            let Some((to, room)) = self.link.mappings().find_map(|mapping| place(&mapping, at)) else { break };
+            let Some((to, room)) = self.link.mappings().find_map(|mapping| place(&mapping, at)) else {
+                break;
+            };
             if let Err(errno) = self.check_slot() {
                 return if sent > 0 { Ok(sent) } else { Err(errno) };
             }
@@ -347,7 +353,9 @@ pub(crate) fn check_peer(variant: Variant, peer: &ConnData) -> Result<()> {
         return Err(Errno(libc::EPROTO).because("the peer sends messages in another way"));
     }
     if variant == Variant::Send && peer.order != Order::HOST {
-        tracing::warn!("an rsocket is refused: messages by Send have no meaning between hosts of different byte order");
+        tracing::warn!(
+            "an rsocket is refused: messages by Send have no meaning between hosts of different byte order"
+        );
         return Err(Errno(libc::EPROTO).because("the peer has another byte order"));
     }
     Ok(())

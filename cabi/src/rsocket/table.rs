@@ -87,7 +87,9 @@ pub(crate) fn get(fd: RawFd) -> Option<Entry> {
 pub(crate) fn socket(fd: RawFd) -> Result<Arc<Socket>> {
     match get(fd) {
         Some(Entry::Socket(socket)) => Ok(socket),
-        Some(Entry::Inherited) => Err(Errno::INHERITED.because("the rsocket was made in the parent, before a fork")),
+        Some(Entry::Inherited) => {
+            Err(Errno::INHERITED.because("the rsocket was made in the parent, before a fork"))
+        }
         Some(Entry::Epoll(_)) | None => Err(Errno(libc::EBADF).because("a descriptor that is no rsocket")),
     }
 }
@@ -98,7 +100,8 @@ pub(crate) fn socket(fd: RawFd) -> Result<Arc<Socket>> {
 /// EBADF
 pub(crate) fn close(fd: RawFd) -> Result<()> {
     let removed = shard(fd).write().0.remove(&fd);
-    let Named { entry, fd } = removed.ok_or_else(|| Errno(libc::EBADF).because("a descriptor that is no rsocket"))?;
+    let Named { entry, fd } =
+        removed.ok_or_else(|| Errno(libc::EBADF).because("a descriptor that is no rsocket"))?;
     end(entry);
     // After the connection, so that the number is not another's while it ends.
     drop(fd);

@@ -24,9 +24,9 @@ unsafe fn buffers<'a>(list: *const iovec, count: usize) -> Result<&'a [iovec]> {
         1..=MAX_BUFFERS if !list.is_null() => {
             // SAFETY: the caller's promise.
             let list = unsafe { slice::from_raw_parts(list, count) };
-            let total = list.iter().try_fold(0isize, |sum, part| {
-                sum.checked_add(isize::try_from(part.iov_len).ok()?)
-            });
+            let total = list
+                .iter()
+                .try_fold(0isize, |sum, part| sum.checked_add(isize::try_from(part.iov_len).ok()?));
             total.map(|_| list).ok_or_else(|| Errno::INVAL.out_of_range())
         }
         1..=MAX_BUFFERS => Err(Errno(libc::EFAULT).null()),
@@ -350,7 +350,9 @@ pub unsafe extern "C" fn riomap(
     boundary::size(|| {
         let socket = table::socket(fd)?;
         if protection & !libc::PROT_WRITE != 0 || len == 0 || u32::try_from(len).is_err() {
-            return Err(Errno::INVAL.because("a protection other than PROT_WRITE, or a length that no mapping has"));
+            return Err(
+                Errno::INVAL.because("a protection other than PROT_WRITE, or a length that no mapping has")
+            );
         }
         let shared = protection & libc::PROT_WRITE != 0;
         let offset = if offset == -1 { buffer.addr() as off_t } else { offset };

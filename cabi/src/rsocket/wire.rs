@@ -218,6 +218,14 @@ impl ConnData {
     /// Bytes of it.
     pub const LEN: usize = 40;
 
+    /// What an end answers that refuses a peer of the other variant: its own variant, and no memory.
+    #[must_use]
+    pub fn refusal(variant: Variant) -> Self {
+        let targets = Target { len: 2, ..Target::default() };
+        let first = Target::default();
+        Self { order: Order::HOST, variant: Some(variant), credits: 1, mappings: 0, targets, first }
+    }
+
     /// The private data.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
@@ -403,14 +411,26 @@ mod tests {
         assert_eq!(with(0, 2), Err(WireError::Version { version: 2 }));
         assert_eq!(with(1, 0xC2), Err(WireError::Flags { flags: 0xC2 }));
         assert_eq!(with(23, 1), Err(WireError::Targets { count: 1 }));
-        assert_eq!(ConnData::from_bytes(&ConnData { credits: 0, ..DATA }.to_bytes()), Err(WireError::NoCredits));
+        assert_eq!(
+            ConnData::from_bytes(&ConnData { credits: 0, ..DATA }.to_bytes()),
+            Err(WireError::NoCredits)
+        );
         // An rdma-core of 2012 has no mappings.
         assert_eq!(with(1, 0).map(|data| data.mappings), Ok(0));
     }
 
     #[test]
+    fn a_refusal_is_understood() {
+        for variant in [Variant::Send, Variant::Immediate] {
+            let refusal = ConnData::from_bytes(&ConnData::refusal(variant).to_bytes());
+            assert_eq!(refusal.map(|data| data.variant), Ok(Some(variant)));
+        }
+    }
+
+    #[test]
     fn numbers_of_mappings_fit_a_byte() {
-        for (value, told) in [(0, 0), (128, 128), (129, 0), (255, 0), (256, 256), (1000, 768), (32767, 32512)] {
+        for (value, told) in [(0, 0), (128, 128), (129, 0), (255, 0), (256, 256), (1000, 768), (32767, 32512)]
+        {
             assert_eq!(representable_mappings(value), told, "{value}");
         }
     }

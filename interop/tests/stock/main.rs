@@ -14,6 +14,7 @@ mod python;
 mod reported;
 mod require;
 mod rping;
+mod rsockets;
 mod run;
 mod tls;
 mod ucx;

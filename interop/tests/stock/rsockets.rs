@@ -1,0 +1,244 @@
+//! Sockets over RDMA: Debian's rstream, riostream and rcopy, programs of plain sockets under Debian's librspreload, and a C program that looks
+//! at every call.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use uiw_interop::stock::{Ended, Libraries, Running, User, compile, free_port, uiw};
+
+/// Both ends of one of rdmacm-utils' programs, with the same arguments: what they said.
+#[track_caller]
+fn pair(
+    libraries: &Libraries,
+    program: &str,
+    server: &str,
+    variables: &[(&str, &str)],
+    args: &[&str],
+) -> [Ended; 2] {
+    let port = free_port();
+    let number = port.to_string();
+    let command = || {
+        let mut command = libraries.command(User::Same, program);
+        command.args(["-p", &number]).args(args).envs(variables.iter().copied());
+        command
+    };
+    let mut running = command();
+    if server.contains(':') {
+        running.args(["-b", "::"]);
+    }
+    let mut running = Running::start(running);
+    running.wait_listening(port);
+    let mut client = command();
+    client.args(["-s", server]);
+    let client = Running::start(client).end();
+    let server = running.end();
+    client.well();
+    server.well();
+    [server, client]
+}
+
+#[test]
+fn rstream_in_all_its_modes() {
+    let Some(_) = uiw_interop::require("rstream") else { return };
+    let libraries = Libraries::get();
+    for mode in [
+        &[][..],
+        &["-T", "b"],
+        &["-T", "a"],
+        &["-T", "n"],
+        &["-T", "r"],
+        &["-T", "b", "-T", "v"],
+        &["-T", "a", "-T", "v"],
+        &["-T", "n", "-T", "v"],
+        &["-T", "b", "-T", "r", "-T", "v"],
+        // Plain TCP sockets, which a program uses beside rsockets.
+        &["-T", "s"],
+        &["-T", "f"],
+        &["-k", "1"],
+        &["-B", "4096", "-i", "0"],
+    ] {
+        for size in ["1", "64", "5000", "1000000"] {
+            let args = [mode, &["-S", size, "-C", "10", "-I", "20"]].concat();
+            let [_, client] = pair(&libraries, "rstream", "127.0.0.1", &[], &args);
+            assert_eq!(client.count("custom"), 1, "{client:?}");
+        }
+    }
+}
+
+#[test]
+fn rstream_of_ipv6() {
+    let Some(_) = uiw_interop::require("rstream") else { return };
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        uiw_interop::skip("IPv6 on loopback");
+        return;
+    }
+    let libraries = Libraries::get();
+    let args = ["-f", "ipv6", "-T", "b", "-T", "v", "-S", "70000", "-C", "10", "-I", "20"];
+    let _ = pair(&libraries, "rstream", "::1", &[], &args);
+}
+
+/// Messages as immediates of Writes, and what else may change on the wire.
+#[test]
+fn rstream_of_every_kind_of_device_and_wire() {
+    let Some(_) = uiw_interop::require("rstream") else { return };
+    let libraries = Libraries::get();
+    for variables in [
+        [("UIW_PERSONA", "roce")],
+        [("UIW_PERSONA", "ib")],
+        [("UIW_ACK", "on")],
+        [("UIW_MARKERS", "on")],
+        [("UIW_MPA_REVISION", "1")],
+        [("UIW_FAULT", "send-split=100,recv-split=77")],
+    ] {
+        let args = ["-T", "b", "-T", "v", "-S", "100000", "-C", "10", "-I", "10"];
+        let _ = pair(&libraries, "rstream", "127.0.0.1", &variables, &args);
+    }
+}
+
+/// Each end decides how messages travel. Two that decide differently say so, and exchange nothing.
+#[test]
+fn ends_that_send_messages_in_different_ways_refuse_each_other() {
+    let Some(_) = uiw_interop::require("rstream") else { return };
+    let libraries = Libraries::get();
+    let port = free_port();
+    let number = port.to_string();
+    let mut command = libraries.command(User::Same, "rstream");
+    command.args(["-p", &number, "-T", "b", "-S", "64", "-C", "1", "-I", "1"]).env("UIW_LOG", "warn");
+    let mut server = Running::start(command);
+    server.wait_listening(port);
+    let mut command = libraries.command(User::Same, "rstream");
+    command.args(["-p", &number, "-T", "b", "-S", "64", "-C", "1", "-I", "1", "-s", "127.0.0.1"]);
+    command.env("UIW_LOG", "warn").env("UIW_PERSONA", "roce");
+    let client = Running::start(command).end();
+    assert!(client.code != 0 && client.count("Connection refused") == 1, "{client:?}");
+    assert_eq!(client.count("UIW_PERSONA must be iwarp at both or at none"), 1, "{client:?}");
+    server.wait_saying("UIW_PERSONA must be iwarp at both or at none");
+    drop(server.stop());
+}
+
+#[test]
+fn riostream_writes_to_mapped_buffers() {
+    let Some(_) = uiw_interop::require("riostream") else { return };
+    let libraries = Libraries::get();
+    for (mode, size) in
+        [(&[][..], "64"), (&["-T", "b"], "4096"), (&["-T", "v"], "65536"), (&["-T", "b"], "1000000")]
+    {
+        let args = [mode, &["-S", size, "-C", "10", "-I", "10"]].concat();
+        let _ = pair(&libraries, "riostream", "127.0.0.1", &[], &args);
+    }
+}
+
+/// Bytes that look random, and are the same in every run.
+fn content(len: usize) -> Vec<u8> {
+    let mut state = 1u64;
+    let next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+#[test]
+fn rcopy_copies_a_file() {
+    let Some(_) = uiw_interop::require("rcopy") else { return };
+    let libraries = Libraries::get();
+    let (from, to) = (libraries.folder().join("from"), libraries.folder().join("to"));
+    fs::write(&from, content(100_000_003)).expect("a file");
+    let port = free_port();
+    let number = port.to_string();
+    let mut command = libraries.command(User::Same, "rcopy");
+    command.args(["-p", &number]);
+    let mut server = Running::start(command);
+    server.wait_listening(port);
+    let mut command = libraries.command(User::Same, "rcopy");
+    command.arg(&from).arg(format!("127.0.0.1:{}", to.display())).args(["-p", &number]);
+    Running::start(command).end().well();
+    // It serves for ever.
+    drop(server.stop());
+    assert!(fs::read(&from).expect("the file") == fs::read(&to).expect("its copy"), "the copy differs");
+}
+
+#[test]
+fn every_call_does_what_its_manual_says() {
+    let libraries = Libraries::get();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c/rsocket.c");
+    let flags = ["-Wall", "-Wextra", "-Werror", "-pthread", "-ldl"];
+    let Some(program) = compile(&libraries, &source, &flags) else { return };
+    for variables in [&[][..], &[("UIW_PERSONA", "roce")], &[("UIW_MARKERS", "on")], &[("UIW_SHARDS", "4")]] {
+        let mut command = libraries.command(User::Same, &program);
+        command.envs(variables.iter().copied());
+        assert_eq!(Running::start(command).end().well().count("sockets are as they should be"), 1);
+    }
+}
+
+/// Debian's preload library, which has sockets of its own for `select` and `poll`, and not for epoll.
+fn preload() -> Option<PathBuf> {
+    let folder = format!("/usr/lib/{}-linux-gnu/rsocket/librspreload.so", std::env::consts::ARCH);
+    let file = PathBuf::from(folder);
+    if file.exists() {
+        return Some(file);
+    }
+    uiw_interop::skip("librspreload.so of librdmacm1");
+    None
+}
+
+/// `uiw run --sockets` of a program.
+fn with_sockets(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
+    let mut command = libraries.command(User::Same, uiw());
+    command.arg("run").arg("--sockets").args(options).arg("--").args(program);
+    command.env("UIW_LIB", libraries.folder()).env_remove("LD_LIBRARY_PATH");
+    command
+}
+
+#[test]
+fn iperf3_under_the_preload_moves_its_bytes_over_rsockets() {
+    let (Some(_), Some(_)) = (uiw_interop::require("iperf3"), preload()) else { return };
+    let libraries = Libraries::get();
+    for direction in [&[][..], &["-R"], &["-P", "3"]] {
+        let port = free_port();
+        let number = port.to_string();
+        let server = ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &number];
+        let mut server = Running::start(with_sockets(&libraries, &["--port-offset", "0"], &server));
+        server.wait_listening(port);
+        let client = [&["iperf3", "-c", "127.0.0.1", "-n", "200M", "-p", &number][..], direction].concat();
+        let options = ["--require", "--port-offset", "0"];
+        let client = Running::start(with_sockets(&libraries, &options, &client)).end();
+        client.well();
+        assert_eq!(client.count("iperf Done."), 1, "{client:?}");
+        server.end().well();
+    }
+}
+
+/// A peer that has no rsockets is reached over TCP.
+#[test]
+fn a_plain_server_is_reached_over_tcp() {
+    let (Some(_), Some(_)) = (uiw_interop::require("iperf3"), preload()) else { return };
+    let libraries = Libraries::get();
+    let port = free_port();
+    let number = port.to_string();
+    let mut command = libraries.command(User::Same, "iperf3");
+    command.args(["-s", "-1", "-B", "127.0.0.1", "-p", &number]);
+    let mut server = Running::start(command);
+    server.wait_listening(port);
+    let client = ["iperf3", "-c", "127.0.0.1", "-n", "10M", "-p", &number];
+    let client = Running::start(with_sockets(&libraries, &[], &client)).end();
+    client.well();
+    assert_eq!(client.count("iperf Done."), 1, "{client:?}");
+    server.end().well();
+}
+
+#[test]
+fn programs_of_the_list_stay_on_tcp() {
+    let (Some(_), Some(_)) = (uiw_interop::require("iperf3"), preload()) else { return };
+    let libraries = Libraries::get();
+    let port = free_port();
+    let number = port.to_string();
+    let server = ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &number];
+    let mut server = Running::start(with_sockets(&libraries, &["--tcp", "iperf3"], &server));
+    server.wait_listening(port);
+    // A client without rsockets reaches it.
+    let mut client = libraries.command(User::Same, "iperf3");
+    client.args(["-c", "127.0.0.1", "-n", "1M", "-p", &number]);
+    Running::start(client).end().well();
+    server.end().well();
+}
