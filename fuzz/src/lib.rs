@@ -8,6 +8,7 @@ pub mod connection;
 pub mod datagrams;
 pub mod framing;
 pub mod input;
+pub mod rsockets;
 pub mod segments;
 pub mod startup;
 pub mod stream;
@@ -16,11 +17,12 @@ pub mod stream;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// Every target.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     ("startup", startup::run),
     ("framing", framing::run),
     ("segments", segments::run),
     ("stream", stream::run),
     ("connection", connection::run),
     ("datagrams", datagrams::run),
+    ("rsockets", rsockets::run),
 ];

@@ -47,3 +47,8 @@ fn datagrams() {
 fn connection() {
     replay("connection");
 }
+
+#[test]
+fn rsockets() {
+    replay("rsockets");
+}

@@ -60,7 +60,7 @@ impl Acceptor {
         !self.queue.lock().ready.is_empty()
     }
 
-    /// Nobody can connect any more, and connections that were not taken end.
+    /// No peer can connect any more, and connections that were not taken end.
     pub(crate) fn close(&self) {
         let listener = self.listener.lock().take();
         drop(listener);

@@ -16,8 +16,8 @@ use crate::settings::Settings;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use uiw_verbs::{ConnOptions, Error};
 use uiw_verbs::cm::{self, ConnInfo};
+use uiw_verbs::{ConnOptions, Error};
 
 /// A connection that is being made.
 pub(crate) struct Connecting {

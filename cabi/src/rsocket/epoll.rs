@@ -52,6 +52,13 @@ struct Asked {
     disabled: bool,
 }
 
+impl Member {
+    /// Whether the program still has the descriptor.
+    fn is_open(&self) -> bool {
+        matches!(table::get(self.fd), Some(Entry::Socket(socket)) if Arc::ptr_eq(&socket, &self.socket))
+    }
+}
+
 impl Wake for Member {
     fn wake(self: Arc<Self>) {
         let waiting = {
@@ -140,6 +147,11 @@ impl Epoll {
         let mut again = VecDeque::new();
         for candidate in candidates {
             let Some(member) = candidate.upgrade() else { continue };
+            if !member.is_open() {
+                // As in the system's sets, a descriptor that is closed is in none.
+                self.members.lock().retain(|_, known| !Arc::ptr_eq(known, &member));
+                continue;
+            }
             // Removed meanwhile, or in the list twice.
             let current =
                 self.members.lock().get(&member.fd).is_some_and(|known| Arc::ptr_eq(known, &member));

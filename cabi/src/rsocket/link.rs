@@ -6,6 +6,7 @@ use crate::rsocket::settings::Sizes;
 use crate::rsocket::wire::{ConnData, Mapping, Message, Order, Target, Variant};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use uiw_mem::Region;
 use uiw_verbs::{
     Access, Cq, CqOptions, Device, Memory, Pd, Qp, QpCap, QpInit, QpState, RawMr, RecvWr, Remote, STag,
@@ -152,12 +153,12 @@ impl Link {
         self.half
     }
 
-    /// Receives that the peer knows of.
+    /// Receives that are announced to the peer.
     pub(crate) fn credits(&self) -> u16 {
         self.credits
     }
 
-    /// What the peer has to know.
+    /// What the peer is to be informed of.
     pub(crate) fn conn_data(&self) -> ConnData {
         ConnData {
             order: Order::HOST,
@@ -183,6 +184,7 @@ impl Link {
         if len == [0; 4] {
             return Ok(None);
         }
+        fence(Ordering::Acquire);
         let mut entry = [0; Target::LEN];
         self.lists.read(at, &mut entry)?;
         self.lists.write(at + 12, &[0; 4])?;
@@ -272,7 +274,7 @@ impl Link {
         self.write_with(&[self.staged.sge(staged)], SendFlags::empty(), to, Message::Data { len })
     }
 
-    /// Posts a Write of staged bytes that the peer is not told of.
+    /// Posts a Write of staged bytes that are not announced to the peer.
     pub(crate) fn write_direct(&self, staged: Range<u32>, to: Target) -> Result<()> {
         let op = SendOp::Write { remote: Self::remote(to) };
         self.post(&[SendWr { wr_id: 0, op, sges: &[self.staged.sge(staged)], flags: SendFlags::SIGNALED }])

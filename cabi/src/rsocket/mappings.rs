@@ -29,7 +29,7 @@ pub(crate) struct Mappings {
     room: u16,
     /// By index in that list.
     shared: BTreeMap<u16, Mapped>,
-    /// Those without PROT_WRITE, which the peer does not get to know.
+    /// Those without PROT_WRITE, of which the peer is not informed.
     local: Vec<Mapped>,
 }
 
@@ -82,7 +82,7 @@ impl Mappings {
         Ok(())
     }
 
-    /// The first mapping that the peer does not know: its index, what the peer is to know, and where it goes.
+    /// The first mapping that is not published: its index, the entry, and where that goes.
     pub(crate) fn unpublished(&self) -> Option<(u16, Mapping, Target)> {
         let (index, mapped) = self.shared.iter().find(|(_, mapped)| !mapped.published)?;
         let target = Target { addr: mapped.addr as u64, key: mapped.region.rkey().0, len: mapped.len as u32 };
@@ -90,7 +90,7 @@ impl Mappings {
         Some((*index, Mapping { offset: mapped.offset, target }, Target { addr: at, ..self.list }))
     }
 
-    /// The peer knows it now.
+    /// It is published now.
     pub(crate) fn published(&mut self) {
         if let Some(mapped) = self.shared.values_mut().find(|mapped| !mapped.published) {
             mapped.published = true;

@@ -20,7 +20,7 @@ mod link;
 mod mappings;
 mod options;
 mod poll;
-mod receiver;
+pub mod receiver;
 mod sender;
 mod service;
 mod settings;

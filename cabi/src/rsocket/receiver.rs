@@ -1,5 +1,5 @@
 //! The receiving half of a connection: a ring of two halves that the peer writes, the messages that say how much of it is written, and
-//! what the peer is to be told.
+//! what the peer is to be granted.
 //!
 //! ```text
 //!   published to the peer        written, and not read by the program      read: free, and not published again
@@ -14,11 +14,16 @@ use std::ops::Range;
 
 /// What a peer did that it was not allowed to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Violation {
+pub enum Violation {
     /// A data message beyond the credits that were given.
     Credits,
     /// More bytes than were published, or none.
-    Length { len: u32, granted: u32 },
+    Length {
+        /// The bytes of the message.
+        len: u32,
+        /// The bytes that were published and not written.
+        granted: u32,
+    },
 }
 
 impl std::fmt::Display for Violation {
@@ -30,16 +35,17 @@ impl std::fmt::Display for Violation {
     }
 }
 
-/// What the peer is to be told.
+/// What the peer is granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Grant {
+pub struct Grant {
     /// The offset of the half that is published, if one is.
-    pub(crate) half: Option<u32>,
+    pub half: Option<u32>,
     /// Data messages that the peer may send, modulo 2^16.
-    pub(crate) limit: u16,
+    pub limit: u16,
 }
 
-pub(crate) struct Receiver {
+/// What has arrived, and what the peer may still send.
+pub struct Receiver {
     half: u32,
     /// Data messages that the peer may have sent before it gets credits.
     depth: u16,
@@ -60,7 +66,8 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     /// A ring of two halves of `half` bytes, the first of which the peer has with the private data.
-    pub(crate) fn new(half: u32, depth: u16) -> Self {
+    #[must_use]
+    pub fn new(half: u32, depth: u16) -> Self {
         Self {
             half,
             depth,
@@ -77,7 +84,10 @@ impl Receiver {
     }
 
     /// The peer has written `len` bytes.
-    pub(crate) fn arrive(&mut self, len: u32) -> Result<(), Violation> {
+    ///
+    /// # Errors
+    /// [`Violation`]
+    pub fn arrive(&mut self, len: u32) -> Result<(), Violation> {
         if self.arrived == self.limit {
             return Err(Violation::Credits);
         }
@@ -92,12 +102,14 @@ impl Receiver {
     }
 
     /// Bytes that can be read.
-    pub(crate) fn readable(&self) -> u64 {
+    #[must_use]
+    pub fn readable(&self) -> u64 {
         self.readable
     }
 
     /// Where up to `max` of the readable bytes are that follow the first `skip` ones, as far as they are consecutive.
-    pub(crate) fn chunk(&self, skip: u64, max: usize) -> Range<u32> {
+    #[must_use]
+    pub fn chunk(&self, skip: u64, max: usize) -> Range<u32> {
         let size = 2 * self.half;
         // Both are less than the size of the ring.
         let start = (self.offset + skip as u32) % size;
@@ -106,7 +118,7 @@ impl Receiver {
     }
 
     /// The program has read `len` bytes, at most those that are readable.
-    pub(crate) fn consume(&mut self, len: u32) {
+    pub fn consume(&mut self, len: u32) {
         self.offset = (self.offset + len) % (2 * self.half);
         self.readable -= u64::from(len);
         self.free += len;
@@ -122,16 +134,17 @@ impl Receiver {
         }
     }
 
-    /// What the peer is to be told now, if anything.
-    pub(crate) fn due(&self) -> Option<Grant> {
+    /// What the peer is to be granted now, if anything.
+    #[must_use]
+    pub fn due(&self) -> Option<Grant> {
         let limit = self.read.wrapping_add(self.depth);
         let half = (self.free >= self.half).then_some(self.next);
         let many = limit.wrapping_sub(self.limit) >= (self.depth / 2).max(1);
         (half.is_some() || many).then_some(Grant { half, limit })
     }
 
-    /// The peer has been told.
-    pub(crate) fn given(&mut self, grant: Grant) {
+    /// The peer has been notified of it.
+    pub fn given(&mut self, grant: Grant) {
         self.limit = grant.limit;
         if grant.half.is_some() {
             self.free -= self.half;

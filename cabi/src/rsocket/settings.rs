@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 const FOLDER: &str = "/etc/rdma/rsocket";
 /// The smallest and the largest queue.
 const MIN_QUEUE: u16 = 16;
-const MAX_QUEUE: u16 = 16384;
+const MAX_QUEUE: u16 = 16000;
 /// The smallest and the largest buffer.
 const MIN_BUFFER: u32 = 4096;
 const MAX_BUFFER: u32 = 1 << 28;
@@ -20,7 +20,7 @@ const MAX_BUFFER: u32 = 1 << 28;
 pub(crate) struct Sizes {
     /// Data messages in the send queue: `RDMA_SQSIZE`.
     pub(crate) sends: u16,
-    /// Receives that the peer knows of: `RDMA_RQSIZE`.
+    /// Receives that are announced to the peer: `RDMA_RQSIZE`.
     pub(crate) receives: u16,
     /// Shown by `RDMA_INLINE`; here every byte is copied once, inline or not.
     pub(crate) inline: u16,
@@ -101,7 +101,7 @@ mod tests {
         let least = Sizes { sends: 0, receives: 1, inline: 0, sent: 0, received: 3, mappings: 0 }.bounded();
         assert_eq!((least.sends, least.receives, least.sent, least.half()), (16, 16, 4096, 2048));
         let most = Sizes { sends: u16::MAX, received: u32::MAX, ..Sizes::DEFAULT }.bounded();
-        assert_eq!((most.sends, most.received), (16384, 1 << 28));
+        assert_eq!((most.sends, most.received), (16000, 1 << 28));
     }
 
     #[test]

@@ -28,7 +28,7 @@ struct Shut {
     /// SHUTDOWN has come: the peer sends no more.
     peer_write: bool,
     /// DISCONNECT has been sent.
-    told: bool,
+    notified: bool,
 }
 
 /// A connection.
@@ -117,7 +117,7 @@ impl Stream {
     }
 
     fn give_credits(&mut self) {
-        if self.ended.is_some() || self.shut.told {
+        if self.ended.is_some() || self.shut.notified {
             return;
         }
         let Some(grant) = self.receiver.due() else { return };
@@ -262,7 +262,7 @@ impl Stream {
         Ok(sent)
     }
 
-    /// Publishes mappings that the peer does not know, as far as there is room.
+    /// Publishes mappings that are not published, as far as there is room.
     pub(crate) fn publish_mappings(&mut self) -> Result<()> {
         while let Some((index, mapping, to)) = self.mappings.unpublished() {
             self.check_slot()?;
@@ -293,25 +293,25 @@ impl Stream {
         Ok(sent)
     }
 
-    /// Closes directions, and tells the peer.
+    /// Closes directions, and notifies the peer.
     pub(crate) fn shutdown(&mut self, read: bool, write: bool) -> Result<()> {
         let was = self.shut;
         self.shut.read |= read;
         self.shut.write |= write;
-        if self.ended.is_some() || self.shut.told {
+        if self.ended.is_some() || self.shut.notified {
             return Ok(());
         }
         if self.shut.write && (self.shut.read || self.shut.peer_write) {
-            self.shut.told = true;
-            self.tell(Message::Disconnect)
+            self.shut.notified = true;
+            self.notify(Message::Disconnect)
         } else if write && !was.write {
-            self.tell(Message::Shutdown)
+            self.notify(Message::Shutdown)
         } else {
             Ok(())
         }
     }
 
-    fn tell(&mut self, message: Message) -> Result<()> {
+    fn notify(&mut self, message: Message) -> Result<()> {
         if self.sender.control() { self.link.message(message) } else { Err(Errno::IO) }
     }
 

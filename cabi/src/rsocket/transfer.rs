@@ -380,7 +380,7 @@ pub extern "C" fn riounmap(fd: c_int, buffer: *mut c_void, len: usize) -> c_int 
     })
 }
 
-/// `riowrite`: writes to what the peer has mapped at `offset`; the peer's program is not told. Returns the bytes written.
+/// `riowrite`: writes to what the peer has mapped at `offset`; the peer's program is not notified. Returns the bytes written.
 ///
 /// # Safety
 /// As for [`rsend`].

@@ -292,7 +292,7 @@ const fn from_scale(scale: u8) -> u16 {
     if scale <= 0x80 { scale as u16 } else { ((scale & 0x7F) as u16) << 8 }
 }
 
-/// The number of mappings that a peer gets to know for `value`.
+/// The number of mappings that is announced for `value`.
 #[must_use]
 pub const fn representable_mappings(value: u16) -> u16 {
     from_scale(to_scale(value))

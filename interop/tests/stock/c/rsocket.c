@@ -300,7 +300,7 @@ static void direct_writes(void)
 	memset(source, 'x', sizeof source);
 	CHECK(riomap(other, target, sizeof target, PROT_WRITE, 0, 1 << 20) == 1 << 20);
 	CHECK(riomap(other, target, sizeof target, PROT_READ, 0, 0) == -1 && errno == EINVAL);
-	/* The peer gets to know a mapping with the next bytes. */
+	/* A mapping is published with the next bytes. */
 	CHECK(rsend(other, "m", 1, 0) == 1 && rrecv(fd, &byte, 1, 0) == 1);
 	CHECK(riowrite(fd, source, sizeof source, 12, 0) == 0);
 	CHECK(riowrite(fd, source, 4000, (1 << 20) + 96, 0) == 4000);
@@ -354,7 +354,7 @@ static void rsockets_and_descriptors_in_one_wait(void)
 	CHECK(rrecv(ends[1], &byte, 1, 0) == 1 && read(pipes[0], &byte, 1) == 1);
 	CHECK(wait_for(set, events, 4, 0) == 0 && wait_for(set, events, 4, 20) == 0);
 	CHECK(rsend(ends[0], "r", 1, 0) == 1);
-	/* Level-triggered: again and again until it is read. */
+	/* Level-triggered: repeatedly, until it is read. */
 	for (int i = 0; i < 3; i++)
 		CHECK(wait_for(set, events, 4, -1) == 1 && events[0].data.u32 == 1 && events[0].events == EPOLLIN);
 	event.events = EPOLLIN | EPOLLONESHOT;
@@ -362,10 +362,22 @@ static void rsockets_and_descriptors_in_one_wait(void)
 	CHECK(wait_for(set, events, 4, -1) == 1 && wait_for(set, events, 4, 0) == 0);
 	CHECK(control(set, EPOLL_CTL_DEL, ends[1], NULL) == 0);
 	CHECK(control(set, EPOLL_CTL_DEL, ends[1], NULL) == -1 && errno == ENOENT);
+
+	/* Edge-triggered: once for each arrival. A descriptor that is closed is in no set. */
+	event.events = EPOLLIN | EPOLLET;
+	event.data.u32 = 7;
+	CHECK(rrecv(ends[1], &byte, 1, 0) == 1);
+	CHECK(control(set, EPOLL_CTL_ADD, ends[1], &event) == 0 && wait_for(set, events, 4, 0) == 0);
+	CHECK(rsend(ends[0], "e", 1, 0) == 1);
+	CHECK(wait_for(set, events, 4, -1) == 1 && events[0].data.u32 == 7);
+	CHECK(wait_for(set, events, 4, 20) == 0);
+	CHECK(rsend(ends[0], "e", 1, 0) == 1);
+	CHECK(wait_for(set, events, 4, -1) == 1);
+	close_pair(ends);
+	CHECK(wait_for(set, events, 4, 20) == 0);
 	CHECK(rclose(set) == 0);
 	close(pipes[0]);
 	close(pipes[1]);
-	close_pair(ends);
 }
 
 /* The peer is a child that is killed while both ends have bytes under way. */

@@ -1,0 +1,142 @@
+//! rsockets: private data, and the receiving half of a connection with a peer that keeps the protocol and breaks it. What is read must be what a
+//! peer may have written, in order, and inside of the buffer.
+
+use crate::input::Input;
+use std::collections::VecDeque;
+use uiw_cabi::rsocket::receiver::{Receiver, Violation};
+use uiw_cabi::rsocket::wire::{ConnData, Mapping, Message, Order, Target};
+
+/// Steps of an input.
+const STEPS: usize = 400;
+
+/// What is known of the peer's rights.
+struct Expected {
+    half: u64,
+    /// Published and not written, written and not read.
+    granted: u64,
+    readable: u64,
+    /// Bytes that were read since the beginning.
+    read: u64,
+    messages: VecDeque<u64>,
+    /// Data messages that the peer may send.
+    credits: u64,
+}
+
+impl Expected {
+    fn may_arrive(&self, len: u32) -> bool {
+        self.credits > 0 && len > 0 && u64::from(len) <= self.granted
+    }
+
+    fn arrive(&mut self, len: u32) {
+        self.granted -= u64::from(len);
+        self.readable += u64::from(len);
+        self.credits -= 1;
+        self.messages.push_back(len.into());
+    }
+
+    /// Returns how many messages were read to their end.
+    fn consume(&mut self, len: u64) -> u64 {
+        (self.readable, self.read) = (self.readable - len, self.read + len);
+        let (mut left, mut ended) = (len, 0);
+        while let Some(first) = self.messages.front_mut() {
+            if *first > left {
+                *first -= left;
+                break;
+            }
+            left -= *first;
+            self.messages.pop_front();
+            ended += 1;
+        }
+        ended
+    }
+}
+
+fn formats(input: &mut Input<'_>) {
+    let mut bytes = [0; ConnData::LEN];
+    bytes.fill_with(|| input.u8());
+    if input.bool() {
+        // Otherwise nearly everything is refused for its version.
+        bytes[0] = 1;
+    }
+    if let Ok(data) = ConnData::from_bytes(&bytes) {
+        assert!(data.credits > 0 && data.targets.len >= 2);
+        assert_eq!(ConnData::from_bytes(&data.to_bytes()), Ok(data));
+    }
+    let word = input.u32();
+    if let Ok(message) = Message::from_word(word) {
+        assert_eq!(Message::from_word(message.to_word()), Ok(message));
+    }
+    let target = Target { addr: input.u32().into(), key: input.u32(), len: input.u32() };
+    let mapping = Mapping { offset: input.u32().into(), target };
+    for order in [Order::Little, Order::Big] {
+        assert_eq!(Mapping::from_bytes(mapping.to_bytes(order), order), mapping);
+    }
+}
+
+/// The target.
+///
+/// # Panics
+/// When a promise is broken.
+pub fn run(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    formats(&mut input);
+    let half = 1 + input.u32() % 5000;
+    let depth = 1 + (input.u32() % 40) as u16;
+    let mut receiver = Receiver::new(half, depth);
+    let mut expected = Expected {
+        half: half.into(),
+        granted: half.into(),
+        readable: 0,
+        read: 0,
+        messages: VecDeque::new(),
+        credits: depth.into(),
+    };
+    let (mut free, mut ended) = (u64::from(half), 0);
+    for _ in 0..STEPS {
+        match input.u8() % 4 {
+            0 | 1 => {
+                let len = input.u32() % (2 * half + 2);
+                let allowed = expected.may_arrive(len);
+                match receiver.arrive(len) {
+                    Ok(()) => {
+                        assert!(allowed, "{len} bytes beyond what was granted");
+                        expected.arrive(len);
+                    }
+                    Err(Violation::Credits) => assert_eq!(expected.credits, 0),
+                    Err(Violation::Length { .. }) => assert!(!allowed),
+                }
+            }
+            2 => {
+                let skip = u64::from(input.u32()) % (expected.readable + 1);
+                let most = input.u32() as usize % 9000;
+                let chunk = receiver.chunk(skip, most);
+                let place = (expected.read + skip) % (2 * expected.half);
+                assert_eq!(u64::from(chunk.start), place);
+                assert!(u64::from(chunk.end) <= 2 * expected.half);
+                let len = u64::from(chunk.end - chunk.start);
+                assert!(len <= expected.readable - skip && len <= most as u64);
+                if skip == 0 {
+                    receiver.consume(len as u32);
+                    ended += expected.consume(len);
+                    free += len;
+                }
+            }
+            _ => {
+                if let Some(grant) = receiver.due() {
+                    receiver.given(grant);
+                    expected.credits += std::mem::take(&mut ended);
+                    if grant.half.is_some() {
+                        free -= expected.half;
+                        expected.granted += expected.half;
+                    }
+                }
+            }
+        }
+        assert_eq!(receiver.readable(), expected.readable);
+        assert_eq!(
+            free + expected.granted + expected.readable,
+            2 * expected.half,
+            "no byte is lost or doubled"
+        );
+    }
+}
