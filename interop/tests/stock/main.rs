@@ -5,6 +5,7 @@ mod capture;
 mod cm;
 mod datagrams;
 mod exports;
+mod faults;
 mod forks;
 mod mpi;
 mod nixl;
