@@ -7,6 +7,8 @@ mod datagrams;
 mod exports;
 mod faults;
 mod forks;
+mod iser;
+mod migration;
 mod mpi;
 mod nixl;
 mod pair;
