@@ -5,12 +5,11 @@ use crate::counters;
 use crate::errno::Errno;
 use crate::fork::{self, ForkSafe, Forked};
 use crate::inherited;
-use crate::rsocket;
 use crate::settings::Settings;
 use crate::signals::Held;
 use crate::stack;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Once};
+use std::sync::{Arc, Once, OnceLock};
 use std::time::{Duration, Instant};
 use uiw_llp::Stack;
 use uiw_llp::capture::{CaptureStack, PcapSink};
@@ -135,6 +134,14 @@ impl Engine {
     }
 }
 
+/// See [`before_exit`].
+static BEFORE_EXIT: OnceLock<fn(Instant)> = OnceLock::new();
+
+/// At the end of the process `close` is called before the engine is left; it returns by the time that it is given.
+pub(crate) fn before_exit(close: fn(Instant)) {
+    let _ = BEFORE_EXIT.set(close);
+}
+
 fn flush_at_exit() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -150,7 +157,9 @@ extern "C" fn at_exit() {
     let (device, pcap) = (engine.device.clone(), engine.pcap.clone());
     drop(engine);
     if let Some(device) = device {
-        rsocket::at_exit(Instant::now() + EXIT_FLUSH_TIMEOUT);
+        if let Some(close) = BEFORE_EXIT.get() {
+            close(Instant::now() + EXIT_FLUSH_TIMEOUT);
+        }
         device.wait_idle(EXIT_FLUSH_TIMEOUT);
     }
     if let Some(sink) = pcap {

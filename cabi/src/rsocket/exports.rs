@@ -2,7 +2,9 @@
 
 use crate::boundary::{self, Result};
 use crate::cm::address;
+use crate::engine;
 use crate::errno::Errno;
+use crate::rsocket::at_exit;
 use crate::rsocket::epoll::Epoll;
 use crate::rsocket::options::{self, KEEP_IDLE, Value};
 use crate::rsocket::poll::{self, Sets};
@@ -94,6 +96,7 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
         if Settings::get()?.stays_on_tcp(program_name()) {
             return Err(Errno::UNSUPPORTED.because("UIW_SOCKETS_TCP has the program"));
         }
+        engine::before_exit(at_exit);
         let set = Set {
             sizes: Sizes::of_system(),
             reuse: false,
