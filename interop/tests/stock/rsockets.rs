@@ -172,6 +172,21 @@ fn every_call_does_what_its_manual_says() {
     }
 }
 
+#[test]
+fn nothing_to_complain_of_for_valgrind() {
+    let (Some(_), libraries) = (uiw_interop::require("valgrind"), Libraries::get()) else { return };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock");
+    let flags = ["-g", "-pthread", "-ldl"];
+    let Some(program) = compile(&libraries, &folder.join("c/rsocket.c"), &flags) else { return };
+    let mut command = libraries.command(User::Same, "valgrind");
+    command.args(["-q", "--error-exitcode=99", "--leak-check=full"]);
+    command.args(["--show-leak-kinds=definite", "--errors-for-leak-kinds=definite"]);
+    command.arg(format!("--suppressions={}", folder.join("valgrind.supp").display())).arg(program);
+    // Of a child, which leaves the parent's engine as it is, everything would be a leak.
+    command.arg("alone");
+    assert_eq!(Running::start(command).end().well().count("sockets are as they should be"), 1);
+}
+
 /// Debian's preload library, which has sockets of its own for `select` and `poll`, and not for epoll.
 fn preload() -> Option<PathBuf> {
     let folder = format!("/usr/lib/{}-linux-gnu/rsocket/librspreload.so", std::env::consts::ARCH);
