@@ -13,8 +13,9 @@ use uiw_verbs::{
     SendFlags, SendOp, SendWr, Sge,
 };
 
-/// Receives that an rsocket announces.
+/// Receives that an rsocket announces, and bytes of its receive buffer.
 const CREDITS: u16 = 384;
+const BUFFER: u32 = 1 << 19;
 
 /// An rsocket that listens on loopback, closed when dropped.
 struct Listening(c_int, SocketAddr);
@@ -217,12 +218,12 @@ fn a_message_longer_than_a_receive_ends_the_connection() {
 #[test]
 fn bytes_beyond_the_published_ones_are_not_there() {
     let listening = Listening::new();
-    for len in [0, u32::MAX >> 3, 1 << 17] {
+    for len in [0, u32::MAX >> 3, BUFFER] {
         let (peer, socket) = Peer::connect(&listening, None);
-        // The rsocket may have published its second half as well, which makes 128 KiB.
+        // The rsocket may have published its second half as well.
         peer.message(Message::Data { len });
         peer.message(Message::Data { len: 1 });
-        assert_eq!(socket.receive(1 << 18).and_then(|_| socket.receive(10)), Err(PROTOCOL), "{len} bytes");
+        assert_eq!(socket.receive(1 << 20).and_then(|_| socket.receive(10)), Err(PROTOCOL), "{len} bytes");
         peer.ended();
     }
 }
@@ -252,7 +253,7 @@ fn credits_that_were_not_given_end_the_connection() {
 #[test]
 fn writes_outside_of_the_buffers_end_the_connection() {
     let listening = Listening::new();
-    let (size, list) = (1u64 << 17, 32);
+    let (size, list) = (u64::from(BUFFER), 32);
     for (place, offset, len) in [(0, size - 3, 4), (0, size, 1), (1, list, 1), (1, list - 1, 2)] {
         let (peer, socket) = Peer::connect(&listening, None);
         let target = if place == 0 { peer.data.first } else { peer.data.targets };
