@@ -47,15 +47,3 @@ pub extern "C" fn old_null() -> *mut c_void {
     refuse(Errno::NOSYS);
     ptr::null_mut()
 }
-
-/// For functions of `int`, `ssize_t` and `off_t` that return -1 and `errno`.
-pub extern "C" fn absent() -> isize {
-    refuse(Errno::NOSYS);
-    -1
-}
-
-/// For functions that return an object.
-pub extern "C" fn absent_null() -> *mut c_void {
-    refuse(Errno::NOSYS);
-    ptr::null_mut()
-}
