@@ -110,7 +110,11 @@ pub(crate) fn reserve(
         if address::program_port(bound.port()) == 0 {
             continue;
         }
-        return Ok((bound, take(Port { at: bound, datagrams, reuse, holder }, Some(socket))?));
+        match take(Port { at: bound, datagrams, reuse, holder }, Some(socket)) {
+            // The system's socket of an id may be gone before its reservation is.
+            Err(Errno(libc::EADDRINUSE)) if at.port() == 0 => {}
+            taken => return taken.map(|reservation| (bound, reservation)),
+        }
     }
     Err(Errno(libc::EADDRNOTAVAIL).because("no port is free"))
 }

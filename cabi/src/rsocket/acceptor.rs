@@ -33,9 +33,8 @@ const TAKEN: u64 = 1;
 pub(crate) struct Acceptor {
     queue: Mutex<Queue>,
     channel: Arc<CmChannel>,
-    /// The port, for others of this process.
-    _port: Reservation,
-    listener: Mutex<Option<Listener>>,
+    /// None once it is closed; the port is kept from others of this process.
+    listener: Mutex<Option<(Listener, Reservation)>>,
     options: Arc<ConnOptions>,
     ipv6: bool,
 }
@@ -129,8 +128,7 @@ pub(crate) fn listen(socket: &Arc<Socket>, backlog: i32) -> Result<()> {
     let acceptor = Arc::new(Acceptor {
         queue: Mutex::new(Queue { ready: VecDeque::new(), begun: 0, backlog }),
         channel: Arc::clone(socket.channel()),
-        _port: port,
-        listener: Mutex::new(Some(listener)),
+        listener: Mutex::new(Some((listener, port))),
         options,
         ipv6: state.ipv6,
     });
