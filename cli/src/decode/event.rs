@@ -56,6 +56,18 @@ pub enum Event {
         /// Bytes in the hole.
         bytes: u64,
     },
+    /// Where the FPDU that begins here ends is not in the capture: the boundaries of what follows are lost.
+    Lost {
+        /// Bytes of Full Operation before it.
+        position: u64,
+    },
+    /// The boundaries are found again, at an FPDU that is recognised by its headers and its CRC.
+    Resumed {
+        /// Bytes of Full Operation before it; without the start-up frame, bytes of the direction.
+        position: u64,
+        /// Bytes before it that were not decoded, those that are missing included.
+        skipped: u64,
+    },
     /// From here on the direction cannot be decoded.
     NotFollowed {
         /// Bytes of the direction before, counted from its startup frame.

@@ -22,6 +22,7 @@ mod output;
 mod packet;
 mod reassembly;
 mod requests;
+mod seek;
 mod segment;
 mod startup;
 mod terminate;

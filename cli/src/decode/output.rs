@@ -37,6 +37,8 @@ pub struct Summary {
     pub missing_bytes: u64,
     /// Directions that could not be decoded to their end.
     pub not_followed: u64,
+    /// How often a direction was decoded again behind missing bytes.
+    pub resumed: u64,
     /// Bytes of iWARP connections that came more than once.
     pub repeated_bytes: u64,
     /// IP fragments of TCP segments; they are not put together.
@@ -78,7 +80,8 @@ impl Summary {
             Event::Departure(_) => self.departures += 1,
             Event::Missing { bytes, .. } => self.missing_bytes += bytes,
             Event::NotFollowed { .. } => self.not_followed += 1,
-            Event::Negotiated(_) | Event::Closed { .. } => {}
+            Event::Resumed { .. } => self.resumed += 1,
+            Event::Negotiated(_) | Event::Closed { .. } | Event::Lost { .. } => {}
         }
         sink(record);
     }
@@ -163,7 +166,11 @@ impl<'a> Printer<'a> {
         let wanted = !self.quiet
             || matches!(
                 record.event,
-                Event::Departure(_) | Event::Missing { .. } | Event::NotFollowed { .. }
+                Event::Departure(_)
+                    | Event::Missing { .. }
+                    | Event::Lost { .. }
+                    | Event::Resumed { .. }
+                    | Event::NotFollowed { .. }
             );
         if !wanted || self.failed.is_some() {
             return;
@@ -219,6 +226,12 @@ fn text(event: &Event) -> Option<String> {
         Event::Datagram(datagram) => datagram_text(datagram),
         Event::Departure(departure) => format!("DEPARTURE ({}): {}", departure.rule, departure.what),
         Event::Missing { position, bytes } => format!("MISSING: {bytes} bytes after byte {position}"),
+        Event::Lost { position } => {
+            format!("LOST: the length of the FPDU at {position} is missing")
+        }
+        Event::Resumed { position, skipped } => {
+            format!("RESUMED: an FPDU at {position}, behind {skipped} bytes that were not decoded")
+        }
         Event::NotFollowed { position, why } => format!("NOT FOLLOWED from byte {position} on: {why}"),
         Event::Closed { what } => format!("unfinished: {what}"),
     })

@@ -94,6 +94,30 @@ impl Stream {
         }
     }
 
+    /// Bytes before this sequence number that were not given out: how many of them are still due.
+    pub(super) fn lacks(&self, sequence: u32) -> u64 {
+        if self.is_near(sequence) { u64::try_from(self.distance(sequence)).unwrap_or(0) } else { 0 }
+    }
+
+    /// Whether bytes wait behind a hole.
+    pub(super) fn has_hole(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// The bytes before this sequence number that did not come will not come: the other end has acknowledged them.
+    pub(super) fn give_up_to(&mut self, sequence: u32, out: &mut Vec<Chunk>) {
+        while let lacking @ 1.. = self.lacks(sequence) {
+            match self.held.first_key_value() {
+                Some((&position, _)) if position < self.delivered + lacking => self.give_up_hole(out),
+                _ => {
+                    out.push(Chunk::Missing(lacking));
+                    self.delivered += lacking;
+                    self.release(out);
+                }
+            }
+        }
+    }
+
     /// The end of the capture or of the connection: all that is held comes out, with the holes between.
     pub(super) fn finish(&mut self, out: &mut Vec<Chunk>) {
         while !self.held.is_empty() {

@@ -96,14 +96,18 @@ impl<'a> Session<'a> {
     pub(super) fn connect(self, peer: std::net::SocketAddr) -> Result<()> {
         let Self { half, receives, args } = self;
         let pd = half.pd.clone();
+        let begun = Instant::now();
         let link = half.connect(peer, &args.options(), &args.private_data())?;
+        super::say_established(&link.info, begun.elapsed(), args.json);
         run(link, &pd, receives, args)
     }
 
     pub(super) fn accept(self, request: ConnRequest, until: Until<'_>) -> Result<()> {
         let Self { half, receives, args } = self;
         let pd = half.pd.clone();
+        let begun = Instant::now();
         let link = half.accept(request, &args.options(), &args.private_data(), until)?;
+        super::say_established(&link.info, begun.elapsed(), args.json);
         run(link, &pd, receives, args)
     }
 }
@@ -116,7 +120,6 @@ fn range(slot: u64) -> std::ops::Range<usize> {
 fn run(link: Link, pd: &uiw_verbs::Pd, receives: Buffer, args: &Args) -> Result<()> {
     let memory = Buffer::shared(pd, MEMORY, Access::REMOTE_READ | Access::REMOTE_WRITE)?;
     let local = Buffer::exclusive(pd, MEMORY)?;
-    super::say_established(&link.info, Duration::ZERO, args.json);
     let remote = memory.remote();
     let details = json!({
         "stag": remote.rkey.0, "tagged_offset": format!("{:#x}", remote.addr), "length": remote.len,
