@@ -432,7 +432,10 @@ impl Connection {
         out.push((side, Event::Fpdu(record)));
         out.extend(departures.into_iter().map(|departure| (side, departure)));
         match parsed {
-            Ok(parsed) if cut.crc != Crc::Bad && (complete || !parsed.has_own_header()) => {
+            Ok(parsed)
+                if (cut.crc != Crc::Bad || is_siws_refusal(&cut.ulpdu, &parsed, cut.crc_field))
+                    && (complete || !parsed.has_own_header()) =>
+            {
                 self.judge_rtr(side, &parsed, out);
                 self.message(side, &parsed, out);
             }
@@ -497,6 +500,12 @@ impl Connection {
             out.push((side, Event::departure("RFC 6581 9.2", what)));
         }
     }
+}
+
+/// siw's Terminate to a Reply that it cannot accept (2/0/6, 2/0/7) has 0 for its CRC where CRCs are on: it is read all the same, as it has the reason.
+fn is_siws_refusal(ulpdu: &[u8], parsed: &Parsed<'_>, crc_field: u32) -> bool {
+    let refusal = |control: &[u8]| matches!(control, [0x20 | 0x02, 6 | 7, ..]);
+    crc_field == 0 && parsed.opcode == Opcode::Terminate.raw() && refusal(&ulpdu[parsed.header.len()..])
 }
 
 fn is_reply(frame: &Frame) -> bool {

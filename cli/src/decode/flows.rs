@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use uiw_mpa::wire::startup::{FrameKind, KEY_REPLY, KEY_REQUEST};
 
 use super::connection::{Connection, Findings, Side, other};
-use super::event::Record;
+use super::event::{Event, Record};
 use super::packet::Segment;
 use super::reassembly::{Chunk, Stream};
 
@@ -27,7 +27,7 @@ const MAX_OPENING: usize = 256 << 10;
 const KEY_LEN: usize = KEY_REQUEST.len();
 
 /// When something was captured.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Moment {
     pub(super) time: Option<u64>,
     pub(super) packet: u64,
@@ -39,8 +39,6 @@ pub(super) struct Flows {
     table: BTreeMap<(SocketAddr, SocketAddr), Flow>,
     /// iWARP connections so far.
     pub(super) connections: u32,
-    /// Bytes of iWARP connections that came more than once.
-    pub(super) repeated: u64,
 }
 
 #[derive(Debug)]
@@ -127,11 +125,10 @@ impl Flows {
         let flow = self.table.entry(key).or_insert_with(|| Flow::new(key));
         let side = usize::from(segment.from != key.0);
         if segment.syn && flow.is_reused(side, segment.sequence) {
-            self.repeated +=
-                flow.finish("the next connection of these ports begins", at, &mut self.connections, sink);
+            flow.finish("the next connection of these ports begins", at, &mut self.connections, sink);
             *flow = Flow::new(key);
         }
-        self.repeated += flow.arrive(side, segment, at, &mut self.connections, sink);
+        flow.arrive(side, segment, at, &mut self.connections, sink);
     }
 
     /// The end of the capture.
@@ -140,7 +137,7 @@ impl Flows {
         flows.sort_by_key(Flow::id);
         for mut flow in flows {
             let how = if flow.reset { "RST" } else { "the capture ends" };
-            self.repeated += flow.finish(how, at, &mut self.connections, sink);
+            flow.finish(how, at, &mut self.connections, sink);
         }
     }
 }
@@ -181,7 +178,7 @@ impl Flow {
             })
     }
 
-    /// Takes the next segment of the capture, and those that waited for it. Returns the bytes that came more than once, when the connection is over.
+    /// Takes the next segment of the capture, and those that waited for it.
     fn arrive(
         &mut self,
         side: Side,
@@ -189,11 +186,10 @@ impl Flow {
         at: Moment,
         connections: &mut u32,
         sink: &mut dyn FnMut(&Record),
-    ) -> u64 {
+    ) {
         self.arrived += 1;
         let header = Header::of(segment);
         let says = !segment.payload.is_empty() || header.cut > 0 || header.syn || header.fin || header.rst;
-        let mut repeated = 0;
         if says && self.late.is_empty() && self.is_ready(side, &header, segment.payload) {
             return self.take(side, &header, segment.payload, at, connections, sink);
         }
@@ -203,9 +199,8 @@ impl Flow {
             self.late.push_back(Late { side, at, arrived, header, payload });
         }
         while let Some(late) = self.next_late() {
-            repeated += self.take(late.side, &late.header, &late.payload, late.at, connections, sink);
+            self.take(late.side, &late.header, &late.payload, late.at, connections, sink);
         }
-        repeated
     }
 
     /// Whether all that the segment acknowledges was looked at, so that it may be now.
@@ -255,7 +250,7 @@ impl Flow {
         at: Moment,
         connections: &mut u32,
         sink: &mut dyn FnMut(&Record),
-    ) -> u64 {
+    ) {
         // A last byte may be a FIN that is not in the capture.
         if let Some(acknowledged) = header.acknowledgment
             && self.due(side, header) > 0
@@ -274,7 +269,8 @@ impl Flow {
             flow.report(findings, at, sink);
         });
         if self.is_over() {
-            return self.finish("FIN", at, connections, sink);
+            self.finish("FIN", at, connections, sink);
+            return;
         }
         if header.rst && matches!(self.state, State::Iwarp { .. }) {
             let whole = |stream: &Option<Stream>| stream.as_ref().is_none_or(|stream| !stream.has_hole());
@@ -284,7 +280,6 @@ impl Flow {
             }
             self.reset = true;
         }
-        0
     }
 
     /// `report` is called after every piece of the stream, so that findings do not pile up.
@@ -411,23 +406,21 @@ impl Flow {
         self.state = State::Iwarp { id: *connections, connection };
     }
 
-    /// Nothing more will come. Returns the bytes that came more than once.
-    fn finish(&mut self, how: &str, at: Moment, connections: &mut u32, sink: &mut dyn FnMut(&Record)) -> u64 {
-        let mut repeated = 0;
+    /// Nothing more will come.
+    fn finish(&mut self, how: &str, at: Moment, connections: &mut u32, sink: &mut dyn FnMut(&Record)) {
         // Nothing comes any more that they could wait for.
         while !self.late.is_empty() {
             let ready =
                 self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));
             let Some(late) = self.late.remove(ready.unwrap_or(0)) else { break };
-            repeated += self.take(late.side, &late.header, &late.payload, late.at, connections, sink);
+            self.take(late.side, &late.header, &late.payload, late.at, connections, sink);
         }
-        let State::Iwarp { connection, .. } = &mut self.state else { return repeated };
+        let State::Iwarp { connection, .. } = &mut self.state else { return };
         let mut findings = Findings::new();
         for side in [0, 1] {
             let mut chunks = Vec::new();
             if let Some(stream) = &mut self.streams[side] {
                 stream.finish(&mut chunks);
-                repeated += stream.repeated;
             }
             for chunk in chunks {
                 connection.feed(side, chunk, &mut findings);
@@ -435,11 +428,13 @@ impl Flow {
         }
         for side in [0, 1] {
             connection.close(side, how, &mut findings);
+            if let Some(Stream { repeated, retransmissions, .. }) = self.streams[side] {
+                findings.push((side, Event::Tcp { repeated_bytes: repeated, retransmissions }));
+            }
         }
         self.report(&mut findings, at, sink);
         self.state = State::Done;
         self.streams = [None, None];
-        repeated
     }
 
     fn report(&self, findings: &mut Findings, at: Moment, sink: &mut dyn FnMut(&Record)) {

@@ -74,6 +74,22 @@ fn classic_in_all_four_forms() {
 }
 
 #[test]
+fn classic_in_the_modified_form() {
+    for order in [Order::Big, Order::Little] {
+        // Interface 2, protocol 8, packet type 4.
+        let more = match order {
+            Order::Big => [0, 0, 0, 2, 8, 0, 4, 0],
+            Order::Little => [2, 0, 0, 0, 0, 8, 4, 0],
+        };
+        let mut file = classic(order, 0xa1b2_cd34, b"abc");
+        file.splice(40..40, more);
+        let packets = packets(&file).unwrap();
+        let (time, bytes) = (Some(7_000_005_000), b"abc".to_vec());
+        assert_eq!(packets, [Packet { number: 1, time, link: LinkType::ETHERNET, bytes }]);
+    }
+}
+
+#[test]
 fn pcapng_with_two_interfaces_and_two_sections() {
     for order in [Order::Big, Order::Little] {
         let mut file = section(order);
