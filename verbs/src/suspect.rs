@@ -28,9 +28,9 @@ pub enum Suspect {
     ReadRtrRequired,
     /// cxgb4 uses the RTR kind of its `p2p_type` alone, whatever the other end offers.
     RtrKinds,
-    /// The peer's application wants more Reads outstanding than this end takes.
+    /// The peer's application asks for more Reads outstanding than this end takes.
     Ird,
-    /// This end wants more Reads outstanding than the peer takes.
+    /// This end asks for more Reads outstanding than the peer takes.
     Ord,
     /// A peer that cannot send Markers, such as siw, rejects a Request for them.
     Markers,
@@ -122,8 +122,8 @@ impl Suspect {
             Self::RtrKinds => {
                 "Chelsio's cxgb4 uses the RTR kind of its p2p_type alone, which this end does not offer"
             }
-            Self::Ird => "the peer wants more Reads outstanding than this end takes",
-            Self::Ord => "this end wants more Reads outstanding than the peer takes",
+            Self::Ird => "the peer asks for more Reads outstanding than this end takes",
+            Self::Ord => "this end asks for more Reads outstanding than the peer takes",
             Self::Markers => "a peer that cannot send Markers, such as siw, rejects a Request for them",
             Self::CapabilityExchange => {
                 "an adapter that checks the STag of a zero-length Write refuses the capability exchange's"

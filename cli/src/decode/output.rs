@@ -222,7 +222,7 @@ impl<'a> Printer<'a> {
         self.out.flush()
     }
 
-    /// Makes what was written visible to who reads it.
+    /// Makes what was written visible to the reader.
     pub(super) fn flush(&mut self) {
         if self.failed.is_none() {
             self.failed = self.out.flush().err();

@@ -62,7 +62,7 @@ fn within(kind: EtherType, payload: &[u8]) -> Option<LaxSlicedPacket<'_>> {
     }
 }
 
-/// Behind the label stack an IP packet, or an Ethernet frame with or without a control word (RFC 4448). The first four bits tell.
+/// Behind the label stack an IP packet, or an Ethernet frame with or without a control word (RFC 4448). The first four bits distinguish them.
 fn mpls(mut payload: &[u8]) -> Option<LaxSlicedPacket<'_>> {
     loop {
         let (label, rest) = payload.split_first_chunk::<4>()?;

@@ -17,8 +17,8 @@ pub(crate) const HELP: &str = "\
 Each line is a check: `ok`, `limited` (it runs, but not as well as it could) or `no`, with what to do. Nothing is changed: no program is
 attached, no limit raised. Run it in the network namespace that is meant.
 
-With HOST a connection to an iWARP listener there is set up, as the options have it, and closed: a start-up that fails is told with the kind of peer
-that is suspected and the option to try (docs/nics.md).
+With HOST a connection to an iWARP listener there is set up, as the options have it, and closed: a start-up that fails is reported with the kind of
+peer that is suspected and the option to try (docs/nics.md).
 
 Exit codes:
   0  what --need names would run, and HOST was reached

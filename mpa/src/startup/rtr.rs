@@ -79,7 +79,7 @@ impl RtrKinds {
         }
     }
 
-    /// The kind to use at revision 1, which cannot negotiate one. A Read first: Chelsio's driver takes that kind unless it is told otherwise, and
+    /// The kind to use at revision 1, which cannot negotiate one. A Read first: Chelsio's driver takes that kind unless it is configured otherwise, and
     /// refuses a Write. No Send, which would use up a receive of a peer that has not agreed to one.
     pub(super) const fn unnegotiated(self) -> Option<Rtr> {
         match self {

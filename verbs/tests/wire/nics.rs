@@ -26,7 +26,7 @@ fn data(peer_to_peer: bool, kinds: RtrKinds, ird: u16, ord: u16) -> Enhanced {
     }
 }
 
-/// What users have who set nothing.
+/// Options of users that set nothing.
 fn default() -> ConnOptions {
     ConnOptions::default()
 }
@@ -345,7 +345,7 @@ struct Irdma {
 const IRDMA_STAG: u32 = 0xABCD;
 
 impl Irdma {
-    /// The RTR kind that it settles on, or that it does not go on.
+    /// The RTR kind that it chooses, or that it does not go on.
     fn negotiate(self, said: Enhanced, initiator: bool) -> Option<Rtr> {
         let kinds = kinds_of(said);
         let no_read = said.ird == 0 && kinds.read;
