@@ -127,8 +127,8 @@ impl TlsFile {
 impl Opener {
     /// A log of what `filter` names is written to standard error, unless `-v` or UIW_LOG choose another one.
     pub(crate) fn new(global: &Global, filter: &str) -> Result<Self> {
-        log(global.verbose, filter)?;
         let set = crate::env::settings();
+        log(global.verbose, if filter == "off" { set.log_filter().unwrap_or(filter) } else { filter })?;
         let sink = global.pcap.as_ref().or(set.pcap.as_ref()).map(|path| {
             PcapSink::create(path).map_err(|error| {
                 Failure::new(Exit::Failed, path.display(), error, "choose a file that can be written")
@@ -161,6 +161,7 @@ impl Opener {
             .limits(limits)
             .shards(self.shards)
             .counters(self.counters.clone())
+            .faults(crate::env::settings().plan.clone())
             .tls(tls);
         Ok(Device::with_stack(stack, options)?)
     }
