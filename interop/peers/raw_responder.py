@@ -4,7 +4,7 @@ reversed; Writes and Reads reach 4 KiB of STag 0x1234 from TO 0x1000 on; it prin
 import socket
 import struct
 
-STAG, BASE, memory = 0x1234, 0x1000, bytearray(4096)
+STAG, BASE, memory, sent = 0x1234, 0x1000, bytearray(4096), 0
 
 
 def crc(data):
@@ -36,10 +36,8 @@ print("port", listener.getsockname()[1], flush=True)
 link = listener.accept()[0]
 key, flags, revision, length = struct.unpack(">16sBBH", read(20))
 assert key == b"MPA ID Req Frame" and flags & 0x50 == 0x50 and revision == 2, (key, flags, revision)
-ird, ord_ = struct.unpack(">HH", read(length)[:4])
-assert ird & 0x8000 and ord_ & 0x8000, "peer-to-peer with an RTR Write"
+assert struct.unpack(">I", read(length)[:4])[0] & 0x80008000 == 0x80008000, "peer-to-peer with an RTR Write"
 link.sendall(struct.pack(">16sBBHHH", b"MPA ID Rep Frame", 0x50, 2, 4, 0x8000 | 16, 0x8000 | 16))
-sent = 0
 try:
     while True:
         size = struct.unpack(">H", read(2))[0]
