@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use uiw_cli::decode::{self, Summary};
+use uiw_cli::pcap::{LinkType, Packet, Reader};
 
 pub(crate) const SYN: u8 = 0x02;
 pub(crate) const FIN: u8 = 0x01;
@@ -169,15 +170,13 @@ pub(crate) fn capture_of(segments: &[Segment], link: Link) -> Vec<u8> {
     capture(link.number(), segments.iter().map(|segment| packet(segment, link)))
 }
 
-/// The segments of a capture in `interop/data`: little-endian pcap, Ethernet, IPv4.
+/// The segments of a capture in `interop/data`: Ethernet or IP packets, IPv4.
 pub(crate) fn segments_of(file: &str) -> Vec<Segment> {
     let bytes = file_of(file);
-    let mut rest = &bytes[24..];
+    let mut reader = Reader::new(bytes.as_slice()).unwrap();
     let mut segments = Vec::new();
-    while let Some((header, behind)) = rest.split_first_chunk::<16>() {
-        let length = u32::from_le_bytes(header[8..12].try_into().unwrap()) as usize;
-        segments.extend(segment_of(&behind[..length]));
-        rest = &behind[length..];
+    while let Some(packet) = reader.next_packet().unwrap() {
+        segments.extend(segment_of(&packet));
     }
     segments
 }
@@ -187,8 +186,12 @@ pub(crate) fn file_of(file: &str) -> Vec<u8> {
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn segment_of(packet: &[u8]) -> Option<Segment> {
-    let ip = packet.get(14..).filter(|_| packet[12..14] == [8, 0])?;
+fn segment_of(packet: &Packet) -> Option<Segment> {
+    let bytes = packet.bytes.as_slice();
+    let ip = match packet.link {
+        LinkType::ETHERNET => bytes.get(14..).filter(|_| bytes[12..14] == [8, 0])?,
+        _ => bytes,
+    };
     let length = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
     let tcp = ip.get(usize::from(ip[0] & 15) * 4..length).filter(|_| ip[9] == 6)?;
     let word = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().unwrap());
