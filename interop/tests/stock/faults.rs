@@ -2,7 +2,7 @@
 
 use uiw_interop::stock::{Ended, Libraries, Running, User, free_port};
 
-/// A client that has nobody to talk to.
+/// A client without a server.
 fn alone(program: &str, arguments: &[&str], plan: &str) -> Ended {
     let libraries = Libraries::get();
     let mut command = libraries.command(User::Same, program);

@@ -15,8 +15,8 @@ const INITIATOR: &str = "iqn.2026-11.example:initiator";
 const REQUEST: usize = 256 << 10;
 const REQUESTS: usize = 32;
 
-/// Tells the target something, and returns its exit code.
-fn tell(socket: &Path, words: &[&str]) -> i32 {
+/// Runs `tgtadm` at the target, and returns its exit code.
+fn administer(socket: &Path, words: &[&str]) -> i32 {
     let mut command = Command::new("tgtadm");
     command.env("TGT_IPC_SOCKET", socket).args(["--lld", "iser", "--mode"]).args(words);
     Running::start(command).end().code
@@ -49,16 +49,16 @@ fn an_image_is_written_and_read_back() {
     let target = Running::start(network.server(command));
     let until = Instant::now() + Duration::from_secs(60);
     let new = ["target", "--op", "new", "--tid", "1", "-T", TARGET];
-    while tell(&socket, &new) != 0 {
+    while administer(&socket, &new) != 0 {
         assert!(Instant::now() < until, "{}", target.said());
         std::thread::sleep(Duration::from_millis(100));
     }
     let disk_name = disk.to_str().unwrap();
     let lun = ["logicalunit", "--op", "new", "--tid", "1", "--lun", "1", "-b", disk_name];
-    assert_eq!(tell(&socket, &lun), 0, "{}", target.said());
+    assert_eq!(administer(&socket, &lun), 0, "{}", target.said());
     for who in [["-I", "ALL"], ["-Q", INITIATOR]] {
         let bind = [&["target", "--op", "bind", "--tid", "1"], &who[..]].concat();
-        assert_eq!(tell(&socket, &bind), 0, "{}", target.said());
+        assert_eq!(administer(&socket, &bind), 0, "{}", target.said());
     }
 
     let url = format!(
