@@ -155,7 +155,7 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// Bytes that tell formats apart.
+/// Bytes that distinguish formats.
 const MAGIC_LEN: usize = 4;
 /// Bytes that are read at a time.
 const READ: usize = 64 << 10;
