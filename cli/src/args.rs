@@ -102,9 +102,12 @@ pub(crate) struct ConnArgs {
     /// Copy every source before its CRC is computed
     #[arg(long)]
     stable_tx: bool,
-    /// Congestion control of TCP, such as cubic or bbr
+    /// Congestion control of TCP, such as cubic or bbr; auto is bbr where the round trip exceeds 5 ms and the system has it
     #[arg(long, value_name = "NAME")]
     congestion: Option<String>,
+    /// Bytes of a TCP segment at most, for paths that lose larger packets without a message
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(MSS))]
+    mss: Option<u16>,
     /// After how long without any acknowledgement the peer is dead, such as 20s or 5m; 0 is the system's time
     /// [default: 15m; of `uiw serve` 60s]
     #[arg(long, value_name = "TIME")]
@@ -118,6 +121,9 @@ pub(crate) struct ConnArgs {
     #[command(flatten)]
     startup: StartupArgs,
 }
+
+/// What Linux takes.
+const MSS: std::ops::RangeInclusive<i64> = 88..=32_767;
 
 /// The largest IRD and ORD that RFC 6581 can express.
 const MAX_DEPTH: i64 = 0x3FFE;
@@ -159,6 +165,7 @@ impl ConnArgs {
                 dead_after: self.dead_after.or(set.dead_after),
                 ord: self.ord.or(set.ord),
                 ird: self.ird.or(set.ird),
+                mss: self.mss.or(set.conn.stream.max_segment),
                 startup: Startup {
                     revision: match startup.revision {
                         Some(1) => Revision::One,
@@ -182,6 +189,7 @@ pub(crate) struct OwnOptions {
     pub(crate) dead_after: Option<DeadAfter>,
     pub(crate) ord: Option<u16>,
     pub(crate) ird: Option<u16>,
+    pub(crate) mss: Option<u16>,
     pub(crate) startup: Startup,
     pub(crate) acknowledged: bool,
 }
@@ -256,6 +264,7 @@ impl PeerOptions {
         }
         options.ord = self.own.ord.unwrap_or(options.ord);
         options.ird = self.own.ird.unwrap_or(options.ird);
+        options.stream.max_segment = self.own.mss;
         options
     }
 
