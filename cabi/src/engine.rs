@@ -9,6 +9,7 @@ use crate::settings::Settings;
 use crate::signals::Held;
 use crate::stack;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::{Arc, Once, OnceLock};
 use std::time::{Duration, Instant};
 use uiw_llp::Stack;
@@ -113,16 +114,23 @@ impl Engine {
         Ok(device)
     }
 
+    /// TCP, the capture and the faults: the capture has what is on the wire.
     fn stack(&mut self, settings: &Settings) -> Result<Box<dyn Stack>> {
         let tcp = stack::open(settings)?;
-        let stack: Box<dyn Stack> = match &settings.faults {
-            Some((seed, faults)) => Box::new(FaultStack::new(tcp, *seed, faults.clone())),
+        let captured = match &settings.pcap {
+            Some(path) => Box::new(CaptureStack::new(tcp, self.sink(path)?, "uiw")),
             None => tcp,
         };
-        let Some(path) = &settings.pcap else { return Ok(stack) };
+        Ok(match &settings.faults {
+            Some((seed, faults)) => Box::new(FaultStack::new(captured, *seed, faults.clone())),
+            None => captured,
+        })
+    }
+
+    fn sink(&mut self, path: &Path) -> Result<Arc<PcapSink>> {
         // A child of a fork captures to a file of its own.
         let path = match fork::generation() {
-            1 => path.clone(),
+            1 => path.to_owned(),
             _ => format!("{}.{}", path.display(), std::process::id()).into(),
         };
         let sink = PcapSink::create(&path).map_err(|error| {
@@ -130,7 +138,7 @@ impl Engine {
             Errno::from(error)
         })?;
         self.pcap = Some(Arc::clone(&sink));
-        Ok(Box::new(CaptureStack::new(stack, sink, "uiw")))
+        Ok(sink)
     }
 }
 

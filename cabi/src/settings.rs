@@ -15,7 +15,7 @@ use std::time::Duration;
 use uiw_llp::Spec;
 use uiw_llp::fault::{Faults, Flip, Split};
 use uiw_llp::tls::Tls;
-use uiw_verbs::{ConnOptions, FaultPlan, FaultPlanError, FpduSize, Revision};
+use uiw_verbs::{CapabilityExchange, ConnOptions, FaultPlan, FaultPlanError, FpduSize, Revision, RtrKinds};
 
 /// One environment variable.
 pub struct Variable {
@@ -55,12 +55,35 @@ pub const VARIABLES: &[Variable] = &[
         set: |s, v| match v {
             "1" => {
                 s.conn.revision = Revision::One;
-                s.conn.peer_to_peer = false;
                 Ok(())
             }
             "2" => Ok(()),
             _ => Err("expected 1 or 2"),
         },
+    },
+    Variable {
+        name: "UIW_FALLBACK",
+        values: "on or off",
+        what: "connect once more at MPA revision 1 when a peer closes on revision 2",
+        set: |s, v| switch(v).map(|on| s.conn.fallback = on),
+    },
+    Variable {
+        name: "UIW_PEER_TO_PEER",
+        values: "on or off",
+        what: "ask for the peer-to-peer model of RFC 6581, where either end may send first; at revision 1 send an RTR message unasked",
+        set: |s, v| switch(v).map(|on| s.conn.peer_to_peer = on),
+    },
+    Variable {
+        name: "UIW_RTR",
+        values: "write, read, send, separated by commas",
+        what: "RTR messages that are offered and accepted",
+        set: |s, v| rtr_kinds(v).map(|kinds| s.conn.rtr = kinds),
+    },
+    Variable {
+        name: "UIW_CAPABILITIES",
+        values: "on, off or assume",
+        what: "the capability exchange between uiw peers; off: every peer is a foreign one, assume: every peer has RFC 7306",
+        set: |s, v| capability_exchange(v).map(|mode| s.conn.capabilities = mode),
     },
     Variable {
         name: "UIW_FPDU",
@@ -365,7 +388,8 @@ impl Settings {
     }
 
     /// What the log shows: without `UIW_LOG`, the planned faults that occur.
-    fn log_filter(&self) -> Option<&str> {
+    #[must_use]
+    pub fn log_filter(&self) -> Option<&str> {
         const FAULTS: &str = "off,uiw_verbs::faults=warn";
         self.log.as_deref().or_else(|| (self.plan != FaultPlan::default()).then_some(FAULTS))
     }
@@ -444,6 +468,36 @@ fn switch(text: &str) -> std::result::Result<bool, &'static str> {
         "on" | "1" => Ok(true),
         "off" | "0" => Ok(false),
         _ => Err("expected on or off"),
+    }
+}
+
+/// RTR kinds as `write,read`.
+///
+/// # Errors
+/// The rule.
+pub fn rtr_kinds(text: &str) -> std::result::Result<RtrKinds, &'static str> {
+    let mut kinds = RtrKinds::NONE;
+    for word in text.split(',') {
+        match word.trim() {
+            "write" => kinds.write = true,
+            "read" => kinds.read = true,
+            "send" => kinds.send = true,
+            _ => return Err("expected write, read, send, separated by commas"),
+        }
+    }
+    Ok(kinds)
+}
+
+/// `on`, `off` or `assume`.
+///
+/// # Errors
+/// The rule.
+pub fn capability_exchange(text: &str) -> std::result::Result<CapabilityExchange, &'static str> {
+    match text {
+        "on" | "1" => Ok(CapabilityExchange::On),
+        "off" | "0" => Ok(CapabilityExchange::Off),
+        "assume" => Ok(CapabilityExchange::Assume),
+        _ => Err("expected on, off or assume"),
     }
 }
 
@@ -533,6 +587,13 @@ mod tests {
         assert!(!read("UIW_CRC", "off").unwrap().conn.crc);
         assert!(read("UIW_MARKERS", "on").unwrap().conn.markers);
         assert_eq!(read("UIW_MPA_REVISION", "1").unwrap().conn.revision, Revision::One);
+        assert!(!read("UIW_FALLBACK", "off").unwrap().conn.fallback);
+        assert!(!read("UIW_PEER_TO_PEER", "off").unwrap().conn.peer_to_peer);
+        assert_eq!(
+            read("UIW_RTR", "read, write").unwrap().conn.rtr,
+            RtrKinds { send: false, ..RtrKinds::ALL }
+        );
+        assert_eq!(read("UIW_CAPABILITIES", "assume").unwrap().conn.capabilities, CapabilityExchange::Assume);
         assert_eq!(read("UIW_FPDU", "1424").unwrap().conn.fpdu, FpduSize::Fixed(1424));
         assert!(read("UIW_STABLE_TX", "1").unwrap().conn.stable_tx);
         assert_eq!(read("UIW_CONGESTION", "bbr").unwrap().conn.stream.congestion.as_deref(), Some("bbr"));
@@ -589,6 +650,10 @@ mod tests {
             ("UIW_PERSONA", "quantum"),
             ("UIW_CRC", "maybe"),
             ("UIW_MPA_REVISION", "3"),
+            ("UIW_FALLBACK", "once"),
+            ("UIW_PEER_TO_PEER", "yes"),
+            ("UIW_RTR", "write,atomic"),
+            ("UIW_CAPABILITIES", "some"),
             ("UIW_FPDU", "127"),
             ("UIW_ORD", "0"),
             ("UIW_MSS", "87"),

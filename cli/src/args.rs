@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
-use uiw_cabi::settings::DeadAfter;
-use uiw_verbs::{ConnOptions, FpduSize, PeerProfile};
+use uiw_cabi::settings::{self, DeadAfter};
+use uiw_verbs::{CapabilityExchange, ConnOptions, FpduSize, PeerProfile, Revision, RtrKinds};
 
 /// rping's port, and so the one of `uiw serve`.
 pub(crate) const DEFAULT_PORT: u16 = 7174;
@@ -84,40 +84,42 @@ pub(crate) enum Peer {
     SiwGso,
 }
 
-/// Options of a connection.
+/// Options of a connection. What is not given is as the environment has it, else the default.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct ConnArgs {
-    /// CRC32C on every FPDU
-    #[arg(long, value_name = "on|off", default_value = "on")]
-    pub(crate) crc: Switch,
+    /// CRC32C on every FPDU [default: on]
+    #[arg(long, value_name = "on|off")]
+    crc: Option<Switch>,
     /// Ask for Markers, both ways where the peer is `uiw serve`
     #[arg(long)]
-    pub(crate) markers: bool,
-    /// FPDU size: auto (large between our own), segment, large, or a MULPDU in bytes
-    #[arg(long, value_name = "SIZE", default_value = "auto")]
-    pub(crate) fpdu: Fpdu,
+    markers: bool,
+    /// FPDU size: auto (large between our own), segment, large, or a MULPDU in bytes [default: auto]
+    #[arg(long, value_name = "SIZE")]
+    fpdu: Option<Fpdu>,
     /// Depart from the RFCs as this peer requires
     #[arg(long, value_name = "PROFILE")]
-    pub(crate) peer: Option<Peer>,
+    peer: Option<Peer>,
     /// Copy every source before its CRC is computed
     #[arg(long)]
-    pub(crate) stable_tx: bool,
+    stable_tx: bool,
     /// Congestion control of TCP, such as cubic or bbr; auto is bbr where the round trip exceeds 5 ms and the system has it
     #[arg(long, value_name = "NAME")]
-    pub(crate) congestion: Option<String>,
+    congestion: Option<String>,
     /// Bytes of a TCP segment at most, for paths that lose larger packets without a message
-    #[arg(long, value_name = "BYTES", env = "UIW_MSS", hide_env_values = true, value_parser = clap::value_parser!(u16).range(MSS))]
-    pub(crate) mss: Option<u16>,
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(MSS))]
+    mss: Option<u16>,
     /// After how long without any acknowledgement the peer is dead, such as 20s or 5m; 0 is the system's time
     /// [default: 15m; of `uiw serve` 60s]
-    #[arg(long, value_name = "TIME", env = "UIW_DEAD_AFTER", hide_env_values = true)]
-    pub(crate) dead_after: Option<DeadAfter>,
+    #[arg(long, value_name = "TIME")]
+    dead_after: Option<DeadAfter>,
     /// Reads and atomics that this end may have outstanding, at most as many as the peer takes [default: 1024]
-    #[arg(long, value_name = "N", env = "UIW_ORD", hide_env_values = true, value_parser = clap::value_parser!(u16).range(0..=MAX_DEPTH))]
-    pub(crate) ord: Option<u16>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=MAX_DEPTH))]
+    ord: Option<u16>,
     /// Reads and atomics that the peer may have outstanding here [default: 1024]
-    #[arg(long, value_name = "N", env = "UIW_IRD", hide_env_values = true, value_parser = clap::value_parser!(u16).range(0..=MAX_DEPTH))]
-    pub(crate) ird: Option<u16>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=MAX_DEPTH))]
+    ird: Option<u16>,
+    #[command(flatten)]
+    startup: StartupArgs,
 }
 
 /// What Linux takes.
@@ -126,16 +128,57 @@ const MSS: std::ops::RangeInclusive<i64> = 88..=32_767;
 /// The largest IRD and ORD that RFC 6581 can express.
 const MAX_DEPTH: i64 = 0x3FFE;
 
+/// How a connection is set up (docs/nics.md).
+#[derive(Clone, Debug, Default, clap::Args)]
+struct StartupArgs {
+    /// Highest MPA revision: 1 is RFC 5044, 2 is RFC 6581 [default: 2]
+    #[arg(long, value_name = "1|2", value_parser = clap::value_parser!(u8).range(1..=2))]
+    revision: Option<u8>,
+    /// Connect once more at revision 1 when the peer closes on revision 2 [default: on]
+    #[arg(long, value_name = "on|off")]
+    fallback: Option<Switch>,
+    /// Ask for the peer-to-peer model; at revision 1 send an RTR message unasked [default: on]
+    #[arg(long, value_name = "on|off")]
+    peer_to_peer: Option<Switch>,
+    /// RTR messages offered: write, read, send, separated by commas [default: all]
+    #[arg(long, value_name = "KINDS", value_parser = settings::rtr_kinds)]
+    rtr: Option<RtrKinds>,
+    /// The capability exchange between uiw peers; off: every peer is a foreign one, assume: every peer has RFC 7306 [default: on]
+    #[arg(long, value_name = "on|off|assume", value_parser = settings::capability_exchange)]
+    capabilities: Option<CapabilityExchange>,
+}
+
 impl ConnArgs {
+    /// These, and what the environment has for the others.
     pub(crate) fn peer_options(&self) -> PeerOptions {
+        let set = crate::env::settings();
+        let startup = &self.startup;
+        let is_on = |switch: Option<Switch>, otherwise: bool| switch.map_or(otherwise, Switch::is_on);
         PeerOptions {
-            crc: self.crc.is_on(),
-            markers: self.markers,
-            fpdu: self.fpdu,
+            crc: is_on(self.crc, set.conn.crc),
+            markers: self.markers || set.conn.markers,
+            fpdu: self.fpdu.unwrap_or(Fpdu(set.conn.fpdu)),
             peer: self.peer,
-            stable_tx: self.stable_tx,
-            congestion: self.congestion.clone(),
-            own: OwnOptions { dead_after: self.dead_after, ord: self.ord, ird: self.ird, mss: self.mss },
+            stable_tx: self.stable_tx || set.conn.stable_tx,
+            congestion: self.congestion.clone().or_else(|| set.conn.stream.congestion.clone()),
+            own: OwnOptions {
+                dead_after: self.dead_after.or(set.dead_after),
+                ord: self.ord.or(set.ord),
+                ird: self.ird.or(set.ird),
+                mss: self.mss.or(set.conn.stream.max_segment),
+                startup: Startup {
+                    revision: match startup.revision {
+                        Some(1) => Revision::One,
+                        Some(_) => Revision::Two,
+                        None => set.conn.revision,
+                    },
+                    fallback: is_on(startup.fallback, set.conn.fallback),
+                    peer_to_peer: is_on(startup.peer_to_peer, set.conn.peer_to_peer),
+                    rtr: startup.rtr.unwrap_or(set.conn.rtr),
+                    capabilities: startup.capabilities.unwrap_or(set.conn.capabilities),
+                },
+                acknowledged: set.acknowledged.unwrap_or(false),
+            },
         }
     }
 }
@@ -147,6 +190,25 @@ pub(crate) struct OwnOptions {
     pub(crate) ord: Option<u16>,
     pub(crate) ird: Option<u16>,
     pub(crate) mss: Option<u16>,
+    pub(crate) startup: Startup,
+    pub(crate) acknowledged: bool,
+}
+
+/// How one end sets up connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Startup {
+    pub(crate) revision: Revision,
+    pub(crate) fallback: bool,
+    pub(crate) peer_to_peer: bool,
+    pub(crate) rtr: RtrKinds,
+    pub(crate) capabilities: CapabilityExchange,
+}
+
+impl Default for Startup {
+    fn default() -> Self {
+        let ConnOptions { revision, fallback, peer_to_peer, rtr, capabilities, .. } = ConnOptions::default();
+        Self { revision, fallback, peer_to_peer, rtr, capabilities }
+    }
 }
 
 /// Options of a connection as they are sent to the other end, which uses the same in its direction.
@@ -180,6 +242,7 @@ impl Default for PeerOptions {
 
 impl PeerOptions {
     pub(crate) fn options(&self) -> ConnOptions {
+        let startup = self.own.startup;
         let mut options = ConnOptions::default()
             .crc(self.crc)
             .markers(self.markers)
@@ -188,7 +251,13 @@ impl PeerOptions {
             .profile(match self.peer {
                 Some(Peer::SiwGso) => PeerProfile::SiwGso,
                 None => PeerProfile::Rfc,
-            });
+            })
+            .revision(startup.revision)
+            .fallback(startup.fallback)
+            .peer_to_peer(startup.peer_to_peer)
+            .rtr(startup.rtr)
+            .capabilities(startup.capabilities)
+            .acknowledged(self.own.acknowledged);
         options.stream.congestion.clone_from(&self.congestion);
         if let Some(DeadAfter(time)) = self.own.dead_after {
             options.stream.dead_after = time;

@@ -25,6 +25,9 @@ impl Server {
         let program = std::env::current_exe().map_err(|error| failed(&error))?;
         let mut child = Command::new(program)
             .args(args)
+            // One process writes the capture, and faults are the parent's.
+            .env_remove("UIW_PCAP")
+            .env_remove("UIW_FAULT")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

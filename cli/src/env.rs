@@ -1,10 +1,56 @@
-//! `uiw env`: the environment variables that programs on our C libraries obey.
+//! The environment: `uiw env` shows the variables that programs on our C libraries obey, and commands that make connections obey the same ones
+//! or refuse them.
 
 use crate::fail::{Failure, Result};
 use crate::text;
 use serde_json::json;
 use std::env;
+use std::sync::OnceLock;
 use uiw_cabi::settings::{Settings, VARIABLES};
+
+/// What a command that makes connections does with the variables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Obeys {
+    /// All that are about connections.
+    Connections,
+    /// Those that are not about one end or the other: both ends are of this command.
+    BothEnds,
+}
+
+/// Variables that no command can obey: they are about what a C program sees.
+const OF_C_PROGRAMS: [&str; 6] =
+    ["UIW_PERSONA", "UIW_UD", "UIW_QP_PORTS", "UIW_LID_MAP", "UIW_PORT_OFFSET", "UIW_TLS_UD"];
+/// Variables that a command with both ends obeys.
+const OF_BOTH_ENDS: [&str; 5] = ["UIW_PCAP", "UIW_COUNTERS", "UIW_LOG", "UIW_SHARDS", "UIW_FAULT"];
+
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+
+/// What the environment has for connections, as [`obey`] has read it.
+pub(crate) fn settings() -> &'static Settings {
+    SETTINGS.get_or_init(Settings::default)
+}
+
+/// Reads the environment for a command that makes connections: a variable that it cannot obey is refused.
+pub(crate) fn obey(obeys: Obeys) -> Result<()> {
+    let value = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
+    for variable in VARIABLES {
+        let Some(value) = value(variable.name) else { continue };
+        let why = match obeys {
+            _ if OF_C_PROGRAMS.contains(&variable.name) => {
+                "only programs on the C libraries obey this variable"
+            }
+            Obeys::BothEnds if !OF_BOTH_ENDS.contains(&variable.name) => {
+                "both processes of this command are on this machine's own TCP and choose their options"
+            }
+            _ => continue,
+        };
+        return Err(Failure::usage(format!("{}={value}", variable.name), why, "unset it for this command"));
+    }
+    let settings = Settings::read(value).map_err(|line| wrong(&line))?;
+    // The first one stays: a process runs one command.
+    let _ = SETTINGS.set(settings);
+    Ok(())
+}
 
 /// Show the environment variables.
 #[derive(Clone, Debug, clap::Args)]
@@ -43,4 +89,16 @@ pub(crate) fn wrong(line: &str) -> Failure {
     let line = line.strip_prefix("uiw: ").unwrap_or(line);
     let (what, why) = line.split_once(": ").unwrap_or((line, "a bad value"));
     Failure::usage(what, why, "change or unset it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variable_that_is_named_here_exists() {
+        for name in OF_C_PROGRAMS.iter().chain(&OF_BOTH_ENDS) {
+            assert!(VARIABLES.iter().any(|variable| variable.name == *name), "{name}");
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::process::ExitCode;
-use uiw_verbs::{Error, Wc, WcStatus};
+use uiw_verbs::{ConnOptions, Error, Suspect, Wc, WcStatus};
 
 /// Exit codes of every command. The text is part of `--help`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,8 +78,21 @@ impl Failure {
         Self::new(Exit::Failed, what, why, "keep the bytes of the run with `--pcap FILE` and report it")
     }
 
-    /// A connection could not be set up.
-    pub(crate) fn connecting(to: impl fmt::Display, error: &Error) -> Self {
+    /// A connection with these options could not be set up.
+    pub(crate) fn connecting(to: impl fmt::Display, options: &ConnOptions, error: &Error) -> Self {
+        let failure = Self::unreachable(to, error);
+        match Suspect::of_connect(options, error) {
+            Some(suspect) => failure.suspecting(suspect),
+            None => failure,
+        }
+    }
+
+    /// With the peer that is suspected, and the options to try.
+    pub(crate) fn suspecting(self, suspect: Suspect) -> Self {
+        Self { fix: suspicion(suspect), ..self }
+    }
+
+    fn unreachable(to: impl fmt::Display, error: &Error) -> Self {
         let what = format!("cannot connect to {to}");
         let no = |why: String, fix: &str| Self::new(Exit::Unreachable, &what, why, fix);
         match error {
@@ -90,16 +103,11 @@ impl Failure {
             Error::TimedOut { after, .. } => {
                 no(format!("no answer within {after:?}"), "check the address and firewalls on the way")
             }
-            Error::Rejected { private_data, markers_asked, .. } => {
+            Error::Rejected { private_data, .. } => {
                 let text: String =
                     String::from_utf8_lossy(private_data).chars().filter(|c| !c.is_control()).collect();
                 let said = if text.is_empty() { String::new() } else { format!(", saying \"{text}\"") };
-                let fix = if *markers_asked {
-                    "connect without --markers: not every peer can send them"
-                } else {
-                    "see the peer's messages"
-                };
-                no(format!("the peer rejected the connection{said}"), fix)
+                no(format!("the peer rejected the connection{said}"), "see the peer's messages")
             }
             Error::ClosedInStartup { .. } => no(
                 "the peer closed before its MPA Reply".into(),
@@ -137,6 +145,17 @@ impl Failure {
     }
 }
 
+/// The peer that is suspected, and the options to try as they are typed.
+pub(crate) fn suspicion(suspect: Suspect) -> String {
+    let options = suspect.options().iter().map(|(name, value)| match (*name, *value) {
+        // The one option that has no value.
+        ("markers", _) => "leave out --markers".to_owned(),
+        (name, value) => format!("--{name} {value}"),
+    });
+    let options: Vec<_> = options.collect();
+    format!("{}: try {} (docs/nics.md)", suspect.reason(), options.join(" "))
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self::local("cannot prepare the run", error)
@@ -159,6 +178,11 @@ impl From<uiw_verbs::PostError> for Failure {
 }
 
 impl Failure {
+    /// What to do.
+    pub(crate) fn fix(&self) -> &str {
+        &self.fix
+    }
+
     /// What failed and why, for a log.
     pub(crate) fn cause(&self) -> String {
         format!("{}: {}", self.what, self.why)
@@ -188,12 +212,25 @@ mod tests {
     }
 
     #[test]
+    fn a_suspect_is_named_with_the_options_to_try() {
+        let peer = "192.0.2.1:9".parse().unwrap();
+        let options = ConnOptions::default().peer_to_peer(false);
+        let failure = Failure::connecting(peer, &options, &Error::ClosedInStartup { peer });
+        assert!(failure.fix.contains("irdma") && failure.fix.contains("--peer-to-peer on --rtr write,read"));
+        let rejected =
+            Error::Rejected { peer, private_data: Vec::new(), peer_ird_ord: None, markers_asked: true };
+        let failure = Failure::connecting(peer, &ConnOptions::default(), &rejected);
+        assert!(failure.fix.contains("leave out --markers"), "{failure}");
+    }
+
+    #[test]
     fn refused_and_timed_out_are_3() {
         let peer = "192.0.2.1:9".parse().unwrap();
         for error in
             [Error::Refused { peer }, Error::TimedOut { peer, after: std::time::Duration::from_secs(1) }]
         {
-            assert_eq!(Failure::connecting("192.0.2.1:9", &error).exit, Exit::Unreachable);
+            let failure = Failure::connecting("192.0.2.1:9", &ConnOptions::default(), &error);
+            assert_eq!(failure.exit, Exit::Unreachable);
         }
     }
 }

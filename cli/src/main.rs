@@ -94,6 +94,12 @@ fn main() -> ExitCode {
         eprintln!("{failure}");
         return failure.exit.into();
     }
+    if let Some(obeys) = obeys(&cli.command)
+        && let Err(failure) = env::obey(obeys)
+    {
+        eprintln!("{failure}");
+        return failure.exit.into();
+    }
     let result = match cli.command {
         Command::Decode(args) => return decode::run(&args),
         Command::Run(args) => return run::run(&args, &cli.global),
@@ -108,20 +114,27 @@ fn main() -> ExitCode {
     }
 }
 
-/// The command line, whose help says nothing of options that [`options_fit`] refuses. An empty environment variable counts as absent.
+/// What a command does with the environment's variables, if it makes connections.
+fn obeys(command: &Command) -> Option<env::Obeys> {
+    match command {
+        Command::Serve(_) | Command::Ping(_) | Command::Perf(_) | Command::Siwtest(_) => {
+            Some(env::Obeys::Connections)
+        }
+        Command::Doctor(args) if args.connects() => Some(env::Obeys::Connections),
+        Command::Demo(_) | Command::DemoPeer(_) => Some(env::Obeys::BothEnds),
+        _ => None,
+    }
+}
+
+/// The command line, whose help says nothing of options that [`options_fit`] refuses.
 fn command_line() -> clap::Command {
-    let is_empty =
-        |arg: &clap::Arg| arg.get_env().and_then(std::env::var_os).is_some_and(|value| value.is_empty());
-    let without_empty =
-        |arg: clap::Arg| if is_empty(&arg) { arg.env(clap::builder::Resettable::Reset) } else { arg };
-    let mut command = Cli::command().mut_subcommands(|command| command.mut_args(without_empty));
+    let mut command = Cli::command();
     for (name, refused) in [
         ("demo", &["llp", "tls", "keylog"][..]),
         ("devices", &["pcap", "tls", "keylog"]),
         ("env", &["llp", "pcap", "tls", "keylog"]),
         ("key", &["llp", "pcap", "tls", "keylog"]),
         ("stat", &["llp", "pcap", "tls", "keylog"]),
-        ("doctor", &["llp", "pcap", "tls", "keylog"]),
         ("wan", &["llp", "pcap", "tls", "keylog"]),
         ("decode", &["llp", "pcap", "tls", "keylog"]),
     ] {
@@ -135,6 +148,7 @@ fn command_line() -> clap::Command {
 /// Options of every command that a few of them cannot heed: to ignore them would be a lie.
 fn options_fit(command: &Command, global: &Global) -> Result<()> {
     match command {
+        Command::Doctor(args) if args.connects() => Ok(()),
         Command::Devices(_) => {
             let why = "this command makes no connections";
             global.without_tls(why)?;
@@ -178,7 +192,7 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
         Command::Env(args) => env::run(args),
         Command::Key(args) => key::run(args),
         Command::Stat(args) => stat::run(args),
-        Command::Doctor(args) => doctor::run(args),
+        Command::Doctor(args) => doctor::run(&opener, args),
         Command::Wan(args) => wan::run(args),
         Command::Decode(_) | Command::Run(_) => Ok(()),
     }

@@ -11,6 +11,7 @@ use uiw_cabi::counters::{self, Counters};
 use uiw_cabi::tls::{self, TlsOptions};
 use uiw_llp::capability;
 use uiw_llp::capture::{CaptureStack, PcapSink};
+use uiw_llp::fault::{FaultStack, Faults};
 use uiw_llp::tls::{Tls, TlsConfig};
 use uiw_llp::{Spec, SpecError};
 use uiw_verbs::counters::Publish;
@@ -19,13 +20,13 @@ use uiw_verbs::{Device, DeviceOptions, Limits};
 /// Options of every command.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Global {
-    /// Write the traffic of this process to a pcapng file, for Wireshark and `uiw decode`
+    /// Write the traffic of this process to a pcapng file, for Wireshark and `uiw decode`; UIW_PCAP does the same
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
     /// The TCP to use: `tcp` (the kernel's), or smoltcp on an interface with addresses of its own:
     /// `packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES]` or
     /// `xdp:IFACE,..[,mode=auto|zerocopy|native|generic]`
-    /// [default: tcp]
+    /// [default: tcp]; UIW_LLP does the same
     #[arg(long, global = true, value_name = "STACK")]
     pub(crate) llp: Option<Named>,
     /// Encrypt every connection by TLS 1.3, as this file says (docs/tls.md); UIW_TLS does the same
@@ -88,6 +89,8 @@ impl Global {
 pub(crate) struct Opener {
     llp: Spec,
     sink: Option<Arc<PcapSink>>,
+    faults: Option<(u64, Faults)>,
+    shards: Option<usize>,
     counters: Option<Publish>,
     tls: Option<Arc<TlsFile>>,
 }
@@ -124,15 +127,17 @@ impl TlsFile {
 impl Opener {
     /// A log of what `filter` names is written to standard error, unless `-v` or UIW_LOG choose another one.
     pub(crate) fn new(global: &Global, filter: &str) -> Result<Self> {
-        log(global.verbose, filter)?;
-        let sink = global.pcap.as_ref().map(|path| {
+        let set = crate::env::settings();
+        log(global.verbose, if filter == "off" { set.log_filter().unwrap_or(filter) } else { filter })?;
+        let sink = global.pcap.as_ref().or(set.pcap.as_ref()).map(|path| {
             PcapSink::create(path).map_err(|error| {
                 Failure::new(Exit::Failed, path.display(), error, "choose a file that can be written")
             })
         });
-        let llp = global.llp.as_ref().map(|llp| llp.spec.clone()).unwrap_or_default();
+        let llp = global.llp.as_ref().map_or_else(|| set.llp.clone(), |llp| llp.spec.clone());
         let tls = TlsFile::new(global).map(Arc::new);
-        Ok(Self { llp, sink: sink.transpose()?, counters: publish()?, tls })
+        let (faults, shards) = (set.faults.clone(), set.shards);
+        Ok(Self { llp, sink: sink.transpose()?, faults, shards, counters: publish()?, tls })
     }
 
     pub(crate) fn device(&self) -> Result<Device> {
@@ -146,8 +151,18 @@ impl Opener {
             Some(sink) => Box::new(CaptureStack::new(stack, Arc::clone(sink), "uiw")),
             None => stack,
         };
+        // Above the capture, which has what is on the wire.
+        let stack: Box<dyn uiw_llp::Stack> = match &self.faults {
+            Some((seed, faults)) => Box::new(FaultStack::new(stack, *seed, faults.clone())),
+            None => stack,
+        };
         let tls = self.tls.as_ref().map(|file| file.get()).transpose()?;
-        let options = DeviceOptions::default().limits(limits).counters(self.counters.clone()).tls(tls);
+        let options = DeviceOptions::default()
+            .limits(limits)
+            .shards(self.shards)
+            .counters(self.counters.clone())
+            .faults(crate::env::settings().plan.clone())
+            .tls(tls);
         Ok(Device::with_stack(stack, options)?)
     }
 

@@ -71,12 +71,13 @@ pub(crate) struct Link {
 pub(crate) struct Connecting {
     half: Half,
     peer: SocketAddr,
+    options: Arc<ConnOptions>,
 }
 
 impl Connecting {
     /// Waits until it is established.
     pub(crate) fn finish(self) -> Result<Link> {
-        self.half.established(self.peer, Until::NEVER)
+        self.half.established(self.peer, &self.options, Until::NEVER)
     }
 }
 
@@ -123,8 +124,8 @@ impl Half {
     ) -> Result<Connecting> {
         let options = Arc::new(options.clone());
         cm::connect(&self.qp, None, peer, &options, private_data, &self.channel)
-            .map_err(|error| Failure::connecting(peer, &error))?;
-        Ok(Connecting { half: self, peer })
+            .map_err(|error| Failure::connecting(peer, &options, &error))?;
+        Ok(Connecting { half: self, peer, options })
     }
 
     pub(crate) fn accept(
@@ -139,17 +140,17 @@ impl Half {
         request
             .accept(&self.qp, Some(&options), private_data, Some(&self.channel))
             .map_err(|error| Failure::lost(format!("cannot accept {peer}"), error))?;
-        self.established(peer, until)
+        self.established(peer, &options, until)
     }
 
-    fn established(self, peer: SocketAddr, until: Until<'_>) -> Result<Link> {
+    fn established(self, peer: SocketAddr, options: &ConnOptions, until: Until<'_>) -> Result<Link> {
         let event = self.device.wait(until.deadline, |cx| match until.poll(cx) {
             Poll::Ready(()) => Poll::Ready(None),
             Poll::Pending => self.channel.poll_pop(cx).map(|event| Some(event.kind)),
         });
         let info = match event.flatten() {
             Some(CmEventKind::Established(info)) => info,
-            Some(CmEventKind::Failed(error)) => return Err(Failure::connecting(peer, &error)),
+            Some(CmEventKind::Failed(error)) => return Err(Failure::connecting(peer, options, &error)),
             _ => return Err(Failure::lost(peer, "the connection ended while it was set up")),
         };
         let Self { device, cq, qp, channel, .. } = self;
@@ -326,11 +327,14 @@ impl Link {
 
     /// What to say of a completion in error.
     pub(crate) fn failure(&self, wc: &Wc) -> Failure {
-        let lost = matches!(wc.status, WcStatus::RetryExceeded | WcStatus::Flushed) && wc.reason.is_none();
-        let ending = if lost { self.wait_ending(Duration::from_secs(1)) } else { None };
-        match ending.filter(|ending| ending.silent_for.is_some()) {
-            Some(ending) => Failure::silent(self.peer(), ending),
-            None => Failure::completion(self.peer(), wc),
+        // A completion in error comes shortly before the event that has the reason.
+        let ending = self.wait_ending(Duration::from_secs(1));
+        match ending {
+            Some(ending) if ending.silent_for.is_some() => Failure::silent(self.peer(), ending),
+            Some(CloseReason { suspect: Some(suspect), .. }) => {
+                Failure::completion(self.peer(), wc).suspecting(suspect)
+            }
+            _ => Failure::completion(self.peer(), wc),
         }
     }
 

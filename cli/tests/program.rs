@@ -555,7 +555,7 @@ fn options_of_every_command_are_heeded_or_refused() {
     for (command, lists) in [
         ("wan", [false, false]),
         ("decode", [false, false]),
-        ("doctor", [false, false]),
+        ("doctor", [true, true]),
         ("env", [false, false]),
         ("devices", [true, false]),
         ("demo", [false, true]),

@@ -123,7 +123,7 @@ fn private_data_and_rejection() {
 #[test]
 fn what_a_peer_lacks_is_refused_here() {
     // Without capability exchange a uiw peer is treated as any other.
-    let partner = Partner::start(&["--no-capability-exchange"]);
+    let partner = Partner::start(&["--capabilities", "off"]);
     for what in ["sendimm", "writeimm", "fetchadd", "cmpswap"] {
         let output = partner.test(&["--refused", what]);
         let out = text(&output.stdout);

@@ -78,6 +78,9 @@ pub enum Error {
     /// It ended with an error.
     #[error("tshark ended with {0}")]
     Status(std::process::ExitStatus),
+    /// A dissector's script failed.
+    #[error("tshark: {0}")]
+    Script(String),
     /// Its output is not the XML it should be.
     #[error("tshark's output: {0}")]
     Output(#[from] quick_xml::Error),
@@ -119,6 +122,34 @@ impl Tshark {
             return Err(Error::Status(status));
         }
         output.unwrap_or_else(|| Ok(Dissection::default()))
+    }
+
+    /// Values of `fields` in the packets that pass `filter`, with the dissector `script`, a packet a row. A field that a packet has several times is
+    /// separated by commas.
+    ///
+    /// # Errors
+    /// tshark fails, or the script does.
+    pub fn fields(
+        &self,
+        script: &Path,
+        capture: &Path,
+        filter: &str,
+        fields: &[&str],
+    ) -> Result<Vec<Vec<String>>, Error> {
+        let mut command = Command::new(&self.program);
+        command.arg("-X").arg(format!("lua_script:{}", script.display())).arg("-r").arg(capture);
+        command.args(["-n", "-Y", filter, "-T", "fields"]);
+        for field in fields {
+            command.args(["-e", field]);
+        }
+        let output = command.env("XDG_CONFIG_HOME", env::temp_dir().join("uiw-no-such-folder")).output()?;
+        // An error of a script does not end tshark.
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() || complaint.contains("Lua") {
+            return Err(Error::Script(complaint.into_owned()));
+        }
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect())
     }
 }
 

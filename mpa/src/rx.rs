@@ -146,6 +146,12 @@ impl FpduRx {
         Self { crc, markers, position: 0, failed: None }
     }
 
+    /// The direction at byte `position` of Full Operation, where an FPDU begins: for a decoder of captures that lack what was before.
+    #[must_use]
+    pub const fn at(crc: bool, markers: bool, position: u64) -> Self {
+        Self { crc, markers, position, failed: None }
+    }
+
     /// Looks at the front of `input`, whose first byte is the one at [`position`](Self::position).
     ///
     /// A whole FPDU is verified and counted as consumed. With Markers its ULPDU is moved together in place, so

@@ -5,6 +5,7 @@
 //! request: STag = magic, TO = capabilities and a nonce. A uiw responder answers with another magic and a function of that nonce,
 //! so that echoed or zero values are not recognised as a uiw peer.
 
+use crate::reads::PLACEHOLDER;
 use core::time::Duration;
 use uiw_ddp::STag;
 use uiw_rdmap::Extensions;
@@ -129,7 +130,7 @@ impl PeerCaps {
         if self.on {
             ZeroWrite { stag: REQUEST, to: u64::from(Capabilities::OURS.0) << NONCE_BITS | self.nonce }
         } else {
-            ZeroWrite { stag: STag(1), to: 0 }
+            ZeroWrite { stag: PLACEHOLDER.stag, to: PLACEHOLDER.to }
         }
     }
 

@@ -143,7 +143,8 @@ impl<M> Stream<M> {
             self.sender.send_control(&Header::Untagged(header), &terminate.emit());
         }
         let lost = error.is_fatal_to_transport() || !whole;
-        let ended = Ended { error, terminate, named, acknowledged, idle };
+        let first = !self.shared.first_fpdu;
+        let ended = Ended { error, terminate, named, acknowledged, idle, first };
         self.shared.events.push_back(Event::Ended(Box::new(ended)));
         self.shared.reads.outstanding.clear();
         self.shared.reads.inbound.clear();

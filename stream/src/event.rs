@@ -53,6 +53,8 @@ pub struct Ended {
     /// No request was begun and not completed, no message was half received, and the host had not begun to close: the peer's close
     /// interrupted nothing.
     pub idle: bool,
+    /// No valid FPDU of the peer came in front: what ended the stream may be its answer to our start-up frame or to our first FPDU.
+    pub first: bool,
 }
 
 /// The request that an error is about.

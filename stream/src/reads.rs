@@ -1,9 +1,15 @@
 //! Reads and atomics under way: ours at the peer (the ORQ, bounded by ORD), the peer's here (the IRQ, bounded by IRD).
 
 use crate::acks::Acks;
+use crate::request::Remote;
 use alloc::collections::VecDeque;
 use uiw_ddp::STag;
 use uiw_rdmap::{AtomicRequest, Quoted, ReadRequest};
+
+/// What the zero-length Reads and Writes that the stream itself generates name, as source and as sink. A receiver does not check it (RFC 5040
+/// section 5.2.1), but Chelsio's adapters refuse STag 0 in a tagged segment and in a Read Request of any length; their own driver uses STag 1
+/// and TO 1 (`build_rtr_msg` in `drivers/infiniband/hw/cxgb4/qp.c`).
+pub(crate) const PLACEHOLDER: Remote = Remote { stag: STag(1), to: 1 };
 
 /// A Read or atomic of ours that waits for its answer.
 #[derive(Debug)]

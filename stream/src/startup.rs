@@ -238,12 +238,7 @@ impl<M> Stream<M> {
 
     /// The peer closed before start-up was over; `unread` bytes of a frame had come.
     pub(crate) fn handle_startup_eof(&mut self, unread: usize) {
-        let may_fall_back = matches!(self.phase, Phase::AwaitReply(_))
-            && self.shared.config.fallback
-            && self.shared.config.startup.revision == Revision::Two
-            && !self.fell_back
-            && unread == 0;
-        if may_fall_back {
+        if self.may_fall_back(unread) {
             // RFC 6581 section 10: a revision 1 peer closes on revision 2. Once, and inside the same time.
             self.fell_back = true;
             self.shared.events.push_back(Event::Reconnect);

@@ -15,7 +15,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::time::Duration;
 use uiw_ddp::STag;
-use uiw_mpa::startup::{ConfigError, Initiator, Request, Responder};
+use uiw_mpa::startup::{ConfigError, Initiator, Request, Responder, Revision};
 
 /// How far a stream is.
 #[derive(Debug)]
@@ -416,6 +416,23 @@ impl<M> Stream<M> {
     #[must_use]
     pub fn is_initiator(&self) -> bool {
         self.shared.initiator
+    }
+
+    /// What start-up agreed on; `None` before.
+    #[must_use]
+    pub fn negotiated(&self) -> Option<&uiw_mpa::startup::Negotiated> {
+        self.receiver.negotiated()
+    }
+
+    /// Whether [`Stream::handle_eof`] behind `unread` bytes of a start-up frame would report [`Event::Reconnect`]. A peer that resets the connection
+    /// there has refused the Request as well: adapters do so, and a TCP whose program closes without having read all.
+    #[must_use]
+    pub fn may_fall_back(&self, unread: usize) -> bool {
+        matches!(self.phase, Phase::AwaitReply(_))
+            && self.shared.config.fallback
+            && self.shared.config.startup.revision == Revision::Two
+            && !self.fell_back
+            && unread == 0
     }
 
     /// Whether it is a stream to itself.

@@ -53,7 +53,9 @@ fn every_revision_model_and_rtr_kind() {
                     let negotiated = pair.ends[0].negotiated();
                     let two = revision == Revision::Two;
                     assert_eq!((negotiated.enhanced, negotiated.peer_to_peer), (two, two && peer_to_peer));
-                    assert_eq!(negotiated.rtr, (two && peer_to_peer).then_some(kind));
+                    // Revision 1 has no agreement on a Send.
+                    let sends_rtr = peer_to_peer && (two || kind != Rtr::Send);
+                    assert_eq!(negotiated.rtr, sends_rtr.then_some(kind));
                     let capable = matches!(pair.ends[0].kind, Some(PeerKind::Capable(_)));
                     assert_eq!(capable, capabilities == CapabilityExchange::On);
                     assert_eq!(pair.ends[0].kind, pair.ends[1].kind, "{negotiated:?}");

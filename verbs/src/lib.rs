@@ -28,6 +28,7 @@ mod options;
 mod pd;
 mod qp;
 mod srq;
+mod suspect;
 mod thread;
 mod ud;
 mod wc;
@@ -56,6 +57,7 @@ pub use options::{ConnOptions, DeviceOptions, Limits, PeerProfile, Progress, Pro
 pub use pd::Pd;
 pub use qp::{Path, Qp, QpAttr, QpCap, QpInit, QpState};
 pub use srq::{Srq, SrqAttr};
+pub use suspect::Suspect;
 pub use ud::{AddressHandle, DatagramCounts, DatagramPort, Destination};
 pub use wc::{Wc, WcOpcode, WcStatus, WireReason};
 pub use wr::{Bind, FastRegister, RecvWr, Remote, SendFlags, SendOp, SendWr, Sge};

@@ -87,7 +87,8 @@ options! {
         crc: bool = true,
         /// Asks the peer to put Markers into what it sends here. Default: false.
         markers: bool = false,
-        /// Peer-to-peer mode (RFC 6581 section 9.2): either side may send first. Default: true.
+        /// Peer-to-peer mode (RFC 6581 section 9.2): either side may send first. Revision 1 cannot negotiate it: there an initiator sends a
+        /// zero-length Read (else a zero-length Write: see `rtr`) before anything else, as some adapters require. Default: true.
         peer_to_peer: bool = true,
         /// RTR kinds offered. Default: all.
         rtr: RtrKinds = RtrKinds::ALL,
@@ -126,7 +127,7 @@ options! {
         /// How long an orderly close may take before the connection is cut. Default: 5 s with [`ConnOptions`], 60 s with
         /// [`ConnSettings`].
         close_timeout: Duration = Duration::from_secs(5),
-        /// Falls back to MPA revision 1 when a peer closes on revision 2 before any Reply byte. Default: true.
+        /// Falls back to MPA revision 1 when a peer closes or resets the connection on revision 2 before any Reply byte. Default: true.
         fallback: bool = true,
         /// The TCP connection. One that is accepted has been made with the listener's; only another congestion control can still
         /// be had then. Default: [`StreamOptions::default`].

@@ -5,7 +5,7 @@ use uiw_mpa::wire::startup::{Frame, FrameKind};
 use uiw_rdmap::Opcode;
 
 use super::event::{Crc, Event, Fpdu, Negotiated};
-use super::framing::{Cut, Framing};
+use super::framing::{Cut, Framing, Next};
 use super::message::Tracker;
 use super::reassembly::Chunk;
 use super::requests::Outstanding;
@@ -32,6 +32,8 @@ pub(super) struct Connection {
     initiator: Option<Side>,
     agreement: Option<Agreement>,
     halves: [Half; 2],
+    /// Bytes of either direction are not in the capture: nothing is judged that needs both from their beginning.
+    lossy: bool,
 }
 
 /// One direction.
@@ -50,11 +52,29 @@ struct Half {
 enum Phase {
     /// Bytes of a startup frame.
     Startup(Vec<u8>),
-    /// The frame was read; what follows it, until the peer's frame determines how to read it.
-    Waiting(Vec<u8>),
+    /// The frame was read, or is not whole in the capture; what follows it, until the peer's frame determines how to read it.
+    Waiting(Waiting),
     Full(Framing),
     /// Nothing more can be decoded, which was reported.
     Ended,
+}
+
+/// What follows a start-up frame, until it is known how to read it.
+#[derive(Debug, Default)]
+struct Waiting {
+    chunks: Vec<Chunk>,
+    bytes: usize,
+    /// Where the frame ends, and so where Full Operation begins, is not in the capture.
+    headless: bool,
+}
+
+impl Waiting {
+    fn add(&mut self, chunk: Chunk) {
+        if let Chunk::Bytes(bytes) = &chunk {
+            self.bytes += bytes.len();
+        }
+        self.chunks.push(chunk);
+    }
 }
 
 impl Connection {
@@ -66,7 +86,13 @@ impl Connection {
             tracker: Tracker::new(),
             asked: Outstanding::default(),
         };
-        Self { frames: [None, None], initiator: None, agreement: None, halves: [half(), half()] }
+        Self {
+            frames: [None, None],
+            initiator: None,
+            agreement: None,
+            halves: [half(), half()],
+            lossy: false,
+        }
     }
 
     /// Whether the frame that this side opened with was seen whole.
@@ -86,8 +112,8 @@ impl Connection {
                         buffer.extend(bytes);
                         self.startup(side, out);
                     }
-                    Phase::Waiting(buffer) if buffer.len() + bytes.len() <= MAX_WAITING => {
-                        buffer.extend(bytes);
+                    Phase::Waiting(waiting) if waiting.bytes + bytes.len() <= MAX_WAITING => {
+                        waiting.add(Chunk::Bytes(bytes));
                     }
                     Phase::Waiting(_) => {
                         self.end(side, "the peer's startup frame is not in the capture", out);
@@ -101,6 +127,7 @@ impl Connection {
             }
             Chunk::Missing(bytes) => {
                 half.position += bytes;
+                self.lossy = true;
                 if !matches!(half.phase, Phase::Ended) {
                     out.push((side, Event::Missing { position, bytes }));
                 }
@@ -116,8 +143,13 @@ impl Connection {
             Phase::Startup(buffer) if !buffer.is_empty() => {
                 Some(format!("{how} after {} bytes of a startup frame", buffer.len()))
             }
-            Phase::Waiting(buffer) if !buffer.is_empty() => {
+            Phase::Waiting(waiting) if waiting.bytes > 0 => {
                 let why = format!("the peer's startup frame is not in the capture ({how})");
+                self.end(side, &why, out);
+                return;
+            }
+            Phase::Full(framing) if framing.is_seeking() => {
+                let why = format!("no FPDU behind the missing bytes can be recognised ({how})");
                 self.end(side, &why, out);
                 return;
             }
@@ -136,7 +168,8 @@ impl Connection {
     pub(super) fn end(&mut self, side: Side, why: &str, out: &mut Findings) {
         let half = &mut self.halves[side];
         let pending = match &half.phase {
-            Phase::Startup(buffer) | Phase::Waiting(buffer) => buffer.len() as u64,
+            Phase::Startup(buffer) => buffer.len() as u64,
+            Phase::Waiting(waiting) => waiting.bytes as u64,
             Phase::Full(framing) => framing.pending() as u64,
             Phase::Ended => return,
         };
@@ -148,19 +181,22 @@ impl Connection {
     fn missing(&mut self, side: Side, bytes: u64, out: &mut Findings) {
         let half = &mut self.halves[side];
         match &mut half.phase {
-            Phase::Startup(_) => self.end(side, "bytes of its startup frame are missing", out),
-            Phase::Waiting(_) => self.end(side, "bytes are missing before the peer's startup frame", out),
-            Phase::Full(framing) => match framing.push_lost(bytes) {
-                Ok(()) => self.fpdus(side, out),
-                Err(lost) => self.boundary_lost(side, lost.position, out),
-            },
+            Phase::Startup(_) => {
+                let mut waiting = Waiting { headless: true, ..Waiting::default() };
+                waiting.add(Chunk::Missing(bytes));
+                half.phase = Phase::Waiting(waiting);
+                self.agree(out);
+            }
+            Phase::Waiting(waiting) => waiting.add(Chunk::Missing(bytes)),
+            Phase::Full(framing) => {
+                let next = framing.push_lost(bytes);
+                // What was outstanding may have been answered in the hole.
+                self.halves.iter_mut().for_each(|half| half.asked.uncertain = true);
+                self.next(side, next, out);
+                self.fpdus(side, out);
+            }
             Phase::Ended => {}
         }
-    }
-
-    fn boundary_lost(&mut self, side: Side, position: u64, out: &mut Findings) {
-        let why = format!("the length of the FPDU at byte {position} of Full Operation is missing");
-        self.end(side, &why, out);
     }
 
     /// Reads the direction's startup frame when it is whole.
@@ -175,7 +211,11 @@ impl Connection {
             }
         };
         let rest = buffer.split_off(length);
-        self.halves[side].phase = Phase::Waiting(rest);
+        let mut waiting = Waiting::default();
+        if !rest.is_empty() {
+            waiting.add(Chunk::Bytes(rest));
+        }
+        self.halves[side].phase = Phase::Waiting(waiting);
         out.push((side, Event::Startup(startup::record(&frame))));
         startup::judge(&frame, |departure| out.push((side, departure)));
         match frame.kind {
@@ -226,18 +266,18 @@ impl Connection {
     /// Both frames are there: how Full Operation runs, if it does.
     fn agree(&mut self, out: &mut Findings) {
         let Some(initiator) = self.initiator else { return };
-        let (Some(request), Some(reply)) = (&self.frames[initiator], &self.frames[other(initiator)]) else {
-            return;
-        };
         let responder = other(initiator);
+        let (Some(request), Some(reply)) = (&self.frames[initiator], &self.frames[responder]) else {
+            return self.agree_with_one(initiator, out);
+        };
         startup::judge_pair(request, reply, |departure| out.push((responder, departure)));
         if reply.reject {
             // No Full Operation follows; whatever does is not iWARP.
             for side in [initiator, responder] {
-                if let Phase::Waiting(buffer) = &self.halves[side].phase
-                    && !buffer.is_empty()
+                if let Phase::Waiting(waiting) = &self.halves[side].phase
+                    && waiting.bytes > 0
                 {
-                    let what = format!("{} bytes around a rejecting Reply", buffer.len());
+                    let what = format!("{} bytes around a rejecting Reply", waiting.bytes);
                     out.push((side, Event::departure("RFC 5044 7.1.2", what)));
                 }
                 self.halves[side].phase = Phase::Ended;
@@ -251,16 +291,33 @@ impl Connection {
                 .filter(|ird| *ird != uiw_mpa::wire::startup::NOT_NEGOTIATED)
         };
         let (of_request, of_reply) = (limit(request), limit(reply));
-        if let Phase::Waiting(buffer) = &self.halves[initiator].phase
-            && !buffer.is_empty()
+        if let Phase::Waiting(waiting) = &self.halves[initiator].phase
+            && waiting.bytes > 0
+            && !self.lossy
         {
-            let what = format!("{} bytes from the initiator before the Reply", buffer.len());
+            let what = format!("{} bytes from the initiator before the Reply", waiting.bytes);
             out.push((initiator, Event::departure("RFC 5044 7.1.2", what)));
         }
         let agreement = Agreement::of(request, reply);
         self.halves[initiator].asked.limit = of_reply;
         self.halves[responder].asked.limit = of_request;
         self.begin(agreement, out);
+    }
+
+    /// One frame is not in the capture: the other one says how Full Operation runs, as far as it does.
+    fn agree_with_one(&mut self, initiator: Side, out: &mut Findings) {
+        let is_headless =
+            |side: Side| matches!(&self.halves[side].phase, Phase::Waiting(waiting) if waiting.headless);
+        let responder = other(initiator);
+        match (&self.frames[initiator], &self.frames[responder]) {
+            (Some(request), None) if is_headless(responder) => {
+                self.begin(Agreement::without_reply(request), out);
+            }
+            (None, Some(reply)) if is_headless(initiator) && !reply.reject => {
+                self.begin(Agreement::without_request(reply), out);
+            }
+            _ => {}
+        }
     }
 
     fn begin(&mut self, agreement: Agreement, out: &mut Findings) {
@@ -275,29 +332,75 @@ impl Connection {
                 rtr: agreement.rtr.iter().map(|rtr| rtr.name()).collect(),
             }),
         ));
+        let mut begun = Vec::new();
         for (side, markers) in
             [(initiator, agreement.markers_from_initiator), (responder, agreement.markers_from_responder)]
         {
-            let mut framing = Framing::new(agreement.crc, markers);
-            match &mut self.halves[side].phase {
-                Phase::Waiting(buffer) | Phase::Startup(buffer) => framing.push(buffer),
-                Phase::Full(_) | Phase::Ended => continue,
+            let waiting = match std::mem::replace(&mut self.halves[side].phase, Phase::Ended) {
+                Phase::Waiting(waiting) => waiting,
+                Phase::Startup(buffer) => {
+                    let mut waiting = Waiting::default();
+                    waiting.add(Chunk::Bytes(buffer));
+                    waiting
+                }
+                phase => {
+                    self.halves[side].phase = phase;
+                    continue;
+                }
+            };
+            if waiting.headless && markers {
+                self.halves[side].phase = Phase::Waiting(waiting);
+                self.end(side, "Markers cannot be found without the start-up frame in front of them", out);
+                continue;
             }
+            // One frame alone can say only that CRCs are on.
+            let crc = (agreement.crc || !agreement.is_guess).then_some(agreement.crc);
+            let mut framing = match waiting.headless || crc.is_none() {
+                true => Framing::headless(crc),
+                false => Framing::new(agreement.crc, markers),
+            };
+            framing.is_guess = agreement.is_guess;
             self.halves[side].phase = Phase::Full(framing);
+            begun.push((side, waiting.chunks));
         }
         self.agreement = Some(agreement);
-        self.fpdus(initiator, out);
-        self.fpdus(responder, out);
+        for (side, chunks) in begun {
+            for chunk in chunks {
+                match chunk {
+                    Chunk::Bytes(bytes) => {
+                        if let Phase::Full(framing) = &mut self.halves[side].phase {
+                            framing.push(&bytes);
+                        }
+                        self.fpdus(side, out);
+                    }
+                    Chunk::Missing(bytes) => self.missing(side, bytes, out),
+                }
+            }
+        }
     }
 
     /// All FPDUs that are whole.
     fn fpdus(&mut self, side: Side, out: &mut Findings) {
-        loop {
-            let Phase::Full(framing) = &mut self.halves[side].phase else { return };
-            match framing.next() {
-                Ok(Some(cut)) => self.fpdu(side, cut, out),
-                Ok(None) => return,
-                Err(lost) => return self.boundary_lost(side, lost.position, out),
+        while let Phase::Full(framing) = &mut self.halves[side].phase {
+            let next = framing.next();
+            if matches!(next, Next::Nothing) {
+                return;
+            }
+            self.next(side, next, out);
+        }
+    }
+
+    fn next(&mut self, side: Side, next: Next, out: &mut Findings) {
+        match next {
+            Next::Fpdu(cut) => self.fpdu(side, cut, out),
+            Next::Nothing => {}
+            Next::Lost(position) => {
+                self.lose(side);
+                out.push((side, Event::Lost { position }));
+            }
+            Next::Resumed { position, skipped } => {
+                self.lose(side);
+                out.push((side, Event::Resumed { position, skipped }));
             }
         }
     }
@@ -329,7 +432,10 @@ impl Connection {
         out.push((side, Event::Fpdu(record)));
         out.extend(departures.into_iter().map(|departure| (side, departure)));
         match parsed {
-            Ok(parsed) if cut.crc != Crc::Bad && (complete || !parsed.has_own_header()) => {
+            Ok(parsed)
+                if (cut.crc != Crc::Bad || is_siws_refusal(&cut.ulpdu, &parsed, cut.crc_field))
+                    && (complete || !parsed.has_own_header()) =>
+            {
                 self.judge_rtr(side, &parsed, out);
                 self.message(side, &parsed, out);
             }
@@ -365,7 +471,7 @@ impl Connection {
         let first = self.halves[side].fpdus == 0;
         let silent =
             self.halves[initiator].fpdus == 0 && matches!(self.halves[initiator].phase, Phase::Full(_));
-        if side != initiator && first && silent {
+        if side != initiator && first && silent && !self.lossy {
             let what = "the responder's first FPDU comes before the initiator's first one";
             out.push((side, Event::departure("RFC 5044 7.1.2", what)));
         }
@@ -374,7 +480,8 @@ impl Connection {
     /// In the peer-to-peer model the initiator's first FPDU is a zero-length message of an agreed kind.
     fn judge_rtr(&self, side: Side, parsed: &Parsed<'_>, out: &mut Findings) {
         let Some(agreement) = &self.agreement else { return };
-        if self.initiator != Some(side) || self.halves[side].fpdus > 0 || !agreement.peer_to_peer {
+        let first = self.halves[side].fpdus == 0 && !self.lossy;
+        if self.initiator != Some(side) || !first || !agreement.peer_to_peer {
             return;
         }
         let opcode = Opcode::from_raw(parsed.opcode);
@@ -393,6 +500,12 @@ impl Connection {
             out.push((side, Event::departure("RFC 6581 9.2", what)));
         }
     }
+}
+
+/// siw's Terminate to a Reply that it cannot accept (2/0/6, 2/0/7) has 0 for its CRC where CRCs are on: it is read all the same, as it has the reason.
+fn is_siws_refusal(ulpdu: &[u8], parsed: &Parsed<'_>, crc_field: u32) -> bool {
+    let refusal = |control: &[u8]| matches!(control, [0x20 | 0x02, 6 | 7, ..]);
+    crc_field == 0 && parsed.opcode == Opcode::Terminate.raw() && refusal(&ulpdu[parsed.header.len()..])
 }
 
 fn is_reply(frame: &Frame) -> bool {

@@ -33,6 +33,14 @@ fn seconds<S: serde::Serializer>(time: &Option<u64>, serializer: S) -> Result<S:
     }
 }
 
+/// A number of 64 bits as `0x..`.
+fn hex<S: serde::Serializer>(number: &Option<u64>, serializer: S) -> Result<S::Ok, S::Error> {
+    match number {
+        Some(number) => serializer.collect_str(&format_args!("{number:#x}")),
+        None => serializer.serialize_none(),
+    }
+}
+
 /// One finding. In JSON the field `type` names the variant.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -56,12 +64,31 @@ pub enum Event {
         /// Bytes in the hole.
         bytes: u64,
     },
+    /// Where the FPDU that begins here ends is not in the capture: the boundaries of what follows are lost.
+    Lost {
+        /// Bytes of Full Operation before it.
+        position: u64,
+    },
+    /// The boundaries are found again, at an FPDU that is recognised by its headers and its CRC.
+    Resumed {
+        /// Bytes of Full Operation before it; without the start-up frame, bytes of the direction.
+        position: u64,
+        /// Bytes before it that were not decoded, those that are missing included.
+        skipped: u64,
+    },
     /// From here on the direction cannot be decoded.
     NotFollowed {
         /// Bytes of the direction before, counted from its startup frame.
         position: u64,
         /// Why.
         why: String,
+    },
+    /// The direction's end, as TCP had it.
+    Tcp {
+        /// Bytes that came more than once.
+        repeated_bytes: u64,
+        /// Segments with such bytes.
+        retransmissions: u64,
     },
     /// The direction's end, when something that began is not complete.
     Closed {
@@ -83,6 +110,18 @@ pub struct Startup {
     pub crc: bool,
     /// R.
     pub reject: bool,
+    /// S: IRD, ORD and the model are there (RFC 6581).
+    pub enhanced: bool,
+    /// Res: the reserved bits, of which siw uses 0x08.
+    pub reserved: u8,
+    /// A with S = 1: the peer-to-peer model.
+    pub peer_to_peer: Option<bool>,
+    /// B with S = 1: a zero-length Send as RTR.
+    pub rtr_send: Option<bool>,
+    /// C with S = 1: a zero-length RDMA Write as RTR.
+    pub rtr_write: Option<bool>,
+    /// D with S = 1: a zero-length RDMA Read as RTR.
+    pub rtr_read: Option<bool>,
     /// IRD and ORD with S = 1.
     pub ird: Option<u16>,
     /// As `ird`.
@@ -153,8 +192,8 @@ pub struct Segment {
     /// Tagged: where the payload goes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stag: Option<u32>,
-    /// Tagged: TO.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Tagged: TO; in JSON a string such as `0x7f10`, as readers round numbers above 2^53.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "hex")]
     pub tagged_offset: Option<u64>,
     /// Untagged: queue.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -239,8 +278,8 @@ pub struct Datagram {
     /// Of a message that is not the next one of its epoch: what its MSN says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub order: Option<String>,
-    /// Transaction of SIDR.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Transaction of SIDR; in JSON as `tagged_offset`.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "hex")]
     pub transaction: Option<u64>,
     /// Bytes of private data of SIDR.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,23 +1,33 @@
 //! Which TCP connections are iWARP: those whose bytes begin with an MPA Key, on whatever port.
+//!
+//! A capture may have packets in another order than they were sent, and may lack some. A segment is looked at when all that it acknowledges was: its
+//! sender had received that. If it does not come within [`MAX_LATE`] packets, the capture lacks it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 
 use uiw_mpa::wire::startup::{FrameKind, KEY_REPLY, KEY_REQUEST};
 
 use super::connection::{Connection, Findings, Side, other};
-use super::event::Record;
+use super::event::{Event, Record};
 use super::packet::Segment;
 use super::reassembly::{Chunk, Stream};
 
 /// Connections followed at a time. Above it those that are not iWARP are forgotten.
 const MAX_FLOWS: usize = 65_536;
 
+/// Packets of a connection that may be captured between a segment and the one that acknowledges it, in the wrong order.
+const MAX_LATE: usize = 64;
+/// Bytes of payload that wait for what they acknowledge.
+const MAX_LATE_BYTES: usize = 4 << 20;
+/// Bytes of a direction that lacks its beginning, until the other one shows whether it is iWARP.
+const MAX_OPENING: usize = 256 << 10;
+
 /// Bytes of a Key.
 const KEY_LEN: usize = KEY_REQUEST.len();
 
 /// When something was captured.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Moment {
     pub(super) time: Option<u64>,
     pub(super) packet: u64,
@@ -29,8 +39,6 @@ pub(super) struct Flows {
     table: BTreeMap<(SocketAddr, SocketAddr), Flow>,
     /// iWARP connections so far.
     pub(super) connections: u32,
-    /// Bytes of iWARP connections that came more than once.
-    pub(super) repeated: u64,
 }
 
 #[derive(Debug)]
@@ -39,14 +47,50 @@ struct Flow {
     streams: [Option<Stream>; 2],
     /// The FIN's sequence number.
     fins: [Option<u32>; 2],
+    /// A RST came while bytes in front of it were still due.
+    reset: bool,
+    /// Segments that acknowledge what has not come.
+    late: VecDeque<Late>,
+    late_bytes: usize,
+    /// Packets so far.
+    arrived: u64,
     state: State,
+}
+
+/// A segment that waits for what it acknowledges.
+#[derive(Debug)]
+struct Late {
+    side: Side,
+    at: Moment,
+    /// [`Flow::arrived`] when it came.
+    arrived: u64,
+    header: Header,
+    payload: Vec<u8>,
+}
+
+/// A segment without its payload.
+#[derive(Clone, Copy, Debug)]
+struct Header {
+    sequence: u32,
+    acknowledgment: Option<u32>,
+    syn: bool,
+    fin: bool,
+    rst: bool,
+    cut: u32,
+}
+
+impl Header {
+    fn of(segment: &Segment<'_>) -> Self {
+        let Segment { sequence, acknowledgment, syn, fin, rst, cut, .. } = *segment;
+        Self { sequence, acknowledgment, syn, fin, rst, cut }
+    }
 }
 
 #[derive(Debug)]
 enum State {
     /// From the SYN on, until the first bytes of either direction decide.
     Watching {
-        openings: [Vec<u8>; 2],
+        openings: [Opening; 2],
     },
     /// Not iWARP so far; RFC 5044 section 7.1.3 allows other traffic before the startup frames.
     Ignored,
@@ -56,6 +100,19 @@ enum State {
     },
     /// Over; what still comes is repeated.
     Done,
+}
+
+/// The first bytes of a direction, and how many in front of them are not in the capture.
+#[derive(Debug, Default)]
+struct Opening {
+    missing: u64,
+    bytes: Vec<u8>,
+}
+
+impl State {
+    fn watching() -> Self {
+        Self::Watching { openings: Default::default() }
+    }
 }
 
 impl Flows {
@@ -68,17 +125,10 @@ impl Flows {
         let flow = self.table.entry(key).or_insert_with(|| Flow::new(key));
         let side = usize::from(segment.from != key.0);
         if segment.syn && flow.is_reused(side, segment.sequence) {
-            self.repeated += flow.finish("the next connection of these ports begins", at, sink);
+            flow.finish("the next connection of these ports begins", at, &mut self.connections, sink);
             *flow = Flow::new(key);
         }
-        flow.segment(side, segment, &mut self.connections, &mut |flow, findings| {
-            flow.report(findings, at, sink);
-        });
-        if flow.is_over() {
-            self.repeated += flow.finish("FIN", at, sink);
-        } else if segment.rst && matches!(flow.state, State::Iwarp { .. }) {
-            self.repeated += flow.finish("RST", at, sink);
-        }
+        flow.arrive(side, segment, at, &mut self.connections, sink);
     }
 
     /// The end of the capture.
@@ -86,15 +136,24 @@ impl Flows {
         let mut flows: Vec<_> = std::mem::take(&mut self.table).into_values().collect();
         flows.sort_by_key(Flow::id);
         for mut flow in flows {
-            self.repeated += flow.finish("the capture ends", at, sink);
+            let how = if flow.reset { "RST" } else { "the capture ends" };
+            flow.finish(how, at, &mut self.connections, sink);
         }
     }
 }
 
 impl Flow {
     fn new((low, high): (SocketAddr, SocketAddr)) -> Self {
-        let state = State::Watching { openings: [Vec::new(), Vec::new()] };
-        Self { ends: [low, high], streams: [None, None], fins: [None, None], state }
+        Self {
+            ends: [low, high],
+            streams: [None, None],
+            fins: [None, None],
+            reset: false,
+            late: VecDeque::new(),
+            late_bytes: 0,
+            arrived: 0,
+            state: State::watching(),
+        }
     }
 
     fn id(&self) -> u32 {
@@ -119,34 +178,144 @@ impl Flow {
             })
     }
 
+    /// Takes the next segment of the capture, and those that waited for it.
+    fn arrive(
+        &mut self,
+        side: Side,
+        segment: &Segment<'_>,
+        at: Moment,
+        connections: &mut u32,
+        sink: &mut dyn FnMut(&Record),
+    ) {
+        self.arrived += 1;
+        let header = Header::of(segment);
+        let says = !segment.payload.is_empty() || header.cut > 0 || header.syn || header.fin || header.rst;
+        if says && self.late.is_empty() && self.is_ready(side, &header, segment.payload) {
+            return self.take(side, &header, segment.payload, at, connections, sink);
+        }
+        if says {
+            self.late_bytes += segment.payload.len();
+            let (payload, arrived) = (segment.payload.to_vec(), self.arrived);
+            self.late.push_back(Late { side, at, arrived, header, payload });
+        }
+        while let Some(late) = self.next_late() {
+            self.take(late.side, &late.header, &late.payload, late.at, connections, sink);
+        }
+    }
+
+    /// Whether all that the segment acknowledges was looked at, so that it may be now.
+    fn is_ready(&self, side: Side, header: &Header, payload: &[u8]) -> bool {
+        // The Request of a Reply that is seen without the connection's beginning may follow, and nothing else goes before.
+        let unknown =
+            |side: Side, payload: &[u8]| payload.starts_with(&KEY_REPLY) && self.begins_here(side, payload);
+        if unknown(side, payload) {
+            return false;
+        }
+        let behind_reply = self.late.iter().any(|late| unknown(late.side, &late.payload));
+        if behind_reply && !self.begins_here(side, payload) {
+            return false;
+        }
+        matches!(self.state, State::Ignored | State::Done) || self.due(side, header) == 0
+    }
+
+    /// Bytes that the segment acknowledges and that did not come.
+    fn due(&self, side: Side, header: &Header) -> u64 {
+        let (Some(stream), Some(acknowledged)) = (&self.streams[other(side)], header.acknowledgment) else {
+            return 0;
+        };
+        let lacking = stream.lacks(acknowledged);
+        // A FIN counts as one byte.
+        let fin = self.fins[other(side)].is_some_and(|fin| acknowledged == fin.wrapping_add(1));
+        lacking - u64::from(fin && lacking > 0)
+    }
+
+    /// The next segment of those that waited which is to be looked at: one that is ready, or the first one if it has waited for too long.
+    fn next_late(&mut self) -> Option<Late> {
+        let ready = self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));
+        let first = self.late.front()?;
+        let overdue = self.arrived - first.arrived > MAX_LATE as u64
+            || self.late.len() > MAX_LATE
+            || self.late_bytes > MAX_LATE_BYTES;
+        let late = self.late.remove(ready.or(overdue.then_some(0))?)?;
+        self.late_bytes -= late.payload.len();
+        Some(late)
+    }
+
+    /// Looks at a segment. What it acknowledges and did not come is not in the capture.
+    fn take(
+        &mut self,
+        side: Side,
+        header: &Header,
+        payload: &[u8],
+        at: Moment,
+        connections: &mut u32,
+        sink: &mut dyn FnMut(&Record),
+    ) {
+        // A last byte may be a FIN that is not in the capture.
+        if let Some(acknowledged) = header.acknowledgment
+            && self.due(side, header) > 0
+            && let Some(stream) = &mut self.streams[other(side)]
+            && (stream.lacks(acknowledged) > 1 || stream.has_hole())
+        {
+            let mut chunks = Vec::new();
+            stream.give_up_to(acknowledged, &mut chunks);
+            for chunk in chunks {
+                let mut findings = Findings::new();
+                self.chunk(other(side), chunk, connections, &mut findings);
+                self.report(&mut findings, at, sink);
+            }
+        }
+        self.segment(side, header, payload, connections, &mut |flow, findings| {
+            flow.report(findings, at, sink);
+        });
+        if self.is_over() {
+            self.finish("FIN", at, connections, sink);
+            return;
+        }
+        if header.rst && matches!(self.state, State::Iwarp { .. }) {
+            let whole = |stream: &Option<Stream>| stream.as_ref().is_none_or(|stream| !stream.has_hole());
+            let in_order = self.streams[side].as_ref().is_none_or(|stream| stream.is_next(header.sequence));
+            if in_order && self.late.is_empty() && self.streams.iter().all(whole) {
+                return self.finish("RST", at, connections, sink);
+            }
+            self.reset = true;
+        }
+    }
+
     /// `report` is called after every piece of the stream, so that findings do not pile up.
     fn segment(
         &mut self,
         side: Side,
-        segment: &Segment<'_>,
+        header: &Header,
+        payload: &[u8],
         connections: &mut u32,
         report: &mut dyn FnMut(&Self, &mut Findings),
     ) {
         if matches!(self.state, State::Done) {
             return;
         }
-        let mut sequence = segment.sequence;
-        if segment.syn {
+        let mut sequence = header.sequence;
+        if header.syn {
             sequence = sequence.wrapping_add(1);
             self.streams[side].get_or_insert_with(|| Stream::new(sequence));
         }
         let mut missed = false;
-        if !segment.payload.is_empty() && self.begins_here(side, segment) {
-            missed = self.begin_mid_stream(side, segment);
+        if !payload.is_empty() && self.begins_here(side, payload) {
+            missed = self.begin_mid_stream(side, header, payload);
         }
-        if segment.fin {
-            let length = u32::try_from(segment.payload.len()).unwrap_or(u32::MAX).wrapping_add(segment.cut);
+        if !payload.is_empty() && self.streams[side].is_some() && self.streams[other(side)].is_none() {
+            // Its SYN is not in the capture.
+            self.streams[other(side)] = header.acknowledgment.map(Stream::new);
+            missed |= payload.starts_with(&KEY_REPLY) && matches!(self.state, State::Watching { .. });
+        }
+        if header.fin {
+            let length = u32::try_from(payload.len()).unwrap_or(u32::MAX).wrapping_add(header.cut);
             self.fins[side] = Some(sequence.wrapping_add(length));
         }
         let mut chunks = Vec::new();
         match &mut self.streams[side] {
-            Some(stream) => stream.push(sequence, segment.payload, segment.cut, &mut chunks),
-            None if !segment.payload.is_empty() => self.ignore(),
+            Some(stream) => stream.push(sequence, payload, header.cut, &mut chunks),
+            None if !payload.is_empty() => self.ignore(),
             None => {}
         }
         for chunk in chunks {
@@ -164,21 +333,21 @@ impl Flow {
     }
 
     /// A startup frame begins with this segment, in a direction that is not followed from its SYN on.
-    fn begins_here(&self, side: Side, segment: &Segment<'_>) -> bool {
+    fn begins_here(&self, side: Side, payload: &[u8]) -> bool {
         let open = match self.state {
             State::Ignored => true,
             State::Watching { .. } => self.streams[side].is_none(),
             State::Iwarp { .. } | State::Done => false,
         };
-        open && (segment.payload.starts_with(&KEY_REQUEST) || segment.payload.starts_with(&KEY_REPLY))
+        open && (payload.starts_with(&KEY_REQUEST) || payload.starts_with(&KEY_REPLY))
     }
 
     /// Follows both directions from here on. `true`: it is a Reply, and its Request was not captured.
-    fn begin_mid_stream(&mut self, side: Side, segment: &Segment<'_>) -> bool {
-        self.streams[side] = Some(Stream::new(segment.sequence));
-        self.streams[other(side)] = segment.acknowledgment.map(Stream::new);
-        self.state = State::Watching { openings: [Vec::new(), Vec::new()] };
-        segment.payload.starts_with(&KEY_REPLY)
+    fn begin_mid_stream(&mut self, side: Side, header: &Header, payload: &[u8]) -> bool {
+        self.streams[side] = Some(Stream::new(header.sequence));
+        self.streams[other(side)] = header.acknowledgment.map(Stream::new);
+        self.state = State::watching();
+        payload.starts_with(&KEY_REPLY)
     }
 
     fn ignore(&mut self) {
@@ -192,16 +361,29 @@ impl Flow {
         match (&mut self.state, chunk) {
             (State::Iwarp { connection, .. }, chunk) => connection.feed(side, chunk, findings),
             (State::Watching { openings }, Chunk::Bytes(bytes)) => {
-                openings[side].extend(bytes);
-                let opening = &openings[side];
-                let key = &opening[..opening.len().min(KEY_LEN)];
+                let opening = &mut openings[side];
+                opening.bytes.extend(bytes);
+                let key = &opening.bytes[..opening.bytes.len().min(KEY_LEN)];
+                if opening.missing > 0 {
+                    // The other direction decides.
+                    if opening.bytes.len() > MAX_OPENING {
+                        self.ignore();
+                    }
+                    return;
+                }
                 match FrameKind::detect(key) {
                     Err(_) => self.ignore(),
                     Ok(Some(_)) if key.len() == KEY_LEN => self.promote(side, connections, findings),
                     Ok(_) => {}
                 }
             }
-            (State::Watching { .. }, Chunk::Missing(_)) => self.ignore(),
+            (State::Watching { openings }, Chunk::Missing(bytes)) => {
+                if openings[side].bytes.is_empty() {
+                    openings[side].missing += bytes;
+                } else {
+                    self.ignore();
+                }
+            }
             (State::Ignored | State::Done, _) => {}
         }
     }
@@ -213,24 +395,32 @@ impl Flow {
         let mut connection = Box::new(Connection::new());
         *connections += 1;
         for side in [side, other(side)] {
-            let opening = std::mem::take(&mut openings[side]);
-            if !opening.is_empty() {
-                connection.feed(side, Chunk::Bytes(opening), findings);
+            let Opening { missing, bytes } = std::mem::take(&mut openings[side]);
+            if missing > 0 {
+                connection.feed(side, Chunk::Missing(missing), findings);
+            }
+            if !bytes.is_empty() {
+                connection.feed(side, Chunk::Bytes(bytes), findings);
             }
         }
         self.state = State::Iwarp { id: *connections, connection };
     }
 
-    /// Nothing more will come. Returns the bytes that came more than once.
-    fn finish(&mut self, how: &str, at: Moment, sink: &mut dyn FnMut(&Record)) -> u64 {
-        let State::Iwarp { connection, .. } = &mut self.state else { return 0 };
+    /// Nothing more will come.
+    fn finish(&mut self, how: &str, at: Moment, connections: &mut u32, sink: &mut dyn FnMut(&Record)) {
+        // Nothing comes any more that they could wait for.
+        while !self.late.is_empty() {
+            let ready =
+                self.late.iter().position(|late| self.is_ready(late.side, &late.header, &late.payload));
+            let Some(late) = self.late.remove(ready.unwrap_or(0)) else { break };
+            self.take(late.side, &late.header, &late.payload, late.at, connections, sink);
+        }
+        let State::Iwarp { connection, .. } = &mut self.state else { return };
         let mut findings = Findings::new();
-        let mut repeated = 0;
         for side in [0, 1] {
             let mut chunks = Vec::new();
             if let Some(stream) = &mut self.streams[side] {
                 stream.finish(&mut chunks);
-                repeated += stream.repeated;
             }
             for chunk in chunks {
                 connection.feed(side, chunk, &mut findings);
@@ -238,11 +428,13 @@ impl Flow {
         }
         for side in [0, 1] {
             connection.close(side, how, &mut findings);
+            if let Some(Stream { repeated, retransmissions, .. }) = self.streams[side] {
+                findings.push((side, Event::Tcp { repeated_bytes: repeated, retransmissions }));
+            }
         }
         self.report(&mut findings, at, sink);
         self.state = State::Done;
         self.streams = [None, None];
-        repeated
     }
 
     fn report(&self, findings: &mut Findings, at: Moment, sink: &mut dyn FnMut(&Record)) {

@@ -10,6 +10,7 @@ use std::ops::Range;
 use uiw_mpa::{FpduRx, MAX_FPDU_ON_WIRE, MIN_FPDU, Step, crc32c, pad_len};
 
 use super::event::{Crc, Event};
+use super::seek::{self, Found, Seek};
 
 const MARKER_INTERVAL: u64 = 512;
 const MARKER_LEN: usize = 4;
@@ -31,6 +32,25 @@ pub(super) struct Framing {
     lost: VecDeque<Range<u64>>,
     /// No FPDU can end before the buffer has this many bytes.
     at_least: usize,
+    /// The boundaries are lost: where the next FPDU begins is looked for.
+    seek: Option<Seek>,
+    /// How FPDUs are made is a guess: one that cannot be right is none, instead of one that departs from the RFCs.
+    pub(super) is_guess: bool,
+}
+
+/// What comes next in a direction.
+#[derive(Debug)]
+pub(super) enum Next {
+    Fpdu(Cut),
+    /// The bytes so far have no more.
+    Nothing,
+    /// The length of the FPDU at this position is not in the capture: the boundaries are lost.
+    Lost(u64),
+    /// An FPDU begins here; so many bytes before it could not be decoded.
+    Resumed {
+        position: u64,
+        skipped: u64,
+    },
 }
 
 /// A whole FPDU.
@@ -46,18 +66,25 @@ pub(super) struct Cut {
     pub(super) departures: Vec<Event>,
 }
 
-/// The FPDU boundaries are lost: the length field of the FPDU at this position is not in the capture.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct BoundaryLost {
-    pub(super) position: u64,
-}
-
 impl Framing {
     pub(super) fn new(crc: bool, markers: bool) -> Self {
-        Self { rx: FpduRx::new(false, markers), crc, buffer: Vec::new(), lost: VecDeque::new(), at_least: 0 }
+        Self {
+            rx: FpduRx::new(false, markers),
+            crc,
+            buffer: Vec::new(),
+            lost: VecDeque::new(),
+            at_least: 0,
+            seek: None,
+            is_guess: false,
+        }
     }
 
-    /// Bytes of Full Operation in FPDUs that were given out.
+    /// A direction whose start-up frame is not in the capture: neither where FPDUs begin nor, without `crc`, whether they have CRCs is known.
+    pub(super) fn headless(crc: Option<bool>) -> Self {
+        Self { seek: Some(Seek::anywhere(crc)), ..Self::new(crc.unwrap_or(true), false) }
+    }
+
+    /// Bytes of Full Operation in front of the buffer.
     pub(super) fn position(&self) -> u64 {
         self.rx.position()
     }
@@ -67,35 +94,80 @@ impl Framing {
         self.buffer.len()
     }
 
-    /// The next bytes of the direction.
+    /// Whether the FPDU boundaries are lost.
+    pub(super) fn is_seeking(&self) -> bool {
+        self.seek.is_some()
+    }
+
+    /// The next bytes of the direction, which begin with a TCP segment.
     pub(super) fn push(&mut self, bytes: &[u8]) {
+        if let Some(seek) = &mut self.seek {
+            seek.segment_begins(self.buffer.len());
+        }
         self.buffer.extend_from_slice(bytes);
     }
 
     /// The next bytes of the direction are not in the capture.
-    ///
-    /// # Errors
-    /// So many that the start of an FPDU must be among them.
-    pub(super) fn push_lost(&mut self, bytes: u64) -> Result<(), BoundaryLost> {
-        let start = self.position() + self.buffer.len() as u64;
-        let length = usize::try_from(bytes).ok().filter(|length| *length <= MAX_FPDU_ON_WIRE);
-        let Some(length) = length else { return Err(BoundaryLost { position: self.position() }) };
-        self.buffer.resize(self.buffer.len() + length, 0);
-        self.lost.push_back(start..start + bytes);
-        Ok(())
+    pub(super) fn push_lost(&mut self, bytes: u64) -> Next {
+        let position = self.position();
+        let start = position + self.buffer.len() as u64;
+        if let Ok(length) = usize::try_from(bytes)
+            && length <= MAX_FPDU_ON_WIRE
+            && self.seek.is_none()
+        {
+            self.buffer.resize(self.buffer.len() + length, 0);
+            self.lost.push_back(start..start + bytes);
+            return Next::Nothing;
+        }
+        // What is in front of the hole is no whole FPDU; the start of one must be in the hole.
+        let before = self.buffer.len() as u64;
+        self.restart(start + bytes);
+        let was = self.seek.take();
+        let newly = was.is_none();
+        let mut seek = was.unwrap_or_else(|| Seek::aligned(self.crc));
+        seek.skip(before + bytes);
+        self.seek = Some(seek);
+        if newly { Next::Lost(position) } else { Next::Nothing }
     }
 
-    /// The next FPDU; `None` when it is not complete yet.
-    ///
-    /// # Errors
-    /// Its length is not in the capture.
-    pub(super) fn next(&mut self) -> Result<Option<Cut>, BoundaryLost> {
+    /// The buffer is empty, and its end is at `position`.
+    fn restart(&mut self, position: u64) {
+        self.buffer.clear();
+        self.lost.clear();
+        self.at_least = 0;
+        self.rx = FpduRx::at(false, self.rx.markers(), position);
+    }
+
+    /// The boundaries are lost.
+    fn lose(&mut self, position: u64) -> Next {
+        self.seek = Some(Seek::aligned(self.crc));
+        self.at_least = 0;
+        Next::Lost(position)
+    }
+
+    /// What comes next.
+    pub(super) fn next(&mut self) -> Next {
+        if let Some(seek) = &mut self.seek {
+            let position = self.rx.position();
+            let is_lost = |range: Range<usize>| overlap(&self.lost, position, &range).is_some();
+            let Some(Found { offset, crc }) = seek.find(&self.buffer, position, self.rx.markers(), is_lost)
+            else {
+                let passed = seek.take_passed();
+                self.advance(passed);
+                return Next::Nothing;
+            };
+            let skipped = seek.skipped + offset as u64;
+            self.crc = crc;
+            self.seek = None;
+            self.advance(offset);
+            return Next::Resumed { position: self.position(), skipped };
+        }
         let position = self.position();
         let lead = if self.rx.markers() && position.is_multiple_of(MARKER_INTERVAL) { MARKER_LEN } else { 0 };
         if self.buffer.len() >= lead + LENGTH_LEN
             && self.overlap(position, &(lead..lead + LENGTH_LEN)).is_some()
         {
-            return Err(BoundaryLost { position });
+            return self.lose(position);
         }
         // First the bytes with the length, then just the FPDU: the copies stay small.
         self.at_least = self.at_least.max(lead + MIN_FPDU);
@@ -105,18 +177,36 @@ impl Framing {
             match self.rx.next(&mut copy) {
                 Ok(Step::Fpdu(fpdu)) => {
                     let cut = self.judge(position, &fpdu.ulpdu, fpdu.start, fpdu.consumed, &markers);
+                    if self.is_guess && (cut.crc == Crc::Bad || !seek::plausible_headers(&cut.ulpdu)) {
+                        self.rx = FpduRx::at(false, self.rx.markers(), position);
+                        let lost = self.lose(position);
+                        self.seek.as_mut().into_iter().for_each(Seek::not_here);
+                        return lost;
+                    }
                     self.buffer.drain(..fpdu.consumed);
                     self.at_least = 0;
-                    let end = self.position();
-                    self.lost.retain(|lost| lost.end > end);
-                    return Ok(Some(cut));
+                    self.forget_lost();
+                    return Next::Fpdu(cut);
                 }
                 Ok(Step::NeedMore { at_least }) if at_least > self.at_least => self.at_least = at_least,
                 // With CRCs off and all Markers right nothing else can come.
-                Ok(Step::NeedMore { .. }) | Err(_) => return Err(BoundaryLost { position }),
+                Ok(Step::NeedMore { .. }) | Err(_) => return self.lose(position),
             }
         }
-        Ok(None)
+        Next::Nothing
+    }
+
+    /// Drops bytes at the front that are no FPDU.
+    fn advance(&mut self, bytes: usize) {
+        let position = self.position() + bytes as u64;
+        self.buffer.drain(..bytes);
+        self.rx = FpduRx::at(false, self.rx.markers(), position);
+        self.forget_lost();
+    }
+
+    fn forget_lost(&mut self) {
+        let position = self.position();
+        self.lost.retain(|lost| lost.end > position);
     }
 
     /// Sets the Markers in `copy` to what they must be if the FPDU at its front were the only one. Those that
@@ -220,15 +310,19 @@ impl Framing {
         }
     }
 
-    /// The bytes of an FPDU at `position` that are not in the capture: the smallest range that has them all.
     fn overlap(&self, position: u64, range: &Range<usize>) -> Option<Range<usize>> {
-        let (start, end) = (position + range.start as u64, position + range.end as u64);
-        let mut within = self.lost.iter().filter(|lost| lost.start < end && lost.end > start);
-        let first = within.next()?;
-        let last = within.next_back().unwrap_or(first);
-        let local = |at: u64| usize::try_from(at - position).unwrap_or(usize::MAX);
-        Some(local(first.start.max(start))..local(last.end.min(end)))
+        overlap(&self.lost, position, range)
     }
+}
+
+/// The bytes of an FPDU at `position` that are `lost`: the smallest range that has them all.
+fn overlap(lost: &VecDeque<Range<u64>>, position: u64, range: &Range<usize>) -> Option<Range<usize>> {
+    let (start, end) = (position + range.start as u64, position + range.end as u64);
+    let mut within = lost.iter().filter(|lost| lost.start < end && lost.end > start);
+    let first = within.next()?;
+    let last = within.next_back().unwrap_or(first);
+    let local = |at: u64| usize::try_from(at - position).unwrap_or(usize::MAX);
+    Some(local(first.start.max(start))..local(last.end.min(end)))
 }
 
 /// Whether a CRC is that of an FPDU whose payload, behind a tagged or an untagged header, was summed twice. Linux's siw sends such a

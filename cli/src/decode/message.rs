@@ -172,10 +172,12 @@ impl Tracker {
             Some(message) if message.first.msn == header.msn => message,
             before => {
                 if let Some(before) = before {
-                    let (old, new) = (before.first.msn, header.msn);
-                    let what =
-                        format!("MSN {new} on queue {} before the last segment of MSN {old}", header.qn);
-                    out.push(Event::departure("RFC 5041 4.3", what));
+                    if before.next_mo.is_some() {
+                        let (old, new) = (before.first.msn, header.msn);
+                        let what =
+                            format!("MSN {new} on queue {} before the last segment of MSN {old}", header.qn);
+                        out.push(Event::departure("RFC 5041 4.3", what));
+                    }
                 } else if let Some(expected) = queue.expected
                     && expected != header.msn
                 {

@@ -7,7 +7,11 @@
 //!                              port                                 Markers
 //! ```
 //!
-//! Datagrams between uiw peers go from `packet` to `datagrams`, each by itself.
+//! Datagrams between uiw peers go from `packet` to `datagrams`, each by itself. `tunnel` finds packets within packets.
+//!
+//! Captures lack packets, and have them in another order than they were sent. `flows` looks at a segment when what it acknowledges was looked at, and
+//! takes for missing what does not come; behind missing bytes `seek` finds the next FPDU. From then on nothing is judged that needs both directions
+//! from their beginning.
 //!
 //! Each step takes any bytes and never panics; what it cannot follow it names, with the place and the reason.
 //! The capture is read as a stream: memory is bounded by the connections that are open at a time.
@@ -22,9 +26,13 @@ mod output;
 mod packet;
 mod reassembly;
 mod requests;
+mod seek;
 mod segment;
+mod select;
 mod startup;
+mod statistics;
 mod terminate;
+mod tunnel;
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -35,27 +43,37 @@ pub use event::{
     Crc, Datagram, Departure, Event, Fpdu, Message, Negotiated, Record, Segment, Startup, Terminate,
 };
 pub use output::Summary;
+pub use select::Which;
 
-use crate::pcap::{Error, Reader};
+use crate::pcap::{Error, Packet, Reader};
 use datagrams::Datagrams;
 use flows::{Flows, Moment};
+use output::{Print, Printer};
 use packet::Content;
+use statistics::Statistics;
 
 /// Options of `uiw decode`.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[command(after_help = "\
 Exit code: 0 when every byte could be followed (departures from the RFCs included), 1 when some could not, \
-2 when the file is no capture or the command line is wrong.")]
+2 when a file is no capture or the command line is wrong.")]
 pub struct Args {
-    /// A pcap or pcapng file; `-` reads standard input
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
+    /// pcap or pcapng files; several are one capture that was rotated, in the order of their times; `-` reads standard input and prints while it
+    /// reads: `tcpdump -U -w - | uiw decode -`
+    #[arg(value_name = "FILE", required = true)]
+    pub files: Vec<PathBuf>,
     /// One JSON object per line
     #[arg(long)]
     pub json: bool,
     /// Only departures, missing bytes and the summary
     #[arg(long)]
     pub quiet: bool,
+    /// Only connections with this number, ADDR, ADDR:PORT or :PORT at one end; several times for several
+    #[arg(long, value_name = "WHICH")]
+    pub connection: Vec<Which>,
+    /// Instead of each finding: messages by operation with their sizes, the time from Reads and atomics to their answers, retransmissions
+    #[arg(long, conflicts_with = "quiet")]
+    pub statistics: bool,
 }
 
 /// Runs `uiw decode`, printing to standard output.
@@ -64,9 +82,9 @@ pub fn run(args: &Args) -> ExitCode {
     match run_to(args, &mut io::BufWriter::new(stdout)) {
         Ok(summary) if summary.followed() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::from(1),
-        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(failure) => {
-            eprintln!("error: {}: {failure}\nhint: name a readable pcap or pcapng file", args.file.display());
+        Err((_, Failure::Output(error))) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err((file, failure)) => {
+            eprintln!("error: {}: {failure}\nhint: name a readable pcap or pcapng file", file.display());
             ExitCode::from(2)
         }
     }
@@ -75,12 +93,69 @@ pub fn run(args: &Args) -> ExitCode {
 /// Runs `uiw decode`, printing to `out`.
 ///
 /// # Errors
-/// The file cannot be read as a capture at all, or `out` not be written.
-pub fn run_to(args: &Args, out: &mut dyn Write) -> Result<Summary, Failure> {
-    let mut printer = output::Printer::new(out, args.json, args.quiet);
-    let summary = decode(open(&args.file)?, &mut |record| printer.record(record))?;
-    printer.summary(&summary).map_err(Failure::Output)?;
+/// A file cannot be read as a capture at all, or `out` not be written: the file, and why.
+pub fn run_to(args: &Args, out: &mut dyn Write) -> Result<Summary, (PathBuf, Failure)> {
+    let print = match (args.quiet, args.statistics) {
+        (_, true) => Print::Nothing,
+        (true, false) => Print::Departures,
+        (false, false) => Print::Everything,
+    };
+    let mut printer = Printer::new(out, args.json, print);
+    let mut statistics = args.statistics.then(Statistics::default);
+    let mut decoder = Decoder { selection: args.connection.clone(), ..Decoder::default() };
+    let mut sink = |printer: &mut Printer<'_>, record: &Record| {
+        printer.record(record);
+        if let Some(statistics) = &mut statistics {
+            statistics.take(record);
+        }
+    };
+    for Opened { mut reader, first, file } in open_all(&args.files)? {
+        let is_live = file == Path::new("-");
+        let mut next = first;
+        loop {
+            match next {
+                Ok(Some(packet)) => decoder.packet(&packet, &mut |record| sink(&mut printer, record)),
+                Ok(None) => break,
+                Err(error) => {
+                    decoder.summary.capture_error = Some(error.to_string());
+                    break;
+                }
+            }
+            if is_live {
+                printer.flush();
+            }
+            next = reader.next_packet();
+        }
+    }
+    let summary = decoder.finish(&mut |record| sink(&mut printer, record));
+    if let Some(statistics) = &statistics {
+        let lines = statistics.lines();
+        printer.also(&lines, &statistics::text(&lines));
+    }
+    let written = printer.summary(&summary).map_err(Failure::Output);
+    written.map_err(|failure| (args.files.first().cloned().unwrap_or_default(), failure))?;
     Ok(summary)
+}
+
+/// A capture of which the first packet was read.
+struct Opened {
+    reader: Reader<BufReader<Box<dyn Read>>>,
+    first: Result<Option<Packet>, Error>,
+    file: PathBuf,
+}
+
+/// All files, in the order of their first packets.
+fn open_all(files: &[PathBuf]) -> Result<Vec<Opened>, (PathBuf, Failure)> {
+    let mut all = Vec::new();
+    for file in files {
+        let failed = |failure| (file.clone(), failure);
+        let input = BufReader::with_capacity(1 << 16, open(file).map_err(failed)?);
+        let mut reader = Reader::new(input).map_err(|error| failed(Failure::Capture(error)))?;
+        let first = reader.next_packet();
+        all.push(Opened { reader, first, file: file.clone() });
+    }
+    all.sort_by_key(|opened| opened.first.as_ref().ok().and_then(Option::as_ref)?.time);
+    Ok(all)
 }
 
 /// Decodes a capture; every finding goes to `sink` in the order of the capture.
@@ -90,27 +165,45 @@ pub fn run_to(args: &Args, out: &mut dyn Write) -> Result<Summary, Failure> {
 /// [`Summary`] has it.
 pub fn decode(input: impl Read, sink: &mut dyn FnMut(&Record)) -> Result<Summary, Failure> {
     let mut reader = Reader::new(BufReader::with_capacity(1 << 16, input)).map_err(Failure::Capture)?;
-    let mut flows = Flows::default();
-    let mut datagrams = Datagrams::default();
-    let mut summary = Summary::default();
-    let mut last = Moment { time: None, packet: 0 };
+    let mut decoder = Decoder::default();
     loop {
-        let packet = match reader.next_packet() {
-            Ok(Some(packet)) => packet,
+        match reader.next_packet() {
+            Ok(Some(packet)) => decoder.packet(&packet, sink),
             Ok(None) => break,
             Err(error) => {
-                summary.capture_error = Some(error.to_string());
+                decoder.summary.capture_error = Some(error.to_string());
                 break;
             }
-        };
+        }
+    }
+    Ok(decoder.finish(sink))
+}
+
+/// A capture that is being decoded, packet by packet.
+#[derive(Debug, Default)]
+struct Decoder {
+    flows: Flows,
+    datagrams: Datagrams,
+    summary: Summary,
+    last: Moment,
+    /// Only what is of these; everything if there are none.
+    selection: Vec<Which>,
+}
+
+impl Decoder {
+    fn packet(&mut self, packet: &Packet, sink: &mut dyn FnMut(&Record)) {
+        let Self { flows, datagrams, summary, last, selection } = self;
         summary.packets += 1;
-        last = Moment { time: packet.time, packet: packet.number };
-        match packet::parse(&packet) {
-            Content::Tcp(segment) => flows.segment(&segment, last, &mut |record| summary.take(record, sink)),
+        // Of several files the numbers go on.
+        *last = Moment { time: packet.time, packet: summary.packets };
+        match packet::parse(packet) {
+            Content::Tcp(segment) => {
+                flows.segment(&segment, *last, &mut |record| summary.take(record, selection, sink));
+            }
             Content::Udp(from, to, bytes) => {
                 for event in datagrams.datagram(from, to, bytes) {
-                    let Moment { time, packet } = last;
-                    summary.take(&Record { time, packet, connection: 0, from, to, event }, sink);
+                    let Moment { time, packet } = *last;
+                    summary.take(&Record { time, packet, connection: 0, from, to, event }, selection, sink);
                 }
             }
             Content::Fragment => summary.fragments += 1,
@@ -121,10 +214,15 @@ pub fn decode(input: impl Read, sink: &mut dyn FnMut(&Record)) -> Result<Summary
             Content::Other => {}
         }
     }
-    flows.finish(last, &mut |record| summary.take(record, sink));
-    summary.connections = flows.connections;
-    summary.repeated_bytes = flows.repeated;
-    Ok(summary)
+
+    fn finish(self, sink: &mut dyn FnMut(&Record)) -> Summary {
+        let Self { mut flows, mut summary, last, selection, .. } = self;
+        flows.finish(last, &mut |record| summary.take(record, &selection, sink));
+        if selection.is_empty() {
+            summary.connections = flows.connections;
+        }
+        summary
+    }
 }
 
 fn open(file: &Path) -> Result<Box<dyn Read>, Failure> {

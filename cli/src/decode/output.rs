@@ -7,6 +7,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 
 use super::event::{Crc, Datagram, Event, Fpdu, Message, Negotiated, Record, Segment};
+use super::select::Which;
 
 /// What a capture held.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -37,6 +38,8 @@ pub struct Summary {
     pub missing_bytes: u64,
     /// Directions that could not be decoded to their end.
     pub not_followed: u64,
+    /// How often a direction was decoded again behind missing bytes.
+    pub resumed: u64,
     /// Bytes of iWARP connections that came more than once.
     pub repeated_bytes: u64,
     /// IP fragments of TCP segments; they are not put together.
@@ -47,6 +50,9 @@ pub struct Summary {
     pub unknown_links: BTreeSet<u32>,
     /// Why the capture could not be read to its end.
     pub capture_error: Option<String>,
+    /// Connections of the selection, if there is one.
+    #[serde(skip)]
+    pub(super) selected: BTreeSet<u32>,
 }
 
 impl Summary {
@@ -60,8 +66,15 @@ impl Summary {
             && self.capture_error.is_none()
     }
 
-    /// Counts a finding and passes it on.
-    pub(super) fn take(&mut self, record: &Record, sink: &mut dyn FnMut(&Record)) {
+    /// Counts a finding and passes it on, if it is of the selection.
+    pub(super) fn take(&mut self, record: &Record, selection: &[Which], sink: &mut dyn FnMut(&Record)) {
+        if !selection.is_empty() {
+            if !selection.iter().any(|which| which.has(record)) {
+                return;
+            }
+            let is_new = record.connection > 0 && self.selected.insert(record.connection);
+            self.connections += u32::from(is_new);
+        }
         match &record.event {
             Event::Startup(_) => self.startup_frames += 1,
             Event::Fpdu(fpdu) => {
@@ -78,7 +91,9 @@ impl Summary {
             Event::Departure(_) => self.departures += 1,
             Event::Missing { bytes, .. } => self.missing_bytes += bytes,
             Event::NotFollowed { .. } => self.not_followed += 1,
-            Event::Negotiated(_) | Event::Closed { .. } => {}
+            Event::Resumed { .. } => self.resumed += 1,
+            Event::Tcp { repeated_bytes, .. } => self.repeated_bytes += repeated_bytes,
+            Event::Negotiated(_) | Event::Closed { .. } | Event::Lost { .. } => {}
         }
         sink(record);
     }
@@ -142,11 +157,20 @@ impl fmt::Display for Summary {
     }
 }
 
+/// Which findings are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Print {
+    Everything,
+    /// Departures and what is missing.
+    Departures,
+    Nothing,
+}
+
 /// Writes findings as they come.
 pub(super) struct Printer<'a> {
     out: &'a mut dyn Write,
     json: bool,
-    quiet: bool,
+    print: Print,
     /// Times are printed relative to the first one.
     start: Option<u64>,
     /// The first failure to write; nothing is written after it.
@@ -154,17 +178,24 @@ pub(super) struct Printer<'a> {
 }
 
 impl<'a> Printer<'a> {
-    pub(super) fn new(out: &'a mut dyn Write, json: bool, quiet: bool) -> Self {
-        Self { out, json, quiet, start: None, failed: None }
+    pub(super) fn new(out: &'a mut dyn Write, json: bool, print: Print) -> Self {
+        Self { out, json, print, start: None, failed: None }
     }
 
     pub(super) fn record(&mut self, record: &Record) {
         self.start = self.start.or(record.time);
-        let wanted = !self.quiet
-            || matches!(
+        let wanted = match self.print {
+            Print::Everything => true,
+            Print::Nothing => false,
+            Print::Departures => matches!(
                 record.event,
-                Event::Departure(_) | Event::Missing { .. } | Event::NotFollowed { .. }
-            );
+                Event::Departure(_)
+                    | Event::Missing { .. }
+                    | Event::Lost { .. }
+                    | Event::Resumed { .. }
+                    | Event::NotFollowed { .. }
+            ),
+        };
         if !wanted || self.failed.is_some() {
             return;
         }
@@ -189,6 +220,24 @@ impl<'a> Printer<'a> {
             write!(self.out, "{summary}")?;
         }
         self.out.flush()
+    }
+
+    /// Makes what was written visible to the reader.
+    pub(super) fn flush(&mut self) {
+        if self.failed.is_none() {
+            self.failed = self.out.flush().err();
+        }
+    }
+
+    /// Writes one more thing: an object a line, or `lines`.
+    pub(super) fn also(&mut self, objects: &[impl Serialize], lines: &str) {
+        let write = |this: &mut Self| match this.json {
+            true => objects.iter().try_for_each(|object| this.json(object)),
+            false => this.out.write_all(lines.as_bytes()),
+        };
+        if self.failed.is_none() {
+            self.failed = write(self).err();
+        }
     }
 
     fn json(&mut self, value: &impl Serialize) -> io::Result<()> {
@@ -219,8 +268,15 @@ fn text(event: &Event) -> Option<String> {
         Event::Datagram(datagram) => datagram_text(datagram),
         Event::Departure(departure) => format!("DEPARTURE ({}): {}", departure.rule, departure.what),
         Event::Missing { position, bytes } => format!("MISSING: {bytes} bytes after byte {position}"),
+        Event::Lost { position } => {
+            format!("LOST: the length of the FPDU at {position} is missing")
+        }
+        Event::Resumed { position, skipped } => {
+            format!("RESUMED: an FPDU at {position}, behind {skipped} bytes that were not decoded")
+        }
         Event::NotFollowed { position, why } => format!("NOT FOLLOWED from byte {position} on: {why}"),
         Event::Closed { what } => format!("unfinished: {what}"),
+        Event::Tcp { .. } => return None,
     })
 }
 

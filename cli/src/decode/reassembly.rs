@@ -38,6 +38,8 @@ pub(super) struct Stream {
     held_bytes: usize,
     /// Bytes that came once more.
     pub(super) repeated: u64,
+    /// Segments with such bytes.
+    pub(super) retransmissions: u64,
 }
 
 #[derive(Debug)]
@@ -49,7 +51,7 @@ struct Held {
 impl Stream {
     /// The stream whose first byte has the sequence number `first`.
     pub(super) fn new(first: u32) -> Self {
-        Self { delivered: 0, first, held: BTreeMap::new(), held_bytes: 0, repeated: 0 }
+        Self { delivered: 0, first, held: BTreeMap::new(), held_bytes: 0, repeated: 0, retransmissions: 0 }
     }
 
     /// The sequence number of the first byte.
@@ -74,12 +76,14 @@ impl Stream {
         }
         let distance = self.distance(sequence);
         let behind = usize::try_from(distance.min(0).unsigned_abs()).unwrap_or(usize::MAX);
+        let before = self.repeated;
         self.repeated += behind.min(payload.len()) as u64;
         let fresh = payload.get(behind..).unwrap_or_default();
         // How far the bytes that are not there reach past what was delivered.
         let old_cut = behind.saturating_sub(payload.len());
         let cut = cut.saturating_sub(u32::try_from(old_cut).unwrap_or(u32::MAX));
         if fresh.is_empty() && cut == 0 {
+            self.retransmissions += u64::from(self.repeated > before);
             return;
         }
         match u64::try_from(distance) {
@@ -89,8 +93,33 @@ impl Stream {
                 self.release(out);
             }
         }
+        self.retransmissions += u64::from(self.repeated > before);
         while self.held_bytes > MAX_HELD {
             self.give_up_hole(out);
+        }
+    }
+
+    /// Bytes before this sequence number that were not given out: how many of them are still due.
+    pub(super) fn lacks(&self, sequence: u32) -> u64 {
+        if self.is_near(sequence) { u64::try_from(self.distance(sequence)).unwrap_or(0) } else { 0 }
+    }
+
+    /// Whether bytes wait behind a hole.
+    pub(super) fn has_hole(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// The bytes before this sequence number that did not come will not come: the other end has acknowledged them.
+    pub(super) fn give_up_to(&mut self, sequence: u32, out: &mut Vec<Chunk>) {
+        while let lacking @ 1.. = self.lacks(sequence) {
+            match self.held.first_key_value() {
+                Some((&position, _)) if position < self.delivered + lacking => self.give_up_hole(out),
+                _ => {
+                    out.push(Chunk::Missing(lacking));
+                    self.delivered += lacking;
+                    self.release(out);
+                }
+            }
         }
     }
 

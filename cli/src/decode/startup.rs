@@ -46,6 +46,8 @@ pub(super) struct Agreement {
     pub(super) markers_from_responder: bool,
     pub(super) peer_to_peer: bool,
     pub(super) rtr: Vec<Rtr>,
+    /// It is what one frame says: the other one is not in the capture.
+    pub(super) is_guess: bool,
 }
 
 impl Agreement {
@@ -66,6 +68,19 @@ impl Agreement {
             markers_from_responder: request.markers,
             peer_to_peer,
             rtr,
+            is_guess: false,
+        }
+    }
+
+    /// With the Request alone: CRCs as it says, no Markers from the initiator, no RTR expected.
+    pub(super) fn without_reply(request: &Frame) -> Self {
+        Self {
+            crc: request.crc,
+            markers_from_initiator: false,
+            markers_from_responder: request.markers,
+            peer_to_peer: false,
+            rtr: Vec::new(),
+            is_guess: true,
         }
     }
 
@@ -77,6 +92,7 @@ impl Agreement {
             markers_from_responder: false,
             peer_to_peer: false,
             rtr: Vec::new(),
+            is_guess: true,
         }
     }
 }
@@ -91,6 +107,12 @@ pub(super) fn record(frame: &Frame) -> Startup {
         markers: frame.markers,
         crc: frame.crc,
         reject: frame.reject,
+        enhanced: frame.enhanced.is_some(),
+        reserved: frame.reserved,
+        peer_to_peer: frame.enhanced.map(|enhanced| enhanced.peer_to_peer),
+        rtr_send: frame.enhanced.map(|enhanced| enhanced.rtr_send),
+        rtr_write: frame.enhanced.map(|enhanced| enhanced.rtr_write),
+        rtr_read: frame.enhanced.map(|enhanced| enhanced.rtr_read),
         ird: frame.enhanced.map(|enhanced| enhanced.ird),
         ord: frame.enhanced.map(|enhanced| enhanced.ord),
         private_data_length: frame.private_data.len(),

@@ -56,6 +56,25 @@ fn judge(bytes: &[u8], terminate: &uiw_rdmap::Terminate, origin: Origin, out: &m
         out.push(Event::departure("RFC 5040 4.8", what));
     }
     judge_parts(control[2], terminate, origin, out);
+    judge_quoted(terminate, origin, out);
+}
+
+/// siw has left out the length of the segment that it quotes, and writes the length of a Read where its MSN stands.
+fn judge_quoted(terminate: &uiw_rdmap::Terminate, origin: Origin, out: &mut Vec<Event>) {
+    if terminate.segment_len == Some(0) {
+        let what = "M is set, and the DDP Segment Length is 0: siw leaves it out";
+        out.push(Event::departure("RFC 5040 4.8", what));
+    }
+    let quoted = terminate.ddp_header.as_ref().and_then(|header| header.header().ok());
+    if let Some(uiw_ddp::Header::Untagged(quoted)) = quoted
+        && let Some(read) = &terminate.read_request
+        && origin == Origin::Siw
+        && quoted.msn == read.len
+        && read.len > 1
+    {
+        let what = format!("the quoted MSN {} is the Read's length: siw writes it there", quoted.msn);
+        out.push(Event::departure("RFC 5040 4.8", what));
+    }
 }
 
 /// What M, D and R announce must be there.

@@ -39,7 +39,7 @@ impl State {
 /// One thing that was looked at.
 pub(super) struct Check {
     pub(super) name: &'static str,
-    /// The interface, where it is one's.
+    /// The interface or the peer, where it is one's.
     pub(super) of: Option<String>,
     pub(super) state: State,
     pub(super) says: String,
@@ -49,19 +49,19 @@ pub(super) struct Check {
 }
 
 impl Check {
-    fn ok(name: &'static str, says: impl Into<String>) -> Self {
+    pub(super) fn ok(name: &'static str, says: impl Into<String>) -> Self {
         Self { name, of: None, state: State::Ok, says: says.into(), fix: None, details: Value::Null }
     }
 
-    fn with(self, details: Value) -> Self {
+    pub(super) fn with(self, details: Value) -> Self {
         Self { details, ..self }
     }
 
-    fn of(self, interface: &str) -> Self {
+    pub(super) fn of(self, interface: &str) -> Self {
         Self { of: Some(interface.to_owned()), ..self }
     }
 
-    fn not(self, state: State, fix: impl Into<String>) -> Self {
+    pub(super) fn not(self, state: State, fix: impl Into<String>) -> Self {
         Self { state, fix: Some(fix.into()), ..self }
     }
 }

@@ -1,9 +1,11 @@
-//! `uiw doctor`: what would run on this machine, and what to do for the rest. It changes nothing.
+//! `uiw doctor`: what would run on this machine, and what to do for the rest, and whether a peer can be reached. It changes nothing.
 
 mod checks;
+mod startup;
 
-use crate::args::bytes;
+use crate::args::{ConnArgs, DEFAULT_PORT, bytes, resolve};
 use crate::fail::{Exit, Failure, Result};
+use crate::open::Opener;
 use crate::text;
 use crate::wan::{rate, time};
 use checks::{Check, State};
@@ -15,14 +17,20 @@ pub(crate) const HELP: &str = "\
 Each line is a check: `ok`, `limited` (it runs, but not as well as it could) or `no`, with what to do. Nothing is changed: no program is
 attached, no limit raised. Run it in the network namespace that is meant.
 
+With HOST a connection to an iWARP listener there is set up, as the options have it, and closed: a start-up that fails is reported with the kind of
+peer that is suspected and the option to try (docs/nics.md).
+
 Exit codes:
-  0  what --need names would run
-  1  something that --need names would not run
+  0  what --need names would run, and HOST was reached
+  1  something that --need names would not run, or HOST was not reached
   2  the command line is wrong";
 
 /// Options of `uiw doctor`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
+    /// An iWARP listener to be reached
+    #[arg(value_name = "HOST[:PORT]")]
+    host: Option<String>,
     /// Bytes on their way at once (bandwidth-delay product), such as 4M, that buffers should hold
     #[arg(long, value_name = "BYTES", value_parser = bytes, conflicts_with_all = ["rate", "rtt"])]
     bdp: Option<u32>,
@@ -38,6 +46,15 @@ pub(crate) struct Args {
     /// One JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    conn: ConnArgs,
+}
+
+impl Args {
+    /// Whether it makes a connection.
+    pub(crate) fn connects(&self) -> bool {
+        self.host.is_some()
+    }
 }
 
 /// A stack.
@@ -62,12 +79,16 @@ impl Need {
 }
 
 /// Runs `uiw doctor`.
-pub(crate) fn run(args: &Args) -> Result<()> {
+pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let bdp = match args.bdp {
         Some(bytes) => u64::from(bytes),
         None => (args.rtt.as_secs_f64() * args.rate as f64 / 8.0).ceil() as u64,
     };
-    let found = checks::all(bdp);
+    let mut found = checks::all(bdp);
+    if let Some(host) = &args.host {
+        let peer = resolve(host, DEFAULT_PORT)?;
+        found.push(startup::check(opener, peer, &args.conn.peer_options().options()));
+    }
     if args.json {
         let as_json = |check: &Check| {
             json!({ "check": check.name, "of": check.of, "state": check.state.word(), "says": check.says,
@@ -85,10 +106,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             }
         }
     }
-    for need in &args.need {
-        if let Some(check) =
-            found.iter().find(|c| c.name == need.check() && c.of.is_none() && c.state == State::No)
-        {
+    let names = args.need.iter().map(|need| need.check()).chain([startup::NAME]);
+    for name in names {
+        let is_it = |check: &&Check| check.name == name && check.state == State::No;
+        if let Some(check) = found.iter().find(|c| is_it(c) && (c.of.is_none() || name == startup::NAME)) {
             let fix = check.fix.clone().unwrap_or_else(|| "see `uiw doctor` for more".to_owned());
             return Err(Failure::new(Exit::Failed, check.name, &check.says, fix));
         }

@@ -1,55 +1,47 @@
-//! The classic pcap format (draft-ietf-opsawg-pcap).
-//!
-//! ```text
-//! file:    magic 4, major 2, minor 2, reserved 8, snapshot length 4, link type 4 (low 16 bits)
-//! record:  seconds 4, micro- or nanoseconds 4, captured length 4, original length 4, bytes
-//! ```
+//! The classic pcap format (draft-ietf-opsawg-pcap), with micro- or nanoseconds, and the "modified" format of Alexey Kuznetsov's patch to libpcap.
 
 use std::io::Read;
 
-use super::{Error, LinkType, MAX_RECORD, Order, Packet, Source};
+use pcap_parser::{
+    LegacyPcapBlock, PcapHeader, parse_pcap_frame, parse_pcap_frame_be, parse_pcap_frame_modified,
+    parse_pcap_header,
+};
 
-const RECORD_HEADER: usize = 16;
+use super::{Error, LinkType, MAGIC_LEN, Packet, Parsed, Source};
 
 /// What the file header says.
 #[derive(Debug)]
 pub(super) struct Header {
-    order: Order,
-    nanoseconds_per_unit: u64,
-    link: LinkType,
+    header: PcapHeader,
 }
 
 impl Header {
-    /// The rest of the file header, after its magic number.
-    pub(super) fn read<R: Read>(magic: [u8; 4], source: &mut Source<R>) -> Result<Self, Error> {
-        let (order, nanoseconds_per_unit) = match u32::from_be_bytes(magic) {
-            0xa1b2_c3d4 => (Order::Big, 1000),
-            0xd4c3_b2a1 => (Order::Little, 1000),
-            0xa1b2_3c4d => (Order::Big, 1),
-            0x4d3c_b2a1 => (Order::Little, 1),
-            _ => return Err(Error::NotACapture(magic.to_vec())),
-        };
-        let mut rest = [0; 20];
-        source.exact(&mut rest, "file header")?;
-        // The upper 16 bits describe a frame check sequence behind each packet; IP's length cuts it off.
-        let link = order.u32_at(&rest, 16).unwrap_or_default() & 0xffff;
-        Ok(Self { order, nanoseconds_per_unit, link: LinkType(link) })
+    pub(super) fn read<R: Read>(source: &mut Source<R>) -> Result<Self, Error> {
+        let magic = source.bytes()[..MAGIC_LEN].to_vec();
+        match source.next("file header", parse_pcap_header) {
+            Ok(Some(header)) => Ok(Self { header }),
+            Ok(None) | Err(Error::Malformed { .. }) => Err(Error::NotACapture(magic)),
+            Err(error) => Err(error),
+        }
     }
 
-    pub(super) fn next<R: Read>(&mut self, source: &mut Source<R>) -> Result<Option<Packet>, Error> {
-        let offset = source.offset;
-        let mut header = [0; RECORD_HEADER];
-        if !source.exact_or_end(&mut header, "packet header")? {
-            return Ok(None);
-        }
-        let field = |at| self.order.u32_at(&header, at).unwrap_or_default();
-        let (seconds, fraction, captured) = (field(0), field(4), field(8));
-        let length = captured as usize;
-        if length > MAX_RECORD {
-            return Err(Error::Length { offset, what: "packet", length: captured.into() });
-        }
-        let bytes = source.bytes(length, offset, "packet")?;
-        let time = u64::from(seconds) * 1_000_000_000 + u64::from(fraction) * self.nanoseconds_per_unit;
-        Ok(Some(Packet { number: 0, time: Some(time), link: self.link, bytes }))
+    pub(super) fn next<R: Read>(&self, source: &mut Source<R>) -> Result<Option<Packet>, Error> {
+        let parse = match (self.header.is_modified_format(), self.header.is_bigendian()) {
+            (true, _) => parse_pcap_frame_modified,
+            (false, true) => parse_pcap_frame_be,
+            (false, false) => parse_pcap_frame,
+        };
+        source.next("packet", |bytes| -> Parsed<'_, Packet> {
+            parse(bytes).map(|(rest, record)| (rest, self.packet(&record)))
+        })
+    }
+
+    fn packet(&self, record: &LegacyPcapBlock<'_>) -> Packet {
+        let nanoseconds_per_unit = if self.header.is_nanosecond_precision() { 1 } else { 1000 };
+        let time =
+            u64::from(record.ts_sec) * 1_000_000_000 + u64::from(record.ts_usec) * nanoseconds_per_unit;
+        // The upper 16 bits describe a frame check sequence behind each packet; IP's length cuts it off.
+        let link = LinkType(self.header.network.0.cast_unsigned() & 0xffff);
+        Packet { number: 0, time: Some(time), link, bytes: record.data.to_vec() }
     }
 }

@@ -1,4 +1,4 @@
-//! Packet captures: the classic pcap format and pcapng, either byte order, read as a stream.
+//! Packet captures: the classic pcap format and pcapng, either byte order, read as a stream and parsed by `pcap_parser`.
 //!
 //! Any bytes may be given: what is not a capture is an [`Error`], never a panic, and memory stays bounded by
 //! [`MAX_RECORD`].
@@ -7,6 +7,8 @@ mod classic;
 mod ng;
 
 use std::io::{self, Read};
+
+use pcap_parser::nom;
 
 /// The longest record that is believed, in bytes. Captures hold packets of up to 256 KiB.
 pub const MAX_RECORD: usize = 16 << 20;
@@ -81,13 +83,13 @@ pub enum Error {
         /// The length it announces.
         length: u64,
     },
-    /// A pcapng section with an unknown byte-order magic.
-    #[error("the section header at byte {offset} has the unknown byte-order magic {magic:#010x}")]
-    ByteOrder {
-        /// Where the block begins, in bytes from the start of the file.
+    /// Bytes that are no such record.
+    #[error("the {what} at byte {offset} cannot be read")]
+    Malformed {
+        /// Where it begins, in bytes from the start of the file.
         offset: u64,
-        /// The magic as it stands there, read as a big-endian number.
-        magic: u32,
+        /// What it is.
+        what: &'static str,
     },
     /// A packet of an interface that the capture does not describe.
     #[error(
@@ -121,18 +123,18 @@ impl<R: Read> Reader<R> {
     /// # Errors
     /// Nothing that can be read as a capture: not one, compressed, or too short.
     pub fn new(read: R) -> Result<Self, Error> {
-        let mut source = Source { read, offset: 0 };
-        let mut magic = [0; 4];
-        source.exact(&mut magic, "file header").map_err(|error| match error {
-            Error::Truncated { .. } => Error::NotACapture(Vec::new()),
-            error => error,
-        })?;
-        let format = match magic {
+        let mut source = Source { read, buffer: Vec::new(), taken: 0, offset: 0 };
+        while source.bytes().len() < MAGIC_LEN {
+            if !source.fill()? {
+                return Err(Error::NotACapture(Vec::new()));
+            }
+        }
+        let format = match source.bytes() {
             [0x1f, 0x8b, ..] => return Err(Error::Compressed("gzip")),
-            [0x28, 0xb5, 0x2f, 0xfd] => return Err(Error::Compressed("zstd")),
-            [0x04, 0x22, 0x4d, 0x18] => return Err(Error::Compressed("lz4")),
-            ng::SECTION_HEADER => Format::Ng(ng::Section::read_first(&mut source)?),
-            magic => Format::Classic(classic::Header::read(magic, &mut source)?),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => return Err(Error::Compressed("zstd")),
+            [0x04, 0x22, 0x4d, 0x18, ..] => return Err(Error::Compressed("lz4")),
+            bytes if bytes.starts_with(&ng::SECTION_HEADER) => Format::Ng(ng::Section::default()),
+            _ => Format::Classic(classic::Header::read(&mut source)?),
         };
         Ok(Self { source, format, packets: 0 })
     }
@@ -153,83 +155,80 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// The file, with the position for error messages.
+/// Bytes that distinguish formats.
+const MAGIC_LEN: usize = 4;
+/// Bytes that are read at a time.
+const READ: usize = 64 << 10;
+
+/// The file, of which the front is in memory, with the position for error messages.
 #[derive(Debug)]
 struct Source<R> {
     read: R,
+    buffer: Vec<u8>,
+    /// Bytes of the buffer that were parsed.
+    taken: usize,
     offset: u64,
 }
 
 impl<R: Read> Source<R> {
-    /// Fills `to`, or says that the file ended in `what`.
-    fn exact(&mut self, to: &mut [u8], what: &'static str) -> Result<(), Error> {
-        if self.exact_or_end(to, what)? {
-            Ok(())
-        } else {
-            Err(Error::Truncated { offset: self.offset, what })
-        }
+    fn bytes(&self) -> &[u8] {
+        &self.buffer[self.taken..]
     }
 
-    /// As [`Self::exact`], with `false` when the file ends just here.
-    fn exact_or_end(&mut self, to: &mut [u8], what: &'static str) -> Result<bool, Error> {
-        let offset = self.offset;
-        let mut filled = 0;
-        while let Some(rest) = to.get_mut(filled..)
-            && !rest.is_empty()
-        {
-            match self.read.read(rest) {
-                Ok(0) if filled == 0 => return Ok(false),
-                Ok(0) => return Err(Error::Truncated { offset, what }),
-                Ok(n) => filled += n,
+    /// Reads more, as much as there is now. `false` at the end of the file.
+    fn fill(&mut self) -> Result<bool, Error> {
+        self.buffer.drain(..std::mem::take(&mut self.taken));
+        let have = self.buffer.len();
+        self.buffer.resize(have + READ, 0);
+        let got = loop {
+            match self.read.read(&mut self.buffer[have..]) {
+                Ok(got) => break got,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error.into()),
             }
-        }
-        self.offset += filled as u64;
-        Ok(true)
+        };
+        self.buffer.truncate(have + got);
+        Ok(got > 0)
     }
 
-    /// `length` bytes. What a damaged length announces is not allocated before it was read.
-    fn bytes(&mut self, length: usize, offset: u64, what: &'static str) -> Result<Vec<u8>, Error> {
-        let mut bytes = Vec::with_capacity(length.min(1 << 16));
-        (&mut self.read).take(length as u64).read_to_end(&mut bytes)?;
-        self.offset += bytes.len() as u64;
-        if bytes.len() == length { Ok(bytes) } else { Err(Error::Truncated { offset, what }) }
+    /// What `parse` makes of the next record, as `take` sees it; `None` when the file ends in front of it.
+    fn next<T>(
+        &mut self,
+        what: &'static str,
+        parse: impl Fn(&[u8]) -> Parsed<'_, T>,
+    ) -> Result<Option<T>, Error> {
+        loop {
+            let offset = self.offset;
+            let bytes = self.bytes();
+            match parse(bytes) {
+                Ok((rest, record)) => {
+                    let length = bytes.len() - rest.len();
+                    self.taken += length;
+                    self.offset += length as u64;
+                    return Ok(Some(record));
+                }
+                Err(nom::Err::Incomplete(needed)) => {
+                    let more = match needed {
+                        nom::Needed::Size(more) => more.get(),
+                        nom::Needed::Unknown => 1,
+                    };
+                    let length = bytes.len().saturating_add(more);
+                    if length > MAX_RECORD {
+                        return Err(Error::Length { offset, what, length: length as u64 });
+                    }
+                    let is_empty = bytes.is_empty();
+                    if !self.fill()? {
+                        return if is_empty { Ok(None) } else { Err(Error::Truncated { offset, what }) };
+                    }
+                }
+                Err(_) => return Err(Error::Malformed { offset, what }),
+            }
+        }
     }
 }
 
-/// Numbers in the byte order of the host that captured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
-    Big,
-    Little,
-}
-
-impl Order {
-    fn u16(self, bytes: [u8; 2]) -> u16 {
-        match self {
-            Self::Big => u16::from_be_bytes(bytes),
-            Self::Little => u16::from_le_bytes(bytes),
-        }
-    }
-
-    fn u32(self, bytes: [u8; 4]) -> u32 {
-        match self {
-            Self::Big => u32::from_be_bytes(bytes),
-            Self::Little => u32::from_le_bytes(bytes),
-        }
-    }
-
-    /// The number at `at`; `None` when the bytes end before it does.
-    fn u32_at(self, bytes: &[u8], at: usize) -> Option<u32> {
-        bytes.get(at..)?.first_chunk().map(|bytes| self.u32(*bytes))
-    }
-
-    /// The number at `at`; `None` when the bytes end before it does.
-    fn u16_at(self, bytes: &[u8], at: usize) -> Option<u16> {
-        bytes.get(at..)?.first_chunk().map(|bytes| self.u16(*bytes))
-    }
-}
+/// The rest of the input and a record of the front.
+type Parsed<'a, T> = nom::IResult<&'a [u8], T, pcap_parser::PcapError<&'a [u8]>>;
 
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,13 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// The byte order of the host that captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    Big,
+    Little,
+}
+
 fn packets(file: &[u8]) -> Result<Vec<Packet>, Error> {
     let mut reader = Reader::new(file)?;
     let mut packets = Vec::new();
@@ -71,6 +78,16 @@ fn classic_in_all_four_forms() {
             assert_eq!(packets, [Packet { number: 1, time, link: LinkType::ETHERNET, bytes }]);
         }
     }
+}
+
+#[test]
+fn classic_in_the_modified_form() {
+    let mut file = classic(Order::Little, 0xa1b2_cd34, b"abc");
+    // Interface 2, protocol 8, packet type 4.
+    file.splice(40..40, [2, 0, 0, 0, 0, 8, 4, 0]);
+    let packets = packets(&file).unwrap();
+    let (time, bytes) = (Some(7_000_005_000), b"abc".to_vec());
+    assert_eq!(packets, [Packet { number: 1, time, link: LinkType::ETHERNET, bytes }]);
 }
 
 #[test]

@@ -172,7 +172,7 @@ fn summary(args: &Args, peer: SocketAddr, mut times: Vec<Duration>) {
     if args.json {
         text::json(&json!({
             "type": "summary", "peer": peer.to_string(), "op": op, "bytes": args.size, "rounds": times.len(),
-            "verified": true, "crc": args.conn.crc.is_on(),
+            "verified": true, "crc": args.conn.peer_options().crc,
             "us": {"min": min, "avg": avg, "p50": p50, "p99": p99, "max": max},
         }));
         return;

@@ -5,6 +5,7 @@ mod bytes;
 mod end;
 mod orders;
 mod passive;
+mod raw;
 mod talk;
 
 use crate::args::{ConnArgs, bytes as parse_bytes, resolve, seconds};
@@ -17,7 +18,8 @@ use serde_json::json;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use talk::{MAX_SGES, Order, Orders};
-use uiw_verbs::{CapabilityExchange, ConnOptions, Revision, RtrKinds};
+use uiw_verbs::ConnOptions;
+use uiw_verbs::cm::ConnInfo;
 
 /// The partner's port.
 const PORT: u16 = 7471;
@@ -78,14 +80,19 @@ pub(crate) struct Args {
     /// Private data as text; the partner rejects what begins with `reject`
     #[arg(long, value_name = "TEXT", conflicts_with = "private_data")]
     private_text: Option<String>,
+    /// Single requests with any peer, one after the other: `send:BYTES`, `write:STAG:TO:BYTES`, `read:STAG:TO:BYTES`, `recv`. Byte n of what
+    /// is sent is n modulo 256; STag and TO of 1 MiB for the peer are printed
+    #[arg(long, value_name = "REQUEST", num_args = 1.., conflicts_with_all = ["orders", "rping", "refused"])]
+    raw: Vec<raw::Raw>,
     /// Post an operation that the peer lacks, and see it refused here: sendimm, writeimm, fetchadd or cmpswap
     #[arg(long, value_name = "OP", conflicts_with = "rping")]
     refused: Option<Refused>,
     /// One JSON object a line
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    startup: StartupArgs,
+    /// Time for setting up
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
+    timeout: f64,
     #[command(flatten)]
     conn: ConnArgs,
 }
@@ -103,58 +110,9 @@ enum Refused {
     Cmpswap,
 }
 
-/// How a connection is set up.
-#[derive(Clone, Debug, clap::Args)]
-struct StartupArgs {
-    /// MPA revision: 1 or 2
-    #[arg(long, value_name = "1|2", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=2))]
-    revision: u8,
-    /// Never fall back to revision 1
-    #[arg(long)]
-    no_fallback: bool,
-    /// RTR messages offered: write, read, send, separated by commas
-    #[arg(long, value_name = "KINDS", default_value = "write,read,send", value_parser = rtr_kinds)]
-    rtr: RtrKinds,
-    /// Without the peer-to-peer model
-    #[arg(long)]
-    no_peer_to_peer: bool,
-    /// Without the capability exchange: treat the other end as a foreign peer
-    #[arg(long)]
-    no_capability_exchange: bool,
-    /// Time for setting up
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = seconds)]
-    timeout: f64,
-}
-
-fn rtr_kinds(text: &str) -> std::result::Result<RtrKinds, String> {
-    let mut kinds = RtrKinds::NONE;
-    for word in text.split(',') {
-        match word {
-            "write" => kinds.write = true,
-            "read" => kinds.read = true,
-            "send" => kinds.send = true,
-            _ => return Err("expected write, read, send, separated by commas".to_owned()),
-        }
-    }
-    Ok(kinds)
-}
-
 impl Args {
     fn options(&self) -> ConnOptions {
-        let startup = &self.startup;
-        self.conn
-            .peer_options()
-            .options()
-            .revision(if startup.revision == 1 { Revision::One } else { Revision::Two })
-            .fallback(!startup.no_fallback)
-            .rtr(startup.rtr)
-            .peer_to_peer(!startup.no_peer_to_peer)
-            .capabilities(if startup.no_capability_exchange {
-                CapabilityExchange::Off
-            } else {
-                CapabilityExchange::On
-            })
-            .startup_timeout(Duration::from_secs_f64(startup.timeout))
+        self.conn.peer_options().options().startup_timeout(Duration::from_secs_f64(self.timeout))
     }
 
     fn private_data(&self) -> Vec<u8> {
@@ -186,6 +144,9 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         return crate::ping::rping_sizes(opener, peer, &args.options(), args.json);
     }
     let peer = resolve(host, PORT)?;
+    if !args.raw.is_empty() {
+        return raw::Session::new(&opener.device()?, args)?.connect(peer);
+    }
     for number in 0..args.connections {
         let begun = Instant::now();
         connection(opener, peer, args)?;
@@ -205,7 +166,7 @@ fn connection(opener: &Opener, peer: SocketAddr, args: &Args) -> Result<()> {
     let private_data = args.private_data();
     let begun = Instant::now();
     let mut end = End::connect(half, peer, &args.options(), &private_data)?;
-    say_established(&end, begun.elapsed(), args.json);
+    say_established(&end.link.info, begun.elapsed(), args.json);
     if !end.link.info.private_data.starts_with(&private_data) {
         return Err(Failure::differs(peer, "private data did not come back"));
     }
@@ -267,8 +228,7 @@ fn ended(end: &mut End, order: Order, json: bool) -> Result<()> {
     Ok(())
 }
 
-fn say_established(end: &End, took: Duration, json: bool) {
-    let info = &end.link.info;
+fn say_established(info: &ConnInfo, took: Duration, json: bool) {
     let negotiated = info.negotiated;
     let ms = took.as_secs_f64() * 1e3;
     let details = json!({

@@ -26,6 +26,11 @@ pub(super) fn serve(opener: &Opener, address: SocketAddr, args: &Args) -> Result
     let mut outcome = Ok(());
     while stop.sleep_on(channel.fd()?) {
         match channel.try_pop().map(|event| event.kind) {
+            Some(CmEventKind::ConnectRequest(request)) if !args.raw.is_empty() => {
+                // One connection, whose failure is the command's.
+                outcome = super::raw::Session::new(&device, args)?.accept(request, Until::stop(&stop));
+                break;
+            }
             Some(CmEventKind::ConnectRequest(request)) => {
                 let (device, options, stop) = (device.clone(), Arc::clone(&options), Arc::clone(&stop));
                 let how = (args.json, args.refused);

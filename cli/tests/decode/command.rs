@@ -1,11 +1,15 @@
 //! The program itself: what it prints where, and its exit code.
 
-use std::path::Path;
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+fn data(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../interop/data").join(file)
+}
 
 fn uiw(args: &[&str]) -> Output {
-    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../interop/data");
-    Command::new(env!("CARGO_BIN_EXE_uiw")).arg("decode").args(args).current_dir(data).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_uiw")).arg("decode").args(args).current_dir(data("")).output().unwrap()
 }
 
 fn stdout(output: &Output) -> String {
@@ -58,4 +62,160 @@ fn no_iwarp_is_1_and_no_capture_is_2() {
     assert!(error.starts_with("error: expected.tsv: not a packet capture"), "{error}");
     assert_eq!(error.lines().filter(|line| line.starts_with("hint: ")).count(), 1, "{error}");
     assert_eq!(uiw(&["--no-such-option"]).status.code(), Some(2));
+}
+
+/// What the packets of a whole capture find, one line a finding.
+fn findings(text: &str) -> Vec<&str> {
+    text.lines().filter(|line| line.contains("] ")).collect()
+}
+
+#[test]
+fn standard_input_is_decoded_while_it_is_read() {
+    let bytes = std::fs::read(data("siw/tool-send.pcap")).unwrap();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_uiw"))
+        .args(["decode", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    // All but the end of the last packet: what is complete is printed although nothing follows.
+    input.write_all(&bytes[..bytes.len() - 10]).unwrap();
+    input.flush().unwrap();
+    let mut first = String::new();
+    output.read_line(&mut first).unwrap();
+    assert!(first.contains("MPA Request"), "{first}");
+    input.write_all(&bytes[bytes.len() - 10..]).unwrap();
+    drop(input);
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(first + &rest, stdout(&uiw(&["siw/tool-send.pcap"])));
+}
+
+#[test]
+fn rotated_files_are_one_capture_in_any_order() {
+    let bytes = std::fs::read(data("siw/rping-crc-on.pcap")).unwrap();
+    let (header, mut rest) = bytes.split_at(24);
+    let mut packets = Vec::new();
+    while let Some(length) = rest.get(8..12) {
+        let length = 16 + u32::from_le_bytes(length.try_into().unwrap()) as usize;
+        packets.push(&rest[..length]);
+        rest = &rest[length..];
+    }
+    let folder = std::env::temp_dir().join(format!("uiw-rotated-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let names: Vec<_> = packets
+        .chunks(9)
+        .enumerate()
+        .map(|(n, some)| {
+            let name = folder.join(format!("capture{n}"));
+            std::fs::write(&name, [header, &some.concat()].concat()).unwrap();
+            name.into_os_string().into_string().unwrap()
+        })
+        .collect();
+    assert!(names.len() > 3);
+    let mut args: Vec<&str> = names.iter().map(String::as_str).collect();
+    args.reverse();
+    let output = uiw(&args);
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(stdout(&output), stdout(&uiw(&["siw/rping-crc-on.pcap"])));
+}
+
+#[test]
+fn a_connection_is_selected_by_number_port_or_address() {
+    let all = stdout(&uiw(&["vectors/vectors.pcap"]));
+    let third: Vec<_> = findings(&all).into_iter().filter(|line| line.contains(" [3] ")).collect();
+    assert!(third.len() > 3);
+    let one = uiw(&["vectors/vectors.pcap", "--connection", "3"]);
+    let without_times = |lines: &[&str]| lines.iter().map(|line| line[11..].to_owned()).collect::<Vec<_>>();
+    assert_eq!(without_times(&findings(&stdout(&one))), without_times(&third));
+    assert!(stdout(&one).contains(" 1 iWARP connection(s)"), "{}", stdout(&one));
+    let end = third[0].split(" > ").next().unwrap().rsplit(' ').next().unwrap();
+    let by_end = uiw(&["vectors/vectors.pcap", "--connection", end]);
+    assert_eq!(stdout(&by_end), stdout(&one));
+    let none = uiw(&["vectors/vectors.pcap", "--connection", ":9"]);
+    assert_eq!((findings(&stdout(&none)).len(), none.status.code()), (0, Some(1)));
+    assert_eq!(uiw(&["vectors/vectors.pcap", "--connection", "host"]).status.code(), Some(2));
+}
+
+#[test]
+fn statistics_of_a_capture() {
+    let json = stdout(&uiw(&["--statistics", "--json", "siw/rping-4k-crc-on.pcap"]));
+    let lines: Vec<serde_json::Value> =
+        json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |kind: &str, operation: &str| {
+        let is_it = |line: &&serde_json::Value| line["type"] == kind && line["operation"] == operation;
+        lines.iter().filter(is_it).cloned().collect::<Vec<_>>()
+    };
+    let whole = stdout(&uiw(&["--json", "siw/rping-4k-crc-on.pcap"]));
+    let messages: Vec<serde_json::Value> = whole
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .filter(|line: &serde_json::Value| line["type"] == "message" && line["name"] == "RDMA Read Response")
+        .collect();
+    let responses = of("messages", "RDMA Read Response");
+    assert_eq!(responses.len(), 1);
+    assert_eq!(responses[0]["messages"], messages.len());
+    let bytes: u64 = messages.iter().map(|message| message["length"].as_u64().unwrap()).sum();
+    assert_eq!((&responses[0]["bytes"], &responses[0]["most"]), (&bytes.into(), &4000.into()));
+    // A latency is between the packet of the request and that of the answer's end.
+    let latency = of("latency", "RDMA Read");
+    assert_eq!(latency[0]["answers"], messages.len());
+    let least = latency[0]["least_us"].as_f64().unwrap();
+    assert!(0.0 < least && least <= latency[0]["median_us"].as_f64().unwrap());
+    assert_eq!(lines.iter().filter(|line| line["type"] == "direction").count(), 2);
+    let text = stdout(&uiw(&["--statistics", "siw/rping-4k-crc-on.pcap"]));
+    assert!(
+        text.contains("RDMA Read to its answer: ") && text.contains("0 segments (0 bytes) sent again"),
+        "{text}"
+    );
+    assert!(!text.contains("FPDU at"), "{text}");
+}
+
+#[test]
+fn retransmissions_are_counted() {
+    let bytes = std::fs::read(data("siw/tool-send.pcap")).unwrap();
+    // The longest packet once more, at the end.
+    let (mut at, mut longest) = (24, 0..0);
+    while let Some(length) = bytes.get(at + 8..at + 12) {
+        let end = at + 16 + u32::from_le_bytes(length.try_into().unwrap()) as usize;
+        if end - at > longest.len() {
+            longest = at..end;
+        }
+        at = end;
+    }
+    // Before the FINs: twice in a row.
+    let again = [&bytes[..longest.end], &bytes[longest.start..]].concat();
+    let file = std::env::temp_dir().join(format!("uiw-again-{}.pcap", std::process::id()));
+    std::fs::write(&file, again).unwrap();
+    let json = stdout(&uiw(&["--statistics", "--json", file.to_str().unwrap()]));
+    std::fs::remove_file(&file).unwrap();
+    let lines = json.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let directions: Vec<_> = lines.filter(|line| line["type"] == "direction").collect();
+    let sum = |field: &str| directions.iter().map(|line| line[field].as_u64().unwrap()).sum::<u64>();
+    assert_eq!((sum("retransmissions"), sum("repeated_bytes")), (1, longest.len() as u64 - 16 - 66));
+}
+
+#[test]
+fn numbers_of_64_bits_are_strings_and_start_up_frames_are_whole() {
+    let json = stdout(&uiw(&["--json", "vectors/vectors.pcap"]));
+    let lines: Vec<serde_json::Value> =
+        json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let tagged: Vec<_> = lines.iter().filter(|line| line["tagged"] == true).collect();
+    assert!(!tagged.is_empty());
+    for fpdu in tagged {
+        assert!(fpdu["tagged_offset"].as_str().unwrap().starts_with("0x"), "{fpdu}");
+    }
+    let frames: Vec<_> = lines.iter().filter(|line| line["type"] == "startup").collect();
+    let enhanced = frames.iter().filter(|frame| frame["enhanced"] == true);
+    for frame in enhanced {
+        for flag in ["peer_to_peer", "rtr_send", "rtr_write", "rtr_read"] {
+            assert!(frame[flag].is_boolean(), "{frame}");
+        }
+        assert!(frame["reserved"].is_u64(), "{frame}");
+    }
+    assert!(frames.iter().any(|frame| frame["enhanced"] == false && frame["peer_to_peer"].is_null()));
 }

@@ -306,3 +306,24 @@ fn terminates() {
     terminate(&[0x11, 0x00, 0x40, 0, 0]).departs("D without a Terminated DDP Header");
     terminate(&[0x20]).departs("Terminate of 1 bytes");
 }
+
+/// siw refuses a Reply with a Terminate whose CRC is 0 while CRCs are on; another FPDU with such a CRC is not read.
+#[test]
+fn the_reason_of_siws_refusal_is_read_although_its_crc_is_0() {
+    let without_crc = |ulpdu: &[u8]| {
+        let mut bytes = fpdu(ulpdu);
+        let end = bytes.len();
+        bytes[end - 4..].fill(0);
+        bytes
+    };
+    // Layer 2, type 0, code 7, with the nibbles swapped.
+    let refusal = untagged([0x41, 0x47], 0, [2, 1, 0], &[0x02, 7, 0, 0]);
+    let records = Talk::started(true).raw(CLIENT, &without_crc(&refusal)).records();
+    let messages = of_type(&records, "message");
+    assert_eq!(messages.len(), 1, "{records:#?}");
+    let details = messages[0]["details"].as_str().unwrap();
+    assert!(details.contains("(if siw sent it: ") && details.contains("RTR"), "{details}");
+    assert_eq!(of_type(&records, "fpdu")[0]["crc"], "bad");
+    let records = Talk::started(true).raw(CLIENT, &without_crc(&send(1, b"data"))).records();
+    assert!(of_type(&records, "message").is_empty());
+}

@@ -3,5 +3,6 @@
 mod command;
 mod departures;
 mod garbage;
+mod imperfect;
 mod packets;
 mod transport;

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use uiw_cli::decode::{self, Summary};
+use uiw_cli::pcap::{LinkType, Packet, Reader};
 
 pub(crate) const SYN: u8 = 0x02;
 pub(crate) const FIN: u8 = 0x01;
@@ -32,10 +33,17 @@ pub(crate) enum Link {
     Sll2,
     Null,
     Loop,
+    Mpls,
+    MplsEthernet,
+    Vxlan,
+    Geneve,
+    Gre,
+    GreEthernet,
+    IpInIp,
 }
 
 impl Link {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 16] = [
         Self::Ethernet,
         Self::Vlan,
         Self::TwoVlans,
@@ -45,6 +53,13 @@ impl Link {
         Self::Sll2,
         Self::Null,
         Self::Loop,
+        Self::Mpls,
+        Self::MplsEthernet,
+        Self::Vxlan,
+        Self::Geneve,
+        Self::Gre,
+        Self::GreEthernet,
+        Self::IpInIp,
     ];
 
     pub(crate) fn number(self) -> u32 {
@@ -55,6 +70,37 @@ impl Link {
             Self::Sll2 => 276,
             Self::Null => 0,
             Self::Loop => 108,
+            _ => 1,
+        }
+    }
+
+    /// The tunnel around an IP packet: what is in front of it.
+    fn tunnel(self, inner: usize) -> Vec<u8> {
+        let macs = [0x02; 12];
+        let ethernet = [&macs[..], &[8, 0]].concat();
+        let outer = |protocol: u8, header: Vec<u8>| {
+            let length = u16::try_from(20 + header.len() + inner).unwrap().to_be_bytes();
+            let ip =
+                [&[0x45, 0][..], &length, &[0, 1, 0x40, 0, 64, protocol, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2]]
+                    .concat();
+            [&ethernet[..], &ip, &header].concat()
+        };
+        let udp = |port: u16, header: Vec<u8>| {
+            let length = u16::try_from(8 + header.len() + inner).unwrap();
+            let ports = [50_000u16, port, length, 0].map(u16::to_be_bytes).concat();
+            outer(17, [ports, header].concat())
+        };
+        // Two labels, the second one the bottom of the stack.
+        let labels = [0, 1, 0x40, 64, 0, 2, 0x41, 64];
+        match self {
+            Self::Mpls => [&macs[..], &[0x88, 0x47], &labels].concat(),
+            Self::MplsEthernet => [&macs[..], &[0x88, 0x47], &labels, &[0; 4], &ethernet].concat(),
+            Self::Vxlan => udp(4789, [&[8, 0, 0, 0, 0, 0, 7, 0][..], &ethernet].concat()),
+            Self::Geneve => udp(6081, [&[1, 0, 0x65, 0x58, 0, 0, 7, 0, 1, 2, 3, 0][..], &ethernet].concat()),
+            Self::Gre => outer(47, vec![0xb0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 1]),
+            Self::GreEthernet => outer(47, [&[0x20, 0, 0x65, 0x58, 0, 0, 7, 0][..], &ethernet].concat()),
+            Self::IpInIp => outer(4, Vec::new()),
+            _ => Vec::new(),
         }
     }
 
@@ -69,6 +115,7 @@ impl Link {
             Self::Sll2 => [&[8, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 6][..], &[2; 6], &[0, 0]].concat(),
             Self::Null => vec![2, 0, 0, 0],
             Self::Loop => vec![0, 0, 0, 2],
+            _ => Vec::new(),
         }
     }
 }
@@ -103,7 +150,8 @@ pub(crate) fn packet(segment: &Segment, link: Link) -> Vec<u8> {
         packet.extend(segment.to.0);
     }
     packet.extend(tcp);
-    packet
+    let tunnel = link.tunnel(packet.len());
+    [tunnel, packet].concat()
 }
 
 /// A classic capture of these packets, one a millisecond.
@@ -122,15 +170,13 @@ pub(crate) fn capture_of(segments: &[Segment], link: Link) -> Vec<u8> {
     capture(link.number(), segments.iter().map(|segment| packet(segment, link)))
 }
 
-/// The segments of a capture in `interop/data`: little-endian pcap, Ethernet, IPv4.
+/// The segments of a capture in `interop/data`: Ethernet or IP packets, IPv4.
 pub(crate) fn segments_of(file: &str) -> Vec<Segment> {
     let bytes = file_of(file);
-    let mut rest = &bytes[24..];
+    let mut reader = Reader::new(bytes.as_slice()).unwrap();
     let mut segments = Vec::new();
-    while let Some((header, behind)) = rest.split_first_chunk::<16>() {
-        let length = u32::from_le_bytes(header[8..12].try_into().unwrap()) as usize;
-        segments.extend(segment_of(&behind[..length]));
-        rest = &behind[length..];
+    while let Some(packet) = reader.next_packet().unwrap() {
+        segments.extend(segment_of(&packet));
     }
     segments
 }
@@ -140,8 +186,12 @@ pub(crate) fn file_of(file: &str) -> Vec<u8> {
     std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn segment_of(packet: &[u8]) -> Option<Segment> {
-    let ip = packet.get(14..).filter(|_| packet[12..14] == [8, 0])?;
+fn segment_of(packet: &Packet) -> Option<Segment> {
+    let bytes = packet.bytes.as_slice();
+    let ip = match packet.link {
+        LinkType::ETHERNET => bytes.get(14..).filter(|_| bytes[12..14] == [8, 0])?,
+        _ => bytes,
+    };
     let length = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
     let tcp = ip.get(usize::from(ip[0] & 15) * 4..length).filter(|_| ip[9] == 6)?;
     let word = |at: usize| u32::from_be_bytes(tcp[at..at + 4].try_into().unwrap());

@@ -119,15 +119,15 @@ fn without_the_request_the_replys_word_is_taken() {
     assert!(!summary.followed());
 }
 
+/// One direction alone: its FPDUs are decoded, and that the other one is missing is said.
 #[test]
-fn without_the_reply_nothing_can_be_decoded() {
+fn without_the_other_direction_the_requests_word_is_taken() {
     let segments = segments_of("siw/rping-crc-on.pcap");
     let one_way: Vec<_> =
         segments.iter().filter(|segment| segment.from == segments[0].from).cloned().collect();
     let (records, summary) = decode(&capture_of(&one_way, Link::Ethernet));
-    assert_eq!(summary.fpdus, 0);
-    assert!(!summary.followed());
-    assert_eq!(of_type(&records, "not_followed")[0]["position"], 24);
+    assert_eq!((summary.fpdus, summary.crc_good, summary.departures), (9, 9, 0));
+    assert!(!summary.followed() && !of_type(&records, "missing").is_empty());
 }
 
 #[test]
@@ -176,18 +176,20 @@ fn any_payload_may_be_cut() {
 }
 
 #[test]
-fn a_lost_fpdu_ends_its_direction_and_no_other() {
+fn behind_a_lost_fpdu_its_direction_is_followed_again() {
     let mut segments = segments_of("siw/rping-crc-on.pcap");
     let data: Vec<_> = (0..segments.len())
         .filter(|n| segments[*n].from == segments[0].from && !segments[*n].payload.is_empty())
         .collect();
-    segments.remove(data[2]);
+    let lost = segments.remove(data[2]).payload.len() as u64;
     let (records, summary) = decode(&capture_of(&segments, Link::Ethernet));
-    assert_eq!(summary.not_followed, 1);
-    assert_eq!(of_type(&records, "missing").len(), 1);
-    // The Request, one FPDU; what comes after the hole has no known beginning.
-    assert_eq!(of_type(&records, "not_followed")[0]["position"], 24 + 40);
-    assert!(summary.fpdus > 10, "{summary}");
+    assert_eq!((summary.fpdus, summary.crc_good, summary.departures), (20, 20, 0), "{summary}");
+    assert_eq!((summary.missing_bytes, summary.resumed, summary.not_followed), (lost, 1, 0));
+    // The Request, one FPDU, and the hole.
+    assert_eq!(of_type(&records, "missing")[0]["position"], 24 + 40);
+    assert_eq!(of_type(&records, "resumed")[0]["position"], 40 + lost);
+    assert_eq!(of_type(&records, "resumed")[0]["skipped"], lost);
+    assert!(!summary.followed());
 }
 
 #[test]

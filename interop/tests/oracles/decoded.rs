@@ -15,8 +15,8 @@ impl Decoded {
     pub(crate) fn new(file: PathBuf) -> Self {
         let mut out = Vec::new();
         let name = file.display().to_string();
-        let summary = run_to(&Args { file, json: true, quiet: false }, &mut out);
-        let summary = summary.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let summary = run_to(&Args { files: vec![file], json: true, ..Args::default() }, &mut out);
+        let summary = summary.unwrap_or_else(|(_, error)| panic!("{name}: {error}"));
         let text = String::from_utf8(out).expect("JSON is UTF-8");
         let mut records: Vec<Value> =
             text.lines().map(|line| serde_json::from_str(line).expect("one JSON object a line")).collect();

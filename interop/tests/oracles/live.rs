@@ -25,10 +25,10 @@ fn captured(sink: &Arc<PcapSink>) -> Device {
 }
 
 /// A file that is gone when the test is over, whether it passed or not.
-struct TempFile(PathBuf);
+pub(crate) struct TempFile(pub(crate) PathBuf);
 
 impl TempFile {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         Self(std::env::temp_dir().join(format!("uiw-{}-{name}.pcapng", std::process::id())))
     }
 }
@@ -64,7 +64,7 @@ fn serve(device: Device, listener: Listener) -> SharedMr {
 
 /// What the client sends.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Script {
+pub(crate) enum Script {
     Everything,
     /// Only what leaves one FPDU at a time: with Markers, tshark 4.0 follows nothing else.
     OneFpduAtATime,
@@ -102,13 +102,13 @@ async fn every_operation(connection: &Connection, script: Script) {
 
 /// Whose bytes the capture holds as they were given to TCP; those of the other end are as TCP gave them here.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
+pub(crate) enum End {
     Client,
     Server,
 }
 
 /// Runs the conversation with `settings` and gives the capture made at `end`.
-fn converse(name: &str, settings: &ConnSettings, script: Script, end: End) -> TempFile {
+pub(crate) fn converse(name: &str, settings: &ConnSettings, script: Script, end: End) -> TempFile {
     let file = TempFile::new(name);
     let sink = PcapSink::create(&file.0).unwrap();
     let device = |at: End| if at == end { captured(&sink) } else { Device::open().unwrap() };

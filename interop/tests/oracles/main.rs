@@ -3,4 +3,5 @@
 mod captures;
 mod decoded;
 mod live;
+mod lua;
 mod tshark;

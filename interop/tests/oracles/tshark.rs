@@ -25,7 +25,9 @@ fn as_tshark(record: &Value) -> Fpdu {
         last: record["last"].as_bool(),
         opcode: number("opcode").map(|opcode| u8::try_from(opcode).expect("4 bits")),
         stag: number32("stag"),
-        tagged_offset: number("tagged_offset"),
+        tagged_offset: record["tagged_offset"].as_str().map(|text| {
+            u64::from_str_radix(text.trim_start_matches("0x"), 16).expect("a number in hexadecimal")
+        }),
         qn: number32("qn"),
         msn: number32("msn"),
         mo: number32("mo"),

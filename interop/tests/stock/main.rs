@@ -14,6 +14,7 @@ mod nixl;
 mod pair;
 mod perftest;
 mod python;
+mod raw;
 mod reported;
 mod require;
 mod rping;

@@ -30,7 +30,8 @@ pub struct Config {
     pub crc: bool,
     /// M: have the peer put Markers into what it sends to us.
     pub want_markers: bool,
-    /// A: ask for the peer-to-peer model. A responder answers with the model of the Request, whatever this says.
+    /// A: ask for the peer-to-peer model. A responder answers with the model of the Request, whatever this says. At revision 1, which has no
+    /// A, an initiator sends a zero-length Read or Write before anything else: there are responders that require one.
     pub peer_to_peer: bool,
     /// The RTR kinds this end supports.
     pub rtr: RtrKinds,
@@ -98,8 +99,8 @@ pub struct Negotiated {
     pub ord: u16,
     /// The peer-to-peer model: the initiator's provider sends the first FPDU by itself.
     pub peer_to_peer: bool,
-    /// The initiator's first FPDU. As initiator, we send this before anything else. As responder, `Some` if
-    /// only one kind is possible.
+    /// The initiator's first FPDU. As initiator, we send this before anything else, at revision 1 without the responder's agreement. As
+    /// responder, `Some` if only one kind is possible.
     pub rtr: Option<Rtr>,
     /// The kinds of RTR the responder offered: whichever of them may be the first FPDU. None without the
     /// peer-to-peer model.

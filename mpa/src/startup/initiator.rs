@@ -122,6 +122,9 @@ impl Initiator {
             rtr: None,
             rtr_kinds: RtrKinds::NONE,
         };
+        if reply.enhanced.is_none() && self.config.peer_to_peer {
+            negotiated.rtr = self.config.rtr.with_reads(negotiated.ord).unnegotiated();
+        }
         let terminate = reply.enhanced.and_then(|enhanced| self.adopt(enhanced, &mut negotiated).err());
         Ok(Outcome::Accepted {
             negotiated,

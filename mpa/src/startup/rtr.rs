@@ -79,6 +79,16 @@ impl RtrKinds {
         }
     }
 
+    /// The kind to use at revision 1, which cannot negotiate one. A Read first: Chelsio's driver takes that kind unless it is configured otherwise, and
+    /// refuses a Write. No Send, which would use up a receive of a peer that has not agreed to one.
+    pub(super) const fn unnegotiated(self) -> Option<Rtr> {
+        match self {
+            Self { read: true, .. } => Some(Rtr::Read),
+            Self { write: true, .. } => Some(Rtr::Write),
+            _ => None,
+        }
+    }
+
     /// These kinds, less the Read if no Read can be outstanding.
     pub(super) const fn with_reads(self, depth: u16) -> Self {
         Self { read: self.read && depth > 0, ..self }

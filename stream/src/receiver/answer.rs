@@ -3,7 +3,7 @@
 use super::{Receiver, Segment};
 use crate::error::ConnError;
 use crate::host::{ATOMIC_BYTES, Answer, Host, Traffic};
-use crate::reads::{Outstanding, OutstandingKind, ReadOrigin};
+use crate::reads::{Outstanding, OutstandingKind, PLACEHOLDER, ReadOrigin};
 use crate::shared::Shared;
 use uiw_ddp::{Tagged, TaggedError};
 use uiw_rdmap::{AtomicResponse, Operation};
@@ -20,7 +20,10 @@ impl Receiver {
         let payload = segment.payload();
         let len = payload.len() as u32;
         let (stag, to) = (header.stag, header.to);
-        let sink = shared.reads.sink;
+        let sink = match shared.reads.outstanding.front() {
+            Some(Outstanding { origin: ReadOrigin::Request(_), .. }) | None => shared.reads.sink,
+            Some(_) => PLACEHOLDER.stag,
+        };
         let unexpected = || segment.fault(TaggedError::InvalidStag { stag });
         let front = shared.reads.outstanding.front_mut().ok_or_else(unexpected)?;
         let OutstandingKind::Read { sink_to, len: wanted, received } = &mut front.kind else {

@@ -79,6 +79,10 @@ impl Receiver {
         self.set_extensions(shared);
     }
 
+    pub(crate) fn negotiated(&self) -> Option<&Negotiated> {
+        self.negotiated.as_ref()
+    }
+
     /// The capability exchange is decided.
     pub(crate) fn set_extensions(&mut self, shared: &Shared) {
         self.rdmap.set_extensions(shared.caps.capabilities().extensions());

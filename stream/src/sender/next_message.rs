@@ -5,7 +5,7 @@ use super::message::{End, Message, MessageHeader, Source, missing_extension};
 use crate::capabilities::ZeroWrite;
 use crate::error::ConnError;
 use crate::host::{Host, Wait};
-use crate::reads::{InboundKind, InboundRead, OutstandingKind, ReadOrigin};
+use crate::reads::{InboundKind, InboundRead, OutstandingKind, PLACEHOLDER, ReadOrigin};
 use crate::request::{Op, Remote, Request};
 use crate::shared::Shared;
 use uiw_ddp::STag;
@@ -31,7 +31,7 @@ impl<M> Sender<M> {
     ) -> Result<Option<Message>, ConnError> {
         if self.drain_read && shared.reads.has_credit() {
             self.drain_read = false;
-            return Ok(Some(self.read(ReadOrigin::Drain, Remote::default(), 0, None, shared)));
+            return Ok(Some(self.own_read(ReadOrigin::Drain, shared)));
         }
         if shared.hold {
             // Only requests that send nothing.
@@ -67,7 +67,7 @@ impl<M> Sender<M> {
             return None;
         }
         let upto = shared.reads.acks.begin()?;
-        Some(self.read(ReadOrigin::Ack(upto), Remote::default(), 0, None, shared))
+        Some(self.own_read(ReadOrigin::Ack(upto), shared))
     }
 
     /// RFC 6581 section 9.2: the initiator's zero-length Read or Send.
@@ -76,26 +76,41 @@ impl<M> Sender<M> {
             let header = self.untagged(Opcode::Send, uiw_rdmap::QN_SEND, 0);
             return Message::empty(header);
         }
-        self.read(ReadOrigin::Rtr, Remote::default(), 0, None, shared)
+        self.own_read(ReadOrigin::Rtr, shared)
     }
 
-    /// A Read Request, and its place among the outstanding ones.
+    /// A Read Request of the host, and its place among the outstanding ones.
     fn read(
         &mut self,
-        origin: ReadOrigin,
+        id: u32,
         remote: Remote,
         len: u32,
         invalidate: Option<STag>,
         shared: &mut Shared,
     ) -> Message {
-        let reads = &mut shared.reads;
-        let sink_to = reads.next_sink_to();
+        let sink = Remote { stag: shared.reads.sink, to: shared.reads.next_sink_to() };
+        let header = self.read_header(ReadOrigin::Request(id), sink.to, len, invalidate, shared);
+        Message::fields(header, &read_request(sink, remote, len).emit(), End::Answered(id))
+    }
+
+    /// A zero-length Read of the stream itself.
+    fn own_read(&mut self, origin: ReadOrigin, shared: &mut Shared) -> Message {
+        let header = self.read_header(origin, PLACEHOLDER.to, 0, None, shared);
+        Message::fields(header, &read_request(PLACEHOLDER, PLACEHOLDER, 0).emit(), End::Nothing)
+    }
+
+    fn read_header(
+        &mut self,
+        origin: ReadOrigin,
+        sink_to: u64,
+        len: u32,
+        invalidate: Option<STag>,
+        shared: &mut Shared,
+    ) -> MessageHeader {
         let header = self.untagged(Opcode::ReadRequest, uiw_rdmap::QN_READ, 0);
-        let (source_stag, source_to) = (remote.stag, remote.to);
-        let request = ReadRequest { sink_stag: reads.sink, sink_to, len, source_stag, source_to };
         let kind = OutstandingKind::Read { sink_to, len, received: 0 };
-        reads.add(origin, header.msn(), kind, invalidate);
-        Message::fields(header, &request.emit(), origin.request().map_or(End::Nothing, End::Answered))
+        shared.reads.add(origin, header.msn(), kind, invalidate);
+        header
     }
 
     /// The answer that the peer has waited for the longest. Its credit is free as soon as its last segment is built: the peer cannot
@@ -190,9 +205,7 @@ impl<M> Sender<M> {
                 let header = MessageHeader::SendImm { msn, imm, solicited };
                 return Message::of_request(header, request, End::Sent(id));
             }
-            Op::Read { remote, invalidate } => {
-                self.read(ReadOrigin::Request(id), remote, request.len, invalidate, shared)
-            }
+            Op::Read { remote, invalidate } => self.read(id, remote, request.len, invalidate, shared),
             Op::FetchAdd { remote, add, mask } => {
                 self.atomic(id, remote, (AtomicOp::FetchAdd, add, mask, 0, u64::MAX), shared)
             }
@@ -243,5 +256,15 @@ impl<M> Sender<M> {
 
     fn untagged(&mut self, opcode: Opcode, qn: u32, ulp32: u32) -> MessageHeader {
         MessageHeader::Untagged { opcode, qn, msn: self.next_msn(qn), ulp32 }
+    }
+}
+
+fn read_request(sink: Remote, source: Remote, len: u32) -> ReadRequest {
+    ReadRequest {
+        sink_stag: sink.stag,
+        sink_to: sink.to,
+        len,
+        source_stag: source.stag,
+        source_to: source.to,
     }
 }

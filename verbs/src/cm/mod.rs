@@ -18,6 +18,7 @@ pub use sidr::{SidrHandle, SidrInfo, SidrListener, SidrRequest};
 use crate::error::{Error, Result};
 use crate::notify::{EventQueue, Wakes};
 use crate::options::ConnOptions;
+use crate::suspect::Suspect;
 use crate::wc::WireReason;
 use std::fmt;
 use std::io;
@@ -126,6 +127,8 @@ pub struct CloseReason {
     pub orderly: bool,
     /// The connection was given up because the peer had acknowledged nothing for this long: [`ConnOptions::dead_after`].
     pub silent_for: Option<Duration>,
+    /// The peer ended the connection before it sent anything: which kind of peer may have done so, and what to set.
+    pub suspect: Option<Suspect>,
 }
 
 /// The cause, readable.

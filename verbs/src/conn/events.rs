@@ -6,6 +6,7 @@ use crate::driver::Services;
 use crate::error::Error;
 use crate::event::AsyncEvent;
 use crate::qp::{QpInner, QpState, RecvSource, SqMode};
+use crate::suspect::Suspect;
 use crate::wc::{WcStatus, WireReason};
 use std::sync::Arc;
 use uiw_counters::ConnDetails;
@@ -32,7 +33,7 @@ impl Conn {
                 self.on_startup_failed(error, services);
             }
             Event::Reconnect => {
-                tracing::info!(parent: &self.span, "closed on revision 2: trying revision 1");
+                tracing::info!(parent: &self.span, "the peer ended the connection on revision 2: trying revision 1");
                 self.stack_request = StackRequest::Reconnect;
             }
             Event::Peer(PeerKind::Capable(capabilities)) => {
@@ -128,6 +129,9 @@ impl Conn {
         services.counters.startup_failed();
         if self.stream.is_initiator() {
             tracing::debug!(parent: &self.span, %error, "start-up failed");
+            if let Some(suspect) = Suspect::of_connect(&self.options, &error) {
+                tracing::warn!(parent: &self.span, "start-up failed: {suspect}");
+            }
             self.cm.failed(error, &mut services.wakes);
         } else {
             tracing::warn!(parent: &self.span, %error, "start-up failed");
@@ -147,6 +151,10 @@ impl Conn {
                 tracing::warn!("the stream ends: nothing acknowledged for {time:?}");
             }
             _ => log(&ended.error),
+        }
+        let suspect = self.suspect_of(ended);
+        if let Some(suspect) = suspect {
+            tracing::warn!("the peer ended the connection before it sent anything: {suspect}");
         }
         count(ended, services);
         let peer = self.socket.peer_addr();
@@ -174,7 +182,23 @@ impl Conn {
         self.raise(&ended.error, reason, services);
         let orderly = matches!(ended.error, ConnError::Closed | ConnError::Aborted);
         let silent_for = self.silent_for.filter(|_| matches!(ended.error, ConnError::Lost));
-        self.cm.ended(CloseReason { reason, orderly, silent_for }, &mut services.wakes);
+        self.cm.ended(CloseReason { reason, orderly, silent_for, suspect }, &mut services.wakes);
+    }
+
+    /// The peer that is suspected, if its first FPDU was a Terminate, or if this end could not accept its Reply.
+    fn suspect_of(&self, ended: &Ended) -> Option<Suspect> {
+        let peer = self.socket.peer_addr();
+        match &ended.error {
+            ConnError::Terminated(terminate, _) if ended.first => {
+                let codes = (terminate.layer, terminate.etype, terminate.code);
+                let (negotiated, initiator) = (self.stream.negotiated()?, self.stream.is_initiator());
+                Suspect::of_first_terminate(&self.options, negotiated, initiator, codes)
+            }
+            ConnError::Refused(refusal) => {
+                Suspect::of_connect(&self.options, &Error::PeerRefusal { peer, refusal: *refusal })
+            }
+            _ => None,
+        }
     }
 
     /// Whether the queue pair goes on without this connection: the peer has closed it while nothing was under way, or its queue pair
@@ -204,7 +228,10 @@ impl Conn {
         services.table.unbind_stream(qp.stream());
         qp.set_conn(None);
         qp.attrs.lock().stream = qp.driver.shared.next_stream();
-        self.cm.ended(CloseReason { reason: None, orderly: true, silent_for: None }, &mut services.wakes);
+        self.cm.ended(
+            CloseReason { reason: None, orderly: true, silent_for: None, suspect: None },
+            &mut services.wakes,
+        );
     }
 
     /// Completes the request that failed and flushes every other, in order, once. Nothing is reported afterwards.

@@ -213,6 +213,9 @@ impl Conn {
 
     /// The transport is lost.
     pub(super) fn on_lost(&mut self, error: &io::Error, services: &mut Services) {
+        if error.kind() == io::ErrorKind::ConnectionReset && self.stream.may_fall_back(self.partial.len()) {
+            return self.on_eof(self.partial.len(), services);
+        }
         if self.stream.is_starting() {
             return self.fail_startup(self.startup_lost(error), services);
         }

@@ -151,7 +151,7 @@ impl Conn {
         self.with_stream(services, |stream, host, now| stream.handle_bytes(host, bytes, now))
     }
 
-    fn on_eof(&mut self, unread: usize, services: &mut Services) {
+    pub(super) fn on_eof(&mut self, unread: usize, services: &mut Services) {
         self.with_stream(services, |stream, host, now| stream.handle_eof(host, unread, now));
     }
 

@@ -86,6 +86,7 @@ pub(crate) fn reader(
 pub(crate) fn settings() -> ConnSettings {
     let options = ConnOptions::default()
         .revision(VerbsRevision::One)
+        .peer_to_peer(false)
         .capabilities(CapabilityExchange::Off)
         .fpdu(FpduSize::Segment);
     ConnSettings::default().options(options)

@@ -10,6 +10,7 @@ mod foreign;
 mod idle_poll;
 mod itself;
 mod migrate;
+mod nics;
 mod peer;
 mod progress;
 mod requirements;

@@ -621,14 +621,29 @@ fn fall_back_not_twice() {
 }
 
 #[test]
-fn fall_back_not_after_a_reset_nor_after_a_byte_nor_when_switched_off() {
+fn fall_back_after_a_reset() {
     let port = Port::new();
     let end = End::new();
     end.connect(port.addr(), &plain());
     let mut peer = port.accept();
+    assert_eq!(peer.startup_frame().revision, 2);
+    peer.reset();
+    let mut peer = port.accept();
+    assert_eq!(peer.startup_frame().revision, 1);
+    peer.reset();
+    assert!(matches!(end.failed(), Error::Lost { .. }));
+    end.connect(port.addr(), &plain().fallback(false));
+    let mut peer = port.accept();
     peer.startup_frame();
     peer.reset();
     assert!(matches!(end.failed(), Error::Lost { .. }));
+    assert!(port.is_quiet(30));
+}
+
+#[test]
+fn fall_back_not_after_a_byte_nor_when_switched_off() {
+    let port = Port::new();
+    let end = End::new();
     end.connect(port.addr(), &plain());
     let mut peer = port.accept();
     peer.startup_frame();

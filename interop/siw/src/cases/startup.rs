@@ -53,7 +53,7 @@ pub(super) fn cases() -> Vec<Case> {
             .directions(Direction::OURS),
     );
     cases.push(
-        Case::new("1000 connections without", |b, s, _| race(b, s, &["--no-peer-to-peer"]))
+        Case::new("1000 connections without", |b, s, _| race(b, s, &["--peer-to-peer", "off"]))
             .directions(Direction::OURS),
     );
     cases
@@ -221,7 +221,7 @@ fn rtr() -> Vec<Case> {
         ours("RTR: Write", &["--rtr", "write"], "RTR Write"),
         ours("RTR: Read", &["--rtr", "read"], "RTR Read"),
         ours("RTR: Write and Read", &["--rtr", "write,read"], "RTR Write"),
-        ours("without the peer-to-peer model", &["--no-peer-to-peer"], "established"),
+        ours("without the peer-to-peer model", &["--peer-to-peer", "off"], "established"),
         Case::new("RTR: only Send, which siw lacks", |bench, setting, direction| {
             let output =
                 converse_with(bench, setting, direction, (&["--rtr", "send"], ""), &["send:64"], TIMEOUT)?;

@@ -1,0 +1,59 @@
+//! Whether a connection to a peer can be set up.
+
+use super::checks::{Check, State};
+use crate::fail::Result;
+use crate::open::Opener;
+use crate::qp_setup::{Depths, Half, Link};
+use serde_json::json;
+use std::net::SocketAddr;
+use std::time::Duration;
+use uiw_verbs::ConnOptions;
+
+/// The check.
+pub(super) const NAME: &str = "start-up";
+/// How long a peer has to refuse our first FPDU.
+const FIRST_FPDU: Duration = Duration::from_millis(500);
+
+/// Sets up a connection to `peer` and closes it.
+pub(super) fn check(opener: &Opener, peer: SocketAddr, options: &ConnOptions) -> Check {
+    let check = match connect(opener, peer, options) {
+        Ok(link) => judge(link),
+        Err(failure) => Check::ok(NAME, failure.cause()).not(State::No, failure.fix()),
+    };
+    check.of(&peer.to_string())
+}
+
+fn connect(opener: &Opener, peer: SocketAddr, options: &ConnOptions) -> Result<Link> {
+    let device = opener.device()?;
+    let pd = device.alloc_pd()?;
+    Half::new(&device, &pd, &Depths::new(1, 1))?.connect(peer, options, b"")
+}
+
+fn judge(link: Link) -> Check {
+    if let Some(ending) = link.wait_ending(FIRST_FPDU).filter(|ending| !ending.orderly) {
+        let fix = match ending.suspect {
+            Some(suspect) => crate::fail::suspicion(suspect),
+            None => "see the peer's messages, or `uiw decode` on the file of `--pcap FILE`".to_owned(),
+        };
+        let says = format!("established, then the peer ended it: {ending}");
+        return Check::ok(NAME, says).not(State::No, fix);
+    }
+    let agreed = link.info.negotiated;
+    let on = |on: bool| if on { "on" } else { "off" };
+    let rtr = agreed.rtr.map_or_else(|| "none".to_owned(), |rtr| format!("{rtr:?}"));
+    let says = format!(
+        "revision {}, CRC {}, Markers {} out and {} in, IRD {}, ORD {}, RTR {rtr}",
+        agreed.revision,
+        on(agreed.crc),
+        on(agreed.markers_tx),
+        on(agreed.markers_rx),
+        agreed.ird,
+        agreed.ord
+    );
+    let details = json!({
+        "revision": agreed.revision, "crc": agreed.crc, "markers_out": agreed.markers_tx, "markers_in": agreed.markers_rx,
+        "ird": agreed.ird, "ord": agreed.ord, "rtr": rtr.to_lowercase(), "peer_to_peer": agreed.peer_to_peer,
+    });
+    link.close();
+    Check::ok(NAME, says).with(details)
+}
