@@ -44,6 +44,8 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "mpicc.openmpi", package: "libopenmpi-dev", tests: "interop: stock mpi::*open_mpi*" },
     Need { program: "mpirun.mpich", package: "mpich", tests: "interop: stock mpi::*mpich*" },
     Need { program: "mpicc.mpich", package: "libmpich-dev", tests: "interop: stock mpi::*mpich*" },
+    Need { program: "rstream", package: "rdmacm-utils", tests: "interop: stock rsockets::*" },
+    Need { program: "iperf3", package: "iperf3", tests: "interop: stock rsockets::*" },
     Need { program: "qperf", package: "qperf", tests: "interop: stock forks::qperf*" },
     Need { program: "fio", package: "fio", tests: "interop: stock forks::fio*" },
     Need { program: "tgtd", package: "tgt", tests: "interop: stock iser::*" },
