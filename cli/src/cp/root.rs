@@ -1,0 +1,174 @@
+//! Files below one directory. Every path is resolved by openat2(2) with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS, so that neither `..` nor a symbolic
+//! link leads out of it, whatever is renamed or replaced meanwhile; what is at the end of a path is looked at before it is opened, so that no device or FIFO is.
+
+use super::meta::{Entry, Kind, Meta, Time};
+use super::names::{Name, RelPath, is_reserved};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Error, Read, Result};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// Entries of a directory at most.
+const MAX_ENTRIES: usize = 1 << 20;
+
+/// A directory below which files are read or written.
+#[derive(Debug)]
+pub(crate) struct Root(OwnedFd);
+
+/// A small file and its bytes, or what it is instead.
+pub(crate) type Small = std::result::Result<(Meta, Vec<u8>), Meta>;
+
+const DIRECTORY: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
+
+impl Root {
+    /// The path itself may have symbolic links: it is the user's.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        Ok(Self(rustix::fs::open(path, OFlags::RDONLY | DIRECTORY, Mode::empty())?))
+    }
+
+    fn at(&self, path: &RelPath, flags: OFlags) -> Result<OwnedFd> {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        loop {
+            let flags = flags | OFlags::CLOEXEC;
+            match rustix::fs::openat2(&self.0, path.as_path(), flags, Mode::empty(), resolve) {
+                // A rename elsewhere made it impossible to say whether the path stayed below.
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::NOSYS) => {
+                    return Err(Error::other(
+                        "this kernel has no openat2(2), which is in Linux 5.6 and later",
+                    ));
+                }
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    /// A directory.
+    pub(crate) fn directory(&self, path: &RelPath) -> Result<OwnedFd> {
+        self.at(path, OFlags::RDONLY | OFlags::DIRECTORY)
+    }
+
+    /// The directory that something is in, and its name there.
+    pub(crate) fn parent(&self, path: &RelPath) -> Result<(OwnedFd, Name)> {
+        let (parent, name) = path.split().ok_or(Errno::ISDIR)?;
+        Ok((self.directory(&parent)?, name))
+    }
+
+    /// What there is under a path.
+    pub(crate) fn meta(&self, path: &RelPath) -> Result<Meta> {
+        if path.is_empty() {
+            return Ok(Meta::of(&rustix::fs::fstat(&self.0)?));
+        }
+        let (parent, name) = self.parent(path)?;
+        meta_at(&parent, name.as_os_str())
+    }
+
+    /// The entries of a directory in the order of their names, without incomplete files.
+    pub(crate) fn list(&self, path: &RelPath) -> Result<Vec<Entry>> {
+        let directory = self.directory(path)?;
+        let mut entries = Vec::new();
+        for entry in Dir::read_from(&directory)? {
+            let entry = entry?;
+            let bytes = entry.file_name().to_bytes();
+            if matches!(bytes, b"." | b"..") || is_reserved(bytes) {
+                continue;
+            }
+            let Ok(name) = Name::new(bytes) else { continue };
+            if entries.len() == MAX_ENTRIES {
+                return Err(Error::other("a directory of more than 1,048,576 entries"));
+            }
+            match meta_at(&directory, name.as_os_str()) {
+                Ok(meta) => entries.push(Entry { name, meta }),
+                // It is gone again.
+                Err(error) if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(entries)
+    }
+
+    /// A regular file for reading, and what it is.
+    pub(crate) fn open_file(&self, path: &RelPath) -> Result<(File, Meta)> {
+        let regular = |fd: &OwnedFd| {
+            let stat = rustix::fs::fstat(fd)?;
+            match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile => Ok(stat),
+                FileType::Directory => Err(Error::from(Errno::ISDIR)),
+                FileType::Symlink => Err(Errno::LOOP.into()),
+                _ => Err(Error::other("no regular file")),
+            }
+        };
+        // Opening a device may have effects, and opening a FIFO waits: so it is looked at first.
+        regular(&self.at(path, OFlags::PATH | OFlags::NOFOLLOW)?)?;
+        let file = self.at(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+        let stat = regular(&file)?;
+        Ok((file.into(), Meta::of(&stat)))
+    }
+
+    /// The bytes of a file of at most `limit` bytes, all of one version; what it is, if it is larger.
+    pub(crate) fn read_small(&self, path: &RelPath, limit: u64) -> Result<Small> {
+        for _ in 0..5 {
+            let (file, meta) = self.open_file(path)?;
+            if meta.size > limit {
+                return Ok(Err(meta));
+            }
+            let mut bytes = Vec::with_capacity(meta.size as usize + 1);
+            (&file).take(limit + 1).read_to_end(&mut bytes)?;
+            let after = Meta::of(&rustix::fs::fstat(&file)?);
+            if after.version == meta.version && bytes.len() as u64 == meta.size {
+                return Ok(Ok((meta, bytes)));
+            }
+        }
+        // It is written all the time.
+        Err(Errno::AGAIN.into())
+    }
+
+    /// A directory that is made if it is not there. It is its owner's alone until [`Root::set_directory`].
+    pub(crate) fn make_directory(&self, path: &RelPath) -> Result<()> {
+        let (parent, name) = self.parent(path)?;
+        match rustix::fs::mkdirat(&parent, name.as_os_str(), Mode::RWXU) {
+            Err(Errno::EXIST) => match meta_at(&parent, name.as_os_str())?.kind {
+                Kind::Directory => Ok(()),
+                _ => Err(Errno::NOTDIR.into()),
+            },
+            other => Ok(other?),
+        }
+    }
+
+    /// A symbolic link, which replaces what is not a directory.
+    pub(crate) fn symlink(&self, path: &RelPath, target: &[u8], mtime: Time, session: &str) -> Result<()> {
+        let (parent, name) = self.parent(path)?;
+        let part = name.part_of(session);
+        let part = OsStr::from_bytes(&part);
+        let _ = rustix::fs::unlinkat(&parent, part, AtFlags::empty());
+        rustix::fs::symlinkat(OsStr::from_bytes(target), &parent, part)?;
+        let times = Meta::timestamps(mtime);
+        rustix::fs::utimensat(&parent, part, &times, AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok(rustix::fs::renameat(&parent, part, &parent, name.as_os_str())?)
+    }
+
+    /// The mode and time of a directory that is complete.
+    pub(crate) fn set_directory(&self, path: &RelPath, mode: u16, mtime: Time) -> Result<()> {
+        let directory = self.directory(path)?;
+        rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode.into()))?;
+        Ok(rustix::fs::futimens(&directory, &Meta::timestamps(mtime))?)
+    }
+
+    /// Writes everything of the file system to its medium.
+    pub(crate) fn sync(&self) -> Result<()> {
+        Ok(rustix::fs::syncfs(&self.0)?)
+    }
+}
+
+fn meta_at(directory: impl AsFd, name: &OsStr) -> Result<Meta> {
+    let mut meta = Meta::of(&rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?);
+    if meta.kind == Kind::Symlink {
+        meta.target = rustix::fs::readlinkat(&directory, name, Vec::new())?.into_bytes();
+    }
+    Ok(meta)
+}
