@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::process::ExitCode;
+use uiw_llp::tls::TlsError;
 use uiw_verbs::{Error, Wc, WcStatus};
 
 /// Exit codes of every command. The text is part of `--help`.
@@ -37,6 +38,19 @@ pub(crate) struct Failure {
     what: String,
     why: String,
     fix: String,
+    /// The connection was refused, which another attempt does not change.
+    pub(crate) refusal: Option<Refusal>,
+}
+
+/// Why a connection was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The server's key is not pinned here.
+    UnknownKey { key: Box<str> },
+    /// The server does not accept the key or certificate of this end.
+    Unaccepted,
+    /// The program there rejected the connection.
+    Rejected,
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
@@ -51,11 +65,21 @@ impl Failure {
         // No line breaks, whatever the parts have.
         let line =
             |part: &dyn fmt::Display| part.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-        Self { exit, what: line(&what), why: line(&why), fix: line(&fix) }
+        Self { exit, what: line(&what), why: line(&why), fix: line(&fix), refusal: None }
     }
 
     pub(crate) fn usage(what: impl fmt::Display, why: impl fmt::Display, fix: impl fmt::Display) -> Self {
         Self::new(Exit::Usage, what, why, fix)
+    }
+
+    /// With something else to do about it.
+    pub(crate) fn fix(self, fix: impl fmt::Display) -> Self {
+        Self { fix: fix.to_string(), ..self }
+    }
+
+    /// As one that another attempt does not change.
+    pub(crate) fn refused(self, refusal: Refusal) -> Self {
+        Self { refusal: Some(refusal), ..self }
     }
 
     /// Something on this machine.
@@ -80,6 +104,10 @@ impl Failure {
 
     /// A connection could not be set up.
     pub(crate) fn connecting(to: impl fmt::Display, error: &Error) -> Self {
+        Self { refusal: refusal(error), ..Self::not_connected(to, error) }
+    }
+
+    fn not_connected(to: impl fmt::Display, error: &Error) -> Self {
         let what = format!("cannot connect to {to}");
         let no = |why: String, fix: &str| Self::new(Exit::Unreachable, &what, why, fix);
         match error {
@@ -134,6 +162,26 @@ impl Failure {
             (None, status) => status.to_string(),
         };
         Self::lost(peer, why)
+    }
+}
+
+/// What a server says that may accept a little later.
+pub(crate) const BUSY: &str = "busy";
+
+fn refusal(error: &Error) -> Option<Refusal> {
+    match error {
+        Error::Rejected { private_data, .. } if !private_data.starts_with(BUSY.as_bytes()) => {
+            Some(Refusal::Rejected)
+        }
+        Error::Lost { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+            match source.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>()) {
+                Some(TlsError::UnknownKey { public_key, .. }) => {
+                    Some(Refusal::UnknownKey { key: public_key.as_str().into() })
+                }
+                _ => Some(Refusal::Unaccepted),
+            }
+        }
+        _ => None,
     }
 }
 

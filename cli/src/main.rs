@@ -23,6 +23,7 @@ mod spin;
 mod stat;
 mod stop;
 mod text;
+mod trust;
 mod wan;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};

@@ -81,7 +81,7 @@ fn connection(first: Option<Stripe>, plan: &Plan, direction: &dyn Direction, tar
             Broken::Fatal(failure) => return plan.end(failure),
             Broken::Lost(failure) if plan.report.silent_for() >= target.give_up => return plan.end(failure),
             Broken::Lost(failure) => {
-                tracing::warn!(error = failure.cause(), "connection lost; connecting again")
+                tracing::warn!(error = failure.cause(), "connection lost; connecting again");
             }
         }
         plan.report.broke();

@@ -26,9 +26,10 @@ mod transfer;
 pub(crate) mod wire;
 
 use crate::args::{ConnArgs, DEFAULT_PORT, resolve};
-use crate::fail::{Exit, Failure, Result};
+use crate::fail::{Exit, Failure, Refusal, Result};
 use crate::open::Opener;
 use crate::stop::Stop;
+use crate::trust::{Files, Trust};
 use client::Shape;
 use direction::Direction;
 use location::{Location, Remote};
@@ -39,7 +40,9 @@ use pull::Pull;
 use push::Push;
 use report::Report;
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use stripe::{Broken, Stripe, Target};
 use uiw_cabi::settings::DeadAfter;
@@ -60,6 +63,12 @@ pub(crate) struct Args {
     /// Say what would be copied, and copy nothing
     #[arg(long)]
     dry_run: bool,
+    /// Accept the key of a server that is used for the first time, and pin it
+    #[arg(long, conflicts_with = "clear")]
+    accept_new: bool,
+    /// Do not encrypt, beyond this machine either
+    #[arg(long)]
+    clear: bool,
     /// One JSON object for each entry that failed (or would be copied), and one at the end
     #[arg(long)]
     json: bool,
@@ -125,8 +134,9 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         _ => GIVE_UP,
     };
     let token = getrandom::u64().map_err(|error| Failure::local("no random numbers", error))?;
+    let security = Security::of(opener, args, peer)?;
     let target = Target {
-        device: opener.device()?,
+        device: security.opener.device()?,
         peer,
         share: share.to_owned(),
         token,
@@ -135,8 +145,10 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         peer_options: args.conn.peer_options(),
         pace: args.limit.map(Pace::new),
         give_up,
+        identity: OnceLock::new(),
     };
-    let mut first = Stripe::connect(&target, Shape::of(Duration::MAX).slots)?;
+    let mut first =
+        security.connect(args, host, || Stripe::connect(&target, Shape::of(Duration::MAX).slots))?;
     let mut shape = Shape::of(round_trip(&mut first, &stop)?);
     shape.stripes = args.stripes.unwrap_or(shape.stripes);
     let plan = Plan::new(Report::new(args.json), stop, args.dry_run);
@@ -160,6 +172,53 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
             "not copied",
             "each is named above; the same command copies what is missing",
         )),
+    }
+}
+
+/// How connections are protected.
+struct Security {
+    opener: Opener,
+    /// The user's own keys, if it is they.
+    files: Option<Files>,
+}
+
+impl Security {
+    /// Encrypted, unless the server is on this machine or it is refused.
+    fn of(opener: &Opener, args: &Args, peer: SocketAddr) -> Result<Self> {
+        if args.clear && opener.has_tls() {
+            return Err(Failure::usage(
+                "--clear",
+                "a file of --tls or UIW_TLS is named",
+                "leave one of them out",
+            ));
+        }
+        let is_default = !args.clear && !peer.ip().to_canonical().is_loopback();
+        let (opener, files) = if is_default || args.accept_new {
+            Trust::Client.opener(opener)?
+        } else {
+            (opener.clone(), None)
+        };
+        if args.accept_new && files.is_none() {
+            let fix = "add the key to the file of pinned keys with `uiw key pin`";
+            return Err(Failure::usage("--accept-new", "keys are pinned as --tls or UIW_TLS say", fix));
+        }
+        Ok(Self { opener, files })
+    }
+
+    /// The first connection, and the key of a server that is new.
+    fn connect(&self, args: &Args, host: &str, connect: impl Fn() -> Result<Stripe>) -> Result<Stripe> {
+        let Some(files) = &self.files else { return connect() };
+        let mut connected = connect();
+        if args.accept_new
+            && let Err(Failure { refusal: Some(Refusal::UnknownKey { key }), .. }) = &connected
+        {
+            files.accept_new(host, key)?;
+            self.opener.reload_tls()?;
+            connected = connect();
+        }
+        let stripe = connected.map_err(|failure| files.explain(host, failure))?;
+        files.check(host, stripe.identity())?;
+        Ok(stripe)
     }
 }
 

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 /// Ranges of verified blocks that one file may have at a time; a sender goes through a file in order, so it has few.
 const MAX_FRAGMENTS: usize = 4096;
@@ -29,6 +29,8 @@ pub(crate) struct Part {
     directory: OwnedFd,
     name: Name,
     bytes: File,
+    /// Whether it has its name. Held while bytes are written, so that none are written afterwards.
+    is_finished: RwLock<bool>,
     state: Mutex<State>,
 }
 
@@ -36,7 +38,6 @@ pub(crate) struct Part {
 struct State {
     verified: RangeSet,
     journal: Journal,
-    is_finished: bool,
 }
 
 /// What there is of a file.
@@ -165,8 +166,9 @@ impl Part {
                 bytes
             }
         };
-        let state = Mutex::new(State { verified, journal, is_finished: false });
-        Ok(Opened::Part(Self { head: head.clone(), directory, name, bytes, state }))
+        let state = Mutex::new(State { verified, journal });
+        let is_finished = RwLock::new(false);
+        Ok(Opened::Part(Self { head: head.clone(), directory, name, bytes, is_finished, state }))
     }
 
     /// Whether it is of the version that `head` names.
@@ -187,6 +189,10 @@ impl Part {
         if bytes.is_empty() || bytes.len() as u64 != self.head.block_len(index) {
             return Err(Error::other(format!("block {index} does not have {} bytes", bytes.len())));
         }
+        let finished = self.is_finished.read().unwrap_or_else(PoisonError::into_inner);
+        if *finished {
+            return Ok(Outcome::Reopen);
+        }
         let at = index * BLOCK;
         if self.head.meta.sparse {
             for (number, page) in bytes.chunks(PAGE).enumerate() {
@@ -205,14 +211,15 @@ impl Part {
         if blocks.end > self.head.blocks() {
             return Err(Error::other(format!("a hole up to block {}", blocks.end)));
         }
+        let finished = self.is_finished.read().unwrap_or_else(PoisonError::into_inner);
+        if *finished {
+            return Ok(Outcome::Reopen);
+        }
         self.note(blocks.clone(), &Record::Hole(blocks))
     }
 
     fn note(&self, blocks: Range<u64>, record: &Record) -> Result<Outcome> {
         let mut state = self.state();
-        if state.is_finished {
-            return Ok(Outcome::Reopen);
-        }
         if state.verified.ranges() >= MAX_FRAGMENTS {
             return Err(Error::other("too many pieces of one file"));
         }
@@ -240,11 +247,11 @@ impl Part {
 
     /// Gives the complete file its mode and time, syncs it, and makes it appear.
     pub(crate) fn finish(&self) -> Result<Outcome> {
-        let mut state = self.state();
-        if state.is_finished {
+        let mut finished = self.is_finished.write().unwrap_or_else(PoisonError::into_inner);
+        if *finished {
             return Ok(Outcome::Reopen);
         }
-        let missing: Vec<_> = state.verified.missing(self.head.blocks()).take(MAX_RANGES).collect();
+        let missing = self.missing();
         if !missing.is_empty() {
             return Ok(Outcome::Missing(missing));
         }
@@ -256,7 +263,7 @@ impl Part {
         }
         let part = OsStr::from_bytes(&part);
         rustix::fs::renameat(&self.directory, part, &self.directory, self.name.as_os_str())?;
-        state.is_finished = true;
+        *finished = true;
         let journal = self.name.journal();
         let _ = rustix::fs::unlinkat(&self.directory, OsStr::from_bytes(&journal), AtFlags::empty());
         Ok(Outcome::Done)
@@ -365,7 +372,7 @@ mod tests {
         let damaged = File::options().write(true).open(scratch.path().join("file.uiw-part")).unwrap();
         damaged.write_all_at(b"\0\0\0\0", BLOCK + 5).unwrap();
         let part = open(&root, &head(1, false));
-        assert_eq!(part.missing(), [0..2]);
+        assert_eq!(part.missing(), vec![0..2]);
         put(&part, 0, &source);
         put(&part, 1, &source);
         assert_eq!(part.finish().unwrap(), Outcome::Done);
@@ -387,7 +394,7 @@ mod tests {
         put(&open(&root, &head(1, false)), 0, &source);
         assert!(matches!(Part::open(&root, &head(2, false), false).unwrap(), Opened::Nothing));
         let part = open(&root, &head(2, false));
-        assert_eq!(part.missing(), [0..3]);
+        assert_eq!(part.missing(), vec![0..3]);
         assert!(part.is_of(&head(2, false)) && !part.is_of(&head(1, false)));
     }
 
@@ -402,7 +409,7 @@ mod tests {
         put(&part, 1, &source);
         drop(part);
         let part = open(&root, &head(1, true));
-        assert_eq!(part.missing(), [2..3]);
+        assert_eq!(part.missing(), vec![2..3]);
         part.hole(2..3).unwrap();
         assert!(part.hole(2..4).is_err());
         assert_eq!(part.finish().unwrap(), Outcome::Done);

@@ -218,11 +218,11 @@ impl Plan {
             let (_, task) = state.later.swap_remove(at);
             state.opens.push_front(task);
         }
-        if state.open < MAX_OPEN {
-            if let Some(task) = state.opens.pop_front() {
-                state.open += 1;
-                return Some(task);
-            }
+        if state.open < MAX_OPEN
+            && let Some(task) = state.opens.pop_front()
+        {
+            state.open += 1;
+            return Some(task);
         }
         state.directories.pop()
     }

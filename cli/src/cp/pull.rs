@@ -176,7 +176,7 @@ fn open(plan: &Plan, item: &Item, tried: u8) {
             plan.finished(item);
         }
         Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
-            plan.busy(item.clone(), tried)
+            plan.busy(item.clone(), tried);
         }
         Err(error) => plan.not_opened(item, &error),
     }

@@ -191,7 +191,7 @@ fn opened(plan: &Plan, item: Item, tried: u8, reply: Reply) -> Checked<()> {
             plan.add_file(transfer);
         }
         Reply::Failed { errno, .. } if i32::from(errno) == Errno::BUSY.raw_os_error() => {
-            plan.busy(item, tried)
+            plan.busy(item, tried);
         }
         Reply::Failed { text, .. } => plan.not_opened(&item, &text),
         _ => return Err(Violation::Reply("a file to be opened")),

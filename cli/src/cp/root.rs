@@ -172,3 +172,90 @@ fn meta_at(directory: impl AsFd, name: &OsStr) -> Result<Meta> {
     }
     Ok(meta)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::scratch::Scratch;
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    fn path(text: &str) -> RelPath {
+        RelPath::new(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn no_symbolic_link_is_followed() {
+        let (inside, outside) = (Scratch::new(), Scratch::new());
+        std::fs::write(outside.path().join("secret"), "secret").unwrap();
+        symlink(outside.path(), inside.path().join("out")).unwrap();
+        symlink("/etc/passwd", inside.path().join("passwd")).unwrap();
+        std::fs::create_dir(inside.path().join("d")).unwrap();
+        symlink("d", inside.path().join("within")).unwrap();
+        let root = Root::open(inside.path()).unwrap();
+        for link in ["out/secret", "passwd", "within/x"] {
+            assert!(root.open_file(&path(link)).is_err(), "{link}");
+        }
+        for below in ["out", "within"] {
+            let at = path(&format!("{below}/new"));
+            assert!(root.list(&path(below)).is_err() && root.make_directory(&at).is_err(), "{below}");
+            assert!(root.symlink(&at, b"x", Time::default(), "s").is_err(), "{below}");
+            assert!(root.set_directory(&path(below), 0o777, Time::default()).is_err(), "{below}");
+            assert!(root.meta(&at).is_err(), "{below}");
+        }
+        assert!(root.make_directory(&path("passwd")).is_err());
+        assert_eq!(root.meta(&path("passwd")).unwrap().target, b"/etc/passwd");
+        assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(inside.path().join("d")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn devices_and_fifos_are_never_opened() {
+        let scratch = Scratch::new();
+        let mode = Mode::RUSR | Mode::WUSR;
+        let fifo = scratch.path().join("fifo");
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, mode, 0).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(scratch.path().join("socket")).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        let devices = Root::open(Path::new("/dev")).unwrap();
+        // Without a writer, opening the FIFO to read it would wait for ever.
+        for (root, name) in [(&root, "fifo"), (&root, "socket"), (&devices, "null")] {
+            let error = root.open_file(&path(name)).unwrap_err();
+            assert_eq!(error.to_string(), "no regular file", "{name}");
+            assert_eq!(root.meta(&path(name)).unwrap().kind, Kind::Special);
+        }
+    }
+
+    #[test]
+    fn a_directory_that_is_swapped_for_a_link_leads_nowhere_else() {
+        let (inside, outside) = (Scratch::new(), Scratch::new());
+        for (scratch, text) in [(&inside, "inside"), (&outside, "secret")] {
+            std::fs::create_dir(scratch.path().join("d")).unwrap();
+            std::fs::write(scratch.path().join("d/file"), text).unwrap();
+        }
+        symlink(outside.path().join("d"), inside.path().join("link")).unwrap();
+        let root = Root::open(inside.path()).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let directory = File::open(inside.path()).unwrap();
+                let exchange = rustix::fs::RenameFlags::EXCHANGE;
+                while !stop.load(Ordering::Relaxed) {
+                    rustix::fs::renameat_with(&directory, "d", &directory, "link", exchange).unwrap();
+                }
+            });
+            let (mut read, mut written) = (0, 0);
+            while read < 200 || written < 200 {
+                if let Ok(Ok((_, bytes))) = root.read_small(&path("d/file"), 100) {
+                    assert_eq!(bytes, b"inside");
+                    read += 1;
+                }
+                if root.symlink(&path("d/new"), b"x", Time::default(), "s").is_ok() {
+                    written += 1;
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(std::fs::read_dir(outside.path().join("d")).unwrap().count(), 1);
+    }
+}

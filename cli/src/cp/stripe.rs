@@ -6,13 +6,15 @@ use super::pace::Pace;
 use super::plan::{Plan, Task};
 use super::protocol::{Reply, Request, SLOT};
 use crate::args::PeerOptions;
-use crate::fail::{Exit, Failure, Result};
+use crate::fail::{Exit, Failure, Refusal, Result};
 use crate::qp_setup::Until;
 use crate::service::{CpOrder, CpReply, Service};
 use crate::stop::Stop;
 use std::cell::RefCell;
 use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use uiw_llp::PeerIdentity;
 use uiw_mem::STag;
 use uiw_verbs::{ConnOptions, Device, RemoteMr};
 
@@ -30,6 +32,8 @@ pub(super) struct Target {
     pub(super) pace: Option<Pace>,
     /// How long a transfer is continued without an answer of the server.
     pub(super) give_up: Duration,
+    /// Of the server, as the first connection has verified it: further ones must lead to the same.
+    pub(super) identity: OnceLock<Option<Arc<PeerIdentity>>>,
 }
 
 /// A connection.
@@ -49,6 +53,7 @@ pub(super) enum Broken {
 impl From<Failure> for Broken {
     fn from(failure: Failure) -> Self {
         match failure.exit {
+            _ if failure.refusal.is_some() => Self::Fatal(failure),
             Exit::Lost | Exit::Unreachable => Self::Lost(failure),
             Exit::Failed | Exit::Usage => Self::Fatal(failure),
         }
@@ -77,6 +82,11 @@ impl Stripe {
         });
         let mut channel =
             Channel::connect(&target.device, memory, target.peer, &target.options(), &order.private_data())?;
+        let identity = channel.conn.link.info.peer_identity.clone();
+        if *target.identity.get_or_init(|| identity.clone()) != identity {
+            let failure = Failure::lost(target.peer, "another server answers than at the beginning");
+            return Err(failure.refused(Refusal::Unaccepted));
+        }
         let said: Option<CpReply> = serde_json::from_slice(&channel.conn.link.info.private_data).ok();
         let said = said.filter(|said| said.at.is_some() == target.push).ok_or_else(|| {
             Failure::new(
@@ -90,6 +100,11 @@ impl Stripe {
         channel.set_remote(said.at.map(|(addr, rkey)| RemoteMr { addr, rkey: STag(rkey), len }));
         let flights = (0..slots).map(|_| None).collect();
         Ok(Self { channel, flights })
+    }
+
+    /// The identity of the server, if connections are encrypted.
+    pub(super) fn identity(&self) -> Option<&PeerIdentity> {
+        self.channel.conn.link.info.peer_identity.as_deref()
     }
 
     /// One request and its reply, with nothing else under way.

@@ -11,13 +11,14 @@ mod shares;
 mod transfer;
 
 use crate::args::{ConnArgs, PeerOptions, listen, receive_memory};
-use crate::fail::{Exit, Failure, Result};
+use crate::fail::{BUSY, Exit, Failure, Result};
 use crate::open::Opener;
 use crate::perf::raw;
 use crate::qp_setup::Link;
 use crate::service::Service;
 use crate::stop::Stop;
 use crate::text;
+use crate::trust::Trust;
 use budget::Budget;
 use idle::Idle;
 use sessions::Sessions;
@@ -50,6 +51,9 @@ pub(crate) struct Args {
     /// Close a connection on which nothing has moved for this time, such as 90s or 10m; 0 is never
     #[arg(long, value_name = "TIME", default_value = "10m")]
     idle_timeout: DeadAfter,
+    /// With shares, do not encrypt beyond this machine either
+    #[arg(long)]
+    clear: bool,
     /// Let `uiw cp` read the files below DIR, and with `:rw` write there (repeatable)
     #[arg(long, value_name = "NAME=DIR[:rw]")]
     share: Vec<ShareArg>,
@@ -72,6 +76,8 @@ const DEAD_AFTER: DeadAfter = DeadAfter(Some(Duration::from_secs(60)));
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     // Before any other thread has an arena.
     uiw_mem::share_arenas();
+    let is_default = !args.share.is_empty() && !args.listen.ip().is_loopback() && !args.clear;
+    let opener = &if is_default { Trust::Server.opener(opener)?.0 } else { opener.clone() };
     let stop = if opener.has_tls() {
         let opener = opener.clone();
         Stop::on_signal_but_hangup(move || match opener.reload_tls() {
@@ -229,7 +235,7 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     let peer = request.peer_addr();
     if let Err(busy) = server.sessions.enter(peer.ip()) {
         tracing::warn!(%peer, %busy, "connection rejected");
-        let _ = request.reject(b"busy");
+        let _ = request.reject(BUSY.as_bytes());
         return;
     }
     let own = Arc::clone(server);
@@ -266,7 +272,7 @@ fn session(server: &Server, request: ConnRequest, service: Service) -> Result<()
         Ok(share) => share,
         Err(why) => {
             let peer = request.peer_addr();
-            let _ = request.reject(why.as_bytes());
+            let _ = request.reject(format!("{BUSY}: {why}").as_bytes());
             return Err(Failure::lost(peer, why));
         }
     };
