@@ -79,8 +79,10 @@ impl Channel {
         peer: SocketAddr,
         options: &ConnOptions,
         private_data: &[u8],
+        until: Until<'_>,
     ) -> Result<Self> {
-        let conn = MsgConn::connect(memory.half(device)?, memory.receives(), peer, options, private_data)?;
+        let (half, receives) = (memory.half(device)?, memory.receives());
+        let conn = MsgConn::connect(half, receives, peer, options, private_data, until)?;
         Ok(Self::new(conn, memory, None))
     }
 

@@ -38,6 +38,7 @@ pub(super) fn transfer(
     target: &Target,
     shape: Shape,
 ) -> Result<()> {
+    plan.named();
     std::thread::scope(|scope| {
         let workers: Vec<_> = std::iter::once(Some(first))
             .chain((1..shape.stripes).map(|_| None))
@@ -70,11 +71,13 @@ fn connection(first: Option<Stripe>, plan: &Plan, direction: &dyn Direction, tar
             Some(stripe) => Ok(stripe),
             // A connection that is of no use any more need not be made.
             None if !plan.wait() => return,
-            None => Stripe::connect(target, slots).map_err(Broken::from),
+            None => Stripe::connect(target, slots, &plan.stop).map_err(Broken::from),
         };
         let begun = Instant::now();
         let broken = match connected.and_then(|stripe| stripe.work(plan, direction, target)) {
             Ok(()) => return,
+            // Everything was done meanwhile, or it is interrupted.
+            Err(_) if plan.stop.is_set() => return,
             Err(broken) => broken,
         };
         match broken {

@@ -8,6 +8,9 @@ use super::transfer::Directory;
 use super::wire::WireError;
 use std::sync::Arc;
 
+/// Entries of a directory at most, as all of them are kept while it is compared.
+const MAX_ENTRIES: usize = 4 << 20;
+
 /// A request, and the bytes that go into its slot before it.
 pub(super) type Step = (Request, Option<Vec<u8>>);
 
@@ -60,6 +63,10 @@ pub(super) fn listed(
             let first = known.len().saturating_sub(1);
             let is_empty = page.is_empty();
             known.extend(page);
+            if known.len() > MAX_ENTRIES {
+                plan.fail_directory(directory, "a directory of more than 4,194,304 entries");
+                return Ok(Page::Failed);
+            }
             if (more && is_empty) || !known[first..].is_sorted_by(|a, b| a.name < b.name) {
                 return Err(Violation::Reply("a list that is not in order"));
             }

@@ -1,7 +1,7 @@
 //! What a server does with requests, without a connection: bytes of slots come in and go out as such.
 
 use super::batch::{self, Batch, Content};
-use super::meta::{Entry, Meta};
+use super::meta::Meta;
 use super::names::RelPath;
 use super::part::{Opened, Outcome, Part, next_data};
 use super::protocol::{BLOCK, FileHead, Reply, Request, encode_entries};
@@ -33,8 +33,6 @@ pub(crate) struct Session {
 #[derive(Debug)]
 pub(crate) struct Handler {
     session: Arc<Session>,
-    /// The directory that was listed last, for the rest of its entries.
-    listed: Option<(RelPath, Vec<Entry>)>,
     sources: Vec<(RelPath, File)>,
 }
 
@@ -95,7 +93,7 @@ impl Session {
 
 impl Handler {
     pub(crate) fn new(session: Arc<Session>) -> Self {
-        Self { session, listed: None, sources: Vec::new() }
+        Self { session, sources: Vec::new() }
     }
 
     /// Executes a request; `landed` gives the first bytes of its slot.
@@ -197,25 +195,21 @@ impl Handler {
         Ok(reply)
     }
 
-    fn list(&mut self, path: &RelPath, after: &[u8], create: bool) -> Result<Answer> {
+    fn list(&self, path: &RelPath, after: &[u8], create: bool) -> Result<Answer> {
         let root = &self.session.root;
-        let known = self.listed.take().filter(|(known, _)| known == path && !after.is_empty());
-        let entries = match known {
-            Some((_, entries)) => entries,
-            None => match root.list(path) {
-                Err(error) if is_absent(&error) && create => {
-                    root.make_directory(path)?;
-                    Vec::new()
-                }
-                Err(error) if is_absent(&error) => return Ok((Reply::Absent, None)),
-                listed => listed?,
-            },
+        let (entries, follow) = match root.page(path, after) {
+            Err(error) if is_absent(&error) && create => {
+                root.make_directory(path)?;
+                Default::default()
+            }
+            Err(error) if is_absent(&error) => return Ok((Reply::Absent, None)),
+            page => page?,
         };
-        let begin = entries.partition_point(|entry| entry.name.as_bytes() <= after);
-        let (bytes, count) = encode_entries(entries[begin..].iter());
-        let more = begin + count < entries.len();
-        if more {
-            self.listed = Some((path.clone(), entries));
+        let (bytes, count) = encode_entries(entries.iter());
+        let more = follow || count < entries.len();
+        if more && count == 0 {
+            // Every entry of the page is gone.
+            return Err(Errno::AGAIN.into());
         }
         Ok((Reply::Listed { len: bytes.len() as u32, more }, Some(bytes)))
     }

@@ -148,7 +148,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         identity: OnceLock::new(),
     };
     let mut first =
-        security.connect(args, host, || Stripe::connect(&target, Shape::of(Duration::MAX).slots))?;
+        security.connect(args, host, || Stripe::connect(&target, Shape::of(Duration::MAX).slots, &stop))?;
     let mut shape = Shape::of(round_trip(&mut first, &stop)?);
     shape.stripes = args.stripes.unwrap_or(shape.stripes);
     let plan = Plan::new(Report::new(args.json), stop, args.dry_run);

@@ -60,14 +60,15 @@ struct State {
     later: Vec<(Instant, Task)>,
     /// The last one first, so that few are known at a time.
     directories: Vec<Task>,
-    /// Entries that are neither there nor failed.
+    /// Entries that are neither there nor failed, and one for the command line.
     entries: u64,
     failure: Option<Failure>,
 }
 
 impl Plan {
     pub(super) fn new(report: Report, stop: Arc<Stop>, dry_run: bool) -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), report, stop, dry_run }
+        let state = State { entries: 1, ..State::default() };
+        Self { state: Mutex::new(state), changed: Condvar::new(), report, stop, dry_run }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -336,12 +337,24 @@ impl Plan {
         self.leave(directory.parent.as_ref());
     }
 
+    /// All entries of the command line are added.
+    pub(super) fn named(&self) {
+        self.leave(None);
+    }
+
     /// An entry is there or has failed.
     fn leave(&self, parent: Option<&Arc<Directory>>) {
         if let Some(parent) = parent {
             self.entry_of(parent);
         }
-        self.add(|state| state.entries -= 1);
+        let mut is_over = false;
+        self.add(|state| {
+            state.entries -= 1;
+            is_over = state.entries == 0;
+        });
+        if is_over {
+            self.stop.set();
+        }
     }
 
     /// Ends the transfer.

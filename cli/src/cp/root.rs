@@ -5,6 +5,7 @@ use super::meta::{Entry, Kind, Meta, Time};
 use super::names::{Name, RelPath, is_reserved};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
+use std::collections::BinaryHeap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Error, Read, Result};
@@ -12,8 +13,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// Entries of a directory at most.
-const MAX_ENTRIES: usize = 1 << 20;
+/// Entries of a page of a list at most.
+const PAGE: usize = 8192;
 
 /// A directory below which files are read or written.
 #[derive(Debug)]
@@ -67,20 +68,29 @@ impl Root {
         meta_at(&parent, name.as_os_str())
     }
 
-    /// The entries of a directory in the order of their names, without incomplete files.
-    pub(crate) fn list(&self, path: &RelPath) -> Result<Vec<Entry>> {
+    /// The first entries of a directory behind the name `after`, in the order of their names, without incomplete files; and whether others
+    /// follow. The directory is read anew for each page, so that a page is all that is kept of a large one.
+    pub(crate) fn page(&self, path: &RelPath, after: &[u8]) -> Result<(Vec<Entry>, bool)> {
         let directory = self.directory(path)?;
-        let mut entries = Vec::new();
+        // The greatest name on top, to be replaced by a less one.
+        let mut names = BinaryHeap::new();
+        let mut more = false;
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
             let bytes = entry.file_name().to_bytes();
-            if matches!(bytes, b"." | b"..") || is_reserved(bytes) {
+            if matches!(bytes, b"." | b"..") || is_reserved(bytes) || bytes <= after {
                 continue;
             }
-            let Ok(name) = Name::new(bytes) else { continue };
-            if entries.len() == MAX_ENTRIES {
-                return Err(Error::other("a directory of more than 1,048,576 entries"));
+            if let Ok(name) = Name::new(bytes) {
+                names.push(name);
             }
+            if names.len() > PAGE {
+                names.pop();
+                more = true;
+            }
+        }
+        let mut entries = Vec::with_capacity(names.len());
+        for name in names.into_sorted_vec() {
             match meta_at(&directory, name.as_os_str()) {
                 Ok(meta) => entries.push(Entry { name, meta }),
                 // It is gone again.
@@ -88,7 +98,19 @@ impl Root {
                 Err(error) => return Err(error),
             }
         }
-        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok((entries, more))
+    }
+
+    /// All entries of a directory in the order of their names.
+    pub(crate) fn list(&self, path: &RelPath) -> Result<Vec<Entry>> {
+        let (mut entries, mut more) = self.page(path, b"")?;
+        while more && let Some(last) = entries.last() {
+            let after = last.name.as_bytes().to_vec();
+            let page;
+            (page, more) = self.page(path, &after)?;
+            more &= !page.is_empty();
+            entries.extend(page);
+        }
         Ok(entries)
     }
 
@@ -207,6 +229,22 @@ mod tests {
         assert_eq!(root.meta(&path("passwd")).unwrap().target, b"/etc/passwd");
         assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1);
         assert_eq!(std::fs::read_dir(inside.path().join("d")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn directories_are_listed_in_order_page_by_page() {
+        let scratch = Scratch::new();
+        for number in 0..PAGE + 50 {
+            File::create(scratch.path().join(format!("{number}"))).unwrap();
+        }
+        File::create(scratch.path().join("5.uiw-part")).unwrap();
+        let root = Root::open(scratch.path()).unwrap();
+        let (first, more) = root.page(&RelPath::default(), b"").unwrap();
+        assert_eq!((first.len(), more), (PAGE, true));
+        let entries = root.list(&RelPath::default()).unwrap();
+        assert_eq!(entries.len(), PAGE + 50);
+        assert!(entries.is_sorted_by(|a, b| a.name < b.name) && entries.starts_with(&first));
+        assert_eq!(root.page(&RelPath::default(), b"9999").unwrap(), (Vec::new(), false));
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl Target {
 }
 
 impl Stripe {
-    pub(super) fn connect(target: &Target, slots: u16) -> Result<Self> {
+    pub(super) fn connect(target: &Target, slots: u16, stop: &Stop) -> Result<Self> {
         let memory = Memory::new(&target.device, slots, true)?;
         let at = memory.remote().map(|landing| (landing.addr, landing.rkey.0)).unwrap_or_default();
         let order = Service::Cp(CpOrder {
@@ -80,8 +80,14 @@ impl Stripe {
             at,
             peer_options: target.peer_options.clone(),
         });
-        let mut channel =
-            Channel::connect(&target.device, memory, target.peer, &target.options(), &order.private_data())?;
+        let mut channel = Channel::connect(
+            &target.device,
+            memory,
+            target.peer,
+            &target.options(),
+            &order.private_data(),
+            Until::stop(stop),
+        )?;
         let identity = channel.conn.link.info.peer_identity.clone();
         if *target.identity.get_or_init(|| identity.clone()) != identity {
             let failure = Failure::lost(target.peer, "another server answers than at the beginning");

@@ -247,8 +247,9 @@ fn slot_part(slot: &RemoteMr, start: u64, len: u64) -> RemoteMr {
 fn a_server_cannot_name_files_outside_of_the_target() {
     let device = Device::open().unwrap();
     let pd = device.alloc_pd().unwrap();
-    let listener = Listener::bind(&pd, "127.0.0.1:0".parse().unwrap(), &ConnSettings::default()).unwrap();
     for name in [&b"../evil"[..], b"..", b"/tmp/evil", b"a/b", b"", b"evil.uiw-part"] {
+        let any = "127.0.0.1:0".parse().unwrap();
+        let listener = Listener::bind(&pd, any, &ConnSettings::default()).unwrap();
         let scratch = Scratch::new();
         scratch.directory("target");
         let entry = Message::default().counted(name).file(4).0;
