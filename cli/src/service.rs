@@ -134,7 +134,7 @@ pub(crate) struct CpOrder {
     pub(crate) slots: u16,
     /// The client's slots: tagged offset and STag.
     pub(crate) at: (u64, u32),
-    #[serde(rename = "wishes")]
+    #[serde(rename = "options")]
     pub(crate) peer_options: PeerOptions,
 }
 

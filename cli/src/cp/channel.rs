@@ -134,6 +134,10 @@ impl Channel {
             Some(Event::Message { slot, len }) => {
                 let message = self.conn.bytes(slot, len)?;
                 self.conn.repost(slot)?;
+                // A request for each slot, and no more: what waits here is bounded.
+                if self.arrived.len() > usize::from(self.memory.slots) {
+                    return Err(Failure::lost(self.peer(), "sends more messages than it has slots"));
+                }
                 self.arrived.push_back(message);
             }
             Some(Event::Sent(id)) if id & DATA == 0 => self.free.push(id as u32),

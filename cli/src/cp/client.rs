@@ -30,20 +30,23 @@ impl Shape {
     }
 }
 
-/// Transfers what the plan has, with `first` and further connections.
+/// Transfers what `find` adds to the plan by means of `first`, with that and further connections, which are made meanwhile.
 pub(super) fn transfer(
-    first: Stripe,
+    mut first: Stripe,
     plan: &Plan,
     direction: &dyn Direction,
     target: &Target,
     shape: Shape,
+    find: impl FnOnce(&mut Stripe) -> Result<()>,
 ) -> Result<()> {
-    plan.named();
     std::thread::scope(|scope| {
-        let workers: Vec<_> = std::iter::once(Some(first))
-            .chain((1..shape.stripes).map(|_| None))
-            .map(|stripe| scope.spawn(move || connection(stripe, plan, direction, target, shape.slots)))
-            .collect();
+        let begin = |stripe| scope.spawn(move || connection(stripe, plan, direction, target, shape.slots));
+        let mut workers: Vec<_> = (1..shape.stripes).map(|_| begin(None)).collect();
+        match find(&mut first) {
+            Ok(()) => plan.named(),
+            Err(failure) => plan.end(failure),
+        }
+        workers.push(begin(Some(first)));
         let mut progress = Progress::new();
         while !workers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
             progress.show(|| plan.report.line());

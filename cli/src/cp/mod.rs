@@ -147,22 +147,22 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         give_up,
         identity: OnceLock::new(),
     };
-    let mut first =
+    let begun = Instant::now();
+    let first =
         security.connect(args, host, || Stripe::connect(&target, Shape::of(Duration::MAX).slots, &stop))?;
-    let mut shape = Shape::of(round_trip(&mut first, &stop)?);
+    // TCP and MPA take one each, and TLS a third one.
+    let round_trips = if first.identity().is_some() { 3 } else { 2 };
+    let mut shape = Shape::of(begun.elapsed() / round_trips);
     shape.stripes = args.stripes.unwrap_or(shape.stripes);
     let plan = Plan::new(Report::new(args.json), stop, args.dry_run);
     let direction: Box<dyn Direction> = match &way {
-        Way::Push(from, to) => {
-            sources::push(&mut first, &plan, from, to)?;
-            Box::new(Push)
-        }
-        Way::Pull(from, to) => {
-            sources::pull(&mut first, &plan, from, to)?;
-            Box::new(Pull { label: format!("{:08x}", token as u32) })
-        }
+        Way::Push(..) => Box::new(Push),
+        Way::Pull(..) => Box::new(Pull { label: format!("{:08x}", token as u32) }),
     };
-    client::transfer(first, &plan, direction.as_ref(), &target, shape)?;
+    client::transfer(first, &plan, direction.as_ref(), &target, shape, |first| match &way {
+        Way::Push(from, to) => sources::push(first, &plan, from, to),
+        Way::Pull(from, to) => sources::pull(first, &plan, from, to),
+    })?;
     plan.report.summary(shape.stripes.into(), args.dry_run);
     match plan.report.failures() {
         0 => Ok(()),
@@ -220,21 +220,6 @@ impl Security {
         files.check(host, stripe.identity())?;
         Ok(stripe)
     }
-}
-
-/// The shortest of some requests.
-fn round_trip(stripe: &mut Stripe, stop: &Stop) -> Result<Duration> {
-    let mut least = Duration::MAX;
-    for _ in 0..3 {
-        let begun = Instant::now();
-        called(stripe, &Request::Stat { path: names::RelPath::default() }, stop)?;
-        least = least.min(begun.elapsed());
-        // On a long path one is enough.
-        if least > Duration::from_millis(20) {
-            break;
-        }
-    }
-    Ok(least)
 }
 
 /// A request before the transfer begins.

@@ -47,7 +47,7 @@ impl Client {
         let pd = device.alloc_pd().unwrap();
         let order = json!({
             "share": "s", "token": 5, "push": true, "slots": 1, "at": [0, 0],
-            "wishes": {"crc": true, "markers": false, "fpdu": "auto", "stable_tx": false},
+            "options": {"crc": true, "markers": false, "fpdu": "auto", "stable_tx": false},
         });
         let settings = ConnSettings::default().private_data(format!("uiw-cp/1 {order}"));
         let connection = Connection::connect(&pd, address.parse().unwrap(), &settings).unwrap();
