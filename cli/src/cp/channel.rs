@@ -8,7 +8,7 @@ use crate::qp_setup::{Depths, Half, Until, Wait, post};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use uiw_verbs::cm::ConnRequest;
-use uiw_verbs::{Access, ConnOptions, Device, Pd, RemoteMr, SendFlags, SendOp};
+use uiw_verbs::{Access, ConnOptions, Device, Pd, QpState, RemoteMr, SendFlags, SendOp};
 
 /// Set in the number of a Write out of a slot.
 const DATA: u64 = 1 << 32;
@@ -203,6 +203,11 @@ impl Channel {
         let mut bytes = vec![0; len as usize];
         landing.read(usize::from(slot) * SLOT as usize, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// Whether the connection has ended.
+    pub(crate) fn is_down(&self) -> bool {
+        self.conn.link.qp.state() != QpState::Rts
     }
 
     /// Closes in order.

@@ -3,7 +3,7 @@
 use super::meta::Entry;
 use super::names::RelPath;
 use super::plan::{Plan, Task};
-use super::protocol::{Reply, Request, decode_entries};
+use super::protocol::{Create, Reply, Request, decode_entries};
 use super::transfer::Directory;
 use super::wire::WireError;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub(super) trait Direction: Send + Sync {
 }
 
 /// Asks for the entries of a directory behind those that are known.
-pub(super) fn list(path: &RelPath, known: &[Entry], create: bool) -> Step {
+pub(super) fn list(path: &RelPath, known: &[Entry], create: Create) -> Step {
     let after = known.last().map(|entry| entry.name.as_bytes().to_vec()).unwrap_or_default();
     (Request::List { path: path.clone(), after, create }, None)
 }

@@ -4,7 +4,7 @@ use super::batch::{self, Batch, Content};
 use super::meta::Meta;
 use super::names::RelPath;
 use super::part::{Opened, Outcome, Part, next_data};
-use super::protocol::{BLOCK, FileHead, Reply, Request, encode_entries};
+use super::protocol::{BLOCK, Create, FileHead, Reply, Request, encode_entries};
 use super::root::Root;
 use super::wire::WireError;
 use rustix::io::Errno;
@@ -195,11 +195,11 @@ impl Handler {
         Ok(reply)
     }
 
-    fn list(&self, path: &RelPath, after: &[u8], create: bool) -> Result<Answer> {
+    fn list(&self, path: &RelPath, after: &[u8], create: Create) -> Result<Answer> {
         let root = &self.session.root;
         let (entries, follow) = match root.page(path, after) {
-            Err(error) if is_absent(&error) && create => {
-                root.make_directory(path)?;
+            Err(error) if is_absent(&error) && create != Create::No => {
+                root.make_directory(path, create == Create::Private)?;
                 Default::default()
             }
             Err(error) if is_absent(&error) => return Ok((Reply::Absent, None)),

@@ -235,14 +235,9 @@ impl Part {
 
     /// Bytes that are there already.
     pub(crate) fn verified_bytes(&self) -> u64 {
-        let missing: u64 = self
-            .state()
-            .verified
-            .missing(self.head.blocks())
-            .flatten()
-            .map(|block| self.head.block_len(block))
-            .sum();
-        self.head.meta.size - missing
+        let state = self.state();
+        let missing = state.verified.missing(self.head.blocks());
+        self.head.meta.size - missing.map(|range| self.head.range_len(&range)).sum::<u64>()
     }
 
     /// Gives the complete file its mode and time, syncs it, and makes it appear.

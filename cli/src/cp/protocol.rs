@@ -58,13 +58,23 @@ pub(crate) struct FileHead {
     pub(crate) meta: Meta,
 }
 
+/// Whether a directory is made that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Create {
+    No,
+    /// With no rights for others: [`Request::SetDirectory`] will give it its mode.
+    Private,
+    /// As the server's user makes any directory.
+    Usual,
+}
+
 /// What the client asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     /// What there is under a path.
     Stat { path: RelPath },
-    /// The entries of a directory behind the name `after`; with `create` it is made if it is not there.
-    List { path: RelPath, after: Vec<u8>, create: bool },
+    /// The entries of a directory behind the name `after`.
+    List { path: RelPath, after: Vec<u8>, create: Create },
     /// Begins a file, or continues one of the same version.
     Open { file: FileHead },
     /// A block of a file, whose `len` bytes are in the slot.
@@ -139,6 +149,12 @@ impl FileHead {
         self.meta.size.saturating_sub(index.saturating_mul(BLOCK)).min(BLOCK)
     }
 
+    /// Bytes of a run of blocks.
+    pub(crate) fn range_len(&self, blocks: &Range<u64>) -> u64 {
+        let at = |block: u64| block.saturating_mul(BLOCK).min(self.meta.size);
+        at(blocks.end).saturating_sub(at(blocks.start))
+    }
+
     fn encode(&self, out: &mut Encoder) {
         out.counted(self.path.as_bytes());
         self.meta.encode(out);
@@ -203,7 +219,7 @@ impl Request {
                 out.counted(path.as_bytes());
             }
             Self::List { path, after, create } => {
-                out.counted(path.as_bytes()).counted(after).u8((*create).into());
+                out.counted(path.as_bytes()).counted(after).u8(*create as u8);
             }
             Self::Open { file } | Self::Finish { file } => file.encode(&mut out),
             Self::Put { file, index, len, hash } => {
@@ -263,7 +279,16 @@ impl Request {
             2 => {
                 let path = path(&mut from)?;
                 let after = from.counted("a name")?.to_vec();
-                Self::List { path, after, create: from.flag("the mark of a directory to be made")? }
+                let create = match from.u8("the mark of a directory to be made")? {
+                    0 => Create::No,
+                    1 => Create::Private,
+                    2 => Create::Usual,
+                    other => {
+                        let what = "the mark of a directory to be made";
+                        return Err(WireError::Value { what, value: other.into() });
+                    }
+                };
+                Self::List { path, after, create }
             }
             3 => Self::Open { file: FileHead::decode(&mut from)? },
             4 => Self::put(&mut from)?,
@@ -323,7 +348,7 @@ impl Request {
     pub(crate) fn writes(&self) -> bool {
         match self {
             Self::Stat { .. } | Self::Get { .. } | Self::GetBatch { .. } => false,
-            Self::List { create, .. } => *create,
+            Self::List { create, .. } => *create != Create::No,
             _ => true,
         }
     }
@@ -482,7 +507,7 @@ mod tests {
         let mtime = Time { seconds: 1, nanos: 2 };
         vec![
             Request::Stat { path: RelPath::default() },
-            Request::List { path: path.clone(), after: b"x".to_vec(), create: true },
+            Request::List { path: path.clone(), after: b"x".to_vec(), create: Create::Usual },
             Request::Open { file: file.clone() },
             Request::Put { file: file.clone(), index: 4, len: 1 << 20, hash: [1; 32] },
             Request::Hole { file: file.clone(), blocks: 1..5 },

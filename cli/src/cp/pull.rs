@@ -5,7 +5,7 @@ use super::direction::{Checked, Direction, Landed, Page, Step, Violation, list, 
 use super::meta::Meta;
 use super::part::{Opened, Outcome, Part};
 use super::plan::{Plan, Task};
-use super::protocol::{FileHead, Hash, Reply, Request};
+use super::protocol::{Create, FileHead, Hash, Reply, Request};
 use super::transfer::{Directory, End, Item, Transfer};
 use rustix::io::Errno;
 use std::ops::Range;
@@ -24,7 +24,7 @@ impl Direction for Pull {
                 if known.is_empty() && !plan.dry_run && !make(plan, directory) {
                     return None;
                 }
-                Some(list(&directory.place.remote, known, false))
+                Some(list(&directory.place.remote, known, Create::No))
             }
             Task::Batch(items) => {
                 let paths = items.iter().map(|item| item.place.remote.clone()).collect();
@@ -99,7 +99,7 @@ impl Direction for Pull {
 /// The directory at this end.
 fn make(plan: &Plan, directory: &Directory) -> bool {
     let place = &directory.place;
-    let made = if place.local.is_empty() { Ok(()) } else { place.root.make_directory(&place.local) };
+    let made = if place.local.is_empty() { Ok(()) } else { place.root.make_directory(&place.local, true) };
     match made {
         Ok(()) => true,
         Err(error) => {
@@ -215,7 +215,7 @@ fn block(plan: &Plan, transfer: &Arc<Transfer>, index: u64, reply: Reply, landed
                 return Err(Violation::Reply("a hole that is not there"));
             }
             let blocks: Range<u64> = index..transfer.skip(index, end);
-            plan.report.resumed(blocks.clone().map(|index| head.block_len(index)).sum());
+            plan.report.resumed(head.range_len(&blocks));
             part.hole(blocks)
         }
         Reply::Changed(meta) => {

@@ -5,7 +5,7 @@ use super::direction::{Checked, Direction, Landed, Page, Step, Violation, list, 
 use super::handler::{Read, read_block};
 use super::meta::{Kind, Meta};
 use super::plan::{Plan, Task};
-use super::protocol::{FileHead, MAX_RANGES, Reply, Request};
+use super::protocol::{Create, FileHead, MAX_RANGES, Reply, Request};
 use super::transfer::{End, Item, Transfer};
 use rustix::io::Errno;
 use std::fs::File;
@@ -17,7 +17,10 @@ pub(super) struct Push;
 impl Direction for Push {
     fn start(&self, plan: &Plan, task: &mut Task) -> Option<Step> {
         match task {
-            Task::Directory(directory, known) => Some(list(&directory.place.remote, known, !plan.dry_run)),
+            Task::Directory(directory, known) => {
+                let create = if plan.dry_run { Create::No } else { Create::Private };
+                Some(list(&directory.place.remote, known, create))
+            }
             Task::Batch(items) => batch(plan, items),
             Task::Link(item) => {
                 let (path, target) = (item.place.remote.clone(), item.meta.target.clone());
@@ -78,7 +81,7 @@ impl Direction for Push {
                 put(plan, &transfer, reply, || plan.report.moved(bytes))?;
             }
             Task::Hole(transfer, blocks) => {
-                let bytes = blocks.map(|index| transfer.head().block_len(index)).sum();
+                let bytes = transfer.head().range_len(&blocks);
                 put(plan, &transfer, reply, || plan.report.resumed(bytes))?;
             }
             Task::Finish(transfer) => match reply {
@@ -88,6 +91,9 @@ impl Direction for Push {
                     }
                 }
                 Reply::Missing(ranges) if !ranges.is_empty() => {
+                    if ranges.iter().any(|range| range.end > transfer.head().blocks()) {
+                        return Err(Violation::Reply("blocks behind the end"));
+                    }
                     transfer.set_missing(ranges);
                     plan.add_file(transfer);
                 }
@@ -181,12 +187,12 @@ fn opened(plan: &Plan, item: Item, tried: u8, reply: Reply) -> Checked<()> {
                 plan.reopen(&transfer, Some(meta));
                 return Ok(());
             }
-            if ranges.last().is_some_and(|range| range.end > transfer.head().blocks()) {
+            if ranges.iter().any(|range| range.end > transfer.head().blocks()) {
                 return Err(Violation::Reply("blocks behind the end"));
             }
             let missing = transfer.set_missing(ranges);
             if is_listed && transfer.item.restarts == 0 {
-                plan.report.resumed(transfer.item.meta.size - missing);
+                plan.report.resumed(transfer.item.meta.size.saturating_sub(missing));
             }
             plan.add_file(transfer);
         }

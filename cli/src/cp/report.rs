@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// After how long without an answer of the server a terminal shows that.
+const SILENT: Duration = Duration::from_secs(3);
+
 /// Counts of all connections.
 pub(super) struct Report {
     as_json: bool,
@@ -123,11 +126,15 @@ impl Report {
         let (moved, resumed, found) = (get(&self.moved), get(&self.resumed), get(&self.bytes_found));
         let seconds = self.begun.elapsed().as_secs_f64();
         let rate = moved as f64 / seconds.max(0.001);
-        let there = moved + resumed;
+        let there = moved.saturating_add(resumed);
         let left = found.saturating_sub(there);
         let part = if found == 0 { 100.0 } else { (there as f64 / found as f64 * 100.0).min(100.0) };
-        let remaining =
-            if rate > 0.0 { format!("{} left", clock(left as f64 / rate)) } else { "stalled".into() };
+        let silent = self.silent_for();
+        let remaining = match rate {
+            _ if silent > SILENT => format!("no answer for {}", clock(silent.as_secs_f64())),
+            0.0 => String::new(),
+            _ => format!("{} left", clock(left as f64 / rate)),
+        };
         format!(
             "{part:3.0} %  {} of {} entries  {}  {remaining}",
             text::grouped(get(&self.copied)),

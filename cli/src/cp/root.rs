@@ -150,10 +150,11 @@ impl Root {
         Err(Errno::AGAIN.into())
     }
 
-    /// A directory that is made if it is not there. It is its owner's alone until [`Root::set_directory`].
-    pub(crate) fn make_directory(&self, path: &RelPath) -> Result<()> {
+    /// A directory that is made if it is not there. A private one is its owner's alone until [`Root::set_directory`].
+    pub(crate) fn make_directory(&self, path: &RelPath, is_private: bool) -> Result<()> {
         let (parent, name) = self.parent(path)?;
-        match rustix::fs::mkdirat(&parent, name.as_os_str(), Mode::RWXU) {
+        let mode = if is_private { Mode::RWXU } else { Mode::RWXU | Mode::RWXG | Mode::RWXO };
+        match rustix::fs::mkdirat(&parent, name.as_os_str(), mode) {
             Err(Errno::EXIST) => match meta_at(&parent, name.as_os_str())?.kind {
                 Kind::Directory => Ok(()),
                 _ => Err(Errno::NOTDIR.into()),
@@ -220,12 +221,12 @@ mod tests {
         }
         for below in ["out", "within"] {
             let at = path(&format!("{below}/new"));
-            assert!(root.list(&path(below)).is_err() && root.make_directory(&at).is_err(), "{below}");
+            assert!(root.list(&path(below)).is_err() && root.make_directory(&at, true).is_err(), "{below}");
             assert!(root.symlink(&at, b"x", Time::default(), "s").is_err(), "{below}");
             assert!(root.set_directory(&path(below), 0o777, Time::default()).is_err(), "{below}");
             assert!(root.meta(&at).is_err(), "{below}");
         }
-        assert!(root.make_directory(&path("passwd")).is_err());
+        assert!(root.make_directory(&path("passwd"), true).is_err());
         assert_eq!(root.meta(&path("passwd")).unwrap().target, b"/etc/passwd");
         assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1);
         assert_eq!(std::fs::read_dir(inside.path().join("d")).unwrap().count(), 0);

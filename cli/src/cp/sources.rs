@@ -5,7 +5,7 @@ use super::location::Remote;
 use super::meta::{Kind, Meta};
 use super::names::{Name, RelPath};
 use super::plan::Plan;
-use super::protocol::{Reply, Request};
+use super::protocol::{Create, Reply, Request};
 use super::root::Root;
 use super::stripe::Stripe;
 use super::transfer::Place;
@@ -106,7 +106,7 @@ pub(super) fn push(stripe: &mut Stripe, plan: &Plan, from: &[PathBuf], to: &Remo
 
 /// The target directory at the server.
 fn make(stripe: &mut Stripe, plan: &Plan, path: &RelPath) -> Result<()> {
-    let request = Request::List { path: path.clone(), after: Vec::new(), create: true };
+    let request = Request::List { path: path.clone(), after: Vec::new(), create: Create::Usual };
     match called(stripe, &request, &plan.stop)?.0 {
         Reply::Listed { .. } => Ok(()),
         Reply::Failed { errno, text } => {

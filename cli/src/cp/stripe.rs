@@ -142,10 +142,17 @@ impl Stripe {
     ) -> std::result::Result<(), Broken> {
         let worked = self.tasks(plan, direction, target);
         plan.again(self.flights.iter_mut().filter_map(Option::take));
-        if worked.is_ok() {
-            self.channel.close();
+        match worked {
+            Ok(()) => {
+                self.channel.close();
+                Ok(())
+            }
+            // What cannot be posted any more is no fault of this machine.
+            Err(Broken::Fatal(failure)) if failure.exit == Exit::Failed && self.channel.is_down() => {
+                Err(Broken::Lost(failure))
+            }
+            broken => broken,
         }
-        worked
     }
 
     fn tasks(

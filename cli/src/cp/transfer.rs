@@ -3,7 +3,7 @@
 use super::meta::Meta;
 use super::names::{Name, NameError, RelPath};
 use super::part::Part;
-use super::protocol::{BLOCK, FileHead};
+use super::protocol::FileHead;
 use super::root::Root;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -110,9 +110,8 @@ impl Transfer {
 
     /// These are to be transferred. Returns their bytes.
     pub(super) fn set_missing(&self, ranges: Vec<Range<u64>>) -> u64 {
-        let size = self.item.meta.size;
-        let bytes = |range: &Range<u64>| (range.end * BLOCK).min(size) - (range.start * BLOCK).min(size);
-        let sum = ranges.iter().map(bytes).sum();
+        let head = self.head();
+        let sum = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(head.range_len(range)));
         self.blocks().missing = ranges.into();
         sum
     }
@@ -161,6 +160,7 @@ impl Transfer {
 #[cfg(test)]
 mod tests {
     use super::super::meta::{Kind, Time};
+    use super::super::protocol::BLOCK;
     use super::*;
 
     fn transfer(size: u64) -> Transfer {

@@ -52,7 +52,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", default_value = "10m")]
     idle_timeout: DeadAfter,
     /// With shares, do not encrypt beyond this machine either
-    #[arg(long)]
+    #[arg(long, requires = "share")]
     clear: bool,
     /// Let `uiw cp` read the files below DIR, and with `:rw` write there (repeatable)
     #[arg(long, value_name = "NAME=DIR[:rw]")]
@@ -76,6 +76,10 @@ const DEAD_AFTER: DeadAfter = DeadAfter(Some(Duration::from_secs(60)));
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     // Before any other thread has an arena.
     uiw_mem::share_arenas();
+    if args.clear && opener.has_tls() {
+        let why = "a file of --tls or UIW_TLS is named";
+        return Err(Failure::usage("--clear", why, "leave one of them out"));
+    }
     let is_default = !args.share.is_empty() && !args.listen.ip().is_loopback() && !args.clear;
     let opener = &if is_default { Trust::Server.opener(opener)?.0 } else { opener.clone() };
     let stop = if opener.has_tls() {

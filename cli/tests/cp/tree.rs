@@ -117,6 +117,9 @@ fn names_at_the_target_follow_the_rules() {
     assert_eq!(read("renamed"), "1");
     copied(scratch.path(), &["one", "two", &at("both")]);
     assert_eq!((read("both/one"), read("both/two")), ("1".into(), "2".into()));
+    // A directory that only the target names is made as any other one.
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+    assert_eq!(mode(&served.join("both")), mode(&scratch.directory("usual")));
     copied(scratch.path(), &["two", &at("both")]);
     copied(scratch.path(), &["tree", &at("new")]);
     copied(scratch.path(), &["tree", &at("new")]);
