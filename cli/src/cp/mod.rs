@@ -43,7 +43,7 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use stripe::{Broken, Stripe, Target};
 use uiw_cabi::settings::DeadAfter;
 
@@ -147,12 +147,9 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         give_up,
         identity: OnceLock::new(),
     };
-    let begun = Instant::now();
     let first =
         security.connect(args, host, || Stripe::connect(&target, Shape::of(Duration::MAX).slots, &stop))?;
-    // TCP and MPA take one each, and TLS a third one.
-    let round_trips = if first.identity().is_some() { 3 } else { 2 };
-    let mut shape = Shape::of(begun.elapsed() / round_trips);
+    let mut shape = Shape::of(first.round_trip());
     shape.stripes = args.stripes.unwrap_or(shape.stripes);
     let plan = Plan::new(Report::new(args.json), stop, args.dry_run);
     let direction: Box<dyn Direction> = match &way {

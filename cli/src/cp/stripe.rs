@@ -13,7 +13,7 @@ use crate::stop::Stop;
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uiw_llp::PeerIdentity;
 use uiw_mem::STag;
 use uiw_verbs::{ConnOptions, Device, RemoteMr};
@@ -40,6 +40,40 @@ pub(super) struct Target {
 pub(super) struct Stripe {
     channel: Channel,
     flights: Vec<Option<Task>>,
+    round_trip: Duration,
+    flow: Flow,
+}
+
+/// How fast slots of data are answered.
+#[derive(Debug, Default)]
+struct Flow {
+    /// The last answer to one.
+    last: Option<Instant>,
+    /// Between two of them, smoothed.
+    interval: Option<Duration>,
+}
+
+impl Flow {
+    /// An answer has come.
+    fn answered(&mut self, is_data: bool, now: Instant) {
+        if !is_data {
+            *self = Self::default();
+            return;
+        }
+        if let Some(last) = self.last.replace(now) {
+            let interval = now.saturating_duration_since(last);
+            self.interval = Some(self.interval.map_or(interval, |before| (before * 3 + interval) / 4));
+        }
+    }
+
+    /// How many slots keep the connection busy: as many as are answered in two round trips and a tenth of a second, and one. More of them would
+    /// wait in a slow connection while others have nothing left to do.
+    fn depth(&self, round_trip: Duration, slots: usize) -> usize {
+        let Some(interval) = self.interval else { return slots };
+        let busy = (round_trip * 2 + Duration::from_millis(100)).as_micros();
+        let count = 1 + busy.div_ceil(interval.as_micros().max(1));
+        usize::try_from(count).unwrap_or(usize::MAX).clamp(2, slots.max(2))
+    }
 }
 
 /// Why a connection is of no use any more.
@@ -80,6 +114,7 @@ impl Stripe {
             at,
             peer_options: target.peer_options.clone(),
         });
+        let begun = Instant::now();
         let mut channel = Channel::connect(
             &target.device,
             memory,
@@ -88,6 +123,7 @@ impl Stripe {
             &order.private_data(),
             Until::stop(stop),
         )?;
+        let connected = begun.elapsed();
         let identity = channel.conn.link.info.peer_identity.clone();
         if *target.identity.get_or_init(|| identity.clone()) != identity {
             let failure = Failure::lost(target.peer, "another server answers than at the beginning");
@@ -105,7 +141,13 @@ impl Stripe {
         let len = u64::from(slots) * u64::from(SLOT);
         channel.set_remote(said.at.map(|(addr, rkey)| RemoteMr { addr, rkey: STag(rkey), len }));
         let flights = (0..slots).map(|_| None).collect();
-        Ok(Self { channel, flights })
+        // TCP and MPA take one each, and TLS a third one.
+        let round_trip = connected / if identity.is_some() { 3 } else { 2 };
+        Ok(Self { channel, flights, round_trip, flow: Flow::default() })
+    }
+
+    pub(super) fn round_trip(&self) -> Duration {
+        self.round_trip
     }
 
     /// The identity of the server, if connections are encrypted.
@@ -162,7 +204,7 @@ impl Stripe {
         target: &Target,
     ) -> std::result::Result<(), Broken> {
         loop {
-            while let Some(slot) = self.flights.iter().position(Option::is_none) {
+            while let Some(slot) = self.free_slot() {
                 let Some(task) = plan.take() else { break };
                 self.start(slot as u16, task, plan, direction, target)?;
             }
@@ -181,6 +223,13 @@ impl Stripe {
             plan.report.answered();
             self.message(&message, plan, direction, target)?;
         }
+    }
+
+    /// A slot for another task, unless as many are under way as keep the connection busy.
+    fn free_slot(&self) -> Option<usize> {
+        let under_way = self.flights.iter().flatten().count();
+        let free = self.flights.iter().position(Option::is_none);
+        free.filter(|_| under_way < self.flow.depth(self.round_trip, self.flights.len()))
     }
 
     fn start(
@@ -214,6 +263,8 @@ impl Stripe {
         let (slot, reply) = Reply::decode(message).map_err(|error| self.broken(&error.into()))?;
         let task = self.flights.get_mut(usize::from(slot)).and_then(Option::take);
         let task = task.ok_or_else(|| self.broken(&Violation::Reply("none was asked for")))?;
+        let is_data = matches!(task, Task::Block(..) | Task::Batch(..));
+        self.flow.answered(is_data, Instant::now());
         let failure = RefCell::new(None);
         let landed = |len| match self.channel.landed(slot, len) {
             Ok(bytes) => bytes,
@@ -239,5 +290,29 @@ fn weight(task: &Task) -> u64 {
         Task::Block(transfer, index) => transfer.head().block_len(*index),
         Task::Batch(items) => items.iter().map(|item| item.meta.size).sum(),
         _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_connections_have_less_under_way() {
+        let ms = Duration::from_millis;
+        let depth = |interval: u64, round_trip: u64| {
+            let (mut flow, begun) = (Flow::default(), Instant::now());
+            assert_eq!(flow.depth(ms(round_trip), 8), 8, "nothing is known yet");
+            (0..20).for_each(|number| flow.answered(true, begun + ms(interval) * number));
+            flow.depth(ms(round_trip), 8)
+        };
+        assert_eq!(depth(1500, 100), 2);
+        assert_eq!(depth(100, 100), 4);
+        assert_eq!(depth(1, 100), 8);
+        assert_eq!(depth(0, 0), 8);
+        let mut flow = Flow::default();
+        (0..3).for_each(|_| flow.answered(true, Instant::now() + ms(0)));
+        flow.answered(false, Instant::now());
+        assert_eq!(flow.depth(ms(1), 8), 8, "small requests are not limited");
     }
 }
