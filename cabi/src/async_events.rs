@@ -86,7 +86,13 @@ fn deliver(context: &Context, event: &AsyncEvent) -> Option<ibv_async_event> {
         let qp = numbers.qps.get(number)?.deliver();
         Some(ibv_async_event { element: ibv_async_element { qp: qp.cast() }, event_type })
     };
+    let device =
+        |event_type| Some(ibv_async_event { element: ibv_async_element { port_num: 1 }, event_type });
     match event {
+        AsyncEvent::PortError => device(kinds::IBV_EVENT_PORT_ERR),
+        AsyncEvent::PortActive => device(kinds::IBV_EVENT_PORT_ACTIVE),
+        AsyncEvent::GidChange => device(kinds::IBV_EVENT_GID_CHANGE),
+        AsyncEvent::DeviceFatal => device(kinds::IBV_EVENT_DEVICE_FATAL),
         AsyncEvent::CqError { cq } => {
             let element = ibv_async_element { cq: numbers.cqs.get(cq)?.deliver().cast() };
             Some(ibv_async_event { element, event_type: kinds::IBV_EVENT_CQ_ERR })

@@ -102,7 +102,8 @@ impl Engine {
                 .lenient_invalidate(true)
                 .shards(settings.shards)
                 .tls(tls)
-                .counters(counters::of_library(settings)),
+                .counters(counters::of_library(settings))
+                .faults(settings.plan.clone()),
         )?;
         drop(held);
         self.sockets = device.wait_fds().to_vec();

@@ -132,7 +132,9 @@ impl From<Error> for Errno {
     fn from(error: Error) -> Self {
         tracing::debug!(%error, "call refused");
         match error {
-            Error::Io { source, .. } | Error::Lost { source, .. } => source.into(),
+            Error::Io { source, .. } | Error::Lost { source, .. } | Error::Injected { source, .. } => {
+                source.into()
+            }
             Error::QueueFull { .. } => Self::NOMEM,
             Error::Register(error) => error.into(),
             Error::Deregister(_) | Error::Busy { .. } => Self::BUSY,

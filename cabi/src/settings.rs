@@ -15,7 +15,7 @@ use std::time::Duration;
 use uiw_llp::Spec;
 use uiw_llp::fault::{Faults, Flip, Split};
 use uiw_llp::tls::Tls;
-use uiw_verbs::{ConnOptions, FpduSize, Revision};
+use uiw_verbs::{ConnOptions, FaultPlan, FaultPlanError, FpduSize, Revision};
 
 /// One environment variable.
 pub struct Variable {
@@ -166,9 +166,10 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "UIW_FAULT",
         values: "send-split=N, recv-split=N, flip-sent=BYTE:MASK, flip-received=BYTE:MASK, cut-sent=N, cut-received=N, \
-                 fin-sent=N, would-block=N, seed=N, several with commas",
-        what: "faults that are injected into every TCP stream of the program",
-        set: |s, v| faults(v).map(|faults| s.faults = Some(faults)),
+                 fin-sent=N, would-block=N, call:CALL@N=ERRNO, wc:OPERATION@N=STATUS, event:EVENT@TIME, cm:CALL@N=OUTCOME, \
+                 slow:CALL=TIME, seed=N, several with commas: see docs/faults.md",
+        what: "faults that are injected into every TCP stream of the program, and into its calls and completions",
+        set: faults,
     },
     Variable {
         name: "UIW_PCAP",
@@ -256,8 +257,10 @@ pub struct Settings {
     pub lid_map: Option<PathBuf>,
     /// Added to every rdma_cm port.
     pub port_offset: i32,
-    /// Injected faults, with the seed of the random ones.
+    /// Injected faults of TCP streams, with the seed of the random ones.
     pub faults: Option<(u64, Faults)>,
+    /// Injected faults of calls, completions and events.
+    pub plan: FaultPlan,
     /// The file that the traffic is captured to.
     pub pcap: Option<PathBuf>,
     /// The file that configures TLS.
@@ -330,12 +333,18 @@ impl Settings {
         let settings = SETTINGS.get_or_init(|| {
             let settings = Self::read(|name| env::var_os(name)?.into_string().ok().filter(|v| !v.is_empty()));
             match &settings {
-                Ok(settings) => settings.log.as_deref().map_or((), log::start),
+                Ok(settings) => settings.log_filter().map_or((), log::start),
                 Err(line) => eprintln!("{line}"),
             }
             settings
         });
         settings.as_ref().map_err(|_| Errno::INVAL)
+    }
+
+    /// What the log shows: without `UIW_LOG`, the planned faults that occur.
+    fn log_filter(&self) -> Option<&str> {
+        const FAULTS: &str = "off,uiw_verbs::faults=warn";
+        self.log.as_deref().or_else(|| (self.plan != FaultPlan::default()).then_some(FAULTS))
     }
 
     /// Settings from variables that `value` returns.
@@ -432,10 +441,23 @@ fn ports(text: &str) -> std::result::Result<RangeInclusive<u16>, &'static str> {
     }
 }
 
-fn faults(text: &str) -> std::result::Result<(u64, Faults), &'static str> {
+fn faults(settings: &mut Settings, text: &str) -> std::result::Result<(), &'static str> {
+    let (rules, streams): (Vec<_>, Vec<_>) = text.split(',').partition(|part| FaultPlan::is_rule(part));
+    let of_streams = stream_faults(&streams)?;
+    if !rules.is_empty() {
+        let seed = of_streams.as_ref().map_or(0, |(seed, _)| *seed);
+        let text = format!("seed={seed},{}", rules.join(","));
+        settings.plan = text.parse().map_err(|error: FaultPlanError| error.problem())?;
+    }
+    let are_there = streams.iter().any(|part| !part.trim().starts_with("seed="));
+    settings.faults = of_streams.filter(|_| are_there);
+    Ok(())
+}
+
+fn stream_faults(parts: &[&str]) -> std::result::Result<Option<(u64, Faults)>, &'static str> {
     let mut faults = Faults::default();
     let mut seed = 0;
-    for part in text.split(',').map(str::trim) {
+    for part in parts.iter().map(|part| part.trim()) {
         let (name, value) = part.split_once('=').ok_or("expected NAME=VALUE, several with commas")?;
         let number = || value.parse::<u64>().map_err(|_| "expected a number of bytes or calls behind =");
         let small = || value.parse::<u32>().map_err(|_| "expected a number below 2^32 behind =");
@@ -452,7 +474,7 @@ fn faults(text: &str) -> std::result::Result<(u64, Faults), &'static str> {
             _ => return Err("no such fault; `uiw env` lists them"),
         }
     }
-    Ok((seed, faults))
+    Ok((!parts.is_empty()).then_some((seed, faults)))
 }
 
 fn split(most: u32) -> std::result::Result<Split, &'static str> {
@@ -497,6 +519,11 @@ mod tests {
             read("UIW_FAULT", "seed=4,flip-sent=99:1,cut-received=7").unwrap().faults.unwrap();
         assert_eq!((seed, faults.cut_received), (4, Some(7)));
         assert_eq!(faults.flip_sent, [Flip { byte: 99, mask: 1 }]);
+        let both =
+            read("UIW_FAULT", "wc:write@3=RETRY_EXC_ERR,seed=4,would-block=9,call:reg_mr=EIO").unwrap();
+        assert_eq!(both.plan, "seed=4,wc:write@3=RETRY_EXC_ERR,call:reg_mr=EIO".parse().unwrap());
+        assert_eq!(both.faults.unwrap().1.would_block_every, Some(9));
+        assert_eq!(read("UIW_FAULT", "seed=4,call:reg_mr@5%=EIO").unwrap().faults, None);
         assert_eq!(read("UIW_PCAP", "f").unwrap().pcap, Some("f".into()));
         assert_eq!(read("UIW_TLS", "f").unwrap().tls, Some("f".into()));
         assert!(read("UIW_TLS_UD", "clear").unwrap().tls_options.clear_datagrams);
@@ -546,6 +573,8 @@ mod tests {
             ("UIW_FAULT", "flip-sent=1"),
             ("UIW_FAULT", "send-split=0"),
             ("UIW_FAULT", "gremlins=3"),
+            ("UIW_FAULT", "call:reg_mr@0=EIO"),
+            ("UIW_FAULT", "wc:write=SUCCESS"),
         ] {
             let line = read(name, value).unwrap_err();
             assert!(

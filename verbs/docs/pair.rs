@@ -31,8 +31,11 @@ struct End {
 #[allow(dead_code)]
 impl End {
     fn new() -> Result<Self, AnyError> {
-        use uiw_verbs::{Access, CqOptions, Device, Memory, QpInit};
-        let device = Device::open()?;
+        Self::on(uiw_verbs::Device::open()?)
+    }
+
+    fn on(device: uiw_verbs::Device) -> Result<Self, AnyError> {
+        use uiw_verbs::{Access, CqOptions, Memory, QpInit};
         let pd = device.alloc_pd()?;
         let cq = device.create_cq(64, CqOptions::default())?;
         let qp = pd.create_qp(QpInit::new(&cq, &cq))?;
@@ -61,9 +64,13 @@ impl End {
 
 #[allow(dead_code)]
 fn raw() -> Result<[End; 2], AnyError> {
+    connected(End::new()?, End::new()?)
+}
+
+#[allow(dead_code)]
+fn connected(client: End, server: End) -> Result<[End; 2], AnyError> {
     use uiw_verbs::ConnOptions;
     use uiw_verbs::cm::{self, CmEventKind};
-    let (client, server) = (End::new()?, End::new()?);
     let options = std::sync::Arc::new(ConnOptions::default());
     let any = "127.0.0.1:0".parse()?;
     let listener = cm::Listener::bind(&server.device, any, 16, &options, &server.channel)?;

@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
+use crate::faults::{Call, Faults};
 use crate::notify::{Wake, Wakes, register};
 use crate::wc::{Wc, WcStatus};
 use arrayvec::ArrayVec;
@@ -96,6 +97,7 @@ pub struct Cq {
     shards: AtomicU64,
     /// How many connections complete here on each shard; `shards` is its copy.
     connections: Mutex<Vec<u32>>,
+    faults: Option<Arc<Faults>>,
     this: Weak<Self>,
 }
 
@@ -136,6 +138,7 @@ impl Cq {
             shard,
             shards: AtomicU64::new(0),
             connections: Mutex::default(),
+            faults: device.driver().shared.faults.clone(),
             this: this.clone(),
         })
     }
@@ -225,6 +228,9 @@ impl Cq {
     /// When none is queued, the caller's thread drives the shards on which connections complete here, once, until one is queued
     /// (`ARCHITECTURE.md`, "Progress").
     pub fn poll_with(&self, max: usize, mut each: impl FnMut(Wc)) -> usize {
+        if let Some(faults) = &self.faults {
+            faults.delay(Call::PollCq);
+        }
         self.driver().note_poll(self.shards.load(Ordering::Acquire));
         if !self.is_empty() {
             let taken = self.pop(max, &mut each);
@@ -440,6 +446,7 @@ impl Device {
     /// # Errors
     /// [`Error::Zero`], [`Error::Limit`].
     pub fn create_cq(&self, depth: u32, options: CqOptions) -> Result<Arc<Cq>> {
+        self.driver().shared.call(Call::CreateCq)?;
         let limits = self.driver().limits();
         limits.check("completion queue depth", depth.into(), limits.max_cqe.into())?;
         let shards = self.shards();

@@ -3,6 +3,7 @@
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::event::AsyncEvent;
+use crate::faults::{Call, CmCall, CmFault};
 use crate::lingering::Lingering;
 use crate::notify::EventQueue;
 use crate::options::{DeviceOptions, Limits};
@@ -92,7 +93,16 @@ impl Device {
         let lenient_invalidate = options.lenient_invalidate;
         let driver = Driver::start(stack, options)?;
         driver.shared.table.set_lenient_invalidate(lenient_invalidate);
-        Ok(Self { driver, events: Arc::default(), lingering: Hold::Handle(Arc::default()) })
+        Ok(Self::new(driver, Hold::Handle(Arc::default())))
+    }
+
+    /// A handle with a queue of events of its own.
+    fn new(driver: Arc<Driver>, lingering: Hold) -> Self {
+        let events = Arc::default();
+        if let Some(faults) = &driver.shared.faults {
+            faults.add_queue(&events);
+        }
+        Self { driver, events, lingering }
     }
 
     /// The same device with asynchronous events of its own: those of objects made through this handle and its clones come to
@@ -100,8 +110,7 @@ impl Device {
     #[must_use]
     pub fn with_own_events(&self) -> Self {
         self.driver.shared.counters.device_opened();
-        let (driver, lingering) = (Arc::clone(&self.driver), self.lingering.clone());
-        Self { driver, events: Arc::default(), lingering }
+        Self::new(Arc::clone(&self.driver), self.lingering.clone())
     }
 
     /// What an object of the device keeps: no handle, as the program cannot drive the device with it.
@@ -136,6 +145,21 @@ impl Device {
 
     pub(crate) fn events(&self) -> &Arc<EventQueue<AsyncEvent>> {
         &self.events
+    }
+
+    /// A call of a layer above begins that the engine does not see, such as a transition that takes several of its calls: fails or is slow
+    /// where the device's [`FaultPlan`](crate::FaultPlan) says so.
+    ///
+    /// # Errors
+    /// [`Error::Injected`].
+    pub fn inject(&self, call: Call) -> Result<()> {
+        self.driver.shared.call(call)
+    }
+
+    /// The outcome that the device's [`FaultPlan`](crate::FaultPlan) has for a call of a connection manager above the engine.
+    #[must_use]
+    pub fn inject_cm(&self, call: CmCall) -> Option<CmFault> {
+        self.driver.shared.faults.as_ref().and_then(|faults| faults.cm(call))
     }
 
     /// The descriptors that its stack waits with, one of each shard; none of a stack that has none. A child of a fork may close what it

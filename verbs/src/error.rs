@@ -231,6 +231,14 @@ pub enum Error {
         /// Bytes there are.
         len: u64,
     },
+    /// A fault that [`FaultPlan`](crate::FaultPlan) asked for.
+    #[error("{call}: injected fault: {source}")]
+    Injected {
+        /// The call.
+        call: &'static str,
+        /// The planned error number.
+        source: io::Error,
+    },
     /// The call may not be made on this kind of object.
     #[error("{0}")]
     Misuse(&'static str),
@@ -262,7 +270,9 @@ impl Error {
 
     pub(crate) fn io_kind(&self) -> io::ErrorKind {
         match self {
-            Self::Io { source, .. } | Self::Lost { source, .. } => source.kind(),
+            Self::Io { source, .. } | Self::Lost { source, .. } | Self::Injected { source, .. } => {
+                source.kind()
+            }
             Self::Refused { .. } | Self::Rejected { .. } => io::ErrorKind::ConnectionRefused,
             Self::PeerStartup { .. } | Self::PeerRefusal { .. } => io::ErrorKind::InvalidData,
             Self::TimedOut { .. } => io::ErrorKind::TimedOut,

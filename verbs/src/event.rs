@@ -17,6 +17,14 @@ use crate::wc::WireReason;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AsyncEvent {
+    /// The port does not work any more. Only a [`FaultPlan`](crate::FaultPlan) raises this, and the next three.
+    PortError,
+    /// The port works again.
+    PortActive,
+    /// An address of the port has changed.
+    GidChange,
+    /// The device does not work any more.
+    DeviceFatal,
     /// The completion queue overflowed; completions were lost and its queue pairs are in error.
     CqError {
         /// Its number.
@@ -74,7 +82,12 @@ impl EventQueue<AsyncEvent> {
             | AsyncEvent::QpAccessError { qp_num, .. }
             | AsyncEvent::SqDrained { qp_num }
             | AsyncEvent::LastWqeReached { qp_num } => *qp_num == gone,
-            AsyncEvent::CqError { .. } | AsyncEvent::SrqLimitReached { .. } => false,
+            AsyncEvent::PortError
+            | AsyncEvent::PortActive
+            | AsyncEvent::GidChange
+            | AsyncEvent::DeviceFatal
+            | AsyncEvent::CqError { .. }
+            | AsyncEvent::SrqLimitReached { .. } => false,
         });
     }
 }

@@ -1,6 +1,7 @@
 //! Memory regions and windows of a protection domain.
 
 use crate::error::Result;
+use crate::faults::Call;
 use crate::pd::Pd;
 use crate::wr::{Bind, FastRegister};
 use parking_lot::Mutex;
@@ -95,7 +96,9 @@ impl std::fmt::Debug for RawMr {
 
 impl RawMr {
     pub(crate) fn register(pd: &Pd, memory: Memory, base: u64, access: Access) -> Result<Self> {
-        let region = pd.driver().shared.table.register(pd.id(), memory, base, access)?;
+        let shared = &pd.driver().shared;
+        shared.call(Call::RegMr)?;
+        let region = shared.table.register(pd.id(), memory, base, access)?;
         Ok(Self { pd: Mutex::new(pd.clone()), region: Mutex::new(region), gone: false })
     }
 

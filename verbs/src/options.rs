@@ -1,6 +1,7 @@
 //! What a user can set: per device, per listener and per connection.
 
 use crate::api::ConnSettings;
+use crate::faults::FaultPlan;
 use std::path::PathBuf;
 use std::time::Duration;
 use uiw_counters::Publish;
@@ -276,6 +277,7 @@ pub struct DeviceOptions {
     pub(crate) capture: Option<PathBuf>,
     pub(crate) lenient_invalidate: bool,
     pub(crate) counters: Option<Publish>,
+    pub(crate) faults: FaultPlan,
     #[cfg(feature = "tls")]
     pub(crate) tls: Option<uiw_llp::tls::Tls>,
 }
@@ -292,6 +294,13 @@ impl DeviceOptions {
     #[must_use]
     pub fn progress(mut self, progress: Progress) -> Self {
         self.progress = progress;
+        self
+    }
+
+    /// Faults of calls, completions and events, for tests of a program's handling of errors. Default: none.
+    #[must_use]
+    pub fn faults(mut self, plan: FaultPlan) -> Self {
+        self.faults = plan;
         self
     }
 

@@ -3,6 +3,7 @@
 use crate::device::Device;
 use crate::driver::Driver;
 use crate::error::Result;
+use crate::faults::Call;
 use std::sync::Arc;
 
 /// A protection domain: memory and queue pairs of the same domain may work together, others not (RFC 5040 section 2.1).
@@ -70,6 +71,7 @@ impl Device {
     /// # Errors
     /// [`crate::Error::Limit`].
     pub fn alloc_pd(&self) -> Result<Pd> {
+        self.driver().shared.call(Call::AllocPd)?;
         self.driver().shared.counts.take_pd(self.driver().limits())?;
         Ok(Pd::new(self.for_object()))
     }

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, PostError, Result};
 use crate::event::AsyncEvent;
+use crate::faults::{Call, Faults};
 use crate::notify::Wakes;
 use crate::pd::Pd;
 use crate::qp::{RecvQueue, RecvWqe};
@@ -54,6 +55,7 @@ pub struct Srq {
     queue: Mutex<RecvQueue>,
     limit: AtomicU32,
     users: AtomicU32,
+    faults: Option<Arc<Faults>>,
 }
 
 impl std::fmt::Debug for Srq {
@@ -66,6 +68,7 @@ impl Srq {
     pub(crate) fn new(pd: Pd, num: u32, attr: SrqAttr) -> Self {
         Self {
             num,
+            faults: pd.driver().shared.faults.clone(),
             pd,
             max_sge: attr.max_sge,
             queue: Mutex::new(RecvQueue::new(attr.max_wr, attr.max_sge)),
@@ -109,6 +112,9 @@ impl Srq {
         &self,
         wrs: impl IntoIterator<Item = RecvWr<'a>>,
     ) -> std::result::Result<(), PostError> {
+        if let Some(faults) = &self.faults {
+            faults.call(Call::PostSrqRecv).map_err(|error| PostError { index: 0, error })?;
+        }
         let mut queue = self.queue.lock();
         let mut result = Ok(());
         for (index, wr) in wrs.into_iter().enumerate() {
@@ -211,6 +217,7 @@ impl Pd {
     /// [`Error::Zero`], [`Error::Limit`].
     pub fn create_srq(&self, attr: SrqAttr) -> Result<Arc<Srq>> {
         let driver = self.driver();
+        driver.shared.call(Call::CreateSrq)?;
         let limits = driver.limits();
         limits.check("shared receive queue depth", attr.max_wr.into(), limits.max_srq_wr.into())?;
         limits.check("receive elements", attr.max_sge.max(1).into(), limits.max_sge.into())?;

@@ -46,6 +46,9 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "mpicc.mpich", package: "libmpich-dev", tests: "interop: stock mpi::*mpich*" },
     Need { program: "qperf", package: "qperf", tests: "interop: stock forks::qperf*" },
     Need { program: "fio", package: "fio", tests: "interop: stock forks::fio*" },
+    Need { program: "tgtd", package: "tgt", tests: "interop: stock iser::*" },
+    Need { program: "qemu-img", package: "qemu-utils", tests: "interop: stock iser::*" },
+    Need { program: ISCSI_DRIVER, package: "qemu-block-extra", tests: "interop: stock iser::*" },
     Need { program: "setpriv", package: "util-linux", tests: "interop: stock programs as an ordinary user" },
     Need { program: "cc", package: "gcc", tests: "interop: stock c_programs::*" },
     Need { program: C_HEADER, package: "librdmacm-dev", tests: "interop: stock c_programs::*" },
@@ -57,6 +60,8 @@ pub(crate) const NEEDS: &[Need] = &[
 /// The tests on a virtual machine with the Linux siw driver.
 const SIW: &str = "interop/siw: siw::*";
 const C_HEADER: &str = "/usr/include/rdma/rdma_cma.h";
+/// QEMU's block driver for iSCSI.
+const ISCSI_DRIVER: &str = "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so";
 const RDMA_CORE_TESTS: &str = "/usr/share/doc/rdma-core/tests/run_tests.py";
 const PYVERBS: &str = "/usr/lib/python3/dist-packages/pyverbs/__init__.py";
 

@@ -39,10 +39,13 @@ struct Step {
     /// The Cargo subcommand that may not be installed.
     component: Option<&'static str>,
     args: &'static [&'static str],
-    /// A target that rustup may have to fetch.
+    /// The target to build for, which rustup may have to fetch; this machine's if there is none.
     target: Option<&'static str>,
     env: &'static [(&'static str, &'static str)],
 }
+
+/// The crates that build without the standard library.
+const NO_STD: &[&str] = &["build", "-p", "uiw-stream", "-p", "uiw-datagram", "--no-default-features"];
 
 const STEPS: &[Step] = &[
     Step { name: "fmt", component: Some("fmt"), args: &["fmt", "--all", "--check"], target: None, env: &[] },
@@ -75,27 +78,12 @@ const STEPS: &[Step] = &[
         target: None,
         env: &[],
     },
-    Step {
-        name: "no_std",
-        component: None,
-        args: &["build", "-p", "uiw-stream", "-p", "uiw-datagram", "--no-default-features"],
-        target: None,
-        env: &[],
-    },
+    Step { name: "no_std", component: None, args: NO_STD, target: None, env: &[] },
     // Machines without an operating system: there is no `std` to be linked by mistake.
     Step {
         name: "no_std_x86_64",
         component: None,
-        args: &[
-            "build",
-            "-p",
-            "uiw-stream",
-            "-p",
-            "uiw-datagram",
-            "--no-default-features",
-            "--target",
-            "x86_64-unknown-none",
-        ],
+        args: NO_STD,
         target: Some("x86_64-unknown-none"),
         env: &[],
     },
@@ -103,16 +91,7 @@ const STEPS: &[Step] = &[
     Step {
         name: "no_std_thumbv7em",
         component: None,
-        args: &[
-            "build",
-            "-p",
-            "uiw-stream",
-            "-p",
-            "uiw-datagram",
-            "--no-default-features",
-            "--target",
-            "thumbv7em-none-eabi",
-        ],
+        args: NO_STD,
         target: Some("thumbv7em-none-eabi"),
         env: &[],
     },
@@ -151,7 +130,9 @@ fn wanted(options: &Options, name: &str) -> bool {
 }
 
 fn run_step(step: &Step, no_install: bool, deadline: Instant) -> Tally {
-    println!("== {}: cargo {}", step.name, step.args.join(" "));
+    let target = step.target.map(|target| format!("--target={target}"));
+    let args = || step.args.iter().copied().chain(target.as_deref());
+    println!("== {}: cargo {}", step.name, args().collect::<Vec<_>>().join(" "));
     if let Some(component) = step.component
         && !has_component(component)
     {
@@ -165,7 +146,7 @@ fn run_step(step: &Step, no_install: bool, deadline: Instant) -> Tally {
         return Tally { skipped: 1, ..Tally::default() };
     }
     let mut command = cargo();
-    command.args(step.args).envs(step.env.iter().copied());
+    command.args(args()).envs(step.env.iter().copied());
     match process::run(&mut command, deadline) {
         Ok(End::Success) => Tally { passed: 1, ..Tally::default() },
         Ok(end) => {

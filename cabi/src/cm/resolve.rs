@@ -1,13 +1,18 @@
 //! Local addresses, and the address and route of a peer.
 
-use crate::abi::cm::{RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_RESOLVED};
+use crate::abi::cm::{
+    RDMA_CM_EVENT_ADDR_ERROR, RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_ROUTE_ERROR,
+    RDMA_CM_EVENT_ROUTE_RESOLVED,
+};
 use crate::abi::rdma_cm_id;
 use crate::boundary::{self, Result};
 use crate::cm::id::{Id, Note, Phase};
 use crate::cm::{address, devices, ports, registry, sync};
+use crate::engine;
 use crate::errno::Errno;
 use std::ffi::c_int;
 use std::net::SocketAddr;
+use uiw_verbs::CmCall;
 
 /// `rdma_bind_addr`.
 ///
@@ -101,6 +106,9 @@ pub(crate) fn resolve(id: &Id, src: Option<SocketAddr>, dst: SocketAddr) -> Resu
         }
     };
     id.set_addresses(Some(local), Some(peer));
+    if engine::get()?.inject_cm(CmCall::ResolveAddr).is_some() {
+        return id.post(failure(RDMA_CM_EVENT_ADDR_ERROR));
+    }
     id.lock().phase = Phase::AddrResolved;
     id.post(Note { event: RDMA_CM_EVENT_ADDR_RESOLVED, status: 0, arg: 0, group: None })
 }
@@ -115,7 +123,13 @@ pub unsafe extern "C-unwind" fn rdma_resolve_route(id: *mut rdma_cm_id, _timeout
     unsafe { sync::complete(id, result) }
 }
 
+/// What the kernel says when the time-out has passed.
+fn failure(event: c_int) -> Note {
+    Note { event, status: -libc::ETIMEDOUT, arg: 0, group: None }
+}
+
 pub(crate) fn route(id: &Id) -> Result<()> {
+    let failed = engine::get()?.inject_cm(CmCall::ResolveRoute).is_some();
     {
         let mut state = id.lock_alive().ok_or_else(|| Errno::INVAL.destroyed())?;
         if !matches!(state.phase, Phase::AddrResolved) {
@@ -123,7 +137,12 @@ pub(crate) fn route(id: &Id) -> Result<()> {
                 Errno::INVAL.because("rdma_resolve_route before the address is resolved, or a second time")
             );
         }
-        state.phase = Phase::RouteResolved;
+        if !failed {
+            state.phase = Phase::RouteResolved;
+        }
+    }
+    if failed {
+        return id.post(failure(RDMA_CM_EVENT_ROUTE_ERROR));
     }
     id.post(Note { event: RDMA_CM_EVENT_ROUTE_RESOLVED, status: 0, arg: 0, group: None })
 }

@@ -11,7 +11,7 @@ use crate::object::Object;
 use crate::oob::{RetryPolicy, Target};
 use std::ffi::c_int;
 use std::sync::atomic::Ordering;
-use uiw_verbs::{Access, QpState};
+use uiw_verbs::{Access, Call, QpState};
 
 /// Every bit of `ibv_qp_attr_mask` up to `IBV_QP_RATE_LIMIT`.
 const KNOWN: c_int = 0x3F_FFFF | 1 << 25;
@@ -29,6 +29,7 @@ pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, 
         if mask & !KNOWN != 0 {
             return Err(Errno::INVAL.because("attributes that are not known (attr_mask)"));
         }
+        object.context.engine.inject(Call::ModifyQp)?;
         modify(object, attr, mask)?;
         if mask & flags::IBV_QP_STATE != 0 {
             // SAFETY: as above; rdma-core writes it here as well.

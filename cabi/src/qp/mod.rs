@@ -234,7 +234,7 @@ impl Qp {
             | AsyncEvent::QpAccessError { qp_num, .. }
             | AsyncEvent::SqDrained { qp_num }
             | AsyncEvent::LastWqeReached { qp_num } => *qp_num == number,
-            AsyncEvent::CqError { .. } | AsyncEvent::SrqLimitReached { .. } => false,
+            _ => false,
         };
         drop(self.context.engine.async_events().remove_if(about));
         self.async_events.wait();

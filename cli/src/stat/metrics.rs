@@ -2,7 +2,9 @@
 
 use super::collect::Collected;
 use std::fmt::Write as _;
-use uiw_verbs::counters::{Count, Directions};
+use uiw_verbs::counters::{
+    ConnectionCounters, Count, Datagrams, Directions, ShardCounts, Snapshot, TerminateCount,
+};
 
 /// A metric with its samples, which the format requires to stand together.
 struct Metric {
@@ -49,6 +51,121 @@ impl Metrics {
             self.counter(bytes.0, bytes.1, labels, payload);
         }
     }
+
+    /// Everything of one device of a program; `of` are its labels.
+    fn snapshot(&mut self, of: &str, snapshot: &Snapshot) {
+        let process = &snapshot.process;
+        self.counter(
+            "uiw_devices_opened_total",
+            "Device handles opened.",
+            of.to_owned(),
+            process.devices_opened,
+        );
+        let created = process.queue_pairs_created;
+        self.counter("uiw_queue_pairs_created_total", "Queue pairs created.", of.to_owned(), created);
+        for shard in &snapshot.shards {
+            let of = format!("{of},shard=\"{}\"", shard.index);
+            self.shard(&of, shard);
+            self.datagrams(&of, &shard.datagrams);
+            self.terminates(&of, &shard.terminates);
+        }
+        for pair in &snapshot.datagram_queue_pairs {
+            let of = format!(
+                "{of},shard=\"{}\",queue_pair=\"{:06x}\",local=\"{}\"",
+                pair.shard, pair.qp_num, pair.local
+            );
+            self.traffic(QUEUE_PAIR_DATAGRAMS, &of, pair.datagrams.traffic);
+        }
+        for connection in &snapshot.connections {
+            self.connection(of, connection);
+        }
+    }
+
+    fn shard(&mut self, of: &str, shard: &ShardCounts) {
+        for (operation, moved) in shard.traffic.named() {
+            self.traffic(TRAFFIC, &format!("{of},operation=\"{operation}\""), moved);
+        }
+        for (wait, count) in
+            [("credit", shard.waits.credit), ("receive", shard.waits.receive), ("memory", shard.waits.memory)]
+        {
+            let labels = format!("{of},wait=\"{wait}\"");
+            self.counter("uiw_waits_total", "How often connections waited, by what for.", labels, count);
+        }
+        let held = ("uiw_held_bytes", "gauge", "Bytes kept against the receive memory budget.");
+        self.add(held, of.to_owned(), shard.held_bytes as f64);
+        for (name, help, count) in [
+            ("uiw_accepted_total", "Peers whose TCP connection was accepted.", shard.accepted),
+            ("uiw_established_total", "Connections that entered Full Operation.", shard.established),
+            ("uiw_ended_total", "Established connections that are over.", shard.ended),
+            ("uiw_failed_startups_total", "Connections that ended in start-up.", shard.failed_startups),
+            ("uiw_crc_errors_total", "FPDUs with a wrong CRC.", shard.crc_errors),
+        ] {
+            self.counter(name, help, of.to_owned(), count);
+        }
+        for (reason, count) in [
+            ("set_up_limit", shard.refused_set_up_limit),
+            ("keys", shard.refused_keys),
+            ("system", shard.refused_system),
+            ("program", shard.refused_program),
+        ] {
+            let labels = format!("{of},reason=\"{reason}\"");
+            self.counter("uiw_refused_total", "Peers that were not connected, by reason.", labels, count);
+        }
+    }
+
+    fn datagrams(&mut self, of: &str, datagrams: &Datagrams) {
+        self.traffic(DATAGRAMS, of, datagrams.traffic);
+        for (reason, count) in datagrams.dropped() {
+            let help = "Datagrams that arrived and were not passed on, by cause.";
+            let labels = format!("{of},reason=\"{reason}\"");
+            self.counter("uiw_datagrams_dropped_total", help, labels, count);
+        }
+        let help = "Sends of UD queue pairs whose datagram UDP refused.";
+        self.counter("uiw_datagrams_unsent_total", help, of.to_owned(), datagrams.unsent);
+    }
+
+    fn terminates(&mut self, of: &str, terminates: &[TerminateCount]) {
+        for count in terminates {
+            let code = match count.code {
+                Some((layer, etype, code)) => format!("{layer:x}/{etype:x}/{code:02x}"),
+                None => "other".to_owned(),
+            };
+            for (direction, count) in [("sent", count.sent), ("received", count.received)] {
+                let labels = format!("{of},code=\"{code}\",direction=\"{direction}\"");
+                let help = "Terminates, by layer, error type and code of RFC 5040.";
+                self.counter("uiw_terminates_total", help, labels, count);
+            }
+        }
+    }
+
+    fn connection(&mut self, of: &str, connection: &ConnectionCounters) {
+        let of = format!(
+            "{of},shard=\"{}\",queue_pair=\"{:06x}\",local=\"{}\",peer=\"{}\"",
+            connection.shard, connection.qp_num, connection.local, connection.peer
+        );
+        self.traffic(CONNECTION_TRAFFIC, &of, connection.traffic.total());
+        let Some(tcp) = &connection.tcp else { return };
+        if let Some(rtt) = tcp.rtt_us {
+            let metric = ("uiw_connection_rtt_seconds", "gauge", "Smoothed round-trip time of TCP.");
+            self.add(metric, of.clone(), f64::from(rtt) / 1e6);
+        }
+        if let Some(count) = tcp.retransmits {
+            let help = "TCP segments sent again.";
+            self.counter("uiw_connection_retransmits_total", help, of, count.into());
+        }
+    }
+
+    fn into_text(self) -> String {
+        self.0.iter().fold(String::new(), |mut text, metric| {
+            let Metric { name, kind, help, samples } = metric;
+            // To write to a string does not fail.
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+            for (labels, value) in samples {
+                let _ = writeln!(text, "{name}{{{labels}}} {value}");
+            }
+            text
+        })
+    }
 }
 
 const TRAFFIC: [(&str, &str); 2] = [
@@ -78,97 +195,10 @@ pub(super) fn text(collected: &mut Collected) -> String {
         // A program may have several devices, and another PID namespace the same number.
         let device = process.file.name().split('.').next().unwrap_or_default();
         let of = format!("pid=\"{pid}\",name={},device={}", quoted(&about.name), quoted(device));
-        all.counter("uiw_devices_opened_total", "Device handles opened.", of.clone(), about.devices_opened);
-        let created = about.queue_pairs_created;
-        all.counter("uiw_queue_pairs_created_total", "Queue pairs created.", of.clone(), created);
         process.snapshot.read_tcp();
-        for shard in &process.snapshot.shards {
-            let of = format!("{of},shard=\"{}\"", shard.index);
-            for (operation, moved) in shard.traffic.named() {
-                all.traffic(TRAFFIC, &format!("{of},operation=\"{operation}\""), moved);
-            }
-            for (wait, count) in [
-                ("credit", shard.waits.credit),
-                ("receive", shard.waits.receive),
-                ("memory", shard.waits.memory),
-            ] {
-                let labels = format!("{of},wait=\"{wait}\"");
-                all.counter("uiw_waits_total", "How often connections waited, by what for.", labels, count);
-            }
-            let datagrams = &shard.datagrams;
-            all.traffic(DATAGRAMS, &of, datagrams.traffic);
-            for (reason, count) in datagrams.dropped() {
-                let help = "Datagrams that arrived and were not passed on, by cause.";
-                let labels = format!("{of},reason=\"{reason}\"");
-                all.counter("uiw_datagrams_dropped_total", help, labels, count);
-            }
-            let help = "Sends of UD queue pairs whose datagram UDP refused.";
-            all.counter("uiw_datagrams_unsent_total", help, of.clone(), datagrams.unsent);
-            let held = ("uiw_held_bytes", "gauge", "Bytes kept against the receive memory budget.");
-            all.add(held, of.clone(), shard.held_bytes as f64);
-            for (name, help, count) in [
-                ("uiw_accepted_total", "Peers whose TCP connection was accepted.", shard.accepted),
-                ("uiw_established_total", "Connections that entered Full Operation.", shard.established),
-                ("uiw_ended_total", "Established connections that are over.", shard.ended),
-                ("uiw_failed_startups_total", "Connections that ended in start-up.", shard.failed_startups),
-                ("uiw_crc_errors_total", "FPDUs with a wrong CRC.", shard.crc_errors),
-            ] {
-                all.counter(name, help, of.clone(), count);
-            }
-            for (reason, count) in [
-                ("set_up_limit", shard.refused_set_up_limit),
-                ("keys", shard.refused_keys),
-                ("system", shard.refused_system),
-                ("program", shard.refused_program),
-            ] {
-                let labels = format!("{of},reason=\"{reason}\"");
-                all.counter("uiw_refused_total", "Peers that were not connected, by reason.", labels, count);
-            }
-            for count in &shard.terminates {
-                let code = match count.code {
-                    Some((layer, etype, code)) => format!("{layer:x}/{etype:x}/{code:02x}"),
-                    None => "other".to_owned(),
-                };
-                for (direction, count) in [("sent", count.sent), ("received", count.received)] {
-                    let labels = format!("{of},code=\"{code}\",direction=\"{direction}\"");
-                    let help = "Terminates, by layer, error type and code of RFC 5040.";
-                    all.counter("uiw_terminates_total", help, labels, count);
-                }
-            }
-        }
-        for pair in &process.snapshot.datagram_queue_pairs {
-            let of = format!(
-                "{of},shard=\"{}\",queue_pair=\"{:06x}\",local=\"{}\"",
-                pair.shard, pair.qp_num, pair.local
-            );
-            all.traffic(QUEUE_PAIR_DATAGRAMS, &of, pair.datagrams.traffic);
-        }
-        for connection in &process.snapshot.connections {
-            let of = format!(
-                "{of},shard=\"{}\",queue_pair=\"{:06x}\",local=\"{}\",peer=\"{}\"",
-                connection.shard, connection.qp_num, connection.local, connection.peer
-            );
-            all.traffic(CONNECTION_TRAFFIC, &of, connection.traffic.total());
-            let Some(tcp) = &connection.tcp else { continue };
-            if let Some(rtt) = tcp.rtt_us {
-                let metric = ("uiw_connection_rtt_seconds", "gauge", "Smoothed round-trip time of TCP.");
-                all.add(metric, of.clone(), f64::from(rtt) / 1e6);
-            }
-            if let Some(count) = tcp.retransmits {
-                let help = "TCP segments sent again.";
-                all.counter("uiw_connection_retransmits_total", help, of, count.into());
-            }
-        }
+        all.snapshot(&of, &process.snapshot);
     }
-    all.0.iter().fold(String::new(), |mut text, metric| {
-        let Metric { name, kind, help, samples } = metric;
-        // To write to a string does not fail.
-        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-        for (labels, value) in samples {
-            let _ = writeln!(text, "{name}{{{labels}}} {value}");
-        }
-        text
-    })
+    all.into_text()
 }
 
 /// A label's value.

@@ -1,9 +1,11 @@
 //! Connecting a queue pair.
 
-use crate::cm::{CmChannel, CmSide, ConnId, check_options, connect_error};
+use crate::cm::{CmChannel, CmEvent, CmEventKind, CmSide, ConnId, check_options, connect_error};
 use crate::conn::Conn;
 use crate::driver::{Core, Slot};
 use crate::error::{Error, Result};
+use crate::faults::CmCall;
+use crate::notify::Wakes;
 use crate::options::ConnOptions;
 use crate::qp::{Qp, QpInner};
 use std::net::SocketAddr;
@@ -43,6 +45,15 @@ pub fn connect(
 ) -> Result<ConnId> {
     let inner = &qp.0;
     check_options(inner.driver.limits().max_rd_atomic, options)?;
+    let shared = &inner.driver.shared;
+    if let Some(fault) = shared.faults.as_ref().and_then(|faults| faults.cm(CmCall::Connect)) {
+        let id = ConnId(shared.next_stream().0);
+        let mut wakes = Wakes::default();
+        let kind = CmEventKind::Failed(fault.error(peer, options.startup_timeout));
+        channel.push(CmEvent { id, kind }, &mut wakes);
+        wakes.give();
+        return Ok(id);
+    }
     Initiator::new(options.startup(), private_data)?;
     let (stream_options, private_data) = (Arc::clone(options), private_data.to_vec());
     begin(inner, options, channel, move |stack, token, sink, now| {

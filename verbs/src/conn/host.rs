@@ -254,6 +254,12 @@ impl uiw_stream::Host for QpHost<'_> {
         {
             messages.received(wr_id, long);
         }
+        if let Some(faults) = &qp.faults
+            && let Some(status) = faults.completion(WcOpcode::Recv)
+        {
+            qp.complete_recv(wr_id, status, None, self.wakes);
+            return Err(LocalError::GivenUp);
+        }
         let (opcode, byte_len, imm) = match message.kind {
             ReceivedKind::Send { len, imm } => (WcOpcode::Recv, len, imm),
             ReceivedKind::Immediate { imm, write_len } => (WcOpcode::RecvWriteImm, write_len, Some(imm)),

@@ -38,6 +38,7 @@ pub(crate) use timers::Timers;
 pub(crate) use watch::Watch;
 
 use crate::error::{Error, Result};
+use crate::faults::Faults;
 use crate::options::{DeviceOptions, Limits};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -70,7 +71,7 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn start(stack: Box<dyn Stack>, options: DeviceOptions) -> Result<Arc<Self>> {
-        let DeviceOptions { limits, progress, progress_hooks, shards, counters, .. } = options;
+        let DeviceOptions { limits, progress, progress_hooks, shards, counters, faults, .. } = options;
         let wanted = match shards {
             Some(0) => return Err(Error::Zero { what: "number of shards" }),
             Some(shards) if shards > MAX_SHARDS => {
@@ -95,7 +96,7 @@ impl Driver {
         let wait_fds = stacks.iter().filter_map(|stack| stack.wait_fd()).collect();
         let counters = DeviceCounters::new(stacks.len(), counters.as_ref())
             .map_err(Error::io("mapping the memory of the device's counters"))?;
-        let shared = Arc::new(Shared::new(limits, progress_hooks, counters));
+        let shared = Arc::new(Shared::new(limits, progress_hooks, counters, Faults::start(faults)?));
         let mut failed = None;
         let driver = Arc::new_cyclic(|this| {
             let shards = stacks.into_iter().enumerate().map_while(|(index, stack)| {

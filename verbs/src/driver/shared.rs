@@ -2,6 +2,7 @@
 
 use crate::driver::trim::Trim;
 use crate::error::{Error, Result};
+use crate::faults::{Call, Faults};
 use crate::options::{Limits, ProgressHooks};
 use crate::ud::OwnSockets;
 use parking_lot::Mutex;
@@ -125,6 +126,8 @@ pub(crate) struct Shared {
     pub(crate) progress_hooks: Option<ProgressHooks>,
     pub(crate) trim: Arc<Trim>,
     pub(crate) counters: DeviceCounters,
+    /// Injected faults, if there are any.
+    pub(crate) faults: Option<Arc<Faults>>,
     /// Addresses of connections of TCP, ours first: shows which of them end at this device.
     ends: Mutex<HashSet<(SocketAddr, SocketAddr)>>,
     /// The sockets of its datagram ports: shows which datagrams stay within this device.
@@ -138,6 +141,7 @@ impl Shared {
         limits: Limits,
         progress_hooks: Option<ProgressHooks>,
         counters: DeviceCounters,
+        faults: Option<Arc<Faults>>,
     ) -> Self {
         Self {
             table: uiw_mem::Table::new(uiw_mem::Limits { max_entries: limits.max_mr }),
@@ -148,11 +152,20 @@ impl Shared {
             progress_hooks,
             trim: Arc::default(),
             counters,
+            faults,
             ends: Mutex::default(),
             datagram_sockets: OwnSockets::default(),
             next_num: AtomicU32::new(1),
             next_stream: AtomicU64::new(1),
         }
+    }
+
+    /// A call of the application begins.
+    ///
+    /// # Errors
+    /// [`Error::Injected`].
+    pub(crate) fn call(&self, call: Call) -> Result<()> {
+        self.faults.as_ref().map_or(Ok(()), |faults| faults.call(call))
     }
 
     /// A number for an object that has no meaning on the wire.

@@ -2,6 +2,7 @@
 
 use crate::driver::{Core, Driver};
 use crate::error::{Error, PostError, Result};
+use crate::faults::Call;
 use crate::pd::Pd;
 use crate::qp::inner::{Attrs, NO_CONN};
 use crate::qp::send_queue::{SendQueue, SqLimits};
@@ -41,6 +42,7 @@ impl std::fmt::Debug for Qp {
 impl Qp {
     pub(crate) fn create(pd: &Pd, init: QpInit, ud: Option<UdState>) -> Result<Self> {
         let driver = Arc::clone(pd.driver());
+        driver.shared.call(Call::CreateQp)?;
         let limits = driver.limits();
         let cap = init.cap;
         limits.check("send queue depth", cap.max_send_wr.max(1).into(), limits.max_qp_wr.into())?;
@@ -100,6 +102,7 @@ impl Qp {
             ud,
             attrs: Mutex::new(Attrs { ord: max_rd_atomic, ird: max_rd_atomic, stream }),
             has_raised: AtomicBool::new(false),
+            faults: driver.shared.faults.clone(),
             long: init.max_message.map(LongMessages::new),
             driver,
         });

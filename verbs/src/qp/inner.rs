@@ -4,6 +4,7 @@ use crate::cq::{Cq, Cqe};
 use crate::driver::{Driver, Shard};
 use crate::error::{Error, PostError, Result};
 use crate::event::AsyncEvent;
+use crate::faults::{Call, Faults};
 use crate::notify::Wakes;
 use crate::pd::Pd;
 use crate::qp::send_queue::{SendQueue, SqMode};
@@ -52,6 +53,8 @@ pub(crate) struct QpInner {
     pub(crate) ud: Option<UdState>,
     /// The device's queue of asynchronous events had one about this queue pair.
     pub(super) has_raised: AtomicBool,
+    /// Those of the device, if there are any.
+    pub(crate) faults: Option<Arc<Faults>>,
     /// Messages that are longer than their receives; `None` where they are refused (RFC 5041 section 7.1).
     pub(crate) long: Option<LongMessages>,
 }
@@ -167,6 +170,11 @@ impl QpInner {
         wrs: impl IntoIterator<Item = SendWr<'a>>,
     ) -> (std::result::Result<(), PostError>, Doorbell) {
         let mut wakes = Wakes::default();
+        if let Some(faults) = &self.faults
+            && let Err(error) = faults.call(Call::PostSend)
+        {
+            return (Err(PostError { index: 0, error }), Doorbell { wakes, token: None, go: false });
+        }
         let mut sq = self.sq.lock();
         let at_once = sq.all_seen(self.send_cq.taken());
         let mut posted = 0usize;
@@ -221,6 +229,9 @@ impl QpInner {
                 Error::Misuse("this queue pair takes its receives from a shared receive queue: post there");
             return Err(PostError { index: 0, error });
         };
+        if let Some(faults) = &self.faults {
+            faults.call(Call::PostRecv).map_err(|error| PostError { index: 0, error })?;
+        }
         let mut wakes = Wakes::default();
         let mut rq = rq.lock();
         let mut result = Ok(());
@@ -253,13 +264,21 @@ impl QpInner {
         sq: &mut SendQueue,
         wakes: &mut Wakes,
     ) -> std::result::Result<(), LocalError> {
+        let injected = match &self.faults {
+            Some(faults) if self.ud.is_none() => sq.inject(|opcode| faults.completion(opcode)),
+            _ => false,
+        };
         let mut room = true;
         sq.retire(None, |cqe| {
             let place = self.send_cq.push(cqe, wakes);
             room &= place.is_some();
             place
         });
-        if room { Ok(()) } else { Err(LocalError::CqOverflow) }
+        match room {
+            false => Err(LocalError::CqOverflow),
+            true if injected => Err(LocalError::GivenUp),
+            true => Ok(()),
+        }
     }
 
     /// Ends every posted send as flushed.

@@ -321,6 +321,25 @@ impl SendQueue {
         }
     }
 
+    /// Gives the first of the requests at the front that are over, and have succeeded, the status that `fault` has for it; those behind it
+    /// are flushed. True if there was one.
+    #[cold]
+    pub(crate) fn inject(&mut self, fault: impl Fn(WcOpcode) -> Option<WcStatus>) -> bool {
+        let mut injected = false;
+        for at in 0..self.ring.len() {
+            let Some(wqe) = self.ring.get_mut(at).filter(|wqe| wqe.state == WqeState::Done) else { break };
+            if injected {
+                wqe.status = WcStatus::Flushed;
+            } else if wqe.status == WcStatus::Success
+                && let Some(status) = fault(wqe.opcode())
+            {
+                wqe.status = status;
+                injected = true;
+            }
+        }
+        injected
+    }
+
     /// Takes the requests that are over off the front; `complete` gets their completions in order and gives each one's number in
     /// the completion queue.
     pub(crate) fn retire(

@@ -3,8 +3,7 @@
  * the libraries, while other threads register memory, drive connections, or fork. Also memory that is freed while it is registered.
  */
 #define _GNU_SOURCE
-#include "check.h"
-#include "ends.h"
+#include "pages.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -15,9 +14,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PAGE 4096UL
-#define PAGES 16
-#define LENGTH (PAGES * PAGE)
 #define ROUNDS 2000
 #define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)
 
@@ -75,48 +71,6 @@ static void give_back(void *at, size_t length)
 	leave();
 }
 
-static struct queues one_queue(struct ibv_context *verbs, void *unused)
-{
-	struct ibv_cq *cq = make_queue(verbs, 64, NULL, 0);
-
-	(void)unused;
-	return (struct queues){ cq, cq };
-}
-
-static struct pair connected(void)
-{
-	const struct setup setup = { .window = 8, .memory = LENGTH };
-	struct pair pair;
-
-	pair_connect(&pair, &setup, one_queue, NULL);
-	return pair;
-}
-
-static void *map(void)
-{
-	void *at = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	CHECK(at != MAP_FAILED);
-	return at;
-}
-
-static enum ibv_wc_status write_to(struct pair *pair, struct ibv_mr *mr, size_t offset, unsigned bytes)
-{
-	struct ibv_sge sge = { .addr = (uintptr_t)pair->a.mr->addr, .length = bytes, .lkey = pair->a.mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
-				  .send_flags = IBV_SEND_SIGNALED }, *bad;
-	struct ibv_wc wc;
-	int got;
-
-	wr.wr.rdma.remote_addr = (uintptr_t)mr->addr + offset;
-	wr.wr.rdma.rkey = mr->rkey;
-	CHECK(!ibv_post_send(pair->a.id->qp, &wr, &bad));
-	while (!(got = ibv_poll_cq(pair->a.cqs.send, 1, &wc)))
-		;
-	CHECK(got == 1);
-	return wc.status;
-}
-
 static atomic_bool done;
 
 static void *give_back_again_and_again(void *at)
@@ -130,7 +84,7 @@ static void *registers(void *of)
 {
 	struct ibv_pd *pd = of;
 	struct ibv_mr *mrs[64];
-	char *at = map();
+	char *at = map(PROT_READ | PROT_WRITE);
 
 	for (int i = 0; i < ROUNDS / 64; i++) {
 		for (int j = 0; j < 64; j++)
@@ -149,7 +103,7 @@ static void while_others_register(void)
 	pthread_t giving, registering[2];
 
 	atomic_store(&done, false);
-	CHECK(!pthread_create(&giving, NULL, give_back_again_and_again, map()));
+	CHECK(!pthread_create(&giving, NULL, give_back_again_and_again, map(PROT_READ | PROT_WRITE)));
 	for (int i = 0; i < 2; i++)
 		CHECK(!pthread_create(&registering[i], NULL, registers, pair.b.id->pd));
 	for (int i = 0; i < 20; i++) {
@@ -171,19 +125,19 @@ static void while_others_register(void)
 static void while_it_is_registered(void)
 {
 	struct pair pair = connected();
-	char *memory = map();
+	char *memory = map(PROT_READ | PROT_WRITE);
 	struct ibv_mr *mr = ibv_reg_mr(pair.b.id->pd, memory, LENGTH, ALL);
 
-	CHECK(mr && write_to(&pair, mr, 0, LENGTH) == IBV_WC_SUCCESS);
+	CHECK(mr && request(&pair, IBV_WR_RDMA_WRITE, mr, 0, LENGTH) == IBV_WC_SUCCESS);
 	for (int i = 0; i < PAGES; i += 2) {
 		give_back(memory + i * PAGE, PAGE);
-		CHECK(write_to(&pair, mr, (i + 1) * PAGE, PAGE) == IBV_WC_SUCCESS);
+		CHECK(request(&pair, IBV_WR_RDMA_WRITE, mr, (i + 1) * PAGE, PAGE) == IBV_WC_SUCCESS);
 		CHECK(memory[i * PAGE] == 0 && memory[(i + 1) * PAGE] == 0x5A);
 	}
 	/* The memory is the same with other rights. */
 	CHECK(!ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE));
-	CHECK(write_to(&pair, mr, PAGE, PAGE) == IBV_WC_SUCCESS);
-	CHECK(write_to(&pair, mr, 0, PAGE) != IBV_WC_SUCCESS);
+	CHECK(request(&pair, IBV_WR_RDMA_WRITE, mr, PAGE, PAGE) == IBV_WC_SUCCESS);
+	CHECK(request(&pair, IBV_WR_RDMA_WRITE, mr, 0, PAGE) != IBV_WC_SUCCESS);
 	CHECK(memory[0] == 0);
 	CHECK(!ibv_dereg_mr(mr));
 }

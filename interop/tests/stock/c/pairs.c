@@ -86,6 +86,14 @@ static void ready(struct end *end, struct end *peer, int rnr_retry)
 	rts(end, 7, rnr_retry);
 }
 
+static void make_connected(struct end *a, struct end *b)
+{
+	make(a);
+	make(b);
+	ready(a, b, 7);
+	ready(b, a, 7);
+}
+
 static void to(struct end *end, enum ibv_qp_state state)
 {
 	struct ibv_qp_attr attr = { .qp_state = state };
@@ -158,18 +166,12 @@ static void both_directions(void)
 {
 	static struct end a, b;
 
-	make(&a);
-	make(&b);
-	ready(&a, &b, 7);
-	ready(&b, &a, 7);
+	make_connected(&a, &b);
 	exchange(&a, &b, 1);
 	exchange(&b, &a, 2);
 	unmake(&a);
 	unmake(&b);
-	make(&a);
-	make(&b);
-	ready(&a, &b, 7);
-	ready(&b, &a, 7);
+	make_connected(&a, &b);
 	exchange(&b, &a, 3);
 	unmake(&b);
 	unmake(&a);
@@ -240,10 +242,7 @@ static void receiver_not_ready(int acknowledged)
 {
 	static struct end a, b;
 
-	make(&a);
-	make(&b);
-	ready(&a, &b, 7);
-	ready(&b, &a, 7);
+	make_connected(&a, &b);
 	post(&a, IBV_WR_SEND, 1, 0, 0);
 	usleep(1500000);
 	receive(&b, 2);
@@ -295,10 +294,7 @@ static void the_peer_goes(void)
 	static struct end a, b;
 	struct ibv_wc wc;
 
-	make(&a);
-	make(&b);
-	ready(&a, &b, 7);
-	ready(&b, &a, 7);
+	make_connected(&a, &b);
 	exchange(&a, &b, 1);
 	receive(&a, 2);
 	unmake(&b);
@@ -319,10 +315,7 @@ static void the_peer_fails(void)
 	static struct end a, b;
 	struct ibv_wc wc;
 
-	make(&a);
-	make(&b);
-	ready(&a, &b, 7);
-	ready(&b, &a, 7);
+	make_connected(&a, &b);
 	exchange(&a, &b, 1);
 	exchange(&b, &a, 2);
 	receive(&a, 3);
@@ -369,10 +362,7 @@ static void errors_land_where_they_belong(void)
 {
 	static struct end a, b;
 
-	make(&a);
-	make(&b);
-	ready(&a, &b, 7);
-	ready(&b, &a, 7);
+	make_connected(&a, &b);
 	post(&a, IBV_WR_RDMA_WRITE, 1, (uintptr_t)b.buffer, b.mr->rkey);
 	post(&a, IBV_WR_RDMA_WRITE, 2, (uintptr_t)b.buffer, b.mr->rkey ^ 0x5500);
 	post(&a, IBV_WR_RDMA_WRITE, 3, (uintptr_t)b.buffer, b.mr->rkey);

@@ -64,10 +64,11 @@ fn export(tree: &Path) -> Result<(), String> {
     fs::rename(&new, tree).map_err(|error| format!("{}: {error}", tree.display()))
 }
 
-/// Copies a file, unless the same is there: Cargo would build again.
+/// Copies the program, unless the same is there: Cargo would build again. The library had another name then.
 fn place(from: &Path, to: &Path) -> Result<(), String> {
-    let new = fs::read(from).map_err(|error| format!("{}: {error}", from.display()))?;
-    if fs::read(to).is_ok_and(|old| old == new) {
+    let now = fs::read_to_string(from).map_err(|error| format!("{}: {error}", from.display()))?;
+    let new = now.replace("uiw_verbs::", "verbs::");
+    if fs::read_to_string(to).is_ok_and(|old| old == new) {
         return Ok(());
     }
     fs::write(to, new).map_err(|error| format!("{}: {error}", to.display()))

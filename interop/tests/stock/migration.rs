@@ -1,0 +1,111 @@
+//! QEMU's migration over RDMA: the memory of a running machine goes from one host to another.
+
+use crate::reported::{number, report, run};
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use uiw_interop::stock::{Libraries, Network, Running, free_port};
+
+const LONGEST: Duration = Duration::from_secs(120);
+/// Where the pattern is in the machine's memory, above what firmware uses.
+const AT: &str = "0x2000000";
+const LEN: usize = 32 << 20;
+
+fn machine(libraries: &Libraries, monitor: &Path, more: &[&str]) -> Command {
+    let monitor = format!("unix:{},server,nowait", monitor.display());
+    let program = [
+        "qemu-system-x86_64",
+        "-accel",
+        "tcg",
+        "-nodefaults",
+        "-display",
+        "none",
+        "-m",
+        "128",
+        "-monitor",
+        &monitor,
+    ];
+    run(libraries, &["--require", "--json"], &[&program, more].concat())
+}
+
+/// Says a line to a monitor, and returns all that it has said until it asks for the next.
+fn say(monitor: &Path, line: &str) -> String {
+    let until = Instant::now() + LONGEST;
+    let mut stream = loop {
+        match UnixStream::connect(monitor) {
+            Ok(stream) => break stream,
+            Err(error) => assert!(Instant::now() < until, "{}: {error}", monitor.display()),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    stream.set_read_timeout(Some(LONGEST)).unwrap();
+    writeln!(stream, "{line}").unwrap();
+    let mut said = String::new();
+    let mut bytes = [0; 4096];
+    // It asks at first, and behind its answer.
+    while said.matches("(qemu)").count() < 2 {
+        match stream.read(&mut bytes) {
+            Ok(0) => break,
+            Ok(count) => said.push_str(&String::from_utf8_lossy(&bytes[..count])),
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
+            Err(error) => panic!("{line}: {error}: {said}"),
+        }
+    }
+    said
+}
+
+#[test]
+fn memory_arrives_unchanged() {
+    let (Some(_), Some(network)) = (uiw_interop::require("qemu-system-x86_64"), Network::veth()) else {
+        return;
+    };
+    let libraries = Libraries::get();
+    let folder = libraries.folder();
+    let (pattern, arrived) = (folder.join("pattern"), folder.join("arrived"));
+    let mut word = 1u64;
+    let bytes: Vec<u8> = (0..LEN / 8)
+        .flat_map(|_| {
+            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            word.to_le_bytes()
+        })
+        .collect();
+    fs::write(&pattern, &bytes).unwrap();
+    let port = free_port();
+    let to = format!("rdma:{}:{port}", network.server_address());
+
+    let (here, there) = (folder.join("here"), folder.join("there"));
+    let destination = Running::start(network.server(machine(&libraries, &there, &["-incoming", &to])));
+    let loader = format!("loader,file={},addr={AT},force-raw=on", pattern.display());
+    let source = Running::start(network.client(machine(&libraries, &here, &["-device", &loader])));
+    // The destination has its monitor when it listens.
+    say(&there, "info status");
+    say(&here, &format!("migrate -d {to}"));
+    let until = Instant::now() + LONGEST;
+    let status = loop {
+        let status = say(&here, "info migrate");
+        if !status.contains("Migration status: active") && !status.contains("Migration status: setup") {
+            break status;
+        }
+        assert!(Instant::now() < until, "{status}");
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    assert!(
+        status.contains("Migration status: completed"),
+        "{status}\n{}\n{}",
+        source.said(),
+        destination.said()
+    );
+    say(&there, &format!("pmemsave {AT} {LEN} \"{}\"", arrived.display()));
+    assert!(fs::read(&arrived).unwrap() == bytes, "the memory differs");
+
+    for (monitor, running, moved) in [(&here, source, "bytes_sent"), (&there, destination, "bytes_received")]
+    {
+        say(monitor, "quit");
+        let ended = running.end();
+        let report = report(ended.well());
+        assert!(number(&report, moved) >= LEN as u64, "{report}");
+    }
+}

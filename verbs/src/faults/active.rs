@@ -1,0 +1,240 @@
+//! A plan at work on a device.
+
+use super::{Call, CmCall, CmFault, Fault, FaultPlan, Rule, When};
+use crate::error::{Error, Result};
+use crate::event::AsyncEvent;
+use crate::notify::{EventQueue, Wakes};
+use crate::wc::{WcOpcode, WcStatus};
+use parking_lot::Mutex;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+/// Where events are raised: one queue for each handle of the device that has its own.
+type Queues = Arc<Mutex<Vec<Weak<EventQueue<AsyncEvent>>>>>;
+
+/// The plan of one device, with what was counted so far.
+#[derive(Debug)]
+pub(crate) struct Faults {
+    rules: Vec<Counted>,
+    opened: Instant,
+    /// The last of the chances' random numbers.
+    random: Mutex<u64>,
+    queues: Queues,
+    /// Ends the thread that raises events when it is dropped.
+    _events: Option<mpsc::Sender<()>>,
+}
+
+#[derive(Debug)]
+struct Counted {
+    rule: Rule,
+    /// Calls that it is about.
+    calls: AtomicU64,
+    /// It was due, for rules that are so once.
+    is_over: AtomicBool,
+}
+
+impl Faults {
+    /// `None` for a plan without rules.
+    ///
+    /// # Errors
+    /// [`Error::Io`]: no thread for events.
+    pub(crate) fn start(plan: FaultPlan) -> Result<Option<Arc<Self>>> {
+        if plan.rules.is_empty() {
+            return Ok(None);
+        }
+        let queues = Queues::default();
+        let events = raise_events(&plan.rules, &queues)?;
+        let counted = |rule| Counted { rule, calls: AtomicU64::new(0), is_over: AtomicBool::new(false) };
+        Ok(Some(Arc::new(Self {
+            rules: plan.rules.into_iter().map(counted).collect(),
+            opened: Instant::now(),
+            random: Mutex::new(plan.seed),
+            queues,
+            _events: events,
+        })))
+    }
+
+    /// A handle of the device has this queue of events.
+    pub(crate) fn add_queue(&self, queue: &Arc<EventQueue<AsyncEvent>>) {
+        let mut queues = self.queues.lock();
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(queue));
+    }
+
+    /// A call begins: sleeps where that is planned.
+    ///
+    /// # Errors
+    /// [`Error::Injected`].
+    #[cold]
+    pub(crate) fn call(&self, call: Call) -> Result<()> {
+        self.delay(call);
+        let errno = self.due(|fault| match fault {
+            Fault::Call { call: of, errno } if *of == call => Some(*errno),
+            _ => None,
+        });
+        match errno {
+            Some(errno) => {
+                Err(Error::Injected { call: call.name(), source: io::Error::from_raw_os_error(errno) })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Faults::call`] for a call that does not fail.
+    #[cold]
+    pub(crate) fn delay(&self, call: Call) {
+        let time = self.due(|fault| match fault {
+            Fault::Slow { call: of, time } if *of == call => Some(*time),
+            _ => None,
+        });
+        if let Some(time) = time {
+            std::thread::sleep(time);
+        }
+    }
+
+    /// The status that a request which has succeeded ends with instead.
+    #[cold]
+    pub(crate) fn completion(&self, opcode: WcOpcode) -> Option<WcStatus> {
+        self.due(|fault| match fault {
+            Fault::Completion { of, status } if of.includes(opcode) => Some(*status),
+            _ => None,
+        })
+    }
+
+    /// The outcome of a call instead of its own.
+    pub(crate) fn cm(&self, call: CmCall) -> Option<CmFault> {
+        self.due(|fault| match fault {
+            Fault::Cm { call: of, outcome } if *of == call => Some(*outcome),
+            _ => None,
+        })
+    }
+
+    /// Counts a call at every rule about it, those for which `effect` has something, and returns the effect of the first that is due.
+    fn due<T>(&self, effect: impl Fn(&Fault) -> Option<T>) -> Option<T> {
+        let mut first = None;
+        for counted in &self.rules {
+            let Some(effect) = effect(&counted.rule.fault) else { continue };
+            if self.counts(counted) && first.is_none() {
+                tracing::warn!(rule = counted.rule.text, "fault injected");
+                first = Some(effect);
+            }
+        }
+        first
+    }
+
+    /// Whether a rule is due at its next call, which this is.
+    fn counts(&self, counted: &Counted) -> bool {
+        let number = counted.calls.fetch_add(1, Ordering::Relaxed) + 1;
+        match counted.rule.when {
+            When::Always => true,
+            When::Nth(nth) => number == nth,
+            When::From(first) => number >= first,
+            When::Chance(of_a_million) => self.random() % 1_000_000 < u64::from(of_a_million),
+            When::After(time) => {
+                self.opened.elapsed() >= time && !counted.is_over.swap(true, Ordering::Relaxed)
+            }
+        }
+    }
+
+    /// `SplitMix64`.
+    fn random(&self) -> u64 {
+        let mut state = self.random.lock();
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = *state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+/// Starts the thread that raises the planned events, if there are any.
+fn raise_events(rules: &[Rule], queues: &Queues) -> Result<Option<mpsc::Sender<()>>> {
+    let mut events: Vec<(Duration, AsyncEvent, String)> = rules
+        .iter()
+        .filter_map(|rule| match &rule.fault {
+            Fault::Event { event, at } => Some((*at, event.clone(), rule.text.clone())),
+            _ => None,
+        })
+        .collect();
+    if events.is_empty() {
+        return Ok(None);
+    }
+    events.sort_by_key(|(at, ..)| *at);
+    let (end, ended) = mpsc::channel();
+    let (opened, queues) = (Instant::now(), Arc::clone(queues));
+    let body = move || {
+        for (at, event, rule) in events {
+            let wait = at.saturating_sub(opened.elapsed());
+            if ended.recv_timeout(wait) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+            tracing::warn!(rule, "fault injected");
+            let queues: Vec<_> = queues.lock().iter().filter_map(Weak::upgrade).collect();
+            for queue in queues {
+                let mut wakes = Wakes::default();
+                queue.raise(event.clone(), &mut wakes);
+                wakes.give();
+            }
+        }
+    };
+    crate::thread::spawn("uiw-faults", body).map_err(Error::io("starting the thread of injected events"))?;
+    Ok(Some(end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(plan: &str) -> Arc<Faults> {
+        Faults::start(plan.parse().unwrap()).unwrap().unwrap()
+    }
+
+    /// Which of `count` calls of `alloc_pd` are refused, counted from 1.
+    fn refused(faults: &Faults, count: usize) -> Vec<usize> {
+        (1..=count).filter(|_| faults.call(Call::AllocPd).is_err()).collect()
+    }
+
+    #[test]
+    fn calls_are_counted_by_rule() {
+        assert_eq!(refused(&of("call:alloc_pd@3=EIO"), 5), [3]);
+        assert_eq!(refused(&of("call:alloc_pd@3+=EIO"), 5), [3, 4, 5]);
+        assert_eq!(refused(&of("call:alloc_pd=EIO"), 2), [1, 2]);
+        assert_eq!(refused(&of("call:reg_mr=EIO"), 2), [0usize; 0]);
+        assert_eq!(refused(&of("call:alloc_pd@2=EIO,call:alloc_pd@4=ENOMEM"), 5), [2, 4]);
+        assert_eq!(refused(&of("call:alloc_pd@0s=EIO"), 3), [1]);
+        assert!(Faults::start(FaultPlan::default()).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_choices_again() {
+        let run = |seed: u32| refused(&of(&format!("seed={seed},call:alloc_pd@10%=EIO")), 1000);
+        assert_eq!(run(1), run(1));
+        assert_ne!(run(1), run(2));
+        assert!((50..200).contains(&run(3).len()), "{}", run(3).len());
+    }
+
+    #[test]
+    fn the_first_rule_that_is_due_counts() {
+        let faults = of("call:alloc_pd@2=EIO,call:alloc_pd=ENOMEM");
+        let errno = || match faults.call(Call::AllocPd) {
+            Err(Error::Injected { source, .. }) => source.raw_os_error().unwrap(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!([errno(), errno(), errno()], [libc::ENOMEM, libc::EIO, libc::ENOMEM]);
+    }
+
+    #[test]
+    fn the_thread_of_events_ends_with_the_device() {
+        let faults = of("event:PORT_ERR@60m");
+        let queues = Arc::downgrade(&faults.queues);
+        drop(faults);
+        let began = Instant::now();
+        while queues.strong_count() > 0 {
+            assert!(began.elapsed() < Duration::from_secs(20), "the thread is left");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! The text of a plan.
+
+use super::{Call, CmCall, CmFault, Fault, FaultPlan, Operation, Rule, When};
+use crate::event::AsyncEvent;
+use crate::wc::WcStatus;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// A rule of a [`FaultPlan`] that is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{rule}: {problem}")]
+pub struct FaultPlanError {
+    /// The rule's text.
+    rule: String,
+    problem: &'static str,
+}
+
+impl FaultPlanError {
+    /// What is wrong, without the text that it is about.
+    #[must_use]
+    pub fn problem(&self) -> &'static str {
+        self.problem
+    }
+}
+
+/// Defines a function that finds a value by its name; what it says of another name lists all.
+macro_rules! table {
+    ($(#[$about:meta])* fn $find:ident -> $of:ty, $what:literal { $first:literal => $value:expr, $($name:literal => $more:expr,)* }) => {
+        $(#[$about])*
+        fn $find(name: &str) -> Result<$of, &'static str> {
+            match name {
+                $first => Ok($value),
+                $($name => Ok($more),)*
+                _ => Err(concat!("no such ", $what, ", expected ", $first, $(", ", $name,)*)),
+            }
+        }
+    };
+}
+
+table! {
+    fn status -> WcStatus, "status" {
+        "LOC_LEN_ERR" => WcStatus::LocalLength,
+        "LOC_QP_OP_ERR" => WcStatus::LocalQpOperation,
+        "LOC_PROT_ERR" => WcStatus::LocalProtection,
+        "WR_FLUSH_ERR" => WcStatus::Flushed,
+        "MW_BIND_ERR" => WcStatus::MwBind,
+        "BAD_RESP_ERR" => WcStatus::BadResponse,
+        "LOC_ACCESS_ERR" => WcStatus::LocalAccess,
+        "REM_INV_REQ_ERR" => WcStatus::RemoteInvalidRequest,
+        "REM_ACCESS_ERR" => WcStatus::RemoteAccess,
+        "REM_OP_ERR" => WcStatus::RemoteOperation,
+        "RETRY_EXC_ERR" => WcStatus::RetryExceeded,
+        "RNR_RETRY_EXC_ERR" => WcStatus::RnrRetryExceeded,
+        "REM_ABORT_ERR" => WcStatus::RemoteAborted,
+        "FATAL_ERR" => WcStatus::Fatal,
+        "GENERAL_ERR" => WcStatus::General,
+    }
+}
+
+table! {
+    fn event -> AsyncEvent, "event" {
+        "PORT_ERR" => AsyncEvent::PortError,
+        "PORT_ACTIVE" => AsyncEvent::PortActive,
+        "GID_CHANGE" => AsyncEvent::GidChange,
+        "DEVICE_FATAL" => AsyncEvent::DeviceFatal,
+    }
+}
+
+table! {
+    fn named_errno -> i32, "error number" {
+        "EPERM" => libc::EPERM,
+        "EINTR" => libc::EINTR,
+        "EIO" => libc::EIO,
+        "EAGAIN" => libc::EAGAIN,
+        "ENOMEM" => libc::ENOMEM,
+        "EACCES" => libc::EACCES,
+        "EFAULT" => libc::EFAULT,
+        "EBUSY" => libc::EBUSY,
+        "ENODEV" => libc::ENODEV,
+        "EINVAL" => libc::EINVAL,
+        "ENOSPC" => libc::ENOSPC,
+        "ENOSYS" => libc::ENOSYS,
+        "EOPNOTSUPP" => libc::EOPNOTSUPP,
+        "ENOTCONN" => libc::ENOTCONN,
+        "ETIMEDOUT" => libc::ETIMEDOUT,
+        "ECONNREFUSED" => libc::ECONNREFUSED,
+        "EHOSTUNREACH" => libc::EHOSTUNREACH,
+    }
+}
+
+table! {
+    fn call -> Call, "call" {
+        "alloc_pd" => Call::AllocPd,
+        "reg_mr" => Call::RegMr,
+        "create_cq" => Call::CreateCq,
+        "create_qp" => Call::CreateQp,
+        "create_srq" => Call::CreateSrq,
+        "modify_qp" => Call::ModifyQp,
+        "post_send" => Call::PostSend,
+        "post_recv" => Call::PostRecv,
+        "post_srq_recv" => Call::PostSrqRecv,
+        "poll_cq" => Call::PollCq,
+    }
+}
+
+table! {
+    fn operation -> Operation, "operation" {
+        "send" => Operation::Send,
+        "write" => Operation::Write,
+        "read" => Operation::Read,
+        "atomic" => Operation::Atomic,
+        "recv" => Operation::Recv,
+        "any" => Operation::Any,
+    }
+}
+
+table! {
+    /// Of a call of the connection manager.
+    fn cm_call -> CmCall, "call of the connection manager" {
+        "connect" => CmCall::Connect,
+        "resolve_addr" => CmCall::ResolveAddr,
+        "resolve_route" => CmCall::ResolveRoute,
+    }
+}
+
+table! {
+    fn outcome -> CmFault, "outcome" {
+        "REJECTED" => CmFault::Rejected,
+        "REFUSED" => CmFault::Refused,
+        "UNREACHABLE" => CmFault::Unreachable,
+        "CONNECT_ERROR" => CmFault::ConnectError,
+        "ADDR_ERROR" => CmFault::AddrError,
+        "ROUTE_ERROR" => CmFault::RouteError,
+    }
+}
+
+/// `250us`, `5ms`, `2s`, `1m`.
+pub(super) fn duration(text: &str) -> Result<Duration, &'static str> {
+    const RULE: &str = "expected a time such as 250us, 5ms, 2s or 1m";
+    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or(RULE)?;
+    let (number, unit) = text.split_at(digits);
+    let number = number.parse::<u32>().map_err(|_| RULE)?;
+    match unit {
+        "us" => Ok(Duration::from_micros(number.into())),
+        "ms" => Ok(Duration::from_millis(number.into())),
+        "s" => Ok(Duration::from_secs(number.into())),
+        "m" => Ok(Duration::from_secs(u64::from(number) * 60)),
+        _ => Err(RULE),
+    }
+}
+
+fn errno(text: &str) -> Result<i32, &'static str> {
+    match text.parse::<i32>() {
+        Ok(number @ 1..=4095) => Ok(number),
+        Ok(_) => Err("error numbers are 1 to 4095"),
+        Err(_) => named_errno(text),
+    }
+}
+
+impl FaultPlan {
+    /// Whether a part of a list of faults is a rule of a plan, rather than a fault of the byte stream.
+    #[must_use]
+    pub fn is_rule(part: &str) -> bool {
+        ["call:", "wc:", "event:", "cm:", "slow:"].iter().any(|kind| part.trim_start().starts_with(kind))
+    }
+
+    fn rule(text: &str) -> Result<(Fault, When), &'static str> {
+        let (kind, rest) =
+            text.split_once(':').ok_or("expected call:, wc:, event:, cm: or slow:, or seed=N")?;
+        let (subject, value) = match rest.split_once('=') {
+            Some((subject, value)) => (subject, Some(value)),
+            None => (rest, None),
+        };
+        let (name, at) = match subject.split_once('@') {
+            Some((name, at)) => (name, Some(at)),
+            None => (subject, None),
+        };
+        if kind == "event" {
+            let at = at.ok_or("expected a time behind @: event:PORT_ERR@2s")?;
+            if value.is_some() {
+                return Err("an event has no value");
+            }
+            return Ok((Fault::Event { event: event(name)?, at: duration(at)? }, When::Always));
+        }
+        let when = at.map_or(Ok(When::Always), str::parse)?;
+        let value = value.ok_or("expected a value behind =")?;
+        let fault = match kind {
+            "call" => match call(name)? {
+                Call::PollCq => return Err("a poll cannot fail: slow:poll_cq=TIME delays it"),
+                call => Fault::Call { call, errno: errno(value)? },
+            },
+            "wc" => Fault::Completion { of: operation(name)?, status: status(value)? },
+            "cm" => {
+                let (call, outcome) = (cm_call(name)?, outcome(value)?);
+                if !outcome.is_of(call) {
+                    return Err("the call does not have that outcome");
+                }
+                Fault::Cm { call, outcome }
+            }
+            "slow" => Fault::Slow { call: call(name)?, time: duration(value)? },
+            _ => return Err("no such kind of fault, expected call, wc, event, cm, slow"),
+        };
+        Ok((fault, when))
+    }
+}
+
+impl FromStr for FaultPlan {
+    type Err = FaultPlanError;
+
+    fn from_str(text: &str) -> Result<Self, FaultPlanError> {
+        let mut plan = Self::default();
+        for part in text.split(',').map(str::trim) {
+            let refused = |problem| FaultPlanError { rule: part.to_owned(), problem };
+            if let Some(seed) = part.strip_prefix("seed=") {
+                plan.seed = seed.parse().map_err(|_| refused("expected a number behind ="))?;
+                continue;
+            }
+            let (fault, when) = Self::rule(part).map_err(refused)?;
+            plan.rules.push(Rule { fault, when, text: part.to_owned() });
+        }
+        Ok(plan)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn only(text: &str) -> (Fault, When) {
+        let plan: FaultPlan = text.parse().unwrap();
+        let [rule] = &plan.rules[..] else { panic!("{plan:?}") };
+        assert_eq!(rule.text, text);
+        (rule.fault.clone(), rule.when)
+    }
+
+    #[test]
+    fn rules() {
+        let refused = Fault::Call { call: Call::RegMr, errno: libc::ENOMEM };
+        assert_eq!(only("call:reg_mr=ENOMEM"), (refused.clone(), When::Always));
+        assert_eq!(only("call:reg_mr@3=12"), (refused.clone(), When::Nth(3)));
+        assert_eq!(only("call:reg_mr@3+=ENOMEM"), (refused.clone(), When::From(3)));
+        assert_eq!(only("call:reg_mr@0.5%=ENOMEM"), (refused.clone(), When::Chance(5_000)));
+        assert_eq!(only("call:reg_mr@2s=ENOMEM"), (refused, When::After(Duration::from_secs(2))));
+        let lost = Fault::Completion { of: Operation::Write, status: WcStatus::RetryExceeded };
+        assert_eq!(only("wc:write@100=RETRY_EXC_ERR"), (lost, When::Nth(100)));
+        let down = Fault::Event { event: AsyncEvent::PortError, at: Duration::from_millis(1500) };
+        assert_eq!(only("event:PORT_ERR@1500ms"), (down, When::Always));
+        let rejected = Fault::Cm { call: CmCall::Connect, outcome: CmFault::Rejected };
+        assert_eq!(only("cm:connect@1=REJECTED"), (rejected, When::Nth(1)));
+        let slow = Fault::Slow { call: Call::PollCq, time: Duration::from_millis(5) };
+        assert_eq!(only("slow:poll_cq=5ms"), (slow, When::Always));
+        let plan: FaultPlan = "seed=7, call:alloc_pd=EIO,slow:post_send@1=1m".parse().unwrap();
+        assert_eq!((plan.seed, plan.rules.len()), (7, 2));
+    }
+
+    #[test]
+    fn what_is_no_rule_is_named() {
+        for (text, problem) in [
+            ("", "expected call:"),
+            ("call:alloc_pd", "expected a value behind ="),
+            ("call:alloc_dp=ENOMEM", "no such call, expected alloc_pd, reg_mr"),
+            ("call:alloc_pd=ENOMEMORY", "no such error number, expected EPERM"),
+            ("call:alloc_pd=0", "1 to 4095"),
+            ("call:poll_cq=EIO", "a poll cannot fail"),
+            ("call:alloc_pd@0=EIO", "expected behind @"),
+            ("call:alloc_pd@101%=EIO", "expected behind @"),
+            ("call:alloc_pd@NaN%=EIO", "expected behind @"),
+            ("call:alloc_pd@-1s=EIO", "expected behind @"),
+            ("wc:writes=RETRY_EXC_ERR", "no such operation, expected send, write"),
+            ("wc:write=SUCCESS", "no such status, expected LOC_LEN_ERR"),
+            ("event:PORT_ERR", "expected a time behind @"),
+            ("event:PORT_ERR@2s=1", "an event has no value"),
+            ("cm:connect=ADDR_ERROR", "does not have that outcome"),
+            ("slow:poll_cq=fast", "expected a time such as"),
+            ("slow:poll_cq=99999999999s", "expected a time such as"),
+            ("drop:poll_cq=1", "no such kind of fault"),
+            ("seed=x", "expected a number"),
+        ] {
+            let error = text.parse::<FaultPlan>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{text}: ")) && error.contains(problem), "{text}: {error}");
+        }
+    }
+}

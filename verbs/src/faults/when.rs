@@ -1,0 +1,46 @@
+//! When a rule is due.
+
+use super::text::duration;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Which of the calls that a rule is about it changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Every one. No text.
+    Always,
+    /// One, counted from 1: `3`.
+    Nth(u64),
+    /// From that one on, counted from 1: `3+`.
+    From(u64),
+    /// Each with this chance in a million: `0.5%`.
+    Chance(u32),
+    /// The first one after this time since the device was opened: `2s`.
+    After(Duration),
+}
+
+impl FromStr for When {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        const RULE: &str =
+            "expected behind @ a number such as 3 or 3+, a chance such as 0.5%, or a time such as 2s";
+        let number = |text: &str| text.parse::<u64>().ok().filter(|number| *number > 0).ok_or(RULE);
+        if let Some(percent) = text.strip_suffix('%') {
+            let percent = percent.parse::<f64>().ok().filter(|p| *p > 0.0 && *p <= 100.0).ok_or(RULE)?;
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "above 0, at most 1,000,000"
+            )]
+            return Ok(Self::Chance((percent * 10_000.0).round() as u32));
+        }
+        if let Some(first) = text.strip_suffix('+') {
+            return number(first).map(Self::From);
+        }
+        if text.ends_with('s') || text.ends_with('m') {
+            return duration(text).map(Self::After).map_err(|_| RULE);
+        }
+        number(text).map(Self::Nth)
+    }
+}
