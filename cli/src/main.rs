@@ -2,6 +2,7 @@
 
 mod args;
 mod child;
+mod congestion;
 mod cp;
 mod demo;
 mod devices;
