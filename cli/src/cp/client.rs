@@ -91,7 +91,8 @@ fn connection(first: Option<Stripe>, plan: &Plan, direction: &dyn Direction, tar
             }
         }
         plan.report.broke();
-        if begun.elapsed() > PAUSES.1 {
+        // The server has answered meanwhile.
+        if plan.report.silent_for() < begun.elapsed() {
             pause = PAUSES.0;
         }
         if plan.stop.sleep_for(pause) {

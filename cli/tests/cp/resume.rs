@@ -2,8 +2,12 @@
 
 use crate::program::{Scratch, Server, bytes, command, copied, summary};
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const SIZE: usize = 24 << 20;
@@ -123,6 +127,94 @@ fn a_client_that_was_killed_continues_at_its_next_run() {
     assert!(done["bytes_resumed"].as_u64().unwrap() >= 8 << 20, "{done}");
     assert!(fs::read(target.join("large")).unwrap() == content);
     assert_eq!(names(&target), ["large"]);
+}
+
+/// A path to the server that cuts its first connections at some byte, of either direction. Returns its address and the number of cuts.
+fn cutting_path(server: &str, seed: u64) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, server) = (listener.local_addr().unwrap().to_string(), server.to_owned());
+    let cuts = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&cuts);
+    std::thread::spawn(move || {
+        let mut number = bytes(8 * CUTS, seed)
+            .chunks(8)
+            .map(|word| u64::from_le_bytes(word.try_into().unwrap()))
+            .collect::<Vec<_>>();
+        while let Ok((near, _)) = listener.accept() {
+            let left = number.pop().map_or(i64::MAX, |random| (random % (5 << 20)) as i64);
+            let Ok(far) = TcpStream::connect(&server) else { continue };
+            let left = Arc::new(AtomicI64::new(left));
+            for (from, to) in [(&near, &far), (&far, &near)] {
+                let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+                let (left, cuts) = (Arc::clone(&left), Arc::clone(&counted));
+                std::thread::spawn(move || forward(from, to, &left, &cuts));
+            }
+        }
+    });
+    (address, cuts)
+}
+
+/// Connections that are cut.
+const CUTS: usize = 12;
+
+fn forward(mut from: TcpStream, mut to: TcpStream, left: &AtomicI64, cuts: &AtomicUsize) {
+    let mut buffer = vec![0; 16 << 10];
+    while let Ok(len @ 1..) = from.read(&mut buffer) {
+        let before = left.fetch_sub(len as i64, Ordering::SeqCst);
+        let passes = usize::try_from(before.max(0)).unwrap().min(len);
+        if to.write_all(&buffer[..passes]).is_err() {
+            break;
+        }
+        if passes < len {
+            cuts.fetch_add(1, Ordering::SeqCst);
+            let _ = from.shutdown(Shutdown::Both);
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+#[test]
+fn connections_that_are_cut_at_any_byte_lose_nothing() {
+    let scratch = Scratch::new();
+    keys(&scratch);
+    let source = scratch.directory("source");
+    for (name, len, seed) in [("one", 9_000_000, 7), ("two", 6 << 20, 8), ("three", 400_000, 9)] {
+        fs::write(source.join(name), bytes(len, seed)).unwrap();
+    }
+    for number in 0..80u64 {
+        fs::write(source.join(format!("small {number}")), bytes(10_000, number)).unwrap();
+    }
+    scratch.directory("served");
+    let arguments = ["--share", "in=served:rw", "--share", "out=source", "--tls", "server.conf"];
+    let server = Server::start(scratch.path(), &arguments);
+    for (seed, is_push) in [(1, true), (2, false)] {
+        let (address, cuts) = cutting_path(&server.address, seed);
+        let (from, to, target) = if is_push {
+            ("source/".to_owned(), format!("{address}:in/"), "served")
+        } else {
+            (format!("{address}:out/"), "target".to_owned(), "target")
+        };
+        // The first connection of all must stand: it says whether the server is there.
+        let run = || {
+            command(scratch.path())
+                .args(["cp", "--json", "--tls", "client.conf", &from, &to])
+                .output()
+                .unwrap()
+        };
+        let mut output = run();
+        while output.status.code() == Some(3) {
+            output = run();
+        }
+        let done = summary(&output);
+        assert_eq!(done["failed"], 0, "{done}");
+        assert!(cuts.load(Ordering::SeqCst) > 1, "{done}");
+        let target = scratch.join(target);
+        assert_eq!(names(&target), names(&source), "and nothing else");
+        for name in names(&source) {
+            assert!(fs::read(target.join(&name)).unwrap() == fs::read(source.join(&name)).unwrap(), "{name}");
+        }
+    }
 }
 
 #[test]
