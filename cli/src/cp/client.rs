@@ -1,5 +1,6 @@
 //! The connections of a transfer: how many there are, and how they are made again.
 
+use super::caller::Caller;
 use super::direction::Direction;
 use super::plan::Plan;
 use super::stripe::{Broken, Stripe, Target};
@@ -8,7 +9,7 @@ use crate::text::Progress;
 use std::time::{Duration, Instant};
 
 /// Pauses between attempts to connect again.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+pub(super) const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// How many connections there are, and how many slots each has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,21 +33,22 @@ impl Shape {
 
 /// Transfers what `find` adds to the plan by means of `first`, with that and further connections, which are made meanwhile.
 pub(super) fn transfer(
-    mut first: Stripe,
+    first: Stripe,
     plan: &Plan,
     direction: &dyn Direction,
     target: &Target,
     shape: Shape,
-    find: impl FnOnce(&mut Stripe) -> Result<()>,
+    find: impl FnOnce(&mut Caller<'_>) -> Result<()>,
 ) -> Result<()> {
     std::thread::scope(|scope| {
         let begin = |stripe| scope.spawn(move || connection(stripe, plan, direction, target, shape.slots));
         let mut workers: Vec<_> = (1..shape.stripes).map(|_| begin(None)).collect();
-        match find(&mut first) {
+        let mut caller = Caller::new(first, plan, target, shape.slots);
+        match find(&mut caller) {
             Ok(()) => plan.named(),
             Err(failure) => plan.end(failure),
         }
-        workers.push(begin(Some(first)));
+        workers.push(begin(Some(caller.into_stripe())));
         let mut progress = Progress::new();
         while !workers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
             progress.show(|| plan.report.line());

@@ -1,6 +1,7 @@
 //! `uiw cp`: copies files to and from the shares of `uiw serve`. The rules of the protocol: [`protocol`].
 
 mod batch;
+mod caller;
 pub(crate) mod channel;
 mod client;
 mod direction;
@@ -35,7 +36,6 @@ use direction::Direction;
 use location::{Location, Remote};
 use pace::{Pace, rate};
 use plan::Plan;
-use protocol::Request;
 use pull::Pull;
 use push::Push;
 use report::Report;
@@ -44,7 +44,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
-use stripe::{Broken, Stripe, Target};
+use stripe::{Stripe, Target};
 use uiw_cabi::settings::DeadAfter;
 
 /// Options of `uiw cp`.
@@ -157,9 +157,9 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         Way::Push(..) => Box::new(Push),
         Way::Pull(..) => Box::new(Pull { label: format!("{:08x}", token as u32) }),
     };
-    client::transfer(first, &plan, direction.as_ref(), &target, shape, |first| match &way {
-        Way::Push(from, to) => sources::push(first, &plan, from, to),
-        Way::Pull(from, to) => sources::pull(first, &plan, from, to),
+    client::transfer(first, &plan, direction.as_ref(), &target, shape, |caller| match &way {
+        Way::Push(from, to) => sources::push(caller, from, to),
+        Way::Pull(from, to) => sources::pull(caller, from, to),
     })?;
     plan.report.summary(shape.stripes.into(), args.dry_run);
     match plan.report.failures() {
@@ -218,9 +218,4 @@ impl Security {
         files.check(host, stripe.identity())?;
         Ok(stripe)
     }
-}
-
-/// A request before the transfer begins.
-fn called(stripe: &mut Stripe, request: &Request, stop: &Stop) -> Result<(protocol::Reply, Vec<u8>)> {
-    stripe.call(request, stop).map_err(|(Broken::Lost(failure) | Broken::Fatal(failure))| failure)
 }

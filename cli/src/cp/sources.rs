@@ -1,13 +1,12 @@
 //! The entries that a command line names, and where each goes.
 
-use super::called;
+use super::caller::Caller;
 use super::location::Remote;
 use super::meta::{Kind, Meta};
 use super::names::{Name, RelPath};
 use super::plan::Plan;
 use super::protocol::{Create, Reply, Request};
 use super::root::Root;
-use super::stripe::Stripe;
 use super::transfer::Place;
 use crate::fail::{Exit, Failure, Result};
 use rustix::io::Errno;
@@ -21,8 +20,8 @@ fn refused(what: impl std::fmt::Display, why: impl std::fmt::Display, fix: &str)
 }
 
 /// What there is at the server; `None`: nothing.
-fn remote_meta(stripe: &mut Stripe, plan: &Plan, path: &RelPath) -> Result<Option<Meta>> {
-    match called(stripe, &Request::Stat { path: path.clone() }, &plan.stop)?.0 {
+fn remote_meta(caller: &mut Caller<'_>, path: &RelPath) -> Result<Option<Meta>> {
+    match caller.call(&Request::Stat { path: path.clone() })? {
         Reply::Found(meta) => Ok(Some(meta)),
         Reply::Absent => Ok(None),
         Reply::Failed { text, .. } => Err(refused(path, text, "see the server's messages")),
@@ -73,9 +72,10 @@ fn source(path: &Path) -> Result<Source> {
 }
 
 /// Local sources, to the server.
-pub(super) fn push(stripe: &mut Stripe, plan: &Plan, from: &[PathBuf], to: &Remote) -> Result<()> {
+pub(super) fn push(caller: &mut Caller<'_>, from: &[PathBuf], to: &Remote) -> Result<()> {
+    let plan = caller.plan();
     let sources = from.iter().map(|path| source(path)).collect::<Result<Vec<_>>>()?;
-    let there = remote_meta(stripe, plan, &to.path)?;
+    let there = remote_meta(caller, &to.path)?;
     let is_directory = there.as_ref().is_some_and(|meta| meta.kind == Kind::Directory);
     if there.is_some() && !is_directory && (to.is_directory || from.len() > 1) {
         return Err(refused(&to.path, "it is no directory", "name a directory as the target"));
@@ -92,10 +92,10 @@ pub(super) fn push(stripe: &mut Stripe, plan: &Plan, from: &[PathBuf], to: &Remo
             None => to.path.clone(),
         };
         if below.is_some() && !is_directory && !plan.dry_run {
-            make(stripe, plan, &to.path)?;
+            make(caller, &to.path)?;
         }
         let target = match below {
-            Some(_) if is_directory => remote_meta(stripe, plan, &remote)?,
+            Some(_) if is_directory => remote_meta(caller, &remote)?,
             Some(_) => None,
             None => there.clone(),
         };
@@ -105,9 +105,9 @@ pub(super) fn push(stripe: &mut Stripe, plan: &Plan, from: &[PathBuf], to: &Remo
 }
 
 /// The target directory at the server.
-fn make(stripe: &mut Stripe, plan: &Plan, path: &RelPath) -> Result<()> {
+fn make(caller: &mut Caller<'_>, path: &RelPath) -> Result<()> {
     let request = Request::List { path: path.clone(), after: Vec::new(), create: Create::Usual };
-    match called(stripe, &request, &plan.stop)?.0 {
+    match caller.call(&request)? {
         Reply::Listed { .. } => Ok(()),
         Reply::Failed { errno, text } => {
             let is_absent = i32::from(errno) == Errno::NOENT.raw_os_error();
@@ -123,7 +123,8 @@ fn make(stripe: &mut Stripe, plan: &Plan, path: &RelPath) -> Result<()> {
 }
 
 /// Entries of the server, to a local target.
-pub(super) fn pull(stripe: &mut Stripe, plan: &Plan, from: &[Remote], to: &Path) -> Result<()> {
+pub(super) fn pull(caller: &mut Caller<'_>, from: &[Remote], to: &Path) -> Result<()> {
+    let plan = caller.plan();
     let fix = "name a directory that is there, or a new name in one";
     let failed = |error: &dyn std::fmt::Display| refused(to.display(), error, fix);
     let there = match std::fs::metadata(to) {
@@ -133,7 +134,7 @@ pub(super) fn pull(stripe: &mut Stripe, plan: &Plan, from: &[Remote], to: &Path)
     };
     let mut sources = Vec::new();
     for Remote { path, is_directory, .. } in from {
-        let meta = remote_meta(stripe, plan, path)?;
+        let meta = remote_meta(caller, path)?;
         let meta = meta.ok_or_else(|| refused(path, "the share has no such entry", "check the path"))?;
         if *is_directory && meta.kind != Kind::Directory {
             return Err(refused(path, "it is no directory", "leave out the slash at the end"));

@@ -170,19 +170,14 @@ impl Stripe {
     }
 
     /// One request and its reply, with nothing else under way.
-    pub(super) fn call(
-        &mut self,
-        request: &Request,
-        stop: &Stop,
-    ) -> std::result::Result<(Reply, Vec<u8>), Broken> {
+    pub(super) fn call(&mut self, request: &Request, stop: &Stop) -> std::result::Result<Reply, Broken> {
         let until = Until::stop(stop);
         self.channel.send(&request.encode(0), until)?;
         let Some(message) = self.channel.next(until)? else {
             return Err(Broken::Lost(Failure::lost(self.channel.peer(), "closed the connection")));
         };
         let (_, reply) = Reply::decode(&message).map_err(|error| self.broken(&error.into()))?;
-        let len = if let Reply::Listed { len, .. } = reply { len } else { 0 };
-        Ok((reply, self.channel.landed(0, len)?))
+        Ok(reply)
     }
 
     fn broken(&self, violation: &Violation) -> Broken {
