@@ -4,6 +4,7 @@ use super::meta::{Kind, Meta};
 use crate::text;
 use serde_json::json;
 use std::fmt::Display;
+use std::io::IsTerminal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -100,7 +101,9 @@ impl Report {
             let (path, why) = (path.to_string(), why.to_string());
             text::json(&json!({"type": "failed", "path": path, "why": why}));
         } else {
-            eprintln!("not copied: {path}: {why}");
+            // In place of the line of progress.
+            let clear = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
+            eprintln!("{clear}not copied: {path}: {why}");
         }
     }
 

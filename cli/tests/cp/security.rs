@@ -64,6 +64,11 @@ fn keys_are_made_pinned_and_limited() {
     accept("shares=b");
     while push().status.success() {}
     fails(home.path(), &["--accept-new", "file", &at("a")], 3, "no share `a` for you");
+    // A server that has the key of another one is refused.
+    let swapped = format!("{} other\n{own} {address}\n", key(&server_home, "config/uiw/key.pem"));
+    fs::write(home.join("config/uiw/known-servers"), swapped).unwrap();
+    fails(home.path(), &["--accept-new", "file", &at("b")], 3, "it has the key of `other`");
+    fs::write(home.join("config/uiw/known-servers"), &pinned).unwrap();
     // Another server in its place is refused.
     fs::remove_file(server_home.join("config/uiw/key.pem")).unwrap();
     assert!(server.is_up());
