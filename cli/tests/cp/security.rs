@@ -67,7 +67,7 @@ fn keys_are_made_pinned_and_limited() {
     // A server that has the key of another one is refused.
     let swapped = format!("{} other\n{own} {address}\n", key(&server_home, "config/uiw/key.pem"));
     fs::write(home.join("config/uiw/known-servers"), swapped).unwrap();
-    fails(home.path(), &["--accept-new", "file", &at("b")], 3, "it has the key of `other`");
+    fails(home.path(), &["--accept-new", &at("b"), "c"], 3, "it has the key of `other`");
     fs::write(home.join("config/uiw/known-servers"), &pinned).unwrap();
     // Another server in its place is refused.
     fs::remove_file(server_home.join("config/uiw/key.pem")).unwrap();
