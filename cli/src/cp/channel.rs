@@ -7,6 +7,7 @@ use crate::msg_conn::{Event, MsgConn};
 use crate::qp_setup::{Depths, Half, Until, Wait, post};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::time::Duration;
 use uiw_verbs::cm::ConnRequest;
 use uiw_verbs::{Access, ConnOptions, Device, Pd, QpState, RemoteMr, SendFlags, SendOp};
 
@@ -207,7 +208,9 @@ impl Channel {
 
     /// Whether the connection has ended.
     pub(crate) fn is_down(&self) -> bool {
-        self.conn.link.qp.state() != QpState::Rts
+        // A request that is refused may be the first sign of it.
+        let link = &self.conn.link;
+        link.qp.state() != QpState::Rts || link.wait_ending(Duration::from_secs(1)).is_some()
     }
 
     /// Closes in order.

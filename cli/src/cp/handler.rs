@@ -1,6 +1,7 @@
 //! What a server does with requests, without a connection: bytes of slots come in and go out as such.
 
 use super::batch::{self, Batch, Content};
+use super::claims::Claims;
 use super::meta::Meta;
 use super::names::RelPath;
 use super::part::{Opened, Outcome, Part, next_data};
@@ -27,6 +28,7 @@ pub(crate) struct Session {
     /// Part of the names of its temporary files.
     label: String,
     parts: Mutex<HashMap<RelPath, Arc<Part>>>,
+    claims: Claims,
 }
 
 /// The requests of one connection.
@@ -56,7 +58,7 @@ fn failed(error: &Error) -> Reply {
 impl Session {
     pub(crate) fn new(root: Arc<Root>, writable: bool, token: u64) -> Self {
         let label = format!("{:08x}", token as u32);
-        Self { root, writable, label, parts: Mutex::default() }
+        Self { root, writable, label, parts: Mutex::default(), claims: Claims::default() }
     }
 
     fn parts(&self) -> MutexGuard<'_, HashMap<RelPath, Arc<Part>>> {
@@ -129,6 +131,8 @@ impl Handler {
                 }
                 self.checked(blake3::hash(&bytes) == *hash, |handler| {
                     let session = &handler.session;
+                    let paths = files.iter().map(|(_, path, ..)| RelPath::clone(path)).collect();
+                    let _claim = session.claims.take(paths);
                     let failures = batch::store(&session.root, files.into_iter(), &session.label);
                     Ok((Reply::Stored(failures), None))
                 })
@@ -159,6 +163,7 @@ impl Handler {
             Request::Hole { file, blocks } => self.on_part(file, |part| part.hole(blocks.clone()))?,
             Request::Finish { file } => self.finish(file)?,
             Request::Symlink { path, target, mtime } => {
+                let _claim = session.claims.take(vec![path.clone()]);
                 root.symlink(path, target, *mtime, &session.label)?;
                 Reply::Done
             }

@@ -3,6 +3,7 @@
 mod batch;
 mod caller;
 pub(crate) mod channel;
+mod claims;
 mod client;
 mod direction;
 pub(crate) mod handler;

@@ -244,7 +244,7 @@ impl Part {
     pub(crate) fn finish(&self) -> Result<Outcome> {
         let mut finished = self.is_finished.write().unwrap_or_else(PoisonError::into_inner);
         if *finished {
-            return Ok(Outcome::Reopen);
+            return Ok(Outcome::Done);
         }
         let missing = self.missing();
         if !missing.is_empty() {
