@@ -76,11 +76,23 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "UIW_CONGESTION",
-        values: "a name from net.ipv4.tcp_available_congestion_control",
-        what: "congestion control of TCP",
+        values: "a name from net.ipv4.tcp_available_congestion_control, or auto",
+        what: "congestion control of TCP; auto is bbr where the round trip exceeds 5 ms and the system has it",
         set: |s, v| {
             s.conn.stream.congestion = Some(v.to_owned());
             Ok(())
+        },
+    },
+    Variable {
+        name: "UIW_MSS",
+        values: "a number from 88 to 32767",
+        what: "bytes of a TCP segment at most, for paths that lose larger packets without a message",
+        set: |s, v| match v.parse::<u16>() {
+            Ok(bytes @ 88..=32_767) => {
+                s.conn.stream.max_segment = Some(bytes);
+                Ok(())
+            }
+            _ => Err("expected a number from 88 to 32767"),
         },
     },
     Variable {
@@ -507,6 +519,7 @@ mod tests {
         assert_eq!(read("UIW_FPDU", "1424").unwrap().conn.fpdu, FpduSize::Fixed(1424));
         assert!(read("UIW_STABLE_TX", "1").unwrap().conn.stable_tx);
         assert_eq!(read("UIW_CONGESTION", "bbr").unwrap().conn.stream.congestion.as_deref(), Some("bbr"));
+        assert_eq!(read("UIW_MSS", "1300").unwrap().conn.stream.max_segment, Some(1300));
         assert_eq!(read("UIW_DEAD_AFTER", "0").unwrap().dead_after, Some(DeadAfter(None)));
         assert_eq!(read("UIW_ORD", "1024").unwrap().ord, Some(1024));
         assert_eq!(read("UIW_IRD", "16382").unwrap().ird, Some(0x3FFE));
@@ -561,6 +574,7 @@ mod tests {
             ("UIW_MPA_REVISION", "3"),
             ("UIW_FPDU", "127"),
             ("UIW_ORD", "0"),
+            ("UIW_MSS", "87"),
             ("UIW_IRD", "16383"),
             ("UIW_DEAD_AFTER", "20"),
             ("UIW_DEAD_AFTER", "1s"),

@@ -102,9 +102,12 @@ pub(crate) struct ConnArgs {
     /// Copy every source before its CRC is computed
     #[arg(long)]
     pub(crate) stable_tx: bool,
-    /// Congestion control of TCP, such as cubic or bbr
+    /// Congestion control of TCP, such as cubic or bbr; auto is bbr where the round trip exceeds 5 ms and the system has it
     #[arg(long, value_name = "NAME")]
     pub(crate) congestion: Option<String>,
+    /// Bytes of a TCP segment at most, for paths that lose larger packets without a message
+    #[arg(long, value_name = "BYTES", env = "UIW_MSS", hide_env_values = true, value_parser = clap::value_parser!(u16).range(MSS))]
+    pub(crate) mss: Option<u16>,
     /// After how long without any acknowledgement the peer is dead, such as 20s or 5m; 0 is the system's time
     /// [default: 15m; of `uiw serve` 60s]
     #[arg(long, value_name = "TIME", env = "UIW_DEAD_AFTER", hide_env_values = true)]
@@ -116,6 +119,9 @@ pub(crate) struct ConnArgs {
     #[arg(long, value_name = "N", env = "UIW_IRD", hide_env_values = true, value_parser = clap::value_parser!(u16).range(0..=MAX_DEPTH))]
     pub(crate) ird: Option<u16>,
 }
+
+/// What Linux takes.
+const MSS: std::ops::RangeInclusive<i64> = 88..=32_767;
 
 /// The largest IRD and ORD that RFC 6581 can express.
 const MAX_DEPTH: i64 = 0x3FFE;
@@ -129,7 +135,7 @@ impl ConnArgs {
             peer: self.peer,
             stable_tx: self.stable_tx,
             congestion: self.congestion.clone(),
-            own: OwnOptions { dead_after: self.dead_after, ord: self.ord, ird: self.ird },
+            own: OwnOptions { dead_after: self.dead_after, ord: self.ord, ird: self.ird, mss: self.mss },
         }
     }
 }
@@ -140,6 +146,7 @@ pub(crate) struct OwnOptions {
     pub(crate) dead_after: Option<DeadAfter>,
     pub(crate) ord: Option<u16>,
     pub(crate) ird: Option<u16>,
+    pub(crate) mss: Option<u16>,
 }
 
 /// Options of a connection as they are sent to the other end, which uses the same in its direction.
@@ -188,6 +195,7 @@ impl PeerOptions {
         }
         options.ord = self.own.ord.unwrap_or(options.ord);
         options.ird = self.own.ird.unwrap_or(options.ird);
+        options.stream.max_segment = self.own.mss;
         options
     }
 

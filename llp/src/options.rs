@@ -11,12 +11,16 @@ use std::{fmt, io, time::Duration};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// Congestion control by the system's name, such as `cubic` or `bbr`; `None` = the system's default.
+    /// Congestion control by the system's name, such as `cubic` or `bbr`, or [`StreamOptions::AUTO`]; `None` = the system's default, or
+    /// the route's.
     pub congestion: Option<String>,
     /// After how long without any acknowledgement the peer counts as dead; `None` is the system's own time. A peer whose window is
     /// closed acknowledges probes, so it is not dead. A stack gives up an idle connection by itself; for one on which bytes wait for
     /// an acknowledgement, it either does so too or reports [`StreamInfo::last_ack`], and the caller ends the connection.
     pub dead_after: Option<Duration>,
+    /// Bytes of a segment at most (RFC 9293 section 3.7.1); `None` = what the interface and the path give. For paths that lose larger
+    /// packets without a word (RFC 4821).
+    pub max_segment: Option<u16>,
     /// Bytes of the send buffer; `None` = the system grows it as needed.
     pub send_buffer: Option<usize>,
     /// Bytes of the receive buffer; `None` = the system grows it as needed.
@@ -39,6 +43,7 @@ impl Default for StreamOptions {
         Self {
             congestion: None,
             dead_after: Some(Self::DEAD_AFTER),
+            max_segment: None,
             send_buffer: None,
             recv_buffer: None,
             interface: None,
@@ -51,6 +56,9 @@ impl Default for StreamOptions {
 }
 
 impl StreamOptions {
+    /// A [`StreamOptions::congestion`]: `bbr` where the round trip exceeds 5 ms when the connection is made and the system has it, else the
+    /// system's default. A stack that has no `bbr` takes its own default.
+    pub const AUTO: &str = "auto";
     /// The default of [`StreamOptions::dead_after`]: 15 minutes, for how long the kernel's TCP retransmits by default.
     pub const DEAD_AFTER: Duration = Duration::from_secs(15 * 60);
 }
@@ -73,6 +81,12 @@ impl Default for ListenOptions {
 /// An option that the system does not take; inside of an `io::Error` of kind `InvalidInput`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
+    /// No segment can be as short or as long.
+    #[error("segments of {bytes} bytes; the system takes at least 88")]
+    Segment {
+        /// Asked for.
+        bytes: u16,
+    },
     /// No such congestion control, or not for this user.
     #[error("congestion control `{name}` is not available here; available: {available}")]
     Congestion {

@@ -1,5 +1,6 @@
 //! The kernel's TCP: non-blocking sockets in one level-triggered epoll set.
 
+mod congestion;
 mod datagram;
 mod setup;
 mod stream;
@@ -66,7 +67,8 @@ impl Stack for TcpStack {
         epoll::add(&self.epoll, &socket, data(token), flags(Interest::READ))?;
         tracing::debug!(%local, "listening");
         let (socket, epoll) = (socket.into(), self.epoll.clone());
-        Ok(Box::new(TcpListener { socket, epoll, local, spare: spare() }))
+        let congestion = options.stream.congestion.clone();
+        Ok(Box::new(TcpListener { socket, epoll, local, congestion, spare: spare() }))
     }
 
     fn connect(
@@ -79,7 +81,14 @@ impl Stack for TcpStack {
         let socket = setup::connecting(local, peer, options)?;
         let local = setup::local_addr(&socket)?;
         tracing::debug!(%local, %peer, "connecting");
-        Ok(Box::new(TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (local, peer))?))
+        Ok(Box::new(TcpStream::new(
+            socket,
+            &self.epoll,
+            token,
+            Interest::WRITE,
+            (local, peer),
+            options.congestion.as_deref(),
+        )?))
     }
 
     fn connect_self(
@@ -91,7 +100,7 @@ impl Stack for TcpStack {
         let socket = setup::connecting_to_itself(local, options)?;
         let own = setup::local_addr(&socket)?;
         tracing::debug!(%own, "connecting to itself");
-        Ok(Box::new(TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (own, own))?))
+        Ok(Box::new(TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (own, own), None)?))
     }
 
     fn bind_datagrams(
@@ -163,6 +172,8 @@ struct TcpListener {
     socket: OwnedFd,
     epoll: Arc<OwnedFd>,
     local: SocketAddr,
+    /// Of accepted connections.
+    congestion: Option<String>,
     /// Given up when the process has no descriptor left, to take the connections that wait and cut them: unanswered they
     /// would keep the listener readable, and the peers hoping.
     spare: Option<OwnedFd>,
@@ -201,7 +212,13 @@ impl Listener for TcpListener {
         // ENOTCONN: reset by its peer already. The stream will say so when it is read.
         let peer = setup::peer_addr(&socket).unwrap_or(local);
         tracing::debug!(%local, %peer, "accepted");
-        Ok(Box::new(TcpStream::accepted(socket, &self.epoll, token, (local, peer))?))
+        Ok(Box::new(TcpStream::accepted(
+            socket,
+            &self.epoll,
+            token,
+            (local, peer),
+            self.congestion.as_deref(),
+        )?))
     }
 
     fn local_addr(&self) -> SocketAddr {

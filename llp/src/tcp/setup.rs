@@ -1,9 +1,10 @@
 //! Making sockets with their options.
 
-use std::{fs, io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
+use super::congestion::Congestion;
 use crate::{ListenOptions, OptionError, StreamOptions};
 
 /// A listening socket. Accepted sockets inherit its options.
@@ -84,7 +85,10 @@ fn apply(socket: &Socket, address: SocketAddr, options: &StreamOptions) -> io::R
             .map_err(|error| OptionError::Interface { name: name.clone(), reason: error.to_string() })?;
     }
     if let Some(name) = &options.congestion {
-        set_congestion(socket, name)?;
+        Congestion::new(name).prepare(socket)?;
+    }
+    if let Some(bytes) = options.max_segment {
+        socket.set_tcp_mss(bytes.into()).map_err(|_| OptionError::Segment { bytes })?;
     }
     Ok(())
 }
@@ -109,22 +113,6 @@ fn probes(after: Duration) -> (u32, u32, u32) {
     let idle = seconds / 2;
     let interval = (seconds - idle).div_ceil(4);
     (idle, interval, (seconds - idle) / interval)
-}
-
-pub(super) fn set_congestion(socket: &Socket, name: &str) -> io::Result<()> {
-    socket.set_tcp_congestion(name.as_bytes()).map_err(|_| {
-        OptionError::Congestion { name: name.to_owned(), available: congestion_controls() }.into()
-    })
-}
-
-/// What the system offers to every user, or else what it has.
-fn congestion_controls() -> String {
-    ["allowed", "available"]
-        .iter()
-        .find_map(|which| {
-            fs::read_to_string(format!("/proc/sys/net/ipv4/tcp_{which}_congestion_control")).ok()
-        })
-        .map_or_else(|| "unknown".to_owned(), |names| names.trim().to_owned())
 }
 
 pub(super) fn local_addr(socket: &Socket) -> io::Result<SocketAddr> {

@@ -13,6 +13,7 @@ use rustix::event::epoll;
 use socket2::Socket;
 use uiw_mem::{IoVec, IoVecMut};
 
+use super::congestion::{self, Congestion};
 use super::{data, flags, setup, syscall};
 use crate::{Interest, Stream, StreamInfo, Token, attached_stream, no_bytes};
 
@@ -38,6 +39,8 @@ pub struct TcpStream {
     emss: Cell<usize>,
     /// Questions for the EMSS since the kernel was asked.
     asked: Cell<u32>,
+    /// To be applied when the connection is made.
+    congestion: Option<Congestion>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +58,7 @@ impl TcpStream {
         token: Token,
         interest: Interest,
         (local, peer): (SocketAddr, SocketAddr),
+        congestion: Option<&str>,
     ) -> io::Result<Self> {
         epoll::add(epoll, &socket, data(token), flags(interest))?;
         Ok(Self {
@@ -67,6 +71,7 @@ impl TcpStream {
             peer,
             emss: Cell::new(EMSS_DEFAULT),
             asked: Cell::new(EMSS_EVERY),
+            congestion: congestion.map(Congestion::new),
         })
     }
 
@@ -75,10 +80,21 @@ impl TcpStream {
         epoll: &Arc<OwnedFd>,
         token: Token,
         addresses: (SocketAddr, SocketAddr),
+        congestion: Option<&str>,
     ) -> io::Result<Self> {
-        let mut stream = Self::new(socket, epoll, token, Interest::READ, addresses)?;
+        let mut stream = Self::new(socket, epoll, token, Interest::READ, addresses, congestion)?;
         stream.connection = Connection::Made;
+        stream.apply_congestion();
         Ok(stream)
+    }
+
+    /// The connection is made. It stands with another congestion control as well.
+    fn apply_congestion(&mut self) {
+        if let (Some(congestion), Some(socket)) = (self.congestion.take(), &self.socket)
+            && let Err(error) = congestion.on_connected(socket)
+        {
+            tracing::warn!(peer = %self.peer, %error, "the congestion control is not the one asked for");
+        }
     }
 
     fn socket(&self) -> io::Result<&Socket> {
@@ -143,6 +159,7 @@ impl Stream for TcpStream {
                 // Without a local address given, the kernel may have known ours only now.
                 self.local = setup::local_addr(socket)?;
                 self.connection = Connection::Made;
+                self.apply_congestion();
                 Ok(true)
             }
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
@@ -185,7 +202,15 @@ impl Stream for TcpStream {
     }
 
     fn set_congestion(&mut self, name: &str) -> io::Result<()> {
-        setup::set_congestion(self.socket.as_ref().ok_or(io::ErrorKind::NotConnected)?, name)
+        let (socket, congestion) = (self.socket()?, Congestion::new(name));
+        match self.connection {
+            Connection::Made => congestion.on_connected(socket),
+            _ => {
+                congestion.prepare(socket)?;
+                self.congestion = Some(congestion);
+                Ok(())
+            }
+        }
     }
 
     fn set_dead_after(&mut self, after: Option<Duration>) -> io::Result<()> {
@@ -195,11 +220,7 @@ impl Stream for TcpStream {
     fn info(&self) -> StreamInfo {
         let Some(socket) = &self.socket else { return StreamInfo::default() };
         let Ok(info) = syscall::tcp_info(socket.as_fd()) else { return StreamInfo::default() };
-        let congestion = socket.tcp_congestion().ok().map(|name| {
-            let end = name.iter().position(|&o| o == 0).unwrap_or(name.len());
-            String::from_utf8_lossy(&name[..end]).into_owned()
-        });
-        info_of(&info, congestion)
+        info_of(&info, congestion::present(socket))
     }
 
     fn detach(&mut self) -> io::Result<()> {

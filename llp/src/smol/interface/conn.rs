@@ -77,7 +77,7 @@ pub(super) fn check(options: &StreamOptions) -> io::Result<CongestionControl> {
 /// By name, or the usual one.
 fn congestion_control(name: Option<&str>) -> io::Result<CongestionControl> {
     match name {
-        None | Some(CUBIC) => Ok(CongestionControl::Cubic),
+        None | Some(CUBIC | StreamOptions::AUTO) => Ok(CongestionControl::Cubic),
         Some(RENO) => Ok(CongestionControl::Reno),
         Some(name) => {
             let available = format!("{CUBIC} {RENO}");

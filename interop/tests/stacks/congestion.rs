@@ -1,0 +1,97 @@
+//! The congestion control of the kernel's TCP beside a route's own, and by the length of the path.
+
+use std::net::{SocketAddr, TcpListener};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+use uiw_interop::stock::{Network, Running, uiw};
+use uiw_llp::tcp::TcpStack;
+use uiw_llp::{ListenOptions, Stack, Stream, StreamOptions, Token};
+
+fn options(congestion: &str) -> StreamOptions {
+    StreamOptions { congestion: Some(congestion.into()), ..StreamOptions::default() }
+}
+
+fn congestion(stream: &dyn Stream) -> String {
+    stream.info().congestion.expect("the kernel names it")
+}
+
+/// That of a connection from the client's place, once it is made.
+fn connected(network: &Network, to: SocketAddr, asked: &str) -> String {
+    network.inside_client(|| {
+        let mut stack = TcpStack::new().unwrap();
+        let mut stream = stack.connect(None, to, &options(asked), Token(1)).unwrap();
+        let began = Instant::now();
+        while !stream.connect_result().unwrap() {
+            assert!(began.elapsed() < Duration::from_secs(20), "no connection");
+            thread::sleep(Duration::from_millis(1));
+        }
+        congestion(&*stream)
+    })
+}
+
+/// That of a connection that comes to the server's place.
+fn accepted(network: &Network, asked: &str) -> String {
+    let mut stack = network.inside_server(|| TcpStack::new().unwrap());
+    let any = SocketAddr::new(network.server_address().into(), 0);
+    let listen = ListenOptions { stream: options(asked), ..ListenOptions::default() };
+    let mut listener = network.inside_server(|| stack.listen(any, &listen, Token(1)).unwrap());
+    let to = listener.local_addr();
+    let _client = network.inside_client(|| std::net::TcpStream::connect(to).unwrap());
+    let began = Instant::now();
+    loop {
+        match listener.accept(Token(2)) {
+            Ok(stream) => return congestion(&*stream),
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(20), "{error}"),
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn listener(network: &Network) -> TcpListener {
+    network.inside_server(|| TcpListener::bind((network.server_address(), 0)).unwrap())
+}
+
+fn available(name: &str) -> bool {
+    let names = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap();
+    let found = names.split_whitespace().any(|known| known == name);
+    if !found {
+        uiw_interop::skip(&format!("congestion control {name}"));
+    }
+    found
+}
+
+#[test]
+fn what_was_asked_for_replaces_the_routes() {
+    if !available("cubic") || !available("reno") {
+        return;
+    }
+    let Some(network) = Network::veth() else { return };
+    for (_, name) in network.places() {
+        let route = ["route", "change", "10.77.0.0/24", "dev", "veth0", "congctl", "reno"];
+        let mut ip = Command::new("ip");
+        ip.args(["-n", name]).args(route);
+        Running::start(ip).end().is_well();
+    }
+    let server = listener(&network);
+    let to = server.local_addr().unwrap();
+    assert_eq!(connected(&network, to, StreamOptions::AUTO), "reno", "the route's, on a short path");
+    assert_eq!(connected(&network, to, "cubic"), "cubic");
+    assert_eq!(accepted(&network, "cubic"), "cubic");
+}
+
+#[test]
+fn a_long_path_has_bbr() {
+    if !available("bbr") {
+        return;
+    }
+    let Some(network) = Network::path() else { return };
+    let mut command = Command::new(uiw());
+    command.args(["wan", "server", "client", "--delay", "10ms"]);
+    let mut wan = Running::start(network.middle(command));
+    wan.wait_saying("carrying");
+    let server = listener(&network);
+    let to = server.local_addr().unwrap();
+    assert_eq!(connected(&network, to, StreamOptions::AUTO), "bbr");
+    assert_eq!(accepted(&network, StreamOptions::AUTO), "bbr");
+}

@@ -1,0 +1,92 @@
+//! Congestion control of a connection: by the system's name, or by its round trip.
+
+use super::syscall;
+use crate::{OptionError, StreamOptions};
+use socket2::Socket;
+use std::os::fd::AsFd;
+use std::time::Duration;
+use std::{fs, io};
+
+/// With a longer round trip [`StreamOptions::AUTO`] is [`LONG_PATH`]: losses on the way cost it no rate.
+const LONG: Duration = Duration::from_millis(5);
+const LONG_PATH: &str = "bbr";
+
+/// What was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Congestion {
+    Named(String),
+    /// [`StreamOptions::AUTO`].
+    ByRoundTrip,
+}
+
+impl Congestion {
+    pub(super) fn new(name: &str) -> Self {
+        if name == StreamOptions::AUTO { Self::ByRoundTrip } else { Self::Named(name.to_owned()) }
+    }
+
+    /// On a socket that is not connected.
+    ///
+    /// # Errors
+    /// [`OptionError::Congestion`].
+    pub(super) fn prepare(&self, socket: &Socket) -> io::Result<()> {
+        match self {
+            Self::Named(name) => set(socket, name),
+            Self::ByRoundTrip => Ok(()),
+        }
+    }
+
+    /// On a socket that is connected. What [`Congestion::prepare`] has set was replaced if the route has a congestion control
+    /// (`ip route .. congctl`), which the kernel applies when a connection is made.
+    ///
+    /// # Errors
+    /// As of [`Congestion::prepare`].
+    pub(super) fn on_connected(&self, socket: &Socket) -> io::Result<()> {
+        let name = match self {
+            Self::Named(name) => name,
+            Self::ByRoundTrip if is_long(socket) && offers(LONG_PATH) => LONG_PATH,
+            Self::ByRoundTrip => return Ok(()),
+        };
+        let present = present(socket);
+        if present.as_deref() == Some(name) {
+            return Ok(());
+        }
+        set(socket, name)?;
+        let now = self::present(socket);
+        if now.as_deref() != Some(name) {
+            // `congctl lock`, or a program that the kernel calls for its sockets.
+            tracing::warn!(asked = name, ?now, "the system keeps another congestion control");
+        }
+        Ok(())
+    }
+}
+
+fn set(socket: &Socket, name: &str) -> io::Result<()> {
+    socket
+        .set_tcp_congestion(name.as_bytes())
+        .map_err(|_| OptionError::Congestion { name: name.to_owned(), available: names() }.into())
+}
+
+/// That of a socket.
+pub(super) fn present(socket: &Socket) -> Option<String> {
+    let name = socket.tcp_congestion().ok()?;
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    Some(String::from_utf8_lossy(&name[..end]).into_owned())
+}
+
+fn is_long(socket: &Socket) -> bool {
+    syscall::tcp_info(socket.as_fd()).is_ok_and(|info| Duration::from_micros(info.tcpi_rtt.into()) > LONG)
+}
+
+fn offers(name: &str) -> bool {
+    names().split_ascii_whitespace().any(|known| known == name)
+}
+
+/// What the system offers to every user, or else what it has.
+fn names() -> String {
+    ["allowed", "available"]
+        .iter()
+        .find_map(|which| {
+            fs::read_to_string(format!("/proc/sys/net/ipv4/tcp_{which}_congestion_control")).ok()
+        })
+        .map_or_else(|| "unknown".to_owned(), |names| names.trim().to_owned())
+}
