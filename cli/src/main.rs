@@ -2,7 +2,6 @@
 
 mod args;
 mod child;
-mod congestion;
 mod cp;
 mod demo;
 mod devices;

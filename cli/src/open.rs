@@ -168,11 +168,6 @@ impl Opener {
         Self { tls: None, ..self }
     }
 
-    /// Whether connections are on the kernel's TCP, with its congestion controls.
-    pub(crate) fn is_kernel_tcp(&self) -> bool {
-        self.llp == Spec::Tcp
-    }
-
     /// Whether connections are encrypted.
     pub(crate) fn has_tls(&self) -> bool {
         self.tls.is_some()

@@ -134,9 +134,6 @@ pub(crate) struct CpOrder {
     pub(crate) slots: u16,
     /// The client's slots: tagged offset and STag.
     pub(crate) at: (u64, u32),
-    /// Congestion control that the server uses if its system has it, unless the options name one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) prefers: Option<String>,
     #[serde(rename = "options")]
     pub(crate) peer_options: PeerOptions,
 }
@@ -261,7 +258,6 @@ mod tests {
                 push: false,
                 slots: u16::MAX,
                 at: (u64::MAX, u32::MAX),
-                prefers: Some("bbr".into()),
                 peer_options: perf().peer_options,
             }),
         ];

@@ -147,7 +147,6 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         pace: args.limit.map(Pace::new),
         give_up,
         identity: OnceLock::new(),
-        is_long: if opener.is_kernel_tcp() { OnceLock::new() } else { OnceLock::from(false) },
     };
     let first =
         security.connect(args, host, || Stripe::connect(&target, Shape::of(Duration::MAX).slots, &stop))?;

@@ -6,7 +6,6 @@ use super::pace::Pace;
 use super::plan::{Plan, Task};
 use super::protocol::{Reply, Request, SLOT};
 use crate::args::PeerOptions;
-use crate::congestion::{LONG, LONG_PATHS, is_offered};
 use crate::fail::{Exit, Failure, Refusal, Result};
 use crate::qp_setup::Until;
 use crate::service::{CpOrder, CpReply, Service};
@@ -35,8 +34,6 @@ pub(super) struct Target {
     pub(super) give_up: Duration,
     /// Of the server, as the first connection has verified it: further ones must lead to the same.
     pub(super) identity: OnceLock<Option<Arc<PeerIdentity>>>,
-    /// Whether the path is a long one, as the first connection has found.
-    pub(super) is_long: OnceLock<bool>,
 }
 
 /// A connection.
@@ -98,17 +95,8 @@ impl From<Failure> for Broken {
 }
 
 impl Target {
-    /// The congestion control of further connections, once the path has turned out to be long.
-    fn prefers(&self) -> Option<&'static str> {
-        let is_open = self.peer_options.congestion.is_none();
-        self.is_long.get().filter(|is_long| is_open && **is_long).map(|_| LONG_PATHS)
-    }
-
     fn options(&self) -> ConnOptions {
         let mut options = self.peer_options.options();
-        if let Some(name) = self.prefers().filter(|name| is_offered(name)) {
-            options.stream.congestion = Some(name.to_owned());
-        }
         options.stream.dead_after = Some(SILENCE.min(self.give_up));
         options
     }
@@ -124,7 +112,6 @@ impl Stripe {
             push: target.push,
             slots,
             at,
-            prefers: target.prefers().map(str::to_owned),
             peer_options: target.peer_options.clone(),
         });
         let begun = Instant::now();
@@ -156,7 +143,6 @@ impl Stripe {
         let flights = (0..slots).map(|_| None).collect();
         // TCP and MPA take one each, and TLS a third one.
         let round_trip = connected / if identity.is_some() { 3 } else { 2 };
-        target.is_long.get_or_init(|| round_trip > LONG);
         Ok(Self { channel, flights, round_trip, flow: Flow::default() })
     }
 

@@ -99,13 +99,12 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     let limits = Limits::default().max_held_bytes(args.receive_memory as usize);
     let mut peer_options = args.conn.peer_options();
     peer_options.own.dead_after.get_or_insert(DEAD_AFTER);
-    serve(&opener.device_with(limits)?, opener.is_kernel_tcp(), args, &peer_options, &stop)
+    serve(&opener.device_with(limits)?, args, &peer_options, &stop)
 }
 
 /// What all connections share.
 struct Server {
     device: Device,
-    is_kernel_tcp: bool,
     pd: Pd,
     stop: Arc<Stop>,
     /// For peers that do not name a service.
@@ -127,13 +126,7 @@ impl Server {
     }
 }
 
-fn serve(
-    device: &Device,
-    is_kernel_tcp: bool,
-    args: &Args,
-    peer_options: &PeerOptions,
-    stop: &Arc<Stop>,
-) -> Result<()> {
+fn serve(device: &Device, args: &Args, peer_options: &PeerOptions, stop: &Arc<Stop>) -> Result<()> {
     let address = args.listen;
     let DeadAfter(idle) = args.idle_timeout;
     let shares = Shares::open(&args.share)?;
@@ -144,7 +137,6 @@ fn serve(
     text::line(format!("listening on {}", listener.local_addr()));
     let server = Arc::new(Server {
         device: device.clone(),
-        is_kernel_tcp,
         pd: device.alloc_pd()?,
         stop: Arc::clone(stop),
         peer_options: peer_options.clone(),

@@ -1,7 +1,6 @@
 //! The server's end of `uiw cp`: see `crate::cp::protocol`.
 
 use super::Server;
-use crate::congestion::is_offered;
 use crate::cp::channel::{Channel, Memory};
 use crate::cp::handler::{Handler, Session};
 use crate::cp::protocol::{MAX_SLOTS, Request};
@@ -66,12 +65,7 @@ pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder) -> R
     let (addr, rkey) = order.at;
     let len = u64::from(order.slots) * u64::from(crate::cp::protocol::SLOT);
     let remote = RemoteMr { addr, rkey: STag(rkey), len };
-    let mut peer_options = order.peer_options.at(server.peer_options.own);
-    if peer_options.congestion.is_none() {
-        peer_options.congestion =
-            order.prefers.clone().filter(|name| server.is_kernel_tcp && is_offered(name));
-    }
-    let options = peer_options.options();
+    let options = order.peer_options.at(server.peer_options.own).options();
     let until = Until::stop(&server.stop);
     let channel = Channel::accept(&server.device, memory, request, &options, &reply, remote, until)?;
     server.watch(&channel.conn.link);
