@@ -47,6 +47,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 use stripe::{Stripe, Target};
 use uiw_cabi::settings::DeadAfter;
+use uiw_llp::StreamOptions;
 
 /// Options of `uiw cp`.
 #[derive(Clone, Debug, clap::Args)]
@@ -134,6 +135,8 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         Some(DeadAfter(Some(time))) => time,
         _ => GIVE_UP,
     };
+    let mut peer_options = args.conn.peer_options();
+    peer_options.congestion.get_or_insert_with(|| StreamOptions::AUTO.to_owned());
     let token = getrandom::u64().map_err(|error| Failure::local("no random numbers", error))?;
     let security = Security::of(opener, args, peer)?;
     let target = Target {
@@ -143,7 +146,7 @@ pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
         token,
         // A dry run writes nothing, so it may look at a share that is read-only.
         push: matches!(way, Way::Push(..)) && !args.dry_run,
-        peer_options: args.conn.peer_options(),
+        peer_options,
         pace: args.limit.map(Pace::new),
         give_up,
         identity: OnceLock::new(),
