@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::process::ExitCode;
+use uiw_llp::tls::TlsError;
 use uiw_verbs::{ConnOptions, Error, Suspect, Wc, WcStatus};
 
 /// Exit codes of every command. The text is part of `--help`.
@@ -37,6 +38,19 @@ pub(crate) struct Failure {
     what: String,
     why: String,
     fix: String,
+    /// The connection was refused, which another attempt does not change.
+    pub(crate) refusal: Option<Refusal>,
+}
+
+/// Why a connection was refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// The server's key is not pinned here.
+    UnknownKey { key: Box<str> },
+    /// The server does not accept the key or certificate of this end.
+    Unaccepted,
+    /// The program there rejected the connection.
+    Rejected,
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
@@ -51,11 +65,21 @@ impl Failure {
         // No line breaks, whatever the parts have.
         let line =
             |part: &dyn fmt::Display| part.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
-        Self { exit, what: line(&what), why: line(&why), fix: line(&fix) }
+        Self { exit, what: line(&what), why: line(&why), fix: line(&fix), refusal: None }
     }
 
     pub(crate) fn usage(what: impl fmt::Display, why: impl fmt::Display, fix: impl fmt::Display) -> Self {
         Self::new(Exit::Usage, what, why, fix)
+    }
+
+    /// With something else to do about it.
+    pub(crate) fn with_fix(self, fix: impl fmt::Display) -> Self {
+        Self { fix: fix.to_string(), ..self }
+    }
+
+    /// As one that another attempt does not change.
+    pub(crate) fn refused(self, refusal: Refusal) -> Self {
+        Self { refusal: Some(refusal), ..self }
     }
 
     /// Something on this machine.
@@ -80,7 +104,7 @@ impl Failure {
 
     /// A connection with these options could not be set up.
     pub(crate) fn connecting(to: impl fmt::Display, options: &ConnOptions, error: &Error) -> Self {
-        let failure = Self::unreachable(to, error);
+        let failure = Self { refusal: refusal(error), ..Self::unreachable(to, error) };
         match Suspect::of_connect(options, error) {
             Some(suspect) => failure.suspecting(suspect),
             None => failure,
@@ -154,6 +178,26 @@ pub(crate) fn suspicion(suspect: Suspect) -> String {
     });
     let options: Vec<_> = options.collect();
     format!("{}: try {} (docs/nics.md)", suspect.reason(), options.join(" "))
+}
+
+/// What a server says that may accept a little later.
+pub(crate) const BUSY: &str = "busy";
+
+fn refusal(error: &Error) -> Option<Refusal> {
+    match error {
+        Error::Rejected { private_data, .. } if !private_data.starts_with(BUSY.as_bytes()) => {
+            Some(Refusal::Rejected)
+        }
+        Error::Lost { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+            match source.get_ref().and_then(|inner| inner.downcast_ref::<TlsError>()) {
+                Some(TlsError::UnknownKey { public_key, .. }) => {
+                    Some(Refusal::UnknownKey { key: public_key.as_str().into() })
+                }
+                _ => Some(Refusal::Unaccepted),
+            }
+        }
+        _ => None,
+    }
 }
 
 impl From<Error> for Failure {

@@ -70,7 +70,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn pin(file: &Path, key: &str, name: &str) -> Result<()> {
+pub(crate) fn pin(file: &Path, key: &str, name: &str) -> Result<()> {
     if name.trim().is_empty() || name.contains(['\n', '\r']) {
         return Err(Failure::usage(format!("{name:?}"), "no name", "name the peer in one line"));
     }

@@ -2,6 +2,7 @@
 
 mod args;
 mod child;
+mod cp;
 mod demo;
 mod devices;
 mod doctor;
@@ -22,6 +23,7 @@ mod spin;
 mod stat;
 mod stop;
 mod text;
+mod trust;
 mod wan;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -56,6 +58,9 @@ enum Command {
     /// Throughput and latency, alone or beside raw TCP
     #[command(after_help = EXIT_CODES)]
     Perf(perf::Args),
+    /// Copy files to and from the shares of `uiw serve`, over long paths and across interruptions
+    #[command(after_help = EXIT_CODES)]
+    Cp(cp::Args),
     /// Every operation in both directions against a foreign stack: siw, an iWARP NIC
     #[command(after_help = EXIT_CODES)]
     Siwtest(siwtest::Args),
@@ -187,6 +192,7 @@ fn run_command(command: &Command, global: &Global) -> Result<()> {
         Command::Serve(args) => serve::run(&opener, args),
         Command::Ping(args) => ping::run(&opener, args),
         Command::Perf(args) => perf::run(&opener, args),
+        Command::Cp(args) => cp::run(&opener, args),
         Command::Siwtest(args) => siwtest::run(&opener, args),
         Command::Devices(args) => devices::run(args, global),
         Command::Env(args) => env::run(args),

@@ -53,9 +53,10 @@ impl MsgConn {
         peer: SocketAddr,
         options: &ConnOptions,
         private_data: &[u8],
+        until: Until<'_>,
     ) -> Result<Self> {
         let ring = Ring::post(&half, slots, size)?;
-        Ok(Self { link: half.connect(peer, options, private_data)?, ring })
+        Ok(Self { link: half.begin(peer, options, private_data)?.finish(until)?, ring })
     }
 
     /// Accepts with `half` and `slots` receives of `size` bytes.

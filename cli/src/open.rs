@@ -93,6 +93,7 @@ pub(crate) struct Opener {
     shards: Option<usize>,
     counters: Option<Publish>,
     tls: Option<Arc<TlsFile>>,
+    key_log: Option<PathBuf>,
 }
 
 /// The file of `--tls`, or of `UIW_TLS`.
@@ -103,11 +104,14 @@ struct TlsFile {
     tls: OnceLock<Tls>,
 }
 
+/// The path that a variable has.
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
 impl TlsFile {
-    fn new(global: &Global) -> Option<Self> {
-        let value = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let path = global.tls.clone().or_else(|| value(tls::VARIABLE))?;
-        let key_log = global.keylog.clone().or_else(|| value(tls::KEY_LOG));
+    fn new(global: &Global, key_log: Option<PathBuf>) -> Option<Self> {
+        let path = global.tls.clone().or_else(|| variable(tls::VARIABLE))?;
         Some(Self { path, options: TlsOptions { key_log, ..TlsOptions::default() }, tls: OnceLock::new() })
     }
 
@@ -135,9 +139,10 @@ impl Opener {
             })
         });
         let llp = global.llp.as_ref().map_or_else(|| set.llp.clone(), |llp| llp.spec.clone());
-        let tls = TlsFile::new(global).map(Arc::new);
+        let key_log = global.keylog.clone().or_else(|| variable(tls::KEY_LOG));
+        let tls = TlsFile::new(global, key_log.clone()).map(Arc::new);
         let (faults, shards) = (set.faults.clone(), set.shards);
-        Ok(Self { llp, sink: sink.transpose()?, faults, shards, counters: publish()?, tls })
+        Ok(Self { llp, sink: sink.transpose()?, faults, shards, counters: publish()?, tls, key_log })
     }
 
     pub(crate) fn device(&self) -> Result<Device> {
@@ -164,6 +169,13 @@ impl Opener {
             .faults(crate::env::settings().plan.clone())
             .tls(tls);
         Ok(Device::with_stack(stack, options)?)
+    }
+
+    /// The same with the TLS of this file, unless another one is named.
+    pub(crate) fn or_tls(self, path: PathBuf) -> Self {
+        let options = TlsOptions { key_log: self.key_log.clone(), ..TlsOptions::default() };
+        let default = || Arc::new(TlsFile { path, options, tls: OnceLock::new() });
+        Self { tls: Some(self.tls.unwrap_or_else(default)), ..self }
     }
 
     /// The same without TLS.

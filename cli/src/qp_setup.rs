@@ -76,8 +76,8 @@ pub(crate) struct Connecting {
 
 impl Connecting {
     /// Waits until it is established.
-    pub(crate) fn finish(self) -> Result<Link> {
-        self.half.established(self.peer, &self.options, Until::NEVER)
+    pub(crate) fn finish(self, until: Until<'_>) -> Result<Link> {
+        self.half.established(self.peer, &self.options, until)
     }
 }
 
@@ -112,7 +112,7 @@ impl Half {
         options: &ConnOptions,
         private_data: &[u8],
     ) -> Result<Link> {
-        self.begin(peer, options, private_data)?.finish()
+        self.begin(peer, options, private_data)?.finish(Until::NEVER)
     }
 
     /// Begins to connect, so that several connections take the time of one.

@@ -9,6 +9,7 @@ use std::fmt;
 const PING: &[u8] = b"uiw-ping/1 ";
 const PERF: &[u8] = b"uiw-perf/1 ";
 const RAW: &[u8] = b"uiw-raw/1 ";
+const CP: &[u8] = b"uiw-cp/1 ";
 
 /// What a client asks for.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +20,8 @@ pub(crate) enum Service {
     Perf(PerfOrder),
     /// A port for raw TCP beside the measurements.
     Raw,
+    /// One connection of a transfer of files.
+    Cp(CpOrder),
     /// The peer is not a `uiw` client.
     Foreign,
     /// One of ours, of a version that this program does not understand.
@@ -120,6 +123,29 @@ impl fmt::Display for Op {
     }
 }
 
+/// The order of `uiw cp`: `crate::cp::protocol`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CpOrder {
+    pub(crate) share: String,
+    /// Common to the connections of one client.
+    pub(crate) token: u64,
+    /// Whether files go to the server.
+    pub(crate) push: bool,
+    pub(crate) slots: u16,
+    /// The client's slots: tagged offset and STag.
+    pub(crate) at: (u64, u32),
+    #[serde(rename = "options")]
+    pub(crate) peer_options: PeerOptions,
+}
+
+/// The server's private data in its Reply to `uiw cp`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CpReply {
+    /// The server's slots, where files go to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) at: Option<(u64, u32)>,
+}
+
 /// The server's private data in its Reply to a perf client.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct PerfReply {
@@ -153,7 +179,7 @@ impl Service {
         }
         let known =
             parse(private_data, PING).map(Self::Ping).or_else(|| parse(private_data, PERF).map(Self::Perf));
-        match known {
+        match known.or_else(|| parse(private_data, CP).map(Self::Cp)) {
             Some(service) => service,
             None if private_data.starts_with(b"uiw-") => {
                 let end = private_data.iter().position(|&byte| byte == b' ').unwrap_or(private_data.len());
@@ -169,6 +195,7 @@ impl Service {
             Self::Ping(_) => "ping",
             Self::Perf(_) => "perf",
             Self::Raw => "raw TCP",
+            Self::Cp(_) => "cp",
             Self::Foreign => "rping or echo",
             Self::Unknown(name) => name,
         }
@@ -180,6 +207,7 @@ impl Service {
             Self::Ping(order) => with_json(PING, order),
             Self::Perf(order) => with_json(PERF, order),
             Self::Raw => RAW.to_vec(),
+            Self::Cp(order) => with_json(CP, order),
             Self::Foreign | Self::Unknown(_) => Vec::new(),
         }
     }
@@ -224,6 +252,14 @@ mod tests {
             Service::Ping(PingOrder { size: 9, peer_options: PeerOptions::default() }),
             Service::Perf(perf()),
             Service::Raw,
+            Service::Cp(CpOrder {
+                share: "s".repeat(64),
+                token: u64::MAX,
+                push: false,
+                slots: u16::MAX,
+                at: (u64::MAX, u32::MAX),
+                peer_options: perf().peer_options,
+            }),
         ];
         for order in orders {
             let private_data = order.private_data();

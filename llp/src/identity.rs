@@ -6,7 +6,11 @@ use std::fmt;
 ///
 /// ```
 /// use uiw_llp::{Fingerprint, PeerIdentity};
-/// let key = PeerIdentity::PublicKey { name: "node1".into(), fingerprint: Fingerprint([0; 32]) };
+/// let key = PeerIdentity::PublicKey {
+///     name: "node1".into(),
+///     fingerprint: Fingerprint([0; 32]),
+///     options: String::new(),
+/// };
 /// assert!(key.to_string().starts_with("node1 (SHA256:AAAA"));
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +22,8 @@ pub enum PeerIdentity {
         name: String,
         /// Of its SubjectPublicKeyInfo.
         fingerprint: Fingerprint,
+        /// What the file of pinned keys has before the key; empty where it has nothing. Its meaning is the program's.
+        options: String,
     },
     /// An X.509 certificate that a trusted authority has signed.
     Certificate {
@@ -33,8 +39,8 @@ pub enum PeerIdentity {
 impl fmt::Display for PeerIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::PublicKey { name, fingerprint } if name.is_empty() => write!(f, "key {fingerprint}"),
-            Self::PublicKey { name, fingerprint } => write!(f, "{name} ({fingerprint})"),
+            Self::PublicKey { name, fingerprint, .. } if name.is_empty() => write!(f, "key {fingerprint}"),
+            Self::PublicKey { name, fingerprint, .. } => write!(f, "{name} ({fingerprint})"),
             Self::Certificate { names, fingerprint } if names.is_empty() => {
                 write!(f, "certificate {fingerprint}")
             }

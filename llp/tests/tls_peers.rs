@@ -336,7 +336,11 @@ fn gnutls_as_client_with_a_raw_public_key() {
         let arguments = ["--insecure", "-p", &port, "127.0.0.1"];
         Peer::start(&directory, &gnutls, &[&own[..], &arguments].concat())
     });
-    let expected = PeerIdentity::PublicKey { name: "peer".into(), fingerprint: key.fingerprint() };
+    let expected = PeerIdentity::PublicKey {
+        name: "peer".into(),
+        fingerprint: key.fingerprint(),
+        options: String::new(),
+    };
     assert_eq!(end.stream.peer_identity().as_deref(), Some(&expected));
     peer.wait_saying("Simple Client Mode");
     peer.write(b"a question\n");
@@ -356,7 +360,11 @@ fn gnutls_as_server_with_a_raw_public_key() {
     let _peer = Peer::start(&directory, &gnutls, &[&own[..], &arguments].concat());
     let mut end =
         End::connect(config, SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port.parse().expect("a port")));
-    let expected = PeerIdentity::PublicKey { name: "peer".into(), fingerprint: key.fingerprint() };
+    let expected = PeerIdentity::PublicKey {
+        name: "peer".into(),
+        fingerprint: key.fingerprint(),
+        options: String::new(),
+    };
     assert_eq!(end.stream.peer_identity().as_deref(), Some(&expected));
     end.send(b"echo of a line\n");
     assert_eq!(end.recv(15), b"echo of a line\n");

@@ -52,8 +52,14 @@ impl<'a> Line<'a> {
         let depths = Depths { sges: ELEMENTS as u32, ..Depths::new(DEPTH as u32 + 4, 4) };
         let half = Half::new(device, pd, &depths)?;
         let greeting = [GREETING, number.to_string().as_bytes()].concat();
-        let conn =
-            MsgConn::connect(half, (4, TALK_LEN as u32), peer, &case.peer_options.options(), &greeting)?;
+        let conn = MsgConn::connect(
+            half,
+            (4, TALK_LEN as u32),
+            peer,
+            &case.peer_options.options(),
+            &greeting,
+            Until::NEVER,
+        )?;
         Ok(Self { case, file, conn, memory, old, in_flight: 0 })
     }
 

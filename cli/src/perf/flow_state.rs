@@ -5,7 +5,7 @@ use super::plan::Plan;
 use super::source::Source;
 use crate::fail::{Failure, Result};
 use crate::memory::{Buffer, at};
-use crate::qp_setup::{Depths, Half, Link, RECV, post, post_recvs};
+use crate::qp_setup::{Depths, Half, Link, RECV, Until, post, post_recvs};
 use crate::serve::perf::inline;
 use crate::service::{Op, PerfReply, Service, Stats};
 use std::net::SocketAddr;
@@ -64,7 +64,7 @@ impl FlowState {
         let connecting = half.begin(peer, &plan.peer_options.options(), &order.private_data())?;
         let plan = plan.clone();
         Ok(move || {
-            let link = connecting.finish()?;
+            let link = connecting.finish(Until::NEVER)?;
             let reply: PerfReply = serde_json::from_slice(&link.info.private_data)
                 .map_err(|_| Failure::lost(peer, "accepted, but is no `uiw serve`"))?;
             let open = RemoteMr { addr: reply.addr, rkey: STag(reply.rkey), len: reply.len };

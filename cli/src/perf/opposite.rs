@@ -5,7 +5,7 @@ use super::pattern;
 use super::plan::Plan;
 use crate::fail::{Failure, Result};
 use crate::memory::Buffer;
-use crate::qp_setup::{Depths, Half, Link, RECV, post, post_recvs, send_copy};
+use crate::qp_setup::{Depths, Half, Link, RECV, Until, post, post_recvs, send_copy};
 use crate::service::{Op, Opposite, Service, Stats};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ impl OppositeFlow {
         let order = Service::Perf(plan.order(Some((back.addr, back.rkey.0)), Some(opposite)));
         let connecting = half.begin(peer, &plan.peer_options.options(), &order.private_data())?;
         let plan = plan.clone();
-        Ok(move || Ok(Self { link: connecting.finish()?, plan, index, open, ring, stats: None }))
+        Ok(move || Ok(Self { link: connecting.finish(Until::NEVER)?, plan, index, open, ring, stats: None }))
     }
 
     /// Asks for statistics; while the server posts they come when it has ended.

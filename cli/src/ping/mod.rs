@@ -218,8 +218,14 @@ impl Pinger {
         let half = Half::new(&device, &pd, &Depths::new(8, 4))?;
         let peer_options = args.conn.peer_options();
         let order = Service::Ping(PingOrder { size: args.size, peer_options: peer_options.clone() });
-        let conn =
-            MsgConn::connect(half, (4, args.size), peer, &peer_options.options(), &order.private_data())?;
+        let conn = MsgConn::connect(
+            half,
+            (4, args.size),
+            peer,
+            &peer_options.options(),
+            &order.private_data(),
+            Until::NEVER,
+        )?;
         let open = RemoteMr::from_bytes(&conn.link.info.private_data).ok_or_else(|| {
             Failure::lost(peer, "accepted, but is no `uiw serve` (a stock rping server needs --rping)")
         })?;

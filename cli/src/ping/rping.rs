@@ -110,7 +110,7 @@ impl Client {
         let source = Buffer::shared(&pd, size as usize, Access::REMOTE_READ)?;
         let sink = Buffer::shared(&pd, size as usize, Access::REMOTE_WRITE)?;
         let half = Half::new(&device, &pd, &Depths::new(8, 4))?;
-        let conn = MsgConn::connect(half, (4, Info::LEN as u32), peer, options, &[])?;
+        let conn = MsgConn::connect(half, (4, Info::LEN as u32), peer, options, &[], Until::NEVER)?;
         Ok(Self { wait, size: size as usize, conn, source, sink })
     }
 

@@ -1,4 +1,4 @@
-//! `uiw serve`: the reference server. One thread accepts; each connection has a thread of its own, which sleeps in the device.
+//! `uiw serve`: the reference server, and the shares of `uiw cp`. One thread accepts; each connection has a thread of its own, which sleeps in the device.
 
 mod budget;
 mod foreign;
@@ -7,21 +7,26 @@ mod opposite;
 pub(crate) mod perf;
 mod ping;
 mod sessions;
+mod shares;
+mod transfer;
 
 use crate::args::{ConnArgs, PeerOptions, listen, receive_memory};
-use crate::fail::{Exit, Failure, Result};
+use crate::fail::{BUSY, Exit, Failure, Result};
 use crate::open::Opener;
 use crate::perf::raw;
 use crate::qp_setup::Link;
 use crate::service::Service;
 use crate::stop::Stop;
 use crate::text;
+use crate::trust::Trust;
 use budget::Budget;
 use idle::Idle;
 use sessions::Sessions;
+use shares::{ShareArg, Shares};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
+use transfer::Transfers;
 use uiw_cabi::settings::DeadAfter;
 use uiw_verbs::cm::{CmChannel, CmEventKind, ConnRequest, Listener};
 use uiw_verbs::{Device, Error, Limits, Pd};
@@ -46,6 +51,12 @@ pub(crate) struct Args {
     /// Close a connection on which nothing has moved for this time, such as 90s or 10m; 0 is never
     #[arg(long, value_name = "TIME", default_value = "10m")]
     idle_timeout: DeadAfter,
+    /// With shares, do not encrypt beyond this machine either
+    #[arg(long, requires = "share")]
+    clear: bool,
+    /// Let `uiw cp` read the files below DIR, and with `:rw` write there (repeatable)
+    #[arg(long, value_name = "NAME=DIR[:rw]")]
+    share: Vec<ShareArg>,
     /// Exit on EOF of stdin
     #[arg(long, hide = true)]
     until_stdin_ends: bool,
@@ -65,6 +76,12 @@ const DEAD_AFTER: DeadAfter = DeadAfter(Some(Duration::from_secs(60)));
 pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
     // Before any other thread has an arena.
     uiw_mem::share_arenas();
+    if args.clear && opener.has_tls() {
+        let why = "a file of --tls or UIW_TLS is named";
+        return Err(Failure::usage("--clear", why, "leave one of them out"));
+    }
+    let is_default = !args.share.is_empty() && !args.listen.ip().is_loopback() && !args.clear;
+    let opener = &if is_default { Trust::Server.opener(opener)?.0 } else { opener.clone() };
     let stop = if opener.has_tls() {
         let opener = opener.clone();
         Stop::on_signal_but_hangup(move || match opener.reload_tls() {
@@ -94,6 +111,8 @@ struct Server {
     peer_options: PeerOptions,
     sessions: Arc<Sessions>,
     budget: Budget,
+    shares: Shares,
+    transfers: Transfers,
     /// `None`: connections may be idle for any time.
     idle: Option<Idle>,
 }
@@ -110,6 +129,7 @@ impl Server {
 fn serve(device: &Device, args: &Args, peer_options: &PeerOptions, stop: &Arc<Stop>) -> Result<()> {
     let address = args.listen;
     let DeadAfter(idle) = args.idle_timeout;
+    let shares = Shares::open(&args.share)?;
     let channel = Arc::new(CmChannel::default());
     let options = Arc::new(peer_options.options());
     let listener = Listener::bind(device, address, BACKLOG, &options, &channel)
@@ -122,6 +142,8 @@ fn serve(device: &Device, args: &Args, peer_options: &PeerOptions, stop: &Arc<St
         peer_options: peer_options.clone(),
         sessions: Arc::new(Sessions::new(args.per_address.into())),
         budget: Budget::default(),
+        shares,
+        transfers: Transfers::default(),
         idle: idle.map(Idle::new),
     });
     let own = Arc::clone(&server);
@@ -202,6 +224,7 @@ fn memory(service: &Service) -> u64 {
         Service::Ping(order) => ping::memory(order.size),
         Service::Perf(order) => perf::memory(order),
         Service::Raw => raw::MEMORY,
+        Service::Cp(order) => transfer::memory(order),
         Service::Foreign => foreign::MEMORY,
         Service::Unknown(_) => 0,
     }
@@ -216,7 +239,7 @@ fn begin(server: &Arc<Server>, request: ConnRequest) {
     let peer = request.peer_addr();
     if let Err(busy) = server.sessions.enter(peer.ip()) {
         tracing::warn!(%peer, %busy, "connection rejected");
-        let _ = request.reject(b"busy");
+        let _ = request.reject(BUSY.as_bytes());
         return;
     }
     let own = Arc::clone(server);
@@ -253,7 +276,7 @@ fn session(server: &Server, request: ConnRequest, service: Service) -> Result<()
         Ok(share) => share,
         Err(why) => {
             let peer = request.peer_addr();
-            let _ = request.reject(why.as_bytes());
+            let _ = request.reject(format!("{BUSY}: {why}").as_bytes());
             return Err(Failure::lost(peer, why));
         }
     };
@@ -261,6 +284,7 @@ fn session(server: &Server, request: ConnRequest, service: Service) -> Result<()
         Service::Ping(order) => ping::serve(server, request, &order),
         Service::Perf(order) => perf::serve(server, request, &order),
         Service::Raw => raw::serve(&server.device, &server.pd, &server.stop, request),
+        Service::Cp(order) => transfer::serve(server, request, &order),
         Service::Foreign => foreign::serve(server, request),
         Service::Unknown(name) => {
             let peer = request.peer_addr();

@@ -283,10 +283,30 @@ impl fmt::Debug for PublicKey {
     }
 }
 
-/// The keys that are accepted, each with a name. As a file: a line for each key, `KEY NAME`, where KEY is a public key in base64 and
-/// NAME is the rest of the line; empty lines and lines that begin with `#` are comments.
+/// The keys that are accepted, each with a name. As a file: a line for each key, `[OPTIONS] KEY NAME`, where KEY is a public key in base64 and
+/// NAME is the rest of the line; empty lines and lines that begin with `#` are comments. OPTIONS has the form `word=value` without a space, its word
+/// in lower case, which no key begins with. What it means is the program's: `uiw serve` takes `shares=NAME[:rw],..`.
+///
+/// ```
+/// use uiw_llp::tls::{PinnedKeys, SecretKey};
+/// let key = SecretKey::generate()?.public_key();
+/// let pinned = PinnedKeys::parse(&format!("shares=data:rw {key} node2"))?;
+/// assert_eq!((pinned.name_of(&key), pinned.options_of(&key)), (Some("node2"), Some("shares=data:rw")));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, Default)]
-pub struct PinnedKeys(BTreeMap<PublicKey, String>);
+pub struct PinnedKeys(BTreeMap<PublicKey, Pin>);
+
+#[derive(Clone, Debug, Default)]
+struct Pin {
+    name: String,
+    options: String,
+}
+
+/// Whether a word of a line is its options: a key begins with `M`, as the DER of every SubjectPublicKeyInfo does in base64.
+fn is_options(word: &str) -> bool {
+    word.starts_with(|first: char| first.is_ascii_lowercase()) && word.contains('=')
+}
 
 impl PinnedKeys {
     /// Reads a file.
@@ -313,27 +333,41 @@ impl PinnedKeys {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let (key, name) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+            let words = |text: &'_ str| match text.split_once(char::is_whitespace) {
+                Some((word, rest)) => (word.to_owned(), rest.trim().to_owned()),
+                None => (text.to_owned(), String::new()),
+            };
+            let (mut options, mut rest) = words(line);
+            if !is_options(&options) {
+                (options, rest) = (String::new(), line.to_owned());
+            }
+            let (key, name) = words(&rest);
             let key = key.parse().map_err(|what| LineError { line: number + 1, what })?;
-            keys.insert(key, name.trim().to_owned());
+            keys.insert(key, Pin { name, options });
         }
         Ok(Self(keys))
     }
 
     /// Adds a key, or gives it another name.
     pub fn add(&mut self, key: PublicKey, name: &str) {
-        self.0.insert(key, name.to_owned());
+        self.0.entry(key).or_default().name = name.to_owned();
     }
 
     /// The name of a key; `None`: it is not pinned.
     #[must_use]
     pub fn name_of(&self, key: &PublicKey) -> Option<&str> {
-        self.0.get(key).map(String::as_str)
+        self.0.get(key).map(|pin| pin.name.as_str())
+    }
+
+    /// The options of a key, empty where its line has none; `None`: it is not pinned.
+    #[must_use]
+    pub fn options_of(&self, key: &PublicKey) -> Option<&str> {
+        self.0.get(key).map(|pin| pin.options.as_str())
     }
 
     /// The keys with their names.
     pub fn iter(&self) -> impl Iterator<Item = (&PublicKey, &str)> {
-        self.0.iter().map(|(key, name)| (key, name.as_str()))
+        self.0.iter().map(|(key, pin)| (key, pin.name.as_str()))
     }
 }
 

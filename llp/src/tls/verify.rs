@@ -64,7 +64,8 @@ impl Verifier {
                 let Some(name) = pinned.name_of(&key) else {
                     return Err(TlsError::UnknownKey { fingerprint, public_key: key.to_string() });
                 };
-                PeerIdentity::PublicKey { name: name.to_owned(), fingerprint }
+                let options = pinned.options_of(&key).unwrap_or_default().to_owned();
+                PeerIdentity::PublicKey { name: name.to_owned(), fingerprint, options }
             }
             Trust::Authorities { .. } => {
                 let parsed = webpki::EndEntityCert::try_from(certificate)
@@ -212,7 +213,7 @@ impl Pattern {
 
     fn fits(&self, identity: &PeerIdentity) -> bool {
         match identity {
-            PeerIdentity::PublicKey { name, fingerprint } => {
+            PeerIdentity::PublicKey { name, fingerprint, .. } => {
                 !name.is_empty() && glob(&self.0, name) || self.0 == fingerprint.to_string()
             }
             PeerIdentity::Certificate { names, fingerprint } => {

@@ -10,8 +10,11 @@ fn both_ends_have_the_identity_of_the_other() {
     assert!(client.stream.peer_identity().is_none());
     let accepted = connect(&mut server, &mut client);
     for (stream, key) in [(&accepted, &theirs), (&client.stream, &ours)] {
-        let expected =
-            PeerIdentity::PublicKey { name: "node0".into(), fingerprint: key.public_key().fingerprint() };
+        let expected = PeerIdentity::PublicKey {
+            name: "node0".into(),
+            fingerprint: key.public_key().fingerprint(),
+            options: String::new(),
+        };
         assert_eq!(stream.peer_identity().as_deref(), Some(&expected));
     }
     assert_eq!(server.tls.counts().established, 1);

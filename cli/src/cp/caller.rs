@@ -1,0 +1,57 @@
+//! Requests one by one, before a transfer begins.
+
+use super::client::PAUSES;
+use super::plan::Plan;
+use super::protocol::{Reply, Request};
+use super::stripe::{Broken, Stripe, Target};
+use crate::fail::Result;
+
+/// A connection, made again when it breaks.
+pub(super) struct Caller<'a> {
+    stripe: Stripe,
+    plan: &'a Plan,
+    target: &'a Target,
+    slots: u16,
+}
+
+impl<'a> Caller<'a> {
+    pub(super) fn new(stripe: Stripe, plan: &'a Plan, target: &'a Target, slots: u16) -> Self {
+        Self { stripe, plan, target, slots }
+    }
+
+    pub(super) fn plan(&self) -> &'a Plan {
+        self.plan
+    }
+
+    pub(super) fn into_stripe(self) -> Stripe {
+        self.stripe
+    }
+
+    /// The reply. A request may be repeated, whether the server has executed it or not.
+    pub(super) fn call(&mut self, request: &Request) -> Result<Reply> {
+        let mut pause = PAUSES.0;
+        let mut called = self.stripe.call(request, &self.plan.stop);
+        loop {
+            let failure = match called {
+                Ok(reply) => {
+                    self.plan.report.answered();
+                    return Ok(reply);
+                }
+                Err(Broken::Fatal(failure)) => return Err(failure),
+                Err(Broken::Lost(failure)) => failure,
+            };
+            if self.plan.report.silent_for() >= self.target.give_up || self.plan.stop.sleep_for(pause) {
+                return Err(failure);
+            }
+            self.plan.report.broke();
+            pause = (pause * 2).min(PAUSES.1);
+            called = match Stripe::connect(self.target, self.slots, &self.plan.stop) {
+                Ok(stripe) => {
+                    self.stripe = stripe;
+                    self.stripe.call(request, &self.plan.stop)
+                }
+                Err(failure) => Err(failure.into()),
+            };
+        }
+    }
+}

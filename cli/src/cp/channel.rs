@@ -1,0 +1,220 @@
+//! A connection of this protocol: messages both ways, and a slot of memory for each request.
+
+use super::protocol::{MESSAGE, SLOT};
+use crate::fail::{Failure, Result};
+use crate::memory::{Buffer, at};
+use crate::msg_conn::{Event, MsgConn};
+use crate::qp_setup::{Depths, Half, Until, Wait, post};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::Duration;
+use uiw_verbs::cm::ConnRequest;
+use uiw_verbs::{Access, ConnOptions, Device, Pd, QpState, RemoteMr, SendFlags, SendOp};
+
+/// Set in the number of a Write out of a slot.
+const DATA: u64 = 1 << 32;
+/// Messages that may be under way beside those of the slots.
+const SPARE: u32 = 4;
+
+/// Memory of one end, made before its connection.
+pub(crate) struct Memory {
+    pub(crate) pd: Pd,
+    slots: u16,
+    /// What the peer writes.
+    landing: Option<Buffer>,
+    /// What is written to the peer.
+    source: Buffer,
+    /// The messages that are sent.
+    outbox: Buffer,
+}
+
+/// A connection.
+pub(crate) struct Channel {
+    pub(crate) conn: MsgConn,
+    memory: Memory,
+    /// The peer's slots; none if it takes no bytes.
+    remote: Option<RemoteMr>,
+    free: Vec<u32>,
+    /// Whether a Write out of the slot is under way.
+    busy: Vec<bool>,
+    arrived: VecDeque<Vec<u8>>,
+}
+
+impl Memory {
+    /// Bytes that one end has for `slots` slots.
+    pub(crate) fn bytes(slots: u16) -> u64 {
+        let messages = u64::from(slots) + u64::from(SPARE);
+        u64::from(slots) * u64::from(SLOT) * 2 + messages * 2 * u64::from(MESSAGE)
+    }
+
+    /// With `lands`, the peer may write into the slots. A protection domain of its own: no other connection reaches them.
+    pub(crate) fn new(device: &Device, slots: u16, lands: bool) -> Result<Self> {
+        let pd = device.alloc_pd()?;
+        let len = usize::from(slots) * SLOT as usize;
+        let landing = lands.then(|| Buffer::shared(&pd, len, Access::REMOTE_WRITE)).transpose()?;
+        let source = Buffer::untouched(&pd, len)?;
+        let outbox = Buffer::untouched(&pd, (u32::from(slots) + SPARE) as usize * MESSAGE as usize)?;
+        Ok(Self { pd, slots, landing, source, outbox })
+    }
+
+    /// Where the peer writes.
+    pub(crate) fn remote(&self) -> Option<RemoteMr> {
+        self.landing.as_ref().map(Buffer::remote)
+    }
+
+    fn half(&self, device: &Device) -> Result<Half> {
+        let messages = u32::from(self.slots) + SPARE;
+        Half::new(device, &self.pd, &Depths::new(messages + u32::from(self.slots), messages))
+    }
+
+    fn receives(&self) -> (u32, u32) {
+        (u32::from(self.slots) + SPARE, MESSAGE)
+    }
+}
+
+impl Channel {
+    /// Connects; the caller says where the peer's slots are once it has read the peer's private data.
+    pub(crate) fn connect(
+        device: &Device,
+        memory: Memory,
+        peer: SocketAddr,
+        options: &ConnOptions,
+        private_data: &[u8],
+        until: Until<'_>,
+    ) -> Result<Self> {
+        let (half, receives) = (memory.half(device)?, memory.receives());
+        let conn = MsgConn::connect(half, receives, peer, options, private_data, until)?;
+        Ok(Self::new(conn, memory, None))
+    }
+
+    /// Accepts.
+    pub(crate) fn accept(
+        device: &Device,
+        memory: Memory,
+        request: ConnRequest,
+        options: &ConnOptions,
+        reply: &[u8],
+        remote: RemoteMr,
+        until: Until<'_>,
+    ) -> Result<Self> {
+        let conn = MsgConn::accept(memory.half(device)?, memory.receives(), request, options, reply, until)?;
+        Ok(Self::new(conn, memory, Some(remote)))
+    }
+
+    fn new(conn: MsgConn, memory: Memory, remote: Option<RemoteMr>) -> Self {
+        let free = (0..u32::from(memory.slots) + SPARE).collect();
+        let busy = vec![false; memory.slots.into()];
+        Self { conn, memory, remote, free, busy, arrived: VecDeque::new() }
+    }
+
+    /// Where the peer's slots are.
+    pub(crate) fn set_remote(&mut self, remote: Option<RemoteMr>) {
+        self.remote = remote;
+    }
+
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.conn.link.peer()
+    }
+
+    /// The next message; `None` when the peer has closed in order, or `until` came first.
+    pub(crate) fn next(&mut self, until: Until<'_>) -> Result<Option<Vec<u8>>> {
+        loop {
+            if let Some(message) = self.arrived.pop_front() {
+                return Ok(Some(message));
+            }
+            if !self.step(until)? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// One completion.
+    fn step(&mut self, until: Until<'_>) -> Result<bool> {
+        match self.conn.next(Wait::Sleep, until)? {
+            None => return Ok(false),
+            Some(Event::Message { slot, len }) => {
+                let message = self.conn.bytes(slot, len)?;
+                self.conn.repost(slot)?;
+                // A request for each slot, and no more: what waits here is bounded.
+                if self.arrived.len() > usize::from(self.memory.slots) {
+                    return Err(Failure::lost(self.peer(), "sends more messages than it has slots"));
+                }
+                self.arrived.push_back(message);
+            }
+            Some(Event::Sent(id)) if id & DATA == 0 => self.free.push(id as u32),
+            Some(Event::Sent(id)) => {
+                if let Some(busy) = self.busy.get_mut((id & !DATA) as usize) {
+                    *busy = false;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn ended(&self) -> Failure {
+        Failure::lost(self.peer(), "closed the connection")
+    }
+
+    /// Sends a message.
+    pub(crate) fn send(&mut self, message: &[u8], until: Until<'_>) -> Result<()> {
+        let outbox = loop {
+            if let Some(outbox) = self.free.pop() {
+                break outbox;
+            }
+            if !self.step(until)? {
+                return Err(self.ended());
+            }
+        };
+        let start = outbox as usize * MESSAGE as usize;
+        self.memory.outbox.write(start, message)?;
+        let sge = self.memory.outbox.sge(start..start + message.len());
+        post(&self.conn.link.qp, outbox.into(), SendOp::Send, &[sge], SendFlags::SIGNALED)
+    }
+
+    /// Writes bytes into the peer's slot; the message that says how many follows.
+    pub(crate) fn write(&mut self, slot: u16, bytes: &[u8], until: Until<'_>) -> Result<()> {
+        let start = usize::from(slot) * SLOT as usize;
+        let Some(remote) = self.remote.filter(|remote| {
+            bytes.len() <= SLOT as usize
+                && slot < self.memory.slots
+                && (start + bytes.len()) as u64 <= remote.len
+        }) else {
+            return Err(Failure::lost(self.peer(), "has no memory for what it asks for"));
+        };
+        // The Write before it may still be in the queue, as the peer's next request can overtake its completion.
+        while self.busy[usize::from(slot)] {
+            if !self.step(until)? {
+                return Err(self.ended());
+            }
+        }
+        self.memory.source.write(start, bytes)?;
+        let sge = self.memory.source.sge(start..start + bytes.len());
+        let op = SendOp::Write { remote: at(remote, start as u64) };
+        post(&self.conn.link.qp, DATA | u64::from(slot), op, &[sge], SendFlags::SIGNALED)?;
+        self.busy[usize::from(slot)] = true;
+        Ok(())
+    }
+
+    /// A copy of the first bytes of a slot, which the peer cannot change any more.
+    pub(crate) fn landed(&self, slot: u16, len: u32) -> Result<Vec<u8>> {
+        let landing = self.memory.landing.as_ref().filter(|_| slot < self.memory.slots && len <= SLOT);
+        let Some(landing) = landing else {
+            return Err(Failure::lost(self.peer(), "names a slot that it does not have"));
+        };
+        let mut bytes = vec![0; len as usize];
+        landing.read(usize::from(slot) * SLOT as usize, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Whether the connection has ended.
+    pub(crate) fn is_down(&self) -> bool {
+        // A request that is refused may be the first sign of it.
+        let link = &self.conn.link;
+        link.qp.state() != QpState::Rts || link.wait_ending(Duration::from_secs(1)).is_some()
+    }
+
+    /// Closes in order.
+    pub(crate) fn close(self) {
+        self.conn.link.close();
+    }
+}

@@ -1,0 +1,86 @@
+//! `HOST[:PORT]:SHARE/PATH`, or a path of this machine.
+
+use super::names::RelPath;
+use crate::fail::{Failure, Result};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+
+/// Where something is, or goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Location {
+    Local(PathBuf),
+    Remote(Remote),
+}
+
+/// A path in a share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Remote {
+    /// With the port, if one is named.
+    pub(super) host: String,
+    pub(super) share: String,
+    pub(super) path: RelPath,
+    /// A slash is at the end, or there is no path: a directory, and as a source its contents.
+    pub(super) is_directory: bool,
+}
+
+impl Location {
+    /// As scp does, takes what has a colon before any slash as remote: a local name with a colon is written `./a:b`.
+    pub(super) fn parse(text: &OsString) -> Result<Self> {
+        let bytes = text.as_bytes();
+        let slash = bytes.iter().position(|byte| *byte == b'/').unwrap_or(bytes.len());
+        let Some(colon) = bytes[..slash].iter().rposition(|byte| *byte == b':') else {
+            return Ok(Self::Local(text.into()));
+        };
+        let wrong = |why: &dyn std::fmt::Display| {
+            Failure::usage(
+                text.to_string_lossy(),
+                why,
+                "write HOST[:PORT]:SHARE/PATH, and local names with a colon as ./NAME",
+            )
+        };
+        let part = |bytes: &[u8]| OsStr::from_bytes(bytes).to_str().map(str::to_owned);
+        let host = part(&bytes[..colon]).filter(|host| !host.is_empty()).ok_or_else(|| wrong(&"no host"))?;
+        let share = part(&bytes[colon + 1..slash]).filter(|share| !share.is_empty());
+        let share = share.ok_or_else(|| wrong(&"no share"))?;
+        let path = bytes.get(slash + 1..).unwrap_or_default();
+        let trimmed = without_slashes(path);
+        let path_named = RelPath::new(trimmed).map_err(|error| wrong(&error))?;
+        let is_directory = trimmed.len() < path.len() || trimmed.is_empty();
+        Ok(Self::Remote(Remote { host, share, path: path_named, is_directory }))
+    }
+}
+
+/// Without the slashes at its end.
+fn without_slashes(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |at| at + 1);
+    &path[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations() {
+        let remote = |text: &str| match Location::parse(&text.into()).unwrap() {
+            Location::Remote(Remote { host, share, path, is_directory }) => {
+                (host, share, path.to_string(), is_directory)
+            }
+            other => panic!("{other:?}"),
+        };
+        let of = |host: &str, share: &str, path: &str, is_directory| {
+            (host.to_owned(), share.to_owned(), path.to_owned(), is_directory)
+        };
+        assert_eq!(remote("node:data/a/b"), of("node", "data", "a/b", false));
+        assert_eq!(remote("node:7:data/a//"), of("node:7", "data", "a", true));
+        assert_eq!(remote("[::1]:7:data"), of("[::1]:7", "data", ".", true));
+        assert_eq!(remote("[fe80::1]:data/"), of("[fe80::1]", "data", ".", true));
+        for local in ["a", "./a:b", "/x:y/z", "a/b:c"] {
+            assert_eq!(Location::parse(&local.into()).unwrap(), Location::Local(local.into()));
+        }
+        for bad in [":data/a", "node:/a", "node:", "node:data/../a", "node:data//a", "node:data/a/./b"] {
+            assert!(Location::parse(&bad.into()).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! `uiw cp`: copies files to and from the shares of `uiw serve`. The rules of the protocol: [`protocol`].
+
+mod batch;
+mod caller;
+pub(crate) mod channel;
+mod claims;
+mod client;
+mod direction;
+pub(crate) mod handler;
+mod journal;
+mod location;
+mod meta;
+mod names;
+mod pace;
+mod part;
+mod plan;
+pub(crate) mod protocol;
+mod pull;
+mod push;
+mod ranges;
+mod report;
+pub(crate) mod root;
+#[cfg(test)]
+mod scratch;
+mod sources;
+mod stripe;
+mod transfer;
+pub(crate) mod wire;
+
+use crate::args::{ConnArgs, DEFAULT_PORT, resolve};
+use crate::fail::{Exit, Failure, Refusal, Result};
+use crate::open::Opener;
+use crate::stop::Stop;
+use crate::trust::{Files, Trust};
+use client::Shape;
+use direction::Direction;
+use location::{Location, Remote};
+use pace::{Pace, rate};
+use plan::Plan;
+use pull::Pull;
+use push::Push;
+use report::Report;
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
+use stripe::{Stripe, Target};
+use uiw_cabi::settings::DeadAfter;
+use uiw_llp::StreamOptions;
+
+/// Options of `uiw cp`.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Args {
+    /// What to copy, and where to: HOST[:PORT]:SHARE/PATH at one end, local paths at the other. A directory is copied into the
+    /// target under its name; with a slash at its end, its contents are
+    #[arg(value_name = "SRC... TARGET", required = true, num_args = 2..)]
+    paths: Vec<OsString>,
+    /// Connections at a time [default: 2 to 8, by the round trip time]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    stripes: Option<u16>,
+    /// Bytes a second at most, such as 500K or 25M, or bits, such as 200Mbit
+    #[arg(long, value_name = "RATE", value_parser = rate)]
+    limit: Option<u64>,
+    /// Say what would be copied, and copy nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Accept the key of a server that is used for the first time, and pin it
+    #[arg(long, conflicts_with = "clear")]
+    accept_new: bool,
+    /// Do not encrypt, beyond this machine either
+    #[arg(long)]
+    clear: bool,
+    /// One JSON object for each entry that failed (or would be copied), and one at the end
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    conn: ConnArgs,
+}
+
+/// How long a transfer is continued without an answer of the server, by default.
+const GIVE_UP: Duration = Duration::from_secs(15 * 60);
+
+/// Where to and from.
+enum Way {
+    Push(Vec<PathBuf>, Remote),
+    Pull(Vec<Remote>, PathBuf),
+}
+
+impl Way {
+    fn of(paths: &[OsString]) -> Result<Self> {
+        let mut locations = paths.iter().map(Location::parse).collect::<Result<Vec<_>>>()?;
+        let usage = |why: &str| {
+            Failure::usage("uiw cp", why, "one end is HOST[:PORT]:SHARE/PATH, and the other one is local")
+        };
+        let target = locations.pop().ok_or_else(|| usage("no target"))?;
+        let (mut local, mut remote) = (Vec::new(), Vec::new());
+        for location in locations {
+            match location {
+                Location::Local(path) => local.push(path),
+                Location::Remote(place) => remote.push(place),
+            }
+        }
+        match target {
+            Location::Remote(target) if remote.is_empty() => Ok(Self::Push(local, target)),
+            Location::Remote(_) => Err(usage("a source and the target are both remote")),
+            Location::Local(_) if remote.is_empty() => Err(usage("no path has a host")),
+            Location::Local(_) if !local.is_empty() => Err(usage("some sources are local, as the target is")),
+            Location::Local(target) => {
+                let one = |other: &Remote| other.host == remote[0].host && other.share == remote[0].share;
+                if remote.iter().all(one) {
+                    Ok(Self::Pull(remote, target))
+                } else {
+                    Err(usage("the sources are in different shares"))
+                }
+            }
+        }
+    }
+
+    fn server(&self) -> (&str, &str) {
+        match self {
+            Self::Push(_, remote) => (&remote.host, &remote.share),
+            Self::Pull(remote, _) => remote.first().map_or(("", ""), |first| (&first.host, &first.share)),
+        }
+    }
+}
+
+/// Runs `uiw cp`.
+pub(crate) fn run(opener: &Opener, args: &Args) -> Result<()> {
+    let way = Way::of(&args.paths)?;
+    let (host, share) = way.server();
+    let peer = resolve(host, DEFAULT_PORT)?;
+    let stop = Stop::on_signal()?;
+    let mut peer_options = args.conn.peer_options();
+    let give_up = match peer_options.own.dead_after {
+        Some(DeadAfter(Some(time))) => time,
+        _ => GIVE_UP,
+    };
+    peer_options.congestion.get_or_insert_with(|| StreamOptions::AUTO.to_owned());
+    let token = getrandom::u64().map_err(|error| Failure::local("no random numbers", error))?;
+    let security = Security::of(opener, args, peer)?;
+    let target = Target {
+        device: security.opener.device()?,
+        peer,
+        share: share.to_owned(),
+        token,
+        // A dry run writes nothing, so it may look at a share that is read-only.
+        push: matches!(way, Way::Push(..)) && !args.dry_run,
+        peer_options,
+        pace: args.limit.map(Pace::new),
+        give_up,
+        identity: OnceLock::new(),
+    };
+    let first =
+        security.connect(args, host, || Stripe::connect(&target, Shape::of(Duration::MAX).slots, &stop))?;
+    let mut shape = Shape::of(first.round_trip());
+    shape.stripes = args.stripes.unwrap_or(shape.stripes);
+    let plan = Plan::new(Report::new(args.json), stop, args.dry_run);
+    let direction: Box<dyn Direction> = match &way {
+        Way::Push(..) => Box::new(Push),
+        Way::Pull(..) => Box::new(Pull { label: format!("{:08x}", token as u32) }),
+    };
+    client::transfer(first, &plan, direction.as_ref(), &target, shape, |caller| match &way {
+        Way::Push(from, to) => sources::push(caller, from, to),
+        Way::Pull(from, to) => sources::pull(caller, from, to),
+    })?;
+    plan.report.summary(shape.stripes.into(), args.dry_run);
+    match plan.report.failures() {
+        0 => Ok(()),
+        count => Err(Failure::new(
+            Exit::Failed,
+            format!("{count} of the entries"),
+            "not copied",
+            "each is named above; the same command copies what is missing",
+        )),
+    }
+}
+
+/// How connections are protected.
+struct Security {
+    opener: Opener,
+    /// The user's own keys, if it is they.
+    files: Option<Files>,
+}
+
+impl Security {
+    /// Encrypted, unless the server is on this machine or it is refused.
+    fn of(opener: &Opener, args: &Args, peer: SocketAddr) -> Result<Self> {
+        if args.clear && opener.has_tls() {
+            return Err(Failure::usage(
+                "--clear",
+                "a file of --tls or UIW_TLS is named",
+                "leave one of them out",
+            ));
+        }
+        let is_default = !args.clear && !peer.ip().to_canonical().is_loopback();
+        let (opener, files) = if is_default || args.accept_new {
+            Trust::Client.opener(opener)?
+        } else {
+            (opener.clone(), None)
+        };
+        if args.accept_new && files.is_none() {
+            let fix = "add the key to the file of pinned keys with `uiw key pin`";
+            return Err(Failure::usage("--accept-new", "keys are pinned as --tls or UIW_TLS say", fix));
+        }
+        Ok(Self { opener, files })
+    }
+
+    /// The first connection, and the key of a server that is new.
+    fn connect(&self, args: &Args, host: &str, connect: impl Fn() -> Result<Stripe>) -> Result<Stripe> {
+        let Some(files) = &self.files else { return connect() };
+        let mut connected = connect();
+        if args.accept_new
+            && let Err(Failure { refusal: Some(Refusal::UnknownKey { key }), .. }) = &connected
+        {
+            files.accept_new(host, key)?;
+            self.opener.reload_tls()?;
+            connected = connect();
+        }
+        let stripe = connected.map_err(|failure| files.explain(host, failure))?;
+        files.check(host, stripe.identity())?;
+        Ok(stripe)
+    }
+}

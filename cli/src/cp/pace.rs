@@ -1,0 +1,80 @@
+//! A bound on bytes a second.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Bytes that may go at once after a pause, as time at the rate.
+const BURST: Duration = Duration::from_millis(100);
+
+/// Common to all connections of a transfer.
+#[derive(Debug)]
+pub(super) struct Pace {
+    bytes_per_second: u64,
+    /// When everything that was let through will have been sent at that rate.
+    busy_until: Mutex<Instant>,
+}
+
+impl Pace {
+    pub(super) fn new(bytes_per_second: u64) -> Self {
+        Self { bytes_per_second: bytes_per_second.max(1), busy_until: Mutex::new(Instant::now()) }
+    }
+
+    /// How long the caller must wait before it sends these bytes.
+    fn delay(&self, bytes: u64, now: Instant) -> Duration {
+        let mut busy_until = self.busy_until.lock().unwrap_or_else(PoisonError::into_inner);
+        let begin = (*busy_until).max(now.checked_sub(BURST).unwrap_or(now));
+        *busy_until = begin + Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
+        begin.saturating_duration_since(now)
+    }
+
+    /// Waits until these bytes may be sent.
+    pub(super) fn wait(&self, bytes: u64) {
+        std::thread::sleep(self.delay(bytes, Instant::now()));
+    }
+}
+
+/// Bytes a second: `25M` and the like are bytes, `200Mbit` are bits.
+pub(super) fn rate(text: &str) -> Result<u64, String> {
+    let wrong = || "expected bytes a second, such as 500K or 25M, or bits, such as 200Mbit".to_owned();
+    let bytes = match text.strip_suffix("bit") {
+        Some(bits) => {
+            let (digits, unit) = match bits.char_indices().next_back() {
+                Some((at, 'k' | 'K')) => (&bits[..at], 1_000),
+                Some((at, 'M')) => (&bits[..at], 1_000_000),
+                Some((at, 'G')) => (&bits[..at], 1_000_000_000),
+                _ => (bits, 1),
+            };
+            let number: u64 = digits.parse().map_err(|_| wrong())?;
+            number.checked_mul(unit).ok_or_else(wrong)? / 8
+        }
+        None => crate::args::large_bytes(text).map_err(|_| wrong())?,
+    };
+    if bytes == 0 { Err(wrong()) } else { Ok(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates() {
+        assert_eq!(rate("200Mbit"), Ok(25_000_000));
+        assert_eq!(rate("1Gbit"), Ok(125_000_000));
+        assert_eq!(rate("500K"), Ok(500 << 10));
+        for bad in ["0", "x", "Mbit", "7bit", "-1M", ""] {
+            assert!(rate(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn delays_add_up_to_the_rate() {
+        let now = Instant::now();
+        let pace = Pace::new(1000);
+        let waited: Vec<_> = (0..3).map(|_| pace.delay(500, now)).collect();
+        assert_eq!([waited[1] - waited[0], waited[2] - waited[1]], [Duration::from_millis(500); 2]);
+        // A pause is no credit beyond a burst.
+        let later = now + Duration::from_secs(60);
+        assert!(pace.delay(500, later).is_zero());
+        assert_eq!(pace.delay(1, later), Duration::from_millis(400));
+    }
+}

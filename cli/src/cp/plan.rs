@@ -1,0 +1,372 @@
+//! The work of a transfer, which all connections take from, and what became of it.
+
+use super::batch::SMALL;
+use super::meta::Entry;
+use super::meta::{Kind, Meta};
+use super::protocol::{MAX_BATCH, MESSAGE, SLOT};
+use super::report::Report;
+use super::transfer::{Directory, Item, Place, Transfer};
+use crate::fail::Failure;
+use crate::stop::Stop;
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Large files under way at a time.
+const MAX_OPEN: usize = 16;
+/// How often a file may change while it is copied.
+const MAX_RESTARTS: u8 = 5;
+/// How long a file that another transfer writes is left alone, and how often it is tried.
+const BUSY: (Duration, u8) = (Duration::from_secs(2), 60);
+
+/// One request, or one step at this end.
+#[derive(Debug)]
+pub(super) enum Task {
+    /// Lists a directory; these entries are known.
+    Directory(Arc<Directory>, Vec<Entry>),
+    /// Small files, at most as many as fit a slot.
+    Batch(Vec<Item>),
+    Link(Item),
+    /// Begins or continues a large file; tried so often before.
+    Open(Item, u8),
+    Block(Arc<Transfer>, u64),
+    /// Blocks of a hole, of which the first is counted as under way.
+    Hole(Arc<Transfer>, Range<u64>),
+    Finish(Arc<Transfer>),
+    /// Gives a complete directory its mode and time.
+    Seal(Arc<Directory>),
+}
+
+/// See the module.
+pub(super) struct Plan {
+    state: Mutex<State>,
+    changed: Condvar,
+    pub(super) report: Report,
+    /// Set when there is nothing more to do, for whatever reason.
+    pub(super) stop: Arc<Stop>,
+    pub(super) dry_run: bool,
+}
+
+#[derive(Default)]
+struct State {
+    /// What was under way on a connection that broke, and last steps.
+    first: VecDeque<Task>,
+    files: VecDeque<Arc<Transfer>>,
+    /// Large files between `Open` and their end.
+    open: usize,
+    ready: VecDeque<Task>,
+    opens: VecDeque<Task>,
+    later: Vec<(Instant, Task)>,
+    /// The last one first, so that few are known at a time.
+    directories: Vec<Task>,
+    /// Entries that are neither there nor failed, and one for the command line.
+    entries: u64,
+    failure: Option<Failure>,
+}
+
+impl Plan {
+    pub(super) fn new(report: Report, stop: Arc<Stop>, dry_run: bool) -> Self {
+        let state = State { entries: 1, ..State::default() };
+        Self { state: Mutex::new(state), changed: Condvar::new(), report, stop, dry_run }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, to: impl FnOnce(&mut State)) {
+        to(&mut self.state());
+        self.changed.notify_all();
+    }
+
+    /// An entry to be copied.
+    pub(super) fn add_entry(&self, place: Place, meta: Meta, parent: Option<Arc<Directory>>) {
+        self.state().entries += 1;
+        if let Some(parent) = &parent {
+            parent.add();
+        }
+        match meta.kind {
+            Kind::Directory => {
+                let directory = Arc::new(Directory::new(place, meta, parent));
+                self.add(|state| state.directories.push(Task::Directory(directory, Vec::new())));
+            }
+            Kind::Special => {
+                let item = Item { place, meta, parent, restarts: 0 };
+                self.fail(&item, "a device, FIFO or socket, which is not copied");
+            }
+            Kind::Symlink => {
+                self.report.found(0);
+                let item = Item { place, meta, parent, restarts: 0 };
+                self.add(|state| state.ready.push_back(Task::Link(item)));
+            }
+            Kind::File => {
+                self.report.found(meta.size);
+                let item = Item { place, meta, parent, restarts: 0 };
+                if item.meta.size > SMALL {
+                    self.add(|state| state.opens.push_back(Task::Open(item, 0)));
+                } else {
+                    self.add_small(vec![item]);
+                }
+            }
+        }
+    }
+
+    /// Small files, in batches that fit a slot and whose paths fit a message.
+    pub(super) fn add_small(&self, items: Vec<Item>) {
+        let weight = |item: &Item| {
+            let path = item.place.remote.as_bytes().len();
+            (item.meta.size + path as u64 + 80, path + 2)
+        };
+        let mut state = self.state();
+        for item in items {
+            let (bytes, path) = weight(&item);
+            if let Some(Task::Batch(batch)) = state.ready.back_mut() {
+                let sums = batch
+                    .iter()
+                    .map(weight)
+                    .fold((bytes, path), |sum, (bytes, path)| (sum.0 + bytes, sum.1 + path));
+                let fits = sums.0 <= SLOT.into() && sums.1 + 16 <= MESSAGE as usize;
+                if fits && batch.len() < MAX_BATCH.into() {
+                    batch.push(item);
+                    continue;
+                }
+            }
+            state.ready.push_back(Task::Batch(vec![item]));
+        }
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The entries of a directory's source, of which those that are at the target already are left out.
+    pub(super) fn add_entries(&self, directory: &Arc<Directory>, sources: Vec<Entry>, targets: Vec<Entry>) {
+        let targets: HashMap<_, _> = targets.into_iter().map(|entry| (entry.name, entry.meta)).collect();
+        for Entry { name, meta } in sources {
+            let place = match directory.place.join(&name) {
+                Ok(place) => place,
+                Err(error) => {
+                    self.report.failed(&format!("{}/{name}", directory.place.remote), &error);
+                    continue;
+                }
+            };
+            let is_there = targets.get(&name).is_some_and(|target| meta.is_copied_by(target));
+            if is_there && meta.kind != Kind::Directory {
+                self.report.unchanged();
+                continue;
+            }
+            if self.dry_run && meta.kind != Kind::Directory && meta.kind != Kind::Special {
+                self.report.would_copy(&place.remote, &meta);
+                continue;
+            }
+            self.add_entry(place, meta, Some(Arc::clone(directory)));
+        }
+    }
+
+    /// A large file whose blocks may be taken.
+    pub(super) fn add_file(&self, transfer: Arc<Transfer>) {
+        if transfer.is_whole() {
+            self.first(Task::Finish(transfer));
+        } else {
+            self.add(|state| {
+                // It may be there still, when blocks of it turned out to be missing at its end.
+                if !state.files.iter().any(|known| Arc::ptr_eq(known, &transfer)) {
+                    state.files.push_back(transfer);
+                }
+            });
+        }
+    }
+
+    /// A task that goes before all others.
+    pub(super) fn first(&self, task: Task) {
+        self.add(|state| state.first.push_back(task));
+    }
+
+    /// Tasks of a connection that broke.
+    pub(super) fn again(&self, tasks: impl IntoIterator<Item = Task>) {
+        self.add(|state| {
+            for task in tasks {
+                // Its place among the open files is taken anew.
+                if matches!(task, Task::Open(..)) {
+                    state.open -= 1;
+                    state.opens.push_front(task);
+                } else {
+                    state.first.push_back(task);
+                }
+            }
+        });
+    }
+
+    /// Something to be done now; `None` if there is nothing at the moment.
+    pub(super) fn take(&self) -> Option<Task> {
+        if self.stop.is_set() {
+            return None;
+        }
+        let mut state = self.state();
+        if let Some(task) = state.first.pop_front() {
+            return Some(task);
+        }
+        while let Some(file) = state.files.front() {
+            match file.take().filter(|_| !file.is_cancelled()) {
+                Some(block) => return Some(Task::Block(Arc::clone(file), block)),
+                None => drop(state.files.pop_front()),
+            }
+        }
+        if let Some(task) = state.ready.pop_front() {
+            return Some(task);
+        }
+        let now = Instant::now();
+        if let Some(at) = state.later.iter().position(|(due, _)| *due <= now) {
+            let (_, task) = state.later.swap_remove(at);
+            state.opens.push_front(task);
+        }
+        if state.open < MAX_OPEN
+            && let Some(task) = state.opens.pop_front()
+        {
+            state.open += 1;
+            return Some(task);
+        }
+        state.directories.pop()
+    }
+
+    /// Waits a moment for something to do. False: everything is done.
+    pub(super) fn wait(&self) -> bool {
+        let state = self.state();
+        if state.entries == 0 || self.stop.is_set() {
+            return false;
+        }
+        // Files that are busy elsewhere are due without any event.
+        let _ = self.changed.wait_timeout(state, Duration::from_millis(50));
+        true
+    }
+
+    /// Whether every entry is there or has failed.
+    pub(super) fn is_over(&self) -> bool {
+        self.state().entries == 0
+    }
+
+    /// Another transfer writes the file.
+    pub(super) fn busy(&self, item: Item, tried: u8) {
+        if tried >= BUSY.1 {
+            self.state().open -= 1;
+            self.fail(&item, "another transfer writes it");
+            return;
+        }
+        self.add(|state| {
+            state.open -= 1;
+            state.later.push((Instant::now() + BUSY.0, Task::Open(item, tried + 1)));
+        });
+    }
+
+    /// Begins a large file anew, of the same version or another.
+    pub(super) fn reopen(&self, transfer: &Transfer, meta: Option<Meta>) {
+        if !transfer.cancel() {
+            return;
+        }
+        self.state().open -= 1;
+        let mut item = transfer.item.clone();
+        if let Some(meta) = meta {
+            item.meta = meta;
+        }
+        self.restart(item);
+    }
+
+    /// A file that is another one than it was.
+    pub(super) fn restart(&self, mut item: Item) {
+        item.restarts += 1;
+        if item.restarts > MAX_RESTARTS {
+            self.fail(&item, "it changes while it is copied");
+        } else if item.meta.kind != Kind::File {
+            self.fail(&item, "it is no file any more");
+        } else {
+            self.add(|state| state.opens.push_back(Task::Open(item, 0)));
+        }
+    }
+
+    /// A large file is there, or was before.
+    pub(super) fn finished(&self, item: &Item) {
+        self.state().open -= 1;
+        self.done(item);
+    }
+
+    /// A large file has failed.
+    pub(super) fn give_up(&self, transfer: &Transfer, why: &dyn std::fmt::Display) {
+        if transfer.cancel() {
+            self.state().open -= 1;
+            self.fail(&transfer.item, why);
+        }
+    }
+
+    /// Opening a large file has failed.
+    pub(super) fn not_opened(&self, item: &Item, why: &dyn std::fmt::Display) {
+        self.state().open -= 1;
+        self.fail(item, why);
+    }
+
+    pub(super) fn done(&self, item: &Item) {
+        self.report.copied();
+        self.leave(item.parent.as_ref());
+    }
+
+    pub(super) fn fail(&self, item: &Item, why: impl std::fmt::Display) {
+        self.report.failed(&item.place.remote, &why);
+        self.leave(item.parent.as_ref());
+    }
+
+    /// The list of a directory is known and its entries are added.
+    pub(super) fn listed(&self, directory: &Arc<Directory>) {
+        self.entry_of(directory);
+    }
+
+    fn entry_of(&self, directory: &Arc<Directory>) {
+        if directory.done() {
+            if self.dry_run {
+                self.sealed(directory);
+            } else {
+                self.first(Task::Seal(Arc::clone(directory)));
+            }
+        }
+    }
+
+    /// A directory has its mode and time.
+    pub(super) fn sealed(&self, directory: &Directory) {
+        self.leave(directory.parent.as_ref());
+    }
+
+    pub(super) fn fail_directory(&self, directory: &Directory, why: impl std::fmt::Display) {
+        self.report.failed(&directory.place.remote, &why);
+        self.leave(directory.parent.as_ref());
+    }
+
+    /// All entries of the command line are added.
+    pub(super) fn named(&self) {
+        self.leave(None);
+    }
+
+    /// An entry is there or has failed.
+    fn leave(&self, parent: Option<&Arc<Directory>>) {
+        if let Some(parent) = parent {
+            self.entry_of(parent);
+        }
+        let mut is_over = false;
+        self.add(|state| {
+            state.entries -= 1;
+            is_over = state.entries == 0;
+        });
+        if is_over {
+            self.stop.set();
+        }
+    }
+
+    /// Ends the transfer.
+    pub(super) fn end(&self, failure: Failure) {
+        self.add(|state| {
+            state.failure.get_or_insert(failure);
+        });
+        self.stop.set();
+    }
+
+    /// Why the transfer has ended.
+    pub(super) fn take_failure(&self) -> Option<Failure> {
+        self.state().failure.take()
+    }
+}

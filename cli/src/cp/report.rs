@@ -1,0 +1,199 @@
+//! What a transfer has come to, for people and programs.
+
+use super::meta::{Kind, Meta};
+use crate::text;
+use serde_json::json;
+use std::fmt::Display;
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// After how long without an answer of the server a terminal shows that.
+const SILENT: Duration = Duration::from_secs(3);
+
+/// Counts of all connections.
+pub(super) struct Report {
+    as_json: bool,
+    begun: Instant,
+    entries_found: AtomicU64,
+    bytes_found: AtomicU64,
+    copied: AtomicU64,
+    unchanged: AtomicU64,
+    failed: AtomicU64,
+    would_copy: AtomicU64,
+    /// Bytes of files that went over the connections, and those that were there from before.
+    moved: AtomicU64,
+    resumed: AtomicU64,
+    broken: AtomicU64,
+    /// When something went forward last.
+    last: Mutex<Instant>,
+}
+
+fn get(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+fn add(counter: &AtomicU64, number: u64) {
+    counter.fetch_add(number, Ordering::Relaxed);
+}
+
+impl Report {
+    pub(super) fn new(as_json: bool) -> Self {
+        Self {
+            as_json,
+            begun: Instant::now(),
+            entries_found: AtomicU64::new(0),
+            bytes_found: AtomicU64::new(0),
+            copied: AtomicU64::new(0),
+            unchanged: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            would_copy: AtomicU64::new(0),
+            moved: AtomicU64::new(0),
+            resumed: AtomicU64::new(0),
+            broken: AtomicU64::new(0),
+            last: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// A file or link of so many bytes.
+    pub(super) fn found(&self, bytes: u64) {
+        add(&self.entries_found, 1);
+        add(&self.bytes_found, bytes);
+    }
+
+    pub(super) fn copied(&self) {
+        add(&self.copied, 1);
+    }
+
+    pub(super) fn unchanged(&self) {
+        add(&self.unchanged, 1);
+    }
+
+    /// Bytes of files went over a connection.
+    pub(super) fn moved(&self, bytes: u64) {
+        add(&self.moved, bytes);
+    }
+
+    /// Bytes of files were there, or lie in holes.
+    pub(super) fn resumed(&self, bytes: u64) {
+        add(&self.resumed, bytes);
+    }
+
+    /// A connection broke.
+    pub(super) fn broke(&self) {
+        add(&self.broken, 1);
+    }
+
+    /// The peer has answered.
+    pub(super) fn answered(&self) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// How long it has not.
+    pub(super) fn silent_for(&self) -> Duration {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    }
+
+    pub(super) fn failed(&self, path: &dyn Display, why: &dyn Display) {
+        add(&self.failed, 1);
+        if self.as_json {
+            let (path, why) = (path.to_string(), why.to_string());
+            text::json(&json!({"type": "failed", "path": path, "why": why}));
+        } else {
+            // In place of the line of progress.
+            let clear = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
+            eprintln!("{clear}not copied: {path}: {why}");
+        }
+    }
+
+    pub(super) fn would_copy(&self, path: &dyn Display, meta: &Meta) {
+        add(&self.would_copy, 1);
+        add(&self.bytes_found, meta.size);
+        let kind = if meta.kind == Kind::Symlink { "symlink" } else { "file" };
+        if self.as_json {
+            let path = path.to_string();
+            text::json(&json!({"type": "would-copy", "path": path, "kind": kind, "bytes": meta.size}));
+        } else {
+            text::line(format!("would copy {path} ({} bytes)", text::grouped(meta.size)));
+        }
+    }
+
+    /// Entries that could not be copied.
+    pub(super) fn failures(&self) -> u64 {
+        get(&self.failed)
+    }
+
+    /// One line for a terminal.
+    pub(super) fn line(&self) -> String {
+        let (moved, resumed, found) = (get(&self.moved), get(&self.resumed), get(&self.bytes_found));
+        let seconds = self.begun.elapsed().as_secs_f64();
+        let rate = moved as f64 / seconds.max(0.001);
+        let there = moved.saturating_add(resumed);
+        let left = found.saturating_sub(there);
+        let part = if found == 0 { 100.0 } else { (there as f64 / found as f64 * 100.0).min(100.0) };
+        let silent = self.silent_for();
+        let remaining = match rate {
+            _ if silent > SILENT => format!("no answer for {}", clock(silent.as_secs_f64())),
+            0.0 => String::new(),
+            _ => format!("{} left", clock(left as f64 / rate)),
+        };
+        format!(
+            "{part:3.0} %  {} of {} entries  {}  {remaining}",
+            text::grouped(get(&self.copied)),
+            text::grouped(get(&self.entries_found)),
+            text::rate(rate)
+        )
+    }
+
+    pub(super) fn summary(&self, stripes: usize, dry_run: bool) {
+        let seconds = self.begun.elapsed().as_secs_f64();
+        let [copied, unchanged, failed] = [&self.copied, &self.unchanged, &self.failed].map(get);
+        let (moved, resumed) = (get(&self.moved), get(&self.resumed));
+        if self.as_json {
+            text::json(&json!({
+                "type": "summary", "dry_run": dry_run, "would_copy": get(&self.would_copy),
+                "copied": copied, "unchanged": unchanged, "failed": failed, "bytes": get(&self.bytes_found),
+                "bytes_moved": moved, "bytes_resumed": resumed, "connections": stripes,
+                "connections_lost": get(&self.broken), "seconds": seconds, "verified": failed == 0,
+            }));
+        } else if dry_run {
+            let (count, bytes) = (get(&self.would_copy), get(&self.bytes_found));
+            text::line(format!("{} would be copied, {} bytes", text::grouped(count), text::grouped(bytes)));
+        } else {
+            text::line(format!(
+                "{} copied and verified, {} unchanged, {} not copied: {} bytes in {}, {}",
+                text::grouped(copied),
+                text::grouped(unchanged),
+                text::grouped(failed),
+                text::grouped(moved),
+                clock(seconds),
+                text::rate(moved as f64 / seconds.max(0.001)),
+            ));
+        }
+    }
+}
+
+/// A time for people.
+fn clock(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    match whole {
+        _ if seconds < 10.0 => format!("{seconds:.1} s"),
+        0..120 => format!("{whole} s"),
+        120..7200 => format!("{} min {:02} s", whole / 60, whole % 60),
+        _ => format!("{} h {:02} min", whole / 3600, whole / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_for_people() {
+        assert_eq!(clock(0.25), "0.2 s");
+        assert_eq!(clock(59.6), "60 s");
+        assert_eq!(clock(125.0), "2 min 05 s");
+        assert_eq!(clock(7260.0), "2 h 01 min");
+    }
+}

@@ -1,0 +1,313 @@
+//! One connection of a client: requests in slots, and what they are for.
+
+use super::channel::{Channel, Memory};
+use super::direction::{Direction, Violation};
+use super::pace::Pace;
+use super::plan::{Plan, Task};
+use super::protocol::{Reply, Request, SLOT};
+use crate::args::PeerOptions;
+use crate::fail::{Exit, Failure, Refusal, Result};
+use crate::qp_setup::Until;
+use crate::service::{CpOrder, CpReply, Service};
+use crate::stop::Stop;
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use uiw_llp::PeerIdentity;
+use uiw_mem::STag;
+use uiw_verbs::{ConnOptions, Device, RemoteMr};
+
+/// After how long without an acknowledgement a connection is given up: another one continues where it was.
+const SILENCE: Duration = Duration::from_secs(20);
+
+/// What all connections of a transfer are made with.
+pub(super) struct Target {
+    pub(super) device: Device,
+    pub(super) peer: SocketAddr,
+    pub(super) share: String,
+    pub(super) token: u64,
+    pub(super) push: bool,
+    pub(super) peer_options: PeerOptions,
+    pub(super) pace: Option<Pace>,
+    /// How long a transfer is continued without an answer of the server.
+    pub(super) give_up: Duration,
+    /// Of the server, as the first connection has verified it: further ones must lead to the same.
+    pub(super) identity: OnceLock<Option<Arc<PeerIdentity>>>,
+}
+
+/// A connection.
+pub(super) struct Stripe {
+    channel: Channel,
+    flights: Vec<Option<Task>>,
+    round_trip: Duration,
+    flow: Flow,
+}
+
+/// How fast slots of data are answered.
+#[derive(Debug, Default)]
+struct Flow {
+    /// The last answer to one.
+    last: Option<Instant>,
+    /// Between two of them, smoothed.
+    interval: Option<Duration>,
+}
+
+impl Flow {
+    /// An answer has come.
+    fn answered(&mut self, is_data: bool, now: Instant) {
+        if !is_data {
+            *self = Self::default();
+            return;
+        }
+        if let Some(last) = self.last.replace(now) {
+            let interval = now.saturating_duration_since(last);
+            self.interval = Some(self.interval.map_or(interval, |before| (before * 3 + interval) / 4));
+        }
+    }
+
+    /// How many slots keep the connection busy: as many as are answered in two round trips and a tenth of a second, and one. More of them would
+    /// wait in a slow connection while others have nothing left to do.
+    fn depth(&self, round_trip: Duration, slots: usize) -> usize {
+        let Some(interval) = self.interval else { return slots };
+        let busy = (round_trip * 2 + Duration::from_millis(100)).as_micros();
+        let count = 1 + busy.div_ceil(interval.as_micros().max(1));
+        usize::try_from(count).unwrap_or(usize::MAX).clamp(2, slots.max(2))
+    }
+}
+
+/// Why a connection is of no use any more.
+pub(super) enum Broken {
+    /// It may be made again.
+    Lost(Failure),
+    /// The server did what it must not, or this end cannot go on.
+    Fatal(Failure),
+}
+
+impl From<Failure> for Broken {
+    fn from(failure: Failure) -> Self {
+        match failure.exit {
+            _ if failure.refusal.is_some() => Self::Fatal(failure),
+            Exit::Lost | Exit::Unreachable => Self::Lost(failure),
+            Exit::Failed | Exit::Usage => Self::Fatal(failure),
+        }
+    }
+}
+
+impl Target {
+    fn options(&self) -> ConnOptions {
+        let mut options = self.peer_options.options();
+        options.stream.dead_after = Some(SILENCE.min(self.give_up));
+        options
+    }
+}
+
+impl Stripe {
+    pub(super) fn connect(target: &Target, slots: u16, stop: &Stop) -> Result<Self> {
+        let memory = Memory::new(&target.device, slots, true)?;
+        let at = memory.remote().map(|landing| (landing.addr, landing.rkey.0)).unwrap_or_default();
+        let order = Service::Cp(CpOrder {
+            share: target.share.clone(),
+            token: target.token,
+            push: target.push,
+            slots,
+            at,
+            peer_options: target.peer_options.clone(),
+        });
+        let begun = Instant::now();
+        let mut channel = Channel::connect(
+            &target.device,
+            memory,
+            target.peer,
+            &target.options(),
+            &order.private_data(),
+            Until::stop(stop),
+        )?;
+        let connected = begun.elapsed();
+        let identity = channel.conn.link.info.peer_identity.clone();
+        if *target.identity.get_or_init(|| identity.clone()) != identity {
+            let failure = Failure::lost(target.peer, "another server answers than at the beginning");
+            return Err(failure.refused(Refusal::Unaccepted));
+        }
+        let said: Option<CpReply> = serde_json::from_slice(&channel.conn.link.info.private_data).ok();
+        let said = said.filter(|said| said.at.is_some() == target.push).ok_or_else(|| {
+            Failure::new(
+                Exit::Unreachable,
+                target.peer,
+                "accepted, but does not speak the protocol of `uiw cp`",
+                "check that `uiw serve` of this version listens there",
+            )
+        })?;
+        let len = u64::from(slots) * u64::from(SLOT);
+        channel.set_remote(said.at.map(|(addr, rkey)| RemoteMr { addr, rkey: STag(rkey), len }));
+        let flights = (0..slots).map(|_| None).collect();
+        // TCP and MPA take one each, and TLS a third one.
+        let round_trip = connected / if identity.is_some() { 3 } else { 2 };
+        Ok(Self { channel, flights, round_trip, flow: Flow::default() })
+    }
+
+    pub(super) fn round_trip(&self) -> Duration {
+        self.round_trip
+    }
+
+    /// The identity of the server, if connections are encrypted.
+    pub(super) fn identity(&self) -> Option<&PeerIdentity> {
+        self.channel.conn.link.info.peer_identity.as_deref()
+    }
+
+    /// One request and its reply, with nothing else under way.
+    pub(super) fn call(&mut self, request: &Request, stop: &Stop) -> std::result::Result<Reply, Broken> {
+        let until = Until::stop(stop);
+        self.channel.send(&request.encode(0), until)?;
+        let Some(message) = self.channel.next(until)? else {
+            return Err(Broken::Lost(Failure::lost(self.channel.peer(), "closed the connection")));
+        };
+        let (_, reply) = Reply::decode(&message).map_err(|error| self.broken(&error.into()))?;
+        Ok(reply)
+    }
+
+    fn broken(&self, violation: &Violation) -> Broken {
+        Broken::Fatal(Failure::lost(self.channel.peer(), violation))
+    }
+
+    /// Takes tasks until there are none left. What was under way when the connection broke goes back to the plan.
+    pub(super) fn work(
+        mut self,
+        plan: &Plan,
+        direction: &dyn Direction,
+        target: &Target,
+    ) -> std::result::Result<(), Broken> {
+        let worked = self.tasks(plan, direction, target);
+        plan.again(self.flights.iter_mut().filter_map(Option::take));
+        match worked {
+            Ok(()) => {
+                self.channel.close();
+                Ok(())
+            }
+            // What cannot be posted any more is no fault of this machine.
+            Err(Broken::Fatal(failure)) if failure.exit == Exit::Failed && self.channel.is_down() => {
+                Err(Broken::Lost(failure))
+            }
+            broken => broken,
+        }
+    }
+
+    fn tasks(
+        &mut self,
+        plan: &Plan,
+        direction: &dyn Direction,
+        target: &Target,
+    ) -> std::result::Result<(), Broken> {
+        loop {
+            while let Some(slot) = self.free_slot() {
+                let Some(task) = plan.take() else { break };
+                self.start(slot as u16, task, plan, direction, target)?;
+            }
+            if self.flights.iter().all(Option::is_none) {
+                if !plan.wait() {
+                    return Ok(());
+                }
+                continue;
+            }
+            let Some(message) = self.channel.next(Until::stop(&plan.stop))? else {
+                if plan.stop.is_set() {
+                    return Ok(());
+                }
+                return Err(Broken::Lost(Failure::lost(self.channel.peer(), "closed the connection")));
+            };
+            plan.report.answered();
+            self.message(&message, plan, direction, target)?;
+        }
+    }
+
+    /// A slot for another task, unless as many are under way as keep the connection busy.
+    fn free_slot(&self) -> Option<usize> {
+        let under_way = self.flights.iter().flatten().count();
+        let free = self.flights.iter().position(Option::is_none);
+        free.filter(|_| under_way < self.flow.depth(self.round_trip, self.flights.len()))
+    }
+
+    fn start(
+        &mut self,
+        slot: u16,
+        mut task: Task,
+        plan: &Plan,
+        direction: &dyn Direction,
+        target: &Target,
+    ) -> std::result::Result<(), Broken> {
+        let Some((request, bytes)) = direction.start(plan, &mut task) else { return Ok(()) };
+        if let Some(pace) = &target.pace {
+            pace.wait(weight(&task));
+        }
+        let until = Until::stop(&plan.stop);
+        // From now on it is under way: if the connection breaks, it is done again.
+        self.flights[usize::from(slot)] = Some(task);
+        if let Some(bytes) = bytes {
+            self.channel.write(slot, &bytes, until)?;
+        }
+        Ok(self.channel.send(&request.encode(slot), until)?)
+    }
+
+    fn message(
+        &mut self,
+        message: &[u8],
+        plan: &Plan,
+        direction: &dyn Direction,
+        target: &Target,
+    ) -> std::result::Result<(), Broken> {
+        let (slot, reply) = Reply::decode(message).map_err(|error| self.broken(&error.into()))?;
+        let task = self.flights.get_mut(usize::from(slot)).and_then(Option::take);
+        let task = task.ok_or_else(|| self.broken(&Violation::Reply("none was asked for")))?;
+        let is_data = matches!(task, Task::Block(..) | Task::Batch(..));
+        self.flow.answered(is_data, Instant::now());
+        let failure = RefCell::new(None);
+        let landed = |len| match self.channel.landed(slot, len) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                failure.replace(Some(error));
+                Vec::new()
+            }
+        };
+        let next = direction.reply(plan, task, reply, &landed);
+        if let Some(failure) = failure.into_inner() {
+            return Err(Broken::Fatal(failure));
+        }
+        match next.map_err(|violation| self.broken(&violation))? {
+            Some(task) => self.start(slot, task, plan, direction, target),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Bytes of files that a task moves.
+fn weight(task: &Task) -> u64 {
+    match task {
+        Task::Block(transfer, index) => transfer.head().block_len(*index),
+        Task::Batch(items) => items.iter().map(|item| item.meta.size).sum(),
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_connections_have_less_under_way() {
+        let ms = Duration::from_millis;
+        let depth = |interval: u64, round_trip: u64| {
+            let (mut flow, begun) = (Flow::default(), Instant::now());
+            assert_eq!(flow.depth(ms(round_trip), 8), 8, "nothing is known yet");
+            (0..20).for_each(|number| flow.answered(true, begun + ms(interval) * number));
+            flow.depth(ms(round_trip), 8)
+        };
+        assert_eq!(depth(1500, 100), 2);
+        assert_eq!(depth(100, 100), 4);
+        assert_eq!(depth(1, 100), 8);
+        assert_eq!(depth(0, 0), 8);
+        let mut flow = Flow::default();
+        (0..3).for_each(|_| flow.answered(true, Instant::now() + ms(0)));
+        flow.answered(false, Instant::now());
+        assert_eq!(flow.depth(ms(1), 8), 8, "small requests are not limited");
+    }
+}

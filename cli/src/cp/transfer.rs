@@ -1,0 +1,203 @@
+//! What the client has to transfer: entries, and the blocks of large files.
+
+use super::meta::Meta;
+use super::names::{Name, NameError, RelPath};
+use super::part::Part;
+use super::protocol::FileHead;
+use super::root::Root;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Where an entry is at this end and at the other one.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) root: Arc<Root>,
+    pub(super) local: RelPath,
+    pub(super) remote: RelPath,
+}
+
+impl Place {
+    pub(super) fn join(&self, name: &Name) -> Result<Self, NameError> {
+        let (local, remote) = (self.local.join(name)?, self.remote.join(name)?);
+        Ok(Self { root: Arc::clone(&self.root), local, remote })
+    }
+}
+
+/// A file or symbolic link.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub(super) place: Place,
+    /// Of the source.
+    pub(super) meta: Meta,
+    pub(super) parent: Option<Arc<Directory>>,
+    /// How often it has changed while it was copied.
+    pub(super) restarts: u8,
+}
+
+/// A directory, which gets its mode and time when everything in it is there.
+#[derive(Debug)]
+pub(super) struct Directory {
+    pub(super) place: Place,
+    pub(super) meta: Meta,
+    pub(super) parent: Option<Arc<Self>>,
+    /// Entries that are not there yet, and one for its list.
+    pending: AtomicUsize,
+}
+
+impl Directory {
+    pub(super) fn new(place: Place, meta: Meta, parent: Option<Arc<Self>>) -> Self {
+        Self { place, meta, parent, pending: AtomicUsize::new(1) }
+    }
+
+    pub(super) fn add(&self) {
+        self.pending.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// One is there. True: it was the last.
+    pub(super) fn done(&self) -> bool {
+        self.pending.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}
+
+/// A large file under way.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    pub(super) item: Item,
+    pub(super) end: End,
+    /// It failed, or was begun anew: what is still under way of it means nothing.
+    cancelled: AtomicBool,
+    blocks: Mutex<Blocks>,
+}
+
+/// This end's part of a file.
+#[derive(Debug)]
+pub(super) enum End {
+    Source(File),
+    Target(Part),
+}
+
+#[derive(Debug, Default)]
+struct Blocks {
+    missing: VecDeque<Range<u64>>,
+    under_way: u64,
+}
+
+impl Transfer {
+    pub(super) fn new(item: Item, end: End) -> Self {
+        Self { item, end, cancelled: AtomicBool::new(false), blocks: Mutex::default() }
+    }
+
+    /// The file as the server writes it.
+    pub(super) fn head(&self) -> FileHead {
+        FileHead { path: self.item.place.remote.clone(), meta: self.item.meta.clone() }
+    }
+
+    fn blocks(&self) -> MutexGuard<'_, Blocks> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// False: it was cancelled before.
+    pub(super) fn cancel(&self) -> bool {
+        !self.cancelled.swap(true, Ordering::AcqRel)
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    /// These are to be transferred. Returns their bytes.
+    pub(super) fn set_missing(&self, ranges: Vec<Range<u64>>) -> u64 {
+        let head = self.head();
+        let sum = ranges.iter().fold(0, |sum: u64, range| sum.saturating_add(head.range_len(range)));
+        self.blocks().missing = ranges.into();
+        sum
+    }
+
+    /// The next block.
+    pub(super) fn take(&self) -> Option<u64> {
+        let mut blocks = self.blocks();
+        let range = blocks.missing.front_mut()?;
+        let block = range.start;
+        range.start += 1;
+        if range.is_empty() {
+            blocks.missing.pop_front();
+        }
+        blocks.under_way += 1;
+        Some(block)
+    }
+
+    /// Up to where blocks behind `block` are missing too, at most to `end`: they are not transferred, as they lie in a hole.
+    pub(super) fn skip(&self, block: u64, end: u64) -> u64 {
+        let mut blocks = self.blocks();
+        let Some(range) = blocks.missing.front_mut().filter(|range| range.start == block + 1) else {
+            return block + 1;
+        };
+        range.start = end.clamp(range.start, range.end);
+        let until = range.start;
+        if range.is_empty() {
+            blocks.missing.pop_front();
+        }
+        until
+    }
+
+    /// A block is there. True: it was the last.
+    pub(super) fn done(&self) -> bool {
+        let mut blocks = self.blocks();
+        blocks.under_way = blocks.under_way.saturating_sub(1);
+        blocks.under_way == 0 && blocks.missing.is_empty()
+    }
+
+    /// Whether no block is missing or under way.
+    pub(super) fn is_whole(&self) -> bool {
+        let blocks = self.blocks();
+        blocks.under_way == 0 && blocks.missing.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::meta::{Kind, Time};
+    use super::super::protocol::BLOCK;
+    use super::*;
+
+    fn transfer(size: u64) -> Transfer {
+        let kind = Kind::File;
+        let (mtime, version, target) = (Time::default(), [0; 16], Vec::new());
+        let meta = Meta { kind, mode: 0, size, mtime, version, sparse: false, target };
+        let root = Arc::new(Root::open("/".as_ref()).unwrap());
+        let place = Place { root, local: RelPath::default(), remote: RelPath::default() };
+        let item = Item { place, meta, parent: None, restarts: 0 };
+        Transfer::new(item, End::Source(File::open("/dev/null").unwrap()))
+    }
+
+    #[test]
+    fn every_missing_block_is_taken_once() {
+        let transfer = transfer(9 * BLOCK + 1);
+        assert_eq!(transfer.set_missing(vec![0..2, 5..10]), 6 * BLOCK + 1);
+        let mut taken = Vec::new();
+        while let Some(block) = transfer.take() {
+            taken.push(block);
+        }
+        assert_eq!(taken, [0, 1, 5, 6, 7, 8, 9]);
+        let last: Vec<_> = taken.iter().map(|_| transfer.done()).collect();
+        assert_eq!(last, [false, false, false, false, false, false, true]);
+    }
+
+    #[test]
+    fn a_hole_is_skipped_as_far_as_it_is_missing() {
+        let transfer = transfer(10 * BLOCK);
+        transfer.set_missing(vec![0..4, 6..10]);
+        assert_eq!(transfer.take(), Some(0));
+        assert_eq!(transfer.skip(0, 8), 4);
+        assert_eq!(transfer.take(), Some(6));
+        assert_eq!(transfer.skip(6, 7), 7);
+        assert_eq!(transfer.take(), Some(7));
+        assert_eq!(transfer.take(), Some(8));
+        assert_eq!(transfer.skip(7, 10), 8, "another took what follows");
+        assert_eq!(transfer.skip(8, 10), 10);
+        assert_eq!(transfer.take(), None);
+    }
+}

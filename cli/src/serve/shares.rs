@@ -1,0 +1,144 @@
+//! The directories that `uiw cp` reaches, and which peers reach them.
+
+use crate::cp::root::Root;
+use crate::fail::{Exit, Failure, Result};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use uiw_llp::PeerIdentity;
+
+/// Bytes of a share's name at most.
+const MAX_NAME: usize = 64;
+/// The option of a pinned key that limits its shares.
+const OPTION: &str = "shares";
+
+/// `NAME=DIR[:rw]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ShareArg {
+    name: String,
+    directory: PathBuf,
+    writable: bool,
+}
+
+/// A directory that is served.
+#[derive(Debug)]
+pub(super) struct Share {
+    pub(super) name: String,
+    pub(super) root: Arc<Root>,
+    pub(super) writable: bool,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Shares(Vec<Share>);
+
+fn is_name(name: &str) -> bool {
+    (1..=MAX_NAME).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+}
+
+impl FromStr for ShareArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let (name, directory) = text.split_once('=').ok_or("expected NAME=DIR or NAME=DIR:rw")?;
+        if !is_name(name) {
+            return Err("a name is 1 to 64 letters, digits, `-`, `_` and `.`".to_owned());
+        }
+        let (directory, writable) = match directory.strip_suffix(":rw") {
+            Some(directory) => (directory, true),
+            None => (directory, false),
+        };
+        if directory.is_empty() {
+            return Err("expected NAME=DIR or NAME=DIR:rw".to_owned());
+        }
+        Ok(Self { name: name.to_owned(), directory: directory.into(), writable })
+    }
+}
+
+impl Shares {
+    pub(super) fn open(arguments: &[ShareArg]) -> Result<Self> {
+        let mut shares = Vec::<Share>::new();
+        for ShareArg { name, directory, writable } in arguments {
+            if shares.iter().any(|share| share.name == *name) {
+                let why = "a second share of this name";
+                return Err(Failure::usage(format!("--share {name}"), why, "give each its own name"));
+            }
+            let root = Root::open(directory).map_err(|error| {
+                let what = format!("--share {name}={}", directory.display());
+                Failure::new(Exit::Failed, what, error, "name a directory that this user can read")
+            })?;
+            shares.push(Share { name: name.clone(), root: Arc::new(root), writable: *writable });
+        }
+        Ok(Self(shares))
+    }
+
+    /// The share, and whether this peer may write there; why not, otherwise.
+    pub(super) fn find(
+        &self,
+        name: &str,
+        identity: Option<&PeerIdentity>,
+    ) -> std::result::Result<(&Share, bool), String> {
+        // The same answer whether there is none or it may not be reached.
+        let none = || format!("no share `{}` for you", name.escape_default());
+        let share = self.0.iter().find(|share| share.name == name).ok_or_else(none)?;
+        let options = match identity {
+            Some(PeerIdentity::PublicKey { options, .. }) => options.as_str(),
+            _ => "",
+        };
+        let may_write = right(options, name).ok_or_else(none)?;
+        Ok((share, share.writable && may_write))
+    }
+}
+
+/// Whether a key with these options may write to a share; `None`: not even read.
+///
+/// `shares=a,b:rw` lets it read `a`, and read and write `b`, within the rights of the share; without options it has the rights of the share. What is
+/// not understood gives no right.
+fn right(options: &str, share: &str) -> Option<bool> {
+    if options.is_empty() {
+        return Some(true);
+    }
+    let (word, list) = options.split_once('=')?;
+    if word != OPTION {
+        return None;
+    }
+    list.split(',').find_map(|entry| match entry.strip_suffix(":rw") {
+        Some(name) => (name == share).then_some(true),
+        None => (entry == share).then_some(false),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments() {
+        let share = |name: &str, directory: &str, writable| {
+            Ok(ShareArg { name: name.into(), directory: directory.into(), writable })
+        };
+        assert_eq!("data=/srv/data".parse(), share("data", "/srv/data", false));
+        assert_eq!("in.1=/a=b:rw".parse(), share("in.1", "/a=b", true));
+        for bad in
+            ["data", "=dir", "a b=dir", "a/b=dir", "data=", "data=:rw", &format!("{}=x", "a".repeat(65))]
+        {
+            assert!(bad.parse::<ShareArg>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn rights_of_keys() {
+        for (options, share, may) in [
+            ("", "any", Some(true)),
+            ("shares=a,b:rw", "a", Some(false)),
+            ("shares=a,b:rw", "b", Some(true)),
+            ("shares=a,b:rw", "c", None),
+            ("shares=", "a", None),
+            ("share=a", "a", None),
+            ("nonsense", "a", None),
+        ] {
+            assert_eq!(right(options, share), may, "{options} {share}");
+        }
+    }
+}

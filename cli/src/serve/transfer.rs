@@ -1,0 +1,106 @@
+//! The server's end of `uiw cp`: see `crate::cp::protocol`.
+
+use super::Server;
+use crate::cp::channel::{Channel, Memory};
+use crate::cp::handler::{Handler, Session};
+use crate::cp::protocol::{MAX_SLOTS, Request};
+use crate::cp::wire::WireError;
+use crate::fail::{Failure, Result};
+use crate::qp_setup::Until;
+use crate::service::{CpOrder, CpReply};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use uiw_mem::STag;
+use uiw_verbs::RemoteMr;
+use uiw_verbs::cm::ConnRequest;
+
+/// What makes connections those of one client: the token, its identity, the share, and whether it may write.
+type Key = (u64, String, String, bool);
+
+/// The sessions of all clients. One ends with its last connection.
+#[derive(Debug, Default)]
+pub(super) struct Transfers(Mutex<HashMap<Key, Weak<Session>>>);
+
+impl Transfers {
+    fn join(&self, key: Key, begin: impl FnOnce() -> Session) -> Arc<Session> {
+        let mut sessions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.retain(|_, session| session.strong_count() > 0);
+        if let Some(session) = sessions.get(&key).and_then(Weak::upgrade) {
+            return session;
+        }
+        let session = Arc::new(begin());
+        sessions.insert(key, Arc::downgrade(&session));
+        session
+    }
+}
+
+/// Bytes of memory that a connection takes: slots and messages, and what is at work on one request.
+pub(super) fn memory(order: &CpOrder) -> u64 {
+    Memory::bytes(order.slots) + 4 * u64::from(crate::cp::protocol::SLOT)
+}
+
+pub(super) fn serve(server: &Server, request: ConnRequest, order: &CpOrder) -> Result<()> {
+    let peer = request.peer_addr();
+    let refuse = |request: ConnRequest, why: String| {
+        let _ = request.reject(why.as_bytes());
+        Err(Failure::lost(peer, format!("refused: {why}")))
+    };
+    if !(1..=MAX_SLOTS).contains(&order.slots) {
+        return refuse(request, format!("{} slots", order.slots));
+    }
+    let (share, may_write) = match server.shares.find(&order.share, request.peer_identity()) {
+        Ok(found) => found,
+        Err(why) => return refuse(request, why),
+    };
+    if order.push && !may_write {
+        return refuse(request, format!("share `{}` is read-only for you", share.name));
+    }
+    let writable = order.push && may_write;
+    let identity = request.peer_identity().map(ToString::to_string).unwrap_or_default();
+    let key = (order.token, identity, share.name.clone(), writable);
+    let session = server.transfers.join(key, || Session::new(Arc::clone(&share.root), writable, order.token));
+    let memory = Memory::new(&server.device, order.slots, order.push)?;
+    let at = memory.remote().map(|landing| (landing.addr, landing.rkey.0));
+    let reply = serde_json::to_vec(&CpReply { at }).unwrap_or_default();
+    let (addr, rkey) = order.at;
+    let len = u64::from(order.slots) * u64::from(crate::cp::protocol::SLOT);
+    let remote = RemoteMr { addr, rkey: STag(rkey), len };
+    let options = order.peer_options.at(server.peer_options.own).options();
+    let until = Until::stop(&server.stop);
+    let channel = Channel::accept(&server.device, memory, request, &options, &reply, remote, until)?;
+    server.watch(&channel.conn.link);
+    requests(server, channel, Handler::new(session))
+}
+
+/// Executes what comes, until the client closes.
+fn requests(server: &Server, mut channel: Channel, mut handler: Handler) -> Result<()> {
+    let until = Until::stop(&server.stop);
+    while let Some(message) = channel.next(until)? {
+        let broken =
+            |error: WireError| Failure::lost(channel.peer(), format!("violates the protocol: {error}"));
+        let (tag, request) = Request::decode(&message).map_err(broken)?;
+        let answer = handler.handle(&request, |len| channel.landed(tag, len).map_err(Broken::Failure));
+        let (reply, bytes) = answer.map_err(|error| match error {
+            Broken::Failure(failure) => failure,
+            Broken::Wire(error) => broken(error),
+        })?;
+        if let Some(bytes) = bytes {
+            channel.write(tag, &bytes, until)?;
+        }
+        channel.send(&reply.encode(tag), until)?;
+    }
+    channel.close();
+    Ok(())
+}
+
+/// Why a request ends its connection.
+enum Broken {
+    Wire(WireError),
+    Failure(Failure),
+}
+
+impl From<WireError> for Broken {
+    fn from(error: WireError) -> Self {
+        Self::Wire(error)
+    }
+}

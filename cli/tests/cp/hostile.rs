@@ -1,0 +1,266 @@
+//! Peers that send what a good one does not.
+
+use crate::program::{Scratch, Server, command, copied, text};
+use serde_json::{Value, json};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::time::Duration;
+use uiw_verbs::blocking::{Connection, Listener};
+use uiw_verbs::{ConnSettings, Device, Pd, RemoteMr, STag};
+
+/// The fields of a message.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+impl Message {
+    /// A message for slot 0.
+    fn new(number: u8) -> Self {
+        Self(vec![0, 0, number])
+    }
+
+    fn raw(mut self, bytes: &[u8]) -> Self {
+        self.0.extend(bytes);
+        self
+    }
+
+    fn counted(self, bytes: &[u8]) -> Self {
+        self.raw(&(bytes.len() as u16).to_be_bytes()).raw(bytes)
+    }
+
+    /// The metadata of a file of so many bytes, of mode 0644.
+    fn file(self, size: u64) -> Self {
+        self.raw(&[0, 0x01, 0xA4]).raw(&size.to_be_bytes()).raw(&[0; 12]).raw(&[7; 16]).raw(&[0]).counted(b"")
+    }
+}
+
+/// A client that speaks the protocol as it likes.
+struct Client {
+    pd: Pd,
+    connection: Connection,
+    slot: RemoteMr,
+}
+
+impl Client {
+    fn connect(address: &str) -> Self {
+        let device = Device::open().unwrap();
+        let pd = device.alloc_pd().unwrap();
+        let order = json!({
+            "share": "s", "token": 5, "push": true, "slots": 1, "at": [0, 0],
+            "options": {"crc": true, "markers": false, "fpdu": "auto", "stable_tx": false},
+        });
+        let settings = ConnSettings::default().private_data(format!("uiw-cp/1 {order}"));
+        let connection = Connection::connect(&pd, address.parse().unwrap(), &settings).unwrap();
+        let reply: Value = serde_json::from_slice(&connection.info().private_data).unwrap();
+        let number = |at: usize| reply["at"][at].as_u64().unwrap();
+        let slot = RemoteMr { addr: number(0), rkey: STag(number(1) as u32), len: 1 << 20 };
+        Self { pd, connection, slot }
+    }
+
+    /// The number of the reply and its fields; `None`: the server has ended the connection.
+    fn call(&self, message: &Message) -> Option<(u8, Vec<u8>)> {
+        self.connection.send_copy(&message.0).ok()?;
+        let reply = self.connection.recv_timeout(Duration::from_secs(30)).ok()??;
+        Some((reply[2], reply[3..].to_vec()))
+    }
+
+    /// Puts bytes into the slot.
+    fn write(&self, bytes: &[u8]) {
+        let source = self.pd.register(bytes.to_vec()).unwrap();
+        let len = bytes.len() as u64;
+        self.connection.write(source, self.slot.slice(0..len).unwrap()).wait().unwrap();
+    }
+}
+
+const FAILED: u8 = 13;
+
+/// Everything that names a path, each with this one.
+fn requests(path: &[u8]) -> Vec<Message> {
+    let hash = [0; 32];
+    vec![
+        Message::new(1).counted(path),
+        Message::new(2).counted(path).counted(b"").raw(&[1]),
+        Message::new(3).counted(path).file(5 << 20),
+        Message::new(4)
+            .counted(path)
+            .file(5)
+            .raw(&[0; 8])
+            .raw(&5u32.to_be_bytes())
+            .raw(blake3_of_zeros().as_slice()),
+        Message::new(5).counted(path).file(5 << 20).raw(&[0; 8]).raw(&1u64.to_be_bytes()),
+        Message::new(6).counted(path).file(5),
+        Message::new(8).counted(path).counted(b"target").raw(&[0; 12]),
+        Message::new(9).counted(path).raw(&0o755u16.to_be_bytes()).raw(&[0; 12]),
+        Message::new(10).counted(path).raw(&[0; 16]).raw(&[0; 8]),
+        Message::new(11).raw(&1u16.to_be_bytes()).counted(path),
+        Message::new(7).raw(&1u16.to_be_bytes()).raw(&0u32.to_be_bytes()).raw(&hash),
+    ]
+}
+
+/// The BLAKE3 hash of five zero bytes.
+fn blake3_of_zeros() -> [u8; 32] {
+    *blake3::hash(&[0; 5]).as_bytes()
+}
+
+/// A share with a link that leads out of it.
+fn share(scratch: &Scratch) -> Server {
+    let outside = scratch.directory("outside");
+    fs::write(outside.join("secret"), "secret").unwrap();
+    let served = scratch.directory("served");
+    symlink(&outside, served.join("out")).unwrap();
+    symlink("../outside/secret", served.join("link")).unwrap();
+    Server::start(scratch.path(), &["--share", "s=served:rw"])
+}
+
+/// Nothing outside was changed or made.
+fn is_untouched(scratch: &Scratch) {
+    let names = |path: &Path| fs::read_dir(path).unwrap().count();
+    assert_eq!(fs::read(scratch.join("outside/secret")).unwrap(), b"secret");
+    assert_eq!((names(&scratch.join("outside")), names(&scratch.join("served"))), (1, 2));
+}
+
+#[test]
+fn paths_that_leave_the_share_end_the_connection() {
+    let scratch = Scratch::new();
+    let mut server = share(&scratch);
+    for path in [
+        &b"../outside/secret"[..],
+        b"/etc/passwd",
+        b"a/../../outside/secret",
+        b"a//b",
+        b"a\0b",
+        b"x.uiw-part",
+    ] {
+        for request in requests(path) {
+            let client = Client::connect(&server.address);
+            let reply = client.call(&request);
+            assert_eq!(reply, None, "{} of {}", request.0[2], path.escape_ascii());
+        }
+    }
+    is_untouched(&scratch);
+    assert!(server.is_up());
+}
+
+#[test]
+fn links_that_leave_the_share_are_not_followed() {
+    let scratch = Scratch::new();
+    let mut server = share(&scratch);
+    let client = Client::connect(&server.address);
+    client.write(&[0; 5]);
+    for request in &requests(b"out/secret")[..9] {
+        let (number, _) = client.call(request).unwrap();
+        assert_eq!(number, FAILED, "request {}", request.0[2]);
+    }
+    // A link itself is an entry, but no file and no directory.
+    for request in
+        [2, 9, 10].map(|number| requests(b"link").into_iter().find(|message| message.0[2] == number))
+    {
+        let (number, _) = client.call(&request.unwrap()).unwrap();
+        assert_eq!(number, FAILED);
+    }
+    // A batch, with the path in its bytes.
+    let record = Message::default().counted(b"out/new").raw(&[0]);
+    let record = record.file(4).raw(&4u32.to_be_bytes()).raw(b"evil").0;
+    client.write(&record);
+    let hash = blake3::hash(&record);
+    let batch = Message::new(7).raw(&1u16.to_be_bytes()).raw(&(record.len() as u32).to_be_bytes());
+    let (number, fields) = client.call(&batch.raw(hash.as_bytes())).unwrap();
+    assert_eq!((number, &fields[..4]), (12, &[0, 1, 0, 0][..]), "one file has failed");
+    is_untouched(&scratch);
+    assert!(server.is_up());
+}
+
+#[test]
+fn messages_that_are_none_end_the_connection_and_nothing_else() {
+    let scratch = Scratch::new();
+    let mut server = share(&scratch);
+    let wrong_hash = Message::new(7).raw(&1u16.to_be_bytes()).raw(&9u32.to_be_bytes()).raw(&[1; 32]);
+    for message in [
+        Message::default(),
+        Message::new(0),
+        Message::new(200).raw(&[0xFF; 500]),
+        Message::new(3).counted(b"f").file(u64::MAX),
+        Message::new(4).counted(b"f").file(5).raw(&[0xFF; 8]).raw(&5u32.to_be_bytes()).raw(&[0; 32]),
+        Message::new(5).counted(b"f").file(5 << 20).raw(&[0; 8]).raw(&6u64.to_be_bytes()),
+        Message(vec![0, 9])
+            .raw(&[4])
+            .counted(b"f")
+            .file(5)
+            .raw(&[0; 8])
+            .raw(&5u32.to_be_bytes())
+            .raw(&[0; 32]),
+        Message::new(11).raw(&[0xFF, 0xFF]),
+        Message::new(1).counted(b"f").raw(&[0]),
+        wrong_hash,
+    ] {
+        let client = Client::connect(&server.address);
+        assert_eq!(client.call(&message), None, "{:?}", message.0);
+    }
+    // Bytes that do not have their hash are refused, and the connection stays.
+    let client = Client::connect(&server.address);
+    let wrong = Message::new(4).counted(b"f").file(5).raw(&[0; 8]).raw(&5u32.to_be_bytes()).raw(&[1; 32]);
+    let (number, fields) = client.call(&wrong).unwrap();
+    assert_eq!(number, FAILED);
+    assert!(text(&fields).contains("do not have their hash"));
+    is_untouched(&scratch);
+    fs::write(scratch.join("good"), "good").unwrap();
+    copied(scratch.path(), &["good", &format!("{}:s/", server.address)]);
+    assert!(server.is_up());
+}
+
+/// A server that answers the list of a directory with these entries.
+fn lists(device: &Device, listener: &Listener, pd: &Pd, entries: &[u8]) {
+    let incoming = listener.incoming(Duration::from_secs(60)).unwrap().unwrap();
+    let order = text(incoming.private_data());
+    let order: Value = serde_json::from_str(order.strip_prefix("uiw-cp/1 ").unwrap()).unwrap();
+    let slot = RemoteMr {
+        addr: order["at"][0].as_u64().unwrap(),
+        rkey: STag(order["at"][1].as_u64().unwrap() as u32),
+        len: 1 << 20,
+    };
+    let settings = ConnSettings::default().private_data(*b"{}");
+    let connection = device.block_on(incoming.accept(pd, &settings)).unwrap();
+    let receive = || device.block_on_for(Duration::from_secs(30), connection.recv());
+    while let Some(Ok(Some(message))) = receive() {
+        let tag = &message[..2];
+        let reply = if message[2] == 1 {
+            // A directory.
+            let meta = [&[1, 0x01, 0xED][..], &[0; 8], &[0; 12], &[0; 16], &[0], &[0, 0]].concat();
+            [tag, &[3], &meta].concat()
+        } else {
+            let start = u64::from(u16::from_be_bytes([tag[0], tag[1]])) << 20;
+            let to = slot_part(&slot, start, entries.len() as u64);
+            connection.write(pd.register(entries.to_vec()).unwrap(), to).wait().unwrap();
+            [tag, &[4], &(entries.len() as u32).to_be_bytes(), &[0]].concat()
+        };
+        if device.block_on(connection.send_copy(&reply)).is_err() {
+            break;
+        }
+    }
+}
+
+fn slot_part(slot: &RemoteMr, start: u64, len: u64) -> RemoteMr {
+    RemoteMr { addr: slot.addr + start, len, ..*slot }
+}
+
+#[test]
+fn a_server_cannot_name_files_outside_of_the_target() {
+    let device = Device::open().unwrap();
+    let pd = device.alloc_pd().unwrap();
+    for name in [&b"../evil"[..], b"..", b"/tmp/evil", b"a/b", b"", b"evil.uiw-part"] {
+        let any = "127.0.0.1:0".parse().unwrap();
+        let listener = Listener::bind(&pd, any, &ConnSettings::default()).unwrap();
+        let scratch = Scratch::new();
+        scratch.directory("target");
+        let entry = Message::default().counted(name).file(4).0;
+        let from = format!("{}:s/", listener.local_addr());
+        let client = command(scratch.path()).args(["cp", &from, "target"]).spawn().unwrap();
+        lists(&device, &listener, &pd, &entry);
+        let output = client.wait_with_output().unwrap();
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(4), "{}: {error}", name.escape_ascii());
+        assert!(error.contains("violates the protocol"), "{error}");
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 1, "the target");
+        assert_eq!(fs::read_dir(scratch.join("target")).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,7 @@
+//! `uiw cp` between two processes.
+
+mod hostile;
+mod program;
+mod resume;
+mod security;
+mod tree;

@@ -1,0 +1,182 @@
+//! Whole trees in both directions.
+
+use crate::program::{Scratch, Server, bytes, command, copied, fails, text};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+/// What a copy has to have in common with its source.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    mode: u32,
+    mtime: (i64, i64),
+    content: Vec<u8>,
+}
+
+/// Everything below a directory.
+fn tree(root: &Path) -> BTreeMap<Vec<u8>, Seen> {
+    let mut seen = BTreeMap::new();
+    let mut directories = vec![root.to_owned()];
+    while let Some(directory) = directories.pop() {
+        for entry in fs::read_dir(&directory).unwrap() {
+            let path = entry.unwrap().path();
+            let data = fs::symlink_metadata(&path).unwrap();
+            let content = if data.is_symlink() {
+                fs::read_link(&path).unwrap().into_os_string().into_vec()
+            } else if data.is_dir() {
+                directories.push(path.clone());
+                Vec::new()
+            } else {
+                fs::read(&path).unwrap()
+            };
+            let name = path.strip_prefix(root).unwrap().as_os_str().to_owned().into_vec();
+            seen.insert(name, Seen { mode: data.mode(), mtime: (data.mtime(), data.mtime_nsec()), content });
+        }
+    }
+    seen
+}
+
+/// A tree of everything that is copied.
+fn plant(root: &Path) {
+    let deep = root.join("a/deeper/down");
+    fs::create_dir_all(&deep).unwrap();
+    fs::create_dir(root.join("empty directory")).unwrap();
+    for number in 0..600u64 {
+        fs::write(deep.join(format!("small {number}")), bytes(number as usize * 9, number)).unwrap();
+    }
+    fs::write(root.join("large"), bytes(9_000_001, 1)).unwrap();
+    fs::write(root.join("exact"), bytes(2 << 20, 2)).unwrap();
+    fs::write(root.join("a/middle"), bytes(300_000, 3)).unwrap();
+    fs::write(root.join(std::ffi::OsString::from_vec(b"not \xff UTF-8\n".to_vec())), "odd").unwrap();
+    fs::write(root.join("n".repeat(255)), bytes(400_000, 4)).unwrap();
+    symlink("../large", root.join("a/link")).unwrap();
+    symlink("/nowhere at all", root.join("dangling")).unwrap();
+    let sparse = fs::File::create(root.join("sparse")).unwrap();
+    sparse.set_len(40 << 20).unwrap();
+    sparse.write_all_at(b"in the middle", 21_000_000).unwrap();
+    fs::File::create(root.join("hole")).unwrap().set_len(7 << 20).unwrap();
+    let long_ago = SystemTime::UNIX_EPOCH + Duration::new(981_173_106, 789_012_345);
+    fs::File::open(root.join("large")).unwrap().set_modified(long_ago).unwrap();
+    for (name, mode) in [("exact", 0o604), ("a/middle", 0o4750), ("a/deeper", 0o500), ("a", 0o2755)] {
+        fs::set_permissions(root.join(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    fs::File::open(root.join("a/deeper/down")).unwrap().set_modified(long_ago).unwrap();
+}
+
+/// What is expected of a copy: no setuid and setgid bits.
+fn expected(root: &Path) -> BTreeMap<Vec<u8>, Seen> {
+    let mut tree = tree(root);
+    tree.values_mut().for_each(|seen| seen.mode &= !0o7000);
+    tree
+}
+
+#[test]
+fn trees_are_equal_in_both_directions() {
+    let scratch = Scratch::new();
+    let source = scratch.directory("source");
+    plant(&source);
+    scratch.directory("served");
+    let server = Server::start(scratch.path(), &["--share", "in=served:rw", "--share", "out=source"]);
+    let to = format!("{}:in/", server.address);
+    let pushed = copied(scratch.path(), &["source", &to]);
+    assert_eq!((&pushed["copied"], &pushed["failed"]), (&609.into(), &0.into()), "{pushed}");
+    assert!(tree(&scratch.join("served/source")) == expected(&source));
+    assert_eq!(fs::read_dir(scratch.join("served")).unwrap().count(), 1);
+    let pulled = copied(scratch.path(), &[&format!("{}:out/", server.address), "pulled"]);
+    assert_eq!(pulled["copied"], 609, "{pulled}");
+    assert!(tree(&scratch.join("pulled")) == expected(&source));
+    for copy in ["served/source", "pulled"] {
+        for (name, most) in [("sparse", 1 << 20), ("hole", 4096)] {
+            let allocated = fs::metadata(scratch.join(copy).join(name)).unwrap().blocks() * 512;
+            assert!(allocated <= most, "{copy}/{name}: {allocated}");
+        }
+    }
+    // What is there is not copied again, and what has changed is.
+    fs::write(source.join("a/middle"), "changed").unwrap();
+    let again = copied(scratch.path(), &["source", &to]);
+    // Without its setuid bit the copy differed from its source anyway.
+    assert_eq!((&again["copied"], &again["unchanged"]), (&1.into(), &608.into()), "{again}");
+    assert_eq!(fs::read(scratch.join("served/source/a/middle")).unwrap(), b"changed");
+}
+
+#[test]
+fn names_at_the_target_follow_the_rules() {
+    let scratch = Scratch::new();
+    for (name, text) in [("one", "1"), ("two", "2")] {
+        fs::write(scratch.join(name), text).unwrap();
+    }
+    fs::write(scratch.directory("tree/sub").join("file"), "3").unwrap();
+    let served = scratch.directory("served");
+    let server = Server::start(scratch.path(), &["--share", "s=served:rw"]);
+    let at = |path: &str| format!("{}:s/{path}", server.address);
+    let read = |path: &str| text(&fs::read(served.join(path)).unwrap());
+    copied(scratch.path(), &["one", &at("renamed")]);
+    assert_eq!(read("renamed"), "1");
+    copied(scratch.path(), &["one", "two", &at("both")]);
+    assert_eq!((read("both/one"), read("both/two")), ("1".into(), "2".into()));
+    // A directory that only the target names is made as any other one.
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+    assert_eq!(mode(&served.join("both")), mode(&scratch.directory("usual")));
+    copied(scratch.path(), &["two", &at("both")]);
+    copied(scratch.path(), &["tree", &at("new")]);
+    copied(scratch.path(), &["tree", &at("new")]);
+    assert_eq!(read("new/tree/sub/file"), "3");
+    assert!(!served.join("new/tree/tree").exists(), "the same command does the same");
+    copied(scratch.path(), &["tree/", &at("contents")]);
+    assert_eq!(read("contents/sub/file"), "3");
+    copied(scratch.path(), &[&at("both/one"), &at("renamed"), "back/"]);
+    assert_eq!(fs::read(scratch.join("back/renamed")).unwrap(), b"1");
+    copied(scratch.path(), &[&at("both/two"), "two again"]);
+    assert_eq!(fs::read(scratch.join("two again")).unwrap(), b"2");
+    fails(scratch.path(), &["tree", &at("renamed/")], 1, "it is no directory");
+    fails(scratch.path(), &["one", &at("not/there/at all")], 1, "No such file or directory");
+    fails(scratch.path(), &[&at("missing"), "here"], 1, "the share has no such entry");
+    fails(scratch.path(), &["one", "two"], 2, "no path has a host");
+    fails(scratch.path(), &[&at("x"), &at("y")], 2, "both remote");
+    fails(scratch.path(), &["one", &at("../out")], 2, "`.` or `..`");
+}
+
+#[test]
+fn what_cannot_be_copied_is_named_and_the_rest_is_copied() {
+    let scratch = Scratch::new();
+    let source = scratch.directory("source");
+    fs::write(source.join("good"), "good").unwrap();
+    fs::write(source.join("large"), bytes(500_000, 1)).unwrap();
+    fs::write(source.join("in the way"), "file").unwrap();
+    let fifo = std::process::Command::new("mkfifo").arg(source.join("fifo")).status().unwrap();
+    assert!(fifo.success());
+    scratch.directory("served/source/in the way");
+    let server = Server::start(scratch.path(), &["--share", "s=served:rw", "--share", "out=source"]);
+    let to = format!("{}:s/", server.address);
+    fails(scratch.path(), &["source", &to], 1, "not copied: source/fifo: a device, FIFO or socket");
+    fails(scratch.path(), &["source", &to], 1, "not copied: source/in the way: Is a directory");
+    assert_eq!(fs::read(scratch.join("served/source/good")).unwrap(), b"good");
+    assert_eq!(fs::read(scratch.join("served/source/large")).unwrap(), bytes(500_000, 1));
+    fails(scratch.path(), &[&format!("{}:out/", server.address), "back"], 1, "not copied: fifo");
+    assert_eq!(fs::read(scratch.join("back/large")).unwrap(), bytes(500_000, 1));
+}
+
+#[test]
+fn a_dry_run_changes_nothing() {
+    let scratch = Scratch::new();
+    let source = scratch.directory("source");
+    fs::write(source.join("file"), "text").unwrap();
+    fs::write(scratch.directory("source/sub").join("other"), "more").unwrap();
+    scratch.directory("served");
+    let server = Server::start(scratch.path(), &["--share", "s=served"]);
+    let to = format!("{}:s/new/", server.address);
+    let output = command(scratch.path()).args(["cp", "--dry-run", "source", &to]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    for line in ["would copy new/source/file (4 bytes)", "would copy new/source/sub/other (4 bytes)"] {
+        assert!(said.lines().any(|said| said == line), "{said}");
+    }
+    assert!(said.ends_with("2 would be copied, 8 bytes\n"), "{said}");
+    assert_eq!(fs::read_dir(scratch.join("served")).unwrap().count(), 0);
+    let dry = copied(scratch.path(), &["--dry-run", &format!("{}:s/", server.address), "nowhere"]);
+    assert_eq!(dry["would_copy"], 0, "{dry}");
+    assert!(!scratch.join("nowhere").exists());
+}
