@@ -173,7 +173,7 @@ impl Failure {
 pub(crate) fn suspicion(suspect: Suspect) -> String {
     let options = suspect.options().iter().map(|(name, value)| match (*name, *value) {
         // The one option that has no value.
-        ("markers", _) => "leave out --markers".to_owned(),
+        ("markers", _) => "without --markers".to_owned(),
         (name, value) => format!("--{name} {value}"),
     });
     let options: Vec<_> = options.collect();
@@ -264,7 +264,7 @@ mod tests {
         let rejected =
             Error::Rejected { peer, private_data: Vec::new(), peer_ird_ord: None, markers_asked: true };
         let failure = Failure::connecting(peer, &ConnOptions::default(), &rejected);
-        assert!(failure.fix.contains("leave out --markers"), "{failure}");
+        assert!(failure.fix.contains("try without --markers"), "{failure}");
     }
 
     #[test]
