@@ -12,6 +12,26 @@ const COMMIT: &str = "02b5a5a";
 /// Path of the program in both trees.
 const EXAMPLE: &str = "verbs/examples/threads.rs";
 
+/// What defines `QpInit` there.
+const QP: &str = "verbs/src/qp/handle.rs";
+/// What the program makes a queue pair with, and that commit does not have.
+const CONSTRUCTORS: &str = "
+impl QpInit {
+    /// Queues of the usual depth.
+    #[must_use]
+    pub fn new(send_cq: &Arc<Cq>, recv_cq: &Arc<Cq>) -> Self {
+        let (send_cq, recv_cq) = (Arc::clone(send_cq), Arc::clone(recv_cq));
+        Self { send_cq, recv_cq, srq: None, cap: QpCap::default(), signal_all: true, num: None }
+    }
+
+    /// Other capacities.
+    #[must_use]
+    pub fn cap(self, cap: QpCap) -> Self {
+        Self { cap, ..self }
+    }
+}
+";
+
 /// The program and the libraries.
 pub(super) struct Baseline {
     /// The example `threads` of `uiw-verbs`.
@@ -31,6 +51,7 @@ impl Baseline {
         if !tree.is_dir() {
             export(&tree)?;
         }
+        add_constructors(&tree.join(QP))?;
         place(&crate::test::workspace().join(EXAMPLE), &tree.join(EXAMPLE))?;
         eprintln!("xtask: the engine of {COMMIT}:");
         programs::cargo_build(&tree, &target, &["-p", "uiw-verbs", "--example", "threads"])?;
@@ -62,6 +83,16 @@ fn export(tree: &Path) -> Result<(), String> {
         ));
     }
     fs::rename(&new, tree).map_err(|error| format!("{}: {error}", tree.display()))
+}
+
+/// Adds [`CONSTRUCTORS`] to a file, unless it has them.
+fn add_constructors(to: &Path) -> Result<(), String> {
+    let at = |error| format!("{}: {error}", to.display());
+    let old = fs::read_to_string(to).map_err(at)?;
+    if old.ends_with(CONSTRUCTORS) {
+        return Ok(());
+    }
+    fs::write(to, old + CONSTRUCTORS).map_err(at)
 }
 
 /// Copies the program, unless the same is there: Cargo would build again. The library had another name then.
