@@ -21,8 +21,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let lines = private(&fs::read_to_string(PRIVATE)?)?;
     fs::write(out.join("private.rs"), &lines)?;
     let table = fs::read_to_string(PUBLIC)? + &lines;
-    let nodes: BTreeSet<&str> =
-        table.split('"').filter(|word| word.starts_with("IBVERBS_") || word.starts_with("RDMACM_")).collect();
+    let nodes: BTreeSet<&str> = table
+        .split('"')
+        .filter(|word| ["IBVERBS_", "RDMACM_", "UIW_"].iter().any(|start| word.starts_with(start)))
+        .collect();
     let script: String = nodes.iter().map(|node| format!("{node} {{ }};\n")).collect();
     let path = out.join("nodes.map");
     fs::write(&path, script)?;

@@ -61,6 +61,12 @@ impl<T: Forked, const SHARDS: usize> ForkSafe<T, SHARDS> {
         self.shards.iter().filter_map(|shard| shard.0.try_read()).for_each(|state| visit(&state));
     }
 
+    /// Visits every part, one after the other.
+    pub(crate) fn visit(&'static self, mut visit: impl FnMut(&T)) {
+        self.register();
+        self.shards.iter().for_each(|shard| visit(&shard.0.read()));
+    }
+
     /// From the first use on, forks copy it consistently.
     fn register(&'static self) {
         if self.registered.load(Ordering::Acquire) {

@@ -325,6 +325,35 @@ pub trait Stack: Send {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this stack cannot connect a stream to itself"))
     }
 
+    /// As [`Stack::connect`], with a socket of the kernel that is connected to `peer`, or has begun to connect, and over which nothing was sent.
+    ///
+    /// # Errors
+    /// `Unsupported`: the TCP is not the kernel's. Otherwise the system's.
+    fn connect_open(
+        &mut self,
+        socket: OwnedFd,
+        peer: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        let _ = (socket, peer, options, token);
+        Err(not_of_kernel())
+    }
+
+    /// As [`Listener::accept`], with a connection of the kernel that the program has accepted by itself, and over which nothing was sent.
+    ///
+    /// # Errors
+    /// `Unsupported`: the TCP is not the kernel's. Otherwise the system's.
+    fn accept_open(
+        &mut self,
+        socket: OwnedFd,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        let _ = (socket, options, token);
+        Err(not_of_kernel())
+    }
+
     /// Binds a UDP socket at `local` (port 0: any), which is known by `token`; at a multicast address, a member of that group. It stays
     /// with this shard.
     ///
@@ -404,6 +433,11 @@ fn foreign_stream() -> io::Error {
 /// What [`Stack::adopt`] answers to a stream that is still in the event set of a stack.
 fn attached_stream() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the stream is not detached")
+}
+
+/// What a stack says to a socket of the kernel.
+fn not_of_kernel() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "the TCP of this stack is not the kernel's")
 }
 
 /// What `send` and `recv` say to no bytes: an answer of 0 would look like a FIN.

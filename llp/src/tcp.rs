@@ -103,6 +103,32 @@ impl Stack for TcpStack {
         Ok(Box::new(TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (own, own), None)?))
     }
 
+    fn connect_open(
+        &mut self,
+        socket: OwnedFd,
+        peer: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        let (socket, local, _) = setup::open(socket, options)?;
+        tracing::debug!(%local, %peer, "connecting over an open socket");
+        let congestion = options.congestion.as_deref();
+        let stream = TcpStream::new(socket, &self.epoll, token, Interest::WRITE, (local, peer), congestion)?;
+        Ok(Box::new(stream))
+    }
+
+    fn accept_open(
+        &mut self,
+        socket: OwnedFd,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        let (socket, local, peer) = setup::open(socket, options)?;
+        tracing::debug!(%local, %peer, "accepted over an open socket");
+        let congestion = options.congestion.as_deref();
+        Ok(Box::new(TcpStream::accepted(socket, &self.epoll, token, (local, peer), congestion)?))
+    }
+
     fn bind_datagrams(
         &mut self,
         local: SocketAddr,

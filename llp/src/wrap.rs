@@ -54,11 +54,11 @@ use uiw_mem::{IoVec, IoVecMut};
 /// The method that made a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// [`Stack::connect`].
+    /// [`Stack::connect`] and [`Stack::connect_open`].
     Connected,
     /// [`Stack::connect_self`].
     ConnectedToSelf,
-    /// [`Listener::accept`].
+    /// [`Listener::accept`] and [`Stack::accept_open`].
     Accepted,
 }
 
@@ -78,7 +78,7 @@ pub trait StackHooks: Clone + Send + 'static {
     /// Comes before [`Stack::listen`].
     fn before_listen(&mut self, _token: Token) {}
 
-    /// Comes before [`Stack::connect`] and [`Stack::connect_self`].
+    /// Comes before [`Stack::connect`], [`Stack::connect_open`] and [`Stack::connect_self`].
     fn before_connect(&mut self, _inner: &dyn Stack) {}
 
     /// The socket to be used for one that was just bound, and will be known by `token`.
@@ -224,6 +224,28 @@ impl<H: StackHooks> Stack for WrappedStack<H> {
         self.hooks.before_connect(&*self.inner);
         let inner = self.inner.connect_self(local, options, token)?;
         Ok(wrap(&self.hooks, inner, Origin::ConnectedToSelf, token))
+    }
+
+    fn connect_open(
+        &mut self,
+        socket: OwnedFd,
+        peer: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        self.hooks.before_connect(&*self.inner);
+        let inner = self.inner.connect_open(socket, peer, options, token)?;
+        Ok(wrap(&self.hooks, inner, Origin::Connected, token))
+    }
+
+    fn accept_open(
+        &mut self,
+        socket: OwnedFd,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        let inner = self.inner.accept_open(socket, options, token)?;
+        Ok(wrap(&self.hooks, inner, Origin::Accepted, token))
     }
 
     fn bind_datagrams(

@@ -232,6 +232,27 @@ exports! {
     "repoll_create" "RDMACM_1.5" default uiw_cabi::rsocket::exports::repoll_create;
     "repoll_ctl" "RDMACM_1.5" default uiw_cabi::rsocket::exports::repoll_ctl;
     "repoll_wait" "RDMACM_1.5" default uiw_cabi::rsocket::exports::repoll_wait;
+    // Of librspreload.so, which is of the same version as this library.
+    "uiw_sockets_accepted" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_accepted;
+    "uiw_sockets_address" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_address;
+    "uiw_sockets_bind" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_bind;
+    "uiw_sockets_bits" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_bits;
+    "uiw_sockets_close" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_close;
+    "uiw_sockets_close_range" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_close_range;
+    "uiw_sockets_connected" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_connected;
+    "uiw_sockets_duplicated" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_duplicated;
+    "uiw_sockets_enter" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_enter;
+    "uiw_sockets_enter_all" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_enter_all;
+    "uiw_sockets_epoll_ctl" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_epoll_ctl;
+    "uiw_sockets_epoll_wait" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_epoll_wait;
+    "uiw_sockets_ioctl" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_ioctl;
+    "uiw_sockets_kind" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_kind;
+    "uiw_sockets_listening" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_listening;
+    "uiw_sockets_made" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_made;
+    "uiw_sockets_poll" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_poll;
+    "uiw_sockets_select" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_select;
+    "uiw_sockets_sendfile" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_sendfile;
+    "uiw_sockets_target" "UIW_SOCKETS_1" default uiw_cabi::rsocket::preload::exports::uiw_sockets_target;
 }
 
 include!(concat!(env!("OUT_DIR"), "/private.rs"));

@@ -58,6 +58,26 @@ pub(crate) fn shown(address: SocketAddr) -> rdma_sockaddr {
     write(address)
 }
 
+/// The bytes of an address that matter.
+pub(crate) fn bytes(address: &rdma_sockaddr) -> &[u8] {
+    let family = u16::from_ne_bytes([address.0[0], address.0[1]]);
+    let len = if c_int_of(family) == libc::AF_INET6 {
+        size_of::<libc::sockaddr_in6>()
+    } else {
+        size_of::<libc::sockaddr_in>()
+    };
+    &address.0[..len]
+}
+
+/// The address with its real port; another family stays another one. None where no port has the number.
+pub(crate) fn shifted(address: SocketAddr) -> Option<SocketAddr> {
+    let mut address = address;
+    if address.port() != 0 {
+        address.set_port(real_port(address.port(), offset())?);
+    }
+    Some(address)
+}
+
 /// The real address that the program means: `UIW_PORT_OFFSET` is added to its port. 0 stays "any".
 ///
 /// # Errors

@@ -10,7 +10,7 @@ use crate::rsocket::connect;
 use crate::rsocket::link::Link;
 use crate::rsocket::service;
 use crate::rsocket::settings;
-use crate::rsocket::socket::{Phase, Socket};
+use crate::rsocket::socket::{Phase, Set, Socket};
 use crate::rsocket::stream::{Stream, check_peer};
 use crate::rsocket::wire::ConnData;
 use crate::settings::Settings;
@@ -158,8 +158,17 @@ async fn serve(acceptor: Arc<Acceptor>, socket: Weak<Socket>) {
     }
 }
 
-/// Accepts a request; the connection is in the queue when it is established.
-fn accept(acceptor: &Arc<Acceptor>, listening: &Weak<Socket>, request: ConnRequest) -> Result<()> {
+/// Answers a request: the connection that stands when the peer has seen the Reply, whose events go to `channel`, or else to where those
+/// of the request go.
+///
+/// # Errors
+/// EPROTO for a peer that is no rsocket, or one that this end cannot talk to; those of the engine.
+pub(crate) fn answer(
+    request: ConnRequest,
+    set: &Set,
+    options: &Arc<ConnOptions>,
+    channel: Option<&Arc<CmChannel>>,
+) -> Result<Box<Stream>> {
     let peer = ConnData::from_bytes(request.private_data()).map_err(|error| {
         tracing::warn!(%error, peer = %request.peer_addr(), "the peer is no rsocket");
         Errno(libc::EPROTO)
@@ -170,19 +179,25 @@ fn accept(acceptor: &Arc<Acceptor>, listening: &Weak<Socket>, request: ConnReque
         request.reject(&ConnData::refusal(variant).to_bytes())?;
         return Err(errno);
     }
-    // What the program has set on the listening socket by now.
-    let set = listening.upgrade().ok_or(Errno(libc::ECONNABORTED))?.lock().set;
     let sizes = set.sizes.bounded();
     let link = Link::new(&engine::get()?, &sizes, variant)?;
     let data = link.conn_data().to_bytes();
+    let stream = Stream::new(link, &sizes, &peer)?;
+    request.accept(stream.link.qp(), Some(options), &data, channel)?;
+    Ok(Box::new(stream))
+}
+
+/// Accepts a request; the connection is in the queue when it is established.
+fn accept(acceptor: &Arc<Acceptor>, listening: &Weak<Socket>, request: ConnRequest) -> Result<()> {
+    // What the program has set on the listening socket by now.
+    let set = listening.upgrade().ok_or(Errno(libc::ECONNABORTED))?.lock().set;
     let new = Socket::new(acceptor.ipv6, set);
     let (local, remote) = (address::plain(request.local_addr()), address::plain(request.peer_addr()));
-    let stream = Stream::new(link, &sizes, &peer)?;
-    request.accept(stream.link.qp(), Some(&acceptor.options), &data, Some(new.channel()))?;
+    let stream = answer(request, &set, &acceptor.options, Some(new.channel()))?;
     {
         let mut state = new.lock();
         (state.local, state.peer) = (Some(local), Some(remote));
-        state.phase = Phase::Accepting(Box::new(stream));
+        state.phase = Phase::Accepting(stream);
     }
     acceptor.queue.lock().begun += 1;
     let (acceptor, listening) = (Arc::clone(acceptor), Weak::clone(listening));

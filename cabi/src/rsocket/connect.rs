@@ -17,12 +17,22 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use uiw_verbs::cm::{self, ConnInfo};
-use uiw_verbs::{ConnOptions, Error};
+use uiw_verbs::{ConnOptions, Error, Qp};
 
 /// A connection that is being made.
 pub(crate) struct Connecting {
     link: Link,
     sizes: Sizes,
+}
+
+impl Connecting {
+    pub(crate) fn new(link: Link, sizes: Sizes) -> Self {
+        Self { link, sizes }
+    }
+
+    pub(crate) fn qp(&self) -> &Qp {
+        self.link.qp()
+    }
 }
 
 /// Options of a connection or listener.
@@ -71,8 +81,9 @@ pub(crate) fn begin(socket: &Socket, state: &mut State, to: SocketAddr) -> Resul
         Phase::New(_) => {}
         // As TCP: after a failure the socket may try again.
         Phase::Failed => state.phase = Phase::New(None),
-        Phase::Connecting(..) => return Err(Errno(libc::EALREADY)),
-        Phase::Connected(..) | Phase::Accepting(_) => {
+        Phase::Connecting(..) if state.has_peer() => return Err(Errno(libc::EISCONN)),
+        Phase::Connecting(..) | Phase::Refused => return Err(Errno(libc::EALREADY)),
+        Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => {
             return Err(Errno(libc::EISCONN).because("rconnect of an rsocket that is connected"));
         }
         Phase::Listening(_) | Phase::Closed => {

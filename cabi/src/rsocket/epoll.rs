@@ -6,9 +6,11 @@
 use crate::boundary::Result;
 use crate::engine;
 use crate::errno::Errno;
+use crate::rsocket::preload::fall_back;
 use crate::rsocket::socket::Socket;
 use crate::rsocket::table::{self, Entry};
-use crate::rsocket::{poll, wait};
+use crate::rsocket::wait::{self, Limit};
+use crate::rsocket::{poll, sys};
 use libc::{EPOLLET, EPOLLONESHOT, epoll_event};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
@@ -16,13 +18,14 @@ use std::ffi::{c_int, c_short};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::{Duration, Instant};
 
 /// A set.
 pub(crate) struct Epoll {
     /// The system's, a duplicate of the program's descriptor.
     fd: OwnedFd,
     members: Mutex<BTreeMap<RawFd, Arc<Member>>>,
+    /// Members of the system's set that may become rsockets.
+    plain: Mutex<BTreeMap<RawFd, Asked>>,
     woken: Arc<Woken>,
 }
 
@@ -76,20 +79,27 @@ impl Epoll {
     /// # Errors
     /// EMFILE, EINVAL.
     pub(crate) fn new(flags: c_int) -> Result<(Arc<Self>, OwnedFd)> {
-        // SAFETY: makes descriptors, which have no other owner.
-        let (own, program) = unsafe {
-            let own = match libc::epoll_create1(flags | libc::EPOLL_CLOEXEC) {
+        // SAFETY: makes a descriptor, which has no other owner.
+        let own = unsafe {
+            match libc::epoll_create1(flags | libc::EPOLL_CLOEXEC) {
                 -1 => return Err(Errno::last()),
                 fd => OwnedFd::from_raw_fd(fd),
-            };
-            let program = match libc::fcntl(own.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 0) {
-                -1 => return Err(Errno::last()),
-                fd => OwnedFd::from_raw_fd(fd),
-            };
-            (own, program)
+            }
         };
-        let set = Self { fd: own, members: Mutex::default(), woken: Arc::default() };
-        Ok((Arc::new(set), program))
+        let program = sys::duplicate(own.as_raw_fd())?;
+        Ok((Self::over(own), program))
+    }
+
+    /// The set that the program has made by the system's call.
+    ///
+    /// # Errors
+    /// EMFILE
+    pub(crate) fn of_program(fd: RawFd) -> Result<Arc<Self>> {
+        Ok(Self::over(sys::duplicate(fd)?))
+    }
+
+    fn over(fd: OwnedFd) -> Arc<Self> {
+        Arc::new(Self { fd, members: Mutex::default(), plain: Mutex::default(), woken: Arc::default() })
     }
 
     /// epoll_ctl(2).
@@ -97,18 +107,7 @@ impl Epoll {
     /// # Errors
     /// Its errors.
     pub(crate) fn control(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<()> {
-        let Some(Entry::Socket(socket)) = table::get(fd) else {
-            let mut event = event.unwrap_or(epoll_event { events: 0, u64: 0 });
-            // A socket that is closed already.
-            if op == libc::EPOLL_CTL_DEL && self.members.lock().remove(&fd).is_some() {
-                return Ok(());
-            }
-            // SAFETY: a structure of this function's.
-            return match unsafe { libc::epoll_ctl(self.fd.as_raw_fd(), op, fd, &raw mut event) } {
-                0 => Ok(()),
-                _ => Err(Errno::last()),
-            };
-        };
+        let Some(Entry::Socket(socket)) = table::get(fd) else { return self.control_ordinary(op, fd, event) };
         if op == libc::EPOLL_CTL_DEL {
             let removed = self.members.lock().remove(&fd);
             return removed.map(drop).ok_or(Errno(libc::ENOENT));
@@ -138,6 +137,55 @@ impl Epoll {
         // Its state is looked at by the next wait.
         Wake::wake(member);
         Ok(())
+    }
+
+    /// Of a descriptor that is no rsocket.
+    fn control_ordinary(&self, op: c_int, fd: RawFd, event: Option<epoll_event>) -> Result<()> {
+        // A socket that is closed already.
+        if op == libc::EPOLL_CTL_DEL && self.members.lock().remove(&fd).is_some() {
+            return Ok(());
+        }
+        sys::epoll_ctl(self.fd.as_raw_fd(), op, fd, event)?;
+        match (op, event, table::get(fd)) {
+            (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(event), Some(Entry::Plain(plain)))
+                if plain.may_become() =>
+            {
+                let asked = Asked { events: event.events, data: event.u64, disabled: false };
+                self.plain.lock().insert(fd, asked);
+            }
+            _ => drop(self.plain.lock().remove(&fd)),
+        }
+        Ok(())
+    }
+
+    /// A member that was the system's is an rsocket from now on. Called while the number still has the socket of the kernel.
+    pub(crate) fn becomes_rsocket(&self, fd: RawFd, socket: &Arc<Socket>) {
+        let Some(asked) = self.plain.lock().remove(&fd) else { return };
+        if sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_DEL, fd, None).is_err() {
+            // It is another socket, of the number of one that was closed.
+            return;
+        }
+        let (socket, woken) = (Arc::clone(socket), Arc::clone(&self.woken));
+        let member = Arc::new(Member { fd, socket, event: Mutex::new(asked), woken });
+        self.members.lock().insert(fd, Arc::clone(&member));
+        Wake::wake(member);
+    }
+
+    /// An rsocket among the members is a socket of the kernel from now on.
+    pub(crate) fn becomes_ordinary(&self, fd: RawFd, socket: &Arc<Socket>) {
+        let member = {
+            let mut members = self.members.lock();
+            match members.get(&fd) {
+                Some(member) if Arc::ptr_eq(&member.socket, socket) => members.remove(&fd),
+                _ => None,
+            }
+        };
+        let Some(member) = member else { return };
+        let asked = *member.event.lock();
+        let events = if asked.disabled { 0 } else { asked.events };
+        // It fails where the program has added the new socket already.
+        let event = epoll_event { events, u64: asked.data };
+        let _ = sys::epoll_ctl(self.fd.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, Some(event));
     }
 
     /// Reports the rsockets that are ready, of those that were woken; all others have registered their wakers.
@@ -170,6 +218,11 @@ impl Epoll {
             else {
                 continue;
             };
+            if revents & poll::FALL_BACK != 0 && fall_back(&member.socket) {
+                // Its events are the system's now.
+                continue;
+            }
+            let revents = revents & !poll::FALL_BACK;
             events[found] = epoll_event { events: u32::from(revents.cast_unsigned()), u64: asked.data };
             found += 1;
             if asked.events & EPOLLONESHOT as u32 != 0 {
@@ -189,27 +242,18 @@ impl Epoll {
         if events.is_empty() {
             return Ok(0);
         }
-        let most = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
-        // SAFETY: that many structures can be written.
-        match unsafe { libc::epoll_wait(self.fd.as_raw_fd(), events.as_mut_ptr(), most, 0) } {
-            -1 => Err(Errno::last()),
-            found => Ok(found as usize),
-        }
+        sys::epoll_now(self.fd.as_raw_fd(), events)
     }
 
     /// epoll_wait(2).
     ///
     /// # Errors
     /// EINTR, EMFILE.
-    pub(crate) fn wait(&self, events: &mut [epoll_event], timeout_ms: c_int) -> Result<usize> {
-        let deadline = match timeout_ms {
-            0.. => Instant::now().checked_add(Duration::from_millis(timeout_ms.unsigned_abs().into())),
-            _ => None,
-        };
+    pub(crate) fn wait(&self, events: &mut [epoll_event], limit: &Limit<'_>) -> Result<usize> {
         loop {
             let mut found = self.collect(events);
             found += self.ordinary(&mut events[found..])?;
-            if found > 0 || timeout_ms == 0 || deadline.is_some_and(|at| Instant::now() >= at) {
+            if found > 0 || limit.has_passed() {
                 return Ok(found);
             }
             let mut others = vec![libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
@@ -226,7 +270,7 @@ impl Epoll {
             let members: Vec<_> = self.members.lock().values().cloned().collect();
             let arm = || members.iter().for_each(|member| member.socket.arm());
             let device = if members.is_empty() { None } else { Some(engine::get()?) };
-            wait::until_or(device.as_ref(), &mut others, deadline, arm, any)?;
+            wait::until_or(device.as_ref(), &mut others, limit, arm, any)?;
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::rsocket::poll::{self, Sets};
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::socket::{Phase, Set, Socket};
 use crate::rsocket::table::{self, Entry};
+use crate::rsocket::wait::Limit;
 use crate::rsocket::{acceptor, connect};
 use crate::settings::Settings;
 use libc::{sockaddr, socklen_t};
@@ -23,7 +24,7 @@ use std::slice;
 ///
 /// # Safety
 /// `addr` is NULL or `len` readable bytes.
-unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Result<SocketAddr> {
+pub(super) unsafe fn read_address(addr: *const sockaddr, len: socklen_t) -> Result<SocketAddr> {
     if !addr.is_null() && (len as usize) < size_of::<libc::sa_family_t>() {
         return Err(Errno::INVAL.because("an address that is shorter than its family"));
     }
@@ -64,7 +65,7 @@ pub(super) unsafe fn write_address(real: SocketAddr, addr: *mut sockaddr, len: *
 }
 
 /// The name by which the program was started, without folders.
-fn program_name() -> &'static str {
+pub(super) fn program_name() -> &'static str {
     unsafe extern "C" {
         static program_invocation_short_name: *const c_char;
     }
@@ -107,6 +108,8 @@ pub extern "C" fn rsocket(domain: c_int, kind: c_int, protocol: c_int) -> c_int 
             no_delay: false,
             oob_inline: false,
             linger: None,
+            receive_timeout: None,
+            send_timeout: None,
         };
         let socket = Socket::new(ipv6, set);
         {
@@ -223,10 +226,7 @@ pub extern "C" fn rshutdown(fd: c_int, how: c_int) -> c_int {
             libc::SHUT_RDWR => (true, true),
             _ => return Err(Errno::INVAL.because("a direction that rshutdown does not have")),
         };
-        let done = socket.look(None, |state| match state.connected() {
-            Ok(stream) => stream.shutdown(read, write),
-            Err(_) => Err(Errno(libc::ENOTCONN).because("the rsocket has no connection")),
-        });
+        let done = socket.look(None, |state| state.shutdown(read, write));
         // Threads that wait for what will not come.
         socket.wake(None);
         done
@@ -244,10 +244,7 @@ pub extern "C" fn rclose(fd: c_int) -> c_int {
 /// As for getpeername(2).
 pub unsafe extern "C" fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     boundary::minus_one(|| {
-        let peer = table::socket(fd)?.look(None, |state| match state.phase {
-            Phase::Connected(..) | Phase::Accepting(_) => state.peer,
-            _ => None,
-        });
+        let peer = table::socket(fd)?.look(None, |state| if state.has_peer() { state.peer } else { None });
         let peer = peer.ok_or_else(|| Errno(libc::ENOTCONN).because("the rsocket has no peer"))?;
         // SAFETY: the caller's promise.
         unsafe { write_address(peer, addr, len) }
@@ -287,6 +284,9 @@ pub unsafe extern "C" fn rsetsockopt(
         }
         // SAFETY: the caller's promise.
         let bytes = unsafe { slice::from_raw_parts(value.cast::<u8>(), len as usize) };
+        if options::set_time(&socket, level, name, bytes)? {
+            return Ok(());
+        }
         let int = |at: usize| {
             let bytes = bytes.get(at..)?.first_chunk::<4>()?;
             Some(c_int::from_ne_bytes(*bytes))
@@ -326,6 +326,11 @@ pub unsafe extern "C" fn rgetsockopt(
                 bytes[..4].copy_from_slice(&linger.l_onoff.to_ne_bytes());
                 bytes[4..8].copy_from_slice(&linger.l_linger.to_ne_bytes());
                 8
+            }
+            Value::Time(time) => {
+                bytes[..8].copy_from_slice(&time.as_secs().to_ne_bytes());
+                bytes[8..16].copy_from_slice(&u64::from(time.subsec_micros()).to_ne_bytes());
+                16
             }
             Value::Info(state) => {
                 bytes[0] = state;
@@ -377,7 +382,7 @@ pub unsafe extern "C" fn rpoll(fds: *mut libc::pollfd, count: libc::nfds_t, time
             // SAFETY: the caller's promise.
             _ => unsafe { slice::from_raw_parts_mut(fds, count as usize) },
         };
-        Ok(poll::poll_all(fds, timeout_ms)? as c_int)
+        Ok(poll::poll_all(fds, &Limit::of_milliseconds(timeout_ms))? as c_int)
     })
 }
 
@@ -408,7 +413,7 @@ pub unsafe extern "C" fn rselect(
                 c_int::try_from(ms).unwrap_or(c_int::MAX)
             }
         };
-        Ok(poll::select(count, &mut sets, timeout_ms)? as c_int)
+        Ok(poll::select(count, &mut sets, &Limit::of_milliseconds(timeout_ms))? as c_int)
     })
 }
 
@@ -469,6 +474,6 @@ pub unsafe extern "C" fn repoll_wait(
         }
         // SAFETY: the caller's promise.
         let events = unsafe { slice::from_raw_parts_mut(events, most) };
-        Ok(set(set_fd)?.wait(events, timeout_ms)? as c_int)
+        Ok(set(set_fd)?.wait(events, &Limit::of_milliseconds(timeout_ms))? as c_int)
     })
 }

@@ -3,6 +3,7 @@
 //! ```text
 //!   exports, transfer, poll, epoll     C's functions
 //!   table                              descriptors
+//!   preload                            TCP sockets of a program that become rsockets
 //!   socket                             one socket: state, lock, waiting threads ─► wait: driving and sleeping
 //!   connect, acceptor ─► service       making connections; the thread that accepts
 //!   stream                             a connection: sender, receiver, mappings (no I/O) over link (a queue pair and its memory)
@@ -20,12 +21,14 @@ mod link;
 mod mappings;
 mod options;
 mod poll;
+pub mod preload;
 pub mod receiver;
 mod sender;
 mod service;
 mod settings;
 mod socket;
 mod stream;
+mod sys;
 mod table;
 pub mod transfer;
 mod wait;

@@ -6,6 +6,7 @@ use crate::rsocket::settings::Sizes;
 use crate::rsocket::socket::{Phase, Socket, State};
 use crate::rsocket::wire::representable_mappings;
 use std::ffi::c_int;
+use std::time::Duration;
 
 /// The level of rsockets' own options, and its options.
 const SOL_RDMA: c_int = 0x10000;
@@ -26,6 +27,8 @@ pub(crate) enum Value {
     Linger(libc::linger),
     /// The state of TCP, as the first byte of `tcp_info`; all else is 0.
     Info(u8),
+    /// A `timeval`.
+    Time(Duration),
 }
 
 fn unsupported(level: c_int, name: c_int) -> Errno {
@@ -47,6 +50,36 @@ fn bounded(value: c_int) -> u16 {
 /// SO_SNDBUF and SO_RCVBUF are doubled, as the system's are.
 fn doubled(value: c_int) -> u32 {
     value.max(0).unsigned_abs().saturating_mul(2)
+}
+
+/// SO_RCVTIMEO and SO_SNDTIMEO: a `timeval`. False for other options.
+///
+/// # Errors
+/// EINVAL for one that is too short, EDOM for a number of microseconds that no second has.
+pub(crate) fn set_time(socket: &Socket, level: c_int, name: c_int, bytes: &[u8]) -> Result<bool> {
+    if level != libc::SOL_SOCKET || !matches!(name, libc::SO_RCVTIMEO | libc::SO_SNDTIMEO) {
+        return Ok(false);
+    }
+    let number = |at: usize| Some(i64::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
+    let (Some(seconds), Some(micros)) = (number(0), number(8)) else {
+        return Err(Errno::INVAL.because("a time that is shorter than its structure"));
+    };
+    if !(0..1_000_000).contains(&micros) {
+        return Err(Errno(libc::EDOM).because("more microseconds than a second has"));
+    }
+    // As the system: a negative time is no wait, which is told apart from none, "for ever".
+    let time = match u64::try_from(seconds) {
+        Ok(seconds) => Duration::from_secs(seconds) + Duration::from_micros(micros.unsigned_abs()),
+        Err(_) => Duration::from_nanos(1),
+    };
+    let time = (!time.is_zero()).then_some(time);
+    let set = &mut socket.lock().set;
+    if name == libc::SO_RCVTIMEO {
+        set.receive_timeout = time
+    } else {
+        set.send_timeout = time
+    }
+    Ok(true)
 }
 
 /// `rsetsockopt`. `value` is the integer that the option has, `linger` the second one of SO_LINGER.
@@ -72,6 +105,14 @@ pub(crate) fn set(
         (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {}
         (libc::SOL_SOCKET, libc::SO_LINGER) => set.linger = on.then_some(second.unwrap_or(0)),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => set.keep_alive = on,
+        (
+            libc::SOL_SOCKET,
+            libc::SO_PRIORITY
+            | libc::SO_MARK
+            | libc::SO_REUSEPORT
+            | libc::SO_BUSY_POLL
+            | libc::SO_MAX_PACING_RATE,
+        ) => {}
         (libc::SOL_SOCKET, libc::SO_OOBINLINE) => set.oob_inline = on,
         (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
             set.tos = Some(value as u8);
@@ -90,6 +131,9 @@ pub(crate) fn set(
             | libc::TCP_QUICKACK
             | libc::TCP_CORK
             | libc::TCP_DEFER_ACCEPT
+            | libc::TCP_NOTSENT_LOWAT
+            | libc::TCP_LINGER2
+            | libc::TCP_SYNCNT
             | libc::TCP_USER_TIMEOUT,
         ) => {}
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => set.v6_only = on,
@@ -126,6 +170,8 @@ pub(crate) fn get(socket: &Socket, level: c_int, name: c_int) -> Result<Value> {
         (libc::SOL_SOCKET, libc::SO_REUSEADDR) => int(set.reuse.into()),
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => int(set.keep_alive.into()),
         (libc::SOL_SOCKET, libc::SO_OOBINLINE) => int(set.oob_inline.into()),
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => Ok(Value::Time(set.receive_timeout.unwrap_or_default())),
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => Ok(Value::Time(set.send_timeout.unwrap_or_default())),
         (libc::SOL_SOCKET, libc::SO_RCVBUF) => int(set.sizes.received),
         (libc::SOL_SOCKET, libc::SO_SNDBUF) => int(set.sizes.sent),
         (libc::SOL_SOCKET, libc::SO_LINGER) => Ok(Value::Linger(libc::linger {

@@ -3,17 +3,20 @@
 use crate::boundary::Result;
 use crate::engine;
 use crate::errno::Errno;
+use crate::rsocket::preload::fall_back;
 use crate::rsocket::socket::{Phase, Socket, State};
 use crate::rsocket::table::{self, Entry};
-use crate::rsocket::wait;
+use crate::rsocket::wait::{self, Limit};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM, pollfd};
 use std::ffi::c_short;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+/// The socket is to become one of the kernel. Nobody but this library sees it; the system has no event of this number.
+pub(crate) const FALL_BACK: c_short = 0x4000;
 /// Reported whether or not they were asked for.
-const ALWAYS: c_short = POLLERR | POLLHUP;
+const ALWAYS: c_short = POLLERR | POLLHUP | FALL_BACK;
 const READ: c_short = POLLIN | POLLRDNORM;
 const WRITE: c_short = POLLOUT | POLLWRNORM;
 
@@ -28,7 +31,8 @@ fn ready(state: &State) -> c_short {
                 0
             }
         }
-        Phase::Connecting(..) | Phase::Accepting(_) => 0,
+        Phase::Connecting(..) | Phase::Accepting(_) | Phase::Requested(..) => 0,
+        Phase::Refused => FALL_BACK,
         Phase::Failed => READ | WRITE | POLLERR | POLLHUP,
         Phase::Closed => POLLERR | POLLHUP,
         Phase::Connected(stream, _) => {
@@ -76,60 +80,92 @@ fn sockets(fds: &[pollfd]) -> Vec<(usize, Arc<Socket>)> {
     fds.iter().enumerate().filter_map(of).collect()
 }
 
-/// `rpoll`: poll(2) for rsockets and ordinary descriptors. A negative time-out is for ever.
-///
-/// # Errors
-/// EINTR, EMFILE and those of poll(2).
-pub(crate) fn poll_all(fds: &mut [pollfd], timeout_ms: i32) -> Result<usize> {
-    let deadline = match timeout_ms {
-        0.. => Instant::now().checked_add(Duration::from_millis(timeout_ms.unsigned_abs().into())),
-        _ => None,
-    };
-    let sockets = sockets(fds);
-    if sockets.is_empty() {
-        return wait::poll_system(fds, deadline);
-    }
-    let mut others: Vec<pollfd> = Vec::new();
-    let mut places = Vec::new();
-    let mut next = sockets.iter().map(|(at, _)| *at).peekable();
-    for (at, fd) in fds.iter_mut().enumerate() {
-        fd.revents = 0;
-        if next.next_if_eq(&at).is_none() && fd.fd >= 0 {
-            others.push(*fd);
-            places.push(at);
+/// A list of descriptors, sorted.
+struct Sorted {
+    /// Each with its place.
+    sockets: Vec<(usize, Arc<Socket>)>,
+    others: Vec<pollfd>,
+    /// Their places.
+    places: Vec<usize>,
+}
+
+impl Sorted {
+    fn new(fds: &[pollfd]) -> Self {
+        let sockets = sockets(fds);
+        let (mut others, mut places) = (Vec::new(), Vec::new());
+        let mut next = sockets.iter().map(|(at, _)| *at).peekable();
+        for (at, fd) in fds.iter().enumerate() {
+            if next.next_if_eq(&at).is_none() && fd.fd >= 0 {
+                others.push(pollfd { revents: 0, ..*fd });
+                places.push(at);
+            }
         }
+        Self { sockets, others, places }
     }
-    let now = Some(Instant::now());
-    let mut count = if others.is_empty() { 0 } else { wait::poll_system(&mut others, now)? };
-    for (at, socket) in &sockets {
-        fds[*at].revents = look(socket, fds[*at].events);
-        count += usize::from(fds[*at].revents != 0);
-    }
-    if timeout_ms == 0
-        && let Some((_, socket)) = sockets.first()
-    {
-        socket.yield_if_fruitless(count > 0);
-    }
-    if count == 0 && timeout_ms != 0 {
-        let any = |cx: &mut Context<'_>| {
-            // Every socket registers the waiting thread, so all are asked.
-            let ready =
-                sockets.iter().filter(|(at, socket)| poll(socket, fds[*at].events, cx).is_ready()).count();
-            if ready > 0 { Poll::Ready(()) } else { Poll::Pending }
-        };
-        let arm = || sockets.iter().for_each(|(_, socket)| socket.arm());
-        wait::until_or(Some(&engine::get()?), &mut others, deadline, arm, any)?;
-        // Other descriptors may have become ready since.
-        count = if others.is_empty() { 0 } else { wait::poll_system(&mut others, now)? };
-        for (at, socket) in &sockets {
+
+    /// Looks at all of them: how many are ready.
+    fn look(&mut self, fds: &mut [pollfd]) -> Result<usize> {
+        let now = Limit::within(Duration::ZERO);
+        let mut count = if self.others.is_empty() { 0 } else { wait::poll_system(&mut self.others, &now)? };
+        fds.iter_mut().for_each(|fd| fd.revents = 0);
+        for (at, other) in self.places.iter().zip(&self.others) {
+            fds[*at].revents = other.revents;
+        }
+        for (at, socket) in &self.sockets {
             fds[*at].revents = look(socket, fds[*at].events);
             count += usize::from(fds[*at].revents != 0);
         }
+        Ok(count)
     }
-    for (at, other) in places.iter().zip(&others) {
-        fds[*at].revents = other.revents;
+
+    /// Sockets whose peers have no rsockets become those of the kernel. Whether there are any.
+    fn fall_back(&self, fds: &[pollfd]) -> bool {
+        let mut any = false;
+        for (at, socket) in &self.sockets {
+            if fds[*at].revents & FALL_BACK != 0 {
+                any = true;
+                fall_back(socket);
+            }
+        }
+        any
     }
-    Ok(count)
+}
+
+/// `rpoll`: poll(2) for rsockets and ordinary descriptors.
+///
+/// # Errors
+/// EINTR, EMFILE and those of poll(2).
+pub(crate) fn poll_all(fds: &mut [pollfd], limit: &Limit<'_>) -> Result<usize> {
+    loop {
+        let mut sorted = Sorted::new(fds);
+        if sorted.sockets.is_empty() {
+            return wait::poll_system(fds, limit);
+        }
+        let mut count = sorted.look(fds)?;
+        if limit.is_now()
+            && let Some((_, socket)) = sorted.sockets.first()
+        {
+            socket.yield_if_fruitless(count > 0);
+        }
+        if count == 0 && !limit.is_now() {
+            let Sorted { sockets, others, .. } = &mut sorted;
+            let any = |cx: &mut Context<'_>| {
+                // Every socket registers the waiting thread, so all are asked.
+                let ready = sockets
+                    .iter()
+                    .filter(|(at, socket)| poll(socket, fds[*at].events, cx).is_ready())
+                    .count();
+                if ready > 0 { Poll::Ready(()) } else { Poll::Pending }
+            };
+            let arm = || sockets.iter().for_each(|(_, socket)| socket.arm());
+            wait::until_or(Some(&engine::get()?), others, limit, arm, any)?;
+            // Other descriptors may have become ready since.
+            count = sorted.look(fds)?;
+        }
+        if !sorted.fall_back(fds) {
+            return Ok(count);
+        }
+    }
 }
 
 /// The sets of select(2).
@@ -148,7 +184,7 @@ fn contains(set: Option<&libc::fd_set>, fd: i32) -> bool {
 ///
 /// # Errors
 /// EINVAL for a number of descriptors that no set has; EBADF; as [`poll_all`].
-pub(crate) fn select(count: i32, sets: &mut Sets<'_>, timeout_ms: i32) -> Result<usize> {
+pub(crate) fn select(count: i32, sets: &mut Sets<'_>, limit: &Limit<'_>) -> Result<usize> {
     if !(0..=libc::FD_SETSIZE as i32).contains(&count) {
         return Err(Errno::INVAL.because("a number of descriptors that no set has"));
     }
@@ -168,7 +204,7 @@ pub(crate) fn select(count: i32, sets: &mut Sets<'_>, timeout_ms: i32) -> Result
             fds.push(pollfd { fd, events, revents: 0 });
         }
     }
-    poll_all(&mut fds, timeout_ms)?;
+    poll_all(&mut fds, limit)?;
     if fds.iter().any(|fd| fd.revents & libc::POLLNVAL != 0) {
         return Err(Errno(libc::EBADF).because("rselect of a descriptor that is closed"));
     }

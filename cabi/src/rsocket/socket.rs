@@ -8,20 +8,23 @@ use crate::cm::address;
 use crate::cm::ports::Reservation;
 use crate::engine;
 use crate::errno::Errno;
-use crate::rsocket::acceptor::Acceptor;
+use crate::rsocket::acceptor::{self, Acceptor};
 use crate::rsocket::connect::{self, Connecting};
 use crate::rsocket::service::{self, Closing};
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::stream::{Ending, Stream};
-use crate::rsocket::wait;
+use crate::rsocket::wait::{self, Limit};
 use parking_lot::{Mutex, MutexGuard};
 use std::ffi::c_int;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread;
-use uiw_verbs::cm::{CloseReason, CmChannel, CmEventKind};
+use std::time::Duration;
+use uiw_verbs::ConnOptions;
+use uiw_verbs::cm::{Awaited, CloseReason, CmChannel, CmEventKind};
 
 /// What a program sets, and a listener's connections inherit.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +39,30 @@ pub(crate) struct Set {
     pub(crate) oob_inline: bool,
     /// SO_LINGER: on, and for how many seconds.
     pub(crate) linger: Option<c_int>,
+    /// SO_RCVTIMEO and SO_SNDTIMEO.
+    pub(crate) receive_timeout: Option<Duration>,
+    pub(crate) send_timeout: Option<Duration>,
+}
+
+/// Of a socket that was one of the kernel before: TCP is connected, or begins to be.
+pub(crate) struct Opened {
+    /// For a peer that has no rsockets.
+    instead: Option<Instead>,
+    /// Whether reading and writing were closed before the connection was made.
+    shut: [bool; 2],
+}
+
+/// The socket that the program had.
+pub(crate) struct Instead {
+    pub(crate) socket: OwnedFd,
+    /// What the program connects to, in its numbers.
+    pub(crate) to: SocketAddr,
+}
+
+impl Opened {
+    pub(crate) fn new(instead: Option<Instead>) -> Self {
+        Self { instead, shut: [false; 2] }
+    }
 }
 
 /// How far a socket is.
@@ -45,9 +72,13 @@ pub(crate) enum Phase {
     Listening(Arc<Acceptor>),
     /// The port stays the socket's towards others of this process.
     Connecting(Box<Connecting>, Option<Reservation>),
+    /// A connection that the program has accepted by itself waits for the peer's Request, which is answered with these options.
+    Requested(#[expect(dead_code, reason = "kept for its drop")] Awaited, Arc<ConnOptions>),
     /// A listener's connection that waits for the peer to see the Reply.
     Accepting(Box<Stream>),
     Connected(Box<Stream>, #[expect(dead_code, reason = "kept for its drop")] Option<Reservation>),
+    /// The peer has no rsockets: TCP is tried by the thread that finds it.
+    Refused,
     /// The connection could not be made.
     Failed,
     Closed,
@@ -65,6 +96,7 @@ pub(crate) struct State {
     /// Real addresses: ports as TCP has them.
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: Option<SocketAddr>,
+    pub(crate) opened: Option<Opened>,
 }
 
 pub(crate) struct Socket {
@@ -75,6 +107,10 @@ pub(crate) struct Socket {
     wakers: Mutex<Vec<Waker>>,
     /// Attempts without waiting that found nothing since the last one that found something.
     fruitless: AtomicU32,
+    /// Numbers that the program has for it.
+    numbers: AtomicU32,
+    /// Whether it may become a socket of the kernel again.
+    may_fall_back: AtomicBool,
 }
 
 /// Attempts that find nothing before a thread calls `sched_yield`: the peer may need the processor.
@@ -91,13 +127,51 @@ impl Socket {
             error: None,
             local: None,
             peer: None,
+            opened: None,
         };
         Arc::new(Self {
             state: Mutex::new(state),
             channel: Arc::default(),
             wakers: Mutex::default(),
             fruitless: AtomicU32::new(0),
+            numbers: AtomicU32::new(0),
+            may_fall_back: AtomicBool::new(false),
         })
+    }
+
+    pub(crate) fn add_number(&self) {
+        self.numbers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether it was the last one.
+    pub(crate) fn remove_number(&self) -> bool {
+        self.numbers.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    pub(crate) fn may_fall_back(&self, may: bool) {
+        self.may_fall_back.store(may, Ordering::Release);
+    }
+
+    /// Whether the peer has no rsockets, and TCP is to be tried.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.may_fall_back.load(Ordering::Acquire)
+            && self.look(None, |state| matches!(state.phase, Phase::Refused))
+    }
+
+    /// The socket that the program had, with its flags, for the first thread that asks.
+    pub(crate) fn take_instead(&self) -> Option<(Instead, c_int)> {
+        self.may_fall_back(false);
+        let mut state = self.lock();
+        let instead = state.opened.as_mut()?.instead.take()?;
+        Some((instead, state.status_flags))
+    }
+
+    /// The connection could not be made.
+    pub(crate) fn fail(&self, errno: Errno) {
+        let mut state = self.lock();
+        state.phase = state.fail(errno);
+        drop(state);
+        self.wake(None);
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -212,6 +286,16 @@ impl Socket {
     pub(crate) fn complete<T>(
         &self,
         nonblocking: bool,
+        attempt: impl FnMut(&mut State) -> Result<T>,
+    ) -> Result<T> {
+        self.complete_within(nonblocking, None, attempt)
+    }
+
+    /// As [`Socket::complete`], for at most `time`; EAGAIN then.
+    pub(crate) fn complete_within<T>(
+        &self,
+        nonblocking: bool,
+        time: Option<Duration>,
         mut attempt: impl FnMut(&mut State) -> Result<T>,
     ) -> Result<T> {
         let first = {
@@ -227,16 +311,21 @@ impl Socket {
             self.yield_if_fruitless(found);
             return second;
         }
-        wait::until(
-            &engine::get()?,
-            || self.arm(),
-            |cx| {
-                self.poll(cx, |state| match attempt(state) {
-                    Err(Errno::AGAIN) => Poll::Pending,
-                    other => Poll::Ready(other),
-                })
-            },
-        )?
+        let poll = |cx: &mut Context<'_>| {
+            self.poll(cx, |state| match attempt(state) {
+                Err(Errno::AGAIN) => Poll::Pending,
+                other => Poll::Ready(other),
+            })
+        };
+        let device = engine::get()?;
+        match time {
+            None => wait::until(&device, || self.arm(), poll)?,
+            Some(time) => {
+                let limit = Limit::within(time);
+                let done = wait::until_or(Some(&device), &mut Vec::new(), &limit, || self.arm(), poll)?;
+                done.unwrap_or(Err(Errno::AGAIN))
+            }
+        }
     }
 
     /// Closes it: the program has no descriptor of it any more.
@@ -309,7 +398,8 @@ impl State {
     pub(crate) fn connected(&mut self) -> Result<&mut Stream> {
         match &mut self.phase {
             Phase::Connected(stream, _) => Ok(stream),
-            Phase::Connecting(..) | Phase::Accepting(_) => Err(Errno::AGAIN),
+            Phase::Connecting(..) | Phase::Accepting(_) | Phase::Requested(..) => Err(Errno::AGAIN),
+            Phase::Refused => Err(Errno(libc::ECONNREFUSED)),
             Phase::Failed => Err(self.error.take().unwrap_or(Errno(libc::ENOTCONN))),
             Phase::New(_) | Phase::Listening(_) | Phase::Closed => {
                 Err(Errno(libc::ENOTCONN).because("the rsocket has no connection"))
@@ -339,6 +429,19 @@ impl State {
                     Phase::Accepting(stream) => Phase::Connected(stream, None),
                     other => other,
                 };
+                self.shut_early();
+            }
+            CmEventKind::ConnectRequest(request) => {
+                if let Phase::Requested(_, options) = &self.phase {
+                    let answered = acceptor::answer(request, &self.set, options, None);
+                    self.phase = match answered {
+                        Ok(stream) => Phase::Accepting(stream),
+                        Err(errno) => self.fail(errno),
+                    };
+                }
+            }
+            CmEventKind::Failed(_) if matches!(&self.opened, Some(Opened { instead: Some(_), .. })) => {
+                self.phase = Phase::Refused;
             }
             CmEventKind::Failed(error) if !matches!(self.phase, Phase::Closed) => {
                 self.phase = self.fail(connect::failure(error));
@@ -352,6 +455,48 @@ impl State {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Directions that were closed while the connection was being made.
+    fn shut_early(&mut self) {
+        let shut = self.opened.as_ref().map_or([false; 2], |opened| opened.shut);
+        if let Phase::Connected(stream, _) = &mut self.phase
+            && shut != [false; 2]
+        {
+            // It fails where the connection has ended.
+            let _ = stream.shutdown(shut[0], shut[1]);
+        }
+    }
+
+    /// Whether the peer's address is known: the connection stands, or that of TCP does.
+    pub(crate) fn has_peer(&self) -> bool {
+        match &self.phase {
+            Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => true,
+            Phase::Connecting(..) => matches!(&self.opened, Some(Opened { instead: None, .. })),
+            _ => false,
+        }
+    }
+
+    /// Closes directions.
+    ///
+    /// # Errors
+    /// ENOTCONN
+    pub(crate) fn shutdown(&mut self, read: bool, write: bool) -> Result<()> {
+        if let Ok(stream) = self.connected() {
+            return stream.shutdown(read, write);
+        }
+        match &mut self.opened {
+            Some(opened)
+                if matches!(
+                    self.phase,
+                    Phase::Connecting(..) | Phase::Requested(..) | Phase::Accepting(_)
+                ) =>
+            {
+                opened.shut = [opened.shut[0] | read, opened.shut[1] | write];
+                Ok(())
+            }
+            _ => Err(Errno(libc::ENOTCONN).because("the rsocket has no connection")),
         }
     }
 

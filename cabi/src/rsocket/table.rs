@@ -4,9 +4,10 @@ use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
 use crate::rsocket::epoll::Epoll;
+use crate::rsocket::preload::{BITMAP, Plain, exports};
 use crate::rsocket::socket::Socket;
 use std::collections::BTreeMap;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 /// What is behind a descriptor.
@@ -14,26 +15,32 @@ use std::sync::Arc;
 pub(crate) enum Entry {
     Socket(Arc<Socket>),
     Epoll(Arc<Epoll>),
+    /// A socket of the kernel that may become an rsocket: of the preload library. A fork gives it to the child.
+    Plain(Arc<Plain>),
     /// Made before a fork, in the parent: closing it frees the number.
     Inherited,
 }
 
-struct Named {
-    entry: Entry,
-    /// Closed with the entry.
-    fd: OwnedFd,
-}
-
-struct Table(BTreeMap<RawFd, Named>);
+struct Table(BTreeMap<RawFd, Entry>);
 
 impl Forked for Table {
     const NEW: Self = Self(BTreeMap::new());
 
     fn in_child(&mut self) {
-        for named in self.0.values_mut() {
+        for (fd, entry) in &mut self.0 {
             // Locks inside may be held by threads of the parent.
-            std::mem::forget(std::mem::replace(&mut named.entry, Entry::Inherited));
+            match std::mem::replace(entry, Entry::Inherited) {
+                plain @ Entry::Plain(_) => *entry = plain,
+                // What the system has in it is in it.
+                Entry::Epoll(set) => {
+                    std::mem::forget(set);
+                    BITMAP.clear(*fd);
+                }
+                other => std::mem::forget(other),
+            }
         }
+        self.0.retain(|fd, _| BITMAP.is_set(*fd));
+        exports::forked();
     }
 }
 
@@ -65,19 +72,47 @@ pub(crate) fn add(entry: Entry) -> Result<RawFd> {
 
 /// Gives `entry` the descriptor `fd`.
 pub(crate) fn add_as(fd: OwnedFd, entry: Entry) -> RawFd {
-    let number = fd.as_raw_fd();
-    let before = shard(number).write().0.insert(number, Named { entry, fd });
-    if let Some(Named { entry, fd }) = before {
-        // The program closed the number by close(2), and the system gave it away again: it is the new entry's.
-        let _ = fd.into_raw_fd();
-        end(entry);
-    }
+    let number = fd.into_raw_fd();
+    name(number, entry);
     number
+}
+
+/// Gives `entry` a number that the program has.
+pub(crate) fn name(number: RawFd, entry: Entry) {
+    begin(&entry);
+    let before = shard(number).write().0.insert(number, entry);
+    BITMAP.set(number);
+    // The program closed the number by a call that is not seen here, and the system gave it away again: it is the new entry's.
+    before.into_iter().for_each(end);
+}
+
+/// Another entry for a number that has one; nothing happens if the program has closed it meanwhile.
+pub(crate) fn exchange(number: RawFd, entry: Entry) {
+    begin(&entry);
+    let before = match shard(number).write().0.get_mut(&number) {
+        Some(present) => std::mem::replace(present, entry),
+        None => entry,
+    };
+    end(before);
+}
+
+/// The number is an ordinary descriptor from now on, and stays open. Returns whether it was another one.
+pub(crate) fn forget(number: RawFd) -> bool {
+    BITMAP.clear(number);
+    let removed = shard(number).write().0.remove(&number);
+    removed.map(end).is_some()
+}
+
+/// Another number for what is behind `number`.
+pub(crate) fn duplicate(number: RawFd, new: RawFd) {
+    if let Some(entry) = get(number) {
+        name(new, entry);
+    }
 }
 
 /// What is behind a descriptor, if it is one of these.
 pub(crate) fn get(fd: RawFd) -> Option<Entry> {
-    Some(shard(fd).read().0.get(&fd)?.entry.clone())
+    shard(fd).read().0.get(&fd).cloned()
 }
 
 /// The socket behind a descriptor.
@@ -90,7 +125,9 @@ pub(crate) fn socket(fd: RawFd) -> Result<Arc<Socket>> {
         Some(Entry::Inherited) => {
             Err(Errno::INHERITED.because("the rsocket was made in the parent, before a fork"))
         }
-        Some(Entry::Epoll(_)) | None => Err(Errno(libc::EBADF).because("a descriptor that is no rsocket")),
+        Some(Entry::Epoll(_) | Entry::Plain(_)) | None => {
+            Err(Errno(libc::EBADF).because("a descriptor that is no rsocket"))
+        }
     }
 }
 
@@ -99,17 +136,28 @@ pub(crate) fn socket(fd: RawFd) -> Result<Arc<Socket>> {
 /// # Errors
 /// EBADF
 pub(crate) fn close(fd: RawFd) -> Result<()> {
+    // The system's calls on the number are ordinary ones again.
+    BITMAP.clear(fd);
     let removed = shard(fd).write().0.remove(&fd);
-    let Named { entry, fd } =
-        removed.ok_or_else(|| Errno(libc::EBADF).because("a descriptor that is no rsocket"))?;
+    let entry = removed.ok_or_else(|| Errno(libc::EBADF).because("a descriptor that is no rsocket"))?;
     end(entry);
-    // After the connection, so that the number is not another's while it ends.
-    drop(fd);
+    // SAFETY: it was the entry's. After the connection, so that the number is not another's while it ends.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(())
 }
 
-fn end(entry: Entry) {
+/// A number more for what is behind it.
+fn begin(entry: &Entry) {
     if let Entry::Socket(socket) = entry {
+        socket.add_number();
+    }
+}
+
+/// A number less.
+fn end(entry: Entry) {
+    if let Entry::Socket(socket) = entry
+        && socket.remove_number()
+    {
         socket.close();
     }
 }
@@ -118,10 +166,29 @@ fn end(entry: Entry) {
 pub(crate) fn all() -> Vec<Arc<Socket>> {
     let mut all = Vec::new();
     TABLE.each(|table| {
-        all.extend(table.0.values().filter_map(|named| match &named.entry {
+        all.extend(table.0.values().filter_map(|entry| match entry {
             Entry::Socket(socket) => Some(Arc::clone(socket)),
             _ => None,
         }));
     });
     all
+}
+
+/// The numbers whose entries `is` accepts.
+pub(crate) fn numbers(is: impl Fn(&Entry) -> bool) -> Vec<RawFd> {
+    let mut found = Vec::new();
+    TABLE.visit(|table| found.extend(table.0.iter().filter(|(_, entry)| is(entry)).map(|(fd, _)| *fd)));
+    found
+}
+
+/// Every epoll set that has rsockets.
+pub(crate) fn sets() -> Vec<Arc<Epoll>> {
+    let mut found = Vec::new();
+    TABLE.visit(|table| {
+        found.extend(table.0.values().filter_map(|entry| match entry {
+            Entry::Epoll(set) => Some(Arc::clone(set)),
+            _ => None,
+        }));
+    });
+    found
 }

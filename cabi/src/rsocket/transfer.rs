@@ -9,6 +9,7 @@ use crate::rsocket::table;
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
 use std::ffi::{c_int, c_void};
 use std::slice;
+use std::time::Duration;
 use uiw_verbs::Access;
 
 /// More buffers than any call may have.
@@ -72,11 +73,12 @@ unsafe fn receive(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
     }
     let total: usize = list.iter().map(|part| part.iov_len).sum();
     let nonblocking = socket.is_nonblocking(flags);
+    let time = socket.lock().set.receive_timeout;
     let (peek, all) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_WAITALL != 0);
     let mut done = 0;
     loop {
         // SAFETY: the caller's promise.
-        let taken = unsafe { receive_some(&socket, list, done, peek, nonblocking) };
+        let taken = unsafe { receive_some(&socket, list, done, peek, (nonblocking, time)) };
         match taken {
             Ok(0) => break,
             Ok(taken) => done += taken,
@@ -99,10 +101,10 @@ unsafe fn receive_some(
     list: &[iovec],
     skip: usize,
     peek: bool,
-    nonblocking: bool,
+    (nonblocking, time): (bool, Option<Duration>),
 ) -> Result<usize> {
     let total: usize = list.iter().map(|part| part.iov_len).sum();
-    socket.complete(nonblocking, |state| {
+    socket.complete_within(nonblocking, time, |state| {
         let stream = state.connected()?;
         if stream.receiver.readable() == 0 {
             return stream.nothing_readable();
@@ -143,11 +145,12 @@ unsafe fn send(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
     }
     let total: usize = list.iter().map(|part| part.iov_len).sum();
     let nonblocking = socket.is_nonblocking(flags);
+    let time = socket.lock().set.send_timeout;
     let (mut done, mut begun) = (0usize, false);
     let sent = loop {
         // SAFETY: the caller's promise.
         let parts = list.iter().map(|part| unsafe { bytes(part.iov_base, part.iov_len) });
-        let sent = socket.complete(nonblocking, |state| {
+        let sent = socket.complete_within(nonblocking, time, |state| {
             let stream = state.connected()?;
             stream.publish_mappings()?;
             if !std::mem::replace(&mut begun, true) {
@@ -170,6 +173,16 @@ unsafe fn send(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
         Err(errno) if done == 0 => Err(errno),
         _ => Ok(done as isize),
     }
+}
+
+/// As write(2).
+///
+/// # Errors
+/// Its errors.
+pub(crate) fn send_bytes(fd: c_int, bytes: &[u8]) -> Result<usize> {
+    let list = [iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+    // SAFETY: these bytes.
+    unsafe { send(fd, &list, 0) }.map(isize::cast_unsigned)
 }
 
 /// Buffers without their first bytes.

@@ -3,6 +3,7 @@
 use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::fork;
+use crate::rsocket::sys;
 use crate::signals::Held;
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -16,6 +17,45 @@ use uiw_verbs::Device;
 const DRIVE: Duration = Duration::from_millis(5);
 /// How long it drives where it watches other descriptors too.
 const DRIVE_BETWEEN: Duration = Duration::from_micros(50);
+
+/// How long a wait may last, and which signals are blocked meanwhile.
+#[derive(Default)]
+pub(crate) struct Limit<'a> {
+    /// None is for ever.
+    deadline: Option<Instant>,
+    /// There is no wait.
+    now: bool,
+    /// The thread's own mask without one.
+    mask: Option<&'a libc::sigset_t>,
+}
+
+impl<'a> Limit<'a> {
+    pub(crate) fn within(time: Duration) -> Self {
+        Self { deadline: Instant::now().checked_add(time), now: time.is_zero(), mask: None }
+    }
+
+    /// Milliseconds as poll(2) has them: less than none is for ever.
+    pub(crate) fn of_milliseconds(ms: i32) -> Self {
+        u64::try_from(ms).map_or_else(|_| Self::default(), |ms| Self::within(Duration::from_millis(ms)))
+    }
+
+    pub(crate) fn with_mask(self, mask: Option<&'a libc::sigset_t>) -> Self {
+        Self { mask, ..self }
+    }
+
+    /// Whether no thread is to wait.
+    pub(crate) fn is_now(&self) -> bool {
+        self.now
+    }
+
+    pub(crate) fn has_passed(&self) -> bool {
+        self.now || self.deadline.is_some_and(|at| Instant::now() >= at)
+    }
+
+    fn left(&self) -> Option<Duration> {
+        self.deadline.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+}
 
 /// What a sleeping thread is woken by: an eventfd of its own.
 struct Sleeper {
@@ -94,20 +134,20 @@ pub(crate) fn until<T>(
     }
 }
 
-/// As [`until`], also until one of `fds` is ready or `deadline` has passed; nothing in these cases.
+/// As [`until`], also until one of `fds` is ready or the time has passed; nothing in these cases.
 ///
 /// # Errors
 /// EINTR, whatever the program said of the signal, as poll(2) has it; EMFILE.
 pub(crate) fn until_or<T>(
     device: Option<&Device>,
     fds: &mut Vec<libc::pollfd>,
-    deadline: Option<Instant>,
+    limit: &Limit<'_>,
     mut arm: impl FnMut(),
     mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
 ) -> Result<Option<T>> {
     if let Some(device) = device {
         let most = if fds.is_empty() { DRIVE } else { DRIVE_BETWEEN };
-        let left = deadline.map_or(most, |at| at.saturating_duration_since(Instant::now()).min(most));
+        let left = limit.left().map_or(most, |left| left.min(most));
         if let Some(value) = drive(device, left, &mut poll)? {
             return Ok(Some(value));
         }
@@ -121,7 +161,7 @@ pub(crate) fn until_or<T>(
         if let Poll::Ready(value) = poll(&mut Context::from_waker(&waker)) {
             break Ok(Some(value));
         }
-        match poll_system(fds, deadline) {
+        match poll_system(fds, limit) {
             Ok(0) => break Ok(None),
             Ok(_) if fds[..others].iter().any(|fd| fd.revents != 0) => break Ok(None),
             Ok(_) => {
@@ -151,22 +191,14 @@ fn drive<T>(
     Ok(found)
 }
 
-/// poll(2) until `deadline`: the number of descriptors that are ready.
+/// poll(2): the number of descriptors that are ready.
 ///
 /// # Errors
 /// The system's.
-pub(crate) fn poll_system(fds: &mut [libc::pollfd], deadline: Option<Instant>) -> Result<usize> {
-    let left = deadline.map(|at| {
-        let left = at.saturating_duration_since(Instant::now());
-        libc::timespec {
-            tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        }
+pub(crate) fn poll_system(fds: &mut [libc::pollfd], limit: &Limit<'_>) -> Result<usize> {
+    let left = limit.left().map(|left| libc::timespec {
+        tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: left.subsec_nanos().into(),
     });
-    let left = left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: a list of that many structures; the time, if there is one, outlives the call.
-    match unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, left, std::ptr::null()) } {
-        -1 => Err(Errno::last()),
-        ready => Ok(ready as usize),
-    }
+    sys::ppoll(fds, left, limit.mask)
 }

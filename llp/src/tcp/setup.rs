@@ -1,6 +1,6 @@
 //! Making sockets with their options.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, os::fd::OwnedFd, time::Duration};
 
 use socket2::{Domain, Protocol, Socket, TcpKeepalive, Type};
 
@@ -52,6 +52,17 @@ fn begin(socket: Socket, peer: SocketAddr) -> io::Result<Socket> {
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => Ok(socket),
         Err(error) => Err(error),
     }
+}
+
+/// A socket that the program has connected or accepted, with its addresses.
+pub(super) fn open(socket: OwnedFd, options: &StreamOptions) -> io::Result<(Socket, SocketAddr, SocketAddr)> {
+    let socket = Socket::from(socket);
+    socket.set_nonblocking(true)?;
+    let local = local_addr(&socket)?;
+    apply(&socket, local, options)?;
+    // ENOTCONN: it connects, or its peer has reset it. The stream will say so.
+    let peer = peer_addr(&socket).unwrap_or(local);
+    Ok((socket, local, peer))
 }
 
 fn socket(address: SocketAddr) -> io::Result<Socket> {

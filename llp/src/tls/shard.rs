@@ -2,7 +2,7 @@
 
 use super::conn::{Conn, Scratch};
 use super::shared::Shared;
-use crate::{Event, ListenOptions, Listener, Token};
+use crate::{Event, ListenOptions, Listener, Stream, Token};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use slab::Slab;
 use std::collections::{BTreeSet, VecDeque};
@@ -17,6 +17,8 @@ const ACCEPTS: usize = 64;
 const HANDSHAKES: usize = 8;
 /// How long a dropped connection may take to send what it had.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// The key of no slot: the listener of connections that came to none.
+const NO_LISTENER: usize = usize::MAX;
 /// The token that names no stream: see [`crate::Stack::wait_fd`].
 const NO_STREAM: Token = Token(u64::MAX);
 
@@ -105,6 +107,15 @@ impl Shard {
         self.deadlines.extend(deadline.map(|at| (at, key)));
         self.update_ready(key);
         key
+    }
+
+    /// A connection that the user has accepted before its handshake, whose token is `outer`.
+    pub(super) fn insert_accepted(&mut self, inner: Box<dyn Stream>, outer: Token) -> usize {
+        let mut conn = Box::new(Conn::accepted(inner, &self.shared));
+        conn.listener = Some(NO_LISTENER);
+        conn.deadline = Some(self.now + self.shared.snapshot().config.handshake_timeout);
+        conn.hand_over(outer);
+        self.insert_conn(conn)
     }
 
     pub(super) fn insert_listener(

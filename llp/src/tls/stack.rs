@@ -42,6 +42,30 @@ impl TlsStack {
         Box::new(TlsStream { place: Place::Shard(Arc::clone(&self.shard), key), addresses })
     }
 
+    /// Begins to connect by `connect` of the inner stack.
+    fn connect_by(
+        &mut self,
+        peer: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+        connect: impl FnOnce(&mut dyn Stack, Token) -> io::Result<Box<dyn Stream>>,
+    ) -> io::Result<Box<dyn Stream>> {
+        let snapshot = self.shared.snapshot();
+        let name =
+            snapshot.config.name_for(options.peer_name.as_deref(), peer).map_err(|error| bad_name(&error))?;
+        let mut shard = self.shard.lock();
+        let inner_token = shard.next_token();
+        // An acceptor of this process looks for it as soon as TCP is connected.
+        let mut own = self.shared.own();
+        let inner = connect(&mut *self.inner, inner_token)?;
+        let addresses = (inner.local_addr(), inner.peer_addr());
+        let own = own.begin(addresses.0, addresses.1);
+        let conn = Conn::connecting(inner, &self.shared, token, name, Some(own));
+        let key = shard.insert_conn(Box::new(conn));
+        drop(shard);
+        Ok(self.stream(key, addresses))
+    }
+
     /// Takes the orphans back into the event set.
     fn adopt_orphans(&mut self, shard: &mut Shard) {
         for mut conn in shard.take_orphans() {
@@ -77,18 +101,31 @@ impl Stack for TlsStack {
         options: &StreamOptions,
         token: Token,
     ) -> io::Result<Box<dyn Stream>> {
-        let snapshot = self.shared.snapshot();
-        let name =
-            snapshot.config.name_for(options.peer_name.as_deref(), peer).map_err(|error| bad_name(&error))?;
+        self.connect_by(peer, options, token, |inner, token| inner.connect(local, peer, options, token))
+    }
+
+    fn connect_open(
+        &mut self,
+        socket: OwnedFd,
+        peer: SocketAddr,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
+        self.connect_by(peer, options, token, |inner, token| inner.connect_open(socket, peer, options, token))
+    }
+
+    /// The handshake goes on while the stream is the caller's.
+    fn accept_open(
+        &mut self,
+        socket: OwnedFd,
+        options: &StreamOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn Stream>> {
         let mut shard = self.shard.lock();
         let inner_token = shard.next_token();
-        // An acceptor of this process looks for it as soon as TCP is connected.
-        let mut own = self.shared.own();
-        let inner = self.inner.connect(local, peer, options, inner_token)?;
+        let inner = self.inner.accept_open(socket, options, inner_token)?;
         let addresses = (inner.local_addr(), inner.peer_addr());
-        let own = own.begin(addresses.0, addresses.1);
-        let conn = Conn::connecting(inner, &self.shared, token, name, Some(own));
-        let key = shard.insert_conn(Box::new(conn));
+        let key = shard.insert_accepted(inner, token);
         drop(shard);
         Ok(self.stream(key, addresses))
     }

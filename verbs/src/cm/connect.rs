@@ -8,8 +8,11 @@ use crate::faults::CmCall;
 use crate::notify::Wakes;
 use crate::options::ConnOptions;
 use crate::qp::{Qp, QpInner};
+use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 use uiw_ddp::STag;
 use uiw_llp::{Stack, Token};
 use uiw_mpa::startup::Initiator;
@@ -43,6 +46,43 @@ pub fn connect(
     private_data: &[u8],
     channel: &Arc<CmChannel>,
 ) -> Result<ConnId> {
+    let begin = move |stack: &mut dyn Stack, options: &ConnOptions, token| {
+        stack.connect(local, peer, &options.stream, token)
+    };
+    connect_by(qp, (local, peer), options, private_data, channel, begin)
+}
+
+/// As [`connect`], over a socket of the kernel that is connected to `peer`, or has begun to connect, and over which nothing was sent. It
+/// is not connected anew, whatever the options say of other attempts.
+///
+/// # Errors
+/// As for [`connect`]; [`Error::Lost`] where the TCP is not the kernel's.
+pub fn connect_open(
+    qp: &Qp,
+    socket: OwnedFd,
+    peer: SocketAddr,
+    options: &Arc<ConnOptions>,
+    private_data: &[u8],
+    channel: &Arc<CmChannel>,
+) -> Result<ConnId> {
+    let mut options = ConnOptions::clone(options);
+    (options.fallback, options.refused_retry_time) = (false, Duration::ZERO);
+    let begin = move |stack: &mut dyn Stack, options: &ConnOptions, token| {
+        stack.connect_open(socket, peer, &options.stream, token)
+    };
+    connect_by(qp, (None, peer), &Arc::new(options), private_data, channel, begin)
+}
+
+fn connect_by(
+    qp: &Qp,
+    (local, peer): (Option<SocketAddr>, SocketAddr),
+    options: &Arc<ConnOptions>,
+    private_data: &[u8],
+    channel: &Arc<CmChannel>,
+    connect: impl FnOnce(&mut dyn Stack, &ConnOptions, Token) -> io::Result<Box<dyn uiw_llp::Stream>>
+    + Send
+    + 'static,
+) -> Result<ConnId> {
     let inner = &qp.0;
     check_options(inner.driver.limits().max_rd_atomic, options)?;
     let shared = &inner.driver.shared;
@@ -58,9 +98,7 @@ pub fn connect(
     let (stream_options, private_data) = (Arc::clone(options), private_data.to_vec());
     begin(inner, options, channel, move |stack, token, sink, now| {
         let options = stream_options;
-        let socket = stack
-            .connect(local, peer, &options.stream, token)
-            .map_err(|source| connect_error(peer, source))?;
+        let socket = connect(stack, &options, token).map_err(|source| connect_error(peer, source))?;
         let nonce = getrandom::u64().unwrap_or(token.0);
         let stream = Stream::connect(options.stream_config(), &private_data, sink, nonce, now)?;
         Ok((socket, stream, local))

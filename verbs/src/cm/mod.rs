@@ -1,13 +1,15 @@
 //! The connection manager: listen, connect, accept, reject. Events come through a [`CmChannel`]; nothing blocks.
 
 mod accept;
+mod accept_open;
 mod connect;
 mod handle;
 mod id;
 mod listener;
 mod sidr;
 
-pub use connect::{abandon, connect, connect_self};
+pub use accept_open::{Awaited, accept_open};
+pub use connect::{abandon, connect, connect_open, connect_self};
 pub use handle::ConnHandle;
 pub use id::{ConnId, ListenerId};
 pub use listener::{ConnRequest, Listener};

@@ -135,6 +135,10 @@ impl Conn {
             self.cm.failed(error, &mut services.wakes);
         } else {
             tracing::warn!(parent: &self.span, %error, "start-up failed");
+            // It came to no listener: somebody waits for this very one.
+            if self.half_open.is_none() {
+                self.cm.failed(error, &mut services.wakes);
+            }
         }
         if let Some(qp) = self.qp.take() {
             // The queue pair keeps its state: the application may try again with it.

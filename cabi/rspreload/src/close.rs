@@ -1,0 +1,70 @@
+//! Closing and duplicating descriptors.
+
+use crate::bits::is_set;
+use crate::next;
+use crate::sockets::{self, ORDINARY};
+use std::ffi::{c_int, c_uint};
+
+/// # Safety
+/// As for the C library's, here and below.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        if is_set(fd) {
+            let closed = sockets::uiw_sockets_close(fd);
+            if closed != ORDINARY {
+                return closed;
+            }
+        }
+        next::close(fd)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // Marking them for exec(3) closes none; CLOSE_RANGE_UNSHARE is for threads with descriptors of their own, which rsockets have not.
+    const CLOSE_RANGE_CLOEXEC: c_int = 4;
+    if flags & CLOSE_RANGE_CLOEXEC == 0 && first <= last {
+        // SAFETY: numbers.
+        unsafe { sockets::uiw_sockets_close_range(first, last) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { next::close_range(first, last, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn closefrom(first: c_int) {
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        sockets::uiw_sockets_close_range(first.max(0).cast_unsigned(), c_uint::MAX);
+        next::closefrom(first);
+    }
+}
+
+/// `new` is what `old` is.
+pub(crate) fn duplicated(old: c_int, new: c_int) -> c_int {
+    if new >= 0 && (is_set(old) || is_set(new)) {
+        // SAFETY: numbers.
+        unsafe { sockets::uiw_sockets_duplicated(old, new) };
+    }
+    new
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    duplicated(fd, unsafe { next::dup(fd) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn dup2(old: c_int, new: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    duplicated(old, unsafe { next::dup2(old, new) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    duplicated(old, unsafe { next::dup3(old, new, flags) })
+}

@@ -1,0 +1,184 @@
+//! Sockets, their addresses and connections.
+
+use crate::bits::{is_rsocket, is_rsocket_already, is_set};
+use crate::sockets::{self, ORDINARY};
+use crate::{errno, next};
+use libc::{sockaddr, socklen_t};
+use std::ffi::{c_int, c_void};
+
+/// As long as every address.
+#[repr(C, align(8))]
+struct Address([u8; 128]);
+
+/// # Safety
+/// As for the C library's, here and below.
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: the caller's promise, here and below.
+    let fd = unsafe { next::socket(domain, kind, protocol) };
+    let is_stream = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_STREAM;
+    let is_tcp = matches!(domain, libc::AF_INET | libc::AF_INET6)
+        && is_stream
+        && matches!(protocol, 0 | libc::IPPROTO_TCP);
+    if fd >= 0 && is_tcp {
+        // SAFETY: numbers.
+        unsafe { sockets::uiw_sockets_made(fd, domain) };
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        if is_rsocket_already(fd) {
+            return sockets::rbind(fd, addr, len);
+        }
+        if is_set(fd) {
+            let bound = sockets::uiw_sockets_bind(fd, addr, len);
+            if bound != ORDINARY {
+                return bound;
+            }
+        }
+        next::bind(fd, addr, len)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        if is_rsocket_already(fd) {
+            return sockets::rlisten(fd, backlog);
+        }
+        let listens = next::listen(fd, backlog);
+        if listens == 0 && is_set(fd) {
+            sockets::uiw_sockets_listening(fd);
+        }
+        listens
+    }
+}
+
+/// The connection that the system accepted may become an rsocket.
+///
+/// # Safety
+/// As for accept(2); `room` is what `len` said before the call.
+unsafe fn accepted(
+    listening: c_int,
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    room: socklen_t,
+) -> c_int {
+    if fd >= 0 && is_set(listening) {
+        // SAFETY: the caller's promise.
+        unsafe { sockets::uiw_sockets_accepted(listening, fd, addr, len, room) };
+    }
+    fd
+}
+
+/// # Safety
+/// NULL or readable.
+unsafe fn room_of(len: *const socklen_t) -> socklen_t {
+    // SAFETY: the caller's promise.
+    if len.is_null() { 0 } else { unsafe { len.read_unaligned() } }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        if is_rsocket_already(fd) {
+            return sockets::raccept(fd, addr, len);
+        }
+        let room = room_of(len);
+        accepted(fd, next::accept(fd, addr, len), addr, len, room)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn accept4(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        if is_rsocket_already(fd) {
+            let new = sockets::raccept(fd, addr, len);
+            if new >= 0 {
+                let status = if flags & libc::SOCK_NONBLOCK != 0 { libc::O_NONBLOCK } else { 0 };
+                sockets::rfcntl(new, libc::F_SETFL, status.into());
+            }
+            return new;
+        }
+        let room = room_of(len);
+        accepted(fd, next::accept4(fd, addr, len, flags), addr, len, room)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        if is_rsocket_already(fd) {
+            return sockets::rconnect(fd, addr, len);
+        }
+        let mut real = Address([0; 128]);
+        let real_len = if is_set(fd) {
+            sockets::uiw_sockets_target(fd, addr, len, (&raw mut real.0).cast::<c_void>())
+        } else {
+            0
+        };
+        if real_len > 0 {
+            let connected = next::connect(fd, (&raw const real.0).cast(), real_len);
+            let outcome = if connected == 0 { 0 } else { errno() };
+            let done = sockets::uiw_sockets_connected(fd, addr, len, outcome);
+            if done != ORDINARY {
+                return done;
+            }
+        }
+        next::connect(fd, addr, len)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        if is_rsocket_already(fd) {
+            return sockets::rgetsockname(fd, addr, len);
+        }
+        if is_set(fd) {
+            let done = sockets::uiw_sockets_address(fd, addr, len, 0);
+            if done != ORDINARY {
+                return done;
+            }
+        }
+        next::getsockname(fd, addr, len)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
+    // SAFETY: the caller's promise, here and below.
+    unsafe {
+        if is_rsocket_already(fd) {
+            return sockets::rgetpeername(fd, addr, len);
+        }
+        if is_set(fd) {
+            let done = sockets::uiw_sockets_address(fd, addr, len, 1);
+            if done != ORDINARY {
+                return done;
+            }
+        }
+        next::getpeername(fd, addr, len)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    // SAFETY: the caller's promise, here and below.
+    if is_rsocket(fd) { unsafe { sockets::rshutdown(fd, how) } } else { unsafe { next::shutdown(fd, how) } }
+}

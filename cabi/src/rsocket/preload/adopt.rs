@@ -1,0 +1,198 @@
+//! A TCP socket of the program becomes an rsocket, or a socket of the kernel again.
+
+use crate::boundary::Result;
+use crate::cm::address;
+use crate::engine;
+use crate::errno::Errno;
+use crate::rsocket::at_exit;
+use crate::rsocket::connect::{self, Connecting};
+use crate::rsocket::link::Link;
+use crate::rsocket::options::KEEP_IDLE;
+use crate::rsocket::preload::Plain;
+use crate::rsocket::settings::{self, Sizes};
+use crate::rsocket::socket::{Instead, Opened, Phase, Set, Socket};
+use crate::rsocket::sys;
+use crate::rsocket::table::{self, Entry};
+use crate::settings::Settings;
+use std::env;
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use uiw_verbs::ConnOptions;
+use uiw_verbs::cm;
+
+/// A peer answers when its program uses the connection, whenever that is. A peer that is gone is noticed by TCP's probes.
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(1 << 31);
+
+/// How a connection was begun.
+pub(crate) enum Adopted {
+    /// It stands.
+    Connected,
+    /// It may be refused: then TCP is tried, at this address of the program's.
+    Connecting(SocketAddr),
+}
+
+/// A number of the environment, as rdma-core's preload library has it.
+fn variable<T: std::str::FromStr>(name: &str, default: T) -> T {
+    env::var(name).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(default)
+}
+
+fn sizes() -> Sizes {
+    static SIZES: OnceLock<Sizes> = OnceLock::new();
+    *SIZES.get_or_init(|| {
+        let system = Sizes::of_system();
+        Sizes {
+            sends: variable("RS_SQ_SIZE", system.sends),
+            receives: variable("RS_RQ_SIZE", system.receives),
+            inline: variable("RS_INLINE", system.inline),
+            ..system
+        }
+    })
+}
+
+/// What the program has set on the socket of the kernel.
+fn set_of(fd: RawFd) -> Set {
+    let flag = |level, name| sys::option::<c_int>(fd, level, name).is_some_and(|value| value != 0);
+    let time = |name| {
+        let [seconds, micros] = sys::option::<[i64; 2]>(fd, libc::SOL_SOCKET, name)?;
+        let time =
+            Duration::from_secs(seconds.try_into().ok()?) + Duration::from_micros(micros.try_into().ok()?);
+        (!time.is_zero()).then_some(time)
+    };
+    let linger = sys::option::<[c_int; 2]>(fd, libc::SOL_SOCKET, libc::SO_LINGER);
+    Set {
+        sizes: sizes(),
+        reuse: flag(libc::SOL_SOCKET, libc::SO_REUSEADDR),
+        v6_only: flag(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+        tos: None,
+        keep_alive: flag(libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+        keep_idle: sys::option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE).unwrap_or(KEEP_IDLE),
+        no_delay: flag(libc::IPPROTO_TCP, libc::TCP_NODELAY),
+        oob_inline: flag(libc::SOL_SOCKET, libc::SO_OOBINLINE),
+        linger: linger.filter(|[on, _]| *on != 0).map(|[_, seconds]| seconds),
+        receive_timeout: time(libc::SO_RCVTIMEO),
+        send_timeout: time(libc::SO_SNDTIMEO),
+    }
+}
+
+fn options(set: &Set) -> Result<ConnOptions> {
+    engine::before_exit(at_exit);
+    Ok(ConnOptions::clone(&*connect::options(set)?))
+}
+
+/// A socket in the place of the program's, with its options and flags.
+fn socket(fd: RawFd, ipv6: bool, set: Set) -> Result<Arc<Socket>> {
+    let flags = sys::status_flags(fd)?;
+    let socket = Socket::new(ipv6, set);
+    {
+        let mut state = socket.lock();
+        state.status_flags = flags;
+        state.local = sys::address_as_is(fd, false).ok().map(address::plain);
+        state.peer = sys::address_as_is(fd, true).ok().map(address::plain);
+    }
+    Ok(socket)
+}
+
+/// What the numbers of rsockets stand for where a call of the system's own looks.
+fn placeholder() -> Result<RawFd> {
+    static SOCKET: OnceLock<OwnedFd> = OnceLock::new();
+    if let Some(socket) = SOCKET.get() {
+        return Ok(socket.as_raw_fd());
+    }
+    let made = sys::closed_socket()?;
+    Ok(SOCKET.get_or_init(|| made).as_raw_fd())
+}
+
+/// Gives the numbers of `plain` to `socket`.
+fn take_over(plain: &Arc<Plain>, socket: &Arc<Socket>) -> Result<()> {
+    let placeholder = placeholder()?;
+    let is_plain = |entry: &Entry| matches!(entry, Entry::Plain(other) if Arc::ptr_eq(other, plain));
+    for number in table::numbers(is_plain) {
+        for set in table::sets() {
+            set.becomes_rsocket(number, socket);
+        }
+        sys::replace(number, placeholder)?;
+        table::exchange(number, Entry::Socket(Arc::clone(socket)));
+    }
+    Ok(())
+}
+
+/// An accepted connection becomes an rsocket, which waits for the Request of its peer.
+///
+/// # Errors
+/// ENOMEM, EMFILE and others of the engine.
+pub(super) fn accepted(fd: RawFd, plain: &Arc<Plain>) -> Result<()> {
+    let set = set_of(fd);
+    let options = Arc::new(options(&set)?);
+    let device = engine::get()?;
+    let socket = socket(fd, plain.ipv6(), set)?;
+    let awaited = cm::accept_open(&device, sys::duplicate(fd)?, &options, socket.channel())?;
+    {
+        let mut state = socket.lock();
+        state.opened = Some(Opened::new(None));
+        state.phase = Phase::Requested(awaited, options);
+    }
+    take_over(plain, &socket)
+}
+
+/// A connection that the program has begun becomes an rsocket.
+///
+/// # Errors
+/// ENOMEM, EMFILE and others of the engine.
+pub(super) fn connecting(fd: RawFd, plain: &Arc<Plain>, how: Adopted) -> Result<()> {
+    let set = set_of(fd);
+    let mut options = options(&set)?;
+    options.startup_timeout = STARTUP_TIMEOUT;
+    let device = engine::get()?;
+    let socket = socket(fd, plain.ipv6(), set)?;
+    let sizes = set.sizes.bounded();
+    let link = Link::new(&device, &sizes, settings::variant(Settings::get()?.persona))?;
+    let data = link.conn_data().to_bytes();
+    let instead = match how {
+        Adopted::Connected => None,
+        Adopted::Connecting(to) => Some(Instead { socket: sys::duplicate(fd)?, to }),
+    };
+    let peer = match (&instead, sys::address_as_is(fd, true)) {
+        (_, Ok(peer)) => address::plain(peer),
+        (Some(instead), Err(_)) => address::shifted(instead.to).ok_or(Errno::INVAL)?,
+        (None, Err(errno)) => return Err(errno),
+    };
+    socket.may_fall_back(instead.is_some());
+    let mut state = socket.lock();
+    state.peer = Some(peer);
+    state.opened = Some(Opened::new(instead));
+    state.phase = Phase::Connecting(Box::new(Connecting::new(link, sizes)), None);
+    let Phase::Connecting(begun, _) = &state.phase else { return Err(Errno::IO) };
+    let raw = sys::duplicate(fd)?;
+    cm::connect_open(begun.qp(), raw, peer, &Arc::new(options), &data, socket.channel())?;
+    drop(state);
+    take_over(plain, &socket)
+}
+
+/// The peer has no rsockets: TCP is tried over the same numbers. False when that fails at once; the rsocket has the error.
+pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
+    let Some((instead, flags)) = socket.take_instead() else { return false };
+    let to = address::write(instead.to);
+    match sys::connect(instead.socket.as_raw_fd(), address::bytes(&to)) {
+        Ok(()) | Err(Errno(libc::EINPROGRESS)) => {}
+        Err(errno) => {
+            socket.fail(errno);
+            return false;
+        }
+    }
+    // The engine has made it non-blocking.
+    let _ = sys::set_status_flags(instead.socket.as_raw_fd(), flags);
+    tracing::info!(peer = %instead.to, "the peer has no rsockets: TCP");
+    let is_socket = |entry: &Entry| matches!(entry, Entry::Socket(other) if Arc::ptr_eq(other, socket));
+    for number in table::numbers(is_socket) {
+        if sys::replace(number, instead.socket.as_raw_fd()).is_ok() {
+            table::forget(number);
+            for set in table::sets() {
+                set.becomes_ordinary(number, socket);
+            }
+        }
+    }
+    true
+}

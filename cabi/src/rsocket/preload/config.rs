@@ -1,0 +1,87 @@
+//! `/etc/rdma/rsocket/preload_config`: which sockets of which programs become rsockets; without the file, or with nothing in it, all do.
+
+use std::ffi::c_int;
+use std::fs;
+use std::sync::OnceLock;
+
+const FILE: &str = "/etc/rdma/rsocket/preload_config";
+
+/// A line: the beginning of a program's name, family, type and protocol. Nothing stands for `*`.
+#[derive(Debug, PartialEq, Eq)]
+struct Line {
+    program: Option<String>,
+    domain: Option<c_int>,
+    kind: Option<c_int>,
+    protocol: Option<c_int>,
+}
+
+/// One of some names, without the prefixes that C has for them; none for `*`.
+fn named(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
+    if word == "*" {
+        return Some(None);
+    }
+    let word = word.to_ascii_uppercase();
+    let word = prefixes.iter().find_map(|prefix| word.strip_prefix(prefix)).unwrap_or(&word);
+    names.iter().find(|(name, _)| *name == word).map(|(_, value)| Some(*value))
+}
+
+/// The lines that can be understood, as rdma-core leaves out all others.
+fn parse(text: &str) -> Vec<Line> {
+    // AF_IB of the kernel.
+    const DOMAINS: [(&str, c_int); 3] = [("INET", libc::AF_INET), ("INET6", libc::AF_INET6), ("IB", 27)];
+    const KINDS: [(&str, c_int); 2] = [("STREAM", libc::SOCK_STREAM), ("DGRAM", libc::SOCK_DGRAM)];
+    const PROTOCOLS: [(&str, c_int); 2] = [("TCP", libc::IPPROTO_TCP), ("UDP", libc::IPPROTO_UDP)];
+    let line = |line: &str| {
+        let mut words = line.split_whitespace();
+        let program = words.next().filter(|word| !word.starts_with('#'))?;
+        Some(Line {
+            program: (program != "*").then(|| program.to_owned()),
+            domain: named(words.next()?, &["AF_", "PF_"], &DOMAINS)?,
+            kind: named(words.next()?, &["SOCK_"], &KINDS)?,
+            protocol: named(words.next()?, &["IPPROTO_"], &PROTOCOLS)?,
+        })
+    };
+    text.lines().filter_map(line).collect()
+}
+
+fn has(lines: &[Line], program: &str, domain: c_int) -> bool {
+    let is = |asked: Option<c_int>, value| asked.is_none_or(|asked| asked == value);
+    let named = |name: &str| program.get(..name.len()).is_some_and(|start| start.eq_ignore_ascii_case(name));
+    lines.is_empty()
+        || lines.iter().any(|line| {
+            line.program.as_deref().is_none_or(named)
+                && is(line.domain, domain)
+                && is(line.kind, libc::SOCK_STREAM)
+                && is(line.protocol, libc::IPPROTO_TCP)
+        })
+}
+
+/// Whether stream sockets of `domain` become rsockets in `program`.
+pub(super) fn includes(program: &str, domain: c_int) -> bool {
+    static LINES: OnceLock<Vec<Line>> = OnceLock::new();
+    let lines =
+        LINES.get_or_init(|| fs::read_to_string(FILE).map_or_else(|_| Vec::new(), |text| parse(&text)));
+    has(lines, program, domain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_lines_every_socket_is_an_rsocket() {
+        assert!(has(&parse(""), "any", libc::AF_INET));
+        assert!(has(&parse("# iperf * * *\nshort line\niperf X * *\n"), "any", libc::AF_INET6));
+    }
+
+    #[test]
+    fn lines_name_programs_families_types_and_protocols() {
+        let lines = parse(
+            "iperf AF_INET SOCK_STREAM tcp\n  redis  *   stream  *\n* inet6 * IPPROTO_UDP\n* * DGRAM *",
+        );
+        assert_eq!(lines.len(), 4);
+        assert!(has(&lines, "iperf3", libc::AF_INET) && !has(&lines, "iperf3", libc::AF_INET6));
+        assert!(has(&lines, "redis-server", libc::AF_INET6) && has(&lines, "REDIS", libc::AF_INET));
+        assert!(!has(&lines, "red", libc::AF_INET6) && !has(&lines, "nginx", libc::AF_INET));
+    }
+}

@@ -1,0 +1,432 @@
+//! The functions that `librspreload.so` calls, of which programs know nothing. A descriptor whose bit is not set is never passed to them but
+//! by `uiw_sockets_made` and `uiw_sockets_accepted`.
+
+use crate::boundary::{self, Result};
+use crate::cm::address;
+use crate::errno::Errno;
+use crate::rsocket::epoll::Epoll;
+use crate::rsocket::exports::{program_name, read_address, write_address};
+use crate::rsocket::poll::{self, Sets};
+use crate::rsocket::preload::bitmap::Bitmap;
+use crate::rsocket::preload::{BITMAP, fall_back, ioctl, plain, sendfile};
+use crate::rsocket::sys;
+use crate::rsocket::table::{self, Entry};
+use crate::rsocket::wait::Limit;
+use libc::{epoll_event, fd_set, nfds_t, off64_t, pollfd, sigset_t, sockaddr, socklen_t, timespec};
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::ptr;
+use std::slice;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+/// The descriptor is the system's: the caller calls the C library's function.
+const ORDINARY: c_int = 1;
+/// What [`uiw_sockets_enter`] says.
+const RSOCKET: c_int = 2;
+const EPOLL: c_int = 3;
+
+/// The bits of the descriptors, one after the other in 64-bit words, and how many there are.
+///
+/// # Safety
+/// `count` can be written.
+pub unsafe extern "C" fn uiw_sockets_bits(count: *mut usize) -> *const u64 {
+    // SAFETY: the caller's promise.
+    unsafe { *count = size_of::<Bitmap>() * 8 };
+    (&raw const BITMAP).cast()
+}
+
+/// The program has made a TCP socket.
+pub extern "C" fn uiw_sockets_made(fd: c_int, domain: c_int) {
+    PROCESS.store(sys::process(), Ordering::Relaxed);
+    boundary::value((), || {
+        plain::made(fd, domain, program_name());
+        Ok(())
+    });
+}
+
+/// The process that has the table: a child of vfork(2) has its parent's memory, and must not change it.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
+/// Called in the child of a fork.
+pub(crate) fn forked() {
+    PROCESS.store(sys::process(), Ordering::Relaxed);
+}
+
+fn is_vforked() -> bool {
+    PROCESS.load(Ordering::Relaxed) != sys::process()
+}
+
+/// Before any use of a descriptor: an accepted connection becomes an rsocket, and an rsocket whose peer has none one of the kernel.
+/// 1: the descriptor is the system's, 2: it is an rsocket, 3: an epoll set with rsockets.
+pub extern "C" fn uiw_sockets_enter(fd: c_int) -> c_int {
+    boundary::value(ORDINARY, || Ok(enter(fd)))
+}
+
+fn enter(fd: c_int) -> c_int {
+    match table::get(fd) {
+        Some(Entry::Plain(plain)) => {
+            if plain::enter(fd, &plain) {
+                RSOCKET
+            } else {
+                ORDINARY
+            }
+        }
+        Some(Entry::Socket(socket)) => {
+            if socket.is_refused() && fall_back(&socket) {
+                ORDINARY
+            } else {
+                RSOCKET
+            }
+        }
+        Some(Entry::Inherited) => RSOCKET,
+        Some(Entry::Epoll(_)) => EPOLL,
+        None => ORDINARY,
+    }
+}
+
+/// What a descriptor is, without a change: as [`uiw_sockets_enter`].
+pub extern "C" fn uiw_sockets_kind(fd: c_int) -> c_int {
+    boundary::value(ORDINARY, || {
+        Ok(match table::get(fd) {
+            Some(Entry::Socket(_) | Entry::Inherited) => RSOCKET,
+            Some(Entry::Epoll(_)) => EPOLL,
+            Some(Entry::Plain(_)) | None => ORDINARY,
+        })
+    })
+}
+
+/// bind(2); 1 where the caller is to do it.
+///
+/// # Safety
+/// `addr` is NULL or `len` readable bytes.
+pub unsafe extern "C" fn uiw_sockets_bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int {
+    boundary::number(|| {
+        // SAFETY: the caller's promise.
+        let Ok(addr) = (unsafe { read_address(addr, len) }) else { return Ok(ORDINARY) };
+        match table::get(fd) {
+            Some(Entry::Plain(_)) => Ok(if plain::bind(fd, addr)? { 0 } else { ORDINARY }),
+            _ => Ok(ORDINARY),
+        }
+    })
+}
+
+/// The system has made the socket a listening one.
+pub extern "C" fn uiw_sockets_listening(fd: c_int) {
+    boundary::value((), || {
+        if let Some(Entry::Plain(plain)) = table::get(fd) {
+            plain::listening(&plain);
+        }
+        Ok(())
+    });
+}
+
+/// The system has accepted `fd`; the peer's address becomes the program's.
+///
+/// # Safety
+/// `addr` and `len` are NULL or what accept(2) has filled, `room` bytes at most.
+pub unsafe extern "C" fn uiw_sockets_accepted(
+    listening: c_int,
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    room: socklen_t,
+) {
+    boundary::value((), || {
+        if let Some(Entry::Plain(listening)) = table::get(listening) {
+            plain::accepted(&listening, fd);
+            if let (false, false, Ok(peer)) = (addr.is_null(), len.is_null(), sys::address_as_is(fd, true)) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    *len = room;
+                    write_address(peer, addr, len)?;
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+/// The address that the system is to connect to in the place of `addr`, as the bytes of `real` (128). Its length, or 0 where the socket stays
+/// one of TCP.
+///
+/// # Safety
+/// `addr` is NULL or `len` readable bytes, `real` has 128 writable ones.
+pub unsafe extern "C" fn uiw_sockets_target(
+    fd: c_int,
+    addr: *const sockaddr,
+    len: socklen_t,
+    real: *mut c_void,
+) -> socklen_t {
+    boundary::value(0, || {
+        // SAFETY: the caller's promise.
+        let (Ok(to), Some(Entry::Plain(_))) = (unsafe { read_address(addr, len) }, table::get(fd)) else {
+            return Ok(0);
+        };
+        let Some(to) = plain::on_rsockets(to).filter(|to| to.port() != 0) else {
+            table::forget(fd);
+            return Ok(0);
+        };
+        let written = address::write(to);
+        let bytes = address::bytes(&written);
+        // SAFETY: the caller's promise: more than any address has.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), real.cast(), bytes.len()) };
+        Ok(bytes.len() as socklen_t)
+    })
+}
+
+/// The system has connected the socket, with the error number `outcome` (0: none). 0: the call is over; 1: the caller is to connect by TCP.
+///
+/// # Safety
+/// `addr` is NULL or `len` readable bytes.
+pub unsafe extern "C" fn uiw_sockets_connected(
+    fd: c_int,
+    addr: *const sockaddr,
+    len: socklen_t,
+    outcome: c_int,
+) -> c_int {
+    boundary::number(|| {
+        let Some(Entry::Plain(plain)) = table::get(fd) else { return Ok(ORDINARY) };
+        // SAFETY: the caller's promise.
+        let to = unsafe { read_address(addr, len) }?;
+        match outcome {
+            0 => plain::connected(fd, &plain, to, false).map(|()| 0),
+            libc::EINPROGRESS | libc::EINTR => {
+                plain::connected(fd, &plain, to, true)?;
+                Err(Errno(outcome))
+            }
+            libc::EALREADY | libc::EISCONN => Err(Errno(outcome)),
+            _ if plain::must_encrypt() => {
+                Err(Errno(outcome).because("the peer has no rsockets, and TCP would not be encrypted"))
+            }
+            _ => {
+                tracing::info!(peer = %to, error = %Errno(outcome), "the peer has no rsockets: TCP");
+                table::forget(fd);
+                Ok(ORDINARY)
+            }
+        }
+    })
+}
+
+/// close(2); 1 where the caller is to do it.
+pub extern "C" fn uiw_sockets_close(fd: c_int) -> c_int {
+    if is_vforked() {
+        return ORDINARY;
+    }
+    boundary::number(|| match table::get(fd) {
+        // The system's close reports its errors, and may be a point of cancellation.
+        Some(Entry::Plain(_)) | None => {
+            table::forget(fd);
+            Ok(ORDINARY)
+        }
+        Some(_) => table::close(fd).map(|()| 0),
+    })
+}
+
+/// close_range(2) is about to close these.
+pub extern "C" fn uiw_sockets_close_range(first: c_uint, last: c_uint) {
+    if is_vforked() {
+        return;
+    }
+    boundary::value((), || {
+        for fd in BITMAP.each(first, last) {
+            table::forget(fd);
+        }
+        Ok(())
+    });
+}
+
+/// dup(2) and its kin have made `new` what `old` is, and have closed what it was.
+pub extern "C" fn uiw_sockets_duplicated(old: c_int, new: c_int) {
+    if old == new || is_vforked() {
+        return;
+    }
+    boundary::value((), || {
+        table::forget(new);
+        table::duplicate(old, new);
+        Ok(())
+    });
+}
+
+/// getsockname(2) and getpeername(2); 1 where the caller is to do it.
+///
+/// # Safety
+/// As for these calls.
+pub unsafe extern "C" fn uiw_sockets_address(
+    fd: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    of_peer: c_int,
+) -> c_int {
+    boundary::number(|| match table::get(fd) {
+        Some(Entry::Plain(_)) => {
+            let real = sys::address_as_is(fd, of_peer != 0)?;
+            // SAFETY: the caller's promise.
+            unsafe { write_address(real, addr, len) }.map(|()| 0)
+        }
+        _ => Ok(ORDINARY),
+    })
+}
+
+/// How long `timeout` says.
+///
+/// # Safety
+/// NULL or readable.
+unsafe fn limit<'a>(timeout: *const timespec, mask: *const sigset_t) -> Result<Limit<'a>> {
+    // SAFETY: the caller's promise, here and below.
+    let limit = match unsafe { timeout.as_ref() } {
+        None => Limit::default(),
+        Some(time) => {
+            let (Ok(seconds), Ok(nanos @ 0..1_000_000_000)) =
+                (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec))
+            else {
+                return Err(Errno::INVAL.because("a time-out that is none"));
+            };
+            Limit::within(Duration::new(seconds, nanos))
+        }
+    };
+    // SAFETY: as above.
+    Ok(limit.with_mask(unsafe { mask.as_ref() }))
+}
+
+/// Uses every descriptor of a list: whether any is an rsocket, and the system cannot wait for them.
+///
+/// # Safety
+/// `fds` has `count` structures.
+pub unsafe extern "C" fn uiw_sockets_enter_all(fds: *const pollfd, count: nfds_t) -> c_int {
+    boundary::value(0, || {
+        // SAFETY: the caller's promise.
+        let fds = unsafe { slice::from_raw_parts(fds, count as usize) };
+        let any = fds
+            .iter()
+            .filter(|fd| BITMAP.is_set(fd.fd))
+            .fold(false, |any, fd| enter(fd.fd) == RSOCKET || any);
+        Ok(any.into())
+    })
+}
+
+/// poll(2), with an exact time and a mask.
+///
+/// # Safety
+/// As for ppoll(2).
+pub unsafe extern "C" fn uiw_sockets_poll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    boundary::number(|| {
+        // SAFETY: the caller's promise, here and below.
+        let limit = unsafe { limit(timeout, mask) }?;
+        // SAFETY: as above.
+        let fds = unsafe { slice::from_raw_parts_mut(fds, count as usize) };
+        Ok(poll::poll_all(fds, &limit)? as c_int)
+    })
+}
+
+/// select(2), with an exact time and a mask.
+///
+/// # Safety
+/// As for pselect(2).
+pub unsafe extern "C" fn uiw_sockets_select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    boundary::number(|| {
+        // SAFETY: the caller's promise, here and below.
+        let limit = unsafe { limit(timeout, mask) }?;
+        // SAFETY: as above.
+        let mut sets =
+            unsafe { Sets { read: read.as_mut(), write: write.as_mut(), except: except.as_mut() } };
+        Ok(poll::select(count, &mut sets, &limit)? as c_int)
+    })
+}
+
+/// epoll_ctl(2); 1 where the caller is to do it. A set of the system's is followed from its first rsocket on.
+///
+/// # Safety
+/// `event` is NULL or readable.
+pub unsafe extern "C" fn uiw_sockets_epoll_ctl(
+    set_fd: c_int,
+    op: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
+    boundary::number(|| {
+        let set = match table::get(set_fd) {
+            Some(Entry::Epoll(set)) => set,
+            _ if set_fd == fd || op == libc::EPOLL_CTL_DEL => return Ok(ORDINARY),
+            _ => {
+                enter(fd);
+                match table::get(fd) {
+                    Some(Entry::Socket(_)) => {}
+                    Some(Entry::Plain(plain)) if plain.may_become() => {}
+                    _ => return Ok(ORDINARY),
+                }
+                // The system's opinion of the set is that of a duplicate.
+                let set = Epoll::of_program(set_fd)?;
+                table::name(set_fd, Entry::Epoll(set.clone()));
+                set
+            }
+        };
+        if set_fd == fd {
+            return Ok(ORDINARY);
+        }
+        enter(fd);
+        // SAFETY: the caller's promise.
+        let event = if event.is_null() { None } else { Some(unsafe { event.read_unaligned() }) };
+        set.control(op, fd, event).map(|()| 0)
+    })
+}
+
+/// epoll_wait(2), with an exact time and a mask; of a set that is followed.
+///
+/// # Safety
+/// `events` has room for `most` structures.
+pub unsafe extern "C" fn uiw_sockets_epoll_wait(
+    set_fd: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    boundary::number(|| {
+        let Ok(most @ 1..) = usize::try_from(most) else {
+            return Err(Errno::INVAL.because("no room for an event"));
+        };
+        let Some(Entry::Epoll(set)) = table::get(set_fd) else {
+            return Err(Errno(libc::EBADF).because("a set that was closed"));
+        };
+        // SAFETY: the caller's promise, here and below.
+        let limit = unsafe { limit(timeout, mask) }?;
+        // SAFETY: as above.
+        let events = unsafe { slice::from_raw_parts_mut(events, most) };
+        Ok(set.wait(events, &limit)? as c_int)
+    })
+}
+
+/// ioctl(2) of an rsocket.
+///
+/// # Safety
+/// `argument` is what the request has.
+pub unsafe extern "C" fn uiw_sockets_ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    // SAFETY: the caller's promise.
+    boundary::minus_one(|| unsafe { ioctl::request(&*table::socket(fd)?, request, argument) })
+}
+
+/// sendfile(2) to an rsocket.
+///
+/// # Safety
+/// `offset` is NULL, or can be read and written.
+pub unsafe extern "C" fn uiw_sockets_sendfile(
+    to: c_int,
+    file: c_int,
+    offset: *mut off64_t,
+    count: usize,
+) -> isize {
+    // SAFETY: the caller's promise.
+    boundary::size(|| sendfile::send(to, file, unsafe { offset.as_mut() }, count))
+}

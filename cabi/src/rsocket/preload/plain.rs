@@ -1,0 +1,134 @@
+//! TCP sockets of a program that may become rsockets.
+
+use crate::boundary::Result;
+use crate::cm::address;
+use crate::fork;
+use crate::rsocket::preload::{Adopted, BITMAP, adopt, config};
+use crate::rsocket::sys;
+use crate::rsocket::table::{self, Entry};
+use crate::settings::Settings;
+use crate::stack;
+use std::ffi::c_int;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread;
+
+/// How far a socket is.
+const NEW: u8 = 0;
+const LISTENING: u8 = 1;
+/// Accepted, and not used.
+const ACCEPTED: u8 = 2;
+/// A thread makes an rsocket of it.
+const BECOMING: u8 = 3;
+
+/// A socket of the kernel. Its locks are none, as a fork copies it.
+pub(crate) struct Plain {
+    state: AtomicU8,
+    ipv6: bool,
+    generation: u32,
+}
+
+impl Plain {
+    fn new(state: u8, ipv6: bool) -> Arc<Self> {
+        Arc::new(Self { state: AtomicU8::new(state), ipv6, generation: fork::generation() })
+    }
+
+    pub(crate) fn ipv6(&self) -> bool {
+        self.ipv6
+    }
+
+    /// Whether it may be connected, or is.
+    pub(crate) fn may_become(&self) -> bool {
+        self.state.load(Ordering::Acquire) != LISTENING
+    }
+}
+
+/// The program has made a socket. It may become an rsocket, unless something says that it stays one of TCP.
+pub(crate) fn made(fd: RawFd, domain: c_int, program: &str) {
+    let stays = match Settings::get() {
+        Ok(settings) => settings.stays_on_tcp(program) || !config::includes(program, domain),
+        // The reason was written to standard error.
+        Err(_) => true,
+    };
+    if !stays && BITMAP.has_room(fd) && !stack::is_own() {
+        table::name(fd, Entry::Plain(Plain::new(NEW, domain == libc::AF_INET6)));
+    }
+}
+
+/// Whether a connection may not be TCP's alone: with TLS it would not be encrypted.
+pub(crate) fn must_encrypt() -> bool {
+    Settings::get().is_ok_and(|settings| settings.tls.is_some())
+}
+
+/// The address of the rsockets' port for one of the program; none where it stays on TCP.
+pub(crate) fn on_rsockets(addr: SocketAddr) -> Option<SocketAddr> {
+    let listed = Settings::get().is_ok_and(|settings| settings.stays_on_tcp(&addr.port().to_string()));
+    if listed { None } else { address::shifted(addr) }
+}
+
+/// Gives the socket its address, in the program's numbers. False where the caller is to do it.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn bind(fd: RawFd, addr: SocketAddr) -> Result<bool> {
+    let Some(real) = on_rsockets(addr) else {
+        table::forget(fd);
+        return Ok(false);
+    };
+    sys::bind(fd, address::bytes(&address::write(real)))?;
+    Ok(true)
+}
+
+/// The system has made the socket a listening one.
+pub(crate) fn listening(plain: &Plain) {
+    let _ = plain.state.compare_exchange(NEW, LISTENING, Ordering::AcqRel, Ordering::Acquire);
+}
+
+/// The system has accepted a connection.
+pub(crate) fn accepted(listening: &Plain, fd: RawFd) {
+    if BITMAP.has_room(fd) {
+        table::name(fd, Entry::Plain(Plain::new(ACCEPTED, listening.ipv6)));
+    }
+}
+
+/// The first use: an accepted connection becomes an rsocket. False where the socket is the kernel's all the same.
+pub(crate) fn enter(fd: RawFd, plain: &Arc<Plain>) -> bool {
+    let begun = plain.state.compare_exchange(ACCEPTED, BECOMING, Ordering::AcqRel, Ordering::Acquire);
+    match begun {
+        Ok(_) => {
+            let adopted = adopt::accepted(fd, plain);
+            if let Err(error) = &adopted {
+                tracing::warn!(%error, "an accepted connection does not become an rsocket");
+                plain.state.store(ACCEPTED, Ordering::Release);
+            }
+            adopted.is_ok()
+        }
+        // In a fork of the process whose thread had begun.
+        Err(BECOMING) if plain.generation != fork::generation() => false,
+        Err(BECOMING) => {
+            while plain.state.load(Ordering::Acquire) == BECOMING
+                && matches!(table::get(fd), Some(Entry::Plain(_)))
+            {
+                thread::yield_now();
+            }
+            matches!(table::get(fd), Some(Entry::Socket(_)))
+        }
+        Err(_) => false,
+    }
+}
+
+/// The system has connected the socket to the rsockets' port of `to`, or has begun to.
+///
+/// # Errors
+/// Those of making an rsocket.
+pub(crate) fn connected(fd: RawFd, plain: &Arc<Plain>, to: SocketAddr, pending: bool) -> Result<()> {
+    let begun = plain.state.compare_exchange(NEW, BECOMING, Ordering::AcqRel, Ordering::Acquire);
+    if begun.is_err() {
+        return Ok(());
+    }
+    let may_be_refused = pending && !must_encrypt();
+    let how = if may_be_refused { Adopted::Connecting(to) } else { Adopted::Connected };
+    adopt::connecting(fd, plain, how).inspect_err(|_| plain.state.store(NEW, Ordering::Release))
+}

@@ -1,0 +1,166 @@
+//! System calls that do not go through the C library: a preloaded library may stand in front of its functions, and would take the
+//! descriptors of rsockets for the program's.
+
+use crate::boundary::Result;
+use crate::errno::Errno;
+use libc::{c_int, c_long, sockaddr, socklen_t};
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+
+/// The kernel's `sigset_t` has this many bytes.
+const SIGNALS: usize = 8;
+
+fn result(value: c_long) -> Result<c_int> {
+    if value == -1 { Err(Errno::last()) } else { Ok(value as c_int) }
+}
+
+/// ppoll(2).
+///
+/// # Errors
+/// The system's.
+pub(crate) fn ppoll(
+    fds: &mut [libc::pollfd],
+    timeout: Option<libc::timespec>,
+    mask: Option<&libc::sigset_t>,
+) -> Result<usize> {
+    // The kernel writes to it what is left.
+    let mut timeout = timeout;
+    let timeout = timeout.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+    let mask = mask.map_or(ptr::null(), ptr::from_ref);
+    // SAFETY: a list of that many structures; time and mask, where there are any, outlive the call.
+    result(unsafe { libc::syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, mask, SIGNALS) })
+        .map(|ready| ready as usize)
+}
+
+/// epoll_ctl(2).
+///
+/// # Errors
+/// The system's.
+pub(crate) fn epoll_ctl(set: RawFd, op: c_int, fd: RawFd, event: Option<libc::epoll_event>) -> Result<()> {
+    let mut event = event;
+    let event = event.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
+    // SAFETY: the structure, where there is one, outlives the call.
+    result(unsafe { libc::syscall(libc::SYS_epoll_ctl, set, op, fd, event) }).map(drop)
+}
+
+/// The events of a set that are there now.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn epoll_now(set: RawFd, events: &mut [libc::epoll_event]) -> Result<usize> {
+    let most = c_int::try_from(events.len()).unwrap_or(c_int::MAX);
+    let mask = ptr::null::<libc::sigset_t>();
+    // SAFETY: that many structures can be written.
+    result(unsafe { libc::syscall(libc::SYS_epoll_pwait, set, events.as_mut_ptr(), most, 0, mask, SIGNALS) })
+        .map(|found| found as usize)
+}
+
+/// The process, also in a child of vfork(2), which has the memory of its parent.
+pub(crate) fn process() -> c_int {
+    // SAFETY: no arguments.
+    unsafe { libc::syscall(libc::SYS_getpid) as c_int }
+}
+
+/// A second descriptor, which exec(3) closes.
+///
+/// # Errors
+/// EMFILE
+pub(crate) fn duplicate(fd: RawFd) -> Result<OwnedFd> {
+    // SAFETY: makes a descriptor, which has no other owner.
+    unsafe {
+        let new = result(libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0))?;
+        Ok(OwnedFd::from_raw_fd(new))
+    }
+}
+
+/// Makes `number` name the file of `fd`; it stays closed or open in exec(3) as it was.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn replace(number: RawFd, fd: RawFd) -> Result<()> {
+    // SAFETY: numbers alone; the caller has `number`.
+    unsafe {
+        let flags = result(libc::syscall(libc::SYS_fcntl, number, libc::F_GETFD))?;
+        let flags = if flags & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
+        result(libc::syscall(libc::SYS_dup3, fd, number, flags)).map(drop)
+    }
+}
+
+/// O_NONBLOCK and the other flags of F_GETFL.
+///
+/// # Errors
+/// EBADF
+pub(crate) fn status_flags(fd: RawFd) -> Result<c_int> {
+    // SAFETY: numbers alone.
+    result(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFL) })
+}
+
+/// Sets them.
+///
+/// # Errors
+/// EBADF
+pub(crate) fn set_status_flags(fd: RawFd, flags: c_int) -> Result<()> {
+    // SAFETY: numbers alone.
+    result(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_SETFL, flags) }).map(drop)
+}
+
+/// The own address of a socket, or its peer's.
+///
+/// # Errors
+/// ENOTCONN, EBADF; EINVAL for a socket that is not of IP.
+pub(crate) fn address_as_is(fd: RawFd, of_peer: bool) -> Result<SocketAddr> {
+    let call = if of_peer { libc::SYS_getpeername } else { libc::SYS_getsockname };
+    let mut storage = MaybeUninit::<libc::sockaddr_storage>::zeroed();
+    let mut len = size_of::<libc::sockaddr_storage>() as socklen_t;
+    // SAFETY: room for any address, and its length; `read` is given what the kernel wrote.
+    unsafe {
+        result(libc::syscall(call, fd, storage.as_mut_ptr(), &raw mut len))?;
+        crate::cm::address::read(storage.as_ptr().cast())
+    }
+}
+
+/// bind(2).
+///
+/// # Errors
+/// The system's.
+pub(crate) fn bind(fd: RawFd, addr: &[u8]) -> Result<()> {
+    // SAFETY: an address of that length.
+    result(unsafe { libc::syscall(libc::SYS_bind, fd, addr.as_ptr().cast::<sockaddr>(), addr.len()) })
+        .map(drop)
+}
+
+/// connect(2).
+///
+/// # Errors
+/// The system's.
+pub(crate) fn connect(fd: RawFd, addr: &[u8]) -> Result<()> {
+    // SAFETY: an address of that length.
+    result(unsafe { libc::syscall(libc::SYS_connect, fd, addr.as_ptr().cast::<sockaddr>(), addr.len()) })
+        .map(drop)
+}
+
+/// An option of a socket that is a plain structure; none where the system does not have it.
+pub(crate) fn option<T: Copy + Default>(fd: RawFd, level: c_int, name: c_int) -> Option<T> {
+    let mut value = T::default();
+    let mut len = size_of::<T>() as socklen_t;
+    // SAFETY: that many bytes, of a type for which every value that the kernel writes is valid: integers and structures of them.
+    let done = unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, name, &raw mut value, &raw mut len) };
+    (done == 0).then_some(value)
+}
+
+/// A socket that reads as closed: what stands for an rsocket where calls of the system's own look.
+///
+/// # Errors
+/// EMFILE
+pub(crate) fn closed_socket() -> Result<OwnedFd> {
+    let mut ends = [-1; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: room for two descriptors, which have no other owner.
+    unsafe {
+        result(libc::syscall(libc::SYS_socketpair, libc::AF_UNIX, kind, 0, ends.as_mut_ptr()))?;
+        drop(OwnedFd::from_raw_fd(ends[1]));
+        Ok(OwnedFd::from_raw_fd(ends[0]))
+    }
+}

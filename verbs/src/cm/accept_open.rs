@@ -1,0 +1,95 @@
+//! Connections that a program has accepted by itself.
+
+use crate::cm::{CmChannel, CmSide, ConnId, check_options};
+use crate::conn::Conn;
+use crate::driver::{Driver, Slot};
+use crate::error::{Error, Result};
+use crate::options::ConnOptions;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use uiw_llp::Token;
+use uiw_stream::Stream;
+
+/// A connection whose Request is awaited. Dropping it before the Request comes ends the connection, without an event.
+pub struct Awaited {
+    driver: Arc<Driver>,
+    token: Token,
+}
+
+impl std::fmt::Debug for Awaited {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Awaited").field("token", &self.token).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        let token = self.token;
+        self.driver.shard(token).call(move |core| {
+            core.with_conn(token, |conn, services| {
+                if conn.stream.awaits_request() {
+                    conn.cm.forget();
+                    conn.fail_startup(Error::NotConnected, services);
+                }
+            });
+        });
+    }
+}
+
+/// Waits for the Request of the peer on a connection of the kernel that the program has accepted by itself, and over which nothing was
+/// sent. The outcome is an event on `channel`: [`crate::cm::CmEventKind::ConnectRequest`] or [`crate::cm::CmEventKind::Failed`].
+///
+/// ```
+/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/pair.rs"));
+/// # fn main() -> Result<(), AnyError> {
+/// use std::sync::Arc;
+/// use uiw_verbs::cm::{self, CmEventKind};
+/// let (client, server) = (End::new()?, End::new()?);
+/// let options = Arc::new(uiw_verbs::ConnOptions::default());
+/// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+/// let (peer, socket) = (listener.local_addr()?, std::net::TcpStream::connect(listener.local_addr()?)?);
+/// cm::connect_open(&client.qp, socket.into(), peer, &options, b"", &client.channel)?;
+/// let _awaited = cm::accept_open(&server.device, listener.accept()?.0.into(), &options, &server.channel)?;
+/// let CmEventKind::ConnectRequest(request) = server.event() else { return Err("no request".into()) };
+/// request.accept(&server.qp, None, b"", None)?;
+/// assert!(matches!(client.event(), CmEventKind::Established(_)));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// [`Error::Limit`], [`Error::Io`] where the TCP is not the kernel's, and the system's.
+pub fn accept_open(
+    device: &crate::Device,
+    socket: OwnedFd,
+    options: &Arc<ConnOptions>,
+    channel: &Arc<CmChannel>,
+) -> Result<Awaited> {
+    let driver = Arc::clone(device.driver());
+    check_options(driver.limits().max_rd_atomic, options)?;
+    let shard = driver.shard_for_listener();
+    shard.start()?;
+    let (options, channel) = (Arc::clone(options), Arc::clone(channel));
+    let token = shard.call(move |core| {
+        let shared = Arc::clone(&core.services.shared);
+        let sink = shared.table.reserve()?;
+        let id = ConnId(shared.next_stream().0);
+        let inserted = core.insert(|stack, services, token| {
+            let socket = stack.accept_open(socket, &options.stream, token).map_err(Error::io("accepting"))?;
+            let stream = Stream::listen(options.stream_config(), sink, services.now);
+            let cm = CmSide::new(id, channel);
+            let mut conn = Conn::new(token, socket, stream, Arc::clone(&options), cm, services);
+            conn.note_ends(&services.shared);
+            Ok::<_, Error>(Slot::Conn(Box::new(conn)))
+        });
+        let token = inserted.inspect_err(|_| {
+            shared.table.release(sink);
+        })?;
+        core.services.counters.accepted();
+        // The Request may be there already; the time for start-up gets its timer.
+        core.with_conn(token, Conn::on_readable);
+        Ok::<_, Error>(token)
+    })?;
+    driver.note_use(token);
+    Ok(Awaited { driver, token })
+}
