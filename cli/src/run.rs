@@ -27,6 +27,9 @@ Further variables for the program: `uiw env`.";
 /// The libraries, by the names under which programs ask for them.
 const LIBRARIES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 
+/// What --sockets preloads, in the folder of the libraries.
+const SOCKETS_LIBRARY: &str = "rsocket/librspreload.so.1";
+
 /// With --sockets: an rsocket is a TCP port on the wire, and must not be that of a TCP service of the same number.
 const SOCKETS_PORT_OFFSET: i32 = 10_000;
 
@@ -50,7 +53,7 @@ pub(crate) struct Args {
     /// port offset, which is 10000 unless --port-offset gives another one: rsockets and TCP services of the same number are apart then
     #[arg(long)]
     sockets: bool,
-    /// With --sockets, what stays on TCP: names of programs, of all that are started, and ports that are connected to
+    /// With --sockets, what stays on TCP: names of programs, of all that are started, and ports
     #[arg(long, value_name = "PROGRAM|PORT,..", value_delimiter = ',', requires = "sockets")]
     tcp: Vec<String>,
     /// Require that payload was moved to or from another process by uiw, by the program or one that it has started; otherwise the exit
@@ -105,8 +108,17 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
     let libraries = libraries()?;
     let mut preloaded = preload(&libraries);
     if args.sockets {
+        let library = sockets_library(&libraries)?;
+        if library.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':')) {
+            let why = "the loader takes no such path in LD_PRELOAD";
+            return Err(Failure::usage(
+                library.display(),
+                why,
+                "name a folder without spaces and colons by UIW_LIB",
+            ));
+        }
         preloaded.push(":");
-        preloaded.push(sockets_library()?);
+        preloaded.push(library);
     }
     let mut paths = vec![libraries];
     paths.extend(env::split_paths(&env::var_os("LD_LIBRARY_PATH").unwrap_or_default()));
@@ -142,7 +154,11 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
             command.env(name, path);
         }
     }
-    check_variables(&command)?;
+    let settings = check_variables(&command)?;
+    if args.sockets && settings.llp.own().is_some() {
+        let why = "a program's sockets are the kernel's, and the TCP is not";
+        return Err(Failure::usage("--sockets", why, "leave out --llp and UIW_LLP"));
+    }
     if args.sysfs {
         let persona = args.persona.as_deref().and_then(Persona::named).unwrap_or_else(|| {
             env::var("UIW_PERSONA").ok().and_then(|name| Persona::named(&name)).unwrap_or_default()
@@ -155,16 +171,14 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
     Ok(command)
 }
 
-/// The library of librdmacm's package that makes rsockets of sockets.
-fn sockets_library() -> Result<PathBuf> {
-    let folders =
-        [format!("/usr/lib/{}-linux-gnu", env::consts::ARCH), "/usr/lib64".into(), "/usr/lib".into()];
-    let files = folders.iter().map(|folder| Path::new(folder).join("rsocket/librspreload.so"));
-    files.clone().find(|file| file.exists()).ok_or_else(|| {
-        let looked = files.map(|file| file.display().to_string()).collect::<Vec<_>>().join(", ");
-        let fix = "install librdmacm1 (Debian, Ubuntu) or librdmacm (Fedora)";
-        Failure::new(Exit::Failed, "no librspreload.so", format!("looked for {looked}"), fix)
-    })
+/// The library that makes rsockets of sockets.
+fn sockets_library(libraries: &Path) -> Result<PathBuf> {
+    let file = libraries.join(SOCKETS_LIBRARY);
+    if file.is_file() {
+        return Ok(file);
+    }
+    let fix = "install with `cargo xtask install --prefix DIR`, or put it there";
+    Err(Failure::new(Exit::Failed, file.display(), "it is not there", fix))
 }
 
 /// What the loader loads in front of every library: a program may carry a libibverbs of its own under another name, as Python's wheels do,
@@ -200,13 +214,13 @@ fn check_no_other_devices() -> Result<()> {
 }
 
 /// A bad value is reported here rather than by the program, which would only say that there are no devices.
-fn check_variables(command: &Command) -> Result<()> {
+fn check_variables(command: &Command) -> Result<Settings> {
     let value = |name: &str| {
         let set = command.get_envs().find(|(key, _)| *key == name).and_then(|(_, value)| value);
         let value = set.map_or_else(|| env::var_os(name), |value| Some(value.to_owned()));
         value?.into_string().ok().filter(|value| !value.is_empty())
     };
-    Settings::read(value).map(drop).map_err(|line| {
+    Settings::read(value).map_err(|line| {
         let line = line.strip_prefix("uiw: ").unwrap_or(&line);
         let (what, why) = line.split_once(": ").unwrap_or((line, "a bad value"));
         Failure::usage(what, why, "see `uiw env`")

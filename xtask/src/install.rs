@@ -1,4 +1,4 @@
-//! `cargo xtask install`: the program and the two C libraries, in a folder of the user's choice.
+//! `cargo xtask install`: the program and the C libraries, in a folder of the user's choice.
 
 use std::env;
 use std::fs;
@@ -9,7 +9,8 @@ use std::process::{Command, ExitCode};
 /// Options of `cargo xtask install`.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Makes PREFIX/bin/uiw, PREFIX/lib/libibverbs.so.1 and PREFIX/lib/librdmacm.so.1. No root, no kernel module:
+Makes PREFIX/bin/uiw, PREFIX/lib/libibverbs.so.1, PREFIX/lib/librdmacm.so.1 and PREFIX/lib/rsocket/librspreload.so.1.
+No root, no kernel module:
     PREFIX/bin/uiw run -- ibv_devices
 Exit code 1 when the build fails or the folder cannot be written.")]
 pub(crate) struct Options {
@@ -22,8 +23,14 @@ pub(crate) struct Options {
 }
 
 /// A file that Cargo makes and the place where it goes.
-const FILES: [(&str, &str); 3] =
-    [("uiw", "bin/uiw"), ("libibverbs.so", "lib/libibverbs.so.1"), ("librdmacm.so", "lib/librdmacm.so.1")];
+const FILES: [(&str, &str); 5] = [
+    ("uiw", "bin/uiw"),
+    ("libibverbs.so", "lib/libibverbs.so.1"),
+    ("librdmacm.so", "lib/librdmacm.so.1"),
+    // Both names that rdma-core has.
+    ("librspreload.so", "lib/rsocket/librspreload.so"),
+    ("librspreload.so", "lib/rsocket/librspreload.so.1"),
+];
 
 pub(crate) fn run(options: &Options) -> ExitCode {
     match install(options) {
@@ -46,7 +53,7 @@ pub(crate) fn release(prefix: &Path) -> Result<(), String> {
 
 fn build_and_put(prefix: &Path, debug: bool, done: impl Fn(&Path)) -> Result<(), String> {
     let mut build = cargo();
-    build.args(["build", "-p", "uiw", "-p", "uiw-ibverbs", "-p", "uiw-rdmacm"]);
+    build.args(["build", "-p", "uiw-cli", "-p", "uiw-ibverbs", "-p", "uiw-rdmacm", "-p", "uiw-rspreload"]);
     if !debug {
         build.arg("--release");
     }

@@ -2,7 +2,7 @@
 
 use crate::bits::{is_rsocket, is_rsocket_already, is_set};
 use crate::sockets::{self, ORDINARY};
-use crate::{errno, next};
+use crate::{errno, fail, next};
 use libc::{sockaddr, socklen_t};
 use std::ffi::{c_int, c_void};
 
@@ -125,12 +125,11 @@ unsafe extern "C-unwind" fn connect(fd: c_int, addr: *const sockaddr, len: sockl
         if is_rsocket_already(fd) {
             return sockets::rconnect(fd, addr, len);
         }
+        if !is_set(fd) {
+            return next::connect(fd, addr, len);
+        }
         let mut real = Address([0; 128]);
-        let real_len = if is_set(fd) {
-            sockets::uiw_sockets_target(fd, addr, len, (&raw mut real.0).cast::<c_void>())
-        } else {
-            0
-        };
+        let real_len = sockets::uiw_sockets_target(fd, addr, len, (&raw mut real.0).cast::<c_void>());
         if real_len > 0 {
             let connected = next::connect(fd, (&raw const real.0).cast(), real_len);
             let outcome = if connected == 0 { 0 } else { errno() };
@@ -139,7 +138,15 @@ unsafe extern "C-unwind" fn connect(fd: c_int, addr: *const sockaddr, len: sockl
                 return done;
             }
         }
-        next::connect(fd, addr, len)
+        let connected = next::connect(fd, addr, len);
+        let outcome = if connected == 0 { 0 } else { errno() };
+        if matches!(outcome, 0 | libc::EINPROGRESS) {
+            sockets::uiw_sockets_on_tcp(addr, len);
+            if outcome != 0 {
+                return fail(outcome);
+            }
+        }
+        connected
     }
 }
 

@@ -10,6 +10,7 @@ use crate::engine;
 use crate::errno::Errno;
 use crate::rsocket::acceptor::{self, Acceptor};
 use crate::rsocket::connect::{self, Connecting};
+use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::service::{self, Closing};
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::stream::{Ending, Stream};
@@ -421,6 +422,7 @@ impl State {
             CmEventKind::Established(info) => {
                 self.local = Some(address::plain(info.local));
                 self.peer = Some(address::plain(info.peer));
+                self.note_connection();
                 self.phase = match std::mem::replace(&mut self.phase, Phase::Closed) {
                     Phase::Connecting(connecting, port) => match connect::established(*connecting, &info) {
                         Ok(stream) => Phase::Connected(Box::new(stream), port),
@@ -455,6 +457,18 @@ impl State {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// For the report of `uiw run`: of the preload library's sockets.
+    fn note_connection(&self) {
+        let (role, address) = match self.phase {
+            Phase::Connecting(..) => (Role::Connected, self.peer),
+            _ => (Role::Accepted, self.local),
+        };
+        if let (Some(_), Some(mut address)) = (&self.opened, address) {
+            address.set_port(address::program_port(address.port()));
+            connections::note(Line { carrier: Carrier::Rsocket, role, address });
         }
     }
 

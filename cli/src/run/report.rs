@@ -3,7 +3,7 @@
 use super::cannot_run;
 use crate::fail::{Failure, Result};
 use crate::stat::{datagrams, number, operations};
-use rustix::fs::{FlockOperation, fcntl_lock};
+use rustix::fs::{FlockOperation, Mode, OFlags, fcntl_lock};
 use rustix::process::{Pid, Signal, geteuid, getpgrp, kill_process};
 use rustix::termios::tcgetpgrp;
 use serde_json::json;
@@ -11,12 +11,13 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use uiw_cabi::counters;
+use uiw_cabi::rsocket::preload::connections::{self, Carrier, Line, Role};
 use uiw_verbs::counters::{Datagrams, Directions, Directory, Operations};
 
 /// The exit code when the program ended well, and moved nothing by uiw.
@@ -153,6 +154,9 @@ impl Run {
                 Err((file, error)) => eprintln!("warning: {file}: {error}"),
             }
         }
+        for file in socket_files(self.directory.path()) {
+            count_sockets(&file, &mut sum.sockets);
+        }
         Ok(sum)
     }
 }
@@ -163,10 +167,33 @@ impl Drop for Run {
     }
 }
 
+/// The lists of connections that processes have made.
+fn socket_files(directory: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    files
+        .filter(|path| path.as_os_str().as_encoded_bytes().ends_with(connections::SUFFIX.as_bytes()))
+        .collect()
+}
+
+/// Counts the connections of a list. Other programs of the user may write there: what is no list is left out.
+fn count_sockets(file: &Path, sockets: &mut BTreeMap<Line, u64>) {
+    // A connection has less than a hundred bytes.
+    const LONGEST: u64 = 256 << 20;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let Ok(opened) = rustix::fs::open(file, flags, Mode::empty()) else { return };
+    let lines = BufReader::new(File::from(opened).take(LONGEST)).lines();
+    for line in lines.map_while(io::Result::ok).filter_map(|line| Line::parse(&line)) {
+        *sockets.entry(line).or_default() += 1;
+    }
+}
+
 /// Removes a run's directory, unless a process that it has started still runs: a later run does then.
 fn remove(directory: &Directory, user: &Directory, name: &str) {
     if directory.remove_ended().unwrap_or(false) {
         let _ = fs::remove_file(directory.path().join(LOCK));
+        for file in socket_files(directory.path()) {
+            let _ = fs::remove_file(file);
+        }
         if fs::remove_dir(directory.path()).is_ok() {
             let _ = user.unlink(name);
         }
@@ -210,6 +237,8 @@ struct Sum {
     datagrams: Datagrams,
     /// How many processes counted by each library.
     libraries: BTreeMap<String, u64>,
+    /// Connections of the preload library, and how many of each.
+    sockets: BTreeMap<Line, u64>,
 }
 
 impl Sum {
@@ -223,13 +252,14 @@ impl Sum {
     /// One line.
     fn text(&self) -> String {
         if self.processes == 0 {
-            return "no process opened a device".to_owned();
+            return format!("no process opened a device{}", self.sockets_text());
         }
         let moved = self.with_others.total();
         let libraries: Vec<_> = match self.libraries.len() {
             1 => self.libraries.keys().cloned().collect(),
             _ => self.libraries.iter().map(|(name, count)| format!("{name} ({count})")).collect(),
         };
+        let sockets = self.sockets_text();
         let unreliable = match self.datagrams.with_others() {
             none if none == Directions::default() => String::new(),
             moved => format!(
@@ -239,7 +269,7 @@ impl Sum {
             ),
         };
         format!(
-            "{} with {}, {} and {}: {} sent to other processes, {} received from them{unreliable}; by {}",
+            "{} with {}, {} and {}: {} sent to other processes, {} received from them{unreliable}; by {}{sockets}",
             processes(self.processes),
             number(self.devices, "device"),
             number(self.queue_pairs, "queue pair"),
@@ -248,6 +278,22 @@ impl Sum {
             number(moved.received.bytes, "byte"),
             libraries.join(", "),
         )
+    }
+
+    /// Which connections went over rsockets and which over TCP: a line each.
+    fn sockets_text(&self) -> String {
+        let line = |(line, count): (&Line, &u64)| {
+            let how = match line.role {
+                Role::Connected => "to",
+                Role::Accepted => "accepted at",
+            };
+            let carrier = match line.carrier {
+                Carrier::Rsocket => "rsockets",
+                Carrier::Tcp => "TCP",
+            };
+            format!("\nuiw: over {carrier}: {} {how} {}", number(*count, "connection"), line.address)
+        };
+        self.sockets.iter().map(line).collect()
     }
 
     /// What may be the reason that nothing was moved.
@@ -280,6 +326,12 @@ impl Sum {
             "within_processes": operations(&self.within),
             "datagrams": datagrams(&self.datagrams),
             "libraries": self.libraries,
+            "sockets": self.sockets.iter().map(|(line, count)| json!({
+                "carrier": if line.carrier == Carrier::Rsocket { "rsocket" } else { "tcp" },
+                "role": if line.role == Role::Connected { "connected" } else { "accepted" },
+                "address": line.address.to_string(),
+                "connections": count,
+            })).collect::<Vec<_>>(),
         })
     }
 }

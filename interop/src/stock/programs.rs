@@ -9,6 +9,9 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// The library that makes rsockets of sockets, in a folder of the libraries.
+const SOCKETS: &str = "rsocket/librspreload.so.1";
+
 /// Names a folder with the two libraries to be tested instead of those that `cargo build` makes.
 const LIBRARIES: &str = "UIW_STOCK_LIBRARIES";
 
@@ -57,9 +60,10 @@ impl Libraries {
         fs::create_dir(&folder).expect("a folder for the libraries");
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("a readable folder");
         let libraries = Self { folder };
+        fs::create_dir(libraries.folder.join("rsocket")).expect("a folder for the preload library");
         match env::var_os(LIBRARIES) {
             Some(given) => {
-                for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+                for name in ["libibverbs.so.1", "librdmacm.so.1", SOCKETS] {
                     let from = Path::new(&given)
                         .join(name)
                         .canonicalize()
@@ -70,6 +74,7 @@ impl Libraries {
             None => {
                 libraries.place(built("ibverbs"), "libibverbs.so.1");
                 libraries.place(built("rdmacm"), "librdmacm.so.1");
+                libraries.place(built("rspreload"), SOCKETS);
             }
         }
         libraries
@@ -128,16 +133,11 @@ impl Drop for Libraries {
 
 /// The file that cargo makes of a shared library of ours.
 fn built(library: &str) -> &'static Path {
-    static BUILT: OnceLock<(PathBuf, PathBuf)> = OnceLock::new();
-    let (ibverbs, rdmacm) = BUILT.get_or_init(|| {
-        let made = cargo_build(&["-p", "uiw-ibverbs", "-p", "uiw-rdmacm"]);
-        let find = |name: &str| {
-            let file = made.iter().find(|file| file.ends_with(name));
-            file.unwrap_or_else(|| panic!("cargo made no {name}: {made:?}")).clone()
-        };
-        (find("libibverbs.so"), find("librdmacm.so"))
-    });
-    if library == "ibverbs" { ibverbs } else { rdmacm }
+    static BUILT: OnceLock<Vec<PathBuf>> = OnceLock::new();
+    let made =
+        BUILT.get_or_init(|| cargo_build(&["-p", "uiw-ibverbs", "-p", "uiw-rdmacm", "-p", "uiw-rspreload"]));
+    let name = format!("lib{library}.so");
+    made.iter().find(|file| file.ends_with(&name)).unwrap_or_else(|| panic!("cargo made no {name}: {made:?}"))
 }
 
 /// uiw's own program.

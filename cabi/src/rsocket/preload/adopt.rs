@@ -9,6 +9,7 @@ use crate::rsocket::connect::{self, Connecting};
 use crate::rsocket::link::Link;
 use crate::rsocket::options::KEEP_IDLE;
 use crate::rsocket::preload::Plain;
+use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::settings::{self, Sizes};
 use crate::rsocket::socket::{Instead, Opened, Phase, Set, Socket};
 use crate::rsocket::sys;
@@ -184,7 +185,8 @@ pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
     }
     // The engine has made it non-blocking.
     let _ = sys::set_status_flags(instead.socket.as_raw_fd(), flags);
-    tracing::info!(peer = %instead.to, "the peer has no rsockets: TCP");
+    let address = address::plain(instead.to);
+    connections::note(Line { carrier: Carrier::Tcp, role: Role::Connected, address });
     let is_socket = |entry: &Entry| matches!(entry, Entry::Socket(other) if Arc::ptr_eq(other, socket));
     for number in table::numbers(is_socket) {
         if sys::replace(number, instead.socket.as_raw_fd()).is_ok() {

@@ -8,6 +8,7 @@ use crate::rsocket::epoll::Epoll;
 use crate::rsocket::exports::{program_name, read_address, write_address};
 use crate::rsocket::poll::{self, Sets};
 use crate::rsocket::preload::bitmap::Bitmap;
+use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::preload::{BITMAP, fall_back, ioctl, plain, sendfile};
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
@@ -205,6 +206,19 @@ pub unsafe extern "C" fn uiw_sockets_connected(
             }
         }
     })
+}
+
+/// A socket that could have become an rsocket is connected, or connects, by TCP.
+///
+/// # Safety
+/// `addr` is NULL or `len` readable bytes.
+pub unsafe extern "C" fn uiw_sockets_on_tcp(addr: *const sockaddr, len: socklen_t) {
+    boundary::value((), || {
+        // SAFETY: the caller's promise.
+        let address = address::plain(unsafe { read_address(addr, len) }?);
+        connections::note(Line { carrier: Carrier::Tcp, role: Role::Connected, address });
+        Ok(())
+    });
 }
 
 /// close(2); 1 where the caller is to do it.

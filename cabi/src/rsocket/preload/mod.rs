@@ -12,6 +12,7 @@
 mod adopt;
 mod bitmap;
 mod config;
+pub mod connections;
 pub mod exports;
 mod ioctl;
 mod plain;
