@@ -8,7 +8,7 @@
 //! Its locks are held while the process is copied, so that the child never finds one in the hands of a thread that it lacks.
 //! Invariant: a thread that holds one of these locks takes no other of them, so the order in which a fork takes them is free.
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use crate::lock::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 static GENERATION: AtomicU32 = AtomicU32::new(1);

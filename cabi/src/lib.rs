@@ -25,6 +25,7 @@ pub mod errno;
 pub mod fault_handler;
 mod fork;
 mod inherited;
+mod lock;
 mod log;
 pub mod mapping;
 mod mounts;

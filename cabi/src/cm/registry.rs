@@ -8,7 +8,7 @@ use crate::cm::id::Id;
 use crate::cm::orphaned;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
-use parking_lot::RwLock;
+use crate::lock::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -36,7 +36,7 @@ impl Forked for Routes {
 /// In shards, each with a lock that is held for the look-up alone: every event of a connection is looked up here.
 static ROUTES: ForkSafe<Routes, 64> = ForkSafe::new();
 
-fn shard(source: Source) -> &'static parking_lot::RwLock<Routes> {
+fn shard(source: Source) -> &'static crate::lock::RwLock<Routes> {
     ROUTES.shard(Hasher::new().hash_one(source))
 }
 

@@ -6,13 +6,13 @@
 use crate::boundary::Result;
 use crate::engine;
 use crate::errno::Errno;
+use crate::lock::Mutex;
 use crate::rsocket::preload::fall_back;
 use crate::rsocket::socket::Socket;
 use crate::rsocket::table::{self, Entry};
 use crate::rsocket::wait::{self, Limit};
 use crate::rsocket::{poll, sys};
 use libc::{EPOLLET, EPOLLONESHOT, epoll_event};
-use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{c_int, c_short};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};

@@ -13,8 +13,7 @@ use std::thread;
 
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The thread sleeps here for most of its time, so these are not parking_lot's, whose list of sleeping threads a fork copies: in the child it
-/// would name a thread that is not there, on a stack that another thread gets.
+/// The thread sleeps here for most of its time, with locks that know nothing of other locks' threads: see `lock.rs`.
 #[derive(Default)]
 struct Queue {
     woken: Mutex<VecDeque<Arc<Task>>>,
@@ -29,7 +28,7 @@ impl Queue {
 
 /// A task; none is left once it has ended.
 struct Task {
-    job: parking_lot::Mutex<Option<Job>>,
+    job: crate::lock::Mutex<Option<Job>>,
     queue: Arc<Queue>,
 }
 
@@ -88,7 +87,7 @@ pub(crate) fn is_closing() -> bool {
 /// EAGAIN when the system gives no thread.
 pub(crate) fn spawn(job: impl Future<Output = ()> + Send + 'static) -> Result<()> {
     let queue = queue()?;
-    let task = Arc::new(Task { job: parking_lot::Mutex::new(Some(Box::pin(job))), queue });
+    let task = Arc::new(Task { job: crate::lock::Mutex::new(Some(Box::pin(job))), queue });
     task.wake();
     Ok(())
 }

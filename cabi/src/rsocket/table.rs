@@ -47,7 +47,7 @@ impl Forked for Table {
 /// In shards: every call begins with a look-up.
 static TABLE: ForkSafe<Table, 64> = ForkSafe::new();
 
-fn shard(fd: RawFd) -> &'static parking_lot::RwLock<Table> {
+fn shard(fd: RawFd) -> &'static crate::lock::RwLock<Table> {
     TABLE.shard(u64::from(fd.unsigned_abs()))
 }
 
