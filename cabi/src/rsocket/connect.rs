@@ -86,7 +86,7 @@ pub(crate) fn begin(socket: &Socket, state: &mut State, to: SocketAddr) -> Resul
         Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => {
             return Err(Errno(libc::EISCONN).because("rconnect of an rsocket that is connected"));
         }
-        Phase::Listening(_) | Phase::Closed => {
+        Phase::Listening(_) | Phase::Closed | Phase::Gone => {
             return Err(Errno::INVAL.because("rconnect of an rsocket that listens"));
         }
     }

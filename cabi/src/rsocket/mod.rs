@@ -15,6 +15,7 @@
 
 mod acceptor;
 mod connect;
+mod early;
 mod epoll;
 pub mod exports;
 mod link;

@@ -31,8 +31,15 @@ fn ready(state: &State) -> c_short {
                 0
             }
         }
-        Phase::Connecting(..) | Phase::Accepting(_) | Phase::Requested(..) => 0,
+        Phase::Connecting(..) | Phase::Accepting(_) | Phase::Requested(..) => {
+            if state.has_early_room() {
+                WRITE
+            } else {
+                0
+            }
+        }
         Phase::Refused => FALL_BACK,
+        Phase::Gone => READ | WRITE | POLLHUP | POLLRDHUP,
         Phase::Failed => READ | WRITE | POLLERR | POLLHUP,
         Phase::Closed => POLLERR | POLLHUP,
         Phase::Connected(stream, _) => {
@@ -40,7 +47,7 @@ fn ready(state: &State) -> c_short {
             if stream.is_readable() {
                 ready |= READ;
             }
-            if stream.is_write_closed() || stream.sender.has_room() {
+            if stream.is_write_closed() || stream.sender.has_room() && !state.has_early() {
                 ready |= WRITE;
             }
             if stream.at_end() {

@@ -16,6 +16,7 @@ use crate::rsocket::service::{self, Closing};
 use crate::rsocket::settings::Sizes;
 use crate::rsocket::stream::{Ending, Stream};
 use crate::rsocket::wait::{self, Limit};
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -24,8 +25,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
-use uiw_verbs::ConnOptions;
 use uiw_verbs::cm::{Awaited, CloseReason, CmChannel, CmEventKind};
+use uiw_verbs::{ConnOptions, Error};
 
 /// What a program sets, and a listener's connections inherit.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +52,10 @@ pub(crate) struct Opened {
     instead: Option<Instead>,
     /// Whether reading and writing were closed before the connection was made.
     shut: [bool; 2],
+    /// What was sent before that, see [`super::early`].
+    pub(super) early: VecDeque<u8>,
+    /// A task sends it.
+    pub(super) has_task: bool,
 }
 
 /// The socket that the program had.
@@ -62,7 +67,7 @@ pub(crate) struct Instead {
 
 impl Opened {
     pub(crate) fn new(instead: Option<Instead>) -> Self {
-        Self { instead, shut: [false; 2] }
+        Self { instead, shut: [false; 2], early: VecDeque::new(), has_task: false }
     }
 }
 
@@ -80,6 +85,8 @@ pub(crate) enum Phase {
     Connected(Box<Stream>, #[expect(dead_code, reason = "kept for its drop")] Option<Reservation>),
     /// The peer has no rsockets: TCP is tried by the thread that finds it.
     Refused,
+    /// The program has accepted the connection, and the peer has closed it before it was established.
+    Gone,
     /// The connection could not be made.
     Failed,
     Closed,
@@ -149,6 +156,11 @@ impl Socket {
         self.numbers.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
+    /// Whether the program has closed it.
+    pub(crate) fn has_no_number(&self) -> bool {
+        self.numbers.load(Ordering::Acquire) == 0
+    }
+
     pub(crate) fn may_fall_back(&self, may: bool) {
         self.may_fall_back.store(may, Ordering::Release);
     }
@@ -159,12 +171,12 @@ impl Socket {
             && self.look(None, |state| matches!(state.phase, Phase::Refused))
     }
 
-    /// The socket that the program had, with its flags, for the first thread that asks.
-    pub(crate) fn take_instead(&self) -> Option<(Instead, c_int)> {
+    /// The socket that the program had, with its flags and options, for the first thread that asks.
+    pub(crate) fn take_instead(&self) -> Option<(Instead, c_int, Set)> {
         self.may_fall_back(false);
         let mut state = self.lock();
         let instead = state.opened.as_mut()?.instead.take()?;
-        Some((instead, state.status_flags))
+        Some((instead, state.status_flags, state.set))
     }
 
     /// The connection could not be made.
@@ -332,6 +344,14 @@ impl Socket {
     /// Closes it: the program has no descriptor of it any more.
     pub(crate) fn close(self: &Arc<Self>) {
         let mut state = self.lock();
+        if let Some(needs_task) = state.close_early() {
+            drop(state);
+            // Its task closes it.
+            if needs_task && let Err(error) = self.spawn_early() {
+                tracing::warn!(%error, "a closed rsocket does not wait for its connection");
+            }
+            return;
+        }
         let phase = std::mem::replace(&mut state.phase, Phase::Closed);
         let aborts = state.set.linger == Some(0);
         let ended = match phase {
@@ -401,6 +421,7 @@ impl State {
             Phase::Connected(stream, _) => Ok(stream),
             Phase::Connecting(..) | Phase::Accepting(_) | Phase::Requested(..) => Err(Errno::AGAIN),
             Phase::Refused => Err(Errno(libc::ECONNREFUSED)),
+            Phase::Gone => Err(Errno(libc::EPIPE)),
             Phase::Failed => Err(self.error.take().unwrap_or(Errno(libc::ENOTCONN))),
             Phase::New(_) | Phase::Listening(_) | Phase::Closed => {
                 Err(Errno(libc::ENOTCONN).because("the rsocket has no connection"))
@@ -442,6 +463,12 @@ impl State {
                     };
                 }
             }
+            CmEventKind::Failed(Error::NotConnected | Error::ClosedInStartup { .. })
+                if self.opened.is_some()
+                    && matches!(self.phase, Phase::Requested(..) | Phase::Accepting(_)) =>
+            {
+                self.phase = Phase::Gone;
+            }
             CmEventKind::Failed(_) if matches!(&self.opened, Some(Opened { instead: Some(_), .. })) => {
                 self.phase = Phase::Refused;
             }
@@ -472,9 +499,10 @@ impl State {
         }
     }
 
-    /// Directions that were closed while the connection was being made.
-    fn shut_early(&mut self) {
-        let shut = self.opened.as_ref().map_or([false; 2], |opened| opened.shut);
+    /// Directions that were closed while the connection was being made, once nothing is left to be sent.
+    pub(super) fn shut_early(&mut self) {
+        let Some(opened) = self.opened.as_mut().filter(|opened| opened.early.is_empty()) else { return };
+        let shut = std::mem::take(&mut opened.shut);
         if let Phase::Connected(stream, _) = &mut self.phase
             && shut != [false; 2]
         {
@@ -497,16 +525,12 @@ impl State {
     /// # Errors
     /// ENOTCONN
     pub(crate) fn shutdown(&mut self, read: bool, write: bool) -> Result<()> {
-        if let Ok(stream) = self.connected() {
+        let waits = self.is_beginning() || self.flush_early().is_err();
+        if !waits && let Ok(stream) = self.connected() {
             return stream.shutdown(read, write);
         }
         match &mut self.opened {
-            Some(opened)
-                if matches!(
-                    self.phase,
-                    Phase::Connecting(..) | Phase::Requested(..) | Phase::Accepting(_)
-                ) =>
-            {
+            Some(opened) if waits => {
                 opened.shut = [opened.shut[0] | read, opened.shut[1] | write];
                 Ok(())
             }

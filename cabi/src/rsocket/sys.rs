@@ -150,6 +150,16 @@ pub(crate) fn option<T: Copy + Default>(fd: RawFd, level: c_int, name: c_int) ->
     (done == 0).then_some(value)
 }
 
+/// Sets such an option.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn set_option<T: Copy>(fd: RawFd, level: c_int, name: c_int, value: T) -> Result<()> {
+    let len = size_of::<T>();
+    // SAFETY: that many bytes.
+    result(unsafe { libc::syscall(libc::SYS_setsockopt, fd, level, name, &raw const value, len) }).map(drop)
+}
+
 /// A socket that reads as closed: what stands for an rsocket where calls of the system's own look.
 ///
 /// # Errors

@@ -3,8 +3,9 @@
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
 use crate::mr;
+use crate::rsocket::early::PATIENCE;
 use crate::rsocket::exports::write_address;
-use crate::rsocket::socket::Socket;
+use crate::rsocket::socket::{Phase, Socket};
 use crate::rsocket::table;
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
 use std::ffi::{c_int, c_void};
@@ -105,6 +106,9 @@ unsafe fn receive_some(
 ) -> Result<usize> {
     let total: usize = list.iter().map(|part| part.iov_len).sum();
     socket.complete_within(nonblocking, time, |state| {
+        if matches!(state.phase, Phase::Gone) {
+            return Ok(0);
+        }
         let stream = state.connected()?;
         if stream.receiver.readable() == 0 {
             return stream.nothing_readable();
@@ -145,12 +149,20 @@ unsafe fn send(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
     }
     let total: usize = list.iter().map(|part| part.iov_len).sum();
     let nonblocking = socket.is_nonblocking(flags);
-    let time = socket.lock().set.send_timeout;
+    let (time, mut early) = {
+        let state = socket.lock();
+        (state.set.send_timeout, state.is_beginning())
+    };
+    if total == 0 && early {
+        return Ok(0);
+    }
     let (mut done, mut begun) = (0usize, false);
     let sent = loop {
         // SAFETY: the caller's promise.
         let parts = list.iter().map(|part| unsafe { bytes(part.iov_base, part.iov_len) });
-        let sent = socket.complete_within(nonblocking, time, |state| {
+        let time = if early { Some(PATIENCE) } else { time };
+        let mut sent = socket.complete_within(nonblocking, time, |state| {
+            state.flush_early()?;
             let stream = state.connected()?;
             stream.publish_mappings()?;
             if !std::mem::replace(&mut begun, true) {
@@ -161,6 +173,14 @@ unsafe fn send(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
             }
             stream.send(Rest { parts: parts.clone(), skip: done }, (total - done) as u64)
         });
+        if early && matches!(sent, Err(Errno::AGAIN)) {
+            sent = socket.send_early(Rest { parts, skip: done });
+            // No room is left: from here on the call waits.
+            early = sent.is_ok();
+            if !early && matches!(sent, Err(Errno::AGAIN)) {
+                continue;
+            }
+        }
         match sent {
             Ok(sent) => done += sent as usize,
             Err(errno) => break Err(errno),

@@ -172,19 +172,37 @@ pub(super) fn connecting(fd: RawFd, plain: &Arc<Plain>, how: Adopted) -> Result<
     take_over(plain, &socket)
 }
 
+/// Makes the engine's options the program's again.
+fn restore(fd: RawFd, flags: c_int, set: &Set) {
+    let linger = [set.linger.is_some().into(), set.linger.unwrap_or(0)];
+    let flag = |level, name, on: bool| sys::set_option(fd, level, name, c_int::from(on));
+    let done = [
+        sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, linger),
+        flag(libc::SOL_SOCKET, libc::SO_KEEPALIVE, set.keep_alive),
+        flag(libc::IPPROTO_TCP, libc::TCP_NODELAY, set.no_delay),
+        sys::set_status_flags(fd, flags),
+    ];
+    for error in done.into_iter().filter_map(Result::err) {
+        tracing::warn!(%error, "an option of the program's socket is lost");
+    }
+}
+
 /// The peer has no rsockets: TCP is tried over the same numbers. False when that fails at once; the rsocket has the error.
 pub(crate) fn fall_back(socket: &Arc<Socket>) -> bool {
-    let Some((instead, flags)) = socket.take_instead() else { return false };
+    let Some((instead, flags, set)) = socket.take_instead() else { return false };
     let to = address::write(instead.to);
-    match sys::connect(instead.socket.as_raw_fd(), address::bytes(&to)) {
+    let connect = || sys::connect(instead.socket.as_raw_fd(), address::bytes(&to));
+    // The first call only says that the attempt before has failed: the engine has taken the error.
+    let connected =
+        connect().or_else(|errno| if errno == Errno(libc::ECONNABORTED) { connect() } else { Err(errno) });
+    match connected {
         Ok(()) | Err(Errno(libc::EINPROGRESS)) => {}
         Err(errno) => {
             socket.fail(errno);
             return false;
         }
     }
-    // The engine has made it non-blocking.
-    let _ = sys::set_status_flags(instead.socket.as_raw_fd(), flags);
+    restore(instead.socket.as_raw_fd(), flags, &set);
     let address = address::plain(instead.to);
     connections::note(Line { carrier: Carrier::Tcp, role: Role::Connected, address });
     let is_socket = |entry: &Entry| matches!(entry, Entry::Socket(other) if Arc::ptr_eq(other, socket));
