@@ -45,7 +45,26 @@ pub(crate) const NEEDS: &[Need] = &[
     Need { program: "mpirun.mpich", package: "mpich", tests: "interop: stock mpi::*mpich*" },
     Need { program: "mpicc.mpich", package: "libmpich-dev", tests: "interop: stock mpi::*mpich*" },
     Need { program: "rstream", package: "rdmacm-utils", tests: "interop: stock rsockets::*" },
-    Need { program: "iperf3", package: "iperf3", tests: "interop: stock rsockets::*" },
+    Need { program: "iperf3", package: "iperf3", tests: "interop: stock sockets::*" },
+    Need {
+        program: "redis-server",
+        package: "redis-server",
+        tests: "interop: stock sockets_programs::redis",
+    },
+    Need { program: "redis-cli", package: "redis-tools", tests: "interop: stock sockets_programs::redis" },
+    Need { program: "memcached", package: "memcached", tests: "interop: stock sockets_programs::memcached" },
+    Need {
+        program: MEMCACHE,
+        package: "python3-memcache",
+        tests: "interop: stock sockets_programs::memcached",
+    },
+    Need { program: "nginx", package: "nginx-light", tests: "interop: stock sockets_programs::nginx*" },
+    Need { program: "curl", package: "curl", tests: "interop: stock sockets::* sockets_programs::*" },
+    Need {
+        program: PGBENCH,
+        package: "postgresql-15",
+        tests: "interop: stock sockets_programs::postgresql*",
+    },
     Need { program: "qperf", package: "qperf", tests: "interop: stock forks::qperf*" },
     Need { program: "fio", package: "fio", tests: "interop: stock forks::fio*" },
     Need { program: "tgtd", package: "tgt", tests: "interop: stock iser::*" },
@@ -65,6 +84,8 @@ const C_HEADER: &str = "/usr/include/rdma/rdma_cma.h";
 /// QEMU's block driver for iSCSI.
 const ISCSI_DRIVER: &str = "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so";
 const RDMA_CORE_TESTS: &str = "/usr/share/doc/rdma-core/tests/run_tests.py";
+const MEMCACHE: &str = "/usr/lib/python3/dist-packages/memcache.py";
+const PGBENCH: &str = "/usr/lib/postgresql/15/bin/pgbench";
 const PYVERBS: &str = "/usr/lib/python3/dist-packages/pyverbs/__init__.py";
 
 /// The longest that one apt-get call may take.

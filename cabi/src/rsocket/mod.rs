@@ -35,11 +35,21 @@ pub mod transfer;
 mod wait;
 pub mod wire;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// The process ends: see [`is_exiting`].
+static EXITING: AtomicBool = AtomicBool::new(false);
+
+/// Whether the process ends. Its other threads go on until it has, and calls that they are in find no socket closed.
+fn is_exiting() -> bool {
+    EXITING.load(Ordering::Acquire)
+}
+
 /// Closes every connection at the end of the process, as the kernel would, and waits until `deadline` for their last bytes to be sent.
 pub(crate) fn at_exit(deadline: Instant) {
+    EXITING.store(true, Ordering::Release);
     for socket in table::all() {
         socket.close();
     }

@@ -3,6 +3,7 @@
 use crate::boundary::Result;
 use crate::engine;
 use crate::errno::Errno;
+use crate::rsocket::is_exiting;
 use crate::rsocket::preload::fall_back;
 use crate::rsocket::socket::{Phase, Socket, State};
 use crate::rsocket::table::{self, Entry};
@@ -41,6 +42,7 @@ fn ready(state: &State) -> c_short {
         Phase::Refused => FALL_BACK,
         Phase::Gone => READ | WRITE | POLLHUP | POLLRDHUP,
         Phase::Failed => READ | WRITE | POLLERR | POLLHUP,
+        Phase::Closed if is_exiting() => 0,
         Phase::Closed => POLLERR | POLLHUP,
         Phase::Connected(stream, _) => {
             let mut ready = 0;

@@ -11,6 +11,7 @@ use crate::errno::Errno;
 use crate::lock::{Mutex, MutexGuard};
 use crate::rsocket::acceptor::{self, Acceptor};
 use crate::rsocket::connect::{self, Connecting};
+use crate::rsocket::is_exiting;
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
 use crate::rsocket::service::{self, Closing};
 use crate::rsocket::settings::Sizes;
@@ -422,6 +423,7 @@ impl State {
             Phase::Connecting(..) | Phase::Accepting(_) | Phase::Requested(..) => Err(Errno::AGAIN),
             Phase::Refused => Err(Errno(libc::ECONNREFUSED)),
             Phase::Gone => Err(Errno(libc::EPIPE)),
+            Phase::Closed if is_exiting() => Err(Errno::AGAIN),
             Phase::Failed => Err(self.error.take().unwrap_or(Errno(libc::ENOTCONN))),
             Phase::New(_) | Phase::Listening(_) | Phase::Closed => {
                 Err(Errno(libc::ENOTCONN).because("the rsocket has no connection"))
@@ -459,6 +461,7 @@ impl State {
                     let answered = acceptor::answer(request, &self.set, options, None);
                     self.phase = match answered {
                         Ok(stream) => Phase::Accepting(stream),
+                        Err(Errno(libc::ENOTCONN)) => Phase::Gone,
                         Err(errno) => self.fail(errno),
                     };
                 }

@@ -190,7 +190,7 @@ pub fn compile(libraries: &Libraries, source: &Path, flags: &[&str]) -> Option<P
         crate::skip("librdmacm-dev");
         return None;
     }
-    let program = libraries.folder.join(source.file_stem().expect("a file name"));
+    let program = libraries.folder.join(source.file_stem().expect("a file name")).with_extension("program");
     let mut command = Command::new(compiler);
     command.arg("-o").arg(&program).arg(source).args(flags).args(["-lrdmacm", "-libverbs", "-lpthread"]);
     let output = command.output().expect("cc");

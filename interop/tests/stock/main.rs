@@ -20,6 +20,8 @@ mod require;
 mod rping;
 mod rsockets;
 mod run;
+mod sockets;
+mod sockets_programs;
 mod tls;
 mod ucx;
 mod utilities;

@@ -1,10 +1,8 @@
-//! Sockets over RDMA: Debian's rstream, riostream and rcopy, programs of plain sockets under Debian's librspreload, and a C program that looks
-//! at every call.
+//! Sockets over RDMA: Debian's rstream, riostream and rcopy, and a C program that looks at every call.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use uiw_interop::stock::{Ended, Libraries, Running, User, compile, free_port, uiw};
+use std::path::Path;
+use uiw_interop::stock::{Ended, Libraries, Running, User, compile, free_port};
 
 /// Both ends of one of rdmacm-utils' programs, with the same arguments: what they said.
 #[track_caller]
@@ -185,76 +183,4 @@ fn nothing_to_complain_of_for_valgrind() {
     // Of a child, which leaves the parent's engine as it is, everything would be a leak.
     command.arg("alone");
     assert_eq!(Running::start(command).end().well().count("sockets are as they should be"), 1);
-}
-
-/// Debian's preload library, which has sockets of its own for `select` and `poll`, and not for epoll.
-fn preload() -> Option<PathBuf> {
-    let folder = format!("/usr/lib/{}-linux-gnu/rsocket/librspreload.so", std::env::consts::ARCH);
-    let file = PathBuf::from(folder);
-    if file.exists() {
-        return Some(file);
-    }
-    uiw_interop::skip("librspreload.so of librdmacm1");
-    None
-}
-
-/// `uiw run --sockets` of a program.
-fn with_sockets(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
-    let mut command = libraries.command(User::Same, uiw());
-    command.arg("run").arg("--sockets").args(options).arg("--").args(program);
-    command.env("UIW_LIB", libraries.folder()).env_remove("LD_LIBRARY_PATH");
-    command
-}
-
-#[test]
-fn iperf3_under_the_preload_moves_its_bytes_over_rsockets() {
-    let (Some(_), Some(_)) = (uiw_interop::require("iperf3"), preload()) else { return };
-    let libraries = Libraries::get();
-    for direction in [&[][..], &["-R"], &["-P", "3"]] {
-        let port = free_port();
-        let number = port.to_string();
-        let server = ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &number];
-        let mut server = Running::start(with_sockets(&libraries, &["--port-offset", "0"], &server));
-        server.wait_listening(port);
-        let client = [&["iperf3", "-c", "127.0.0.1", "-n", "200M", "-p", &number][..], direction].concat();
-        let options = ["--require", "--port-offset", "0"];
-        let client = Running::start(with_sockets(&libraries, &options, &client)).end();
-        client.well();
-        assert_eq!(client.count("iperf Done."), 1, "{client:?}");
-        server.end().well();
-    }
-}
-
-/// A peer that has no rsockets is reached over TCP.
-#[test]
-fn a_plain_server_is_reached_over_tcp() {
-    let (Some(_), Some(_)) = (uiw_interop::require("iperf3"), preload()) else { return };
-    let libraries = Libraries::get();
-    let port = free_port();
-    let number = port.to_string();
-    let mut command = libraries.command(User::Same, "iperf3");
-    command.args(["-s", "-1", "-B", "127.0.0.1", "-p", &number]);
-    let mut server = Running::start(command);
-    server.wait_listening(port);
-    let client = ["iperf3", "-c", "127.0.0.1", "-n", "10M", "-p", &number];
-    let client = Running::start(with_sockets(&libraries, &[], &client)).end();
-    client.well();
-    assert_eq!(client.count("iperf Done."), 1, "{client:?}");
-    server.end().well();
-}
-
-#[test]
-fn programs_of_the_list_stay_on_tcp() {
-    let (Some(_), Some(_)) = (uiw_interop::require("iperf3"), preload()) else { return };
-    let libraries = Libraries::get();
-    let port = free_port();
-    let number = port.to_string();
-    let server = ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &number];
-    let mut server = Running::start(with_sockets(&libraries, &["--tcp", "iperf3"], &server));
-    server.wait_listening(port);
-    // A client without rsockets reaches it.
-    let mut client = libraries.command(User::Same, "iperf3");
-    client.args(["-c", "127.0.0.1", "-n", "1M", "-p", &number]);
-    Running::start(client).end().well();
-    server.end().well();
 }

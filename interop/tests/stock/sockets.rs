@@ -1,0 +1,264 @@
+//! Programs of TCP sockets under `librspreload.so`: ours, by `uiw run --sockets`, and Debian's. Calls, forks, many sockets, peers without
+//! rsockets, and what stays on TCP. The programs of Debian's packages are in `sockets_programs`.
+
+use crate::reported::{number, parsed};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use uiw_interop::stock::{Ended, Hosts, Libraries, Running, User, compile, free_port, uiw};
+
+/// `uiw run --sockets` of a program.
+pub(crate) fn with_sockets(libraries: &Libraries, options: &[&str], program: &[&str]) -> Command {
+    let mut command = libraries.command(User::Same, uiw());
+    command.arg("run").arg("--sockets").args(options).arg("--").args(program);
+    command.env("UIW_LIB", libraries.folder()).env_remove("LD_LIBRARY_PATH").env_remove("UIW_COUNTERS");
+    command
+}
+
+/// Connections of a report that were carried by `carrier` ("rsocket", "tcp"), in `role` ("connected", "accepted").
+pub(crate) fn connections(report: &Value, carrier: &str, role: &str) -> u64 {
+    let all = report["sockets"].as_array().unwrap_or_else(|| panic!("{report}"));
+    let of = |line: &&Value| line["carrier"] == carrier && line["role"] == role;
+    all.iter().filter(of).map(|line| number(line, "connections")).sum()
+}
+
+/// The source of a C program of these tests, as programs of distributions are compiled.
+fn compiled(libraries: &Libraries, name: &str) -> Option<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/c").join(name);
+    compile(libraries, &source, &["-Wall", "-Wextra", "-Werror", "-O2", "-D_FORTIFY_SOURCE=2", "-pthread"])
+}
+
+#[test]
+fn every_call_does_what_it_does_on_tcp() {
+    let libraries = Libraries::get();
+    let Some(program) = compiled(&libraries, "preload.c") else { return };
+    let program = program.to_str().unwrap();
+    // The program itself is right.
+    let plain = Running::start(libraries.command(User::Same, program)).end();
+    assert_eq!(plain.well().count("sockets are as they should be"), 1);
+    let ipv6 = std::net::TcpListener::bind("[::1]:0").is_ok();
+    for (variable, argument) in [
+        (None, None),
+        (None, Some("ipv6")),
+        (Some(("UIW_PERSONA", "roce")), None),
+        (Some(("UIW_MARKERS", "on")), None),
+        (Some(("UIW_SHARDS", "4")), None),
+        (Some(("UIW_FAULT", "send-split=100,recv-split=77")), None),
+    ] {
+        if argument.is_some() && !ipv6 {
+            continue;
+        }
+        let words: Vec<_> = [program].into_iter().chain(argument).collect();
+        let mut command = with_sockets(&libraries, &["--json"], &words);
+        command.envs(variable);
+        let ended = Running::start(command).end();
+        assert_eq!(ended.well().count("sockets are as they should be"), 1, "{variable:?}");
+        let report = parsed(&ended.said);
+        // Children end without a word, so their connections are not counted here.
+        let (one, other) =
+            (connections(&report, "rsocket", "connected"), connections(&report, "rsocket", "accepted"));
+        assert!(one > 10 && other > 10, "{report}");
+    }
+}
+
+#[test]
+fn a_process_with_busy_threads_forks_and_its_children_have_rsockets() {
+    let libraries = Libraries::get();
+    let Some(program) = compiled(&libraries, "preload_fork.c") else { return };
+    let command = with_sockets(&libraries, &["--require"], &[program.to_str().unwrap(), "30"]);
+    let ended = Running::start(command).end();
+    assert_eq!(ended.well().count("forks are as they should be"), 1);
+    assert!(ended.count("over rsockets") > 0 && ended.count("over TCP") == 0, "{ended:?}");
+}
+
+/// What `scripts/thousand.py` says of `count` sockets.
+fn thousand(libraries: &Libraries, count: u32, mode: &str) -> Option<Ended> {
+    uiw_interop::require("python3")?;
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/scripts/thousand.py");
+    let words = ["/usr/bin/python3", script.to_str().unwrap(), &count.to_string(), mode];
+    let ended = Running::start(with_sockets(libraries, &["--json"], &words)).end();
+    ended.well();
+    let report = parsed(&ended.said);
+    assert_eq!(connections(&report, "rsocket", "connected"), u64::from(count), "{report}");
+    assert_eq!(connections(&report, "tcp", "connected"), 0, "{report}");
+    Some(ended)
+}
+
+/// The line that begins so, without the beginning.
+fn line<'a>(ended: &'a Ended, beginning: &str) -> &'a str {
+    let found = ended.said.lines().find_map(|line| line.strip_prefix(beginning));
+    found.unwrap_or_else(|| panic!("no `{beginning}`: {ended:?}"))
+}
+
+#[test]
+fn a_thousand_sockets_leave_nothing_behind() {
+    let libraries = Libraries::get();
+    let Some(few) = thousand(&libraries, 10, "all") else { return };
+    let Some(many) = thousand(&libraries, 1000, "all") else { return };
+    for ended in [&few, &many] {
+        assert_eq!((line(ended, "client ended with "), line(ended, "server ended with ")), ("0", "0"));
+    }
+    for (process, beginning) in [("client: ", "none lost, "), ("server: ", "0 left, ")] {
+        let descriptors = |ended| {
+            let rest = line(ended, process).strip_prefix(beginning).unwrap_or_else(|| panic!("{ended:?}"));
+            rest.split(' ').next().and_then(|count| count.parse::<u32>().ok()).unwrap()
+        };
+        // The last connections may be closing.
+        let (few, many) = (descriptors(&few), descriptors(&many));
+        assert!(many < few + 10, "{process}{few} descriptors after 10 sockets, {many} after 1,000");
+    }
+}
+
+#[test]
+fn no_call_of_a_thousand_sockets_hangs_when_the_peer_is_killed() {
+    let libraries = Libraries::get();
+    let Some(server) = thousand(&libraries, 1000, "kill-server") else { return };
+    assert_eq!((line(&server, "client ended with "), line(&server, "server ended with ")), ("0", "9"));
+    let Some(client) = thousand(&libraries, 1000, "kill-client") else { return };
+    assert_eq!((line(&client, "client ended with "), line(&client, "server ended with ")), ("9", "0"));
+    assert!(line(&client, "server: ").starts_with("0 left, "), "{client:?}");
+}
+
+#[test]
+fn iperf3_moves_its_bytes_over_rsockets() {
+    let Some(_) = uiw_interop::require("iperf3") else { return };
+    let libraries = Libraries::get();
+    for direction in [&[][..], &["-R"], &["-P", "3"], &["--bidir"]] {
+        let port = free_port();
+        let number_of = port.to_string();
+        let server = ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &number_of];
+        let options = ["--require", "--json", "--port-offset", "0"];
+        let mut server = Running::start(with_sockets(&libraries, &options, &server));
+        server.wait_listening(port);
+        let client = [&["iperf3", "-c", "127.0.0.1", "-n", "100M", "-p", &number_of][..], direction].concat();
+        let client = Running::start(with_sockets(&libraries, &options, &client)).end();
+        assert_eq!(client.well().count("iperf Done."), 1, "{client:?}");
+        let (client, server) = (parsed(&client.said), parsed(&server.end().well().said));
+        assert!(number(&client, "bytes_sent") + number(&client, "bytes_received") > 100 << 20, "{client}");
+        assert_eq!(number(&client, "bytes_sent"), number(&server, "bytes_received"));
+        assert_eq!(connections(&client, "rsocket", "connected"), connections(&server, "rsocket", "accepted"));
+        assert_eq!(connections(&client, "tcp", "connected"), 0, "{client}");
+    }
+}
+
+/// Debian's preload library, which has neither accept4 nor epoll: it makes rsockets by their own API.
+#[test]
+fn iperf3_under_debians_preload_library() {
+    let Some(_) = uiw_interop::require("iperf3") else { return };
+    let file = format!("/usr/lib/{}-linux-gnu/rsocket/librspreload.so", std::env::consts::ARCH);
+    if !Path::new(&file).exists() {
+        uiw_interop::skip("librspreload.so of librdmacm1");
+        return;
+    }
+    let libraries = Libraries::get();
+    for direction in [&[][..], &["-R"]] {
+        let port = free_port();
+        let number = port.to_string();
+        let under = |args: &[&str]| {
+            let mut command = libraries.command(User::Same, "iperf3");
+            command.args(args).args(["-p", &number]).env("LD_PRELOAD", &file);
+            command
+        };
+        let mut server = Running::start(under(&["-s", "-1", "-B", "127.0.0.1"]));
+        server.wait_listening(port);
+        let client = Running::start(under(&[&["-c", "127.0.0.1", "-n", "100M"], direction].concat())).end();
+        assert_eq!(client.well().count("iperf Done."), 1, "{client:?}");
+        server.end().well();
+    }
+}
+
+/// An iperf3 without rsockets, and what a client says that has some.
+#[test]
+fn a_plain_server_is_reached_over_tcp() {
+    let Some(_) = uiw_interop::require("iperf3") else { return };
+    let libraries = Libraries::get();
+    let port = free_port();
+    let number = port.to_string();
+    let mut command = libraries.command(User::Same, "iperf3");
+    command.args(["-s", "-1", "-B", "127.0.0.1", "-p", &number]);
+    let mut server = Running::start(command);
+    server.wait_listening(port);
+    let client = ["iperf3", "-c", "127.0.0.1", "-n", "10M", "-p", &number];
+    let client = Running::start(with_sockets(&libraries, &["--require"], &client)).end();
+    // It ran, and what --require asks for is missing.
+    assert_eq!((client.code, client.count("iperf Done.")), (125, 1), "{client:?}");
+    assert_eq!(client.count(&format!("over TCP: 2 connections to 127.0.0.1:{port}")), 1, "{client:?}");
+    server.end().well();
+}
+
+/// As above without blocking, between hosts: the refusal comes later than the call returns.
+#[test]
+fn a_plain_server_is_reached_over_tcp_without_blocking() {
+    let (Some(_), Some(_)) = (uiw_interop::require("curl"), uiw_interop::require("python3")) else { return };
+    let Some(hosts) = Hosts::new(2) else { return };
+    let libraries = Libraries::get();
+    let places: Vec<_> = hosts.places().collect();
+    let (address, file) = (places[0].0.to_string(), libraries.folder().join("file"));
+    std::fs::write(&file, vec![b'x'; 300_000]).unwrap();
+    let on = |place: usize, command: &Command| {
+        let mut inside = Command::new("ip");
+        inside.args(["netns", "exec", &places[place].1]).arg(command.get_program()).args(command.get_args());
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => inside.env(name, value),
+                None => inside.env_remove(name),
+            };
+        }
+        inside.current_dir(libraries.folder());
+        inside
+    };
+    let port = free_port();
+    let number = port.to_string();
+    let mut server = libraries.command(User::Same, "/usr/bin/python3");
+    server.args(["-u", "-m", "http.server", "-b", &address, &number]);
+    let mut server = Running::start(on(0, &server));
+    server.wait_listening(port);
+    let url = format!("http://{address}:{port}/file");
+    let client = ["curl", "-s", "-o", "copy", "-w", "%{http_code} %{size_download}\n", &url];
+    let client = Running::start(on(1, &with_sockets(&libraries, &["--json"], &client))).end();
+    assert_eq!(client.well().count("200 300000"), 1, "{client:?}");
+    assert_eq!(connections(&parsed(&client.said), "tcp", "connected"), 1, "{client:?}");
+    drop(server.stop());
+}
+
+#[test]
+fn programs_and_ports_of_the_list_stay_on_tcp() {
+    let Some(_) = uiw_interop::require("iperf3") else { return };
+    let libraries = Libraries::get();
+    for by_port in [false, true] {
+        let port = free_port();
+        let number = port.to_string();
+        let listed = if by_port { &number } else { "iperf3" };
+        let server = ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &number];
+        let mut server = Running::start(with_sockets(&libraries, &["--tcp", listed], &server));
+        server.wait_listening(port);
+        // A client without rsockets reaches it.
+        let mut client = libraries.command(User::Same, "iperf3");
+        client.args(["-c", "127.0.0.1", "-n", "1M", "-p", &number]);
+        Running::start(client).end().well();
+        server.end().well();
+    }
+}
+
+/// Each end decides how messages travel. Two that decide differently say so.
+#[test]
+fn ends_of_different_personas_refuse_each_other() {
+    let Some(_) = uiw_interop::require("iperf3") else { return };
+    let libraries = Libraries::get();
+    let port = free_port();
+    let number = port.to_string();
+    let server = ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &number];
+    let options = ["--port-offset", "0"];
+    let mut server = with_sockets(&libraries, &options, &server);
+    server.env("UIW_LOG", "warn").env("UIW_PERSONA", "roce");
+    let mut server = Running::start(server);
+    server.wait_listening(port);
+    let client = ["iperf3", "-c", "127.0.0.1", "-n", "1M", "-p", &number];
+    let mut client = with_sockets(&libraries, &options, &client);
+    client.env("UIW_LOG", "warn");
+    let client = Running::start(client).end();
+    assert!(client.code != 0, "{client:?}");
+    assert!(client.count("UIW_PERSONA must be iwarp at both or at none") > 0, "{client:?}");
+    server.wait_saying("UIW_PERSONA must be iwarp at both or at none");
+    drop(server);
+}
