@@ -98,7 +98,6 @@ impl Shared {
 // SAFETY: exclusive is the one thread that has changed a state without readers and writer to WRITER, until it stores 0; shared are those
 // that have added themselves to a state without WRITER, until they take themselves away.
 unsafe impl lock_api::RawRwLock for Shared {
-    #[expect(clippy::declare_interior_mutable_const, reason = "what the trait asks for")]
     const INIT: Self = Self { state: AtomicU32::new(0), sleepers: AtomicU32::new(0) };
 
     type GuardMarker = GuardNoSend;
@@ -157,7 +156,6 @@ pub(crate) struct Exclusive(Shared);
 
 // SAFETY: the exclusive half of the lock above.
 unsafe impl lock_api::RawMutex for Exclusive {
-    #[expect(clippy::declare_interior_mutable_const, reason = "what the trait asks for")]
     const INIT: Self = Self(<Shared as lock_api::RawRwLock>::INIT);
 
     type GuardMarker = GuardNoSend;

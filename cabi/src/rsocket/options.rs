@@ -75,9 +75,9 @@ pub(crate) fn set_time(socket: &Socket, level: c_int, name: c_int, bytes: &[u8])
     let time = (!time.is_zero()).then_some(time);
     let set = &mut socket.lock().set;
     if name == libc::SO_RCVTIMEO {
-        set.receive_timeout = time
+        set.receive_timeout = time;
     } else {
-        set.send_timeout = time
+        set.send_timeout = time;
     }
     Ok(true)
 }
