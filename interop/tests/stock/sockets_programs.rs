@@ -7,7 +7,7 @@ use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use uiw_interop::stock::{Ended, Libraries, Running, free_port};
+use uiw_interop::stock::{Ended, Libraries, Running, free_port, noise};
 
 /// Both ends, and nothing of the port is changed: what listens on it can be waited for.
 const OPTIONS: [&str; 4] = ["--require", "--json", "--port-offset", "0"];
@@ -48,16 +48,6 @@ fn folder(libraries: &Libraries, name: &str) -> PathBuf {
     fs::create_dir(&folder).unwrap();
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
     folder
-}
-
-/// Bytes that look random, and are the same in every run.
-fn content(len: usize) -> Vec<u8> {
-    let mut state = 7u64;
-    let next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 56) as u8
-    };
-    std::iter::repeat_with(next).take(len).collect()
 }
 
 #[test]
@@ -134,7 +124,7 @@ fn nginx_and_curl() {
     let libraries = Libraries::get();
     let port = free_port();
     let (at, got) = (folder(&libraries, "nginx"), folder(&libraries, "got"));
-    let (small, large) = (content(20_000), content(5_000_000));
+    let (small, large) = (noise(20_000), noise(5_000_000));
     fs::write(at.join("small"), &small).unwrap();
     fs::write(at.join("large"), &large).unwrap();
     let config = format!(
@@ -170,7 +160,7 @@ fn pythons_http_server_and_curl() {
     let (Some(_), Some(_)) = (uiw_interop::require("python3"), uiw_interop::require("curl")) else { return };
     let libraries = Libraries::get();
     let port = free_port();
-    let (at, file) = (folder(&libraries, "http"), content(3_000_000));
+    let (at, file) = (folder(&libraries, "http"), noise(3_000_000));
     fs::write(at.join("file"), &file).unwrap();
     let (text, directory) = (port.to_string(), at.display().to_string());
     let server = ["/usr/bin/python3", "-m", "http.server", "-b", "127.0.0.1", "-d", &directory, &text];

@@ -65,7 +65,8 @@ mod tests {
             bitmap.set(fd);
         }
         // There are none of these.
-        (bitmap.set(-1), bitmap.set(DESCRIPTORS as RawFd));
+        bitmap.set(-1);
+        bitmap.set(DESCRIPTORS as RawFd);
         assert!(!bitmap.has_room(-1) && !bitmap.has_room(DESCRIPTORS as RawFd));
         bitmap.clear(1000);
         let all = |first, last| bitmap.each(first, last).collect::<Vec<_>>();
