@@ -1,5 +1,6 @@
 //! Stock programs with `UIW_TLS`.
 
+use crate::sockets::with_sockets;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -194,4 +195,39 @@ fn datagrams() {
     server.wait_listening(port);
     end("two", true, &["127.0.0.1"]).end().well();
     server.end().well();
+}
+
+/// A program of TCP sockets, whose rsockets are encrypted. A peer without rsockets is not reached: TCP would not be.
+#[test]
+fn sockets_of_programs_are_encrypted() {
+    let Some(_) = uiw_interop::require("iperf3") else { return };
+    let libraries = Libraries::get();
+    let ends = Ends::new(&libraries);
+    let port = free_port();
+    let number = port.to_string();
+    let run = |tls: &str, program: &[&str]| {
+        let mut command = with_sockets(&libraries, &["--require", "--port-offset", "0"], program);
+        command.env("UIW_TLS", ends.path(tls)).env("UIW_LOG", "info");
+        command
+    };
+    let server = ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", &number];
+    let mut server = Running::start(run("one", &server));
+    server.wait_listening(port);
+    let client = ["iperf3", "-c", "127.0.0.1", "-n", "20M", "-p", &number];
+    let client = Running::start(run("two", &client)).end();
+    for ended in [&client, &server.end()] {
+        ended.well();
+        assert!(ended.count("TLS 1.3") >= 2 && ended.count("over rsockets: 2 connections") == 1, "{ended:?}");
+    }
+    let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = plain.local_addr().unwrap();
+    let url = format!("http://{address}/");
+    let mut command = with_sockets(&libraries, &[], &["curl", "-s", "-m", "5", &url]);
+    command.env("UIW_TLS", ends.path("two"));
+    if uiw_interop::require("curl").is_some() {
+        // Could not connect.
+        assert_eq!(Running::start(command).end().code, 7);
+        plain.set_nonblocking(true).unwrap();
+        assert_eq!(plain.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
 }

@@ -1,7 +1,7 @@
 use std::{
     fs,
     io::{ErrorKind, Read as _},
-    net::{Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     thread,
     time::Duration,
 };
@@ -522,4 +522,46 @@ fn what_cannot_be_adopted() {
     pair.server.abort();
     assert_eq!(kind(&mut pair.server), ErrorKind::NotConnected);
     assert_eq!(pair.server.detach().unwrap_err().kind(), ErrorKind::NotConnected);
+}
+
+/// Sockets that the program has connected and accepted by itself: events, bytes and addresses are those of the stack's own.
+#[test]
+fn open_sockets_become_streams() {
+    for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+        let Ok(listener) = std::net::TcpListener::bind((ip, 0)) else { continue };
+        let at = listener.local_addr().unwrap();
+        let connected = std::net::TcpStream::connect(at).unwrap();
+        let (accepted, peer) = listener.accept().unwrap();
+        let mut stack = TcpStack::new().unwrap();
+        let options = StreamOptions::default();
+        let mut client = stack.connect_open(connected.into(), at, &options, CLIENT).unwrap();
+        let mut server = stack.accept_open(accepted.into(), &options, SERVER).unwrap();
+        assert_eq!((client.peer_addr(), client.local_addr()), (at, peer));
+        assert_eq!((server.peer_addr(), server.local_addr()), (peer, at));
+        wait(&mut stack, |e| e.token == CLIENT && e.writable);
+        assert!(client.connect_result().unwrap() && server.connect_result().unwrap());
+        assert_eq!(server.send(&[IoVec::from(&b"open"[..])]).unwrap(), 4);
+        client.set_interest(Interest::READ).unwrap();
+        wait(&mut stack, |e| e.token == CLIENT && e.readable);
+        let mut bytes = [0; 9];
+        assert_eq!(client.recv(&mut [IoVecMut::from(&mut bytes[..])]).unwrap(), 4);
+        assert_eq!(&bytes[..4], b"open");
+    }
+}
+
+/// A connection attempt of the program that fails is one of the stack that fails.
+#[test]
+fn an_open_socket_may_be_refused() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let begun = socket.connect(&nobody.into());
+    if begun.is_err_and(|error| error.raw_os_error() != Some(libc::EINPROGRESS)) {
+        // It is refused before there is anything to take over.
+        return;
+    }
+    let mut stack = TcpStack::new().unwrap();
+    let mut client = stack.connect_open(socket.into(), nobody, &StreamOptions::default(), CLIENT).unwrap();
+    wait(&mut stack, |e| e.token == CLIENT);
+    assert_eq!(client.connect_result().unwrap_err().kind(), ErrorKind::ConnectionRefused);
 }
