@@ -180,7 +180,7 @@ pub unsafe extern "C" fn raccept(fd: c_int, addr: *mut sockaddr, len: *mut sockl
 }
 
 /// The address of this host, where a program connects to "any".
-fn reachable(to: SocketAddr) -> SocketAddr {
+pub(super) fn reachable(to: SocketAddr) -> SocketAddr {
     let mut to = to;
     match to {
         SocketAddr::V4(v4) if v4.ip().is_unspecified() => to.set_ip(Ipv4Addr::LOCALHOST.into()),

@@ -47,8 +47,13 @@ pub(crate) struct Set {
     pub(crate) send_timeout: Option<Duration>,
 }
 
+/// The number of the event that says that TCP is connected.
+pub(crate) const TCP_CONNECTED: u64 = 2;
+
 /// Of a socket that was one of the kernel before: TCP is connected, or begins to be.
 pub(crate) struct Opened {
+    /// TCP is not connected yet.
+    pending: bool,
     /// For a peer that has no rsockets.
     instead: Option<Instead>,
     /// Whether reading and writing were closed before the connection was made.
@@ -67,8 +72,8 @@ pub(crate) struct Instead {
 }
 
 impl Opened {
-    pub(crate) fn new(instead: Option<Instead>) -> Self {
-        Self { instead, shut: [false; 2], early: VecDeque::new(), has_task: false }
+    pub(crate) fn new(pending: bool, instead: Option<Instead>) -> Self {
+        Self { pending, instead, shut: [false; 2], early: VecDeque::new(), has_task: false }
     }
 }
 
@@ -456,6 +461,11 @@ impl State {
                 };
                 self.shut_early();
             }
+            CmEventKind::Posted(TCP_CONNECTED) => {
+                if let Some(opened) = &mut self.opened {
+                    (opened.pending, opened.instead) = (false, None);
+                }
+            }
             CmEventKind::ConnectRequest(request) => {
                 if let Phase::Requested(_, options) = &self.phase {
                     let answered = acceptor::answer(request, &self.set, options, None);
@@ -518,7 +528,7 @@ impl State {
     pub(crate) fn has_peer(&self) -> bool {
         match &self.phase {
             Phase::Connected(..) | Phase::Accepting(_) | Phase::Requested(..) => true,
-            Phase::Connecting(..) => matches!(&self.opened, Some(Opened { instead: None, .. })),
+            Phase::Connecting(..) => matches!(&self.opened, Some(Opened { pending: false, .. })),
             _ => false,
         }
     }

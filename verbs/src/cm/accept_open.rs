@@ -48,7 +48,8 @@ impl Drop for Awaited {
 /// let options = Arc::new(uiw_verbs::ConnOptions::default());
 /// let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
 /// let (peer, socket) = (listener.local_addr()?, std::net::TcpStream::connect(listener.local_addr()?)?);
-/// cm::connect_open(&client.qp, socket.into(), peer, &options, b"", &client.channel)?;
+/// cm::connect_open(&client.qp, socket.into(), peer, &options, b"", &client.channel, 7)?;
+/// assert!(matches!(client.event(), CmEventKind::Posted(7)));
 /// let _awaited = cm::accept_open(&server.device, listener.accept()?.0.into(), &options, &server.channel)?;
 /// let CmEventKind::ConnectRequest(request) = server.event() else { return Err("no request".into()) };
 /// request.accept(&server.qp, None, b"", None)?;

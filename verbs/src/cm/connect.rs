@@ -49,11 +49,12 @@ pub fn connect(
     let begin = move |stack: &mut dyn Stack, options: &ConnOptions, token| {
         stack.connect(local, peer, &options.stream, token)
     };
-    connect_by(qp, (local, peer), options, private_data, channel, begin)
+    connect_by(qp, (local, peer, None), options, private_data, channel, begin)
 }
 
 /// As [`connect`], over a socket of the kernel that is connected to `peer`, or has begun to connect, and over which nothing was sent. It
-/// is not connected anew, whatever the options say of other attempts.
+/// is not connected anew, whatever the options say of other attempts. When TCP is connected (and encrypted, with TLS) an event says so,
+/// [`crate::cm::CmEventKind::Posted`] with the number `connected`.
 ///
 /// # Errors
 /// As for [`connect`]; [`Error::Lost`] where the TCP is not the kernel's.
@@ -64,18 +65,19 @@ pub fn connect_open(
     options: &Arc<ConnOptions>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
+    connected: u64,
 ) -> Result<ConnId> {
     let mut options = ConnOptions::clone(options);
     (options.fallback, options.refused_retry_time) = (false, Duration::ZERO);
     let begin = move |stack: &mut dyn Stack, options: &ConnOptions, token| {
         stack.connect_open(socket, peer, &options.stream, token)
     };
-    connect_by(qp, (None, peer), &Arc::new(options), private_data, channel, begin)
+    connect_by(qp, (None, peer, Some(connected)), &Arc::new(options), private_data, channel, begin)
 }
 
 fn connect_by(
     qp: &Qp,
-    (local, peer): (Option<SocketAddr>, SocketAddr),
+    (local, peer, connected_note): (Option<SocketAddr>, SocketAddr, Option<u64>),
     options: &Arc<ConnOptions>,
     private_data: &[u8],
     channel: &Arc<CmChannel>,
@@ -101,7 +103,7 @@ fn connect_by(
         let socket = connect(stack, &options, token).map_err(|source| connect_error(peer, source))?;
         let nonce = getrandom::u64().unwrap_or(token.0);
         let stream = Stream::connect(options.stream_config(), &private_data, sink, nonce, now)?;
-        Ok((socket, stream, local))
+        Ok(Opened { socket, stream, asked_local: local, connected_note })
     })
 }
 
@@ -141,12 +143,19 @@ pub fn connect_self(
             .map_err(|source| connect_error(local, source))?;
         let mut config = options.stream_config();
         (config.startup.ird, config.startup.ord) = (options.ird.min(limit), options.ord.min(limit));
-        Ok((socket, Stream::loopback(config, sink, now), None))
+        let stream = Stream::loopback(config, sink, now);
+        Ok(Opened { socket, stream, asked_local: None, connected_note: None })
     })
 }
 
-/// What a connection is begun with: the socket, the stream, and the local address that the application asked for.
-type Opened = (Box<dyn uiw_llp::Stream>, Stream<uiw_mem::Span>, Option<SocketAddr>);
+/// What a connection is begun with.
+struct Opened {
+    socket: Box<dyn uiw_llp::Stream>,
+    stream: Stream<uiw_mem::Span>,
+    /// The local address that the application asked for.
+    asked_local: Option<SocketAddr>,
+    connected_note: Option<u64>,
+}
 
 /// Gives `qp` a connection in start-up, which `open` begins.
 fn begin(
@@ -178,10 +187,10 @@ fn begin_on(
     let id = ConnId(shared.next_stream().0);
     let cm = CmSide::new(id, Arc::clone(channel));
     let opened = core.insert(|stack, services, token| {
-        let (socket, stream, asked_local) = open(stack, token, sink, services.now)?;
+        let Opened { socket, stream, asked_local, connected_note } = open(stack, token, sink, services.now)?;
         let mut conn = Conn::new(token, socket, stream, Arc::clone(options), cm, services);
         conn.qp = Some(Arc::clone(inner));
-        conn.asked_local = asked_local;
+        (conn.asked_local, conn.connected_note) = (asked_local, connected_note);
         Ok(Slot::Conn(Box::new(conn)))
     });
     let token = match opened {

@@ -1,7 +1,7 @@
 //! What the connection manager and the queue pair ask of a connection.
 
 use super::Conn;
-use crate::cm::connect_error;
+use crate::cm::{CmEventKind, connect_error};
 use crate::driver::Services;
 use crate::error::{Error, Result};
 use crate::options::ConnOptions;
@@ -30,6 +30,9 @@ impl Conn {
             Ok(false) => {}
             Ok(true) => {
                 self.note_ends(&services.shared);
+                if let Some(note) = self.connected_note.take() {
+                    self.cm.report(CmEventKind::Posted(note), &mut services.wakes);
+                }
                 self.stream.handle_connected(services.now);
                 self.take_events(services);
                 if self.stream.is_open() {

@@ -80,6 +80,8 @@ pub(crate) struct Conn {
     pub(crate) stack_request: StackRequest,
     /// The local address that the application asked for.
     pub(crate) asked_local: Option<SocketAddr>,
+    /// The number of an event of its own that says that TCP is connected.
+    pub(crate) connected_note: Option<u64>,
     /// When TCP was refused first, and how long the next pause is.
     refused: Option<(Time, Duration)>,
     interest: Interest,
@@ -123,6 +125,7 @@ impl Conn {
             was_open: false,
             stack_request: StackRequest::Nothing,
             asked_local: None,
+            connected_note: None,
             refused: None,
             interest: Interest { read: true, write: initiator },
             out_of_set: false,

@@ -6,12 +6,13 @@ use crate::engine;
 use crate::errno::Errno;
 use crate::rsocket::at_exit;
 use crate::rsocket::connect::{self, Connecting};
+use crate::rsocket::exports::reachable;
 use crate::rsocket::link::Link;
 use crate::rsocket::options::KEEP_IDLE;
-use crate::rsocket::preload::Plain;
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
+use crate::rsocket::preload::plain::{self, Plain};
 use crate::rsocket::settings::{self, Sizes};
-use crate::rsocket::socket::{Instead, Opened, Phase, Set, Socket};
+use crate::rsocket::socket::{Instead, Opened, Phase, Set, Socket, TCP_CONNECTED};
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
 use crate::settings::Settings;
@@ -29,9 +30,9 @@ const STARTUP_TIMEOUT: Duration = Duration::from_secs(1 << 31);
 
 /// How a connection was begun.
 pub(crate) enum Adopted {
-    /// It stands.
-    Connected,
-    /// It may be refused: then TCP is tried, at this address of the program's.
+    /// It stands: to this address of the program's.
+    Connected(SocketAddr),
+    /// It may be refused: then TCP is tried.
     Connecting(SocketAddr),
 }
 
@@ -132,7 +133,7 @@ pub(super) fn accepted(fd: RawFd, plain: &Arc<Plain>) -> Result<()> {
     let awaited = cm::accept_open(&device, sys::duplicate(fd)?, &options, socket.channel())?;
     {
         let mut state = socket.lock();
-        state.opened = Some(Opened::new(None));
+        state.opened = Some(Opened::new(false, None));
         state.phase = Phase::Requested(awaited, options);
     }
     take_over(plain, &socket)
@@ -151,23 +152,28 @@ pub(super) fn connecting(fd: RawFd, plain: &Arc<Plain>, how: Adopted) -> Result<
     let sizes = set.sizes.bounded();
     let link = Link::new(&device, &sizes, settings::variant(Settings::get()?.persona))?;
     let data = link.conn_data().to_bytes();
-    let instead = match how {
-        Adopted::Connected => None,
-        Adopted::Connecting(to) => Some(Instead { socket: sys::duplicate(fd)?, to }),
+    let (to, pending) = match how {
+        Adopted::Connected(to) => (to, false),
+        Adopted::Connecting(to) => (to, true),
     };
-    let peer = match (&instead, sys::address_as_is(fd, true)) {
-        (_, Ok(peer)) => address::plain(peer),
-        (Some(instead), Err(_)) => address::shifted(instead.to).ok_or(Errno::INVAL)?,
-        (None, Err(errno)) => return Err(errno),
+    // With TLS the connection is not TCP's alone.
+    let instead = if pending && !plain::must_encrypt() {
+        Some(Instead { socket: sys::duplicate(fd)?, to })
+    } else {
+        None
+    };
+    let peer = match sys::address_as_is(fd, true) {
+        Ok(peer) => address::plain(peer),
+        Err(_) => address::plain(reachable(address::shifted(to).ok_or(Errno::INVAL)?)),
     };
     socket.may_fall_back(instead.is_some());
     let mut state = socket.lock();
     state.peer = Some(peer);
-    state.opened = Some(Opened::new(instead));
+    state.opened = Some(Opened::new(pending, instead));
     state.phase = Phase::Connecting(Box::new(Connecting::new(link, sizes)), None);
     let Phase::Connecting(begun, _) = &state.phase else { return Err(Errno::IO) };
     let raw = sys::duplicate(fd)?;
-    cm::connect_open(begun.qp(), raw, peer, &Arc::new(options), &data, socket.channel())?;
+    cm::connect_open(begun.qp(), raw, peer, &Arc::new(options), &data, socket.channel(), TCP_CONNECTED)?;
     drop(state);
     take_over(plain, &socket)
 }

@@ -128,7 +128,6 @@ pub(crate) fn connected(fd: RawFd, plain: &Arc<Plain>, to: SocketAddr, pending: 
     if begun.is_err() {
         return Ok(());
     }
-    let may_be_refused = pending && !must_encrypt();
-    let how = if may_be_refused { Adopted::Connecting(to) } else { Adopted::Connected };
+    let how = if pending { Adopted::Connecting(to) } else { Adopted::Connected(to) };
     adopt::connecting(fd, plain, how).inspect_err(|_| plain.state.store(NEW, Ordering::Release))
 }
