@@ -1,4 +1,4 @@
-//! Locks whose waiting threads are known to the kernel alone.
+//! Locks whose waiting threads are in no list but the kernel's.
 //!
 //! parking_lot keeps a list of all sleeping threads of the process. A fork copies it, and in the child it names threads that are not there, in
 //! memory that other threads get: a thread of the child that has to wait would write there. These locks are for what is used while a
@@ -30,7 +30,7 @@ const ATTEMPTS: u32 = 100;
 pub(crate) struct Shared {
     /// [`WRITER`], [`WANTED`] and the number of readers.
     state: AtomicU32,
-    /// Threads that sleep, or are about to. A fork copies it: the child wakes nobody for it.
+    /// Threads that sleep, or are about to. A fork copies it: the child makes a system call more for it.
     sleepers: AtomicU32,
 }
 
@@ -41,8 +41,9 @@ impl Shared {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         // SAFETY: a word of this process, which the kernel compares before the thread sleeps.
         unsafe {
-            let (call, nobody) = (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, ptr::null::<libc::timespec>());
-            libc::syscall(libc::SYS_futex, self.state.as_ptr(), call, seen, nobody);
+            let (call, for_ever) =
+                (libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, ptr::null::<libc::timespec>());
+            libc::syscall(libc::SYS_futex, self.state.as_ptr(), call, seen, for_ever);
         }
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }

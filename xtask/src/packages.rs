@@ -58,6 +58,11 @@ pub(crate) const NEEDS: &[Need] = &[
         package: "python3-memcache",
         tests: "interop: stock sockets_programs::memcached",
     },
+    Need {
+        program: TEST_SOCKET,
+        package: "libpython3.11-testsuite",
+        tests: "interop: stock sockets_programs::cpythons*",
+    },
     Need { program: "nginx", package: "nginx-light", tests: "interop: stock sockets_programs::nginx*" },
     Need { program: "curl", package: "curl", tests: "interop: stock sockets::* sockets_programs::*" },
     Need {
@@ -85,6 +90,7 @@ const C_HEADER: &str = "/usr/include/rdma/rdma_cma.h";
 const ISCSI_DRIVER: &str = "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so";
 const RDMA_CORE_TESTS: &str = "/usr/share/doc/rdma-core/tests/run_tests.py";
 const MEMCACHE: &str = "/usr/lib/python3/dist-packages/memcache.py";
+const TEST_SOCKET: &str = "/usr/lib/python3.11/test/test_socket.py";
 const PGBENCH: &str = "/usr/lib/postgresql/15/bin/pgbench";
 const PYVERBS: &str = "/usr/lib/python3/dist-packages/pyverbs/__init__.py";
 

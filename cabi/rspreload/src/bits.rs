@@ -25,7 +25,7 @@ pub(crate) fn is_set(fd: c_int) -> bool {
     if bits.is_null() || at >= COUNT.load(Ordering::Relaxed) {
         return false;
     }
-    // SAFETY: so many bits are there, for ever, in words that are only changed by atomic instructions.
+    // SAFETY: so many bits are there, for ever, and each 64-bit word is only changed by atomic instructions.
     let word = unsafe { &*bits.add(at / 64) };
     word.load(Ordering::Acquire) >> (at % 64) & 1 == 1
 }

@@ -14,7 +14,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 /// How long a blocking call waits for the peer's answer before its bytes are kept. Most peers answer in much less.
-pub(super) const PATIENCE: Duration = Duration::from_millis(20);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_millis(20);
 
 impl State {
     /// Whether the connection is being made, over one of the kernel that stands.

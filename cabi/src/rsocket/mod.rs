@@ -14,6 +14,7 @@
 //! gives credits and publishes room as its program reads. docs/sockets.md has the differences to TCP.
 
 mod acceptor;
+mod addresses;
 mod connect;
 mod early;
 mod epoll;

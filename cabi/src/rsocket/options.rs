@@ -67,7 +67,7 @@ pub(crate) fn set_time(socket: &Socket, level: c_int, name: c_int, bytes: &[u8])
     if !(0..1_000_000).contains(&micros) {
         return Err(Errno(libc::EDOM).because("more microseconds than a second has"));
     }
-    // As the system: a negative time is no wait, which is told apart from none, "for ever".
+    // As the system: a negative time is no wait; a time of 0 is "for ever".
     let time = match u64::try_from(seconds) {
         Ok(seconds) => Duration::from_secs(seconds) + Duration::from_micros(micros.unsigned_abs()),
         Err(_) => Duration::from_nanos(1),

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-/// The socket is to become one of the kernel. Nobody but this library sees it; the system has no event of this number.
+/// The socket is to become one of the kernel. No program sees it; the system has no event of this number.
 pub(crate) const FALL_BACK: c_short = 0x4000;
 /// Reported whether or not they were asked for.
 const ALWAYS: c_short = POLLERR | POLLHUP | FALL_BACK;

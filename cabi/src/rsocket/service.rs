@@ -13,7 +13,7 @@ use std::thread;
 
 type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// The thread sleeps here for most of its time, with locks that know nothing of other locks' threads: see `lock.rs`.
+/// The thread sleeps here for most of its time, with locks whose waiting threads no list has: see `lock.rs`.
 #[derive(Default)]
 struct Queue {
     woken: Mutex<VecDeque<Arc<Task>>>,

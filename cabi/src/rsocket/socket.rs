@@ -62,6 +62,8 @@ pub(crate) struct Opened {
     pub(super) early: VecDeque<u8>,
     /// A task sends it.
     pub(super) has_task: bool,
+    /// Something was sent that the peer does not read: see [`State::loses_send`].
+    has_lost: bool,
 }
 
 /// The socket that the program had.
@@ -73,7 +75,7 @@ pub(crate) struct Instead {
 
 impl Opened {
     pub(crate) fn new(pending: bool, instead: Option<Instead>) -> Self {
-        Self { pending, instead, shut: [false; 2], early: VecDeque::new(), has_task: false }
+        Self { pending, instead, shut: [false; 2], early: VecDeque::new(), has_task: false, has_lost: false }
     }
 }
 
@@ -522,6 +524,16 @@ impl State {
             // It fails where the connection has ended.
             let _ = stream.shutdown(shut[0], shut[1]);
         }
+    }
+
+    /// Whether what is sent now is lost without an error, as TCP takes it where the peer has closed the connection: it learns of that by the
+    /// peer's answer. Once, and only of sockets that a program of TCP has made.
+    pub(crate) fn loses_send(&mut self) -> bool {
+        let closed = match &self.phase {
+            Phase::Connected(stream, _) => stream.is_closed_by_peer(),
+            phase => matches!(phase, Phase::Gone),
+        };
+        closed && self.opened.as_mut().is_some_and(|opened| !std::mem::replace(&mut opened.has_lost, true))
     }
 
     /// Whether the peer's address is known: the connection stands, or that of TCP does.

@@ -155,6 +155,11 @@ impl Stream {
         }
     }
 
+    /// Whether the peer has closed it, and this program has not closed its direction.
+    pub(crate) fn is_closed_by_peer(&self) -> bool {
+        self.ended == Some(Ending::Closed) && !self.shut.write
+    }
+
     /// Whether neither end sends any more.
     pub(crate) fn is_over(&self) -> bool {
         self.ended.is_some() || self.shut.peer_write && self.shut.write

@@ -4,7 +4,7 @@ use crate::boundary::Result;
 use crate::errno::Errno;
 use crate::fork::{ForkSafe, Forked};
 use crate::rsocket::epoll::Epoll;
-use crate::rsocket::preload::{BITMAP, Plain, exports};
+use crate::rsocket::preload::{BITMAP, Plain, process};
 use crate::rsocket::socket::Socket;
 use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -26,6 +26,10 @@ struct Table(BTreeMap<RawFd, Entry>);
 impl Forked for Table {
     const NEW: Self = Self(BTreeMap::new());
 
+    fn before_fork(&mut self) {
+        process::will_fork();
+    }
+
     fn in_child(&mut self) {
         for (fd, entry) in &mut self.0 {
             // Locks inside may be held by threads of the parent.
@@ -40,7 +44,7 @@ impl Forked for Table {
             }
         }
         self.0.retain(|fd, _| BITMAP.is_set(*fd));
-        exports::forked();
+        process::has_table();
     }
 }
 

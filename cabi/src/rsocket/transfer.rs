@@ -3,8 +3,8 @@
 use crate::boundary::{self, Result};
 use crate::errno::Errno;
 use crate::mr;
-use crate::rsocket::early::PATIENCE;
-use crate::rsocket::exports::write_address;
+use crate::rsocket::addresses::write_address;
+use crate::rsocket::early::ANSWER_TIMEOUT;
 use crate::rsocket::socket::{Phase, Socket};
 use crate::rsocket::table;
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
@@ -166,9 +166,12 @@ unsafe fn send(fd: c_int, list: &[iovec], flags: c_int) -> Result<isize> {
     let sent = loop {
         // SAFETY: the caller's promise.
         let parts = list.iter().map(|part| unsafe { bytes(part.iov_base, part.iov_len) });
-        let time = if early { Some(PATIENCE) } else { time };
+        let time = if early { Some(ANSWER_TIMEOUT) } else { time };
         let mut sent = socket.complete_within(nonblocking, time, |state| {
             state.flush_early()?;
+            if state.loses_send() {
+                return Ok((total - done) as u64);
+            }
             let stream = state.connected()?;
             stream.publish_mappings()?;
             if !std::mem::replace(&mut begun, true) {

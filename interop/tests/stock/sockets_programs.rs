@@ -222,3 +222,20 @@ fn postgresql_and_pgbench() {
     let server = server.interrupt();
     are_rsockets(server.well(), &[&value, &bench, &anew], expected.len() as u64);
 }
+
+/// Both ends of every case are in one process.
+#[test]
+fn cpythons_test_socket() {
+    if !Path::new("/usr/lib/python3.11/test/test_socket.py").exists() {
+        uiw_interop::skip("libpython3.11-testsuite");
+        return;
+    }
+    let libraries = Libraries::get();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stock/scripts/test_socket.py");
+    let program = ["/usr/bin/python3.11", script.to_str().unwrap(), "110"];
+    let ended = Running::start(with_sockets(&libraries, &["--json"], &program)).end();
+    ended.well();
+    let report = parsed(&ended.said);
+    assert!(connections(&report, "rsocket", "connected") > 100, "{report}");
+    assert!(connections(&report, "rsocket", "accepted") > 100, "{report}");
+}

@@ -135,7 +135,7 @@ impl Conn {
             self.cm.failed(error, &mut services.wakes);
         } else {
             tracing::warn!(parent: &self.span, %error, "start-up failed");
-            // It came to no listener: somebody waits for this very one.
+            // It came to no listener: `accept_open` has promised an event.
             if self.half_open.is_none() {
                 self.cm.failed(error, &mut services.wakes);
             }

@@ -91,7 +91,7 @@ impl std::fmt::Display for Line {
     }
 }
 
-/// Notes a connection, if somebody asks for that; the log has it at level info.
+/// Notes a connection, if `uiw run` asks for that; the log has it at level info.
 pub(crate) fn note(line: Line) {
     tracing::info!("connection: {line}");
     let Ok(Settings { counters: Counters::In(directory), .. }) = Settings::get() else { return };

@@ -1,14 +1,15 @@
-//! The functions that `librspreload.so` calls, of which programs know nothing. A descriptor whose bit is not set is never passed to them but
+//! The functions that `librspreload.so` calls, which are not for programs. A descriptor whose bit is not set is never passed to them but
 //! by `uiw_sockets_made` and `uiw_sockets_accepted`.
 
 use crate::boundary::{self, Result};
 use crate::cm::address;
 use crate::errno::Errno;
+use crate::rsocket::addresses::{program_name, read_address, write_address};
 use crate::rsocket::epoll::Epoll;
-use crate::rsocket::exports::{program_name, read_address, write_address};
 use crate::rsocket::poll::{self, Sets};
 use crate::rsocket::preload::bitmap::Bitmap;
 use crate::rsocket::preload::connections::{self, Carrier, Line, Role};
+use crate::rsocket::preload::process::{self, is_vforked};
 use crate::rsocket::preload::{BITMAP, fall_back, ioctl, plain, sendfile};
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
@@ -17,7 +18,6 @@ use libc::{epoll_event, fd_set, nfds_t, off64_t, pollfd, sigset_t, sockaddr, soc
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 use std::ptr;
 use std::slice;
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 /// The descriptor is the system's: the caller calls the C library's function.
@@ -38,23 +38,11 @@ pub unsafe extern "C" fn uiw_sockets_bits(count: *mut usize) -> *const u64 {
 
 /// The program has made a TCP socket.
 pub extern "C" fn uiw_sockets_made(fd: c_int, domain: c_int) {
-    PROCESS.store(sys::process(), Ordering::Relaxed);
+    process::has_table();
     boundary::value((), || {
         plain::made(fd, domain, program_name());
         Ok(())
     });
-}
-
-/// The process that has the table: a child of vfork(2) has its parent's memory, and must not change it.
-static PROCESS: AtomicI32 = AtomicI32::new(0);
-
-/// Called in the child of a fork.
-pub(crate) fn forked() {
-    PROCESS.store(sys::process(), Ordering::Relaxed);
-}
-
-fn is_vforked() -> bool {
-    PROCESS.load(Ordering::Relaxed) != sys::process()
 }
 
 /// Before any use of a descriptor: an accepted connection becomes an rsocket, and an rsocket whose peer has none one of the kernel.
@@ -227,6 +215,7 @@ pub extern "C" fn uiw_sockets_close(fd: c_int) -> c_int {
         return ORDINARY;
     }
     boundary::number(|| match table::get(fd) {
+        Some(Entry::Plain(plain)) if plain::enter_to_close(fd, &plain) => table::close(fd).map(|()| 0),
         // The system's close reports its errors, and may be a point of cancellation.
         Some(Entry::Plain(_)) | None => {
             table::forget(fd);

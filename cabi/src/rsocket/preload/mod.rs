@@ -16,6 +16,7 @@ pub mod connections;
 pub mod exports;
 mod ioctl;
 mod plain;
+pub(crate) mod process;
 mod sendfile;
 
 use adopt::Adopted;

@@ -3,7 +3,7 @@
 use crate::boundary::Result;
 use crate::cm::address;
 use crate::fork;
-use crate::rsocket::preload::{Adopted, BITMAP, adopt, config};
+use crate::rsocket::preload::{Adopted, BITMAP, adopt, config, process};
 use crate::rsocket::sys;
 use crate::rsocket::table::{self, Entry};
 use crate::settings::Settings;
@@ -28,11 +28,18 @@ pub(crate) struct Plain {
     state: AtomicU8,
     ipv6: bool,
     generation: u32,
+    /// See [`process::forks`].
+    forks: u32,
 }
 
 impl Plain {
     fn new(state: u8, ipv6: bool) -> Arc<Self> {
-        Arc::new(Self { state: AtomicU8::new(state), ipv6, generation: fork::generation() })
+        Arc::new(Self {
+            state: AtomicU8::new(state),
+            ipv6,
+            generation: fork::generation(),
+            forks: process::forks(),
+        })
     }
 
     pub(crate) fn ipv6(&self) -> bool {
@@ -91,6 +98,12 @@ pub(crate) fn accepted(listening: &Plain, fd: RawFd) {
     if BITMAP.has_room(fd) {
         table::name(fd, Entry::Plain(Plain::new(ACCEPTED, listening.ipv6)));
     }
+}
+
+/// Before the socket is closed: an accepted connection that was not used becomes an rsocket, whose end the peer sees as one. The system would
+/// reset it, as the peer's Request was not read. After a fork another process may have it, and the system's close says nothing to the peer.
+pub(super) fn enter_to_close(fd: RawFd, plain: &Arc<Plain>) -> bool {
+    plain.forks == process::forks() && enter(fd, plain)
 }
 
 /// The first use: an accepted connection becomes an rsocket. False where the socket is the kernel's all the same.

@@ -1,4 +1,4 @@
-/* Every call of TCP sockets that librspreload.so replaces, in a program that knows TCP alone. It passes on the kernel's TCP as well. */
+/* Every call of TCP sockets that librspreload.so replaces, in a program of TCP alone. It passes on the kernel's TCP as well. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
