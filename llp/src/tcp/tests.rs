@@ -29,7 +29,7 @@ impl Pair {
         Self::with(Ipv4Addr::LOCALHOST.into(), &StreamOptions::default())
     }
 
-    fn with(ip: std::net::IpAddr, options: &StreamOptions) -> Self {
+    fn with(ip: IpAddr, options: &StreamOptions) -> Self {
         let mut stack = TcpStack::new().unwrap();
         let listen = ListenOptions { stream: options.clone(), ..ListenOptions::default() };
         let mut listener = stack.listen(SocketAddr::new(ip, 0), &listen, LISTENER).unwrap();
@@ -329,7 +329,7 @@ fn congestion_control_by_name() {
 #[test]
 fn type_of_service_of_both_families_at_both_ends() {
     let options = StreamOptions { tos: Some(0x28), ..StreamOptions::default() };
-    for ip in [std::net::IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+    for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         let pair = Pair::with(ip, &options);
         for stream in [&pair.client, &pair.server] {
             let fd = stream.fd().unwrap();
@@ -413,7 +413,7 @@ fn without_descriptors_connections_are_cut_and_the_listener_lives() {
 
 #[test]
 fn a_stream_to_itself_receives_what_it_sends() {
-    for ip in [std::net::IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+    for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
         let mut stack = TcpStack::new().unwrap();
         let options = StreamOptions::default();
         let mut stream = match stack.connect_self(SocketAddr::new(ip, 0), &options, CLIENT) {
