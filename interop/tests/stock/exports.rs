@@ -60,6 +60,13 @@ fn libibverbs_exports_what_rdma_core_exports_and_what_it_interposes() {
         "sigprocmask",
     ];
     wanted.extend(interposed.map(|name| format!("{name} Base default")));
+    // What librspreload.so calls, and it alone.
+    let needed = objdump("-T", &libraries.folder().join("rsocket/librspreload.so.1"));
+    let needed = needed.lines().filter(|line| line.contains("*UND*"));
+    let needed = needed.filter_map(|line| line.split_whitespace().last());
+    wanted.extend(
+        needed.filter(|name| name.starts_with("uiw_")).map(|name| format!("{name} UIW_SOCKETS_1 default")),
+    );
     let got = exported(&objdump("-T", &libraries.folder().join("libibverbs.so.1")));
     let missing: Vec<_> = wanted.difference(&got).collect();
     let more: Vec<_> = got.difference(&wanted).collect();
@@ -79,7 +86,7 @@ fn no_symbol_needs_a_newer_c_library_than_documented() {
     let text = fs::read_to_string(documentation).expect("the documentation");
     let documented = text.split("The libraries need glibc ").nth(1).and_then(|rest| rest.split(' ').next());
     let documented = documented.and_then(number).expect("which glibc is needed");
-    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+    for name in ["libibverbs.so.1", "librdmacm.so.1", "rsocket/librspreload.so.1"] {
         let table = objdump("-T", &libraries.folder().join(name));
         let needed = table.split("GLIBC_").skip(1).filter_map(|rest| number(rest.split_whitespace().next()?));
         let newest = needed.max().expect("a symbol of the C library");
