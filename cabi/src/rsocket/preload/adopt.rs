@@ -164,7 +164,8 @@ pub(super) fn connecting(fd: RawFd, plain: &Arc<Plain>, how: Adopted) -> Result<
     };
     let peer = match sys::address_as_is(fd, true) {
         Ok(peer) => address::plain(peer),
-        Err(_) => address::plain(reachable(address::shifted(to).ok_or(Errno::INVAL)?)),
+        // It connects to that address already.
+        Err(errno) => address::plain(reachable(address::shifted(to).ok_or(errno)?)),
     };
     socket.may_fall_back(instead.is_some());
     let mut state = socket.lock();
