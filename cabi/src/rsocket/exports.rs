@@ -175,7 +175,10 @@ pub extern "C" fn rclose(fd: c_int) -> c_int {
 /// As for getpeername(2).
 pub unsafe extern "C" fn rgetpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
     boundary::minus_one(|| {
-        let peer = table::socket(fd)?.look(None, |state| if state.has_peer() { state.peer } else { None });
+        let peer = table::socket(fd)?.look(None, |state| {
+            let peer = state.peer.filter(|_| state.has_peer())?;
+            Some(state.shown(peer))
+        });
         let peer = peer.ok_or_else(|| Errno(libc::ENOTCONN).because("the rsocket has no peer"))?;
         // SAFETY: the caller's promise.
         unsafe { write_address(peer, addr, len) }
@@ -190,7 +193,7 @@ pub unsafe extern "C" fn rgetsockname(fd: c_int, addr: *mut sockaddr, len: *mut 
     boundary::minus_one(|| {
         let local = table::socket(fd)?.look(None, |state| {
             let any = if state.ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-            state.local.unwrap_or(SocketAddr::new(any, 0))
+            state.shown(state.local.unwrap_or(SocketAddr::new(any, 0)))
         });
         // SAFETY: the caller's promise.
         unsafe { write_address(local, addr, len) }

@@ -514,6 +514,16 @@ impl State {
         }
     }
 
+    /// An address as the program gets it: a TCP socket of IPv6 has IPv4 addresses mapped.
+    pub(crate) fn shown(&self, address: SocketAddr) -> SocketAddr {
+        match address {
+            SocketAddr::V4(v4) if self.ipv6 && self.opened.is_some() => {
+                SocketAddr::from((v4.ip().to_ipv6_mapped(), v4.port()))
+            }
+            other => other,
+        }
+    }
+
     /// Directions that were closed while the connection was being made, once nothing is left to be sent.
     pub(super) fn shut_early(&mut self) {
         let Some(opened) = self.opened.as_mut().filter(|opened| opened.early.is_empty()) else { return };

@@ -9,6 +9,7 @@ use crate::rsocket::socket::{Phase, Socket};
 use crate::rsocket::table;
 use libc::{iovec, msghdr, off_t, sockaddr, socklen_t};
 use std::ffi::{c_int, c_void};
+use std::net::SocketAddr;
 use std::slice;
 use std::time::Duration;
 use uiw_verbs::Access;
@@ -248,6 +249,13 @@ pub unsafe extern "C" fn rrecv(fd: c_int, buffer: *mut c_void, len: usize, flags
     boundary::size(|| unsafe { receive(fd, &one(buffer, len)?, flags) })
 }
 
+/// The address that a received message comes from.
+fn peer_of(fd: c_int) -> Result<Option<SocketAddr>> {
+    let socket = table::socket(fd)?;
+    let state = socket.lock();
+    Ok(state.peer.map(|peer| state.shown(peer)))
+}
+
 /// `rrecvfrom`.
 ///
 /// # Safety
@@ -265,7 +273,7 @@ pub unsafe extern "C" fn rrecvfrom(
         let taken = unsafe { receive(fd, &one(buffer, len)?, flags) }?;
         if !addr.is_null()
             && !addr_len.is_null()
-            && let Some(peer) = table::socket(fd)?.lock().peer
+            && let Some(peer) = peer_of(fd)?
         {
             // SAFETY: as above.
             unsafe { write_address(peer, addr, addr_len) }?;

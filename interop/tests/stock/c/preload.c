@@ -310,6 +310,32 @@ static void sets(void)
 	CHECK(close(set) == 0 && close(ordinary[0]) == 0 && close(ordinary[1]) == 0);
 }
 
+/* A listener of IPv6 that IPv4 reaches has addresses of IPv6 alone. */
+static void mapped_addresses(void)
+{
+	union address at, peer, name;
+	socklen_t len = sizeof at, peer_len = sizeof peer, name_len = sizeof name;
+	int off = 0, listener = socket(AF_INET6, SOCK_STREAM, 0), fd = socket(AF_INET, SOCK_STREAM, 0), before = family;
+	if (listener < 0)
+		return;
+	memset(&at, 0, sizeof at);
+	at.v6.sin6_family = AF_INET6;
+	CHECK(setsockopt(listener, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off) == 0);
+	CHECK(bind(listener, &at.any, sizeof at.v6) == 0 && listen(listener, 1) == 0);
+	CHECK(getsockname(listener, &at.any, &len) == 0 && len == sizeof at.v6);
+	family = AF_INET;
+	len = loopback(&name, at.v6.sin6_port);
+	family = before;
+	CHECK(connect(fd, &name.any, len) == 0);
+	int accepted = accept(listener, &peer.any, &peer_len);
+	CHECK(accepted >= 0 && peer_len == sizeof peer.v6 && IN6_IS_ADDR_V4MAPPED(&peer.v6.sin6_addr));
+	crosses(fd, accepted);
+	CHECK(getpeername(accepted, &name.any, &name_len) == 0);
+	CHECK(name_len == peer_len && memcmp(&name, &peer, name_len) == 0);
+	CHECK(getsockname(accepted, &name.any, &name_len) == 0 && IN6_IS_ADDR_V4MAPPED(&name.v6.sin6_addr));
+	CHECK(close(fd) == 0 && close(accepted) == 0 && close(listener) == 0);
+}
+
 /* In a set before it connects, without blocking; the listener in the same set. */
 static void connects_in_a_set(void)
 {
@@ -539,6 +565,7 @@ int main(int argc, char **argv)
 	waits();
 	sets();
 	connects_in_a_set();
+	mapped_addresses();
 	refusals();
 	sends_early();
 	files();
