@@ -80,14 +80,13 @@ impl Epoll {
     /// EMFILE, EINVAL.
     pub(crate) fn new(flags: c_int) -> Result<(Arc<Self>, OwnedFd)> {
         // SAFETY: makes a descriptor, which has no other owner.
-        let own = unsafe {
+        let program = unsafe {
             match libc::epoll_create1(flags | libc::EPOLL_CLOEXEC) {
                 -1 => return Err(Errno::last()),
                 fd => OwnedFd::from_raw_fd(fd),
             }
         };
-        let program = sys::duplicate(own.as_raw_fd())?;
-        Ok((Self::over(own), program))
+        Ok((Self::of_program(program.as_raw_fd())?, program))
     }
 
     /// The set that the program has made by the system's call.

@@ -63,16 +63,21 @@ pub(crate) fn process() -> c_int {
     unsafe { libc::syscall(libc::SYS_getpid) as c_int }
 }
 
-/// A second descriptor, which exec(3) closes.
+/// Descriptors that a program has no name for are above this, where there is room. Programs exist that close a number twice (iperf3),
+/// which does no harm to them alone; and the low numbers are those that select(2) has.
+const FIRST_OWN: c_int = 512;
+
+/// A second descriptor for this library alone, which exec(3) closes.
 ///
 /// # Errors
 /// EMFILE
 pub(crate) fn duplicate(fd: RawFd) -> Result<OwnedFd> {
-    // SAFETY: makes a descriptor, which has no other owner.
-    unsafe {
-        let new = result(libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0))?;
-        Ok(OwnedFd::from_raw_fd(new))
-    }
+    // SAFETY: numbers alone.
+    let above =
+        |least: c_int| result(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, least) });
+    let new = above(FIRST_OWN).or_else(|_| above(0))?;
+    // SAFETY: just made, without another owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(new) })
 }
 
 /// Makes `number` name the file of `fd`; it stays closed or open in exec(3) as it was.

@@ -72,6 +72,8 @@ impl Sleeper {
                 fd => OwnedFd::from_raw_fd(fd),
             }
         };
+        // The number is free again, for the program.
+        let fd = sys::duplicate(fd.as_raw_fd())?;
         Ok(Arc::new(Self { fd, generation: fork::generation() }))
     }
 
