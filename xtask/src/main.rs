@@ -1,6 +1,7 @@
 //! Chores of the workspace: `cargo xtask --help`.
 
 mod bench;
+mod book;
 mod install;
 mod models;
 mod nixl;
@@ -33,6 +34,8 @@ enum Chore {
     Requirements(requirements::Options),
     /// Check the wording of documents, comments, messages and names.
     Prose(prose::Options),
+    /// Make the book of the documents, and check their links.
+    Book(book::Options),
     /// Run the models of the progress engine: every schedule of a few threads, random ones of more.
     Models(models::Options),
     /// Check that the crates can be published: packages, oldest Rust, lowest versions, licences, compatibility.
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Chore::Test(options) => test::run(&options),
         Chore::Requirements(options) => requirements::run(&options),
         Chore::Prose(options) => prose::run(&options),
+        Chore::Book(options) => book::run(&options),
         Chore::Models(options) => models::run(&options),
         Chore::Symbols(options) => symbols::run(&options),
         Chore::Publishable(options) => publishable::run(&options),
