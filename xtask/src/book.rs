@@ -43,7 +43,7 @@ pub(crate) fn run(options: &Options) -> ExitCode {
     }
 }
 
-/// Checks the links of all documents, and makes the book in `target/book` unless told otherwise. What is wrong, line by line.
+/// Checks the links of all documents, and makes the book in `target/book` unless `check_only`. What is wrong, line by line.
 fn make(root: &Path, check_only: bool) -> Result<String, Vec<String>> {
     let one = |error: String| vec![error];
     let documents = documents(root).map_err(one)?;
@@ -92,7 +92,7 @@ fn documents(root: &Path) -> Result<BTreeMap<PathBuf, Page>, String> {
     Ok(documents)
 }
 
-/// The documents that the summary names, with their names in the book. A document of docs/ that it does not name is an error: nobody finds it.
+/// The documents that the summary names, with their names in the book. A document of docs/ that it does not name is an error, as no reader finds it.
 fn chapters(
     summary: &Page,
     documents: &BTreeMap<PathBuf, Page>,

@@ -35,7 +35,7 @@ pub(crate) trait Watch {
     fn due(&self) -> Option<Duration>;
 }
 
-/// Nobody watches.
+/// Shows nothing.
 impl Watch for () {
     fn so_far(&mut self, _: u64, _: Duration) {}
 

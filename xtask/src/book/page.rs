@@ -86,7 +86,7 @@ impl Page {
             match (chapters.get(&to), anchor) {
                 (Some(name), None) => text.replace_range(link.at.clone(), name),
                 (Some(name), Some(anchor)) => {
-                    text.replace_range(link.at.clone(), &format!("{name}#{anchor}"))
+                    text.replace_range(link.at.clone(), &format!("{name}#{anchor}"));
                 }
                 (None, _) => {
                     let words = &self.text[link.words.clone()];
