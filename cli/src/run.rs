@@ -127,10 +127,10 @@ fn prepare(args: &Args, global: &Global) -> Result<Command> {
     if !args.tcp.is_empty() {
         command.env("UIW_SOCKETS_TCP", args.tcp.join(","));
     }
-    if let Some(path) = &global.pcap {
-        let path = std::path::absolute(path)
-            .map_err(|error| Failure::usage(path.display(), error, "choose a file that can be written"))?;
-        command.env("UIW_PCAP", path);
+    if let Some(file) = &global.pcap {
+        let path = std::path::absolute(file.path())
+            .map_err(|error| Failure::usage(file, error, "choose a file that can be written"))?;
+        command.env("UIW_PCAP", file.clone().at(path).to_string());
     }
     if let Some(llp) = &global.llp {
         command.env("UIW_LLP", &llp.text);
