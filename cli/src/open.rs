@@ -23,7 +23,7 @@ pub(crate) struct Global {
     /// Write the traffic of this process to a pcapng file, for Wireshark and `uiw decode`; UIW_PCAP does the same.
     /// `FILE[,snap=BYTES][,rotate=BYTES[,files=N]][,append]`: so many bytes of a packet at most; a full file becomes FILE.1, and N are kept
     /// [files: 2]; add to a file that is there
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE", value_parser = <PcapFile as FromStr>::from_str)]
     pub(crate) pcap: Option<PcapFile>,
     /// The TCP to use: `tcp` (the kernel's), `mptcp` (its Multipath TCP, docs/wan.md), or smoltcp on an interface with addresses of its own:
     /// `packet:IFACE,ip=ADDR/PREFIX[,gw=ADDR][,mac=MAC][,buffer=BYTES]` or

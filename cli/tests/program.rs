@@ -370,6 +370,7 @@ fn wrong_measurements_are_2() {
         (&["--latency", "--wait"], "sleeper"),
         (&["--histogram"], "--latency"),
         (&["--interval", "0"], "above 0"),
+        (&["--pcap", "file,snap=1"], "at least 96"),
     ] {
         fails(&[&["perf", "127.0.0.1:1"], args].concat(), 2, says);
     }
